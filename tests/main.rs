@@ -44,9 +44,9 @@ mod hostile_models;
 mod judge;
 mod lora_files;
 mod model_kinds;
-#[cfg(feature = "mpi")]
-mod mpi_job;
 mod plugins;
+#[cfg(unix)]
+mod processes;
 #[cfg(unix)]
 mod prompts;
 mod ranks;

@@ -52,7 +52,6 @@ pub mod layers;
 mod library;
 #[cfg(feature = "mpi")]
 pub mod mpi;
-#[cfg(feature = "nccl")]
 pub mod nccl;
 pub mod nd;
 mod offload;
@@ -63,6 +62,7 @@ pub mod parameters;
 mod speed;
 pub mod strategy;
 mod sync;
+pub mod tcp;
 pub mod vjp;
 pub mod weights;
 

@@ -70,7 +70,6 @@ pub(crate) fn first<'a>(names: &[&'a str]) -> Result<(Library, &'a str), String>
 
 /// # Safety
 /// `at` must be null or a valid C string for the duration of the call.
-#[cfg(any(feature = "libtorch", feature = "nccl"))]
 pub(crate) unsafe fn text(at: *const std::ffi::c_char) -> String {
     // SAFETY: as the caller promises.
     if at.is_null() { String::new() } else { unsafe { std::ffi::CStr::from_ptr(at) }.to_string_lossy().into_owned() }

@@ -59,14 +59,6 @@ pub fn is_launched() -> bool {
     ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS"].iter().any(|v| std::env::var_os(v).is_some())
 }
 
-/// The number of this process among the job's processes on this machine, which selects its device; `None` if the
-/// launcher does not set it.
-pub fn local_rank() -> Option<usize> {
-    ["OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"]
-        .iter()
-        .find_map(|v| std::env::var(v).ok()?.parse().ok())
-}
-
 impl MpiRanks {
     /// Joins the job. May be called once per process. [`MpiRanks::finish`] or [`MpiRanks::abort`] leaves the job.
     pub fn join() -> Result<Arc<Self>> {

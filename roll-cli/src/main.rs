@@ -14,6 +14,7 @@ mod configuration;
 mod crash;
 mod demo;
 mod interrupt;
+mod launch;
 mod logging;
 mod progress;
 mod ranks;

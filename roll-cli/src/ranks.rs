@@ -1,70 +1,82 @@
-//! The processes of a job: one, or those that `mpirun` started.
+//! The processes of a job: one, or those that a launcher started.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
+use roll_backends::nccl::NcclRanks;
+use roll_backends::tcp::TcpRanks;
 use roll_core::communicator::panic_message;
-use roll_core::{Communicator, Error, Fault, Result, SingleRank};
+use roll_core::{BuildContext, Communicator, Error, Fault, Result, SingleRank};
 
 use crate::args::Collectives;
+use crate::launch;
 
 /// The ranks of the launcher's job, set once.
 static PROCESS: OnceLock<Arc<dyn Communicator>> = OnceLock::new();
+
+/// Set if ranks that are threads of this process use NCCL.
+static THREADS_OVER_NCCL: OnceLock<()> = OnceLock::new();
 
 /// The ranks that this process is one of: those of the launcher's job, or itself alone.
 pub fn process() -> Arc<dyn Communicator> {
     PROCESS.get().cloned().unwrap_or_else(|| Arc::new(SingleRank))
 }
 
+/// How long processes wait for each other at the start.
+const PATIENCE: Duration = Duration::from_secs(600);
+
 /// The job that this process is part of.
-pub struct Job {
+pub enum Job {
+    Alone,
+    Tcp(TcpRanks),
     #[cfg(feature = "mpi")]
-    mpi: Option<Arc<roll_backends::mpi::MpiRanks>>,
+    Mpi(Arc<roll_backends::mpi::MpiRanks>),
 }
 
 impl Job {
-    /// Joins the job that a launcher started this process for, if one did. Fails when there are several processes and
-    /// this build cannot talk to the others: they would all do the same work and write the same files.
-    #[cfg(feature = "mpi")]
+    /// Joins the job that a launcher started this process for, if one did: over MPI where an MPI launcher started a
+    /// build with MPI, else over TCP.
     pub fn join(collectives: Collectives) -> Result<Self> {
-        use roll_backends::mpi;
-        if !mpi::is_launched() {
-            return match processes(|name| std::env::var(name).ok()) {
-                None => Ok(Self { mpi: None }),
-                Some((variable, n)) => Err(Error::Unsupported(format!(
-                    "{variable} says that {n} processes were started, but not by an MPI launcher, so they cannot reach \
-                     each other: start them with `mpirun`, or with `srun --mpi=pmix`; for one process, unset {variable}"
-                ))),
-            };
-        }
-        let ranks = mpi::MpiRanks::join()?;
-        let process: Arc<dyn Communicator> = match collectives {
-            Collectives::Mpi => ranks.clone(),
-            Collectives::Nccl => match over_nccl(ranks.clone()) {
-                Ok(process) => process,
-                Err(error) => {
-                    // Every rank came here with an error of its own, and none waits for another.
-                    ranks.finish()?;
-                    return Err(error);
+        let (job, host) = Self::assemble()?;
+        let process = match (host, collectives) {
+            (None, Collectives::Host) => return Ok(job),
+            (None, Collectives::Nccl) => {
+                let _ = THREADS_OVER_NCCL.set(());
+                return Ok(job);
+            }
+            (Some(host), Collectives::Host) => host,
+            (Some(host), Collectives::Nccl) => {
+                let device = device_number().ok_or_else(|| {
+                    let problem = "`--collectives nccl`: the launcher sets no number of this process on its machine";
+                    Error::Unsupported(problem.into())
+                });
+                match device.and_then(|device| NcclRanks::join(host, device)) {
+                    Ok(process) => process,
+                    Err(error) => {
+                        // Every rank came here with an error of its own, and none waits for another.
+                        job.finish()?;
+                        return Err(error);
+                    }
                 }
-            },
+            }
         };
         if PROCESS.set(process).is_err() {
             return Err(Error::Misuse("this process is part of a job already".into()));
         }
-        Ok(Self { mpi: Some(ranks) })
+        Ok(job)
     }
 
-    /// As with the feature `mpi`.
-    #[cfg(not(feature = "mpi"))]
-    pub fn join(_collectives: Collectives) -> Result<Self> {
-        match processes(|name| std::env::var(name).ok()) {
-            None => Ok(Self {}),
-            Some((variable, n)) => Err(Error::Unsupported(format!(
-                "{variable} says that {n} processes were started, and this build knows one: build roll with \
-                 `--features mpi`; for one process, unset {variable}"
-            ))),
+    fn assemble() -> Result<(Self, Option<Arc<dyn Communicator>>)> {
+        #[cfg(feature = "mpi")]
+        if roll_backends::mpi::is_launched() {
+            let ranks = roll_backends::mpi::MpiRanks::join()?;
+            return Ok((Self::Mpi(ranks.clone()), Some(ranks)));
         }
+        let Some(place) = launch::place(variable)? else { return Ok((Self::Alone, None)) };
+        let ranks = TcpRanks::join(&place, PATIENCE)?;
+        let communicator = ranks.communicator();
+        Ok((Self::Tcp(ranks), Some(communicator)))
     }
 
     /// This process among several.
@@ -92,67 +104,85 @@ impl Job {
     /// Leaves the job. One that failed is ended as a whole; one that is done, or was interrupted and has its
     /// checkpoint, is left by every rank in its own time.
     pub fn leave(&self, fault: Option<Fault>, code: u8) {
-        #[cfg(feature = "mpi")]
-        if let Some(mpi) = &self.mpi {
-            if !matches!(fault, None | Some(Fault::Interrupt)) {
-                mpi.abort(code.into());
-            }
-            // Work that was begun ahead and that no rank wants any more.
-            let done = roll_backends::overlap::OverlappedRanks::of(process()).settle();
-            if let Err(error) = done.and_then(|()| mpi.finish()) {
-                // One write: those of several ranks to one stream come between each other.
-                let line = format!("{}error: {error}\n", crate::logging::prefix(self.rank()));
-                let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
-                mpi.abort(1);
-            }
+        if matches!(self, Self::Alone) {
+            return;
         }
-        #[cfg(not(feature = "mpi"))]
-        let _ = (fault, code);
+        if !matches!(fault, None | Some(Fault::Interrupt)) {
+            return self.abort(code);
+        }
+        // Work that was begun ahead and that no rank wants any more.
+        let done = roll_backends::overlap::OverlappedRanks::of(process()).settle();
+        if let Err(error) = done.and_then(|()| self.finish()) {
+            // One write: those of several ranks to one stream come between each other.
+            let line = format!("{}error: {error}\n", crate::logging::prefix(self.rank()));
+            let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
+            self.abort(1);
+        }
+    }
+
+    /// Leaves the job when all ranks are done.
+    fn finish(&self) -> Result<()> {
+        match self {
+            Self::Alone => Ok(()),
+            Self::Tcp(ranks) => ranks.communicator().barrier().map(|()| ranks.leave()),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(ranks) => ranks.finish(),
+        }
+    }
+
+    /// Leaves a job that failed; the other ranks know why. MPI ends this process.
+    fn abort(&self, code: u8) {
+        let _ = code; // of MPI's use only
+        match self {
+            Self::Alone => {}
+            Self::Tcp(ranks) => ranks.leave(),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(ranks) => ranks.abort(code.into()),
+        }
     }
 }
 
-/// The ranks with their large collectives over NCCL, each with the device of its place on the machine.
-#[cfg(feature = "nccl")]
-fn over_nccl(ranks: Arc<roll_backends::mpi::MpiRanks>) -> Result<Arc<dyn Communicator>> {
-    let device = device_number().ok_or_else(|| {
-        Error::Unsupported("`--collectives nccl`: the launcher sets no number of this process on its machine".into())
-    })?;
-    Ok(roll_backends::nccl::NcclRanks::join(ranks, device)?)
-}
-
-/// As with the feature `nccl`.
-#[cfg(all(feature = "mpi", not(feature = "nccl")))]
-fn over_nccl(_ranks: Arc<roll_backends::mpi::MpiRanks>) -> Result<Arc<dyn Communicator>> {
-    Err(Error::Unsupported("`--collectives nccl`: build roll with `--features nccl`".into()))
-}
-
-/// Number of processes that a launcher started, and the variable that says so; `None` if there is one process. Each of
-/// the common launchers sets a variable of its own: Open MPI, MPICH, Slurm, and torchrun or Kubernetes' PyTorchJob.
-fn processes(value: impl Fn(&str) -> Option<String>) -> Option<(&'static str, usize)> {
-    const VARIABLES: [&str; 4] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"];
-    let counts = VARIABLES.into_iter().filter_map(|name| Some((name, value(name)?.parse().ok()?)));
-    counts.filter(|(_, count)| *count > 1).max_by_key(|(_, count)| *count)
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
 }
 
 /// The device of this process: of a backend with several, and no number given, that of its place on the machine.
 pub fn device(backend: &str) -> String {
-    #[cfg(feature = "mpi")]
-    if let (true, Some(number)) = (roll_backends::Backend::is_numbered_name(backend), device_number()) {
-        return format!("{backend}:{number}");
+    device_number().map_or_else(|| backend.into(), |number| numbered(backend, number))
+}
+
+fn numbered(backend: &str, number: usize) -> String {
+    match roll_backends::Backend::is_numbered_name(backend) {
+        true => format!("{backend}:{number}"),
+        false => backend.into(),
     }
-    backend.into()
+}
+
+/// Adapts the context of a rank that is a thread of this process: as a process of a job, it has a device of its own,
+/// and NCCL if that was asked for.
+pub fn adapt(mut context: BuildContext) -> Result<BuildContext> {
+    if roll_train::ranks::of_thread().is_none() {
+        return match THREADS_OVER_NCCL.get() {
+            Some(()) => Err(Error::Unsupported("`--collectives nccl`: the run has one rank".into())),
+            None => Ok(context),
+        };
+    }
+    let number = visible_device(context.ranks.rank().0, variable("CUDA_VISIBLE_DEVICES").as_deref());
+    context.backend = numbered(&context.backend, number);
+    if THREADS_OVER_NCCL.get().is_some() {
+        context.ranks = NcclRanks::join(context.ranks, number)?;
+    }
+    Ok(context)
 }
 
 /// The number of this process's device among the visible ones; `None` unless a launcher started this process.
-#[cfg(feature = "mpi")]
 fn device_number() -> Option<usize> {
-    let local = roll_backends::mpi::local_rank()?;
-    Some(visible_device(local, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref()))
+    let local = launch::local_rank(variable)?;
+    Some(visible_device(local, variable("CUDA_VISIBLE_DEVICES").as_deref()))
 }
 
 /// The device for the process of this place on its machine. A launcher may show each process its own device only, as
 /// `srun --gpus-per-task=1` does: devices are counted among the visible ones.
-#[cfg(any(feature = "mpi", test))]
 fn visible_device(local_rank: usize, visible: Option<&str>) -> usize {
     let count = visible.map_or(0, |list| list.split(',').filter(|device| !device.trim().is_empty()).count());
     if count == 0 { local_rank } else { local_rank % count }
@@ -161,18 +191,6 @@ fn visible_device(local_rank: usize, visible: Option<&str>) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn processes_of_every_launcher_are_counted() {
-        let count = |set: &[(&str, &str)]| {
-            processes(|name| set.iter().find(|(variable, _)| *variable == name).map(|(_, value)| (*value).into()))
-        };
-        assert_eq!(count(&[]), None);
-        assert_eq!(count(&[("WORLD_SIZE", "1"), ("PMI_SIZE", "no number")]), None);
-        for name in ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"] {
-            assert_eq!(count(&[(name, "4"), ("WORLD_SIZE", "1")]), Some((name, 4)));
-        }
-    }
 
     #[test]
     fn devices_are_counted_among_the_visible_ones() {

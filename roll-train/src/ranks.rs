@@ -64,18 +64,10 @@ pub fn run<T: Send>(
 
 /// The result of rank 0, or the error that made others fail.
 fn of_rank_0<T>(mut results: Vec<Result<T>>) -> Result<T> {
-    let cause = results.iter().position(|result| result.as_ref().is_err_and(|error| !is_of_another_rank(error)));
+    let cause =
+        results.iter().position(|result| result.as_ref().is_err_and(|error| RanksError::within(error).is_none()));
     let chosen = cause.or_else(|| results.iter().position(Result::is_err)).unwrap_or(0);
     results.swap_remove(chosen)
-}
-
-/// Whether a rank failed because it could not work with the others any more.
-fn is_of_another_rank(error: &Error) -> bool {
-    match error {
-        Error::Component { source, .. } => source.is::<RanksError>(),
-        Error::Context { source, .. } => is_of_another_rank(source),
-        _ => false,
-    }
 }
 
 #[cfg(test)]

@@ -18,10 +18,14 @@ pub struct Run<'a> {
     loaded: LoadedConfig,
     registry: &'a Registry,
     context: BuildContext,
+    adapt: Option<Adapt>,
     destination: Destination,
     /// The run directory that rank 0 made.
     made: OnceLock<RunDir>,
 }
+
+/// Changes the context of a rank.
+pub type Adapt = fn(BuildContext) -> Result<BuildContext>;
 
 enum Destination {
     /// A new directory; by default one below `output_dir` that is not there yet.
@@ -38,12 +42,26 @@ impl<'a> Run<'a> {
 
     /// A run of this configuration, whose components are made in `context`.
     pub fn new(loaded: LoadedConfig, registry: &'a Registry, context: BuildContext) -> Self {
-        Self { loaded, registry, context, destination: Destination::New(None), made: OnceLock::new() }
+        Self { loaded, registry, context, adapt: None, destination: Destination::New(None), made: OnceLock::new() }
     }
 
     /// Writes to the new directory `dir` instead of one below `output_dir`.
     pub fn dir(self, dir: impl Into<PathBuf>) -> Self {
         Self { destination: Destination::New(Some(dir.into())), ..self }
+    }
+
+    /// Changes the context of each rank of this process on the thread of the rank, before its components are made. It may
+    /// replace the communicator.
+    pub fn each_rank(self, adapt: Adapt) -> Self {
+        Self { adapt: Some(adapt), ..self }
+    }
+
+    fn context_of(&self, ranks: Arc<dyn Communicator>) -> Result<BuildContext> {
+        let context = BuildContext { ranks, ..self.context.clone() };
+        match self.adapt {
+            Some(adapt) => adapt(context),
+            None => Ok(context),
+        }
     }
 
     /// Goes on in the directory of a run, from its newest whole checkpoint.
@@ -81,7 +99,7 @@ impl<'a> Run<'a> {
     /// sections.
     pub fn check(&self, has_model: bool) -> Result<(Parts, Vec<(&'static str, Finding)>)> {
         ranks::run(&self.loaded.config, self.context.ranks.clone(), |ranks| {
-            let context = BuildContext { ranks, headers_only: true, ..self.context.clone() };
+            let context = BuildContext { headers_only: true, ..self.context_of(ranks)? };
             let mut found = Vec::new();
             let mut on_finding = |section, finding| {
                 found.push((section, finding));
@@ -115,7 +133,7 @@ impl<'a> Run<'a> {
         if let (Destination::New(Some(path)), true) = (&self.destination, first) {
             RunDir::would_create(path, Existing::Refuse)?;
         }
-        let context = BuildContext { ranks, ..self.context.clone() };
+        let context = self.context_of(ranks)?;
         let mut trainer = Trainer::new(self.loaded.clone(), self.registry, &context)?;
         if let Some(dir) = resumed {
             // The other ranks choose the checkpoint once the first one holds the lock.

@@ -1,11 +1,12 @@
 //! Ranks over NCCL, for large buffers.
 //!
-//! **Never run on a GPU.** It was written from NCCL's documentation and compiles without CUDA. Only the errors for a
-//! missing library or device are tested.
+//! **Never run on a GPU.** It was written from NCCL's documentation and compiles without CUDA. Its calls are tested
+//! with stand-ins of both libraries, which check arguments and order and move values between processes.
 //!
-//! NCCL and the CUDA runtime are loaded at run time. The ranks find each other over an existing communicator (MPI),
-//! which also carries small values, barriers and failure messages. Values lie in host memory, as [`Communicator`]
-//! requires, and are staged through one pair of device buffers.
+//! NCCL and the CUDA runtime are loaded at run time. The ranks find each other over the *host communicator*: threads,
+//! TCP or MPI. It also carries small values, barriers and failures. NCCL itself neither notices nor names a rank that
+//! is missing, so every collective begins with a barrier of the host communicator. Values lie in host memory, as
+//! [`Communicator`] requires, and are staged through one pair of device buffers.
 //!
 //! NCCL breaks one promise of [`Communicator`]: it sums in the order of its rings and trees. The sums are equal on
 //! every rank, and in every run on the same machines, but the ZeRO stages then agree up to rounding instead of bit for
@@ -25,6 +26,8 @@ use library::{Cuda, Handle, NCCL_FLOAT32, NCCL_SUM, NOT_READY, Nccl, TO_DEVICE, 
 
 /// Collectives of at most this many values use the host communicator: staging through the device takes longer.
 const SMALL: usize = 1 << 12;
+/// Interval at which a rank that waits for NCCL asks whether another rank failed.
+const CHECK: Duration = Duration::from_millis(200);
 
 /// Errors of NCCL and the CUDA runtime.
 #[derive(Debug, thiserror::Error)]
@@ -168,6 +171,7 @@ impl NcclRanks {
         if let Some(lost) = lock(&self.lost).clone() {
             return Err(lost.into());
         }
+        self.host.barrier()?;
         let cuda = &self.cuda;
         // SAFETY: the device exists; the current device is per thread.
         cuda.check("cudaSetDevice", unsafe { (cuda.set_device)(self.device) })?;
@@ -195,6 +199,7 @@ impl NcclRanks {
     /// Waits until the stream has finished, another thread calls `fail`, or the timeout expires.
     fn wait(&self, what: &'static str, stream: Handle) -> Result<()> {
         let (since, timeout) = (Instant::now(), *lock(&self.timeout));
+        let mut checked = since;
         loop {
             // SAFETY: a stream of this device.
             match unsafe { (self.cuda.stream_query)(stream) } {
@@ -205,8 +210,12 @@ impl NcclRanks {
             if let Some(lost) = lock(&self.lost).clone() {
                 return Err(lost.into());
             }
+            if checked.elapsed() > CHECK {
+                checked = Instant::now();
+                self.host.check().inspect_err(|error| *lock(&self.lost) = RanksError::within(error).cloned())?;
+            }
             if since.elapsed() > timeout {
-                // NCCL does not report which rank is missing.
+                // All ranks have begun: which of them does not go on cannot be known.
                 let lost = RanksError::Absent { absent: Vec::new(), what: what.into(), waited: timeout };
                 self.fail(&lost.to_string());
                 *lock(&self.lost) = Some(lost.clone());
@@ -303,6 +312,10 @@ impl Communicator for NcclRanks {
         let own = RanksError::Failed { rank: self.host.rank().0, reason: reason.into() };
         lock(&self.lost).get_or_insert(own);
         self.host.fail(reason);
+    }
+
+    fn check(&self) -> Result<()> {
+        self.host.check()
     }
 }
 

@@ -62,14 +62,14 @@ pub struct Args {
     /// More log messages; twice for all of them. `ROLL_LOG` or `RUST_LOG` choose by crate: `roll_models=debug`.
     #[arg(long, short, global = true, action = clap::ArgAction::Count, help_heading = GLOBAL)]
     pub verbose: u8,
-    /// Transport between the processes of a job: `mpi`, the launcher's, in host memory; or `nccl`, which needs a build
-    /// with that feature and a GPU for each process, and leaves small messages to MPI.
+    /// Transport between the processes of a job: `host`, in host memory, over TCP or the launcher's MPI; or `nccl`, which
+    /// needs a GPU for each process, and leaves small messages to `host`.
     #[arg(
         long,
         global = true,
         value_enum,
         value_name = "NAME",
-        default_value = "mpi",
+        default_value = "host",
         hide_short_help = true,
         hide_possible_values = true,
         help_heading = GLOBAL
@@ -95,7 +95,6 @@ fn version_and_features() -> String {
         (cfg!(feature = "hub"), "hub"),
         (cfg!(feature = "onnxruntime"), "onnxruntime"),
         (cfg!(feature = "mpi"), "mpi"),
-        (cfg!(feature = "nccl"), "nccl"),
     ];
     let features: Vec<&str> = features.into_iter().filter_map(|(is, name)| is.then_some(name)).collect();
     format!("{} ({})", env!("CARGO_PKG_VERSION"), features.join(", "))
@@ -104,9 +103,9 @@ fn version_and_features() -> String {
 /// Transport of large collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Collectives {
-    /// The launcher's MPI, in host memory.
-    Mpi,
-    /// NCCL; small messages still go over MPI.
+    /// TCP or the launcher's MPI, in host memory.
+    Host,
+    /// NCCL; small messages still go over the host.
     Nccl,
 }
 

@@ -28,7 +28,7 @@ pub fn run(args: args::Run) -> Result<Ended> {
     let loaded = configuration.or_demo()?.load(&registry)?;
     let estimated = if process().rank().0 == 0 { check::estimated(&loaded, &registry) } else { None };
     let context = build_context(&loaded);
-    let run = Run::new(loaded, &registry, context);
+    let run = Run::new(loaded, &registry, context).each_rank(crate::ranks::adapt);
     let run = match (resumed, args.out) {
         (Some(dir), _) => run.resume(dir),
         (None, Some(out)) => run.dir(out),

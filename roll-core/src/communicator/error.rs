@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{Error, Fault};
 
 /// Why the ranks of a job are no longer in step.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the message of a variant names its fields
 pub enum RanksError {
@@ -31,10 +33,21 @@ pub enum RanksError {
     Disagree { first: String, rank: usize, other: String },
     /// Lengths that do not belong together.
     #[error("{what} over {ranks} ranks: {whole} values are not {ranks} parts of {part}")]
-    Length { what: &'static str, whole: usize, part: usize, ranks: usize },
+    Length { what: String, whole: usize, part: usize, ranks: usize },
     /// No such rank.
     #[error("there is no rank {rank}: the job has ranks 0 to {}", .ranks - 1)]
     NoSuchRank { rank: usize, ranks: usize },
+}
+
+impl RanksError {
+    /// The error between ranks that `error` is, or that it has as its cause.
+    pub fn within(error: &Error) -> Option<&Self> {
+        match error {
+            Error::Component { source, .. } => source.downcast_ref(),
+            Error::Context { source, .. } => Self::within(source),
+            _ => None,
+        }
+    }
 }
 
 fn list(ranks: &[usize]) -> String {

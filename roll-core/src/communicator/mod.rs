@@ -1,7 +1,7 @@
 //! Collectives over the ranks of a job.
 //!
 //! [`SingleRank`] is a process alone, [`ThreadRanks`] are threads of one process (tests, and jobs of one machine);
-//! roll-backends has ranks over MPI. Components receive their ranks in a [`crate::BuildContext`].
+//! roll-backends has ranks over TCP, MPI and NCCL. Components receive their ranks in a [`crate::BuildContext`].
 
 mod error;
 mod threads;
@@ -53,6 +53,12 @@ pub trait Communicator: Send + Sync {
     /// Reports to the other ranks that this one failed, and why: collectives that they wait for end with that error.
     /// Call it on the way out, once.
     fn fail(&self, _reason: &str) {}
+
+    /// Fails if another rank reported a failure or was lost. Does not wait for other ranks. A transport that learns of
+    /// failures only in collectives returns `Ok`.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// The ranks that call it with the same `color`, in their order, as a job of their own. All ranks call it. Fails if
     /// the transport has no groups.
@@ -163,7 +169,7 @@ pub fn panic_message(panic: &(dyn Any + Send)) -> Option<&str> {
 pub fn check_lengths(what: &'static str, whole: usize, part: usize, ranks: usize) -> Result<()> {
     match part.checked_mul(ranks) == Some(whole) {
         true => Ok(()),
-        false => Err(RanksError::Length { what, whole, part, ranks }.into()),
+        false => Err(RanksError::Length { what: what.into(), whole, part, ranks }.into()),
     }
 }
 

@@ -218,6 +218,10 @@ impl Communicator for ThreadRanks {
         let _ = self.shared.fail(self.shared.lock(), failed); // an earlier failure is kept
     }
 
+    fn check(&self) -> Result<()> {
+        self.shared.lock().check()
+    }
+
     fn split(&self, color: usize) -> Result<Arc<dyn Communicator>> {
         let colors: Vec<usize> = join(self, &color)?;
         let (number, own) = (self.splits.fetch_add(1, Ordering::Relaxed), self.rank.0);

@@ -34,8 +34,8 @@ pub struct RunConfig {
     pub backend: String,
     /// Number of ranks of this process: threads, each with a copy of the networks and an equal share of the cores,
     /// which divide the samples of a step and the clips of evaluations among them, with the strategy `zero`. For
-    /// networks too small to keep all cores busy. On a GPU, the ranks share it. Processes that `mpirun` starts are
-    /// ranks already: there it has no effect.
+    /// networks too small to keep all cores busy. On a backend with numbered devices, each rank has its own, unless
+    /// `backend` names one. Processes that a launcher starts are ranks already: there it has no effect.
     #[schemars(range(min = 1, max = MAX_RANKS))]
     pub ranks: usize,
     /// Number of optimizer steps. `null`: the number that `training.num_train_epochs` epochs take.

@@ -46,7 +46,8 @@ pub fn check(args: Check) -> Result<()> {
         Ok(None) => Some(format!("`{}` is not opened: a plugin's model reads its weights", config.model.name)),
         Err(_) => None,
     };
-    let (mut parts, findings) = Run::new(loaded.clone(), &registry, context).check(unopened.is_none())?;
+    let (mut parts, findings) =
+        Run::new(loaded.clone(), &registry, context).each_rank(crate::ranks::adapt).check(unopened.is_none())?;
     let mut found = Findings::new(findings);
 
     found.section("run");

@@ -1,4 +1,4 @@
-//! `mpirun -n N roll run`: a run that is killed in the middle, and goes on with fewer ranks.
+//! `roll run` as several processes: over TCP, or over MPI in a build with that feature.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ impl Job {
 
     /// Starts a run of any algorithm.
     fn command_of(&self, ranks: usize, arguments: &[&str], settings: &[&str]) -> Command {
-        let mut command = mpirun(ranks, "run");
+        let mut command = launch(ranks, "run");
         command.args(arguments).current_dir(self.path("."));
         let base = ["strategy.name=zero", "sample_steps=0", "algo.num_inference_steps=2"];
         for setting in SETTINGS.iter().chain(&base).chain(settings) {
@@ -45,15 +45,41 @@ impl Job {
 }
 
 /// A command of `roll` on this many ranks.
-fn mpirun(ranks: usize, command: &str) -> Command {
+fn launch(ranks: usize, command: &str) -> Command {
+    let mut launcher = launcher(ranks);
+    launcher.args([program::PATH, command]).env("RAYON_NUM_THREADS", "1");
+    launcher.envs([("ROLL_CACHE", "none"), ("ROLL_STATE", program::STATE)]);
+    launcher
+}
+
+#[cfg(feature = "mpi")]
+fn launcher(ranks: usize) -> Command {
     let mut mpirun = Command::new("mpirun");
+    mpirun.args(["-n", &ranks.to_string(), "--oversubscribe"]);
+    mpirun.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
     mpirun
-        .args(["-n", &ranks.to_string(), "--oversubscribe", program::PATH, command])
-        .envs([("ROLL_CACHE", "none"), ("ROLL_STATE", program::STATE)])
-        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
-        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-        .env("RAYON_NUM_THREADS", "1");
-    mpirun
+}
+
+/// Starts processes with the variables of `torchrun`, hands SIGUSR1 on to them, and exits with the code of the last one
+/// that failed.
+#[cfg(not(feature = "mpi"))]
+fn launcher(ranks: usize) -> Command {
+    const SCRIPT: &str = r#"
+        pids= code=0 rank=0
+        while [ $rank -lt $WORLD_SIZE ]; do RANK=$rank LOCAL_RANK=$rank "$@" & pids="$pids $!"; rank=$((rank + 1)); done
+        trap 'kill -USR1 $pids' USR1
+        for pid in $pids; do
+            wait $pid; status=$?
+            # The signal interrupted it.
+            [ $status != 138 ] || { wait $pid; status=$?; }
+            [ $status = 0 ] || code=$status
+        done
+        exit $code"#;
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", SCRIPT, "sh"]).env("WORLD_SIZE", ranks.to_string());
+    shell.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+    shell
 }
 
 fn output_text(output: &Output) -> String {
@@ -108,7 +134,7 @@ fn four_ranks_train_as_one_and_rank_0_writes() {
 fn plan_uses_the_ranks_of_the_launcher() {
     for ranks in [1, 2] {
         let settings = ["strategy.name=zero", "ranks=4"].map(|setting| ["--set", setting]);
-        let output = mpirun(ranks, "plan").args(settings.as_flattened()).arg("--json").output().unwrap();
+        let output = launch(ranks, "plan").args(settings.as_flattened()).arg("--json").output().unwrap();
         assert!(output.status.success(), "{}", output_text(&output));
         let planned: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(planned["ranks"], if ranks == 1 { 4 } else { ranks });
@@ -123,7 +149,7 @@ fn a_configuration_of_roll_trains_alike_on_one_and_two_ranks() {
     std::fs::remove_dir_all(world.path("tiny")).unwrap();
     roll_yaml::demo_world(&here);
     for ranks in [1, 2] {
-        let mut command = mpirun(ranks, "run");
+        let mut command = launch(ranks, "run");
         command.current_dir(&here).args(["--config", roll_yaml::FILE]).args(roll_yaml::DEMO_SETTINGS);
         let output = command.args(["--out", &format!("on{ranks}")]).output().unwrap();
         assert!(output.status.success(), "{}", output_text(&output));
@@ -184,7 +210,8 @@ fn a_run_with_a_killed_rank_ends_and_resumes_on_two_ranks() {
         std::thread::sleep(Duration::from_millis(20));
     }
     let output = job.wait_with_output().unwrap();
-    assert!(!output.status.success() && output_text(&output).contains("signal 9"), "{}", output_text(&output));
+    let named = if cfg!(feature = "mpi") { "signal 9" } else { "rank 3 failed: its process ended" };
+    assert!(!output.status.success() && output_text(&output).contains(named), "{}", output_text(&output));
 
     let done = checkpoint::newest_whole(&run.join("checkpoints")).unwrap().unwrap().step();
     let steps = (done + 2).to_string();
@@ -199,16 +226,16 @@ fn a_run_with_a_killed_rank_ends_and_resumes_on_two_ranks() {
 #[test]
 fn interrupted_ranks_write_one_checkpoint_and_exit_with_130() {
     let world = Job::new();
-    // `mpirun` hands SIGUSR1 on to all. SIGTERM goes to one rank here: that one asks the others.
+    // The launcher hands SIGUSR1 on to all. SIGTERM goes to one rank here: that one asks the others.
     for (out, name, wrapped) in [("all", "-USR1", false), ("one", "-TERM", true)] {
         let run = world.path(out);
         let mut command = world.command(2, &["--out", out, "--steps", "1000"], &["save_steps=1", "max_ckpt_to_keep=2"]);
         if wrapped {
-            // Tells each rank's exit code; `mpirun` knows only of the first.
+            // Tells each rank's exit code; the launcher knows only of one.
             let script = "\"$0\" \"$@\"; echo \"a rank exits with $?\"";
             let arguments: Vec<_> = command.get_args().map(|a| a.to_os_string()).collect();
             let at = arguments.iter().position(|a| a == program::PATH).unwrap();
-            let mut through_shell = Command::new("mpirun");
+            let mut through_shell = Command::new(command.get_program());
             through_shell
                 .args(&arguments[..at])
                 .args(["sh", "-c", script])
@@ -278,7 +305,7 @@ fn every_rank_fails_without_nccl() {
         roll_testing::skip!("this machine has NCCL and a GPU for each rank");
     }
     let printed_text = output_text(&output);
-    assert!(printed_text.contains("cannot be loaded") || printed_text.contains("--features nccl"), "{printed_text}");
+    assert!(printed_text.contains("cannot be loaded"), "{printed_text}");
     // The limit is generous: it only distinguishes a deadlock from a refusal.
     assert!(began.elapsed() < PATIENCE && !world.path("run").exists());
 }

@@ -1,0 +1,126 @@
+//! Ranks over TCP: processes that a launcher started with the address of rank 0. They need no MPI.
+//!
+//! The process of rank 0 holds all ranks as [`ThreadRanks`]. Each other process has a connection to it, and sends the
+//! arguments of a collective; a thread there calls the collective in its name and sends back the result or the error.
+//! So sums, the order of calls and the names of missing ranks are those of [`ThreadRanks`].
+//!
+//! All values pass through rank 0. That suffices for adapters, metrics and failures. Large values belong on NCCL, which
+//! runs over these ranks, or on MPI.
+//!
+//! Every process sends a sign of life each [`BEAT`]. A process that ends, or is silent for [`SILENCE`], has failed, and
+//! the others learn it at once. Connections are neither encrypted nor authenticated, as with MPI and NCCL: ranks belong
+//! on a network that only their owner reaches.
+
+mod frame;
+mod join;
+mod peer;
+mod server;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use roll_core::{Communicator, Error, Fault};
+
+/// Interval between two signs of life of a process.
+const BEAT: Duration = Duration::from_secs(5);
+/// A process that sends nothing for so long is lost.
+const SILENCE: Duration = Duration::from_secs(25);
+/// How long rank 0 waits at the end for the other processes to receive their last results.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// The place of a process in a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Number of this process.
+    pub rank: usize,
+    /// Number of processes.
+    pub size: usize,
+    /// Host name or IP address of rank 0.
+    pub host: String,
+    /// Port where rank 0 listens while the job assembles.
+    pub port: u16,
+    /// Name of the job. Processes of another job are refused.
+    pub job: String,
+}
+
+/// Why a process could not join its job.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)] // the message of a variant names its fields
+pub enum TcpError {
+    /// Rank 0 cannot listen.
+    #[error("rank 0 cannot listen at {address}; another MASTER_PORT may be free")]
+    Listen { address: String, source: std::io::Error },
+    /// Some ranks did not connect.
+    #[error("{} of {size} ranks did not connect to {address} within {} s: {}", .missing.len(), .waited.as_secs(),
+        list(.missing))]
+    Missing { missing: Vec<usize>, size: usize, address: String, waited: Duration },
+    /// Rank 0 cannot be reached.
+    #[error("rank {rank} found no rank 0 at {address} within {} s: is it the host of rank 0, is the port open, and does \
+        rank 0 run?", .waited.as_secs())]
+    NoRoot { rank: usize, address: String, waited: Duration, source: std::io::Error },
+    /// Rank 0 does not accept this process.
+    #[error("rank 0 at {address} refuses rank {rank}: {reason}")]
+    Refused { rank: usize, address: String, reason: String },
+    /// Rank 0 closed the connection before the job had assembled.
+    #[error(
+        "{address} closed the connection of rank {rank} before the job had assembled: rank 0 failed, or another \
+        program listens there"
+    )]
+    Closed { rank: usize, address: String, source: std::io::Error },
+}
+
+impl From<TcpError> for Error {
+    fn from(e: TcpError) -> Self {
+        let fault = if matches!(e, TcpError::Refused { .. }) { Fault::User } else { Fault::Failure };
+        Error::component(fault, e)
+    }
+}
+
+fn list(ranks: &[usize]) -> String {
+    ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// A process among the processes of a job.
+pub struct TcpRanks {
+    ranks: Arc<dyn Communicator>,
+    side: Side,
+}
+
+enum Side {
+    /// The threads of rank 0 that serve the other processes.
+    Root(Vec<JoinHandle<()>>),
+    Peer(Arc<peer::Peer>),
+}
+
+impl TcpRanks {
+    /// Joins the job. Returns when all processes have joined; waits at most `patience` for them.
+    pub fn join(place: &Place, patience: Duration) -> Result<Self, TcpError> {
+        match place.rank {
+            0 => join::as_root(place, patience),
+            _ => join::as_peer(place, patience),
+        }
+    }
+
+    /// The collectives of this process.
+    pub fn communicator(&self) -> Arc<dyn Communicator> {
+        self.ranks.clone()
+    }
+
+    /// Leaves the job; to be called before the process ends. Rank 0, through which all values pass, waits a moment for
+    /// processes that have not received their last result.
+    pub fn leave(&self) {
+        match &self.side {
+            Side::Peer(peer) => peer.leave(),
+            Side::Root(servers) => {
+                let since = Instant::now();
+                while since.elapsed() < GRACE && !servers.iter().all(JoinHandle::is_finished) {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            }
+        }
+    }
+}

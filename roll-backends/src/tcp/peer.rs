@@ -1,0 +1,132 @@
+//! The side of another process than that of rank 0: asks rank 0 to call its collectives.
+
+use std::io;
+use std::net::TcpStream;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use roll_core::communicator::{check_lengths, check_parts};
+use roll_core::{Communicator, Rank, RanksError, Result};
+
+use super::BEAT;
+use super::frame::{self, Kind};
+use crate::sync::lock;
+
+/// The connection of a process to that of rank 0.
+pub(super) struct Peer {
+    rank: usize,
+    size: usize,
+    /// Serialises collectives.
+    reader: Mutex<TcpStream>,
+    writer: Arc<Mutex<TcpStream>>,
+    /// The failure after which no further collective is started.
+    lost: Mutex<Option<RanksError>>,
+}
+
+impl Peer {
+    pub(super) fn new(rank: usize, size: usize, stream: TcpStream) -> io::Result<Self> {
+        let writer = Arc::new(Mutex::new(stream.try_clone()?));
+        let beating = Arc::downgrade(&writer);
+        let beat = move || {
+            loop {
+                std::thread::sleep(BEAT);
+                let Some(writer) = beating.upgrade() else { return };
+                if frame::write(&lock(&writer), Kind::Beat, 0, &[]).is_err() {
+                    return;
+                }
+            }
+        };
+        std::thread::Builder::new().name("signs of life".into()).spawn(beat)?;
+        Ok(Self { rank, size, reader: Mutex::new(stream), writer, lost: Mutex::default() })
+    }
+
+    /// Leaves the job: rank 0 takes the end of a process that did not as a failure.
+    pub(super) fn leave(&self) {
+        let _ = frame::write(&lock(&self.writer), Kind::Leave, 0, &[]);
+    }
+
+    /// Sends `values` to rank 0 for a collective, and waits for the result.
+    fn call(&self, kind: Kind, what: &str, number: u64, values: &[f32]) -> Result<Vec<f32>> {
+        let reader = lock(&self.reader);
+        if let Some(lost) = lock(&self.lost).clone() {
+            return Err(lost.into());
+        }
+        let answer = frame::write(&lock(&self.writer), kind, number, bytemuck::cast_slice(values))
+            .and_then(|()| answer(&reader))
+            .unwrap_or_else(|_| Err(RanksError::Ended { rank: 0, what: what.into() }));
+        answer.map_err(|lost| lock(&self.lost).get_or_insert(lost).clone().into())
+    }
+}
+
+/// Waits for the answer to a request. Rank 0 returns each sign of life, so that silence means that it is gone.
+fn answer(reader: &TcpStream) -> io::Result<Result<Vec<f32>, RanksError>> {
+    loop {
+        let frame = frame::read(reader, isize::MAX as usize)?;
+        return match frame.kind {
+            Kind::Beat => continue,
+            Kind::Done => Ok(Ok(bytemuck::pod_collect_to_vec(&frame.bytes))),
+            Kind::Lost => Ok(Err(serde_json::from_slice(&frame.bytes)?)),
+            kind => Err(io::Error::new(io::ErrorKind::InvalidData, format!("rank 0 answered with {kind:?}"))),
+        };
+    }
+}
+
+impl Communicator for Peer {
+    fn rank(&self) -> Rank {
+        Rank(self.rank)
+    }
+
+    fn world_size(&self) -> usize {
+        self.size
+    }
+
+    fn all_reduce(&self, values: &mut [f32]) -> Result<()> {
+        values.copy_from_slice(&self.call(Kind::AllReduce, "all_reduce", 0, values)?);
+        Ok(())
+    }
+
+    fn reduce_scatter(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
+        check_lengths("reduce_scatter", values.len(), out.len(), self.size)?;
+        out.copy_from_slice(&self.call(Kind::ReduceScatter, "reduce_scatter", 0, values)?);
+        Ok(())
+    }
+
+    fn all_gather(&self, part: &[f32], out: &mut [f32]) -> Result<()> {
+        check_lengths("all_gather", out.len(), part.len(), self.size)?;
+        out.copy_from_slice(&self.call(Kind::AllGather, "all_gather", 0, part)?);
+        Ok(())
+    }
+
+    fn broadcast(&self, values: &mut [f32], root: Rank) -> Result<()> {
+        if root.0 >= self.size {
+            return Err(RanksError::NoSuchRank { rank: root.0, ranks: self.size }.into());
+        }
+        values.copy_from_slice(&self.call(Kind::Broadcast, "broadcast", root.0 as u64, values)?);
+        Ok(())
+    }
+
+    fn barrier(&self) -> Result<()> {
+        self.call(Kind::Barrier, "a barrier", 0, &[]).map(drop)
+    }
+
+    fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
+        check_parts(values, out, self.size)?;
+        out.copy_from_slice(&self.call(Kind::AllToAll, "all_to_all", 0, values)?);
+        Ok(())
+    }
+
+    fn set_timeout(&self, timeout: Duration) {
+        // A connection that is gone is reported by the next collective.
+        let _ = frame::write(&lock(&self.writer), Kind::Timeout, timeout.as_millis() as u64, &[]);
+    }
+
+    fn fail(&self, reason: &str) {
+        let own = RanksError::Failed { rank: self.rank, reason: reason.into() };
+        lock(&self.lost).get_or_insert(own);
+        let _ = frame::write(&lock(&self.writer), Kind::Fail, 0, reason.as_bytes());
+    }
+
+    fn check(&self) -> Result<()> {
+        self.call(Kind::Check, "a check", 0, &[]).map(drop)
+    }
+}

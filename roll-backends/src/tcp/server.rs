@@ -1,0 +1,94 @@
+//! The side of rank 0: calls the collectives that another process asks for.
+
+use std::io;
+use std::net::TcpStream;
+use std::sync::{Mutex, mpsc};
+use std::time::Duration;
+
+use roll_core::{Communicator, Error, Rank, RanksError, Result, ThreadRanks};
+
+use super::SILENCE;
+use super::frame::{self, Frame, Kind};
+use crate::sync::lock;
+
+/// Why a process without a connection failed.
+const GONE: &str = "its process ended, or its machine or network is gone";
+
+/// Serves the process of `ranks` until it leaves. Two threads: one calls collectives, which may wait long for other
+/// ranks; the other reads, and so notices a failure or the end of the process meanwhile.
+pub(super) fn serve(stream: &TcpStream, ranks: ThreadRanks) {
+    let (ask, asked) = mpsc::channel::<Frame>();
+    let (ranks, writer) = (&ranks, &Mutex::new(stream));
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for frame in asked {
+                let written = match answer(ranks, frame) {
+                    Ok(values) => write(writer, Kind::Done, bytemuck::cast_slice(&values)),
+                    Err(error) => write(writer, Kind::Lost, &serde_json::to_vec(&error).unwrap_or_default()),
+                };
+                if written.is_err() {
+                    return;
+                }
+            }
+        });
+        let started = stream.set_read_timeout(Some(SILENCE)).and_then(|()| stream.set_write_timeout(Some(SILENCE)));
+        let ended = started
+            .and_then(|()| write(writer, Kind::Done, &[]))
+            .and_then(|()| read_until_it_leaves(stream, ranks, writer, &ask));
+        if ended.is_err() {
+            ranks.fail(GONE); // A reason that the process gave before is kept.
+        }
+        drop(ask);
+    });
+}
+
+fn read_until_it_leaves(
+    stream: &TcpStream,
+    ranks: &ThreadRanks,
+    writer: &Mutex<&TcpStream>,
+    ask: &mpsc::Sender<Frame>,
+) -> io::Result<()> {
+    loop {
+        let frame = frame::read(stream, isize::MAX as usize)?;
+        match frame.kind {
+            Kind::Leave => return Ok(()),
+            Kind::Beat => write(writer, Kind::Beat, &[])?,
+            Kind::Fail => ranks.fail(&String::from_utf8_lossy(&frame.bytes)),
+            Kind::Timeout => ranks.set_timeout(Duration::from_millis(frame.number)),
+            _ => ask.send(frame).map_err(io::Error::other)?,
+        }
+    }
+}
+
+fn write(writer: &Mutex<&TcpStream>, kind: Kind, bytes: &[u8]) -> io::Result<()> {
+    frame::write(&lock(writer), kind, 0, bytes)
+}
+
+/// Calls the collective that a frame asks for.
+fn answer(ranks: &ThreadRanks, Frame { kind, number, bytes }: Frame) -> Result<Vec<f32>, RanksError> {
+    collective(ranks, kind, number, bytemuck::pod_collect_to_vec(&bytes)).map_err(|error| {
+        let failed = || RanksError::Failed { rank: ranks.rank().0, reason: error.chain() };
+        RanksError::within(&error).cloned().unwrap_or_else(failed)
+    })
+}
+
+fn collective(ranks: &ThreadRanks, kind: Kind, number: u64, mut values: Vec<f32>) -> Result<Vec<f32>> {
+    let length = match kind {
+        Kind::ReduceScatter => values.len() / ranks.world_size(),
+        Kind::AllGather => values.len() * ranks.world_size(),
+        Kind::AllToAll => values.len(),
+        _ => 0,
+    };
+    let mut out = vec![0.0; length];
+    match kind {
+        Kind::AllReduce => ranks.all_reduce(&mut values)?,
+        Kind::Broadcast => ranks.broadcast(&mut values, Rank(number as usize))?,
+        Kind::ReduceScatter => ranks.reduce_scatter(&values, &mut out)?,
+        Kind::AllGather => ranks.all_gather(&values, &mut out)?,
+        Kind::AllToAll => ranks.all_to_all(&values, &mut out)?,
+        Kind::Barrier => ranks.barrier()?,
+        Kind::Check => ranks.check()?,
+        _ => return Err(Error::Misuse(format!("{kind:?} is no collective"))),
+    }
+    Ok(if length == 0 { values } else { out })
+}

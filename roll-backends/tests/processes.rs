@@ -1,0 +1,359 @@
+//! Tests of ranks that are processes: over TCP, over NCCL (a stand-in, `nccl_stand_in.c`), and, with the feature `mpi`,
+//! over MPI. The test binary starts itself once for each rank.
+
+mod flat_model;
+
+use std::fs::File;
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, ExitCode, Output};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use roll_backends::nccl::NcclRanks;
+use roll_backends::strategy::{Zero, ZeroOptions};
+use roll_backends::tcp::{Place, TcpRanks};
+use roll_core::{Communicator, Error, OptimizerConfig, Rank, Result, Strategy, ThreadRanks};
+
+use flat_model::FlatModel;
+
+const RANKS: usize = 4;
+/// Environment variables of a child process: its task, its rank, and the port of rank 0.
+const MODE: &str = "ROLL_TEST_MODE";
+const RANK: &str = "ROLL_TEST_RANK";
+const PORT: &str = "ROLL_TEST_PORT";
+/// Timeout: longer than any shutdown should take, shorter than a hang.
+const SECONDS: u64 = 60;
+/// How long processes go on after one failed, as launchers allow.
+const GRACE: Duration = Duration::from_secs(8);
+
+/// How the processes of a job reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Transport {
+    Tcp,
+    Nccl,
+    #[cfg(feature = "mpi")]
+    Mpi,
+}
+
+const TRANSPORTS: &[Transport] = &[
+    Transport::Tcp,
+    Transport::Nccl,
+    #[cfg(feature = "mpi")]
+    Transport::Mpi,
+];
+
+/// A job of processes that must end in a certain way.
+struct Case {
+    name: &'static str,
+    mode: &'static str,
+    succeeds: bool,
+    /// What the output must contain.
+    says: &'static [&'static str],
+    /// The same where `mpirun` ends the other processes before they say it.
+    under_mpi: &'static [&'static str],
+}
+
+const REASONS: &[&str] =
+    &["rank 2: the disk is full", "rank 0: rank 2 failed: the disk is full", "rank 3: rank 2 failed: the disk is full"];
+const PANIC: &[&str] = &["rank 2: panicked: index out of range", "rank 1: rank 2 failed: panicked: index out of range"];
+const KILLED: &[&str] = &["rank 0: rank 2 failed: its process ended", "rank 3: rank 2 failed: its process ended"];
+const FIRST_KILLED: &[&str] = &["rank 1: rank 0 ended while the others wait for it", "rank 3: rank 0 ended"];
+const HANGS: &[&str] = &["rank 2 did not come to"];
+const FULL: &[&str] = &["rank 2: the disk is full"];
+const SIGNAL: &[&str] = &["signal 9"];
+
+const CASES: [Case; 8] = [
+    case("every_collective_gives_what_threads_give", "collectives", true, &[], &[]),
+    case("zero_gives_the_bits_that_it_gives_on_threads", "zero", true, &[], &[]),
+    case("an_error_of_one_rank_ends_all_with_its_reason", "error", false, REASONS, REASONS),
+    case("a_panic_of_one_rank_ends_all_with_its_message", "panic", false, PANIC, PANIC),
+    case(
+        "an_error_while_gradients_are_on_their_way_ends_the_job_although_the_others_do_not_come",
+        "pulling",
+        false,
+        FULL,
+        FULL,
+    ),
+    case("a_killed_rank_ends_the_job_and_is_named", "kill", false, KILLED, SIGNAL),
+    case("a_killed_rank_0_ends_the_job_and_is_named", "kill-first", false, FIRST_KILLED, SIGNAL),
+    case("a_rank_that_hangs_is_named_and_ends_the_job", "hang", false, HANGS, HANGS),
+];
+
+const fn case(
+    name: &'static str,
+    mode: &'static str,
+    succeeds: bool,
+    says: &'static [&'static str],
+    under_mpi: &'static [&'static str],
+) -> Case {
+    Case { name, mode, succeeds, says, under_mpi }
+}
+
+fn main() -> ExitCode {
+    if let Ok(mode) = std::env::var(MODE) {
+        return child(&mode);
+    }
+    let filter: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let work = tempfile::tempdir().unwrap();
+    build_stand_in(work.path());
+    let mut failed = 0;
+    for (transport, case) in TRANSPORTS.iter().flat_map(|transport| CASES.iter().map(move |case| (*transport, case))) {
+        let name = format!("{transport:?}::{}", case.name).to_lowercase();
+        if !filter.is_empty() && !filter.iter().any(|f| name.contains(f.as_str())) {
+            continue;
+        }
+        let began = Instant::now();
+        let problem = judge(&start(transport, case.mode, work.path()), transport, case, began.elapsed());
+        println!("test {name} ... {} ({:.1?})", if problem.is_none() { "ok" } else { "FAILED" }, began.elapsed());
+        if let Some(problem) = problem {
+            println!("{problem}");
+            failed += 1;
+        }
+    }
+    println!("\ntest result: {} failed", failed);
+    ExitCode::from(u8::from(failed > 0))
+}
+
+/// Builds the stand-in of NCCL and the CUDA runtime under the names that are looked for first.
+fn build_stand_in(directory: &Path) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/nccl_stand_in.c");
+    let library = directory.join("libnccl.so.2");
+    let built = Command::new("cc")
+        .args(["-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-pthread", "-o"])
+        .args([&library, &source])
+        .arg("-lrt")
+        .status()
+        .expect("these tests need the C compiler `cc`");
+    assert!(built.success(), "{} does not compile", source.display());
+    std::fs::hard_link(library, directory.join("libcudart.so.13")).unwrap();
+}
+
+/// Runs a job; the output of all its processes and whether all succeeded.
+fn start(transport: Transport, mode: &str, work: &Path) -> (bool, String) {
+    let program = std::env::current_exe().unwrap();
+    #[cfg(feature = "mpi")]
+    if transport == Transport::Mpi {
+        let output = Command::new("mpirun")
+            .args(["-n", &RANKS.to_string(), "--oversubscribe"])
+            .arg(program)
+            .env(MODE, mode)
+            .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
+            .output()
+            .expect("these tests need an MPI: `apt-get install openmpi-bin`");
+        return (output.status.success(), text(&output));
+    }
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).unwrap().port();
+    let log = work.join("log");
+    let file = File::create(&log).unwrap();
+    let of_rank = |rank: usize| {
+        let mut command = Command::new(&program);
+        command.env(MODE, mode).env(RANK, rank.to_string()).env(PORT, port.to_string());
+        if transport == Transport::Nccl {
+            command.env("LD_LIBRARY_PATH", work);
+        }
+        command.stdout(file.try_clone().unwrap()).stderr(file.try_clone().unwrap()).spawn().unwrap()
+    };
+    let mut processes: Vec<_> = (0..RANKS).map(of_rank).collect();
+    let (began, mut failed) = (Instant::now(), None);
+    loop {
+        let ended: Vec<_> = processes.iter_mut().map(|process| process.try_wait().unwrap()).collect();
+        if ended.iter().flatten().any(|status| !status.success()) {
+            failed.get_or_insert_with(Instant::now);
+        }
+        let over = ended.iter().all(Option::is_some);
+        if over || failed.is_some_and(|since| since.elapsed() > GRACE) || began.elapsed().as_secs() > SECONDS {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for process in &mut processes {
+        let _ = process.kill();
+        process.wait().unwrap();
+    }
+    (failed.is_none(), std::fs::read_to_string(log).unwrap())
+}
+
+#[cfg(feature = "mpi")]
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
+}
+
+fn judge((succeeded, said): &(bool, String), transport: Transport, case: &Case, took: Duration) -> Option<String> {
+    let says = if is_mpi(transport) { case.under_mpi } else { case.says };
+    let missing: Vec<_> = says.iter().filter(|s| !said.contains(**s)).collect();
+    let right = *succeeded == case.succeeds && missing.is_empty() && took < Duration::from_secs(SECONDS);
+    (!right).then(|| format!("succeeded: {succeeded}, after {took:.1?}, does not say {missing:?}:\n{said}"))
+}
+
+fn is_mpi(transport: Transport) -> bool {
+    !matches!(transport, Transport::Tcp | Transport::Nccl)
+}
+
+/// The membership of this process in its job.
+enum Job {
+    Tcp(TcpRanks),
+    #[cfg(feature = "mpi")]
+    Mpi(Arc<roll_backends::mpi::MpiRanks>),
+}
+
+fn join() -> Result<(Job, Arc<dyn Communicator>)> {
+    #[cfg(feature = "mpi")]
+    if roll_backends::mpi::is_launched() {
+        let ranks = roll_backends::mpi::MpiRanks::join()?;
+        return Ok((Job::Mpi(ranks.clone()), ranks));
+    }
+    let number = |name: &str| std::env::var(name).unwrap().parse::<u16>().unwrap();
+    let (rank, host) = (number(RANK).into(), "127.0.0.1".into());
+    let place = Place { rank, size: RANKS, host, port: number(PORT), job: "test".into() };
+    let job = TcpRanks::join(&place, Duration::from_secs(SECONDS / 2))?;
+    let mut ranks = job.communicator();
+    if std::env::var_os("LD_LIBRARY_PATH").is_some_and(|path| Path::new(&path).join("libnccl.so.2").exists()) {
+        ranks = NcclRanks::join(ranks, rank)?;
+    }
+    Ok((Job::Tcp(job), ranks))
+}
+
+fn child(mode: &str) -> ExitCode {
+    let (job, ranks) = match join() {
+        Ok(joined) => joined,
+        Err(e) => {
+            eprintln!("{e}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let work = || match mode {
+        "collectives" => collectives(ranks.as_ref()),
+        "zero" => zero(ranks.clone()),
+        _ => broken(ranks.clone(), mode),
+    };
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let said = panic.downcast_ref::<&str>().map(|s| s.to_string());
+        let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+        Err(Error::Misuse(format!("panicked: {said}")))
+    });
+    let result = result.and_then(|()| match &job {
+        Job::Tcp(_) => ranks.barrier(),
+        #[cfg(feature = "mpi")]
+        Job::Mpi(ranks) => ranks.finish(),
+    });
+    if let Err(error) = &result {
+        ranks.fail(&error.chain());
+        // A single write, so that lines of several processes are not interleaved.
+        let line = format!("rank {}: {}\n", ranks.rank().0, error.chain());
+        let _ = std::io::stderr().write_all(line.as_bytes());
+    }
+    match job {
+        Job::Tcp(ranks) => ranks.leave(),
+        #[cfg(feature = "mpi")]
+        Job::Mpi(ranks) if result.is_err() => ranks.abort(1),
+        #[cfg(feature = "mpi")]
+        Job::Mpi(_) => {}
+    }
+    ExitCode::from(u8::from(result.is_err()))
+}
+
+/// Runs every collective with sizes around the segment limits, and compares with ranks as threads.
+fn collectives(ranks: &dyn Communicator) -> Result<()> {
+    for n in [0, 1, 5, 4096, 4097, (1 << 20) + 1] {
+        let ours = all_kinds(ranks, n)?;
+        let theirs = ThreadRanks::run(RANKS, Duration::from_secs(60), |threads| all_kinds(threads.as_ref(), n));
+        let theirs = theirs.into_iter().nth(ranks.rank().0).unwrap_or_else(|| Ok(Vec::new()))?;
+        assert!(ours == theirs, "{n} values");
+    }
+    let n = (1 << 22) + 3;
+    let mut large = vec![ranks.rank().0 as f32; n];
+    ranks.all_reduce(&mut large)?;
+    assert!(large == vec![6.0; n]);
+    let own = vec![ranks.rank().0 as u8; ranks.rank().0 * 3];
+    assert_eq!(ranks.all_gather_bytes(&own)?, [vec![], vec![1; 3], vec![2; 6], vec![3; 9]]);
+    Ok(())
+}
+
+/// The bits of every collective's result.
+fn all_kinds(ranks: &dyn Communicator, n: usize) -> Result<Vec<u32>> {
+    let rank = ranks.rank().0;
+    let values = |n: usize| -> Vec<f32> { (0..n).map(|i| 1.0 / ((i * 4 + rank) % 1009 + 1) as f32).collect() };
+    let mut reduced = values(n);
+    ranks.all_reduce(&mut reduced)?;
+    let mut part = vec![0.0; n];
+    ranks.reduce_scatter(&values(n * RANKS), &mut part)?;
+    let mut gathered = vec![0.0; n * RANKS];
+    ranks.all_gather(&values(n), &mut gathered)?;
+    let mut told = values(n);
+    ranks.broadcast(&mut told, Rank(2))?;
+    ranks.barrier()?;
+    Ok([reduced, part, gathered, told].concat().into_iter().map(f32::to_bits).collect())
+}
+
+fn zero(ranks: Arc<dyn Communicator>) -> Result<()> {
+    for stage in 0..=3 {
+        let ours = train(ranks.clone(), stage, 10, 60, |_| Ok(()))?;
+        let alike = |threads| train(threads, stage, 10, 60, |_| Ok(()));
+        let theirs = ThreadRanks::run(RANKS, Duration::from_secs(60), alike);
+        for theirs in theirs {
+            assert!(ours == theirs?, "stage {stage}");
+        }
+    }
+    Ok(())
+}
+
+/// Rank 2 fails in step 3, or rank 0 where the mode says so.
+fn broken(ranks: Arc<dyn Communicator>, mode: &str) -> Result<()> {
+    let rank = ranks.rank().0;
+    let failing = if mode == "kill-first" { 0 } else { 2 };
+    let at = |step: u64| match (rank == failing && step == 3, mode) {
+        (true, "error") => Err(Error::Misuse("the disk is full".into())),
+        (true, "panic") => panic!("index out of range"),
+        (true, "kill" | "kill-first") => {
+            let _ = Command::new("kill").args(["-9", &std::process::id().to_string()]).status();
+            std::thread::sleep(Duration::from_secs(600));
+            Ok(())
+        }
+        (false, "pulling") if step == 3 => {
+            std::thread::sleep(Duration::from_secs(600));
+            Ok(())
+        }
+        (true, "hang") => {
+            std::thread::sleep(Duration::from_secs(600));
+            Ok(())
+        }
+        _ => Ok(()),
+    };
+    train(ranks, 2, 1000, if mode == "hang" { 3 } else { 60 }, at).map(drop)
+}
+
+/// Runs some steps of ZeRO on a small model; returns the bits of its parameters.
+fn train(
+    ranks: Arc<dyn Communicator>,
+    stage: u8,
+    steps: u64,
+    timeout_seconds: u64,
+    at: impl Fn(u64) -> Result<()>,
+) -> Result<Vec<u32>> {
+    let rank = ranks.rank().0;
+    let options = ZeroOptions { stage, reduce_bucket_size: 100, timeout_seconds, ..ZeroOptions::default() };
+    let mut strategy = Zero::new(options, ranks)?;
+    let mut model = FlatModel::springs();
+    strategy.attach(&mut model, &OptimizerConfig::default())?;
+    for step in 0..steps {
+        at(step)?;
+        strategy.discard();
+        if rank == 2 && step == 3 && std::env::var(MODE).as_deref() == Ok("pulling") {
+            strategy.before_last_pull(&mut model)?;
+            model.pull(step, rank);
+            // The thread waits for the other ranks by then.
+            std::thread::sleep(Duration::from_millis(300));
+            return Err(Error::Misuse("the disk is full".into()));
+        }
+        // Rank 1 has no samples in some steps.
+        if rank != 1 || step % 3 != 0 {
+            strategy.before_last_pull(&mut model)?;
+            model.pull(step, rank);
+            strategy.accumulate(&mut model)?;
+        }
+        strategy.step(&mut model, 0.01, 0.25)?;
+    }
+    Ok(model.values.iter().map(|v| v.to_bits()).collect())
+}
