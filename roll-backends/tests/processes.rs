@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::Write;
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Command, ExitCode, Output};
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -142,7 +142,8 @@ fn start(transport: Transport, mode: &str, work: &Path) -> (bool, String) {
             .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
             .output()
             .expect("these tests need an MPI: `apt-get install openmpi-bin`");
-        return (output.status.success(), text(&output));
+        let said = [&output.stdout[..], &output.stderr[..]].concat();
+        return (output.status.success(), String::from_utf8_lossy(&said).into_owned());
     }
     let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).unwrap().port();
     let log = work.join("log");
@@ -173,11 +174,6 @@ fn start(transport: Transport, mode: &str, work: &Path) -> (bool, String) {
         process.wait().unwrap();
     }
     (failed.is_none(), std::fs::read_to_string(log).unwrap())
-}
-
-#[cfg(feature = "mpi")]
-fn text(output: &Output) -> String {
-    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
 }
 
 fn judge((succeeded, said): &(bool, String), transport: Transport, case: &Case, took: Duration) -> Option<String> {

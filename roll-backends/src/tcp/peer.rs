@@ -42,7 +42,12 @@ impl Peer {
 
     /// Leaves the job: rank 0 takes the end of a process that did not as a failure.
     pub(super) fn leave(&self) {
-        let _ = frame::write(&lock(&self.writer), Kind::Leave, 0, &[]);
+        let _ = self.write(Kind::Leave, 0, &[]);
+    }
+
+    /// Locks the writer for this message only: signs of life and failures are sent while a collective waits.
+    fn write(&self, kind: Kind, number: u64, bytes: &[u8]) -> io::Result<()> {
+        frame::write(&lock(&self.writer), kind, number, bytes)
     }
 
     /// Sends `values` to rank 0 for a collective, and waits for the result.
@@ -51,7 +56,8 @@ impl Peer {
         if let Some(lost) = lock(&self.lost).clone() {
             return Err(lost.into());
         }
-        let answer = frame::write(&lock(&self.writer), kind, number, bytemuck::cast_slice(values))
+        let answer = self
+            .write(kind, number, bytemuck::cast_slice(values))
             .and_then(|()| answer(&reader))
             .unwrap_or_else(|_| Err(RanksError::Ended { rank: 0, what: what.into() }));
         answer.map_err(|lost| lock(&self.lost).get_or_insert(lost).clone().into())
@@ -117,13 +123,13 @@ impl Communicator for Peer {
 
     fn set_timeout(&self, timeout: Duration) {
         // A connection that is gone is reported by the next collective.
-        let _ = frame::write(&lock(&self.writer), Kind::Timeout, timeout.as_millis() as u64, &[]);
+        let _ = self.write(Kind::Timeout, timeout.as_millis() as u64, &[]);
     }
 
     fn fail(&self, reason: &str) {
         let own = RanksError::Failed { rank: self.rank, reason: reason.into() };
         lock(&self.lost).get_or_insert(own);
-        let _ = frame::write(&lock(&self.writer), Kind::Fail, 0, reason.as_bytes());
+        let _ = self.write(Kind::Fail, 0, reason.as_bytes());
     }
 
     fn check(&self) -> Result<()> {

@@ -4,11 +4,11 @@ use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use roll_core::{Error, Fault};
 
-use super::{Place, TcpError, TcpRanks};
+use super::{Place, SILENCE, TcpError, TcpRanks};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -114,7 +114,7 @@ fn checked(fails: fn(TcpRanks)) -> Vec<String> {
     let (tell, told) = mpsc::channel();
     let until_failure = move |ranks: TcpRanks| {
         tell.send(()).unwrap();
-        let since = std::time::Instant::now();
+        let since = Instant::now();
         let error = loop {
             assert!(since.elapsed() < LONG);
             if let Err(error) = ranks.communicator().check() {
@@ -134,6 +134,29 @@ fn checked(fails: fn(TcpRanks)) -> Vec<String> {
     .unwrap()
     .unwrap();
     others.map(|rank| rank.join().unwrap().unwrap()).into()
+}
+
+#[test]
+fn a_rank_that_waits_in_a_collective_can_still_fail() {
+    let places = places(2);
+    // Rank 0 does not come to the barrier.
+    let root = join(&places[0], |ranks| {
+        while ranks.communicator().check().is_ok() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        ranks.leave();
+    });
+    let ranks = TcpRanks::join(&places[1], LONG).unwrap();
+    let waiting = ranks.communicator();
+    let waiting = std::thread::spawn(move || waiting.barrier().unwrap_err().to_string());
+    std::thread::sleep(Duration::from_millis(100));
+    let since = Instant::now();
+    ranks.communicator().fail("the disk is full");
+    assert_eq!(waiting.join().unwrap(), "rank 1 failed: the disk is full");
+    root.join().unwrap().unwrap();
+    // Signs of life do not wait either: a rank in a long collective would be taken for lost.
+    assert!(since.elapsed() < SILENCE / 2, "{:?}", since.elapsed());
+    ranks.leave();
 }
 
 #[test]
