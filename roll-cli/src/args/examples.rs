@@ -25,6 +25,12 @@ pub const RUN: &str = r"Examples:
 SIGINT (Ctrl-C), SIGTERM, SIGHUP (a closed terminal) and SIGUSR1 write a
 checkpoint and exit with 130; a second signal stops at once.";
 
+pub const INIT: &str = r"Examples:
+  roll init                     asks, and writes roll.yaml
+  roll init my.yaml && roll run --config my.yaml
+
+Without files of a model it is a configuration of the demo.";
+
 pub const CHECK: &str = r"Examples:
   roll check --config my.yaml
   roll check --config my.yaml --on 1x80 --samples 100

@@ -24,7 +24,7 @@ pub use models::{Ask, Generate, SamplingArgs, Score};
 pub use plugins::{CheckPlugin, Plugins, PluginsAction};
 pub use rewards::{Rewards, RewardsAction, TryReward};
 use roll_train::run_dir::RunDir;
-pub use runs::{Check, MachineArgs, PlanArgs, Plot, Report, Run, Watch};
+pub use runs::{Check, Init, MachineArgs, PlanArgs, Plot, Report, Run, Watch};
 pub use weights::{
     ConventionName, ConvertLora, ExpertName, ExportExpert, InitExperts, InitTiny, Inspect, LayerNames, MergeLora,
     MergeShards, SplitShards, TinyModel, WanKind,
@@ -133,6 +133,9 @@ pub enum Command {
     /// Show the score and the gradient of a reward on a video.
     #[command(after_help = examples::REWARDS)]
     Rewards(Rewards),
+    /// Ask what to train on what, write a configuration to begin with, and check it.
+    #[command(after_help = examples::INIT)]
+    Init(Init),
     /// Write a small Wan checkpoint with random weights in the official file layout, for trials.
     #[command(after_help = examples::INIT_TINY)]
     InitTiny(InitTiny),

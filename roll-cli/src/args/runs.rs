@@ -6,8 +6,16 @@ use clap::Args as ClapArgs;
 
 use super::ConfigArgs;
 
-/// Arguments of `roll run`.
+/// Arguments of `roll init`.
 #[derive(Debug, ClapArgs)]
+pub struct Init {
+    /// The configuration to write.
+    #[arg(default_value = "roll.yaml")]
+    pub file: PathBuf,
+}
+
+/// Arguments of `roll run`.
+#[derive(Debug, Default, ClapArgs)]
 pub struct Run {
     #[command(flatten)]
     pub config: ConfigArgs,

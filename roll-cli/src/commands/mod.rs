@@ -13,6 +13,7 @@ mod convert_lora;
 mod data;
 mod export_expert;
 mod generate;
+mod init;
 mod init_experts;
 mod init_tiny;
 mod inspect;
@@ -49,6 +50,7 @@ pub fn dispatch(command: Command) -> Result<Ended> {
         Command::Ask(args) => ask::ask(args),
         Command::Score(args) => score::score(args),
         Command::Data(args) => data::data(args),
+        Command::Init(args) => init::init(args),
         Command::InitTiny(args) => init_tiny::init_tiny(args),
         Command::Plan(args) => plan::plan(args),
         Command::Bench(args) => bench::bench(args),

@@ -8,7 +8,8 @@ mod template;
 use roll_core::{Error, Result};
 use roll_train::config::{sections, select_sections};
 
-pub use reference::print_section;
+pub use reference::{print_section, wrapped};
+pub use template::inline;
 
 use crate::args::{Config, ReferenceFormat};
 use crate::configuration::Configuration;

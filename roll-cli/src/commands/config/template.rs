@@ -177,7 +177,7 @@ fn component<'a>(key: &'a str, value: &'a Json) -> Option<ComponentAt<'a>> {
 }
 
 /// A value on one line: JSON, which is YAML too; without quotes where plain words need none.
-fn inline(value: &Json) -> String {
+pub fn inline(value: &Json) -> String {
     const WORDS: [&str; 9] = ["null", "true", "false", "yes", "no", "on", "off", "y", "n"];
     let plain = |text: &str| {
         text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/')
