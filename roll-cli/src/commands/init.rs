@@ -96,8 +96,9 @@ impl Interview<'_> {
                 }
             }
         }
-        let steps = Question { key: "steps", asks: "Optimizer steps", default: "100" };
-        put(&mut answers, &steps, "")?;
+        if !is_demo {
+            put(&mut answers, &Question { key: "steps", asks: "Optimizer steps", default: "100" }, "")?;
+        }
         let usable: Vec<_> = Backend::ALL.into_iter().filter(|backend| backend.usable(0).is_ok()).collect();
         if let [_, _, ..] = usable[..] {
             let names: Vec<_> = usable.iter().map(|backend| backend.name()).collect();
