@@ -324,7 +324,12 @@ fn the_wheel_with_libtorch_loads_the_pytorch_of_its_environment_or_refuses_it() 
     // Without the packages of the Python at hand, which may have a PyTorch.
     let started = || {
         let start = "import roll_cli_cuda, sys; sys.exit(roll_cli_cuda.main())";
-        Command::new("python3").args(["-S", "-c", start]).env("PYTHONPATH", world.path("site")).output().unwrap()
+        Command::new("python3")
+            .args(["-S", "-c", start])
+            .env("PYTHONPATH", world.path("site"))
+            .env_remove("LD_LIBRARY_PATH")
+            .output()
+            .unwrap()
     };
     fails(&started(), 2, &["needs PyTorch 2.11", "finds none", "-m pip install 'torch==2.11.*'"]);
     let version = |version: &str| {
