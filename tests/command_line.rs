@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use roll_backends::Backend;
 use roll_core::{Registry, Tensor};
 use roll_train::config::ConfigLayers;
 
@@ -200,6 +201,34 @@ fn flow_matching_is_planned_by_its_noise_levels() {
 }
 
 #[test]
+#[cfg(unix)]
+fn devices_lists_every_backend_and_gpu_with_what_is_missing() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let world = World::new(0);
+    let table = world.done(&["devices"]);
+    let found: serde_json::Value = serde_json::from_str(&world.done(&["devices", "--json"])).unwrap();
+    for (backend, row) in Backend::ALL.iter().zip(found["backends"].as_array().unwrap()) {
+        let line = table.lines().find(|line| line.split(' ').next() == Some(backend.name())).unwrap();
+        assert_eq!((row["name"].as_str(), row["built"].as_bool()), (Some(backend.name()), Some(backend.is_compiled())));
+        assert_eq!(row["devices"] == 0, backend.usable(0).is_err(), "{row}");
+        match row["missing"].as_str() {
+            None => assert!(row["devices"] != 0 && line.contains(&format!("--backend {backend}")), "{line}"),
+            Some(missing) if backend.is_compiled() => assert_eq!(Some(missing), backend.usable(0).err().as_deref()),
+            Some(missing) => {
+                assert!(line.contains(missing) && missing.contains(&backend.build_command()), "{line}");
+            }
+        }
+    }
+    // A GPU counts without a backend for it. The driver of this machine, if it has one, is asked before this program.
+    let program = world.path("nvidia-smi");
+    std::fs::write(&program, "#!/bin/sh\n[ \"$4\" != 0 ] || echo 81920\n").unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let output = world.command(&["devices"]).env("PATH", world.path("")).output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stdout).contains("NVIDIA GPU 0: "), "{}", stderr_text(&output));
+}
+
+#[test]
 fn rejects_invalid_arguments_by_name() {
     let world = World::new(0);
     fails(&world.roll(&["plan", "--network", "wan2_2-ti2v-5b", "--devices", "0"]), 2, &["--devices"]);
@@ -291,4 +320,66 @@ fn init_asks_writes_a_commented_configuration_and_checks_it() {
     std::fs::remove_file(world.path("my.yaml")).unwrap();
     let output = answer(&world, &answers.replace("metadata.csv", "missing.csv"));
     assert!(!output.status.success() && world.path("my.yaml").exists(), "{}", stderr_text(&output));
+}
+
+/// A program that is linked against a library of PyTorch, as `roll` with libtorch's CUDA is.
+const LINKED_TO_TORCH: &str = "int answer(void); int main(void) { return answer(); }";
+
+#[test]
+#[cfg(target_os = "linux")]
+fn the_wheel_with_libtorch_loads_the_pytorch_of_its_environment_or_refuses_it() {
+    let world = World::new(0);
+    let write = |name: &str, text: &str| {
+        std::fs::create_dir_all(world.path(name).parent().unwrap()).unwrap();
+        std::fs::write(world.path(name), text).unwrap();
+    };
+    let runs = |program: &str, arguments: &[&str]| {
+        let directory = world.path("");
+        let output = Command::new(program).args(arguments).env("LIBTORCH", ".").current_dir(directory).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    write("library.c", "int answer(void) { return 42; }");
+    write("program.c", LINKED_TO_TORCH);
+    write("site/torch/lib/empty", "");
+    write("folder/bin/empty", "");
+    write("folder/LICENSE", "");
+    write("folder/share/roll/roll.cdx.json", "{}");
+    write("build-version", "2.11.0\n");
+    let library = ["-shared", "-fPIC", "library.c", "-o", "site/torch/lib/libtorch_cuda.so"];
+    let rpath = "-Wl,--disable-new-dtags,-rpath,$ORIGIN/../../torch/lib";
+    let program = ["program.c", "-o", "folder/bin/roll", "-Lsite/torch/lib", "-ltorch_cuda", rpath];
+    if !runs("cc", &library) || !runs("cc", &program) || !runs("readelf", &["--version"]) {
+        roll_testing::skip!("there is no C compiler with readelf", needs = "cc");
+    }
+    if !runs("python3", &["-m", "pip", "--version"]) {
+        roll_testing::skip!("no python3 with pip to make and install a wheel", needs = "python");
+    }
+    let wheel = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/wheel");
+    std::fs::create_dir(world.path("dist")).unwrap();
+    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    assert!(runs(wheel.to_str().unwrap(), &["folder", "1.2.3.libtorch", &target, "dist"]));
+    let made = std::fs::read_dir(world.path("dist")).unwrap().next().unwrap().unwrap().path();
+    assert!(made.to_str().unwrap().contains("roll_cli_cuda-1.2.3-py3-none-manylinux_2_"), "{}", made.display());
+    let pip = ["-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", "site"];
+    assert!(runs("python3", &[&pip[..], &[made.to_str().unwrap()]].concat()));
+    // Without the packages of the Python at hand, which may have a PyTorch.
+    let started = || {
+        let start = "import roll_cli_cuda, sys; sys.exit(roll_cli_cuda.main())";
+        Command::new("python3")
+            .args(["-S", "-c", start])
+            .env("PYTHONPATH", world.path("site"))
+            .env_remove("LD_LIBRARY_PATH")
+            .output()
+            .unwrap()
+    };
+    fails(&started(), 2, &["needs PyTorch 2.11", "finds none", "-m pip install 'torch==2.11.*'"]);
+    let version = |version: &str| {
+        write("site/torch-2.dist-info/METADATA", &format!("Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"));
+    };
+    version("2.9.0");
+    fails(&started(), 2, &["needs PyTorch 2.11", "finds 2.9.0 in", "torch/lib", "'torch==2.11.*'"]);
+    version("2.11.1+cu130");
+    assert_eq!(started().status.code(), Some(42), "{}", stderr_text(&started()));
+    std::fs::rename(world.path("site/torch/lib"), world.path("site/torch/moved")).unwrap();
+    fails(&started(), 2, &["finds 2.11.1+cu130", "without libtorch_cuda.so", "--force-reinstall"]);
 }

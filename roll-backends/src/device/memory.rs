@@ -23,7 +23,7 @@ pub fn used(number: usize) -> Option<u64> {
 }
 
 /// File names of NVIDIA's driver library. Containers may have it without `nvidia-smi`: the capability `compute` alone.
-pub(crate) const DRIVER: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+pub const DRIVER: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
 functions! {
     /// NVIDIA's driver. It numbers GPUs as CUDA_VISIBLE_DEVICES does.

@@ -87,15 +87,24 @@ impl Backend {
         Self::ALL.into_iter().any(|b| b.is_numbered() && b.name() == name)
     }
 
+    /// The shell command that builds `roll` with the backend.
+    pub fn build_command(self) -> String {
+        let prepare = match self {
+            Self::LibTorch => "eval \"$(scripts/setup-libtorch)\" && ",
+            Self::LibTorchCuda => "eval \"$(scripts/setup-libtorch --cuda)\" && ",
+            _ => "",
+        };
+        format!("`{prepare}cargo build --release --features {}`", self.feature())
+    }
+
     /// Fails, with the reason and a remedy, if device `number` cannot be used on this machine. Looks for libraries and
     /// hardware without starting Burn, which would panic.
     pub fn usable(self, number: usize) -> std::result::Result<(), String> {
         if !self.is_compiled() {
-            let feature = self.feature();
-            let prepare = if feature == "libtorch" { "set LIBTORCH as `scripts/setup-libtorch` says and " } else { "" };
+            let built = names(Self::is_compiled);
             return Err(format!(
-                "it is not part of this build: {prepare}build with `--features {feature}` (this build has {})",
-                names(Self::is_compiled)
+                "it is not part of this build, which has {built}: build it with {}",
+                self.build_command()
             ));
         }
         let _ = number; // unused in a build without numbered devices
@@ -287,7 +296,7 @@ mod tests {
         for backend in Backend::ALL.into_iter().filter(|b| !b.is_compiled()) {
             let message = refusal(backend.name());
             assert!(message.contains(&format!("--features {}", backend.feature())), "{message}");
-            assert!(message.contains("this build has flex"), "{message}");
+            assert!(message.contains("this build, which has flex"), "{message}");
         }
     }
 

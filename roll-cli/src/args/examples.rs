@@ -126,6 +126,10 @@ pub const PLUGINS: &str = r"Examples:
   roll plugins info insightface
   roll plugins check target/release/libsharpness_reward.so";
 
+pub const DEVICES: &str = r"Examples:
+  roll devices
+  roll devices --json";
+
 pub const PLAN: &str = r"Examples:
   roll plan --network wan2_2-i2v-a14b --on 8x80 --set strategy.name=zero \
     --set strategy.stage=3

@@ -24,7 +24,7 @@ pub use models::{Ask, Generate, SamplingArgs, Score};
 pub use plugins::{CheckPlugin, Plugins, PluginsAction};
 pub use rewards::{Rewards, RewardsAction, TryReward};
 use roll_train::run_dir::RunDir;
-pub use runs::{Check, Init, MachineArgs, PlanArgs, Plot, Report, Run, Watch};
+pub use runs::{Check, Devices, Init, MachineArgs, PlanArgs, Plot, Report, Run, Watch};
 pub use weights::{
     ConventionName, ConvertLora, ExpertName, ExportExpert, InitExperts, InitTiny, Inspect, LayerNames, MergeLora,
     MergeShards, SplitShards, TinyModel, WanKind,
@@ -172,6 +172,9 @@ pub enum Command {
     /// List the components that a configuration can name; inspect or check a plugin.
     #[command(after_help = examples::PLUGINS)]
     Plugins(Plugins),
+    /// List the backends and GPUs that this machine can use, and what the others need.
+    #[command(after_help = examples::DEVICES)]
+    Devices(Devices),
     /// Estimate a run before it starts: memory by item and time by phase.
     #[command(after_help = examples::PLAN)]
     Plan(PlanArgs),

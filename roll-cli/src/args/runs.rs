@@ -103,6 +103,14 @@ pub struct PlanArgs {
     pub json: bool,
 }
 
+/// Arguments of `roll devices`.
+#[derive(Debug, ClapArgs)]
+pub struct Devices {
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Arguments of `roll report`.
 #[derive(Debug, ClapArgs)]
 pub struct Report {

@@ -11,6 +11,7 @@ mod completions;
 mod config;
 mod convert_lora;
 mod data;
+mod devices;
 mod export_expert;
 mod generate;
 mod init;
@@ -52,6 +53,7 @@ pub fn dispatch(command: Command) -> Result<Ended> {
         Command::Data(args) => data::data(args),
         Command::Init(args) => init::init(args),
         Command::InitTiny(args) => init_tiny::init_tiny(args),
+        Command::Devices(args) => devices::devices(args),
         Command::Plan(args) => plan::plan(args),
         Command::Bench(args) => bench::bench(args),
         Command::Report(args) => report::write(args),
