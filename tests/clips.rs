@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
 use serde_json::Value;
 
-use crate::world::{World, fails, stderr_text};
+use crate::world::{SETTINGS, World, fails, stderr_text};
 
 /// Arguments that set `settings`.
 fn set(settings: &[&str]) -> Vec<String> {
@@ -276,4 +276,38 @@ fn clips_without_a_face_are_skipped_and_counted() {
     );
     let sum = |name: &str| world.metrics("run").iter().filter_map(|row| row[name].as_f64()).sum::<f64>();
     assert_eq!((sum("actor/samples"), sum("actor/skipped"), sum("data/skipped")), (35.0, 2.0, 3.0));
+}
+
+#[test]
+fn windows_of_long_clips_are_counted_named_and_cached_apart() {
+    let world = World::new(1);
+    let values = (0..9).flat_map(|t| vec![0.1 * t as f32 - 0.4; 3 * 64 * 64]).collect();
+    let clip = roll_core::Video::new(roll_core::Tensor::new(values, [9, 3, 64, 64]).unwrap(), 8.0).unwrap();
+    roll_data::write_mp4(world.path("0.mp4"), &clip).unwrap();
+    std::fs::write(world.path("short.csv"), "video,prompt\n0.mp4,p\nshort,p\n").unwrap();
+    roll_data::write_pngs(
+        world.path("short"),
+        &roll_core::Video::new(roll_core::Tensor::zeros([5, 3, 64, 64]), 8.0).unwrap(),
+    )
+    .unwrap();
+    let settings = ["data.num_frames=5", "data.windows={sliding: 4}", "data.height=64", "data.width=64"];
+    let inspect = |json: &[&str]| {
+        let arguments: Vec<String> = ["data", "inspect", "short.csv"].map(String::from).into();
+        let arguments = [arguments, set(&settings), json.iter().map(|s| s.to_string()).collect()].concat();
+        world.done(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let text = inspect(&[]);
+    assert!(text.contains("3 windows of 2 clips, 3 can be used"), "{text}");
+    let json: Value = serde_json::from_str(&inspect(&["--json"])).unwrap();
+    assert_eq!([&json["clips"], &json["windows"], &json["usable"]], [2, 2, 3]);
+
+    let train = [&settings[1..2], &["algo.name=flow_matching", "sample_steps=0", "data.cache_dir=cache"]].concat();
+    let summary = world.train("windows", 2, &train);
+    assert_eq!(summary.encodings, Some([0, 4]), "conditioning and latents of two windows");
+    let checked = [&["check", "--steps", "2"].map(String::from)[..], &set(&SETTINGS), &set(&train[..3])].concat();
+    let checked = world.done(&checked.iter().map(String::as_str).collect::<Vec<_>>());
+    for line in ["2 windows of 1 clip, 1 of the clips can be read", "2 steps of 1 window each: 1.0 epochs"] {
+        assert!(checked.contains(line), "{checked}");
+    }
+    assert_eq!(world.train("again", 2, &train).encodings, Some([4, 0]));
 }

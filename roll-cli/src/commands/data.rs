@@ -47,6 +47,8 @@ fn open(args: &DataSet) -> Result<(Dataset, Option<Box<dyn RewardScorer>>)> {
 #[derive(Default, serde::Serialize)]
 struct DataSummary {
     clips: usize,
+    /// Samples of clips that have several.
+    windows: usize,
     /// Rows without a clip.
     prompts: usize,
     usable: usize,
@@ -88,7 +90,9 @@ fn inspect(args: InspectData) -> Result<()> {
     let bar = TerminalBar::new(dataset.len() as u64, "rows");
     let mut summary = DataSummary::default();
     for (i, row) in dataset.metadata().rows.iter().enumerate() {
+        summary.windows += usize::from(row.window.is_some());
         match &row.video {
+            Some(_) if !row.is_first_window() => {}
             Some(video) => {
                 summary.clips += 1;
                 summary.count_file(format(video).unwrap_or("not there"), probe(video, dataset.config().decoder).ok());

@@ -120,6 +120,7 @@ fn rows(object: &Map<String, Value>, line: u64, base: &Path) -> Result<Vec<Metad
         video: video.map(|video| base.join(video)),
         image: image.clone(),
         end_image: end_image.clone(),
+        window: None,
     };
     Ok(videos.into_iter().map(row).collect())
 }

@@ -14,6 +14,7 @@ use roll_external::files;
 
 use crate::config::{DataConfig, OnBadSample};
 use crate::container;
+use crate::windows::Window;
 
 /// Maximum size of a metadata file: half a million rows of a few hundred bytes.
 const MAX_BYTES: u64 = 256 << 20;
@@ -38,12 +39,19 @@ pub struct MetadataRow {
     pub image: Option<PathBuf>,
     /// Column `end_image`.
     pub end_image: Option<PathBuf>,
+    /// The part of the clip that is this sample, if the clip has several.
+    pub window: Option<Window>,
 }
 
 impl MetadataRow {
     /// The files that the row names.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         [&self.video, &self.image, &self.end_image].into_iter().flatten().map(PathBuf::as_path)
+    }
+
+    /// Whether no window of the same clip comes before.
+    pub fn is_first_window(&self) -> bool {
+        self.window.is_none_or(|window| window.number == 0)
     }
 }
 
@@ -120,12 +128,15 @@ impl Metadata {
         Ok(Self { path: path.into(), rows })
     }
 
-    /// Position of `row` for messages: "metadata.csv line 3 (clips/a.mp4)".
+    /// Position of `row` for messages: "metadata.csv line 3 (clips/a.mp4, frames 40 to 120)".
     pub fn location(&self, row: &MetadataRow) -> String {
         let (table, line) = (self.path.display(), row.line);
+        let last = |window: &Window| window.first + window.frames - 1;
+        let frames = row.window.as_ref().map(|window| format!(", frames {} to {}", window.first, last(window)));
+        let frames = frames.unwrap_or_default();
         match &row.video {
-            Some(video) if line == 0 => video.display().to_string(),
-            Some(video) => format!("{table} line {line} ({})", video.display()),
+            Some(video) if line == 0 => format!("{}{frames}", video.display()),
+            Some(video) => format!("{table} line {line} ({}{frames})", video.display()),
             None => format!("{table} line {line}"),
         }
     }

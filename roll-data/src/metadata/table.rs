@@ -51,6 +51,7 @@ pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
             video: path_in(video),
             image: path_in(image),
             end_image: path_in(end_image),
+            window: None,
         });
     }
     if rows.is_empty() {

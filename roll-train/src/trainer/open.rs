@@ -173,8 +173,9 @@ impl Opening<'_> {
         }
         let dataset = metadata.map(|metadata| Dataset::new(metadata, &data_config, unit));
         let dataset = dataset.and_then(|dataset| self.part("data", dataset).transpose()).transpose()?.map(Arc::new);
-        if dataset.is_some() {
+        if let Some(dataset) = &dataset {
             self.note("data", data_config.unit_note(unit))?;
+            self.note("data", dataset.unused_windows())?;
         }
         self.connect(&mut parts, can_check)?;
         self.open_evaluation(&mut parts, dataset.as_deref(), clips)?;

@@ -78,19 +78,25 @@ impl Rows<'_> {
     }
 }
 
-/// "2 clips", "5 prompts", or "2 clips and 5 prompts".
+/// "2 clips", "5 prompts", "2 clips and 5 prompts", or "6 windows of 2 clips".
 pub fn counted_rows(metadata: &Metadata) -> String {
-    let clips = metadata.rows.iter().filter(|row| row.video.is_some()).count();
-    match (clips, metadata.rows.len() - clips) {
-        (clips, 0) => counted(clips as u64, "clip"),
+    let with_clip = metadata.rows.iter().filter(|row| row.video.is_some());
+    let (samples, clips) = (with_clip.clone().count(), with_clip.filter(|row| row.is_first_window()).count());
+    let windows = if samples > clips { format!("{samples} windows of ") } else { String::new() };
+    let clips = windows + &counted(clips as u64, "clip");
+    match (samples, metadata.rows.len() - samples) {
+        (_, 0) => clips,
         (0, prompts) => counted(prompts as u64, "prompt"),
-        (clips, prompts) => format!("{} and {}", counted(clips as u64, "clip"), counted(prompts as u64, "prompt")),
+        (_, prompts) => format!("{clips} and {}", counted(prompts as u64, "prompt")),
     }
 }
 
-/// The noun for rows: "clip", "prompt", or "row" for both.
+/// The noun for rows: "clip", "prompt", or "row" for both; "window" if clips have several.
 pub fn row_noun(metadata: &Metadata) -> &'static str {
     let is_clip = |row: &MetadataRow| row.video.is_some();
+    if metadata.rows.iter().all(is_clip) && metadata.rows.iter().any(|row| row.window.is_some()) {
+        return "window";
+    }
     match (metadata.rows.iter().any(is_clip), metadata.rows.iter().all(is_clip)) {
         (_, true) => "clip",
         (false, _) => "prompt",
