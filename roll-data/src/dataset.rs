@@ -134,6 +134,7 @@ impl Dataset {
             image: clip.image.clone(),
             end_image: clip.end_image.clone(),
             path: row.video.clone(),
+            weight: row.weight.unwrap_or(1.0),
         })
     }
 
