@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
 use serde_json::Value;
 
-use crate::world::{SETTINGS, World, fails, stderr_text};
+use crate::world::{SETTINGS, SHORT, World, fails, stderr_text};
 
 /// Arguments that set `settings`.
 fn set(settings: &[&str]) -> Vec<String> {
@@ -310,4 +310,33 @@ fn windows_of_long_clips_are_counted_named_and_cached_apart() {
         assert!(checked.contains(line), "{checked}");
     }
     assert_eq!(world.train("again", 2, &train).encodings, Some([4, 0]));
+}
+
+#[test]
+fn one_warning_names_clips_of_another_frame_rate_than_the_model_s() {
+    let world = World::new(3);
+    let run = |command: &[&str], settings: &[&str]| {
+        let own = ["algo.name=flow_matching", "sample_steps=0"];
+        let arguments: Vec<String> = command.iter().map(|s| s.to_string()).collect();
+        let arguments = [arguments, set(&SETTINGS), set(&own), set(settings)].concat();
+        let output = world.roll(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(output.status.success(), "{}", stderr_text(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned() + &stderr_text(&output)
+    };
+    let note = "3 of 3 clips have another frame rate than the videos that the model was trained on, which have 16 frames per \
+                second: 8 (3); `data.fps: 16` resamples them";
+    let train = |out| ["run", "--steps", "1", "--out", out];
+    for command in [&train("a")[..], &["check"], &["data", "inspect", "metadata.csv"]] {
+        let said = run(command, &[]).split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(said.matches(note).count(), 1, "{said}");
+        assert!(
+            !run(&if command[0] == "run" { train("b").to_vec() } else { command.to_vec() }, &["data.fps=8"])
+                .contains("resamples")
+        );
+    }
+    // The clips are no more than references here.
+    assert!(
+        !run(&["check"], &["algo.name=reward_fl", "reward.name=brightness", SHORT[1], SHORT[2], SHORT[3]])
+            .contains("resamples")
+    );
 }

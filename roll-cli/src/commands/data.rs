@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Component, Path};
 
-use roll_core::{Error, Result, RewardScorer, Sample, Tensor, Video, VideoUnit};
+use roll_core::{BuildContext, Error, Registry, Result, RewardScorer, Sample, Tensor, Video, VideoUnit};
 use roll_data::{DataConfig, Dataset, OnBadSample, Picture, Probed, encode_png, format, probe, write_mp4};
+use roll_train::config::LoadedConfig;
 use roll_train::progress::{Bar, counted};
 use roll_train::reward;
-use roll_train::trainer::{counted_rows, row_noun};
+use roll_train::trainer::{counted_rows, other_frame_rates, row_noun};
 
+use super::check::files;
 use crate::args::{Data, DataAction, DataSet, InspectData, PrepareData};
 use crate::configuration::{Configuration, build_context};
 use crate::output::controls_terminal;
@@ -26,8 +28,8 @@ pub fn data(args: Data) -> Result<()> {
     }
 }
 
-/// The data and the reward of a run; bad samples are skipped.
-fn open(args: &DataSet) -> Result<(Dataset, Option<Box<dyn RewardScorer>>)> {
+/// The data and the reward of a run, and the frame rate of its model's videos; bad samples are skipped.
+fn open(args: &DataSet) -> Result<(Dataset, Option<Box<dyn RewardScorer>>, Option<f64>)> {
     let configuration = Configuration::read(&args.config, &[])?;
     let registry = configuration.registry()?;
     let loaded = configuration.load(&registry)?;
@@ -40,7 +42,16 @@ fn open(args: &DataSet) -> Result<(Dataset, Option<Box<dyn RewardScorer>>)> {
     let side = usize::from(args.unit);
     let unit = VideoUnit { height: side, width: side, ..VideoUnit::default() };
     let reward = reward(&loaded, &registry, &build_context(&loaded))?;
-    Ok((Dataset::open(&config, unit)?, reward))
+    Ok((Dataset::open(&config, unit)?, reward, frame_rate(&loaded, &registry)))
+}
+
+/// The frame rate of the videos that the model was trained on, if its files are there.
+fn frame_rate(loaded: &LoadedConfig, registry: &Registry) -> Option<f64> {
+    let context = BuildContext { headers_only: true, ..build_context(loaded) };
+    let files = files(loaded, registry, &context).ok().flatten().filter(|files| files.missing.is_none());
+    let model = &loaded.config.model;
+    let model = files.and_then(|_| registry.model(&model.name, &model.options, &context).ok());
+    model?.as_diffusion()?.frame_rate()
 }
 
 /// Counts over the rows of a data set.
@@ -86,7 +97,7 @@ impl DataSummary {
 }
 
 fn inspect(args: InspectData) -> Result<()> {
-    let (dataset, mut reward) = open(&args.data)?;
+    let (dataset, mut reward, rate) = open(&args.data)?;
     let bar = TerminalBar::new(dataset.len() as u64, "rows");
     let mut summary = DataSummary::default();
     for (i, row) in dataset.metadata().rows.iter().enumerate() {
@@ -111,6 +122,9 @@ fn inspect(args: InspectData) -> Result<()> {
         bar.set(i as u64 + 1);
     }
     bar.finish();
+    if let Some(note) = other_frame_rates(dataset.metadata(), dataset.config(), rate) {
+        tracing::warn!("{note}");
+    }
     match args.json {
         true => println!("{:#}", serde_json::json!(summary)),
         false => print(&summary, &counted_rows(dataset.metadata()), &args.data.path),
@@ -147,7 +161,7 @@ fn table(what: &str, counts: &BTreeMap<impl std::fmt::Display, usize>) {
 
 fn prepare(args: PrepareData) -> Result<()> {
     let out = &args.out;
-    let (dataset, _) = open(&args.data)?;
+    let (dataset, ..) = open(&args.data)?;
     if !args.data.config.trust {
         refuse_links_out(&dataset)?;
     }
@@ -216,6 +230,9 @@ fn write(out: &Path, name: &str, sample: &Sample) -> Result<String> {
         line["video"] = file.into();
     }
     line["prompt"] = sample.prompt.clone().into();
+    if sample.weight != 1.0 {
+        line["weight"] = sample.weight.into();
+    }
     for (key, image) in [("image", &sample.image), ("end_image", &sample.end_image)] {
         if let Some(image) = image {
             let file = format!("{name}-{key}.png");
