@@ -299,7 +299,7 @@ fn windows_of_long_clips_are_counted_named_and_cached_apart() {
     let text = inspect(&[]);
     assert!(text.contains("3 windows of 2 clips, 3 can be used"), "{text}");
     let json: Value = serde_json::from_str(&inspect(&["--json"])).unwrap();
-    assert_eq!([&json["clips"], &json["windows"], &json["usable"]], [2, 2, 3]);
+    assert_eq!([&json["clips"], &json["usable"]], [2, 3]);
 
     let train = [&settings[1..2], &["algo.name=flow_matching", "sample_steps=0", "data.cache_dir=cache"]].concat();
     let summary = world.train("windows", 2, &train);
@@ -339,4 +339,46 @@ fn one_warning_names_clips_of_another_frame_rate_than_the_model_s() {
         !run(&["check"], &["algo.name=reward_fl", "reward.name=brightness", SHORT[1], SHORT[2], SHORT[3]])
             .contains("resamples")
     );
+}
+
+#[test]
+fn clips_are_cropped_around_their_face() {
+    let world = World::new(1);
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/assets");
+    let person = roll_data::read_video(demo.join("clips/unseen/person-12003.mp4"), &Default::default()).unwrap();
+    let [frames, side, _] = person.dims();
+    // The person stands at the right of a grey frame.
+    let (wide, at) = (side + 16, 16);
+    let mut values = vec![0.0; frames * 3 * side * wide];
+    for (i, row) in person.frames().f32s().unwrap().chunks_exact(side).enumerate() {
+        values[i * wide + at..][..side].copy_from_slice(row);
+    }
+    let wide = roll_core::Tensor::new(values, [frames, 3, side, wide]).unwrap();
+    roll_data::write_mp4(world.path("wide.mp4"), &roll_core::Video::new(wide, 8.0).unwrap()).unwrap();
+    std::fs::write(world.path("faces.csv"), "video,prompt,weight\nwide.mp4,a person,2\n0.mp4,a grey square,\n")
+        .unwrap();
+    let path = format!("reward.reward_model_path={}", demo.join("face").display());
+    let sizes = ["data.height=64", "data.width=64", "data.num_frames=5"];
+    let prepare = |out: &str, crop: &[&str], settings: &[&str]| {
+        let arguments: Vec<String> =
+            ["data", "prepare", "faces.csv", out].iter().chain(crop).map(|s| s.to_string()).collect();
+        let arguments = [arguments, set(&sizes), set(settings)].concat();
+        world.roll(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let insightface = ["reward.name=insightface", path.as_str(), "reward.det_size=64"];
+    let cropped = prepare("cropped", &["--crop", "face"], &insightface);
+    assert!(cropped.status.success(), "{}", stderr_text(&cropped));
+    assert!(stderr_text(&cropped).contains("no face was found"), "{}", stderr_text(&cropped));
+    assert!(prepare("middle", &[], &[]).status.success());
+    let difference = |out: &str| {
+        let clip = roll_data::read_video(world.path(out).join("00001-wide.mp4"), &Default::default()).unwrap();
+        assert_eq!(clip.dims(), [5, 64, 64]);
+        let pairs = clip.frames().f32s().unwrap().iter().zip(person.frames().f32s().unwrap());
+        pairs.map(|(a, b)| (a - b).abs()).sum::<f32>() / (5 * 3 * 64 * 64) as f32
+    };
+    let [cropped, middle] = ["cropped", "middle"].map(difference);
+    assert!(cropped < 0.2 && cropped < 0.5 * middle, "{cropped} of {middle}");
+    let lines = std::fs::read_to_string(world.path("cropped/metadata.jsonl")).unwrap();
+    assert!(lines.lines().count() == 1 && lines.contains("\"weight\":2.0"), "{lines}");
+    fails(&prepare("unset", &["--crop", "face"], &[]), 2, &["`reward.name=insightface`", "`--crop face`"]);
 }

@@ -38,7 +38,7 @@ impl Dataset {
         let mut buckets = None;
         if has_buckets || has_windows {
             let found = buckets::assign(&metadata, config, unit)?;
-            let found = metadata.divide(config.windows, found)?.into_iter();
+            let found = metadata.divide(config.windows, found, unit)?.into_iter();
             buckets = has_buckets.then(|| found.map(|found| found.map(|found| found.bucket)).collect());
         }
         let cache = Mutex::new(Cache { limit: config.cache_bytes, ..Cache::default() });
@@ -79,7 +79,7 @@ impl Dataset {
     pub fn unused_windows(&self) -> Option<String> {
         let is_set = self.config.windows != Windows::Head;
         (is_set && self.metadata.rows.iter().all(|row| row.window.is_none()))
-            .then(|| "`data.windows` has no effect: no clip of `data.metadata` is longer than `data.num_frames`".into())
+            .then(|| "`data.windows` has no effect: no clip of `data.metadata` has room for a second one".into())
     }
 
     /// Whether the data set uses buckets.
@@ -141,7 +141,9 @@ impl Dataset {
     fn decode(&self, row: &MetadataRow, bucket: Option<Bucket>) -> Result<Clip> {
         let (config, unit) = (&self.config, self.unit);
         let video = match &row.video {
-            Some(path) => SampleVideo::Clip(Arc::new(self.decode_clip(path, row.window, bucket)?)),
+            Some(path) => {
+                SampleVideo::Clip(Arc::new(self.decode_clip(path, row.window, bucket, self.sizing(bucket))?))
+            }
             None => {
                 let bucket = bucket.map_or_else(|| Bucket::without_clip(config, row.image.as_deref(), unit), Ok)?;
                 SampleVideo::Shape([bucket.frames, bucket.size[0], bucket.size[1]])
@@ -154,13 +156,34 @@ impl Dataset {
         Ok(Clip { image: picture(row.image.as_deref())?, end_image: picture(row.end_image.as_deref())?, video })
     }
 
-    fn decode_clip(&self, path: &Path, window: Option<Window>, bucket: Option<Bucket>) -> Result<Video> {
+    /// Reads the clip of row `index` as [`Dataset::sample`] does, in its own size.
+    pub fn clip_of_own_size(&self, index: usize) -> Result<Video> {
+        let row = self.metadata.rows.get(index);
+        let Some((row, path)) = row.and_then(|row| Some((row, row.video.as_ref()?))) else {
+            return Err(Error::Misuse(format!("the clip of row {index}, which has none")));
+        };
+        let clip = self.decode_clip(path, row.window, self.bucket(index), Sizing::Native);
+        clip.while_doing(|| format!("reading {}", self.metadata.location(row)))
+    }
+
+    /// The size of clips of this bucket.
+    fn sizing(&self, bucket: Option<Bucket>) -> Sizing {
         let (config, unit) = (&self.config, self.unit);
-        let sizing = match (bucket, config.height, config.width) {
+        match (bucket, config.height, config.width) {
             (Some(bucket), ..) => Sizing::Exact(bucket.size),
             (None, Some(height), Some(width)) => Sizing::Exact([height, width]),
             _ => Sizing::MaxPixels { pixels: config.max_pixels, unit: [unit.height, unit.width] },
-        };
+        }
+    }
+
+    fn decode_clip(
+        &self,
+        path: &Path,
+        window: Option<Window>,
+        bucket: Option<Bucket>,
+        sizing: Sizing,
+    ) -> Result<Video> {
+        let (config, unit) = (&self.config, self.unit);
         let expected = bucket.map(|bucket| bucket.frames).or(window.map(|window| window.frames));
         let max_frames = expected.unwrap_or(unit.frames_within(config.num_frames));
         let (skip, decoder) = (window.map_or(0, |window| window.first), config.decoder);

@@ -1,6 +1,6 @@
 //! Windows: several samples from a clip that is longer than `data.num_frames`.
 
-use roll_core::{Error, Result};
+use roll_core::{Error, Result, VideoUnit};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -53,17 +53,20 @@ impl Windows {
 }
 
 impl Metadata {
-    /// Replaces the row of each clip that is longer than its sample by one row for each window. `available` has the
-    /// frames of the rows, and the result those of the new ones.
+    /// Replaces the row of each clip that is longer than its sample, by at least the unit, by one row for each window.
+    /// `available` has the frames of the rows, and the result those of the new ones.
     pub(crate) fn divide(
         &mut self,
         windows: Windows,
         available: Vec<Option<Available>>,
+        unit: VideoUnit,
     ) -> Result<Vec<Option<Available>>> {
         let (mut rows, mut divided) = (Vec::new(), Vec::new());
         for (row, found) in std::mem::take(&mut self.rows).into_iter().zip(available) {
             let frames = found.map_or(0, |found| found.bucket.frames);
-            let starts = found.map_or(vec![0], |found| windows.starts(found.frames, frames));
+            // A shorter rest is lost to rounding, and windows that differ by it would be nearly alike.
+            let longer = found.map(|found| found.frames).filter(|have| unit.frames_within(*have) > frames);
+            let starts = longer.map_or(vec![0], |have| windows.starts(have, frames));
             if starts.len() > MAX_WINDOWS {
                 let problem = format!("more than {MAX_WINDOWS} windows in {}; choose fewer", self.location(&row));
                 return Err(Error::config("data.windows", problem));

@@ -3,16 +3,19 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Component, Path};
+use std::sync::Arc;
 
-use roll_core::{BuildContext, Error, Registry, Result, RewardScorer, Sample, Tensor, Video, VideoUnit};
+use roll_core::{BuildContext, Error, Registry, Result, RewardScorer, Sample, SampleVideo, Tensor, Video, VideoUnit};
 use roll_data::{DataConfig, Dataset, OnBadSample, Picture, Probed, encode_png, format, probe, write_mp4};
+use roll_rewards::insightface::FaceNetworks;
 use roll_train::config::LoadedConfig;
 use roll_train::progress::{Bar, counted};
 use roll_train::reward;
 use roll_train::trainer::{counted_rows, other_frame_rates, row_noun};
 
 use super::check::files;
-use crate::args::{Data, DataAction, DataSet, InspectData, PrepareData};
+use super::face_crop;
+use crate::args::{Crop, Data, DataAction, DataSet, InspectData, PrepareData};
 use crate::configuration::{Configuration, build_context};
 use crate::output::controls_terminal;
 use crate::progress::TerminalBar;
@@ -28,8 +31,17 @@ pub fn data(args: Data) -> Result<()> {
     }
 }
 
-/// The data and the reward of a run, and the frame rate of its model's videos; bad samples are skipped.
-fn open(args: &DataSet) -> Result<(Dataset, Option<Box<dyn RewardScorer>>, Option<f64>)> {
+/// The data and the reward of a run.
+struct Opened {
+    /// Bad samples are skipped.
+    dataset: Dataset,
+    reward: Option<Box<dyn RewardScorer>>,
+    /// The frame rate of the model's videos, if it is known.
+    rate: Option<f64>,
+    loaded: LoadedConfig,
+}
+
+fn open(args: &DataSet) -> Result<Opened> {
     let configuration = Configuration::read(&args.config, &[])?;
     let registry = configuration.registry()?;
     let loaded = configuration.load(&registry)?;
@@ -42,7 +54,8 @@ fn open(args: &DataSet) -> Result<(Dataset, Option<Box<dyn RewardScorer>>, Optio
     let side = usize::from(args.unit);
     let unit = VideoUnit { height: side, width: side, ..VideoUnit::default() };
     let reward = reward(&loaded, &registry, &build_context(&loaded))?;
-    Ok((Dataset::open(&config, unit)?, reward, frame_rate(&loaded, &registry)))
+    let rate = frame_rate(&loaded, &registry);
+    Ok(Opened { dataset: Dataset::open(&config, unit)?, reward, rate, loaded })
 }
 
 /// The frame rate of the videos that the model was trained on, if its files are there.
@@ -58,8 +71,6 @@ fn frame_rate(loaded: &LoadedConfig, registry: &Registry) -> Option<f64> {
 #[derive(Default, serde::Serialize)]
 struct DataSummary {
     clips: usize,
-    /// Samples of clips that have several.
-    windows: usize,
     /// Rows without a clip.
     prompts: usize,
     usable: usize,
@@ -97,11 +108,10 @@ impl DataSummary {
 }
 
 fn inspect(args: InspectData) -> Result<()> {
-    let (dataset, mut reward, rate) = open(&args.data)?;
+    let Opened { dataset, mut reward, rate, .. } = open(&args.data)?;
     let bar = TerminalBar::new(dataset.len() as u64, "rows");
     let mut summary = DataSummary::default();
     for (i, row) in dataset.metadata().rows.iter().enumerate() {
-        summary.windows += usize::from(row.window.is_some());
         match &row.video {
             Some(_) if !row.is_first_window() => {}
             Some(video) => {
@@ -161,7 +171,8 @@ fn table(what: &str, counts: &BTreeMap<impl std::fmt::Display, usize>) {
 
 fn prepare(args: PrepareData) -> Result<()> {
     let out = &args.out;
-    let (dataset, ..) = open(&args.data)?;
+    let Opened { dataset, loaded, .. } = open(&args.data)?;
+    let faces = args.crop.map(|Crop::Face| face_crop::networks(&loaded, &build_context(&loaded))).transpose()?;
     if !args.data.config.trust {
         refuse_links_out(&dataset)?;
     }
@@ -172,7 +183,11 @@ fn prepare(args: PrepareData) -> Result<()> {
     let bar = TerminalBar::new(dataset.len() as u64, "rows");
     let (mut lines, mut left_out) = (String::new(), 0);
     for (i, row) in dataset.metadata().rows.iter().enumerate() {
-        match dataset.sample_or_skip(i)? {
+        let read = match (&faces, dataset.sample_or_skip(i)?) {
+            (Some(faces), Ok(sample)) => crop_to_face(faces, &dataset, i, sample)?,
+            (_, read) => read,
+        };
+        match read {
             Ok(sample) => {
                 let named = row.video.as_deref().or(row.image.as_deref()).and_then(Path::file_stem);
                 let stem = named.unwrap_or(OsStr::new("prompt")).to_string_lossy();
@@ -192,6 +207,23 @@ fn prepare(args: PrepareData) -> Result<()> {
     let rows = counted((dataset.len() - left_out) as u64, row_noun(dataset.metadata()));
     println!("{}: {rows}, {left_out} left out", path.display());
     Ok(())
+}
+
+/// The sample of row `index` with its clip cropped around the face; a clip without a face is an inner `Err`.
+fn crop_to_face(
+    faces: &FaceNetworks,
+    dataset: &Dataset,
+    index: usize,
+    sample: Sample,
+) -> Result<std::result::Result<Sample, (String, String)>> {
+    let [_, height, width] = sample.video.dims();
+    if sample.video.clip().is_none() {
+        return Ok(Ok(sample));
+    }
+    Ok(match face_crop::around_face(faces, &dataset.clip_of_own_size(index)?, [height, width])? {
+        Some(clip) => Ok(Sample { video: SampleVideo::Clip(Arc::new(clip)), ..sample }),
+        None => Err((sample.origin, "no face was found in it".into())),
+    })
 }
 
 /// Fails if a clip, a caption or a picture is a link that leads out of the directory of the data, which may be another

@@ -12,6 +12,7 @@ mod config;
 mod convert_lora;
 mod data;
 mod export_expert;
+mod face_crop;
 mod generate;
 mod init_experts;
 mod init_tiny;
