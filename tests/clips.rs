@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
 use serde_json::Value;
 
-use crate::world::{World, fails, stderr_text};
+use crate::world::{SETTINGS, SHORT, World, fails, stderr_text};
 
 /// Arguments that set `settings`.
 fn set(settings: &[&str]) -> Vec<String> {
@@ -276,4 +276,109 @@ fn clips_without_a_face_are_skipped_and_counted() {
     );
     let sum = |name: &str| world.metrics("run").iter().filter_map(|row| row[name].as_f64()).sum::<f64>();
     assert_eq!((sum("actor/samples"), sum("actor/skipped"), sum("data/skipped")), (35.0, 2.0, 3.0));
+}
+
+#[test]
+fn windows_of_long_clips_are_counted_named_and_cached_apart() {
+    let world = World::new(1);
+    let values = (0..9).flat_map(|t| vec![0.1 * t as f32 - 0.4; 3 * 64 * 64]).collect();
+    let clip = roll_core::Video::new(roll_core::Tensor::new(values, [9, 3, 64, 64]).unwrap(), 8.0).unwrap();
+    roll_data::write_mp4(world.path("0.mp4"), &clip).unwrap();
+    std::fs::write(world.path("short.csv"), "video,prompt\n0.mp4,p\nshort,p\n").unwrap();
+    roll_data::write_pngs(
+        world.path("short"),
+        &roll_core::Video::new(roll_core::Tensor::zeros([5, 3, 64, 64]), 8.0).unwrap(),
+    )
+    .unwrap();
+    let settings = ["data.num_frames=5", "data.windows={sliding: 4}", "data.height=64", "data.width=64"];
+    let inspect = |json: &[&str]| {
+        let arguments: Vec<String> = ["data", "inspect", "short.csv"].map(String::from).into();
+        let arguments = [arguments, set(&settings), json.iter().map(|s| s.to_string()).collect()].concat();
+        world.done(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let text = inspect(&[]);
+    assert!(text.contains("3 windows of 2 clips, 3 can be used"), "{text}");
+    let json: Value = serde_json::from_str(&inspect(&["--json"])).unwrap();
+    assert_eq!([&json["clips"], &json["usable"]], [2, 3]);
+
+    let train = [&settings[1..2], &["algo.name=flow_matching", "sample_steps=0", "data.cache_dir=cache"]].concat();
+    let summary = world.train("windows", 2, &train);
+    assert_eq!(summary.encodings, Some([0, 4]), "conditioning and latents of two windows");
+    let checked = [&["check", "--steps", "2"].map(String::from)[..], &set(&SETTINGS), &set(&train[..3])].concat();
+    let checked = world.done(&checked.iter().map(String::as_str).collect::<Vec<_>>());
+    for line in ["2 windows of 1 clip, 1 of the clips can be read", "2 steps of 1 window each: 1.0 epochs"] {
+        assert!(checked.contains(line), "{checked}");
+    }
+    assert_eq!(world.train("again", 2, &train).encodings, Some([4, 0]));
+}
+
+#[test]
+fn one_warning_names_clips_of_another_frame_rate_than_the_model_s() {
+    let world = World::new(3);
+    let run = |command: &[&str], settings: &[&str]| {
+        let own = ["algo.name=flow_matching", "sample_steps=0"];
+        let arguments: Vec<String> = command.iter().map(|s| s.to_string()).collect();
+        let arguments = [arguments, set(&SETTINGS), set(&own), set(settings)].concat();
+        let output = world.roll(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(output.status.success(), "{}", stderr_text(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned() + &stderr_text(&output)
+    };
+    let note = "3 of 3 clips have another frame rate than the videos that the model was trained on, which have 16 frames per \
+                second: 8 (3); `data.fps: 16` resamples them";
+    let train = |out| ["run", "--steps", "1", "--out", out];
+    for command in [&train("a")[..], &["check"], &["data", "inspect", "metadata.csv"]] {
+        let said = run(command, &[]).split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(said.matches(note).count(), 1, "{said}");
+        assert!(
+            !run(&if command[0] == "run" { train("b").to_vec() } else { command.to_vec() }, &["data.fps=8"])
+                .contains("resamples")
+        );
+    }
+    // The clips are no more than references here.
+    assert!(
+        !run(&["check"], &["algo.name=reward_fl", "reward.name=brightness", SHORT[1], SHORT[2], SHORT[3]])
+            .contains("resamples")
+    );
+}
+
+#[test]
+fn clips_are_cropped_around_their_face() {
+    let world = World::new(1);
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/assets");
+    let person = roll_data::read_video(demo.join("clips/unseen/person-12003.mp4"), &Default::default()).unwrap();
+    let [frames, side, _] = person.dims();
+    // The person stands at the right of a grey frame.
+    let (wide, at) = (side + 16, 16);
+    let mut values = vec![0.0; frames * 3 * side * wide];
+    for (i, row) in person.frames().f32s().unwrap().chunks_exact(side).enumerate() {
+        values[i * wide + at..][..side].copy_from_slice(row);
+    }
+    let wide = roll_core::Tensor::new(values, [frames, 3, side, wide]).unwrap();
+    roll_data::write_mp4(world.path("wide.mp4"), &roll_core::Video::new(wide, 8.0).unwrap()).unwrap();
+    std::fs::write(world.path("faces.csv"), "video,prompt,weight\nwide.mp4,a person,2\n0.mp4,a grey square,\n")
+        .unwrap();
+    let path = format!("reward.reward_model_path={}", demo.join("face").display());
+    let sizes = ["data.height=64", "data.width=64", "data.num_frames=5"];
+    let prepare = |out: &str, crop: &[&str], settings: &[&str]| {
+        let arguments: Vec<String> =
+            ["data", "prepare", "faces.csv", out].iter().chain(crop).map(|s| s.to_string()).collect();
+        let arguments = [arguments, set(&sizes), set(settings)].concat();
+        world.roll(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let insightface = ["reward.name=insightface", path.as_str(), "reward.det_size=64"];
+    let cropped = prepare("cropped", &["--crop", "face"], &insightface);
+    assert!(cropped.status.success(), "{}", stderr_text(&cropped));
+    assert!(stderr_text(&cropped).contains("no face was found"), "{}", stderr_text(&cropped));
+    assert!(prepare("middle", &[], &[]).status.success());
+    let difference = |out: &str| {
+        let clip = roll_data::read_video(world.path(out).join("00001-wide.mp4"), &Default::default()).unwrap();
+        assert_eq!(clip.dims(), [5, 64, 64]);
+        let pairs = clip.frames().f32s().unwrap().iter().zip(person.frames().f32s().unwrap());
+        pairs.map(|(a, b)| (a - b).abs()).sum::<f32>() / (5 * 3 * 64 * 64) as f32
+    };
+    let [cropped, middle] = ["cropped", "middle"].map(difference);
+    assert!(cropped < 0.2 && cropped < 0.5 * middle, "{cropped} of {middle}");
+    let lines = std::fs::read_to_string(world.path("cropped/metadata.jsonl")).unwrap();
+    assert!(lines.lines().count() == 1 && lines.contains("\"weight\":2.0"), "{lines}");
+    fails(&prepare("unset", &["--crop", "face"], &[]), 2, &["`reward.name=insightface`", "`--crop face`"]);
 }

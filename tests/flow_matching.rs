@@ -144,6 +144,7 @@ fn lora_and_full_training_learn_a_clip() {
             image: None,
             end_image: None,
             path: None,
+            weight: 1.0,
         };
         let mut algorithm = FlowMatching::new(FlowMatchingConfig {
             draws_per_sample: 4,

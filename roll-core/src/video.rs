@@ -152,6 +152,8 @@ pub struct Sample {
     pub end_image: Option<Tensor>,
     /// The clip's file.
     pub path: Option<PathBuf>,
+    /// Factor of the sample's loss, above 0 and usually 1. Metrics are without it.
+    pub weight: f64,
 }
 
 impl Sample {

@@ -38,21 +38,29 @@ impl Bucket {
     }
 }
 
+/// The shape of the samples of a row, and the number of frames that its clip has for them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Available {
+    pub bucket: Bucket,
+    pub frames: usize,
+}
+
 /// Whether the configuration uses buckets.
 pub(crate) fn are_wanted(config: &DataConfig) -> bool {
     !config.bucket_ratios.is_empty() || !config.bucket_frames.is_empty()
 }
 
-/// The bucket of each row. `None` for a row that cannot be read, if such rows are skipped; otherwise that is an error.
-pub(crate) fn assign(metadata: &Metadata, config: &DataConfig, unit: VideoUnit) -> Result<Vec<Option<Bucket>>> {
-    let of = |row: &MetadataRow| -> Result<Option<Bucket>> {
+/// The shape of each row. `None` for a row that cannot be read, if such rows are skipped; otherwise that is an error.
+pub(crate) fn assign(metadata: &Metadata, config: &DataConfig, unit: VideoUnit) -> Result<Vec<Option<Available>>> {
+    let of = |row: &MetadataRow| -> Result<Option<Available>> {
         let found = match &row.video {
             Some(video) => probe(video, config.decoder)
                 .and_then(|probed| bucket(&probed, config, unit).map_err(|problem| Error::bad_file(video, problem))),
-            None => Bucket::without_clip(config, row.image.as_deref(), unit),
+            None => Bucket::without_clip(config, row.image.as_deref(), unit)
+                .map(|bucket| Available { frames: bucket.frames, bucket }),
         };
         match found {
-            Ok(bucket) => Ok(Some(bucket)),
+            Ok(found) => Ok(Some(found)),
             Err(_) if config.on_bad_sample == OnBadSample::Skip => Ok(None), // reading it says why
             Err(error) => Err(error).while_doing(|| format!("reading {}", metadata.location(row))),
         }
@@ -62,12 +70,12 @@ pub(crate) fn assign(metadata: &Metadata, config: &DataConfig, unit: VideoUnit) 
 
 /// Selects the nearest ratio, and the largest number of frames that the clip has. Fails if the clip is smaller than the
 /// model's unit.
-pub(crate) fn bucket(clip: &Probed, config: &DataConfig, unit: VideoUnit) -> Result<Bucket, String> {
-    let available = match config.fps {
+pub(crate) fn bucket(clip: &Probed, config: &DataConfig, unit: VideoUnit) -> Result<Available, String> {
+    let frames = match config.fps {
         Some(fps) => times_before(clip.frames as f64 / clip.fps, fps),
         None => clip.frames,
     };
-    fitted(clip.size, available, config, unit)
+    Ok(Available { bucket: fitted(clip.size, frames, config, unit)?, frames })
 }
 
 /// The bucket of a video of this size and number of frames.
@@ -109,7 +117,7 @@ mod tests {
             max_pixels: 480 * 832,
             ..DataConfig::default()
         };
-        let of = |size, frames| bucket(&Probed { size, frames, fps: 24.0 }, &config, UNIT);
+        let of = |size, frames| bucket(&Probed { size, frames, fps: 24.0 }, &config, UNIT).map(|found| found.bucket);
         let wide = Bucket { frames: 81, size: [464, 832] };
         assert_eq!(of([1080, 1920], 200), Ok(wide));
         assert_eq!(of([1080, 1800], 80), Ok(Bucket { frames: 49, ..wide }));
@@ -117,7 +125,8 @@ mod tests {
         // Shorter than all lengths: the clip keeps its own.
         assert_eq!(of([700, 710], 12), Ok(Bucket { frames: 9, size: [624, 624] }));
         let slow = DataConfig { fps: Some(12.0), ..config };
-        assert_eq!(bucket(&Probed { size: [9, 16], frames: 99, fps: 24.0 }, &slow, UNIT).map(|b| b.frames), Ok(49));
+        let found = bucket(&Probed { size: [9, 16], frames: 99, fps: 24.0 }, &slow, UNIT).unwrap();
+        assert_eq!((found.bucket.frames, found.frames), (49, 50));
     }
 
     #[test]
@@ -127,7 +136,7 @@ mod tests {
             max_pixels: 480 * 832,
             ..DataConfig::default()
         };
-        let of = |size| bucket(&Probed { size, frames: 17, fps: 24.0 }, &config, UNIT).map(|b| b.size);
+        let of = |size| bucket(&Probed { size, frames: 17, fps: 24.0 }, &config, UNIT).map(|found| found.bucket.size);
         assert_eq!(of([500, 510]), Ok([496, 496]));
         assert_eq!(of([144, 256]), Ok([144, 256]));
         assert_eq!(of([256, 144]), Ok([256, 144]));
@@ -141,12 +150,13 @@ mod tests {
     #[test]
     fn without_bucket_ratios_clips_keep_their_ratio() {
         let config = DataConfig { bucket_frames: vec![5], max_pixels: 32 * 48, ..DataConfig::default() };
-        let of = |size| bucket(&Probed { size, frames: 9, fps: 8.0 }, &config, UNIT);
+        let of = |size| bucket(&Probed { size, frames: 9, fps: 8.0 }, &config, UNIT).map(|found| found.bucket);
         assert_eq!(of([40, 70]), Ok(Bucket { frames: 5, size: [16, 48] }));
         assert!(of([4, 4]).is_err());
         let unit = VideoUnit { height: 32, width: 32, frames: 8 };
         let probed = Probed { size: [72, 144], frames: 16, fps: 8.0 };
         let roomy = DataConfig { bucket_ratios: vec![2.0], num_frames: 81, ..DataConfig::default() };
-        assert_eq!(bucket(&probed, &roomy, unit), Ok(Bucket { frames: 9, size: [64, 128] }));
+        let found = bucket(&probed, &roomy, unit).map(|found| found.bucket);
+        assert_eq!(found, Ok(Bucket { frames: 9, size: [64, 128] }));
     }
 }

@@ -9,9 +9,10 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::picture::check_size;
+use crate::windows::Windows;
 
-/// Training data: a table with the column `prompt` (optionally `video`, `image` or `input_image`, and `end_image`), and
-/// the files it names; a directory of videos with a caption each; or a text file of prompts.
+/// Training data: a table with the column `prompt` (optionally `video`, `image` or `input_image`, `end_image`, and
+/// `weight`), and the files it names; a directory of videos with a caption each; or a text file of prompts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
@@ -36,6 +37,8 @@ pub struct DataConfig {
     /// one more than a multiple of the model's unit (4).
     #[schemars(range(min = 1))]
     pub num_frames: usize,
+    /// The samples of a clip that has more than `num_frames` frames. Clips of `evaluation.metadata` have one sample.
+    pub windows: Windows,
     /// Frames per second at which clips are sampled: the frames shown at those times, which also holds for clips of
     /// variable frame rate. At most 240; a rate above the file's repeats frames. `null`: every frame of the file.
     #[schemars(range(max = 240), extend("exclusiveMinimum" = 0))]
@@ -141,6 +144,7 @@ impl Default for DataConfig {
             height: None,
             width: None,
             num_frames: 81,
+            windows: Windows::Head,
             fps: None,
             bucket_ratios: Vec::new(),
             bucket_frames: Vec::new(),

@@ -10,6 +10,7 @@ use crate::buckets::{self, Bucket};
 use crate::config::{DataConfig, OnBadSample};
 use crate::metadata::{Metadata, MetadataRow};
 use crate::read::{ReadOptions, Sizing, read_image_by, read_video};
+use crate::windows::{Window, Windows};
 
 /// The rows of a metadata file. Reading a sample decodes its clip; the least recently used clips are evicted beyond
 /// `data.cache_bytes`.
@@ -29,19 +30,22 @@ impl Dataset {
         Self::new(Metadata::open(config)?, config, unit)
     }
 
-    /// Creates a data set from opened metadata. With buckets all clips are probed now; other faults appear when the
+    /// Creates a data set from opened metadata. With buckets or windows all clips are probed now; other faults appear when the
     /// files are read.
-    pub fn new(metadata: Metadata, config: &DataConfig, unit: VideoUnit) -> Result<Self> {
+    pub fn new(mut metadata: Metadata, config: &DataConfig, unit: VideoUnit) -> Result<Self> {
         config.check_unit(unit)?;
-        let buckets = match buckets::are_wanted(config) {
-            true => Some(buckets::assign(&metadata, config, unit)?),
-            false => None,
-        };
+        let (has_buckets, has_windows) = (buckets::are_wanted(config), config.windows != Windows::Head);
+        let mut buckets = None;
+        if has_buckets || has_windows {
+            let found = buckets::assign(&metadata, config, unit)?;
+            let found = metadata.divide(config.windows, found, unit)?.into_iter();
+            buckets = has_buckets.then(|| found.map(|found| found.map(|found| found.bucket)).collect());
+        }
         let cache = Mutex::new(Cache { limit: config.cache_bytes, ..Cache::default() });
         Ok(Self { metadata, config: config.clone(), unit, buckets, cache })
     }
 
-    /// Number of rows.
+    /// Number of rows; each window of a clip has one.
     pub fn len(&self) -> usize {
         self.metadata.rows.len()
     }
@@ -51,7 +55,7 @@ impl Dataset {
         self.metadata.rows.is_empty()
     }
 
-    /// The metadata.
+    /// The metadata, with a row for each window.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
@@ -69,6 +73,13 @@ impl Dataset {
     /// The maximum number of frames of a clip: `data.num_frames`, reduced to a number that the model takes.
     pub fn longest(&self) -> usize {
         self.unit.frames_within(self.config.num_frames)
+    }
+
+    /// Returns a note if `data.windows` is set and no clip has more than one sample.
+    pub fn unused_windows(&self) -> Option<String> {
+        let is_set = self.config.windows != Windows::Head;
+        (is_set && self.metadata.rows.iter().all(|row| row.window.is_none()))
+            .then(|| "`data.windows` has no effect: no clip of `data.metadata` has room for a second one".into())
     }
 
     /// Whether the data set uses buckets.
@@ -123,13 +134,16 @@ impl Dataset {
             image: clip.image.clone(),
             end_image: clip.end_image.clone(),
             path: row.video.clone(),
+            weight: row.weight.unwrap_or(1.0),
         })
     }
 
     fn decode(&self, row: &MetadataRow, bucket: Option<Bucket>) -> Result<Clip> {
         let (config, unit) = (&self.config, self.unit);
         let video = match &row.video {
-            Some(path) => SampleVideo::Clip(Arc::new(self.decode_clip(path, bucket)?)),
+            Some(path) => {
+                SampleVideo::Clip(Arc::new(self.decode_clip(path, row.window, bucket, self.sizing(bucket))?))
+            }
             None => {
                 let bucket = bucket.map_or_else(|| Bucket::without_clip(config, row.image.as_deref(), unit), Ok)?;
                 SampleVideo::Shape([bucket.frames, bucket.size[0], bucket.size[1]])
@@ -142,23 +156,46 @@ impl Dataset {
         Ok(Clip { image: picture(row.image.as_deref())?, end_image: picture(row.end_image.as_deref())?, video })
     }
 
-    fn decode_clip(&self, path: &Path, bucket: Option<Bucket>) -> Result<Video> {
+    /// Reads the clip of row `index` as [`Dataset::sample`] does, in its own size.
+    pub fn clip_of_own_size(&self, index: usize) -> Result<Video> {
+        let row = self.metadata.rows.get(index);
+        let Some((row, path)) = row.and_then(|row| Some((row, row.video.as_ref()?))) else {
+            return Err(Error::Misuse(format!("the clip of row {index}, which has none")));
+        };
+        let clip = self.decode_clip(path, row.window, self.bucket(index), Sizing::Native);
+        clip.while_doing(|| format!("reading {}", self.metadata.location(row)))
+    }
+
+    /// The size of clips of this bucket.
+    fn sizing(&self, bucket: Option<Bucket>) -> Sizing {
         let (config, unit) = (&self.config, self.unit);
-        let sizing = match (bucket, config.height, config.width) {
+        match (bucket, config.height, config.width) {
             (Some(bucket), ..) => Sizing::Exact(bucket.size),
             (None, Some(height), Some(width)) => Sizing::Exact([height, width]),
             _ => Sizing::MaxPixels { pixels: config.max_pixels, unit: [unit.height, unit.width] },
-        };
-        let max_frames = bucket.map_or(unit.frames_within(config.num_frames), |bucket| bucket.frames);
-        let decoder = config.decoder;
-        let options = ReadOptions { max_frames: Some(max_frames), fps: config.fps, sizing, decoder, every: 1 };
+        }
+    }
+
+    fn decode_clip(
+        &self,
+        path: &Path,
+        window: Option<Window>,
+        bucket: Option<Bucket>,
+        sizing: Sizing,
+    ) -> Result<Video> {
+        let (config, unit) = (&self.config, self.unit);
+        let expected = bucket.map(|bucket| bucket.frames).or(window.map(|window| window.frames));
+        let max_frames = expected.unwrap_or(unit.frames_within(config.num_frames));
+        let (skip, decoder) = (window.map_or(0, |window| window.first), config.decoder);
+        let options = ReadOptions { skip, max_frames: Some(max_frames), fps: config.fps, sizing, decoder, every: 1 };
         let video = read_video(path, &options)?;
         let found = video.dims()[0];
         let video = truncate_frames(video, unit.frames_within(found))?;
-        if let Some(bucket) = bucket
-            && bucket.frames != found
+        if let Some(expected) = expected
+            && expected != found
         {
-            let problem = format!("{found} frames can be read, its index tells of at least {}", bucket.frames);
+            let [found, expected] = [found, expected].map(|frames| skip + frames);
+            let problem = format!("{found} frames can be read, its index tells of at least {expected}");
             return Err(Error::bad_file(path, problem));
         }
         Ok(video)

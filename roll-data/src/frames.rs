@@ -24,6 +24,8 @@ pub(crate) struct Frames {
     /// Maximum size of the kept frames in memory, in bytes.
     pub max_bytes: usize,
     frames_seen: usize,
+    /// Frames left out so far, of `skip`.
+    skipped: usize,
     frame_count: usize,
     size: Option<[usize; 2]>,
     values: Vec<f32>,
@@ -37,6 +39,7 @@ impl Frames {
             is_rejected: false,
             max_bytes: MAX_VIDEO_BYTES,
             frames_seen: 0,
+            skipped: 0,
             frame_count: 0,
             size: None,
             values: Vec::new(),
@@ -66,6 +69,12 @@ impl Frames {
     }
 
     fn take(&mut self, picture: Picture, times: usize) -> Result<(), String> {
+        let skipped = times.min(self.options.skip - self.skipped);
+        self.skipped += skipped;
+        let times = times - skipped;
+        if times == 0 {
+            return Ok(());
+        }
         let picture = fit(picture, self.options.sizing)?;
         let size = [picture.height, picture.width];
         if *self.size.get_or_insert(size) != size {
@@ -163,5 +172,8 @@ mod tests {
         assert_eq!(at(10.0), [0, 1, 2, 3, 4, 5, 5, 5, 5, 5]);
         assert_eq!(picked(ReadOptions { every: 2, ..Default::default() }, &shown), [0, 2, 4]);
         assert_eq!(picked(ReadOptions { every: 2, max_frames: Some(2), ..Default::default() }, &shown), [0, 2]);
+        let window = ReadOptions { skip: 6, max_frames: Some(3), fps: Some(10.0), ..Default::default() };
+        assert_eq!(picked(window, &shown), [5, 5, 5]);
+        assert_eq!(picked(ReadOptions { skip: 1, every: 2, ..Default::default() }, &shown), [2, 4]);
     }
 }

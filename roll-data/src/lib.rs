@@ -48,6 +48,7 @@ mod probe;
 mod read;
 mod resize;
 mod still;
+mod windows;
 mod write;
 
 pub use batches::{Batch, Batches};
@@ -57,7 +58,8 @@ pub use container::format;
 pub use dataset::Dataset;
 pub use metadata::{Metadata, MetadataRow};
 pub use picture::Picture;
-pub use probe::{Probed, probe};
+pub use probe::{Probed, frame_rates, probe};
 pub use read::{ReadOptions, Sizing, read_image, read_video};
 pub use resize::{crop_and_resize, resize, target_size};
+pub use windows::{Window, Windows};
 pub use write::{contact_sheet, encode_gif, encode_png, write_contact_sheet, write_gif, write_mp4, write_pngs};

@@ -1,8 +1,9 @@
 //! Size and length of a clip, without decoding a video.
 
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use rayon::prelude::*;
 use roll_core::{Error, Result};
 use roll_external::files;
 
@@ -11,6 +12,7 @@ use crate::config::Decoder;
 use crate::container::{Container, FileHead};
 use crate::ffmpeg;
 use crate::frames::STILL_FPS;
+use crate::metadata::Metadata;
 use crate::mp4::Mp4Reader;
 use crate::read::{or_ffmpeg, pictures_in};
 use crate::still::read_picture;
@@ -24,6 +26,17 @@ pub struct Probed {
     pub frames: usize,
     /// Mean number of frames per second.
     pub fps: f64,
+}
+
+/// The frame rates of the first `most` clips, without those that have one frame, cannot be read or are pictures.
+pub fn frame_rates(metadata: &Metadata, decoder: Decoder, most: usize) -> Vec<f64> {
+    let rows = metadata.rows.iter().filter(|row| row.is_first_window());
+    let clips: Vec<&PathBuf> = rows.filter_map(|row| row.video.as_ref()).take(most).collect();
+    let rate = |clip: &&PathBuf| match probe(clip, decoder) {
+        Ok(probed) if probed.frames > 1 && !clip.is_dir() => Some(probed.fps),
+        _ => None,
+    };
+    clips.par_iter().filter_map(rate).collect()
 }
 
 /// Reads size and length of a file or directory that [`read_video`](crate::read_video) accepts. Only the index of a

@@ -34,6 +34,8 @@ pub enum Sizing {
 /// Which frames to read, and their size.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ReadOptions {
+    /// Leave out this many frames before the first.
+    pub skip: usize,
     /// Stop after this many frames.
     pub max_frames: Option<usize>,
     /// Sample frames at this rate (the frames shown at those times) instead of reading all.

@@ -361,5 +361,6 @@ pub fn sample(index: u64, prompt: &str) -> Sample {
         image: None,
         end_image: None,
         path: None,
+        weight: 1.0,
     }
 }

@@ -128,3 +128,17 @@ pub fn assert_same_runs(ours: &Run, theirs: &Run, of_parameters: f32, tolerance:
         }
     }
 }
+
+/// Asserts that the weight 2 of a sample doubles its gradient and changes no metric but norms of gradients. `step`
+/// makes a step on new doubles; the gradient is the second value.
+pub fn assert_weight_scales_the_gradient(step: impl Fn(&[Sample]) -> (StepReport, Vec<f32>)) {
+    let at = |weight| {
+        let (mut report, gradient) = step(&[Sample { weight, ..crate::sample(0, "a") }]);
+        report.metrics.retain(|name, _| !name.starts_with("time/") && !name.contains("grad_norm"));
+        (report.metrics, gradient)
+    };
+    let ((metrics, gradient), (same, twice)) = (at(1.0), at(2.0));
+    assert_eq!(metrics, same);
+    assert!(gradient.iter().any(|g| *g != 0.0));
+    assert_eq!(gradient.iter().map(|g| 2.0 * g).collect::<Vec<f32>>(), twice);
+}

@@ -6,7 +6,7 @@ use roll_core::{
     Algorithm, BuildContext, Communicator, Error, Evaluated, EvaluationContext, Model, Noise, Registry, Result,
     RewardScorer, Sample, VideoUnit, communicator,
 };
-use roll_data::{DataConfig, Dataset, Metadata};
+use roll_data::{DataConfig, Dataset, Metadata, Windows};
 use serde::{Deserialize, Serialize};
 
 use crate::config::LoadedConfig;
@@ -121,7 +121,8 @@ impl EvaluationSources {
         let config = &loaded.config.evaluation;
         let open = |metadata| -> Result<_> {
             let (base_path, metadata) = (config.base_path.clone(), Some(metadata));
-            let data = DataConfig { metadata, base_path, ..loaded.config.data.clone() };
+            let windows = Windows::Head;
+            let data = DataConfig { metadata, base_path, windows, ..loaded.config.data.clone() };
             let data = data.resolved(|path| context.resolve(path));
             Ok((Metadata::open(&data)?, data))
         };

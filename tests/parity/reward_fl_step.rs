@@ -326,6 +326,7 @@ fn sample(video: &Tensor) -> Outcome<Sample> {
         image: None,
         end_image: None,
         path: None,
+        weight: 1.0,
     })
 }
 

@@ -162,7 +162,7 @@ impl DiffusionNftConfig {
                     round.outcome.nonfinite = Some((what, loss.value));
                     return Ok(());
                 }
-                let share = 1.0 / self.levels_per_video as f64;
+                let share = group.weight / self.levels_per_video as f64;
                 let cotangent = loss.gradient.iter().map(|d| (share * d) as f32).collect::<Vec<f32>>();
                 cotangents.push(Tensor::new(cotangent, velocity.shape())?);
             }

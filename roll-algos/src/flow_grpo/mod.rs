@@ -103,12 +103,12 @@ impl FlowGrpoConfig {
         weight_scale: f64,
         round: &mut RoundState<'_>,
     ) -> Result<()> {
-        let Group { conditions, videos, records, .. } = group;
+        let Group { weight, conditions, videos, records, .. } = group;
         for (videos, steps) in videos.chunks(self.at_once).zip(records) {
             if videos.iter().all(|video| video.advantage == 0.0) {
                 continue;
             }
-            let share = 1.0 / steps.len() as f64;
+            let share = *weight / steps.len() as f64;
             for record in steps {
                 if round.outcome.nonfinite.is_some() {
                     return Ok(());

@@ -410,3 +410,13 @@ fn parameters_and_metrics_do_not_depend_on_the_number_of_ranks() {
         assert_same_on_all_ranks(|ranks, prompt| train(share_prefix, ranks, prompt));
     }
 }
+
+#[test]
+fn the_weight_of_a_row_scales_its_gradient() {
+    for data_weight in [0.0, 0.5] {
+        training::assert_weight_scales_the_gradient(|samples| {
+            let mut bench = set_up(FlowGrpoConfig { data_weight, kl_weight: 0.1, ..small() });
+            (bench.step(0, samples, 0.0), bench.strategy.gradient)
+        });
+    }
+}

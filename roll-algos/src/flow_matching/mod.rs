@@ -130,8 +130,10 @@ struct NoisedClip {
     sigma: Sigma,
     noise: Vec<f32>,
     x: Tensor,
-    /// Weight of its loss.
+    /// Weight of its loss, without that of the sample.
     weight: f64,
+    /// Weight of the sample.
+    sample_weight: f64,
 }
 
 /// The state of a training step, which its samples share.
@@ -218,7 +220,8 @@ impl FlowMatching {
             };
             let x = conditioning.with_first_frame(&mixed(data, noise, sigma)?)?;
             let weight = distribution.weighting.at(sigma) / count as f64;
-            Ok(NoisedClip { clip: clip.clone(), conditioning, sigma, noise: noise.to_vec(), x, weight })
+            let (clip, noise, sample_weight) = (clip.clone(), noise.to_vec(), sample.weight);
+            Ok(NoisedClip { clip, conditioning, sigma, noise, x, weight, sample_weight })
         };
         noise.f32s()?.chunks_exact(n).enumerate().map(one).collect::<Result<_>>().map(Some)
     }
@@ -282,14 +285,14 @@ fn train(ctx: &mut StepContext<'_>, batch: &[NoisedClip], state: &mut StepState<
     let (velocities, pullback) = diffusion(ctx.model)?.velocities(&inputs, Adapter::On, Grad::Record)?;
     let mut cotangents = Vec::new();
     for (noised, velocity) in batch.iter().zip(velocities.unstack()?) {
-        let NoisedClip { clip, sigma, noise, weight, .. } = noised;
+        let NoisedClip { clip, sigma, noise, weight, sample_weight, .. } = noised;
         let (loss, gradient) = velocity_loss(&velocity, &clip.latents, noise, clip.known_frames())?;
         if !loss.is_finite() {
             outcome.nonfinite = Some((format!("the loss at noise level {:.3}", sigma.0), loss));
             return Ok(());
         }
         tally.count_draw(*range, *sigma, loss, *weight);
-        cotangents.push(scaled(&gradient, *weight as f32)?);
+        cotangents.push(scaled(&gradient, (weight * sample_weight) as f32)?);
     }
 
     watch.begin(PULL, Some("pulling back"))?;

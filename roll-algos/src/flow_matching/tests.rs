@@ -2,6 +2,7 @@
 
 use roll_core::*;
 use roll_testing::diffusion::{Descent, MockDiffusion, sample, values};
+use roll_testing::training;
 
 use super::*;
 use crate::update::OnNonfinite;
@@ -268,4 +269,14 @@ fn registry_builds_the_algorithm_and_rejects_unknown_keys() {
     assert!(registry.algorithm("flow_matching", &options(given), &context).is_ok());
     let error = registry.algorithm("flow_matching", &options(serde_json::json!({"draw_per_sample": 4})), &context);
     assert!(error.err().unwrap().to_string().contains("did you mean `draws_per_sample`"));
+}
+
+#[test]
+fn the_weight_of_a_row_scales_its_gradient() {
+    for loss_weighting in [LossWeighting::Uniform, LossWeighting::Bell] {
+        training::assert_weight_scales_the_gradient(|samples| {
+            let mut bench = Bench::new(FlowMatchingConfig { loss_weighting, ..draws(3) });
+            (bench.step(samples), bench.strategy.gradient)
+        });
+    }
 }

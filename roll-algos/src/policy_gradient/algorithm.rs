@@ -139,7 +139,7 @@ impl TrainingState {
         }
         round.begin(DATA, "training on the clip")?;
         let sample = &ctx.samples[group.sample];
-        if let Some(loss) = self.data.accumulate(ctx, sample, group.key_in(round.update), videos)? {
+        if let Some(loss) = self.data.accumulate(ctx, sample, group.key_in(round.update), videos * sample.weight)? {
             match loss.is_finite() {
                 true => round.tally.weighted_mean(DATA_LOSS, loss, videos),
                 false => round.outcome.nonfinite = Some((format!("the loss on the clip of {}", sample.origin), loss)),

@@ -67,6 +67,8 @@ impl<'a> RoundState<'a> {
 pub(crate) struct Group<T> {
     /// Position of the sample among those of the step.
     pub(crate) sample: usize,
+    /// Factor of the loss of its videos: the weight of the sample.
+    pub(crate) weight: f64,
     /// Row of the sample in the data. Groups of different ranks with the same row are one group.
     row: u64,
     /// Key of the sample's draws.
@@ -260,7 +262,8 @@ fn generate_group<E: Explore>(
         outcome.skip(sample, reason);
         return Ok(None);
     }
-    Ok(Some(Group { sample: position, row: sample.index, key, conditions, videos, records }))
+    let weight = sample.weight;
+    Ok(Some(Group { sample: position, weight, row: sample.index, key, conditions, videos, records }))
 }
 
 /// The score of a video with its terms; a term without a detail is NaN.

@@ -129,7 +129,7 @@ struct SampleVideos<'a> {
     repeats: u64,
     target: &'a PreparedTarget,
     conditions: &'a Conditions,
-    /// One over the number of videos.
+    /// Factor of the gradient of each: the sample's weight over the number of videos.
     share: f64,
 }
 
@@ -192,7 +192,7 @@ impl RewardFl {
         }
         let key = draw_key(sample, repeats);
         let (conditions, starts) = self.starts(ctx, sample, key, state)?;
-        let share = 1.0 / starts.len() as f64;
+        let share = sample.weight / starts.len() as f64;
         let videos = SampleVideos { sample, repeats, target: &target, conditions: &conditions, share };
         let kl_alone = match state.split {
             Some(_) => Some(self.kl_gradient(ctx, &videos, &starts, &mut state.watch)?),
@@ -308,7 +308,7 @@ impl RewardFl {
     ) -> Result<Outcome> {
         if self.data.is_on() {
             watch.begin(DATA, Some("training on the clip"))?;
-            scored.data_loss = self.data.accumulate(ctx, sample, key, 1.0)?;
+            scored.data_loss = self.data.accumulate(ctx, sample, key, sample.weight)?;
             let data = scored.data_loss.unwrap_or(0.0);
             if !data.is_finite() {
                 return Ok(Outcome::NonFinite(format!("the loss on the clip of {}", sample.origin), data));

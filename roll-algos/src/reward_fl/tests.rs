@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use roll_core::*;
 use roll_testing::diffusion::{Descent, MockDiffusion, SHAPE, Sines, sample, values};
+use roll_testing::training;
 
 use super::*;
 use crate::sampling::{Conditions, Sampling};
@@ -587,4 +588,14 @@ fn registry_builds_the_algorithm_and_rejects_unknown_keys() {
     assert!(registry.algorithm("reward_fl", &options(serde_json::json!({"mid_timestep": 3})), &context).is_ok());
     let error = registry.algorithm("reward_fl", &options(serde_json::json!({"mid_timestp": 3})), &context).err();
     assert!(error.unwrap().to_string().contains("did you mean `mid_timestep`"));
+}
+
+#[test]
+fn the_weight_of_a_row_scales_its_gradient() {
+    for trained_steps in [TrainedSteps::Window, TrainedSteps::Renoised(2)] {
+        training::assert_weight_scales_the_gradient(|samples| {
+            let mut bench = Bench::new(RewardFlConfig { data_weight: 0.5, trained_steps, ..RewardFlConfig::default() });
+            (bench.step(samples), bench.strategy.gradient)
+        });
+    }
 }

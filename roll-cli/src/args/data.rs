@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args as ClapArgs, Subcommand};
+use clap::{Args as ClapArgs, Subcommand, ValueEnum};
 
 use super::ConfigArgs;
 
@@ -47,6 +47,13 @@ pub struct InspectData {
     pub json: bool,
 }
 
+/// What the crop of a clip is around.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Crop {
+    /// The largest face of each frame.
+    Face,
+}
+
 /// Arguments of `roll data prepare`.
 #[derive(Debug, ClapArgs)]
 pub struct PrepareData {
@@ -54,4 +61,8 @@ pub struct PrepareData {
     pub data: DataSet,
     /// Directory to write; it must be empty or new.
     pub out: PathBuf,
+    /// Crop each clip to one box around its face, instead of the middle of its frames. The detector is that of the reward
+    /// `insightface` of the configuration; clips without a face are left out.
+    #[arg(long, value_enum)]
+    pub crop: Option<Crop>,
 }

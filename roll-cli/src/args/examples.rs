@@ -65,9 +65,12 @@ pub const DATA_INSPECT: &str = r"Examples:
   roll data inspect my/clips --set reward.name=insightface \
     --set reward.reward_model_path=antelopev2";
 
-pub const DATA_PREPARE: &str = r"Example:
+pub const DATA_PREPARE: &str = r"Examples:
   roll data prepare my/clips prepared --set data.fps=16 \
-    --set data.num_frames=81 --set data.max_pixels=399360";
+    --set data.num_frames=81 --set data.max_pixels=399360
+  roll data prepare my/clips faces --crop face \
+    --set data.height=480 --set data.width=480 --set reward.name=insightface \
+    --set reward.reward_model_path=antelopev2";
 
 pub const REWARDS: &str = r"Example:
   roll rewards try sharpness clip.mp4 --set reward.wanted=reference \

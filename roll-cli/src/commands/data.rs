@@ -3,14 +3,19 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Component, Path};
+use std::sync::Arc;
 
-use roll_core::{Error, Result, RewardScorer, Sample, Tensor, Video, VideoUnit};
+use roll_core::{BuildContext, Error, Registry, Result, RewardScorer, Sample, SampleVideo, Tensor, Video, VideoUnit};
 use roll_data::{DataConfig, Dataset, OnBadSample, Picture, Probed, encode_png, format, probe, write_mp4};
+use roll_rewards::insightface::FaceNetworks;
+use roll_train::config::LoadedConfig;
 use roll_train::progress::{Bar, counted};
 use roll_train::reward;
-use roll_train::trainer::{counted_rows, row_noun};
+use roll_train::trainer::{counted_rows, other_frame_rates, row_noun};
 
-use crate::args::{Data, DataAction, DataSet, InspectData, PrepareData};
+use super::check::files;
+use super::face_crop;
+use crate::args::{Crop, Data, DataAction, DataSet, InspectData, PrepareData};
 use crate::configuration::{Configuration, build_context};
 use crate::output::controls_terminal;
 use crate::progress::TerminalBar;
@@ -26,8 +31,17 @@ pub fn data(args: Data) -> Result<()> {
     }
 }
 
-/// The data and the reward of a run; bad samples are skipped.
-fn open(args: &DataSet) -> Result<(Dataset, Option<Box<dyn RewardScorer>>)> {
+/// The data and the reward of a run.
+struct Opened {
+    /// Bad samples are skipped.
+    dataset: Dataset,
+    reward: Option<Box<dyn RewardScorer>>,
+    /// The frame rate of the model's videos, if it is known.
+    rate: Option<f64>,
+    loaded: LoadedConfig,
+}
+
+fn open(args: &DataSet) -> Result<Opened> {
     let configuration = Configuration::read(&args.config, &[])?;
     let registry = configuration.registry()?;
     let loaded = configuration.load(&registry)?;
@@ -40,7 +54,17 @@ fn open(args: &DataSet) -> Result<(Dataset, Option<Box<dyn RewardScorer>>)> {
     let side = usize::from(args.unit);
     let unit = VideoUnit { height: side, width: side, ..VideoUnit::default() };
     let reward = reward(&loaded, &registry, &build_context(&loaded))?;
-    Ok((Dataset::open(&config, unit)?, reward))
+    let rate = frame_rate(&loaded, &registry);
+    Ok(Opened { dataset: Dataset::open(&config, unit)?, reward, rate, loaded })
+}
+
+/// The frame rate of the videos that the model was trained on, if its files are there.
+fn frame_rate(loaded: &LoadedConfig, registry: &Registry) -> Option<f64> {
+    let context = BuildContext { headers_only: true, ..build_context(loaded) };
+    let files = files(loaded, registry, &context).ok().flatten().filter(|files| files.missing.is_none());
+    let model = &loaded.config.model;
+    let model = files.and_then(|_| registry.model(&model.name, &model.options, &context).ok());
+    model?.as_diffusion()?.frame_rate()
 }
 
 /// Counts over the rows of a data set.
@@ -84,11 +108,12 @@ impl DataSummary {
 }
 
 fn inspect(args: InspectData) -> Result<()> {
-    let (dataset, mut reward) = open(&args.data)?;
+    let Opened { dataset, mut reward, rate, .. } = open(&args.data)?;
     let bar = TerminalBar::new(dataset.len() as u64, "rows");
     let mut summary = DataSummary::default();
     for (i, row) in dataset.metadata().rows.iter().enumerate() {
         match &row.video {
+            Some(_) if !row.is_first_window() => {}
             Some(video) => {
                 summary.clips += 1;
                 summary.count_file(format(video).unwrap_or("not there"), probe(video, dataset.config().decoder).ok());
@@ -107,6 +132,9 @@ fn inspect(args: InspectData) -> Result<()> {
         bar.set(i as u64 + 1);
     }
     bar.finish();
+    if let Some(note) = other_frame_rates(dataset.metadata(), dataset.config(), rate) {
+        tracing::warn!("{note}");
+    }
     match args.json {
         true => println!("{:#}", serde_json::json!(summary)),
         false => print(&summary, &counted_rows(dataset.metadata()), &args.data.path),
@@ -143,7 +171,8 @@ fn table(what: &str, counts: &BTreeMap<impl std::fmt::Display, usize>) {
 
 fn prepare(args: PrepareData) -> Result<()> {
     let out = &args.out;
-    let (dataset, _) = open(&args.data)?;
+    let Opened { dataset, loaded, .. } = open(&args.data)?;
+    let faces = args.crop.map(|Crop::Face| face_crop::networks(&loaded, &build_context(&loaded))).transpose()?;
     if !args.data.config.trust {
         refuse_links_out(&dataset)?;
     }
@@ -154,7 +183,11 @@ fn prepare(args: PrepareData) -> Result<()> {
     let bar = TerminalBar::new(dataset.len() as u64, "rows");
     let (mut lines, mut left_out) = (String::new(), 0);
     for (i, row) in dataset.metadata().rows.iter().enumerate() {
-        match dataset.sample_or_skip(i)? {
+        let read = match (&faces, dataset.sample_or_skip(i)?) {
+            (Some(faces), Ok(sample)) => crop_to_face(faces, &dataset, i, sample)?,
+            (_, read) => read,
+        };
+        match read {
             Ok(sample) => {
                 let named = row.video.as_deref().or(row.image.as_deref()).and_then(Path::file_stem);
                 let stem = named.unwrap_or(OsStr::new("prompt")).to_string_lossy();
@@ -174,6 +207,23 @@ fn prepare(args: PrepareData) -> Result<()> {
     let rows = counted((dataset.len() - left_out) as u64, row_noun(dataset.metadata()));
     println!("{}: {rows}, {left_out} left out", path.display());
     Ok(())
+}
+
+/// The sample of row `index` with its clip cropped around the face; a clip without a face is an inner `Err`.
+fn crop_to_face(
+    faces: &FaceNetworks,
+    dataset: &Dataset,
+    index: usize,
+    sample: Sample,
+) -> Result<std::result::Result<Sample, (String, String)>> {
+    let [_, height, width] = sample.video.dims();
+    if sample.video.clip().is_none() {
+        return Ok(Ok(sample));
+    }
+    Ok(match face_crop::around_face(faces, &dataset.clip_of_own_size(index)?, [height, width])? {
+        Some(clip) => Ok(Sample { video: SampleVideo::Clip(Arc::new(clip)), ..sample }),
+        None => Err((sample.origin, "no face was found in it".into())),
+    })
 }
 
 /// Fails if a clip, a caption or a picture is a link that leads out of the directory of the data, which may be another
@@ -212,6 +262,9 @@ fn write(out: &Path, name: &str, sample: &Sample) -> Result<String> {
         line["video"] = file.into();
     }
     line["prompt"] = sample.prompt.clone().into();
+    if sample.weight != 1.0 {
+        line["weight"] = sample.weight.into();
+    }
     for (key, image) in [("image", &sample.image), ("end_image", &sample.end_image)] {
         if let Some(image) = image {
             let file = format!("{name}-{key}.png");

@@ -13,6 +13,7 @@ mod convert_lora;
 mod data;
 mod devices;
 mod export_expert;
+mod face_crop;
 mod generate;
 mod init;
 mod init_experts;

@@ -50,7 +50,8 @@ pub(crate) fn decode(path: &Path, options: &ReadOptions) -> Result<Frames, Failu
     let stream = StreamDescription::of(path, None)?;
     let mut frames = Frames::new(options);
     frames.source_fps = stream.fps;
-    let max_frames = options.max_frames.map(|max_frames| max_frames.saturating_mul(options.every.max(1)));
+    let max_frames =
+        options.max_frames.map(|max| max.saturating_add(options.skip).saturating_mul(options.every.max(1)));
     let picked = options.fps.map(|fps| {
         // Selects the frame shown at each time of the new rate, counted from the first frame.
         format!("setpts=PTS-STARTPTS,fps=fps={fps}:round=up,")

@@ -6,6 +6,7 @@ mod json;
 mod prompts;
 mod table;
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
@@ -14,6 +15,7 @@ use roll_external::files;
 
 use crate::config::{DataConfig, OnBadSample};
 use crate::container;
+use crate::windows::Window;
 
 /// Maximum size of a metadata file: half a million rows of a few hundred bytes.
 const MAX_BYTES: u64 = 256 << 20;
@@ -23,7 +25,7 @@ const VIDEO: &str = "video";
 const MAX_PROMPT_BYTES: usize = 1 << 20;
 
 /// One row; paths are resolved.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct MetadataRow {
     /// Line of the file, or number of the object in a JSON list, from 1; 0 for a clip of a directory.
     pub line: u64,
@@ -38,6 +40,10 @@ pub struct MetadataRow {
     pub image: Option<PathBuf>,
     /// Column `end_image`.
     pub end_image: Option<PathBuf>,
+    /// Column `weight`: the factor of the row's loss, if one is set.
+    pub weight: Option<f64>,
+    /// The part of the clip that is this sample, if the clip has several.
+    pub window: Option<Window>,
 }
 
 impl MetadataRow {
@@ -45,10 +51,15 @@ impl MetadataRow {
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         [&self.video, &self.image, &self.end_image].into_iter().flatten().map(PathBuf::as_path)
     }
+
+    /// Whether no window of the same clip comes before.
+    pub fn is_first_window(&self) -> bool {
+        self.window.is_none_or(|window| window.number == 0)
+    }
 }
 
 /// A metadata file, or a directory of clips.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Metadata {
     /// The file or directory.
     pub path: PathBuf,
@@ -84,8 +95,8 @@ impl Metadata {
     /// Reads the file at `path`: CSV with commas, semicolons or tabs, JSON with one object per line, a JSON list of
     /// objects, or (`.txt`) one prompt per line. Relative paths start at `base`, by default the directory of the file.
     ///
-    /// Requires the column (key) `prompt`, also uses `video`, `image` (or `input_image`) and `end_image`, and ignores
-    /// others. A row without a `video` is a prompt, perhaps with a picture. In JSON, `video` may be a list: several
+    /// Requires the column (key) `prompt`, also uses `video`, `image` (or `input_image`), `end_image` and `weight`, and
+    /// ignores others. A row without a `video` is a prompt, perhaps with a picture. In JSON, `video` may be a list: several
     /// clips with one prompt, one row each.
     ///
     /// If `path` is a directory, the rows are its videos, sorted by name; the prompt of `a.mp4` is the text of `a.txt`,
@@ -120,12 +131,15 @@ impl Metadata {
         Ok(Self { path: path.into(), rows })
     }
 
-    /// Position of `row` for messages: "metadata.csv line 3 (clips/a.mp4)".
+    /// Position of `row` for messages: "metadata.csv line 3 (clips/a.mp4, frames 40 to 120)".
     pub fn location(&self, row: &MetadataRow) -> String {
         let (table, line) = (self.path.display(), row.line);
+        let last = |window: &Window| window.first + window.frames - 1;
+        let frames = row.window.as_ref().map(|window| format!(", frames {} to {}", window.first, last(window)));
+        let frames = frames.unwrap_or_default();
         match &row.video {
-            Some(video) if line == 0 => video.display().to_string(),
-            Some(video) => format!("{table} line {line} ({})", video.display()),
+            Some(video) if line == 0 => format!("{}{frames}", video.display()),
+            Some(video) => format!("{table} line {line} ({}{frames})", video.display()),
             None => format!("{table} line {line}"),
         }
     }
@@ -134,6 +148,12 @@ impl Metadata {
     pub fn picture_as_clip(&self, count: usize) -> Option<&MetadataRow> {
         self.rows.par_iter().take(count).find_first(|row| row.video.as_deref().is_some_and(container::is_picture))
     }
+}
+
+/// Fails unless `weight` can be a factor of a loss; `found` is its text.
+fn checked_weight(weight: Option<f64>, found: impl Display) -> Result<f64, String> {
+    let weight = weight.filter(|weight| weight.is_finite() && *weight > 0.0);
+    weight.ok_or_else(|| format!("`weight`: expected a number above 0, found {found}"))
 }
 
 /// Whether a file has one prompt per line: a `.txt` whose `text` is neither JSON nor a table.
@@ -227,6 +247,22 @@ mod tests {
         assert_eq!(metadata.rows[1].end_image.as_deref(), Some(Path::new("base/e.png")));
         let metadata = read("video,prompt,input_image\na,b,c.png\n").unwrap();
         assert_eq!(metadata.rows[0].image.as_deref(), Some(Path::new("base/c.png")));
+    }
+
+    #[test]
+    fn weights_are_numbers_above_zero() {
+        let weights = |text: &str| -> Vec<_> { read(text).unwrap().rows.iter().map(|row| row.weight).collect() };
+        assert_eq!(weights("video,prompt,weight\na,b,2\na,b,\na,b,0.5\n"), [Some(2.0), None, Some(0.5)]);
+        assert_eq!(weights("{\"prompt\": \"a\", \"weight\": 3, \"video\": [\"b\", \"c\"]}\n"), [Some(3.0); 2]);
+        assert_eq!(weights("{\"prompt\": \"a\"}\n{\"prompt\": \"a\", \"weight\": null}\n"), [None; 2]);
+        let told = |text: &str| read(text).unwrap_err().to_string();
+        for bad in ["0", "-1", "x", "nan", "inf"] {
+            let message = told(&format!("prompt,weight,video\nb,1,a\nb,{bad},a\n"));
+            assert!(message.contains("line 3: `weight`") && message.ends_with(&format!("found {bad}")), "{message}");
+        }
+        assert!(
+            told("{\"prompt\": \"a\", \"weight\": \"2\"}\n").contains("line 1: `weight`: expected a number above 0")
+        );
     }
 
     #[test]

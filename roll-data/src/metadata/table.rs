@@ -4,13 +4,13 @@ use std::path::Path;
 
 use roll_core::{Error, Result, nearest};
 
-use super::{MetadataRow, VIDEO, listed, misspelt_video};
+use super::{MetadataRow, VIDEO, checked_weight, listed, misspelt_video};
 
 /// Column separators.
 const DELIMITERS: [u8; 3] = [b',', b';', b'\t'];
 
 /// The columns that are read.
-const COLUMNS: [&str; 5] = [VIDEO, "prompt", "image", "input_image", "end_image"];
+const COLUMNS: [&str; 6] = [VIDEO, "prompt", "image", "input_image", "end_image", "weight"];
 
 pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataRow>> {
     let bad = |problem: String| Error::bad_file(path, problem);
@@ -36,7 +36,7 @@ pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
             tracing::warn!("{}: the column `{header}` is ignored; did you mean `{near}`?", path.display());
         }
     }
-    let (image, end_image) = (find("image").or(find("input_image")), find("end_image"));
+    let (image, end_image, weight) = (find("image").or(find("input_image")), find("end_image"), find("weight"));
 
     let mut rows = Vec::new();
     for record in reader.records() {
@@ -44,6 +44,8 @@ pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
         let line = record.position().map_or(0, |p| p.line());
         let path_in =
             |column: Option<usize>| column.and_then(|c| record.get(c)).filter(|s| !s.is_empty()).map(|s| base.join(s));
+        let weight = weight.and_then(|c| record.get(c)).filter(|text| !text.is_empty());
+        let weight = weight.map(|text| checked_weight(text.parse().ok(), text)).transpose();
         rows.push(MetadataRow {
             line,
             prompt: record.get(prompt).unwrap_or("").into(),
@@ -51,6 +53,8 @@ pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
             video: path_in(video),
             image: path_in(image),
             end_image: path_in(end_image),
+            weight: weight.map_err(|problem| bad(format!("line {line}: {problem}")))?,
+            window: None,
         });
     }
     if rows.is_empty() {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use roll_core::{Error, Noise, Rank, Tensor, Video, VideoUnit};
-use roll_data::{Batches, DataConfig, Dataset, Decoder, OnBadSample, Picture};
+use roll_data::{Batches, DataConfig, Dataset, Decoder, OnBadSample, Picture, Windows};
 
 fn video(frames: usize, shade: f32, [height, width]: [usize; 2]) -> Video {
     let values = (0..frames * 3 * height * width).map(|i| shade + (i % width) as f32 * 1e-3).collect();
@@ -240,4 +240,68 @@ fn a_row_without_a_clip_has_the_size_of_data_or_of_its_picture() {
     assert_eq!(dims(&DataConfig { max_pixels: 3200, fps: Some(8.0), ..base.clone() }), [[9, 32, 64], [9, 80, 32]]);
     let bucketed = DataConfig { bucket_ratios: vec![1.0, 0.5], bucket_frames: vec![5], max_pixels: 4096, ..base };
     assert_eq!(dims(&bucketed), [[5, 64, 64], [5, 80, 32]]);
+}
+
+#[test]
+fn each_window_of_a_long_clip_is_a_sample_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let shade = |t: usize| t as f32 * 0.1 - 0.5;
+    let mut csv = String::from("video,prompt\n");
+    for (name, frames) in [("long", 12), ("short", 5), ("middle", 7)] {
+        let values = (0..frames).flat_map(|t| vec![shade(t); 3 * 16 * 16]).collect();
+        let clip = Video::new(Tensor::new(values, [frames, 3, 16, 16]).unwrap(), 16.0).unwrap();
+        roll_data::write_pngs(dir.path().join(name), &clip).unwrap();
+        csv += &format!("{name},{name}\n");
+    }
+    csv += ",a prompt alone\n";
+    std::fs::write(dir.path().join("metadata.csv"), csv).unwrap();
+    let head = DataConfig {
+        metadata: Some(dir.path().join("metadata.csv")),
+        height: Some(16),
+        width: Some(16),
+        num_frames: 5,
+        ..DataConfig::default()
+    };
+    // Prompt, first frame and number of frames of every sample.
+    let samples = |config: &DataConfig| {
+        let dataset = open(config).unwrap();
+        let sample = |i: usize| {
+            let sample = dataset.sample(i).unwrap();
+            assert_eq!(sample.index, i as u64);
+            let first = sample.video.clip().map_or(0, |clip| ((clip.frame(0)[0] + 0.5) * 10.0).round() as usize);
+            (sample.prompt, first, sample.video.dims()[0])
+        };
+        (0..dataset.len()).map(sample).collect::<Vec<_>>()
+    };
+    let row = |prompt: &str, first: usize, frames: usize| (prompt.to_string(), first, frames);
+    let rest = [row("middle", 0, 5), row("a prompt alone", 0, 5)];
+    assert_eq!(samples(&head), [&[row("long", 0, 5), row("short", 0, 5)][..], &rest].concat());
+
+    let sliding = DataConfig { windows: Windows::Sliding(3), ..head.clone() };
+    let long = [0, 3, 6].map(|first| row("long", first, 5));
+    assert_eq!(samples(&sliding), [&long[..], &[row("short", 0, 5)], &rest].concat());
+    let uniform = DataConfig { windows: Windows::Uniform(3), ..head.clone() };
+    let firsts: Vec<usize> = samples(&uniform).into_iter().map(|(_, first, _)| first).collect();
+    assert_eq!(firsts, [0, 4, 7, 0, 0, 0]);
+    // Of the 12 frames at 16 per second, 9 are left at 12: the fifth of them is frame 5.
+    let resampled = DataConfig { windows: Windows::Uniform(2), fps: Some(12.0), ..head.clone() };
+    assert_eq!(samples(&resampled)[..3], [row("long", 0, 5), row("long", 5, 5), row("short", 0, 1)]);
+    let bucketed = DataConfig { bucket_frames: vec![5], num_frames: 9, ..sliding.clone() };
+    assert_eq!(samples(&bucketed), samples(&sliding));
+
+    let dataset = Arc::new(open(&sliding).unwrap());
+    assert!(dataset.sample(1).unwrap().origin.ends_with("long, frames 3 to 7)"), "{:?}", dataset.sample(1));
+    assert_eq!((dataset.unused_windows(), open(&head).unwrap().unused_windows()), (None, None));
+    let longer = DataConfig { num_frames: 13, ..sliding.clone() };
+    assert!(open(&longer).unwrap().unused_windows().is_some_and(|note| note.contains("`data.windows`")));
+    let mut batches = Batches::new(dataset.clone(), Noise::new(7), 1, Rank(0), 1);
+    assert_eq!((batches.steps(1), batches.epoch(3)), (6, 0.5));
+    let mut pass: Vec<usize> = (0..6).flat_map(|step| batches.indices(step)).collect();
+    pass.sort();
+    assert_eq!(pass, [0, 1, 2, 3, 4, 5], "an epoch has every window once");
+
+    std::fs::remove_dir_all(dir.path().join("long")).unwrap();
+    let skipping = DataConfig { on_bad_sample: OnBadSample::Skip, ..sliding };
+    let dataset = open(&skipping).unwrap();
+    assert_eq!((dataset.len(), dataset.sample_or_skip(0).unwrap().is_err()), (4, true));
 }

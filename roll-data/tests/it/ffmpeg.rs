@@ -7,7 +7,7 @@ use roll_core::Video;
 use roll_data::{Decoder, ReadOptions, Sizing, probe, read_image, read_video};
 
 const OWN: ReadOptions =
-    ReadOptions { max_frames: None, fps: None, every: 1, sizing: Sizing::Native, decoder: Decoder::Own };
+    ReadOptions { skip: 0, max_frames: None, fps: None, every: 1, sizing: Sizing::Native, decoder: Decoder::Own };
 const AUTO: ReadOptions = ReadOptions { decoder: Decoder::Auto, ..OWN };
 const FFMPEG: ReadOptions = ReadOptions { decoder: Decoder::Ffmpeg, ..OWN };
 

@@ -51,7 +51,7 @@ fn root() -> &'static Path {
 
 /// Options that use this crate's own reader only.
 const OWN: ReadOptions =
-    ReadOptions { max_frames: None, fps: None, every: 1, sizing: Sizing::Native, decoder: Decoder::Own };
+    ReadOptions { skip: 0, max_frames: None, fps: None, every: 1, sizing: Sizing::Native, decoder: Decoder::Own };
 
 fn error_message(path: &Path) -> String {
     read_video(path, &OWN).unwrap_err().to_string()

@@ -20,6 +20,8 @@ data! {
         pub end_image: RollTensor,
         pub has_path: u32,
         pub path: RollStr,
+        /// Factor of the loss, above 0.
+        pub weight: f64,
     }
 
     /// The keys of the random draws.

@@ -49,6 +49,7 @@ impl LentSamples {
                 end_image,
                 has_path: path.is_some().into(),
                 path: path.as_deref().map_or(RollStr::EMPTY, RollStr::lend),
+                weight: sample.weight,
             });
             paths.push(path);
             tensors.push((frames, pictures));
@@ -75,6 +76,7 @@ pub(super) unsafe fn receive_samples(samples: RollList<RollSample>) -> Result<Ve
                 image: receive_option(&s.image)?,
                 end_image: receive_option(&s.end_image)?,
                 path: (s.has_path == 1).then(|| text(s.path)).transpose()?.map(Into::into),
+                weight: s.weight,
             })
         };
         list(samples)?.iter().map(sample).collect()
@@ -280,11 +282,11 @@ mod tests {
     fn a_row_without_a_clip_crosses_as_the_shape_of_its_video() {
         let (prompt, origin) = ("a dog".to_string(), "prompts.txt line 1".to_string());
         let video = SampleVideo::Shape([5, 16, 32]);
-        let sample = Sample { index: 3, origin, prompt, video, image: None, end_image: None, path: None };
+        let sample = Sample { index: 3, origin, prompt, video, image: None, end_image: None, path: None, weight: 2.0 };
         let lent = LentSamples::new(std::slice::from_ref(&sample)).unwrap();
         // SAFETY: lent by this side; `lent` lives until the end.
         let received = unsafe { receive_samples(lent.list()) }.unwrap();
-        assert_eq!((received[0].index, received[0].prompt.as_str()), (3, "a dog"));
+        assert_eq!((received[0].index, received[0].prompt.as_str(), received[0].weight), (3, "a dog", 2.0));
         assert!(matches!(received[0].video, SampleVideo::Shape([5, 16, 32])), "{:?}", received[0].video);
     }
 }

@@ -91,6 +91,7 @@ mod tests {
             image: None,
             end_image: None,
             path: None,
+            weight: 1.0,
         };
         let some = |value, size| Some(video(value, size));
         let grid = grid(

@@ -10,7 +10,7 @@ use roll_core::{
 use roll_data::{Batches, DataConfig, Dataset, Metadata};
 
 use super::Trainer;
-use super::rows::{Rows, unused_fps};
+use super::rows::{Rows, other_frame_rates, unused_fps};
 use crate::cache::{self, CacheStore, CachedModel, CachedReward};
 use crate::config::{LoadedConfig, RunConfig};
 use crate::evaluation::{EvaluationSources, Evaluator};
@@ -166,15 +166,21 @@ impl Opening<'_> {
             (parts.strategy, parts.model) = (Some(strategy), Some(model));
         }
         let diffusion = parts.model.as_mut().and_then(|model| model.as_diffusion());
-        let unit = diffusion.map(|model| model.video_unit()).unwrap_or_default();
+        let (unit, rate) = diffusion.map(|model| (model.video_unit(), model.frame_rate())).unwrap_or_default();
         parts.unit = unit;
         if clips {
             self.check_model_input(&mut parts, metadata.as_ref())?;
         }
         let dataset = metadata.map(|metadata| Dataset::new(metadata, &data_config, unit));
         let dataset = dataset.and_then(|dataset| self.part("data", dataset).transpose()).transpose()?.map(Arc::new);
-        if dataset.is_some() {
+        if let Some(dataset) = &dataset {
             self.note("data", data_config.unit_note(unit))?;
+            self.note("data", dataset.unused_windows())?;
+            // Ranks read the same files.
+            let trains_on_clips = |algorithm: &dyn Algorithm| algorithm.needs_clip(true, None).is_some();
+            if parts.algorithm.as_deref().is_some_and(trains_on_clips) && context.ranks.rank().0 == 0 {
+                self.note("data", other_frame_rates(dataset.metadata(), &data_config, rate))?;
+            }
         }
         self.connect(&mut parts, can_check)?;
         self.open_evaluation(&mut parts, dataset.as_deref(), clips)?;
@@ -233,6 +239,9 @@ impl Opening<'_> {
             let section = if rows.key == "data.metadata" { "data" } else { "evaluation" };
             if self.part(section, rows.check(&self.loaded.config, algorithm.as_ref()))?.is_none() {
                 break;
+            }
+            if rows.key == "evaluation.metadata" {
+                self.note(section, rows.unused_weights())?;
             }
         }
         Ok(())

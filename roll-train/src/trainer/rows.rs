@@ -1,10 +1,17 @@
 //! Rows of the data that parts of a run cannot use, or that have no effect.
 
+use std::collections::BTreeMap;
+
 use roll_core::{Algorithm, ConditionInput, DiffusionModel, Error, Result, ResultExt};
-use roll_data::{DataConfig, Metadata, MetadataRow};
+use roll_data::{DataConfig, Metadata, MetadataRow, frame_rates};
 
 use crate::config::RunConfig;
 use crate::progress::counted;
+
+/// At most this many clips are probed for their frame rate.
+const PROBED: usize = 1000;
+/// At most this many frame rates are named.
+const RATES: usize = 4;
 
 /// Rows that a run trains on or evaluates.
 pub(super) struct Rows<'a> {
@@ -64,6 +71,13 @@ impl Rows<'_> {
         }
     }
 
+    /// A note on the weights of rows that are not trained on.
+    pub(super) fn unused_weights(&self) -> Option<String> {
+        let weighted = self.rows().filter(|row| row.weight.is_some()).count() as u64;
+        let rows = counted(weighted, "row");
+        (weighted > 0).then(|| format!("`weight` of {rows} of `{}` has no effect: rows are evaluated alike", self.key))
+    }
+
     /// A note on pictures that neither model nor reward uses, for a model that takes none.
     pub(super) fn unused_images(&self, config: &RunConfig, algorithm: &dyn Algorithm) -> Option<String> {
         let compares =
@@ -78,24 +92,54 @@ impl Rows<'_> {
     }
 }
 
-/// "2 clips", "5 prompts", or "2 clips and 5 prompts".
+/// "2 clips", "5 prompts", "2 clips and 5 prompts", or "6 windows of 2 clips".
 pub fn counted_rows(metadata: &Metadata) -> String {
-    let clips = metadata.rows.iter().filter(|row| row.video.is_some()).count();
-    match (clips, metadata.rows.len() - clips) {
-        (clips, 0) => counted(clips as u64, "clip"),
+    let with_clip = metadata.rows.iter().filter(|row| row.video.is_some());
+    let (samples, clips) = (with_clip.clone().count(), with_clip.filter(|row| row.is_first_window()).count());
+    let windows = if samples > clips { format!("{samples} windows of ") } else { String::new() };
+    let clips = windows + &counted(clips as u64, "clip");
+    match (samples, metadata.rows.len() - samples) {
+        (_, 0) => clips,
         (0, prompts) => counted(prompts as u64, "prompt"),
-        (clips, prompts) => format!("{} and {}", counted(clips as u64, "clip"), counted(prompts as u64, "prompt")),
+        (_, prompts) => format!("{clips} and {}", counted(prompts as u64, "prompt")),
     }
 }
 
-/// The noun for rows: "clip", "prompt", or "row" for both.
+/// The noun for rows: "clip", "prompt", or "row" for both; "window" if clips have several.
 pub fn row_noun(metadata: &Metadata) -> &'static str {
     let is_clip = |row: &MetadataRow| row.video.is_some();
+    if metadata.rows.iter().all(is_clip) && metadata.rows.iter().any(|row| row.window.is_some()) {
+        return "window";
+    }
     match (metadata.rows.iter().any(is_clip), metadata.rows.iter().all(is_clip)) {
         (_, true) => "clip",
         (false, _) => "prompt",
         _ => "row",
     }
+}
+
+/// A note if clips have another frame rate than the videos that the model was trained on, which have `rate` frames per
+/// second, and `data.fps` does not resample them.
+pub fn other_frame_rates(metadata: &Metadata, config: &DataConfig, rate: Option<f64>) -> Option<String> {
+    let rate = rate.filter(|_| config.fps.is_none())?;
+    let clips = frame_rates(metadata, config.decoder, PROBED);
+    let mut others = BTreeMap::<String, usize>::new();
+    for fps in clips.iter().filter(|fps| (*fps / rate - 1.0).abs() > 0.1) {
+        *others.entry(format!("{}", (fps * 100.0).round() / 100.0)).or_default() += 1;
+    }
+    let (count, more) = (others.values().sum::<usize>(), others.len().saturating_sub(RATES));
+    let mut others: Vec<_> = others.into_iter().collect();
+    others.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    let listed: Vec<String> = others.iter().take(RATES).map(|(fps, n)| format!("{fps} ({n})")).collect();
+    let more = if more > 0 { format!(" and {more} more rates") } else { String::new() };
+    (count > 0).then(|| {
+        format!(
+            "{count} of {} have another frame rate than the videos that the model was trained on, which have {rate} frames \
+             per second: {}{more}; `data.fps: {rate}` resamples them",
+            counted(clips.len() as u64, "clip"),
+            listed.join(", ")
+        )
+    })
 }
 
 /// A note if no row has a clip that `data.fps` could apply to.

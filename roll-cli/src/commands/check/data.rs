@@ -32,10 +32,10 @@ pub fn look(data: &Batches, steps: Option<u64>, unit: VideoUnit, found: &mut Fin
 /// Lists counts, sizes and lengths of a data set. Returns its largest size.
 fn set(dataset: &Dataset, unit: VideoUnit, found: &mut Findings) -> Option<[usize; 2]> {
     let config = dataset.config();
-    let rows = &dataset.metadata().rows;
+    let rows: Vec<_> = dataset.metadata().rows.iter().filter(|row| row.is_first_window()).collect();
     let looked_at = rows.len().min(CLIPS);
     let (mut sizes, mut short, mut bad) = (BTreeMap::<[usize; 2], usize>::new(), 0, Vec::new());
-    for row in &rows[..looked_at] {
+    for &row in &rows[..looked_at] {
         if let Some(reason) = &row.no_prompt {
             bad.push(format!("{}: {reason}", dataset.metadata().location(row)));
             continue;
@@ -57,7 +57,8 @@ fn set(dataset: &Dataset, unit: VideoUnit, found: &mut Findings) -> Option<[usiz
     }
     let limit = if looked_at < rows.len() { format!(" (the first {looked_at} were looked at)") } else { String::new() };
     let all = counted_rows(dataset.metadata());
-    found.good(format!("{all}, {} can be read{limit}", looked_at - bad.len()));
+    let of_clips = if rows.len() < dataset.len() { " of the clips" } else { "" };
+    found.good(format!("{all}, {}{of_clips} can be read{limit}", looked_at - bad.len()));
     list_sizes(&sizes, found);
     if short > 0 {
         found.note(format!(

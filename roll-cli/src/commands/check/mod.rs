@@ -183,7 +183,7 @@ fn on_the_host(config: &RunConfig) -> bool {
 }
 
 /// The model's files that are there; `None` for the model of a plugin.
-fn files(loaded: &LoadedConfig, registry: &Registry, context: &BuildContext) -> Result<Option<FilesFound>> {
+pub(super) fn files(loaded: &LoadedConfig, registry: &Registry, context: &BuildContext) -> Result<Option<FilesFound>> {
     let model = &loaded.config.model;
     let linked = registry.find(Kind::Model, &model.name).is_ok_and(|registration| registration.is_linked);
     let check = FileCheck::of(Kind::Model, &model.name).filter(|_| linked);
