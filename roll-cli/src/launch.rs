@@ -78,6 +78,11 @@ fn first_node(list: &str) -> Option<String> {
     Some(format!("{prefix}{}{suffix}", numbers.split([',', '-']).next()?))
 }
 
+/// The variable that says that several processes were started.
+pub fn size_variable(value: impl Fn(&str) -> Option<String>) -> Option<&'static str> {
+    launcher(&value).map(|(launcher, _)| launcher[0])
+}
+
 /// The number of this process among those of its job on this machine; `None` unless a launcher sets it.
 pub fn local_rank(value: impl Fn(&str) -> Option<String>) -> Option<usize> {
     let (launcher, _) = launcher(&value)?;

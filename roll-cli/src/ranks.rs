@@ -1,7 +1,8 @@
 //! The processes of a job: one, or those that a launcher started.
 
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
 use roll_backends::nccl::NcclRanks;
@@ -25,6 +26,8 @@ pub fn process() -> Arc<dyn Communicator> {
 
 /// How long processes wait for each other at the start.
 const PATIENCE: Duration = Duration::from_secs(600);
+/// How long they wait without saying so.
+const SOON: Duration = Duration::from_secs(10);
 
 /// The job that this process is part of.
 pub enum Job {
@@ -74,7 +77,23 @@ impl Job {
             return Ok((Self::Mpi(ranks.clone()), Some(ranks)));
         }
         let Some(place) = launch::place(variable)? else { return Ok((Self::Alone, None)) };
+        let (joined, waits) = mpsc::channel::<()>();
+        let waiting = format!(
+            "waiting up to {} s for all {} processes of the job at {}:{}; for one process, unset {}\n",
+            PATIENCE.as_secs(),
+            place.size,
+            place.host,
+            place.port,
+            launch::size_variable(variable).unwrap_or_default()
+        );
+        std::thread::spawn(move || {
+            if waits.recv_timeout(SOON) == Err(mpsc::RecvTimeoutError::Timeout) {
+                // The log begins when the rank is known.
+                let _ = std::io::stderr().write_all(waiting.as_bytes());
+            }
+        });
         let ranks = TcpRanks::join(&place, PATIENCE)?;
+        drop(joined);
         let communicator = ranks.communicator();
         Ok((Self::Tcp(ranks), Some(communicator)))
     }
@@ -115,7 +134,7 @@ impl Job {
         if let Err(error) = done.and_then(|()| self.finish()) {
             // One write: those of several ranks to one stream come between each other.
             let line = format!("{}error: {error}\n", crate::logging::prefix(self.rank()));
-            let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
+            let _ = std::io::stderr().write_all(line.as_bytes());
             self.abort(1);
         }
     }
@@ -130,12 +149,14 @@ impl Job {
         }
     }
 
-    /// Leaves a job that failed; the other ranks know why. MPI ends this process.
+    /// Leaves a job that failed, and ends this process; the other ranks know why.
     fn abort(&self, code: u8) {
-        let _ = code; // of MPI's use only
         match self {
             Self::Alone => {}
-            Self::Tcp(ranks) => ranks.leave(),
+            Self::Tcp(ranks) => {
+                ranks.leave();
+                std::process::exit(code.into());
+            }
             #[cfg(feature = "mpi")]
             Self::Mpi(ranks) => ranks.abort(code.into()),
         }
