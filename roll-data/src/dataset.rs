@@ -30,8 +30,8 @@ impl Dataset {
         Self::new(Metadata::open(config)?, config, unit)
     }
 
-    /// Creates a data set from opened metadata. With buckets or windows all clips are probed now; other faults appear when the
-    /// files are read.
+    /// Creates a data set from opened metadata. With buckets or windows all clips are probed now; other faults appear
+    /// when the files are read.
     pub fn new(mut metadata: Metadata, config: &DataConfig, unit: VideoUnit) -> Result<Self> {
         config.check_unit(unit)?;
         let (has_buckets, has_windows) = (buckets::are_wanted(config), config.windows != Windows::Head);
@@ -79,7 +79,7 @@ impl Dataset {
     pub fn unused_windows(&self) -> Option<String> {
         let is_set = self.config.windows != Windows::Head;
         (is_set && self.metadata.rows.iter().all(|row| row.window.is_none()))
-            .then(|| "`data.windows` has no effect: no clip of `data.metadata` has room for a second one".into())
+            .then(|| "`data.windows` has no effect: no clip of `data.metadata` has room for a second window".into())
     }
 
     /// Whether the data set uses buckets.

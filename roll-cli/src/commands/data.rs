@@ -36,9 +36,8 @@ struct Opened {
     /// Bad samples are skipped.
     dataset: Dataset,
     reward: Option<Box<dyn RewardScorer>>,
-    /// The frame rate of the model's videos, if it is known.
-    rate: Option<f64>,
     loaded: LoadedConfig,
+    registry: Registry,
 }
 
 fn open(args: &DataSet) -> Result<Opened> {
@@ -54,8 +53,7 @@ fn open(args: &DataSet) -> Result<Opened> {
     let side = usize::from(args.unit);
     let unit = VideoUnit { height: side, width: side, ..VideoUnit::default() };
     let reward = reward(&loaded, &registry, &build_context(&loaded))?;
-    let rate = frame_rate(&loaded, &registry);
-    Ok(Opened { dataset: Dataset::open(&config, unit)?, reward, rate, loaded })
+    Ok(Opened { dataset: Dataset::open(&config, unit)?, reward, loaded, registry })
 }
 
 /// The frame rate of the videos that the model was trained on, if its files are there.
@@ -108,7 +106,7 @@ impl DataSummary {
 }
 
 fn inspect(args: InspectData) -> Result<()> {
-    let Opened { dataset, mut reward, rate, .. } = open(&args.data)?;
+    let Opened { dataset, mut reward, loaded, registry } = open(&args.data)?;
     let bar = TerminalBar::new(dataset.len() as u64, "rows");
     let mut summary = DataSummary::default();
     for (i, row) in dataset.metadata().rows.iter().enumerate() {
@@ -132,7 +130,7 @@ fn inspect(args: InspectData) -> Result<()> {
         bar.set(i as u64 + 1);
     }
     bar.finish();
-    if let Some(note) = other_frame_rates(dataset.metadata(), dataset.config(), rate) {
+    if let Some(note) = other_frame_rates(dataset.metadata(), dataset.config(), frame_rate(&loaded, &registry)) {
         tracing::warn!("{note}");
     }
     match args.json {

@@ -79,7 +79,7 @@ mod tests {
         // 200 x 110 pixels, twice as wide.
         assert_eq!(crop_box(&[left, right], [1080, 1920], [64, 64]), [155, 300, 400, 400]);
         assert_eq!(crop_box(&[left], [1080, 1920], [480, 832]), [110, 34, 480, 832], "no pixel is enlarged");
-        assert_eq!(crop_box(&[left], [480, 640], [480, 832]), [111, 0, 369, 640], "as large as the frame");
+        assert_eq!(crop_box(&[left], [480, 640], [480, 832]), [110, 0, 369, 640], "as large as the frame");
         let corner = face([1850.0, -10.0, 1930.0, 70.0]);
         assert_eq!(crop_box(&[corner], [1080, 1920], [64, 64]), [0, 1760, 160, 160]);
     }
