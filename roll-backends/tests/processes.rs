@@ -1,6 +1,8 @@
 //! Tests of ranks that are processes: over TCP, over NCCL (a stand-in, `nccl_stand_in.c`), and, with the feature `mpi`,
 //! over MPI. The test binary starts itself once for each rank.
 
+#![allow(clippy::unwrap_used)]
+
 mod flat_model;
 
 use std::fs::File;
