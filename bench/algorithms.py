@@ -11,6 +11,8 @@ Runs are named METHOD-SEED, as these commands leave them, on one core each (RAYO
     high() { run "$@" --algo reward_fl --set algo.mid_timestep=0 --set algo.gradient_split_every=0 \\
         --set model.trainable_models=dit; }
     reward_fl() { run "$@" --algo reward_fl --set algo.mid_timestep=3 --set algo.gradient_split_every=0; }
+    grpo() { run "$@" --algo flow_grpo --set algo.eta=0.7 --set algo.advantage_spread=step \\
+        --set training.learning_rate=3e-3; }
     for s in 1 2 3; do
         reward_fl window 96
         reward_fl last1 173    --set algo.trained_steps.last=1
@@ -18,8 +20,8 @@ Runs are named METHOD-SEED, as these commands leave them, on one core each (RAYO
         reward_fl renoised 157 --set algo.trained_steps.renoised=1
         run nft 14             --algo diffusion_nft
         run dgpo 12            --algo diffusion_nft --set algo.loss=dgpo
-        run grpo 15            --algo flow_grpo
-        run share 19           --algo flow_grpo --set algo.same_latent=true --set algo.share_prefix=true
+        grpo grpo 15           --set algo.same_latent=false --set algo.share_prefix=false
+        grpo share 19
         high highwindow 45
         high highleap 72       --set algo.trained_steps.leap.discount=0.3
     done
