@@ -124,8 +124,9 @@ fn compare(branch: &Branch, inputs: &StateDict, sampling: &Sampling, report: &mu
         prefix.push(xs[0].clone());
         Ok(None)
     };
-    let end = sampling.generate_together(&mut toy, &conditions, &[start], 0..at, Adapter::On, &mut record)?;
-    prefix.extend(end.clone());
+    let mut branch = sampling.begin(&conditions, &[start])?;
+    sampling.advance(&mut toy, &conditions, &mut branch, 0..at, Adapter::On, &mut record)?;
+    prefix.extend(branch.latents.clone());
     let (mut latents, mut taken): (Vec<Vec<Tensor>>, Vec<Vec<Taken>>) = (Vec::new(), Vec::new());
     let mut explore = |i: usize, xs: &[Tensor], vs: &[Tensor]| {
         if i > at {
@@ -144,8 +145,9 @@ fn compare(branch: &Branch, inputs: &StateDict, sampling: &Sampling, report: &mu
         taken.push(own);
         Ok(Some(nexts))
     };
-    let starts = vec![end[0].clone(); videos];
-    let ends = sampling.generate_together(&mut toy, &conditions, &starts, at..n, Adapter::On, &mut explore)?;
+    let mut rollouts = sampling.begin(&conditions, &vec![branch.latents[0].clone(); videos])?;
+    sampling.advance(&mut toy, &conditions, &mut rollouts, at..n, Adapter::On, &mut explore)?;
+    let ends = rollouts.latents;
     latents.push(ends.clone());
     report.check(toy.passes == at + videos * (n - at), || format!("branch {index}: {} passes", toy.passes));
 

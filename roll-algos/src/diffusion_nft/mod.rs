@@ -126,6 +126,9 @@ impl DiffusionNftConfig {
         if copies.is_empty() || round.outcome.nonfinite.is_some() {
             return Ok(());
         }
+        // Experts that take turns on the device are changed once in a pass through all copies.
+        let boundary = diffusion(ctx.model, NAME)?.schedule().boundary;
+        copies.sort_by_key(|copy| boundary.is_some_and(|boundary| copy.timestep.uses_low_noise(boundary)));
         round.begin(REFERENCE, "predicting by the old policy")?;
         with_parameters(
             ctx,

@@ -244,6 +244,19 @@ fn copies_at_the_boundary_are_trained_in_the_expert_that_the_sampler_uses() {
 }
 
 #[test]
+fn passes_through_the_copies_of_a_prompt_change_experts_once() {
+    let mut bench = set_up(DiffusionNftConfig { levels_per_video: 4, kl_weight: 0.0, ..small() });
+    bench.model.boundary = Some(0.9);
+    bench.step(0, &two()[..1], 0.1);
+    // After 4 videos of 4 steps: 16 copies by the old policy, and 16 recorded.
+    let is_low: Vec<bool> = bench.model.asked[16..].iter().map(|(timestep, _)| *timestep < 900.0).collect();
+    assert_eq!(is_low.len(), 32);
+    for pass in is_low.chunks(16) {
+        assert!(pass.is_sorted() && !pass[0] && pass[15], "{pass:?}");
+    }
+}
+
+#[test]
 fn missing_scores_are_skipped_and_nonfinite_scores_skip_the_update() {
     let mut bench = set_up(small());
     let report = bench.step(0, &[sample(0, "missing"), sample(1, "b")], 0.1);

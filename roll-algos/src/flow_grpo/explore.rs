@@ -53,9 +53,10 @@ impl Explore for WindowExplorer<'_> {
         self.window(row).start
     }
 
-    fn begin(&mut self, row: u64, keys: &[u64]) {
+    fn begin(&mut self, row: u64, keys: &[u64], record: Self::Record) {
         self.window = self.window(row);
         self.keys = keys.to_vec();
+        self.records = record;
     }
 
     fn step(&mut self, i: usize, xs: &[Tensor], vs: &[Tensor]) -> Result<Option<Vec<Tensor>>> {

@@ -251,7 +251,7 @@ fn videos_of_a_prompt_share_their_window() {
     let mut explorer = WindowExplorer::new(&plan, &noise, 3);
     let x = Tensor::zeros([2, 2, 1, 2]);
     let mut window = |row: u64, keys: &[u64]| -> Vec<usize> {
-        explorer.begin(row, keys);
+        explorer.begin(row, keys, Vec::new());
         (0..6).filter(|i| explorer.step(*i, from_ref(&x), from_ref(&x)).unwrap().is_some()).collect()
     };
     let own = window(7, &[1]);
@@ -294,6 +294,36 @@ fn step_weights_keep_the_size_of_the_gradient_where_there_is_one_step() {
     };
     let [even, rescaled, noise] = [Even, Rescaled, Noise].map(random);
     assert!(even != rescaled && even != noise && rescaled != noise, "{even} {rescaled} {noise}");
+}
+
+#[test]
+fn videos_of_a_step_pass_through_one_expert_after_the_other_and_keep_their_bits() {
+    for share_prefix in [false, true] {
+        let config = FlowGrpoConfig {
+            share_prefix,
+            same_latent: share_prefix,
+            window: 2,
+            window_range: Some([2, 5]),
+            at_once: 3,
+            ..small()
+        };
+        let step = |boundary| {
+            let mut bench = set_up(config.clone());
+            bench.model.boundary = boundary;
+            let metrics = bench.step(0, &two(), 0.1).metrics;
+            let metrics: Vec<_> = metrics.into_iter().filter(|(name, _)| !name.starts_with("time/")).collect();
+            (metrics, bench.strategy.gradient, bench.model)
+        };
+        let whole = step(None);
+        // Timesteps of 6 steps with shift 5: 1000, 962, 909, 833, 714, 500.
+        for boundary in [0.99, 0.93, 0.8, 0.6] {
+            let (metrics, gradient, model) = step(Some(boundary));
+            assert_eq!((&metrics, &gradient), (&whole.0, &whole.1), "{boundary}");
+            let rollouts = model.asked.len() - 2 * model.recorded;
+            let is_low: Vec<bool> = model.asked[..rollouts].iter().map(|(t, _)| *t < 1000.0 * boundary).collect();
+            assert!(is_low.is_sorted() && is_low[rollouts - 1] && !is_low[0], "{boundary}: {is_low:?}");
+        }
+    }
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! A round: videos for every prompt of a step, their scores, and the advantage of each score over the others.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
 
 use roll_core::{Adapter, Error, Grad, Result, ResultExt, StepContext, StepReport, Tensor, Video, communicator};
 use serde::{Deserialize, Serialize};
@@ -10,7 +12,7 @@ use super::options::{SeveralRewards, SharedOptions};
 use super::tally::Tally;
 use crate::ranks::{draw_key, repeats, rollout_key};
 use crate::report::{SCORE, StepOutcome, detail_metric};
-use crate::sampling::{Conditions, Sampling};
+use crate::sampling::{Batch, Conditions, Sampling};
 use crate::scoring::{Measured, Prepared, PreparedTarget};
 use crate::stopwatch::{DATA, DECODE, ENCODE, FORWARD, OPTIMIZER, PULL, REFERENCE, ROLLOUT, SCORING, Stopwatch};
 use crate::update::{diffusion, reward};
@@ -124,14 +126,14 @@ struct Scores {
 /// Replaces sampler steps, and records them for the training.
 pub(crate) trait Explore {
     /// The record of a batch of videos.
-    type Record;
+    type Record: Default;
     /// Number of the first steps that are left to the sampler, of the sample in `row`.
     fn prefix(&self, row: u64) -> usize;
-    /// Begins the rollout of the videos with these keys, of the sample in `row`.
-    fn begin(&mut self, row: u64, keys: &[u64]);
+    /// Begins or continues the rollout of the videos with these keys, of the sample in `row`, and its record.
+    fn begin(&mut self, row: u64, keys: &[u64], record: Self::Record);
     /// As [`crate::sampling::OwnStep`].
     fn step(&mut self, i: usize, xs: &[Tensor], vs: &[Tensor]) -> Result<Option<Vec<Tensor>>>;
-    /// Returns the record since [`Explore::begin`].
+    /// Returns the record, which the steps since [`Explore::begin`] have extended.
     fn end(&mut self) -> Self::Record;
 }
 
@@ -143,14 +145,40 @@ impl Explore for NoExploration {
     fn prefix(&self, _row: u64) -> usize {
         0
     }
-    fn begin(&mut self, _row: u64, _keys: &[u64]) {}
+    fn begin(&mut self, _row: u64, _keys: &[u64], _record: ()) {}
     fn step(&mut self, _i: usize, _xs: &[Tensor], _vs: &[Tensor]) -> Result<Option<Vec<Tensor>>> {
         Ok(None)
     }
     fn end(&mut self) {}
 }
 
-/// Generates and scores the videos of all prompts, with the current parameters of the model.
+/// A prompt whose videos are being generated.
+struct Pending<T> {
+    /// Position of the sample among those of the step.
+    position: usize,
+    /// How often the step had the sample before.
+    repeats: u64,
+    target: Arc<PreparedTarget>,
+    conditions: Conditions,
+    /// Key of the sample's draws.
+    key: u64,
+    /// Number of the first steps that all videos share.
+    shared_steps: usize,
+    /// The trajectory of these steps, until they are done.
+    prefix: Option<Batch>,
+    batches: Vec<PendingBatch<T>>,
+}
+
+/// Videos of a prompt that are generated together.
+struct PendingBatch<T> {
+    /// Keys of their draws.
+    keys: Vec<u64>,
+    videos: Batch,
+    record: T,
+}
+
+/// Generates and scores the videos of all prompts, with the current parameters of the model. All of them pass through the
+/// high-noise expert before the first enters the other: experts that take turns on the device are changed once.
 pub(crate) fn generate<E: Explore>(
     options: &RoundOptions<'_>,
     prepared: &mut Prepared,
@@ -158,12 +186,23 @@ pub(crate) fn generate<E: Explore>(
     explore: &mut E,
     round: &mut RoundState<'_>,
 ) -> Result<Vec<Group<E::Record>>> {
-    let repeats = repeats(ctx.strategy.ranks().data.as_ref(), ctx.samples)?;
+    let samples = ctx.samples;
+    let training = |position: usize| move || format!("training on {}", samples[position].origin);
+    let mut prompts = Vec::new();
+    for (i, repeats) in repeats(ctx.strategy.ranks().data.as_ref(), samples)?.into_iter().enumerate() {
+        prompts.extend(begin(options, prepared, ctx, (i, repeats), explore, round).while_doing(training(i))?);
+    }
+    let boundary = diffusion(ctx.model, options.algorithm)?.schedule().boundary;
+    for steps in options.sampling.steps_of_experts(boundary) {
+        for prompt in &mut prompts {
+            let position = prompt.position;
+            advance(options, prompt, steps.clone(), ctx, explore, &mut round.watch).while_doing(training(position))?;
+        }
+    }
     let mut groups = Vec::new();
-    for (i, (sample, repeats)) in ctx.samples.iter().zip(repeats).enumerate() {
-        let group = generate_group(options, prepared, ctx, (i, repeats), explore, round)
-            .while_doing(|| format!("training on {}", sample.origin))?;
-        groups.extend(group);
+    for prompt in prompts {
+        let position = prompt.position;
+        groups.extend(scored(options, prompt, ctx, round).while_doing(training(position))?);
         if round.outcome.nonfinite.is_some() {
             break;
         }
@@ -171,64 +210,107 @@ pub(crate) fn generate<E: Explore>(
     Ok(groups)
 }
 
-/// The videos of the sample at a position of the step, which had it `repeats` times before.
-fn generate_group<E: Explore>(
+/// Encodes the sample at a position of the step, which had it `repeats` times before, and draws the noise of its videos.
+fn begin<E: Explore>(
     options: &RoundOptions<'_>,
     prepared: &mut Prepared,
     ctx: &mut StepContext<'_>,
     (position, repeats): (usize, u64),
-    explore: &mut E,
+    explore: &E,
     round: &mut RoundState<'_>,
-) -> Result<Option<Group<E::Record>>> {
+) -> Result<Option<Pending<E::Record>>> {
     let RoundOptions { algorithm, sampling, shared, .. } = *options;
-    let RoundState { watch, tally, outcome, .. } = round;
     let sample = &ctx.samples[position];
-    watch.begin(ENCODE, Some("encoding prompt and reference"))?;
+    round.watch.begin(ENCODE, Some("encoding prompt and reference"))?;
     let target = prepared.target(reward(ctx, algorithm)?, sample, shared.reference)?;
     // A sample that is skipped in any case costs no rollout.
     if let PreparedTarget::Missing(reason) = &*target
         && let Measured::Skipped(reason) = Measured::missing(sample, reward(ctx, algorithm)?, reason.clone())?
     {
-        outcome.skip(sample, reason);
+        round.outcome.skip(sample, reason);
         return Ok(None);
     }
     let negative = sampling.guidance.is_on().then_some(shared.sampling.negative_prompt.as_str());
     let conditions = prepared.conditions(diffusion(ctx.model, algorithm)?, sample, negative)?;
     let key = draw_key(sample, repeats);
-    let keys: Vec<u64> = (0..shared.group_size).map(|k| rollout_key(key, k)).collect();
-    let (source, number, shape) = (ctx.noise, ctx.step, &conditions.prompt.latent_shape);
-    let noise = |key: u64| source.latents(number, key, shape);
-    let (first, steps) =
-        (if options.share_prefix { explore.prefix(sample.index) } else { 0 }, sampling.schedule.steps());
-    let branch = match first {
-        0 => None,
-        _ => {
-            let mut step = |i: usize, _: &[Tensor], _: &[Tensor]| {
-                watch.begin(ROLLOUT, Some(&format!("all videos: denoising step {} of {steps}", i + 1)))?;
-                Ok(None)
-            };
-            let model = diffusion(ctx.model, algorithm)?;
-            sampling.generate_together(model, &conditions, &[noise(key)?], 0..first, Adapter::On, &mut step)?.pop()
-        }
+    let noise = |key: u64| ctx.noise.latents(ctx.step, key, &conditions.prompt.latent_shape);
+    let same = if options.same_start { Some(noise(key)?) } else { None };
+    let shared_steps = if options.share_prefix { explore.prefix(sample.index) } else { 0 };
+    let prefix = match &same {
+        Some(start) if shared_steps > 0 => Some(sampling.begin(&conditions, std::slice::from_ref(start))?),
+        _ => None,
     };
-    let (mut videos, mut records, mut missing) = (Vec::new(), Vec::new(), None);
-    for (part, keys) in keys.chunks(shared.at_once.max(1)).enumerate() {
-        let start = |own: &u64| match &branch {
-            Some(branch) => Ok(branch.clone()),
-            None => noise(if options.same_start { key } else { *own }),
+    let keys: Vec<u64> = (0..shared.group_size).map(|k| rollout_key(key, k)).collect();
+    let batch = |keys: &[u64]| {
+        let starts = keys.iter().map(|own| same.clone().map_or_else(|| noise(*own), Ok));
+        let videos = sampling.begin(&conditions, &starts.collect::<Result<Vec<_>>>()?)?;
+        Ok(PendingBatch { keys: keys.to_vec(), videos, record: E::Record::default() })
+    };
+    let batches = keys.chunks(shared.at_once.max(1)).map(batch).collect::<Result<_>>()?;
+    Ok(Some(Pending { position, repeats, target, conditions, key, shared_steps, prefix, batches }))
+}
+
+/// Does the denoising steps in `range` for all videos of a prompt.
+fn advance<E: Explore>(
+    options: &RoundOptions<'_>,
+    prompt: &mut Pending<E::Record>,
+    range: Range<usize>,
+    ctx: &mut StepContext<'_>,
+    explore: &mut E,
+    watch: &mut Stopwatch<'_>,
+) -> Result<()> {
+    let RoundOptions { algorithm, sampling, shared, .. } = *options;
+    let Pending { position, conditions, shared_steps, prefix, batches, .. } = prompt;
+    let (row, steps) = (ctx.samples[*position].index, sampling.schedule.steps());
+    let model = diffusion(ctx.model, algorithm)?;
+    if let Some(branch) = prefix {
+        let mut step = |i: usize, _: &[Tensor], _: &[Tensor]| {
+            watch.begin(ROLLOUT, Some(&format!("all videos: denoising step {} of {steps}", i + 1)))?;
+            Ok(None)
         };
-        let starts = keys.iter().map(start).collect::<Result<Vec<_>>>()?;
-        explore.begin(sample.index, keys);
+        let own = range.start..range.end.min(*shared_steps);
+        sampling.advance(model, conditions, branch, own, Adapter::On, &mut step)?;
+    }
+    if range.end < *shared_steps {
+        return Ok(());
+    }
+    // The videos begin where the steps that they share end.
+    if let Some(branch) = prefix.take() {
+        for batch in &mut *batches {
+            let starts = vec![branch.latents[0].clone(); batch.keys.len()];
+            batch.videos = sampling.begin(conditions, &starts)?;
+        }
+    }
+    for (part, batch) in batches.iter_mut().enumerate() {
+        explore.begin(row, &batch.keys, std::mem::take(&mut batch.record));
         let mut step = |i: usize, xs: &[Tensor], vs: &[Tensor]| {
-            let of = (part * shared.at_once + 1, shared.group_size, i + 1, steps);
-            let words = format!("video {} of {}: denoising step {} of {}", of.0, of.1, of.2, of.3);
+            let (video, videos, step) = (part * shared.at_once + 1, shared.group_size, i + 1);
+            let words = format!("video {video} of {videos}: denoising step {step} of {steps}");
             watch.begin(ROLLOUT, Some(&words))?;
             explore.step(i, xs, vs)
         };
-        let model = diffusion(ctx.model, algorithm)?;
-        let latents = sampling.generate_together(model, &conditions, &starts, first..steps, Adapter::On, &mut step)?;
-        records.push(explore.end());
-        for (key, latents) in keys.iter().zip(latents) {
+        let own = range.start.max(*shared_steps)..range.end;
+        sampling.advance(model, conditions, &mut batch.videos, own, Adapter::On, &mut step)?;
+        batch.record = explore.end();
+    }
+    Ok(())
+}
+
+/// Decodes and scores the videos of a prompt. `None` if it is skipped, or a score is not finite.
+fn scored<T>(
+    options: &RoundOptions<'_>,
+    prompt: Pending<T>,
+    ctx: &mut StepContext<'_>,
+    round: &mut RoundState<'_>,
+) -> Result<Option<Group<T>>> {
+    let RoundOptions { algorithm, shared, .. } = *options;
+    let RoundState { watch, tally, outcome, .. } = round;
+    let Pending { position, repeats, target, conditions, key, batches, .. } = prompt;
+    let sample = &ctx.samples[position];
+    let (mut videos, mut records, mut missing) = (Vec::new(), Vec::new(), None);
+    for PendingBatch { keys, videos: generated, record } in batches {
+        records.push(record);
+        for (key, latents) in keys.into_iter().zip(generated.latents) {
             watch.begin(DECODE, Some("decoding"))?;
             let model = diffusion(ctx.model, algorithm)?;
             let (frames, _) = model.decode(&latents, Grad::Skip)?;
@@ -253,7 +335,7 @@ fn generate_group<E: Explore>(
                     None
                 }
             };
-            videos.push(Rollout { key: *key, latents, scores, advantage: 0.0 });
+            videos.push(Rollout { key, latents, scores, advantage: 0.0 });
         }
     }
     let unscored = videos.iter().filter(|video| video.scores.is_none()).count();

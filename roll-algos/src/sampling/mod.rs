@@ -7,6 +7,7 @@ mod scale;
 
 use std::ops::Range;
 
+use crate::sampler::Integration;
 use crate::{FlowSchedule, Sampler};
 use roll_core::{
     Adapter, ConditionInput, Conditioning, DiffusionModel, Generator, Grad, Progress, Result, ResultExt, Tensor,
@@ -82,38 +83,56 @@ impl Sampling {
         Ok(x)
     }
 
-    /// Like [`Sampling::generate`], for several videos as a batch, and for `range` of the steps: `starts` are the latents
-    /// before the first of them. The sampler begins there, without a history. `step` receives the latents before each step
-    /// and their velocities; it may return the latents after the step and so replace the sampler.
-    pub fn generate_together(
+    /// Begins to generate several videos as a batch, from `starts`: latents `[C, T, H, W]`, before any step that is left
+    /// to do.
+    pub fn begin(&self, conditions: &Conditions, starts: &[Tensor]) -> Result<Batch> {
+        let latents = starts.iter().map(|x| conditions.prompt.with_first_frame(x)).collect::<Result<_>>()?;
+        Ok(Batch { latents, integrations: vec![self.sampler.start(); starts.len()] })
+    }
+
+    /// Does the steps in `range`, which begins where the last call of `batch` ended. `step` receives the latents before
+    /// each step and their velocities; it may return the latents after the step and so replace the sampler.
+    pub fn advance(
         &self,
         model: &mut dyn DiffusionModel,
         conditions: &Conditions,
-        starts: &[Tensor],
+        batch: &mut Batch,
         range: Range<usize>,
         adapter: Adapter,
         step: &mut OwnStep<'_>,
-    ) -> Result<Vec<Tensor>> {
-        let Self { schedule, sampler, guidance } = self;
-        let first_frames =
-            |xs: &[Tensor]| xs.iter().map(|x| conditions.prompt.with_first_frame(x)).collect::<Result<Vec<_>>>();
-        let mut xs = first_frames(starts)?;
-        let mut steps = vec![sampler.start(); starts.len()];
+    ) -> Result<()> {
+        let Self { schedule, guidance, .. } = self;
         for i in range {
-            let found = guidance.velocities(model, &xs, schedule.timestep(i), conditions, adapter, Grad::Skip)?;
+            let xs = &batch.latents;
+            let found = guidance.velocities(model, xs, schedule.timestep(i), conditions, adapter, Grad::Skip)?;
             let vs = found.velocity.unstack()?;
-            let next = match step(i, &xs, &vs)? {
+            let next = match step(i, xs, &vs)? {
                 Some(next) => next,
                 None => {
                     let (from, to) = (schedule.sigma(i), schedule.sigma(i + 1));
-                    let each = steps.iter_mut().zip(xs.iter().zip(&vs));
+                    let each = batch.integrations.iter_mut().zip(xs.iter().zip(&vs));
                     each.map(|(steps, (x, v))| steps.step(from, to, x, v)).collect::<Result<Vec<_>>>()?
                 }
             };
-            xs = first_frames(&next)?;
+            batch.latents = next.iter().map(|x| conditions.prompt.with_first_frame(x)).collect::<Result<_>>()?;
         }
-        Ok(xs)
+        Ok(())
     }
+
+    /// The steps of the high-noise expert, and those of the low-noise expert; without a `boundary`, all are the first.
+    pub(crate) fn steps_of_experts(&self, boundary: Option<f64>) -> [Range<usize>; 2] {
+        let steps = self.schedule.steps();
+        let is_low = |i: &usize| boundary.is_some_and(|boundary| self.schedule.timestep(*i).uses_low_noise(boundary));
+        let first_low = (0..steps).find(is_low).unwrap_or(steps);
+        [0..first_low, first_low..steps]
+    }
+}
+
+/// Videos that are generated as a batch, between two steps.
+pub struct Batch {
+    /// Their latents, `[C, T, H, W]` each.
+    pub latents: Vec<Tensor>,
+    integrations: Vec<Integration>,
 }
 
 roll_core::inventory::submit! {

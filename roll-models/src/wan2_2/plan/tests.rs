@@ -383,14 +383,15 @@ fn the_decoder_takes_half_in_bf16_and_its_time_grows_with_the_overlap_of_tiles()
 }
 
 #[test]
-fn experts_take_turns_in_each_trajectory() {
-    let moved = |videos: Option<Videos>| {
+fn experts_take_turns_in_each_sample_or_for_all_rollouts_of_a_step() {
+    let moved = |samples, videos: Option<Videos>| {
         let mut plan = plan("wan2_2-i2v-a14b");
-        (plan.storage.idle, plan.input.passes.videos) = (IdleExpert::Host, videos);
+        (plan.storage.idle, plan.input.passes.videos, plan.input.samples) = (IdleExpert::Host, videos, samples);
         plan.time().into_iter().find(|phase| phase.name == "change of experts").unwrap().moved
     };
-    let videos = |at_once| Some(Videos { count: 8, at_once, references: 0 });
-    assert_eq!([moved(videos(1)), moved(videos(4))], [8.0 * moved(None), 2.0 * moved(None)]);
+    let videos = Some(Videos { count: 8, at_once: 1, references: 0 });
+    let one = moved(1, None);
+    assert_eq!([moved(4, None), moved(1, videos), moved(4, videos)], [4.0 * one, 3.0 * one, 9.0 * one]);
 }
 
 #[test]

@@ -70,16 +70,18 @@ impl Plan {
         phases
     }
 
-    /// The changes of experts that take turns on the device: a trajectory passes through both once.
+    /// The changes of experts that take turns on the device. A sample whose score is pulled back passes through both once;
+    /// videos that are compared with one another do so together, for all samples, and each sample's update again in at
+    /// most two passes.
     fn expert_changes(&self, weights: f64) -> Option<PhaseCost> {
         let rate = match (self.resolved_placement(), self.storage.idle) {
             (Placement::Auto | Placement::Resident, IdleExpert::Host) => HOST_RATE,
             (Placement::Auto | Placement::Resident, IdleExpert::Drop) => self.input.speed.read,
             _ => return None,
         };
-        let videos = self.input.passes.videos;
-        let trajectories = videos.map_or(1, |videos| videos.count.div_ceil(videos.at_once.max(1)));
-        let moved = 2.0 * weights * (self.input.samples * trajectories) as f64;
+        let samples = self.input.samples;
+        let rounds = if self.input.passes.videos.is_some() { 1 + 2 * samples } else { samples };
+        let moved = 2.0 * weights * rounds as f64;
         Some(PhaseCost { name: "change of experts".into(), flops: 0.0, moved, seconds: moved / rate })
     }
 
