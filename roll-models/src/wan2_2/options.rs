@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 
 use burn::tensor::{DType, Device};
+use roll_backends::device::is_gpu;
 use roll_core::{
     ConfiguredOptions, Error, IdleKeys, Kind, OptionNotes, Result, ResultExt, WeightPlacement, When, parse_options,
 };
@@ -320,8 +321,10 @@ impl<'de> Deserialize<'de> for Checkpoints {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VaeDType {
-    /// f32.
+    /// bf16 on a GPU that has it, f32 elsewhere.
     #[default]
+    Auto,
+    /// f32.
     F32,
     /// bf16, accumulated in f32.
     Bf16,
@@ -330,10 +333,20 @@ pub enum VaeDType {
 impl VaeDType {
     /// The dtype of a decoder on `device`. Fails if bf16 is requested and the device has none.
     pub(super) fn of(self, device: &Device) -> Result<DType> {
+        match device.supports_dtype(DType::BF16) {
+            false if self == Self::Bf16 => {
+                Err(Error::config("model.vae_dtype", "expected auto or f32: the device of this backend has no bf16"))
+            }
+            has_bf16 => Ok(self.on(is_gpu(device) && has_bf16)),
+        }
+    }
+
+    /// The dtype of a decoder; `gpu`: on a GPU that has bf16.
+    pub(super) fn on(self, gpu: bool) -> DType {
         match self {
-            Self::F32 => Ok(DType::F32),
-            Self::Bf16 if device.supports_dtype(DType::BF16) => Ok(DType::BF16),
-            Self::Bf16 => Err(Error::config("model.vae_dtype", "expected f32: the device of this backend has no bf16")),
+            Self::Bf16 => DType::BF16,
+            Self::Auto if gpu => DType::BF16,
+            Self::Auto | Self::F32 => DType::F32,
         }
     }
 }
@@ -364,7 +377,7 @@ impl Default for WanOptions {
             vae_tile_size: TileSize::Auto,
             vae_tile_stride: None,
             vae_checkpoints: Checkpoints::Auto,
-            vae_dtype: VaeDType::F32,
+            vae_dtype: VaeDType::Auto,
         }
     }
 }

@@ -7,7 +7,7 @@ use roll_core::{
 
 use super::super::components;
 use super::super::dit::Trainable;
-use super::super::options::{IdleExpert, Placement, TileSize, VaeDType, WanOptions};
+use super::super::options::{IdleExpert, Placement, TileSize, WanOptions};
 use super::super::paths::ComponentFiles;
 use super::super::tokenizer::PROMPT_TOKENS;
 use super::super::vae::VaeConfig;
@@ -116,7 +116,7 @@ fn storage(options: &WanOptions, networks: &Networks, input: &PlanInput) -> Devi
         weight_bytes,
         eight_bits,
         block_input_bytes: options.compute_dtype.on(weights, gpu).size(),
-        decoder_element_bytes: if options.vae_dtype == VaeDType::Bf16 { 2 } else { 4 },
+        decoder_element_bytes: options.vae_dtype.on(gpu).size(),
         idle,
     }
 }
