@@ -88,7 +88,7 @@ pub(crate) fn assert_alike(world: &World, run: &str, uninterrupted: &str, step: 
 #[test]
 fn resume_is_bit_exact_for_every_algorithm_and_strategy() {
     let world = World::new(3);
-    let cases: [(&str, &[&str], &[&str], &[&str]); 14] = [
+    let cases: [(&str, &[&str], &[&str], &[&str]); 15] = [
         ("reward_fl-single", &REWARD_FL, &["training.lr_scheduler_type=cosine"], &COMPARED),
         ("reward_fl-zero", &REWARD_FL, &["strategy.name=zero", "strategy.stage=2"], &COMPARED),
         ("reward_fl-leap", &REWARD_FL, &LEAP, &LEAP_COMPARED),
@@ -107,6 +107,7 @@ fn resume_is_bit_exact_for_every_algorithm_and_strategy() {
         ("flow_grpo-single", &FLOW_GRPO, &["evaluation.train_samples=1"], &COMPARED),
         ("flow_grpo-prefix", &FLOW_GRPO, &PREFIX, &COMPARED),
         ("flow_matching-single", &FLOW_MATCHING, &["algo.prompt_dropout=0.5"], &COMPARED),
+        ("flow_matching-windows", &FLOW_MATCHING, &["data.num_frames=1", "data.windows={uniform: 2}"], &COMPARED),
         (
             "flow_matching-full",
             &FLOW_MATCHING,

@@ -345,7 +345,8 @@ fn weights_are_counted_in_their_dtype_on_the_device() {
 
 #[test]
 fn idle_expert_tiles_and_block_inputs_follow_the_memory() {
-    let on = |gigabytes: u64| needed(serde_json::json!({}), Some(gigabytes * 1_000_000_000), "wan2_2-i2v-a14b");
+    let options = serde_json::json!({"vae_dtype": "f32"});
+    let on = |gigabytes: u64| needed(options.clone(), Some(gigabytes * 1_000_000_000), "wan2_2-i2v-a14b");
     let one = |needs: &Needs| item(needs, "transformer weights").device as f64 / 28.6e9;
     let (large, small) = (on(141), on(80));
     assert!((1.9..2.1).contains(&one(&large)) && item(&large, "transformer weights").host == 0);
@@ -358,9 +359,20 @@ fn idle_expert_tiles_and_block_inputs_follow_the_memory() {
     assert_eq!(item(&large, "block inputs").device, 2 * 18_900 * 5120 * 42 * 4);
     assert!(small.time.iter().any(|phase| phase.name == "change of experts" && phase.seconds > 1.0));
     assert!(!small.hints.iter().any(|hint| hint.contains("vae_tile_size")), "{:?}", small.hints);
-    let options = serde_json::json!({"vae_tile_size": [64, 64], "vae_tile_stride": [48, 48]});
+    let options = serde_json::json!({"vae_dtype": "f32", "vae_tile_size": [64, 64], "vae_tile_stride": [48, 48]});
     let large = needed(options, Some(80_000_000_000), "wan2_2-i2v-a14b");
     assert!(large.hints.iter().any(|hint| hint.contains("vae_tile_size=[34,34]")), "{:?}", large.hints);
+}
+
+#[test]
+fn the_decoder_is_in_bf16_on_a_gpu_unless_asked_otherwise() {
+    let decoder = |vae_dtype: &str, memory| {
+        let needs = needed(serde_json::json!({"vae_dtype": vae_dtype}), memory, "wan2_2-i2v-a14b");
+        item(&needs, "decoder and its pullback").device
+    };
+    let gpu = ["auto", "bf16", "f32"].map(|dtype| decoder(dtype, Some(400_000_000_000)));
+    assert!(gpu[0] == gpu[1] && gpu[0] < gpu[2], "{gpu:?}");
+    assert_eq!(decoder("auto", None), decoder("f32", None));
 }
 
 #[test]
