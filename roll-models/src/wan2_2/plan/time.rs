@@ -10,7 +10,8 @@ use super::Plan;
 /// Bytes per second from pageable host memory to a GPU.
 const HOST_RATE: f64 = 10e9;
 /// Rates of the decoder and of its pull on a GPU, relative to the sustained rate of matrix products, 0.4 of the peak.
-/// Measured: 74.5 and 54.3 TFLOP/s on an H200 (bench/results/gpu/2026-11-23-h200-first-run.md).
+/// Measured in f32: 74.5 and 54.3 TFLOP/s on an H200 (bench/results/gpu/2026-11-23-h200-first-run.md). What bf16 saves was
+/// not measured.
 const DECODER_RATES: [f64; 2] = [0.19, 0.14];
 
 impl Plan {
