@@ -38,6 +38,10 @@ pub struct Passes {
     /// one of the latter, or [`Videos::count`] of the former.
     #[serde(default)]
     pub decoded: Option<[usize; 2]>,
+    /// Further passes without a gradient: those of reference policies, and those that only weigh a loss; absent: one for
+    /// each trained step.
+    #[serde(default)]
+    pub references: Option<usize>,
     /// Passes of reference policies run with the adapter that training starts from, of which the model keeps a copy.
     #[serde(default)]
     pub reference_is_start: bool,
@@ -81,8 +85,6 @@ pub struct Videos {
     pub count: usize,
     /// Passes that are recorded at once before they are pulled back.
     pub at_once: usize,
-    /// Further passes without a gradient: those of reference policies, and those that only weigh a loss.
-    pub references: usize,
 }
 
 impl Passes {
@@ -101,10 +103,9 @@ impl Passes {
         self.decoded.unwrap_or(self.videos.map_or([0, 1], |videos| [videos.count, 0]))
     }
 
-    /// Passes besides the forward ones, of reference policies: without the adapter, one for each trained
-    /// step, unless the videos say more.
+    /// Further passes without a gradient, of reference policies for the most part.
     pub fn references(&self) -> usize {
-        self.videos.map_or(self.steps()[1], |videos| videos.references)
+        self.references.unwrap_or(self.steps()[1])
     }
 }
 

@@ -334,7 +334,7 @@ fn passes(options: &Options) -> Result<Passes> {
     let draws = videos * config.levels_per_video * config.updates_per_step;
     let references = draws * (1 + usize::from(config.needs_reference()) + usize::from(config.loss == Regression::Dgpo));
     let (forward, pulled) = (config.group_size * velocities * steps + draws, draws);
-    let videos = Videos { count: config.group_size, at_once: config.at_once, references };
+    let videos = Videos { count: config.group_size, at_once: config.at_once };
     let on_clip = shared.on_clip();
     let steps = Some([steps, config.levels_per_video]);
     // At most: copies of high noise may be left out.
@@ -344,6 +344,7 @@ fn passes(options: &Options) -> Result<Passes> {
         pulled: pulled + on_clip,
         steps,
         videos: Some(videos),
+        references: Some(references),
         decoded: Some([config.group_size, predicted]),
         reference_is_start: config.needs_reference() && config.kl_reference == KlReference::Start,
         ..Passes::default()

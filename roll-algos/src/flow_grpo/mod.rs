@@ -283,7 +283,7 @@ fn passes(options: &Options) -> Result<Passes> {
     };
     let denoising = config.group_size * steps - (config.group_size - 1) * prefix;
     let (forward, pulled) = (velocities * (denoising + draws), recorded * draws);
-    let videos = Videos { count: config.group_size, at_once: recorded * config.at_once, references };
+    let videos = Videos { count: config.group_size, at_once: recorded * config.at_once };
     let on_clip = shared.on_clip();
     let steps = Some([steps, config.window]);
     Ok(Passes {
@@ -291,6 +291,7 @@ fn passes(options: &Options) -> Result<Passes> {
         pulled: pulled + on_clip,
         steps,
         videos: Some(videos),
+        references: Some(references),
         reference_is_start: config.kl_weight > 0.0 && config.kl_reference == KlReference::Start,
         ..Passes::default()
     })

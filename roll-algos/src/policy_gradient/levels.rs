@@ -40,7 +40,7 @@ pub(crate) fn evaluation_plan(sampling: Sampling, facts: ScheduleFacts) -> Resul
     let acting = acting_steps(&schedule, facts, [0.0, 1.0])?;
     let (first, last, trained) = (0, schedule.steps() - 1, acting.clone());
     let (adjoint, early_stop, latent_dtype) = (Adjoint::Chain, EarlyStop::Decode, LatentDtype::F32);
-    let reference = Adapter::Start;
+    let reference = Some(Adapter::Start);
     Ok(RolloutPlan {
         schedule,
         sampler,

@@ -56,7 +56,8 @@ pub struct RewardFlConfig {
     pub reward_std: f64,
     /// Weight of the normalised score.
     pub reward_weight: f64,
-    /// Weight of the KL divergence from the policy of `kl_reference`.
+    /// Weight of the KL divergence from the policy of `kl_reference`. With 0 it is computed in evaluations alone, which
+    /// spares a pass of each trained step.
     #[schemars(range(min = 0))]
     pub kl_weight: f64,
     /// The policy that the KL compares with: `start` (where training starts, `model.lora_checkpoint` included: the KL
@@ -131,7 +132,8 @@ impl RewardFlConfig {
             return Err(Error::config("algo.sampler", problem));
         }
         let plan = self.trained_steps.restricted(self.plan_with(Sampler::Euler, facts)?)?;
-        Ok(RolloutPlan { adjoint: self.trained_steps.adjoint(self.stop_gradient)?, ..plan })
+        let reference = plan.reference.filter(|_| self.kl_weight > 0.0);
+        Ok(RolloutPlan { adjoint: self.trained_steps.adjoint(self.stop_gradient)?, reference, ..plan })
     }
 
     /// The steps of a rollout that is not trained on. Its KL covers all steps of the window, whichever of them are
@@ -170,7 +172,7 @@ impl RewardFlConfig {
             adjoint,
             first: 0,
             last,
-            reference: self.kl_reference.adapter(),
+            reference: Some(self.kl_reference.adapter()),
             early_stop,
             latent_dtype,
         })
@@ -201,6 +203,7 @@ impl RewardFlConfig {
         const EVERY: u64 = 25;
         const AT_MOST: usize = 100_000_000;
         let every = self.gradient_split_every.unwrap_or(if parameters > AT_MOST { 0 } else { EVERY });
+        let every = if self.kl_weight > 0.0 { every } else { 0 };
         // Not in the first step: there the policy is usually the KL's reference, where the gradient is 0.
         every > 0 && (step + 1).is_multiple_of(every)
     }

@@ -284,7 +284,8 @@ impl RewardFl {
             }
         }
         let details = details.into_iter().map(|(name, value)| (name, Bits(value))).collect();
-        let scored = Scored { loss: loss.value, score, kl: trajectory.kl, data_loss: None, details };
+        let kl = plan.reference.map(|_| trajectory.kl);
+        let scored = Scored { loss: loss.value, score, kl, data_loss: None, details };
 
         watch.begin(PULL, Some("pulling back through reward and decoder"))?;
         let d_latents = match pull_score.filter(|_| loss.d_score != 0.0) {
@@ -353,12 +354,14 @@ fn passes(options: &Options) -> Result<Passes> {
     let videos = config.trained_steps.videos();
     let reference_is_start = config.kl_reference == KlReference::Start;
     let (held, decoded) = (Some(recorded * trained / videos), Some([0, videos]));
+    let references = Some(if config.kl_weight > 0.0 { trained } else { 0 });
     Ok(Passes {
         forward,
         pulled,
         steps: Some([steps, trained]),
         held,
         decoded,
+        references,
         reference_is_start,
         ..Passes::default()
     })

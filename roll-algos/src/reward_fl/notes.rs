@@ -18,6 +18,11 @@ const IDLE: &[IdleKeys] = &[
         when: When::IsNot("algo.trained_steps.renoised", &["null"]),
         because: "`algo.trained_steps` noises finished latents, and goes on to the data",
     },
+    IdleKeys {
+        keys: &["algo.gradient_split_every"],
+        when: When::Is("algo.kl_weight", &["0"]),
+        because: "`algo.kl_weight` is 0, so that there is one gradient",
+    },
     GUIDANCE,
     KL_REFERENCE,
 ];

@@ -27,8 +27,8 @@ pub struct RolloutPlan {
     pub first: usize,
     /// Index of the last step.
     pub last: usize,
-    /// The adapter of the policy that the KL compares with.
-    pub reference: Adapter,
+    /// The adapter of the policy that the KL compares with; `None`: there is no KL.
+    pub reference: Option<Adapter>,
     /// The latents that are decoded if the rollout stops before the last step of the schedule.
     pub early_stop: EarlyStop,
     /// Dtype of latents between steps.

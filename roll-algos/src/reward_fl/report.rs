@@ -22,7 +22,8 @@ pub(super) enum Outcome {
 pub(super) struct Scored {
     pub(super) loss: f64,
     pub(super) score: f64,
-    pub(super) kl: f64,
+    /// The KL, if there is a reference.
+    pub(super) kl: Option<f64>,
     /// The flow-matching loss on the clip, if it is used.
     pub(super) data_loss: Option<f64>,
     /// Details of the reward, which may be NaN. `Bits` keeps them exact when ranks exchange them.
@@ -40,7 +41,8 @@ impl Scored {
         let mean = |value: fn(&Self) -> f64| videos.iter().map(value).sum::<f64>() / n;
         let details = detail_means(&videos);
         let details = details.into_iter().map(|(name, mean)| (name.to_string(), Bits(mean))).collect();
-        Some(Self { loss: mean(|v| v.loss), score: mean(|v| v.score), kl: mean(|v| v.kl), data_loss: None, details })
+        let kl = videos[0].kl.map(|_| mean(|v| v.kl.unwrap_or(0.0)));
+        Some(Self { loss: mean(|v| v.loss), score: mean(|v| v.score), kl, data_loss: None, details })
     }
 }
 
@@ -89,8 +91,8 @@ impl Tally {
             metrics.insert("actor/clamped_fraction".into(), self.clamped as f64 / self.values as f64);
         }
         for scored in &self.scored {
-            let main = [("actor/loss", scored.loss), (SCORE, scored.score), ("actor/kl_loss", scored.kl)];
-            for (name, value) in main {
+            let main = [("actor/loss", scored.loss), (SCORE, scored.score)];
+            for (name, value) in main.into_iter().chain(scored.kl.map(|kl| ("actor/kl_loss", kl))) {
                 *metrics.entry(name.into()).or_default() += value / n;
             }
         }

@@ -293,6 +293,33 @@ fn an_adapter_of_zeros_has_no_kl() {
 }
 
 #[test]
+fn without_a_weight_of_the_kl_only_evaluations_compute_it() {
+    let step = |kl_weight, gradient_split_every| {
+        let config = RewardFlConfig { kl_weight, gradient_split_every, ..RewardFlConfig::default() };
+        let options = serde_json::to_value(&config).unwrap();
+        let planned = passes(options.as_object().unwrap()).unwrap();
+        let mut bench = Bench::new(config);
+        let metrics = bench.step(&two()).metrics;
+        assert_eq!(bench.model.references.len(), 2 * planned.references(), "{kl_weight}");
+        (bench, metrics)
+    };
+    let (_, metrics) = step(1.0, Some(0));
+    assert!(metrics["actor/kl_loss"] > 0.0);
+    let (mut bench, metrics) = step(0.0, Some(1));
+    assert!(!metrics.contains_key("actor/kl_loss") && !metrics.contains_key("actor/grad_norm_kl"), "{metrics:?}");
+    assert!(bench.model.references.is_empty());
+    bench.check_gradient(&two());
+    let evaluated = bench.algorithm.evaluate(&mut EvaluationContext {
+        samples: &two(),
+        model: &mut bench.model,
+        rewards: vec![&mut bench.reward],
+        noise: &Noise::new(11),
+        progress: &Silent,
+    });
+    assert!(evaluated.unwrap().unwrap()[0].kl > 0.0);
+}
+
+#[test]
 fn timestep_boundaries_restrict_the_trained_steps() {
     // The noise levels of steps 4 to 7 are 0.833, 0.75, 0.625 and 0.417.
     let config = RewardFlConfig { min_timestep_boundary: 0.6, max_timestep_boundary: 0.7, ..RewardFlConfig::default() };

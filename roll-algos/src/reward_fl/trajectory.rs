@@ -38,7 +38,7 @@ impl Observer for Stopwatch<'_> {
 pub struct Trajectory {
     /// The latents to decode, `[C, T, H, W]`.
     pub latents: Tensor,
-    /// Mean of the KL over the steps with trainable parameters.
+    /// Mean of the KL over the steps with trainable parameters; 0 if the plan has no reference.
     pub kl: f64,
     /// Factor of the loss on the score: the similarity of leaps to the rollout; 1 without leaps.
     pub similarity: f64,
@@ -110,11 +110,11 @@ pub fn rollout(
             similarity.leap(&x, delta, &v)?;
         }
 
-        let d_kl = match acting.contains(&i) {
-            false => None,
-            true => {
+        let d_kl = match plan.reference.filter(|_| acting.contains(&i)) {
+            None => None,
+            Some(reference) => {
                 observer.begin(REFERENCE, None)?;
-                let u = model.velocity(&x, timestep, prompt, plan.reference, Grad::Skip)?.0;
+                let u = model.velocity(&x, timestep, prompt, reference, Grad::Skip)?.0;
                 observer.reference(i, &u);
                 let mask = LossMask::after(known, c.shape())?;
                 let (kl_i, d_kl_i) = step_kl(&c, &u, schedule.sigma(i), mask)?;

@@ -401,7 +401,7 @@ fn experts_take_turns_in_each_sample_or_for_all_rollouts_of_a_step() {
         (plan.storage.idle, plan.input.passes.videos, plan.input.samples) = (IdleExpert::Host, videos, samples);
         plan.time().into_iter().find(|phase| phase.name == "change of experts").unwrap().moved
     };
-    let videos = Some(Videos { count: 8, at_once: 1, references: 0 });
+    let videos = Some(Videos { count: 8, at_once: 1 });
     let one = moved(1, None);
     assert_eq!([moved(4, None), moved(1, videos), moved(4, videos)], [4.0 * one, 3.0 * one, 9.0 * one]);
 }
