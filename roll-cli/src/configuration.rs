@@ -95,7 +95,6 @@ impl Configuration {
         }
     }
 
-    /// The name of the algorithm.
     pub fn algorithm(&self) -> Option<&str> {
         self.merged.peek("algo.name")?.as_str()
     }

@@ -121,7 +121,6 @@ impl WeightedSum {
     }
 }
 
-/// The result of a part.
 enum PartScore {
     /// The reference has nothing to compare with, for this reason.
     Without(String),

@@ -44,7 +44,6 @@ const VIDEO: [Question; 5] = [
 /// The answers so far, as keys and values, in the order of the file.
 type Answers = Vec<(&'static str, String)>;
 
-/// Runs the command.
 pub fn init(args: Init) -> Result<()> {
     let file = &args.file;
     if file.exists() {

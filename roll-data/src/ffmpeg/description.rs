@@ -26,7 +26,6 @@ pub(super) struct StreamDescription {
     matrix: u8,
 }
 
-/// The sample format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PixelFormat {
     /// Y'CbCr 4:2:0.

@@ -126,7 +126,6 @@ impl Default for RollModelFacts {
 }
 
 table! {
-    /// The functions of a model.
     pub struct RollModelTable {
         fn facts(out: *mut RollModelFacts);
         fn read_parameters(values: RollListMut<f32>);
@@ -160,7 +159,6 @@ table! {
 }
 
 table! {
-    /// The functions of a diffusion model.
     pub struct RollDiffusionTable {
         fn schedule(out: *mut RollSchedule);
         fn encode(input: *const RollConditionInput, out: *mut RollConditioning);
@@ -186,7 +184,6 @@ table! {
 }
 
 table! {
-    /// The functions of a language model.
     pub struct RollLanguageTable {
         fn tokenize(text: RollStr, out: *mut RollOwned<u32>);
         fn detokenize(tokens: RollList<u32>, out: *mut RollOwned<u8>);

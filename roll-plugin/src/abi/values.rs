@@ -121,21 +121,18 @@ data! {
 impl RollStr {
     pub const EMPTY: Self = Self { data: std::ptr::null(), len: 0 };
 
-    /// Lends `text`.
     pub const fn lend(text: &str) -> Self {
         Self { data: text.as_ptr(), len: text.len() }
     }
 }
 
 impl<T> RollList<T> {
-    /// Lends `items`.
     pub const fn lend(items: &[T]) -> Self {
         Self { items: items.as_ptr(), len: items.len() }
     }
 }
 
 impl<T> RollListMut<T> {
-    /// Lends `items`, to write into.
     pub const fn lend(items: &mut [T]) -> Self {
         Self { items: items.as_mut_ptr(), len: items.len() }
     }
@@ -177,7 +174,6 @@ impl Default for RollTensor {
 }
 
 impl RollTensor {
-    /// No tensor.
     pub fn none() -> Self {
         Self { dtype: crate::abi::NO_TENSOR, ..Self::default() }
     }

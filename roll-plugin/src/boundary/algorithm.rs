@@ -153,7 +153,6 @@ pub(super) fn give(algorithm: Box<dyn Algorithm>) -> RollObject {
     Served::give(algorithm, &TABLE)
 }
 
-/// An algorithm of the other side.
 pub(super) type ForeignAlgorithm = ForeignObject<RollAlgorithmTable>;
 
 impl Answer for DataSource {

@@ -46,7 +46,6 @@ pub(super) fn give(ranks: Ranks) -> RollObject {
     Served::give(Box::new(ranks), &TABLE)
 }
 
-/// A communicator of the other side.
 pub(super) struct ForeignCommunicator {
     object: Foreign,
     table: RollCommunicatorTable,

@@ -30,7 +30,6 @@ pub(super) fn give(environment: Box<dyn Environment>) -> RollObject {
     Served::give(environment, &TABLE)
 }
 
-/// An environment of the other side.
 pub(super) type ForeignEnvironment = ForeignObject<RollEnvironmentTable>;
 
 impl Answer for Vec<String> {

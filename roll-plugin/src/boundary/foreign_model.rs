@@ -14,7 +14,6 @@ use crate::{Model, ParameterSpec, Result};
 /// The trait that a model's table serves.
 pub(super) type Target = dyn Model;
 
-/// A model of the other side.
 pub(super) struct ForeignModel {
     pub(super) object: Foreign,
     table: RollModelTable,

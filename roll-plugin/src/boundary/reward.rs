@@ -49,14 +49,12 @@ unsafe extern "C" fn facts(state: *mut c_void, out: *mut RollRewardFacts, error:
     unsafe { serve_shared(state, out, error, body) }
 }
 
-/// Passes a scorer to the other side.
 pub(super) fn give(scorer: Box<dyn RewardScorer>) -> RollObject {
     Served::give(scorer, &TABLE)
 }
 
 lent!(LentReward: RewardScorer);
 
-/// A scorer of the other side.
 pub(super) struct ForeignReward {
     object: Foreign,
     table: RollRewardTable,

@@ -75,7 +75,6 @@ pub(super) fn give(strategy: Box<dyn Strategy>) -> RollObject {
 
 lent!(LentStrategy: Strategy);
 
-/// A strategy of the other side.
 pub(super) struct ForeignStrategy {
     ranks: StrategyRanks,
     object: Foreign,

@@ -2,12 +2,10 @@
 
 use roll_core::{BuildContext, Registry, Result, ResultExt, RewardComponent, RewardScorer};
 
-/// The rewards and their weights.
 #[derive(Default)]
 pub(super) struct Checks(Vec<(f64, Box<dyn RewardScorer>)>);
 
 impl Checks {
-    /// Makes the scorers.
     pub(super) fn open(components: &[RewardComponent], registry: &Registry, context: &BuildContext) -> Result<Self> {
         let mut checks = Vec::new();
         for (i, component) in components.iter().enumerate() {

@@ -112,7 +112,6 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes the metrics of a step.
     pub(crate) fn log(&mut self, step: u64, steps: u64, metrics: &BTreeMap<String, f64>) -> Result<()> {
         let Some(writer) = &mut self.metrics else { return Ok(()) };
         writer.log(step, metrics)?;

@@ -19,7 +19,6 @@ use crate::results::record::Record;
 use crate::sample_prompts::SamplePrompts;
 use crate::weighted_sum::reward_and_reader;
 
-/// The reward of a run, if it has one.
 type Reward = Option<Box<dyn RewardScorer>>;
 
 /// What is found while the parts of a run are opened.
@@ -344,7 +343,6 @@ fn cached(model: Box<dyn Model>, reward: Reward, store: &CacheStore) -> Result<(
     Ok((CachedModel::wrap(model, store)?, reward))
 }
 
-/// The batches of this rank.
 fn batches(dataset: Arc<Dataset>, config: &RunConfig, ranks: &dyn Communicator) -> Batches {
     let training = &config.training;
     Batches::new(dataset, config.noise(), training.samples_per_rank(), ranks.rank(), ranks.world_size())

@@ -17,7 +17,6 @@ use roll_models::wan2_2::{Parts, Settings, Wan};
 use super::preset::Preset;
 use super::scorer::Scorer;
 
-/// Everything that a step takes.
 pub struct Fixture {
     pub model: Wan,
     pub scorer: Scorer,

@@ -20,7 +20,6 @@ use memory::Meter;
 use preset::Preset;
 use report::Report;
 
-/// Measures and prints.
 pub fn bench(args: Bench) -> Result<()> {
     if args.rounds == 0 {
         return Err(Error::config("--rounds", "must be above 0"));

@@ -14,11 +14,8 @@ use crate::args::Bench;
 /// Rank of the LoRA.
 pub const RANK: usize = 32;
 
-/// The subject of a measurement.
 pub struct Preset<'a> {
-    /// The arguments of the command.
     pub args: &'a Bench,
-    /// Name on the command line.
     pub name: &'static str,
     /// The networks, reduced to the measured number of blocks.
     pub networks: Networks,
@@ -26,7 +23,6 @@ pub struct Preset<'a> {
     pub all_layers: usize,
     /// Dtype of stored weights and of products.
     pub dtype: DType,
-    /// Frames of the video.
     pub frames: usize,
     /// Height and width of the video.
     pub size: [usize; 2],
@@ -110,7 +106,6 @@ impl<'a> Preset<'a> {
         }
     }
 
-    /// The trained part.
     pub fn trainable(&self) -> Trainable {
         let targets = ["q", "k", "v", "o", "ffn.0", "ffn.2"].map(String::from).to_vec();
         Trainable::Lora { rank: RANK, alpha: RANK as f64, targets }

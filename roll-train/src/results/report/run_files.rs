@@ -15,11 +15,9 @@ use serde_json::{Map, Value};
 use crate::results::record::{self, Record};
 use crate::results::{headlines, read_optional_json};
 
-/// The files of one run.
 pub struct RunFiles {
     /// The directory's name.
     pub name: String,
-    /// The directory's path.
     pub path: PathBuf,
     /// `metrics.jsonl`.
     pub rows: Vec<Map<String, Value>>,
@@ -56,7 +54,6 @@ impl RunFiles {
         }
     }
 
-    /// Reads the run directory `path`.
     pub fn read(path: &Path) -> Result<Self> {
         let dir = RunDir::open(path)?;
         // The page is passed on, and the run may be another person's.
