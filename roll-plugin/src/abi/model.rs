@@ -16,6 +16,7 @@ data! {
     }
 
     /// Facts of a model that do not change.
+    #[derive(Default)]
     pub struct RollModelFacts {
         pub parameters: RollOwned<RollParameter>,
         /// The table of a diffusion model, whose functions take the model's state; null if it is not a diffusion model.
@@ -25,6 +26,7 @@ data! {
     }
 
     /// Access to some parameters at a time.
+    #[derive(Default)]
     pub struct RollParts {
         /// Its table, whose functions take the model's state; null if the model has no parts.
         pub table: *const c_void,
@@ -110,18 +112,6 @@ data! {
     pub struct RollMessage {
         pub role: RollStr,
         pub content: RollStr,
-    }
-}
-
-impl Default for RollParts {
-    fn default() -> Self {
-        Self { table: std::ptr::null() }
-    }
-}
-
-impl Default for RollModelFacts {
-    fn default() -> Self {
-        Self { parameters: RollOwned::default(), diffusion: std::ptr::null(), language: std::ptr::null() }
     }
 }
 

@@ -32,7 +32,7 @@ data! {
     }
 
     /// A dense, row-major array.
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Default)]
     pub struct RollTensor {
         pub data: *const u8,
         pub bytes: usize,
@@ -66,7 +66,7 @@ data! {
     }
 
     /// Positions from `start` to before `end`.
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Default)]
     pub struct RollRange {
         pub start: usize,
         pub end: usize,
@@ -87,7 +87,7 @@ data! {
 
     /// An object of either side: its state, its functions, and how to release it. A null `release` means that it is
     /// lent for the call.
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Default)]
     pub struct RollObject {
         pub state: *mut c_void,
         /// The table of its kind.
@@ -96,7 +96,7 @@ data! {
     }
 
     /// A pullback: called at most once, then released. A null `pull` means none.
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Default)]
     pub struct RollPullback {
         pub state: *mut c_void,
         pub pull: Option<
@@ -158,21 +158,6 @@ impl<T> Default for RollOwned<T> {
     }
 }
 
-impl Default for RollTensor {
-    fn default() -> Self {
-        Self {
-            data: std::ptr::null(),
-            bytes: 0,
-            shape: std::ptr::null(),
-            rank: 0,
-            dtype: 0,
-            owner: std::ptr::null_mut(),
-            retain: None,
-            release: None,
-        }
-    }
-}
-
 impl RollTensor {
     pub fn none() -> Self {
         Self { dtype: crate::abi::NO_TENSOR, ..Self::default() }
@@ -182,17 +167,5 @@ impl RollTensor {
 impl Default for RollError {
     fn default() -> Self {
         Self { fault: crate::abi::FAULT_FAILURE, text: RollOwned::default() }
-    }
-}
-
-impl Default for RollObject {
-    fn default() -> Self {
-        Self { state: std::ptr::null_mut(), table: std::ptr::null(), release: None }
-    }
-}
-
-impl Default for RollPullback {
-    fn default() -> Self {
-        Self { state: std::ptr::null_mut(), pull: None, release: None }
     }
 }
