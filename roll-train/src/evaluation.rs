@@ -323,6 +323,11 @@ fn check_clip_counts(ranks: &dyn Communicator, clips: usize) -> Result<()> {
     }
 }
 
+/// The set that a run is judged by: the clips that are not trained on, or training clips where there are no others.
+pub(crate) fn judged_set(results: &Results) -> Option<SetName> {
+    [SetName::Unseen, SetName::Train].into_iter().find(|set| !of(results, *set).is_empty())
+}
+
 /// The parts of one set.
 pub fn of<T>(sets: &[(SetName, Vec<T>)], name: SetName) -> &[T] {
     sets.iter().find(|(n, _)| *n == name).map(|(_, clips)| clips.as_slice()).unwrap_or_default()

@@ -329,10 +329,7 @@ impl Trainer {
             step,
             samples: &batch.samples,
             model: self.model.as_mut(),
-            reward: match &mut self.reward {
-                Some(reward) => Some(reward.as_mut()),
-                None => None,
-            },
+            reward: self.reward.as_deref_mut().map(|reward| reward as &mut dyn RewardScorer),
             strategy: self.strategy.as_mut(),
             learning_rate,
             noise: &self.noise,

@@ -113,7 +113,7 @@ const CHECK: usize = 1;
 /// The change since before training of the scores at a position: [`REWARD`] or [`CHECK`].
 fn change(run: &RunFiles, position: usize) -> Option<(SetName, Change)> {
     let (before, after) = run.record.first_and_last_evaluation()?;
-    let set = [SetName::Unseen, SetName::Train].into_iter().find(|set| !evaluation::of(before, *set).is_empty())?;
+    let set = evaluation::judged_set(before)?;
     Some((set, evaluation::change(evaluation::of(before, set), evaluation::of(after, set), position)?))
 }
 

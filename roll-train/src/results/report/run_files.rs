@@ -72,14 +72,13 @@ impl RunFiles {
         let newest =
             checkpoint::list(&dir.checkpoints())?.into_iter().rev().find_map(|(_, p)| Checkpoint::open(p).ok());
         Ok(Self {
-            name: directory_name(path),
-            path: path.to_path_buf(),
             settings: settings(&config),
             headlines: headlines::read(&dir)?,
             rows,
             config,
             summary: read_optional_json(&dir.summary_path(), "a JSON object")?,
             record: newest.map(|c| record::read_record(&c)).transpose()?.unwrap_or_default(),
+            ..Self::empty(path)
         })
     }
 
