@@ -66,7 +66,7 @@ impl<'a> Preset<'a> {
             }
             networks.dit.layers = layers;
         }
-        let dtype = args.dtype.map_or(dtype, |d| d.0);
+        let dtype = args.dtype.unwrap_or(dtype);
         networks.stored = dtype;
         let preset = Self {
             args,
@@ -75,7 +75,7 @@ impl<'a> Preset<'a> {
             all_layers,
             dtype,
             frames: args.frames.unwrap_or(frames),
-            size: args.size.map_or(size, |s| s.0),
+            size: args.size.unwrap_or(size),
             text_len,
             passes: passes(args)?,
         };
@@ -137,7 +137,7 @@ impl<'a> Preset<'a> {
                 weight_bytes: self.networks.stored.size(),
                 eight_bits: self.args.weights_dtype.is_some(),
                 block_input_bytes: self.networks.stored.size(),
-                decoder_element_bytes: self.args.vae_dtype.0.size(),
+                decoder_element_bytes: self.args.vae_dtype.size(),
                 idle: IdleExpert::Keep,
             },
         }
