@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use roll_core::{BuildContext, Registry, Result, ThreadRanks};
 use roll_train::config::ConfigLayers;
-use roll_train::run_dir::{Existing, RunDir};
+use roll_train::run_dir::RunDir;
 use roll_train::{RunSession, Trainer, checkpoint};
 
 use crate::world::{SETTINGS, SHORT, World, checkpoint_file};
@@ -37,7 +37,7 @@ fn train(world: &World, out: &str, ranks: usize, resume: bool, settings: &[&str]
         }
         let dir = match (rank, resume) {
             (0, true) => Some(RunDir::open(world.path(out))?),
-            (0, false) => Some(RunDir::create(world.path(out), Existing::Refuse)?),
+            (0, false) => Some(RunDir::create(world.path(out))?),
             _ => None,
         };
         Ok(trainer.run(dir.as_ref(), &RunSession::default())?.steps)

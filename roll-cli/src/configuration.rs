@@ -61,6 +61,10 @@ impl Configuration {
         for (key, value, origin) in extra {
             layers = layers.set_text(key, value, origin)?;
         }
+        Self::of(layers)
+    }
+
+    fn of(layers: ConfigLayers) -> Result<Self> {
         let merged = layers.merge()?;
         Ok(Self { layers, merged })
     }
@@ -82,9 +86,7 @@ impl Configuration {
 
     /// The same on top of `lowest`.
     pub fn over(self, lowest: ConfigLayers) -> Result<Self> {
-        let layers = self.layers.over(lowest);
-        let merged = layers.merge()?;
-        Ok(Self { layers, merged })
+        Self::of(self.layers.over(lowest))
     }
 
     /// The same on top of a demo where it names neither a model nor data.
@@ -95,7 +97,6 @@ impl Configuration {
         }
     }
 
-    /// The name of the algorithm.
     pub fn algorithm(&self) -> Option<&str> {
         self.merged.peek("algo.name")?.as_str()
     }

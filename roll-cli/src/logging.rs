@@ -19,51 +19,40 @@ const FILTERS: [&str; 2] = ["ROLL_LOG", "RUST_LOG"];
 
 roll_core::inventory::submit! { roll_core::Variable(FILTERS[0]) }
 
-/// How much is logged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Verbosity {
-    /// Warnings and errors only, and no progress bars.
-    pub quiet: bool,
-    /// 1: what each part does; 2: everything.
-    pub verbose: u8,
-}
-
-impl Verbosity {
-    /// The filter, and whether an argument or a variable set it.
-    fn filter(self) -> (EnvFilter, bool) {
-        let level = match self {
-            Self { quiet: true, .. } => Some("warn"),
-            Self { verbose: 1, .. } => Some("info,roll=debug"),
-            Self { verbose: 2.., .. } => Some("debug,roll=trace"),
-            _ => None,
-        };
-        let of_variable = |name: &&str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        match (level, FILTERS.iter().find_map(of_variable)) {
-            (Some(level), _) => (EnvFilter::new(level), true),
-            (None, Some(filter)) => (EnvFilter::new(filter), true),
-            (None, None) => (EnvFilter::new("info"), false),
-        }
+/// The filter, and whether an argument or a variable set it.
+fn filter(quiet: bool, verbose: u8) -> (EnvFilter, bool) {
+    let level = match (quiet, verbose) {
+        (true, _) => Some("warn"),
+        (false, 0) => None,
+        (false, 1) => Some("info,roll=debug"),
+        (false, 2..) => Some("debug,roll=trace"),
+    };
+    match (level, FILTERS.into_iter().find_map(variable)) {
+        (Some(level), _) => (EnvFilter::new(level), true),
+        (None, Some(filter)) => (EnvFilter::new(filter), true),
+        (None, None) => (EnvFilter::new("info"), false),
     }
 }
 
-/// Starts logging. A capable terminal shows colours and progress bars; elsewhere each line has its time. Lines of
+/// Starts logging. `quiet`: warnings and errors only, and no progress bars; `verbose` 1 adds what each part does, 2
+/// everything else. A capable terminal shows colours and progress bars; elsewhere each line has its time. Lines of
 /// several processes have their rank as prefix, and so have those of threads that are ranks, but for the first. Ranks
 /// after the first only warn, unless a filter is set.
-pub fn init(verbosity: Verbosity, rank: Option<usize>) {
+pub fn init(quiet: bool, verbose: u8, rank: Option<usize>) {
     let terminal = std::io::stderr().is_terminal();
     let dumb = variable("TERM").is_some_and(|term| term == "dumb");
     let colours = terminal && !dumb && variable("NO_COLOR").is_none();
-    if verbosity.quiet || !terminal || dumb {
+    if quiet || !terminal || dumb {
         progress::hide();
     }
     let own = move || rank.or_else(ranks::of_thread).filter(|own| rank.is_some() || *own > 0);
     let lines =
         fmt::layer().with_writer(move || LogLine { prefix: prefix(own()) }).with_target(false).with_ansi(colours);
-    let (filter, asked) = verbosity.filter();
+    let (filter, asked) = filter(quiet, verbose);
     let of_rank = dynamic_filter_fn(move |event, _| {
         asked || *event.level() <= Level::WARN || rank.or_else(ranks::of_thread).unwrap_or(0) == 0
     });
-    match terminal && verbosity.verbose == 0 {
+    match terminal && verbose == 0 {
         true => tracing_subscriber::registry().with(filter).with(lines.without_time().with_filter(of_rank)).init(),
         false => tracing_subscriber::registry().with(filter).with(lines.with_filter(of_rank)).init(),
     }
@@ -122,7 +111,7 @@ mod tests {
 
     #[test]
     fn arguments_override_variables() {
-        let filter = |quiet, verbose| Verbosity { quiet, verbose }.filter().0.to_string();
+        let filter = |quiet, verbose| super::filter(quiet, verbose).0.to_string();
         assert_eq!(filter(true, 0), "warn");
         assert!(filter(false, 1).contains("roll=debug"));
         assert!(filter(false, 3).contains("roll=trace"));

@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     let args = args::Args::parse();
     let job = ranks::Job::join(args.collectives);
     let rank = job.as_ref().ok().and_then(ranks::Job::rank);
-    logging::init(logging::Verbosity { quiet: args.quiet, verbose: args.verbose }, rank);
+    logging::init(args.quiet, args.verbose, rank);
     #[cfg(unix)]
     crash::report_plugin_crashes();
     let (job, result) = match job {

@@ -23,7 +23,6 @@ fn bars() -> &'static MultiProgress {
 
 const DRAWS_A_SECOND: u8 = 20;
 
-/// Hides all bars.
 pub fn hide() {
     bars().set_draw_target(ProgressDrawTarget::hidden());
     HIDDEN.store(true, Ordering::Relaxed);
@@ -169,7 +168,6 @@ fn remove(bar: &ProgressBar) {
     LINES.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// Bars in the terminal.
 pub struct Terminal;
 
 impl Display for Terminal {
@@ -188,7 +186,6 @@ pub struct TerminalBar {
 }
 
 impl TerminalBar {
-    /// A bar of `total` units.
     pub fn new(total: u64, unit: &str) -> Self {
         let bar = bars().add(ProgressBar::new(total));
         let text = Arc::new(Mutex::new(BarText::default()));
@@ -249,7 +246,6 @@ pub struct Spinner {
 }
 
 impl Spinner {
-    /// Starts a spinner that shows `phase`.
     pub fn new(phase: &str) -> Self {
         let line = bars().add(ProgressBar::new_spinner());
         let text = Arc::new(Mutex::new(phase.to_string()));

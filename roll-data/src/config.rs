@@ -119,22 +119,6 @@ impl<'de> Deserialize<'de> for CacheDir {
     }
 }
 
-impl DataConfig {
-    /// Returns the configuration with its paths mapped by `base`.
-    pub fn resolved(&self, base: impl Fn(&Path) -> PathBuf) -> Self {
-        let of = |path: &Option<PathBuf>| path.as_deref().map(&base);
-        Self {
-            metadata: of(&self.metadata),
-            base_path: of(&self.base_path),
-            cache_dir: match &self.cache_dir {
-                CacheDir::At(path) => CacheDir::At(base(path)),
-                other => other.clone(),
-            },
-            ..self.clone()
-        }
-    }
-}
-
 impl Default for DataConfig {
     fn default() -> Self {
         Self {
@@ -161,13 +145,26 @@ impl Default for DataConfig {
 }
 
 impl DataConfig {
+    /// Returns the configuration with its paths mapped by `base`.
+    pub fn resolved(&self, base: impl Fn(&Path) -> PathBuf) -> Self {
+        let of = |path: &Option<PathBuf>| path.as_deref().map(&base);
+        Self {
+            metadata: of(&self.metadata),
+            base_path: of(&self.base_path),
+            cache_dir: match &self.cache_dir {
+                CacheDir::At(path) => CacheDir::At(base(path)),
+                other => other.clone(),
+            },
+            ..self.clone()
+        }
+    }
+
     /// Checks ranges and mutually exclusive values; errors name the key in the section `data`.
     pub fn check(&self) -> Result<()> {
         check_ranges("data", self)?;
-        match self.fps {
-            Some(fps) if !fps.is_finite() => Err(Error::config("data.fps", "expected a finite number")),
-            _ => Ok(()),
-        }?;
+        if self.fps.is_some_and(|fps| !fps.is_finite()) {
+            return Err(Error::config("data.fps", "expected a finite number"));
+        }
         self.check_size()?;
         self.check_buckets()
     }

@@ -39,7 +39,6 @@ pub fn format(path: impl AsRef<Path>) -> Result<&'static str> {
     })
 }
 
-/// Whether the file is a picture.
 pub(crate) fn is_picture(path: &Path) -> bool {
     let is_picture = |head: FileHead| matches!(head.container(), Container::Picture | Container::OtherPicture(..));
     FileHead::read(path).is_ok_and(is_picture)

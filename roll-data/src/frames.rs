@@ -14,7 +14,6 @@ pub(crate) const STILL_FPS: f64 = 16.0;
 /// Maximum size of one decoded video in memory, as f32.
 pub(crate) const MAX_VIDEO_BYTES: usize = 8 << 30;
 
-/// Collects frames.
 pub(crate) struct Frames {
     options: ReadOptions,
     /// Frame rate of the file; set by the reader.

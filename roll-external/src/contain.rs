@@ -4,6 +4,8 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::Duration;
 
+use roll_core::communicator::panic_message;
+
 /// Runs `work` on a thread of its own. Fails if it panics or takes longer than `limit`. After a timeout the thread runs
 /// on until the process ends, so the caller should end the process.
 pub fn contain<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
@@ -18,9 +20,7 @@ pub fn contain<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Se
         Err(RecvTimeoutError::Timeout) => Err(format!("it took longer than {} s", limit.as_secs_f64())),
         Err(RecvTimeoutError::Disconnected) => {
             let panic = thread.join().err().unwrap_or_else(|| Box::new("it ended without a result"));
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-            Err(format!("it panicked: {text}"))
+            Err(format!("it panicked: {}", panic_message(panic.as_ref()).unwrap_or("no message")))
         }
     }
 }

@@ -12,7 +12,6 @@ use roll_core::{Error, Result, Tensor};
 const MAX_WHOLE_FILE: u64 = 16 << 20;
 /// Larger files are sampled: one block every `STRIDE` bytes.
 const STRIDE: u64 = 1 << 20;
-/// Bytes of a block.
 const BLOCK: usize = 4096;
 
 /// A SHA-256 over named parts and files. Two fingerprints are equal if all parts are, in the same order. Only samples

@@ -66,7 +66,6 @@ pub struct Clip {
 }
 
 impl Clip {
-    /// The numbers of an evaluated sample.
     fn of(evaluated: &Evaluated) -> Self {
         let finite = |value: f64| value.is_finite().then_some(value);
         Self {
@@ -79,17 +78,13 @@ impl Clip {
 
 /// Inputs of an evaluation besides its clips and rewards.
 pub(crate) struct EvaluationInputs<'a> {
-    /// The algorithm that evaluates.
     pub algorithm: &'a mut dyn Algorithm,
-    /// The model that is evaluated.
     pub model: &'a mut dyn Model,
     /// The reward that is trained on.
     pub reward: Option<&'a mut (dyn RewardScorer + 'static)>,
-    /// Source of every random draw.
     pub noise: &'a Noise,
     /// The ranks that share the clips.
     pub ranks: &'a dyn Communicator,
-    /// Receives progress.
     pub progress: &'a StoppableBar,
 }
 
@@ -130,12 +125,10 @@ impl EvaluationSources {
         Ok(Self { unseen, checks: Checks::open(&config.check, registry, context)? })
     }
 
-    /// The rows of `evaluation.metadata`, if that is set.
     pub(crate) fn unseen(&self) -> Option<&Metadata> {
         self.unseen.as_ref().map(|(metadata, _)| metadata)
     }
 
-    /// The names of the checks that read the reference.
     pub(crate) fn reference_readers(&self) -> impl Iterator<Item = &str> {
         self.checks.reference_readers()
     }
@@ -328,6 +321,11 @@ fn check_clip_counts(ranks: &dyn Communicator, clips: usize) -> Result<()> {
             "the ranks can read different numbers of the clips to evaluate, {counts:?}: all must see the same files"
         ))),
     }
+}
+
+/// The set that a run is judged by: the clips that are not trained on, or training clips where there are no others.
+pub(crate) fn judged_set(results: &Results) -> Option<SetName> {
+    [SetName::Unseen, SetName::Train].into_iter().find(|set| !of(results, *set).is_empty())
 }
 
 /// The parts of one set.

@@ -2,13 +2,11 @@
 
 use roll_core::{Model, Result};
 
-/// Name of the norm in the metrics.
 pub(crate) const NORM: &str = "actor/param_norm";
 
 /// The sums of more parameters (those of a full training) are not computed: they would be copied at every step.
 const MAX_SUMMED: usize = 1 << 28;
 
-/// Sums over all parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct ParameterSums {
     squares: f64,

@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::{Value as Json, json};
 
 use crate::config::{ConfigLayers, EvaluationConfig, LoadedConfig, RunConfig, TrainingConfig};
-use crate::run_dir::{Existing, RunDir};
+use crate::run_dir::RunDir;
 use crate::trainer::{Finding, Opening, Parts};
 use crate::{RunSession, RunSummary, Trainer, checkpoint, ranks};
 
@@ -131,7 +131,7 @@ impl<'a> Run<'a> {
         // Before the networks, which take minutes to open: meanwhile another process could train this run further.
         let locked = resumed.filter(|_| first).map(RunDir::lock).transpose()?;
         if let (Destination::New(Some(path)), true) = (&self.destination, first) {
-            RunDir::would_create(path, Existing::Refuse)?;
+            RunDir::would_create(path)?;
         }
         let context = self.context_of(ranks)?;
         let mut trainer = Trainer::new(self.loaded.clone(), self.registry, &context)?;
@@ -145,7 +145,7 @@ impl<'a> Run<'a> {
             Destination::New(path) if first => {
                 let config = &self.loaded.config;
                 let path = path.clone().unwrap_or_else(|| unused(&config.output_dir, config.experiment()));
-                let made = RunDir::create(path, Existing::Refuse)?;
+                let made = RunDir::create(path)?;
                 Some(self.made.get_or_init(|| made).clone())
             }
             Destination::New(_) => None,

@@ -17,7 +17,7 @@ use roll_core::{Error, Result};
 use roll_external::files::{self, is_temporary, write_atomically};
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::{self, Checkpoint, step_name};
+use crate::checkpoint::{self, Checkpoint};
 use crate::config::RunConfig;
 use crate::signature;
 
@@ -38,15 +38,6 @@ pub struct RunIdentity {
     pub configuration: String,
 }
 
-/// Reaction to a directory that already holds a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Existing {
-    /// It is an error.
-    Refuse,
-    /// The run continues in it.
-    Continue,
-}
-
 /// See [`RunDir::lock`].
 #[derive(Debug)]
 pub struct RunLock {
@@ -62,11 +53,11 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// Makes the directory, or takes an existing one that holds no run yet. One that does is an error with
-    /// [`Existing::Refuse`]: two runs in one directory would mix their metrics.
-    pub fn create(path: impl Into<PathBuf>, existing: Existing) -> Result<Self> {
+    /// Makes the directory, or takes an existing one that holds no run yet. One that does is an error: two runs in one
+    /// directory would mix their metrics.
+    pub fn create(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
-        Self::would_create(&path, existing)?;
+        Self::would_create(&path)?;
         let is_new = fs::read_dir(&path).map_or(true, |mut entries| entries.next().is_none());
         let run = Self { path, is_new };
         fs::create_dir_all(&run.path).map_err(Error::file("create the run directory", &run.path))?;
@@ -74,15 +65,15 @@ impl RunDir {
     }
 
     /// Fails where [`RunDir::create`] would refuse the directory; makes nothing.
-    pub fn would_create(path: &Path, existing: Existing) -> Result<()> {
+    pub fn would_create(path: &Path) -> Result<()> {
         let run = Self { path: path.into(), is_new: false };
         match run.trace() {
-            Some(trace) if existing == Existing::Refuse => {
+            Some(trace) => {
                 let problem =
                     format!("already holds a run (it has {trace}); choose another directory, or resume that run");
                 Err(Error::bad_file(run.path, problem))
             }
-            _ => run.refuse_links(),
+            None => run.refuse_links(),
         }
     }
 
@@ -210,13 +201,6 @@ impl RunDir {
         self.path.join("checkpoints")
     }
 
-    /// `samples/step-000025/`, made when it is not there.
-    pub fn samples(&self, step: u64) -> Result<PathBuf> {
-        let path = self.path.join("samples").join(step_name(step));
-        fs::create_dir_all(&path).map_err(Error::file("create the directory", &path))?;
-        Ok(path)
-    }
-
     /// Writes `config.yaml`, with the fingerprint of the configuration that the run began with, and signed.
     pub fn write_config(&self, yaml: &str) -> Result<()> {
         let checkpoints = checkpoint::list(&self.checkpoints())?.into_iter().rev();
@@ -275,16 +259,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refuses_a_directory_with_a_run_unless_it_continues() {
+    fn refuses_a_directory_with_a_run() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b");
-        let run = RunDir::create(&path, Existing::Refuse).unwrap();
+        let run = RunDir::create(&path).unwrap();
         assert!(RunDir::open(&path).is_err());
-        RunDir::create(&path, Existing::Refuse).unwrap();
+        RunDir::create(&path).unwrap();
         run.write_config("seed: 1\n").unwrap();
-        let message = RunDir::create(&path, Existing::Refuse).unwrap_err().to_string();
+        let message = RunDir::create(&path).unwrap_err().to_string();
         assert!(message.contains("config.yaml") && message.contains("a/b"), "{message}");
-        RunDir::create(&path, Existing::Continue).unwrap();
         RunDir::open(&path).unwrap();
     }
 
@@ -292,7 +275,7 @@ mod tests {
     fn discards_only_the_beginning_of_a_new_run() {
         let dir = tempfile::tempdir().unwrap();
         let begin = |name: &str| {
-            let run = RunDir::create(dir.path().join(name), Existing::Refuse).unwrap();
+            let run = RunDir::create(dir.path().join(name)).unwrap();
             run.write_config("seed: 1\n").unwrap();
             run
         };
@@ -311,12 +294,14 @@ mod tests {
     #[test]
     fn the_lock_excludes_other_processes_and_leftovers_are_removed() {
         let dir = tempfile::tempdir().unwrap();
-        let run = RunDir::create(dir.path(), Existing::Refuse).unwrap();
+        let run = RunDir::create(dir.path()).unwrap();
         run.write_config("seed: 1\n").unwrap();
         fs::write(dir.path().join(".config.yaml.7-0.tmp"), "se").unwrap();
         fs::create_dir_all(run.checkpoints().join(".step-000003.7-1.tmp/trainer")).unwrap();
-        fs::write(run.samples(6).unwrap().join(".train-000.mp4.7-20.tmp"), "vid").unwrap();
-        fs::write(run.samples(6).unwrap().join("train-000.mp4"), "video").unwrap();
+        let samples = dir.path().join("samples/step-000006");
+        fs::create_dir_all(&samples).unwrap();
+        fs::write(samples.join(".train-000.mp4.7-20.tmp"), "vid").unwrap();
+        fs::write(samples.join("train-000.mp4"), "video").unwrap();
         let lock = run.lock().unwrap();
         if cfg!(unix) {
             assert!(run.lock().unwrap_err().to_string().contains("another process"));
@@ -324,7 +309,7 @@ mod tests {
         run.remove_leftovers().unwrap();
         assert_eq!(fs::read_dir(run.checkpoints()).unwrap().count(), 0);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
-        assert_eq!(fs::read_dir(run.samples(6).unwrap()).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(&samples).unwrap().count(), 1);
         drop(lock);
         run.lock().unwrap();
     }
@@ -340,7 +325,7 @@ mod tests {
                 .into_iter()
                 .enumerate()
         {
-            let run = RunDir::create(dir.path().join(i.to_string()), Existing::Refuse).unwrap();
+            let run = RunDir::create(dir.path().join(i.to_string())).unwrap();
             run.write_config("seed: 1\n").unwrap();
             let link = run.path().join(name);
             fs::create_dir_all(link.parent().unwrap()).unwrap();
@@ -348,10 +333,10 @@ mod tests {
             let message = RunDir::open(run.path()).unwrap_err().to_string();
             assert!(message.contains(name) && message.contains("symbolic link"), "{message}");
             fs::remove_file(run.config_path()).unwrap();
-            assert!(RunDir::create(run.path(), Existing::Refuse).is_err(), "{name}");
+            assert!(RunDir::create(run.path()).is_err(), "{name}");
         }
         // The run directory itself may be one.
-        let run = RunDir::create(dir.path().join("run"), Existing::Refuse).unwrap();
+        let run = RunDir::create(dir.path().join("run")).unwrap();
         run.write_config("seed: 1\n").unwrap();
         std::os::unix::fs::symlink(run.path(), dir.path().join("latest")).unwrap();
         RunDir::open(dir.path().join("latest")).unwrap();

@@ -10,7 +10,6 @@ use roll_data::{Bucket, Sizing, read_image};
 
 use crate::config::{LoadedConfig, SamplePrompt};
 
-/// Their key in a configuration.
 const KEY: &str = "evaluation.prompts";
 /// Default frames per second.
 const FPS: f64 = 16.0;
@@ -56,7 +55,6 @@ impl SamplePrompts {
         }))
     }
 
-    /// How many.
     pub fn count(&self) -> usize {
         self.inputs.len()
     }

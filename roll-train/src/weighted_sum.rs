@@ -17,19 +17,53 @@ pub fn reward(
     registry: &Registry,
     context: &BuildContext,
 ) -> Result<Option<Box<dyn RewardScorer>>> {
-    Ok(reward_and_reader(loaded, registry, context)?.map(|(reward, _)| reward))
+    Ok(reward_and_reader(&loaded.config.reward, registry, context)?.map(|(reward, _)| reward))
 }
 
-/// The configured rewards as one, and the name of the first that reads the reference.
+/// The rewards of a configuration as one, and the name of the first that reads the reference; `None` without a reward.
+/// A single reward of weight 1 is returned as it is, all others as a sum.
 pub(crate) fn reward_and_reader(
-    loaded: &LoadedConfig,
+    components: &[RewardComponent],
     registry: &Registry,
     context: &BuildContext,
 ) -> Result<Option<(Box<dyn RewardScorer>, Option<String>)>> {
-    match loaded.config.reward.as_slice() {
-        [] => Ok(None),
-        rewards => WeightedSum::from_config(rewards, registry, context).map(Some),
-    }
+    let mut parts = scorers(Kind::Reward.section(), components, registry, context)?;
+    let reader = parts.iter().find(|(_, scorer)| scorer.reads_reference());
+    let reader = reader.map(|(_, scorer)| scorer.name().to_string());
+    Ok(match parts.len() {
+        0 => None,
+        1 if parts[0].0 == 1.0 => Some((parts.remove(0).1, reader)),
+        _ => Some((Box::new(WeightedSum::new(parts)?), reader)),
+    })
+}
+
+/// A reward and its weight.
+pub(crate) type Weighted = (f64, Box<dyn RewardScorer>);
+
+/// Makes the rewards of the list at `key`.
+pub(crate) fn scorers(
+    key: &str,
+    components: &[RewardComponent],
+    registry: &Registry,
+    context: &BuildContext,
+) -> Result<Vec<Weighted>> {
+    let scorer = |(i, component): (usize, &RewardComponent)| {
+        let scorer = registry.reward(&component.name, &component.options, context);
+        let scorer = scorer.while_doing(|| format!("setting up {key}.{i} (`{}`)", component.name))?;
+        Ok((component.weight, scorer))
+    };
+    components.iter().enumerate().map(scorer).collect()
+}
+
+/// Labels for these names: a name that occurs again is numbered.
+pub(crate) fn numbered<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
+    let label = |name| {
+        let times = seen.entry(name).or_default();
+        *times += 1;
+        if *times == 1 { name.to_string() } else { format!("{name}_{times}") }
+    };
+    names.map(label).collect()
 }
 
 /// The reward `sum of weight * score` over several scorers.
@@ -75,53 +109,21 @@ fn nothing(i: usize) -> String {
 }
 
 impl WeightedSum {
-    /// Creates the sum of `parts` (weight, scorer). Fails if a weight is not finite or if all are 0.
-    fn new(parts: Vec<(f64, Box<dyn RewardScorer>)>) -> Result<Self> {
-        let mut seen: BTreeMap<String, usize> = BTreeMap::new();
-        let mut labelled = Vec::new();
-        for (weight, scorer) in parts {
-            if !weight.is_finite() {
-                return Err(Error::NonFinite { what: format!("the weight of `{}`", scorer.name()), value: weight });
-            }
-            let times = seen.entry(scorer.name().to_string()).or_default();
-            *times += 1;
-            let label = match *times {
-                1 => scorer.name().to_string(),
-                n => format!("{}_{n}", scorer.name()),
-            };
-            labelled.push(Part { label, weight, scorer });
+    /// Creates the sum of `parts`. Fails if a weight is not finite or if all are 0.
+    fn new(parts: Vec<Weighted>) -> Result<Self> {
+        if let Some((weight, scorer)) = parts.iter().find(|(weight, _)| !weight.is_finite()) {
+            return Err(Error::NonFinite { what: format!("the weight of `{}`", scorer.name()), value: *weight });
         }
-        if labelled.iter().all(|p| p.weight == 0.0) {
+        if parts.iter().all(|(weight, _)| *weight == 0.0) {
             return Err(Error::config(Kind::Reward.section(), "expected at least one with a weight other than 0"));
         }
-        let name = labelled.iter().map(|p| p.label.as_str()).collect::<Vec<_>>().join(" + ");
-        Ok(Self { name, parts: labelled })
-    }
-
-    /// Creates the rewards of a configuration. A single reward of weight 1 is returned as it is, all others as a sum; with
-    /// the name of the first that reads the reference.
-    fn from_config(
-        components: &[RewardComponent],
-        registry: &Registry,
-        context: &BuildContext,
-    ) -> Result<(Box<dyn RewardScorer>, Option<String>)> {
-        let mut parts: Vec<(f64, Box<dyn RewardScorer>)> = Vec::new();
-        for (i, component) in components.iter().enumerate() {
-            let scorer = registry
-                .reward(&component.name, &component.options, context)
-                .while_doing(|| format!("setting up reward.{i} (`{}`)", component.name))?;
-            parts.push((component.weight, scorer));
-        }
-        let reader = parts.iter().find(|(_, scorer)| scorer.reads_reference());
-        let reader = reader.map(|(_, scorer)| scorer.name().to_string());
-        match parts.len() {
-            1 if parts[0].0 == 1.0 => Ok((parts.remove(0).1, reader)),
-            _ => Ok((Box::new(Self::new(parts)?), reader)),
-        }
+        let labels = numbered(parts.iter().map(|(_, scorer)| scorer.name()));
+        let name = labels.join(" + ");
+        let part = |(label, (weight, scorer))| Part { label, weight, scorer };
+        Ok(Self { name, parts: labels.into_iter().zip(parts).map(part).collect() })
     }
 }
 
-/// The result of a part.
 enum PartScore {
     /// The reference has nothing to compare with, for this reason.
     Without(String),
@@ -493,9 +495,9 @@ mod tests {
         };
         let registry = Registry::linked().unwrap();
         let context = BuildContext::new("flex");
-        let make = |components: &[RewardComponent]| WeightedSum::from_config(components, &registry, &context);
+        let make = |components: &[RewardComponent]| reward_and_reader(components, &registry, &context).unwrap();
         assert_eq!(make(&[component(1.0)]).unwrap().0.name(), "brightness");
         assert_eq!(make(&[component(1.0), component(0.5)]).unwrap().0.name(), "brightness + brightness_2");
-        assert!(make(&[]).is_err());
+        assert!(make(&[]).is_none());
     }
 }

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use roll_core::{BuildContext, Registry, Tensor, Video};
 use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
 use roll_train::config::ConfigLayers;
-use roll_train::run_dir::{Existing, RunDir};
+use roll_train::run_dir::RunDir;
 use roll_train::{RunSession, RunSummary, Trainer};
 use serde_json::Value;
 
@@ -96,7 +96,7 @@ impl World {
             base_dir: self.dir.path().into(),
             ..BuildContext::new(loaded.config.backend.clone())
         };
-        let run = RunDir::create(self.path(out), Existing::Refuse).unwrap();
+        let run = RunDir::create(self.path(out)).unwrap();
         let trained = Trainer::new(loaded, &registry, &context).and_then(|t| t.run(Some(&run), &RunSession::default()));
         trained.unwrap_or_else(|error| panic!("{}", error.chain()))
     }

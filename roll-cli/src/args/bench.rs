@@ -1,7 +1,6 @@
 //! Arguments of `roll bench`.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use burn::tensor::DType;
 use clap::Args as ClapArgs;
@@ -23,14 +22,14 @@ pub struct Bench {
     #[arg(long, default_value = "flex", value_name = "NAME")]
     pub backend: String,
     /// Dtype of weights and products, f32 or bf16. Default: the preset's.
-    #[arg(long, value_name = "DTYPE")]
-    pub dtype: Option<DTypeName>,
+    #[arg(long, value_name = "DTYPE", value_parser = f32_or_bf16)]
+    pub dtype: Option<DType>,
     /// Eight-bit format of the matrices of the transformer's blocks, int8 or fp8, as with `model.weights_dtype`.
     #[arg(long, value_name = "FORMAT", value_parser = eight_bits)]
     pub weights_dtype: Option<EightBits>,
     /// Dtype of the VAE's decoder, f32 or bf16, which runs on a GPU use by default.
-    #[arg(long, default_value = "f32", value_name = "DTYPE")]
-    pub vae_dtype: DTypeName,
+    #[arg(long, default_value = "f32", value_name = "DTYPE", value_parser = f32_or_bf16)]
+    pub vae_dtype: DType,
     /// Caches that the decoder's pull keeps between chunks (`model.vae_checkpoints`). Default: all on GPUs, 4 on the
     /// CPU.
     #[arg(long, value_name = "N")]
@@ -42,8 +41,8 @@ pub struct Bench {
     #[arg(long, value_name = "N")]
     pub frames: Option<usize>,
     /// Height and width of the video, 480x832; the preset's unless given.
-    #[arg(long, value_name = "HxW")]
-    pub size: Option<Size>,
+    #[arg(long, value_name = "HxW", value_parser = height_and_width)]
+    pub size: Option<[usize; 2]>,
     /// Measurements of each phase, after one to warm up; the median is reported.
     #[arg(long, default_value_t = 3, value_name = "N")]
     pub rounds: usize,
@@ -77,34 +76,18 @@ fn eight_bits(text: &str) -> Result<EightBits, String> {
     }
 }
 
-/// f32 or bf16.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DTypeName(pub DType);
-
-impl FromStr for DTypeName {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        match text {
-            "f32" => Ok(Self(DType::F32)),
-            "bf16" => Ok(Self(DType::BF16)),
-            _ => Err("expected f32 or bf16".into()),
-        }
+fn f32_or_bf16(text: &str) -> Result<DType, String> {
+    match text {
+        "f32" => Ok(DType::F32),
+        "bf16" => Ok(DType::BF16),
+        _ => Err("expected f32 or bf16".into()),
     }
 }
 
-/// Height and width.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Size(pub [usize; 2]);
-
-impl FromStr for Size {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let parts: Vec<usize> = text.split('x').filter_map(|n| n.parse().ok()).collect();
-        match *parts {
-            [h, w] if h > 0 && w > 0 => Ok(Self([h, w])),
-            _ => Err("expected HEIGHTxWIDTH, for instance 480x832".into()),
-        }
+fn height_and_width(text: &str) -> Result<[usize; 2], String> {
+    let parts: Vec<usize> = text.split('x').filter_map(|n| n.parse().ok()).collect();
+    match *parts {
+        [h, w] if h > 0 && w > 0 => Ok([h, w]),
+        _ => Err("expected HEIGHTxWIDTH, for instance 480x832".into()),
     }
 }

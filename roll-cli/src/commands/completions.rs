@@ -7,7 +7,6 @@ use roll_core::{Error, Result};
 
 use crate::args::Args;
 
-/// Prints completions for `shell`.
 pub fn completions(shell: clap_complete::Shell) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Args::command(), "roll", &mut script);

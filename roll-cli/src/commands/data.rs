@@ -23,7 +23,6 @@ use crate::progress::TerminalBar;
 /// Left-out clips that are named.
 const NAMED: usize = 50;
 
-/// Runs the command.
 pub fn data(args: Data) -> Result<()> {
     match args.action {
         DataAction::Inspect(args) => inspect(args),

@@ -44,7 +44,6 @@ const VIDEO: [Question; 5] = [
 /// The answers so far, as keys and values, in the order of the file.
 type Answers = Vec<(&'static str, String)>;
 
-/// Runs the command.
 pub fn init(args: Init) -> Result<()> {
     let file = &args.file;
     if file.exists() {
@@ -52,7 +51,7 @@ pub fn init(args: Init) -> Result<()> {
         return Err(Error::config("FILE", problem));
     }
     let registry = Registry::linked()?;
-    let answers = Interview { registry: &registry }.hold()?;
+    let answers = interview(&registry)?;
     let text = written(&answers, &sections(&registry));
     std::fs::write(file, text).map_err(Error::file("write", file))?;
     println!("\nwrote {}; checking it as `roll check --config {}` does\n", file.display(), file.display());
@@ -62,71 +61,70 @@ pub fn init(args: Init) -> Result<()> {
     Ok(())
 }
 
-struct Interview<'a> {
-    registry: &'a Registry,
+fn interview(registry: &Registry) -> Result<Answers> {
+    println!("An empty answer takes the value in brackets.\n");
+    let (_, algorithm) = PURPOSES[choose("What do you want to train?", &PURPOSES.map(|(what, _)| what))?];
+    let mut answers = vec![("algo.name", algorithm.to_string())];
+    let is_video = !matches!(algorithm, "agentic_ppo" | "sft");
+    let model = if is_video { "wan2_2" } else { "causal_lm" };
+    answers.push(("model.name", model.into()));
+    let files = match is_video {
+        true => Question { key: "model.model_paths", asks: "JSON list of the model's files", default: "" },
+        false => Question { key: "model.model_path", asks: "Directory or GGUF file of the model", default: "" },
+    };
+    // Without files, `roll run` takes those of the demo, and its data and reward.
+    let is_demo = !put(&mut answers, &files, " (none: the demo's small model and data)")?;
+    match algorithm {
+        _ if is_demo => {}
+        "agentic_ppo" => component(registry, &mut answers, Kind::Environment, "env.name", "frozen_lake")?,
+        "sft" => {
+            let data = Question { key: "algo.data", asks: "JSON lines of conversations", default: "data.jsonl" };
+            put(&mut answers, &data, "")?;
+        }
+        _ => {
+            for question in &VIDEO {
+                put(&mut answers, question, "")?;
+            }
+            if algorithm != "flow_matching" {
+                component(registry, &mut answers, Kind::Reward, "reward.name", "insightface")?;
+            }
+        }
+    }
+    if !is_demo {
+        put(&mut answers, &Question { key: "steps", asks: "Optimizer steps", default: "100" }, "")?;
+    }
+    let usable: Vec<_> = Backend::ALL.into_iter().filter(|backend| backend.usable(0).is_ok()).collect();
+    if let [_, _, ..] = usable[..] {
+        let names: Vec<_> = usable.iter().map(|backend| backend.name()).collect();
+        answers.push(("backend", names[choose("Where does it run?", &names)?].into()));
+    }
+    Ok(answers)
 }
 
-impl Interview<'_> {
-    fn hold(&self) -> Result<Answers> {
-        println!("An empty answer takes the value in brackets.\n");
-        let (_, algorithm) = PURPOSES[choose("What do you want to train?", &PURPOSES.map(|(what, _)| what))?];
-        let mut answers = vec![("algo.name", algorithm.to_string())];
-        let is_video = !matches!(algorithm, "agentic_ppo" | "sft");
-        let model = if is_video { "wan2_2" } else { "causal_lm" };
-        answers.push(("model.name", model.into()));
-        let files = match is_video {
-            true => Question { key: "model.model_paths", asks: "JSON list of the model's files", default: "" },
-            false => Question { key: "model.model_path", asks: "Directory or GGUF file of the model", default: "" },
-        };
-        // Without files, `roll run` takes those of the demo, and its data and reward.
-        let is_demo = !put(&mut answers, &files, " (none: the demo's small model and data)")?;
-        match algorithm {
-            _ if is_demo => {}
-            "agentic_ppo" => self.component(&mut answers, Kind::Environment, "env.name", "frozen_lake")?,
-            "sft" => {
-                let data = Question { key: "algo.data", asks: "JSON lines of conversations", default: "data.jsonl" };
-                put(&mut answers, &data, "")?;
+/// Asks for a component, and for the files that it needs.
+fn component(
+    registry: &Registry,
+    answers: &mut Answers,
+    kind: Kind,
+    key: &'static str,
+    default: &'static str,
+) -> Result<()> {
+    let names: Vec<_> = registry.entries().iter().filter(|e| e.factory.kind() == kind).map(|e| e.name).collect();
+    println!("{}s: {}", kind.section(), names.join(", "));
+    let question = Question { key, asks: "Which one", default };
+    loop {
+        put(answers, &question, "")?;
+        match answers.last() {
+            Some((_, name)) if !names.contains(&name.as_str()) => {
+                println!("`{name}` is none of them");
+                answers.pop();
             }
-            _ => {
-                for question in &VIDEO {
-                    put(&mut answers, question, "")?;
-                }
-                if algorithm != "flow_matching" {
-                    self.component(&mut answers, Kind::Reward, "reward.name", "insightface")?;
-                }
+            Some((_, name)) if name == "insightface" => {
+                let files = "Directory of antelopev2 (scrfd_10g_bnkps.onnx, glintr100.onnx)";
+                let key = "reward.reward_model_path";
+                return put(answers, &Question { key, asks: files, default: "antelopev2" }, "").map(drop);
             }
-        }
-        if !is_demo {
-            put(&mut answers, &Question { key: "steps", asks: "Optimizer steps", default: "100" }, "")?;
-        }
-        let usable: Vec<_> = Backend::ALL.into_iter().filter(|backend| backend.usable(0).is_ok()).collect();
-        if let [_, _, ..] = usable[..] {
-            let names: Vec<_> = usable.iter().map(|backend| backend.name()).collect();
-            answers.push(("backend", names[choose("Where does it run?", &names)?].into()));
-        }
-        Ok(answers)
-    }
-
-    /// Asks for a component, and for the files that it needs.
-    fn component(&self, answers: &mut Answers, kind: Kind, key: &'static str, default: &'static str) -> Result<()> {
-        let names: Vec<_> =
-            self.registry.entries().iter().filter(|e| e.factory.kind() == kind).map(|e| e.name).collect();
-        println!("{}s: {}", kind.section(), names.join(", "));
-        let question = Question { key, asks: "Which one", default };
-        loop {
-            put(answers, &question, "")?;
-            match answers.last() {
-                Some((_, name)) if !names.contains(&name.as_str()) => {
-                    println!("`{name}` is none of them");
-                    answers.pop();
-                }
-                Some((_, name)) if name == "insightface" => {
-                    let files = "Directory of antelopev2 (scrfd_10g_bnkps.onnx, glintr100.onnx)";
-                    let key = "reward.reward_model_path";
-                    return put(answers, &Question { key, asks: files, default: "antelopev2" }, "").map(drop);
-                }
-                _ => return Ok(()),
-            }
+            _ => return Ok(()),
         }
     }
 }

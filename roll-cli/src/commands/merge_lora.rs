@@ -11,7 +11,6 @@ use crate::args::{ExpertName, MergeLora};
 use crate::output::refuse_existing;
 
 impl ExpertName {
-    /// As the library calls it.
     pub fn expert(self) -> lora::Expert {
         match self {
             Self::High => lora::Expert::High,
@@ -20,7 +19,6 @@ impl ExpertName {
     }
 }
 
-/// Merges and prints the changes.
 pub fn merge_lora(args: MergeLora) -> Result<()> {
     if !args.alpha.is_finite() {
         return Err(Error::config("--alpha", format!("expected a finite number, found {}", args.alpha)));

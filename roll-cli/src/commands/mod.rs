@@ -42,7 +42,6 @@ pub enum Ended {
     Stopped,
 }
 
-/// Runs the command.
 pub fn dispatch(command: Command) -> Result<Ended> {
     match command {
         Command::Run(args) if !args.dry_run => return run::run(args),

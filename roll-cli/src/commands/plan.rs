@@ -317,7 +317,6 @@ fn print_json(needs: &Needs, input: &PlanInput, machine: &PlannedMachine) {
 /// Devices of a machine or cluster.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cluster {
-    /// Devices.
     devices: usize,
     /// Memory of each, bytes.
     memory: f64,

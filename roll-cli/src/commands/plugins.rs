@@ -15,7 +15,6 @@ use super::config::print_section;
 use crate::args::{CheckPlugin, ConfigArgs, Plugins, PluginsAction};
 use crate::configuration::Configuration;
 
-/// Runs the command.
 pub fn plugins(args: Plugins) -> Result<()> {
     match args.action {
         None => list(&ConfigArgs::default()),

@@ -14,7 +14,6 @@ const DRAWN: usize = 8;
 /// Characters of the longest bar.
 const BAR: f64 = 24.0;
 
-/// Runs the command.
 pub fn rewards(args: Rewards) -> Result<()> {
     match args.action {
         RewardsAction::Try(args) => attempt(&args),

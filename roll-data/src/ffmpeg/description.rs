@@ -26,7 +26,6 @@ pub(super) struct StreamDescription {
     matrix: u8,
 }
 
-/// The sample format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PixelFormat {
     /// Y'CbCr 4:2:0.
@@ -41,12 +40,7 @@ impl StreamDescription {
     pub fn of(path: &Path, format: Option<&str>) -> Result<Self, Failure> {
         let entries = "stream=width,height,pix_fmt,sample_aspect_ratio,avg_frame_rate,r_frame_rate,color_range,\
                        color_space,duration:stream_side_data=displaymatrix:format=duration";
-        let mut arguments: Vec<OsString> = input(path, format);
-        arguments.extend(["-select_streams", "V:0", "-show_entries", entries, "-of", "json"].map(Into::into));
-        let output = Program::Ffprobe.output(&arguments)?;
-        let description: Value =
-            serde_json::from_slice(&output).map_err(|e| format!("ffprobe's answer is no JSON: {e}"))?;
-        Self::parse(&description).map_err(Failure::Failed)
+        Self::parse(&ffprobe(path, format, entries)?).map_err(Failure::Failed)
     }
 
     fn parse(description: &Value) -> Result<Self, String> {
@@ -132,6 +126,14 @@ impl StreamDescription {
         let unknown = || format!("matrix coefficients {} are not supported", self.matrix);
         Matrix::from_code(self.matrix, self.full_range).ok_or_else(unknown)
     }
+}
+
+/// What ffprobe says of these entries of the video stream.
+pub(super) fn ffprobe(path: &Path, format: Option<&str>, entries: &str) -> Result<Value, Failure> {
+    let mut arguments: Vec<OsString> = input(path, format);
+    arguments.extend(["-select_streams", "V:0", "-show_entries", entries, "-of", "json"].map(Into::into));
+    let output = Program::Ffprobe.output(&arguments)?;
+    Ok(serde_json::from_slice(&output).map_err(|e| format!("ffprobe's answer is no JSON: {e}"))?)
 }
 
 /// Parses a display matrix: three lines such as "00000000: 0 65536 0".

@@ -1,24 +1,18 @@
 //! Number and duration of the frames of a video, by ffprobe.
 
-use std::ffi::OsString;
 use std::path::Path;
 
-use roll_core::serde_json::{self, Value};
+use roll_core::serde_json::Value;
 
-use super::description::StreamDescription;
-use super::process::Program;
-use super::{Failure, input};
+use super::Failure;
+use super::description::{StreamDescription, ffprobe};
 use crate::picture::square_size;
 use crate::probe::Probed;
 
 /// Size, number of frames and frame rate, without decoding: from the packets that are shown.
 pub(crate) fn probe(path: &Path) -> Result<Probed, Failure> {
     let stream = StreamDescription::of(path, None)?;
-    let mut arguments: Vec<OsString> = input(path, None);
-    let entries = "packet=pts_time,duration_time,flags";
-    arguments.extend(["-select_streams", "V:0", "-show_entries", entries, "-of", "json"].map(Into::into));
-    let output = Program::Ffprobe.output(&arguments)?;
-    let told: Value = serde_json::from_slice(&output).map_err(|e| format!("ffprobe's answer is no JSON: {e}"))?;
+    let told = ffprobe(path, None, "packet=pts_time,duration_time,flags")?;
     let (frames, seconds) = shown(&told["packets"]);
     if frames == 0 {
         return Err(Failure::Failed("it has no frames".into()));
@@ -50,6 +44,8 @@ fn shown(packets: &Value) -> (usize, Option<f64>) {
 
 #[cfg(test)]
 mod tests {
+    use roll_core::serde_json;
+
     use super::*;
 
     #[test]

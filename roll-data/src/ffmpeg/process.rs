@@ -123,7 +123,6 @@ impl FfmpegProcess {
         Err(format!("{name}: {}", cause_in(&stderr_text).unwrap_or_else(|| status.to_string())))
     }
 
-    /// Kills the program.
     pub fn end(&mut self) {
         let mut child = lock(&self.child);
         let _ = child.kill();

@@ -79,7 +79,6 @@ fn table_hint(directory: &Path) -> String {
     table.map(|table| format!("; {} is there: name that file instead", table.display())).unwrap_or_default()
 }
 
-/// Reads a prompt file.
 fn text(prompt_file: &Path) -> Result<String> {
     let text = text_of(prompt_file, MAX_PROMPT_BYTES as u64, "a prompt")?;
     // Line breaks are treated as wrapping, not as part of the prompt.

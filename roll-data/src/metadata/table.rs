@@ -6,7 +6,6 @@ use roll_core::{Error, Result, nearest};
 
 use super::{MetadataRow, VIDEO, checked_weight, listed, misspelt_video};
 
-/// Column separators.
 const DELIMITERS: [u8; 3] = [b',', b';', b'\t'];
 
 /// The columns that are read.

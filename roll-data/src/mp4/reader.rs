@@ -136,9 +136,7 @@ fn find_moov(file: &mut File, file_size: u64) -> Result<Vec<u8>, String> {
     while position + 8 <= file_size {
         let mut header = [0; 16];
         let n = (file_size - position).min(16) as usize;
-        file.seek(SeekFrom::Start(position))
-            .and_then(|_| file.read_exact(&mut header[..n]))
-            .map_err(|e| e.to_string())?;
+        read_at(file, position, &mut header[..n])?;
         let Some((kind, start, size)) = Cursor(&header).box_header(file_size - position) else { break };
         let end = position.checked_add(size).filter(|&end| size >= start && end <= file_size);
         let Some(end) = end else {
@@ -154,9 +152,7 @@ fn find_moov(file: &mut File, file_size: u64) -> Result<Vec<u8>, String> {
                 return Err(format!("the index (`moov`) of {length} bytes is larger than {MAX_MOOV_BYTES}"));
             }
             let mut body = vec![0; length as usize];
-            file.seek(SeekFrom::Start(position + start))
-                .and_then(|_| file.read_exact(&mut body))
-                .map_err(|e| e.to_string())?;
+            read_at(file, position + start, &mut body)?;
             return Ok(body);
         }
         position = end;
@@ -169,8 +165,12 @@ fn read_sample(file: &mut File, sample: &SampleRange) -> Result<Vec<u8>, String>
         return Err(format!("{} bytes are too many for one", sample.size));
     }
     let mut bytes = vec![0; sample.size as usize];
-    file.seek(SeekFrom::Start(sample.offset)).and_then(|_| file.read_exact(&mut bytes)).map_err(|e| e.to_string())?;
+    read_at(file, sample.offset, &mut bytes)?;
     Ok(bytes)
+}
+
+fn read_at(file: &mut File, position: u64, out: &mut [u8]) -> Result<(), String> {
+    file.seek(SeekFrom::Start(position)).and_then(|_| file.read_exact(out)).map_err(|e| e.to_string())
 }
 
 fn first_sps(file: &mut File, first: &SampleRange, description: &SampleDescription) -> Result<Sps, String> {

@@ -3,7 +3,6 @@
 use super::bits::Bits;
 use crate::picture::check_size;
 
-/// The properties that are needed here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sps {
     pub width: usize,

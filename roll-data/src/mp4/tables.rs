@@ -15,7 +15,6 @@ pub(super) struct SampleRange {
     pub description: usize,
 }
 
-/// The video track.
 #[derive(Debug)]
 pub(super) struct Track {
     /// At least one; unused descriptions are not parsed.

@@ -134,7 +134,6 @@ data! {
 }
 
 table! {
-    /// The functions of an algorithm.
     pub struct RollAlgorithmTable {
         /// A reward without a table means that the run has no reward.
         fn check(model: RollObject, reward: RollObject);

@@ -15,7 +15,6 @@ data! {
 }
 
 table! {
-    /// The functions of an environment.
     pub struct RollEnvironmentTable {
         fn reset(seed: u64, out: *mut RollOwned<u8>);
         fn step(action: RollStr, out: *mut RollTransition);

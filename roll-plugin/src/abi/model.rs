@@ -16,6 +16,7 @@ data! {
     }
 
     /// Facts of a model that do not change.
+    #[derive(Default)]
     pub struct RollModelFacts {
         pub parameters: RollOwned<RollParameter>,
         /// The table of a diffusion model, whose functions take the model's state; null if it is not a diffusion model.
@@ -25,6 +26,7 @@ data! {
     }
 
     /// Access to some parameters at a time.
+    #[derive(Default)]
     pub struct RollParts {
         /// Its table, whose functions take the model's state; null if the model has no parts.
         pub table: *const c_void,
@@ -113,20 +115,7 @@ data! {
     }
 }
 
-impl Default for RollParts {
-    fn default() -> Self {
-        Self { table: std::ptr::null() }
-    }
-}
-
-impl Default for RollModelFacts {
-    fn default() -> Self {
-        Self { parameters: RollOwned::default(), diffusion: std::ptr::null(), language: std::ptr::null() }
-    }
-}
-
 table! {
-    /// The functions of a model.
     pub struct RollModelTable {
         fn facts(out: *mut RollModelFacts);
         fn read_parameters(values: RollListMut<f32>);
@@ -160,7 +149,6 @@ table! {
 }
 
 table! {
-    /// The functions of a diffusion model.
     pub struct RollDiffusionTable {
         fn schedule(out: *mut RollSchedule);
         fn encode(input: *const RollConditionInput, out: *mut RollConditioning);
@@ -186,7 +174,6 @@ table! {
 }
 
 table! {
-    /// The functions of a language model.
     pub struct RollLanguageTable {
         fn tokenize(text: RollStr, out: *mut RollOwned<u32>);
         fn detokenize(tokens: RollList<u32>, out: *mut RollOwned<u8>);

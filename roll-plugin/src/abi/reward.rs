@@ -38,7 +38,6 @@ data! {
 }
 
 table! {
-    /// The functions of a reward.
     pub struct RollRewardTable {
         fn facts(out: *mut RollRewardFacts);
         fn prepare(reference: *const RollVideo, out: *mut RollOwned<RollNamedTensor>);

@@ -30,7 +30,6 @@ data! {
 }
 
 table! {
-    /// The functions of a strategy.
     pub struct RollStrategyTable {
         /// The ranks that samples are divided over: a communicator, which may outlive the strategy.
         fn ranks(out: *mut RollObject);
@@ -47,7 +46,6 @@ table! {
 }
 
 table! {
-    /// The functions of a communicator.
     pub struct RollCommunicatorTable {
         fn ranks(out: *mut RollRanks);
         fn all_reduce(values: RollListMut<f32>);

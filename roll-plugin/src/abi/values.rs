@@ -32,7 +32,7 @@ data! {
     }
 
     /// A dense, row-major array.
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Default)]
     pub struct RollTensor {
         pub data: *const u8,
         pub bytes: usize,
@@ -66,7 +66,7 @@ data! {
     }
 
     /// Positions from `start` to before `end`.
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Default)]
     pub struct RollRange {
         pub start: usize,
         pub end: usize,
@@ -87,7 +87,7 @@ data! {
 
     /// An object of either side: its state, its functions, and how to release it. A null `release` means that it is
     /// lent for the call.
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Default)]
     pub struct RollObject {
         pub state: *mut c_void,
         /// The table of its kind.
@@ -96,7 +96,7 @@ data! {
     }
 
     /// A pullback: called at most once, then released. A null `pull` means none.
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Default)]
     pub struct RollPullback {
         pub state: *mut c_void,
         pub pull: Option<
@@ -121,21 +121,18 @@ data! {
 impl RollStr {
     pub const EMPTY: Self = Self { data: std::ptr::null(), len: 0 };
 
-    /// Lends `text`.
     pub const fn lend(text: &str) -> Self {
         Self { data: text.as_ptr(), len: text.len() }
     }
 }
 
 impl<T> RollList<T> {
-    /// Lends `items`.
     pub const fn lend(items: &[T]) -> Self {
         Self { items: items.as_ptr(), len: items.len() }
     }
 }
 
 impl<T> RollListMut<T> {
-    /// Lends `items`, to write into.
     pub const fn lend(items: &mut [T]) -> Self {
         Self { items: items.as_mut_ptr(), len: items.len() }
     }
@@ -161,23 +158,7 @@ impl<T> Default for RollOwned<T> {
     }
 }
 
-impl Default for RollTensor {
-    fn default() -> Self {
-        Self {
-            data: std::ptr::null(),
-            bytes: 0,
-            shape: std::ptr::null(),
-            rank: 0,
-            dtype: 0,
-            owner: std::ptr::null_mut(),
-            retain: None,
-            release: None,
-        }
-    }
-}
-
 impl RollTensor {
-    /// No tensor.
     pub fn none() -> Self {
         Self { dtype: crate::abi::NO_TENSOR, ..Self::default() }
     }
@@ -186,17 +167,5 @@ impl RollTensor {
 impl Default for RollError {
     fn default() -> Self {
         Self { fault: crate::abi::FAULT_FAILURE, text: RollOwned::default() }
-    }
-}
-
-impl Default for RollObject {
-    fn default() -> Self {
-        Self { state: std::ptr::null_mut(), table: std::ptr::null(), release: None }
-    }
-}
-
-impl Default for RollPullback {
-    fn default() -> Self {
-        Self { state: std::ptr::null_mut(), pull: None, release: None }
     }
 }

@@ -4,11 +4,11 @@ use std::ffi::c_void;
 
 use crate::abi::{
     RollAlgorithmTable, RollDataSource, RollEnvironmentMaker, RollError, RollEvaluation, RollEvaluationContext,
-    RollList, RollObject, RollOwned, RollStepContext, RollStepReport, RollStr,
+    RollList, RollObject, RollStepContext, RollStepReport, RollStr,
 };
 
 use super::crossing::crossing;
-use super::data::{json, own_json, take_json};
+use super::data::{STATE, json};
 use super::environment::{self, ForeignEnvironment};
 use super::foreign::ForeignObject;
 use super::foreign_model::ForeignModel;
@@ -153,7 +153,6 @@ pub(super) fn give(algorithm: Box<dyn Algorithm>) -> RollObject {
     Served::give(algorithm, &TABLE)
 }
 
-/// An algorithm of the other side.
 pub(super) type ForeignAlgorithm = ForeignObject<RollAlgorithmTable>;
 
 impl Answer for DataSource {
@@ -173,30 +172,6 @@ impl Answer for DataSource {
             0 => Self::Clips,
             _ => Self::Own { steps_per_epoch: (wire.has_steps == 1).then_some(wire.steps_per_epoch) },
         })
-    }
-}
-
-impl Answer for Vec<Headline> {
-    type Wire = RollOwned<u8>;
-    fn give(self) -> RollOwned<u8> {
-        own_json(&self)
-    }
-    unsafe fn take(wire: RollOwned<u8>, _: &Source) -> Result<Self> {
-        // SAFETY: as the caller promises.
-        unsafe { take_json(wire, "the headlines of an algorithm are") }
-    }
-}
-
-const STATE: &str = "the state of an algorithm is";
-
-impl Answer for serde_json::Value {
-    type Wire = RollOwned<u8>;
-    fn give(self) -> RollOwned<u8> {
-        own_json(&self)
-    }
-    unsafe fn take(wire: RollOwned<u8>, _: &Source) -> Result<Self> {
-        // SAFETY: as the caller promises.
-        unsafe { take_json(wire, STATE) }
     }
 }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::abi::{RollCommunicatorTable, RollError, RollObject, RollRanks};
 
-use super::crossing::{Calls, crossing};
-use super::foreign::Foreign;
+use super::crossing::crossing;
+use super::foreign::{Foreign, ForeignObject};
 use super::served::{Served, serve_shared};
 use super::source::Source;
 use crate::{Communicator, Rank, Result};
@@ -24,11 +24,11 @@ crossing! {
     }
     by hand [ranks] {
         fn rank(&self) -> Rank {
-            Rank(self.ranks.rank)
+            Rank(self.facts.rank)
         }
 
         fn world_size(&self) -> usize {
-            self.ranks.size
+            self.facts.size
         }
     }
 }
@@ -46,12 +46,7 @@ pub(super) fn give(ranks: Ranks) -> RollObject {
     Served::give(Box::new(ranks), &TABLE)
 }
 
-/// A communicator of the other side.
-pub(super) struct ForeignCommunicator {
-    object: Foreign,
-    table: RollCommunicatorTable,
-    ranks: RollRanks,
-}
+pub(super) type ForeignCommunicator = ForeignObject<RollCommunicatorTable, RollRanks>;
 
 // SAFETY: P4: its functions may be called by several threads.
 unsafe impl Sync for ForeignCommunicator {}
@@ -62,17 +57,7 @@ impl ForeignCommunicator {
     pub(super) unsafe fn new(object: RollObject, source: Source) -> Result<Self> {
         // SAFETY: as the caller promises.
         let (object, table) = unsafe { Foreign::new::<RollCommunicatorTable>(object, source) }?;
-        let ranks = object.call("communicator", table.ranks, |ranks, state, out, error| {
-            // SAFETY: P7.
-            unsafe { ranks(state, out, error) }
-        })?;
-        let ranks = object.must("ranks", ranks)?;
-        Ok(Self { object, table, ranks })
-    }
-}
-
-impl Calls<RollCommunicatorTable> for ForeignCommunicator {
-    fn callee(&self) -> (&Foreign, Option<&RollCommunicatorTable>) {
-        (&self.object, Some(&self.table))
+        let ranks = object.ask("communicator", table.ranks)?;
+        Ok(Self { facts: object.must("ranks", ranks)?, object, table })
     }
 }

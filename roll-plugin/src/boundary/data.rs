@@ -12,7 +12,9 @@ use crate::abi::{
 use super::memory::{list, own, own_text, slice, take, take_text, text};
 use super::source::Source;
 use super::wire::{Answer, Argument};
-use crate::{Adapter, Distribution, Error, Grad, Observation, Rank, Result, Split, Timestep, WeightPlacement};
+use crate::{
+    Adapter, Distribution, Error, Grad, Headline, Observation, Rank, Result, Split, Timestep, WeightPlacement,
+};
 
 /// Types whose C form is a plain value, with the conversions in both directions.
 macro_rules! plain {
@@ -61,6 +63,7 @@ plain! {
     Split = u32: |v| (v == Split::Validation).into(), |n| if n == 1 { Split::Validation } else { Split::Train };
     Timestep = f64: |v| v.0, |n| Timestep(n);
     Rank = usize: |v| v.0, |n| Rank(n);
+    Range<usize> = RollRange: |v| RollRange { start: v.start, end: v.end }, |n| n.start..n.end;
     Duration = f64: |v| v.as_secs_f64(), |n| Duration::try_from_secs_f64(n).unwrap_or(Duration::MAX);
     Option<bool> = u32: |v| v.map_or(2, u32::from), |n| [Some(false), Some(true)].get(n as usize).copied().flatten();
     Option<WeightPlacement> = usize: |v| placement_number(v), |n| placement(n);
@@ -101,45 +104,6 @@ pub(super) fn placement(number: usize) -> Option<WeightPlacement> {
     PLACEMENTS.get(number.wrapping_sub(1)).copied()
 }
 
-impl Argument for Range<usize> {
-    type Wire = RollRange;
-    type Lent = RollRange;
-    type Received = RollRange;
-    type Borrowed<'k> = Range<usize>;
-    fn lend(self) -> RollRange {
-        RollRange { start: self.start, end: self.end }
-    }
-    fn wire(lent: &mut RollRange) -> RollRange {
-        *lent
-    }
-    unsafe fn receive(wire: RollRange) -> Result<RollRange> {
-        Ok(wire)
-    }
-    fn borrow(received: &mut RollRange) -> Range<usize> {
-        received.start..received.end
-    }
-}
-
-impl<'a> Argument for &'a str {
-    type Wire = RollStr;
-    type Lent = &'a str;
-    type Received = &'static str;
-    type Borrowed<'k> = &'k str;
-    fn lend(self) -> &'a str {
-        self
-    }
-    fn wire(lent: &mut &'a str) -> RollStr {
-        RollStr::lend(lent)
-    }
-    unsafe fn receive(wire: RollStr) -> Result<&'static str> {
-        // SAFETY: as the caller promises; `borrow` shortens the life to that of the call.
-        unsafe { text(wire) }
-    }
-    fn borrow<'k>(received: &'k mut &'static str) -> &'k str {
-        received
-    }
-}
-
 /// An empty text represents `None`.
 impl<'a> Argument for Option<&'a str> {
     type Wire = RollStr;
@@ -161,30 +125,36 @@ impl<'a> Argument for Option<&'a str> {
     }
 }
 
-macro_rules! lists {
-    ($($of:ty),*) => {$(
-        impl<'a> Argument for &'a [$of] {
-            type Wire = RollList<$of>;
-            type Lent = &'a [$of];
-            type Received = &'static [$of];
-            type Borrowed<'k> = &'k [$of];
-            fn lend(self) -> &'a [$of] {
+/// References whose C form points into the caller's memory.
+macro_rules! borrowed {
+    ($($of:ty = $wire:ty: $lend:expr, $receive:expr;)*) => {$(
+        impl<'a> Argument for &'a $of {
+            type Wire = $wire;
+            type Lent = &'a $of;
+            type Received = &'static $of;
+            type Borrowed<'k> = &'k $of;
+            fn lend(self) -> &'a $of {
                 self
             }
-            fn wire(lent: &mut &'a [$of]) -> RollList<$of> {
-                RollList::lend(lent)
+            fn wire(lent: &mut &'a $of) -> $wire {
+                $lend(lent)
             }
-            unsafe fn receive(wire: RollList<$of>) -> Result<&'static [$of]> {
+            unsafe fn receive(wire: $wire) -> Result<&'static $of> {
                 // SAFETY: as the caller promises; `borrow` shortens the life to that of the call.
-                unsafe { list(wire) }
+                unsafe { $receive(wire) }
             }
-            fn borrow<'k>(received: &'k mut &'static [$of]) -> &'k [$of] {
+            fn borrow<'k>(received: &'k mut &'static $of) -> &'k $of {
                 received
             }
         }
     )*};
 }
-lists!(f32, u32);
+
+borrowed! {
+    str = RollStr: RollStr::lend, text;
+    [f32] = RollList<f32>: RollList::lend, list;
+    [u32] = RollList<u32>: RollList::lend, list;
+}
 
 impl<'a> Argument for &'a mut [f32] {
     type Wire = RollListMut<f32>;
@@ -211,38 +181,29 @@ impl<'a> Argument for &'a mut [f32] {
     }
 }
 
-impl Answer for String {
-    type Wire = RollOwned<u8>;
-    fn give(self) -> RollOwned<u8> {
-        own_text(self)
-    }
-    unsafe fn take(wire: RollOwned<u8>, _: &Source) -> Result<Self> {
-        // SAFETY: as the caller promises.
-        unsafe { take_text(wire) }
-    }
+/// Answers whose C form is a text, with the conversions in both directions.
+macro_rules! as_text {
+    ($($ty:ty: |$value:ident| $into:expr, |$text:ident| $from:expr;)*) => {$(
+        impl Answer for $ty {
+            type Wire = RollOwned<u8>;
+            fn give(self) -> RollOwned<u8> {
+                let $value = self;
+                own_text($into)
+            }
+            unsafe fn take(wire: RollOwned<u8>, _: &Source) -> Result<$ty> {
+                // SAFETY: as the caller promises.
+                let $text = unsafe { take_text(wire) }?;
+                Ok($from)
+            }
+        }
+    )*};
 }
 
-/// An empty text represents `None`.
-impl Answer for Option<String> {
-    type Wire = RollOwned<u8>;
-    fn give(self) -> RollOwned<u8> {
-        own_text(self.unwrap_or_default())
-    }
-    unsafe fn take(wire: RollOwned<u8>, _: &Source) -> Result<Self> {
-        // SAFETY: as the caller promises.
-        Ok(Some(unsafe { take_text(wire) }?).filter(|text| !text.is_empty()))
-    }
-}
-
-impl Answer for Observation {
-    type Wire = RollOwned<u8>;
-    fn give(self) -> RollOwned<u8> {
-        own_text(self.text)
-    }
-    unsafe fn take(wire: RollOwned<u8>, _: &Source) -> Result<Self> {
-        // SAFETY: as the caller promises.
-        Ok(Self { text: unsafe { take_text(wire) }? })
-    }
+as_text! {
+    String: |v| v, |text| text;
+    Observation: |v| v.text, |text| Observation { text };
+    // An empty text represents `None`.
+    Option<String>: |v| v.unwrap_or_default(), |text| Some(text).filter(|text| !text.is_empty());
 }
 
 impl Answer for Vec<u32> {
@@ -274,6 +235,30 @@ pub(super) fn json<T: serde::de::DeserializeOwned>(text: &str, what: &str) -> Re
     serde_json::from_str(text).map_err(|e| Error::Misuse(format!("{what} not JSON of the expected kind: {e}")))
 }
 
+/// Answers that cross as JSON, with their names for messages.
+macro_rules! as_json {
+    ($($ty:ty: $what:expr;)*) => {$(
+        impl Answer for $ty {
+            type Wire = RollOwned<u8>;
+            fn give(self) -> RollOwned<u8> {
+                own_json(&self)
+            }
+            unsafe fn take(wire: RollOwned<u8>, _: &Source) -> Result<$ty> {
+                // SAFETY: as the caller promises.
+                unsafe { take_json(wire, $what) }
+            }
+        }
+    )*};
+}
+
+pub(super) const STATE: &str = "the state of an algorithm is";
+
+as_json! {
+    serde_json::Value: STATE;
+    Vec<Headline>: "the headlines of an algorithm are";
+    Vec<String>: "the kinds of an environment are";
+}
+
 impl Answer for Vec<(String, f64)> {
     type Wire = RollOwned<RollNamedNumber>;
     fn give(self) -> RollOwned<RollNamedNumber> {
@@ -282,8 +267,8 @@ impl Answer for Vec<(String, f64)> {
         own(items, self)
     }
     unsafe fn take(wire: RollOwned<RollNamedNumber>, _: &Source) -> Result<Self> {
-        // SAFETY: as the caller promises; the names live until the list is released.
-        unsafe { take(wire, |items| items.iter().map(|n| Ok((text(n.name)?.to_string(), n.value))).collect()) }
+        // SAFETY: as the caller promises.
+        unsafe { take_numbers(wire) }
     }
 }
 
@@ -296,7 +281,7 @@ pub(super) fn own_numbers(named: BTreeMap<String, f64>) -> RollOwned<RollNamedNu
 ///
 /// # Safety
 /// As [`take`].
-pub(super) unsafe fn take_numbers(list: RollOwned<RollNamedNumber>) -> Result<BTreeMap<String, f64>> {
+pub(super) unsafe fn take_numbers<T: FromIterator<(String, f64)>>(list: RollOwned<RollNamedNumber>) -> Result<T> {
     // SAFETY: as the caller promises; the names live until the list is released.
     unsafe { take(list, |items| items.iter().map(|n| Ok((text(n.name)?.to_string(), n.value))).collect()) }
 }

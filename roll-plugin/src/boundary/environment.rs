@@ -1,9 +1,8 @@
 //! [`Environment`] across the boundary.
 
-use crate::abi::{RollEnvironmentTable, RollObject, RollOwned, RollTransition};
+use crate::abi::{RollEnvironmentTable, RollObject, RollTransition};
 
 use super::crossing::crossing;
-use super::data::{own_json, take_json};
 use super::foreign::ForeignObject;
 use super::memory::{own_text, take_text};
 use super::served::Served;
@@ -30,19 +29,7 @@ pub(super) fn give(environment: Box<dyn Environment>) -> RollObject {
     Served::give(environment, &TABLE)
 }
 
-/// An environment of the other side.
 pub(super) type ForeignEnvironment = ForeignObject<RollEnvironmentTable>;
-
-impl Answer for Vec<String> {
-    type Wire = RollOwned<u8>;
-    fn give(self) -> RollOwned<u8> {
-        own_json(&self)
-    }
-    unsafe fn take(wire: RollOwned<u8>, _: &Source) -> Result<Self> {
-        // SAFETY: as the caller promises.
-        unsafe { take_json(wire, "the kinds of an environment are") }
-    }
-}
 
 impl Answer for Transition {
     type Wire = RollTransition;

@@ -15,7 +15,6 @@ use crate::abi::CHAIN;
 #[allow(missing_docs)] // the message of a variant names its fields
 pub enum PluginError {
     // Before the system's loader sees the file
-    /// The file is not a library that this program can load.
     #[error("the plugin {} cannot be loaded: {problem}", path.display())]
     NotLoadable { path: PathBuf, problem: String },
 
@@ -23,14 +22,12 @@ pub enum PluginError {
     /// The system's loader refused it.
     #[error("the plugin {} cannot be loaded", path.display())]
     Open { path: PathBuf, source: libloading::Error },
-    /// A library that is not a plugin.
     #[error(
         "{} is a library but no plugin of roll: it has no symbol `{symbol}` (a Rust plugin needs \
          `crate-type = [\"cdylib\"]` and a line such as `roll_plugin::export_reward!(...)`)",
         path.display()
     )]
     NotAPlugin { path: PathBuf, symbol: &'static str },
-    /// Built against another version of the interface.
     #[error(
         "the plugin {} was built for plugin ABI {}.{}, this roll has {}.{}: rebuild it with the roll-plugin of this roll",
         path.display(), found[0], found[1], expected[0], expected[1]
@@ -44,10 +41,8 @@ pub enum PluginError {
     Layout { path: PathBuf, difference: String },
 
     // Calls
-    /// Its description of itself is invalid.
     #[error("the plugin {} has an invalid description: {problem}", path.display())]
     Description { path: PathBuf, problem: String },
-    /// A call failed.
     #[error("the plugin `{plugin}` ({}) failed in `{call}`", path.display())]
     Call { plugin: String, path: PathBuf, call: &'static str, source: Box<dyn std::error::Error + Send + Sync> },
 }

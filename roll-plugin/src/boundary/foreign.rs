@@ -46,6 +46,18 @@ impl Foreign {
         self.blame(name, unsafe { R::take(out, &self.source) }).map(Some)
     }
 
+    /// As [`Foreign::call`], for a function that takes nothing.
+    pub(super) fn ask<R: Answer>(
+        &self,
+        name: &'static str,
+        function: Option<unsafe extern "C" fn(*mut c_void, *mut R::Wire, *mut RollError) -> u32>,
+    ) -> Result<Option<R>> {
+        self.call(name, function, |function, state, out, error| {
+            // SAFETY: P7; the rest was promised to `new`.
+            unsafe { function(state, out, error) }
+        })
+    }
+
     /// The answer of a mandatory function; fails if the other side lacks it.
     pub(super) fn must<R>(&self, name: &'static str, answer: Option<R>) -> Result<R> {
         answer.ok_or_else(|| self.source.blame(name, Error::Misuse(format!("it has no function `{name}`"))))
@@ -57,8 +69,9 @@ impl Foreign {
     }
 }
 
-/// An object of the other side with the functions of one table.
-pub(super) struct ForeignObject<Table> {
+/// An object of the other side with the functions of one table, and its facts that do not change.
+pub(super) struct ForeignObject<Table, Facts = ()> {
+    pub(super) facts: Facts,
     pub(super) object: Foreign,
     pub(super) table: Table,
 }
@@ -69,11 +82,11 @@ impl<Table: Grows> ForeignObject<Table> {
     pub(super) unsafe fn new(object: RollObject, source: Source) -> Result<Self> {
         // SAFETY: as the caller promises.
         let (object, table) = unsafe { Foreign::new(object, source) }?;
-        Ok(Self { object, table })
+        Ok(Self { facts: (), object, table })
     }
 }
 
-impl<Table> Calls<Table> for ForeignObject<Table> {
+impl<Table, Facts> Calls<Table> for ForeignObject<Table, Facts> {
     fn callee(&self) -> (&Foreign, Option<&Table>) {
         (&self.object, Some(&self.table))
     }

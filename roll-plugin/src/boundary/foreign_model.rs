@@ -14,7 +14,6 @@ use crate::{Model, ParameterSpec, Result};
 /// The trait that a model's table serves.
 pub(super) type Target = dyn Model;
 
-/// A model of the other side.
 pub(super) struct ForeignModel {
     pub(super) object: Foreign,
     table: RollModelTable,
@@ -31,11 +30,7 @@ impl ForeignModel {
     pub(super) unsafe fn new(object: RollObject, source: Source) -> Result<Self> {
         // SAFETY: as the caller promises.
         let (object, table) = unsafe { Foreign::new::<RollModelTable>(object, source) }?;
-        let facts = object.call("parameters", table.facts, |facts, state, out, error| {
-            // SAFETY: P7.
-            unsafe { facts(state, out, error) }
-        })?;
-        let facts: RollModelFacts = object.must("facts", facts)?;
+        let facts: RollModelFacts = object.must("facts", object.ask("parameters", table.facts)?)?;
         // SAFETY: P2, P3 and P8; the list first, so that it is released whatever happens to the others.
         let (parameters, diffusion, language) = unsafe {
             let spec =
@@ -49,10 +44,7 @@ impl ForeignModel {
 
     /// Whether the model offers its parameters in parts.
     pub(super) fn request_parts(&mut self) -> Result<bool> {
-        let answer: Option<RollParts> = self.object.call("parts", self.table.parts, |parts, state, out, error| {
-            // SAFETY: P7.
-            unsafe { parts(state, out, error) }
-        })?;
+        let answer: Option<RollParts> = self.object.ask("parts", self.table.parts)?;
         self.parts = match answer {
             // SAFETY: P3 and P8.
             Some(answer) => unsafe { self.object.source.part(answer.table) }?,

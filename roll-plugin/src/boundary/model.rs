@@ -84,7 +84,6 @@ unsafe extern "C" fn parts(state: *mut c_void, out: *mut RollParts, error: *mut 
     unsafe { serve(state, out, error, body) }
 }
 
-/// Hands a model over to the other side, with the table that serves it.
 pub(super) fn give(model: Box<dyn Model>) -> RollObject {
     Served::give(model, &TABLE)
 }

@@ -21,8 +21,7 @@ pub(super) fn remember_panics() {
 /// Runs `f`; a panic is an error with the panic's message.
 pub(super) fn catch<R>(f: impl FnOnce() -> R) -> Result<R, String> {
     catch_unwind(AssertUnwindSafe(f)).map_err(|payload| {
-        let text = payload.downcast_ref::<&str>().map(|s| s.to_string());
-        let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
+        let text = crate::communicator::panic_message(payload.as_ref()).map(String::from);
         // Dropping a payload may panic again.
         std::mem::forget(payload);
         let hooked = LAST_PANIC.with_borrow_mut(Option::take).map(|m| m.replace('\n', " "));

@@ -35,7 +35,6 @@ unsafe extern "C" fn release(state: *mut c_void) {
     quietly(|| drop(unsafe { Box::from_raw(state.cast::<Mutex<Option<Pullback>>>()) }));
 }
 
-/// Passes a pullback to the other side.
 pub(super) fn give(pullback: Option<Pullback>) -> RollPullback {
     let Some(pullback) = pullback else { return RollPullback::default() };
     let state = Box::into_raw(Box::new(Mutex::new(Some(pullback)))).cast();

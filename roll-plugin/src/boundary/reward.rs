@@ -4,9 +4,9 @@ use std::ffi::c_void;
 
 use crate::abi::{RollError, RollMeasure, RollObject, RollRewardFacts, RollRewardTable, RollScore};
 
-use super::crossing::{Calls, crossing};
+use super::crossing::crossing;
 use super::data::{own_numbers, take_numbers};
-use super::foreign::Foreign;
+use super::foreign::{Foreign, ForeignObject};
 use super::memory::{own_text, take_text};
 use super::pullback;
 use super::served::{Served, lent, serve_shared};
@@ -49,19 +49,13 @@ unsafe extern "C" fn facts(state: *mut c_void, out: *mut RollRewardFacts, error:
     unsafe { serve_shared(state, out, error, body) }
 }
 
-/// Passes a scorer to the other side.
 pub(super) fn give(scorer: Box<dyn RewardScorer>) -> RollObject {
     Served::give(scorer, &TABLE)
 }
 
 lent!(LentReward: RewardScorer);
 
-/// A scorer of the other side.
-pub(super) struct ForeignReward {
-    object: Foreign,
-    table: RollRewardTable,
-    facts: RewardFacts,
-}
+pub(super) type ForeignReward = ForeignObject<RollRewardTable, RewardFacts>;
 
 impl ForeignReward {
     /// # Safety
@@ -69,12 +63,8 @@ impl ForeignReward {
     pub(super) unsafe fn new(object: RollObject, source: Source) -> Result<Self> {
         // SAFETY: as the caller promises.
         let (object, table) = unsafe { Foreign::new::<RollRewardTable>(object, source) }?;
-        let facts = object.call("name", table.facts, |facts, state, out, error| {
-            // SAFETY: P7.
-            unsafe { facts(state, out, error) }
-        })?;
-        let facts = object.must("facts", facts)?;
-        Ok(Self { object, table, facts })
+        let facts = object.ask("name", table.facts)?;
+        Ok(Self { facts: object.must("facts", facts)?, object, table })
     }
 
     /// Checks the score: it must be finite if the frames are, and have a pullback if the scorer is differentiable.
@@ -102,14 +92,8 @@ impl ForeignReward {
     }
 }
 
-impl Calls<RollRewardTable> for ForeignReward {
-    fn callee(&self) -> (&Foreign, Option<&RollRewardTable>) {
-        (&self.object, Some(&self.table))
-    }
-}
-
 /// The facts of a scorer that do not change.
-struct RewardFacts {
+pub(super) struct RewardFacts {
     name: String,
     differentiable: bool,
     on_missing: OnMissing,

@@ -21,7 +21,6 @@ crossing! {
     by hand [] {}
 }
 
-/// A sink of the other side.
 type ForeignSink = ForeignObject<RollGradientSinkTable>;
 
 // SAFETY: P4: its function may be called by several threads.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::abi::{RollError, RollObject, RollOptimizer, RollStrategyReport, RollStrategyTable};
 
 use super::communicator::{self, ForeignCommunicator};
-use super::crossing::{Calls, crossing};
-use super::foreign::Foreign;
+use super::crossing::crossing;
+use super::foreign::{Foreign, ForeignObject};
 use super::foreign_model::ForeignModel;
 use super::model::LentModel;
 use super::served::{Served, lent, serve, serve_shared};
@@ -42,7 +42,7 @@ crossing! {
         }
 
         fn ranks(&self) -> &StrategyRanks {
-            &self.ranks
+            &self.facts
         }
     }
 }
@@ -75,12 +75,7 @@ pub(super) fn give(strategy: Box<dyn Strategy>) -> RollObject {
 
 lent!(LentStrategy: Strategy);
 
-/// A strategy of the other side.
-pub(super) struct ForeignStrategy {
-    ranks: StrategyRanks,
-    object: Foreign,
-    table: RollStrategyTable,
-}
+pub(super) type ForeignStrategy = ForeignObject<RollStrategyTable, StrategyRanks>;
 
 impl ForeignStrategy {
     /// # Safety
@@ -88,21 +83,17 @@ impl ForeignStrategy {
     pub(super) unsafe fn new(object: RollObject, source: Source) -> Result<Self> {
         // SAFETY: as the caller promises.
         let (object, table) = unsafe { Foreign::new::<RollStrategyTable>(object, source.clone()) }?;
-        let ranks = object.call("ranks", table.ranks, |ranks, state, out, error| {
-            // SAFETY: P7.
-            unsafe { ranks(state, out, error) }
-        })?;
-        let ranks: RollObject = object.must("ranks", ranks)?;
+        let ranks: RollObject = object.must("ranks", object.ask("ranks", table.ranks)?)?;
         // SAFETY: P2 and P8.
         let ranks = unsafe { ForeignCommunicator::new(ranks, source) }?;
-        Ok(Self { ranks: StrategyRanks::new(Arc::new(ranks)), object, table })
+        Ok(Self { facts: StrategyRanks::new(Arc::new(ranks)), object, table })
     }
 
     /// Collectives of one job have one order, which the strategy and a model that gathers its weights have to share;
     /// a library cannot.
     fn refuse_sharded_weights(&self, model: &dyn Model) -> Result<()> {
         let placements = [self.weight_placement(), model.distribution().weights];
-        let sharded = placements.contains(&Some(WeightPlacement::Sharded)) && self.ranks.all.world_size() > 1;
+        let sharded = placements.contains(&Some(WeightPlacement::Sharded)) && self.facts.all.world_size() > 1;
         match sharded && self.object.source.is_plugin() {
             false => Ok(()),
             true => Err(Error::config(
@@ -110,12 +101,6 @@ impl ForeignStrategy {
                 "weights that are sharded over the ranks need the strategy that is linked in: leave its plugin out",
             )),
         }
-    }
-}
-
-impl Calls<RollStrategyTable> for ForeignStrategy {
-    fn callee(&self) -> (&Foreign, Option<&RollStrategyTable>) {
-        (&self.object, Some(&self.table))
     }
 }
 

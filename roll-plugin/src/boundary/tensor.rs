@@ -257,13 +257,8 @@ pub(super) unsafe fn receive_tensors(named: &[RollNamedTensor]) -> Result<StateD
 
 fn own_tensors(named: StateDict) -> RollOwned<RollNamedTensor> {
     let LentTensors { list, _tensors } = LentTensors::new(&named);
-    own(list, OwnedTensors { _tensors, _named: named })
-}
-
-/// The memory that an owned list points into.
-struct OwnedTensors {
-    _tensors: Vec<LentTensor>,
-    _named: StateDict,
+    // `list` points into both.
+    own(list, (_tensors, named))
 }
 
 /// Types that are named tensors and nothing else.

@@ -31,16 +31,12 @@ pub(super) trait Argument: Sized {
 
 /// An [`Argument`] passed by reference, of which the callee makes a value of its own.
 pub(super) trait Lend: 'static {
-    /// As [`Argument::Wire`].
     type Wire: Copy;
-    /// As [`Argument::Lent`].
     type Lent;
-    /// As [`Argument::Received`].
     type Received: Borrow<Self>;
 
     fn lend(&self) -> Self::Lent;
 
-    /// As [`Argument::wire`].
     fn wire(lent: &mut Self::Lent) -> Self::Wire;
 
     /// # Safety

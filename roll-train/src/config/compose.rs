@@ -54,7 +54,6 @@ struct Composer {
     files: usize,
 }
 
-/// One entry of a `defaults` list.
 struct DefaultsEntry {
     /// The file, without extension, from the directory of the list.
     file: PathBuf,

@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
+use crate::weighted_sum::numbered;
 use roll_core::{Error, Result, RewardComponent};
 
 /// Clips that the model generates before and after training, each time from the same noise. Frame size, length and
@@ -44,39 +45,24 @@ pub struct StopWhen {
     pub checks_fall: u64,
 }
 
-impl StopWhen {
-    /// Fails if the condition can never hold.
-    fn check(self, config: &EvaluationConfig) -> Result<()> {
-        let problem = |problem: &str| Err(Error::config("evaluation.stop_when", problem.to_string()));
-        match self.checks_fall {
-            _ if config.check.is_empty() => {
-                problem("no check is configured that could fall: name one in `evaluation.check`")
-            }
-            _ if config.every == 0 => {
-                problem("nothing is evaluated before the last step: say how often with `evaluation.every`")
-            }
-            _ if config.metadata.is_none() && config.train_samples == 0 => {
-                problem("no clip is evaluated: name some with `evaluation.metadata`")
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
 impl EvaluationConfig {
-    /// Fails on conditions that could never stop a run; errors name the key.
+    /// Fails on a condition that could never stop a run; errors name the key.
     pub fn check(&self) -> Result<()> {
-        self.stop_when.map_or(Ok(()), |stop_when| stop_when.check(self))
+        let problem = match self.stop_when {
+            None => return Ok(()),
+            _ if self.check.is_empty() => "no check is configured that could fall: name one in `evaluation.check`",
+            _ if self.every == 0 => "nothing is evaluated before the last step: say how often with `evaluation.every`",
+            _ if self.metadata.is_none() && self.train_samples == 0 => {
+                "no clip is evaluated: name some with `evaluation.metadata`"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::config("evaluation.stop_when", problem))
     }
 
     /// Names of the checks in metrics and figures; a name that occurs twice is numbered.
     pub fn check_labels(&self) -> Vec<String> {
-        let mut labels: Vec<String> = Vec::new();
-        for (i, check) in self.check.iter().enumerate() {
-            let times = self.check[..i].iter().filter(|other| other.name == check.name).count();
-            labels.push(if times == 0 { check.name.clone() } else { format!("{}_{}", check.name, times + 1) });
-        }
-        labels
+        numbered(self.check.iter().map(|check| check.name.as_str()))
     }
 }
 

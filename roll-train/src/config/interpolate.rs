@@ -38,7 +38,6 @@ pub(super) fn interpolate(path: &Path, root: &Value) -> Result<(Map, Vec<AsWritt
     }
 }
 
-/// Whether there is anything to resolve.
 pub(super) fn has_interpolation(value: &Value) -> bool {
     match &value.kind {
         ValueKind::String(text) => text.contains("${"),

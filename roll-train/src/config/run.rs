@@ -130,23 +130,16 @@ impl RunConfig {
 
     /// Checks values that exclude one another, which types cannot; errors name the key.
     pub fn check(&self) -> Result<()> {
-        self.check_top_level()?;
-        self.evaluation.check()?;
-        self.data.check()
-    }
-
-    fn check_top_level(&self) -> Result<()> {
         if self.exp_name.as_deref().is_some_and(|n| n.is_empty() || n.contains(['/', '\\']) || n.starts_with('.')) {
-            return Err(Error::config(
-                "exp_name",
-                "expected the name of a directory, without separators or a leading dot",
-            ));
+            let problem = "expected the name of a directory, without separators or a leading dot";
+            return Err(Error::config("exp_name", problem));
         }
         let (t, end) = (&self.training, self.training.lr_scheduler_kwargs.lr_end);
         if t.lr_scheduler_type == LrSchedulerType::Polynomial && end >= t.learning_rate {
             let problem = format!("must be below `training.learning_rate` ({}), found {end}", t.learning_rate);
             return Err(Error::config("training.lr_scheduler_kwargs.lr_end", problem));
         }
-        Ok(())
+        self.evaluation.check()?;
+        self.data.check()
     }
 }

@@ -14,11 +14,9 @@ use roll_core::{
 /// Every key but the options of components, as the types describe them.
 pub(super) static KEYS: LazyLock<Vec<Key>> = LazyLock::new(keys::of::<RunConfig>);
 
-/// The default configuration.
 pub(super) static DEFAULTS: LazyLock<Json> =
     LazyLock::new(|| serde_json::to_value(RunConfig::default()).unwrap_or_default());
 
-/// The names of the top level.
 pub(super) fn top_level() -> impl Iterator<Item = &'static str> + Clone {
     DEFAULTS.as_object().into_iter().flatten().map(|(name, _)| name.as_str())
 }

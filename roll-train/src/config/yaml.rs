@@ -21,7 +21,6 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Nodes after aliases are unfolded. Bounds the memory of "billion laughs" documents.
 const MAX_NODES: usize = 20_000;
 
-/// Keys and values of a mapping.
 pub(super) type Map = HashMap<String, Value>;
 
 /// A YAML file, read and parsed once.

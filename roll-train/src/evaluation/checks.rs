@@ -1,22 +1,15 @@
 //! The rewards of `evaluation.check`: measured, never optimised.
 
-use roll_core::{BuildContext, Registry, Result, ResultExt, RewardComponent, RewardScorer};
+use roll_core::{BuildContext, Registry, Result, RewardComponent, RewardScorer};
 
-/// The rewards and their weights.
+use crate::weighted_sum::{Weighted, scorers};
+
 #[derive(Default)]
-pub(super) struct Checks(Vec<(f64, Box<dyn RewardScorer>)>);
+pub(super) struct Checks(Vec<Weighted>);
 
 impl Checks {
-    /// Makes the scorers.
     pub(super) fn open(components: &[RewardComponent], registry: &Registry, context: &BuildContext) -> Result<Self> {
-        let mut checks = Vec::new();
-        for (i, component) in components.iter().enumerate() {
-            let scorer = registry
-                .reward(&component.name, &component.options, context)
-                .while_doing(|| format!("setting up evaluation.check.{i} (`{}`)", component.name))?;
-            checks.push((component.weight, scorer));
-        }
-        Ok(Self(checks))
+        scorers("evaluation.check", components, registry, context).map(Self)
     }
 
     /// The names of those that read the reference.

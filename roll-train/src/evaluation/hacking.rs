@@ -5,7 +5,7 @@
 //! the clips lies above 0; a check *falls* when that of its mean gain lies below 0. Hacking is suspected when the
 //! reward rises and at least one check falls. Nothing is reported for fewer than [`MIN_CLIPS`] clips with both scores.
 
-use super::{Results, SetName, change, of};
+use super::{Results, change, judged_set, of};
 use crate::statistics::Gain;
 
 /// An interval from fewer pairs means little: three fair coins agree one time in four.
@@ -26,7 +26,7 @@ pub struct Verdict {
 impl Verdict {
     /// Compares two evaluations whose checks have these labels.
     pub fn of(before: &Results, after: &Results, labels: &[String]) -> Self {
-        let set = [SetName::Unseen, SetName::Train].into_iter().find(|set| !of(before, *set).is_empty());
+        let set = judged_set(before);
         let gain = |place: usize| {
             let set = set?;
             let change = change(of(before, set), of(after, set), place)?;
@@ -64,7 +64,7 @@ impl Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::evaluation::Clip;
+    use crate::evaluation::{Clip, SetName};
 
     /// One set of clips with these scores each, with small differences.
     fn results(set: SetName, clips: usize, scores: &[Option<f64>]) -> Results {

@@ -110,14 +110,12 @@ impl<'a> PartialResults<'a> {
         write(&self.path(&clip_name(set, i)), self.clip_key(sample), result)
     }
 
-    /// The validation of this step.
     pub fn read_validation(&self) -> Option<Validation> {
         let ValidationResult { metrics, records } = read(&self.path("validation"), &self.key)?;
         let metrics = metrics.into_iter().map(|(name, bits)| (name, f64::from_bits(bits))).collect();
         Some(Validation { metrics, records })
     }
 
-    /// Writes the validation of this step.
     pub fn write_validation(&self, validation: &Validation) -> Result<()> {
         let metrics = validation.metrics.iter().map(|(name, value)| (name.clone(), value.to_bits())).collect();
         let result = ValidationResult { metrics, records: validation.records.clone() };

@@ -42,11 +42,6 @@ impl EventWriter {
         Ok(writer)
     }
 
-    /// Path of the file.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Writes a number of a step.
     pub fn scalar(&mut self, name: &str, value: f64, step: u64) -> Result<()> {
         let mut summary = Message::default();
@@ -167,7 +162,7 @@ mod tests {
         writer.scalar("actor/loss", 0.5, 300).unwrap();
         writer.image("sample", b"GIF89a", [4, 6], 1).unwrap();
         writer.flush().unwrap();
-        let records = records(&std::fs::read(writer.path()).unwrap());
+        let records = records(&std::fs::read(&writer.path).unwrap());
         assert_eq!(records.len(), 3);
         assert!(records[0].ends_with(b"brain.Event:2"));
         // wall_time, step 300 as a varint, summary { value { tag, simple_value } }
@@ -175,6 +170,6 @@ mod tests {
         assert_eq!(records[1][9..], expected[..]);
         assert!(records[2].ends_with(b"\x08\x04\x10\x06\x18\x03\x22\x06GIF89a"));
         let other = EventWriter::create(dir.path()).unwrap();
-        assert_ne!(other.path(), writer.path());
+        assert_ne!(other.path, writer.path);
     }
 }

@@ -46,13 +46,9 @@ fn kl(record: &Record) -> Option<f64> {
 
 /// A quantity on held-out data before and after training.
 pub struct ValidationChange<'a> {
-    /// The quantity.
     pub held_out: &'a HeldOut,
-    /// How it is written.
     pub format: HeadlineFormat,
-    /// Its value before training.
     pub before: f64,
-    /// Its last value.
     pub after: f64,
 }
 

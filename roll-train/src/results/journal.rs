@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::checkpoint::step_name;
 use crate::config::LoadedConfig;
 use crate::metrics::MetricsWriter;
 use crate::run_dir::RunDir;
@@ -11,7 +12,7 @@ use roll_data::{encode_gif, write_mp4};
 use super::labels::SetLabels;
 use super::record::{self, Record};
 use super::trajectories::Trajectories;
-use super::{figures, headlines};
+use super::{clips, figures, headlines};
 
 /// Longer side of the videos in TensorBoard, in pixels.
 const GIF_SIDE: usize = 256;
@@ -104,7 +105,7 @@ impl Journal {
             tracing::warn!("step {step}: nothing was updated");
         }
         for (name, video) in &report.videos {
-            write_mp4(dir.samples(step)?.join(format!("{name}.mp4")), video)?;
+            write_mp4(clips::folder(dir, &step_name(step))?.join(format!("{name}.mp4")), video)?;
             let gif = encode_gif(video, GIF_SIDE)?;
             let [_, height, width] = video.dims();
             metrics.image(step, &format!("samples/{name}"), &gif, [height, width])?;
@@ -112,7 +113,6 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes the metrics of a step.
     pub(crate) fn log(&mut self, step: u64, steps: u64, metrics: &BTreeMap<String, f64>) -> Result<()> {
         let Some(writer) = &mut self.metrics else { return Ok(()) };
         writer.log(step, metrics)?;

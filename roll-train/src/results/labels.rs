@@ -19,7 +19,6 @@ impl SetLabels {
         Self { train: train.into(), checks }
     }
 
-    /// The labels of the rewards of `evaluation.check`.
     pub(crate) fn checks(&self) -> &[String] {
         &self.checks
     }
@@ -32,7 +31,6 @@ impl SetLabels {
         [String::new(), "_check".into()].into_iter().chain(each).collect()
     }
 
-    /// The label of a set.
     pub(crate) fn of(&self, name: SetName) -> &str {
         match name {
             SetName::Train => &self.train,

@@ -36,7 +36,7 @@ use roll_external::files;
 use serde::de::DeserializeOwned;
 
 use self::record::Record;
-use crate::evaluation::{Evaluator, SetName};
+use crate::evaluation::{self, Evaluator};
 use crate::run_dir::RunDir;
 
 pub(crate) use clips::{PROMPT, clip_path, copy_samples, prompt_path, save_references};
@@ -72,9 +72,9 @@ pub(crate) fn write(
         for moment in ["before", "after"] {
             written.push((moment, clips::folder(dir, moment)?));
         }
-        // The last set has the clips that are not trained on, if there are any.
-        let shown_set = before.last().map_or(SetName::Train, |(name, _)| *name);
-        written.extend(comparison::write(dir, shown_set, evaluator, labels)?.map(|path| ("comparison", path)));
+        if let Some(shown_set) = evaluation::judged_set(before) {
+            written.extend(comparison::write(dir, shown_set, evaluator, labels)?.map(|path| ("comparison", path)));
+        }
     }
     let page = dir.path().join("report.html");
     report::write(&page, &[dir.path().to_path_buf()])?;

@@ -24,7 +24,6 @@ pub fn written(dir: &RunDir) -> Option<PathBuf> {
 }
 
 impl Trajectories {
-    /// Opens the file of the run in `dir`.
     pub fn new(dir: Option<&RunDir>) -> Self {
         Self { path: dir.map(|dir| dir.path().join(FILE)), file: None }
     }

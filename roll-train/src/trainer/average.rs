@@ -9,7 +9,6 @@ use super::Trainer;
 use crate::checkpoint::Checkpoint;
 
 impl Trainer {
-    /// Updates the average after a step, if there is one.
     pub(super) fn update_average(&mut self) -> Result<()> {
         if let Some(average) = &mut self.average {
             let d = decay(self.steps_done, self.loaded.config.training.average);

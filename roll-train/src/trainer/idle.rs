@@ -12,12 +12,9 @@ const MAX_REASONS: usize = 5;
 /// an agent, whose first episodes may all fail alike.
 const PATIENCE: u64 = 10;
 
-/// The progress of a run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RunProgress {
-    /// Steps done.
     pub(super) done: u64,
-    /// Steps that it is to do.
     pub(super) steps: u64,
     /// Samples of a step over all ranks; 0 where the algorithm brings its own data.
     pub(super) batch: u64,

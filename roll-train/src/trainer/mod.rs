@@ -70,7 +70,6 @@ pub struct Trainer {
     /// The averaged parameters, a flat vector, with `training.average`.
     average: Option<Vec<f32>>,
     noise: Noise,
-    /// Names of the sets of evaluations.
     labels: SetLabels,
     /// The metrics to show first.
     headlines: Vec<Headline>,
@@ -210,7 +209,6 @@ impl Trainer {
         }
     }
 
-    /// Fails if too many steps in a row trained nothing.
     fn check_idle(&self) -> Result<()> {
         idle::check(&self.record, self.training_progress())
     }
@@ -331,10 +329,7 @@ impl Trainer {
             step,
             samples: &batch.samples,
             model: self.model.as_mut(),
-            reward: match &mut self.reward {
-                Some(reward) => Some(reward.as_mut()),
-                None => None,
-            },
+            reward: self.reward.as_deref_mut().map(|reward| reward as &mut dyn RewardScorer),
             strategy: self.strategy.as_mut(),
             learning_rate,
             noise: &self.noise,

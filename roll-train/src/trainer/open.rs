@@ -19,9 +19,6 @@ use crate::results::record::Record;
 use crate::sample_prompts::SamplePrompts;
 use crate::weighted_sum::reward_and_reader;
 
-/// The reward of a run, if it has one.
-type Reward = Option<Box<dyn RewardScorer>>;
-
 /// What is found while the parts of a run are opened.
 #[derive(Debug)]
 pub enum Finding {
@@ -41,7 +38,7 @@ const CHECKED_PROMPTS: usize = 2000;
 #[derive(Default)]
 pub struct Parts {
     /// The reward that is trained on.
-    pub reward: Reward,
+    pub reward: Option<Box<dyn RewardScorer>>,
     /// The batches of this rank.
     pub data: Option<Batches>,
     /// The clips that are evaluated.
@@ -146,7 +143,7 @@ impl Opening<'_> {
         // Before the components, which open it too: an error is not theirs.
         let device = self.part("run", roll_backends::device(&context.backend))?;
         if device.is_some() {
-            let opened = self.part("reward", reward_and_reader(loaded, registry, context))?.flatten();
+            let opened = self.part("reward", reward_and_reader(&config.reward, registry, context))?.flatten();
             (parts.reward, parts.reference_reader) = opened.map_or((None, None), |(reward, name)| (Some(reward), name));
         }
         let can_check = self.open_algorithm(&mut parts)?;
@@ -307,7 +304,9 @@ impl Opening<'_> {
         let config = &self.loaded.config;
         let (Some(mut model), Some(strategy)) = (parts.model.take(), &mut parts.strategy) else { return Ok(()) };
         if let Some(store) = &parts.store {
-            (model, parts.reward) = cached(model, parts.reward.take(), store)?;
+            tracing::info!("encodings are cached in {} (`data.cache_dir`)", store.directory().display());
+            parts.reward = parts.reward.take().map(|reward| CachedReward::wrap(reward, store)).transpose()?;
+            model = CachedModel::wrap(model, store)?;
         }
         let can_check = can_check && (parts.reward.is_some() || config.reward.is_empty());
         if let Some(algorithm) = parts.algorithm.as_mut().filter(|_| can_check) {
@@ -337,14 +336,6 @@ fn check_ranks(config: &RunConfig, ranks: &dyn Communicator) -> Result<()> {
     Ok(())
 }
 
-/// Model and reward with their encodings and targets in `store`.
-fn cached(model: Box<dyn Model>, reward: Reward, store: &CacheStore) -> Result<(Box<dyn Model>, Reward)> {
-    tracing::info!("encodings are cached in {} (`data.cache_dir`)", store.directory().display());
-    let reward = reward.map(|reward| CachedReward::wrap(reward, store)).transpose()?;
-    Ok((CachedModel::wrap(model, store)?, reward))
-}
-
-/// The batches of this rank.
 fn batches(dataset: Arc<Dataset>, config: &RunConfig, ranks: &dyn Communicator) -> Batches {
     let training = &config.training;
     Batches::new(dataset, config.noise(), training.samples_per_rank(), ranks.rank(), ranks.world_size())
@@ -371,7 +362,13 @@ fn strategy_and_model(
             return Err(Error::config("evaluation", problem));
         }
     }
-    warn_of_placement(&config.model.name, model.as_ref(), strategy.as_ref());
+    if strategy.weight_placement().is_some() && model.distribution().weights.is_none() {
+        tracing::warn!(
+            "the model `{}` cannot stream or divide its frozen weights: they stay where they are, whatever the section \
+             `strategy` says",
+            config.model.name
+        );
+    }
     Ok((strategy, model))
 }
 
@@ -474,14 +471,4 @@ fn check_token_ranks(name: &str, model: &dyn Model, ranks: usize) -> Result<()> 
     }
     let problem = format!("the model `{name}` cannot divide the tokens of a pass among {ranks} ranks: expected 1");
     Err(Error::config("strategy.sequence_parallel_size", problem))
-}
-
-/// Warns when the strategy wants frozen weights in a place that the model does not know.
-fn warn_of_placement(name: &str, model: &dyn Model, strategy: &dyn Strategy) {
-    if strategy.weight_placement().is_some() && model.distribution().weights.is_none() {
-        tracing::warn!(
-            "the model `{name}` cannot stream or divide its frozen weights: they stay where they are, whatever the \
-             section `strategy` says"
-        );
-    }
 }

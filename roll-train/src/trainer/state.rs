@@ -18,7 +18,6 @@ use crate::results::Journal;
 use crate::results::record::{self, RECORD_FILE, read_record};
 use crate::run_dir::RunDir;
 
-/// The optimizer's state.
 const OPTIMIZER_FILE: &str = "trainer/optimizer.safetensors";
 
 /// The trained adapters in a checkpoint, or the experts when all their weights are trained: those that evaluations use.

@@ -10,7 +10,6 @@ use crate::checkpoint::{Checkpoint, CheckpointWriter};
 /// The tensors of [`Algorithm::tensors`]; there when the algorithm has some.
 const ALGORITHM_FILE: &str = "trainer/algorithm.safetensors";
 
-/// Adds the tensors of `algorithm` to a checkpoint.
 pub(super) fn write(algorithm: &dyn Algorithm, checkpoint: &mut CheckpointWriter) -> Result<()> {
     let tensors = algorithm.tensors()?;
     match tensors.is_empty() {

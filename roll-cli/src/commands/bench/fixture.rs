@@ -17,7 +17,6 @@ use roll_models::wan2_2::{Parts, Settings, Wan};
 use super::preset::Preset;
 use super::scorer::Scorer;
 
-/// Everything that a step takes.
 pub struct Fixture {
     pub model: Wan,
     pub scorer: Scorer,
@@ -47,8 +46,8 @@ impl Fixture {
             .ok_or_else(|| Error::Misuse(format!("no statistics for {} channels", vae.z_dim)))?;
         let weights = random(vae.weights(), DType::F32, None, device).collect::<Result<_>>()?;
         let weights = Resident::from_weights(weights, device);
-        let vae = Vae::with_store(vae.clone(), &statistics, Arc::new(weights))?
-            .with_decoder_dtype(preset.args.vae_dtype.0)?;
+        let vae =
+            Vae::with_store(vae.clone(), &statistics, Arc::new(weights))?.with_decoder_dtype(preset.args.vae_dtype)?;
         let settings = Settings { shift: None, boundary: None, end_image: false, chunking: chunking(preset, device) };
         let mut model = Wan::new(Parts { dit: expert, dit2: None, vae, text: None, clip: None }, settings);
 

@@ -14,10 +14,8 @@ use super::memory::Meter;
 use super::preset::Preset;
 use super::step;
 
-/// One phase of a step.
 #[derive(Clone, Debug)]
 pub struct Phase {
-    /// Its name.
     pub name: &'static str,
     /// Median seconds of one pass.
     pub seconds: f64,

@@ -18,9 +18,7 @@ use crate::args::Bench;
 use fixture::Fixture;
 use memory::Meter;
 use preset::Preset;
-use report::Report;
 
-/// Measures and prints.
 pub fn bench(args: Bench) -> Result<()> {
     if args.rounds == 0 {
         return Err(Error::config("--rounds", "must be above 0"));
@@ -30,12 +28,11 @@ pub fn bench(args: Bench) -> Result<()> {
     let device = roll_backends::device(&args.backend)?;
     // Begins to count before the first tensor: all memory that this process takes is counted.
     let meter = Meter::new(&device, &args.backend);
-    let report = Report { preset: &preset };
     let measured = {
         let mut fixture = Fixture::new(&preset, &device)?;
-        measure::measure_step(&mut fixture, &preset, args.rounds, &meter, &|measured| report.save(measured, None))?
+        measure::measure_step(&mut fixture, &preset, args.rounds, &meter, &|measured| preset.save(measured, None))?
     };
     // After the step, whose memory it would add to.
     let ceiling = measure::peak_product_rate(&preset, &device)?;
-    report.write(&measured, ceiling)
+    preset.report(&measured, ceiling)
 }

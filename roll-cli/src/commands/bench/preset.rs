@@ -14,11 +14,8 @@ use crate::args::Bench;
 /// Rank of the LoRA.
 pub const RANK: usize = 32;
 
-/// The subject of a measurement.
 pub struct Preset<'a> {
-    /// The arguments of the command.
     pub args: &'a Bench,
-    /// Name on the command line.
     pub name: &'static str,
     /// The networks, reduced to the measured number of blocks.
     pub networks: Networks,
@@ -26,7 +23,6 @@ pub struct Preset<'a> {
     pub all_layers: usize,
     /// Dtype of stored weights and of products.
     pub dtype: DType,
-    /// Frames of the video.
     pub frames: usize,
     /// Height and width of the video.
     pub size: [usize; 2],
@@ -70,7 +66,7 @@ impl<'a> Preset<'a> {
             }
             networks.dit.layers = layers;
         }
-        let dtype = args.dtype.map_or(dtype, |d| d.0);
+        let dtype = args.dtype.unwrap_or(dtype);
         networks.stored = dtype;
         let preset = Self {
             args,
@@ -79,7 +75,7 @@ impl<'a> Preset<'a> {
             all_layers,
             dtype,
             frames: args.frames.unwrap_or(frames),
-            size: args.size.map_or(size, |s| s.0),
+            size: args.size.unwrap_or(size),
             text_len,
             passes: passes(args)?,
         };
@@ -110,7 +106,6 @@ impl<'a> Preset<'a> {
         }
     }
 
-    /// The trained part.
     pub fn trainable(&self) -> Trainable {
         let targets = ["q", "k", "v", "o", "ffn.0", "ffn.2"].map(String::from).to_vec();
         Trainable::Lora { rank: RANK, alpha: RANK as f64, targets }
@@ -142,7 +137,7 @@ impl<'a> Preset<'a> {
                 weight_bytes: self.networks.stored.size(),
                 eight_bits: self.args.weights_dtype.is_some(),
                 block_input_bytes: self.networks.stored.size(),
-                decoder_element_bytes: self.args.vae_dtype.0.size(),
+                decoder_element_bytes: self.args.vae_dtype.size(),
                 idle: IdleExpert::Keep,
             },
         }

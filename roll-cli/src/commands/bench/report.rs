@@ -8,17 +8,11 @@ use super::measure::{Measurement, Phase, flops};
 use super::preset::Preset;
 use crate::commands::plan::passes_in_words;
 
-/// The result of a measurement, of which more becomes known while it runs.
-pub struct Report<'a> {
-    /// The measured networks and video.
-    pub preset: &'a Preset<'a>,
-}
-
-impl Report<'_> {
+impl Preset<'_> {
     /// Writes the JSON to its file, if one is named. `ceiling` is the rate of the fastest product of matrices, in
     /// operations a second; without it the measurement is not complete.
     pub fn save(&self, measured: &Measurement, ceiling: Option<f64>) -> Result<()> {
-        let Some(path) = self.preset.args.json.as_ref().filter(|path| path.as_os_str() != "-") else { return Ok(()) };
+        let Some(path) = self.args.json.as_ref().filter(|path| path.as_os_str() != "-") else { return Ok(()) };
         // A reader, or the end of this process, finds a whole file.
         let part = path.with_extension("part");
         let text = format!("{:#}\n", self.to_json(measured, ceiling));
@@ -27,9 +21,9 @@ impl Report<'_> {
     }
 
     /// Prints the table, or the JSON to the output.
-    pub fn write(&self, measured: &Measurement, ceiling: f64) -> Result<()> {
+    pub fn report(&self, measured: &Measurement, ceiling: f64) -> Result<()> {
         self.save(measured, Some(ceiling))?;
-        match &self.preset.args.json {
+        match &self.args.json {
             Some(path) if path.as_os_str() == "-" => {
                 println!("{:#}", self.to_json(measured, Some(ceiling)));
             }
@@ -39,20 +33,19 @@ impl Report<'_> {
     }
 
     fn print(&self, measured: &Measurement, ceiling: f64) {
-        let preset = self.preset;
-        let args = preset.args;
-        let [height, width] = preset.size;
-        let dit = &preset.networks.dit;
+        let Self { args, .. } = self;
+        let [height, width] = self.size;
+        let dit = &self.networks.dit;
         println!(
             "{} on {}: {} of {} blocks of width {}, {} frames of {height}x{width}, {} tokens, weights {:?}{}",
-            preset.name,
+            self.name,
             args.backend,
             dit.layers,
-            preset.all_layers,
+            self.all_layers,
             dit.dim,
-            preset.frames,
-            preset.plan().tokens(),
-            preset.dtype,
+            self.frames,
+            self.plan().tokens(),
+            self.dtype,
             if args.whole_step { ", whole steps" } else { "" },
         );
         println!("fastest product of matrices, of random numbers: {:.3} TFLOP/s", ceiling / 1e12);
@@ -82,8 +75,8 @@ impl Report<'_> {
                 gigabytes(phase.peak),
             );
         }
-        if let Some(seconds) = measured.step_seconds(&preset.passes) {
-            println!("a step of `{}`, {}: {seconds:.2} s", args.algo, passes_in_words(&preset.passes));
+        if let Some(seconds) = measured.step_seconds(&self.passes) {
+            println!("a step of `{}`, {}: {seconds:.2} s", args.algo, passes_in_words(&self.passes));
         }
         if let Some(peak) = measured.whole.and_then(|whole| whole.peak) {
             println!("memory of a step: {:.2} GB ({memory})", peak as f64 / 1e9);
@@ -94,8 +87,7 @@ impl Report<'_> {
     }
 
     fn to_json(&self, measured: &Measurement, ceiling: Option<f64>) -> Value {
-        let preset = self.preset;
-        let args = preset.args;
+        let Self { args, .. } = self;
         let phase = |p: &Phase| {
             json!({
                 "name": p.name,
@@ -110,20 +102,20 @@ impl Report<'_> {
         };
         let name = |dtype: DType| format!("{dtype:?}").to_lowercase();
         let parameters: usize =
-            preset.networks.dit.weights().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
+            self.networks.dit.weights().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
         json!({
             "version": env!("CARGO_PKG_VERSION"),
-            "preset": preset.name,
+            "preset": self.name,
             "backend": args.backend,
-            "dtype": name(preset.dtype),
+            "dtype": name(self.dtype),
             "eight_bits": args.weights_dtype.map(|format| format!("{format:?}").to_lowercase()),
-            "vae": (!args.without_vae).then(|| name(args.vae_dtype.0)),
+            "vae": (!args.without_vae).then(|| name(args.vae_dtype)),
             "parameters": parameters,
-            "layers": preset.networks.dit.layers,
-            "all_layers": preset.all_layers,
-            "frames": preset.frames,
-            "size": preset.size,
-            "tokens": preset.plan().tokens(),
+            "layers": self.networks.dit.layers,
+            "all_layers": self.all_layers,
+            "frames": self.frames,
+            "size": self.size,
+            "tokens": self.plan().tokens(),
             "rounds": args.rounds,
             "rounds_done": measured.rounds,
             "complete": ceiling.is_some(),
@@ -135,8 +127,8 @@ impl Report<'_> {
             "matmul_flops_per_second": ceiling,
             "transformer_flops_per_second": measured.transformer_rate(),
             "phases": measured.phases.iter().map(phase).collect::<Vec<_>>(),
-            "flops": flops(preset),
-            "step_seconds": measured.step_seconds(&preset.passes),
+            "flops": flops(self),
+            "step_seconds": measured.step_seconds(&self.passes),
             "peak_bytes": measured.peak(),
         })
     }

@@ -10,7 +10,6 @@ pub const SIDE: usize = 112;
 /// Channels after each convolution.
 pub const WIDTHS: [usize; 5] = [3, 64, 128, 256, 512];
 
-/// The reward.
 pub struct Scorer {
     kernels: Vec<Burn<4>>,
     device: Device,

@@ -35,12 +35,10 @@ impl Findings {
         }
     }
 
-    /// Whether there was a problem.
     pub fn has_problems(&self) -> bool {
         self.problems > 0
     }
 
-    /// The next findings are about this.
     pub fn section(&mut self, name: &'static str) {
         self.section = name;
     }

@@ -11,7 +11,7 @@ use roll_train::config::{LoadedConfig, RunConfig};
 use roll_train::evaluation::Evaluator;
 use roll_train::progress::{counted, duration, overview_line};
 use roll_train::ranks;
-use roll_train::run_dir::{Existing, RunDir};
+use roll_train::run_dir::RunDir;
 use roll_train::trainer::Parts;
 
 use self::findings::Findings;
@@ -55,7 +55,7 @@ pub fn check(args: Check) -> Result<()> {
     found.good(names.map(|(word, name)| format!("{word}`{name}`")).concat());
     found.good(format!("backend `{}`", config.backend));
     if let Some(dir) = run.out.filter(|dir| dir.exists()) {
-        found.outcome(RunDir::would_create(&dir, Existing::Refuse).map(|()| format!("writes to {}", dir.display())));
+        found.outcome(RunDir::would_create(&dir).map(|()| format!("writes to {}", dir.display())));
     }
     if let Some(NotDemo::WrongModel(note) | NotDemo::MissingPart(note)) = why_not_demo {
         found.note(note);

@@ -14,7 +14,6 @@ pub use template::inline;
 use crate::args::{Config, ReferenceFormat};
 use crate::configuration::Configuration;
 
-/// Runs the command.
 pub fn config(args: Config) -> Result<()> {
     let steps = args.steps.map(|n| ("steps", n.to_string(), "--steps"));
     let configuration = Configuration::read(&args.config, steps.as_slice())?;

@@ -19,7 +19,6 @@ pub fn print(sections: &[Section]) {
     }
 }
 
-/// Prints one section for a terminal.
 pub fn print_section(section: &Section) {
     println!("{}", section.title());
     print_indented(2, &section.about);

@@ -46,7 +46,6 @@ struct Writer<'a> {
     text: &'a mut String,
 }
 
-/// The surroundings of a map.
 struct MapContext<'a> {
     key: &'a str,
     indent: usize,
@@ -54,7 +53,6 @@ struct MapContext<'a> {
     component: Option<ComponentAt<'a>>,
 }
 
-/// A component, and its key.
 #[derive(Clone, Copy)]
 struct ComponentAt<'a> {
     kind: Kind,

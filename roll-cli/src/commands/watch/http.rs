@@ -16,7 +16,6 @@ const ANSWER_TIME: Duration = Duration::from_secs(60);
 /// At most this many connections are served at a time; others get 503.
 const MAX_CONNECTIONS: usize = 32;
 
-/// The methods that are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     Get,
@@ -40,7 +39,6 @@ impl Request {
     }
 }
 
-/// An answer.
 #[derive(Debug)]
 pub struct Response {
     pub status: u16,
@@ -81,7 +79,6 @@ impl Response {
 /// The conditions of an answer.
 #[derive(Clone, Debug)]
 pub struct Access {
-    /// The port that is served.
     pub port: u16,
     /// The secret of the address.
     pub token: String,

@@ -254,13 +254,10 @@ fn groups(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Res
             to.put("algo.num_env_groups", Value::new(origin(&episodes).as_ref(), n / size));
             Ok(())
         }
-        None => Err(Error::bad_file(
-            path,
-            format!(
-                "`rollout_batch_size: {episodes}`: expected a multiple of train_env_manager.group_size, {size}{}",
-                place(&episodes)
-            ),
-        )),
+        None => {
+            let expected = format!("expected a multiple of train_env_manager.group_size, {size}{}", place(&episodes));
+            Err(Error::bad_file(path, format!("`rollout_batch_size: {episodes}`: {expected}")))
+        }
     }
 }
 

@@ -39,13 +39,11 @@ pub(super) fn translate(path: &Path, map: Map, ranks: usize) -> Result<(Map, Vec
         return agentic::translate(path, from);
     }
     if from.get(CONFIG_KWARGS).is_none() {
-        return Err(Error::bad_file(
-            path,
-            format!(
-                "a configuration of ROLL, but not of Reward-FL (there is no `{CONFIG_KWARGS}`) nor of its agentic \
-                 pipeline (`custom_envs`, `train_env_manager`); others are not read"
-            ),
-        ));
+        let problem = format!(
+            "a configuration of ROLL, but not of Reward-FL (there is no `{CONFIG_KWARGS}`) nor of its agentic pipeline \
+             (`custom_envs`, `train_env_manager`); others are not read"
+        );
+        return Err(Error::bad_file(path, problem));
     }
     let mut to = TranslatedTree::new();
     let mut notes = Vec::new();
@@ -132,12 +130,10 @@ fn limits(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Res
     }
     match from.get("resume_from_checkpoint") {
         None | Some(Value { kind: ValueKind::Boolean(false) | ValueKind::Nil, .. }) => Ok(()),
-        Some(resume) => Err(Error::bad_file(
-            path,
-            format!(
-                "`resume_from_checkpoint: {resume}`: go on with `roll run --resume RUN`, whose directory is named there"
-            ),
-        )),
+        Some(resume) => {
+            let remedy = "go on with `roll run --resume RUN`, whose directory is named there";
+            Err(Error::bad_file(path, format!("`resume_from_checkpoint: {resume}`: {remedy}")))
+        }
     }
 }
 
@@ -246,19 +242,12 @@ fn batch(
 /// The number of devices of the training, and the place of the list.
 fn devices(path: &Path, from: &mut ReferenceTree) -> Result<(u64, Option<String>)> {
     let key = "actor_train.device_mapping";
-    match from.take(key).filter(|mapping| mapping.kind != ValueKind::Nil) {
-        None => Ok((1, None)),
-        Some(mapping) => match count_devices(&mapping) {
-            Some(count) => Ok((count, origin(&mapping))),
-            None => Err(Error::bad_file(
-                path,
-                format!(
-                    "`{key}`: expected a list of devices such as list(range(0,8)), found {mapping}{}",
-                    place(&mapping)
-                ),
-            )),
-        },
-    }
+    let Some(mapping) = from.take(key).filter(|mapping| mapping.kind != ValueKind::Nil) else { return Ok((1, None)) };
+    let count = count_devices(&mapping).ok_or_else(|| {
+        let expected = "expected a list of devices such as list(range(0,8))";
+        Error::bad_file(path, format!("`{key}`: {expected}, found {mapping}{}", place(&mapping)))
+    })?;
+    Ok((count, origin(&mapping)))
 }
 
 /// The number of devices in `list(range(0,8))`, `[0,1]`, or sums of them.

@@ -73,7 +73,7 @@ fn code(text: String) -> Value {
 
 /// The values of `page.html`.
 fn page(files: &[RunFiles]) -> Result<Value> {
-    let mut budget = videos::Budget::default();
+    let mut budget = videos::BYTES;
     let clips = videos::clips(files, &mut budget)?;
     let runs = files.iter().map(|run| {
         Ok(context! {

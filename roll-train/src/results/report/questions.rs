@@ -19,24 +19,18 @@ const STEPS_AT_ENDS: usize = 8;
 /// Factor of growth of the gradient norm from which on the report calls it a problem.
 const MAX_GROWTH: f64 = 10.0;
 
-/// One question.
 pub struct Question {
-    /// The question itself.
     pub title: &'static str,
     /// Anchor in the page.
     pub id: &'static str,
     /// One per run.
     pub answers: Vec<Answer>,
-    /// The plots to look at.
     pub specs: Vec<PanelSpec>,
 }
 
-/// The answer for one run.
 #[derive(Serialize)]
 pub struct Answer {
-    /// The run's name.
     pub run: String,
-    /// Its judgement.
     pub mark: Mark,
     /// A sentence or two.
     pub text: String,
@@ -46,9 +40,7 @@ pub struct Answer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mark {
-    /// As wished.
     Good,
-    /// Needs attention.
     Attention,
     /// Not judged: too little was measured, or there is nothing to judge, as with the times.
     Open,
@@ -121,7 +113,7 @@ const CHECK: usize = 1;
 /// The change since before training of the scores at a position: [`REWARD`] or [`CHECK`].
 fn change(run: &RunFiles, position: usize) -> Option<(SetName, Change)> {
     let (before, after) = run.record.first_and_last_evaluation()?;
-    let set = [SetName::Unseen, SetName::Train].into_iter().find(|set| !evaluation::of(before, *set).is_empty())?;
+    let set = evaluation::judged_set(before)?;
     Some((set, evaluation::change(evaluation::of(before, set), evaluation::of(after, set), position)?))
 }
 

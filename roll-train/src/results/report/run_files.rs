@@ -15,11 +15,9 @@ use serde_json::{Map, Value};
 use crate::results::record::{self, Record};
 use crate::results::{headlines, read_optional_json};
 
-/// The files of one run.
 pub struct RunFiles {
     /// The directory's name.
     pub name: String,
-    /// The directory's path.
     pub path: PathBuf,
     /// `metrics.jsonl`.
     pub rows: Vec<Map<String, Value>>,
@@ -56,7 +54,6 @@ impl RunFiles {
         }
     }
 
-    /// Reads the run directory `path`.
     pub fn read(path: &Path) -> Result<Self> {
         let dir = RunDir::open(path)?;
         // The page is passed on, and the run may be another person's.
@@ -75,14 +72,13 @@ impl RunFiles {
         let newest =
             checkpoint::list(&dir.checkpoints())?.into_iter().rev().find_map(|(_, p)| Checkpoint::open(p).ok());
         Ok(Self {
-            name: directory_name(path),
-            path: path.to_path_buf(),
             settings: settings(&config),
             headlines: headlines::read(&dir)?,
             rows,
             config,
             summary: read_optional_json(&dir.summary_path(), "a JSON object")?,
             record: newest.map(|c| record::read_record(&c)).transpose()?.unwrap_or_default(),
+            ..Self::empty(path)
         })
     }
 

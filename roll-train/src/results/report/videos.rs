@@ -18,25 +18,17 @@ const CLIPS: usize = 8;
 /// The table shows at most this many moments besides reference and before.
 const MOMENTS: usize = 4;
 /// A page contains at most this many bytes of videos, and the paths of the others.
-const BYTES: u64 = 64 << 20;
+pub const BYTES: u64 = 64 << 20;
 /// Names of samples of training begin so; other names are of clips of `evaluation`.
 const TRAINING: &str = "sample-";
-
-/// Bytes of videos that still fit into the page.
-pub struct Budget(u64);
-
-impl Default for Budget {
-    fn default() -> Self {
-        Self(BYTES)
-    }
-}
 
 /// A heading, and the paths of videos by the names of their clips.
 type Column = (String, BTreeMap<String, PathBuf>);
 
 /// Clips of evaluations, of one run at several moments or of several runs at their ends: headings of the columns, rows
-/// of a name and a video per column, and the number of clips that are not shown.
-pub fn clips(runs: &[RunFiles], budget: &mut Budget) -> Result<Value> {
+/// of a name and a video per column, and the number of clips that are not shown. `budget`: the bytes of videos that
+/// still fit into the page.
+pub fn clips(runs: &[RunFiles], budget: &mut u64) -> Result<Value> {
     let columns = match runs {
         [run] => moments(run)?,
         runs => ends(runs)?,
@@ -64,7 +56,7 @@ fn prompt(runs: &[RunFiles], name: &str) -> Option<String> {
 }
 
 /// Sample videos that a run saved during training: two of each step, of some of the steps.
-pub fn training_samples(run: &RunFiles, budget: &mut Budget) -> Result<Vec<Value>> {
+pub fn training_samples(run: &RunFiles, budget: &mut u64) -> Result<Vec<Value>> {
     let mut steps = Vec::new();
     for (step, path) in step_folders(&run.path)? {
         steps.push((step, videos(&path, true)?));
@@ -166,11 +158,11 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// The path of a video, and its bytes as Base64 if they fit into the budget.
-fn video(path: &Path, budget: &mut Budget) -> Result<Value> {
+fn video(path: &Path, budget: &mut u64) -> Result<Value> {
     let size = std::fs::metadata(path).map_err(Error::file("read", path))?.len();
     let mut data = None;
-    if size <= budget.0 {
-        budget.0 -= size;
+    if size <= *budget {
+        *budget -= size;
         let bytes = files::read(path, BYTES).map_err(Error::file("read", path))?;
         // Base64 has no characters to escape but `/`, which would take five times the room.
         data = Some(Value::from_safe_string(STANDARD.encode(bytes)));

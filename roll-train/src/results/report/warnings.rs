@@ -8,7 +8,6 @@ use super::run_files::RunFiles;
 /// A warning names the fraction of pixels at the decoder's clamp if it is larger than this.
 const CLAMPED: f64 = 0.1;
 
-/// The warnings of a run.
 pub fn warnings(run: &RunFiles) -> Vec<String> {
     let mut warnings = Vec::new();
     warnings.extend(run.record.suspicion.iter().map(|suspicion| suspicion.text.clone()));
