@@ -13,9 +13,10 @@ use super::operator::{Kernels, Operator, Pullback, call};
 use crate::device::is_flex;
 
 /// The epilogue of a convolution: an activation that is applied to each sum `z`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Epilogue {
     /// The identity.
+    #[default]
     Nothing,
     /// `max(z, 0)`.
     Relu,

@@ -12,6 +12,7 @@ use rayon::prelude::*;
 use super::matrix::ViewMut;
 use super::parallel::{ELEMENT_COST, min_items_per_task};
 use super::tile::{KC, MR, NR, SUMS, accumulate};
+use crate::ops::tiled::ranges;
 
 /// Column block (NC in BLIS terms). Its packed panels, [`KC`] deep, take 144 KiB.
 const NC: usize = 128;
@@ -224,11 +225,6 @@ fn grown(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
         buffer.resize(length, 0.0);
     }
     &mut buffer[..length]
-}
-
-/// Divides `0..end` into ranges of `step`; the last may be shorter.
-fn ranges(end: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..end).step_by(step).map(move |first| first..end.min(first + step))
 }
 
 /// Rows that [`transpose`] takes.
