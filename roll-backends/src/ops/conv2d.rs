@@ -166,13 +166,10 @@ pub struct Conv2dCall<T> {
     pub bias: T,
     /// Slopes of PReLU, `[outputs]`; read for [`Epilogue::Slopes`] only.
     pub slopes: T,
-    /// The weights packed for the kernels.
     pub packed: Arc<Packed>,
-    /// Stride, dilation and groups.
     pub steps: Conv2dOptions,
     /// Zeros before and after rows and columns.
     pub padding: [(usize, usize); 2],
-    /// The epilogue.
     pub epilogue: Epilogue,
 }
 

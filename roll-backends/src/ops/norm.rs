@@ -188,11 +188,9 @@ pub(super) fn composed_backward<B: NormKernel>(
 /// The values of the forward pass that the backward pass needs.
 #[derive(Clone, Debug)]
 pub struct SavedNorm<T> {
-    /// The operand x.
     pub x: T,
     /// The gain, `[1, D]` or `[L, D]`.
     pub gain: T,
-    /// The moments of each row.
     pub moments: T,
     /// Whether the shift of a layer norm has one row; `None` for an RMS norm.
     pub layer: Option<SharedShift>,

@@ -123,17 +123,12 @@ pub fn forward(shape: AttentionShape, q: &[f32], k: &[f32], v: &[f32], out: &mut
 /// Operands and results of [`forward`], and the cotangent of its output.
 #[derive(Clone, Copy)]
 pub struct Saved<'a> {
-    /// Queries.
     pub q: &'a [f32],
-    /// Keys.
     pub k: &'a [f32],
-    /// Values.
     pub v: &'a [f32],
-    /// The result.
     pub out: &'a [f32],
     /// The softmax statistics, `[heads, queries]`.
     pub softmax: &'a [RowSoftmax],
-    /// Cotangent of the result.
     pub d_out: &'a [f32],
 }
 
@@ -334,7 +329,6 @@ vectorised! {
         }
     }
 
-    /// The dot product.
     fn dot<M>(a: &[f32], b: &[f32]) -> f32 {
         let mut lanes = [0.0; LANES];
         let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());

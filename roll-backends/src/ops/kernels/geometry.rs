@@ -9,9 +9,7 @@ use super::tile::NR;
 /// Sizes of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvShape {
-    /// Channels of the input.
     pub inputs: usize,
-    /// Channels of the output.
     pub outputs: usize,
     /// Frames, rows and columns of the input.
     pub size: [usize; 3],

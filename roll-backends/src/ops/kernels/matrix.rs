@@ -112,12 +112,10 @@ impl<'a> ViewMut<'a> {
         ViewMut { start, columns: columns.len(), owner: PhantomData, ..*self }
     }
 
-    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Returns one row.
     pub fn row(&mut self, i: usize) -> &mut [f32] {
         assert!(i < self.rows);
         // SAFETY: row `i` is inside the borrowed slice (`new` checks its size, splits stay inside it), and the borrow

@@ -47,9 +47,7 @@ pub trait Number: Copy + Send + Sync {
 pub struct RightMatrix<'a, N> {
     /// The elements, row-major.
     pub values: &'a [N],
-    /// Number of rows.
     pub outputs: usize,
-    /// Number of columns.
     pub inputs: usize,
 }
 

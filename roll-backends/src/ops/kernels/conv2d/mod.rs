@@ -29,9 +29,7 @@ pub use self::passes::Conv2dShape;
 pub enum Weights {
     /// `[channels, taps]`, not packed.
     Depthwise(Vec<f32>),
-    /// Packed for the micro-kernel.
     Tiles(PackedWeight),
-    /// Winograd-transformed.
     Winograd(Kernels),
 }
 
@@ -57,7 +55,6 @@ pub enum BackwardWeights {
     Tiles(Vec<PackedWeight>),
     /// Packed for non-overlapping windows.
     Patches(PackedWeight),
-    /// Winograd-transformed.
     Winograd(Kernels),
 }
 
@@ -140,7 +137,7 @@ fn fill(shape: Conv2dShape, x: &[f32], weights: &Weights, finish: Finish, y: &Sh
         Weights::Tiles(packed) => tiles::correlate(&call, &pass, packed),
         Weights::Winograd(kernels) => winograd::correlate(&call, shape.before.map(|before| before as isize), kernels),
         Weights::Depthwise(weight) if depthwise::fits(std::slice::from_ref(&pass), shape.size) => {
-            depthwise::correlate(&depthwise::Call::new(shape, x, weight, y, finish), vec![pass], shape.taps());
+            depthwise::correlate(&call, weight, None, vec![pass], shape.taps());
         }
         Weights::Depthwise(weight) => tiles::correlate(&call, &pass, &tiles::pack_forward(shape, weight)),
     }
@@ -204,14 +201,14 @@ fn depthwise_backward(
     shape: Conv2dShape,
     passes: Vec<Pass>,
     weight: &[f32],
-    pulled: Option<(KernelEpilogue, &[f32])>,
+    pulled: Option<depthwise::Pulled>,
     d_y: &[f32],
 ) -> Vec<f32> {
     // SAFETY: the passes together cover every input position, and every channel belongs to a task.
     unsafe {
         filled(shape.items * shape.inputs * shape.size[0] * shape.size[1], |d_x| {
-            let call = depthwise::Call::new(shape.swapped(), d_y, weight, d_x, Finish::default());
-            depthwise::correlate(&depthwise::Call { pulled, ..call }, passes, shape.taps());
+            let call = tiles::Call::new(shape.swapped(), d_y, d_x, Finish::default());
+            depthwise::correlate(&call, weight, pulled, passes, shape.taps());
         })
     }
 }

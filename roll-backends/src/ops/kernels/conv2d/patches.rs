@@ -26,7 +26,6 @@ fn product(shape: Conv2dShape) -> Conv2dShape {
     }
 }
 
-/// Packs the weights.
 pub fn pack(shape: Conv2dShape, weight: &[f32]) -> PackedWeight {
     let row = shape.inputs * shape.taps();
     PackedWeight::new([1, row, shape.outputs, 1], |_, at, output, _| weight[output * row + at])

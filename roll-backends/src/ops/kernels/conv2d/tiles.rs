@@ -89,7 +89,6 @@ impl<'a, 'p> Call<'a, 'p> {
     }
 }
 
-/// One task.
 struct Task {
     group: usize,
     positions: Range<usize>,
@@ -142,7 +141,6 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch { panel: Vec::new(), sums: Vec::new() }) };
 }
 
-/// Computes one pass.
 pub fn correlate(call: &Call, pass: &Pass, packed: &PackedWeight) {
     let (pass, read, written) = pass.clone().flat(call.read, call.written);
     let call = Call { read, written, ..*call };
@@ -264,7 +262,6 @@ pub fn store<M: MulAdd>(call: &Call, channel: usize, to: usize, values: &mut [f3
     unsafe { call.y.write(to, values) };
 }
 
-/// Packs the weights for the forward pass.
 pub fn pack_forward(shape: Conv2dShape, weight: &[f32]) -> PackedWeight {
     let (inputs, outputs, taps) = (shape.inputs / shape.groups, shape.outputs / shape.groups, shape.taps());
     PackedWeight::new([shape.groups, outputs, inputs, taps], |group, output, input, tap| {
