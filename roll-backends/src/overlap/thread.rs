@@ -12,7 +12,6 @@ use crate::sync::lock;
 /// Number of queued values above which [`Queue::push`] blocks. A single contribution is always accepted, however large.
 const CAPACITY: usize = 1 << 24;
 
-/// A queued request.
 pub(super) struct QueuedRequest {
     pub(super) request: Request,
     pub(super) contribution: Vec<f32>,

@@ -144,7 +144,6 @@ impl ZeroOptions {
         Ok(())
     }
 
-    /// The location of the optimizer state.
     pub(super) fn optimizer_location(&self) -> OptimizerLocation {
         match self.offload_optimizer.device {
             OffloadDevice::None => self.optimizer_on,
