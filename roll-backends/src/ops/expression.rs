@@ -119,7 +119,7 @@ impl<B: Backend> Expression<B> {
     }
 }
 
-/// Implements operators by the functions of [`Backend`] for two tensors and, if there is one, for a tensor and a number.
+/// Implements operators by the functions of [`Backend`] for two tensors and, if named, for a tensor and a number.
 macro_rules! operators {
     ($($operator:ident $method:ident $tensors:ident $($number:ident)?;)*) => {$(
         impl<B: Backend> $operator for Expression<B> {

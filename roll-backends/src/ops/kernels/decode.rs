@@ -9,8 +9,8 @@ use super::row_products::dots;
 use super::simd::vectorised;
 use crate::ops::DecodeCall;
 
-/// Attention of row i of `q` over the rows `key_ranges[i]` of `prompts` and `tails` (keys and values), in this order, with
-/// heads of `width` numbers. A row's bits do not depend on the other rows.
+/// Attention of row i of `q` over the rows `key_ranges[i]` of `prompts` and `tails` (keys and values), in this order.
+/// Heads have `width` numbers. A row's bits do not depend on the other rows.
 pub fn attend(
     call: &DecodeCall,
     width: usize,

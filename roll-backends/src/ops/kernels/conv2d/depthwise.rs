@@ -28,7 +28,7 @@ pub fn fits(passes: &[Pass], read: [usize; 2]) -> bool {
     numbers.is_some_and(|numbers| numbers <= (1 << 16) + 16 * read[0] * read[1])
 }
 
-/// The epilogue of the outputs whose cotangent is read, and the tensor that its pullback needs ([`KernelEpilogue::pull`]).
+/// The epilogue of the outputs whose cotangent is read, and the tensor that [`KernelEpilogue::pull`] needs.
 pub type Pulled<'a> = (KernelEpilogue<'a>, &'a [f32]);
 
 /// A pass with the offsets at which its taps read in the copy of a plane.
@@ -91,8 +91,8 @@ impl PlaneLayout {
     }
 }
 
-/// Computes `passes`, which must have the same read step, with a weight `[channels, taps]`. If `pulled`, `call.x` is the
-/// cotangent of outputs, and the epilogue is pulled back first.
+/// Computes `passes`, which must have the same read step, with a weight `[channels, taps]`. If `pulled` is given,
+/// `call.x` is the cotangent of outputs, and the epilogue is pulled back first.
 pub fn correlate(call: &Call, weight: &[f32], pulled: Option<Pulled>, passes: Vec<Pass>, taps: usize) {
     let layout = PlaneLayout::of(&passes, call.read[1]);
     let passes: Vec<OffsetPass> = passes.into_iter().map(|pass| layout.with_offsets(pass)).collect();

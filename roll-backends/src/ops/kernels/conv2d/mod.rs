@@ -149,7 +149,9 @@ pub fn backward(shape: Conv2dShape, weights: &BackwardWeights, d_sums: &[f32]) -
         BackwardWeights::Depthwise(weight) => {
             let passes = shape.backward();
             match depthwise::fits(&passes, shape.output) {
-                true => depthwise_backward(shape, passes, weight, None, d_sums),
+                true => gradient(shape, d_sums, |call| {
+                    depthwise::correlate(call, weight, None, passes, shape.taps());
+                }),
                 false => backward(shape, &BackwardWeights::general(shape, weight), d_sums),
             }
         }
@@ -168,11 +170,12 @@ pub fn backward(shape: Conv2dShape, weights: &BackwardWeights, d_sums: &[f32]) -
 }
 
 /// Runs `convolve`, which must write every position of every channel, to get the gradient of x.
-fn gradient(shape: Conv2dShape, d_sums: &[f32], convolve: impl FnOnce(&tiles::Call)) -> Vec<f32> {
-    // SAFETY: `convolve` is one of two closures in this file, and both write every element.
+fn gradient(shape: Conv2dShape, cotangent: &[f32], convolve: impl FnOnce(&tiles::Call)) -> Vec<f32> {
+    // SAFETY: `convolve` is one of the closures in this file, which write every element: their passes together cover
+    // every input position, and every channel belongs to a task.
     unsafe {
         filled(shape.items * shape.inputs * shape.size[0] * shape.size[1], |d_x| {
-            convolve(&tiles::Call::new(shape.swapped(), d_sums, d_x, Finish::default()));
+            convolve(&tiles::Call::new(shape.swapped(), cotangent, d_x, Finish::default()));
         })
     }
 }
@@ -188,29 +191,13 @@ pub fn backward_fused(
     if let BackwardWeights::Depthwise(weight) = weights {
         let passes = shape.backward();
         if depthwise::fits(&passes, shape.output) {
-            return depthwise_backward(shape, passes, weight, Some((epilogue, saved)), d_y);
+            return gradient(shape, d_y, |call| {
+                depthwise::correlate(call, weight, Some((epilogue, saved)), passes, shape.taps());
+            });
         }
     }
     let plane = shape.output[0] * shape.output[1];
     backward(shape, weights, &pull(shape.outputs, plane, epilogue, saved, d_y))
-}
-
-/// The gradient of x of a depthwise convolution. `d_y` is the gradient of the sums, or of the result if `pulled` has
-/// the epilogue and the tensor that it saved.
-fn depthwise_backward(
-    shape: Conv2dShape,
-    passes: Vec<Pass>,
-    weight: &[f32],
-    pulled: Option<depthwise::Pulled>,
-    d_y: &[f32],
-) -> Vec<f32> {
-    // SAFETY: the passes together cover every input position, and every channel belongs to a task.
-    unsafe {
-        filled(shape.items * shape.inputs * shape.size[0] * shape.size[1], |d_x| {
-            let call = tiles::Call::new(shape.swapped(), d_y, d_x, Finish::default());
-            depthwise::correlate(&call, weight, pulled, passes, shape.taps());
-        })
-    }
 }
 
 /// Returns the gradient of the sums, given the gradient of the result, for `channels` channels of `plane` positions.
