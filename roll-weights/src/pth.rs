@@ -54,7 +54,6 @@ pub(crate) fn open(path: &Path) -> Result<(PytorchReader, BTreeMap<String, Tenso
     Ok((reader, tensors))
 }
 
-/// Reads the bytes of the tensor `name`.
 pub(crate) fn read(reader: &PytorchReader, path: &Path, name: &str) -> Result<Vec<u8>, WeightsError> {
     let tensor = reader.get(name).ok_or_else(|| WeightsError::missing(path, name))?;
     tensor.read().map_err(|e| WeightsError::pickle(path, e))

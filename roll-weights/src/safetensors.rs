@@ -83,7 +83,6 @@ impl SafetensorsFile {
         Ok((Self { map: Arc::new(map), file }, parsed))
     }
 
-    /// Returns a part of the map.
     pub fn slice(&self, range: Range<usize>) -> MapSlice {
         MapSlice { map: self.map.clone(), range }
     }
@@ -233,7 +232,6 @@ pub(crate) fn supported(name: &str) -> Option<DType> {
     ALL.into_iter().find(|dtype| dtype_name(*dtype) == name)
 }
 
-/// Name of a dtype in a header.
 pub(crate) fn dtype_name(dtype: DType) -> String {
     dtype.to_string().to_uppercase()
 }

@@ -1,6 +1,6 @@
 //! 3-d convolution over time and space.
 
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
+use burn::backend::{Backend, tensor::FloatTensor as Floats};
 use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Tensor, module};
 

@@ -39,9 +39,7 @@ struct QueueState {
     queued: VecDeque<QueuedRequest>,
     /// Number of values in the contributions of queued requests and of the one in progress.
     values: usize,
-    /// Whether a request is in progress.
     working: bool,
-    /// Whether the thread was started.
     started: bool,
     /// The first error that has not been reported.
     failed: Option<Error>,

@@ -43,9 +43,7 @@ struct Shared {
 }
 
 enum ParameterStorage {
-    /// All values, on the device.
     Replicated(Mutex<Arc<Vec<Tensor<1>>>>),
-    /// Sharded over the ranks.
     Sharded(Arc<ShardedParameters>),
 }
 

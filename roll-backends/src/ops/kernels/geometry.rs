@@ -47,7 +47,6 @@ pub struct Padded {
 }
 
 impl Padded {
-    /// Pads the input of a convolution.
     pub fn input(shape: ConvShape, x: &[f32]) -> Self {
         let size = std::array::from_fn(|i| shape.size[i] + 2 * shape.padding[i]);
         Self::new(x, shape.inputs, shape.size, shape.padding, size)

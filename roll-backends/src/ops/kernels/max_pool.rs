@@ -15,7 +15,6 @@ pub struct MaxPoolShape {
     pub planes: usize,
     /// Rows and columns of the input.
     pub size: [usize; 2],
-    /// Rows and columns of the output.
     pub output: [usize; 2],
 }
 

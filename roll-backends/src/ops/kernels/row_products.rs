@@ -48,7 +48,6 @@ pub struct Codes<'a> {
     pub values: &'a [u8],
     /// The f32 value of each of the 256 codes.
     pub table: &'a [f32],
-    /// The scale of each row.
     pub scales: &'a [f32],
     /// Length of a row.
     pub inputs: usize,

@@ -97,7 +97,6 @@ fn avx512(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
     }
 }
 
-/// The portable micro-kernel.
 #[cfg_attr(target_arch = "x86_64", inline(never))]
 pub fn portable<M: MulAdd>(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
     let mut all = [[0.0f32; NR]; MR];

@@ -175,7 +175,6 @@ impl ZeroOptions {
         }
     }
 
-    /// Maximum number of elements of a bucket.
     pub(super) fn bucket_size(&self) -> usize {
         self.reduce_bucket_size.min(self.allgather_bucket_size).min(self.sub_group_size)
     }

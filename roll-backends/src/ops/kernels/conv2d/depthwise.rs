@@ -161,7 +161,6 @@ vectorised! {
         }
     }
 
-    /// Computes a pass over one plane.
     fn compute_pass<M>(
         call: &Call, layout: &PlaneLayout, pass: &OffsetPass, plane: usize, weight: &[f32], scratch: &mut Scratch,
     ) {

@@ -11,7 +11,6 @@ pub struct KernelEpilogue<'a> {
 }
 
 impl KernelEpilogue<'_> {
-    /// Applies the activation to values of channel `channel`.
     #[inline(always)]
     pub fn apply<M: MulAdd>(self, channel: usize, values: &mut [f32]) {
         match self.kind {

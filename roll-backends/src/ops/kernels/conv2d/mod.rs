@@ -13,7 +13,6 @@ mod winograd;
 
 use rayon::prelude::*;
 
-use self::passes::Pass;
 use self::shared_output::{SharedOutput, filled};
 use self::tiles::PackedWeight;
 use crate::ops::kernels::simd::vectorised;
@@ -78,7 +77,6 @@ impl BackwardWeights {
 pub struct Outputs {
     /// `[items, outputs, rows, columns]`.
     pub y: Vec<f32>,
-    /// Sums of the same shape.
     pub sums: Option<Vec<f32>>,
 }
 
@@ -118,7 +116,6 @@ pub struct Finish<'a, 'p> {
     added: Option<&'a [f32]>,
     /// Where the sum is written, if anywhere.
     sums: Option<&'a SharedOutput<'p>>,
-    /// The activation of the output.
     epilogue: KernelEpilogue<'a>,
 }
 

@@ -10,13 +10,11 @@ pub struct Conv2dShape {
     pub groups: usize,
     /// Rows and columns of the input.
     pub size: [usize; 2],
-    /// Rows and columns of the kernel.
     pub kernel: [usize; 2],
     pub stride: [usize; 2],
     pub dilation: [usize; 2],
     /// Zero padding before each axis.
     pub before: [usize; 2],
-    /// Rows and columns of the output.
     pub output: [usize; 2],
 }
 

@@ -82,7 +82,6 @@ pub struct Call<'a, 'p> {
 }
 
 impl<'a, 'p> Call<'a, 'p> {
-    /// The call that computes `y` from `x`.
     pub fn new(shape: Conv2dShape, x: &'a [f32], y: &'a SharedOutput<'p>, finish: Finish<'a, 'p>) -> Self {
         let Conv2dShape { items, groups, inputs, size: read, outputs, output: written, .. } = shape;
         Self { items, groups, x, inputs, read, y, outputs, written, finish }
@@ -196,7 +195,6 @@ pub struct OutputRun {
     step: usize,
 }
 
-/// The output runs of each column of a task.
 fn output_runs(call: &Call, pass: &Pass, task: &Task) -> Lists<OutputRun> {
     let plane = call.written[0] * call.written[1];
     let in_order = pass.write_step == [1; 2] && pass.grid == call.written;
