@@ -57,8 +57,8 @@ impl Checkpoint {
         let Some(Codes { kind, codes, scales, shape }) = self.codes(key)? else { return Ok(None) };
         let rows = shape.first().copied().unwrap_or(1);
         let columns = codes.len() / rows.max(1);
-        let tensor =
-            ScaledRows::new(kind, codes, scales, [rows, columns]).and_then(|it| Tensor::new(it.decode(), shape));
+        let tensor = ScaledRows::new(kind, codes, scales, [rows, columns])
+            .and_then(|matrix| Tensor::new(matrix.decode(), shape));
         tensor.map(Some).map_err(|e| WeightsError::tensor(self.path(), key, e))
     }
 
