@@ -10,7 +10,8 @@
 //! - `faces` (feature `onnx`): a face detector and an embedder as ONNX files.
 //!
 //! A test that cannot run on this machine reports it by [`skip!`], and fails if `ROLL_REQUIRE` lists the missing
-//! capability. [`messages::check`] compares the wording of a message. `ROLL_TEST_BACKENDS` selects the backends of tests that run on several ([`is_tested`]).
+//! capability. [`messages::check`] compares the wording of a message. `ROLL_TEST_BACKENDS` selects the backends of tests
+//! that run on several ([`is_tested`]).
 //!
 //! The crate is for `[dev-dependencies]` only; it depends on `roll-core` and on no other crate of roll. Start reading
 //! at [`diffusion`].
@@ -36,12 +37,14 @@
 //!         let reward = context.reward.as_deref_mut().expect("this test has one");
 //!         for sample in context.samples {
 //!             let model = context.model.as_diffusion().expect("checked");
-//!             let input = ConditionInput { prompt: sample.prompt.clone(), frames: 2, size: [1, 2],
-//!             ..Default::default() }; let conditioning = model.encode(&input)?;
+//!             let prompt = sample.prompt.clone();
+//!             let input = ConditionInput { prompt, frames: 2, size: [1, 2], ..Default::default() };
+//!             let conditioning = model.encode(&input)?;
 //!             // From noise to data in one step: x - v.
 //!             let x = context.noise.latents(0, sample.index, &conditioning.latent_shape)?;
-//!             let (v, pull_velocity) = model.velocity(&x, Timestep(1000.0), &conditioning, Adapter::On,
-//!             Grad::Record)?; let latents: Vec<f32> = x.f32s()?.iter().zip(v.f32s()?).map(|(x, v)| x - v).collect();
+//!             let (v, pull_velocity) =
+//!                 model.velocity(&x, Timestep(1000.0), &conditioning, Adapter::On, Grad::Record)?;
+//!             let latents: Vec<f32> = x.f32s()?.iter().zip(v.f32s()?).map(|(x, v)| x - v).collect();
 //!             let (frames, pull_decode) = model.decode(&Tensor::new(latents, x.shape())?, Grad::Record)?;
 //!
 //!             let target = reward.prepare(sample.clip()?)?;

@@ -9,8 +9,7 @@ use roll_external::files;
 use serde::Deserialize;
 
 use crate::error::WeightsError;
-use crate::file::WeightFile;
-use crate::info::TensorInfo;
+use crate::file::{TensorInfo, WeightFile};
 
 /// The weights of one network: names, shapes and dtypes are known, tensors are read on demand. A clone shares the open
 /// files.
@@ -237,7 +236,6 @@ impl Checkpoint {
         Some((self.files.get(*file)?, stored))
     }
 
-    /// The files.
     pub(crate) fn files(&self) -> impl Iterator<Item = &WeightFile> {
         self.files.iter().map(|file| &**file)
     }

@@ -55,12 +55,11 @@ impl Checkpoint {
     /// Reads the weight `key` as f32 if its file has it in eight bits; returns `None` otherwise.
     pub(crate) fn dequantised(&self, key: &str) -> Result<Option<Tensor>, WeightsError> {
         let Some(Codes { kind, codes, scales, shape }) = self.codes(key)? else { return Ok(None) };
-        let (table, row) = (kind.table(), codes.len() / scales.len().max(1));
-        let mut values = Vec::with_capacity(codes.len());
-        for (row, scale) in codes.chunks(row.max(1)).zip(&scales) {
-            values.extend(row.iter().map(|code| table[usize::from(*code)] * scale));
-        }
-        Tensor::new(values, shape).map(Some).map_err(|e| WeightsError::tensor(self.path(), key, e))
+        let rows = shape.first().copied().unwrap_or(1);
+        let columns = codes.len() / rows.max(1);
+        let tensor = ScaledRows::new(kind, codes, scales, [rows, columns])
+            .and_then(|matrix| Tensor::new(matrix.decode(), shape));
+        tensor.map(Some).map_err(|e| WeightsError::tensor(self.path(), key, e))
     }
 
     fn codes(&self, key: &str) -> Result<Option<Codes>, WeightsError> {

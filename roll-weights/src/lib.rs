@@ -36,11 +36,9 @@ mod checkpoint;
 mod eight_bits;
 mod error;
 mod file;
-mod info;
 mod pth;
 mod rewrite;
 mod safetensors;
-mod save;
 mod writer;
 
 #[cfg(test)]
@@ -51,12 +49,10 @@ use std::path::PathBuf;
 pub use checkpoint::{ChangeOnRead, Checkpoint};
 pub use eight_bits::is_auxiliary;
 pub use error::WeightsError;
-pub use file::WeightFile;
-pub use info::TensorInfo;
+pub use file::{TensorInfo, WeightFile};
 pub use rewrite::{Change, Outputs, rewrite};
 pub use safetensors::parse_safetensors;
-pub use save::save_safetensors;
-pub use writer::{SafetensorsWriter, TensorEntry};
+pub use writer::{SafetensorsWriter, TensorEntry, save_safetensors};
 
 /// Directory of a checkpoint with the adapters that the evaluations of its run use, if they are not those in training.
 /// Where a checkpoint is used as an adapter, these come first.

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use pytorch_reader::{PickleValue, PytorchError, PytorchReader};
-use roll_core::DType;
 
 use crate::error::WeightsError;
-use crate::info::TensorInfo;
+use crate::file::TensorInfo;
+use crate::safetensors::supported;
 
 /// Python objects in plain state dictionaries that carry no code.
 const HARMLESS: &[&str] = &[
@@ -54,26 +54,19 @@ pub(crate) fn open(path: &Path) -> Result<(PytorchReader, BTreeMap<String, Tenso
     Ok((reader, tensors))
 }
 
-/// Reads the bytes of the tensor `name`.
 pub(crate) fn read(reader: &PytorchReader, path: &Path, name: &str) -> Result<Vec<u8>, WeightsError> {
     let tensor = reader.get(name).ok_or_else(|| WeightsError::missing(path, name))?;
     tensor.read().map_err(|e| WeightsError::pickle(path, e))
 }
 
 fn info(tensor: &pytorch_reader::Tensor) -> TensorInfo {
-    use pytorch_reader::DType as P;
-    let dtype = match tensor.dtype() {
-        P::F32 => Some(DType::F32),
-        P::BF16 => Some(DType::Bf16),
-        P::F16 => Some(DType::F16),
-        P::I64 => Some(DType::I64),
-        P::I32 => Some(DType::I32),
-        P::U8 => Some(DType::U8),
-        P::Bool => Some(DType::Bool),
-        P::F64 | P::I16 | P::I8 | P::U64 | P::U32 | P::U16 => None,
-    };
-    let stored = format!("{:?}", tensor.dtype()).to_lowercase();
-    TensorInfo { dtype, stored, shape: tensor.shape().to_vec(), range: 0..0 }
+    let stored = format!("{:?}", tensor.dtype());
+    TensorInfo {
+        dtype: supported(&stored.to_uppercase()),
+        stored: stored.to_lowercase(),
+        shape: tensor.shape().to_vec(),
+        range: 0..0,
+    }
 }
 
 fn broken(path: &Path, e: PytorchError) -> WeightsError {

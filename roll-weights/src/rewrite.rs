@@ -28,7 +28,6 @@ pub trait Change<E> {
     fn apply(&mut self, key: &str, rows: Range<usize>, values: &mut [f32]) -> Result<(), E>;
 }
 
-/// Changes nothing.
 impl<E> Change<E> for () {
     fn touches(&self, _: &str) -> bool {
         false
@@ -273,7 +272,7 @@ fn entry(source: &Checkpoint, key: &str, dtype: Option<DType>) -> Result<TensorE
     let (name, bytes, alignment) = match (info.dtype, source.stored_bytes(key)) {
         (Some(from), _) => {
             let to = target(from, dtype);
-            (dtype_name(to).to_string(), (elements * to.size()) as u64, to.size())
+            (dtype_name(to), (elements * to.size()) as u64, to.size())
         }
         // Copied byte for byte, whatever the dtype is.
         (None, Some(bytes)) => (info.stored.to_uppercase(), bytes as u64, bytes / elements.max(1)),

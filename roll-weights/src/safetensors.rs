@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 
 use crate::error::WeightsError;
-use crate::info::TensorInfo;
+use crate::file::TensorInfo;
 
 /// Longest header in bytes: the format's own limit. A header is parsed into memory, so its length must be bounded.
 pub(crate) const MAX_HEADER: u64 = 100_000_000;
@@ -83,7 +83,6 @@ impl SafetensorsFile {
         Ok((Self { map: Arc::new(map), file }, parsed))
     }
 
-    /// Returns a part of the map.
     pub fn slice(&self, range: Range<usize>) -> MapSlice {
         MapSlice { map: self.map.clone(), range }
     }
@@ -227,30 +226,14 @@ fn locate(
     }
 }
 
-fn supported(name: &str) -> Option<DType> {
-    Some(match name {
-        "F32" => DType::F32,
-        "BF16" => DType::Bf16,
-        "F16" => DType::F16,
-        "I64" => DType::I64,
-        "I32" => DType::I32,
-        "U8" => DType::U8,
-        "BOOL" => DType::Bool,
-        _ => return None,
-    })
+/// The dtype with this name in a header; `None` if it is not supported.
+pub(crate) fn supported(name: &str) -> Option<DType> {
+    const ALL: [DType; 7] = [DType::F32, DType::Bf16, DType::F16, DType::I64, DType::I32, DType::U8, DType::Bool];
+    ALL.into_iter().find(|dtype| dtype_name(*dtype) == name)
 }
 
-/// Name of a dtype in a header.
-pub(crate) fn dtype_name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F32 => "F32",
-        DType::Bf16 => "BF16",
-        DType::F16 => "F16",
-        DType::I64 => "I64",
-        DType::I32 => "I32",
-        DType::U8 => "U8",
-        DType::Bool => "BOOL",
-    }
+pub(crate) fn dtype_name(dtype: DType) -> String {
+    dtype.to_string().to_uppercase()
 }
 
 /// Size of an element in bits. `None` for dtypes newer than this list, whose size cannot be checked.

@@ -1,14 +1,49 @@
-//! Writes safetensors piece by piece, so that no tensor needs to be whole in memory.
+//! Writes safetensors: tensors in memory, or piece by piece, so that no tensor needs to be whole in memory.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use roll_core::{StateDict, Tensor, header};
 use roll_external::files;
 use serde_json::{Map, Value, json};
 
 use crate::error::WeightsError;
+use crate::safetensors::dtype_name;
+
+/// Writes `state` to `path` atomically: to a temporary file in the same directory, which is synced and renamed over
+/// `path`. Readers that have the old file mapped keep the old contents. The same input produces the same bytes.
+///
+/// Fails if the parent directory is missing. `metadata` becomes the `__metadata__` of the format (strings), together
+/// with the metadata that `state` carries ([`roll_core::header`]).
+pub fn save_safetensors(
+    path: impl AsRef<Path>,
+    state: &StateDict,
+    metadata: &BTreeMap<String, String>,
+) -> Result<(), WeightsError> {
+    let mut metadata = metadata.clone();
+    if let Some(words) = state.get(header::KEY).and_then(|entry| header::read(entry).ok()) {
+        metadata.extend(words.into_iter().filter(|(word, _)| !word.starts_with(header::BESIDE)));
+    }
+    let tensors = state.iter().filter(|(name, _)| *name != header::KEY);
+    let entries = tensors.map(|(name, tensor)| entry(name, tensor)).collect();
+    let mut writer = SafetensorsWriter::create(path, entries, &metadata)?;
+    for TensorEntry { name, .. } in writer.order().to_vec() {
+        writer.write(&name, state[&name].as_bytes())?;
+    }
+    writer.finish()
+}
+
+fn entry(name: &str, tensor: &Tensor) -> TensorEntry {
+    TensorEntry {
+        name: name.into(),
+        dtype: dtype_name(tensor.dtype()),
+        shape: tensor.shape().to_vec(),
+        bytes: tensor.as_bytes().len() as u64,
+        alignment: tensor.dtype().size(),
+    }
+}
 
 /// A tensor of the file to write.
 #[derive(Clone, Debug, PartialEq, Eq)]

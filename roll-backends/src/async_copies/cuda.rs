@@ -4,15 +4,11 @@
 //! looked up in this process and never loaded again: libtorch's CUDA library needs it, and a second copy must not
 //! exist.
 
-#[cfg(target_os = "linux")]
-use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use libloading::Library;
 
-#[cfg(target_os = "linux")]
-use super::pages::Pages;
 use super::{CopyStreams, Runtime, RuntimeError, Stream};
 use crate::library::{functions, text};
 use crate::sync::lock;
@@ -27,7 +23,7 @@ const TO_HOST: c_int = 2;
 const NON_BLOCKING: c_uint = 1;
 /// `cudaEventDisableTiming`.
 const WITHOUT_TIMING: c_uint = 2;
-/// `cudaHostAllocDefault`, `cudaHostRegisterDefault`.
+/// `cudaHostAllocDefault`.
 const DEFAULT: c_uint = 0;
 
 functions! {
@@ -44,8 +40,6 @@ functions! {
         memcpy_async: "cudaMemcpyAsync" (*mut c_void, *const c_void, usize, c_int, Handle) -> c_int,
         host_alloc: "cudaHostAlloc" (*mut *mut c_void, usize, c_uint) -> c_int,
         free_host: "cudaFreeHost" (*mut c_void) -> c_int,
-        host_register: "cudaHostRegister" (*mut c_void, usize, c_uint) -> c_int,
-        host_unregister: "cudaHostUnregister" (*mut c_void) -> c_int,
         get_last_error: "cudaGetLastError" () -> c_int,
         get_error_string: "cudaGetErrorString" (c_int) -> *const c_char,
     }
@@ -57,9 +51,6 @@ pub(crate) struct Cuda {
     device: c_int,
     to_host: usize,
     to_device: usize,
-    /// Memory that was page-locked after its allocation (not by `cudaHostAlloc`), by address.
-    #[cfg(target_os = "linux")]
-    locked: Mutex<HashMap<usize, Pages>>,
 }
 
 /// `cudaEvent_t`.
@@ -130,14 +121,7 @@ impl Cuda {
         let unusable = |reason| RuntimeError { call: "looking for the CUDA runtime", reason };
         let functions = Functions::of_process().map_err(unusable)?;
         let device = c_int::try_from(device).map_err(|e| unusable(e.to_string()))?;
-        let mut cuda = Self {
-            functions,
-            device,
-            to_host: 0,
-            to_device: 0,
-            #[cfg(target_os = "linux")]
-            locked: Mutex::default(),
-        };
+        let mut cuda = Self { functions, device, to_host: 0, to_device: 0 };
         [cuda.to_host, cuda.to_device] = cuda.on_device(|| {
             let mut streams: [Handle; 2] = [std::ptr::null_mut(); 2];
             for stream in &mut streams {
@@ -167,32 +151,6 @@ impl Cuda {
     fn set_device(&self, device: c_int) -> Result<(), RuntimeError> {
         // SAFETY: takes any number.
         self.functions.check("cudaSetDevice", unsafe { (self.functions.set_device)(device) })
-    }
-
-    /// Allocates memory and page-locks it; `None` if that fails.
-    #[cfg(target_os = "linux")]
-    fn lock_pages(&self, bytes: usize) -> Option<usize> {
-        let pages = Pages::new(bytes)?;
-        let at = pages.address();
-        let pointer = std::ptr::with_exposed_provenance_mut(at);
-        // SAFETY: the memory is alive, and is kept until it is unlocked.
-        let code = unsafe { (self.functions.host_register)(pointer, pages.size(), DEFAULT) };
-        self.functions.check("cudaHostRegister", code).ok()?;
-        lock(&self.locked).insert(at, pages);
-        Some(at)
-    }
-
-    /// Unlocks and frees memory of [`Cuda::lock_pages`]; returns false for any other address.
-    #[cfg(target_os = "linux")]
-    fn unlock_pages(&self, at: usize) -> bool {
-        let Some(pages) = lock(&self.locked).remove(&at) else { return false };
-        // SAFETY: the memory is page-locked, and no copy uses it.
-        let code = unsafe { (self.functions.host_unregister)(std::ptr::with_exposed_provenance_mut(at)) };
-        if let Err(failed) = self.functions.check("cudaHostUnregister", code) {
-            tracing::warn!("memory could not be unlocked and is leaked: {failed}");
-            std::mem::forget(pages);
-        }
-        true
     }
 
     fn handle(&self, stream: Stream) -> Handle {
@@ -270,12 +228,6 @@ impl Runtime for Cuda {
 
     fn pin(&self, bytes: usize) -> Result<usize, RuntimeError> {
         self.on_device(|| {
-            #[cfg(target_os = "linux")]
-            if bytes >= REGISTERED_FROM
-                && let Some(at) = self.lock_pages(bytes)
-            {
-                return Ok(at);
-            }
             let mut at: *mut c_void = std::ptr::null_mut();
             // SAFETY: writes an address.
             let code = unsafe { (self.functions.host_alloc)(&mut at, bytes, DEFAULT) };
@@ -285,10 +237,6 @@ impl Runtime for Cuda {
     }
 
     unsafe fn unpin(&self, at: usize, _: usize) {
-        #[cfg(target_os = "linux")]
-        if self.unlock_pages(at) {
-            return;
-        }
         // SAFETY: as the caller promises.
         let code = unsafe { (self.functions.free_host)(std::ptr::with_exposed_provenance_mut(at)) };
         if let Err(failed) = self.functions.check("cudaFreeHost", code) {
@@ -296,11 +244,6 @@ impl Runtime for Cuda {
         }
     }
 }
-
-/// Size from which several threads allocate the memory ([`Pages`]) before it is page-locked: `cudaHostAlloc` uses one
-/// thread.
-#[cfg(target_os = "linux")]
-const REGISTERED_FROM: usize = 1 << 22;
 
 /// Bytes that may be pinned beyond the pool's peak use, so that the pieces in which parameters are copied do not evict
 /// the buffers of offloaded segment inputs.

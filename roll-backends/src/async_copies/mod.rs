@@ -36,8 +36,6 @@
 
 #[cfg(feature = "libtorch")]
 mod cuda;
-#[cfg(target_os = "linux")]
-mod pages;
 mod pool;
 mod runtime;
 #[cfg(test)]

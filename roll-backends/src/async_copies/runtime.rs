@@ -11,7 +11,6 @@ pub(crate) enum Stream {
     ToDevice,
 }
 
-/// A failed call of the runtime.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {reason}")]
 pub(crate) struct RuntimeError {

@@ -55,10 +55,8 @@ impl Backend {
     /// The cargo feature that compiles the backend.
     pub fn feature(self) -> &'static str {
         match self {
-            Self::Flex => "flex",
-            Self::LibTorch | Self::LibTorchCuda => "libtorch",
-            Self::Cuda => "cuda",
-            Self::Wgpu => "wgpu",
+            Self::LibTorchCuda => Self::LibTorch.name(),
+            _ => self.name(),
         }
     }
 
@@ -126,7 +124,6 @@ impl fmt::Display for Backend {
     }
 }
 
-/// Names of the backends for which `include` returns true.
 fn names(include: impl Fn(Backend) -> bool) -> String {
     let names: Vec<_> = Backend::ALL.into_iter().filter(|b| include(*b)).map(Backend::name).collect();
     names.join(", ")

@@ -37,7 +37,6 @@ const NCCL: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 const CUDART: [&str; 4] = ["libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"];
 
 functions! {
-    /// Functions of NCCL.
     Nccl {
         get_unique_id: "ncclGetUniqueId" (*mut UniqueId) -> c_int,
         comm_init_rank: "ncclCommInitRank" (*mut Handle, c_int, UniqueId, c_int) -> c_int,
@@ -53,7 +52,6 @@ functions! {
 }
 
 functions! {
-    /// Functions of the CUDA runtime.
     Cuda {
         get_device_count: "cudaGetDeviceCount" (*mut c_int) -> c_int,
         set_device: "cudaSetDevice" (c_int) -> c_int,

@@ -3,11 +3,8 @@
 //! if copying takes longer than computing.
 //!
 //! Copies run on one background thread per direction. libtorch's threads share one stream per GPU, so copies from its
-//! GPUs are queued on copy streams instead, to and from pinned memory, and the host never waits (`overlapped.rs`). If the
-//! CUDA runtime cannot be used, they are queued on the kernels' stream (`aten.rs`).
+//! GPUs are queued on copy streams instead, to and from pinned memory, and the host never waits (`overlapped.rs`).
 
-#[cfg(feature = "libtorch")]
-mod aten;
 #[cfg(feature = "libtorch")]
 mod overlapped;
 
@@ -60,8 +57,6 @@ enum TensorLocation<T: DeviceTensor> {
     Host(Tensor),
     #[cfg(feature = "libtorch")]
     Overlapped(Overlapped<T>),
-    #[cfg(feature = "libtorch")]
-    Pinned(aten::Pinned),
     ToDevice(InFlight<T>),
 }
 
@@ -74,9 +69,6 @@ enum Transfer<T> {
     /// A copy stream copies while kernels run.
     #[cfg(feature = "libtorch")]
     Overlapped(H2dCopy<Cuda, T>),
-    /// The kernels' stream copies, before the kernels that are launched later.
-    #[cfg(feature = "libtorch")]
-    Queued(T),
 }
 
 impl<T: DeviceTensor> Offloaded<T> {
@@ -86,10 +78,6 @@ impl<T: DeviceTensor> Offloaded<T> {
         #[cfg(feature = "libtorch")]
         if let Some(overlapped) = Overlapped::new(&tensor) {
             return Ok(Self { location: TensorLocation::Overlapped(overlapped), device });
-        }
-        #[cfg(feature = "libtorch")]
-        if let Some(pinned) = aten::Pinned::new(&tensor)? {
-            return Ok(Self { location: TensorLocation::Pinned(pinned), device });
         }
         let pending = begin(&device, Purpose::ToHost, move || tensor.to_host());
         Ok(Self { location: TensorLocation::ToHost(pending), device })
@@ -132,8 +120,6 @@ impl<T: DeviceTensor> Offloaded<T> {
             }
             #[cfg(feature = "libtorch")]
             TensorLocation::Overlapped(overlapped) => Transfer::Overlapped(overlapped.upload()?),
-            #[cfg(feature = "libtorch")]
-            TensorLocation::Pinned(pinned) => Transfer::Queued(pinned.upload()?),
             _ => return Err(copy_panicked()),
         }))
     }
@@ -146,8 +132,6 @@ impl<T> InFlight<T> {
             Transfer::Background(pending) => received(&pending),
             #[cfg(feature = "libtorch")]
             Transfer::Overlapped(copy) => Ok(copy.into_tensor()?),
-            #[cfg(feature = "libtorch")]
-            Transfer::Queued(tensor) => Ok(tensor),
         }
     }
 }

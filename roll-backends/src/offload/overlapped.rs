@@ -1,10 +1,10 @@
 //! Offloading from CUDA tensors of libtorch, on separate copy streams ([`crate::async_copies`]).
 
 use roll_core::Result;
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
 use super::DeviceTensor;
-use super::aten::failed;
+use crate::BackendError;
 use crate::async_copies::{Cuda, D2hCopy, H2dCopy, copy_streams, disable};
 
 /// A tensor in pinned host memory, or in flight to it.
@@ -56,6 +56,10 @@ impl<T: DeviceTensor> Overlapped<T> {
     }
 }
 
+fn failed(e: TchError) -> BackendError {
+    BackendError::Offload { reason: e.to_string() }
+}
+
 #[cfg(test)]
 mod tests {
     use burn::tensor::{DType, Int, Tensor as Burn, TensorData};
@@ -63,6 +67,19 @@ mod tests {
     use super::*;
     use crate::NdTensor;
     use crate::host::to_host_nd;
+
+    #[test]
+    fn wrapped_tensors_keep_bits_dtype_and_shape() {
+        let values = Tensor::from_slice(&[1.5_f32, -2.0, 0.0, 3.25, 4.0, 5.0]).to_kind(Kind::BFloat16);
+        let back = NdTensor::from_tch(values, &[2, 3]);
+        assert_eq!((back.shape(), back.flat().dtype()), (&[2, 3][..], DType::BF16));
+        assert_eq!(to_host_nd(&back).unwrap().to_f32_vec(), [1.5, -2.0, 0.0, 3.25, 4.0, 5.0]);
+        let codes: Vec<u8> = (0..=255).collect();
+        let back = Burn::<2, Int>::from_tch(Tensor::from_slice(&codes), &[64, 4]);
+        assert_eq!((back.dims(), back.dtype()), ([64, 4], DType::U8));
+        let (values, shape) = back.to_tch().unwrap();
+        assert_eq!((Vec::<u8>::try_from(values).unwrap(), shape), (codes, vec![64, 4]));
+    }
 
     /// Runs on machines with a GPU: tensors are offloaded and return while kernels use, free and reuse their memory.
     #[test]

@@ -21,14 +21,10 @@ pub fn silu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     call(Activation::Silu, [x.into_dispatch()])
 }
 
-/// An activation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
-    /// [`gelu`].
     Gelu,
-    /// [`gelu_tanh`].
     GeluTanh,
-    /// [`silu`].
     Silu,
 }
 
@@ -42,7 +38,6 @@ impl Operator<1> for Activation {
 
 /// The activations and their derivatives on one backend. Operands and results are f32 or bf16.
 pub trait ActivationKernel: Backend {
-    /// Applies the activation to `x`.
     fn activation_forward(activation: Activation, x: Floats<Self>) -> Floats<Self> {
         let x = Expression::<Self>(x).cast(DType::F32);
         let y = match activation {

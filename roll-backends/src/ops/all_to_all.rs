@@ -1,13 +1,14 @@
 //! Sequence parallelism by all-to-all: ranks hold tokens of all heads outside of attention and all tokens of some heads
 //! inside it ("DeepSpeed Ulysses", arXiv 2309.14509).
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use burn::backend::{TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, Tensor, TensorData, read_sync};
 use roll_core::{Communicator, Error, Result};
 
 use super::operator::{Kernels, Operator, Pullback, call};
+use crate::sync::lock;
 
 /// The ranks over which the tokens of a sequence are sharded, in equal parts, in the order of the ranks. All ranks must
 /// run the same passes in the same order.
@@ -43,10 +44,7 @@ impl TokenRanks {
 
     /// Fails if an all-to-all has failed since the last check: results that depend on it are meaningless.
     pub fn check(&self) -> Result<()> {
-        match self.failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            Some(error) => Err(error),
-            None => Ok(()),
-        }
+        lock(&self.failed).take().map_or(Ok(()), Err)
     }
 
     /// Runs the all-to-all; returns zeros after a failure.
@@ -57,7 +55,7 @@ impl TokenRanks {
         };
         let mut received = vec![0.0; x.len()];
         if let Err(error) = self.ranks.all_to_all(&sent, &mut received) {
-            self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            lock(&self.failed).get_or_insert(error);
             return vec![0.0; x.len()];
         }
         match transfer.to {
@@ -162,7 +160,7 @@ impl Operator<1> for Call {
             Err(problem) => {
                 let error = Error::Misuse(format!("reading tokens for the other ranks: {problem}"));
                 ranks.ranks.fail(&error.to_string());
-                ranks.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                lock(&ranks.failed).get_or_insert(error);
                 vec![0.0; shape[0] * shape[1]]
             }
         };

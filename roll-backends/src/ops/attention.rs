@@ -51,18 +51,14 @@ pub fn attention_with(q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, heads: usize, op
     call(AttentionCall { heads, scale, causal, window, softcap }, qkv).cast(dtype)
 }
 
-/// One call: attention of q, k and v. The fields are heads, scale, mask and soft cap.
+/// One call of [`attention_with`]; [`AttentionOptions`] documents the fields.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionCall {
     /// Number of heads, which lie side by side in each row.
     pub heads: usize,
-    /// Factor of the scores.
     pub scale: f32,
-    /// Whether the mask is causal.
     pub causal: bool,
-    /// Number of latest keys that a query attends to; see [`AttentionOptions::window`].
     pub window: Option<usize>,
-    /// Soft cap of the scores; see [`AttentionOptions::softcap`].
     pub softcap: Option<f32>,
 }
 

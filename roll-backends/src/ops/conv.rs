@@ -1,11 +1,11 @@
 //! 3-d convolution over time and space.
 
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
+use burn::backend::{Backend, tensor::FloatTensor as Floats};
 use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Tensor, module};
 
 use super::expression::Expression;
-use super::operator::{Cotangents, Kernels, Operator, Pullback, call};
+use super::operator::{Cotangents, Kernels, Operator, Primitives, Pullback, call, with_backend};
 use crate::device::{channels_innermost, is_flex};
 
 /// 3-d convolution of one volume with stride 1. Shapes: x `[C_in, T, H, W]`, weight `[C_out, C_in, kt, kh, kw]`, bias
@@ -44,7 +44,7 @@ pub fn conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Option<Tensor<1>>, padding:
 const FEW_POSITIONS: usize = 2048;
 
 /// The cotangent of x, given the cotangent of [`conv3d`]'s result, `[C_out, T', H', W']`. It is a convolution with the
-/// kernel flipped along all axes, and needs neither x nor the result. The weight gets no gradient.
+/// kernel flipped along all axes, and needs neither x nor the result. No gradient flows through it.
 pub fn conv3d_pull(cotangent: Tensor<4>, weight: Tensor<5>, padding: [usize; 3]) -> Tensor<4> {
     if !uses_winograd(&cotangent, &weight) {
         let [_, _, kernel @ ..] = weight.dims();
@@ -59,7 +59,12 @@ pub fn conv3d_pull(cotangent: Tensor<4>, weight: Tensor<5>, padding: [usize; 3])
         cotangent.dims(),
         weight.dims()
     );
-    call(ConvPull { weight, padding }, [cotangent.into_dispatch()]).cast(dtype)
+    let operands = [cotangent.into_dispatch(), weight.into_dispatch()];
+    let d_x: Tensor<4> = with_backend!(operands[0], B => {
+        let [cotangent, weight] = operands.map(B::constant);
+        B::tensor(B::conv_pull(cotangent, weight, padding))
+    });
+    d_x.cast(dtype)
 }
 
 /// Whether flex computes the convolution by Winograd's algorithm. For 3 x 3 kernels it is faster at any size, except
@@ -96,25 +101,6 @@ impl Operator<3> for Conv {
     ) -> (Floats<B>, impl Pullback<B, 3>) {
         let y = B::conv_forward([x.clone(), weight.clone(), bias], self.padding);
         (y, move |d_y| B::conv_backward([x, weight], self.padding, d_y, wanted))
-    }
-}
-
-/// See [`conv3d_pull`]; the operand is the cotangent.
-struct ConvPull {
-    weight: Tensor<5>,
-    padding: [usize; 3],
-}
-
-impl Operator<1> for ConvPull {
-    fn record<B: Kernels>(self, [cotangent]: [Floats<B>; 1], _: [bool; 1]) -> (Floats<B>, impl Pullback<B, 1>) {
-        let (weight, padding, dtype) = (B::constant(self.weight.into_dispatch()), self.padding, cotangent.dtype());
-        let x = B::conv_pull(cotangent, weight.clone(), padding);
-        (x, move |d_x| {
-            let weight = Expression::<B>(weight);
-            let [outputs, ..] = weight.dims::<5>();
-            let bias = weight.zeros([outputs]).cast(weight.dtype());
-            [Some(Expression::<B>(B::conv_forward([d_x, weight.0, bias.0], padding)).cast(dtype).0)]
-        })
     }
 }
 

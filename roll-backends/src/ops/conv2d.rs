@@ -13,9 +13,10 @@ use super::operator::{Kernels, Operator, Pullback, call};
 use crate::device::is_flex;
 
 /// The epilogue of a convolution: an activation that is applied to each sum `z`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Epilogue {
     /// The identity.
+    #[default]
     Nothing,
     /// `max(z, 0)`.
     Relu,
@@ -165,13 +166,10 @@ pub struct Conv2dCall<T> {
     pub bias: T,
     /// Slopes of PReLU, `[outputs]`; read for [`Epilogue::Slopes`] only.
     pub slopes: T,
-    /// The weights packed for the kernels.
     pub packed: Arc<Packed>,
-    /// Stride, dilation and groups.
     pub steps: Conv2dOptions,
     /// Zeros before and after rows and columns.
     pub padding: [(usize, usize); 2],
-    /// The epilogue.
     pub epilogue: Epilogue,
 }
 

@@ -22,12 +22,10 @@ impl<B: Backend> Expression<B> {
         self.0.shape().dims::<D>()
     }
 
-    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.0.shape().num_elements() == 0
     }
 
-    /// The element type.
     pub fn dtype(&self) -> DType {
         self.0.dtype()
     }
@@ -42,7 +40,6 @@ impl<B: Backend> Expression<B> {
         Self(B::float_reshape(self.0, Shape::new(shape)))
     }
 
-    /// Swaps two axes.
     pub fn swap(self, a: usize, b: usize) -> Self {
         Self(B::float_swap_dims(self.0, a, b))
     }
@@ -86,32 +83,26 @@ impl<B: Backend> Expression<B> {
         Self(B::float_max_dim(self.0, axis))
     }
 
-    /// The exponential.
     pub fn exp(self) -> Self {
         Self(B::float_exp(self.0))
     }
 
-    /// The square root.
     pub fn sqrt(self) -> Self {
         Self(B::float_sqrt(self.0))
     }
 
-    /// The reciprocal.
     pub fn recip(self) -> Self {
         Self(B::float_recip(self.0))
     }
 
-    /// The hyperbolic tangent.
     pub fn tanh(self) -> Self {
         Self(B::float_tanh(self.0))
     }
 
-    /// The square.
     pub fn squared(self) -> Self {
         self.clone() * self
     }
 
-    /// Clamps to `min` from below.
     pub fn clamp_min(self, min: f64) -> Self {
         Self(B::float_clamp_min(self.0, min.into()))
     }
@@ -128,53 +119,30 @@ impl<B: Backend> Expression<B> {
     }
 }
 
-impl<B: Backend> Add for Expression<B> {
-    type Output = Self;
-    fn add(self, other: Self) -> Self {
-        Self(B::float_add(self.0, other.0))
-    }
+/// Implements operators by the functions of [`Backend`] for two tensors and, if named, for a tensor and a number.
+macro_rules! operators {
+    ($($operator:ident $method:ident $tensors:ident $($number:ident)?;)*) => {$(
+        impl<B: Backend> $operator for Expression<B> {
+            type Output = Self;
+            fn $method(self, other: Self) -> Self {
+                Self(B::$tensors(self.0, other.0))
+            }
+        }
+
+        $(impl<B: Backend> $operator<f64> for Expression<B> {
+            type Output = Self;
+            fn $method(self, other: f64) -> Self {
+                Self(B::$number(self.0, other.into()))
+            }
+        })?
+    )*};
 }
 
-impl<B: Backend> Sub for Expression<B> {
-    type Output = Self;
-    fn sub(self, other: Self) -> Self {
-        Self(B::float_sub(self.0, other.0))
-    }
-}
-
-impl<B: Backend> Mul for Expression<B> {
-    type Output = Self;
-    fn mul(self, other: Self) -> Self {
-        Self(B::float_mul(self.0, other.0))
-    }
-}
-
-impl<B: Backend> Div for Expression<B> {
-    type Output = Self;
-    fn div(self, other: Self) -> Self {
-        Self(B::float_div(self.0, other.0))
-    }
-}
-
-impl<B: Backend> Add<f64> for Expression<B> {
-    type Output = Self;
-    fn add(self, other: f64) -> Self {
-        Self(B::float_add_scalar(self.0, other.into()))
-    }
-}
-
-impl<B: Backend> Mul<f64> for Expression<B> {
-    type Output = Self;
-    fn mul(self, other: f64) -> Self {
-        Self(B::float_mul_scalar(self.0, other.into()))
-    }
-}
-
-impl<B: Backend> Div<f64> for Expression<B> {
-    type Output = Self;
-    fn div(self, other: f64) -> Self {
-        Self(B::float_div_scalar(self.0, other.into()))
-    }
+operators! {
+    Add add float_add float_add_scalar;
+    Sub sub float_sub;
+    Mul mul float_mul float_mul_scalar;
+    Div div float_div float_div_scalar;
 }
 
 /// Returns the gradient of an operand that has either as many rows as the result, or one row that all rows of the

@@ -113,7 +113,7 @@ impl Operator<5> for LinearLora {
 }
 
 /// The LoRA matrices of a layer.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Lora<T> {
     /// A (down projection), `[rank, in]`.
     pub down: T,
@@ -121,6 +121,18 @@ pub struct Lora<T> {
     pub up: T,
     /// Factor, alpha / rank.
     pub scale: f32,
+}
+
+impl<T> Lora<T> {
+    /// Converts both matrices.
+    pub fn map<U>(self, convert: impl Fn(T) -> U) -> Lora<U> {
+        Lora { down: convert(self.down), up: convert(self.up), scale: self.scale }
+    }
+
+    /// Borrows both matrices.
+    pub fn as_ref(&self) -> Lora<&T> {
+        Lora { down: &self.down, up: &self.up, scale: self.scale }
+    }
 }
 
 /// Linear layers and their gradients on one backend. x and weight have one dtype. The gradient of x has the dtype of x,
@@ -208,7 +220,6 @@ const CAST_OUTPUTS: usize = 1 << 13;
 /// The values of the forward pass that the backward pass needs.
 #[derive(Clone, Debug)]
 pub struct SavedLinear<T> {
-    /// The operand x.
     pub x: T,
     /// The weight, `[out, in]`.
     pub weight: T,

@@ -7,27 +7,26 @@
 //!
 //! | `X`            | composed (default)        | flex                | libtorch                  | wgpu, cuda             |
 //! |----------------|---------------------------|---------------------|---------------------------|------------------------|
-//! | `activation`   | `activation`              | `flex/activation`   | `libtorch/elementwise`    | `cube/activation`      |
-//! | `adam`         | `adam`                    | default             | `libtorch/adam`           | `cube/adam`            |
+//! | `activation`   | `activation`              | `flex/elementwise`  | `libtorch/elementwise`    | `cube/activation`      |
+//! | `adam`         | `adam`                    | default             | `libtorch/elementwise`    | `cube/adam`            |
 //! | `attention`    | `tiled`                   | `flex/attention`    | `libtorch/attention`      | `cube/attention`       |
-//! | `blocks`       | `blocks`                  | `flex/blocks`       | default                   | default                |
-//! | `channel_norm` | `channel_norm`            | `flex/channel_norm` | `libtorch/norm`           | `cube/channel_norm`    |
+//! | `blocks`       | `blocks`                  | `flex/quantised`    | default                   | default                |
+//! | `channel_norm` | `channel_norm`            | `flex/norm`         | `libtorch/norm`           | `cube/channel_norm`    |
 //! | `conv`         | `conv` (Burn's)           | `flex/conv`         | `libtorch/conv`           | `cube/conv`            |
 //! | `conv2d`       | `conv2d` (Burn's)         | `flex/conv2d`       | default                   | default                |
 //! | `decode`       | `decode`                  | `flex/decode`       | `libtorch/decode`: store  | default                |
-//! | `gate`         | `gate`                    | `flex/gate`         | `libtorch/elementwise`    | `cube/gate`            |
+//! | `gate`         | `gate`                    | `flex/elementwise`  | `libtorch/elementwise`    | `cube/gate`            |
 //! | `linear`       | `linear`                  | `flex/linear`       | `libtorch/linear`         | `cube/linear`, forward |
 //! | `max_pool`     | `max_pool` (Burn's)       | `flex/max_pool`     | default                   | default                |
 //! | `norm`         | `norm`                    | `flex/norm`         | `libtorch/norm`           | `cube/norm`            |
 //! | `product`      | `product` (Burn's)        | default             | default                   | `cube/product`         |
 //! | `rms_rope`     | `rms_rope`: norm, rope    | default             | `libtorch/norm`           | default                |
-//! | `rope`         | `rope`                    | `flex/rope`         | `libtorch/elementwise`    | `cube/rope`            |
-//! | `scaled`       | `scaled`                  | `flex/scaled`       | default                   | default                |
+//! | `rope`         | `rope`                    | `flex/elementwise`  | `libtorch/elementwise`    | `cube/rope`            |
+//! | `scaled`       | `scaled`                  | `flex/quantised`    | default                   | default                |
 //!
 //! `all_to_all` and `cotangent` need no kernels. The files in `flex/` call the functions in `kernels/`, which compute on
 //! slices without tensors. `operator` runs a call on the backend of its operands and records it for the backward pass,
-//! `expression` is the arithmetic on primitive tensors that composed kernels use, and `portable` makes flex use the
-//! composed kernels, to test them.
+//! and `expression` is the arithmetic on primitive tensors that composed kernels use.
 
 // With `portable-kernels`, flex's own kernels, which use some items alone, are not compiled.
 #![cfg_attr(any(feature = "portable-kernels", not(feature = "flex")), allow(dead_code, unused_imports))]
@@ -57,8 +56,6 @@ mod linear;
 mod max_pool;
 mod norm;
 mod operator;
-#[cfg(feature = "portable-kernels")]
-mod portable;
 mod product;
 mod rms_rope;
 mod rope;

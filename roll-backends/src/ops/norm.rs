@@ -6,6 +6,7 @@ use burn::tensor::{DType, Tensor};
 use super::by_group::ByGroup;
 use super::expression::{Expression, sum_if_shared};
 use super::operator::{Cotangents, Kernels, Operator, Pullback, call};
+use super::rms_rope::rms_rope;
 
 /// Layer norm over the last axis of `[L, D]`: `(x - mean) / sqrt(var + eps) * gain + shift`; gain and shift are
 /// `[1, D]` or `[L, D]`. All tensors are f32.
@@ -41,9 +42,7 @@ pub fn layer_norm_groups(
 
 /// RMS norm over the last axis of `[L, D]`: `x / sqrt(mean(x^2) + eps) * gain`; gain is `[D]`. All tensors are f32.
 pub fn rms_norm(x: Tensor<2>, gain: Tensor<1>, eps: f64) -> Tensor<2> {
-    let gain: Tensor<2> = gain.unsqueeze();
-    assert_row_operand("the gain of an RMS norm", &gain, &x);
-    call(RmsNorm { eps }, [x, gain].map(Tensor::into_dispatch))
+    rms_rope(x, gain, None, 1, eps)
 }
 
 /// Panics unless `operand` has the width of `x`, and one row or the same number of rows.
@@ -82,22 +81,6 @@ impl Operator<3> for LayerNorm {
         let (y, moments) = B::layer_norm_forward(x.clone(), gain.clone(), shift, self.eps, self.dtype);
         let saved = SavedNorm { x, gain, moments, layer, eps: self.eps };
         (y, move |d_y| B::layer_norm_backward(saved, d_y, wanted))
-    }
-}
-
-/// See [`rms_norm`]; the operands are x and gain, `[1, D]`.
-struct RmsNorm {
-    eps: f64,
-}
-
-impl Operator<2> for RmsNorm {
-    fn record<B: Kernels>(self, [x, gain]: [Floats<B>; 2], wanted: [bool; 2]) -> (Floats<B>, impl Pullback<B, 2>) {
-        let (y, moments) = B::norm_forward(x.clone(), gain.clone(), None, self.eps);
-        let saved = SavedNorm { x, gain, moments, layer: None, eps: self.eps };
-        (y, move |d_y| {
-            let [d_x, d_gain, _] = B::norm_backward(saved, d_y, [wanted[0], wanted[1], false]);
-            [d_x, d_gain]
-        })
     }
 }
 
@@ -188,11 +171,9 @@ pub(super) fn composed_backward<B: NormKernel>(
 /// The values of the forward pass that the backward pass needs.
 #[derive(Clone, Debug)]
 pub struct SavedNorm<T> {
-    /// The operand x.
     pub x: T,
     /// The gain, `[1, D]` or `[L, D]`.
     pub gain: T,
-    /// The moments of each row.
     pub moments: T,
     /// Whether the shift of a layer norm has one row; `None` for an RMS norm.
     pub layer: Option<SharedShift>,

@@ -21,26 +21,20 @@ use super::{
     ScaledKernel,
 };
 
-/// A backend that computes every operator.
-pub trait Kernels:
-    Primitives
-    + ActivationKernel
-    + AdamKernel
-    + AttentionKernel
-    + BlockKernel
-    + ChannelNormKernel
-    + Conv2dKernel
-    + ConvKernel
-    + DecodeKernel
-    + GateKernel
-    + LinearKernel
-    + MaxPoolKernel
-    + NormKernel
-    + ProductKernel
-    + RmsRopeKernel
-    + RopeKernel
-    + ScaledKernel
-{
+macro_rules! kernels {
+    ($($kernel:ident),*) => {
+        /// A backend that computes every operator.
+        pub trait Kernels: Primitives $(+ $kernel)* {}
+
+        // Flex uses the composed kernels instead of its own, to test them: other backends use them wherever they have
+        // no kernel of their own.
+        $(#[cfg(feature = "portable-kernels")] impl $kernel for burn::backend::Flex {})*
+    };
+}
+
+kernels! {
+    ActivationKernel, AdamKernel, AttentionKernel, BlockKernel, ChannelNormKernel, Conv2dKernel, ConvKernel, DecodeKernel,
+    GateKernel, LinearKernel, MaxPoolKernel, NormKernel, ProductKernel, RmsRopeKernel, RopeKernel, ScaledKernel
 }
 
 #[cfg(feature = "flex")]

@@ -52,15 +52,12 @@ pub struct Rotation<T> {
 /// The values of the forward pass that the backward pass needs.
 #[derive(Clone, Debug)]
 pub struct SavedRmsRope<T> {
-    /// The operand x.
     pub x: T,
     /// The gain, `[1, D]`.
     pub gain: T,
     /// The statistics of each row, in a layout that the backend chooses.
     pub moments: T,
-    /// The rotation, if any.
     pub rotation: Option<Rotation<T>>,
-    /// Epsilon.
     pub eps: f64,
 }
 

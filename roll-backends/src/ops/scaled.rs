@@ -98,12 +98,10 @@ pub(super) fn backward_by_panels<B: ProductKernel>(
 }
 
 impl<B: Backend> Scaled<B> {
-    /// Rows and columns.
     pub fn shape(&self) -> [usize; 2] {
         self.codes.shape().dims::<2>()
     }
 
-    /// The scales as a row.
     fn scale_row(&self) -> Expression<B> {
         let [outputs, _] = self.shape();
         Expression::<B>(self.scales.clone()).reshape([1, outputs])

@@ -101,7 +101,8 @@ impl Tiling {
     }
 }
 
-fn ranges(total: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
+/// Divides `0..total` into ranges of `size`; the last may be shorter.
+pub fn ranges(total: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
     (0..total).step_by(size).map(move |start| start..(start + size).min(total))
 }
 

@@ -12,7 +12,6 @@ use crate::sync::lock;
 /// Number of queued values above which [`Queue::push`] blocks. A single contribution is always accepted, however large.
 const CAPACITY: usize = 1 << 24;
 
-/// A queued request.
 pub(super) struct QueuedRequest {
     pub(super) request: Request,
     pub(super) contribution: Vec<f32>,
@@ -40,9 +39,7 @@ struct QueueState {
     queued: VecDeque<QueuedRequest>,
     /// Number of values in the contributions of queued requests and of the one in progress.
     values: usize,
-    /// Whether a request is in progress.
     working: bool,
-    /// Whether the thread was started.
     started: bool,
     /// The first error that has not been reported.
     failed: Option<Error>,

@@ -139,7 +139,6 @@ impl Gpu {
         Ok(())
     }
 
-    /// Copies values to the GPU.
     fn upload_piece(&self, values: &[f32]) -> Result<tch::Tensor> {
         if let tch::Device::Cuda(number) = self.device
             && let Some(piece) = upload(values, Kind::Float, number)

@@ -42,11 +42,8 @@ struct Shared {
     sink: Mutex<Option<(Arc<dyn GradientSink>, usize)>>,
 }
 
-/// The storage of the values.
 enum ParameterStorage {
-    /// All values, on the device.
     Replicated(Mutex<Arc<Vec<Tensor<1>>>>),
-    /// Sharded over the ranks.
     Sharded(Arc<ShardedParameters>),
 }
 
@@ -58,7 +55,6 @@ pub struct Snapshot {
     values: SnapshotValues,
 }
 
-/// The values of a snapshot.
 #[derive(Clone)]
 enum SnapshotValues {
     All(Arc<Vec<Tensor<1>>>),
@@ -73,7 +69,6 @@ pub struct ParameterSegment {
     values: SegmentValues,
 }
 
-/// The values of a segment.
 enum SegmentValues {
     /// All parameters, by position; the segment is the subset with its prefix.
     All(Arc<Vec<Tensor<1>>>),

@@ -27,7 +27,6 @@ struct UpdatedTensor {
     parameters: Parameters,
     index: usize,
     len: usize,
-    /// The accumulated gradient.
     gradient: Option<Tensor<1>>,
     /// First and second moment; `None` means zeros.
     moments: Option<[Tensor<1>; 2]>,
@@ -84,7 +83,6 @@ impl UpdatedTensor {
         self.parameters.device()
     }
 
-    /// Adds to the gradient.
     fn add(&mut self, more: Tensor<1>) {
         self.gradient = Some(match self.gradient.take() {
             Some(sum) => sum + more,
@@ -92,7 +90,6 @@ impl UpdatedTensor {
         });
     }
 
-    /// The current value.
     fn value(&self) -> Result<Tensor<1>> {
         let value = self.parameters.value(self.index);
         value.ok_or_else(|| Error::Misuse("parameters that are sharded over the ranks have no device".into()))

@@ -18,7 +18,6 @@ pub(super) fn save_part(state: &mut StateDict, specs: &[ParameterSpec], moments:
     Ok(())
 }
 
-/// Adds the number of updates to `state`.
 pub(super) fn save_step(state: &mut StateDict, step: u64) -> Result<()> {
     let step = i64::try_from(step).unwrap_or(i64::MAX);
     state.insert(STEP.into(), Tensor::new(vec![step], [])?);

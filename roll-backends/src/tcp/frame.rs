@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 
 /// What a message is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::CheckedBitPattern)]
 #[repr(u8)]
 pub(super) enum Kind {
     /// Asks to join; the bytes are the JSON of a [`super::join::Hello`].
@@ -19,7 +19,6 @@ pub(super) enum Kind {
     Beat,
     /// The rank failed; the bytes are the reason.
     Fail,
-    /// The process leaves.
     Leave,
     /// Sets the timeout to the number, in milliseconds.
     Timeout,
@@ -35,25 +34,6 @@ pub(super) enum Kind {
     Check,
 }
 
-const KINDS: [Kind; 15] = [
-    Kind::Hello,
-    Kind::Done,
-    Kind::Refused,
-    Kind::Lost,
-    Kind::Beat,
-    Kind::Fail,
-    Kind::Leave,
-    Kind::Timeout,
-    Kind::AllReduce,
-    Kind::ReduceScatter,
-    Kind::AllGather,
-    Kind::Broadcast,
-    Kind::AllToAll,
-    Kind::Barrier,
-    Kind::Check,
-];
-
-/// A message.
 pub(super) struct Frame {
     pub kind: Kind,
     pub number: u64,
@@ -81,7 +61,7 @@ pub(super) fn read(mut stream: &TcpStream, most: usize) -> io::Result<Frame> {
     stream.read_exact(&mut header)?;
     let at = |i: usize| u64::from_le_bytes(std::array::from_fn(|k| header[i + k]));
     let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("no message of roll: {what}"));
-    let kind = KINDS.into_iter().find(|kind| *kind as u8 == header[0]).ok_or_else(|| invalid("its kind"))?;
+    let kind = bytemuck::checked::try_pod_read_unaligned(&header[..1]).map_err(|_| invalid("its kind"))?;
     let length = usize::try_from(at(9)).ok().filter(|length| *length <= most).ok_or_else(|| invalid("its length"))?;
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(length).map_err(io::Error::other)?;

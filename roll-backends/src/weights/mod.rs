@@ -1,7 +1,6 @@
 //! Weight stores: they hold the weights of a network on the device, in host memory, streamed from files, or sharded
 //! over the ranks, behind one interface, [`WeightStore`].
 
-mod host;
 mod host_store;
 mod prefetch;
 mod sharded;
@@ -15,11 +14,10 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use roll_core::{ParameterSpec, Result, StateDict};
 
-pub use host::{HostWeight, MatrixStorage};
 pub use host_store::HostStore;
 pub use prefetch::{Pending, Prefetcher};
 pub use sharded::Sharded;
-pub use storage::Storage;
+pub use storage::{HostWeight, MatrixStorage, Storage};
 pub use swapped::{DeviceSlot, Swapped};
 
 use crate::host::{upload, values};
@@ -100,11 +98,7 @@ impl Weight {
     pub fn stored<const D: usize>(&self) -> Result<Tensor<D>> {
         match &self.value {
             Value::Dense(value) => value.rank::<D>(),
-            Value::Blocks { matrix, shape, device } => {
-                let value = matrix_of(matrix.decode(0..shape[0]), *shape, device);
-                NdTensor::from(value).rank::<D>()
-            }
-            Value::Scaled(matrix) => NdTensor::from(matrix.rows(0, matrix.shape()[0])).rank::<D>(),
+            Value::Blocks { .. } | Value::Scaled(_) => NdTensor::from(self.rows(0, self.shape()[0])?).rank::<D>(),
         }
     }
 

@@ -67,13 +67,9 @@ impl Sharded {
             let part = bytes.len().div_ceil(4 * world);
             let start = own.len();
             let cut = (4 * part * rank).min(bytes.len())..(4 * part * (rank + 1)).min(bytes.len());
-            let word = |bytes: &[u8]| {
-                let mut word = [0; 4];
-                word[..bytes.len()].copy_from_slice(bytes);
-                f32::from_bits(u32::from_le_bytes(word))
-            };
-            own.extend(bytes[cut].chunks(4).map(word));
-            own.resize(start + part, 0.0);
+            let mut shard = bytes[cut].to_vec();
+            shard.resize(4 * part, 0);
+            own.extend(bytemuck::pod_collect_to_vec::<u8, f32>(&shard));
             entries.push(Entry {
                 key: key.clone(),
                 shape: tensor.shape().to_vec(),

@@ -18,7 +18,7 @@ mod reduction;
 mod rope;
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Cube, TensorMetadata};
@@ -32,6 +32,7 @@ use cubecl::{CubeCount, CubeDim, calculate_cube_count_elemwise};
 use half::bf16;
 
 use super::{BlockKernel, Conv2dKernel, DecodeKernel, MaxPoolKernel, RmsRopeKernel, ScaledKernel};
+use crate::sync::lock;
 #[cfg(all(test, feature = "wgpu"))]
 use burn_cubecl::CubeDevice;
 
@@ -72,8 +73,7 @@ fn elem(x: &CubeTensor) -> ElemType {
 
 /// Returns the cached value of `key`, which `compute` computes at the first call; other threads wait for it.
 fn cached<K: Ord, V: Clone>(cache: &Mutex<BTreeMap<K, V>>, key: K, compute: impl FnOnce() -> V) -> V {
-    let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
-    cache.entry(key).or_insert_with(compute).clone()
+    lock(cache).entry(key).or_insert_with(compute).clone()
 }
 
 /// Copies the values to the host; `None` if a kernel that computes them failed.

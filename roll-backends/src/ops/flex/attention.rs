@@ -8,8 +8,7 @@ use crate::ops::{AttentionCall, AttentionKernel, Cotangents};
 
 fn shape(q: &FlexTensor, k: &FlexTensor, call: AttentionCall) -> AttentionShape {
     let ([queries, channels], [keys, _]) = (q.shape().dims::<2>(), k.shape().dims::<2>());
-    let AttentionCall { heads, scale, causal, window, softcap } = call;
-    AttentionShape { queries, keys, heads, width: channels / heads, scale, causal, window, softcap }
+    AttentionShape { call, queries, keys, width: channels / call.heads }
 }
 
 impl AttentionKernel for Flex {
@@ -17,10 +16,10 @@ impl AttentionKernel for Flex {
         let (shape, dtype) = (shape(&q, &k, call), q.dtype());
         let (q, k, v) = (Values::of(q), Values::of(k), Values::of(v));
         let mut out = vec![0.0; q.slice().len()];
-        let mut softmax = vec![RowSoftmax::default(); shape.heads * shape.queries];
+        let mut softmax = vec![RowSoftmax::default(); call.heads * shape.queries];
         forward(shape, q.slice(), k.slice(), v.slice(), &mut out, &mut softmax);
         let softmax = bytemuck::cast_slice(&softmax).to_vec();
-        let softmax = tensor(softmax, [shape.heads, shape.queries, 2]);
+        let softmax = tensor(softmax, [call.heads, shape.queries, 2]);
         (cast(q.like(out), dtype), softmax)
     }
 

@@ -4,7 +4,7 @@ use burn::backend::{Flex, TensorMetadata, flex::FlexTensor};
 
 use super::{Values, tensor};
 use crate::ops::conv2d::{Conv2dCall, Conv2dKernel, Conv2dOptions, Epilogue};
-use crate::ops::kernels::conv2d::{self as kernels, BackwardWeights, Conv2dShape, Weights};
+use crate::ops::kernels::conv2d::{self as kernels, BackwardWeights, Conv2dShape, KernelEpilogue, Weights};
 
 /// The sizes of a call for x `[N, C, H, W]`.
 fn shape([items, inputs, h, w]: [usize; 4], call: &Conv2dCall<FlexTensor>) -> Conv2dShape {
@@ -16,18 +16,6 @@ fn shape([items, inputs, h, w]: [usize; 4], call: &Conv2dCall<FlexTensor>) -> Co
         (size[i] + first + last - (kernel[i] - 1) * dilation[i] - 1) / stride[i] + 1
     });
     Conv2dShape { items, inputs, outputs, groups, size, kernel, stride, dilation, before, output }
-}
-
-fn epilogue(epilogue: Epilogue, slopes: &Values) -> kernels::KernelEpilogue<'_> {
-    match epilogue {
-        Epilogue::Nothing => kernels::KernelEpilogue::Nothing,
-        Epilogue::Relu => kernels::KernelEpilogue::Relu,
-        Epilogue::Slopes => kernels::KernelEpilogue::Slopes(slopes.slice()),
-        Epilogue::Clip(low, high) => kernels::KernelEpilogue::Clip(low, high),
-        Epilogue::Sigmoid => kernels::KernelEpilogue::Sigmoid,
-        Epilogue::Silu => kernels::KernelEpilogue::Silu,
-        Epilogue::HardSwish => kernels::KernelEpilogue::HardSwish,
-    }
 }
 
 fn backward_weights(call: &Conv2dCall<FlexTensor>, shape: Conv2dShape) -> &BackwardWeights {
@@ -46,7 +34,8 @@ impl Conv2dKernel for Flex {
         let weights = &call.packed.forward;
         let weights = weights.get_or_init(|| Weights::new(shape, Values::of(call.weight.clone()).slice()));
         let (x, bias, slopes) = (Values::of(x), Values::of(call.bias.clone()), Values::of(call.slopes.clone()));
-        let (residual, epilogue) = (residual.map(Values::of), epilogue(call.epilogue, &slopes));
+        let (residual, epilogue) =
+            (residual.map(Values::of), KernelEpilogue { kind: call.epilogue, slopes: slopes.slice() });
         let saves_sums = recorded && epilogue.needs_sums();
         let residual = residual.as_ref().map(Values::slice);
         let found = kernels::forward(shape, x.slice(), weights, bias.slice(), residual, epilogue, saves_sums);
@@ -63,7 +52,7 @@ impl Conv2dKernel for Flex {
         let Some(saved) = saved else { return d_y };
         let [_, channels, rows, columns] = d_y.shape().dims();
         let (saved, d_y, slopes) = (Values::of(saved), Values::of(d_y), Values::of(call.slopes.clone()));
-        let epilogue = epilogue(call.epilogue, &slopes);
+        let epilogue = KernelEpilogue { kind: call.epilogue, slopes: slopes.slice() };
         d_y.like(kernels::pull(channels, rows * columns, epilogue, saved.slice(), d_y.slice()))
     }
 
@@ -83,7 +72,7 @@ impl Conv2dKernel for Flex {
         let shape = shape(x, call);
         let (saved, d_y, slopes) = (Values::of(saved), Values::of(d_y), Values::of(call.slopes.clone()));
         let weights = backward_weights(call, shape);
-        let epilogue = epilogue(call.epilogue, &slopes);
+        let epilogue = KernelEpilogue { kind: call.epilogue, slopes: slopes.slice() };
         tensor(kernels::backward_fused(shape, weights, epilogue, saved.slice(), d_y.slice()), x)
     }
 }

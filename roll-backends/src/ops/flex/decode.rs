@@ -5,7 +5,7 @@ use burn::tensor::DType;
 
 use super::{Values, cast};
 use crate::ops::decode::{CachedSequence, DecodeCall, DecodeKernel, store_by_index};
-use crate::ops::kernels::decode::{DecodeShape, KeysValues, attend};
+use crate::ops::kernels::decode::attend;
 
 impl DecodeKernel for Flex {
     fn store(mut into: FlexTensor, rows: FlexTensor, places: &[usize]) -> FlexTensor {
@@ -35,16 +35,8 @@ impl DecodeKernel for Flex {
             [sequence.prompt.clone(), slot + sequence.skip..slot + sequence.tail]
         };
         let keys: Vec<_> = call.sequences.iter().map(keys_of).collect();
-        let shape = DecodeShape {
-            key_heads: call.key_heads,
-            sharing: call.heads / call.key_heads,
-            width,
-            scale: call.factor(width),
-            softcap: call.softcap,
-        };
         let [q, pk, pv, tk, tv] = [q, prompt_keys, prompt_values, tail_keys, tail_values].map(Values::of);
-        let prompts = KeysValues { k: pk.slice(), v: pv.slice() };
-        let tails = KeysValues { k: tk.slice(), v: tv.slice() };
-        cast(q.like(attend(shape, q.slice(), prompts, tails, &keys)), dtype)
+        let (prompts, tails) = ([pk.slice(), pv.slice()], [tk.slice(), tv.slice()]);
+        cast(q.like(attend(call, width, q.slice(), prompts, tails, &keys)), dtype)
     }
 }

@@ -10,9 +10,10 @@ use crate::ops::kernels::parallel::in_pool;
 use crate::ops::kernels::row_products::{self, Stored};
 use crate::ops::{Cotangents, LinearKernel, Lora, SavedLinear};
 
-fn shape(x: &FlexTensor, weight: &FlexTensor) -> LinearShape {
+fn shape(x: &FlexTensor, weight: &FlexTensor, lora: Option<&Lora<FlexTensor>>) -> LinearShape {
     let ([rows, inputs], [outputs, _]) = (x.shape().dims::<2>(), weight.shape().dims::<2>());
-    LinearShape { rows, inputs, outputs }
+    let rank = lora.map_or(0, |lora| lora.down.shape().dims::<2>()[0]);
+    LinearShape { rows, inputs, outputs, rank }
 }
 
 /// A contiguous weight, f32 or bf16.
@@ -35,25 +36,6 @@ impl ContiguousWeight {
     }
 }
 
-/// The LoRA matrices as the kernels take them.
-struct LoraValues {
-    down: Values,
-    up: Values,
-    scale: f32,
-    rank: usize,
-}
-
-impl LoraValues {
-    fn of(lora: Lora<FlexTensor>) -> Self {
-        let [rank, _] = lora.down.shape().dims::<2>();
-        Self { down: Values::of(lora.down), up: Values::of(lora.up), scale: lora.scale, rank }
-    }
-
-    fn kernel(&self) -> kernels::Lora<'_> {
-        kernels::Lora { a: self.down.slice(), b: self.up.slice(), scale: self.scale, rank: self.rank }
-    }
-}
-
 impl LinearKernel for Flex {
     fn linear_forward(
         x: FlexTensor,
@@ -61,18 +43,18 @@ impl LinearKernel for Flex {
         bias: FlexTensor,
         lora: Option<Lora<FlexTensor>>,
     ) -> (FlexTensor, Option<FlexTensor>) {
-        let shape = shape(&x, &weight);
+        let shape = shape(&x, &weight, lora.as_ref());
         let (x, weight, bias) = (Values::of(x), ContiguousWeight::of(weight), Values::of(bias));
-        let lora = lora.map(LoraValues::of);
-        let parts = lora.as_ref().map(LoraValues::kernel);
+        let lora = lora.map(|lora| lora.map(Values::of));
+        let parts = lora.as_ref().map(|lora| lora.as_ref().map(Values::slice));
         let (x, weight, bias) = (x.slice(), weight.stored(), bias.slice());
         let (y, inner) = in_pool(shape.products(), || kernels::forward(shape, x, weight, bias, parts));
-        let inner = lora.map(|lora| tensor(inner, [shape.rows, lora.rank]));
+        let inner = lora.is_some().then(|| tensor(inner, [shape.rows, shape.rank]));
         (tensor(y, [shape.rows, shape.outputs]), inner)
     }
 
     fn rows_forward(x: FlexTensor, weight: FlexTensor, bias: FlexTensor) -> FlexTensor {
-        let LinearShape { rows, inputs, outputs } = shape(&x, &weight);
+        let LinearShape { rows, inputs, outputs, .. } = shape(&x, &weight, None);
         let (x, weight, bias) = (Values::of(x), ContiguousWeight::of(weight), Values::of(bias));
         let stored = match weight.stored() {
             Weight::F32(values) => Stored::F32(values),
@@ -83,14 +65,15 @@ impl LinearKernel for Flex {
     }
 
     fn linear_backward(saved: SavedLinear<FlexTensor>, d_y: FlexTensor, wanted: [bool; 5]) -> Cotangents<Self, 5> {
-        let (shape, dtype) = (shape(&saved.x, &saved.weight), saved.x.dtype());
+        let lora = saved.lora.as_ref().map(|(lora, _)| lora);
+        let (shape, dtype) = (shape(&saved.x, &saved.weight, lora), saved.x.dtype());
         let (x, weight, d_y) = (Values::of(saved.x), ContiguousWeight::of(saved.weight), Values::of(d_y));
-        let lora = saved.lora.map(|(lora, inner)| (LoraValues::of(lora), Values::of(inner)));
-        let parts = lora.as_ref().map(|(lora, inner)| (lora.kernel(), inner.slice()));
+        let lora = saved.lora.map(|(lora, inner)| (lora.map(Values::of), Values::of(inner)));
+        let parts = lora.as_ref().map(|(lora, inner)| (lora.as_ref().map(Values::slice), inner.slice()));
         let (stored, values, d_y) = (weight.stored(), x.slice(), d_y.slice());
         let pull = || kernels::backward(shape, values, stored, parts, d_y, wanted);
         let [d_x, d_weight, d_bias, d_down, d_up] = in_pool(shape.products(), pull);
-        let like_lora = |d: Option<Vec<f32>>, pick: fn(&LoraValues) -> &Values| {
+        let like_lora = |d: Option<Vec<f32>>, pick: fn(&Lora<Values>) -> &Values| {
             d.zip(lora.as_ref()).map(|(d, (lora, _))| pick(lora).like(d))
         };
         [

@@ -10,16 +10,7 @@ use crate::ops::{MaxPoolKernel, MaxPoolWindow};
 
 fn shape([items, channels, rows, columns]: [usize; 4], window: MaxPoolWindow) -> MaxPoolShape {
     let size = [rows, columns];
-    let MaxPoolWindow { kernel, stride, dilation, padding } = window;
-    MaxPoolShape {
-        planes: items * channels,
-        size,
-        kernel,
-        stride,
-        dilation,
-        before: padding.map(|(before, _)| before),
-        output: window.output(size).unwrap_or_default(),
-    }
+    MaxPoolShape { window, planes: items * channels, size, output: window.output(size).unwrap_or_default() }
 }
 
 impl MaxPoolKernel for Flex {

@@ -1,21 +1,17 @@
 //! Operators on flex, Burn's CPU backend: they call [`super::kernels`] on the host slices of its tensors.
 //!
-//! One file per operator of [`super`], which has its shapes and its formula. Here are the checks and copies between
-//! flex's tensors and slices; the arithmetic is in the kernels.
+//! [`super`] has the shapes and formulas of the operators. Here are the checks and copies between flex's tensors and
+//! slices; the arithmetic is in the kernels.
 
-mod activation;
 mod attention;
-mod blocks;
-mod channel_norm;
 mod conv;
 mod conv2d;
 mod decode;
-mod gate;
+mod elementwise;
 mod linear;
 mod max_pool;
 mod norm;
-mod rope;
-mod scaled;
+mod quantised;
 
 use burn::backend::Flex;
 use burn::backend::flex::{FlexTensor, Layout};
@@ -52,7 +48,6 @@ impl Values {
     }
 }
 
-/// Casts `tensor` to `dtype`.
 fn cast(tensor: FlexTensor, dtype: DType) -> FlexTensor {
     if tensor.dtype() == dtype { tensor } else { Flex::float_cast(tensor, FloatDType::from(dtype)) }
 }

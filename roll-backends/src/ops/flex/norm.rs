@@ -1,37 +1,55 @@
-//! Layer norm and RMS norm on flex.
+//! Layer norm, RMS norm and the RMS norm of the Wan VAE on flex.
 
 use burn::backend::{Flex, TensorMetadata, flex::FlexTensor};
 
 use super::{Values, tensor};
-use crate::ops::kernels::norm::{self, Norm};
 use crate::ops::kernels::rows::RowOperand;
-use crate::ops::{Cotangents, NormKernel, SavedNorm, SharedShift};
+use crate::ops::kernels::{channel_norm, norm};
+use crate::ops::{ChannelNormKernel, Cotangents, NormKernel, SavedNorm, SharedShift};
 
 impl NormKernel for Flex {
     fn norm_forward(x: FlexTensor, gain: FlexTensor, shift: Option<FlexTensor>, eps: f64) -> (FlexTensor, FlexTensor) {
         let [rows, width] = x.shape().dims::<2>();
         let (x, gain, shift) = (Values::of(x), Values::of(gain), shift.map(Values::of));
-        let norm = if shift.is_some() { Norm::Layer } else { Norm::Rms };
         let gain = RowOperand::new(gain.slice(), rows, width);
         let shift = shift.as_ref().map(|shift| RowOperand::new(shift.slice(), rows, width));
-        let (y, moments) = norm::forward(norm, x.slice(), rows, gain, shift, eps);
+        let (y, moments) = norm::forward(x.slice(), rows, gain, shift, eps);
         (x.like(y), tensor(bytemuck::cast_slice(&moments).to_vec(), [rows, 2]))
     }
 
     fn norm_backward(saved: SavedNorm<FlexTensor>, d_y: FlexTensor, wanted: [bool; 3]) -> Cotangents<Self, 3> {
         let [rows, width] = saved.x.shape().dims::<2>();
-        let kind = if saved.layer.is_some() { Norm::Layer } else { Norm::Rms };
         let (x, gain_values, moments) = (Values::of(saved.x), Values::of(saved.gain), Values::of(saved.moments));
         let cotangent = Values::of(d_y.clone());
         let gain = RowOperand::new(gain_values.slice(), rows, width);
         let moments = bytemuck::cast_slice(moments.slice());
         let d = cotangent.slice();
-        let d_x = wanted[0].then(|| x.like(norm::backward_x(kind, x.slice(), moments, gain, d)));
+        let d_x = wanted[0].then(|| x.like(norm::backward_x(saved.layer.is_some(), x.slice(), moments, gain, d)));
         let d_gain = wanted[1].then(|| gain_values.like(norm::backward_gain(x.slice(), moments, gain.is_shared(), d)));
         let d_shift = saved.layer.filter(|_| wanted[2]).map(|SharedShift(shared)| match shared {
             true => tensor(norm::sum_of_rows(rows, d), [1, width]),
             false => d_y,
         });
         [d_x, d_gain, d_shift]
+    }
+}
+
+impl ChannelNormKernel for Flex {
+    fn channel_norm_forward(x: FlexTensor, gain: FlexTensor, silu: bool) -> (FlexTensor, FlexTensor) {
+        let (x, gain) = (Values::of(x), Values::of(gain));
+        let (y, factors) = channel_norm::forward(x.slice(), gain.slice(), silu);
+        let positions = factors.len();
+        (x.like(y), tensor(factors, [positions]))
+    }
+
+    fn channel_norm_backward(
+        [x, gain, factors]: [FlexTensor; 3],
+        silu: bool,
+        d_y: FlexTensor,
+        wanted: [bool; 2],
+    ) -> Cotangents<Self, 2> {
+        let (x, gain, factors, d_y) = (Values::of(x), Values::of(gain), Values::of(factors), Values::of(d_y));
+        let [d_x, d_gain] = channel_norm::backward(x.slice(), gain.slice(), factors.slice(), d_y.slice(), silu, wanted);
+        [d_x.map(|d| x.like(d)), d_gain.map(|d| gain.like(d))]
     }
 }

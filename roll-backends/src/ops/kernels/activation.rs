@@ -9,7 +9,6 @@ use crate::ops::Activation;
 /// Elements per task: enough to outweigh the cost of a task, few enough to stay in the cache.
 const CHUNK: usize = 1 << 14;
 
-/// Applies the activation.
 pub fn forward(activation: Activation, x: &[f32]) -> Vec<f32> {
     let mut y = vec![0.0; x.len()];
     let chunks = y.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK));

@@ -10,26 +10,16 @@ use rayon::prelude::*;
 use super::matrix::{Threads, View, ViewMut};
 use super::parallel::{ELEMENT_COST, min_items_per_task};
 use super::simd::{LANES, exp, sum_lanes, vectorised};
+use crate::ops::AttentionCall;
 
-/// Sizes and options of one call. q is `[queries, heads * width]`, k and v are `[keys, heads * width]`, row-major.
+/// Options and sizes of one call. q is `[queries, heads * width]`, k and v are `[keys, heads * width]`, row-major.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionShape {
-    /// Rows of q.
+    pub call: AttentionCall,
     pub queries: usize,
-    /// Rows of k and v.
     pub keys: usize,
-    /// Number of heads, which lie side by side in each row.
-    pub heads: usize,
     /// Numbers per head.
     pub width: usize,
-    /// Factor of the scores.
-    pub scale: f32,
-    /// Whether query `i` attends only to keys up to `i + keys - queries`.
-    pub causal: bool,
-    /// Sliding window: the number of latest of these keys that a query attends to.
-    pub window: Option<usize>,
-    /// Scores `s` become `softcap * tanh(s / softcap)`.
-    pub softcap: Option<f32>,
 }
 
 /// Target number of scores of a block (1 MiB), so that they stay in the cache.
@@ -37,7 +27,7 @@ const BLOCK_SCORES: usize = 1 << 18;
 
 impl AttentionShape {
     fn channels(&self) -> usize {
-        self.heads * self.width
+        self.call.heads * self.width
     }
 
     /// Query rows per block.
@@ -47,11 +37,11 @@ impl AttentionShape {
 
     /// The keys that a query attends to.
     fn visible(&self, query: usize) -> Range<usize> {
-        let end = match self.causal {
+        let end = match self.call.causal {
             true => (query + 1 + self.keys).saturating_sub(self.queries).min(self.keys),
             false => self.keys,
         };
-        end.saturating_sub(self.window.unwrap_or(end))..end
+        end.saturating_sub(self.call.window.unwrap_or(end))..end
     }
 
     /// The keys that at least one of the queries attends to.
@@ -62,8 +52,8 @@ impl AttentionShape {
     /// Computes the scores of the rows of `q` for the keys `k`, row-major.
     fn scores(&self, [q, k]: [View; 2], scores: &mut [f32], rows: usize) {
         let keys = scores.len() / rows;
-        ViewMut::new(scores, rows, keys).product(q, k.t(), self.scale, false, Threads::One);
-        if let Some(cap) = self.softcap {
+        ViewMut::new(scores, rows, keys).product(q, k.t(), self.call.scale, false, Threads::One);
+        if let Some(cap) = self.call.softcap {
             scores.iter_mut().for_each(|score| *score = cap * (*score / cap).tanh());
         }
     }
@@ -133,17 +123,12 @@ pub fn forward(shape: AttentionShape, q: &[f32], k: &[f32], v: &[f32], out: &mut
 /// Operands and results of [`forward`], and the cotangent of its output.
 #[derive(Clone, Copy)]
 pub struct Saved<'a> {
-    /// Queries.
     pub q: &'a [f32],
-    /// Keys.
     pub k: &'a [f32],
-    /// Values.
     pub v: &'a [f32],
-    /// The result.
     pub out: &'a [f32],
     /// The softmax statistics, `[heads, queries]`.
     pub softmax: &'a [RowSoftmax],
-    /// Cotangent of the result.
     pub d_out: &'a [f32],
 }
 
@@ -158,7 +143,7 @@ pub fn backward(
     let blocks = queries.div_ceil(block);
     // If there are fewer heads than threads, the blocks of a head are split into shares, each with its own partial
     // sums.
-    let shares = rayon::current_num_threads().div_ceil(shape.heads.max(1)).min(blocks).max(1);
+    let shares = rayon::current_num_threads().div_ceil(shape.call.heads.max(1)).min(blocks).max(1);
     let mut dq = vec![0.0; if q_wanted { queries * channels } else { 0 }];
     let mut dk: Vec<_> = (0..shares).map(|_| vec![0.0; if k_wanted { keys * channels } else { 0 }]).collect();
     let mut dv: Vec<_> = (0..shares).map(|_| vec![0.0; if v_wanted { keys * channels } else { 0 }]).collect();
@@ -189,7 +174,7 @@ pub fn backward(
             || Scratch {
                 probabilities: vec![0.0; block * keys],
                 d_scores: vec![0.0; block * keys],
-                slopes: vec![0.0; if shape.softcap.is_some() { block * keys } else { 0 }],
+                slopes: vec![0.0; if shape.call.softcap.is_some() { block * keys } else { 0 }],
             },
             |scratch, task| {
                 let end = (task.first + rows_per_share).min(queries);
@@ -203,7 +188,7 @@ pub fn backward(
 fn by_head(data: &mut [f32], wanted: bool, rows: usize, shape: AttentionShape) -> Vec<Option<ViewMut<'_>>> {
     match wanted {
         true => ViewMut::new(data, rows, shape.channels()).split_columns(shape.width).into_iter().map(Some).collect(),
-        false => (0..shape.heads).map(|_| None).collect(),
+        false => (0..shape.call.heads).map(|_| None).collect(),
     }
 }
 
@@ -255,7 +240,7 @@ impl Task<'_> {
 
             let p = &mut scratch.probabilities[..rows * keys];
             shape.scores([q, k], p, rows);
-            if let Some(cap) = shape.softcap {
+            if let Some(cap) = shape.call.softcap {
                 let slopes = scratch.slopes.iter_mut().zip(&*p);
                 slopes.for_each(|(slope, score)| *slope = 1.0 - (score / cap) * (score / cap));
             }
@@ -273,9 +258,9 @@ impl Task<'_> {
             let ds = &mut scratch.d_scores[..rows * keys];
             ViewMut::new(ds, rows, keys).product(d_out, v.t(), 1.0, false, Threads::One);
             for (i, ds) in ds.chunks_exact_mut(keys).enumerate() {
-                softmax_backward(ds, p.row(i), dot(out.row(i), d_out.row(i)), shape.scale);
+                softmax_backward(ds, p.row(i), dot(out.row(i), d_out.row(i)), shape.call.scale);
             }
-            if shape.softcap.is_some() {
+            if shape.call.softcap.is_some() {
                 ds.iter_mut().zip(&scratch.slopes).for_each(|(ds, slope)| *ds *= slope);
             }
             let ds = View::new(ds, rows, keys);
@@ -344,7 +329,6 @@ vectorised! {
         }
     }
 
-    /// The dot product.
     fn dot<M>(a: &[f32], b: &[f32]) -> f32 {
         let mut lanes = [0.0; LANES];
         let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());

@@ -35,7 +35,6 @@ pub fn backward(shape: ConvShape, x: &[f32], weight: &[f32], d_y: &[f32], wanted
     })
 }
 
-/// The number of multiply-adds of a pass.
 fn multiply_adds(shape: ConvShape) -> usize {
     let taps: usize = shape.kernel.iter().product();
     shape.output().map_or(0, |size| size.iter().product::<usize>() * taps * shape.inputs * shape.outputs)

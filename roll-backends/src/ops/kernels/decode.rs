@@ -7,42 +7,21 @@ use rayon::prelude::*;
 use super::attention::{exp_minus, maximum};
 use super::row_products::dots;
 use super::simd::vectorised;
+use crate::ops::DecodeCall;
 
-/// Keys and values, row-major, of the same shape.
-#[derive(Clone, Copy)]
-pub struct KeysValues<'a> {
-    /// Keys.
-    pub k: &'a [f32],
-    /// Values.
-    pub v: &'a [f32],
-}
-
-/// Sizes of one call. Queries are `[rows, key_heads * sharing * width]`, keys and values have `key_heads * width`
-/// columns.
-#[derive(Clone, Copy, Debug)]
-pub struct DecodeShape {
-    /// Heads of keys and values.
-    pub key_heads: usize,
-    /// Query heads per key head; they are adjacent.
-    pub sharing: usize,
-    /// Numbers per head.
-    pub width: usize,
-    /// Factor of the scores.
-    pub scale: f32,
-    /// Scores `s` become `softcap * tanh(s / softcap)`.
-    pub softcap: Option<f32>,
-}
-
-/// Attention of row i of `q` over the rows `key_ranges[i]` of `prompts` and `tails`, in this order. A row's bits do not
-/// depend on the other rows.
+/// Attention of row i of `q` over the rows `key_ranges[i]` of `prompts` and `tails` (keys and values), in this order.
+/// Heads have `width` numbers. A row's bits do not depend on the other rows.
 pub fn attend(
-    shape: DecodeShape,
+    call: &DecodeCall,
+    width: usize,
     q: &[f32],
-    prompts: KeysValues<'_>,
-    tails: KeysValues<'_>,
+    prompts: [&[f32]; 2],
+    tails: [&[f32]; 2],
     key_ranges: &[[Range<usize>; 2]],
 ) -> Vec<f32> {
-    let DecodeShape { key_heads, sharing, width, .. } = shape;
+    let (key_heads, scale) = (call.key_heads, call.factor(width));
+    // Query heads that share a key head; they are adjacent.
+    let sharing = call.heads / key_heads;
     let (group_width, stride) = (sharing * width, key_heads * width);
     let mut out = vec![0.0; q.len()];
     let max_keys = key_ranges.iter().map(|[a, b]| a.len() + b.len()).max().unwrap_or(0);
@@ -56,22 +35,22 @@ pub fn attend(
             // Tensors and their rows, and the column of the first one's score.
             let sources = [(prompts, &ranges[0], 0), (tails, &ranges[1], ranges[0].len())];
             let sources = sources.into_iter().filter(|(_, rows, _)| !rows.is_empty());
-            for (all, rows, first) in sources.clone() {
+            for ([k, _], rows, first) in sources.clone() {
                 let start = rows.start * stride + head * width;
-                score(q, &all.k[start..], scores, [width, stride, rows.len(), keys, first]);
+                score(q, &k[start..], scores, [width, stride, rows.len(), keys, first]);
             }
             for row in scores.chunks_exact_mut(keys.max(1)) {
-                row.iter_mut().for_each(|score| *score *= shape.scale);
-                if let Some(cap) = shape.softcap {
+                row.iter_mut().for_each(|score| *score *= scale);
+                if let Some(cap) = call.softcap {
                     row.iter_mut().for_each(|score| *score = cap * (*score / cap).tanh());
                 }
                 let max = maximum(row);
                 let sum = exp_minus(row, max, 1.0);
                 row.iter_mut().for_each(|p| *p /= sum);
             }
-            for (all, rows, first) in sources {
+            for ([_, v], rows, first) in sources {
                 let start = rows.start * stride + head * width;
-                add_weighted_values(scores, &all.v[start..], out, [width, stride, rows.len(), keys, first]);
+                add_weighted_values(scores, &v[start..], out, [width, stride, rows.len(), keys, first]);
             }
         },
     );

@@ -9,9 +9,7 @@ use super::tile::NR;
 /// Sizes of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvShape {
-    /// Channels of the input.
     pub inputs: usize,
-    /// Channels of the output.
     pub outputs: usize,
     /// Frames, rows and columns of the input.
     pub size: [usize; 3],
@@ -49,7 +47,6 @@ pub struct Padded {
 }
 
 impl Padded {
-    /// Pads the input of a convolution.
     pub fn input(shape: ConvShape, x: &[f32]) -> Self {
         let size = std::array::from_fn(|i| shape.size[i] + 2 * shape.padding[i]);
         Self::new(x, shape.inputs, shape.size, shape.padding, size)

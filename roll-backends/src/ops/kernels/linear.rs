@@ -12,12 +12,11 @@ use super::tile;
 /// Sizes of one layer.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearShape {
-    /// Rows of x.
     pub rows: usize,
-    /// Columns of x.
     pub inputs: usize,
-    /// Columns of the result.
     pub outputs: usize,
+    /// Rank of the LoRA matrices, if there are any.
+    pub rank: usize,
 }
 
 /// A weight `[outputs, inputs]`, row-major, in its storage dtype.
@@ -29,18 +28,7 @@ pub enum Weight<'a> {
     Bf16(&'a [bf16]),
 }
 
-/// The LoRA matrices.
-#[derive(Clone, Copy, Debug)]
-pub struct Lora<'a> {
-    /// A (down projection), `[rank, inputs]`.
-    pub a: &'a [f32],
-    /// B (up projection), `[outputs, rank]`.
-    pub b: &'a [f32],
-    /// Factor, alpha / rank.
-    pub scale: f32,
-    /// The rank.
-    pub rank: usize,
-}
+type Lora<'a> = crate::ops::Lora<&'a [f32]>;
 
 impl LinearShape {
     /// Number of multiply-adds of the product with the weight.
@@ -58,7 +46,7 @@ impl LinearShape {
 
     /// Adds the product of `a` and the weight, transposed if `transpose_weight`, to `out`.
     fn add_product(&self, a: &[f32], weight: Weight, transpose_weight: bool, out: &mut [f32]) {
-        let &Self { rows, inputs, outputs } = self;
+        let &Self { rows, inputs, outputs, .. } = self;
         match weight {
             // [`RightMatrix`] packs the weight into panels, which does not pay for a single row, or without SIMD.
             Weight::F32(values) if rows == 1 || !tile::has_intrinsics() => {
@@ -73,11 +61,11 @@ impl LinearShape {
     }
 
     fn a<'a>(&self, lora: Lora<'a>) -> View<'a> {
-        View::new(lora.a, lora.rank, self.inputs)
+        View::new(lora.down, self.rank, self.inputs)
     }
 
     fn b<'a>(&self, lora: Lora<'a>) -> View<'a> {
-        View::new(lora.b, self.outputs, lora.rank)
+        View::new(lora.up, self.outputs, self.rank)
     }
 }
 
@@ -97,8 +85,8 @@ pub fn forward(
     shape.add_product(x, weight, true, &mut y);
     let Some(lora) = lora else { return (y, Vec::new()) };
     let mut out = ViewMut::new(&mut y, shape.rows, shape.outputs);
-    let inner = product(shape.rows, lora.rank, shape.x(x), shape.a(lora).t(), 1.0);
-    out.product(View::new(&inner, shape.rows, lora.rank), shape.b(lora).t(), lora.scale, true, Threads::All);
+    let inner = product(shape.rows, shape.rank, shape.x(x), shape.a(lora).t(), 1.0);
+    out.product(View::new(&inner, shape.rows, shape.rank), shape.b(lora).t(), lora.scale, true, Threads::All);
     (y, inner)
 }
 
@@ -112,18 +100,17 @@ pub fn backward(
     d_y: &[f32],
     wanted: [bool; 5],
 ) -> [Option<Vec<f32>>; 5] {
-    let LinearShape { rows, inputs, outputs } = shape;
+    let LinearShape { rows, inputs, outputs, rank } = shape;
     let [want_x, want_weight, want_bias, want_a, want_b] = wanted;
     let d = shape.y(d_y);
     // The cotangent of `x A^T`, which the gradients of x and A both need.
-    let d_inner = lora
-        .filter(|_| want_x || want_a)
-        .map(|(lora, _)| (lora, product(rows, lora.rank, d, shape.b(lora), lora.scale)));
+    let d_inner =
+        lora.filter(|_| want_x || want_a).map(|(lora, _)| (lora, product(rows, rank, d, shape.b(lora), lora.scale)));
     let d_x = want_x.then(|| {
         let mut d_x = vec![0.0; rows * inputs];
         shape.add_product(d_y, weight, false, &mut d_x);
         if let Some((lora, d_inner)) = &d_inner {
-            let d_inner = View::new(d_inner, rows, lora.rank);
+            let d_inner = View::new(d_inner, rows, rank);
             ViewMut::new(&mut d_x, rows, inputs).product(d_inner, shape.a(*lora), 1.0, true, Threads::All);
         }
         d_x
@@ -136,10 +123,10 @@ pub fn backward(
     let d_a = d_inner
         .as_ref()
         .filter(|_| want_a)
-        .map(|(lora, d_inner)| product(lora.rank, inputs, View::new(d_inner, rows, lora.rank).t(), shape.x(x), 1.0));
+        .map(|(_, d_inner)| product(rank, inputs, View::new(d_inner, rows, rank).t(), shape.x(x), 1.0));
     let d_b = lora
         .filter(|_| want_b)
-        .map(|(lora, inner)| product(outputs, lora.rank, d.t(), View::new(inner, rows, lora.rank), lora.scale));
+        .map(|(lora, inner)| product(outputs, rank, d.t(), View::new(inner, rows, rank), lora.scale));
     [d_x, d_weight, d_bias, d_a, d_b]
 }
 

@@ -20,13 +20,11 @@ impl<'a> View<'a> {
         Self { data, rows, columns, row_stride: columns, column_stride: 1 }
     }
 
-    /// Returns a view of some columns.
     pub fn columns(self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.columns);
         Self { data: self.tail(range.start * self.column_stride), columns: range.len(), ..self }
     }
 
-    /// Returns a view of some rows.
     pub fn rows(self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.rows);
         Self { data: self.tail(range.start * self.row_stride), rows: range.len(), ..self }
@@ -105,19 +103,16 @@ impl<'a> ViewMut<'a> {
             .collect()
     }
 
-    /// Borrows some columns.
     pub fn columns_mut(&mut self, columns: Range<usize>) -> ViewMut<'_> {
         assert!(columns.start <= columns.end && columns.end <= self.columns);
         let start = self.start.wrapping_add(columns.start);
         ViewMut { start, columns: columns.len(), owner: PhantomData, ..*self }
     }
 
-    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Returns one row.
     pub fn row(&mut self, i: usize) -> &mut [f32] {
         assert!(i < self.rows);
         // SAFETY: row `i` is inside the borrowed slice (`new` checks its size, splits stay inside it), and the borrow
@@ -125,7 +120,6 @@ impl<'a> ViewMut<'a> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(i * self.row_stride), self.columns) }
     }
 
-    /// Borrows some rows.
     pub fn rows_mut(&mut self, rows: Range<usize>) -> ViewMut<'_> {
         assert!(rows.start <= rows.end && rows.end <= self.rows);
         let start = self.start.wrapping_add(rows.start * self.row_stride);

@@ -5,23 +5,16 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::simd::vectorised;
+use crate::ops::MaxPoolWindow;
 
-/// Sizes of one call. Axes are rows, columns.
+/// Window and sizes of one call. Axes are rows, columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaxPoolShape {
+    pub window: MaxPoolWindow,
     /// Items times channels.
     pub planes: usize,
     /// Rows and columns of the input.
     pub size: [usize; 2],
-    /// Rows and columns of the window.
-    pub kernel: [usize; 2],
-    /// Stride.
-    pub stride: [usize; 2],
-    /// Dilation.
-    pub dilation: [usize; 2],
-    /// Padding before each axis, with negative infinity.
-    pub before: [usize; 2],
-    /// Rows and columns of the output.
     pub output: [usize; 2],
 }
 
@@ -30,22 +23,25 @@ const TASK: usize = 1 << 16;
 
 impl MaxPoolShape {
     fn planes_per_task(&self) -> usize {
-        TASK.div_ceil((self.output[0] * self.output[1] * self.kernel[0] * self.kernel[1]).max(1))
+        TASK.div_ceil((self.output[0] * self.output[1] * self.window.kernel[0] * self.window.kernel[1]).max(1))
     }
 
     /// The input rows that the windows of an output row read.
     fn rows(self, row: usize) -> impl Iterator<Item = usize> {
-        let from = move |tap: usize| (row * self.stride[0] + tap * self.dilation[0]).checked_sub(self.before[0]);
-        (0..self.kernel[0]).filter_map(from).filter(move |row| *row < self.size[0])
+        let from = move |tap: usize| {
+            (row * self.window.stride[0] + tap * self.window.dilation[0]).checked_sub(self.window.padding[0].0)
+        };
+        (0..self.window.kernel[0]).filter_map(from).filter(move |row| *row < self.size[0])
     }
 
     /// The output columns for which column `tap` of the window is in bounds, and the input column that the first of
     /// them reads.
     fn columns(&self, tap: usize) -> (Range<usize>, usize) {
-        let (step, at) = (self.stride[1], tap * self.dilation[1]);
-        let first = self.before[1].saturating_sub(at).div_ceil(step).min(self.output[1]);
-        let end = (self.size[1] + self.before[1]).saturating_sub(at).div_ceil(step).clamp(first, self.output[1]);
-        (first..end, (first * step + at).saturating_sub(self.before[1]))
+        let (step, at) = (self.window.stride[1], tap * self.window.dilation[1]);
+        let first = self.window.padding[1].0.saturating_sub(at).div_ceil(step).min(self.output[1]);
+        let end =
+            (self.size[1] + self.window.padding[1].0).saturating_sub(at).div_ceil(step).clamp(first, self.output[1]);
+        (first..end, (first * step + at).saturating_sub(self.window.padding[1].0))
     }
 }
 
@@ -68,14 +64,14 @@ vectorised! {
             y.fill(f32::NEG_INFINITY);
             for row in shape.rows(row) {
                 let x = &x[row * shape.size[1]..][..shape.size[1]];
-                for tap in 0..shape.kernel[1] {
+                for tap in 0..shape.window.kernel[1] {
                     let (range, from) = shape.columns(tap);
                     if range.is_empty() {
                         continue;
                     }
                     let (y, x) = (&mut y[range], &x[from..]);
                     // Common strides as constants, so that the compiler uses vector registers.
-                    match shape.stride[1] {
+                    match shape.window.stride[1] {
                         1 => max_into(y, x.iter()),
                         2 => {
                             let (last, pairs) = (y.len() - 1, x.as_chunks::<2>().0);
@@ -132,9 +128,9 @@ fn row_backward(
     argmax.clear();
     argmax.resize(y.len(), None);
     for row in shape.rows(row) {
-        for tap in 0..shape.kernel[1] {
+        for tap in 0..shape.window.kernel[1] {
             let (range, from) = shape.columns(tap);
-            let inputs = (row * shape.size[1] + from..).step_by(shape.stride[1]);
+            let inputs = (row * shape.size[1] + from..).step_by(shape.window.stride[1]);
             for ((index, y), at) in argmax[range.clone()].iter_mut().zip(&y[range]).zip(inputs) {
                 if index.is_none() && x[at] == *y || x[at].is_nan() {
                     *index = Some(at);
@@ -164,7 +160,8 @@ mod tests {
         .filter_map(|(size, kernel, stride, dilation, before)| {
             let room = |i: usize| (size[i] + 2 * before[i]).checked_sub((kernel[i] - 1) * dilation[i] + 1);
             let output = [room(0)? / stride[0] + 1, room(1)? / stride[1] + 1];
-            Some(MaxPoolShape { planes: 3, size, kernel, stride, dilation, before, output })
+            let window = MaxPoolWindow { kernel, stride, dilation, padding: before.map(|n| (n, n)) };
+            Some(MaxPoolShape { window, planes: 3, size, output })
         })
     }
 
@@ -174,9 +171,10 @@ mod tests {
             let (plane, row, column) =
                 (i / (s.output[0] * s.output[1]), i / s.output[1] % s.output[0], i % s.output[1]);
             let mut found: Option<usize> = None;
-            for tap in 0..s.kernel[0] * s.kernel[1] {
-                let row = (row * s.stride[0] + tap / s.kernel[1] * s.dilation[0]).checked_sub(s.before[0]);
-                let column = (column * s.stride[1] + tap % s.kernel[1] * s.dilation[1]).checked_sub(s.before[1]);
+            let MaxPoolWindow { kernel, stride, dilation, padding } = s.window;
+            for tap in 0..kernel[0] * kernel[1] {
+                let row = (row * stride[0] + tap / kernel[1] * dilation[0]).checked_sub(padding[0].0);
+                let column = (column * stride[1] + tap % kernel[1] * dilation[1]).checked_sub(padding[1].0);
                 let (Some(row), Some(column)) = (row, column) else { continue };
                 if row < s.size[0] && column < s.size[1] {
                     let at = (plane * s.size[0] + row) * s.size[1] + column;

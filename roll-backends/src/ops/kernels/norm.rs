@@ -16,18 +16,8 @@ pub struct RowMoments {
     pub inverse: f32,
 }
 
-/// The kind of norm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Norm {
-    /// Normalises mean and variance.
-    Layer,
-    /// Normalises the mean square.
-    Rms,
-}
-
-/// Returns `(x - mean) * inverse * gain + shift` and the moments of each row. `shift` is optional.
+/// Returns `(x - mean) * inverse * gain + shift` and the moments of each row. Without a shift, it is an RMS norm.
 pub fn forward(
-    norm: Norm,
     x: &[f32],
     rows: usize,
     gain: RowOperand,
@@ -46,7 +36,7 @@ pub fn forward(
         for (i, (y, moments)) in y.chunks_exact_mut(width).zip(moments).enumerate() {
             let i = task * step + i;
             let x = &x[i * width..][..width];
-            *moments = moments_of(norm, x, eps);
+            *moments = moments_of(x, shift.is_some(), eps);
             match shift {
                 Some(shift) => normalise_and_shift(x, *moments, gain.row(i), shift.row(i), y),
                 None => normalise(x, *moments, gain.row(i), y),
@@ -56,15 +46,15 @@ pub fn forward(
     (y, moments)
 }
 
-/// The gradient of x, given the gradient of the result.
-pub fn backward_x(norm: Norm, x: &[f32], moments: &[RowMoments], gain: RowOperand, d_y: &[f32]) -> Vec<f32> {
+/// The gradient of x, given the gradient of the result, for a norm of mean and variance (`layer`) or an RMS norm.
+pub fn backward_x(layer: bool, x: &[f32], moments: &[RowMoments], gain: RowOperand, d_y: &[f32]) -> Vec<f32> {
     let mut d_x = vec![0.0; x.len()];
     let width = x.len() / moments.len().max(1);
     for_rows(&mut d_x, moments.len(), |i, d_x| {
         let at = i * width..(i + 1) * width;
         let (sum, sum_hat) = cotangent_sums(&x[at.clone()], moments[i], gain.row(i), &d_y[at.clone()]);
         let n = width as f32;
-        let mean = if norm == Norm::Layer { sum / n } else { 0.0 };
+        let mean = if layer { sum / n } else { 0.0 };
         normalise_backward(&x[at.clone()], moments[i], gain.row(i), &d_y[at], [mean, sum_hat / n], d_x);
     });
     d_x
@@ -119,24 +109,21 @@ fn each_or_sum(rows: usize, width: usize, shared: bool, add: impl Fn(usize, &mut
     each
 }
 
-fn moments_of(norm: Norm, x: &[f32], eps: f64) -> RowMoments {
+fn moments_of(x: &[f32], layer: bool, eps: f64) -> RowMoments {
     let n = x.len() as f64;
-    let mean = match norm {
-        Norm::Layer => (f64::from(sum_of_differences(x, 0.0)) / n) as f32,
-        Norm::Rms => 0.0,
-    };
+    let mean = if layer { (f64::from(total(x)) / n) as f32 } else { 0.0 };
     let variance = f64::from(sum_of_squares(x, mean)) / n;
     RowMoments { mean, inverse: (1.0 / (variance + eps).sqrt()) as f32 }
 }
 
 vectorised! {
-    fn sum_of_differences<M>(x: &[f32], offset: f32) -> f32 {
+    fn total<M>(x: &[f32]) -> f32 {
         let mut lanes = [0.0; LANES];
         let (chunks, rest) = x.as_chunks::<LANES>();
         for chunk in chunks {
-            lanes.iter_mut().zip(chunk).for_each(|(lane, &x)| *lane += x - offset);
+            lanes.iter_mut().zip(chunk).for_each(|(lane, &x)| *lane += x);
         }
-        sum_lanes(lanes) + rest.iter().map(|x| x - offset).sum::<f32>()
+        sum_lanes(lanes) + rest.iter().sum::<f32>()
     }
 
     fn sum_of_squares<M>(x: &[f32], offset: f32) -> f32 {
@@ -200,12 +187,10 @@ vectorised! {
         }
     }
 
-    /// Adds `x` to `sum`.
     fn add<M>(x: &[f32], sum: &mut [f32]) {
         sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
     }
 
-    /// Adds `x * y` to `sum`.
     fn add_product<M>(x: &[f32], y: &[f32], sum: &mut [f32]) {
         for ((sum, &x), &y) in sum.iter_mut().zip(x).zip(y) {
             *sum = M::mul_add(x, y, *sum);

@@ -12,6 +12,7 @@ use rayon::prelude::*;
 use super::matrix::ViewMut;
 use super::parallel::{ELEMENT_COST, min_items_per_task};
 use super::tile::{KC, MR, NR, SUMS, accumulate};
+use crate::ops::tiled::ranges;
 
 /// Column block (NC in BLIS terms). Its packed panels, [`KC`] deep, take 144 KiB.
 const NC: usize = 128;
@@ -46,9 +47,7 @@ pub trait Number: Copy + Send + Sync {
 pub struct RightMatrix<'a, N> {
     /// The elements, row-major.
     pub values: &'a [N],
-    /// Number of rows.
     pub outputs: usize,
-    /// Number of columns.
     pub inputs: usize,
 }
 
@@ -224,11 +223,6 @@ fn grown(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
         buffer.resize(length, 0.0);
     }
     &mut buffer[..length]
-}
-
-/// Divides `0..end` into ranges of `step`; the last may be shorter.
-fn ranges(end: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..end).step_by(step).map(move |first| first..end.min(first + step))
 }
 
 /// Rows that [`transpose`] takes.

@@ -37,22 +37,17 @@ const INPUTS_PER_TASK: usize = 256;
 pub enum Stored<'a> {
     /// f32, multiplied directly.
     F32(&'a [f32]),
-    /// bf16.
     Bf16(&'a [bf16]),
-    /// GGUF blocks.
     Blocks(&'a BlockMatrix),
-    /// Eight-bit codes.
     Codes(Codes<'a>),
 }
 
 /// An eight-bit matrix `[outputs, inputs]`, row-major; see [`crate::ScaledMatrix`].
 #[derive(Clone, Copy, Debug)]
 pub struct Codes<'a> {
-    /// The codes.
     pub values: &'a [u8],
     /// The f32 value of each of the 256 codes.
     pub table: &'a [f32],
-    /// The scale of each row.
     pub scales: &'a [f32],
     /// Length of a row.
     pub inputs: usize,

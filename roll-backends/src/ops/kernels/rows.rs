@@ -23,12 +23,10 @@ impl<'a> RowOperand<'a> {
         Self { data, width }
     }
 
-    /// Whether one row is shared by all.
     pub fn is_shared(&self) -> bool {
         self.data.len() == self.width
     }
 
-    /// The operand of row `i`.
     pub fn row(&self, i: usize) -> &'a [f32] {
         match self.is_shared() {
             true => self.data,

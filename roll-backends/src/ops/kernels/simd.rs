@@ -3,7 +3,6 @@
 /// The way `a * b + c` is computed. A loop that is generic over this trait compiles to good code with and without FMA:
 /// `f32::mul_add` calls a slow library function if the instruction is missing.
 pub trait MulAdd: Copy {
-    /// `a * b + c`.
     fn mul_add(a: f32, b: f32, c: f32) -> f32;
 }
 

@@ -7,7 +7,6 @@ use super::simd::{self, MulAdd};
 pub const MR: usize = 6;
 /// Columns of a tile (NR in BLIS terms): two registers of eight.
 pub const NR: usize = 16;
-/// Number of sums of a tile.
 pub const SUMS: usize = MR * NR;
 /// Depth of one accumulation (KC in BLIS terms): its right panel (18 KiB) stays in the L1 cache.
 pub const KC: usize = 288;
@@ -98,7 +97,6 @@ fn avx512(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
     }
 }
 
-/// The portable micro-kernel.
 #[cfg_attr(target_arch = "x86_64", inline(never))]
 pub fn portable<M: MulAdd>(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
     let mut all = [[0.0f32; NR]; MR];

@@ -2,7 +2,7 @@
 //! any device.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use burn::backend::{LibTorch, libtorch::TchTensor};
 use tch::Tensor;
@@ -10,6 +10,7 @@ use tch::Tensor;
 use super::{fresh, pulled};
 use crate::ops::attention::{AttentionPullback, save_softmax};
 use crate::ops::{AttentionCall, AttentionKernel, Cotangents, tiled};
+use crate::sync::lock;
 
 impl AttentionKernel for LibTorch {
     fn attention_recorded(
@@ -153,7 +154,7 @@ fn log_kernel([q, k, v]: [&Tensor; 3], call: AttentionCall) {
     static LOGGED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let recorded = if [q, k, v].iter().any(|x| x.requires_grad()) { ", recorded" } else { "" };
     let call_kind = format!("{:?}, heads of {} channels{recorded}", q.kind(), q.size()[3]);
-    if !LOGGED.lock().unwrap_or_else(PoisonError::into_inner).insert(call_kind.clone()) {
+    if !lock(&LOGGED).insert(call_kind.clone()) {
         return;
     }
     let scale = f64::from(call.scale);

@@ -1,12 +1,14 @@
-//! Activations, rotary embedding and gates on libtorch: one or two passes over memory each.
+//! Activations, rotary embedding, gates and the AdamW update on libtorch: one or two passes over memory each.
 
 use burn::backend::{LibTorch, libtorch::TchTensor};
 use burn::tensor::DType;
+use roll_core::AdamUpdate;
 use tch::{Kind, Tensor};
 
 use super::{fresh, fused};
 use crate::ops::activation::Activation;
-use crate::ops::{ActivationKernel, Cotangents, GateKernel, RopeKernel};
+use crate::ops::adam::composed;
+use crate::ops::{ActivationKernel, AdamKernel, Cotangents, GateKernel, RopeKernel};
 
 impl ActivationKernel for LibTorch {
     fn activation_forward(activation: Activation, x: TchTensor) -> TchTensor {
@@ -76,6 +78,15 @@ impl RopeKernel for LibTorch {
         let sin = if back { -&sin.tensor } else { sin.tensor };
         let rotation = Tensor::complex(&cos.tensor, &sin).unsqueeze(1);
         fresh((pairs * rotation).view_as_real().reshape(size))
+    }
+}
+
+/// The fused kernel on GPUs, composed operations elsewhere.
+impl AdamKernel for LibTorch {
+    fn adam_update(operands: [TchTensor; 4], update: &AdamUpdate) -> [TchTensor; 3] {
+        let tensors = operands.each_ref().map(|operand| &operand.tensor);
+        let new = fused::ops(tensors[0]).and_then(|ops| ops.adam(tensors, update));
+        new.map(|new| new.map(fresh)).unwrap_or_else(|| composed::<Self>(operands, update))
     }
 }
 

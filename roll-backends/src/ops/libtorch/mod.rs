@@ -4,7 +4,6 @@
 //! Burn's operations may write into a tensor that is the only owner of its storage. Every tensor returned here is
 //! therefore either new memory or holds the storage that it is a view of.
 
-mod adam;
 mod attention;
 mod conv;
 mod decode;

@@ -50,7 +50,6 @@ impl UpdatedPart {
         }
     }
 
-    /// The current values, concatenated.
     fn value(&self) -> Result<Tensor<1>> {
         let mut values = self.ranges.iter().map(TensorRange::value).collect::<Result<Vec<_>>>()?;
         Ok(match values.len() {

@@ -28,7 +28,6 @@ impl Gradients {
         lock(&self.sums).fill(0.0);
     }
 
-    /// Multiplies all sums.
     pub(super) fn scale(&self, factor: f64) {
         scale(&mut lock(&self.sums), factor);
     }

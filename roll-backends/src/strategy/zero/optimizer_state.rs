@@ -22,7 +22,6 @@ pub(super) enum OptimizerState {
     Parts { parts: Vec<Box<dyn DevicePart>>, step: u64 },
 }
 
-/// The context of an update on one rank.
 pub(super) struct UpdateContext<'a> {
     pub(super) optimizer: &'a AdamW,
     pub(super) partition: &'a Partition,

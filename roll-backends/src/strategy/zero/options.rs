@@ -144,7 +144,6 @@ impl ZeroOptions {
         Ok(())
     }
 
-    /// The location of the optimizer state.
     pub(super) fn optimizer_location(&self) -> OptimizerLocation {
         match self.offload_optimizer.device {
             OffloadDevice::None => self.optimizer_on,
@@ -176,7 +175,6 @@ impl ZeroOptions {
         }
     }
 
-    /// Maximum number of elements of a bucket.
     pub(super) fn bucket_size(&self) -> usize {
         self.reduce_bucket_size.min(self.allgather_bucket_size).min(self.sub_group_size)
     }

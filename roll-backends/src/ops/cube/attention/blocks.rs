@@ -71,11 +71,11 @@ impl Blocks {
     }
 
     fn head_groups(&self) -> impl Iterator<Item = Range<usize>> {
-        ranges(self.call.heads, self.heads_per_block)
+        tiled::ranges(self.call.heads, self.heads_per_block)
     }
 
     fn row_blocks(&self) -> impl Iterator<Item = Range<usize>> {
-        ranges(self.rows, self.rows_per_block)
+        tiled::ranges(self.rows, self.rows_per_block)
     }
 
     fn block(&self, heads: &Range<usize>, rows: &Range<usize>) -> Block {
@@ -100,10 +100,6 @@ impl Blocks {
     fn merge_heads(&self, x: Heads, n: usize, dtype: DType) -> CubeTensor {
         x.narrow(1, 0..n).swap(0, 1).reshape([n, self.call.heads * self.width]).cast(dtype).0
     }
-}
-
-fn ranges(total: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..total).step_by(size).map(move |start| start..(start + size).min(total))
 }
 
 fn padded_length(length: usize) -> usize {

@@ -6,10 +6,9 @@
 
 use rayon::prelude::*;
 
-use super::Finish;
 use super::epilogue::KernelEpilogue;
-use super::passes::{Conv2dShape, Pass};
-use super::shared_output::SharedOutput;
+use super::passes::Pass;
+use super::tiles::Call;
 use crate::ops::kernels::simd::vectorised;
 
 /// Positions that are accumulated at once: four registers of eight.
@@ -29,36 +28,8 @@ pub fn fits(passes: &[Pass], read: [usize; 2]) -> bool {
     numbers.is_some_and(|numbers| numbers <= (1 << 16) + 16 * read[0] * read[1])
 }
 
-/// The operands of a call.
-pub struct Call<'a, 'p> {
-    /// Number of planes: items times channels.
-    pub planes: usize,
-    pub channels: usize,
-    pub x: &'a [f32],
-    /// If `x` is the cotangent of outputs: their epilogue, whose pullback is applied to `x` first, and the tensor that
-    /// it needs ([`KernelEpilogue::pull`]).
-    pub pulled: Option<(KernelEpilogue<'a>, &'a [f32])>,
-    pub read: [usize; 2],
-    pub y: &'a SharedOutput<'p>,
-    pub written: [usize; 2],
-    /// `[channels, taps]`.
-    pub weight: &'a [f32],
-    pub finish: Finish<'a, 'p>,
-}
-
-impl<'a, 'p> Call<'a, 'p> {
-    /// The call that computes `y` from `x`.
-    pub fn new(
-        shape: Conv2dShape,
-        x: &'a [f32],
-        weight: &'a [f32],
-        y: &'a SharedOutput<'p>,
-        finish: Finish<'a, 'p>,
-    ) -> Self {
-        let Conv2dShape { items, outputs: channels, size: read, output: written, .. } = shape;
-        Self { planes: items * channels, channels, x, pulled: None, read, y, written, weight, finish }
-    }
-}
+/// The epilogue of the outputs whose cotangent is read, and the tensor that [`KernelEpilogue::pull`] needs.
+pub type Pulled<'a> = (KernelEpilogue<'a>, &'a [f32]);
 
 /// A pass with the offsets at which its taps read in the copy of a plane.
 pub struct OffsetPass {
@@ -120,27 +91,29 @@ impl PlaneLayout {
     }
 }
 
-/// Computes `passes`, which must have the same read step.
-pub fn correlate(call: &Call, passes: Vec<Pass>, taps: usize) {
+/// Computes `passes`, which must have the same read step, with a weight `[channels, taps]`. If `pulled` is given,
+/// `call.x` is the cotangent of outputs, and the epilogue is pulled back first.
+pub fn correlate(call: &Call, weight: &[f32], pulled: Option<Pulled>, passes: Vec<Pass>, taps: usize) {
     let layout = PlaneLayout::of(&passes, call.read[1]);
     let passes: Vec<OffsetPass> = passes.into_iter().map(|pass| layout.with_offsets(pass)).collect();
     let work = passes.iter().map(|p| p.pass.grid[0] * p.pass.grid[1] * (p.taps.len() + 2)).sum::<usize>().max(1);
-    let at_once = (TASK / work).clamp(1, call.planes.max(1));
+    let planes = call.items * call.outputs;
+    let at_once = (TASK / work).clamp(1, planes.max(1));
     let run = |scratch: &mut Scratch, first: usize| {
-        for plane in first..(first + at_once).min(call.planes) {
-            copy_plane(call, &layout, plane, scratch);
+        for plane in first..(first + at_once).min(planes) {
+            copy_plane(call, pulled, &layout, plane, scratch);
             for pass in &passes {
-                compute_pass(call, &layout, pass, plane, &call.weight[plane % call.channels * taps..][..taps], scratch);
+                compute_pass(call, &layout, pass, plane, &weight[plane % call.outputs * taps..][..taps], scratch);
             }
         }
     };
-    match call.planes.saturating_mul(work) <= ONE_THREAD {
+    match planes.saturating_mul(work) <= ONE_THREAD {
         true => {
             let scratch = &mut Scratch::default();
-            (0..call.planes).step_by(at_once).for_each(|first| run(scratch, first));
+            (0..planes).step_by(at_once).for_each(|first| run(scratch, first));
         }
         false => {
-            let tasks = (0..call.planes).into_par_iter().step_by(at_once);
+            let tasks = (0..planes).into_par_iter().step_by(at_once);
             tasks.for_each_init(Scratch::default, run);
         }
     }
@@ -157,7 +130,9 @@ pub struct Scratch {
 
 vectorised! {
     /// Copies a plane into its padded layout.
-    fn copy_plane<M>(call: &Call, layout: &PlaneLayout, plane: usize, scratch: &mut Scratch) {
+    fn copy_plane<M>(
+        call: &Call, pulled: Option<Pulled>, layout: &PlaneLayout, plane: usize, scratch: &mut Scratch,
+    ) {
         let [rows, columns] = call.read;
         // The last positions of a pass read beyond the copy, hence `LANES`. The padding's zeros are reused for the next
         // plane.
@@ -167,9 +142,9 @@ vectorised! {
         for row in 0..rows.min(reached.saturating_sub(layout.before[0])) {
             let at = (plane * rows + row) * columns;
             let mut line = &call.x[at..at + columns];
-            if let Some((epilogue, saved)) = call.pulled {
+            if let Some((epilogue, saved)) = pulled {
                 scratch.line.resize(columns, 0.0);
-                epilogue.pull::<M>(plane % call.channels, &saved[at..at + columns], line, &mut scratch.line);
+                epilogue.pull::<M>(plane % call.outputs, &saved[at..at + columns], line, &mut scratch.line);
                 line = &scratch.line;
             }
             for (part, &[first, start, count]) in layout.columns.iter().enumerate() {
@@ -186,12 +161,11 @@ vectorised! {
         }
     }
 
-    /// Computes a pass over one plane.
     fn compute_pass<M>(
         call: &Call, layout: &PlaneLayout, pass: &OffsetPass, plane: usize, weight: &[f32], scratch: &mut Scratch,
     ) {
         let OffsetPass { pass, taps } = pass;
-        let (pitch, channel, finish) = (layout.size[1], plane % call.channels, call.finish);
+        let (pitch, channel, finish) = (layout.size[1], plane % call.outputs, call.finish);
         let [rows, columns] = pass.grid;
         let bias = finish.bias.map_or(0.0, |bias| bias[channel]);
         // Without residual and sums to write, the epilogue is applied to the columns between rows too, which is faster

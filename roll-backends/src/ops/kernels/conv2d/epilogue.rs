@@ -1,52 +1,39 @@
 //! The epilogue of a convolution: activations of the sums, and their derivatives.
 
+use crate::ops::Epilogue;
 use crate::ops::kernels::simd::{MulAdd, sigmoid};
 
-/// An activation, applied to each sum `z`.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum KernelEpilogue<'a> {
-    /// The identity.
-    #[default]
-    Nothing,
-    /// `max(z, 0)`.
-    Relu,
-    /// PReLU: `z` if positive, else `z` times the channel's slope.
-    Slopes(&'a [f32]),
-    /// `clamp(z, low, high)`.
-    Clip(f32, f32),
-    /// `1 / (1 + e^-z)`.
-    Sigmoid,
-    /// `z * sigmoid(z)`.
-    Silu,
-    /// `z * clip(z / 6 + 1/2, 0, 1)`.
-    HardSwish,
+/// An epilogue, and the slopes of the output channels, which only [`Epilogue::Slopes`] reads.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KernelEpilogue<'a> {
+    pub kind: Epilogue,
+    pub slopes: &'a [f32],
 }
 
 impl KernelEpilogue<'_> {
-    /// Applies the activation to values of channel `channel`.
     #[inline(always)]
     pub fn apply<M: MulAdd>(self, channel: usize, values: &mut [f32]) {
-        match self {
-            Self::Nothing => {}
+        match self.kind {
+            Epilogue::Nothing => {}
             // Comparisons, not `max`: NaN stays NaN.
-            Self::Relu => values.iter_mut().for_each(|z| {
+            Epilogue::Relu => values.iter_mut().for_each(|z| {
                 let z_now = in_register(*z);
                 *z = if z_now < 0.0 { 0.0 } else { z_now };
             }),
-            Self::Slopes(slopes) => {
-                let slope = slopes[channel];
+            Epilogue::Slopes => {
+                let slope = self.slopes[channel];
                 values.iter_mut().for_each(|z| {
                     let z_now = in_register(*z);
                     *z = if z_now < 0.0 { slope * z_now } else { z_now };
                 });
             }
-            Self::Clip(low, high) => values.iter_mut().for_each(|z| {
+            Epilogue::Clip(low, high) => values.iter_mut().for_each(|z| {
                 let above = if *z < low { low } else { *z };
                 *z = if above > high { high } else { above };
             }),
-            Self::Sigmoid => values.iter_mut().for_each(|z| *z = sigmoid::<M>(*z)),
-            Self::Silu => values.iter_mut().for_each(|z| *z *= sigmoid::<M>(*z)),
-            Self::HardSwish => values.iter_mut().for_each(|z| *z *= gate(*z)),
+            Epilogue::Sigmoid => values.iter_mut().for_each(|z| *z = sigmoid::<M>(*z)),
+            Epilogue::Silu => values.iter_mut().for_each(|z| *z *= sigmoid::<M>(*z)),
+            Epilogue::HardSwish => values.iter_mut().for_each(|z| *z *= gate(*z)),
         }
     }
 
@@ -55,22 +42,22 @@ impl KernelEpilogue<'_> {
     #[inline(always)]
     pub fn pull<M: MulAdd>(self, channel: usize, saved: &[f32], d_y: &[f32], d_z: &mut [f32]) {
         let all = saved.iter().zip(d_y).zip(d_z);
-        match self {
-            Self::Nothing => all.for_each(|((_, d_y), d_z)| *d_z = *d_y),
-            Self::Relu => all.for_each(|((y, d_y), d_z)| *d_z = if *y > 0.0 { *d_y } else { 0.0 }),
-            Self::Slopes(slopes) => {
-                let slope = slopes[channel];
+        match self.kind {
+            Epilogue::Nothing => all.for_each(|((_, d_y), d_z)| *d_z = *d_y),
+            Epilogue::Relu => all.for_each(|((y, d_y), d_z)| *d_z = if *y > 0.0 { *d_y } else { 0.0 }),
+            Epilogue::Slopes => {
+                let slope = self.slopes[channel];
                 all.for_each(|((z, d_y), d_z)| *d_z = if *z > 0.0 { *d_y } else { slope * *d_y });
             }
-            Self::Clip(low, high) => {
+            Epilogue::Clip(low, high) => {
                 all.for_each(|((y, d_y), d_z)| *d_z = if *y <= low || *y >= high { 0.0 } else { *d_y });
             }
-            Self::Sigmoid => all.for_each(|((y, d_y), d_z)| *d_z = *d_y * *y * (1.0 - *y)),
-            Self::Silu => all.for_each(|((z, d_y), d_z)| {
+            Epilogue::Sigmoid => all.for_each(|((y, d_y), d_z)| *d_z = *d_y * *y * (1.0 - *y)),
+            Epilogue::Silu => all.for_each(|((z, d_y), d_z)| {
                 let s = sigmoid::<M>(*z);
                 *d_z = *d_y * s * (1.0 + *z * (1.0 - s));
             }),
-            Self::HardSwish => all.for_each(|((z, d_y), d_z)| {
+            Epilogue::HardSwish => all.for_each(|((z, d_y), d_z)| {
                 let slope = if *z > -3.0 && *z < 3.0 { *z / 6.0 } else { 0.0 };
                 *d_z = *d_y * (gate(*z) + slope);
             }),
@@ -79,11 +66,11 @@ impl KernelEpilogue<'_> {
 
     /// Whether the derivative needs the sums, because it cannot be computed from the outputs.
     pub fn needs_sums(self) -> bool {
-        match self {
-            Self::Nothing | Self::Relu | Self::Clip(..) | Self::Sigmoid => false,
+        match self.kind {
+            Epilogue::Nothing | Epilogue::Relu | Epilogue::Clip(..) | Epilogue::Sigmoid => false,
             // If no slope is negative, an output is positive exactly if its sum is.
-            Self::Slopes(slopes) => !slopes.iter().all(|s| *s >= 0.0),
-            Self::Silu | Self::HardSwish => true,
+            Epilogue::Slopes => !self.slopes.iter().all(|s| *s >= 0.0),
+            Epilogue::Silu | Epilogue::HardSwish => true,
         }
     }
 }

@@ -1,21 +1,18 @@
 //! 2-d convolution with constant weights on the CPU: forward with a fused epilogue, and the gradient of the input.
 //!
 //! `passes` describes which input each tap reads. Convolutions with several channels per group are computed by `tiles`
-//! (im2col and micro-kernel) or, for 3 x 3 kernels with stride 1, by `winograd`; depthwise ones by `depthwise`; input
-//! gradients of non-overlapping windows by `patches`.
+//! (im2col and micro-kernel) or, for 3 x 3 kernels with stride 1, by `winograd`; depthwise ones by `depthwise`.
 
 mod depthwise;
 mod epilogue;
 mod panel;
 mod passes;
-mod patches;
 mod shared_output;
 mod tiles;
 mod winograd;
 
 use rayon::prelude::*;
 
-use self::passes::Pass;
 use self::shared_output::{SharedOutput, filled};
 use self::tiles::PackedWeight;
 use crate::ops::kernels::simd::vectorised;
@@ -29,9 +26,7 @@ pub use self::passes::Conv2dShape;
 pub enum Weights {
     /// `[channels, taps]`, not packed.
     Depthwise(Vec<f32>),
-    /// Packed for the micro-kernel.
     Tiles(PackedWeight),
-    /// Winograd-transformed.
     Winograd(Kernels),
 }
 
@@ -55,9 +50,6 @@ pub enum BackwardWeights {
     Depthwise(Vec<f32>),
     /// Packed for the micro-kernel, once per phase of the stride.
     Tiles(Vec<PackedWeight>),
-    /// Packed for non-overlapping windows.
-    Patches(PackedWeight),
-    /// Winograd-transformed.
     Winograd(Kernels),
 }
 
@@ -72,9 +64,6 @@ impl BackwardWeights {
 
     /// Packs for the general kernels, depthwise or not.
     fn general(shape: Conv2dShape, weight: &[f32]) -> Self {
-        if patches::applies(shape) {
-            return Self::Patches(patches::pack(shape, weight));
-        }
         if winograd::applies(shape) {
             return Self::Winograd(winograd::pack(shape, weight, true));
         }
@@ -88,7 +77,6 @@ impl BackwardWeights {
 pub struct Outputs {
     /// `[items, outputs, rows, columns]`.
     pub y: Vec<f32>,
-    /// Sums of the same shape.
     pub sums: Option<Vec<f32>>,
 }
 
@@ -128,7 +116,6 @@ pub struct Finish<'a, 'p> {
     added: Option<&'a [f32]>,
     /// Where the sum is written, if anywhere.
     sums: Option<&'a SharedOutput<'p>>,
-    /// The activation of the output.
     epilogue: KernelEpilogue<'a>,
 }
 
@@ -140,7 +127,7 @@ fn fill(shape: Conv2dShape, x: &[f32], weights: &Weights, finish: Finish, y: &Sh
         Weights::Tiles(packed) => tiles::correlate(&call, &pass, packed),
         Weights::Winograd(kernels) => winograd::correlate(&call, shape.before.map(|before| before as isize), kernels),
         Weights::Depthwise(weight) if depthwise::fits(std::slice::from_ref(&pass), shape.size) => {
-            depthwise::correlate(&depthwise::Call::new(shape, x, weight, y, finish), vec![pass], shape.taps());
+            depthwise::correlate(&call, weight, None, vec![pass], shape.taps());
         }
         Weights::Depthwise(weight) => tiles::correlate(&call, &pass, &tiles::pack_forward(shape, weight)),
     }
@@ -152,11 +139,12 @@ pub fn backward(shape: Conv2dShape, weights: &BackwardWeights, d_sums: &[f32]) -
         BackwardWeights::Depthwise(weight) => {
             let passes = shape.backward();
             match depthwise::fits(&passes, shape.output) {
-                true => depthwise_backward(shape, passes, weight, None, d_sums),
+                true => gradient(shape, d_sums, |call| {
+                    depthwise::correlate(call, weight, None, passes, shape.taps());
+                }),
                 false => backward(shape, &BackwardWeights::general(shape, weight), d_sums),
             }
         }
-        BackwardWeights::Patches(packed) => patches::backward(shape, packed, d_sums),
         // The passes together cover every input position.
         BackwardWeights::Tiles(packed) => gradient(shape, d_sums, |call| {
             for pass in shape.backward() {
@@ -171,11 +159,12 @@ pub fn backward(shape: Conv2dShape, weights: &BackwardWeights, d_sums: &[f32]) -
 }
 
 /// Runs `convolve`, which must write every position of every channel, to get the gradient of x.
-fn gradient(shape: Conv2dShape, d_sums: &[f32], convolve: impl FnOnce(&tiles::Call)) -> Vec<f32> {
-    // SAFETY: `convolve` is one of two closures in this file, and both write every element.
+fn gradient(shape: Conv2dShape, cotangent: &[f32], convolve: impl FnOnce(&tiles::Call)) -> Vec<f32> {
+    // SAFETY: `convolve` is one of the closures in this file, which write every element: their passes together cover
+    // every input position, and every channel belongs to a task.
     unsafe {
         filled(shape.items * shape.inputs * shape.size[0] * shape.size[1], |d_x| {
-            convolve(&tiles::Call::new(shape.swapped(), d_sums, d_x, Finish::default()));
+            convolve(&tiles::Call::new(shape.swapped(), cotangent, d_x, Finish::default()));
         })
     }
 }
@@ -191,29 +180,13 @@ pub fn backward_fused(
     if let BackwardWeights::Depthwise(weight) = weights {
         let passes = shape.backward();
         if depthwise::fits(&passes, shape.output) {
-            return depthwise_backward(shape, passes, weight, Some((epilogue, saved)), d_y);
+            return gradient(shape, d_y, |call| {
+                depthwise::correlate(call, weight, Some((epilogue, saved)), passes, shape.taps());
+            });
         }
     }
     let plane = shape.output[0] * shape.output[1];
     backward(shape, weights, &pull(shape.outputs, plane, epilogue, saved, d_y))
-}
-
-/// The gradient of x of a depthwise convolution. `d_y` is the gradient of the sums, or of the result if `pulled` has
-/// the epilogue and the tensor that it saved.
-fn depthwise_backward(
-    shape: Conv2dShape,
-    passes: Vec<Pass>,
-    weight: &[f32],
-    pulled: Option<(KernelEpilogue, &[f32])>,
-    d_y: &[f32],
-) -> Vec<f32> {
-    // SAFETY: the passes together cover every input position, and every channel belongs to a task.
-    unsafe {
-        filled(shape.items * shape.inputs * shape.size[0] * shape.size[1], |d_x| {
-            let call = depthwise::Call::new(shape.swapped(), d_y, weight, d_x, Finish::default());
-            depthwise::correlate(&depthwise::Call { pulled, ..call }, passes, shape.taps());
-        })
-    }
 }
 
 /// Returns the gradient of the sums, given the gradient of the result, for `channels` channels of `plane` positions.

@@ -3,25 +3,18 @@
 /// Sizes of one call. Axes are rows, columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv2dShape {
-    /// Batch size.
     pub items: usize,
-    /// Channels of the input.
     pub inputs: usize,
-    /// Channels of the output.
     pub outputs: usize,
     /// Number of channel groups; an output channel reads the input channels of its own group.
     pub groups: usize,
     /// Rows and columns of the input.
     pub size: [usize; 2],
-    /// Rows and columns of the kernel.
     pub kernel: [usize; 2],
-    /// Stride.
     pub stride: [usize; 2],
-    /// Dilation.
     pub dilation: [usize; 2],
     /// Zero padding before each axis.
     pub before: [usize; 2],
-    /// Rows and columns of the output.
     pub output: [usize; 2],
 }
 
@@ -31,7 +24,6 @@ impl Conv2dShape {
         self.groups == self.inputs && self.groups == self.outputs
     }
 
-    /// Number of taps of the kernel.
     pub fn taps(&self) -> usize {
         self.kernel[0] * self.kernel[1]
     }
@@ -110,7 +102,6 @@ pub struct Pass {
     pub write_step: [usize; 2],
     /// Output row and column of the first position.
     pub write_first: [usize; 2],
-    /// The taps.
     pub taps: Vec<Tap>,
 }
 

@@ -2,6 +2,7 @@
 
 use super::passes::inside;
 use super::*;
+use crate::ops::Epilogue;
 
 /// Deterministic values in [-1, 1).
 fn noise(count: usize, seed: u32) -> Vec<f32> {
@@ -72,6 +73,11 @@ impl Case {
     }
 }
 
+/// An epilogue without slopes.
+fn plain(kind: Epilogue) -> KernelEpilogue<'static> {
+    KernelEpilogue { kind, slopes: &[] }
+}
+
 /// Checks the result, sums and input gradient of one shape.
 fn check(s: Conv2dShape) {
     let what = format!("{s:?}");
@@ -83,7 +89,7 @@ fn check(s: Conv2dShape) {
     let slopes = noise(s.outputs, 6);
     let slope = |i: usize| f64::from(slopes[i / plane % s.outputs]);
     let y: Vec<f64> = sums.iter().enumerate().map(|(i, z)| if *z < 0.0 { z * slope(i) } else { *z }).collect();
-    let epilogue = KernelEpilogue::Slopes(&slopes);
+    let epilogue = KernelEpilogue { kind: Epilogue::Slopes, slopes: &slopes };
 
     let weights = Weights::new(s, &case.weight);
     let found = forward(s, &case.x, &weights, &case.bias, Some(&case.added), epilogue, true);
@@ -237,10 +243,10 @@ fn bits_do_not_depend_on_threads() {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| {
                 let weights = Weights::new(shape, &case.weight);
-                let y = forward(shape, &case.x, &weights, &case.bias, Some(&case.added), KernelEpilogue::Silu, true);
+                let y = forward(shape, &case.x, &weights, &case.bias, Some(&case.added), plain(Epilogue::Silu), true);
                 let weights = BackwardWeights::new(shape, &case.weight);
                 let sums = y.sums.unwrap();
-                let d_x = backward_fused(shape, &weights, KernelEpilogue::Silu, &sums, &case.d_y);
+                let d_x = backward_fused(shape, &weights, plain(Epilogue::Silu), &sums, &case.d_y);
                 (y.y, sums, d_x)
             })
         };
@@ -257,13 +263,13 @@ fn epilogues_and_their_derivatives_match_f64() {
     let sigmoid = |z: f64| 1.0 / (1.0 + (-z).exp());
     let slopes = [-0.25];
     let cases: [(KernelEpilogue, &dyn Fn(f64) -> f64); 7] = [
-        (KernelEpilogue::Nothing, &|z| z),
-        (KernelEpilogue::Relu, &|z| z.max(0.0)),
-        (KernelEpilogue::Slopes(&slopes), &|z| if z < 0.0 { -0.25 * z } else { z }),
-        (KernelEpilogue::Clip(-1.0, 2.0), &|z| z.clamp(-1.0, 2.0)),
-        (KernelEpilogue::Sigmoid, &sigmoid),
-        (KernelEpilogue::Silu, &|z| z * sigmoid(z)),
-        (KernelEpilogue::HardSwish, &|z| z * (z / 6.0 + 0.5).clamp(0.0, 1.0)),
+        (plain(Epilogue::Nothing), &|z| z),
+        (plain(Epilogue::Relu), &|z| z.max(0.0)),
+        (KernelEpilogue { kind: Epilogue::Slopes, slopes: &slopes }, &|z| if z < 0.0 { -0.25 * z } else { z }),
+        (plain(Epilogue::Clip(-1.0, 2.0)), &|z| z.clamp(-1.0, 2.0)),
+        (plain(Epilogue::Sigmoid), &sigmoid),
+        (plain(Epilogue::Silu), &|z| z * sigmoid(z)),
+        (plain(Epilogue::HardSwish), &|z| z * (z / 6.0 + 0.5).clamp(0.0, 1.0)),
     ];
     let shape = Conv2dShape { size: [1, z.len()], output: [1, z.len()], ..BASE };
     for (epilogue, f) in cases {
@@ -286,12 +292,12 @@ fn epilogues_and_their_derivatives_match_f64() {
 fn epilogues_propagate_nan() {
     let shape = Conv2dShape { size: [1, 2], output: [1, 2], ..BASE };
     for epilogue in [
-        KernelEpilogue::Relu,
-        KernelEpilogue::Slopes(&[0.5]),
-        KernelEpilogue::Clip(0.0, 6.0),
-        KernelEpilogue::Sigmoid,
-        KernelEpilogue::Silu,
-        KernelEpilogue::HardSwish,
+        plain(Epilogue::Relu),
+        KernelEpilogue { kind: Epilogue::Slopes, slopes: &[0.5] },
+        plain(Epilogue::Clip(0.0, 6.0)),
+        plain(Epilogue::Sigmoid),
+        plain(Epilogue::Silu),
+        plain(Epilogue::HardSwish),
     ] {
         let y = forward(shape, &[f32::NAN, 1.0], &Weights::new(shape, &[1.0]), &[0.0], None, epilogue, false).y;
         assert!(y[0].is_nan() && y[1].is_finite(), "{epilogue:?}: {y:?}");
@@ -302,7 +308,7 @@ fn epilogues_propagate_nan() {
         &Weights::new(shape, &[1.0]),
         &[0.0],
         None,
-        KernelEpilogue::Relu,
+        plain(Epilogue::Relu),
         false,
     );
     assert_eq!(y.y, [0.0, 1.0]);

@@ -82,14 +82,12 @@ pub struct Call<'a, 'p> {
 }
 
 impl<'a, 'p> Call<'a, 'p> {
-    /// The call that computes `y` from `x`.
     pub fn new(shape: Conv2dShape, x: &'a [f32], y: &'a SharedOutput<'p>, finish: Finish<'a, 'p>) -> Self {
         let Conv2dShape { items, groups, inputs, size: read, outputs, output: written, .. } = shape;
         Self { items, groups, x, inputs, read, y, outputs, written, finish }
     }
 }
 
-/// One task.
 struct Task {
     group: usize,
     positions: Range<usize>,
@@ -142,7 +140,6 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch { panel: Vec::new(), sums: Vec::new() }) };
 }
 
-/// Computes one pass.
 pub fn correlate(call: &Call, pass: &Pass, packed: &PackedWeight) {
     let (pass, read, written) = pass.clone().flat(call.read, call.written);
     let call = Call { read, written, ..*call };
@@ -198,7 +195,6 @@ pub struct OutputRun {
     step: usize,
 }
 
-/// The output runs of each column of a task.
 fn output_runs(call: &Call, pass: &Pass, task: &Task) -> Lists<OutputRun> {
     let plane = call.written[0] * call.written[1];
     let in_order = pass.write_step == [1; 2] && pass.grid == call.written;
@@ -264,7 +260,6 @@ pub fn store<M: MulAdd>(call: &Call, channel: usize, to: usize, values: &mut [f3
     unsafe { call.y.write(to, values) };
 }
 
-/// Packs the weights for the forward pass.
 pub fn pack_forward(shape: Conv2dShape, weight: &[f32]) -> PackedWeight {
     let (inputs, outputs, taps) = (shape.inputs / shape.groups, shape.outputs / shape.groups, shape.taps());
     PackedWeight::new([shape.groups, outputs, inputs, taps], |group, output, input, tap| {

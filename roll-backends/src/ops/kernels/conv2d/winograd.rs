@@ -44,7 +44,6 @@ pub fn pack(shape: Conv2dShape, weight: &[f32], transposed: bool) -> Kernels {
     Kernels::new(shape, weight, transposed)
 }
 
-/// One task.
 struct Task {
     panels: Range<usize>,
     blocks: Range<usize>,

@@ -6,12 +6,13 @@ use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::launch::{Kernel, Launch, LaunchShape, Launcher};
 use super::nvrtc::{Nvrtc, SOURCE};
 use crate::device::memory::DRIVER;
 use crate::library::{first, functions, text};
+use crate::sync::lock;
 
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR`.
 const CAPABILITY: [c_int; 2] = [75, 76];
@@ -102,7 +103,7 @@ unsafe impl Sync for Gpu {}
 pub(super) fn gpu(number: usize) -> Option<Arc<Gpu>> {
     static GPUS: Mutex<BTreeMap<usize, Option<Arc<Gpu>>>> = Mutex::new(BTreeMap::new());
     // Locked while compiling, so that other threads wait instead of compiling too. A panic leaves the map consistent.
-    let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut gpus = lock(&GPUS);
     let found = gpus.entry(number).or_insert_with(|| match std::env::var(SWITCH).as_deref() {
         Ok("0") => {
             tracing::info!("{SWITCH}=0: GPU {number} runs ATen's operators in place of the fused kernels");

@@ -42,7 +42,6 @@ pub trait Launcher {
     fn launch(&self, launch: &mut Launch) -> Result<(), String>;
 }
 
-/// A kernel launch.
 pub struct Launch {
     pub(super) kernel: Kernel,
     pub(super) shape: LaunchShape,
@@ -109,7 +108,6 @@ const MIN_ROW_REDUCTION_BLOCK: u32 = 128;
 /// Grid and block of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LaunchShape {
-    /// Number of blocks.
     pub(super) grid: u32,
     /// Threads per block in x and y.
     pub(super) block: [u32; 2],
