@@ -1,12 +1,14 @@
 //! 2-d convolution with constant weights on the CPU: forward with a fused epilogue, and the gradient of the input.
 //!
 //! `passes` describes which input each tap reads. Convolutions with several channels per group are computed by `tiles`
-//! (im2col and micro-kernel) or, for 3 x 3 kernels with stride 1, by `winograd`; depthwise ones by `depthwise`.
+//! (im2col and micro-kernel) or, for 3 x 3 kernels with stride 1, by `winograd`; depthwise ones by `depthwise`; input
+//! gradients of non-overlapping windows by `patches`.
 
 mod depthwise;
 mod epilogue;
 mod panel;
 mod passes;
+mod patches;
 mod shared_output;
 mod tiles;
 mod winograd;
@@ -50,6 +52,8 @@ pub enum BackwardWeights {
     Depthwise(Vec<f32>),
     /// Packed for the micro-kernel, once per phase of the stride.
     Tiles(Vec<PackedWeight>),
+    /// Packed for non-overlapping windows.
+    Patches(PackedWeight),
     Winograd(Kernels),
 }
 
@@ -64,6 +68,9 @@ impl BackwardWeights {
 
     /// Packs for the general kernels, depthwise or not.
     fn general(shape: Conv2dShape, weight: &[f32]) -> Self {
+        if patches::applies(shape) {
+            return Self::Patches(patches::pack(shape, weight));
+        }
         if winograd::applies(shape) {
             return Self::Winograd(winograd::pack(shape, weight, true));
         }
@@ -145,6 +152,7 @@ pub fn backward(shape: Conv2dShape, weights: &BackwardWeights, d_sums: &[f32]) -
                 false => backward(shape, &BackwardWeights::general(shape, weight), d_sums),
             }
         }
+        BackwardWeights::Patches(packed) => patches::backward(shape, packed, d_sums),
         // The passes together cover every input position.
         BackwardWeights::Tiles(packed) => gradient(shape, d_sums, |call| {
             for pass in shape.backward() {

@@ -1,0 +1,64 @@
+//! The input gradient for non-overlapping windows, e.g. of patch embeddings: one matrix product, whose rows are (input
+//! channel, tap), and one pass that moves each number to its position.
+
+use rayon::prelude::*;
+
+use super::Finish;
+use super::passes::Conv2dShape;
+use super::shared_output::filled;
+use super::tiles::{self, PackedWeight};
+
+/// Whether the windows of `shape` tile the input without overlap.
+pub fn applies(shape: Conv2dShape) -> bool {
+    shape.kernel == shape.stride && shape.dilation == [1; 2] && shape.groups == 1 && shape.taps() > 1
+}
+
+/// The 1 x 1 convolution whose output channels are (input channel, tap).
+fn product(shape: Conv2dShape) -> Conv2dShape {
+    Conv2dShape {
+        inputs: shape.outputs,
+        outputs: shape.inputs * shape.taps(),
+        size: shape.output,
+        kernel: [1; 2],
+        stride: [1; 2],
+        before: [0; 2],
+        ..shape
+    }
+}
+
+pub fn pack(shape: Conv2dShape, weight: &[f32]) -> PackedWeight {
+    let row = shape.inputs * shape.taps();
+    PackedWeight::new([1, row, shape.outputs, 1], |_, at, output, _| weight[output * row + at])
+}
+
+/// Returns the gradient of x, given the gradient of the sums.
+pub fn backward(shape: Conv2dShape, packed: &PackedWeight, d_sums: &[f32]) -> Vec<f32> {
+    let inner = product(shape);
+    let plane = shape.output[0] * shape.output[1];
+    // SAFETY: the forward pass covers every output position, and every channel belongs to a task.
+    let by_tap = unsafe {
+        filled(shape.items * inner.outputs * plane, |y| {
+            tiles::correlate(&tiles::Call::new(inner, d_sums, y, Finish::default()), &inner.forward(), packed);
+        })
+    };
+    let [rows, columns] = shape.size;
+    let mut d_x = vec![0.0; shape.items * shape.inputs * rows * columns];
+    // Window and tap of a position along an axis; `None` outside of all windows.
+    let window_and_tap = |i: usize, axis: usize| {
+        let (window, tap) =
+            ((i + shape.before[axis]) / shape.stride[axis], (i + shape.before[axis]) % shape.stride[axis]);
+        (window < shape.output[axis]).then_some((window, tap))
+    };
+    d_x.par_chunks_mut((rows * columns).max(1)).enumerate().for_each(|(channel, d_x)| {
+        let of_channel = &by_tap[channel * shape.taps() * plane..][..shape.taps() * plane];
+        for (row, d_x) in d_x.chunks_exact_mut(columns).enumerate() {
+            let Some((window_row, tap_row)) = window_and_tap(row, 0) else { continue };
+            for (column, d_x) in d_x.iter_mut().enumerate() {
+                let Some((window, tap)) = window_and_tap(column, 1) else { continue };
+                let tap = tap_row * shape.kernel[1] + tap;
+                *d_x = of_channel[tap * plane + window_row * shape.output[1] + window];
+            }
+        }
+    });
+    d_x
+}
