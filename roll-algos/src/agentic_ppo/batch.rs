@@ -151,7 +151,7 @@ impl Batch {
 }
 
 /// Width that holds all samples; at least 2, so that there is a prediction.
-pub fn width(samples: &[TextSample]) -> usize {
+pub fn width(samples: &[&TextSample]) -> usize {
     samples.iter().map(|s| s.tokens.len()).max().unwrap_or(0).max(2)
 }
 

@@ -12,7 +12,7 @@ use crate::policy_gradient::advantages::Spread;
 use crate::policy_gradient::clip::ClipRange;
 use crate::policy_gradient::levels::acting_steps;
 use crate::policy_gradient::old_policy::OldDecay;
-use crate::policy_gradient::{SeveralRewards, SharedOptions, shared_options};
+use crate::policy_gradient::{Method, SeveralRewards};
 use crate::sampling::{GuidanceScale, Sampling};
 use crate::scoring::{FrameRate, Reference};
 use crate::update::OnNonfinite;
@@ -160,7 +160,7 @@ pub(super) struct NftPlan {
 impl DiffusionNftConfig {
     /// Fails on values that are out of range or contradict one another, naming the key.
     pub(super) fn plan(&self, facts: ScheduleFacts) -> Result<NftPlan> {
-        let shared = self.shared_options();
+        let shared = self.shared();
         check_ranges("algo", self)?;
         shared.check()?;
         let sampling = shared.training(facts, Self::default().num_inference_steps)?;
@@ -176,9 +176,5 @@ impl DiffusionNftConfig {
     /// Whether velocities of the KL's reference are needed.
     pub(super) fn needs_reference(&self) -> bool {
         self.kl_weight > 0.0
-    }
-
-    pub(super) fn shared_options(&self) -> SharedOptions {
-        shared_options!(self, self.sampler)
     }
 }

@@ -30,10 +30,12 @@ use crate::flow_matching::mixed;
 use crate::kl_reference::KlReference;
 use crate::policy_gradient::old_policy::with_parameters;
 use crate::policy_gradient::round::{
-    Group, NoExploration, Rollout, RoundOptions, RoundState, generate, require_different_videos, set_advantages,
+    Group, NoExploration, Rollout, RoundOptions, RoundState, generate, key_in, require_different_videos, set_advantages,
 };
 use crate::policy_gradient::tally::Tally;
-use crate::policy_gradient::{LossMask, Method, PolicyGradient, SharedOptions, TrainingState, clip::bounded, distance};
+use crate::policy_gradient::{
+    LossMask, Method, PolicyGradient, SharedOptions, TrainingState, clip::bounded, distance, shared_options,
+};
 use crate::sampling::Conditions;
 use crate::stopwatch::{FORWARD, PULL, REFERENCE};
 use crate::update::diffusion;
@@ -52,7 +54,7 @@ impl Method for DiffusionNftConfig {
     const HAS_OLD_POLICY: bool = true;
 
     fn shared(&self) -> SharedOptions {
-        self.shared_options()
+        shared_options!(self, self.sampler)
     }
 
     fn check(&self, facts: ScheduleFacts, reward: &dyn RewardScorer) -> Result<()> {
@@ -178,7 +180,7 @@ impl DiffusionNftConfig {
         update: usize,
     ) -> Result<Vec<NoisedCopy<'a>>> {
         let (count, n) = (self.levels_per_video, video.latents.len());
-        let key = video.key_in(update);
+        let key = key_in(video.key, update);
         let mut uniform = noise.uniform(Purpose::Levels, step, key);
         let noises = noise.normal(Purpose::Noising, step, key, &[count, n])?;
         let mut copies = Vec::new();

@@ -8,7 +8,7 @@ use roll_core::{
 use super::levels::evaluation_plan;
 use super::old_policy::OldPolicy;
 use super::options::SharedOptions;
-use super::round::{Group, RoundState};
+use super::round::{Group, RoundState, key_in};
 use super::tally::DATA_LOSS;
 use crate::flow_matching::DataTerm;
 use crate::report::headlines;
@@ -139,7 +139,8 @@ impl TrainingState {
         }
         round.begin(DATA, "training on the clip")?;
         let sample = &ctx.samples[group.sample];
-        if let Some(loss) = self.data.accumulate(ctx, sample, group.key_in(round.update), videos * sample.weight)? {
+        let key = key_in(group.key, round.update);
+        if let Some(loss) = self.data.accumulate(ctx, sample, key, videos * sample.weight)? {
             match loss.is_finite() {
                 true => round.tally.weighted_mean(DATA_LOSS, loss, videos),
                 false => round.outcome.nonfinite = Some((format!("the loss on the clip of {}", sample.origin), loss)),

@@ -360,10 +360,10 @@ impl<'a> RunningEpisode<'a> {
     }
 
     fn finish(mut self) -> Episode {
-        if self.ending.is_none() {
-            self.end(Ending::TurnLimit);
-        }
-        let (ending, solved) = self.ending.unwrap_or((Ending::TurnLimit, false));
+        let (ending, solved) = match self.ending.take() {
+            Some(ended) => ended,
+            None => (Ending::TurnLimit, self.environment.solved().unwrap_or(false)),
+        };
         // A prompt after the last answer is no part of the episode.
         let length = self.steps.last().map_or(0, |s| s.tokens.end);
         let Conversation { mut tokens, mut response, mut log_probs, mut raw_log_probs, .. } = self.conversation;
