@@ -34,7 +34,7 @@ const IDLE: &[IdleKeys] = &[
     },
 ];
 
-/// The keys of the difference between the two policies, where there is none.
+/// Keys that weigh the difference between the policy in training and the old one.
 const SAME_POLICY: IdleKeys = IdleKeys {
     keys: &["algo.beta", "algo.old_kl_weight", "algo.clip_range"],
     when: When::Always,

@@ -49,14 +49,12 @@ pub(super) enum Value {
 /// A value that is known when the file is opened.
 #[derive(Clone, Debug)]
 pub(super) struct Constant {
-    /// The value.
     pub value: Value,
     /// The elements of a small float tensor (scales, limits), which operators read when they are built.
     pub floats: Option<Vec<f32>>,
 }
 
 impl Value {
-    /// The shape.
     pub fn shape(&self) -> &[usize] {
         match self {
             Self::Float(tensor) => tensor.shape(),
@@ -113,6 +111,17 @@ impl Value {
         }
     }
 
+    /// Reshapes. Fails if the number of elements differs.
+    pub fn reshaped(&self, shape: Vec<usize>) -> Result<Self, Problem> {
+        Ok(match self {
+            Self::Float(tensor) => Self::Float(reshaped(tensor, shape)?),
+            Self::Int { values, .. } if elements(&shape)? == values.len() => {
+                Self::Int { values: values.clone(), shape }
+            }
+            Self::Int { shape: found, .. } => return Err(format!("{found:?} cannot become {shape:?}").into()),
+        })
+    }
+
     /// Splits along axis 0 into parts of the given lengths.
     pub fn split(&self, lengths: &[usize]) -> Vec<Self> {
         let inner: usize = self.shape()[1..].iter().product();
@@ -154,9 +163,7 @@ impl Constant {
     /// Creates a constant and keeps the elements of a small float tensor on the host, too.
     pub fn new(value: Value) -> Result<Self, Problem> {
         let floats = match &value {
-            Value::Float(tensor) if elements(tensor.shape())? <= 64 => {
-                Some(roll_backends::host::to_host_nd(tensor)?.to_f32_vec())
-            }
+            Value::Float(tensor) if elements(tensor.shape())? <= 64 => Some(to_host_nd(tensor)?.to_f32_vec()),
             _ => None,
         };
         Ok(Self { value, floats })

@@ -69,11 +69,8 @@ pub enum OverFrames {
     Last,
 }
 
-/// Checks the options that every reward of frames has. Fails, and names the key, if one is out of range.
-pub fn check_common(frames_per_batch: usize, on_missing: OnMissing) -> Result<()> {
-    if frames_per_batch == 0 {
-        return Err(Error::config("reward.frames_per_batch", "expected at least 1, found 0"));
-    }
+/// Fails, and names the key, if the score of a video without anything to score is not finite.
+pub fn check_on_missing(on_missing: OnMissing) -> Result<()> {
     match on_missing {
         OnMissing::Value(value) if !value.is_finite() => {
             Err(Error::config("reward.on_missing", "expected skip, error, or a finite value"))
@@ -87,11 +84,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn common_options_are_checked_by_key() {
-        assert!(check_common(1, OnMissing::Value(0.5)).is_ok());
-        let told = |frames, missing| check_common(frames, missing).unwrap_err().to_string();
-        assert!(told(0, OnMissing::Skip).contains("reward.frames_per_batch"));
-        assert!(told(1, OnMissing::Value(f64::NAN)).contains("reward.on_missing"));
+    fn a_score_that_is_not_finite_is_named_by_its_key() {
+        assert!(check_on_missing(OnMissing::Value(0.5)).is_ok());
+        let error = check_on_missing(OnMissing::Value(f64::NAN)).unwrap_err();
+        assert!(error.to_string().contains("reward.on_missing"));
     }
 
     #[test]

@@ -31,7 +31,7 @@ impl Features {
             let evaluated = ConversationBatch::new(&chosen, width)?;
             let (tokens, attention) = (&evaluated.batch.tokens, &evaluated.batch.attention);
             let states = language(ctx.model, NAME)?.hidden_states(tokens, attention, Adapter::On)?;
-            features.add(&states, width, part.iter().copied().zip(evaluated.rows().iter().copied()), wanted)?;
+            features.add(&states, width, part.iter().copied().zip(evaluated.row_of.iter().copied()), wanted)?;
         }
         Ok(features)
     }

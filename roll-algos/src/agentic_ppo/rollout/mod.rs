@@ -338,7 +338,7 @@ impl<'a> RunningEpisode<'a> {
             action: self.environment.action(),
             valid: next.valid,
             tokens: written..tokens.end,
-            begins: self.conversation.begins(),
+            begins: self.conversation.begins,
             calls: std::mem::take(&mut self.calls),
         });
         let won = self.environment.solved().unwrap_or(next.terminated && next.reward > 0.0);
