@@ -72,12 +72,8 @@ impl Method for DiffusionNftConfig {
         let (sampling, same_start, share_prefix) = (&plan.sampling, false, false);
         let options = RoundOptions { algorithm: NAME, sampling, shared: &shared, same_start, share_prefix };
         let prepared = &mut state.prepared;
-        let mut groups = with_parameters(
-            ctx,
-            |c| &mut *c.model,
-            &old,
-            |ctx| generate(&options, prepared, ctx, &mut NoExploration, &mut round),
-        )?;
+        let mut groups =
+            with_parameters(ctx, &old, |ctx| generate(&options, prepared, ctx, &mut NoExploration, &mut round))?;
         let is_finite = set_advantages(&shared, ctx, &mut groups, &mut round)?;
         state.train(&shared, ctx, &mut groups, is_finite, &mut round, |prepared, ctx, group, round| {
             let predictions = PredictionReward::of(self, prepared, ctx, group)?;
@@ -124,22 +120,17 @@ impl DiffusionNftConfig {
             return Ok(());
         }
         round.begin(REFERENCE, "predicting by the old policy")?;
-        with_parameters(
-            ctx,
-            |c| &mut *c.model,
-            old,
-            |ctx| {
-                for copies in copies.chunks_mut(self.at_once) {
-                    let old = velocities(ctx.model, copies, Adapter::On)?;
-                    copies.iter_mut().zip(old).for_each(|(copy, old)| copy.old = old);
-                    if self.needs_reference() {
-                        let references = velocities(ctx.model, copies, self.kl_reference.adapter())?;
-                        copies.iter_mut().zip(references).for_each(|(copy, v)| copy.reference = Some(v));
-                    }
+        with_parameters(ctx, old, |ctx| {
+            for copies in copies.chunks_mut(self.at_once) {
+                let old = velocities(ctx.model, copies, Adapter::On)?;
+                copies.iter_mut().zip(old).for_each(|(copy, old)| copy.old = old);
+                if self.needs_reference() {
+                    let references = velocities(ctx.model, copies, self.kl_reference.adapter())?;
+                    copies.iter_mut().zip(references).for_each(|(copy, v)| copy.reference = Some(v));
                 }
-                Ok(())
-            },
-        )?;
+            }
+            Ok(())
+        })?;
         for copies in copies.chunks(self.at_once) {
             round.begin(FORWARD, "predicting velocities")?;
             let inputs: Vec<VelocityInput<'_>> = copies.iter().map(NoisedCopy::input).collect();

@@ -110,7 +110,6 @@ impl Conversations {
         }
     }
 
-    /// Number of conversations.
     pub(super) fn len(&self) -> usize {
         self.rows.len()
     }

@@ -182,7 +182,7 @@ impl ClipReward {
         if config.path.is_empty() {
             return Err(Error::config("reward.path", "missing: the model's directory"));
         }
-        config.frames.check("reward.frames")?;
+        config.frames.check()?;
         check_ranges("reward", &config)?;
         check_on_missing(config.on_missing)?;
         if config.head.is_some() && (&config.against, config.score) != (&Against::Prompt, Scale::Cosine) {

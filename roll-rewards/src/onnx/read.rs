@@ -15,7 +15,6 @@ use super::ops::{self, Run};
 use super::value::{Constant, ElementLimit};
 use super::{nesting, tensor_proto};
 
-/// Supported operator sets.
 const OPSETS: std::ops::RangeInclusive<i64> = 7..=23;
 
 /// Greatest number of elements of all folded constants, in addition to one per byte of the file: a few hundred bytes

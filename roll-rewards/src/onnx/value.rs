@@ -80,7 +80,6 @@ impl Value {
         }
     }
 
-    /// Creates a list of integers.
     pub fn list(values: Vec<i64>) -> Self {
         let shape = vec![values.len()];
         Self::Int { values, shape }

@@ -87,7 +87,7 @@ impl OnnxConfig {
         if self.file.is_empty() {
             return wrong("file", "missing: the ONNX file");
         }
-        self.frames.check("reward.frames")?;
+        self.frames.check()?;
         self.input.check("reward.input")?;
         check_ranges("reward", self)?;
         check_on_missing(self.on_missing)?;

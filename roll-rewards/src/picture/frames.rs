@@ -44,12 +44,13 @@ impl Frames {
         }
     }
 
-    /// Fails if the number is 0, or larger than that of any video's frames. `key` is the option's key.
-    pub fn check(self, key: &str) -> Result<()> {
+    /// Fails if the number is 0, or larger than that of any video's frames.
+    pub fn check(self) -> Result<()> {
+        const KEY: &str = "reward.frames";
         match self {
-            Self::Every(0) | Self::Uniform(0) => Err(Error::config(key, "expected at least 1, found 0")),
+            Self::Every(0) | Self::Uniform(0) => Err(Error::config(KEY, "expected at least 1, found 0")),
             Self::Uniform(n) if n > MAX_UNIFORM => {
-                Err(Error::config(key, format!("expected at most {MAX_UNIFORM} frames, found {n}")))
+                Err(Error::config(KEY, format!("expected at most {MAX_UNIFORM} frames, found {n}")))
             }
             _ => Ok(()),
         }
@@ -101,9 +102,9 @@ mod tests {
         assert_eq!(Frames::Uniform(1).of(9), [4]);
         assert_eq!(Frames::Uniform(4).of(2), [0, 0, 1, 1]);
         assert!(Frames::Uniform(4).of(0).is_empty());
-        assert!(Frames::Uniform(0).check("reward.frames").is_err());
-        assert!(Frames::Uniform(4096).check("reward.frames").is_ok());
-        let told = Frames::Uniform(1_000_000_000).check("reward.frames").unwrap_err().to_string();
+        assert!(Frames::Uniform(0).check().is_err());
+        assert!(Frames::Uniform(4096).check().is_ok());
+        let told = Frames::Uniform(1_000_000_000).check().unwrap_err().to_string();
         assert!(told.contains("reward.frames") && told.contains("at most 4096"), "{told}");
     }
 }

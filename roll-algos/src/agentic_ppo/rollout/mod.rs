@@ -85,7 +85,7 @@ pub fn play(
     noise: &Noise,
     progress: &dyn Progress,
 ) -> Result<Vec<Episode>> {
-    let template = TurnTemplate::parse("algo.agent_template", &config.agent_template)?;
+    let template = TurnTemplate::parse(&config.agent_template)?;
     let tools = Tools::new(&config.tools)?;
     // A turn ends with an answer to the environment, after at most the permitted number of answers with tool calls.
     let answers_of_a_turn = if tools.is_empty() { 1 } else { config.max_tool_calls.saturating_add(1) };
@@ -154,7 +154,7 @@ pub fn check_beginning(
     model: &dyn LanguageModel,
     environment: &mut dyn Environment,
 ) -> Result<()> {
-    let template = TurnTemplate::parse("algo.agent_template", &config.agent_template)?;
+    let template = TurnTemplate::parse(&config.agent_template)?;
     let tools = Tools::new(&config.tools)?;
     let joins_system = refuses_system(model, &config.agent_system_template);
     let rules = Rules { config, template: &template, tools: &tools, ends: &[], joins_system };

@@ -55,7 +55,6 @@ fn fuse_chains(graph: Graph, fusion_at: fn(&GraphIndex, usize) -> Option<Fusion>
     replacements.apply(graph)
 }
 
-/// Replacements of nodes in a graph.
 struct Replacements {
     removed: Vec<bool>,
     inserted: Vec<Option<Node>>,

@@ -24,7 +24,6 @@ pub(super) fn columns<'v, T: Copy>(values: &'v [T], shape: &[usize], axis: usize
     (0..outer).flat_map(move |o| (0..inner).map(move |i| column(o, i)))
 }
 
-/// Permutes the axes.
 pub(super) fn permuted(values: &[i64], shape: &[usize], order: &[usize]) -> Value {
     let strides = strides(shape);
     let to: Vec<usize> = order.iter().map(|&a| shape[a]).collect();

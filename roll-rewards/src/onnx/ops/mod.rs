@@ -72,17 +72,13 @@ pub(super) enum Role<'a> {
     LeakyRelu(f32),
     /// A leaky ReLU whose slope is the second input.
     PRelu,
-    /// The error function.
     Erf,
-    /// The square root.
     Sqrt,
     /// The square of its first input.
     Square,
     /// The mean over the last axis, which is kept.
     RowMean,
-    /// A product of matrices.
     MatMul,
-    /// None of these.
     Other,
 }
 
@@ -102,7 +98,6 @@ pub(super) enum BatchInput<'a> {
     Constant(&'a Value),
     /// Computed from the graph's inputs, of this rank, with the batch along axis 0.
     Batched(usize),
-    /// The input is left out.
     Absent,
 }
 
