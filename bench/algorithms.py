@@ -19,7 +19,6 @@ Runs are named METHOD-SEED, as these commands leave them, on one core each (RAYO
         reward_fl leap 144     --set algo.trained_steps.leap.discount=0.3
         reward_fl renoised 157 --set algo.trained_steps.renoised=1
         run nft 14             --algo diffusion_nft
-        run dgpo 12            --algo diffusion_nft --set algo.loss=dgpo
         grpo grpo 15           --set algo.same_latent=false --set algo.share_prefix=false
         grpo share 19
         high highwindow 45
@@ -34,7 +33,6 @@ n = 8 denoising steps, of which k are trained, each with a forward pass of the K
     window, last, leap        n + 2 k              8 + 2*5, 8 + 2*1, 8 + 2*2
     renoised                  n + 3 k              8 + 3*1
     nft                       8 videos (n + 4 k)   k = 2 noised copies: policy, old policy, reference, backward
-    dgpo                      8 videos (n + 5 k)   once more the policy, for the weight of the group
     grpo                      8 videos (n + 3 k)   k = 2 stochastic steps
     share                     7 * 3 fewer          three steps before the window, computed once for 8 videos
     highwindow                n + 3 + 8            the gradient passes all 8 steps; 3 have a reference
@@ -62,7 +60,6 @@ METHODS = {
     "leap": ("Reward-FL, leap", 12, ("#009E73", "-", "^")),
     "renoised": ("Reward-FL, renoised: 1", 11, ("#CC79A7", "-", "v")),
     "nft": ("DiffusionNFT", 128, ("#D55E00", "--", "o")),
-    "dgpo": ("DGPO", 144, ("#E69F00", "--", "s")),
     "grpo": ("Flow-GRPO", 112, ("#000000", ":", "^")),
     "share": ("Flow-GRPO, share_prefix", 91, ("#808080", ":", "v")),
     "highwindow": ("high-noise expert, window", 19, None),

@@ -126,7 +126,7 @@ const REFUSED: &[(Base, &[&str])] = &[
     (Base::Grpo, &["algo.num_inference_steps=2"]),
     (Base::Grpo, &["algo.num_inference_steps=1"]),
     (Base::Grpo, &["algo.share_prefix=true"]),
-    (Base::Nft, &["algo.loss=dgpo", "algo.preference_scale=0"]),
+    (Base::Nft, &["algo.beta=0"]),
     (Base::Fm, &["algo.min_timestep_boundary=1"]),
     (Base::Sft, &["algo.batch_size=3", "ranks=2", "strategy.name=zero"]),
     (Base::Sft, &["algo.sequence_length=2"]),

@@ -27,8 +27,6 @@ mod awm_loss;
 mod case;
 #[path = "parity/causal_lm.rs"]
 mod causal_lm;
-#[path = "parity/dgpo_loss.rs"]
-mod dgpo_loss;
 #[path = "parity/diffusion_nft_loss.rs"]
 mod diffusion_nft_loss;
 #[path = "parity/dit.rs"]
@@ -103,7 +101,6 @@ const KINDS: &[(&str, On, Run)] = &[
     ("agentic_value_loss", On::Host, agentic_value_loss::run),
     ("averaged_policy", On::Host, averaged_policy::run),
     ("awm_loss", On::Host, awm_loss::run),
-    ("dgpo_loss", On::Host, dgpo_loss::run),
     ("diffusion_nft_loss", On::Host, diffusion_nft_loss::run),
     ("dit", On::DevicesAndDTypes, dit::run),
     ("face_tools", On::Devices, face_tools::run),

@@ -103,7 +103,7 @@ fn resume_is_bit_exact_for_every_algorithm_and_strategy() {
             &AVERAGED_COMPARED,
         ),
         ("diffusion_nft-zero", &DIFFUSION_NFT, &["strategy.name=zero", "strategy.stage=2"], &COMPARED),
-        ("diffusion_nft-dgpo", &DIFFUSION_NFT, &["algo.loss=dgpo", "algo.updates_per_step=2"], &COMPARED),
+        ("diffusion_nft-awm", &DIFFUSION_NFT, &["algo.loss=awm", "algo.updates_per_step=2"], &COMPARED),
         ("flow_grpo-single", &FLOW_GRPO, &["evaluation.train_samples=1"], &COMPARED),
         ("flow_grpo-prefix", &FLOW_GRPO, &PREFIX, &COMPARED),
         ("flow_matching-single", &FLOW_MATCHING, &["algo.prompt_dropout=0.5"], &COMPARED),

@@ -60,24 +60,6 @@ roll_core::inventory::submit! {
 }
 
 roll_core::inventory::submit! {
-    OptionNotes { kind: Kind::Algorithm, name: "agentic_ppo", idle: &[], more: Some(reference) }
-}
-
-/// The note on the reference of an agent's divergence, which is not the policy that the run starts from.
-fn reference(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
-    let is_on = |key: &&str| config.value(key).is_some_and(|value| value == true);
-    let key = ["algo.use_kl_loss", "algo.add_token_level_kl"].into_iter().find(is_on);
-    let key = key.filter(|_| config.value("model.lora_checkpoint").is_some());
-    let note = |key| {
-        format!(
-            "`{key}` pulls towards the model without `model.lora_checkpoint`, not towards the policy that the run \
-             starts from: for that one, merge the adapter into the model (`roll merge-lora`)"
-        )
-    };
-    Ok(key.map(note).into_iter().collect())
-}
-
-roll_core::inventory::submit! {
     OptionNotes { kind: Kind::Algorithm, name: "flow_matching", idle: FLOW_MATCHING, more: None }
 }
 
@@ -90,24 +72,3 @@ const FLOW_MATCHING: &[IdleKeys] = &[
         because: "`algo.timestep_sampling` is not `logit_normal`",
     },
 ];
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use roll_core::Options;
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn the_reference_of_an_agent_that_starts_from_an_adapter_is_named() {
-        let noted = |use_kl_loss: bool, adapter: Option<&str>| {
-            let config = json!({"algo": {"use_kl_loss": use_kl_loss}, "model": {"lora_checkpoint": adapter}});
-            let config = config.as_object().unwrap().clone();
-            OptionNotes::of(Kind::Algorithm, "agentic_ppo", &ConfiguredOptions::new(&config, &Options::new())).unwrap()
-        };
-        assert!(noted(false, Some("run")).is_empty() && noted(true, None).is_empty());
-        let notes = noted(true, Some("run"));
-        assert!(notes.len() == 1 && notes[0].contains("`algo.use_kl_loss`"), "{notes:?}");
-    }
-}

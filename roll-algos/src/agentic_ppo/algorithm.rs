@@ -70,11 +70,6 @@ impl AgenticPpo {
     pub fn on(self, ranks: Arc<dyn Communicator>) -> Self {
         Self { ranks, ..self }
     }
-
-    /// Its options.
-    pub fn config(&self) -> &AgenticPpoConfig {
-        &self.config
-    }
 }
 
 impl Algorithm for AgenticPpo {

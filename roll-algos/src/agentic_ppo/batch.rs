@@ -58,7 +58,7 @@ pub struct ConversationBatch {
     /// The model's input.
     pub batch: Batch,
     /// Row of the batch that has each sample.
-    row_of: Vec<usize>,
+    pub row_of: Vec<usize>,
 }
 
 impl ConversationBatch {
@@ -76,11 +76,6 @@ impl ConversationBatch {
             row_of.push(row);
         }
         Ok(Self { batch: Batch::new(&longest, width)?, row_of })
-    }
-
-    /// Row of the batch that has each sample.
-    pub fn rows(&self) -> &[usize] {
-        &self.row_of
     }
 
     /// The model's values, sample by sample. Beyond a sample's own tokens they are those of later turns.
@@ -151,7 +146,7 @@ impl Batch {
 }
 
 /// Width that holds all samples; at least 2, so that there is a prediction.
-pub fn width(samples: &[TextSample]) -> usize {
+pub fn width(samples: &[&TextSample]) -> usize {
     samples.iter().map(|s| s.tokens.len()).max().unwrap_or(0).max(2)
 }
 

@@ -265,7 +265,7 @@ impl AgenticPpoConfig {
         }
         worlds::check_shares("num_groups_partition", &self.tags, &self.num_groups_partition)?;
         worlds::check_shares("val_num_groups_partition", self.validated(), &self.val_num_groups_partition)?;
-        self.loss.check("algo")
+        self.loss.check()
     }
 
     /// Tags of the worlds that are validated on.

@@ -120,11 +120,12 @@ impl CorrectionConfig {
     }
 
     /// Fails on bounds that let nothing pass.
-    pub fn check(&self, prefix: &str) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
+        const SECTION: &str = "algo.train_infer_correction";
         for (i, f) in self.filters.iter().enumerate() {
             for (key, low, high) in [("ratio", f.ratio_low, f.ratio_high), ("diff", f.diff_low, f.diff_high)] {
                 if low.is_nan() || high.is_nan() || low > high {
-                    let key = format!("{prefix}.filters.{i}.{key}_low");
+                    let key = format!("{SECTION}.filters.{i}.{key}_low");
                     return Err(Error::config(key, format!("{low} is above the upper bound {high}: nothing passes")));
                 }
             }
@@ -132,7 +133,7 @@ impl CorrectionConfig {
         match self.is_weight.upper_bound {
             Some(bound) if bound.is_nan() || bound <= 0.0 => {
                 let problem = format!("expected a positive number or null, found {bound}");
-                Err(Error::config(format!("{prefix}.is_weight.upper_bound"), problem))
+                Err(Error::config(format!("{SECTION}.is_weight.upper_bound"), problem))
             }
             _ => Ok(()),
         }
@@ -249,7 +250,7 @@ mod tests {
     #[test]
     fn bounds_that_let_nothing_pass_are_refused() {
         let filters = vec![Filter { ratio_low: 1.3, ..Filter::default() }];
-        let error = CorrectionConfig { filters, ..Default::default() }.check("algo.train_infer_correction");
+        let error = CorrectionConfig { filters, ..Default::default() }.check();
         assert!(error.unwrap_err().to_string().contains("filters.0.ratio_low"));
     }
 }

@@ -125,7 +125,7 @@ const IDLE: &[IdleKeys] = &[
 fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let number = |key: &str| config.value(key).and_then(|value| value.as_u64());
     let is = |key: &str, value: &str| config.value(key).and_then(|found| found.as_str()) == Some(value);
-    let mut notes = Vec::new();
+    let mut notes: Vec<String> = reference(config).into_iter().collect();
     let correction = config.value("algo.train_infer_correction").cloned().map(serde_json::from_value);
     // An invalid value is an error elsewhere.
     if let Some(Ok(false)) = correction.map(|read| read.map(|read: CorrectionConfig| read.is_active())) {
@@ -164,6 +164,20 @@ fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
         ));
     }
     Ok(notes)
+}
+
+/// The note on the reference of an agent's divergence, which is not the policy that the run starts from.
+fn reference(config: &ConfiguredOptions<'_>) -> Option<String> {
+    let is_on = |key: &&str| config.value(key).is_some_and(|value| value == true);
+    let key = ["algo.use_kl_loss", "algo.add_token_level_kl"].into_iter().find(is_on);
+    let key = key.filter(|_| config.value("model.lora_checkpoint").is_some());
+    let note = |key| {
+        format!(
+            "`{key}` pulls towards the model without `model.lora_checkpoint`, not towards the policy that the run \
+             starts from: for that one, merge the adapter into the model (`roll merge-lora`)"
+        )
+    };
+    key.map(note)
 }
 
 #[cfg(test)]
@@ -251,5 +265,17 @@ mod tests {
         ] {
             assert_eq!(noted(changes), Vec::<String>::new());
         }
+    }
+
+    #[test]
+    fn the_reference_of_an_agent_that_starts_from_an_adapter_is_named() {
+        let noted = |use_kl_loss: bool, adapter: Option<&str>| {
+            let config = json!({"algo": {"use_kl_loss": use_kl_loss}, "model": {"lora_checkpoint": adapter}});
+            let config = config.as_object().unwrap().clone();
+            OptionNotes::of(Kind::Algorithm, "agentic_ppo", &ConfiguredOptions::new(&config, &Options::new())).unwrap()
+        };
+        assert!(noted(false, Some("run")).is_empty() && noted(true, None).is_empty());
+        let notes = noted(true, Some("run"));
+        assert!(notes.len() == 1 && notes[0].contains("`algo.use_kl_loss`"), "{notes:?}");
     }
 }

@@ -42,8 +42,9 @@ pub(super) fn prepare(
     metrics: &mut BTreeMap<String, f64>,
 ) -> Result<Prepared> {
     let samples = samples(episodes, config.adv_estimator.is_stepwise());
-    let width = width(&samples);
-    let whole = Batch::new(&samples.iter().collect::<Vec<_>>(), width)?;
+    let all: Vec<&TextSample> = samples.iter().collect();
+    let width = width(&all);
+    let whole = Batch::new(&all, width)?;
     let scores: Vec<f64> = samples.iter().map(|s| episodes[s.episode].score()).collect();
 
     let updates = config.ppo_epochs * samples.len().max(1).div_ceil(config.mini_batch(samples.len()));

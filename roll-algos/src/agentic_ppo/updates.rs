@@ -6,7 +6,7 @@ use roll_core::{Adapter, Grad, Noise, Result, ResultExt, StepContext, Tensor, co
 
 use super::NAME;
 use super::aggregate::{Aggregation, Totals};
-use super::batch::{Batch, ConversationBatch, TextSample, by_episodes};
+use super::batch::{Batch, ConversationBatch, TextSample, by_episodes, width};
 use super::config::{AgenticPpoConfig, InferLogProbs};
 use super::grid::{Grid, Mask};
 use super::loss::{LossInputs, policy_loss};
@@ -108,7 +108,7 @@ fn pull(
 ) -> Result<MicroBatchLoss> {
     let chosen: Vec<&TextSample> = rows.iter().map(|i| &prepared.samples[*i]).collect();
     // Rows are cut to the longest of the micro-batch: only padding is left out.
-    let width = chosen.iter().map(|s| s.tokens.len()).max().unwrap_or(0).max(2);
+    let width = width(&chosen);
     let batch = Batch::new(&chosen, width)?;
     let cut = |grid: &Grid| -> Result<Grid> {
         Grid::new(width - 1, rows.iter().flat_map(|b| grid.row(*b)[..width - 1].to_vec()).collect())

@@ -5,7 +5,6 @@ use roll_core::keys::check_ranges;
 use roll_core::{Result, ResultExt, ScheduleFacts};
 
 use super::loss::awm::Matching;
-use super::loss::dgpo::{Dgpo, PreferenceReference};
 use super::loss::nft::{AdvantageMode, Nft};
 use super::reward_gradient::RewardGradient;
 use crate::kl_reference::KlReference;
@@ -13,7 +12,7 @@ use crate::policy_gradient::advantages::Spread;
 use crate::policy_gradient::clip::ClipRange;
 use crate::policy_gradient::levels::acting_steps;
 use crate::policy_gradient::old_policy::OldDecay;
-use crate::policy_gradient::{SeveralRewards, SharedOptions, shared_options};
+use crate::policy_gradient::{Method, SeveralRewards};
 use crate::sampling::{GuidanceScale, Sampling};
 use crate::scoring::{FrameRate, Reference};
 use crate::update::OnNonfinite;
@@ -27,15 +26,13 @@ pub enum Regression {
     Nft,
     /// Advantage Weighted Matching: flow matching on the samples in place of a log-probability, clipped as PPO clips.
     Awm,
-    /// Direct Group Preference Optimization: the better videos of a group are preferred to its worse ones.
-    Dgpo,
 }
 
 /// Options of the algorithm `diffusion_nft`.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DiffusionNftConfig {
-    /// The loss: `nft`, `awm` or `dgpo`.
+    /// The loss: `nft` or `awm`.
     pub loss: Regression,
     /// Videos that are generated for each prompt and compared with one another.
     #[schemars(range(min = 2, max = 4096))]
@@ -64,16 +61,10 @@ pub struct DiffusionNftConfig {
     pub several_rewards: SeveralRewards,
     /// Distance of the implicit good and bad policies from the old one, in the loss `nft`.
     pub beta: f64,
-    /// Range that ratios are clipped to, around 1; of the losses `awm` and `dgpo`.
+    /// Range that ratios are clipped to, around 1; of the loss `awm`.
     pub clip_range: f64,
     /// Substitute for the log-probability, in the loss `awm`: `uniform`, `t`, `t_squared`, `huber` or `ghuber`.
     pub matching: Matching,
-    /// Scale of the preference in the loss `dgpo`: it raises the weight of groups that the policy ranks worse than
-    /// its reference does. With `preference_reference: old`, distances are smaller and the scale is larger.
-    #[schemars(extend("exclusiveMinimum" = 0))]
-    pub preference_scale: f64,
-    /// The policy that `dgpo` compares with: that of `kl_reference`, or `old`, the one that generates.
-    pub preference_reference: PreferenceReference,
     /// Weight of the squared distance of velocities to those of the policy of `kl_reference`.
     #[schemars(range(min = 0))]
     pub kl_weight: f64,
@@ -135,8 +126,6 @@ impl Default for DiffusionNftConfig {
             beta: 1.0,
             clip_range: 0.05,
             matching: Matching::Ghuber,
-            preference_scale: 100.0,
-            preference_reference: PreferenceReference::KlReference,
             kl_weight: 1e-3,
             kl_reference: KlReference::Start,
             old_kl_weight: 0.0,
@@ -165,14 +154,13 @@ pub(super) struct NftPlan {
     /// The steps of the schedule whose noise levels are trained, ascending.
     pub(super) steps: Vec<usize>,
     pub(super) nft: Nft,
-    pub(super) dgpo: Dgpo,
     pub(super) clip: ClipRange,
 }
 
 impl DiffusionNftConfig {
     /// Fails on values that are out of range or contradict one another, naming the key.
     pub(super) fn plan(&self, facts: ScheduleFacts) -> Result<NftPlan> {
-        let shared = self.shared_options();
+        let shared = self.shared();
         check_ranges("algo", self)?;
         shared.check()?;
         let sampling = shared.training(facts, Self::default().num_inference_steps)?;
@@ -182,17 +170,11 @@ impl DiffusionNftConfig {
         let nft = Nft { beta: self.beta, bound: self.advantage_clip, mode: self.advantage_mode };
         nft.check().in_section("algo")?;
         let clip = ClipRange::symmetric(self.clip_range).in_section("algo")?;
-        let dgpo = Dgpo { scale: self.preference_scale, group_size: self.group_size, clip };
-        Ok(NftPlan { sampling, steps, nft, dgpo, clip })
+        Ok(NftPlan { sampling, steps, nft, clip })
     }
 
     /// Whether velocities of the KL's reference are needed.
     pub(super) fn needs_reference(&self) -> bool {
-        let is_reference = self.preference_reference == PreferenceReference::KlReference;
-        self.kl_weight > 0.0 || (self.loss == Regression::Dgpo && is_reference)
-    }
-
-    pub(super) fn shared_options(&self) -> SharedOptions {
-        shared_options!(self, self.sampler)
+        self.kl_weight > 0.0
     }
 }

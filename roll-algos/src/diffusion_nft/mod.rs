@@ -5,8 +5,8 @@
 //! much better each is than the others of its prompt. Then the velocity at noised copies of the videos, `x_t = (1 - t)
 //! x_0 + t noise`, is regressed towards what would lead to the good ones and away from the bad ones ([`loss`]); at last
 //! the old policy follows a part of the way. Neither gradients nor probabilities of trajectories are needed. The cost
-//! is two passes (three with `kl_weight`, four with the loss `dgpo`) and one pull per video and noise level, whatever the
-//! sampler. The gradient of a reward that has one can be added ([`RewardGradient`]).
+//! is two passes (three with `kl_weight`) and one pull per video and noise level, whatever the sampler. The gradient of a
+//! reward that has one can be added ([`RewardGradient`]).
 
 pub mod config;
 pub mod loss;
@@ -30,16 +30,17 @@ use crate::flow_matching::mixed;
 use crate::kl_reference::KlReference;
 use crate::policy_gradient::old_policy::with_parameters;
 use crate::policy_gradient::round::{
-    Group, NoExploration, Rollout, RoundOptions, RoundState, generate, require_different_videos, set_advantages,
+    Group, NoExploration, Rollout, RoundOptions, RoundState, generate, key_in, require_different_videos, set_advantages,
 };
 use crate::policy_gradient::tally::Tally;
-use crate::policy_gradient::{LossMask, Method, PolicyGradient, SharedOptions, TrainingState, clip::bounded, distance};
+use crate::policy_gradient::{
+    LossMask, Method, PolicyGradient, SharedOptions, TrainingState, clip::bounded, distance, shared_options,
+};
 use crate::sampling::Conditions;
 use crate::stopwatch::{FORWARD, PULL, REFERENCE};
 use crate::update::diffusion;
 use config::NftPlan;
 use loss::awm::{self, AwmTerm};
-use loss::dgpo::{DgpoTerm, PreferenceReference, group_weight};
 use loss::{Noised, ValueAndGradient};
 use reward_gradient::PredictionReward;
 
@@ -53,7 +54,7 @@ impl Method for DiffusionNftConfig {
     const HAS_OLD_POLICY: bool = true;
 
     fn shared(&self) -> SharedOptions {
-        self.shared_options()
+        shared_options!(self, self.sampler)
     }
 
     fn check(&self, facts: ScheduleFacts, reward: &dyn RewardScorer) -> Result<()> {
@@ -71,12 +72,8 @@ impl Method for DiffusionNftConfig {
         let (sampling, same_start, share_prefix) = (&plan.sampling, false, false);
         let options = RoundOptions { algorithm: NAME, sampling, shared: &shared, same_start, share_prefix };
         let prepared = &mut state.prepared;
-        let mut groups = with_parameters(
-            ctx,
-            |c| &mut *c.model,
-            &old,
-            |ctx| generate(&options, prepared, ctx, &mut NoExploration, &mut round),
-        )?;
+        let mut groups =
+            with_parameters(ctx, &old, |ctx| generate(&options, prepared, ctx, &mut NoExploration, &mut round))?;
         let is_finite = set_advantages(&shared, ctx, &mut groups, &mut round)?;
         state.train(&shared, ctx, &mut groups, is_finite, &mut round, |prepared, ctx, group, round| {
             let predictions = PredictionReward::of(self, prepared, ctx, group)?;
@@ -97,15 +94,11 @@ struct NoisedCopy<'a> {
     sigma: Sigma,
     /// The schedule's own timestep of that level: experts are chosen by its rounded value.
     timestep: Timestep,
-    /// Number of the level among those of the video.
-    level: usize,
     noise: Tensor,
     x: Tensor,
     old: Tensor,
     /// The velocity of the KL's reference, if it is needed.
     reference: Option<Tensor>,
-    /// Weight of the group's preference at this level, in the loss `dgpo`.
-    group_weight: f64,
 }
 
 impl DiffusionNftConfig {
@@ -130,25 +123,17 @@ impl DiffusionNftConfig {
         let boundary = diffusion(ctx.model, NAME)?.schedule().boundary;
         copies.sort_by_key(|copy| boundary.is_some_and(|boundary| copy.timestep.uses_low_noise(boundary)));
         round.begin(REFERENCE, "predicting by the old policy")?;
-        with_parameters(
-            ctx,
-            |c| &mut *c.model,
-            old,
-            |ctx| {
-                for copies in copies.chunks_mut(self.at_once) {
-                    let old = velocities(ctx.model, copies, Adapter::On)?;
-                    copies.iter_mut().zip(old).for_each(|(copy, old)| copy.old = old);
-                    if self.needs_reference() {
-                        let references = velocities(ctx.model, copies, self.kl_reference.adapter())?;
-                        copies.iter_mut().zip(references).for_each(|(copy, v)| copy.reference = Some(v));
-                    }
+        with_parameters(ctx, old, |ctx| {
+            for copies in copies.chunks_mut(self.at_once) {
+                let old = velocities(ctx.model, copies, Adapter::On)?;
+                copies.iter_mut().zip(old).for_each(|(copy, old)| copy.old = old);
+                if self.needs_reference() {
+                    let references = velocities(ctx.model, copies, self.kl_reference.adapter())?;
+                    copies.iter_mut().zip(references).for_each(|(copy, v)| copy.reference = Some(v));
                 }
-                Ok(())
-            },
-        )?;
-        if self.loss == Regression::Dgpo {
-            self.weigh_groups(ctx.model, plan, &mut copies)?;
-        }
+            }
+            Ok(())
+        })?;
         for copies in copies.chunks(self.at_once) {
             round.begin(FORWARD, "predicting velocities")?;
             let inputs: Vec<VelocityInput<'_>> = copies.iter().map(NoisedCopy::input).collect();
@@ -178,30 +163,7 @@ impl DiffusionNftConfig {
         Ok(())
     }
 
-    /// Sets the weights of the group's preference. All of its predictions enter each, before the first is pulled back.
-    fn weigh_groups(&self, model: &mut dyn Model, plan: &NftPlan, copies: &mut [NoisedCopy<'_>]) -> Result<()> {
-        let mut sums = vec![0.0; self.levels_per_video];
-        for copies in copies.chunks(self.at_once) {
-            for (copy, velocity) in copies.iter().zip(velocities(model, copies, Adapter::On)?) {
-                let at = copy.at(&velocity)?;
-                let reference = match (self.preference_reference, &copy.reference) {
-                    (PreferenceReference::KlReference, Some(reference)) => reference.f32s()?,
-                    _ => at.old,
-                };
-                let distances = [at.velocity, reference].map(|velocity| at.matching(velocity));
-                sums[copy.level] += plan.dgpo.part(self.advantage(copy.video), distances);
-            }
-        }
-        copies.iter_mut().for_each(|copy| copy.group_weight = group_weight(sums[copy.level]));
-        Ok(())
-    }
-
-    fn advantage(&self, video: &Rollout) -> f64 {
-        bounded(video.advantage, self.advantage_clip)
-    }
-
-    /// The noised copies of one video in an update: at levels spread evenly over those of the sampler. With the loss
-    /// `dgpo`, the videos of a group share levels and noise.
+    /// The noised copies of one video in an update: at levels spread evenly over those of the sampler.
     fn noised_copies<'a>(
         &self,
         noise: &Noise,
@@ -212,10 +174,7 @@ impl DiffusionNftConfig {
         update: usize,
     ) -> Result<Vec<NoisedCopy<'a>>> {
         let (count, n) = (self.levels_per_video, video.latents.len());
-        let key = match self.loss {
-            Regression::Dgpo => group.key_in(update),
-            Regression::Nft | Regression::Awm => video.key_in(update),
-        };
+        let key = key_in(video.key, update);
         let mut uniform = noise.uniform(Purpose::Levels, step, key);
         let noises = noise.normal(Purpose::Noising, step, key, &[count, n])?;
         let mut copies = Vec::new();
@@ -228,19 +187,7 @@ impl DiffusionNftConfig {
             let noise = Tensor::new(noise.to_vec(), video.latents.shape())?;
             let old = Tensor::zeros([0]);
             let conditions = &group.conditions;
-            let (level, reference, group_weight) = (i, None, 0.0);
-            copies.push(NoisedCopy {
-                video,
-                conditions,
-                sigma,
-                timestep,
-                level,
-                noise,
-                x,
-                old,
-                reference,
-                group_weight,
-            });
+            copies.push(NoisedCopy { video, conditions, sigma, timestep, noise, x, old, reference: None });
         }
         Ok(copies)
     }
@@ -255,7 +202,7 @@ impl DiffusionNftConfig {
     ) -> Result<ValueAndGradient> {
         let at = copy.at(velocity)?;
         let Noised { velocity: v, old, mask, .. } = at;
-        let advantage = self.advantage(copy.video);
+        let advantage = bounded(copy.video.advantage, self.advantage_clip);
         let mut loss = match self.loss {
             Regression::Nft => plan.nft.at(advantage, &at).loss,
             Regression::Awm => {
@@ -264,13 +211,6 @@ impl DiffusionNftConfig {
                 tally.mean("actor/ratio", term.ratio);
                 tally.mean("actor/clip_fraction", f64::from(u8::from(plan.clip.is_out(term.ratio))));
                 ValueAndGradient { value: term.loss, gradient }
-            }
-            Regression::Dgpo => {
-                let DgpoTerm { ratio, is_clipped, loss } = plan.dgpo.at(copy.group_weight, advantage, &at);
-                tally.mean("actor/ratio", ratio);
-                tally.mean("actor/clip_fraction", f64::from(u8::from(is_clipped)));
-                tally.mean("actor/group_weight", copy.group_weight);
-                loss
             }
         };
         tally.mean("actor/policy_loss", loss.value);
@@ -324,15 +264,15 @@ roll_core::register! {
     plan: passes,
 }
 
-/// The passes for one prompt: its rollouts, and for each noised copy two (three with `kl_weight`, four with the loss
-/// `dgpo`), one of which is differentiated.
+/// The passes for one prompt: its rollouts, and for each noised copy two (three with `kl_weight`), one of which is
+/// differentiated.
 fn passes(options: &Options) -> Result<Passes> {
     let config: DiffusionNftConfig = parse_options(Kind::Algorithm.section(), options)?;
     let shared = config.shared();
     let [steps, velocities] = shared.steps();
     let videos = config.best_of.unwrap_or(config.group_size);
     let draws = videos * config.levels_per_video * config.updates_per_step;
-    let references = draws * (1 + usize::from(config.needs_reference()) + usize::from(config.loss == Regression::Dgpo));
+    let references = draws * (1 + usize::from(config.needs_reference()));
     let (forward, pulled) = (config.group_size * velocities * steps + draws, draws);
     let videos = Videos { count: config.group_size, at_once: config.at_once };
     let on_clip = shared.on_clip();

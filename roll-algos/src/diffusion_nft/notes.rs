@@ -16,25 +16,16 @@ const IDLE: &[IdleKeys] = &[
     SHIFT,
     GUIDANCE,
     KL_REFERENCE,
+    NO_KL,
     IdleKeys {
         keys: &["algo.beta", "algo.advantage_mode"],
         when: When::IsNot("algo.loss", &["nft"]),
         because: "`algo.loss` is not `nft`",
     },
     IdleKeys {
-        keys: &["algo.clip_range"],
-        when: When::IsNot("algo.loss", &["awm", "dgpo"]),
-        because: "`algo.loss` is neither `awm` nor `dgpo`",
-    },
-    IdleKeys {
-        keys: &["algo.matching"],
+        keys: &["algo.clip_range", "algo.matching"],
         when: When::IsNot("algo.loss", &["awm"]),
         because: "`algo.loss` is not `awm`",
-    },
-    IdleKeys {
-        keys: &["algo.preference_scale", "algo.preference_reference"],
-        when: When::IsNot("algo.loss", &["dgpo"]),
-        because: "`algo.loss` is not `dgpo`",
     },
     IdleKeys {
         keys: &["algo.reward_gradient.max_timestep_boundary"],
@@ -43,24 +34,22 @@ const IDLE: &[IdleKeys] = &[
     },
 ];
 
+/// Keys that weigh the difference between the policy in training and the old one.
+const SAME_POLICY: IdleKeys = IdleKeys {
+    keys: &["algo.beta", "algo.old_kl_weight", "algo.clip_range"],
+    when: When::Always,
+    because: "with `algo.old_policy: follow` and one update a step the policy in training is the old one",
+};
+
 fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     if config.value("noise_seed").is_some() {
         return Err(same_videos(NAME));
     }
     let mut notes = policy_gradient(config)?;
-    let value = |key: &str| config.value(key);
-    let is = |key: &str, name: &str| config.value(key).and_then(|value| value.as_str()) == Some(name);
-    let compares_with_old = is("algo.preference_reference", "old");
-    if !is("algo.loss", "dgpo") || compares_with_old {
-        notes.extend(config.idle(&[NO_KL]));
-    }
-    if is("algo.old_policy", "follow") && value("algo.updates_per_step").and_then(|count| count.as_u64()) == Some(1) {
-        let because = "with `algo.old_policy: follow` and one update a step the policy in training is the old one";
-        let keys: &[&str] = match compares_with_old {
-            true => &["algo.beta", "algo.old_kl_weight", "algo.clip_range", "algo.preference_scale"],
-            false => &["algo.beta", "algo.old_kl_weight", "algo.clip_range"],
-        };
-        notes.extend(config.idle(&[IdleKeys { keys, when: When::Always, because }]));
+    let follows = config.value("algo.old_policy").and_then(|value| value.as_str()) == Some("follow");
+    let updates = config.value("algo.updates_per_step").and_then(|count| count.as_u64());
+    if follows && updates == Some(1) {
+        notes.extend(config.idle(&[SAME_POLICY]));
     }
     Ok(notes)
 }
@@ -102,8 +91,6 @@ mod tests {
             ("/algo/several_rewards", json!("sum")),
             ("/algo/evaluation_sampler", json!("unipc")),
             ("/algo/clip_range", json!(0.1)),
-            ("/algo/preference_scale", json!(10.0)),
-            ("/algo/preference_reference", json!("old")),
         ] {
             let (note, name) = (noted(&[(key, value)]).unwrap(), key[1..].replace('/', "."));
             assert!(note.contains(&format!("`{name}: ")) && note.contains("no effect"), "{key}: {note}");
@@ -115,21 +102,13 @@ mod tests {
         let follow = [("/algo/beta", json!(0.3)), ("/algo/old_policy", json!("follow"))];
         assert!(noted(&follow).unwrap().contains("`algo.beta: 0.3` has no effect"));
         assert_eq!(noted(&follow[..1]).unwrap(), "");
-        let dgpo = [
-            ("/algo/loss", json!("dgpo")),
-            ("/algo/clip_range", json!(0.1)),
-            ("/algo/preference_scale", json!(3000.0)),
-            ("/algo/preference_reference", json!("old")),
-            ("/algo/old_policy", json!("follow")),
-        ];
-        assert_eq!(noted(&dgpo[..4]).unwrap(), "");
-        let note = noted(&dgpo).unwrap();
-        assert!(note.contains("`algo.clip_range: 0.1") && note.contains("`algo.preference_scale: 3000"), "{note}");
-        // The preference has a use for the reference even where the KL has none.
-        let reference = [("/algo/kl_weight", json!(0.0)), ("/algo/kl_reference", json!("base")), dgpo[0].clone()];
-        assert!(noted(&reference[..2]).unwrap().contains("`algo.kl_weight` is 0"));
-        assert!(!noted(&reference).unwrap().contains("`algo.kl_weight` is 0"));
-        let beta = [dgpo[0].clone(), ("/algo/beta", json!(0.3))];
+        let awm =
+            [("/algo/loss", json!("awm")), ("/algo/clip_range", json!(0.1)), ("/algo/old_policy", json!("follow"))];
+        assert_eq!(noted(&awm[..2]).unwrap(), "");
+        assert!(noted(&awm).unwrap().contains("`algo.clip_range: 0.1"));
+        let reference = [("/algo/kl_weight", json!(0.0)), ("/algo/kl_reference", json!("base"))];
+        assert!(noted(&reference).unwrap().contains("`algo.kl_weight` is 0"));
+        let beta = [awm[0].clone(), ("/algo/beta", json!(0.3))];
         assert!(noted(&beta).unwrap().contains("`algo.loss` is not `nft`"));
     }
 }

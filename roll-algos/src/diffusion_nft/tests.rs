@@ -6,7 +6,6 @@ use roll_testing::diffusion::{MockDiffusion, Sines, sample, values};
 use roll_testing::training::{self, Bench, Run, agreed};
 
 use super::loss::awm::Matching;
-use super::loss::dgpo::Dgpo;
 use super::loss::nft::{AdvantageMode, Nft};
 use super::*;
 use crate::policy_gradient::clip::ClipRange;
@@ -66,106 +65,40 @@ fn loss_gradients_match_finite_differences() {
             let found = at(&velocity, &loss).gradient;
             assert!(near(&found, &quotients(&|velocity| at(velocity, &loss).value)), "{matching:?}");
         }
-        let dgpo = Dgpo { scale: 1.0, group_size: 2, clip: range };
-        let loss = |at: &Noised<'_>| dgpo.at(0.3, advantage, at).loss;
-        let found = at(&velocity, &loss);
-        assert!(near(&found.gradient, &quotients(&|velocity| at(velocity, &loss).value)));
         assert!(whole.gradient[..2].iter().chain(&whole.gradient[6..8]).all(|known| *known == 0.0));
     }
 }
 
 #[test]
-fn dgpo_keeps_the_value_of_a_video_beyond_the_range_of_its_advantage() {
-    let [data, noise, far] = [1, 2, 3].map(|key| values(key, 12));
-    let near: Vec<f32> = data.iter().zip(&noise).map(|(x, e)| e - x + 0.1).collect();
-    let dgpo = Dgpo { scale: 1.0, group_size: 2, clip: ClipRange { low: 0.05, high: 0.05 } };
-    let at = |advantage, velocity: &[f32], old: &[f32]| {
-        let at = Noised { data: &data, noise: &noise, t: 0.7, velocity, old, mask: LossMask::all(12) };
-        let term = dgpo.at(0.5, advantage, &at);
-        assert!((term.loss.value - 0.5 * advantage * at.matching(velocity)).abs() < 1e-12);
-        assert_eq!(term.is_clipped, term.loss.gradient.iter().all(|d| *d == 0.0));
-        term.is_clipped
+fn every_video_has_levels_and_noise_of_its_own() {
+    let config = DiffusionNftConfig { num_inference_steps: 12, ..small() };
+    let mut bench = set_up(config.clone());
+    let (samples, noise, shared) = (two(), Noise::new(11), config.shared());
+    let plan = config.plan(bench.model.schedule()).unwrap();
+    let (sampling, same_start, share_prefix) = (&plan.sampling, false, false);
+    let options = RoundOptions { algorithm: NAME, sampling, shared: &shared, same_start, share_prefix };
+    let mut ctx = StepContext {
+        step: 0,
+        samples: &samples,
+        model: &mut bench.model,
+        reward: Some(&mut bench.reward),
+        strategy: &mut bench.strategy,
+        learning_rate: 0.0,
+        noise: &noise,
+        progress: &Silent,
+        want_videos: false,
     };
-    // Nearer to the video than the old policy was: far enough if it is good, free to leave if it is bad.
-    assert_eq!([at(1.0, &near, &far), at(-1.0, &near, &far)], [true, false]);
-    assert_eq!([at(1.0, &far, &near), at(-1.0, &far, &near)], [false, true]);
-    assert_eq!([at(1.0, &far, &far), at(-1.0, &far, &far)], [false, false]);
-}
-
-#[test]
-fn dgpo_gradient_is_that_of_the_preference_of_the_group() {
-    for preference_reference in [PreferenceReference::KlReference, PreferenceReference::Old] {
-        for at_once in [1, 3, 8] {
-            let config = DiffusionNftConfig {
-                loss: Regression::Dgpo,
-                preference_scale: 20.0,
-                preference_reference,
-                levels_per_video: 1,
-                clip_range: 1.0,
-                kl_weight: 0.0,
-                at_once,
-                ..small()
-            };
-            let step = |adapter: &[f32]| {
-                let mut bench = set_up(config.clone());
-                bench.model.adapter = adapter.to_vec();
-                let report = bench.step(0, &two()[..1], 0.0);
-                assert_eq!((report.metrics["actor/trained"], report.metrics["actor/clip_fraction"]), (4.0, 0.0));
-                (report.metrics["actor/group_weight"], bench.strategy.gradient)
-            };
-            let at = moved_adapter();
-            let (weight, gradient) = step(&at);
-            assert!((weight - 0.5).abs() > 0.01, "{weight}");
-            for seed in 0..4 {
-                let direction = values(50 + seed, at.len());
-                let value = |h: f32| {
-                    let moved: Vec<f32> = at.iter().zip(&direction).map(|(a, d)| a + h * d).collect();
-                    // Minus the log-probability of the preference, of one group at one level.
-                    -(1.0 - step(&moved).0).ln() / config.preference_scale
-                };
-                let h = 2e-3f32;
-                let quotient = (value(h) - value(-h)) / f64::from(2.0 * h);
-                let slope: f64 = gradient.iter().zip(&direction).map(|(g, d)| f64::from(g * d)).sum();
-                assert!((quotient - slope).abs() < 5e-3 * (slope.abs() + 0.01), "{seed}: {quotient} or {slope}");
-            }
-        }
-    }
-}
-
-#[test]
-fn videos_of_a_group_share_levels_and_noise_with_dgpo_alone() {
-    for loss in [Regression::Nft, Regression::Dgpo] {
-        let config = DiffusionNftConfig { loss, num_inference_steps: 12, ..small() };
-        let mut bench = set_up(config.clone());
-        let (samples, noise, shared) = (two(), Noise::new(11), config.shared());
-        let plan = config.plan(bench.model.schedule()).unwrap();
-        let (sampling, same_start, share_prefix) = (&plan.sampling, false, false);
-        let options = RoundOptions { algorithm: NAME, sampling, shared: &shared, same_start, share_prefix };
-        let mut ctx = StepContext {
-            step: 0,
-            samples: &samples,
-            model: &mut bench.model,
-            reward: Some(&mut bench.reward),
-            strategy: &mut bench.strategy,
-            learning_rate: 0.0,
-            noise: &noise,
-            progress: &Silent,
-            want_videos: false,
-        };
-        let (mut round, prepared) = (RoundState::new(&mut ctx), &mut bench.algorithm.state.prepared);
-        let groups = generate(&options, prepared, &mut ctx, &mut NoExploration, &mut round).unwrap();
-        let drawn: Vec<Vec<(Sigma, Vec<f32>)>> = groups
-            .iter()
-            .flat_map(|group| group.videos.iter().map(move |video| (group, video)))
-            .map(|(group, video)| {
-                let copies = config.noised_copies(&noise, 0, &plan, group, video, 0).unwrap();
-                copies.into_iter().map(|copy| (copy.sigma, copy.noise.to_f32_vec())).collect()
-            })
-            .collect();
-        let is_shared = loss == Regression::Dgpo;
-        assert_eq!([drawn[0] == drawn[1], drawn[0] == drawn[3]], [is_shared; 2]);
-        assert!(drawn[0] != drawn[4] && drawn[0][0].1 != drawn[0][1].1);
-    }
+    let (mut round, prepared) = (RoundState::new(&mut ctx), &mut bench.algorithm.state.prepared);
+    let groups = generate(&options, prepared, &mut ctx, &mut NoExploration, &mut round).unwrap();
+    let drawn: Vec<Vec<(Sigma, Vec<f32>)>> = groups
+        .iter()
+        .flat_map(|group| group.videos.iter().map(move |video| (group, video)))
+        .map(|(group, video)| {
+            let copies = config.noised_copies(&noise, 0, &plan, group, video, 0).unwrap();
+            copies.into_iter().map(|copy| (copy.sigma, copy.noise.to_f32_vec())).collect()
+        })
+        .collect();
+    assert!([1, 3, 4].iter().all(|other| drawn[0] != drawn[*other]) && drawn[0][0].1 != drawn[0][1].1);
 }
 
 #[test]
@@ -187,10 +120,10 @@ fn nft_at_the_old_policy_is_linear_in_the_advantage() {
 
 #[test]
 fn a_reward_without_a_gradient_rises_with_every_loss() {
-    for (loss, least) in [(Regression::Nft, 0.02), (Regression::Awm, 0.02), (Regression::Dgpo, 0.01)] {
+    for loss in [Regression::Nft, Regression::Awm] {
         let config = DiffusionNftConfig { loss, clip_range: 1.0, kl_weight: 0.0, group_size: 8, ..small() };
         let gain = gain(|| set_up(config.clone()), 40);
-        assert!(gain > least, "{loss:?}: {gain}");
+        assert!(gain > 0.02, "{loss:?}: {gain}");
     }
 }
 
@@ -298,7 +231,7 @@ fn state_carries_the_old_policy_on() {
 #[test]
 fn invalid_options_are_errors_with_their_key() {
     let facts = ScheduleFacts { shift: 5.0, boundary: None, trained: SigmaRange::ALL };
-    let cases: [(&str, DiffusionNftConfig); 12] = [
+    let cases: [(&str, DiffusionNftConfig); 10] = [
         ("group_size", DiffusionNftConfig { group_size: 1, ..small() }),
         ("best_of", DiffusionNftConfig { best_of: Some(9), ..small() }),
         ("at_once", DiffusionNftConfig { at_once: 0, ..small() }),
@@ -307,8 +240,6 @@ fn invalid_options_are_errors_with_their_key() {
         ("beta", DiffusionNftConfig { beta: 0.0, ..small() }),
         ("advantage_clip", DiffusionNftConfig { advantage_clip: f64::NAN, ..small() }),
         ("clip_range", DiffusionNftConfig { clip_range: -1.0, ..small() }),
-        ("preference_scale", DiffusionNftConfig { preference_scale: 0.0, ..small() }),
-        ("preference_scale", DiffusionNftConfig { preference_scale: f64::NAN, ..small() }),
         ("kl_weight", DiffusionNftConfig { kl_weight: -1.0, ..small() }),
         ("min_timestep_boundary", DiffusionNftConfig { min_timestep_boundary: 2.0, ..small() }),
     ];
@@ -439,19 +370,8 @@ fn the_rewards_gradient_alone_raises_the_score() {
 
 #[test]
 fn plan_counts_the_velocities_of_a_step() {
-    use PreferenceReference::{KlReference, Old};
-    use Regression::{Dgpo, Nft};
-    for (loss, preference_reference, kl_weight, data_weight, updates_per_step) in [
-        (Nft, KlReference, 0.0, 0.0, 1),
-        (Nft, KlReference, 0.5, 0.0, 1),
-        (Nft, KlReference, 0.5, 0.5, 2),
-        (Dgpo, KlReference, 0.0, 0.0, 1),
-        (Dgpo, Old, 0.0, 0.5, 2),
-        (Dgpo, Old, 0.5, 0.0, 1),
-    ] {
+    for (kl_weight, data_weight, updates_per_step) in [(0.0, 0.0, 1), (0.5, 0.0, 1), (0.5, 0.5, 2)] {
         let config = DiffusionNftConfig {
-            loss,
-            preference_reference,
             kl_weight,
             data_weight,
             updates_per_step,
@@ -469,7 +389,7 @@ fn plan_counts_the_velocities_of_a_step() {
     }
 }
 
-fn train(loss: Regression, ranks: usize, prompt: fn(u64) -> &'static str) -> Run {
+fn train(ranks: usize, prompt: fn(u64) -> &'static str) -> Run {
     let runs = training::train(
         ranks,
         4,
@@ -478,7 +398,7 @@ fn train(loss: Regression, ranks: usize, prompt: fn(u64) -> &'static str) -> Run
         |ranks| {
             let strategy = Zero::new(ZeroOptions { stage: 2, ..ZeroOptions::default() }, ranks)?;
             let reward_gradient = RewardGradient { weight: 0.3, ..RewardGradient::default() };
-            let config = DiffusionNftConfig { loss, updates_per_step: 2, data_weight: 0.5, reward_gradient, ..small() };
+            let config = DiffusionNftConfig { updates_per_step: 2, data_weight: 0.5, reward_gradient, ..small() };
             Ok(training::Rank { algorithm: DiffusionNft::new(config), strategy, reward: Sines::new() })
         },
     );
@@ -487,9 +407,7 @@ fn train(loss: Regression, ranks: usize, prompt: fn(u64) -> &'static str) -> Run
 
 #[test]
 fn parameters_and_metrics_do_not_depend_on_the_number_of_ranks() {
-    for loss in [Regression::Nft, Regression::Dgpo] {
-        assert_same_on_all_ranks(|ranks, prompt| train(loss, ranks, prompt));
-    }
+    assert_same_on_all_ranks(train);
 }
 
 #[test]

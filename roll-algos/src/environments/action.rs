@@ -14,15 +14,7 @@ const PATTERN_BYTES: usize = 1 << 20;
 pub struct ActionPattern {
     pattern: Regex,
     removed: Vec<String>,
-}
-
-/// The result of a search.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Parsed<A> {
-    /// The action, if the environment knows it.
-    pub action: Option<A>,
-    /// The text that the pattern's last group matched.
-    pub text: String,
+    latest: String,
 }
 
 impl ActionPattern {
@@ -34,18 +26,22 @@ impl ActionPattern {
         if pattern.captures_len() < 2 {
             return Err(Error::config("env.action_pattern", "the pattern needs a group, which holds the action"));
         }
-        Ok(Self { pattern, removed })
+        Ok(Self { pattern, removed, latest: String::new() })
     }
 
-    /// Finds the action in `text` and looks it up in `names`, ignoring case.
-    pub fn find<A: Copy>(&self, text: &str, names: &[(&str, A)]) -> Parsed<A> {
+    /// Finds the action in `text` and looks it up in `names`, ignoring case. `None` if it is not one of them.
+    pub fn find<A: Copy>(&mut self, text: &str, names: &[(&str, A)]) -> Option<A> {
         let text = self.removed.iter().fold(text.to_string(), |text, removed| text.replace(removed.as_str(), ""));
         let groups = self.pattern.captures(text.trim());
         let found = groups.and_then(|groups| Some(groups.iter().flatten().last()?.as_str().trim().to_string()));
-        let found = found.unwrap_or_default();
-        let action =
-            names.iter().find(|(name, _)| name.to_lowercase() == found.to_lowercase()).map(|(_, action)| *action);
-        Parsed { action, text: found }
+        self.latest = found.unwrap_or_default();
+        let found = self.latest.to_lowercase();
+        names.iter().find(|(name, _)| name.to_lowercase() == found).map(|(_, action)| *action)
+    }
+
+    /// The text of the latest action, known or not; empty if the pattern did not match.
+    pub fn latest(&self) -> &str {
+        &self.latest
     }
 }
 
@@ -63,7 +59,7 @@ mod tests {
 
     #[test]
     fn an_action_is_found_wherever_it_stands() {
-        let pattern = ActionPattern::new(DEFAULT_PATTERN, default_special_tokens()).unwrap();
+        let mut pattern = ActionPattern::new(DEFAULT_PATTERN, default_special_tokens()).unwrap();
         for (text, action) in [
             ("<answer>Right</answer>", Some(2)),
             ("I go <answer>\n left </answer><|im_end|>", Some(0)),
@@ -72,16 +68,16 @@ mod tests {
             ("<answer>Right", None),
             ("", None),
         ] {
-            assert_eq!(pattern.find(text, &NAMES).action, action, "{text}");
+            assert_eq!(pattern.find(text, &NAMES), action, "{text}");
         }
     }
 
     #[test]
     fn a_pattern_with_reasoning_takes_its_last_group() {
-        let pattern = ActionPattern::new(r"<think>(.*?)</think>\s*<answer>(.*?)</answer>", Vec::new()).unwrap();
-        let parsed = pattern.find("<think>the goal\nis right</think> <answer>right</answer>", &NAMES);
-        assert_eq!(parsed, Parsed { action: Some(2), text: "right".into() });
-        assert_eq!(pattern.find("<answer>right</answer>", &NAMES).action, None);
+        let mut pattern = ActionPattern::new(r"<think>(.*?)</think>\s*<answer>(.*?)</answer>", Vec::new()).unwrap();
+        let action = pattern.find("<think>the goal\nis right</think> <answer>right</answer>", &NAMES);
+        assert_eq!((action, pattern.latest()), (Some(2), "right"));
+        assert_eq!(pattern.find("<answer>right</answer>", &NAMES), None);
     }
 
     #[test]

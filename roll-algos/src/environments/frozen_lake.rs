@@ -4,7 +4,7 @@
 use rand_chacha::ChaCha8Rng;
 use roll_core::{Environment, Error, Noise, Observation, Purpose, Result, Transition};
 
-use super::action::{ActionPattern, DEFAULT_PATTERN, Parsed, default_special_tokens};
+use super::action::{ActionPattern, DEFAULT_PATTERN, default_special_tokens};
 use super::{below, uniform};
 
 const NAME: &str = "frozen_lake";
@@ -69,8 +69,6 @@ pub struct FrozenLake {
     tiles: Vec<Tile>,
     player: usize,
     rng: ChaCha8Rng,
-    /// The text of the latest action.
-    action: String,
 }
 
 impl FrozenLake {
@@ -85,7 +83,7 @@ impl FrozenLake {
         }
         let pattern = ActionPattern::new(&options.action_pattern, options.special_token_list.clone())?;
         let rng = Noise::new(0).generator(Purpose::Environments, 0, 0);
-        Ok(Self { options, pattern, tiles: Vec::new(), player: 0, rng, action: String::new() })
+        Ok(Self { options, pattern, tiles: Vec::new(), player: 0, rng })
     }
 
     /// Draws a map with a path from start to goal, and the start.
@@ -163,9 +161,7 @@ impl Environment for FrozenLake {
             return Err(Error::Misuse("a step of an environment that was not reset".into()));
         }
         let names: Vec<(&str, usize)> = MOVES.iter().enumerate().map(|(i, (name, _))| (*name, i)).collect();
-        let Parsed { action: intended, text } = self.pattern.find(action, &names);
-        self.action = text;
-        let Some(intended) = intended else {
+        let Some(intended) = self.pattern.find(action, &names) else {
             return Ok(Transition {
                 observation: Observation { text: self.render() },
                 reward: self.options.format_penalty,
@@ -206,7 +202,7 @@ impl Environment for FrozenLake {
     }
 
     fn action(&self) -> String {
-        self.action.clone()
+        self.pattern.latest().to_string()
     }
 }
 

@@ -12,7 +12,7 @@ pub mod process;
 mod protocol;
 pub mod sokoban;
 
-pub use action::{ActionPattern, Parsed};
+pub use action::ActionPattern;
 pub use frozen_lake::FrozenLake;
 pub use http::Http;
 pub use mixed::Mixed;

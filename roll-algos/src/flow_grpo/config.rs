@@ -13,7 +13,7 @@ use crate::policy_gradient::advantages::Spread;
 use crate::policy_gradient::clip::ClipRange;
 use crate::policy_gradient::levels::acting_steps;
 use crate::policy_gradient::sde::{SdeKind, SdeStep};
-use crate::policy_gradient::{SeveralRewards, SharedOptions, shared_options};
+use crate::policy_gradient::{Method, SeveralRewards};
 use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, Sampling};
 use crate::scoring::{FrameRate, Reference};
 use crate::update::OnNonfinite;
@@ -213,7 +213,7 @@ pub(super) struct FlowGrpoPlan {
 impl FlowGrpoConfig {
     /// Fails on values that are out of range or contradict one another, naming the key.
     pub(super) fn plan(&self, facts: ScheduleFacts) -> Result<FlowGrpoPlan> {
-        let shared = self.shared_options();
+        let shared = self.shared();
         check_ranges("algo", self)?;
         shared.check()?;
         self.check_numbers()?;
@@ -304,9 +304,5 @@ impl FlowGrpoConfig {
         }
         self.sde.check(self.eta).in_section("algo")?;
         check_threshold(self.divergence_threshold).in_section("algo")
-    }
-
-    pub(super) fn shared_options(&self) -> SharedOptions {
-        shared_options!(self, Sampler::Euler)
     }
 }

@@ -30,11 +30,13 @@ use crate::kl_reference::KlReference;
 use crate::policy_gradient::round::{Group, Rollout, RoundOptions, RoundState, generate, set_advantages};
 use crate::policy_gradient::sde::SdeStep;
 use crate::policy_gradient::tally::Tally;
-use crate::policy_gradient::{LossMask, Method, PolicyGradient, SharedOptions, TrainingState, clip, distance};
+use crate::policy_gradient::{
+    LossMask, Method, PolicyGradient, SharedOptions, TrainingState, clip, distance, shared_options,
+};
 use crate::sampling::{Conditions, GuidanceGradient};
 use crate::stopwatch::{FORWARD, PULL, REFERENCE};
 use crate::update::diffusion;
-use crate::{AlgorithmError, ranks};
+use crate::{AlgorithmError, Sampler, ranks};
 use config::FlowGrpoPlan;
 use explore::{StepRecord, Transition, WindowExplorer};
 use loss::{PolicyLoss, PolicyShift, StepTerm, divergence, dppo, guard, mean_shift};
@@ -49,7 +51,7 @@ impl Method for FlowGrpoConfig {
     const HAS_OLD_POLICY: bool = false;
 
     fn shared(&self) -> SharedOptions {
-        self.shared_options()
+        shared_options!(self, Sampler::Euler)
     }
 
     fn check(&self, facts: ScheduleFacts, _reward: &dyn RewardScorer) -> Result<()> {

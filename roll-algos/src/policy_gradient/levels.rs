@@ -38,21 +38,18 @@ pub(crate) fn acting_steps(schedule: &FlowSchedule, facts: ScheduleFacts, [low, 
 pub(crate) fn evaluation_plan(sampling: Sampling, facts: ScheduleFacts) -> Result<RolloutPlan> {
     let Sampling { schedule, sampler, guidance } = sampling;
     let acting = acting_steps(&schedule, facts, [0.0, 1.0])?;
-    let (first, last, trained) = (0, schedule.steps() - 1, acting.clone());
-    let (adjoint, early_stop, latent_dtype) = (Adjoint::Chain, EarlyStop::Decode, LatentDtype::F32);
-    let reference = Some(Adapter::Start);
     Ok(RolloutPlan {
+        first: 0,
+        last: schedule.steps() - 1,
         schedule,
         sampler,
         guidance,
-        trained,
+        trained: acting.clone(),
         acting,
-        adjoint,
-        first,
-        last,
-        reference,
-        early_stop,
-        latent_dtype,
+        adjoint: Adjoint::Chain,
+        reference: Some(Adapter::Start),
+        early_stop: EarlyStop::Decode,
+        latent_dtype: LatentDtype::F32,
     })
 }
 

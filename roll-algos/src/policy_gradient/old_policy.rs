@@ -1,6 +1,6 @@
 //! The old policy, which generates and slowly follows the policy in training.
 
-use roll_core::{Error, Model, Result, StateDict, Tensor, flat};
+use roll_core::{Error, Model, Result, StateDict, StepContext, Tensor, flat};
 use serde::{Deserialize, Serialize};
 
 /// Name of its tensor in a state.
@@ -37,16 +37,15 @@ impl OldDecay {
 pub(crate) struct OldPolicy(Option<Vec<f32>>);
 
 /// Runs `work` with `values` as the model's parameters, and restores the former ones, also after an error.
-pub(crate) fn with_parameters<C, T>(
-    context: &mut C,
-    model: impl Fn(&mut C) -> &mut dyn Model,
+pub(crate) fn with_parameters<'c, T>(
+    ctx: &mut StepContext<'c>,
     values: &[f32],
-    work: impl FnOnce(&mut C) -> Result<T>,
+    work: impl FnOnce(&mut StepContext<'c>) -> Result<T>,
 ) -> Result<T> {
-    let current = flat::read(model(context))?;
-    model(context).write_parameters(values)?;
-    let done = work(context);
-    model(context).write_parameters(&current)?;
+    let current = flat::read(ctx.model)?;
+    ctx.model.write_parameters(values)?;
+    let done = work(ctx);
+    ctx.model.write_parameters(&current)?;
     done
 }
 

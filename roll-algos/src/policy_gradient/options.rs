@@ -29,7 +29,6 @@ pub struct SharedOptions {
     pub updates_per_step: usize,
     pub advantage_spread: Spread,
     pub several_rewards: SeveralRewards,
-    pub kl_weight: f64,
     pub data_weight: f64,
     pub sampling: SamplingOptions,
     pub evaluation_sampler: Option<Sampler>,
@@ -49,7 +48,6 @@ macro_rules! shared_options {
             updates_per_step: $config.updates_per_step,
             advantage_spread: $config.advantage_spread,
             several_rewards: $config.several_rewards,
-            kl_weight: $config.kl_weight,
             data_weight: $config.data_weight,
             sampling: $crate::sampling::SamplingOptions {
                 num_inference_steps: $config.num_inference_steps,

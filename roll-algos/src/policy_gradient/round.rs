@@ -74,7 +74,7 @@ pub(crate) struct Group<T> {
     /// Row of the sample in the data. Groups of different ranks with the same row are one group.
     row: u64,
     /// Key of the sample's draws.
-    key: u64,
+    pub(crate) key: u64,
     pub(crate) conditions: Conditions,
     pub(crate) videos: Vec<Rollout>,
     /// Records of the rollouts, one for each batch of `at_once` videos.
@@ -86,34 +86,23 @@ impl<T> Group<T> {
     pub(crate) fn trained(&self) -> impl Iterator<Item = &Rollout> {
         self.videos.iter().filter(|video| video.advantage != 0.0)
     }
-
-    /// Key of the sample's draws in an update: the updates of a step have their own.
-    pub(crate) fn key_in(&self, update: usize) -> u64 {
-        key_in(self.key, update)
-    }
 }
 
-fn key_in(key: u64, update: usize) -> u64 {
+/// The key of the draws of a sample or video with the key `key` in an update: the updates of a step have their own.
+pub(crate) fn key_in(key: u64, update: usize) -> u64 {
     key ^ ((update as u64) << 28)
 }
 
 /// One generated video.
 pub(crate) struct Rollout {
     /// Key of its draws.
-    key: u64,
+    pub(crate) key: u64,
     /// The decoded latents, `[C, T, H, W]`.
     pub(crate) latents: Tensor,
     /// Its scores; `None` if there was nothing to score.
     scores: Option<Scores>,
     /// Advantage of the score over the others; 0 trains nothing.
     pub(crate) advantage: f64,
-}
-
-impl Rollout {
-    /// As [`Group::key_in`].
-    pub(crate) fn key_in(&self, update: usize) -> u64 {
-        key_in(self.key, update)
-    }
 }
 
 /// The score of a video, and the terms that it is the sum of. All are finite.

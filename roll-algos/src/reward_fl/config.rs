@@ -144,7 +144,14 @@ impl RewardFlConfig {
 
     fn plan_with(&self, sampler: Sampler, facts: ScheduleFacts) -> Result<RolloutPlan> {
         check_ranges("algo", self)?;
-        let schedule = self.levels(sampler).schedule(facts).in_section("algo")?;
+        let levels = SamplingOptions {
+            num_inference_steps: self.num_inference_steps,
+            timesteps: self.timesteps.clone(),
+            shift: self.shift,
+            sampler,
+            ..SamplingOptions::default()
+        };
+        let schedule = levels.schedule(facts).in_section("algo")?;
         self.check_steps()?;
         let guidance = Guidance::new(self.guidance_scale, self.guidance_gradient, facts).in_section("algo")?;
         let (mid, last) = (self.mid_timestep, self.final_timestep);
@@ -161,20 +168,18 @@ impl RewardFlConfig {
         }
         let acting: Vec<usize> = trained.iter().copied().filter(|i| schedule.is_trained(*i, facts)).collect();
         trained.retain(|i| acting.first().is_none_or(|first| i >= first));
-        let &Self { early_stop, latent_dtype, .. } = self;
-        let adjoint = Adjoint::Chain;
         Ok(RolloutPlan {
             schedule,
             sampler,
             guidance,
             trained,
             acting,
-            adjoint,
+            adjoint: Adjoint::Chain,
             first: 0,
             last,
             reference: Some(self.kl_reference.adapter()),
-            early_stop,
-            latent_dtype,
+            early_stop: self.early_stop,
+            latent_dtype: self.latent_dtype,
         })
     }
 
@@ -206,17 +211,6 @@ impl RewardFlConfig {
         let every = if self.kl_weight > 0.0 { every } else { 0 };
         // Not in the first step: there the policy is usually the KL's reference, where the gradient is 0.
         every > 0 && (step + 1).is_multiple_of(every)
-    }
-
-    /// The noise levels of `sampler`.
-    fn levels(&self, sampler: Sampler) -> SamplingOptions {
-        SamplingOptions {
-            num_inference_steps: self.num_inference_steps,
-            timesteps: self.timesteps.clone(),
-            shift: self.shift,
-            sampler,
-            ..SamplingOptions::default()
-        }
     }
 
     /// The steps within the window and the boundaries, of either expert.

@@ -44,8 +44,7 @@ pub use truncation::TrainedSteps;
 
 use crate::flow_matching::DataTerm;
 use crate::kl_reference::KlReference;
-use crate::ranks::Bits;
-use crate::ranks::{draw_key, repeats};
+use crate::ranks::{Bits, draw_key, repeats};
 use crate::report::{StepOutcome, headlines};
 use crate::sampling::{Conditions, GuidanceGradient};
 use crate::scoring::{self, Generation, Measured, Prepared, PreparedTarget, pull_frames};

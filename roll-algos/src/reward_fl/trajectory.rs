@@ -191,16 +191,11 @@ fn rounded(x: Tensor, dtype: LatentDtype) -> Result<Tensor> {
 }
 
 fn without_first_frame(x: &Tensor) -> Result<Tensor> {
-    let (_, frames, pixels) = layout(x)?;
+    let [_, frames, height, width] = *x.shape() else {
+        return Err(Error::shape("latents", "[C, T, H, W]", x.shape()));
+    };
+    let pixels = height * width;
     let mut values = x.f32s()?.to_vec();
     values.chunks_exact_mut(frames * pixels).for_each(|channel| channel[..pixels].fill(0.0));
     Tensor::new(values, x.shape())
-}
-
-/// Number of channels, of frames, and of pixels per frame.
-fn layout(x: &Tensor) -> Result<(usize, usize, usize)> {
-    match *x.shape() {
-        [c, t, h, w] => Ok((c, t, h * w)),
-        _ => Err(roll_core::Error::shape("latents", "[C, T, H, W]", x.shape())),
-    }
 }

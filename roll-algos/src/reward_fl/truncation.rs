@@ -14,7 +14,6 @@ use super::leap::Leap;
 use super::plan::{Adjoint, EarlyStop, RolloutPlan};
 use crate::flow_matching::mixed;
 
-/// The number of leaps.
 const LEAPS: usize = 2;
 
 /// The trained steps of a rollout: `window`, or one of the others with its number, as in `{last: 1}`.

@@ -110,14 +110,8 @@ impl Conversations {
         }
     }
 
-    /// Number of conversations.
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.rows.len()
-    }
-
-    /// Whether there is no conversation.
-    pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
     }
 
     /// The place of a row, for messages.

@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::RewardError;
 use crate::onnx_reward::row_score;
-use crate::picture::{FrameScorer, Frames, Input, OverFrames, RowNetwork, RowsPull, check_common};
+use crate::picture::{FrameScorer, Frames, Input, OverFrames, RowNetwork, RowsPull, check_on_missing};
 use attention_pool::AttentionPool;
 use config::{Family, ModelConfig};
 use files::Tensors;
@@ -182,9 +182,9 @@ impl ClipReward {
         if config.path.is_empty() {
             return Err(Error::config("reward.path", "missing: the model's directory"));
         }
-        config.frames.check("reward.frames")?;
+        config.frames.check()?;
         check_ranges("reward", &config)?;
-        check_common(config.frames_per_batch, config.on_missing)?;
+        check_on_missing(config.on_missing)?;
         if config.head.is_some() && (&config.against, config.score) != (&Against::Prompt, Scale::Cosine) {
             return Err(Error::config("reward.head", "rates frames by themselves: leave out `against` and `score`"));
         }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::align::Alignment;
 use crate::onnx::Executor;
 pub use crate::picture::ChannelOrder;
-use crate::picture::check_common;
+use crate::picture::check_on_missing;
 
 /// Options of the reward `insightface`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -122,6 +122,6 @@ impl IdentityConfig {
             let problem = format!("expected a multiple of 32 up to {MAX_DET_SIZE}, found {}", self.det_size);
             return wrong("det_size", problem);
         }
-        check_common(self.frames_per_batch, self.on_missing)
+        check_on_missing(self.on_missing)
     }
 }

@@ -65,11 +65,6 @@ impl Detector {
         self.network.model().path()
     }
 
-    /// The network.
-    pub fn network(&self) -> &Network {
-        &self.network
-    }
-
     /// Detects the faces of each frame, in pixels of the frame and by descending confidence. Frames are `[3, height,
     /// width]` in [-1, 1], all of `size` (`[height, width]`), and run as one batch. [`Grad::Record`] announces that
     /// gradients will be computed for these faces.

@@ -11,8 +11,9 @@ use roll_external::Fingerprint;
 use super::align::Crop;
 use super::config::{IdentityConfig, Undetected};
 use super::detection::Face;
+use super::embedder::Embeddings;
 use super::networks::{FaceNetworks, FrameFace};
-use super::pooling::pooled_cosine;
+use super::pooling::{Pooled, pooled_cosine};
 use crate::RewardError;
 use crate::onnx::Executor;
 
@@ -52,9 +53,7 @@ impl IdentityReward {
         let frames: Vec<_> = (first..count).step_by(self.config.sample_every).map(|t| (t, video.frame(t))).collect();
         self.networks.largest_faces(&frames, [height, width], grad)
     }
-}
 
-impl IdentityReward {
     /// Adds a face to every searched frame without one, at the landmarks of the reference at the nearest time.
     fn add_reference_faces(&self, faces: &mut Vec<FrameFace>, video: &Video, target: &Target) -> Result<()> {
         let bad_target = || RewardError::InvalidTarget { reward: NAME.into(), tensor: POSITIONS.into() };
@@ -153,13 +152,13 @@ impl RewardScorer for IdentityReward {
             let crops = crops(video, batch);
             if grad.is_on() {
                 let (embeddings, pull) = self.networks.embedder().vjp(crops)?;
-                let (part, mut cotangent) = pooled(&embeddings.values, embeddings.width, references)?;
-                value += part * share;
-                cotangent.iter_mut().for_each(|g| *g *= share as f32);
-                crop_gradients.push(pull.pull(cotangent)?);
+                let mut part = pooled(&embeddings, references)?;
+                value += part.value * share;
+                part.gradient.iter_mut().for_each(|g| *g *= share as f32);
+                crop_gradients.push(pull.pull(part.gradient)?);
             } else {
                 let embeddings = self.networks.embedder().embed(crops, grad)?;
-                value += pooled(&embeddings.values, embeddings.width, references)?.0 * share;
+                value += pooled(&embeddings, references)?.value * share;
             }
         }
         let details = [
@@ -211,15 +210,12 @@ fn crops(video: &Video, faces: &[FrameFace]) -> Vec<f32> {
 }
 
 /// The mean over `embeddings` of their mean cosine similarity to all `references`, and its gradient.
-fn pooled(embeddings: &[f32], width: usize, references: &Tensor) -> Result<(f64, Vec<f32>)> {
-    let [_, own] = *references.shape() else {
-        return Err(Error::shape("reference embeddings", "[N, width]", references.shape()));
-    };
-    if own != width {
-        return Err(Error::shape("reference embeddings", format!("[N, {width}]"), references.shape()));
+fn pooled(embeddings: &Embeddings, references: &Tensor) -> Result<Pooled> {
+    let Embeddings { values, width } = embeddings;
+    match *references.shape() {
+        [_, own] if own == *width => Ok(pooled_cosine(values, references.f32s()?, *width)),
+        _ => Err(Error::shape("reference embeddings", format!("[N, {width}]"), references.shape())),
     }
-    let pooled = pooled_cosine(embeddings, references.f32s()?, width);
-    Ok((pooled.value, pooled.gradient))
 }
 
 /// The cotangent of the frames, of shape `shape`. `gradients` are those of the crops for a cotangent of 1.

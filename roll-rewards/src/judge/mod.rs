@@ -33,7 +33,7 @@ use serde_json::{Value as Json, json};
 pub use answer::AnswerKind;
 use client::Client;
 
-use crate::picture::{Frames, check_common};
+use crate::picture::{Frames, check_on_missing};
 
 /// Greatest number of questions, which are all asked at the same time.
 const MAX_QUESTIONS: usize = 64;
@@ -142,7 +142,7 @@ impl Judge {
     /// Reads the questions; sends and writes nothing. Fails, and names the key, if a value is outside its range.
     pub fn new(config: JudgeConfig, context: &BuildContext) -> Result<Self> {
         check_ranges("reward", &config)?;
-        check_common(1, config.on_missing)?;
+        check_on_missing(config.on_missing)?;
         config.answer.check()?;
         if config.model.is_empty() {
             return Err(Error::config("reward.model", "missing: the name of the model, as the service knows it"));

@@ -14,7 +14,6 @@ pub(super) struct Attributes<'a> {
 }
 
 impl<'a> Attributes<'a> {
-    /// Collects the attributes of `node`.
     pub fn of(node: &'a ast::Node<'a>) -> Result<Self, Problem> {
         let mut unread = BTreeMap::new();
         for attribute in &node.attribute {
@@ -111,11 +110,9 @@ pub(super) fn sizes(name: &str, ints: &[i64], least: i64) -> Result<Vec<usize>, 
 
 /// The parts of a node from which its operator is built.
 pub(super) struct OperatorSpec<'n, 'a> {
-    /// The operator's name.
     pub operator: &'a str,
     /// The version of the default operator set.
     pub opset: i64,
-    /// The node's attributes.
     pub attributes: Attributes<'a>,
     /// The inputs: `None` for an input that is left out, `Some(None)` for one that is not constant, and the value of a
     /// constant.
@@ -127,7 +124,6 @@ pub(super) struct OperatorSpec<'n, 'a> {
 }
 
 impl<'n> OperatorSpec<'n, '_> {
-    /// Whether input `index` is present.
     pub fn has(&self, index: usize) -> bool {
         self.inputs.get(index).is_some_and(Option::is_some)
     }

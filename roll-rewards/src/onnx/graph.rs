@@ -45,7 +45,6 @@ pub(super) struct Node {
 }
 
 impl Graph {
-    /// Number of elements of all constants.
     pub fn constant_elements(&self) -> usize {
         self.constants.iter().flatten().map(|constant| constant.value.shape().iter().product::<usize>()).sum()
     }

@@ -46,7 +46,6 @@ enum Batching {
     Stacked,
     /// At once, on the original graph.
     AsDeclared,
-    /// One by one.
     ItemByItem,
 }
 

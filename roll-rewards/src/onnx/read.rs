@@ -11,11 +11,10 @@ use super::attributes::{Attributes, OperatorSpec};
 use super::error::{OnnxError, Problem, no_panic};
 use super::execute::run_node;
 use super::graph::{Graph, Node, Port};
-use super::ops::{self, Operator, Run};
+use super::ops::{self, Run};
 use super::value::{Constant, ElementLimit};
 use super::{nesting, tensor_proto};
 
-/// Supported operator sets.
 const OPSETS: std::ops::RangeInclusive<i64> = 7..=23;
 
 /// Greatest number of elements of all folded constants, in addition to one per byte of the file: a few hundred bytes
@@ -191,12 +190,12 @@ impl<'a> GraphReader<'a> {
             operator: kind.clone(),
             problem: problem.0,
         };
-        if !default_domain(node.domain) || !ops::is_known(&kind) {
+        let Some(builder) = ops::builder(&kind).filter(|_| default_domain(node.domain)) else {
             let operator = if default_domain(node.domain) { kind } else { format!("{}.{kind}", node.domain) };
             return Err(OnnxError::Operator { path: self.path.to_owned(), node: name, operator });
-        }
+        };
         let inputs: Vec<Option<usize>> = node.input.iter().map(|i| self.slots.get(i).copied()).collect();
-        let operator = self.operator(node, &inputs).map_err(|p| error(self.path, p))?;
+        let operator = self.operator(node, &inputs, builder).map_err(|p| error(self.path, p))?;
         let mut outputs = vec![];
         for &output in &node.output {
             outputs.push(if output.is_empty() { None } else { Some(self.define(output)?) });
@@ -224,8 +223,8 @@ impl<'a> GraphReader<'a> {
         Ok(None)
     }
 
-    fn operator(&self, node: &ast::Node<'a>, inputs: &[Option<usize>]) -> Result<Box<dyn Operator>, Problem> {
-        let mut build = OperatorSpec {
+    fn operator(&self, node: &ast::Node<'a>, inputs: &[Option<usize>], builder: ops::Builder) -> ops::Built {
+        let mut spec = OperatorSpec {
             operator: node.op_type.as_str(),
             opset: self.opset,
             attributes: Attributes::of(node)?,
@@ -233,8 +232,8 @@ impl<'a> GraphReader<'a> {
             outputs: node.output.iter().filter(|o| !o.is_empty()).count(),
             device: self.device,
         };
-        let operator = no_panic(|| ops::build(&mut build))?;
-        build.attributes.finish()?;
+        let operator = no_panic(|| builder(&mut spec))?;
+        spec.attributes.finish()?;
         Ok(operator)
     }
 }

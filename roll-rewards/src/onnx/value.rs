@@ -49,14 +49,12 @@ pub(super) enum Value {
 /// A value that is known when the file is opened.
 #[derive(Clone, Debug)]
 pub(super) struct Constant {
-    /// The value.
     pub value: Value,
     /// The elements of a small float tensor (scales, limits), which operators read when they are built.
     pub floats: Option<Vec<f32>>,
 }
 
 impl Value {
-    /// The shape.
     pub fn shape(&self) -> &[usize] {
         match self {
             Self::Float(tensor) => tensor.shape(),
@@ -82,7 +80,6 @@ impl Value {
         }
     }
 
-    /// Creates a list of integers.
     pub fn list(values: Vec<i64>) -> Self {
         let shape = vec![values.len()];
         Self::Int { values, shape }
@@ -111,6 +108,17 @@ impl Value {
             Self::Float(tensor) => to_host_nd(tensor),
             Self::Int { values, shape } => roll_core::Tensor::new(values.clone(), shape.clone()),
         }
+    }
+
+    /// Reshapes. Fails if the number of elements differs.
+    pub fn reshaped(&self, shape: Vec<usize>) -> Result<Self, Problem> {
+        Ok(match self {
+            Self::Float(tensor) => Self::Float(reshaped(tensor, shape)?),
+            Self::Int { values, .. } if elements(&shape)? == values.len() => {
+                Self::Int { values: values.clone(), shape }
+            }
+            Self::Int { shape: found, .. } => return Err(format!("{found:?} cannot become {shape:?}").into()),
+        })
     }
 
     /// Splits along axis 0 into parts of the given lengths.
@@ -154,9 +162,7 @@ impl Constant {
     /// Creates a constant and keeps the elements of a small float tensor on the host, too.
     pub fn new(value: Value) -> Result<Self, Problem> {
         let floats = match &value {
-            Value::Float(tensor) if elements(tensor.shape())? <= 64 => {
-                Some(roll_backends::host::to_host_nd(tensor)?.to_f32_vec())
-            }
+            Value::Float(tensor) if elements(tensor.shape())? <= 64 => Some(to_host_nd(tensor)?.to_f32_vec()),
             _ => None,
         };
         Ok(Self { value, floats })

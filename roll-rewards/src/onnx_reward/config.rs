@@ -5,7 +5,7 @@ use roll_core::{Error, OnMissing, Result};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::picture::{Frames, Input, OverFrames, check_common};
+use crate::picture::{Frames, Input, OverFrames, check_on_missing};
 
 /// Options of the reward `onnx`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -87,10 +87,10 @@ impl OnnxConfig {
         if self.file.is_empty() {
             return wrong("file", "missing: the ONNX file");
         }
-        self.frames.check("reward.frames")?;
+        self.frames.check()?;
         self.input.check("reward.input")?;
         check_ranges("reward", self)?;
-        check_common(self.frames_per_batch, self.on_missing)?;
+        check_on_missing(self.on_missing)?;
         if self.score == Measurement::Softmax && self.index.is_none() {
             return wrong("index", "missing: which class, counted from 0, since `score` is softmax");
         }

@@ -224,6 +224,7 @@ fn misfit_errors_name_file_and_key() {
         (json!({ "file": file, "input": { "size": 20 } }), "reward.input.size"),
         (json!({ "file": file, "score": "cosine", "vector": [1, 2] }), "5 numbers"),
         (json!({ "file": file, "frames": { "every": 0 } }), "reward.frames"),
+        (json!({ "file": file, "frames_per_batch": 0 }), "reward.frames_per_batch"),
         (json!({ "file": file, "input": { "colour": "rgb" } }), "unknown field `colour`"),
     ];
     for (options, part) in cases {

@@ -44,12 +44,13 @@ impl Frames {
         }
     }
 
-    /// Fails if the number is 0, or larger than that of any video's frames. `key` is the option's key.
-    pub fn check(self, key: &str) -> Result<()> {
+    /// Fails if the number is 0, or larger than that of any video's frames.
+    pub fn check(self) -> Result<()> {
+        const KEY: &str = "reward.frames";
         match self {
-            Self::Every(0) | Self::Uniform(0) => Err(Error::config(key, "expected at least 1, found 0")),
+            Self::Every(0) | Self::Uniform(0) => Err(Error::config(KEY, "expected at least 1, found 0")),
             Self::Uniform(n) if n > MAX_UNIFORM => {
-                Err(Error::config(key, format!("expected at most {MAX_UNIFORM} frames, found {n}")))
+                Err(Error::config(KEY, format!("expected at most {MAX_UNIFORM} frames, found {n}")))
             }
             _ => Ok(()),
         }
@@ -69,11 +70,8 @@ pub enum OverFrames {
     Last,
 }
 
-/// Checks the options that every reward of frames has. Fails, and names the key, if one is out of range.
-pub fn check_common(frames_per_batch: usize, on_missing: OnMissing) -> Result<()> {
-    if frames_per_batch == 0 {
-        return Err(Error::config("reward.frames_per_batch", "expected at least 1, found 0"));
-    }
+/// Fails, and names the key, if the score of a video without anything to score is not finite.
+pub fn check_on_missing(on_missing: OnMissing) -> Result<()> {
     match on_missing {
         OnMissing::Value(value) if !value.is_finite() => {
             Err(Error::config("reward.on_missing", "expected skip, error, or a finite value"))
@@ -87,11 +85,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn common_options_are_checked_by_key() {
-        assert!(check_common(1, OnMissing::Value(0.5)).is_ok());
-        let told = |frames, missing| check_common(frames, missing).unwrap_err().to_string();
-        assert!(told(0, OnMissing::Skip).contains("reward.frames_per_batch"));
-        assert!(told(1, OnMissing::Value(f64::NAN)).contains("reward.on_missing"));
+    fn a_score_that_is_not_finite_is_named_by_its_key() {
+        assert!(check_on_missing(OnMissing::Value(0.5)).is_ok());
+        let error = check_on_missing(OnMissing::Value(f64::NAN)).unwrap_err();
+        assert!(error.to_string().contains("reward.on_missing"));
     }
 
     #[test]
@@ -105,9 +102,9 @@ mod tests {
         assert_eq!(Frames::Uniform(1).of(9), [4]);
         assert_eq!(Frames::Uniform(4).of(2), [0, 0, 1, 1]);
         assert!(Frames::Uniform(4).of(0).is_empty());
-        assert!(Frames::Uniform(0).check("reward.frames").is_err());
-        assert!(Frames::Uniform(4096).check("reward.frames").is_ok());
-        let told = Frames::Uniform(1_000_000_000).check("reward.frames").unwrap_err().to_string();
+        assert!(Frames::Uniform(0).check().is_err());
+        assert!(Frames::Uniform(4096).check().is_ok());
+        let told = Frames::Uniform(1_000_000_000).check().unwrap_err().to_string();
         assert!(told.contains("reward.frames") && told.contains("at most 4096"), "{told}");
     }
 }

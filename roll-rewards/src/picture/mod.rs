@@ -8,6 +8,6 @@ pub mod luma;
 mod resize;
 
 pub use frame_scorer::{FrameScorer, RowNetwork, RowScore, RowsPull};
-pub use frames::{Frames, OverFrames, check_common};
+pub use frames::{Frames, OverFrames, check_on_missing};
 pub use input::{ChannelOrder, Fit, Input, Layout, Preprocess, Size};
 pub use resize::{Filter, Resize};

@@ -72,7 +72,7 @@ pub struct FirstFrame {
 impl FirstFrame {
     /// Opens the network if `config` has one.
     pub fn new(config: FirstFrameConfig, context: &BuildContext) -> Result<Self> {
-        config.frames.check("reward.frames")?;
+        config.frames.check()?;
         let network = match config.measure {
             Likeness::Perceptual => {
                 let options = onnx_reward::OnnxConfig {

@@ -3,7 +3,7 @@
 use roll_core::{Adapter, Error, Result, StepContext, Tensor};
 
 use crate::agentic_ppo::NAME;
-use crate::agentic_ppo::batch::{ConversationBatch, TextSample, by_episodes};
+use crate::agentic_ppo::batch::{ConversationBatch, TextSample, by_episodes, width};
 use crate::agentic_ppo::grid::Mask;
 use crate::ranks::share;
 use crate::update::language;
@@ -27,11 +27,11 @@ impl Features {
         let own: Vec<usize> = share(ctx.strategy.ranks().all.as_ref(), samples.len()).collect();
         for part in by_episodes(samples, &own, at_once) {
             let chosen: Vec<&TextSample> = part.iter().map(|i| &samples[*i]).collect();
-            let width = chosen.iter().map(|s| s.tokens.len()).max().unwrap_or(0).max(2);
+            let width = width(&chosen);
             let evaluated = ConversationBatch::new(&chosen, width)?;
             let (tokens, attention) = (&evaluated.batch.tokens, &evaluated.batch.attention);
             let states = language(ctx.model, NAME)?.hidden_states(tokens, attention, Adapter::On)?;
-            features.add(&states, width, part.iter().copied().zip(evaluated.rows().iter().copied()), wanted)?;
+            features.add(&states, width, part.iter().copied().zip(evaluated.row_of.iter().copied()), wanted)?;
         }
         Ok(features)
     }

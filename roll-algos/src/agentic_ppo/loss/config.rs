@@ -143,13 +143,12 @@ impl LossConfig {
     }
 
     /// Fails on values that make no loss.
-    pub fn check(&self, prefix: &str) -> Result<()> {
-        let key = |name: &str| format!("{prefix}.{name}");
-        check_ranges(prefix, self)?;
+    pub fn check(&self) -> Result<()> {
+        check_ranges("algo", self)?;
         if self.tis_lower_bound.is_nan() || self.tis_lower_bound > self.tis_upper_bound {
             let problem = format!("{} is above tis_upper_bound {}", self.tis_lower_bound, self.tis_upper_bound);
-            return Err(Error::config(key("tis_lower_bound"), problem));
+            return Err(Error::config("algo.tis_lower_bound", problem));
         }
-        self.train_infer_correction.check(&key("train_infer_correction"))
+        self.train_infer_correction.check()
     }
 }

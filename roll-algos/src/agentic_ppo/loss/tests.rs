@@ -170,6 +170,6 @@ fn rejects_invalid_loss_options() {
         LossConfig { tis_lower_bound: 2.0, ..Default::default() },
         LossConfig { kl_loss_coef: f64::NAN, ..Default::default() },
     ] {
-        assert!(config.check("algo").unwrap_err().to_string().contains("`algo."));
+        assert!(config.check().unwrap_err().to_string().contains("`algo."));
     }
 }

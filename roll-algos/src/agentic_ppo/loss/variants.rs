@@ -126,6 +126,12 @@ impl VariantInputs<'_> {
         }
     }
 
+    /// The values that metrics of this batch count.
+    fn counted(&self, grid: &Grid) -> Vec<f64> {
+        let all = self.config.reference_metrics;
+        grid.values().iter().zip(self.mask.kept()).filter(|(_, kept)| all || **kept).map(|(v, _)| *v).collect()
+    }
+
     fn mean_of_samples(&self, grid: &Grid) -> f64 {
         Aggregation::SeqMeanTokenMean.of(grid, self.mask, self.totals)
     }
@@ -192,14 +198,6 @@ fn metrics(view: &VariantInputs<'_>, low: f64, high: f64) -> ActorMetrics {
         }
     }
     metrics
-}
-
-impl VariantInputs<'_> {
-    /// The values that metrics of this batch count.
-    fn counted(&self, grid: &Grid) -> Vec<f64> {
-        let all = self.config.reference_metrics;
-        grid.values().iter().zip(self.mask.kept()).filter(|(_, kept)| all || **kept).map(|(v, _)| *v).collect()
-    }
 }
 
 fn topr_metrics(view: &VariantInputs<'_>, metrics: &mut ActorMetrics) {

@@ -13,7 +13,7 @@ const MARK: &str = "\u{f8ff}\u{f8fe}";
 pub struct Conversation {
     messages: Vec<Message>,
     /// Where the prompt under way begins in the tokens.
-    begins: usize,
+    pub begins: usize,
     /// All tokens so far.
     pub tokens: Vec<u32>,
     /// Which of them the model wrote.
@@ -30,11 +30,6 @@ impl Conversation {
     pub fn restart(&mut self) {
         self.messages.clear();
         self.begins = self.tokens.len();
-    }
-
-    /// Where the prompt under way begins in the tokens.
-    pub fn begins(&self) -> usize {
-        self.begins
     }
 
     /// The tokens that the model continues.

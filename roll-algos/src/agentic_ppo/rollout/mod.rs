@@ -85,7 +85,7 @@ pub fn play(
     noise: &Noise,
     progress: &dyn Progress,
 ) -> Result<Vec<Episode>> {
-    let template = TurnTemplate::parse("algo.agent_template", &config.agent_template)?;
+    let template = TurnTemplate::parse(&config.agent_template)?;
     let tools = Tools::new(&config.tools)?;
     // A turn ends with an answer to the environment, after at most the permitted number of answers with tool calls.
     let answers_of_a_turn = if tools.is_empty() { 1 } else { config.max_tool_calls.saturating_add(1) };
@@ -154,7 +154,7 @@ pub fn check_beginning(
     model: &dyn LanguageModel,
     environment: &mut dyn Environment,
 ) -> Result<()> {
-    let template = TurnTemplate::parse("algo.agent_template", &config.agent_template)?;
+    let template = TurnTemplate::parse(&config.agent_template)?;
     let tools = Tools::new(&config.tools)?;
     let joins_system = refuses_system(model, &config.agent_system_template);
     let rules = Rules { config, template: &template, tools: &tools, ends: &[], joins_system };
@@ -338,7 +338,7 @@ impl<'a> RunningEpisode<'a> {
             action: self.environment.action(),
             valid: next.valid,
             tokens: written..tokens.end,
-            begins: self.conversation.begins(),
+            begins: self.conversation.begins,
             calls: std::mem::take(&mut self.calls),
         });
         let won = self.environment.solved().unwrap_or(next.terminated && next.reward > 0.0);
@@ -360,10 +360,10 @@ impl<'a> RunningEpisode<'a> {
     }
 
     fn finish(mut self) -> Episode {
-        if self.ending.is_none() {
-            self.end(Ending::TurnLimit);
-        }
-        let (ending, solved) = self.ending.unwrap_or((Ending::TurnLimit, false));
+        let (ending, solved) = match self.ending.take() {
+            Some(ended) => ended,
+            None => (Ending::TurnLimit, self.environment.solved().unwrap_or(false)),
+        };
         // A prompt after the last answer is no part of the episode.
         let length = self.steps.last().map_or(0, |s| s.tokens.end);
         let Conversation { mut tokens, mut response, mut log_probs, mut raw_log_probs, .. } = self.conversation;

@@ -75,10 +75,9 @@ pub struct Turn<'a> {
 }
 
 impl TurnTemplate {
-    /// Parses a template; `key` is its place in the configuration. The names of facts in braces are replaced, `{{` and
-    /// `}}` are braces.
-    pub fn parse(key: &str, source: &str) -> Result<Self> {
-        let bad = |problem: String| Error::config(key, problem);
+    /// Parses `algo.agent_template`. The names of facts in braces are replaced, `{{` and `}}` are braces.
+    pub fn parse(source: &str) -> Result<Self> {
+        let bad = |problem: String| Error::config("algo.agent_template", problem);
         let (mut pieces, mut text) = (Vec::new(), String::new());
         let mut rest = source;
         while let Some(at) = rest.find(['{', '}']) {
@@ -173,11 +172,9 @@ mod tests {
 
     #[test]
     fn facts_take_their_places() {
-        let template = TurnTemplate::parse("k", "{{{turn_idx}}} {observation} {actions_left}/{max_response_length}");
+        let template = TurnTemplate::parse("{{{turn_idx}}} {observation} {actions_left}/{max_response_length}");
         assert_eq!(template.unwrap().render(turn(&[])), "{3} P_{G} 2/64");
-        assert!(
-            TurnTemplate::parse("k", TURN).unwrap().render(turn(&[])).starts_with("Turn 3:\nObservation:\nP_{G}\n")
-        );
+        assert!(TurnTemplate::parse(TURN).unwrap().render(turn(&[])).starts_with("Turn 3:\nObservation:\nP_{G}\n"));
     }
 
     #[test]
@@ -191,7 +188,7 @@ mod tests {
         };
         let steps = [step("a", true), step("b", false)];
         let source = "{env_instruction} {step_count} {current_step} {history_length} [{history}] {current_observation}";
-        let template = TurnTemplate::parse("k", source).unwrap();
+        let template = TurnTemplate::parse(source).unwrap();
         assert!(template.has_instructions());
         let ends = ["$".to_string()];
         assert_eq!(
@@ -205,7 +202,7 @@ mod tests {
 
     #[test]
     fn history_has_actions_without_thoughts() {
-        let template = TurnTemplate::parse("k", "{history}{observation}").unwrap();
+        let template = TurnTemplate::parse("{history}{observation}").unwrap();
         let shown = |response: &str, action: &str| {
             let step = Step { response: response.into(), action: action.into(), valid: true, ..Step::default() };
             template.render(turn(&[step]))
@@ -218,7 +215,7 @@ mod tests {
 
     #[test]
     fn mistakes_are_named() {
-        let error = |source: &str| TurnTemplate::parse("algo.agent_template", source).unwrap_err().to_string();
+        let error = |source: &str| TurnTemplate::parse(source).unwrap_err().to_string();
         assert!(error("{observaton}").contains("observaton"));
         assert!(error("{observation").contains("not closed"));
         assert!(error("hello").contains("missing"));

@@ -25,7 +25,7 @@ use roll_core::{Error, Options, Result};
 use serde_json::{Value, json};
 
 pub use calls::{ToolCall, parse_calls};
-use process::ToolCommand;
+use process::Tool;
 pub use prompt::ROLE;
 
 /// Options of a tool.
@@ -75,12 +75,6 @@ pub struct Tools {
     descriptions: Vec<Value>,
 }
 
-#[derive(Clone, Debug)]
-struct Tool {
-    name: String,
-    command: ToolCommand,
-}
-
 impl Tools {
     /// Makes the tools from their options; nothing is started yet.
     pub fn new(options: &[ToolOptions]) -> Result<Self> {
@@ -92,7 +86,7 @@ impl Tools {
                 let problem = format!("expected a name of letters, digits, `_` and `-`, found `{}`", tool.name);
                 return Err(bad("name", problem));
             }
-            if made.tools.iter().any(|other| other.name == tool.name) {
+            if made.tools.iter().any(|other| other.options.name == tool.name) {
                 return Err(bad("name", format!("there are two tools `{}`", tool.name)));
             }
             if tool.command.first().is_none_or(String::is_empty) {
@@ -113,16 +107,7 @@ impl Tools {
                     "parameters": schema(&tool.parameters),
                 },
             }));
-            made.tools.push(Tool {
-                name: tool.name.clone(),
-                command: ToolCommand {
-                    words: tool.command.clone(),
-                    directory: tool.directory.clone(),
-                    environment: tool.environment.clone(),
-                    timeout,
-                    most: tool.max_output_bytes,
-                },
-            });
+            made.tools.push(Tool { options: tool.clone(), timeout });
         }
         Ok(made)
     }
@@ -152,10 +137,10 @@ impl Tools {
     }
 
     fn run(&self, name: &str, call: &Value) -> std::result::Result<Value, String> {
-        let known = || self.tools.iter().map(|tool| tool.name.as_str()).collect::<Vec<_>>().join(", ");
-        let tool = self.tools.iter().find(|tool| tool.name == name);
+        let known = || self.tools.iter().map(|tool| tool.options.name.as_str()).collect::<Vec<_>>().join(", ");
+        let tool = self.tools.iter().find(|tool| tool.options.name == name);
         let tool = tool.ok_or_else(|| format!("there is no tool `{name}`; there are: {}", known()))?;
-        let output = tool.command.run(&call.to_string())?;
+        let output = tool.run(&call.to_string())?;
         serde_json::from_str(output.trim()).map_err(|e| format!("the tool wrote no JSON: {e}"))
     }
 }

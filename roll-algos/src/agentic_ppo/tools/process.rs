@@ -1,13 +1,14 @@
 //! A tool's program: asked once, limited in time and output, and killed with all that it started.
 
 use std::io::{self, Read, Write};
-use std::path::PathBuf;
 use std::process::{self, ChildStderr, ChildStdout, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use roll_external::process::ChildGroup;
+
+use super::ToolOptions;
 
 /// How often a program that is waited for is looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -16,27 +17,22 @@ const GRACE_PERIOD: Duration = Duration::from_millis(500);
 /// Bytes of the end of its errors that are kept, for the agent.
 const KEPT_ERRORS: usize = 400;
 
-/// How a tool is started.
+/// A tool with valid options.
 #[derive(Clone, Debug)]
-pub(super) struct ToolCommand {
-    /// Program and arguments.
-    pub words: Vec<String>,
-    pub directory: Option<PathBuf>,
-    /// Names of the variables that it gets.
-    pub environment: Vec<String>,
+pub(super) struct Tool {
+    pub options: ToolOptions,
     pub timeout: Duration,
-    /// Bytes that it may write.
-    pub most: usize,
 }
 
-impl ToolCommand {
+impl Tool {
     /// Its output for `input`.
     pub fn run(&self, input: &str) -> Result<String, String> {
-        let (program, arguments) = self.words.split_first().ok_or("the tool has no command")?;
+        let ToolOptions { command: words, directory, environment, max_output_bytes, .. } = &self.options;
+        let (program, arguments) = words.split_first().ok_or("the tool has no command")?;
         let mut command = process::Command::new(program);
         command.args(arguments).env_clear();
-        command.envs(self.environment.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
-        if let Some(directory) = &self.directory {
+        command.envs(environment.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+        if let Some(directory) = directory {
             command.current_dir(directory);
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -55,7 +51,7 @@ impl ToolCommand {
             let _ = stdin.write_all(&input);
         });
         // One byte more than allowed distinguishes an output that is too long from one that just fits.
-        let output_receiver = read_start(stdout, self.most as u64 + 1);
+        let output_receiver = read_start(stdout, *max_output_bytes as u64 + 1);
         let stderr_receiver = read_end(stderr);
 
         let too_long = || format!("the tool took longer than {} s", self.timeout.as_secs_f64());
@@ -71,8 +67,8 @@ impl ToolCommand {
             } else {
                 thread::sleep(POLL_INTERVAL);
             }
-            if output.as_ref().is_some_and(|output| output.len() > self.most) {
-                return Err(format!("the tool wrote more than {} bytes", self.most));
+            if output.as_ref().is_some_and(|output| output.len() > *max_output_bytes) {
+                return Err(format!("the tool wrote more than {max_output_bytes} bytes"));
             }
             if ended.is_none() {
                 let status = group.try_wait().map_err(|e| format!("the tool cannot be waited for: {e}"))?;

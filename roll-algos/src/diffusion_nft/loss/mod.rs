@@ -5,7 +5,6 @@
 //! gradient in v, in f64. Means are over the elements that count.
 
 pub mod awm;
-pub mod dgpo;
 pub mod nft;
 
 use roll_core::Result;

@@ -76,22 +76,6 @@ pub type Http = RemoteEnvironment<HttpTransport>;
 impl Http {
     /// Creates the environment. Fails on options out of range.
     pub fn new(options: HttpOptions) -> Result<Self> {
-        HttpTransport::new(options).map(RemoteEnvironment::with_transport)
-    }
-}
-
-/// The service that plays the episodes.
-pub struct HttpTransport {
-    options: HttpOptions,
-    service: Service,
-    repeats: Repeats,
-    session: String,
-    /// Number of answered steps of the episode; `None` without an episode or after a failed step.
-    turn: Option<u64>,
-}
-
-impl HttpTransport {
-    fn new(options: HttpOptions) -> Result<Self> {
         let service = Service::new(ServiceOptions {
             section: "env",
             url: &options.url,
@@ -109,9 +93,21 @@ impl HttpTransport {
         // Not derived from the run's seed: it must differ between the environments of all ranks and runs, and no result
         // depends on it.
         let session = format!("{:016x}", rand::random::<u64>());
-        Ok(Self { options, service, repeats, session, turn: None })
+        Ok(Self::with_transport(HttpTransport { options, service, repeats, session, turn: None }))
     }
+}
 
+/// The service that plays the episodes.
+pub struct HttpTransport {
+    options: HttpOptions,
+    service: Service,
+    repeats: Repeats,
+    session: String,
+    /// Number of answered steps of the episode; `None` without an episode or after a failed step.
+    turn: Option<u64>,
+}
+
+impl HttpTransport {
     /// Sends the request until there is an answer or the limits are reached. Fails also if the answer reports an error.
     fn ask(&self, mut request: Value, turn: u64, may_receive_twice: bool) -> std::result::Result<Answer, String> {
         request["session"] = self.session.as_str().into();

@@ -55,7 +55,19 @@ pub type Process = RemoteEnvironment<ProcessTransport>;
 impl Process {
     /// Creates the environment without starting its process. Fails on options out of range.
     pub fn new(options: ProcessOptions, context: &BuildContext) -> Result<Self> {
-        ProcessTransport::new(options, context).map(RemoteEnvironment::with_transport)
+        if options.command.first().is_none_or(String::is_empty) {
+            let problem = "which program? For example `[python3, my_environment.py]`";
+            return Err(Error::config("env.command", problem));
+        }
+        let timeout = check_seconds("env.timeout", options.timeout)?;
+        if options.max_line_bytes == 0 {
+            return Err(Error::config("env.max_line_bytes", "expected at least 1, found 0"));
+        }
+        let directory = options.directory.map_or_else(|| context.base_dir.clone(), |d| context.resolve(d));
+        let (restarts, line_bytes) = (options.restarts, options.max_line_bytes);
+        let options = ChildOptions { command: options.command, directory, timeout, line_bytes };
+        let _descriptors = Descriptors::reserve()?;
+        Ok(Self::with_transport(ProcessTransport { options, restarts, child: None, _descriptors }))
     }
 }
 
@@ -68,21 +80,6 @@ pub struct ProcessTransport {
 }
 
 impl ProcessTransport {
-    fn new(options: ProcessOptions, context: &BuildContext) -> Result<Self> {
-        if options.command.first().is_none_or(String::is_empty) {
-            let problem = "which program? For example `[python3, my_environment.py]`";
-            return Err(Error::config("env.command", problem));
-        }
-        let timeout = check_seconds("env.timeout", options.timeout)?;
-        if options.max_line_bytes == 0 {
-            return Err(Error::config("env.max_line_bytes", "expected at least 1, found 0"));
-        }
-        let directory = options.directory.map_or_else(|| context.base_dir.clone(), |d| context.resolve(d));
-        let (restarts, line_bytes) = (options.restarts, options.max_line_bytes);
-        let options = ChildOptions { command: options.command, directory, timeout, line_bytes };
-        Ok(Self { options, restarts, child: None, _descriptors: Descriptors::reserve()? })
-    }
-
     /// Sends a request to the process. A process that fails is ended, because its next line would answer an old
     /// request.
     fn ask(&mut self, request: &serde_json::Value) -> std::result::Result<Answer, String> {

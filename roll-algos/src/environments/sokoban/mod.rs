@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use roll_core::{Environment, Error, Observation, Result, Transition};
 
-use super::action::{ActionPattern, DEFAULT_PATTERN, Parsed, default_special_tokens};
+use super::action::{ActionPattern, DEFAULT_PATTERN, default_special_tokens};
 pub use room::{Position, Room};
 
 const NAME: &str = "sokoban";
@@ -83,8 +83,6 @@ pub struct Sokoban {
     pattern: ActionPattern,
     room: Option<Room>,
     steps: usize,
-    /// The text of the latest action.
-    action: String,
 }
 
 impl Sokoban {
@@ -103,7 +101,7 @@ impl Sokoban {
             return Err(Error::config("env.grid_lookup", format!("{unknown} is not a kind of cell; there are 0 to 6")));
         }
         let pattern = ActionPattern::new(&options.action_pattern, options.special_token_list.clone())?;
-        Ok(Self { options, pattern, room: None, steps: 0, action: String::new() })
+        Ok(Self { options, pattern, room: None, steps: 0 })
     }
 
     fn symbol(&self, kind: u8) -> &str {
@@ -134,8 +132,7 @@ impl Environment for Sokoban {
     }
 
     fn step(&mut self, action: &str) -> Result<Transition> {
-        let Parsed { action, text } = self.pattern.find(action, &MOVES);
-        self.action = text;
+        let action = self.pattern.find(action, &MOVES);
         let room = self.room.as_mut();
         let room = room.ok_or_else(|| Error::Misuse("a step of an environment that was not reset".into()))?;
         self.steps += 1;
@@ -185,7 +182,7 @@ impl Environment for Sokoban {
     }
 
     fn action(&self) -> String {
-        self.action.clone()
+        self.pattern.latest().to_string()
     }
 }
 

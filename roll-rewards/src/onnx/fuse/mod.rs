@@ -55,7 +55,6 @@ fn fuse_chains(graph: Graph, fusion_at: fn(&GraphIndex, usize) -> Option<Fusion>
     replacements.apply(graph)
 }
 
-/// Replacements of nodes in a graph.
 struct Replacements {
     removed: Vec<bool>,
     inserted: Vec<Option<Node>>,
@@ -185,7 +184,9 @@ impl Chain {
         }
         let node = &graph.nodes[next];
         let found = match node.operator.role() {
-            Role::BatchNorm(epsilon) => self.normalisation(graph, node, epsilon),
+            Role::BatchNorm(epsilon) if node.inputs.first().copied().flatten() == Some(self.output) => {
+                normalisation(graph, node, self.channels, epsilon)
+            }
             Role::Arithmetic(arithmetic) => self.arithmetic(graph, node, arithmetic),
             _ => None,
         };
@@ -198,13 +199,6 @@ impl Chain {
         let both = before.iter().zip(&found).map(|([a, b], [factor, offset])| [a * factor, b * factor + offset]);
         self.affine = Some(both.collect());
         self.take(graph, next)
-    }
-
-    fn normalisation(&self, graph: &Graph, node: &Node, epsilon: f32) -> Option<Vec<[f64; 2]>> {
-        if node.inputs.first().copied().flatten() != Some(self.output) {
-            return None;
-        }
-        normalisation(graph, node, self.channels, epsilon)
     }
 
     fn arithmetic(&self, graph: &Graph, node: &Node, arithmetic: Arithmetic) -> Option<Vec<[f64; 2]>> {

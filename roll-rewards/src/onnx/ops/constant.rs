@@ -123,10 +123,9 @@ struct ConstantOfShape {
 
 pub(super) fn constant_of_shape(spec: &mut OperatorSpec) -> Built {
     spec.arity(1..=1, 1)?;
-    let zero = || Constant::new(Value::Float(upload(vec![0.0], vec![1], spec.device)));
     let number = match spec.attributes.tensor("value", spec.device)? {
         Some(number) => number,
-        None => zero()?,
+        None => Constant::new(Value::Float(upload(vec![0.0], vec![1], spec.device)))?,
     };
     if elements(number.value.shape())? != 1 {
         return Err("`value` should be one number".into());

@@ -6,9 +6,9 @@ use roll_backends::ops::{self, Epilogue};
 
 use super::super::attributes::OperatorSpec;
 use super::super::error::Problem;
-use super::super::value::{MAX_INTS, Value, elements};
+use super::super::value::{Value, elements};
 use super::broadcast::source;
-use super::{Arithmetic, BatchInput, Built, Operator, Role, Run, broadcast, input, only_first_batched};
+use super::{Arithmetic, BatchInput, Built, Operator, Role, Run, broadcast, input, integers, only_first_batched};
 
 /// The functions of one tensor without attributes.
 const FUNCTIONS: [(&str, fn(Tensor<1>) -> Tensor<1>); 17] = [
@@ -270,11 +270,7 @@ impl Fold {
 
     fn ints(&self, a: &Value, b: &Value) -> Result<Value, Problem> {
         let shape = broadcast::shape(a.shape(), b.shape())?;
-        let count = elements(&shape)?;
-        if count > MAX_INTS {
-            return Err(format!("integers of shape {shape:?} are more than {MAX_INTS}").into());
-        }
-        let values = (0..count).map(|i| {
+        let values = (0..integers::count(&shape)?).map(|i| {
             let (a, b) = (a.ints()?[source(i, &shape, a.shape())], b.ints()?[source(i, &shape, b.shape())]);
             let result = match self.binary {
                 Binary::Add => a.checked_add(b),

@@ -29,18 +29,10 @@ impl Operator for Expand {
         Ok(vec![match x {
             Value::Float(x) => Value::Float(broadcast::expand(x, &shape)?),
             Value::Int { values, shape: own } => {
-                let values = (0..checked_int_count(&shape)?).map(|i| values[source(i, &shape, own)]).collect();
+                let values = (0..integers::count(&shape)?).map(|i| values[source(i, &shape, own)]).collect();
                 Value::Int { values, shape }
             }
         }])
-    }
-}
-
-/// The number of elements of an integer tensor of `shape`. Fails above the limit.
-fn checked_int_count(shape: &[usize]) -> Result<usize, Problem> {
-    match elements(shape)? {
-        count @ ..=MAX_INTS => Ok(count),
-        _ => Err(format!("integers of shape {shape:?} are more than {MAX_INTS}").into()),
     }
 }
 
@@ -73,7 +65,7 @@ impl Operator for Tile {
                     Value::Float(merge_axes(whole, x, a))
                 }
                 Value::Int { values, shape: own } => {
-                    checked_int_count(&shape)?;
+                    integers::count(&shape)?;
                     let picks: Vec<usize> = (0..shape[a]).map(|i| i % length).collect();
                     integers::picked(values, own, a, &picks)
                 }
@@ -103,11 +95,8 @@ impl Operator for Range {
         let too_many = || Problem(format!("a range of more than {MAX_INTS} numbers, or with the step 0"));
         let count = |count: f64| (0.0..=MAX_INTS as f64).contains(&count.max(0.0)).then_some(count.max(0.0) as usize);
         if parts.iter().all(|p| matches!(p, Value::Float(_))) {
-            let [start, limit, step] = [
-                host_floats(parts[0].float()?)?[0],
-                host_floats(parts[1].float()?)?[0],
-                host_floats(parts[2].float()?)?[0],
-            ];
+            let number = |i: usize| -> Result<f32, Problem> { Ok(host_floats(parts[i].float()?)?[0]) };
+            let [start, limit, step] = [number(0)?, number(1)?, number(2)?];
             let count = count((f64::from(limit - start) / f64::from(step)).ceil()).ok_or_else(too_many)?;
             let values: Vec<f32> = (0..count).map(|i| start + i as f32 * step).collect();
             return Ok(vec![if count == 0 {

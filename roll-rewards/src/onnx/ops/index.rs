@@ -5,7 +5,7 @@ use roll_backends::NdTensor;
 
 use super::super::attributes::OperatorSpec;
 use super::super::error::Problem;
-use super::super::value::{MAX_INTS, Value, axis, elements, host_floats, merge_axes, reshaped, split_around_axis};
+use super::super::value::{MAX_INTS, Value, axis, elements, host_floats, merge_axes, split_around_axis};
 use super::{BatchInput, Built, Operator, Run, input, integers, only_first_batched};
 
 /// Selects slices along axis 1. `picks` must be indices of the axis.
@@ -18,6 +18,14 @@ pub(super) fn select(x: Tensor<3>, picks: &[usize]) -> Tensor<3> {
 /// Selects slices along the axis `a`. `picks` must be indices of the axis.
 pub(super) fn pick(x: &NdTensor, a: usize, picks: &[usize]) -> NdTensor {
     merge_axes(select(split_around_axis(x, a), picks), x, a)
+}
+
+/// As [`pick`], for either type of value.
+fn picked(x: &Value, a: usize, picks: &[usize]) -> Value {
+    match x {
+        Value::Float(x) => Value::Float(pick(x, a, picks)),
+        Value::Int { values, shape } => integers::picked(values, shape, a, picks),
+    }
 }
 
 #[derive(Debug)]
@@ -47,13 +55,7 @@ impl Operator for Gather {
         let (before, after) = (&x.shape()[..a], &x.shape()[a + 1..]);
         let shape: Vec<usize> = before.iter().chain(indices.shape()).chain(after).copied().collect();
         elements(&shape)?;
-        Ok(vec![match x {
-            Value::Float(x) => Value::Float(reshaped(&pick(x, a, &picks), shape)?),
-            Value::Int { values, shape: own } => match integers::picked(values, own, a, &picks) {
-                Value::Int { values, .. } => Value::Int { values, shape },
-                float => float,
-            },
-        }])
+        Ok(vec![picked(x, a, &picks).reshaped(shape)?])
     }
 
     fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
@@ -62,18 +64,6 @@ impl Operator for Gather {
         let a = axis(self.axis, rank).ok()?;
         (a != 0).then_some(rank - 1 + indices.shape().len())
     }
-}
-
-/// Selects the elements of `x` at flat indices and reshapes them to `shape`. The indices must be in `x`.
-fn gather_flat(x: &Value, flat: &[usize], shape: Vec<usize>) -> Result<Value, Problem> {
-    elements(&shape)?;
-    Ok(match x {
-        Value::Float(x) => {
-            let list = NdTensor::from_flat(x.flat().clone(), [elements(x.shape())?]);
-            Value::Float(reshaped(&pick(&list, 0, flat), shape)?)
-        }
-        Value::Int { values, .. } => Value::Int { values: flat.iter().map(|&i| values[i]).collect(), shape },
-    })
 }
 
 /// One element per index: y[i][j] = x[index[i][j]][j] for axis 0.
@@ -109,7 +99,9 @@ impl Operator for GatherElements {
             }
             flat.push(at);
         }
-        Ok(vec![gather_flat(x, &flat, to.to_vec())?])
+        elements(to)?;
+        let list = x.reshaped(vec![elements(from)?])?;
+        Ok(vec![picked(&list, 0, &flat).reshaped(to.to_vec())?])
     }
 }
 
@@ -153,13 +145,7 @@ impl Operator for GatherNd {
         let shape: Vec<usize> = rows.iter().chain(inner).copied().collect();
         elements(&shape)?;
         let slices = vec![elements(from)? / elements(inner)?, elements(inner)?];
-        Ok(vec![match x {
-            Value::Float(x) => Value::Float(reshaped(&pick(&reshaped(x, slices)?, 0, &at), shape)?),
-            Value::Int { values, .. } => match integers::picked(values, &slices, 0, &at) {
-                Value::Int { values, .. } => Value::Int { values, shape },
-                float => float,
-            },
-        }])
+        Ok(vec![picked(&x.reshaped(slices)?, 0, &at).reshaped(shape)?])
     }
 }
 
@@ -195,21 +181,16 @@ impl Operator for ScatterNd {
         for (row, index) in indices.ints()?.chunks_exact(width).enumerate() {
             picks[slice_position(0, index, named).map_err(|_| out_of_range(shape))?] = slices + row;
         }
-        let joined = [slices + elements(rows)?, length];
+        let joined = vec![slices + elements(rows)?, length];
         elements(&joined)?;
-        Ok(vec![match x {
+        let all = match x {
             Value::Float(x) => {
-                let all = Tensor::cat(vec![x.flat().clone(), updates.float()?.flat().clone()], 0);
-                Value::Float(reshaped(&pick(&NdTensor::from_flat(all, joined), 0, &picks), shape.to_vec())?)
+                let flat = Tensor::cat(vec![x.flat().clone(), updates.float()?.flat().clone()], 0);
+                Value::Float(NdTensor::from_flat(flat, joined))
             }
-            Value::Int { values, .. } => {
-                let all = [values, updates.ints()?].concat();
-                match integers::picked(&all, &joined, 0, &picks) {
-                    Value::Int { values, .. } => Value::Int { values, shape: shape.to_vec() },
-                    float => float,
-                }
-            }
-        }])
+            Value::Int { values, .. } => Value::Int { values: [values, updates.ints()?].concat(), shape: joined },
+        };
+        Ok(vec![picked(&all, 0, &picks).reshaped(shape.to_vec())?])
     }
 }
 

@@ -1,7 +1,15 @@
 //! Operations on the axes of integer tensors in host memory.
 
 use super::super::error::Problem;
-use super::super::value::{MAX_INTS, Value};
+use super::super::value::{MAX_INTS, Value, elements};
+
+/// The number of elements of an integer tensor of `shape`. Fails above the limit.
+pub(super) fn count(shape: &[usize]) -> Result<usize, Problem> {
+    match elements(shape)? {
+        count @ ..=MAX_INTS => Ok(count),
+        _ => Err(format!("integers of shape {shape:?} are more than {MAX_INTS}").into()),
+    }
+}
 
 /// Strides of a contiguous tensor, in elements.
 pub(super) fn strides(shape: &[usize]) -> Vec<usize> {
@@ -16,7 +24,6 @@ pub(super) fn columns<'v, T: Copy>(values: &'v [T], shape: &[usize], axis: usize
     (0..outer).flat_map(move |o| (0..inner).map(move |i| column(o, i)))
 }
 
-/// Permutes the axes.
 pub(super) fn permuted(values: &[i64], shape: &[usize], order: &[usize]) -> Value {
     let strides = strides(shape);
     let to: Vec<usize> = order.iter().map(|&a| shape[a]).collect();
@@ -48,9 +55,7 @@ pub(super) fn picked(values: &[i64], shape: &[usize], axis: usize, picks: &[usiz
 
 /// Concatenates parts along `axis` to `shape`. Each part comes with its length on that axis.
 pub(super) fn concatenated(parts: &[(&[i64], usize)], shape: Vec<usize>, axis: usize) -> Result<Value, Problem> {
-    if shape.iter().product::<usize>() > MAX_INTS {
-        return Err(format!("integers of shape {shape:?} are more than {MAX_INTS}").into());
-    }
+    count(&shape)?;
     let (outer, inner) = (shape[..axis].iter().product::<usize>(), shape[axis + 1..].iter().product::<usize>());
     let row = |o: usize| parts.iter().flat_map(move |(v, n)| v[o * n * inner..][..n * inner].iter().copied());
     Ok(Value::Int { values: (0..outer).flat_map(row).collect(), shape })

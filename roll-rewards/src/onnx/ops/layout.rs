@@ -52,7 +52,6 @@ impl Operator for Transpose {
     }
 }
 
-/// Permutes the axes of `x`.
 fn permuted(x: &NdTensor, order: &[usize]) -> Result<NdTensor, Problem> {
     fn fixed<const D: usize>(x: &NdTensor, order: &[usize]) -> Result<NdTensor, Problem> {
         let axes: [isize; D] = std::array::from_fn(|i| order[i] as isize);

@@ -72,17 +72,13 @@ pub(super) enum Role<'a> {
     LeakyRelu(f32),
     /// A leaky ReLU whose slope is the second input.
     PRelu,
-    /// The error function.
     Erf,
-    /// The square root.
     Sqrt,
     /// The square of its first input.
     Square,
     /// The mean over the last axis, which is kept.
     RowMean,
-    /// A product of matrices.
     MatMul,
-    /// None of these.
     Other,
 }
 
@@ -102,7 +98,6 @@ pub(super) enum BatchInput<'a> {
     Constant(&'a Value),
     /// Computed from the graph's inputs, of this rank, with the batch along axis 0.
     Batched(usize),
-    /// The input is left out.
     Absent,
 }
 
@@ -121,10 +116,12 @@ impl BatchInput<'_> {
     }
 }
 
-type Built = Result<Box<dyn Operator>, Problem>;
-type Builder = fn(&mut OperatorSpec) -> Built;
+pub(super) type Built = Result<Box<dyn Operator>, Problem>;
+/// Builds the operator of a node.
+pub(super) type Builder = fn(&mut OperatorSpec) -> Built;
 
-fn builder(operator: &str) -> Option<Builder> {
+/// The builder of the operator with this name; `None` if the executor does not support it.
+pub(super) fn builder(operator: &str) -> Option<Builder> {
     Some(match operator {
         "Conv" => conv::conv,
         "ConvTranspose" => conv::conv_transpose,
@@ -173,19 +170,6 @@ fn builder(operator: &str) -> Option<Builder> {
         "Gemm" => matmul::gemm,
         _ => return None,
     })
-}
-
-/// Whether the executor supports the operator.
-pub(super) fn is_known(operator: &str) -> bool {
-    builder(operator).is_some()
-}
-
-/// Builds the operator of a node.
-pub(super) fn build(spec: &mut OperatorSpec) -> Built {
-    match builder(spec.operator) {
-        Some(builder) => builder(spec),
-        None => Err("the operator is not known".into()),
-    }
 }
 
 /// The input `index`. Fails if it is missing.

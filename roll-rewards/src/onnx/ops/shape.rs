@@ -2,17 +2,8 @@
 
 use super::super::attributes::OperatorSpec;
 use super::super::error::Problem;
-use super::super::value::{Value, axis, elements, reshaped};
+use super::super::value::{Value, axis, elements};
 use super::{BatchInput, Built, Operator, Run, input, only_first_batched};
-
-/// Reshapes the value. Fails if the number of elements differs.
-fn with_shape(value: &Value, shape: Vec<usize>) -> Result<Value, Problem> {
-    Ok(match value {
-        Value::Float(tensor) => Value::Float(reshaped(tensor, shape)?),
-        Value::Int { values, .. } if elements(&shape)? == values.len() => Value::Int { values: values.clone(), shape },
-        Value::Int { shape: found, .. } => return Err(format!("{found:?} cannot become {shape:?}").into()),
-    })
-}
 
 /// The shape, or its part from `start` to `end`.
 #[derive(Debug)]
@@ -93,7 +84,7 @@ impl Operator for Reshape {
             let count = elements(x.shape())?;
             shape[free] = count.checked_div(known).filter(|d| d * known == count).ok_or_else(impossible)?;
         }
-        Ok(vec![with_shape(x, shape)?])
+        Ok(vec![x.reshaped(shape)?])
     }
 
     fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
@@ -119,7 +110,7 @@ impl Operator for Flatten {
         let rank = x.shape().len();
         let cut = if self.axis == rank as i64 { rank } else { axis(self.axis, rank)? };
         let (outer, inner) = x.shape().split_at(cut);
-        Ok(vec![with_shape(x, vec![elements(outer)?, elements(inner)?])?])
+        Ok(vec![x.reshaped(vec![elements(outer)?, elements(inner)?])?])
     }
 
     fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
@@ -160,7 +151,7 @@ impl Operator for Squeeze {
             for a in axes {
                 shape.insert(a.min(shape.len()), 1);
             }
-            return Ok(vec![with_shape(x, shape)?]);
+            return Ok(vec![x.reshaped(shape)?]);
         }
         let axes: Vec<usize> = match &self.axes {
             None => (0..shape.len()).filter(|&a| shape[a] == 1).collect(),
@@ -170,7 +161,7 @@ impl Operator for Squeeze {
             return Err(format!("axis {a} of {shape:?} is not of length 1").into());
         }
         let kept = (0..shape.len()).filter(|a| !axes.contains(a)).map(|a| shape[a]).collect();
-        Ok(vec![with_shape(x, kept)?])
+        Ok(vec![x.reshaped(kept)?])
     }
 
     fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
