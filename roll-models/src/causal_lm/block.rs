@@ -11,7 +11,6 @@ use roll_core::Result;
 
 use super::cache::{Cache, CachedTokens};
 use super::config::{Gate, LmConfig, Rope};
-use super::packed::Packed;
 
 /// Minimal number of prompts per task of the thread pool.
 const PROMPTS_PER_TASK: usize = 4;
@@ -42,31 +41,6 @@ pub struct ForwardPass {
 }
 
 impl ForwardPass {
-    /// Creates a pass over `packed` in f32, without a cache.
-    pub fn new(
-        config: &LmConfig,
-        store: Arc<dyn WeightStore>,
-        trainable: Option<Snapshot>,
-        lora_scale: f64,
-        packed: &Packed,
-    ) -> Self {
-        let device = store.device().clone();
-        let ids = integers(packed.ids.clone(), &device);
-        let tables = |rope: &Rope| rotary_tables(rope, config.head_dim, &packed.positions, &device);
-        Self {
-            rope: tables(&config.rope),
-            window_rope: config.window_rope.as_ref().map(tables),
-            config: config.clone(),
-            store,
-            trainable,
-            lora_scale,
-            products: DType::F32,
-            ids,
-            spans: packed.spans.clone(),
-            cache: None,
-        }
-    }
-
     /// Runs `f` with the weights under `prefix`.
     pub fn scoped<T>(&self, prefix: &str, tape: &Tape, f: impl FnOnce(&Scope<'_>) -> Result<T>) -> Result<T> {
         let weights = self.store.segment(prefix)?;
@@ -90,7 +64,7 @@ pub fn integers(ids: Vec<i64>, device: &Device) -> Tensor<1, Int> {
 }
 
 /// Returns the cosines and sines of each position's angles, computed in f64.
-fn rotary_tables(rope: &Rope, head_dim: usize, positions: &[usize], device: &Device) -> (Tensor<2>, Tensor<2>) {
+pub fn rotary_tables(rope: &Rope, head_dim: usize, positions: &[usize], device: &Device) -> (Tensor<2>, Tensor<2>) {
     let (frequencies, magnitude) = (rope.frequencies(head_dim), rope.magnitude());
     let table = |f: fn(f64) -> f64| {
         let values: Vec<f32> = positions

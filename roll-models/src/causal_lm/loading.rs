@@ -17,7 +17,7 @@ use crate::comma_list::{self, split};
 use crate::hub::Hub;
 use crate::lora::{AdapterSources, InitialAdapter, LoraRequest};
 use crate::precision::{ComputeDType, WeightsDType};
-use crate::trainable::{Trainable, check_alpha};
+use crate::trainable::{Trainable, check_alpha, kept_for_pullback};
 use crate::weights::stored_dtype;
 
 /// Options of the model `causal_lm`.
@@ -125,11 +125,7 @@ impl CausalLmOptions {
     }
 
     pub(super) fn memory(&self) -> Memory {
-        match (self.use_gradient_checkpointing, self.use_gradient_checkpointing_offload) {
-            (_, true) => Memory::Offload,
-            (true, false) => Memory::Recompute,
-            (false, false) => Memory::Hold,
-        }
+        kept_for_pullback(self.use_gradient_checkpointing, self.use_gradient_checkpointing_offload)
     }
 }
 
