@@ -17,9 +17,7 @@ const PROMPTS_PER_TASK: usize = 4;
 
 /// The inputs that all segments of one forward pass share.
 pub struct ForwardPass {
-    /// Architecture of the network.
     pub config: LmConfig,
-    /// Frozen weights.
     pub store: Arc<dyn WeightStore>,
     /// Trainable parameters; `None` runs the base model alone.
     pub trainable: Option<Snapshot>,
@@ -49,7 +47,6 @@ impl ForwardPass {
         f(&Scope { weights: &weights, trainable, lora_scale, tape, products })
     }
 
-    /// Applies the norm `name`.
     fn norm(&self, scope: &Scope<'_>, x: Tensor<2>, name: &str) -> Result<Tensor<2>> {
         let gain = scope.weight::<1>(&format!("{name}.weight"))?;
         let gain = if self.config.gain_offset == 0.0 { gain } else { gain + self.config.gain_offset };
@@ -57,7 +54,6 @@ impl ForwardPass {
     }
 }
 
-/// Uploads integers.
 pub fn integers(ids: Vec<i64>, device: &Device) -> Tensor<1, Int> {
     let n = ids.len();
     Tensor::from_data(TensorData::new(ids, [n]), device)
@@ -95,7 +91,6 @@ impl Segment for Embedding {
 pub struct Block {
     /// Number of the block, from 0.
     pub index: usize,
-    /// Inputs of the pass.
     pub pass: Arc<ForwardPass>,
 }
 
@@ -201,7 +196,6 @@ impl Block {
         AttentionOptions { products: Some(self.pass.products), scale, softcap, ..Default::default() }
     }
 
-    /// Returns queries, keys and values.
     fn projections(&self, scope: &Scope<'_>, h: Tensor<2>, name: &str) -> Result<[Tensor<2>; 3]> {
         let config = &self.pass.config;
         if config.fused {

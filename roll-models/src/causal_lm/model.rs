@@ -15,7 +15,7 @@ use super::chat::ChatTemplate;
 use super::generate::{Endings, generate};
 use super::network::Network;
 use super::prefixes::Prefixes;
-use super::tokenizer::Tokenizer;
+use crate::tokenizer::Tokenizer;
 
 /// A causal language model.
 pub struct CausalLm {

@@ -185,7 +185,7 @@ impl Network {
             log_probs: batch.spread(&statistics.log_probs, &predictions)?,
             entropy: batch.spread(&statistics.entropy, &predictions)?,
         };
-        let shape = [2, batch.rows(), batch.columns().saturating_sub(1)];
+        let shape = [2, batch.rows, batch.columns.saturating_sub(1)];
         let dim = self.config.dim;
         let pullback = grad.is_on().then(|| {
             Pullback::new(move |cotangent: &Tensor| {

@@ -289,7 +289,6 @@ impl<'a> MemoryPlan<'a> {
         4 * (HEAD_WORDS * tokens * dim + LOGITS * CHUNK_LOGITS.min(tokens * vocab) + weight)
     }
 
-    /// Returns settings that reduce the memory.
     fn hints(&self) -> Vec<String> {
         let (division, memory) = (&self.input.division, self.options.memory());
         let any = |of: fn(&TextPass) -> bool| self.input.passes.texts.iter().any(of);

@@ -85,9 +85,7 @@ pub struct Wan {
 /// The memory that limits the number of checkpoints in the VAE's decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CheckpointMemory {
-    /// Device memory.
     Device(MemoryBudget),
-    /// Host memory.
     Host,
 }
 

@@ -9,6 +9,7 @@ use roll_core::Result;
 
 use super::config::DitConfig;
 use super::embed::EPS;
+use crate::precision::as_dtype;
 
 /// Receives intermediate values of a pass by name; tests compare them.
 pub type Probe = Arc<dyn Fn(&str, &Tensor<2>) + Send + Sync>;
@@ -246,7 +247,7 @@ impl Block {
     /// mask them.
     fn cross_attention(&self, scope: &Scope<'_>, h: Tensor<2>, context: Tensor<2>, name: &str) -> Result<Tensor<2>> {
         let pass = &self.pass;
-        let context = if context.dtype() == h.dtype() { context } else { context.cast(h.dtype()) };
+        let context = as_dtype(context, h.dtype());
         let (image_rows, rows) = (pass.image_rows, context.dims()[0] / pass.samples);
         let text = match image_rows {
             0 => context.clone(),

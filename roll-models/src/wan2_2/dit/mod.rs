@@ -290,9 +290,7 @@ impl Dit {
         });
         Ok((velocities, pullback))
     }
-}
 
-impl Dit {
     /// Sets the parameters of [`Adapter::Start`], by name. The device holds them from the first pass that uses them.
     pub fn start_from(&mut self, state: StateDict) {
         self.start = Some(Start { state, parameters: Mutex::default() });
@@ -329,7 +327,7 @@ impl Dit {
         let tokens = batch.tokens.shape()[0];
         let Some(group) = self.token_ranks.clone() else { return Ok(OwnTokens { rows: 0..tokens, group: None }) };
         let (count, heads) = (group.count(), self.config.heads);
-        if batch.shape.samples() != 1 {
+        if batch.shape.samples != 1 {
             let problem = "tokens are sharded between ranks for one sample at a time";
             return Err(Error::Unsupported(problem.into()));
         }

@@ -52,8 +52,8 @@ pub(super) struct Statistics {
 /// A layer and the prefix of its weights' keys.
 #[derive(Clone, Debug)]
 pub(super) struct Layer {
-    name: String,
-    kind: LayerKind,
+    pub name: String,
+    pub kind: LayerKind,
 }
 
 /// The operands of a layer besides its input and its caches.
@@ -73,14 +73,6 @@ pub(super) type Caches = Vec<Option<Tensor<4>>>;
 impl Layer {
     pub fn new(name: impl Into<String>, kind: LayerKind) -> Self {
         Self { name: name.into(), kind }
-    }
-
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    pub fn kind(&self) -> LayerKind {
-        self.kind
     }
 
     /// The dtype of the layer's computation in a network of `dtype`. Latents, frames and attention (whose products are

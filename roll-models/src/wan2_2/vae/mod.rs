@@ -215,31 +215,28 @@ impl Vae {
     }
 
     fn decoding(&self, latents: &Tensor, chunking: &Chunking) -> Result<Pass> {
-        let config = &self.config;
-        let (z_channels, spatial_stride) = (config.z_dim, config.spatial_stride());
-        let (frames, size) = match *latents.shape() {
-            [c, t, h, w] if c == z_channels && t > 0 && h > 0 && w > 0 => (t, [h, w]),
-            _ => {
-                let expected = format!("[{z_channels}, T, H, W], each at least 1");
-                return Err(Error::shape("latents to decode", expected, latents.shape()));
-            }
-        };
-        let output = Volume {
-            channels: 3,
-            frames: 1 + (frames - 1) * config.temporal_stride(),
-            size: size.map(|n| n * spatial_stride),
-            frames_first: true,
-        };
+        let (config, scale) = (&self.config, self.config.spatial_stride());
+        let [latent_frames, h, w] = self.check_latents(latents.shape())?;
+        let (size, frames) = ([h, w], 1 + (latent_frames - 1) * config.temporal_stride());
         Ok(Pass {
             chain: self.decoder.clone(),
-            input: Volume { channels: z_channels, frames, size, frames_first: false },
-            output,
+            input: Volume { channels: config.z_dim, frames: latent_frames, size, frames_first: false },
+            output: Volume { channels: 3, frames, size: size.map(|n| n * scale), frames_first: true },
             chunk: [1, config.temporal_stride()],
-            chunks: frames,
-            tiles: Tiling::tiles(chunking.tiling.as_ref(), size, [1, spatial_stride])?,
+            chunks: latent_frames,
+            tiles: Tiling::tiles(chunking.tiling.as_ref(), size, [1, scale])?,
             checkpoints: chunking.checkpoints,
             offload: chunking.offload,
         })
+    }
+
+    /// Returns frames, height and width of latents. Fails unless their shape is `[C, T, H, W]`, and not empty.
+    fn check_latents(&self, shape: &[usize]) -> Result<[usize; 3]> {
+        let channels = self.config.z_dim;
+        match *shape {
+            [c, t, h, w] if c == channels && t > 0 && h > 0 && w > 0 => Ok([t, h, w]),
+            _ => Err(Error::shape("latents to decode", format!("[{channels}, T, H, W], each at least 1"), shape)),
+        }
     }
 }
 
