@@ -124,9 +124,7 @@ impl Model for CausalLm {
 
     fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
         let Some(parameters) = self.network.parameters() else { return Ok(BTreeMap::new()) };
-        let mut values = vec![0.0; self.parameter_count()];
-        parameters.read(&mut values)?;
-        let mut state = flat::to_state(parameters.specs(), &values)?;
+        let mut state = flat::to_state(parameters.specs(), &flat::read(self)?)?;
         match self.is_lora() {
             true => {
                 let base = self.origin.base.as_deref();

@@ -317,7 +317,8 @@ fn train(
             Some(initial)
         }
     };
-    let trainable = initial.as_ref().map_or_else(|| options.trainable(trained, name), InitialAdapter::trainable);
+    let trainable =
+        initial.as_ref().map_or_else(|| options.trainable(trained, name), |initial| initial.trainable.clone());
     let (trainable, initial) = match context.headers_only && trainable == Trainable::Full {
         // Parameters take the memory of the weights several times: a few represent them in a check.
         true => (Trainable::Lora { rank: 1, alpha: 1.0, targets: WanOptions::default().lora_targets() }, None),
@@ -328,9 +329,9 @@ fn train(
     let base = if trainable == Trainable::Full { file.all()? } else { StateDict::new() };
     dit.train(&trainable, &noise, &base).in_section("model")?;
     if let (Some(initial), Some(parameters)) = (initial, dit.parameters()) {
-        let values = flat::from_state(parameters.specs(), initial.parameters());
+        let values = flat::from_state(parameters.specs(), &initial.parameters);
         parameters.write(&values.while_doing(|| "`model.lora_checkpoint`".into())?)?;
-        dit.start_from(initial.parameters().clone());
+        dit.start_from(initial.parameters);
     }
     Ok(())
 }

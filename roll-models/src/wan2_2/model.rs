@@ -175,11 +175,6 @@ impl Wan {
         let [height, width] = config.latent_size([height, width])?;
         Ok([config.z_dim, frames, height, width])
     }
-
-    /// Names of the files that [`Model::export_adapter`] returns.
-    pub fn adapter_files(&self) -> Vec<String> {
-        adapter_io::files(&self.experts)
-    }
 }
 
 impl Model for Wan {
@@ -353,8 +348,7 @@ impl DiffusionModel for Wan {
             [_, t, h, w] => self.chunking([t, h, w]),
             _ => self.chunking,
         };
-        let decoded = self.vae.decode_clamped(latents, &chunking, grad)?;
-        Ok((decoded.frames, decoded.pullback))
+        self.vae.decode_clamped(latents, &chunking, grad)
     }
 
     fn encode_video(&mut self, frames: &Tensor) -> Result<Tensor> {

@@ -407,12 +407,12 @@ fn chain(pass: &Arc<Pass>) -> Chain {
 /// Computes the shared tensors of the chain, in the order of [`block::shared`].
 fn embed_all(pass: &Pass, tape: &Tape, batch: &Batch, device: &Device) -> Result<Vec<NdTensor>> {
     let sinusoid = embed::sinusoid(&batch.timesteps, pass.config.freq_dim, device);
-    let (time, modulation) = pass.scoped_f32("time_", tape, |scope| embed::time(scope, sinusoid))?;
+    let (time, modulation) = pass.scoped("time_", DType::F32, tape, |scope| embed::time(scope, sinusoid))?;
     let context = to_device::<2>(&batch.context, device)?;
-    let mut context = pass.scoped_f32("text_embedding.", tape, |scope| embed::text(scope, context))?;
+    let mut context = pass.scoped("text_embedding.", DType::F32, tape, |scope| embed::text(scope, context))?;
     if let Some(tokens) = &batch.image_tokens {
         let tokens = to_device::<2>(tokens, device)?;
-        let image = pass.scoped_f32("img_emb.", tape, |scope| embed::image(scope, tokens))?;
+        let image = pass.scoped("img_emb.", DType::F32, tape, |scope| embed::image(scope, tokens))?;
         context = pass.interleaved(image, context);
     }
     Ok(vec![time.into(), modulation.into(), context.into()])

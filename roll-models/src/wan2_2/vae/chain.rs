@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
-use roll_backends::{NdTensor, Tape, WeightStore, to_host, vjp};
+use roll_backends::{NdTensor, Tape, WeightStore, ops, to_host, vjp};
 use roll_core::Result;
 
 use super::layer::{Caches, Layer, LayerContext, LayerKind, Statistics};
@@ -229,7 +229,7 @@ impl CausalChain {
             let cached = matches!(inputs.caches.first(), Some(Some(_)));
             let cache = cache.filter(|_| cached).map(|cache| self.layout.copy_frames(cache));
             let LayerKind::Activated { norm, .. } = layer.kind else { return Ok((input, cache)) };
-            Ok((layer.pull_activation(inputs.x, input, norm, context)?, cache))
+            Ok((ops::channel_norm_silu_pull(inputs.x, layer.gamma(norm, context)?, input), cache))
         })
     }
 

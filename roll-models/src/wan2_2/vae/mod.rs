@@ -35,7 +35,6 @@ use roll_backends::{Resident, WeightStore};
 use roll_core::{Error, Grad, Pullback, Result, StateDict, Tensor};
 
 pub use chain::Probe;
-pub use clamp::{Clamped, clamp};
 pub use config::{VaeConfig, VaeVersion};
 pub(super) use memory_budget::checkpoints_in_host_memory;
 pub use memory_budget::{MemoryBudget, decoder_bytes, feature_cache_bytes};
@@ -43,6 +42,7 @@ pub use statistics::LatentStatistics;
 pub use tiling::{Tiling, blend_mask};
 
 use chain::CausalChain;
+use clamp::clamp;
 use layer::Layer;
 use layout::ChunkLayout;
 use pass::Pass;
@@ -69,17 +69,6 @@ impl Default for Chunking {
     fn default() -> Self {
         Self { tiling: None, checkpoints: DEFAULT_CHECKPOINTS, offload: false }
     }
-}
-
-/// Decoded, clamped frames.
-#[derive(Debug)]
-pub struct Decoded {
-    /// f32 `[T', 3, H', W']` in [-1, 1].
-    pub frames: Tensor,
-    /// Fraction of the values that the clamp changed, in [0, 1]. These values receive no gradient.
-    pub clamped_fraction: f64,
-    /// Maps the cotangent of the frames to that of the latents; `None` without gradient.
-    pub pullback: Option<Pullback>,
 }
 
 /// A Wan VAE with frozen weights. Clones share the weights.
@@ -200,13 +189,18 @@ impl Vae {
         self.decoding(latents, chunking)?.run(latents, grad, None)
     }
 
-    /// Like [`Vae::decode`], with frames clamped to [-1, 1].
-    pub fn decode_clamped(&self, latents: &Tensor, chunking: &Chunking, grad: Grad) -> Result<Decoded> {
+    /// Like [`Vae::decode`], with frames clamped to [-1, 1]. Values that the clamp changed receive no gradient.
+    pub fn decode_clamped(
+        &self,
+        latents: &Tensor,
+        chunking: &Chunking,
+        grad: Grad,
+    ) -> Result<(Tensor, Option<Pullback>)> {
         let (frames, pullback) = self.decode(latents, chunking, grad)?;
-        let Clamped { frames, fraction, pullback: clamp_pullback } = clamp(&frames)?;
+        let (frames, clamp_pullback) = clamp(&frames)?;
         let pullback =
             pullback.map(|pullback| Pullback::new(move |cotangent| pullback.pull(&clamp_pullback.pull(cotangent)?)));
-        Ok(Decoded { frames, clamped_fraction: fraction, pullback })
+        Ok((frames, pullback))
     }
 
     /// Like [`Vae::decode`] without gradient and tiles. `probe` receives every layer's output, chunk by chunk.
