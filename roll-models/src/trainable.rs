@@ -20,7 +20,7 @@ pub(crate) const IDLE_KEYS: &[IdleKeys] = &[
     },
 ];
 
-/// What the forward pass keeps for the pullback, by `use_gradient_checkpointing` and its `_offload`.
+/// The memory use of the pullback that `use_gradient_checkpointing` and its `_offload` select.
 pub(crate) fn kept_for_pullback(checkpointing: bool, offload: bool) -> Memory {
     match (checkpointing, offload) {
         (_, true) => Memory::Offload,
