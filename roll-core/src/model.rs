@@ -196,30 +196,6 @@ pub mod flat {
         }
         Ok(values)
     }
-
-    /// Several vectors of one layout as named tensors: the parameter `w` of the vector `old` is the tensor `old.w`.
-    pub fn to_named(specs: &[ParameterSpec], vectors: &[(&str, &[f32])]) -> Result<StateDict> {
-        let mut state = StateDict::new();
-        for (vector, values) in vectors {
-            state.extend(to_state(&within(vector, specs), values)?);
-        }
-        Ok(state)
-    }
-
-    /// The vectors that [`to_named`] made tensors of, in the order of `vectors`. Fails as [`from_state`] does.
-    pub fn from_named(specs: &[ParameterSpec], vectors: &[&str], state: &StateDict) -> Result<Vec<Vec<f32>>> {
-        let all: Vec<ParameterSpec> = vectors.iter().flat_map(|vector| within(vector, specs)).collect();
-        let joined = from_state(&all, state)?;
-        let length = joined.len() / vectors.len().max(1);
-        Ok((0..vectors.len()).map(|i| joined[i * length..(i + 1) * length].to_vec()).collect())
-    }
-
-    /// The layout under the names that it has in the vector `vector`.
-    fn within(vector: &str, specs: &[ParameterSpec]) -> Vec<ParameterSpec> {
-        let named =
-            |spec: &ParameterSpec| ParameterSpec { name: format!("{vector}.{}", spec.name), shape: spec.shape.clone() };
-        specs.iter().map(named).collect()
-    }
 }
 
 /// Words for the header of a file, carried among its tensors: so they come along wherever tensors do, across the
@@ -284,14 +260,14 @@ mod tests {
     }
 
     #[test]
-    fn named_vectors_round_trip_in_the_requested_order() {
+    fn named_tensors_round_trip_in_the_order_of_the_layout() {
         let spec = |name: &str, shape: &[usize]| ParameterSpec { name: name.into(), shape: shape.to_vec() };
-        let specs = [spec("w", &[2]), spec("b", &[1, 1])];
-        let good = flat::to_named(&specs, &[("old", &[1.0, 2.0, 3.0]), ("ema", &[4.0, 5.0, 6.0])]).unwrap();
-        assert_eq!(good.keys().map(String::as_str).collect::<Vec<_>>(), ["ema.b", "ema.w", "old.b", "old.w"]);
-        let back = flat::from_named(&specs, &["ema", "old"], &good).unwrap();
-        assert_eq!(back, [[4.0, 5.0, 6.0], [1.0, 2.0, 3.0]]);
-        assert!(flat::from_named(&specs, &[], &StateDict::new()).unwrap().is_empty());
+        let specs = [spec("old.w", &[2]), spec("old.b", &[1, 1]), spec("ema.w", &[2])];
+        let values = [1.0, 2.0, 3.0, 4.0, 5.0];
+        let good = flat::to_state(&specs, &values).unwrap();
+        assert_eq!(good.keys().map(String::as_str).collect::<Vec<_>>(), ["ema.w", "old.b", "old.w"]);
+        assert_eq!(flat::from_state(&specs, &good).unwrap(), values);
+        assert!(flat::from_state(&[], &StateDict::new()).unwrap().is_empty());
         type Spoil = fn(&mut StateDict);
         let spoilt: [(&str, Spoil); 4] = [
             ("`old.b` is missing", |s| drop(s.remove("old.b"))),
@@ -302,7 +278,7 @@ mod tests {
         for (expected, spoil) in spoilt {
             let mut state = good.clone();
             spoil(&mut state);
-            let error = flat::from_named(&specs, &["old", "ema"], &state).unwrap_err().to_string();
+            let error = flat::from_state(&specs, &state).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
     }

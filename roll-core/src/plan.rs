@@ -109,8 +109,9 @@ impl Passes {
     }
 }
 
-/// How a strategy shards parameters, gradients and optimizer states over the ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// How a strategy shards parameters, gradients and optimizer states over the ranks. The default is one rank that holds
+/// everything, with AdamW's two moments in f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Division {
     /// Whether it trains on all ranks of a job, or on one.
     pub all_ranks: bool,
@@ -134,22 +135,6 @@ pub struct Division {
     /// Ranks that work on one sample; 0 and 1: each rank has samples of its own.
     #[serde(default)]
     pub token_ranks: usize,
-}
-
-impl Default for Division {
-    /// One rank that holds everything, with AdamW's two moments in f32.
-    fn default() -> Self {
-        Self {
-            all_ranks: false,
-            stage: 0,
-            placement: None,
-            state_on_gpu: 0,
-            overlap_comm: false,
-            copies_parameters: false,
-            bucket: 0,
-            token_ranks: 1,
-        }
-    }
 }
 
 impl Division {

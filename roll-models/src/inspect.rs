@@ -16,7 +16,7 @@ use crate::weights::{Checkpoint, WeightsError, is_auxiliary};
 pub const GGUF: &str = "GGUF";
 
 /// Contents of a weight file or of a set of shards.
-#[derive(Clone, Debug, serde::Serialize)]
+#[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct FileDescription {
     /// The file, or the first of its shards.
     pub path: PathBuf,
@@ -78,9 +78,8 @@ fn describe(checkpoint: Checkpoint) -> Result<FileDescription> {
         tensors: checkpoint.len(),
         elements,
         dtypes,
-        what: String::new(),
-        details: Vec::new(),
         metadata: checkpoint.metadata(),
+        ..FileDescription::default()
     };
     if checkpoint.keys().any(lora::is_lora_key) {
         match LoraFile::open(&path) {
@@ -120,8 +119,7 @@ fn describe_gguf(file: &GgufFile) -> FileDescription {
         elements: shapes().map(|shape| shape.iter().product::<usize>() as u64).sum(),
         dtypes,
         what: "language model".into(),
-        details: Vec::new(),
-        metadata: BTreeMap::new(),
+        ..FileDescription::default()
     };
     let architecture = file.text("general.architecture").unwrap_or_default();
     for (name, key) in [("kind", "general.architecture"), ("model", "general.name")] {

@@ -39,6 +39,7 @@ pub mod hub;
 pub mod inspect;
 pub mod lora;
 pub mod precision;
+mod tokenizer;
 pub mod trainable;
 pub mod wan2_2;
 pub mod weights;

@@ -1,6 +1,6 @@
 //! Dtypes of frozen weights and of matrix products.
 
-use burn::tensor::{DType, Device};
+use burn::tensor::{DType, Device, Tensor};
 use roll_backends::EightBits;
 use roll_backends::device::is_gpu;
 use roll_backends::weights::{MatrixStorage, Storage};
@@ -113,6 +113,11 @@ impl ComputeDType {
 /// The dtype in which `device` stores numbers of `dtype` without loss: f32 for bf16 on a device without bf16.
 pub(crate) fn storable(dtype: DType, device: &Device) -> DType {
     if dtype == DType::BF16 && !device.supports_dtype(DType::BF16) { DType::F32 } else { dtype }
+}
+
+/// Converts `x` to `dtype` if it has another.
+pub(crate) fn as_dtype<const D: usize>(x: Tensor<D>, dtype: DType) -> Tensor<D> {
+    if x.dtype() == dtype { x } else { x.cast(dtype) }
 }
 
 fn bf16(key: &str, device: &Device) -> Result<DType> {

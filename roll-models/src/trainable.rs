@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use roll_backends::Memory;
 use roll_backends::layers::{lora_a, lora_b};
 use roll_core::{Error, IdleKeys, Noise, ParameterSpec, Purpose, Result, When};
 
@@ -18,6 +19,15 @@ pub(crate) const IDLE_KEYS: &[IdleKeys] = &[
         because: "`model.use_gradient_checkpointing_offload: true` recomputes as well",
     },
 ];
+
+/// The memory use of the pullback that `use_gradient_checkpointing` and its `_offload` select.
+pub(crate) fn kept_for_pullback(checkpointing: bool, offload: bool) -> Memory {
+    match (checkpointing, offload) {
+        (_, true) => Memory::Offload,
+        (true, false) => Memory::Recompute,
+        (false, false) => Memory::Hold,
+    }
+}
 
 /// The trained part of a network.
 #[derive(Clone, Debug, PartialEq)]

@@ -56,21 +56,21 @@ pub fn run(case: &Case) -> Outcome<Report> {
         report.compare(&format!("decode_{way}"), &channels_first(&frames)?);
         report.compare(&format!("decode_{way}_grad_latent"), &gradient);
     }
-    let decoded = vae.decode_clamped(&latents, &whole, Grad::Record)?;
-    report.compare("decode_clamped", &channels_first(&decoded.frames)?);
-    let gradient = decoded.pullback.ok_or("no pullback")?.pull(&cotangent)?;
+    let (frames, pullback) = vae.decode_clamped(&latents, &whole, Grad::Record)?;
+    report.compare("decode_clamped", &channels_first(&frames)?);
+    let gradient = pullback.ok_or("no pullback")?.pull(&cotangent)?;
     report.compare("decode_clamped_grad_latent", &gradient);
     let single = vae.decode(&channels_first(&head(&channels_first(&latents)?, 1)?)?, &whole, Grad::Skip)?.0;
     report.compare("decode_single_latent_frame", &channels_first(&single)?);
 
     let latents_tiled = unbatched(&inputs["latent_tiled"])?;
-    let decoded = vae.decode_clamped(&latents_tiled, &config.tiled_decode.chunking(), Grad::Record)?;
-    report.compare("tiled_decode", &channels_first(&decoded.frames)?);
-    let gradient = decoded.pullback.ok_or("no pullback")?.pull(&self::video(&inputs["g_tiled"])?)?;
+    let (frames, pullback) = vae.decode_clamped(&latents_tiled, &config.tiled_decode.chunking(), Grad::Record)?;
+    report.compare("tiled_decode", &channels_first(&frames)?);
+    let gradient = pullback.ok_or("no pullback")?.pull(&self::video(&inputs["g_tiled"])?)?;
     report.compare("tiled_decode_grad_latent", &gradient);
     let default_tiles = Chunking { tiling: Some(Tiling::default()), ..whole };
-    let decoded = vae.decode_clamped(&latents_tiled, &default_tiles, Grad::Skip)?;
-    report.compare("tiled_decode_default_tiles", &channels_first(&decoded.frames)?);
+    let (frames, _) = vae.decode_clamped(&latents_tiled, &default_tiles, Grad::Skip)?;
+    report.compare("tiled_decode_default_tiles", &channels_first(&frames)?);
 
     for (name, value) in inner_values(&vae, &latents)? {
         let name = format!("dec.{}", name.trim_start_matches("decoder."));

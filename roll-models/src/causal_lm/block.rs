@@ -11,16 +11,13 @@ use roll_core::Result;
 
 use super::cache::{Cache, CachedTokens};
 use super::config::{Gate, LmConfig, Rope};
-use super::packed::Packed;
 
 /// Minimal number of prompts per task of the thread pool.
 const PROMPTS_PER_TASK: usize = 4;
 
 /// The inputs that all segments of one forward pass share.
 pub struct ForwardPass {
-    /// Architecture of the network.
     pub config: LmConfig,
-    /// Frozen weights.
     pub store: Arc<dyn WeightStore>,
     /// Trainable parameters; `None` runs the base model alone.
     pub trainable: Option<Snapshot>,
@@ -42,31 +39,6 @@ pub struct ForwardPass {
 }
 
 impl ForwardPass {
-    /// Creates a pass over `packed` in f32, without a cache.
-    pub fn new(
-        config: &LmConfig,
-        store: Arc<dyn WeightStore>,
-        trainable: Option<Snapshot>,
-        lora_scale: f64,
-        packed: &Packed,
-    ) -> Self {
-        let device = store.device().clone();
-        let ids = integers(packed.ids.clone(), &device);
-        let tables = |rope: &Rope| rotary_tables(rope, config.head_dim, &packed.positions, &device);
-        Self {
-            rope: tables(&config.rope),
-            window_rope: config.window_rope.as_ref().map(tables),
-            config: config.clone(),
-            store,
-            trainable,
-            lora_scale,
-            products: DType::F32,
-            ids,
-            spans: packed.spans.clone(),
-            cache: None,
-        }
-    }
-
     /// Runs `f` with the weights under `prefix`.
     pub fn scoped<T>(&self, prefix: &str, tape: &Tape, f: impl FnOnce(&Scope<'_>) -> Result<T>) -> Result<T> {
         let weights = self.store.segment(prefix)?;
@@ -75,7 +47,6 @@ impl ForwardPass {
         f(&Scope { weights: &weights, trainable, lora_scale, tape, products })
     }
 
-    /// Applies the norm `name`.
     fn norm(&self, scope: &Scope<'_>, x: Tensor<2>, name: &str) -> Result<Tensor<2>> {
         let gain = scope.weight::<1>(&format!("{name}.weight"))?;
         let gain = if self.config.gain_offset == 0.0 { gain } else { gain + self.config.gain_offset };
@@ -83,14 +54,13 @@ impl ForwardPass {
     }
 }
 
-/// Uploads integers.
 pub fn integers(ids: Vec<i64>, device: &Device) -> Tensor<1, Int> {
     let n = ids.len();
     Tensor::from_data(TensorData::new(ids, [n]), device)
 }
 
 /// Returns the cosines and sines of each position's angles, computed in f64.
-fn rotary_tables(rope: &Rope, head_dim: usize, positions: &[usize], device: &Device) -> (Tensor<2>, Tensor<2>) {
+pub fn rotary_tables(rope: &Rope, head_dim: usize, positions: &[usize], device: &Device) -> (Tensor<2>, Tensor<2>) {
     let (frequencies, magnitude) = (rope.frequencies(head_dim), rope.magnitude());
     let table = |f: fn(f64) -> f64| {
         let values: Vec<f32> = positions
@@ -121,7 +91,6 @@ impl Segment for Embedding {
 pub struct Block {
     /// Number of the block, from 0.
     pub index: usize,
-    /// Inputs of the pass.
     pub pass: Arc<ForwardPass>,
 }
 
@@ -227,7 +196,6 @@ impl Block {
         AttentionOptions { products: Some(self.pass.products), scale, softcap, ..Default::default() }
     }
 
-    /// Returns queries, keys and values.
     fn projections(&self, scope: &Scope<'_>, h: Tensor<2>, name: &str) -> Result<[Tensor<2>; 3]> {
         let config = &self.pass.config;
         if config.fused {

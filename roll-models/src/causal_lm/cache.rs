@@ -11,6 +11,7 @@ use burn::tensor::{DType, Tensor};
 use roll_backends::ops::{self, CachedSequence, DecodeCall};
 
 use super::block::integers;
+use crate::precision::as_dtype;
 
 /// Keys and values of consecutive tokens in one layer: `[tokens, kv_heads * head_dim]` each.
 pub type KeysValues = (Tensor<2>, Tensor<2>);
@@ -82,7 +83,6 @@ impl Cache {
         first
     }
 
-    /// Returns the range of prompt `i` among the packed prompts.
     pub fn prompt(&self, i: usize) -> Range<usize> {
         self.prompts.lock().unwrap_or_else(PoisonError::into_inner)[i].clone()
     }
@@ -95,7 +95,7 @@ impl Cache {
     /// prompts, packed.
     pub fn read_prompts(&self, layer: usize, k: Tensor<2>, v: Tensor<2>, read: &[Range<usize>]) -> KeysValues {
         let mut layer = self.layer(layer);
-        let (k, v) = (cast(k, self.dtype), cast(v, self.dtype));
+        let (k, v) = (as_dtype(k, self.dtype), as_dtype(v, self.dtype));
         let known = std::mem::take(&mut layer.known);
         let added = match known.iter().all(Vec::is_empty) {
             true => (k, v),
@@ -196,8 +196,4 @@ impl Cache {
         };
         (0..self.layers.len()).map(of_layer).collect()
     }
-}
-
-fn cast<const D: usize>(x: Tensor<D>, dtype: DType) -> Tensor<D> {
-    if x.dtype() == dtype { x } else { x.cast(dtype) }
 }

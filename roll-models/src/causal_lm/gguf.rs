@@ -11,7 +11,7 @@ use super::chat::ChatTemplate;
 use super::config::{Gate, LmConfig, MAX_LAYERS, Rope, RopeScaling};
 use super::loaded::LoadedModel;
 use super::sentencepiece::{self, Piece};
-use super::tokenizer::Tokenizer;
+use crate::tokenizer::Tokenizer;
 use crate::weights::gguf::{GgufFile, Value};
 
 /// Supported architectures.
@@ -43,13 +43,10 @@ pub fn open(path: &Path, headers_only: bool) -> Result<LoadedModel> {
     };
     let vocabulary = Vocabulary::read(&file).map_err(bad)?;
     let tokenizer = vocabulary.as_ref().map(|v| v.tokenizer(&file)).transpose().map_err(bad)?;
-    let template = match file.text("tokenizer.chat_template") {
-        Some(source) => {
-            let special = |key: &str| vocabulary.as_ref().and_then(|v| v.special(&file, key)).unwrap_or_default();
-            Some(ChatTemplate::new(source.into(), special("bos"), special("eos")).map_err(bad)?)
-        }
-        None => None,
-    };
+    let special = |key: &str| vocabulary.as_ref().and_then(|v| v.special(&file, key)).unwrap_or_default();
+    let template = file.text("tokenizer.chat_template");
+    let template = template.map(|source| ChatTemplate::new(source.into(), special("bos"), special("eos")));
+    let template = template.transpose().map_err(bad)?;
     Ok(LoadedModel { config, state, quantised, tokenizer, template, location: path.display().to_string() })
 }
 
@@ -93,7 +90,6 @@ pub fn header(path: &Path) -> Result<(LmConfig, BTreeMap<String, usize>)> {
     Ok((config, blocks))
 }
 
-/// Fails if the tensor `name` has another shape.
 fn check_shape(file: &GgufFile, name: &str, shape: &[usize]) -> Result<()> {
     match file.shape(name).filter(|found| *found != shape) {
         None => Ok(()),
@@ -145,7 +141,6 @@ impl<'a> Metadata<'a> {
         }
     }
 
-    /// Reads the attention window of each layer.
     fn windows(&self, layers: usize) -> Result<Vec<Option<usize>>, String> {
         // Every layer whose number (from 1) is a multiple of this has full attention.
         let mut pattern = match self.family {
@@ -348,7 +343,6 @@ fn separate_halves(rows: usize, heads: usize) -> Vec<usize> {
     halves.flat_map(|(head, half)| (0..per_head / 2).map(move |pair| row(head, half, pair))).collect()
 }
 
-/// Returns the rows of `tensor` in another order.
 fn reordered(tensor: &Tensor, order: &[usize]) -> Result<Tensor> {
     let values = tensor.to_f32_vec();
     let width = values.len() / order.len().max(1);
@@ -356,7 +350,6 @@ fn reordered(tensor: &Tensor, order: &[usize]) -> Result<Tensor> {
     Tensor::new(values, tensor.shape().to_vec())
 }
 
-/// The vocabulary of a file.
 struct Vocabulary {
     texts: Vec<String>,
     /// The type of each token: 3 is a control token, 4 a user-defined one.
@@ -388,7 +381,6 @@ impl Vocabulary {
         Tokenizer::parse(self.tokenizer_json(file)?.to_string().as_bytes())
     }
 
-    /// Returns the contents of a `tokenizer.json`.
     fn tokenizer_json(&self, file: &GgufFile) -> Result<Json, String> {
         match file.text("tokenizer.ggml.model").unwrap_or("missing") {
             "gpt2" => self.byte_level(file),

@@ -11,7 +11,7 @@ use super::gguf;
 use super::loaded::LoadedModel;
 use super::network::Network;
 use super::source;
-use super::tokenizer::Tokenizer;
+use crate::tokenizer::Tokenizer;
 use crate::weights::gguf::tests::Writer;
 
 // Types of values in GGUF.

@@ -8,6 +8,7 @@ use roll_backends::{Parameters, Weight, ops};
 use roll_core::Result;
 
 use super::block::integers;
+use crate::precision::as_dtype;
 
 /// Logits of one chunk: 16 MiB in f32.
 pub(super) const CHUNK_LOGITS: usize = 1 << 22;
@@ -65,7 +66,7 @@ impl HeadWeight {
             Self::Frozen(weight) => weight.rows(start, len)?,
             Self::Trained(weight, _) => weight.clone().narrow(0, start, len),
         };
-        Ok(widened(chunk))
+        Ok(as_dtype(chunk, DType::F32))
     }
 
     /// Returns the rows of single ids in f32.
@@ -74,7 +75,7 @@ impl HeadWeight {
             Self::Frozen(weight) => weight.select(ids.clone())?,
             Self::Trained(weight, _) => weight.clone().select(0, ids.clone()),
         };
-        Ok(widened(rows))
+        Ok(as_dtype(rows, DType::F32))
     }
 }
 
@@ -114,10 +115,6 @@ impl Head {
         let tanh = logits / self.softcap?;
         Some(-(tanh.clone() * tanh) + 1.0)
     }
-}
-
-fn widened(x: Tensor<2>) -> Tensor<2> {
-    if x.dtype() == DType::F32 { x } else { x.cast(DType::F32) }
 }
 
 /// Returns the start and length of each chunk of `0..total`.

@@ -7,19 +7,16 @@ use roll_core::{Result, StateDict, Tensor};
 
 use super::chat::ChatTemplate;
 use super::config::LmConfig;
-use super::tokenizer::Tokenizer;
+use crate::tokenizer::Tokenizer;
 
 /// A model as its files have it, before it is on a device.
 pub struct LoadedModel {
-    /// Architecture of the network.
     pub config: LmConfig,
     /// Weights under their Hugging Face names, except those in `quantised`.
     pub state: StateDict,
     /// Quantised matrices in the blocks of a GGUF file.
     pub quantised: BTreeMap<String, BlockMatrix>,
-    /// The tokenizer, if the model's files have one.
     pub tokenizer: Option<Tokenizer>,
-    /// The chat template, if the model's files have one.
     pub template: Option<ChatTemplate>,
     /// Path of the files, for messages.
     pub location: String,

@@ -17,7 +17,7 @@ use crate::comma_list::{self, split};
 use crate::hub::Hub;
 use crate::lora::{AdapterSources, InitialAdapter, LoraRequest};
 use crate::precision::{ComputeDType, WeightsDType};
-use crate::trainable::{Trainable, check_alpha};
+use crate::trainable::{Trainable, check_alpha, kept_for_pullback};
 use crate::weights::stored_dtype;
 
 /// Options of the model `causal_lm`.
@@ -125,11 +125,7 @@ impl CausalLmOptions {
     }
 
     pub(super) fn memory(&self) -> Memory {
-        match (self.use_gradient_checkpointing, self.use_gradient_checkpointing_offload) {
-            (_, true) => Memory::Offload,
-            (true, false) => Memory::Recompute,
-            (false, false) => Memory::Hold,
-        }
+        kept_for_pullback(self.use_gradient_checkpointing, self.use_gradient_checkpointing_offload)
     }
 }
 
@@ -176,7 +172,8 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     let stored = state.get("model.norm.weight").map_or(DType::F32, stored_dtype);
     let dtype = options.weights_dtype.of(stored, &device)?;
     let initial_adapter = initial_adapter(options, context, &config)?;
-    let trainable = initial_adapter.as_ref().map_or_else(|| options.trainable(&config), InitialAdapter::trainable);
+    let trainable =
+        initial_adapter.as_ref().map_or_else(|| options.trainable(&config), |initial| initial.trainable.clone());
     let (trainable, initial_adapter) = match context.headers_only && trainable == Trainable::Full {
         // With `headers_only`, a configuration is only checked, and weights are placeholders. Training all of them would
         // still allocate parameters and gradients: a LoRA of rank 1 takes their place.
@@ -207,7 +204,7 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     let mut network = network.with_memory(options.memory()).with_products(options.compute_dtype.of(dtype, &device)?);
     network.train(&trainable, &Noise::new(context.seed), &state).in_section("model")?;
     if let (Some(adapter), Some(parameters)) = (&initial_adapter, network.parameters()) {
-        let values = flat::from_state(parameters.specs(), adapter.parameters());
+        let values = flat::from_state(parameters.specs(), &adapter.parameters);
         parameters.write(&values.while_doing(|| "`model.lora_checkpoint`".into())?)?;
     }
     let model = CausalLm::new(network, tokenizer, template).while_doing(reading)?;

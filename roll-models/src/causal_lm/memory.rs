@@ -7,13 +7,10 @@ use super::generate::TOKENS_OF_A_PASS;
 /// A rollout whose rows are all generated at the same time and end together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RolloutShape {
-    /// Number of rows.
     pub rows: usize,
     /// Number of distinct prompts.
     pub prompts: usize,
-    /// Number of tokens of each prompt.
     pub prompt_tokens: usize,
-    /// Number of tokens that each row generates.
     pub new_tokens: usize,
 }
 

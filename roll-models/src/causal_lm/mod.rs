@@ -30,12 +30,11 @@ mod quantised_tests;
 mod sampling;
 mod sentencepiece;
 mod source;
-mod tokenizer;
 
+pub use crate::tokenizer::Tokenizer;
 pub use chat::ChatTemplate;
 pub use config::LmConfig;
 pub use loading::{CausalLmOptions, open};
 pub use model::{CausalLm, Origin};
 pub use network::Network;
 pub use source::write_built_in;
-pub use tokenizer::Tokenizer;

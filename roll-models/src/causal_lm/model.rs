@@ -15,15 +15,13 @@ use super::chat::ChatTemplate;
 use super::generate::{Endings, generate};
 use super::network::Network;
 use super::prefixes::Prefixes;
-use super::tokenizer::Tokenizer;
+use crate::tokenizer::Tokenizer;
 
 /// A causal language model.
 pub struct CausalLm {
     network: Network,
     tokenizer: Option<Arc<Tokenizer>>,
     template: Option<Arc<ChatTemplate>>,
-    end_ids: Vec<u32>,
-    specs: Vec<ParameterSpec>,
     /// Keys and values of the latest turns of conversations.
     prefixes: Arc<Prefixes>,
     /// Maximal number of rows that are generated at a time.
@@ -51,11 +49,9 @@ impl CausalLm {
                 "the tokenizer has {found} ids, the model {vocab} embeddings: they do not belong together"
             )));
         }
-        let end_ids = network.config().end_ids.clone();
-        let specs = network.parameters().map(|p| p.specs().to_vec()).unwrap_or_default();
         let (tokenizer, template) = (tokenizer.map(Arc::new), template.map(Arc::new));
         let (prefixes, origin) = Default::default();
-        Ok(Self { network, tokenizer, template, end_ids, specs, prefixes, rows_at_once: usize::MAX, origin })
+        Ok(Self { network, tokenizer, template, prefixes, rows_at_once: usize::MAX, origin })
     }
 
     /// Sets the files that the model was opened from.
@@ -69,21 +65,6 @@ impl CausalLm {
         self
     }
 
-    /// Returns the same model around another network with the same vocabulary.
-    fn with_network(&self, network: Network) -> Self {
-        let specs = network.parameters().map(|p| p.specs().to_vec()).unwrap_or_default();
-        Self {
-            network,
-            tokenizer: self.tokenizer.clone(),
-            template: self.template.clone(),
-            end_ids: self.end_ids.clone(),
-            specs,
-            prefixes: Arc::default(),
-            rows_at_once: self.rows_at_once,
-            origin: self.origin.clone(),
-        }
-    }
-
     /// The network.
     pub fn network(&self) -> &Network {
         &self.network
@@ -91,7 +72,7 @@ impl CausalLm {
 
     /// Returns whether only adapters are trained.
     fn is_lora(&self) -> bool {
-        self.specs.iter().all(|s| s.name.contains(".lora_"))
+        self.parameters().iter().all(|s| s.name.contains(".lora_"))
     }
 
     /// Returns the name of the file that [`Model::export_adapter`] returns.
@@ -117,7 +98,7 @@ impl CausalLm {
 
 impl Model for CausalLm {
     fn parameters(&self) -> &[ParameterSpec] {
-        &self.specs
+        self.network.parameters().map(Parameters::specs).unwrap_or_default()
     }
 
     fn read_parameters(&self, out: &mut [f32]) -> Result<()> {
@@ -143,13 +124,11 @@ impl Model for CausalLm {
 
     fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
         let Some(parameters) = self.network.parameters() else { return Ok(BTreeMap::new()) };
-        let mut values = vec![0.0; self.parameter_count()];
-        parameters.read(&mut values)?;
-        let mut state = flat::to_state(&self.specs, &values)?;
+        let mut state = flat::to_state(parameters.specs(), &flat::read(self)?)?;
         match self.is_lora() {
             true => {
                 let base = self.origin.base.as_deref();
-                state = adapter::to_file(state, &self.specs, self.network.lora_scale(), base)?;
+                state = adapter::to_file(state, parameters.specs(), self.network.lora_scale(), base)?;
             }
             false if self.origin.files.is_empty() => {}
             false => {
@@ -170,7 +149,7 @@ impl Model for CausalLm {
             Error::Unsupported(format!("the adapter has no file `{name}`; it has: {found}"))
         })?;
         let state = if self.is_lora() { adapter::from_file(file) } else { file.clone() };
-        parameters.write(&flat::from_state(&self.specs, &state)?)
+        parameters.write(&flat::from_state(parameters.specs(), &state)?)
     }
 }
 
@@ -227,7 +206,7 @@ impl LanguageModel for CausalLm {
     }
 
     fn end_tokens(&self) -> Vec<u32> {
-        self.end_ids.clone()
+        self.network.config().end_ids.clone()
     }
 
     fn context_length(&self) -> usize {
@@ -236,12 +215,19 @@ impl LanguageModel for CausalLm {
 
     fn generate(&mut self, prompts: &[Vec<u32>], sampling: &Sampling) -> Result<Vec<Generation>> {
         let decode = |tokens: &[u32]| self.detokenize(tokens);
-        let endings = Endings { ids: &self.end_ids, decode: &decode };
+        let endings = Endings { ids: &self.network.config().end_ids, decode: &decode };
         generate(&self.network, prompts, sampling, &endings, &self.prefixes, self.rows_at_once)
     }
 
     fn snapshot(&self) -> Result<Box<dyn LanguageModel + Send>> {
-        Ok(Box::new(self.with_network(self.network.snapshot()?)))
+        Ok(Box::new(Self {
+            network: self.network.snapshot()?,
+            tokenizer: self.tokenizer.clone(),
+            template: self.template.clone(),
+            prefixes: Arc::default(),
+            rows_at_once: self.rows_at_once,
+            origin: self.origin.clone(),
+        }))
     }
 
     fn hidden_states(&mut self, tokens: &Tensor, mask: &Tensor, adapter: Adapter) -> Result<Tensor> {

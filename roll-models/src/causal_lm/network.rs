@@ -10,9 +10,9 @@ use roll_backends::{
 };
 use roll_core::{Adapter, Error, Grad, Noise, ParameterSpec, Pullback, Result, StateDict, Tensor, TokenStats};
 
-use super::block::{Block, Embedding, FinalNorm, ForwardPass, integers};
+use super::block::{Block, Embedding, FinalNorm, ForwardPass, integers, rotary_tables};
 use super::cache::{Cache, CachedTokens};
-use super::config::LmConfig;
+use super::config::{LmConfig, Rope};
 use super::head::{self, Head, HeadWeight};
 use super::packed::{Batch, Packed};
 use crate::trainable::{Trainable, lora_parameters};
@@ -185,7 +185,7 @@ impl Network {
             log_probs: batch.spread(&statistics.log_probs, &predictions)?,
             entropy: batch.spread(&statistics.entropy, &predictions)?,
         };
-        let shape = [2, batch.rows(), batch.columns().saturating_sub(1)];
+        let shape = [2, batch.rows, batch.columns.saturating_sub(1)];
         let dim = self.config.dim;
         let pullback = grad.is_on().then(|| {
             Pullback::new(move |cotangent: &Tensor| {
@@ -268,25 +268,33 @@ impl Network {
         trainable: Option<Snapshot>,
         cache: Option<(Arc<Cache>, CachedTokens)>,
     ) -> Arc<ForwardPass> {
-        let mut pass = ForwardPass::new(&self.config, self.store.clone(), trainable, self.lora_scale, packed);
-        pass.products = self.products;
-        pass.cache = cache;
-        Arc::new(pass)
+        let device = self.store.device();
+        let tables = |rope: &Rope| rotary_tables(rope, self.config.head_dim, &packed.positions, device);
+        Arc::new(ForwardPass {
+            config: self.config.clone(),
+            store: self.store.clone(),
+            trainable,
+            lora_scale: self.lora_scale,
+            products: self.products,
+            ids: integers(packed.ids.clone(), device),
+            spans: packed.spans.clone(),
+            rope: tables(&self.config.rope),
+            window_rope: self.config.window_rope.as_ref().map(tables),
+            cache,
+        })
     }
 
     fn head(&self, trainable: Option<&Snapshot>) -> Result<Head> {
-        Ok(Head { weight: self.head_weight(trainable)?, softcap: self.config.logit_softcap })
-    }
-
-    fn head_weight(&self, trainable: Option<&Snapshot>) -> Result<HeadWeight> {
         let name = self.config.head_weight();
         let trainable = trainable.map(|all| all.segment(name)).transpose()?;
-        if let Some((index, shape, value)) = trainable.as_ref().and_then(|s| s.get(name)) {
-            let value = value.clone().reshape([shape[0], shape[1]]);
-            return Ok(HeadWeight::Trained(value, index));
-        }
-        let prefix = &name[..name.len() - "weight".len()];
-        Ok(HeadWeight::Frozen(weights::get(&self.store.segment(prefix)?, name)?.clone()))
+        let weight = match trainable.as_ref().and_then(|s| s.get(name)) {
+            Some((index, shape, value)) => HeadWeight::Trained(value.clone().reshape([shape[0], shape[1]]), index),
+            None => {
+                let prefix = &name[..name.len() - "weight".len()];
+                HeadWeight::Frozen(weights::get(&self.store.segment(prefix)?, name)?.clone())
+            }
+        };
+        Ok(Head { weight, softcap: self.config.logit_softcap })
     }
 
     /// Fails on ids outside the vocabulary and on sequences longer than the context.

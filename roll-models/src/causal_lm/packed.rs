@@ -7,7 +7,6 @@ use roll_core::{Error, Result, Tensor};
 /// Concatenated tokens of several sequences. Linear layers process all of them at once, attention each sequence.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Packed {
-    /// Token ids.
     pub ids: Vec<i64>,
     /// Position of each token in its sequence.
     pub positions: Vec<usize>,
@@ -25,12 +24,10 @@ impl Packed {
         self.spans.push(start..end);
     }
 
-    /// Number of tokens.
     pub fn len(&self) -> usize {
         self.ids.len()
     }
 
-    /// Whether there are no tokens.
     pub fn is_empty(&self) -> bool {
         self.ids.is_empty()
     }
@@ -39,12 +36,12 @@ impl Packed {
 /// A rectangular batch, packed.
 #[derive(Clone, Debug)]
 pub struct Batch {
-    /// The tokens.
     pub packed: Packed,
     /// Index of each token in `[B, L]`, row-major.
     places: Vec<usize>,
-    rows: usize,
-    columns: usize,
+    pub rows: usize,
+    /// Number of columns, padding included.
+    pub columns: usize,
 }
 
 impl Batch {
@@ -102,16 +99,6 @@ impl Batch {
         }
         Tensor::new(out, [self.rows, self.columns, width])
     }
-
-    /// Number of rows.
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
-    /// Number of columns, padding included.
-    pub fn columns(&self) -> usize {
-        self.columns
-    }
 }
 
 /// The predicted tokens of a batch.
@@ -119,7 +106,6 @@ impl Batch {
 pub struct Predictions {
     /// Row of the hidden state that predicts each token.
     pub rows: Vec<i64>,
-    /// Id of each token.
     pub targets: Vec<i64>,
     /// Index of each token in `[B, L - 1]`, row-major.
     pub places: Vec<usize>,

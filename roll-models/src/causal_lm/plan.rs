@@ -22,7 +22,6 @@ use super::memory::RolloutShape;
 use super::{gguf, network, source};
 use crate::headers::check_tensors;
 use crate::hub::Hub;
-use crate::lora::InitialAdapter;
 use crate::trainable::Trainable;
 use crate::weights::stored_dtype;
 
@@ -106,7 +105,8 @@ impl<'a> MemoryPlan<'a> {
         let config = options.checked(config)?;
         let gpu = input.memory.is_some();
         let initial_adapter = initial_adapter(options, context, &config)?;
-        let trainable = initial_adapter.as_ref().map_or_else(|| options.trainable(&config), InitialAdapter::trainable);
+        let trainable =
+            initial_adapter.as_ref().map_or_else(|| options.trainable(&config), |initial| initial.trainable.clone());
         let full = trainable == Trainable::Full;
         let weights = config.weights();
         let specs = match &trainable {
@@ -289,7 +289,6 @@ impl<'a> MemoryPlan<'a> {
         4 * (HEAD_WORDS * tokens * dim + LOGITS * CHUNK_LOGITS.min(tokens * vocab) + weight)
     }
 
-    /// Returns settings that reduce the memory.
     fn hints(&self) -> Vec<String> {
         let (division, memory) = (&self.input.division, self.options.memory());
         let any = |of: fn(&TextPass) -> bool| self.input.passes.texts.iter().any(of);

@@ -23,7 +23,6 @@ const BYTE: i64 = 6;
 /// A piece of the vocabulary. Its index is its id.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
-    /// Text.
     pub text: &'a str,
     /// Pieces with higher scores are merged first.
     pub score: f64,

@@ -11,9 +11,9 @@ use super::config::LmConfig;
 use super::gguf;
 use super::loaded::LoadedModel;
 use super::model::Origin;
-use super::tokenizer::Tokenizer;
 use crate::headers::check_tensors;
 use crate::hub::Hub;
+use crate::tokenizer::Tokenizer;
 use crate::weights::{Checkpoint, parse_safetensors};
 
 /// Patterns of files that every published model has.
@@ -145,7 +145,6 @@ const TOKENIZER: &[u8] = include_bytes!("../../assets/demo_agent/tokenizer.json"
 const TEMPLATE: &str = include_str!("../../assets/demo_agent/chat_template.jinja");
 const WEIGHTS: &[u8] = include_bytes!("../../assets/demo_agent/model.safetensors");
 
-/// Text files of the built-in model.
 fn built_in_files() -> [(&'static str, &'static [u8]); 3] {
     [("config.json", CONFIG), ("tokenizer.json", TOKENIZER), ("chat_template.jinja", TEMPLATE.as_bytes())]
 }

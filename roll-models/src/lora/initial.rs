@@ -13,7 +13,7 @@ use super::{Layer, Lora};
 
 /// The configuration's keys about adapters. `None` leaves the value to the file.
 #[derive(Clone, Debug, Default)]
-pub struct LoraRequest {
+pub(crate) struct LoraRequest {
     /// `lora_rank`; 0 trains every weight.
     pub rank: Option<usize>,
     /// `lora_alpha`.
@@ -22,20 +22,13 @@ pub struct LoraRequest {
     pub targets: Option<Vec<String>>,
 }
 
-/// Initial values of one network.
+/// The trained part of one network, and its initial values.
 #[derive(Clone, Debug)]
-pub enum InitialAdapter {
-    /// Low-rank adapters.
-    Lora {
-        /// Rank of each layer, by name.
-        ranks: BTreeMap<String, usize>,
-        /// Scale `alpha / rank`, the same for all layers.
-        scale: f64,
-        /// The matrices A and B, by parameter name.
-        parameters: StateDict,
-    },
-    /// All weights, for full fine-tuning.
-    Full(StateDict),
+pub(crate) struct InitialAdapter {
+    /// [`Trainable::Layers`], or [`Trainable::Full`] if the file has all weights.
+    pub trainable: Trainable,
+    /// Values of the parameters by name.
+    pub parameters: StateDict,
 }
 
 impl InitialAdapter {
@@ -57,23 +50,20 @@ impl InitialAdapter {
                     let problem = "holds all weights of a network: it can be used alone, and whole";
                     return Err(Error::bad_file(path, problem));
                 }
-                AdapterWeights::Full(state) => {
-                    return match request.rank {
-                        Some(rank) if rank > 0 => Err(Error::config(
-                            "lora_rank",
-                            format!(
-                                "{rank} is requested, and {files} holds all weights of a network: leave the key out"
-                            ),
-                        )),
-                        Some(_) => Ok(Self::Full(state)),
-                        None => {
-                            tracing::warn!(
-                                "{files} holds all weights of a network and no LoRA: they replace those of the base, and a \
-                                 run trains every weight; to train a LoRA on them, make them the base"
-                            );
-                            Ok(Self::Full(state))
-                        }
-                    };
+                AdapterWeights::Full(parameters) => {
+                    if let Some(rank) = request.rank.filter(|rank| *rank > 0) {
+                        let problem = format!(
+                            "{rank} is requested, and {files} holds all weights of a network: leave the key out"
+                        );
+                        return Err(Error::config("lora_rank", problem));
+                    }
+                    if request.rank.is_none() {
+                        tracing::warn!(
+                            "{files} holds all weights of a network and no LoRA: they replace those of the base, and a \
+                             run trains every weight; to train a LoRA on them, make them the base"
+                        );
+                    }
+                    return Ok(Self { trainable: Trainable::Full, parameters });
                 }
             }
         }
@@ -81,7 +71,7 @@ impl InitialAdapter {
             [(lora, 1.0, _)] => one(lora),
             _ => sum(&loras)?,
         };
-        if let Self::Lora { ranks, scale, .. } = &initial {
+        if let Trainable::Layers { ranks, scale } = &initial.trainable {
             check_request(ranks, *scale, request, linear, &files)?;
         }
         Ok(initial)
@@ -89,32 +79,18 @@ impl InitialAdapter {
 
     /// Fails if this is a whole network, and not one of these `weights`.
     pub fn check_weights(&self, weights: &[(String, Vec<usize>)]) -> Result<()> {
-        let Self::Full(state) = self else { return Ok(()) };
+        if self.trainable != Trainable::Full {
+            return Ok(());
+        }
         let other = |problem: String| Error::config("lora_checkpoint", format!("holds another network: {problem}"));
         for (name, shape) in weights {
-            match state.get(name).map(Tensor::shape) {
+            match self.parameters.get(name).map(Tensor::shape) {
                 Some(found) if found == shape => {}
                 Some(found) => return Err(other(format!("expected `{name}` of shape {shape:?}, found {found:?}"))),
                 None => return Err(other(format!("the tensor `{name}` is missing"))),
             }
         }
         Ok(())
-    }
-
-    /// The trained part of the network.
-    pub fn trainable(&self) -> Trainable {
-        match self {
-            Self::Lora { ranks, scale, .. } => Trainable::Layers { ranks: ranks.clone(), scale: *scale },
-            Self::Full(_) => Trainable::Full,
-        }
-    }
-
-    /// Values of the parameters by name.
-    pub fn parameters(&self) -> &StateDict {
-        match self {
-            Self::Lora { parameters, .. } => parameters,
-            Self::Full(state) => state,
-        }
     }
 }
 
@@ -155,7 +131,7 @@ fn one(lora: &Lora) -> InitialAdapter {
         parameters.insert(format!("{name}.lora_A.weight"), layer.down.clone());
         parameters.insert(format!("{name}.lora_B.weight"), up);
     }
-    InitialAdapter::Lora { ranks, scale, parameters }
+    InitialAdapter { trainable: Trainable::Layers { ranks, scale }, parameters }
 }
 
 /// Concatenates several adapters, each multiplied by its strength, into one whose rank is the sum of their ranks.
@@ -196,7 +172,7 @@ fn sum(loras: &[(Lora, f64, PathBuf)]) -> Result<InitialAdapter> {
         parameters.insert(format!("{name}.lora_A.weight"), Tensor::new(down, [rank, input])?);
         parameters.insert(format!("{name}.lora_B.weight"), Tensor::new(up, [out, rank])?);
     }
-    Ok(InitialAdapter::Lora { ranks, scale: 1.0, parameters })
+    Ok(InitialAdapter { trainable: Trainable::Layers { ranks, scale: 1.0 }, parameters })
 }
 
 fn check_request(
@@ -275,14 +251,14 @@ mod tests {
 
     /// The product `scale * B A` of a layer.
     fn product(start: &InitialAdapter, layer: &str) -> Vec<f32> {
-        let InitialAdapter::Lora { scale, parameters, .. } = start else { panic!("{start:?}") };
+        let (scale, parameters) = (start.trainable.lora_scale(), &start.parameters);
         let (a, b) = (&parameters[&format!("{layer}.lora_A.weight")], &parameters[&format!("{layer}.lora_B.weight")]);
         let (rank, input) = (a.shape()[0], a.shape()[1]);
         let (a, b) = (a.to_f32_vec(), b.to_f32_vec());
         let sum = |i: usize, j: usize| (0..rank).map(|r| b[i * rank + r] * a[r * input + j]).sum::<f32>();
         (0..b.len() / rank)
             .flat_map(|i| (0..input).map(move |j| (i, j)))
-            .map(|(i, j)| *scale as f32 * sum(i, j))
+            .map(|(i, j)| scale as f32 * sum(i, j))
             .collect()
     }
 
@@ -294,8 +270,8 @@ mod tests {
         // x.q: 0.5 * 2 * (2 * 0.5) - 2 * (3 * 0.25); x.k: 0.5 * 3.
         assert_eq!(product(&start, "x.q"), [-0.5; 6]);
         assert_eq!(product(&start, "x.k"), [1.5; 6]);
-        let InitialAdapter::Lora { ranks, .. } = start else { panic!() };
-        assert_eq!(ranks, [("x.k".to_string(), 1), ("x.q".into(), 5)].into());
+        let ranks = [("x.k".to_string(), 1), ("x.q".into(), 5)].into();
+        assert_eq!(start.trainable, Trainable::Layers { ranks, scale: 1.0 });
     }
 
     #[test]
@@ -304,10 +280,10 @@ mod tests {
             InitialAdapter::new(vec![opened(layers, 1.0)], &LoraRequest::default(), &[]).unwrap()
         };
         let same = start(&[("x.q", layer(2, 1.0, Some(4.0))), ("x.k", layer(4, 1.0, Some(8.0)))]);
-        assert!(matches!(&same, InitialAdapter::Lora { scale, .. } if *scale == 2.0));
+        assert_eq!(same.trainable.lora_scale(), 2.0);
         // Different scales are multiplied into B.
         let mixed = start(&[("x.q", layer(2, 1.0, Some(4.0))), ("x.k", layer(4, 1.0, Some(2.0)))]);
-        assert!(matches!(&mixed, InitialAdapter::Lora { scale, .. } if *scale == 1.0));
+        assert_eq!(mixed.trainable.lora_scale(), 1.0);
         assert_eq!((product(&mixed, "x.q"), product(&mixed, "x.k")), (vec![4.0; 6], vec![2.0; 6]));
     }
 

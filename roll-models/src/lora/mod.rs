@@ -43,7 +43,7 @@ use serde::{Deserialize, Serialize};
 use crate::weights::Checkpoint;
 
 pub use error::LoraError;
-pub use initial::{InitialAdapter, LoraRequest};
+pub(crate) use initial::{InitialAdapter, LoraRequest};
 pub use keys::is_lora_key;
 pub use layer_names::Names;
 pub use merge::{MergeOptions, MergeResult, merge_lora, merged_on_read};

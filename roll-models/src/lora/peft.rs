@@ -7,6 +7,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::error::LoraError;
+use crate::trainable::is_target;
 
 /// Name of the configuration file next to a PEFT adapter.
 pub const CONFIG_FILE: &str = "adapter_config.json";
@@ -70,7 +71,7 @@ impl Config {
         // PEFT's rule: the first pattern that is the whole name or its end after a dot.
         let own = self.alpha_pattern.iter().find(|(pattern, _)| match pattern.strip_prefix('^') {
             Some(whole) => whole == layer,
-            None => layer.strip_suffix(pattern.as_str()).is_some_and(|head| head.is_empty() || head.ends_with('.')),
+            None => is_target(layer, pattern),
         });
         let alpha = own.map_or(self.lora_alpha, |(_, alpha)| *alpha);
         if self.rank_stabilised { alpha * (rank as f64).sqrt() } else { alpha }

@@ -57,10 +57,7 @@ impl LoraFile {
     /// Opens a file, the directory of a PEFT adapter or a checkpoint, or a run (its newest checkpoint), as `--adapter`
     /// does. Returns two files if each of two experts has its own and `expert` is `None`.
     pub fn open_named(path: &Path, expert: Option<Expert>) -> roll_core::Result<Vec<Self>> {
-        let mut opened = Vec::new();
-        for file in adapter_files(path)? {
-            opened.push(Self::open(file)?);
-        }
+        let mut opened = adapter_files(path)?.iter().map(Self::open).collect::<Result<Vec<_>, _>>()?;
         if let (2.., Some(expert)) = (opened.len(), expert) {
             opened.retain(|file| file.adapters.iter().any(|lora| lora.is_for() == Some(expert)));
         }
@@ -124,24 +121,17 @@ impl LoraFile {
 
     /// Returns one adapter: the `expert`'s if the file has two, else the only one. Fails if the file has two and
     /// `expert` is `None`, or if the adapter is for another expert.
-    pub fn one(mut self, expert: Option<Expert>) -> Result<Lora, LoraError> {
-        match (self.adapters.len(), expert) {
-            (2.., None) => Err(LoraError::TwoExperts { path: self.path }),
-            (2.., Some(expert)) => {
-                let at = self.adapters.iter().position(|a| a.expert == Some(expert));
-                at.map(|at| self.adapters.swap_remove(at)).ok_or(LoraError::NoExpert {
-                    path: self.path,
-                    expert,
-                    found: None,
-                })
-            }
-            _ => match (self.adapters.pop(), expert) {
-                (Some(lora), Some(expert)) if lora.is_for().is_some_and(|own| own != expert) => {
-                    Err(LoraError::NoExpert { path: self.path, expert, found: lora.is_for() })
-                }
-                (Some(lora), _) => Ok(lora),
-                (None, _) => Err(no_lora(&self.path, "no tensors")),
-            },
+    pub fn one(self, expert: Option<Expert>) -> Result<Lora, LoraError> {
+        let Self { path, mut adapters, .. } = self;
+        if adapters.len() > 1 {
+            let Some(expert) = expert else { return Err(LoraError::TwoExperts { path }) };
+            let found = adapters.into_iter().find(|adapter| adapter.expert == Some(expert));
+            return found.ok_or(LoraError::NoExpert { path, expert, found: None });
+        }
+        let lora = adapters.pop().ok_or_else(|| no_lora(&path, "no tensors"))?;
+        match (expert, lora.is_for()) {
+            (Some(expert), Some(own)) if own != expert => Err(LoraError::NoExpert { path, expert, found: Some(own) }),
+            _ => Ok(lora),
         }
     }
 }

@@ -15,16 +15,15 @@ pub(super) const EXPERT_FILE: &str = "diffusion_pytorch_model";
 /// Prefix that ComfyUI and diffusers expect in LoRA files of Wan.
 const PREFIX: &str = "diffusion_model.";
 
-/// Names of the files that [`export`] returns.
-pub(super) fn files(experts: &[Expert]) -> Vec<String> {
-    experts.iter().filter(|e| e.dit.parameters().is_some()).map(|e| file_name(experts, e)).collect()
+/// Number of trained experts.
+fn trained(experts: &[Expert]) -> usize {
+    experts.iter().filter(|e| e.dit.parameters().is_some()).count()
 }
 
 /// Name of the file of an expert's adapter or weights.
 fn file_name(experts: &[Expert], expert: &Expert) -> String {
-    let trained = experts.iter().filter(|e| e.dit.parameters().is_some()).count();
     let stem = if expert.trains_adapters { "adapter" } else { EXPERT_FILE };
-    match (trained, expert.name) {
+    match (trained(experts), expert.name) {
         (1, _) => stem.into(),
         (_, "dit") => format!("{stem}_high_noise"),
         _ => format!("{stem}_low_noise"),
@@ -69,12 +68,12 @@ fn metadata(expert: &Expert, is_one_of_two: bool) -> BTreeMap<String, String> {
 /// Loads files that [`export`] returned. If one of them does not fit, nothing is loaded.
 pub(super) fn import(experts: &[Expert], files: &BTreeMap<String, StateDict>) -> Result<()> {
     // All files are read and checked before any parameter is written.
-    let (names, mut loaded) = (self::files(experts), Vec::new());
+    let mut loaded = Vec::new();
     for expert in experts {
         let Some(parameters) = expert.dit.parameters() else { continue };
         let name = file_name(experts, expert);
         // A single adapter is accepted under any file name.
-        let only = files.values().next().filter(|_| files.len() == 1 && names.len() == 1);
+        let only = files.values().next().filter(|_| files.len() == 1 && trained(experts) == 1);
         let file = files.get(&name).or(only).ok_or_else(|| {
             let found = files.keys().cloned().collect::<Vec<_>>().join(", ");
             Error::Unsupported(format!(

@@ -5,13 +5,11 @@ use std::path::PathBuf;
 
 use roll_core::{BuildContext, Error, Result, ResultExt};
 
-use crate::lora::{AdapterWeights, Lora, merged_on_read};
+use crate::lora::{AdapterWeights, Lora, OpenedAdapter, merged_on_read};
 
 use super::initial_adapters::expert_in_file;
 use super::options::WanOptions;
 use super::paths::ComponentFiles;
-
-const KEY: &str = "model.base_lora";
 
 /// Merges the LoRAs into the transformers of `files`. Returns the names of the LoRAs by expert.
 pub(super) fn merge(
@@ -20,15 +18,13 @@ pub(super) fn merge(
     files: &mut ComponentFiles,
 ) -> Result<BTreeMap<&'static str, String>> {
     let Some(sources) = &options.base_lora else { return Ok(BTreeMap::new()) };
-    merge_all(sources.open(|path| context.resolve(path)), files).while_doing(|| format!("`{KEY}`"))
+    let opened = sources.open(|path| context.resolve(path));
+    opened.and_then(|adapters| merge_all(adapters, files)).while_doing(|| "`model.base_lora`".into())
 }
 
-fn merge_all(
-    opened: Result<Vec<crate::lora::OpenedAdapter>>,
-    files: &mut ComponentFiles,
-) -> Result<BTreeMap<&'static str, String>> {
+fn merge_all(adapters: Vec<OpenedAdapter>, files: &mut ComponentFiles) -> Result<BTreeMap<&'static str, String>> {
     let mut by_expert: BTreeMap<&'static str, Vec<(Lora, f64, PathBuf)>> = BTreeMap::new();
-    for adapter in opened? {
+    for adapter in adapters {
         let expert = expert_in_file(&adapter, files.dit2.is_some())?;
         let AdapterWeights::Lora(lora) = adapter.weights else {
             let problem = "holds all weights of a network and no LoRA: name it in `model.model_paths`";

@@ -94,8 +94,7 @@ pub fn init_experts(directory: impl AsRef<Path>, kind: WanKind, sizes: &Sizes, s
 }
 
 /// Writes the folders of the experts, each with its weights and `config.json`. `weights` returns those of an expert
-/// by its number. Returns
-/// the paths of the weights relative to `directory`.
+/// by its number. Returns the paths of the weights relative to `directory`.
 pub(super) fn write_experts(
     directory: &Path,
     kind: WanKind,
@@ -172,7 +171,6 @@ fn config_json(config: &DitConfig, kind: WanKind, text_len: usize) -> String {
     format!("{value:#}\n")
 }
 
-/// Creates the directory and its parents.
 pub(super) fn make_directory(path: &Path) -> Result<()> {
     // Removes a trailing `.`, which cannot be created.
     let path: PathBuf = path.components().collect();
@@ -198,13 +196,11 @@ pub fn require_empty(directory: &Path) -> Result<()> {
     }
 }
 
-/// Writes weights as safetensors.
 pub(super) fn save(path: &Path, state: &StateDict) -> Result<()> {
     let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
     Ok(save_safetensors(path, state, &metadata)?)
 }
 
-/// Writes a text file.
 pub(super) fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).map_err(Error::file("write", path))
 }

@@ -151,7 +151,6 @@ fn umt5_state(noise: &Noise, config: &Umt5Config) -> Result<StateDict> {
     state.into_iter().map(|(key, tensor)| Ok((key, tensor.to_float(DType::Bf16)?))).collect()
 }
 
-/// Returns 1 / sqrt(fan in).
 fn fan_in(shape: &[usize]) -> f32 {
     1.0 / (shape[1..].iter().product::<usize>().max(1) as f32).sqrt()
 }

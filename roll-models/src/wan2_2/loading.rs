@@ -6,11 +6,12 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device};
 use roll_backends::device::is_gpu;
 use roll_backends::weights::{DeviceSlot, HostWeight, MatrixStorage, Storage};
-use roll_backends::{Backend, Memory, Resident, Sharded, WeightStore};
+use roll_backends::{Backend, Resident, Sharded, WeightStore};
 use roll_core::{BuildContext, Communicator, Error, Noise, Result, ResultExt, StateDict, flat};
 
 use crate::hub::Hub;
 use crate::lora::{InitialAdapter, OpenedAdapter};
+use crate::trainable::kept_for_pullback;
 use crate::weights::{self, Checkpoint, Streamed};
 
 use super::base_lora;
@@ -251,11 +252,7 @@ fn open_dit(
     experts: &ExpertStorage,
 ) -> Result<Dit> {
     let (device, storage) = (&experts.device, experts.precision.storage);
-    let memory = match (options.use_gradient_checkpointing, options.use_gradient_checkpointing_offload) {
-        (_, true) => Memory::Offload,
-        (true, false) => Memory::Recompute,
-        (false, false) => Memory::Hold,
-    };
+    let memory = kept_for_pullback(options.use_gradient_checkpointing, options.use_gradient_checkpointing_offload);
     let opened = || -> Result<Dit> {
         let config = components::dit_config(file, options.num_heads)?;
         if let (Placement::Sharded, MatrixStorage::Eight(_)) = (options.weight_store, storage.matrices) {
@@ -314,12 +311,14 @@ fn train(
     let layers: Vec<String> = layers.map(Into::into).collect();
     let initial = match adapters.is_empty() {
         true => None,
-        false => Some(InitialAdapter::new(adapters, &options.lora_request(), &layers).in_section("model")?),
+        false => {
+            let initial = InitialAdapter::new(adapters, &options.lora_request(), &layers).in_section("model")?;
+            initial.check_weights(&weights).in_section("model")?;
+            Some(initial)
+        }
     };
-    if let Some(initial) = &initial {
-        initial.check_weights(&weights).in_section("model")?;
-    }
-    let trainable = initial.as_ref().map_or_else(|| options.trainable(trained, name), InitialAdapter::trainable);
+    let trainable =
+        initial.as_ref().map_or_else(|| options.trainable(trained, name), |initial| initial.trainable.clone());
     let (trainable, initial) = match context.headers_only && trainable == Trainable::Full {
         // Parameters take the memory of the weights several times: a few represent them in a check.
         true => (Trainable::Lora { rank: 1, alpha: 1.0, targets: WanOptions::default().lora_targets() }, None),
@@ -329,15 +328,12 @@ fn train(
     let noise = Noise::new(context.seed ^ u64::from(name == "dit2"));
     let base = if trainable == Trainable::Full { file.all()? } else { StateDict::new() };
     dit.train(&trainable, &noise, &base).in_section("model")?;
-    match (initial, dit.parameters()) {
-        (Some(initial), Some(parameters)) => {
-            let values = flat::from_state(parameters.specs(), initial.parameters());
-            parameters.write(&values.while_doing(|| "`model.lora_checkpoint`".into())?)?;
-            dit.start_from(initial.parameters().clone());
-            Ok(())
-        }
-        _ => Ok(()),
+    if let (Some(initial), Some(parameters)) = (initial, dit.parameters()) {
+        let values = flat::from_state(parameters.specs(), &initial.parameters);
+        parameters.write(&values.while_doing(|| "`model.lora_checkpoint`".into())?)?;
+        dit.start_from(initial.parameters);
     }
+    Ok(())
 }
 
 fn open_text(

@@ -85,9 +85,7 @@ pub struct Wan {
 /// The memory that limits the number of checkpoints in the VAE's decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CheckpointMemory {
-    /// Device memory.
     Device(MemoryBudget),
-    /// Host memory.
     Host,
 }
 
@@ -176,11 +174,6 @@ impl Wan {
         }
         let [height, width] = config.latent_size([height, width])?;
         Ok([config.z_dim, frames, height, width])
-    }
-
-    /// Names of the files that [`Model::export_adapter`] returns.
-    pub fn adapter_files(&self) -> Vec<String> {
-        adapter_io::files(&self.experts)
     }
 }
 
@@ -355,8 +348,7 @@ impl DiffusionModel for Wan {
             [_, t, h, w] => self.chunking([t, h, w]),
             _ => self.chunking,
         };
-        let decoded = self.vae.decode_clamped(latents, &chunking, grad)?;
-        Ok((decoded.frames, decoded.pullback))
+        self.vae.decode_clamped(latents, &chunking, grad)
     }
 
     fn encode_video(&mut self, frames: &Tensor) -> Result<Tensor> {

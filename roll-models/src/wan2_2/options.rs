@@ -9,7 +9,7 @@ use roll_core::{
     ConfiguredOptions, Error, IdleKeys, Kind, OptionNotes, Result, ResultExt, WeightPlacement, When, parse_options,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::Value as Json;
 
 use crate::comma_list::{self, split};
@@ -228,14 +228,17 @@ impl IdleExpert {
 }
 
 /// Size of the tiles of the VAE in latent pixels.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum TileSize {
     /// Chosen by the device's memory.
     #[default]
     Auto,
     /// Whole frames: one tile.
+    #[serde(rename = "none")]
     Whole,
     /// Height and width.
+    #[serde(untagged)]
     Of([usize; 2]),
 }
 
@@ -246,16 +249,6 @@ impl JsonSchema for TileSize {
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         json_schema!({"anyOf": [{"const": "auto"}, {"const": "none"}, <[usize; 2]>::json_schema(generator)]})
-    }
-}
-
-impl Serialize for TileSize {
-    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        match self {
-            Self::Auto => "auto".serialize(serializer),
-            Self::Whole => "none".serialize(serializer),
-            Self::Of(size) => size.serialize(serializer),
-        }
     }
 }
 
@@ -283,12 +276,14 @@ fn word_or<'de, D: Deserializer<'de>, C: Copy, T: de::DeserializeOwned>(
 }
 
 /// Number of checkpoints in the VAE's decoder.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Checkpoints {
     /// Chosen by the available memory.
     #[default]
     Auto,
     /// This number, besides the first.
+    #[serde(untagged)]
     Of(usize),
 }
 
@@ -299,15 +294,6 @@ impl JsonSchema for Checkpoints {
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         json_schema!({"anyOf": [{"const": "auto"}, usize::json_schema(generator)]})
-    }
-}
-
-impl Serialize for Checkpoints {
-    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        match self {
-            Self::Auto => "auto".serialize(serializer),
-            Self::Of(count) => count.serialize(serializer),
-        }
     }
 }
 

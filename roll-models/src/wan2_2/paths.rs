@@ -89,16 +89,6 @@ impl ComponentFiles {
     pub fn experts(&self) -> impl Iterator<Item = (&'static str, &Checkpoint)> {
         std::iter::once(("dit", &self.dit)).chain(self.dit2.as_ref().map(|file| ("dit2", file)))
     }
-
-    /// All files of the networks, for a manifest.
-    pub fn paths(&self) -> Vec<PathBuf> {
-        let optional = [&self.dit2, &self.text_encoder, &self.clip];
-        [&self.dit, &self.vae]
-            .into_iter()
-            .chain(optional.into_iter().flatten())
-            .flat_map(|c| c.paths().map(Path::to_path_buf))
-            .collect()
-    }
 }
 
 /// The files of a pipeline before their networks are recognised.

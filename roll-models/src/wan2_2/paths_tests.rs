@@ -179,9 +179,14 @@ fn models_are_found_in_the_local_caches() {
          {id}:models_t5_umt5-xxl-enc-bf16.safetensors, {id}:Wan2.1_VAE.safetensors"
     );
     let files = ComponentFiles::resolve(None, Some(&ids), &hub).unwrap();
-    assert_eq!(files.paths().len(), 4);
+    let paths = |files: &ComponentFiles| -> Vec<PathBuf> {
+        let optional = [&files.dit2, &files.text_encoder, &files.clip].into_iter().flatten();
+        let networks = [&files.dit, &files.vae].into_iter().chain(optional);
+        networks.flat_map(|network| network.paths().map(Path::to_path_buf)).collect()
+    };
+    assert_eq!(paths(&files).len(), 4);
     assert!(files.dit2.is_some() && files.tokenizer.is_some());
-    assert_eq!(ComponentFiles::resolve(None, Some(id), &hub).unwrap().paths(), files.paths());
+    assert_eq!(paths(&ComponentFiles::resolve(None, Some(id), &hub).unwrap()), paths(&files));
     assert_user_error(
         ComponentFiles::resolve(None, Some(&format!("{id}:Wan2.1_VAE.pth")), &hub),
         &["Wan2.1_VAE.pth", "hf download Wan-AI/Wan2.2-I2V-A14B", "0123abc"],

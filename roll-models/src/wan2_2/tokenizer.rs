@@ -1,18 +1,14 @@
 //! Converts prompts into token ids with the `tokenizer.json` of the text encoder.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use roll_core::{Error, Result};
-use roll_external::contain::contain;
-use roll_external::files;
-use roll_external::tokenizer_json::{Growth, LIMIT};
 use serde_json::{Value, json};
-use tokenizers::Tokenizer as Inner;
 
 use super::text::clean;
 use crate::hub::Hub;
+use crate::tokenizer::Tokenizer as Inner;
 
 const FILE: &str = "tokenizer.json";
 /// SentencePiece's format of the tokenizer, which is not supported.
@@ -24,8 +20,7 @@ pub const PROMPT_TOKENS: usize = 512;
 
 /// Converts prompts into token ids.
 pub struct Tokenizer {
-    inner: Arc<Inner>,
-    growth: Growth,
+    inner: Inner,
     end: u32,
     path: PathBuf,
     /// Whether the log reports a prompt that was cut.
@@ -43,19 +38,12 @@ impl Tokenizer {
     /// Like [`Tokenizer::load`], with the given caches.
     pub fn load_with(path: &Path, hub: &Hub) -> Result<Self> {
         let file = find(path, hub)?;
-        let bytes = files::read(&file, files::MAX_TEXT).map_err(Error::file("read", &file))?;
-        let bad = |problem: String| Error::bad_file(&file, problem);
-        let fails = |problem: String| bad(format!("expected a tokenizer.json, found one that fails: {problem}"));
-        let growth = Growth::of(&bytes).map_err(fails)?;
-        let inner = contain(LIMIT, move || Inner::from_bytes(bytes)).map_err(fails)?;
-        let mut inner = inner.map_err(|e| fails(e.to_string()))?;
-        // The length is handled here; a tokenizer that pads or cuts by itself would remove the end of the prompt.
-        inner.with_truncation(None).map_err(|e| bad(e.to_string()))?;
-        inner.with_padding(None);
-        let end = inner.token_to_id(END).ok_or_else(|| {
-            bad(format!("expected a vocabulary with the token {END}, found none: not a T5 tokenizer"))
+        let inner = Inner::load(&file)?;
+        let end = inner.id(END).ok_or_else(|| {
+            let problem = format!("expected a vocabulary with the token {END}, found none: not a T5 tokenizer");
+            Error::bad_file(&file, problem)
         })?;
-        Ok(Self { inner: Arc::new(inner), growth, end, path: file, cut_logged: AtomicBool::new(false) })
+        Ok(Self { inner, end, path: file, cut_logged: AtomicBool::new(false) })
     }
 
     /// The tokenizer's file.
@@ -65,17 +53,13 @@ impl Tokenizer {
 
     /// Returns the ids of the cleaned `prompt`, cut to at most `length`, the last of which is the end of the sequence.
     /// There is no padding. Fails if `length` is zero, if the prompt is too long, or if the tokenizer fails, panics or
-    /// takes longer than [`LIMIT`].
+    /// takes longer than [`roll_external::tokenizer_json::LIMIT`].
     pub fn encode(&self, prompt: &str, length: usize) -> Result<Vec<u32>> {
         if length == 0 {
             return Err(Error::Misuse("expected a prompt length of at least 1 token, found 0".into()));
         }
-        let failed = |problem: String| Error::Unsupported(format!("cannot tokenize a prompt: {problem}"));
-        self.growth.check(prompt).map_err(failed)?;
-        let (inner, text) = (Arc::clone(&self.inner), clean(prompt));
-        let encoded = contain(LIMIT, move || inner.encode_fast(text, false)).map_err(failed)?;
-        let encoded = encoded.map_err(|e| failed(e.to_string()))?;
-        let mut ids = encoded.get_ids().to_vec();
+        let ids = self.inner.growth().check(prompt).and_then(|()| self.inner.ids(clean(prompt)));
+        let mut ids = ids.map_err(|problem| Error::Unsupported(format!("cannot tokenize a prompt: {problem}")))?;
         if ids.len() >= length && !self.cut_logged.swap(true, Ordering::Relaxed) {
             let (found, begin) = (ids.len() + 1, prompt.chars().take(60).collect::<String>());
             tracing::warn!(
@@ -90,9 +74,7 @@ impl Tokenizer {
 
     /// Upper bound of the ids that [`Tokenizer::encode`] returns (exclusive).
     pub fn vocabulary(&self) -> usize {
-        // Ids need not be consecutive.
-        let highest = self.inner.get_vocab(true).into_values().max().unwrap_or(0);
-        highest as usize + 1
+        self.inner.vocabulary()
     }
 }
 
@@ -250,7 +232,8 @@ mod tests {
     fn end_token_is_that_of_the_template() {
         let dir = tempfile::tempdir().unwrap();
         let tokenizer = tiny(dir.path());
-        let with_template = tokenizer.inner.encode("a man talks", true).unwrap();
+        let with_template = tokenizers::Tokenizer::from_file(dir.path().join(FILE)).unwrap();
+        let with_template = with_template.encode("a man talks", true).unwrap();
         assert_eq!(tokenizer.encode("a man talks", 512).unwrap(), with_template.get_ids());
     }
 

@@ -35,7 +35,6 @@ const EMBEDDING: &str = "token_embedding.weight";
 /// Prefix of the norm after the last block.
 const FINAL_NORM: &str = "norm.";
 
-/// Prefix of a block.
 fn block_prefix(i: usize) -> String {
     format!("blocks.{i}.")
 }

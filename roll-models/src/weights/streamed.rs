@@ -23,6 +23,7 @@ pub struct Streamed {
     ahead: Option<Prefetcher<Weights>>,
 }
 
+#[derive(Clone)]
 struct StreamSource {
     checkpoint: Checkpoint,
     device: Device,
@@ -37,10 +38,8 @@ impl Streamed {
     }
 
     /// Stores the weights on the device as `storage` says instead of in the file's dtype.
-    pub fn stored_as(mut self, storage: impl Into<Storage>) -> Self {
-        let StreamSource { checkpoint, device, .. } = self.source.as_ref();
-        let (checkpoint, device) = (checkpoint.clone(), device.clone());
-        self.source = Arc::new(StreamSource { checkpoint, device, storage: Some(storage.into()) });
+    pub fn stored_as(mut self, storage: Storage) -> Self {
+        Arc::make_mut(&mut self.source).storage = Some(storage);
         self
     }
 

@@ -37,8 +37,8 @@ impl Fixture {
     }
 
     pub fn run(&self) -> Result<f64, Failure> {
-        let decoded = self.vae.decode_clamped(&self.latents, &Chunking::default(), Grad::Record)?;
-        let gradient = decoded.pullback.ok_or("no pullback")?.pull(&self.cotangent)?;
+        let (_, pullback) = self.vae.decode_clamped(&self.latents, &Chunking::default(), Grad::Record)?;
+        let gradient = pullback.ok_or("no pullback")?.pull(&self.cotangent)?;
         Ok(gradient.f32s()?.iter().map(|v| f64::from(v.abs())).sum())
     }
 }

@@ -55,7 +55,7 @@ pub fn measure(out: &Path) -> Result<()> {
         let clip = face::clip(FIRST_HELD_OUT + i, i, FRAMES, [SIDE; 2]);
         let video = Tensor::new(frames(&clip.pictures), [FRAMES, 3, SIDE, SIDE])?;
         let encoded = vae.encode(&video)?;
-        let decoded = vae.decode_clamped(&encoded, &Chunking::default(), Grad::Skip)?.frames;
+        let (decoded, _) = vae.decode_clamped(&encoded, &Chunking::default(), Grad::Skip)?;
         errors.push(frame_errors(&video, &decoded)?);
         likeness.push(verification::likeness(&judge, &each(&video)?, &each(&decoded)?)?);
         latents.push(encoded);

@@ -235,9 +235,7 @@ impl LmConfig {
         config.check()?;
         Ok(config)
     }
-}
 
-impl LmConfig {
     /// Returns the `config.json` of a model of this architecture; `family` is GGUF's name of it. Fails on an
     /// architecture that a `config.json` cannot express.
     pub fn to_json(&self, family: &str) -> Result<Value, String> {

@@ -28,7 +28,7 @@ pub(super) struct Batch {
 /// Number of samples, and the patch grid that they share.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) struct BatchShape {
-    samples: usize,
+    pub(super) samples: usize,
     grid: Grid,
 }
 
@@ -77,11 +77,6 @@ impl Batch {
 }
 
 impl BatchShape {
-    /// Number of samples.
-    pub(super) fn samples(&self) -> usize {
-        self.samples
-    }
-
     /// Cosines and sines of the rotary embedding of one sample, repeated for every sample.
     pub(super) fn rotary_tables(&self, head_dim: usize) -> Result<(Tensor, Tensor)> {
         let (cos, sin) = rotary_tables(&self.grid, head_dim)?;

@@ -9,6 +9,7 @@ use roll_core::Result;
 
 use super::config::DitConfig;
 use super::embed::EPS;
+use crate::precision::as_dtype;
 
 /// Receives intermediate values of a pass by name; tests compare them.
 pub type Probe = Arc<dyn Fn(&str, &Tensor<2>) + Send + Sync>;
@@ -59,21 +60,13 @@ pub mod shared {
 }
 
 impl Pass {
-    /// Runs `f` with the weights whose names begin with `prefix`.
-    pub fn scoped<T>(&self, prefix: &str, tape: &Tape, f: impl FnOnce(&Scope<'_>) -> Result<T>) -> Result<T> {
-        self.scoped_in(self.products, prefix, tape, f)
-    }
-
-    /// Like [`Pass::scoped`], but with products in f32. Embeddings and head use it, because they are cheap and all
-    /// modulations depend on the embedded time: its angles reach 1000, of which bf16 keeps eight bits.
-    pub fn scoped_f32<T>(&self, prefix: &str, tape: &Tape, f: impl FnOnce(&Scope<'_>) -> Result<T>) -> Result<T> {
-        self.scoped_in(DType::F32, prefix, tape, f)
-    }
-
-    fn scoped_in<T>(
+    /// Runs `f` with the weights whose names begin with `prefix`. `products` are f32 in embeddings and head, because
+    /// they are cheap and all modulations depend on the embedded time: its angles reach 1000, of which bf16 keeps eight
+    /// bits.
+    pub fn scoped<T>(
         &self,
-        products: DType,
         prefix: &str,
+        products: DType,
         tape: &Tape,
         f: impl FnOnce(&Scope<'_>) -> Result<T>,
     ) -> Result<T> {
@@ -168,7 +161,7 @@ pub struct PatchEmbedding(pub Arc<Pass>);
 impl Segment for PatchEmbedding {
     fn forward(&self, state: &NdTensor, _shared: &[NdTensor], tape: &Tape) -> Result<NdTensor> {
         let pass = &self.0;
-        pass.scoped("patch_embedding.", tape, |scope| {
+        pass.scoped("patch_embedding.", pass.products, tape, |scope| {
             // The convolution's stride equals its kernel, so it is a matrix product.
             let weight = scope.weight::<5>("patch_embedding.weight")?;
             let weight = weight.reshape([pass.config.dim, pass.config.patch_in()]);
@@ -191,7 +184,7 @@ pub struct Block {
 impl Segment for Block {
     fn forward(&self, state: &NdTensor, shared: &[NdTensor], tape: &Tape) -> Result<NdTensor> {
         let prefix = format!("blocks.{}.", self.index);
-        self.pass.scoped(&prefix, tape, |scope| {
+        self.pass.scoped(&prefix, self.pass.products, tape, |scope| {
             let x = state.rank::<2>()?;
             let modulation = shared[shared::MODULATION].rank::<2>()?;
             let context = shared[shared::CONTEXT].rank::<2>()?;
@@ -246,7 +239,7 @@ impl Block {
     /// mask them.
     fn cross_attention(&self, scope: &Scope<'_>, h: Tensor<2>, context: Tensor<2>, name: &str) -> Result<Tensor<2>> {
         let pass = &self.pass;
-        let context = if context.dtype() == h.dtype() { context } else { context.cast(h.dtype()) };
+        let context = as_dtype(context, h.dtype());
         let (image_rows, rows) = (pass.image_rows, context.dims()[0] / pass.samples);
         let text = match image_rows {
             0 => context.clone(),
@@ -288,7 +281,7 @@ pub struct Head(pub Arc<Pass>);
 impl Segment for Head {
     fn forward(&self, state: &NdTensor, shared: &[NdTensor], tape: &Tape) -> Result<NdTensor> {
         let pass = &self.0;
-        pass.scoped_f32("head.", tape, |scope| {
+        pass.scoped("head.", DType::F32, tape, |scope| {
             let x = state.rank::<2>()?;
             let dim = pass.config.dim;
             let bias = scope.weight::<3>("head.modulation")?;

@@ -290,9 +290,7 @@ impl Dit {
         });
         Ok((velocities, pullback))
     }
-}
 
-impl Dit {
     /// Sets the parameters of [`Adapter::Start`], by name. The device holds them from the first pass that uses them.
     pub fn start_from(&mut self, state: StateDict) {
         self.start = Some(Start { state, parameters: Mutex::default() });
@@ -329,7 +327,7 @@ impl Dit {
         let tokens = batch.tokens.shape()[0];
         let Some(group) = self.token_ranks.clone() else { return Ok(OwnTokens { rows: 0..tokens, group: None }) };
         let (count, heads) = (group.count(), self.config.heads);
-        if batch.shape.samples() != 1 {
+        if batch.shape.samples != 1 {
             let problem = "tokens are sharded between ranks for one sample at a time";
             return Err(Error::Unsupported(problem.into()));
         }
@@ -409,12 +407,12 @@ fn chain(pass: &Arc<Pass>) -> Chain {
 /// Computes the shared tensors of the chain, in the order of [`block::shared`].
 fn embed_all(pass: &Pass, tape: &Tape, batch: &Batch, device: &Device) -> Result<Vec<NdTensor>> {
     let sinusoid = embed::sinusoid(&batch.timesteps, pass.config.freq_dim, device);
-    let (time, modulation) = pass.scoped_f32("time_", tape, |scope| embed::time(scope, sinusoid))?;
+    let (time, modulation) = pass.scoped("time_", DType::F32, tape, |scope| embed::time(scope, sinusoid))?;
     let context = to_device::<2>(&batch.context, device)?;
-    let mut context = pass.scoped_f32("text_embedding.", tape, |scope| embed::text(scope, context))?;
+    let mut context = pass.scoped("text_embedding.", DType::F32, tape, |scope| embed::text(scope, context))?;
     if let Some(tokens) = &batch.image_tokens {
         let tokens = to_device::<2>(tokens, device)?;
-        let image = pass.scoped_f32("img_emb.", tape, |scope| embed::image(scope, tokens))?;
+        let image = pass.scoped("img_emb.", DType::F32, tape, |scope| embed::image(scope, tokens))?;
         context = pass.interleaved(image, context);
     }
     Ok(vec![time.into(), modulation.into(), context.into()])

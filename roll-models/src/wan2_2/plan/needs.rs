@@ -57,7 +57,7 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
     check_token_ranks(&plan)?;
     let [height, width] = plan.size();
     let (tokens, per_rank) = (plan.tokens(), plan.own_tokens());
-    let parameters = plan.networks.experts * super::elements(&plan.networks.dit.weights());
+    let parameters = plan.networks.experts * plan.networks.dit_elements();
     let sharded = if per_rank < tokens { format!(", {per_rank} of them on each rank") } else { String::new() };
     Ok(Needs {
         work: format!("{} frames of {width}x{height}, {tokens} tokens{sharded}", input.frames),

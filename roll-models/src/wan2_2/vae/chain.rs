@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
-use roll_backends::{NdTensor, Tape, WeightStore, to_host, vjp};
+use roll_backends::{NdTensor, Tape, WeightStore, ops, to_host, vjp};
 use roll_core::Result;
 
 use super::layer::{Caches, Layer, LayerContext, LayerKind, Statistics};
 use super::layout::ChunkLayout;
+use crate::precision::as_dtype;
 
 /// Receives the output of each layer, chunk by chunk: the layer's name and a `[C, T, H, W]` tensor.
 pub type Probe<'a> = &'a mut dyn FnMut(&str, &roll_core::Tensor);
@@ -84,7 +85,7 @@ impl CausalChain {
         for (layer, inputs) in self.layers.iter().zip(tape).rev() {
             let slots = after.split_off(after.len() - layer.slots());
             cotangent = as_dtype(cotangent, layer.dtype(self.dtype));
-            match layer.kind() {
+            match layer.kind {
                 LayerKind::Branch => {
                     if let Some(branch) = branches.pop() {
                         let branch = as_dtype(branch, cotangent.dtype());
@@ -140,7 +141,7 @@ impl CausalChain {
             let (own, others) = rest.split_at(layer.slots());
             rest = others;
             x = as_dtype(x, layer.dtype(self.dtype));
-            match layer.kind() {
+            match layer.kind {
                 LayerKind::Branch => {
                     branches.push(x.clone());
                     if record {
@@ -165,7 +166,7 @@ impl CausalChain {
                 }
             }
             if let Some(probe) = probe.as_mut().filter(|_| layer.is_probed()) {
-                probe(layer.name(), &to_host(x.clone())?);
+                probe(&layer.name, &to_host(x.clone())?);
             }
         }
         Ok((x, next, tape))
@@ -221,19 +222,19 @@ impl CausalChain {
     ) -> Result<(Tensor<4>, Option<NdTensor>)> {
         let next = after.into_iter().next().flatten().map(|next| self.layout.restore_frames(&next)).transpose()?;
         self.with_context(layer, first, |context| {
-            let (cache, input) = match layer.kind() {
+            let (cache, input) = match layer.kind {
                 LayerKind::Upsample { .. } => layer.pull_upsample(cotangent, next, context)?,
                 _ => layer.pull_convolution(cotangent, next, context)?,
             };
             let cached = matches!(inputs.caches.first(), Some(Some(_)));
             let cache = cache.filter(|_| cached).map(|cache| self.layout.copy_frames(cache));
-            let LayerKind::Activated { norm, .. } = layer.kind() else { return Ok((input, cache)) };
-            Ok((layer.pull_activation(inputs.x, input, norm, context)?, cache))
+            let LayerKind::Activated { norm, .. } = layer.kind else { return Ok((input, cache)) };
+            Ok((ops::channel_norm_silu_pull(inputs.x, layer.gamma(norm, context)?, input), cache))
         })
     }
 
     fn pull_shortcut(&self, layer: &Layer, branch: Tensor<4>, first: bool, cotangent: &Tensor<4>) -> Result<Tensor<4>> {
-        match layer.kind() {
+        match layer.kind {
             LayerKind::AddResidual { input, output } if input == output => Ok(cotangent.clone()),
             _ => self
                 .with_context(layer, first, |context| pull(branch, cotangent.clone(), |x| layer.shortcut(x, context))),
@@ -245,18 +246,13 @@ impl CausalChain {
     }
 
     fn with_context<T>(&self, layer: &Layer, first: bool, f: impl FnOnce(&LayerContext<'_>) -> Result<T>) -> Result<T> {
-        let weights = self.store.segment(&format!("{}.", layer.name()))?;
+        let weights = self.store.segment(&format!("{}.", layer.name))?;
         f(&LayerContext { weights: &weights, statistics: &self.statistics, first, layout: self.layout })
     }
 
     fn restored(&self, caches: &[Option<NdTensor>]) -> Result<Caches> {
         caches.iter().map(|cache| cache.as_ref().map(|cache| self.layout.restore_frames(cache)).transpose()).collect()
     }
-}
-
-/// Converts `x` to `dtype` if necessary.
-fn as_dtype(x: Tensor<4>, dtype: DType) -> Tensor<4> {
-    if x.dtype() == dtype { x } else { x.cast(dtype) }
 }
 
 /// Maps the cotangent of `f(x)` to the cotangent of `x`.

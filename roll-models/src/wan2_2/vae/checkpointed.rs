@@ -7,10 +7,12 @@ use super::chain::ChainState;
 
 /// A checkpointed state, on the device or in host memory.
 pub(super) enum CheckpointedState {
-    /// The state lies on the device.
     OnDevice(ChainState),
     /// The state lies in host memory, or is being copied from or to it.
-    OnHost { first: bool, caches: Vec<Option<Offloaded>> },
+    OnHost {
+        first: bool,
+        caches: Vec<Option<Offloaded>>,
+    },
 }
 
 impl CheckpointedState {

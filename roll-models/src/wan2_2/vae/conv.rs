@@ -4,6 +4,7 @@ use burn::tensor::{Tensor, module, ops::ConvOptions};
 use roll_backends::ops;
 
 use super::layout::ChunkLayout;
+use crate::precision::as_dtype;
 
 /// Convolves `[C, T, H, W]` with a kernel `[O, C, kt, kh, kw]`. `padding` applies to both sides of height and width;
 /// the caller pads in time.
@@ -19,7 +20,7 @@ pub fn conv(
     if [kt, kh, kw] == [1, 1, 1] && stride == [1, 1, 1] {
         return layout.pointwise(x, kernel.flatten::<2>(1, 4), bias);
     }
-    let (kernel, bias) = (as_of(kernel, &x), as_of(bias, &x));
+    let (kernel, bias) = (as_dtype(kernel, x.dtype()), as_dtype(bias, x.dtype()));
     if stride == [1, 1, 1] {
         return ops::conv3d(x, kernel, Some(bias), [0, padding[0], padding[1]]);
     }
@@ -33,11 +34,6 @@ pub fn conv(
 /// The pullback of [`conv`] with stride 1: maps the cotangent of its output to that of its input, by a convolution with
 /// the flipped kernel. It needs neither input nor output.
 pub fn conv_pull(cotangent: Tensor<4>, kernel: Tensor<5>, padding: [usize; 2]) -> Tensor<4> {
-    let kernel = as_of(kernel, &cotangent);
+    let kernel = as_dtype(kernel, cotangent.dtype());
     ops::conv3d_pull(cotangent, kernel, [0, padding[0], padding[1]])
-}
-
-/// Converts a weight to the dtype of `x`.
-fn as_of<const D: usize>(weight: Tensor<D>, x: &Tensor<4>) -> Tensor<D> {
-    if weight.dtype() == x.dtype() { weight } else { weight.cast(x.dtype()) }
 }

@@ -52,8 +52,8 @@ pub(super) struct Statistics {
 /// A layer and the prefix of its weights' keys.
 #[derive(Clone, Debug)]
 pub(super) struct Layer {
-    name: String,
-    kind: LayerKind,
+    pub name: String,
+    pub kind: LayerKind,
 }
 
 /// The operands of a layer besides its input and its caches.
@@ -73,14 +73,6 @@ pub(super) type Caches = Vec<Option<Tensor<4>>>;
 impl Layer {
     pub fn new(name: impl Into<String>, kind: LayerKind) -> Self {
         Self { name: name.into(), kind }
-    }
-
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    pub fn kind(&self) -> LayerKind {
-        self.kind
     }
 
     /// The dtype of the layer's computation in a network of `dtype`. Latents, frames and attention (whose products are
@@ -235,17 +227,6 @@ impl Layer {
         Ok((Some(extended.clone().narrow(1, 0, CONTEXT)), extended.narrow(1, CONTEXT, frames)))
     }
 
-    /// The pullback of [`LayerKind::Activated`]'s norm and SiLU at the layer's input `x`.
-    pub fn pull_activation(
-        &self,
-        x: Tensor<4>,
-        cotangent: Tensor<4>,
-        norm: &str,
-        context: &LayerContext<'_>,
-    ) -> Result<Tensor<4>> {
-        Ok(ops::channel_norm_silu_pull(x, self.gamma(norm, context)?, cotangent))
-    }
-
     /// The pullback of [`LayerKind::Upsample`], which is linear as a whole. Arguments and result are those of
     /// [`Layer::pull_convolution`].
     pub fn pull_upsample(
@@ -383,7 +364,7 @@ impl Layer {
         }
     }
 
-    fn gamma(&self, part: &str, context: &LayerContext<'_>) -> Result<Tensor<1>> {
+    pub fn gamma(&self, part: &str, context: &LayerContext<'_>) -> Result<Tensor<1>> {
         let weight = weights::get(context.weights, &self.key(&join(part, "gamma")))?;
         match weight.shape().len() {
             3 => Ok(weight.f32::<3>()?.flatten(0, 2)),

@@ -7,6 +7,7 @@ use roll_backends::{NdTensor, device, ops};
 use roll_core::Result;
 
 use super::rearrange::{interleave_frames, nearest_double};
+use crate::precision::as_dtype;
 
 /// The order of a chunk's axes in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,7 +116,7 @@ impl ChunkLayout {
                 from_thwc(y.reshape([t, h, w, out]))
             }
         };
-        if y.dtype() == dtype { y } else { y.cast(dtype) }
+        as_dtype(y, dtype)
     }
 }
 

@@ -78,7 +78,7 @@ pub fn feature_cache_bytes(vae: &VaeConfig, tiling: Option<Tiling>, [h, w]: [usi
     let tile = tiling.map_or([h, w], |tiling| [tiling.size[0].min(h), tiling.size[1].min(w)]);
     let (mut scale, mut elements) = (1, 0);
     for layer in vae.decoder_layers() {
-        let input = match layer.kind() {
+        let input = match layer.kind {
             LayerKind::Conv { input, .. } | LayerKind::Activated { input, .. } => input,
             LayerKind::Upsample { input, temporal, .. } => {
                 elements += if temporal { CONTEXT * input * scale * scale } else { 0 };

@@ -35,7 +35,6 @@ use roll_backends::{Resident, WeightStore};
 use roll_core::{Error, Grad, Pullback, Result, StateDict, Tensor};
 
 pub use chain::Probe;
-pub use clamp::{Clamped, clamp};
 pub use config::{VaeConfig, VaeVersion};
 pub(super) use memory_budget::checkpoints_in_host_memory;
 pub use memory_budget::{MemoryBudget, decoder_bytes, feature_cache_bytes};
@@ -43,6 +42,7 @@ pub use statistics::LatentStatistics;
 pub use tiling::{Tiling, blend_mask};
 
 use chain::CausalChain;
+use clamp::clamp;
 use layer::Layer;
 use layout::ChunkLayout;
 use pass::Pass;
@@ -69,17 +69,6 @@ impl Default for Chunking {
     fn default() -> Self {
         Self { tiling: None, checkpoints: DEFAULT_CHECKPOINTS, offload: false }
     }
-}
-
-/// Decoded, clamped frames.
-#[derive(Debug)]
-pub struct Decoded {
-    /// f32 `[T', 3, H', W']` in [-1, 1].
-    pub frames: Tensor,
-    /// Fraction of the values that the clamp changed, in [0, 1]. These values receive no gradient.
-    pub clamped_fraction: f64,
-    /// Maps the cotangent of the frames to that of the latents; `None` without gradient.
-    pub pullback: Option<Pullback>,
 }
 
 /// A Wan VAE with frozen weights. Clones share the weights.
@@ -200,13 +189,18 @@ impl Vae {
         self.decoding(latents, chunking)?.run(latents, grad, None)
     }
 
-    /// Like [`Vae::decode`], with frames clamped to [-1, 1].
-    pub fn decode_clamped(&self, latents: &Tensor, chunking: &Chunking, grad: Grad) -> Result<Decoded> {
+    /// Like [`Vae::decode`], with frames clamped to [-1, 1]. Values that the clamp changed receive no gradient.
+    pub fn decode_clamped(
+        &self,
+        latents: &Tensor,
+        chunking: &Chunking,
+        grad: Grad,
+    ) -> Result<(Tensor, Option<Pullback>)> {
         let (frames, pullback) = self.decode(latents, chunking, grad)?;
-        let Clamped { frames, fraction, pullback: clamp_pullback } = clamp(&frames)?;
+        let (frames, clamp_pullback) = clamp(&frames)?;
         let pullback =
             pullback.map(|pullback| Pullback::new(move |cotangent| pullback.pull(&clamp_pullback.pull(cotangent)?)));
-        Ok(Decoded { frames, clamped_fraction: fraction, pullback })
+        Ok((frames, pullback))
     }
 
     /// Like [`Vae::decode`] without gradient and tiles. `probe` receives every layer's output, chunk by chunk.
@@ -215,31 +209,28 @@ impl Vae {
     }
 
     fn decoding(&self, latents: &Tensor, chunking: &Chunking) -> Result<Pass> {
-        let config = &self.config;
-        let (z_channels, spatial_stride) = (config.z_dim, config.spatial_stride());
-        let (frames, size) = match *latents.shape() {
-            [c, t, h, w] if c == z_channels && t > 0 && h > 0 && w > 0 => (t, [h, w]),
-            _ => {
-                let expected = format!("[{z_channels}, T, H, W], each at least 1");
-                return Err(Error::shape("latents to decode", expected, latents.shape()));
-            }
-        };
-        let output = Volume {
-            channels: 3,
-            frames: 1 + (frames - 1) * config.temporal_stride(),
-            size: size.map(|n| n * spatial_stride),
-            frames_first: true,
-        };
+        let (config, scale) = (&self.config, self.config.spatial_stride());
+        let [latent_frames, h, w] = self.check_latents(latents.shape())?;
+        let (size, frames) = ([h, w], 1 + (latent_frames - 1) * config.temporal_stride());
         Ok(Pass {
             chain: self.decoder.clone(),
-            input: Volume { channels: z_channels, frames, size, frames_first: false },
-            output,
+            input: Volume { channels: config.z_dim, frames: latent_frames, size, frames_first: false },
+            output: Volume { channels: 3, frames, size: size.map(|n| n * scale), frames_first: true },
             chunk: [1, config.temporal_stride()],
-            chunks: frames,
-            tiles: Tiling::tiles(chunking.tiling.as_ref(), size, [1, spatial_stride])?,
+            chunks: latent_frames,
+            tiles: Tiling::tiles(chunking.tiling.as_ref(), size, [1, scale])?,
             checkpoints: chunking.checkpoints,
             offload: chunking.offload,
         })
+    }
+
+    /// Returns frames, height and width of latents. Fails unless their shape is `[C, T, H, W]`, and not empty.
+    fn check_latents(&self, shape: &[usize]) -> Result<[usize; 3]> {
+        let channels = self.config.z_dim;
+        match *shape {
+            [c, t, h, w] if c == channels && t > 0 && h > 0 && w > 0 => Ok([t, h, w]),
+            _ => Err(Error::shape("latents to decode", format!("[{channels}, T, H, W], each at least 1"), shape)),
+        }
     }
 }
 

@@ -20,7 +20,7 @@ impl Vae {
     /// Like [`Vae::decode`], from normalised latents `[C, T, H, W]` to frames `[3, T', H, W]`, not clamped, both on the
     /// device.
     pub fn decode_recorded(&self, latents: Burn<4>) -> Result<Burn<4>> {
-        let frames = self.check_latents(&latents)?;
+        let [frames, ..] = self.check_latents(&latents.dims())?;
         run(&self.decoder, latents, frames, 1)
     }
 
@@ -34,7 +34,7 @@ impl Vae {
     /// Decodes the latents of `N` videos of one frame each: `[C, N, H, W]` to `[3, N, H, W]`. See
     /// [`Vae::decode_recorded`].
     pub fn decode_stills(&self, latents: Burn<4>) -> Result<Burn<4>> {
-        self.check_latents(&latents)?;
+        self.check_latents(&latents.dims())?;
         self.run_stills(&self.decoder, latents)
     }
 
@@ -55,19 +55,6 @@ impl Vae {
         match channels == 3 && frames > 0 {
             true => Ok(frames),
             false => Err(Error::shape("video to encode", "[3, T, H, W], T above 0", &video.dims())),
-        }
-    }
-
-    fn check_latents(&self, latents: &Burn<4>) -> Result<usize> {
-        let [channels, frames, h, w] = latents.dims();
-        let expected = self.config.z_dim;
-        match channels == expected && frames > 0 && h > 0 && w > 0 {
-            true => Ok(frames),
-            false => Err(Error::shape(
-                "latents to decode",
-                format!("[{expected}, T, H, W], each at least 1"),
-                &latents.dims(),
-            )),
         }
     }
 }

@@ -39,10 +39,19 @@ impl Tokenizer {
     /// or if the tokenizer fails, panics or takes longer than [`LIMIT`].
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let failed = |problem: String| Error::Unsupported(format!("cannot tokenize a text: {problem}"));
-        self.growth.check(text).map_err(failed)?;
-        let (inner, text) = (Arc::clone(&self.inner), text.to_string());
-        let encoding = contain(LIMIT, move || inner.encode(text, false)).map_err(failed)?;
-        Ok(encoding.map_err(|e| failed(e.to_string()))?.get_ids().to_vec())
+        self.growth.check(text).and_then(|()| self.ids(text.to_string())).map_err(failed)
+    }
+
+    /// As [`Tokenizer::encode`], for a text that [`Tokenizer::growth`] allows.
+    pub(crate) fn ids(&self, text: String) -> std::result::Result<Vec<u32>, String> {
+        let inner = Arc::clone(&self.inner);
+        let encoding = contain(LIMIT, move || inner.encode_fast(text, false))?;
+        Ok(encoding.map_err(|e| e.to_string())?.get_ids().to_vec())
+    }
+
+    /// The bound of the texts that can be encoded.
+    pub(crate) fn growth(&self) -> &Growth {
+        &self.growth
     }
 
     /// Returns the text of `ids`, with special tokens. Fails as [`Tokenizer::encode`] does.
@@ -61,5 +70,10 @@ impl Tokenizer {
     /// Returns the text of one id.
     pub fn token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
+    }
+
+    /// Returns the id of a token.
+    pub(crate) fn id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
     }
 }
