@@ -2,38 +2,63 @@
 
 use roll_core::{BuildContext, Registry, Result, ResultExt, RewardComponent, RewardScorer};
 
-/// The rewards and their weights.
+/// The rewards as they are configured, and their scorers.
 #[derive(Default)]
-pub(super) struct Checks(Vec<(f64, Box<dyn RewardScorer>)>);
+pub(super) struct Checks {
+    components: Vec<RewardComponent>,
+    scorers: Vec<Box<dyn RewardScorer>>,
+}
 
 impl Checks {
     /// Makes the scorers.
-    pub(super) fn open(components: &[RewardComponent], registry: &Registry, context: &BuildContext) -> Result<Self> {
-        let mut checks = Vec::new();
+    pub(super) fn open(components: Vec<RewardComponent>, registry: &Registry, context: &BuildContext) -> Result<Self> {
+        let mut scorers = Vec::new();
         for (i, component) in components.iter().enumerate() {
             let scorer = registry
                 .reward(&component.name, &component.options, context)
                 .while_doing(|| format!("setting up evaluation.check.{i} (`{}`)", component.name))?;
-            checks.push((component.weight, scorer));
+            scorers.push(scorer);
         }
-        Ok(Self(checks))
+        Ok(Self { components, scorers })
+    }
+
+    /// The rewards as they are configured.
+    pub(super) fn components(&self) -> &[RewardComponent] {
+        &self.components
+    }
+
+    /// Names of the checks in metrics and figures; a name that occurs twice is numbered.
+    pub(super) fn labels(&self) -> Vec<String> {
+        let mut labels: Vec<String> = Vec::new();
+        for (i, check) in self.components.iter().enumerate() {
+            let times = self.components[..i].iter().filter(|other| other.name == check.name).count();
+            labels.push(if times == 0 { check.name.clone() } else { format!("{}_{}", check.name, times + 1) });
+        }
+        labels
     }
 
     /// The names of those that read the reference.
     pub(super) fn reference_readers(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(|(_, scorer)| scorer).filter(|scorer| scorer.reads_reference()).map(|scorer| scorer.name())
+        self.scorers.iter().filter(|scorer| scorer.reads_reference()).map(|scorer| scorer.name())
+    }
+
+    /// Leaves out those that read the reference.
+    pub(super) fn leave_out_reference_readers(&mut self) {
+        let mut keeps = self.scorers.iter().map(|scorer| !scorer.reads_reference());
+        self.components.retain(|_| keeps.next().unwrap_or_default());
+        self.scorers.retain(|scorer| !scorer.reads_reference());
     }
 
     pub(super) fn scorers(&mut self) -> impl Iterator<Item = &mut dyn RewardScorer> {
-        self.0.iter_mut().map(|(_, scorer)| &mut **scorer as &mut dyn RewardScorer)
+        self.scorers.iter_mut().map(|scorer| &mut **scorer as &mut dyn RewardScorer)
     }
 
     /// Puts the weighted sum of the checks before their scores, which come last in `scores`; a single check is its own
     /// sum. A check of weight 0 is no part of a sum; where another has no score, there is no sum. A check of negative
     /// weight is better if it is lower, so its own score is negated.
     pub(super) fn add_sum(&self, scores: &mut Vec<Option<f64>>) {
-        let Some(first) = scores.len().checked_sub(self.0.len()) else { return };
-        let weights: Vec<f64> = self.0.iter().map(|(weight, _)| *weight).collect();
+        let Some(first) = scores.len().checked_sub(self.components.len()) else { return };
+        let weights: Vec<f64> = self.components.iter().map(|check| check.weight).collect();
         let counting = weights.iter().zip(&scores[first..]).filter(|(weight, _)| **weight != 0.0);
         let sum: Option<f64> = counting.map(|(weight, score)| Some(weight * (*score)?)).sum();
         match weights[..] {
@@ -51,15 +76,32 @@ impl Checks {
 
 #[cfg(test)]
 mod tests {
-    use roll_rewards::Brightness;
-
     use super::*;
 
+    fn component(name: &str, weight: f64) -> RewardComponent {
+        RewardComponent { name: name.into(), weight, options: Default::default() }
+    }
+
     fn sums(weights: &[f64], scores: &[Option<f64>]) -> Vec<Option<f64>> {
-        let scorer = || Box::new(Brightness::new(Default::default()).unwrap()) as Box<dyn RewardScorer>;
+        let components = weights.iter().map(|weight| component("brightness", *weight)).collect();
         let mut scores = scores.to_vec();
-        Checks(weights.iter().map(|weight| (*weight, scorer())).collect()).add_sum(&mut scores);
+        Checks { components, scorers: Vec::new() }.add_sum(&mut scores);
         scores
+    }
+
+    #[test]
+    fn labels_number_repeated_names() {
+        let components = ["motion", "flicker", "motion"].map(|name| component(name, 1.0)).to_vec();
+        assert_eq!(Checks { components, scorers: Vec::new() }.labels(), ["motion", "flicker", "motion_2"]);
+    }
+
+    #[test]
+    fn only_readers_of_the_reference_are_left_out() {
+        let components = ["first_frame", "motion"].map(|name| component(name, 1.0)).to_vec();
+        let mut checks = Checks::open(components, &Registry::linked().unwrap(), &BuildContext::new("flex")).unwrap();
+        assert_eq!(checks.reference_readers().collect::<Vec<_>>(), ["first_frame"]);
+        checks.leave_out_reference_readers();
+        assert_eq!((checks.labels(), checks.scorers().count()), (vec!["motion".to_string()], 1));
     }
 
     #[test]
