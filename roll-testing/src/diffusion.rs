@@ -239,8 +239,8 @@ impl DiffusionModel for MockDiffusion {
     }
 }
 
-/// A reward: score = mean of sin(3 frame + reference), and of the negative angle under prompts with `Oil`. The prompt `missing` has no score, `nan` has a NaN score, and
-/// `broken gradient` has a NaN gradient.
+/// A reward: score = mean of sin(3 frame + reference), or of sin(3 frame + reference + 1) for prompts with `Oil`. The
+/// prompt `missing` has no score, `nan` has a NaN score, and `broken gradient` has a NaN gradient.
 pub struct Sines {
     /// The reaction to a missing score.
     pub on_missing: OnMissing,

@@ -74,7 +74,7 @@ pub struct DirectStep {
 }
 
 impl Direct {
-    /// Restricts the plan to steps with room for both noise levels. Fails if there is none, or the words are alike.
+    /// Restricts the plan to steps with room for both noise levels. Fails without such a step, and if the words are equal.
     pub(super) fn restricted(&self, plan: RolloutPlan) -> Result<RolloutPlan> {
         if self.wanted.trim() == self.unwanted.trim() {
             let problem = format!("expected another word than `wanted`, found `{}` for both", self.wanted);
