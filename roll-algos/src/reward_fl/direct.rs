@@ -1,5 +1,5 @@
-//! Direct-Align with a relative reward (SRPO, <https://arxiv.org/abs/2509.06942>): one short step with known noise, whose
-//! video is scored under two prompts.
+//! Direct-Align with a relative reward (SRPO, <https://arxiv.org/abs/2509.06942>): one short step with known noise,
+//! whose video is scored under two prompts.
 //!
 //! The latents x_0 of the finished rollout are noised again by e, the noise that the rollout began with. A step from
 //! noise level `at` to `to` then determines the data, because e is known:
@@ -39,8 +39,8 @@ pub struct Direct {
     /// Difference of the noise levels of a step.
     #[schemars(extend("exclusiveMinimum" = 0, "exclusiveMaximum" = 1))]
     pub step: f64,
-    /// Excess weight k of the wanted prompt in steps that denoise: at the lowest trained noise level, and at the highest;
-    /// on a line between them.
+    /// Excess weight k of the wanted prompt in steps that denoise: at the lowest trained noise level, and at the
+    /// highest; on a line between them.
     #[schemars(inner(range(min = 0)))]
     pub denoise_discount: [f64; 2],
     /// Excess weight k of the unwanted prompt in steps that invert, likewise.
@@ -74,7 +74,7 @@ pub struct DirectStep {
 }
 
 impl Direct {
-    /// Restricts the plan to steps with room for both noise levels. Fails without such a step, and if the words are equal.
+    /// Restricts the plan to steps with room for both noise levels. Fails without such a step, and with equal words.
     pub(super) fn restricted(&self, plan: RolloutPlan) -> Result<RolloutPlan> {
         if self.wanted.trim() == self.unwanted.trim() {
             let problem = format!("expected another word than `wanted`, found `{}` for both", self.wanted);

@@ -144,7 +144,8 @@ pub fn rollout(
 }
 
 impl Trajectory {
-    /// The trajectory with other latents, which are a linear function of those after its last step, with this derivative.
+    /// The trajectory with other latents, which are a linear function of those after its last step, with this
+    /// derivative.
     pub(super) fn continued(self, latents: Tensor, slope: f32) -> Self {
         Self { latents, slope: self.slope * slope, ..self }
     }

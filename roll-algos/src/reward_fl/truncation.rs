@@ -41,12 +41,12 @@ pub enum TrainedSteps {
     /// 1, default 0.3), the factor of the gradient through the velocity of the second leap, and `similarity_floor`
     /// (default 0.1, `null` for none), the least distance of a leap from the rollout that its weight is divided by.
     Leap(Leap),
-    /// A short step from one random step's noise level, and one back, drawn for every sample of every training step: the
-    /// rollout runs to its end without gradient, and its latents are noised by the noise that it began with. As this is
-    /// known, the short step determines the data. They are scored under two prompts with a word before each, `wanted`
-    /// (default `Real`) and `unwanted` (default `Oil`). Further keys are `step` (the difference of noise levels, default
-    /// 0.02), `denoise_discount` and `inversion_discount` (default `[0.1, 0.25]` and `[0.3, 0.01]`), the excess weight of
-    /// one prompt at the lowest and at the highest trained noise level.
+    /// A short step from one random step's noise level, and one back, drawn for every sample of every training step:
+    /// the rollout runs to its end without gradient, and its latents are noised by the noise that it began with. As
+    /// this is known, the short step determines the data. They are scored under two prompts with a word before each,
+    /// `wanted` (default `Real`) and `unwanted` (default `Oil`). Further keys are `step` (the difference of noise
+    /// levels, default 0.02), `denoise_discount` and `inversion_discount` (default `[0.1, 0.25]` and `[0.3, 0.01]`),
+    /// the excess weight of one prompt at the lowest and at the highest trained noise level.
     Direct(Direct),
 }
 
