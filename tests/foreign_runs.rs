@@ -44,7 +44,7 @@ fn nothing_of_another_persons_run_happens_without_trust() {
             "touch MARK",
         ),
         (
-            "  check: []",
+            "  check: auto",
             "train_samples: 1\ncheck: [{name: command, command: [sh, -c, touch MARK]}]".into(),
             r#"evaluation.check.0.command runs "sh" "-c" "touch MARK""#,
         ),
@@ -56,7 +56,7 @@ fn nothing_of_another_persons_run_happens_without_trust() {
         let indent = &indented[..indented.find(key.trim_start()).unwrap()];
         let value = value.replace('\n', &format!("\n{indent}"));
         let without = match key.trim() {
-            "check: []" => original.replace("train_samples: 0\n", "\n"),
+            "check: auto" => original.replace("train_samples: 0\n", "\n"),
             _ => original.clone(),
         };
         std::fs::write(world.path("run/config.yaml"), without.replacen(key.trim(), &value, 1)).unwrap();

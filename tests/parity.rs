@@ -59,6 +59,8 @@ mod reward_fl_step;
 mod scheduler;
 #[path = "parity/shared_prefix.rs"]
 mod shared_prefix;
+#[path = "parity/srpo_step.rs"]
+mod srpo_step;
 #[path = "parity/umt5.rs"]
 mod umt5;
 #[path = "parity/vae21.rs"]
@@ -122,6 +124,7 @@ const KINDS: &[(&str, On, Run)] = &[
     ("reward_fl_step", On::DevicesAndDTypes, reward_fl_step::run),
     ("scheduler", On::Host, scheduler::run),
     ("shared_prefix", On::Host, shared_prefix::run),
+    ("srpo_step", On::Devices, srpo_step::run),
     ("umt5", On::Devices, umt5::run),
     ("vae21", On::DevicesAndDTypes, vae21::run),
     ("vae22", On::DevicesAndDTypes, vae22::run),

@@ -165,3 +165,42 @@ fn data_commands_count_prompts_apart_from_clips() {
     let line: Value = serde_json::from_slice(&std::fs::read(world.path("prepared/metadata.jsonl")).unwrap()).unwrap();
     assert_eq!(line, serde_json::json!({"prompt": "a grey square", "image": "00001-picture-image.png"}));
 }
+
+#[test]
+fn default_checks_are_the_rewards_that_rows_and_model_allow() {
+    let world = world();
+    let base = [&SHORT[..], &[SHIFT, "reward.name=brightness", "training.learning_rate=1e-3"]].concat();
+    let checked_by = |out: &str, own: &[&str]| {
+        let output = world.training(out, 1, &[&base[..], own].concat()).output().unwrap();
+        let messages = stderr_text(&output);
+        assert!(output.status.success(), "{messages}");
+        let summary = world.summary(out);
+        let names = summary.as_object().unwrap().keys();
+        let checks: Vec<_> =
+            names.filter_map(|name| name.strip_prefix("unseen_check_")?.strip_suffix("_gain")).collect();
+        let named = checks.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        assert_eq!(
+            messages.contains(&format!("checked by {named} (not with `evaluation.check=[]`)")),
+            !named.is_empty(),
+            "{messages}"
+        );
+        checks.join(" ")
+    };
+    let (clips, prompts) = ("evaluation.metadata=metadata.csv", "evaluation.metadata=prompts.txt");
+    assert_eq!(checked_by("clips", &[clips]), "first_frame motion sharpness");
+    assert_eq!(checked_by("trained", &[clips, "reward.name=motion"]), "first_frame sharpness");
+    assert_eq!(checked_by("prompts", &[T2V, prompts]), "motion sharpness");
+    assert_eq!(checked_by("text_to_video", &[T2V, clips]), "motion sharpness");
+    let pictures = "evaluation.metadata=portraits.csv";
+    assert_eq!(checked_by("pictures", &[pictures]), "motion sharpness");
+    assert_eq!(checked_by("compared", &[pictures, "algo.reference=image"]), "first_frame motion sharpness");
+    assert_eq!(checked_by("off", &[clips, "evaluation.check=null"]), "");
+
+    // Checks change nothing of the training.
+    let [checked, off] = ["clips", "off"].map(|out| checkpoint_file(&world.path(out), 1, "adapter.safetensors"));
+    assert!(checked == off);
+    let every = ["reward=[{name: motion}, {name: sharpness}, {name: first_frame}]", clips, "evaluation.every=1"];
+    let stop = "evaluation.stop_when={checks_fall: 1}";
+    let refused = world.training("refused", 1, &[&SHORT[..], &[SHIFT], &every, &[stop]].concat()).output().unwrap();
+    fails(&refused, 2, &["`evaluation.stop_when`", "no check could fall", "`evaluation.check: auto`"]);
+}

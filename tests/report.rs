@@ -41,6 +41,7 @@ fn a_browser_shows_the_curves_and_videos_of_reports() {
             "algo.mid_timestep=1",
             "algo.final_timestep=1",
             "evaluation.train_samples=2",
+            "evaluation.check=[]",
             "evaluation.every=2",
             "sample_steps=2",
             "training.max_grad_norm=1e-6",

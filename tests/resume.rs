@@ -33,6 +33,13 @@ const DETACHED: [&str; 5] = [
     "algo.trained_steps.random=2",
     "algo.stop_gradient=true",
 ];
+/// Trains two short steps with known noise.
+const DIRECT: [&str; 4] = [
+    "algo.num_inference_steps=5",
+    "algo.mid_timestep=0",
+    "algo.final_timestep=4",
+    "algo.trained_steps.direct.step=0.05",
+];
 const FLOW_MATCHING: [&str; 3] = ["algo.name=flow_matching", "sample_steps=0", "training.learning_rate=1e-3"];
 const DIFFUSION_NFT: [&str; 8] = [
     "algo.name=diffusion_nft",
@@ -93,6 +100,7 @@ fn resume_is_bit_exact_for_every_algorithm_and_strategy() {
         ("reward_fl-zero", &REWARD_FL, &["strategy.name=zero", "strategy.stage=2"], &COMPARED),
         ("reward_fl-leap", &REWARD_FL, &LEAP, &LEAP_COMPARED),
         ("reward_fl-detached", &REWARD_FL, &DETACHED, &COMPARED),
+        ("reward_fl-direct", &REWARD_FL, &DIRECT, &COMPARED),
         ("reward_fl-average", &REWARD_FL, &["training.average=0.9", "strategy.name=zero"], &AVERAGED_COMPARED),
         ("reward_fl-start", &REWARD_FL, &["model.lora_checkpoint=first"], &COMPARED),
         ("reward_fl-start-zero", &REWARD_FL, &["model.lora_checkpoint=first", "strategy.name=zero"], &COMPARED),

@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use roll_algos::policy_gradient::LossMask;
-use roll_algos::reward_fl::{Observer, loss::step_kl};
-use roll_core::{Model, Noise, Purpose, Tensor};
+use roll_algos::reward_fl::{Direct, Observer, loss::step_kl};
+use roll_core::{Model, Noise, Purpose, Sigma, Tensor};
 
 use crate::case::{Case, Setting};
 use crate::reward_fl_step::Bench;
@@ -88,4 +88,26 @@ fn kl_gradients_match_finite_differences_at_fixed_reference_velocities() {
         });
         kl.sum::<f64>() / first.off.len() as f64
     });
+}
+
+#[test]
+fn gradients_of_steps_with_known_noise_match_finite_differences() {
+    let mut bench = bench();
+    let data = bench.rollout(&mut Velocities::default()).unwrap().latents;
+    let noise = bench.noise.clone();
+    for step in (Direct { step: 0.2, ..Direct::default() }).steps(Sigma(0.6), 0.5, &noise) {
+        bench.noise = step.latents(&data).unwrap();
+        let plan = step.plan(&bench.plan().unwrap());
+        let finished = |bench: &mut Bench| {
+            let trajectory = bench.rollout_of(&plan, &mut Velocities::default()).unwrap();
+            step.finished(trajectory, &bench.model.conditioning).unwrap()
+        };
+        let trajectory = finished(&mut bench);
+        let gradient = bench.pull(trajectory, |_, _| (1.0, 0.0)).unwrap().gradient;
+        // The division by `1 - to` magnifies rounding, and kinks where the decoder clamps.
+        check(&mut bench, &gradient, 0.005, 2e-2, |bench| {
+            let latents = finished(bench).latents;
+            bench.score(&latents).unwrap()
+        });
+    }
 }

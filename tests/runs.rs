@@ -144,6 +144,18 @@ fn suspected_reward_hacking_warns_once_and_stops_the_run() {
 }
 
 #[test]
+fn a_reward_that_does_not_read_the_prompt_is_warned_of_once_where_two_prompts_are_scored() {
+    let world = World::new(2);
+    let direct = [&REWARD_FL[..], &["algo.trained_steps.direct.step=0.05", "training.learning_rate=1e-2"]].concat();
+    let output = world.training("run", 3, &direct).output().unwrap();
+    let messages = stderr_text(&output);
+    assert!(output.status.success(), "{messages}");
+    assert_eq!(messages.matches("`brightness` scores a video alike under `Real ...` and `Oil ...`").count(), 1);
+    let row = world.metrics("run").pop().unwrap();
+    assert!(row["reward/wanted"] == row["reward/unwanted"] && row["actor/grad_norm"].as_f64().unwrap() > 0.0, "{row}");
+}
+
+#[test]
 fn supervised_training_validates_on_held_out_conversations() {
     let world = World::new(0);
     let line = r#"{"messages": [{"role": "user", "content": "P_"}, {"role": "assistant", "content": "at goal"}]}"#;

@@ -9,7 +9,8 @@ use roll_core::{Error, Result, ScheduleFacts, Sigma, Timestep};
 /// Timesteps of pure noise; the networks were trained on this scale.
 const TRAIN_TIMESTEPS: f32 = 1000.0;
 
-/// A descending table of noise levels: `n` steps pass from entry to entry of `n + 1`, the last of which is the data.
+/// A table of noise levels: `n` steps pass from entry to entry of `n + 1`. It descends to the data, but for
+/// [`FlowSchedule::between`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct FlowSchedule {
     sigmas: Vec<f32>,
@@ -68,6 +69,12 @@ impl FlowSchedule {
             ));
         }
         Ok(Self::shifted(timesteps.iter().map(|&t| t as f32 / TRAIN_TIMESTEPS), shift))
+    }
+
+    /// One step from the noise level `at` to `to`, in either direction.
+    pub(crate) fn between(at: Sigma, to: Sigma) -> Self {
+        let sigmas = vec![at.0 as f32, to.0 as f32];
+        Self { timesteps: sigmas.iter().map(|s| s * TRAIN_TIMESTEPS).collect(), sigmas }
     }
 
     fn shifted(linear: impl Iterator<Item = f32>, shift: f64) -> Self {

@@ -163,13 +163,16 @@ mod schema {
         Entries(&'a Json),
     }
 
-    /// The map, or the maps of a list, that a field holds. A map that is an alternative to words does not count.
+    /// The map, or the maps of a list, that a field holds. A map that is an alternative to words does not count; a list
+    /// of maps does.
     fn nesting(field: &Json) -> Option<Nesting<'_>> {
         let present: Vec<&Json> = alternatives(field).into_iter().filter(|a| !is_null(a)).collect();
         match present[..] {
             [only] if fields(only).is_some() => Some(Nesting::Map(only)),
-            [only] => only.get("items").filter(|items| fields(items).is_some()).map(Nesting::Entries),
-            _ => None,
+            _ => {
+                let mut entries = present.iter().filter_map(|list| list.get("items"));
+                entries.find(|entry| fields(entry).is_some()).map(Nesting::Entries)
+            }
         }
     }
 

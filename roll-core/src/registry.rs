@@ -111,8 +111,8 @@ pub trait ComponentOptions: serde::Serialize + serde::de::DeserializeOwned + Def
 }
 
 /// Registers a component of this crate: kind, name, type of its options, summary, and how to make it from these options
-/// and the [`BuildContext`]; optionally `plan:` with its [`Planner`], and `learning_rate:` with the default learning
-/// rate ([`Registration::learning_rate`]).
+/// and the [`BuildContext`]; optionally `plan:` with its [`Planner`], `learning_rate:` with the default learning rate
+/// ([`Registration::learning_rate`]), and `is_default_check: true` ([`Registration::is_default_check`]).
 #[cfg(feature = "schema")]
 #[macro_export]
 macro_rules! register {
@@ -128,9 +128,15 @@ macro_rules! register {
     (@rate $rate:expr) => {
         Some($rate)
     };
+    (@check) => {
+        false
+    };
+    (@check $check:expr) => {
+        $check
+    };
     (
         $kind:ident, $name:expr, $options:ty, $summary:expr, $make:expr
-        $(, plan: $planner:expr)? $(, learning_rate: $rate:expr)? $(,)?
+        $(, plan: $planner:expr)? $(, learning_rate: $rate:expr)? $(, is_default_check: $check:expr)? $(,)?
     ) => {
         impl $crate::ComponentOptions for $options {
             const KIND: $crate::Kind = $crate::Kind::$kind;
@@ -152,6 +158,7 @@ macro_rules! register {
                 }),
                 planner: $crate::register!(@plan $kind $($planner)?),
                 learning_rate: $crate::register!(@rate $($rate)?),
+                is_default_check: $crate::register!(@check $($check)?),
             }
         }
     };
@@ -180,6 +187,9 @@ pub struct Registration {
     pub planner: Option<Planner>,
     /// Default of `training.learning_rate` with this algorithm; `None`: that of the section `training`.
     pub learning_rate: Option<f64>,
+    /// Whether `evaluation.check: auto` names this reward: with its default options it scores any video of the model,
+    /// at little cost, and a fall of its score beside a rise of the trained reward means a worse video.
+    pub is_default_check: bool,
 }
 
 inventory::collect!(Registration);
@@ -288,6 +298,7 @@ impl Registry {
             factory: Factory::Reward(Box::leak(Box::new(make))),
             planner: None,
             learning_rate: None,
+            is_default_check: false,
         };
         let mut entries = self.entries;
         entries.push(Box::leak(Box::new(own)));

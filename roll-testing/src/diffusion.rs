@@ -239,8 +239,8 @@ impl DiffusionModel for MockDiffusion {
     }
 }
 
-/// A reward: score = mean of sin(3 frame + reference). The prompt `missing` has no score, `nan` has a NaN score, and
-/// `broken gradient` has a NaN gradient.
+/// A reward: score = mean of sin(3 frame + reference), or of sin(3 frame + reference + 1) for prompts with `Oil`. The
+/// prompt `missing` has no score, `nan` has a NaN score, and `broken gradient` has a NaN gradient.
 pub struct Sines {
     /// The reaction to a missing score.
     pub on_missing: OnMissing,
@@ -284,7 +284,7 @@ impl RewardScorer for Sines {
         if prompt == "missing" {
             return Ok((Score::Missing { reason: "no face in any frame".into() }, None));
         }
-        let level = target.tensors["level"].item()?;
+        let level = target.tensors["level"].item()? + if prompt.contains("Oil") { 1.0 } else { 0.0 };
         let angles: Vec<f32> = video.frames().f32s()?.iter().map(|v| 3.0 * v + level).collect();
         let n = angles.len() as f32;
         let mut value = angles.iter().map(|a| f64::from(a.sin())).sum::<f64>() / f64::from(n);

@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use roll_core::{
     Algorithm, BuildContext, Communicator, Error, Evaluated, EvaluationContext, Model, Noise, Registry, Result,
-    RewardScorer, Sample, VideoUnit, communicator,
+    RewardComponent, RewardScorer, Sample, VideoUnit, communicator,
 };
 use roll_data::{DataConfig, Dataset, Metadata, Windows};
 use serde::{Deserialize, Serialize};
 
-use crate::config::LoadedConfig;
+use crate::config::{CheckRewards, LoadedConfig};
 use crate::progress::StoppableBar;
 use crate::statistics::{Gain, paired_gain};
 use checks::Checks;
@@ -108,6 +108,8 @@ pub(crate) struct EvaluationSources {
     /// `evaluation.metadata`, if that is set.
     unseen: Option<(Metadata, DataConfig)>,
     checks: Checks,
+    /// Whether the checks are those of `evaluation.check: auto`.
+    has_default_checks: bool,
 }
 
 impl EvaluationSources {
@@ -122,15 +124,27 @@ impl EvaluationSources {
             Ok((Metadata::open(&data)?, data))
         };
         let unseen = config.metadata.clone().map(open).transpose()?;
-        Ok(Self { unseen, checks: Checks::open(&config.check, registry, context)? })
+        let checks = Checks::open(&config.checks(&loaded.config.reward, registry), registry, context)?;
+        Ok(Self { unseen, checks, has_default_checks: config.check == CheckRewards::Auto })
     }
 
     pub(crate) fn unseen(&self) -> Option<&Metadata> {
         self.unseen.as_ref().map(|(metadata, _)| metadata)
     }
 
-    pub(crate) fn reference_readers(&self) -> impl Iterator<Item = &str> {
-        self.checks.reference_readers()
+    /// The names of the checks that read the reference; either the configured ones or the default ones.
+    pub(crate) fn reference_readers(&self, default: bool) -> impl Iterator<Item = &str> {
+        self.checks.reference_readers().filter(move |_| self.has_default_checks == default)
+    }
+
+    /// Leaves out the checks that read the reference.
+    pub(crate) fn leave_out_reference_readers(&mut self) {
+        self.checks.leave_out_reference_readers();
+    }
+
+    /// Whether no check is left.
+    pub(crate) fn is_unchecked(&self) -> bool {
+        self.checks.components().is_empty()
     }
 }
 
@@ -164,6 +178,16 @@ impl Evaluator {
     /// Clips in all.
     pub fn clips(&self) -> usize {
         self.sets.iter().map(|set| set.clips).sum()
+    }
+
+    /// The rewards that check the trained one.
+    pub(crate) fn checks(&self) -> Vec<&RewardComponent> {
+        self.checks.components()
+    }
+
+    /// Names of the checks in metrics and figures.
+    pub(crate) fn check_labels(&self) -> Vec<String> {
+        self.checks.labels()
     }
 
     /// Clips that were left out because they cannot be read, and why.

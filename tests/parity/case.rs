@@ -238,6 +238,12 @@ impl Report {
         self.compare(name, &Tensor::scalar(actual as f32));
     }
 
+    /// Compares a scalar with the tolerance of another expected tensor, `like`.
+    pub fn compare_value_like(&mut self, name: &str, like: &str, actual: f64) {
+        self.tolerances.insert(name.to_string(), self.tolerances[like]);
+        self.compare_value(name, actual);
+    }
+
     /// Says why an expected tensor is not compared; printed with the case.
     pub fn leave_out(&mut self, name: &str, reason: &str) {
         self.seen.insert(name.to_string());

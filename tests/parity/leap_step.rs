@@ -33,7 +33,13 @@ enum Kind {
 }
 
 /// Bound on the normalised score that turns the linear loss into a hinge of this height.
-const HINGE: f64 = 10.0;
+pub const HINGE: f64 = 10.0;
+
+/// The options of the loss `max(0, margin - score) - HINGE`.
+pub fn hinge(margin: f64, options: RewardFlConfig) -> RewardFlConfig {
+    let (reward_mean, reward_clip) = (margin - HINGE, Some(HINGE));
+    RewardFlConfig { reward_mean, reward_std: 1.0, reward_weight: 1.0, reward_clip, ..options }
+}
 
 pub fn run(case: &Case) -> Outcome<Report> {
     let mut report = case.expected("outputs.safetensors")?;
@@ -100,9 +106,7 @@ fn compare(report: &mut Report, bench: &mut Bench, rollout: &Rollout, step: &Ste
     let plan = RolloutPlan { acting: trained.clone(), trained, adjoint, ..bench.plan()? };
     let mut options = RewardFlConfig { kl_weight: step.kl_weight, ..bench.options.clone() };
     if let Some(margin) = step.margin {
-        let reward_clip = Some(HINGE);
-        options =
-            RewardFlConfig { reward_mean: margin - HINGE, reward_std: 1.0, reward_weight: 1.0, reward_clip, ..options };
+        options = hinge(margin, options);
     }
     let lowest = if step.margin.is_some() { HINGE } else { 0.0 };
 
@@ -151,7 +155,7 @@ fn leaps(
 }
 
 /// Compares the gradients by expert: tensors if `full`, or of each its norm and its product with the parameters.
-fn gradients(
+pub fn gradients(
     report: &mut Report,
     bench: &mut Bench,
     gradient: &[f32],

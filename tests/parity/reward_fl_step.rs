@@ -130,6 +130,18 @@ impl Bench {
         Ok(rollout(self.model.diffusion()?, &conditions, &self.noise, plan, Grad::Record, observer)?)
     }
 
+    /// Scores the mean over `frames` frames of the products with texts, each with its factor, from now on.
+    pub fn score_by(&mut self, texts: &[(&Tensor, f64)], frames: usize) -> Outcome {
+        let width = texts.iter().map(|(text, _)| text.len()).max().unwrap_or(0);
+        let references = texts.iter().flat_map(|(text, _)| text.to_f32_vec()).collect::<Vec<f32>>();
+        let weights = (0..frames).flat_map(|_| texts.iter().map(|(_, factor)| (factor / frames as f64) as f32));
+        let weights = Tensor::new(weights.collect::<Vec<_>>(), [frames, texts.len()])?;
+        let references = Tensor::new(references, [texts.len(), width])?;
+        let tensors = [("references", references), ("weights", weights)];
+        self.target = Target { tensors: tensors.map(|(name, tensor)| (name.to_string(), tensor)).into() };
+        Ok(())
+    }
+
     /// The gradient of `score_slope * score + kl_slope * kl`, flat.
     pub fn gradient(&mut self, score_slope: f64, kl_slope: f64) -> Outcome<Vec<f32>> {
         self.step(|_, _| (score_slope, kl_slope))

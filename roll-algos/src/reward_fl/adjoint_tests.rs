@@ -65,7 +65,7 @@ impl Surrogate {
         let conditions = Conditions::new(&positive, plan.guidance.is_on().then_some(negative.context));
         let latents = noise.latents(0, 0, &SHAPE).unwrap();
         let starts = config.trained_steps.starts(&plan, latents, &noise, [0, 0], |_, _| unreachable!()).unwrap();
-        let [RolloutStart { plan, latents }] = &starts[..] else { panic!("several videos") };
+        let [RolloutStart { plan, latents, .. }] = &starts[..] else { panic!("several videos") };
         let mut seen = Seen { latents: vec![conditions.prompt.with_first_frame(latents).unwrap()], ..Seen::default() };
         rollout(&mut bench.model, &conditions, latents, plan, Grad::Skip, &mut seen).unwrap();
 

@@ -25,8 +25,9 @@ pub struct RewardFlConfig {
     /// Last step. The latents after it are decoded.
     pub final_timestep: usize,
     /// Which of these steps are trained: `window` (all), `{last: K}`, `{random: K}`, `{uniform: K}`, or one random step
-    /// from several noisings of the finished latents, `{renoised: N}`, or two leaps over the rollout, `{leap: {discount:
-    /// A}}`. Fewer steps take less memory and time; their gradient is a truncation of the whole rollout's gradient.
+    /// from several noisings of the finished latents, `{renoised: N}`, or two leaps over the rollout, `{leap:
+    /// {discount: A}}`, or a short step with known noise, `{direct: {wanted: Real, unwanted: Oil}}`. Fewer steps take
+    /// less memory and time; their gradient is a truncation of the whole rollout's gradient.
     pub trained_steps: TrainedSteps,
     /// With `last`, `random` and `uniform`: no gradient from one trained step to another. The latents that a velocity is
     /// computed from are constants, so the gradient has no product over steps and does not explode, however many.

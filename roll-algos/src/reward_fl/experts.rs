@@ -45,11 +45,12 @@ impl RewardFlConfig {
     /// Describes the trained steps and their experts if only some steps of the window are trained.
     pub(super) fn chosen_steps(&self, facts: ScheduleFacts) -> Result<Option<String>> {
         let RolloutPlan { schedule, trained, .. } = self.plan(facts)?;
-        let how = match self.trained_steps {
+        let how = match &self.trained_steps {
             TrainedSteps::Window => return Ok(None),
             TrainedSteps::Last(_) | TrainedSteps::Uniform(_) => String::new(),
             TrainedSteps::Random(k) => format!("{k} drawn for each sample from "),
             TrainedSteps::Leap(_) => "2 drawn for each sample from ".into(),
+            TrainedSteps::Direct(_) => "1 drawn for each sample, for a step down from it and one back, out of ".into(),
             TrainedSteps::Renoised(n) => format!("1 drawn for each sample, from {n} noisings, out of "),
         };
         let experts = facts.boundary.map(|boundary| {

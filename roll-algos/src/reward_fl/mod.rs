@@ -7,6 +7,7 @@
 //! samples with a score are averaged into one update.
 
 pub mod config;
+pub mod direct;
 pub mod leap;
 pub mod loss;
 pub mod plan;
@@ -36,6 +37,7 @@ use roll_core::{
 pub use crate::scoring::{FrameRate, Reference, reference_video};
 pub use crate::update::OnNonfinite;
 pub use config::RewardFlConfig;
+pub use direct::{Direct, DirectStep};
 pub use leap::Leap;
 pub use loss::Loss;
 pub use plan::{Adjoint, EarlyStop, LatentDtype, RolloutPlan};
@@ -243,7 +245,7 @@ impl RewardFl {
         starts: &[RolloutStart],
         watch: &mut Stopwatch<'_>,
     ) -> Result<Vec<f32>> {
-        for RolloutStart { plan, latents } in starts {
+        for RolloutStart { plan, latents, .. } in starts {
             let trajectory = rollout(diffusion(ctx.model)?, videos.conditions, latents, plan, Grad::Record, watch)?;
             trajectory.pull(None, videos.share * self.config.kl_weight, watch)?;
         }
@@ -255,13 +257,16 @@ impl RewardFl {
         &self,
         ctx: &mut StepContext<'_>,
         videos: &SampleVideos<'_>,
-        (number, RolloutStart { plan, latents }): (usize, &RolloutStart),
+        (number, RolloutStart { plan, latents, direct }): (usize, &RolloutStart),
         is_last: bool,
         state: &mut StepState<'_>,
     ) -> Result<Outcome> {
         let StepState { watch, tally, outcome, .. } = state;
         let &SampleVideos { sample, repeats, target, conditions, share } = videos;
-        let trajectory = rollout(diffusion(ctx.model)?, conditions, latents, plan, Grad::Record, watch)?;
+        let mut trajectory = rollout(diffusion(ctx.model)?, conditions, latents, plan, Grad::Record, watch)?;
+        if let Some(step) = direct {
+            trajectory = step.finished(trajectory, &conditions.prompt)?;
+        }
 
         watch.begin(DECODE, Some("decoding"))?;
         let (frames, decode) = diffusion(ctx.model)?.decode(&trajectory.latents, Grad::Record)?;
@@ -272,7 +277,11 @@ impl RewardFl {
         }
 
         watch.begin(SCORING, Some("scoring"))?;
-        let (score, details, pull_score) = match Measured::of(&video, sample, target, reward(ctx)?, Grad::Record)? {
+        let measured = match direct {
+            Some(step) => step.measured(&video, sample, target, reward(ctx)?)?,
+            None => Measured::of(&video, sample, target, reward(ctx)?, Grad::Record)?,
+        };
+        let (score, details, pull_score) = match measured {
             Measured::Score { value, details, pullback } => (value, details, pullback),
             Measured::Skipped(reason) => return Ok(Outcome::Skipped(reason)),
         };

@@ -19,6 +19,11 @@ const IDLE: &[IdleKeys] = &[
         because: "`algo.trained_steps` noises finished latents, and goes on to the data",
     },
     IdleKeys {
+        keys: &["algo.early_stop"],
+        when: When::IsNot("algo.trained_steps.direct", &["null"]),
+        because: "`algo.trained_steps` noises finished latents, and goes on to the data",
+    },
+    IdleKeys {
         keys: &["algo.gradient_split_every"],
         when: When::Is("algo.kl_weight", &["0"]),
         because: "`algo.kl_weight` is 0, so that there is one gradient",
@@ -79,6 +84,11 @@ mod tests {
             c["algo"]["trained_steps"] = json!({"renoised": 2});
         });
         assert!(renoised.contains("`algo.early_stop: predict_x0` has no effect"), "{renoised}");
+        let direct = noted(&|c| {
+            (c["algo"]["early_stop"], c["algo"]["final_timestep"]) = ("predict_x0".into(), 6.into());
+            c["algo"]["trained_steps"] = json!({"direct": {}});
+        });
+        assert_eq!(direct, renoised);
     }
 
     #[test]

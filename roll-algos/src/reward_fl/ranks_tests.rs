@@ -99,7 +99,8 @@ fn repeated_clip_has_the_same_noise_on_any_number_of_ranks() {
 
 #[test]
 fn steps_noisings_and_noise_levels_are_drawn_alike_on_any_number_of_ranks() {
-    for trained_steps in [TrainedSteps::Random(2), TrainedSteps::Renoised(2)] {
+    let direct = TrainedSteps::Direct(Direct::default());
+    for trained_steps in [TrainedSteps::Random(2), TrainedSteps::Renoised(2), direct] {
         let config = RewardFlConfig { mid_timestep: 2, trained_steps, data_weight: 0.5, ..RewardFlConfig::default() };
         let run = |ranks| agreed(train_with(ranks, 2, |i| sample(i, some_missing(i)), Sines::new, &config));
         let (parameters, metrics) = run(1);

@@ -619,8 +619,9 @@ fn registry_builds_the_algorithm_and_rejects_unknown_keys() {
 
 #[test]
 fn the_weight_of_a_row_scales_its_gradient() {
-    for trained_steps in [TrainedSteps::Window, TrainedSteps::Renoised(2)] {
+    for trained_steps in [TrainedSteps::Window, TrainedSteps::Renoised(2), TrainedSteps::Direct(Direct::default())] {
         training::assert_weight_scales_the_gradient(|samples| {
+            let trained_steps = trained_steps.clone();
             let mut bench = Bench::new(RewardFlConfig { data_weight: 0.5, trained_steps, ..RewardFlConfig::default() });
             (bench.step(samples), bench.strategy.gradient)
         });

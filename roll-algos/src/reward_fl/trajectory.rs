@@ -43,6 +43,8 @@ pub struct Trajectory {
     /// Factor of the loss on the score: the similarity of leaps to the rollout; 1 without leaps.
     pub similarity: f64,
     discount: f32,
+    /// Derivative of the latents with respect to those after the last step.
+    slope: f32,
     steps: Vec<RecordedStep>,
     total_steps: usize,
 }
@@ -137,10 +139,17 @@ pub fn rollout(
         }
     }
     let similarity = similarity.map_or(Ok(1.0), |similarity| similarity.weight(&x))?;
-    Ok(Trajectory { latents: x, kl, similarity, discount: plan.adjoint.discount(), steps, total_steps })
+    let (discount, slope) = (plan.adjoint.discount(), 1.0);
+    Ok(Trajectory { latents: x, kl, similarity, discount, slope, steps, total_steps })
 }
 
 impl Trajectory {
+    /// The trajectory with other latents, which are a linear function of those after its last step, with this
+    /// derivative.
+    pub(super) fn continued(self, latents: Tensor, slope: f32) -> Self {
+        Self { latents, slope: self.slope * slope, ..self }
+    }
+
     /// Pulls the cotangents of the latents (`None` is zero) and of the KL back to the parameters: `d_v = (sigma_{i+1} -
     /// sigma_i) d_x`, `d_x += discount pull_i(d_v, d_kl/d_c_i)`, from the last step to the first trained step. A leap
     /// passes the noise level of the next trained step in place of `sigma_{i+1}`.
@@ -158,7 +167,7 @@ impl Trajectory {
         before_last: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let mut d_x = match d_latents {
-            Some(d) => d.clone(),
+            Some(d) => scaled(d, self.slope)?,
             None => Tensor::zeros(self.latents.shape()),
         };
         let mut before_last = Some(before_last);

@@ -4,12 +4,14 @@
 //! noise level, that have trainable parameters. DRaFT (<https://arxiv.org/abs/2309.17400>) trains the last K of them;
 //! its variant DRaFT-LV trains the last one from several noisings of the result. AlignProp
 //! (<https://arxiv.org/abs/2310.03739>) and ReFL (<https://arxiv.org/abs/2304.05977>) draw the position at random, and so
-//! does LeapAlign ([`super::leap`]) for its two. DRTune (<https://arxiv.org/abs/2405.00760>) and FlowBP
-//! (<https://arxiv.org/abs/2606.11075>) stop the gradient between the trained steps. [`Adjoint`] has these differences.
+//! do LeapAlign ([`super::leap`]) for its two and SRPO ([`super::direct`]). DRTune (<https://arxiv.org/abs/2405.00760>)
+//! and FlowBP (<https://arxiv.org/abs/2606.11075>) stop the gradient between the trained steps. [`Adjoint`] has these
+//! differences.
 
 use roll_core::{Error, Noise, Purpose, Result, Tensor};
 use serde::{Deserialize, Serialize};
 
+use super::direct::{self, Direct, DirectStep};
 use super::leap::Leap;
 use super::plan::{Adjoint, EarlyStop, RolloutPlan};
 use crate::flow_matching::mixed;
@@ -17,7 +19,7 @@ use crate::flow_matching::mixed;
 const LEAPS: usize = 2;
 
 /// The trained steps of a rollout: `window`, or one of the others with its number, as in `{last: 1}`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainedSteps {
     /// All steps of the window. The gradient also passes through steps of a frozen expert between them.
@@ -38,6 +40,13 @@ pub enum TrainedSteps {
     /// 1, default 0.3), the factor of the gradient through the velocity of the second leap, and `similarity_floor`
     /// (default 0.1, `null` for none), the least distance of a leap from the rollout that its weight is divided by.
     Leap(Leap),
+    /// A short step from one random step's noise level, and one back, drawn for every sample of every training step:
+    /// the rollout runs to its end without gradient, and its latents are noised by the noise that it began with. As
+    /// this is known, the short step determines the data. They are scored under two prompts with a word before each,
+    /// `wanted` (default `Real`) and `unwanted` (default `Oil`). Further keys are `step` (the difference of noise
+    /// levels, default 0.02), `denoise_discount` and `inversion_discount` (default `[0.1, 0.25]` and `[0.3, 0.01]`),
+    /// the excess weight of one prompt at the lowest and at the highest trained noise level.
+    Direct(Direct),
 }
 
 /// The initial latents and the plan of a scored video.
@@ -45,31 +54,35 @@ pub(super) struct RolloutStart {
     pub(super) plan: RolloutPlan,
     /// Latents `[C, T, H, W]` at the noise level of the plan's first step.
     pub(super) latents: Tensor,
+    /// The step, if its noise is known.
+    pub(super) direct: Option<DirectStep>,
 }
 
 impl TrainedSteps {
     /// The number of steps trained per sample, out of `steps`, and the number of steps in addition to the rollout.
-    pub(super) fn count(self, steps: usize) -> [usize; 2] {
-        match self {
+    pub(super) fn count(&self, steps: usize) -> [usize; 2] {
+        match *self {
             Self::Window => [steps, 0],
             Self::Last(k) | Self::Random(k) | Self::Uniform(k) => [k.min(steps), 0],
             Self::Renoised(n) => [n, n],
+            Self::Direct(_) => [direct::STEPS; 2],
             Self::Leap(_) => [LEAPS.min(steps), 0],
         }
     }
 
     /// The number of videos that are decoded and scored per sample, one after another.
-    pub(super) fn videos(self) -> usize {
-        match self {
+    pub(super) fn videos(&self) -> usize {
+        match *self {
             Self::Renoised(n) => n.max(1),
+            Self::Direct(_) => direct::STEPS,
             _ => 1,
         }
     }
 
     /// The way of the gradient through the selected steps. Fails if `stop_gradient` has no effect on it.
-    pub(super) fn adjoint(self, stop_gradient: bool) -> Result<Adjoint> {
+    pub(super) fn adjoint(&self, stop_gradient: bool) -> Result<Adjoint> {
         let effect = "`stop_gradient` applies to `algo.trained_steps` of `last`, `random` or `uniform`";
-        let remedy = match self {
+        let remedy = match *self {
             Self::Leap(leap) if !stop_gradient => return Ok(Adjoint::Leap(leap)),
             _ if !stop_gradient => return Ok(Adjoint::Chain),
             Self::Last(_) | Self::Random(_) | Self::Uniform(_) => return Ok(Adjoint::Detached),
@@ -78,18 +91,20 @@ impl TrainedSteps {
             }
             Self::Window => "choose `{uniform: K}` with the number of steps, or leave it out",
             Self::Renoised(_) => "leave it out: of `renoised`, each velocity is computed from constants",
+            Self::Direct(_) => "leave it out: of `direct`, each velocity is computed from constants",
         };
         Err(Error::config("algo.stop_gradient", format!("{effect}; {remedy}")))
     }
 
     /// Restricts the plan to the selected steps or, if they are random, to the steps that they are drawn from. Fails if
     /// the number is 0 or too large.
-    pub(super) fn restricted(self, plan: RolloutPlan) -> Result<RolloutPlan> {
+    pub(super) fn restricted(&self, plan: RolloutPlan) -> Result<RolloutPlan> {
         let there = plan.acting.len();
-        let (count, most) = match self {
+        let (count, most) = match *self {
             Self::Window => return Ok(plan),
             // No step can be selected; the check of the experts reports why.
             _ if there == 0 => return Ok(plan),
+            Self::Direct(ref direct) => return direct.restricted(plan),
             Self::Renoised(n) => (n, usize::MAX),
             Self::Last(k) | Self::Random(k) | Self::Uniform(k) => (k, there),
             Self::Leap(_) => (LEAPS, there),
@@ -105,7 +120,7 @@ impl TrainedSteps {
             );
             return Err(Error::config("algo.trained_steps", problem));
         }
-        let chosen = match self {
+        let chosen = match *self {
             Self::Last(k) => plan.acting[there - k..].to_vec(),
             Self::Uniform(k) => (1..=k).map(|i| plan.acting[i * there / k - 1]).collect(),
             _ => plan.acting.clone(),
@@ -114,10 +129,10 @@ impl TrainedSteps {
     }
 
     /// Draws the steps of one sample, ascending, from those of [`TrainedSteps::restricted`].
-    fn drawn(self, from: &[usize], noise: &Noise, step: u64, key: u64) -> Vec<usize> {
-        let count = match self {
+    fn drawn(&self, from: &[usize], noise: &Noise, step: u64, key: u64) -> Vec<usize> {
+        let count = match *self {
             Self::Random(k) => k.min(from.len()),
-            Self::Renoised(_) => from.len().min(1),
+            Self::Renoised(_) | Self::Direct(_) => from.len().min(1),
             Self::Leap(_) => LEAPS.min(from.len()),
             _ => return from.to_vec(),
         };
@@ -134,7 +149,7 @@ impl TrainedSteps {
     /// Returns the starts of a sample's videos. `plan` is narrowed already. `run` computes the final latents of a plan
     /// from noise, without gradient.
     pub(super) fn starts(
-        self,
+        &self,
         plan: &RolloutPlan,
         latents: Tensor,
         noise: &Noise,
@@ -142,18 +157,25 @@ impl TrainedSteps {
         run: impl FnOnce(&RolloutPlan, &Tensor) -> Result<Tensor>,
     ) -> Result<Vec<RolloutStart>> {
         let trained = self.drawn(&plan.trained, noise, step, key);
-        let Self::Renoised(count) = self else {
-            let plan = if self == Self::Window { plan.clone() } else { plan.clone().training(trained) };
-            return Ok(vec![RolloutStart { plan, latents }]);
+        let finished = RolloutPlan { early_stop: EarlyStop::PredictX0, ..plan.clone().training(Vec::new()) };
+        let (data, count) = match self {
+            Self::Renoised(count) => (run(&finished, &latents)?, *count),
+            Self::Direct(direct) => {
+                let data = run(&finished, &latents)?;
+                return trained.first().map_or(Ok(Vec::new()), |i| direct.starts(plan, [&data, &latents], *i));
+            }
+            _ => {
+                let plan = if *self == Self::Window { plan.clone() } else { plan.clone().training(trained) };
+                return Ok(vec![RolloutStart { plan, latents, direct: None }]);
+            }
         };
-        let data =
-            run(&RolloutPlan { early_stop: EarlyStop::PredictX0, ..plan.clone().training(Vec::new()) }, &latents)?;
         let draws = noise.normal(Purpose::Noising, step, key, &[count, data.len()])?;
         let (draws, mut starts) = (draws.f32s()?, Vec::new());
         for draw in draws.chunks_exact(data.len().max(1)) {
             for &i in &trained {
                 let plan = plan.clone().alone(i);
-                starts.push(RolloutStart { latents: mixed(&data, draw, plan.schedule.sigma(i))?, plan });
+                let latents = mixed(&data, draw, plan.schedule.sigma(i))?;
+                starts.push(RolloutStart { plan, latents, direct: None });
             }
         }
         Ok(starts)
@@ -184,7 +206,7 @@ mod tests {
             (TrainedSteps::Random(2), &[1, 2, 3, 4, 5, 6, 7]),
         ] {
             let plan = plan(steps, FACTS).unwrap();
-            assert_eq!((&plan.trained[..], &plan.acting[..]), (expected, expected), "{steps:?}");
+            assert_eq!((&plan.trained[..], &plan.acting[..]), (expected, expected));
         }
     }
 
@@ -200,14 +222,14 @@ mod tests {
             "{message}"
         );
         let two = TrainedSteps::Leap(Leap::default());
-        assert_eq!(plan(two, high).unwrap().trained, [1, 2]);
+        assert_eq!(plan(two.clone(), high).unwrap().trained, [1, 2]);
         let one = ScheduleFacts { trained: SigmaRange { low: Sigma(0.95), high: Sigma(1.0) }, ..FACTS };
         let message = plan(two, one).unwrap_err().to_string();
         assert!(message.contains("2 steps") && message.contains("`: begin earlier"), "{message}");
         for none in
             [TrainedSteps::Last(0), TrainedSteps::Random(0), TrainedSteps::Uniform(0), TrainedSteps::Renoised(0)]
         {
-            assert!(plan(none, FACTS).unwrap_err().to_string().contains("at least 1"), "{none:?}");
+            assert!(plan(none, FACTS).unwrap_err().to_string().contains("at least 1"));
         }
     }
 
@@ -224,6 +246,7 @@ mod tests {
             (TrainedSteps::Window, "`{uniform: K}`"),
             (TrainedSteps::Renoised(2), "`renoised`"),
             (TrainedSteps::Leap(Leap::default()), "`algo.trained_steps.leap.discount: 0`"),
+            (TrainedSteps::Direct(Direct::default()), "`direct`"),
         ] {
             let message = stopped(steps).unwrap_err();
             assert!(message.contains("`algo.stop_gradient`") && message.contains(remedy), "{message}");
@@ -241,6 +264,49 @@ mod tests {
             assert!(message.contains(&format!("`algo.trained_steps.{key}`")), "{message}");
         }
         plan(TrainedSteps::Leap(Leap { similarity_floor: None, ..Leap::default() }), FACTS).unwrap();
+    }
+
+    #[test]
+    fn options_of_direct_steps_outside_their_ranges_are_named() {
+        let direct = |change: &dyn Fn(&mut Direct)| {
+            let mut direct = Direct::default();
+            change(&mut direct);
+            plan(TrainedSteps::Direct(direct), FACTS).map(|plan| plan.trained).map_err(|e| e.to_string())
+        };
+        // The noise levels from step 1 on: .972 .938 .893 .833 .750 .625 .417. That of step 0 is 1, without any data.
+        assert_eq!(direct(&|_| ()).unwrap(), [1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(direct(&|d| d.step = 0.7).unwrap(), [1, 2, 3, 4, 5]);
+        for (change, key) in [
+            (&(|d: &mut Direct| d.step = 0.0) as &dyn Fn(&mut Direct), "step"),
+            (&|d| d.step = 1.0, "step"),
+            (&|d| d.step = 0.98, "step"),
+            (&|d| d.denoise_discount[1] = -0.1, "denoise_discount.1"),
+            (&|d| d.inversion_discount[0] = f64::NAN, "inversion_discount.0"),
+            (&|d| d.unwanted = " Real".into(), "unwanted"),
+        ] {
+            let message = direct(change).unwrap_err();
+            assert!(message.contains(&format!("`algo.trained_steps.direct.{key}`")), "{message}");
+        }
+        let steps = TrainedSteps::Direct(Direct::default());
+        let config = RewardFlConfig { mid_timestep: 0, trained_steps: steps.clone(), ..RewardFlConfig::default() };
+        assert_eq!(config.plan(FACTS).unwrap().trained, [1, 2, 3, 4, 5, 6, 7]);
+        let noise = RewardFlConfig { mid_timestep: 0, final_timestep: 0, ..config };
+        let message = noise.plan(FACTS).unwrap_err().to_string();
+        assert!(message.contains("`algo.trained_steps.direct.step`") && message.contains("below 1"), "{message}");
+    }
+
+    #[test]
+    fn excess_weights_lie_on_a_line_over_the_trained_noise_levels() {
+        let direct = Direct::default();
+        for (height, k) in [(0.0, [0.1, 0.3]), (1.0, [0.25, 0.01]), (0.5, [0.175, 0.155])] {
+            let [denoise, invert] = direct.steps(Sigma(0.9), height, &Tensor::zeros([1]));
+            let near = |found: [f64; 2], expected: [f64; 2]| {
+                assert!(found.iter().zip(expected).all(|(f, e)| (f - e).abs() < 1e-12), "{found:?} {expected:?}");
+            };
+            near(denoise.factors, [1.0 + k[0], -1.0]);
+            near(invert.factors, [-1.0, 1.0 + k[1]]);
+            assert_eq!((denoise.at, denoise.to), (invert.to, invert.at));
+        }
     }
 
     #[test]
@@ -269,6 +335,8 @@ mod tests {
         assert_eq!(read("{\"renoised\": 4}").unwrap(), TrainedSteps::Renoised(4));
         let leap = Leap { discount: 0.5, ..Leap::default() };
         assert_eq!(read("{\"leap\": {\"discount\": 0.5}}").unwrap(), TrainedSteps::Leap(leap));
+        let direct = Direct { wanted: "Sharp".into(), ..Direct::default() };
+        assert_eq!(read("{\"direct\": {\"wanted\": \"Sharp\"}}").unwrap(), TrainedSteps::Direct(direct));
         for wrong in [
             "{\"leap\": {\"alpha\": 0.5}}",
             "{\"leap\": 2}",

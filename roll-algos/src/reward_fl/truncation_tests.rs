@@ -8,26 +8,32 @@ use super::tests::{Bench, two};
 use super::*;
 
 /// The variants whose untrained steps alone are constants.
-const CHAINED: [TrainedSteps; 7] = [
-    TrainedSteps::Last(1),
-    TrainedSteps::Last(3),
-    TrainedSteps::Random(1),
-    TrainedSteps::Random(3),
-    TrainedSteps::Uniform(2),
-    TrainedSteps::Renoised(1),
-    TrainedSteps::Renoised(3),
-];
+fn chained() -> [TrainedSteps; 9] {
+    [
+        TrainedSteps::Last(1),
+        TrainedSteps::Last(3),
+        TrainedSteps::Random(1),
+        TrainedSteps::Random(3),
+        TrainedSteps::Uniform(2),
+        TrainedSteps::Renoised(1),
+        TrainedSteps::Renoised(3),
+        TrainedSteps::Direct(Direct::default()),
+        TrainedSteps::Direct(Direct { step: 0.1, denoise_discount: [0.0, 2.0], ..Direct::default() }),
+    ]
+}
 
 fn cut(trained_steps: TrainedSteps) -> RewardFlConfig {
-    RewardFlConfig { mid_timestep: 0, trained_steps, ..RewardFlConfig::default() }
+    // Near noise level 1, `direct` magnifies the rounding of f32 beyond the resolution of central differences.
+    let max_timestep_boundary = if matches!(trained_steps, TrainedSteps::Direct(_)) { 0.8 } else { 1.0 };
+    RewardFlConfig { mid_timestep: 0, trained_steps, max_timestep_boundary, ..RewardFlConfig::default() }
 }
 
 #[test]
 fn truncated_gradient_matches_finite_differences() {
-    for steps in CHAINED {
-        Bench::new(cut(steps)).check_gradient(&two());
+    for steps in chained() {
+        Bench::new(cut(steps.clone())).check_gradient(&two());
         // Only the reward, so that the KL's gradient cannot hide errors in its gradient.
-        Bench::new(RewardFlConfig { kl_weight: 0.0, ..cut(steps) }).check_gradient(&two());
+        Bench::new(RewardFlConfig { kl_weight: 0.0, ..cut(steps.clone()) }).check_gradient(&two());
         let early = RewardFlConfig { final_timestep: 5, early_stop: EarlyStop::PredictX0, ..cut(steps) };
         let mut bench = Bench::new(early);
         bench.model.first_frame = Some(Tensor::full([2, 1, 1, 2], 0.7));
@@ -57,9 +63,10 @@ fn plan_counts_the_velocities_of_a_step() {
         (TrainedSteps::Uniform(3), 8, 3),
         (TrainedSteps::Renoised(3), 8 + 3, 3),
         (TrainedSteps::Leap(Leap::default()), 8, 2),
+        (TrainedSteps::Direct(Direct::default()), 8 + 2, 2),
     ] {
         for data_weight in [0.0, 0.5] {
-            let config = RewardFlConfig { data_weight, ..cut(steps) };
+            let config = RewardFlConfig { data_weight, ..cut(steps.clone()) };
             let mut bench = Bench::new(config.clone());
             bench.step(&[sample(0, "a")]);
             let on_clip = usize::from(data_weight > 0.0);
@@ -71,7 +78,7 @@ fn plan_counts_the_velocities_of_a_step() {
             assert_eq!((planned.forward, planned.pulled), (asked + on_clip, recorded + on_clip), "{steps:?}");
             assert_eq!(planned.steps(), [asked, recorded]);
             // Noisings are recorded, decoded and pulled back one after another.
-            let several = matches!(steps, TrainedSteps::Renoised(_));
+            let several = matches!(steps, TrainedSteps::Renoised(_) | TrainedSteps::Direct(_));
             let expected = if several { (1, [0, recorded]) } else { (recorded, [0, 1]) };
             assert_eq!((planned.held(), planned.decoded()), expected, "{steps:?}");
         }
@@ -80,10 +87,11 @@ fn plan_counts_the_velocities_of_a_step() {
 
 #[test]
 fn draws_depend_on_the_step_and_repeat_with_it() {
-    for steps in [TrainedSteps::Random(1), TrainedSteps::Renoised(1), TrainedSteps::Leap(Leap::default())] {
+    let direct = TrainedSteps::Direct(Direct::default());
+    for steps in [TrainedSteps::Random(1), TrainedSteps::Renoised(1), TrainedSteps::Leap(Leap::default()), direct] {
         // Every recorded velocity is at a noise level that was drawn.
         let levels = |at: u64| {
-            let mut bench = Bench::new(cut(steps));
+            let mut bench = Bench::new(cut(steps.clone()));
             bench.step_at(at, &two(), 0.0, &Silent).unwrap();
             let (gradient, asked) = (bench.strategy.gradient, bench.model.asked);
             (gradient.iter().map(|g| g.to_bits()).collect::<Vec<_>>(), asked)
@@ -107,14 +115,14 @@ fn renoised_sample_is_skipped_if_no_video_has_a_score() {
 
 #[test]
 fn gradient_split_of_a_truncated_rollout_is_bit_exact() {
-    for steps in CHAINED.into_iter().chain([TrainedSteps::Leap(Leap::default())]) {
-        let config = RewardFlConfig { data_weight: 0.4, ..cut(steps) };
+    for steps in chained().into_iter().chain([TrainedSteps::Leap(Leap::default())]) {
+        let config = RewardFlConfig { data_weight: 0.4, ..cut(steps.clone()) };
         let mut plain = Bench::new(config.clone());
         plain.step(&two());
         let mut split = Bench::new(RewardFlConfig { gradient_split_every: Some(1), ..config });
         let report = split.step(&two());
         assert_eq!(plain.strategy.gradient, split.strategy.gradient, "{steps:?}");
-        let alone = RewardFlConfig { kl_weight: 0.0, ..cut(steps) };
+        let alone = RewardFlConfig { kl_weight: 0.0, ..cut(steps.clone()) };
         let norm = Bench::new(alone).step(&two()).metrics["actor/grad_norm"];
         assert!((report.metrics["actor/grad_norm_reward"] / norm - 1.0).abs() < 1e-4, "{steps:?}");
     }
@@ -149,4 +157,22 @@ fn clip_without_a_score_adds_no_data_loss() {
     let gradient = bench.strategy.gradient.clone();
     bench.step(&[sample(0, "a")]);
     assert_eq!(gradient, bench.strategy.gradient);
+}
+
+#[test]
+fn the_relative_score_weighs_two_prompts_oppositely_in_both_directions() {
+    let direct = |step, discount| Direct {
+        step,
+        denoise_discount: [discount; 2],
+        inversion_discount: [discount; 2],
+        ..Direct::default()
+    };
+    let metrics = |direct| Bench::new(cut(TrainedSteps::Direct(direct))).step(&[sample(0, "a")]).metrics;
+    // Where both prompts weigh the same, the steps of a sample have opposite scores, apart from their two videos.
+    let short = metrics(direct(1e-5, 0.0));
+    assert!(short["actor/score"].abs() < 1e-3 && (short["reward/wanted"] - short["reward/unwanted"]).abs() > 0.05);
+    let weighed = metrics(direct(1e-5, 0.5));
+    let expected = 0.5 * (short["reward/wanted"] + short["reward/unwanted"]) / 2.0;
+    assert!((weighed["actor/score"] - expected).abs() < 1e-3, "{} or {expected}", weighed["actor/score"]);
+    assert!(short.contains_key("reward/sine"), "{short:?}");
 }

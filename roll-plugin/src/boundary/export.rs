@@ -348,6 +348,7 @@ macro_rules! component {
             }),
             planner: None,
             learning_rate: None,
+            is_default_check: false,
         }
     };
 }

@@ -271,6 +271,7 @@ unsafe fn component_of(
         factory: factory(component),
         planner: planner(component),
         learning_rate: None,
+        is_default_check: false,
     });
     Ok(component)
 }

@@ -168,11 +168,12 @@ impl<A: Amount> RewardScorer for AmountReward<A> {
 
 /// Registers the reward for an [`Amount`].
 macro_rules! register_amount {
-    ($amount:ty, $summary:literal) => {
+    ($amount:ty, $summary:literal $(, is_default_check: $check:expr)?) => {
         roll_core::register! {
             Reward, <$amount as $crate::pixels::Amount>::NAME, $crate::pixels::AmountConfig<$amount>,
             $summary,
-            |options, _| $crate::pixels::AmountReward::<$amount>::new(options),
+            |options, _| $crate::pixels::AmountReward::<$amount>::new(options)
+            $(, is_default_check: $check)?
         }
     };
 }

@@ -191,6 +191,7 @@ roll_core::register! {
     Reward, NAME, FirstFrameConfig,
     "Likeness of the first frame to the reference's: L1, SSIM, or features of any ONNX network",
     FirstFrame::new,
+    is_default_check: true,
 }
 
 #[cfg(test)]

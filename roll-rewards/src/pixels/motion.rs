@@ -30,7 +30,11 @@ impl Amount for Motion {
     }
 }
 
-register_amount!(Motion, "Change from frame to frame: more of it, less of it, a given level, or that of the reference");
+register_amount!(
+    Motion,
+    "Change from frame to frame: more of it, less of it, a given level, or that of the reference",
+    is_default_check: true
+);
 
 #[cfg(test)]
 mod tests {

@@ -39,7 +39,11 @@ impl Amount for Sharpness {
     }
 }
 
-register_amount!(Sharpness, "Sharpness of frames: more of it, less of it, a given level, or that of the reference");
+register_amount!(
+    Sharpness,
+    "Sharpness of frames: more of it, less of it, a given level, or that of the reference",
+    is_default_check: true
+);
 
 #[cfg(test)]
 mod tests {

@@ -6,8 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
-use crate::weighted_sum::numbered;
-use roll_core::{Error, Result, RewardComponent};
+use roll_core::{Error, Kind, Registration, Registry, Result, RewardComponent};
 
 /// Clips that the model generates before and after training, each time from the same noise. Frame size, length and
 /// frame rate are those of the section `data`.
@@ -26,14 +25,34 @@ pub struct EvaluationConfig {
     /// Evaluate also during training, every this many optimizer steps. 0: only before and after training.
     pub every: u64,
     /// Rewards that are measured but never optimised, each with its options. The run warns when the trained reward
-    /// rises while one of these falls: suspect reward hacking.
-    pub check: Vec<RewardComponent>,
+    /// rises while one of these falls: suspect reward hacking. `[]` or `null`: none.
+    pub check: CheckRewards,
     /// Conditions that end the run before its last step, checked after each evaluation. `null`: none.
     pub stop_when: Option<StopWhen>,
     /// Prompts whose videos are generated before and after training and at every evaluation, each time from the same
     /// noise, for people to look at: texts, or maps with the keys below. Their size and length are those of the section
     /// `data`; without a size there the picture's, or 16:9, of at most `data.max_pixels`.
     pub prompts: Vec<SamplePrompt>,
+}
+
+/// The rewards of `evaluation.check`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CheckRewards {
+    /// The rewards that are checks by default, apart from those that are trained: `motion`, `sharpness`, and
+    /// `first_frame` where each evaluated row and the model have a first frame.
+    #[default]
+    Auto,
+    /// These rewards.
+    #[serde(untagged)]
+    Listed(Vec<RewardComponent>),
+}
+
+impl CheckRewards {
+    /// Whether rewards are listed.
+    pub(crate) fn are_listed(&self) -> bool {
+        matches!(self, Self::Listed(rewards) if !rewards.is_empty())
+    }
 }
 
 /// Conditions that end a run before its last step.
@@ -50,19 +69,35 @@ impl EvaluationConfig {
     pub fn check(&self) -> Result<()> {
         let problem = match self.stop_when {
             None => return Ok(()),
-            _ if self.check.is_empty() => "no check is configured that could fall: name one in `evaluation.check`",
-            _ if self.every == 0 => "nothing is evaluated before the last step: say how often with `evaluation.every`",
-            _ if self.metadata.is_none() && self.train_samples == 0 => {
-                "no clip is evaluated: name some with `evaluation.metadata`"
+            _ if self.check == CheckRewards::Listed(Vec::new()) => {
+                "no check is configured that could fall: name one in `evaluation.check`"
             }
+            _ if self.every == 0 => "nothing is evaluated before the last step: say how often with `evaluation.every`",
+            _ if !self.names_clips() => "no clip is evaluated: name some with `evaluation.metadata`",
             _ => return Ok(()),
         };
         Err(Error::config("evaluation.stop_when", problem))
     }
 
-    /// Names of the checks in metrics and figures; a name that occurs twice is numbered.
-    pub fn check_labels(&self) -> Vec<String> {
-        numbered(self.check.iter().map(|check| check.name.as_str()))
+    /// The rewards that check the rewards `trained`. There are default checks only where a reward is trained and clips
+    /// are evaluated.
+    pub(crate) fn checks(&self, trained: &[RewardComponent], registry: &Registry) -> Vec<RewardComponent> {
+        match &self.check {
+            CheckRewards::Listed(rewards) => rewards.clone(),
+            CheckRewards::Auto if trained.is_empty() || !self.names_clips() => Vec::new(),
+            CheckRewards::Auto => {
+                let rewards = registry.entries().iter().filter(|r| r.factory.kind() == Kind::Reward);
+                let checks = rewards.filter(|r| r.is_default_check && trained.iter().all(|other| other.name != r.name));
+                let component =
+                    |r: &&Registration| RewardComponent { name: r.name.into(), weight: 1.0, options: r.options() };
+                checks.map(component).collect()
+            }
+        }
+    }
+
+    /// Whether clips are evaluated.
+    pub(crate) fn names_clips(&self) -> bool {
+        self.metadata.is_some() || self.train_samples > 0
     }
 }
 
@@ -83,8 +118,12 @@ pub struct SamplePrompt {
     pub seed: u64,
 }
 
-/// Makes maps of the texts among `evaluation.prompts`: prompts without pictures.
+/// Makes maps of the texts among `evaluation.prompts`: prompts without pictures. `evaluation.check: null` becomes the
+/// empty list.
 pub(super) fn normalize(tree: &mut Json) {
+    if let Some(check @ Json::Null) = tree.pointer_mut("/evaluation/check") {
+        *check = Json::Array(Vec::new());
+    }
     let prompts = tree.pointer_mut("/evaluation/prompts").and_then(Json::as_array_mut);
     for prompt in prompts.into_iter().flatten().filter(|prompt| prompt.is_string()) {
         *prompt = serde_json::json!({ "prompt": prompt.take() });
@@ -124,10 +163,28 @@ mod tests {
     }
 
     #[test]
-    fn check_labels_number_repeated_names() {
-        let check = serde_json::json!([{"name": "motion"}, {"name": "flicker"}, {"name": "motion"}]);
-        let config = read(serde_json::json!({ "check": check })).unwrap();
-        assert_eq!(config.check_labels(), ["motion", "flicker", "motion_2"]);
+    fn checks_are_the_default_ones_that_are_not_trained_or_the_listed_ones() {
+        let registry = Registry::linked().unwrap();
+        let names = |settings: &[&str], trained: &[&str]| {
+            let set = |layers: ConfigLayers, setting: &&str| layers.set(&format!("evaluation.{setting}")).unwrap();
+            let config = settings.iter().fold(ConfigLayers::new(), set).load(Some(&registry)).unwrap().config;
+            let reward =
+                |name: &&str| RewardComponent { name: (*name).into(), weight: 1.0, options: Default::default() };
+            let checks = config.evaluation.checks(&trained.iter().map(reward).collect::<Vec<_>>(), &registry);
+            checks.into_iter().map(|check| check.name).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(names(&["metadata=a.csv"], &["brightness"]), "first_frame motion sharpness");
+        assert_eq!(names(&["train_samples=1", "check=auto"], &["brightness", "motion"]), "first_frame sharpness");
+        // Without a reward, and without clips, there is nothing to check.
+        assert_eq!(names(&["metadata=a.csv"], &[]), "");
+        assert_eq!(names(&["every=2"], &["brightness"]), "");
+        for none in ["check=[]", "check=null"] {
+            assert_eq!(names(&["metadata=a.csv", none], &["brightness"]), "", "{none}");
+        }
+        assert_eq!(names(&["check=[{name: motion}]"], &["motion"]), "motion");
+        assert_eq!(names(&["check.0.name=flicker"], &[]), "flicker");
+        let error = ConfigLayers::new().set("evaluation.check=motion").unwrap().load(Some(&registry)).unwrap_err();
+        assert!(error.to_string().contains("expected `auto` or a list, each a map, found `motion`"), "{error}");
     }
 
     #[test]

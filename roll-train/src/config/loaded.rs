@@ -186,6 +186,7 @@ mod tests {
                     factory: Factory::$kind(&|_, _| Err(Error::Interrupted)),
                     planner: None,
                     learning_rate: $rate,
+                    is_default_check: false,
                 }
             }
         };

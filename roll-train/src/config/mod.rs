@@ -23,7 +23,7 @@ mod trackers;
 mod training;
 mod yaml;
 
-pub use evaluation::{EvaluationConfig, SamplePrompt, StopWhen};
+pub use evaluation::{CheckRewards, EvaluationConfig, SamplePrompt, StopWhen};
 pub use layers::ConfigLayers;
 pub use loaded::{Entry, LoadedConfig, Provenance};
 pub use merged::MergedConfig;

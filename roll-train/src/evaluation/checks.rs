@@ -2,23 +2,47 @@
 
 use roll_core::{BuildContext, Registry, Result, RewardComponent, RewardScorer};
 
-use crate::weighted_sum::{Weighted, scorers};
+use crate::weighted_sum::{Weighted, numbered, scorers};
 
 #[derive(Default)]
-pub(super) struct Checks(Vec<Weighted>);
+pub(super) struct Checks(Vec<Check>);
+
+struct Check {
+    /// The reward as it is configured.
+    component: RewardComponent,
+    scorer: Box<dyn RewardScorer>,
+}
 
 impl Checks {
     pub(super) fn open(components: &[RewardComponent], registry: &Registry, context: &BuildContext) -> Result<Self> {
-        scorers("evaluation.check", components, registry, context).map(Self)
+        let scorers = scorers("evaluation.check", components, registry, context)?.into_iter();
+        let check = |(component, (_, scorer)): (&RewardComponent, Weighted)| {
+            let component = component.clone();
+            Check { component, scorer }
+        };
+        Ok(Self(components.iter().zip(scorers).map(check).collect()))
+    }
+
+    pub(super) fn components(&self) -> Vec<&RewardComponent> {
+        self.0.iter().map(|check| &check.component).collect()
+    }
+
+    /// Names of the checks in metrics and figures; a name that occurs twice is numbered.
+    pub(super) fn labels(&self) -> Vec<String> {
+        numbered(self.0.iter().map(|check| check.component.name.as_str()))
     }
 
     /// The names of those that read the reference.
     pub(super) fn reference_readers(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(|(_, scorer)| scorer).filter(|scorer| scorer.reads_reference()).map(|scorer| scorer.name())
+        self.0.iter().map(|check| &check.scorer).filter(|scorer| scorer.reads_reference()).map(|scorer| scorer.name())
+    }
+
+    pub(super) fn leave_out_reference_readers(&mut self) {
+        self.0.retain(|check| !check.scorer.reads_reference());
     }
 
     pub(super) fn scorers(&mut self) -> impl Iterator<Item = &mut dyn RewardScorer> {
-        self.0.iter_mut().map(|(_, scorer)| &mut **scorer as &mut dyn RewardScorer)
+        self.0.iter_mut().map(|check| &mut *check.scorer as &mut dyn RewardScorer)
     }
 
     /// Puts the weighted sum of the checks before their scores, which come last in `scores`; a single check is its own
@@ -26,7 +50,7 @@ impl Checks {
     /// weight is better if it is lower, so its own score is negated.
     pub(super) fn add_sum(&self, scores: &mut Vec<Option<f64>>) {
         let Some(first) = scores.len().checked_sub(self.0.len()) else { return };
-        let weights: Vec<f64> = self.0.iter().map(|(weight, _)| *weight).collect();
+        let weights: Vec<f64> = self.0.iter().map(|check| check.component.weight).collect();
         let counting = weights.iter().zip(&scores[first..]).filter(|(weight, _)| **weight != 0.0);
         let sum: Option<f64> = counting.map(|(weight, score)| Some(weight * (*score)?)).sum();
         match weights[..] {
@@ -49,10 +73,23 @@ mod tests {
     use super::*;
 
     fn sums(weights: &[f64], scores: &[Option<f64>]) -> Vec<Option<f64>> {
-        let scorer = || Box::new(Brightness::new(Default::default()).unwrap()) as Box<dyn RewardScorer>;
+        let check = |weight: &f64| Check {
+            component: RewardComponent { name: "brightness".into(), weight: *weight, options: Default::default() },
+            scorer: Box::new(Brightness::new(Default::default()).unwrap()),
+        };
         let mut scores = scores.to_vec();
-        Checks(weights.iter().map(|weight| (*weight, scorer())).collect()).add_sum(&mut scores);
+        Checks(weights.iter().map(check).collect()).add_sum(&mut scores);
         scores
+    }
+
+    #[test]
+    fn only_readers_of_the_reference_are_left_out() {
+        let component = |name: &str| RewardComponent { name: name.into(), weight: 1.0, options: Default::default() };
+        let components = ["first_frame", "motion"].map(component);
+        let mut checks = Checks::open(&components, &Registry::linked().unwrap(), &BuildContext::new("flex")).unwrap();
+        assert_eq!(checks.reference_readers().collect::<Vec<_>>(), ["first_frame"]);
+        checks.leave_out_reference_readers();
+        assert_eq!((checks.labels(), checks.scorers().count()), (vec!["motion".to_string()], 1));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::{Error, Evaluated, Model, Result, Sample, SampleVideo, Validation};
+use roll_core::{Error, Evaluated, Model, Result, RewardComponent, Sample, SampleVideo, Validation};
 use roll_data::write_mp4;
 use roll_external::Fingerprint;
 use roll_external::files::{self, write_atomically};
@@ -54,11 +54,11 @@ struct ValidationResult {
 }
 
 /// Everything that results depend on: the parameters, and the settings of all parts. All ranks must call it.
-pub(crate) fn key(config: &RunConfig, model: &mut dyn Model) -> Result<String> {
+pub(crate) fn key(config: &RunConfig, checks: &[RewardComponent], model: &mut dyn Model) -> Result<String> {
     let parts = (
         (config.seed, config.noise_seed, &config.backend),
         (&config.algo, &config.model, &config.reward, &config.env),
-        &config.evaluation.check,
+        checks,
     );
     let mut settings =
         serde_json::to_value(parts).map_err(Error::failed("the configuration cannot be written as JSON"))?;

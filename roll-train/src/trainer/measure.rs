@@ -25,7 +25,7 @@ impl Trainer {
             0 => tracing::info!("evaluating {clips} before training"),
             step => tracing::info!("evaluating {clips} after step {step}"),
         }
-        let key = evaluation::key(&self.loaded.config, self.model.as_mut())?;
+        let key = evaluation::key(&self.loaded.config, evaluator.checks(), self.model.as_mut())?;
         let moments = moments(self.steps_done, self.steps);
         let partial = dir.map(|dir| PartialResults::new(dir, self.steps_done, moments, &self.labels, key));
         let mut inputs = EvaluationInputs {
@@ -88,7 +88,7 @@ impl Trainer {
         if !self.validates {
             return self.algorithm.validate(self.steps_done, self.model.as_mut(), &self.noise, bar);
         }
-        let key = evaluation::key(&self.loaded.config, self.model.as_mut())?;
+        let key = evaluation::key(&self.loaded.config, &[], self.model.as_mut())?;
         let partial = dir.map(|dir| PartialResults::new(dir, self.steps_done, Vec::new(), &self.labels, key));
         let written = partial.as_ref().and_then(PartialResults::read_validation);
         // Only rank 0 has files.

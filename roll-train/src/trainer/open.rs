@@ -84,7 +84,7 @@ impl Trainer {
         Ok(Self {
             average: (config.training.average > 0.0).then(|| roll_core::flat::read(model.as_ref())).transpose()?,
             noise: config.noise(),
-            labels: SetLabels::new(&measure, config.evaluation.check_labels()),
+            labels: SetLabels::new(&measure, evaluator.as_ref().map(Evaluator::check_labels).unwrap_or_default()),
             headlines: algorithm.headlines(),
             schedule: config.training.schedule(steps),
             data: data.map(|data| data.up_to(steps)),
@@ -214,7 +214,7 @@ impl Opening<'_> {
         let config = &self.loaded.config.evaluation;
         let trained: Vec<&str> = parts.reference_reader.as_deref().into_iter().collect();
         let unseen = parts.evaluation.as_ref().and_then(EvaluationSources::unseen);
-        let checks = parts.evaluation.iter().flat_map(EvaluationSources::reference_readers);
+        let checks = parts.evaluation.iter().flat_map(|sources| sources.reference_readers(false));
         let all: Vec<&str> = trained.iter().copied().chain(checks).collect();
         let rows = |key, metadata, count: Option<usize>, readers: &Vec<&'a str>| {
             let reference_readers = readers.clone();
@@ -264,7 +264,34 @@ impl Opening<'_> {
         Ok(())
     }
 
+    /// Leaves out the default checks that read the reference if an evaluated row has none, or the model takes no
+    /// picture: its videos then have no first frame in common with the reference.
+    fn leave_out_checks(&mut self, parts: &mut Parts, train: Option<&Metadata>) -> Result<()> {
+        let takes_image = parts.model.as_mut().and_then(|model| model.as_diffusion()).is_none_or(|m| m.takes_image());
+        let (Some(sources), Some(algorithm)) = (&parts.evaluation, &parts.algorithm) else { return Ok(()) };
+        let lacks = |reader| {
+            let rows = self.rows(parts, train);
+            let mut evaluated = rows.iter().filter(|rows| rows.key != "data.metadata");
+            !takes_image || evaluated.any(|rows| rows.without_clip(algorithm.as_ref(), Some(reader)).is_some())
+        };
+        let are_left_out = sources.reference_readers(true).any(lacks);
+        if let Some(sources) = parts.evaluation.as_mut().filter(|_| are_left_out) {
+            sources.leave_out_reference_readers();
+        }
+        let evaluation = &self.loaded.config.evaluation;
+        if evaluation.stop_when.is_some()
+            && !self.loaded.config.reward.is_empty()
+            && parts.evaluation.as_ref().is_some_and(EvaluationSources::is_unchecked)
+        {
+            let problem =
+                "no check could fall: `evaluation.check: auto` finds no reward that is not trained; list some";
+            self.part::<()>("evaluation", Err(Error::config("evaluation.stop_when", problem)))?;
+        }
+        Ok(())
+    }
+
     fn open_evaluation(&mut self, parts: &mut Parts, train: Option<&Dataset>, clips: bool) -> Result<()> {
+        self.leave_out_checks(parts, train.map(Dataset::metadata))?;
         let Self { loaded, context, .. } = *self;
         if let Some(sources) = parts.evaluation.take() {
             let ranks = parts.strategy.as_ref().map_or_else(|| context.ranks.clone(), |s| s.ranks().all.clone());
@@ -355,7 +382,7 @@ fn strategy_and_model(
     let model = registry.model(&config.model.name, &config.model.options, &placed)?;
     if let Some(tokens) = &placed.token_ranks {
         check_token_ranks(&config.model.name, model.as_ref(), tokens.world_size())?;
-        if config.evaluation.metadata.is_some() || config.evaluation.train_samples > 0 {
+        if config.evaluation.names_clips() {
             let problem = "clips are not evaluated where several ranks work on one sample \
                            (`strategy.sequence_parallel_size`): leave out `evaluation.metadata` and \
                            `evaluation.train_samples`; `roll generate` and `roll score` take the adapter";
@@ -393,7 +420,8 @@ fn steps(config: &RunConfig, data: Option<&Batches>, source: DataSource) -> Resu
 
 /// The note on keys of `evaluation` that an algorithm with a validation of its own does not read.
 fn unused_evaluation(config: &RunConfig) -> Option<String> {
-    (config.evaluation.train_samples > 0 || !config.evaluation.check.is_empty()).then(|| {
+    let evaluation = &config.evaluation;
+    (evaluation.train_samples > 0 || evaluation.check.are_listed() || evaluation.stop_when.is_some()).then(|| {
         format!(
             "`evaluation.train_samples`, `evaluation.check` and `evaluation.stop_when` have no effect: `{}` measures its \
              loss on the clips of `evaluation.metadata`, and generates none",
@@ -405,11 +433,11 @@ fn unused_evaluation(config: &RunConfig) -> Option<String> {
 /// The note on keys of `evaluation` without effect where no clip is named.
 fn nothing_evaluated(config: &RunConfig) -> Option<String> {
     let evaluation = &config.evaluation;
-    if evaluation.metadata.is_some() || evaluation.train_samples > 0 {
+    if evaluation.names_clips() {
         return None;
     }
     let set = [
-        ("check", !evaluation.check.is_empty()),
+        ("check", evaluation.check.are_listed()),
         ("samples", evaluation.samples.is_some()),
         ("every", evaluation.every > 0 && evaluation.prompts.is_empty()),
     ];

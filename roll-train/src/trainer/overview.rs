@@ -6,7 +6,7 @@ use roll_data::Batches;
 
 use super::Trainer;
 use super::rows::{counted_rows, row_noun};
-use crate::config::RewardComponent;
+use crate::config::CheckRewards;
 use crate::progress::{counted, grouped, overview_line};
 use crate::run_dir::RunDir;
 
@@ -26,13 +26,16 @@ impl Trainer {
         let parameters = grouped(self.model.parameter_count() as u64);
         let (algorithm, model) = (&config.algo.name, &config.model.name);
         add("training", format!("{parameters} parameters of `{model}` by `{algorithm}`, on {}{ranks}", config.backend));
-        let names = |rewards: &[RewardComponent]| -> Vec<String> {
-            rewards.iter().map(|reward| format!("`{}`", reward.name)).collect()
+        let quoted = |name: &String| format!("`{name}`");
+        let checks: Vec<String> = self.labels.checks().iter().map(quoted).collect();
+        let checks = match config.evaluation.check {
+            _ if checks.is_empty() => String::new(),
+            CheckRewards::Listed(_) => format!("; checked by {}", checks.join(", ")),
+            CheckRewards::Auto => format!("; checked by {} (not with `evaluation.check=[]`)", checks.join(", ")),
         };
-        let checks = names(&config.evaluation.check);
-        let checks = if checks.is_empty() { String::new() } else { format!("; checked by {}", checks.join(", ")) };
         if !config.reward.is_empty() {
-            add("reward", format!("{}{checks}", names(&config.reward).join(" + ")));
+            let rewards: Vec<String> = config.reward.iter().map(|reward| quoted(&reward.name)).collect();
+            add("reward", format!("{}{checks}", rewards.join(" + ")));
         }
         if let Some(env) = &config.env {
             add("environment", format!("`{}`", env.name));

@@ -29,16 +29,24 @@ impl Rows<'_> {
         self.metadata.rows.iter().take(self.count)
     }
 
+    /// The first row that lacks a clip that the algorithm or the reward `reader` needs, and the reason.
+    pub(super) fn without_clip(
+        &self,
+        algorithm: &dyn Algorithm,
+        reader: Option<&str>,
+    ) -> Option<(&MetadataRow, String)> {
+        let needs = [false, true].map(|has_image| algorithm.needs_clip(has_image, reader));
+        let mut without = self.rows().filter(|row| row.video.is_none());
+        without.find_map(|row| Some((row, needs[usize::from(row.image.is_some())].clone()?)))
+    }
+
     /// Fails if a row lacks a clip that the algorithm or a reward needs, or has a picture as its clip.
     pub(super) fn check(&self, config: &RunConfig, algorithm: &dyn Algorithm) -> Result<()> {
         let name = &config.algo.name;
         for reader in [None].into_iter().chain(self.reference_readers.iter().copied().map(Some)) {
-            let [alone, with_image] = [false, true].map(|has_image| algorithm.needs_clip(has_image, reader));
-            let mut without = self.rows().filter(|row| row.video.is_none());
-            let found = without
-                .find_map(|row| Some((row, if row.image.is_some() { with_image.as_ref() } else { alone.as_ref() }?)));
-            if let Some((row, reason)) = found {
-                let or_picture = if with_image.is_none() { ", or a picture in the column `image`" } else { "" };
+            if let Some((row, reason)) = self.without_clip(algorithm, reader) {
+                let picture_suffices = algorithm.needs_clip(true, reader).is_none();
+                let or_picture = if picture_suffices { ", or a picture in the column `image`" } else { "" };
                 let problem = format!(
                     "{} has no clip, and `{name}` needs one: {reason}; name a clip in the column `video`{or_picture}",
                     self.metadata.location(row)

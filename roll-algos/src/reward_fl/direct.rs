@@ -1,0 +1,193 @@
+//! Direct-Align with a relative reward (SRPO, <https://arxiv.org/abs/2509.06942>): one short step with known noise,
+//! whose video is scored under two prompts.
+//!
+//! The latents x_0 of the finished rollout are noised again by e, the noise that the rollout began with. A step from
+//! noise level `at` to `to` then determines the data, because e is known:
+//!
+//! ```text
+//! x = (1 - at) x_0 + at e      x' = (x + (to - at) v(x, at) - to e) / (1 - to)
+//! ```
+//!
+//! A sample has two steps between a drawn level and the one `step` below. One denoises, with the score `r = (1 + k)
+//! r(wanted) - r(unwanted)`; the other one inverts it, and there the prompts change places.
+
+use std::collections::BTreeMap;
+use std::sync::Once;
+
+use roll_core::{Conditioning, Error, Grad, Pullback, Result, RewardScorer, Sample, Sigma, Tensor, Video};
+use serde::{Deserialize, Serialize};
+
+use super::plan::{EarlyStop, LatentDtype, RolloutPlan};
+use super::trajectory::Trajectory;
+use super::truncation::RolloutStart;
+use crate::FlowSchedule;
+use crate::arithmetic::{axpy, scaled};
+use crate::flow_matching::mixed;
+use crate::scoring::{Measured, PreparedTarget};
+
+/// The number of steps of a sample, each with a video.
+pub(super) const STEPS: usize = 2;
+
+/// Options of the steps with known noise.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Direct {
+    /// Word before the prompt that describes the wanted look.
+    pub wanted: String,
+    /// Word before the prompt that describes the unwanted look.
+    pub unwanted: String,
+    /// Difference of the noise levels of a step.
+    #[schemars(extend("exclusiveMinimum" = 0, "exclusiveMaximum" = 1))]
+    pub step: f64,
+    /// Excess weight k of the wanted prompt in steps that denoise: at the lowest trained noise level, and at the
+    /// highest; on a line between them.
+    #[schemars(inner(range(min = 0)))]
+    pub denoise_discount: [f64; 2],
+    /// Excess weight k of the unwanted prompt in steps that invert, likewise.
+    #[schemars(inner(range(min = 0)))]
+    pub inversion_discount: [f64; 2],
+}
+
+impl Default for Direct {
+    fn default() -> Self {
+        Self {
+            wanted: "Real".into(),
+            unwanted: "Oil".into(),
+            step: 0.02,
+            denoise_discount: [0.1, 0.25],
+            inversion_discount: [0.3, 0.01],
+        }
+    }
+}
+
+/// A step with known noise between two noise levels.
+#[derive(Clone, Debug)]
+pub struct DirectStep {
+    /// Noise level before the step.
+    pub at: Sigma,
+    /// Noise level after it; above `at` if the step inverts.
+    pub to: Sigma,
+    /// Factors of the scores under the wanted and the unwanted prompt.
+    pub factors: [f64; 2],
+    words: [String; 2],
+    noise: Tensor,
+}
+
+impl Direct {
+    /// Restricts the plan to steps with room for both noise levels. Fails without such a step, and with equal words.
+    pub(super) fn restricted(&self, plan: RolloutPlan) -> Result<RolloutPlan> {
+        if self.wanted.trim() == self.unwanted.trim() {
+            let problem = format!("expected another word than `wanted`, found `{}` for both", self.wanted);
+            return Err(Error::config("algo.trained_steps.direct.unwanted", problem));
+        }
+        let fits = |i: &usize| (self.step..1.0).contains(&plan.schedule.sigma(*i).0);
+        let chosen: Vec<usize> = plan.acting.iter().copied().filter(fits).collect();
+        if chosen.is_empty() {
+            let problem = format!(
+                "expected steps that are trained at noise levels from {} to below 1, found none: let `mid_timestep` and \
+                 `final_timestep` include some",
+                self.step
+            );
+            return Err(Error::config("algo.trained_steps.direct.step", problem));
+        }
+        Ok(plan.training(chosen))
+    }
+
+    /// The starts of both steps at the noise level of step `i`, for the rollout that led from `noise` to `data`.
+    pub(super) fn starts(
+        &self,
+        plan: &RolloutPlan,
+        [data, noise]: [&Tensor; 2],
+        i: usize,
+    ) -> Result<Vec<RolloutStart>> {
+        let level = |i: Option<&usize>| i.map_or(0.0, |i| plan.schedule.sigma(*i).0);
+        let [lowest, highest, high] = [plan.trained.last(), plan.trained.first(), Some(&i)].map(level);
+        let height = if highest > lowest { (high - lowest) / (highest - lowest) } else { 0.5 };
+        let start = |step: DirectStep| {
+            Ok(RolloutStart { plan: step.plan(plan), latents: step.latents(data)?, direct: Some(step) })
+        };
+        self.steps(Sigma(high), height, noise).into_iter().map(start).collect()
+    }
+
+    /// The step from the noise level `high` to the one below it, and back. `height` is the place of `high` between the
+    /// lowest trained noise level, 0, and the highest, 1; `noise` that of the rollout.
+    pub fn steps(&self, high: Sigma, height: f64, noise: &Tensor) -> [DirectStep; STEPS] {
+        let low = Sigma(high.0 - self.step);
+        let on_line = |[at_lowest, at_highest]: [f64; 2]| at_lowest + height * (at_highest - at_lowest);
+        let step = |at, to, factors| {
+            let words = [self.wanted.clone(), self.unwanted.clone()];
+            DirectStep { at, to, factors, words, noise: noise.clone() }
+        };
+        [
+            step(high, low, [1.0 + on_line(self.denoise_discount), -1.0]),
+            step(low, high, [-1.0, 1.0 + on_line(self.inversion_discount)]),
+        ]
+    }
+}
+
+impl DirectStep {
+    /// The plan of this step alone. Latents are f32: the division by `1 - to` would magnify the rounding to bf16.
+    pub fn plan(&self, plan: &RolloutPlan) -> RolloutPlan {
+        let (schedule, early_stop) = (FlowSchedule::between(self.at, self.to), EarlyStop::Decode);
+        let (first, last, latent_dtype) = (0, 0, LatentDtype::F32);
+        RolloutPlan { schedule, first, last, early_stop, latent_dtype, ..plan.clone().training(vec![0]) }
+    }
+
+    /// The latents x before the step.
+    pub fn latents(&self, data: &Tensor) -> Result<Tensor> {
+        mixed(data, self.noise.f32s()?, self.at)
+    }
+
+    /// The trajectory of this step, with the data x' in place of its latents.
+    pub fn finished(&self, trajectory: Trajectory, prompt: &Conditioning) -> Result<Trajectory> {
+        let to = self.to.0 as f32;
+        let data = scaled(&axpy(&trajectory.latents, -to, &self.noise)?, 1.0 / (1.0 - to))?;
+        Ok(trajectory.continued(prompt.with_first_frame(&data)?, 1.0 / (1.0 - to)))
+    }
+
+    /// The relative score r of a video. Details are those under the wanted prompt, and both scores.
+    pub(super) fn measured(
+        &self,
+        video: &Video,
+        sample: &Sample,
+        target: &PreparedTarget,
+        reward: &mut dyn RewardScorer,
+    ) -> Result<Measured> {
+        let (mut scores, mut all_details, mut pullbacks) = ([0.0; 2], BTreeMap::new(), Vec::new());
+        for (i, name) in ["wanted", "unwanted"].into_iter().enumerate() {
+            let prompted = Sample { prompt: format!("{} {}", self.words[i], sample.prompt), ..sample.clone() };
+            match Measured::of(video, &prompted, target, reward, Grad::Record)? {
+                Measured::Skipped(reason) => return Ok(Measured::Skipped(reason)),
+                Measured::Score { value, details, pullback } => {
+                    all_details.extend(details.into_iter().filter(|_| i == 0));
+                    all_details.insert(name.to_string(), value);
+                    pullbacks.extend(pullback.map(|pullback| (self.factors[i] as f32, pullback)));
+                    scores[i] = value;
+                }
+            }
+        }
+        self.warn_of_equal(scores, reward);
+        let (is_constant, zeros) = (pullbacks.is_empty(), Tensor::zeros(video.frames().shape()));
+        let pull = move |d_score: &Tensor| {
+            let add = |sum: Tensor, (factor, pullback): (f32, Pullback)| axpy(&sum, factor, &pullback.pull(d_score)?);
+            pullbacks.into_iter().try_fold(zeros, add)
+        };
+        let pullback = (!is_constant).then(|| Pullback::new(pull));
+        let value = self.factors.iter().zip(scores).map(|(factor, score)| factor * score).sum();
+        Ok(Measured::Score { value, details: all_details, pullback })
+    }
+
+    /// Warns, once, of a reward that does not seem to read the prompt.
+    fn warn_of_equal(&self, scores: [f64; 2], reward: &dyn RewardScorer) {
+        static WARNED: Once = Once::new();
+        if scores[0] == scores[1] {
+            let ([wanted, unwanted], reward) = (&self.words, reward.name());
+            WARNED.call_once(|| {
+                tracing::warn!(
+                    "`{reward}` scores a video alike under `{wanted} ...` and `{unwanted} ...`: if it does not read the \
+                     prompt, `algo.trained_steps.direct` trains on k times its score; choose a reward that does"
+                );
+            });
+        }
+    }
+}
