@@ -49,7 +49,7 @@ impl BrightnessJudge {
 }
 
 /// The body of a request; `None` if the connection was closed before its end.
-fn request_body(reader: &mut impl BufRead) -> Option<Vec<u8>> {
+pub fn request_body(reader: &mut impl BufRead) -> Option<Vec<u8>> {
     let (mut length, mut line) = (0, String::new());
     while reader.read_line(&mut line).ok()? > 2 {
         if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
@@ -63,7 +63,7 @@ fn request_body(reader: &mut impl BufRead) -> Option<Vec<u8>> {
 }
 
 /// The mean of all bytes of the pictures, 0 to 1.
-fn brightness(request: &Value) -> f64 {
+pub fn brightness(request: &Value) -> f64 {
     let mut bytes = Vec::new();
     for part in request["messages"][0]["content"].as_array().unwrap() {
         let Some(url) = part["image_url"]["url"].as_str() else { continue };

@@ -11,7 +11,7 @@ use roll_core::{Error, Registry, Result, parse_options};
 use roll_data::{DataConfig, ReadOptions, RowColumns, Sizing, probe, read_video};
 use roll_external::files;
 use roll_rewards::judge::{CAPTION_QUESTION, Judge, JudgeConfig, Texts};
-use roll_train::progress::{Bar, counted};
+use roll_train::progress::Bar;
 use serde_json::{Value as Json, json};
 
 use crate::args::{CaptionData, ConfigArgs};
@@ -78,12 +78,12 @@ pub fn caption(args: CaptionData) -> Result<()> {
     bar.finish();
     files::write_atomically(&output, lines(&prompts).as_bytes())?;
     let missing = prompts.iter().filter(|prompt| prompt.is_none()).count();
-    let [whole, new] = [rows.len() - missing, left.len() - missing].map(|count| counted(count as u64, "row"));
-    println!("{}: {whole}, {new} of them captioned now; {missing} left out", args.output.display());
+    let (all, new) = (rows.len(), left.len() - missing);
+    println!("{}: {} of {all} rows have a prompt, {new} of them new", args.output.display(), all - missing);
     match missing {
         0 => Ok(()),
-        _ => Err(Error::failed(format!("{missing} of {} rows have no caption", rows.len()))(format!(
-            "{failed} failed as listed above, {} were not asked; the same command asks again",
+        _ => Err(Error::failed(format!("{missing} of {all} rows have no prompt, and are left out"))(format!(
+            "{failed} failed as listed above, {} were not asked for; the same command asks again",
             missing - failed
         ))),
     }

@@ -18,7 +18,7 @@ const VIDEOS: [&str; 18] = [
 /// Metadata tables that an error points to if the directory has one.
 const TABLES: [&str; 4] = ["metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.json"];
 
-/// The videos in `directory`, sorted by name. Fails if there is none.
+/// The videos in `directory`, sorted by name; a directory without one is an error.
 pub(super) fn videos(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut videos: Vec<PathBuf> = Vec::new();
     for entry in std::fs::read_dir(directory).map_err(Error::file("list", directory))? {

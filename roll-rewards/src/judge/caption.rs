@@ -30,7 +30,7 @@ impl Judge {
     }
 }
 
-/// The caption in an answer's body, or the reason why there is none.
+/// The caption in an answer's body, or the reason why the answer is invalid.
 fn caption(body: &[u8]) -> Answered<String> {
     let answer: Json = serde_json::from_slice(body).unwrap_or_default();
     let choice = &answer["choices"][0];
