@@ -1,13 +1,17 @@
 //! A round: videos for every prompt of a step, their scores, and the advantage of each score over the others.
 
 use std::collections::BTreeMap;
+use std::thread::{Scope, ScopedJoinHandle};
 
-use roll_core::{Adapter, Error, Grad, Result, ResultExt, StepContext, StepReport, Tensor, Video, communicator};
+use roll_core::{
+    Adapter, Error, Grad, Result, ResultExt, RewardScorer, StepContext, StepReport, Tensor, Video, communicator,
+};
 use serde::{Deserialize, Serialize};
 
 use super::advantages::{GroupStatistics, Normalization, best_and_worst, normalized, normalized_apart};
 use super::options::{SeveralRewards, SharedOptions};
 use super::tally::Tally;
+use crate::AlgorithmError;
 use crate::ranks::{draw_key, repeats, rollout_key};
 use crate::report::{SCORE, StepOutcome, detail_metric};
 use crate::sampling::{Conditions, Sampling};
@@ -211,49 +215,59 @@ fn generate_group<E: Explore>(
             sampling.generate_together(model, &conditions, &[noise(key)?], 0..first, Adapter::On, &mut step)?.pop()
         }
     };
-    let (mut videos, mut records, mut missing) = (Vec::new(), Vec::new(), None);
-    for (part, keys) in keys.chunks(shared.at_once.max(1)).enumerate() {
-        let start = |own: &u64| match &branch {
-            Some(branch) => Ok(branch.clone()),
-            None => noise(if options.same_start { key } else { *own }),
-        };
-        let starts = keys.iter().map(start).collect::<Result<Vec<_>>>()?;
-        explore.begin(sample.index, keys);
-        let mut step = |i: usize, xs: &[Tensor], vs: &[Tensor]| {
-            let of = (part * shared.at_once + 1, shared.group_size, i + 1, steps);
-            let words = format!("video {} of {}: denoising step {} of {}", of.0, of.1, of.2, of.3);
-            watch.begin(ROLLOUT, Some(&words))?;
-            explore.step(i, xs, vs)
-        };
-        let model = diffusion(ctx.model, algorithm)?;
-        let latents = sampling.generate_together(model, &conditions, &starts, first..steps, Adapter::On, &mut step)?;
-        records.push(explore.end());
-        for (key, latents) in keys.iter().zip(latents) {
-            watch.begin(DECODE, Some("decoding"))?;
-            let model = diffusion(ctx.model, algorithm)?;
-            let (frames, _) = model.decode(&latents, Grad::Skip)?;
-            let video = Video::new(frames, shared.frame_rate.of(model, sample))?;
-            if ctx.want_videos && videos.is_empty() {
-                outcome.show(sample, repeats, video.clone());
-            }
-            watch.begin(SCORING, Some("scoring"))?;
-            let scores = match Measured::of(&video, sample, &target, reward(ctx, algorithm)?, Grad::Skip)? {
-                Measured::Score { value, details, .. } => {
-                    let scores = scores(ctx, value, &details);
-                    if let Some(value) = scores.nonfinite() {
-                        outcome.nonfinite = Some((format!("the score of {}", sample.origin), value));
-                        return Ok(None);
-                    }
-                    tally.mean(SCORE, value);
-                    details.iter().for_each(|(name, value)| tally.mean(detail_metric(name), *value));
-                    Some(scores)
-                }
-                Measured::Skipped(reason) => {
-                    missing = Some(reason);
-                    None
-                }
+    let StepContext { model, reward: scorer, want_videos, .. } = ctx;
+    let (model, want_videos) = (diffusion(&mut **model, algorithm)?, *want_videos);
+    let scorer = scorer.as_deref_mut().ok_or(AlgorithmError::NoReward { algorithm })?;
+    let measure =
+        |video: &Video, scorer: &mut dyn RewardScorer| Measured::of(video, sample, &target, scorer, Grad::Skip);
+    let (mut videos, mut records, mut measured) = (Vec::new(), Vec::new(), Vec::new());
+    std::thread::scope(|threads| -> Result<()> {
+        let mut scoring = Scoring { threads, measure: &measure, idle: Some(scorer), busy: None };
+        for (part, keys) in keys.chunks(shared.at_once.max(1)).enumerate() {
+            let start = |own: &u64| match &branch {
+                Some(branch) => Ok(branch.clone()),
+                None => noise(if options.same_start { key } else { *own }),
             };
-            videos.push(Rollout { key: *key, latents, scores, advantage: 0.0 });
+            let starts = keys.iter().map(start).collect::<Result<Vec<_>>>()?;
+            explore.begin(sample.index, keys);
+            let mut step = |i: usize, xs: &[Tensor], vs: &[Tensor]| {
+                let of = (part * shared.at_once + 1, shared.group_size, i + 1, steps);
+                let words = format!("video {} of {}: denoising step {} of {}", of.0, of.1, of.2, of.3);
+                watch.begin(ROLLOUT, Some(&words))?;
+                explore.step(i, xs, vs)
+            };
+            let latents =
+                sampling.generate_together(model, &conditions, &starts, first..steps, Adapter::On, &mut step)?;
+            records.push(explore.end());
+            for (key, latents) in keys.iter().zip(latents) {
+                watch.begin(DECODE, Some("decoding"))?;
+                let (frames, _) = model.decode(&latents, Grad::Skip)?;
+                let video = Video::new(frames, shared.frame_rate.of(model, sample))?;
+                if want_videos && videos.is_empty() {
+                    outcome.show(sample, repeats, video.clone());
+                }
+                watch.begin(SCORING, Some("scoring"))?;
+                measured.extend(scoring.begin(video)?);
+                videos.push(Rollout { key: *key, latents, scores: None, advantage: 0.0 });
+            }
+        }
+        measured.extend(scoring.end()?);
+        Ok(())
+    })?;
+    let mut missing = None;
+    for (video, measured) in videos.iter_mut().zip(measured) {
+        match measured {
+            Measured::Score { value, details, .. } => {
+                let scores = scores(ctx, value, &details);
+                if let Some(value) = scores.nonfinite() {
+                    outcome.nonfinite = Some((format!("the score of {}", sample.origin), value));
+                    return Ok(None);
+                }
+                tally.mean(SCORE, value);
+                details.iter().for_each(|(name, value)| tally.mean(detail_metric(name), *value));
+                video.scores = Some(scores);
+            }
+            Measured::Skipped(reason) => missing = Some(reason),
         }
     }
     let unscored = videos.iter().filter(|video| video.scores.is_none()).count();
@@ -264,6 +278,45 @@ fn generate_group<E: Explore>(
     }
     let weight = sample.weight;
     Ok(Some(Group { sample: position, weight, row: sample.index, key, conditions, videos, records }))
+}
+
+/// Scores a video.
+type Measure<'a> = dyn Fn(&Video, &mut dyn RewardScorer) -> Result<Measured> + Sync + 'a;
+
+/// Scores videos one after the other. A reward that computes elsewhere scores a video while the next one is generated.
+struct Scoring<'scope, 'env> {
+    threads: &'scope Scope<'scope, 'env>,
+    measure: &'scope Measure<'scope>,
+    /// The reward, unless it is busy.
+    idle: Option<&'scope mut dyn RewardScorer>,
+    busy: Option<ScopedJoinHandle<'scope, (&'scope mut dyn RewardScorer, Result<Measured>)>>,
+}
+
+impl Scoring<'_, '_> {
+    /// Scores `video`, or begins to; returns the outcome of this video or of the one before, if it is known.
+    fn begin(&mut self, video: Video) -> Result<Option<Measured>> {
+        let before = self.end()?;
+        let Some(reward) = self.idle.take() else { return Ok(before) };
+        let measure = self.measure;
+        if reward.is_elsewhere() {
+            self.busy = Some(self.threads.spawn(move || {
+                let measured = measure(&video, reward);
+                (reward, measured)
+            }));
+            return Ok(before);
+        }
+        let measured = measure(&video, reward);
+        self.idle = Some(reward);
+        measured.map(Some)
+    }
+
+    /// Waits for the video that is scored, and returns its outcome.
+    fn end(&mut self) -> Result<Option<Measured>> {
+        let Some(thread) = self.busy.take() else { return Ok(None) };
+        let (reward, measured) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        self.idle = Some(reward);
+        measured.map(Some)
+    }
 }
 
 /// The score of a video with its terms; a term without a detail is NaN.
