@@ -56,9 +56,7 @@ pub const SCORE: &str = r"Example:
 
 pub const DATA: &str = r"Examples:
   roll data inspect my/clips
-  roll data prepare my/clips prepared --set data.fps=16
-  roll data caption my/clips --url http://127.0.0.1:8000/v1 \
-    --model Qwen/Qwen2.5-VL-7B-Instruct --output my/metadata.jsonl";
+  roll data prepare my/clips prepared --set data.fps=16";
 
 pub const DATA_INSPECT: &str = r"Examples:
   roll data inspect my/metadata.csv
@@ -76,10 +74,7 @@ pub const DATA_PREPARE: &str = r"Examples:
 
 pub const DATA_CAPTION: &str = r"Examples:
   roll data caption my/clips --url http://127.0.0.1:8000/v1 \
-    --model Qwen/Qwen2.5-VL-7B-Instruct --output my/metadata.jsonl
-  roll data caption my/metadata.csv --url https://api.openai.com/v1 \
-    --model gpt-4o-mini --set reward.token_env=OPENAI_API_KEY \
-    --frames 8 --question 'What does the person do?' --output captions.jsonl
+    --model Qwen/Qwen2.5-VL-7B-Instruct --frames 8 --output my/metadata.jsonl
 
 A kill or a failure loses no answer: the same command goes on.";
 

@@ -29,7 +29,7 @@ pub fn caption(args: CaptionData) -> Result<()> {
     let captioner = Captioner::open(&args)?;
     let output = std::path::absolute(&args.output).map_err(Error::file("write", &args.output))?;
     let rows = RowColumns::read(&args.path, captioner.data.base_path.as_deref())?;
-    let named: Vec<_> = rows.iter().map(|row| copy(row, output.parent().unwrap_or(&output))).collect();
+    let named: Vec<_> = rows.iter().map(|row| row.named_from(output.parent().unwrap_or(&output))).collect();
     let mut prompts = known_prompts(&args, &output, &named)?;
     let lines = |prompts: &[Option<String>]| -> String {
         named.iter().zip(prompts).filter_map(|(row, prompt)| Some(line(row, prompt.as_ref()?))).collect()
@@ -148,13 +148,6 @@ fn prompt(columns: &Columns) -> &str {
     columns.get("prompt").and_then(Json::as_str).unwrap_or_default().trim()
 }
 
-/// The columns of a row in the output, which lies in `directory`.
-fn copy(row: &RowColumns, directory: &Path) -> Columns {
-    let mut row = row.clone();
-    row.name_files_from(directory);
-    row.values
-}
-
 /// A line of the output.
 fn line(columns: &Columns, prompt: &str) -> String {
     let mut columns = columns.clone();
@@ -193,10 +186,8 @@ fn known_prompts(args: &CaptionData, output: &Path, rows: &[Columns]) -> Result<
         return Err(Error::config("--output", "expected another file than the metadata"));
     }
     let rows: Vec<_> = rows.iter().map(|row| (identity(row), prompt(row))).collect();
-    let mut found: HashMap<&str, String> = HashMap::new();
-    for (identity, _) in &rows {
-        found.insert(identity, String::new());
-    }
+    let mut found: HashMap<&str, String> =
+        rows.iter().map(|(identity, _)| (identity.as_str(), String::new())).collect();
     // A crash of the machine may have cut the last line off.
     let whole = text.rfind('\n').map_or(text.as_str(), |end| &text[..=end]);
     for line in whole.lines() {

@@ -54,12 +54,15 @@ impl RowColumns {
         files.map(Path::new).next()
     }
 
-    /// Names files that lie below `directory`, an absolute path, relative to it, and others by absolute paths.
-    pub fn name_files_from(&mut self, directory: &Path) {
-        self.change_paths(|file| {
+    /// The values for a file in `directory`, an absolute path: files below it are named relative to it, others by
+    /// absolute paths.
+    pub fn named_from(&self, directory: &Path) -> Map<String, Value> {
+        let mut row = self.clone();
+        row.change_paths(|file| {
             let file = std::path::absolute(file).unwrap_or_else(|_| file.into());
             file.strip_prefix(directory).map(PathBuf::from).unwrap_or(file)
         });
+        row.values
     }
 
     fn change_paths(&mut self, change: impl Fn(&Path) -> PathBuf) {
