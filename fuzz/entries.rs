@@ -144,6 +144,7 @@ pub fn lora_metadata(bytes: &[u8]) {
 pub fn metadata(bytes: &[u8]) {
     with_file(bytes, "csv", |path| {
         let _ = roll_data::Metadata::read(path, None);
+        let _ = roll_data::RowColumns::read(path, None);
     });
 }
 

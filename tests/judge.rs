@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use roll_core::{BuildContext, Registry};
+use roll_train::config::ConfigLayers;
 use serde_json::{Value, json};
 
 use crate::resume::{assert_alike, kill, start};
@@ -49,7 +51,7 @@ impl BrightnessJudge {
 }
 
 /// The body of a request; `None` if the connection was closed before its end.
-fn request_body(reader: &mut impl BufRead) -> Option<Vec<u8>> {
+pub fn request_body(reader: &mut impl BufRead) -> Option<Vec<u8>> {
     let (mut length, mut line) = (0, String::new());
     while reader.read_line(&mut line).ok()? > 2 {
         if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
@@ -63,7 +65,7 @@ fn request_body(reader: &mut impl BufRead) -> Option<Vec<u8>> {
 }
 
 /// The mean of all bytes of the pictures, 0 to 1.
-fn brightness(request: &Value) -> f64 {
+pub fn brightness(request: &Value) -> f64 {
     let mut bytes = Vec::new();
     for part in request["messages"][0]["content"].as_array().unwrap() {
         let Some(url) = part["image_url"]["url"].as_str() else { continue };
@@ -117,4 +119,17 @@ fn a_killed_run_resumes_bit_for_bit_with_the_answers_that_it_had() {
     let found = |step: usize| metrics[step]["reward/answered_from_cache"].as_f64().unwrap();
     assert!(found(0) == 0.0 && found(2) > 0.0 && found(3) == 0.0, "{metrics:?}");
     assert!((0.01..0.99).contains(&metrics[3]["reward/question_2"].as_f64().unwrap()), "{metrics:?}");
+}
+
+#[test]
+fn a_sum_of_rewards_is_elsewhere_if_all_of_them_are() {
+    let registry = Registry::linked().unwrap();
+    let is_elsewhere = |rewards: &str| {
+        let loaded = ConfigLayers::new().set(&format!("reward={rewards}")).unwrap().load(Some(&registry)).unwrap();
+        let reward = roll_train::reward(&loaded, &registry, &BuildContext::new("flex")).unwrap();
+        reward.unwrap().is_elsewhere()
+    };
+    let judge = "{name: judge, url: 'http://127.0.0.1:1/v1', model: m, questions: [a], cache_dir: none}";
+    assert!(is_elsewhere(&format!("[{judge}, {judge}]")));
+    assert!(!is_elsewhere(&format!("[{judge}, {{name: brightness}}]")));
 }

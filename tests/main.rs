@@ -27,6 +27,8 @@ mod agent;
 mod bad_input;
 mod cache;
 #[cfg(unix)]
+mod captions;
+#[cfg(unix)]
 mod check;
 mod clips;
 mod command_line;

@@ -170,7 +170,8 @@ pub trait RewardScorer: Send {
         Ok(None)
     }
 
-    /// Whether another process computes the score and this one only waits: other rewards are then scored meanwhile.
+    /// Whether another process computes the score and this one only waits: other rewards are then scored meanwhile, and
+    /// algorithms without a gradient of the reward generate the next video.
     fn is_elsewhere(&self) -> bool {
         false
     }

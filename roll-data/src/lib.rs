@@ -56,7 +56,7 @@ pub use buckets::Bucket;
 pub use config::{CacheDir, DataConfig, Decoder, OnBadSample};
 pub use container::format;
 pub use dataset::Dataset;
-pub use metadata::{Metadata, MetadataRow};
+pub use metadata::{Metadata, MetadataRow, RowColumns};
 pub use picture::Picture;
 pub use probe::{Probed, frame_rates, probe};
 pub use read::{ReadOptions, Sizing, read_image, read_video};

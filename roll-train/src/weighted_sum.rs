@@ -212,6 +212,10 @@ impl RewardScorer for WeightedSum {
         Ok(Target { tensors })
     }
 
+    fn is_elsewhere(&self) -> bool {
+        self.parts.iter().all(|part| part.scorer.is_elsewhere())
+    }
+
     fn target_key(&self) -> Result<Option<String>> {
         let mut key = Fingerprint::new("sum");
         for part in &self.parts {

@@ -13,6 +13,8 @@ mod loss_mask;
 pub mod old_policy;
 mod options;
 pub(crate) mod round;
+#[cfg(test)]
+mod scoring_tests;
 pub mod sde;
 pub(crate) mod tally;
 #[cfg(test)]

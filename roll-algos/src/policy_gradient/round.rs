@@ -3,13 +3,18 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::thread::{Scope, ScopedJoinHandle};
 
-use roll_core::{Adapter, Error, Grad, Result, ResultExt, StepContext, StepReport, Tensor, Video, communicator};
+use roll_core::{
+    Adapter, DiffusionModel, Error, Grad, Result, ResultExt, RewardScorer, StepContext, StepReport, Tensor, Video,
+    communicator,
+};
 use serde::{Deserialize, Serialize};
 
 use super::advantages::{GroupStatistics, Normalization, best_and_worst, normalized, normalized_apart};
 use super::options::{SeveralRewards, SharedOptions};
 use super::tally::Tally;
+use crate::AlgorithmError;
 use crate::ranks::{draw_key, repeats, rollout_key};
 use crate::report::{SCORE, StepOutcome, detail_metric};
 use crate::sampling::{Batch, Conditions, Sampling};
@@ -145,6 +150,8 @@ impl Explore for NoExploration {
 struct Pending<T> {
     /// Position of the sample among those of the step.
     position: usize,
+    /// Row of the sample in the data.
+    row: u64,
     /// How often the step had the sample before.
     repeats: u64,
     target: Arc<PreparedTarget>,
@@ -181,17 +188,18 @@ pub(crate) fn generate<E: Explore>(
     for (i, repeats) in repeats(ctx.strategy.ranks().data.as_ref(), samples)?.into_iter().enumerate() {
         prompts.extend(begin(options, prepared, ctx, (i, repeats), explore, round).while_doing(training(i))?);
     }
-    let boundary = diffusion(ctx.model, options.algorithm)?.schedule().boundary;
-    for steps in options.sampling.steps_of_experts(boundary) {
-        for prompt in &mut prompts {
-            let position = prompt.position;
-            advance(options, prompt, steps.clone(), ctx, explore, &mut round.watch).while_doing(training(position))?;
-        }
+    let model = diffusion(ctx.model, options.algorithm)?;
+    let [high_noise, low_noise] = options.sampling.steps_of_experts(model.schedule().boundary);
+    for prompt in &mut prompts {
+        let position = prompt.position;
+        let denoised = prompt.denoise(options, high_noise.clone(), model, explore, &mut round.watch);
+        denoised.while_doing(training(position))?;
     }
     let mut groups = Vec::new();
     for prompt in prompts {
         let position = prompt.position;
-        groups.extend(scored(options, prompt, ctx, round).while_doing(training(position))?);
+        let group = finish(options, prompt, low_noise.clone(), ctx, explore, round);
+        groups.extend(group.while_doing(training(position))?);
         if round.outcome.nonfinite.is_some() {
             break;
         }
@@ -236,95 +244,138 @@ fn begin<E: Explore>(
         Ok(PendingBatch { keys: keys.to_vec(), videos, record: E::Record::default() })
     };
     let batches = keys.chunks(shared.at_once.max(1)).map(batch).collect::<Result<_>>()?;
-    Ok(Some(Pending { position, repeats, target, conditions, key, shared_steps, prefix, batches }))
+    let row = sample.index;
+    Ok(Some(Pending { position, row, repeats, target, conditions, key, shared_steps, prefix, batches }))
 }
 
-/// Does the denoising steps in `range` for all videos of a prompt.
-fn advance<E: Explore>(
-    options: &RoundOptions<'_>,
-    prompt: &mut Pending<E::Record>,
-    range: Range<usize>,
-    ctx: &mut StepContext<'_>,
-    explore: &mut E,
-    watch: &mut Stopwatch<'_>,
-) -> Result<()> {
-    let RoundOptions { algorithm, sampling, shared, .. } = *options;
-    let Pending { position, conditions, shared_steps, prefix, batches, .. } = prompt;
-    let (row, steps) = (ctx.samples[*position].index, sampling.schedule.steps());
-    let model = diffusion(ctx.model, algorithm)?;
-    if let Some(branch) = prefix {
-        let mut step = |i: usize, _: &[Tensor], _: &[Tensor]| {
-            watch.begin(ROLLOUT, Some(&format!("all videos: denoising step {} of {steps}", i + 1)))?;
-            Ok(None)
-        };
-        let own = range.start..range.end.min(*shared_steps);
-        sampling.advance(model, conditions, branch, own, Adapter::On, &mut step)?;
-    }
-    if range.end < *shared_steps {
-        return Ok(());
-    }
-    // The videos begin where the steps that they share end.
-    if let Some(branch) = prefix.take() {
-        for batch in &mut *batches {
-            let starts = vec![branch.latents[0].clone(); batch.keys.len()];
-            batch.videos = sampling.begin(conditions, &starts)?;
+impl<T: Default> Pending<T> {
+    /// Does the steps in `range` that all videos share. Returns whether the videos begin in `range` or before it.
+    fn share_steps(
+        &mut self,
+        sampling: &Sampling,
+        range: Range<usize>,
+        model: &mut dyn DiffusionModel,
+        watch: &mut Stopwatch<'_>,
+    ) -> Result<bool> {
+        let steps = sampling.schedule.steps();
+        if let Some(shared) = &mut self.prefix {
+            let mut step = |i: usize, _: &[Tensor], _: &[Tensor]| {
+                watch.begin(ROLLOUT, Some(&format!("all videos: denoising step {} of {steps}", i + 1)))?;
+                Ok(None)
+            };
+            let own = range.start..range.end.min(self.shared_steps);
+            sampling.advance(model, &self.conditions, shared, own, Adapter::On, &mut step)?;
         }
+        if range.end < self.shared_steps {
+            return Ok(false);
+        }
+        if let Some(shared) = self.prefix.take() {
+            for batch in &mut self.batches {
+                let starts = vec![shared.latents[0].clone(); batch.keys.len()];
+                batch.videos = sampling.begin(&self.conditions, &starts)?;
+            }
+        }
+        Ok(true)
     }
-    for (part, batch) in batches.iter_mut().enumerate() {
-        explore.begin(row, &batch.keys, std::mem::take(&mut batch.record));
+
+    /// Does the steps in `range` for all videos.
+    fn denoise<E: Explore<Record = T>>(
+        &mut self,
+        options: &RoundOptions<'_>,
+        range: Range<usize>,
+        model: &mut dyn DiffusionModel,
+        explore: &mut E,
+        watch: &mut Stopwatch<'_>,
+    ) -> Result<()> {
+        if self.share_steps(options.sampling, range.clone(), model, watch)? {
+            for part in 0..self.batches.len() {
+                self.advance(options, part, range.clone(), model, explore, watch)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Does the steps in `range` for the batch number `part`.
+    fn advance<E: Explore<Record = T>>(
+        &mut self,
+        options: &RoundOptions<'_>,
+        part: usize,
+        range: Range<usize>,
+        model: &mut dyn DiffusionModel,
+        explore: &mut E,
+        watch: &mut Stopwatch<'_>,
+    ) -> Result<()> {
+        let RoundOptions { sampling, shared, .. } = *options;
+        let (steps, batch) = (sampling.schedule.steps(), &mut self.batches[part]);
+        explore.begin(self.row, &batch.keys, std::mem::take(&mut batch.record));
         let mut step = |i: usize, xs: &[Tensor], vs: &[Tensor]| {
             let (video, videos, step) = (part * shared.at_once + 1, shared.group_size, i + 1);
             let words = format!("video {video} of {videos}: denoising step {step} of {steps}");
             watch.begin(ROLLOUT, Some(&words))?;
             explore.step(i, xs, vs)
         };
-        let own = range.start.max(*shared_steps)..range.end;
-        sampling.advance(model, conditions, &mut batch.videos, own, Adapter::On, &mut step)?;
+        let own = range.start.max(self.shared_steps)..range.end;
+        sampling.advance(model, &self.conditions, &mut batch.videos, own, Adapter::On, &mut step)?;
         batch.record = explore.end();
+        Ok(())
     }
-    Ok(())
 }
 
-/// Decodes and scores the videos of a prompt. `None` if it is skipped, or a score is not finite.
-fn scored<T>(
+/// Does the last steps, those in `range`, for the videos of a prompt, decodes and scores them. `None` if the prompt is
+/// skipped, or a score is not finite.
+fn finish<E: Explore>(
     options: &RoundOptions<'_>,
-    prompt: Pending<T>,
+    mut prompt: Pending<E::Record>,
+    range: Range<usize>,
     ctx: &mut StepContext<'_>,
+    explore: &mut E,
     round: &mut RoundState<'_>,
-) -> Result<Option<Group<T>>> {
-    let RoundOptions { algorithm, shared, .. } = *options;
+) -> Result<Option<Group<E::Record>>> {
+    let RoundOptions { algorithm, sampling, shared, .. } = *options;
     let RoundState { watch, tally, outcome, .. } = round;
-    let Pending { position, repeats, target, conditions, key, batches, .. } = prompt;
-    let sample = &ctx.samples[position];
-    let (mut videos, mut records, mut missing) = (Vec::new(), Vec::new(), None);
-    for PendingBatch { keys, videos: generated, record } in batches {
-        records.push(record);
-        for (key, latents) in keys.into_iter().zip(generated.latents) {
-            watch.begin(DECODE, Some("decoding"))?;
-            let model = diffusion(ctx.model, algorithm)?;
-            let (frames, _) = model.decode(&latents, Grad::Skip)?;
-            let video = Video::new(frames, shared.frame_rate.of(model, sample))?;
-            if ctx.want_videos && videos.is_empty() {
-                outcome.show(sample, repeats, video.clone());
+    let sample = &ctx.samples[prompt.position];
+    let StepContext { model, reward: scorer, want_videos, .. } = ctx;
+    let (model, want_videos) = (diffusion(&mut **model, algorithm)?, *want_videos);
+    let scorer = scorer.as_deref_mut().ok_or(AlgorithmError::NoReward { algorithm })?;
+    let target = Arc::clone(&prompt.target);
+    let measure =
+        |video: &Video, scorer: &mut dyn RewardScorer| Measured::of(video, sample, &target, scorer, Grad::Skip);
+    let (mut videos, mut measured) = (Vec::new(), Vec::new());
+    std::thread::scope(|threads| -> Result<()> {
+        let mut scoring = Scoring { threads, measure: &measure, idle: Some(scorer), busy: None };
+        prompt.share_steps(sampling, range.clone(), model, watch)?;
+        for part in 0..prompt.batches.len() {
+            prompt.advance(options, part, range.clone(), model, explore, watch)?;
+            let PendingBatch { keys, videos: batch, .. } = &mut prompt.batches[part];
+            for (key, latents) in keys.iter().zip(batch.latents.drain(..)) {
+                watch.begin(DECODE, Some("decoding"))?;
+                let (frames, _) = model.decode(&latents, Grad::Skip)?;
+                let video = Video::new(frames, shared.frame_rate.of(model, sample))?;
+                if want_videos && videos.is_empty() {
+                    outcome.show(sample, prompt.repeats, video.clone());
+                }
+                watch.begin(SCORING, Some("scoring"))?;
+                measured.extend(scoring.begin(video)?);
+                videos.push(Rollout { key: *key, latents, scores: None, advantage: 0.0 });
             }
-            watch.begin(SCORING, Some("scoring"))?;
-            let scores = match Measured::of(&video, sample, &target, reward(ctx, algorithm)?, Grad::Skip)? {
-                Measured::Score { value, details, .. } => {
-                    let scores = scores(ctx, value, &details);
-                    if let Some(value) = scores.nonfinite() {
-                        outcome.nonfinite = Some((format!("the score of {}", sample.origin), value));
-                        return Ok(None);
-                    }
-                    tally.mean(SCORE, value);
-                    details.iter().for_each(|(name, value)| tally.mean(detail_metric(name), *value));
-                    Some(scores)
+        }
+        measured.extend(scoring.end()?);
+        Ok(())
+    })?;
+    let mut missing = None;
+    for (video, measured) in videos.iter_mut().zip(measured) {
+        match measured {
+            Measured::Score { value, details, .. } => {
+                let scores = scores(ctx, value, &details);
+                if let Some(value) = scores.nonfinite() {
+                    outcome.nonfinite = Some((format!("the score of {}", sample.origin), value));
+                    return Ok(None);
                 }
-                Measured::Skipped(reason) => {
-                    missing = Some(reason);
-                    None
-                }
-            };
-            videos.push(Rollout { key, latents, scores, advantage: 0.0 });
+                tally.mean(SCORE, value);
+                details.iter().for_each(|(name, value)| tally.mean(detail_metric(name), *value));
+                video.scores = Some(scores);
+            }
+            Measured::Skipped(reason) => missing = Some(reason),
         }
     }
     let unscored = videos.iter().filter(|video| video.scores.is_none()).count();
@@ -333,8 +384,49 @@ fn scored<T>(
         outcome.skip(sample, reason);
         return Ok(None);
     }
+    let Pending { position, conditions, key, batches, .. } = prompt;
+    let records = batches.into_iter().map(|batch| batch.record).collect();
     let weight = sample.weight;
     Ok(Some(Group { sample: position, weight, row: sample.index, key, conditions, videos, records }))
+}
+
+/// Scores a video.
+type Measure<'a> = dyn Fn(&Video, &mut dyn RewardScorer) -> Result<Measured> + Sync + 'a;
+
+/// Scores videos one after the other. A reward that computes elsewhere scores a video while the next one is generated.
+struct Scoring<'scope, 'env> {
+    threads: &'scope Scope<'scope, 'env>,
+    measure: &'scope Measure<'scope>,
+    /// The reward, unless it is busy.
+    idle: Option<&'scope mut dyn RewardScorer>,
+    busy: Option<ScopedJoinHandle<'scope, (&'scope mut dyn RewardScorer, Result<Measured>)>>,
+}
+
+impl Scoring<'_, '_> {
+    /// Scores `video`, or begins to; returns the outcome of this video or of the one before, if it is known.
+    fn begin(&mut self, video: Video) -> Result<Option<Measured>> {
+        let before = self.end()?;
+        let Some(reward) = self.idle.take() else { return Ok(before) };
+        let measure = self.measure;
+        if reward.is_elsewhere() {
+            self.busy = Some(self.threads.spawn(move || {
+                let measured = measure(&video, reward);
+                (reward, measured)
+            }));
+            return Ok(before);
+        }
+        let measured = measure(&video, reward);
+        self.idle = Some(reward);
+        measured.map(Some)
+    }
+
+    /// Waits for the video that is scored, and returns its outcome.
+    fn end(&mut self) -> Result<Option<Measured>> {
+        let Some(thread) = self.busy.take() else { return Ok(None) };
+        let (reward, measured) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        self.idle = Some(reward);
+        measured.map(Some)
+    }
 }
 
 /// The score of a video with its terms; a term without a detail is NaN.

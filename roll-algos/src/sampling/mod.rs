@@ -119,10 +119,10 @@ impl Sampling {
         Ok(())
     }
 
-    /// The steps of the high-noise expert, and those of the low-noise expert; without a `boundary`, all are the first.
+    /// The steps of the high-noise expert, and those of the other; without a `boundary` there is one, which has all steps.
     pub(crate) fn steps_of_experts(&self, boundary: Option<f64>) -> [Range<usize>; 2] {
         let steps = self.schedule.steps();
-        let is_low = |i: &usize| boundary.is_some_and(|boundary| self.schedule.timestep(*i).uses_low_noise(boundary));
+        let is_low = |i: &usize| boundary.is_none_or(|boundary| self.schedule.timestep(*i).uses_low_noise(boundary));
         let first_low = (0..steps).find(is_low).unwrap_or(steps);
         [0..first_low, first_low..steps]
     }

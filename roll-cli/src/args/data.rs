@@ -23,6 +23,9 @@ pub enum DataAction {
     /// Write the clips as a run would see them: cut, scaled, sampled at `data.fps`, as H.264 MP4 with a metadata.jsonl.
     #[command(after_help = super::examples::DATA_PREPARE)]
     Prepare(PrepareData),
+    /// Write a copy of metadata with prompts by a model that sees pictures, behind an OpenAI-compatible API.
+    #[command(after_help = super::examples::DATA_CAPTION)]
+    Caption(CaptionData),
 }
 
 /// The data, and the number that heights and widths are multiples of.
@@ -65,4 +68,37 @@ pub struct PrepareData {
     /// `insightface` of the configuration; clips without a face are left out.
     #[arg(long, value_enum)]
     pub crop: Option<Crop>,
+}
+
+/// Arguments of `roll data caption`.
+#[derive(Debug, ClapArgs)]
+pub struct CaptionData {
+    /// Metadata (CSV, TSV, JSON lines, a JSON list), with or without prompts, or a directory of videos.
+    pub path: PathBuf,
+    /// Base address of the service, as `reward.url` of the reward `judge`.
+    #[arg(long, value_name = "URL")]
+    pub url: String,
+    /// Name of the model, as the service knows it.
+    #[arg(long, value_name = "NAME")]
+    pub model: String,
+    /// Request for a description; `{prompt}` is replaced by the row's prompt. Default: one that asks for a paragraph
+    /// about subject, movement, place, light and camera.
+    #[arg(long, value_name = "TEXT")]
+    pub question: Option<String>,
+    /// Number of frames that are shown, evenly spaced. Default: 4.
+    #[arg(long, value_name = "N", value_parser = super::positive)]
+    pub frames: Option<usize>,
+    /// JSON lines to write. If the file is there, rows in it are not asked for again.
+    #[arg(long, short, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Ask for rows that have a prompt, too.
+    #[arg(long)]
+    pub overwrite: bool,
+    /// Number of requests at the same time.
+    #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
+    pub requests: u8,
+    /// Another option of the service, as of the reward `judge`, or `data.max_pixels`, `data.base_path` or
+    /// `data.decoder`: `reward.timeout=300`.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
 }

@@ -72,6 +72,12 @@ pub const DATA_PREPARE: &str = r"Examples:
     --set data.height=480 --set data.width=480 --set reward.name=insightface \
     --set reward.reward_model_path=antelopev2";
 
+pub const DATA_CAPTION: &str = r"Examples:
+  roll data caption my/clips --url http://127.0.0.1:8000/v1 \
+    --model Qwen/Qwen2.5-VL-7B-Instruct --frames 8 --output my/metadata.jsonl
+
+A kill or a failure loses no answer: the same command goes on.";
+
 pub const REWARDS: &str = r"Example:
   roll rewards try sharpness clip.mp4 --set reward.wanted=reference \
     --reference other.mp4 --output gradient.png";

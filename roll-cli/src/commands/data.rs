@@ -14,7 +14,7 @@ use roll_train::reward;
 use roll_train::trainer::{counted_rows, other_frame_rates, row_noun};
 
 use super::check::files;
-use super::face_crop;
+use super::{caption, face_crop};
 use crate::args::{Crop, Data, DataAction, DataSet, InspectData, PrepareData};
 use crate::configuration::{Configuration, build_context};
 use crate::output::controls_terminal;
@@ -27,6 +27,7 @@ pub fn data(args: Data) -> Result<()> {
     match args.action {
         DataAction::Inspect(args) => inspect(args),
         DataAction::Prepare(args) => prepare(args),
+        DataAction::Caption(args) => caption::caption(args),
     }
 }
 

@@ -6,6 +6,7 @@
 mod adapters;
 mod ask;
 mod bench;
+mod caption;
 mod check;
 mod completions;
 mod config;

@@ -18,10 +18,8 @@ const VIDEOS: [&str; 18] = [
 /// Metadata tables that an error points to if the directory has one.
 const TABLES: [&str; 4] = ["metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.json"];
 
-/// Lists the videos in `directory`, sorted by name, with the text of the `.txt` file of the same name as prompt. If
-/// bad samples are skipped, a video whose prompt file is missing or unreadable becomes a row with the reason in
-/// `no_prompt`; otherwise it is an error. A directory in which no video has a prompt file is always an error.
-pub(super) fn rows(directory: &Path, on_bad_sample: OnBadSample) -> Result<Vec<MetadataRow>> {
+/// The videos in `directory`, sorted by name; a directory without one is an error.
+pub(super) fn videos(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut videos: Vec<PathBuf> = Vec::new();
     for entry in std::fs::read_dir(directory).map_err(Error::file("list", directory))? {
         let path = entry.map_err(Error::file("list", directory))?.path();
@@ -37,6 +35,14 @@ pub(super) fn rows(directory: &Path, on_bad_sample: OnBadSample) -> Result<Vec<M
                        of prompts";
         return Err(Error::bad_file(directory, format!("{problem}{}", table_hint(directory))));
     }
+    Ok(videos)
+}
+
+/// Lists the videos in `directory`, sorted by name, with the text of the `.txt` file of the same name as prompt. If
+/// bad samples are skipped, a video whose prompt file is missing or unreadable becomes a row with the reason in
+/// `no_prompt`; otherwise it is an error. A directory in which no video has a prompt file is always an error.
+pub(super) fn rows(directory: &Path, on_bad_sample: OnBadSample) -> Result<Vec<MetadataRow>> {
+    let videos = videos(directory)?;
     let prompt_file = |video: &PathBuf| video.with_extension("txt");
     let missing: Vec<_> = videos.iter().map(prompt_file).filter(|file| !file.is_file()).collect();
     let skips = on_bad_sample == OnBadSample::Skip;
@@ -79,7 +85,7 @@ fn table_hint(directory: &Path) -> String {
     table.map(|table| format!("; {} is there: name that file instead", table.display())).unwrap_or_default()
 }
 
-fn text(prompt_file: &Path) -> Result<String> {
+pub(super) fn text(prompt_file: &Path) -> Result<String> {
     let text = text_of(prompt_file, MAX_PROMPT_BYTES as u64, "a prompt")?;
     // Line breaks are treated as wrapping, not as part of the prompt.
     let lines: Vec<&str> = text.trim_start_matches('\u{feff}').lines().map(str::trim).collect();

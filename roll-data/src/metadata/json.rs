@@ -18,18 +18,29 @@ const MAX_LIST: usize = 64 << 20;
 /// Reads one object per line.
 pub(super) fn lines(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataRow>> {
     let mut found = Vec::new();
-    for (i, text) in text.lines().enumerate().filter(|(_, text)| !text.trim().is_empty()) {
-        let line = i as u64 + 1;
-        let bad = |problem: String| Error::bad_file(path, format!("line {line}: {problem}"));
+    for object in objects(path, text) {
+        let (line, object) = object?;
+        found.extend(rows(&object, line, base).map_err(|problem| bad_line(path, line, problem))?);
+    }
+    Ok(found)
+}
+
+/// The objects of a text with one per line, and their lines.
+pub(super) fn objects(path: &Path, text: &str) -> impl Iterator<Item = Result<(u64, Map<String, Value>)>> {
+    (1..).zip(text.lines()).filter(|(_, text)| !text.trim().is_empty()).map(move |(line, text)| {
+        let bad = |problem: String| bad_line(path, line, problem);
         if text.len() > MAX_OBJECT {
             return Err(bad(format!("{} bytes are too many for one object (at most {MAX_OBJECT})", text.len())));
         }
         let object = serde_json::from_str(text).map_err(|e| {
             bad(format!("expected a JSON object (one a line; several lines of one need a list, [...]): {e}"))
         })?;
-        found.extend(rows(&object, line, base).map_err(bad)?);
-    }
-    Ok(found)
+        Ok((line, object))
+    })
+}
+
+fn bad_line(path: &Path, line: u64, problem: String) -> Error {
+    Error::bad_file(path, format!("line {line}: {problem}"))
 }
 
 /// Reads a list of objects; the line of a row is the object's number in the list.

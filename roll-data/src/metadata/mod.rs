@@ -1,6 +1,7 @@
 //! Metadata of a data set: which clip belongs to which prompt, from a table, a JSON list, or a directory of clips with
 //! captions; or prompts alone.
 
+mod columns;
 mod folder;
 mod json;
 mod prompts;
@@ -17,10 +18,14 @@ use crate::config::{DataConfig, OnBadSample};
 use crate::container;
 use crate::windows::Window;
 
+pub use columns::RowColumns;
+
 /// Maximum size of a metadata file: half a million rows of a few hundred bytes.
 const MAX_BYTES: u64 = 256 << 20;
 /// The column or key of the clip.
 const VIDEO: &str = "video";
+/// The columns or keys of pictures; the second is another name of the first.
+const IMAGES: [&str; 3] = ["image", "input_image", "end_image"];
 /// Maximum size of a prompt; typical ones have a few hundred bytes, and a text encoder reads about a thousand.
 const MAX_PROMPT_BYTES: usize = 1 << 20;
 

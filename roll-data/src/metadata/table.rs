@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use roll_core::{Error, Result, nearest};
+use roll_core::{
+    Error, Result, nearest,
+    serde_json::{Map, Value},
+};
 
 use super::{MetadataRow, VIDEO, checked_weight, listed, misspelt_video};
 
@@ -11,16 +14,37 @@ const DELIMITERS: [u8; 3] = [b',', b';', b'\t'];
 /// The columns that are read.
 const COLUMNS: [&str; 6] = [VIDEO, "prompt", "image", "input_image", "end_image", "weight"];
 
-pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataRow>> {
-    let bad = |problem: String| Error::bad_file(path, problem);
+/// Opens a table; returns its reader and the names of its columns.
+fn open<'a>(path: &Path, text: &'a str) -> Result<(csv::Reader<&'a [u8]>, csv::StringRecord)> {
     let delimiter = delimiter(text);
     if let Some(line) = unclosed_quote(text, delimiter) {
-        return Err(bad(format!(
-            "line {line}: a quote is opened and never closed: all that follows would be one field"
-        )));
+        let problem = format!("line {line}: a quote is opened and never closed: all that follows would be one field");
+        return Err(Error::bad_file(path, problem));
     }
     let mut reader = reader(text, delimiter);
-    let headers = reader.headers().map_err(|e| bad(problem(&e)))?.clone();
+    let headers = reader.headers().map_err(|e| Error::bad_file(path, problem(&e)))?.clone();
+    Ok((reader, headers))
+}
+
+/// The rows as objects without empty fields, and their lines. A `weight` is a number, as JSON metadata need it.
+pub(super) fn objects(path: &Path, text: &str) -> Result<Vec<(u64, Map<String, Value>)>> {
+    let (mut reader, headers) = open(path, text)?;
+    let value = |name: &str, field: &str| match (name, field.parse::<f64>()) {
+        ("weight", Ok(weight)) if weight.is_finite() => weight.into(),
+        _ => field.into(),
+    };
+    let object = |record: csv::Result<csv::StringRecord>| {
+        let record = record.map_err(|e| Error::bad_file(path, problem(&e)))?;
+        let fields = headers.iter().zip(&record).filter(|(_, field)| !field.is_empty());
+        let line = record.position().map_or(0, csv::Position::line);
+        Ok((line, fields.map(|(name, field)| (name.to_string(), value(name, field))).collect()))
+    };
+    reader.records().map(object).collect()
+}
+
+pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataRow>> {
+    let bad = |problem: String| Error::bad_file(path, problem);
+    let (mut reader, headers) = open(path, text)?;
     let find = |name: &str| headers.iter().position(|h| h == name);
     let missing = |name: &str| {
         let found: Vec<_> = headers.iter().collect();

@@ -1,4 +1,4 @@
-//! The files of a Hugging Face model directory.
+//! The files of a Hugging Face model directory, and weights in the layout of open_clip.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,8 +16,35 @@ pub fn json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     serde_json::from_slice(&bytes).map_err(|e| Error::bad_file(path, e.to_string()))
 }
 
-/// The tensors of one or several weight files.
-pub struct Tensors(Checkpoint);
+/// Parts of the names of tensors in `transformers` and in open_clip, in the order in which they are replaced.
+const OPEN_CLIP: [(&str, &str); 20] = [
+    ("vision_model.embeddings.class_embedding", "visual.class_embedding"),
+    ("vision_model.embeddings.position_embedding.weight", "visual.positional_embedding"),
+    ("vision_model.embeddings.patch_embedding", "visual.conv1"),
+    ("vision_model.pre_layrnorm", "visual.ln_pre"),
+    ("vision_model.encoder.layers", "visual.transformer.resblocks"),
+    ("vision_model.post_layernorm", "visual.ln_post"),
+    ("visual_projection.weight", "visual.proj"),
+    ("text_model.embeddings.token_embedding", "token_embedding"),
+    ("text_model.embeddings.position_embedding.weight", "positional_embedding"),
+    ("text_model.encoder.layers", "transformer.resblocks"),
+    ("text_model.final_layer_norm", "ln_final"),
+    ("text_projection.weight", "text_projection"),
+    (".layer_norm1.", ".ln_1."),
+    (".layer_norm2.", ".ln_2."),
+    (".self_attn.q_proj.", ".attn.in_proj_"),
+    (".self_attn.k_proj.", ".attn.in_proj_"),
+    (".self_attn.v_proj.", ".attn.in_proj_"),
+    (".self_attn.out_proj.", ".attn.out_proj."),
+    (".mlp.fc1.", ".mlp.c_fc."),
+    (".mlp.fc2.", ".mlp.c_proj."),
+];
+
+/// The tensors of one or several weight files, by their names in `transformers`.
+pub struct Tensors {
+    checkpoint: Checkpoint,
+    is_open_clip: bool,
+}
 
 impl Tensors {
     /// Opens `model.safetensors` of a directory, or the shards that `model.safetensors.index.json` lists.
@@ -33,29 +60,61 @@ impl Tensors {
 
     /// Opens a weight file, or the shards that an index lists.
     pub fn open(path: &Path) -> Result<Self> {
-        Ok(Self(Checkpoint::open(path)?))
+        // Files of a training have the weights below `state_dict`, those of several GPUs also below `module`.
+        let bare = |key: &str| {
+            let key = key.strip_prefix("state_dict.").unwrap_or(key);
+            Some(key.strip_prefix("module.").unwrap_or(key).to_string())
+        };
+        let checkpoint = Checkpoint::open(path)?.rename(bare)?;
+        let is_open_clip = checkpoint.contains("visual.class_embedding");
+        Ok(Self { checkpoint, is_open_clip })
     }
 
     /// The files.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
-        self.0.paths()
+        self.checkpoint.paths()
     }
 
-    /// The names of all tensors.
+    /// The names of all tensors in the files.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.keys()
+        self.checkpoint.keys()
     }
 
-    /// The shape of a tensor.
+    /// The shape of a tensor that has the same name in both layouts.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
-        Some(&self.0.info(name)?.shape)
+        Some(&self.checkpoint.info(name)?.shape)
     }
 
     /// Reads a floating-point tensor of this shape. Fails, naming the file and the tensor, if it is missing or
     /// different.
     pub fn tensor(&self, name: &str, expected: &[usize]) -> Result<Tensor> {
-        let fault = |problem: String| Err(Error::bad_file(self.0.path(), problem));
-        let Some(info) = self.0.info(name) else {
+        if !self.is_open_clip {
+            return self.stored(name, expected);
+        }
+        let own = OPEN_CLIP.iter().fold(name.to_string(), |name, (part, own)| name.replace(part, own));
+        let third = ["q_proj", "k_proj", "v_proj"].iter().position(|part| name.contains(part));
+        match (third, expected) {
+            // The three are the rows of one matrix.
+            (Some(third), &[rows, ..]) => {
+                let whole = [&[3 * rows], &expected[1..]].concat();
+                let values = self.stored(&own, &whole)?.to_f32_vec();
+                let count = values.len() / 3;
+                Tensor::new(values[third * count..][..count].to_vec(), expected)
+            }
+            // They are multiplied from the right.
+            (None, &[rows, columns]) if ["visual.proj", "text_projection"].contains(&own.as_str()) => {
+                let values = self.stored(&own, &[columns, rows])?.to_f32_vec();
+                let transposed = (0..rows * columns).map(|i| values[i % columns * rows + i / columns]);
+                Tensor::new(transposed.collect(), expected)
+            }
+            _ => self.stored(&own, expected),
+        }
+    }
+
+    /// Reads a tensor by its name in the files.
+    fn stored(&self, name: &str, expected: &[usize]) -> Result<Tensor> {
+        let fault = |problem: String| Err(Error::bad_file(self.checkpoint.path(), problem));
+        let Some(info) = self.checkpoint.info(name) else {
             return fault(format!("its weights hold no tensor `{name}`"));
         };
         if info.shape != expected {
@@ -64,7 +123,7 @@ impl Tensors {
         if !matches!(info.dtype, Some(DType::F32 | DType::F16 | DType::Bf16)) {
             return fault(format!("`{name}` is of {}; floats are read", info.stored));
         }
-        Ok(self.0.tensor(name)?)
+        Ok(self.checkpoint.tensor(name)?)
     }
 
     /// Uploads tensors, given by name and shape, as f32 to `device`.

@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::RewardError;
 use crate::onnx_reward::row_score;
-use crate::picture::{FrameScorer, Frames, Input, OverFrames, RowNetwork, RowsPull, check_on_missing};
+use crate::picture::{Fit, FrameScorer, Frames, Input, OverFrames, RowNetwork, RowsPull, check_on_missing};
 use attention_pool::AttentionPool;
 use config::{Family, ModelConfig};
 use files::Tensors;
@@ -48,13 +48,19 @@ pub struct ClipRewardConfig {
     /// Directory of a CLIP or SigLIP model: config.json, model.safetensors, tokenizer.json and
     /// preprocessor_config.json.
     pub path: String,
+    /// A weight file in place of the directory's own: safetensors or a torch checkpoint, with the names of `transformers`
+    /// or of open_clip, as HPS_v2.1_compressed.pt.
+    pub weights: Option<String>,
     /// What frames are compared with.
     pub against: Against,
     /// How the similarity becomes the score.
     pub score: Scale,
-    /// A safetensors file with the layers of an aesthetic predictor. Its output is then the score, and frames are not
-    /// compared.
+    /// A safetensors file or torch checkpoint with the layers of an aesthetic predictor. Its output is then the score,
+    /// and frames are not compared.
     pub head: Option<String>,
+    /// How a frame of another aspect ratio is fitted into the model's square. Default: as preprocessor_config.json says.
+    /// HPSv2 is computed with `letterbox`.
+    pub fit: Option<Fit>,
     /// Which frames are scored.
     pub frames: Frames,
     /// How the scores of the frames are reduced to one.
@@ -72,9 +78,11 @@ impl Default for ClipRewardConfig {
     fn default() -> Self {
         Self {
             path: String::new(),
+            weights: None,
             against: Against::Prompt,
             score: Scale::Cosine,
             head: None,
+            fit: None,
             frames: Frames::Uniform(8),
             over_frames: OverFrames::Mean,
             frames_per_batch: 8,
@@ -196,7 +204,14 @@ impl ClipReward {
 
     fn open(config: ClipRewardConfig, directory: &Path, context: &BuildContext, device: &Device) -> Result<Self> {
         let model = ModelConfig::read(directory)?;
-        let tensors = Tensors::in_directory(directory)?;
+        let tensors = match &config.weights {
+            Some(file) => Tensors::open(&context.resolve(file))?,
+            None => Tensors::in_directory(directory)?,
+        };
+        let mut input = config::input(directory, model.family, model.vision_config.image_size)?;
+        if let Some(fit) = config.fit {
+            input = Input { fit, shorter_side: input.shorter_side.filter(|_| fit == Fit::Crop), ..input };
+        }
         let mut files: Vec<PathBuf> = ["config.json", "preprocessor_config.json"].map(|f| directory.join(f)).to_vec();
         files.retain(|f| f.exists());
         files.extend(tensors.paths().map(PathBuf::from));
@@ -223,7 +238,7 @@ impl ClipReward {
         };
         Ok(Self {
             vision: VisionTower::load(&tensors, &model, head, device)?,
-            input: config::input(directory, model.family, model.vision_config.image_size)?,
+            input,
             text,
             texts: HashMap::new(),
             logit,
@@ -340,7 +355,7 @@ impl RewardScorer for ClipReward {
     fn target_key(&self) -> Result<Option<String>> {
         // Only `against: reference` has a target; it depends on the tower and on the choice of frames.
         let mut key = Fingerprint::new(NAME).text("against", format_args!("{:?}", self.config.against));
-        key = key.text("frames", format_args!("{:?}", self.config.frames));
+        key = key.text("frames", format_args!("{:?} {:?}", self.config.frames, self.config.fit));
         for file in &self.files {
             key = key.file(file)?;
         }

@@ -138,6 +138,69 @@ fn towers_of_the_published_sizes_are_those_of_transformers() {
 }
 
 #[test]
+fn weights_of_open_clip_score_as_hpsv2_and_a_pth_head_as_the_aesthetic_predictor() {
+    let own = data("open_clip_tiny");
+    let golden: Json = serde_json::from_slice(&std::fs::read(own.join("golden.json")).unwrap()).unwrap();
+    let file = |name: &str| Some(own.join(name).display().to_string());
+    let open = |change: &dyn Fn(&mut ClipRewardConfig)| {
+        load(&data("clip_tiny_gelu"), |c| {
+            (c.weights, c.fit) = (file("weights.pt"), Some(Fit::Letterbox));
+            change(c);
+        })
+    };
+    let texts: Vec<String> = serde_json::from_value(golden["texts"].clone()).unwrap();
+    let cosines: Vec<f64> = serde_json::from_value(golden["cosine"].clone()).unwrap();
+    let [height, width]: [usize; 2] = serde_json::from_value(golden["size"].clone()).unwrap();
+    let (video, number) = (picture(height, width), |name: &str| golden[name].as_f64().unwrap());
+
+    let mut reward = open(&|_| ()).unwrap();
+    let prepared = Preprocess::new(&reward.input, [height, width]).unwrap();
+    let pixels = apart(&prepared.forward(video.frame(0)), &numbers(&golden["pixels"]));
+    let image = apart(&reward.scorer().rows(&video).unwrap()[0], &numbers(&golden["image"]));
+    assert!(pixels < 1e-5 && image < 1e-5, "{pixels} {image}");
+    for (i, (text, expected)) in texts.iter().zip(&cosines).enumerate() {
+        let found = reward.text.as_ref().unwrap().embed(text).unwrap();
+        assert!(apart(&found, &numbers(&golden["text"][i])) < 1e-5, "{text}");
+        let found = scored(&mut reward, &video, text, &Target::default()).0;
+        assert!((found - expected).abs() < 1e-6, "{text}: {found}, expected {expected}");
+    }
+    let along = |gradient: Vec<f32>| -> f64 {
+        gradient.iter().enumerate().map(|(i, slope)| f64::from(*slope) * (i as f64).sin()).sum()
+    };
+    let found = along(scored(&mut reward, &video, &texts[0], &Target::default()).1);
+    assert!((found - number("cosine_slope")).abs() < 1e-4 * number("cosine_slope").abs(), "{found}");
+    let found = scored(&mut open(&|c| c.score = Scale::Logit).unwrap(), &video, &texts[0], &Target::default()).0;
+    assert!((found - number("factor") * cosines[0]).abs() < 1e-4, "{found}");
+
+    let mut rated = open(&|c| c.head = file("head.pth")).unwrap();
+    let (found, slope) = scored(&mut rated, &video, "", &Target::default());
+    assert!((found - number("aesthetic")).abs() < 1e-5, "{found}");
+    assert!((along(slope) - number("aesthetic_slope")).abs() < 1e-4 * number("aesthetic_slope").abs());
+
+    // The directory's own preprocessing is not that of HPSv2, which loses no part of the frame.
+    let cropped = scored(&mut open(&|c| c.fit = None).unwrap(), &video, &texts[0], &Target::default()).0;
+    assert!((cropped - cosines[0]).abs() > 1e-3, "{cropped}");
+}
+
+#[test]
+fn weights_may_lie_outside_the_directory_and_are_those_of_its_model() {
+    let outside = tempfile::tempdir().unwrap();
+    let file = outside.path().join("weights.safetensors");
+    std::fs::copy(data("clip_tiny/model.safetensors"), &file).unwrap();
+    let with = |weights: &Path| Some(weights.display().to_string());
+    let of = |weights: Option<String>| {
+        let mut reward = load(&data("clip_tiny"), |c| c.weights = weights).unwrap();
+        scored(&mut reward, &picture(30, 40), "a dog", &Target::default())
+    };
+    assert_eq!(of(with(&file)), of(None));
+    let own = data("open_clip_tiny/weights.pt");
+    let refused =
+        |directory: &str| one_line(&load(&data(directory), |c| c.weights = with(&own)).map(drop).unwrap_err());
+    let problem = refused("siglip_tiny");
+    assert!(problem.contains("weights.pt: expected `token_embedding.weight` of [35, 32]"), "{problem}");
+}
+
+#[test]
 fn gradients_of_every_score_match_finite_differences() {
     let head = data("clip_tiny/head.safetensors").display().to_string();
     let cases: [Box<dyn FnOnce(&mut ClipRewardConfig)>; 4] = [

@@ -68,13 +68,13 @@ impl Client {
     /// Sends `body` until an address answers or the limits are reached; returns the body of the answer.
     pub fn ask(&self, body: &[u8]) -> std::result::Result<Vec<u8>, Unanswered> {
         let (mut last, mut times) = (String::new(), 0);
-        let asked = self.repeats.ask("the judge", true, || {
+        let asked = self.repeats.ask("the service", true, || {
             self.ask_each(body, &mut times).map_err(|(url, no_answer)| {
                 last = url;
                 no_answer
             })
         });
-        asked.map_err(|reason| Unanswered { peer: format!("the judge {last} (`reward.url`)"), times, ..reason })
+        asked.map_err(|reason| Unanswered { peer: format!("the service {last} (`reward.url`)"), times, ..reason })
     }
 
     /// Asks one address after the other until one answers or fails permanently. Otherwise returns the reason of one that

@@ -1,20 +1,22 @@
 //! The reward `judge`: questions about a video's frames, answered by a model behind an OpenAI-compatible API that takes
 //! pictures (vLLM, SGLang, llama.cpp, hosted services).
 //!
-//! `client` sends requests, `answer` turns answers into scores. Scores are kept by the request, which has model, question
-//! and pictures, so a run that is killed and resumed has the same scores, even if the service would answer otherwise the
-//! second time.
+//! `client` sends requests, `answer` turns answers into scores, `caption` into prompts. Both are kept by the request, which
+//! has model, question and pictures, so a run that is killed and resumed has the same scores, even if the service would
+//! answer otherwise the second time.
 //!
 //! Safeguards: a request including its answer ends within `timeout`, at most 1 MiB of an answer is read, and redirects
 //! are not followed, so pictures and token are sent to `url` only.
 
 mod answer;
+mod caption;
 mod client;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use base64::Engine;
@@ -31,6 +33,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
 pub use answer::AnswerKind;
+pub use caption::CAPTION_QUESTION;
 use client::Client;
 
 use crate::picture::{Frames, check_on_missing};
@@ -125,7 +128,7 @@ impl Texts {
     }
 }
 
-/// The scorer.
+/// The scorer; [`Judge::caption`] describes videos instead.
 pub struct Judge {
     config: JudgeConfig,
     questions: Vec<String>,
@@ -135,8 +138,8 @@ pub struct Judge {
     requests_log_probabilities: AtomicBool,
 }
 
-/// The score of a question, or the reason why its answer is invalid.
-type Judged = std::result::Result<f64, String>;
+/// The value of an answer, or the reason why the answer is invalid.
+type Answered<T> = std::result::Result<T, String>;
 
 impl Judge {
     /// Reads the questions; sends and writes nothing. Fails, and names the key, if a value is outside its range.
@@ -156,46 +159,73 @@ impl Judge {
         })
     }
 
+    /// The frames that are shown, as parts of a message.
+    fn pictures(&self, video: &Video) -> Result<Vec<Json>> {
+        let frames = video.dims()[0];
+        Frames::Uniform(self.config.frames.min(frames)).of(frames).into_iter().map(|t| picture(video, t)).collect()
+    }
+
     /// A request without log-probabilities.
-    fn request(&self, question: &str, prompt: &str, pictures: &[Json]) -> Json {
+    fn request(&self, question: String, pictures: &[Json], max_tokens: u32) -> Json {
         let shown = match pictures.len() {
             1 => String::new(),
             n => format!("These are {n} frames of one video, in their order. "),
         };
-        let text =
-            format!("{shown}{} Answer with {}.", question.replace("{prompt}", prompt), self.config.answer.form());
-        let content: Vec<Json> = pictures.iter().cloned().chain([json!({ "type": "text", "text": text })]).collect();
+        let text = json!({ "type": "text", "text": shown + &question });
+        let content: Vec<Json> = pictures.iter().cloned().chain([text]).collect();
         json!({
             "model": self.config.model,
             "messages": [{ "role": "user", "content": content }],
             "temperature": 0,
-            "max_tokens": MAX_TOKENS,
+            "max_tokens": max_tokens,
         })
     }
 
     /// The outcome of a question, and whether it was in the cache. Fails if the service does not answer.
-    fn judge(&self, request: &Json) -> Result<(Judged, bool)> {
-        let Some(cache) = &self.cache else { return Ok((self.ask(request)?, false)) };
-        let key = Fingerprint::new("judge").text("request", request).finish();
+    fn judge(&self, request: &Json) -> Result<(Answered<f64>, bool)> {
+        self.kept("judge", request, |score| (0.0..=1.0).contains(score), || self.until_valid(|| self.ask(request)))
+    }
+
+    /// The value of a request's answer in the cache, and otherwise of `ask`, which the cache keeps if it is valid.
+    /// Returns also whether it was there.
+    fn kept<T: FromStr + ToString>(
+        &self,
+        kind: &str,
+        request: &Json,
+        is_valid: impl Fn(&T) -> bool,
+        ask: impl FnOnce() -> Result<Answered<T>>,
+    ) -> Result<(Answered<T>, bool)> {
+        let Some(cache) = &self.cache else { return Ok((ask()?, false)) };
+        let key = Fingerprint::new(kind).text("request", request).finish();
         let folder = cache.join(&key[..2]);
         let path = folder.join(&key);
-        let read = files::read_text(&path, 64).ok().and_then(|text| text.parse().ok());
-        if let Some(score) = read.filter(|score| (0.0..=1.0).contains(score)) {
-            return Ok((Ok(score), true));
+        let read = files::read_text(&path, caption::MAX_CAPTION as u64).ok().and_then(|text| text.parse().ok());
+        if let Some(value) = read.filter(is_valid) {
+            return Ok((Ok(value), true));
         }
-        let outcome = self.ask(request)?;
-        if let Ok(score) = outcome {
+        let outcome = ask()?;
+        if let Ok(value) = &outcome {
             let made = std::fs::create_dir_all(&folder).map_err(Error::file("create the directory", folder));
-            if let Err(error) = made.and_then(|()| files::write_atomically(&path, score.to_string().as_bytes())) {
-                tracing::warn!("a score is not kept (`reward.cache_dir`): {}", error.chain());
+            if let Err(error) = made.and_then(|()| files::write_atomically(&path, value.to_string().as_bytes())) {
+                tracing::warn!("an answer is not kept (`reward.cache_dir`): {}", error.chain());
             }
         }
         Ok((outcome, false))
     }
 
-    /// Asks until an answer is valid, at most `retries` times more.
-    fn ask(&self, request: &Json) -> Result<Judged> {
-        let mut invalid = 0;
+    /// Calls `ask` until an answer is valid, at most `retries` times more.
+    fn until_valid<T>(&self, ask: impl Fn() -> Result<Answered<T>>) -> Result<Answered<T>> {
+        for _ in 0..self.config.retries {
+            match ask()? {
+                Err(problem) => tracing::warn!("an invalid answer of the service: {problem}; asking again"),
+                valid => return Ok(valid),
+            }
+        }
+        ask()
+    }
+
+    /// Asks once, or twice if the service rejects log-probabilities.
+    fn ask(&self, request: &Json) -> Result<Answered<f64>> {
         loop {
             let log_probabilities = &self.requests_log_probabilities;
             let with = self.config.answer == AnswerKind::Yes && log_probabilities.load(Ordering::Relaxed);
@@ -204,22 +234,14 @@ impl Judge {
                 request["logprobs"] = true.into();
                 request["top_logprobs"] = TOP_LOG_PROBABILITIES.into();
             }
-            let answer = match self.client.ask(request.to_string().as_bytes()) {
-                Ok(answer) => answer,
+            match self.client.ask(request.to_string().as_bytes()) {
+                Ok(answer) => return Ok(self.config.answer.score(&answer)),
                 Err(error) if with && error.was_rejected => {
                     if log_probabilities.swap(false, Ordering::Relaxed) {
                         tracing::warn!("{error}; asking without log-probabilities from now on");
                     }
-                    continue;
                 }
                 Err(error) => return Err(Error::component(Fault::Failure, error)),
-            };
-            match self.config.answer.score(&answer) {
-                Err(problem) if invalid < self.config.retries => {
-                    invalid += 1;
-                    tracing::warn!("an invalid answer of the judge: {problem}; asking again");
-                }
-                outcome => return Ok(outcome),
             }
         }
     }
@@ -246,13 +268,12 @@ impl RewardScorer for Judge {
         if video.frames().is_empty() {
             return Ok((Score::Missing { reason: "the video has no pixels".into() }, None));
         }
-        let frames = video.dims()[0];
-        let shown = Frames::Uniform(self.config.frames.min(frames)).of(frames);
-        let pictures = shown.into_iter().map(|t| picture(video, t)).collect::<Result<Vec<_>>>()?;
-        let this = &*self;
+        let (this, pictures) = (&*self, self.pictures(video)?);
         let outcomes: Vec<Result<_>> = std::thread::scope(|threads| {
             let start = |question: &String| {
-                let request = this.request(question, prompt, &pictures);
+                let question = question.replace("{prompt}", prompt);
+                let question = format!("{question} Answer with {}.", this.config.answer.form());
+                let request = this.request(question, &pictures, MAX_TOKENS);
                 threads.spawn(move || this.judge(&request))
             };
             let asking: Vec<_> = this.questions.iter().map(start).collect();

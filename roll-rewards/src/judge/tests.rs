@@ -458,3 +458,73 @@ fn options_out_of_range_are_named_and_nothing_is_sent() {
     let (score, _) = judge.score(&none, "", &Target::default(), Grad::Skip).unwrap();
     assert!(matches!(score, Score::Missing { .. }) && service.count() == 0);
 }
+
+/// The caption of [`video`], whose prompt is `prompt`.
+fn caption(judge: &Judge, prompt: &str) -> Result<String> {
+    judge.caption(&video(), prompt)
+}
+
+#[test]
+fn captions_are_one_line_of_text_and_kept_by_their_request() {
+    let cache = tempfile::tempdir().unwrap();
+    let service = FakeService::start(|earlier, request| {
+        assert!(request.get("logprobs").is_none() && request["max_tokens"].as_u64().unwrap() >= 256);
+        let parts = request["messages"][0]["content"].as_array().unwrap();
+        reply(&format!(" \u{7}A red\n\nball rolls. {} {earlier}", parts.len()), &[])
+    });
+    let open = |question: &str| {
+        judge(&[service.url()], |c| {
+            (c.questions, c.frames) = (Texts::Several(vec![question.into()]), 3);
+            c.cache_dir = Some(cache.path().display().to_string());
+        })
+        .unwrap()
+    };
+    let judge = open("Describe {prompt}.");
+    assert_eq!(caption(&judge, "it").unwrap(), "A red ball rolls. 4 0");
+    assert_eq!(caption(&judge, "it").unwrap(), "A red ball rolls. 4 0");
+    assert_eq!(caption(&judge, "that").unwrap(), "A red ball rolls. 4 1");
+    assert_eq!(caption(&open(CAPTION_QUESTION), "it").unwrap(), "A red ball rolls. 4 2");
+    let texts: Vec<_> = service.requests.lock().unwrap().iter().map(|(_, request)| request.to_string()).collect();
+    assert!(texts[0].contains("These are 3 frames of one video, in their order. Describe it."), "{}", texts[0]);
+    assert!(texts.iter().all(|text| !text.contains("Answer with")));
+    for damage in ["", "\n", "x"] {
+        walk(cache.path()).iter().for_each(|file| std::fs::write(file, damage.repeat(9000)).unwrap());
+        assert!(caption(&judge, "it").unwrap().starts_with("A red ball"), "{damage}");
+    }
+}
+
+#[test]
+fn a_hostile_answer_is_no_caption() {
+    let huge = [br#"{"choices":[{"message":{"content":""#.to_vec(), vec![b'x'; 2 << 20]].concat();
+    let cut = json!({ "choices": [{ "message": { "content": "A red ball" }, "finish_reason": "length" }] });
+    let cases: [(Vec<u8>, &str); 8] = [
+        (Vec::new(), "found ``"),
+        (b"<html>\x1b[31mhello".to_vec(), "found `<html> [31mhello`"),
+        (br#"{"choices":[{"message":{"content":null}}]}"#.to_vec(), "expected a description, found"),
+        (br#"{"choices":{"0":1}}"#.to_vec(), "expected a description, found"),
+        (reply(" \u{1b}\n ", &[]).2, "expected a description, found ``"),
+        (reply(&"word ".repeat(4000), &[]).2, "at most 8192 bytes, found `word word"),
+        (huge, "expected a description, found"),
+        (cut.to_string().into_bytes(), "at most 512 tokens, found `A red ball`"),
+    ];
+    for (body, part) in cases {
+        let service = FakeService::start(move |_, _| (200, "", body.clone()));
+        let problem = caption(&judge(&[service.url()], |c| c.retries = 1).unwrap(), "").unwrap_err().chain();
+        assert!(problem.contains("an invalid answer") && problem.contains(part), "{problem}");
+        assert!(problem.len() < 500 && !problem.contains(char::is_control), "{problem}");
+        assert_eq!(service.count(), 2, "{part}");
+    }
+    let service = FakeService::start(|earlier, _| match earlier {
+        0 => (500, "", Vec::new()),
+        1 => reply("", &[]),
+        _ => reply("A red ball", &[]),
+    });
+    assert_eq!(caption(&judge(&[service.url()], |c| c.retries = 1).unwrap(), "").unwrap(), "A red ball");
+    let service = FakeService::start(|_, _| (500, "", Vec::new()));
+    let problem = caption(&judge(&[service.url()], |c| c.retries = 1).unwrap(), "").unwrap_err().chain();
+    assert!(problem.contains("(attempts: 2): status 500") && problem.contains(&service.url()), "{problem}");
+    let slow = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/v1", slow.local_addr().unwrap());
+    let problem = caption(&judge(&[url], |c| (c.retries, c.timeout) = (0, 0.2)).unwrap(), "").unwrap_err().chain();
+    assert!(problem.contains("timeout"), "{problem}");
+}

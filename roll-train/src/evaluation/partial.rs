@@ -54,7 +54,7 @@ struct ValidationResult {
 }
 
 /// Everything that results depend on: the parameters, and the settings of all parts. All ranks must call it.
-pub(crate) fn key(config: &RunConfig, checks: &[RewardComponent], model: &mut dyn Model) -> Result<String> {
+pub(crate) fn key(config: &RunConfig, checks: &[&RewardComponent], model: &mut dyn Model) -> Result<String> {
     let parts = (
         (config.seed, config.noise_seed, &config.backend),
         (&config.algo, &config.model, &config.reward, &config.env),

@@ -25,7 +25,7 @@ impl Trainer {
             0 => tracing::info!("evaluating {clips} before training"),
             step => tracing::info!("evaluating {clips} after step {step}"),
         }
-        let key = evaluation::key(&self.loaded.config, evaluator.checks(), self.model.as_mut())?;
+        let key = evaluation::key(&self.loaded.config, &evaluator.checks(), self.model.as_mut())?;
         let moments = moments(self.steps_done, self.steps);
         let partial = dir.map(|dir| PartialResults::new(dir, self.steps_done, moments, &self.labels, key));
         let mut inputs = EvaluationInputs {
