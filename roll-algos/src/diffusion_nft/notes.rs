@@ -15,8 +15,8 @@ roll_core::inventory::submit! {
 const IDLE: &[IdleKeys] = &[
     SHIFT,
     GUIDANCE,
-    KL_REFERENCE,
     NO_KL,
+    KL_REFERENCE,
     IdleKeys {
         keys: &["algo.beta", "algo.advantage_mode"],
         when: When::IsNot("algo.loss", &["nft"]),

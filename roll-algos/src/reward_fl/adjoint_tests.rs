@@ -105,7 +105,9 @@ impl Surrogate {
             let at =
                 plan.guidance.velocity(&mut bench.model, &x, timestep, conditions, Adapter::On, Grad::Skip).unwrap();
             let n = plan.trained.len() as f64;
-            kl += step_kl(&at.conditional, &seen.references[number], *from, mask).unwrap().0 / n;
+            if let Some(reference) = seen.references.get(number) {
+                kl += step_kl(&at.conditional, reference, *from, mask).unwrap().0 / n;
+            }
             let difference = axpy(&at.velocity, -1.0, &seen.velocities[i]).unwrap();
             moved = axpy(&moved, (to.0 - from.0) as f32, &difference).unwrap();
             let free = mask.map(|i| f64::from(moved.to_f32_vec()[i]));

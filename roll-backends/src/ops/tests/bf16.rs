@@ -79,11 +79,18 @@ fn convolutions_and_their_pulls_keep_the_dtype_in_every_branch() {
             let (volume, weight) = shaped(x);
             conv3d(volume, weight, Some(x[2].clone().reshape([channels])), padding).reshape([channels, positions])
         });
-        check(&format!("pull of conv {channels} {kernel:?} {size:?}"), &inputs[..1], &[0], DType::BF16, |x, dtype| {
-            let weight = to_bf16(&inputs[1]).upload(&x[0].device().without_autodiff()).cast(dtype);
-            let (cotangent, weight) = shaped(&[x[0].clone(), weight]);
-            conv3d_pull(cotangent, weight, padding).reshape([channels, positions])
-        });
+        for device in bf16_devices() {
+            let pulled = |dtype| {
+                let operands = inputs[..2].iter().map(|x| to_bf16(x).upload(&device).cast(dtype));
+                let (cotangent, weight) = shaped(&operands.collect::<Vec<_>>());
+                let d_x = conv3d_pull(cotangent, weight, padding);
+                assert_eq!(d_x.dtype(), dtype);
+                download(d_x.reshape([channels, positions]).cast(DType::F32))
+            };
+            let exact: Vec<f64> = pulled(DType::F32).into_iter().map(f64::from).collect();
+            let what = format!("pull of conv {channels} {kernel:?} {size:?} on {device:?}");
+            assert_near(&what, &pulled(DType::BF16), &exact, BF16);
+        }
     }
 }
 
