@@ -10,7 +10,7 @@ use roll_core::{Error, Result, ScheduleFacts, Sigma, Timestep};
 const TRAIN_TIMESTEPS: f32 = 1000.0;
 
 /// A table of noise levels: `n` steps pass from entry to entry of `n + 1`. It descends to the data, but for
-/// [`FlowSchedule::between`].
+/// `FlowSchedule::between`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FlowSchedule {
     sigmas: Vec<f32>,
