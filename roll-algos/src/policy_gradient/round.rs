@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::thread::{Scope, ScopedJoinHandle};
 
 use roll_core::{
-    Adapter, DiffusionModel, Error, Grad, Result, ResultExt, RewardScorer, StepContext, StepReport, Tensor, Video,
-    communicator,
+    Adapter, DiffusionModel, Error, Grad, Result, ResultExt, RewardScorer, Sample, StepContext, StepReport, Tensor,
+    Video, communicator,
 };
 use serde::{Deserialize, Serialize};
 
@@ -332,7 +332,7 @@ fn finish<E: Explore>(
     round: &mut RoundState<'_>,
 ) -> Result<Option<Group<E::Record>>> {
     let RoundOptions { algorithm, sampling, shared, .. } = *options;
-    let RoundState { watch, tally, outcome, .. } = round;
+    let RoundState { watch, outcome, .. } = round;
     let sample = &ctx.samples[prompt.position];
     let StepContext { model, reward: scorer, want_videos, .. } = ctx;
     let (model, want_videos) = (diffusion(&mut **model, algorithm)?, *want_videos);
@@ -362,6 +362,30 @@ fn finish<E: Explore>(
         measured.extend(scoring.end()?);
         Ok(())
     })?;
+    let missing = set_scores(ctx, sample, &mut videos, measured, round);
+    if round.outcome.nonfinite.is_some() {
+        return Ok(None);
+    }
+    if let (Some(reason), true) = (missing, videos.iter().all(|video| video.scores.is_none())) {
+        round.outcome.skip(sample, reason);
+        return Ok(None);
+    }
+    let Pending { position, conditions, key, batches, .. } = prompt;
+    let records = batches.into_iter().map(|batch| batch.record).collect();
+    let weight = sample.weight;
+    Ok(Some(Group { sample: position, weight, row: sample.index, key, conditions, videos, records }))
+}
+
+/// Sets the scores of the videos of a sample, up to one that is not finite. Returns why a video has no score, if one has
+/// none.
+fn set_scores(
+    ctx: &StepContext<'_>,
+    sample: &Sample,
+    videos: &mut [Rollout],
+    measured: Vec<Measured>,
+    round: &mut RoundState<'_>,
+) -> Option<String> {
+    let RoundState { tally, outcome, .. } = round;
     let mut missing = None;
     for (video, measured) in videos.iter_mut().zip(measured) {
         match measured {
@@ -369,7 +393,7 @@ fn finish<E: Explore>(
                 let scores = scores(ctx, value, &details);
                 if let Some(value) = scores.nonfinite() {
                     outcome.nonfinite = Some((format!("the score of {}", sample.origin), value));
-                    return Ok(None);
+                    return missing;
                 }
                 tally.mean(SCORE, value);
                 details.iter().for_each(|(name, value)| tally.mean(detail_metric(name), *value));
@@ -380,14 +404,7 @@ fn finish<E: Explore>(
     }
     let unscored = videos.iter().filter(|video| video.scores.is_none()).count();
     tally.mean("actor/unscored", unscored as f64 / videos.len() as f64);
-    if let (Some(reason), true) = (missing, unscored == videos.len()) {
-        outcome.skip(sample, reason);
-        return Ok(None);
-    }
-    let Pending { position, conditions, key, batches, .. } = prompt;
-    let records = batches.into_iter().map(|batch| batch.record).collect();
-    let weight = sample.weight;
-    Ok(Some(Group { sample: position, weight, row: sample.index, key, conditions, videos, records }))
+    missing
 }
 
 /// Scores a video.
