@@ -128,7 +128,7 @@ impl StreamDescription {
     }
 }
 
-/// What ffprobe says of these entries of the video stream.
+/// The answer of ffprobe about these entries of the video stream.
 pub(super) fn ffprobe(path: &Path, format: Option<&str>, entries: &str) -> Result<Value, Failure> {
     let mut arguments: Vec<OsString> = input(path, format);
     arguments.extend(["-select_streams", "V:0", "-show_entries", entries, "-of", "json"].map(Into::into));

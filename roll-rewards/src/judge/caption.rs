@@ -7,9 +7,10 @@ use serde_json::Value as Json;
 use super::{Answered, Judge};
 
 /// A question whose answer is a prompt for a video model.
-pub const CAPTION_QUESTION: &str = "Describe the video in one paragraph of plain text, at most 120 words: who or what is seen and how it looks, what it \
-     does and how it moves, the place, the light, and the movement of the camera. Begin with the subject itself, not with \
-     \"the video\" or \"the frames\", and mention only what can be seen.";
+pub const CAPTION_QUESTION: &str = "\
+    Describe the video in one paragraph of plain text, at most 120 words: who or what is seen and how it looks, what it \
+    does and how it moves, the place, the light, and the movement of the camera. Begin with the subject itself, not with \
+    \"the video\" or \"the frames\", and mention only what can be seen.";
 /// Longest caption in tokens.
 const MAX_TOKENS: u32 = 512;
 /// Longest caption in bytes; 512 tokens of English are about 2 kB.

@@ -72,8 +72,8 @@ impl Plan {
     }
 
     /// The changes of experts that take turns on the device. A sample whose score is pulled back passes through both once;
-    /// videos that are compared with one another do so together, for all samples, and each sample's update again in at
-    /// most two passes.
+    /// videos that are compared with one another do so together, for all samples, and each sample's update about twice
+    /// again: more often where a window of stochastic steps crosses the boundary.
     fn expert_changes(&self, weights: f64) -> Option<PhaseCost> {
         let rate = match (self.resolved_placement(), self.storage.idle) {
             (Placement::Auto | Placement::Resident, IdleExpert::Host) => HOST_RATE,
