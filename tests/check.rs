@@ -368,9 +368,11 @@ fn notes_name_keys_without_effect_of_every_algorithm_on_videos() {
     let end_image = "`end_image` in `model.extra_inputs` has no effect on training";
     let weighted = "`weight` of 1 row of `evaluation.metadata` has no effect";
     std::fs::write(world.path("weighted.csv"), "video,prompt,weight\n0.mp4,a,2\n0.mp4,b,\n").unwrap();
+    std::fs::write(world.path("masked.csv"), "video,prompt,mask\n0.mp4,a,0.mp4\n0.mp4,b,\n").unwrap();
     let windows = "`data.windows` has no effect: no clip of `data.metadata` has room for a second window";
     for (base, setting, note) in [
         (Base::Fm, "evaluation.metadata=weighted.csv", weighted),
+        (Base::Fl, "data.metadata=masked.csv", "1 row of `data.metadata` has a `mask`, which has no effect"),
         (Base::Fl, "data.windows={sliding: 9}", windows),
         (Base::Fl, "algo.negative_prompt=blurred", guidance),
         (Base::Nft, "algo.negative_prompt=blurred", guidance),

@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use roll_core::VideoUnit;
+use roll_data::{DataConfig, Dataset, Windows};
 use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
 use serde_json::Value;
 
@@ -310,6 +312,68 @@ fn windows_of_long_clips_are_counted_named_and_cached_apart() {
         assert!(checked.contains(line), "{checked}");
     }
     assert_eq!(world.train("again", 2, &train).encodings, Some([4, 0]));
+}
+
+#[test]
+fn a_mask_has_the_crop_and_the_window_of_its_clip() {
+    let world = World::new(1);
+    // Column x of frame t of the clip and of its mask is t + 4 x; a picture has the columns alone.
+    let frames = |frames: usize, [height, width]: [usize; 2], moves: usize| {
+        let value = |i: usize| (i / (3 * height * width) * moves + 4 * (i % width)) as f32 / 127.5 - 1.0;
+        let values = (0..frames * 3 * height * width).map(value).collect();
+        roll_core::Video::new(roll_core::Tensor::new(values, [frames, 3, height, width]).unwrap(), 8.0).unwrap()
+    };
+    roll_data::write_pngs(world.path("clip"), &frames(9, [32, 48], 1)).unwrap();
+    roll_data::write_pngs(world.path("still"), &frames(1, [32, 48], 0)).unwrap();
+    roll_data::write_pngs(world.path("short"), &frames(3, [32, 48], 0)).unwrap();
+    let still = "still/frame_00000.png";
+    let table = format!("video,prompt,mask\nclip,p,clip\nclip,p,{still}\nclip,p,short\n,p,{still}\nclip,p,\n");
+    std::fs::write(world.path("masked.csv"), table).unwrap();
+    let open = |metadata: &str| {
+        let config = DataConfig {
+            metadata: Some(world.path(metadata)),
+            num_frames: 5,
+            height: Some(32),
+            width: Some(32),
+            windows: Windows::Sliding(4),
+            ..DataConfig::default()
+        };
+        Dataset::open(&config, VideoUnit { height: 16, width: 16, frames: 4 }).unwrap()
+    };
+    let data = open("masked.csv");
+    let grey = |row: &roll_core::Sample| {
+        let frames = row.clip().unwrap().frames().clone();
+        let grey = frames.f32s().unwrap().chunks(3 * 32 * 32).flat_map(|frame| &frame[..32 * 32]);
+        grey.map(|value| (value + 1.0) / 2.0).collect::<Vec<f32>>()
+    };
+    let close = |a: &[f32], b: &[f32]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-6);
+    for row in [0, 1] {
+        let sample = data.sample(row).unwrap();
+        let mask = sample.mask.clone().unwrap();
+        assert_eq!(mask.shape(), [5, 32, 32]);
+        assert!(close(mask.f32s().unwrap(), &grey(&sample)), "window {row}");
+    }
+    let first = grey(&data.sample(0).unwrap())[..32 * 32].to_vec();
+    for row in [2, 3] {
+        let mask = data.sample(row).unwrap().mask.unwrap();
+        assert!(mask.shape() == [1, 32, 32] && close(mask.f32s().unwrap(), &first), "window {row}");
+    }
+    let told = |row: usize| data.sample(row).unwrap_err().chain();
+    assert!(told(4).contains("short: expected a picture or the 5 frames of the clip, found 3"), "{}", told(4));
+    assert!(told(6).contains("the mask of a row without a clip"), "{}", told(6));
+    assert!(data.sample(7).unwrap().mask.is_none());
+
+    // A prepared copy has the same masks.
+    std::fs::write(world.path("two.csv"), format!("video,prompt,mask\nclip,p,clip\nclip,p,{still}\n")).unwrap();
+    let sizes = ["data.num_frames=5", "data.height=32", "data.width=32", "data.windows={sliding: 4}"];
+    let arguments = [&["data", "prepare", "two.csv", "copy"].map(String::from)[..], &set(&sizes)].concat();
+    world.done(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    let copy = open("copy/metadata.jsonl");
+    assert_eq!(copy.len(), 4);
+    for row in 0..4 {
+        let [mask, copied] = [&data, &copy].map(|data| data.sample(row).unwrap().mask.unwrap());
+        assert!(copied.shape() == mask.shape() && close(copied.f32s().unwrap(), mask.f32s().unwrap()), "window {row}");
+    }
 }
 
 #[test]

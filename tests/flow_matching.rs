@@ -145,6 +145,7 @@ fn lora_and_full_training_learn_a_clip() {
             end_image: None,
             path: None,
             weight: 1.0,
+            mask: None,
         };
         let mut algorithm = FlowMatching::new(FlowMatchingConfig {
             draws_per_sample: 4,

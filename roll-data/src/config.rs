@@ -11,8 +11,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::picture::check_size;
 use crate::windows::Windows;
 
-/// Training data: a table with the column `prompt` (optionally `video`, `image` or `input_image`, `end_image`, and
-/// `weight`), and the files it names; a directory of videos with a caption each; or a text file of prompts.
+/// Training data: a table with the column `prompt` (optionally `video`, `image` or `input_image`, `end_image`,
+/// `weight`, and `mask`), and the files it names; a directory of videos with a caption each; or a text file of prompts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {

@@ -8,6 +8,7 @@ use roll_core::{Error, Result, ResultExt, Sample, SampleVideo, Tensor, Video, Vi
 
 use crate::buckets::{self, Bucket};
 use crate::config::{DataConfig, OnBadSample};
+use crate::container;
 use crate::metadata::{Metadata, MetadataRow};
 use crate::read::{ReadOptions, Sizing, read_image_by, read_video};
 use crate::windows::{Window, Windows};
@@ -135,6 +136,7 @@ impl Dataset {
             end_image: clip.end_image.clone(),
             path: row.video.clone(),
             weight: row.weight.unwrap_or(1.0),
+            mask: clip.mask.clone(),
         })
     }
 
@@ -153,7 +155,36 @@ impl Dataset {
         let picture = |path: Option<&Path>| -> Result<Option<Tensor>> {
             path.map(|p| read_image_by(p, Sizing::Exact([height, width]), config.decoder)).transpose()
         };
-        Ok(Clip { image: picture(row.image.as_deref())?, end_image: picture(row.end_image.as_deref())?, video })
+        let mask = row.mask.as_deref().map(|path| self.decode_mask(path, row.window, video.clip())).transpose()?;
+        Ok(Clip { image: picture(row.image.as_deref())?, end_image: picture(row.end_image.as_deref())?, video, mask })
+    }
+
+    /// Reads the mask of a clip, cropped and resized as the clip: `[T, H, W]`, or `[1, H, W]` from a picture; 1 where it
+    /// is white, 0 where it is black.
+    fn decode_mask(&self, path: &Path, window: Option<Window>, clip: Option<&Arc<Video>>) -> Result<Tensor> {
+        let bad = |problem: String| Error::bad_file(path, problem);
+        let clip = clip.ok_or_else(|| bad("is the mask of a row without a clip (`video`)".into()))?;
+        let ([frames, height, width], config) = (clip.dims(), &self.config);
+        let is_picture = container::is_picture(path);
+        let options = ReadOptions {
+            skip: if is_picture { 0 } else { window.map_or(0, |window| window.first) },
+            max_frames: Some(frames),
+            fps: config.fps,
+            sizing: Sizing::Exact([height, width]),
+            decoder: config.decoder,
+            every: 1,
+        };
+        let mask = read_video(path, &options)?;
+        let found = mask.dims()[0];
+        if !is_picture && found != frames {
+            return Err(bad(format!("expected a picture or the {frames} frames of the clip, found {found} frames")));
+        }
+        let (pixels, rgb) = (height * width, mask.frames().f32s()?);
+        let grey = |i: usize| {
+            let at = i / pixels * 3 * pixels + i % pixels;
+            ((rgb[at] + rgb[at + pixels] + rgb[at + 2 * pixels]) / 3.0 + 1.0) / 2.0
+        };
+        Tensor::new((0..found * pixels).map(grey).collect(), [found, height, width])
     }
 
     /// Reads the clip of row `index` as [`Dataset::sample`] does, in its own size.
@@ -223,12 +254,14 @@ struct Clip {
     video: SampleVideo,
     image: Option<Tensor>,
     end_image: Option<Tensor>,
+    mask: Option<Tensor>,
 }
 
 impl Clip {
     fn bytes(&self) -> usize {
-        let tensors = [self.video.clip().map(|clip| clip.frames()), self.image.as_ref(), self.end_image.as_ref()];
-        tensors.into_iter().flatten().map(|t| t.as_bytes().len()).sum()
+        let pictures = [&self.image, &self.end_image, &self.mask].map(Option::as_ref);
+        let tensors = pictures.into_iter().chain([self.video.clip().map(|clip| clip.frames())]);
+        tensors.flatten().map(|t| t.as_bytes().len()).sum()
     }
 }
 
@@ -274,7 +307,7 @@ mod tests {
         let clip = || {
             let frames = Tensor::zeros([1, 3, 4, 4]);
             let video = SampleVideo::Clip(Arc::new(Video::new(frames, 1.0).unwrap()));
-            Arc::new(Clip { video, image: None, end_image: None })
+            Arc::new(Clip { video, image: None, end_image: None, mask: None })
         };
         let mut cache = Cache { limit: 3 * 192, ..Cache::default() };
         for i in 0..3 {

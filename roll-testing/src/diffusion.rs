@@ -362,5 +362,6 @@ pub fn sample(index: u64, prompt: &str) -> Sample {
         end_image: None,
         path: None,
         weight: 1.0,
+        mask: None,
     }
 }

@@ -339,6 +339,7 @@ fn sample(video: &Tensor) -> Outcome<Sample> {
         end_image: None,
         path: None,
         weight: 1.0,
+        mask: None,
     })
 }
 

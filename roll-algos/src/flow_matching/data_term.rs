@@ -8,7 +8,7 @@ use roll_core::{Adapter, Error, Grad, Purpose, Result, ResultExt, Sample, Schedu
 
 use super::config::FlowMatchingConfig;
 use super::encoded::EncodedClip;
-use super::loss::{mixed, velocity_loss};
+use super::loss::mixed;
 use super::{diffusion, uniform_draws};
 use crate::AlgorithmError;
 use crate::arithmetic::scaled;
@@ -54,8 +54,8 @@ impl DataTerm {
     }
 
     /// Adds the gradient of `share * weight * loss` of a sample's clip to the strategy, and returns the loss,
-    /// `mean((v - (noise - data))^2)` at one level. `key` is that of the sample's draws in the step. `None` when the
-    /// model is given the whole clip; nothing is added then, nor for a loss that is not finite.
+    /// `mean((v - (noise - data))^2)` at one level. `key` is that of the sample's draws in the step. `None` if nothing
+    /// of the clip is left to predict; nothing is added then, nor for a loss that is not finite.
     pub(crate) fn accumulate(
         &mut self,
         ctx: &mut StepContext<'_>,
@@ -66,7 +66,7 @@ impl DataTerm {
         let clip = self.encoded.get_or_insert(sample, || {
             EncodedClip::new(diffusion(ctx.model)?, sample).while_doing(|| "encoding the clip".into())
         })?;
-        if clip.has_nothing_to_predict() {
+        if clip.nothing_to_predict().is_some() {
             return Ok(None);
         }
         let (data, conditioning) = (&clip.latents, &clip.conditioning);
@@ -76,7 +76,7 @@ impl DataTerm {
         let x = conditioning.with_first_frame(&mixed(data, noise.f32s()?, sigma)?)?;
         let (velocity, pullback) =
             diffusion(ctx.model)?.velocity(&x, sigma.timestep(), conditioning, Adapter::On, Grad::Record)?;
-        let (loss, gradient) = velocity_loss(&velocity, data, noise.f32s()?, clip.known_frames())?;
+        let (loss, gradient) = clip.velocity_loss(&velocity, noise.f32s()?)?;
         if loss.is_finite() {
             let pullback = pullback.ok_or_else(|| AlgorithmError::NoPullback { what: "the velocity".into() })?;
             ctx.strategy.before_last_pull(ctx.model)?;

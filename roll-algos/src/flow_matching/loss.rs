@@ -11,25 +11,39 @@ pub fn mixed(data: &Tensor, noise: &[f32], sigma: Sigma) -> Result<Tensor> {
 }
 
 /// The mean of `(v - (noise - data))^2`, and its gradient in `v`. The first `known` frames of `[C, T, H, W]` are given
-/// to the model: they do not count.
-pub fn velocity_loss(v: &Tensor, data: &Tensor, noise: &[f32], known: usize) -> Result<(f64, Tensor)> {
+/// to the model: they do not count. `weights`, `[T, H, W]`, make it a weighted mean. Fails if nothing counts.
+pub fn velocity_loss(
+    v: &Tensor,
+    data: &Tensor,
+    noise: &[f32],
+    known: usize,
+    weights: Option<&[f32]>,
+) -> Result<(f64, Tensor)> {
     let [channels, frames, height, width] = *v.shape() else {
         return Err(Error::shape("velocity", "[C, T, H, W]", v.shape()));
     };
     if data.shape() != v.shape() || noise.len() != v.len() {
         return Err(Error::shape("velocity", format!("{:?}", data.shape()), v.shape()));
     }
-    let (frame, pixels) = (frames * height * width, height * width);
-    let counted = (channels * (frames - known.min(frames)) * pixels) as f64;
+    let (channel, given) = (frames * height * width, known.min(frames) * height * width);
+    if let Some(weights) = weights.filter(|weights| weights.len() != channel) {
+        return Err(Error::shape("weights of the loss", format!("{:?}", [frames, height, width]), &[weights.len()]));
+    }
+    let weight = |i: usize| weights.map_or(1.0, |weights| weights[i]);
+    let counted = channels as f64 * (given..channel).map(|i| f64::from(weight(i))).sum::<f64>();
+    if counted <= 0.0 {
+        return Err(Error::Misuse("a loss in which nothing counts".into()));
+    }
     let slope = (2.0 / counted) as f32;
     let mut squares = 0.0;
     let mut gradient = vec![0.0; v.len()];
     let (v, x) = (v.f32s()?, data.f32s()?);
-    for start in (0..channels).map(|c| c * frame) {
-        for i in start + known * pixels..start + frame {
+    for start in (0..channels).map(|c| c * channel) {
+        for i in given..channel {
+            let (weight, i) = (weight(i), start + i);
             let difference = v[i] - (noise[i] - x[i]);
-            squares += f64::from(difference).powi(2);
-            gradient[i] = slope * difference;
+            squares += f64::from(weight) * f64::from(difference).powi(2);
+            gradient[i] = slope * weight * difference;
         }
     }
     Ok((squares / counted, Tensor::new(gradient, data.shape())?))
@@ -79,7 +93,7 @@ mod tests {
         let noise = [1.0, -1.0, 0.5, 0.2];
         let at = |second: f32, known| {
             let v = Tensor::new(vec![0.3, second, 0.1, -0.2], [2, 2, 1, 1]).unwrap();
-            velocity_loss(&v, &data, &noise, known).unwrap()
+            velocity_loss(&v, &data, &noise, known, None).unwrap()
         };
         for known in [0, 1] {
             let quotient = (at(0.61, known).0 - at(0.59, known).0) / 0.02;
@@ -89,6 +103,25 @@ mod tests {
         assert_eq!([gradient.f32s().unwrap()[0], gradient.f32s().unwrap()[2]], [0.0, 0.0]);
         // Two values count: (0.6 + 1.2)^2 and (-0.2 + 0.2)^2.
         assert!((at(0.6, 1).0 - 1.62).abs() < 1e-6);
+    }
+
+    #[test]
+    fn weights_choose_what_counts() {
+        let data = Tensor::new(vec![0.1f32, 0.2, -0.3, 0.4], [2, 2, 1, 1]).unwrap();
+        let at = |second: f32, weights: Option<&[f32]>| {
+            let v = Tensor::new(vec![0.3, second, 0.1, -0.2], [2, 2, 1, 1]).unwrap();
+            velocity_loss(&v, &data, &[1.0, -1.0, 0.5, 0.2], 0, weights)
+        };
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a} or {b}");
+        // A weight for each frame, the same in both channels; a common factor has no effect.
+        close(at(0.6, Some(&[0.5, 0.5])).unwrap().0, at(0.6, None).unwrap().0);
+        let (loss, gradient) = at(0.6, Some(&[0.0, 0.5])).unwrap();
+        close(loss, (1.8f64.powi(2) + 0.0) / 2.0);
+        assert_eq!([0, 2].map(|i| gradient.f32s().unwrap()[i]), [0.0; 2]);
+        let weights = Some(&[1.0, 0.25][..]);
+        let quotient = (at(0.61, weights).unwrap().0 - at(0.59, weights).unwrap().0) / 0.02;
+        assert!((quotient - f64::from(at(0.6, weights).unwrap().1.f32s().unwrap()[1])).abs() < 1e-4);
+        assert!(at(0.6, Some(&[0.0, 0.0])).is_err() && at(0.6, Some(&[1.0; 4])).is_err());
     }
 
     #[test]

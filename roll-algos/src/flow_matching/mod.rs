@@ -42,9 +42,6 @@ const NAME: &str = "flow_matching";
 
 const SAMPLE: &str = "time/sample";
 
-/// The reason why a clip of one latent frame is skipped if the model is given its first frame.
-const NOTHING_TO_PREDICT: &str = "the clip is one latent frame, which the model is given: nothing is left to predict";
-
 /// The algorithm `flow_matching`.
 pub struct FlowMatching {
     config: FlowMatchingConfig,
@@ -162,10 +159,13 @@ impl FlowMatching {
         for (sample, repeats) in ctx.samples.iter().zip(repeats) {
             state.watch.begin(ENCODE, None)?;
             let noised = self.noised(ctx, sample, draw_key(sample, repeats), &distribution);
-            let Some(noised) = noised.while_doing(|| format!("training on {}", sample.origin))? else {
-                tracing::debug!(sample = %sample.origin, reason = NOTHING_TO_PREDICT, "the sample is skipped");
-                state.outcome.skip(sample, NOTHING_TO_PREDICT);
-                continue;
+            let noised = match noised.while_doing(|| format!("training on {}", sample.origin))? {
+                Ok(noised) => noised,
+                Err(reason) => {
+                    tracing::debug!(sample = %sample.origin, reason, "the sample is skipped");
+                    state.outcome.skip(sample, reason);
+                    continue;
+                }
             };
             state.tally.samples += 1;
             for clip in noised {
@@ -195,17 +195,17 @@ impl FlowMatching {
         outcome.report(ctx, watch, update.as_slice(), metrics)
     }
 
-    /// The noised copies of one sample; `None` if the model is given all of it.
+    /// The noised copies of one sample, or the reason why nothing of it is left to predict.
     fn noised(
         &mut self,
         ctx: &mut StepContext<'_>,
         sample: &Sample,
         key: u64,
         distribution: &Distribution,
-    ) -> Result<Option<Vec<NoisedClip>>> {
+    ) -> Result<Result<Vec<NoisedClip>, &'static str>> {
         let clip = self.encoded(ctx.model, ctx.progress, sample)?;
-        if clip.has_nothing_to_predict() {
-            return Ok(None);
+        if let Some(reason) = clip.nothing_to_predict() {
+            return Ok(Err(reason));
         }
         let data = &clip.latents;
         let unprompted = self.unprompted(ctx, sample, &clip.conditioning)?;
@@ -223,7 +223,7 @@ impl FlowMatching {
             let (clip, noise, sample_weight) = (clip.clone(), noise.to_vec(), sample.weight);
             Ok(NoisedClip { clip, conditioning, sigma, noise, x, weight, sample_weight })
         };
-        noise.f32s()?.chunks_exact(n).enumerate().map(one).collect::<Result<_>>().map(Some)
+        noise.f32s()?.chunks_exact(n).enumerate().map(one).collect::<Result<_>>().map(Ok)
     }
 
     /// The encoded clip of a sample, computed once while the cache has room.
@@ -286,7 +286,7 @@ fn train(ctx: &mut StepContext<'_>, batch: &[NoisedClip], state: &mut StepState<
     let mut cotangents = Vec::new();
     for (noised, velocity) in batch.iter().zip(velocities.unstack()?) {
         let NoisedClip { clip, sigma, noise, weight, sample_weight, .. } = noised;
-        let (loss, gradient) = velocity_loss(&velocity, &clip.latents, noise, clip.known_frames())?;
+        let (loss, gradient) = clip.velocity_loss(&velocity, noise)?;
         if !loss.is_finite() {
             outcome.nonfinite = Some((format!("the loss at noise level {:.3}", sigma.0), loss));
             return Ok(());

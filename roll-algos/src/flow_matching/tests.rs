@@ -111,6 +111,30 @@ fn a_known_first_frame_is_given_and_does_not_count() {
 }
 
 #[test]
+fn a_mask_chooses_what_counts() {
+    let mask = |values: Vec<f32>| Some(Tensor::new(values, [1, 1, 2]).unwrap());
+    let masked = |left, right| two().map(|sample| Sample { mask: mask(vec![left, right]), ..sample });
+    let loss = |samples: &[Sample]| Bench::new(draws(2)).loss(samples);
+    let [left, right] = [masked(1.0, 0.0), masked(0.0, 1.0)].map(|samples| loss(&samples));
+    let all = loss(&two());
+    assert!(left != right && (0.5 * (left + right) - all).abs() < 1e-6, "{left} and {right}, {all}");
+    assert!((loss(&masked(0.5, 0.5)) - all).abs() < 1e-6);
+    Bench::new(draws(2)).check_gradient(&masked(1.0, 0.25));
+
+    let mut bench = Bench::new(draws(2));
+    let [black, _] = masked(0.0, 0.0);
+    let [_, other] = two();
+    let report = bench.step(&[black, other.clone()]);
+    assert_eq!([report.metrics["actor/samples"], report.metrics["actor/skipped"]], [1.0, 1.0]);
+    assert!(report.skipped[0].1.contains("the mask of the clip is black"), "{:?}", report.skipped);
+    assert_eq!(bench.strategy.gradient, {
+        let mut alone = Bench::new(draws(2));
+        alone.step(&[other]);
+        alone.strategy.gradient
+    });
+}
+
+#[test]
 fn every_draw_stays_with_the_expert_under_training() {
     let (high, low) = ([0.9, 1.0], [0.0, 0.9]);
     for [from, to] in [high, low] {

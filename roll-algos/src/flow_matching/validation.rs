@@ -6,7 +6,7 @@ use roll_core::{
 };
 
 use super::report::Tally;
-use super::{Distribution, FlowMatching, NOTHING_TO_PREDICT, diffusion, mixed, velocity_loss};
+use super::{Distribution, FlowMatching, diffusion, mixed};
 
 /// Noise levels at which every clip is measured: the middles of equal parts of their distribution, one per level.
 const LEVELS: usize = 8;
@@ -49,8 +49,8 @@ impl FlowMatching {
         tally: &mut Tally,
     ) -> Result<()> {
         let clip = self.encoded(model, progress, sample)?;
-        if clip.has_nothing_to_predict() {
-            tracing::debug!(sample = %sample.origin, reason = NOTHING_TO_PREDICT, "the sample is skipped");
+        if let Some(reason) = clip.nothing_to_predict() {
+            tracing::debug!(sample = %sample.origin, reason, "the sample is skipped");
             return Ok(());
         }
         let (data, conditioning) = (&clip.latents, &clip.conditioning);
@@ -68,7 +68,7 @@ impl FlowMatching {
                 .collect();
             let (velocities, _) = diffusion(model)?.velocities(&inputs, Adapter::On, Grad::Skip)?;
             for ((sigma, _, noise), velocity) in draws.iter().zip(velocities.unstack()?) {
-                let (loss, _) = velocity_loss(&velocity, data, noise, clip.known_frames())?;
+                let (loss, _) = clip.velocity_loss(&velocity, noise)?;
                 let weight = distribution.weighting.at(*sigma) / LEVELS as f64;
                 tally.count_draw(distribution.levels.range(), *sigma, loss, weight);
             }

@@ -6,7 +6,7 @@ use std::path::{Component, Path};
 use std::sync::Arc;
 
 use roll_core::{BuildContext, Error, Registry, Result, RewardScorer, Sample, SampleVideo, Tensor, Video, VideoUnit};
-use roll_data::{DataConfig, Dataset, OnBadSample, Picture, Probed, encode_png, format, probe, write_mp4};
+use roll_data::{DataConfig, Dataset, OnBadSample, Picture, Probed, encode_png, format, probe, write_mp4, write_pngs};
 use roll_rewards::insightface::FaceNetworks;
 use roll_train::config::LoadedConfig;
 use roll_train::progress::{Bar, counted};
@@ -218,6 +218,9 @@ fn crop_to_face(
     if sample.video.clip().is_none() {
         return Ok(Ok(sample));
     }
+    if sample.mask.is_some() {
+        return Ok(Err((sample.origin, "its `mask` does not fit a crop: prepare such rows without `--crop`".into())));
+    }
     Ok(match face_crop::around_face(faces, &dataset.clip_of_own_size(index)?, [height, width])? {
         Some(clip) => Ok(Sample { video: SampleVideo::Clip(Arc::new(clip)), ..sample }),
         None => Err((sample.origin, "no face was found in it".into())),
@@ -270,7 +273,29 @@ fn write(out: &Path, name: &str, sample: &Sample) -> Result<String> {
             line[key] = file.into();
         }
     }
+    if let Some(mask) = &sample.mask {
+        line["mask"] = write_mask(out, name, mask)?.into();
+    }
     Ok(format!("{line}\n"))
+}
+
+/// Writes a mask as a picture, or as a directory with one for each frame, without loss; returns its name.
+fn write_mask(out: &Path, name: &str, mask: &Tensor) -> Result<String> {
+    let &[frames, height, width] = mask.shape() else {
+        return Err(Error::shape("a mask", "[T, H, W]", mask.shape()));
+    };
+    let (values, pixels) = (mask.f32s()?, height * width);
+    let grey = values.chunks_exact(pixels).flat_map(|frame| std::iter::repeat_n(frame, 3));
+    let grey = grey.flatten().map(|value| 2.0 * value - 1.0).collect();
+    let video = Video::new(Tensor::new(grey, [frames, 3, height, width])?, 1.0)?;
+    if frames > 1 {
+        let directory = format!("{name}-mask");
+        write_pngs(out.join(&directory), &video)?;
+        return Ok(directory);
+    }
+    let file = format!("{name}-mask.png");
+    roll_external::files::write_atomically(&out.join(&file), &encode_png(&Picture::from_frame(&video, 0))?)?;
+    Ok(file)
 }
 
 fn png(image: &Tensor) -> Result<Vec<u8>> {

@@ -7,7 +7,7 @@ use roll_core::{
     serde_json::{self, Map, Value},
 };
 
-use super::{IMAGES, VIDEO, folder, has_prompt_lines, json, table, text_of};
+use super::{IMAGES, MASK, VIDEO, folder, has_prompt_lines, json, table, text_of};
 
 /// Largest table in bytes. All of its rows are in memory, each as an object.
 const MAX_BYTES: u64 = 64 << 20;
@@ -67,7 +67,7 @@ impl RowColumns {
 
     fn change_paths(&mut self, change: impl Fn(&Path) -> PathBuf) {
         for (column, value) in &mut self.values {
-            let is_path = column == VIDEO || IMAGES.contains(&column.as_str());
+            let is_path = [VIDEO, MASK].contains(&column.as_str()) || IMAGES.contains(&column.as_str());
             if let Some(file) = value.as_str().filter(|file| is_path && !file.is_empty()) {
                 *value = change(Path::new(file)).to_string_lossy().into();
             }

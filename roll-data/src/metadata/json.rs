@@ -8,7 +8,7 @@ use roll_core::{
     serde_json::{self, Map, Value},
 };
 
-use super::{MetadataRow, VIDEO, checked_weight, listed, misspelt_video};
+use super::{MASK, MetadataRow, VIDEO, checked_weight, listed, misspelt_video};
 
 /// Maximum size of an object in bytes. Parsed, it may take thirty times as much memory.
 const MAX_OBJECT: usize = 4 << 20;
@@ -124,6 +124,7 @@ fn rows(object: &Map<String, Value>, line: u64, base: &Path) -> Result<Vec<Metad
     let prompt = text_of("prompt")?.unwrap_or_default();
     let image = text_of("image")?.or(text_of("input_image")?).map(|s| base.join(s));
     let end_image = text_of("end_image")?.map(|s| base.join(s));
+    let mask = text_of(MASK)?.map(|s| base.join(s));
     let weight = match object.get("weight") {
         None | Some(Value::Null) => None,
         Some(value) => Some(checked_weight(value.as_f64(), value)?),
@@ -136,6 +137,7 @@ fn rows(object: &Map<String, Value>, line: u64, base: &Path) -> Result<Vec<Metad
         image: image.clone(),
         end_image: end_image.clone(),
         weight,
+        mask: mask.clone(),
         window: None,
     };
     Ok(videos.into_iter().map(row).collect())

@@ -26,6 +26,8 @@ const MAX_BYTES: u64 = 256 << 20;
 const VIDEO: &str = "video";
 /// The columns or keys of pictures; the second is another name of the first.
 const IMAGES: [&str; 3] = ["image", "input_image", "end_image"];
+/// The column or key of the mask of the clip.
+const MASK: &str = "mask";
 /// Maximum size of a prompt; typical ones have a few hundred bytes, and a text encoder reads about a thousand.
 const MAX_PROMPT_BYTES: usize = 1 << 20;
 
@@ -47,6 +49,9 @@ pub struct MetadataRow {
     pub end_image: Option<PathBuf>,
     /// Column `weight`: the factor of the row's loss, if one is set.
     pub weight: Option<f64>,
+    /// Column `mask`: which pixels of the clip count in a loss on it. A picture for all frames, or a video file or
+    /// directory of images with a frame for each of the clip's.
+    pub mask: Option<PathBuf>,
     /// The part of the clip that is this sample, if the clip has several.
     pub window: Option<Window>,
 }
@@ -54,7 +59,7 @@ pub struct MetadataRow {
 impl MetadataRow {
     /// The files that the row names.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
-        [&self.video, &self.image, &self.end_image].into_iter().flatten().map(PathBuf::as_path)
+        [&self.video, &self.image, &self.end_image, &self.mask].into_iter().flatten().map(PathBuf::as_path)
     }
 
     /// Whether no window of the same clip comes before.
@@ -100,7 +105,7 @@ impl Metadata {
     /// Reads the file at `path`: CSV with commas, semicolons or tabs, JSON with one object per line, a JSON list of
     /// objects, or (`.txt`) one prompt per line. Relative paths start at `base`, by default the directory of the file.
     ///
-    /// Requires the column (key) `prompt`, also uses `video`, `image` (or `input_image`), `end_image` and `weight`, and
+    /// Requires the column (key) `prompt`, also uses `video`, `image` (or `input_image`), `end_image`, `weight` and `mask`, and
     /// ignores others. A row without a `video` is a prompt, perhaps with a picture. In JSON, `video` may be a list: several
     /// clips with one prompt, one row each.
     ///

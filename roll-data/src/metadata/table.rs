@@ -7,12 +7,12 @@ use roll_core::{
     serde_json::{Map, Value},
 };
 
-use super::{MetadataRow, VIDEO, checked_weight, listed, misspelt_video};
+use super::{MASK, MetadataRow, VIDEO, checked_weight, listed, misspelt_video};
 
 const DELIMITERS: [u8; 3] = [b',', b';', b'\t'];
 
 /// The columns that are read.
-const COLUMNS: [&str; 6] = [VIDEO, "prompt", "image", "input_image", "end_image", "weight"];
+const COLUMNS: [&str; 7] = [VIDEO, "prompt", "image", "input_image", "end_image", "weight", MASK];
 
 /// Opens a table; returns its reader and the names of its columns.
 fn open<'a>(path: &Path, text: &'a str) -> Result<(csv::Reader<&'a [u8]>, csv::StringRecord)> {
@@ -76,6 +76,7 @@ pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
             video: path_in(video),
             image: path_in(image),
             end_image: path_in(end_image),
+            mask: path_in(find(MASK)),
             weight: weight.map_err(|problem| bad(format!("line {line}: {problem}")))?,
             window: None,
         });

@@ -22,6 +22,8 @@ data! {
         pub path: RollStr,
         /// Factor of the loss, above 0.
         pub weight: f64,
+        /// `[T, H, W]` or `[1, H, W]`; may be missing, as a picture.
+        pub mask: RollTensor,
     }
 
     /// The keys of the random draws.

@@ -22,7 +22,7 @@ use crate::{
 pub(super) struct LentSamples {
     list: Vec<RollSample>,
     _paths: Vec<Option<String>>,
-    _tensors: Vec<(LentTensor, [Option<LentTensor>; 2])>,
+    _tensors: Vec<(LentTensor, [Option<LentTensor>; 3])>,
 }
 
 impl LentSamples {
@@ -37,8 +37,8 @@ impl LentSamples {
                     (LentTensor::new(&Tensor::new(dims, [3])?), 0.0)
                 }
             };
-            let pictures = [&sample.image, &sample.end_image].map(LentTensor::option);
-            let [image, end_image] = pictures.each_ref().map(LentTensor::get_option);
+            let pictures = [&sample.image, &sample.end_image, &sample.mask].map(LentTensor::option);
+            let [image, end_image, mask] = pictures.each_ref().map(LentTensor::get_option);
             let path = sample.path.as_ref().map(|p| p.to_string_lossy().into_owned());
             list.push(RollSample {
                 index: sample.index,
@@ -50,6 +50,7 @@ impl LentSamples {
                 has_path: path.is_some().into(),
                 path: path.as_deref().map_or(RollStr::EMPTY, RollStr::lend),
                 weight: sample.weight,
+                mask,
             });
             paths.push(path);
             tensors.push((frames, pictures));
@@ -77,6 +78,7 @@ pub(super) unsafe fn receive_samples(samples: RollList<RollSample>) -> Result<Ve
                 end_image: receive_option(&s.end_image)?,
                 path: (s.has_path == 1).then(|| text(s.path)).transpose()?.map(Into::into),
                 weight: s.weight,
+                mask: receive_option(&s.mask)?,
             })
         };
         list(samples)?.iter().map(sample).collect()
@@ -282,7 +284,17 @@ mod tests {
     fn a_row_without_a_clip_crosses_as_the_shape_of_its_video() {
         let (prompt, origin) = ("a dog".to_string(), "prompts.txt line 1".to_string());
         let video = SampleVideo::Shape([5, 16, 32]);
-        let sample = Sample { index: 3, origin, prompt, video, image: None, end_image: None, path: None, weight: 2.0 };
+        let sample = Sample {
+            index: 3,
+            origin,
+            prompt,
+            video,
+            image: None,
+            end_image: None,
+            path: None,
+            weight: 2.0,
+            mask: None,
+        };
         let lent = LentSamples::new(std::slice::from_ref(&sample)).unwrap();
         // SAFETY: lent by this side; `lent` lives until the end.
         let received = unsafe { receive_samples(lent.list()) }.unwrap();

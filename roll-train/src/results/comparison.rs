@@ -92,6 +92,7 @@ mod tests {
             end_image: None,
             path: None,
             weight: 1.0,
+            mask: None,
         };
         let some = |value, size| Some(video(value, size));
         let grid = grid(

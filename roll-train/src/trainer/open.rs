@@ -175,7 +175,11 @@ impl Opening<'_> {
             self.note("data", dataset.unused_windows())?;
             // Ranks read the same files.
             let trains_on_clips = |algorithm: &dyn Algorithm| algorithm.needs_clip(true, None).is_some();
-            if parts.algorithm.as_deref().is_some_and(trains_on_clips) && context.ranks.rank().0 == 0 {
+            let trains_on_clips = parts.algorithm.as_deref().map(trains_on_clips);
+            if trains_on_clips == Some(false) {
+                self.note("data", unused_masks(dataset.metadata()))?;
+            }
+            if trains_on_clips == Some(true) && context.ranks.rank().0 == 0 {
                 self.note("data", other_frame_rates(dataset.metadata(), &data_config, rate))?;
             }
         }
@@ -447,6 +451,18 @@ fn nothing_evaluated(config: &RunConfig) -> Option<String> {
         format!(
             "{} {verb} no effect: no clip is evaluated; `evaluation.metadata` or `evaluation.train_samples` names some",
             set.join(", ")
+        )
+    })
+}
+
+/// A note when the metadata name masks, for an algorithm that does not train on clips.
+fn unused_masks(metadata: &Metadata) -> Option<String> {
+    let masked = metadata.rows.iter().filter(|row| row.mask.is_some() && row.is_first_window()).count();
+    let rows = if masked == 1 { "row of `data.metadata` has" } else { "rows of `data.metadata` have" };
+    (masked > 0).then(|| {
+        format!(
+            "{masked} {rows} a `mask`, which has no effect: the algorithm does not train on the \
+             clips themselves (`flow_matching` does, and `algo.data_weight` above 0)"
         )
     })
 }

@@ -40,14 +40,14 @@ fn set(dataset: &Dataset, unit: VideoUnit, found: &mut Findings) -> Option<[usiz
             bad.push(format!("{}: {reason}", dataset.metadata().location(row)));
             continue;
         }
-        let pictures = [row.image.as_deref(), row.end_image.as_deref()];
+        let others = [row.image.as_deref(), row.end_image.as_deref(), row.mask.as_deref()];
         let shape = match &row.video {
             Some(video) => probe(video, config.decoder).map(|probed| (probed.size, probed.frames)),
             None => {
                 Bucket::without_clip(config, row.image.as_deref(), unit).map(|video| (video.size, dataset.longest()))
             }
         };
-        match shape.and_then(|shape| pictures_are_there(&pictures).map(|()| shape)) {
+        match shape.and_then(|shape| files_are_there(&others).map(|()| shape)) {
             Ok((size, frames)) => {
                 *sizes.entry(size).or_default() += 1;
                 short += usize::from(frames < dataset.longest());
@@ -120,7 +120,7 @@ fn listed(faults: &[String]) -> String {
     faults[..faults.len() - more].join("\n") + &rest
 }
 
-fn pictures_are_there(paths: &[Option<&Path>]) -> Result<()> {
+fn files_are_there(paths: &[Option<&Path>]) -> Result<()> {
     for path in paths.iter().copied().flatten() {
         std::fs::metadata(path).map_err(roll_core::Error::file("read", path))?;
     }
