@@ -8,6 +8,9 @@ use crate::{Model, Noise, Progress, RewardScorer, Sample, Video};
 pub struct EvaluationContext<'a> {
     /// The samples to generate for; each gets the same noise at every evaluation of a run.
     pub samples: &'a [Sample],
+    /// Samples of the calls that follow, with the same parameters: work for them may be done together with this one's.
+    /// Empty for algorithms of plugins.
+    pub upcoming: &'a [Sample],
     /// The model.
     pub model: &'a mut dyn Model,
     /// Rewards of each result, in order: that of the run first, then those that are only measured.

@@ -21,6 +21,9 @@ mod partial;
 
 pub(crate) use partial::{PartialResults, key, remove_up_to};
 
+/// Number of clips whose evaluation may begin together: an interrupted run repeats what was begun.
+const TOGETHER: usize = 16;
+
 /// The clips of an evaluation, and the rewards that are measured only. The ranks share the clips.
 pub struct Evaluator {
     sets: Vec<Set>,
@@ -284,10 +287,14 @@ impl Set {
             if inputs.progress.is_asked_to_stop(ranks)? {
                 return Err(Error::Interrupted);
             }
-            let own = match open[ranks.rank().0].get(round) {
+            let own = &open[ranks.rank().0];
+            let own = match own.get(round) {
                 Some(&i) => {
                     let first = part(self.clips, ranks.rank().0, world).start;
-                    Some((i, evaluate(inputs, checks, &self.samples[self.own.start + i - first])?))
+                    let sample = |i: &usize| self.samples[self.own.start + i - first].clone();
+                    let end = own.len().min((round / TOGETHER + 1) * TOGETHER);
+                    let samples: Vec<Sample> = own[round..end].iter().map(sample).collect();
+                    Some((i, evaluate(inputs, checks, &samples)?))
                 }
                 None => None,
             };
@@ -310,13 +317,15 @@ fn part(count: usize, rank: usize, world: usize) -> Range<usize> {
     rank * count / world..(rank + 1) * count / world
 }
 
-/// The result of one sample; `None` if the algorithm has no evaluation.
-fn evaluate(inputs: &mut EvaluationInputs<'_>, checks: &mut Checks, sample: &Sample) -> Result<Option<Evaluated>> {
+/// The result of the first sample, which the others follow; `None` if the algorithm has no evaluation.
+fn evaluate(inputs: &mut EvaluationInputs<'_>, checks: &mut Checks, samples: &[Sample]) -> Result<Option<Evaluated>> {
+    let (samples, upcoming) = samples.split_at(1);
     let mut rewards: Vec<&mut dyn RewardScorer> = Vec::new();
     rewards.extend(inputs.reward.as_deref_mut().map(|r| r as &mut dyn RewardScorer));
     rewards.extend(checks.scorers());
     let mut context = EvaluationContext {
-        samples: std::slice::from_ref(sample),
+        samples,
+        upcoming,
         model: inputs.model,
         rewards,
         noise: inputs.noise,

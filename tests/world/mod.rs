@@ -120,9 +120,10 @@ impl World {
     }
 }
 
-/// Whether a metric differs from run to run: a time, or how many answers a cache had.
+/// Whether a metric differs from run to run: a time, or the requests and tokens that a cache saved.
 fn differs(name: &str) -> bool {
-    name.starts_with("time/") || name.ends_with("answered_from_cache")
+    let of_judge = ["answered_from_cache", "/requests", "reward/tokens"];
+    name.starts_with("time/") || of_judge.iter().any(|end| name.ends_with(end))
 }
 
 /// Metrics of the run in this directory without those that differ from run to run.

@@ -179,6 +179,7 @@ fn training_rejects_samplers_without_gradient() {
         .algorithm
         .evaluate(&mut EvaluationContext {
             samples: &two(),
+            upcoming: &[],
             model: &mut evaluating.model,
             rewards: vec![&mut evaluating.reward],
             noise: &Noise::new(11),

@@ -29,6 +29,8 @@ mod tests;
 #[cfg(test)]
 mod truncation_tests;
 
+use std::sync::Arc;
+
 use roll_core::{
     Algorithm, DiffusionModel, Evaluated, EvaluationContext, Grad, Headline, Kind, Model, Options, Result, ResultExt,
     RewardScorer, Sample, StepContext, StepReport, Tensor, Video, parse_options, plan::Passes,
@@ -127,9 +129,13 @@ struct StepState<'a> {
 /// The videos of one sample, whose losses are averaged.
 struct SampleVideos<'a> {
     sample: &'a Sample,
+    /// How often the step had the sample before.
     repeats: u64,
-    target: &'a PreparedTarget,
-    conditions: &'a Conditions,
+    /// Key of the sample's draws.
+    key: u64,
+    target: Arc<PreparedTarget>,
+    conditions: Conditions,
+    starts: Vec<RolloutStart>,
     /// Factor of the gradient of each: the sample's weight over the number of videos.
     share: f64,
 }
@@ -146,12 +152,22 @@ impl RewardFl {
         };
         ctx.strategy.discard();
 
+        // All samples pass through the frozen high-noise expert before the first enters the other: experts that take
+        // turns on the device are changed once.
+        let mut begun = Vec::new();
         let repeats = repeats(ctx.strategy.ranks().data.as_ref(), ctx.samples)?;
         for (sample, repeats) in ctx.samples.iter().zip(repeats) {
-            let outcome = self.sample(ctx, sample, repeats, &mut state);
-            match outcome.while_doing(|| format!("training on {}", sample.origin))? {
+            let videos = self.begin(ctx, sample, repeats, &mut state);
+            match videos.while_doing(|| format!("training on {}", sample.origin))? {
+                Ok(videos) => begun.push(videos),
+                Err(reason) => state.outcome.skip(sample, reason),
+            }
+        }
+        for videos in begun {
+            let outcome = self.finish(ctx, &videos, &mut state);
+            match outcome.while_doing(|| format!("training on {}", videos.sample.origin))? {
                 Outcome::Scored(scored) => state.tally.scored.push(scored),
-                Outcome::Skipped(reason) => state.outcome.skip(sample, reason),
+                Outcome::Skipped(reason) => state.outcome.skip(videos.sample, reason),
                 Outcome::NonFinite(what, value) => {
                     state.outcome.nonfinite = Some((what, value));
                     break;
@@ -174,36 +190,53 @@ impl RewardFl {
         outcome.report(ctx, watch, update.as_slice(), metrics)
     }
 
-    /// Adds the gradient of one sample's loss to the strategy. `repeats` counts earlier occurrences of the sample in
-    /// this step.
-    fn sample(
+    /// Encodes a sample and begins its videos: does the steps of a frozen high-noise expert. Returns the reason if the
+    /// sample is skipped. `repeats` counts earlier occurrences of the sample in this step.
+    fn begin<'a>(
         &mut self,
         ctx: &mut StepContext<'_>,
-        sample: &Sample,
+        sample: &'a Sample,
         repeats: u64,
         state: &mut StepState<'_>,
-    ) -> Result<Outcome> {
+    ) -> Result<Result<SampleVideos<'a>, String>> {
         state.watch.begin(ENCODE, Some("encoding prompt and reference"))?;
         let target = self.prepared.target(reward(ctx)?, sample, self.config.reference)?;
         // A sample that is skipped in any case costs no rollout.
         if let PreparedTarget::Missing(reason) = &*target
             && let Measured::Skipped(reason) = Measured::missing(sample, reward(ctx)?, reason.clone())?
         {
-            return Ok(Outcome::Skipped(reason));
+            return Ok(Err(reason));
         }
         let key = draw_key(sample, repeats);
-        let (conditions, starts) = self.starts(ctx, sample, key, state)?;
+        let (conditions, mut starts) = self.starts(ctx, sample, key, state)?;
+        let model = diffusion(ctx.model)?;
+        let boundary = model.schedule().boundary;
+        for RolloutStart { plan, latents, .. } in &mut starts {
+            if let Some([high_noise, low_noise]) = plan.divided(boundary) {
+                *latents = rollout(model, &conditions, latents, &high_noise, Grad::Skip, &mut state.watch)?.latents;
+                *plan = low_noise;
+            }
+        }
         let share = sample.weight / starts.len() as f64;
-        let videos = SampleVideos { sample, repeats, target: &target, conditions: &conditions, share };
+        Ok(Ok(SampleVideos { sample, repeats, key, target, conditions, starts, share }))
+    }
+
+    /// Adds the gradient of one sample's loss to the strategy.
+    fn finish(
+        &mut self,
+        ctx: &mut StepContext<'_>,
+        videos: &SampleVideos<'_>,
+        state: &mut StepState<'_>,
+    ) -> Result<Outcome> {
         let kl_alone = match state.split {
-            Some(_) => Some(self.kl_gradient(ctx, &videos, &starts, &mut state.watch)?),
+            Some(_) => Some(self.kl_gradient(ctx, videos, &mut state.watch)?),
             None => None,
         };
 
         let (mut scored, mut unscored) = (Vec::new(), String::new());
-        for (i, start) in starts.iter().enumerate() {
-            let is_last = i + 1 == starts.len() && kl_alone.is_none();
-            match self.video(ctx, &videos, (i, start), is_last, state)? {
+        for i in 0..videos.starts.len() {
+            let is_last = i + 1 == videos.starts.len() && kl_alone.is_none();
+            match self.video(ctx, videos, i, is_last, state)? {
                 Outcome::Scored(video) => scored.push(video),
                 Outcome::Skipped(reason) => unscored = reason,
                 nonfinite => return Ok(nonfinite),
@@ -215,7 +248,7 @@ impl RewardFl {
             (Some(split), Some(kl_alone)) => split.accumulate(ctx.strategy, ctx.model, &kl_alone)?,
             _ => ctx.strategy.accumulate(ctx.model)?,
         }
-        self.with_data_term(ctx, sample, key, scored, &mut state.watch)
+        self.with_data_term(ctx, videos, scored, &mut state.watch)
     }
 
     /// The latents that the rollouts of a sample start from.
@@ -242,11 +275,10 @@ impl RewardFl {
         &self,
         ctx: &mut StepContext<'_>,
         videos: &SampleVideos<'_>,
-        starts: &[RolloutStart],
         watch: &mut Stopwatch<'_>,
     ) -> Result<Vec<f32>> {
-        for RolloutStart { plan, latents, .. } in starts {
-            let trajectory = rollout(diffusion(ctx.model)?, videos.conditions, latents, plan, Grad::Record, watch)?;
+        for RolloutStart { plan, latents, .. } in &videos.starts {
+            let trajectory = rollout(diffusion(ctx.model)?, &videos.conditions, latents, plan, Grad::Record, watch)?;
             trajectory.pull(None, videos.share * self.config.kl_weight, watch)?;
         }
         update::take_gradients(ctx.model)
@@ -257,12 +289,13 @@ impl RewardFl {
         &self,
         ctx: &mut StepContext<'_>,
         videos: &SampleVideos<'_>,
-        (number, RolloutStart { plan, latents, direct }): (usize, &RolloutStart),
+        number: usize,
         is_last: bool,
         state: &mut StepState<'_>,
     ) -> Result<Outcome> {
         let StepState { watch, tally, outcome, .. } = state;
-        let &SampleVideos { sample, repeats, target, conditions, share } = videos;
+        let SampleVideos { sample, repeats, target, conditions, share, .. } = videos;
+        let RolloutStart { plan, latents, direct } = &videos.starts[number];
         let mut trajectory = rollout(diffusion(ctx.model)?, conditions, latents, plan, Grad::Record, watch)?;
         if let Some(step) = direct {
             trajectory = step.finished(trajectory, &conditions.prompt)?;
@@ -273,7 +306,7 @@ impl RewardFl {
         let video = Video::new(frames, self.config.frame_rate.of(diffusion(ctx.model)?, sample))?;
         tally.count_video(&video);
         if ctx.want_videos && number == 0 {
-            outcome.show(sample, repeats, video.clone());
+            outcome.show(sample, *repeats, video.clone());
         }
 
         watch.begin(SCORING, Some("scoring"))?;
@@ -310,8 +343,7 @@ impl RewardFl {
     fn with_data_term(
         &mut self,
         ctx: &mut StepContext<'_>,
-        sample: &Sample,
-        key: u64,
+        &SampleVideos { sample, key, .. }: &SampleVideos<'_>,
         mut scored: Scored,
         watch: &mut Stopwatch<'_>,
     ) -> Result<Outcome> {

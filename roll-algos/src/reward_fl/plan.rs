@@ -46,6 +46,20 @@ impl RolloutPlan {
         Self { first: step, last: step, early_stop: EarlyStop::PredictX0, ..self.training(vec![step]) }
     }
 
+    /// The steps of the high-noise expert apart from those of the other, for a rollout that is interrupted between them:
+    /// the second plan continues from the latents of the first. `None` unless both have steps, no gradient and no KL
+    /// depends on the first ones, and the sampler keeps nothing between steps.
+    pub(crate) fn divided(&self, boundary: Option<f64>) -> Option<[Self; 2]> {
+        let is_low = |i: &usize| boundary.is_some_and(|boundary| self.schedule.timestep(*i).uses_low_noise(boundary));
+        let first_low = (self.first..=self.last).find(is_low).filter(|first_low| *first_low > self.first)?;
+        let depends = self.trained.iter().chain(&self.acting).any(|i| *i < first_low);
+        (!depends && self.sampler == Sampler::Euler).then(|| {
+            let (last, early_stop, adjoint) = (first_low - 1, EarlyStop::Decode, Adjoint::Chain);
+            let high = Self { last, early_stop, adjoint, ..self.clone() };
+            [high.training(Vec::new()), Self { first: first_low, ..self.clone() }]
+        })
+    }
+
     /// The noise level after step `i`: that of the next step, or 0 if the step leads to the data.
     pub(super) fn end(&self, i: usize) -> Sigma {
         match self.early_stop {

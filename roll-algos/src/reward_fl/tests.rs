@@ -310,12 +310,71 @@ fn without_a_weight_of_the_kl_only_evaluations_compute_it() {
     assert_eq!(bench.strategy.gradient, weighed.strategy.gradient);
     let evaluated = bench.algorithm.evaluate(&mut EvaluationContext {
         samples: &two(),
+        upcoming: &[],
         model: &mut bench.model,
         rewards: vec![&mut bench.reward],
         noise: &Noise::new(11),
         progress: &Silent,
     });
     assert!(evaluated.unwrap().unwrap()[0].kl > 0.0);
+}
+
+/// Whether the low-noise expert was asked, call by call.
+fn low_noise(model: &MockDiffusion) -> Vec<bool> {
+    model.asked.iter().map(|(timestep, _)| *timestep < 900.0).collect()
+}
+
+#[test]
+fn samples_pass_through_the_frozen_expert_one_after_the_other_and_keep_their_bits() {
+    let split = RewardFlConfig { gradient_split_every: Some(1), ..RewardFlConfig::default() };
+    for config in [RewardFlConfig::default(), split] {
+        let step = |boundary| {
+            let mut bench = two_experts(LOW_NOISE, config.clone());
+            bench.model.boundary = boundary;
+            let mut metrics = bench.step(&two()).metrics;
+            metrics.retain(|name, _| !name.starts_with("time/"));
+            (metrics, bench)
+        };
+        let ((whole, one), (metrics, two)) = (step(None), step(Some(0.9)));
+        assert_eq!((&metrics, &two.strategy.gradient), (&whole, &one.strategy.gradient));
+        assert!(metrics["actor/grad_norm"] > 0.0);
+        let is_low = low_noise(&two.model);
+        assert!(is_low.is_sorted() && !is_low[5] && is_low[6], "three steps of two samples: {is_low:?}");
+        assert!(!low_noise(&one.model).is_sorted());
+    }
+    // Steps that are trained keep their records, so their expert is not divided from the other.
+    let early = RewardFlConfig { mid_timestep: 0, ..RewardFlConfig::default() };
+    let mut both = two_experts(SigmaRange::ALL, early);
+    both.step(&two());
+    assert!(!low_noise(&both.model).is_sorted());
+}
+
+#[test]
+fn upcoming_evaluations_begin_together_and_keep_their_bits() {
+    let samples = [sample(0, "a"), sample(1, "b"), sample(2, "c")];
+    let evaluate = |together: bool| {
+        let mut bench = two_experts(LOW_NOISE, RewardFlConfig::default());
+        let mut found = Vec::new();
+        for i in 0..samples.len() {
+            let context = &mut EvaluationContext {
+                samples: &samples[i..=i],
+                upcoming: if together { &samples[i + 1..] } else { &[] },
+                model: &mut bench.model,
+                rewards: vec![&mut bench.reward],
+                noise: &Noise::new(11),
+                progress: &Silent,
+            };
+            let evaluated = bench.algorithm.evaluate(context).unwrap().unwrap();
+            found.extend(
+                evaluated.into_iter().map(|one| (one.scores, one.kl, one.video.unwrap().frames().to_f32_vec())),
+            );
+        }
+        (found, low_noise(&bench.model))
+    };
+    let (apart, together) = (evaluate(false), evaluate(true));
+    assert_eq!(apart.0, together.0);
+    assert!(apart.0[0].1 > 0.0 || apart.0[0].0[0].is_some());
+    assert!(together.1.is_sorted() && !apart.1.is_sorted() && apart.1.len() == together.1.len());
 }
 
 #[test]
@@ -427,6 +486,7 @@ fn an_evaluation_follows_on_missing_of_each_reward() {
         bench.reward.on_missing = on_missing[0];
         let evaluated = bench.algorithm.evaluate(&mut EvaluationContext {
             samples: &[sample(0, "a"), sample(1, prompt)],
+            upcoming: &[],
             model: &mut bench.model,
             rewards: vec![&mut bench.reward, &mut second_reward],
             noise: &Noise::new(11),
@@ -457,6 +517,7 @@ fn an_evaluation_encodes_no_prompt_that_is_encoded_already() {
     let evaluate = |bench: &mut Bench| {
         let context = &mut EvaluationContext {
             samples: &[sample(0, "a"), unseen.clone()],
+            upcoming: &[],
             model: &mut bench.model,
             rewards: vec![&mut bench.reward],
             noise: &Noise::new(11),

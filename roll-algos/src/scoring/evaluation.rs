@@ -1,6 +1,6 @@
 //! Generates and scores videos without training.
 
-use roll_core::{Error, Evaluated, EvaluationContext, Grad, Result, ResultExt, Sample, Video};
+use roll_core::{Error, Evaluated, EvaluationContext, Grad, Result, ResultExt, Sample, Tensor, Video};
 
 use super::{FrameRate, Measured, Prepared, PreparedTarget, Reference};
 use crate::reward_fl::{RolloutPlan, Trajectory, Unobserved, rollout};
@@ -36,7 +36,52 @@ pub(crate) fn evaluate(
         }
         evaluate_sample(generation, prepared, ctx, sample).while_doing(|| format!("evaluating {}", sample.origin))
     };
-    samples.iter().enumerate().map(one).collect()
+    let evaluated: Result<_> = samples.iter().enumerate().map(one).collect();
+    if evaluated.is_err() {
+        prepared.begun.clear();
+    }
+    evaluated
+}
+
+fn key(sample: &Sample) -> (u64, String) {
+    (sample.index, sample.origin.clone())
+}
+
+/// Does the steps of the high-noise expert for a sample and for those that come next: experts that take turns on the
+/// device are then changed once for all of them. Returns the latents of `sample`.
+fn begin(
+    generation: &Generation<'_>,
+    prepared: &mut Prepared,
+    ctx: &mut EvaluationContext<'_>,
+    sample: &Sample,
+    high_noise: &RolloutPlan,
+) -> Result<Tensor> {
+    for (i, next) in ctx.upcoming.iter().enumerate() {
+        ctx.progress.phase(&format!("high noise: clip {} of {}", i + 1, ctx.upcoming.len() + 1));
+        if ctx.progress.interrupted() {
+            return Err(Error::Interrupted);
+        }
+        let begun = denoised(generation, prepared, ctx, next, high_noise, None);
+        let latents = begun.while_doing(|| format!("evaluating {}", next.origin))?.latents;
+        prepared.begun.insert(key(next), latents);
+    }
+    Ok(denoised(generation, prepared, ctx, sample, high_noise, None)?.latents)
+}
+
+/// Runs the steps of `plan` for a sample, from `latents` or from noise.
+fn denoised(
+    Generation { algorithm, negative_prompt, .. }: &Generation<'_>,
+    prepared: &mut Prepared,
+    ctx: &mut EvaluationContext<'_>,
+    sample: &Sample,
+    plan: &RolloutPlan,
+    latents: Option<Tensor>,
+) -> Result<Trajectory> {
+    let model = diffusion(ctx.model, algorithm)?;
+    let conditions = prepared.conditions(model, sample, plan.guidance.is_on().then_some(negative_prompt))?;
+    let noise = || ctx.noise.evaluation_latents(sample.index, &conditions.prompt.latent_shape);
+    let start = latents.map_or_else(noise, Ok)?;
+    rollout(model, &conditions, &start, plan, Grad::Skip, &mut Unobserved)
 }
 
 fn evaluate_sample(
@@ -45,12 +90,20 @@ fn evaluate_sample(
     ctx: &mut EvaluationContext<'_>,
     sample: &Sample,
 ) -> Result<Evaluated> {
-    let Generation { algorithm, negative_prompt, reference, frame_rate, plan } = generation;
-    let model = diffusion(ctx.model, algorithm)?;
-    let conditions = prepared.conditions(model, sample, plan.guidance.is_on().then_some(negative_prompt))?;
-    let noise = ctx.noise.evaluation_latents(sample.index, &conditions.prompt.latent_shape)?;
+    let Generation { algorithm, reference, frame_rate, plan, .. } = generation;
+    let boundary = diffusion(ctx.model, algorithm)?.schedule().boundary;
     // The KL is that of Reward-FL, for every algorithm.
-    let Trajectory { latents, kl, .. } = rollout(model, &conditions, &noise, plan, Grad::Skip, &mut Unobserved)?;
+    let Trajectory { latents, kl, .. } = match plan.divided(boundary) {
+        None => denoised(generation, prepared, ctx, sample, plan, None)?,
+        Some([high_noise, low_noise]) => {
+            let latents = match prepared.begun.remove(&key(sample)) {
+                Some(latents) => latents,
+                None => begin(generation, prepared, ctx, sample, &high_noise)?,
+            };
+            denoised(generation, prepared, ctx, sample, &low_noise, Some(latents))?
+        }
+    };
+    let model = diffusion(ctx.model, algorithm)?;
     let (frames, _) = model.decode(&latents, Grad::Skip)?;
     let video = Video::new(frames, frame_rate.of(model, sample))?;
     let mut scores = Vec::new();

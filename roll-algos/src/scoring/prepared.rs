@@ -1,5 +1,6 @@
 //! Caches what depends on a sample alone: its conditioning and the reward's target.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use roll_core::{
@@ -21,6 +22,8 @@ pub(crate) struct Prepared {
     targets: SampleCache<PreparedTarget>,
     /// The embedding of the negative prompt, which all samples share.
     negative: Option<Tensor>,
+    /// Latents of samples that are about to be evaluated, by index and origin, after the steps of the high-noise expert.
+    pub(super) begun: BTreeMap<(u64, String), Tensor>,
 }
 
 /// The reference of a sample as prepared by the reward.
@@ -34,7 +37,7 @@ pub(crate) enum PreparedTarget {
 impl Default for Prepared {
     fn default() -> Self {
         let (conditionings, targets) = (SampleCache::new(CONDITIONING_BYTES), SampleCache::new(TARGET_BYTES));
-        Self { conditionings, targets, negative: None }
+        Self { conditionings, targets, negative: None, begun: BTreeMap::new() }
     }
 }
 

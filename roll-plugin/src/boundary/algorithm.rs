@@ -138,6 +138,7 @@ unsafe extern "C" fn evaluate(
         };
         let mut own = EvaluationContext {
             samples: &samples,
+            upcoming: &[],
             model: &mut model,
             rewards: rewards.iter_mut().map(|r| r as &mut dyn RewardScorer).collect(),
             noise: &own_noise(arguments.noise),

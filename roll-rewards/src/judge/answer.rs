@@ -56,6 +56,12 @@ impl AnswerKind {
     }
 }
 
+/// The tokens that a request and its answer took, as the service counts them; 0 if it does not.
+pub fn tokens(body: &[u8]) -> u64 {
+    let answer: Json = serde_json::from_slice(body).unwrap_or_default();
+    u64::from(answer["usage"]["total_tokens"].as_u64().and_then(|tokens| u32::try_from(tokens).ok()).unwrap_or(0))
+}
+
 /// The most probable tokens in the place of the first one with a letter or digit; `None` without log-probabilities.
 fn first_word(choice: &Json) -> Option<&Vec<Json>> {
     let tokens = choice["logprobs"]["content"].as_array()?.iter();

@@ -1,7 +1,7 @@
 //! Requests to one or several addresses of a chat completion service.
 
 use std::io::Read;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,8 @@ const REST: Duration = Duration::from_secs(60);
 pub(super) struct Client {
     addresses: Vec<Address>,
     next: AtomicUsize,
+    /// Number of requests that were sent.
+    sent: AtomicU64,
     repeats: Repeats,
 }
 
@@ -61,8 +63,14 @@ impl Client {
         Ok(Self {
             addresses,
             next: AtomicUsize::new(0),
+            sent: AtomicU64::new(0),
             repeats: Repeats::new("reward", config.retries, config.busy_timeout, Some(config.start_timeout))?,
         })
+    }
+
+    /// Number of requests that were sent so far.
+    pub fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
     }
 
     /// Sends `body` until an address answers or the limits are reached; returns the body of the answer.
@@ -91,6 +99,7 @@ impl Client {
                 break;
             }
             *times += 1;
+            self.sent.fetch_add(1, Ordering::Relaxed);
             let (no_answer, rest) = match address.post(body) {
                 Ok(answer) => return Ok(answer),
                 Err(NoAnswer::Busy(wait)) => (NoAnswer::Busy(wait), wait),

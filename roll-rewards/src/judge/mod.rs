@@ -17,7 +17,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -136,6 +136,8 @@ pub struct Judge {
     cache: Option<PathBuf>,
     /// Until the service rejects a request for them.
     requests_log_probabilities: AtomicBool,
+    /// The tokens of all answers so far.
+    tokens: AtomicU64,
 }
 
 /// The value of an answer, or the reason why the answer is invalid.
@@ -156,6 +158,7 @@ impl Judge {
             cache: cache(config.cache_dir.as_deref(), context)?,
             config,
             requests_log_probabilities: AtomicBool::new(true),
+            tokens: AtomicU64::new(0),
         })
     }
 
@@ -235,7 +238,10 @@ impl Judge {
                 request["top_logprobs"] = TOP_LOG_PROBABILITIES.into();
             }
             match self.client.ask(request.to_string().as_bytes()) {
-                Ok(answer) => return Ok(self.config.answer.score(&answer)),
+                Ok(answer) => {
+                    self.tokens.fetch_add(answer::tokens(&answer), Ordering::Relaxed);
+                    return Ok(self.config.answer.score(&answer));
+                }
                 Err(error) if with && error.was_rejected => {
                     if log_probabilities.swap(false, Ordering::Relaxed) {
                         tracing::warn!("{error}; asking without log-probabilities from now on");
@@ -269,6 +275,8 @@ impl RewardScorer for Judge {
             return Ok((Score::Missing { reason: "the video has no pixels".into() }, None));
         }
         let (this, pictures) = (&*self, self.pictures(video)?);
+        let counted = || [this.client.sent(), this.tokens.load(Ordering::Relaxed)];
+        let before = counted();
         let outcomes: Vec<Result<_>> = std::thread::scope(|threads| {
             let start = |question: &String| {
                 let question = question.replace("{prompt}", prompt);
@@ -296,6 +304,11 @@ impl RewardScorer for Judge {
         }
         let count = self.questions.len() as f64;
         details.insert("answered_from_cache".into(), found / count);
+        let [requests, tokens] = [0, 1].map(|i| (counted()[i] - before[i]) as f64);
+        details.insert("requests".into(), requests);
+        if tokens > 0.0 {
+            details.insert("tokens".into(), tokens);
+        }
         Ok((Score::Value { value: sum / count, details }, None))
     }
 

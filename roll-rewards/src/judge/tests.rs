@@ -129,7 +129,8 @@ fn score_is_the_mean_probability_of_yes() {
                     { "token": "**", "top_logprobs": [top("Yes")] }, { "token": "No", "top_logprobs": words }
                 ]);
                 let message = json!({ "content": "**No**" });
-                json!({ "choices": [{ "message": message, "logprobs": { "content": tokens } }] }).to_string().into()
+                let choice = json!({ "message": message, "logprobs": { "content": tokens } });
+                json!({ "choices": [choice], "usage": { "total_tokens": 40 } }).to_string().into()
             }),
         }
     });
@@ -143,7 +144,8 @@ fn score_is_the_mean_probability_of_yes() {
     assert_near(details["question_1"], 0.75);
     assert_near(details["question_2"], 0.5);
     assert_near(value, 0.625);
-    assert_eq!((details["answered_from_cache"], details.len()), (0.0, 3));
+    assert_eq!((details["answered_from_cache"], details["requests"], details["tokens"]), (0.0, 2.0, 40.0));
+    assert_eq!(details.len(), 5);
     for (head, request) in service.requests.lock().unwrap().iter() {
         assert!(head.starts_with("POST /v1/chat/completions ") && head.contains(&std::env::var("PATH").unwrap()));
         assert_eq!((&request["model"], &request["temperature"]), (&json!("eyes"), &json!(0)));
@@ -223,7 +225,11 @@ fn an_invalid_answer_is_asked_again_and_then_missing() {
         0 => reply("As a language model, I see colours.", &[("As", 0.9), ("I", 0.1)]),
         _ => reply("Yes", &[("Yes", 0.9), ("No", 0.1)]),
     });
-    assert_near(value(&mut judge(&[service.url()], |_| ()).unwrap()), 0.9);
+    let Score::Value { value, details } = outcome(&mut judge(&[service.url()], |_| ()).unwrap(), "").unwrap() else {
+        panic!("missing")
+    };
+    assert_near(value, 0.9);
+    assert_eq!((details["requests"], details.get("tokens")), (2.0, None));
     let huge = [br#"{"choices":[{"message":{"content":""#.to_vec(), vec![b'x'; 2 << 20]].concat();
     let cases: [(Vec<u8>, &str); 9] = [
         (reply("As a language model", &[]).2, "found `As a language model`"),
@@ -373,7 +379,11 @@ fn cached_answers_need_no_request() {
         .unwrap()
     };
     let details = |judge: &mut Judge, prompt: &str| match outcome(judge, prompt).unwrap() {
-        Score::Value { value, mut details } => (details.remove("answered_from_cache").unwrap(), value, details),
+        Score::Value { value, mut details } => {
+            let found = details.remove("answered_from_cache").unwrap();
+            assert_eq!(details.remove("requests").unwrap(), 2.0 - 2.0 * found);
+            (found, value, details)
+        }
         score => panic!("{score:?}"),
     };
     let (found, value, first) = details(&mut open(&service.url(), &|_| ()), "new");

@@ -129,7 +129,7 @@ impl<'a> Preset<'a> {
             },
             placement: if self.args.weights_on_host { Placement::Host } else { Placement::Resident },
             trainable: self.trainable(),
-            trained_experts: 1,
+            trained_experts: vec!["dit2".into()],
             tiling: None,
             offload_inputs: self.args.offload,
             text_len: self.text_len,

@@ -66,8 +66,8 @@ pub struct Plan {
     pub trainable: Trainable,
     /// Whether passes of the KL's reference use the adapter that training starts from.
     pub keeps_start: bool,
-    /// Number of trained experts.
-    pub trained_experts: usize,
+    /// Names of the trained experts, `dit` (high noise) and `dit2`.
+    pub trained_experts: Vec<String>,
     /// Tiles of the VAE; `None` processes whole frames.
     pub tiling: Option<Tiling>,
     /// Whether block inputs are stored in host memory.
@@ -172,7 +172,7 @@ impl Plan {
                 specs.iter().map(|s| s.len()).sum()
             }
         };
-        Ok(one * self.trained_experts)
+        Ok(one * self.trained_experts.len())
     }
 
     /// Location of the frozen weights.

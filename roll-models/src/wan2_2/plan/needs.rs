@@ -33,7 +33,7 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
         trainable: options.trainable(&trained, first_trained),
         // The KL's reference is the adapter that training starts from, and the model keeps a copy.
         keeps_start: options.lora_checkpoint.is_some() && input.passes.reference_is_start,
-        trained_experts: trained.len(),
+        trained_experts: trained.clone(),
         tiling: options.tiling()?,
         offload_inputs: options.use_gradient_checkpointing_offload,
         text_len: PROMPT_TOKENS,

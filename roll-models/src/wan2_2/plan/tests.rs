@@ -37,7 +37,7 @@ fn plan(name: &str) -> Plan {
         input: input(name),
         placement: Placement::Auto,
         trainable: lora(32),
-        trained_experts: 1,
+        trained_experts: vec!["dit2".into()],
         tiling: None,
         offload_inputs: false,
         text_len: 512,
@@ -396,14 +396,16 @@ fn the_decoder_takes_half_in_bf16_and_its_time_grows_with_the_overlap_of_tiles()
 
 #[test]
 fn experts_take_turns_in_each_sample_or_for_all_rollouts_of_a_step() {
-    let moved = |samples, videos: Option<Videos>| {
+    let moved = |samples, videos: Option<Videos>, trained: &str| {
         let mut plan = plan("wan2_2-i2v-a14b");
+        plan.trained_experts = vec![trained.into()];
         (plan.storage.idle, plan.input.passes.videos, plan.input.samples) = (IdleExpert::Host, videos, samples);
         plan.time().into_iter().find(|phase| phase.name == "change of experts").unwrap().moved
     };
     let videos = Some(Videos { count: 8, at_once: 1 });
-    let one = moved(1, None);
-    assert_eq!([moved(4, None), moved(1, videos), moved(4, videos)], [4.0 * one, 3.0 * one, 9.0 * one]);
+    let one = moved(1, None, "dit2");
+    assert_eq!([moved(4, None, "dit2"), moved(4, None, "dit")], [one, 4.0 * one]);
+    assert_eq!([moved(1, videos, "dit2"), moved(4, videos, "dit2")], [3.0 * one, 9.0 * one]);
 }
 
 #[test]

@@ -71,9 +71,10 @@ impl Plan {
         phases
     }
 
-    /// The changes of experts that take turns on the device. A sample whose score is pulled back passes through both once;
-    /// videos that are compared with one another do so together, for all samples, and each sample's update about twice
-    /// again: more often where a window of stochastic steps crosses the boundary.
+    /// The changes of experts that take turns on the device. Samples whose score is pulled back
+    /// pass through a frozen high-noise expert together, otherwise one by one through both; videos that are compared with
+    /// one another pass through both together, for all samples, and each sample's update about twice again: more often
+    /// where a window of stochastic steps crosses the boundary.
     fn expert_changes(&self, weights: f64) -> Option<PhaseCost> {
         let rate = match (self.resolved_placement(), self.storage.idle) {
             (Placement::Auto | Placement::Resident, IdleExpert::Host) => HOST_RATE,
@@ -81,7 +82,11 @@ impl Plan {
             _ => return None,
         };
         let samples = self.input.samples;
-        let rounds = if self.input.passes.videos.is_some() { 1 + 2 * samples } else { samples };
+        let rounds = match (&self.input.passes.videos, &self.trained_experts[..]) {
+            (Some(_), _) => 1 + 2 * samples,
+            (None, [trained]) if trained == "dit2" => 1,
+            (None, _) => samples,
+        };
         let moved = 2.0 * weights * rounds as f64;
         Some(PhaseCost { name: "change of experts".into(), flops: 0.0, moved, seconds: moved / rate })
     }

@@ -103,6 +103,7 @@ impl World {
         let adapter: Vec<_> = adapter["adapter"].iter().map(|(k, t)| (k, t.shape().to_vec(), t.to_f32_vec())).collect();
         let evaluated = self.algorithm.evaluate(&mut EvaluationContext {
             samples: &samples(),
+            upcoming: &[],
             model: self.model.as_mut(),
             rewards: vec![self.reward.as_mut()],
             noise: &Noise::new(7),
