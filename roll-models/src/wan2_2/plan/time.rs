@@ -71,10 +71,10 @@ impl Plan {
         phases
     }
 
-    /// The changes of experts that take turns on the device. Samples whose score is pulled back
-    /// pass through a frozen high-noise expert together, otherwise one by one through both; videos that are compared with
-    /// one another pass through both together, for all samples, and each sample's update about twice again: more often
-    /// where a window of stochastic steps crosses the boundary.
+    /// The changes of experts that take turns on the device. Samples whose score is pulled back pass through a frozen
+    /// high-noise expert together, otherwise one by one through both. Videos that are compared with one another pass
+    /// through both together, for all samples, and each sample's update about twice again: more often where a window of
+    /// stochastic steps crosses the boundary.
     fn expert_changes(&self, weights: f64) -> Option<PhaseCost> {
         let rate = match (self.resolved_placement(), self.storage.idle) {
             (Placement::Auto | Placement::Resident, IdleExpert::Host) => HOST_RATE,
