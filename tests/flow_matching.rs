@@ -146,6 +146,7 @@ fn lora_and_full_training_learn_a_clip() {
             path: None,
             weight: 1.0,
             mask: None,
+            columns: Default::default(),
         };
         let mut algorithm = FlowMatching::new(FlowMatchingConfig {
             draws_per_sample: 4,

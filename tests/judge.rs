@@ -122,6 +122,32 @@ fn a_killed_run_resumes_bit_for_bit_with_the_answers_that_it_had() {
 }
 
 #[test]
+fn questions_and_the_parts_of_a_sum_have_the_columns_of_their_row() {
+    let world = World::new(2);
+    let judge = BrightnessJudge::start();
+    let rows = "video,prompt,answer\n0.mp4,a square,three apples\n1.mp4,a square,two pears\n";
+    std::fs::write(world.path("answers.csv"), rows).unwrap();
+    let question = "questions: ['Are there {answer}?']";
+    let reward =
+        format!("reward=[{{name: judge, url: '{}', model: m, cache_dir: none, {question}}}, brightness]", judge.url);
+    let settings = [
+        "algo.name=diffusion_nft",
+        "algo.num_inference_steps=2",
+        "algo.group_size=2",
+        "sample_steps=0",
+        "data.metadata=answers.csv",
+        "training.per_device_train_batch_size=2",
+        &reward,
+    ];
+    world.train("run", 1, &settings);
+    let requests: Vec<Value> =
+        judge.requests.lock().unwrap().iter().map(|body| serde_json::from_slice(body).unwrap()).collect();
+    for answer in ["Are there three apples?", "Are there two pears?"] {
+        assert_eq!(requests.iter().filter(|request| request.to_string().contains(answer)).count(), 2, "{answer}");
+    }
+}
+
+#[test]
 fn a_sum_of_rewards_is_elsewhere_if_all_of_them_are() {
     let registry = Registry::linked().unwrap();
     let is_elsewhere = |rewards: &str| {

@@ -106,7 +106,7 @@ pub use registry::{
     BuildContext, ComponentOptions, Factory, Make, Options, Registration, Registry, Replaces, Variable, check_seconds,
     default_options, parse_options,
 };
-pub use reward::{Measure, OnMissing, RewardScorer, Score, Target};
+pub use reward::{Columns, Measure, OnMissing, RewardScorer, Score, Target};
 #[cfg(feature = "noise")]
 pub use reward_check::{Finding, Verdict, check_reward};
 pub use step::{Progress, Silent, StepContext, StepReport};

@@ -1,15 +1,29 @@
 //! Rewards: how good a video is.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::{Grad, Pullback, Result, Tensor, Video};
 
-/// The result of [`RewardScorer::prepare`], computed from the reference once per sample. It consists of plain tensors,
-/// so that it can be cached and sent. The default is empty.
+/// Columns of a row of the data that `roll` itself does not read, by name: an answer, a category, a list of objects.
+pub type Columns = Arc<BTreeMap<String, serde_json::Value>>;
+
+/// What a reward knows of a sample besides its prompt. The default is empty.
 #[derive(Clone, Debug, Default)]
 pub struct Target {
-    /// Named tensors, the scorer's own.
+    /// The result of [`RewardScorer::prepare`], computed from the reference once per sample: named tensors, the scorer's
+    /// own. They are cached and sent.
     pub tensors: BTreeMap<String, Tensor>,
+    /// The columns of the sample's row. [`RewardScorer::prepare`] leaves them empty, and the algorithm sets them. Empty for
+    /// rewards of plugins.
+    pub columns: Columns,
+}
+
+impl Target {
+    /// A target without columns.
+    pub fn of(tensors: BTreeMap<String, Tensor>) -> Self {
+        Self { tensors, columns: Columns::default() }
+    }
 }
 
 /// The outcome of scoring.
@@ -102,7 +116,7 @@ impl Default for Measure {
 ///     fn prepare(&mut self, reference: &Video) -> Result<Target> {
 ///         let values = reference.frames().f32s()?;
 ///         let mean = values.iter().sum::<f32>() / values.len() as f32;
-///         Ok(Target { tensors: [("mean".to_string(), Tensor::scalar(mean))].into() })
+///         Ok(Target::of([("mean".to_string(), Tensor::scalar(mean))].into()))
 ///     }
 ///     fn score(&mut self, video: &Video, _: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
 ///         let (x, mean) = (video.frames().clone(), target.tensors["mean"].item()?);

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::{Error, Result, Tensor};
+use crate::{Columns, Error, Result, Tensor};
 
 /// Frames in RGB, f32 `[T, 3, H, W]`, values in [-1, 1].
 #[derive(Clone, Debug)]
@@ -157,6 +157,8 @@ pub struct Sample {
     /// How much each pixel of the clip counts in a loss on the clip itself, from 0 to 1: `[T, H, W]`, or `[1, H, W]` for
     /// all frames. `None`: all count alike.
     pub mask: Option<Tensor>,
+    /// The other columns of the row, by name, for rewards ([`crate::Target::columns`]). Empty for algorithms of plugins.
+    pub columns: Columns,
 }
 
 impl Sample {

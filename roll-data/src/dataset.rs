@@ -137,6 +137,7 @@ impl Dataset {
             path: row.video.clone(),
             weight: row.weight.unwrap_or(1.0),
             mask: clip.mask.clone(),
+            columns: row.columns.clone(),
         })
     }
 

@@ -278,7 +278,7 @@ impl RewardScorer for Sines {
         if self.faceless.iter().any(|row| values(100 + row, 1)[0] == level) {
             return Err(Error::nothing_to_score("no face in the reference"));
         }
-        Ok(Target { tensors: [("level".to_string(), Tensor::scalar(level))].into() })
+        Ok(Target::of([("level".to_string(), Tensor::scalar(level))].into()))
     }
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         if prompt == "missing" {
@@ -363,5 +363,6 @@ pub fn sample(index: u64, prompt: &str) -> Sample {
         path: None,
         weight: 1.0,
         mask: None,
+        columns: Columns::default(),
     }
 }

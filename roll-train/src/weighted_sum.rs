@@ -143,7 +143,7 @@ impl WeightedSum {
             let prefix = format!("{i}/");
             let own =
                 target.tensors.iter().filter_map(|(k, t)| Some((k.strip_prefix(&prefix)?.to_string(), t.clone())));
-            let own = Target { tensors: own.collect() };
+            let own = Target { tensors: own.collect(), columns: target.columns.clone() };
             let (begun, part_grad) = (Instant::now(), if part.weight != 0.0 { grad } else { Grad::Skip });
             let outcome = part.scorer.score(video, prompt, &own, part_grad);
             PartScore::Scored { outcome, seconds: begun.elapsed().as_secs_f64() }
@@ -209,7 +209,7 @@ impl RewardScorer for WeightedSum {
             part.without_score(reason)?;
             tensors.insert(nothing(i), Tensor::new(reason.as_bytes().to_vec(), [reason.len()])?);
         }
-        Ok(Target { tensors })
+        Ok(Target::of(tensors))
     }
 
     fn is_elsewhere(&self) -> bool {
@@ -329,7 +329,7 @@ mod tests {
             if self.faceless {
                 return Err(Error::nothing_to_score("nobody there")).while_doing(|| "looking".into());
             }
-            Ok(Target { tensors: [("own".to_string(), Tensor::scalar(1.0))].into() })
+            Ok(Target::of([("own".to_string(), Tensor::scalar(1.0))].into()))
         }
         fn score(&mut self, _: &Video, _: &str, target: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
             assert_eq!(target.tensors.keys().collect::<Vec<_>>(), ["own"]);

@@ -138,7 +138,7 @@ impl Bench {
         let weights = Tensor::new(weights.collect::<Vec<_>>(), [frames, texts.len()])?;
         let references = Tensor::new(references, [texts.len(), width])?;
         let tensors = [("references", references), ("weights", weights)];
-        self.target = Target { tensors: tensors.map(|(name, tensor)| (name.to_string(), tensor)).into() };
+        self.target = Target::of(tensors.map(|(name, tensor)| (name.to_string(), tensor)).into());
         Ok(())
     }
 
@@ -340,6 +340,7 @@ fn sample(video: &Tensor) -> Outcome<Sample> {
         path: None,
         weight: 1.0,
         mask: None,
+        columns: Default::default(),
     })
 }
 

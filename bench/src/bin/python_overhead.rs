@@ -12,6 +12,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use roll_core::{Error, Grad, OnMissing, Result, RewardScorer, Target, Tensor, Video};
+use roll_rewards::picture::Frames;
 use roll_rewards::remote::RemoteReward;
 use roll_rewards::remote::command::{CommandConfig, Program};
 
@@ -64,7 +65,7 @@ fn main() -> Result<()> {
 fn time_reward(python: &str, shared_memory: bool) -> Result<[f64; 2]> {
     let command = vec![python.into(), "-c".into(), format!("{SCORE_SOURCE}\nroll_reward.serve(score)")];
     let config = CommandConfig { command, shared_memory, ..CommandConfig::default() };
-    let mut reward = RemoteReward::new("command", Program::new(config, ".".into())?, OnMissing::Skip)?;
+    let mut reward = RemoteReward::new("command", Program::new(config, ".".into())?, Frames::All, OnMissing::Skip)?;
     let video = Video::new(Tensor::full(SHAPE, 0.25), 16.0)?;
     let mut best = [f64::INFINITY; 2];
     for _ in 0..RUNS {

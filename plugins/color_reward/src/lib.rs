@@ -65,7 +65,7 @@ impl RewardScorer for Colors {
 
     fn prepare(&mut self, reference: &Video) -> Result<Target> {
         let histogram = Tensor::new(self.histogram(reference), [self.bins.pow(3)])?;
-        Ok(Target { tensors: [("histogram".to_string(), histogram)].into() })
+        Ok(Target::of([("histogram".to_string(), histogram)].into()))
     }
 
     fn score(&mut self, video: &Video, _: &str, target: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {

@@ -114,6 +114,14 @@ class Programs(unittest.TestCase):
             self.assertEqual(program.ask(HELLO)[0]["reads_reference"], expected, parameters)
             program.close()
 
+    def test_a_score_may_read_the_other_columns_of_the_row(self):
+        program = Program("roll_reward.serve(lambda frames, columns: len(columns.get('objects', [])))")
+        program.ask(HELLO)
+        for columns, expected in [({"columns": {"objects": ["a", "b"]}}, 2.0), ({}, 0.0)]:
+            answer, _ = program.ask({**SCORE, "record": False, **columns}, [("frames", frames())])
+            self.assertEqual(answer["score"], expected)
+        program.close()
+
     def test_nothing_to_score_and_nothing_to_compare_with(self):
         body = """
         prepare = lambda frames: roll_reward.Missing("nobody")

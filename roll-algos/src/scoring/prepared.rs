@@ -71,15 +71,15 @@ impl Prepared {
 
 impl PreparedTarget {
     /// Prepares the reference of a sample. One with nothing to compare with is not an error here: the reward's policy
-    /// applies. The target of a sample without a reference is empty.
+    /// applies. The target of a sample without a reference has its columns alone.
     pub(crate) fn new(reward: &mut dyn RewardScorer, sample: &Sample, reference: Reference) -> Result<Self> {
         let reference = match reference_video(sample, reference)? {
             Some(reference) => reference,
             None if reward.reads_reference() => sample.clip()?.clone(),
-            None => return Ok(Self::Target(Target::default())),
+            None => return Ok(Self::Target(Target { columns: sample.columns.clone(), ..Target::default() })),
         };
         match reward.prepare(&reference) {
-            Ok(target) => Ok(Self::Target(target)),
+            Ok(target) => Ok(Self::Target(Target { columns: sample.columns.clone(), ..target })),
             Err(error) => match error.missing_reason() {
                 Some(reason) => Ok(Self::Missing(reason.into())),
                 None => Err(error).while_doing(|| format!("preparing the reward `{}`", reward.name())),

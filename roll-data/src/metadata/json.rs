@@ -1,14 +1,15 @@
 //! Metadata in JSON: one object per line, or a list of objects.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use roll_core::{
-    Error, Result,
+    Columns, Error, Result,
     serde::de::{Deserializer, Error as _, SeqAccess, Visitor},
     serde_json::{self, Map, Value},
 };
 
-use super::{MASK, MetadataRow, VIDEO, checked_weight, listed, misspelt_video};
+use super::{COLUMNS, MASK, MetadataRow, VIDEO, checked_weight, listed, misspelt_video};
 
 /// Maximum size of an object in bytes. Parsed, it may take thirty times as much memory.
 const MAX_OBJECT: usize = 4 << 20;
@@ -129,6 +130,8 @@ fn rows(object: &Map<String, Value>, line: u64, base: &Path) -> Result<Vec<Metad
         None | Some(Value::Null) => None,
         Some(value) => Some(checked_weight(value.as_f64(), value)?),
     };
+    let others = object.iter().filter(|(name, value)| !COLUMNS.contains(&name.as_str()) && !value.is_null());
+    let columns: Columns = Arc::new(others.map(|(name, value)| (name.clone(), value.clone())).collect());
     let row = |video: Option<String>| MetadataRow {
         line,
         prompt: prompt.clone(),
@@ -138,6 +141,7 @@ fn rows(object: &Map<String, Value>, line: u64, base: &Path) -> Result<Vec<Metad
         end_image: end_image.clone(),
         weight,
         mask: mask.clone(),
+        columns: columns.clone(),
         window: None,
     };
     Ok(videos.into_iter().map(row).collect())

@@ -11,7 +11,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
-use roll_core::{Error, Result, ResultExt, nearest};
+use roll_core::{Columns, Error, Result, ResultExt, nearest};
 use roll_external::files;
 
 use crate::config::{DataConfig, OnBadSample};
@@ -24,6 +24,8 @@ pub use columns::RowColumns;
 const MAX_BYTES: u64 = 256 << 20;
 /// The column or key of the clip.
 const VIDEO: &str = "video";
+/// The columns or keys that `roll` itself reads; others are for rewards.
+const COLUMNS: [&str; 7] = [VIDEO, "prompt", "image", "input_image", "end_image", "weight", MASK];
 /// The columns or keys of pictures; the second is another name of the first.
 const IMAGES: [&str; 3] = ["image", "input_image", "end_image"];
 /// The column or key of the mask of the clip.
@@ -52,6 +54,8 @@ pub struct MetadataRow {
     /// Column `mask`: which pixels of the clip count in a loss on it. A picture for all frames, or a video file or
     /// directory of images with a frame for each of the clip's.
     pub mask: Option<PathBuf>,
+    /// All other columns, for rewards; without those that are empty.
+    pub columns: Columns,
     /// The part of the clip that is this sample, if the clip has several.
     pub window: Option<Window>,
 }
@@ -105,8 +109,8 @@ impl Metadata {
     /// Reads the file at `path`: CSV with commas, semicolons or tabs, JSON with one object per line, a JSON list of
     /// objects, or (`.txt`) one prompt per line. Relative paths start at `base`, by default the directory of the file.
     ///
-    /// Requires the column (key) `prompt`, also uses `video`, `image` (or `input_image`), `end_image`, `weight` and `mask`, and
-    /// ignores others. A row without a `video` is a prompt, perhaps with a picture. In JSON, `video` may be a list: several
+    /// Requires the column (key) `prompt`, also uses `video`, `image` (or `input_image`), `end_image`, `weight` and `mask`;
+    /// others are for rewards. A row without a `video` is a prompt, perhaps with a picture. In JSON, `video` may be a list: several
     /// clips with one prompt, one row each.
     ///
     /// If `path` is a directory, the rows are its videos, sorted by name; the prompt of `a.mp4` is the text of `a.txt`,
@@ -200,6 +204,8 @@ fn listed(found: &[&str], name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use roll_core::serde_json;
+
     use super::*;
 
     fn read(text: &str) -> Result<Metadata> {
@@ -257,6 +263,17 @@ mod tests {
         assert_eq!(metadata.rows[1].end_image.as_deref(), Some(Path::new("base/e.png")));
         let metadata = read("video,prompt,input_image\na,b,c.png\n").unwrap();
         assert_eq!(metadata.rows[0].image.as_deref(), Some(Path::new("base/c.png")));
+    }
+
+    #[test]
+    fn other_columns_are_kept_for_rewards() {
+        let columns = |text: &str| -> Vec<String> {
+            read(text).unwrap().rows.iter().map(|row| serde_json::to_string(&*row.columns).unwrap()).collect()
+        };
+        let table = "prompt,answer,video,weight,level\nbird,blue,a,2,1\ncat,,b,,\n";
+        assert_eq!(columns(table), [r#"{"answer":"blue","level":"1"}"#, "{}"]);
+        let lines = r#"{"prompt": "p", "video": ["a", "b"], "answer": null, "objects": [{"count": 2}], "weight": 1}"#;
+        assert_eq!(columns(lines), [r#"{"objects":[{"count":2}]}"#; 2]);
     }
 
     #[test]

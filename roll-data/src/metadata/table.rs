@@ -1,18 +1,16 @@
 //! Metadata in tables: CSV with commas, semicolons or tabs.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use roll_core::{
     Error, Result, nearest,
     serde_json::{Map, Value},
 };
 
-use super::{MASK, MetadataRow, VIDEO, checked_weight, listed, misspelt_video};
+use super::{COLUMNS, MASK, MetadataRow, VIDEO, checked_weight, listed, misspelt_video};
 
 const DELIMITERS: [u8; 3] = [b',', b';', b'\t'];
-
-/// The columns that are read.
-const COLUMNS: [&str; 7] = [VIDEO, "prompt", "image", "input_image", "end_image", "weight", MASK];
 
 /// Opens a table; returns its reader and the names of its columns.
 fn open<'a>(path: &Path, text: &'a str) -> Result<(csv::Reader<&'a [u8]>, csv::StringRecord)> {
@@ -56,18 +54,19 @@ pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
     }
     for header in headers.iter().filter(|header| !COLUMNS.contains(header)) {
         if let Some(near) = nearest(header, COLUMNS) {
-            tracing::warn!("{}: the column `{header}` is ignored; did you mean `{near}`?", path.display());
+            tracing::warn!("{}: the column `{header}` is for rewards alone; did you mean `{near}`?", path.display());
         }
     }
+    let others = headers.iter().enumerate().filter(|(_, name)| !COLUMNS.contains(name));
     let (image, end_image, weight) = (find("image").or(find("input_image")), find("end_image"), find("weight"));
 
     let mut rows = Vec::new();
     for record in reader.records() {
         let record = record.map_err(|e| bad(problem(&e)))?;
         let line = record.position().map_or(0, |p| p.line());
-        let path_in =
-            |column: Option<usize>| column.and_then(|c| record.get(c)).filter(|s| !s.is_empty()).map(|s| base.join(s));
-        let weight = weight.and_then(|c| record.get(c)).filter(|text| !text.is_empty());
+        let filled = |column: usize| record.get(column).filter(|text| !text.is_empty());
+        let path_in = |column: Option<usize>| column.and_then(filled).map(|name| base.join(name));
+        let weight = weight.and_then(filled);
         let weight = weight.map(|text| checked_weight(text.parse().ok(), text)).transpose();
         rows.push(MetadataRow {
             line,
@@ -77,6 +76,9 @@ pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
             image: path_in(image),
             end_image: path_in(end_image),
             mask: path_in(find(MASK)),
+            columns: Arc::new(
+                others.clone().filter_map(|(at, name)| Some((name.into(), filled(at)?.into()))).collect(),
+            ),
             weight: weight.map_err(|problem| bad(format!("line {line}: {problem}")))?,
             window: None,
         });

@@ -15,7 +15,8 @@ use super::source::Source;
 use super::tensor::{LentTensor, receive, receive_option, receive_video};
 use super::wire::{Answer, Argument, Lend};
 use crate::{
-    DType, Error, Evaluated, Noise, Progress, Result, Sample, SampleVideo, StepReport, Tensor, Validation, Video,
+    Columns, DType, Error, Evaluated, Noise, Progress, Result, Sample, SampleVideo, StepReport, Tensor, Validation,
+    Video,
 };
 
 /// Samples lent for a call.
@@ -79,6 +80,7 @@ pub(super) unsafe fn receive_samples(samples: RollList<RollSample>) -> Result<Ve
                 path: (s.has_path == 1).then(|| text(s.path)).transpose()?.map(Into::into),
                 weight: s.weight,
                 mask: receive_option(&s.mask)?,
+                columns: Columns::default(),
             })
         };
         list(samples)?.iter().map(sample).collect()
@@ -294,6 +296,7 @@ mod tests {
             path: None,
             weight: 2.0,
             mask: None,
+            columns: Columns::default(),
         };
         let lent = LentSamples::new(std::slice::from_ref(&sample)).unwrap();
         // SAFETY: lent by this side; `lent` lives until the end.

@@ -299,5 +299,5 @@ macro_rules! named_tensors {
 
 named_tensors! {
     BTreeMap<String, Tensor>: |state| state, |tensors| tensors;
-    Target: |target| target.tensors, |tensors| Target { tensors };
+    Target: |target| target.tensors, |tensors| Target::of(tensors);
 }

@@ -317,7 +317,7 @@ impl RewardScorer for ClipReward {
         }
         let direction = row_score::mean_direction(&rows);
         let width = direction.len();
-        Ok(Target { tensors: [(DIRECTION.to_string(), Tensor::new(direction, [width])?)].into() })
+        Ok(Target::of([(DIRECTION.to_string(), Tensor::new(direction, [width])?)].into()))
     }
 
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {

@@ -111,9 +111,7 @@ impl RewardScorer for IdentityReward {
         }
         let references = Tensor::new(values, [faces.len(), width])?;
         let positions = positions(&faces, reference)?;
-        Ok(Target {
-            tensors: BTreeMap::from([(REFERENCES.to_string(), references), (POSITIONS.to_string(), positions)]),
-        })
+        Ok(Target::of(BTreeMap::from([(REFERENCES.to_string(), references), (POSITIONS.to_string(), positions)])))
     }
 
     /// Details: `frames` (searched), `frames_with_face`, `detector_score` (mean over frames with a face), `references`.

@@ -24,8 +24,8 @@ use base64::engine::general_purpose::STANDARD;
 use roll_backends::cache_directory;
 use roll_core::keys::check_ranges;
 use roll_core::{
-    BuildContext, Error, Fault, Grad, Measure, OnMissing, Pullback, Result, ResultExt, RewardScorer, Score, Target,
-    Video,
+    BuildContext, Columns, Error, Fault, Grad, Measure, OnMissing, Pullback, Result, ResultExt, RewardScorer, Score,
+    Target, Video,
 };
 use roll_external::{Fingerprint, files};
 use schemars::JsonSchema;
@@ -61,7 +61,7 @@ pub struct JudgeConfig {
     /// token itself is not part of the configuration, because runs store their configuration.
     pub token_env: Option<String>,
     /// The questions: a list, or a text file with one per line; at most 64. `{prompt}` is replaced by the prompt of the
-    /// video. The score is the mean over the questions.
+    /// video, `{NAME}` by the column NAME of its row in the metadata. The score is the mean over the questions.
     pub questions: Texts,
     /// Number of frames that are shown, evenly spaced from the first to the last; with 1, the middle frame.
     #[schemars(range(min = 1, max = 64))]
@@ -270,21 +270,22 @@ impl RewardScorer for Judge {
         false
     }
 
-    fn score(&mut self, video: &Video, prompt: &str, _: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
+    fn score(&mut self, video: &Video, prompt: &str, target: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
         if video.frames().is_empty() {
             return Ok((Score::Missing { reason: "the video has no pixels".into() }, None));
         }
         let (this, pictures) = (&*self, self.pictures(video)?);
+        let filled = self.questions.iter().map(|question| filled(question, prompt, &target.columns));
+        let questions = filled.collect::<Result<Vec<String>>>()?;
         let counted = || [this.client.sent(), this.tokens.load(Ordering::Relaxed)];
         let before = counted();
         let outcomes: Vec<Result<_>> = std::thread::scope(|threads| {
             let start = |question: &String| {
-                let question = question.replace("{prompt}", prompt);
                 let question = format!("{question} Answer with {}.", this.config.answer.form());
                 let request = this.request(question, &pictures, MAX_TOKENS);
                 threads.spawn(move || this.judge(&request))
             };
-            let asking: Vec<_> = this.questions.iter().map(start).collect();
+            let asking: Vec<_> = questions.iter().map(start).collect();
             asking.into_iter().map(|thread| thread.join().unwrap_or_else(|p| std::panic::resume_unwind(p))).collect()
         });
         let (mut sum, mut found, mut details) = (0.0, 0.0, BTreeMap::new());
@@ -339,6 +340,31 @@ fn questions(option: &Texts, context: &BuildContext) -> Result<Vec<String>> {
             Err(Error::config("reward.questions", problem))
         }
     }
+}
+
+/// A question about a video: `{prompt}` is replaced by its prompt, and other names in braces by the columns of its row.
+/// Fails on any other name.
+fn filled(question: &str, prompt: &str, columns: &Columns) -> Result<String> {
+    let (mut filled, mut rest) = (String::new(), question);
+    while let Some((before, after)) = rest.split_once('{') {
+        let (name, end) = after.split_once('}').unwrap_or_default();
+        let is_name = !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-');
+        filled += before;
+        rest = if is_name { end } else { after };
+        filled += &match (is_name, name, columns.get(name)) {
+            (false, ..) => "{".into(),
+            (true, "prompt", _) => prompt.into(),
+            (true, _, Some(Json::String(text))) => text.clone(),
+            (true, _, Some(value)) => value.to_string(),
+            (true, _, None) => {
+                let found: Vec<_> = columns.keys().map(|name| format!("`{name}`")).collect();
+                let found = if found.is_empty() { "none".into() } else { found.join(", ") };
+                let problem = format!("`{{{name}}}` names no column of the video's row, which has {found}: {question}");
+                return Err(Error::config("reward.questions", problem));
+            }
+        };
+    }
+    Ok(filled + rest)
 }
 
 /// The directory of kept scores. Fails if it cannot be one.

@@ -443,6 +443,26 @@ fn questions_may_be_the_lines_of_a_file() {
 }
 
 #[test]
+fn names_in_braces_are_columns_of_the_row() {
+    let columns: Columns = Arc::new([("answer".to_string(), json!("{prompt}")), ("n".to_string(), json!([1]))].into());
+    let filled = |question: &str| filled(question, "a {n}", &columns);
+    let question = "{prompt}: {answer}? {n}, {}, {not a name}, { and {prompt";
+    assert_eq!(filled(question).unwrap(), "a {n}: {prompt}? [1], {}, {not a name}, { and {prompt");
+    let told = filled("Is it {anwser}?").unwrap_err().to_string();
+    assert!(told.contains("`{anwser}` names no column") && told.contains("`answer`, `n`"), "{told}");
+
+    let service = FakeService::start(|_, request| {
+        let is_asked = request["messages"][0]["content"].to_string().contains("Is it {prompt}?");
+        reply(if is_asked { "Yes" } else { "No" }, &[])
+    });
+    let mut judge = judge(&[service.url()], |c| c.questions = Texts::Several(vec!["Is it {answer}?".into()])).unwrap();
+    let target = Target { columns, ..Target::default() };
+    assert_eq!(judge.score(&video(), "p", &target, Grad::Skip).unwrap().0.value(), Some(1.0));
+    let told = failure(&mut judge);
+    assert!(told.contains("reward.questions") && told.contains("which has none"), "{told}");
+}
+
+#[test]
 fn options_out_of_range_are_named_and_nothing_is_sent() {
     let service = FakeService::start(|_, _| (500, "", Vec::new()));
     let cases: [(&str, &dyn Fn(&mut JudgeConfig)); 11] = [

@@ -118,7 +118,7 @@ impl RewardScorer for OnnxReward {
             return Err(Error::nothing_to_score("the reference has no frames"));
         };
         let outputs = Tensor::new(rows.concat(), [rows.len(), width])?;
-        Ok(Target { tensors: [(OUTPUTS.to_string(), outputs)].into() })
+        Ok(Target::of([(OUTPUTS.to_string(), outputs)].into()))
     }
 
     fn score(&mut self, video: &Video, _: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {

@@ -115,7 +115,7 @@ impl RewardScorer for FirstFrame {
         let picture = Tensor::new(reference.frame(0).to_vec(), [3, height, width])?;
         match &mut self.network {
             Some(network) => network.prepare(&Video::new(picture.reshape([1, 3, height, width])?, reference.fps())?),
-            None => Ok(Target { tensors: [(PICTURE.to_string(), picture)].into() }),
+            None => Ok(Target::of([(PICTURE.to_string(), picture)].into())),
         }
     }
 

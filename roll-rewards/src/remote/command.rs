@@ -13,6 +13,7 @@ use serde_json::{Value as Json, json};
 
 use super::child::{ChildError, ChildProcess};
 use super::{Message, RemoteReward, Transport, VERSION};
+use crate::picture::Frames;
 
 /// Options of the reward `command`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -33,6 +34,8 @@ pub struct CommandConfig {
     pub shared_memory: bool,
     /// Sent to the program with `hello`.
     pub options: Options,
+    /// Which frames of a video are sent.
+    pub frames: Frames,
     /// What happens with a sample that has nothing to score.
     pub on_missing: OnMissing,
 }
@@ -46,6 +49,7 @@ impl Default for CommandConfig {
             restarts: 1,
             shared_memory: true,
             options: Options::new(),
+            frames: Frames::All,
             on_missing: OnMissing::Skip,
         }
     }
@@ -142,8 +146,8 @@ roll_core::register! {
     Reward, "command", CommandConfig,
     "A reward that is a program of its own, in any language",
     |config: CommandConfig, context| {
-        let on_missing = config.on_missing;
-        RemoteReward::new("command", Program::new(config, context.base_dir.clone())?, on_missing)
+        let (frames, on_missing) = (config.frames, config.on_missing);
+        RemoteReward::new("command", Program::new(config, context.base_dir.clone())?, frames, on_missing)
     },
 }
 

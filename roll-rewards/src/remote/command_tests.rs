@@ -26,7 +26,7 @@ fn reward(body: &str, change: impl FnOnce(&mut CommandConfig)) -> Option<Result<
 }
 
 fn make(config: CommandConfig) -> Result<RemoteReward<Program>> {
-    RemoteReward::new("command", Program::new(config, ".".into())?, OnMissing::Skip)
+    RemoteReward::new("command", Program::new(config, ".".into())?, Frames::All, OnMissing::Skip)
 }
 
 /// The error chain of creating the reward or, if that succeeds, of its first score.

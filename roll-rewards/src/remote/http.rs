@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
 use super::{Message, RemoteReward, Transport, VERSION, frame};
+use crate::picture::Frames;
 
 /// Options of the reward `http`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -40,6 +41,8 @@ pub struct HttpConfig {
     pub busy_timeout: f64,
     /// Sent with every call.
     pub options: Options,
+    /// Which frames of a video are sent.
+    pub frames: Frames,
     /// What happens with a sample that has nothing to score.
     pub on_missing: OnMissing,
 }
@@ -54,6 +57,7 @@ impl Default for HttpConfig {
             retries: 2,
             busy_timeout: 600.0,
             options: Options::new(),
+            frames: Frames::All,
             on_missing: OnMissing::Skip,
         }
     }
@@ -116,8 +120,8 @@ roll_core::register! {
     Reward, "http", HttpConfig,
     "A reward that is a service, asked over HTTP",
     |config: HttpConfig, _| {
-        let on_missing = config.on_missing;
-        RemoteReward::new("http", ScoringService::new(config)?, on_missing)
+        let (frames, on_missing) = (config.frames, config.on_missing);
+        RemoteReward::new("http", ScoringService::new(config)?, frames, on_missing)
     },
 }
 

@@ -51,7 +51,7 @@ fn serve(answers: Answers) -> (String, JoinHandle<Vec<Json>>) {
 fn reward(url: &str, change: impl FnOnce(&mut HttpConfig)) -> Result<RemoteReward<ScoringService>> {
     let mut config = HttpConfig { url: url.into(), timeout: 5.0, ..HttpConfig::default() };
     change(&mut config);
-    RemoteReward::new("http", ScoringService::new(config)?, OnMissing::Skip)
+    RemoteReward::new("http", ScoringService::new(config)?, Frames::All, OnMissing::Skip)
 }
 
 fn video() -> Video {
@@ -72,6 +72,36 @@ fn service_receives_options_and_returns_gradients() {
     let asked = served.join().unwrap();
     assert_eq!(asked[2]["prompt"], "a face");
     assert!(asked.iter().all(|header| header["options"]["level"] == 0.3), "{asked:?}");
+}
+
+#[test]
+fn service_receives_the_chosen_frames_and_the_columns_of_the_row() {
+    let gradient = Tensor::new((0..3 * 48).map(|i| (1 + i / 48) as f32).collect::<Vec<f32>>(), [3, 3, 4, 4]).unwrap();
+    let scored = || (200, "", frame_of(json!({ "score": 0.25 }), &[("gradient".into(), gradient.clone())]));
+    let (url, served) = serve(vec![hello(), (200, "", frame_of(json!({}), &[])), scored(), scored()]);
+    let service = HttpConfig { url, timeout: 5.0, ..HttpConfig::default() };
+    let service = ScoringService::new(service).unwrap();
+    let mut reward = RemoteReward::new("http", service, Frames::Uniform(3), OnMissing::Skip).unwrap();
+    let video = |frames: usize| Video::new(Tensor::zeros([frames, 3, 4, 4]), 8.0).unwrap();
+    let mut target = reward.prepare(&video(5)).unwrap();
+    target.columns = std::sync::Arc::new([("answer".to_string(), json!({ "count": 2 }))].into());
+    let mut pulled = |frames: usize, target: &Target| {
+        let pullback = reward.score(&video(frames), "", target, Grad::Record).unwrap().1.unwrap();
+        let gradient = pullback.pull(&Tensor::scalar(2.0)).unwrap();
+        assert_eq!(gradient.shape(), [frames, 3, 4, 4]);
+        gradient.f32s().unwrap().chunks(48).map(|frame| frame[0]).collect::<Vec<f32>>()
+    };
+    // The frames 0, 2 and 4; of two frames 0, 1 and 1.
+    assert_eq!(pulled(5, &target), [2.0, 0.0, 4.0, 0.0, 6.0]);
+    assert_eq!(pulled(2, &Target::default()), [2.0, 10.0]);
+    let asked = served.join().unwrap();
+    let shapes: Vec<&Json> = asked[1..].iter().map(|header| &header["tensors"][0]["shape"]).collect();
+    assert_eq!(asked[2]["columns"], json!({ "answer": { "count": 2 } }));
+    assert!(asked[3].get("columns").is_none());
+    assert!(shapes.iter().all(|shape| **shape == json!([3, 3, 4, 4])), "{shapes:?}");
+    let none = HttpConfig { url: "http://127.0.0.1:1".into(), ..HttpConfig::default() };
+    let none = RemoteReward::new("http", ScoringService::new(none).unwrap(), Frames::Every(0), OnMissing::Skip);
+    assert!(none.err().unwrap().to_string().contains("reward.frames"));
 }
 
 #[test]

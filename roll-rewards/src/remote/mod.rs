@@ -6,7 +6,7 @@
 //! |-----------|---------------------|----------------------|----------------------------------------------------------|
 //! | `hello`   | `version`, `options`|                      | `name`, `differentiable`, `shared`, and `reads_reference` (by default true): false if the target does not depend on the reference |
 //! | `prepare` | `fps`               | `frames`             | the target's tensors; or `target` null with `reason`, if the reference has nothing to compare with |
-//! | `score`   | `fps`, `prompt`, `record` | `frames`, and the target's as `target/NAME` | `score` (a number, or null with `reason`), `details`, and with `record` the tensor `gradient` of the score with respect to the frames |
+//! | `score`   | `fps`, `prompt`, `record`, `columns` (of the row, if it has others than `roll` reads) | `frames`, and the target's as `target/NAME` | `score` (a number, or null with `reason`), `details`, and with `record` the tensor `gradient` of the score with respect to the frames |
 //!
 //! Frames are f32 `[T, 3, H, W]` in [-1, 1]. An answer with `error` is an error. The score is a scalar, so one gradient
 //! is the whole pullback, and no state is kept between calls.
@@ -30,6 +30,8 @@ use std::sync::Arc;
 
 use roll_core::{Error, Fault, Grad, OnMissing, Pullback, Result, RewardScorer, Score, Target, Tensor, Video};
 use serde_json::{Value as Json, json};
+
+use crate::picture::Frames;
 
 /// Version of the protocol.
 const VERSION: u32 = 1;
@@ -63,16 +65,19 @@ pub enum AnswerError {
 pub struct RemoteReward<T> {
     transport: T,
     on_missing: OnMissing,
+    frames: Frames,
     name: String,
     differentiable: bool,
     reads_reference: bool,
 }
 
 impl<T: Transport> RemoteReward<T> {
-    /// Calls `hello`. `name` is the default if the answer has none.
-    pub fn new(name: &str, transport: T, on_missing: OnMissing) -> Result<Self> {
+    /// Calls `hello`. `name` is the default if the answer has none. Of each video, `frames` are sent. Fails if their
+    /// number is out of its range.
+    pub fn new(name: &str, transport: T, frames: Frames, on_missing: OnMissing) -> Result<Self> {
+        frames.check()?;
         let name = name.into();
-        let mut reward = Self { transport, on_missing, name, differentiable: false, reads_reference: true };
+        let mut reward = Self { transport, on_missing, frames, name, differentiable: false, reads_reference: true };
         let hello = reward.transport.hello()?;
         let (hello, _) = reward.accept("hello", hello)?;
         if let Some(name) = hello.get("name").and_then(Json::as_str) {
@@ -107,8 +112,22 @@ impl<T: Transport> RemoteReward<T> {
         Error::component(Fault::Failure, error)
     }
 
-    /// The pullback from an answer's gradient, which must have the shape of the frames.
-    fn gradient(&self, tensors: Vec<(String, Tensor)>, frames: &Tensor) -> Result<Pullback> {
+    /// The frames of a video that are sent.
+    fn chosen(&self, video: &Video) -> Result<Tensor> {
+        match self.frames {
+            Frames::All => Ok(video.frames().clone()),
+            frames => {
+                let ([count, height, width], mut values) = (video.dims(), Vec::new());
+                let chosen = frames.of(count);
+                chosen.iter().for_each(|t| values.extend_from_slice(video.frame(*t)));
+                Tensor::new(values, [chosen.len(), 3, height, width])
+            }
+        }
+    }
+
+    /// The pullback from an answer's gradient, which must have the shape of the frames that were sent, to that of all
+    /// frames of `video`.
+    fn gradient(&self, tensors: Vec<(String, Tensor)>, frames: &Tensor, video: &Video) -> Result<Pullback> {
         let gradient = tensors.into_iter().find(|(name, _)| name == "gradient").map(|(_, tensor)| tensor);
         let gradient =
             gradient.ok_or_else(|| self.invalid("score", "a gradient was asked for, and none came".into()))?;
@@ -116,7 +135,19 @@ impl<T: Transport> RemoteReward<T> {
             let problem = format!("expected a gradient of f32 {:?}, found {gradient:?}", frames.shape());
             return Err(self.invalid("score", problem));
         }
-        Ok(Pullback::new(move |cotangent| buffer::scaled(&gradient, cotangent.item()?)))
+        let (frames, [count, height, width]) = (self.frames, video.dims());
+        Ok(Pullback::new(move |cotangent| {
+            let chosen = buffer::scaled(&gradient, cotangent.item()?)?;
+            if frames == Frames::All {
+                return Ok(chosen);
+            }
+            let frame = 3 * height * width;
+            let mut all = vec![0.0; count * frame];
+            for (t, gradient) in frames.of(count).into_iter().zip(chosen.f32s()?.chunks_exact(frame)) {
+                all[t * frame..][..frame].iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
+            }
+            Tensor::new(all, [count, 3, height, width])
+        }))
     }
 }
 
@@ -134,7 +165,7 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
     }
 
     fn prepare(&mut self, reference: &Video) -> Result<Target> {
-        let frames = [("frames".to_string(), reference.frames().clone())];
+        let frames = [("frames".to_string(), self.chosen(reference)?)];
         let (answer, tensors) = self.ask("prepare", json!({ "fps": reference.fps() }), &frames)?;
         if answer.get("target") == Some(&Json::Null) {
             return Err(Error::nothing_to_score(reason(&answer)));
@@ -142,13 +173,17 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
         // A target is kept for a long time, so it is copied out of the memory that the next frames use.
         let own = |t: Tensor| Tensor::from_bytes(t.dtype(), t.shape(), Arc::new(t.as_bytes().to_vec()));
         let tensors = tensors.into_iter().map(|(name, tensor)| own(tensor).map(|tensor| (name, tensor)));
-        Ok(Target { tensors: tensors.collect::<Result<_>>()? })
+        Ok(Target::of(tensors.collect::<Result<_>>()?))
     }
 
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         let record = grad.is_on() && self.differentiable;
-        let header = json!({ "fps": video.fps(), "prompt": prompt, "record": record });
-        let mut tensors = vec![("frames".to_string(), video.frames().clone())];
+        let mut header = json!({ "fps": video.fps(), "prompt": prompt, "record": record });
+        if !target.columns.is_empty() {
+            header["columns"] = json!(*target.columns);
+        }
+        let frames = self.chosen(video)?;
+        let mut tensors = vec![("frames".to_string(), frames.clone())];
         tensors.extend(target.tensors.iter().map(|(name, tensor)| (format!("target/{name}"), tensor.clone())));
         let (answer, tensors) = self.ask("score", header, &tensors)?;
         match answer.get("score") {
@@ -160,7 +195,7 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
                 let details = answer.get("details").and_then(Json::as_object).into_iter().flatten();
                 let details: BTreeMap<String, f64> =
                     details.filter_map(|(k, v)| Some((k.clone(), v.as_f64()?))).collect();
-                let pullback = if record { Some(self.gradient(tensors, video.frames())?) } else { None };
+                let pullback = if record { Some(self.gradient(tensors, &frames, video)?) } else { None };
                 Ok((Score::Value { value, details }, pullback))
             }
             None => Err(self.invalid("score", "it holds no `score`".into())),

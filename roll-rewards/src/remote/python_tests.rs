@@ -12,6 +12,7 @@ use roll_core::{Verdict, check_reward};
 use super::RemoteReward;
 use super::command::{CommandConfig, Program};
 use super::http::{HttpConfig, ScoringService};
+use crate::picture::Frames;
 
 /// `python3`. `None` skips the test if it is missing.
 fn python() -> Option<PathBuf> {
@@ -51,7 +52,7 @@ fn program(
     let command = vec![python.display().to_string(), "-c".into(), script(body)];
     let mut config = CommandConfig { command, ..CommandConfig::default() };
     change(&mut config);
-    RemoteReward::new("command", Program::new(config, ".".into())?, OnMissing::Skip)
+    RemoteReward::new("command", Program::new(config, ".".into())?, Frames::All, OnMissing::Skip)
 }
 
 /// A running service, which ends when this is dropped: the process, its address, and the rest of its standard output.
@@ -80,7 +81,7 @@ impl Server {
     }
 
     fn reward(&self) -> roll_core::Result<RemoteReward<ScoringService>> {
-        RemoteReward::new("http", ScoringService::new(self.1.clone())?, OnMissing::Skip)
+        RemoteReward::new("http", ScoringService::new(self.1.clone())?, Frames::All, OnMissing::Skip)
     }
 }
 

@@ -50,7 +50,7 @@ impl RewardScorer for CachedReward {
             .text("fps", reference.fps())
             .tensor("reference", reference.frames());
         let tensors = self.store.get("targets", &key.finish(), || Ok(self.inner.prepare(reference)?.tensors))?;
-        Ok(Target { tensors })
+        Ok(Target::of(tensors))
     }
 
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {

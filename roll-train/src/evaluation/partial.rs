@@ -125,6 +125,9 @@ impl<'a> PartialResults<'a> {
     fn clip_key(&self, sample: &Sample) -> String {
         let mut key = Fingerprint::new("clip").text("evaluation", &self.key).text("index", sample.index);
         key = key.text("prompt", &sample.prompt);
+        if !sample.columns.is_empty() {
+            key = key.text("columns", format_args!("{:?}", sample.columns));
+        }
         key = match &sample.video {
             SampleVideo::Clip(clip) => key.tensor("video", clip.frames()),
             SampleVideo::Shape(dims) => key.text("shape", format_args!("{dims:?}")),

@@ -93,6 +93,7 @@ mod tests {
             path: None,
             weight: 1.0,
             mask: None,
+            columns: Default::default(),
         };
         let some = |value, size| Some(video(value, size));
         let grid = grid(

@@ -106,5 +106,5 @@ pub fn target(inputs: &StateDict) -> Outcome<Target> {
     let weights: Vec<f32> = detected.iter().flat_map(|f| used.iter().map(move |u| weight(f, u))).collect();
     let weights = Tensor::new(weights, [detected.len(), used.len()])?;
     let tensors = [("references", references), ("weights", weights), ("detected", column)];
-    Ok(Target { tensors: tensors.map(|(name, tensor)| (name.to_string(), tensor)).into() })
+    Ok(Target::of(tensors.map(|(name, tensor)| (name.to_string(), tensor)).into()))
 }

@@ -9,7 +9,7 @@
     roll_reward.serve(score)
 
 A score takes what it names of: `frames`, `prompt`, `fps`, `reference` (the reference's frames, or what `prepare` made of
-them), `options` (the configuration's `reward.options`) and `device`. It returns a number, a pair of it and a dict of
+them), `options` (the configuration's `reward.options`), `columns` (other columns of the row in the metadata) and `device`. It returns a number, a pair of it and a dict of
 details, or `None` or `Missing("why")` where there is nothing to score. Without `@differentiable`, frames are NumPy arrays
 where NumPy is installed, else `Array`s, and a gradient may be returned by hand in a `Score`.
 """

@@ -6,7 +6,7 @@ import traceback
 from .frame import Array, as_array
 
 #: What a score may take.
-KNOWN = ("frames", "prompt", "reference", "fps", "options", "device")
+KNOWN = ("frames", "prompt", "reference", "fps", "options", "columns", "device")
 
 
 class Missing:
@@ -69,6 +69,7 @@ class Reward:
             "prompt": [header.get("prompt", "") for header, _ in calls],
             "fps": [header.get("fps") for header, _ in calls],
             "options": [header["options"] for header, _ in calls],
+            "columns": [header.get("columns", {}) for header, _ in calls],
             "reference": [self.reference(tensors, device) for _, tensors in calls],
             "device": [device for _ in calls],
         }
