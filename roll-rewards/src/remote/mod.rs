@@ -16,7 +16,6 @@
 //! file, even at the same path. A service receives no shared memory, even on the same machine, because it would have to
 //! open paths that any client could name.
 
-pub mod buffer;
 pub mod child;
 pub mod command;
 pub mod frame;
@@ -28,6 +27,7 @@ pub mod shared_memory;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use rayon::prelude::*;
 use roll_core::{Error, Fault, Grad, OnMissing, Pullback, Result, RewardScorer, Score, Target, Tensor, Video};
 use serde_json::{Value as Json, json};
 
@@ -116,7 +116,10 @@ impl<T: Transport> RemoteReward<T> {
             let problem = format!("expected a gradient of f32 {:?}, found {gradient:?}", frames.shape());
             return Err(self.invalid("score", problem));
         }
-        Ok(Pullback::new(move |cotangent| buffer::scaled(&gradient, cotangent.item()?)))
+        Ok(Pullback::new(move |cotangent| {
+            let factor = cotangent.item()?;
+            Tensor::new(gradient.f32s()?.par_iter().map(|v| factor * v).collect(), gradient.shape())
+        }))
     }
 }
 
