@@ -1,4 +1,4 @@
-//! `roll run` as several processes: over TCP, or over MPI in a build with that feature.
+//! `roll run` as several processes.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -52,17 +52,8 @@ fn launch(ranks: usize, command: &str) -> Command {
     launcher
 }
 
-#[cfg(feature = "mpi")]
-fn launcher(ranks: usize) -> Command {
-    let mut mpirun = Command::new("mpirun");
-    mpirun.args(["-n", &ranks.to_string(), "--oversubscribe"]);
-    mpirun.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
-    mpirun
-}
-
 /// Starts processes with the variables of `torchrun`, hands SIGUSR1 on to them, and exits with the code of the last one
 /// that failed.
-#[cfg(not(feature = "mpi"))]
 fn launcher(ranks: usize) -> Command {
     const SCRIPT: &str = r#"
         pids= code=0 rank=0
@@ -210,8 +201,8 @@ fn a_run_with_a_killed_rank_ends_and_resumes_on_two_ranks() {
         std::thread::sleep(Duration::from_millis(20));
     }
     let output = job.wait_with_output().unwrap();
-    let named = if cfg!(feature = "mpi") { "signal 9" } else { "rank 3 failed: its process ended" };
-    assert!(!output.status.success() && output_text(&output).contains(named), "{}", output_text(&output));
+    let printed_text = output_text(&output);
+    assert!(!output.status.success() && printed_text.contains("rank 3 failed: its process ended"), "{printed_text}");
 
     let done = checkpoint::newest_whole(&run.join("checkpoints")).unwrap().unwrap().step();
     let steps = (done + 2).to_string();
@@ -261,10 +252,7 @@ fn interrupted_ranks_write_one_checkpoint_and_exit_with_130() {
         for rank in 0..2 {
             assert!(printed_text.contains(&format!("[rank {rank}] interrupted")), "{printed_text}");
         }
-        assert!(
-            printed_text.contains(&format!("roll run --resume {out}")) && !printed_text.contains("MPI_ABORT"),
-            "{printed_text}"
-        );
+        assert!(printed_text.contains(&format!("roll run --resume {out}")), "{printed_text}");
         match wrapped {
             true => assert_eq!(printed_text.matches("a rank exits with 130").count(), 2, "{printed_text}"),
             false => assert_eq!(output.status.code(), Some(130), "{printed_text}"),

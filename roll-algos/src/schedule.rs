@@ -40,23 +40,6 @@ impl FlowSchedule {
         Ok(Self { sigmas: levels.iter().map(|s| *s as f32).chain([0.0]).collect(), timesteps })
     }
 
-    /// As [`FlowSchedule::new`], but begins at noise level `strength` in (0, 1] before the shift: to start from partly
-    /// noised data. Its table rounds as DiffSynth's `FlowMatchScheduler` does.
-    pub fn from_strength(steps: usize, shift: f64, strength: f64) -> Result<Self> {
-        check(steps, shift)?;
-        if !(strength > 0.0 && strength <= 1.0) {
-            return Err(Error::config("strength", format!("must be above 0 and at most 1, found {strength}")));
-        }
-        let start = strength as f32;
-        let step = -start / steps as f32;
-        // `torch.linspace` counts from the nearer end and rounds product and sum at once.
-        let linear = (0..steps).map(|i| match i < steps.div_ceil(2) {
-            true => step.mul_add(i as f32, start),
-            false => -step * (steps - i) as f32,
-        });
-        Ok(Self::shifted(linear, shift))
-    }
-
     /// Passes through the given timesteps of the unshifted schedule, shifted: distilled models list theirs
     /// (`[1000, 750, 500, 250]` with shift 5).
     pub fn from_timesteps(timesteps: &[u32], shift: f64) -> Result<Self> {
@@ -152,11 +135,9 @@ mod tests {
 
     #[test]
     fn every_table_descends_from_its_start_to_the_data() {
-        for schedule in [
-            FlowSchedule::new(7, 3.0).unwrap(),
-            FlowSchedule::from_strength(7, 3.0, 1.0).unwrap(),
-            FlowSchedule::from_timesteps(&[1000, 500, 1], 3.0).unwrap(),
-        ] {
+        for schedule in
+            [FlowSchedule::new(7, 3.0).unwrap(), FlowSchedule::from_timesteps(&[1000, 500, 1], 3.0).unwrap()]
+        {
             assert_eq!(schedule.sigma(0), Sigma(1.0));
             assert_eq!(schedule.timestep(0), Timestep(1000.0));
             assert_eq!(schedule.sigma(schedule.steps()), Sigma(0.0));
@@ -181,7 +162,6 @@ mod tests {
         assert!(FlowSchedule::new(0, 5.0).is_err());
         assert!(FlowSchedule::new(4, f64::NAN).is_err());
         assert!(FlowSchedule::new(4, -1.0).is_err());
-        assert!(FlowSchedule::from_strength(4, 5.0, 1.5).is_err());
         assert!(FlowSchedule::from_timesteps(&[250, 500], 5.0).is_err());
         assert!(FlowSchedule::from_timesteps(&[2000], 5.0).is_err());
     }

@@ -50,8 +50,6 @@ pub mod error;
 pub mod host;
 pub mod layers;
 mod library;
-#[cfg(feature = "mpi")]
-pub mod mpi;
 pub mod nccl;
 pub mod nd;
 mod offload;
@@ -69,7 +67,7 @@ pub mod weights;
 #[cfg(test)]
 mod tests;
 
-/// A toy model that is shared with the integration tests under MPI.
+/// A toy model that is shared with the tests of ranks that are processes.
 #[cfg(test)]
 #[path = "../tests/flat_model/mod.rs"]
 mod flat_model;

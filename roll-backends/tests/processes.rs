@@ -1,5 +1,5 @@
-//! Tests of ranks that are processes: over TCP, over NCCL (a stand-in, `nccl_stand_in.c`), and, with the feature `mpi`,
-//! over MPI. The test binary starts itself once for each rank.
+//! Tests of ranks that are processes: over TCP, and over NCCL (a stand-in, `nccl_stand_in.c`). The test binary starts
+//! itself once for each rank.
 
 #![allow(clippy::unwrap_used)]
 
@@ -35,16 +35,9 @@ const GRACE: Duration = Duration::from_secs(8);
 enum Transport {
     Tcp,
     Nccl,
-    #[cfg(feature = "mpi")]
-    Mpi,
 }
 
-const TRANSPORTS: &[Transport] = &[
-    Transport::Tcp,
-    Transport::Nccl,
-    #[cfg(feature = "mpi")]
-    Transport::Mpi,
-];
+const TRANSPORTS: [Transport; 2] = [Transport::Tcp, Transport::Nccl];
 
 /// A job of processes that must end in a certain way.
 struct Case {
@@ -53,8 +46,6 @@ struct Case {
     succeeds: bool,
     /// What the output must contain.
     says: &'static [&'static str],
-    /// The same where `mpirun` ends the other processes before they say it.
-    under_mpi: &'static [&'static str],
 }
 
 const REASONS: &[&str] =
@@ -64,33 +55,25 @@ const KILLED: &[&str] = &["rank 0: rank 2 failed: its process ended", "rank 3: r
 const FIRST_KILLED: &[&str] = &["rank 1: rank 0 ended while the others wait for it", "rank 3: rank 0 ended"];
 const HANGS: &[&str] = &["rank 2 did not come to"];
 const FULL: &[&str] = &["rank 2: the disk is full"];
-const SIGNAL: &[&str] = &["signal 9"];
 
 const CASES: [Case; 8] = [
-    case("every_collective_gives_what_threads_give", "collectives", true, &[], &[]),
-    case("zero_gives_the_bits_that_it_gives_on_threads", "zero", true, &[], &[]),
-    case("an_error_of_one_rank_ends_all_with_its_reason", "error", false, REASONS, REASONS),
-    case("a_panic_of_one_rank_ends_all_with_its_message", "panic", false, PANIC, PANIC),
+    case("every_collective_gives_what_threads_give", "collectives", true, &[]),
+    case("zero_gives_the_bits_that_it_gives_on_threads", "zero", true, &[]),
+    case("an_error_of_one_rank_ends_all_with_its_reason", "error", false, REASONS),
+    case("a_panic_of_one_rank_ends_all_with_its_message", "panic", false, PANIC),
     case(
         "an_error_while_gradients_are_on_their_way_ends_the_job_although_the_others_do_not_come",
         "pulling",
         false,
         FULL,
-        FULL,
     ),
-    case("a_killed_rank_ends_the_job_and_is_named", "kill", false, KILLED, SIGNAL),
-    case("a_killed_rank_0_ends_the_job_and_is_named", "kill-first", false, FIRST_KILLED, SIGNAL),
-    case("a_rank_that_hangs_is_named_and_ends_the_job", "hang", false, HANGS, HANGS),
+    case("a_killed_rank_ends_the_job_and_is_named", "kill", false, KILLED),
+    case("a_killed_rank_0_ends_the_job_and_is_named", "kill-first", false, FIRST_KILLED),
+    case("a_rank_that_hangs_is_named_and_ends_the_job", "hang", false, HANGS),
 ];
 
-const fn case(
-    name: &'static str,
-    mode: &'static str,
-    succeeds: bool,
-    says: &'static [&'static str],
-    under_mpi: &'static [&'static str],
-) -> Case {
-    Case { name, mode, succeeds, says, under_mpi }
+const fn case(name: &'static str, mode: &'static str, succeeds: bool, says: &'static [&'static str]) -> Case {
+    Case { name, mode, succeeds, says }
 }
 
 fn main() -> ExitCode {
@@ -104,15 +87,15 @@ fn main() -> ExitCode {
         true => build_stand_in(work.path()),
         false => println!("SKIPPED nccl: its stand-in needs the shared memory of Linux"),
     }
-    let transports = TRANSPORTS.iter().filter(|transport| has_stand_in || **transport != Transport::Nccl);
+    let transports = TRANSPORTS.into_iter().filter(|transport| has_stand_in || *transport != Transport::Nccl);
     let mut failed = 0;
-    for (transport, case) in transports.flat_map(|transport| CASES.iter().map(move |case| (*transport, case))) {
+    for (transport, case) in transports.flat_map(|transport| CASES.iter().map(move |case| (transport, case))) {
         let name = format!("{transport:?}::{}", case.name).to_lowercase();
         if !filter.is_empty() && !filter.iter().any(|f| name.contains(f.as_str())) {
             continue;
         }
         let began = Instant::now();
-        let problem = judge(&start(transport, case.mode, work.path()), transport, case, began.elapsed());
+        let problem = judge(&start(transport, case.mode, work.path()), case, began.elapsed());
         println!("test {name} ... {} ({:.1?})", if problem.is_none() { "ok" } else { "FAILED" }, began.elapsed());
         if let Some(problem) = problem {
             println!("{problem}");
@@ -140,18 +123,6 @@ fn build_stand_in(directory: &Path) {
 /// Runs a job; the output of all its processes and whether all succeeded.
 fn start(transport: Transport, mode: &str, work: &Path) -> (bool, String) {
     let program = std::env::current_exe().unwrap();
-    #[cfg(feature = "mpi")]
-    if transport == Transport::Mpi {
-        let output = Command::new("mpirun")
-            .args(["-n", &RANKS.to_string(), "--oversubscribe"])
-            .arg(program)
-            .env(MODE, mode)
-            .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
-            .output()
-            .expect("these tests need an MPI: `apt-get install openmpi-bin`");
-        let said = [&output.stdout[..], &output.stderr[..]].concat();
-        return (output.status.success(), String::from_utf8_lossy(&said).into_owned());
-    }
     let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).unwrap().port();
     let log = work.join("log");
     let file = File::create(&log).unwrap();
@@ -183,30 +154,13 @@ fn start(transport: Transport, mode: &str, work: &Path) -> (bool, String) {
     (failed.is_none(), std::fs::read_to_string(log).unwrap())
 }
 
-fn judge((succeeded, said): &(bool, String), transport: Transport, case: &Case, took: Duration) -> Option<String> {
-    let says = if is_mpi(transport) { case.under_mpi } else { case.says };
-    let missing: Vec<_> = says.iter().filter(|s| !said.contains(**s)).collect();
+fn judge((succeeded, said): &(bool, String), case: &Case, took: Duration) -> Option<String> {
+    let missing: Vec<_> = case.says.iter().filter(|s| !said.contains(**s)).collect();
     let right = *succeeded == case.succeeds && missing.is_empty() && took < Duration::from_secs(SECONDS);
     (!right).then(|| format!("succeeded: {succeeded}, after {took:.1?}, does not say {missing:?}:\n{said}"))
 }
 
-fn is_mpi(transport: Transport) -> bool {
-    !matches!(transport, Transport::Tcp | Transport::Nccl)
-}
-
-/// The membership of this process in its job.
-enum Job {
-    Tcp(TcpRanks),
-    #[cfg(feature = "mpi")]
-    Mpi(Arc<roll_backends::mpi::MpiRanks>),
-}
-
-fn join() -> Result<(Job, Arc<dyn Communicator>)> {
-    #[cfg(feature = "mpi")]
-    if roll_backends::mpi::is_launched() {
-        let ranks = roll_backends::mpi::MpiRanks::join()?;
-        return Ok((Job::Mpi(ranks.clone()), ranks));
-    }
+fn join() -> Result<(TcpRanks, Arc<dyn Communicator>)> {
     let number = |name: &str| std::env::var(name).unwrap().parse::<u16>().unwrap();
     let (rank, host) = (number(RANK).into(), "127.0.0.1".into());
     let place = Place { rank, size: RANKS, host, port: number(PORT), job: "test".into() };
@@ -215,7 +169,7 @@ fn join() -> Result<(Job, Arc<dyn Communicator>)> {
     if std::env::var_os("LD_LIBRARY_PATH").is_some_and(|path| Path::new(&path).join("libnccl.so.2").exists()) {
         ranks = NcclRanks::join(ranks, rank)?;
     }
-    Ok((Job::Tcp(job), ranks))
+    Ok((job, ranks))
 }
 
 fn child(mode: &str) -> ExitCode {
@@ -236,24 +190,14 @@ fn child(mode: &str) -> ExitCode {
         let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
         Err(Error::Misuse(format!("panicked: {said}")))
     });
-    let result = result.and_then(|()| match &job {
-        Job::Tcp(_) => ranks.barrier(),
-        #[cfg(feature = "mpi")]
-        Job::Mpi(ranks) => ranks.finish(),
-    });
+    let result = result.and_then(|()| ranks.barrier());
     if let Err(error) = &result {
         ranks.fail(&error.chain());
         // A single write, so that lines of several processes are not interleaved.
         let line = format!("rank {}: {}\n", ranks.rank().0, error.chain());
         let _ = std::io::stderr().write_all(line.as_bytes());
     }
-    match job {
-        Job::Tcp(ranks) => ranks.leave(),
-        #[cfg(feature = "mpi")]
-        Job::Mpi(ranks) if result.is_err() => ranks.abort(1),
-        #[cfg(feature = "mpi")]
-        Job::Mpi(_) => {}
-    }
+    job.leave();
     ExitCode::from(u8::from(result.is_err()))
 }
 

@@ -1,5 +1,7 @@
 //! What launchers of several processes say about a job in environment variables.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use roll_backends::tcp::Place;
 use roll_core::{Error, Result};
 
@@ -11,10 +13,10 @@ const SLURM: Variables = ["SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID
 const OPEN_MPI: Variables = ["OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"];
 /// MPICH and Intel MPI.
 const MPICH: Variables = ["PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"];
-/// `torchrun` within a job of Slurm starts more processes than Slurm did, so it comes first.
-const LAUNCHERS: [Variables; 4] = [TORCH, SLURM, OPEN_MPI, MPICH];
+/// `torchrun` and Open MPI's `mpirun` within a job of Slurm start more processes than Slurm did, so they come first.
+const LAUNCHERS: [Variables; 4] = [TORCH, OPEN_MPI, SLURM, MPICH];
 
-/// Port of a job of Slurm that sets no MASTER_PORT: this one, plus a number that follows from the job's.
+/// Port of a job that sets no MASTER_PORT: this one, plus a number that follows from the job's.
 const PORT: u16 = 20_000;
 
 /// The launcher that started several processes, and their number; `None` if there is one process.
@@ -45,16 +47,21 @@ pub fn place(value: impl Fn(&str) -> Option<String>) -> Result<Option<Place>> {
         let (ranks, count) = (launcher[1], launcher[0]);
         return Err(Error::Unsupported(format!("{ranks} is {rank}, expected a number below {size} ({count})")));
     }
-    let slurm = (launcher == SLURM).then(|| slurm(&value)).flatten();
+    let known = match launcher {
+        SLURM => slurm(&value),
+        OPEN_MPI => one_machine(&value, size),
+        _ => None,
+    };
     let given = (value("MASTER_ADDR"), number(&value, "MASTER_PORT").and_then(|port| u16::try_from(port).ok()));
-    let host = given.0.or_else(|| slurm.as_ref().map(|(host, _)| host.clone()));
+    let host = given.0.or_else(|| known.as_ref().map(|(host, _)| host.clone()));
     let host = host.ok_or_else(|| missing("MASTER_ADDR", "the host of rank 0"))?;
-    let port = given.1.or(slurm.map(|(_, port)| port));
+    let port = given.1.or(known.map(|(_, port)| port));
     let port = port.ok_or_else(|| missing("MASTER_PORT", "a free port of rank 0's host"))?;
     // `torchrun` listens at MASTER_PORT itself.
     let taken = value("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|is| is.eq_ignore_ascii_case("true"));
     let port = if taken { port.wrapping_add(1).max(1024) } else { port };
-    let names = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID"];
+    let names =
+        ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE"];
     let job = names.into_iter().filter_map(&value).collect::<Vec<_>>().join(".");
     Ok(Some(Place { rank, size, host, port, job }))
 }
@@ -64,6 +71,14 @@ fn slurm(value: &impl Fn(&str) -> Option<String>) -> Option<(String, u16)> {
     let nodes = value("SLURM_STEP_NODELIST").or_else(|| value("SLURM_JOB_NODELIST"))?;
     let job = number(value, "SLURM_JOB_ID")? + number(value, "SLURM_STEP_ID").unwrap_or(0);
     Some((first_node(&nodes)?, PORT + (job % usize::from(PORT)) as u16))
+}
+
+/// This machine, where all processes of a job of Open MPI run on it, and a port that jobs do not share as a rule.
+fn one_machine(value: &impl Fn(&str) -> Option<String>, size: usize) -> Option<(String, u16)> {
+    let is_one = number(value, "OMPI_COMM_WORLD_LOCAL_SIZE")? == size;
+    let mut job = DefaultHasher::new();
+    value("PMIX_NAMESPACE")?.hash(&mut job);
+    is_one.then(|| ("127.0.0.1".into(), PORT + (job.finish() % u64::from(PORT)) as u16))
 }
 
 /// The first of a list of nodes as Slurm abbreviates it: `gpu[03-05,7],login1` begins with `gpu03`.
@@ -130,6 +145,21 @@ mod tests {
             assert_eq!(first_node(list).unwrap(), first);
         }
         assert_eq!([first_node(""), first_node("n[1")], [None, None]);
+    }
+
+    #[test]
+    fn jobs_of_open_mpi_on_one_machine_need_no_address() {
+        let job = |namespace, local| {
+            let (rank, size) = (("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "4"));
+            place(of(&[rank, size, ("OMPI_COMM_WORLD_LOCAL_SIZE", local), ("PMIX_NAMESPACE", namespace)]))
+        };
+        let [one, same, other] = ["7340033", "7340033", "prterun-7@1"].map(|name| job(name, "4").unwrap().unwrap());
+        assert_eq!((one.host.as_str(), one.rank, one.size), ("127.0.0.1", 1, 4));
+        assert_eq!(one, same);
+        assert!(one.port != other.port && one.job != other.job, "{one:?} {other:?}");
+        assert!([one, other].iter().all(|job| (PORT..2 * PORT).contains(&job.port)));
+        // Half of the processes are on another machine.
+        assert!(job("7340033", "2").unwrap_err().to_string().contains("MASTER_ADDR"));
     }
 
     #[test]

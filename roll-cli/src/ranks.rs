@@ -29,54 +29,42 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// How long they wait without saying so.
 const SOON: Duration = Duration::from_secs(10);
 
-/// The job that this process is part of.
-pub enum Job {
-    Alone,
-    Tcp(TcpRanks),
-    #[cfg(feature = "mpi")]
-    Mpi(Arc<roll_backends::mpi::MpiRanks>),
-}
+/// The job that this process is part of; `None` if it is alone.
+pub struct Job(Option<TcpRanks>);
 
 impl Job {
-    /// Joins the job that a launcher started this process for, if one did: over MPI where an MPI launcher started a
-    /// build with MPI, else over TCP.
+    /// Joins the job that a launcher started this process for, if one did.
     pub fn join(collectives: Collectives) -> Result<Self> {
-        let (job, host) = Self::assemble()?;
-        let process = match (host, collectives) {
-            (None, Collectives::Host) => return Ok(job),
-            (None, Collectives::Nccl) => {
+        let Some(ranks) = Self::assemble()? else {
+            if collectives == Collectives::Nccl {
                 let _ = THREADS_OVER_NCCL.set(());
-                return Ok(job);
             }
-            (Some(host), Collectives::Host) => host,
-            (Some(host), Collectives::Nccl) => {
-                let device = device_number().ok_or_else(|| {
-                    let problem = "`--collectives nccl`: the launcher sets no number of this process on its machine";
-                    Error::Unsupported(problem.into())
-                });
-                match device.and_then(|device| NcclRanks::join(host, device)) {
-                    Ok(process) => process,
-                    Err(error) => {
-                        // Every rank came here with an error of its own, and none waits for another.
-                        job.finish()?;
-                        return Err(error);
-                    }
-                }
-            }
+            return Ok(Self(None));
         };
+        let mut process = ranks.communicator();
+        if collectives == Collectives::Nccl {
+            let device = device_number().ok_or_else(|| {
+                let problem = "`--collectives nccl`: the launcher sets no number of this process on its machine";
+                Error::Unsupported(problem.into())
+            });
+            process = match device.and_then(|device| NcclRanks::join(process.clone(), device)) {
+                Ok(process) => process,
+                Err(error) => {
+                    // Every rank came here with an error of its own, and none waits for another.
+                    process.barrier()?;
+                    ranks.leave();
+                    return Err(error);
+                }
+            };
+        }
         if PROCESS.set(process).is_err() {
             return Err(Error::Misuse("this process is part of a job already".into()));
         }
-        Ok(job)
+        Ok(Self(Some(ranks)))
     }
 
-    fn assemble() -> Result<(Self, Option<Arc<dyn Communicator>>)> {
-        #[cfg(feature = "mpi")]
-        if roll_backends::mpi::is_launched() {
-            let ranks = roll_backends::mpi::MpiRanks::join()?;
-            return Ok((Self::Mpi(ranks.clone()), Some(ranks)));
-        }
-        let Some(place) = launch::place(variable)? else { return Ok((Self::Alone, None)) };
+    fn assemble() -> Result<Option<TcpRanks>> {
+        let Some(place) = launch::place(variable)? else { return Ok(None) };
         let (joined, waits) = mpsc::channel::<()>();
         let waiting = format!(
             "waiting up to {} s for all {} processes of the job at {}:{}; for one process, unset {}\n",
@@ -94,8 +82,7 @@ impl Job {
         });
         let ranks = TcpRanks::join(&place, PATIENCE)?;
         drop(joined);
-        let communicator = ranks.communicator();
-        Ok((Self::Tcp(ranks), Some(communicator)))
+        Ok(Some(ranks))
     }
 
     /// This process among several.
@@ -104,9 +91,9 @@ impl Job {
         (ranks.world_size() > 1).then(|| ranks.rank().0)
     }
 
-    /// Runs `f`; if it fails or panics, the other ranks receive the failure. A panic becomes an error: a process that
-    /// unwound out of MPI would leave the others waiting, and some GPU libraries panic when memory runs out. An
-    /// interrupt is no failure: all ranks agreed on it.
+    /// Runs `f`; if it fails or panics, the other ranks receive the failure. A panic becomes an error: some
+    /// GPU libraries panic when memory runs out, and the others are to know it. An interrupt is no failure: all ranks
+    /// agreed on it.
     pub fn run<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
         let result = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
             Err(Error::failed("panicked")(panic_message(panic.as_ref()).unwrap_or("no message").to_string()))
@@ -120,46 +107,21 @@ impl Job {
         result
     }
 
-    /// Leaves the job. One that failed is ended as a whole; one that is done, or was interrupted and has its
-    /// checkpoint, is left by every rank in its own time.
-    pub fn leave(&self, fault: Option<Fault>, code: u8) {
-        if matches!(self, Self::Alone) {
-            return;
-        }
-        if !matches!(fault, None | Some(Fault::Interrupt)) {
-            return self.abort(code);
-        }
-        // Work that was begun ahead and that no rank wants any more.
-        let done = roll_backends::overlap::OverlappedRanks::of(process()).settle();
-        if let Err(error) = done.and_then(|()| self.finish()) {
+    /// Leaves the job. A job that failed ends this process, since the other ranks know why; one that is done, or was
+    /// interrupted and has its checkpoint, is left by every rank in its own time.
+    pub fn leave(&self, fault: Option<Fault>, mut code: u8) {
+        let Some(ranks) = &self.0 else { return };
+        if matches!(fault, None | Some(Fault::Interrupt)) {
+            // Work that was begun ahead and that no rank wants any more.
+            let done = roll_backends::overlap::OverlappedRanks::of(process()).settle();
+            let Err(error) = done.and_then(|()| ranks.communicator().barrier()) else { return ranks.leave() };
             // One write: those of several ranks to one stream come between each other.
             let line = format!("{}error: {error}\n", crate::logging::prefix(self.rank()));
             let _ = std::io::stderr().write_all(line.as_bytes());
-            self.abort(1);
+            code = 1;
         }
-    }
-
-    /// Leaves the job when all ranks are done.
-    fn finish(&self) -> Result<()> {
-        match self {
-            Self::Alone => Ok(()),
-            Self::Tcp(ranks) => ranks.communicator().barrier().map(|()| ranks.leave()),
-            #[cfg(feature = "mpi")]
-            Self::Mpi(ranks) => ranks.finish(),
-        }
-    }
-
-    /// Leaves a job that failed, and ends this process; the other ranks know why.
-    fn abort(&self, code: u8) {
-        match self {
-            Self::Alone => {}
-            Self::Tcp(ranks) => {
-                ranks.leave();
-                std::process::exit(code.into());
-            }
-            #[cfg(feature = "mpi")]
-            Self::Mpi(ranks) => ranks.abort(code.into()),
-        }
+        ranks.leave();
+        std::process::exit(code.into());
     }
 }
 

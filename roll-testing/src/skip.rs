@@ -3,7 +3,7 @@
 use std::io::Write;
 
 /// Capabilities that not every machine has, by the names that `ROLL_REQUIRE` and [`skip!`](crate::skip) use.
-pub const CAPABILITIES: [(&str, &str); 13] = [
+pub const CAPABILITIES: [(&str, &str); 12] = [
     ("cc", "a C compiler, `cc`"),
     ("chromium", "Chromium or Chrome, with H.264"),
     ("clip", "CLIP directories of `roll-rewards/tests/data/make_clip.py`, in `$ROLL_TEST_CLIP`"),
@@ -12,7 +12,6 @@ pub const CAPABILITIES: [(&str, &str); 13] = [
     ("gguf", "SmolLM2-135M-Instruct.Q4_1.gguf, named by `$ROLL_TEST_GGUF`"),
     ("gpu", "an NVIDIA GPU with its driver; for NCCL its library as well"),
     ("media", "face networks and media under `$ROLL_TEST_DATA`, by default `../shared` beside the repository"),
-    ("mpi", "MPI: `mpicc` and `mpirun`"),
     ("onnxruntime", "ONNX Runtime's library"),
     ("python", "`python3`"),
     ("torch", "a Python (`$PYTHON`, or `python3`) with PyTorch and NumPy"),
@@ -117,8 +116,8 @@ mod tests {
     #[test]
     fn roll_require_lists_capabilities_or_all() {
         assert_eq!(listed("", "cc"), Ok(false));
-        assert_eq!(listed("mpi, cc,", "cc"), Ok(true));
-        assert_eq!(listed("mpi,vulkan", "cc"), Ok(false));
+        assert_eq!(listed("python, cc,", "cc"), Ok(true));
+        assert_eq!(listed("python,vulkan", "cc"), Ok(false));
         for (name, _) in CAPABILITIES {
             assert_eq!(listed("all", name), Ok(true));
         }

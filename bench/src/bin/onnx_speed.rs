@@ -13,6 +13,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use roll_backends::host::to_device_nd;
 use roll_core::{DType, Result, Tensor};
 use roll_rewards::onnx::runtime::Session;
 use roll_rewards::onnx::{Model, OnnxError, Port};
@@ -36,12 +37,12 @@ fn compare(path: &Path) -> Result<()> {
         Err(error) => return Err(error.into()),
     };
     let inputs: Vec<Tensor> = ours.inputs().iter().map(sample).collect::<Result<_>>()?;
-    let differentiable = ours.inputs().iter().any(|port| port.dtype == DType::F32);
+    let differentiable = matches!(ours.inputs(), [Port { dtype: DType::F32, .. }]);
     // Weights are packed and memory is allocated during the first run.
     let our_outputs = ours.run_all(&inputs)?;
     let their_outputs = theirs.as_ref().map(|theirs| theirs.run(&inputs)).transpose()?;
     if differentiable {
-        with_gradient(&ours, &inputs)?;
+        with_gradient(&ours, &inputs[0])?;
     }
     let mut seconds: [Vec<f64>; 3] = Default::default();
     for _ in 0..setting("ROUNDS", 21) {
@@ -50,7 +51,7 @@ fn compare(path: &Path) -> Result<()> {
             seconds[1].push(timed(|| theirs.run(&inputs).map(drop))?);
         }
         if differentiable {
-            seconds[2].push(timed(|| with_gradient(&ours, &inputs))?);
+            seconds[2].push(timed(|| with_gradient(&ours, &inputs[0]))?);
         }
     }
     let [ours, theirs, gradient] = seconds.map(median);
@@ -67,9 +68,9 @@ fn compare(path: &Path) -> Result<()> {
 }
 
 /// Computes the first output, and the gradient of its sum.
-fn with_gradient(model: &Model, inputs: &[Tensor]) -> Result<()> {
-    let (value, recorded) = model.vjp_all(inputs)?;
-    recorded.pull_all(&Tensor::full(value.shape(), 1.0)).map(drop)
+fn with_gradient(model: &Model, input: &Tensor) -> Result<()> {
+    let (value, recorded) = model.vjp(&to_device_nd(input, model.device())?)?;
+    recorded.pull(to_device_nd(&Tensor::full(value.shape(), 1.0), model.device())?).map(drop)
 }
 
 fn timed(run: impl FnOnce() -> Result<()>) -> Result<f64> {

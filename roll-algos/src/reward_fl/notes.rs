@@ -13,16 +13,8 @@ roll_core::inventory::submit! {
 
 const IDLE: &[IdleKeys] = &[
     SHIFT,
-    IdleKeys {
-        keys: &["algo.early_stop"],
-        when: When::IsNot("algo.trained_steps.renoised", &["null"]),
-        because: "`algo.trained_steps` noises finished latents, and goes on to the data",
-    },
-    IdleKeys {
-        keys: &["algo.early_stop"],
-        when: When::IsNot("algo.trained_steps.direct", &["null"]),
-        because: "`algo.trained_steps` noises finished latents, and goes on to the data",
-    },
+    no_early_stop(When::IsNot("algo.trained_steps.renoised", &["null"])),
+    no_early_stop(When::IsNot("algo.trained_steps.direct", &["null"])),
     IdleKeys {
         keys: &["algo.gradient_split_every"],
         when: When::Is("algo.kl_weight", &["0"]),
@@ -31,6 +23,11 @@ const IDLE: &[IdleKeys] = &[
     GUIDANCE,
     KL_REFERENCE,
 ];
+
+const fn no_early_stop(when: When) -> IdleKeys {
+    let because = "`algo.trained_steps` noises finished latents, and goes on to the data";
+    IdleKeys { keys: &["algo.early_stop"], when, because }
+}
 
 fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let number = |key: &str| config.value(key).and_then(|value| value.as_u64());

@@ -3,8 +3,8 @@
 //! **Never run on a GPU.** It was written from NCCL's documentation and compiles without CUDA. Its calls are tested
 //! with stand-ins of both libraries, which check arguments and order and move values between processes.
 //!
-//! NCCL and the CUDA runtime are loaded at run time. The ranks find each other over the *host communicator*: threads,
-//! TCP or MPI. It also carries small values, barriers and failures. NCCL itself neither notices nor names a rank that
+//! NCCL and the CUDA runtime are loaded at run time. The ranks find each other over the *host communicator*: threads
+//! or TCP. It also carries small values, barriers and failures. NCCL itself neither notices nor names a rank that
 //! is missing, so every collective begins with a barrier of the host communicator. Values lie in host memory, as
 //! [`Communicator`] requires, and are staged through one pair of device buffers.
 //!

@@ -8,7 +8,7 @@
 //! | `X`            | composed (default)        | flex                | libtorch                  | wgpu, cuda             |
 //! |----------------|---------------------------|---------------------|---------------------------|------------------------|
 //! | `activation`   | `activation`              | `flex/elementwise`  | `libtorch/elementwise`    | `cube/activation`      |
-//! | `adam`         | `adam`                    | default             | `libtorch/elementwise`    | `cube/adam`            |
+//! | `adam`         | `adam`                    | default             | `libtorch/elementwise`    | default                |
 //! | `attention`    | `tiled`                   | `flex/attention`    | `libtorch/attention`      | `cube/attention`       |
 //! | `blocks`       | `blocks`                  | `flex/quantised`    | default                   | default                |
 //! | `channel_norm` | `channel_norm`            | `flex/norm`         | `libtorch/norm`           | `cube/channel_norm`    |

@@ -1,15 +1,15 @@
-//! Ranks over TCP: processes that a launcher started with the address of rank 0. They need no MPI.
+//! Ranks over TCP: processes that a launcher started with the address of rank 0.
 //!
 //! The process of rank 0 holds all ranks as [`roll_core::ThreadRanks`]. Each other process has a connection to it, and
 //! sends the arguments of a collective; a thread there calls the collective in its name and sends back the result or
 //! the error. So sums, the order of calls and the names of missing ranks are those of `ThreadRanks`.
 //!
 //! All values pass through rank 0. That suffices for adapters, metrics and failures. Large values belong on NCCL, which
-//! runs over these ranks, or on MPI.
+//! runs over these ranks.
 //!
 //! Every process sends a sign of life each 5 s. A process that ends, or is silent for 25 s, has failed, and the others
-//! learn it at once. Connections are neither encrypted nor authenticated, as with MPI and NCCL: ranks belong on a
-//! network that only their owner reaches.
+//! learn it at once. Connections are neither encrypted nor authenticated, as with NCCL: ranks belong on a network that
+//! only their owner reaches.
 
 mod frame;
 mod join;

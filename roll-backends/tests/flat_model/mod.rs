@@ -1,4 +1,4 @@
-//! A model that consists of its parameters only, for the tests of strategies: those of this crate and those under MPI.
+//! A model that consists of its parameters only, for the tests of strategies: those of this crate and those of processes.
 
 // Some tests use only a part of the model.
 #![allow(dead_code)]

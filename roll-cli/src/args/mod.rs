@@ -62,8 +62,8 @@ pub struct Args {
     /// More log messages; twice for all of them. `ROLL_LOG` or `RUST_LOG` choose by crate: `roll_models=debug`.
     #[arg(long, short, global = true, action = clap::ArgAction::Count, help_heading = GLOBAL)]
     pub verbose: u8,
-    /// Transport between the processes of a job: `host`, in host memory, over TCP or the launcher's MPI; or `nccl`, which
-    /// needs a GPU for each process, and leaves small messages to `host`.
+    /// Transport between the processes of a job: `host`, in host memory, over TCP; or `nccl`, which needs a GPU for
+    /// each process, and leaves small messages to `host`.
     #[arg(
         long,
         global = true,
@@ -94,7 +94,6 @@ fn version_and_features() -> String {
         (cfg!(feature = "wgpu"), "wgpu"),
         (cfg!(feature = "hub"), "hub"),
         (cfg!(feature = "onnxruntime"), "onnxruntime"),
-        (cfg!(feature = "mpi"), "mpi"),
     ];
     let features: Vec<&str> = features.into_iter().filter_map(|(is, name)| is.then_some(name)).collect();
     format!("{} ({})", env!("CARGO_PKG_VERSION"), features.join(", "))
@@ -103,7 +102,7 @@ fn version_and_features() -> String {
 /// Transport of large collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Collectives {
-    /// TCP or the launcher's MPI, in host memory.
+    /// TCP, in host memory.
     Host,
     /// NCCL; small messages still go over the host.
     Nccl,

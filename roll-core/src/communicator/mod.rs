@@ -1,7 +1,7 @@
 //! Collectives over the ranks of a job.
 //!
 //! [`SingleRank`] is a process alone, [`ThreadRanks`] are threads of one process (tests, and jobs of one machine);
-//! roll-backends has ranks over TCP, MPI and NCCL. Components receive their ranks in a [`crate::BuildContext`].
+//! roll-backends has ranks over TCP and NCCL. Components receive their ranks in a [`crate::BuildContext`].
 
 mod error;
 mod threads;

@@ -53,9 +53,6 @@ pub enum OnnxError {
     /// A tensor has another type than the input.
     #[error("{}: the input `{port}` is of type {expected:?}, found {found}", path.display())]
     Type { path: PathBuf, port: String, expected: DType, found: &'static str },
-    /// A pullback was requested of a graph without floating-point inputs.
-    #[error("{}: there is no gradient with respect to integers: {inputs}; ask for the outputs alone", path.display())]
-    NoGradient { path: PathBuf, inputs: String },
     /// ONNX Runtime is requested but not part of this build.
     #[error(
         "ONNX Runtime is not part of this build: build with `--features onnxruntime`, or take this project's own \

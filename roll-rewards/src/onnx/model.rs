@@ -167,14 +167,9 @@ impl Model {
 
     /// Computes the selected output (default: the first) for `input`, and its pullback. Fails like [`Model::run`].
     pub fn vjp(&self, input: &NdTensor) -> Result<(NdTensor, Recorded)> {
-        self.record(&[Value::Float(input.clone().untracked())])
-    }
-
-    /// Computes the selected output for one tensor per input, as in [`Model::run_all`], and its pullback to the float
-    /// inputs. Fails like [`Model::run_all`], and with [`OnnxError::NoGradient`] if no input is a float tensor.
-    pub fn vjp_all(&self, inputs: &[Tensor]) -> Result<(Tensor, Recorded)> {
-        let (value, recorded) = self.record(&self.upload(inputs)?)?;
-        Ok((Value::Float(value).to_host()?, recorded))
+        let input = [Value::Float(input.clone().untracked())];
+        self.check(&input)?;
+        thread_pool::run_in_pool(&self.device, || self.recorded(&input))
     }
 
     /// Whether an executor that runs the original graph must receive items one at a time.
@@ -253,33 +248,14 @@ impl Model {
         })
     }
 
-    fn record(&self, inputs: &[Value]) -> Result<(NdTensor, Recorded)> {
-        self.check(inputs)?;
-        let shapes: Vec<Option<Vec<usize>>> =
-            inputs.iter().map(|v| v.float().ok().map(|f| f.shape().to_vec())).collect();
-        if shapes.iter().all(Option::is_none) {
-            let names: Vec<String> =
-                self.graph.inputs.iter().map(|p| format!("`{}` ({:?})", p.name, p.dtype)).collect();
-            return Err(OnnxError::NoGradient { path: self.graph.path.clone(), inputs: names.join(", ") }.into());
-        }
-        thread_pool::run_in_pool(&self.device, || self.recorded(inputs, shapes))
-    }
-
-    /// Computes the output for `inputs` and its pullback. `shapes` are those of the float inputs.
-    fn recorded(&self, inputs: &[Value], shapes: Vec<Option<Vec<usize>>>) -> Result<(NdTensor, Recorded)> {
-        let (parts, items) = self.parts(inputs);
+    /// Computes the output for the one input, which is a float tensor, and its pullback.
+    fn recorded(&self, input: &[Value; 1]) -> Result<(NdTensor, Recorded)> {
+        let (parts, items) = self.parts(input);
         let (mut values, mut records) = (vec![], vec![]);
         for part in parts {
-            let floats: Vec<NdTensor> = part.iter().filter_map(|v| v.float().ok().cloned()).collect();
+            let floats: Vec<NdTensor> = part.into_iter().map(|value| self.float(value)).collect::<Result<_, _>>()?;
             let (value, record) = vjp(&floats, Tape::off(), |tracked, _| {
-                let mut tracked = tracked.iter();
-                let inputs: Vec<Value> = part
-                    .iter()
-                    .map(|value| match value {
-                        Value::Float(plain) => Value::Float(tracked.next().unwrap_or(plain).clone()),
-                        integers => integers.clone(),
-                    })
-                    .collect();
+                let inputs: Vec<Value> = tracked.iter().cloned().map(Value::Float).collect();
                 let outputs = execute(&self.graph, &inputs, self.output..self.output + 1, items)?;
                 outputs.into_iter().map(|value| Ok(self.float(value)?)).collect()
             })?;
@@ -291,7 +267,7 @@ impl Model {
         let recorded = Recorded {
             path: self.graph.path.clone(),
             port: self.graph.output_ports[self.output].name.clone(),
-            input_shapes: shapes,
+            input_shape: input[0].shape().to_vec(),
             output_shape: value.shape().to_vec(),
             device: self.device.clone(),
             leading,

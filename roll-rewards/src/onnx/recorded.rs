@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use burn::tensor::{Device, Tensor as Burn};
 use roll_backends::NdTensor;
-use roll_backends::host::{to_device_nd, to_host_nd};
-use roll_core::{Result, Tensor};
+use roll_core::Result;
 
 use super::error::{OnnxError, no_panic};
 use super::thread_pool;
@@ -15,8 +14,7 @@ use super::value::{Value, plain_device};
 pub struct Recorded {
     pub(super) path: PathBuf,
     pub(super) port: String,
-    /// Shape of each input of the graph; `None` for integers.
-    pub(super) input_shapes: Vec<Option<Vec<usize>>>,
+    pub(super) input_shape: Vec<usize>,
     pub(super) output_shape: Vec<usize>,
     /// The device of the weights.
     pub(super) device: Device,
@@ -26,28 +24,13 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// Maps the cotangent of the output to that of the first float input. It is zero if the output does not depend on
-    /// the input.
+    /// Maps the cotangent of the output to that of the input. It is zero if the output does not depend on the input.
     pub fn pull(self, cotangent: NdTensor) -> Result<NdTensor> {
-        let path = self.path.clone();
-        let first = self.gradients(cotangent)?.into_iter().flatten().next();
-        Ok(first.ok_or_else(|| OnnxError::NoGradient { path, inputs: "all of them".into() })?)
-    }
-
-    /// Maps the cotangent of the output to that of each input: `None` for an integer input, zero if the output does not
-    /// depend on an input.
-    pub fn pull_all(self, cotangent: &Tensor) -> Result<Vec<Option<Tensor>>> {
-        let cotangent = to_device_nd(cotangent, &self.device)?;
-        let gradients = self.gradients(cotangent)?;
-        gradients.into_iter().map(|g| g.map(|g| to_host_nd(&g)).transpose()).collect()
-    }
-
-    fn gradients(self, cotangent: NdTensor) -> Result<Vec<Option<NdTensor>>> {
         let device = self.device.clone();
-        thread_pool::run_in_pool(&device, || self.gradients_here(cotangent))
+        thread_pool::run_in_pool(&device, || self.pull_here(cotangent))
     }
 
-    fn gradients_here(self, cotangent: NdTensor) -> Result<Vec<Option<NdTensor>>> {
+    fn pull_here(self, cotangent: NdTensor) -> Result<NdTensor> {
         if cotangent.shape() != self.output_shape {
             let found = cotangent.shape().to_vec();
             let expected = format!("of shape {:?} here", self.output_shape);
@@ -58,32 +41,23 @@ impl Recorded {
             1 => vec![cotangent],
             _ => cotangent.split(&self.leading),
         };
-        let parts = self.records.len();
-        let shapes: Vec<Vec<usize>> =
-            self.input_shapes.iter().flatten().map(|whole| part_shape(whole, parts)).collect();
+        let shape = part_shape(&self.input_shape, self.records.len());
         let pulled = no_panic(|| {
-            let mut columns: Vec<Vec<Value>> = vec![vec![]; shapes.len()];
+            let mut gradients = vec![];
             for (record, cotangent) in self.records.into_iter().zip(cotangents) {
                 let cotangent = cotangent.float()?.clone();
                 let device = plain_device(&cotangent);
-                let gradients = record.pull(vec![Some(cotangent)], None);
-                for ((column, gradient), shape) in columns.iter_mut().zip(gradients).zip(&shapes) {
-                    let zeros =
-                        || NdTensor::from_flat(Burn::zeros([shape.iter().product::<usize>()], &device), shape.clone());
-                    column.push(Value::Float(gradient.unwrap_or_else(zeros)));
-                }
+                let gradient = record.pull(vec![Some(cotangent)], None).into_iter().flatten().next();
+                let zeros =
+                    || NdTensor::from_flat(Burn::zeros([shape.iter().product::<usize>()], &device), shape.clone());
+                gradients.push(Value::Float(gradient.unwrap_or_else(zeros)));
             }
-            columns
-                .into_iter()
-                .map(|column| Value::concatenate(column)?.float().cloned())
-                .collect::<Result<Vec<_>, _>>()
+            Value::concatenate(gradients)?.float().cloned()
         });
-        let pulled = pulled.map_err(|p| OnnxError::BadFile {
-            path: self.path,
-            problem: format!("the gradient cannot be computed: {}", p.0),
-        })?;
-        let mut pulled = pulled.into_iter();
-        Ok(self.input_shapes.iter().map(|shape| shape.as_ref().and_then(|_| pulled.next())).collect())
+        pulled.map_err(|p| {
+            let problem = format!("the gradient cannot be computed: {}", p.0);
+            OnnxError::BadFile { path: self.path, problem }.into()
+        })
     }
 }
 
@@ -98,6 +72,6 @@ fn part_shape(whole: &[usize], parts: usize) -> Vec<usize> {
 
 impl std::fmt::Debug for Recorded {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Recorded").field("path", &self.path).field("inputs", &self.input_shapes).finish_non_exhaustive()
+        f.debug_struct("Recorded").field("path", &self.path).field("input", &self.input_shape).finish_non_exhaustive()
     }
 }

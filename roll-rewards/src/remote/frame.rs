@@ -10,7 +10,6 @@ use std::sync::Arc;
 use roll_core::{DType, Tensor};
 use serde::{Deserialize, Serialize};
 
-use super::buffer::Buffer;
 use super::shared_memory::SharedMemory;
 
 /// The first bytes of every frame, so that a program that prints to its standard output is detected immediately.
@@ -166,11 +165,11 @@ pub fn read_with<T: for<'a> Deserialize<'a>>(
     Ok((header.body, tensors))
 }
 
-/// Reads the next `bytes` bytes of `input`. Memory is allocated as they arrive, because a header may promise bytes that
-/// are never sent.
-fn read_bytes(input: &mut impl BufRead, name: &str, bytes: usize) -> Result<Buffer, FrameError> {
-    let mut data = Buffer::new(bytes)?;
-    match input.read_exact(data.as_mut()) {
+/// Reads the next `bytes` bytes of `input`. A header may promise bytes that are never sent: zeros take memory only when
+/// they are written to.
+fn read_bytes(input: &mut impl BufRead, name: &str, bytes: usize) -> Result<Vec<u8>, FrameError> {
+    let mut data = vec![0; bytes];
+    match input.read_exact(&mut data) {
         Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
             Err(FrameError::NotAFrame(format!("the tensor `{name}` was cut off: fewer than {bytes} bytes came")))
         }

@@ -16,7 +16,6 @@
 //! file, even at the same path. A service receives no shared memory, even on the same machine, because it would have to
 //! open paths that any client could name.
 
-pub mod buffer;
 pub mod child;
 pub mod command;
 pub mod frame;
@@ -28,6 +27,7 @@ pub mod shared_memory;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use rayon::prelude::*;
 use roll_core::{Error, Fault, Grad, OnMissing, Pullback, Result, RewardScorer, Score, Target, Tensor, Video};
 use serde_json::{Value as Json, json};
 
@@ -137,13 +137,14 @@ impl<T: Transport> RemoteReward<T> {
         }
         let (frames, [count, height, width]) = (self.frames, video.dims());
         Ok(Pullback::new(move |cotangent| {
-            let chosen = buffer::scaled(&gradient, cotangent.item()?)?;
+            let factor = cotangent.item()?;
+            let scaled = gradient.f32s()?.par_iter().map(|v| factor * v).collect::<Vec<f32>>();
             if frames == Frames::All {
-                return Ok(chosen);
+                return Tensor::new(scaled, gradient.shape());
             }
             let frame = 3 * height * width;
             let mut all = vec![0.0; count * frame];
-            for (t, gradient) in frames.of(count).into_iter().zip(chosen.f32s()?.chunks_exact(frame)) {
+            for (t, gradient) in frames.of(count).into_iter().zip(scaled.chunks_exact(frame)) {
                 all[t * frame..][..frame].iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
             }
             Tensor::new(all, [count, 3, height, width])

@@ -31,7 +31,7 @@ fn for_no_want() {
 
 #[test]
 fn a_skip_prints_one_line_and_the_test_passes() {
-    for required in ["", "mpi,python"] {
+    for required in ["", "vulkan,python"] {
         let output = ran("for_want_of_a_compiler", required);
         assert!(output.status.success(), "{}", said(&output));
         assert_eq!(String::from_utf8_lossy(&output.stderr), "SKIPPED skip::for_want_of_a_compiler [cc]: no compiler\n");
@@ -40,7 +40,7 @@ fn a_skip_prints_one_line_and_the_test_passes() {
 
 #[test]
 fn a_required_capability_fails_the_test() {
-    for required in ["all", "mpi,cc"] {
+    for required in ["all", "python,cc"] {
         let output = ran("for_want_of_a_compiler", required);
         assert!(!output.status.success() && said(&output).contains("no compiler"), "{}", said(&output));
     }

@@ -6,7 +6,6 @@
 //! tensors are converted first; attention also has kernels for bf16.
 
 mod activation;
-mod adam;
 mod attention;
 mod channel_norm;
 mod conv;
@@ -31,12 +30,13 @@ use cubecl::prelude::Scalar;
 use cubecl::{CubeCount, CubeDim, calculate_cube_count_elemwise};
 use half::bf16;
 
-use super::{BlockKernel, Conv2dKernel, DecodeKernel, MaxPoolKernel, RmsRopeKernel, ScaledKernel};
+use super::{AdamKernel, BlockKernel, Conv2dKernel, DecodeKernel, MaxPoolKernel, RmsRopeKernel, ScaledKernel};
 use crate::sync::lock;
 #[cfg(all(test, feature = "wgpu"))]
 use burn_cubecl::CubeDevice;
 
 // No kernels for these on CubeCL's devices: the default methods of the traits.
+impl AdamKernel for Cube {}
 impl BlockKernel for Cube {}
 impl Conv2dKernel for Cube {}
 impl DecodeKernel for Cube {}
