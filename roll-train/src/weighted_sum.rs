@@ -379,6 +379,44 @@ mod tests {
         }
     }
 
+    /// Scores the videos of a prompt 0, 1, 2, ...
+    struct Ordinal;
+
+    impl RewardScorer for Ordinal {
+        fn name(&self) -> &str {
+            "ordinal"
+        }
+        fn differentiable(&self) -> bool {
+            false
+        }
+        fn compares(&self) -> bool {
+            true
+        }
+        fn score(&mut self, _: &Video, _: &str, _: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
+            Ok((Score::Missing { reason: "nothing to compare with".into() }, None))
+        }
+        fn score_group(&mut self, videos: &[Video], _: &str, _: &Target, _: &dyn Progress) -> Result<Vec<Score>> {
+            Ok((0..videos.len()).map(|i| Score::of(i as f64)).collect())
+        }
+    }
+
+    #[test]
+    fn a_part_that_compares_scores_the_group_and_the_others_score_each_video() {
+        let mut sum = WeightedSum::new(vec![(2.0, Box::new(Ordinal)), (1.0, brightness(0.5))]).unwrap();
+        assert!(sum.compares() && !sum.differentiable());
+        let grey = Video::new(Tensor::full([2, 3, 4, 5], 0.25), 8.0).unwrap();
+        let (videos, target) = ([video(), grey], sum.prepare(&video()).unwrap());
+        let scores = sum.score_group(&videos, "", &target, &roll_core::Silent).unwrap();
+        assert_eq!(scores.len(), 2);
+        for (i, (video, score)) in videos.iter().zip(&scores).enumerate() {
+            let alone = brightness(0.5).score(video, "", &Target::default(), Grad::Skip).unwrap().0.value().unwrap();
+            let Score::Value { value, details } = score else { panic!("{score:?}") };
+            assert_eq!((*value, details["ordinal"], details["brightness"]), (2.0 * i as f64 + alone, i as f64, alone));
+            assert!(details.contains_key("time/ordinal"));
+        }
+        assert!(sum.score(&video(), "", &target, Grad::Skip).unwrap().0.value().is_none());
+    }
+
     fn video() -> Video {
         let values = (0..2 * 3 * 4 * 5).map(|i| ((i * 37 % 41) as f32) / 41.0 - 0.4).collect();
         Video::new(Tensor::new(values, [2, 3, 4, 5]).unwrap(), 8.0).unwrap()

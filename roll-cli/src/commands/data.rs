@@ -7,15 +7,18 @@ use std::sync::Arc;
 
 use roll_core::{BuildContext, Error, Registry, Result, RewardScorer, Sample, SampleVideo, Tensor, Video, VideoUnit};
 use roll_data::{DataConfig, Dataset, OnBadSample, Picture, Probed, encode_png, format, probe, write_mp4};
+use roll_external::files::write_atomically;
 use roll_rewards::insightface::FaceNetworks;
+use roll_rewards::vote::files::{Question, Votes};
 use roll_train::config::LoadedConfig;
 use roll_train::progress::{Bar, counted};
 use roll_train::reward;
 use roll_train::trainer::{counted_rows, other_frame_rates, row_noun};
+use serde_json::json;
 
 use super::check::files;
 use super::{caption, face_crop};
-use crate::args::{Crop, Data, DataAction, DataSet, InspectData, PrepareData};
+use crate::args::{self, Crop, Data, DataAction, DataSet, InspectData, PrepareData};
 use crate::configuration::{Configuration, build_context};
 use crate::output::controls_terminal;
 use crate::progress::TerminalBar;
@@ -28,7 +31,31 @@ pub fn data(args: Data) -> Result<()> {
         DataAction::Inspect(args) => inspect(args),
         DataAction::Prepare(args) => prepare(args),
         DataAction::Caption(args) => caption::caption(args),
+        DataAction::Votes(args) => votes(args),
     }
+}
+
+/// Writes a line for each question that has an answer, in the order of the questions.
+fn votes(args: args::Votes) -> Result<()> {
+    let votes = Votes::of(&args.run);
+    let mut lines = String::new();
+    for (_, id, _) in votes.questions()? {
+        let Some(chosen) = votes.answer(&id)? else { continue };
+        let Question { prompt, question, clips } = votes.question(&id)?;
+        let clips = clips.iter().map(|clip| votes.clip(clip)).collect::<Result<Vec<_>>>()?;
+        let chosen = chosen.map(|position| &clips[position]);
+        let line = json!({ "prompt": prompt, "question": question, "clips": clips, "chosen": chosen });
+        lines += &format!("{line}\n");
+    }
+    if lines.is_empty() {
+        return Err(Error::bad_file(
+            &args.run,
+            "holds no votes: expected the directory of a run with the reward `vote`",
+        ));
+    }
+    write_atomically(&args.output, lines.as_bytes())?;
+    println!("{}", counted(lines.lines().count() as u64, "vote"));
+    Ok(())
 }
 
 /// The data and the reward of a run.
