@@ -39,7 +39,9 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        self.0.iter_mut().for_each(|child| drop(kill(child)));
+        if let Some(child) = &mut self.0 {
+            kill(child);
+        }
     }
 }
 
@@ -54,7 +56,7 @@ fn start(world: &World, out: &str, steps: u64, settings: &[&str]) -> Run {
 
 /// Votes until the run has `given` answers: for the clip with the last id, which depends on its pixels alone.
 fn answer(world: &World, run: &mut Run, out: &str, given: usize) {
-    let (votes, begun) = (Votes::of(&world.path(out)), Instant::now());
+    let (votes, begun) = (Votes(world.path(out)), Instant::now());
     loop {
         let questions = votes.questions().unwrap();
         let mut left = given - questions.iter().filter(|(_, _, answered)| *answered).count();
@@ -106,7 +108,7 @@ fn a_run_that_waits_for_votes_stops_with_a_checkpoint_and_resumes_bit_for_bit() 
 
     // Nobody was asked twice, nor in evaluations, which measure the checks.
     let questions = |out: &str| {
-        let mut ids: Vec<_> = Votes::of(&world.path(out)).questions().unwrap().into_iter().map(|q| q.1).collect();
+        let mut ids: Vec<_> = Votes(world.path(out)).questions().unwrap().into_iter().map(|q| q.1).collect();
         ids.sort();
         ids
     };
@@ -138,10 +140,10 @@ fn parts_that_cannot_use_votes_refuse_them_before_the_run() {
     let evaluated = ["evaluation.train_samples=1", "evaluation.stop_when={checks_fall: 1}"];
     let check = ["reward.name=brightness", "evaluation.train_samples=1", "evaluation.check=[{name: vote}]"];
     let cases: [(&[&str], &str); 6] = [
-        (&["algo.name=reward_fl"], "compares the videos of a prompt, and the algorithm `reward_fl` scores each"),
-        (&["reward.clips=10"], "`reward.clips`"),
+        (&["algo.name=reward_fl"], "the reward `vote` is not differentiable, and the algorithm `reward_fl`"),
+        (&["reward.clips=10"], "clips`: expected a whole number from 2 to 9"),
         (&two_ranks, "set `ranks: 1`"),
-        (&[&plugins, "plugins_replace=true"], "an algorithm of a plugin, `diffusion_nft`, cannot use `vote`"),
+        (&[&plugins, "plugins_replace=true"], "the algorithm `diffusion_nft` of a plugin cannot use `vote`"),
         (&evaluated, "`evaluation.stop_when`"),
         (&check, "`evaluation.check`"),
     ];
@@ -160,7 +162,7 @@ fn parts_that_cannot_use_votes_refuse_them_before_the_run() {
 fn question(world: &World, prompt: &str) -> String {
     std::fs::create_dir(world.path("run")).unwrap();
     std::fs::write(world.path("run/config.yaml"), "steps: 5\n").unwrap();
-    let votes = Votes::of(&world.path("run"));
+    let votes = Votes(world.path("run"));
     let clip = |level: f32| votes.keep_clip(&Video::new(Tensor::full([3, 3, 32, 32], level), 8.0).unwrap()).unwrap();
     votes
         .ask(&Question { prompt: prompt.into(), question: "Which?".into(), clips: vec![clip(0.1), clip(0.2)] })
@@ -171,7 +173,7 @@ fn question(world: &World, prompt: &str) -> String {
 fn only_the_page_votes_and_once() {
     let world = World::new(0);
     let id = question(&world, "</script><script>evil()</script>");
-    let (votes, watch) = (Votes::of(&world.path("run")), Watch::start(&world, &["--vote", "run"]));
+    let (votes, watch) = (Votes(world.path("run")), Watch::start(&world, &["--vote", "run"]));
     let (port, token, origin) = (watch.port, &watch.token, watch.own_origin());
     let path = format!("/vote?run=0&id={id}&choice=1");
     let host = format!("Host: 127.0.0.1:{port}");
@@ -209,7 +211,7 @@ fn only_the_page_votes_and_once() {
     assert_eq!(votes.answer(&id).unwrap(), Some(Some(order[0])));
     let next = watch.get("/question").1;
     assert!(next.ends_with("{\"given\":1,\"open\":0,\"question\":null}"), "{next}");
-    assert!(watch.page_with("<h1>").contains(&format!("href=\"/vote?token={token}\"")));
+    assert!(watch.page_with("<h1>").contains(&format!("vote?token={token}\">Vote on clips</a>")));
 
     // Without the option there is no voting.
     let other = Watch::start(&world, &["run"]);
@@ -264,12 +266,12 @@ fn votes_for_sharp_clips_on_the_page_make_unseen_clips_sharper() {
         "reward.clips=4",
         "reward.question=Which clip is sharper?",
         "save_steps=1000",
-        "training.learning_rate=3e-2",
+        "training.learning_rate=1e-2",
         "data.metadata=train.csv",
         "evaluation.metadata=unseen.csv",
         "evaluation.check=[{name: sharpness}]",
     ];
-    let mut run = start(&world, "run", 30, &[&SETTINGS[..], &settings].concat());
+    let mut run = start(&world, "run", 40, &[&SETTINGS[..], &settings].concat());
     browser.wait_for("document.querySelectorAll('.choices video, .choices .failed').length === 4");
     let text = browser.value("document.body.innerText");
     for part in ["Which clip is sharper?", "<b>square</b>", "0 votes given, 1 open", "Equal"] {
@@ -287,7 +289,7 @@ fn votes_for_sharp_clips_on_the_page_make_unseen_clips_sharper() {
     }
     let output = run.output();
     assert!(output.status.success(), "{}", stderr_text(&output));
-    browser.wait_for("document.querySelector('.under').textContent === '30 votes given, 0 open'");
+    browser.wait_for("document.querySelector('.under').textContent === '40 votes given, 0 open'");
     let summary = world.summary("run");
     let gain = &summary["unseen_check_gain"]["ci95"];
     eprintln!("{} -> {}, {gain}", summary["unseen_check_before"], summary["unseen_check_after"]);

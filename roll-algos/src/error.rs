@@ -44,12 +44,6 @@ pub enum AlgorithmError {
          choose another reward"
     )]
     NotDifferentiable { algorithm: &'static str, reward: String },
-    /// The reward compares the videos of a prompt.
-    #[error(
-        "the reward `{reward}` compares the videos of a prompt, and the algorithm `{algorithm}` scores each by itself; \
-         choose `diffusion_nft` or `flow_grpo`, or another reward"
-    )]
-    Compares { algorithm: &'static str, reward: String },
     /// A part returned no pullback.
     #[error("{what} returned no pullback although one was asked for")]
     NoPullback {

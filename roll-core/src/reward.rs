@@ -168,7 +168,7 @@ pub trait RewardScorer: Send {
     /// Scores the videos of one prompt, in their order. A reward that compares them may wait for people: it then reports
     /// a phase, and returns [`crate::Error::Interrupted`] once [`Progress::interrupted`] is true.
     ///
-    /// By default each video is scored by itself.
+    /// The default scores each video by itself.
     fn score_group(
         &mut self,
         videos: &[Video],

@@ -37,7 +37,7 @@ pub fn data(args: Data) -> Result<()> {
 
 /// Writes a line for each question that has an answer, in the order of the questions.
 fn votes(args: args::Votes) -> Result<()> {
-    let votes = Votes::of(&args.run);
+    let votes = Votes(args.run.clone());
     let mut lines = String::new();
     for (_, id, _) in votes.questions()? {
         let Some(chosen) = votes.answer(&id)? else { continue };

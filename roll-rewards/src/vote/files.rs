@@ -3,7 +3,7 @@
 //! ```text
 //! <run>/votes/clips/<id>.mp4          a video; the id is a hash of its pixels
 //!             questions/<id>.json     prompt, question and clips; the id is a hash of these
-//!             answers/<id>.json       {"choice": N}: the number of the clip as shown, from 1; 0 for "equal"
+//!             answers/<id>.json       the number of the chosen clip as shown, from 1; 0 for "equal"
 //! ```
 //!
 //! A run directory may come from others: ids are checked before they are parts of paths, and links are not followed.
@@ -21,8 +21,6 @@ use serde::{Deserialize, Serialize};
 pub const MAX_CLIPS: usize = 9;
 /// Greatest size of a file of a question or an answer in bytes.
 const MAX_JSON: u64 = 1 << 20;
-/// Greatest size of a clip in bytes.
-const MAX_CLIP: u64 = 64 << 20;
 
 /// A question about clips.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -53,28 +51,10 @@ impl Question {
     }
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Answer {
-    choice: usize,
-}
-
-/// The votes of a run.
-pub struct Votes {
-    run: PathBuf,
-}
+/// The votes of the run in this directory, which may have none yet.
+pub struct Votes(pub PathBuf);
 
 impl Votes {
-    /// The votes of the run in this directory, which may have none yet.
-    pub fn of(run: &Path) -> Self {
-        Self { run: run.into() }
-    }
-
-    /// The directory of the run.
-    pub fn run(&self) -> &Path {
-        &self.run
-    }
-
     /// Writes a clip unless it is there. Returns its id.
     pub fn keep_clip(&self, video: &Video) -> Result<String> {
         let id = Fingerprint::new("clip").text("fps", video.fps()).tensor("frames", video.frames()).finish();
@@ -107,12 +87,6 @@ impl Votes {
         }
     }
 
-    /// The bytes of a clip, an MP4.
-    pub fn clip_bytes(&self, id: &str) -> Result<Vec<u8>> {
-        let path = self.clip(id)?;
-        read(&path, MAX_CLIP).map_err(Error::file("read", path))
-    }
-
     /// The path of a clip.
     pub fn clip(&self, id: &str) -> Result<PathBuf> {
         self.path("clips", id, "mp4")
@@ -124,17 +98,13 @@ impl Votes {
         if !path.exists() {
             return Ok(None);
         }
-        let Answer { choice } = parse(&path)?;
-        let order = self.question(id)?.order();
-        match choice.checked_sub(1).map(|shown| order.get(shown)) {
-            None => Ok(Some(None)),
-            Some(Some(position)) => Ok(Some(Some(*position))),
-            Some(None) => {
-                let clips = order.len();
-                let problem = format!("expected a choice from 0 to {clips}, found {choice}; delete it to vote again");
-                Err(Error::bad_file(path, problem))
-            }
+        let (choice, order): (usize, _) = (parse(&path)?, self.question(id)?.order());
+        if choice > order.len() {
+            let problem =
+                format!("expected a number from 0 to {}, found {choice}; delete it to vote again", order.len());
+            return Err(Error::bad_file(path, problem));
         }
+        Ok(Some(choice.checked_sub(1).map(|shown| order[shown])))
     }
 
     /// Stores the answer to a question: the number of a clip as shown, from 1, or 0 for "equal". Fails if the number is
@@ -148,13 +118,13 @@ impl Votes {
         if path.exists() {
             return Ok(false);
         }
-        write(&path, &Answer { choice }).map(|()| true)
+        write(&path, &choice).map(|()| true)
     }
 
     /// The ids of all questions, the oldest first, each with its time and whether it has an answer.
     pub fn questions(&self) -> Result<Vec<(SystemTime, String, bool)>> {
         let mut questions = Vec::new();
-        for entry in std::fs::read_dir(self.run.join("votes/questions")).into_iter().flatten().flatten() {
+        for entry in std::fs::read_dir(self.0.join("votes/questions")).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             let Some(id) = name.strip_suffix(".json").filter(|id| is_id(id)) else { continue };
             let time = entry.metadata().and_then(|metadata| metadata.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
@@ -169,8 +139,8 @@ impl Votes {
         if !is_id(id) {
             return Err(Error::Unsupported("expected an id of 64 hexadecimal digits".into()));
         }
-        let path = self.run.join("votes").join(folder).join(format!("{id}.{extension}"));
-        refuse_links(&self.run, &path)?;
+        let path = self.0.join("votes").join(folder).join(format!("{id}.{extension}"));
+        refuse_links(&self.0, &path)?;
         Ok(path)
     }
 }

@@ -18,7 +18,7 @@ use roll_external::files::shell_quoted;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use files::{MAX_CLIPS, Question, Votes};
+use files::{Question, Votes};
 
 /// Time between two looks at the answers.
 const POLL: Duration = Duration::from_millis(100);
@@ -55,9 +55,6 @@ impl Vote {
     /// Fails if a value is outside its range, and in a job of several ranks: a rank that waits cannot be stopped.
     pub fn new(config: VoteConfig, context: &BuildContext) -> Result<Self> {
         check_ranges("reward", &config)?;
-        if config.question.trim().is_empty() {
-            return Err(Error::config("reward.question", "expected a question, found no text"));
-        }
         let ranks = context.ranks.world_size();
         if ranks > 1 {
             let problem = format!("the reward `vote` waits for people on one rank, found {ranks}; set `ranks: 1`");
@@ -79,7 +76,7 @@ impl Vote {
             }
             let words = format!("waiting for {open} vote{}", if open == 1 { "" } else { "s" });
             if self.reported.is_none_or(|reported| reported.elapsed() > REMINDER) {
-                tracing::info!("{words}: answer with `roll watch --vote {}`", shell_quoted(votes.run()));
+                tracing::info!("{words}: answer with `roll watch --vote {}`", shell_quoted(&votes.0));
                 self.reported = Some(Instant::now());
             }
             progress.phase(&words);
@@ -117,7 +114,7 @@ impl RewardScorer for Vote {
         progress: &dyn Progress,
     ) -> Result<Vec<Score>> {
         let run = self.run_dir.get().ok_or_else(|| Error::Misuse("the reward `vote` is used outside a run".into()))?;
-        let votes = Votes::of(run);
+        let votes = Votes(run.clone());
         let clips = videos.iter().map(|video| votes.keep_clip(video)).collect::<Result<Vec<_>>>()?;
         let shown = comparisons(videos.len(), self.config.clips);
         let ask = |shown: &Vec<usize>| {
@@ -134,7 +131,7 @@ impl RewardScorer for Vote {
 fn comparisons(videos: usize, clips: usize) -> Vec<Vec<usize>> {
     match videos {
         0 | 1 => Vec::new(),
-        _ if videos <= clips.min(MAX_CLIPS) => vec![(0..videos).collect()],
+        _ if videos <= clips => vec![(0..videos).collect()],
         _ => (0..videos).map(|i| (i..i + clips).map(|j| j % videos).collect()).collect(),
     }
 }

@@ -65,7 +65,7 @@ fn a_score_is_the_fraction_of_questions_won_and_equal_is_shared() {
 #[test]
 fn votes_become_scores_and_are_found_again() {
     let dir = tempfile::tempdir().unwrap();
-    let (videos, votes) = (videos(4), Votes::of(dir.path()));
+    let (videos, votes) = (videos(4), Votes(dir.path().into()));
     let clips: Vec<String> = videos.iter().map(|video| votes.keep_clip(video).unwrap()).collect();
     let mut reward = vote(VoteConfig::default(), dir.path());
     let target = Target::default();
@@ -94,13 +94,13 @@ fn the_order_of_clips_differs_between_questions() {
 #[test]
 fn hostile_answers_and_questions_are_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let votes = Votes::of(dir.path());
+    let votes = Votes(dir.path().into());
     let clips = videos(2).iter().map(|video| votes.keep_clip(video).unwrap()).collect();
     let id = votes.ask(&Question { prompt: "p".into(), question: "q".into(), clips }).unwrap();
     assert!(votes.vote(&id, 3).is_err() && votes.answer(&id).unwrap().is_none());
     assert!(votes.vote(&id, 2).unwrap() && !votes.vote(&id, 1).unwrap(), "a second vote is refused");
     let answers = dir.path().join("votes/answers").join(format!("{id}.json"));
-    for text in ["{\"choice\":3}", "{\"choice\":-1}", "{\"choice\":1,\"a\":1}", "no json", ""] {
+    for text in ["3", "-1", "1.5", "[1]", "no json", ""] {
         std::fs::write(&answers, text).unwrap();
         let problem = votes.answer(&id).unwrap_err().to_string();
         assert!(problem.contains(&id) && problem.contains("delete it"), "{problem}");
@@ -128,7 +128,5 @@ fn options_and_several_ranks_are_checked() {
     for clips in [0, 1, 10] {
         assert!(made(VoteConfig { clips, ..VoteConfig::default() }).unwrap_err().to_string().contains("reward.clips"));
     }
-    let empty = VoteConfig { question: " ".into(), ..VoteConfig::default() };
-    assert!(made(empty).unwrap_err().to_string().contains("reward.question"));
     assert!(made(VoteConfig::default()).is_ok());
 }

@@ -1,6 +1,6 @@
 //! A reward whose targets are cached.
 
-use roll_core::{Grad, Measure, OnMissing, Progress, Pullback, Result, RewardScorer, Score, Target, Video};
+use roll_core::{Grad, Measure, OnMissing, Pullback, Result, RewardScorer, Score, Target, Video};
 use roll_external::Fingerprint;
 
 use super::CacheStore;
@@ -13,11 +13,11 @@ pub struct CachedReward {
 }
 
 impl CachedReward {
-    /// A reward that has no key for its targets is returned unchanged.
+    /// A reward that has no key for its targets, or compares videos, is returned unchanged.
     pub fn wrap(inner: Box<dyn RewardScorer>, store: &CacheStore) -> Result<Box<dyn RewardScorer>> {
         match inner.target_key()? {
-            Some(key) => Ok(Box::new(Self { inner, key, store: store.clone() })),
-            None => Ok(inner),
+            Some(key) if !inner.compares() => Ok(Box::new(Self { inner, key, store: store.clone() })),
+            _ => Ok(inner),
         }
     }
 }
@@ -55,20 +55,6 @@ impl RewardScorer for CachedReward {
 
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         self.inner.score(video, prompt, target, grad)
-    }
-
-    fn compares(&self) -> bool {
-        self.inner.compares()
-    }
-
-    fn score_group(
-        &mut self,
-        videos: &[Video],
-        prompt: &str,
-        target: &Target,
-        progress: &dyn Progress,
-    ) -> Result<Vec<Score>> {
-        self.inner.score_group(videos, prompt, target, progress)
     }
 
     fn target_key(&self) -> Result<Option<String>> {

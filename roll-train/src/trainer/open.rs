@@ -202,9 +202,8 @@ impl Opening<'_> {
         let Some(reward) = reward.filter(|reward| reward.compares()) else { return Ok(()) };
         let (RunConfig { algo, evaluation, .. }, name) = (&self.loaded.config, reward.name());
         if self.registry.find(Kind::Algorithm, &algo.name).is_ok_and(|algorithm| !algorithm.is_linked) {
-            let algorithm = &algo.name;
             let problem =
-                format!("an algorithm of a plugin, `{algorithm}`, cannot use `{name}`, which compares videos");
+                format!("the algorithm `{}` of a plugin cannot use `{name}`, which compares videos", algo.name);
             self.part::<()>("reward", Err(Error::config("reward", problem)))?;
         }
         if evaluation.stop_when.is_some() {

@@ -44,9 +44,8 @@ pub fn watch(args: Watch) -> Result<()> {
     let port = listener.local_addr().map_err(failed())?.port();
     let access = Access { port, token: random() };
     let voting = args.vote.then(|| format!("/vote?token={}", access.token));
-    let paths = [Some(format!("/?token={}", access.token)), voting.clone()];
-    let addresses: Vec<_> = paths.iter().flatten().map(|path| format!("http://127.0.0.1:{port}{path}")).collect();
-    println!("{}", addresses.join("\n"));
+    let second: String = voting.iter().map(|path| format!("\nhttp://127.0.0.1:{port}{path}")).collect();
+    println!("http://127.0.0.1:{port}/?token={}{second}", access.token);
     let state = State { version: String::new(), html: "".into(), next: Instant::now(), stopped: Vec::new() };
     let state = Mutex::new(state);
     let watched = Watched { runs: args.runs, control: args.control, voting, nonce: random(), state };
@@ -87,14 +86,13 @@ impl Watched {
                 Ok(state) if path == "/version" => Response::text(200, &state.version),
                 Ok(state) => Response { status: 200, body: state.html.clone(), nonce: Some(self.nonce.clone()) },
             },
-            (Method::Get | Method::Head, "/vote") if self.voting.is_some() => match live::voting_page(&self.nonce) {
-                Err(error) => Response::text(503, &error.chain()),
-                Ok(html) => Response { status: 200, body: html.into(), nonce: Some(self.nonce.clone()) },
-            },
-            (Method::Get | Method::Head, "/question") if self.voting.is_some() => match votes::next(&self.runs) {
-                Err(error) => Response::text(503, &error.chain()),
-                Ok(question) => Response::text(200, &question),
-            },
+            (Method::Get | Method::Head, path @ ("/vote" | "/question")) if self.voting.is_some() => {
+                let is_page = path == "/vote";
+                match if is_page { live::voting_page(&self.nonce) } else { votes::next(&self.runs) } {
+                    Err(error) => Response::text(503, &error.chain()),
+                    Ok(text) => Response { status: 200, body: text.into(), nonce: is_page.then(|| self.nonce.clone()) },
+                }
+            }
             (Method::Post, "/vote") if self.voting.is_some() => self.vote(request),
             (Method::Post, "/stop") if self.control => self.stop(request),
             (Method::Post, _) => Response::text(403, "`roll watch --control` can stop runs, and `--vote` takes votes"),
@@ -115,13 +113,9 @@ impl Watched {
         (live::version(&self.runs), written).hash(&mut hasher);
         let version = format!("{:016x}", hasher.finish());
         if version != state.version {
-            let live = Live {
-                version: &version,
-                nonce: &self.nonce,
-                control: self.control,
-                voting: self.voting.as_deref(),
-                writers: &writers,
-            };
+            let Self { nonce, control, voting, .. } = self;
+            let (voting, writers) = (voting.as_deref(), &writers);
+            let live = Live { version: &version, nonce, control: *control, voting, writers };
             state.html = live::page(&self.runs, &live)?.into();
             state.version = version;
         }
@@ -143,9 +137,9 @@ impl Watched {
         let (Some(run), Some(id), Some(choice)) = (self.run(request), request.value("id"), choice) else {
             return Response::text(404, "no such question");
         };
-        // Of two votes at the same time the second is refused.
+        // The second of two votes at the same time is refused.
         let _one_at_a_time = self.lock();
-        match Votes::of(run).vote(id, choice) {
+        match Votes(run.clone()).vote(id, choice) {
             Err(error) => Response::text(404, &error.chain()),
             Ok(true) => Response::text(201, "stored"),
             Ok(false) => Response::text(409, "the question has a vote already"),

@@ -39,7 +39,7 @@ const load = async () => {
     write('.note', `No answer of roll watch: ${error.message}`);
     show(null);
   }
-  if (!question) setTimeout(load, 2000);
+  if (!question) setTimeout(load, 500);
 };
 const vote = async chosen => {
   // A second tap on the same place was not meant for the next clips.
