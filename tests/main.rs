@@ -63,6 +63,8 @@ mod sequence;
 #[cfg(unix)]
 mod thread_ranks;
 #[cfg(unix)]
+mod vote;
+#[cfg(unix)]
 mod watch;
 
 // For their registrations.

@@ -9,7 +9,7 @@ use crate::program;
 use crate::world::{World, checkpoint_file, fails, stderr_text};
 
 /// The library of a plugin that this test's crate depends on: cargo puts it beside the test itself.
-fn library(name: &str) -> String {
+pub fn library(name: &str) -> String {
     let directory = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
     let (prefix, suffix) = (std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
     directory.join(format!("{prefix}{name}{suffix}")).display().to_string()

@@ -24,14 +24,14 @@ const SETTINGS: [&str; 8] = [
 ];
 
 /// A `roll watch` that serves.
-struct Watch {
+pub struct Watch {
     child: Child,
-    port: u16,
-    token: String,
+    pub port: u16,
+    pub token: String,
 }
 
 impl Watch {
-    fn start(world: &World, arguments: &[&str]) -> Self {
+    pub fn start(world: &World, arguments: &[&str]) -> Self {
         let mut command = world.command(&[&["watch"], arguments].concat());
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut line = String::new();
@@ -48,7 +48,7 @@ impl Watch {
     }
 
     /// Status and answer to these lines.
-    fn ask(&self, lines: &str) -> (u16, String) {
+    pub fn ask(&self, lines: &str) -> (u16, String) {
         let mut stream = self.connect();
         let mut text = String::new();
         let _ = stream.write_all(format!("{}\r\n\r\n", lines.replace('\n', "\r\n")).as_bytes());
@@ -56,12 +56,12 @@ impl Watch {
         (text.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0), text)
     }
 
-    fn get(&self, path: &str) -> (u16, String) {
+    pub fn get(&self, path: &str) -> (u16, String) {
         self.ask(&format!("GET {path}?token={} HTTP/1.1\nHost: 127.0.0.1:{}", self.token, self.port))
     }
 
     /// The page, once it contains `part`.
-    fn page_with(&self, part: &str) -> String {
+    pub fn page_with(&self, part: &str) -> String {
         let begun = Instant::now();
         loop {
             let (status, page) = self.get("/");
@@ -75,15 +75,16 @@ impl Watch {
     }
 
     /// Status of a POST that the page of `origin` sends.
-    fn stop(&self, run: usize, origin: &str) -> u16 {
+    pub fn post(&self, path: &str, origin: &str) -> u16 {
         let Self { port, token, .. } = self;
-        self.ask(&format!(
-            "POST /stop?run={run} HTTP/1.1\nHost: localhost:{port}\nOrigin: {origin}\nX-Roll-Token: {token}"
-        ))
-        .0
+        self.ask(&format!("POST {path} HTTP/1.1\nHost: localhost:{port}\nOrigin: {origin}\nX-Roll-Token: {token}")).0
     }
 
-    fn own_origin(&self) -> String {
+    fn stop(&self, run: usize, origin: &str) -> u16 {
+        self.post(&format!("/stop?run={run}"), origin)
+    }
+
+    pub fn own_origin(&self) -> String {
         format!("http://localhost:{}", self.port)
     }
 }

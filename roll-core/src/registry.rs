@@ -1,7 +1,7 @@
 //! Names of implementations, and how to make them.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::plan::{Division, Needs, Passes, PlanInput};
@@ -28,6 +28,9 @@ pub struct BuildContext {
     /// through its network is possible, and downloads nothing.
     #[serde(default)]
     pub headers_only: bool,
+    /// The directory of the run, from its first step on: components are made before it.
+    #[serde(skip)]
+    pub run_dir: Arc<OnceLock<PathBuf>>,
     /// The ranks of the job. A component of a plugin receives them if it is a strategy or an algorithm.
     #[serde(skip, default = "alone")]
     pub ranks: Arc<dyn Communicator>,
@@ -50,6 +53,7 @@ impl BuildContext {
             base_dir: ".".into(),
             placement: None,
             headers_only: false,
+            run_dir: Arc::default(),
             ranks: alone(),
             token_ranks: None,
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::{Grad, Pullback, Result, Tensor, Video};
+use crate::{Grad, Progress, Pullback, Result, Tensor, Video};
 
 /// Columns of a row of the data that `roll` itself does not read, by name: an answer, a category, a list of objects.
 pub type Columns = Arc<BTreeMap<String, serde_json::Value>>;
@@ -171,6 +171,27 @@ pub trait RewardScorer: Send {
     /// Scores `video`. With [`Grad::Record`], and when there is a value, the pullback takes the cotangent of the score
     /// (scalar) and returns that of the frames (`[T, 3, H, W]`).
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)>;
+
+    /// Whether scores come from comparing the videos of one prompt: [`RewardScorer::score_group`] then scores training
+    /// videos, [`RewardScorer::score`] returns [`Score::Missing`], and evaluations leave the reward out. The plugin
+    /// boundary has no such rewards: a reward of a plugin never compares, and an algorithm of a plugin is refused.
+    fn compares(&self) -> bool {
+        false
+    }
+
+    /// Scores the videos of one prompt, in their order. A reward that compares them may wait for people: it then reports
+    /// a phase, and returns [`crate::Error::Interrupted`] once [`Progress::interrupted`] is true.
+    ///
+    /// The default scores each video by itself.
+    fn score_group(
+        &mut self,
+        videos: &[Video],
+        prompt: &str,
+        target: &Target,
+        _progress: &dyn Progress,
+    ) -> Result<Vec<Score>> {
+        videos.iter().map(|video| Ok(self.score(video, prompt, target, Grad::Skip)?.0)).collect()
+    }
 
     /// The rewards whose weighted sum this one is: the name of each one's score among the details, and its weight.
     /// Empty if it is not a sum.

@@ -1,9 +1,9 @@
 //! Rewards of roll: the InsightFace identity score, CLIP, any ONNX network, scores of pixels without a network,
-//! questions to a vision language model, and programs and services of your own.
+//! questions to a vision language model or to people, and programs and services of your own.
 //!
 //! - *Purpose*: rewards that a configuration names, and [`onnx`], an executor that differentiates ONNX networks. A
 //!   reward of your own needs only the trait `roll_core::RewardScorer`, not this crate.
-//! - *Dependencies*: `roll-core`, `roll-external` and `roll-backends`. A reward knows no model and no algorithm.
+//! - *Dependencies*: `roll-core`, `roll-external`, `roll-backends`, `roll-data` and `roll-weights`. A reward knows no model and no algorithm.
 //! - *Where to start*: [`brightness`] is the smallest complete reward. [`onnx`] explains the executor, [`insightface`]
 //!   the reward that is built on it.
 //!
@@ -39,9 +39,11 @@ pub mod onnx_reward;
 pub mod picture;
 pub mod pixels;
 pub mod remote;
+pub mod vote;
 
 pub use brightness::Brightness;
 pub use error::RewardError;
 pub use judge::Judge;
 pub use onnx_reward::OnnxReward;
 pub use remote::RemoteReward;
+pub use vote::Vote;

@@ -6,6 +6,7 @@
 //!       metrics.jsonl                        one object per step
 //!       events.out.tfevents.*                the same for TensorBoard, and sample videos
 //!       samples/step-000025/                 generated videos
+//!       votes/                               clips that people compare, questions and answers
 //!       checkpoints/step-000025/             see [`crate::checkpoint`]
 //!       summary.json                         written at the end
 //! ```
@@ -25,7 +26,7 @@ use crate::signature;
 const TRACES: [&str; 4] = ["config.yaml", "metrics.jsonl", "summary.json", "checkpoints"];
 
 /// The files and directories that a run writes, and that its later steps extend or delete.
-const WRITTEN: [&str; 5] = ["checkpoints", "samples", "evaluations", "metrics.jsonl", "trajectories.jsonl"];
+const WRITTEN: [&str; 6] = ["checkpoints", "samples", "evaluations", "votes", "metrics.jsonl", "trajectories.jsonl"];
 
 /// The run that a checkpoint is of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -131,7 +132,7 @@ impl RunDir {
             files::refuse_links(&self.path, &self.path.join(name))?;
         }
         // The folders of steps.
-        for folder in [self.path.join("samples"), self.evaluations(), self.checkpoints()] {
+        for folder in [self.path.join("samples"), self.path.join("votes"), self.evaluations(), self.checkpoints()] {
             for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
                 files::refuse_links(&folder, &entry.path())?;
             }
@@ -142,9 +143,9 @@ impl RunDir {
     /// Deletes leftovers of killed writers. Only while the run is locked.
     pub fn remove_leftovers(&self) -> Result<()> {
         checkpoint::remove_leftovers(&self.checkpoints())?;
-        let steps = [self.path.join("samples"), self.evaluations()].into_iter().flat_map(fs::read_dir);
-        let steps = steps.flatten().flatten().map(|entry| entry.path());
-        for folder in steps.chain([self.path.clone()]) {
+        let folders = [self.path.join("samples"), self.path.join("votes"), self.evaluations()];
+        let folders = folders.into_iter().flat_map(fs::read_dir).flatten().flatten().map(|entry| entry.path());
+        for folder in folders.chain([self.path.clone()]) {
             for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
                 if is_temporary(&entry.file_name().to_string_lossy()) && entry.file_type().is_ok_and(|t| t.is_file()) {
                     fs::remove_file(entry.path()).map_err(Error::file("delete", entry.path()))?;

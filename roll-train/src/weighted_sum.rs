@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use roll_core::{
-    BuildContext, Error, Grad, Kind, Measure, OnMissing, Pullback, Registry, Result, ResultExt, RewardComponent,
-    RewardScorer, Score, Target, Tensor, Video,
+    BuildContext, Error, Grad, Kind, Measure, OnMissing, Progress, Pullback, Registry, Result, ResultExt,
+    RewardComponent, RewardScorer, Score, Target, Tensor, Video,
 };
 use roll_external::Fingerprint;
 
@@ -124,6 +124,13 @@ impl WeightedSum {
     }
 }
 
+/// The target of part `i` in that of the sum.
+fn own_target(i: usize, target: &Target) -> Target {
+    let prefix = format!("{i}/");
+    let own = target.tensors.iter().filter_map(|(k, t)| Some((k.strip_prefix(&prefix)?.to_string(), t.clone())));
+    Target { tensors: own.collect(), columns: target.columns.clone() }
+}
+
 enum PartScore {
     /// The reference has nothing to compare with, for this reason.
     Without(String),
@@ -140,10 +147,7 @@ impl WeightedSum {
             if let Some(reason) = target.tensors.get(&nothing(i)) {
                 return PartScore::Without(String::from_utf8_lossy(reason.as_bytes()).into_owned());
             }
-            let prefix = format!("{i}/");
-            let own =
-                target.tensors.iter().filter_map(|(k, t)| Some((k.strip_prefix(&prefix)?.to_string(), t.clone())));
-            let own = Target { tensors: own.collect(), columns: target.columns.clone() };
+            let own = own_target(i, target);
             let (begun, part_grad) = (Instant::now(), if part.weight != 0.0 { grad } else { Grad::Skip });
             let outcome = part.scorer.score(video, prompt, &own, part_grad);
             PartScore::Scored { outcome, seconds: begun.elapsed().as_secs_f64() }
@@ -162,6 +166,48 @@ impl WeightedSum {
             scored.sort_by_key(|(i, _)| *i);
             scored.into_iter().map(|(_, one)| one).collect()
         })
+    }
+
+    /// The sum of the parts' scores of a video whose frames have this shape, and its pullback.
+    ///
+    /// Details: `<part>` is the score before weighting, `<part>/<detail>` the part's own details, `time/<part>` its
+    /// seconds.
+    fn sum(&self, scored: Vec<PartScore>, shape: Vec<usize>, grad: Grad) -> Result<(Score, Option<Pullback>)> {
+        let (mut sum, mut details, mut pullbacks) = (0.0, BTreeMap::new(), Vec::new());
+        for (part, scored) in self.parts.iter().zip(scored) {
+            let counts = part.weight != 0.0;
+            let part_grad = if counts { grad } else { Grad::Skip };
+            let (score, pullback) = match scored {
+                PartScore::Without(reason) => (Score::Missing { reason }, None),
+                PartScore::Scored { outcome, seconds } => {
+                    details.insert(format!("time/{}", part.label), seconds);
+                    outcome.while_doing(|| format!("scoring with the reward `{}`", part.label))?
+                }
+            };
+            let value = match score {
+                Score::Value { value, details: own } => {
+                    details.extend(own.into_iter().map(|(k, v)| (format!("{}/{k}", part.label), v)));
+                    if part_grad.is_on() {
+                        let missing =
+                            || Error::Misuse(format!("the reward `{}` returned no pullback for its score", part.label));
+                        pullbacks.push((part.weight, pullback.ok_or_else(missing)?));
+                    }
+                    value
+                }
+                Score::Missing { reason } => match part.without_score(&reason) {
+                    Ok(Some(value)) => value,
+                    Ok(None) => continue,
+                    Err(Error::NothingToScore { reason }) => return Ok((Score::Missing { reason }, None)),
+                    Err(error) => return Err(error),
+                },
+            };
+            details.insert(part.label.clone(), value);
+            if counts {
+                sum += part.weight * value;
+            }
+        }
+        let pullback = grad.is_on().then(|| Pullback::new(move |cotangent| pull(pullbacks, shape, cotangent)));
+        Ok((Score::Value { value: sum, details }, pullback))
     }
 }
 
@@ -216,6 +262,33 @@ impl RewardScorer for WeightedSum {
         self.parts.iter().all(|part| part.scorer.is_elsewhere())
     }
 
+    fn compares(&self) -> bool {
+        self.parts.iter().any(|part| part.scorer.compares())
+    }
+
+    /// Parts that do not compare score one video after the other, before the others are called, which may wait.
+    fn score_group(
+        &mut self,
+        videos: &[Video],
+        prompt: &str,
+        target: &Target,
+        progress: &dyn Progress,
+    ) -> Result<Vec<Score>> {
+        let mut scored: Vec<_> = videos.iter().map(|v| self.score_parts(v, prompt, target, Grad::Skip)).collect();
+        for (i, part) in self.parts.iter_mut().enumerate().filter(|(_, part)| part.scorer.compares()) {
+            let begun = Instant::now();
+            let scores = part.scorer.score_group(videos, prompt, &own_target(i, target), progress);
+            let scores = scores.while_doing(|| format!("scoring with the reward `{}`", part.label))?;
+            let seconds = begun.elapsed().as_secs_f64() / videos.len() as f64;
+            for (parts, score) in scored.iter_mut().zip(scores) {
+                parts[i] = PartScore::Scored { outcome: Ok((score, None)), seconds };
+            }
+        }
+        let sums = scored.into_iter().zip(videos);
+        let sums = sums.map(|(parts, v)| Ok(self.sum(parts, v.frames().shape().to_vec(), Grad::Skip)?.0));
+        sums.collect()
+    }
+
     fn target_key(&self) -> Result<Option<String>> {
         let mut key = Fingerprint::new("sum");
         for part in &self.parts {
@@ -227,8 +300,6 @@ impl RewardScorer for WeightedSum {
         Ok(Some(key.finish()))
     }
 
-    /// Details: `<part>` is the score before weighting, `<part>/<detail>` the part's own details, `time/<part>` its
-    /// seconds.
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         if grad.is_on() {
             let rigid = self.parts.iter().find(|p| p.weight != 0.0 && !p.scorer.differentiable());
@@ -240,42 +311,7 @@ impl RewardScorer for WeightedSum {
             }
         }
         let scored = self.score_parts(video, prompt, target, grad);
-        let (mut sum, mut details, mut pullbacks) = (0.0, BTreeMap::new(), Vec::new());
-        for (part, scored) in self.parts.iter().zip(scored) {
-            let counts = part.weight != 0.0;
-            let part_grad = if counts { grad } else { Grad::Skip };
-            let (score, pullback) = match scored {
-                PartScore::Without(reason) => (Score::Missing { reason }, None),
-                PartScore::Scored { outcome, seconds } => {
-                    details.insert(format!("time/{}", part.label), seconds);
-                    outcome.while_doing(|| format!("scoring with the reward `{}`", part.label))?
-                }
-            };
-            let value = match score {
-                Score::Value { value, details: own } => {
-                    details.extend(own.into_iter().map(|(k, v)| (format!("{}/{k}", part.label), v)));
-                    if part_grad.is_on() {
-                        let missing =
-                            || Error::Misuse(format!("the reward `{}` returned no pullback for its score", part.label));
-                        pullbacks.push((part.weight, pullback.ok_or_else(missing)?));
-                    }
-                    value
-                }
-                Score::Missing { reason } => match part.without_score(&reason) {
-                    Ok(Some(value)) => value,
-                    Ok(None) => continue,
-                    Err(Error::NothingToScore { reason }) => return Ok((Score::Missing { reason }, None)),
-                    Err(error) => return Err(error),
-                },
-            };
-            details.insert(part.label.clone(), value);
-            if counts {
-                sum += part.weight * value;
-            }
-        }
-        let shape = video.frames().shape().to_vec();
-        let pullback = grad.is_on().then(|| Pullback::new(move |cotangent| pull(pullbacks, shape, cotangent)));
-        Ok((Score::Value { value: sum, details }, pullback))
+        self.sum(scored, video.frames().shape().to_vec(), grad)
     }
 }
 
@@ -341,6 +377,44 @@ mod tests {
         fn on_missing(&self) -> OnMissing {
             self.on_missing
         }
+    }
+
+    /// Scores the videos of a prompt 0, 1, 2, ...
+    struct Ordinal;
+
+    impl RewardScorer for Ordinal {
+        fn name(&self) -> &str {
+            "ordinal"
+        }
+        fn differentiable(&self) -> bool {
+            false
+        }
+        fn compares(&self) -> bool {
+            true
+        }
+        fn score(&mut self, _: &Video, _: &str, _: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
+            Ok((Score::Missing { reason: "nothing to compare with".into() }, None))
+        }
+        fn score_group(&mut self, videos: &[Video], _: &str, _: &Target, _: &dyn Progress) -> Result<Vec<Score>> {
+            Ok((0..videos.len()).map(|i| Score::of(i as f64)).collect())
+        }
+    }
+
+    #[test]
+    fn a_part_that_compares_scores_the_group_and_the_others_score_each_video() {
+        let mut sum = WeightedSum::new(vec![(2.0, Box::new(Ordinal)), (1.0, brightness(0.5))]).unwrap();
+        assert!(sum.compares() && !sum.differentiable());
+        let grey = Video::new(Tensor::full([2, 3, 4, 5], 0.25), 8.0).unwrap();
+        let (videos, target) = ([video(), grey], sum.prepare(&video()).unwrap());
+        let scores = sum.score_group(&videos, "", &target, &roll_core::Silent).unwrap();
+        assert_eq!(scores.len(), 2);
+        for (i, (video, score)) in videos.iter().zip(&scores).enumerate() {
+            let alone = brightness(0.5).score(video, "", &Target::default(), Grad::Skip).unwrap().0.value().unwrap();
+            let Score::Value { value, details } = score else { panic!("{score:?}") };
+            assert_eq!((*value, details["ordinal"], details["brightness"]), (2.0 * i as f64 + alone, i as f64, alone));
+            assert!(details.contains_key("time/ordinal"));
+        }
+        assert!(sum.score(&video(), "", &target, Grad::Skip).unwrap().0.value().is_none());
     }
 
     fn video() -> Video {

@@ -334,13 +334,14 @@ fn finish<E: Explore>(
     let RoundOptions { algorithm, sampling, shared, .. } = *options;
     let RoundState { watch, outcome, .. } = round;
     let sample = &ctx.samples[prompt.position];
-    let StepContext { model, reward: scorer, want_videos, .. } = ctx;
-    let (model, want_videos) = (diffusion(&mut **model, algorithm)?, *want_videos);
+    let StepContext { model, reward: scorer, want_videos, progress, .. } = ctx;
+    let (model, want_videos, progress) = (diffusion(&mut **model, algorithm)?, *want_videos, *progress);
     let scorer = scorer.as_deref_mut().ok_or(AlgorithmError::NoReward { algorithm })?;
+    let compares = scorer.compares();
     let target = Arc::clone(&prompt.target);
     let measure =
         |video: &Video, scorer: &mut dyn RewardScorer| Measured::of(video, sample, &target, scorer, Grad::Skip);
-    let (mut videos, mut measured) = (Vec::new(), Vec::new());
+    let (mut videos, mut measured, mut compared) = (Vec::new(), Vec::new(), Vec::new());
     std::thread::scope(|threads| -> Result<()> {
         let mut scoring = Scoring { threads, measure: &measure, idle: Some(scorer), busy: None };
         prompt.share_steps(sampling, range.clone(), model, watch)?;
@@ -355,11 +356,17 @@ fn finish<E: Explore>(
                     outcome.show(sample, prompt.repeats, video.clone());
                 }
                 watch.begin(SCORING, Some("scoring"))?;
-                measured.extend(scoring.begin(video)?);
+                match compares {
+                    true => compared.push(video),
+                    false => measured.extend(scoring.begin(video)?),
+                }
                 videos.push(Rollout { key: *key, latents, scores: None, advantage: 0.0 });
             }
         }
         measured.extend(scoring.end()?);
+        if let Some(reward) = scoring.idle.take().filter(|_| compares) {
+            measured = Measured::of_group(&compared, sample, &target, reward, progress)?;
+        }
         Ok(())
     })?;
     let missing = set_scores(ctx, sample, &mut videos, measured, round);

@@ -22,6 +22,7 @@ const VIDEOS: usize = 4;
 struct Slow {
     inner: Sines,
     is_elsewhere: bool,
+    compares: bool,
     is_busy: Arc<AtomicBool>,
 }
 
@@ -46,6 +47,19 @@ impl RewardScorer for Slow {
     }
     fn is_elsewhere(&self) -> bool {
         self.is_elsewhere
+    }
+    fn compares(&self) -> bool {
+        self.compares
+    }
+    fn score_group(
+        &mut self,
+        videos: &[Video],
+        prompt: &str,
+        target: &Target,
+        progress: &dyn Progress,
+    ) -> Result<Vec<Score>> {
+        assert!(self.compares && videos.len() == VIDEOS && !progress.interrupted());
+        videos.iter().map(|video| Ok(self.score(video, prompt, target, Grad::Skip)?.0)).collect()
     }
 }
 
@@ -74,9 +88,13 @@ struct Step {
 
 impl Step {
     fn new<A: Algorithm>(algorithm: A, prompts: &[&'static str], is_elsewhere: bool) -> Self {
+        Self::with(algorithm, prompts, is_elsewhere, false)
+    }
+
+    fn with<A: Algorithm>(algorithm: A, prompts: &[&'static str], is_elsewhere: bool, compares: bool) -> Self {
         let is_busy = Arc::new(AtomicBool::new(false));
         let mut bench = Bench::new(algorithm, Sines { differentiable: false, ..Sines::new() });
-        let mut reward = Slow { inner: Sines::new(), is_elsewhere, is_busy: is_busy.clone() };
+        let mut reward = Slow { inner: Sines::new(), is_elsewhere, compares, is_busy: is_busy.clone() };
         let progress = SlowSteps { is_busy, overlapping: AtomicUsize::new(0) };
         let samples: Vec<Sample> = (0..).zip(prompts).map(|(i, prompt)| sample(i, prompt)).collect();
         let report = bench.algorithm.step(&mut StepContext {
@@ -134,6 +152,17 @@ fn the_next_video_is_generated_while_a_reward_elsewhere_scores() {
         assert!(elsewhere < 0.7 * here, "{elsewhere} s, and {here} s one after the other");
     }
     same_step(|| diffusion_nft(2));
+}
+
+#[test]
+fn the_videos_of_a_prompt_are_compared_when_all_are_there() {
+    let prompts = ["a", "missing", "b"];
+    let [alone, compared] = [false, true].map(|compares| Step::with(diffusion_nft(2), &prompts, false, compares));
+    assert_eq!((alone.numbers(), alone.adapter), (compared.numbers(), compared.adapter.clone()));
+    assert_eq!(compared.report.as_ref().unwrap().videos.len(), prompts.len());
+    assert!(compared.seconds_of_scoring() >= (prompts.len() * VIDEOS) as f64 * SCORING.as_secs_f64());
+    let problem = Step::with(flow_grpo(), &["a", "fails"], false, true).report.unwrap_err().chain();
+    assert!(problem.contains("the service is gone") && problem.contains("training on"), "{problem}");
 }
 
 #[test]

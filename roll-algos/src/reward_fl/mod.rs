@@ -81,7 +81,7 @@ impl Algorithm for RewardFl {
         let facts = diffusion(model)?.schedule();
         update::check_trainable(model)?;
         let reward = reward.ok_or(AlgorithmError::NoReward { algorithm: NAME })?;
-        if !reward.differentiable() {
+        if !reward.differentiable() || reward.compares() {
             return Err(AlgorithmError::NotDifferentiable { algorithm: NAME, reward: reward.name().into() }.into());
         }
         self.config.evaluation_plan(facts)?;

@@ -108,6 +108,11 @@ fn evaluate_sample(
     let video = Video::new(frames, frame_rate.of(model, sample))?;
     let mut scores = Vec::new();
     for reward in ctx.rewards.iter_mut() {
+        // There is one video of a prompt: nothing to compare.
+        if reward.compares() {
+            scores.push(None);
+            continue;
+        }
         let target = PreparedTarget::new(&mut **reward, sample, *reference)?;
         scores.push(match Measured::of(&video, sample, &target, &mut **reward, Grad::Skip)? {
             Measured::Score { value, .. } => Some(value),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::{Grad, OnMissing, Pullback, Result, RewardScorer, Sample, Score, Tensor, Video};
+use roll_core::{Grad, OnMissing, Progress, Pullback, Result, RewardScorer, Sample, Score, Tensor, Video};
 
 use super::prepared::PreparedTarget;
 use crate::AlgorithmError;
@@ -40,6 +40,25 @@ impl Measured {
             }
             (Score::Missing { reason }, _) => Self::missing(sample, reward, reason),
         }
+    }
+
+    /// Scores the videos of a sample together.
+    pub(crate) fn of_group(
+        videos: &[Video],
+        sample: &Sample,
+        target: &PreparedTarget,
+        reward: &mut dyn RewardScorer,
+        progress: &dyn Progress,
+    ) -> Result<Vec<Self>> {
+        let scores = match target {
+            PreparedTarget::Target(target) => reward.score_group(videos, &sample.prompt, target, progress)?,
+            PreparedTarget::Missing(reason) => vec![Score::Missing { reason: reason.clone() }; videos.len()],
+        };
+        let measured = scores.into_iter().map(|score| match score {
+            Score::Value { value, details } => Ok(Self::Score { value, details, pullback: None }),
+            Score::Missing { reason } => Self::missing(sample, reward, reason),
+        });
+        measured.collect()
     }
 
     /// Applies the reward's policy to a sample with nothing to score.

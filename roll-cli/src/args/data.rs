@@ -26,6 +26,9 @@ pub enum DataAction {
     /// Write a copy of metadata with prompts by a model that sees pictures, behind an OpenAI-compatible API.
     #[command(after_help = super::examples::DATA_CAPTION)]
     Caption(CaptionData),
+    /// Write the votes of a run with the reward `vote` as JSON lines.
+    #[command(after_help = super::examples::DATA_VOTES)]
+    Votes(Votes),
 }
 
 /// The data, and the number that heights and widths are multiples of.
@@ -68,6 +71,15 @@ pub struct PrepareData {
     /// `insightface` of the configuration; clips without a face are left out.
     #[arg(long, value_enum)]
     pub crop: Option<Crop>,
+}
+
+/// Arguments of `roll data votes`.
+#[derive(Debug, ClapArgs)]
+pub struct Votes {
+    /// Directory of the run.
+    pub run: PathBuf,
+    /// JSON lines to write.
+    pub output: PathBuf,
 }
 
 /// Arguments of `roll data caption`.

@@ -78,6 +78,12 @@ pub const DATA_CAPTION: &str = r"Examples:
 
 A kill or a failure loses no answer: the same command goes on.";
 
+pub const DATA_VOTES: &str = r"Example:
+  roll data votes runs/a votes.jsonl
+
+A line has the prompt, the question, the paths of the clips, and that of the
+chosen one: null for a vote for 'equal'.";
+
 pub const REWARDS: &str = r"Example:
   roll rewards try sharpness clip.mp4 --set reward.wanted=reference \
     --reference other.mp4 --output gradient.png";
@@ -92,6 +98,7 @@ pub const REPORT: &str = r"Examples:
 pub const WATCH: &str = r"Examples:
   roll watch runs/a
   roll watch runs/a runs/b --port 4711 --control
+  roll watch --vote runs/a
 
 The page is for this machine alone, and for those who have its address. From
 another machine: ssh -L 4711:127.0.0.1:4711 HOST, with --port 4711.";

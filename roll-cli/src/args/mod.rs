@@ -19,7 +19,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 pub use bench::Bench;
 pub use config::{Config, ReferenceFormat};
-pub use data::{CaptionData, Crop, Data, DataAction, DataSet, InspectData, PrepareData};
+pub use data::{CaptionData, Crop, Data, DataAction, DataSet, InspectData, PrepareData, Votes};
 pub use models::{Ask, Generate, SamplingArgs, Score};
 pub use plugins::{CheckPlugin, Plugins, PluginsAction};
 pub use rewards::{Rewards, RewardsAction, TryReward};

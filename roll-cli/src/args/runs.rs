@@ -134,6 +134,9 @@ pub struct Watch {
     /// Let the page stop a run of yours, with a checkpoint, as Ctrl-C does.
     #[arg(long)]
     pub control: bool,
+    /// Serve a page on which people vote on the clips of runs with the reward `vote`.
+    #[arg(long)]
+    pub vote: bool,
 }
 
 /// Arguments of `roll plot`.

@@ -7,15 +7,18 @@ use std::sync::Arc;
 
 use roll_core::{BuildContext, Error, Registry, Result, RewardScorer, Sample, SampleVideo, Tensor, Video, VideoUnit};
 use roll_data::{DataConfig, Dataset, OnBadSample, Picture, Probed, encode_png, format, probe, write_mp4, write_pngs};
+use roll_external::files::write_atomically;
 use roll_rewards::insightface::FaceNetworks;
+use roll_rewards::vote::files::{Question, Votes};
 use roll_train::config::LoadedConfig;
 use roll_train::progress::{Bar, counted};
 use roll_train::reward;
 use roll_train::trainer::{counted_rows, other_frame_rates, row_noun};
+use serde_json::json;
 
 use super::check::files;
 use super::{caption, face_crop};
-use crate::args::{Crop, Data, DataAction, DataSet, InspectData, PrepareData};
+use crate::args::{self, Crop, Data, DataAction, DataSet, InspectData, PrepareData};
 use crate::configuration::{Configuration, build_context};
 use crate::output::controls_terminal;
 use crate::progress::TerminalBar;
@@ -28,7 +31,31 @@ pub fn data(args: Data) -> Result<()> {
         DataAction::Inspect(args) => inspect(args),
         DataAction::Prepare(args) => prepare(args),
         DataAction::Caption(args) => caption::caption(args),
+        DataAction::Votes(args) => votes(args),
     }
+}
+
+/// Writes a line for each question that has an answer, in the order of the questions.
+fn votes(args: args::Votes) -> Result<()> {
+    let votes = Votes(args.run.clone());
+    let mut lines = String::new();
+    for (_, id, _) in votes.questions()? {
+        let Some(chosen) = votes.answer(&id)? else { continue };
+        let Question { prompt, question, clips } = votes.question(&id)?;
+        let clips = clips.iter().map(|clip| votes.clip(clip)).collect::<Result<Vec<_>>>()?;
+        let chosen = chosen.map(|position| &clips[position]);
+        let line = json!({ "prompt": prompt, "question": question, "clips": clips, "chosen": chosen });
+        lines += &format!("{line}\n");
+    }
+    if lines.is_empty() {
+        return Err(Error::bad_file(
+            &args.run,
+            "holds no votes: expected the directory of a run with the reward `vote`",
+        ));
+    }
+    write_atomically(&args.output, lines.as_bytes())?;
+    println!("{}", counted(lines.lines().count() as u64, "vote"));
+    Ok(())
 }
 
 /// The data and the reward of a run.
@@ -201,7 +228,7 @@ fn prepare(args: PrepareData) -> Result<()> {
     }
     bar.finish();
     let path = out.join("metadata.jsonl");
-    roll_external::files::write_atomically(&path, lines.as_bytes())?;
+    write_atomically(&path, lines.as_bytes())?;
     let rows = counted((dataset.len() - left_out) as u64, row_noun(dataset.metadata()));
     println!("{}: {rows}, {left_out} left out", path.display());
     Ok(())
@@ -269,7 +296,7 @@ fn write(out: &Path, name: &str, sample: &Sample) -> Result<String> {
     for (key, image) in [("image", &sample.image), ("end_image", &sample.end_image)] {
         if let Some(image) = image {
             let file = format!("{name}-{key}.png");
-            roll_external::files::write_atomically(&out.join(&file), &png(image)?)?;
+            write_atomically(&out.join(&file), &png(image)?)?;
             line[key] = file.into();
         }
     }
@@ -294,7 +321,7 @@ fn write_mask(out: &Path, name: &str, mask: &Tensor) -> Result<String> {
         return Ok(directory);
     }
     let file = format!("{name}-mask.png");
-    roll_external::files::write_atomically(&out.join(&file), &encode_png(&Picture::from_frame(&video, 0))?)?;
+    write_atomically(&out.join(&file), &encode_png(&Picture::from_frame(&video, 0))?)?;
     Ok(file)
 }
 

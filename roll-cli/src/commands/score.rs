@@ -35,6 +35,10 @@ pub(super) fn prepare(
             "no reward is configured: use --config FILE, or --reward insightface --set reward.reward_model_path=DIR",
         )
     })?;
+    if scorer.compares() {
+        let problem = format!("`{}` compares videos of one prompt, and scores none by itself", scorer.name());
+        return Err(Error::config("reward", problem));
+    }
     let video = read_video(video, &ReadOptions { every, ..ReadOptions::default() })?;
     let clip = match reference {
         Some(path) => read_video(path, &ReadOptions::default())?,

@@ -13,11 +13,11 @@ pub struct CachedReward {
 }
 
 impl CachedReward {
-    /// A reward that has no key for its targets is returned unchanged.
+    /// A reward that has no key for its targets, or compares videos, is returned unchanged.
     pub fn wrap(inner: Box<dyn RewardScorer>, store: &CacheStore) -> Result<Box<dyn RewardScorer>> {
         match inner.target_key()? {
-            Some(key) => Ok(Box::new(Self { inner, key, store: store.clone() })),
-            None => Ok(inner),
+            Some(key) if !inner.compares() => Ok(Box::new(Self { inner, key, store: store.clone() })),
+            _ => Ok(inner),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The rewards of `evaluation.check`: measured, never optimised.
 
-use roll_core::{BuildContext, Registry, Result, RewardComponent, RewardScorer};
+use roll_core::{BuildContext, Error, Registry, Result, RewardComponent, RewardScorer};
 
 use crate::weighted_sum::{Weighted, numbered, scorers};
 
@@ -15,7 +15,12 @@ struct Check {
 
 impl Checks {
     pub(super) fn open(components: &[RewardComponent], registry: &Registry, context: &BuildContext) -> Result<Self> {
-        let scorers = scorers("evaluation.check", components, registry, context)?.into_iter();
+        let scorers = scorers("evaluation.check", components, registry, context)?;
+        if let Some((_, scorer)) = scorers.iter().find(|(_, scorer)| scorer.compares()) {
+            let problem =
+                format!("`{}` compares videos of one prompt, and an evaluation has one of each", scorer.name());
+            return Err(Error::config("evaluation.check", problem));
+        }
         let check = |(component, (_, scorer)): (&RewardComponent, Weighted)| {
             let component = component.clone();
             Check { component, scorer }

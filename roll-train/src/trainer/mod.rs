@@ -19,6 +19,8 @@ mod summary;
 mod tensors;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use roll_backends::optimizer::LrSchedule;
@@ -84,6 +86,8 @@ pub struct Trainer {
     saved: Option<Checkpoint>,
     /// The step of the newest checkpoint, on every rank: all ranks must decide alike whether to write one.
     saved_step: Option<u64>,
+    /// [`BuildContext::run_dir`](roll_core::BuildContext::run_dir).
+    run_dir: Arc<OnceLock<PathBuf>>,
     /// The reason that the run ended before its last step, in words.
     stopped: Option<String>,
     pace: pace::Pace,
@@ -122,6 +126,7 @@ impl Trainer {
         let start = Instant::now();
         self.seconds_before = self.record.seconds;
         if let Some(dir) = dir {
+            self.run_dir.get_or_init(|| dir.path().into());
             self.overview(dir).iter().for_each(|line| tracing::info!("{line}"));
         }
         let trained = journal.begin(&self.loaded).and_then(|()| self.train(&mut journal, session, &bar, start));

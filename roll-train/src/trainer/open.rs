@@ -103,6 +103,7 @@ impl Trainer {
             seconds_before: 0.0,
             saved: None,
             saved_step: None,
+            run_dir: context.run_dir.clone(),
             stopped: None,
             pace: Default::default(),
         })
@@ -146,6 +147,7 @@ impl Opening<'_> {
             let opened = self.part("reward", reward_and_reader(&config.reward, registry, context))?.flatten();
             (parts.reward, parts.reference_reader) = opened.map_or((None, None), |(reward, name)| (Some(reward), name));
         }
+        self.check_comparing(parts.reward.as_deref())?;
         let can_check = self.open_algorithm(&mut parts)?;
         let source = parts.algorithm.as_ref().map(|algorithm| algorithm.data_source());
         let clips = source == Some(DataSource::Clips);
@@ -197,6 +199,23 @@ impl Opening<'_> {
             parts.steps = self.part("run", steps(config, parts.data.as_ref(), source))?;
         }
         Ok(parts)
+    }
+
+    /// Checks that a reward that compares the videos of a prompt is used in training alone, by an algorithm that can.
+    fn check_comparing(&mut self, reward: Option<&dyn RewardScorer>) -> Result<()> {
+        let Some(reward) = reward.filter(|reward| reward.compares()) else { return Ok(()) };
+        let (RunConfig { algo, evaluation, .. }, name) = (&self.loaded.config, reward.name());
+        if self.registry.find(Kind::Algorithm, &algo.name).is_ok_and(|algorithm| !algorithm.is_linked) {
+            let problem =
+                format!("the algorithm `{}` of a plugin cannot use `{name}`, which compares videos", algo.name);
+            self.part::<()>("reward", Err(Error::config("reward", problem)))?;
+        }
+        if evaluation.stop_when.is_some() {
+            let problem = format!("`{name}` is not evaluated, so it never rises: unset it");
+            self.part::<()>("evaluation", Err(Error::config("evaluation.stop_when", problem)))?;
+        }
+        let note = format!("`{name}` compares videos of one prompt: evaluations measure `evaluation.check` alone");
+        self.note("evaluation", evaluation.names_clips().then_some(note))
     }
 
     fn open_metadata(&mut self, config: &DataConfig, parts: &mut Parts) -> Result<Option<Metadata>> {

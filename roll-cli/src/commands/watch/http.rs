@@ -60,7 +60,7 @@ impl Response {
                 "text/html",
                 format!(
                     "script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; style-src-attr 'unsafe-inline'; \
-                     media-src data:; connect-src 'self'; "
+                     media-src data: blob:; connect-src 'self'; "
                 ),
             ),
             None => ("text/plain", String::new()),

@@ -1,9 +1,10 @@
 //! `roll watch`: the report of runs while they go on, in a browser of this machine.
 //!
 //! [`http`] admits requests and sends answers, `writer` finds the process of a run and stops it, and
-//! [`roll_train::results::report::live`] makes the page.
+//! [`roll_train::results::report::live`] makes the page. `votes` has the questions of the page on which people vote.
 
 mod http;
+mod votes;
 #[cfg(target_os = "linux")]
 mod writer;
 
@@ -14,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use roll_core::{Error, Result};
+use roll_rewards::vote::files::Votes;
 use roll_train::results::report::live::{self, Live, Writer};
 use roll_train::run_dir::RunDir;
 
@@ -41,9 +43,12 @@ pub fn watch(args: Watch) -> Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, args.port)).map_err(failed())?;
     let port = listener.local_addr().map_err(failed())?.port();
     let access = Access { port, token: random() };
-    println!("http://127.0.0.1:{port}/?token={}", access.token);
+    let voting = args.vote.then(|| format!("/vote?token={}", access.token));
+    let second: String = voting.iter().map(|path| format!("\nhttp://127.0.0.1:{port}{path}")).collect();
+    println!("http://127.0.0.1:{port}/?token={}{second}", access.token);
     let state = State { version: String::new(), html: "".into(), next: Instant::now(), stopped: Vec::new() };
-    let watched = Watched { runs: args.runs, control: args.control, nonce: random(), state: Mutex::new(state) };
+    let state = Mutex::new(state);
+    let watched = Watched { runs: args.runs, control: args.control, voting, nonce: random(), state };
     http::serve(&listener, access, move |request| watched.answer(request))
 }
 
@@ -56,6 +61,8 @@ fn random() -> String {
 struct Watched {
     runs: Vec<PathBuf>,
     control: bool,
+    /// Path of the page to vote on, if it is served.
+    voting: Option<String>,
     /// One for all pages: the script parses a newer page under the policy of the first.
     nonce: String,
     state: Mutex<State>,
@@ -79,8 +86,16 @@ impl Watched {
                 Ok(state) if path == "/version" => Response::text(200, &state.version),
                 Ok(state) => Response { status: 200, body: state.html.clone(), nonce: Some(self.nonce.clone()) },
             },
-            (Method::Post, _) if !self.control => Response::text(403, "`roll watch --control` can stop runs"),
-            (Method::Post, "/stop") => self.stop(request),
+            (Method::Get | Method::Head, path @ ("/vote" | "/question")) if self.voting.is_some() => {
+                let is_page = path == "/vote";
+                match if is_page { live::voting_page(&self.nonce) } else { votes::next(&self.runs) } {
+                    Err(error) => Response::text(503, &error.chain()),
+                    Ok(text) => Response { status: 200, body: text.into(), nonce: is_page.then(|| self.nonce.clone()) },
+                }
+            }
+            (Method::Post, "/vote") if self.voting.is_some() => self.vote(request),
+            (Method::Post, "/stop") if self.control => self.stop(request),
+            (Method::Post, _) => Response::text(403, "`roll watch --control` can stop runs, and `--vote` takes votes"),
             _ => Response::text(404, "no such page"),
         }
     }
@@ -98,7 +113,9 @@ impl Watched {
         (live::version(&self.runs), written).hash(&mut hasher);
         let version = format!("{:016x}", hasher.finish());
         if version != state.version {
-            let live = Live { version: &version, nonce: &self.nonce, control: self.control, writers: &writers };
+            let Self { nonce, control, voting, .. } = self;
+            let (voting, writers) = (voting.as_deref(), &writers);
+            let live = Live { version: &version, nonce, control: *control, voting, writers };
             state.html = live::page(&self.runs, &live)?.into();
             state.version = version;
         }
@@ -110,11 +127,29 @@ impl Watched {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn run(&self, request: &Request) -> Option<&PathBuf> {
+        self.runs.get(request.value("run")?.parse::<usize>().ok()?)
+    }
+
+    /// Stores the answer to a question, once.
+    fn vote(&self, request: &Request) -> Response {
+        let choice = request.value("choice").and_then(|choice| choice.parse().ok());
+        let (Some(run), Some(id), Some(choice)) = (self.run(request), request.value("id"), choice) else {
+            return Response::text(404, "no such question");
+        };
+        // The second of two votes at the same time is refused.
+        let _one_at_a_time = self.lock();
+        match Votes(run.clone()).vote(id, choice) {
+            Err(error) => Response::text(404, &error.chain()),
+            Ok(true) => Response::text(201, "stored"),
+            Ok(false) => Response::text(409, "the question has a vote already"),
+        }
+    }
+
     /// Stops a run once: a second signal would end its process at once, without a checkpoint.
     #[cfg(target_os = "linux")]
     fn stop(&self, request: &Request) -> Response {
-        let number = request.value("run").and_then(|number| number.parse::<usize>().ok());
-        let Some(run) = number.and_then(|number| self.runs.get(number)) else {
+        let Some(run) = self.run(request) else {
             return Response::text(404, "no such run");
         };
         let mut state = self.lock();

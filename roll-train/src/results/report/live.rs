@@ -34,6 +34,8 @@ pub struct Live<'a> {
     pub nonce: &'a str,
     /// Whether the page can stop runs.
     pub control: bool,
+    /// Path of the page on which people vote, if it is served.
+    pub voting: Option<&'a str>,
     /// The writer of each run.
     pub writers: &'a [Writer],
 }
@@ -57,10 +59,16 @@ pub fn page(runs: &[PathBuf], live: &Live<'_>) -> Result<String> {
         let parts = files.iter().zip(live.writers).zip(problems);
         let states: Vec<Value> =
             parts.map(|((run, writer), p)| state(run, *writer, p.as_deref(), live.control)).collect();
-        super::html(shown, context! { version => live.version, nonce => live.nonce, runs => states })
+        let values = context! { version => live.version, nonce => live.nonce, voting => live.voting, runs => states };
+        super::html(shown, values)
     };
     // Videos are read with the page: if one cannot be, the page shows the reason and no run.
     html(&files, &problems).or_else(|error| html(&[], &vec![Some(error.chain()); files.len()]))
+}
+
+/// The page on which people vote on clips. It asks `/question` for the clips.
+pub fn voting_page(nonce: &str) -> Result<String> {
+    super::render("vote.html", &context! { nonce })
 }
 
 /// A number that changes with the files of the runs: a hash of their names, sizes and times.
@@ -132,7 +140,8 @@ mod tests {
     use super::*;
 
     fn shown(run: &Path, writer: Writer, control: bool) -> String {
-        let live = Live { version: "v1", nonce: "a1", control, writers: &[writer] };
+        let live =
+            Live { version: "v1", nonce: "a1", control, voting: control.then_some("/vote?t"), writers: &[writer] };
         page(&[run.to_path_buf()], &live).unwrap()
     }
 

@@ -2,7 +2,7 @@
 //!
 //! `run_files` reads what the runs left, `questions`, `figures`, `videos`, `timing` and `warnings` are the parts of the
 //! page, and `page.html`, `page.css` and `page.js` its template. [`live`] is the same page while the runs go on, with
-//! `live.html`, `live.css` and `live.js`.
+//! `live.html`, `live.css` and `live.js`; `vote.html`, `vote.css` and `vote.js` are the page on which people vote.
 
 pub mod live;
 
@@ -33,8 +33,7 @@ pub fn write(path: &Path, runs: &[PathBuf]) -> Result<()> {
 
 /// The page of these runs; `live` is the part of a page that is served while they go on, or none.
 fn html(files: &[RunFiles], live: Value) -> Result<String> {
-    let values = context! { live, ..page(files)? };
-    render(&values).map_err(|e| Error::Misuse(format!("rendering the report: {e:#}")))
+    render("page.html", &context! { live, ..page(files)? })
 }
 
 /// Names runs of the same name by their whole path.
@@ -45,7 +44,12 @@ fn disambiguate(runs: &mut [RunFiles]) {
     }
 }
 
-fn render(page: &Value) -> std::result::Result<String, minijinja::Error> {
+fn render(template: &str, values: &Value) -> Result<String> {
+    let rendered = environment().and_then(|environment| environment.get_template(template)?.render(values));
+    rendered.map_err(|e| Error::Misuse(format!("rendering {template}: {e:#}")))
+}
+
+fn environment() -> std::result::Result<Environment<'static>, minijinja::Error> {
     let mut environment = Environment::new();
     // Names and reasons come from other people's data.
     environment.set_auto_escape_callback(|_| AutoEscape::Html);
@@ -59,7 +63,10 @@ fn render(page: &Value) -> std::result::Result<String, minijinja::Error> {
     environment.add_template("live.css", include_str!("live.css"))?;
     environment.add_template("live.js", include_str!("live.js"))?;
     environment.add_template("live.html", include_str!("live.html"))?;
-    environment.get_template("page.html")?.render(page)
+    environment.add_template("vote.css", include_str!("vote.css"))?;
+    environment.add_template("vote.js", include_str!("vote.js"))?;
+    environment.add_template("vote.html", include_str!("vote.html"))?;
+    Ok(environment)
 }
 
 /// The text as HTML, with what is between backticks as code.

@@ -1,0 +1,166 @@
+//! Clips, questions and answers in the directory `votes` of a run.
+//!
+//! ```text
+//! <run>/votes/clips/<id>.mp4          a video; the id is a hash of its pixels
+//!             questions/<id>.json     prompt, question and clips; the id is a hash of these
+//!             answers/<id>.json       the number of the chosen clip as shown, from 1; 0 for "equal"
+//! ```
+//!
+//! A run directory may come from others: ids are checked before they are parts of paths, and links are not followed.
+
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use roll_core::{Error, Result, Video};
+use roll_external::Fingerprint;
+use roll_external::files::{read, refuse_links, write_atomically};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// Greatest number of clips of a question: one for each digit on a keyboard.
+pub const MAX_CLIPS: usize = 9;
+/// Greatest size of a file of a question or an answer in bytes.
+const MAX_JSON: u64 = 1 << 20;
+
+/// A question about clips.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Question {
+    /// The prompt of the clips.
+    pub prompt: String,
+    /// The text of the question.
+    pub question: String,
+    /// The ids of the clips. [`Question::order`] is the order in which they are shown.
+    pub clips: Vec<String>,
+}
+
+impl Question {
+    /// A hash of the contents.
+    pub fn id(&self) -> String {
+        let id = Fingerprint::new("question").text("prompt", &self.prompt).text("question", &self.question);
+        self.clips.iter().fold(id, |id, clip| id.text("clip", clip)).finish()
+    }
+
+    /// The positions of the clips in the order in which they are shown. It follows from the id: a clip is as often on
+    /// the left as on the right.
+    pub fn order(&self) -> Vec<usize> {
+        let id = self.id();
+        let mut order: Vec<usize> = (0..self.clips.len()).collect();
+        order.sort_by_key(|i| Fingerprint::new("order").text("question", &id).text("clip", i).finish());
+        order
+    }
+}
+
+/// The votes of the run in this directory, which may have none yet.
+pub struct Votes(pub PathBuf);
+
+impl Votes {
+    /// Writes a clip unless it is there. Returns its id.
+    pub fn keep_clip(&self, video: &Video) -> Result<String> {
+        let id = Fingerprint::new("clip").text("fps", video.fps()).tensor("frames", video.frames()).finish();
+        let path = self.clip(&id)?;
+        if !path.exists() {
+            create_parent(&path)?;
+            roll_data::write_mp4(&path, video)?;
+        }
+        Ok(id)
+    }
+
+    /// Writes a question unless it is there. Returns its id.
+    pub fn ask(&self, question: &Question) -> Result<String> {
+        let id = question.id();
+        let path = self.path("questions", &id, "json")?;
+        if !path.exists() {
+            write(&path, question)?;
+        }
+        Ok(id)
+    }
+
+    /// The question with this id. Fails if it is not what a run writes.
+    pub fn question(&self, id: &str) -> Result<Question> {
+        let path = self.path("questions", id, "json")?;
+        let question: Question = parse(&path)?;
+        let is_valid = (2..=MAX_CLIPS).contains(&question.clips.len()) && question.clips.iter().all(|clip| is_id(clip));
+        match is_valid && question.id() == id {
+            true => Ok(question),
+            false => Err(Error::bad_file(path, "is not a question that a run asked; delete it")),
+        }
+    }
+
+    /// The path of a clip.
+    pub fn clip(&self, id: &str) -> Result<PathBuf> {
+        self.path("clips", id, "mp4")
+    }
+
+    /// The answer to a question: the position of the chosen clip, or `None` for "equal"; `None` without an answer.
+    pub fn answer(&self, id: &str) -> Result<Option<Option<usize>>> {
+        let path = self.path("answers", id, "json")?;
+        if !path.exists() {
+            return Ok(None);
+        }
+        let (choice, order): (usize, _) = (parse(&path)?, self.question(id)?.order());
+        if choice > order.len() {
+            let problem =
+                format!("expected a number from 0 to {}, found {choice}; delete it to vote again", order.len());
+            return Err(Error::bad_file(path, problem));
+        }
+        Ok(Some(choice.checked_sub(1).map(|shown| order[shown])))
+    }
+
+    /// Stores the answer to a question: the number of a clip as shown, from 1, or 0 for "equal". Fails if the number is
+    /// of no clip. Returns false if the question has an answer.
+    pub fn vote(&self, id: &str, choice: usize) -> Result<bool> {
+        let clips = self.question(id)?.clips.len();
+        if choice > clips {
+            return Err(Error::Unsupported(format!("expected a choice from 0 to {clips}, found {choice}")));
+        }
+        let path = self.path("answers", id, "json")?;
+        if path.exists() {
+            return Ok(false);
+        }
+        write(&path, &choice).map(|()| true)
+    }
+
+    /// The ids of all questions, the oldest first, each with its time and whether it has an answer.
+    pub fn questions(&self) -> Result<Vec<(SystemTime, String, bool)>> {
+        let mut questions = Vec::new();
+        for entry in std::fs::read_dir(self.0.join("votes/questions")).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let Some(id) = name.strip_suffix(".json").filter(|id| is_id(id)) else { continue };
+            let time = entry.metadata().and_then(|metadata| metadata.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+            questions.push((time, id.into(), self.path("answers", id, "json")?.exists()));
+        }
+        questions.sort();
+        Ok(questions)
+    }
+
+    /// The path of a file. Fails if `id` is not a hash, or if a part of the path is a link.
+    fn path(&self, folder: &str, id: &str, extension: &str) -> Result<PathBuf> {
+        if !is_id(id) {
+            return Err(Error::Unsupported("expected an id of 64 hexadecimal digits".into()));
+        }
+        let path = self.0.join("votes").join(folder).join(format!("{id}.{extension}"));
+        refuse_links(&self.0, &path)?;
+        Ok(path)
+    }
+}
+
+/// Whether a text is a hash in lower-case hexadecimal.
+fn is_id(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+fn parse<T: DeserializeOwned>(path: &Path) -> Result<T> {
+    let bytes = read(path, MAX_JSON).map_err(Error::file("read", path))?;
+    serde_json::from_slice(&bytes).map_err(|error| Error::bad_file(path, format!("{error}; delete it to vote again")))
+}
+
+fn write(path: &Path, value: &impl Serialize) -> Result<()> {
+    create_parent(path)?;
+    write_atomically(path, &serde_json::to_vec(value).map_err(Error::failed("writing a vote"))?)
+}
+
+fn create_parent(path: &Path) -> Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder).map_err(Error::file("create the directory", folder))
+}

@@ -1,0 +1,162 @@
+//! The reward `vote`: people compare the videos of a prompt on the page of `roll watch --vote`.
+//!
+//! [`files`] keeps clips, questions and answers in the run directory, by their contents: a run that is killed and resumed
+//! finds the votes that it had.
+
+pub mod files;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use roll_core::keys::check_ranges;
+use roll_core::{BuildContext, Error, Grad, Progress, Pullback, Result, RewardScorer, Score, Target, Video};
+use roll_external::files::shell_quoted;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use files::{Question, Votes};
+
+/// Time between two looks at the answers.
+const POLL: Duration = Duration::from_millis(100);
+/// Time after which the log repeats that the run waits.
+const REMINDER: Duration = Duration::from_secs(600);
+
+/// Options of the reward `vote`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct VoteConfig {
+    /// The question about the clips.
+    pub question: String,
+    /// Number of clips side by side. If a prompt has more videos, there is a question for each of them, which shows it
+    /// beside the next ones in a ring; otherwise one question shows them all.
+    #[schemars(range(min = 2, max = 9))]
+    pub clips: usize,
+}
+
+impl Default for VoteConfig {
+    fn default() -> Self {
+        Self { question: "Which clip is better?".into(), clips: 2 }
+    }
+}
+
+/// The fraction of its questions that a video won. A vote for "equal" is shared by the clips of the question.
+pub struct Vote {
+    config: VoteConfig,
+    run_dir: Arc<OnceLock<PathBuf>>,
+    /// When the log last reported that the run waits.
+    reported: Option<Instant>,
+}
+
+impl Vote {
+    /// Fails if a value is outside its range, and in a job of several ranks: a rank that waits cannot be stopped.
+    pub fn new(config: VoteConfig, context: &BuildContext) -> Result<Self> {
+        check_ranges("reward", &config)?;
+        let ranks = context.ranks.world_size();
+        if ranks > 1 {
+            let problem = format!("the reward `vote` waits for people on one rank, found {ranks}; set `ranks: 1`");
+            return Err(Error::config("ranks", problem));
+        }
+        Ok(Self { config, run_dir: context.run_dir.clone(), reported: None })
+    }
+
+    /// Waits for the answers to these questions: for each the position of the chosen clip, or `None` for "equal".
+    fn answers(&mut self, votes: &Votes, ids: &[String], progress: &dyn Progress) -> Result<Vec<Option<usize>>> {
+        loop {
+            let answers = ids.iter().map(|id| votes.answer(id)).collect::<Result<Vec<_>>>()?;
+            let open = answers.iter().filter(|answer| answer.is_none()).count();
+            if open == 0 {
+                return Ok(answers.into_iter().flatten().collect());
+            }
+            if progress.interrupted() {
+                return Err(Error::Interrupted);
+            }
+            let words = format!("waiting for {open} vote{}", if open == 1 { "" } else { "s" });
+            if self.reported.is_none_or(|reported| reported.elapsed() > REMINDER) {
+                tracing::info!("{words}: answer with `roll watch --vote {}`", shell_quoted(&votes.0));
+                self.reported = Some(Instant::now());
+            }
+            progress.phase(&words);
+            std::thread::sleep(POLL);
+        }
+    }
+}
+
+impl RewardScorer for Vote {
+    fn name(&self) -> &str {
+        "vote"
+    }
+
+    fn differentiable(&self) -> bool {
+        false
+    }
+
+    fn reads_reference(&self) -> bool {
+        false
+    }
+
+    fn compares(&self) -> bool {
+        true
+    }
+
+    fn score(&mut self, _: &Video, _: &str, _: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
+        Ok((Score::Missing { reason: "people compare several videos of a prompt".into() }, None))
+    }
+
+    fn score_group(
+        &mut self,
+        videos: &[Video],
+        prompt: &str,
+        _target: &Target,
+        progress: &dyn Progress,
+    ) -> Result<Vec<Score>> {
+        let run = self.run_dir.get().ok_or_else(|| Error::Misuse("the reward `vote` is used outside a run".into()))?;
+        let votes = Votes(run.clone());
+        let clips = videos.iter().map(|video| votes.keep_clip(video)).collect::<Result<Vec<_>>>()?;
+        let shown = comparisons(videos.len(), self.config.clips);
+        let ask = |shown: &Vec<usize>| {
+            let clips = shown.iter().map(|i| clips[*i].clone()).collect();
+            votes.ask(&Question { prompt: prompt.into(), question: self.config.question.clone(), clips })
+        };
+        let ids = shown.iter().map(ask).collect::<Result<Vec<_>>>()?;
+        let chosen = self.answers(&votes, &ids, progress)?;
+        Ok(scores(videos.len(), &shown, &chosen))
+    }
+}
+
+/// The videos that each question shows: all of them if there is room, otherwise neighbours in a ring.
+fn comparisons(videos: usize, clips: usize) -> Vec<Vec<usize>> {
+    match videos {
+        0 | 1 => Vec::new(),
+        _ if videos <= clips => vec![(0..videos).collect()],
+        _ => (0..videos).map(|i| (i..i + clips).map(|j| j % videos).collect()).collect(),
+    }
+}
+
+/// The scores by the position that was chosen in each comparison, `None` for "equal".
+fn scores(videos: usize, shown: &[Vec<usize>], chosen: &[Option<usize>]) -> Vec<Score> {
+    let (mut won, mut asked) = (vec![0.0; videos], vec![0.0; videos]);
+    for (shown, chosen) in shown.iter().zip(chosen) {
+        for (position, video) in shown.iter().enumerate() {
+            asked[*video] += 1.0;
+            won[*video] += match chosen {
+                Some(chosen) => f64::from(u8::from(*chosen == position)),
+                None => 1.0 / shown.len() as f64,
+            };
+        }
+    }
+    let score = |(won, asked): (f64, f64)| match asked {
+        0.0 => Score::Missing { reason: "there is no other video to compare with".into() },
+        _ => Score::Value { value: won / asked, details: BTreeMap::from([("votes".into(), asked)]) },
+    };
+    won.into_iter().zip(asked).map(score).collect()
+}
+
+roll_core::register! {
+    Reward, "vote", VoteConfig,
+    "Votes of people, who compare the videos of a prompt on the page of `roll watch --vote`",
+    |config, context| Vote::new(config, context),
+}
