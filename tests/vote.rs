@@ -1,6 +1,6 @@
 //! Runs whose reward is the votes of people: by files, over HTTP, and on the page in a browser.
 
-use std::process::{Child, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use roll_core::{Tensor, Video};
@@ -51,7 +51,11 @@ fn start(world: &World, out: &str, steps: u64, settings: &[&str]) -> Run {
         true => world.command(&["run", "--resume", out]),
         false => world.training(out, steps, settings),
     };
-    Run(Some(with_default_signals(&mut command).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()))
+    begin(&mut command)
+}
+
+fn begin(command: &mut Command) -> Run {
+    Run(Some(with_default_signals(command).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()))
 }
 
 /// Votes until the run has `given` answers: for the clip with the last id, which depends on its pixels alone.
@@ -251,30 +255,36 @@ fn votes_for_sharp_clips_on_the_page_make_unseen_clips_sharper() {
     let Some(program) = chromium() else {
         roll_testing::skip!("no Chromium (ROLL_CHROMIUM names one) to vote with", needs = "chromium");
     };
-    let world = World::new(8);
-    for (name, rows) in [("train.csv", 0..2), ("unseen.csv", 2..8)] {
-        let rows: String = rows.map(|i| format!("{i}.mp4,<b>square</b> {i}\n")).collect();
-        std::fs::write(world.path(name), format!("video,prompt\n{rows}")).unwrap();
-    }
+    let world = World::new(0);
     let watch = Watch::start(&world, &["--vote", "run"]);
     let url = format!("http://127.0.0.1:{}/vote?token={}", watch.port, watch.token);
     let mut browser = Browser::open(&program, &world.path("profile"), &url);
     browser.wait_for("document.body?.innerText.includes('Nothing to vote on')");
     browser.save_pictures("vote-idle");
-    let settings = [
+    // The demo: on one rank, with fewer steps.
+    let mut command = world.command(&["run", "--algo", "diffusion_nft", "--out", "run", "--steps", "16"]);
+    for setting in [
+        "ranks=1",
+        "strategy.name=single",
         "algo.group_size=4",
+        "algo.num_inference_steps=4",
+        "reward.name=vote",
         "reward.clips=4",
-        "reward.question=Which clip is sharper?",
-        "save_steps=1000",
+        "reward.question=Which <b>clip</b> is sharper?",
+        "sample_steps=0",
         "training.learning_rate=1e-2",
-        "data.metadata=train.csv",
-        "evaluation.metadata=unseen.csv",
+        "training.lr_scheduler_type=constant",
+        "training.warmup_steps=0",
+        "evaluation.samples=6",
+        "evaluation.train_samples=0",
         "evaluation.check=[{name: sharpness}]",
-    ];
-    let mut run = start(&world, "run", 40, &[&SETTINGS[..], &settings].concat());
+    ] {
+        command.args(["--set", setting]);
+    }
+    let mut run = begin(&mut command);
     browser.wait_for("document.querySelectorAll('.choices video, .choices .failed').length === 4");
     let text = browser.value("document.body.innerText");
-    for part in ["Which clip is sharper?", "<b>square</b>", "0 votes given, 1 open", "Equal"] {
+    for part in ["Which <b>clip</b> is sharper?", "a person ", "0 votes given, 1 open", "Equal"] {
         assert!(text.as_str().unwrap().contains(part), "no {part} in {text}");
     }
     browser.save_pictures("vote");
@@ -289,7 +299,7 @@ fn votes_for_sharp_clips_on_the_page_make_unseen_clips_sharper() {
     }
     let output = run.output();
     assert!(output.status.success(), "{}", stderr_text(&output));
-    browser.wait_for("document.querySelector('.under').textContent === '40 votes given, 0 open'");
+    browser.wait_for("document.querySelector('.under').textContent === '16 votes given, 0 open'");
     let summary = world.summary("run");
     let gain = &summary["unseen_check_gain"]["ci95"];
     eprintln!("{} -> {}, {gain}", summary["unseen_check_before"], summary["unseen_check_after"]);
