@@ -144,7 +144,7 @@ fn likely_mistakes_are_warned_of() {
     let text = stderr_text(&output);
     assert!(output.status.success(), "{text}");
     let warned = [
-        "the column `iamge` is ignored; did you mean `image`?",
+        "the column `iamge` is for rewards alone; did you mean `image`?",
         "1 of 2 prompts are empty, the first in line 3",
         "is cut to 512",
         "holds all weights of a network and no LoRA",
