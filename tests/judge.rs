@@ -129,7 +129,7 @@ fn questions_and_the_parts_of_a_sum_have_the_columns_of_their_row() {
     std::fs::write(world.path("answers.csv"), rows).unwrap();
     let question = "questions: ['Are there {answer}?']";
     let reward =
-        format!("reward=[{{name: judge, url: '{}', model: m, cache_dir: none, {question}}}, brightness]", judge.url);
+        format!("reward=[{{name: judge, url: '{}', model: m, cache_dir: none, {question}}}, {{name: brightness}}]", judge.url);
     let settings = [
         "algo.name=diffusion_nft",
         "algo.num_inference_steps=2",
