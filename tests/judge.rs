@@ -128,8 +128,10 @@ fn questions_and_the_parts_of_a_sum_have_the_columns_of_their_row() {
     let rows = "video,prompt,answer\n0.mp4,a square,three apples\n1.mp4,a square,two pears\n";
     std::fs::write(world.path("answers.csv"), rows).unwrap();
     let question = "questions: ['Are there {answer}?']";
-    let reward =
-        format!("reward=[{{name: judge, url: '{}', model: m, cache_dir: none, {question}}}, {{name: brightness}}]", judge.url);
+    let reward = format!(
+        "reward=[{{name: judge, url: '{}', model: m, cache_dir: none, {question}}}, {{name: brightness}}]",
+        judge.url
+    );
     let settings = [
         "algo.name=diffusion_nft",
         "algo.num_inference_steps=2",
