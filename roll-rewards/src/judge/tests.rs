@@ -448,8 +448,8 @@ fn names_in_braces_are_columns_of_the_row() {
     let filled = |question: &str| filled(question, "a {n}", &columns);
     let question = "{prompt}: {answer}? {n}, {}, {not a name}, { and {prompt";
     assert_eq!(filled(question).unwrap(), "a {n}: {prompt}? [1], {}, {not a name}, { and {prompt");
-    let told = filled("Is it {anwser}?").unwrap_err().to_string();
-    assert!(told.contains("`{anwser}` names no column") && told.contains("`answer`, `n`"), "{told}");
+    let told = filled("Is it {response}?").unwrap_err().to_string();
+    assert!(told.contains("`{response}` names no column") && told.contains("`answer`, `n`"), "{told}");
 
     let service = FakeService::start(|_, request| {
         let is_asked = request["messages"][0]["content"].to_string().contains("Is it {prompt}?");
