@@ -364,7 +364,8 @@ fn a_mask_has_the_crop_and_the_window_of_its_clip() {
     assert!(data.sample(7).unwrap().mask.is_none());
 
     // A prepared copy has the same masks.
-    std::fs::write(world.path("two.csv"), format!("video,prompt,mask\nclip,p,clip\nclip,p,{still}\n")).unwrap();
+    std::fs::write(world.path("two.csv"), format!("video,prompt,mask,answer\nclip,p,clip,red\nclip,p,{still},\n"))
+        .unwrap();
     let sizes = ["data.num_frames=5", "data.height=32", "data.width=32", "data.windows={sliding: 4}"];
     let arguments = [&["data", "prepare", "two.csv", "copy"].map(String::from)[..], &set(&sizes)].concat();
     world.done(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
@@ -374,6 +375,7 @@ fn a_mask_has_the_crop_and_the_window_of_its_clip() {
         let [mask, copied] = [&data, &copy].map(|data| data.sample(row).unwrap().mask.unwrap());
         assert!(copied.shape() == mask.shape() && close(copied.f32s().unwrap(), mask.f32s().unwrap()), "window {row}");
     }
+    assert_eq!((&copy.sample(0).unwrap().columns["answer"], copy.sample(2).unwrap().columns.len()), (&"red".into(), 0));
 }
 
 #[test]

@@ -175,6 +175,12 @@ fn prepared_data_and_reports_follow_no_links_out() {
     std::fs::write(clips.join("words"), "a prompt").unwrap();
     link(Path::new("words"), &clips.join("a.txt"));
     assert!(prepare("inside", &[]).status.success());
+    // A frame of a mask.
+    std::fs::create_dir(clips.join("mask")).unwrap();
+    link(&world.path("0.mp4"), &clips.join("mask/0.png"));
+    std::fs::write(clips.join("masked.csv"), "video,prompt,mask\na.mp4,p,mask\n").unwrap();
+    let masked = world.roll(&[&["data", "prepare", "clips/masked.csv", "masked"], &size[..]].concat());
+    fails(&masked, 2, &["mask/0.png", "leads out"]);
 }
 
 #[test]

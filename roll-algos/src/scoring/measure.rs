@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::{Grad, OnMissing, Progress, Pullback, Result, RewardScorer, Sample, Score, Tensor, Video};
+use roll_core::{Error, Grad, OnMissing, Progress, Pullback, Result, RewardScorer, Sample, Score, Tensor, Video};
 
 use super::prepared::PreparedTarget;
 use crate::AlgorithmError;
@@ -54,6 +54,10 @@ impl Measured {
             PreparedTarget::Target(target) => reward.score_group(videos, &sample.prompt, target, progress)?,
             PreparedTarget::Missing(reason) => vec![Score::Missing { reason: reason.clone() }; videos.len()],
         };
+        if scores.len() != videos.len() {
+            let (name, found, expected) = (reward.name(), scores.len(), videos.len());
+            return Err(Error::Misuse(format!("the reward `{name}` returned {found} scores of {expected} videos")));
+        }
         let measured = scores.into_iter().map(|score| match score {
             Score::Value { value, details } => Ok(Self::Score { value, details, pullback: None }),
             Score::Missing { reason } => Self::missing(sample, reward, reason),

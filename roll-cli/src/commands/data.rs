@@ -264,7 +264,8 @@ fn refuse_links_out(dataset: &Dataset) -> Result<()> {
     let root = root.canonicalize().map_err(Error::file("read", root))?;
     for row in &metadata.rows {
         let caption = row.video.iter().filter(|_| row.line == 0).map(|video| video.with_extension("txt"));
-        let frames = row.video.iter().flat_map(std::fs::read_dir).flatten().flatten().map(|entry| entry.path());
+        let directories = [&row.video, &row.mask].into_iter().flatten();
+        let frames = directories.flat_map(std::fs::read_dir).flatten().flatten().map(|entry| entry.path());
         for path in row.files().map(Path::to_path_buf).chain(caption).chain(frames) {
             // Metadata may name other places; a link does so unseen.
             let Ok(inside) = path.strip_prefix(base) else { continue };
@@ -290,6 +291,9 @@ fn write(out: &Path, name: &str, sample: &Sample) -> Result<String> {
         line["video"] = file.into();
     }
     line["prompt"] = sample.prompt.clone().into();
+    for (name, value) in &*sample.columns {
+        line[name] = value.clone();
+    }
     if sample.weight != 1.0 {
         line["weight"] = sample.weight.into();
     }
