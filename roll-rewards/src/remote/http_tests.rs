@@ -23,7 +23,8 @@ fn hello() -> (u16, &'static str, Vec<u8>) {
     (200, "", frame_of(json!({ "name": "served", "differentiable": true }), &[]))
 }
 
-/// Starts a service on its own port. The thread returns the headers of the received frames.
+/// Starts a service on its own port. The thread returns the headers of the received frames, each with the `shapes` of
+/// its tensors.
 fn serve(answers: Answers) -> (String, JoinHandle<Vec<Json>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/score", listener.local_addr().unwrap());
@@ -35,7 +36,8 @@ fn serve(answers: Answers) -> (String, JoinHandle<Vec<Json>>) {
             while reader.read_line(&mut line).unwrap() > 2 {
                 line.clear();
             }
-            let (asked, _) = frame::read::<Json>(&mut reader, usize::MAX).unwrap();
+            let (mut asked, tensors) = frame::read::<Json>(&mut reader, usize::MAX).unwrap();
+            asked["shapes"] = tensors.iter().map(|(_, tensor)| tensor.shape().to_vec()).collect();
             let mut stream = stream;
             let length = body.len();
             write!(stream, "HTTP/1.1 {status} X\r\nContent-Length: {length}\r\nConnection: close\r\n{header}\r\n")
@@ -95,7 +97,7 @@ fn service_receives_the_chosen_frames_and_the_columns_of_the_row() {
     assert_eq!(pulled(5, &target), [2.0, 0.0, 4.0, 0.0, 6.0]);
     assert_eq!(pulled(2, &Target::default()), [2.0, 10.0]);
     let asked = served.join().unwrap();
-    let shapes: Vec<&Json> = asked[1..].iter().map(|header| &header["tensors"][0]["shape"]).collect();
+    let shapes: Vec<&Json> = asked[1..].iter().map(|header| &header["shapes"][0]).collect();
     assert_eq!(asked[2]["columns"], json!({ "answer": { "count": 2 } }));
     assert!(asked[3].get("columns").is_none());
     assert!(shapes.iter().all(|shape| **shape == json!([3, 3, 4, 4])), "{shapes:?}");
