@@ -358,7 +358,7 @@ def arguments():
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=list(DTYPES), help="of products; bf16 on GPUs, f32 on the CPU unless given")
     parser.add_argument("--activations", choices=list(DTYPES), help="between products; as the products unless given")
-    parser.add_argument("--vae-dtype", choices=list(DTYPES), default="f32")
+    parser.add_argument("--vae-dtype", choices=list(DTYPES), help="bf16 on GPUs, f32 on the CPU unless given")
     parser.add_argument("--attention", choices=["auto", "cudnn", "flash"], default="auto")
     parser.add_argument("--offload", action="store_true", help="inputs of checkpoints wait in pinned host memory")
     parser.add_argument("--without-vae", action="store_true")
@@ -374,6 +374,7 @@ def arguments():
     is_gpu = asked.device.startswith("cuda")
     asked.dtype = asked.dtype or ("bf16" if is_gpu and asked.preset != "tiny" else "f32")
     asked.activations = asked.activations or asked.dtype
+    asked.vae_dtype = asked.vae_dtype or ("bf16" if is_gpu else "f32")
     return asked
 
 

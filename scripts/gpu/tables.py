@@ -159,7 +159,7 @@ def whole(records, clocks):
         lines = [[n, passes, f"{a:.3f}", f"{b:.3f}", f"{c:.3f}"] for n, passes, a, b, c in phases]
         said += ["## cuda", markdown(["phase", "passes", "1 block, s", "3 blocks, s", "all, s"], lines), line]
     variants = [(r["part"], r["bench"]) for r in records if r["verdict"] == "found" and "bench" in r
-                and r["part"] in ("phases", "vae-bf16", "unfused", "weights-host", "weights-fp8")]
+                and r["part"] in ("phases", "vae-f32", "unfused", "weights-host", "weights-fp8")]
     if len(variants) > 1:
         names = [p["name"] for p in variants[0][1]["phases"]]
         of = lambda bench: {p["name"]: f"{p['seconds']:.3f}" for p in bench["phases"]}

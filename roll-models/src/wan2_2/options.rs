@@ -318,7 +318,7 @@ pub enum VaeDType {
 
 impl VaeDType {
     /// The dtype of a decoder on `device`. Fails if bf16 is requested and the device has none.
-    pub(super) fn of(self, device: &Device) -> Result<DType> {
+    pub fn of(self, device: &Device) -> Result<DType> {
         match device.supports_dtype(DType::BF16) {
             false if self == Self::Bf16 => {
                 Err(Error::config("model.vae_dtype", "expected auto or f32: the device of this backend has no bf16"))

@@ -13,6 +13,7 @@ mod scorer;
 mod step;
 
 use roll_core::{Error, Result};
+use roll_models::wan2_2::VaeDType;
 
 use crate::args::Bench;
 use fixture::Fixture;
@@ -23,9 +24,10 @@ pub fn bench(args: Bench) -> Result<()> {
     if args.rounds == 0 {
         return Err(Error::config("--rounds", "must be above 0"));
     }
-    let preset = Preset::of(&args)?;
+    let mut preset = Preset::of(&args)?;
     // Opening a device takes none of its memory, and reports a missing part before anything takes minutes.
     let device = roll_backends::device(&args.backend)?;
+    preset.vae_dtype = args.vae_dtype.map_or_else(|| VaeDType::Auto.of(&device), Ok)?;
     // Begins to count before the first tensor: all memory that this process takes is counted.
     let meter = Meter::new(&device, &args.backend);
     let measured = {

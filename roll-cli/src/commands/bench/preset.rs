@@ -23,6 +23,8 @@ pub struct Preset<'a> {
     pub all_layers: usize,
     /// Dtype of stored weights and of products.
     pub dtype: DType,
+    /// Dtype of the VAE's decoder.
+    pub vae_dtype: DType,
     pub frames: usize,
     /// Height and width of the video.
     pub size: [usize; 2],
@@ -74,6 +76,7 @@ impl<'a> Preset<'a> {
             networks,
             all_layers,
             dtype,
+            vae_dtype: args.vae_dtype.unwrap_or(DType::F32),
             frames: args.frames.unwrap_or(frames),
             size: args.size.unwrap_or(size),
             text_len,
@@ -137,7 +140,7 @@ impl<'a> Preset<'a> {
                 weight_bytes: self.networks.stored.size(),
                 eight_bits: self.args.weights_dtype.is_some(),
                 block_input_bytes: self.networks.stored.size(),
-                decoder_element_bytes: self.args.vae_dtype.size(),
+                decoder_element_bytes: self.vae_dtype.size(),
                 idle: IdleExpert::Keep,
             },
         }

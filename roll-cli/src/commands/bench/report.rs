@@ -109,7 +109,7 @@ impl Preset<'_> {
             "backend": args.backend,
             "dtype": name(self.dtype),
             "eight_bits": args.weights_dtype.map(|format| format!("{format:?}").to_lowercase()),
-            "vae": (!args.without_vae).then(|| name(args.vae_dtype)),
+            "vae": (!args.without_vae).then(|| name(self.vae_dtype)),
             "parameters": parameters,
             "layers": self.networks.dit.layers,
             "all_layers": self.all_layers,
