@@ -5,6 +5,8 @@ use half::f16;
 use rayon::prelude::*;
 use roll_core::{Error, Result};
 
+use crate::ops;
+
 /// An eight-bit number format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EightBits {
@@ -168,7 +170,7 @@ pub struct ScaledMatrix {
 }
 
 impl ScaledMatrix {
-    /// Uploads `rows`. The device must support u8.
+    /// Uploads `rows`. The device must have bytes ([`crate::device::has_bytes`]).
     pub fn new(rows: ScaledRows, device: &Device) -> Self {
         let vector = |values: Vec<f32>| {
             let count = values.len();
@@ -206,9 +208,8 @@ impl ScaledMatrix {
     }
 
     fn decoded(&self, codes: Tensor<2, Int>, scales: Tensor<1>) -> Tensor<2> {
-        let [rows, columns] = codes.dims();
-        let places = codes.reshape([rows * columns]).cast(DType::I32);
-        self.table.clone().select(0, places).reshape([rows, columns]) * scales.reshape([rows, 1])
+        let [rows, _] = codes.dims();
+        ops::decoded_codes(codes, self.table.clone()) * scales.reshape([rows, 1])
     }
 }
 

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Tensor};
 use roll_backends::EightBits;
-use roll_backends::device::is_gpu;
+use roll_backends::device::{has_bytes, is_gpu};
 use roll_backends::weights::{MatrixStorage, Storage};
 use roll_core::{Error, Result};
 use schemars::JsonSchema;
@@ -42,7 +42,7 @@ impl WeightsDType {
     /// Fails if eight bits are chosen and `device` has no integers of eight bits.
     pub fn storage(self, stored: DType, exact: &'static [&'static str], device: &Device) -> Result<Storage> {
         let dtype = self.of(stored, device)?;
-        let bytes = device.supports_dtype(DType::U8);
+        let bytes = has_bytes(device);
         let matrices = match self.eight_bits() {
             Some(kind) if bytes => MatrixStorage::Eight(kind),
             Some(_) => {

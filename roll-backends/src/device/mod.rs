@@ -237,6 +237,16 @@ fn libtorch_gpu(_: &Device) -> Option<usize> {
     None
 }
 
+/// Whether the device stores integers of eight bits. Those of libtorch do, although Burn says otherwise: its casts on
+/// libtorch lack them.
+pub fn has_bytes(device: &Device) -> bool {
+    #[cfg(feature = "libtorch")]
+    if let DispatchDevice::LibTorch(_) = device.clone().without_autodiff().as_dispatch() {
+        return true;
+    }
+    device.supports_dtype(DType::U8)
+}
+
 /// Whether the device is a GPU.
 pub fn is_gpu(device: &Device) -> bool {
     if libtorch_gpu(device).is_some() {

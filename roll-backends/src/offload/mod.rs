@@ -199,7 +199,8 @@ impl DeviceTensor for Burn<2, Int> {
 }
 
 fn downloaded<E: burn::tensor::Element>(values: TensorData) -> Result<Vec<E>> {
-    Ok(values.try_into_vec::<E>().map_err(|e| BackendError::Offload { reason: format!("{e:?}") })?)
+    // Burn reads all integers of libtorch as i64.
+    Ok(values.convert::<E>().try_into_vec::<E>().map_err(|e| BackendError::Offload { reason: format!("{e:?}") })?)
 }
 
 fn received<T>(pending: &Receiver<Result<T>>) -> Result<T> {

@@ -130,7 +130,7 @@ mod tests {
         drop(tensor);
         for _ in 0..3 {
             let back = copy.upload().unwrap().into_tensor().unwrap();
-            assert_eq!(back.into_data().try_into_vec::<u8>().unwrap(), codes);
+            assert_eq!(back.to_host().unwrap().as_slice::<u8>().unwrap(), codes);
         }
     }
 }

@@ -66,6 +66,8 @@ mod test_noise;
 mod tests;
 mod tiled;
 
+pub(crate) use scaled::decoded_codes;
+
 pub use activation::{gelu, gelu_tanh, silu};
 pub use adam::adam;
 pub use all_to_all::{AllToAll, Sharding, TokenRanks, all_to_all};

@@ -1,12 +1,12 @@
 //! Linear layers with eight-bit weights.
 
 use burn::backend::tensor::{FloatTensor as Floats, IntTensor};
-use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{DType, IntDType, Shape, Slice, Tensor};
+use burn::backend::{Backend, BackendTensor, TensorMetadata};
+use burn::tensor::{DType, Int, IntDType, Shape, Slice, Tensor};
 
 use super::expression::Expression;
 use super::linear::{bias_gradient, checked_bias};
-use super::operator::{Kernels, Operator, Pullback, call};
+use super::operator::{Kernels, Operator, Primitives, Pullback, call, with_backend};
 use super::product::ProductKernel;
 use crate::ScaledMatrix;
 
@@ -21,6 +21,17 @@ const PANEL: usize = 1 << 24;
 pub fn linear_scaled(x: Tensor<2>, weight: &ScaledMatrix, bias: Option<Tensor<1>>) -> Tensor<2> {
     let bias = checked_bias(&x, *weight.shape(), bias);
     call(LinearScaled(weight.clone()), [x.into_dispatch(), bias.into_dispatch()])
+}
+
+/// The numbers that `codes` represent, f32, without the scales. `table` has the number of each code.
+pub(crate) fn decoded_codes(codes: Tensor<2, Int>, table: Tensor<1>) -> Tensor<2> {
+    let shape = codes.dims();
+    let [codes, table] = [codes.into_dispatch(), table.into_dispatch()];
+    let values = with_backend!(codes, B => {
+        let values = B::values_of_codes(B::constant(table), B::unwrap(codes).int());
+        B::wrap(BackendTensor::Float(Expression::<B>(values).reshape(shape).0))
+    });
+    Tensor::from_dispatch(values)
 }
 
 /// See [`linear_scaled`]; the operands are x and the bias.
@@ -61,10 +72,17 @@ pub trait ScaledKernel: ProductKernel {
     fn scaled_backward(d_y: Floats<Self>, weight: &Scaled<Self>, dtype: DType) -> Floats<Self> {
         backward_by_panels(d_y, weight, dtype, PANEL)
     }
+
+    /// The number of `table` for each of `codes`, flat.
+    fn values_of_codes(table: Floats<Self>, codes: IntTensor<Self>) -> Floats<Self> {
+        let count = codes.shape().num_elements();
+        let indices = Self::int_cast(Self::int_reshape(codes, Shape::new([count])), IntDType::I32);
+        Self::float_select(table, 0, indices)
+    }
 }
 
 /// [`ScaledKernel::scaled_forward`] by panels of `panel` elements.
-pub(super) fn forward_by_panels<B: ProductKernel>(
+pub(super) fn forward_by_panels<B: ScaledKernel>(
     x: Floats<B>,
     bias: Floats<B>,
     weight: &Scaled<B>,
@@ -81,7 +99,7 @@ pub(super) fn forward_by_panels<B: ProductKernel>(
 }
 
 /// [`ScaledKernel::scaled_backward`] by panels of `panel` elements.
-pub(super) fn backward_by_panels<B: ProductKernel>(
+pub(super) fn backward_by_panels<B: ScaledKernel>(
     d_y: Floats<B>,
     weight: &Scaled<B>,
     dtype: DType,
@@ -97,7 +115,7 @@ pub(super) fn backward_by_panels<B: ProductKernel>(
     Expression::cat(parts.collect(), 1).cast(dtype).0
 }
 
-impl<B: Backend> Scaled<B> {
+impl<B: ScaledKernel> Scaled<B> {
     pub fn shape(&self) -> [usize; 2] {
         self.codes.shape().dims::<2>()
     }
@@ -111,8 +129,7 @@ impl<B: Backend> Scaled<B> {
     fn decoded(&self, part: [std::ops::Range<usize>; 2], dtype: DType) -> Expression<B> {
         let shape = part.each_ref().map(|range| range.len());
         let codes = B::int_slice(self.codes.clone(), &part.map(Slice::from));
-        let indices = B::int_reshape(B::int_cast(codes, IntDType::I32), Shape::new([shape[0] * shape[1]]));
         let table = Expression::<B>(self.table.clone()).cast(dtype);
-        Expression::<B>(B::float_select(table.0, 0, indices)).reshape(shape)
+        Expression::<B>(B::values_of_codes(table.0, codes)).reshape(shape)
     }
 }

@@ -21,7 +21,13 @@ use super::{BlockKernel, Conv2dKernel, MaxPoolKernel, ProductKernel, ScaledKerne
 impl BlockKernel for LibTorch {}
 impl Conv2dKernel for LibTorch {}
 impl MaxPoolKernel for LibTorch {}
-impl ScaledKernel for LibTorch {}
+
+impl ScaledKernel for LibTorch {
+    // Burn's casts on libtorch know integers of 64 bits alone.
+    fn values_of_codes(table: TchTensor, codes: TchTensor) -> TchTensor {
+        fresh(table.tensor.index_select(0, &codes.tensor.reshape([-1]).to_kind(Kind::Int)))
+    }
+}
 
 impl ProductKernel for LibTorch {
     fn product(a: TchTensor, b: TchTensor) -> TchTensor {

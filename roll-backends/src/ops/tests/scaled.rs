@@ -4,6 +4,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::linear::product_in_f64;
 use super::{BF16, Exact, assert_near, bf16_devices, devices, download, noise, to_bf16};
+use crate::device::has_bytes;
 use crate::ops::{linear_scaled, seed};
 use crate::{EightBits, ScaledMatrix, ScaledRows};
 
@@ -26,8 +27,8 @@ fn transposed(x: &Exact) -> Exact {
     Exact { rows: x.columns, columns: x.rows, values }
 }
 
-fn with_u8(devices: Vec<Device>) -> impl Iterator<Item = Device> {
-    devices.into_iter().filter(|device| device.supports_dtype(DType::U8))
+fn with_bytes(devices: Vec<Device>) -> impl Iterator<Item = Device> {
+    devices.into_iter().filter(has_bytes)
 }
 
 fn vector(x: &Exact, device: &Device) -> Tensor<1> {
@@ -55,10 +56,10 @@ fn eight_bit_products_and_gradients_match_f64() {
             let d_bias: Vec<f64> = (0..OUTPUTS).map(|j| (0..ROWS).map(|i| g.at(i, j)).sum()).collect();
             assert_near("d bias", &download(shift.grad_remove(&mut found).unwrap()), &d_bias, 1e-5);
         };
-        with_u8(devices()).for_each(|device| run(&device, DType::F32, 1e-5, &x, &g));
+        with_bytes(devices()).for_each(|device| run(&device, DType::F32, 1e-5, &x, &g));
         // Codes are exact in bf16; the cotangent times the scales is rounded.
         let (x, g) = (to_bf16(&x), to_bf16(&g));
-        with_u8(bf16_devices()).for_each(|device| run(&device, DType::BF16, BF16, &x, &g));
+        with_bytes(bf16_devices()).for_each(|device| run(&device, DType::BF16, BF16, &x, &g));
     }
 }
 

@@ -46,8 +46,7 @@ impl Fixture {
             .ok_or_else(|| Error::Misuse(format!("no statistics for {} channels", vae.z_dim)))?;
         let weights = random(vae.weights(), DType::F32, None, device).collect::<Result<_>>()?;
         let weights = Resident::from_weights(weights, device);
-        let vae =
-            Vae::with_store(vae.clone(), &statistics, Arc::new(weights))?.with_decoder_dtype(preset.vae_dtype)?;
+        let vae = Vae::with_store(vae.clone(), &statistics, Arc::new(weights))?.with_decoder_dtype(preset.vae_dtype)?;
         let settings = Settings { shift: None, boundary: None, end_image: false, chunking: chunking(preset, device) };
         let mut model = Wan::new(Parts { dit: expert, dit2: None, vae, text: None, clip: None }, settings);
 
