@@ -325,9 +325,9 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Number and memory of the devices, such as `8x80`. Sustained speed is taken as 40 % of the published dense bf16
-    /// peak of a typical device of that memory (165 TFLOP/s up to 32 GB, 312 up to 48, 990 above); links are PCIe 4
-    /// below 48 GB and on one device, NVLink on others.
+    /// Number and memory of the devices, such as `8x80`. Sustained speed is taken as 55 % of the published dense bf16
+    /// peak of a typical device of that memory (165 TFLOP/s up to 32 GB, 312 up to 48, 990 above), the share of an H200
+    /// (bench/results/gpu/2026-11-28-h200.md); links are PCIe 4 below 48 GB and on one device, NVLink on others.
     fn parse(name: &str) -> Result<Self> {
         let wrong = || {
             Error::config(
@@ -343,7 +343,7 @@ impl Cluster {
             ..=48.0 => (312e12, 25e9),
             _ => (990e12, if devices > 1 { 300e9 } else { 50e9 }),
         };
-        Ok(Self { devices, memory: gigabytes * 1e9, speed: Speed { flops: 0.4 * peak, link, read: 3e9 } })
+        Ok(Self { devices, memory: gigabytes * 1e9, speed: Speed { flops: 0.55 * peak, link, read: 3e9 } })
     }
 }
 

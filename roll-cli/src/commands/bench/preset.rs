@@ -5,7 +5,7 @@ use roll_core::plan::{Division, Passes, PlanInput, Speed};
 use roll_core::{Error, Registry, Result, nearest};
 use roll_models::wan2_2::dit::{DitConfig, Trainable};
 use roll_models::wan2_2::plan::{DeviceStorage, Networks, Plan, PublishedModel};
-use roll_models::wan2_2::vae::VaeConfig;
+use roll_models::wan2_2::vae::{Chunking, VaeConfig};
 use roll_models::wan2_2::{IdleExpert, Placement};
 use roll_train::config::ConfigLayers;
 
@@ -134,6 +134,7 @@ impl<'a> Preset<'a> {
             trainable: self.trainable(),
             trained_experts: vec!["dit2".into()],
             tiling: None,
+            checkpoints: self.args.vae_checkpoints.unwrap_or(Chunking::default().checkpoints),
             offload_inputs: self.args.offload,
             text_len: self.text_len,
             storage: DeviceStorage {

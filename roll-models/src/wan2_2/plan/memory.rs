@@ -54,7 +54,11 @@ impl Plan {
             on_host,
             format!("{recorded_passes} velocities x {segments} segments x {tokens} tokens x {dim} x {element} B"),
         ));
-        let (pullback, decoder) = (self.block_pullback(), self.decoder_pullback());
+        let [chunks, h, w] = self.latent_size();
+        let state = feature_cache_bytes(&networks.vae, self.tiling, [h, w], self.storage.decoder_element_bytes);
+        let pullback = self.block_pullback();
+        // `decoder_pullback` has the default number of checkpoints.
+        let decoder = self.decoder_pullback() + self.checkpoints.saturating_sub(DEFAULT_CHECKPOINTS) * state;
         let tiles = match self.tiling {
             Some(Tiling { size: [h, w], stride: [y, x] }) => format!("tiles of {h} x {w} every {y} x {x}"),
             None => "frames whole".into(),
@@ -66,7 +70,8 @@ impl Plan {
                 item("pullback of one block", pullback, 0, formula)
             }
             false => {
-                let formula = format!("in proportion to the decoder's feature caches, as measured; {tiles}");
+                let count = self.checkpoints;
+                let formula = format!("{count} checkpoints x {state} B, and the work on a chunk, as measured; {tiles}");
                 item("decoder and its pullback", decoder, 0, formula)
             }
         });
@@ -83,8 +88,6 @@ impl Plan {
         // The pullback of the decoder recomputes each chunk (one latent frame) from the decoder's state, its feature caches,
         // which are kept at some borders of chunks. Offloaded states are in host memory and count here, others in `decoder_pullback`.
         if self.offload_inputs && gpu && with_gradient > 0 {
-            let [chunks, h, w] = self.latent_size();
-            let state = feature_cache_bytes(&networks.vae, self.tiling, [h, w], self.storage.decoder_element_bytes);
             let count = chunks.saturating_sub(1).min(DEFAULT_CHECKPOINTS);
             let formula = format!("{count} checkpoints x {state} B; more if memory allows, to recompute less");
             items.push(item("decoder's feature caches", 0, count * state, formula));

@@ -70,6 +70,8 @@ pub struct Plan {
     pub trained_experts: Vec<String>,
     /// Tiles of the VAE; `None` processes whole frames.
     pub tiling: Option<Tiling>,
+    /// Checkpoints of the decoder that its pullback keeps on the device.
+    pub checkpoints: usize,
     /// Whether block inputs are stored in host memory.
     pub offload_inputs: bool,
     /// Tokens of the prompt, padding included.

@@ -7,10 +7,10 @@ use roll_core::{
 
 use super::super::components;
 use super::super::dit::Trainable;
-use super::super::options::{IdleExpert, Placement, TileSize, WanOptions};
+use super::super::options::{Checkpoints, IdleExpert, Placement, TileSize, WanOptions};
 use super::super::paths::ComponentFiles;
 use super::super::tokenizer::PROMPT_TOKENS;
-use super::super::vae::VaeConfig;
+use super::super::vae::{DEFAULT_CHECKPOINTS, VaeConfig};
 use super::{DeviceStorage, Networks, Plan, PublishedModel, vae_budget};
 use crate::hub::Hub;
 use crate::precision::WeightsDType;
@@ -35,15 +35,16 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
         keeps_start: options.lora_checkpoint.is_some() && input.passes.reference_is_start,
         trained_experts: trained.clone(),
         tiling: options.tiling()?,
+        checkpoints: DEFAULT_CHECKPOINTS,
         offload_inputs: options.use_gradient_checkpointing_offload,
         text_len: PROMPT_TOKENS,
         storage: storage(&options, &networks, input),
         input: input.clone(),
         networks,
     };
-    // As in a run, automatic tiles depend on the memory beside the resident weights: those of the experts on the device,
-    // and those of the VAE, in f32.
-    if let (TileSize::Auto, Some(memory)) = (options.vae_tile_size, input.memory) {
+    // As in a run, automatic tiles and checkpoints of the decoder depend on the memory beside the resident weights: those
+    // of the experts on the device, and those of the VAE, in f32.
+    if let Some(memory) = input.memory {
         let experts = match plan.resolved_placement() {
             Placement::Auto | Placement::Resident => plan.experts_on_device(),
             Placement::Streamed | Placement::Host | Placement::Sharded => 0,
@@ -52,7 +53,16 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
         let networks = &plan.networks;
         let bytes = [plan.storage.block_input_bytes, plan.storage.decoder_element_bytes];
         let budget = vae_budget(memory, resident_bytes, &networks.dit, bytes, &options);
-        plan.tiling = budget.tiling(&networks.vae, plan.latent_size());
+        if let TileSize::Auto = options.vae_tile_size {
+            plan.tiling = budget.tiling(&networks.vae, plan.latent_size());
+        }
+        let [chunks, ..] = plan.latent_size();
+        plan.checkpoints = match options.vae_checkpoints {
+            // Those in host memory: what is free there is known to the run alone.
+            _ if plan.offload_inputs => DEFAULT_CHECKPOINTS,
+            Checkpoints::Auto => budget.checkpoints(&plan.networks.vae, plan.tiling, plan.latent_size()),
+            Checkpoints::Of(count) => count.min(chunks.saturating_sub(1)),
+        };
     }
     check_token_ranks(&plan)?;
     let [height, width] = plan.size();

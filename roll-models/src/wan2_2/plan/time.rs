@@ -9,10 +9,9 @@ use super::Plan;
 
 /// Bytes per second from pageable host memory to a GPU.
 const HOST_RATE: f64 = 10e9;
-/// Rates of the decoder and of its pull on a GPU, relative to the sustained rate of matrix products, 0.4 of the peak.
-/// Measured in f32: 74.5 and 54.3 TFLOP/s on an H200 (bench/results/gpu/2026-11-23-h200-first-run.md). What bf16 saves was
-/// not measured.
-const DECODER_RATES: [f64; 2] = [0.19, 0.14];
+/// Rates of the decoder and of its pull on a GPU, in bf16, relative to the rate of the transformer. Measured on an H200:
+/// 123 and 181 of 550 TFLOP/s (bench/results/gpu/2026-11-28-h200.md).
+const DECODER_RATES: [f64; 2] = [0.22, 0.33];
 
 impl Plan {
     /// The phases of a step, of all samples of a rank, under the names of their metrics. Transfers overlap computation
