@@ -38,16 +38,17 @@ impl Fixture {
             false => Arc::new(Resident::from_weights(weights.collect::<Result<_>>()?, device)),
         };
         let memory = if preset.args.offload { Memory::Offload } else { Memory::Recompute };
-        let mut expert =
-            Dit::with_store(dit.clone(), store).with_memory(memory).with_products(product_dtype(device, preset.dtype));
+        let mut expert = Dit::with_store(dit.clone(), store)
+            .with_memory(memory)
+            .keeping_attention(preset.args.keep_attention)
+            .with_products(product_dtype(device, preset.dtype));
         let noise = Noise::new(0);
         expert.train(&preset.trainable(), &noise, &StateDict::new())?;
         let statistics = LatentStatistics::published(vae.z_dim)
             .ok_or_else(|| Error::Misuse(format!("no statistics for {} channels", vae.z_dim)))?;
         let weights = random(vae.weights(), DType::F32, None, device).collect::<Result<_>>()?;
         let weights = Resident::from_weights(weights, device);
-        let vae =
-            Vae::with_store(vae.clone(), &statistics, Arc::new(weights))?.with_decoder_dtype(preset.vae_dtype)?;
+        let vae = Vae::with_store(vae.clone(), &statistics, Arc::new(weights))?.with_decoder_dtype(preset.vae_dtype)?;
         let settings = Settings { shift: None, boundary: None, end_image: false, chunking: chunking(preset, device) };
         let mut model = Wan::new(Parts { dit: expert, dit2: None, vae, text: None, clip: None }, settings);
 

@@ -135,6 +135,7 @@ impl<'a> Preset<'a> {
             trained_experts: vec!["dit2".into()],
             tiling: None,
             offload_inputs: self.args.offload,
+            keep_attention: self.args.keep_attention,
             text_len: self.text_len,
             storage: DeviceStorage {
                 weight_bytes: self.networks.stored.size(),

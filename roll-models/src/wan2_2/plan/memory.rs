@@ -54,6 +54,14 @@ impl Plan {
             on_host,
             format!("{recorded_passes} velocities x {segments} segments x {tokens} tokens x {dim} x {element} B"),
         ));
+        if self.keep_attention {
+            let (layers, heads) = (networks.dit.layers, networks.dit.heads);
+            let bytes = recorded_passes * layers * tokens * (element * dim + 4 * heads);
+            let formula = format!(
+                "{recorded_passes} velocities x {layers} blocks x {tokens} tokens x ({dim} x {element} + {heads} x 4) B"
+            );
+            items.push(item("results of attention", bytes, 0, formula));
+        }
         let (pullback, decoder) = (self.block_pullback(), self.decoder_pullback());
         let tiles = match self.tiling {
             Some(Tiling { size: [h, w], stride: [y, x] }) => format!("tiles of {h} x {w} every {y} x {x}"),

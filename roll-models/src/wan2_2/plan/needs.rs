@@ -36,6 +36,7 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
         trained_experts: trained.clone(),
         tiling: options.tiling()?,
         offload_inputs: options.use_gradient_checkpointing_offload,
+        keep_attention: options.keep_attention,
         text_len: PROMPT_TOKENS,
         storage: storage(&options, &networks, input),
         input: input.clone(),

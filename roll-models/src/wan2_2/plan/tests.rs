@@ -39,6 +39,7 @@ fn plan(name: &str) -> Plan {
         trainable: lora(32),
         trained_experts: vec!["dit2".into()],
         tiling: None,
+        keep_attention: false,
         offload_inputs: false,
         text_len: 512,
         storage: DeviceStorage {
