@@ -66,7 +66,7 @@ fn causal_attention_with_a_scale_matches_f64() {
             &format!("causal attention {lq} {lk}"),
             &inputs,
             1.5e-6,
-            |x| attention_with(x[0].clone(), x[1].clone(), x[2].clone(), 2, options),
+            |x| attention_with(x[0].clone(), x[1].clone(), x[2].clone(), 2, options.clone()),
             |x| attention_in_f64(x, 2, f64::from(0.3f32), true),
         );
     }
@@ -81,7 +81,7 @@ fn attention_with_window_and_softcap_matches_f64() {
             &format!("attention {lq} {lk} in a window of {window}, bound {softcap:?}"),
             &inputs,
             1.5e-6,
-            |x| attention_with(x[0].clone(), x[1].clone(), x[2].clone(), 2, options),
+            |x| attention_with(x[0].clone(), x[1].clone(), x[2].clone(), 2, options.clone()),
             |x| softcapped_attention_in_f64(x, 2, 0.5, Some(window), softcap.map(f64::from)),
         );
     }
@@ -95,7 +95,7 @@ fn attention_with_window_matches_f64_over_many_blocks() {
         let options = AttentionOptions { causal: true, window: Some(100), ..Default::default() };
         let run = |rows: std::ops::Range<usize>| {
             let [q, k, v] = [&q, &k, &v].map(|x| x.upload(&device).slice([rows.clone(), 0..4]));
-            download(attention_with(q, k, v, 1, options))
+            download(attention_with(q, k, v, 1, options.clone()))
         };
         let (whole, part) = (run(0..3000), run(1400..2000));
         let part: Vec<f64> = part[4 * 99..].iter().map(|v| f64::from(*v)).collect();
