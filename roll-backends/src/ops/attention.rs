@@ -1,14 +1,18 @@
 //! Scaled dot-product attention.
 
+use std::any::Any;
+use std::sync::{Arc, Mutex};
+
 use burn::backend::tensor::FloatTensor as Floats;
 use burn::tensor::{DType, Tensor};
 
 use super::operator::{Cotangents, Kernels, Operator, Pullback, call};
 use super::product::ProductKernel;
 use super::tiled;
+use crate::sync::lock;
 
 /// Options of [`attention_with`].
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub struct AttentionOptions {
     /// Factor of the scores; `1 / sqrt(d)` by default.
     pub scale: Option<f32>,
@@ -22,6 +26,24 @@ pub struct AttentionOptions {
     /// The dtype that q, k and v are rounded to before the products; by default they are not rounded. The result has
     /// the dtype of q.
     pub products: Option<DType>,
+    /// Where the call keeps its result for a recomputation, or finds it.
+    pub kept: Option<KeptAttention>,
+}
+
+/// Result and softmax statistics of a call, kept between the forward pass of a checkpointed segment and its
+/// recomputation: the call that is not recorded stores them, and the recorded call with the same operands takes them
+/// and computes gradients alone.
+#[derive(Clone, Debug, Default)]
+pub struct KeptAttention(Arc<Mutex<Option<Box<dyn Any + Send>>>>);
+
+impl KeptAttention {
+    fn store<B: Kernels>(&self, out: Floats<B>, softmax: Floats<B>) {
+        *lock(&self.0) = Some(Box::new((out, softmax)));
+    }
+
+    fn take<B: Kernels>(&self) -> Option<(Floats<B>, Floats<B>)> {
+        lock(&self.0).take()?.downcast().ok().map(|kept| *kept)
+    }
 }
 
 /// Scaled dot-product attention with `heads` heads and without mask. Shapes: q `[Lq, heads * d]`, k and v
@@ -48,7 +70,29 @@ pub fn attention_with(q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, heads: usize, op
     let qkv = [q, k, v].map(|x| x.cast(products).into_dispatch());
     let AttentionOptions { causal, window, softcap, .. } = options;
     assert!(causal || window.is_none(), "a window without a causal mask");
-    call(AttentionCall { heads, scale, causal, window, softcap }, qkv).cast(dtype)
+    let attention = AttentionCall { heads, scale, causal, window, softcap };
+    match options.kept {
+        Some(kept) => call(KeptCall(attention, kept), qkv),
+        None => call(attention, qkv),
+    }
+    .cast(dtype)
+}
+
+/// A call whose result is kept for its recomputation.
+struct KeptCall(AttentionCall, KeptAttention);
+
+impl Operator<3> for KeptCall {
+    fn forward<B: Kernels>(self, qkv: [Floats<B>; 3]) -> Floats<B> {
+        let (out, softmax) = B::attention_forward(qkv, self.0);
+        self.1.store::<B>(out.clone(), softmax);
+        out
+    }
+
+    fn record<B: Kernels>(self, qkv: [Floats<B>; 3], wanted: [bool; 3]) -> (Floats<B>, impl Pullback<B, 3>) {
+        let Self(call, kept) = self;
+        let forward = kept.take::<B>().unwrap_or_else(|| B::attention_forward(qkv.clone(), call));
+        with_pullback::<B>(forward, qkv, call, wanted)
+    }
 }
 
 /// One call of [`attention_with`]; [`AttentionOptions`] documents the fields.
@@ -76,25 +120,13 @@ impl Operator<3> for AttentionCall {
     }
 
     fn record<B: Kernels>(self, qkv: [Floats<B>; 3], wanted: [bool; 3]) -> (Floats<B>, impl Pullback<B, 3>) {
-        B::attention_recorded(qkv, self, wanted)
+        let forward = B::attention_forward(qkv.clone(), self);
+        with_pullback::<B>(forward, qkv, self, wanted)
     }
 }
 
-/// The pullback of a recorded call.
-pub type AttentionPullback<B> = Box<dyn FnOnce(Floats<B>) -> Cotangents<B, 3> + Send>;
-
 /// Attention and its gradients on one backend.
 pub trait AttentionKernel: ProductKernel {
-    /// Returns the result and its pullback to the gradients of q, k and v that are `wanted`. A backend overrides this
-    /// to save something other than the results of [`AttentionKernel::attention_forward`].
-    fn attention_recorded(
-        qkv: [Floats<Self>; 3],
-        call: AttentionCall,
-        wanted: [bool; 3],
-    ) -> (Floats<Self>, AttentionPullback<Self>) {
-        save_softmax::<Self>(qkv, call, wanted)
-    }
-
     /// Returns the result and the statistics of each row's softmax for the backward pass, in a layout of the backend
     /// (empty if the backward pass recomputes them).
     fn attention_forward(qkv: [Floats<Self>; 3], call: AttentionCall) -> (Floats<Self>, Floats<Self>) {
@@ -114,13 +146,13 @@ pub trait AttentionKernel: ProductKernel {
     }
 }
 
-/// The default of [`AttentionKernel::attention_recorded`]: saves operands, result and softmax statistics.
-pub(super) fn save_softmax<B: AttentionKernel>(
+/// A forward pass and its pullback, which saves operands, result and softmax statistics.
+fn with_pullback<B: AttentionKernel>(
+    (out, softmax): (Floats<B>, Floats<B>),
     qkv: [Floats<B>; 3],
     call: AttentionCall,
     wanted: [bool; 3],
-) -> (Floats<B>, AttentionPullback<B>) {
-    let (out, softmax) = B::attention_forward(qkv.clone(), call);
+) -> (Floats<B>, impl Pullback<B, 3>) {
     let saved = out.clone();
-    (out, Box::new(move |d_out| B::attention_backward(qkv, saved, softmax, d_out, call, wanted)))
+    (out, move |d_out| B::attention_backward(qkv, saved, softmax, d_out, call, wanted))
 }

@@ -71,7 +71,7 @@ pub(crate) use scaled::decoded_codes;
 pub use activation::{gelu, gelu_tanh, silu};
 pub use adam::adam;
 pub use all_to_all::{AllToAll, Sharding, TokenRanks, all_to_all};
-pub use attention::{AttentionOptions, attention, attention_with};
+pub use attention::{AttentionOptions, KeptAttention, attention, attention_with};
 pub use blocks::linear_blocks;
 pub use channel_norm::{channel_norm, channel_norm_silu, channel_norm_silu_after, channel_norm_silu_pull};
 pub use conv::{conv3d, conv3d_pull};

@@ -49,6 +49,9 @@ pub struct Bench {
     /// Keep block inputs in host memory between forward and pull.
     #[arg(long)]
     pub offload: bool,
+    /// Keep results of self-attention between forward and pull, as with `model.keep_attention`.
+    #[arg(long)]
+    pub keep_attention: bool,
     /// Keep the transformer's weights in host memory, and bring them a block ahead, as with `model.weight_store: host`.
     #[arg(long)]
     pub weights_on_host: bool,

@@ -272,7 +272,10 @@ fn open_dit(
                 Arc::new(store)
             }
         };
-        let mut dit = Dit::with_store(config, store).with_memory(memory).with_products(experts.precision.products);
+        let mut dit = Dit::with_store(config, store)
+            .with_memory(memory)
+            .keeping_attention(options.keep_attention)
+            .with_products(experts.precision.products);
         if options.weight_store == Placement::Sharded && context.ranks.world_size() > 1 {
             dit = dit.sharding_weights(context.ranks.clone());
         }

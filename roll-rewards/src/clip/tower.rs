@@ -55,9 +55,9 @@ impl Layer {
             ["q_proj", "k_proj", "v_proj"].map(|p| scope.linear(normed.clone(), &part(&format!("self_attn.{p}"))));
         let (q, k, v) = (q?, k?, v?);
         let items = x.dims()[0] / tokens;
-        let options = AttentionOptions { causal, ..Default::default() };
         let mixed = (0..items).map(|i| {
             let rows = |x: &Burn<2>| x.clone().narrow(0, i * tokens, tokens);
+            let options = AttentionOptions { causal, ..Default::default() };
             ops::attention_with(rows(&q), rows(&k), rows(&v), heads, options)
         });
         let x = x + scope.linear(Burn::cat(mixed.collect(), 0), &part("self_attn.out_proj"))?;

@@ -69,7 +69,7 @@ impl Fixture {
             Ok(to_device::<2>(&normal(1000 + index, &[rows, width], 1.0)?, device)?.into())
         };
         Ok(Self {
-            block: Block { index: 0, pass: Arc::new(pass) },
+            block: Block { index: 0, pass: Arc::new(pass), kept: None },
             parameters,
             input: nd(0, grid.tokens(), CONFIG.dim)?,
             shared: vec![nd(1, 1, CONFIG.dim)?, nd(2, 1, 6 * CONFIG.dim)?, nd(3, TEXT_ROWS, CONFIG.dim)?],

@@ -74,20 +74,10 @@ fn pull_through<const N: usize>(
     if tracked.is_empty() {
         return [const { None }; N];
     }
-    let y = tch::with_grad(|| f(std::array::from_fn(|i| &leaves[i])));
-    let mut gradients = pulled(&y, d_y, &tracked).into_iter();
-    wanted.map(|wanted| if wanted { gradients.next() } else { None })
-}
-
-/// The gradients of `leaves`, given the cotangent of `y`, whose graph ATen recorded. Frees the graph.
-///
-/// The bindings differentiate scalars only, so the function constructs a scalar whose gradient with respect to y is
-/// `d_y`: exactly, for any dtype, because it is `d_y` times one. Its value is not used and may be infinite in bf16.
-fn pulled(y: &Tensor, d_y: &Tensor, leaves: &[&Tensor]) -> Vec<Tensor> {
-    if leaves.is_empty() {
-        return Vec::new();
-    }
+    // The bindings differentiate scalars only. The gradient of this scalar with respect to y is `d_y`: exactly, for any
+    // dtype, because it is `d_y` times one. Its value is not used and may be infinite in bf16.
     let scalar = tch::with_grad(|| {
+        let y = f(std::array::from_fn(|i| &leaves[i]));
         let (y, d_y) = (y.reshape([-1]), d_y.to_kind(y.kind()).reshape([-1]));
         // `dot` is a single kernel, but its element count is a 32-bit integer.
         match i32::try_from(y.numel()) {
@@ -95,5 +85,6 @@ fn pulled(y: &Tensor, d_y: &Tensor, leaves: &[&Tensor]) -> Vec<Tensor> {
             Err(_) => (y * d_y).sum(None::<Kind>),
         }
     });
-    Tensor::run_backward(&[scalar], leaves, false, false)
+    let mut gradients = Tensor::run_backward(&[scalar], &tracked, false, false).into_iter();
+    wanted.map(|wanted| if wanted { gradients.next() } else { None })
 }

@@ -3,7 +3,8 @@
 use burn::tensor::DType;
 
 use super::{BF16, Exact, assert_near, bf16_devices, check, devices, download, noise, to_bf16};
-use crate::ops::{AttentionOptions, attention, attention_with, seed};
+use crate::device::is_gpu;
+use crate::ops::{AttentionOptions, KeptAttention, attention, attention_with, seed};
 
 fn attention_in_f64(x: &[Exact], heads: usize, scale: f64, causal: bool) -> Vec<f64> {
     let window = if causal { Some(usize::MAX) } else { None };
@@ -65,7 +66,7 @@ fn causal_attention_with_a_scale_matches_f64() {
             &format!("causal attention {lq} {lk}"),
             &inputs,
             1.5e-6,
-            |x| attention_with(x[0].clone(), x[1].clone(), x[2].clone(), 2, options),
+            |x| attention_with(x[0].clone(), x[1].clone(), x[2].clone(), 2, options.clone()),
             |x| attention_in_f64(x, 2, f64::from(0.3f32), true),
         );
     }
@@ -80,7 +81,7 @@ fn attention_with_window_and_softcap_matches_f64() {
             &format!("attention {lq} {lk} in a window of {window}, bound {softcap:?}"),
             &inputs,
             1.5e-6,
-            |x| attention_with(x[0].clone(), x[1].clone(), x[2].clone(), 2, options),
+            |x| attention_with(x[0].clone(), x[1].clone(), x[2].clone(), 2, options.clone()),
             |x| softcapped_attention_in_f64(x, 2, 0.5, Some(window), softcap.map(f64::from)),
         );
     }
@@ -94,11 +95,48 @@ fn attention_with_window_matches_f64_over_many_blocks() {
         let options = AttentionOptions { causal: true, window: Some(100), ..Default::default() };
         let run = |rows: std::ops::Range<usize>| {
             let [q, k, v] = [&q, &k, &v].map(|x| x.upload(&device).slice([rows.clone(), 0..4]));
-            download(attention_with(q, k, v, 1, options))
+            download(attention_with(q, k, v, 1, options.clone()))
         };
         let (whole, part) = (run(0..3000), run(1400..2000));
         let part: Vec<f64> = part[4 * 99..].iter().map(|v| f64::from(*v)).collect();
         assert_near("rows that see a whole window", &whole[4 * 1499..4 * 2000], &part, 1e-6);
+    }
+}
+
+#[test]
+fn gradients_of_a_kept_result_are_those_of_a_recomputation() {
+    let inputs = [noise(40, 32, 1), noise(33, 32, 2), noise(33, 32, 3)];
+    for device in devices() {
+        for products in [DType::F32, DType::BF16].into_iter().filter(|dtype| device.supports_dtype(*dtype)) {
+            let kept = KeptAttention::default();
+            let options = |kept: Option<&KeptAttention>| AttentionOptions {
+                products: Some(products),
+                kept: kept.cloned(),
+                ..Default::default()
+            };
+            let qkv = || [0, 1, 2].map(|i| inputs[i].upload(&device));
+            let gradients = |kept: Option<&KeptAttention>| {
+                let leaves = qkv().map(|x| x.autodiff().require_grad());
+                let [q, k, v] = leaves.clone();
+                let y = attention_with(q, k, v, 4, options(kept));
+                let mut gradients = seed(y.clone(), noise(40, 32, 4).upload(&device)).backward();
+                let pulled = leaves.map(|x| download(x.grad_remove(&mut gradients).unwrap()));
+                (download(y), pulled)
+            };
+            let [q, k, v] = qkv();
+            let result = download(attention_with(q, k, v, 4, options(Some(&kept))));
+            let expected = gradients(None);
+            assert_eq!(result, expected.0, "{device:?}, {products:?}");
+            // The second call finds nothing. Sums of gradients on GPUs have no order.
+            for kept in [&kept, &kept] {
+                let (y, found) = gradients(Some(kept));
+                assert_eq!(y, result, "{device:?}, {products:?}");
+                for (found, expected) in found.iter().zip(&expected.1) {
+                    let expected: Vec<f64> = expected.iter().map(|v| f64::from(*v)).collect();
+                    assert_near("gradient", found, &expected, if is_gpu(&device) { 1e-3 } else { 0.0 });
+                }
+            }
+        }
     }
 }
 

@@ -38,8 +38,10 @@ impl Fixture {
             false => Arc::new(Resident::from_weights(weights.collect::<Result<_>>()?, device)),
         };
         let memory = if preset.args.offload { Memory::Offload } else { Memory::Recompute };
-        let mut expert =
-            Dit::with_store(dit.clone(), store).with_memory(memory).with_products(product_dtype(device, preset.dtype));
+        let mut expert = Dit::with_store(dit.clone(), store)
+            .with_memory(memory)
+            .keeping_attention(preset.args.keep_attention)
+            .with_products(product_dtype(device, preset.dtype));
         let noise = Noise::new(0);
         expert.train(&preset.trainable(), &noise, &StateDict::new())?;
         let statistics = LatentStatistics::published(vae.z_dim)

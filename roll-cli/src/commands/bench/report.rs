@@ -122,6 +122,7 @@ impl Preset<'_> {
             "algorithm": args.algo,
             "guided": args.guided,
             "offload": args.offload,
+            "keep_attention": args.keep_attention,
             "weights_on_host": args.weights_on_host,
             "whole_step": args.whole_step,
             "matmul_flops_per_second": ceiling,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
-use roll_backends::ops::{self, AllToAll, AttentionOptions, Sharding, TokenRanks};
+use roll_backends::ops::{self, AllToAll, AttentionOptions, KeptAttention, Sharding, TokenRanks};
 use roll_backends::{NdTensor, Scope, Segment, Snapshot, Tape, WeightStore, Weights};
 use roll_core::Result;
 
@@ -102,9 +102,9 @@ impl Pass {
     }
 
     /// Attention within each sample. The samples of a batch are folded into the head axis.
-    fn attention(&self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>) -> Tensor<2> {
+    fn attention(&self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, kept: Option<KeptAttention>) -> Tensor<2> {
         let (samples, heads) = (self.samples, self.config.heads);
-        let options = AttentionOptions { products: Some(self.products), ..Default::default() };
+        let options = AttentionOptions { products: Some(self.products), kept, ..Default::default() };
         if samples == 1 {
             return ops::attention_with(q, k, v, heads, options);
         }
@@ -118,13 +118,19 @@ impl Pass {
     }
 
     /// Attention between all tokens of the sample, also those on other ranks.
-    fn attention_among_tokens(&self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>) -> Tensor<2> {
-        let Some(group) = &self.token_ranks else { return self.attention(q, k, v) };
+    fn attention_among_tokens(
+        &self,
+        q: Tensor<2>,
+        k: Tensor<2>,
+        v: Tensor<2>,
+        kept: Option<KeptAttention>,
+    ) -> Tensor<2> {
+        let Some(group) = &self.token_ranks else { return self.attention(q, k, v, kept) };
         // One exchange for q, k and v together, so that a pullback makes its exchanges in the same order on every rank.
         let all = ops::all_to_all(Tensor::cat(vec![q, k, v], 1), group, AllToAll { to: Sharding::Heads, parts: 3 });
         let width = self.config.dim / group.count();
         let [q, k, v] = [0, 1, 2].map(|i| all.clone().narrow(1, i * width, width));
-        let options = AttentionOptions { products: Some(self.products), ..Default::default() };
+        let options = AttentionOptions { products: Some(self.products), kept, ..Default::default() };
         let attended = ops::attention_with(q, k, v, self.config.heads / group.count(), options);
         ops::all_to_all(attended, group, AllToAll { to: Sharding::Tokens, parts: 1 })
     }
@@ -179,6 +185,8 @@ pub struct Block {
     pub index: usize,
     /// The pass that the block belongs to.
     pub pass: Arc<Pass>,
+    /// Where a recorded pass keeps the result of self-attention, so that the pullback does not recompute it.
+    pub kept: Option<KeptAttention>,
 }
 
 impl Segment for Block {
@@ -230,7 +238,7 @@ impl Block {
         let rotated = |part: &str| self.normed(scope, h.clone(), name, part, Some([cos.clone(), sin.clone()]));
         let (q, k) = (rotated("q")?, rotated("k")?);
         let v = scope.linear(h.clone(), &format!("{name}.v"))?;
-        let out = scope.linear(self.pass.attention_among_tokens(q, k, v), &format!("{name}.o"))?;
+        let out = scope.linear(self.pass.attention_among_tokens(q, k, v, self.kept.clone()), &format!("{name}.o"))?;
         self.pass.probe_value(|| name.into(), &out);
         Ok(out)
     }
@@ -248,12 +256,12 @@ impl Block {
         let q = self.normed(scope, h, name, "q", None)?;
         let k = self.normed(scope, text.clone(), name, "k", None)?;
         let v = scope.linear(text, &format!("{name}.v"))?;
-        let mut attended = pass.attention(q.clone(), k, v);
+        let mut attended = pass.attention(q.clone(), k, v, None);
         if image_rows > 0 {
             let image = pass.rows_of_each(context, 0, image_rows);
             let k = self.normed(scope, image.clone(), name, "k_img", None)?;
             let v = scope.linear(image, &format!("{name}.v_img"))?;
-            attended = attended + pass.attention(q, k, v);
+            attended = attended + pass.attention(q, k, v, None);
         }
         let out = scope.linear(attended, &format!("{name}.o"))?;
         self.pass.probe_value(|| name.into(), &out);

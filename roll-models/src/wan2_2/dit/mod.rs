@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::{DType, Device, Tensor as Burn};
-use roll_backends::ops::TokenRanks;
+use roll_backends::ops::{KeptAttention, TokenRanks};
 use roll_backends::{
     Chain, Memory, NdTensor, Parameters, Resident, Segment, Snapshot, Tape, WeightStore, activation_dtype, to_device,
     to_host, vjp,
@@ -58,6 +58,7 @@ pub struct Dit {
     /// Dtype between operators, if the user chose one.
     activations: Option<DType>,
     memory: Memory,
+    keeps_attention: bool,
     probe: Option<Probe>,
     rotary: Rotary,
 }
@@ -112,6 +113,7 @@ impl Dit {
             products: DType::F32,
             activations: None,
             memory: Memory::default(),
+            keeps_attention: false,
             probe: None,
             rotary: Rotary::default(),
         }
@@ -120,6 +122,13 @@ impl Dit {
     /// Sets what the forward pass keeps for the pullback.
     pub fn with_memory(mut self, memory: Memory) -> Self {
         self.memory = memory;
+        self
+    }
+
+    /// Keeps the results of self-attention on the device between a recorded pass and its pullback, which then recomputes
+    /// everything else: for each block `[tokens, dim]` in the dtype of products, and a number for each token and head.
+    pub fn keeping_attention(mut self, keeps: bool) -> Self {
+        self.keeps_attention = keeps;
         self
     }
 
@@ -270,7 +279,7 @@ impl Dit {
         let (shared, embedded) = vjp(&[], tape, |_, tape| embed_all(&pass, tape, &batch, &device))?;
 
         let state = NdTensor::from(own.select(to_device::<2>(&batch.tokens, &device)?));
-        let chain = chain(&pass);
+        let chain = chain(&pass, self.keeps_attention && grad.is_on());
         let (out, record) = chain.forward(state, shared, grad, self.memory, track_shared, trains.clone())?;
         let velocities = batch.shape.to_latents(&own.gather(to_host(out.rank::<2>()?)?)?, Order::ChannelLast)?;
 
@@ -395,10 +404,14 @@ fn segment_number(name: &str) -> usize {
     }
 }
 
-fn chain(pass: &Arc<Pass>) -> Chain {
+fn chain(pass: &Arc<Pass>, keeps_attention: bool) -> Chain {
     let mut segments: Vec<Arc<dyn Segment>> = vec![Arc::new(PatchEmbedding(pass.clone()))];
     for index in 0..pass.config.layers {
-        segments.push(Arc::new(Block { index, pass: pass.clone() }));
+        segments.push(Arc::new(Block {
+            index,
+            pass: pass.clone(),
+            kept: keeps_attention.then(KeptAttention::default),
+        }));
     }
     segments.push(Arc::new(Head(pass.clone())));
     Chain::new(segments).with_input_dtype(pass.products)

@@ -118,7 +118,8 @@ fn a_row_of_modulation_for_each_timestep_has_the_bits_of_one_for_each_token() {
         });
         let shared = embed_all(&pass, &Tape::off(), &batch, &device()).unwrap();
         let tokens = to_device::<2>(&batch.tokens, &device()).unwrap();
-        let (out, _) = chain(&pass).forward(tokens.into(), shared, Grad::Skip, Memory::Hold, false, None).unwrap();
+        let (out, _) =
+            chain(&pass, false).forward(tokens.into(), shared, Grad::Skip, Memory::Hold, false, None).unwrap();
         to_host(out.rank::<2>().unwrap()).unwrap()
     };
     assert_eq!(output(false).as_bytes(), output(true).as_bytes());
@@ -142,11 +143,11 @@ fn rotary_tables_are_cached_by_shape() {
 }
 
 #[test]
-fn bf16_block_inputs_change_gradients_by_their_rounding() {
+fn kept_inputs_and_results_of_attention_change_gradients_by_their_rounding() {
     let (conditioning, latents) = (conditioning(), latents([4, 2, 4, 6]));
     let lora = Trainable::Lora { rank: 4, alpha: 4.0, targets: ["q", "v", "ffn.0"].map(String::from).to_vec() };
-    let gradient = |products: DType, memory: Memory| {
-        let mut dit = dit().with_products(products).with_memory(memory);
+    let gradient = |products: DType, memory: Memory, keeps_attention: bool| {
+        let mut dit = dit().with_products(products).with_memory(memory).keeping_attention(keeps_attention);
         dit.train(&lora, &Noise::new(4), &StateDict::new()).unwrap();
         let parameters = dit.parameters().unwrap().clone();
         let count: usize = parameters.specs().iter().map(|s| s.len()).sum();
@@ -158,16 +159,17 @@ fn bf16_block_inputs_change_gradients_by_their_rounding() {
         parameters.take_gradients(&mut values).unwrap();
         Tensor::new(values, [count]).unwrap()
     };
-    // Nothing is rounded in f32, so all three results have the same bits.
-    let exact = gradient(DType::F32, Memory::Hold);
-    for memory in [Memory::Recompute, Memory::Offload] {
-        assert_eq!(gradient(DType::F32, memory).as_bytes(), exact.as_bytes(), "{memory:?}");
+    let ways = [Memory::Recompute, Memory::Offload].map(|memory| [(memory, false), (memory, true)]).concat();
+    // Nothing is rounded in f32, so all results have the same bits.
+    let exact = gradient(DType::F32, Memory::Hold, false);
+    for &(memory, keeps) in &ways {
+        assert_eq!(gradient(DType::F32, memory, keeps).as_bytes(), exact.as_bytes(), "{memory:?}, {keeps}");
     }
-    let held = gradient(DType::BF16, Memory::Hold);
-    for memory in [Memory::Recompute, Memory::Offload] {
-        let rounded = gradient(DType::BF16, memory);
+    let held = gradient(DType::BF16, Memory::Hold, false);
+    for (memory, keeps) in ways {
+        let rounded = gradient(DType::BF16, memory, keeps);
         let (own, all) = (difference(&rounded, &held), difference(&held, &exact));
-        assert!(own > 0.0 && own < 0.02 && own < 2.0 * all, "{memory:?}: {own:e}, and {all:e} of bf16 itself");
+        assert!(own > 0.0 && own < 0.02 && own < 2.0 * all, "{memory:?}, {keeps}: {own:e}, and {all:e} of bf16 itself");
     }
 }
 

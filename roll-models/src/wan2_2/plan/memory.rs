@@ -54,6 +54,14 @@ impl Plan {
             on_host,
             format!("{recorded_passes} velocities x {segments} segments x {tokens} tokens x {dim} x {element} B"),
         ));
+        if self.keep_attention {
+            let (layers, heads) = (networks.dit.layers, networks.dit.heads);
+            let bytes = recorded_passes * layers * tokens * (element * dim + 4 * heads);
+            let formula = format!(
+                "{recorded_passes} velocities x {layers} blocks x {tokens} tokens x ({dim} x {element} + {heads} x 4) B"
+            );
+            items.push(item("results of attention", bytes, 0, formula));
+        }
         let [chunks, h, w] = self.latent_size();
         let state = feature_cache_bytes(&networks.vae, self.tiling, [h, w], self.storage.decoder_element_bytes);
         let pullback = self.block_pullback();

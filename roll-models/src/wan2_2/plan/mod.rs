@@ -74,6 +74,8 @@ pub struct Plan {
     pub checkpoints: usize,
     /// Whether block inputs are stored in host memory.
     pub offload_inputs: bool,
+    /// Whether the results of self-attention are kept until the pullback.
+    pub keep_attention: bool,
     /// Tokens of the prompt, padding included.
     pub text_len: usize,
     /// Storage on the device.
@@ -96,11 +98,11 @@ pub(super) fn vae_budget(
     options: &WanOptions,
 ) -> MemoryBudget {
     let patch: usize = dit.patch.iter().product();
-    // One block input per token, segment of a pass and trained step; a token covers `patch` latents.
-    let recorded_per_latent = match options.use_gradient_checkpointing_offload {
-        true => 0,
-        false => (block_input_bytes * dit.dim * dit.segments() * TRAINED_STEPS).div_ceil(patch),
-    };
+    // A block input per token, segment of a pass and trained step, and with `keep_attention` a result of attention per
+    // block; a token covers `patch` latents.
+    let inputs = if options.use_gradient_checkpointing_offload { 0 } else { dit.segments() };
+    let attention = if options.keep_attention { dit.layers } else { 0 };
+    let recorded_per_latent = (block_input_bytes * dit.dim * (inputs + attention) * TRAINED_STEPS).div_ceil(patch);
     MemoryBudget {
         // A sixteenth is reserved for trained parameters with their gradients and optimizer state, for blocks that a
         // sharded run gathers, and for fragmentation.

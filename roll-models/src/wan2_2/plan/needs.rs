@@ -37,6 +37,7 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
         tiling: options.tiling()?,
         checkpoints: DEFAULT_CHECKPOINTS,
         offload_inputs: options.use_gradient_checkpointing_offload,
+        keep_attention: options.keep_attention,
         text_len: PROMPT_TOKENS,
         storage: storage(&options, &networks, input),
         input: input.clone(),

@@ -40,6 +40,7 @@ fn plan(name: &str) -> Plan {
         trained_experts: vec!["dit2".into()],
         tiling: None,
         checkpoints: 4,
+        keep_attention: false,
         offload_inputs: false,
         text_len: 512,
         storage: DeviceStorage {
