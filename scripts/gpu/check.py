@@ -191,7 +191,7 @@ def main():
         if name == "wait":
             command.add_argument("--for", dest="seconds", type=float, metavar="SECONDS", help="return then")
             continue
-        command.add_argument("--limit", type=float, default=1700, metavar="SECONDS", help="(%(default)s)")
+        command.add_argument("--limit", type=float, default=1900, metavar="SECONDS", help="(%(default)s)")
         command.add_argument("--only", metavar="ID,ID", help="these parts alone, beside the results of an earlier run")
         command.add_argument("--from", dest="from_", metavar="ID", help="this part and those behind it")
         command.add_argument("--self-test", action="store_true", help="tiny sizes, no GPU")
