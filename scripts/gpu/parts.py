@@ -347,7 +347,7 @@ def in_order(run):
         Part("demo", "the demo", 110, 160, demo, ("roll", "demo/assets")),
         Part("phases", "roll, phases one by one", 50, 110, ours()),
         Part("torch-phases", "PyTorch, phases, cuDNN", 55, 110, theirs_phases, ("torch_step",)),
-        Part("attention-kept", "roll, results of attention kept", 60, 120, ours("--whole-step", "--keep-attention"),
+        Part("attention-kept", "roll, results of attention kept", 60, 180, ours("--whole-step", "--keep-attention"),
              again=True),
         Part("card-24", "roll, a whole step on 24 GB", 190, 260, card_of_24, again=True),
         *(offload if holds else []),
