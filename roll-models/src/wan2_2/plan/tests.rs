@@ -353,10 +353,17 @@ fn idle_expert_tiles_and_block_inputs_follow_the_memory() {
     let (large, small) = (on(141), on(80));
     assert!((1.9..2.1).contains(&one(&large)) && item(&large, "transformer weights").host == 0);
     assert!((0.9..1.1).contains(&one(&small)) && item(&small, "transformer weights").host > 57_000_000_000);
-    // In tiles of 34 x 34 the decoder takes less than a block.
-    assert!(small.memory.iter().any(|item| item.name == "pullback of one block"));
-    let decoder = item(&on(400), "decoder and its pullback").formula.clone();
-    assert!(decoder.contains("frames whole"), "{decoder}");
+    let decoder = |needs: &Needs| item(needs, "decoder and its pullback").formula.clone();
+    assert!(decoder(&small).contains("tiles of 34 x 34"), "{}", decoder(&small));
+    // All chunks but the last have a checkpoint.
+    let plenty = decoder(&on(400));
+    assert!(plenty.contains("frames whole") && plenty.starts_with("20 checkpoints"), "{plenty}");
+    let chosen = serde_json::json!({"vae_checkpoints": 7});
+    let chosen = decoder(&needed(chosen, Some(400_000_000_000), "wan2_2-i2v-a14b"));
+    assert!(chosen.starts_with("7 checkpoints"), "{chosen}");
+    let kept = serde_json::json!({"keep_attention": true});
+    let kept = needed(kept, Some(400_000_000_000), "wan2_2-i2v-a14b");
+    assert_eq!(item(&kept, "results of attention").device, 4 * 40 * 18_900 * (2 * 5120 + 4 * 40));
     // bf16: two bytes per element.
     assert_eq!(item(&large, "block inputs").device, 2 * 18_900 * 5120 * 42 * 4);
     assert!(small.time.iter().any(|phase| phase.name == "change of experts" && phase.seconds > 1.0));
@@ -390,7 +397,7 @@ fn the_decoder_takes_half_in_bf16_and_its_time_grows_with_the_overlap_of_tiles()
     assert!(plan.decoder_pullback() < whole.decoder_pullback());
     let phase = |plan: &Plan, name: &str| plan.time().into_iter().find(|phase| phase.name == name).unwrap();
     let decode = phase(&plan, "time/decode");
-    assert!(decode.seconds > 5.0 * decode.flops / plan.input.speed.flops, "a GPU decodes at a fraction of its rate");
+    assert!(decode.seconds > 4.0 * decode.flops / plan.input.speed.flops, "a GPU decodes at a fraction of its rate");
     plan.tiling = Some(Tiling::default());
     let overlap = phase(&plan, "time/decode").flops / decode.flops;
     assert!((2.0..4.0).contains(&overlap), "{overlap}");
