@@ -160,10 +160,10 @@ impl ScaledRows {
 /// A frozen matrix on a device, one byte per number.
 #[derive(Clone, Debug)]
 pub struct ScaledMatrix {
+    /// The number format of the codes.
+    pub kind: EightBits,
     /// The codes, u8, `[rows, columns]`.
     pub codes: Tensor<2, Int>,
-    /// The numbers that the codes represent, f32, `[256]`.
-    pub table: Tensor<1>,
     /// The scale of each row, f32, `[rows]`.
     pub scales: Tensor<1>,
     shape: [usize; 2],
@@ -172,19 +172,15 @@ pub struct ScaledMatrix {
 impl ScaledMatrix {
     /// Uploads `rows`. The device must have bytes ([`crate::device::has_bytes`]).
     pub fn new(rows: ScaledRows, device: &Device) -> Self {
-        let vector = |values: Vec<f32>| {
-            let count = values.len();
-            Tensor::<1>::from_data(TensorData::new(values, [count]), (device, DType::F32))
-        };
-        let (table, scales) = (vector(rows.kind.table().to_vec()), vector(rows.scales));
         let codes = Tensor::from_data(TensorData::new(rows.codes, rows.shape), (device, DType::U8));
-        Self { codes, table, scales, shape: rows.shape }
+        let scales = Tensor::from_data(TensorData::new(rows.scales, [rows.shape[0]]), (device, DType::F32));
+        Self { kind: rows.kind, codes, scales, shape: rows.shape }
     }
 
     /// Assembles a matrix from its fields.
-    pub(crate) fn from_parts(codes: Tensor<2, Int>, table: Tensor<1>, scales: Tensor<1>) -> Self {
+    pub(crate) fn from_parts(kind: EightBits, codes: Tensor<2, Int>, scales: Tensor<1>) -> Self {
         let shape = codes.dims();
-        Self { codes, table, scales, shape }
+        Self { kind, codes, scales, shape }
     }
 
     /// Rows and columns.
@@ -192,7 +188,7 @@ impl ScaledMatrix {
         &self.shape
     }
 
-    /// Size in memory in bytes, without the table.
+    /// Size in memory in bytes.
     pub fn size(&self) -> usize {
         self.shape[0] * self.shape[1] + 4 * self.shape[0]
     }
@@ -209,7 +205,7 @@ impl ScaledMatrix {
 
     fn decoded(&self, codes: Tensor<2, Int>, scales: Tensor<1>) -> Tensor<2> {
         let [rows, _] = codes.dims();
-        ops::decoded_codes(codes, self.table.clone()) * scales.reshape([rows, 1])
+        ops::decoded_codes(self.kind, codes) * scales.reshape([rows, 1])
     }
 }
 

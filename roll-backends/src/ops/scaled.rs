@@ -2,13 +2,13 @@
 
 use burn::backend::tensor::{FloatTensor as Floats, IntTensor};
 use burn::backend::{Backend, BackendTensor, TensorMetadata};
-use burn::tensor::{DType, Int, IntDType, Shape, Slice, Tensor};
+use burn::tensor::{DType, Int, IntDType, Shape, Slice, Tensor, TensorData};
 
 use super::expression::Expression;
 use super::linear::{bias_gradient, checked_bias};
 use super::operator::{Kernels, Operator, Primitives, Pullback, call, with_backend};
 use super::product::ProductKernel;
-use crate::ScaledMatrix;
+use crate::{EightBits, ScaledMatrix};
 
 /// Elements that are decoded at a time.
 const PANEL: usize = 1 << 24;
@@ -23,13 +23,11 @@ pub fn linear_scaled(x: Tensor<2>, weight: &ScaledMatrix, bias: Option<Tensor<1>
     call(LinearScaled(weight.clone()), [x.into_dispatch(), bias.into_dispatch()])
 }
 
-/// The numbers that `codes` represent, f32, without the scales. `table` has the number of each code.
-pub(crate) fn decoded_codes(codes: Tensor<2, Int>, table: Tensor<1>) -> Tensor<2> {
-    let shape = codes.dims();
-    let [codes, table] = [codes.into_dispatch(), table.into_dispatch()];
+/// The numbers that `codes` represent, f32, without the scales.
+pub(crate) fn decoded_codes(kind: EightBits, codes: Tensor<2, Int>) -> Tensor<2> {
+    let codes = codes.into_dispatch();
     let values = with_backend!(codes, B => {
-        let values = B::values_of_codes(B::constant(table), B::unwrap(codes).int());
-        B::wrap(BackendTensor::Float(Expression::<B>(values).reshape(shape).0))
+        B::wrap(BackendTensor::Float(B::values_of_codes(kind, B::unwrap(codes).int(), DType::F32)))
     });
     Tensor::from_dispatch(values)
 }
@@ -39,9 +37,9 @@ struct LinearScaled(ScaledMatrix);
 
 impl Operator<2> for LinearScaled {
     fn record<B: Kernels>(self, [x, bias]: [Floats<B>; 2], wanted: [bool; 2]) -> (Floats<B>, impl Pullback<B, 2>) {
-        let ScaledMatrix { codes, table, scales, .. } = self.0;
-        let [table, scales] = [table, scales].map(|x| B::constant(x.into_dispatch()));
-        let weight = Scaled { codes: B::unwrap(codes.into_dispatch()).int(), table, scales };
+        let ScaledMatrix { kind, codes, scales, .. } = self.0;
+        let scales = B::constant(scales.into_dispatch());
+        let weight = Scaled { kind, codes: B::unwrap(codes.into_dispatch()).int(), scales };
         let dtype = x.dtype();
         let y = B::scaled_forward(x, bias, &weight);
         (y, move |d_y: Floats<B>| {
@@ -53,10 +51,10 @@ impl Operator<2> for LinearScaled {
 
 /// An eight-bit matrix in a backend's primitives; see [`ScaledMatrix`].
 pub struct Scaled<B: Backend> {
+    /// The number format of the codes.
+    pub kind: EightBits,
     /// The codes, `[out, in]`.
     pub codes: IntTensor<B>,
-    /// The number of each code, `[256]`.
-    pub table: Floats<B>,
     /// The scale of each row, `[out]`.
     pub scales: Floats<B>,
 }
@@ -73,11 +71,13 @@ pub trait ScaledKernel: ProductKernel {
         backward_by_panels(d_y, weight, dtype, PANEL)
     }
 
-    /// The number of `table` for each of `codes`, flat.
-    fn values_of_codes(table: Floats<Self>, codes: IntTensor<Self>) -> Floats<Self> {
-        let count = codes.shape().num_elements();
-        let indices = Self::int_cast(Self::int_reshape(codes, Shape::new([count])), IntDType::I32);
-        Self::float_select(table, 0, indices)
+    /// The numbers that `codes` (`[rows, columns]`) represent, as `dtype`.
+    fn values_of_codes(kind: EightBits, codes: IntTensor<Self>, dtype: DType) -> Floats<Self> {
+        let ([rows, columns], device) = (codes.shape().dims::<2>(), codes.device());
+        let table = Self::float_from_data(TensorData::new(kind.table().to_vec(), [256]), &device);
+        let indices = Self::int_cast(Self::int_reshape(codes, Shape::new([rows * columns])), IntDType::I32);
+        let values = Self::float_select(Expression::<Self>(table).cast(dtype).0, 0, indices);
+        Expression::<Self>(values).reshape([rows, columns]).0
     }
 }
 
@@ -127,9 +127,7 @@ impl<B: ScaledKernel> Scaled<B> {
 
     /// Decodes some rows and columns, without the scales.
     fn decoded(&self, part: [std::ops::Range<usize>; 2], dtype: DType) -> Expression<B> {
-        let shape = part.each_ref().map(|range| range.len());
         let codes = B::int_slice(self.codes.clone(), &part.map(Slice::from));
-        let table = Expression::<B>(self.table.clone()).cast(dtype);
-        Expression::<B>(B::values_of_codes(table.0, codes)).reshape(shape)
+        Expression(B::values_of_codes(self.kind, codes, dtype))
     }
 }

@@ -7,7 +7,7 @@ use burn::tensor::{Device, Int, Tensor};
 use roll_core::{Error, Result};
 
 use super::{Prefetcher, Value, Weight, WeightStore, Weights};
-use crate::ScaledMatrix;
+use crate::{EightBits, ScaledMatrix};
 use crate::offload::{DeviceTensor, Offloaded};
 use crate::sync::lock;
 
@@ -37,7 +37,7 @@ struct OffloadedWeight {
 
 enum OffloadedValues {
     Dense(Mutex<Offloaded>),
-    Scaled { codes: Mutex<Offloaded<Tensor<2, Int>>>, table: Tensor<1>, scales: Tensor<1> },
+    Scaled { kind: EightBits, codes: Mutex<Offloaded<Tensor<2, Int>>>, scales: Tensor<1> },
 }
 
 impl OffloadedWeight {
@@ -46,10 +46,10 @@ impl OffloadedWeight {
         let (shape, size) = (weight.shape().to_vec(), weight.size());
         let (bytes, values) = match weight.value {
             Value::Dense(tensor) => ([size, 0], OffloadedValues::Dense(released(Offloaded::new(tensor)?)?)),
-            Value::Scaled(ScaledMatrix { codes, table, scales, .. }) => {
+            Value::Scaled(ScaledMatrix { kind, codes, scales, .. }) => {
                 let of_scales = 4 * shape[0];
                 let codes = released(Offloaded::new(codes)?)?;
-                ([size - of_scales, of_scales], OffloadedValues::Scaled { codes, table, scales })
+                ([size - of_scales, of_scales], OffloadedValues::Scaled { kind, codes, scales })
             }
             Value::Blocks { .. } => {
                 return Err(Error::Unsupported(format!(
@@ -67,9 +67,9 @@ impl OffloadedWeight {
                 let copy = lock(tensor).begin_upload()?;
                 Box::new(move || Ok(Weight::from_tensor(copy.into_tensor()?)))
             }
-            OffloadedValues::Scaled { codes, table, scales } => {
-                let (copy, table, scales) = (lock(codes).begin_upload()?, table.clone(), scales.clone());
-                Box::new(move || Ok(Weight::from_scaled(ScaledMatrix::from_parts(copy.into_tensor()?, table, scales))))
+            OffloadedValues::Scaled { kind, codes, scales } => {
+                let (kind, copy, scales) = (*kind, lock(codes).begin_upload()?, scales.clone());
+                Box::new(move || Ok(Weight::from_scaled(ScaledMatrix::from_parts(kind, copy.into_tensor()?, scales))))
             }
         })
     }
@@ -150,7 +150,7 @@ mod tests {
 
     use super::*;
     use crate::blocks::BlockType;
-    use crate::{BlockMatrix, EightBits, ScaledRows};
+    use crate::{BlockMatrix, ScaledRows};
 
     #[test]
     fn weights_round_trip_in_any_order() {

@@ -46,8 +46,8 @@ impl ScaledKernel for Flex {
 /// Runs `f` on the host slices of the weight.
 fn with_codes<T>(weight: &Scaled<Flex>, f: impl FnOnce(Codes) -> T) -> T {
     let [outputs, inputs] = weight.shape();
-    let (table, scales) = (Values::of(weight.table.clone()), Values::of(weight.scales.clone()));
+    let (table, scales) = (weight.kind.table(), Values::of(weight.scales.clone()));
     let codes = weight.codes.to_contiguous();
     let values = &codes.storage::<u8>()[codes.layout().start_offset()..][..outputs * inputs];
-    f(Codes { values, table: table.slice(), scales: scales.slice(), inputs })
+    f(Codes { values, table: &table, scales: scales.slice(), inputs })
 }

@@ -14,18 +14,26 @@ mod norm;
 
 use burn::backend::LibTorch;
 use burn::backend::libtorch::TchTensor;
+use burn::tensor::DType;
 use tch::{Kind, Tensor};
 
 use super::{BlockKernel, Conv2dKernel, MaxPoolKernel, ProductKernel, ScaledKernel};
+use crate::EightBits;
 
 impl BlockKernel for LibTorch {}
 impl Conv2dKernel for LibTorch {}
 impl MaxPoolKernel for LibTorch {}
 
 impl ScaledKernel for LibTorch {
-    // Burn's casts on libtorch know integers of 64 bits alone.
-    fn values_of_codes(table: TchTensor, codes: TchTensor) -> TchTensor {
-        fresh(table.tensor.index_select(0, &codes.tensor.reshape([-1]).to_kind(Kind::Int)))
+    fn values_of_codes(kind: EightBits, codes: TchTensor, dtype: DType) -> TchTensor {
+        // ATen has the three formats: the bytes are read as such, and cast.
+        let format = match kind {
+            EightBits::Int8 => Kind::Int8,
+            EightBits::E4m3 => Kind::Float8e4m3fn,
+            EightBits::E5m2 => Kind::Float8e5m2,
+        };
+        let wanted = if dtype == DType::BF16 { Kind::BFloat16 } else { Kind::Float };
+        fresh(codes.tensor.view_dtype(format).to_kind(wanted))
     }
 }
 

@@ -83,7 +83,7 @@ fn products_do_not_depend_on_panel_size() {
     let codes = TensorData::new(rows.codes().to_vec(), [OUTPUTS, INPUTS]);
     let scaled = Scaled::<Flex> {
         codes: Flex::int_from_data(codes, &Default::default()),
-        table: float(&rows.kind().table(), &[256]),
+        kind: rows.kind(),
         scales: float(rows.scales(), &[OUTPUTS]),
     };
     let product = product_in_f64(&x, &weight).values;

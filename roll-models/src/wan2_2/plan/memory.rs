@@ -5,7 +5,7 @@ use roll_core::plan::MemoryItem;
 
 use super::super::dit::Trainable;
 use super::super::options::{IdleExpert, Placement};
-use super::super::vae::{DEFAULT_CHECKPOINTS, Tiling, decoder_bytes, feature_cache_bytes};
+use super::super::vae::{DEFAULT_CHECKPOINTS, RESTORED_STATES, Tiling, decoder_bytes, feature_cache_bytes};
 use super::{Plan, RESERVE};
 
 /// f32 values per token that the recomputation and the pullback of one block hold: 10 per channel of the residual
@@ -65,8 +65,7 @@ impl Plan {
         let [chunks, h, w] = self.latent_size();
         let state = feature_cache_bytes(&networks.vae, self.tiling, [h, w], self.storage.decoder_element_bytes);
         let pullback = self.block_pullback();
-        // `decoder_pullback` has the default number of checkpoints.
-        let decoder = self.decoder_pullback() + self.checkpoints.saturating_sub(DEFAULT_CHECKPOINTS) * state;
+        let decoder = self.decoder_pullback();
         let tiles = match self.tiling {
             Some(Tiling { size: [h, w], stride: [y, x] }) => format!("tiles of {h} x {w} every {y} x {x}"),
             None => "frames whole".into(),
@@ -165,7 +164,8 @@ impl Plan {
         let (vae, element) = (&self.networks.vae, self.storage.decoder_element_bytes);
         // On the CPU, the decoder does not offload its states.
         let offload = self.offload_inputs && self.input.memory.is_some();
-        decoder_bytes(vae, self.tiling, self.latent_size(), element, offload)
+        let checkpoints = if offload { RESTORED_STATES } else { self.checkpoints };
+        decoder_bytes(vae, self.tiling, self.latent_size(), element, checkpoints)
     }
 }
 

@@ -13,7 +13,7 @@ const CHUNK_TENTHS: usize = 22;
 /// States that the recomputation from a checkpoint holds.
 const RECOMPUTED_STATES: usize = 2;
 /// States on the device if checkpoints lie in host memory: the one in use, and the next one on its way.
-const RESTORED_STATES: usize = 2;
+pub const RESTORED_STATES: usize = 2;
 
 /// Tilings to try if whole frames do not fit. Larger tiles have fewer borders to blend. The last tiling is the
 /// reference implementation's.
@@ -43,7 +43,7 @@ impl MemoryBudget {
 
     /// The number of checkpoints that fit into half of the memory that remains besides the decoder and its pullback,
     /// with this tiling. The other half is a reserve for uncounted memory. The result is at least
-    /// `DEFAULT_CHECKPOINTS`, which [`decoder_bytes`] includes, and at most the number of chunks minus one.
+    /// `DEFAULT_CHECKPOINTS`, which `occupied` includes, and at most the number of chunks minus one.
     pub fn checkpoints(&self, vae: &VaeConfig, tiling: Option<Tiling>, latents: [usize; 3]) -> usize {
         let [t, h, w] = latents;
         let available = self.bytes.saturating_sub(self.occupied(vae, tiling, latents));
@@ -54,7 +54,8 @@ impl MemoryBudget {
     /// Bytes of the recorded steps, the decoder and its pullback.
     fn occupied(&self, vae: &VaeConfig, tiling: Option<Tiling>, latents: [usize; 3]) -> usize {
         let recorded = self.recorded_per_latent.saturating_mul(latents.iter().product());
-        recorded.saturating_add(decoder_bytes(vae, tiling, latents, self.element_size, self.offload))
+        let checkpoints = if self.offload { RESTORED_STATES } else { DEFAULT_CHECKPOINTS };
+        recorded.saturating_add(decoder_bytes(vae, tiling, latents, self.element_size, checkpoints))
     }
 }
 
@@ -93,16 +94,16 @@ pub fn feature_cache_bytes(vae: &VaeConfig, tiling: Option<Tiling>, [h, w]: [usi
 }
 
 /// Bytes of the device that the decoder and its pullback need besides weights, for latents `[T, H, W]` and
-/// `element_size` bytes per element, with `DEFAULT_CHECKPOINTS` on the device or, with `offload`, in host memory.
+/// `element_size` bytes per element. `checkpoints` of its states are on the device, or all if they are fewer.
 pub fn decoder_bytes(
     vae: &VaeConfig,
     tiling: Option<Tiling>,
     [t, h, w]: [usize; 3],
     element_size: usize,
-    offload: bool,
+    checkpoints: usize,
 ) -> usize {
     let borders = t.saturating_sub(1);
-    let kept = borders.min(if offload { RESTORED_STATES } else { DEFAULT_CHECKPOINTS });
+    let kept = borders.min(checkpoints);
     let recomputed = if borders > DEFAULT_CHECKPOINTS { RECOMPUTED_STATES } else { 0 };
     feature_cache_bytes(vae, tiling, [h, w], element_size) * (CHUNK_TENTHS + 10 * (kept + recomputed)) / 10
 }
@@ -134,15 +135,15 @@ mod tests {
     #[test]
     fn the_decoder_takes_memory_of_a_tile_of_its_states_and_of_its_dtype() {
         let (vae, latents) = (VaeConfig::wan2_1(), [21, 68, 68]);
-        let bytes = |tiling, latents, element, offload| decoder_bytes(&vae, tiling, latents, element, offload);
-        let whole = bytes(None, latents, 4, false);
+        let bytes = |tiling, latents, element, kept| decoder_bytes(&vae, tiling, latents, element, kept);
+        let whole = bytes(None, latents, 4, 4);
         let equal = |a: usize, b: usize| assert!(a.abs_diff(b) < 10, "{a} {b}");
-        equal(bytes(Some(TILES[1]), latents, 4, false) * 4, whole);
-        equal(bytes(None, latents, 2, false) * 2, whole);
-        // Of four checkpoints, the one in use and the next one are on the device.
-        equal(whole - bytes(None, latents, 4, true), 2 * feature_cache_bytes(&vae, None, [68, 68], 4));
-        assert_eq!(bytes(None, [42, 68, 68], 4, false), whole, "memory does not grow with the number of frames");
-        assert!(bytes(None, [1, 68, 68], 4, false) < whole / 3);
+        equal(bytes(Some(TILES[1]), latents, 4, 4) * 4, whole);
+        equal(bytes(None, latents, 2, 4) * 2, whole);
+        // Each checkpoint is a state.
+        equal(whole - bytes(None, latents, 4, RESTORED_STATES), 2 * feature_cache_bytes(&vae, None, [68, 68], 4));
+        assert_eq!(bytes(None, [42, 68, 68], 4, 4), whole, "memory does not grow with the number of frames");
+        assert!(bytes(None, [1, 68, 68], 4, 4) < whole / 3);
     }
 
     #[test]

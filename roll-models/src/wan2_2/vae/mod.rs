@@ -37,7 +37,7 @@ use roll_core::{Error, Grad, Pullback, Result, StateDict, Tensor};
 pub use chain::Probe;
 pub use config::{VaeConfig, VaeVersion};
 pub(super) use memory_budget::checkpoints_in_host_memory;
-pub use memory_budget::{MemoryBudget, decoder_bytes, feature_cache_bytes};
+pub use memory_budget::{MemoryBudget, RESTORED_STATES, decoder_bytes, feature_cache_bytes};
 pub use statistics::LatentStatistics;
 pub use tiling::{Tiling, blend_mask};
 
