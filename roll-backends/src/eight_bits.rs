@@ -1,11 +1,15 @@
 //! Matrices stored in eight bits per number, with one f32 scale per row.
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use std::borrow::Cow;
+
+use burn::tensor::{Device, Int, Tensor};
 use half::f16;
 use rayon::prelude::*;
 use roll_core::{Error, Result};
 
+use crate::host::{upload_codes, upload_to};
 use crate::ops;
+use crate::weights::SegmentMemory;
 
 /// An eight-bit number format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,8 +176,13 @@ pub struct ScaledMatrix {
 impl ScaledMatrix {
     /// Uploads `rows`. The device must have bytes ([`crate::device::has_bytes`]).
     pub fn new(rows: ScaledRows, device: &Device) -> Self {
-        let codes = Tensor::from_data(TensorData::new(rows.codes, rows.shape), (device, DType::U8));
-        let scales = Tensor::from_data(TensorData::new(rows.scales, [rows.shape[0]]), (device, DType::F32));
+        Self::uploaded(rows, device, &mut SegmentMemory::default())
+    }
+
+    /// Like [`ScaledMatrix::new`], to `memory` where it has room.
+    pub(crate) fn uploaded(rows: ScaledRows, device: &Device, memory: &mut SegmentMemory) -> Self {
+        let codes = upload_codes(rows.codes, rows.shape, device, memory);
+        let scales = upload_to(Cow::Owned(rows.scales), [rows.shape[0]], device, memory);
         Self { kind: rows.kind, codes, scales, shape: rows.shape }
     }
 
@@ -211,6 +220,8 @@ impl ScaledMatrix {
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::TensorData;
+
     use super::*;
 
     const KINDS: [EightBits; 3] = [EightBits::Int8, EightBits::E4m3, EightBits::E5m2];

@@ -2,9 +2,10 @@
 
 use std::borrow::Cow;
 
-use burn::tensor::{DType, Device, Element, Tensor as Burn, TensorData};
+use burn::tensor::{DType, Device, Element, Int, Tensor as Burn, TensorData};
 use roll_core::{Error, Result, Tensor};
 
+use crate::weights::SegmentMemory;
 use crate::{BackendError, NdTensor};
 
 /// Copies a float host tensor to the device as f32. Fails if its rank is not `D`.
@@ -28,17 +29,46 @@ pub(crate) fn upload<E: Element + bytemuck::Pod, const D: usize>(
     shape: [usize; D],
     device: &Device,
 ) -> Burn<D> {
+    upload_to(values, shape, device, &mut SegmentMemory::default())
+}
+
+/// Like [`upload`], to `memory` where it has room.
+pub(crate) fn upload_to<E: Element + bytemuck::Pod, const D: usize>(
+    values: Cow<'_, [E]>,
+    shape: [usize; D],
+    device: &Device,
+    memory: &mut SegmentMemory,
+) -> Burn<D> {
     let dtype = E::dtype();
     #[cfg(feature = "libtorch")]
     if !device.is_autodiff()
         && let Some(number) = crate::device::libtorch_gpu(device)
         && let Some(kind) = libtorch_kind(dtype)
-        && let Some(tensor) = crate::async_copies::upload::<E>(&values, kind, number)
+        && let Some(tensor) = memory.upload::<E>(&values, kind, number)
     {
         use burn::backend::{LibTorch, libtorch::TchTensor};
         return Burn::<1>::from_primitive::<LibTorch>(TchTensor::new(tensor)).reshape(shape);
     }
+    let _ = memory; // unused without libtorch
     Burn::from_data(TensorData::new(values.into_owned(), shape), (device, dtype))
+}
+
+/// Copies the codes of an eight-bit matrix to a device, to `memory` where it has room.
+pub(crate) fn upload_codes(
+    codes: Vec<u8>,
+    shape: [usize; 2],
+    device: &Device,
+    memory: &mut SegmentMemory,
+) -> Burn<2, Int> {
+    #[cfg(feature = "libtorch")]
+    if let Some(number) = crate::device::libtorch_gpu(device)
+        && let Some(tensor) = memory.upload(&codes, tch::Kind::Uint8, number)
+    {
+        use crate::offload::DeviceTensor;
+        return Burn::from_tch(tensor, &shape);
+    }
+    let _ = memory; // unused without libtorch
+    Burn::from_data(TensorData::new(codes, shape), (device, DType::U8))
 }
 
 #[cfg(feature = "libtorch")]

@@ -51,7 +51,7 @@ pub(crate) use cuda::{Cuda, copy_streams, disable};
 use pool::{Buffer, Pool};
 pub(crate) use runtime::{Runtime, RuntimeError, Stream};
 #[cfg(feature = "libtorch")]
-pub(crate) use upload::upload;
+pub(crate) use upload::{upload, upload_to};
 
 use crate::BackendError;
 use crate::sync::lock;
@@ -78,6 +78,14 @@ pub(crate) struct H2dCopy<R: Runtime, T> {
     /// Reached when the copy has finished.
     done: Arc<R::Event>,
     tensor: Option<T>,
+}
+
+/// Memory of the GPU that was just allocated, and that any thread may fill while kernels of the allocating thread run.
+pub(crate) struct Destination<R: Runtime, T> {
+    copy_streams: Arc<CopyStreams<R>>,
+    /// Reached when kernels no longer use the memory (rule 3).
+    free: R::Event,
+    arriving: Vec<H2dCopy<R, T>>,
 }
 
 impl From<RuntimeError> for BackendError {
@@ -137,33 +145,6 @@ impl<R: Runtime> CopyStreams<R> {
         }
     }
 
-    /// Fills a pinned buffer of `bytes` by `fill` and starts its copy to the GPU, to `device_address`. `to` owns that
-    /// memory, which must have been allocated before this call.
-    ///
-    /// # Safety
-    /// The requirements of [`D2hCopy::begin_h2d`].
-    pub(crate) unsafe fn fill_and_begin_h2d<T>(
-        self: &Arc<Self>,
-        bytes: usize,
-        fill: impl FnOnce(&mut [u8]),
-        to: T,
-        device_address: usize,
-    ) -> Result<H2dCopy<R, T>, RuntimeError> {
-        let mut buffer = lock(&self.pool).take(&self.runtime, bytes)?;
-        if let Some(last) = buffer.last.take() {
-            // If this fails, the buffer may be in use. It is leaked: `Buffer` has no destructor.
-            self.runtime.synchronize_event(&last)?;
-        }
-        // SAFETY: `buffer` is unshared memory of at least that size, and no copy uses it.
-        fill(unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(buffer.at), bytes) });
-        // If this fails, the copy may be in flight. The buffer is leaked, too.
-        // SAFETY: as the caller promises.
-        let copy = unsafe { self.queue_h2d(&buffer, bytes, to, device_address) }?;
-        buffer.last = Some(copy.done.clone());
-        lock(&self.pool).put(buffer);
-        Ok(copy)
-    }
-
     /// Ensures that `count` buffers of `bytes` are idle, so that one can be filled while others are copied.
     pub(crate) fn reserve(&self, bytes: usize, count: usize) -> Result<(), RuntimeError> {
         let mut pool = lock(&self.pool);
@@ -178,21 +159,22 @@ impl<R: Runtime> CopyStreams<R> {
         result
     }
 
+    /// Queues a copy from `buffer` to memory that `to` owns and that kernels no longer use after `free`.
+    ///
     /// # Safety
-    /// The requirements of [`D2hCopy::begin_h2d`]; kernels must wait for the copy that fills `buffer`, or the host
-    /// have waited (rule 5).
+    /// The requirements of [`D2hCopy::begin_h2d`]. `free` must follow the copy that fills `buffer`, unless the host has
+    /// waited for it (rule 5).
     unsafe fn queue_h2d<T>(
         self: &Arc<Self>,
         buffer: &Buffer<R>,
         bytes: usize,
         to: T,
         device_address: usize,
+        free: &R::Event,
     ) -> Result<H2dCopy<R, T>, RuntimeError> {
         let queue = || {
-            let memory_free = self.runtime.record_event(Stream::Compute)?;
-            self.runtime.stream_wait_event(Stream::ToDevice, &memory_free)?;
-            // SAFETY: rules 3 and 5: this stream waits for the compute stream, so the memory is free and the buffer full.
-            // Both are held until the copy has finished or the streams wait for it.
+            self.runtime.stream_wait_event(Stream::ToDevice, free)?;
+            // SAFETY: rules 3 and 5: this stream waits for `free`, so the memory is free and the buffer full. Both are held until the copy has finished or the streams wait for it.
             unsafe { self.runtime.copy(Stream::ToDevice, device_address, buffer.at, bytes)? };
             self.runtime.record_event(Stream::ToDevice)
         };
@@ -237,9 +219,10 @@ impl<R: Runtime, T> D2hCopy<R, T> {
         let Some(buffer) = &mut self.buffer else {
             return Err(RuntimeError { call: "a copy to the GPU", reason: "its buffer is gone".into() });
         };
-        // SAFETY: as the caller promises. Rule 5: the compute stream waits for `done` (`release`), or this thread has
-        // waited (`Self::wait_for_bytes`, after which `release` does nothing).
-        let copy = unsafe { self.copy_streams.queue_h2d(buffer, self.bytes, to, device_address)? };
+        let free = self.copy_streams.runtime.record_event(Stream::Compute)?;
+        // SAFETY: as the caller promises. Rule 5: the compute stream waits for `done` (`release`) before `free`, or this
+        // thread has waited (`Self::wait_for_bytes`, after which `release` does nothing).
+        let copy = unsafe { self.copy_streams.queue_h2d(buffer, self.bytes, to, device_address, &free)? };
         buffer.last = Some(copy.done.clone());
         Ok(copy)
     }
@@ -270,6 +253,48 @@ impl<R: Runtime, T> H2dCopy<R, T> {
     pub(crate) fn into_tensor(mut self) -> Result<T, RuntimeError> {
         self.copy_streams.runtime.stream_wait_event(Stream::Compute, &self.done)?;
         self.tensor.take().ok_or(RuntimeError { call: "a copy to the GPU", reason: "it was taken before".into() })
+    }
+}
+
+impl<R: Runtime, T> Destination<R, T> {
+    /// Call this after the allocation, on the thread that queues kernels: copies wait for kernels queued before.
+    pub(crate) fn new(copy_streams: &Arc<CopyStreams<R>>) -> Result<Self, RuntimeError> {
+        let free = copy_streams.runtime.record_event(Stream::Compute)?;
+        Ok(Self { copy_streams: copy_streams.clone(), free, arriving: Vec::new() })
+    }
+
+    /// Fills a pinned buffer of `bytes` by `fill` and starts its copy to `device_address`. `to` owns that memory.
+    ///
+    /// # Safety
+    /// The memory must have that size, be on this GPU, and be allocated before [`Destination::new`]. Work that is queued
+    /// later must not use it before [`Destination::arrive`].
+    pub(crate) unsafe fn fill(
+        &mut self,
+        bytes: usize,
+        fill: impl FnOnce(&mut [u8]),
+        to: T,
+        device_address: usize,
+    ) -> Result<(), RuntimeError> {
+        let CopyStreams { runtime, pool } = self.copy_streams.as_ref();
+        let mut buffer = lock(pool).take(runtime, bytes)?;
+        if let Some(last) = buffer.last.take() {
+            // If this fails, the buffer may be in use. It is leaked: `Buffer` has no destructor.
+            runtime.synchronize_event(&last)?;
+        }
+        // SAFETY: `buffer` is unshared memory of at least that size, and no copy uses it.
+        fill(unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(buffer.at), bytes) });
+        // If this fails, the copy may be in flight. The buffer is leaked, too.
+        // SAFETY: as the caller promises.
+        let copy = unsafe { self.copy_streams.queue_h2d(&buffer, bytes, to, device_address, &self.free) }?;
+        buffer.last = Some(copy.done.clone());
+        lock(pool).put(buffer);
+        self.arriving.push(copy);
+        Ok(())
+    }
+
+    /// Makes kernels queued from now on wait for the copies.
+    pub(crate) fn arrive(self) -> Result<(), RuntimeError> {
+        self.arriving.into_iter().try_for_each(|copy| copy.into_tensor().map(drop))
     }
 }
 

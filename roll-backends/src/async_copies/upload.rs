@@ -7,7 +7,7 @@ use bytemuck::Pod;
 use rayon::prelude::*;
 use tch::{Device, Kind, Tensor};
 
-use super::{copy_streams, disable};
+use super::{Cuda, Destination, RuntimeError, copy_streams, disable};
 
 /// Size of a staging buffer in bytes.
 const PIECE: usize = 1 << 26;
@@ -21,33 +21,45 @@ const CHUNK: usize = 1 << 18;
 /// Copies values to a new tensor on GPU `number`, complete for kernels queued from now on. `None` if the values are few
 /// or copy streams cannot be used; the caller then copies in another way.
 pub(crate) fn upload<E: Pod>(values: &[E], kind: Kind, number: usize) -> Option<Tensor> {
-    debug_assert_eq!(size_of::<E>(), kind.elt_size_in_bytes());
-    let bytes = bytemuck::cast_slice::<E, u8>(values);
-    if bytes.len() < SMALL {
+    if size_of_val(values) < SMALL {
         return None;
     }
     let copy_streams = copy_streams(number)?;
     let tensor = Tensor::f_empty([values.len() as i64], (kind, Device::Cuda(number))).ok()?;
-    let mut at = tensor.data_ptr().expose_provenance();
-    if bytes.len() > PIECE
-        && let Err(failed) = copy_streams.reserve(PIECE, BUFFERS)
-    {
-        disable(number, &failed);
-        return None;
+    let copy = || {
+        let mut destination = Destination::new(&copy_streams)?;
+        // SAFETY: the memory was just allocated, and is not shared before the copies have arrived.
+        unsafe { upload_to(&mut destination, values, &tensor)? };
+        destination.arrive()
+    };
+    copy().map_err(|failed| disable(number, &failed)).ok()?;
+    Some(tensor)
+}
+
+/// Starts the copies of values to `tensor`, which has their size.
+///
+/// # Safety
+/// The requirements of [`Destination::fill`].
+pub(crate) unsafe fn upload_to<E: Pod>(
+    destination: &mut Destination<Cuda, Tensor>,
+    values: &[E],
+    tensor: &Tensor,
+) -> Result<(), RuntimeError> {
+    debug_assert_eq!((size_of::<E>(), values.len()), (tensor.kind().elt_size_in_bytes(), tensor.numel()));
+    let bytes = bytemuck::cast_slice::<E, u8>(values);
+    if bytes.len() > PIECE {
+        destination.copy_streams.reserve(PIECE, BUFFERS)?;
     }
+    let mut at = tensor.data_ptr().expose_provenance();
     for piece in bytes.chunks(PIECE) {
         let fill = |to: &mut [u8]| {
             to.par_chunks_mut(CHUNK).zip(piece.par_chunks(CHUNK)).for_each(|(to, from)| to.copy_from_slice(from));
         };
-        // SAFETY: the memory was just allocated, has that size, and is not shared before all pieces have arrived.
-        let copy = unsafe { copy_streams.fill_and_begin_h2d(piece.len(), fill, tensor.shallow_clone(), at) };
-        if let Err(failed) = copy.and_then(|copy| copy.into_tensor()) {
-            disable(number, &failed);
-            return None;
-        }
+        // SAFETY: as the caller promises.
+        unsafe { destination.fill(piece.len(), fill, tensor.shallow_clone(), at)? };
         at += piece.len();
     }
-    Some(tensor)
+    Ok(())
 }
 
 #[cfg(test)]

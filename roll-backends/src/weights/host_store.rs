@@ -7,9 +7,9 @@ use burn::tensor::{Device, Int, Tensor};
 use roll_core::{Error, Result};
 
 use super::{Prefetcher, Value, Weight, WeightStore, Weights};
-use crate::{EightBits, ScaledMatrix};
 use crate::offload::{DeviceTensor, Offloaded};
 use crate::sync::lock;
+use crate::{EightBits, ScaledMatrix};
 
 /// A store whose weights are in host memory, in the device's storage format, and are copied to the device when needed.
 /// The next segment is prefetched, so that the device holds two segments at any time. Of a matrix in eight bits, the

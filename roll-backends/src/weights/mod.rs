@@ -3,6 +3,7 @@
 
 mod host_store;
 mod prefetch;
+mod segment_memory;
 mod sharded;
 mod storage;
 mod swapped;
@@ -16,11 +17,12 @@ use roll_core::{ParameterSpec, Result, StateDict};
 
 pub use host_store::HostStore;
 pub use prefetch::{Pending, Prefetcher};
+pub use segment_memory::{SegmentMemory, SegmentSizes};
 pub use sharded::Sharded;
 pub use storage::{HostWeight, MatrixStorage, Storage};
 pub use swapped::{DeviceSlot, Swapped};
 
-use crate::host::{upload, values};
+use crate::host::{upload_to, values};
 use crate::sync::lock;
 use crate::{BackendError, BlockMatrix, NdTensor, ParameterSegment, ScaledMatrix, Tape};
 
@@ -43,14 +45,19 @@ enum Value {
 impl Weight {
     /// Uploads a host tensor as `dtype`.
     pub fn new(tensor: &roll_core::Tensor, dtype: DType, device: &Device) -> Self {
+        Self::uploaded(tensor, dtype, device, &mut SegmentMemory::default())
+    }
+
+    /// Like [`Weight::new`], to `memory` where it has room.
+    pub fn uploaded(tensor: &roll_core::Tensor, dtype: DType, device: &Device, memory: &mut SegmentMemory) -> Self {
         let count = [tensor.len()];
         let flat = match (tensor.dtype(), dtype) {
             (roll_core::DType::Bf16, DType::BF16) => {
-                upload(Cow::Borrowed(tensor.as_slice::<half::bf16>().unwrap_or(&[])), count, device)
+                upload_to(Cow::Borrowed(tensor.as_slice::<half::bf16>().unwrap_or(&[])), count, device, memory)
             }
             // Converted on the host: half the bytes are copied, and no f32 copy exists on the device.
-            (_, DType::BF16) => upload(Cow::Owned(storage::narrowed(tensor)), count, device),
-            _ => upload(values(tensor), count, device).cast(dtype),
+            (_, DType::BF16) => upload_to(Cow::Owned(storage::narrowed(tensor)), count, device, memory),
+            _ => upload_to(values(tensor), count, device, memory).cast(dtype),
         };
         Self::from_tensor(NdTensor::from_flat(flat, tensor.shape()))
     }

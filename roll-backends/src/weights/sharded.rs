@@ -7,7 +7,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device};
 use roll_core::{Communicator, Error, Result, StateDict, Tensor};
 
-use super::{Prefetcher, Storage, Weight, WeightStore, Weights};
+use super::{Prefetcher, SegmentMemory, SegmentSizes, Storage, Weight, WeightStore, Weights};
 use crate::overlap::{OverlappedRanks, Service};
 
 /// A store in which every rank holds an equal shard of every weight in host memory. A segment is assembled when it is
@@ -20,7 +20,8 @@ pub struct Sharded {
     ranks: Arc<OverlappedRanks>,
     service: u32,
     shards: Arc<Shards>,
-    prefetcher: Prefetcher<Weights>,
+    prefetcher: Prefetcher<(Weights, SegmentMemory)>,
+    sizes: SegmentSizes,
 }
 
 /// The shards of one rank.
@@ -81,7 +82,7 @@ impl Sharded {
         own.shrink_to_fit();
         let shards = Arc::new(Shards { device: device.clone(), entries, own, world });
         let service = ranks.register(shards.clone());
-        Ok(Self { ranks, service, shards, prefetcher: Prefetcher::default() })
+        Ok(Self { ranks, service, shards, prefetcher: Prefetcher::default(), sizes: SegmentSizes::default() })
     }
 
     /// Size of this rank's shards in bytes.
@@ -92,13 +93,18 @@ impl Sharded {
 
 impl WeightStore for Sharded {
     fn segment(&self, prefix: &str) -> Result<Weights> {
-        self.prefetcher.segment(prefix, self.ranks.overlaps(), |prefix| {
+        let (weights, memory) = self.prefetcher.segment(prefix, self.ranks.overlaps(), |prefix| {
             let (range, shards) = (self.shards.range(prefix), self.shards.clone());
+            let mut memory = self.sizes.reserve(prefix, &shards.device);
             let operands = [range.start as u32, range.end as u32];
             // Assembled by the thread that gathered it, so that a pass that uses a prefetched segment does not wait for
             // the assembly either.
-            self.ranks.begin_with(self.service, operands, move |gathered| shards.assemble(range, &gathered))
-        })
+            self.ranks.begin_with(self.service, operands, move |gathered| {
+                Ok((shards.assemble(range, &gathered, &mut memory)?, memory))
+            })
+        })?;
+        self.sizes.arrived(prefix, memory)?;
+        Ok(weights)
     }
 
     fn device(&self) -> &Device {
@@ -121,7 +127,7 @@ impl Shards {
     }
 
     /// Assembles the weights of some entries from the shards of all ranks.
-    fn assemble(&self, range: Range<usize>, gathered: &[f32]) -> Result<Weights> {
+    fn assemble(&self, range: Range<usize>, gathered: &[f32], memory: &mut SegmentMemory) -> Result<Weights> {
         let entries = &self.entries[range];
         let Range { start: base, end } = words_of(entries);
         let length = end - base;
@@ -132,7 +138,7 @@ impl Shards {
             let bytes = Words { words: words.collect(), bytes: entry.bytes };
             let tensor = Tensor::from_bytes(entry.dtype, entry.shape.clone(), Arc::new(bytes))?;
             let dtype = if entry.dtype == roll_core::DType::Bf16 { DType::BF16 } else { DType::F32 };
-            weights.insert(entry.key.clone(), Weight::new(&tensor, dtype, &self.device));
+            weights.insert(entry.key.clone(), Weight::uploaded(&tensor, dtype, &self.device, memory));
         }
         Ok(Arc::new(weights))
     }

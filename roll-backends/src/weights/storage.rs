@@ -5,7 +5,7 @@ use half::bf16;
 use rayon::prelude::*;
 use roll_core::{Result, Tensor};
 
-use super::Weight;
+use super::{SegmentMemory, Weight};
 use crate::{EightBits, ScaledMatrix, ScaledRows};
 
 /// The storage of a network's weights: one dtype, with exceptions for weights that need f32 and for eight-bit matrices.
@@ -80,11 +80,11 @@ impl HostWeight {
         }
     }
 
-    /// Uploads the weight `key` to `device`; a dense one in the dtype of `storage`.
-    pub fn upload(self, storage: Storage, key: &str, device: &Device) -> Weight {
+    /// Uploads the weight `key` to `device`, to `memory` where it has room; a dense one in the dtype of `storage`.
+    pub fn upload(self, storage: Storage, key: &str, device: &Device, memory: &mut SegmentMemory) -> Weight {
         match self {
-            Self::Dense(tensor) => Weight::new(&tensor, storage.of(key, tensor.dtype()), device),
-            Self::Scaled(rows) => Weight::from_scaled(ScaledMatrix::new(rows, device)),
+            Self::Dense(tensor) => Weight::uploaded(&tensor, storage.of(key, tensor.dtype()), device, memory),
+            Self::Scaled(rows) => Weight::from_scaled(ScaledMatrix::uploaded(rows, device, memory)),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
 use roll_backends::device::is_gpu;
-use roll_backends::weights::{DeviceSlot, HostWeight, MatrixStorage, Storage};
+use roll_backends::weights::{DeviceSlot, HostWeight, MatrixStorage, SegmentMemory, Storage};
 use roll_backends::{Backend, Resident, Sharded, WeightStore};
 use roll_core::{BuildContext, Communicator, Error, Noise, Result, ResultExt, StateDict, flat};
 
@@ -221,7 +221,7 @@ impl ExpertStorage {
                 let state = weights::in_host_memory(file, storage)?;
                 let bring = move || {
                     let weight = |(key, weight): (&String, &HostWeight)| {
-                        (key.clone(), weight.clone().upload(storage, key, &device))
+                        (key.clone(), weight.clone().upload(storage, key, &device, &mut SegmentMemory::default()))
                     };
                     Ok(Resident::from_weights(state.iter().map(weight).collect(), &device))
                 };

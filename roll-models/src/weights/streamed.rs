@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
 use roll_backends::background::{Purpose, begin};
-use roll_backends::weights::{HostStore, HostWeight, MatrixStorage, Prefetcher, Storage};
+use roll_backends::weights::{HostStore, HostWeight, MatrixStorage, Prefetcher, SegmentMemory, SegmentSizes, Storage};
 use roll_backends::{Resident, Weight, WeightStore, Weights};
 use roll_core::{Result, ResultExt, Tensor};
 
@@ -20,7 +20,8 @@ use crate::precision::storable;
 /// long as the system has room.
 pub struct Streamed {
     source: Arc<StreamSource>,
-    ahead: Option<Prefetcher<Weights>>,
+    ahead: Option<Prefetcher<(Weights, SegmentMemory)>>,
+    sizes: SegmentSizes,
 }
 
 #[derive(Clone)]
@@ -34,7 +35,7 @@ impl Streamed {
     /// Creates a store over `checkpoint`, whose keys must be those that the network requests.
     pub fn new(checkpoint: Checkpoint, device: &Device) -> Self {
         let source = StreamSource { checkpoint, device: device.clone(), storage: None };
-        Self { source: Arc::new(source), ahead: None }
+        Self { source: Arc::new(source), ahead: None, sizes: SegmentSizes::default() }
     }
 
     /// Stores the weights on the device as `storage` says instead of in the file's dtype.
@@ -60,11 +61,15 @@ impl Streamed {
 
 impl WeightStore for Streamed {
     fn segment(&self, prefix: &str) -> Result<Weights> {
-        let Some(ahead) = &self.ahead else { return self.source.read(prefix) };
-        ahead.segment(prefix, true, |prefix| {
-            let (source, name) = (self.source.clone(), prefix.to_string());
-            Ok(begin(&self.source.device, Purpose::Weights, move || source.read(&name)))
-        })
+        let Some(ahead) = &self.ahead else { return self.source.read(prefix, &mut SegmentMemory::default()) };
+        let device = &self.source.device;
+        let (weights, memory) = ahead.segment(prefix, true, |prefix| {
+            let (source, name, mut memory) =
+                (self.source.clone(), prefix.to_string(), self.sizes.reserve(prefix, device));
+            Ok(begin(device, Purpose::Weights, move || Ok((source.read(&name, &mut memory)?, memory))))
+        })?;
+        self.sizes.arrived(prefix, memory)?;
+        Ok(weights)
     }
 
     fn device(&self) -> &Device {
@@ -77,14 +82,14 @@ impl WeightStore for Streamed {
 }
 
 impl StreamSource {
-    fn read(&self, prefix: &str) -> Result<Weights> {
+    fn read(&self, prefix: &str, memory: &mut SegmentMemory) -> Result<Weights> {
         let mut weights = HashMap::new();
         for key in self.checkpoint.keys().filter(|key| key.starts_with(prefix)) {
             let weight = match self.storage {
-                Some(storage) => uploaded(&self.checkpoint, key, storage, &self.device)?,
+                Some(storage) => uploaded(&self.checkpoint, key, storage, &self.device, memory)?,
                 None => {
                     let tensor = self.checkpoint.tensor(key)?;
-                    Weight::new(&tensor, storable(stored_dtype(&tensor), &self.device), &self.device)
+                    Weight::uploaded(&tensor, storable(stored_dtype(&tensor), &self.device), &self.device, memory)
                 }
             };
             weights.insert(key.to_string(), weight);
@@ -99,7 +104,8 @@ impl StreamSource {
 pub fn resident(checkpoint: &Checkpoint, storage: Storage, device: &Device) -> Result<Resident> {
     let mut weights = HashMap::with_capacity(checkpoint.len());
     for key in checkpoint.keys() {
-        weights.insert(key.to_string(), uploaded(checkpoint, key, storage, device)?);
+        let weight = uploaded(checkpoint, key, storage, device, &mut SegmentMemory::default())?;
+        weights.insert(key.to_string(), weight);
         checkpoint.release(key);
     }
     Ok(Resident::from_weights(weights, device))
@@ -109,7 +115,7 @@ pub fn resident(checkpoint: &Checkpoint, storage: Storage, device: &Device) -> R
 /// supports them.
 pub fn from_host(checkpoint: &Checkpoint, storage: Storage, device: &Device) -> Result<HostStore> {
     let weights = checkpoint.keys().map(|key| {
-        let weight = uploaded(checkpoint, key, storage, device)?;
+        let weight = uploaded(checkpoint, key, storage, device, &mut SegmentMemory::default())?;
         checkpoint.release(key);
         Ok::<_, roll_core::Error>((key.to_string(), weight))
     });
@@ -140,9 +146,15 @@ pub fn in_host_memory(checkpoint: &Checkpoint, storage: Storage) -> Result<BTree
     Ok(weights)
 }
 
-/// Uploads the weight `key` to `device`.
-fn uploaded(checkpoint: &Checkpoint, key: &str, storage: Storage, device: &Device) -> Result<Weight> {
-    Ok(host_weight(checkpoint, key, storage)?.upload(storage, key, device))
+/// Uploads the weight `key` to `device`, to `memory` where it has room.
+fn uploaded(
+    checkpoint: &Checkpoint,
+    key: &str,
+    storage: Storage,
+    device: &Device,
+    memory: &mut SegmentMemory,
+) -> Result<Weight> {
+    Ok(host_weight(checkpoint, key, storage)?.upload(storage, key, device, memory))
 }
 
 /// Reads the weight `key`: dense, or in eight bits if `storage` says so.

@@ -133,7 +133,7 @@ impl Fake {
         self.lock().pinned.len()
     }
 
-    fn progress(&self) {
+    pub(super) fn progress(&self) {
         let mut state = self.lock();
         match self.schedule {
             Schedule::Late => {}
@@ -161,6 +161,12 @@ impl Fake {
 
     fn lock(&self) -> MutexGuard<'_, FakeState> {
         self.state.lock().unwrap()
+    }
+}
+
+impl Memory {
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        read(self.at, SIZE)
     }
 }
 

@@ -4,7 +4,7 @@ mod fake;
 
 use std::sync::Arc;
 
-use super::{CopyStreams, D2hCopy, H2dCopy, RuntimeError, Stream};
+use super::{CopyStreams, D2hCopy, Destination, H2dCopy, Runtime, RuntimeError, Stream};
 use crate::sync::lock;
 use fake::{FailingCalls, Fake, FakeRuntime, Memory, SIZE, Schedule};
 
@@ -75,13 +75,22 @@ fn steps(fake: &Arc<Fake>, copy_streams: &Streams) -> Result<(), RuntimeError> {
         compute(fake);
         copy_streams.reserve(SIZE, 2)?;
         // An upload through a buffer that may still be in use.
-        let memory = fake.memory();
-        let at = memory.at;
-        // SAFETY: the memory is not shared.
-        let uploaded = unsafe { copy_streams.fill_and_begin_h2d(SIZE, |bytes| bytes.fill(77), memory, at)? };
+        let uploaded = Arc::new(fake.memory());
+        let mut destination = Destination::new(copy_streams)?;
         compute(fake);
-        let uploaded = uploaded.into_tensor()?;
+        // SAFETY: no kernel uses the memory before the copy has arrived.
+        unsafe { destination.fill(SIZE, |bytes| bytes.fill(77), uploaded.clone(), uploaded.at)? };
+        compute(fake);
+        destination.arrive()?;
         fake.expect(&uploaded, 77);
+        // One that is dropped on its way.
+        let unwanted = Arc::new(fake.memory());
+        let mut destination = Destination::new(copy_streams)?;
+        // SAFETY: as above.
+        unsafe { destination.fill(SIZE, |bytes| bytes.fill(78), unwanted.clone(), unwanted.at)? };
+        drop(unwanted);
+        drop(destination);
+        compute(fake);
     }
     Ok(())
 }
@@ -137,6 +146,25 @@ fn failed_calls_free_no_memory_that_a_copy_uses() {
             assert_eq!(faults, Vec::<String>::new(), "{schedule:?} {failing:?}");
         }
     }
+}
+
+#[test]
+fn a_copy_waits_for_kernels_before_its_destination_and_for_none_after_it() {
+    let fake = Fake::new(Schedule::Eager(Stream::ToDevice), FailingCalls::None);
+    let copy_streams = CopyStreams::new(FakeRuntime(fake.clone()), 0);
+    let memory = Arc::new(fake.memory());
+    fake.fill(&memory, 1);
+    let mut destination = Destination::new(&copy_streams).unwrap();
+    compute(&fake);
+    // SAFETY: no kernel uses the memory before the copy has arrived.
+    unsafe { destination.fill(SIZE, |bytes| bytes.fill(2), memory.clone(), memory.at).unwrap() };
+    assert_ne!(memory.bytes(), [2; SIZE], "the kernel that fills the memory has not run");
+    copy_streams.runtime.synchronize_event(&destination.free).unwrap();
+    fake.progress();
+    assert_eq!(memory.bytes(), [2; SIZE], "later kernels have not run");
+    destination.arrive().unwrap();
+    fake.expect(&memory, 2);
+    assert_eq!(fake.finish().0, Vec::<String>::new());
 }
 
 #[test]

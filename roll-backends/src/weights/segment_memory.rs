@@ -1,0 +1,142 @@
+//! Device memory for weights that another thread uploads.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use burn::tensor::Device;
+use roll_core::Result;
+
+use crate::sync::lock;
+
+/// Memory on a GPU of libtorch for the weights of a segment. The computing thread reserves it, and another thread
+/// fills it while kernels run. Without it, the memory would be allocated while the kernels of the current segment are
+/// queued, and the copies would wait for all of them ([`crate::async_copies`], rule 3).
+///
+/// The default has no memory: each weight is uploaded to memory of its own. So it is on other devices.
+#[derive(Default)]
+pub struct SegmentMemory {
+    /// Bytes of all weights so far, whether they found room or not.
+    used: usize,
+    #[cfg(feature = "libtorch")]
+    reserved: Option<Reserved>,
+}
+
+#[cfg(feature = "libtorch")]
+struct Reserved {
+    gpu: usize,
+    bytes: tch::Tensor,
+    destination: crate::async_copies::Destination<crate::async_copies::Cuda, tch::Tensor>,
+}
+
+/// Sizes of the segments that were fetched before: memory of that size is reserved for the next fetch.
+#[derive(Default)]
+pub struct SegmentSizes(Mutex<HashMap<String, usize>>);
+
+impl SegmentSizes {
+    /// Reserves memory for the segment `prefix`. Call this on the thread that queues kernels.
+    pub fn reserve(&self, prefix: &str, device: &Device) -> SegmentMemory {
+        let bytes = lock(&self.0).get(prefix).copied().unwrap_or(0);
+        SegmentMemory::new(bytes, device)
+    }
+
+    /// Makes kernels queued from now on wait until the weights of `prefix` are in `memory`.
+    pub fn arrived(&self, prefix: &str, memory: SegmentMemory) -> Result<()> {
+        lock(&self.0).insert(prefix.to_string(), memory.used);
+        #[cfg(feature = "libtorch")]
+        if let Some(reserved) = memory.reserved {
+            reserved.destination.arrive()?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(not(feature = "libtorch"))]
+impl SegmentMemory {
+    fn new(_: usize, _: &Device) -> Self {
+        Self::default()
+    }
+}
+
+#[cfg(feature = "libtorch")]
+mod reserved {
+    use bytemuck::Pod;
+    use tch::{Kind, Tensor};
+
+    use super::*;
+    use crate::async_copies::{Destination, copy_streams, disable, upload, upload_to};
+
+    /// Weights begin at multiples of this, as in memory of their own.
+    const ALIGNMENT: usize = 512;
+
+    impl SegmentMemory {
+        pub(super) fn new(bytes: usize, device: &Device) -> Self {
+            let reserve = || {
+                let gpu = crate::device::libtorch_gpu(device).filter(|_| bytes > 0)?;
+                let copy_streams = copy_streams(gpu)?;
+                let memory = Tensor::f_empty([bytes as i64], (Kind::Uint8, tch::Device::Cuda(gpu))).ok()?;
+                let destination = Destination::new(&copy_streams).map_err(|failed| disable(gpu, &failed)).ok()?;
+                Some(Reserved { gpu, bytes: memory, destination })
+            };
+            Self { used: 0, reserved: reserve() }
+        }
+
+        /// Uploads values to GPU `number`, into this memory if they fit. `None` if the caller must upload them.
+        pub(crate) fn upload<E: Pod>(&mut self, values: &[E], kind: Kind, number: usize) -> Option<Tensor> {
+            let (start, bytes) = (self.used, size_of_val(values));
+            self.used += bytes.next_multiple_of(ALIGNMENT);
+            match &mut self.reserved {
+                Some(reserved) if reserved.gpu == number && start + bytes <= reserved.bytes.numel() => {
+                    let tensor = reserved.bytes.narrow(0, start as i64, bytes as i64).view_dtype(kind);
+                    // SAFETY: this part of the memory has no other user, and its tensor is used after `arrived`.
+                    unsafe { upload_to(&mut reserved.destination, values, &tensor) }
+                        .map_err(|failed| disable(number, &failed))
+                        .ok()?;
+                    Some(tensor)
+                }
+                _ => upload(values, kind, number),
+            }
+        }
+    }
+}
+
+#[cfg(all(test, feature = "libtorch"))]
+mod tests {
+    use burn::tensor::{DType, Int, Tensor as Burn};
+    use roll_core::Tensor;
+
+    use super::*;
+    use crate::{EightBits, ScaledMatrix, ScaledRows, Weight};
+
+    /// Runs on machines with a GPU: weights are uploaded by another thread while kernels run.
+    #[test]
+    fn reserved_segments_are_exact_on_a_gpu() {
+        if !tch::Cuda::is_available() {
+            roll_testing::skip!("libtorch finds no GPU", needs = "gpu");
+        }
+        let device = crate::device("libtorch-cuda").unwrap();
+        let (sizes, busy) = (SegmentSizes::default(), Burn::<2>::ones([4096, 4096], &device));
+        for round in 0..4 {
+            let mut memory = sizes.reserve("blocks.0.", &device);
+            assert_eq!(memory.reserved.is_some(), round > 0);
+            let product = (0..20).fold(busy.clone(), |x, _| x.matmul(busy.clone()) / 4096.0);
+            let dense: Vec<f32> = (0..3_000_001).map(|i| (i * 7 + round) as f32).collect();
+            let matrix = Tensor::new(dense[..2_000_000].to_vec(), [1000, 2000]).unwrap();
+            let rows = ScaledRows::quantised(&matrix, EightBits::Int8).unwrap();
+            let (values, codes) = (dense.clone(), rows.clone());
+            let (weight, scaled, memory) = std::thread::scope(|scope| {
+                let device = &device;
+                let fill = move || {
+                    let tensor = Tensor::new(values, [3_000_001]).unwrap();
+                    let weight = Weight::uploaded(&tensor, DType::F32, device, &mut memory);
+                    (weight, ScaledMatrix::uploaded(codes, device, &mut memory), memory)
+                };
+                scope.spawn(fill).join().unwrap()
+            });
+            sizes.arrived("blocks.0.", memory).unwrap();
+            assert_eq!(weight.f32::<1>().unwrap().into_data().try_into_vec::<f32>().unwrap(), dense);
+            let found: Burn<2, Int> = scaled.codes;
+            assert_eq!(found.into_data().convert::<u8>().try_into_vec::<u8>().unwrap(), rows.codes());
+            assert_eq!(product.max().into_scalar::<f32>(), 1.0);
+        }
+    }
+}
