@@ -213,8 +213,7 @@ impl ScaledMatrix {
     }
 
     fn decoded(&self, codes: Tensor<2, Int>, scales: Tensor<1>) -> Tensor<2> {
-        let [rows, _] = codes.dims();
-        ops::decoded_codes(self.kind, codes) * scales.reshape([rows, 1])
+        ops::decoded(self.kind, codes, scales)
     }
 }
 

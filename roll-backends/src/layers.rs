@@ -68,18 +68,8 @@ impl Scope<'_> {
             return Ok(in_dtype(y, dtype));
         }
         if let Some(scaled) = self.scaled(&key) {
-            let x = self.operand(x);
-            let y = ops::linear_scaled(x.clone(), scaled, bias);
-            let y = match lora {
-                Some((down, up)) => {
-                    // The low-rank part is accumulated in f32, like `y`; `ops::linear` returns the dtype of its
-                    // operand.
-                    let inner = in_dtype(ops::linear(x, self.operand(down), None), DType::F32);
-                    y + ops::linear(inner, self.operand(up), None) * self.lora_scale
-                }
-                None => y,
-            };
-            return Ok(in_dtype(y, dtype));
+            let lora = lora.map(|(down, up)| (down, up, self.lora_scale));
+            return Ok(ops::linear_scaled(x, scaled, bias, lora, self.products));
         }
         let weight = self.matrix(&key)?;
         Ok(match lora {
@@ -93,13 +83,9 @@ impl Scope<'_> {
         let key = format!("{name}.weight");
         let bias = self.optional::<1>(&format!("{name}.bias"))?;
         let lora = self.lora(name);
-        let (x, y) = match (self.blocks(&key), self.scaled(&key)) {
-            (Some(blocks), _) => (x.clone(), ops::linear_blocks(x, blocks, bias)),
-            (None, Some(scaled)) => {
-                let x = self.operand(x);
-                (x.clone(), ops::linear_scaled(x, scaled, bias))
-            }
-            (None, None) => {
+        let (x, y) = match self.blocks(&key) {
+            Some(blocks) => (x.clone(), ops::linear_blocks(x, blocks, bias)),
+            None => {
                 let weight = match (self.products, self.parameter::<2>(&key)) {
                     (DType::F32, None) => weights::get(self.weights, &key)?.stored()?,
                     _ => self.matrix(&key)?,

@@ -196,9 +196,12 @@ fn share_threads() {
 #[cfg(feature = "libtorch")]
 fn libtorch_cuda(number: usize) -> std::result::Result<(), String> {
     if !tch::Cuda::is_available() {
-        return Err("this libtorch finds no GPU: it needs NVIDIA's driver (`nvidia-smi` lists the GPUs), and must be \
-                    built with CUDA (`scripts/setup-libtorch --cuda`, then build anew)"
-            .into());
+        let has_cuda = std::fs::read_to_string("/proc/self/maps").is_ok_and(|maps| maps.contains("/libtorch_cuda"));
+        return Err(match has_cuda {
+            true => "libtorch finds no GPU: `nvidia-smi` must list one (in a container, started with `--gpus all`)",
+            false => "this build's libtorch has no CUDA: `scripts/setup-libtorch --cuda`, then build anew",
+        }
+        .into());
     }
     match usize::try_from(tch::Cuda::device_count()).unwrap_or(0) {
         count if number < count => Ok(()),

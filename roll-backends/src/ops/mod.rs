@@ -22,7 +22,7 @@
 //! | `product`      | `product` (Burn's)        | default             | default                   | `cube/product`         |
 //! | `rms_rope`     | `rms_rope`: norm, rope    | default             | `libtorch/norm`           | default                |
 //! | `rope`         | `rope`                    | `flex/elementwise`  | `libtorch/elementwise`    | `cube/rope`            |
-//! | `scaled`       | `scaled`                  | `flex/quantised`    | default                   | default                |
+//! | `scaled`       | `scaled`                  | `flex/quantised`    | `libtorch/mod`            | default                |
 //!
 //! `all_to_all` and `cotangent` need no kernels. The files in `flex/` call the functions in `kernels/`, which compute on
 //! slices without tensors. `operator` runs a call on the backend of its operands and records it for the backward pass,
@@ -66,7 +66,7 @@ mod test_noise;
 mod tests;
 mod tiled;
 
-pub(crate) use scaled::decoded_codes;
+pub(crate) use scaled::decoded;
 
 pub use activation::{gelu, gelu_tanh, silu};
 pub use adam::adam;

@@ -1,13 +1,13 @@
-//! Linear layers with block-quantised and eight-bit weights on flex.
+//! Linear layers with block-quantised weights, and eight-bit matrices, on flex.
 
 use burn::backend::{Flex, TensorMetadata, flex::FlexTensor};
 use burn::tensor::DType;
+use rayon::prelude::*;
 
 use super::{Values, cast, tensor};
-use crate::BlockMatrix;
-use crate::ops::BlockKernel;
-use crate::ops::kernels::row_products::{Codes, Stored, forward, pull};
-use crate::ops::scaled::{Scaled, ScaledKernel};
+use crate::ops::kernels::row_products::{Stored, forward, pull};
+use crate::ops::{BlockKernel, ScaledKernel};
+use crate::{BlockMatrix, EightBits};
 
 impl BlockKernel for Flex {
     fn blocks_forward(x: FlexTensor, bias: FlexTensor, weight: &BlockMatrix) -> FlexTensor {
@@ -26,28 +26,15 @@ impl BlockKernel for Flex {
 }
 
 impl ScaledKernel for Flex {
-    fn scaled_forward(x: FlexTensor, bias: FlexTensor, weight: &Scaled<Self>) -> FlexTensor {
-        let [rows, inputs] = x.shape().dims::<2>();
-        let (x, bias) = (Values::of(x), Values::of(bias));
-        let y = with_codes(weight, |codes| forward(rows, inputs, x.slice(), Stored::Codes(codes), bias.slice()));
-        tensor(y, [rows, weight.shape()[0]])
+    fn decoded(kind: EightBits, codes: FlexTensor, scales: FlexTensor, dtype: DType) -> FlexTensor {
+        let ([rows, columns], codes, scales) = (codes.shape().dims::<2>(), codes.to_contiguous(), Values::of(scales));
+        let codes = &codes.storage::<u8>()[codes.layout().start_offset()..][..rows * columns];
+        let (table, mut values) = (kind.table(), vec![0.0; rows * columns]);
+        let columns_or_one = columns.max(1);
+        let parts = values.par_chunks_mut(columns_or_one).zip(codes.par_chunks(columns_or_one)).zip(scales.slice());
+        parts.for_each(|((values, codes), scale)| {
+            values.iter_mut().zip(codes).for_each(|(value, code)| *value = table[usize::from(*code)] * scale);
+        });
+        cast(tensor(values, [rows, columns]), dtype)
     }
-
-    fn scaled_backward(d_y: FlexTensor, weight: &Scaled<Self>, dtype: DType) -> FlexTensor {
-        let [rows, _] = d_y.shape().dims::<2>();
-        let d_y = Values::of(d_y);
-        let part = |codes: Codes| {
-            pull(rows, d_y.slice(), weight.shape(), |rows, columns, values| codes.decode_part(rows, columns, values))
-        };
-        cast(tensor(with_codes(weight, part), [rows, weight.shape()[1]]), dtype)
-    }
-}
-
-/// Runs `f` on the host slices of the weight.
-fn with_codes<T>(weight: &Scaled<Flex>, f: impl FnOnce(Codes) -> T) -> T {
-    let [outputs, inputs] = weight.shape();
-    let (table, scales) = (weight.kind.table(), Values::of(weight.scales.clone()));
-    let codes = weight.codes.to_contiguous();
-    let values = &codes.storage::<u8>()[codes.layout().start_offset()..][..outputs * inputs];
-    f(Codes { values, table: &table, scales: scales.slice(), inputs })
 }

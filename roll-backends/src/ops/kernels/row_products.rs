@@ -39,28 +39,6 @@ pub enum Stored<'a> {
     F32(&'a [f32]),
     Bf16(&'a [bf16]),
     Blocks(&'a BlockMatrix),
-    Codes(Codes<'a>),
-}
-
-/// An eight-bit matrix `[outputs, inputs]`, row-major; see [`crate::ScaledMatrix`].
-#[derive(Clone, Copy, Debug)]
-pub struct Codes<'a> {
-    pub values: &'a [u8],
-    /// The f32 value of each of the 256 codes.
-    pub table: &'a [f32; 256],
-    pub scales: &'a [f32],
-    /// Length of a row.
-    pub inputs: usize,
-}
-
-impl Codes<'_> {
-    /// Decodes some columns of some rows, row-major.
-    pub fn decode_part(&self, rows: Range<usize>, columns: Range<usize>, values: &mut [f32]) {
-        for (row, values) in rows.zip(values.chunks_exact_mut(columns.len().max(1))) {
-            let (codes, scale) = (&self.values[row * self.inputs..][columns.clone()], self.scales[row]);
-            values.iter_mut().zip(codes).for_each(|(value, code)| *value = self.table[usize::from(*code)] * scale);
-        }
-    }
 }
 
 impl<'a> Stored<'a> {
@@ -77,7 +55,6 @@ impl<'a> Stored<'a> {
         scratch.resize(count.max(scratch.len()), 0.0);
         match self {
             Self::Blocks(matrix) => matrix.decode_into(rows, &mut scratch[..count]),
-            Self::Codes(codes) => codes.decode_part(rows, 0..inputs, &mut scratch[..count]),
             Self::Bf16(values) => {
                 let pairs = scratch.iter_mut().zip(&values[part]);
                 pairs.for_each(|(to, from)| *to = f32::from_bits(u32::from(from.to_bits()) << 16));

@@ -25,15 +25,20 @@ impl Conv2dKernel for LibTorch {}
 impl MaxPoolKernel for LibTorch {}
 
 impl ScaledKernel for LibTorch {
-    fn values_of_codes(kind: EightBits, codes: TchTensor, dtype: DType) -> TchTensor {
-        // ATen has the three formats: the bytes are read as such, and cast.
+    fn decoded(kind: EightBits, codes: TchTensor, scales: TchTensor, dtype: DType) -> TchTensor {
+        // ATen has the three formats: the bytes are read as such.
         let format = match kind {
             EightBits::Int8 => Kind::Int8,
             EightBits::E4m3 => Kind::Float8e4m3fn,
             EightBits::E5m2 => Kind::Float8e5m2,
         };
         let wanted = if dtype == DType::BF16 { Kind::BFloat16 } else { Kind::Float };
-        fresh(codes.tensor.view_dtype(format).to_kind(wanted))
+        let codes = codes.tensor.view_dtype(format);
+        // ATen multiplies integers by floats, in f32 and in one pass, but not numbers of FP8; bf16 has them all.
+        let codes = if kind == EightBits::Int8 { codes } else { codes.to_kind(Kind::BFloat16) };
+        let values = Tensor::empty(codes.size(), (wanted, codes.device()));
+        let _ = codes.mul_out(&values, &scales.tensor.unsqueeze(1));
+        fresh(values)
     }
 }
 

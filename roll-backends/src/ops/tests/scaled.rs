@@ -1,11 +1,11 @@
 //! Tests of products with eight-bit matrices, compared with the same products in f64.
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor};
 
 use super::linear::product_in_f64;
 use super::{BF16, Exact, assert_near, bf16_devices, devices, download, noise, to_bf16};
 use crate::device::has_bytes;
-use crate::ops::{linear_scaled, seed};
+use crate::ops::{linear, linear_lora, linear_scaled, seed};
 use crate::{EightBits, ScaledMatrix, ScaledRows};
 
 const ROWS: usize = 6;
@@ -44,8 +44,7 @@ fn eight_bit_products_and_gradients_match_f64() {
             let matrix = ScaledMatrix::new(rows.clone(), device);
             let leaf = x.upload(device).autodiff().require_grad();
             let shift = vector(&bias, device).autodiff().require_grad();
-            let operand = if products == DType::F32 { leaf.clone() } else { leaf.clone().cast(products) };
-            let y = linear_scaled(operand, &matrix, Some(shift.clone()));
+            let y = linear_scaled(leaf.clone(), &matrix, Some(shift.clone()), None, products);
             assert_eq!(y.dtype(), DType::F32);
             let product = product_in_f64(x, &weight).values;
             let expected: Vec<f64> = product.iter().enumerate().map(|(i, y)| y + bias.values[i % OUTPUTS]).collect();
@@ -57,44 +56,43 @@ fn eight_bit_products_and_gradients_match_f64() {
             assert_near("d bias", &download(shift.grad_remove(&mut found).unwrap()), &d_bias, 1e-5);
         };
         with_bytes(devices()).for_each(|device| run(&device, DType::F32, 1e-5, &x, &g));
-        // Codes are exact in bf16; the cotangent times the scales is rounded.
+        // The decoded matrix and the cotangent are rounded.
         let (x, g) = (to_bf16(&x), to_bf16(&g));
         with_bytes(bf16_devices()).for_each(|device| run(&device, DType::BF16, BF16, &x, &g));
     }
 }
 
 #[test]
-#[cfg(feature = "flex")]
-fn products_do_not_depend_on_panel_size() {
-    use burn::backend::Flex;
-    use burn::backend::ops::{FloatTensorOps, IntTensorOps};
-
-    use crate::ops::scaled::{Scaled, backward_by_panels, forward_by_panels};
-
-    let (rows, weight) = rounded(EightBits::E4m3);
-    let (x, bias, g) = (noise(ROWS, INPUTS, 1), noise(1, OUTPUTS, 3), noise(ROWS, OUTPUTS, 4));
-    let float = |values: &[f32], shape: &[usize]| {
-        Flex::float_from_data(TensorData::new(values.to_vec(), shape.to_vec()), &Default::default())
+fn eight_bit_layers_have_the_bits_of_dense_ones_with_the_decoded_matrix() {
+    const RANK: usize = 3;
+    let (x, g, bias) = (noise(ROWS, INPUTS, 1), noise(ROWS, OUTPUTS, 4), noise(1, OUTPUTS, 3));
+    let low = [noise(RANK, INPUTS, 5), noise(OUTPUTS, RANK, 6)];
+    let run = |device: Device, products: DType| {
+        for (kind, with_lora) in
+            [EightBits::Int8, EightBits::E4m3, EightBits::E5m2].map(|kind| [(kind, false), (kind, true)]).concat()
+        {
+            let matrix = ScaledMatrix::new(rounded(kind).0, &device);
+            let dense = matrix.rows(0, OUTPUTS).cast(products);
+            let results = [true, false].map(|in_eight_bits| {
+                let leaf = |x: &Exact| x.upload(&device).autodiff().require_grad();
+                let (x, [down, up]) = (leaf(&x), low.each_ref().map(leaf));
+                let bias = vector(&bias, &device).autodiff().require_grad();
+                let (b, lora) = (Some(bias.clone()), with_lora.then(|| (down.clone(), up.clone(), 0.5)));
+                let y = match (in_eight_bits, lora) {
+                    (true, lora) => linear_scaled(x.clone(), &matrix, b, lora, products),
+                    (false, Some((down, up, scale))) => linear_lora(x.clone(), dense.clone(), b, down, up, scale),
+                    (false, None) => linear(x.clone(), dense.clone(), b),
+                };
+                let mut found = seed(y.clone(), g.upload(&device)).backward();
+                let mut gradient = |leaf: &Tensor<2>| leaf.grad_remove(&mut found).map(download);
+                let gradients = [&x, &down, &up].map(&mut gradient);
+                assert!(gradients[0].is_some() && gradients[1].is_some() == with_lora);
+                let d_bias = bias.grad_remove(&mut found).map(download);
+                (download(y), gradients, d_bias)
+            });
+            assert_eq!(results[0], results[1], "{kind:?} on {device:?} in {products:?}");
+        }
     };
-    let upload = |x: &Exact| {
-        let values: Vec<f32> = x.values.iter().map(|v| *v as f32).collect();
-        float(&values, &[x.rows, x.columns])
-    };
-    let codes = TensorData::new(rows.codes().to_vec(), [OUTPUTS, INPUTS]);
-    let scaled = Scaled::<Flex> {
-        codes: Flex::int_from_data(codes, &Default::default()),
-        kind: rows.kind(),
-        scales: float(rows.scales(), &[OUTPUTS]),
-    };
-    let product = product_in_f64(&x, &weight).values;
-    let expected: Vec<f64> = product.iter().enumerate().map(|(i, y)| y + bias.values[i % OUTPUTS]).collect();
-    let d_x = product_in_f64(&g, &transposed(&weight)).values;
-    // One row at a time; a partial last panel; everything at once.
-    for panel in [1, 7 * INPUTS, 1 << 20] {
-        let shift = float(&bias.values.iter().map(|v| *v as f32).collect::<Vec<_>>(), &[OUTPUTS]);
-        let y = forward_by_panels::<Flex>(upload(&x), shift, &scaled, panel);
-        assert_near("by panels", y.to_contiguous().storage::<f32>(), &expected, 1e-5);
-        let found = backward_by_panels::<Flex>(upload(&g), &scaled, DType::F32, panel);
-        assert_near("d x by panels", found.to_contiguous().storage::<f32>(), &d_x, 1e-5);
-    }
+    with_bytes(devices()).for_each(|device| run(device, DType::F32));
+    with_bytes(bf16_devices()).for_each(|device| run(device, DType::BF16));
 }
