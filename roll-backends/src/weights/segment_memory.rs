@@ -99,8 +99,9 @@ mod reserved {
     }
 }
 
-#[cfg(all(test, feature = "libtorch"))]
+#[cfg(test)]
 mod tests {
+    #![cfg(feature = "libtorch")]
     use burn::tensor::{DType, Int, Tensor as Burn};
     use roll_core::Tensor;
 

@@ -20,8 +20,7 @@ impl BlockKernel for Flex {
     fn blocks_backward(d_y: FlexTensor, weight: &BlockMatrix) -> FlexTensor {
         let [rows, _] = d_y.shape().dims::<2>();
         let d_y = Values::of(d_y);
-        let decode = |rows, columns, values: &mut [f32]| weight.decode_part(rows, columns, values);
-        tensor(pull(rows, d_y.slice(), weight.shape(), decode), [rows, weight.shape()[1]])
+        tensor(pull(rows, d_y.slice(), weight), [rows, weight.shape()[1]])
     }
 }
 

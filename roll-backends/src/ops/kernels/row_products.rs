@@ -209,14 +209,9 @@ fn dots_portable<M: MulAdd, const R: usize, const O: usize>(x: [&[f32]; R], w: [
     })
 }
 
-/// Returns `d_y W`, the cotangent of x; d_y `[rows, outputs]`, W `[outputs, inputs]`. `widen(rows, columns,
-/// out)` writes that part of W as f32; columns begin at a block boundary.
-pub fn pull(
-    rows: usize,
-    d_y: &[f32],
-    [outputs, inputs]: [usize; 2],
-    widen: impl Fn(Range<usize>, Range<usize>, &mut [f32]) + Sync,
-) -> Vec<f32> {
+/// Returns `d_y W`, the cotangent of x; d_y `[rows, outputs]`, W `[outputs, inputs]`.
+pub fn pull(rows: usize, d_y: &[f32], weight: &BlockMatrix) -> Vec<f32> {
+    let [outputs, inputs] = weight.shape();
     let d_y = View::new(d_y, rows, outputs);
     let mut d_x = vec![0.0; rows * inputs];
     let column_blocks = ViewMut::new(&mut d_x, rows, inputs).split_columns(INPUTS_PER_TASK);
@@ -226,7 +221,7 @@ pub fn pull(
             let part = first..(first + OUTPUTS_PER_BLOCK).min(outputs);
             let count = part.len() * columns.len();
             scratch.resize(count.max(scratch.len()), 0.0);
-            widen(part.clone(), columns.clone(), &mut scratch[..count]);
+            weight.decode_part(part.clone(), columns.clone(), &mut scratch[..count]);
             let w = View::new(&scratch[..count], part.len(), columns.len());
             d_x.product(d_y.columns(part), w, 1.0, true, Threads::One); // d_x += d_y W
         }
@@ -290,7 +285,7 @@ mod tests {
             assert_eq!(y, forward(rows, inputs, &x, Stored::F32(&w), &bias), "{kind:?}");
 
             let d_y = noise(rows * outputs, 3);
-            let d_x = pull(rows, &d_y, [outputs, inputs], |rows, columns, out| matrix.decode_part(rows, columns, out));
+            let d_x = pull(rows, &d_y, &matrix);
             let pulled = |i: usize, k: usize| {
                 (0..outputs).map(|o| f64::from(d_y[i * outputs + o]) * f64::from(w[o * inputs + k])).sum::<f64>()
             };
