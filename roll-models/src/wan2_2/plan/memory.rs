@@ -20,7 +20,7 @@ impl Plan {
     /// larger counts.
     pub fn memory(&self) -> Result<Vec<MemoryItem>> {
         let (networks, division, passes) = (&self.networks, &self.input.division, &self.input.passes);
-        let (ranks, gpu, recorded_passes) = (self.input.ranks(), self.input.memory.is_some(), passes.held());
+        let (ranks, gpu) = (self.input.ranks(), self.input.memory.is_some());
         let mut items = vec![item("process", 0, PROCESS, "60 MiB".into())];
         if gpu {
             let formula = "CUDA's context, rewards' networks; an estimate".into();
@@ -40,48 +40,9 @@ impl Plan {
         // Sums of gradients, optimizer state and buffers, as the ranks divide them.
         items.extend(division.memory(trained, ranks, gpu));
 
-        let (tokens, dim, ffn) = (self.own_tokens(), networks.dit.dim, networks.dit.ffn_dim);
-        let element = self.storage.block_input_bytes;
-        // A checkpointing segment of a recorded pass keeps its input until its pullback, which recomputes the rest.
-        let segments = networks.dit.segments();
-        let inputs = element * tokens * dim * segments * recorded_passes;
-        // With offloading, the device holds, in f32, the input in use and the one in flight; the host holds all. On the CPU
-        // both are the same memory, and the copies are made all the same.
-        let (on_device, on_host) = if self.offload_inputs { (2 * 4 * tokens * dim, inputs) } else { (inputs, 0) };
-        items.push(item(
-            "block inputs",
-            on_device,
-            on_host,
-            format!("{recorded_passes} velocities x {segments} segments x {tokens} tokens x {dim} x {element} B"),
-        ));
-        if self.keep_attention {
-            let (layers, heads) = (networks.dit.layers, networks.dit.heads);
-            let bytes = recorded_passes * layers * tokens * (element * dim + 4 * heads);
-            let formula = format!(
-                "{recorded_passes} velocities x {layers} blocks x {tokens} tokens x ({dim} x {element} + {heads} x 4) B"
-            );
-            items.push(item("results of attention", bytes, 0, formula));
-        }
-        let [chunks, h, w] = self.latent_size();
-        let state = feature_cache_bytes(&networks.vae, self.tiling, [h, w], self.storage.decoder_element_bytes);
-        let pullback = self.block_pullback();
-        let decoder = self.decoder_pullback();
-        let tiles = match self.tiling {
-            Some(Tiling { size: [h, w], stride: [y, x] }) => format!("tiles of {h} x {w} every {y} x {x}"),
-            None => "frames whole".into(),
-        };
-        let [a, b] = BLOCK_WORDS;
-        items.push(match pullback > decoder {
-            true => {
-                let formula = format!("{tokens} tokens x ({a} x {dim} + {b} x {ffn}) x 4 B");
-                item("pullback of one block", pullback, 0, formula)
-            }
-            false => {
-                let count = self.checkpoints;
-                let formula = format!("{count} checkpoints x {state} B, and the work on a chunk, as measured; {tiles}");
-                item("decoder and its pullback", decoder, 0, formula)
-            }
-        });
+        items.push(self.block_inputs());
+        items.extend(self.keep_attention.then(|| self.kept_attention()));
+        items.push(self.largest_pullback());
         let [height, width] = self.size();
         let [_, with_gradient] = passes.decoded();
         // At most the frames before and after the clamp, and with a gradient the cotangents of both.
@@ -93,13 +54,60 @@ impl Plan {
             format!("{copies} x {frames} frames x {height} x {width} pixels x 12 B"),
         ));
         // The pullback of the decoder recomputes each chunk (one latent frame) from the decoder's state, its feature caches,
-        // which are kept at some borders of chunks. Offloaded states are in host memory and count here, others in `decoder_pullback`.
+        // which are kept at some borders of chunks. Offloaded states are in host memory and count here, others in
+        // `decoder_pullback`.
         if self.offload_inputs && gpu && with_gradient > 0 {
+            let ([chunks, ..], state) = (self.latent_size(), self.decoder_state());
             let count = chunks.saturating_sub(1).min(DEFAULT_CHECKPOINTS);
             let formula = format!("{count} checkpoints x {state} B; more if memory allows, to recompute less");
             items.push(item("decoder's feature caches", 0, count * state, formula));
         }
         Ok(items)
+    }
+
+    /// A checkpointing segment of a recorded pass keeps its input until its pullback, which recomputes the rest.
+    fn block_inputs(&self) -> MemoryItem {
+        let (tokens, dim, segments) = (self.own_tokens(), self.networks.dit.dim, self.networks.dit.segments());
+        let (passes, element) = (self.input.passes.held(), self.storage.block_input_bytes);
+        let inputs = element * tokens * dim * segments * passes;
+        // With offloading, the device holds, in f32, the input in use and the one in flight; the host holds all. On the CPU
+        // both are the same memory, and the copies are made all the same.
+        let (device, host) = if self.offload_inputs { (2 * 4 * tokens * dim, inputs) } else { (inputs, 0) };
+        let formula = format!("{passes} velocities x {segments} segments x {tokens} tokens x {dim} x {element} B");
+        item("block inputs", device, host, formula)
+    }
+
+    /// What `model.keep_attention` keeps of a recorded pass.
+    fn kept_attention(&self) -> MemoryItem {
+        let (tokens, dit, passes) = (self.own_tokens(), &self.networks.dit, self.input.passes.held());
+        let (dim, layers, heads, element) = (dit.dim, dit.layers, dit.heads, self.storage.block_input_bytes);
+        let bytes = passes * layers * tokens * (element * dim + 4 * heads);
+        let formula =
+            format!("{passes} velocities x {layers} blocks x {tokens} tokens x ({dim} x {element} + {heads} x 4) B");
+        item("results of attention", bytes, 0, formula)
+    }
+
+    /// The pullback of a block or that of the decoder.
+    fn largest_pullback(&self) -> MemoryItem {
+        let (block, decoder) = (self.block_pullback(), self.decoder_pullback());
+        if block > decoder {
+            let ([a, b], dit) = (BLOCK_WORDS, &self.networks.dit);
+            let formula = format!("{} tokens x ({a} x {} + {b} x {}) x 4 B", self.own_tokens(), dit.dim, dit.ffn_dim);
+            return item("pullback of one block", block, 0, formula);
+        }
+        let tiles = match self.tiling {
+            Some(Tiling { size: [h, w], stride: [y, x] }) => format!("tiles of {h} x {w} every {y} x {x}"),
+            None => "frames whole".into(),
+        };
+        let (count, state) = (self.checkpoints, self.decoder_state());
+        let formula = format!("{count} checkpoints x {state} B, and the work on a chunk, as measured; {tiles}");
+        item("decoder and its pullback", decoder, 0, formula)
+    }
+
+    /// Bytes of the decoder's state at a chunk border.
+    fn decoder_state(&self) -> usize {
+        let [_, h, w] = self.latent_size();
+        feature_cache_bytes(&self.networks.vae, self.tiling, [h, w], self.storage.decoder_element_bytes)
     }
 
     fn transformer_weights(&self) -> MemoryItem {
