@@ -89,7 +89,7 @@ impl Plan {
 
     /// The pullback of a block or that of the decoder.
     fn largest_pullback(&self) -> MemoryItem {
-        let (block, decoder) = (self.block_pullback(), self.decoder_pullback());
+        let (block, decoder) = (self.block_pullback(), self.decoder_pullback(self.checkpoints));
         if block > decoder {
             let ([a, b], dit) = (BLOCK_WORDS, &self.networks.dit);
             let formula = format!("{} tokens x ({a} x {} + {b} x {}) x 4 B", self.own_tokens(), dit.dim, dit.ffn_dim);
@@ -167,12 +167,12 @@ impl Plan {
         4 * self.own_tokens() * (BLOCK_WORDS[0] * dit.dim + BLOCK_WORDS[1] * dit.ffn_dim)
     }
 
-    /// Bytes that the decoder and its pullback hold besides weights.
-    pub fn decoder_pullback(&self) -> usize {
+    /// Bytes that the decoder and its pullback hold besides weights, with this number of checkpoints.
+    pub fn decoder_pullback(&self, checkpoints: usize) -> usize {
         let (vae, element) = (&self.networks.vae, self.storage.decoder_element_bytes);
         // On the CPU, the decoder does not offload its states.
         let offload = self.offload_inputs && self.input.memory.is_some();
-        let checkpoints = if offload { RESTORED_STATES } else { self.checkpoints };
+        let checkpoints = if offload { RESTORED_STATES } else { checkpoints };
         decoder_bytes(vae, self.tiling, self.latent_size(), element, checkpoints)
     }
 }

@@ -167,8 +167,10 @@ fn hints(plan: &Plan) -> Vec<String> {
         21..=34 => "model.vae_tile_size=[20,20] and model.vae_tile_stride=[12,12] decode in smaller tiles",
         _ => "model.vae_tile_size=[12,12] and model.vae_tile_stride=[8,8] decode in smaller tiles",
     };
-    // Smaller tiles save memory only if the decoder, and not a transformer block, sets the peak.
-    hint(largest > 12 && plan.decoder_pullback() >= plan.block_pullback(), smaller);
+    // Smaller tiles save memory only if the decoder, and not a transformer block, sets the peak, with no more checkpoints
+    // than it needs: others are kept only where memory is left.
+    let decoder = plan.decoder_pullback(plan.checkpoints.min(DEFAULT_CHECKPOINTS));
+    hint(largest > 12 && decoder >= plan.block_pullback(), smaller);
     hint(
         resident && plan.networks.experts > 1 && plan.experts_on_device() > 1,
         "model.idle_expert=host keeps the weights of the expert that is not in use in host memory",
