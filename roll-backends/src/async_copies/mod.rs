@@ -174,7 +174,8 @@ impl<R: Runtime> CopyStreams<R> {
     ) -> Result<H2dCopy<R, T>, RuntimeError> {
         let queue = || {
             self.runtime.stream_wait_event(Stream::ToDevice, free)?;
-            // SAFETY: rules 3 and 5: this stream waits for `free`, so the memory is free and the buffer full. Both are held until the copy has finished or the streams wait for it.
+            // SAFETY: rules 3 and 5: this stream waits for `free`, so the memory is free and the buffer full. Both are
+            // held until the copy has finished or the streams wait for it.
             unsafe { self.runtime.copy(Stream::ToDevice, device_address, buffer.at, bytes)? };
             self.runtime.record_event(Stream::ToDevice)
         };

@@ -14,7 +14,7 @@ use crate::{EightBits, ScaledMatrix};
 /// x `[L, in]`, weight `[out, in]`, bias `[out]`, result `[L, out]` in the dtype of x.
 ///
 /// The matrix is decoded to `products`, f32 or bf16, in each pass and dropped after it; the rest is [`super::linear`]
-/// or [`super::linear_lora`]. Each number of the matrix is rounded once, after its product with the scale of its row.
+/// or [`super::linear_lora`]. Each number of the matrix is rounded after its product with the scale of its row.
 pub fn linear_scaled(
     x: Tensor<2>,
     weight: &ScaledMatrix,
