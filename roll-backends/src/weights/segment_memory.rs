@@ -10,7 +10,7 @@ use crate::sync::lock;
 
 /// Memory on a GPU of libtorch for the weights of a segment. The computing thread reserves it, and another thread
 /// fills it while kernels run. Without it, the memory would be allocated while the kernels of the current segment are
-/// queued, and the copies would wait for all of them ([`crate::async_copies`], rule 3).
+/// queued, and the copies would wait for all of them (rule 3 of `async_copies`).
 ///
 /// The default has no memory: each weight is uploaded to memory of its own. So it is on other devices.
 #[derive(Default)]
