@@ -41,15 +41,7 @@ pub fn linear_lora(
     scale: f64,
 ) -> Tensor<2> {
     let (bias, dtype) = (checked_bias(&x, weight.dims(), bias), x.dtype());
-    let [outputs, inputs] = weight.dims();
-    let rank = down.dims()[0];
-    assert!(
-        down.dims() == [rank, inputs] && up.dims() == [outputs, rank],
-        "a low-rank part of {:?} and {:?} for a weight of {:?}",
-        down.dims(),
-        up.dims(),
-        weight.dims()
-    );
+    check_lora(weight.dims(), &down, &up);
     let [x, weight, down, up] = [x.cast(weight.dtype()), weight, down, up].map(Tensor::into_dispatch);
     call(LinearLora { scale: scale as f32, dtype }, [x, weight, bias.into_dispatch(), down, up])
 }
@@ -63,6 +55,16 @@ pub(super) fn checked_bias(x: &Tensor<2>, shape: [usize; 2], bias: Option<Tensor
         return bias;
     }
     Tensor::zeros([outputs], (&x.device().without_autodiff(), DType::F32))
+}
+
+/// Panics if the LoRA matrices do not belong to a weight of `shape`.
+pub(super) fn check_lora(shape: [usize; 2], down: &Tensor<2>, up: &Tensor<2>) {
+    let ([outputs, inputs], [down, up]) = (shape, [down.dims(), up.dims()]);
+    let rank = down[0];
+    assert!(
+        down == [rank, inputs] && up == [outputs, rank],
+        "a low-rank part of {down:?} and {up:?} for a weight of {shape:?}"
+    );
 }
 
 /// The gradient `[outputs]` of a bias that is added to each row, given the cotangent of the result.

@@ -5,7 +5,7 @@ use burn::backend::{BackendTensor, TensorMetadata};
 use burn::tensor::{DType, Int, IntDType, Shape, Tensor, TensorData};
 
 use super::expression::Expression;
-use super::linear::{Lora, SavedLinear, checked_bias};
+use super::linear::{Lora, SavedLinear, check_lora, checked_bias};
 use super::operator::{Kernels, Operator, Primitives, Pullback, call, with_backend};
 use super::product::ProductKernel;
 use crate::{EightBits, ScaledMatrix};
@@ -14,7 +14,8 @@ use crate::{EightBits, ScaledMatrix};
 /// x `[L, in]`, weight `[out, in]`, bias `[out]`, result `[L, out]` in the dtype of x.
 ///
 /// The matrix is decoded to `products`, f32 or bf16, in each pass and dropped after it; the rest is [`super::linear`]
-/// or [`super::linear_lora`]. Each number of the matrix is rounded after its product with the scale of its row.
+/// or [`super::linear_lora`]. Each number of the matrix is rounded after its product with the scale of its row. Panics if
+/// the shapes do not match.
 pub fn linear_scaled(
     x: Tensor<2>,
     weight: &ScaledMatrix,
@@ -27,6 +28,7 @@ pub fn linear_scaled(
     match lora {
         None => call(LinearScaled { weight, products, dtype }, [x, bias]),
         Some((down, up, scale)) => {
+            check_lora(*weight.shape(), &down, &up);
             let layer = LinearScaled { weight, products, dtype };
             call(LinearScaledLora { layer, scale: scale as f32 }, [x, bias, down.into_dispatch(), up.into_dispatch()])
         }
