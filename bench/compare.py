@@ -13,13 +13,21 @@ import sys
 SUBJECT = ("preset", "layers", "frames", "size", "vae", "parameters")
 
 
-def read(path):
-    """The JSON of `roll bench`, or the last line of `torch_step.py`."""
+def read(path, keeps=None):
+    """The JSON of `roll bench`, or the last line of `torch_step.py`; of those that keep attention or do not, if `keeps`
+    says which and there are any."""
     text = pathlib.Path(path).read_text()
     try:
         return json.loads(text)
     except ValueError:
-        return json.loads(text.strip().splitlines()[-1])
+        lines = [json.loads(line) for line in text.strip().splitlines()]
+        wanted = [line for line in lines if keeps_attention(line) == keeps]
+        return (wanted or lines)[-1]
+
+
+def keeps_attention(side):
+    """Whether results of self-attention are kept for the pull; files from before it was an option do not say."""
+    return side.get("keep_attention", False)
 
 
 def is_alike(ours, theirs):
@@ -46,9 +54,11 @@ def about(theirs):
     """PyTorch's settings, in words."""
     offload = ", block inputs in pinned host memory" if theirs["offload"] else ""
     error = f"; it stopped: {theirs['error']}" if theirs["error"] else ""
+    how = "kept" if keeps_attention(theirs) else "recomputed"
+    compiled = ", blocks compiled" if theirs.get("compiled") else ""
     return (f"PyTorch {theirs['version']} on {theirs['device']}: products {theirs['dtype']}, between them "
-            f"{theirs['activations']}, attention {theirs['attention']}, VAE {theirs['vae']}, block checkpoints{offload}"
-            f"{error}")
+            f"{theirs['activations']}, attention {theirs['attention']} ({how}), VAE {theirs['vae']}, block checkpoints"
+            f"{offload}{compiled}{error}")
 
 
 def table(ours, theirs=None):
@@ -80,14 +90,18 @@ def table(ours, theirs=None):
         said += ["", about(theirs)]
         if theirs["step_seconds"]:
             said[-1] += f"; a step {theirs['step_seconds']:.2f} s"
-        said += ["", f"speed {number(found['speed'], 2)} of PyTorch ({kind}), memory {number(found['memory'], 2)}"]
+        alike = keeps_attention(ours) == keeps_attention(theirs)
+        unlike = "" if alike else "; **one side keeps its attention, the other computes it again: no fair ratio**"
+        said += ["", f"speed {number(found['speed'], 2)} of PyTorch ({kind}), memory {number(found['memory'], 2)}"
+                     f"{unlike}"]
     return "\n".join(said)
 
 
 def main():
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    ours, theirs = map(read, sys.argv[1:])
+    ours = read(sys.argv[1])
+    theirs = read(sys.argv[2], keeps_attention(ours))
     if not is_alike(ours, theirs):
         subject = lambda side: {key: side[key] for key in SUBJECT}
         sys.exit(f"compare: expected the same networks and video, found {subject(ours)} and {subject(theirs)}")

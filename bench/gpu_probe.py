@@ -1,6 +1,6 @@
 """What a GPU does at the shapes of Wan2.2-A14B, in PyTorch: one JSON line for each number, as soon as it is known.
 
-    python bench/gpu_probe.py [--tiny]
+    python bench/gpu_probe.py [--tiny] [--only addmm]
 
 Products are of random numbers: those of ones draw less power, and are faster than any network is. `--tiny` takes small
 shapes, and the CPU where there is no GPU. Needs torch 2.5 or later.
@@ -70,6 +70,35 @@ def copies(device, elements, repeats):
         say(name, bytes_per_second=rate)
 
 
+def rounding(device, tokens, outputs, inputs):
+    """How `y.addmm_(x, w.T)` rounds in bf16: the sum of y and the exact product once, or the product first and then the
+    sum. y is a few hundredths of the product's last bits, as LoRA's part is early in training: `survives` is the share
+    of it that is left in the mean, 1 for one rounding."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_bf16_reduced_precision_reduction
+    torch.manual_seed(0)
+    normal = lambda *shape: torch.randn(*shape, device=device)
+    x, w = normal(tokens, inputs).bfloat16(), normal(outputs, inputs).mul_(inputs ** -0.5).bfloat16()
+    y = normal(tokens, outputs).mul_(2.0 ** -10).bfloat16()
+    product = x.double() @ w.double().T
+    once, twice = (product + y.double()).bfloat16(), (product.bfloat16().double() + y.double()).bfloat16()
+    differ = once != twice
+    for flag in (True, False, (False, False)):
+        try:
+            matmul.allow_bf16_reduced_precision_reduction = flag
+        except (RuntimeError, TypeError) as error:
+            # A pair, whose second flag is for split K, came with PyTorch 2.10.
+            say("addmm", shape=[tokens, outputs, inputs], flag=flag, error=str(error).split("\n")[0])
+            continue
+        found = y.clone().addmm_(x, w.T)
+        # Sums over thousands of terms in f32 differ from the exact one now and then: only shares are of use.
+        share = lambda rounded: (found == rounded)[differ].double().mean().item()
+        left = ((found.double() - product) * y.double()).sum() / y.double().square().sum()
+        say("addmm", shape=[tokens, outputs, inputs], flag=flag, like_one_rounding=share(once),
+            like_two_roundings=share(twice), survives=left.item())
+    matmul.allow_bf16_reduced_precision_reduction = before
+
+
 def kernel(name):
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -125,16 +154,28 @@ def attention_errors(device, names, lengths, width):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--tiny", action="store_true")
-    tiny = parser.parse_args().tiny
+    parser.add_argument("--only", choices=["products", "copies", "attention", "errors", "addmm"], action="append")
+    asked = parser.parse_args()
+    tiny = asked.tiny
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and not tiny:
         raise SystemExit("PyTorch finds no GPU")
     versions(device)
     names = ["auto", "cudnn", "flash"] if device.type == "cuda" else ["auto"]
-    products(device, *((256, 64, 128, 2) if tiny else (18900, 5120, 13824, 20)))
-    copies(device, 1 << 16 if tiny else 1 << 30, 3 if tiny else 10)
-    attention_speed(device, names, *((2, 84, 64, 2) if tiny else (40, 18900, 128, 5)))
-    attention_errors(device, names, [84, 128] if tiny else [84, 128, 1364, 18900], 128)
+
+    def addmm():
+        rounding(device, 64, 64, 64)
+        rounding(device, *((256, 128, 64) if tiny else (18900, 5120, 5120)))
+
+    probes = {
+        "products": lambda: products(device, *((256, 64, 128, 2) if tiny else (18900, 5120, 13824, 20))),
+        "copies": lambda: copies(device, 1 << 16 if tiny else 1 << 30, 3 if tiny else 10),
+        "attention": lambda: attention_speed(device, names, *((2, 84, 64, 2) if tiny else (40, 18900, 128, 5))),
+        "errors": lambda: attention_errors(device, names, [84, 128] if tiny else [84, 128, 1364, 18900], 128),
+        "addmm": addmm,
+    }
+    for name in asked.only or probes:
+        probes[name]()
 
 
 if __name__ == "__main__":

@@ -11,12 +11,14 @@ bf16, the residual stream too, as there; with f32 it is f32, and products alone 
 and safetensors.
 
     python bench/torch_reference.py THREADS FIXTURES
+    python bench/torch_reference.py --bf16-errors tests/fixtures     # writes into vae21_tiny/config.json
 """
 
 import contextlib
 import functools
 import json
 import math
+import pathlib
 import sys
 import time
 
@@ -96,7 +98,23 @@ def sinusoid(timestep, width, device):
     return torch.cat([angle.cos(), angle.sin()]).float().to(device)
 
 
-def transformer(w, latents, timestep, context, y, heads, lora, scale, recompute, stream=torch.float32, offload=False):
+def keeping_attention():
+    """A context of checkpoints that keeps the results of self-attention, and computes all else again."""
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    names = ("cudnn_attention", "flash_attention", "efficient_attention", "flash_attention_for_cpu")
+    ops = {getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default for name in names}
+
+    def policy(_, op, q=None, k=None, *rest, **options):
+        # Cross-attention reads as many keys as the text has rows, and costs little.
+        is_self = op in ops and q.shape == k.shape
+        return CheckpointPolicy.MUST_SAVE if is_self else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+def transformer(w, latents, timestep, context, y, heads, lora, scale, recompute, stream=torch.float32, offload=False,
+                keep_attention=False, block=block):
     """Velocity of `[C, T, H, W]` latents, one checkpoint per block when gradients are recorded."""
     x = torch.cat([latents, y]) if y is not None else latents
     channels, frames, height, width = x.shape
@@ -111,11 +129,12 @@ def transformer(w, latents, timestep, context, y, heads, lora, scale, recompute,
     grid = (frames, height // 2, width // 2)
     turn = turns(grid, h.shape[1] // heads, x.device)
     layers = sum(1 for k in w if k.startswith("blocks.") and k.endswith("self_attn.norm_q.weight"))
+    contexts = {"context_fn": keeping_attention} if keep_attention else {}
     for i in range(layers):
         if recompute:
             with saved(offload):
                 h = checkpoint(lambda h, i=i: block(w, i, h, modulation, text, turn, heads, lora, scale), h,
-                               use_reentrant=False, preserve_rng_state=False)
+                               use_reentrant=False, preserve_rng_state=False, **contexts)
         else:
             h = block(w, i, h, modulation, text, turn, heads, lora, scale)
     shift, gain = (w["head.modulation"][0] + t).chunk(2, 0)
@@ -315,7 +334,87 @@ class StepCase:
         return loss.item()
 
 
+class NarrowDecoder(Decoder):
+    """The decoder in bf16 with f32 at both ends, as in `roll`: the first layer, and the last, which makes the frames."""
+
+    WIDE = ("conv2.", "decoder.head.2.")
+
+    def __init__(self, w):
+        super().__init__({k: v if k.startswith(self.WIDE) else v.bfloat16() for k, v in w.items()})
+
+    def conv(self, x, name, cache):
+        return super().conv(x.to(self.w[name + ".weight"].dtype), name, cache)
+
+
+def cuts(extent, size, stride):
+    """Intervals of at most `size`, every `stride`, until the end is covered."""
+    found = [(0, min(size, extent))]
+    while found[-1][0] + size < extent:
+        start = found[-1][0] + stride
+        found.append((start, min(start + size, extent)))
+    return found
+
+
+def ramp(length, border, at_start, at_end):
+    """Weights of a tile along one axis: linear over `border` pixels, except at the sides of the picture."""
+    rise = torch.arange(1, border + 1, dtype=torch.float64) / border if border else torch.ones(0)
+    values = torch.ones(length, dtype=torch.float64)
+    if not at_start:
+        values[:border] = rise[:length]
+    if not at_end:
+        values[length - min(border, length):] = rise[:length].flip(0)
+    return values
+
+
+def tiled_decode(decoder, latents, mean, std, size, stride, scale=8):
+    """Tiles of the latent plane are decoded, blended and clamped."""
+    extent = latents.shape[2:]
+    size = [min(s, n) for s, n in zip(size, extent)]
+    borders = [(s - t) * scale for s, t in zip(size, stride)]
+    total = weights = 0
+    for top, bottom in cuts(extent[0], size[0], stride[0]):
+        for left, right in cuts(extent[1], size[1], stride[1]):
+            frames = decoder(latents[:, :, top:bottom, left:right], mean, std)
+            rows = ramp(frames.shape[2], borders[0], top == 0, bottom == extent[0])
+            columns = ramp(frames.shape[3], borders[1], left == 0, right == extent[1])
+            mask = torch.minimum(rows[:, None], columns).to(frames.dtype)
+            beside = (left * scale, (extent[1] - right) * scale, top * scale, (extent[0] - bottom) * scale)
+            total = total + F.pad(frames * mask, beside)
+            weights = weights + F.pad(mask, beside)
+    return (total / weights).clamp(-1, 1)
+
+
+def write_bf16_errors(fixtures):
+    """Into the tolerances of `vae21_tiny`: how far PyTorch's decoder in bf16 is from the expected gradient of the tiled
+    decode, relative to its largest value, and the cosine of the two. Fails if the decoder in f32 is not the fixture's."""
+    root = pathlib.Path(fixtures) / "vae21_tiny"
+    case = json.loads((root / "config.json").read_text())
+    expected = load_file(root / "outputs.safetensors")
+    inputs, weights = load_file(root / "inputs.safetensors"), load_file(root / "weights.safetensors")
+    tiles = case["config"]["tiled_decode"]
+
+    def run(decoder):
+        latents = inputs["latent_tiled"][0].clone().requires_grad_()
+        frames = tiled_decode(decoder, latents, inputs["latent_mean"], inputs["latent_std"], tiles["tile_size"],
+                              tiles["tile_stride"])
+        return frames.detach(), torch.autograd.grad(frames, latents, inputs["g_tiled"][0])[0]
+
+    names = ("tiled_decode", "tiled_decode_grad_latent")
+    relative = lambda found, name: ((found - expected[name][0]).abs().max() / expected[name].abs().max()).item()
+    for name, found in zip(names, run(Decoder(weights))):
+        if relative(found, name) > 1e-4:
+            sys.exit(f"{name}: the decoder in f32 is off by {relative(found, name):.2e} of the largest value")
+    _, gradient = run(NarrowDecoder(weights))
+    name = names[1]
+    cosine = F.cosine_similarity(gradient.flatten().double(), expected[name].flatten().double(), dim=0).item()
+    case["tolerance"][name] |= {"bf16_rel_to_max": relative(gradient, name), "bf16_cosine": cosine}
+    (root / "config.json").write_text(json.dumps(case, indent=1, ensure_ascii=False))
+    print(name, case["tolerance"][name])
+
+
 def main():
+    if sys.argv[1] == "--bf16-errors":
+        return write_bf16_errors(sys.argv[2])
     threads, fixtures = int(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(threads)
     torch.manual_seed(0)

@@ -5,8 +5,10 @@
 
 Prints a line of JSON after each phase and round: the last line counts, whatever ends the process. The networks, of
 random weights, are those of `torch_reference.py`, with one checkpoint per block of the transformer and one per chunk of
-frames of the decoder. Only the decoder of Wan2.1's VAE is here, so `ti2v-5b` needs --without-vae. Needs torch 2.5 or
-later.
+frames of the decoder. A block's pull computes its self-attention again, unless --keep-attention keeps the result, as
+`roll bench --keep-attention` does. --keep-attention=both measures one after the other in one process; lines of JSON say
+which in `keep_attention`. Only the decoder of Wan2.1's VAE is here, so `ti2v-5b` needs --without-vae. Needs torch 2.5
+or later.
 """
 
 import argparse
@@ -21,7 +23,7 @@ import time
 import torch
 import torch.nn.functional as F
 
-from torch_reference import Decoder, transformer
+from torch_reference import Decoder, block, transformer
 
 # dim, ffn_dim, layers, heads, latent channels, input channels, text dim, text rows; frames, size; decoder's width.
 PRESETS = {
@@ -168,6 +170,26 @@ def attention_kernels(name):
     return sdpa_kernel([wanted, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], set_priority=True)
 
 
+def compiled():
+    """`torch_reference.block`, compiled once for all blocks: each gets its own weights by the names of the first."""
+    first = torch.compile(lambda *given: block(given[0], 0, *given[1:]))
+    parts = {}
+
+    def of(weights, i):
+        if weights is None:
+            return None
+        if (id(weights), i) not in parts:
+            own = f"blocks.{i}."
+            parts[id(weights), i] = {"blocks.0." + k.removeprefix(own): v for k, v in weights.items()
+                                     if k.startswith(own)}
+        return parts[id(weights), i]
+
+    def run(w, i, x, modulation, context, turn, heads, lora, scale):
+        return first(of(w, i), x, modulation, context, turn, heads, of(lora, i), scale)
+
+    return run
+
+
 class Step:
     """The phases of a step on random networks."""
 
@@ -175,6 +197,8 @@ class Step:
         self.asked, self.device = asked, asked.device
         self.dtype, self.stream = DTYPES[asked.dtype], DTYPES[asked.activations]
         self.memory = Memory(self.device)
+        self.keeps_attention = asked.keep_attention == "yes"
+        self.block = compiled() if asked.compile else block
         self.seconds, self.steps, self.rounds_done, self.error = {}, [], 0, None
         self.peaks = None
         shapes = transformer_shapes(**vars(asked))
@@ -218,7 +242,7 @@ class Step:
     def velocity(self, latents, adapter, recompute):
         lora = self.lora if adapter else None
         return transformer(self.w, latents, 500.0, self.context, self.y, self.asked.heads, lora, 1.0, recompute,
-                           self.stream, self.asked.offload)
+                           self.stream, self.asked.offload, self.keeps_attention, self.block)
 
     def score(self, frames):
         t, _, h, w = frames.shape
@@ -302,6 +326,20 @@ class Step:
         return chosen
 
     def run(self):
+        """All rounds, with both ways of attention if both are asked for."""
+        self.rounds()
+        if self.asked.keep_attention == "both" and not self.error:
+            self.keeps_attention = True
+            self.memory.phases, self.seconds, self.steps, self.rounds_done, self.peaks = {}, {}, [], 0, None
+            self.release()
+            self.rounds()
+
+    def release(self):
+        """Gives the allocator's memory back, so that the next peaks are their own."""
+        if self.device.startswith("cuda"):
+            torch.cuda.empty_cache()
+
+    def rounds(self):
         """A round that warms up, and the rounds that count."""
         with attention_kernels(self.asked.attention):
             self.attention = self.kernel()
@@ -343,6 +381,8 @@ class Step:
             "dtype": self.asked.dtype,
             "activations": self.asked.activations,
             "attention": self.attention,
+            "keep_attention": self.keeps_attention,
+            "compiled": self.asked.compile,
             "threads": torch.get_num_threads(),
         }
         print(json.dumps(answer), flush=True)
@@ -360,6 +400,9 @@ def arguments():
     parser.add_argument("--activations", choices=list(DTYPES), help="between products; as the products unless given")
     parser.add_argument("--vae-dtype", choices=list(DTYPES), help="bf16 on GPUs, f32 on the CPU unless given")
     parser.add_argument("--attention", choices=["auto", "cudnn", "flash"], default="auto")
+    parser.add_argument("--keep-attention", choices=["no", "yes", "both"], nargs="?", const="yes", default="no",
+                        help="keep results of self-attention for the pull; both: without, then with")
+    parser.add_argument("--compile", action="store_true", help="blocks by torch.compile")
     parser.add_argument("--offload", action="store_true", help="inputs of checkpoints wait in pinned host memory")
     parser.add_argument("--without-vae", action="store_true")
     parser.add_argument("--whole-step", action="store_true", help="all passes are recorded before the first pull")
@@ -369,6 +412,9 @@ def arguments():
     for name, value in zip(names, PRESETS[asked.preset]):
         if getattr(asked, name, None) is None:
             setattr(asked, name, value)
+    if asked.compile and asked.keep_attention != "no":
+        parser.error("--compile: a compiled block keeps no results of its own attention, so it goes without "
+                     "--keep-attention")
     if asked.decoder is None and not asked.without_vae:
         parser.error(f"the VAE of {asked.preset} is not here: add --without-vae")
     is_gpu = asked.device.startswith("cuda")
