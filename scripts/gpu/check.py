@@ -1,8 +1,8 @@
 """Checks and measures `roll` on a machine with an NVIDIA GPU; see `scripts/gpu-check`.
 
 `run` copies what it needs out of the checkout and starts one process in a session of its own, which works through the
-parts in order (`parts.py`), each within its limit. A part that fails or is skipped ends nothing. One whose files were
-not carried waits until a later `run` or `wait` brings them. `wait` shows what is found and copies the results:
+parts in order (`parts.py`), each within its limit; parts that measure no time run side by side. A part that fails or is
+skipped ends nothing. One whose files were not carried waits until a later `run` or `wait` brings them. `wait` shows what is found and copies the results:
 
     results.jsonl    one JSON object a line, written as it becomes known, phase by phase
     table.md         the tables and the goals, written anew after each part
@@ -32,7 +32,7 @@ from engine import Run, now
 
 ROOT = pack.ROOT
 RESULTS = ROOT / "bench" / "results" / "gpu"
-# What is copied out of the checkout, which another call may replace.
+# What is copied out of the checkout, which another call may replace. Fixtures and the demo are there or packed.
 CARRIED = ["scripts", "bench", "tests/fixtures", "demo/assets"]
 
 
@@ -45,6 +45,7 @@ class Home:
 
     def carry(self, packed):
         """Takes over what the checkout has and this directory does not."""
+        pack.unpack_archives(packed, self.path)
         for name in CARRIED:
             source, target = ROOT / name, self.tree / name
             if source.is_dir() and not target.exists():
@@ -170,7 +171,7 @@ def work(arguments):
     chosen = parts.chosen(run, arguments.only, arguments.from_)
 
     def stop(*_):
-        run.stop_child()
+        run.stop_all()
         raise SystemExit(143)
 
     signal.signal(signal.SIGTERM, stop)
@@ -191,8 +192,9 @@ def main():
         if name == "wait":
             command.add_argument("--for", dest="seconds", type=float, metavar="SECONDS", help="return then")
             continue
-        command.add_argument("--limit", type=float, default=1900, metavar="SECONDS", help="(%(default)s)")
-        command.add_argument("--only", metavar="ID,ID", help="these parts alone, beside the results of an earlier run")
+        command.add_argument("--limit", type=float, default=740, metavar="SECONDS", help="(%(default)s)")
+        command.add_argument("--only", metavar="ID,ID",
+                             help="these parts alone, in this order, beside the results of an earlier run")
         command.add_argument("--from", dest="from_", metavar="ID", help="this part and those behind it")
         command.add_argument("--self-test", action="store_true", help="tiny sizes, no GPU")
         command.add_argument("--binaries", metavar="DIR", help="a build's directory in place of .gpu/")

@@ -1,6 +1,7 @@
-"""Runs parts one after another: commands within limits, records on disk as they become known."""
+"""Runs parts, one after another or side by side: commands within limits, records on disk as they become known."""
 
 import contextlib
+import copy
 import ctypes
 import importlib.util
 import json
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 
@@ -99,10 +101,12 @@ class Run:
         self.results = home.results
         self.records = tables.read(self.results / "results.jsonl")
         self.child = self.part = self.part_end = None
+        self.lanes, self.lock = [self], threading.RLock()
         self.gpu = Gpu()
         if STAND_IN:
             self.gpu.name, self.gpu.bytes = "a stand-in", int(os.environ["GPU_CHECK_BYTES"])
         self.backend, self.second = ("flex", "flex") if tiny else ("libtorch-cuda", "cuda")
+        self.cuda_problem = None
         # The paths of the checkout that the tests were built in are not those of this one.
         self.environment = {
             **os.environ,
@@ -124,7 +128,8 @@ class Run:
         said = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=self.environment,
                               cwd=self.home.tree)
         if said.returncode:
-            return self.log(f"setup-cuda: {said.stderr.strip()}\n")
+            self.cuda_problem = said.stderr.strip() or f"setup-cuda ended with {said.returncode}"
+            return
         variables = dict(line.split("=", 1) for line in said.stdout.split("\0") if "=" in line)
         self.environment |= {key: variables[key] for key in ("LD_LIBRARY_PATH", "CUDA_PATH") if key in variables}
 
@@ -136,12 +141,13 @@ class Run:
 
     def programs(self):
         if STAND_IN:
-            names = ["roll", "parity", "operators", "times", "torch_step", "gpu_probe"]
+            names = ["roll", "parity", "operators", "times", "generation_speed", "torch_step", "gpu_probe",
+                     "generation_batch"]
             return {name: [sys.executable, STAND_IN, name] for name in names}
         with contextlib.suppress(OSError):
             packed = json.loads((self.home.path / "programs.json").read_text())["programs"]
             script = lambda name: [sys.executable, self.home.tree / "bench" / f"{name}.py"]
-            scripts = {name: script(name) for name in ("torch_step", "gpu_probe")}
+            scripts = {name: script(name) for name in ("torch_step", "gpu_probe", "generation_batch")}
             return {name: [path] for name, path in packed.items()} | scripts
         return {}
 
@@ -151,20 +157,21 @@ class Run:
     def record(self, verdict, **data):
         at = round(now() - self.start, 1)
         line = {"part": self.part.id, "name": self.part.name, "at": at, "verdict": verdict, **data}
-        self.records.append(line)
-        with open(self.results / "results.jsonl", "a") as file:
+        with self.lock, open(self.results / "results.jsonl", "a") as file:
+            self.records.append(line)
             file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
     def log(self, text):
-        with open(self.results / "log.txt", "a") as file:
+        with self.lock, open(self.results / "log.txt", "a") as file:
             file.write(text)
 
     def write_table(self):
         part = self.results / "table.part"
-        part.write_text(tables.whole(self.records, self.results / "clocks.csv"))
-        part.rename(self.results / "table.md")
+        with self.lock:
+            part.write_text(tables.whole(self.records, self.results / "clocks.csv"))
+            part.rename(self.results / "table.md")
 
     # Commands
 
@@ -217,6 +224,11 @@ class Run:
                 os.killpg(self.child, signal.SIGKILL)
             self.child = None
 
+    def stop_all(self):
+        for lane in self.lanes:
+            lane.end = 0
+            lane.stop_child()
+
     @contextlib.contextmanager
     def clocks(self):
         """Logs the clocks, each second, as long as the run lasts."""
@@ -242,13 +254,44 @@ class Run:
                 # The first in order whose files are here; the last turn skips those whose files never came.
                 ready = [p for p in waiting if all(map(self.has, p.needs))]
                 part = ready[0] if ready else waiting[0]
+                at = waiting.index(part)
                 waiting.remove(part)
-                failures += self.do(part, ready)
+                if isinstance(part, SideBySide):
+                    failed, left = self.side_by_side(part)
+                    failures += failed
+                    names = [p.id for p in waiting]
+                    at = names.index(part.rest_before) if part.rest_before in names else len(waiting)
+                    waiting[at:at] = left
+                else:
+                    failures += self.do(part, ready)
         self.part = Part("end", "", 0, 0, None)
         self.record("end", failures=failures, seconds=round(now() - self.start, 1), said=tables.verdict(self.records))
         self.write_table()
         print(tables.verdict(self.records), flush=True)
         return failures
+
+    def side_by_side(self, group):
+        """Works through all chains at once. Returns how many parts failed, and those that were not begun: their files
+        are not here, or the group's time was over."""
+        lanes = [copy.copy(self) for _ in group.chains]
+        for lane in lanes:
+            lane.end = min(now() + group.limit, self.end)
+        self.lanes += lanes
+        failures, left = [0] * len(lanes), [[] for _ in lanes]
+
+        def follow(i):
+            for part in group.chains[i]:
+                if not all(map(self.has, part.needs)) or lanes[i].end - now() < min(part.limit, 0.7 * part.seconds):
+                    left[i].append(part)
+                else:
+                    failures[i] += lanes[i].do(part, True)
+
+        threads = [threading.Thread(target=follow, args=(i,), daemon=True) for i in range(len(lanes))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return sum(failures), [part for parts in left for part in parts]
 
     def do(self, part, ready):
         self.part = part
@@ -287,3 +330,13 @@ class Part:
     def __init__(self, id, name, seconds, limit, run, needs=("roll",), again=False):
         self.id, self.name, self.seconds, self.limit = id, name, seconds, limit
         self.run, self.needs, self.again = run, needs, again
+
+
+class SideBySide:
+    """Chains of parts that measure no time: the chains run at once, each with its parts one after another. Parts that
+    are left over come before the part `rest_before`."""
+
+    needs, again = (), False
+
+    def __init__(self, limit, rest_before, chains):
+        self.id, self.limit, self.rest_before, self.chains = "side-by-side", limit, rest_before, chains

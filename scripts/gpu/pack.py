@@ -1,5 +1,12 @@
-"""The programs that travel to a machine with a GPU: one compressed file, and what the checkout may hold beside it."""
+"""What travels to a machine with a GPU, in .gpu/, and what it weighs beside the files of the checkout that are sent:
 
+    programs.xz        `roll`, the tests, the profiler of operators; manifest.json describes them
+    fixtures.tar.xz    references of the networks that compute on a device
+    demo.tar.xz        the demo's networks and faces
+    kernels.tar.xz     compiled kernels of `cuda`, where --kernel-cache names a cache of them
+"""
+
+import argparse
 import hashlib
 import json
 import lzma
@@ -9,15 +16,20 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 PACK = ROOT / ".gpu"
-# Bytes that a checkout may have, ignored files that are carried included: that of the machines this was written for.
+# Bytes that a call may send, ignored files that are carried included: the limit of the machines this was written for.
 LIMIT = 64 << 20
-# What gpu-check reads; nothing else of a checkout has to travel.
-READ = ["scripts", "bench", "tests/fixtures", "demo/assets"]
+# Tracked files that gpu-check reads beside the archives.
+READ = ["scripts", "bench"]
+# Archives, and where they are unpacked below the directory of a run.
+ARCHIVES = {"fixtures": "tree/tests/fixtures", "demo": "tree/demo/assets", "kernels": "cache/kernels"}
+# Pictures of the pages.
+PICTURES = ["learned.gif", "score_against_kl.png", "vae_reconstructions.png"]
 
 
 def newest(directory, stem):
@@ -35,8 +47,25 @@ def newest(directory, stem):
 def built(directory):
     """Programs of a build by the names that gpu-check has for them."""
     stems = [("roll", "roll"), ("parity", "parity"), ("operators", "roll_backends")]
-    times = directory / "operators.so"
-    return {name: newest(directory, stem) for name, stem in stems} | ({"times": times} if times.is_file() else {})
+    more = {"times": directory / "operators.so", "generation_speed": directory / "generation_speed"}
+    return {name: newest(directory, stem) for name, stem in stems} | {k: p for k, p in more.items() if p.is_file()}
+
+
+def on_devices():
+    """Fixtures whose cases compute on a device: of a host's the CPU's tests are enough. Detectors of faces are large,
+    and their convolutions are those of other cases."""
+    kinds = re.findall(r'\("(\w+)", On::Host', (ROOT / "tests" / "parity.rs").read_text())
+    if not kinds:
+        sys.exit("gpu-pack: tests/parity.rs lists no kind `On::Host`: which fixtures are needed is not known")
+    left_out = [*kinds, "face_tools"]
+    fixtures = sorted(path for path in (ROOT / "tests" / "fixtures").iterdir() if path.is_dir())
+    return [path for path in fixtures if path.name.split("__")[0] not in left_out]
+
+
+def archive(paths, target, preset):
+    with tarfile.open(target, "w:xz", preset=preset) as file:
+        for path in paths:
+            file.add(path, arcname=path.name)
 
 
 def stripped(program, scratch):
@@ -46,8 +75,10 @@ def stripped(program, scratch):
     return target.read_bytes()
 
 
-def pack(directory, out=PACK, preset=9 | lzma.PRESET_EXTREME):
-    """One archive: the programs have most of their code in common, so that it is a third smaller than three."""
+def pack(directory, out=PACK, preset=9 | lzma.PRESET_EXTREME, kernel_cache=None):
+    """One archive of programs, which have most of their code in common: it is a third smaller than three."""
+    if kernel_cache and not any(kernel_cache.iterdir()):
+        sys.exit(f"gpu-pack: the kernel cache {kernel_cache} is empty")
     files = built(directory)
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -66,11 +97,13 @@ def pack(directory, out=PACK, preset=9 | lzma.PRESET_EXTREME):
             file.write(data)
     manifest = {"commit": commit(), "packed": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "programs": programs}
     (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-    print(f"{out}: {size(out) / 1e6:.1f} MB")
-
-
-def size(directory):
-    return sum(path.stat().st_size for path in directory.iterdir())
+    archive(on_devices(), out / "fixtures.tar.xz", preset)
+    demo = sorted((ROOT / "demo" / "assets").iterdir())
+    archive([path for path in demo if path.name not in PICTURES], out / "demo.tar.xz", preset)
+    if kernel_cache:
+        archive(sorted(kernel_cache.iterdir()), out / "kernels.tar.xz", preset)
+    for path in sorted(out.iterdir()):
+        print(f"{path.name:<18} {path.stat().st_size:>12,} bytes")
 
 
 def commit():
@@ -99,37 +132,66 @@ def unpack(source, into):
     return targets
 
 
+def unpack_archives(source, home):
+    """The archives that are there and were not unpacked before."""
+    for name, below in ARCHIVES.items():
+        packed, target = source / f"{name}.tar.xz", home / below
+        if not packed.is_file() or target.exists():
+            continue
+        part = target.with_name(target.name + ".part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        with tarfile.open(packed) as file:
+            file.extractall(part, filter="data") if hasattr(tarfile, "data_filter") else file.extractall(part)
+        part.rename(target)
+
+
 def tracked():
-    """Bytes of the tracked files that are in the checkout, by path."""
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True).stdout.split("\0")
-    return {name: (ROOT / name).lstat().st_size for name in names if name and (ROOT / name).is_file()}
+    """Bytes of the tracked files that gpu-check reads."""
+    names = subprocess.run(["git", "ls-files", "-z", *READ], cwd=ROOT, capture_output=True, text=True).stdout.split("\0")
+    return sum((ROOT / name).lstat().st_size for name in names if name and (ROOT / name).is_file())
 
 
-def sizes():
-    """What a checkout with the archive weighs, whole and in parts, against the limit."""
-    files = tracked()
-    programs = size(PACK) if PACK.is_dir() else 0
-    under = lambda folders: sum(n for name, n in files.items() if any(name.startswith(f + "/") for f in folders))
-    whole = sum(files.values())
-    print(f"\nLimit {LIMIT:,} bytes; tracked files {whole:,}; .gpu {programs:,}; left {LIMIT - whole - programs:,}")
-    for folder in sorted({name.split("/")[0] for name in files if "/" in name}, key=lambda f: -under([f]))[:4]:
-        print(f"  {folder + '/':<12} {under([folder]):>12,}")
-    ways = [("everything", whole, ""),
-            ("what gpu-check reads", under(READ), f"git sparse-checkout set {' '.join(READ)}"),
-            ("first call: without demo/", under(READ[:3]), f"git sparse-checkout set {' '.join(READ[:3])}"),
-            ("next call: the demo", under(["scripts", "bench", "demo/assets"]),
-             "git sparse-checkout set scripts bench demo/assets")]
-    print(f"\n{'what is sent, with .gpu':<30} {'bytes':>12} {'left':>12}")
-    for name, bytes_, command in ways:
-        left = LIMIT - bytes_ - programs
-        print(f"{name:<30} {bytes_ + programs:>12,} {left:>12,} {'fits ' if left >= 0 else 'too large'}  {command}")
-    print("`git sparse-checkout disable` brings everything back.")
+def calls(packed, read, limit=LIMIT):
+    """What each of the two calls sends, as (files of .gpu, bytes): all with the first if it fits, else the demo with the
+    second. Of later calls gpu-check needs its own script alone: what came before has been copied."""
+    files = {path.name: path.stat().st_size for path in sorted(packed.iterdir())}
+    whole = lambda names: (names, read + sum(files[name] for name in names))
+    first, second = whole(list(files)), whole([])
+    if first[1] > limit and "demo.tar.xz" in files:
+        first, second = whole([name for name in files if name != "demo.tar.xz"]), whole(["demo.tar.xz"])
+    return [first, second]
+
+
+def sizes(packed=PACK, limit=LIMIT):
+    """What the two calls weigh against the limit. Fails if one is above it."""
+    if not packed.is_dir():
+        sys.exit(f"gpu-pack: nothing is packed in {packed}")
+    found = calls(packed, tracked(), limit)
+    print(f"\nA call may send {limit:,} bytes. `git sparse-checkout set {' '.join(READ)}` leaves what is read beside .gpu "
+          f"({tracked():,} bytes); `git sparse-checkout disable` brings everything back.")
+    print(f"{'call':<5} {'bytes':>12} {'left':>12}  of .gpu")
+    for number, (names, bytes_) in enumerate(found, 1):
+        carried = "all" if len(names) == len(list(packed.iterdir())) else " ".join(names) or "nothing"
+        print(f"{number:<5} {bytes_:>12,} {limit - bytes_:>12,}  {carried}")
+    over = [(number, bytes_ - limit) for number, (_, bytes_) in enumerate(found, 1) if bytes_ > limit]
+    if over:
+        sys.exit("gpu-pack: too large to be sent: " + ", ".join(f"call {n} by {by:,} bytes" for n, by in over))
 
 
 def main():
-    if len(sys.argv) > 1:
-        pack(pathlib.Path(sys.argv[1]).resolve())
-    sizes()
+    parser = argparse.ArgumentParser(prog="gpu-pack", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("binaries", nargs="?", type=pathlib.Path, help="a build's directory; without it sizes alone")
+    parser.add_argument("--kernel-cache", type=pathlib.Path, metavar="DIR",
+                        help="`kernels` of a cache that the compile test filled")
+    parser.add_argument("--out", type=pathlib.Path, default=PACK, metavar="DIR", help="(%(default)s)")
+    asked = parser.parse_args()
+    if asked.kernel_cache and not asked.kernel_cache.is_dir():
+        parser.error(f"--kernel-cache {asked.kernel_cache}: expected a directory")
+    if asked.binaries:
+        pack(asked.binaries.resolve(), asked.out, kernel_cache=asked.kernel_cache)
+    sizes(asked.out)
 
 
 if __name__ == "__main__":

@@ -10,15 +10,17 @@ import sys
 import time
 
 import tables
-from engine import FIRST_START, STAND_IN, Failed, Part, Skipped, torch_directory
+from engine import FIRST_START, STAND_IN, Failed, Part, SideBySide, Skipped, torch_directory
 
 TINY = ["--preset", "tiny", "--layers", "1", "--frames", "5", "--size", "32x32"]
 # Tests of roll-backends that run on the devices of ROLL_TEST_BACKENDS; those of `device::` open all there are.
 OPERATORS = ["ops::", "async_copies::", "offload::", "parameters::", "strategy::single::device_tests::"]
 # Exact products in f32: without TF32, as the references were computed.
 EXACT = {"NVIDIA_TF32_OVERRIDE": "0"}
-# Bytes of a GPU that holds a step of A14B with all its recorded passes, and one that holds an expert.
-HOLDS_A_STEP, HOLDS_AN_EXPERT = 130e9, 60e9
+# Bytes of a GPU that holds a step of A14B with all its recorded passes, also if PyTorch or `roll` keeps attention; of one
+# that holds the step if the decoder keeps few caches (75.6 GB by the plan); and of one that holds an expert.
+HOLDS_A_STEP, HOLDS_WITH_FEW_CACHES, HOLDS_AN_EXPERT = 130e9, 80e9, 60e9
+FEW_CACHES = ["--vae-checkpoints", "4"]
 
 
 def shape(run):
@@ -28,8 +30,16 @@ def shape(run):
     return ["--preset", "a14b" if run.gpu.bytes >= HOLDS_AN_EXPERT else "1.3b", "--size", "480x480"]
 
 
-def kept(run):
-    """Recorded block inputs, and the states of the VAE, wait in host memory where the GPU is too small for them."""
+def kept(run, more=0):
+    """What `roll` needs to hold a step: fewer caches of the decoder, then block inputs in host memory. `more` are bytes
+    beside those of a plain step."""
+    if run.tiny or run.gpu.bytes >= HOLDS_A_STEP:
+        return []
+    return FEW_CACHES if run.gpu.bytes >= HOLDS_WITH_FEW_CACHES + more else ["--offload", *FEW_CACHES]
+
+
+def kept_by_pytorch(run):
+    """PyTorch's decoder has one way alone (98.8 GB)."""
     return [] if run.tiny or run.gpu.bytes >= HOLDS_A_STEP else ["--offload"]
 
 
@@ -47,12 +57,21 @@ def environment(run):
         if missing:
             raise Failed("; ".join(missing))
     version = run.command([*run.program("roll"), "--version"], FIRST_START).check().output.strip()
+    said = run.command([*run.program("roll"), "devices"], FIRST_START).check().output
+    run.record("found", devices=said)
+    # A line for each backend: its name, whether it is built, and how many devices it finds.
+    lines = {line.split()[0]: line.split()[1:3] for line in said.splitlines() if len(line.split()) > 2}
+    missing = [b for b in dict.fromkeys((run.backend, run.second)) if lines.get(b, ["", "0"])[1] in ("0", "")]
+    problems = [f"`roll devices` finds no device for {backend}" for backend in missing]
+    problems += [f"scripts/setup-cuda --installed: {run.cuda_problem}"] if run.cuda_problem else []
+    if problems:
+        raise Failed("; ".join(problems))
     return f"{version}, {run.gpu.name or f'{os.cpu_count()} cores'}, {run.gpu.bytes / 1e9:.0f} GB"
 
 
 def bench(run, *arguments, backend=None, of=None, extra=(), limit=None):
     """`roll bench`, whose result is recorded after each phase."""
-    file = run.scratch / "bench.json"
+    file = run.scratch / f"{run.part.id}.json"
     file.unlink(missing_ok=True)
     command = [*run.program("roll"), "bench", *(of or shape(run)), "--backend", backend or run.backend, "--rounds", "1",
                *arguments, "--json", file]
@@ -89,6 +108,24 @@ def ours(*arguments, extra=()):
     def part(run):
         return said_of(bench(run, *arguments, *kept(run), extra=extra))
     return part
+
+
+def attention_kept(run):
+    """The same step with results of attention kept: 33 GB more, which only a large card has."""
+    return said_of(bench(run, "--whole-step", "--keep-attention", *kept(run, more=33e9)))
+
+
+def eight_bits(run):
+    """Ten blocks without the VAE: in bf16, in eight bits on the GPU, and in eight bits from host memory."""
+    ways = [[], ["--weights-dtype", "int8"], ["--weights-dtype", "int8", "--weights-on-host", "--offload"],
+            ["--weights-dtype", "fp8"]]
+    of = [*TINY, "--without-vae"] if run.tiny else [*shape(run), "--layers", "10", "--without-vae"]
+    seconds = []
+    for way in ways:
+        found = bench(run, *way, of=of, limit=0.5 * run.left())
+        seconds.append(sum(p["passes"] * p["seconds"] for p in found["phases"]))
+    return f"of bf16: int8 {seconds[1] / seconds[0]:.2f}, from the host {seconds[2] / seconds[0]:.2f}, " \
+           f"fp8 {seconds[3] / seconds[0]:.2f}"
 
 
 def weights_on_host(run):
@@ -132,10 +169,8 @@ def card_of_24(run):
 
 def ours_step(run):
     """A whole step: all on the GPU if it has the memory, or with fewer caches of the decoder, or with offload."""
-    attempts = [["--offload"]]
-    if not kept(run):
-        attempts = [[], ["--vae-checkpoints", "12"], *attempts]
-    for arguments in attempts:
+    attempts = [[], FEW_CACHES, ["--offload", *FEW_CACHES]]
+    for arguments in attempts[attempts.index(kept(run)):]:
         try:
             return said_of(bench(run, "--whole-step", *arguments))
         except Failed as failed:
@@ -154,6 +189,8 @@ def theirs(*arguments):
             # On the CPU there is no choice of kernels.
             chosen = [a for a in chosen if a not in ("--attention", "cudnn")] + ["--device", "cpu"]
         seen = [0]
+        # A step that keeps attention is recorded beside one that does not.
+        key = lambda answer: "pytorch_kept" if answer["keep_attention"] else "pytorch"
 
         def watch(output):
             output.seek(0)
@@ -161,45 +198,59 @@ def theirs(*arguments):
             lines = text[:text.rfind("\n") + 1].splitlines()
             if len(lines) > seen[0]:
                 seen[0] = len(lines)
-                run.record("so far", pytorch=json.loads(lines[-1]))
+                answer = json.loads(lines[-1])
+                run.record("so far", **{key(answer): answer})
 
         ended = run.command([*run.program("torch_step"), *chosen], watch=watch)
         lines = [line for line in ended.output.splitlines() if line.startswith("{")]
         if not lines:
             ended.check()
             raise Failed(f"it said nothing; last:\n{ended.tail()}")
-        answer = json.loads(lines[-1])
-        run.record("found", pytorch=answer, **ended.facts)
-        if answer["error"]:
-            raise Failed(answer["error"])
+        answers = {}
+        for line in lines:
+            answer = json.loads(line)
+            answers[key(answer)] = answer
+        run.record("found", **answers, **ended.facts)
+        errors = [answer["error"] for answer in answers.values() if answer["error"]]
+        if errors:
+            raise Failed("; ".join(errors))
         ended.check()
-        pull = answer["phases"].get("pull of forward", {}).get("seconds") or 0
-        peak = answer["memory"]["driver_bytes"] or answer["memory"]["reserved_bytes"] or 0
-        step = f"step {answer['step_seconds']:.2f} s, " if answer["step_seconds"] else ""
-        return f"{answer['dtype']}, attention {answer['attention']}: {step}pull {pull:.3f} s, {peak / 1e9:.1f} GB"
+        return "; ".join(said_of_pytorch(answer) for answer in answers.values())
     return part
 
 
+def said_of_pytorch(answer):
+    pull = answer["phases"].get("pull of forward", {}).get("seconds") or 0
+    memory = answer["memory"] or {}
+    peak = memory.get("driver_bytes") or memory.get("reserved_bytes") or 0
+    step = f"step {answer['step_seconds']:.2f} s, " if answer["step_seconds"] else ""
+    how = "kept" if answer["keep_attention"] else "recomputed"
+    return f"{answer['dtype']}, attention {answer['attention']}, {how}: {step}pull {pull:.3f} s, {peak / 1e9:.1f} GB"
+
+
 def theirs_step(run):
-    return theirs("--whole-step", *kept(run))(run)
+    """A whole step, then the same with attention kept where the GPU holds that."""
+    both = run.tiny or run.gpu.bytes >= HOLDS_A_STEP
+    return theirs("--whole-step", *(["--keep-attention", "both"] if both else []), *kept_by_pytorch(run))(run)
 
 
 def theirs_phases(run):
-    return theirs("--attention", "cudnn", *kept(run))(run)
+    return theirs("--attention", "cudnn", *kept_by_pytorch(run))(run)
 
 
 TEST = re.compile(r"^test (\S+)(?: - should panic)? \.\.\. (ok|FAILED|ignored)", re.MULTILINE)
 
 
-def operators(backend):
+def operators(backend, wanted=OPERATORS):
     """The unit tests of operators on one device. Tests that a crash took along run again, each alone."""
     def part(run):
         on = {"gpu": run.backend, "second": run.second}[backend]
-        wanted = ["ops::tests::attention"] if run.tiny and backend == "second" else OPERATORS
         extra = {**EXACT, "ROLL_TEST_BACKENDS": on}
         program = run.program("operators")
         listed = run.command([*program, "--list", "--format", "terse", *wanted], FIRST_START, extra).check().output
         names = [line.removesuffix(": test") for line in listed.splitlines() if line.endswith(": test")]
+        if not names:
+            raise Skipped(f"the program has no test {' or '.join(wanted)}")
         ended = run.command([*program, *wanted, "--test-threads", "4"], run.left() - 5, extra)
         verdicts = dict(TEST.findall(ended.output))
         # Output of a test may stand between its name and its verdict.
@@ -228,7 +279,7 @@ def parity(backend, dtype):
         on = {"gpu": run.backend, "second": run.second}[backend]
         filters = [f"{on}-{dtype}"]
         if run.tiny:
-            filters = [f"dit_tiny_t2v {on}-{dtype}", f"scheduler {on}-{dtype}"]
+            filters = [f"dit_tiny_t2v {on}-{dtype}"]
         extra = {**(EXACT if dtype == "f32" else {}), "ROLL_TEST_BACKENDS": on}
         ended = run.command([*run.program("parity"), *filters], run.left() - 2, extra)
         cases = CASE.findall(ended.output)
@@ -274,21 +325,21 @@ def demo(run):
 
 def layers(run):
     """The second backend with one block and with three: the difference is two blocks, the rest what all have."""
-    for count in (1, 3):
-        of = [*(TINY[:2] + TINY[4:] if run.tiny else shape(run)), "--layers", count]
-        bench(run, *kept(run), backend=run.second, of=of, limit=run.left() if count == 3 else 0.6 * run.left())
+    for count, limit in ((1, 60), (3, 90)):
+        of = [*(TINY[:2] + TINY[4:] if run.tiny else shape(run)), "--layers", count, "--without-vae"]
+        bench(run, backend=run.second, of=of, limit=limit)
     return tables.extrapolated(run.records)[0]
 
 
 def times(run):
-    """Seconds by operator of one block and its pull: the difference between two blocks and one."""
+    """Seconds by operator of one block and its pull, the difference between two blocks and one; and of the decoder."""
     if run.tiny and run.backend == "flex":
         raise Skipped("operators of libtorch are timed, and this is flex")
     for count in (1, 2):
         file = run.scratch / f"times-{count}.jsonl"
         of = TINY[:2] + TINY[4:] if run.tiny else shape(run)
-        command = [*run.program("roll"), "bench", *of, "--layers", count, "--without-vae", "--backend",
-                   run.backend, "--rounds", "1"]
+        command = [*run.program("roll"), "bench", *of, "--layers", count, *(["--without-vae"] if count == 2 else []),
+                   "--backend", run.backend, "--rounds", "1"]
         preload = {"LD_PRELOAD": str(run.program("times")[0]), "OPERATOR_TIMES": str(file)}
         run.command(command, 0.5 * run.left(), preload).check()
         # The last of each phase: the first warms up.
@@ -297,16 +348,45 @@ def times(run):
     return f"{len(tables.block_times(run.records))} phases"
 
 
-def probe(run):
+def probed(run, *only):
+    """The lines of `gpu_probe.py`."""
     if torch_directory() is None and not STAND_IN:
         raise Skipped(f"no PyTorch in {sys.executable}")
-    ended = run.command([*run.program("gpu_probe"), *(["--tiny"] if run.tiny else [])], run.left() - 2)
+    chosen = [word for name in only for word in ("--only", name)]
+    ended = run.command([*run.program("gpu_probe"), *(["--tiny"] if run.tiny else []), *chosen], run.left() - 2)
     found = [json.loads(line) for line in ended.output.splitlines() if line.startswith("{")]
     for line in found:
         run.record("found", probe=line)
     ended.check()
+    return found
+
+
+def addmm(run):
+    """Whether a product that is added to a small sum is rounded before, by shape and by the flag of reduced precision."""
+    found = [line for line in probed(run, "addmm") if line["name"] == "addmm" and "error" not in line]
+    return "; ".join(f"{'x'.join(map(str, line['shape']))}, flag {line['flag']}: {line['survives']:.2f} survives"
+                     for line in found)
+
+
+def probe(run):
+    found = probed(run, "products", "copies", "attention", "errors")
     ceiling = next(line["flops_per_second"] for line in found if line["name"] == "ceiling")
     return f"{ceiling / 1e12:.3g} TFLOP/s of random bf16"
+
+
+def agents(run):
+    """Tokens a second of a language model of random weights and of 0.5B's shapes: 64 rows that share 8 prompts, ours and
+    transformers' in turn."""
+    if torch_directory() is None and not STAND_IN:
+        raise Skipped(f"no PyTorch in {sys.executable}")
+    arguments = ["--random", "tiny" if run.tiny else "0.5b", "--backend", run.backend, "--json"]
+    ended = run.command([*run.program("generation_batch"), *run.program("generation_speed"), run.scratch / "lm",
+                         *arguments], run.left() - 2)
+    found = [json.loads(line) for line in ended.output.splitlines() if line.startswith("{")]
+    for line in found:
+        run.record("found", agents=line)
+    ended.check()
+    return ", ".join(f"{line['who']} {line['tokens_per_second']:.0f} tokens/s" for line in found)
 
 
 def sanitizer(run):
@@ -326,41 +406,52 @@ def sanitizer(run):
 
 
 def in_order(run):
-    """All parts. What decides is done by second 500; phases one by one, which the whole step has too, come later. A GPU
-    that cannot hold a step keeps block inputs in host memory, on both sides."""
+    """All parts. The first four minutes of a lease of 15 decide most: what measures no time runs side by side. `phases`
+    and those behind it are for a longer run, or for `--only`. A GPU that cannot hold a step in PyTorch compares steps
+    with block inputs in host memory, on both sides."""
     holds = run.tiny or run.gpu.bytes >= HOLDS_A_STEP
-    step, torch_step = ((80, 150), (100, 150)) if holds else ((120, 180), (130, 180))
-    offload = [
-        Part("step-offload", "roll, a whole step, offload", 120, 180, ours("--whole-step", "--offload")),
-        Part("torch-step-offload", "PyTorch, a whole step, offload", 130, 180, theirs("--whole-step", "--offload"),
-             ("torch_step",), again=True),
-    ]
     parity_needs = ("parity", "tests/fixtures")
+    side_by_side = SideBySide(155, "phases", [
+        [
+            Part("opens-cuda", "a tiny step on cuda", 15, 90, opens("second"), again=True),
+            Part("cuda-operators", "operators on cuda", 50, 120, operators("second"), ("operators",), again=True),
+            Part("cuda-parity-bf16", "parity on cuda, bf16", 40, 90, parity("second", "bf16"), parity_needs, again=True),
+            Part("cuda-parity-f32", "parity on cuda, f32", 40, 90, parity("second", "f32"), parity_needs, again=True),
+        ],
+        [
+            Part("opens", "a tiny step on libtorch-cuda", 40, 90, opens("gpu")),
+            Part("operators", "operators on libtorch-cuda", 60, 100, operators("gpu"), ("operators",)),
+            Part("nccl", "NCCL, one rank", 5, 30, operators("gpu", ["nccl::"]), ("operators",), again=True),
+        ],
+        [
+            Part("parity-bf16", "parity, bf16", 40, 75, parity("gpu", "bf16"), parity_needs),
+            Part("parity-f32", "parity, f32", 40, 75, parity("gpu", "f32"), parity_needs),
+        ],
+        [Part("demo", "the demo", 110, 155, demo, ("roll", "demo/assets"))],
+        [Part("addmm", "rounding of PyTorch's addmm", 20, 60, addmm, ("gpu_probe",))],
+    ])
+    step = Part("step", "roll, a whole step", 65, 110, ours_step)
+    kept_step = Part("attention-kept", "roll, results of attention kept", 65, 130, attention_kept, again=True)
+    torch_step = Part("torch-step", "PyTorch, a whole step", 120, 180, theirs_step, ("torch_step",))
+    offload = Part("step-offload", "roll, a whole step, offload", 100, 150, ours("--whole-step", "--offload"))
+    torch_offload = Part("torch-step-offload", "PyTorch, a whole step, offload", 130, 180,
+                         theirs("--whole-step", "--offload"), ("torch_step",), again=True)
+    steps = [step, kept_step, torch_step] if holds else [step, torch_step, offload, kept_step]
     return [
-        Part("environment", "machine, libraries", 20, 130, environment),
-        Part("opens", "a tiny step on libtorch-cuda", 40, 90, opens("gpu")),
-        Part("step", "roll, a whole step", *step, ours_step),
-        Part("torch-step", "PyTorch, a whole step", *torch_step, theirs_step, ("torch_step",)),
-        Part("operators", "operators on libtorch-cuda", 60, 90, operators("gpu"), ("operators",)),
-        Part("parity-f32", "parity, f32", 40, 60, parity("gpu", "f32"), parity_needs),
-        Part("parity-bf16", "parity, bf16", 40, 60, parity("gpu", "bf16"), parity_needs),
-        Part("demo", "the demo", 110, 160, demo, ("roll", "demo/assets")),
+        Part("environment", "machine, libraries", 15, 90, environment),
+        side_by_side,
+        *steps,
+        Part("eight-bits", "roll, ten blocks, weights in eight bits", 60, 100, eight_bits),
+        Part("cuda-layers", "cuda, one block and three", 80, 155, layers),
+        Part("times", "seconds by operator", 45, 80, times, ("roll", "times")),
+        Part("agents", "tokens of a language model", 70, 90, agents, ("generation_speed", "generation_batch")),
         Part("phases", "roll, phases one by one", 50, 110, ours()),
         Part("torch-phases", "PyTorch, phases, cuDNN", 55, 110, theirs_phases, ("torch_step",)),
-        Part("attention-kept", "roll, results of attention kept", 60, 180, ours("--whole-step", "--keep-attention"),
-             again=True),
         Part("card-24", "roll, a whole step on 24 GB", 190, 260, card_of_24, again=True),
-        *(offload if holds else []),
-        Part("opens-cuda", "a tiny step on cuda", 60, 150, opens("second"), again=True),
-        Part("cuda-operators", "operators on cuda", 90, 180, operators("second"), ("operators",)),
-        Part("cuda-parity-bf16", "parity on cuda, bf16", 90, 120, parity("second", "bf16"), parity_needs, again=True),
-        Part("cuda-parity-f32", "parity on cuda, f32", 90, 120, parity("second", "f32"), parity_needs, again=True),
-        Part("cuda-layers", "cuda, one block and three", 180, 260, layers),
+        *([offload, torch_offload] if holds else []),
         Part("vae-f32", "roll, the VAE in f32", 45, 90, ours("--vae-dtype", "f32"), again=True),
         Part("unfused", "roll without its own kernels", 45, 90, ours(extra={"ROLL_FUSED": "0"}), again=True),
         Part("weights-host", "roll, weights in host memory", 45, 90, weights_on_host, again=True),
-        Part("weights-fp8", "roll, weights in fp8", 45, 90, ours("--weights-dtype", "fp8")),
-        Part("times", "seconds by operator", 40, 80, times, ("roll", "times")),
         Part("probe", "PyTorch's products, copies, attention", 30, 60, probe, ("gpu_probe",)),
         Part("sanitizer", "compute-sanitizer", 60, 120, sanitizer),
     ]
@@ -368,12 +459,16 @@ def in_order(run):
 
 def chosen(run, only, from_):
     every = in_order(run)
-    ids = [part.id for part in every]
+    each = [part for item in every for part in ([p for chain in item.chains for p in chain]
+                                                if isinstance(item, SideBySide) else [item])]
+    ids = [part.id for part in each]
     names = only.split(",") if only else [from_] if from_ else []
     unknown = [name for name in names if name not in ids]
     if unknown:
         sys.exit(f"gpu-check: no part is called {', '.join(unknown)}: {' '.join(ids)}")
     if only:
-        return [part for part in every if part.id in names]
-    every = every[ids.index(from_):] if from_ else every
-    return [part for part in every if not (run.tiny and part.again)]
+        return [each[ids.index(name)] for name in names]
+    if from_:
+        return [part for part in each[ids.index(from_):] if not (run.tiny and part.again)]
+    # A self-test has two cores, which the parts of a group would share.
+    return [part for part in each if not part.again] if run.tiny else every

@@ -11,7 +11,10 @@ import compare
 
 GOALS = {"speed": 1.25, "memory": 0.5}
 # Of a step on the GPU alone, then of one with offload: the first that both sides have is the one that is compared.
-STEPS = [("step", "torch-step"), ("step-offload", "torch-step-offload")]
+STEPS = [("step", "torch-step"), ("step-offload", "torch-step"), ("step-offload", "torch-step-offload")]
+
+# The same step, its attention kept on both sides.
+KEPT = ("attention-kept", "torch-step", "pytorch_kept")
 
 
 def text(path):
@@ -35,12 +38,12 @@ def last(records, part, key):
     return found[-1] if found else None
 
 
-def pair(records, part, other):
-    """What both sides found for the same work."""
-    ours, theirs = last(records, part, "bench"), last(records, other, "pytorch")
-    if ours and theirs and not (compare.is_alike(ours, theirs) and ours["offload"] == theirs["offload"]):
-        theirs = None
-    return ours, theirs
+def pair(records, part, other, key="pytorch"):
+    """What both sides found for the same work, both keeping the results of attention or both computing them again."""
+    ours, theirs = last(records, part, "bench"), last(records, other, key)
+    alike = lambda: (compare.is_alike(ours, theirs) and ours["offload"] == theirs["offload"]
+                     and compare.keeps_attention(ours) == compare.keeps_attention(theirs))
+    return ours, theirs if ours and theirs and alike() else None
 
 
 def counted(records, *parts):
@@ -84,10 +87,18 @@ def block_times(records):
     return phases
 
 
+def decoder_times(records):
+    """The same of the decoder and its pull, which have no blocks."""
+    found = [r["times"] for r in records if r["part"] == "times" and r.get("layers") == 1][-1:]
+    return [(phase, times[phase]["operators"]) for times in found for phase in ("decode", "pull of decode")
+            if phase in times]
+
+
 def verdict(records):
     """One line: what was found against the goals. A dash stands for what is not known."""
     number = lambda value, form="{:.2f}": "-" if value is None else form.format(value)
     ours, found = None, {"speed": None, "memory": None}
+    kept = compare.ratios(*pair(records, *KEPT)) if all(pair(records, *KEPT)) else {"speed": None}
     for part, other in STEPS:
         ours, theirs = pair(records, part, other)
         if ours and theirs:
@@ -97,7 +108,8 @@ def verdict(records):
     rate, ceiling = (ours or {}).get("transformer_flops_per_second"), (ours or {}).get("matmul_flops_per_second")
     share = 100 * rate / ceiling if rate and ceiling else None
     return "  ".join([
-        f"speed {number(found['speed'])} of PyTorch (goal {GOALS['speed']})",
+        f"speed {number(found['speed'])} of PyTorch, both computing attention again (goal {GOALS['speed']})",
+        f"{number(kept['speed'])} both keeping it",
         f"memory {number(found['memory'])} ({GOALS['memory']})",
         f"{number(rate and rate / 1e12, '{:.3g}')} TFLOP/s = {number(share, '{:.0f}')} % of the fastest product",
         f"parity {counted(records, 'parity-f32', 'parity-bf16')}",
@@ -141,36 +153,43 @@ def whole(records, clocks):
         said.append(f"{machine['gpu'] or 'no GPU'}, {machine['gpu_bytes'] / 1e9:.0f} GB, {machine['cores']} cores, "
                     f"commit {machine['commit']}, {machine['date']}")
     ended = [r for r in records if r["verdict"] in ("passed", "FAILED", "SKIPPED")]
-    under_way = records[-1] if records and records[-1]["verdict"] in ("begins", "so far", "found") else None
+    newest = {r["part"]: r for r in records}
+    under_way = [r for r in newest.values() if r["verdict"] in ("begins", "so far", "found")]
     lines = [[r["part"], r["name"], r["verdict"], f"{r['seconds']:.0f}", r["said"].split("\n")[0][:150]] for r in ended]
-    lines += [[under_way["part"], under_way["name"], "under way", "", ""]] if under_way else []
+    lines += [[r["part"], r["name"], "under way", "", ""] for r in under_way]
     said.append(markdown(["part", "", "verdict", "s", ""], lines))
-    for title, part, other in [("A whole step", "step", "torch-step"), ("Phases one by one", "phases", "torch-phases"),
-                               ("A whole step, offload", "step-offload", "torch-step-offload")]:
-        ours, theirs = pair(records, part, other)
+    offload = "torch-step-offload" if last(records, "torch-step-offload", "pytorch") else "torch-step"
+    for title, part, other, key in [("A whole step", "step", "torch-step", "pytorch"),
+                                    ("A whole step, attention kept", *KEPT),
+                                    ("Phases one by one", "phases", "torch-phases", "pytorch"),
+                                    ("A whole step, offload", "step-offload", offload, "pytorch")]:
+        ours, theirs = pair(records, part, other, key)
         if ours:
             about = f"{ours['preset']}, {ours['layers']} blocks, {ours['tokens']} tokens"
             said += [f"## {title}: {about}", compare.table(ours, theirs)]
-        elif answer := last(records, other, "pytorch"):
+        elif answer := last(records, other, key) if other != "torch-step" or part != "step-offload" else None:
             phases = ", ".join(f"{name} {p['seconds']:.3f}" for name, p in answer["phases"].items())
             said += [f"## {title}: PyTorch alone", compare.about(answer) + f"; seconds: {phases}"]
     line, phases = extrapolated(records)
     if phases:
         lines = [[n, passes, f"{a:.3f}", f"{b:.3f}", f"{c:.3f}"] for n, passes, a, b, c in phases]
         said += ["## cuda", markdown(["phase", "passes", "1 block, s", "3 blocks, s", "all, s"], lines), line]
-    variants = [(r["part"], r["bench"]) for r in records if r["verdict"] == "found" and "bench" in r
-                and r["part"] in ("phases", "vae-f32", "unfused", "weights-host", "weights-fp8")]
-    if len(variants) > 1:
+    for title, parts in [("Variants", ("phases", "vae-f32", "unfused", "weights-host")), ("Ten blocks", ("eight-bits",))]:
+        variants = [(" ".join([r["part"], *r["arguments"]]), r["bench"]) for r in records
+                    if r["verdict"] == "found" and "bench" in r and r["part"] in parts]
+        if len(variants) < 2:
+            continue
         names = [p["name"] for p in variants[0][1]["phases"]]
         of = lambda bench: {p["name"]: f"{p['seconds']:.3f}" for p in bench["phases"]}
         lines = [[part, *(of(bench).get(name, "-") for name in names), f"{(bench['peak_bytes'] or 0) / 1e9:.1f}"]
                  for part, bench in variants]
-        said += ["## Variants, seconds of a pass", markdown(["", *names, "GB"], lines)]
-    for phase, times in block_times(records).items():
+        said += [f"## {title}, seconds of a pass", markdown(["", *names, "GB"], lines)]
+    phases = [(f"One block, {phase}", times) for phase, times in block_times(records).items()]
+    for title, times in phases + decoder_times(records):
         total = sum(seconds for _, seconds in times.values()) or 1.0
         lines = [[f"`{op}`" if "::" in op else op, count, f"{1e3 * seconds:.2f}", f"{100 * seconds / total:.0f} %"]
                  for op, (count, seconds) in sorted(times.items(), key=lambda item: -item[1][1])[:25]]
-        said += [f"## One block, {phase}: {1e3 * total:.1f} ms", markdown(["operator", "calls", "ms", ""], lines)]
+        said += [f"## {title}: {1e3 * total:.1f} ms", markdown(["operator", "calls", "ms", ""], lines)]
     if lines := list(clocks_by_part(records, clocks)):
         said += ["## The GPU", markdown(["part", "MHz", "W", "most GB", "throttled"], lines)]
     return "\n\n".join(said) + "\n"
