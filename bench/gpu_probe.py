@@ -72,8 +72,8 @@ def copies(device, elements, repeats):
 
 def rounding(device, tokens, outputs, inputs):
     """How `y.addmm_(x, w.T)` rounds in bf16: the sum of y and the exact product once, or the product first and then the
-    sum. y is a few hundredths of the product's last bits, as LoRA's part is early in training: `survives` is the share
-    of it that is left in the mean, 1 for one rounding."""
+    sum. y is smaller than the last bit of the product, as LoRA's part is early in training: `survives` is the share of
+    it that is left in the mean, 1 for one rounding. The other shares are of the elements where the two ways differ."""
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_bf16_reduced_precision_reduction
     torch.manual_seed(0)

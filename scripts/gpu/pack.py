@@ -147,9 +147,10 @@ def unpack_archives(source, home):
 
 
 def tracked():
-    """Bytes of the tracked files that gpu-check reads."""
-    names = subprocess.run(["git", "ls-files", "-z", *READ], cwd=ROOT, capture_output=True, text=True).stdout.split("\0")
-    return sum((ROOT / name).lstat().st_size for name in names if name and (ROOT / name).is_file())
+    """Bytes of the tracked files that gpu-check reads, and of those at the root, which git leaves in every checkout."""
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True).stdout.split("\0")
+    sent = [name for name in names if name and ("/" not in name or name.split("/")[0] in READ)]
+    return sum((ROOT / name).lstat().st_size for name in sent if (ROOT / name).is_file())
 
 
 def calls(packed, read, limit=LIMIT):
