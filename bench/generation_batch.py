@@ -5,10 +5,10 @@ turns.
     python bench/generation_batch.py GENERATION_SPEED DIR --random 0.5b --backend libtorch-cuda
 
 GENERATION_SPEED is the program of this folder (target/release/generation_speed), MODEL a GGUF file or a
-Hugging Face directory. --random writes a model of that size, of random weights in bf16, into DIR. transformers takes part
-where torch and transformers are installed (for a GGUF file gguf and accelerate too), on the GPU if --backend has one,
-there in bf16; llama.cpp where the file is GGUF and xllamacpp is installed; who is left out is said. OMP_NUM_THREADS
-is the number of threads of each (2). Wall and CPU time are printed: where other programs run, compare the latter.
+Hugging Face directory. --random writes a model of that size, of random weights in bf16, into DIR. transformers takes
+part where torch and transformers are installed (for a GGUF file gguf and accelerate too), on the GPU if --backend has
+one, there in bf16; llama.cpp where the file is GGUF and xllamacpp is installed; who is left out is said.
+OMP_NUM_THREADS is the number of threads of each (2). Wall and CPU time are printed: where other programs run, compare the latter.
 """
 import argparse
 import json
@@ -65,7 +65,8 @@ def write_random(shape, directory):
 
 def roll(binary, path, length, tokens, backend):
     """What `generation_speed` printed: tokens, seconds, seconds of a core, vocabulary."""
-    told = subprocess.run([binary, path, str(length), str(tokens), backend], stdout=subprocess.PIPE, text=True, check=True,
+    command = [binary, path, str(length), str(tokens), backend]
+    told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True,
                           env={**os.environ, "RAYON_NUM_THREADS": str(THREADS)})
     return json.loads(told.stdout)
 

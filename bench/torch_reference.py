@@ -335,7 +335,7 @@ class StepCase:
 
 
 class NarrowDecoder(Decoder):
-    """The decoder in bf16 with f32 at both ends, as in `roll`: the first layer, and the last, which makes the frames."""
+    """The decoder in bf16 with f32 at both ends, as in `roll`: the first layer, and the last, the frames' own."""
 
     WIDE = ("conv2.", "decoder.head.2.")
 
@@ -386,7 +386,7 @@ def tiled_decode(decoder, latents, mean, std, size, stride, scale=8):
 
 def write_bf16_errors(fixtures):
     """Into the tolerances of `vae21_tiny`: how far PyTorch's decoder in bf16 is from the expected gradient of the tiled
-    decode, relative to its largest value, and the cosine of the two. Fails if the decoder in f32 is not the fixture's."""
+    decode, relative to its largest value, and the cosine of the two. Fails if this decoder in f32 is off itself."""
     root = pathlib.Path(fixtures) / "vae21_tiny"
     case = json.loads((root / "config.json").read_text())
     expected = load_file(root / "outputs.safetensors")

@@ -1,8 +1,9 @@
 """Checks and measures `roll` on a machine with an NVIDIA GPU; see `scripts/gpu-check`.
 
 `run` copies what it needs out of the checkout and starts one process in a session of its own, which works through the
-parts in order (`parts.py`), each within its limit; parts that measure no time run side by side. A part that fails or is
-skipped ends nothing. One whose files were not carried waits until a later `run` or `wait` brings them. `wait` shows what is found and copies the results:
+parts in order (`parts.py`), each within its limit; parts that measure no time run side by side. A part that fails or
+is skipped ends nothing. One whose files were not carried waits until a later `run` or `wait` brings them. `wait` shows
+what is found and copies the results:
 
     results.jsonl    one JSON object a line, written as it becomes known, phase by phase
     table.md         the tables and the goals, written anew after each part

@@ -154,8 +154,8 @@ def tracked():
 
 
 def calls(packed, read, limit=LIMIT):
-    """What each of the two calls sends, as (files of .gpu, bytes): all with the first if it fits, else the demo with the
-    second. Of later calls gpu-check needs its own script alone: what came before has been copied."""
+    """What each of the two calls sends, as (files of .gpu, bytes): all with the first if it fits, else the demo with
+    the second. Of later calls gpu-check needs its own script alone: what came before has been copied."""
     files = {path.name: path.stat().st_size for path in sorted(packed.iterdir())}
     whole = lambda names: (names, read + sum(files[name] for name in names))
     first, second = whole(list(files)), whole([])
@@ -169,8 +169,8 @@ def sizes(packed=PACK, limit=LIMIT):
     if not packed.is_dir():
         sys.exit(f"gpu-pack: nothing is packed in {packed}")
     found = calls(packed, tracked(), limit)
-    print(f"\nA call may send {limit:,} bytes. `git sparse-checkout set {' '.join(READ)}` leaves what is read beside .gpu "
-          f"({tracked():,} bytes); `git sparse-checkout disable` brings everything back.")
+    print(f"\nA call may send {limit:,} bytes. `git sparse-checkout set {' '.join(READ)}` leaves what is read beside "
+          f".gpu ({tracked():,} bytes); `git sparse-checkout disable` brings everything back.")
     print(f"{'call':<5} {'bytes':>12} {'left':>12}  of .gpu")
     for number, (names, bytes_) in enumerate(found, 1):
         carried = "all" if len(names) == len(list(packed.iterdir())) else " ".join(names) or "nothing"

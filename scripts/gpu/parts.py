@@ -17,8 +17,8 @@ TINY = ["--preset", "tiny", "--layers", "1", "--frames", "5", "--size", "32x32"]
 OPERATORS = ["ops::", "async_copies::", "offload::", "parameters::", "strategy::single::device_tests::"]
 # Exact products in f32: without TF32, as the references were computed.
 EXACT = {"NVIDIA_TF32_OVERRIDE": "0"}
-# Bytes of a GPU that holds a step of A14B with all its recorded passes, also if PyTorch or `roll` keeps attention; of one
-# that holds the step if the decoder keeps few caches (75.6 GB by the plan); and of one that holds an expert.
+# Bytes of a GPU that holds a step of A14B with all its recorded passes, also if PyTorch or `roll` keeps attention; of
+# one that holds the step if the decoder keeps few caches (75.6 GB by the plan); and of one that holds an expert.
 HOLDS_A_STEP, HOLDS_WITH_FEW_CACHES, HOLDS_AN_EXPERT = 130e9, 80e9, 60e9
 FEW_CACHES = ["--vae-checkpoints", "4"]
 
@@ -144,8 +144,8 @@ sys.stdin.read()
 
 
 def card_of_24(run):
-    """An expert of A14B as `docs/src/real-model.md` configures it for a card of 24 GB; another process holds the rest of
-    this card's memory."""
+    """An expert of A14B as `docs/src/real-model.md` configures it for a card of 24 GB; another process holds the rest
+    of this card's memory."""
     arguments = ["--weights-on-host", "--weights-dtype", "int8", "--offload", "--whole-step", "--vae-checkpoints", "4",
                  "--set", "algo.trained_steps.last=3"]
     of = TINY if run.tiny else ["--preset", "a14b", "--size", "480x480"]
@@ -362,7 +362,7 @@ def probed(run, *only):
 
 
 def addmm(run):
-    """Whether a product that is added to a small sum is rounded before, by shape and by the flag of reduced precision."""
+    """Whether a product is rounded before it is added to a small sum, by shape and by the flag of reduced precision."""
     found = [line for line in probed(run, "addmm") if line["name"] == "addmm" and "error" not in line]
     return "; ".join(f"{'x'.join(map(str, line['shape']))}, flag {line['flag']}: {line['survives']:.2f} survives"
                      for line in found)
@@ -375,8 +375,8 @@ def probe(run):
 
 
 def agents(run):
-    """Tokens a second of a language model of random weights and of 0.5B's shapes: 64 rows that share 8 prompts, ours and
-    transformers' in turn."""
+    """Tokens a second of a language model of random weights and of 0.5B's shapes: 64 rows that share 8 prompts, ours
+    and transformers' in turn."""
     if torch_directory() is None and not STAND_IN:
         raise Skipped(f"no PyTorch in {sys.executable}")
     arguments = ["--random", "tiny" if run.tiny else "0.5b", "--backend", run.backend, "--json"]
@@ -415,8 +415,8 @@ def in_order(run):
         [
             Part("opens-cuda", "a tiny step on cuda", 15, 90, opens("second"), again=True),
             Part("cuda-operators", "operators on cuda", 50, 120, operators("second"), ("operators",), again=True),
-            Part("cuda-parity-bf16", "parity on cuda, bf16", 40, 90, parity("second", "bf16"), parity_needs, again=True),
-            Part("cuda-parity-f32", "parity on cuda, f32", 40, 90, parity("second", "f32"), parity_needs, again=True),
+            Part("cuda-parity-bf16", "parity on cuda, bf16", 40, 90, parity("second", "bf16"), parity_needs, True),
+            Part("cuda-parity-f32", "parity on cuda, f32", 40, 90, parity("second", "f32"), parity_needs, True),
         ],
         [
             Part("opens", "a tiny step on libtorch-cuda", 40, 90, opens("gpu")),
@@ -448,6 +448,8 @@ def in_order(run):
         Part("phases", "roll, phases one by one", 50, 110, ours()),
         Part("torch-phases", "PyTorch, phases, cuDNN", 55, 110, theirs_phases, ("torch_step",)),
         Part("card-24", "roll, a whole step on 24 GB", 190, 260, card_of_24, again=True),
+        Part("torch-compiled", "PyTorch, a whole step, compiled", 180, 260,
+             lambda run: theirs("--whole-step", "--compile", *kept_by_pytorch(run))(run), ("torch_step",), again=True),
         *([offload, torch_offload] if holds else []),
         Part("vae-f32", "roll, the VAE in f32", 45, 90, ours("--vae-dtype", "f32"), again=True),
         Part("unfused", "roll without its own kernels", 45, 90, ours(extra={"ROLL_FUSED": "0"}), again=True),

@@ -273,12 +273,12 @@ def rehearse_packing(scratch):
     for directory in (build, cache / "sm_90a"):
         directory.mkdir(parents=True)
     for name in ("roll", "parity", "roll_backends"):
-        (build / name).write_text(f"#!/bin/sh\necho {name}\n")
+        shutil.copy(shutil.which("true"), build / name)
     (cache / "sm_90a" / "kernels.json").write_text("{}")
     with contextlib.redirect_stdout(io.StringIO()):
         pack.pack(build, packed, preset=0, kernel_cache=cache)
     programs = pack.unpack(packed, home / "programs")
-    assert subprocess.run([programs["parity"]], capture_output=True, text=True).stdout == "parity\n"
+    assert subprocess.run([programs["parity"]]).returncode == 0
     pack.unpack_archives(packed, home)
     assert (home / "cache" / "kernels" / "sm_90a" / "kernels.json").read_text() == "{}"
     fixtures = {path.name for path in (home / "tree" / "tests" / "fixtures").iterdir()}

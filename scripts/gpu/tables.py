@@ -161,9 +161,12 @@ def whole(records, clocks):
     offload = "torch-step-offload" if last(records, "torch-step-offload", "pytorch") else "torch-step"
     for title, part, other, key in [("A whole step", "step", "torch-step", "pytorch"),
                                     ("A whole step, attention kept", *KEPT),
+                                    ("A whole step, PyTorch compiled", "step", "torch-compiled", "pytorch"),
                                     ("Phases one by one", "phases", "torch-phases", "pytorch"),
                                     ("A whole step, offload", "step-offload", offload, "pytorch")]:
         ours, theirs = pair(records, part, other, key)
+        if other == "torch-compiled" and not theirs:
+            continue
         if ours:
             about = f"{ours['preset']}, {ours['layers']} blocks, {ours['tokens']} tokens"
             said += [f"## {title}: {about}", compare.table(ours, theirs)]
@@ -174,7 +177,7 @@ def whole(records, clocks):
     if phases:
         lines = [[n, passes, f"{a:.3f}", f"{b:.3f}", f"{c:.3f}"] for n, passes, a, b, c in phases]
         said += ["## cuda", markdown(["phase", "passes", "1 block, s", "3 blocks, s", "all, s"], lines), line]
-    for title, parts in [("Variants", ("phases", "vae-f32", "unfused", "weights-host")), ("Ten blocks", ("eight-bits",))]:
+    for title, *parts in [("Variants", "phases", "vae-f32", "unfused", "weights-host"), ("Ten blocks", "eight-bits")]:
         variants = [(" ".join([r["part"], *r["arguments"]]), r["bench"]) for r in records
                     if r["verdict"] == "found" and "bench" in r and r["part"] in parts]
         if len(variants) < 2:
