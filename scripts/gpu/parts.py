@@ -436,7 +436,9 @@ def in_order(run):
     offload = Part("step-offload", "roll, a whole step, offload", 100, 150, ours("--whole-step", "--offload"))
     torch_offload = Part("torch-step-offload", "PyTorch, a whole step, offload", 130, 180,
                          theirs("--whole-step", "--offload"), ("torch_step",), again=True)
-    steps = [step, kept_step, torch_step] if holds else [step, torch_step, offload, kept_step]
+    # A small card makes its step with offload in any case.
+    again = [offload] if "--offload" not in kept(run) else []
+    steps = [step, kept_step, torch_step] if holds else [step, torch_step, *again, kept_step]
     return [
         Part("environment", "machine, libraries", 15, 90, environment),
         side_by_side,

@@ -22,7 +22,7 @@ fn main() -> Result<()> {
     let path = arguments.next();
     let mut number = |default: usize| arguments.next().and_then(|text| text.parse().ok()).unwrap_or(default);
     let (prompt_tokens, new_tokens) = (number(256), number(64));
-    let context = BuildContext::new(&arguments.next().unwrap_or("flex".into()));
+    let context = BuildContext::new(arguments.next().unwrap_or("flex".into()));
     let mut model = open(&CausalLmOptions { model_path: path.map(Into::into), ..Default::default() }, &context)?;
     let vocabulary = model.network().config().vocab as u32;
     let prompt = |group: usize| -> Vec<u32> {
