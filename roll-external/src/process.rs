@@ -235,10 +235,12 @@ mod tests {
     }
 
     #[test]
-    fn hub_secrets_are_removed_from_an_environment() {
+    fn secrets_are_removed_from_an_environment() {
         let mut command = Command::new("true");
         answers_on_stdout(&mut command);
-        assert!(command.get_envs().any(|(name, value)| name == "HF_TOKEN" && value.is_none()));
+        for secret in ["HF_TOKEN", "ROLL_JOB_SECRET"] {
+            assert!(command.get_envs().any(|(name, value)| name == secret && value.is_none()), "{secret}");
+        }
     }
 
     #[test]

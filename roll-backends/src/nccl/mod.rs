@@ -133,7 +133,7 @@ enum Side {
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 struct Identity {
     process: u64,
-    /// Of the running kernel; empty if unknown.
+    /// The identifier of the running kernel; empty if unknown.
     machine: String,
     /// PCI address.
     gpu: String,

@@ -20,7 +20,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Who proves that it knows the secret. A proof of one side is none of the other: it cannot be sent back.
+/// Who proves that it knows the secret. The proofs of the two sides differ: one cannot be sent back.
 #[derive(Clone, Copy)]
 pub(super) enum Prover {
     Root,
