@@ -217,7 +217,10 @@ impl NcclRanks {
             let lost = RanksError::within(error).cloned().unwrap_or_else(failed);
             lock(&self.lost).get_or_insert_with(|| lost.clone());
             // The first failure counts: this changes nothing where another rank told its own.
-            self.host.fail(&lost.to_string());
+            self.host.fail(&match lost {
+                RanksError::Failed { rank, reason } if rank == self.host.rank().0 => reason,
+                lost => lost.to_string(),
+            });
             // NCCL may access the buffers until it has ended: they are leaked.
             state.comm.take().into_iter().for_each(Comm::abort);
         })
