@@ -298,6 +298,50 @@ fn every_rank_fails_without_nccl() {
     assert!(began.elapsed() < PATIENCE && !world.path("run").exists());
 }
 
+#[test]
+fn nccl_is_refused_without_processes_of_a_launcher() {
+    for command in ["run", "check", "plan"] {
+        let mut roll = Command::new(program::PATH);
+        roll.args([command, "--collectives", "nccl", "--set", "ranks=2"]).env("ROLL_STATE", program::STATE);
+        let output = roll.output().unwrap();
+        let printed_text = output_text(&output);
+        assert_eq!(output.status.code(), Some(2), "{printed_text}");
+        assert!(printed_text.contains("threads (`--ranks`) exchange values in host memory"), "{printed_text}");
+        assert!(printed_text.contains("torchrun --no-python"), "{printed_text}");
+    }
+}
+
+#[test]
+fn a_process_without_the_secret_is_refused_on_both_sides_and_one_with_it_joins() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let start = |rank: &str, secret: Option<&str>| {
+        let mut roll = Command::new(program::PATH);
+        roll.args(["plan", "--set", "strategy.name=zero", "--json"]).env("ROLL_STATE", program::STATE);
+        roll.envs([("WORLD_SIZE", "2"), ("RANK", rank), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)]);
+        roll.envs(secret.map(|secret| ("ROLL_JOB_SECRET", secret)));
+        roll.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let root = start("0", Some("right"));
+    for (secret, refusal) in [
+        (Some("wrong"), "its ROLL_JOB_SECRET is not that of rank 0"),
+        (None, "rank 0 has a ROLL_JOB_SECRET, and this process has none"),
+    ] {
+        let output = start("1", secret).wait_with_output().unwrap();
+        let printed_text = output_text(&output);
+        assert_eq!(output.status.code(), Some(2), "{printed_text}");
+        assert!(printed_text.contains("refuses rank 1") && printed_text.contains(refusal), "{printed_text}");
+    }
+    let joined = start("1", Some("right")).wait_with_output().unwrap();
+    assert!(joined.status.success(), "{}", output_text(&joined));
+    let root = root.wait_with_output().unwrap();
+    let printed_text = output_text(&root);
+    assert!(root.status.success(), "{printed_text}");
+    for refusal in ["is refused: its ROLL_JOB_SECRET is not that of rank 0", "and this process has none"] {
+        assert!(printed_text.contains(refusal), "{printed_text}");
+    }
+    assert!(!printed_text.contains("whoever reaches"), "it listens on this machine only: {printed_text}");
+}
+
 /// The direct child processes of `parent`, by ascending id.
 fn children(parent: u32) -> Vec<u32> {
     let mut found = Vec::new();

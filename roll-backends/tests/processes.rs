@@ -46,6 +46,8 @@ struct Case {
     succeeds: bool,
     /// What the output must contain.
     says: &'static [&'static str],
+    /// Whether it is about the stand-in of NCCL, in which the mode happens.
+    nccl: bool,
 }
 
 const REASONS: &[&str] =
@@ -56,7 +58,7 @@ const FIRST_KILLED: &[&str] = &["rank 1: rank 0 ended while the others wait for 
 const HANGS: &[&str] = &["rank 2 did not come to"];
 const FULL: &[&str] = &["rank 2: the disk is full"];
 
-const CASES: [Case; 8] = [
+const CASES: [Case; 14] = [
     case("every_collective_gives_what_threads_give", "collectives", true, &[]),
     case("zero_gives_the_bits_that_it_gives_on_threads", "zero", true, &[]),
     case("an_error_of_one_rank_ends_all_with_its_reason", "error", false, REASONS),
@@ -70,10 +72,47 @@ const CASES: [Case; 8] = [
     case("a_killed_rank_ends_the_job_and_is_named", "kill", false, KILLED),
     case("a_killed_rank_0_ends_the_job_and_is_named", "kill-first", false, FIRST_KILLED),
     case("a_rank_that_hangs_is_named_and_ends_the_job", "hang", false, HANGS),
+    nccl("a_start_that_hangs_ends_in_time_and_the_job_goes_on_over_tcp", "start-hangs", true, SLOW),
+    nccl("ranks_with_one_gpu_are_told_so_and_the_job_goes_on_over_tcp", "one-gpu", true, ONE_GPU),
+    nccl("a_rank_that_dies_while_nccl_starts_is_named", "start-dies", false, DEAD_START),
+    nccl("a_rank_that_dies_in_a_collective_is_named_and_the_others_abort", "dies", false, DEAD),
+    nccl("an_asynchronous_error_ends_all_ranks_with_its_text", "async-error", false, ASYNCHRONOUS),
+    nccl("a_collective_that_hangs_is_aborted_after_the_timeout", "hangs", false, STUCK),
 ];
 
+const SLOW: &[&str] = &[
+    "rank 0: over TCP: NCCL did not connect all ranks within 2 s",
+    "rank 2: over TCP: NCCL did not connect",
+    "stand-in: rank 0 aborts",
+    "stand-in: rank 3 aborts",
+];
+const ONE_GPU: &[&str] = &[
+    "rank 0: over TCP: ranks 0 and 1 use the same GPU (0000:01:00.0)",
+    "rank 3: over TCP: ranks 0 and 1 use the same GPU",
+];
+const DEAD_START: &[&str] = &["rank 2 failed: its process ended", "stand-in: rank 0 aborts", "stand-in: rank 3 aborts"];
+const DEAD: &[&str] = &[
+    "rank 0: rank 2 failed: its process ended",
+    "rank 3: rank 2 failed: its process ended",
+    "stand-in: rank 0 aborts",
+    "stand-in: rank 1 aborts",
+    "stand-in: rank 3 aborts",
+];
+const ASYNCHRONOUS: &[&str] = &[
+    "rank 2: NCCL: `ncclCommGetAsyncError` returned 6",
+    "rank 0: rank 2 failed: NCCL: `ncclCommGetAsyncError` returned 6",
+    "stand-in: rank 0 aborts",
+    "stand-in: rank 2 aborts",
+];
+const STUCK: &[&str] =
+    &["another rank did not come to ncclAllReduce within 3 s", "stand-in: rank 0 aborts", "stand-in: rank 2 aborts"];
+
 const fn case(name: &'static str, mode: &'static str, succeeds: bool, says: &'static [&'static str]) -> Case {
-    Case { name, mode, succeeds, says }
+    Case { name, mode, succeeds, says, nccl: false }
+}
+
+const fn nccl(name: &'static str, mode: &'static str, succeeds: bool, says: &'static [&'static str]) -> Case {
+    Case { name, mode, succeeds, says, nccl: true }
 }
 
 fn main() -> ExitCode {
@@ -90,6 +129,9 @@ fn main() -> ExitCode {
     let transports = TRANSPORTS.into_iter().filter(|transport| has_stand_in || *transport != Transport::Nccl);
     let mut failed = 0;
     for (transport, case) in transports.flat_map(|transport| CASES.iter().map(move |case| (transport, case))) {
+        if case.nccl && transport != Transport::Nccl {
+            continue;
+        }
         let name = format!("{transport:?}::{}", case.name).to_lowercase();
         if !filter.is_empty() && !filter.iter().any(|f| name.contains(f.as_str())) {
             continue;
@@ -130,7 +172,7 @@ fn start(transport: Transport, mode: &str, work: &Path) -> (bool, String) {
         let mut command = Command::new(&program);
         command.env(MODE, mode).env(RANK, rank.to_string()).env(PORT, port.to_string());
         if transport == Transport::Nccl {
-            command.env("LD_LIBRARY_PATH", work);
+            command.env("LD_LIBRARY_PATH", work).env("ROLL_STAND_IN", mode);
         }
         command.stdout(file.try_clone().unwrap()).stderr(file.try_clone().unwrap()).spawn().unwrap()
     };
@@ -160,20 +202,29 @@ fn judge((succeeded, said): &(bool, String), case: &Case, took: Duration) -> Opt
     (!right).then(|| format!("succeeded: {succeeded}, after {took:.1?}, does not say {missing:?}:\n{said}"))
 }
 
-fn join() -> Result<(TcpRanks, Arc<dyn Communicator>)> {
+fn join(mode: &str) -> Result<(TcpRanks, Arc<dyn Communicator>)> {
     let number = |name: &str| std::env::var(name).unwrap().parse::<u16>().unwrap();
     let (rank, host) = (number(RANK).into(), "127.0.0.1".into());
-    let place = Place { rank, size: RANKS, host, port: number(PORT), job: "test".into() };
+    let place = Place { rank, size: RANKS, host, port: number(PORT), job: "test".into(), secret: None };
     let job = TcpRanks::join(&place, Duration::from_secs(SECONDS / 2))?;
     let mut ranks = job.communicator();
     if std::env::var_os("LD_LIBRARY_PATH").is_some_and(|path| Path::new(&path).join("libnccl.so.2").exists()) {
-        ranks = NcclRanks::join(ranks, rank)?;
+        let limit = Duration::from_secs(if mode == "start-hangs" { 2 } else { SECONDS / 2 });
+        ranks = match NcclRanks::join(ranks.clone(), Ok(rank), limit) {
+            Ok(nccl) => nccl,
+            Err(error) if ["start-hangs", "one-gpu"].contains(&mode) => {
+                let line = format!("rank {rank}: over TCP: {error}\n");
+                let _ = std::io::stderr().write_all(line.as_bytes());
+                ranks
+            }
+            Err(error) => return Err(error),
+        };
     }
     Ok((job, ranks))
 }
 
 fn child(mode: &str) -> ExitCode {
-    let (job, ranks) = match join() {
+    let (job, ranks) = match join(mode) {
         Ok(joined) => joined,
         Err(e) => {
             eprintln!("{e}");
@@ -181,7 +232,8 @@ fn child(mode: &str) -> ExitCode {
         }
     };
     let work = || match mode {
-        "collectives" => collectives(ranks.as_ref()),
+        "collectives" | "start-hangs" | "one-gpu" => collectives(ranks.as_ref()),
+        "dies" | "async-error" | "hangs" => large(ranks.as_ref()),
         "zero" => zero(ranks.clone()),
         _ => broken(ranks.clone(), mode),
     };
@@ -215,6 +267,17 @@ fn collectives(ranks: &dyn Communicator) -> Result<()> {
     assert!(large == vec![6.0; n]);
     let own = vec![ranks.rank().0 as u8; ranks.rank().0 * 3];
     assert_eq!(ranks.all_gather_bytes(&own)?, [vec![], vec![1; 3], vec![2; 6], vec![3; 9]]);
+    Ok(())
+}
+
+/// Sums that NCCL carries, until one of them fails.
+fn large(ranks: &dyn Communicator) -> Result<()> {
+    ranks.set_timeout(Duration::from_secs(3));
+    for n in [100_000, 200_000, 300_000, 400_000] {
+        let mut values = vec![1.0; n];
+        ranks.all_reduce(&mut values)?;
+        assert!(values == vec![RANKS as f32; n]);
+    }
     Ok(())
 }
 

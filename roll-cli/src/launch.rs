@@ -2,7 +2,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use roll_backends::tcp::Place;
+use roll_backends::tcp::{Place, SECRET_VARIABLE, Secret};
 use roll_core::{Error, Result};
 
 /// The variables of a launcher: number of processes, this process's number, its number on its machine.
@@ -63,7 +63,19 @@ pub fn place(value: impl Fn(&str) -> Option<String>) -> Result<Option<Place>> {
     let names =
         ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE"];
     let job = names.into_iter().filter_map(&value).collect::<Vec<_>>().join(".");
-    Ok(Some(Place { rank, size, host, port, job }))
+    Ok(Some(Place { rank, size, host, port, job, secret: secret(&value)? }))
+}
+
+/// The secret of the job, if it has one.
+fn secret(value: &impl Fn(&str) -> Option<String>) -> Result<Option<Secret>> {
+    let Some(text) = value(SECRET_VARIABLE) else { return Ok(None) };
+    let empty = || {
+        Error::Unsupported(format!(
+            "{SECRET_VARIABLE} is empty: set it to one random text for all processes, such as that of `openssl rand -hex \
+             32`, or unset it"
+        ))
+    };
+    Secret::new(text.trim()).ok_or_else(empty).map(Some)
 }
 
 /// The host of rank 0 in a job of Slurm, and a port that jobs and steps do not share as a rule.
@@ -131,6 +143,16 @@ mod tests {
         let nested = [("WORLD_SIZE", "16"), ("RANK", "9"), ("TORCHELASTIC_USE_AGENT_STORE", "True")];
         let nested = [&at[..], &nested, &[("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_PROCID", "1")]].concat();
         assert_eq!(found(&nested), Some((9, 16, "node1".into(), 29501)));
+    }
+
+    #[test]
+    fn a_job_may_have_a_secret_that_is_not_empty() {
+        let job = [("WORLD_SIZE", "2"), ("RANK", "1"), ("MASTER_ADDR", "node1"), ("MASTER_PORT", "29500")];
+        assert_eq!(place(of(&job)).unwrap().unwrap().secret, None);
+        let with = |text| [&job[..], &[(SECRET_VARIABLE, text)]].concat();
+        assert_eq!(place(of(&with(" abc\n"))).unwrap().unwrap().secret, Secret::new("abc"));
+        let said = place(of(&with(" "))).unwrap_err().to_string();
+        assert!(said.contains("ROLL_JOB_SECRET is empty"), "{said}");
     }
 
     #[test]

@@ -46,9 +46,10 @@ fn main() -> ExitCode {
     }
     signature::keep_key_in(signature::directory_of_user(|name| std::env::var_os(name)));
     let args = args::Args::parse();
-    let job = ranks::Job::join(args.collectives);
-    let rank = job.as_ref().ok().and_then(ranks::Job::rank);
+    let place = ranks::place();
+    let rank = place.as_ref().ok().and_then(|place| Some(place.as_ref()?.rank));
     logging::init(args.quiet, args.verbose, rank);
+    let job = place.and_then(|place| ranks::Job::join(place, args.collectives));
     #[cfg(unix)]
     crash::report_plugin_crashes();
     let (job, result) = match job {

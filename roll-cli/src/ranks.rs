@@ -2,26 +2,30 @@
 
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, OnceLock, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::Duration;
 
-use roll_backends::nccl::NcclRanks;
-use roll_backends::tcp::TcpRanks;
+use roll_backends::Backend;
+use roll_backends::nccl::{NcclRanks, SMALL};
+use roll_backends::tcp::{Place, TcpRanks};
 use roll_core::communicator::panic_message;
-use roll_core::{BuildContext, Communicator, Error, Fault, Result, SingleRank};
+use roll_core::{BuildContext, Communicator, Error, Fault, RanksError, Result, SingleRank};
 
 use crate::args::Collectives;
 use crate::launch;
 
-/// The ranks of the launcher's job, set once.
-static PROCESS: OnceLock<Arc<dyn Communicator>> = OnceLock::new();
-
-/// Set if ranks that are threads of this process use NCCL.
-static THREADS_OVER_NCCL: OnceLock<()> = OnceLock::new();
+/// The ranks of the launcher's job: over TCP, and for a run over NCCL too.
+static PROCESS: Mutex<Option<Arc<dyn Communicator>>> = Mutex::new(None);
+/// The argument `--collectives`, set once.
+static COLLECTIVES: OnceLock<Collectives> = OnceLock::new();
 
 /// The ranks that this process is one of: those of the launcher's job, or itself alone.
 pub fn process() -> Arc<dyn Communicator> {
-    PROCESS.get().cloned().unwrap_or_else(|| Arc::new(SingleRank))
+    own().clone().unwrap_or_else(|| Arc::new(SingleRank))
+}
+
+fn own() -> MutexGuard<'static, Option<Arc<dyn Communicator>>> {
+    PROCESS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How long processes wait for each other at the start.
@@ -29,45 +33,38 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// How long they wait without saying so.
 const SOON: Duration = Duration::from_secs(10);
 
+/// How long NCCL may take to connect the processes.
+const START: Duration = Duration::from_secs(120);
+/// Why a process that no launcher started has no NCCL.
+const ALONE: &str = "`--collectives nccl` is for the processes of a launcher, and none started this one: ranks that are \
+                     threads (`--ranks`) exchange values in host memory; leave the option out, or start a process for \
+                     each GPU: torchrun --no-python --nproc-per-node N roll run ...";
+
+/// The number of this process's NVIDIA GPU, or the reason why it has none.
+type Gpu = std::result::Result<usize, String>;
+
 /// The job that this process is part of; `None` if it is alone.
 pub struct Job(Option<TcpRanks>);
 
 impl Job {
-    /// Joins the job that a launcher started this process for, if one did.
-    pub fn join(collectives: Collectives) -> Result<Self> {
-        let Some(ranks) = Self::assemble()? else {
-            if collectives == Collectives::Nccl {
-                let _ = THREADS_OVER_NCCL.set(());
-            }
-            return Ok(Self(None));
-        };
-        let mut process = ranks.communicator();
-        if collectives == Collectives::Nccl {
-            let device = device_number().ok_or_else(|| {
-                let problem = "`--collectives nccl`: the launcher sets no number of this process on its machine";
-                Error::Unsupported(problem.into())
-            });
-            process = match device.and_then(|device| NcclRanks::join(process.clone(), device)) {
-                Ok(process) => process,
-                Err(error) => {
-                    // Every rank came here with an error of its own, and none waits for another.
-                    process.barrier()?;
-                    ranks.leave();
-                    return Err(error);
-                }
+    /// Joins the job that a launcher started this process for, at `place`, if one did.
+    pub fn join(place: Option<Place>, collectives: Collectives) -> Result<Self> {
+        let _ = COLLECTIVES.set(collectives);
+        let Some(place) = place else {
+            return match collectives {
+                Collectives::Nccl => Err(Error::Unsupported(ALONE.into())),
+                Collectives::Auto | Collectives::Host => Ok(Self(None)),
             };
-        }
-        if PROCESS.set(process).is_err() {
-            return Err(Error::Misuse("this process is part of a job already".into()));
-        }
+        };
+        let ranks = Self::assemble(&place)?;
+        *own() = Some(ranks.communicator());
         Ok(Self(Some(ranks)))
     }
 
-    fn assemble() -> Result<Option<TcpRanks>> {
-        let Some(place) = launch::place(variable)? else { return Ok(None) };
+    fn assemble(place: &Place) -> Result<TcpRanks> {
         let (joined, waits) = mpsc::channel::<()>();
         let waiting = format!(
-            "waiting up to {} s for all {} processes of the job at {}:{}; for one process, unset {}\n",
+            "waiting up to {} s for all {} processes of the job at {}:{}; for one process, unset {}",
             PATIENCE.as_secs(),
             place.size,
             place.host,
@@ -76,13 +73,12 @@ impl Job {
         );
         std::thread::spawn(move || {
             if waits.recv_timeout(SOON) == Err(mpsc::RecvTimeoutError::Timeout) {
-                // The log begins when the rank is known.
-                let _ = std::io::stderr().write_all(waiting.as_bytes());
+                tracing::warn!("{waiting}");
             }
         });
-        let ranks = TcpRanks::join(&place, PATIENCE)?;
+        let ranks = TcpRanks::join(place, PATIENCE)?;
         drop(joined);
-        Ok(Some(ranks))
+        Ok(ranks)
     }
 
     /// This process among several.
@@ -125,6 +121,59 @@ impl Job {
     }
 }
 
+/// The place that a launcher gave this process in a job; `None` if it is alone.
+pub fn place() -> Result<Option<Place>> {
+    launch::place(variable)
+}
+
+/// Gives the context of a run the collectives that `--collectives` asks for. All processes of a job call it.
+pub fn with_collectives(mut context: BuildContext) -> Result<BuildContext> {
+    let ranks = context.ranks.clone();
+    if ranks.world_size() == 1 {
+        return Ok(context);
+    }
+    let collectives = COLLECTIVES.get().copied().unwrap_or(Collectives::Host);
+    context.ranks = carried(collectives, &context.backend, ranks, |ranks, device| {
+        NcclRanks::join(ranks, device, START).map(|ranks| ranks as Arc<dyn Communicator>)
+    })?;
+    *own() = Some(context.ranks.clone());
+    Ok(context)
+}
+
+/// The ranks that carry the values of a run on `backend`: `host`, or what `nccl` makes of it.
+fn carried(
+    collectives: Collectives,
+    backend: &str,
+    host: Arc<dyn Communicator>,
+    nccl: impl FnOnce(Arc<dyn Communicator>, Gpu) -> Result<Arc<dyn Communicator>>,
+) -> Result<Arc<dyn Communicator>> {
+    let gpu = Backend::nvidia_gpu(backend);
+    // NCCL carries what is computed elsewhere, too, if it must.
+    let forced = || device_number().ok_or_else(|| "the launcher sets no number of this process on its machine".into());
+    let first = host.rank().0 == 0;
+    let error = match collectives {
+        Collectives::Host => return Ok(host),
+        Collectives::Nccl => return nccl(host, gpu.or_else(|_| forced())),
+        Collectives::Auto => match nccl(host.clone(), gpu.clone()) {
+            Ok(ranks) => {
+                if first {
+                    tracing::info!("NCCL carries collectives of more than {SMALL} values");
+                }
+                return Ok(ranks);
+            }
+            // The job is lost, not NCCL.
+            Err(error) if RanksError::within(&error).is_some() => return Err(error),
+            Err(error) => error.chain(),
+        },
+    };
+    match (first, gpu) {
+        (true, Ok(_)) => tracing::warn!("TCP carries the collectives, through rank 0, since NCCL cannot: {error}"),
+        (true, Err(_)) => tracing::info!("TCP carries the collectives, through rank 0: {error}"),
+        (false, _) => tracing::debug!("TCP carries the collectives: {error}"),
+    }
+    Ok(host)
+}
+
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
@@ -141,19 +190,11 @@ fn numbered(backend: &str, number: usize) -> String {
     }
 }
 
-/// Adapts the context of a rank that is a thread of this process: as a process of a job, it has a device of its own,
-/// and NCCL if that was asked for.
+/// Adapts the context of a rank that is a thread of this process: as a process of a job, it has a device of its own.
 pub fn adapt(mut context: BuildContext) -> Result<BuildContext> {
-    if roll_train::ranks::of_thread().is_none() {
-        return match THREADS_OVER_NCCL.get() {
-            Some(()) => Err(Error::Unsupported("`--collectives nccl`: the run has one rank".into())),
-            None => Ok(context),
-        };
-    }
-    let number = visible_device(context.ranks.rank().0, variable("CUDA_VISIBLE_DEVICES").as_deref());
-    context.backend = numbered(&context.backend, number);
-    if THREADS_OVER_NCCL.get().is_some() {
-        context.ranks = NcclRanks::join(context.ranks, number)?;
+    if roll_train::ranks::of_thread().is_some() {
+        let number = visible_device(context.ranks.rank().0, variable("CUDA_VISIBLE_DEVICES").as_deref());
+        context.backend = numbered(&context.backend, number);
     }
     Ok(context)
 }
@@ -173,7 +214,33 @@ fn visible_device(local_rank: usize, visible: Option<&str>) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use roll_core::ThreadRanks;
+
     use super::*;
+
+    /// What carries the values, and the error: NCCL is a rank of its own here.
+    fn chosen(collectives: Collectives, backend: &str, works: Result<()>) -> std::result::Result<&'static str, String> {
+        let host: Arc<dyn Communicator> = Arc::new(ThreadRanks::group(1, PATIENCE).remove(0));
+        let carried = carried(collectives, backend, host.clone(), |_, gpu| match gpu {
+            Ok(_) => works.map(|()| Arc::new(SingleRank) as Arc<dyn Communicator>),
+            Err(reason) => Err(Error::Unsupported(reason)),
+        });
+        let name = |ranks: Arc<dyn Communicator>| if Arc::ptr_eq(&ranks, &host) { "host" } else { "nccl" };
+        carried.map(name).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn auto_is_nccl_where_it_starts_and_else_the_host() {
+        let broken = || Err(Error::Unsupported("no libnccl".into()));
+        let lost = || Err(RanksError::Failed { rank: 1, reason: "the disk is full".into() }.into());
+        assert_eq!(chosen(Collectives::Auto, "cuda:1", Ok(())), Ok("nccl"));
+        assert_eq!(chosen(Collectives::Auto, "cuda:1", broken()), Ok("host"));
+        assert_eq!(chosen(Collectives::Auto, "flex", Ok(())), Ok("host"));
+        assert!(chosen(Collectives::Auto, "cuda", lost()).unwrap_err().contains("the disk is full"));
+        assert_eq!(chosen(Collectives::Host, "cuda", Ok(())), Ok("host"));
+        assert_eq!(chosen(Collectives::Nccl, "libtorch-cuda", Ok(())), Ok("nccl"));
+        assert!(chosen(Collectives::Nccl, "cuda", broken()).unwrap_err().contains("no libnccl"));
+    }
 
     #[test]
     fn devices_are_counted_among_the_visible_ones() {

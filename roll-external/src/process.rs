@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 /// Interval at which a child is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Variables with a secret of the Hugging Face hub.
-const HUB_SECRETS: [&str; 2] = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"];
+/// Variables with a secret of the Hugging Face hub or of the job.
+const SECRETS: [&str; 3] = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "ROLL_JOB_SECRET"];
 
 /// Prepares the environment of a program that answers for a component on its standard output. The secrets of the
-/// Hugging Face hub are removed, because the program may be somebody else's. `ROLL_ANSWERS_ON_STDOUT` tells the Python
+/// Hugging Face hub and of the job are removed, because the program may be somebody else's. `ROLL_ANSWERS_ON_STDOUT` tells the Python
 /// package `roll_reward` to keep `print` out of the answers.
 pub fn answers_on_stdout(command: &mut Command) -> &mut Command {
-    HUB_SECRETS.iter().fold(command.env("ROLL_ANSWERS_ON_STDOUT", "1"), |command, name| command.env_remove(name))
+    SECRETS.iter().fold(command.env("ROLL_ANSWERS_ON_STDOUT", "1"), |command, name| command.env_remove(name))
 }
 
 /// A child in a process group of its own (Unix). When the child ends, the rest of its group is killed; dropping this
@@ -235,10 +235,12 @@ mod tests {
     }
 
     #[test]
-    fn hub_secrets_are_removed_from_an_environment() {
+    fn secrets_are_removed_from_an_environment() {
         let mut command = Command::new("true");
         answers_on_stdout(&mut command);
-        assert!(command.get_envs().any(|(name, value)| name == "HF_TOKEN" && value.is_none()));
+        for secret in ["HF_TOKEN", "ROLL_JOB_SECRET"] {
+            assert!(command.get_envs().any(|(name, value)| name == secret && value.is_none()), "{secret}");
+        }
     }
 
     #[test]

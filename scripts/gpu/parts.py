@@ -14,7 +14,8 @@ from engine import FIRST_START, STAND_IN, Failed, Part, SideBySide, Skipped, tor
 
 TINY = ["--preset", "tiny", "--layers", "1", "--frames", "5", "--size", "32x32"]
 # Tests of roll-backends that run on the devices of ROLL_TEST_BACKENDS; those of `device::` open all there are.
-OPERATORS = ["ops::", "async_copies::", "offload::", "parameters::", "strategy::single::device_tests::"]
+OPERATORS = ["ops::", "async_copies::", "offload::", "parameters::", "strategy::single::device_tests::",
+             "nccl::tests::"]
 # Exact products in f32: without TF32, as the references were computed.
 EXACT = {"NVIDIA_TF32_OVERRIDE": "0"}
 # Bytes of a GPU that holds a step of A14B with all its recorded passes, also if PyTorch or `roll` keeps attention; of

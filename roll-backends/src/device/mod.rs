@@ -75,6 +75,15 @@ impl Backend {
         Ok(parse(name)?.0)
     }
 
+    /// Returns the number of the NVIDIA GPU that `name` names. Fails with the reason if it is another device.
+    pub fn nvidia_gpu(name: &str) -> std::result::Result<usize, String> {
+        match parse(name) {
+            Ok((Self::LibTorchCuda | Self::Cuda, number)) => Ok(number),
+            Ok((backend, _)) => Err(format!("`{backend}` computes on no NVIDIA GPU")),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
     /// Whether the backend's devices have numbers.
     pub fn is_numbered(self) -> bool {
         matches!(self, Self::LibTorchCuda | Self::Cuda | Self::Wgpu)
@@ -296,6 +305,8 @@ mod tests {
         assert_eq!(parse("cuda").unwrap(), (Backend::Cuda, 0));
         assert_eq!(parse("libtorch-cuda:3").unwrap(), (Backend::LibTorchCuda, 3));
         assert_eq!(Backend::of("libtorch-cuda:3").unwrap(), Backend::LibTorchCuda);
+        assert_eq!(Backend::nvidia_gpu("cuda:2"), Ok(2));
+        assert_eq!(Backend::nvidia_gpu("wgpu:1").unwrap_err(), "`wgpu` computes on no NVIDIA GPU");
         assert!(refusal("rocm").contains("flex, libtorch, libtorch-cuda, cuda, wgpu"));
         assert!(refusal("flex:1").contains("without a number"));
         assert!(refusal("cuda:one").contains("expected cuda:N"));

@@ -6,7 +6,7 @@
 //! name that NVIDIA's wheel and Debian's `libnccl2` install, nor for a CUDA runtime newer than the version it is built
 //! against; it also panics if a library lacks a function.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use libloading::Library;
 
@@ -22,11 +22,32 @@ impl UniqueId {
     pub(super) const BYTES: usize = 128;
 }
 
+/// `ncclConfig_t` of NCCL 2.14, which later versions complete with their defaults.
+#[repr(C)]
+pub(super) struct Config {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    blocking: c_int,
+    padding: c_int,
+}
+
+impl Config {
+    /// No call waits for other ranks: it returns [`IN_PROGRESS`], and `ncclCommGetAsyncError` how it went.
+    pub(super) fn non_blocking() -> Self {
+        Self { size: size_of::<Self>(), magic: 0xcafe_beef, version: 21_400, blocking: 0, padding: 0 }
+    }
+}
+
 /// `ncclComm_t` and `cudaStream_t`.
 pub(super) type Handle = *mut c_void;
 
 pub(super) const NCCL_FLOAT32: c_int = 7;
 pub(super) const NCCL_SUM: c_int = 0;
+/// `ncclInProgress`.
+pub(super) const IN_PROGRESS: c_int = 7;
+/// `cudaStreamNonBlocking`: the stream waits for no kernels of others, and theirs not for it.
+pub(super) const NON_BLOCKING: c_uint = 1;
 /// `cudaErrorNotReady`.
 pub(super) const NOT_READY: c_int = 600;
 /// `cudaMemcpyHostToDevice`, `cudaMemcpyDeviceToHost`.
@@ -39,7 +60,9 @@ const CUDART: [&str; 4] = ["libcudart.so.13", "libcudart.so.12", "libcudart.so.1
 functions! {
     Nccl {
         get_unique_id: "ncclGetUniqueId" (*mut UniqueId) -> c_int,
-        comm_init_rank: "ncclCommInitRank" (*mut Handle, c_int, UniqueId, c_int) -> c_int,
+        comm_init_rank_config: "ncclCommInitRankConfig" (*mut Handle, c_int, UniqueId, c_int, *mut Config) -> c_int,
+        comm_get_async_error: "ncclCommGetAsyncError" (Handle, *mut c_int) -> c_int,
+        comm_abort: "ncclCommAbort" (Handle) -> c_int,
         comm_destroy: "ncclCommDestroy" (Handle) -> c_int,
         all_reduce: "ncclAllReduce" (*const c_void, *mut c_void, usize, c_int, c_int, Handle, Handle) -> c_int,
         reduce_scatter: "ncclReduceScatter" (*const c_void, *mut c_void, usize, c_int, c_int, Handle, Handle) -> c_int,
@@ -55,10 +78,13 @@ functions! {
     Cuda {
         get_device_count: "cudaGetDeviceCount" (*mut c_int) -> c_int,
         set_device: "cudaSetDevice" (c_int) -> c_int,
+        device_get_pci_bus_id: "cudaDeviceGetPCIBusId" (*mut c_char, c_int, c_int) -> c_int,
         malloc: "cudaMalloc" (*mut *mut c_void, usize) -> c_int,
         free: "cudaFree" (*mut c_void) -> c_int,
-        memcpy: "cudaMemcpy" (*mut c_void, *const c_void, usize, c_int) -> c_int,
-        stream_create: "cudaStreamCreate" (*mut Handle) -> c_int,
+        malloc_host: "cudaMallocHost" (*mut *mut c_void, usize) -> c_int,
+        free_host: "cudaFreeHost" (*mut c_void) -> c_int,
+        memcpy_async: "cudaMemcpyAsync" (*mut c_void, *const c_void, usize, c_int, Handle) -> c_int,
+        stream_create_with_flags: "cudaStreamCreateWithFlags" (*mut Handle, c_uint) -> c_int,
         stream_query: "cudaStreamQuery" (Handle) -> c_int,
         stream_destroy: "cudaStreamDestroy" (Handle) -> c_int,
         get_error_string: "cudaGetErrorString" (c_int) -> *const c_char,
@@ -72,9 +98,12 @@ impl Nccl {
         Self::find(library).map_err(|missing| lacks(file, missing))
     }
 
-    /// Fails unless `code` is `ncclSuccess`.
+    /// Fails unless `code` is `ncclSuccess`, or `ncclInProgress` of a communicator that does not block.
     pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<(), NcclError> {
-        check("NCCL", self.get_error_string, call, code)
+        match code {
+            IN_PROGRESS => Ok(()),
+            _ => check("NCCL", self.get_error_string, call, code),
+        }
     }
 }
 

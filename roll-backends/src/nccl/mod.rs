@@ -1,33 +1,47 @@
 //! Ranks over NCCL, for large buffers.
 //!
-//! **Never run on a GPU.** It was written from NCCL's documentation and compiles without CUDA. Its calls are tested
-//! with stand-ins of both libraries, which check arguments and order and move values between processes.
+//! **Never run on several GPUs.** It was written from NCCL's documentation and compiles without CUDA. Its calls are
+//! tested with stand-ins of both libraries, which check arguments and order and move values between processes; one rank
+//! runs the real libraries where there is a GPU.
 //!
-//! NCCL and the CUDA runtime are loaded at run time. The ranks find each other over the *host communicator*: threads
-//! or TCP. It also carries small values, barriers and failures. NCCL itself neither notices nor names a rank that
-//! is missing, so every collective begins with a barrier of the host communicator. Values lie in host memory, as
-//! [`Communicator`] requires, and are staged through one pair of device buffers.
+//! NCCL and the CUDA runtime are loaded at run time. The ranks find each other over the *host communicator*, which is
+//! TCP. It also carries small values, barriers and failures. NCCL itself neither notices nor names a rank that is
+//! missing, so every collective begins with a barrier of the host communicator. Nothing waits for ever: the communicator
+//! does not block, each wait has a timeout and asks the host communicator for failures, and after a failure the
+//! communicator is aborted, which ends kernels that wait for other ranks.
+//!
+//! Values lie in host memory, as [`Communicator`] requires. They are staged through pinned memory and one pair of device
+//! buffers, on a stream of their own that waits for no other kernels. All memory is allocated before the barrier: an
+//! allocation may wait until kernels end, and those of NCCL end only when every rank has started its own. Ranks that are
+//! threads of one process are refused for that reason: their networks allocate at any time.
 //!
 //! NCCL breaks one promise of [`Communicator`]: it sums in the order of its rings and trees. The sums are equal on
 //! every rank, and in every run on the same machines, but the ZeRO stages then agree up to rounding instead of bit for
 //! bit.
 
+mod comm;
 mod library;
+#[cfg(test)]
+mod tests;
 
-use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use roll_core::communicator::check_lengths;
+use roll_core::communicator::{check_lengths, join};
 use roll_core::{Communicator, Error, Fault, Rank, RanksError, Result};
+use serde::{Deserialize, Serialize};
 
 use crate::sync::lock;
-use library::{Cuda, Handle, NCCL_FLOAT32, NCCL_SUM, NOT_READY, Nccl, TO_DEVICE, TO_HOST, UniqueId};
+use comm::{ABORT, Comm};
+use library::{Cuda, Handle, NCCL_FLOAT32, NCCL_SUM, NON_BLOCKING, NOT_READY, Nccl, TO_DEVICE, TO_HOST, UniqueId};
 
 /// Collectives of at most this many values use the host communicator: staging through the device takes longer.
-const SMALL: usize = 1 << 12;
+pub const SMALL: usize = 1 << 12;
 /// Interval at which a rank that waits for NCCL asks whether another rank failed.
 const CHECK: Duration = Duration::from_millis(200);
+/// Values that are copied between host and device at a time, through pinned memory.
+const CHUNK: usize = 1 << 22;
 
 /// Errors of NCCL and the CUDA runtime.
 #[derive(Debug, thiserror::Error)]
@@ -40,11 +54,32 @@ pub enum NcclError {
     )]
     Library { what: &'static str, tried: String, install: &'static str, reason: String },
     /// A library lacks a function: it is another library or too old.
-    #[error("{file} has no function `{symbol}`: NCCL 2 and CUDA 11 to 13 have it")]
+    #[error("{file} has no function `{symbol}`: NCCL from 2.14 and CUDA 11 to 13 have it")]
     Symbol { file: &'static str, symbol: &'static str, source: libloading::Error },
+    /// This process computes on no GPU.
+    #[error("{reason}")]
+    NoGpu { reason: String },
     /// The requested device does not exist.
     #[error("device {wanted} was requested, but this machine has {found} CUDA device(s)")]
     NoDevice { wanted: usize, found: usize },
+    /// Two ranks are in one process.
+    #[error(
+        "ranks {first} and {second} are threads of one process, and NCCL is for processes: start one for each GPU \
+         (`torchrun --no-python --nproc-per-node N roll run ...`), or let threads exchange values in host memory"
+    )]
+    Threads { first: usize, second: usize },
+    /// Two ranks have one GPU.
+    #[error(
+        "ranks {first} and {second} use the same GPU ({gpu}), and NCCL needs one for each process: does the launcher \
+         set LOCAL_RANK, and are there as many GPUs as processes?"
+    )]
+    SharedGpu { first: usize, second: usize, gpu: String },
+    /// The ranks did not connect.
+    #[error(
+        "NCCL did not connect all ranks within {} s: NCCL_DEBUG=INFO logs what it tries, and NCCL_SOCKET_IFNAME names \
+         the network interface to use", .limit.as_secs()
+    )]
+    Slow { limit: Duration },
     /// A library call failed.
     #[error("{library}: `{call}` returned {code} ({text})")]
     Call { library: &'static str, call: &'static str, code: c_int, text: String },
@@ -55,18 +90,16 @@ pub enum NcclError {
 
 impl From<NcclError> for Error {
     fn from(e: NcclError) -> Self {
-        let fault = if matches!(e, NcclError::Call { .. }) { Fault::Failure } else { Fault::User };
-        Error::component(fault, e)
+        let failure = matches!(e, NcclError::Call { .. } | NcclError::Slow { .. });
+        Error::component(if failure { Fault::Failure } else { Fault::User }, e)
     }
 }
 
 /// One process of a job, with its own GPU.
 pub struct NcclRanks {
     host: Arc<dyn Communicator>,
-    nccl: Nccl,
     cuda: Cuda,
     device: c_int,
-    comm: Handle,
     state: Mutex<DeviceState>,
     timeout: Mutex<Duration>,
     /// The failure after which no further collective is started.
@@ -74,19 +107,37 @@ pub struct NcclRanks {
 }
 
 struct DeviceState {
+    /// `None` after a failure: the communicator was aborted.
+    comm: Option<Comm>,
     stream: Handle,
     /// Staging buffers on the device: one to send from, one to receive into.
     buffers: [Buffer; 2],
+    pinned: Buffer,
 }
 
-/// A device buffer of `values` f32.
-#[derive(Clone, Copy)]
+/// A buffer of `values` f32.
 struct Buffer {
+    side: Side,
     at: *mut c_void,
     values: usize,
 }
 
-const NO_BUFFER: Buffer = Buffer { at: std::ptr::null_mut(), values: 0 };
+#[derive(Clone, Copy)]
+enum Side {
+    Device,
+    /// Page-locked host memory.
+    Pinned,
+}
+
+/// A rank as the others see it, before NCCL starts.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+struct Identity {
+    process: u64,
+    /// The identifier of the running kernel; empty if unknown.
+    machine: String,
+    /// PCI address.
+    gpu: String,
+}
 
 // SAFETY: any thread may use NCCL's and CUDA's handles, one thread at a time; the lock of `state` ensures that.
 unsafe impl Send for NcclRanks {}
@@ -94,151 +145,301 @@ unsafe impl Send for NcclRanks {}
 unsafe impl Sync for NcclRanks {}
 
 impl NcclRanks {
-    /// Joins the job of `host`, with GPU `device` of this machine. Must be called by every rank; if any rank cannot
-    /// join, every rank gets an error that names the rank and the reason.
-    pub fn join(host: Arc<dyn Communicator>, device: usize) -> Result<Arc<Self>> {
-        let prepared = Self::prepare(device);
-        // All ranks must be ready before NCCL starts: it would wait for ever for a missing rank.
-        let own = prepared.as_ref().map_or_else(ToString::to_string, |_| String::new());
-        let all = host.all_gather_bytes(own.as_bytes())?;
-        let (nccl, cuda) = prepared?;
-        if let Some(rank) = all.iter().position(|reason| !reason.is_empty()) {
-            let reason = String::from_utf8_lossy(&all[rank]).into_owned();
-            return Err(NcclError::Rank { rank, reason }.into());
-        }
-        let id = Self::share_unique_id(host.as_ref(), &nccl)?;
-        let (mut comm, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
-        let (size, rank) = (host.world_size() as c_int, host.rank().0 as c_int);
-        // SAFETY: the device is this thread's; both write one handle.
-        unsafe {
-            cuda.check("cudaStreamCreate", (cuda.stream_create)(&mut stream))?;
-            nccl.check("ncclCommInitRank", (nccl.comm_init_rank)(&mut comm, size, id, rank))?;
-        }
+    /// Joins the job of `host`, with GPU `device` of this machine, or the reason why this process has none. Must be
+    /// called by every rank. Waits at most `limit` until NCCL has connected the ranks.
+    ///
+    /// If any rank cannot join, every rank gets an error with the reason, and `host` can still be used, unless the error
+    /// is a [`RanksError`]: the job is lost then.
+    pub fn join(
+        host: Arc<dyn Communicator>,
+        device: std::result::Result<usize, String>,
+        limit: Duration,
+    ) -> Result<Arc<Self>> {
+        // All ranks must be ready before NCCL starts: it would wait until the limit for a missing rank.
+        let prepared = device.map_err(|reason| NcclError::NoGpu { reason }).and_then(prepare);
+        let own = prepared.as_ref().map(|prepared| prepared.identity.clone()).map_err(ToString::to_string);
+        let all: Vec<std::result::Result<Identity, String>> = join(host.as_ref(), &own)?;
+        let Prepared { nccl, cuda, device, .. } = prepared?;
+        check_identities(all)?;
+        let id = share_unique_id(host.as_ref(), &nccl)?;
+        let started = match start(host.as_ref(), (nccl, cuda), device, id, limit) {
+            Err(lost) if RanksError::within(&lost).is_some() => return Err(lost),
+            started => started,
+        };
+        let own = started.as_ref().err().map(ToString::to_string);
+        let all: Result<Vec<Option<String>>> = join(host.as_ref(), &own);
+        let failed = all.and_then(|all| {
+            let failed = all.into_iter().enumerate().find_map(|(rank, reason)| Some((rank, reason?)));
+            failed.map_or(Ok(()), |(rank, reason)| Err(NcclError::Rank { rank, reason }.into()))
+        });
+        let (comm, stream) = match (started, failed) {
+            (Ok(started), Ok(())) => started,
+            (Ok((comm, _)), Err(error)) => {
+                comm.abort();
+                return Err(error);
+            }
+            (Err(own), Err(error)) => {
+                return Err(if RanksError::within(&error).is_some() { error } else { own });
+            }
+            (Err(own), Ok(())) => return Err(own),
+        };
         Ok(Arc::new(Self {
             host,
-            nccl,
             cuda,
-            device: device as c_int,
-            comm,
-            state: Mutex::new(DeviceState { stream, buffers: [NO_BUFFER; 2] }),
+            device,
+            state: Mutex::new(DeviceState {
+                comm: Some(comm),
+                stream,
+                buffers: [Buffer::none(Side::Device), Buffer::none(Side::Device)],
+                pinned: Buffer::none(Side::Pinned),
+            }),
             timeout: Mutex::new(Duration::from_secs(1800)),
             lost: Mutex::default(),
         }))
     }
 
-    /// Loads the libraries and takes the device.
-    fn prepare(device: usize) -> Result<(Nccl, Cuda), NcclError> {
-        let cuda = Cuda::load()?;
-        let nccl = Nccl::load()?;
-        let mut found = 0;
-        // SAFETY: writes one integer.
-        cuda.check("cudaGetDeviceCount", unsafe { (cuda.get_device_count)(&mut found) })?;
-        if device >= found as usize {
-            return Err(NcclError::NoDevice { wanted: device, found: found as usize });
-        }
-        // SAFETY: the device exists.
-        cuda.check("cudaSetDevice", unsafe { (cuda.set_device)(device as c_int) })?;
-        Ok((nccl, cuda))
-    }
-
-    /// The job's `ncclUniqueId`, made by rank 0 and sent to every rank.
-    fn share_unique_id(host: &dyn Communicator, nccl: &Nccl) -> Result<UniqueId> {
-        let mut id = UniqueId([0; UniqueId::BYTES]);
-        let mut created = Ok(());
-        if host.rank().0 == 0 {
-            // SAFETY: writes one identifier.
-            created = nccl.check("ncclGetUniqueId", unsafe { (nccl.get_unique_id)(&mut id) });
-        }
-        // Sent even after a failure: the other ranks wait for it.
-        let ids = host.all_gather_bytes(if created.is_ok() { &id.0 } else { &[] })?;
-        created?;
-        match ids.first().and_then(|bytes| <[u8; UniqueId::BYTES]>::try_from(bytes.as_slice()).ok()) {
-            Some(bytes) => Ok(UniqueId(bytes)),
-            None => Err(NcclError::Rank { rank: 0, reason: "it could not create the job's identifier".into() }.into()),
-        }
-    }
-
     /// Copies `send` to the device, runs the collective `start` on both device buffers and the stream, and copies the
-    /// result to `receive`.
+    /// result to `receive`. After a failure the communicator is aborted: the ranks are no longer in step.
     fn collective(
         &self,
         what: &'static str,
         send: &[f32],
         receive: &mut [f32],
-        start: impl FnOnce(*const c_void, *mut c_void, Handle) -> c_int,
+        start: impl FnOnce(&Comm, *const c_void, *mut c_void, Handle) -> c_int,
     ) -> Result<()> {
         let mut state = lock(&self.state);
         if let Some(lost) = lock(&self.lost).clone() {
             return Err(lost.into());
         }
-        self.host.barrier()?;
-        let cuda = &self.cuda;
+        let done = self.staged(&mut state, what, send, receive, start);
+        done.inspect_err(|error| {
+            let failed = || RanksError::Failed { rank: self.host.rank().0, reason: error.chain() };
+            let lost = RanksError::within(error).cloned().unwrap_or_else(failed);
+            lock(&self.lost).get_or_insert_with(|| lost.clone());
+            // The first failure counts: this changes nothing where another rank told its own.
+            self.host.fail(&match lost {
+                RanksError::Failed { rank, reason } if rank == self.host.rank().0 => reason,
+                lost => lost.to_string(),
+            });
+            // NCCL may access the buffers until it has ended: they are leaked.
+            state.comm.take().into_iter().for_each(Comm::abort);
+        })
+    }
+
+    fn staged(
+        &self,
+        state: &mut DeviceState,
+        what: &'static str,
+        send: &[f32],
+        receive: &mut [f32],
+        start: impl FnOnce(&Comm, *const c_void, *mut c_void, Handle) -> c_int,
+    ) -> Result<()> {
+        let (cuda, stream) = (&self.cuda, state.stream);
         // SAFETY: the device exists; the current device is per thread.
         cuda.check("cudaSetDevice", unsafe { (cuda.set_device)(self.device) })?;
         let out = state.buffers[0].reserve(cuda, send.len())?;
         let back = state.buffers[1].reserve(cuda, receive.len())?;
-        // SAFETY: the buffers hold at least the number of values that is copied.
+        let pinned = state.pinned.reserve(cuda, send.len().max(receive.len()).min(CHUNK))?;
+        let copy = |to: *mut c_void, from: *const c_void, values: usize, direction: c_int| {
+            // SAFETY: both buffers hold at least this number of values, and nothing else uses them.
+            let copied = unsafe { (cuda.memcpy_async)(to, from, 4 * values, direction, stream) };
+            cuda.check("cudaMemcpyAsync", copied)?;
+            self.wait(what, stream, None)
+        };
+        for (i, chunk) in send.chunks(CHUNK).enumerate() {
+            // SAFETY: pinned memory holds a chunk; the copy before has ended.
+            unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), pinned.cast(), chunk.len()) };
+            copy(out.wrapping_byte_add(4 * CHUNK * i), pinned, chunk.len(), TO_DEVICE)?;
+        }
+        self.host.barrier()?;
+        let comm = state.comm.as_ref().ok_or_else(|| Error::Misuse("NCCL was aborted".into()))?;
+        let nccl = comm.nccl();
+        // SAFETY: no arguments; the buffers hold the values of the collective.
         unsafe {
-            cuda.check("cudaMemcpy", (cuda.memcpy)(out, send.as_ptr().cast(), 4 * send.len(), TO_DEVICE))?;
-            self.nccl.check("ncclGroupStart", (self.nccl.group_start)())?;
-            let started = start(out, back, state.stream);
-            let ended = (self.nccl.group_end)();
-            self.nccl.check(what, started)?;
-            self.nccl.check("ncclGroupEnd", ended)?;
+            nccl.check("ncclGroupStart", (nccl.group_start)())?;
+            let started = start(comm, out, back, stream);
+            let ended = (nccl.group_end)();
+            nccl.check(what, started)?;
+            nccl.check("ncclGroupEnd", ended)?;
         }
-        if let Err(error) = self.wait(what, state.stream) {
-            // NCCL may still access the buffers: they are leaked.
-            state.buffers = [NO_BUFFER; 2];
-            return Err(error);
+        self.wait(what, stream, Some(comm))?;
+        for (i, chunk) in receive.chunks_mut(CHUNK).enumerate() {
+            copy(pinned, back.wrapping_byte_add(4 * CHUNK * i), chunk.len(), TO_HOST)?;
+            // SAFETY: pinned memory holds a chunk; the copy into it has ended.
+            unsafe { std::ptr::copy_nonoverlapping(pinned.cast(), chunk.as_mut_ptr(), chunk.len()) };
         }
-        // SAFETY: as above, and NCCL has written its result.
-        let copied = unsafe { (cuda.memcpy)(receive.as_mut_ptr().cast(), back, 4 * receive.len(), TO_HOST) };
-        Ok(cuda.check("cudaMemcpy", copied)?)
+        Ok(())
     }
 
-    /// Waits until the stream has finished, another thread calls `fail`, or the timeout expires.
-    fn wait(&self, what: &'static str, stream: Handle) -> Result<()> {
+    /// Waits until the stream has finished, NCCL or another rank fails, another thread calls `fail`, or the timeout
+    /// expires. What `comm` has begun is on the stream only once it is ready.
+    fn wait(&self, what: &'static str, stream: Handle, comm: Option<&Comm>) -> Result<()> {
         let (since, timeout) = (Instant::now(), *lock(&self.timeout));
-        let mut checked = since;
+        let (mut checked, mut launched) = (since, comm.is_none());
         loop {
-            // SAFETY: a stream of this device.
-            match unsafe { (self.cuda.stream_query)(stream) } {
-                0 => return Ok(()),
-                NOT_READY => {}
-                code => return Ok(self.cuda.check("cudaStreamQuery", code)?),
+            if let Some(comm) = comm {
+                launched |= comm.is_ready()?;
+            }
+            if launched {
+                // SAFETY: a stream of this device.
+                match unsafe { (self.cuda.stream_query)(stream) } {
+                    0 => return Ok(()),
+                    NOT_READY => {}
+                    code => return Ok(self.cuda.check("cudaStreamQuery", code)?),
+                }
             }
             if let Some(lost) = lock(&self.lost).clone() {
                 return Err(lost.into());
             }
             if checked.elapsed() > CHECK {
                 checked = Instant::now();
-                self.host.check().inspect_err(|error| *lock(&self.lost) = RanksError::within(error).cloned())?;
+                self.host.check()?;
             }
             if since.elapsed() > timeout {
                 // All ranks have begun: which of them does not go on cannot be known.
-                let lost = RanksError::Absent { absent: Vec::new(), what: what.into(), waited: timeout };
-                self.fail(&lost.to_string());
-                *lock(&self.lost) = Some(lost.clone());
-                return Err(lost.into());
+                return Err(RanksError::Absent { absent: Vec::new(), what: what.into(), waited: timeout }.into());
             }
             std::thread::yield_now();
         }
     }
 }
 
+struct Prepared {
+    nccl: Nccl,
+    cuda: Cuda,
+    device: c_int,
+    identity: Identity,
+}
+
+/// Loads the libraries and takes the device.
+fn prepare(device: usize) -> std::result::Result<Prepared, NcclError> {
+    let cuda = Cuda::load()?;
+    let nccl = Nccl::load()?;
+    let mut found = 0;
+    // SAFETY: writes one integer.
+    cuda.check("cudaGetDeviceCount", unsafe { (cuda.get_device_count)(&mut found) })?;
+    if device >= found as usize {
+        return Err(NcclError::NoDevice { wanted: device, found: found as usize });
+    }
+    let device = device as c_int;
+    let mut gpu: [c_char; 32] = [0; 32];
+    // SAFETY: the device exists; the text is written into the buffer, and ends with a zero.
+    unsafe {
+        cuda.check("cudaSetDevice", (cuda.set_device)(device))?;
+        let named = (cuda.device_get_pci_bus_id)(gpu.as_mut_ptr(), gpu.len() as c_int, device);
+        cuda.check("cudaDeviceGetPCIBusId", named)?;
+    }
+    let gpu = CStr::from_bytes_until_nul(bytemuck::cast_slice(&gpu)).unwrap_or_default();
+    static PROCESS: OnceLock<u64> = OnceLock::new();
+    let identity = Identity {
+        process: *PROCESS.get_or_init(rand::random),
+        machine: std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default(),
+        gpu: gpu.to_string_lossy().into_owned(),
+    };
+    Ok(Prepared { nccl, cuda, device, identity })
+}
+
+/// Fails unless each rank is a process with a GPU of its own.
+fn check_identities(all: Vec<std::result::Result<Identity, String>>) -> std::result::Result<(), NcclError> {
+    let mut before: Vec<Identity> = Vec::new();
+    for (rank, identity) in all.into_iter().enumerate() {
+        let own = identity.map_err(|reason| NcclError::Rank { rank, reason })?;
+        if let Some(first) = before.iter().position(|other| other.process == own.process) {
+            return Err(NcclError::Threads { first, second: rank });
+        }
+        let same_gpu =
+            |other: &Identity| !own.machine.is_empty() && (&other.machine, &other.gpu) == (&own.machine, &own.gpu);
+        if let Some(first) = before.iter().position(same_gpu) {
+            return Err(NcclError::SharedGpu { first, second: rank, gpu: own.gpu });
+        }
+        before.push(own);
+    }
+    Ok(())
+}
+
+/// The job's `ncclUniqueId`, made by rank 0 and sent to every rank.
+fn share_unique_id(host: &dyn Communicator, nccl: &Nccl) -> Result<UniqueId> {
+    let mut id = UniqueId([0; UniqueId::BYTES]);
+    let mut created = Ok(());
+    if host.rank().0 == 0 {
+        // SAFETY: writes one identifier.
+        created = nccl.check("ncclGetUniqueId", unsafe { (nccl.get_unique_id)(&mut id) });
+    }
+    // Sent even after a failure: the other ranks wait for it.
+    let ids = host.all_gather_bytes(if created.is_ok() { &id.0 } else { &[] })?;
+    created?;
+    match ids.first().and_then(|bytes| <[u8; UniqueId::BYTES]>::try_from(bytes.as_slice()).ok()) {
+        Some(bytes) => Ok(UniqueId(bytes)),
+        None => Err(NcclError::Rank { rank: 0, reason: "it could not create the job's identifier".into() }.into()),
+    }
+}
+
+/// Connects this rank with the others, and makes the stream of its collectives.
+fn start(
+    host: &dyn Communicator,
+    (nccl, cuda): (Nccl, Cuda),
+    device: c_int,
+    id: UniqueId,
+    limit: Duration,
+) -> Result<(Comm, Handle)> {
+    let mut stream = std::ptr::null_mut();
+    // SAFETY: the device is this thread's; writes one handle.
+    let made = unsafe { (cuda.stream_create_with_flags)(&mut stream, NON_BLOCKING) };
+    cuda.check("cudaStreamCreateWithFlags", made)?;
+    let comm = Comm::begin((nccl, cuda), device, (host.rank().0, host.world_size()), id)?;
+    let since = Instant::now();
+    let mut checked = since;
+    let failed = loop {
+        match comm.is_ready() {
+            Ok(true) => return Ok((comm, stream)),
+            Ok(false) => {}
+            Err(error) => break error.into(),
+        }
+        if since.elapsed() > limit {
+            break NcclError::Slow { limit }.into();
+        }
+        if checked.elapsed() > CHECK {
+            checked = Instant::now();
+            if let Err(lost) = host.check() {
+                break lost;
+            }
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    comm.abort();
+    Err(failed)
+}
+
 impl Buffer {
-    /// Returns a device pointer to at least `values` f32; reallocates if the buffer is too small.
+    const fn none(side: Side) -> Self {
+        Self { side, at: std::ptr::null_mut(), values: 0 }
+    }
+
+    /// Returns a pointer to at least `values` f32; reallocates if the buffer is too small.
     fn reserve(&mut self, cuda: &Cuda, values: usize) -> Result<*mut c_void, NcclError> {
         if self.values < values {
-            // SAFETY: nothing uses the old buffer any more; the pointer is written before it is read.
+            self.free(cuda)?;
+            // SAFETY: the pointer is written before it is read.
             unsafe {
-                cuda.check("cudaFree", (cuda.free)(self.at))?;
-                *self = NO_BUFFER;
-                cuda.check("cudaMalloc", (cuda.malloc)(&mut self.at, 4 * values))?;
+                match self.side {
+                    Side::Device => cuda.check("cudaMalloc", (cuda.malloc)(&mut self.at, 4 * values))?,
+                    Side::Pinned => cuda.check("cudaMallocHost", (cuda.malloc_host)(&mut self.at, 4 * values))?,
+                }
             }
             self.values = values;
         }
         Ok(self.at)
+    }
+
+    fn free(&mut self, cuda: &Cuda) -> Result<(), NcclError> {
+        let at = std::mem::replace(self, Self::none(self.side)).at;
+        // SAFETY: nothing uses the buffer any more. Both functions accept null.
+        unsafe {
+            match self.side {
+                Side::Device => cuda.check("cudaFree", (cuda.free)(at)),
+                Side::Pinned => cuda.check("cudaFreeHost", (cuda.free_host)(at)),
+            }
+        }
     }
 }
 
@@ -257,9 +458,9 @@ impl Communicator for NcclRanks {
             return self.host.all_reduce(values);
         }
         let send = values.to_vec();
-        self.collective("ncclAllReduce", &send, values, |send, receive, stream| {
+        self.collective("ncclAllReduce", &send, values, |comm, send, receive, stream| {
             // SAFETY: both buffers hold `n` values.
-            unsafe { (self.nccl.all_reduce)(send, receive, n, NCCL_FLOAT32, NCCL_SUM, self.comm, stream) }
+            unsafe { (comm.nccl().all_reduce)(send, receive, n, NCCL_FLOAT32, NCCL_SUM, comm.handle(), stream) }
         })
     }
 
@@ -269,9 +470,9 @@ impl Communicator for NcclRanks {
         if n <= SMALL {
             return self.host.reduce_scatter(values, out);
         }
-        self.collective("ncclReduceScatter", values, out, |send, receive, stream| {
+        self.collective("ncclReduceScatter", values, out, |comm, send, receive, stream| {
             // SAFETY: the buffers hold `size * n` and `n` values.
-            unsafe { (self.nccl.reduce_scatter)(send, receive, n, NCCL_FLOAT32, NCCL_SUM, self.comm, stream) }
+            unsafe { (comm.nccl().reduce_scatter)(send, receive, n, NCCL_FLOAT32, NCCL_SUM, comm.handle(), stream) }
         })
     }
 
@@ -281,9 +482,9 @@ impl Communicator for NcclRanks {
         if n <= SMALL {
             return self.host.all_gather(part, out);
         }
-        self.collective("ncclAllGather", part, out, |send, receive, stream| {
+        self.collective("ncclAllGather", part, out, |comm, send, receive, stream| {
             // SAFETY: the buffers hold `n` and `size * n` values.
-            unsafe { (self.nccl.all_gather)(send, receive, n, NCCL_FLOAT32, self.comm, stream) }
+            unsafe { (comm.nccl().all_gather)(send, receive, n, NCCL_FLOAT32, comm.handle(), stream) }
         })
     }
 
@@ -293,9 +494,9 @@ impl Communicator for NcclRanks {
             return self.host.broadcast(values, root);
         }
         let send = values.to_vec();
-        self.collective("ncclBroadcast", &send, values, |send, receive, stream| {
+        self.collective("ncclBroadcast", &send, values, |comm, send, receive, stream| {
             // SAFETY: both buffers hold `n` values.
-            unsafe { (self.nccl.broadcast)(send, receive, n, NCCL_FLOAT32, root.0 as c_int, self.comm, stream) }
+            unsafe { (comm.nccl().broadcast)(send, receive, n, NCCL_FLOAT32, root.0 as c_int, comm.handle(), stream) }
         })
     }
 
@@ -312,6 +513,20 @@ impl Communicator for NcclRanks {
         let own = RanksError::Failed { rank: self.host.rank().0, reason: reason.into() };
         lock(&self.lost).get_or_insert(own);
         self.host.fail(reason);
+        // The process may end next, which would wait for kernels that wait for other ranks. A thread that is in a
+        // collective learns of the failure, and aborts it.
+        let since = Instant::now();
+        while since.elapsed() < ABORT {
+            let mut state = match self.state.try_lock() {
+                Ok(state) => state,
+                Err(TryLockError::Poisoned(state)) => PoisonError::into_inner(state),
+                Err(TryLockError::WouldBlock) => {
+                    std::thread::sleep(Duration::from_millis(1));
+                    continue;
+                }
+            };
+            return state.comm.take().into_iter().for_each(Comm::abort);
+        }
     }
 
     fn check(&self) -> Result<()> {
@@ -321,19 +536,18 @@ impl Communicator for NcclRanks {
 
 impl Drop for NcclRanks {
     fn drop(&mut self) {
-        if lock(&self.lost).is_some() {
-            // Destroying the communicator would wait for ranks that are gone; the process ends anyway.
-            return;
-        }
-        let state = lock(&self.state);
+        let mut state = lock(&self.state);
+        // What was aborted may still use its buffers, and the process ends anyway.
+        let Some(comm) = state.comm.take() else { return };
         // SAFETY: nothing runs on the stream any more, and the handles are not used after this.
         unsafe {
             (self.cuda.set_device)(self.device);
-            (self.nccl.comm_destroy)(self.comm);
-            for buffer in &state.buffers {
-                (self.cuda.free)(buffer.at);
-            }
+            comm.destroy();
             (self.cuda.stream_destroy)(state.stream);
+        }
+        let DeviceState { buffers: [out, back], pinned, .. } = &mut *state;
+        for buffer in [out, back, pinned] {
+            let _ = buffer.free(&self.cuda);
         }
     }
 }

@@ -8,16 +8,20 @@ use std::time::{Duration, Instant};
 use roll_core::ThreadRanks;
 use serde::{Deserialize, Serialize};
 
-use super::frame::{self, Kind};
+use super::frame::{self, Frame, Kind, Until};
+use super::newcomers::{Joined, Newcomers};
 use super::peer::Peer;
+use super::secret::{Prover, VARIABLE};
 use super::{Place, SILENCE, Side, TcpError, TcpRanks, server};
 
-/// Pause before the next attempt to accept or to connect.
+/// Pause before the next attempt to connect.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How long a new connection may take to say who it is.
-const INTRODUCTION: Duration = Duration::from_secs(5);
+/// How long a new connection may take to say who it is, all its messages together.
+pub(super) const INTRODUCTION: Duration = Duration::from_secs(5);
 /// Bytes of the longest message while the job assembles.
-const LONGEST: usize = 4096;
+pub(super) const LONGEST: u64 = 4096;
+/// Random bytes of each side in a proof.
+pub(super) const RANDOM: usize = 32;
 /// Timeout of collectives until the strategy sets its own.
 const TIMEOUT: Duration = Duration::from_secs(1800);
 
@@ -29,25 +33,30 @@ pub(super) struct Hello {
     pub job: String,
     pub size: usize,
     pub rank: usize,
+    /// Whether the process has a secret to prove.
+    #[serde(default)]
+    pub secret: bool,
 }
 
 impl Hello {
-    fn of(place: &Place) -> Self {
+    pub(super) fn of(place: &Place) -> Self {
         let version = env!("CARGO_PKG_VERSION").into();
-        Self { version, job: place.job.clone(), size: place.size, rank: place.rank }
+        Self { version, job: place.job.clone(), size: place.size, rank: place.rank, secret: place.secret.is_some() }
     }
 
-    /// The reason why this process cannot take its place, if there is one. `own` is rank 0.
-    fn refusal(&self, own: &Self, joined: &[Option<TcpStream>]) -> Option<String> {
+    /// The reason why this process cannot take part, if there is one. `own` is rank 0.
+    pub(super) fn refusal(&self, own: &Self) -> Option<String> {
         let differs = |what: &str, expected: &dyn std::fmt::Display, found: &dyn std::fmt::Display| {
             Some(format!("expected {what} {expected}, found {found}"))
         };
+        let secret = |with: &str, without: &str| Some(format!("{with} has a {VARIABLE}, and {without} has none"));
         match self {
             _ if self.version != own.version => differs("roll", &own.version, &self.version),
+            _ if own.secret && !self.secret => secret("rank 0", "this process"),
+            _ if self.secret && !own.secret => secret("this process", "rank 0"),
             _ if self.job != own.job => differs("the job", &own.job, &self.job),
             _ if self.size != own.size => differs("a job of so many processes:", &own.size, &self.size),
             _ if !(1..own.size).contains(&self.rank) => differs("a rank below", &own.size, &self.rank),
-            _ if joined[self.rank].is_some() => Some(format!("another process is rank {} already", self.rank)),
             _ => None,
         }
     }
@@ -58,22 +67,37 @@ pub(super) fn as_root(place: &Place, patience: Duration) -> Result<TcpRanks, Tcp
     let listen = |source| TcpError::Listen { address: address.clone(), source };
     let listener = listener(place).map_err(listen)?;
     listener.set_nonblocking(true).map_err(listen)?;
+    let bound = listener.local_addr().map_err(listen)?;
+    if place.secret.is_none() && !bound.ip().is_loopback() {
+        tracing::warn!(
+            "whoever reaches {bound} can be a rank of this job, and read and change what it trains: set {VARIABLE} to \
+             one random text for all processes, such as that of `openssl rand -hex 32`"
+        );
+    }
     let since = Instant::now();
-    let mut joined: Vec<Option<TcpStream>> = (0..place.size).map(|_| None).collect();
+    let mut joined: Vec<Option<Joined>> = (0..place.size).map(|_| None).collect();
+    let mut newcomers = Newcomers::new(place);
     while joined.iter().skip(1).any(Option::is_none) {
-        // A connection that says nothing sensible is somebody else's.
-        if let Some((rank, stream)) = listener.accept().ok().and_then(|(stream, _)| introduce(stream, place, &joined)) {
-            joined[rank] = Some(stream);
-        } else if since.elapsed() < patience {
-            std::thread::sleep(PAUSE);
-        } else {
+        if since.elapsed() > patience {
             let missing = (1..place.size).filter(|rank| joined[*rank].is_none()).collect();
             return Err(TcpError::Missing { missing, size: place.size, address, waited: patience });
         }
+        newcomers.accept(&listener);
+        for newcomer in newcomers.introduced() {
+            match &mut joined[newcomer.rank] {
+                seat @ None => *seat = Some(newcomer),
+                Some(other) => {
+                    newcomers.refuse(&newcomer, &format!("another process is rank {} already", other.rank));
+                }
+            }
+        }
     }
+    drop(newcomers);
     let mut group = ThreadRanks::group(place.size, TIMEOUT);
     let own = group.remove(0);
-    let serve = |(ranks, stream)| std::thread::spawn(move || server::serve(&stream, ranks));
+    let serve = |(ranks, joined): (ThreadRanks, Joined)| {
+        std::thread::spawn(move || server::serve(&joined.stream, ranks, &joined.welcome))
+    };
     let servers = group.into_iter().zip(joined.into_iter().flatten()).map(serve).collect();
     Ok(TcpRanks { ranks: Arc::new(own), side: Side::Root(servers) })
 }
@@ -90,21 +114,7 @@ fn listener(place: &Place) -> io::Result<TcpListener> {
     }
 }
 
-/// Reads who has connected. Returns its rank, or `None` if it cannot take part, after telling it why.
-fn introduce(stream: TcpStream, place: &Place, joined: &[Option<TcpStream>]) -> Option<(usize, TcpStream)> {
-    stream.set_nonblocking(false).ok()?;
-    configure(&stream, INTRODUCTION).ok()?;
-    let said = frame::read(&stream, LONGEST).ok().filter(|said| said.kind == Kind::Hello)?;
-    let hello: Hello = serde_json::from_slice(&said.bytes).ok()?;
-    if let Some(reason) = hello.refusal(&Hello::of(place), joined) {
-        tracing::warn!("a process that wants to be rank {} is refused: {reason}", hello.rank);
-        let _ = frame::write(&stream, Kind::Refused, 0, reason.as_bytes());
-        return None;
-    }
-    Some((hello.rank, stream))
-}
-
-fn configure(stream: &TcpStream, silence: Duration) -> io::Result<()> {
+pub(super) fn configure(stream: &TcpStream, silence: Duration) -> io::Result<()> {
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(silence))?;
     stream.set_write_timeout(Some(silence))
@@ -123,27 +133,65 @@ pub(super) fn as_peer(place: &Place, patience: Duration) -> Result<TcpRanks, Tcp
         }
         std::thread::sleep(PAUSE);
     };
-    let hello = serde_json::to_vec(&Hello::of(place)).unwrap_or_default();
-    let left = patience.saturating_sub(since.elapsed()).max(INTRODUCTION);
-    let answered = configure(&stream, left)
-        .and_then(|()| frame::write(&stream, Kind::Hello, 0, &hello))
-        .and_then(|()| frame::read(&stream, LONGEST))
-        .and_then(|answer| configure(&stream, SILENCE).map(|()| answer));
-    match answered {
-        Ok(answer) if answer.kind == Kind::Done => {}
-        Ok(answer) if answer.kind == Kind::Refused => {
+    let end = (since + patience).max(Instant::now() + INTRODUCTION);
+    let closed = |source| TcpError::Closed { rank, address: address.clone(), source };
+    let (answer, expected) = introduce_oneself(&stream, place, end).map_err(closed)?;
+    match answer.kind {
+        Kind::Done if expected.is_some_and(|expected| expected.verifies(&answer.bytes)) => {}
+        Kind::Done => return Err(TcpError::Unproven { rank, address }),
+        Kind::Refused => {
             let reason = String::from_utf8_lossy(&answer.bytes).into_owned();
             return Err(TcpError::Refused { rank, address, reason });
         }
-        Ok(_) => {
-            let source = io::Error::new(io::ErrorKind::InvalidData, "it sent another message than expected");
-            return Err(TcpError::Closed { rank, address, source });
-        }
-        Err(source) => return Err(TcpError::Closed { rank, address, source }),
+        _ => return Err(closed(unexpected())),
     }
-    let peer = Peer::new(rank, place.size, stream).map_err(|source| TcpError::Closed { rank, address, source })?;
-    let peer = Arc::new(peer);
+    configure(&stream, SILENCE).map_err(closed)?;
+    let peer = Arc::new(Peer::new(rank, place.size, stream).map_err(closed)?);
     Ok(TcpRanks { ranks: peer.clone(), side: Side::Peer(peer) })
+}
+
+fn unexpected() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "it sent another message than expected")
+}
+
+/// What rank 0 must prove.
+enum Expected<'a> {
+    Nothing,
+    Proof(&'a super::Secret, Vec<u8>),
+}
+
+impl Expected<'_> {
+    fn verifies(&self, found: &[u8]) -> bool {
+        match self {
+            Self::Nothing => true,
+            Self::Proof(secret, exchanged) => secret.verifies(Prover::Root, exchanged, found),
+        }
+    }
+}
+
+/// Asks to join, and proves that this process knows the secret of the job if it has one. Returns the answer of rank 0,
+/// and what rank 0 must prove; `None` if rank 0 asked for no proof although this process has a secret.
+fn introduce_oneself<'a>(
+    stream: &TcpStream,
+    place: &'a Place,
+    end: Instant,
+) -> io::Result<(Frame, Option<Expected<'a>>)> {
+    configure(stream, INTRODUCTION)?;
+    let hello = serde_json::to_vec(&Hello::of(place))?;
+    frame::write(stream, Kind::Hello, 0, &hello)?;
+    let next = || frame::read(Until { stream, end }, |_| LONGEST);
+    let answer = next()?;
+    match (&place.secret, answer.kind) {
+        (Some(secret), Kind::Challenge) => {
+            let own: [u8; RANDOM] = rand::random();
+            let exchanged = [&answer.bytes, &own[..], &hello].concat();
+            let proof = secret.proof(Prover::Peer, &exchanged);
+            frame::write(stream, Kind::Proof, 0, &[&own[..], &proof].concat())?;
+            Ok((next()?, Some(Expected::Proof(secret, exchanged))))
+        }
+        (Some(_), _) => Ok((answer, None)),
+        (None, _) => Ok((answer, Some(Expected::Nothing))),
+    }
 }
 
 /// Looks the name up anew each time: it may become known only when rank 0 has started.

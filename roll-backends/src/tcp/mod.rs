@@ -8,12 +8,29 @@
 //! runs over these ranks.
 //!
 //! Every process sends a sign of life each 5 s. A process that ends, or is silent for 25 s, has failed, and the others
-//! learn it at once. Connections are neither encrypted nor authenticated, as with NCCL: ranks belong on a network that
-//! only their owner reaches.
+//! learn it at once.
+//!
+//! While the job assembles, anyone may connect. A connection has 5 s to say who it is; each has a thread, and their
+//! number is bounded, so strangers hold up neither the job nor the wait for it. With a [`Secret`], rank 0 and the other
+//! processes prove to each other that they know it:
+//!
+//! ```text
+//! process                                   rank 0
+//!    Hello  {version, job, size, rank}  ->
+//!                                       <-  Challenge  32 random bytes
+//!    Proof  32 random bytes, HMAC       ->
+//!                                       <-  Done  HMAC, when all have joined
+//! ```
+//!
+//! Both HMACs (SHA-256, the secret as the key) cover the random bytes of both sides and the `Hello`. Connections are not
+//! encrypted, as with NCCL: who can change packets on their way can change values. Ranks belong on a network that only
+//! their owner reaches.
 
 mod frame;
 mod join;
+mod newcomers;
 mod peer;
+mod secret;
 mod server;
 #[cfg(test)]
 mod tests;
@@ -23,6 +40,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use roll_core::{Communicator, Error, Fault};
+
+pub use secret::{Secret, VARIABLE as SECRET_VARIABLE};
 
 /// Interval between two signs of life of a process.
 const BEAT: Duration = Duration::from_secs(5);
@@ -44,6 +63,8 @@ pub struct Place {
     pub port: u16,
     /// Name of the job. Processes of another job are refused.
     pub job: String,
+    /// The secret of the job. Processes that do not know it are refused.
+    pub secret: Option<Secret>,
 }
 
 /// Why a process could not join its job.
@@ -65,6 +86,17 @@ pub enum TcpError {
     /// Rank 0 does not accept this process.
     #[error("rank 0 at {address} refuses rank {rank}: {reason}")]
     Refused { rank: usize, address: String, reason: String },
+    /// What listens at the address of rank 0 does not know the job's secret.
+    #[error(
+        "rank {rank} leaves {address}: what listens there has not proved that it knows this process's {SECRET_VARIABLE}"
+    )]
+    Unproven { rank: usize, address: String },
+    /// A collective is too large for this transport.
+    #[error(
+        "`{what}` of {values} values is more than ranks over TCP pass at once ({most}): lower \
+         `strategy.reduce_bucket_size`, or use `--collectives nccl`"
+    )]
+    TooLarge { what: String, values: usize, most: u64 },
     /// Rank 0 closed the connection before the job had assembled.
     #[error(
         "{address} closed the connection of rank {rank} before the job had assembled: rank 0 failed, or another \
@@ -75,7 +107,8 @@ pub enum TcpError {
 
 impl From<TcpError> for Error {
     fn from(e: TcpError) -> Self {
-        let fault = if matches!(e, TcpError::Refused { .. }) { Fault::User } else { Fault::Failure };
+        let by_user = matches!(e, TcpError::Refused { .. } | TcpError::Unproven { .. } | TcpError::TooLarge { .. });
+        let fault = if by_user { Fault::User } else { Fault::Failure };
         Error::component(fault, e)
     }
 }

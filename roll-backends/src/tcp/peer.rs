@@ -8,9 +8,12 @@ use std::time::Duration;
 use roll_core::communicator::{check_lengths, check_parts};
 use roll_core::{Communicator, Rank, RanksError, Result};
 
-use super::BEAT;
-use super::frame::{self, Kind};
+use super::frame::{self, Kind, LARGEST, LONGEST_TEXT};
+use super::{BEAT, TcpError};
 use crate::sync::lock;
+
+/// Bytes of a reason that are sent. Rank 0 quotes it to the others, as JSON, which may be longer.
+const LONGEST_REASON: usize = 1 << 20;
 
 /// The connection of a process to that of rank 0.
 pub(super) struct Peer {
@@ -50,27 +53,37 @@ impl Peer {
         frame::write(&lock(&self.writer), kind, number, bytes)
     }
 
-    /// Sends `values` to rank 0 for a collective, and waits for the result.
-    fn call(&self, kind: Kind, what: &str, number: u64, values: &[f32]) -> Result<Vec<f32>> {
+    /// Sends `values` to rank 0 for a collective, and waits for the result, which has `expected` values.
+    fn call(&self, kind: Kind, what: &str, number: u64, values: &[f32], expected: usize) -> Result<Vec<f32>> {
+        let (most, longest) = (LARGEST / 4, values.len().max(expected));
+        if longest as u64 > most {
+            return Err(TcpError::TooLarge { what: what.into(), values: longest, most }.into());
+        }
         let reader = lock(&self.reader);
         if let Some(lost) = lock(&self.lost).clone() {
             return Err(lost.into());
         }
         let answer = self
             .write(kind, number, bytemuck::cast_slice(values))
-            .and_then(|()| answer(&reader))
+            .and_then(|()| answer(&reader, expected))
             .unwrap_or_else(|_| Err(RanksError::Ended { rank: 0, what: what.into() }));
         answer.map_err(|lost| lock(&self.lost).get_or_insert(lost).clone().into())
     }
 }
 
 /// Waits for the answer to a request. Rank 0 returns each sign of life, so that silence means that it is gone.
-fn answer(reader: &TcpStream) -> io::Result<Result<Vec<f32>, RanksError>> {
+fn answer(reader: &TcpStream, expected: usize) -> io::Result<Result<Vec<f32>, RanksError>> {
+    let bytes = 4 * expected;
+    let longest = |kind| match kind {
+        Kind::Done => bytes as u64,
+        Kind::Lost => LONGEST_TEXT,
+        _ => 0,
+    };
     loop {
-        let frame = frame::read(reader, isize::MAX as usize)?;
+        let frame = frame::read(reader, longest)?;
         return match frame.kind {
             Kind::Beat => continue,
-            Kind::Done => Ok(Ok(bytemuck::pod_collect_to_vec(&frame.bytes))),
+            Kind::Done if frame.bytes.len() == bytes => Ok(Ok(bytemuck::pod_collect_to_vec(&frame.bytes))),
             Kind::Lost => Ok(Err(serde_json::from_slice(&frame.bytes)?)),
             kind => Err(io::Error::new(io::ErrorKind::InvalidData, format!("rank 0 answered with {kind:?}"))),
         };
@@ -87,19 +100,19 @@ impl Communicator for Peer {
     }
 
     fn all_reduce(&self, values: &mut [f32]) -> Result<()> {
-        values.copy_from_slice(&self.call(Kind::AllReduce, "all_reduce", 0, values)?);
+        values.copy_from_slice(&self.call(Kind::AllReduce, "all_reduce", 0, values, values.len())?);
         Ok(())
     }
 
     fn reduce_scatter(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
         check_lengths("reduce_scatter", values.len(), out.len(), self.size)?;
-        out.copy_from_slice(&self.call(Kind::ReduceScatter, "reduce_scatter", 0, values)?);
+        out.copy_from_slice(&self.call(Kind::ReduceScatter, "reduce_scatter", 0, values, out.len())?);
         Ok(())
     }
 
     fn all_gather(&self, part: &[f32], out: &mut [f32]) -> Result<()> {
         check_lengths("all_gather", out.len(), part.len(), self.size)?;
-        out.copy_from_slice(&self.call(Kind::AllGather, "all_gather", 0, part)?);
+        out.copy_from_slice(&self.call(Kind::AllGather, "all_gather", 0, part, out.len())?);
         Ok(())
     }
 
@@ -107,17 +120,17 @@ impl Communicator for Peer {
         if root.0 >= self.size {
             return Err(RanksError::NoSuchRank { rank: root.0, ranks: self.size }.into());
         }
-        values.copy_from_slice(&self.call(Kind::Broadcast, "broadcast", root.0 as u64, values)?);
+        values.copy_from_slice(&self.call(Kind::Broadcast, "broadcast", root.0 as u64, values, values.len())?);
         Ok(())
     }
 
     fn barrier(&self) -> Result<()> {
-        self.call(Kind::Barrier, "a barrier", 0, &[]).map(drop)
+        self.call(Kind::Barrier, "a barrier", 0, &[], 0).map(drop)
     }
 
     fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
         check_parts(values, out, self.size)?;
-        out.copy_from_slice(&self.call(Kind::AllToAll, "all_to_all", 0, values)?);
+        out.copy_from_slice(&self.call(Kind::AllToAll, "all_to_all", 0, values, out.len())?);
         Ok(())
     }
 
@@ -129,10 +142,11 @@ impl Communicator for Peer {
     fn fail(&self, reason: &str) {
         let own = RanksError::Failed { rank: self.rank, reason: reason.into() };
         lock(&self.lost).get_or_insert(own);
-        let _ = self.write(Kind::Fail, 0, reason.as_bytes());
+        let bytes = reason.as_bytes();
+        let _ = self.write(Kind::Fail, 0, &bytes[..bytes.len().min(LONGEST_REASON)]);
     }
 
     fn check(&self) -> Result<()> {
-        self.call(Kind::Check, "a check", 0, &[]).map(drop)
+        self.call(Kind::Check, "a check", 0, &[], 0).map(drop)
     }
 }

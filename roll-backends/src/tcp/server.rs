@@ -15,9 +15,11 @@ use crate::sync::lock;
 const GONE: &str = "its process ended, or its machine or network is gone";
 
 /// Serves the process of `ranks` until it leaves. Two threads: one calls collectives, which may wait long for other
-/// ranks; the other reads, and so notices a failure or the end of the process meanwhile.
-pub(super) fn serve(stream: &TcpStream, ranks: ThreadRanks) {
-    let (ask, asked) = mpsc::channel::<Frame>();
+/// ranks; the other reads, and so notices a failure or the end of the process meanwhile. `welcome` tells the process that
+/// the job has assembled.
+pub(super) fn serve(stream: &TcpStream, ranks: ThreadRanks, welcome: &[u8]) {
+    // A process that asks again before it has its answer is in disorder.
+    let (ask, asked) = mpsc::sync_channel::<Frame>(1);
     let (ranks, writer) = (&ranks, &Mutex::new(stream));
     std::thread::scope(|scope| {
         scope.spawn(move || {
@@ -33,7 +35,7 @@ pub(super) fn serve(stream: &TcpStream, ranks: ThreadRanks) {
         });
         let started = stream.set_read_timeout(Some(SILENCE)).and_then(|()| stream.set_write_timeout(Some(SILENCE)));
         let ended = started
-            .and_then(|()| write(writer, Kind::Done, &[]))
+            .and_then(|()| write(writer, Kind::Done, welcome))
             .and_then(|()| read_until_it_leaves(stream, ranks, writer, &ask));
         if ended.is_err() {
             ranks.fail(GONE); // A reason that the process gave before is kept.
@@ -46,16 +48,16 @@ fn read_until_it_leaves(
     stream: &TcpStream,
     ranks: &ThreadRanks,
     writer: &Mutex<&TcpStream>,
-    ask: &mpsc::Sender<Frame>,
+    ask: &mpsc::SyncSender<Frame>,
 ) -> io::Result<()> {
     loop {
-        let frame = frame::read(stream, isize::MAX as usize)?;
+        let frame = frame::read(stream, Kind::longest_request)?;
         match frame.kind {
             Kind::Leave => return Ok(()),
             Kind::Beat => write(writer, Kind::Beat, &[])?,
             Kind::Fail => ranks.fail(&String::from_utf8_lossy(&frame.bytes)),
             Kind::Timeout => ranks.set_timeout(Duration::from_millis(frame.number)),
-            _ => ask.send(frame).map_err(io::Error::other)?,
+            _ => ask.try_send(frame).map_err(io::Error::other)?,
         }
     }
 }

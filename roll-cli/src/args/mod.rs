@@ -62,14 +62,14 @@ pub struct Args {
     /// More log messages; twice for all of them. `ROLL_LOG` or `RUST_LOG` choose by crate: `roll_models=debug`.
     #[arg(long, short, global = true, action = clap::ArgAction::Count, help_heading = GLOBAL)]
     pub verbose: u8,
-    /// Transport between the processes of a job: `host`, in host memory, over TCP; or `nccl`, which needs a GPU for
-    /// each process, and leaves small messages to `host`.
+    /// Transport between the processes of a job in `run` and `check`: `nccl`, which needs a GPU for each process and leaves small
+    /// messages to `host`; `host`, in host memory, over TCP; or `auto`, NCCL if it starts on all of them, else TCP.
     #[arg(
         long,
         global = true,
         value_enum,
         value_name = "NAME",
-        default_value = "host",
+        default_value = "auto",
         hide_short_help = true,
         hide_possible_values = true,
         help_heading = GLOBAL
@@ -102,6 +102,8 @@ fn version_and_features() -> String {
 /// Transport of large collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Collectives {
+    /// NCCL between processes that have a GPU each, if it starts on all of them; else TCP, with the reason.
+    Auto,
     /// TCP, in host memory.
     Host,
     /// NCCL; small messages still go over the host.

@@ -27,7 +27,7 @@ pub fn run(args: args::Run) -> Result<Ended> {
     let why_not_demo = configuration.why_not_demo();
     let loaded = configuration.or_demo()?.load(&registry)?;
     let estimated = if process().rank().0 == 0 { check::estimated(&loaded, &registry) } else { None };
-    let context = build_context(&loaded);
+    let context = crate::ranks::with_collectives(build_context(&loaded))?;
     let run = Run::new(loaded, &registry, context).each_rank(crate::ranks::adapt);
     let run = match (resumed, args.out) {
         (Some(dir), _) => run.resume(dir),

@@ -37,7 +37,7 @@ pub fn check(args: Check) -> Result<()> {
     let why_not_demo = configuration.why_not_demo();
     let loaded = configuration.or_demo()?.load(&registry)?;
     let config = &loaded.config;
-    let context = BuildContext { headers_only: true, ..build_context(&loaded) };
+    let context = BuildContext { headers_only: true, ..crate::ranks::with_collectives(build_context(&loaded))? };
     let files = files(&loaded, &registry, &context);
     let unopened = match &files {
         Ok(Some(FilesFound { missing, .. })) => {

@@ -1,0 +1,82 @@
+//! A communicator of NCCL that never blocks.
+
+use std::ffi::c_int;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use super::NcclError;
+use super::library::{Config, Cuda, Handle, IN_PROGRESS, Nccl, UniqueId};
+
+/// How long to wait until an aborted communicator has ended its kernels.
+pub(super) const ABORT: Duration = Duration::from_secs(10);
+
+pub(super) struct Comm {
+    nccl: Nccl,
+    cuda: Cuda,
+    device: c_int,
+    handle: Handle,
+}
+
+// SAFETY: any thread may use a communicator, one thread at a time, as `&mut` and ownership ensure.
+unsafe impl Send for Comm {}
+
+impl Comm {
+    /// Begins to connect this rank with the others. It is done when [`Comm::is_ready`] says so.
+    pub(super) fn begin(
+        (nccl, cuda): (Nccl, Cuda),
+        device: c_int,
+        (rank, size): (usize, usize),
+        id: UniqueId,
+    ) -> Result<Self, NcclError> {
+        let mut handle = std::ptr::null_mut();
+        let mut config = Config::non_blocking();
+        // SAFETY: the device is this thread's; NCCL reads the configuration and writes one handle.
+        let begun = unsafe { (nccl.comm_init_rank_config)(&mut handle, size as c_int, id, rank as c_int, &mut config) };
+        nccl.check("ncclCommInitRankConfig", begun)?;
+        Ok(Self { nccl, cuda, device, handle })
+    }
+
+    pub(super) fn nccl(&self) -> &Nccl {
+        &self.nccl
+    }
+
+    pub(super) fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    /// Whether NCCL has done what was begun: connected the ranks, or put a collective on its stream. Fails if that
+    /// failed, or if NCCL lost another rank meanwhile.
+    pub(super) fn is_ready(&self) -> Result<bool, NcclError> {
+        let mut state = IN_PROGRESS;
+        // SAFETY: writes one integer.
+        let asked = unsafe { (self.nccl.comm_get_async_error)(self.handle, &mut state) };
+        self.nccl.check("ncclCommGetAsyncError", asked)?;
+        self.nccl.check("ncclCommGetAsyncError", state)?;
+        Ok(state != IN_PROGRESS)
+    }
+
+    /// Ends everything that is under way, whatever the other ranks do. Does not wait longer than [`ABORT`]: aborting
+    /// waits for NCCL's own threads.
+    pub(super) fn abort(self) {
+        let (done, aborted) = mpsc::channel();
+        let aborts = move || {
+            let comm = self;
+            // SAFETY: the device exists; nobody uses the handle after this.
+            unsafe {
+                (comm.cuda.set_device)(comm.device);
+                (comm.nccl.comm_abort)(comm.handle);
+            }
+            let _ = done.send(());
+        };
+        let started = std::thread::Builder::new().name("aborts NCCL".into()).spawn(aborts);
+        if started.is_err() || aborted.recv_timeout(ABORT).is_err() {
+            tracing::warn!("NCCL did not end within {} s of being aborted", ABORT.as_secs());
+        }
+    }
+
+    /// Releases a communicator that has nothing under way. The device is this thread's.
+    pub(super) fn destroy(self) {
+        // SAFETY: nobody uses the handle after this.
+        unsafe { (self.nccl.comm_destroy)(self.handle) };
+    }
+}

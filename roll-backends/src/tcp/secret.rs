@@ -1,0 +1,73 @@
+//! Proofs that the processes of a job know the same secret.
+
+use std::fmt;
+
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+
+/// The variable with the secret of a job.
+pub const VARIABLE: &str = "ROLL_JOB_SECRET";
+
+roll_core::inventory::submit! { roll_core::Variable(VARIABLE) }
+
+/// A text that all processes of a job know, and nobody else. It is never sent.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(Vec<u8>);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// Who proves that it knows the secret. The proofs of the two sides differ: one cannot be sent back.
+#[derive(Clone, Copy)]
+pub(super) enum Prover {
+    Root,
+    Peer,
+}
+
+impl Secret {
+    /// `None` if `text` is empty.
+    pub fn new(text: &str) -> Option<Self> {
+        (!text.is_empty()).then(|| Self(text.into()))
+    }
+
+    /// HMAC-SHA256 of the bytes that both sides of a connection have exchanged: random ones of either, and who joins.
+    pub(super) fn proof(&self, prover: Prover, exchanged: &[u8]) -> Vec<u8> {
+        self.mac(prover, exchanged).finalize().into_bytes().to_vec()
+    }
+
+    /// Compares in constant time.
+    pub(super) fn verifies(&self, prover: Prover, exchanged: &[u8], proof: &[u8]) -> bool {
+        self.mac(prover, exchanged).verify_slice(proof).is_ok()
+    }
+
+    #[allow(clippy::expect_used)] // HMAC takes keys of every length
+    fn mac(&self, prover: Prover, exchanged: &[u8]) -> Hmac<Sha256> {
+        let label: &[u8] = match prover {
+            Prover::Root => b"roll rank 0",
+            Prover::Peer => b"roll rank",
+        };
+        let mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("a key of any length");
+        mac.chain_update([label.len() as u8]).chain_update(label).chain_update(exchanged)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_proof_is_that_of_one_secret_one_side_and_one_exchange() {
+        let secret = Secret::new("a long text").unwrap();
+        let proof = secret.proof(Prover::Peer, b"exchanged");
+        assert_eq!(proof.len(), 32);
+        assert!(secret.verifies(Prover::Peer, b"exchanged", &proof));
+        assert!(!secret.verifies(Prover::Root, b"exchanged", &proof));
+        assert!(!secret.verifies(Prover::Peer, b"another", &proof));
+        assert!(!Secret::new("a long texT").unwrap().verifies(Prover::Peer, b"exchanged", &proof));
+        assert!(!secret.verifies(Prover::Peer, b"exchanged", &proof[..31]) && Secret::new("").is_none());
+        assert_eq!(format!("{secret:?}"), "Secret");
+    }
+}
