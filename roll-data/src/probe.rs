@@ -7,7 +7,8 @@ use rayon::prelude::*;
 use roll_core::{Error, Result};
 use roll_external::files;
 
-use crate::animation::decode_gif;
+use crate::animation::decode_animation;
+use crate::complete;
 use crate::config::Decoder;
 use crate::container::{Container, FileHead};
 use crate::ffmpeg;
@@ -53,15 +54,21 @@ pub fn probe(path: impl AsRef<Path>, decoder: Decoder) -> Result<Probed> {
         return still(&files[0], files.len()); // there is at least one
     }
     let head = FileHead::read(path)?;
+    complete::check(path, head.container())?;
     let open = || files::open(path).map_err(Error::file("read", path));
     match (head.container(), decoder) {
         (Container::Mp4, Decoder::Auto | Decoder::Own) => match Mp4Reader::open(open()?) {
-            Ok(reader) => Ok(Probed { size: reader.size(), frames: reader.frames(), fps: reader.fps() }),
+            Ok(reader) => {
+                let own = Probed { size: reader.size(), frames: reader.frames(), fps: reader.fps() };
+                // Only decoding tells how many of the leading pictures are shown.
+                let is_open = reader.begins_with_leading_frames() && decoder == Decoder::Auto;
+                Ok(if is_open { ffmpeg::probe(path).unwrap_or(own) } else { own })
+            }
             Err(problem) => or_ffmpeg(path, decoder, problem, || ffmpeg::probe(path)),
         },
-        (Container::Gif, _) => {
+        (Container::Animation(kind), _) => {
             let (mut size, mut seconds, mut frames) = ([0, 0], 0.0, 0);
-            decode_gif(open()?, |picture, delay| {
+            decode_animation(kind, open()?, |_| (), |picture, delay| {
                 size = [picture.height, picture.width];
                 seconds += delay;
                 frames += 1;
