@@ -61,7 +61,7 @@ pub use container::format;
 pub use dataset::Dataset;
 pub use metadata::{Metadata, MetadataRow, RowColumns};
 pub use picture::Picture;
-pub use probe::{Probed, frame_rates, probe};
+pub use probe::{Probed, probe, probe_clips};
 pub use read::{ReadOptions, Sizing, read_image, read_video};
 pub use resize::{crop_and_resize, resize, target_size};
 pub use windows::{Window, Windows};

@@ -119,7 +119,7 @@ mod tests {
             false => value.to_le_bytes()[..width].to_vec(),
         };
         let exif = |big: bool, kind: u32, width: usize| {
-            let [mark, version] = if big { [b"MM".as_slice(), b"\0*"] } else { [b"II", b"*\0"] };
+            let [mark, version]: [&[u8]; 2] = if big { [b"MM", b"\0*"] } else { [b"II", b"*\0"] };
             let mut bytes = [mark, version].concat();
             bytes.extend([number(8, 4, big), number(2, 2, big)].concat());
             // The width of the picture comes before.

@@ -29,15 +29,11 @@ pub struct Probed {
     pub fps: f64,
 }
 
-/// The frame rates of the first `most` clips, without those that have one frame, cannot be read or are pictures.
-pub fn frame_rates(metadata: &Metadata, decoder: Decoder, most: usize) -> Vec<f64> {
+/// Probes the first `most` clips; without those that cannot be read.
+pub fn probe_clips(metadata: &Metadata, decoder: Decoder, most: usize) -> Vec<(&Path, Probed)> {
     let rows = metadata.rows.iter().filter(|row| row.is_first_window());
     let clips: Vec<&PathBuf> = rows.filter_map(|row| row.video.as_ref()).take(most).collect();
-    let rate = |clip: &&PathBuf| match probe(clip, decoder) {
-        Ok(probed) if probed.frames > 1 && !clip.is_dir() => Some(probed.fps),
-        _ => None,
-    };
-    clips.par_iter().filter_map(rate).collect()
+    clips.par_iter().filter_map(|clip| Some((clip.as_path(), probe(clip, decoder).ok()?))).collect()
 }
 
 /// Reads size and length of a file or directory that [`read_video`](crate::read_video) accepts. Only the index of a
