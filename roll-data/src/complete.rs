@@ -12,6 +12,10 @@ use crate::mp4::check_layout;
 
 /// Maximum number of elements of a live Matroska stream that are looked at.
 const MAX_ELEMENTS: usize = 1 << 22;
+/// The id of the element that holds all others of a Matroska file.
+const SEGMENT: u64 = 0x1853_8067;
+/// Length of a packet of an MPEG transport stream.
+const TRANSPORT_PACKET: u64 = 188;
 /// Maximum length of an Ogg page.
 const MAX_OGG_PAGE: u64 = 27 + 255 + 255 * 255;
 
@@ -40,6 +44,7 @@ fn check_stream(file: File, length: u64) -> std::result::Result<(), String> {
             size => Some(8 + u64::from(size)),
         },
         [b'O', b'g', b'g', b'S', ..] => ogg_end(&mut file, length),
+        [b'G', ..] => transport_end(&mut file, length),
         _ => None,
     };
     match needed.filter(|needed| *needed > length) {
@@ -70,19 +75,24 @@ fn ebml_number(file: &mut impl Read, is_id: bool) -> Option<(u64, bool)> {
 /// size, as in live streams, are looked into.
 fn matroska_end(file: &mut (impl Read + Seek), length: u64) -> Option<u64> {
     let mut end = 0;
-    for _ in 0..MAX_ELEMENTS {
+    for number in 0..MAX_ELEMENTS {
         let position = file.stream_position().ok()?;
         if position >= length {
             break;
         }
         // What follows the last element is not needed.
-        let (Some(_), Some((size, is_unknown))) = (ebml_number(file, true), ebml_number(file, false)) else { break };
+        let (Some((id, _)), Some((size, is_unknown))) = (ebml_number(file, true), ebml_number(file, false)) else {
+            break;
+        };
+        if number == 1 && id != SEGMENT {
+            return None; // no Matroska, or damaged: the decoder says so
+        }
         if is_unknown {
             continue;
         }
         end = file.stream_position().ok()?.checked_add(size)?;
         if end > length {
-            break;
+            return (number > 0).then_some(end);
         }
         file.seek(SeekFrom::Start(end)).ok()?;
     }
@@ -100,6 +110,21 @@ fn ogg_end(file: &mut (impl Read + Seek), length: u64) -> Option<u64> {
     let header = 27 + usize::from(*page.get(26)?);
     let body: u64 = page.get(27..header.min(page.len()))?.iter().map(|size| u64::from(*size)).sum();
     Some(from + at as u64 + header as u64 + body)
+}
+
+/// Where the last packet of an MPEG transport stream ends (ISO/IEC 13818-1, 2.4.3), if packets follow each other without
+/// gaps from the start to the end.
+fn transport_end(file: &mut (impl Read + Seek), length: u64) -> Option<u64> {
+    let last = length / TRANSPORT_PACKET * TRANSPORT_PACKET;
+    let mut sync = [0];
+    for packet in [last.checked_sub(TRANSPORT_PACKET)?, last] {
+        file.seek(SeekFrom::Start(packet)).ok()?;
+        file.read_exact(&mut sync).ok()?;
+        if sync != *b"G" {
+            return None;
+        }
+    }
+    Some(last + TRANSPORT_PACKET)
 }
 
 #[cfg(test)]
@@ -122,6 +147,16 @@ mod tests {
         let live = [&header[..], &[0x18, 0x53, 0x80, 0x67, 0xff], &cluster, &unknown, &block].concat();
         assert_eq!((end(&live), end(&live[..27])), (Some(28), Some(28)));
         assert_eq!(end(&live[..23]), Some(6), "cut between elements, which does not show");
+    }
+
+    #[test]
+    fn transport_stream_ends_after_a_whole_packet() {
+        let mut stream = vec![0; 3 * 188];
+        (0..3).for_each(|packet| stream[188 * packet] = b'G');
+        let end = |bytes: &[u8]| transport_end(&mut Cursor::new(bytes), bytes.len() as u64);
+        assert_eq!((end(&stream), end(&stream[..400])), (None, Some(564)));
+        stream.extend(b"text behind it");
+        assert_eq!(end(&stream), None);
     }
 
     #[test]

@@ -111,7 +111,10 @@ impl Frames {
                 return Err(format!(
                     "more than {} frames of {} x {} pixels do not fit the memory for one video of this kind and size \
                      ({} bytes); ask for fewer or smaller ones",
-                    self.max_bytes / 4 / picture.rgb.len().max(1), size[1], size[0], self.max_bytes
+                    self.max_bytes / 4 / picture.rgb.len().max(1),
+                    size[1],
+                    size[0],
+                    self.max_bytes
                 ));
             }
             picture.append_planes(&mut self.values);

@@ -64,12 +64,17 @@ pub fn probe(path: impl AsRef<Path>, decoder: Decoder) -> Result<Probed> {
         },
         (Container::Animation(kind), _) => {
             let (mut size, mut seconds, mut frames) = ([0, 0], 0.0, 0);
-            decode_animation(kind, open()?, |_| (), |picture, delay| {
-                size = [picture.height, picture.width];
-                seconds += delay;
-                frames += 1;
-                Ok(ControlFlow::Continue(()))
-            })
+            decode_animation(
+                kind,
+                open()?,
+                |_| (),
+                |picture, delay| {
+                    size = [picture.height, picture.width];
+                    seconds += delay;
+                    frames += 1;
+                    Ok(ControlFlow::Continue(()))
+                },
+            )
             .map_err(bad)?;
             Ok(Probed { size, frames, fps: frames as f64 / seconds })
         }

@@ -96,8 +96,10 @@ impl<'a> Tiff<'a> {
             (1 | 5 | 8 | 32773 | 32946, 3, 1) => {}
             (2..=4, 0 | 1, 1) => {}
             (compression, ..) => {
-                return unreadable(&format!("compression {compression}, photometric interpretation {photometric}, \
-                                            {samples} samples per pixel"));
+                return unreadable(&format!(
+                    "compression {compression}, photometric interpretation {photometric}, \
+                                            {samples} samples per pixel"
+                ));
             }
         }
         let bits = self.numbers(BITS_PER_SAMPLE).unwrap_or(vec![1]);

@@ -41,12 +41,13 @@ fn has_flag(packet: &Value, flag: char) -> bool {
     packet["flags"].as_str().is_some_and(|flags| flags.contains(flag))
 }
 
-/// Whether the first packet is no key frame, or frames are shown before it.
+/// Whether the first packet is no key frame, or frames are shown before it: at earlier times, or at none, as Matroska has
+/// no times before its start.
 fn begins_open(packets: &Value) -> bool {
     let mut packets = packets.as_array().into_iter().flatten();
     let Some(first) = packets.next() else { return false };
-    let from = second(first, &["pts_time"]).unwrap_or(f64::NEG_INFINITY);
-    let is_before = |packet: &Value| second(packet, &["pts_time"]).is_some_and(|at| at < from) && !has_flag(packet, 'D');
+    let Some(from) = second(first, &["pts_time"]) else { return !has_flag(first, 'K') };
+    let is_before = |packet: &Value| second(packet, &["pts_time"]).is_none_or(|at| at < from) && !has_flag(packet, 'D');
     !has_flag(first, 'K') || packets.any(is_before)
 }
 
@@ -85,12 +86,16 @@ mod tests {
 
     #[test]
     fn frames_before_the_first_key_frame_are_noticed() {
-        let packet = |at: &str, flags: &str| serde_json::json!({"pts_time": at, "duration_time": "0.5", "flags": flags});
+        let packet =
+            |at: &str, flags: &str| serde_json::json!({"pts_time": at, "duration_time": "0.5", "flags": flags});
         let opens = |packets: &[Value]| begins_open(&packets.to_vec().into());
         assert!(!opens(&[packet("0.0", "K_"), packet("1.0", "__"), packet("0.5", "__")]));
         assert!(opens(&[packet("1.0", "K_"), packet("2.0", "__"), packet("0.5", "__")]));
         // An edit list hides it.
         assert!(!opens(&[packet("1.0", "K_"), packet("2.0", "__"), packet("0.5", "_D")]));
+        assert!(opens(&[packet("1.0", "K_"), packet("N/A", "__"), packet("2.0", "__")]));
+        // A container without times of presentation.
+        assert!(!opens(&[packet("N/A", "K_"), packet("N/A", "__")]));
         assert!(opens(&[packet("0.0", "__"), packet("1.0", "K_")]));
         assert!(!opens(&[]));
     }

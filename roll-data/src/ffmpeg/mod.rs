@@ -97,11 +97,7 @@ pub(crate) fn decode(path: &Path, options: &ReadOptions) -> Result<Frames, Failu
 
 /// Decodes a still image; `format` is ffmpeg's name of its format if ffmpeg cannot detect it, and `orientation` that of the
 /// file if ffmpeg does not tell it.
-pub(crate) fn picture(
-    path: &Path,
-    format: Option<&str>,
-    orientation: Option<Orientation>,
-) -> Result<Picture, Failure> {
+pub(crate) fn picture(path: &Path, format: Option<&str>, orientation: Option<Orientation>) -> Result<Picture, Failure> {
     let mut stream = StreamDescription::of(path, format)?;
     stream.orientation = orientation.unwrap_or(stream.orientation);
     let mut found = None;

@@ -276,7 +276,8 @@ mod tests {
         // Runs endlessly in real time.
         let arguments = ["-nostdin", "-re", "-f", "lavfi", "-i", "testsrc2=size=16x16", "-f", "rawvideo", "pipe:1"];
         let arguments = arguments.map(OsString::from);
-        let (mut ffmpeg, mut stdout) = match Program::Ffmpeg.start_within(Duration::from_millis(300), &arguments, false) {
+        let (mut ffmpeg, mut stdout) = match Program::Ffmpeg.start_within(Duration::from_millis(300), &arguments, false)
+        {
             Err(Failure::NotInstalled(_)) => roll_testing::skip!("ffmpeg is not in the PATH", needs = "ffmpeg"),
             started => started.unwrap(),
         };

@@ -214,7 +214,9 @@ impl Layout {
                 b"moov" => {
                     let length = size - start;
                     if length > MAX_MOOV_BYTES {
-                        return Err(format!("the index (`moov`) of {length} bytes is larger than {MAX_MOOV_BYTES}").into());
+                        return Err(
+                            format!("the index (`moov`) of {length} bytes is larger than {MAX_MOOV_BYTES}").into()
+                        );
                     }
                     let mut body = vec![0; length as usize];
                     read_at(file, position + start, &mut body)?;
