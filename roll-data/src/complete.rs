@@ -45,6 +45,7 @@ fn check_stream(file: File, length: u64) -> std::result::Result<(), String> {
         },
         [b'O', b'g', b'g', b'S', ..] => ogg_end(&mut file, length),
         [b'G', ..] => transport_end(&mut file, length),
+        [b'F', b'L', b'V', ..] => flv_end(&mut file, length)?,
         _ => None,
     };
     match needed.filter(|needed| *needed > length) {
@@ -112,6 +113,29 @@ fn ogg_end(file: &mut (impl Read + Seek), length: u64) -> Option<u64> {
     Some(from + at as u64 + header as u64 + body)
 }
 
+/// Where the last tag of an FLV file ends. Fails if another file follows, of which ffmpeg and players show nothing.
+fn flv_end(file: &mut (impl Read + Seek), length: u64) -> std::result::Result<Option<u64>, String> {
+    let mut position = 9 + 4;
+    for _ in 0..MAX_ELEMENTS {
+        let mut tag = [0; 4];
+        if file.seek(SeekFrom::Start(position)).and_then(|_| file.read_exact(&mut tag)).is_err() {
+            break;
+        }
+        match tag {
+            [b'F', b'L', b'V', _] => {
+                return Err("it has several files joined as they are, of which players show the first only".into());
+            }
+            // Sound, pictures, words; then the size of the tag.
+            [8 | 9 | 18, a, b, c] => position += 11 + u64::from(u32::from_be_bytes([0, a, b, c])) + 4,
+            _ => return Ok(None),
+        }
+        if position > length + 4 {
+            return Ok(Some(position));
+        }
+    }
+    Ok(None)
+}
+
 /// Where the last packet of an MPEG transport stream ends (ISO/IEC 13818-1, 2.4.3), if packets follow each other without
 /// gaps from the start to the end.
 fn transport_end(file: &mut (impl Read + Seek), length: u64) -> Option<u64> {
@@ -147,6 +171,17 @@ mod tests {
         let live = [&header[..], &[0x18, 0x53, 0x80, 0x67, 0xff], &cluster, &unknown, &block].concat();
         assert_eq!((end(&live), end(&live[..27])), (Some(28), Some(28)));
         assert_eq!(end(&live[..23]), Some(6), "cut between elements, which does not show");
+    }
+
+    #[test]
+    fn flv_ends_with_its_last_tag() {
+        let file = [b"FLV\x01\x01\0\0\0\x09\0\0\0\0".as_slice(), &[9, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 7, 7, 0, 0, 0, 13]];
+        let file = file.concat();
+        let end = |bytes: &[u8]| flv_end(&mut Cursor::new(bytes), bytes.len() as u64);
+        assert_eq!(end(&file), Ok(None));
+        assert_eq!(end(&file[..file.len() - 4]), Ok(None), "the last size is not needed");
+        assert_eq!(end(&file[..file.len() - 5]), Ok(Some(30)));
+        assert!(end(&[&file[..], &file[..]].concat()).is_err());
     }
 
     #[test]

@@ -14,6 +14,9 @@ pub(crate) const STILL_FPS: f64 = 16.0;
 /// Maximum size of one decoded video in memory, as f32.
 pub(crate) const MAX_VIDEO_BYTES: usize = 8 << 30;
 
+/// Maximum number of frames that are kept of an animated picture: a few bytes make one, so that its size bounds nothing.
+const MAX_ANNOUNCED: usize = 10_000;
+
 pub(crate) struct Frames {
     options: ReadOptions,
     /// Frame rate of the file; set by the reader.
@@ -101,11 +104,18 @@ impl Frames {
                 size[0]
             ));
         }
+        // Frames that will not fit are refused before the first is kept.
+        if self.announced_to_keep() > MAX_ANNOUNCED {
+            return Err(format!(
+                "{} frames are too many for an animated picture (at most {MAX_ANNOUNCED}); convert it to a video, or ask \
+                 for fewer",
+                self.announced_to_keep()
+            ));
+        }
         for _ in 0..times {
             if self.is_full() {
                 break;
             }
-            // Frames that will not fit are refused before the first is kept.
             let to_come = if self.frame_count == 0 { self.announced_to_keep().max(1) } else { 1 };
             if (self.values.len() + to_come.saturating_mul(picture.rgb.len())).saturating_mul(4) > self.max_bytes {
                 return Err(format!(
@@ -190,14 +200,19 @@ mod tests {
         assert!(problem.contains("more than 2 frames of 1 x 2 pixels"), "{problem}");
         // An announced number is refused before any frame is kept, if so many are asked for.
         let announced = |options: ReadOptions| {
-            let mut frames = Frames { announced: Some(100_000), ..Frames::new(&options) };
+            let mut frames = Frames { announced: Some(10_000), ..Frames::new(&options) };
             frames.max_bytes = 10 * 24;
             (frames.push(picture(), 1).is_ok(), frames.frame_count)
         };
         assert_eq!(announced(ReadOptions::default()), (false, 0));
-        assert_eq!(announced(ReadOptions { skip: 99_990, ..Default::default() }), (true, 0));
+        assert_eq!(announced(ReadOptions { skip: 9_990, ..Default::default() }), (true, 0));
         assert_eq!(announced(ReadOptions { max_frames: Some(10), ..Default::default() }), (true, 1));
-        assert_eq!(announced(ReadOptions { every: 10_000, ..Default::default() }), (true, 1));
+        assert_eq!(announced(ReadOptions { every: 1_000, ..Default::default() }), (true, 1));
+        let mut frames = Frames { announced: Some(10_001), ..Frames::new(&ReadOptions::default()) };
+        assert!(frames.push(picture(), 1).unwrap_err().contains("10001 frames are too many"));
+        // Of which few are asked for.
+        let few = ReadOptions { max_frames: Some(9), ..Default::default() };
+        assert!(Frames { announced: Some(100_000), ..Frames::new(&few) }.push(picture(), 1).is_ok());
     }
 
     #[test]
