@@ -420,7 +420,7 @@ fn clips_that_are_enlarged_are_noted() {
         let said = String::from_utf8_lossy(&output.stdout).into_owned() + &stderr_text(&output);
         said.split_whitespace().collect::<Vec<_>>().join(" ")
     };
-    let note = "3 of 3 clips are enlarged to `data.height` x `data.width` (96 x 96), up to 3.0 times";
+    let note = "3 of 3 clips are enlarged to `data.height` x `data.width` (96 x 96), up to 1.5 times";
     for command in [&["run", "--steps", "1", "--out", "a"][..], &["check"], &["data", "inspect", "metadata.csv"]] {
         let said = run(command, "96");
         assert_eq!(said.matches(note).count(), 1, "{said}");

@@ -28,7 +28,7 @@ pub(crate) struct Length {
 }
 
 /// Decodes the frames of an animation one by one and calls `each` with each frame and its duration in seconds, until it
-/// breaks. Before, `length` is told the announced length. Fails if the frames have more than [`MAX_PIXELS_OF_ALL`] in
+/// breaks. `length` is called first with the announced length. Fails if the frames have more than [`MAX_PIXELS_OF_ALL`] in
 /// total.
 pub(crate) fn decode_animation(
     kind: Animation,

@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(announced(ReadOptions { every: 1_000, ..Default::default() }), (true, 1));
         let mut frames = Frames { announced: Some(10_001), ..Frames::new(&ReadOptions::default()) };
         assert!(frames.push(picture(), 1).unwrap_err().contains("10001 frames are too many"));
-        // Of which few are asked for.
+        // Few frames are requested.
         let few = ReadOptions { max_frames: Some(9), ..Default::default() };
         assert!(Frames { announced: Some(100_000), ..Frames::new(&few) }.push(picture(), 1).is_ok());
     }

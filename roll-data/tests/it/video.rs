@@ -414,7 +414,7 @@ fn jpeg_that_is_cut_short_or_damaged_is_refused_wherever_it_is_read() {
                 assert!(told.contains("2.jpg") && told.contains("picture is"), "{told}");
             }
         };
-        // Of the last bytes of data some are padding alone.
+        // Some of the last bytes of data are only padding.
         for end in (40..good.len() - 4).step_by(7) {
             refused(&good[..end], &format!("cut at {end}"));
         }
