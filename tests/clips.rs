@@ -408,6 +408,27 @@ fn one_warning_names_clips_of_another_frame_rate_than_the_model_s() {
 }
 
 #[test]
+fn clips_that_are_enlarged_are_noted() {
+    let world = World::new(3);
+    let run = |command: &[&str], side: &str| {
+        let own = ["algo.name=flow_matching", "sample_steps=0"];
+        let size = [format!("data.height={side}"), format!("data.width={side}")];
+        let arguments: Vec<String> = command.iter().map(|s| s.to_string()).collect();
+        let arguments = [arguments, set(&SETTINGS), set(&own), set(&size.each_ref().map(String::as_str))].concat();
+        let output = world.roll(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(output.status.success(), "{}", stderr_text(&output));
+        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &stderr_text(&output);
+        said.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let note = "3 of 3 clips are enlarged to `data.height` x `data.width` (96 x 96), up to 1.5 times";
+    for command in [&["run", "--steps", "1", "--out", "a"][..], &["check"], &["data", "inspect", "metadata.csv"]] {
+        let said = run(command, "96");
+        assert_eq!(said.matches(note).count(), 1, "{said}");
+    }
+    assert!(!run(&["check"], "32").contains("enlarged"));
+}
+
+#[test]
 fn clips_are_cropped_around_their_face() {
     let world = World::new(1);
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/assets");

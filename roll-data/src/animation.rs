@@ -1,35 +1,94 @@
-//! GIF: frames are rectangles that are drawn over earlier frames.
+//! Animated pictures: GIF, WebP and PNG. Frames are rectangles that are drawn over earlier frames.
 
 use std::fs::File;
-use std::io::{BufReader, Read};
+use std::io::{BufReader, Read, Seek};
 use std::ops::ControlFlow;
 
 use gif::{ColorOutput, DecodeOptions, DecodingError, DisposalMethod};
+use image_webp::WebPDecoder;
 
-use crate::frames::STILL_FPS;
+use crate::container::Animation;
 use crate::picture::{Picture, check_size};
-use crate::still::{damaged, read_failure};
+use crate::still::{MAX_PNG_BYTES, damaged, png_failure, read_failure, rounded_to_8_bits, to_rgb, webp_failure};
 
-/// Maximum number of pixels of all decoded frames of a GIF: five hundred frames of full HD, about ten seconds.
-const MAX_GIF_PIXELS: usize = 1 << 30;
+/// Maximum number of pixels of all decoded frames of an animation: five hundred frames of full HD, about ten seconds.
+const MAX_PIXELS_OF_ALL: usize = 1 << 30;
 
-/// Decodes the frames of a GIF one by one and calls `each` with each frame and its duration in seconds, until it
-/// breaks. Fails if the frames have more than [`MAX_GIF_PIXELS`] in total.
-pub(crate) fn decode_gif(
+/// The duration of a frame as players show it: Chrome and Firefox show frames of up to 10 ms for 100 ms.
+fn shown_seconds(seconds: f64) -> f64 {
+    if seconds < 0.011 { 0.1 } else { seconds }
+}
+
+/// The number of frames and the seconds that they are shown, by the file's headers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Length {
+    pub frames: usize,
+    /// `None` if only the frames themselves say it.
+    pub seconds: Option<f64>,
+}
+
+/// Decodes the frames of an animation one by one and calls `each` with each frame and its duration in seconds, until it
+/// breaks. `length` is called first with the announced length. Fails if the frames have more than [`MAX_PIXELS_OF_ALL`] in
+/// total.
+pub(crate) fn decode_animation(
+    kind: Animation,
     file: File,
+    length: impl FnOnce(Length),
     each: impl FnMut(Picture, f64) -> Result<ControlFlow<()>, String>,
 ) -> Result<(), String> {
-    decode_up_to(MAX_GIF_PIXELS, file, each)
+    decode_up_to(MAX_PIXELS_OF_ALL, kind, file, length, each)
 }
 
 fn decode_up_to(
     max_pixels: usize,
-    file: File,
+    kind: Animation,
+    mut file: File,
+    length: impl FnOnce(Length),
+    each: impl FnMut(Picture, f64) -> Result<ControlFlow<()>, String>,
+) -> Result<(), String> {
+    match kind {
+        Animation::Gif => {
+            length(length_of_gif(&file)?);
+            file.rewind().map_err(read_failure)?;
+            let mut reader = GifReader::new(BufReader::new(file))?;
+            frames_up_to(max_pixels, || reader.next_frame(false), each)
+        }
+        Animation::Webp => {
+            let mut reader = WebPDecoder::new(BufReader::new(file)).map_err(webp_failure)?;
+            let frames = reader.num_frames() as usize;
+            // The duration has each delay as it is in the file.
+            length(Length { frames, seconds: None });
+            let (width, height) = (reader.dimensions().0 as usize, reader.dimensions().1 as usize);
+            check_size(width, height)?;
+            let channels = if reader.has_alpha() { 4 } else { 3 };
+            let mut samples = vec![0; width * height * channels];
+            let mut left = frames;
+            let next = || {
+                if left == 0 {
+                    return Ok(None);
+                }
+                left -= 1;
+                let milliseconds = reader.read_frame(&mut samples).map_err(webp_failure)?;
+                let rgb = to_rgb(samples.clone(), channels);
+                Ok(Some((Picture { width, height, rgb }, shown_seconds(f64::from(milliseconds) / 1000.0))))
+            };
+            frames_up_to(max_pixels, next, each)
+        }
+        Animation::Png => {
+            let mut reader = PngReader::new(BufReader::new(file))?;
+            length(Length { frames: reader.left, seconds: None });
+            frames_up_to(max_pixels, || reader.next_frame(), each)
+        }
+    }
+}
+
+fn frames_up_to(
+    max_pixels: usize,
+    mut next: impl FnMut() -> Result<Option<(Picture, f64)>, String>,
     mut each: impl FnMut(Picture, f64) -> Result<ControlFlow<()>, String>,
 ) -> Result<(), String> {
-    let mut reader = GifReader::new(BufReader::new(file))?;
     let mut pixels = 0;
-    while let Some((picture, seconds)) = reader.next_frame(false)? {
+    while let Some((picture, seconds)) = next()? {
         pixels += picture.width * picture.height;
         if pixels > max_pixels {
             return Err(format!("its frames have more than {max_pixels} pixels together; convert it to a video"));
@@ -45,6 +104,20 @@ fn decode_up_to(
 pub(crate) fn decode_first_frame(file: impl Read) -> Result<Picture, String> {
     let frame = GifReader::new(file)?.next_frame(true)?;
     frame.map(|(picture, _)| picture).ok_or_else(|| "a GIF without frames".into())
+}
+
+/// Counts the frames of a GIF without decoding them.
+fn length_of_gif(file: &File) -> Result<Length, String> {
+    let mut options = DecodeOptions::new();
+    options.skip_frame_decoding(true);
+    let mut decoder = options.read_info(BufReader::new(file)).map_err(failure)?;
+    let (mut frames, mut seconds) = (0, 0.0);
+    // What is damaged is an error when it is decoded.
+    while let Ok(Some(frame)) = decoder.next_frame_info() {
+        frames += 1;
+        seconds += shown_seconds(f64::from(frame.delay) / 100.0);
+    }
+    Ok(Length { frames, seconds: Some(seconds) })
 }
 
 struct GifReader<R: Read> {
@@ -68,7 +141,7 @@ impl<R: Read> GifReader<R> {
     fn next_frame(&mut self, ignore_transparency: bool) -> Result<Option<(Picture, f64)>, String> {
         let Some(frame) = self.decoder.next_frame_info().map_err(failure)? else { return Ok(None) };
         let [left, top, width, height] = [frame.left, frame.top, frame.width, frame.height].map(usize::from);
-        let seconds = if frame.delay == 0 { 1.0 / STILL_FPS } else { f64::from(frame.delay) / 100.0 };
+        let seconds = shown_seconds(f64::from(frame.delay) / 100.0);
         let disposal = frame.dispose;
         check_size(width, height)?;
         let mut rgba = vec![0; self.decoder.buffer_size()];
@@ -102,17 +175,109 @@ fn failure(error: DecodingError) -> String {
     }
 }
 
+struct PngReader<R: std::io::BufRead + Seek> {
+    reader: png::Reader<R>,
+    /// Frames that are not read yet.
+    left: usize,
+    size: [usize; 2],
+    /// The pixels that the next frame is drawn over, with transparency.
+    canvas: Vec<[u8; 4]>,
+}
+
+impl<R: std::io::BufRead + Seek> PngReader<R> {
+    fn new(file: R) -> Result<Self, String> {
+        let mut decoder = png::Decoder::new_with_limits(file, png::Limits { bytes: MAX_PNG_BYTES });
+        let header = decoder.read_header_info().map_err(png_failure)?;
+        let (width, height) = (header.width as usize, header.height as usize);
+        check_size(width, height)?;
+        decoder.set_transformations(png::Transformations::EXPAND);
+        let reader = decoder.read_info().map_err(png_failure)?;
+        let left = reader.info().animation_control().map_or(1, |control| control.num_frames as usize);
+        let mut new = Self { reader, left, size: [height, width], canvas: vec![[0; 4]; width * height] };
+        // The first picture is for programs without animation unless a frame's header precedes it.
+        if new.reader.info().frame_control().is_none() {
+            new.next_samples()?;
+        }
+        Ok(new)
+    }
+
+    fn next_samples(&mut self) -> Result<Vec<[u8; 4]>, String> {
+        let mut samples = vec![0; self.reader.output_buffer_size().ok_or("larger than the address space")?];
+        let found = self.reader.next_frame(&mut samples).map_err(png_failure)?;
+        samples.truncate(found.buffer_size());
+        if found.bit_depth == png::BitDepth::Sixteen {
+            samples = rounded_to_8_bits(&samples);
+        }
+        let rgba = |pixel: &[u8]| match *pixel {
+            [grey] => [grey, grey, grey, 255],
+            [grey, alpha] => [grey, grey, grey, alpha],
+            [r, g, b] => [r, g, b, 255],
+            [r, g, b, alpha, ..] => [r, g, b, alpha],
+            [] => [0; 4],
+        };
+        Ok(samples.chunks_exact(found.color_type.samples()).map(rgba).collect())
+    }
+
+    /// Returns the next frame and its duration in seconds, `None` after the last.
+    fn next_frame(&mut self) -> Result<Option<(Picture, f64)>, String> {
+        if self.left == 0 {
+            return Ok(None);
+        }
+        let samples = self.next_samples()?;
+        let control = *self.reader.info().frame_control().ok_or_else(|| damaged("a frame without a header"))?;
+        self.left -= 1;
+        let [height, width] = self.size;
+        let [left, top, across] = [control.x_offset, control.y_offset, control.width].map(|n| n as usize);
+        let mut shown = self.canvas.clone();
+        for (y, row) in (top..height).zip(samples.chunks_exact(across.max(1))) {
+            for (x, pixel) in (left..width).zip(row) {
+                let at = &mut shown[y * width + x];
+                *at = match control.blend_op {
+                    png::BlendOp::Source => *pixel,
+                    png::BlendOp::Over => over(*pixel, *at),
+                };
+                match control.dispose_op {
+                    png::DisposeOp::None => self.canvas[y * width + x] = *at,
+                    png::DisposeOp::Background => self.canvas[y * width + x] = [0; 4],
+                    png::DisposeOp::Previous => {}
+                }
+            }
+        }
+        let per = if control.delay_den == 0 { 100 } else { control.delay_den };
+        let seconds = shown_seconds(f64::from(control.delay_num) / f64::from(per));
+        let rgb = shown.iter().flat_map(|[r, g, b, _]| [*r, *g, *b]).collect();
+        Ok(Some((Picture { width, height, rgb }, seconds)))
+    }
+}
+
+/// A pixel drawn over another, as the PNG specification says.
+fn over(above: [u8; 4], below: [u8; 4]) -> [u8; 4] {
+    let [a, b] = [above[3], below[3]].map(u32::from);
+    match (a, b) {
+        (255, _) | (_, 0) => return above,
+        (0, _) => return below,
+        _ => {}
+    }
+    // Weights of both, in 255ths of 255ths.
+    let (u, v) = (a * 255, (255 - a) * b);
+    let mixed = |i: usize| ((u32::from(above[i]) * u + u32::from(below[i]) * v + (u + v) / 2) / (u + v)) as u8;
+    [mixed(0), mixed(1), mixed(2), ((u + v + 127) / 255) as u8]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A GIF with frames of 64 x 32 pixels of one colour.
-    fn gif_of(frames: usize) -> (tempfile::TempDir, File) {
+    /// A GIF with frames of 64 x 32 pixels of one colour and these delays, in hundredths of a second.
+    fn gif_of(delays: &[u16]) -> (tempfile::TempDir, File) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.gif");
         let mut encoder = gif::Encoder::new(File::create(&path).unwrap(), 64, 32, &[]).unwrap();
-        let frame = gif::Frame::from_rgb(64, 32, &[7; 64 * 32 * 3]);
-        (0..frames).for_each(|_| encoder.write_frame(&frame).unwrap());
+        let mut frame = gif::Frame::from_rgb(64, 32, &[7; 64 * 32 * 3]);
+        for delay in delays {
+            frame.delay = *delay;
+            encoder.write_frame(&frame).unwrap();
+        }
         drop(encoder);
         (dir, File::open(path).unwrap())
     }
@@ -121,7 +286,8 @@ mod tests {
     fn rejects_gif_beyond_the_pixel_limit() {
         let (mut read, most) = (0, 64 * 32 * 10);
         let decode = |frames, enough, read: &mut usize| {
-            decode_up_to(most, gif_of(frames).1, |_, _| {
+            let announced = |length: Length| assert_eq!(length.frames, frames);
+            decode_up_to(most, Animation::Gif, gif_of(&vec![4; frames]).1, announced, |_, _| {
                 *read += 1;
                 Ok(if *read == enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
             })
@@ -133,5 +299,58 @@ mod tests {
         read = 0;
         decode(11, 3, &mut read).unwrap();
         assert_eq!(read, 3);
+    }
+
+    #[test]
+    fn frames_of_up_to_10_ms_are_shown_for_100_ms() {
+        let (mut seconds, mut announced) = (Vec::new(), None);
+        let file = gif_of(&[0, 1, 2, 10]).1;
+        let push = |_: Picture, each: f64| {
+            seconds.push(each);
+            Ok(ControlFlow::Continue(()))
+        };
+        decode_animation(Animation::Gif, file, |length| announced = Some(length), push).unwrap();
+        // As in Chrome, Firefox and ffmpeg (`min_delay`, `default_delay`).
+        assert_eq!(seconds, [0.1, 0.1, 0.02, 0.1]);
+        let told = announced.unwrap();
+        assert!(told.frames == 4 && (told.seconds.unwrap() - 0.32).abs() < 1e-9, "{told:?}");
+    }
+
+    #[test]
+    fn frames_of_a_png_are_composed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.png");
+        let mut encoder = png::Encoder::new(File::create(&path).unwrap(), 2, 1);
+        encoder.set_color(png::ColorType::Rgba);
+        encoder.set_animated(4, 0).unwrap();
+        encoder.set_frame_delay(1, 4).unwrap();
+        let mut writer = encoder.write_header().unwrap();
+        writer.write_image_data(&[10, 20, 30, 255, 40, 50, 60, 255]).unwrap();
+        // One pixel, which is taken away afterwards.
+        writer.set_frame_dimension(1, 1).unwrap();
+        writer.set_frame_position(1, 0).unwrap();
+        writer.set_frame_delay(0, 0).unwrap();
+        writer.set_dispose_op(png::DisposeOp::Previous).unwrap();
+        writer.write_image_data(&[1, 2, 3, 255]).unwrap();
+        // Half of it over the first.
+        writer.set_blend_op(png::BlendOp::Over).unwrap();
+        writer.set_dispose_op(png::DisposeOp::Background).unwrap();
+        writer.write_image_data(&[140, 150, 160, 128]).unwrap();
+        // Nothing over what was cleared.
+        writer.write_image_data(&[0, 0, 0, 0]).unwrap();
+        writer.finish().unwrap();
+        let mut frames = Vec::new();
+        let push = |picture: Picture, seconds: f64| {
+            frames.push((picture.rgb, seconds));
+            Ok(ControlFlow::Continue(()))
+        };
+        decode_animation(Animation::Png, File::open(&path).unwrap(), |l| assert_eq!(l.frames, 4), push).unwrap();
+        // Also Pillow's frames, but for those of transparent pixels, where it has the colours below.
+        let expected = [[40, 50, 60], [1, 2, 3], [90, 100, 110], [0, 0, 0]];
+        for (i, ((rgb, seconds), pixel)) in frames.iter().zip(expected).enumerate() {
+            assert_eq!((&rgb[..3], &rgb[3..]), ([10, 20, 30].as_slice(), pixel.as_slice()), "frame {i}");
+            assert_eq!(*seconds, if i == 0 { 0.25 } else { 0.1 }, "frame {i}");
+        }
+        assert_eq!(frames.len(), 4);
     }
 }

@@ -1,6 +1,7 @@
 //! Detects the format of a file by its first bytes: file names are not trusted.
 
-use std::io::Read;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
 use roll_core::{Error, Result};
@@ -13,14 +14,23 @@ const HEAD_BYTES: u64 = 189;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Container {
     Mp4,
-    Gif,
-    /// PNG, JPEG or WebP.
+    /// A GIF, WebP or PNG with several frames.
+    Animation(Animation),
+    /// A still PNG, JPEG or WebP.
     Picture,
     /// An image that only ffmpeg reads: its name, and ffmpeg's name of the format if ffmpeg cannot detect it.
     OtherPicture(&'static str, Option<&'static str>),
     /// A video in another container.
     OtherVideo(&'static str),
     Unknown,
+}
+
+/// The kind of an animated picture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Animation {
+    Gif,
+    Webp,
+    Png,
 }
 
 /// The format of a clip in words, for messages: by its first bytes, or "directory of pictures". Fails if the file
@@ -32,7 +42,9 @@ pub fn format(path: impl AsRef<Path>) -> Result<&'static str> {
     }
     Ok(match FileHead::read(path)?.container() {
         Container::Mp4 => "MP4 or MOV",
-        Container::Gif => "GIF",
+        Container::Animation(Animation::Gif) => "GIF",
+        Container::Animation(Animation::Webp) => "animated WebP",
+        Container::Animation(Animation::Png) => "animated PNG",
         Container::Picture => "PNG, JPEG or WebP",
         Container::OtherPicture(name, _) | Container::OtherVideo(name) => name,
         Container::Unknown => "unknown",
@@ -45,24 +57,32 @@ pub(crate) fn is_picture(path: &Path) -> bool {
 }
 
 /// The first bytes of a file.
-pub(crate) struct FileHead(Vec<u8>);
+pub(crate) struct FileHead {
+    bytes: Vec<u8>,
+    /// Whether it is a PNG with several frames, which a later chunk says.
+    is_animated_png: bool,
+}
 
 impl FileHead {
     pub fn read(path: &Path) -> Result<Self> {
         let failed = Error::file("read", path);
         let mut head = Vec::new();
-        match files::open(path).and_then(|file| file.take(HEAD_BYTES).read_to_end(&mut head)) {
-            Ok(_) => Ok(Self(head)),
+        let read = files::open(path).and_then(|mut file| {
+            file.by_ref().take(HEAD_BYTES).read_to_end(&mut head)?;
+            Ok(head.starts_with(b"\x89PNG") && is_animated_png(&mut file))
+        });
+        match read {
+            Ok(is_animated_png) => Ok(Self { bytes: head, is_animated_png }),
             Err(error) => Err(failed(error)),
         }
     }
 
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.bytes.is_empty()
     }
 
     fn at(&self, offset: usize, tag: &[u8]) -> bool {
-        self.0.get(offset..offset + tag.len()) == Some(tag)
+        self.bytes.get(offset..offset + tag.len()) == Some(tag)
     }
 
     pub fn container(&self) -> Container {
@@ -74,7 +94,14 @@ impl FileHead {
             return Container::Mp4;
         }
         if at(0, b"GIF8") {
-            return Container::Gif;
+            return Container::Animation(Animation::Gif);
+        }
+        if self.is_animated_png {
+            return Container::Animation(Animation::Png);
+        }
+        // The flag of animation in the header of the extended format.
+        if at(0, b"RIFF") && at(8, b"WEBPVP8X") && self.bytes.get(20).is_some_and(|flags| flags & 2 != 0) {
+            return Container::Animation(Animation::Webp);
         }
         if at(0, b"\x89PNG") || at(0, b"\xff\xd8\xff") || (at(0, b"RIFF") && at(8, b"WEBP")) {
             return Container::Picture;
@@ -110,11 +137,32 @@ impl FileHead {
                 format!("{name}, which cannot be read without ffmpeg")
             }
             // Its first bytes may be those of a known format, but the reader did not accept it.
-            Container::Mp4 | Container::Gif | Container::Picture | Container::Unknown => {
+            Container::Mp4 | Container::Animation(_) | Container::Picture | Container::Unknown => {
                 let start: String =
-                    self.0.iter().take(8).flat_map(|&b| std::ascii::escape_default(b)).map(char::from).collect();
+                    self.bytes.iter().take(8).flat_map(|&b| std::ascii::escape_default(b)).map(char::from).collect();
                 format!("neither a video nor a picture: it begins with \"{start}\"")
             }
         }
     }
+}
+
+/// Maximum number of chunks before the pixels of a PNG that are looked at.
+const MAX_PNG_CHUNKS: usize = 1000;
+
+/// Whether a chunk before the first pixels announces more than one frame.
+fn is_animated_png(file: &mut File) -> bool {
+    let mut position = 8;
+    for _ in 0..MAX_PNG_CHUNKS {
+        let mut chunk = [0; 12];
+        if file.seek(SeekFrom::Start(position)).and_then(|_| file.read_exact(&mut chunk)).is_err() {
+            return false;
+        }
+        let [a, b, c, d, kind @ .., e, f, g, h] = chunk;
+        match &kind {
+            b"acTL" => return u32::from_be_bytes([e, f, g, h]) > 1,
+            b"IDAT" | b"IEND" => return false,
+            _ => position += 12 + u64::from(u32::from_be_bytes([a, b, c, d])),
+        }
+    }
+    false
 }

@@ -14,6 +14,9 @@ pub(crate) const STILL_FPS: f64 = 16.0;
 /// Maximum size of one decoded video in memory, as f32.
 pub(crate) const MAX_VIDEO_BYTES: usize = 8 << 30;
 
+/// Maximum number of frames that are kept of an animated picture: a few bytes make one, so that its size bounds nothing.
+const MAX_ANNOUNCED: usize = 10_000;
+
 pub(crate) struct Frames {
     options: ReadOptions,
     /// Frame rate of the file; set by the reader.
@@ -22,6 +25,8 @@ pub(crate) struct Frames {
     pub is_rejected: bool,
     /// Maximum size of the kept frames in memory, in bytes.
     pub max_bytes: usize,
+    /// Number of frames to come at the requested rate, before `skip` and `every`, if the reader knows it.
+    announced: Option<usize>,
     frames_seen: usize,
     /// Frames left out so far, of `skip`.
     skipped: usize,
@@ -37,6 +42,7 @@ impl Frames {
             source_fps: STILL_FPS,
             is_rejected: false,
             max_bytes: MAX_VIDEO_BYTES,
+            announced: None,
             frames_seen: 0,
             skipped: 0,
             frame_count: 0,
@@ -45,7 +51,21 @@ impl Frames {
         }
     }
 
-    fn is_full(&self) -> bool {
+    /// Announces the number of frames to come, and for how many seconds they are shown, if that is known.
+    pub fn announce(&mut self, frames: usize, seconds: Option<f64>) {
+        self.announced = match self.options.fps {
+            None => Some(frames),
+            Some(fps) => seconds.map(|seconds| times_before(seconds, fps)),
+        };
+    }
+
+    /// Number of frames that came, at the requested rate.
+    pub fn seen(&self) -> usize {
+        self.frames_seen
+    }
+
+    /// Whether the requested number of frames is kept.
+    pub fn is_full(&self) -> bool {
         self.options.max_frames.is_some_and(|max| self.frame_count >= max)
     }
 
@@ -84,21 +104,39 @@ impl Frames {
                 size[0]
             ));
         }
+        // Frames that will not fit are refused before the first is kept.
+        if self.announced_to_keep() > MAX_ANNOUNCED {
+            return Err(format!(
+                "{} frames are too many for an animated picture (at most {MAX_ANNOUNCED}); convert it to a video, or ask \
+                 for fewer",
+                self.announced_to_keep()
+            ));
+        }
         for _ in 0..times {
             if self.is_full() {
                 break;
             }
-            if (self.values.len() + picture.rgb.len()) * 4 > self.max_bytes {
+            let to_come = if self.frame_count == 0 { self.announced_to_keep().max(1) } else { 1 };
+            if (self.values.len() + to_come.saturating_mul(picture.rgb.len())).saturating_mul(4) > self.max_bytes {
                 return Err(format!(
                     "more than {} frames of {} x {} pixels do not fit the memory for one video of this kind and size \
                      ({} bytes); ask for fewer or smaller ones",
-                    self.frame_count, size[1], size[0], self.max_bytes
+                    self.max_bytes / 4 / picture.rgb.len().max(1),
+                    size[1],
+                    size[0],
+                    self.max_bytes
                 ));
             }
             picture.append_planes(&mut self.values);
             self.frame_count += 1;
         }
         Ok(())
+    }
+
+    /// Number of announced frames that `options` select; 0 if none are announced.
+    fn announced_to_keep(&self) -> usize {
+        let announced = self.announced.unwrap_or(0).div_ceil(self.options.every.max(1));
+        announced.saturating_sub(self.options.skip).min(self.options.max_frames.unwrap_or(usize::MAX))
     }
 
     pub fn finish(self, path: &Path) -> Result<Video> {
@@ -160,6 +198,21 @@ mod tests {
         assert!(frames.push(picture(), 2).is_ok());
         let problem = frames.push(picture(), 1).unwrap_err();
         assert!(problem.contains("more than 2 frames of 1 x 2 pixels"), "{problem}");
+        // An announced number is refused before any frame is kept, if so many are asked for.
+        let announced = |options: ReadOptions| {
+            let mut frames = Frames { announced: Some(10_000), ..Frames::new(&options) };
+            frames.max_bytes = 10 * 24;
+            (frames.push(picture(), 1).is_ok(), frames.frame_count)
+        };
+        assert_eq!(announced(ReadOptions::default()), (false, 0));
+        assert_eq!(announced(ReadOptions { skip: 9_990, ..Default::default() }), (true, 0));
+        assert_eq!(announced(ReadOptions { max_frames: Some(10), ..Default::default() }), (true, 1));
+        assert_eq!(announced(ReadOptions { every: 1_000, ..Default::default() }), (true, 1));
+        let mut frames = Frames { announced: Some(10_001), ..Frames::new(&ReadOptions::default()) };
+        assert!(frames.push(picture(), 1).unwrap_err().contains("10001 frames are too many"));
+        // Few frames are requested.
+        let few = ReadOptions { max_frames: Some(9), ..Default::default() };
+        assert!(Frames { announced: Some(100_000), ..Frames::new(&few) }.push(picture(), 1).is_ok());
     }
 
     #[test]

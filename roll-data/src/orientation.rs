@@ -1,6 +1,7 @@
 //! Rotation and mirroring between stored and shown images.
 
 use crate::picture::Picture;
+use crate::tiff::Tiff;
 
 /// The transformation from stored to shown pixels: an optional horizontal mirror, then a rotation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,31 +56,14 @@ impl Orientation {
         Picture { width, height, rgb }
     }
 
-    /// The orientation that EXIF data (a TIFF file) specifies, if it specifies one and is valid.
+    /// The orientation that EXIF data (a TIFF file) specifies, if it specifies one and is valid. In WebP and PNG some
+    /// programs write it with the prefix that it has in JPEG.
     pub fn from_exif(exif: &[u8]) -> Option<Self> {
-        let u16_of: fn([u8; 2]) -> u16 = match exif.get(..4)? {
-            b"II*\0" => u16::from_le_bytes,
-            b"MM\0*" => u16::from_be_bytes,
-            _ => return None,
-        };
-        let u16_at = |bytes: &[u8], at: usize| Some(u16_of([*bytes.get(at)?, *bytes.get(at + 1)?]));
-        let u32_at = |bytes: &[u8], at: usize| {
-            let halves = [u16_at(bytes, at)?, u16_at(bytes, at + 2)?].map(u32::from);
-            let [high, low] = if exif[0] == b'M' { halves } else { [halves[1], halves[0]] };
-            Some(high << 16 | low)
-        };
-        let directory = exif.get(u32_at(exif, 4)? as usize..)?;
-        for i in 0..usize::from(u16_at(directory, 0)?) {
-            // Tag, type (3: u16), number of values, value.
-            let entry = directory.get(2 + 12 * i..)?.get(..12)?;
-            if (u16_at(entry, 0)?, u16_at(entry, 2)?, u32_at(entry, 4)?) == (0x112, 3, 1) {
-                return Self::from_exif_code(u16_at(entry, 8)?);
-            }
-        }
-        None
+        Tiff::new(exif.strip_prefix(b"Exif\0\0").unwrap_or(exif))?.orientation()
     }
 
-    fn from_exif_code(code: u16) -> Option<Self> {
+    /// The orientation of the tag's value, 1 to 8.
+    pub fn from_exif_code(code: u64) -> Option<Self> {
         // EXIF rotates first; moving the mirror before a quarter turn inverts the turn.
         let (mirrored, quarters) = match code {
             1 => (false, 0),
@@ -126,6 +110,41 @@ mod tests {
         for (code, expected) in (1..).zip(expected) {
             assert_eq!(shown(Orientation::from_exif_code(code).unwrap()), expected, "{code}");
         }
+    }
+
+    #[test]
+    fn exif_orientation_is_read_in_every_spelling() {
+        let number = |value: u32, width: usize, big: bool| match big {
+            true => value.to_be_bytes()[4 - width..].to_vec(),
+            false => value.to_le_bytes()[..width].to_vec(),
+        };
+        let exif = |big: bool, kind: u32, width: usize| {
+            let [mark, version]: [&[u8]; 2] = if big { [b"MM", b"\0*"] } else { [b"II", b"*\0"] };
+            let mut bytes = [mark, version].concat();
+            bytes.extend([number(8, 4, big), number(2, 2, big)].concat());
+            // The width of the picture comes before.
+            for (tag, kind, value, width) in [(0x100, 4, 96, 4), (0x112, kind, 6, width)] {
+                bytes.extend([number(tag, 2, big), number(kind, 2, big), number(1, 4, big)].concat());
+                bytes.extend(number(value, width, big));
+                bytes.extend(vec![0; 4 - width]);
+            }
+            bytes
+        };
+        let turned = Some(Orientation { mirrored: false, quarters: 1 });
+        for big in [false, true] {
+            for (kind, width) in [(1, 1), (3, 2), (4, 4), (8, 2), (9, 4)] {
+                let exif = exif(big, kind, width);
+                assert_eq!(Orientation::from_exif(&exif), turned, "{big} {kind}");
+                assert_eq!(Orientation::from_exif(&[b"Exif\0\0", &exif[..]].concat()), turned, "{big} {kind}");
+                assert_eq!(Orientation::from_exif(&exif[..exif.len() - 5]), None);
+            }
+            // A text, and a number that is no orientation.
+            assert_eq!(Orientation::from_exif(&exif(big, 2, 1)), None);
+            let mut ninth = exif(big, 3, 2);
+            ninth[8 + 2 + 12 + 8 + usize::from(big)] = 9;
+            assert_eq!(Orientation::from_exif(&ninth), None);
+        }
+        assert_eq!(Orientation::from_exif(b"Exif\0\0MM\0*\xff\xff\xff\xff"), None);
     }
 
     #[test]

@@ -7,7 +7,8 @@ use rayon::prelude::*;
 use roll_core::{Error, Result};
 use roll_external::files;
 
-use crate::animation::decode_gif;
+use crate::animation::decode_animation;
+use crate::complete;
 use crate::config::Decoder;
 use crate::container::{Container, FileHead};
 use crate::ffmpeg;
@@ -28,15 +29,11 @@ pub struct Probed {
     pub fps: f64,
 }
 
-/// The frame rates of the first `most` clips, without those that have one frame, cannot be read or are pictures.
-pub fn frame_rates(metadata: &Metadata, decoder: Decoder, most: usize) -> Vec<f64> {
+/// Probes the first `most` clips; without those that cannot be read.
+pub fn probe_clips(metadata: &Metadata, decoder: Decoder, most: usize) -> Vec<(&Path, Probed)> {
     let rows = metadata.rows.iter().filter(|row| row.is_first_window());
     let clips: Vec<&PathBuf> = rows.filter_map(|row| row.video.as_ref()).take(most).collect();
-    let rate = |clip: &&PathBuf| match probe(clip, decoder) {
-        Ok(probed) if probed.frames > 1 && !clip.is_dir() => Some(probed.fps),
-        _ => None,
-    };
-    clips.par_iter().filter_map(rate).collect()
+    clips.par_iter().filter_map(|clip| Some((clip.as_path(), probe(clip, decoder).ok()?))).collect()
 }
 
 /// Reads size and length of a file or directory that [`read_video`](crate::read_video) accepts. Only the index of a
@@ -53,20 +50,31 @@ pub fn probe(path: impl AsRef<Path>, decoder: Decoder) -> Result<Probed> {
         return still(&files[0], files.len()); // there is at least one
     }
     let head = FileHead::read(path)?;
+    complete::check(path, head.container())?;
     let open = || files::open(path).map_err(Error::file("read", path));
     match (head.container(), decoder) {
         (Container::Mp4, Decoder::Auto | Decoder::Own) => match Mp4Reader::open(open()?) {
-            Ok(reader) => Ok(Probed { size: reader.size(), frames: reader.frames(), fps: reader.fps() }),
+            Ok(reader) => {
+                let own = Probed { size: reader.size(), frames: reader.frames(), fps: reader.fps() };
+                // Only decoding tells how many of the leading pictures are shown.
+                let is_open = reader.begins_with_leading_frames() && decoder == Decoder::Auto;
+                Ok(if is_open { ffmpeg::probe(path).unwrap_or(own) } else { own })
+            }
             Err(problem) => or_ffmpeg(path, decoder, problem, || ffmpeg::probe(path)),
         },
-        (Container::Gif, _) => {
+        (Container::Animation(kind), _) => {
             let (mut size, mut seconds, mut frames) = ([0, 0], 0.0, 0);
-            decode_gif(open()?, |picture, delay| {
-                size = [picture.height, picture.width];
-                seconds += delay;
-                frames += 1;
-                Ok(ControlFlow::Continue(()))
-            })
+            decode_animation(
+                kind,
+                open()?,
+                |_| (),
+                |picture, delay| {
+                    size = [picture.height, picture.width];
+                    seconds += delay;
+                    frames += 1;
+                    Ok(ControlFlow::Continue(()))
+                },
+            )
             .map_err(bad)?;
             Ok(Probed { size, frames, fps: frames as f64 / seconds })
         }

@@ -1,14 +1,17 @@
 //! Reads videos and images of any supported kind.
 
+use std::cell::Cell;
+use std::cmp::Ordering;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Result, Tensor, Video};
 use roll_external::files;
 
-use crate::animation::decode_gif;
+use crate::animation::{Length, decode_animation};
+use crate::complete;
 use crate::config::Decoder;
-use crate::container::{Container, FileHead};
+use crate::container::{Animation, Container, FileHead};
 use crate::ffmpeg::{self, Failure};
 use crate::frames::{Frames, MAX_VIDEO_BYTES, STILL_FPS, fit};
 use crate::mp4::Mp4Reader;
@@ -48,8 +51,8 @@ pub struct ReadOptions {
     pub decoder: Decoder,
 }
 
-/// Reads H.264 MP4 and MOV, GIF, a directory of PNG, JPEG or WebP files sorted by name, or one such file (a video of
-/// one frame); other formats through the program ffmpeg. Anything else, and anything damaged, is an error that names
+/// Reads H.264 MP4 and MOV, GIF, animated WebP and PNG, a directory of PNG, JPEG or WebP files in the natural order of
+/// their names (2 before 10), or one such file (a video of one frame); other formats through the program ffmpeg. Anything else, and anything damaged, is an error that names
 /// the file and the reason.
 ///
 /// Frames look as in a player: rotated and mirrored as the file specifies, without the parts that its edit list
@@ -60,6 +63,7 @@ pub fn read_video(path: impl AsRef<Path>, options: &ReadOptions) -> Result<Video
         return read_directory(path, options);
     }
     let head = FileHead::read(path)?;
+    complete::check(path, head.container())?;
     let by_ffmpeg = || ffmpeg::decode(path, options);
     let frames = match (head.container(), options.decoder) {
         (Container::Picture | Container::OtherPicture(..), decoder) => {
@@ -67,9 +71,9 @@ pub fn read_video(path: impl AsRef<Path>, options: &ReadOptions) -> Result<Video
             let taken = read_picture(path, decoder).and_then(|picture| frames.push(picture, 1));
             taken.map(|_| frames).map_err(|problem| Error::bad_file(path, problem))
         }
-        (Container::Gif, _) => {
+        (Container::Animation(kind), _) => {
             let mut frames = Frames::new(options);
-            read_gif(path, &mut frames).map(|()| frames).map_err(|problem| Error::bad_file(path, problem))
+            read_animation(kind, path, &mut frames).map(|()| frames).map_err(|problem| Error::bad_file(path, problem))
         }
         (Container::Mp4, Decoder::Auto | Decoder::Own) => {
             let mut frames = Frames::new(options);
@@ -136,12 +140,17 @@ fn read_mp4(path: &Path, frames: &mut Frames) -> std::result::Result<(), String>
     reader.decode(|picture, time| frames.push_at(picture, time))
 }
 
-fn read_gif(path: &Path, frames: &mut Frames) -> std::result::Result<(), String> {
+fn read_animation(kind: Animation, path: &Path, frames: &mut Frames) -> std::result::Result<(), String> {
     let (mut now, mut count) = (0.0, 0);
     let file = files::open(path).map_err(|e| e.to_string())?;
     let bytes = file.metadata().map_err(|e| e.to_string())?.len();
-    frames.max_bytes = memory_of_gif(usize::try_from(bytes).unwrap_or(usize::MAX));
-    decode_gif(file, |picture, seconds| {
+    frames.max_bytes = memory_of_animation(usize::try_from(bytes).unwrap_or(usize::MAX));
+    let announced = Cell::new(None);
+    let announce = |length: Length| announced.set(Some(length));
+    decode_animation(kind, file, announce, |picture, seconds| {
+        if let Some(length) = announced.take() {
+            frames.announce(length.frames, length.seconds);
+        }
         let from = now;
         now += seconds;
         count += 1;
@@ -153,9 +162,9 @@ fn read_gif(path: &Path, frames: &mut Frames) -> std::result::Result<(), String>
     Ok(())
 }
 
-/// Maximum memory for the kept frames of a GIF of `bytes`: 1 GiB, and 64 pixels per byte of the file. LZW makes thousands
+/// Maximum memory for the kept frames of an animation of `bytes`: 1 GiB, and 64 pixels per byte of the file. LZW makes thousands
 /// of pixels of a byte, so that otherwise a kilobyte would take gigabytes; frames with contents make fewer than ten.
-fn memory_of_gif(bytes: usize) -> usize {
+fn memory_of_animation(bytes: usize) -> usize {
     const PIXEL: usize = 3 * size_of::<f32>();
     bytes.saturating_mul(64 * PIXEL).saturating_add(1 << 30).min(MAX_VIDEO_BYTES)
 }
@@ -174,22 +183,59 @@ fn read_directory(path: &Path, options: &ReadOptions) -> Result<Video> {
     frames.finish(path)
 }
 
-/// Returns the images of a directory, sorted by name. Fails if the directory has no images.
+/// Returns the images of a directory in natural order. Fails if the directory has no images.
 pub(crate) fn pictures_in(path: &Path) -> Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(path).map_err(Error::file("list", path))?;
     let mut files: Vec<PathBuf> = Vec::new();
     for entry in entries {
         let file = entry.map_err(Error::file("list", path))?.path();
+        if is_resource_fork(&file) {
+            continue;
+        }
         let extension = file.extension().map(|e| e.to_string_lossy().to_lowercase());
         if matches!(extension.as_deref(), Some("png" | "jpg" | "jpeg" | "webp")) {
             files.push(file);
         }
     }
-    files.sort();
+    files.sort_by(|a, b| natural_order(a, b));
     if files.is_empty() {
         return Err(Error::bad_file(path, "a directory without PNG, JPEG or WebP files"));
     }
     Ok(files)
+}
+
+/// Whether macOS wrote the file beside another: `._a.png` has attributes of `a.png`, and no picture.
+pub(crate) fn is_resource_fork(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("._"))
+}
+
+/// The order of names in which numbers count as numbers: 2.png comes before 10.png.
+fn natural_order(a: &Path, b: &Path) -> Ordering {
+    let names = [a, b].map(|path| path.file_name().unwrap_or_default().to_string_lossy().into_owned());
+    let mut rests = names.each_ref().map(|name| name.as_bytes());
+    loop {
+        let digits = rests.map(|rest| rest.iter().take_while(|byte| byte.is_ascii_digit()).count());
+        let order = match (rests, digits) {
+            ([[], []], _) => return a.cmp(b),
+            (_, [x, y]) if x > 0 && y > 0 => {
+                // Without leading zeros the longer number is the larger one.
+                let numbers = [0, 1].map(|i| {
+                    let number = &rests[i][..digits[i]];
+                    &number[number.iter().take_while(|digit| **digit == b'0').count()..]
+                });
+                rests = [&rests[0][x..], &rests[1][y..]];
+                numbers[0].len().cmp(&numbers[1].len()).then(numbers[0].cmp(numbers[1]))
+            }
+            ([[x, a @ ..], [y, b @ ..]], _) => {
+                rests = [a, b];
+                x.cmp(y)
+            }
+            ([x, y], _) => x.len().cmp(&y.len()),
+        };
+        if order.is_ne() {
+            return order;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -199,10 +245,10 @@ mod tests {
     #[test]
     fn memory_of_a_gif_follows_the_size_of_its_file() {
         // 1,026 bytes with 40 frames of 6000 x 6000 pixels.
-        assert!((1 << 30..11 << 27).contains(&memory_of_gif(1026)));
+        assert!((1 << 30..11 << 27).contains(&memory_of_animation(1026)));
         // Ten seconds of full HD, at ten pixels per byte.
-        assert!(memory_of_gif(150 * 1920 * 1080 / 10) >= 150 * 1920 * 1080 * 12);
-        assert_eq!(memory_of_gif(usize::MAX), MAX_VIDEO_BYTES);
+        assert!(memory_of_animation(150 * 1920 * 1080 / 10) >= 150 * 1920 * 1080 * 12);
+        assert_eq!(memory_of_animation(usize::MAX), MAX_VIDEO_BYTES);
 
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("dot.gif");
@@ -210,8 +256,22 @@ mod tests {
         encoder.write_frame(&gif::Frame::from_rgb(2, 2, &[7; 12])).unwrap();
         drop(encoder);
         let mut frames = Frames::new(&ReadOptions::default());
-        read_gif(&path, &mut frames).unwrap();
-        assert_eq!(frames.max_bytes, memory_of_gif(std::fs::metadata(&path).unwrap().len() as usize));
+        read_animation(Animation::Gif, &path, &mut frames).unwrap();
+        assert_eq!(frames.max_bytes, memory_of_animation(std::fs::metadata(&path).unwrap().len() as usize));
+    }
+
+    #[test]
+    fn names_are_ordered_by_their_numbers() {
+        let names = ["1.png", "2.png", "10.png", "f1 b.png", "f1a.png", "f02.png", "f2.png", "f11.png", "f11-2.png"];
+        let expected = ["1.png", "2.png", "10.png", "f1 b.png", "f1a.png", "f02.png", "f2.png", "f11-2.png", "f11.png"];
+        let mut sorted = names.map(Path::new);
+        sorted.reverse();
+        sorted.sort_by(|a, b| natural_order(a, b));
+        assert_eq!(sorted, expected.map(Path::new));
+        // Numbers longer than any integer.
+        let long = ["x99999999999999999999999999999999.png", "x100000000000000000000000000000000.png"].map(Path::new);
+        assert!(natural_order(long[0], long[1]).is_lt() && natural_order(long[1], long[0]).is_gt());
+        assert!(natural_order(long[0], long[0]).is_eq());
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! Still images: PNG, JPEG, WebP and the first frame of a GIF.
+//! Still images: PNG, JPEG, WebP and the first frame of an animation.
 
 use std::fmt::Display;
-use std::io::{BufRead, BufReader, Error as IoError, ErrorKind, Seek};
+use std::io::{BufRead, BufReader, Error as IoError, ErrorKind, Read, Seek};
 use std::path::Path;
 
 use roll_core::Error;
@@ -14,14 +14,18 @@ use crate::animation::decode_first_frame;
 use crate::config::Decoder;
 use crate::container::{Container, FileHead};
 use crate::ffmpeg::{self, Failure};
+use crate::jpeg;
 use crate::orientation::Orientation;
 use crate::picture::{Picture, check_size};
+use crate::tiff::Tiff;
 
 /// Maximum number of bytes that the chunks of a PNG file need in memory.
-const MAX_PNG_BYTES: usize = 512 << 20;
+pub(crate) const MAX_PNG_BYTES: usize = 512 << 20;
+/// Maximum size of a TIFF file: the largest picture without compression, in 16 bits per sample, with some margin.
+const MAX_TIFF_BYTES: u64 = 512 << 20;
 
 /// Reads an image, rotated as its EXIF data specifies; transparency is dropped, like PIL's `convert("RGB")`. PNG, JPEG,
-/// WebP and the first frame of a GIF are decoded here, other formats through ffmpeg if `decoder` allows it.
+/// WebP and the first frame of an animation are decoded here, other formats through ffmpeg if `decoder` allows it.
 pub(crate) fn read_picture(path: &Path, decoder: Decoder) -> Result<Picture, String> {
     // The caller adds the file name.
     let head = FileHead::read(path).map_err(|e| match e {
@@ -29,12 +33,16 @@ pub(crate) fn read_picture(path: &Path, decoder: Decoder) -> Result<Picture, Str
         other => other.chain(),
     })?;
     match head.container() {
-        Container::Picture | Container::Gif => decode_picture(path),
+        Container::Picture | Container::Animation(_) => decode_picture(path),
         Container::Mp4 | Container::OtherVideo(_) => Err("a video, expected a picture".into()),
         _ if decoder == Decoder::Own || head.is_empty() => Err(head.unreadable_reason()),
         other => {
             let format = if let Container::OtherPicture(_, format) = other { format } else { None };
-            ffmpeg::picture(path, format).map_err(|failure| match failure {
+            let orientation = match other {
+                Container::OtherPicture("TIFF", _) => Some(check_tiff(path)?),
+                _ => None,
+            };
+            ffmpeg::picture(path, format, orientation).map_err(|failure| match failure {
                 Failure::NotInstalled(program) => {
                     format!("{}; `{program}` is not in the PATH", head.unreadable_reason())
                 }
@@ -42,6 +50,19 @@ pub(crate) fn read_picture(path: &Path, decoder: Decoder) -> Result<Picture, Str
             })
         }
     }
+}
+
+/// The orientation of a TIFF file. Fails if ffmpeg would not decode it right.
+fn check_tiff(path: &Path) -> Result<Orientation, String> {
+    let mut bytes = Vec::new();
+    let file = files::open(path).map_err(|e| e.to_string())?;
+    file.take(MAX_TIFF_BYTES + 1).read_to_end(&mut bytes).map_err(read_failure)?;
+    if bytes.len() as u64 > MAX_TIFF_BYTES {
+        return Err(format!("a TIFF file larger than {MAX_TIFF_BYTES} bytes"));
+    }
+    let tiff = Tiff::new(&bytes).ok_or("the picture is cut short")?;
+    tiff.check_kind()?;
+    Ok(tiff.orientation().unwrap_or_default())
 }
 
 fn decode_picture(path: &Path) -> Result<Picture, String> {
@@ -57,11 +78,7 @@ fn decode_picture(path: &Path) -> Result<Picture, String> {
 }
 
 fn decode_png(file: impl BufRead + Seek) -> Result<(Picture, Option<Orientation>), String> {
-    let failure = |error| match error {
-        png::DecodingError::IoError(error) => read_failure(error),
-        png::DecodingError::LimitsExceeded => format!("larger than {MAX_PNG_BYTES} bytes in memory"),
-        other => damaged(other),
-    };
+    let failure = png_failure;
     let mut decoder = png::Decoder::new_with_limits(file, png::Limits { bytes: MAX_PNG_BYTES });
     let header = decoder.read_header_info().map_err(failure)?;
     let (width, height) = (header.width as usize, header.height as usize);
@@ -74,10 +91,15 @@ fn decode_png(file: impl BufRead + Seek) -> Result<(Picture, Option<Orientation>
     let mut samples = vec![0; reader.output_buffer_size().ok_or("larger than the address space")?];
     reader.next_frame(&mut samples).map_err(failure)?;
     if depth == png::BitDepth::Sixteen {
-        let rounded = |b: &[u8]| ((u32::from(u16::from_be_bytes([b[0], b[1]])) + 128) / 257) as u8;
-        samples = samples.chunks_exact(2).map(rounded).collect();
+        samples = rounded_to_8_bits(&samples);
     }
     Ok((Picture { width, height, rgb: to_rgb(samples, color.samples()) }, orientation))
+}
+
+/// The nearest 8-bit values of big-endian 16-bit ones.
+pub(crate) fn rounded_to_8_bits(samples: &[u8]) -> Vec<u8> {
+    let rounded = |b: &[u8]| ((u32::from(u16::from_be_bytes([b[0], b[1]])) + 128) / 257) as u8;
+    samples.chunks_exact(2).map(rounded).collect()
 }
 
 fn decode_jpeg(mut file: impl BufRead) -> Result<(Picture, Option<Orientation>), String> {
@@ -94,14 +116,12 @@ fn decode_jpeg(mut file: impl BufRead) -> Result<(Picture, Option<Orientation>),
     let (width, height) = decoder.dimensions().ok_or("a JPEG file without a size")?;
     check_size(width, height)?;
     let orientation = decoder.exif().and_then(|exif| Orientation::from_exif(exif));
+    jpeg::check(&bytes)?;
     Ok((Picture { width, height, rgb: decoder.decode().map_err(failure)? }, orientation))
 }
 
 fn decode_webp(file: impl BufRead + Seek) -> Result<(Picture, Option<Orientation>), String> {
-    let failure = |error| match error {
-        image_webp::DecodingError::IoError(error) => read_failure(error),
-        other => damaged(other),
-    };
+    let failure = webp_failure;
     let mut decoder = image_webp::WebPDecoder::new(file).map_err(failure)?;
     let (width, height) = decoder.dimensions();
     let (width, height) = (width as usize, height as usize);
@@ -110,16 +130,34 @@ fn decode_webp(file: impl BufRead + Seek) -> Result<(Picture, Option<Orientation
     let orientation = decoder.exif_metadata().ok().flatten().and_then(|exif| Orientation::from_exif(&exif));
     let channels = if decoder.has_alpha() { 4 } else { 3 };
     let mut samples = vec![0; width * height * channels];
-    decoder.read_image(&mut samples).map_err(failure)?;
+    match decoder.is_animated() {
+        true => drop(decoder.read_frame(&mut samples).map_err(failure)?),
+        false => decoder.read_image(&mut samples).map_err(failure)?,
+    }
     Ok((Picture { width, height, rgb: to_rgb(samples, channels) }, orientation))
 }
 
 /// Converts gray, gray with alpha, RGB or RGBA pixels to RGB; transparency is dropped.
-fn to_rgb(samples: Vec<u8>, channels: usize) -> Vec<u8> {
+pub(crate) fn to_rgb(samples: Vec<u8>, channels: usize) -> Vec<u8> {
     match channels {
         1 | 2 => samples.chunks_exact(channels).flat_map(|pixel| [pixel[0]; 3]).collect(),
         3 => samples,
         _ => samples.chunks_exact(channels).flat_map(|pixel| [pixel[0], pixel[1], pixel[2]]).collect(),
+    }
+}
+
+pub(crate) fn png_failure(error: png::DecodingError) -> String {
+    match error {
+        png::DecodingError::IoError(error) => read_failure(error),
+        png::DecodingError::LimitsExceeded => format!("larger than {MAX_PNG_BYTES} bytes in memory"),
+        other => damaged(other),
+    }
+}
+
+pub(crate) fn webp_failure(error: image_webp::DecodingError) -> String {
+    match error {
+        image_webp::DecodingError::IoError(error) => read_failure(error),
+        other => damaged(other),
     }
 }
 

@@ -13,7 +13,7 @@ use roll_rewards::vote::files::{Question, Votes};
 use roll_train::config::LoadedConfig;
 use roll_train::progress::{Bar, counted};
 use roll_train::reward;
-use roll_train::trainer::{counted_rows, other_frame_rates, row_noun};
+use roll_train::trainer::{clip_notes, counted_rows, row_noun};
 use serde_json::json;
 
 use super::check::files;
@@ -157,7 +157,8 @@ fn inspect(args: InspectData) -> Result<()> {
         bar.set(i as u64 + 1);
     }
     bar.finish();
-    if let Some(note) = other_frame_rates(dataset.metadata(), dataset.config(), frame_rate(&loaded, &registry)) {
+    let rate = frame_rate(&loaded, &registry);
+    for note in clip_notes(dataset.metadata(), dataset.config(), rate).into_iter().flatten() {
         tracing::warn!("{note}");
     }
     match args.json {

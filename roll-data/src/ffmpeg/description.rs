@@ -21,6 +21,8 @@ pub(super) struct StreamDescription {
     pub pixel_aspect: Option<[u32; 2]>,
     pub orientation: Orientation,
     pub duration: Option<f64>,
+    /// Whether the container is an MPEG transport stream, whose parts may be joined as they are.
+    pub is_transport_stream: bool,
     samples: PixelFormat,
     full_range: bool,
     matrix: u8,
@@ -39,7 +41,7 @@ impl StreamDescription {
     /// Describes a file of the format that ffmpeg calls `format`; `None` lets ffmpeg detect it.
     pub fn of(path: &Path, format: Option<&str>) -> Result<Self, Failure> {
         let entries = "stream=width,height,pix_fmt,sample_aspect_ratio,avg_frame_rate,r_frame_rate,color_range,\
-                       color_space,duration:stream_side_data=displaymatrix:format=duration";
+                       color_space,duration:stream_side_data=displaymatrix:format=duration,format_name";
         Self::parse(&ffprobe(path, format, entries)?).map_err(Failure::Failed)
     }
 
@@ -85,6 +87,7 @@ impl StreamDescription {
             pixel_aspect: ratio(text("sample_aspect_ratio"), ':'),
             orientation: orientation.map(Orientation::from_matrix).unwrap_or_default(),
             duration: seconds(&stream["duration"]).or(seconds(&description["format"]["duration"])),
+            is_transport_stream: description["format"]["format_name"] == "mpegts",
             samples,
             full_range: text("color_range") == "pc" || format.starts_with("yuvj"),
             matrix,

@@ -9,11 +9,20 @@ use super::description::{StreamDescription, ffprobe};
 use crate::picture::square_size;
 use crate::probe::Probed;
 
-/// Size, number of frames and frame rate, without decoding: from the packets that are shown.
+/// Size, number of frames and frame rate: from the packets that are shown, without decoding. If the stream begins with
+/// pictures whose references may be missing, as after a cut without encoding, it is decoded: only that tells how many are
+/// shown.
 pub(crate) fn probe(path: &Path) -> Result<Probed, Failure> {
     let stream = StreamDescription::of(path, None)?;
     let told = ffprobe(path, None, "packet=pts_time,duration_time,flags")?;
-    let (frames, seconds) = shown(&told["packets"]);
+    let packets = &told["packets"];
+    let (frames, seconds) = match begins_open(packets) {
+        false => shown(packets),
+        true => {
+            let told = ffprobe(path, None, "frame=best_effort_timestamp_time,pkt_duration_time,duration_time")?;
+            shown(&told["frames"])
+        }
+    };
     if frames == 0 {
         return Err(Failure::Failed("it has no frames".into()));
     }
@@ -24,18 +33,35 @@ pub(crate) fn probe(path: &Path) -> Result<Probed, Failure> {
     Ok(Probed { size, frames, fps: frames as f64 / seconds })
 }
 
-/// The number of packets that are not marked as discarded, and the seconds that they cover, if known.
+fn second(packet: &Value, keys: &[&str]) -> Option<f64> {
+    keys.iter().find_map(|key| packet[*key].as_str()?.parse::<f64>().ok())
+}
+
+fn has_flag(packet: &Value, flag: char) -> bool {
+    packet["flags"].as_str().is_some_and(|flags| flags.contains(flag))
+}
+
+/// Whether the first packet is no key frame, or frames are shown before it: at earlier times, or at none, as Matroska has
+/// no times before its start.
+fn begins_open(packets: &Value) -> bool {
+    let mut packets = packets.as_array().into_iter().flatten();
+    let Some(first) = packets.next() else { return false };
+    let Some(from) = second(first, &["pts_time"]) else { return !has_flag(first, 'K') };
+    let is_before = |packet: &Value| second(packet, &["pts_time"]).is_none_or(|at| at < from) && !has_flag(packet, 'D');
+    !has_flag(first, 'K') || packets.any(is_before)
+}
+
+/// The number of packets or frames that are not marked as discarded, and the seconds that they cover, if known.
 fn shown(packets: &Value) -> (usize, Option<f64>) {
     let (mut frames, mut first, mut last) = (0, f64::INFINITY, f64::NEG_INFINITY);
     for packet in packets.as_array().into_iter().flatten() {
-        if packet["flags"].as_str().is_some_and(|flags| flags.contains('D')) {
+        if has_flag(packet, 'D') {
             continue;
         }
         frames += 1;
-        let second = |key: &str| packet[key].as_str().and_then(|text| text.parse::<f64>().ok());
-        if let Some(from) = second("pts_time") {
+        if let Some(from) = second(packet, &["pts_time", "best_effort_timestamp_time"]) {
             first = first.min(from);
-            last = last.max(from + second("duration_time").unwrap_or(0.0));
+            last = last.max(from + second(packet, &["duration_time", "pkt_duration_time"]).unwrap_or(0.0));
         }
     }
     let seconds = last - first;
@@ -56,5 +82,21 @@ mod tests {
         assert_eq!(shown(&packets.to_vec().into()), (3, Some(1.5)));
         let packets = serde_json::json!([{"flags": "K"}, {"flags": "_"}]);
         assert_eq!(shown(&packets), (2, None));
+    }
+
+    #[test]
+    fn frames_before_the_first_key_frame_are_noticed() {
+        let packet =
+            |at: &str, flags: &str| serde_json::json!({"pts_time": at, "duration_time": "0.5", "flags": flags});
+        let opens = |packets: &[Value]| begins_open(&packets.to_vec().into());
+        assert!(!opens(&[packet("0.0", "K_"), packet("1.0", "__"), packet("0.5", "__")]));
+        assert!(opens(&[packet("1.0", "K_"), packet("2.0", "__"), packet("0.5", "__")]));
+        // An edit list hides it.
+        assert!(!opens(&[packet("1.0", "K_"), packet("2.0", "__"), packet("0.5", "_D")]));
+        assert!(opens(&[packet("1.0", "K_"), packet("N/A", "__"), packet("2.0", "__")]));
+        // A container without times of presentation.
+        assert!(!opens(&[packet("N/A", "K_"), packet("N/A", "__")]));
+        assert!(opens(&[packet("0.0", "__"), packet("1.0", "K_")]));
+        assert!(!opens(&[]));
     }
 }

@@ -22,7 +22,8 @@ use description::StreamDescription;
 pub(crate) use index::probe;
 use process::Program;
 
-use crate::frames::Frames;
+use crate::frames::{Frames, times_before};
+use crate::orientation::Orientation;
 use crate::picture::{MAX_PIXELS, Picture, square_pixels};
 use crate::read::ReadOptions;
 
@@ -45,11 +46,21 @@ impl From<String> for Failure {
     }
 }
 
-/// Decodes the frames that `options` select.
+/// How ffmpeg treats what it complains of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mood {
+    /// Any complaint ends the program, harmless ones too.
+    Strict,
+    /// The program goes on. Its complaints tell whether pixels are damaged.
+    Tolerant,
+    /// As strict, without those that are frequent in pictures, such as unknown tags.
+    Picture,
+}
+
+/// Decodes the frames that `options` select. A file that ffmpeg complains of is accepted if no frame is damaged, and none is
+/// missing.
 pub(crate) fn decode(path: &Path, options: &ReadOptions) -> Result<Frames, Failure> {
     let stream = StreamDescription::of(path, None)?;
-    let mut frames = Frames::new(options);
-    frames.source_fps = stream.fps;
     let max_frames =
         options.max_frames.map(|max| max.saturating_add(options.skip).saturating_mul(options.every.max(1)));
     let picked = options.fps.map(|fps| {
@@ -57,15 +68,40 @@ pub(crate) fn decode(path: &Path, options: &ReadOptions) -> Result<Frames, Failu
         format!("setpts=PTS-STARTPTS,fps=fps={fps}:round=up,")
     });
     let filters = picked.unwrap_or_default() + &stream.filters();
-    pictures(path, None, &stream, &filters, max_frames, |picture| frames.push(picture, 1))?;
+    let decode = |mood| {
+        let mut frames = Frames::new(options);
+        frames.source_fps = stream.fps;
+        let read = pictures(path, None, &stream, &filters, max_frames, mood, |picture| frames.push(picture, 1));
+        (frames, read)
+    };
+    let (frames, read) = decode(Mood::Strict);
+    match read {
+        Ok(()) => return Ok(frames),
+        Err(failure @ Failure::NotInstalled(_)) => return Err(failure),
+        Err(failure) if frames.is_rejected => return Err(failure),
+        Err(_) => {}
+    }
+    let (frames, read) = decode(Mood::Tolerant);
+    read?;
+    let index = probe(path)?;
+    let (expected, rounding) = match options.fps {
+        None => (index.frames, 0),
+        Some(fps) => (times_before(index.frames as f64 / index.fps, fps), 1),
+    };
+    if !frames.is_full() && frames.seen() + rounding < expected {
+        let problem = format!("{} frames can be decoded, its index has {expected}: it is damaged", frames.seen());
+        return Err(Failure::Failed(problem));
+    }
     Ok(frames)
 }
 
-/// Decodes a still image; `format` is ffmpeg's name of its format if ffmpeg cannot detect it.
-pub(crate) fn picture(path: &Path, format: Option<&str>) -> Result<Picture, Failure> {
-    let stream = StreamDescription::of(path, format)?;
+/// Decodes a still image; `format` is ffmpeg's name of its format if ffmpeg cannot detect it, and `orientation` that of the
+/// file if ffmpeg does not tell it.
+pub(crate) fn picture(path: &Path, format: Option<&str>, orientation: Option<Orientation>) -> Result<Picture, Failure> {
+    let mut stream = StreamDescription::of(path, format)?;
+    stream.orientation = orientation.unwrap_or(stream.orientation);
     let mut found = None;
-    pictures(path, format, &stream, &stream.filters(), Some(1), |picture| {
+    pictures(path, format, &stream, &stream.filters(), Some(1), Mood::Picture, |picture| {
         found = Some(picture);
         Ok(ControlFlow::Break(()))
     })?;
@@ -78,13 +114,15 @@ fn pictures(
     stream: &StreamDescription,
     filters: &str,
     max_frames: Option<usize>,
+    mood: Mood,
     mut each: impl FnMut(Picture) -> Result<ControlFlow<()>, String>,
 ) -> Result<(), Failure> {
     // No automatic rotation: chroma is rotated together with luma, after it was upsampled.
-    let mut arguments: Vec<OsString> = ["-nostdin", "-xerror", "-noautorotate"].map(Into::into).into();
-    if format.is_none() {
-        // Damage is an error instead of grey areas. Not set for images, where unknown tags would be errors too.
-        arguments.extend(["-err_detect", "explode"].map(Into::into));
+    let mut arguments: Vec<OsString> = ["-nostdin", "-noautorotate"].map(Into::into).into();
+    match mood {
+        Mood::Strict => arguments.extend(["-xerror", "-err_detect", "explode"].map(Into::into)),
+        Mood::Tolerant => arguments.extend(["-v", "warning"].map(Into::into)),
+        Mood::Picture => arguments.push("-xerror".into()),
     }
     arguments.extend(["-max_pixels".into(), MAX_PIXELS.to_string().into()]);
     arguments.extend(input(path, format));
@@ -98,7 +136,7 @@ fn pictures(
     let passthrough_flag = if process::has_fps_mode() { "-fps_mode" } else { "-vsync" };
     arguments.extend([passthrough_flag, "passthrough", "-f", "yuv4mpegpipe", "pipe:1"].map(Into::into));
 
-    let (mut process, stdout) = Program::Ffmpeg.start(&arguments)?;
+    let (mut process, stdout) = Program::Ffmpeg.start(&arguments, stream.is_transport_stream)?;
     let mut reader = BufReader::with_capacity(1 << 20, stdout);
     let mut stopped_by_caller = false;
     let read = y4m::read(&mut reader, |planes, pixel_aspect| {
@@ -113,7 +151,12 @@ fn pictures(
         // The program's message is the cause if it stopped early.
         false => process.finish()?,
     }
-    Ok(read?)
+    read?;
+    // Also of frames that were taken before the caller stopped.
+    match process.damage() {
+        Some(damage) => Err(Failure::Failed(damage)),
+        None => Ok(()),
+    }
 }
 
 /// Input arguments for both programs.

@@ -1,7 +1,7 @@
 //! Runs a program with limits on its time and output.
 
 use std::ffi::OsString;
-use std::io::{self, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread;
@@ -14,7 +14,41 @@ pub(super) const LIMIT: Duration = Duration::from_secs(600);
 /// Maximum size of ffprobe's listing: the index of hours of video. Parsed values take ten times as much memory.
 pub(super) const MAX_INDEX_BYTES: u64 = 64 << 20;
 /// Maximum number of bytes of standard error that are kept.
-const MAX_STDERR_BYTES: u64 = 4096;
+const MAX_STDERR_BYTES: usize = 4096;
+/// Maximum length of a line of standard error; longer ones are split.
+const MAX_LINE_BYTES: u64 = 1024;
+
+/// Parts of ffmpeg's messages, in lower case, that tell of damaged or missing frames. It reports them and goes on, and its
+/// exit status is 0. Other messages, about timestamps, supplemental information or missing references of frames that are
+/// not shown, do not change pixels.
+const DAMAGE: [&str; 18] = [
+    // Decoders.
+    "corrupt decoded frame",
+    "error while decoding",
+    "error submitting packet",
+    "damaged",
+    "overread",
+    "error count",
+    "error y=",
+    "error at mb",
+    "invalid nal unit size",
+    "error splitting the input into nal units",
+    // Readers of containers.
+    "file ended prematurely",
+    "partial file",
+    "exceeds containing master element",
+    "invalid as first byte of an ebml number",
+    "crc mismatch",
+    "packet mismatch",
+    "asf bad header",
+    "truncating packet",
+];
+/// A part of the message for a packet that is cut short. In a transport stream it may only say that packets are not numbered
+/// in order, as where two streams were joined; if data is missing, decoders say so.
+const CORRUPT_PACKET: &str = "corrupt input packet";
+/// A part of the message after the filters were set up anew, which they are if frames change: "Non-monotonous DTS", or
+/// "Non-monotonic DTS" in later versions.
+const CHANGED_FRAMES: &str = "non-monoton";
 
 /// A program of the ffmpeg suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,11 +66,20 @@ impl Program {
     }
 
     /// Starts the program; returns it and its standard output.
-    pub fn start(self, arguments: &[OsString]) -> Result<(FfmpegProcess, ChildStdout), Failure> {
-        self.start_within(LIMIT, arguments)
+    pub fn start(
+        self,
+        arguments: &[OsString],
+        is_transport_stream: bool,
+    ) -> Result<(FfmpegProcess, ChildStdout), Failure> {
+        self.start_within(LIMIT, arguments, is_transport_stream)
     }
 
-    fn start_within(self, limit: Duration, arguments: &[OsString]) -> Result<(FfmpegProcess, ChildStdout), Failure> {
+    fn start_within(
+        self,
+        limit: Duration,
+        arguments: &[OsString],
+        is_transport_stream: bool,
+    ) -> Result<(FfmpegProcess, ChildStdout), Failure> {
         let mut command = Command::new(self.name());
         command.args(["-hide_banner", "-v", "error"]).args(arguments);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -56,17 +99,13 @@ impl Program {
                 let _ = lock(&watched).kill();
             }
         });
-        let stderr_text = thread::spawn(move || {
-            let (mut stderr, mut stderr_text) = (stderr, Vec::new());
-            let _ = stderr.by_ref().take(MAX_STDERR_BYTES).read_to_end(&mut stderr_text);
-            let _ = io::copy(&mut stderr, &mut io::sink()); // it must not wait for a reader
-            String::from_utf8_lossy(&stderr_text).into_owned()
-        });
+        let reader = thread::spawn(move || Messages::read(stderr, is_transport_stream));
         Ok((
             FfmpegProcess {
                 program: self,
                 child,
-                stderr_text: Some(stderr_text),
+                reader: Some(reader),
+                messages: Messages::default(),
                 _ended: ended,
                 limit,
                 started: Instant::now(),
@@ -77,7 +116,7 @@ impl Program {
 
     /// Runs the program and returns its output. Fails if the output exceeds [`MAX_INDEX_BYTES`].
     pub fn output(self, arguments: &[OsString]) -> Result<Vec<u8>, Failure> {
-        let (mut ffmpeg, stdout) = self.start(arguments)?;
+        let (mut ffmpeg, stdout) = self.start(arguments, false)?;
         let mut output = Vec::new();
         let read = stdout.take(MAX_INDEX_BYTES + 1).read_to_end(&mut output);
         if output.len() as u64 > MAX_INDEX_BYTES {
@@ -93,7 +132,8 @@ impl Program {
 pub(super) struct FfmpegProcess {
     program: Program,
     child: Arc<Mutex<Child>>,
-    stderr_text: Option<thread::JoinHandle<String>>,
+    reader: Option<thread::JoinHandle<Messages>>,
+    messages: Messages,
     /// Dropping this sender ends the watchdog.
     _ended: mpsc::Sender<()>,
     limit: Duration,
@@ -112,15 +152,31 @@ impl FfmpegProcess {
                 Err(error) => return Err(format!("{} cannot be waited for: {error}", self.program.name())),
             }
         };
-        let stderr_text = self.stderr_text.take().and_then(|stderr_text| stderr_text.join().ok()).unwrap_or_default();
+        let (name, limit) = (self.program.name(), self.limit);
+        let is_late = self.started.elapsed() >= limit;
         if status.success() {
             return Ok(());
         }
-        let name = self.program.name();
-        if self.started.elapsed() >= self.limit {
-            return Err(format!("{name} took longer than {} s and was ended", self.limit.as_secs_f64()));
+        if is_late {
+            return Err(format!("{name} took longer than {} s and was ended", limit.as_secs_f64()));
         }
-        Err(format!("{name}: {}", cause_in(&stderr_text).unwrap_or_else(|| status.to_string())))
+        let messages = self.messages();
+        let cause = messages.damage.clone().or_else(|| cause_in(&messages.start));
+        Err(format!("{name}: {}", cause.unwrap_or_else(|| status.to_string())))
+    }
+
+    /// The message about damage among those of the program, which has ended.
+    pub fn damage(&mut self) -> Option<String> {
+        let damage = self.messages().damage.clone()?;
+        Some(format!("{}: {damage}", self.program.name()))
+    }
+
+    /// All messages of the program, which has ended.
+    fn messages(&mut self) -> &Messages {
+        if let Some(reader) = self.reader.take() {
+            self.messages = reader.join().unwrap_or_default();
+        }
+        &self.messages
     }
 
     pub fn end(&mut self) {
@@ -134,6 +190,44 @@ impl Drop for FfmpegProcess {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+/// What a program writes to standard error.
+#[derive(Debug, Default)]
+struct Messages {
+    /// The first bytes.
+    start: String,
+    /// The first message about damage, without its prefix.
+    damage: Option<String>,
+}
+
+impl Messages {
+    /// Reads to the end: the program must not wait for a reader.
+    fn read(stderr: impl Read, is_transport_stream: bool) -> Self {
+        let (mut stderr, mut line, mut messages) = (BufReader::new(stderr), Vec::new(), Self::default());
+        while (&mut stderr).take(MAX_LINE_BYTES).read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
+            let text = String::from_utf8_lossy(&line);
+            if messages.start.len() < MAX_STDERR_BYTES {
+                messages.start += &text;
+            }
+            if messages.damage.is_none() {
+                messages.damage = damage_in(&text, is_transport_stream);
+            }
+            line.clear();
+        }
+        messages
+    }
+}
+
+/// The message, if it tells of damage.
+fn damage_in(line: &str, is_transport_stream: bool) -> Option<String> {
+    let text = line.to_lowercase();
+    if text.contains(CHANGED_FRAMES) {
+        return Some("its frames change their size or format in the middle; convert it to one size".into());
+    }
+    let is_cut_packet = !is_transport_stream && text.contains(CORRUPT_PACKET);
+    let is_damage = is_cut_packet || DAMAGE.iter().any(|part| text.contains(part));
+    is_damage.then(|| cause_in(line)).flatten()
 }
 
 /// The first line of a program's messages, without the prefix that names the component (`[mov @ 0x5581]`).
@@ -182,7 +276,8 @@ mod tests {
         // Runs endlessly in real time.
         let arguments = ["-nostdin", "-re", "-f", "lavfi", "-i", "testsrc2=size=16x16", "-f", "rawvideo", "pipe:1"];
         let arguments = arguments.map(OsString::from);
-        let (mut ffmpeg, mut stdout) = match Program::Ffmpeg.start_within(Duration::from_millis(300), &arguments) {
+        let (mut ffmpeg, mut stdout) = match Program::Ffmpeg.start_within(Duration::from_millis(300), &arguments, false)
+        {
             Err(Failure::NotInstalled(_)) => roll_testing::skip!("ffmpeg is not in the PATH", needs = "ffmpeg"),
             started => started.unwrap(),
         };
@@ -190,9 +285,23 @@ mod tests {
         let stderr_text = ffmpeg.finish().unwrap_err();
         assert!(stderr_text.contains("took longer than 0.3 s"), "{stderr_text}");
         // A process that is not waited for ends when its last owner is dropped.
-        let (ffmpeg, mut stdout) = Program::Ffmpeg.start(&arguments).unwrap();
+        let (ffmpeg, mut stdout) = Program::Ffmpeg.start(&arguments, false).unwrap();
         drop(ffmpeg);
         io::copy(&mut stdout, &mut io::sink()).unwrap();
+    }
+
+    #[test]
+    fn messages_about_pixels_are_told_from_harmless_ones() {
+        let lines = "[h264 @ 0x1] SEI type 0 size 512 truncated at 440\n[h264 @ 0x1] mmco: unref short failure\n\
+                     [mpegts @ 0x2] Packet corrupt (stream = 0, dts = 1).\nfile:a: corrupt input packet in stream 0\n";
+        assert_eq!(Messages::read(lines.as_bytes(), true).damage, None);
+        assert_eq!(Messages::read(lines.as_bytes(), false).damage.as_deref(), Some("corrupt input packet in stream 0"));
+        let lines = "x".repeat(5000) + "\nfile:a: corrupt decoded frame in stream 0\n";
+        let messages = Messages::read(lines.as_bytes(), true);
+        assert_eq!(messages.damage.as_deref(), Some("corrupt decoded frame in stream 0"));
+        assert!(messages.start.len() < 6000);
+        let changed = "[yuv4mpegpipe @ 0x1] Non-monotonous DTS in output stream 0:0; previous: 2, current: 0\n";
+        assert!(damage_in(changed, true).unwrap().contains("size"));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use roll_core::{Error, Result};
 
 use super::{MAX_PROMPT_BYTES, MetadataRow, text_of};
 use crate::config::OnBadSample;
+use crate::read::is_resource_fork;
 
 /// Maximum number of missing prompt files that an error names.
 const MAX_NAMES_IN_ERROR: usize = 5;
@@ -18,13 +19,14 @@ const VIDEOS: [&str; 18] = [
 /// Metadata tables that an error points to if the directory has one.
 const TABLES: [&str; 4] = ["metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.json"];
 
-/// The videos in `directory`, sorted by name; a directory without one is an error.
+/// The videos in `directory`, sorted by name, without the files that macOS writes beside them (`._a.mp4`); a directory
+/// without one is an error.
 pub(super) fn videos(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut videos: Vec<PathBuf> = Vec::new();
     for entry in std::fs::read_dir(directory).map_err(Error::file("list", directory))? {
         let path = entry.map_err(Error::file("list", directory))?.path();
         let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase()).unwrap_or_default();
-        if VIDEOS.contains(&extension.as_str()) && path.is_file() {
+        if VIDEOS.contains(&extension.as_str()) && path.is_file() && !is_resource_fork(&path) {
             videos.push(path);
         }
     }

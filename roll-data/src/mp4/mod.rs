@@ -11,5 +11,5 @@ mod tables;
 mod timeline;
 mod writer;
 
-pub(crate) use reader::Mp4Reader;
+pub(crate) use reader::{Mp4Reader, check_layout};
 pub(crate) use writer::encode;

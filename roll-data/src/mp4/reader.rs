@@ -16,6 +16,10 @@ use crate::picture::{Picture, check_size, square_pixels, square_size};
 
 /// Maximum size of the index; hours of video need a few MB.
 const MAX_MOOV_BYTES: u64 = 128 << 20;
+/// Maximum number of outermost boxes: two for each of the fragments of a day, at one a second.
+const MAX_BOXES: usize = 200_000;
+/// Maximum size of a `sidx` box: its number of entries has 16 bits.
+const MAX_SIDX_BYTES: u64 = 64 + 12 * 65_536;
 /// Maximum size of a coded frame; H.264's largest is smaller.
 const MAX_SAMPLE_BYTES: u32 = 64 << 20;
 
@@ -30,7 +34,11 @@ impl Mp4Reader {
     /// Reads the index. Error messages do not contain the file name.
     pub fn open(mut file: File) -> Result<Self, String> {
         let file_size = file.metadata().map_err(|e| e.to_string())?.len();
-        let moov = find_moov(&mut file, file_size)?;
+        let layout = Layout::read(&mut file, file_size)?;
+        if layout.is_fragmented {
+            return Err("the file is fragmented, which cannot be read".into());
+        }
+        let moov = layout.moov;
         let track = Track::find(Cursor(&moov), file_size)?;
         let first = track.samples.first().ok_or("the video track has no frames")?;
         let description = &track.descriptions[first.description];
@@ -61,6 +69,11 @@ impl Mp4Reader {
     /// Number of frames that are shown.
     pub fn frames(&self) -> usize {
         self.track.timeline.len()
+    }
+
+    /// Whether frames are shown before the one that is decoded first.
+    pub fn begins_with_leading_frames(&self) -> bool {
+        self.track.timeline.has_leading_frames
     }
 
     /// The pixel aspect ratio; the container's takes precedence over the stream's.
@@ -130,34 +143,127 @@ impl Mp4Reader {
 
 const UNDECODED: &str = "it is damaged, or H.264 of a kind that cannot be read";
 
-/// Finds and reads the body of the box `moov`, without reading the rest of the file.
-fn find_moov(file: &mut File, file_size: u64) -> Result<Vec<u8>, String> {
-    let mut position = 0;
-    while position + 8 <= file_size {
-        let mut header = [0; 16];
-        let n = (file_size - position).min(16) as usize;
-        read_at(file, position, &mut header[..n])?;
-        let Some((kind, start, size)) = Cursor(&header).box_header(file_size - position) else { break };
-        let end = position.checked_add(size).filter(|&end| size >= start && end <= file_size);
-        let Some(end) = end else {
-            return Err(format!(
-                "the box `{}` at byte {position} says {size} bytes, the file has {} left: it is cut short, damaged, or no MP4",
-                name(kind),
-                file_size - position
-            ));
-        };
-        if &kind == b"moov" {
-            let length = size - start;
-            if length > MAX_MOOV_BYTES {
-                return Err(format!("the index (`moov`) of {length} bytes is larger than {MAX_MOOV_BYTES}"));
-            }
-            let mut body = vec![0; length as usize];
-            read_at(file, position + start, &mut body)?;
-            return Ok(body);
-        }
-        position = end;
+/// Fails if the file ends early or has several indexes, which no decoder says.
+pub(crate) fn check_layout(mut file: File) -> Result<(), String> {
+    let file_size = file.metadata().map_err(|e| e.to_string())?.len();
+    match Layout::read(&mut file, file_size) {
+        Err(problem) if problem.is_damage => Err(problem.text),
+        _ => Ok(()),
     }
-    Err("no index (box `moov`): it is cut short, or no MP4".into())
+}
+
+/// The outermost boxes of a file.
+struct Layout {
+    /// The body of `moov`.
+    moov: Vec<u8>,
+    /// Whether frames are described by other boxes than `moov`, behind it or before.
+    is_fragmented: bool,
+}
+
+/// The reason why a layout cannot be read.
+struct BadLayout {
+    text: String,
+    /// Whether another decoder would only hide it.
+    is_damage: bool,
+}
+
+impl From<String> for BadLayout {
+    fn from(text: String) -> Self {
+        Self { text, is_damage: false }
+    }
+}
+
+impl From<BadLayout> for String {
+    fn from(bad: BadLayout) -> Self {
+        bad.text
+    }
+}
+
+impl Layout {
+    /// Walks over all outermost boxes, without reading frames.
+    fn read(file: &mut File, file_size: u64) -> Result<Self, BadLayout> {
+        let damaged = |text: String| BadLayout { text, is_damage: true };
+        let (mut position, mut boxes) = (0, 0);
+        let (mut moov, mut is_fragmented) = (None::<Vec<u8>>, false);
+        while position + 8 <= file_size {
+            boxes += 1;
+            if boxes > MAX_BOXES {
+                return Err(format!("more than {MAX_BOXES} boxes").into());
+            }
+            let mut header = [0; 16];
+            let n = (file_size - position).min(16) as usize;
+            read_at(file, position, &mut header[..n])?;
+            let Some((kind, start, size)) = Cursor(&header).box_header(file_size - position) else { break };
+            is_fragmented |= &kind == b"moof";
+            let end = position.checked_add(size).filter(|&end| size >= start && end <= file_size);
+            let Some(end) = end else {
+                let text = format!(
+                    "the box `{}` at byte {position} says {size} bytes, the file has {} left: it is cut short, damaged, \
+                     or no MP4",
+                    name(kind),
+                    file_size - position
+                );
+                match &moov {
+                    None => return Err(text.into()),
+                    Some(_) if is_fragmented => return Err(damaged(text)),
+                    // All frames of a whole index are checked by their own positions; what follows is not needed.
+                    Some(_) => break,
+                }
+            };
+            match &kind {
+                b"moov" => {
+                    let length = size - start;
+                    if length > MAX_MOOV_BYTES {
+                        return Err(
+                            format!("the index (`moov`) of {length} bytes is larger than {MAX_MOOV_BYTES}").into()
+                        );
+                    }
+                    let mut body = vec![0; length as usize];
+                    read_at(file, position + start, &mut body)?;
+                    if moov.as_ref().is_some_and(|first| *first != body) {
+                        return Err(damaged(
+                            "it has several indexes (`moov`): files that were joined as they are, of which players show \
+                             the first only; join them by ffmpeg's `concat`"
+                                .into(),
+                        ));
+                    }
+                    moov = Some(body);
+                }
+                b"sidx" => {
+                    let mut body = vec![0; (size - start).min(MAX_SIDX_BYTES) as usize];
+                    read_at(file, position + start, &mut body)?;
+                    if let Some(needed) = segments_end(Cursor(&body), end)
+                        && needed > file_size
+                    {
+                        let text = format!("its segments (`sidx`) end at byte {needed}, the file has {file_size}");
+                        return Err(damaged(format!("{text}: it is cut short")));
+                    }
+                }
+                _ => {}
+            }
+            position = end;
+        }
+        let moov = moov.ok_or_else(|| "no index (box `moov`): it is cut short, or no MP4".to_string())?;
+        Ok(Self { moov, is_fragmented })
+    }
+}
+
+/// The end in the file of the segments that a `sidx` box lists, which ends at byte `anchor`.
+fn segments_end(mut sidx: Cursor<'_>, anchor: u64) -> Option<u64> {
+    let version = sidx.version()?;
+    sidx.take(8)?; // id of the stream, ticks per second
+    let first = match version {
+        0 => sidx.take(4).and(sidx.u32()).map(u64::from)?,
+        _ => sidx.take(8).and(sidx.u64())?,
+    };
+    sidx.take(2)?;
+    let mut end = anchor.checked_add(first)?;
+    for _ in 0..sidx.u16()? {
+        let size = sidx.u32()? & 0x7fff_ffff;
+        sidx.take(8)?;
+        end = end.checked_add(size.into())?;
+    }
+    Some(end)
 }
 
 fn read_sample(file: &mut File, sample: &SampleRange) -> Result<Vec<u8>, String> {
@@ -256,7 +362,8 @@ mod tests {
         file.write_all(b"moov").unwrap();
         // The rest is a sparse hole that takes no disk space.
         file.set_len(length).unwrap();
-        let told = find_moov(&mut file, length).unwrap_err();
+        let told = Layout::read(&mut file, length).map(|_| ()).map_err(String::from).unwrap_err();
+        assert!(check_layout(file.try_clone().unwrap()).is_ok(), "another reader may read it");
         assert!(told.contains(&format!("of {} bytes is larger than {MAX_MOOV_BYTES}", MAX_MOOV_BYTES + 1)), "{told}");
     }
 }

@@ -17,6 +17,8 @@ pub(super) struct Timeline {
     /// Begin and end, in seconds, of each decoded frame, relative to the first shown frame. `None` for a frame that is
     /// not shown and only serves as a reference for others.
     pub frames: Vec<Option<[f64; 2]>>,
+    /// Whether frames are shown before the one that is decoded first: their references may be missing.
+    pub has_leading_frames: bool,
 }
 
 /// Maximum number of edits, against malformed files.
@@ -40,6 +42,7 @@ impl Timeline {
         has_data: &[bool],
     ) -> Result<Self, String> {
         let mut frames = times(tables, has_data)?;
+        let first_decoded = frames.first().map(|frame| frame.from);
         // Stable sort: frames with equal times stay in decoding order.
         frames.sort_by_key(|frame| frame.from);
         let edits = match edits {
@@ -68,8 +71,10 @@ impl Timeline {
                 Some([begin, end])
             })
             .collect();
+        let has_leading_frames =
+            frames.iter().any(|frame| is_shown(frame) && first_decoded.is_some_and(|first| frame.from < first));
         let second = |tick: i64| tick as f64 / f64::from(timescale.max(1));
-        Ok(Self { frames: ticks.into_iter().map(|t| t.map(|t| t.map(second))).collect() })
+        Ok(Self { frames: ticks.into_iter().map(|t| t.map(|t| t.map(second))).collect(), has_leading_frames })
     }
 
     /// Number of frames that are shown.

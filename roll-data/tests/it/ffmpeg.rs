@@ -319,3 +319,261 @@ fn ffmpeg_reads_other_picture_formats() {
     let told = read_image(clip, Sizing::Native).unwrap_err().to_string();
     assert!(told.contains("a video, expected a picture"), "{told}");
 }
+
+#[test]
+fn fragments_are_read_wherever_they_are() {
+    let Some(dir) = directory() else { return };
+    let whole = make(dir.path(), "a.mp4", "-c:v libx264 -g 5 -bf 2 -pix_fmt yuv420p");
+    let whole = read_video(whole, &AUTO).unwrap();
+    // The first writes the frames of the first second to the index, the others to fragments.
+    let forms = ["frag_keyframe", "frag_keyframe+empty_moov", "dash+frag_keyframe+global_sidx", "frag_every_frame"];
+    for form in forms {
+        ffmpeg(dir.path(), &format!("-i a.mp4 -c copy -movflags {form} f.mp4"));
+        let path = dir.path().join("f.mp4");
+        let told = read_video(&path, &OWN).unwrap_err().to_string();
+        assert!(told.contains("fragmented") && told.contains("ffmpeg -i"), "{form}: {told}");
+        assert_eq!(difference(&whole, &read_video(&path, &AUTO).unwrap()), 0.0, "{form}");
+        let told = probe(&path, Decoder::Auto).unwrap();
+        assert!(told.frames == 30 && (told.fps - 10.0).abs() < 0.1, "{form}: {told:?}");
+        let bytes = std::fs::read(&path).unwrap();
+        // The index of fragments at the end is not needed.
+        let end = bytes.windows(4).rposition(|kind| kind == b"mfra").map_or(bytes.len(), |at| at - 4);
+        std::fs::write(&path, &bytes[..end]).unwrap();
+        assert_eq!(read_video(&path, &AUTO).unwrap().dims(), whole.dims(), "{form}");
+        let last = bytes.windows(4).rposition(|kind| kind == b"moof").unwrap() - 4;
+        for cut in [end / 3, end / 2, end * 4 / 5, last + 20, end - 30] {
+            std::fs::write(&path, &bytes[..cut]).unwrap();
+            assert!(read_video(&path, &AUTO).is_err(), "{form} cut at {cut} of {end}");
+        }
+    }
+    // Files that were joined as they are: players show the first.
+    make(dir.path(), "b.mp4", "-frames:v 7 -c:v libx264 -pix_fmt yuv420p");
+    let both = ["a.mp4", "b.mp4"].map(|name| std::fs::read(dir.path().join(name)).unwrap());
+    std::fs::write(dir.path().join("joined.mp4"), both.concat()).unwrap();
+    for told in [
+        read_video(dir.path().join("joined.mp4"), &AUTO).map(drop),
+        probe(dir.path().join("joined.mp4"), Decoder::Auto).map(drop),
+    ] {
+        assert!(told.unwrap_err().to_string().contains("several indexes"));
+    }
+    // Bytes behind a whole file that belong to no box are harmless.
+    std::fs::write(dir.path().join("tail.mp4"), [&both[0][..], b"\0\0\xff\xff some bytes"].concat()).unwrap();
+    assert_eq!(difference(&whole, &read_video(dir.path().join("tail.mp4"), &AUTO).unwrap()), 0.0);
+}
+
+#[test]
+fn clips_cut_at_an_open_group_of_pictures_are_read_and_counted() {
+    let Some(dir) = directory() else { return };
+    for (codec, options, containers) in [
+        ("libx264", "-x264-params open-gop=1:log-level=none", &["mp4", "mov", "mkv"][..]),
+        ("libx265", "-x265-params open-gop=1:keyint=15:log-level=none", &["mp4", "mkv", "ts"]),
+        ("mpeg2video", "-q:v 2", &["ts", "mpg"]),
+    ] {
+        let source = format!("source-{codec}.{}", containers[0]);
+        let whole = make(dir.path(), &source, &format!("-t 6 -c:v {codec} -g 15 -bf 3 {options} -pix_fmt yuv420p"));
+        let whole = read_video(whole, &AUTO).unwrap();
+        for container in containers {
+            let name = format!("cut-{codec}.{container}");
+            ffmpeg(dir.path(), &format!("-ss 1.6 -i {source} -c copy {name}"));
+            let cut = read_video(dir.path().join(&name), &AUTO).unwrap();
+            let (frames, from) = (cut.dims()[0], whole.dims()[0] - cut.dims()[0]);
+            assert!((2..=16).contains(&frames), "{name}: {frames}");
+            for t in 0..frames {
+                assert!(cut.frame(t) == whole.frame(from + t), "{name}: frame {t}");
+            }
+            let told = probe(dir.path().join(&name), Decoder::Auto).unwrap();
+            assert!(told.frames == frames && (told.fps - 10.0).abs() < 0.1, "{name}: {told:?}, {frames}");
+        }
+    }
+}
+
+#[test]
+fn complaints_that_concern_no_pixel_are_harmless() {
+    let Some(dir) = directory() else { return };
+    // Supplemental information that claims more bytes than it has, before each frame.
+    let stream = make(dir.path(), "a.h264", "-c:v libx264 -bf 0 -x264-params slices=1 -pix_fmt yuv420p");
+    let bytes = std::fs::read(stream).unwrap();
+    let mut spoiled = Vec::new();
+    for (at, byte) in bytes.iter().enumerate() {
+        let is_slice = bytes[at..].starts_with(&[0, 0, 1, 0x41]) || bytes[at..].starts_with(&[0, 0, 1, 0x65]);
+        if is_slice {
+            spoiled.extend([0, 0, 1, 6, 0, 255, 255, 2, 0x11, 0x22, 0x80]);
+        }
+        spoiled.push(*byte);
+    }
+    std::fs::write(dir.path().join("b.h264"), spoiled).unwrap();
+    let whole = read_video(dir.path().join("a.h264"), &AUTO).unwrap();
+    for container in ["mkv", "mp4", "ts"] {
+        ffmpeg(dir.path(), &format!("-r 10 -i b.h264 -c copy b.{container}"));
+        let read = read_video(dir.path().join(format!("b.{container}")), &AUTO).unwrap();
+        assert!(difference(&whole, &read) <= 2.0, "{container}");
+    }
+    // Transport streams, joined as they are, and one that was switched on in the middle.
+    for (name, from) in [("s1.ts", 0), ("s2.ts", 5)] {
+        ffmpeg(
+            dir.path(),
+            &format!(
+                "-f lavfi -i testsrc2=size=96x64:rate=10:duration=2 -vf hue=h={from}0 \
+            -c:v libx264 -g 10 -pix_fmt yuv420p {name}"
+            ),
+        );
+    }
+    let parts = ["s1.ts", "s2.ts"].map(|name| std::fs::read(dir.path().join(name)).unwrap());
+    std::fs::write(dir.path().join("joined.ts"), parts.concat()).unwrap();
+    let joined = read_video(dir.path().join("joined.ts"), &AUTO).unwrap();
+    assert_eq!(joined.dims()[0], 40);
+    assert_eq!(probe(dir.path().join("joined.ts"), Decoder::Auto).unwrap().frames, 40);
+    for (i, name) in ["s1.ts", "s2.ts"].into_iter().enumerate() {
+        let part = read_video(dir.path().join(name), &AUTO).unwrap();
+        assert!((0..20).all(|t| part.frame(t) == joined.frame(20 * i + t)), "{name}");
+    }
+    // The first group is gone, and the head of its data with it.
+    std::fs::write(dir.path().join("middle.ts"), &parts[0][188 * 12..]).unwrap();
+    let middle = read_video(dir.path().join("middle.ts"), &AUTO).unwrap();
+    assert_eq!(middle.dims()[0], 10);
+    let first = read_video(dir.path().join("s1.ts"), &AUTO).unwrap();
+    assert!((0..10).all(|t| middle.frame(t) == first.frame(10 + t)));
+    assert_eq!(probe(dir.path().join("middle.ts"), Decoder::Auto).unwrap().frames, 10);
+}
+
+#[test]
+fn files_that_end_early_are_refused_in_every_container() {
+    let Some(dir) = directory() else { return };
+    for (name, arguments) in [
+        ("a.mkv", "-c:v libx264 -pix_fmt yuv420p"),
+        ("a.webm", "-c:v libvpx -deadline realtime"),
+        ("live.webm", "-c:v libvpx -deadline realtime -live 1 -f webm"),
+        ("a.avi", "-c:v mpeg4"),
+        ("a.flv", "-c:v libx264 -pix_fmt yuv420p"),
+        ("a.ts", "-c:v libx264 -pix_fmt yuv420p"),
+        ("a.ogv", "-c:v libtheora"),
+        ("a.mpg", "-c:v mpeg2video"),
+        ("a.wmv", "-c:v wmv2"),
+        ("b.mp4", "-c:v libx265 -x265-params log-level=none -pix_fmt yuv420p -movflags +faststart"),
+        ("a.mov", "-c:v mjpeg -pix_fmt yuvj420p"),
+        ("a.ivf", "-c:v libvpx -deadline realtime"),
+    ] {
+        let path = make(dir.path(), name, arguments);
+        assert_eq!(read_video(&path, &AUTO).unwrap().dims()[0], 30, "{name}");
+        let bytes = std::fs::read(&path).unwrap();
+        for cut in [bytes.len() / 2 + 1, bytes.len() * 2 / 3, bytes.len() * 9 / 10] {
+            std::fs::write(&path, &bytes[..cut]).unwrap();
+            let told = read_video(&path, &AUTO).map(|clip| clip.dims()).expect_err(name).to_string();
+            assert!(told.contains(name), "{told}");
+        }
+        // Whose container says its size is refused even if only its first frames are asked for.
+        if ["a.mkv", "a.webm", "a.avi", "a.ogv"].contains(&name) {
+            let few = ReadOptions { max_frames: Some(3), ..AUTO };
+            assert!(read_video(&path, &few).unwrap_err().to_string().contains("cut short"), "{name}");
+            assert!(probe(&path, Decoder::Auto).unwrap_err().to_string().contains("cut short"), "{name}");
+        }
+    }
+}
+
+#[test]
+fn frames_that_change_their_size_are_named() {
+    let Some(dir) = directory() else { return };
+    for (name, size) in [("a.webm", "160x96"), ("b.webm", "128x80")] {
+        let source = format!("-f lavfi -i testsrc2=size={size}:rate=10:duration=1");
+        ffmpeg(dir.path(), &format!("{source} -c:v libvpx -deadline realtime {name}"));
+    }
+    std::fs::write(dir.path().join("list"), "file a.webm\nfile b.webm\n").unwrap();
+    ffmpeg(dir.path(), "-f concat -i list -c copy both.webm");
+    for sizing in [Sizing::Native, Sizing::Exact([64, 64])] {
+        let told = read_video(dir.path().join("both.webm"), &ReadOptions { sizing, ..AUTO }).unwrap_err().to_string();
+        assert!(told.contains("change their size"), "{told}");
+    }
+    let few = ReadOptions { max_frames: Some(5), ..AUTO };
+    assert_eq!(read_video(dir.path().join("both.webm"), &few).unwrap().dims(), [5, 96, 160]);
+}
+
+#[test]
+fn frames_of_animated_pictures_are_read() {
+    let Some(dir) = directory() else { return };
+    std::fs::create_dir(dir.path().join("f")).unwrap();
+    make(dir.path(), "f/%d.png", "-frames:v 10 -pix_fmt rgb24");
+    let expected = read_video(dir.path().join("f"), &OWN).unwrap();
+    for (name, arguments, format) in [
+        ("a.webp", "-c:v libwebp_anim -lossless 1 -pix_fmt bgra", "animated WebP"),
+        ("a.png", "-c:v apng -f apng -pix_fmt rgb24", "animated PNG"),
+    ] {
+        ffmpeg(dir.path(), &format!("-framerate 10 -i f/%d.png {arguments} {name}"));
+        let path = dir.path().join(name);
+        let clip = read_video(&path, &OWN).unwrap();
+        // The WebP decoder rounds where frames are blended.
+        assert!(difference(&expected, &clip) < 1.01, "{name}");
+        assert!((clip.fps() - 10.0).abs() < 1e-6, "{name}: {}", clip.fps());
+        assert_eq!(roll_data::format(&path).unwrap(), format);
+        let told = probe(&path, Decoder::Own).unwrap();
+        assert_eq!((told.frames, told.size), (10, [64, 96]), "{name}");
+        let sampled = read_video(&path, &ReadOptions { fps: Some(5.0), ..OWN }).unwrap();
+        assert!(sampled.dims()[0] == 5 && sampled.frame(2) == clip.frame(4), "{name}");
+        // As a picture, its first frame.
+        assert!(read_image(&path, Sizing::Native).unwrap().f32s().unwrap() == clip.frame(0), "{name}");
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &bytes[..bytes.len() * 2 / 3]).unwrap();
+        assert!(read_video(&path, &OWN).is_err() && probe(&path, Decoder::Own).is_err(), "{name}");
+    }
+}
+
+/// A TIFF of 3 x 2 pixels with "abcdef" as grey values, and these further entries: tag, type, value.
+fn tiff(more: &[(u16, u16, u32)]) -> Vec<u8> {
+    let usual =
+        [(256, 4, 3), (257, 4, 2), (258, 3, 8), (259, 3, 1), (262, 3, 1), (273, 4, 8), (277, 3, 1), (278, 4, 2)];
+    let mut entries: Vec<(u16, u16, u32)> = usual.into_iter().chain([(279, 4, 6)]).collect();
+    entries.retain(|(tag, ..)| more.iter().all(|(other, ..)| other != tag));
+    entries.extend(more);
+    entries.sort();
+    let mut bytes = [b"II*\0".as_slice(), &14u32.to_le_bytes(), b"abcdef"].concat();
+    bytes.extend((entries.len() as u16).to_le_bytes());
+    for (tag, kind, value) in entries {
+        bytes.extend([tag.to_le_bytes(), kind.to_le_bytes()].concat());
+        bytes.extend([1u32.to_le_bytes(), value.to_le_bytes()].concat());
+    }
+    bytes.extend([0; 4]);
+    bytes
+}
+
+#[test]
+fn tiff_is_read_right_or_refused() {
+    let Some(dir) = directory() else { return };
+    let path = dir.path().join("a.tif");
+    let read = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        let picture = read_image(&path, Sizing::Native).map_err(|error| error.to_string())?;
+        let plane = &picture.f32s().unwrap()[..6];
+        Ok::<_, String>(plane.iter().map(|v| ((v + 1.0) * 127.5).round() as u8 as char).collect::<String>())
+    };
+    assert_eq!(read(&tiff(&[])).unwrap(), "abcdef");
+    // Expected results of PIL's `ImageOps.exif_transpose`; the tag as SHORT and as LONG.
+    let shown = ["abcdef", "cbafed", "fedcba", "defabc", "adbecf", "daebfc", "fcebda", "cfbead"];
+    for (orientation, expected) in (1..).zip(shown) {
+        for kind in [3, 4] {
+            assert_eq!(read(&tiff(&[(274, kind, orientation)])).unwrap(), expected, "{orientation}");
+        }
+    }
+    for (what, entry) in [
+        ("JPEG", (259, 3, 7)),
+        ("old JPEG", (259, 3, 6)),
+        ("tiles", (324, 4, 8)),
+        ("Y'CbCr", (262, 3, 6)),
+        ("CMYK", (262, 3, 5)),
+        ("32 bits", (258, 3, 32)),
+        ("floats", (339, 3, 3)),
+        ("bits in another order", (266, 3, 2)),
+    ] {
+        let told = read(&tiff(&[entry])).expect_err(what);
+        assert!(told.contains("TIFF of a kind that cannot be read") && told.contains("a.tif"), "{what}: {told}");
+    }
+    assert!(read(&tiff(&[(284, 3, 2), (277, 3, 3), (262, 3, 2)])).unwrap_err().contains("plane"));
+    assert!(read(&tiff(&[(279, 4, 6000)])).unwrap_err().contains("cut short"));
+    assert!(read(&tiff(&[])[..12]).unwrap_err().contains("cut short"));
+    // Those that ffmpeg writes.
+    let expected = read_image(make(dir.path(), "a.png", "-frames:v 1 -pix_fmt rgb24"), Sizing::Native).unwrap();
+    for compression in ["raw", "lzw", "packbits", "deflate"] {
+        let arguments = format!("-frames:v 1 -pix_fmt rgb24 -compression_algo {compression}");
+        let picture = read_image(make(dir.path(), "b.tif", &arguments), Sizing::Native).unwrap();
+        let db = psnr(picture.f32s().unwrap(), expected.f32s().unwrap());
+        assert!(db > 24.0, "{compression}: {db:.1} dB");
+    }
+}

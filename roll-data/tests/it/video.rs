@@ -387,3 +387,75 @@ fn errors_hide_decoder_messages() {
         }
     }
 }
+
+/// The JPEG files of tests/data, which make_jpeg.py makes.
+const JPEGS: [&str; 4] = ["baseline.jpg", "full_chroma.jpg", "progressive.jpg", "restart.jpg"];
+
+#[test]
+fn jpeg_that_is_cut_short_or_damaged_is_refused_wherever_it_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let frames = dir.path().join("frames");
+    std::fs::create_dir(&frames).unwrap();
+    let (path, second) = (frames.join("1.jpg"), frames.join("2.jpg"));
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let pixels = |path: &Path| roll_data::read_image(path, Sizing::Native).unwrap().f32s().unwrap().to_vec();
+    for name in JPEGS {
+        let good = std::fs::read(data.join(name)).unwrap();
+        std::fs::write(&path, &good).unwrap();
+        let picture = roll_data::read_image(&path, Sizing::Native).unwrap();
+        assert_eq!(picture.shape(), [3, 24, 40], "{name}");
+        let refused = |bytes: &[u8], what: &str| {
+            std::fs::write(&second, bytes).unwrap();
+            let image = roll_data::read_image(&second, Sizing::Native).map(drop);
+            let clip = read_video(&second, &OWN).map(drop);
+            for (read, from) in [(image, "picture"), (clip, "clip"), (read_video(&frames, &OWN).map(drop), "directory")]
+            {
+                let told = read.map_err(|error| error.to_string()).expect_err(&format!("{name}, {what}, {from}"));
+                assert!(told.contains("2.jpg") && told.contains("picture is"), "{told}");
+            }
+        };
+        // Some of the last bytes of data are only padding.
+        for end in (40..good.len() - 4).step_by(7) {
+            refused(&good[..end], &format!("cut at {end}"));
+        }
+        let first = good.windows(2).position(|pair| pair == b"\xff\xda").unwrap() + 14;
+        for end in [first + 20, (first + good.len()) / 2, good.len() - 12] {
+            refused(&[&good[..end], b"\xff\xd9"].concat(), &format!("cut at {end}, with an end marker"));
+        }
+        let middle = (first + good.len()) / 2;
+        refused(&[&good[..middle], &good[middle + 60..]].concat(), "a hole");
+        let mut bytes = good.clone();
+        bytes[middle..middle + 2].copy_from_slice(b"\xff\xc4");
+        refused(&bytes, "a marker in the data");
+        // What follows the picture does not matter, nor does a missing end marker if nothing can be missing.
+        std::fs::write(&second, [&good[..], &[0; 50]].concat()).unwrap();
+        assert!(pixels(&second) == pixels(&path), "{name}");
+        if name != "progressive.jpg" {
+            std::fs::write(&second, &good[..good.len() - 2]).unwrap();
+            assert!(pixels(&second) == pixels(&path), "{name}");
+        }
+        if name == "restart.jpg" {
+            let mut bytes = good.clone();
+            let marker = find_last(&bytes, b"\xff\xd1");
+            bytes[marker + 1] = 0xd5;
+            refused(&bytes, "a restart marker of another number");
+        }
+        std::fs::remove_file(&second).unwrap();
+    }
+}
+
+#[test]
+fn pictures_of_a_directory_are_in_the_order_of_their_numbers() {
+    let dir = tempfile::tempdir().unwrap();
+    for number in 1..=12u8 {
+        let picture = Picture { width: 16, height: 16, rgb: vec![20 * number; 768] };
+        let name = dir.path().join(format!("frame{number}.png"));
+        std::fs::write(name, roll_data::encode_png(&picture).unwrap()).unwrap();
+    }
+    // What macOS writes beside a file.
+    std::fs::write(dir.path().join("._frame1.png"), b"\0\x05\x16\x07").unwrap();
+    let video = read_video(dir.path(), &OWN).unwrap();
+    let shades: Vec<u8> = (0..video.dims()[0]).map(|t| ((video.frame(t)[0] + 1.0) * 127.5).round() as u8).collect();
+    assert_eq!(shades, (1..=12).map(|number| 20 * number).collect::<Vec<u8>>());
+    assert_eq!(roll_data::probe(dir.path(), Decoder::Own).unwrap().frames, 12);
+}

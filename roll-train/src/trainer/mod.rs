@@ -46,7 +46,7 @@ pub use average::decay as average_decay;
 pub(crate) use open::Opening;
 pub use open::{Finding, Parts};
 pub use overview::epochs;
-pub use rows::{counted_rows, other_frame_rates, row_noun};
+pub use rows::{clip_notes, counted_rows, row_noun};
 pub use summary::RunSummary;
 
 /// Number of prompts that are announced to a model before it encodes them.

@@ -10,7 +10,7 @@ use roll_core::{
 use roll_data::{Batches, DataConfig, Dataset, Metadata};
 
 use super::Trainer;
-use super::rows::{Rows, other_frame_rates, unused_fps};
+use super::rows::{Rows, clip_notes, unused_fps};
 use crate::cache::{self, CacheStore, CachedModel, CachedReward};
 use crate::config::{LoadedConfig, RunConfig};
 use crate::evaluation::{EvaluationSources, Evaluator};
@@ -181,8 +181,11 @@ impl Opening<'_> {
             if trains_on_clips == Some(false) {
                 self.note("data", unused_masks(dataset.metadata()))?;
             }
-            if trains_on_clips == Some(true) && context.ranks.rank().0 == 0 {
-                self.note("data", other_frame_rates(dataset.metadata(), &data_config, rate))?;
+            if context.ranks.rank().0 == 0 {
+                let rate = rate.filter(|_| trains_on_clips == Some(true));
+                for note in clip_notes(dataset.metadata(), &data_config, rate) {
+                    self.note("data", note)?;
+                }
             }
         }
         self.connect(&mut parts, can_check)?;

@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 
 use roll_core::{Algorithm, ConditionInput, DiffusionModel, Error, Result, ResultExt};
-use roll_data::{DataConfig, Metadata, MetadataRow, frame_rates};
+use std::path::Path;
+
+use roll_data::{DataConfig, Metadata, MetadataRow, Probed, probe_clips};
 
 use crate::config::RunConfig;
 use crate::progress::counted;
 
-/// At most this many clips are probed for their frame rate.
+/// At most this many clips are probed for their size and frame rate.
 const PROBED: usize = 1000;
 /// At most this many frame rates are named.
 const RATES: usize = 4;
@@ -126,11 +128,44 @@ pub fn row_noun(metadata: &Metadata) -> &'static str {
     }
 }
 
-/// A note if clips have another frame rate than the videos that the model was trained on, which have `rate` frames per
-/// second, and `data.fps` does not resample them.
-pub fn other_frame_rates(metadata: &Metadata, config: &DataConfig, rate: Option<f64>) -> Option<String> {
-    let rate = rate.filter(|_| config.fps.is_none())?;
-    let clips = frame_rates(metadata, config.decoder, PROBED);
+/// Notes about clips that are enlarged, and about clips with another frame rate than the videos that the model was trained
+/// on, which have `rate` frames per second. `None` for a rate that does not matter.
+pub fn clip_notes(metadata: &Metadata, config: &DataConfig, rate: Option<f64>) -> [Option<String>; 2] {
+    let rate = rate.filter(|_| config.fps.is_none());
+    let size = config.height.zip(config.width).filter(|_| config.bucket_ratios.is_empty());
+    if rate.is_none() && size.is_none() {
+        return [None, None];
+    }
+    let clips = probe_clips(metadata, config.decoder, PROBED);
+    [
+        size.and_then(|(height, width)| enlarged(&clips, [height, width])),
+        rate.and_then(|rate| other_frame_rates(&clips, rate)),
+    ]
+}
+
+/// A note if clips are smaller than `data.height` x `data.width`, by more than the rounding of sizes to units.
+fn enlarged(clips: &[(&Path, Probed)], [height, width]: [usize; 2]) -> Option<String> {
+    let factor = |probed: &Probed| {
+        let [own_height, own_width] = probed.size.map(|side| side.max(1) as f64);
+        (height as f64 / own_height).max(width as f64 / own_width)
+    };
+    let factors: Vec<f64> = clips.iter().map(|(_, probed)| factor(probed)).filter(|factor| *factor > 1.1).collect();
+    let largest = factors.iter().copied().fold(0.0, f64::max);
+    (!factors.is_empty()).then(|| {
+        format!(
+            "{} of {} are enlarged to `data.height` x `data.width` ({height} x {width}), up to {largest:.1} times: a model \
+             learns their blur; smaller values, or `data.max_pixels` instead of them, keep clips as sharp as they are",
+            factors.len(),
+            counted(clips.len() as u64, "clip"),
+        )
+    })
+}
+
+/// A note if clips have another frame rate than `rate`.
+fn other_frame_rates(clips: &[(&Path, Probed)], rate: f64) -> Option<String> {
+    // Pictures have none.
+    let clips = clips.iter().filter(|(path, probed)| probed.frames > 1 && !path.is_dir());
+    let clips: Vec<f64> = clips.map(|(_, probed)| probed.fps).collect();
     let mut others = BTreeMap::<String, usize>::new();
     for fps in clips.iter().filter(|fps| (*fps / rate - 1.0).abs() > 0.1) {
         *others.entry(format!("{}", (fps * 100.0).round() / 100.0)).or_default() += 1;

@@ -1,0 +1,212 @@
+//! Whether a file ends where its container says, which decoders do not report.
+
+use std::fs::File;
+use std::io::{BufReader, Read, Seek, SeekFrom};
+use std::path::Path;
+
+use roll_core::{Error, Result};
+use roll_external::files;
+
+use crate::container::Container;
+use crate::mp4::check_layout;
+
+/// Maximum number of elements of a live Matroska stream that are looked at.
+const MAX_ELEMENTS: usize = 1 << 22;
+/// The id of the element that holds all others of a Matroska file.
+const SEGMENT: u64 = 0x1853_8067;
+/// Length of a packet of an MPEG transport stream.
+const TRANSPORT_PACKET: u64 = 188;
+/// Maximum length of an Ogg page.
+const MAX_OGG_PAGE: u64 = 27 + 255 + 255 * 255;
+
+/// Fails if the file is cut off, by the sizes in its container. A stream without sizes passes: decoding it tells.
+pub(crate) fn check(path: &Path, container: Container) -> Result<()> {
+    let check = match container {
+        Container::Mp4 => |file: File, _: u64| check_layout(file),
+        Container::OtherVideo(_) => check_stream,
+        _ => return Ok(()),
+    };
+    let file = files::open(path).map_err(Error::file("read", path))?;
+    let length = file.metadata().map_err(Error::file("read", path))?.len();
+    check(file, length).map_err(|problem| Error::bad_file(path, problem))
+}
+
+fn check_stream(file: File, length: u64) -> std::result::Result<(), String> {
+    let mut file = BufReader::new(file);
+    let mut head = [0; 12];
+    if file.read_exact(&mut head).and_then(|()| file.rewind()).is_err() {
+        return Ok(()); // too short for any of them
+    }
+    let needed = match &head {
+        [0x1a, 0x45, 0xdf, 0xa3, ..] => matroska_end(&mut file, length),
+        [b'R', b'I', b'F', b'F', a, b, c, d, ..] => match u32::from_le_bytes([*a, *b, *c, *d]) {
+            0 | u32::MAX => None, // written as a stream
+            size => Some(8 + u64::from(size)),
+        },
+        [b'O', b'g', b'g', b'S', ..] => ogg_end(&mut file, length),
+        [b'G', ..] => transport_end(&mut file, length),
+        [b'F', b'L', b'V', ..] => flv_end(&mut file, length)?,
+        _ => None,
+    };
+    match needed.filter(|needed| *needed > length) {
+        Some(needed) => Err(format!("it is cut short: its container says {needed} bytes, the file has {length}")),
+        None => Ok(()),
+    }
+}
+
+/// A number of EBML: its value, and whether all bits are set. An id keeps its length marker.
+fn ebml_number(file: &mut impl Read, is_id: bool) -> Option<(u64, bool)> {
+    let mut byte = [0];
+    file.read_exact(&mut byte).ok()?;
+    let extra = byte[0].leading_zeros();
+    if extra > 7 {
+        return None;
+    }
+    let mask = 0x7f >> extra;
+    let (mut value, mut all) = (u64::from(if is_id { byte[0] } else { byte[0] & mask }), byte[0] & mask == mask);
+    for _ in 0..extra {
+        file.read_exact(&mut byte).ok()?;
+        value = value << 8 | u64::from(byte[0]);
+        all &= byte[0] == 0xff;
+    }
+    Some((value, all))
+}
+
+/// Where the outermost elements of a Matroska or WebM file end, as far as they have sizes (RFC 8794). Elements of unknown
+/// size, as in live streams, are looked into.
+fn matroska_end(file: &mut (impl Read + Seek), length: u64) -> Option<u64> {
+    let mut end = 0;
+    for number in 0..MAX_ELEMENTS {
+        let position = file.stream_position().ok()?;
+        if position >= length {
+            break;
+        }
+        // What follows the last element is not needed.
+        let (Some((id, _)), Some((size, is_unknown))) = (ebml_number(file, true), ebml_number(file, false)) else {
+            break;
+        };
+        if number == 1 && id != SEGMENT {
+            return None; // no Matroska, or damaged: the decoder says so
+        }
+        if is_unknown {
+            continue;
+        }
+        end = file.stream_position().ok()?.checked_add(size)?;
+        if end > length {
+            return (number > 0).then_some(end);
+        }
+        file.seek(SeekFrom::Start(end)).ok()?;
+    }
+    Some(end)
+}
+
+/// Where the last page of an Ogg file ends (RFC 3533).
+fn ogg_end(file: &mut (impl Read + Seek), length: u64) -> Option<u64> {
+    let from = length.saturating_sub(MAX_OGG_PAGE);
+    file.seek(SeekFrom::Start(from)).ok()?;
+    let mut tail = Vec::new();
+    file.read_to_end(&mut tail).ok()?;
+    let at = tail.windows(5).rposition(|bytes| bytes == b"OggS\0")?;
+    let page = &tail[at..];
+    let header = 27 + usize::from(*page.get(26)?);
+    let body: u64 = page.get(27..header.min(page.len()))?.iter().map(|size| u64::from(*size)).sum();
+    Some(from + at as u64 + header as u64 + body)
+}
+
+/// Where the last tag of an FLV file ends. Fails if another file follows, of which ffmpeg and players show nothing.
+fn flv_end(file: &mut (impl Read + Seek), length: u64) -> std::result::Result<Option<u64>, String> {
+    let mut position = 9 + 4;
+    for _ in 0..MAX_ELEMENTS {
+        let mut tag = [0; 4];
+        if file.seek(SeekFrom::Start(position)).and_then(|_| file.read_exact(&mut tag)).is_err() {
+            break;
+        }
+        match tag {
+            [b'F', b'L', b'V', _] => {
+                return Err("it has several files joined as they are, of which players show the first only".into());
+            }
+            // Sound, pictures, words; then the size of the tag.
+            [8 | 9 | 18, a, b, c] => position += 11 + u64::from(u32::from_be_bytes([0, a, b, c])) + 4,
+            _ => return Ok(None),
+        }
+        if position > length + 4 {
+            return Ok(Some(position));
+        }
+    }
+    Ok(None)
+}
+
+/// Where the last packet of an MPEG transport stream ends (ISO/IEC 13818-1, 2.4.3), if packets follow each other without
+/// gaps from the start to the end.
+fn transport_end(file: &mut (impl Read + Seek), length: u64) -> Option<u64> {
+    let last = length / TRANSPORT_PACKET * TRANSPORT_PACKET;
+    let mut sync = [0];
+    for packet in [last.checked_sub(TRANSPORT_PACKET)?, last] {
+        file.seek(SeekFrom::Start(packet)).ok()?;
+        file.read_exact(&mut sync).ok()?;
+        if sync != *b"G" {
+            return None;
+        }
+    }
+    Some(last + TRANSPORT_PACKET)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use super::*;
+
+    #[test]
+    fn matroska_ends_where_its_last_element_does() {
+        // The header, then a segment of 11 bytes with a cluster that has one block.
+        let header = [0x1a, 0x45, 0xdf, 0xa3, 0x81, 0];
+        let cluster = [0x1f, 0x43, 0xb6, 0x75];
+        let block = [0xa3, 0x83, 7, 7, 7];
+        let known = [&header[..], &[0x18, 0x53, 0x80, 0x67, 0x8b], &cluster, &[0x40, 0x05], &block].concat();
+        let end = |bytes: &[u8]| matroska_end(&mut Cursor::new(bytes), bytes.len() as u64);
+        assert_eq!((end(&known), end(&known[..18])), (Some(22), Some(22)));
+        // The same as a live stream: segment and cluster have no size, the block has.
+        let unknown = [0x01, 255, 255, 255, 255, 255, 255, 255];
+        let live = [&header[..], &[0x18, 0x53, 0x80, 0x67, 0xff], &cluster, &unknown, &block].concat();
+        assert_eq!((end(&live), end(&live[..27])), (Some(28), Some(28)));
+        assert_eq!(end(&live[..23]), Some(6), "cut between elements, which does not show");
+    }
+
+    #[test]
+    fn flv_ends_with_its_last_tag() {
+        let file = [b"FLV\x01\x01\0\0\0\x09\0\0\0\0".as_slice(), &[9, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 7, 7, 0, 0, 0, 13]];
+        let file = file.concat();
+        let end = |bytes: &[u8]| flv_end(&mut Cursor::new(bytes), bytes.len() as u64);
+        assert_eq!(end(&file), Ok(None));
+        assert_eq!(end(&file[..file.len() - 4]), Ok(None), "the last size is not needed");
+        assert_eq!(end(&file[..file.len() - 5]), Ok(Some(30)));
+        assert!(end(&[&file[..], &file[..]].concat()).is_err());
+    }
+
+    #[test]
+    fn transport_stream_ends_after_a_whole_packet() {
+        let mut stream = vec![0; 3 * 188];
+        (0..3).for_each(|packet| stream[188 * packet] = b'G');
+        let end = |bytes: &[u8]| transport_end(&mut Cursor::new(bytes), bytes.len() as u64);
+        assert_eq!((end(&stream), end(&stream[..400])), (None, Some(564)));
+        stream.extend(b"text behind it");
+        assert_eq!(end(&stream), None);
+    }
+
+    #[test]
+    fn ogg_ends_where_its_last_page_does() {
+        let page = |sizes: &[u8]| {
+            let mut page = b"OggS".to_vec();
+            page.resize(26, 0);
+            page.push(sizes.len() as u8);
+            page.extend(sizes);
+            page.resize(page.len() + sizes.iter().map(|size| usize::from(*size)).sum::<usize>(), 9);
+            page
+        };
+        let file = [page(&[3]), page(&[255, 4])].concat();
+        let end = |bytes: &[u8]| ogg_end(&mut Cursor::new(bytes), bytes.len() as u64);
+        assert_eq!((end(&file), end(&file[..100])), (Some(file.len() as u64), Some(file.len() as u64)));
+        assert_eq!(end(&file[..31]), Some(31));
+    }
+}

@@ -1,0 +1,460 @@
+//! Checks that a JPEG file is whole.
+//!
+//! The decoder fills what is missing or damaged with grey, and reports some of it only. This module walks through the
+//! entropy-coded data of every scan (ITU-T T.81, annexes F and G) without computing pixels: a code that does not exist, a
+//! scan that ends before its last block or later, and restart markers out of order are errors.
+
+use crate::picture::check_size;
+
+const CUT_SHORT: &str = "the picture is cut short";
+
+/// Maximum number of scans; programs write about ten. Each may cost a walk over all blocks.
+const MAX_SCANS: usize = 100;
+
+fn damaged(what: &str) -> String {
+    format!("the picture is damaged: {what}")
+}
+
+/// Fails if the JPEG file is cut short or damaged. Kinds that no decoder here reads (arithmetic coding, lossless) pass.
+pub(crate) fn check(bytes: &[u8]) -> Result<(), String> {
+    let mut jpeg = Jpeg { bytes, position: 2, ..Jpeg::default() };
+    while let Some(marker) = jpeg.next_marker()? {
+        match marker {
+            0xd9 => return jpeg.check_scans(),
+            // A restart marker behind a scan is harmless, data behind it is not.
+            0xd0..=0xd7 if bytes.get(jpeg.position).is_some_and(|next| *next != 0xff) => {
+                return Err(damaged("a scan has more data than blocks"));
+            }
+            0x01 | 0xd0..=0xd8 => continue, // markers without a segment
+            _ => {}
+        }
+        let segment = jpeg.segment()?;
+        match marker {
+            0xc0..=0xc2 => jpeg.start_frame(marker == 0xc2, segment)?,
+            0xc4 => jpeg.huffman_tables(segment)?,
+            0xc3 | 0xc5..=0xcb | 0xcd..=0xcf => return Ok(()),
+            0xdd => jpeg.restart_interval = be16(segment).ok_or(CUT_SHORT)?,
+            0xda => jpeg.scan(segment)?,
+            _ => {}
+        }
+    }
+    // Some programs leave out the end marker. Behind a progressive picture's scans others could follow.
+    match jpeg.is_progressive {
+        true => Err(CUT_SHORT.into()),
+        false => jpeg.check_scans(),
+    }
+}
+
+fn be16(bytes: &[u8]) -> Option<usize> {
+    Some(usize::from(*bytes.first()?) << 8 | usize::from(*bytes.get(1)?))
+}
+
+#[derive(Default)]
+struct Jpeg<'a> {
+    bytes: &'a [u8],
+    position: usize,
+    is_progressive: bool,
+    /// Width and height in pixels.
+    size: [usize; 2],
+    components: Vec<Component>,
+    /// Tables of DC, then of AC coefficients.
+    tables: [[Option<Huffman>; 4]; 2],
+    /// Number of MCUs between restart markers; 0 for none.
+    restart_interval: usize,
+    scans: usize,
+}
+
+struct Component {
+    id: u8,
+    /// Horizontal and vertical sampling.
+    sampling: [usize; 2],
+    /// Blocks per row, including those that fill the last MCU.
+    stride: usize,
+    /// For each block of a progressive picture, one bit for each coefficient that is not zero.
+    nonzero: Vec<u64>,
+    has_scan: bool,
+}
+
+/// A Huffman table: for each next 16 bits the length of the code (0: none) and its symbol.
+#[derive(Clone)]
+struct Huffman(Vec<(u8, u8)>);
+
+impl<'a> Jpeg<'a> {
+    /// The next marker, behind fill bytes; `None` at the end of the file. Between segments, bytes that belong to none are
+    /// skipped, as every decoder does.
+    fn next_marker(&mut self) -> Result<Option<u8>, String> {
+        loop {
+            let Some(rest) = self.bytes.get(self.position..) else { return Ok(None) };
+            let Some(at) = rest.iter().position(|byte| *byte == 0xff) else { return Ok(None) };
+            let Some(code) = rest[at..].iter().position(|byte| *byte != 0xff) else { return Ok(None) };
+            self.position += at + code + 1;
+            if rest[at + code] != 0 {
+                return Ok(Some(rest[at + code]));
+            }
+        }
+    }
+
+    fn segment(&mut self) -> Result<&'a [u8], String> {
+        let rest = self.bytes.get(self.position..).unwrap_or_default();
+        let length = be16(rest).filter(|length| *length >= 2).ok_or(CUT_SHORT)?;
+        self.position += length;
+        rest.get(2..length).ok_or_else(|| CUT_SHORT.into())
+    }
+
+    fn start_frame(&mut self, is_progressive: bool, segment: &[u8]) -> Result<(), String> {
+        let short = || damaged("its header is cut short");
+        let [_precision, rest @ ..] = segment else { return Err(short()) };
+        let (size, rest) = rest.split_at_checked(4).ok_or_else(short)?;
+        let [height, width] = [0, 2].map(|at| usize::from(size[at]) << 8 | usize::from(size[at + 1]));
+        check_size(width, height)?;
+        let (count, rest) = rest.split_first().ok_or_else(short)?;
+        let parts = rest.get(..3 * usize::from(*count)).ok_or_else(short)?.chunks_exact(3);
+        self.components = parts
+            .map(|part| Component {
+                id: part[0],
+                sampling: [usize::from(part[1] >> 4), usize::from(part[1] & 15)],
+                stride: 0,
+                nonzero: Vec::new(),
+                has_scan: false,
+            })
+            .collect();
+        let is_valid = |part: &Component| part.sampling.iter().all(|sampling| (1..=4).contains(sampling));
+        if self.components.is_empty() || self.components.len() > 4 || !self.components.iter().all(is_valid) {
+            return Err(damaged("its header has impossible components"));
+        }
+        (self.is_progressive, self.size, self.scans) = (is_progressive, [width, height], 0);
+        let [across, down] = self.mcus();
+        for part in &mut self.components {
+            part.stride = across * part.sampling[0];
+            if is_progressive {
+                part.nonzero = vec![0; part.stride * down * part.sampling[1]];
+            }
+        }
+        Ok(())
+    }
+
+    fn most(&self, axis: usize) -> usize {
+        self.components.iter().map(|part| part.sampling[axis]).max().unwrap_or(1)
+    }
+
+    /// Numbers of MCUs of an interleaved scan, across and down.
+    fn mcus(&self) -> [usize; 2] {
+        [0, 1].map(|axis| self.size[axis].div_ceil(8 * self.most(axis)))
+    }
+
+    fn huffman_tables(&mut self, mut segment: &[u8]) -> Result<(), String> {
+        let bad = || damaged("a Huffman table is impossible");
+        while let Some((class, rest)) = segment.split_first() {
+            let counts = rest.get(..16).ok_or_else(bad)?;
+            let total = counts.iter().map(|count| usize::from(*count)).sum::<usize>();
+            let mut symbols = rest.get(16..16 + total).ok_or_else(bad)?.iter();
+            let mut table = vec![(0, 0); 1 << 16];
+            let mut code = 0;
+            for (length, count) in (1u8..).zip(counts) {
+                for symbol in symbols.by_ref().take(usize::from(*count)) {
+                    let room = 1usize << (16 - length);
+                    table.get_mut(code..code + room).ok_or_else(bad)?.fill((length, *symbol));
+                    code += room;
+                }
+            }
+            let [kind, slot] = [class >> 4, class & 15].map(usize::from);
+            *self.tables.get_mut(kind).and_then(|tables| tables.get_mut(slot)).ok_or_else(bad)? = Some(Huffman(table));
+            segment = &rest[16 + total..];
+        }
+        Ok(())
+    }
+
+    fn check_scans(&self) -> Result<(), String> {
+        match !self.components.is_empty() && self.components.iter().all(|part| part.has_scan) {
+            true => Ok(()),
+            false => Err(CUT_SHORT.into()),
+        }
+    }
+
+    /// Walks through a scan whose header is `segment`.
+    fn scan(&mut self, segment: &[u8]) -> Result<(), String> {
+        let bad = || damaged("the header of a scan is impossible");
+        self.scans += 1;
+        if self.scans > MAX_SCANS {
+            return Err(damaged(&format!("it has more than {MAX_SCANS} scans")));
+        }
+        let (count, rest) = segment.split_first().ok_or_else(bad)?;
+        let count = usize::from(*count);
+        let (parts, band) = rest.split_at_checked(2 * count).ok_or_else(bad)?;
+        let &[first, last, approximation, ..] = band else { return Err(bad()) };
+        let band = match self.is_progressive {
+            true => Band { first, last, is_refinement: approximation >> 4 != 0 },
+            false => Band { first: 0, last: 63, is_refinement: false },
+        };
+        if band.last > 63 || band.first > band.last || (self.is_progressive && band.first == 0 && band.last != 0) {
+            return Err(bad());
+        }
+        let mut chosen = Vec::new();
+        for part in parts.chunks_exact(2) {
+            let index = self.components.iter().position(|component| component.id == part[0]).ok_or_else(bad)?;
+            chosen.push((index, usize::from(part[1] >> 4), usize::from(part[1] & 15)));
+        }
+        if chosen.is_empty() || (band.first > 0 && chosen.len() > 1) {
+            return Err(bad());
+        }
+        // A scan of one component has its own blocks only, one a MCU.
+        let alone = chosen.len() == 1;
+        let [across, down] = match alone {
+            true => {
+                let sampling = self.components[chosen[0].0].sampling;
+                [0, 1].map(|axis| (self.size[axis] * sampling[axis]).div_ceil(8 * self.most(axis)))
+            }
+            false => self.mcus(),
+        };
+        let mut components = std::mem::take(&mut self.components);
+        let mut bits = EntropyBits::new(self.bytes, self.position);
+        let (mut end_of_band, mut restarts) = (0u32, 0u8);
+        for mcu in 0..across * down {
+            if self.restart_interval > 0 && mcu > 0 && mcu.is_multiple_of(self.restart_interval) {
+                bits.restart(restarts)?;
+                (restarts, end_of_band) = ((restarts + 1) % 8, 0);
+            }
+            for (index, dc, ac) in &chosen {
+                let component = &mut components[*index];
+                let [h, v] = if alone { [1, 1] } else { component.sampling };
+                let tables = [self.tables[0].get(*dc), self.tables[1].get(*ac)].map(|table| table?.as_ref());
+                for block in 0..h * v {
+                    let x = mcu % across * h + block % h;
+                    let y = mcu / across * v + block / h;
+                    let mut unused = 0;
+                    let nonzero = match self.is_progressive {
+                        true => component.nonzero.get_mut(y * component.stride + x).ok_or_else(bad)?,
+                        false => &mut unused,
+                    };
+                    match (self.is_progressive, band.first) {
+                        (false, _) => bits.baseline_block(tables)?,
+                        (true, 0) if band.is_refinement => drop(bits.take(1)?),
+                        (true, 0) => bits.difference(tables[0])?,
+                        (true, _) if band.is_refinement => {
+                            bits.refined_block(tables[1], band, &mut end_of_band, nonzero)?;
+                        }
+                        (true, _) => bits.band_block(tables[1], band, &mut end_of_band, nonzero)?,
+                    }
+                }
+            }
+        }
+        self.position = bits.finish()?;
+        chosen.iter().for_each(|(index, ..)| components[*index].has_scan = true);
+        self.components = components;
+        Ok(())
+    }
+}
+
+/// The coefficients of a scan.
+#[derive(Clone, Copy)]
+struct Band {
+    first: u8,
+    last: u8,
+    /// Whether the scan adds one bit to coefficients of earlier ones.
+    is_refinement: bool,
+}
+
+/// The bits of a scan, up to a marker.
+struct EntropyBits<'a> {
+    bytes: &'a [u8],
+    position: usize,
+    bits: u64,
+    count: u32,
+    /// Bits read behind the end of the data, as zeros.
+    beyond: u32,
+}
+
+impl<'a> EntropyBits<'a> {
+    fn new(bytes: &'a [u8], position: usize) -> Self {
+        Self { bytes, position, bits: 0, count: 0, beyond: 0 }
+    }
+
+    /// The next byte of data; `None` at a marker or at the end of the file.
+    fn byte(&mut self) -> Option<u8> {
+        let byte = *self.bytes.get(self.position)?;
+        match (byte, self.bytes.get(self.position + 1)) {
+            (0xff, Some(0)) => self.position += 2,
+            (0xff, _) => return None,
+            _ => self.position += 1,
+        }
+        Some(byte)
+    }
+
+    /// The next 16 bits, without taking them.
+    fn peek(&mut self) -> usize {
+        while self.count < 16 {
+            let byte = self.byte();
+            self.beyond += if byte.is_none() { 8 } else { 0 };
+            self.bits = self.bits << 8 | u64::from(byte.unwrap_or(0));
+            self.count += 8;
+        }
+        (self.bits >> (self.count - 16)) as usize & 0xffff
+    }
+
+    fn take(&mut self, n: u8) -> Result<usize, String> {
+        let bits = self.peek() >> (16 - u32::from(n.min(16)));
+        self.count -= u32::from(n.min(16));
+        match self.beyond > self.count {
+            true => Err(match self.bytes.get(self.position + 1) {
+                None => CUT_SHORT.into(),
+                Some(_) => damaged("a scan breaks off"),
+            }),
+            false => Ok(bits),
+        }
+    }
+
+    fn symbol(&mut self, table: Option<&Huffman>) -> Result<u8, String> {
+        let table = table.ok_or_else(|| damaged("a Huffman table is missing"))?;
+        let (length, symbol) = table.0[self.peek()];
+        match length {
+            // Behind the end there are no codes either.
+            0 if self.beyond == 0 => Err(damaged("a code that does not exist")),
+            0 => self.take(16).and(Err(damaged("a code that does not exist"))),
+            _ => self.take(length).map(|_| symbol),
+        }
+    }
+
+    /// The difference of a DC coefficient to the one before.
+    fn difference(&mut self, table: Option<&Huffman>) -> Result<(), String> {
+        let size = self.symbol(table)?;
+        if size > 16 {
+            return Err(damaged("a coefficient is too large"));
+        }
+        self.take(size).map(drop)
+    }
+
+    fn baseline_block(&mut self, [dc, ac]: [Option<&Huffman>; 2]) -> Result<(), String> {
+        self.difference(dc)?;
+        let mut k = 1;
+        while k < 64 {
+            let symbol = self.symbol(ac)?;
+            let (run, size) = (symbol >> 4, symbol & 15);
+            match (size, run) {
+                (0, 15) => k += 16,
+                (0, _) => return Ok(()),
+                _ => {
+                    k += u32::from(run) + 1;
+                    self.take(size)?;
+                }
+            }
+        }
+        match k {
+            64 => Ok(()),
+            _ => Err(damaged("a block has too many coefficients")),
+        }
+    }
+
+    /// The first pass over a band of AC coefficients.
+    fn band_block(
+        &mut self,
+        table: Option<&Huffman>,
+        band: Band,
+        end_of_band: &mut u32,
+        nonzero: &mut u64,
+    ) -> Result<(), String> {
+        if *end_of_band > 0 {
+            *end_of_band -= 1;
+            return Ok(());
+        }
+        let mut k = band.first;
+        while k <= band.last {
+            let symbol = self.symbol(table)?;
+            let (run, size) = (symbol >> 4, symbol & 15);
+            match (size, run) {
+                (0, 15) => k += 16,
+                (0, _) => {
+                    *end_of_band = (1 << run) + self.take(run)? as u32 - 1;
+                    return Ok(());
+                }
+                _ => {
+                    k += run;
+                    self.take(size)?;
+                    if k > band.last {
+                        return Err(damaged("a block has too many coefficients"));
+                    }
+                    *nonzero |= 1 << k;
+                    k += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A further pass, which has one bit for each coefficient that is not zero yet, and new ones in between.
+    fn refined_block(
+        &mut self,
+        table: Option<&Huffman>,
+        band: Band,
+        end_of_band: &mut u32,
+        nonzero: &mut u64,
+    ) -> Result<(), String> {
+        let mut k = band.first;
+        while *end_of_band == 0 && k <= band.last {
+            let symbol = self.symbol(table)?;
+            let (mut run, size) = (symbol >> 4, symbol & 15);
+            match (size, run) {
+                (0, 15) => {}
+                (0, _) => {
+                    *end_of_band = (1 << run) + self.take(run)? as u32;
+                    break;
+                }
+                (1, _) => drop(self.take(1)?),
+                _ => return Err(damaged("a coefficient is too large")),
+            }
+            // Skips `run` coefficients that are zero, and refines the others on the way.
+            while k <= band.last {
+                if *nonzero >> k & 1 == 1 {
+                    self.take(1)?;
+                } else if run == 0 {
+                    if size == 1 {
+                        *nonzero |= 1 << k;
+                    }
+                    break;
+                } else {
+                    run -= 1;
+                }
+                k += 1;
+            }
+            k += 1;
+        }
+        if *end_of_band > 0 {
+            for k in k..=band.last {
+                if *nonzero >> k & 1 == 1 {
+                    self.take(1)?;
+                }
+            }
+            *end_of_band -= 1;
+        }
+        Ok(())
+    }
+
+    /// Takes the restart marker of this number (0 to 7).
+    fn restart(&mut self, number: u8) -> Result<(), String> {
+        let end = self.finish()?;
+        let rest = &self.bytes[end..];
+        // Fill bytes may precede the code.
+        let code = rest.iter().position(|byte| *byte != 0xff).ok_or(CUT_SHORT)?;
+        if code == 0 || rest[code] != 0xd0 + number {
+            return Err(damaged("a restart marker is missing"));
+        }
+        *self = Self::new(self.bytes, end + code + 1);
+        Ok(())
+    }
+
+    /// The position of the marker behind the data. Fails if whole bytes of data are left, other than zeros that fill up.
+    fn finish(&mut self) -> Result<usize, String> {
+        let mut left = self.count.saturating_sub(self.beyond) / 8;
+        let mut has_rest = false;
+        while left > 0 {
+            left -= 1;
+            has_rest |= self.bits >> (self.beyond + 8 * left) & 0xff != 0;
+        }
+        while let Some(byte) = self.byte() {
+            has_rest |= byte != 0;
+        }
+        match has_rest {
+            true => Err(damaged("a scan has more data than blocks")),
+            false => Ok(self.position.min(self.bytes.len())),
+        }
+    }
+}

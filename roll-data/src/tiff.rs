@@ -1,0 +1,122 @@
+//! The first directory of a TIFF file, which EXIF data is too.
+
+use crate::orientation::Orientation;
+
+/// Maximum number of values of an entry that are read: more strips than a picture of the largest size has rows.
+const MAX_VALUES: u32 = 1 << 15;
+
+const BITS_PER_SAMPLE: u16 = 258;
+const COMPRESSION: u16 = 259;
+const PHOTOMETRIC: u16 = 262;
+const FILL_ORDER: u16 = 266;
+const STRIP_OFFSETS: u16 = 273;
+const ORIENTATION: u16 = 274;
+const SAMPLES_PER_PIXEL: u16 = 277;
+const STRIP_BYTES: u16 = 279;
+const PLANAR: u16 = 284;
+const PREDICTOR: u16 = 317;
+const TILE_OFFSETS: u16 = 324;
+const SAMPLE_FORMAT: u16 = 339;
+
+/// A TIFF file in memory and its first directory.
+pub(crate) struct Tiff<'a> {
+    bytes: &'a [u8],
+    is_big_endian: bool,
+    entries: &'a [u8],
+}
+
+impl<'a> Tiff<'a> {
+    /// Reads the header. `None` if it is no TIFF file, or if its directory lies outside of `bytes`.
+    pub fn new(bytes: &'a [u8]) -> Option<Self> {
+        let is_big_endian = match bytes.get(..4)? {
+            b"II*\0" => false,
+            b"MM\0*" => true,
+            _ => return None,
+        };
+        let mut tiff = Self { bytes, is_big_endian, entries: &[] };
+        let directory = bytes.get(usize::try_from(tiff.number(bytes.get(4..8)?)).ok()?..)?;
+        let count = tiff.number(directory.get(..2)?) as usize;
+        // The entries that are there: a list that is cut short may still have the one that is looked for.
+        tiff.entries = directory[2..].get(..12 * count).unwrap_or(&directory[2..]);
+        Some(tiff)
+    }
+
+    fn number(&self, bytes: &[u8]) -> u64 {
+        let shifted = |number: u64, byte: &u8| number << 8 | u64::from(*byte);
+        match self.is_big_endian {
+            true => bytes.iter().fold(0, shifted),
+            false => bytes.iter().rev().fold(0, shifted),
+        }
+    }
+
+    /// The whole numbers of an entry, of any width; `None` if there is no such entry, or none that can be read.
+    fn numbers(&self, tag: u16) -> Option<Vec<u64>> {
+        let entry = self.entries.chunks_exact(12).find(|entry| self.number(&entry[..2]) == u64::from(tag))?;
+        // Bytes, SHORT and LONG, signed ones, and offsets of directories.
+        let width = match self.number(&entry[2..4]) {
+            1 | 6 => 1,
+            3 | 8 => 2,
+            4 | 9 | 13 => 4,
+            _ => return None,
+        };
+        let count = u32::try_from(self.number(&entry[4..8])).ok().filter(|count| *count <= MAX_VALUES)? as usize;
+        let values = match count * width {
+            0..=4 => &entry[8..8 + count * width],
+            long => {
+                let from = usize::try_from(self.number(&entry[8..12])).ok()?;
+                self.bytes.get(from..from.checked_add(long)?)?
+            }
+        };
+        Some(values.chunks_exact(width).map(|value| self.number(value)).collect())
+    }
+
+    /// The orientation, if a valid one is specified.
+    pub fn orientation(&self) -> Option<Orientation> {
+        match self.numbers(ORIENTATION)?[..] {
+            [code] => Orientation::from_exif_code(code),
+            _ => None,
+        }
+    }
+
+    /// Fails for a picture whose pixels lie outside of the file, and for the kinds of which ffmpeg's decoder returns wrong
+    /// pixels without an error: tiles, planes, JPEG, and other samples than grey, RGB and palettes of whole numbers.
+    pub fn check_kind(&self) -> Result<(), String> {
+        let first = |tag, default| self.numbers(tag).and_then(|n| n.first().copied()).unwrap_or(default);
+        let unreadable = |kind: &str| Err(format!("TIFF of a kind that cannot be read ({kind}); convert it to PNG"));
+        if self.numbers(TILE_OFFSETS).is_some() || self.numbers(STRIP_OFFSETS).is_none() {
+            return unreadable("tiled, or without strips");
+        }
+        let samples = first(SAMPLES_PER_PIXEL, 1);
+        if samples > 1 && first(PLANAR, 1) != 1 {
+            return unreadable("a plane for each colour");
+        }
+        let photometric = first(PHOTOMETRIC, 1);
+        match (first(COMPRESSION, 1), photometric, samples) {
+            (1 | 5 | 8 | 32773 | 32946, 0 | 1, 1..=2) | (1 | 5 | 8 | 32773 | 32946, 2, 3..=4) => {}
+            (1 | 5 | 8 | 32773 | 32946, 3, 1) => {}
+            (2..=4, 0 | 1, 1) => {}
+            (compression, ..) => {
+                return unreadable(&format!(
+                    "compression {compression}, photometric interpretation {photometric}, \
+                                            {samples} samples per pixel"
+                ));
+            }
+        }
+        let bits = self.numbers(BITS_PER_SAMPLE).unwrap_or(vec![1]);
+        let depth = bits.first().copied().unwrap_or(1);
+        let is_usual = matches!((depth, photometric), (1 | 8, _) | (2 | 4, 3) | (16, 0..=2));
+        if !is_usual || bits.iter().any(|other| *other != depth) || (samples > 1 && depth < 8) {
+            return unreadable(&format!("{depth} bits per sample"));
+        }
+        if first(SAMPLE_FORMAT, 1) != 1 || first(FILL_ORDER, 1) != 1 || !matches!(first(PREDICTOR, 1), 1 | 2) {
+            return unreadable("samples that are no unsigned numbers, in another order, or predicted otherwise");
+        }
+        let offsets = self.numbers(STRIP_OFFSETS).unwrap_or_default();
+        let sizes = self.numbers(STRIP_BYTES).unwrap_or_default();
+        let is_inside = |(from, size): (&u64, &u64)| from.saturating_add(*size) <= self.bytes.len() as u64;
+        match sizes.len() == offsets.len() && offsets.iter().zip(&sizes).all(is_inside) {
+            true => Ok(()),
+            false => Err("the picture is cut short".into()),
+        }
+    }
+}
