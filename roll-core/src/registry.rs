@@ -24,6 +24,9 @@ pub struct BuildContext {
     pub base_dir: PathBuf,
     /// Where the strategy wants frozen weights to be; a model may follow it where its own options leave it open.
     pub placement: Option<WeightPlacement>,
+    /// Passes that the algorithm records at a time ([`Passes::held`]), if its plan is known.
+    #[serde(default)]
+    pub recorded_passes: Option<usize>,
     /// The component is opened to be checked: a model reads the headers of its files and no weights, so that no pass
     /// through its network is possible, and downloads nothing.
     #[serde(default)]
@@ -52,6 +55,7 @@ impl BuildContext {
             seed: 0,
             base_dir: ".".into(),
             placement: None,
+            recorded_passes: None,
             headers_only: false,
             run_dir: Arc::default(),
             ranks: alone(),

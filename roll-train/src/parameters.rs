@@ -4,8 +4,14 @@ use roll_core::{Model, Result};
 
 pub(crate) const NORM: &str = "actor/param_norm";
 
-/// The sums of more parameters (those of a full training) are not computed: they would be copied at every step.
-const MAX_SUMMED: usize = 1 << 28;
+/// The sums of more parameters (those of a full training) are not computed: they would be copied at every step. Both
+/// experts of A14B with LoRA of rank 32 have 306,708,480.
+const MAX_SUMMED: usize = 1 << 29;
+
+/// Whether the parameters of a model with `count` of them are summed.
+const fn are_summed(count: usize) -> bool {
+    count <= MAX_SUMMED
+}
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct ParameterSums {
@@ -17,7 +23,7 @@ pub(crate) struct ParameterSums {
 impl ParameterSums {
     /// The sums of the parameters of `model`; `None` if there are too many. All ranks must call it.
     pub(crate) fn of(model: &mut dyn Model) -> Result<Option<Self>> {
-        if model.parameters().iter().map(|spec| spec.len()).sum::<usize>() > MAX_SUMMED {
+        if !are_summed(model.parameter_count()) {
             return Ok(None);
         }
         let mut sums = Self::default();
@@ -68,6 +74,12 @@ pub(crate) fn for_each_part(model: &mut dyn Model, most: usize, mut f: impl FnMu
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn norm_and_guard_cover_lora_of_rank_32_on_both_experts_of_a14b() {
+        // Counts of `roll plan --network wan2_2-i2v-a14b`: one expert, both, and every weight of one.
+        assert_eq!([153_354_240, 306_708_480, 14_288_901_184].map(are_summed), [true, true, false]);
+    }
 
     #[test]
     fn hash_depends_on_every_bit_and_norm_is_the_root_of_the_squares() {

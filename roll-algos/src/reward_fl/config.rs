@@ -77,7 +77,7 @@ pub struct RewardFlConfig {
     /// The video or picture that the reward compares with.
     pub reference: Reference,
     /// Number of updates between separate measurements of the gradient norms of reward and KL by a second rollout; 0
-    /// disables them. Default: 25, or 0 above 100 million trained parameters, because the measurement keeps three
+    /// disables them. Default: 25, or 0 above a billion trained parameters, because the measurement keeps three
     /// copies of the gradient.
     pub gradient_split_every: Option<u64>,
     /// Frames per second of generated videos: the model's (16; 24 for TI2V-5B) or the clip's.
@@ -207,7 +207,7 @@ impl RewardFlConfig {
     /// Whether step `step` (from 0) measures the gradients of reward and KL separately.
     pub(super) fn splits(&self, step: u64, parameters: usize) -> bool {
         const EVERY: u64 = 25;
-        const AT_MOST: usize = 100_000_000;
+        const AT_MOST: usize = 1_000_000_000;
         let every = self.gradient_split_every.unwrap_or(if parameters > AT_MOST { 0 } else { EVERY });
         let every = if self.kl_weight > 0.0 { every } else { 0 };
         // Not in the first step: there the policy is usually the KL's reference, where the gradient is 0.

@@ -7,7 +7,7 @@ use burn::tensor::{DType, Device};
 use roll_backends::device::is_gpu;
 use roll_backends::weights::{DeviceSlot, HostWeight, MatrixStorage, SegmentMemory, Storage};
 use roll_backends::{Backend, Resident, Sharded, WeightStore};
-use roll_core::{BuildContext, Communicator, Error, Noise, Result, ResultExt, StateDict, flat};
+use roll_core::{BuildContext, Communicator, Error, Model, Noise, Result, ResultExt, StateDict, flat};
 
 use crate::hub::Hub;
 use crate::lora::{InitialAdapter, OpenedAdapter};
@@ -24,6 +24,7 @@ use super::options::{Checkpoints, IdleExpert, Placement, TileSize, WanOptions};
 use super::paths::ComponentFiles;
 use super::plan;
 use super::prompts::TextEncoder;
+use super::recorded_memory::RecordedMemory;
 use super::tokenizer::{PROMPT_TOKENS, Tokenizer};
 use super::umt5::Umt5;
 use super::vae::{Chunking, MemoryBudget, Tiling, Vae};
@@ -90,6 +91,17 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
     let Some(dit) = dits.next() else { return Err(Error::Misuse("a pipeline without a transformer".into())) };
     let mut model = Wan::new(Parts { dit, dit2: dits.next(), vae, text, clip }, settings);
     model.experts.iter_mut().zip(bases).for_each(|(expert, base)| expert.base = Some(base));
+    model.recorded_memory = experts.memory.map(|memory| RecordedMemory {
+        memory,
+        resident: experts.resident + 4 * plan::elements(&model.vae_config().weights()),
+        trained: model.parameter_count(),
+        passes: context.recorded_passes,
+        token_ranks: context.token_ranks.as_ref().map_or(1, |ranks| ranks.world_size()),
+        element: experts.precision.products.size(),
+        decoder_element: model.decoder_element_bytes(),
+        keep_attention: options.recomputed_attention(),
+        offload,
+    });
     model.tiling_budget = tiling_budget;
     model.checkpoint_memory = checkpoint_memory;
     model.encoding_sources = Some(encoding_sources);
@@ -274,7 +286,7 @@ fn open_dit(
         };
         let mut dit = Dit::with_store(config, store)
             .with_memory(memory)
-            .keeping_attention(options.keep_attention)
+            .keeping_attention(options.keep_attention.without_memory())
             .with_products(experts.precision.products);
         if options.weight_store == Placement::Sharded && context.ranks.world_size() > 1 {
             dit = dit.sharding_weights(context.ranks.clone());
@@ -403,8 +415,6 @@ mod tests {
     use roll_core::{Adapter, ConditionInput, DiffusionModel, Grad, Purpose, Timestep};
 
     use super::super::init_tiny::{WanKind, init_tiny};
-    use roll_core::Model;
-
     use super::*;
     use crate::precision::WeightsDType;
 

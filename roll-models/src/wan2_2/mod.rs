@@ -28,6 +28,7 @@ mod parameters;
 pub mod paths;
 pub mod plan;
 mod prompts;
+mod recorded_memory;
 mod resize;
 mod shapes;
 mod text;

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use roll_backends::Memory;
 use roll_core::{
     Adapter, ConditionInput, Conditioning, DiffusionModel, Distribution, Error, Grad, Model, ParameterParts,
     ParameterSpec, Pullback, Result, ScheduleFacts, StateDict, Tensor, Timestep, VelocityInput, VideoUnit,
@@ -14,10 +16,11 @@ use roll_external::Fingerprint;
 use super::adapter_io;
 use super::clip::Clip;
 use super::conditioning;
-use super::dit::{Dit, DitConfig};
+use super::dit::{Dit, DitConfig, PassMemory};
 use super::expert::{Expert, trained_levels};
 use super::prompts::{Prompts, TextEncoder};
-use super::vae::{Chunking, MemoryBudget, Vae, VaeConfig, checkpoints_in_host_memory, feature_cache_bytes};
+use super::recorded_memory::RecordedMemory;
+use super::vae::{Chunking, MemoryBudget, Tiling, Vae, VaeConfig, checkpoints_in_host_memory, feature_cache_bytes};
 
 /// Noise level at which I2V models switch experts.
 const I2V_BOUNDARY: f64 = 0.9;
@@ -70,6 +73,10 @@ pub struct Wan {
     chunking: Chunking,
     /// If set, the tiles of the VAE are the largest that fit, instead of those of `chunking`.
     pub(super) tiling_budget: Option<MemoryBudget>,
+    /// If set, it determines what recorded passes keep on the device, instead of the transformers.
+    pub(super) recorded_memory: Option<RecordedMemory>,
+    /// Number of recorded passes whose block inputs are on the device although others are in host memory.
+    on_device: Arc<AtomicUsize>,
     /// If set, it determines the number of checkpoints in the VAE's decoder, instead of `chunking`.
     pub(super) checkpoint_memory: Option<CheckpointMemory>,
     /// Number of checkpoints by the shape of the latents, as `checkpoint_memory` determined it the first time. Later
@@ -95,6 +102,27 @@ pub(super) struct EncodingSources {
     pub(super) files: Vec<PathBuf>,
     /// A description of all settings that encodings depend on.
     pub(super) settings: String,
+}
+
+/// Counts recorded passes whose block inputs are on the device, until it is dropped.
+struct OnDevice {
+    count: usize,
+    all: Arc<AtomicUsize>,
+}
+
+impl OnDevice {
+    /// Adds `count` passes to `all`, unless they would be more than `most`.
+    fn within(most: usize, count: usize, all: &Arc<AtomicUsize>) -> Option<Self> {
+        let add = |passes: usize| Some(passes + count).filter(|sum| *sum <= most);
+        all.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok()?;
+        Some(Self { count, all: all.clone() })
+    }
+}
+
+impl Drop for OnDevice {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.count, Ordering::Relaxed);
+    }
 }
 
 impl Wan {
@@ -123,6 +151,8 @@ impl Wan {
             end_image: settings.end_image,
             chunking: settings.chunking,
             tiling_budget: None,
+            recorded_memory: None,
+            on_device: Arc::default(),
             checkpoint_memory: None,
             checkpoints: Mutex::default(),
             specs,
@@ -137,15 +167,54 @@ impl Wan {
         usize::from(self.schedule.boundary.is_some_and(low))
     }
 
+    /// Sizes of the VAE.
+    pub(super) fn vae_config(&self) -> &VaeConfig {
+        self.vae.config()
+    }
+
+    /// Bytes per element between two layers of the decoder.
+    pub(super) fn decoder_element_bytes(&self) -> usize {
+        self.vae.decoder_element_bytes()
+    }
+
+    /// Tiling of the VAE for latents of shape [T, H, W].
+    fn tiling(&self, latents: [usize; 3]) -> Option<Tiling> {
+        match &self.tiling_budget {
+            Some(budget) => budget.tiling(self.vae.config(), latents),
+            None => self.chunking.tiling,
+        }
+    }
+
+    /// What a recorded pass of `count` videos with latents of `shape` keeps, and the guard that counts it among those on
+    /// the device until it is pulled back or dropped.
+    fn keeps(&self, dit: &Dit, count: usize, shape: &[usize]) -> (PassMemory, Option<OnDevice>) {
+        let keeps = dit.keeps();
+        let (Some(recorded), [_, t, h, w]) = (&self.recorded_memory, shape) else { return (keeps, None) };
+        let latents = [*t, *h, *w];
+        let kept = recorded.kept(dit.config(), self.vae.config(), self.tiling(latents), latents);
+        let keeps = PassMemory { attention: kept.attention, ..keeps };
+        if keeps.memory != Memory::Offload {
+            return (keeps, None);
+        }
+        match OnDevice::within(kept.passes, count, &self.on_device) {
+            Some(guard) => (PassMemory { memory: Memory::Recompute, ..keeps }, Some(guard)),
+            None => (keeps, None),
+        }
+    }
+
     /// Tiling and checkpoints of the VAE for latents of shape [T, H, W].
     fn chunking(&self, latents: [usize; 3]) -> Chunking {
         let (config, element_size) = (self.vae.config(), self.vae.decoder_element_bytes());
-        let tiling = match &self.tiling_budget {
-            Some(budget) => budget.tiling(config, latents),
-            None => self.chunking.tiling,
-        };
+        let tiling = self.tiling(latents);
         let fitting = |memory| match memory {
-            CheckpointMemory::Device(budget) => budget.checkpoints(config, tiling, latents),
+            CheckpointMemory::Device(budget) => {
+                let dit = self.experts[0].dit.config();
+                let beside = |recorded: &RecordedMemory| {
+                    recorded.beside(budget, recorded.kept(dit, config, tiling, latents), dit)
+                };
+                let budget = self.recorded_memory.as_ref().map_or(budget, beside);
+                budget.checkpoints(config, tiling, latents)
+            }
             CheckpointMemory::Host => {
                 let [t, h, w] = latents;
                 checkpoints_in_host_memory(t, feature_cache_bytes(config, tiling, [h, w], element_size))
@@ -310,7 +379,13 @@ impl DiffusionModel for Wan {
         adapter: Adapter,
         grad: Grad,
     ) -> Result<(Tensor, Option<Pullback>)> {
-        self.experts[self.expert(timestep)].dit.velocity(latents, timestep, conditioning, adapter, grad)
+        let input = VelocityInput { latents, timestep, conditioning };
+        let (velocities, pullback) = self.velocities(&[input], adapter, grad)?;
+        let (alone, stacked) = (latents.shape().to_vec(), velocities.shape().to_vec());
+        let pullback = pullback.map(|pullback| {
+            Pullback::new(move |cotangent: &Tensor| pullback.pull(&cotangent.reshape(stacked)?)?.reshape(alone))
+        });
+        Ok((velocities.reshape(latents.shape())?, pullback))
     }
 
     fn velocities(
@@ -327,14 +402,18 @@ impl DiffusionModel for Wan {
                 continue;
             }
             let batch: Vec<VelocityInput<'_>> = positions.iter().map(|i| inputs[*i]).collect();
-            let (value, pullback) = expert.dit.velocities(&batch, adapter, grad)?;
+            let (keeps, on_device) = match grad.is_on() {
+                true => self.keeps(&expert.dit, batch.len(), batch[0].latents.shape()),
+                false => (expert.dit.keeps(), None),
+            };
+            let (value, pullback) = expert.dit.velocities_keeping(&batch, adapter, grad, keeps)?;
             scatter(&mut values, &positions, value)?;
-            pullbacks.extend(pullback.map(|pullback| (positions, pullback)));
+            pullbacks.extend(pullback.map(|pullback| (positions, pullback, on_device)));
         }
         let count = inputs.len();
         let pull = move |cotangents: &Tensor| {
             let (cotangents, mut pulled) = (cotangents.unstack()?, vec![None; count]);
-            for (positions, pullback) in pullbacks {
+            for (positions, pullback, _on_device) in pullbacks {
                 let batch: Vec<Tensor> = positions.iter().map(|i| cotangents[*i].clone()).collect();
                 scatter(&mut pulled, &positions, pullback.pull(&Tensor::stack(&batch)?)?)?;
             }

@@ -65,12 +65,14 @@ pub struct WanOptions {
     pub base_lora: Option<AdapterSources>,
     /// Recompute activations block by block in the backward pass instead of keeping them.
     pub use_gradient_checkpointing: bool,
-    /// Keep the inputs of the blocks in host memory until the backward pass.
+    /// Keep the inputs of the blocks in host memory until the backward pass: on a GPU whose memory is known, those of the
+    /// passes that do not fit on it.
     pub use_gradient_checkpointing_offload: bool,
     /// Keep the results of self-attention on the device until the backward pass, which then recomputes everything else
     /// of a block. Faster where attention dominates; memory for each trained step: `layers x tokens x dim` numbers in the
-    /// dtype of products (A14B, 81 frames of 480x480: 7.9 GB).
-    pub keep_attention: bool,
+    /// dtype of products (A14B, 81 frames of 480x480: 7.9 GB). `auto`: on a GPU whose memory is known, if those of all
+    /// trained steps fit, by the estimate of `roll plan`; elsewhere `false`.
+    pub keep_attention: KeepAttention,
     /// List of the inputs in addition to the prompt: `input_image`, `end_image`.
     #[serde(deserialize_with = "comma_list::required")]
     #[schemars(schema_with = "comma_list::required_schema")]
@@ -314,6 +316,41 @@ impl<'de> Deserialize<'de> for Checkpoints {
     }
 }
 
+/// Whether results of self-attention are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KeepAttention {
+    /// If they fit on the device.
+    #[default]
+    Auto,
+    /// As given.
+    #[serde(untagged)]
+    Of(bool),
+}
+
+impl KeepAttention {
+    /// Resolves `Auto` where nothing is known of the device's memory.
+    pub fn without_memory(self) -> bool {
+        self == Self::Of(true)
+    }
+}
+
+impl JsonSchema for KeepAttention {
+    fn schema_name() -> Cow<'static, str> {
+        "KeepAttention".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({"anyOf": [{"const": "auto"}, bool::json_schema(generator)]})
+    }
+}
+
+impl<'de> Deserialize<'de> for KeepAttention {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        word_or(deserializer, &[("auto", Self::Auto)], Self::Of, "`auto`, `true` or `false`")
+    }
+}
+
 /// Dtype of the VAE's decoder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -363,7 +400,7 @@ impl Default for WanOptions {
             base_lora: None,
             use_gradient_checkpointing: true,
             use_gradient_checkpointing_offload: false,
-            keep_attention: false,
+            keep_attention: KeepAttention::Auto,
             extra_inputs: "input_image".into(),
             weights_dtype: WeightsDType::Auto,
             compute_dtype: ComputeDType::Auto,
@@ -453,6 +490,14 @@ impl WanOptions {
         LoraRequest { rank: self.lora_rank, alpha: self.lora_alpha, targets }
     }
 
+    /// `keep_attention`, which has no effect unless blocks are recomputed.
+    pub(super) fn recomputed_attention(&self) -> KeepAttention {
+        match self.use_gradient_checkpointing || self.use_gradient_checkpointing_offload {
+            true => self.keep_attention,
+            false => KeepAttention::Of(false),
+        }
+    }
+
     /// The tiles of the VAE in the options; `None` for `auto` and for whole frames.
     pub(super) fn tiling(&self) -> Result<Option<Tiling>> {
         match (self.vae_tile_size, self.vae_tile_stride) {
@@ -532,6 +577,20 @@ mod tests {
             let text = serde_json::to_value(count).unwrap();
             assert_eq!(serde_json::from_value::<Checkpoints>(text).unwrap(), count);
         }
+    }
+
+    #[test]
+    fn keep_attention_is_auto_or_a_truth_value() {
+        let parse = |value: serde_json::Value| parsed(json!({"keep_attention": value})).map(|o| o.keep_attention);
+        for (value, expected) in [
+            (json!("auto"), KeepAttention::Auto),
+            (json!(true), KeepAttention::Of(true)),
+            (json!(false), KeepAttention::Of(false)),
+        ] {
+            assert_eq!(parse(value.clone()).unwrap(), expected);
+            assert_eq!(serde_json::to_value(expected).unwrap(), value);
+        }
+        assert!(parse(json!("yes")).unwrap_err().to_string().contains("keep_attention"));
     }
 
     #[test]

@@ -404,7 +404,8 @@ fn strategy_and_model(
     let strategy = registry.strategy(&config.strategy.name, &config.strategy.options, context)?;
     check_all_ranks_train(&config.strategy.name, strategy.as_ref(), context.ranks.as_ref(), registry)?;
     let (placement, token_ranks) = (strategy.weight_placement(), strategy.ranks().tokens.clone());
-    let placed = BuildContext { placement, token_ranks, ..context.clone() };
+    let recorded_passes = registry.passes(&config.algo.name, &config.algo.options).ok().map(|passes| passes.held());
+    let placed = BuildContext { placement, token_ranks, recorded_passes, ..context.clone() };
     let model = registry.model(&config.model.name, &config.model.options, &placed)?;
     if let Some(tokens) = &placed.token_ranks {
         check_token_ranks(&config.model.name, model.as_ref(), tokens.world_size())?;

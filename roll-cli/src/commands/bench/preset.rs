@@ -136,6 +136,7 @@ impl<'a> Preset<'a> {
             tiling: None,
             checkpoints: self.args.vae_checkpoints.unwrap_or(Chunking::default().checkpoints),
             offload_inputs: self.args.offload,
+            passes_on_device: 0,
             keep_attention: self.args.keep_attention,
             text_len: self.text_len,
             storage: DeviceStorage {

@@ -63,6 +63,15 @@ pub struct Dit {
     rotary: Rotary,
 }
 
+/// What a recorded pass keeps until its pullback.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PassMemory {
+    /// Inputs of blocks, and where they are.
+    pub memory: Memory,
+    /// Whether the results of self-attention stay on the device.
+    pub attention: bool,
+}
+
 /// The trained parameters at the start of training, where they are those of a file.
 struct Start {
     state: StateDict,
@@ -242,6 +251,22 @@ impl Dit {
         adapter: Adapter,
         grad: Grad,
     ) -> Result<(Tensor, Option<Pullback>)> {
+        self.velocities_keeping(inputs, adapter, grad, self.keeps())
+    }
+
+    /// What a recorded pass keeps until its pullback, unless the pass says otherwise.
+    pub fn keeps(&self) -> PassMemory {
+        PassMemory { memory: self.memory, attention: self.keeps_attention }
+    }
+
+    /// Like [`Dit::velocities`], with what this pass keeps until its pullback.
+    pub fn velocities_keeping(
+        &self,
+        inputs: &[VelocityInput<'_>],
+        adapter: Adapter,
+        grad: Grad,
+        keeps: PassMemory,
+    ) -> Result<(Tensor, Option<Pullback>)> {
         let device = self.store.device().clone();
         let batch = Batch::new(inputs, &self.config)?;
         let [cos, sin] = self.rotary.tables(batch.shape, self.config.head_dim(), &device)?;
@@ -279,8 +304,8 @@ impl Dit {
         let (shared, embedded) = vjp(&[], tape, |_, tape| embed_all(&pass, tape, &batch, &device))?;
 
         let state = NdTensor::from(own.select(to_device::<2>(&batch.tokens, &device)?));
-        let chain = chain(&pass, self.keeps_attention && grad.is_on());
-        let (out, record) = chain.forward(state, shared, grad, self.memory, track_shared, trains.clone())?;
+        let chain = chain(&pass, keeps.attention && grad.is_on());
+        let (out, record) = chain.forward(state, shared, grad, keeps.memory, track_shared, trains.clone())?;
         let velocities = batch.shape.to_latents(&own.gather(to_host(out.rank::<2>()?)?)?, Order::ChannelLast)?;
 
         let shape = batch.shape;

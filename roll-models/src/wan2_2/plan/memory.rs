@@ -5,13 +5,14 @@ use roll_core::plan::MemoryItem;
 
 use super::super::dit::Trainable;
 use super::super::options::{IdleExpert, Placement};
+use super::super::recorded_memory::{attention_bytes, block_input_bytes};
 use super::super::vae::{DEFAULT_CHECKPOINTS, RESTORED_STATES, Tiling, decoder_bytes, feature_cache_bytes};
 use super::{Plan, RESERVE};
 
 /// f32 values per token that the recomputation and the pullback of one block hold: 10 per channel of the residual
 /// stream plus 4 per channel of the feed-forward layer. Measured: 208 MiB at 4096 tokens, width 512, feed-forward 2048
 /// (example `dit_memory` of commit ac7d28a).
-const BLOCK_WORDS: [usize; 2] = [10, 4];
+pub(in super::super) const BLOCK_WORDS: [usize; 2] = [10, 4];
 /// Bytes of the process itself.
 const PROCESS: usize = 60 << 20;
 
@@ -69,10 +70,12 @@ impl Plan {
     fn block_inputs(&self) -> MemoryItem {
         let (tokens, dim, segments) = (self.own_tokens(), self.networks.dit.dim, self.networks.dit.segments());
         let (passes, element) = (self.input.passes.held(), self.storage.block_input_bytes);
-        let inputs = element * tokens * dim * segments * passes;
-        // With offloading, the device holds, in f32, the input in use and the one in flight; the host holds all. On the CPU
-        // both are the same memory, and the copies are made all the same.
-        let (device, host) = if self.offload_inputs { (2 * 4 * tokens * dim, inputs) } else { (inputs, 0) };
+        let inputs = |passes: usize| passes * block_input_bytes(&self.networks.dit, tokens, element);
+        // With offloading, the device holds the passes that fit, and of others, in f32, the input in use and the one in
+        // flight. On the CPU both are the same memory, and the copies are made all the same.
+        let on_device = if self.offload_inputs { self.passes_on_device.min(passes) } else { passes };
+        let in_flight = if on_device < passes { 2 * 4 * tokens * dim } else { 0 };
+        let (device, host) = (inputs(on_device) + in_flight, inputs(passes - on_device));
         let formula = format!("{passes} velocities x {segments} segments x {tokens} tokens x {dim} x {element} B");
         item("block inputs", device, host, formula)
     }
@@ -81,7 +84,7 @@ impl Plan {
     fn kept_attention(&self) -> MemoryItem {
         let (tokens, dit, passes) = (self.own_tokens(), &self.networks.dit, self.input.passes.held());
         let (dim, layers, heads, element) = (dit.dim, dit.layers, dit.heads, self.storage.block_input_bytes);
-        let bytes = passes * layers * tokens * (element * dim + 4 * heads);
+        let bytes = passes * attention_bytes(dit, tokens, element);
         let formula =
             format!("{passes} velocities x {layers} blocks x {tokens} tokens x ({dim} x {element} + {heads} x 4) B");
         item("results of attention", bytes, 0, formula)

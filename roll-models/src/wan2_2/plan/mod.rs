@@ -16,6 +16,7 @@ use roll_backends::weights::HostStore;
 use roll_core::plan::PlanInput;
 use roll_core::{Noise, Result};
 
+pub(super) use memory::BLOCK_WORDS;
 pub use needs::needs;
 pub use presets::PublishedModel;
 
@@ -74,6 +75,8 @@ pub struct Plan {
     pub checkpoints: usize,
     /// Whether block inputs are stored in host memory.
     pub offload_inputs: bool,
+    /// With `offload_inputs`, the number of recorded passes that fit on the device and keep their block inputs there.
+    pub passes_on_device: usize,
     /// Whether the results of self-attention are kept until the pullback.
     pub keep_attention: bool,
     /// Tokens of the prompt, padding included.
@@ -83,7 +86,7 @@ pub struct Plan {
 }
 
 /// Bytes for CUDA's context, memory that an allocator cannot use, and the networks of rewards.
-const RESERVE: usize = 2_000_000_000;
+pub(super) const RESERVE: usize = 2_000_000_000;
 /// Number of trained denoising steps that the choice of tiles assumes: the default of `reward_fl`. A model does not
 /// know the configured number.
 const TRAINED_STEPS: usize = 4;
@@ -101,7 +104,7 @@ pub(super) fn vae_budget(
     // A block input per token, segment of a pass and trained step, and with `keep_attention` a result of attention per
     // block; a token covers `patch` latents.
     let inputs = if options.use_gradient_checkpointing_offload { 0 } else { dit.segments() };
-    let attention = if options.keep_attention { dit.layers } else { 0 };
+    let attention = if options.keep_attention.without_memory() { dit.layers } else { 0 };
     let recorded_per_latent = (block_input_bytes * dit.dim * (inputs + attention) * TRAINED_STEPS).div_ceil(patch);
     MemoryBudget {
         // A sixteenth is reserved for trained parameters with their gradients and optimizer state, for blocks that a

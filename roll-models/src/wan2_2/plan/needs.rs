@@ -9,6 +9,7 @@ use super::super::components;
 use super::super::dit::Trainable;
 use super::super::options::{Checkpoints, IdleExpert, Placement, TileSize, WanOptions};
 use super::super::paths::ComponentFiles;
+use super::super::recorded_memory::RecordedMemory;
 use super::super::tokenizer::PROMPT_TOKENS;
 use super::super::vae::{DEFAULT_CHECKPOINTS, VaeConfig};
 use super::{DeviceStorage, Networks, Plan, PublishedModel, vae_budget};
@@ -37,7 +38,8 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
         tiling: options.tiling()?,
         checkpoints: DEFAULT_CHECKPOINTS,
         offload_inputs: options.use_gradient_checkpointing_offload,
-        keep_attention: options.keep_attention,
+        passes_on_device: 0,
+        keep_attention: options.keep_attention.without_memory(),
         text_len: PROMPT_TOKENS,
         storage: storage(&options, &networks, input),
         input: input.clone(),
@@ -57,6 +59,20 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
         if let TileSize::Auto = options.vae_tile_size {
             plan.tiling = budget.tiling(&networks.vae, plan.latent_size());
         }
+        let recorded = RecordedMemory {
+            memory,
+            resident: resident_bytes,
+            trained: plan.trained_elements()?,
+            passes: Some(input.passes.held()),
+            token_ranks: input.division.token_ranks,
+            element: plan.storage.block_input_bytes,
+            decoder_element: plan.storage.decoder_element_bytes,
+            keep_attention: options.recomputed_attention(),
+            offload: plan.offload_inputs,
+        };
+        let kept = recorded.kept(&plan.networks.dit, &plan.networks.vae, plan.tiling, plan.latent_size());
+        (plan.keep_attention, plan.passes_on_device) = (kept.attention, kept.passes);
+        let budget = recorded.beside(budget, kept, &plan.networks.dit);
         let [chunks, ..] = plan.latent_size();
         plan.checkpoints = match options.vae_checkpoints {
             // Those in host memory: what is free there is known to the run alone.
@@ -175,6 +191,7 @@ fn hints(plan: &Plan) -> Vec<String> {
         resident && plan.networks.experts > 1 && plan.experts_on_device() > 1,
         "model.idle_expert=host keeps the weights of the expert that is not in use in host memory",
     );
+    hint(plan.keep_attention, "model.keep_attention=false computes results of attention again in the pull");
     hint(!plan.offload_inputs, "model.use_gradient_checkpointing_offload=true keeps block inputs in host memory");
     let (ranks, shards_tokens) = (plan.input.ranks(), division.token_ranks > 1);
     // Algorithms that generate several videos for a sample (they decode without a gradient) divide these videos among the

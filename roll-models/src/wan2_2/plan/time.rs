@@ -120,7 +120,14 @@ impl Plan {
     pub fn pull_flops(&self) -> f64 {
         let (forward, attention) = (self.forward_flops(), self.attention_flops());
         let products = if self.trainable == Trainable::Full { 2.0 } else { 1.0 };
-        forward + products * (forward - attention) + 2.5 * attention
+        // The recomputation reads results of self-attention that were kept.
+        let kept = if self.keep_attention { self.self_attention_flops() } else { 0.0 };
+        forward - kept + products * (forward - attention) + 2.5 * attention
+    }
+
+    fn self_attention_flops(&self) -> f64 {
+        let [own, tokens] = [self.own_tokens(), self.tokens()].map(|n| n as f64);
+        4.0 * own * tokens * (self.networks.dit.dim * self.networks.dit.layers) as f64
     }
 
     /// Forward operations of the attention of all tokens to one another and to the text. Self-attention is sharded by
