@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use burn::tensor::DType;
 use roll_backends::{Backend, Memory};
-use roll_core::{BuildContext, Error, Kind, LanguageModel, Message, Noise, OptionNotes, Options, Result, ResultExt, flat};
+use roll_core::{
+    BuildContext, Error, Kind, LanguageModel, Message, Noise, OptionNotes, Options, Result, ResultExt, flat,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

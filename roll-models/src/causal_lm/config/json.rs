@@ -371,11 +371,30 @@ pub(super) mod tests {
     #[test]
     fn null_is_an_absent_key_in_every_family() {
         let optional = [
-            "num_key_value_heads", "head_dim", "hidden_act", "hidden_activation", "rms_norm_eps", "rope_theta",
-            "rope_scaling", "rope_parameters", "tie_word_embeddings", "attention_bias", "mlp_bias",
-            "use_sliding_window", "sliding_window", "layer_types", "sliding_window_pattern", "max_window_layers",
-            "max_position_embeddings", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",
-            "rope_local_base_freq", "partial_rotary_factor", "use_bidirectional_attention", "pad_token_id",
+            "num_key_value_heads",
+            "head_dim",
+            "hidden_act",
+            "hidden_activation",
+            "rms_norm_eps",
+            "rope_theta",
+            "rope_scaling",
+            "rope_parameters",
+            "tie_word_embeddings",
+            "attention_bias",
+            "mlp_bias",
+            "use_sliding_window",
+            "sliding_window",
+            "layer_types",
+            "sliding_window_pattern",
+            "max_window_layers",
+            "max_position_embeddings",
+            "query_pre_attn_scalar",
+            "attn_logit_softcapping",
+            "final_logit_softcapping",
+            "rope_local_base_freq",
+            "partial_rotary_factor",
+            "use_bidirectional_attention",
+            "pad_token_id",
         ];
         for family in KNOWN {
             let plain = LmConfig::parse(&json(&[("model_type", family.into())])).unwrap();
@@ -417,10 +436,7 @@ pub(super) mod tests {
         for family in ["gemma3_text", "qwen2"] {
             let config = parsed(family, nested.clone()).unwrap();
             assert_eq!(config.rope, Rope { theta: 1e6, scaling: RopeScaling::Linear { factor: 8.0 } });
-            assert_eq!(
-                config.window_rope,
-                Some(Rope { theta: 2e4, scaling: RopeScaling::Linear { factor: 2.0 } })
-            );
+            assert_eq!(config.window_rope, Some(Rope { theta: 2e4, scaling: RopeScaling::Linear { factor: 2.0 } }));
         }
         let both = [
             ("rope_scaling", serde_json::json!({"type": "linear", "factor": 2.0})),

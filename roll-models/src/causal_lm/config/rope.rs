@@ -53,8 +53,20 @@ pub enum RopeScaling {
 
 /// Keys of rotary parameters that a rule reads; `finetuned` has no effect in any.
 const KEYS: [&str; 15] = [
-    "rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast",
-    "beta_slow", "mscale", "mscale_all_dim", "truncate", "partial_rotary_factor", "original_max_position_embeddings",
+    "rope_type",
+    "type",
+    "rope_theta",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
     "finetuned",
 ];
 
@@ -117,7 +129,9 @@ impl Rope {
                     truncate: match scaling.get("truncate") {
                         None => true,
                         Some(serde_json::Value::Bool(truncate)) => *truncate,
-                        Some(other) => return Err(format!("`{section}`: `truncate`: expected a boolean, found {other}")),
+                        Some(other) => {
+                            return Err(format!("`{section}`: `truncate`: expected a boolean, found {other}"));
+                        }
                     },
                 }
             }
