@@ -555,7 +555,7 @@ mod tests {
         };
         assert_eq!(encode("gpt-2", "a ( a"), [0, 7, 8]);
         assert_eq!(encode("default", "a ( a"), [0, 2, 1, 8]);
-        assert_eq!(encode("gpt-2", " 1234"), [9, 11, 6]);
+        assert_eq!(encode("gpt-2", " 1234"), [9, 4, 10]);
         assert_eq!(encode("default", " 1234"), [2, 3, 11, 6]);
         assert_eq!(encode("default", "1134"), [3, 3, 5, 6]);
         assert_eq!(encode("gpt-2", "1134"), [3, 3, 10]);
