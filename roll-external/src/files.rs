@@ -38,9 +38,21 @@ pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     if bytes.len() as u64 > most { Err(too_long(bytes.len() as u64)) } else { Ok(bytes) }
 }
 
-/// As [`read`]; fails if the file is not UTF-8.
+/// The byte order mark that editors and shells under Windows write before UTF-8 text.
+pub const BYTE_ORDER_MARK: &str = "\u{feff}";
+
+/// As [`read`], for JSON and other text: without the byte order mark.
+pub fn read_utf8(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = read(path, most)?;
+    if bytes.starts_with(BYTE_ORDER_MARK.as_bytes()) {
+        bytes.drain(..BYTE_ORDER_MARK.len());
+    }
+    Ok(bytes)
+}
+
+/// As [`read_utf8`]; fails if the file is not UTF-8.
 pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
-    String::from_utf8(read(path, most)?)
+    String::from_utf8(read_utf8(path, most)?)
         .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, format!("not UTF-8: {}", e.utf8_error())))
 }
 
@@ -155,6 +167,10 @@ mod tests {
         fs::write(&path, "four").unwrap();
         assert_eq!(read(&path, 4).unwrap(), b"four");
         assert_eq!(read_text(&path, 4).unwrap(), "four");
+        fs::write(&path, "\u{feff}a\u{feff}").unwrap();
+        assert_eq!(read_text(&path, 9).unwrap(), "a\u{feff}");
+        assert_eq!(read(&path, 9).unwrap().len(), 7);
+        fs::write(&path, "four").unwrap();
         assert!(read(&path, 3).unwrap_err().to_string().contains("4 bytes, more than 3"));
         fs::write(&path, [0xff]).unwrap();
         assert!(read_text(&path, 4).unwrap_err().to_string().contains("UTF-8"));

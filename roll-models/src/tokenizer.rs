@@ -18,7 +18,7 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// Loads a `tokenizer.json`.
     pub fn load(file: &Path) -> Result<Self> {
-        let bytes = files::read(file, files::MAX_TEXT).map_err(Error::file("read", file))?;
+        let bytes = files::read_utf8(file, files::MAX_TEXT).map_err(Error::file("read", file))?;
         Self::parse(&bytes).map_err(|problem| Error::bad_file(file, problem))
     }
 
@@ -65,6 +65,13 @@ impl Tokenizer {
     pub fn vocabulary(&self) -> usize {
         // Ids may have gaps, so the largest counts.
         self.inner.get_vocab(true).values().max().map_or(0, |id| *id as usize + 1)
+    }
+
+    /// Returns the number of ids without those of added tokens, which a text need not contain.
+    pub fn base_vocabulary(&self) -> usize {
+        let added = self.inner.get_added_tokens_decoder();
+        let ids = self.inner.get_vocab(true).into_values().filter(|id| !added.contains_key(id));
+        ids.max().map_or(0, |id| id as usize + 1)
     }
 
     /// Returns the text of one id.

@@ -117,7 +117,7 @@ impl Checkpoint {
         if path.is_dir() {
             return Err(WeightsError::Directory { path: path.into(), hint: String::new() });
         }
-        let bytes = files::read(path, files::MAX_TEXT).map_err(WeightsError::io("read", path))?;
+        let bytes = files::read_utf8(path, files::MAX_TEXT).map_err(WeightsError::io("read", path))?;
         let shards: ShardIndex = serde_json::from_slice(&bytes).map_err(|e| {
             WeightsError::invalid(path, format!("expected an index of shards with a `weight_map`: {e}"))
         })?;
@@ -277,7 +277,7 @@ impl Checkpoint {
 
     /// The `config.json` next to the first file; `None` if it is missing or not a JSON object.
     pub fn config_json(&self) -> Option<serde_json::Map<String, serde_json::Value>> {
-        let bytes = files::read(&self.path().parent()?.join("config.json"), files::MAX_TEXT).ok()?;
+        let bytes = files::read_utf8(&self.path().parent()?.join("config.json"), files::MAX_TEXT).ok()?;
         serde_json::from_slice(&bytes).ok()
     }
 

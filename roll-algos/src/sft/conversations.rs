@@ -7,7 +7,7 @@ use roll_core::{Error, LanguageModel, Message, Result};
 use roll_external::files;
 use serde_json::{Map, Value};
 
-use super::{SftConfig, TrainOn};
+use super::{SftConfig, TrainOn, rows};
 
 /// Larger files are refused: they are held in memory.
 const MAX_BYTES: u64 = 4 << 30;
@@ -23,10 +23,24 @@ const LINKS: [&str; 2] = ["tool_call_id", "name"];
 #[derive(serde::Deserialize)]
 struct Entry {
     messages: Vec<Map<String, Value>>,
+    #[serde(default, deserialize_with = "tools")]
     tools: Option<Vec<Value>>,
     /// Keys without an effect.
     #[serde(flatten)]
     others: Map<String, Value>,
+}
+
+/// Reads a list, or its JSON in a text: schemas differ from tool to tool, which the columns of a table cannot.
+fn tools<'de, D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Option<Vec<Value>>, D::Error> {
+    use serde::de::{Deserialize, Error};
+    let expected = |found: String| D::Error::custom(format!("`tools`: expected a list, or its JSON, found {found}"));
+    match Value::deserialize(deserializer)? {
+        Value::Null => Ok(None),
+        Value::Array(list) => Ok(Some(list)),
+        Value::String(text) if text.trim().is_empty() => Ok(None),
+        Value::String(text) => serde_json::from_str(&text).map_err(|e| expected(format!("`{text}`: {e}"))),
+        other => Err(expected(other.to_string())),
+    }
 }
 
 /// A conversation.
@@ -89,24 +103,26 @@ impl Conversations {
                     Box::new(lines.map(|(i, line)| (format!("line {}", i + 1), serde_json::from_str(line))))
                 }
             };
-        let (mut rows, mut others) = (Vec::new(), BTreeSet::new());
+        let (mut read, mut others) = (Vec::new(), BTreeSet::new());
         for (place, entry) in entries {
+            let expected = |e: serde_json::Error| format!("expected an object such as {}: {e}", rows::EXPECTED);
             let row = entry
-                .and_then(serde_json::from_value::<Entry>)
-                .map_err(|e| format!("expected an object with `messages`: {e}"))
+                .map_err(expected)
+                .and_then(rows::normalised)
+                .and_then(|entry| serde_json::from_value::<Entry>(entry).map_err(expected))
                 .and_then(|mut entry| {
                     others.extend(std::mem::take(&mut entry.others).into_iter().map(|(key, _)| key));
                     Conversation::new(place.clone(), entry)
                 });
-            rows.push(row.map_err(|problem| Error::bad_file(file, format!("{place}: {problem}")))?);
+            read.push(row.map_err(|problem| Error::bad_file(file, format!("{place}: {problem}")))?);
         }
         if !others.is_empty() {
             let keys = others.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
             tracing::warn!("{}: keys beside `messages` and `tools` have no effect: {keys}", file.display());
         }
-        match rows.is_empty() {
+        match read.is_empty() {
             true => Err(Error::bad_file(file, "expected conversations, one a line or a JSON list; found none")),
-            false => Ok(Self { file: file.into(), rows }),
+            false => Ok(Self { file: file.into(), rows: read }),
         }
     }
 

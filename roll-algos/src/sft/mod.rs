@@ -4,6 +4,7 @@
 //! the assistant's messages, or all.
 
 pub mod conversations;
+mod rows;
 #[cfg(test)]
 mod tests;
 mod validation;

@@ -14,10 +14,13 @@ pub enum BlockType {
     Q5_0,
     Q5_1,
     Q8_0,
+    Q2K,
     Q3K,
     Q4K,
     Q5K,
     Q6K,
+    Iq4Nl,
+    Iq4Xs,
 }
 
 /// GGUF's name of the type with number `kind`, for messages. It also knows types that are not supported here.
@@ -41,10 +44,13 @@ impl BlockType {
             6 => Self::Q5_0,
             7 => Self::Q5_1,
             8 => Self::Q8_0,
+            10 => Self::Q2K,
             11 => Self::Q3K,
             12 => Self::Q4K,
             13 => Self::Q5K,
             14 => Self::Q6K,
+            20 => Self::Iq4Nl,
+            23 => Self::Iq4Xs,
             30 => Self::Bf16,
             _ => return None,
         })
@@ -54,8 +60,8 @@ impl BlockType {
     pub fn values(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => 1,
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
-            Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K => 256,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Iq4Nl => 32,
+            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => 256,
         }
     }
 
@@ -64,12 +70,14 @@ impl BlockType {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,
-            Self::Q4_0 => 18,
+            Self::Q4_0 | Self::Iq4Nl => 18,
             Self::Q4_1 => 20,
             Self::Q5_0 => 22,
             Self::Q5_1 => 24,
             Self::Q8_0 => 34,
+            Self::Q2K => 84,
             Self::Q3K => 110,
+            Self::Iq4Xs => 136,
             Self::Q4K => 144,
             Self::Q5K => 176,
             Self::Q6K => 210,
@@ -133,10 +141,15 @@ fn decode_body(kind: BlockType, bytes: &[u8], values: &mut [f32]) {
             let scale = half_at(block, 0);
             values.iter_mut().zip(&block[2..]).for_each(|(value, q)| *value = scale * f32::from(*q as i8));
         }),
+        BlockType::Q2K => each(bytes, values, q2_k),
         BlockType::Q3K => each(bytes, values, q3_k),
         BlockType::Q4K => each(bytes, values, q4_k),
         BlockType::Q5K => each(bytes, values, q5_k),
         BlockType::Q6K => each(bytes, values, q6_k),
+        BlockType::Iq4Nl => each(bytes, values, |block: &[u8; 18], values: &mut [f32; 32]| {
+            levels(&block[2..], half_at(block, 0), values);
+        }),
+        BlockType::Iq4Xs => each(bytes, values, iq4_xs),
     }
 }
 
@@ -234,6 +247,44 @@ fn q3_k(block: &[u8; 110], values: &mut [f32; 256]) {
             let q = ((pairs >> (2 * pair)) & 3) | ((third >> (4 * half + pair)) & 1) << 2;
             *value = factor * (i32::from(q) - 4) as f32;
         }
+    }
+}
+
+/// Decodes a Q2_K block: sixteen groups of 16 values. The block holds 16 bytes with the scale (low nibble) and the
+/// minimum of each group, 64 bytes of bit pairs, and two f16: the scales of scales and of minima.
+#[inline(always)]
+fn q2_k(block: &[u8; 84], values: &mut [f32; 256]) {
+    let (scale, minimum) = (half_at(block, 80), half_at(block, 82));
+    for (group, values) in values.chunks_exact_mut(16).enumerate() {
+        // Eight groups share 32 bytes, two of them one pair of each byte.
+        let (half, pair, first) = (group / 8, group / 2 % 4, group % 2 * 16);
+        let (factor, offset) = (scale * f32::from(block[group] & 15), minimum * f32::from(block[group] >> 4));
+        for (value, pairs) in values.iter_mut().zip(&block[16 + 32 * half + first..][..16]) {
+            *value = factor * f32::from((pairs >> (2 * pair)) & 3) - offset;
+        }
+    }
+}
+
+/// The sixteen levels of IQ4_NL and IQ4_XS, which are closer together near 0.
+const LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+/// Decodes nibbles as `scale * level`. The first half of `values` comes from the low nibbles.
+#[inline(always)]
+fn levels(bytes: &[u8], scale: f32, values: &mut [f32]) {
+    let (low, high) = values.split_at_mut(bytes.len());
+    low.iter_mut().zip(bytes).for_each(|(value, q)| *value = scale * f32::from(LEVELS[usize::from(q & 15)]));
+    high.iter_mut().zip(bytes).for_each(|(value, q)| *value = scale * f32::from(LEVELS[usize::from(q >> 4)]));
+}
+
+/// Decodes an IQ4_XS block: eight groups of 32 values. The block holds an f16 scale, the upper bit pairs of the groups'
+/// six-bit scales, their low nibbles, and 128 bytes of nibbles.
+#[inline(always)]
+fn iq4_xs(block: &[u8; 136], values: &mut [f32; 256]) {
+    let (scale, high) = (half_at(block, 0), u16::from_le_bytes([block[2], block[3]]));
+    for (group, values) in values.chunks_exact_mut(32).enumerate() {
+        let low = (block[4 + group / 2] >> (group % 2 * 4)) & 15;
+        let six = i32::from(low) | i32::from((high >> (2 * group)) & 3) << 4;
+        levels(&block[8 + 16 * group..][..16], scale * (six - 32) as f32, values);
     }
 }
 

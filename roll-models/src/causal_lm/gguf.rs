@@ -413,7 +413,16 @@ impl Vocabulary {
         let Some(Value::Texts(merges)) = file.value("tokenizer.ggml.merges") else {
             return Err("`tokenizer.ggml.merges`: expected a list of texts".into());
         };
-        let kind = file.text("tokenizer.ggml.pre").unwrap_or("default");
+        let named = file.text("tokenizer.ggml.pre");
+        let kind = named.unwrap_or("default");
+        if kind == "default" {
+            tracing::warn!(
+                "{}: {} (tokenizer.ggml.pre), so texts are split by llama.cpp's default rules, which may not be those of \
+                 the model's training: convert the model again with a present llama.cpp",
+                file.path().display(),
+                if named.is_some() { "the pre-tokenizer is `default`" } else { "no pre-tokenizer is named" },
+            );
+        }
         let (pre_tokenizer, ignore_merges) = pre_tokenizer(kind)?;
         let vocab: serde_json::Map<String, Json> =
             self.texts.iter().enumerate().map(|(id, text)| (text.clone(), json!(id))).collect();
@@ -436,6 +445,11 @@ fn byte_level(split: bool) -> Json {
     json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": split })
 }
 
+/// Makes every match of `pattern`, and every text between two matches, a piece of its own.
+fn isolated(pattern: &str) -> Json {
+    json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false })
+}
+
 /// Returns the pre-tokenizer called `kind`, and `ignore_merges`: whether a piece that is a token as a whole is taken as
 /// that token, without merges.
 fn pre_tokenizer(kind: &str) -> Result<(Json, bool), String> {
@@ -444,12 +458,22 @@ fn pre_tokenizer(kind: &str) -> Result<(Json, bool), String> {
         let pattern = format!(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
         );
-        let split =
-            json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
-        json!({ "type": "Sequence", "pretokenizers": [split, byte_level(false)] })
+        json!({ "type": "Sequence", "pretokenizers": [isolated(&pattern), byte_level(false)] })
     }
     Ok(match kind {
-        "default" | "gpt-2" | "gpt2" => (byte_level(true), false),
+        "default" => {
+            // As in llama.cpp: punctuation first, then GPT-2's words, then digits in threes from the left.
+            let patterns = [
+                r"[\p{P}$+<=>^~|]+",
+                r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+                r"\p{N}+",
+                "[0-9][0-9][0-9]",
+            ];
+            let mut steps = patterns.map(isolated).to_vec();
+            steps.push(byte_level(false));
+            (json!({ "type": "Sequence", "pretokenizers": steps }), false)
+        }
+        "gpt-2" | "gpt2" => (byte_level(true), false),
         "smollm" => {
             let digits = json!({ "type": "Digits", "individual_digits": true });
             (json!({ "type": "Sequence", "pretokenizers": [digits, byte_level(true)] }), false)
@@ -512,6 +536,29 @@ mod tests {
         let stored = Tensor::new(vec![0.0f32, 2.0, 1.0, 3.0, 10.0, 12.0, 11.0, 13.0], [8, 1]).unwrap();
         let apart = reordered(&stored, &separate_halves(8, 2)).unwrap();
         assert_eq!(apart.f32s().unwrap(), [0.0, 1.0, 2.0, 3.0, 10.0, 11.0, 12.0, 13.0]);
+    }
+
+    #[test]
+    fn default_splits_as_llama_cpp_does() {
+        // Ids of single bytes, and of the merged tokens that GPT-2's rules would find.
+        let texts = ["a", "(", "\u{120}", "1", "2", "3", "4", "\u{120}(", "\u{120}a", "\u{120}1", "34", "23"];
+        let vocab: serde_json::Map<String, Json> =
+            texts.iter().enumerate().map(|(id, text)| (text.to_string(), json!(id))).collect();
+        let encode = |kind: &str, text: &str| {
+            let file = json!({
+                "version": "1.0", "added_tokens": [], "normalizer": null,
+                "pre_tokenizer": pre_tokenizer(kind).unwrap().0, "decoder": byte_level(true),
+                "model": { "type": "BPE", "vocab": vocab,
+                    "merges": ["\u{120} (", "\u{120} a", "\u{120} 1", "3 4", "2 3"] },
+            });
+            Tokenizer::parse(file.to_string().as_bytes()).unwrap().encode(text).unwrap()
+        };
+        assert_eq!(encode("gpt-2", "a ( a"), [0, 7, 8]);
+        assert_eq!(encode("default", "a ( a"), [0, 2, 1, 8]);
+        assert_eq!(encode("gpt-2", " 1234"), [9, 4, 10]);
+        assert_eq!(encode("default", " 1234"), [2, 3, 11, 6]);
+        assert_eq!(encode("default", "1134"), [3, 3, 5, 6]);
+        assert_eq!(encode("gpt-2", "1134"), [3, 3, 10]);
     }
 
     #[test]

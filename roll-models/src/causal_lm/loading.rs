@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use burn::tensor::DType;
 use roll_backends::{Backend, Memory};
-use roll_core::{BuildContext, Error, Kind, Noise, OptionNotes, Options, Result, ResultExt, flat};
+use roll_core::{
+    BuildContext, Error, Kind, LanguageModel, Message, Noise, OptionNotes, Options, Result, ResultExt, flat,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -208,7 +210,34 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
         parameters.write(&values.while_doing(|| "`model.lora_checkpoint`".into())?)?;
     }
     let model = CausalLm::new(network, tokenizer, template).while_doing(reading)?;
+    if let Some(problem) = unended_turn(&model) {
+        tracing::warn!("{location}: {problem}");
+    }
     Ok(model.with_rows_at_once(options.rows_at_once).with_origin(origin))
+}
+
+/// Says so if the chat template ends an answer with no token that ends one for the model, as in many base models: what
+/// it writes would go on to the limit, also after it was trained. `None` for a model without a chat template.
+fn unended_turn(model: &CausalLm) -> Option<String> {
+    const ANSWER: &str = "answer";
+    let messages = [Message::new("user", "question"), Message::new("assistant", ANSWER)];
+    let text = model.render_chat(&messages, false).ok()?;
+    let (_, after) = text.rsplit_once(ANSWER)?;
+    let ids = model.tokenize(after.trim_start()).ok()?;
+    let ends = model.end_tokens();
+    if ids.iter().any(|id| ends.contains(id)) {
+        return None;
+    }
+    let known: Vec<String> = ends.iter().filter_map(|id| model.detokenize(&[*id]).ok()).collect();
+    let (id, found) = match ids.first() {
+        Some(id) => (format!(" the id {id}"), format!("`{}`", model.detokenize(&[*id]).ok()?)),
+        None => (" its id".into(), "nothing".into()),
+    };
+    Some(format!(
+        "the chat template ends a turn with {found}, which is not among the tokens that end an answer (`{}`): answers go \
+         on to the limit. Add{id} to `eos_token_id` in generation_config.json, beside the weights",
+        known.join("`, `")
+    ))
 }
 
 /// Reads the adapters of `lora_checkpoint`.

@@ -41,10 +41,11 @@ pub struct Origin {
 
 impl CausalLm {
     /// Creates a model around a network whose trainable parameters are already chosen. Fails if the tokenizer has ids
-    /// without an embedding.
+    /// without an embedding, except those of added tokens: Gemma 3's small models have one for images, which no text
+    /// contains. [`LanguageModel::tokenize`] refuses a text that does.
     pub fn new(network: Network, tokenizer: Option<Tokenizer>, template: Option<ChatTemplate>) -> Result<Self> {
         let vocab = network.config().vocab;
-        if let Some(found) = tokenizer.as_ref().map(Tokenizer::vocabulary).filter(|found| *found > vocab) {
+        if let Some(found) = tokenizer.as_ref().map(Tokenizer::base_vocabulary).filter(|found| *found > vocab) {
             return Err(Error::Unsupported(format!(
                 "the tokenizer has {found} ids, the model {vocab} embeddings: they do not belong together"
             )));
@@ -181,7 +182,19 @@ impl ParameterParts for CausalLm {
 
 impl LanguageModel for CausalLm {
     fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
-        self.tokenizer()?.encode(text)
+        let (tokenizer, vocab) = (self.tokenizer()?, self.network.config().vocab);
+        let ids = tokenizer.encode(text)?;
+        match ids.iter().find(|id| **id as usize >= vocab) {
+            None => Ok(ids),
+            Some(id) => {
+                let token = tokenizer.token(*id).unwrap_or_default();
+                let problem = format!(
+                    "the text has the token `{token}` (id {id}), for which the model, with {vocab} embeddings, has none: \
+                     remove it from the text"
+                );
+                Err(Error::Unsupported(problem))
+            }
+        }
     }
 
     fn detokenize(&self, tokens: &[u32]) -> Result<String> {
@@ -283,6 +296,31 @@ mod tests {
         let values = draw(&[policy.parameter_count()]);
         policy.write_parameters(&values).unwrap();
         policy
+    }
+
+    #[test]
+    fn added_tokens_without_an_embedding_are_refused_where_a_text_has_them() {
+        let with = |count: u32| {
+            // The letters from a on, and a token after them.
+            let letters = (0..count).map(|id| (char::from(b'a' + id as u8).to_string(), id));
+            let vocab = serde_json::to_string(&letters.collect::<BTreeMap<_, _>>()).unwrap();
+            let json = format!(
+                r#"{{"version": "1.0", "added_tokens": [{{"id": {count}, "content": "<image>", "special": true,
+                "single_word": false, "lstrip": false, "rstrip": false, "normalized": false}}], "normalizer": null,
+                "pre_tokenizer": null, "post_processor": null, "decoder": null,
+                "model": {{"type": "BPE", "vocab": {vocab}, "merges": []}}}}"#
+            );
+            let tokenizer = Tokenizer::parse(json.as_bytes()).unwrap();
+            let network = policy().network;
+            CausalLm::new(network, Some(tokenizer), None)
+        };
+        let model = with(12).unwrap();
+        assert_eq!(model.tokenize("al").unwrap(), [0, 11]);
+        let problem = model.tokenize("a<image>").unwrap_err().to_string();
+        assert!(problem.contains("`<image>` (id 12)") && problem.contains("12 embeddings"), "{problem}");
+        assert_eq!(with(11).unwrap().tokenize("<image>").unwrap(), [11]);
+        let problem = with(13).err().unwrap().to_string();
+        assert!(problem.contains("do not belong together"), "{problem}");
     }
 
     #[test]

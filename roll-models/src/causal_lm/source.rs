@@ -69,21 +69,41 @@ pub(super) fn is_gguf(path: &Path) -> Result<bool> {
 }
 
 fn directory(directory: &Path, headers_only: bool) -> Result<LoadedModel> {
-    let config = LmConfig::read(&directory.join("config.json"))?;
+    let mut config = LmConfig::read(&directory.join("config.json"))?;
     let weights = open_weights(directory)?;
     if headers_only {
         check_tensors(&weights, &config.weights())?;
     }
     let tokenizer = directory.join("tokenizer.json");
+    let tokenizer = tokenizer.exists().then(|| Tokenizer::load(&tokenizer)).transpose()?;
+    let template = ChatTemplate::load(directory)?;
+    if let Some(tokenizer) = &tokenizer {
+        let end = end_of_tokenizer(directory)?.and_then(|text| tokenizer.id(&text));
+        config.add_end_ids(end.into_iter().filter(|id| (*id as usize) < config.vocab).collect());
+    }
     Ok(LoadedModel {
         config,
         // Of safetensors, tensors point into the mapped file.
         state: weights.all()?,
         quantised: BTreeMap::new(),
-        tokenizer: tokenizer.exists().then(|| Tokenizer::load(&tokenizer)).transpose()?,
-        template: ChatTemplate::load(directory)?,
+        tokenizer,
+        template,
         location: directory.display().to_string(),
     })
+}
+
+/// Returns the `eos_token` of a directory's `tokenizer_config.json`: many fine-tunes name the end of a turn there alone.
+fn end_of_tokenizer(directory: &Path) -> Result<Option<String>> {
+    let file = directory.join("tokenizer_config.json");
+    if !file.exists() {
+        return Ok(None);
+    }
+    let bytes = files::read_utf8(&file, files::MAX_TEXT).map_err(Error::file("read", &file))?;
+    let config: serde_json::Value =
+        serde_json::from_slice(&bytes).map_err(|e| Error::bad_file(&file, e.to_string()))?;
+    // A text, or an object with its text in `content`.
+    let token = &config["eos_token"];
+    Ok(token.as_str().or(token["content"].as_str()).map(Into::into))
 }
 
 /// Opens the weights of a directory: an index of shards, else `model.safetensors`, else all safetensors files.
@@ -177,6 +197,22 @@ pub fn built_in() -> Result<LoadedModel> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn the_end_token_of_the_tokenizer_ends_a_turn() {
+        let dir = tempfile::tempdir().unwrap();
+        write_built_in(dir.path()).unwrap();
+        let ends = || open(dir.path(), true).unwrap().config.end_ids;
+        let before = ends();
+        let tokenizer = Tokenizer::load(&dir.path().join("tokenizer.json")).unwrap();
+        let other = (0..before[0].max(9)).find(|id| !before.contains(id)).unwrap();
+        let text = tokenizer.token(other).unwrap();
+        for token in [serde_json::json!(text), serde_json::json!({"content": text})] {
+            let config = serde_json::json!({"eos_token": token}).to_string();
+            std::fs::write(dir.path().join("tokenizer_config.json"), format!("\u{feff}{config}")).unwrap();
+            assert!(ends().contains(&other) && ends().len() == before.len() + 1);
+        }
+    }
 
     #[test]
     fn existing_paths_precede_published_models() {

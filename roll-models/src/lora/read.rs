@@ -45,7 +45,7 @@ impl LoraFile {
             return Err(no_lora(&file, &some(checkpoint.keys(), 3)));
         }
         let beside = file.with_file_name(peft::CONFIG_FILE);
-        let config = match files::read(&beside, files::MAX_TEXT) {
+        let config = match files::read_utf8(&beside, files::MAX_TEXT) {
             Ok(bytes) => Some((beside, bytes)),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
             Err(e) => return Err(WeightsError::io("read", beside)(e).into()),

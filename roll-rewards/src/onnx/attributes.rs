@@ -117,8 +117,10 @@ pub(super) struct OperatorSpec<'n, 'a> {
     /// The inputs: `None` for an input that is left out, `Some(None)` for one that is not constant, and the value of a
     /// constant.
     pub inputs: Vec<Option<Option<&'n Constant>>>,
-    /// Number of outputs in use.
+    /// Number of outputs that have a name.
     pub outputs: usize,
+    /// Number of outputs up to the last one that is read.
+    pub read_outputs: usize,
     /// The device of constants.
     pub device: &'n burn::tensor::Device,
 }
@@ -164,15 +166,19 @@ impl<'n> OperatorSpec<'n, '_> {
         }
     }
 
-    /// Fails unless the node has a number of inputs in `inputs` and at most `outputs` outputs.
+    /// Fails unless the node has a number of inputs in `inputs`, and only the first `outputs` of its outputs are read.
     pub fn arity(&self, inputs: std::ops::RangeInclusive<usize>, outputs: usize) -> Result<(), Problem> {
         let given = self.inputs.len();
         if !inputs.contains(&given) || self.inputs[..*inputs.start()].iter().any(Option::is_none) {
             return Err(format!("expected {inputs:?} inputs, found {given} or a missing one").into());
         }
-        match self.outputs <= outputs {
+        match self.read_outputs <= outputs {
             true => Ok(()),
-            false => Err(format!("expected {outputs} outputs, found {}", self.outputs).into()),
+            false => {
+                let read = self.read_outputs;
+                Err(format!("its output {read} is read; only the first {outputs} of this operator is computed here")
+                    .into())
+            }
         }
     }
 }

@@ -20,7 +20,8 @@ pub enum OnnxError {
         problem: String,
     },
     /// The executor does not support an operator.
-    #[error("{}: node `{node}` uses the operator `{operator}`, which this build cannot run", path.display())]
+    #[error("{}: node `{node}` uses the operator `{operator}`, which this build cannot run; the rewards `command` and \
+         `http` score with a program of yours", path.display())]
     Operator {
         path: PathBuf,
         /// The node's name, or the name of its first output if it has none.

@@ -1,6 +1,6 @@
 //! Converts onnx-rs's syntax tree to a graph that can run: typed operators in execution order, with constants folded.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use burn::tensor::Device;
@@ -45,6 +45,7 @@ pub(super) fn read(path: &Path, bytes: &[u8], device: &Device) -> Result<Graph, 
         device,
         slots: HashMap::new(),
         constants: vec![],
+        read_names: HashSet::new(),
         fold_budget,
         fold_budget_left: fold_budget,
     }
@@ -62,6 +63,8 @@ struct GraphReader<'a> {
     device: &'a Device,
     slots: HashMap<&'a str, usize>,
     constants: Vec<Option<Constant>>,
+    /// Names of the values that are read by an output of the graph, or by a node on which one depends.
+    read_names: HashSet<&'a str>,
     /// Number of elements that may be folded.
     fold_budget: usize,
     /// Number of elements that may still be folded.
@@ -97,6 +100,8 @@ impl<'a> GraphReader<'a> {
             return Err(self.bad("the graph has no output".into()));
         }
         let order = self.order()?;
+        let read = order.iter().flat_map(|index| &self.graph.node[*index].input).copied();
+        self.read_names = read.chain(self.graph.output.iter().map(|output| output.name)).collect();
         let mut nodes = vec![];
         for index in order {
             nodes.extend(self.node(&self.graph.node[index])?);
@@ -197,8 +202,9 @@ impl<'a> GraphReader<'a> {
         let inputs: Vec<Option<usize>> = node.input.iter().map(|i| self.slots.get(i).copied()).collect();
         let operator = self.operator(node, &inputs, builder).map_err(|p| error(self.path, p))?;
         let mut outputs = vec![];
-        for &output in &node.output {
-            outputs.push(if output.is_empty() { None } else { Some(self.define(output)?) });
+        for &output in &node.output[..self.read_outputs(node)] {
+            let is_read = !output.is_empty() && self.read_names.contains(output);
+            outputs.push(if is_read { Some(self.define(output)?) } else { None });
         }
         let node = Node { name: name.clone(), kind: kind.clone(), operator, inputs, outputs };
         let fixed: Option<Vec<_>> = node
@@ -223,6 +229,13 @@ impl<'a> GraphReader<'a> {
         Ok(None)
     }
 
+    /// The number of outputs of `node` up to the last one that a node or an output of the graph reads. Files name
+    /// optional outputs (masks, indices, statistics) without reading them.
+    fn read_outputs(&self, node: &ast::Node<'a>) -> usize {
+        let is_read = |output: &&'a str| !output.is_empty() && self.read_names.contains(output);
+        node.output.iter().rposition(is_read).map_or(0, |last| last + 1)
+    }
+
     fn operator(&self, node: &ast::Node<'a>, inputs: &[Option<usize>], builder: ops::Builder) -> ops::Built {
         let mut spec = OperatorSpec {
             operator: node.op_type.as_str(),
@@ -230,6 +243,7 @@ impl<'a> GraphReader<'a> {
             attributes: Attributes::of(node)?,
             inputs: inputs.iter().map(|slot| slot.map(|s| self.constants[s].as_ref())).collect(),
             outputs: node.output.iter().filter(|o| !o.is_empty()).count(),
+            read_outputs: self.read_outputs(node),
             device: self.device,
         };
         let operator = no_panic(|| builder(&mut spec))?;

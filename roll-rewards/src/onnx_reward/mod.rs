@@ -43,7 +43,12 @@ impl OnnxReward {
             model = model.with_output(output)?;
         }
         let model = PictureModel::new(model, &mut config.input)?;
-        Ok(Self { config, model })
+        let width = model.try_out(&config.input)?;
+        let reward = Self { config, model };
+        if let Some(width) = width {
+            reward.check_width(width)?;
+        }
+        Ok(reward)
     }
 
     fn scorer(&self) -> FrameScorer<'_> {
@@ -69,13 +74,25 @@ impl OnnxReward {
         }
     }
 
+    /// Fails if the score cannot be read from outputs of `width` numbers.
+    fn check_width(&self, width: usize) -> Result<()> {
+        match (self.config.score, &self.config.vector) {
+            (Measurement::Value | Measurement::Sigmoid | Measurement::Softmax, _) => self.index(width).map(drop),
+            (Measurement::Cosine | Measurement::Distance, Some(vector)) => self.comparable(&vec![0.0; width], vector),
+            (Measurement::Cosine | Measurement::Distance, None) => Ok(()),
+        }
+    }
+
     /// The index into a row of `width` elements. Fails if it is missing or out of range.
     fn index(&self, width: usize) -> Result<usize> {
         let problem = match self.config.index {
             Some(index) if index < width => return Ok(index),
             Some(index) => format!("expected a place below {width}, the numbers of an output, found {index}"),
             None if width == 1 => return Ok(0),
-            None => format!("missing: which of the {width} numbers of an output, counted from 0"),
+            None => format!(
+                "missing: which of the {width} numbers of an output, counted from 0 (`reward.score: cosine` compares \
+                 all of them with those of the reference)"
+            ),
         };
         Err(Error::config("reward.index", format!("{problem}; of {}", self.model.path().display())))
     }

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use roll_backends::host::{to_device_nd, to_host_nd};
-use roll_core::{DType, Result, Tensor};
+use roll_core::{DType, Error, Result, Tensor};
 
 use crate::onnx::{Model, OnnxError};
-use crate::picture::{Input, RowNetwork, RowsPull, Size};
+use crate::picture::{Input, Layout, RowNetwork, RowsPull, Size};
 
 /// A model with one input, for pictures or a video.
 #[derive(Debug)]
@@ -30,8 +30,10 @@ impl PictureModel {
         if port.dtype != DType::F32 || !fits {
             let key = "`reward.input.layout`";
             return Err(wrong(format!(
-                "expected a float input with axes {layout:?} ({key}) and 3 channels, found `{}` of {:?} {declared:?}",
-                port.name, port.dtype
+                "expected a float input with axes {layout:?} ({key}) and 3 channels, found `{}` of {:?} {}",
+                port.name,
+                port.dtype,
+                written(declared)
             ))
             .into());
         }
@@ -42,8 +44,9 @@ impl PictureModel {
                 let [h, w] = size.sides();
                 if height.is_some_and(|d| d != h) || width.is_some_and(|d| d != w) {
                     return Err(wrong(format!(
-                        "`reward.input.size` is [{h}, {w}], but `{}` is {declared:?}",
-                        port.name
+                        "`reward.input.size` is [{h}, {w}], but `{}` is {}",
+                        port.name,
+                        written(declared)
                     ))
                     .into());
                 }
@@ -53,10 +56,53 @@ impl PictureModel {
         Ok(Self { model })
     }
 
+    /// Runs the model once, so that what it cannot run is an error before the first video. Returns the number of outputs
+    /// for a picture if every video has the same.
+    ///
+    /// Where the file and `input` leave a side or the number of frames free, the model is tried with two inputs, of which
+    /// one must run: the first may be too small for it.
+    pub fn try_out(&self, input: &Input) -> Result<Option<usize>> {
+        let layout = input.layout;
+        let declared = &self.model.inputs()[0].shape;
+        let frames = match layout {
+            Layout::Ncthw => declared.get(2).copied().flatten(),
+            Layout::Ntchw => declared.get(1).copied().flatten(),
+            // As many pictures as the file demands.
+            Layout::Nchw | Layout::Nhwc => Some(declared.first().copied().flatten().unwrap_or(1)),
+        };
+        let fixed = input.size.map(Size::sides).zip(frames);
+        let tries = match fixed {
+            Some(known) => vec![known],
+            None => [([64, 64], 8), ([256, 320], 16)]
+                .map(|(sides, count)| (input.size.map_or(sides, Size::sides), frames.unwrap_or(count)))
+                .to_vec(),
+        };
+        let run = |(sides, frames): ([usize; 2], usize)| {
+            let shape = layout.shape(frames, sides);
+            let count = shape.iter().product::<usize>();
+            // No two pixels next to each other are equal, and none is 0.
+            let pixels = (0..count).map(|i| 0.25 + (i % 97) as f32 / 194.0).collect();
+            let rows = self.rows(Tensor::new(pixels, shape)?)?;
+            let items = if layout.is_video() { 1 } else { frames };
+            Ok::<_, Error>(rows.len() / items)
+        };
+        let mut result = run(tries[0]);
+        if let (Err(_), Some(second)) = (&result, tries.get(1)) {
+            result = run(*second);
+        }
+        result.map(|width| fixed.map(|_| width))
+    }
+
     /// Path of the file.
     pub fn path(&self) -> &Path {
         self.model.path()
     }
+}
+
+/// A declared shape as text; `?` is a free axis.
+fn written(shape: &[Option<usize>]) -> String {
+    let axis = |axis: &Option<usize>| axis.map_or("?".to_string(), |length| length.to_string());
+    format!("[{}]", shape.iter().map(axis).collect::<Vec<_>>().join(", "))
 }
 
 impl RowNetwork for PictureModel {

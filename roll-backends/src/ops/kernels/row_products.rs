@@ -244,6 +244,7 @@ mod tests {
             let scales: &[usize] = match kind {
                 BlockType::Q4_1 | BlockType::Q5_1 | BlockType::Q4K | BlockType::Q5K => &[0, 2],
                 BlockType::Q3K => &[108],
+                BlockType::Q2K => &[80, 82],
                 BlockType::Q6K => &[208],
                 _ => &[0],
             };
@@ -258,7 +259,7 @@ mod tests {
         assert!(worst <= 2e-6 * largest, "{what}: {worst:e} of {largest}");
     }
 
-    const QUANTISED: [BlockType; 9] = [
+    const QUANTISED: [BlockType; 12] = [
         BlockType::Q4_0,
         BlockType::Q4_1,
         BlockType::Q8_0,
@@ -268,11 +269,14 @@ mod tests {
         BlockType::Q5_1,
         BlockType::Q3K,
         BlockType::Q5K,
+        BlockType::Q2K,
+        BlockType::Iq4Nl,
+        BlockType::Iq4Xs,
     ];
 
     #[test]
     fn products_with_blocks_match_products_with_the_decoded_matrix() {
-        for (kind, rows) in QUANTISED.into_iter().zip([1, 2, 7, 64, 5, 3, 1, 2, 8]) {
+        for (kind, rows) in QUANTISED.into_iter().zip([1, 2, 7, 64, 5, 3, 1, 2, 8, 3, 2, 5]) {
             let (outputs, inputs) = (37, 512);
             let (matrix, x, bias) = (blocks(kind, [outputs, inputs]), noise(rows * inputs, 1), noise(outputs, 2));
             let w = matrix.decode(0..outputs);

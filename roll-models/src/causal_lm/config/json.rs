@@ -12,6 +12,10 @@ use super::{Gate, LmConfig, MAX_LAYERS, Rope, RopeScaling};
 /// Supported values of `model_type`.
 const KNOWN: [&str; 7] = ["qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3"];
 
+/// Types of layers: with full attention, and with a window.
+const FULL: &str = "full_attention";
+const SLIDING: &str = "sliding_attention";
+
 /// Keys of a `config.json`; others are ignored.
 #[derive(Deserialize)]
 struct ConfigFile {
@@ -34,8 +38,7 @@ struct ConfigFile {
     tie_word_embeddings: Option<bool>,
     attention_bias: Option<bool>,
     mlp_bias: Option<bool>,
-    #[serde(default)]
-    use_sliding_window: bool,
+    use_sliding_window: Option<bool>,
     sliding_window: Option<usize>,
     /// `sliding_attention` or `full_attention`, in newer files.
     layer_types: Option<Vec<String>>,
@@ -50,8 +53,7 @@ struct ConfigFile {
     final_logit_softcapping: Option<f32>,
     rope_local_base_freq: Option<f64>,
     partial_rotary_factor: Option<f64>,
-    #[serde(default)]
-    use_bidirectional_attention: bool,
+    use_bidirectional_attention: Option<bool>,
 }
 
 impl ConfigFile {
@@ -74,7 +76,7 @@ impl ConfigFile {
         let layers = self.num_hidden_layers.min(MAX_LAYERS + 1);
         let full = vec![None; layers];
         let qwen = self.model_type.starts_with("qwen");
-        if (qwen && !self.use_sliding_window) || self.model_type == "llama" {
+        if (qwen && !self.use_sliding_window.unwrap_or(false)) || self.model_type == "llama" {
             return Ok(full);
         }
         match self.sliding_window {
@@ -89,8 +91,8 @@ impl ConfigFile {
     fn slides(&self, layer: usize) -> Result<bool, String> {
         if let Some(types) = &self.layer_types {
             return match types.get(layer).map(String::as_str) {
-                Some("sliding_attention") => Ok(true),
-                Some("full_attention") => Ok(false),
+                Some(SLIDING) => Ok(true),
+                Some(FULL) => Ok(false),
                 found => Err(format!("the type of layer {layer} in `layer_types` is {found:?}")),
             };
         }
@@ -106,20 +108,44 @@ impl ConfigFile {
 
     fn rope(&self, context: usize) -> Result<Rope, String> {
         let default_theta = if self.model_type == "gemma3_text" { 1e6 } else { 1e4 };
-        let parameters = self.rope_parameters_of("full_attention").or(self.rope_parameters.as_ref());
-        let scaling = parameters.or(self.rope_scaling.as_ref()).unwrap_or(&serde_json::Value::Null);
-        Rope::parse(scaling, self.rope_theta, default_theta, context)
+        let nested = self.nested_rope()?;
+        let (key, parameters) = match (&self.rope_scaling, nested.or(self.rope_parameters.as_ref())) {
+            (Some(scaling), Some(parameters)) if scaling != parameters => {
+                return Err("`rope_scaling` and `rope_parameters` differ: remove one of them".into());
+            }
+            (Some(scaling), _) => ("rope_scaling", scaling),
+            (None, Some(parameters)) => ("rope_parameters", parameters),
+            (None, None) => ("rope_scaling", &Value::Null),
+        };
+        Rope::parse(key, parameters, self.rope_theta, default_theta, context)
     }
 
     /// Returns the rotary frequencies of layers with a window, if they differ from those of the others.
-    fn window_rope(&self) -> Option<Rope> {
-        let newest = || self.rope_parameters_of("sliding_attention")?.get("rope_theta")?.as_f64();
-        let theta = self.rope_local_base_freq.or_else(newest).unwrap_or(10_000.0);
-        (self.model_type == "gemma3_text").then_some(Rope { theta, scaling: RopeScaling::None })
+    fn window_rope(&self, context: usize) -> Result<Option<Rope>, String> {
+        let is_gemma3 = self.model_type == "gemma3_text";
+        let parameters = self.rope_parameters_of(SLIDING);
+        if parameters.is_none() && !is_gemma3 {
+            return Ok(None);
+        }
+        let theta = self.rope_local_base_freq.or(self.rope_theta.filter(|_| !is_gemma3));
+        let parameters = parameters.unwrap_or(&Value::Null);
+        Rope::parse("rope_parameters.sliding_attention", parameters, theta, 10_000.0, context).map(Some)
+    }
+
+    /// Returns the rotary parameters of layers with full attention, if there are some for each type of layer.
+    fn nested_rope(&self) -> Result<Option<&Value>, String> {
+        let Some(Value::Object(parameters)) = &self.rope_parameters else { return Ok(None) };
+        if !parameters.values().any(Value::is_object) {
+            return Ok(None);
+        }
+        if let Some(key) = parameters.keys().find(|key| ![FULL, SLIDING].contains(&key.as_str())) {
+            return Err(format!("`rope_parameters`: expected `{FULL}` and `{SLIDING}`, found `{key}`"));
+        }
+        Ok(Some(parameters.get(FULL).unwrap_or(&Value::Null)))
     }
 
     /// Returns the rotary parameters of a type of layer, which the newest files have.
-    fn rope_parameters_of(&self, layer_type: &str) -> Option<&serde_json::Value> {
+    fn rope_parameters_of(&self, layer_type: &str) -> Option<&Value> {
         self.rope_parameters.as_ref()?.get(layer_type)
     }
 
@@ -140,6 +166,14 @@ impl ConfigFile {
             }
             bound => Ok(bound),
         }
+    }
+}
+
+/// Removes the keys whose value is null: transformers writes them, and they mean the default, as absent ones do.
+fn remove_nulls(json: &mut Value) {
+    if let Value::Object(fields) = json {
+        fields.retain(|_, value| !value.is_null());
+        fields.values_mut().for_each(remove_nulls);
     }
 }
 
@@ -167,37 +201,46 @@ impl From<Ids> for Vec<u32> {
 impl LmConfig {
     /// Reads a `config.json`, and further ids that end a turn from the `generation_config.json` next to it, if it exists.
     pub fn read(file: &Path) -> Result<Self> {
-        let bytes = files::read(file, files::MAX_TEXT).map_err(Error::file("read", file))?;
+        let bytes = files::read_utf8(file, files::MAX_TEXT).map_err(Error::file("read", file))?;
         let mut config = Self::parse(&bytes).map_err(|problem| Error::bad_file(file, problem))?;
         let generation = file.with_file_name("generation_config.json");
-        if let Ok(bytes) = files::read(&generation, files::MAX_TEXT) {
+        if let Ok(bytes) = files::read_utf8(&generation, files::MAX_TEXT) {
             let parsed: GenerationFile =
                 serde_json::from_slice(&bytes).map_err(|e| Error::bad_file(&generation, e.to_string()))?;
             if let Some(ids) = parsed.eos_token_id {
-                config.end_ids.extend(Vec::from(ids));
-                config.end_ids.sort_unstable();
-                config.end_ids.dedup();
+                config.add_end_ids(ids.into());
             }
         }
         Ok(config)
     }
 
+    /// Adds ids of tokens that end a turn.
+    pub fn add_end_ids(&mut self, ids: Vec<u32>) {
+        self.end_ids.extend(ids);
+        self.end_ids.sort_unstable();
+        self.end_ids.dedup();
+    }
+
     /// Parses the text of a `config.json`.
     pub fn parse(json: &[u8]) -> Result<Self, String> {
-        let file: ConfigFile = serde_json::from_slice(json).map_err(|e| format!("not a model's config.json: {e}"))?;
+        let not_a_config = |e: serde_json::Error| format!("not a model's config.json: {e}");
+        let mut json: Value = serde_json::from_slice(json).map_err(not_a_config)?;
+        remove_nulls(&mut json);
+        let file: ConfigFile = serde_json::from_value(json).map_err(not_a_config)?;
         if !KNOWN.contains(&file.model_type.as_str()) {
             return Err(format!("the model_type `{}` is not supported; known: {}", file.model_type, KNOWN.join(", ")));
         }
         if file.partial_rotary_factor.is_some_and(|factor| factor != 1.0) {
             return Err("rotary positions on part of a head (`partial_rotary_factor`) are not supported".into());
         }
-        if file.use_bidirectional_attention {
+        if file.use_bidirectional_attention.unwrap_or(false) {
             return Err("`use_bidirectional_attention` is not supported: such a model writes no text".into());
         }
+        let declared_context = file.max_position_embeddings.unwrap_or(2048);
         let [qwen2, qwen3, gemma2, gemma3, phi3] =
             ["qwen2", "qwen3", "gemma2", "gemma3_text", "phi3"].map(|name| file.model_type == name);
         let gemma = file.is_gemma();
-        let mut context = file.max_position_embeddings.unwrap_or(2048);
+        let mut context = declared_context;
         let rope = file.rope(context)?;
         if let RopeScaling::Yarn { factor, original, .. } = rope.scaling {
             context = context.max((factor * original) as usize);
@@ -221,7 +264,7 @@ impl LmConfig {
             qk_norm: qwen3 || gemma3,
             context,
             windows: file.windows()?,
-            window_rope: file.window_rope(),
+            window_rope: file.window_rope(declared_context)?,
             attention_scale: file.attention_scale()?,
             attention_softcap: file.softcap("attn_logit_softcapping", file.attn_logit_softcapping)?,
             logit_softcap: file.softcap("final_logit_softcapping", file.final_logit_softcapping)?,
@@ -260,7 +303,7 @@ impl LmConfig {
         json[if model_type.starts_with("gemma") { "hidden_activation" } else { "hidden_act" }] = activation.into();
         if let Some(window) = self.windows.iter().flatten().next() {
             json["sliding_window"] = json!(window);
-            let kind = |window: &Option<usize>| if window.is_some() { "sliding_attention" } else { "full_attention" };
+            let kind = |window: &Option<usize>| if window.is_some() { SLIDING } else { FULL };
             json["layer_types"] = self.windows.iter().map(kind).collect();
         }
         if let Some(scale) = self.attention_scale {
@@ -323,6 +366,83 @@ pub(super) mod tests {
             let error = LmConfig::parse(&json(&[(key, value)])).unwrap_err();
             assert!(error.contains(word), "{error}");
         }
+    }
+
+    #[test]
+    fn null_is_an_absent_key_in_every_family() {
+        let optional = [
+            "num_key_value_heads",
+            "head_dim",
+            "hidden_act",
+            "hidden_activation",
+            "rms_norm_eps",
+            "rope_theta",
+            "rope_scaling",
+            "rope_parameters",
+            "tie_word_embeddings",
+            "attention_bias",
+            "mlp_bias",
+            "use_sliding_window",
+            "sliding_window",
+            "layer_types",
+            "sliding_window_pattern",
+            "max_window_layers",
+            "max_position_embeddings",
+            "query_pre_attn_scalar",
+            "attn_logit_softcapping",
+            "final_logit_softcapping",
+            "rope_local_base_freq",
+            "partial_rotary_factor",
+            "use_bidirectional_attention",
+            "pad_token_id",
+        ];
+        for family in KNOWN {
+            let plain = LmConfig::parse(&json(&[("model_type", family.into())])).unwrap();
+            let mut nulls: Vec<_> = optional.map(|key| (key, Value::Null)).to_vec();
+            nulls.push(("model_type", family.into()));
+            assert_eq!(LmConfig::parse(&json(&nulls)).unwrap(), plain, "{family}");
+            let within = serde_json::json!({"rope_type": "default", "factor": null, "rope_theta": null, "rope": null});
+            let within = [("model_type", family.into()), ("rope_parameters", within)];
+            assert_eq!(LmConfig::parse(&json(&within)).unwrap(), plain, "{family}");
+        }
+    }
+
+    #[test]
+    fn rope_parameters_are_computed_or_refused_by_name() {
+        let parsed = |family: &str, parameters: Value| {
+            LmConfig::parse(&json(&[("model_type", family.into()), ("rope_parameters", parameters)]))
+        };
+        for (parameters, words) in [
+            (serde_json::json!({"rope_type": "default", "partial_rotary_factor": 0.5}), "partial_rotary_factor"),
+            (serde_json::json!({"rope_type": "longrope", "long_factor": [1.0]}), "longrope"),
+            (serde_json::json!({"rope_type": "default", "mrope_section": [1, 1]}), "mrope_section"),
+            (serde_json::json!({"full_attention": {"rope_type": "dynamic", "factor": 2.0}}), "dynamic"),
+            (serde_json::json!({"sliding_attention": {"rope_type": "proportional"}}), "proportional"),
+            (serde_json::json!({"chunked_attention": {"rope_type": "default"}}), "chunked_attention"),
+            (serde_json::json!({"rope_type": "linear"}), "factor"),
+            (serde_json::json!({"rope_type": "linear", "factor": "2"}), "factor"),
+        ] {
+            for family in ["llama", "qwen3", "gemma3_text"] {
+                let problem = parsed(family, parameters.clone()).unwrap_err();
+                assert!(problem.contains(words), "{family}: {problem}");
+            }
+        }
+        let theta = parsed("llama", serde_json::json!({"rope_type": "default", "rope_theta": 5e5})).unwrap();
+        assert_eq!(theta.rope, Rope { theta: 5e5, scaling: RopeScaling::None });
+        let nested = serde_json::json!({
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 2e4},
+        });
+        for family in ["gemma3_text", "qwen2"] {
+            let config = parsed(family, nested.clone()).unwrap();
+            assert_eq!(config.rope, Rope { theta: 1e6, scaling: RopeScaling::Linear { factor: 8.0 } });
+            assert_eq!(config.window_rope, Some(Rope { theta: 2e4, scaling: RopeScaling::Linear { factor: 2.0 } }));
+        }
+        let both = [
+            ("rope_scaling", serde_json::json!({"type": "linear", "factor": 2.0})),
+            ("rope_parameters", serde_json::json!({"rope_type": "linear", "factor": 4.0})),
+        ];
+        assert!(LmConfig::parse(&json(&both)).unwrap_err().contains("differ"));
     }
 
     #[test]

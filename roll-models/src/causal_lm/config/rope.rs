@@ -46,24 +46,62 @@ pub enum RopeScaling {
         original: f64,
         /// Scale of cosines and sines.
         magnitude: f64,
+        /// Whether the ramp begins and ends at whole pairs.
+        truncate: bool,
     },
 }
 
+/// Keys of rotary parameters that a rule reads; `finetuned` has no effect in any.
+const KEYS: [&str; 15] = [
+    "rope_type",
+    "type",
+    "rope_theta",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+    "finetuned",
+];
+
 impl Rope {
-    /// Parses the value of `rope_scaling` or `rope_parameters` in a `config.json`. `theta` is the file's `rope_theta`,
-    /// `context` its `max_position_embeddings`.
+    /// Parses the value of `key` (`rope_scaling`, `rope_parameters`) in a `config.json`. `theta` is the file's
+    /// `rope_theta`, which one among the parameters precedes; `context` its `max_position_embeddings`.
     pub(super) fn parse(
+        key: &str,
         scaling: &serde_json::Value,
         theta: Option<f64>,
         default_theta: f64,
         context: usize,
     ) -> Result<Self, String> {
+        let section = key;
         let number = |key: &str| scaling.get(key).and_then(serde_json::Value::as_f64);
         let needed = |key: &str| match number(key) {
             Some(value) if value > 0.0 && value.is_finite() => Ok(value),
-            _ => Err(format!("`rope_scaling` needs a positive number `{key}`")),
+            _ => Err(format!("`{section}` needs a positive number `{key}`")),
         };
-        let theta = theta.or_else(|| number("rope_theta")).unwrap_or(default_theta);
+        for (key, value) in scaling.as_object().into_iter().flatten() {
+            // Of short_factor and long_factor, `rope_type` says more.
+            if !KEYS.contains(&key.as_str()) && !key.ends_with("_factor") {
+                return Err(format!("`{section}`: the key `{key}` is not supported; known: {}", KEYS.join(", ")));
+            }
+            let is_number = !["rope_type", "type", "truncate", "finetuned"].contains(&key.as_str());
+            if is_number && KEYS.contains(&key.as_str()) && !value.is_number() {
+                return Err(format!("`{section}`: `{key}`: expected a number, found {value}"));
+            }
+        }
+        if number("partial_rotary_factor").is_some_and(|factor| factor != 1.0) {
+            return Err(format!(
+                "`{section}`: rotary positions on part of a head (`partial_rotary_factor`) are not supported"
+            ));
+        }
+        let theta = number("rope_theta").or(theta).unwrap_or(default_theta);
         let kind = ["rope_type", "type"].iter().find_map(|key| scaling.get(key)?.as_str()).unwrap_or("default");
         let scaling = match kind {
             "default" => RopeScaling::None,
@@ -88,11 +126,18 @@ impl Rope {
                         (None, Some((one, all))) => scale(one) / scale(all),
                         (None, None) => scale(1.0),
                     },
+                    truncate: match scaling.get("truncate") {
+                        None => true,
+                        Some(serde_json::Value::Bool(truncate)) => *truncate,
+                        Some(other) => {
+                            return Err(format!("`{section}`: `truncate`: expected a boolean, found {other}"));
+                        }
+                    },
                 }
             }
             other => {
                 return Err(format!(
-                    "the rope_scaling `{other}` is not supported; known: default, linear, llama3, yarn"
+                    "`{section}`: the rotary scaling `{other}` is not supported; known: default, linear, llama3, yarn"
                 ));
             }
         };
@@ -147,13 +192,16 @@ impl Rope {
                     f * ramp + f / factor * (1.0 - ramp)
                 })
                 .collect(),
-            &RopeScaling::Yarn { factor, fast, slow, original, .. } => {
+            &RopeScaling::Yarn { factor, fast, slow, original, truncate, .. } => {
                 // The pair with this number of rotations over the context of pretraining.
                 let pair = |rotations: f64| {
                     head_dim as f64 * (original / (rotations * std::f64::consts::TAU)).ln() / (2.0 * self.theta.ln())
                 };
-                let first = pair(fast).floor().max(0.0);
-                let last = pair(slow).ceil().min(head_dim as f64 - 1.0);
+                let (first, last) = match truncate {
+                    true => (pair(fast).floor(), pair(slow).ceil()),
+                    false => (pair(fast), pair(slow)),
+                };
+                let (first, last) = (first.max(0.0), last.min(head_dim as f64 - 1.0));
                 let width = if last == first { 0.001 } else { last - first };
                 let ramp = |i: usize| 1.0 - ((i as f64 - first) / width).clamp(0.0, 1.0);
                 plain.enumerate().map(|(i, f)| f * ramp(i) + f / factor * (1.0 - ramp(i))).collect()
@@ -214,7 +262,7 @@ mod tests {
             plain.iter().zip(llama3.frequencies(64)).map(|(plain, scaled)| f64::from((plain / scaled) as f32));
         let factors: Vec<f64> = factors.collect();
         let json = rope(RopeScaling::Factors(factors.clone())).scaling_json(64).unwrap();
-        assert_eq!(Rope::parse(&json, Some(500_000.0), 1.0, 131_072).unwrap(), llama3);
+        assert_eq!(Rope::parse("rope_scaling", &json, Some(500_000.0), 1.0, 131_072).unwrap(), llama3);
         let other = factors.iter().map(|factor| factor.sqrt()).collect();
         assert!(rope(RopeScaling::Factors(other)).scaling_json(64).is_err());
     }

@@ -157,7 +157,13 @@ impl GgufFile {
 
     fn locate(&self, name: &str) -> Result<(&TensorLocation, BlockType), WeightsError> {
         let location = self.tensors.get(name).ok_or_else(|| WeightsError::missing(&self.path, name))?;
-        let unsupported = || WeightsError::dtype(&self.path, name, blocks::name_of(location.type_code));
+        let unsupported = || {
+            let known: Vec<String> =
+                (0..64).filter(|code| BlockType::of(*code).is_some()).map(blocks::name_of).collect();
+            let found = blocks::name_of(location.type_code);
+            let problem = format!("the type {found} is not supported; known: {}", known.join(", "));
+            WeightsError::tensor(&self.path, name, problem)
+        };
         Ok((location, BlockType::of(location.type_code).ok_or_else(unsupported)?))
     }
 }

@@ -125,9 +125,9 @@ fn rejects_wrong_headers_and_never_panics() {
 
 #[test]
 fn error_names_unsupported_types() {
-    let file = open(&Writer::default().tensor("w", &[256], 10, &[0; 84]).bytes()).unwrap();
+    let file = open(&Writer::default().tensor("w", &[256], 16, &[0; 66]).bytes()).unwrap();
     let message = file.tensor("w").unwrap_err().to_string();
-    assert!(message.contains("Q2_K") && message.contains('w'), "{message}");
+    assert!(message.contains("IQ2_XXS") && message.contains("IQ4_XS") && message.contains('w'), "{message}");
     let message = open(&Writer::default().tensor("w", &[48], 2, &[0; 27]).bytes()).map(|_| ()).unwrap_err().to_string();
     assert!(message.contains("blocks of 32"), "{message}");
 }
@@ -153,6 +153,9 @@ fn blocks_decode_as_in_the_python_package() {
         (13, BlockType::Q5K, vec![(0, 0.125), (2, -0.75)], [142.875, 38.25, 140.625, 42.0], 2_776_463.0),
         (8, BlockType::Q8_0, vec![(0, 0.125)], [10.625, 15.25, -11.375, -6.0], -1010.0),
         (12, BlockType::Q4K, vec![(0, 0.125), (2, -0.75)], [80.875, 38.25, 62.625, 34.5], 1_719_637.0),
+        (10, BlockType::Q2K, vec![(80, 0.125), (82, -0.75)], [4.125, 0.0, 3.375, 3.0], 218_377.75),
+        (20, BlockType::Iq4Nl, vec![(0, 0.125)], [-4.375, 3.125, -4.375, 0.125], -864.875),
+        (23, BlockType::Iq4Xs, vec![(0, 0.125)], [8.125, -0.125, -73.125, -2.0], -261_391.75),
         (14, BlockType::Q6K, vec![(208, 0.125)], [-178.875, 212.0, -43.875, -7.5], 98_052.5),
     ] {
         // The number of the type in a file.

@@ -6,7 +6,7 @@ use roll_backends::ops::{self, Epilogue};
 
 use super::super::attributes::OperatorSpec;
 use super::super::error::Problem;
-use super::super::value::{Value, elements};
+use super::super::value::{Value, elements, host_floats, plain_device, upload};
 use super::broadcast::source;
 use super::{Arithmetic, BatchInput, Built, Operator, Role, Run, broadcast, input, integers, only_first_batched};
 
@@ -166,7 +166,10 @@ enum Binary {
     Sub,
     Mul,
     Div,
+    /// The remainder with the sign of the divisor; of integers alone.
     Mod,
+    /// The remainder with the sign of the dividend.
+    Fmod,
     Pow,
     Max,
     Min,
@@ -186,8 +189,8 @@ pub(super) fn binary(spec: &mut OperatorSpec) -> Built {
         "Sub" => (Binary::Sub, 2..=2),
         "Mul" => (Binary::Mul, 2..=2),
         "Div" => (Binary::Div, 2..=2),
-        "Mod" if !spec.attributes.flag("fmod")? => (Binary::Mod, 2..=2),
-        "Mod" => return Err("`fmod` is not run here".into()),
+        "Mod" if spec.attributes.flag("fmod")? => (Binary::Fmod, 2..=2),
+        "Mod" => (Binary::Mod, 2..=2),
         "Pow" => (Binary::Pow, 2..=2),
         "PRelu" => (Binary::PRelu, 2..=2),
         "Sum" => (Binary::Add, 1..=64),
@@ -217,7 +220,22 @@ impl Operator for Fold {
         for index in 1..inputs.len() {
             result = match (&result, input(inputs, index)?) {
                 (Value::Float(a), Value::Float(b)) => Value::Float(self.floats(a, b)?),
-                (a, b) => self.ints(a, b)?,
+                // A power has the type of its base.
+                (Value::Float(a), Value::Int { values, shape }) if self.binary == Binary::Pow && !values.is_empty() => {
+                    let exponents = values.iter().map(|v| *v as f32).collect();
+                    Value::Float(self.floats(a, &upload(exponents, shape.clone(), &plain_device(a)))?)
+                }
+                (a @ Value::Int { .. }, Value::Float(b)) if self.binary == Binary::Pow => int_power(a, b)?,
+                (Value::Int { .. }, Value::Int { .. }) => self.ints(&result, input(inputs, index)?)?,
+                (a, b) => {
+                    let kind = |value: &Value| if matches!(value, Value::Float(_)) { "floats" } else { "integers" };
+                    return Err(format!(
+                        "input 0 holds {}, input {index} {}; both should have one type",
+                        kind(a),
+                        kind(b)
+                    )
+                    .into());
+                }
             };
         }
         Ok(vec![result])
@@ -242,7 +260,7 @@ impl Operator for Fold {
             Binary::Mul => Role::Arithmetic(Arithmetic::Mul),
             Binary::Div => Role::Arithmetic(Arithmetic::Div),
             Binary::PRelu => Role::PRelu,
-            Binary::Mod | Binary::Pow | Binary::Max | Binary::Min => Role::Other,
+            Binary::Mod | Binary::Fmod | Binary::Pow | Binary::Max | Binary::Min => Role::Other,
         }
     }
 }
@@ -256,7 +274,8 @@ impl Fold {
             Binary::Sub => broadcast::apply(a, b, |a, b| a - b),
             Binary::Mul => broadcast::apply(a, b, |a, b| a * b),
             Binary::Div => broadcast::apply(a, b, |a, b| a / b),
-            Binary::Mod => Err("only integers are divided with remainder here".into()),
+            Binary::Mod => Err("the remainder of floats needs `fmod` 1".into()),
+            Binary::Fmod => remainder(a, b, &shape),
             Binary::Pow => broadcast::apply(a, b, |a, b| a.powf(b)),
             // `b + relu(a - b)` is not used, because it loses `a` if `b` is the least float, as in masks.
             Binary::Max => {
@@ -279,7 +298,15 @@ impl Fold {
                 Binary::Div => a.checked_div(b),
                 // The remainder has the sign of the divisor.
                 Binary::Mod => a.checked_rem(b).map(|r| if r != 0 && (r < 0) != (b < 0) { r + b } else { r }),
-                Binary::Pow => u32::try_from(b).ok().and_then(|b| a.checked_pow(b)),
+                Binary::Fmod => a.checked_rem(b),
+                Binary::Pow => match (a, u32::try_from(b)) {
+                    (_, Ok(b)) => a.checked_pow(b),
+                    (1, _) => Some(1),
+                    (-1, _) => Some(if b % 2 == 0 { 1 } else { -1 }),
+                    (0, _) => None,
+                    // A fraction below 1, or beyond 64 bits.
+                    _ => (b < 0).then_some(0),
+                },
                 Binary::Max => Some(a.max(b)),
                 Binary::Min => Some(a.min(b)),
                 Binary::PRelu => None,
@@ -288,6 +315,33 @@ impl Fold {
         });
         Ok(Value::Int { values: values.collect::<Result<_, Problem>>()?, shape })
     }
+}
+
+/// Integers to the power of floats, as integers.
+fn int_power(a: &Value, b: &NdTensor) -> Result<Value, Problem> {
+    let (values, exponents) = (a.ints()?, host_floats(b)?);
+    let shape = broadcast::shape(a.shape(), b.shape())?;
+    let power = |i: usize| {
+        let (base, exponent) = (values[source(i, &shape, a.shape())], exponents[source(i, &shape, b.shape())]);
+        let power = (base as f64).powf(f64::from(exponent));
+        let is_integer = power.abs() < i64::MAX as f64; // false for NaN
+        is_integer.then_some(power as i64).ok_or_else(|| format!("{base} to the power of {exponent} is no integer"))
+    };
+    let values = (0..integers::count(&shape)?).map(power).collect::<Result<_, _>>()?;
+    Ok(Value::Int { values, shape })
+}
+
+/// `a - b * q`, where q is the quotient without its fraction, computed in f64: that of two f32 could round up to the
+/// next integer.
+fn remainder(a: &NdTensor, b: &NdTensor, shape: &[usize]) -> Result<NdTensor, Problem> {
+    let (a_host, b_host) = (host_floats(a)?, host_floats(b)?);
+    let quotient = |i: usize| {
+        let (a_at, b_at) = (a_host[source(i, shape, a.shape())], b_host[source(i, shape, b.shape())]);
+        (f64::from(a_at) / f64::from(b_at)).trunc() as f32
+    };
+    let quotients = upload((0..integers::count(shape)?).map(quotient).collect(), shape.to_vec(), &plain_device(a));
+    let product = broadcast::apply(&quotients, b, |q, b| q * b)?;
+    broadcast::apply(a, &product, |a, product| a - product)
 }
 
 fn pow_scalar(x: &NdTensor, power: f32) -> NdTensor {

@@ -156,34 +156,58 @@ impl Operator for Trilu {
     }
 }
 
-/// Inclusive sums of integers along an axis; exporters count position ids from a mask with them.
+/// Sums of the elements up to each one along an axis; exporters count position ids from a mask with them.
 #[derive(Debug)]
 struct CumulativeSum {
     axis: i64,
+    /// Whether an element is not part of its own sum.
+    exclusive: bool,
+    /// Whether the sums begin at the end of the axis.
+    reverse: bool,
 }
 
 pub(super) fn cumulative_sum(spec: &mut OperatorSpec) -> Built {
     spec.arity(2..=2, 1)?;
-    if spec.attributes.flag("exclusive")? || spec.attributes.flag("reverse")? {
-        return Err("`exclusive` and `reverse` are not run here".into());
-    }
+    let (exclusive, reverse) = (spec.attributes.flag("exclusive")?, spec.attributes.flag("reverse")?);
     let axis = spec.constant_ints(1, "axis")?.and_then(<[i64]>::first);
-    Ok(Box::new(CumulativeSum { axis: *axis.ok_or("`axis` is missing")? }))
+    Ok(Box::new(CumulativeSum { axis: *axis.ok_or("`axis` is missing")?, exclusive, reverse }))
 }
 
 impl Operator for CumulativeSum {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = input(inputs, 0)?;
         let a = axis(self.axis, x.shape().len())?;
-        let mut values = x.ints().map_err(|_| Problem::from("only integers are summed up here"))?.to_vec();
-        let inner: usize = x.shape()[a + 1..].iter().product();
-        let length = x.shape()[a];
-        for i in 0..values.len() {
-            if i / inner % length > 0 {
-                let sum = values[i].checked_add(values[i - inner]);
-                values[i] = sum.ok_or("the sum is beyond 64 bits")?;
+        let (values, shape) = match x {
+            Value::Float(x) => {
+                let mut whole = split_around_axis(x, a);
+                let [outer, length, inner] = whole.dims();
+                if self.reverse {
+                    whole = whole.flip([1]);
+                }
+                if self.exclusive {
+                    let zeros = Tensor::zeros([outer, 1, inner], &plain_device(x));
+                    whole = Tensor::cat(vec![zeros, whole], 1).narrow(1, 0, length);
+                }
+                let sums = whole.cumsum(1);
+                let sums = if self.reverse { sums.flip([1]) } else { sums };
+                return Ok(vec![Value::Float(merge_axes(sums, x, a))]);
+            }
+            Value::Int { values, shape } => (values, shape),
+        };
+        let (length, inner) = (shape[a], shape[a + 1..].iter().product::<usize>());
+        let mut sums = vec![0; values.len()];
+        for block in 0..values.len() / (length * inner).max(1) {
+            for column in 0..inner {
+                let mut sum = 0i64;
+                for i in 0..length {
+                    let i = if self.reverse { length - 1 - i } else { i };
+                    let place = (block * length + i) * inner + column;
+                    let after = sum.checked_add(values[place]).ok_or("the sum is beyond 64 bits")?;
+                    sums[place] = if self.exclusive { sum } else { after };
+                    sum = after;
+                }
             }
         }
-        Ok(vec![Value::Int { values, shape: x.shape().to_vec() }])
+        Ok(vec![Value::Int { values: sums, shape: shape.clone() }])
     }
 }

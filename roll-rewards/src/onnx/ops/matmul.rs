@@ -6,7 +6,7 @@ use roll_backends::ops::{linear, product};
 
 use super::super::attributes::OperatorSpec;
 use super::super::error::Problem;
-use super::super::value::{Value, elements};
+use super::super::value::{Value, elements, reshaped};
 use super::{BatchInput, Built, Operator, Role, Run, broadcast, input, only_first_batched};
 
 #[derive(Debug)]
@@ -46,15 +46,18 @@ impl Operator for MatMul {
             let a = a.flat().clone().reshape([a_count * m, *k]);
             product(a, b.flat().clone().reshape([*k, *n])).reshape([count])
         } else {
-            let a = a.flat().clone().reshape([a_count, *m, *k]);
-            let b = b.flat().clone().reshape([b_count, *k, *n]);
             let repeats = b_count == batch_count && (a_count == batch_count || a_count == 1);
-            if !repeats {
-                return Err(
-                    format!("the batch axes {a_batch:?} and {b_batch:?} broadcast in a way not run here").into()
-                );
-            }
-            a.matmul(b).reshape([count])
+            // Matrices of `x` for every item of the batch, if they cannot be repeated in the product.
+            let matrices = |x: &NdTensor, own: &[usize], items: usize, sides: [usize; 2]| {
+                let whole = match repeats {
+                    true => return Ok(x.flat().clone().reshape([items, sides[0], sides[1]])),
+                    false => reshaped(x, [own, &sides].concat())?,
+                };
+                let whole = broadcast::expand(&whole, &[batch.as_slice(), &sides].concat())?;
+                Ok::<Tensor<3>, Problem>(whole.flat().clone().reshape([batch_count, sides[0], sides[1]]))
+            };
+            let a = matrices(a, a_batch, a_count, [*m, *k])?;
+            a.matmul(matrices(b, b_batch, b_count, [*k, *n])?).reshape([count])
         };
         Ok(vec![Value::Float(NdTensor::from_flat(flat, shape))])
     }

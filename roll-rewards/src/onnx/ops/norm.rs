@@ -7,6 +7,7 @@ use roll_backends::ops::{self, Conv2d, Conv2dOptions, Epilogue};
 use super::super::attributes::OperatorSpec;
 use super::super::error::Problem;
 use super::super::value::{Value, axis, elements, upload};
+use super::reduce::long_mean;
 use super::{BatchInput, Built, Operator, Role, Run, broadcast, input, only_first_batched};
 
 /// Normalisation by constant statistics: y = (x - mean) / sqrt(variance + epsilon) * scale + bias.
@@ -127,8 +128,10 @@ pub(super) fn instance_norm(spec: &mut OperatorSpec) -> Built {
 impl Operator for InstanceNorm {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let (x, x_ncl, [scale, bias]) = per_channel::<2>(inputs)?;
-        let centred = x_ncl.clone() - x_ncl.mean_dim(2);
-        let variance = (centred.clone() * centred.clone()).mean_dim(2);
+        let [n, c, length] = x_ncl.dims();
+        let mean = |x: Tensor<3>| long_mean(x.reshape([n * c, length, 1])).reshape([n, c, 1]);
+        let centred = x_ncl.clone() - mean(x_ncl);
+        let variance = mean(centred.clone() * centred.clone());
         Ok(like(&x, centred / variance.add_scalar(self.epsilon).sqrt() * scale + bias))
     }
 
@@ -172,8 +175,10 @@ impl Operator for LayerNorm {
             let y = ops::layer_norm(rows, scale, bias, self.epsilon.into());
             return Ok(vec![Value::Float(NdTensor::from_flat(y.reshape([elements(x.shape())?]), x.shape()))]);
         }
-        let centred = rows.clone() - rows.mean_dim(1);
-        let variance = (centred.clone() * centred.clone()).mean_dim(1);
+        let [count, width] = rows.dims();
+        let mean = |rows: Tensor<2>| long_mean(rows.reshape([count, width, 1])).reshape([count, 1]);
+        let centred = rows.clone() - mean(rows);
+        let variance = mean(centred.clone() * centred.clone());
         let y = centred / variance.add_scalar(self.epsilon).sqrt();
         let mut y = NdTensor::from_flat(y.reshape([elements(x.shape())?]), x.shape());
         for (index, scales) in [(1, true), (2, false)] {

@@ -11,6 +11,7 @@ use roll_backends::ops::{MaxPoolWindow, max_pool as largest};
 use super::super::attributes::OperatorSpec;
 use super::super::error::Problem;
 use super::super::value::{Value, elements, plain_device, upload};
+use super::reduce::long_mean;
 use super::window::{Padding, Window, WindowPlacement, as_nchw, pad, pair};
 use super::{BatchInput, Built, Operator, Run, input, only_first_batched};
 
@@ -196,7 +197,13 @@ impl Operator for Global {
             return Err(format!("expected [N, C, ...], found {:?}", x.shape()).into());
         };
         let x_ncl = x.flat().clone().reshape([n, c, elements(spatial)?]);
-        let y = if self.max { x_ncl.max_dim(2) } else { x_ncl.mean_dim(2) };
+        let y = match self.max {
+            true => x_ncl.max_dim(2),
+            false => {
+                let length = x_ncl.dims()[2];
+                long_mean(x_ncl.reshape([n * c, length, 1])).reshape([n, c, 1])
+            }
+        };
         let shape: Vec<usize> = [n, c].into_iter().chain(spatial.iter().map(|_| 1)).collect();
         Ok(vec![Value::Float(NdTensor::from_flat(y.reshape([n * c]), shape))])
     }

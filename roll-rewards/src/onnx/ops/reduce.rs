@@ -1,12 +1,12 @@
 //! Sums, means, norms and extremes over axes, and softmax along one.
 
-use burn::tensor::activation;
+use burn::tensor::{Bool, Tensor, activation};
 use roll_backends::NdTensor;
 
 use super::super::attributes::OperatorSpec;
 use super::super::error::Problem;
-use super::super::value::{Value, axis, merge_axes, reshaped, split_around_axis};
-use super::{BatchInput, Built, Operator, Role, Run, broadcast, input, integers, only_first_batched};
+use super::super::value::{Value, axis, elements, merge_axes, reshaped, split_around_axis};
+use super::{BatchInput, Built, Operator, Role, Run, input, integers, only_first_batched};
 
 #[derive(Clone, Copy, Debug)]
 enum Reduction {
@@ -75,16 +75,16 @@ impl Operator for Reduce {
         for &a in &axes {
             let whole = split_around_axis(&y, a);
             let reduced = match self.reduction {
-                Reduction::Mean => whole.mean_dim(1),
-                Reduction::Sum | Reduction::Norm => whole.sum_dim(1),
+                Reduction::Mean => long_mean(whole),
+                Reduction::Sum | Reduction::Norm => long_sum(whole),
                 Reduction::Max => whole.max_dim(1),
                 Reduction::Min => whole.min_dim(1),
-                Reduction::Product => return Err("only integers are multiplied along axes here".into()),
+                Reduction::Product => product(whole),
             };
             y = merge_axes(reduced, &y, a);
         }
         if let Reduction::Norm = self.reduction {
-            y = NdTensor::from_flat(y.flat().clone().sqrt(), y.shape());
+            y = NdTensor::from_flat(root(y.flat().clone()).0, y.shape());
         }
         if !self.keep {
             let kept = without(y.shape(), &axes);
@@ -132,6 +132,55 @@ fn squared(x: &NdTensor) -> NdTensor {
     NdTensor::from_flat(x.flat().clone() * x.flat().clone(), x.shape())
 }
 
+/// Numbers that are summed one after the other in f32. Longer axes are summed in blocks of [`BLOCK`], and then the sums
+/// of the blocks: the error grows with the number of blocks in a row instead of with the length.
+const MOST_IN_A_ROW: usize = 1024;
+const BLOCK: usize = 128;
+
+/// The sum over axis 1, which is kept.
+pub(super) fn long_sum(x: Tensor<3>) -> Tensor<3> {
+    let [outer, length, inner] = x.dims();
+    if length <= MOST_IN_A_ROW {
+        return x.sum_dim(1);
+    }
+    let blocks = length / BLOCK;
+    let whole = x.clone().narrow(1, 0, blocks * BLOCK).reshape([outer * blocks, BLOCK, inner]);
+    let sum = long_sum(whole.sum_dim(1).reshape([outer, blocks, inner]));
+    match length % BLOCK {
+        0 => sum,
+        rest => sum + x.narrow(1, blocks * BLOCK, rest).sum_dim(1),
+    }
+}
+
+/// The mean over axis 1, which is kept.
+pub(super) fn long_mean(x: Tensor<3>) -> Tensor<3> {
+    match x.dims()[1] {
+        ..=MOST_IN_A_ROW => x.mean_dim(1),
+        length => long_sum(x) / length as f64,
+    }
+}
+
+/// The product over axis 1, which is kept. Halves are multiplied, so that the gradient divides by nothing.
+fn product(mut x: Tensor<3>) -> Tensor<3> {
+    while let length @ 2.. = x.dims()[1] {
+        let half = length / 2;
+        let pairs = x.clone().narrow(1, 0, half) * x.clone().narrow(1, half, half);
+        x = match length % 2 {
+            0 => pairs,
+            _ => Tensor::cat(vec![pairs, x.narrow(1, 2 * half, 1)], 1),
+        };
+    }
+    x
+}
+
+/// The square root of a sum of squares, and where it is 0. The gradient there is 0, where that of a square root alone
+/// would be infinite.
+fn root<const D: usize>(squares: Tensor<D>) -> (Tensor<D>, Tensor<D, Bool>) {
+    let is_zero = squares.clone().equal_elem(0.0);
+    let root = squares.mask_fill(is_zero.clone(), 1.0).sqrt();
+    (root.mask_fill(is_zero.clone(), 0.0), is_zero)
+}
+
 #[derive(Debug)]
 struct Softmax {
     log: bool,
@@ -156,7 +205,16 @@ impl Operator for Softmax {
             let [outer, length, inner] = whole.dims();
             whole = whole.reshape([outer, length * inner, 1]);
         }
-        let y = if self.log { activation::log_softmax(whole, 1) } else { activation::softmax(whole, 1) };
+        let y = match (whole.dims()[1] > MOST_IN_A_ROW, self.log) {
+            (false, false) => activation::softmax(whole, 1),
+            (false, true) => activation::log_softmax(whole, 1),
+            (true, log) => {
+                let shifted = whole.clone() - whole.max_dim(1).detach();
+                let exponentials = shifted.clone().exp();
+                let sum = long_sum(exponentials.clone());
+                if log { shifted - sum.log() } else { exponentials / sum }
+            }
+        };
         let count = x.shape().iter().product::<usize>();
         Ok(vec![Value::Float(NdTensor::from_flat(y.reshape([count]), x.shape()))])
     }
@@ -167,26 +225,40 @@ impl Operator for Softmax {
     }
 }
 
-/// Division by the Euclidean norm along an axis.
+/// Division by the norm along an axis. A vector of norm 0 stays 0, with a gradient of 0.
 #[derive(Debug)]
 struct LpNormalization {
     axis: i64,
+    /// Whether the norm is the sum of absolute values instead of the Euclidean one.
+    absolute: bool,
 }
 
 pub(super) fn lp_normalization(spec: &mut OperatorSpec) -> Built {
     spec.arity(1..=1, 1)?;
-    if spec.attributes.int("p")?.unwrap_or(2) != 2 {
-        return Err("only `p` 2 is run here".into());
-    }
-    Ok(Box::new(LpNormalization { axis: spec.attributes.int("axis")?.unwrap_or(-1) }))
+    let absolute = match spec.attributes.int("p")?.unwrap_or(2) {
+        1 => true,
+        2 => false,
+        p => return Err(format!("`p` should be 1 or 2, found {p}").into()),
+    };
+    Ok(Box::new(LpNormalization { axis: spec.attributes.int("axis")?.unwrap_or(-1), absolute }))
 }
 
 impl Operator for LpNormalization {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = input(inputs, 0)?.float()?;
         let a = axis(self.axis, x.shape().len())?;
-        let norm = merge_axes(split_around_axis(&squared(x), a).sum_dim(1).sqrt(), x, a);
-        Ok(vec![Value::Float(broadcast::apply(x, &norm, |x, norm| x / norm)?)])
+        let whole = split_around_axis(x, a);
+        let (norm, is_zero) = match self.absolute {
+            true => {
+                let sum = long_sum(whole.clone().abs());
+                let is_zero = sum.clone().equal_elem(0.0);
+                (sum, is_zero)
+            }
+            false => root(long_sum(whole.clone() * whole.clone())),
+        };
+        let quotient = whole.clone() / norm.mask_fill(is_zero.clone(), 1.0);
+        let y = quotient.mask_fill(is_zero.expand(whole.dims()), 0.0);
+        Ok(vec![Value::Float(NdTensor::from_flat(y.reshape([elements(x.shape())?]), x.shape()))])
     }
 
     fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {

@@ -17,7 +17,8 @@ fn parse(bytes: &[u8]) -> Result<Model, OnnxError> {
 #[test]
 fn unknown_operator_error_names_node_and_file() {
     let file = File::new(11, &[1, 2]).node("FlyToTheMoon", &["x"], "y", vec![]);
-    let expected = "faces/x.onnx: node `the_node` uses the operator `FlyToTheMoon`, which this build cannot run";
+    let expected = "faces/x.onnx: node `the_node` uses the operator `FlyToTheMoon`, which this build cannot run; \
+                    the rewards `command` and `http` score with a program of yours";
     assert_eq!(file.open().unwrap_err().to_string(), expected);
 }
 

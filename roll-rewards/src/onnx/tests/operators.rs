@@ -462,3 +462,88 @@ fn layer_norm_over_last_axes() {
     let both = both.node("LayerNormalization", &["x", "g"], "y", vec![int("axis", 1), float("epsilon", 1e-3)]);
     check(both, &x, &[1, 2, 3], &normal(&x), &[1, 2, 3]);
 }
+
+#[test]
+fn outputs_that_nothing_reads_do_not_matter() {
+    let file = File::new(10, &[1, 4]).nodes("Dropout", &["x"], &["y", "mask"], vec![]);
+    check(file, &[1., 2., 3., 4.], &[1, 4], &[1., 2., 3., 4.], &[1, 4]);
+    let file = File::new(12, &[1, 1, 1, 4]);
+    let window = vec![ints("kernel_shape", &[1, 2]), ints("strides", &[1, 2])];
+    let file = file.nodes("MaxPool", &["x"], &["y", "indices"], window);
+    check(file, &[1., 2., 4., 3.], &[1, 1, 1, 4], &[2., 4.], &[1, 1, 1, 2]);
+    let file = File::new(17, &[1, 2]).floats("s", &[2], &[2., 2.]);
+    let file = file.nodes("LayerNormalization", &["x", "s"], &["y", "mean", "deviation"], vec![float("epsilon", 0.)]);
+    let value = file.open().unwrap().run(&tensor(&[1., 3.], &[1, 2])).unwrap();
+    close(&host(&value[0]), &[-2., 2.], 1e-5);
+    let one = |file: File<'static>, name| file.floats(name, &[1], &[1.]);
+    let file = ["s", "b", "m", "v"].into_iter().fold(File::new(9, &[1, 1, 2]), one);
+    let names = ["y", "m2", "v2", "m3", "v3"];
+    let file = file.nodes("BatchNormalization", &["x", "s", "b", "m", "v"], &names, vec![float("epsilon", 0.)]);
+    check(file, &[1., 3.], &[1, 1, 2], &[1., 3.], &[1, 1, 2]);
+    // An output that is read is refused, and named by its place.
+    let file = File::new(10, &[1, 4]).nodes("Dropout", &["x"], &["a", "y"], vec![]);
+    assert!(file.open().unwrap_err().to_string().contains("its output 2 is read"));
+}
+
+#[test]
+fn norms_of_zero_have_the_value_and_the_gradient_zero() {
+    for p in [1, 2] {
+        let file = File::new(11, &[2, 2]).node("LpNormalization", &["x"], "y", vec![int("axis", 1), int("p", p)]);
+        let model = file.open().unwrap();
+        let (y, recorded) = model.vjp(&tensor(&[0., 0., 3., 4.], &[2, 2])).unwrap();
+        let expected = if p == 1 { [0., 0., 3. / 7., 4. / 7.] } else { [0., 0., 0.6, 0.8] };
+        close(&host(&y), &expected, 1e-6);
+        let pulled = host(&recorded.pull(tensor(&[1., 1., 1., 1.], &[2, 2])).unwrap());
+        assert!(pulled[..2] == [0., 0.] && pulled.iter().all(|v| v.is_finite()), "{pulled:?}");
+    }
+    let file = File::new(11, &[1, 2]).node("ReduceL2", &["x"], "y", vec![ints("axes", &[1])]);
+    let (y, recorded) = file.open().unwrap().vjp(&tensor(&[0., 0.], &[1, 2])).unwrap();
+    assert_eq!((host(&y), host(&recorded.pull(tensor(&[1.], &[1, 1])).unwrap())), (vec![0.], vec![0., 0.]));
+}
+
+#[test]
+fn powers_products_and_cumulative_sums_of_floats() {
+    let file = File::new(13, &[1, 3]).ints("e", &[1, 2, 3]).node("Pow", &["x", "e"], "y", vec![]);
+    check(file, &[2., -3., 2.], &[1, 3], &[2., 9., 8.], &[1, 3]);
+    let file = File::new(13, &[1, 5]).node("ReduceProd", &["x"], "y", vec![ints("axes", &[1])]);
+    check(file, &[2., -3., 2., 0.5, 3.], &[1, 5], &[-18.], &[1, 1]);
+    for (attributes, expected) in [
+        (vec![], [1., 3., 6.]),
+        (vec![int("exclusive", 1)], [0., 1., 3.]),
+        (vec![int("reverse", 1)], [6., 5., 3.]),
+        (vec![int("exclusive", 1), int("reverse", 1)], [5., 3., 0.]),
+    ] {
+        let file = File::new(14, &[1, 3]).shaped("a", &[], &[1]).node("CumSum", &["x", "a"], "y", attributes);
+        check(file, &[1., 2., 3.], &[1, 3], &expected, &[1, 3]);
+    }
+    let file = File::new(13, &[1, 3]).floats("d", &[3], &[2., 2., -3.]);
+    let file = file.node("Mod", &["x", "d"], "y", vec![int("fmod", 1)]);
+    check(file, &[5.5, -5.5, 7.25], &[1, 3], &[1.5, -1.5, 1.25], &[1, 3]);
+}
+
+#[test]
+fn batch_axes_of_both_factors_broadcast() {
+    let file = File::new(13, &[2, 1, 1, 2]).floats("b", &[2, 2, 1], &[1., 1., 1., -1.]);
+    let file = file.node("MatMul", &["x", "b"], "y", vec![]);
+    check(file, &[1., 2., 3., 4.], &[2, 1, 1, 2], &[3., -1., 7., -1.], &[2, 2, 1, 1]);
+}
+
+#[test]
+fn long_axes_lose_no_digits() {
+    let count = 1 << 21;
+    let x: Vec<f32> = (0..count).map(|i| 0.1 + (i % 7) as f32 * 0.01).collect();
+    let exact = x.iter().map(|v| f64::from(*v)).sum::<f64>() / count as f64;
+    for (operator, factor) in [("ReduceMean", 1.0), ("ReduceSum", count as f64)] {
+        let file = File::new(11, &[1, count]).node(operator, &["x"], "y", vec![ints("axes", &[1])]);
+        let found = host(&file.open().unwrap().run(&tensor(&x, &[1, count as usize])).unwrap()[0])[0];
+        assert!((f64::from(found) / (exact * factor) - 1.0).abs() < 1e-6, "{operator}: {found}, {exact}");
+    }
+    let logits: Vec<f32> = (0..6625).map(|i| if i == 3 { 14.4 } else { (i % 5) as f32 * 0.01 }).collect();
+    let total: f64 = logits.iter().map(|v| f64::from(*v).exp()).sum();
+    let exact = f64::from(logits[3]).exp() / total;
+    for (operator, expected) in [("Softmax", exact), ("LogSoftmax", exact.ln())] {
+        let file = File::new(13, &[1, 6625]).node(operator, &["x"], "y", vec![]);
+        let found = f64::from(host(&file.open().unwrap().run(&tensor(&logits, &[1, 6625])).unwrap()[0])[3]);
+        assert!((found - expected).abs() < 2e-6, "{operator}: {found}, {expected}");
+    }
+}

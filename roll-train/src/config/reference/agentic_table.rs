@@ -91,6 +91,10 @@ pub const ENVIRONMENTS: &[(&str, &str, &str)] = &[
 
 /// Defaults of ROLL that differ from ours: (our key, ROLL's default as YAML).
 pub const DEFAULTS: &[(&str, &str)] = &[
+    ("algo.temperature", "0.95"),
+    ("algo.top_p", "0.7"),
+    ("algo.top_k", "50"),
+    ("algo.val_temperature", "0.95"),
     ("algo.adv_estimator", "gae"),
     ("algo.val_batch_size", "128"),
     ("algo.reward_normalization.grouping", "batch"),

@@ -1,0 +1,138 @@
+//! The forms in which data sets hold conversations, as `messages`.
+
+use serde_json::{Map, Value, json};
+
+/// The form that every other one becomes, for messages.
+pub(super) const EXPECTED: &str =
+    r#"{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}"#;
+
+/// Returns `row` with the key `messages`, from the forms of TRL (`prompt` and `completion`), ShareGPT (`conversations`)
+/// and Alpaca (`instruction`, `input` and `output`). Other rows are returned unchanged. Contents that are lists of texts
+/// become one text.
+pub(super) fn normalised(row: Value) -> Result<Value, String> {
+    let Value::Object(mut fields) = row else { return Ok(row) };
+    fields.retain(|_, value| !value.is_null());
+    let messages = match fields.remove("messages") {
+        Some(messages) => messages,
+        None if fields.contains_key("conversations") => share_gpt(&mut fields)?,
+        None if fields.contains_key("prompt") && fields.contains_key("completion") => prompt_completion(&mut fields)?,
+        None if fields.contains_key("instruction") && fields.contains_key("output") => alpaca(&mut fields)?,
+        None => return Ok(Value::Object(fields)),
+    };
+    fields.insert("messages".into(), joined_texts(messages)?);
+    Ok(Value::Object(fields))
+}
+
+fn share_gpt(fields: &mut Map<String, Value>) -> Result<Value, String> {
+    let turns = fields.remove("conversations").unwrap_or_default();
+    let Value::Array(turns) = turns else { return Err("`conversations`: expected a list".into()) };
+    let mut messages = Vec::new();
+    if let Some(system) = fields.remove("system").filter(|system| system != "") {
+        messages.push(json!({ "role": "system", "content": system }));
+    }
+    for (i, turn) in turns.into_iter().enumerate() {
+        let Value::Object(mut turn) = turn else { return Err(format!("message {}: expected an object", i + 1)) };
+        if let Some(from) = turn.remove("from") {
+            let role = match from.as_str() {
+                Some("human" | "user") => "user",
+                Some("gpt" | "assistant" | "model" | "chatgpt") => "assistant",
+                Some("system") => "system",
+                _ => {
+                    let known = "human, user, gpt, assistant, model, chatgpt, system";
+                    return Err(format!("message {}: `from` is {from}; known: {known}", i + 1));
+                }
+            };
+            turn.insert("role".into(), role.into());
+        }
+        if let Some(value) = turn.remove("value") {
+            turn.insert("content".into(), value);
+        }
+        messages.push(Value::Object(turn));
+    }
+    Ok(Value::Array(messages))
+}
+
+fn prompt_completion(fields: &mut Map<String, Value>) -> Result<Value, String> {
+    let mut messages = Vec::new();
+    for (key, role) in [("prompt", "user"), ("completion", "assistant")] {
+        match fields.remove(key).unwrap_or_default() {
+            Value::String(text) => messages.push(json!({ "role": role, "content": text })),
+            Value::Array(list) => messages.extend(list),
+            _ => return Err(format!("`{key}`: expected a text, or a list of messages")),
+        }
+    }
+    Ok(Value::Array(messages))
+}
+
+/// The further input of an instruction follows it after an empty line.
+fn alpaca(fields: &mut Map<String, Value>) -> Result<Value, String> {
+    let mut text = |key: &str| match fields.remove(key) {
+        None => Ok(String::new()),
+        Some(Value::String(text)) => Ok(text),
+        Some(_) => Err(format!("`{key}`: expected a text")),
+    };
+    let (instruction, input, output) = (text("instruction")?, text("input")?, text("output")?);
+    let asked = if input.is_empty() { instruction } else { format!("{instruction}\n\n{input}") };
+    let mut messages = Vec::new();
+    let system = text("system")?;
+    if !system.is_empty() {
+        messages.push(json!({ "role": "system", "content": system }));
+    }
+    messages.push(json!({ "role": "user", "content": asked }));
+    messages.push(json!({ "role": "assistant", "content": output }));
+    Ok(Value::Array(messages))
+}
+
+/// Joins contents that are lists of `{"type": "text", "text": ...}`. Fails on parts of another type, such as pictures.
+fn joined_texts(mut messages: Value) -> Result<Value, String> {
+    for (i, message) in messages.as_array_mut().into_iter().flatten().enumerate() {
+        let Some(Value::Array(parts)) = message.get("content") else { continue };
+        let mut content = String::new();
+        for part in parts {
+            match (part["type"].as_str(), part["text"].as_str()) {
+                (Some("text") | None, Some(text)) => content.push_str(text),
+                _ => {
+                    let problem = "`content`: expected a text, or a list of {\"type\": \"text\", \"text\": \"...\"}";
+                    return Err(format!("message {}: {problem}, found {part}", i + 1));
+                }
+            }
+        }
+        message["content"] = content.into();
+    }
+    Ok(messages)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn forms_of_other_trainers_become_messages() {
+        let expected = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]);
+        for row in [
+            json!({"messages": expected, "prompt": null}),
+            json!({"prompt": "hi", "completion": "yo"}),
+            json!({"prompt": [expected[0]], "completion": [expected[1]], "messages": null}),
+            json!({"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yo"}]}),
+            json!({"conversations": expected}),
+            json!({"instruction": "hi", "input": "", "output": "yo"}),
+            json!({"instruction": "hi", "output": "yo", "system": null}),
+            json!({"messages": [
+                {"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}, expected[1],
+            ]}),
+        ] {
+            assert_eq!(normalised(row.clone()).unwrap()["messages"], expected, "{row}");
+        }
+        let with_input = normalised(json!({"instruction": "Add", "input": "1 2", "output": "3", "system": "S"}));
+        let messages = with_input.unwrap()["messages"].clone();
+        assert_eq!((&messages[0]["content"], &messages[1]["content"]), (&json!("S"), &json!("Add\n\n1 2")));
+        for (row, words) in [
+            (json!({"conversations": [{"from": "bing", "value": "x"}]}), "`from` is \"bing\""),
+            (json!({"prompt": 1, "completion": "x"}), "`prompt`"),
+            (json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}), "message 1: `content`"),
+        ] {
+            assert!(normalised(row).unwrap_err().contains(words));
+        }
+    }
+}
