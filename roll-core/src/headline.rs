@@ -136,8 +136,8 @@ mod tests {
 
     #[test]
     fn values_that_differ_look_different() {
-        let written = HeadlineFormat::Decimal.write_apart([0.375_18, 0.375_14]);
-        assert_eq!(written, ["0.37518", "0.37514"]);
+        let written = HeadlineFormat::Decimal.write_apart([0.375_18, 0.375_16]);
+        assert_eq!(written, ["0.37518", "0.37516"]);
         assert_eq!(HeadlineFormat::Percent.write_apart([0.25, 0.5]), ["25.0 %", "50.0 %"]);
         assert_eq!(HeadlineFormat::Scientific.write_apart([0.0, 0.0]), ["0", "0"]);
     }
