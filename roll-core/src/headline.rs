@@ -111,11 +111,34 @@ impl Headline {
 impl HeadlineFormat {
     /// `value` in this format.
     pub fn write(self, value: f64) -> String {
+        self.with_decimals(value, 0)
+    }
+
+    /// Both values in this format, with as many more decimals as show them apart.
+    pub fn write_apart(self, values: [f64; 2]) -> [String; 2] {
+        let written = |more: usize| values.map(|value| self.with_decimals(value, more));
+        (0..=8).map(written).find(|[first, second]| first != second).unwrap_or_else(|| written(0))
+    }
+
+    fn with_decimals(self, value: f64, more: usize) -> String {
         match self {
-            Self::Decimal => format!("{value:.4}"),
+            Self::Decimal => format!("{value:.*}", 4 + more),
             Self::Scientific if value == 0.0 => "0".into(),
-            Self::Scientific => format!("{value:.2e}"),
-            Self::Percent => format!("{:.1} %", 100.0 * value),
+            Self::Scientific => format!("{value:.*e}", 2 + more),
+            Self::Percent => format!("{:.*} %", 1 + more, 100.0 * value),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_that_differ_look_different() {
+        let written = HeadlineFormat::Decimal.write_apart([0.375_18, 0.375_16]);
+        assert_eq!(written, ["0.37518", "0.37516"]);
+        assert_eq!(HeadlineFormat::Percent.write_apart([0.25, 0.5]), ["25.0 %", "50.0 %"]);
+        assert_eq!(HeadlineFormat::Scientific.write_apart([0.0, 0.0]), ["0", "0"]);
     }
 }

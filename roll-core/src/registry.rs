@@ -193,7 +193,8 @@ pub struct Registration {
     pub factory: Factory,
     /// How to plan for it; `None` where `roll plan` cannot know.
     pub planner: Option<Planner>,
-    /// Default of `training.learning_rate` with this algorithm; `None`: that of the section `training`.
+    /// Default of `training.learning_rate` with this algorithm and an adapter, a tenth of it where all weights are
+    /// trained; `None`: that of the section `training`.
     pub learning_rate: Option<f64>,
     /// Whether `evaluation.check: auto` names this reward: with its default options it scores any video of the model,
     /// at little cost, and a fall of its score beside a rise of the trained reward means a worse video.

@@ -318,5 +318,4 @@ roll_core::register! {
         Ok(AgenticPpo::new(config)?.on(context.ranks.clone()))
     },
     plan: passes,
-    learning_rate: 1e-5,
 }

@@ -317,6 +317,7 @@ roll_core::register! {
     "Supervised training on clips: from scratch, or fine-tuning",
     |options, context| Ok(FlowMatching::new(options).on(context.ranks.clone())),
     plan: passes,
+    learning_rate: 1e-4,
 }
 
 /// The passes for one clip: one for each noise level, all of them recorded.

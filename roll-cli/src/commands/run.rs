@@ -91,7 +91,7 @@ fn print(summary: &RunSummary, dir: &RunDir) {
     for headline in summary.headlines.iter().filter(|headline| !headline.label.is_empty()) {
         let (first, last) = (summary.first.get(&headline.metric), summary.last.get(&headline.metric));
         if let (Some(first), Some(last)) = (first, last) {
-            let [first, last] = [first, last].map(|value| headline.format.write(*value));
+            let [first, last] = headline.format.write_apart([*first, *last]);
             println!("  {:<9} {first:>10} at the first step, {last} at the last", headline.label);
         }
     }

@@ -215,7 +215,18 @@ mod tests {
         assert_eq!(rate(layers()), 1e-4);
         assert_eq!(rate(ConfigLayers::new().set("algo.name=texts").unwrap()), 1e-4);
         assert_eq!(rate(layers().set("training.learning_rate=0.5").unwrap()), 0.5);
-        assert_eq!(rate(ConfigLayers::new()), 2.5e-6);
+        assert_eq!(rate(ConfigLayers::new()), 1e-5);
+    }
+
+    #[test]
+    fn whole_weights_have_a_tenth_of_the_learning_rate_of_an_adapter() {
+        let rate = |settings: &[&str]| {
+            let layers = settings.iter().fold(ConfigLayers::new(), |layers, setting| layers.set(setting).unwrap());
+            load(Ok(layers)).unwrap().config.training.learning_rate
+        };
+        assert_eq!(rate(&["model.lora_rank=0"]), 1e-6);
+        assert_eq!(rate(&["algo.name=texts", "model.lora_rank=0"]), 1e-5);
+        assert_eq!(rate(&["model.lora_rank=0", "training.learning_rate=3e-5"]), 3e-5);
     }
 
     #[test]
@@ -373,7 +384,7 @@ mod tests {
         };
         let config = unset(&["seed", "steps", "training.learning_rate", "env"]);
         assert_eq!((config.seed, config.steps, config.env), (42, None, None));
-        assert_eq!((config.training.learning_rate, config.training.warmup_steps), (2.5e-6, 3));
+        assert_eq!((config.training.learning_rate, config.training.warmup_steps), (1e-5, 3));
         let config = unset(&["training", "env", "reward", "algo.mid_timestep"]);
         assert_eq!(config.training, super::super::TrainingConfig::default());
         let empty = [("ROLL_STEPS".to_string(), String::new()), ("ROLL_SEED".to_string(), " ".to_string())];

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use serde_json::{Map, Value as Json};
 
-use super::RunConfig;
+use super::{RunConfig, TrainingConfig};
 use super::loaded::Provenance;
 use roll_core::{
     Error, Kind, Registry, Result,
@@ -40,7 +40,8 @@ pub(super) fn fill_nulls(tree: &mut Json) {
     }
 }
 
-/// Sets the default learning rate of the algorithm, if it has one of its own and no layer sets another.
+/// Sets the default learning rate, that of the algorithm if it has one of its own, unless a layer sets another: a tenth of
+/// it where all weights are trained (`model.lora_rank: 0`).
 pub(super) fn fill_learning_rate(tree: &mut Json, registry: &Registry, provenance: &Provenance) {
     let is_null = tree.pointer("/training/learning_rate").is_none_or(Json::is_null);
     if !is_null && provenance.is_set("training.learning_rate") {
@@ -48,8 +49,13 @@ pub(super) fn fill_learning_rate(tree: &mut Json, registry: &Registry, provenanc
     }
     let name = tree.pointer("/algo/name").and_then(Json::as_str).unwrap_or_default();
     let rate = registry.find(Kind::Algorithm, name).ok().and_then(|registration| registration.learning_rate);
+    let is_whole = tree.pointer("/model/lora_rank").and_then(Json::as_u64) == Some(0);
+    // The quotient of 1e-5 has another last bit than 1e-6.
+    let tenth = |rate: f64| format!("{:.6e}", rate / 10.0).parse().unwrap_or(rate);
+    let rate = rate.unwrap_or_else(|| TrainingConfig::default().learning_rate);
+    let rate = if is_whole { tenth(rate) } else { rate };
     let training = tree.as_object_mut().map(|tree| tree.entry("training").or_insert(Json::Null));
-    if let (Some(rate), Some(training @ (Json::Null | Json::Object(_)))) = (rate, training) {
+    if let Some(training @ (Json::Null | Json::Object(_))) = training {
         training["learning_rate"] = rate.into();
     }
 }

@@ -6,11 +6,14 @@ use serde::{Deserialize, Serialize};
 use roll_backends::optimizer::{LrSchedule, LrSchedulerOptions, LrSchedulerType};
 use roll_core::OptimizerConfig;
 
+use crate::progress::counted;
+
 /// Optimizer (AdamW), learning-rate schedule and batch sizes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainingConfig {
-    /// Highest learning rate of the schedule. Without it: 1e-4 with `sft`, 1e-5 with `agentic_ppo`.
+    /// Highest learning rate of the schedule. Without it, 1e-4 for an adapter that learns from examples (`flow_matching`,
+    /// `sft`), 1e-5 for one that learns from rewards; a tenth of these for all weights (`model.lora_rank: 0`).
     #[schemars(range(min = 0))]
     pub learning_rate: f64,
     /// Shape of the learning-rate schedule, by its name in Hugging Face transformers.
@@ -56,7 +59,7 @@ impl Default for TrainingConfig {
     fn default() -> Self {
         let optimizer = OptimizerConfig::default();
         Self {
-            learning_rate: 2.5e-6,
+            learning_rate: 1e-5,
             lr_scheduler_type: LrSchedulerType::Constant,
             lr_scheduler_kwargs: LrSchedulerOptions::default(),
             warmup_steps: 0,
@@ -88,6 +91,17 @@ impl TrainingConfig {
     pub fn schedule(&self, steps: u64) -> LrSchedule {
         LrSchedule::new(self.lr_scheduler_type, self.learning_rate, self.warmup_steps, steps)
             .with_options(self.lr_scheduler_kwargs.clone())
+    }
+
+    /// The learning rate in words: "learning rate 1e-4, cosine, after 10 steps of warm-up".
+    pub fn rate_in_words(&self) -> String {
+        let shape = serde_json::to_value(self.lr_scheduler_type).unwrap_or_default();
+        let warmup = match (self.lr_scheduler_type, self.warmup_steps) {
+            (LrSchedulerType::Constant, _) | (_, 0) => String::new(),
+            (_, steps) => format!(", after {} of warm-up", counted(steps, "step")),
+        };
+        let shape = shape.as_str().unwrap_or_default().trim_end_matches("_with_warmup").replace('_', " ");
+        format!("learning rate {:e}, {shape}{warmup}", self.learning_rate)
     }
 
     /// Samples of one optimizer step on one rank.

@@ -1,15 +1,11 @@
 //! Reward hacking: the trained reward rises because the model found its weakness, and other measures fall.
 //!
 //! The rule, on the clips that are not trained on, or on training clips where there are no others: each score is
-//! compared with that of the same clip before training. The reward *rises* when the 95 % interval of its mean gain over
-//! the clips lies above 0; a check *falls* when that of its mean gain lies below 0. Hacking is suspected when the
-//! reward rises and at least one check falls. Nothing is reported for fewer than [`MIN_CLIPS`] clips with both scores.
+//! compared with that of the same clip before training, and rises or falls by [`Effect`]. Hacking is suspected when the
+//! reward rises and at least one check falls.
 
-use super::{Results, change, judged_set, of};
+use super::{Change, Effect, Results, change, judged_set, of};
 use crate::statistics::Gain;
-
-/// An interval from fewer pairs means little: three fair coins agree one time in four.
-pub const MIN_CLIPS: usize = 4;
 
 /// The metric that counts the checks that have fallen since the evaluation before training.
 pub const FALLING: &str = "eval/checks_falling";
@@ -27,18 +23,16 @@ impl Verdict {
     /// Compares two evaluations whose checks have these labels.
     pub fn of(before: &Results, after: &Results, labels: &[String]) -> Self {
         let set = judged_set(before);
-        let gain = |place: usize| {
-            let set = set?;
-            let change = change(of(before, set), of(after, set), place)?;
-            (change.clips >= MIN_CLIPS).then_some(change.gain)
-        };
-        let first = if labels.len() == 1 { 1 } else { 2 };
+        let change = |place: usize| change(of(before, set?), of(after, set?), place);
+        let gain_of = |effect: Effect| move |change: Change| (change.effect() == effect).then_some(change.gain);
+        // The trained reward comes first, then the sum of several checks.
+        let first_check = if labels.len() == 1 { 1 } else { 2 };
         let falls = |(i, label): (usize, &String)| {
-            let gain = gain(first + i)?;
-            (gain.ci95[1] < 0.0).then(|| (label.clone(), gain))
+            let gain = change(first_check + i).and_then(gain_of(Effect::Fall))?;
+            Some((label.clone(), gain))
         };
         Self {
-            rises: gain(0).filter(|gain| gain.ci95[0] > 0.0),
+            rises: change(0).and_then(gain_of(Effect::Rise)),
             falling: labels.iter().enumerate().filter_map(falls).collect(),
         }
     }
@@ -64,13 +58,13 @@ impl Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::evaluation::{Clip, SetName};
+    use crate::evaluation::{Clip, MIN_CLIPS, SetName};
 
     /// One set of clips with these scores each, with small differences.
     fn results(set: SetName, clips: usize, scores: &[Option<f64>]) -> Results {
         let clip = |i: usize| Clip {
             origin: format!("row {i}"),
-            scores: scores.iter().map(|score| score.map(|score| score + i as f64)).collect(),
+            scores: scores.iter().map(|score| score.map(|score| score + 0.1 * i as f64)).collect(),
             kl: Some(0.0),
         };
         vec![(set, (0..clips).map(clip).collect())]
@@ -106,6 +100,12 @@ mod tests {
         }
         assert!(!verdict(4, &[Some(0.75), None], &["motion"]).is_suspect());
         assert!(!verdict(4, &[Some(0.75)], &[]).is_suspect());
+    }
+
+    #[test]
+    fn a_drift_is_not_suspect_however_even_it_is() {
+        let verdict = verdict(24, &[Some(0.50052), Some(0.4999)], &["motion"]);
+        assert!(!verdict.is_suspect() && verdict.rises.is_none() && verdict.falling.is_empty(), "{verdict:?}");
     }
 
     #[test]

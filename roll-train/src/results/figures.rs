@@ -91,19 +91,20 @@ pub fn figures(record: &Record, headlines: &[Headline], labels: &SetLabels) -> B
 pub fn lines(record: &Record, headlines: &[Headline], labels: &SetLabels) -> Vec<(String, String)> {
     let mut lines = Vec::new();
     for ValidationChange { held_out, format, before, after } in validation_changes(record, headlines) {
-        let [before, after] = [before, after].map(|value| format.write(value));
+        let [before, after] = format.write_apart([before, after]);
         lines.push((held_out.label.clone(), format!("{before} -> {after}, on {}", held_out.data)));
     }
-    for (name, Change { clips, missing, before, after, gain }) in changes(record, labels) {
-        let [low, high] = gain.ci95;
-        let gone = if missing > 0 { format!(", {missing} without a score") } else { String::new() };
-        // One clip has no confidence interval.
-        let interval = if clips > 1 { format!("95 % {low:+.3} to {high:+.3}; ") } else { String::new() };
-        let clips = counted(clips as u64, "clip");
-        lines.push((
-            name.replace('_', " "),
-            format!("{before:.3} -> {after:.3}, {:+.3} ({interval}{clips}{gone})", gain.mean),
-        ));
+    for (name, change) in changes(record, labels) {
+        let [before, after] = change.ends();
+        let gone = if change.missing > 0 { format!(", {} without a score", change.missing) } else { String::new() };
+        let counted = counted(change.clips as u64, "clip");
+        // "+0.200 (95 % +0.156 to +0.245; 24 clips)"; one clip has no interval.
+        let gain = change.gain.in_words();
+        let gain = match gain.strip_suffix(')') {
+            Some(interval) => format!("{interval}; {counted}{gone})"),
+            None => format!("{gain} ({counted}{gone})"),
+        };
+        lines.push((name.replace('_', " "), format!("{before} -> {after}, {gain}")));
     }
     if let Some(kl) = kl(record) {
         lines.push(("evaluated kl".into(), if kl == 0.0 { "0".into() } else { format!("{kl:.3e}") }));

@@ -26,6 +26,7 @@ impl Trainer {
         let parameters = grouped(self.model.parameter_count() as u64);
         let (algorithm, model) = (&config.algo.name, &config.model.name);
         add("training", format!("{parameters} parameters of `{model}` by `{algorithm}`, on {}{ranks}", config.backend));
+        add("", config.training.rate_in_words());
         let quoted = |name: &String| format!("`{name}`");
         let checks: Vec<String> = self.labels.checks().iter().map(quoted).collect();
         let checks = match config.evaluation.check {

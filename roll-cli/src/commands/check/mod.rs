@@ -54,6 +54,7 @@ pub fn check(args: Check) -> Result<()> {
     let names = [("", &config.algo.name), (" of ", &config.model.name), (" by ", &config.strategy.name)];
     found.good(names.map(|(word, name)| format!("{word}`{name}`")).concat());
     found.good(format!("backend `{}`", config.backend));
+    found.good(config.training.rate_in_words());
     if let Some(dir) = run.out.filter(|dir| dir.exists()) {
         found.outcome(RunDir::would_create(&dir).map(|()| format!("writes to {}", dir.display())));
     }

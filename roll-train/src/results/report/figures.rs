@@ -3,10 +3,12 @@
 use std::fmt::Write;
 
 use minijinja::context;
+use roll_core::HeadlineFormat;
 use serde_json::Value;
 
 use super::run_files::RunFiles;
 use crate::progress::grouped;
+use crate::statistics::Gain;
 
 /// The status line: steps done, seconds, and whether the run has ended.
 pub fn status(run: &RunFiles) -> String {
@@ -62,19 +64,20 @@ fn of(run: &RunFiles) -> Vec<(String, String)> {
     for (name, before) in measured {
         let number = |suffix: &str| summary.get(&format!("{name}_{suffix}")).and_then(Value::as_f64);
         let gain = summary.get(&format!("{name}_gain"));
-        let mut text = format!("{before:.4} \u{2192} {:.4}", number("after").unwrap_or(f64::NAN));
-        if let Some((mean, low, high)) =
-            gain.and_then(|g| Some((g["mean"].as_f64()?, g["ci95"][0].as_f64()?, g["ci95"][1].as_f64()?)))
-        {
+        let after = number("after").unwrap_or(f64::NAN);
+        let [before, after] = HeadlineFormat::Decimal.write_apart([before, after]);
+        let mut text = format!("{before} \u{2192} {after}");
+        if let Some(gain) = gain.and_then(|gain| serde_json::from_value::<Gain>(gain.clone()).ok()) {
             let clips = number("clips").unwrap_or_default();
-            let _ = write!(text, ", {mean:+.4} (95 % {low:+.4} to {high:+.4}; {clips} clips)");
+            let _ = write!(text, ", {}, {clips} clips", gain.in_words());
         }
         figures.push((name.replace('_', " "), text));
     }
     for headline in run.headlines.iter().filter(|headline| !headline.label.is_empty()) {
         if let [first, .., last] = run.values(&headline.metric)[..] {
             let name = format!("{}, training", headline.label);
-            figures.push((name, format!("{} \u{2192} {}", number(first), number(last))));
+            let [first, last] = headline.format.write_apart([first, last]);
+            figures.push((name, format!("{first} \u{2192} {last}")));
         }
     }
     if let Some(kl) = summary.get("kl").and_then(Value::as_f64) {

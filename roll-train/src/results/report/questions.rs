@@ -8,11 +8,12 @@ use serde::Serialize;
 
 use super::run_files::RunFiles;
 use super::{timing, warnings};
-use crate::evaluation::hacking::{FALLING, MIN_CLIPS};
-use crate::evaluation::{self, Change, SetName};
+use crate::evaluation::hacking::FALLING;
+use crate::evaluation::{self, Change, Effect, LEAST_SHARE, MIN_CLIPS, SetName};
 use crate::progress::counted;
 use crate::results::curves::{CurveStyle, PanelSpec, RunMetrics, is_evaluation, metric_names};
 use crate::results::figures::{ValidationChange, validation_changes};
+use crate::statistics::decimals;
 
 /// Number of first and of last steps whose means are compared if nothing was evaluated.
 const STEPS_AT_ENDS: usize = 8;
@@ -123,9 +124,16 @@ fn learning(run: &RunFiles) -> (Mark, String) {
             SetName::Unseen => format!("{} that were not trained on", counted(change.clips as u64, "clip")),
             SetName::Train => format!("{} of the training data", counted(change.clips as u64, "clip")),
         };
-        let (mark, verdict) = verdict(&change, ["Yes", "No", "Undecided yet"]);
-        let Change { before, after, .. } = change;
-        return (mark, format!("{verdict}: from {before:.3} to {after:.3}, {}, on {clips}.", gain(&change)));
+        let (mark, verdict) = match (warms_up(run), change.effect()) {
+            (true, _) => (Mark::Open, "Too early, the learning rate is warming up".into()),
+            (_, Effect::Rise) => (Mark::Good, "Yes".into()),
+            (_, Effect::Fall) => (Mark::Attention, "No".into()),
+            (_, Effect::Negligible) => (Mark::Attention, format!("Hardly{}", against_spread(&change))),
+            (_, Effect::Undecided) => (Mark::Open, "Undecided yet".into()),
+            (_, Effect::TooFewClips) => (Mark::Open, format!("Too few clips to tell (at least {MIN_CLIPS})")),
+        };
+        let [before, after] = change.ends();
+        return (mark, format!("{verdict}: from {before} to {after}, {}, on {clips}.", change.gain.in_words()));
     }
     if let Some(answer) = validated(run) {
         return answer;
@@ -161,9 +169,18 @@ fn validated(run: &RunFiles) -> Option<(Mark, String)> {
     let changes = validation_changes(&run.record, &run.headlines);
     let ValidationChange { held_out, before, after, .. } = changes.into_iter().next()?;
     let is_loss = held_out.metric.rsplit('/').next().is_some_and(|name| name.contains("loss"));
-    let is_better = if is_loss { after < before } else { after > before };
-    let (mark, word) = if is_better { (Mark::Good, "Yes") } else { (Mark::Attention, "No") };
-    Some((mark, format!("{word}: {} from {before:.3} to {after:.3}, on {}.", held_out.label, held_out.data)))
+    let gain = if is_loss { before - after } else { after - before };
+    let share = gain / before.abs().max(after.abs());
+    let (mark, word) = match share {
+        _ if warms_up(run) => (Mark::Open, "Too early, the learning rate is warming up"),
+        share if share >= 2.0 * LEAST_SHARE => (Mark::Good, "Yes"),
+        share if share <= -2.0 * LEAST_SHARE => (Mark::Attention, "No"),
+        _ => (Mark::Attention, "Hardly"),
+    };
+    let digits = decimals(after - before);
+    let percent = if before == 0.0 { String::new() } else { format!(" ({:+.2} %)", 100.0 * (after / before - 1.0)) };
+    let label = &held_out.label;
+    Some((mark, format!("{word}: {label} from {before:.digits$} to {after:.digits$}{percent}, on {}.", held_out.data)))
 }
 
 fn hacking(run: &RunFiles) -> (Mark, String) {
@@ -178,31 +195,31 @@ fn hacking(run: &RunFiles) -> (Mark, String) {
         };
         return (Mark::Open, text.into());
     };
-    let (mark, verdict) = verdict(&check, ["No sign of it: the check rose", "The check fell", "Undecided yet"]);
+    let (mark, verdict) = match check.effect() {
+        Effect::Rise => (Mark::Good, "No sign of it: the check rose"),
+        Effect::Negligible => (Mark::Good, "No sign of it: the check hardly changed"),
+        Effect::Fall => (Mark::Attention, "The check fell"),
+        Effect::Undecided => (Mark::Open, "Undecided yet"),
+        Effect::TooFewClips => (Mark::Open, "Too few clips to tell"),
+    };
     let fallen = run.values(FALLING).last().copied().unwrap_or_default();
     let (mark, note) = match fallen > 0.0 {
         true => (Mark::Attention, format!("; {fallen:.0} of the checks have fallen")),
         false => (mark, String::new()),
     };
-    (mark, format!("{verdict}, {}, on {}{note}.", gain(&check), counted(check.clips as u64, "clip")))
+    (mark, format!("{verdict}, {}, on {}{note}.", check.gain.in_words(), counted(check.clips as u64, "clip")))
 }
 
-/// Returns the word for a rise or a fall if there are at least [`MIN_CLIPS`] clips and the confidence interval excludes
-/// 0, else the word for neither.
-fn verdict<'a>(change: &Change, [rise, fall, neither]: [&'a str; 3]) -> (Mark, &'a str) {
-    let [low, high] = change.gain.ci95;
-    match change.clips >= MIN_CLIPS {
-        true if low > 0.0 => (Mark::Good, rise),
-        true if high < 0.0 => (Mark::Attention, fall),
-        _ => (Mark::Open, neither),
-    }
+/// Whether the learning rate has not reached its full size yet.
+fn warms_up(run: &RunFiles) -> bool {
+    let has_warmup = run.settings.get("training.lr_scheduler_type").is_some_and(|shape| shape != "constant");
+    has_warmup && run.number("training.warmup_steps").is_some_and(|warmup| run.steps().0 as f64 <= warmup)
 }
 
-fn gain(change: &Change) -> String {
-    match change.clips {
-        1 => format!("{:+.3}", change.gain.mean),
-        _ => change.gain.in_words(),
-    }
+/// ", a 150th of the difference between clips"; empty where clips do not differ.
+fn against_spread(change: &Change) -> String {
+    let ratio = change.spread / change.gain.mean.abs();
+    if ratio.is_finite() && ratio >= 2.0 { format!(", 1/{ratio:.0} of the difference between clips") } else { String::new() }
 }
 
 fn stable(run: &RunFiles) -> (Mark, String) {
