@@ -1,11 +1,11 @@
-//! Compiles the CUDA kernels of the backend `cuda` without a GPU: `kernels/stand_in.c` takes the place of NVIDIA's driver,
-//! the real NVRTC compiles, and `ptxas` assembles. Fails if NVRTC or `ptxas` refuses a kernel, if a launch needs more than
-//! a block may have, if a kernel of this project spills, or if a compilation takes longer than a minute.
+//! Compiles the CUDA kernels of the backend `cuda` without a GPU: `kernels/stand_in.c` takes the place of NVIDIA's
+//! driver, the real NVRTC compiles, and `ptxas` assembles. Fails if NVRTC or `ptxas` refuses a kernel, if a launch needs
+//! more than a block may have, if a kernel of this project spills, or if a compilation takes longer than a minute.
 //!
-//! By default for one architecture, tiny networks and a block of A14B. `ROLL_KERNELS=all` adds the other architectures, the
-//! other models, and the tests of operators and parity as far as they are built beside this one. With
-//! `ROLL_KERNELS_DIR=DIR`, what is compiled stays in DIR: `DIR/ARCHITECTURE/cache` is a ROLL_CACHE for a machine with such
-//! a GPU, if the build has the feature `kernel-cache`.
+//! By default for one architecture, tiny networks and a block of A14B. `ROLL_KERNELS=all` adds the other architectures,
+//! the other models, and the tests of operators and parity as far as they are built beside this one. With
+//! `ROLL_KERNELS_DIR=DIR`, the results stay in DIR: `DIR/ARCHITECTURE/cache` is a ROLL_CACHE for a machine with such a
+//! GPU, if the build has the feature `kernel-cache`.
 #![cfg(feature = "cuda")]
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -216,7 +216,7 @@ fn check(architecture: &'static str, directory: PathBuf, compiler: &Compiler, al
     let (compiled, longest) = stand_in.compilations();
     let (kernels, spilling) = stand_in.assemble(compiler);
     eprintln!(
-        "{architecture}: {compiled} kernels compiled, the longest in {longest:.1} s; {kernels} assembled, none refused; \
+        "{architecture}: {compiled} kernels compiled, the longest in {longest:.1} s; {kernels} assembled, none refused, \
          {} spill: {spilling:?}; {:.0} s in all",
         spilling.len(),
         start.elapsed().as_secs_f64()

@@ -12,7 +12,7 @@ pub const CAPABILITIES: [(&str, &str); 13] = [
     ("gguf", "SmolLM2-135M-Instruct.Q4_1.gguf, named by `$ROLL_TEST_GGUF`"),
     ("gpu", "an NVIDIA GPU with its driver; for NCCL its library as well"),
     ("media", "face networks and media under `$ROLL_TEST_DATA`, by default `../shared` beside the repository"),
-    ("nvrtc", "CUDA's run-time compiler, its headers and `ptxas` under `$CUDA_PATH`, as `scripts/setup-cuda` fetches them"),
+    ("nvrtc", "CUDA's run-time compiler, headers and `ptxas` under `$CUDA_PATH`; `scripts/setup-cuda` fetches them"),
     ("onnxruntime", "ONNX Runtime's library"),
     ("python", "`python3`"),
     ("torch", "a Python (`$PYTHON`, or `python3`) with PyTorch and NumPy"),

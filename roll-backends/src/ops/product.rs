@@ -9,7 +9,8 @@ use burn::tensor::{DType, Tensor};
 use super::expression::Expression;
 use super::operator::{Kernels, Operator, Pullback, call};
 
-/// The product `a b` of `[M, K]` and `[K, N]`, in f32. Of f32 operands it equals `Tensor::matmul` on backends that compute f32 in f32.
+/// The product `a b` of `[M, K]` and `[K, N]`, in f32. It equals `Tensor::matmul` of f32 operands on backends that
+/// compute f32 in f32.
 pub fn product(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
     assert_eq!(a.dims()[1], b.dims()[0], "columns and rows of a product of {:?} and {:?}", a.dims(), b.dims());
     call(Product, [a, b].map(Tensor::into_dispatch))

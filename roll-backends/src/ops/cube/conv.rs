@@ -92,8 +92,8 @@ fn run_conv<E: std::fmt::Debug>(
     }
 }
 
-/// Whether convolutions of f32 on the device of `like` use TF32. Decided once per device: TF32 must be supported and agree
-/// with f32 in a check.
+/// Whether convolutions of f32 on the device of `like` use TF32. Decided once per device: TF32 must be supported and
+/// agree with f32 in a check.
 fn use_tensor_cores(like: &CubeTensor) -> bool {
     static DECIDED: Mutex<BTreeMap<String, bool>> = Mutex::new(BTreeMap::new());
     let has_tf32 = like.client.properties().supports_type(tf32::elem_type_native());
