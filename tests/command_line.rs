@@ -383,3 +383,81 @@ fn the_wheel_with_libtorch_loads_the_pytorch_of_its_environment_or_refuses_it() 
     std::fs::rename(world.path("site/torch/lib"), world.path("site/torch/moved")).unwrap();
     fails(&started(), 2, &["finds 2.11.1+cu130", "without libtorch_cuda.so", "--force-reinstall"]);
 }
+
+/// Every place of `scripts/setup-cuda --installed`, as a tree of folders: PyTorch's packages of CUDA 13 lack the header
+/// `crt/mma.h`, which Triton's package and a toolkit have.
+#[test]
+fn setup_cuda_takes_compiler_and_headers_from_the_places_that_have_them() {
+    let world = World::new(0);
+    let runs = |program: &str, arguments: &[&str]| {
+        let ended = Command::new(program).args(arguments).current_dir(world.path(".")).output();
+        ended.is_ok_and(|ended| ended.status.success())
+    };
+    let write = |path: &str| {
+        std::fs::create_dir_all(world.path(path).parent().unwrap()).unwrap();
+        std::fs::write(world.path(path), "").unwrap();
+    };
+    std::fs::write(world.path("nvrtc.c"), "int nvrtcVersion(int *a, int *b) { return *a = *b = 0; }").unwrap();
+    if !runs("cc", &["-shared", "-fPIC", "nvrtc.c", "-o", "nvrtc.so"]) {
+        roll_testing::skip!("there is no C compiler", needs = "cc");
+    }
+    if !runs("python3", &["--version"]) {
+        roll_testing::skip!("no python3, with which the library is loaded", needs = "python");
+    }
+    let library = |path: &str| {
+        write(path);
+        std::fs::copy(world.path("nvrtc.so"), world.path(path)).unwrap();
+    };
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/setup-cuda");
+    let installed = |cuda_path: &str, root: &[&str]| {
+        Command::new(&script)
+            .arg("--installed")
+            .args(root)
+            .arg("linked")
+            .current_dir(world.path("."))
+            .env("CUDA_PATH", cuda_path)
+            .env("PYTHONPATH", world.path("site"))
+            .env("XDG_DATA_HOME", world.path("data"))
+            .output()
+            .unwrap()
+    };
+    let links = |ended: std::process::Output, library: &str, headers: &str| {
+        assert!(ended.status.success(), "{}", stderr_text(&ended));
+        let target = |link: &str| std::fs::canonicalize(world.path("linked").join(link)).unwrap();
+        assert_eq!(target("lib/libnvrtc.so"), std::fs::canonicalize(world.path(library)).unwrap());
+        assert_eq!(target("include"), std::fs::canonicalize(world.path(headers)).unwrap());
+        let printed = String::from_utf8(ended.stdout).unwrap();
+        let directory = std::fs::canonicalize(world.path("linked")).unwrap();
+        assert!(printed.contains(&format!("export CUDA_PATH={}\n", directory.display())), "{printed}");
+    };
+
+    std::fs::create_dir_all(world.path("empty/include")).unwrap();
+    fails(&installed("", &["empty"]), 1, &["compiler (lib/libnvrtc.so) is in none of empty"]);
+
+    // PyTorch's packages of CUDA 13, without crt/.
+    library("site/nvidia/cu13/lib/libnvrtc.so.13");
+    write("site/nvidia/cu13/lib/libnvrtc-builtins.so.13.0");
+    for header in ["cuda_fp16.h", "cuda_bf16.h"] {
+        write(&format!("site/nvidia/cu13/include/{header}"));
+        write(&format!("site/triton/backends/nvidia/include/{header}"));
+        write(&format!("toolkit/include/{header}"));
+    }
+    if !["/usr/local/cuda", "/opt/cuda"].iter().any(|place| Path::new(place).exists()) {
+        fails(&installed("", &[]), 1, &["crt/mma.h in one place) are in none of", "site/nvidia/cu13"]);
+        write("site/triton/backends/nvidia/include/crt/mma.h");
+        let triton = "site/triton/backends/nvidia/include";
+        links(installed("", &[]), "site/nvidia/cu13/lib/libnvrtc.so.13", triton);
+        links(installed("", &["site/nvidia/cu13"]), "site/nvidia/cu13/lib/libnvrtc.so.13", triton);
+        assert!(world.path("linked/lib/libnvrtc-builtins.so.13.0").is_file());
+    }
+    // A toolkit's headers before Triton's, and its library where it has one.
+    write("toolkit/include/crt/mma.h");
+    links(installed("toolkit", &[]), "site/nvidia/cu13/lib/libnvrtc.so.13", "toolkit/include");
+    library("toolkit/lib64/libnvrtc.so.12.4");
+    links(installed("toolkit", &[]), "toolkit/lib64/libnvrtc.so.12.4", "toolkit/include");
+    links(installed("", &["toolkit"]), "toolkit/lib64/libnvrtc.so.12.4", "toolkit/include");
+    // Headers beside the compiler are preferred: they are of its version.
+    write("site/nvidia/cu13/include/crt/mma.h");
+    std::fs::remove_dir_all(world.path("toolkit/lib64")).unwrap();
+    links(installed("toolkit", &[]), "site/nvidia/cu13/lib/libnvrtc.so.13", "site/nvidia/cu13/include");
+}

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 /// Capabilities that not every machine has, by the names that `ROLL_REQUIRE` and [`skip!`](crate::skip) use.
-pub const CAPABILITIES: [(&str, &str); 12] = [
+pub const CAPABILITIES: [(&str, &str); 13] = [
     ("cc", "a C compiler, `cc`"),
     ("chromium", "Chromium or Chrome, with H.264"),
     ("clip", "CLIP directories of `roll-rewards/tests/data/make_clip.py`, in `$ROLL_TEST_CLIP`"),
@@ -12,6 +12,7 @@ pub const CAPABILITIES: [(&str, &str); 12] = [
     ("gguf", "SmolLM2-135M-Instruct.Q4_1.gguf, named by `$ROLL_TEST_GGUF`"),
     ("gpu", "an NVIDIA GPU with its driver; for NCCL its library as well"),
     ("media", "face networks and media under `$ROLL_TEST_DATA`, by default `../shared` beside the repository"),
+    ("nvrtc", "CUDA's run-time compiler, headers and `ptxas` under `$CUDA_PATH`; `scripts/setup-cuda` fetches them"),
     ("onnxruntime", "ONNX Runtime's library"),
     ("python", "`python3`"),
     ("torch", "a Python (`$PYTHON`, or `python3`) with PyTorch and NumPy"),

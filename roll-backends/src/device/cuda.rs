@@ -17,11 +17,11 @@ pub fn usable(number: usize) -> Result<(), String> {
         let names = DRIVER.join(" or ");
         format!("NVIDIA's driver is not installed: {names} is not found (`nvidia-smi` lists the GPUs where it is)")
     })?;
-    match devices(driver)? {
-        count if number < count => {}
-        count => return Err(super::no_such_device(number, count)),
+    let (count, newest) = devices(driver)?;
+    if number >= count {
+        return Err(super::no_such_device(number, count));
     }
-    compiler::usable()
+    compiler::usable(newest)
 }
 
 /// Configures CubeCL for CUDA. Must be called before the first device is opened.
@@ -42,25 +42,29 @@ functions! {
     Driver {
         init: "cuInit" (u32) -> c_int,
         count: "cuDeviceGetCount" (*mut c_int) -> c_int,
+        version: "cuDriverGetVersion" (*mut c_int) -> c_int,
     }
 }
 
-/// The number of devices that the driver reports.
-fn devices(driver: Library) -> Result<usize, String> {
+/// The number of devices that the driver reports, and the newest CUDA that it supports: 12040 is 12.4.
+fn devices(driver: Library) -> Result<(usize, c_int), String> {
     let broken = |what: &str| format!("NVIDIA's driver does not work: {what} (does `nvidia-smi` list the GPUs?)");
     let driver = Driver::find(driver).map_err(|missing| broken(&String::from(missing)))?;
-    let mut count: c_int = 0;
-    // SAFETY: the count outlives the call.
+    let (mut count, mut version): (c_int, c_int) = (0, 0);
+    // SAFETY: the numbers outlive the calls.
     let code = unsafe {
         match (driver.init)(0) {
-            0 => (driver.count)(&mut count),
+            0 => match (driver.count)(&mut count) {
+                0 => (driver.version)(&mut version),
+                code => code,
+            },
             code => code,
         }
     };
     match code {
-        0 => Ok(usize::try_from(count).unwrap_or(0)),
+        0 => Ok((usize::try_from(count).unwrap_or(0), version)),
         // CUDA_ERROR_NO_DEVICE.
-        100 => Ok(0),
+        100 => Ok((0, version)),
         code => Err(broken(&format!("it answers with error {code}"))),
     }
 }

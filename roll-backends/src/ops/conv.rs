@@ -6,7 +6,7 @@ use burn::tensor::{Tensor, module};
 
 use super::expression::Expression;
 use super::operator::{Cotangents, Kernels, Operator, Primitives, Pullback, call, with_backend};
-use crate::device::{channels_innermost, is_flex};
+use crate::device::{channels_innermost, is_flex, is_gpu};
 
 /// 3-d convolution of one volume with stride 1. Shapes: x `[C_in, T, H, W]`, weight `[C_out, C_in, kt, kh, kw]`, bias
 /// `[C_out]`, result `[C_out, T', H', W']`. `padding` zeros are added on both sides of each axis; the padding of an
@@ -23,14 +23,14 @@ pub fn conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Option<Tensor<1>>, padding:
         weight.dims()
     );
     let device = x.device();
-    let innermost = channels_innermost(&device);
+    let (innermost, on_gpu) = (channels_innermost(&device), is_gpu(&device));
     let bias = bias.unwrap_or_else(|| {
         // A device that adds the bias in a separate pass skips an empty one.
         Tensor::zeros([if innermost { 0 } else { outputs }], (&device.without_autodiff(), x.dtype()))
     });
     let fits = bias.dims() == [outputs] || (innermost && bias.dims() == [0]);
     assert!(fits, "a bias of {:?} beside a convolution with {:?}", bias.dims(), weight.dims());
-    if t * h * w < FEW_POSITIONS && !innermost && !uses_winograd(&x, &weight) {
+    if t * h * w < FEW_POSITIONS && !on_gpu && !uses_winograd(&x, &weight) {
         return module::conv3d(x.unsqueeze(), weight, Some(bias), options(padding)).squeeze_dim(0);
     }
     let dtype = x.dtype();
@@ -38,9 +38,10 @@ pub fn conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Option<Tensor<1>>, padding:
     fused_conv3d(x, weight, bias, padding).cast(dtype)
 }
 
-/// Number of positions below which a convolution that is not computed by Winograd uses Burn's kernel. The weight is
-/// then larger than the input, and packing it for each tap costs more than im2col. At 384 channels of 3 x 16 x 16,
-/// Burn's takes half the time of ours; at 96 and 192 channels of 4 x 64 x 64, ours takes three quarters of Burn's.
+/// Number of positions below which a convolution on the CPU that is not computed by Winograd uses Burn's kernel. The
+/// weight is then larger than the input, and packing it for each tap costs more than im2col. At 384 channels of
+/// 3 x 16 x 16, Burn's takes half the time of ours; at 96 and 192 channels of 4 x 64 x 64, ours takes three quarters of
+/// Burn's. GPUs never use it: Burn's kernel of `cuda` accumulates bf16 in bf16.
 const FEW_POSITIONS: usize = 2048;
 
 /// The cotangent of x, given the cotangent of [`conv3d`]'s result, `[C_out, T', H', W']`. It is a convolution with the

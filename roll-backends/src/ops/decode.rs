@@ -1,15 +1,18 @@
 //! Decoding of one new token per sequence, for a batch of sequences: storing its key and value in the KV cache, and the
 //! attention of its query over all cached keys.
 
-use std::ops::Range;
-use std::sync::Arc;
+use std::any::Any;
+use std::ops::{Deref, Range};
+use std::sync::{Arc, Mutex};
 
-use burn::backend::tensor::{FloatTensor as Floats, IntTensor};
+use burn::backend::tensor::{Device, FloatTensor as Floats, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{DType, IndexingUpdateOp, Tensor, TensorData};
+use burn::tensor::{IndexingUpdateOp, Tensor, TensorData};
 
+use super::ProductKernel;
 use super::expression::Expression;
 use super::operator::{Primitives, with_backend};
+use crate::sync::lock;
 
 /// The cached keys of one sequence: a prompt that sequences may share, and a tail of generated tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +27,81 @@ pub struct CachedSequence {
     pub skip: usize,
 }
 
+/// The cached keys of every row of a pass. Layers that share one value upload its indices once: a copy to a GPU waits
+/// for the kernels before it.
+#[derive(Debug)]
+pub struct CachedSequences {
+    rows: Vec<CachedSequence>,
+    uploads: Uploads,
+}
+
+impl From<Vec<CachedSequence>> for CachedSequences {
+    fn from(rows: Vec<CachedSequence>) -> Self {
+        Self { rows, uploads: Uploads::default() }
+    }
+}
+
+impl Deref for CachedSequences {
+    type Target = [CachedSequence];
+
+    fn deref(&self) -> &[CachedSequence] {
+        &self.rows
+    }
+}
+
+/// Distinct places of the tail cache, as slot and position. Layers that share one value upload them once.
+#[derive(Debug)]
+pub struct TailPlaces {
+    places: Vec<(usize, usize)>,
+    uploads: Uploads,
+}
+
+impl From<Vec<(usize, usize)>> for TailPlaces {
+    fn from(places: Vec<(usize, usize)>) -> Self {
+        Self { places, uploads: Uploads::default() }
+    }
+}
+
+impl TailPlaces {
+    /// The rows of `[slots * capacity, W]`.
+    pub(super) fn rows(&self, capacity: usize) -> impl Iterator<Item = usize> {
+        self.places.iter().map(move |(slot, at)| slot * capacity + at)
+    }
+
+    /// [`Self::rows`] on the device of `like`.
+    pub(super) fn uploaded_rows<B: Backend>(&self, capacity: usize, like: &Floats<B>) -> IntTensor<B> {
+        let upload = || indices::<B>(self.rows(capacity).map(|row| row as i64).collect(), like);
+        self.uploads.get::<B, _>(capacity, &like.device(), upload)
+    }
+}
+
+/// Tensors that were uploaded for one host value, with a key and their device.
+#[derive(Default)]
+struct Uploads(Mutex<Vec<Box<dyn Any + Send + Sync>>>);
+
+impl std::fmt::Debug for Uploads {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} uploads", lock(&self.0).len())
+    }
+}
+
+impl Uploads {
+    /// The tensors of this key and device, which `upload` makes at the first call.
+    fn get<B: Backend, T>(&self, key: usize, device: &Device<B>, upload: impl FnOnce() -> T) -> T
+    where
+        T: Clone + Send + Sync + 'static,
+    {
+        let mut uploads = lock(&self.0);
+        let known = uploads.iter().filter_map(|upload| upload.downcast_ref::<(usize, Device<B>, T)>());
+        if let Some((.., tensors)) = known.into_iter().find(|(of, on, _)| *of == key && on == device) {
+            return tensors.clone();
+        }
+        let tensors = upload();
+        uploads.push(Box::new((key, device.clone(), tensors.clone())));
+        tensors
+    }
+}
+
 /// Operands of one call of [`attend_rows`].
 #[derive(Clone, Debug)]
 pub struct DecodeCall {
@@ -32,7 +110,7 @@ pub struct DecodeCall {
     /// Heads of keys and values (grouped-query attention); query heads that share one are adjacent.
     pub key_heads: usize,
     /// The cached keys of each row of the queries.
-    pub sequences: Arc<[CachedSequence]>,
+    pub sequences: Arc<CachedSequences>,
     /// Factor of the scores; `1 / sqrt(d)` by default.
     pub scale: Option<f32>,
     /// Soft cap of the scores; see [`super::AttentionOptions::softcap`].
@@ -47,19 +125,19 @@ impl DecodeCall {
 }
 
 /// Writes row i of `rows` `[N, W]` to slot and position `places[i]` of `into` `[S, C, W]`, and returns the result in
-/// the dtype of `into`. Places must be distinct. Backends that can write in place do so if `into` has no other handle.
-pub fn store_rows(into: Tensor<3>, rows: Tensor<2>, places: &[(usize, usize)]) -> Tensor<3> {
+/// the dtype of `into`. Backends that can write in place do so if `into` has no other handle.
+pub fn store_rows(into: Tensor<3>, rows: Tensor<2>, places: &TailPlaces) -> Tensor<3> {
     let ([slots, capacity, width], [count, row]) = (into.dims(), rows.dims());
+    let at = &places.places;
     assert!(
-        row == width && count == places.len() && places.iter().all(|(s, at)| *s < slots && *at < capacity),
-        "{count} rows of {row} at {places:?} of {slots} slots with {capacity} of {width}"
+        row == width && count == at.len() && at.iter().all(|(s, at)| *s < slots && *at < capacity),
+        "{count} rows of {row} at {at:?} of {slots} slots with {capacity} of {width}"
     );
-    let flat: Vec<usize> = places.iter().map(|(slot, at)| slot * capacity + at).collect();
     let rows = rows.cast(into.dtype());
     let operands = [into.into_dispatch(), rows.into_dispatch()];
     with_backend!(operands[0], B => {
         let [into, rows] = operands.map(B::constant);
-        B::tensor(B::store(into, rows, &flat))
+        B::tensor(B::store(into, rows, places))
     })
 }
 
@@ -91,9 +169,9 @@ pub fn attend_rows(q: Tensor<2>, prompts: [Tensor<2>; 2], tails: [Tensor<3>; 2],
 }
 
 /// Both operators on one backend.
-pub trait DecodeKernel: Backend {
+pub trait DecodeKernel: ProductKernel {
     /// See [`store_rows`].
-    fn store(into: Floats<Self>, rows: Floats<Self>, places: &[usize]) -> Floats<Self> {
+    fn store(into: Floats<Self>, rows: Floats<Self>, places: &TailPlaces) -> Floats<Self> {
         store_by_index::<Self>(into, rows, places)
     }
 
@@ -114,18 +192,57 @@ fn indices<B: Backend>(values: Vec<i64>, like: &Floats<B>) -> IntTensor<B> {
 }
 
 /// [`store_rows`] composed of primitive operations.
-pub(super) fn store_by_index<B: Backend>(into: Floats<B>, rows: Floats<B>, places: &[usize]) -> Floats<B> {
+pub(super) fn store_by_index<B: Backend>(into: Floats<B>, rows: Floats<B>, places: &TailPlaces) -> Floats<B> {
     let into = Expression::<B>(into);
     let [slots, capacity, width] = into.dims();
-    let places = indices::<B>(places.iter().map(|p| *p as i64).collect(), &rows);
+    let places = places.uploaded_rows::<B>(capacity, &rows);
     let flat = into.reshape([slots * capacity, width]).0;
     let stored = B::float_select_assign(flat, 0, places, rows, IndexingUpdateOp::Assign);
     Expression::<B>(stored).reshape([slots, capacity, width]).0
 }
 
+/// The keys that [`attend_by_index`] gathers, padded to the longest sequence.
+#[derive(Clone)]
+struct Gathered<B: Backend> {
+    /// Keys of the longest prompt and of the longest tail.
+    most: [usize; 2],
+    /// Rows of the prompt cache, one per sequence and key. Padding reads an arbitrary valid row.
+    from_prompts: IntTensor<B>,
+    slots: IntTensor<B>,
+    /// [`MASKED`] for padding and skipped keys, else 0: `[N, 1, keys]`.
+    bias: Floats<B>,
+}
+
+impl CachedSequences {
+    fn gathered<B: Backend>(&self, like: &Floats<B>) -> Gathered<B> {
+        self.uploads.get::<B, _>(0, &like.device(), || self.gather::<B>(like))
+    }
+
+    fn gather<B: Backend>(&self, like: &Floats<B>) -> Gathered<B> {
+        let most_prompt = self.iter().map(|p| p.prompt.len()).max().unwrap_or(0);
+        let most_tail = self.iter().map(|p| p.tail).max().unwrap_or(0);
+        let (mut from_prompts, mut slots, mut bias) = (Vec::new(), Vec::new(), Vec::new());
+        for sequence in self.iter() {
+            let last = sequence.prompt.end.max(sequence.prompt.start + 1) - 1;
+            from_prompts.extend((0..most_prompt).map(|i| (sequence.prompt.start + i).min(last) as i64));
+            slots.push(sequence.slot as i64);
+            let hidden = |hidden: bool| if hidden { MASKED } else { 0.0 };
+            bias.extend((0..most_prompt).map(|i| hidden(i >= sequence.prompt.len())));
+            bias.extend((0..most_tail).map(|i| hidden(i < sequence.skip || i >= sequence.tail)));
+        }
+        let bias = TensorData::new(bias, [self.len(), 1, most_prompt + most_tail]);
+        Gathered {
+            most: [most_prompt, most_tail],
+            from_prompts: indices::<B>(from_prompts, like),
+            slots: indices::<B>(slots, like),
+            bias: B::float_from_data(bias, &like.device()),
+        }
+    }
+}
+
 /// [`attend_rows`] composed of primitive operations: gathers the keys and values of every sequence, pads them to the
-/// longest, and masks the padding by a bias.
-pub(super) fn attend_by_index<B: Backend>(
+/// longest, and masks the padding by a bias. Scores are f32.
+pub(super) fn attend_by_index<B: ProductKernel>(
     q: Floats<B>,
     prompts: [Floats<B>; 2],
     tails: [Floats<B>; 2],
@@ -133,23 +250,12 @@ pub(super) fn attend_by_index<B: Backend>(
 ) -> Floats<B> {
     let DecodeCall { heads, key_heads, sequences, .. } = call;
     let (count, sharing) = (sequences.len(), heads / key_heads);
+    let Gathered { most: [most_prompt, most_tail], from_prompts, slots, bias } = sequences.gathered::<B>(&q);
     let q = Expression::<B>(q);
     let [_, channels] = q.dims();
-    let (width, dtype) = (channels / heads, q.dtype());
-    let most_prompt = sequences.iter().map(|p| p.prompt.len()).max().unwrap_or(0);
-    let most_tail = sequences.iter().map(|p| p.tail).max().unwrap_or(0);
-    let keys = most_prompt + most_tail;
-    let (mut from_prompts, mut slots, mut bias) = (Vec::new(), Vec::new(), Vec::new());
-    for sequence in sequences.iter() {
-        // Padding reads an arbitrary valid row.
-        let last = sequence.prompt.end.max(sequence.prompt.start + 1) - 1;
-        from_prompts.extend((0..most_prompt).map(|i| (sequence.prompt.start + i).min(last) as i64));
-        slots.push(sequence.slot as i64);
-        let hidden = |hidden: bool| if hidden { MASKED } else { 0.0 };
-        bias.extend((0..most_prompt).map(|i| hidden(i >= sequence.prompt.len())));
-        bias.extend((0..most_tail).map(|i| hidden(i < sequence.skip || i >= sequence.tail)));
-    }
-    let (from_prompts, slots) = (indices::<B>(from_prompts, &q.0), indices::<B>(slots, &q.0));
+    let (width, dtype, keys) = (channels / heads, q.dtype(), most_prompt + most_tail);
+    // Three axes, for which backends have bf16 products with f32 results.
+    let batch = count * key_heads;
     let by_head = |prompts: Floats<B>, tails: Floats<B>| {
         let mut parts = Vec::new();
         if most_prompt > 0 {
@@ -159,22 +265,21 @@ pub(super) fn attend_by_index<B: Backend>(
         if most_tail > 0 {
             parts.push(Expression::<B>(B::float_select(tails, 0, slots.clone())).narrow(1, 0..most_tail));
         }
-        Expression::cat(parts, 1).reshape([count, keys, *key_heads, width]).swap(1, 2).cast(dtype)
+        let rows = Expression::cat(parts, 1).cast(dtype).reshape([count, keys, *key_heads, width]);
+        rows.swap(1, 2).reshape([batch, keys, width])
     };
     let [[prompt_keys, prompt_values], [tail_keys, tail_values]] = [prompts, tails];
     let (k, v) = (by_head(prompt_keys, tail_keys), by_head(prompt_values, tail_values));
-    let q = q.reshape([count, *key_heads, sharing, width]);
-    let scores = Expression::<B>(B::float_matmul(q.0, k.t().0)).cast(DType::F32) * f64::from(call.factor(width));
+    let scores = q.reshape([batch, sharing, width]).matmul(k.t()) * f64::from(call.factor(width));
     let scores = match call.softcap.map(f64::from) {
         Some(cap) => (scores * (1.0 / cap)).tanh() * cap,
         None => scores,
     };
-    let bias = TensorData::new(bias, [count, 1, 1, keys]);
-    let bias = Expression::<B>(B::float_from_data(bias, &scores.0.device()));
-    let scores = scores + bias;
-    let weights = (scores.clone() - scores.max(3)).exp();
-    let weights = weights.clone() * weights.sum(3).recip();
-    Expression::<B>(B::float_matmul(weights.cast(dtype).0, v.0)).reshape([count, channels]).0
+    let scores = scores.reshape([count, key_heads * sharing, keys]) + Expression::<B>(bias);
+    let weights = (scores.clone() - scores.max(2)).exp();
+    let weights = weights.clone() * weights.sum(2).recip();
+    let out = weights.cast(dtype).reshape([batch, sharing, keys]).matmul(v);
+    out.reshape([count, channels]).0
 }
 
 /// Added to the scores of masked keys, so that their weight is 0.

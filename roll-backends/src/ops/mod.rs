@@ -77,7 +77,7 @@ pub use channel_norm::{channel_norm, channel_norm_silu, channel_norm_silu_after,
 pub use conv::{conv3d, conv3d_pull};
 pub use conv2d::{Conv2d, Conv2dOptions, Epilogue};
 pub use cotangent::seed;
-pub use decode::{CachedSequence, DecodeCall, attend_rows, store_rows};
+pub use decode::{CachedSequence, CachedSequences, DecodeCall, TailPlaces, attend_rows, store_rows};
 pub use gate::{gated_add, gated_add_groups};
 #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 pub(crate) use kernels::attention::exponentials;

@@ -9,7 +9,8 @@ use burn::tensor::{DType, Tensor};
 use super::expression::Expression;
 use super::operator::{Kernels, Operator, Pullback, call};
 
-/// The product `a b` of `[M, K]` and `[K, N]`, all f32. Equals `Tensor::matmul` on backends that compute f32 in f32.
+/// The product `a b` of `[M, K]` and `[K, N]`, in f32. It equals `Tensor::matmul` of f32 operands on backends that
+/// compute f32 in f32.
 pub fn product(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
     assert_eq!(a.dims()[1], b.dims()[0], "columns and rows of a product of {:?} and {:?}", a.dims(), b.dims());
     call(Product, [a, b].map(Tensor::into_dispatch))
@@ -32,7 +33,8 @@ impl Operator<2> for Product {
 
 /// Matrix products on one backend.
 pub trait ProductKernel: Backend {
-    /// The product `a b` as f32, batched over the leading axes. Both operands have one dtype, f32 or bf16.
+    /// The product `a b` as f32, batched over the leading axes. Operands are f32 or bf16; of one each, both are computed
+    /// with as f32.
     fn product(a: Floats<Self>, b: Floats<Self>) -> Floats<Self> {
         let [a, b] = [a, b].map(|x| Expression::<Self>(x).cast(DType::F32).0);
         Self::float_matmul(a, b)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use rayon::prelude::*;
-use roll_backends::ops::{self, AttentionOptions, CachedSequence, DecodeCall};
+use roll_backends::ops::{self, AttentionOptions, DecodeCall};
 use roll_backends::{NdTensor, Scope, Segment, Snapshot, Tape, WeightStore};
 use roll_core::Result;
 
@@ -134,15 +134,15 @@ impl Block {
         let k = self.rotated(scope, k, &format!("{name}.k_norm"), config.kv_heads)?;
         let spans: Vec<_> = self.pass.spans.iter().enumerate().filter(|(_, span)| !span.is_empty()).collect();
         let attended = match &self.pass.cache {
-            Some((cache, CachedTokens::Next(places))) => {
+            Some((cache, CachedTokens::Next(next))) => {
                 let call = DecodeCall {
                     heads: config.heads,
                     key_heads: config.kv_heads,
-                    sequences: visible_keys(places, config.windows[self.index]),
+                    sequences: next.visible(config.windows[self.index]),
                     scale: config.attention_scale,
                     softcap: config.attention_softcap,
                 };
-                cache.attend(self.index, q, [k, v], places, call)
+                cache.attend(self.index, q, [k, v], next, call)
             }
             Some((cache, CachedTokens::Prompts { first })) => {
                 let (k, v) = cache.read_prompts(self.index, k, v, &self.pass.spans);
@@ -267,18 +267,6 @@ impl Block {
         let out = ops::attention_with(q, k, v, kv, self.options());
         out.reshape([group, kv, d]).swap_dims(0, 1).reshape([1, config.heads * d])
     }
-}
-
-/// Returns the keys that the new token of each place attends to, its own key included, in a layer with this window.
-fn visible_keys(places: &[CachedSequence], window: Option<usize>) -> Arc<[CachedSequence]> {
-    let visible = |place: &CachedSequence| {
-        let tail = place.tail + 1;
-        let hidden = (place.prompt.len() + tail).saturating_sub(window.unwrap_or(usize::MAX));
-        let hidden_of_prompt = hidden.min(place.prompt.len());
-        let prompt = place.prompt.start + hidden_of_prompt..place.prompt.end;
-        CachedSequence { prompt, tail, skip: hidden - hidden_of_prompt, slot: place.slot }
-    };
-    places.iter().map(visible).collect()
 }
 
 /// The norm before the output layer.

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::{DType, Tensor};
-use roll_backends::ops::{self, CachedSequence, DecodeCall};
+use roll_backends::ops::{self, CachedSequence, CachedSequences, DecodeCall, TailPlaces};
 
 use super::block::integers;
 use crate::precision::as_dtype;
@@ -58,7 +58,40 @@ pub enum CachedTokens {
         first: usize,
     },
     /// The next token of every row, after those of its place.
-    Next(Arc<[CachedSequence]>),
+    Next(Arc<NextPlaces>),
+}
+
+/// The places of the next token of every row, and what layers share of them.
+pub struct NextPlaces {
+    places: Vec<CachedSequence>,
+    tails: TailPlaces,
+    /// The keys that are visible in layers of each window.
+    visible: Mutex<Vec<(Option<usize>, Arc<CachedSequences>)>>,
+}
+
+impl NextPlaces {
+    pub fn new(places: Vec<CachedSequence>) -> Self {
+        let tails = places.iter().map(|p| (p.slot, p.tail)).collect::<Vec<_>>().into();
+        Self { places, tails, visible: Mutex::default() }
+    }
+
+    /// The keys that the new token of each place attends to, its own key included, in layers with this window.
+    pub fn visible(&self, window: Option<usize>) -> Arc<CachedSequences> {
+        let mut known = self.visible.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, keys)) = known.iter().find(|(of, _)| *of == window) {
+            return keys.clone();
+        }
+        let visible = |place: &CachedSequence| {
+            let tail = place.tail + 1;
+            let hidden = (place.prompt.len() + tail).saturating_sub(window.unwrap_or(usize::MAX));
+            let hidden_of_prompt = hidden.min(place.prompt.len());
+            let prompt = place.prompt.start + hidden_of_prompt..place.prompt.end;
+            CachedSequence { prompt, tail, skip: hidden - hidden_of_prompt, slot: place.slot }
+        };
+        let keys = Arc::new(self.places.iter().map(visible).collect::<Vec<_>>().into());
+        known.push((window, Arc::clone(&keys)));
+        keys
+    }
 }
 
 impl Cache {
@@ -121,18 +154,19 @@ impl Cache {
         layer.prompts.insert(all).clone()
     }
 
-    /// Writes the key and value of one token of every row at its place in `places`, and returns the attention of these
+    /// Writes the key and value of one token of every row at its place, and returns the attention of these
     /// tokens over the keys that `call` names.
     pub fn attend(
         &self,
         layer: usize,
         q: Tensor<2>,
         [k, v]: [Tensor<2>; 2],
-        places: &[CachedSequence],
+        next: &NextPlaces,
         call: DecodeCall,
     ) -> Tensor<2> {
         let mut layer = self.layer(layer);
         let (device, [_, width]) = (k.device(), k.dims());
+        let places = &next.places;
         let needed = places.iter().map(|p| p.tail + 1).max().unwrap_or(0);
         let slots = places.iter().map(|p| p.slot + 1).max().unwrap_or(0);
         let slots = slots.max(layer.tails.as_ref().map_or(0, |(keys, _)| keys.dims()[0]));
@@ -149,8 +183,7 @@ impl Cache {
                 (larger(keys), larger(values))
             }
         };
-        let positions: Vec<(usize, usize)> = places.iter().map(|p| (p.slot, p.tail)).collect();
-        let (keys, values) = (ops::store_rows(keys, k, &positions), ops::store_rows(values, v, &positions));
+        let (keys, values) = (ops::store_rows(keys, k, &next.tails), ops::store_rows(values, v, &next.tails));
         let prompts = match &layer.prompts {
             Some((keys, values)) => [keys.clone(), values.clone()],
             None => [&keys, &values].map(|x| Tensor::zeros([0, width], (&x.device(), x.dtype()))),

@@ -8,7 +8,7 @@ use roll_backends::Snapshot;
 use roll_backends::ops::CachedSequence;
 use roll_core::{Adapter, Generation, Noise, Purpose, Result, Sampling, Tensor};
 
-use super::cache::{Cache, CachedTokens};
+use super::cache::{Cache, CachedTokens, NextPlaces};
 use super::network::Network;
 use super::packed::Packed;
 use super::prefixes::Prefixes;
@@ -215,7 +215,7 @@ impl Generator<'_> {
         if continuing.is_empty() {
             return Ok((continuing, None));
         }
-        let tokens = CachedTokens::Next(places.into());
+        let tokens = CachedTokens::Next(Arc::new(NextPlaces::new(places)));
         let logits = self.network.next_logits(&packed, &self.cache, tokens, self.trainable.as_ref())?;
         Ok((continuing, Some(logits)))
     }

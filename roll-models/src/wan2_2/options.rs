@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 
 use burn::tensor::{DType, Device};
-use roll_backends::device::is_gpu;
+use roll_backends::device::channels_innermost;
 use roll_core::{
     ConfiguredOptions, Error, IdleKeys, Kind, OptionNotes, Result, ResultExt, WeightPlacement, When, parse_options,
 };
@@ -355,7 +355,7 @@ impl<'de> Deserialize<'de> for KeepAttention {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VaeDType {
-    /// bf16 on a GPU that has it, f32 elsewhere.
+    /// bf16 on `libtorch-cuda`, f32 elsewhere.
     #[default]
     Auto,
     /// f32.
@@ -371,15 +371,16 @@ impl VaeDType {
             false if self == Self::Bf16 => {
                 Err(Error::config("model.vae_dtype", "expected auto or f32: the device of this backend has no bf16"))
             }
-            has_bf16 => Ok(self.on(is_gpu(device) && has_bf16)),
+            has_bf16 => Ok(self.on(channels_innermost(device) && has_bf16)),
         }
     }
 
-    /// The dtype of a decoder; `gpu`: on a GPU that has bf16.
-    pub(super) fn on(self, gpu: bool) -> DType {
+    /// The dtype of a decoder; `is_faster`: whether the device convolves bf16 faster than f32, as libtorch's GPUs do.
+    /// CubeCL's convert it to f32 and back.
+    pub(super) fn on(self, is_faster: bool) -> DType {
         match self {
             Self::Bf16 => DType::BF16,
-            Self::Auto if gpu => DType::BF16,
+            Self::Auto if is_faster => DType::BF16,
             Self::Auto | Self::F32 => DType::F32,
         }
     }

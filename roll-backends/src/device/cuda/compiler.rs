@@ -25,14 +25,14 @@ extern \"C\" __global__ void trial(float* x) { x[0] = float(__nv_bfloat16(x[0]))
 /// Compute capability 8.0, the oldest with bf16: every supported version of NVRTC compiles for it.
 const ARCHITECTURE: &CStr = c"--gpu-architecture=compute_80";
 
-/// Fails with the name of a missing library or header, or with NVRTC's log of a trial kernel. The check runs once per
-/// process.
-pub fn usable() -> Result<(), String> {
+/// Fails with the name of a missing library or header, with NVRTC's log of a trial kernel, or if NVRTC is newer than
+/// `newest`, the CUDA that the driver supports (12040 is 12.4). The check runs once per process.
+pub fn usable(newest: c_int) -> Result<(), String> {
     static FOUND: OnceLock<Result<(), String>> = OnceLock::new();
-    FOUND.get_or_init(tried).clone()
+    FOUND.get_or_init(|| tried(newest)).clone()
 }
 
-fn tried() -> Result<(), String> {
+fn tried(newest: c_int) -> Result<(), String> {
     let Ok((library, _)) = first(&KNOWN) else { return Err(missing()) };
     let path = cubecl::cuda::install::cuda_path().unwrap_or_else(|| "/usr/local/cuda".into()).join("include");
     if let Some(header) = HEADERS.into_iter().find(|header| !path.join(header).exists()) {
@@ -42,14 +42,29 @@ fn tried() -> Result<(), String> {
             path.display()
         ));
     }
-    compiled(library, &path).map_err(|problem| {
+    let version = compiled(library, &path).map_err(|problem| {
         format!(
             "CUDA's run-time compiler does not work with the headers in {}: {} (its libraries, libnvrtc-builtins too, \
              belong in LD_LIBRARY_PATH; `eval \"$(scripts/setup-cuda)\"` sets that up)",
             path.display(),
             problem.split_whitespace().collect::<Vec<_>>().join(" ")
         )
-    })
+    })?;
+    not_newer(version, newest)
+}
+
+/// Fails if the driver is too old to load the kernels of a compiler: PTX of a newer CUDA than the driver's is refused.
+fn not_newer([major, minor]: [c_int; 2], newest: c_int) -> Result<(), String> {
+    // As the driver counts: 12040 is 12.4.
+    if major * 1000 + minor * 10 <= newest {
+        return Ok(());
+    }
+    Err(format!(
+        "CUDA's run-time compiler is that of CUDA {major}.{minor}, and NVIDIA's driver loads kernels of CUDA {}.{} and \
+         older: `eval \"$(scripts/setup-cuda)\"` fetches an older compiler (12.4), or install a newer driver",
+        newest / 1000,
+        newest % 1000 / 10
+    ))
 }
 
 fn missing() -> String {
@@ -72,6 +87,7 @@ type Strings = *const *const c_char;
 functions! {
     /// Functions of `nvrtc.h`, the same since CUDA 7.
     Nvrtc {
+        version: "nvrtcVersion" (*mut c_int, *mut c_int) -> c_int,
         create: "nvrtcCreateProgram" (*mut Program, *const c_char, *const c_char, c_int, Strings, Strings) -> c_int,
         compile: "nvrtcCompileProgram" (Program, c_int, Strings) -> c_int,
         log_size: "nvrtcGetProgramLogSize" (Program, *mut usize) -> c_int,
@@ -80,11 +96,17 @@ functions! {
     }
 }
 
-/// Compiles the trial kernel; fails with the first lines of NVRTC's log.
-fn compiled(library: Library, headers: &Path) -> Result<(), String> {
+/// Compiles the trial kernel and returns NVRTC's version; fails with the first lines of its log.
+fn compiled(library: Library, headers: &Path) -> Result<[c_int; 2], String> {
     let include = CString::new(format!("--include-path={}", headers.display()))
         .map_err(|_| "its path has a zero byte".to_string())?;
     let nvrtc = Nvrtc::find(library).map_err(|missing| format!("it is another library: {}", String::from(missing)))?;
+    let [mut major, mut minor] = [0, 0];
+    // SAFETY: the numbers outlive the call.
+    match unsafe { (nvrtc.version)(&mut major, &mut minor) } {
+        0 => {}
+        code => return Err(format!("it answers with error {code}")),
+    }
     let mut program = null_mut();
     // SAFETY: strings outlive the calls; no headers are given.
     match unsafe { (nvrtc.create)(&mut program, TRIAL.as_ptr(), null(), 0, null(), null()) } {
@@ -104,8 +126,28 @@ fn compiled(library: Library, headers: &Path) -> Result<(), String> {
         code
     };
     if code == 0 {
-        return Ok(());
+        return Ok([major, minor]);
     }
     let text = CStr::from_bytes_until_nul(&log).unwrap_or_default().to_string_lossy();
     Err(format!("error {code}: {}", text.lines().take(4).collect::<Vec<_>>().join(" ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::not_newer;
+
+    #[test]
+    fn a_compiler_newer_than_the_driver_is_refused_by_both_versions() {
+        for (version, newest) in [([12, 4], 12_040), ([12, 4], 13_000), ([11, 8], 12_000), ([13, 0], 13_000)] {
+            assert_eq!(not_newer(version, newest), Ok(()), "{version:?} {newest}");
+        }
+        for (version, newest, named) in [
+            ([13, 2], 13_000, ["CUDA 13.2,", "CUDA 13.0 and", "setup-cuda"]),
+            ([12, 8], 12_040, ["CUDA 12.8,", "CUDA 12.4 and", "setup-cuda"]),
+            ([13, 0], 12_090, ["CUDA 13.0,", "CUDA 12.9 and", "setup-cuda"]),
+        ] {
+            let refused = not_newer(version, newest).err().unwrap_or_default();
+            named.iter().for_each(|named| assert!(refused.contains(named), "{refused}: {named}"));
+        }
+    }
 }

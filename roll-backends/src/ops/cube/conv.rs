@@ -1,5 +1,8 @@
 //! 3-d convolutions by cubek, selected by rule. GPUs with TF32 (eleven significant bits per operand) use tensor cores,
 //! as PyTorch does; `NVIDIA_TF32_OVERRIDE=0`, which NVIDIA's own libraries read too, selects f32.
+//!
+//! bf16 is converted to f32 and back: TF32 holds its eight significant bits. cubek's direct kernel would accumulate in
+//! bf16, which is off by some percent after a thousand products.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -20,12 +23,15 @@ use crate::ops::{ConvKernel, Cotangents};
 const OVERRIDE: &str = "NVIDIA_TF32_OVERRIDE";
 
 impl ConvKernel for Cube {
-    fn conv_forward([x, weight, bias]: [CubeTensor; 3], padding: [usize; 3]) -> CubeTensor {
+    fn conv_forward(operands: [CubeTensor; 3], padding: [usize; 3]) -> CubeTensor {
+        let dtype = operands[0].dtype;
+        let [x, weight, bias] = operands.map(in_f32);
         let use_tensor_cores = use_tensor_cores(&x);
         let x = with_batch::<Self>(x);
-        without_batch::<Self>(run_conv(use_tensor_cores, |strategy| {
+        let y = run_conv(use_tensor_cores, |strategy| {
             conv_forward::<3>(x.clone(), weight.clone(), Some(bias.clone()), options(padding), strategy)
-        }))
+        });
+        Expression::<Self>(without_batch::<Self>(y)).cast(dtype).0
     }
 
     fn conv_backward(
@@ -34,9 +40,16 @@ impl ConvKernel for Cube {
         d_y: CubeTensor,
         wanted: [bool; 3],
     ) -> Cotangents<Self, 3> {
+        let dtype = x.dtype;
+        let [x, weight, d_y] = [x, weight, d_y].map(in_f32);
         let use_tensor_cores = use_tensor_cores(&x);
-        conv_gradients([x, weight], padding, d_y, wanted, use_tensor_cores)
+        let gradients = conv_gradients([x, weight], padding, d_y, wanted, use_tensor_cores);
+        gradients.map(|gradient| gradient.map(|gradient| Expression::<Self>(gradient).cast(dtype).0))
     }
+}
+
+fn in_f32(x: CubeTensor) -> CubeTensor {
+    Expression::<Cube>(x).cast(DType::F32).0
 }
 
 fn conv_gradients(
@@ -79,12 +92,12 @@ fn run_conv<E: std::fmt::Debug>(
     }
 }
 
-/// Whether convolutions on the device of `like` use TF32. Decided once per device: TF32 must be supported and agree
-/// with f32 in a check.
+/// Whether convolutions of f32 on the device of `like` use TF32. Decided once per device: TF32 must be supported and
+/// agree with f32 in a check.
 fn use_tensor_cores(like: &CubeTensor) -> bool {
     static DECIDED: Mutex<BTreeMap<String, bool>> = Mutex::new(BTreeMap::new());
     let has_tf32 = like.client.properties().supports_type(tf32::elem_type_native());
-    if like.dtype != DType::F32 || !has_tf32 {
+    if !has_tf32 {
         return false;
     }
     cached(&DECIDED, format!("{:?}", like.device), || {

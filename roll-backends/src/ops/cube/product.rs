@@ -37,6 +37,11 @@ impl ProductKernel for Cube {
             // An empty sum is zero, and the kernels do not write it.
             return Cube::float_zeros(out.shape(), &out.device, FloatDType::F32);
         }
+        // The routines are of one dtype.
+        let [a, b] = match a.dtype == b.dtype {
+            true => [a, b],
+            false => [a, b].map(|x| Expression::<Self>(x).cast(DType::F32).0),
+        };
         product_into(a, b, out)
     }
 }
@@ -98,7 +103,12 @@ const IN_BF16: [Routine; 6] = [Ordered, Double, Simple, Portable, Unit, Naive];
 /// Environment variable with the bf16 routine to try first, one of [`NAMES`]; for comparisons.
 const CHOICE: &str = "ROLL_CUDA_PRODUCTS";
 
+/// Environment variable that, if `1`, skips the comparison of results: for a stand-in of the driver, which computes
+/// nothing (`tests/kernels.rs`).
+const UNCHECKED: &str = "ROLL_CUDA_UNCHECKED";
+
 roll_core::inventory::submit! { roll_core::Variable(CHOICE) }
+roll_core::inventory::submit! { roll_core::Variable(UNCHECKED) }
 
 const NAMES: [(&str, Routine); 7] = [
     ("ordered", Ordered),
@@ -174,6 +184,11 @@ impl Routine {
     fn check(self, like: &CubeTensor) -> Result<(), String> {
         let [m, k, n] = PROBE;
         let (a, b) = (probe_values(m * k, 3), probe_values(k * n, 11));
+        let is_checked = std::env::var(UNCHECKED).as_deref() != Ok("1");
+        if !is_checked {
+            static WARNED: std::sync::Once = std::sync::Once::new();
+            WARNED.call_once(|| tracing::warn!("{UNCHECKED}=1: products are not checked, and results may be wrong"));
+        }
         let mut expected = vec![0.0f32; m * n];
         for (row, out) in a.chunks_exact(k).zip(expected.chunks_exact_mut(n)) {
             for (x, weights) in row.iter().zip(b.chunks_exact(n)) {
@@ -188,7 +203,7 @@ impl Routine {
             }
             let found = to_host(out).ok_or("its kernel failed")?;
             let near = |(found, expected): (&f32, &f32)| (found - expected).abs() <= 1e-3;
-            if !found.iter().zip(&expected).all(near) {
+            if is_checked && !found.iter().zip(&expected).all(near) {
                 return Err(format!("it is wrong (left matrix transposed: {trans_a}, right one: {trans_b})"));
             }
         }

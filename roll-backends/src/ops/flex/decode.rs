@@ -4,19 +4,18 @@ use burn::backend::{Flex, TensorMetadata, flex::FlexTensor};
 use burn::tensor::DType;
 
 use super::{Values, cast};
-use crate::ops::decode::{CachedSequence, DecodeCall, DecodeKernel, store_by_index};
+use crate::ops::decode::{CachedSequence, DecodeCall, DecodeKernel, TailPlaces, store_by_index};
 use crate::ops::kernels::decode::attend;
 
 impl DecodeKernel for Flex {
-    fn store(mut into: FlexTensor, rows: FlexTensor, places: &[usize]) -> FlexTensor {
+    fn store(mut into: FlexTensor, rows: FlexTensor, places: &TailPlaces) -> FlexTensor {
         if into.dtype() != DType::F32 || !into.is_contiguous() || into.layout().start_offset() != 0 {
             return store_by_index::<Self>(into, rows, places);
         }
-        let rows = Values::of(rows);
-        let width = rows.slice().len() / places.len().max(1);
+        let (rows, [_, capacity, width]) = (Values::of(rows), into.shape().dims::<3>());
         // Copies first if another tensor shares the memory.
         let values = into.storage_mut::<f32>();
-        for (row, place) in rows.slice().chunks_exact(width.max(1)).zip(places) {
+        for (row, place) in rows.slice().chunks_exact(width.max(1)).zip(places.rows(capacity)) {
             values[place * width..][..width].copy_from_slice(row);
         }
         into

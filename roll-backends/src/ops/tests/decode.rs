@@ -1,9 +1,11 @@
 //! Tests of decode attention over prompt and tail, compared with the same formula in f64.
 
+use std::sync::Arc;
+
 use burn::tensor::{DType, Tensor};
 
 use super::{Exact, assert_near, devices, download, noise};
-use crate::ops::{CachedSequence, DecodeCall, attend_rows, decode, store_rows};
+use crate::ops::{CachedSequence, CachedSequences, DecodeCall, TailPlaces, attend_rows, decode, store_rows};
 
 /// Covers a prompt with a tail, a tail with a masked beginning, prompts of different lengths, and a prompt without a
 /// tail.
@@ -14,6 +16,10 @@ fn decode_attention_matches_f64() {
     for (scale, softcap) in [(None, None), (Some(0.5), Some(1.5))] {
         attend(&places, scale, softcap);
     }
+}
+
+fn sequences(rows: &[CachedSequence]) -> Arc<CachedSequences> {
+    Arc::new(rows.to_vec().into())
 }
 
 fn attend(places: &[CachedSequence; 4], scale: Option<f32>, softcap: Option<f32>) {
@@ -43,7 +49,7 @@ fn attend(places: &[CachedSequence; 4], scale: Option<f32>, softcap: Option<f32>
     }
     for device in devices() {
         let tail = |x: &Exact| x.upload(&device).reshape([slots, capacity, key_heads * width]);
-        let call = DecodeCall { heads, key_heads, sequences: places.to_vec().into(), scale, softcap };
+        let call = DecodeCall { heads, key_heads, sequences: sequences(places), scale, softcap };
         let [pk, pv] = prompts.each_ref().map(|x| x.upload(&device));
         let out = attend_rows(q.upload(&device), [pk, pv], [tail(&tails[0]), tail(&tails[1])], call);
         assert_near("attention of rows", &download(out), &expected, 1e-5);
@@ -60,7 +66,7 @@ fn attend(places: &[CachedSequence; 4], scale: Option<f32>, softcap: Option<f32>
         let columns = key_heads * width;
         let prompts = prompts.each_ref().map(|x| upload(x, vec![41, columns]));
         let tails = tails.each_ref().map(|x| upload(x, vec![slots, capacity, columns]));
-        let call = DecodeCall { heads, key_heads, sequences: places.to_vec().into(), scale, softcap };
+        let call = DecodeCall { heads, key_heads, sequences: sequences(places), scale, softcap };
         let out = decode::attend_by_index::<Flex>(upload(&q, vec![4, heads * width]), prompts, tails, &call);
         assert_near("that of any backend", out.storage::<f32>(), &expected, 1e-5);
     }
@@ -70,10 +76,12 @@ fn attend(places: &[CachedSequence; 4], scale: Option<f32>, softcap: Option<f32>
 fn store_writes_rows_to_their_slots() {
     for device in devices() {
         let rows = noise(3, 4, 9);
+        let places = [[(2, 0), (0, 1), (1, 1)], [(0, 0), (2, 1), (1, 0)], [(2, 1), (0, 1), (2, 0)]];
+        let [first, second, third] = places.map(|places| TailPlaces::from(places.to_vec()));
         let zeros = Tensor::<3>::zeros([3, 2, 4], (&device, DType::F32));
-        let once = store_rows(zeros.clone(), rows.upload(&device), &[(2, 0), (0, 1), (1, 1)]);
-        let twice = store_rows(once, rows.upload(&device), &[(0, 0), (2, 1), (1, 0)]);
-        let again = store_rows(twice.clone(), rows.upload(&device), &[(2, 1), (0, 1), (2, 0)]);
+        let once = store_rows(zeros.clone(), rows.upload(&device), &first);
+        let twice = store_rows(once, rows.upload(&device), &second);
+        let again = store_rows(twice.clone(), rows.upload(&device), &third);
         let expected = |stored: &[(usize, usize)]| {
             let mut values = vec![0.0; 24];
             for (row, at) in stored {
@@ -81,13 +89,13 @@ fn store_writes_rows_to_their_slots() {
             }
             values
         };
-        let first = [(0, 4), (1, 1), (2, 3), (0, 0), (1, 5), (2, 2)];
-        assert_near("stored rows", &download(twice), &expected(&first), 0.0);
-        let second = [(2, 3), (0, 0), (2, 2), (0, 5), (1, 1), (2, 4)];
-        assert_near("overwritten rows", &download(again), &expected(&second), 0.0);
+        let stored = [(0, 4), (1, 1), (2, 3), (0, 0), (1, 5), (2, 2)];
+        assert_near("stored rows", &download(twice), &expected(&stored), 0.0);
+        let stored = [(2, 3), (0, 0), (2, 2), (0, 5), (1, 1), (2, 4)];
+        assert_near("overwritten rows", &download(again), &expected(&stored), 0.0);
         assert!(download(zeros).iter().all(|v| *v == 0.0), "a tensor with another handle was overwritten");
         let broken = Tensor::<3>::full([3, 2, 4], f32::NAN, (&device, DType::F32));
-        let mended = download(store_rows(broken, rows.upload(&device), &[(2, 0), (0, 1), (1, 1)]));
+        let mended = download(store_rows(broken, rows.upload(&device), &first));
         let is_stored = |at: usize| [1, 3, 4].contains(&(at / 4));
         assert!(mended.iter().enumerate().all(|(at, v)| v.is_finite() == is_stored(at)), "{mended:?}");
     }
@@ -105,6 +113,65 @@ fn store_by_index_is_exact() {
     // Values for which adding a difference of new and old value would lose digits.
     let (before, row) = ([1e8f32, f32::NAN, 0.1, 1e-20, 5.5, 7.25], [1.0f32, 1e-7]);
     let into = Flex::float_from_data(TensorData::new(before.to_vec(), [1, 3, 2]), &Default::default());
-    let stored = decode::store_by_index::<Flex>(into, upload(&row, [1, 2]), &[0]);
+    let stored = decode::store_by_index::<Flex>(into, upload(&row, [1, 2]), &vec![(0, 0)].into());
     assert_eq!(stored.storage::<f32>(), [1.0, 1e-7, 0.1, 1e-20, 5.5, 7.25]);
+}
+
+/// Scores of some tens, which bf16 would round by up to a quarter.
+#[test]
+#[cfg(feature = "flex")]
+fn decode_attention_of_bf16_has_scores_in_f32() {
+    use burn::backend::Flex;
+    use burn::backend::ops::FloatTensorOps;
+    use burn::tensor::{FloatDType, TensorData};
+    let (width, keys) = (16, 12);
+    let rounded = |rows, seed| {
+        let mut x = noise(rows, width, seed);
+        x.values.iter_mut().for_each(|v| *v = f64::from(half::bf16::from_f64(*v * 4.0).to_f32()));
+        x
+    };
+    let [q, k, v] = [rounded(1, 1), rounded(keys, 2), rounded(keys, 3)];
+    let score = |key: usize| (0..width).map(|c| q.at(0, c) * k.at(key, c)).sum::<f64>() / (width as f64).sqrt();
+    let largest = (0..keys).map(score).fold(f64::MIN, f64::max);
+    assert!(largest > 16.0, "{largest}");
+    let weights: Vec<f64> = (0..keys).map(|key| (score(key) - largest).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    let mixed = |c: usize| (0..keys).map(|key| weights[key] / sum * v.at(key, c)).sum::<f64>();
+    let expected: Vec<f64> = (0..width).map(mixed).collect();
+    let upload = |x: &Exact, shape: Vec<usize>| {
+        let values: Vec<f32> = x.values.iter().map(|v| *v as f32).collect();
+        Flex::float_cast(Flex::float_from_data(TensorData::new(values, shape), &Default::default()), FloatDType::BF16)
+    };
+    let place = CachedSequence { prompt: 0..keys, slot: 0, tail: 0, skip: 0 };
+    let call = DecodeCall { heads: 1, key_heads: 1, sequences: sequences(&[place]), scale: None, softcap: None };
+    let prompts = [&k, &v].map(|x| upload(x, vec![keys, width]));
+    let tails = [&k, &v].map(|x| upload(x, vec![1, keys, width]));
+    let out = decode::attend_by_index::<Flex>(upload(&q, vec![1, width]), prompts, tails, &call);
+    let out = Flex::float_cast(out, FloatDType::F32);
+    // The weights are rounded to bf16, and nothing else.
+    assert_near("of bf16", out.storage::<f32>(), &expected, 4e-3);
+}
+
+/// Layers of one pass share their indices: each further upload would wait for the device.
+#[test]
+#[cfg(feature = "flex")]
+fn indices_are_uploaded_once_for_all_layers() {
+    use burn::backend::Flex;
+    use burn::backend::ops::FloatTensorOps;
+    use burn::tensor::TensorData;
+    let upload = |shape: Vec<usize>| {
+        let values = vec![0.5f32; shape.iter().product()];
+        Flex::float_from_data(TensorData::new(values, shape), &Default::default())
+    };
+    let rows = sequences(&[CachedSequence { prompt: 0..3, slot: 1, tail: 2, skip: 0 }]);
+    let places = TailPlaces::from(vec![(1, 1)]);
+    let call = DecodeCall { heads: 1, key_heads: 1, sequences: rows.clone(), scale: None, softcap: None };
+    for _layer in 0..3 {
+        let tails = [0, 1].map(|_| decode::store_by_index::<Flex>(upload(vec![2, 2, 4]), upload(vec![1, 4]), &places));
+        decode::attend_by_index::<Flex>(upload(vec![1, 4]), [0, 1].map(|_| upload(vec![3, 4])), tails, &call);
+    }
+    assert_eq!(format!("{rows:?}{places:?}").matches("1 uploads").count(), 2, "{rows:?} {places:?}");
+    // Another capacity is another index.
+    decode::store_by_index::<Flex>(upload(vec![2, 4, 4]), upload(vec![1, 4]), &places);
+    assert!(format!("{places:?}").contains("2 uploads"), "{places:?}");
 }

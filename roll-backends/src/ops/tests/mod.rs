@@ -84,6 +84,10 @@ fn download<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 /// Asserts that `found` is within `tolerance` of `expected`, relative to its largest value.
 fn assert_near(what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
     assert_eq!(found.len(), expected.len(), "{what}");
+    // A stand-in of the driver computes nothing: see `tests/kernels.rs`.
+    if std::env::var("ROLL_COMPILE_ONLY").as_deref() == Ok("1") {
+        return;
+    }
     let largest = expected.iter().fold(0.0f64, |m, v| m.max(v.abs())).max(1e-30);
     let worst = found.iter().zip(expected).map(|(&f, &e)| (f64::from(f) - e).abs()).fold(0.0, f64::max);
     assert!(found.iter().all(|v| v.is_finite()), "{what}: not finite");

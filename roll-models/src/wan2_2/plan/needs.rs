@@ -121,7 +121,7 @@ fn find_networks(options: &WanOptions, network: Option<&str>, context: &BuildCon
     })
 }
 
-/// The storage that [`super::super::loading::open`] chooses. A GPU is assumed to have bf16.
+/// The storage that [`super::super::loading::open`] chooses. A GPU is assumed to have bf16, and to be libtorch's.
 fn storage(options: &WanOptions, networks: &Networks, input: &PlanInput) -> DeviceStorage {
     let gpu = input.memory.is_some();
     let weights = options.weights_dtype.on(networks.stored, gpu);
