@@ -17,7 +17,7 @@ const NAME: &str = "chat template";
 const STRFTIME: &str = "strftime_now";
 /// Variable with the fixed date.
 const FIXED_DATE: &str = "__date";
-/// Variables that transformers passes as none where there are none.
+/// Variables that transformers sets to none if they are absent.
 const NONE: [&str; 2] = ["tools", "documents"];
 /// Maximal number of steps of a rendering.
 const FUEL: u64 = 2_000_000;
