@@ -19,28 +19,18 @@ const ROLES: [&str; 7] = ["system", "developer", "user", "assistant", "tool", "f
 /// Fields of a tool's result that name the call which it answers. Many chat templates rely on the order alone.
 const LINKS: [&str; 2] = ["tool_call_id", "name"];
 
+/// Field that holds null where a message has no text.
+const CONTENT: &str = "content";
+
 /// One conversation of a file.
 #[derive(serde::Deserialize)]
 struct Entry {
     messages: Vec<Map<String, Value>>,
-    #[serde(default, deserialize_with = "tools")]
-    tools: Option<Vec<Value>>,
+    /// A list, or its JSON in a text.
+    tools: Option<Value>,
     /// Keys without an effect.
     #[serde(flatten)]
     others: Map<String, Value>,
-}
-
-/// Reads a list, or its JSON in a text: schemas differ from tool to tool, which the columns of a table cannot.
-fn tools<'de, D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Option<Vec<Value>>, D::Error> {
-    use serde::de::{Deserialize, Error};
-    let expected = |found: String| D::Error::custom(format!("`tools`: expected a list, or its JSON, found {found}"));
-    match Value::deserialize(deserializer)? {
-        Value::Null => Ok(None),
-        Value::Array(list) => Ok(Some(list)),
-        Value::String(text) if text.trim().is_empty() => Ok(None),
-        Value::String(text) => serde_json::from_str(&text).map_err(|e| expected(format!("`{text}`: {e}"))),
-        other => Err(expected(other.to_string())),
-    }
 }
 
 /// A conversation.
@@ -184,8 +174,16 @@ impl Conversations {
 
     fn pieces(&self, row: usize, train_on: TrainOn, model: &dyn LanguageModel) -> Result<Vec<Pieces>> {
         let conversation = &self.rows[row];
-        let pieces = conversation.check_fields(train_on, model).and_then(|()| conversation.pieces(train_on, model));
-        pieces.map_err(|error| match error {
+        let pieces = |conversation: &Conversation| {
+            conversation.check_fields(train_on, model)?;
+            conversation.pieces(train_on, model)
+        };
+        let mut forms = conversation.forms(model).into_iter();
+        let found = match forms.next() {
+            Some(first) => pieces(&first).or_else(|e| forms.find_map(|form| pieces(&form).ok()).ok_or(e)),
+            None => pieces(conversation),
+        };
+        found.map_err(|error| match error {
             Error::Unsupported(problem) => Error::bad_file(&self.file, format!("{}: {problem}", conversation.place)),
             error => Error::Context { doing: self.origin(row), source: Box::new(error) },
         })
@@ -205,7 +203,41 @@ impl Conversation {
                 untrained.push(i);
             }
         }
-        Ok(Self { place, messages, untrained, tools: entry.tools.unwrap_or_default() })
+        Ok(Self { place, messages, untrained, tools: tools(entry.tools)? })
+    }
+
+    /// The forms of calls that a template may read, in the order in which they are tried: arguments as an object, then
+    /// as in the row; no text as null, then as an empty text. Templates that write null as a word get the empty text
+    /// alone.
+    fn forms(&self, model: &dyn LanguageModel) -> Vec<Self> {
+        let calls = |message: &Message| message.fields.contains_key("tool_calls");
+        if !self.messages.iter().any(calls) {
+            return vec![self.clone()];
+        }
+        let (mut objects, mut texts) = (self.clone(), self.clone());
+        for calls in objects.messages.iter_mut().filter_map(|message| message.fields.get_mut("tool_calls")) {
+            // They were read once already.
+            let _ = parse_arguments(calls);
+        }
+        for calls in texts.messages.iter_mut().filter_map(|message| message.fields.get_mut("tool_calls")) {
+            write_arguments(calls);
+        }
+        let without_null = |form: &Self| {
+            let mut form = form.clone();
+            form.messages.iter_mut().for_each(|message| drop(message.fields.shift_remove(CONTENT)));
+            form
+        };
+        let words = |form: &Self| form.render(&form.messages, false, model).map(|text| text.matches("None").count());
+        let mut forms = Vec::new();
+        for form in [objects, texts] {
+            let empty = without_null(&form);
+            let writes_null = matches!((words(&form), words(&empty)), (Ok(null), Ok(empty)) if null > empty);
+            if !writes_null && empty.messages != form.messages {
+                forms.push(form);
+            }
+            forms.push(empty);
+        }
+        forms
     }
 
     fn render(&self, messages: &[Message], continue_as_assistant: bool, model: &dyn LanguageModel) -> Result<String> {
@@ -226,7 +258,11 @@ impl Conversation {
         }
         for (i, message) in self.messages.iter().enumerate() {
             let is_result = ["tool", "function", "ipython"].contains(&message.role.as_str());
-            for key in message.fields.keys().filter(|key| !(is_result && LINKS.contains(&key.as_str()))) {
+            for key in message
+                .fields
+                .keys()
+                .filter(|key| key.as_str() != CONTENT && !(is_result && LINKS.contains(&key.as_str())))
+            {
                 let mut without = self.messages[..=i].to_vec();
                 without[i].fields.remove(key);
                 let with = self.render(&self.messages[..=i], false, model)?;
@@ -287,6 +323,20 @@ fn contains(text: &str, part: &str) -> bool {
     packed(text).contains(&packed(part))
 }
 
+/// Descriptions of tools. Data sets hold their JSON in a text where schemas differ from row to row.
+fn tools(tools: Option<Value>) -> Result<Vec<Value>, String> {
+    let expected = |e: String| format!("`tools`: expected a list, or its JSON in a text: {e}");
+    let tools = match tools {
+        Some(Value::String(text)) if text.trim().is_empty() => None,
+        Some(Value::String(text)) => Some(serde_json::from_str(&text).map_err(|e| expected(e.to_string()))?),
+        tools => tools,
+    };
+    match tools {
+        None | Some(Value::Null) => Ok(Vec::new()),
+        Some(tools) => serde_json::from_value(tools).map_err(|e| expected(e.to_string())),
+    }
+}
+
 /// A message from its fields, and whether an answer is trained on.
 fn message(mut fields: Map<String, Value>) -> Result<(Message, bool), String> {
     // Data sets of one schema have every field in every message.
@@ -307,7 +357,10 @@ fn message(mut fields: Map<String, Value>) -> Result<(Message, bool), String> {
     let content = match fields.shift_remove("content") {
         Some(Value::String(content)) => content,
         // A message that only calls tools.
-        None if fields.contains_key("tool_calls") => String::new(),
+        None if fields.contains_key("tool_calls") => {
+            fields.insert(CONTENT.into(), Value::Null);
+            String::new()
+        }
         _ => return Err("expected `content`, a text".into()),
     };
     let weight = fields.shift_remove("weight");
@@ -316,8 +369,8 @@ fn message(mut fields: Map<String, Value>) -> Result<(Message, bool), String> {
         Some(("assistant", Some(0.0))) => false,
         _ => return Err("`weight`: expected 0 or 1, of a message of the assistant".into()),
     };
-    if let Some(calls) = fields.get_mut("tool_calls") {
-        parse_arguments(calls)?;
+    if let Some(calls) = fields.get("tool_calls") {
+        parse_arguments(&mut calls.clone())?;
     }
     Ok((Message { role, content, fields }, train))
 }
@@ -334,4 +387,28 @@ fn parse_arguments(calls: &mut Value) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Replaces arguments that are an object by their JSON in a text, as Python writes it.
+fn write_arguments(calls: &mut Value) {
+    for call in calls.as_array_mut().into_iter().flatten() {
+        let call = if call.get("function").is_some() { &mut call["function"] } else { call };
+        if let Some(arguments @ Value::Object(_)) = call.get("arguments") {
+            call["arguments"] = python_json(arguments).into();
+        }
+    }
+}
+
+/// JSON with a blank after commas and colons.
+fn python_json(value: &Value) -> String {
+    let join = |items: Vec<String>| items.join(", ");
+    match value {
+        Value::Array(items) => format!("[{}]", join(items.iter().map(python_json).collect())),
+        Value::Object(fields) => {
+            let field =
+                |(key, value): (&String, &Value)| format!("{}: {}", Value::from(key.as_str()), python_json(value));
+            format!("{{{}}}", join(fields.iter().map(field).collect()))
+        }
+        scalar => scalar.to_string(),
+    }
 }

@@ -68,13 +68,18 @@ impl Conversation {
             return Err(Error::Unsupported(problem.into()));
         };
         let rest = &rendered[at + MARK.len()..];
-        match self.tokens.last().filter(|id| model.end_tokens().contains(id)) {
-            Some(end) => {
-                let end = model.detokenize(&[*end])?;
-                Ok(rest.strip_prefix(end.as_str()).unwrap_or(rest).to_string())
-            }
-            None => Ok(rest.to_string()),
+        let ends = model.end_tokens();
+        if !self.tokens.last().is_some_and(|id| ends.contains(id)) {
+            return Ok(rest.to_string());
         }
+        // The template may write another of the ends, and blanks before it.
+        for end in ends {
+            let end = model.detokenize(&[end])?;
+            if let Some(after) = rest.trim_start().strip_prefix(end.as_str()).filter(|_| !end.trim().is_empty()) {
+                return Ok(after.to_string());
+            }
+        }
+        Ok(rest.to_string())
     }
 
     /// Adds the assistant's answer; returns its text.

@@ -4,6 +4,9 @@
 //! by a worker process whose memory and time are limited, so that nothing worse than an error can happen. Otherwise they
 //! are rendered in this process, with a limit on steps.
 
+mod date;
+mod python;
+mod source;
 mod template;
 mod worker;
 
@@ -25,6 +28,9 @@ const THINKING: &str = "enable_thinking";
 /// Maximal size of a template in bytes. The longest published ones have some 20 KB.
 const MAX_SOURCE: usize = 1 << 20;
 
+/// Name of the template that transformers takes where tools are given.
+const TOOL_USE: &str = "tool_use";
+
 /// The template variable with the descriptions of tools.
 const TOOLS: &str = "tools";
 
@@ -40,6 +46,8 @@ pub fn render_in_worker(program: PathBuf) {
 /// A chat template in Jinja, with the special tokens that it may write.
 pub struct ChatTemplate {
     renderer: Mutex<Renderer>,
+    /// The template `tool_use`, which renders conversations with tools.
+    with_tools: Option<Mutex<Renderer>>,
     /// Variables that the template reads.
     variables: Vec<String>,
     /// Values of further variables.
@@ -52,8 +60,9 @@ enum Renderer {
 }
 
 impl ChatTemplate {
-    /// Loads the template of a model directory: `chat_template.jinja`, else the one in `tokenizer_config.json`. Returns
-    /// `None` if there is neither.
+    /// Loads the template of a model directory: `chat_template.jinja`, else the one in `tokenizer_config.json`. The
+    /// template `tool_use` of that file, or of `additional_chat_templates/`, renders conversations with tools. Returns
+    /// `None` if there is no template.
     pub fn load(directory: &Path) -> Result<Option<Self>> {
         let file = directory.join("tokenizer_config.json");
         let config: Map<String, Value> = match file.exists() {
@@ -64,15 +73,23 @@ impl ChatTemplate {
             false => Map::new(),
         };
         let jinja = directory.join("chat_template.jinja");
+        let named = directory.join("additional_chat_templates").join(format!("{TOOL_USE}.jinja"));
+        let read = |path: &Path| files::read_text(path, MAX_SOURCE as u64).map_err(Error::file("read", path));
+        let mut with_tools = named.exists().then(|| read(&named)).transpose()?;
         let (source, path) = match (jinja.exists(), config.get("chat_template")) {
-            (true, _) => (files::read_text(&jinja, MAX_SOURCE as u64).map_err(Error::file("read", &jinja))?, jinja),
+            (true, _) => (read(&jinja)?, jinja),
             (false, None | Some(Value::Null)) => return Ok(None),
             (false, Some(Value::String(template))) => (template.clone(), file),
-            (false, Some(named)) => {
-                let named = named.as_array().map_or(&[][..], Vec::as_slice);
-                let default = named.iter().find(|entry| entry["name"] == "default").or(named.first());
-                match default.and_then(|entry| entry["template"].as_str()) {
-                    Some(template) => (template.into(), file),
+            (false, Some(list)) => {
+                let list = list.as_array().map_or(&[][..], Vec::as_slice);
+                let template = |name: &str| {
+                    let entry = list.iter().find(|entry| entry["name"] == name);
+                    entry.and_then(|entry| entry["template"].as_str()).map(String::from)
+                };
+                with_tools = with_tools.or_else(|| template(TOOL_USE));
+                let first = || list.first().and_then(|entry| entry["template"].as_str()).map(String::from);
+                match template("default").or_else(first) {
+                    Some(template) => (template, file),
                     None => {
                         let problem =
                             "`chat_template`: expected a text, or a list of entries with `name` and `template`";
@@ -86,8 +103,15 @@ impl ChatTemplate {
             let token = config.get(key).unwrap_or(&Value::Null);
             token.as_str().or(token["content"].as_str()).unwrap_or_default().to_string()
         };
-        let template = Self::new(source, special("bos_token"), special("eos_token"));
-        template.map(Some).map_err(|problem| Error::bad_file(path, problem))
+        let open = |source| Self::new(source, special("bos_token"), special("eos_token"));
+        let bad = |problem| Error::bad_file(&path, problem);
+        let mut template = open(source).map_err(bad)?;
+        if let Some(source) = with_tools {
+            let with_tools = open(source).map_err(|problem| bad(format!("`{TOOL_USE}`: {problem}")))?;
+            template.variables.extend(with_tools.variables);
+            template.with_tools = Some(with_tools.renderer);
+        }
+        Ok(Some(template))
     }
 
     /// Parses a template. `bos` and `eos` are the special tokens that it may write.
@@ -107,7 +131,7 @@ impl ChatTemplate {
                 (Renderer::Local(template), variables)
             }
         };
-        Ok(Self { renderer: Mutex::new(renderer), variables, arguments: Map::new() })
+        Ok(Self { renderer: Mutex::new(renderer), with_tools: None, variables, arguments: Map::new() })
     }
 
     /// Sets further variables, such as `enable_thinking`. Fails on a variable that the template does not read, except
@@ -156,15 +180,28 @@ impl ChatTemplate {
         continue_as_assistant: bool,
         arguments: Cow<'_, Map<String, Value>>,
     ) -> Result<String> {
-        let conversation =
-            Conversation { messages: messages.into(), add_generation_prompt: continue_as_assistant, arguments };
-        let mut renderer = self.renderer.lock().unwrap_or_else(PoisonError::into_inner);
+        let with_tools = self.with_tools.as_ref().filter(|_| arguments.contains_key(TOOLS));
+        let conversation = Conversation {
+            messages: messages.iter().map(fields).collect(),
+            add_generation_prompt: continue_as_assistant,
+            arguments,
+        };
+        let mut renderer = with_tools.unwrap_or(&self.renderer).lock().unwrap_or_else(PoisonError::into_inner);
         let rendered = match &mut *renderer {
             Renderer::Local(template) => template.render(&conversation),
             Renderer::Worker(worker) => worker.render(&conversation),
         };
         rendered.map_err(|problem| Error::Unsupported(format!("the chat template failed: {problem}")))
     }
+}
+
+/// A message as one object. A field `content` takes the place of the text: null where a message only calls tools.
+fn fields(message: &Message) -> Value {
+    let mut fields = Map::new();
+    fields.insert("role".into(), message.role.clone().into());
+    fields.insert("content".into(), message.content.clone().into());
+    fields.extend(message.fields.clone());
+    Value::Object(fields)
 }
 
 #[cfg(test)]
@@ -235,6 +272,35 @@ mod tests {
     }
 
     #[test]
+    fn values_are_written_as_python_writes_them() {
+        let mut message = Message::new("user", "");
+        message.fields = serde_json::json!({"content": null, "thinking": "hm"}).as_object().unwrap().clone();
+        for (source, expected) in [
+            (
+                "{{ [1, 1e-7, 1e16, 2.0, none, true, 'a', \"it's\", {'k': 'v\n'}] }}",
+                "[1, 1e-07, 1e+16, 2.0, None, True, 'a', \"it's\", {'k': 'v\\n'}]",
+            ),
+            ("{{ ('' and 'x') ~ '[' ~ (0 and 1) ~ ']' }}{{ missing and missing + ': ' }}", "[0]"),
+            ("{{ {'b': [1], 'a': 'é'} | tojson(sort_keys=true) }}", "{\"a\": \"é\", \"b\": [1]}"),
+            ("{{ {'b': [1], 'a': 'é'} | tojson(separators=(',', ':')) }}", "{\"b\":[1],\"a\":\"é\"}"),
+            ("{{ '😀é' | tojson(true) }}", "\"\\ud83d\\ude00\\u00e9\""),
+            (
+                "{{ {'b': [1, {}], 'a': 1e-7} | tojson(indent=2) }}",
+                "{\n  \"b\": [\n    1,\n    {}\n  ],\n  \"a\": 1e-07\n}",
+            ),
+            ("{% generation %}{{ messages[0].reasoning_content }}{% endgeneration %}\r\n.", "hm\n."),
+            ("{{ messages[0].content is none }} {{ tools is none }} {{ documents is defined }}", "True True True"),
+        ] {
+            assert_eq!(template(source).render(&[message.clone()], false).unwrap(), expected, "{source}");
+        }
+        let dated = serde_json::json!({"strftime_now": "2026-07-04"}).as_object().unwrap().clone();
+        let dated = template("{{ strftime_now('%d %B %Y') }}").with_arguments(dated).unwrap();
+        assert_eq!(dated.render(&[], false).unwrap(), "04 July 2026");
+        let problem = template("{{ missing | tojson }}").render(&[], false).unwrap_err().to_string();
+        assert!(problem.contains("undefined"), "{problem}");
+    }
+
+    #[test]
     fn stops_a_template_after_its_maximal_number_of_steps() {
         let slow = template("{% for a in range(9999) %}{% for b in range(9999) %}{{ a }}{% endfor %}{% endfor %}");
         assert!(slow.render(&[], false).is_err());
@@ -250,6 +316,13 @@ mod tests {
         assert_eq!(render(), "one E");
         config(r#"{"chat_template": [{"name": "tool", "template": "t"}, {"name": "default", "template": "d"}]}"#);
         assert_eq!(render(), "d");
+        config(
+            r#"{"chat_template": [{"name": "tool_use", "template": "t{{ tools }}"}, {"name": "default", "template": "d"}]}"#,
+        );
+        let named = ChatTemplate::load(dir.path()).unwrap().unwrap();
+        assert!(named.supports_tools());
+        assert_eq!(named.render_with_tools(&[], &["a'b".into()], false).unwrap(), "t[\"a'b\"]");
+        assert_eq!(named.render(&[], false).unwrap(), "d");
         std::fs::write(dir.path().join("chat_template.jinja"), "own").unwrap();
         assert_eq!(render(), "own");
     }

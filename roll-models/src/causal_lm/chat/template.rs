@@ -1,16 +1,24 @@
 //! Rendering of a template in this process.
 
 use std::borrow::Cow;
-use std::io;
+use std::collections::BTreeMap;
 
-use minijinja::value::Kwargs;
-use minijinja::{Environment, ErrorKind, Value, context};
-use roll_core::Message;
+use minijinja::value::ValueKind;
+use minijinja::{Environment, ErrorKind, Value};
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
+use super::source::{ALWAYS, rewrite};
+use super::{date, python};
+
 /// Name of the template in error messages.
 const NAME: &str = "chat template";
+/// Function that returns the present date. An argument of this name is a fixed date.
+const STRFTIME: &str = "strftime_now";
+/// Variable with the fixed date.
+const FIXED_DATE: &str = "__date";
+/// Variables that transformers sets to none if they are absent.
+const NONE: [&str; 2] = ["tools", "documents"];
 /// Maximal number of steps of a rendering.
 const FUEL: u64 = 2_000_000;
 
@@ -26,7 +34,7 @@ pub(super) struct TemplateSource {
 /// The conversation to render.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Conversation<'a> {
-    pub messages: Cow<'a, [Message]>,
+    pub messages: Vec<serde_json::Value>,
     pub add_generation_prompt: bool,
     pub arguments: Cow<'a, Map<String, serde_json::Value>>,
 }
@@ -49,8 +57,21 @@ impl Template {
         environment.add_function("raise_exception", |message: String| -> Result<(), minijinja::Error> {
             Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
         });
-        environment.add_filter("tojson", tojson);
-        let added = environment.add_template_owned(NAME, source);
+        environment.set_formatter(|out, _, value| {
+            std::fmt::Write::write_str(out, &python::text(value)).map_err(minijinja::Error::from)
+        });
+        environment.add_function(STRFTIME, |state: &minijinja::State, format: String| {
+            let fixed = state.lookup(FIXED_DATE);
+            date::strftime(&format, fixed.as_ref().and_then(Value::as_str))
+                .map_err(|problem| minijinja::Error::new(ErrorKind::InvalidOperation, problem))
+        });
+        environment.add_filter("tojson", python::tojson);
+        environment.add_filter("string", |value: &Value| python::text(value));
+        // In Python texts and objects have a length and items too.
+        let is_sequence = |value: &Value| matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map);
+        environment.add_test("sequence", is_sequence);
+        environment.add_global(ALWAYS, true);
+        let added = environment.add_template_owned(NAME, rewrite(&source));
         added.map_err(|e| format!("the chat template cannot be parsed: {}", chain(&e)))?;
         Ok(Self { environment, bos, eos })
     }
@@ -60,64 +81,39 @@ impl Template {
         let template = self.environment.get_template(NAME);
         let mut names: Vec<String> =
             template.map(|template| template.undeclared_variables(false).into_iter().collect()).unwrap_or_default();
+        names.retain(|name| name != ALWAYS);
         names.sort();
         names
     }
 
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<String, String> {
         let rendered = self.environment.get_template(NAME).and_then(|template| {
-            template.render(context! {
-                messages => &*conversation.messages,
-                add_generation_prompt => conversation.add_generation_prompt,
-                bos_token => self.bos,
-                eos_token => self.eos,
-                ..Value::from_serialize(&*conversation.arguments)
-            })
+            let mut variables: BTreeMap<Cow<'_, str>, Value> = NONE.map(|name| (name.into(), Value::from(()))).into();
+            for (name, value) in &*conversation.arguments {
+                let name = if name == STRFTIME { FIXED_DATE } else { name };
+                variables.insert(name.into(), Value::from_serialize(value));
+            }
+            variables.insert("messages".into(), conversation.messages.iter().map(message).collect());
+            variables.insert("add_generation_prompt".into(), conversation.add_generation_prompt.into());
+            variables.insert("bos_token".into(), self.bos.as_str().into());
+            variables.insert("eos_token".into(), self.eos.as_str().into());
+            template.render(variables)
         });
         rendered.map_err(|e| chain(&e))
     }
 }
 
-/// The filter `tojson` of transformers, which writes JSON as Python's `json.dumps`: with blanks after commas and colons,
-/// and without unnecessary escapes.
-fn tojson(value: Value, indent: Option<usize>, options: Kwargs) -> Result<Value, minijinja::Error> {
-    let indent = match indent {
-        Some(indent) => Some(indent),
-        None => options.get::<Option<usize>>("indent")?,
-    };
-    // This argument is accepted and has no effect.
-    let _ = options.get::<Option<bool>>("ensure_ascii")?;
-    options.assert_all_used()?;
-    let mut out = Vec::new();
-    let written = match indent {
-        Some(indent) => {
-            let blanks = " ".repeat(indent.min(16));
-            let formatter = serde_json::ser::PrettyFormatter::with_indent(blanks.as_bytes());
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, formatter))
-        }
-        None => value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, PythonFormat)),
-    };
-    let failed =
-        |e: String| minijinja::Error::new(ErrorKind::InvalidOperation, format!("cannot be written as JSON: {e}"));
-    written.map_err(|e| failed(e.to_string()))?;
-    String::from_utf8(out).map(Value::from).map_err(|e| failed(e.to_string()))
-}
-
-/// The JSON format of Python: a blank after each comma and colon.
-struct PythonFormat;
-
-impl serde_json::ser::Formatter for PythonFormat {
-    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
+/// A message as a template reads it: as in transformers, thoughts have two names.
+fn message(message: &serde_json::Value) -> Value {
+    let mut message = message.clone();
+    let thoughts = ["reasoning_content", "thinking", "reasoning"].map(|key| message[key].clone());
+    if let (Some(thoughts), Some(fields)) =
+        (thoughts.into_iter().find(|thoughts| !thoughts.is_null()), message.as_object_mut())
+    {
+        fields.entry("thinking").or_insert_with(|| thoughts.clone());
+        fields.insert("reasoning_content".into(), thoughts);
     }
-
-    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        writer.write_all(b": ")
-    }
+    Value::from_serialize(message)
 }
 
 /// Returns an error with its causes, on one line.
