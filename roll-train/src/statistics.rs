@@ -30,7 +30,9 @@ pub fn decimals(difference: f64) -> usize {
     // Smaller differences are rounding errors of scores in f32.
     const MOST: usize = 9;
     match difference.abs() {
-        size if size > 0.0 && size.is_finite() => (1.0 - size.log10().floor()).clamp(LEAST as f64, MOST as f64) as usize,
+        size if size > 0.0 && size.is_finite() => {
+            (1.0 - size.log10().floor()).clamp(LEAST as f64, MOST as f64) as usize
+        }
         _ => LEAST,
     }
 }

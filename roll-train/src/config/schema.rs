@@ -4,8 +4,8 @@ use std::sync::LazyLock;
 
 use serde_json::{Map, Value as Json};
 
-use super::{RunConfig, TrainingConfig};
 use super::loaded::Provenance;
+use super::{RunConfig, TrainingConfig};
 use roll_core::{
     Error, Kind, Registry, Result,
     keys::{self, Key},

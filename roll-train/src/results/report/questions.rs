@@ -219,7 +219,11 @@ fn warms_up(run: &RunFiles) -> bool {
 /// ", a 150th of the difference between clips"; empty where clips do not differ.
 fn against_spread(change: &Change) -> String {
     let ratio = change.spread / change.gain.mean.abs();
-    if ratio.is_finite() && ratio >= 2.0 { format!(", 1/{ratio:.0} of the difference between clips") } else { String::new() }
+    if ratio.is_finite() && ratio >= 2.0 {
+        format!(", 1/{ratio:.0} of the difference between clips")
+    } else {
+        String::new()
+    }
 }
 
 fn stable(run: &RunFiles) -> (Mark, String) {
