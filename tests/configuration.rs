@@ -151,6 +151,18 @@ fn rejects_invalid_tagged_choices() {
 }
 
 #[test]
+fn a_choice_of_a_file_is_replaced_by_unset_and_set() {
+    let world = World::new(0);
+    let recipe = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/recipes/identity-i2v.yaml");
+    let choice = ["--set", "algo.trained_steps={last: 1}"];
+    let config = |arguments: &[&str]| world.roll(&[&["config", "--config", recipe], arguments].concat());
+    fails(&config(&choice), 2, &["`algo.trained_steps"]);
+    let listing = config(&[&choice[..], &["--unset", "algo.trained_steps"]].concat());
+    let listing = String::from_utf8(listing.stdout).unwrap();
+    assert!(listing.contains("trained_steps.last: 1") && !listing.contains("leap"), "{listing}");
+}
+
+#[test]
 fn a_run_uses_the_options_of_its_schedule() {
     let world = World::new(2);
     let schedule = [

@@ -236,6 +236,59 @@ fn every_configuration_of_a_page_loads() {
     }
 }
 
+/// GB of a device, GB of host memory and seconds of a step, by `roll plan`, as pages write them.
+fn planned(directory: &Path, args: &[&str]) -> [f64; 3] {
+    let printed = program::done(directory, &[&["plan", "--json"], args].concat());
+    let plan: serde_json::Value = serde_json::from_str(&printed).unwrap();
+    let sum =
+        |list: &str, key: &str| plan[list].as_array().unwrap().iter().map(|x| x[key].as_f64().unwrap()).sum::<f64>();
+    [sum("memory", "device") / 1e9, sum("memory", "host") / 1e9, sum("time", "seconds")]
+}
+
+#[test]
+fn numbers_of_the_pages_are_those_of_roll_plan() {
+    let page = |name: &str| std::fs::read_to_string(root().join("docs/src").join(name)).unwrap();
+    let recipes = page("recipes.md");
+    for (file, network, devices, steps) in
+        [("identity-i2v.yaml", "wan2_2-i2v-a14b", "1x80", 200.0), ("judge-t2v.yaml", "wan2_2-t2v-a14b", "8x80", 300.0)]
+    {
+        let file = format!("examples/recipes/{file}");
+        let [device, host, seconds] = planned(&root(), &["--config", &file, "--network", network, "--on", devices]);
+        let hours = steps * seconds / 3600.0;
+        for row in
+            [format!("| {device:.0} GB, {host:.0} GB |"), format!("| {seconds:.0} s |"), format!("| {hours:.0} h |")]
+        {
+            assert!(recipes.contains(&row), "recipes.md, {file}: no cell `{row}`");
+        }
+    }
+    let real = page("real-model.md");
+    let directory = tempfile::tempdir().unwrap();
+    let mut files = BTreeMap::new();
+    for (name, mark) in [("real.yaml", "exp_name: identity"), ("small.yaml", "weight_store: host")] {
+        let block = blocks(&real).into_iter().find(|block| block.info == "yaml" && block.text.contains(mark)).unwrap();
+        let path = directory.path().join(name);
+        std::fs::write(&path, block.text).unwrap();
+        files.insert(name, path.to_str().unwrap().to_string());
+    }
+    let text = real.split_whitespace().collect::<Vec<_>>().join(" ");
+    let offload = "model.use_gradient_checkpointing_offload=true";
+    for (file, devices, more, [before, between, after]) in [
+        ("real.yaml", "1x80", &[][..], ["the run above takes ", " of 80 GB on one GPU and ", " GB of host memory"]),
+        (
+            "real.yaml",
+            "1x80",
+            &["--set", offload][..],
+            ["kept on the device as well: ", " GB, and ", " GB of host memory"],
+        ),
+        ("small.yaml", "1x24", &[][..], ["By the plan it takes ", " GB of the card and ", " GB of host memory"]),
+    ] {
+        let args = ["--config", &files[file], "--network", "wan2_2-i2v-a14b", "--on", devices];
+        let [device, host, _] = planned(directory.path(), &[&args, more].concat());
+        let expected = format!("{before}{device:.0}{between}{host:.0}{after}");
+        assert!(text.contains(&expected), "real-model.md, {file} {more:?}: expected `{expected}`");
+    }
+}
+
 /// The anchors of a page, as mdBook and GitHub make them of headings.
 fn anchors(page: &str) -> BTreeSet<String> {
     let headings = page.lines().filter(|line| line.starts_with('#'));

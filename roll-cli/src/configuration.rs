@@ -38,6 +38,10 @@ impl Configuration {
             ("env.name", &args.env, "--env"),
             ("backend", &args.backend, "--backend"),
         ];
+        // First, so that a choice that is a map can be replaced by another: maps merge.
+        for key in &args.unset {
+            layers = layers.set_text(key, "null", "--unset")?;
+        }
         for (key, value, origin) in named {
             if let Some(value) = value {
                 layers = layers.set_text(key, value, origin)?;
@@ -45,9 +49,6 @@ impl Configuration {
         }
         for assignment in &args.set {
             layers = layers.set(assignment)?;
-        }
-        for key in &args.unset {
-            layers = layers.set_text(key, "null", "--unset")?;
         }
         if args.plugins_replace {
             layers = layers.set_text("plugins_replace", "true", "--plugins-replace")?;

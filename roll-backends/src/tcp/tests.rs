@@ -194,9 +194,8 @@ fn kept_open(mut stream: TcpStream, since: Instant) -> Duration {
 #[test]
 fn strangers_hold_up_neither_the_job_nor_the_wait_for_it() {
     let places = places(2);
-    let patience = Duration::from_secs(9);
     let root = places[0].clone();
-    let root = std::thread::spawn(move || TcpRanks::join(&root, patience).map(|ranks| ranks.leave()));
+    let root = std::thread::spawn(move || TcpRanks::join(&root, LONG).map(|ranks| ranks.leave()));
     let began = Instant::now();
     let silent: Vec<_> = (0..300).map(|_| stranger(&places[0])).collect();
     // A byte a second of a message that would be valid.

@@ -203,7 +203,7 @@ pub struct ConfigArgs {
     /// One value, `training.learning_rate=1e-5`; overrides files and environment.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Reset a value to its default, or remove an optional section; same as `--set KEY=null`.
+    /// Reset a value to its default, or remove an optional section, as `--set KEY=null`; values of `--set` come after it.
     #[arg(long, value_name = "KEY")]
     pub unset: Vec<String>,
     /// Algorithm, as `algo.name`.

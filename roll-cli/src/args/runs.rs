@@ -82,6 +82,9 @@ pub struct MachineArgs {
     /// Memory of a device in GB, instead of that of `--on`.
     #[arg(long, value_name = "GB")]
     pub memory: Option<f64>,
+    /// Host memory in GB that all ranks share, instead of that of this machine.
+    #[arg(long, value_name = "GB")]
+    pub host_memory: Option<f64>,
     /// TFLOP/s that a device sustains, instead of the figure for `--on` or of a measurement on this machine.
     #[arg(long, value_name = "N")]
     pub tflops: Option<f64>,

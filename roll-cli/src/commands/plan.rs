@@ -90,6 +90,10 @@ pub struct PlannedMachine {
     pub speed: Speed,
     /// Device memory is host memory.
     pub shared: bool,
+    /// Bytes of host memory, of `--host-memory` or of this machine; 0 where they are not known.
+    pub host_memory: f64,
+    /// They are of `--host-memory`.
+    pub host_memory_given: bool,
 }
 
 /// The cluster that the arguments name, and the number of devices.
@@ -108,7 +112,7 @@ pub fn machine(args: &args::MachineArgs, loaded: &LoadedConfig) -> Result<Planne
         Some(Cluster { memory, speed, .. }) => {
             let gigabytes = args.memory.unwrap_or(memory / 1e9);
             let name = format!("{devices}x{gigabytes}");
-            PlannedMachine { name, devices, memory, speed, shared: false }
+            PlannedMachine { name, devices, memory, speed, shared: false, host_memory: 0.0, host_memory_given: false }
         }
         None => {
             let device = roll_backends::device(&loaded.config.backend)?;
@@ -126,7 +130,8 @@ pub fn machine(args: &args::MachineArgs, loaded: &LoadedConfig) -> Result<Planne
                 Some(bytes) => bytes as f64,
                 None => host_memory(),
             };
-            PlannedMachine { name: "this machine".into(), devices, memory, speed, shared }
+            let name = "this machine".into();
+            PlannedMachine { name, devices, memory, speed, shared, host_memory: 0.0, host_memory_given: false }
         }
     };
     let positive = |name: &str, value: f64| match value.is_finite() && value > 0.0 {
@@ -136,6 +141,11 @@ pub fn machine(args: &args::MachineArgs, loaded: &LoadedConfig) -> Result<Planne
     if let Some(memory) = args.memory {
         machine.memory = positive("memory", memory)? * 1e9;
     }
+    machine.host_memory_given = args.host_memory.is_some();
+    machine.host_memory = match args.host_memory {
+        Some(memory) => positive("host-memory", memory)? * 1e9,
+        None => host_memory(),
+    };
     if let Some(tflops) = args.tflops {
         machine.speed.flops = positive("tflops", tflops)? * 1e12;
     }
@@ -217,7 +227,7 @@ fn print_fit(needs: &Needs, input: &PlanInput, machine: &PlannedMachine, host: f
         }
     }
     if !machine.shared {
-        let (together, beside) = (host * input.ranks as f64, have * machine.devices as f64);
+        let together = host * input.ranks as f64;
         match input.ranks {
             1 => println_wrapped!("host memory: {host:.1} GB"),
             ranks => {
@@ -226,12 +236,19 @@ fn print_fit(needs: &Needs, input: &PlanInput, machine: &PlannedMachine, host: f
                 )
             }
         }
-        if together > beside {
-            println_wrapped!(
-                "  that is more than the {beside:.0} GB of the devices: make sure that the machine has it"
-            );
+        if let Some(note) = host_memory_note(together, machine.host_memory / 1e9, machine.host_memory_given) {
+            println_wrapped!("  {note}");
         }
     }
+}
+
+/// What to say if the ranks need more than the `have` GB of host memory, which `--host-memory` names if `given`; 0: not
+/// known.
+fn host_memory_note(need: f64, have: f64, given: bool) -> Option<String> {
+    (have > 0.0 && need > have).then(|| match given {
+        true => format!("that is more than the {have:.0} GB of `--host-memory`"),
+        false => format!("that is more than the {have:.0} GB of this machine; `--host-memory` names those of another"),
+    })
 }
 
 fn print_time(needs: &Needs, machine: &PlannedMachine) {
@@ -361,6 +378,14 @@ mod tests {
         for name in ["8", "x80", "0x80", "8xinf", "8x-1", "8x", ""] {
             assert!(of(name).unwrap_err().to_string().contains("8x80"), "{name}");
         }
+    }
+
+    #[test]
+    fn host_memory_is_compared_with_that_of_a_machine() {
+        assert_eq!(host_memory_note(66.9, 128.0, true), None);
+        assert_eq!(host_memory_note(66.9, 0.0, false), None);
+        assert!(host_memory_note(66.9, 64.0, true).unwrap().contains("64 GB of `--host-memory`"));
+        assert!(host_memory_note(66.9, 64.0, false).unwrap().contains("of this machine"));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use roll_backends::host::{to_device_nd, to_host_nd};
 use roll_core::{DType, Error, Result, Tensor};
 
 use crate::onnx::{Model, OnnxError};
-use crate::picture::{Input, Layout, RowNetwork, RowsPull, Size};
+use crate::picture::{Input, Layout, RowNetwork, RowsPull, Size, check_rows};
 
 /// A model with one input, for pictures or a video.
 #[derive(Debug)]
@@ -84,6 +84,7 @@ impl PictureModel {
             let pixels = (0..count).map(|i| 0.25 + (i % 97) as f32 / 194.0).collect();
             let rows = self.rows(Tensor::new(pixels, shape)?)?;
             let items = if layout.is_video() { 1 } else { frames };
+            check_rows(&rows, items)?;
             Ok::<_, Error>(rows.len() / items)
         };
         let mut result = run(tries[0]);

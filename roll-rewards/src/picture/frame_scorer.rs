@@ -155,11 +155,15 @@ impl FrameScorer<'_> {
 
 /// Splits an output into the rows of `items` items.
 fn split(output: &Tensor, items: usize) -> Result<Vec<Vec<f32>>> {
+    check_rows(output, items)?;
+    let values = output.to_f32_vec();
+    Ok(values.chunks_exact(values.len() / items).map(<[f32]>::to_vec).collect())
+}
+
+/// Fails unless an output has a row for each of `items` items.
+pub(crate) fn check_rows(output: &Tensor, items: usize) -> Result<()> {
     match output.shape().first() {
-        Some(&n) if n == items && !output.is_empty() => {
-            let values = output.to_f32_vec();
-            Ok(values.chunks_exact(values.len() / items).map(<[f32]>::to_vec).collect())
-        }
+        Some(&rows) if rows == items && !output.is_empty() => Ok(()),
         _ => Err(Error::shape("the output of a network", format!("[{items}, ...] for {items} items"), output.shape())),
     }
 }

@@ -264,7 +264,7 @@ impl<'a> RunningEpisode<'a> {
     fn ask(&mut self, model: &dyn LanguageModel, rules: Rules<'_>) -> Result<()> {
         let Rules { config, template, tools, ends, joins_system } = rules;
         if !self.results.is_empty() {
-            let messages = self.results.drain(..).map(|result| Message::new(tools::ROLE, result)).collect();
+            let messages = self.results.drain(..).enumerate().map(|(i, result)| tools::result(i, result)).collect();
             return self.conversation.ask(model, tools, messages);
         }
         let (turn, alone) = (self.steps.len(), config.history_length.is_some());

@@ -1,9 +1,14 @@
-//! Calls in the agent's answers.
+//! Calls in the agent's answers, in the forms that chat templates teach: those of Hermes and Qwen, Qwen3-Coder, Mistral and
+//! Llama 3.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
+/// Before the calls of Mistral's models: a list, or from their tokenizer's version 11 on name and arguments of one call.
+const MISTRAL: &str = "[TOOL_CALLS]";
+/// May precede calls of Llama's models, which otherwise are the whole answer.
+const LLAMA: &str = "<|python_tag|>";
 /// Thoughts before this are no calls.
 const THOUGHT: &str = "</think>";
 
@@ -23,7 +28,17 @@ pub struct ToolCall {
 /// The tool calls of an answer, each `{"name", "arguments"}` or the reason why it is invalid. Empty: the answer is for
 /// the environment.
 pub fn parse_calls(answer: &str) -> Vec<Result<Value, String>> {
-    let mut rest = answer.rfind(THOUGHT).map_or(answer, |at| &answer[at + THOUGHT.len()..]);
+    let rest = answer.rfind(THOUGHT).map_or(answer, |at| &answer[at + THOUGHT.len()..]);
+    if rest.contains(OPEN) {
+        return tagged(rest);
+    }
+    match rest.split_once(MISTRAL) {
+        Some((_, calls)) => mistral(calls),
+        None => llama(rest.trim()),
+    }
+}
+
+fn tagged(mut rest: &str) -> Vec<Result<Value, String>> {
     let mut calls = Vec::new();
     while let Some(at) = rest.find(OPEN) {
         let inner = &rest[at + OPEN.len()..];
@@ -31,17 +46,82 @@ pub fn parse_calls(answer: &str) -> Vec<Result<Value, String>> {
             calls.push(Err(format!("the call has no {CLOSE}")));
             break;
         };
-        calls.push(read(call.trim()));
+        let call = call.trim();
+        calls.push(if call.starts_with("<function=") { qwen_coder(call) } else { parse(call) });
         rest = after;
     }
     calls
 }
 
-fn read(text: &str) -> Result<Value, String> {
-    let expected = r#"expected {"name": "...", "arguments": {...}}"#;
-    let call: Value = serde_json::from_str(text).map_err(|e| format!("{expected}: {e}"))?;
+/// `[{"name", "arguments"}, ...]`, or `name[ARGS]{...}` for each [`MISTRAL`].
+fn mistral(text: &str) -> Vec<Result<Value, String>> {
+    let text = text.trim();
+    if text.starts_with('[') {
+        let list = serde_json::Deserializer::from_str(text).into_iter::<Vec<Value>>().next();
+        return match list {
+            Some(Ok(calls)) => calls.iter().map(read).collect(),
+            _ => vec![Err(format!("expected a list of {EXPECTED} behind {MISTRAL}"))],
+        };
+    }
+    let call = |text: &str| {
+        let at = text.find(['[', '{']).ok_or_else(|| format!("expected a name and arguments behind {MISTRAL}"))?;
+        let (name, arguments) = (text[..at].trim(), &text[text.find('{').unwrap_or(text.len())..]);
+        let arguments = serde_json::Deserializer::from_str(arguments).into_iter::<Value>().next();
+        let arguments =
+            arguments.and_then(Result::ok).ok_or_else(|| format!("the arguments of `{name}` are not JSON"))?;
+        read(&json!({ "name": name, "arguments": arguments }))
+    };
+    text.split(MISTRAL).map(call).collect()
+}
+
+/// Objects `{"name", "parameters"}` with nothing else, separated by semicolons.
+fn llama(text: &str) -> Vec<Result<Value, String>> {
+    let (text, is_marked) = text.strip_prefix(LLAMA).map_or((text, false), |text| (text.trim(), true));
+    let mut calls = Vec::new();
+    let mut rest = text;
+    while rest.starts_with('{') {
+        let mut objects = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
+        let Some(Ok(object)) = objects.next() else { break };
+        if !(object["name"].is_string() && (object["parameters"].is_object() || object["arguments"].is_object())) {
+            break;
+        }
+        calls.push(read(&object));
+        rest = rest[objects.byte_offset()..].trim_start_matches(|c: char| c == ';' || c.is_whitespace());
+    }
+    match (rest.is_empty(), is_marked) {
+        (true, _) => calls,
+        (false, true) => vec![Err(format!("expected {EXPECTED} behind {LLAMA}"))],
+        (false, false) => Vec::new(),
+    }
+}
+
+/// `<function=name> <parameter=key> value </parameter> ... </function>`. A value is JSON, or else a text.
+fn qwen_coder(text: &str) -> Result<Value, String> {
+    let expected = || "expected <function=NAME>, <parameter=KEY>VALUE</parameter> and </function>".to_string();
+    let (name, mut rest) =
+        text.strip_prefix("<function=").and_then(|text| text.split_once('>')).ok_or_else(expected)?;
+    let mut arguments = serde_json::Map::new();
+    while let Some((_, parameter)) = rest.split_once("<parameter=") {
+        let (key, value) = parameter.split_once('>').ok_or_else(expected)?;
+        let (value, after) = value.split_once("</parameter>").ok_or_else(expected)?;
+        let value = value.strip_prefix('\n').unwrap_or(value);
+        let value = value.strip_suffix('\n').unwrap_or(value);
+        arguments.insert(key.trim().into(), serde_json::from_str(value).unwrap_or_else(|_| value.into()));
+        rest = after;
+    }
+    read(&json!({ "name": name.trim(), "arguments": arguments }))
+}
+
+const EXPECTED: &str = r#"{"name": "...", "arguments": {...}}"#;
+
+fn parse(text: &str) -> Result<Value, String> {
+    read(&serde_json::from_str(text).map_err(|e| format!("expected {EXPECTED}: {e}"))?)
+}
+
+fn read(call: &Value) -> Result<Value, String> {
+    let expected = format!("expected {EXPECTED}");
     let name = call.get("name").and_then(Value::as_str).ok_or_else(|| format!("{expected}: there is no `name`"))?;
-    let arguments = match call.get("arguments") {
+    let arguments = match call.get("arguments").or_else(|| call.get("parameters")) {
         None | Some(Value::Null) => Value::Object(serde_json::Map::new()),
         Some(Value::Object(arguments)) => Value::Object(arguments.clone()),
         // Some models write the object as a string.
@@ -51,5 +131,5 @@ fn read(text: &str) -> Result<Value, String> {
         },
         Some(_) => return Err(format!("{expected}: `arguments` is not an object")),
     };
-    Ok(serde_json::json!({ "name": name, "arguments": arguments }))
+    Ok(json!({ "name": name, "arguments": arguments }))
 }

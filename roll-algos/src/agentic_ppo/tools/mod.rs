@@ -1,7 +1,7 @@
 //! Tools: commands that the agent may call before it answers its environment.
 //!
-//! The agent writes calls as models of the Hermes and Qwen families do, and reads the results in a turn of the role
-//! `tool`:
+//! The agent writes calls as its chat template teaches ([`parse_calls`]), for example as models of the Hermes and Qwen
+//! families do, and reads the results in a turn of the role `tool`:
 //!
 //! ```text
 //! <tool_call>
@@ -19,6 +19,7 @@ mod prompt;
 mod tests;
 
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use roll_core::{Error, Options, Result};
@@ -26,7 +27,7 @@ use serde_json::{Value, json};
 
 pub use calls::{ToolCall, parse_calls};
 use process::Tool;
-pub use prompt::ROLE;
+pub use prompt::result;
 
 /// Options of a tool.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -73,6 +74,8 @@ pub struct Tools {
     tools: Vec<Tool>,
     /// As chat templates get them.
     descriptions: Vec<Value>,
+    /// Whether the model's chat template carries them; known once it was asked.
+    has_template: OnceLock<bool>,
 }
 
 impl Tools {

@@ -1,23 +1,58 @@
 //! Conversations with tools, as the model reads them.
 
+use std::sync::Once;
+
 use roll_core::{LanguageModel, Message, Result};
 
 use super::Tools;
 
 /// The role of messages with results.
-pub const ROLE: &str = "tool";
+pub(super) const ROLE: &str = "tool";
+
+/// The message with the result of a turn's call `index`. Its id has nine letters and digits, as Mistral's templates demand.
+pub fn result(index: usize, result: String) -> Message {
+    let mut message = Message::new(ROLE, result);
+    message.fields.insert("tool_call_id".into(), format!("call{index:05}").into());
+    message
+}
 
 impl Tools {
-    /// The text of a conversation: as the chat template writes it with tools, or, where it knows none, with their
+    /// The text of a conversation: as the chat template writes it with tools, or, where it cannot carry them, with their
     /// description in the first message and their results as the user's.
     pub fn render(&self, model: &dyn LanguageModel, messages: &[Message]) -> Result<String> {
         if self.is_empty() {
             return model.render_chat(messages, true);
         }
-        match model.render_chat_with_tools(messages, &self.descriptions, true)? {
+        let by_template = match self.has_template.get_or_init(|| self.fits_template(model)) {
+            true => model.render_chat_with_tools(messages, &self.descriptions, true)?,
+            false => None,
+        };
+        match by_template {
             Some(text) => Ok(text),
             None => model.render_chat(&self.without_template(messages), true),
         }
+    }
+
+    /// Whether the chat template writes two turns with a call and its result, both answers included. Some refuse results
+    /// whose call they have not written themselves.
+    fn fits_template(&self, model: &dyn LanguageModel) -> bool {
+        let answers = ["\u{f8ff}1", "\u{f8ff}2"].map(|answer| Message::new("assistant", answer));
+        let [first, second] = answers.clone();
+        let turns = [Message::new("user", "a"), first, result(0, "1".into()), second, Message::new("user", "b")];
+        let why = match model.render_chat_with_tools(&turns, &self.descriptions, true) {
+            Ok(None) => return false,
+            Ok(Some(text)) if answers.iter().all(|answer| text.contains(&answer.content)) => return true,
+            Ok(Some(_)) => "it leaves out the agent's answers".to_string(),
+            Err(error) => error.chain(),
+        };
+        static WARNED: Once = Once::new();
+        WARNED.call_once(|| {
+            tracing::warn!(
+                "the model's chat template cannot carry calls of tools and their results ({why}); the first message \
+                 describes the tools instead"
+            );
+        });
+        false
     }
 
     fn without_template(&self, messages: &[Message]) -> Vec<Message> {

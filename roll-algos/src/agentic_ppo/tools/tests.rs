@@ -48,6 +48,36 @@ fn calls_are_read_as_hermes_and_qwen_write_them() {
 }
 
 #[test]
+fn calls_are_read_as_other_families_write_them() {
+    let [add, now] = [json!({"name": "add", "arguments": {"a": 1}}), json!({"name": "now", "arguments": {}})].map(Ok);
+    for answer in [
+        // Llama 3, with and without its mark.
+        r#"{"name": "add", "parameters": {"a": 1}}"#,
+        r#"<|python_tag|>{"name": "add", "parameters": {"a": 1}}"#,
+        // Mistral, before and from its tokenizer's version 11 on.
+        r#"[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}, "id": "123456789"}]"#,
+        r#"[TOOL_CALLS]add[ARGS]{"a": 1}"#,
+        r#"[TOOL_CALLS]add[CALL_ID]123456789[ARGS]{"a": 1}"#,
+        // Qwen3-Coder.
+        "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+    ] {
+        assert_eq!(parse_calls(answer), std::slice::from_ref(&add), "{answer}");
+    }
+    let both = [add, now];
+    assert_eq!(parse_calls(r#"{"name": "add", "parameters": {"a": 1}}; {"name": "now", "parameters": {}}"#), both);
+    assert_eq!(parse_calls(r#"[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]now[ARGS]{}"#), both);
+    let text = "<tool_call><function=say><parameter=text>\na b\n</parameter></function></tool_call>";
+    assert_eq!(parse_calls(text), [Ok(json!({"name": "say", "arguments": {"text": "a b"}}))]);
+    // Actions of an environment that speaks JSON.
+    for answer in [r#"{"move": "up"}"#, r#"{"name": "up"}"#, r#"{"name": "a", "parameters": {}} is my move"#, "{"] {
+        assert!(parse_calls(answer).is_empty(), "{answer}");
+    }
+    for answer in ["<|python_tag|>print(1)", "[TOOL_CALLS]add", "[TOOL_CALLS][1", "[TOOL_CALLS]add[ARGS]{"] {
+        assert!(parse_calls(answer).iter().all(Result::is_err) && !parse_calls(answer).is_empty(), "{answer}");
+    }
+}
+
+#[test]
 fn a_tool_gets_the_call_and_its_json_is_the_result() {
     let echo = options("echo", "read -r call; printf '{\"got\": %s}' \"$call\"");
     let expected = json!({"got": {"name": "echo", "arguments": {"text": "'\"√"}}});
@@ -153,8 +183,8 @@ fn tools_are_described_in_the_conversation_without_template_support() {
     let messages = [
         Message::new("user", "6 * 7?"),
         Message::new("assistant", "<tool_call>...</tool_call>"),
-        Message::new(ROLE, "1"),
-        Message::new(ROLE, "2"),
+        Message::new(prompt::ROLE, "1"),
+        Message::new(prompt::ROLE, "2"),
     ];
     let text = tools.render(model, &messages).unwrap();
     assert!(text.starts_with("u:You may call tools") && text.contains("Adds.") && text.contains("6 * 7?$a:"), "{text}");
