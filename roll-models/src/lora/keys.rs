@@ -58,13 +58,29 @@ pub(super) const UNSCALED: &str = ".unscaled_B.default.weight";
 const PREFIXES: &[(&str, Convention, Option<Expert>)] = &[
     ("base_model.model.", Convention::Peft, None),
     ("model.diffusion_model.", Convention::ComfyUi, None),
+    // ai-toolkit's files of both experts.
+    ("diffusion_model.transformer_1.", Convention::ComfyUi, Some(Expert::High)),
+    ("diffusion_model.transformer_2.", Convention::ComfyUi, Some(Expert::Low)),
     ("diffusion_model.", Convention::ComfyUi, None),
     ("transformer_2.", Convention::Diffusers, Some(Expert::Low)),
     ("transformer.", Convention::Diffusers, None),
     ("pipe.dit2.", Convention::DiffSynth, Some(Expert::Low)),
     ("pipe.dit.", Convention::DiffSynth, None),
+    // VideoX-Fun's.
+    ("lora_unet__", Convention::Kohya, None),
     ("lora_unet_", Convention::Kohya, None),
 ];
+
+/// What wrappers put before a name: `torch.compile`, `DistributedDataParallel`, PEFT within another prefix.
+const WRAPPERS: &[&str] = &["_orig_mod.", "module.", "base_model.model."];
+
+/// The name without wrappers before it.
+fn unwrapped(name: &str) -> &str {
+    match WRAPPERS.iter().find_map(|wrapper| name.strip_prefix(wrapper)) {
+        Some(rest) => unwrapped(rest),
+        None => name,
+    }
+}
 
 /// Infixes of the two matrices in every spelling.
 const MATRICES: &[(&str, Part)] = &[
@@ -110,10 +126,13 @@ pub(super) fn parse<'a>(path: &Path, key: &'a str) -> Result<Key<'a>, LoraError>
             ),
         )
     };
-    let (convention, expert, rest) = PREFIXES
-        .iter()
-        .find_map(|(prefix, convention, expert)| Some((Some(*convention), *expert, key.strip_prefix(prefix)?)))
-        .unwrap_or((None, None, key));
+    let prefixed = |name: &'a str| {
+        PREFIXES.iter().find_map(|(prefix, convention, expert)| {
+            Some((Some(*convention), *expert, unwrapped(name.strip_prefix(prefix)?)))
+        })
+    };
+    let (convention, expert, rest) =
+        prefixed(key).or_else(|| prefixed(unwrapped(key))).unwrap_or_else(|| (None, None, unwrapped(key)));
     let (layer, part, adapter) = split(rest).ok_or_else(unknown)?;
     if layer.is_empty() || (convention == Some(Convention::Kohya) && layer.contains('.')) {
         return Err(unknown());
@@ -175,6 +194,27 @@ mod tests {
         assert_eq!(read("blocks.0.ffn.0.lora_B.default.weight").convention, Some(Convention::DiffSynth));
         assert_eq!(read("blocks.0.ffn.0.lora_B.weight").convention, None);
         assert_eq!(read("blocks.0.attn2.to_k.lora_B.weight").convention, Some(Convention::Diffusers));
+    }
+
+    #[test]
+    fn prefixes_of_other_trainers_and_wrappers_are_no_part_of_the_layer() {
+        let layer = "blocks.0.self_attn.q";
+        for (prefix, convention, expert) in [
+            ("diffusion_model.transformer_1.", Some(Convention::ComfyUi), Some(Expert::High)),
+            ("diffusion_model.transformer_2.", Some(Convention::ComfyUi), Some(Expert::Low)),
+            ("diffusion_model._orig_mod.", Some(Convention::ComfyUi), None),
+            ("_orig_mod.diffusion_model.", Some(Convention::ComfyUi), None),
+            ("module.", None, None),
+            ("module._orig_mod.", None, None),
+            ("base_model.model._orig_mod.", Some(Convention::Peft), None),
+            ("transformer.base_model.model.", Some(Convention::Diffusers), None),
+        ] {
+            let key = format!("{prefix}{layer}.lora_A.weight");
+            let read = read(&key);
+            assert_eq!((read.convention, read.expert, read.layer), (convention, expert, layer), "{key}");
+        }
+        let fun = read("lora_unet__blocks_0_self_attn_q.lora_down.weight");
+        assert_eq!((fun.convention, fun.layer), (Some(Convention::Kohya), "blocks_0_self_attn_q"));
     }
 
     #[test]
