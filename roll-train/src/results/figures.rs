@@ -98,7 +98,7 @@ pub fn lines(record: &Record, headlines: &[Headline], labels: &SetLabels) -> Vec
         let [before, after] = change.ends();
         let gone = if change.missing > 0 { format!(", {} without a score", change.missing) } else { String::new() };
         let counted = counted(change.clips as u64, "clip");
-        // "+0.200 (95 % +0.156 to +0.245; 24 clips)"; one clip has no interval.
+        // "+0.200 (95 % +0.152 to +0.248; 24 clips)"; one clip has no interval.
         let gain = change.gain.in_words();
         let gain = match gain.strip_suffix(')') {
             Some(interval) => format!("{interval}; {counted}{gone})"),
