@@ -258,7 +258,7 @@ fn over(above: [u8; 4], below: [u8; 4]) -> [u8; 4] {
         (0, _) => return below,
         _ => {}
     }
-    // Weights of both, in 255ths of 255ths.
+    // Weights of both; 255 x 255 is one.
     let (u, v) = (a * 255, (255 - a) * b);
     let mixed = |i: usize| ((u32::from(above[i]) * u + u32::from(below[i]) * v + (u + v) / 2) / (u + v)) as u8;
     [mixed(0), mixed(1), mixed(2), ((u + v + 127) / 255) as u8]

@@ -12,7 +12,7 @@ pub struct Gain {
 }
 
 impl Gain {
-    /// "+0.250 (95 % +0.200 to +0.300)", with more decimals for smaller gains; without an interval if there is none.
+    /// The gain with its interval, if there is one: "+0.250 (95 % +0.200 to +0.300)". Small gains have more decimals.
     pub fn in_words(&self) -> String {
         let Self { mean, ci95: [low, high] } = self;
         let digits = decimals(*mean);
