@@ -159,7 +159,7 @@ fn a_choice_of_a_file_is_replaced_by_unset_and_set() {
     fails(&config(&choice), 2, &["`algo.trained_steps"]);
     let listing = config(&[&choice[..], &["--unset", "algo.trained_steps"]].concat());
     let listing = String::from_utf8(listing.stdout).unwrap();
-    assert!(listing.contains("trained_steps.last: 1") && !listing.contains("leap"), "{listing}");
+    assert!(listing.contains("trained_steps.last:") && !listing.contains("leap"), "{listing}");
 }
 
 #[test]
