@@ -280,6 +280,10 @@ mod tests {
                 "{{ [1, 1e-7, 1e16, 2.0, none, true, 'a', \"it's\", {'k': 'v\n'}] }}",
                 "[1, 1e-07, 1e+16, 2.0, None, True, 'a', \"it's\", {'k': 'v\\n'}]",
             ),
+            (
+                "{{ [none is iterable, missing is iterable, 'a' is iterable, {} is iterable, 1 is iterable] }}",
+                "[False, True, True, True, False]",
+            ),
             ("{{ ('' and 'x') ~ '[' ~ (0 and 1) ~ ']' }}{{ missing and missing + ': ' }}", "[0]"),
             ("{{ {'b': [1], 'a': 'é'} | tojson(sort_keys=true) }}", "{\"a\": \"é\", \"b\": [1]}"),
             ("{{ {'b': [1], 'a': 'é'} | tojson(separators=(',', ':')) }}", "{\"b\":[1],\"a\":\"é\"}"),

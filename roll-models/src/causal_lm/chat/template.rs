@@ -70,6 +70,11 @@ impl Template {
         // In Python texts and objects have a length and items too.
         let is_sequence = |value: &Value| matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map);
         environment.add_test("sequence", is_sequence);
+        // In Python none is not iterable, and an undefined value is an empty sequence.
+        let is_iterable = move |value: &Value| {
+            is_sequence(value) || matches!(value.kind(), ValueKind::Iterable | ValueKind::Undefined)
+        };
+        environment.add_test("iterable", is_iterable);
         environment.add_global(ALWAYS, true);
         let added = environment.add_template_owned(NAME, rewrite(&source));
         added.map_err(|e| format!("the chat template cannot be parsed: {}", chain(&e)))?;
