@@ -292,7 +292,7 @@ mod tests {
                 "{{ {'b': [1, {}], 'a': 1e-7} | tojson(indent=2) }}",
                 "{\n  \"b\": [\n    1,\n    {}\n  ],\n  \"a\": 1e-07\n}",
             ),
-            ("{% generation %}{{ messages[0].reasoning_content }}{% endgeneration %}\r\n.", "hm\n."),
+            ("{% generation %}{{ messages[0].reasoning_content }}{% endgeneration %}\r\n.", "hm."),
             ("{{ messages[0].content is none }} {{ tools is none }} {{ documents is defined }}", "True True True"),
         ] {
             assert_eq!(template(source).render(&[message.clone()], false).unwrap(), expected, "{source}");
