@@ -75,18 +75,18 @@ pub fn merge_lora(
 /// Returns `base` with LoRAs added to its weights whenever they are read, each with its strength: the values of
 /// [`merge_lora`], but that several LoRAs are added before the sum is rounded.
 ///
-/// Fails if a layer of a LoRA is not in the base. Layers of the image encoder's branch, which Wan2.2 does not have and
-/// LoRAs of LightX2V for it do, are left out with a warning.
+/// Fails if a layer of a LoRA is not in the base. With a warning are left out: layers of the image encoder's branch, which
+/// Wan2.2 does not have and LoRAs of LightX2V for it do, and the patch embedding of another number of channels, as in a
+/// distillation of T2V that is used on I2V.
 pub fn merged_on_read(base: Checkpoint, loras: &[(Lora, f64, PathBuf)]) -> Result<Checkpoint, LoraError> {
     let mut all = Vec::new();
     for (lora, strength, path) in loras {
         let options = MergeOptions { strength: *strength, allow_missing: true, ..MergeOptions::default() };
         let deltas = Deltas::find(&base, lora, &options)?;
-        let (image, other): (Vec<&str>, Vec<&str>) = deltas
-            .missing
-            .iter()
-            .map(String::as_str)
-            .partition(|name| name.contains("_img") || name.contains("img_emb"));
+        let (patches, missing): (Vec<&str>, Vec<&str>) =
+            deltas.missing.iter().map(String::as_str).partition(|name| is_patch_embedding(name));
+        let (image, other): (Vec<&str>, Vec<&str>) =
+            missing.into_iter().partition(|name| name.contains("_img") || name.contains("img_emb"));
         if !other.is_empty() {
             let problem = format!(
                 "{} of its layers are not in the base: {}; is it for another model? `roll merge-lora --allow-missing` \
@@ -104,9 +104,22 @@ pub fn merged_on_read(base: Checkpoint, loras: &[(Lora, f64, PathBuf)]) -> Resul
                 some(image, 4)
             );
         }
+        if !patches.is_empty() {
+            tracing::warn!(
+                "{}: its patch embedding has another number of channels than the base's and is left out; the LoRA was made \
+                 for another task (T2V, I2V)",
+                path.display()
+            );
+        }
         all.push(deltas);
     }
     Ok(base.with_change(Arc::new(OnRead(all))))
+}
+
+/// Whether a layer, by its name or with the name of its tensor, is the patch embedding: the one layer whose shape depends
+/// on the task, by the number of channels.
+fn is_patch_embedding(name: &str) -> bool {
+    flat(name).starts_with("patch_embedding")
 }
 
 struct OnRead(Vec<Deltas>);
@@ -220,7 +233,13 @@ impl Deltas {
                 deltas.missing.push(name.clone());
                 continue;
             };
-            check_shape(base, weight, name, layer)?;
+            match check_shape(base, weight, name, layer) {
+                Err(_) if is_patch_embedding(name) => {
+                    deltas.missing.push(name.clone());
+                    continue;
+                }
+                checked => checked?,
+            }
             let scale = (options.strength * layer.scale()) as f32;
             let rank = layer.rank();
             let (up, down) = (layer.up.clone(), layer.down.clone());
@@ -237,7 +256,10 @@ impl Deltas {
                 let Some(tensor) = tensor else { continue };
                 total += 1;
                 match find(name, end).or(whole.filter(|_| end == "weight")) {
-                    Some(key) => deltas.add_whole(base, key, name, tensor, strength)?,
+                    Some(key) => match deltas.add_whole(base, key, name, tensor, strength) {
+                        Err(_) if is_patch_embedding(name) => deltas.missing.push(format!("{name}.{end}")),
+                        added => added?,
+                    },
                     None => deltas.missing.push(format!("{name}.{end}")),
                 }
             }
