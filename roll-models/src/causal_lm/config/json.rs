@@ -371,7 +371,6 @@ pub(super) mod tests {
     #[test]
     fn null_is_an_absent_key_in_every_family() {
         let optional = [
-            "num_key_value_heads",
             "head_dim",
             "hidden_act",
             "hidden_activation",

@@ -132,24 +132,26 @@ fn squared(x: &NdTensor) -> NdTensor {
     NdTensor::from_flat(x.flat().clone() * x.flat().clone(), x.shape())
 }
 
-/// Numbers that are summed one after the other in f32. Longer axes are summed in blocks of [`BLOCK`], and then the sums
-/// of the blocks: the error grows with the number of blocks in a row instead of with the length.
+/// Numbers that are summed one after the other in f32. Longer axes are summed by halves, so that the error grows with the
+/// logarithm of the length.
 const MOST_IN_A_ROW: usize = 1024;
-const BLOCK: usize = 128;
 
 /// The sum over axis 1, which is kept.
 pub(super) fn long_sum(x: Tensor<3>) -> Tensor<3> {
-    let [outer, length, inner] = x.dims();
-    if length <= MOST_IN_A_ROW {
-        return x.sum_dim(1);
+    if x.dims()[1] <= MOST_IN_A_ROW { x.sum_dim(1) } else { by_halves(x, |first, second| first + second) }
+}
+
+/// Combines the entries of axis 1, which is kept, the first half with the second until one is left.
+fn by_halves(mut x: Tensor<3>, combine: impl Fn(Tensor<3>, Tensor<3>) -> Tensor<3>) -> Tensor<3> {
+    while let length @ 2.. = x.dims()[1] {
+        let half = length / 2;
+        let pairs = combine(x.clone().narrow(1, 0, half), x.clone().narrow(1, half, half));
+        x = match length % 2 {
+            0 => pairs,
+            _ => Tensor::cat(vec![pairs, x.narrow(1, 2 * half, 1)], 1),
+        };
     }
-    let blocks = length / BLOCK;
-    let whole = x.clone().narrow(1, 0, blocks * BLOCK).reshape([outer * blocks, BLOCK, inner]);
-    let sum = long_sum(whole.sum_dim(1).reshape([outer, blocks, inner]));
-    match length % BLOCK {
-        0 => sum,
-        rest => sum + x.narrow(1, blocks * BLOCK, rest).sum_dim(1),
-    }
+    x
 }
 
 /// The mean over axis 1, which is kept.
@@ -161,16 +163,8 @@ pub(super) fn long_mean(x: Tensor<3>) -> Tensor<3> {
 }
 
 /// The product over axis 1, which is kept. Halves are multiplied, so that the gradient divides by nothing.
-fn product(mut x: Tensor<3>) -> Tensor<3> {
-    while let length @ 2.. = x.dims()[1] {
-        let half = length / 2;
-        let pairs = x.clone().narrow(1, 0, half) * x.clone().narrow(1, half, half);
-        x = match length % 2 {
-            0 => pairs,
-            _ => Tensor::cat(vec![pairs, x.narrow(1, 2 * half, 1)], 1),
-        };
-    }
-    x
+fn product(x: Tensor<3>) -> Tensor<3> {
+    by_halves(x, |first, second| first * second)
 }
 
 /// The square root of a sum of squares, and where it is 0. The gradient there is 0, where that of a square root alone
