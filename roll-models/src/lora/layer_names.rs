@@ -17,6 +17,15 @@ pub(super) fn official(layer: &str) -> String {
     renamed(layer, Direction::ToOfficial)
 }
 
+/// As [`official`], also of a name with dots in place of underscores, as musubi-tuner's converter writes them
+/// (`text.embedding.0`, `cross_attn.k.img`).
+pub(super) fn dotted(layer: &str) -> String {
+    match official(layer) {
+        name if name == layer => unflatten(&flat(layer)).unwrap_or(name),
+        name => name,
+    }
+}
+
 /// Returns the official name of a parameter that is neither a weight nor a bias (`blocks.0.modulation`). An unknown
 /// name is returned unchanged.
 pub(super) fn parameter(key: &str) -> String {
@@ -79,6 +88,15 @@ mod tests {
         }
         assert_eq!(unflatten("blocks_3_cross_attn_k_img").unwrap(), "blocks.3.cross_attn.k_img");
         assert_eq!(unflatten("blocks_x_cross_attn_k_img"), None);
+        for (name, expected) in [
+            ("text.embedding.0", "text_embedding.0"),
+            ("time.projection.1", "time_projection.1"),
+            ("blocks.3.cross.attn.k.img", "blocks.3.cross_attn.k_img"),
+            ("blocks.3.attn1.to_q", "blocks.3.self_attn.q"),
+            ("model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.q_proj"),
+        ] {
+            assert_eq!(dotted(name), expected);
+        }
         assert_eq!(unflatten("single_blocks_3_linear1"), None);
     }
 

@@ -230,7 +230,7 @@ impl RawAdapter {
                 }
                 key.layer.into()
             }),
-            _ => layer_names::official(key.layer),
+            _ => layer_names::dotted(key.layer),
         };
         let layer = self.layers.entry(official.clone()).or_default();
         layer.name = key.layer.into();

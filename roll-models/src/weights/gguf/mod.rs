@@ -17,8 +17,8 @@ use roll_external::files;
 
 use super::WeightsError;
 
-/// Greatest number of dimensions of a tensor.
-const MAX_RANK: u32 = 4;
+/// Greatest number of dimensions of a tensor: ggml has four, files of video models for stable-diffusion.cpp five.
+const MAX_RANK: u32 = 5;
 /// Alignment of the data in bytes, if the file has no `general.alignment`.
 const ALIGNMENT: u64 = 32;
 /// Least bytes of a tensor in the header: length of its name, rank, a dimension (a model's tensors have one), type,
