@@ -479,7 +479,10 @@ fn outputs_that_nothing_reads_do_not_matter() {
     let file = ["s", "b", "m", "v"].into_iter().fold(File::new(9, &[1, 1, 2]), one);
     let names = ["y", "m2", "v2", "m3", "v3"];
     let file = file.nodes("BatchNormalization", &["x", "s", "b", "m", "v"], &names, vec![float("epsilon", 0.)]);
-    check(file, &[1., 3.], &[1, 1, 2], &[1., 3.], &[1, 1, 2]);
+    // Not beside ONNX Runtime, which before operator set 14 takes five outputs for training and ignores the stored
+    // statistics.
+    let value = file.open().unwrap().run(&tensor(&[1., 3.], &[1, 1, 2])).unwrap();
+    close(&host(&value[0]), &[1., 3.], 1e-6);
     // An output that is read is refused, and named by its place.
     let file = File::new(10, &[1, 4]).nodes("Dropout", &["x"], &["a", "y"], vec![]);
     assert!(file.open().unwrap_err().to_string().contains("its output 2 is read"));
