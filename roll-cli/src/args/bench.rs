@@ -27,7 +27,7 @@ pub struct Bench {
     /// Eight-bit format of the matrices of the transformer's blocks, int8 or fp8, as with `model.weights_dtype`.
     #[arg(long, value_name = "FORMAT", value_parser = eight_bits)]
     pub weights_dtype: Option<EightBits>,
-    /// Dtype of the VAE's decoder, f32 or bf16. Default: as in runs, bf16 on GPUs that have it.
+    /// Dtype of the VAE's decoder, f32 or bf16. Default: as in runs, bf16 on `libtorch-cuda`, else f32.
     #[arg(long, value_name = "DTYPE", value_parser = f32_or_bf16)]
     pub vae_dtype: Option<DType>,
     /// Caches that the decoder's pull keeps between chunks (`model.vae_checkpoints`). Default: all on GPUs, 4 on the

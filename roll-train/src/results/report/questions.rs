@@ -216,7 +216,7 @@ fn warms_up(run: &RunFiles) -> bool {
     has_warmup && run.number("training.warmup_steps").is_some_and(|warmup| run.steps().0 as f64 <= warmup)
 }
 
-/// ", a 150th of the difference between clips"; empty where clips do not differ.
+/// ", 1/150 of the difference between clips"; empty where clips do not differ.
 fn against_spread(change: &Change) -> String {
     let ratio = change.spread / change.gain.mean.abs();
     if ratio.is_finite() && ratio >= 2.0 {
