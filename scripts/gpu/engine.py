@@ -310,6 +310,9 @@ class Run:
         except Exception as error:
             known = isinstance(error, Failed)
             said, verdict = str(error) if known else f"{type(error).__name__}: {error}", "FAILED"
+            if now() >= self.end:
+                # The limit of the whole run stopped it: that is no fault of the part.
+                said, verdict = f"the run's time was over; {said}", "SKIPPED"
             if not known:
                 self.log(traceback.format_exc())
         seconds = now() - start
