@@ -5,8 +5,8 @@
 
 Every algorithm runs for two steps on one rank and on two, on networks that `roll init-tiny` of BEFORE writes and on the
 built-in world of agents. What a build chooses by itself (learning rates) is set, so that a changed default is no
-difference. Compared are all weight files of the last checkpoint, tensor by tensor, and the metrics without times. Prints
-a line for each run; ends with 1 if one differs. Needs ffmpeg.
+difference. Compared are all weight files of the last checkpoint, tensor by tensor, and the metrics without times.
+Prints a line for each run; ends with 1 if one differs. Needs ffmpeg.
 """
 
 import argparse
@@ -109,7 +109,8 @@ def make_world(roll, directory):
 
 def train(roll, directory, out, algorithm, settings, backend):
     model = "causal_lm" if algorithm in ("agentic_ppo", "sft") else "wan2_2"
-    command = [roll, "run", "-q", "--algo", algorithm, "--model", model, "--out", out, "--steps", "2", "--backend", backend]
+    command = [roll, "run", "-q", "--algo", algorithm, "--model", model, "--out", out, "--steps", "2"]
+    command += ["--backend", backend]
     command += [word for setting in settings for word in ("--set", setting)]
     return subprocess.run(command, cwd=directory, capture_output=True, text=True)
 
