@@ -23,8 +23,8 @@ const MAX_OGG_PAGE: u64 = 27 + 255 + 255 * 255;
 pub(crate) fn check(path: &Path, container: Container) -> Result<()> {
     let check = match container {
         Container::Mp4 => |file: File, _: u64| check_layout(file),
-        Container::OtherVideo(_) => check_stream,
-        _ => return Ok(()),
+        Container::OtherVideo(_) | Container::Animation(_) | Container::Picture => check_stream,
+        Container::OtherPicture(..) | Container::Unknown => return Ok(()),
     };
     let file = files::open(path).map_err(Error::file("read", path))?;
     let length = file.metadata().map_err(Error::file("read", path))?.len();
@@ -39,12 +39,13 @@ fn check_stream(file: File, length: u64) -> std::result::Result<(), String> {
     }
     let needed = match &head {
         [0x1a, 0x45, 0xdf, 0xa3, ..] => matroska_end(&mut file, length),
+        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P'] => webp_end(&mut file, length)?,
         [b'R', b'I', b'F', b'F', a, b, c, d, ..] => match u32::from_le_bytes([*a, *b, *c, *d]) {
             0 | u32::MAX => None, // written as a stream
             size => Some(8 + u64::from(size)),
         },
         [b'O', b'g', b'g', b'S', ..] => ogg_end(&mut file, length),
-        [b'G', ..] => transport_end(&mut file, length),
+        [b'G', ..] => transport_end(&mut file, length)?,
         [b'F', b'L', b'V', ..] => flv_end(&mut file, length)?,
         _ => None,
     };
@@ -137,18 +138,45 @@ fn flv_end(file: &mut (impl Read + Seek), length: u64) -> std::result::Result<Op
 }
 
 /// Where the last packet of an MPEG transport stream ends (ISO/IEC 13818-1, 2.4.3), if packets follow each other without
-/// gaps from the start to the end.
-fn transport_end(file: &mut (impl Read + Seek), length: u64) -> Option<u64> {
+/// gaps at the start and at the end. Fails if one between them does not begin as a packet: decoders pass over it.
+fn transport_end(file: &mut (impl Read + Seek), length: u64) -> std::result::Result<Option<u64>, String> {
     let last = length / TRANSPORT_PACKET * TRANSPORT_PACKET;
-    let mut sync = [0];
-    for packet in [last.checked_sub(TRANSPORT_PACKET)?, last] {
-        file.seek(SeekFrom::Start(packet)).ok()?;
-        file.read_exact(&mut sync).ok()?;
-        if sync != *b"G" {
-            return None;
+    let mut is_packet = |at: u64| {
+        let mut sync = [0];
+        file.seek(SeekFrom::Start(at)).and_then(|_| file.read_exact(&mut sync)).is_ok() && sync == *b"G"
+    };
+    if last < TRANSPORT_PACKET || !is_packet(last - TRANSPORT_PACKET) || (length > last && !is_packet(last)) {
+        return Ok(None);
+    }
+    file.rewind().map_err(|error| error.to_string())?;
+    let mut packet = [0; TRANSPORT_PACKET as usize];
+    for at in (0..last).step_by(packet.len()) {
+        file.read_exact(&mut packet).map_err(|error| error.to_string())?;
+        if packet[0] != b'G' {
+            return Err(format!("it is damaged: no packet begins at byte {at}"));
         }
     }
-    Some(last + TRANSPORT_PACKET)
+    Ok((length > last).then_some(last + TRANSPORT_PACKET))
+}
+
+/// Where the chunks of a WebP file end (RFC 9649, 2.3 and 2.4). Fails if one of them has no name: readers take what stands
+/// before it as the whole.
+fn webp_end(file: &mut (impl Read + Seek), length: u64) -> std::result::Result<Option<u64>, String> {
+    let mut head = [0; 8];
+    let failed = |error: std::io::Error| error.to_string();
+    file.seek(SeekFrom::Start(4)).and_then(|_| file.read_exact(&mut head)).map_err(failed)?;
+    let end = 8 + u64::from(u32::from_le_bytes([head[0], head[1], head[2], head[3]]));
+    let mut at = 12;
+    while at + 8 <= end.min(length) {
+        file.seek(SeekFrom::Start(at)).and_then(|_| file.read_exact(&mut head)).map_err(failed)?;
+        let [name @ .., a, b, c, d] = head;
+        if !name.iter().all(|byte| (b' '..=b'~').contains(byte)) {
+            return Err(format!("it is damaged: no chunk begins at byte {at}"));
+        }
+        let size = u64::from(u32::from_le_bytes([a, b, c, d]));
+        at += 8 + size + size % 2;
+    }
+    Ok(Some(end))
 }
 
 #[cfg(test)]
@@ -189,9 +217,21 @@ mod tests {
         let mut stream = vec![0; 3 * 188];
         (0..3).for_each(|packet| stream[188 * packet] = b'G');
         let end = |bytes: &[u8]| transport_end(&mut Cursor::new(bytes), bytes.len() as u64);
-        assert_eq!((end(&stream), end(&stream[..400])), (None, Some(564)));
+        assert_eq!((end(&stream), end(&stream[..400])), (Ok(None), Ok(Some(564))));
+        stream[188] = 0;
+        assert!(end(&stream).unwrap_err().contains("byte 188"));
         stream.extend(b"text behind it");
-        assert_eq!(end(&stream), None);
+        assert_eq!(end(&stream), Ok(None));
+    }
+
+    #[test]
+    fn webp_ends_with_its_last_chunk() {
+        let file = [b"RIFF\x1a\0\0\0WEBPVP8X\x03\0\0\0abc\0ANIM\x02\0\0\0xy".as_slice()].concat();
+        let end = |bytes: &[u8]| webp_end(&mut Cursor::new(bytes), bytes.len() as u64);
+        assert_eq!((end(&file), end(&file[..20])), (Ok(Some(34)), Ok(Some(34))));
+        let mut damaged = file;
+        damaged[24..28].fill(0);
+        assert!(end(&damaged).unwrap_err().contains("byte 24"));
     }
 
     #[test]

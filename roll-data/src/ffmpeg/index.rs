@@ -51,9 +51,10 @@ fn begins_open(packets: &Value) -> bool {
     !has_flag(first, 'K') || packets.any(is_before)
 }
 
-/// The number of packets or frames that are not marked as discarded, and the seconds that they cover, if known.
+/// The number of packets or frames that are not marked as discarded, and the seconds that they cover, if known. A last one
+/// without a duration lasts as long as the others do on average.
 fn shown(packets: &Value) -> (usize, Option<f64>) {
-    let (mut frames, mut first, mut last) = (0, f64::INFINITY, f64::NEG_INFINITY);
+    let (mut frames, mut first, mut last, mut duration) = (0, f64::INFINITY, f64::NEG_INFINITY, None);
     for packet in packets.as_array().into_iter().flatten() {
         if has_flag(packet, 'D') {
             continue;
@@ -61,10 +62,14 @@ fn shown(packets: &Value) -> (usize, Option<f64>) {
         frames += 1;
         if let Some(from) = second(packet, &["pts_time", "best_effort_timestamp_time"]) {
             first = first.min(from);
-            last = last.max(from + second(packet, &["duration_time", "pkt_duration_time"]).unwrap_or(0.0));
+            if from >= last {
+                last = from;
+                duration = second(packet, &["duration_time", "pkt_duration_time"]);
+            }
         }
     }
-    let seconds = last - first;
+    let between = last - first;
+    let seconds = between + duration.unwrap_or(between / (frames as f64 - 1.0));
     (frames, (seconds.is_finite() && seconds > 0.0).then_some(seconds))
 }
 
@@ -82,6 +87,11 @@ mod tests {
         assert_eq!(shown(&packets.to_vec().into()), (3, Some(1.5)));
         let packets = serde_json::json!([{"flags": "K"}, {"flags": "_"}]);
         assert_eq!(shown(&packets), (2, None));
+        // As of FLV, MPEG program streams and WMV.
+        let packets = serde_json::json!([{"pts_time": "0"}, {"pts_time": "0.2"}, {"pts_time": "0.1"}]);
+        assert_eq!(shown(&packets).0, 3);
+        assert!((shown(&packets).1.unwrap() - 0.3).abs() < 1e-12);
+        assert_eq!(shown(&serde_json::json!([{"pts_time": "0"}])), (1, None));
     }
 
     #[test]
