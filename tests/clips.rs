@@ -127,12 +127,13 @@ const COUNTERCLOCKWISE: Option<[i32; 4]> = Some([0, -1, 1, 0]);
 const UPSIDE_DOWN: Option<[i32; 4]> = Some([-1, 0, 0, -1]);
 const MIRRORED: Option<[i32; 4]> = Some([-1, 0, 0, 1]);
 
-const FORMATS: [Format; 35] = [
+const FORMATS: [Format; 37] = [
     ("h264.mp4", "", "-c:v libx264 -pix_fmt yuv420p", None),
     ("h264.mkv", "", "-c:v libx264 -pix_fmt yuv420p", None),
     ("h264.mov", "", "-c:v libx264 -pix_fmt yuv420p", None),
     ("h264.avi", "", "-c:v libx264 -pix_fmt yuv420p -bf 0", None),
     ("h264.ts", "", "-c:v libx264 -pix_fmt yuv420p", None),
+    ("h264.m2ts", "", "-c:v libx264 -pix_fmt yuv420p -f mpegts -mpegts_m2ts_mode 1", None),
     ("h264.flv", "", "-c:v libx264 -pix_fmt yuv420p", None),
     ("h264-fragments.mp4", "", "-c:v libx264 -pix_fmt yuv420p -movflags frag_keyframe+empty_moov", None),
     ("h264-422.mp4", "", "-c:v libx264 -pix_fmt yuv422p", None),
@@ -155,6 +156,7 @@ const FORMATS: [Format; 35] = [
     ("vp8.webm", "", "-c:v libvpx -b:v 1M -pix_fmt yuv420p", None),
     ("vp9.webm", "", "-c:v libvpx-vp9 -b:v 1M -pix_fmt yuv420p", None),
     ("av1.mp4", "", "-c:v libaom-av1 -cpu-used 8 -pix_fmt yuv420p", None),
+    ("av1.avif", "", "-c:v libaom-av1 -cpu-used 8 -pix_fmt yuv420p", None),
     ("mpeg4.avi", "", "-c:v mpeg4 -q:v 2 -pix_fmt yuv420p", None),
     ("mpeg2.mpg", "", "-c:v mpeg2video -r 25 -q:v 2 -pix_fmt yuv420p", None),
     ("motion-jpeg.avi", "", "-c:v mjpeg -q:v 2 -pix_fmt yuvj420p", None),
@@ -183,8 +185,8 @@ fn turn(path: &Path, matrix: [i32; 4]) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// Forty clips: as in [`FORMATS`], then five that are broken or without a face, whose names are returned too.
-fn forty_clips(world: &World) -> [&'static str; 5] {
+/// Clips as in [`FORMATS`], then five that are broken or without a face, whose names are returned too.
+fn clips_of_every_format(world: &World) -> [&'static str; 5] {
     let people = Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/assets/clips/train");
     let directory = world.path("clips");
     std::fs::create_dir(&directory).unwrap();
@@ -224,10 +226,10 @@ fn clips_without_a_face_are_skipped_and_counted() {
         roll_testing::skip!("ffmpeg and ffprobe are not in the PATH", needs = "ffmpeg");
     }
     let world = World::new(0);
-    let bad = forty_clips(&world);
+    let bad = clips_of_every_format(&world);
     // Files of the same stem share a caption.
     let clips = std::fs::read_dir(world.path("clips")).unwrap().flatten();
-    assert_eq!(clips.filter(|clip| clip.path().extension().is_none_or(|e| e != "txt")).count(), 40);
+    assert_eq!(clips.filter(|clip| clip.path().extension().is_none_or(|e| e != "txt")).count(), FORMATS.len() + 5);
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/assets");
     let at = |key: &str, path: &str| format!("{key}={}", demo.join(path).display());
     let mut settings: Vec<String> = vec![
@@ -241,7 +243,7 @@ fn clips_without_a_face_are_skipped_and_counted() {
         "reward.name=insightface",
         "reward.det_size=64",
         "reward.undetected=reference_landmarks",
-        "training.per_device_train_batch_size=4",
+        "training.per_device_train_batch_size=6",
         "training.learning_rate=1e-5",
         "data.metadata=clips",
         "data.on_bad_sample=skip",
@@ -251,7 +253,7 @@ fn clips_without_a_face_are_skipped_and_counted() {
         "sample_steps=0",
     ];
     settings.extend(own.map(String::from));
-    let arguments: Vec<String> = ["run", "--out", "run", "--steps", "10"].map(String::from).into();
+    let arguments: Vec<String> = ["run", "--out", "run", "--steps", "7"].map(String::from).into();
     let arguments = [arguments, set(&settings.iter().map(String::as_str).collect::<Vec<_>>())].concat();
     let output = world.roll(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
     let log = stderr_text(&output);
@@ -270,14 +272,14 @@ fn clips_without_a_face_are_skipped_and_counted() {
     let arguments = [inspect, set(&faces)].concat();
     let summary: Value =
         serde_json::from_str(&world.done(&arguments.iter().map(String::as_str).collect::<Vec<_>>())).unwrap();
-    assert_eq!((&summary["clips"], &summary["usable"]), (&40.into(), &35.into()), "{summary}");
+    assert_eq!((&summary["clips"], &summary["usable"]), (&42.into(), &37.into()), "{summary}");
     assert_eq!(summary["left_out"].as_array().unwrap().len(), 5);
     assert!(
         summary["formats"]["Matroska or WebM"].as_u64().unwrap() >= 6
             && summary["taken"]["9 frames of 64x64"] != Value::Null
     );
     let sum = |name: &str| world.metrics("run").iter().filter_map(|row| row[name].as_f64()).sum::<f64>();
-    assert_eq!((sum("actor/samples"), sum("actor/skipped"), sum("data/skipped")), (35.0, 2.0, 3.0));
+    assert_eq!((sum("actor/samples"), sum("actor/skipped"), sum("data/skipped")), (37.0, 2.0, 3.0));
 }
 
 #[test]

@@ -14,24 +14,27 @@ use crate::mp4::check_layout;
 const MAX_ELEMENTS: usize = 1 << 22;
 /// The id of the element that holds all others of a Matroska file.
 const SEGMENT: u64 = 0x1853_8067;
-/// Length of a packet of an MPEG transport stream.
+/// Lengths of a packet of an MPEG transport stream and, in M2TS, of the time before it.
 const TRANSPORT_PACKET: u64 = 188;
+const M2TS_TIME: u64 = 4;
 /// Maximum length of an Ogg page.
 const MAX_OGG_PAGE: u64 = 27 + 255 + 255 * 255;
 
 /// Fails if the file is cut off, by the sizes in its container. A stream without sizes passes: decoding it tells.
 pub(crate) fn check(path: &Path, container: Container) -> Result<()> {
-    let check = match container {
-        Container::Mp4 => |file: File, _: u64| check_layout(file),
-        Container::OtherVideo(_) | Container::Animation(_) | Container::Picture => check_stream,
-        Container::OtherPicture(..) | Container::Unknown => return Ok(()),
-    };
+    if matches!(container, Container::OtherPicture(..) | Container::Unknown) {
+        return Ok(());
+    }
     let file = files::open(path).map_err(Error::file("read", path))?;
     let length = file.metadata().map_err(Error::file("read", path))?.len();
-    check(file, length).map_err(|problem| Error::bad_file(path, problem))
+    let checked = match container {
+        Container::Mp4 => check_layout(file),
+        _ => check_stream(file, length, container),
+    };
+    checked.map_err(|problem| Error::bad_file(path, problem))
 }
 
-fn check_stream(file: File, length: u64) -> std::result::Result<(), String> {
+fn check_stream(file: File, length: u64, container: Container) -> std::result::Result<(), String> {
     let mut file = BufReader::new(file);
     let mut head = [0; 12];
     if file.read_exact(&mut head).and_then(|()| file.rewind()).is_err() {
@@ -45,7 +48,10 @@ fn check_stream(file: File, length: u64) -> std::result::Result<(), String> {
             size => Some(8 + u64::from(size)),
         },
         [b'O', b'g', b'g', b'S', ..] => ogg_end(&mut file, length),
-        [b'G', ..] => transport_end(&mut file, length)?,
+        [b'G', ..] => transport_end(&mut file, length, 0)?,
+        [_, _, _, _, b'G', ..] if container == Container::OtherVideo("MPEG") => {
+            transport_end(&mut file, length, M2TS_TIME)?
+        }
         [b'F', b'L', b'V', ..] => flv_end(&mut file, length)?,
         _ => None,
     };
@@ -138,25 +144,27 @@ fn flv_end(file: &mut (impl Read + Seek), length: u64) -> std::result::Result<Op
 }
 
 /// Where the last packet of an MPEG transport stream ends (ISO/IEC 13818-1, 2.4.3), if packets follow each other without
-/// gaps at the start and at the end. Fails if one between them does not begin as a packet: decoders pass over it.
-fn transport_end(file: &mut (impl Read + Seek), length: u64) -> std::result::Result<Option<u64>, String> {
-    let last = length / TRANSPORT_PACKET * TRANSPORT_PACKET;
+/// gaps at the start and at the end; `before` bytes precede each. Fails if one between them does not begin as a packet:
+/// decoders pass over it.
+fn transport_end(file: &mut (impl Read + Seek), length: u64, before: u64) -> std::result::Result<Option<u64>, String> {
+    let each = before + TRANSPORT_PACKET;
+    let last = length / each * each;
     let mut is_packet = |at: u64| {
         let mut sync = [0];
-        file.seek(SeekFrom::Start(at)).and_then(|_| file.read_exact(&mut sync)).is_ok() && sync == *b"G"
+        file.seek(SeekFrom::Start(at + before)).and_then(|_| file.read_exact(&mut sync)).is_ok() && sync == *b"G"
     };
-    if last < TRANSPORT_PACKET || !is_packet(last - TRANSPORT_PACKET) || (length > last && !is_packet(last)) {
+    if last < each || !is_packet(last - each) || (length > last && !is_packet(last)) {
         return Ok(None);
     }
     file.rewind().map_err(|error| error.to_string())?;
-    let mut packet = [0; TRANSPORT_PACKET as usize];
+    let mut packet = vec![0; each as usize];
     for at in (0..last).step_by(packet.len()) {
         file.read_exact(&mut packet).map_err(|error| error.to_string())?;
-        if packet[0] != b'G' {
+        if packet[before as usize] != b'G' {
             return Err(format!("it is damaged: no packet begins at byte {at}"));
         }
     }
-    Ok((length > last).then_some(last + TRANSPORT_PACKET))
+    Ok((length > last).then_some(last + each))
 }
 
 /// Where the chunks of a WebP file end (RFC 9649, 2.3 and 2.4). Fails if one of them has no name: readers take what stands
@@ -214,14 +222,17 @@ mod tests {
 
     #[test]
     fn transport_stream_ends_after_a_whole_packet() {
-        let mut stream = vec![0; 3 * 188];
-        (0..3).for_each(|packet| stream[188 * packet] = b'G');
-        let end = |bytes: &[u8]| transport_end(&mut Cursor::new(bytes), bytes.len() as u64);
-        assert_eq!((end(&stream), end(&stream[..400])), (Ok(None), Ok(Some(564))));
-        stream[188] = 0;
-        assert!(end(&stream).unwrap_err().contains("byte 188"));
-        stream.extend(b"text behind it");
-        assert_eq!(end(&stream), Ok(None));
+        for before in [0, 4] {
+            let each = 188 + before;
+            let mut stream = vec![0; 3 * each];
+            (0..3).for_each(|packet| stream[each * packet + before] = b'G');
+            let end = |bytes: &[u8]| transport_end(&mut Cursor::new(bytes), bytes.len() as u64, before as u64);
+            assert_eq!((end(&stream), end(&stream[..400])), (Ok(None), Ok(Some(3 * each as u64))));
+            stream[each + before] = 0;
+            assert!(end(&stream).unwrap_err().contains(&format!("byte {each}")));
+            stream.extend(b"text behind it");
+            assert_eq!(end(&stream), Ok(None));
+        }
     }
 
     #[test]

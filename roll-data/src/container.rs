@@ -7,8 +7,9 @@ use std::path::Path;
 use roll_core::{Error, Result};
 use roll_external::files;
 
-/// Bytes of a file's start that are read: up to the second sync byte (`G`) of an MPEG transport stream, at 188.
-const HEAD_BYTES: u64 = 189;
+/// Bytes of a file's start that are read: up to the second sync byte (`G`) of an MPEG transport stream, at 188 or, where a
+/// time of 4 bytes precedes each packet, at 196.
+const HEAD_BYTES: u64 = 197;
 
 /// The kind of a file, by the reader that it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +57,12 @@ pub(crate) fn is_picture(path: &Path) -> bool {
     FileHead::read(path).is_ok_and(is_picture)
 }
 
+/// Whether a picture has several frames.
+pub(crate) fn is_animated(path: &Path) -> bool {
+    let is_animated = |head: FileHead| matches!(head.container(), Container::Animation(_) | Container::OtherVideo(_));
+    FileHead::read(path).is_ok_and(is_animated)
+}
+
 /// The first bytes of a file.
 pub(crate) struct FileHead {
     bytes: Vec<u8>,
@@ -87,7 +94,11 @@ impl FileHead {
 
     pub fn container(&self) -> Container {
         let at = |offset, tag: &[u8]| self.at(offset, tag);
-        if at(4, b"ftypavi") || [b"heic", b"heix", b"mif1", b"msf1"].iter().any(|tag| at(4, b"ftyp") && at(8, *tag)) {
+        // A sequence of pictures, whose frames are a track.
+        if at(4, b"ftyp") && [b"avis", b"msf1", b"hevc", b"hevx"].iter().any(|tag| at(8, *tag)) {
+            return Container::OtherVideo("animated AVIF or HEIF");
+        }
+        if at(4, b"ftypavif") || [b"heic", b"heix", b"mif1"].iter().any(|tag| at(4, b"ftyp") && at(8, *tag)) {
             return Container::OtherPicture("AVIF or HEIF", None);
         }
         if [b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp"].iter().any(|tag| at(4, *tag)) {
@@ -118,7 +129,8 @@ impl FileHead {
         if at(0, b"RIFF") && at(8, b"AVI ") {
             return Container::OtherVideo("AVI");
         }
-        if at(0, b"\x00\x00\x01\xba") || at(0, b"\x00\x00\x01\xb3") || (at(0, b"G") && at(188, b"G")) {
+        let is_transport_stream = (at(0, b"G") && at(188, b"G")) || (at(4, b"G") && at(196, b"G"));
+        if at(0, b"\x00\x00\x01\xba") || at(0, b"\x00\x00\x01\xb3") || is_transport_stream {
             return Container::OtherVideo("MPEG");
         }
         // FLV, Ogg, ASF, raw H.264, IVF.

@@ -56,6 +56,17 @@ impl Orientation {
         Picture { width, height, rgb }
     }
 
+    /// As this one, then turned against the clock by quarters.
+    pub fn turned_left(self, quarters: u8) -> Self {
+        Self { quarters: (self.quarters + 4 - quarters % 4) % 4, ..self }
+    }
+
+    /// As this one, then mirrored: left and right are exchanged, or top and bottom.
+    pub fn then_mirrored(self, left_and_right: bool) -> Self {
+        let turned = (4 - self.quarters) % 4;
+        Self { mirrored: !self.mirrored, quarters: if left_and_right { turned } else { (turned + 2) % 4 } }
+    }
+
     /// The orientation that EXIF data (a TIFF file) specifies, if it specifies one and is valid. In WebP and PNG some
     /// programs write it with the prefix that it has in JPEG.
     pub fn from_exif(exif: &[u8]) -> Option<Self> {

@@ -15,6 +15,7 @@ use crate::config::Decoder;
 use crate::container::{Container, FileHead};
 use crate::ffmpeg::{self, Failure};
 use crate::jpeg;
+use crate::mp4::heif;
 use crate::orientation::Orientation;
 use crate::picture::{Picture, check_size};
 use crate::tiff::Tiff;
@@ -40,6 +41,7 @@ pub(crate) fn read_picture(path: &Path, decoder: Decoder) -> Result<Picture, Str
             let format = if let Container::OtherPicture(_, format) = other { format } else { None };
             let orientation = match other {
                 Container::OtherPicture("TIFF", _) => Some(check_tiff(path)?),
+                Container::OtherPicture("AVIF or HEIF", _) => files::open(path).ok().and_then(heif::orientation),
                 _ => None,
             };
             ffmpeg::picture(path, format, orientation).map_err(|failure| match failure {

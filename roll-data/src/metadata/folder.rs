@@ -6,15 +6,18 @@ use roll_core::{Error, Result};
 
 use super::{MAX_PROMPT_BYTES, MetadataRow, text_of};
 use crate::config::OnBadSample;
+use crate::container::is_animated;
 use crate::read::is_resource_fork;
 
 /// Maximum number of missing prompt files that an error names.
 const MAX_NAMES_IN_ERROR: usize = 5;
 /// File extensions of clips.
-const VIDEOS: [&str; 18] = [
+const VIDEOS: [&str; 21] = [
     "mp4", "m4v", "mov", "mkv", "webm", "avi", "gif", "mpg", "mpeg", "ts", "m2ts", "flv", "wmv", "ogv", "3gp", "mxf",
-    "vob", "mts",
+    "vob", "mts", "asf", "f4v", "dv",
 ];
+/// File extensions of pictures that are clips if they are animated.
+const PICTURES: [&str; 5] = ["webp", "png", "apng", "avif", "heif"];
 
 /// Metadata tables that an error points to if the directory has one.
 const TABLES: [&str; 4] = ["metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.json"];
@@ -26,7 +29,9 @@ pub(super) fn videos(directory: &Path) -> Result<Vec<PathBuf>> {
     for entry in std::fs::read_dir(directory).map_err(Error::file("list", directory))? {
         let path = entry.map_err(Error::file("list", directory))?.path();
         let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase()).unwrap_or_default();
-        if VIDEOS.contains(&extension.as_str()) && path.is_file() && !is_resource_fork(&path) {
+        let extension = extension.as_str();
+        let may_be = VIDEOS.contains(&extension) || (PICTURES.contains(&extension) && is_animated(&path));
+        if may_be && path.is_file() && !is_resource_fork(&path) {
             videos.push(path);
         }
     }

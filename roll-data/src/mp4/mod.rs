@@ -1,10 +1,11 @@
-//! H.264 in MP4: reading and writing.
+//! H.264 in MP4: reading and writing; what the same boxes say of pictures.
 //!
 //! The container is parsed here because existing crates index tables by numbers from the file without checks, so that a
 //! hostile file causes a panic or unbounded allocation.
 
 mod bits;
 mod boxes;
+pub(crate) mod heif;
 mod reader;
 mod sps;
 mod tables;
