@@ -95,9 +95,19 @@ impl Split {
 /// # }
 /// ```
 pub trait Environment: Send {
-    /// Chooses the set of the next start; called before each `reset`. Seeds of validations differ from those of training
-    /// anyway: only an environment with a finite set of starts, such as the rows of a file, must keep the two apart.
-    fn enter(&mut self, _split: Split) -> Result<()> {
+    /// Chooses the set of the next start, and says which group of episodes it is; called before each `reset`. Seeds of
+    /// validations differ from those of training anyway: only an environment with a finite set of starts, such as the
+    /// rows of a file, must keep the two apart.
+    ///
+    /// `number` counts the groups of all steps and ranks from 0: an environment that plays n rows in their order takes row
+    /// `number % n`, and is in epoch `number / n`. Each validation counts from 0.
+    fn enter(&mut self, _split: Split, _number: u64) -> Result<()> {
+        Ok(())
+    }
+
+    /// The episode is over, for whatever reason: the environment ended it, the agent used up its turns or tokens, or it
+    /// failed. Called once for each `reset`.
+    fn leave(&mut self) -> Result<()> {
         Ok(())
     }
 

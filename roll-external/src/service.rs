@@ -16,6 +16,8 @@ use roll_core::{Error, Result, check_seconds};
 const PAUSE: Duration = Duration::from_millis(500);
 /// Minimum delay before a retry.
 const LEAST_PAUSE: Duration = Duration::from_millis(20);
+/// How long a connection waits for another request where a repeated one does no harm.
+pub const IDLE_LIMIT: Duration = Duration::from_secs(15);
 /// Maximum number of bytes of an invalid answer that an error quotes.
 const QUOTED: usize = 300;
 
@@ -30,9 +32,9 @@ pub struct ServiceOptions<'a> {
     pub token_env: Option<&'a str>,
     /// Seconds that a request may take with its answer.
     pub timeout: f64,
-    /// Whether a connection serves several requests. One that the service closed in the meantime fails after the
-    /// request was sent, so that it is unknown whether it arrived.
-    pub keeps_connections: bool,
+    /// How long a connection waits for another request; `None`: it serves one. One that the service closed in the
+    /// meantime fails after the request was sent, so that it is unknown whether it arrived.
+    pub keeps_connections: Option<Duration>,
 }
 
 /// A service.
@@ -75,9 +77,10 @@ impl Service {
             // Answers of any status are looked at here.
             .http_status_as_error(false)
             .max_redirects(0);
-        if !keeps_connections {
-            builder = builder.max_idle_connections(0);
-        }
+        builder = match keeps_connections {
+            Some(limit) => builder.max_idle_age(limit),
+            None => builder.max_idle_connections(0),
+        };
         Ok(Self { section: section.into(), url: url.into(), agent: builder.build().into(), authorization })
     }
 
@@ -269,7 +272,7 @@ mod tests {
             url: "http://127.0.0.1:1/",
             token_env: None,
             timeout: 1.0,
-            keeps_connections: false,
+            keeps_connections: None,
         };
         change(&mut options);
         Service::new(options).map(drop).unwrap_err().to_string()

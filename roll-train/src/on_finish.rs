@@ -56,7 +56,8 @@ impl OnFinish {
         let mut group = ChildGroup::spawn(&mut command).map_err(|e| format!("cannot be started: {e}"))?;
         if let Some(mut stdin) = group.child().stdin.take() {
             // A command that does not read its input must not block this thread.
-            std::thread::spawn(move || drop(stdin.write_all(facts.to_string().as_bytes())));
+            let write = move || drop(stdin.write_all(facts.to_string().as_bytes()));
+            std::thread::Builder::new().spawn(write).map_err(|e| format!("cannot be started: {e}"))?;
         }
         match group.wait_for(limit).map_err(|e| format!("cannot be waited for: {e}"))? {
             Some(status) if status.success() => Ok(()),

@@ -1,6 +1,7 @@
 //! A played episode: tokens, turns and ending.
 
 use super::tools::ToolCall;
+use crate::environments::seed_on_the_wire;
 
 /// One answer of the agent, and its result.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -95,7 +96,9 @@ impl Episode {
             "step": step,
             "kind": what,
             "group": self.group,
-            "seed": self.seed,
+            // What an environment in another process got. Programs that read numbers as doubles would round the whole.
+            "seed": seed_on_the_wire(self.seed),
+            "whole_seed": self.seed.to_string(),
             "score": self.score(),
             "solved": self.solved,
             "ending": self.ending,

@@ -70,8 +70,12 @@ impl Environment for Mixed {
         self.worlds[self.current].solved()
     }
 
-    fn enter(&mut self, split: Split) -> Result<()> {
-        self.worlds.iter_mut().try_for_each(|world| world.enter(split))
+    fn enter(&mut self, split: Split, number: u64) -> Result<()> {
+        self.worlds.iter_mut().try_for_each(|world| world.enter(split, number))
+    }
+
+    fn leave(&mut self) -> Result<()> {
+        self.worlds[self.current].leave()
     }
 
     fn action(&self) -> String {

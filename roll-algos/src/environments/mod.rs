@@ -17,6 +17,7 @@ pub use frozen_lake::FrozenLake;
 pub use http::Http;
 pub use mixed::Mixed;
 pub use process::Process;
+pub(crate) use protocol::seed_on_the_wire;
 pub use sokoban::Sokoban;
 
 use rand::RngCore;

@@ -18,6 +18,8 @@ pub trait Transport: Send {
     fn begin(&mut self, start: Start, transcript: &mut Transcript) -> Result<Observation, String>;
     /// Sends an action of the episode.
     fn advance(&mut self, action: &str, transcript: &mut Transcript) -> Result<Transition, String>;
+    /// The episode is over. What holds something for it is told.
+    fn end(&mut self) {}
     /// The error of an episode that ended with `problem`; it names the process or service.
     fn failed(&self, problem: String) -> Error;
 }
@@ -27,6 +29,8 @@ pub trait Transport: Send {
 pub struct Start {
     seed: u64,
     split: Split,
+    /// Number of the group of episodes, over all steps.
+    number: u64,
 }
 
 /// An environment whose episodes a process or a service plays.
@@ -34,23 +38,29 @@ pub struct RemoteEnvironment<P> {
     transport: P,
     transcript: Transcript,
     split: Split,
+    number: u64,
 }
 
 impl<P: Transport> RemoteEnvironment<P> {
     /// Creates the environment. Nothing is sent before the first episode.
     pub fn with_transport(transport: P) -> Self {
-        Self { transport, transcript: Transcript::default(), split: Split::default() }
+        Self { transport, transcript: Transcript::default(), split: Split::default(), number: 0 }
     }
 }
 
 impl<P: Transport> Environment for RemoteEnvironment<P> {
-    fn enter(&mut self, split: Split) -> roll_core::Result<()> {
-        self.split = split;
+    fn enter(&mut self, split: Split, number: u64) -> roll_core::Result<()> {
+        (self.split, self.number) = (split, number);
+        Ok(())
+    }
+
+    fn leave(&mut self) -> roll_core::Result<()> {
+        self.transport.end();
         Ok(())
     }
 
     fn reset(&mut self, seed: u64) -> roll_core::Result<Observation> {
-        let start = Start { seed, split: self.split };
+        let start = Start { seed, split: self.split, number: self.number };
         self.transport.begin(start, &mut self.transcript).map_err(|problem| self.transport.failed(problem))
     }
 
@@ -71,9 +81,15 @@ impl<P: Transport> Environment for RemoteEnvironment<P> {
     }
 }
 
+/// The part of a seed that a process or a service gets.
+pub fn seed_on_the_wire(seed: u64) -> u64 {
+    seed % (1 << SEED_BITS)
+}
+
 /// The request that begins an episode.
 pub fn reset(start: Start) -> Value {
-    json!({ "reset": { "seed": start.seed % (1 << SEED_BITS), "split": start.split.name() } })
+    let seed = seed_on_the_wire(start.seed);
+    json!({ "reset": { "seed": seed, "split": start.split.name(), "number": start.number } })
 }
 
 /// The request with an action.
@@ -101,6 +117,8 @@ pub struct Answer {
 impl Answer {
     /// Parses an answer. The error quotes it.
     pub fn parse(text: &str) -> Result<Self, String> {
+        // .NET and PowerShell write a byte-order mark before UTF-8.
+        let text = text.trim_start_matches('\u{feff}');
         serde_json::from_str(text).map_err(|e| format!("its answer {} is not valid: {e}", shortened(text.as_bytes())))
     }
 
@@ -185,11 +203,12 @@ mod tests {
 
     #[test]
     fn a_reset_has_the_split_and_a_seed_of_31_bits() {
-        let start = Start { seed: 10_198_910_770_185_064_458, split: Split::Validation };
+        let start = Start { seed: 10_198_910_770_185_064_458, split: Split::Validation, number: 3 };
         let request = reset(start)["reset"].clone();
         assert_eq!(request["split"], "validation");
         assert!(request["seed"].as_u64().is_some_and(|seed| seed < 1 << 31), "{request}");
-        assert_eq!(reset(Start { seed: 7, split: Split::Train })["reset"], json!({"seed": 7, "split": "train"}));
+        let start = Start { seed: 7, split: Split::Train, number: 12 };
+        assert_eq!(reset(start)["reset"], json!({"seed": 7, "split": "train", "number": 12}));
     }
 
     #[test]
@@ -198,6 +217,12 @@ mod tests {
         assert_eq!(note(r#"{"observation": "a", "action": "b"}"#), None);
         let found = note(r#"{"observation": "a", "truncted": true, "info": {"a": [1]}}"#).unwrap();
         assert!(found.contains("`info`, `truncted`;") && found.contains("`truncated`"), "{found}");
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_an_answer() {
+        let answer = Answer::parse("\u{feff}{\"observation\": \"a\"}\r").unwrap();
+        assert_eq!(answer.observation.as_deref(), Some("a"));
     }
 
     #[test]

@@ -92,14 +92,21 @@ impl Program {
             return Err(Failure::Failed(format!("{} has no pipes", self.name())));
         };
         let child = Arc::new(Mutex::new(child));
+        // Without its threads the program is ended: nobody would watch it.
+        let unwatched = |error| {
+            let _ = lock(&child).kill();
+            Failure::Failed(format!("{} cannot be watched: {error}", self.name()))
+        };
         let (ended, end) = mpsc::channel::<()>();
         let watched = Arc::clone(&child);
-        thread::spawn(move || {
+        let watch = move || {
             if end.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
                 let _ = lock(&watched).kill();
             }
-        });
-        let reader = thread::spawn(move || Messages::read(stderr, is_transport_stream));
+        };
+        thread::Builder::new().spawn(watch).map_err(unwatched)?;
+        let read = move || Messages::read(stderr, is_transport_stream);
+        let reader = thread::Builder::new().spawn(read).map_err(unwatched)?;
         Ok((
             FfmpegProcess {
                 program: self,

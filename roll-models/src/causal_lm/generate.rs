@@ -1,7 +1,7 @@
 //! Generation of many continuations at once.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::prelude::*;
 use roll_backends::Snapshot;
@@ -73,6 +73,8 @@ struct Generator<'a> {
     /// Ended rows by their slot.
     ended: BTreeMap<usize, EndedRow>,
     finished: Vec<Generation>,
+    /// Ids that were drawn, and whether a stop text may end with them: the text of a row is decoded only then.
+    may_stop: Mutex<HashMap<u32, bool>>,
 }
 
 /// Continues each prompt until an ending, its limit, or the end of the context. A prompt that is empty or fills the
@@ -115,6 +117,7 @@ pub fn generate(
         waiting,
         ended: BTreeMap::new(),
         finished: prompts.iter().map(|_| Generation::default()).collect(),
+        may_stop: Mutex::default(),
     };
     // The rows of `logits` are in the order of `rows`.
     let (mut rows, mut logits): (Vec<Row>, Option<Tensor>) = (Vec::new(), None);
@@ -226,7 +229,26 @@ impl Generator<'_> {
         Ok(self.endings.ids.contains(&id)
             || tokens.len() >= self.sampling.limit(row.index)
             || position + 1 >= self.network.config().context
-            || stops(tokens, self.sampling, self.endings)?)
+            || (self.may_stop(id)? && stops(tokens, self.sampling, self.endings)?))
+    }
+
+    /// Whether a stop text may end with a token: its text alone has the last letter of one, or hides what it is (a part
+    /// of a letter, a blank that is dropped at the start).
+    fn may_stop(&self, id: u32) -> Result<bool> {
+        if self.sampling.stop.is_empty() {
+            return Ok(false);
+        }
+        let mut known = self.may_stop.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = known.get(&id) {
+            return Ok(*known);
+        }
+        let text = (self.endings.decode)(&[id])?;
+        let mut last = self.sampling.stop.iter().filter_map(|stop| stop.chars().next_back());
+        let may = text.is_empty()
+            || text.contains(char::REPLACEMENT_CHARACTER)
+            || last.any(|c| c.is_whitespace() || text.contains(c));
+        known.insert(id, may);
+        Ok(may)
     }
 }
 

@@ -23,8 +23,10 @@ table! {
         fn solved(out: *mut u32);
         /// A list of texts as JSON.
         fn kinds(out: *mut RollOwned<u8>);
-        /// 0 training, 1 validation; called before `reset`.
-        fn enter(split: u32);
+        /// 0 training, 1 validation, and the number of the group of episodes; called before `reset`.
+        fn enter(split: u32, number: u64);
+        /// The episode is over.
+        fn leave();
         /// The action that was read in the latest answer; empty if there was none.
         fn action(out: *mut RollOwned<u8>);
     }

@@ -19,7 +19,8 @@ crossing! {
         ref fn instructions() -> String, or String::new();
         ref fn solved() -> Option<bool>, or None;
         ref fn kinds() -> Vec<String>, or Vec::new(), absent Vec::new();
-        mut fn enter(split: Split), absent ();
+        mut fn enter(split: Split, number: u64), absent ();
+        mut fn leave(), absent ();
         ref fn action() -> String, or String::new(), absent String::new();
     }
     by hand [] {}

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use roll_core::{Error, Result};
-use roll_external::service::{NoAnswer, Repeats, Service, ServiceOptions, Unanswered};
+use roll_external::service::{IDLE_LIMIT, NoAnswer, Repeats, Service, ServiceOptions, Unanswered};
 
 use super::JudgeConfig;
 
@@ -52,7 +52,7 @@ impl Client {
                 url: &format!("{}/chat/completions", url.trim_end_matches('/')),
                 token_env: config.token_env.as_deref(),
                 timeout: config.timeout,
-                keeps_connections: true,
+                keeps_connections: Some(IDLE_LIMIT),
             })?;
             Ok(Address { service, rests_until: Mutex::new(Instant::now()) })
         };

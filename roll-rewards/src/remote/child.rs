@@ -74,7 +74,7 @@ impl ChildProcess {
         let stderr_tail = Arc::new(Mutex::new(VecDeque::new()));
         if let Some(stderr) = child.stderr.take() {
             let (stderr_tail, program) = (Arc::clone(&stderr_tail), program.clone());
-            std::thread::spawn(move || {
+            let log = move || {
                 let (mut stderr, mut bytes) = (BufReader::new(stderr), Vec::new());
                 // Bytes instead of text, in pieces of limited length: a child may write anything.
                 while let Ok(1..) = stderr.by_ref().take(MAX_LINE).read_until(b'\n', &mut bytes) {
@@ -87,13 +87,14 @@ impl ChildProcess {
                         stderr_tail.pop_front();
                     }
                 }
-            });
+            };
+            std::thread::Builder::new().spawn(log).map_err(ChildError::Start)?;
         }
         // Both pipes were requested above.
         let pipes = child.stdin.take().zip(child.stdout.take());
         let (requests, work) = sync_channel::<Request>(1);
         let (results, answers) = sync_channel(1);
-        std::thread::spawn(move || {
+        let converse = move || {
             let Some((stdin, stdout)) = pipes else { return };
             let (mut stdin, mut stdout) = (BufWriter::new(stdin), BufReader::new(stdout));
             let mut shared_memory: Option<Arc<SharedMemory>> = None;
@@ -109,7 +110,8 @@ impl ChildProcess {
                     return;
                 }
             }
-        });
+        };
+        std::thread::Builder::new().spawn(converse).map_err(ChildError::Start)?;
         Ok(Self { group, requests: Some(requests), answers, stderr_tail, slow_answer_logged: false })
     }
 

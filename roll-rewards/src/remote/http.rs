@@ -11,7 +11,7 @@
 use std::io::BufReader;
 
 use roll_core::{Error, Fault, OnMissing, Options, Result, Tensor};
-use roll_external::service::{NoAnswer, Repeats, Service, ServiceOptions};
+use roll_external::service::{IDLE_LIMIT, NoAnswer, Repeats, Service, ServiceOptions};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
@@ -78,7 +78,7 @@ impl ScoringService {
             url: &config.url,
             token_env: config.token_env.as_deref(),
             timeout: config.timeout,
-            keeps_connections: true,
+            keeps_connections: Some(IDLE_LIMIT),
         })?;
         let repeats = Repeats::new("reward", config.retries, config.busy_timeout, Some(config.start_timeout))?;
         Ok(Self { config, service, repeats })

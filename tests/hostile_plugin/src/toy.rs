@@ -486,11 +486,12 @@ pub struct ToyEnvironment {
     fault: Fault,
     left: u64,
     split: Split,
+    number: u64,
 }
 
 /// Makes the environment.
 pub fn environment(fault: Fault, _: &BuildContext) -> Result<ToyEnvironment> {
-    Ok(ToyEnvironment { fault, left: 0, split: Split::Train })
+    Ok(ToyEnvironment { fault, left: 0, split: Split::Train, number: 0 })
 }
 
 impl Environment for ToyEnvironment {
@@ -509,11 +510,11 @@ impl Environment for ToyEnvironment {
     fn kinds(&self) -> Vec<String> {
         vec!["even".into(), "ödd".into()]
     }
-    fn enter(&mut self, split: Split) -> Result<()> {
-        self.split = split;
+    fn enter(&mut self, split: Split, number: u64) -> Result<()> {
+        (self.split, self.number) = (split, number);
         Ok(())
     }
     fn action(&self) -> String {
-        format!("{} of {}", self.left, self.split.name())
+        format!("{} of {} {}", self.left, self.split.name(), self.number)
     }
 }

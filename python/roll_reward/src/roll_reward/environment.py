@@ -9,14 +9,15 @@ from .reward import explained
 from .serve import claim_stdout
 
 
-def environment(make, instructions=None, text=str, action=str):
+def environment(make, instructions=None, text=str, action=str, invalid=-0.2):
     """Answers resets and steps until roll is done.
 
     `make` is a gymnasium environment, or a function that makes one: `reset(seed=)` gives an observation and a dict,
     `step(action)` an observation, reward, terminated, truncated and a dict, of which `valid`, `solved` and `action` are
     read. If `reset` has a parameter `split`, it gets "train" or "validation".
     `text` makes text of an observation, `action` an action of the agent's answer; a `ValueError` in it is an answer that
-    was not understood, and costs a turn. `instructions` are shown before the first observation.
+    was not understood: it costs a turn, and its reward is `invalid`, which must be below that of the worst step of the
+    world, or the agent learns to say nothing. `instructions` are shown before the first observation.
     """
     out = claim_stdout()
     world = None
@@ -36,7 +37,7 @@ def environment(make, instructions=None, text=str, action=str):
                 if instructions is not None:
                     answer["instructions"] = instructions
             else:
-                answer, last = _step(world, request["step"]["action"], text, action, last)
+                answer, last = _step(world, request["step"]["action"], text, action, last, invalid)
         except Exception as error:
             traceback.print_exc()
             answer = {"error": explained(error)}
@@ -44,12 +45,13 @@ def environment(make, instructions=None, text=str, action=str):
         out.flush()
 
 
-def _step(world, said, text, action, last):
+def _step(world, said, text, action, last, invalid):
     """The answer, and what the world looks like now."""
     try:
         taken = action(said)
     except ValueError as error:
-        return {"observation": f"{error}\n{last}".strip(), "reward": 0.0, "terminated": False, "valid": False}, last
+        observation = f"{error}\n{last}".strip()
+        return {"observation": observation, "reward": float(invalid), "terminated": False, "valid": False}, last
     observation, reward, terminated, truncated, info = world.step(taken)
     answer = {
         "observation": text(observation),

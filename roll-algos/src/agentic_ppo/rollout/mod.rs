@@ -61,6 +61,8 @@ struct RunningEpisode<'a> {
     episode: (usize, u64),
     tag: String,
     ending: Option<(Ending, bool)>,
+    /// Whether the environment waits to be told that the episode is over.
+    is_open: bool,
 }
 
 /// Shared by all plays of a rollout.
@@ -87,14 +89,10 @@ pub fn play(
 ) -> Result<Vec<Episode>> {
     let template = TurnTemplate::parse(&config.agent_template)?;
     let tools = Tools::new(&config.tools)?;
-    // A turn ends with an answer to the environment, after at most the permitted number of answers with tool calls.
-    let answers_of_a_turn = if tools.is_empty() { 1 } else { config.max_tool_calls.saturating_add(1) };
-    let rounds = config.max_actions_per_traj.saturating_mul(answers_of_a_turn);
     let ends = model.end_tokens().into_iter().map(|end| model.detokenize(&[end])).collect::<Result<Vec<String>>>()?;
     let ends: Vec<String> = ends.into_iter().filter(|end| !end.is_empty()).collect();
     let joins_system = refuses_system(model, &config.agent_system_template);
     let rules = Rules { config, template: &template, tools: &tools, ends: &ends, joins_system };
-    let budget = config.sequence_length.min(model.context_length());
     let (starts, split) = if plan.held_out { (HELD_OUT, Split::Validation) } else { (plan.step, Split::Train) };
     let at_once = config.max_env_step_concurrent;
     let worlds = match plan.held_out {
@@ -113,13 +111,31 @@ pub fn play(
         })
         .collect();
     in_parallel(&mut plays, at_once, |play| {
-        let seed = play.episode.1;
-        match play.environment.enter(split).and_then(|()| play.environment.reset(seed)) {
-            Ok(observation) => play.observation = observation.text,
-            Err(e) => play.fail(&e),
+        let number = if plan.held_out { 0 } else { plan.step * plan.all_groups as u64 } + play.episode.0 as u64;
+        if let Err(e) = play.begin(split, number) {
+            play.fail(&e);
         }
     });
-    for round in 0..rounds {
+    let played = play_rounds(&rules, plan, model, &mut plays, noise, progress);
+    in_parallel(&mut plays, at_once, RunningEpisode::leave);
+    played?;
+    Ok(plays.into_iter().map(RunningEpisode::finish).collect())
+}
+
+/// Plays until every episode has ended or used up its turns.
+fn play_rounds(
+    rules: &Rules<'_>,
+    plan: EpisodePlan,
+    model: &mut dyn LanguageModel,
+    plays: &mut [RunningEpisode<'_>],
+    noise: &Noise,
+    progress: &dyn Progress,
+) -> Result<()> {
+    let (rules, config) = (*rules, rules.config);
+    // A turn ends with an answer to the environment, after at most the permitted number of answers with tool calls.
+    let answers_of_a_turn = if rules.tools.is_empty() { 1 } else { config.max_tool_calls.saturating_add(1) };
+    let budget = config.sequence_length.min(model.context_length());
+    for round in 0..config.max_actions_per_traj.saturating_mul(answers_of_a_turn) {
         if plays.iter().all(|p| p.ending.is_some()) {
             break;
         }
@@ -133,7 +149,7 @@ pub fn play(
                 play.end(Ending::TokenLimit);
             }
         }
-        let answers = answers(config, plan, round, budget, model, &plays, noise)?;
+        let answers = answers(config, plan, round, budget, model, plays, noise)?;
         let mut acting = Vec::new();
         for (i, play) in plays.iter_mut().enumerate() {
             if let Some(generation) = answers.get(&i)
@@ -142,9 +158,14 @@ pub fn play(
                 acting.push((play, answer));
             }
         }
-        in_parallel(&mut acting, at_once, |(play, answer)| play.act(answer, rules));
+        in_parallel(&mut acting, config.max_env_step_concurrent, |(play, answer)| {
+            play.act(answer, rules);
+            if play.ending.is_some() {
+                play.leave();
+            }
+        });
     }
-    Ok(plays.into_iter().map(RunningEpisode::finish).collect())
+    Ok(())
 }
 
 /// Begins an episode of each world up to the agent's first prompt. Fails if the environment does not begin it, if the
@@ -162,7 +183,8 @@ pub fn check_beginning(
     // An environment of several worlds opens them by the seed.
     for seed in 0..environment.kinds().len().max(1) as u64 {
         let mut episode = RunningEpisode::new(environment, String::new(), (0, seed));
-        episode.observation = episode.environment.reset(seed).while_doing(|| "beginning an episode".into())?.text;
+        episode.begin(Split::Train, seed).while_doing(|| "beginning an episode".into())?;
+        episode.leave();
         episode.ask(model, rules).while_doing(|| "writing the agent's first prompt".into())?;
         let length = episode.conversation.len();
         if length >= budget {
@@ -256,6 +278,23 @@ impl<'a> RunningEpisode<'a> {
             results: Vec::new(),
             episode,
             ending: None,
+            is_open: false,
+        }
+    }
+
+    fn begin(&mut self, split: Split, number: u64) -> Result<()> {
+        self.environment.enter(split, number)?;
+        self.is_open = true;
+        self.observation = self.environment.reset(self.episode.1)?.text;
+        Ok(())
+    }
+
+    /// Tells the environment that the episode is over.
+    fn leave(&mut self) {
+        if std::mem::take(&mut self.is_open)
+            && let Err(error) = self.environment.leave()
+        {
+            tracing::debug!("an environment was told that its episode is over: {}", roll_core::one_line(&error));
         }
     }
 
@@ -364,9 +403,22 @@ impl<'a> RunningEpisode<'a> {
             Some(ended) => ended,
             None => (Ending::TurnLimit, self.environment.solved().unwrap_or(false)),
         };
+        let begins = self.conversation.begins;
+        let Conversation { mut tokens, mut response, mut log_probs, mut raw_log_probs, .. } = self.conversation;
+        // A turn that broke off among its tool calls has earned nothing, and its tokens count.
+        if let (Some(written), Ending::TokenLimit) = (self.written, &ending)
+            && let Some(last) = response.iter().rposition(|written| *written)
+        {
+            self.steps.push(Step {
+                observation: self.observation,
+                tokens: written..last + 1,
+                begins,
+                calls: self.calls,
+                ..Step::default()
+            });
+        }
         // A prompt after the last answer is no part of the episode.
         let length = self.steps.last().map_or(0, |s| s.tokens.end);
-        let Conversation { mut tokens, mut response, mut log_probs, mut raw_log_probs, .. } = self.conversation;
         tokens.truncate(length);
         response.truncate(length);
         log_probs.truncate(length);

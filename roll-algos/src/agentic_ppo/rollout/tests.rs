@@ -319,15 +319,20 @@ fn no_more_environments_work_at_once_than_permitted_and_none_waits_for_a_slow_on
     assert!(*done.lock().unwrap() == 30 && most.into_inner() <= 3);
 }
 
-/// Splits and actions of [`Logs`].
+/// Splits and actions of [`Logs`]; "over" for the end of an episode, with the number of its group.
 type Logged = Arc<Mutex<Vec<(Split, String)>>>;
 
 /// Logs its splits and actions, and reads the last letter of an answer.
-struct Logs(Logged, Split, String);
+struct Logs(Logged, Split, String, u64);
 
 impl Environment for Logs {
-    fn enter(&mut self, split: Split) -> Result<()> {
-        self.1 = split;
+    fn enter(&mut self, split: Split, number: u64) -> Result<()> {
+        (self.1, self.3) = (split, number);
+        Ok(())
+    }
+
+    fn leave(&mut self) -> Result<()> {
+        self.0.lock().unwrap().push((self.1, format!("over {}", self.3)));
         Ok(())
     }
 
@@ -350,7 +355,7 @@ impl Environment for Logs {
 fn play_logged(held_out: bool) -> (Vec<Episode>, Vec<(Split, String)>) {
     let logged = Logged::default();
     let mut worlds: Vec<Box<dyn Environment>> =
-        (0..6).map(|_| Box::new(Logs(logged.clone(), Split::Train, String::new())) as _).collect();
+        (0..6).map(|_| Box::new(Logs(logged.clone(), Split::Train, String::new(), 0)) as _).collect();
     let played = rollout(&config(), plan(0, held_out), &mut worlds, &mut Bigram::of("xy")).unwrap();
     let logged = logged.lock().unwrap().clone();
     (played, logged)
@@ -358,13 +363,37 @@ fn play_logged(held_out: bool) -> (Vec<Episode>, Vec<(Split, String)>) {
 
 #[test]
 fn actions_have_no_end_of_turn() {
-    let (played, logged) = play_logged(false);
+    let (played, mut logged) = play_logged(false);
+    logged.retain(|(_, action)| !action.starts_with("over"));
     let steps: Vec<&Step> = played.iter().flat_map(|episode| &episode.steps).collect();
     assert!(steps.iter().any(|step| step.response.ends_with('$')) && logged.len() == steps.len());
     assert!(logged.iter().all(|(_, action)| !action.contains('$')), "{logged:?}");
     for step in steps {
         let answer = step.response.trim_end_matches('$');
         assert_eq!(step.action, answer.chars().last().map(|c| format!("({c})")).unwrap_or_default());
+    }
+}
+
+#[test]
+fn environments_know_the_number_of_their_group_and_the_end_of_their_episode() {
+    let over = |step, held_out| {
+        let logged = Logged::default();
+        let mut worlds: Vec<Box<dyn Environment>> =
+            (0..6).map(|_| Box::new(Logs(logged.clone(), Split::Train, String::new(), 0)) as _).collect();
+        let plan = EpisodePlan { all_groups: 5, ..plan(step, held_out) };
+        rollout(&config(), plan, &mut worlds, &mut Bigram::of("xy")).unwrap();
+        let logged = logged.lock().unwrap();
+        let mut over: Vec<u64> =
+            logged.iter().filter_map(|(_, said)| said.strip_prefix("over ")?.parse().ok()).collect();
+        over.sort_unstable();
+        (over, plan)
+    };
+    for (step, held_out, from) in [(0, false, 0), (3, false, 15), (3, true, 0)] {
+        let (over, plan) = over(step, held_out);
+        let expected: Vec<u64> = (0..plan.groups * plan.group_size)
+            .map(|i| from + (plan.first_group + i / plan.group_size) as u64)
+            .collect();
+        assert_eq!(over, expected, "{step} {held_out}");
     }
 }
 

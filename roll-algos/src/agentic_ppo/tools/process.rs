@@ -46,13 +46,14 @@ impl Tool {
         };
         // Each pipe has a thread: a program that does not read, or floods one of them, must not stop us.
         let input = input.as_bytes().to_vec();
-        thread::spawn(move || {
+        let write = move || {
             // One that wants no input may have closed it.
             let _ = stdin.write_all(&input);
-        });
+        };
+        thread::Builder::new().spawn(write).map_err(no_thread)?;
         // One byte more than allowed distinguishes an output that is too long from one that just fits.
-        let output_receiver = read_start(stdout, *max_output_bytes as u64 + 1);
-        let stderr_receiver = read_end(stderr);
+        let output_receiver = read_start(stdout, *max_output_bytes as u64 + 1).map_err(no_thread)?;
+        let stderr_receiver = read_end(stderr).map_err(no_thread)?;
 
         let too_long = || format!("the tool took longer than {} s", self.timeout.as_secs_f64());
         let (mut ended, mut output) = (None, None);
@@ -93,27 +94,31 @@ impl Tool {
     }
 }
 
+fn no_thread(error: io::Error) -> String {
+    format!("the tool cannot be started: no thread for it, perhaps for a limit (`ulimit -u`): {error}")
+}
+
 /// Reads the first `most` bytes of a pipe on a thread.
-fn read_start(pipe: ChildStdout, most: u64) -> Receiver<io::Result<Vec<u8>>> {
+fn read_start(pipe: ChildStdout, most: u64) -> io::Result<Receiver<io::Result<Vec<u8>>>> {
     let (sender, receiver) = sync_channel(1);
-    thread::spawn(move || {
+    let read = move || {
         let mut output = Vec::new();
         let read = pipe.take(most).read_to_end(&mut output);
         let _ = sender.send(read.map(|_| output));
-    });
-    receiver
+    };
+    thread::Builder::new().spawn(read).map(|_| receiver)
 }
 
 /// Reads a pipe on a thread, and keeps its last [`KEPT_ERRORS`] bytes.
-fn read_end(mut pipe: ChildStderr) -> Receiver<Vec<u8>> {
+fn read_end(mut pipe: ChildStderr) -> io::Result<Receiver<Vec<u8>>> {
     let (sender, receiver) = sync_channel(1);
-    thread::spawn(move || {
+    let read = move || {
         let (mut kept, mut piece) = (Vec::new(), [0; 1024]);
         while let Ok(n @ 1..) = pipe.read(&mut piece) {
             kept.extend_from_slice(&piece[..n]);
             kept.drain(..kept.len().saturating_sub(KEPT_ERRORS));
         }
         let _ = sender.send(kept);
-    });
-    receiver
+    };
+    thread::Builder::new().spawn(read).map(|_| receiver)
 }

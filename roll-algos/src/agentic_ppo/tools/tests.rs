@@ -255,6 +255,45 @@ impl roll_core::LanguageModel for Scripted {
 }
 
 #[test]
+fn an_episode_without_tokens_for_an_answer_is_judged_with_its_calls() {
+    use crate::agentic_ppo::AgenticPpoConfig;
+    use crate::agentic_ppo::episode::Ending;
+    use crate::agentic_ppo::rollout::{EpisodePlan, play};
+
+    let config = AgenticPpoConfig {
+        tools: vec![options("one", "echo '{\"n\": 1}'")],
+        max_tool_calls: 100,
+        agent_system_template: String::new(),
+        agent_template: "{observation}".into(),
+        max_tokens_per_step: 100,
+        sequence_length: 900,
+        ..AgenticPpoConfig::default()
+    };
+    let answers = vec!["<tool_call>{\"name\": \"one\"}</tool_call>".to_string()];
+    let mut model = Scripted { letters: Bigram::new(), answers, given: 0 };
+    let mut worlds: Vec<Box<dyn Environment>> = vec![Box::new(Counts(Vec::new()))];
+    let plan = EpisodePlan {
+        step: 0,
+        first_group: 0,
+        groups: 1,
+        all_groups: 1,
+        group_size: 1,
+        temperature: 1.0,
+        held_out: false,
+    };
+    let noise = roll_core::Noise::new(3);
+    let episode = play(&config, plan, &mut model, &mut worlds, &noise, &roll_core::Silent).unwrap().remove(0);
+    assert!(episode.is_usable() && episode.ending == Ending::TokenLimit && !episode.solved, "{:?}", episode.ending);
+    assert_eq!((episode.steps.len(), episode.score(), episode.steps[0].calls.len()), (1, 0.0, model.given));
+    // All that the agent wrote is trained on, and it ends with that.
+    let written = episode.response.iter().filter(|written| **written).count();
+    assert_eq!(written, model.given * (model.answers[0].len() + 1));
+    assert_eq!(episode.response.last(), Some(&true));
+    let samples = crate::agentic_ppo::batch::samples(&[episode], true);
+    assert_eq!(samples.iter().flat_map(|s| &s.response).filter(|r| **r).count(), written);
+}
+
+#[test]
 fn tools_answer_within_a_turn_and_calls_are_in_the_record() {
     use crate::agentic_ppo::AgenticPpoConfig;
     use crate::agentic_ppo::episode::Ending;

@@ -1,14 +1,19 @@
 //! An environment that is a service: the JSON messages described in [`super::process`], with one POST per `reset` and `step`.
 //!
 //! ```text
-//! -> {"session": "9f...", "turn": 0, "reset": {"seed": 7, "split": "train"}}
+//! -> {"session": "9f...", "turn": 0, "reset": {"seed": 7, "split": "train", "number": 12}}
 //! <- {"observation": "..."}
 //! -> {"session": "9f...", "turn": 1, "step": {"action": "<answer>Left</answer>"}}
 //! <- {"observation": "...", "reward": 0.5, "terminated": false}
+//! -> {"session": "9f...", "turn": 1, "close": true}
 //! ```
 //!
 //! A service can play many episodes at the same time: `session` identifies the environment, and a `reset` ends the
-//! session's episode and begins the next.
+//! session's episode and begins the next. `close` says that the episode is over, whoever ended it: what the service holds
+//! for it can go. It is sent once, and any answer to it is ignored, so that a service need not know it.
+//!
+//! A connection is used again for at most [`IDLE_LIMIT`] after its last answer. Services keep idle connections longer than
+//! that: one that is closed as a request arrives would leave unknown whether its action happened.
 //!
 //! A request is repeated only if no action can happen twice:
 //!
@@ -24,14 +29,17 @@
 mod tests;
 
 use std::io::Read;
+use std::time::Duration;
 
 use roll_core::{Error, Observation, Result, Transition};
 use roll_external::service::{NoAnswer, Repeats, Service, ServiceOptions};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::protocol::{self, Answer, RemoteEnvironment, Start, Transcript, Transport};
 
 const NAME: &str = "http";
+/// Servers close connections that are idle for 2 s (gunicorn), 5 s (uvicorn, Node.js) or longer.
+const IDLE_LIMIT: Duration = Duration::from_millis(1500);
 
 /// Options of the environment `http`.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -81,9 +89,7 @@ impl Http {
             url: &options.url,
             token_env: options.token_env.as_deref(),
             timeout: options.timeout,
-            // The service may close an idle connection. Whether an action sent on it arrived would be unknown, so it
-            // could not be repeated.
-            keeps_connections: false,
+            keeps_connections: Some(IDLE_LIMIT),
         })?;
         // Without `start_timeout`, a service that does not listen has failed.
         let repeats = Repeats::new("env", options.retries, options.busy_timeout, None)?;
@@ -93,7 +99,7 @@ impl Http {
         // Not derived from the run's seed: it must differ between the environments of all ranks and runs, and no result
         // depends on it.
         let session = format!("{:016x}", rand::random::<u64>());
-        Ok(Self::with_transport(HttpTransport { options, service, repeats, session, turn: None }))
+        Ok(Self::with_transport(HttpTransport { options, service, repeats, session, turn: None, begun: None }))
     }
 }
 
@@ -105,6 +111,8 @@ pub struct HttpTransport {
     session: String,
     /// Number of answered steps of the episode; `None` without an episode or after a failed step.
     turn: Option<u64>,
+    /// The last turn that the service has heard of, until it is told that the episode is over.
+    begun: Option<u64>,
 }
 
 impl HttpTransport {
@@ -138,7 +146,7 @@ impl HttpTransport {
 
 impl Transport for HttpTransport {
     fn begin(&mut self, start: Start, transcript: &mut Transcript) -> std::result::Result<Observation, String> {
-        self.turn = None;
+        (self.turn, self.begun) = (None, Some(0));
         let may_receive_twice = true;
         let observation = transcript.read_reset(self.ask(protocol::reset(start), 0, may_receive_twice)?)?;
         self.turn = Some(0);
@@ -148,10 +156,20 @@ impl Transport for HttpTransport {
     fn advance(&mut self, action: &str, transcript: &mut Transcript) -> std::result::Result<Transition, String> {
         // Whether the action happened is unknown until the answer arrives.
         let turn = self.turn.take().ok_or("a step without an episode")? + 1;
+        self.begun = Some(turn);
         let may_receive_twice = false;
         let advanced = transcript.read_step(self.ask(protocol::step(action), turn, may_receive_twice)?)?;
         self.turn = Some(turn);
         Ok(advanced)
+    }
+
+    fn end(&mut self) {
+        let Some(turn) = self.begun.take() else { return };
+        self.turn = None;
+        let request = json!({"session": self.session, "turn": turn, "close": true});
+        if self.once(&request.to_string()).is_err() {
+            tracing::debug!("{} gave no answer to the end of an episode", self.options.url);
+        }
     }
 
     fn failed(&self, problem: String) -> Error {

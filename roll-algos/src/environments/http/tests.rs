@@ -6,7 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use roll_core::Environment;
+use roll_core::{Environment, Split};
 
 use super::*;
 
@@ -85,7 +85,7 @@ fn an_episode_crosses_as_json_with_the_token_and_its_session() {
     world.reset(8).unwrap();
     assert!(message(world.step("x")).contains("it reports: no such thing"));
     let asked = served.join().unwrap();
-    assert_eq!(asked[0].1["reset"], serde_json::json!({"seed": 7, "split": "train"}));
+    assert_eq!(asked[0].1["reset"], serde_json::json!({"seed": 7, "split": "train", "number": 0}));
     assert_eq!(asked[1].1["step"], serde_json::json!({"action": "\"quoted\"\nlines √"}));
     let turns: Vec<&Value> = asked.iter().map(|(_, body)| &body["turn"]).collect();
     assert_eq!(turns, [0, 1, 0, 1]);
@@ -96,6 +96,38 @@ fn an_episode_crosses_as_json_with_the_token_and_its_session() {
             && head.to_lowercase().contains(&token)
     }));
     assert_eq!(asked[0].1["session"].as_str().unwrap().len(), 16);
+}
+
+#[test]
+fn one_connection_serves_an_episode_and_its_end_is_told_once() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/play", listener.local_addr().unwrap());
+    let answers =
+        [BEGUN, r#"{"observation": "1", "reward": 0, "terminated": false}"#, r#"{"error": "what is close?"}"#];
+    let served = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let answer = |body: &str| {
+            let asked = request(&stream).1;
+            stream
+                .write_all(format!("HTTP/1.1 200 X\r\nContent-Length: {}\r\n\r\n{body}", body.len()).as_bytes())
+                .unwrap();
+            asked
+        };
+        answers.map(answer)
+    });
+    let mut world = world(&url, |_| ()).unwrap();
+    world.enter(Split::Validation, 41).unwrap();
+    world.reset(7).unwrap();
+    world.step("left").unwrap();
+    // A service that does not know it may say so.
+    world.leave().unwrap();
+    let asked = served.join().unwrap();
+    assert_eq!(asked[0]["reset"]["number"], 41);
+    assert_eq!((&asked[2]["close"], &asked[2]["turn"]), (&true.into(), &1.into()));
+    assert_eq!(asked[2]["session"], asked[0]["session"]);
+    // Nothing is sent without an episode: the listener is gone.
+    world.leave().unwrap();
+    assert!(message(world.step("left")).contains("without an episode"));
 }
 
 #[test]

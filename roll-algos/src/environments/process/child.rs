@@ -67,19 +67,21 @@ impl Child {
         };
         let (requests, to_write) = channel::<Vec<u8>>();
         // One thread per pipe, so that a child that does not read, or that floods a pipe, cannot block this thread.
-        thread::spawn(move || {
+        let no_thread = |e| format!("no thread for `{program}` can be started, perhaps for a limit (`ulimit -u`): {e}");
+        let write = move || {
             while let Ok(line) = to_write.recv() {
                 if stdin.write_all(&line).and_then(|()| stdin.flush()).is_err() {
                     break;
                 }
             }
-        });
+        };
+        thread::Builder::new().spawn(write).map_err(no_thread)?;
         let (outputs, answers) = sync_channel(WAITING_LINES);
         let line_bytes = options.line_bytes;
-        thread::spawn(move || listen(stdout, line_bytes, &outputs));
+        thread::Builder::new().spawn(move || listen(stdout, line_bytes, &outputs)).map_err(no_thread)?;
         let errors = Arc::new(Mutex::new(Vec::new()));
         let kept = errors.clone();
-        let stderr_reader = thread::spawn(move || keep_errors(stderr, &kept));
+        let stderr_reader = thread::Builder::new().spawn(move || keep_errors(stderr, &kept)).map_err(no_thread)?;
         Ok(Self { running, requests, answers, errors, stderr_reader, options: options.clone() })
     }
 

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use roll_core::{Error, Result};
 use roll_external::process::open_files_limit;
@@ -40,29 +41,57 @@ impl Drop for Descriptors {
     }
 }
 
-/// Number of processes that are starting.
-static STARTING: Mutex<usize> = Mutex::new(0);
+/// When those processes began that are starting.
+static STARTING: Mutex<Vec<Instant>> = Mutex::new(Vec::new());
 static STARTED: Condvar = Condvar::new();
+/// After this time a process counts as started: what it still waits for, such as a container, takes no core here.
+const START_SECONDS: Duration = Duration::from_secs(1);
 
-/// Permission to start a process, held until it has answered. An interpreter that loads its libraries takes a core, and
-/// hundreds at once would exceed `env.timeout`.
-pub struct StartPermit;
+/// Permission to start a process, held until it has answered, for [`START_SECONDS`] at most. An interpreter that loads
+/// its libraries takes a core, and hundreds at once would exceed `env.timeout`.
+pub struct StartPermit(Instant);
 
 impl StartPermit {
     /// Waits until fewer processes start than there are cores, and at least 16.
     pub fn wait() -> Self {
         let most = std::thread::available_parallelism().map_or(16, |cores| cores.get().max(16));
-        let starting = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut starting =
-            STARTED.wait_while(starting, |starting| *starting >= most).unwrap_or_else(PoisonError::into_inner);
-        *starting += 1;
-        Self
+        let mut starting = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            starting.retain(|began| began.elapsed() < START_SECONDS);
+            let Some(first) = starting.iter().min().filter(|_| starting.len() >= most) else { break };
+            let left = START_SECONDS.saturating_sub(first.elapsed());
+            starting = STARTED.wait_timeout(starting, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let now = Instant::now();
+        starting.push(now);
+        Self(now)
     }
 }
 
 impl Drop for StartPermit {
     fn drop(&mut self) {
-        *STARTING.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        let mut starting = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(place) = starting.iter().position(|began| *began == self.0) {
+            starting.swap_remove(place);
+        }
         STARTED.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_start_holds_its_place_for_a_second() {
+        let most = std::thread::available_parallelism().map_or(16, |cores| cores.get().max(16));
+        let begun = Instant::now();
+        let permits: Vec<StartPermit> = (0..most + 1).map(|_| StartPermit::wait()).collect();
+        let waited = begun.elapsed();
+        assert!((0.9..5.0).contains(&waited.as_secs_f64()), "{waited:?}");
+        drop(permits);
+        let begun = Instant::now();
+        (0..most * 3).for_each(|_| drop(StartPermit::wait()));
+        assert!(begun.elapsed() < Duration::from_millis(900), "those that answered make room at once");
     }
 }

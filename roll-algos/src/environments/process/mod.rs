@@ -1,7 +1,9 @@
 //! An environment in a separate process, in any language: one JSON object per line, on stdin and stdout.
 //!
 //! ```text
-//! -> {"reset": {"seed": 7, "split": "train"}}      `split` is "validation" for validations
+//! -> {"reset": {"seed": 7, "split": "train", "number": 12}}
+//!                                                    `split` is "validation" for validations; `number` counts the groups
+//!                                                    of episodes, of which each has the same start
 //! <- {"observation": "..."}                          also "instructions", shown once before the first observation
 //! -> {"step": {"action": "<answer>Left</answer>"}}
 //! <- {"observation": "...", "reward": 0.5, "terminated": false}

@@ -136,7 +136,7 @@ impl WorkerProcess {
         let (mut stdin, stdout) = pipes.ok_or("the process that renders it has no pipes")?;
         let (requests, lines) = sync_channel::<String>(1);
         let (sender, answers) = sync_channel(1);
-        thread::spawn(move || {
+        let converse = move || {
             let mut stdout = BufReader::new(stdout);
             for line in lines {
                 let mut answer = Vec::new();
@@ -146,7 +146,8 @@ impl WorkerProcess {
                     return;
                 }
             }
-        });
+        };
+        thread::Builder::new().spawn(converse).map_err(failed)?;
         Ok(Self { group, requests, answers })
     }
 

@@ -196,9 +196,10 @@ fn descriptions(loaded: bool) -> String {
 /// An episode, as text.
 fn episode(loaded: bool) -> String {
     let mut environment = environment(loaded, "");
-    environment.enter(Split::Validation).unwrap();
+    environment.enter(Split::Validation, 1 << 40).unwrap();
     let first = environment.reset(3).unwrap().text;
     let [next, last] = ["ün", "x"].map(|action| environment.step(action).unwrap());
+    environment.leave().unwrap();
     format!("{first} {next:?} {last:?} {} {:?}", environment.action(), environment.kinds())
 }
 
