@@ -2,6 +2,8 @@
 
 use roll_core::{ConfiguredOptions, IdleKeys, Kind, OptionNotes, Result, When};
 
+use crate::kl_reference::NO_KL;
+
 const OWN_DATA: &str = "the algorithm brings its own data, and makes no videos";
 
 /// The section `data` of an algorithm that brings its own data.
@@ -28,11 +30,9 @@ pub const GUIDANCE: IdleKeys = IdleKeys {
 /// The notes of the policy gradients: on evaluations and on the number of rewards.
 pub fn policy_gradient(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let mut notes = buckets(config)?;
-    let number = |key: &str| config.value(key).and_then(|value| value.as_f64()).unwrap_or(0.0);
+    notes.extend(kl_reference(config));
     let mut idle = |keys, because| notes.extend(config.idle(&[IdleKeys { keys, when: When::Always, because }]));
-    let has_prompts =
-        config.value("evaluation.prompts").and_then(|list| list.as_array()).is_some_and(|l| !l.is_empty());
-    if config.value("evaluation.metadata").is_none() && number("evaluation.train_samples") == 0.0 && !has_prompts {
+    if evaluates_nothing(config) {
         let because = "no clip is evaluated; `evaluation.metadata` and `evaluation.train_samples` name some";
         idle(&["algo.evaluation_sampler"], because);
     }
@@ -40,6 +40,19 @@ pub fn policy_gradient(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
         idle(&["algo.several_rewards"], "there is one reward");
     }
     Ok(notes)
+}
+
+/// The note on a reference of the KL that nothing is compared with.
+pub fn kl_reference(config: &ConfiguredOptions<'_>) -> Vec<String> {
+    // Without an initial LoRA the key is noted as idle already.
+    let starts_from_lora = config.value("model.lora_checkpoint").is_some();
+    if starts_from_lora && evaluates_nothing(config) { config.idle(&[NO_KL]) } else { Vec::new() }
+}
+
+fn evaluates_nothing(config: &ConfiguredOptions<'_>) -> bool {
+    let samples = config.value("evaluation.train_samples").and_then(|value| value.as_f64()).unwrap_or(0.0);
+    let prompts = config.value("evaluation.prompts").and_then(|list| list.as_array()).map_or(0, Vec::len);
+    config.value("evaluation.metadata").is_none() && samples == 0.0 && prompts == 0
 }
 
 /// The note of an algorithm that computes samples one by one: clips of a bucket are cut and ordered, and not batched.

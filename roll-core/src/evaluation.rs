@@ -28,7 +28,7 @@ pub struct Evaluated {
     pub origin: String,
     /// One per reward of the context; `None` where it found nothing to score.
     pub scores: Vec<Option<f64>>,
-    /// Divergence from the model without its adapter.
+    /// KL divergence from the reference policy of the algorithm.
     pub kl: f64,
     /// The generated video.
     pub video: Option<Video>,

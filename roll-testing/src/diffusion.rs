@@ -74,6 +74,8 @@ pub struct MockDiffusion {
     pub trained: SigmaRange,
     /// Timestep and prompt length of each call of `velocity`.
     pub asked: Vec<(f64, f32)>,
+    /// The adapter that training starts from; without one it starts from the base.
+    pub start: Option<Vec<f32>>,
     /// If set, the velocity is that of a perfect model of these latents, to which every noise then leads.
     pub data: Option<Tensor>,
 }
@@ -103,6 +105,7 @@ impl Default for MockDiffusion {
             boundary: None,
             trained: SigmaRange::ALL,
             asked: Vec::new(),
+            start: None,
             data: None,
         }
     }
@@ -192,14 +195,17 @@ impl DiffusionModel for MockDiffusion {
             return Ok((self.constants[*next - 1].clone(), None));
         }
         let x = latents.f32s()?.to_vec();
-        let acts = adapter == Adapter::On && self.trained.contains(Sigma(timestep.0 / 1000.0));
-        let trained = match &self.early {
-            Some((above, adapter)) if timestep.0 > *above => adapter,
-            _ => &self.adapter,
+        let is_within = self.trained.contains(Sigma(timestep.0 / 1000.0));
+        let acts = adapter == Adapter::On && is_within;
+        let factors = match (adapter, &self.early) {
+            (Adapter::Off, _) => None,
+            (Adapter::Start, _) => self.start.as_ref(),
+            (Adapter::On, Some((above, adapter))) if timestep.0 > *above => Some(adapter),
+            (Adapter::On, _) => Some(&self.adapter),
         };
-        let matrix: Vec<f32> = match acts {
-            true => self.base.iter().zip(trained).map(|(a, b)| a + b).collect(),
-            false => self.base.clone(),
+        let matrix: Vec<f32> = match factors.filter(|_| is_within) {
+            Some(factors) => self.base.iter().zip(factors).map(|(a, b)| a + b).collect(),
+            None => self.base.clone(),
         };
         let t = timestep.0 as f32 / 1000.0 + self.prompted * length;
         let v: Vec<f32> = product(&matrix, &x).iter().zip(&self.bias).map(|(a, b)| (a + b * t).tanh()).collect();

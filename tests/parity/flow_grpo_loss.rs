@@ -66,14 +66,16 @@ fn batch(entry: &Entry, inputs: &StateDict, exact: &mut Exact) -> Outcome {
     let squared: Vec<f64> = if of_batch { vec![own.iter().sum::<f64>() / count; rows] } else { own };
     let term = |i: usize| -> Outcome<StepTerm> {
         let advantage = |bound: f64| bounded(advantages[i], bound);
-        let shift = PolicyShift { log_ratio: new[i] - old[i], squared: squared[i], level: levels[i], root: roots[i] };
+        let std = levels[i] * roots[i];
+        let (log_ratio, squared, variance, root) = (new[i] - old[i], squared[i], std * std, roots[i]);
+        let shift = PolicyShift { log_ratio, squared, std, variance, root };
         Ok(match entry.variant.as_str() {
             "grpo" | "grpo_wan" => clip(shift, advantage(entry.adv_clip_max), ClipRange::symmetric(entry.clip_range)?),
             "guard" | "guard_batch_bias" => {
                 guard(shift, advantage(entry.adv_clip_max), ClipRange::symmetric(entry.clip_range)?)
             }
             "dppo" => {
-                let unit = PolicyShift { level: 1.0, root: 1.0, ..shift };
+                let unit = PolicyShift { std: 1.0, ..shift };
                 let distance = divergence(if entry.normalised { shift } else { unit });
                 dppo(shift, advantages[i], distance, entry.kl_mask_threshold)
             }
@@ -158,7 +160,8 @@ fn window(entry: &Entry, inputs: &StateDict, exact: &mut Exact) -> Outcome {
             let shift = PolicyShift {
                 log_ratio: log_prob - old[i * steps + n],
                 squared: 0.0,
-                level: step.level(),
+                std: step.std(),
+                variance: step.variance(),
                 root: step.root(),
             };
             let term = clip(shift, bounded(*advantage, entry.adv_clip_max), range).term;

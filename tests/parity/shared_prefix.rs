@@ -173,7 +173,8 @@ fn compare(branch: &Branch, inputs: &StateDict, sampling: &Sampling, report: &mu
             let (x, velocity) = (x.f32s()?, toy.at(x.f32s()?, sigma));
             let mean = step.mean(x, tensor(&velocity)?.f32s()?);
             let log_ratio = step.log_prob(next, &mean, mask) - log_prob;
-            let shift = PolicyShift { log_ratio, squared: 0.0, level: step.level(), root: step.root() };
+            let (std, variance, root) = (step.std(), step.variance(), step.root());
+            let shift = PolicyShift { log_ratio, squared: 0.0, std, variance, root };
             let term = clip(shift, *advantage, range).term;
             loss += factor * term.loss;
             ratios.push(term.ratio);

@@ -37,7 +37,8 @@ pub struct DiffusionNftConfig {
     /// Videos that are generated for each prompt and compared with one another.
     #[schemars(range(min = 2, max = 4096))]
     pub group_size: usize,
-    /// Number of these videos to train on, half of them the best and half the worst; all of them when absent.
+    /// Number of these videos to train on, half of them those with the highest advantages and half those with the lowest;
+    /// all of them when absent.
     pub best_of: Option<usize>,
     /// Videos of a prompt, and later samples of a regression, that the model computes together. More are faster on
     /// small models, and take more memory in proportion.
@@ -68,8 +69,8 @@ pub struct DiffusionNftConfig {
     /// Weight of the squared distance of velocities to those of the policy of `kl_reference`.
     #[schemars(range(min = 0))]
     pub kl_weight: f64,
-    /// The policy that the KL compares with: `start` (where training starts, `model.lora_checkpoint` included: the KL
-    /// of the first step is 0) or `base` (without `model.lora_checkpoint`).
+    /// The policy that the KL compares with, in training and in evaluations: `start` (where training starts,
+    /// `model.lora_checkpoint` included: the KL of the first step is 0) or `base` (without `model.lora_checkpoint`).
     pub kl_reference: KlReference,
     /// Weight of the same distance to the old policy.
     #[schemars(range(min = 0))]

@@ -286,7 +286,7 @@ fn passes(options: &Options) -> Result<Passes> {
         videos: Some(videos),
         references: Some(references),
         decoded: Some([config.group_size, predicted]),
-        reference_is_start: config.needs_reference() && config.kl_reference == KlReference::Start,
+        reference_is_start: config.kl_reference == KlReference::Start,
         ..Passes::default()
     })
 }

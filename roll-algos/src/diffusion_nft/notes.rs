@@ -2,7 +2,7 @@
 
 use roll_core::{ConfiguredOptions, IdleKeys, Kind, OptionNotes, Result, When};
 
-use crate::kl_reference::{KL_REFERENCE, NO_KL};
+use crate::kl_reference::KL_REFERENCE;
 use crate::notes::{GUIDANCE, SHIFT, policy_gradient};
 use crate::policy_gradient::round::same_videos;
 
@@ -15,7 +15,6 @@ roll_core::inventory::submit! {
 const IDLE: &[IdleKeys] = &[
     SHIFT,
     GUIDANCE,
-    NO_KL,
     KL_REFERENCE,
     IdleKeys {
         keys: &["algo.beta", "algo.advantage_mode"],
@@ -67,6 +66,7 @@ mod tests {
         let defaults: Options = json!({
             "algo": DiffusionNftConfig::default(), "noise_seed": null, "reward": [{"name": "a"}],
             "evaluation": {"metadata": null, "train_samples": 0, "prompts": []},
+            "model": {"lora_checkpoint": "lora.safetensors"},
         })
         .as_object()
         .unwrap()
@@ -108,6 +108,12 @@ mod tests {
         assert!(noted(&awm).unwrap().contains("`algo.clip_range: 0.1"));
         let reference = [("/algo/kl_weight", json!(0.0)), ("/algo/kl_reference", json!("base"))];
         assert!(noted(&reference).unwrap().contains("`algo.kl_weight` is 0"));
+        let [weight, base] = reference;
+        assert_eq!(
+            noted(&[weight, base, ("/evaluation/train_samples", 2.into())]).unwrap(),
+            "",
+            "evaluations have a KL"
+        );
         let beta = [awm[0].clone(), ("/algo/beta", json!(0.3))];
         assert!(noted(&beta).unwrap().contains("`algo.loss` is not `nft`"));
     }

@@ -60,7 +60,8 @@ pub struct FlowGrpoConfig {
     /// Videos that are generated for each prompt and compared with one another.
     #[schemars(range(min = 2, max = 4096))]
     pub group_size: usize,
-    /// Number of these videos to train on, half of them the best and half the worst; all of them when absent.
+    /// Number of these videos to train on, half of them those with the highest advantages and half those with the lowest;
+    /// all of them when absent.
     pub best_of: Option<usize>,
     /// Videos of a prompt that the model computes together, in generation and training alike. More are faster on small
     /// models, and take more memory in proportion.
@@ -120,8 +121,8 @@ pub struct FlowGrpoConfig {
     /// Weight of the distance to the policy of `kl_reference`.
     #[schemars(range(min = 0))]
     pub kl_weight: f64,
-    /// The policy that the KL compares with: `start` (where training starts, `model.lora_checkpoint` included: the KL
-    /// of the first step is 0) or `base` (without `model.lora_checkpoint`).
+    /// The policy that the KL compares with, in training and in evaluations: `start` (where training starts,
+    /// `model.lora_checkpoint` included: the KL of the first step is 0) or `base` (without `model.lora_checkpoint`).
     pub kl_reference: KlReference,
     /// The distance: `velocity` or `mean`.
     pub kl_of: KlOf,

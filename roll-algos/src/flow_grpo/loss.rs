@@ -28,9 +28,13 @@ pub struct PolicyShift {
     pub log_ratio: f64,
     /// `mean((mean - mean_old)^2)`.
     pub squared: f64,
-    /// Level of noise of the step.
-    pub level: f64,
-    /// Root of its length.
+    /// Standard deviation of the step's noise.
+    pub std: f64,
+    /// Variance in its log-probability ([`SdeStep::variance`]).
+    ///
+    /// [`SdeStep::variance`]: crate::policy_gradient::sde::SdeStep::variance
+    pub variance: f64,
+    /// Root of the step's length.
     pub root: f64,
 }
 
@@ -55,11 +59,12 @@ pub fn clip(shift: PolicyShift, advantage: f64, range: ClipRange) -> StepTerm {
     StepTerm { term: clipped(shift.log_ratio, advantage, range), d_squared: 0.0, is_dropped: false }
 }
 
-/// The ratio is `exp((log ratio + mean((mean - mean_old)^2) / (2 g^2 h^2)) g h)`, the loss is divided by h^2. The
-/// gradient passes through both.
+/// The ratio is `exp((log ratio + mean((mean - mean_old)^2) / (2 variance)) variance / std)`, which is `exp(mean(z (mean -
+/// mean_old)))` for the noise z of the sampled step: the log-probability has the bias and the scale that are taken away.
+/// For Gaussians, `variance / std` is `g h`. The loss is divided by h^2. The gradient passes through both.
 pub fn guard(shift: PolicyShift, advantage: f64, range: ClipRange) -> StepTerm {
-    let scale = shift.level * shift.root;
-    let of_squared = 1.0 / (2.0 * scale * scale);
+    let scale = shift.variance / shift.std;
+    let of_squared = 1.0 / (2.0 * shift.variance);
     let term = clipped((shift.log_ratio + of_squared * shift.squared) * scale, advantage, range);
     let share = 1.0 / (shift.root * shift.root);
     let d_log_prob = share * scale * term.d_log_prob;
@@ -79,9 +84,9 @@ pub fn dppo(shift: PolicyShift, advantage: f64, divergence: f64, threshold: f64)
     StepTerm { term: PolicyTerm { loss, ratio, d_log_prob: loss }, d_squared: 0.0, is_dropped }
 }
 
-/// The divergence of [`dppo`] between two Gaussians of one step: `mean((mean - mean_old)^2) / (2 g^2 h^2)`.
+/// The divergence of [`dppo`] between two Gaussians of one step: `mean((mean - mean_old)^2) / (2 std^2)`.
 pub fn divergence(shift: PolicyShift) -> f64 {
-    shift.squared / (2.0 * (shift.level * shift.root).powi(2))
+    shift.squared / (2.0 * shift.std * shift.std)
 }
 
 /// Fails unless the threshold of [`dppo`] is above 0.
@@ -94,13 +99,16 @@ pub fn check_threshold(threshold: f64) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::FlowSchedule;
+    use crate::policy_gradient::sde::{SdeKind, SdeStep};
 
     #[test]
     fn gradients_match_finite_differences() {
         let range = ClipRange { low: 0.2, high: 0.3 };
-        let at = |log_ratio: f64, squared: f64| PolicyShift { log_ratio, squared, level: 0.6, root: 0.3 };
-        for advantage in [0.8, -1.2] {
+        for (advantage, variance) in [(0.8, 0.0324), (-1.2, 0.0324), (0.8, 0.5), (-1.2, 0.5)] {
+            let at = |log_ratio, squared| PolicyShift { log_ratio, squared, std: 0.18, variance, root: 0.3 };
             for log_ratio in [-0.4, 0.01, 0.5] {
                 let losses: [&dyn Fn(PolicyShift) -> StepTerm; 3] =
                     [&|shift| clip(shift, advantage, range), &|shift| guard(shift, advantage, range), &|shift| {
@@ -119,9 +127,56 @@ mod tests {
         }
     }
 
+    /// A step of each kind, whose mean moves by `move_by` in every element after a sample with the noise `z`.
+    fn moved(kind: SdeKind, i: usize, move_by: f64, z: f32) -> (SdeStep, PolicyShift) {
+        let schedule = FlowSchedule::new(12, 5.0).unwrap();
+        let step = SdeStep::new(kind, 0.7, schedule.sigmas(), i).unwrap();
+        let mask = LossMask::all(4);
+        let old = step.mean(&[0.3, -0.2, 0.5, 0.1], &[0.7, 0.1, -0.4, 0.2]);
+        let next = step.next(&old, &[z; 4]);
+        let mean: Vec<f64> = old.iter().map(|mean| mean + move_by).collect();
+        let log_ratio = step.log_prob(&next, &mean, mask) - step.log_prob(&next, &old, mask);
+        let squared = mean_shift(&mean, &old, mask);
+        let (std, variance, root) = (step.std(), step.variance(), step.root());
+        (step, PolicyShift { log_ratio, squared, std, variance, root })
+    }
+
+    const KINDS: [SdeKind; 4] = [SdeKind::Sde, SdeKind::Wan, SdeKind::Dance, SdeKind::Cps];
+
+    #[test]
+    fn the_divergence_is_that_of_two_gaussians_with_the_deviation_of_the_step() {
+        for kind in KINDS {
+            for i in [0, 5, 10] {
+                let (step, shift) = moved(kind, i, 1e-3, 0.4);
+                // KL(N(mean, std) | N(old, std)) of one element.
+                let expected = 1e-6 / (2.0 * step.std().powi(2));
+                assert!((divergence(shift) / expected - 1.0).abs() < 1e-9, "{kind:?} {i}");
+            }
+        }
+        // cps, first of 12 steps with shift 5: the deviation is 0.98214 sin(0.35 pi) = 0.87510.
+        let (step, shift) = moved(SdeKind::Cps, 0, 1e-3, 0.4);
+        assert!((step.std() - 0.875_096).abs() < 1e-6, "{}", step.std());
+        assert!((divergence(shift) - 6.529_18e-7).abs() < 1e-12, "{}", divergence(shift));
+    }
+
+    #[test]
+    fn the_guarded_ratio_has_neither_bias_nor_scale_of_its_step() {
+        let range = ClipRange { low: 0.9, high: 9.0 };
+        for kind in KINDS {
+            for i in [0, 5, 10] {
+                for (move_by, z) in [(0.02, 0.4), (-0.03, 0.4), (0.02, -1.1), (0.02, 0.0)] {
+                    let (_, shift) = moved(kind, i, move_by, z);
+                    let ratio = guard(shift, 1.0, range).term.ratio;
+                    let expected = (f64::from(z) * move_by).exp();
+                    assert!((ratio - expected).abs() < 1e-9, "{kind:?} {i}: {ratio} or {expected}");
+                }
+            }
+        }
+    }
+
     #[test]
     fn only_a_sample_that_moved_far_along_its_advantage_is_left_out() {
-        let at = |log_ratio: f64, squared: f64| PolicyShift { log_ratio, squared, level: 1.0, root: 1.0 };
+        let at = |log_ratio: f64, squared: f64| PolicyShift { log_ratio, squared, std: 1.0, variance: 1.0, root: 1.0 };
         let left_out = |shift, advantage| dppo(shift, advantage, divergence(shift), 1e-5).is_dropped;
         assert!(left_out(at(0.1, 1e-4), 1.0) && left_out(at(-0.1, 1e-4), -1.0));
         assert!(!left_out(at(0.1, 1e-4), -1.0) && !left_out(at(-0.1, 1e-4), 1.0));

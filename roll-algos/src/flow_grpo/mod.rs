@@ -212,7 +212,8 @@ impl FlowGrpoConfig {
         let shift = PolicyShift {
             log_ratio: step.log_prob(&next, &mean, mask) - step.log_prob(&next, &old_mean, mask),
             squared: mean_shift(&mean, &old_mean, mask),
-            level: step.level(),
+            std: step.std(),
+            variance: step.variance(),
             root: step.root(),
         };
         let advantage = clip::bounded(video.advantage, self.advantage_clip);
@@ -294,7 +295,7 @@ fn passes(options: &Options) -> Result<Passes> {
         steps,
         videos: Some(videos),
         references: Some(references),
-        reference_is_start: config.kl_weight > 0.0 && config.kl_reference == KlReference::Start,
+        reference_is_start: config.kl_reference == KlReference::Start,
         ..Passes::default()
     })
 }

@@ -2,7 +2,7 @@
 
 use roll_core::{IdleKeys, Kind, OptionNotes, When};
 
-use crate::kl_reference::{KL_REFERENCE, NO_KL};
+use crate::kl_reference::KL_REFERENCE;
 use crate::notes::{GUIDANCE, SHIFT, policy_gradient};
 
 use super::NAME;
@@ -15,7 +15,6 @@ const IDLE: &[IdleKeys] = &[
     SHIFT,
     GUIDANCE,
     KL_REFERENCE,
-    NO_KL,
     IdleKeys {
         keys: &["algo.eta"],
         when: When::Is("algo.sde", &["wan"]),

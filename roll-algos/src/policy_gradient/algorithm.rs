@@ -85,7 +85,7 @@ impl<M: Method> Algorithm for PolicyGradient<M> {
     fn evaluate(&mut self, context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
         let shared = self.method.shared();
         let facts = diffusion(context.model, M::NAME)?.schedule();
-        let plan = evaluation_plan(shared.evaluation(facts)?, facts)?;
+        let plan = evaluation_plan(shared.evaluation(facts)?, facts, shared.kl_reference)?;
         let generation = Generation {
             algorithm: M::NAME,
             negative_prompt: &shared.sampling.negative_prompt,

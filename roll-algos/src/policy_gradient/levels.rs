@@ -1,8 +1,9 @@
 //! The noise levels that are trained, and evaluations at them.
 
 use crate::FlowSchedule;
-use roll_core::{Adapter, Error, Result, ScheduleFacts};
+use roll_core::{Error, Result, ScheduleFacts};
 
+use crate::kl_reference::KlReference;
 use crate::reward_fl::{Adjoint, EarlyStop, LatentDtype, RolloutPlan};
 use crate::sampling::Sampling;
 
@@ -34,8 +35,9 @@ pub(crate) fn acting_steps(schedule: &FlowSchedule, facts: ScheduleFacts, [low, 
     }
 }
 
-/// The rollout of an evaluation. Its KL is a mean over the steps at which trainable parameters act.
-pub(crate) fn evaluation_plan(sampling: Sampling, facts: ScheduleFacts) -> Result<RolloutPlan> {
+/// The rollout of an evaluation. Its KL, from the policy of `reference`, is a mean over the steps at which trainable
+/// parameters act.
+pub(crate) fn evaluation_plan(sampling: Sampling, facts: ScheduleFacts, reference: KlReference) -> Result<RolloutPlan> {
     let Sampling { schedule, sampler, guidance } = sampling;
     let acting = acting_steps(&schedule, facts, [0.0, 1.0])?;
     Ok(RolloutPlan {
@@ -47,7 +49,7 @@ pub(crate) fn evaluation_plan(sampling: Sampling, facts: ScheduleFacts) -> Resul
         trained: acting.clone(),
         acting,
         adjoint: Adjoint::Chain,
-        reference: Some(Adapter::Start),
+        reference: Some(reference.adapter()),
         early_stop: EarlyStop::Decode,
         latent_dtype: LatentDtype::F32,
     })

@@ -5,6 +5,7 @@ use roll_core::{Error, Result, ResultExt, ScheduleFacts};
 use serde::{Deserialize, Serialize};
 
 use super::advantages::Spread;
+use crate::kl_reference::KlReference;
 use crate::sampling::{Sampling, SamplingOptions, agreeing_steps};
 use crate::scoring::{FrameRate, Reference};
 use crate::update::OnNonfinite;
@@ -30,6 +31,7 @@ pub struct SharedOptions {
     pub advantage_spread: Spread,
     pub several_rewards: SeveralRewards,
     pub data_weight: f64,
+    pub kl_reference: KlReference,
     pub sampling: SamplingOptions,
     pub evaluation_sampler: Option<Sampler>,
     pub reference: Reference,
@@ -49,6 +51,7 @@ macro_rules! shared_options {
             advantage_spread: $config.advantage_spread,
             several_rewards: $config.several_rewards,
             data_weight: $config.data_weight,
+            kl_reference: $config.kl_reference,
             sampling: $crate::sampling::SamplingOptions {
                 num_inference_steps: $config.num_inference_steps,
                 timesteps: $config.timesteps.clone(),

@@ -487,20 +487,8 @@ pub(crate) fn set_advantages<T>(
     let is_finite = all.iter().all(|rank| rank.is_finite);
     let first: usize = all[..ranks.rank().0].iter().map(|rank| rank.videos.len()).sum();
     let (rows, scores): (Vec<u64>, Vec<Option<Scores>>) = all.into_iter().flat_map(|rank| rank.videos).unzip();
-    let sums: Vec<Option<f64>> = scores.iter().map(|scores| Some(scores.as_ref()?.sum)).collect();
-    tally.groups = GroupStatistics::of(&sums, &rows);
-    let mut advantages = match (shared.several_rewards, weights.len()) {
-        (SeveralRewards::Apart, 2..) => {
-            let term = |t: usize| scores.iter().map(|scores| Some(scores.as_ref()?.terms[t])).collect();
-            let terms: Vec<Vec<Option<f64>>> = (0..weights.len()).map(term).collect();
-            normalized_apart(&terms, &weights, &rows, shared.advantage_spread)
-        }
-        _ => normalized(&sums, &rows, Normalization::new(shared.advantage_spread)),
-    };
-    if let Some(best_of) = shared.best_of {
-        clear_all_but_best_and_worst(&mut advantages, &sums, &rows, best_of);
-    }
-    let mut advantages = advantages.into_iter().skip(first);
+    tally.groups = GroupStatistics::of(&sums(&scores), &rows);
+    let mut advantages = advantages(shared, &weights, &scores, &rows).into_iter().skip(first);
     for video in groups.iter_mut().flat_map(|group| &mut group.videos) {
         video.advantage = advantages.next().unwrap_or(0.0);
         tally.mean("actor/advantage", video.advantage.abs());
@@ -509,12 +497,34 @@ pub(crate) fn set_advantages<T>(
     Ok(is_finite)
 }
 
-/// Sets the advantage of all but the best and worst videos of each row to 0.
-fn clear_all_but_best_and_worst(advantages: &mut [f64], sums: &[Option<f64>], rows: &[u64], best_of: usize) {
+fn sums(scores: &[Option<Scores>]) -> Vec<Option<f64>> {
+    scores.iter().map(|scores| Some(scores.as_ref()?.sum)).collect()
+}
+
+/// The advantages of videos with these scores, of rewards with these weights. Videos with equal `rows` form a group.
+fn advantages(shared: &SharedOptions, weights: &[f64], scores: &[Option<Scores>], rows: &[u64]) -> Vec<f64> {
+    let mut advantages = match (shared.several_rewards, weights.len()) {
+        (SeveralRewards::Apart, 2..) => {
+            let term = |t: usize| scores.iter().map(|scores| Some(scores.as_ref()?.terms[t])).collect();
+            let terms: Vec<Vec<Option<f64>>> = (0..weights.len()).map(term).collect();
+            normalized_apart(&terms, weights, rows, shared.advantage_spread)
+        }
+        _ => normalized(&sums(scores), rows, Normalization::new(shared.advantage_spread)),
+    };
+    if let Some(best_of) = shared.best_of {
+        let has_score: Vec<bool> = scores.iter().map(Option::is_some).collect();
+        clear_all_but_best_and_worst(&mut advantages, &has_score, rows, best_of);
+    }
+    advantages
+}
+
+/// Sets the advantage of all but the best and worst videos of each row to 0. Of several rewards normalised apart, the sum
+/// of the scores has another order, that of the reward with the largest scale.
+fn clear_all_but_best_and_worst(advantages: &mut [f64], has_score: &[bool], rows: &[u64], best_of: usize) {
     let mut positions: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
     rows.iter().enumerate().for_each(|(i, row)| positions.entry(*row).or_default().push(i));
     for positions in positions.values() {
-        let own: Vec<Option<f64>> = positions.iter().map(|i| sums[*i]).collect();
+        let own: Vec<Option<f64>> = positions.iter().map(|i| has_score[*i].then_some(advantages[*i])).collect();
         let chosen = best_and_worst(&own, best_of);
         positions.iter().enumerate().filter(|(i, _)| !chosen.contains(i)).for_each(|(_, at)| advantages[*at] = 0.0);
     }
@@ -540,4 +550,47 @@ pub(crate) fn require_different_videos(ctx: &StepContext<'_>, algorithm: &str) -
 pub(crate) fn same_videos(algorithm: &str) -> Error {
     let problem = format!("`{algorithm}` compares the videos of a prompt, and they would be all the same: unset it");
     Error::config("noise_seed", problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flow_grpo::FlowGrpoConfig;
+    use crate::policy_gradient::Method;
+    use crate::policy_gradient::advantages::Spread;
+
+    /// The positions of the videos that `best_of: 2` trains on, of one group with the scores of two rewards.
+    fn kept(several_rewards: SeveralRewards, advantage_spread: Spread, rewards: [[f64; 4]; 2]) -> Vec<usize> {
+        let config =
+            FlowGrpoConfig { several_rewards, advantage_spread, best_of: Some(2), ..FlowGrpoConfig::default() };
+        let scores: Vec<Option<Scores>> = (0..4)
+            .map(|i| Some(Scores { sum: rewards[0][i] + rewards[1][i], terms: vec![rewards[0][i], rewards[1][i]] }))
+            .collect();
+        let advantages = advantages(&config.shared(), &[1.0, 1.0], &scores, &[7; 4]);
+        (0..4).filter(|i| advantages[*i] != 0.0).collect()
+    }
+
+    /// Over their deviations 0.370 and 0.740 the scores are -1.28, -0.47, 0.34, 1.42 and 1.52, -1.18, 0.17, -0.51: their
+    /// sums are 0.24, -1.66, 0.51, 0.91. The sums of the scores themselves are 52, 50.3, 51.6, 51.5.
+    #[test]
+    fn the_best_and_worst_of_rewards_normalised_apart_are_chosen_by_the_normalised_sum() {
+        let rewards = [[0.0, 0.3, 0.6, 1.0], [52.0, 50.0, 51.0, 50.5]];
+        for spread in [Spread::Group, Spread::Step, Spread::LargestGroup] {
+            assert_eq!(kept(SeveralRewards::Apart, spread, rewards), [1, 3], "{spread:?}");
+            assert_eq!(kept(SeveralRewards::Sum, spread, rewards), [0, 1], "{spread:?}");
+        }
+        // Without a spread, both choose by the sum.
+        assert_eq!(kept(SeveralRewards::Apart, Spread::None, rewards), [0, 1]);
+    }
+
+    #[test]
+    fn a_video_without_a_score_is_neither_best_nor_worst() {
+        let config = FlowGrpoConfig { best_of: Some(2), ..FlowGrpoConfig::default() };
+        let of = |sum: f64| Some(Scores { sum, terms: Vec::new() });
+        // The missing score would have the advantage 0, between the others.
+        let found = advantages(&config.shared(), &[], &[of(5.0), None, of(6.0), of(1.0)], &[7; 4]);
+        assert!(found[0] == 0.0 && found[1] == 0.0 && found[2] > 0.0 && found[3] < 0.0, "{found:?}");
+        let found = advantages(&config.shared(), &[], &[None, None, of(6.0), of(1.0)], &[7; 4]);
+        assert!(found[..2] == [0.0; 2] && found[2] > 0.0 && found[3] < 0.0, "{found:?}");
+    }
 }

@@ -116,9 +116,19 @@ impl SdeStep {
         self.level > 0.0 || (self.kind == SdeKind::Cps && self.std > 0.0)
     }
 
-    /// std / |b|: undoes the step's own scale of d log p / d v (Flash-GRPO, arXiv:2605.15980).
+    /// The variance in the log-probability, `-mean((x' - mean)^2) / (2 variance)` and a constant. That of `cps`, which is
+    /// the squared distance alone, is 1/2.
+    pub fn variance(&self) -> f64 {
+        match self.kind {
+            SdeKind::Cps => 0.5,
+            _ => self.std * self.std,
+        }
+    }
+
+    /// variance / (std |b|), of Gaussians std / |b|: undoes the step's own scale of d log p / d v, which is `b std z /
+    /// variance` (Flash-GRPO, arXiv:2605.15980).
     pub fn rescale(&self) -> f64 {
-        self.std / self.of_velocity.abs()
+        self.variance() / (self.std * self.of_velocity.abs())
     }
 
     /// `a x + b v`.
@@ -145,8 +155,7 @@ impl SdeStep {
 
     /// d log-probability / d mean.
     pub fn d_mean(&self, next: &[f64], mean: &[f64], mask: LossMask) -> Vec<f64> {
-        let variance = if self.kind == SdeKind::Cps { 0.5 } else { self.std * self.std };
-        let slope = 1.0 / (variance * mask.count() as f64);
+        let slope = 1.0 / (self.variance() * mask.count() as f64);
         mask.map(|i| slope * (next[i] - mean[i]))
     }
 }
@@ -232,6 +241,29 @@ mod tests {
                 }
                 assert!([0, 1, 6, 7].iter().all(|known| gradient[*known] == 0.0));
             }
+        }
+    }
+
+    /// The root mean square of d log p / d v over the noise of a step, `std |b| / variance`, by the pullback.
+    #[test]
+    fn rescaled_gradients_of_all_steps_have_one_size() {
+        let schedule = FlowSchedule::new(12, 5.0).unwrap();
+        let (x, v, z) = (draws(1), draws(2), draws(3));
+        let mask = LossMask::all(12);
+        for kind in KINDS {
+            let sizes = (0..11).map(|i| {
+                let step = SdeStep::new(kind, 0.7, schedule.sigmas(), i).unwrap();
+                let mean = step.mean(&x, &v);
+                let slopes = step.d_mean(&step.next(&mean, &z), &mean, mask);
+                let length = slopes.iter().map(|slope| (slope * step.of_velocity()).powi(2)).sum::<f64>().sqrt();
+                (length, length * step.rescale())
+            });
+            let (own, rescaled): (Vec<f64>, Vec<f64>) = sizes.unzip();
+            let spread = |sizes: &[f64]| {
+                let [least, most] = [f64::min, f64::max].map(|of| sizes.iter().copied().reduce(of).unwrap());
+                most / least
+            };
+            assert!(spread(&own) > 1.5 && spread(&rescaled) < 1.0 + 1e-9, "{kind:?} {own:?} {rescaled:?}");
         }
     }
 

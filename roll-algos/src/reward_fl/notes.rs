@@ -3,7 +3,7 @@
 use roll_core::{ConfiguredOptions, IdleKeys, Kind, OptionNotes, Result, When};
 
 use crate::kl_reference::KL_REFERENCE;
-use crate::notes::{GUIDANCE, SHIFT, buckets};
+use crate::notes::{GUIDANCE, SHIFT, buckets, kl_reference};
 
 use super::NAME;
 
@@ -34,6 +34,7 @@ fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let listed = config.value("algo.timesteps").and_then(|list| list.as_array()).map(|list| list.len() as u64);
     let steps = listed.or_else(|| number("algo.num_inference_steps"));
     let mut notes = buckets(config)?;
+    notes.extend(kl_reference(config));
     if let (Some(last), Some(steps)) = (number("algo.final_timestep"), steps)
         && last + 1 >= steps
     {
@@ -100,6 +101,16 @@ mod tests {
         let note = noted("base", json!(null));
         assert!(note.contains("`algo.kl_reference: base` has no effect"), "{note}");
         assert_eq!(noted("base", "lora.safetensors".into()) + &noted("start", json!(null)), "");
+        let without = |evaluation: serde_json::Value| {
+            let mut config = defaults.clone();
+            (config["algo"]["kl_reference"], config["algo"]["kl_weight"]) = ("base".into(), 0.0.into());
+            config["model"]["lora_checkpoint"] = "lora.safetensors".into();
+            config.insert("evaluation".into(), evaluation);
+            OptionNotes::of(Kind::Algorithm, NAME, &ConfiguredOptions::new(&config, &defaults)).unwrap().join("; ")
+        };
+        let note = without(json!({"train_samples": 0}));
+        assert!(note.contains("`algo.kl_weight` is 0 and no clip is evaluated"), "{note}");
+        assert_eq!(without(json!({"train_samples": 2})) + &without(json!({"prompts": ["a cat"]})), "");
     }
 
     #[test]
