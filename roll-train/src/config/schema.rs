@@ -33,8 +33,8 @@ static OPTIONS: LazyLock<Vec<(&str, Vec<Key>)>> = LazyLock::new(|| {
     linked.map(|component| (component.factory.kind().section(), component.keys())).collect()
 });
 
-/// Whether the value of `key` is a choice among maps of one word, and `words` are two of these words. Options of plugins
-/// have no schema.
+/// Whether the value of `key` is a choice among maps of one word, and `words` are two of these words. Options of
+/// plugins have no schema.
 pub(super) fn are_choices(key: &str, words: [&str; 2]) -> bool {
     let of_linked = |key: &str| {
         let (section, option) = component_and_rest(key)?;
