@@ -70,6 +70,7 @@ const TAKEN: &[(Base, &[&str])] = &[
     (Base::Sft, &[]),
     (Base::Agent, &[]),
     (Base::Agent, &["algo.adv_estimator=gae"]),
+    (Base::Agent, &["algo.group_size=1", "algo.reward_normalization.grouping=batch"]),
     (Base::Fl, &["ranks=2", "strategy.name=zero"]),
     (Base::Fl, &["model.lora_checkpoint=adapter", "model.lora_rank=null"]),
     (Base::Fl, &["model.lora_checkpoint=adapter", "model.lora_rank=null", "algo.kl_reference=base"]),
@@ -134,6 +135,7 @@ const REFUSED: &[(Base, &[&str])] = &[
     (Base::Agent, &["algo.agent_template='{nosuch} {observation}'"]),
     (Base::Agent, &["algo.sequence_length=4"]),
     (Base::Agent, &["algo.tags=[x]"]),
+    (Base::Agent, &["algo.group_size=1"]),
     // Options of the model.
     (Base::Fl, &["model.lora_rnak=2"]),
     (Base::Fl, &["model.trainable_models=dit"]),
@@ -197,6 +199,11 @@ const REFUSED: &[(Base, &[&str])] = &[
     (Base::Sft, &["algo.data=nowhere.jsonl"]),
     (Base::Sft, &["algo.data=questions.jsonl"]),
     (Base::Sft, &["algo.val_data=questions.jsonl"]),
+    (Base::Sft, &["data.metadata=good.jsonl"]),
+    (Base::Sft, &["evaluation.metadata=good.jsonl"]),
+    (Base::Agent, &["data.metadata=good.jsonl"]),
+    (Base::Agent, &["evaluation.metadata=good.jsonl"]),
+    (Base::Fl, &["algo.data=good.jsonl"]),
     // Rewards.
     (Base::Fl, &["reward=[]"]),
     (Base::Fl, &["reward.target=7"]),

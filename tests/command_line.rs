@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use roll_backends::Backend;
-use roll_core::{Registry, Tensor};
+use roll_core::{Registry, Tensor, Video};
 use roll_train::config::ConfigLayers;
 
 use crate::program;
@@ -93,6 +93,28 @@ fn existing_files_are_not_overwritten() {
     world.train("run", 1, &["reward.name=brightness", "training.learning_rate=1e-3"]);
     fails(&world.roll(&["report", "run", "--output", "notes.md"]), 2, &["--output", ".html"]);
     assert_eq!(std::fs::read_to_string(world.path("notes.md")).unwrap(), "mine");
+    let photo =
+        roll_data::write_pngs(world.path("photo"), &Video::new(Tensor::zeros([1, 3, 64, 64]), 8.0).unwrap()).unwrap();
+    let photo = photo[0].strip_prefix(world.path("")).unwrap_or(&photo[0]).to_str().unwrap().to_string();
+    for (name, command) in [
+        (photo.as_str(), &["rewards", "try", "brightness", &photo, "--output", &photo][..]),
+        ("curve.png", &["plot", "run", "--y", "actor/score", "--output", "curve.png"]),
+        ("page.html", &["report", "run", "--output", "page.html"]),
+        ("votes.jsonl", &["data", "votes", "run", "votes.jsonl"]),
+        ("step.json", &["bench", "--json", "step.json"]),
+        ("answers.yaml", &["init", "answers.yaml"]),
+    ] {
+        if name != photo {
+            std::fs::write(world.path(name), "mine").unwrap();
+        }
+        let before = std::fs::read(world.path(name)).unwrap();
+        fails(&world.roll(command), 2, &[name, "--force replaces it"]);
+        assert_eq!(std::fs::read(world.path(name)).unwrap(), before, "{command:?}");
+    }
+    world.done(&["report", "run", "--output", "page.html", "--force"]);
+    assert!(std::fs::read_to_string(world.path("page.html")).unwrap().contains("<html"));
+    world.done(&["report", "run"]);
+    world.done(&["report", "run"]);
     let convert = ["convert-lora", "run/checkpoints/step-000001/adapter.safetensors", "k.safetensors", "--to", "kohya"];
     world.done(&convert);
     fails(&world.roll(&convert), 2, &["k.safetensors", "--force"]);
@@ -299,7 +321,7 @@ fn init_asks_writes_a_commented_configuration_and_checks_it() {
     let output = answer(&world, answers);
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}{}", stderr_text(&output));
-    for part in ["from 1 to 5, found `x`", "`bright` is none of them", "wrote my.yaml", "roll run --config my.yaml"] {
+    for part in ["from 1 to 5, found `x`", "`bright` is none of them", "wrote my.yaml", "roll run my.yaml"] {
         assert!(said.contains(part), "{part}: {said}");
     }
     let written = std::fs::read_to_string(world.path("my.yaml")).unwrap();
@@ -309,7 +331,7 @@ fn init_asks_writes_a_commented_configuration_and_checks_it() {
     assert!(written.contains("# Number of optimizer steps"), "{written}");
     world.done(&["run", "--config", "my.yaml", "--out", "mine", "--set", "sample_steps=0"]);
 
-    fails(&answer(&world, ""), 2, &["my.yaml is there already"]);
+    fails(&answer(&world, ""), 2, &["my.yaml", "--force replaces it"]);
     std::fs::remove_file(world.path("my.yaml")).unwrap();
     fails(&answer(&world, "1\n"), 1, &["the answers ended"]);
     assert!(!world.path("my.yaml").exists());

@@ -151,15 +151,114 @@ fn rejects_invalid_tagged_choices() {
 }
 
 #[test]
-fn a_choice_of_a_file_is_replaced_by_unset_and_set() {
+fn a_choice_is_replaced_by_a_later_one() {
     let world = World::new(0);
     let recipe = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/recipes/identity-i2v.yaml");
-    let choice = ["--set", "algo.trained_steps={last: 1}"];
-    let config = |arguments: &[&str]| world.roll(&[&["config", "--config", recipe], arguments].concat());
-    fails(&config(&choice), 2, &["`algo.trained_steps"]);
-    let listing = config(&[&choice[..], &["--unset", "algo.trained_steps"]].concat());
-    let listing = String::from_utf8(listing.stdout).unwrap();
-    assert!(listing.contains("trained_steps.last:") && !listing.contains("leap"), "{listing}");
+    let write = |name: &str, text: &str| std::fs::write(world.path(name), text).unwrap();
+    write("last.yaml", "algo: {trained_steps: {last: 1}}\n");
+    write("dotted.yaml", "algo.trained_steps: {last: 1}\n");
+    write("composed.yaml", "defaults: [base, last]\n");
+    write("base.yaml", "algo: {trained_steps: {leap: {discount: 0.5}}}\n");
+    let config = |arguments: &[&str]| world.done(&[&["config", recipe], arguments].concat());
+    for arguments in [
+        &["--set", "algo.trained_steps={last: 1}"][..],
+        &["--set", "algo.trained_steps.last=1"],
+        &["--unset", "algo.trained_steps", "--set", "algo.trained_steps={last: 1}"],
+        &[
+            "--set",
+            "algo.trained_steps={last: 2}",
+            "--set",
+            "algo.trained_steps.leap=null",
+            "--set",
+            "algo.trained_steps.last=1",
+        ],
+        &["last.yaml"],
+        &["dotted.yaml"],
+        &["composed.yaml"],
+    ] {
+        let listing = config(arguments);
+        assert!(listing.contains("trained_steps.last:") && !listing.contains("leap"), "{arguments:?}: {listing}");
+    }
+    for arguments in [
+        &["--set", "algo.trained_steps={leap: {discount: 0.7}}"][..],
+        &["--set", "algo.trained_steps.leap.discount=0.7"],
+    ] {
+        let listing = config(&[&["--set", "algo.trained_steps.leap.similarity_floor=0.2"], arguments].concat());
+        assert!(listing.contains(" 0.7") && listing.contains(" 0.2"), "a choice merges with itself: {listing}");
+    }
+    fails(
+        &world.roll(&["config", recipe, "--set", "algo.trained_steps={last: 1, leap: {}}"]),
+        2,
+        &["`algo.trained_steps"],
+    );
+}
+
+#[test]
+fn a_component_of_another_name_replaces_the_earlier_one() {
+    let world = World::new(0);
+    let write = |name: &str, text: &str| std::fs::write(world.path(name), text).unwrap();
+    write(
+        "a.yaml",
+        "algo: {name: reward_fl, mid_timestep: 3, num_inference_steps: 6}\nreward: {name: brightness, target: 0.5}\n",
+    );
+    write("b.yaml", "algo: {name: diffusion_nft, beta: 0.3}\nreward: {name: sharpness}\n");
+    write("dotted.yaml", "algo.name: diffusion_nft\nalgo.beta: 0.3\nreward.name: sharpness\n");
+    let value = |listing: &str, key: &str| {
+        let line = listing.lines().find(|line| line.starts_with(&format!("{key}:"))).map(str::to_string);
+        line.unwrap_or_default().split_whitespace().nth(1).unwrap_or("none").to_string()
+    };
+    for arguments in [
+        &["b.yaml"][..],
+        &["dotted.yaml"],
+        &["--set", "algo={name: diffusion_nft, beta: 0.3}", "--set", "reward={name: sharpness}"],
+    ] {
+        let listing = world.done(&[&["config", "a.yaml"], arguments].concat());
+        let values =
+            ["algo.name", "algo.mid_timestep", "reward.0.name", "reward.0.target"].map(|key| value(&listing, key));
+        assert_eq!(values, ["\"diffusion_nft\"", "none", "\"sharpness\"", "none"], "{arguments:?}: {listing}");
+        assert_ne!(value(&listing, "algo.num_inference_steps"), "6", "{arguments:?}");
+    }
+    let same = world.done(&["config", "a.yaml", "--set", "algo={name: reward_fl, final_timestep: 4}"]);
+    assert_eq!(value(&same, "algo.mid_timestep"), "3", "one name is one component: {same}");
+}
+
+#[test]
+fn values_of_the_command_line_apply_in_its_order() {
+    let world = World::new(0);
+    let seed = |arguments: &[&str]| {
+        let listing = world.done(&[&["config"], arguments].concat());
+        listing
+            .lines()
+            .find(|line| line.starts_with("seed:"))
+            .unwrap_or_default()
+            .split_whitespace()
+            .nth(1)
+            .unwrap()
+            .to_string()
+    };
+    assert_eq!(seed(&["--set", "seed=3", "--unset", "seed"]), "42");
+    assert_eq!(seed(&["--unset", "seed", "--set", "seed=3"]), "3");
+    let name = |arguments: &[&str]| world.done(&[&["config"], arguments].concat()).contains("\"flow_grpo\"");
+    assert!(name(&["--set", "algo.name=diffusion_nft", "--algo", "flow_grpo"]));
+    assert!(!name(&["--algo", "flow_grpo", "--set", "algo.name=diffusion_nft"]));
+    for (name, number) in [("1.yaml", 1), ("2.yaml", 2)] {
+        std::fs::write(world.path(name), format!("seed: {number}\n")).unwrap();
+    }
+    assert_eq!(seed(&["1.yaml", "2.yaml"]), "2");
+    assert_eq!(seed(&["--config", "2.yaml", "1.yaml"]), "1");
+    assert_eq!(seed(&["2.yaml", "-c", "1.yaml"]), "1");
+    for command in ["run", "train", "check", "plan", "generate", "config"] {
+        let more: &[&str] = if command == "generate" { &["--prompt", "a", "--output", "a.mp4"] } else { &[] };
+        fails(&world.roll(&[&[command, "nowhere.yaml"], more].concat()), 2, &["nowhere.yaml"]);
+    }
+    std::fs::create_dir(world.path("folder")).unwrap();
+    fails(&world.roll(&["run", "folder"]), 2, &["is a directory", "configuration file"]);
+    fails(&world.roll(&["run", "--steps", "-3"]), 2, &["whole number of at least 0"]);
+    fails(
+        &world.roll(&["generate", "--prompt", "a", "--output", "a.mp4", "--steps", "1.5"]),
+        2,
+        &["expected a whole number"],
+    );
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Keys without effect that several algorithms share.
 
-use roll_core::{ConfiguredOptions, IdleKeys, Kind, OptionNotes, Result, When};
+use roll_core::{ConfiguredOptions, Error, IdleKeys, Kind, OptionNotes, Result, When};
 
 use crate::kl_reference::NO_KL;
 
@@ -55,6 +55,26 @@ fn evaluates_nothing(config: &ConfiguredOptions<'_>) -> bool {
     config.value("evaluation.metadata").is_none() && samples == 0.0 && prompts == 0
 }
 
+/// Fails if an algorithm that brings its own data is given clips to train on or to evaluate; the reasons say where its
+/// data come from.
+pub fn refuse_clips(config: &ConfiguredOptions<'_>, reasons: [&str; 2]) -> Result<()> {
+    for (key, reason) in ["data.metadata", "evaluation.metadata"].into_iter().zip(reasons) {
+        if let Some(value) = config.value(key) {
+            let found = value.as_str().map_or_else(|| value.to_string(), String::from);
+            return Err(Error::config(key, format!("`{found}` would not be read: {reason}; leave this key out")));
+        }
+    }
+    Ok(())
+}
+
+fn conversations(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
+    let reasons = [
+        "conversations to train on are named by `algo.data`",
+        "conversations to validate on are named by `algo.val_data`",
+    ];
+    refuse_clips(config, reasons).map(|()| Vec::new())
+}
+
 /// The note of an algorithm that computes samples one by one: clips of a bucket are cut and ordered, and not batched.
 pub fn buckets(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let algorithm = config.value("algo.name").and_then(|name| name.as_str()).unwrap_or("the algorithm");
@@ -69,7 +89,7 @@ pub fn buckets(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
 }
 
 roll_core::inventory::submit! {
-    OptionNotes { kind: Kind::Algorithm, name: "sft", idle: &[DATA, VIDEOS], more: None }
+    OptionNotes { kind: Kind::Algorithm, name: "sft", idle: &[DATA, VIDEOS], more: Some(conversations) }
 }
 
 roll_core::inventory::submit! {

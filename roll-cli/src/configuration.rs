@@ -1,10 +1,12 @@
 //! The configuration of a command, from files, the environment and arguments, and the components it may name.
 
-use roll_core::{BuildContext, Registry, Replaces, Result};
+use std::path::Path;
+
+use roll_core::{BuildContext, Error, Registry, Replaces, Result};
 use roll_train::config::{ConfigLayers, LoadedConfig, MergedConfig};
 use roll_train::run_dir::RunDir;
 
-use crate::args::ConfigArgs;
+use crate::args::{ConfigArgs, GivenValue};
 use crate::{demo, ranks};
 
 /// A configuration that was read and not checked yet.
@@ -25,30 +27,20 @@ impl Configuration {
         if let Some(run) = &args.run {
             layers = layers.file_of_run(run.config_path(), args.trust)?;
         }
-        for file in &args.config {
+        for file in &args.layers.files {
             layers = match RunDir::has_config(file) {
+                _ if file.is_dir() => return Err(directory_as_file(file)),
                 true => layers.file_of_run(file, args.trust)?,
                 false => layers.file(file)?,
             };
         }
         layers = layers.environment(std::env::vars())?;
-        let named = [
-            ("algo.name", &args.algo, "--algo"),
-            ("model.name", &args.model, "--model"),
-            ("env.name", &args.env, "--env"),
-            ("backend", &args.backend, "--backend"),
-        ];
-        // First, so that a choice that is a map can be replaced by another: maps merge.
-        for key in &args.unset {
-            layers = layers.set_text(key, "null", "--unset")?;
-        }
-        for (key, value, origin) in named {
-            if let Some(value) = value {
-                layers = layers.set_text(key, value, origin)?;
-            }
-        }
-        for assignment in &args.set {
-            layers = layers.set(assignment)?;
+        for value in &args.layers.values {
+            layers = match value {
+                GivenValue::Assignment(assignment) => layers.set(assignment)?,
+                GivenValue::OfKey(key, value, origin) => layers.set_text(key, value, origin)?,
+                GivenValue::Unset(key) => layers.set_text(key, "null", "--unset")?,
+            };
         }
         if args.plugins_replace {
             layers = layers.set_text("plugins_replace", "true", "--plugins-replace")?;
@@ -115,6 +107,17 @@ impl Configuration {
         }
         Ok(loaded)
     }
+}
+
+/// The error on a directory where a configuration file is expected.
+fn directory_as_file(path: &Path) -> Error {
+    let problem = match RunDir::has_run(path) {
+        true => {
+            "is the directory of a run: its configuration is config.yaml in it, and `roll run --resume` goes on with it"
+        }
+        false => "is a directory: expected a configuration file (YAML)",
+    };
+    Error::bad_file(path, problem)
 }
 
 /// The context of components on the ranks of this process. Relative paths start from the working directory.

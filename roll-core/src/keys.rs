@@ -97,6 +97,18 @@ mod schema {
                 |schema: &Json| types(schema).is_some_and(|types| types.iter().all(|t| ["string", "null"].contains(t)));
             alternatives(&self.schema).into_iter().all(text)
         }
+
+        /// Whether the value at `place`, the name of this key or of a value within it, is a choice among maps of one
+        /// word, and `words` are two of these words.
+        pub fn are_choices(&self, place: &str, words: [&str; 2]) -> bool {
+            let mut place = place.split('.');
+            if !self.name.split('.').all(|part| place.next() == Some(part)) {
+                return false;
+            }
+            let found = place.fold(vec![&self.schema], within);
+            let tags: Vec<&String> = found.into_iter().flat_map(alternatives).filter_map(tag).collect();
+            words.iter().all(|word| tags.iter().any(|tag| tag == word))
+        }
     }
 
     /// The error on a key that is not among `siblings`, the names at its level. It suggests the nearest of these, or of
@@ -156,6 +168,15 @@ mod schema {
                 None => {}
             }
         }
+    }
+
+    /// The schemas of the entry `part` of maps and lists with these schemas.
+    fn within<'a>(schemas: Vec<&'a Json>, part: &str) -> Vec<&'a Json> {
+        let entry = |one: &'a Json| match part.parse::<usize>() {
+            Ok(_) => one.get("items"),
+            Err(_) => fields(one)?.get(part),
+        };
+        schemas.into_iter().flat_map(alternatives).filter_map(entry).collect()
     }
 
     enum Nesting<'a> {
@@ -438,6 +459,13 @@ mod tests {
         Skip,
         /// Take this.
         Value(f64),
+        /// Take another.
+        Other(f64),
+    }
+
+    #[derive(Clone, Default, serde::Serialize, schemars::JsonSchema)]
+    struct Entry {
+        missing: Missing,
     }
 
     #[derive(Clone, Default, serde::Serialize, schemars::JsonSchema)]
@@ -473,6 +501,8 @@ mod tests {
         /// Filters.
         filters: Vec<Inner>,
         maybe: Option<Inner>,
+        /// Entries.
+        listed: Vec<Entry>,
         /// Text.
         label: Option<String>,
     }
@@ -489,6 +519,7 @@ mod tests {
                 inner: Inner { depth: 2 },
                 filters: Vec::new(),
                 maybe: None,
+                listed: Vec::new(),
                 label: None,
             }
         }
@@ -512,10 +543,11 @@ mod tests {
         assert_eq!(key("bound").values, "a number above 0 or `null`");
         assert_eq!(key("short").default, Some(0.4.into()));
         let missing = key("missing");
-        assert_eq!(missing.values, "`skip` or `{value: ...}` with a number");
+        assert_eq!(missing.values, "`skip`, `{value: ...}` with a number or `{other: ...}` with a number");
         assert_eq!(missing.choices[0], ("`skip`".into(), "Leave it out.".into()));
         assert_eq!(missing.choices[1].1, "Take this.");
-        assert_eq!(serde_json::json!(Missing::Value(1.0)), serde_json::json!({"value": 1.0}));
+        let both = [Missing::Value(1.0), Missing::Other(2.0)];
+        assert_eq!(serde_json::json!(both), serde_json::json!([{"value": 1.0}, {"other": 2.0}]));
     }
 
     #[test]
@@ -554,7 +586,7 @@ mod tests {
         };
         assert_eq!(error("missing", "skip".into()) + &error("missing", serde_json::json!({"value": 1})), "");
         let word = error("missing", "leave".into());
-        assert!(word.contains("expected `skip` or `{value: ...}` with a number, found `leave`"), "{word}");
+        assert!(word.contains("`{other: ...}` with a number, found `leave`"), "{word}");
         assert!(error("count", "many".into()).contains("a whole number of at least 1, found `many`"));
         assert!(error("inner.depth", 5.into()).contains("`inner.depth`"));
         for (name, value, part) in [
@@ -577,6 +609,15 @@ mod tests {
         assert_eq!(error("filters", serde_json::json!([{"depth": 3}, {}])), "");
         assert!(error("share", "9".repeat(300).into()).len() < 200);
         assert_eq!(error("bound", Json::Null), "");
+    }
+
+    #[test]
+    fn words_of_a_choice_are_known() {
+        assert!(key("missing").are_choices("missing", ["value", "other"]));
+        assert!(!key("missing").are_choices("missing", ["value", "skip"]), "`skip` is no map");
+        assert!(!key("missing").are_choices("count", ["value", "other"]));
+        assert!(key("listed").are_choices("listed.3.missing", ["value", "other"]));
+        assert!(!key("listed").are_choices("listed.3", ["missing", "missing"]), "a map of keys");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use roll_core::{Error, Result, ResultExt, Sampling};
 use super::advantages::Estimator;
 use super::kl::KlEstimate;
 use super::loss::LossConfig;
-use super::rewards::{Grouping, NormalizationMethod, RewardNormalization};
+use super::rewards::{Grouping, NormalizationMethod, RewardNormalization, StatisticScope};
 use super::rollout::template::{SYSTEM, TURN};
 use super::rollout::worlds;
 use super::tools::{ToolOptions, Tools};
@@ -263,9 +263,25 @@ impl AgenticPpoConfig {
                            `gigpo` or `step_reinforce`";
             return Err(Error::config("algo.history_length", problem));
         }
+        if self.has_no_signal() {
+            let problem = "the reward of an episode is compared with those of its group, and of one episode alone that \
+                           leaves 0: nothing would be learned. Expected at least 2, or \
+                           `algo.reward_normalization.grouping: batch`";
+            return Err(Error::config("algo.group_size", problem));
+        }
         worlds::check_shares("num_groups_partition", &self.tags, &self.num_groups_partition)?;
         worlds::check_shares("val_num_groups_partition", self.validated(), &self.val_num_groups_partition)?;
         self.loss.check()
+    }
+
+    /// Whether every normalised reward is 0, as each is the only one of its group.
+    fn has_no_signal(&self) -> bool {
+        let normalization = &self.reward_normalization;
+        let how = normalization.resolved();
+        let vanishes = how.std.is_some() || how.mean == Some(StatisticScope::Group);
+        // The turns of an episode are samples of one group.
+        let is_alone = self.group_size == 1 && !self.adv_estimator.is_stepwise();
+        is_alone && normalization.grouping == Grouping::TrajGroupId && vanishes
     }
 
     /// Tags of the worlds that are validated on.

@@ -4,7 +4,7 @@ use roll_core::{ConfiguredOptions, IdleKeys, Kind, OptionNotes, Result, When};
 
 use super::NAME;
 use super::correction::CorrectionConfig;
-use crate::notes::{DATA, VIDEOS};
+use crate::notes::{DATA, VIDEOS, refuse_clips};
 
 roll_core::inventory::submit! {
     OptionNotes { kind: Kind::Algorithm, name: NAME, idle: IDLE, more: Some(notes) }
@@ -123,6 +123,9 @@ const IDLE: &[IdleKeys] = &[
 ];
 
 fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
+    let episodes = "an agent learns from the episodes that it plays in `env`";
+    let validation = "an agent is validated on episodes, `algo.val_batch_size` of them";
+    refuse_clips(config, [episodes, validation])?;
     let number = |key: &str| config.value(key).and_then(|value| value.as_u64());
     let is = |key: &str, value: &str| config.value(key).and_then(|found| found.as_str()) == Some(value);
     let mut notes: Vec<String> = reference(config).into_iter().collect();
@@ -247,6 +250,18 @@ mod tests {
             let notes = noted(changes);
             assert_eq!(notes.len(), 1, "{notes:?}");
             assert!(notes[0].contains(word), "{notes:?}");
+        }
+    }
+
+    #[test]
+    fn clips_are_refused() {
+        for key in ["data.metadata", "evaluation.metadata"] {
+            let (section, _) = key.split_once('.').unwrap();
+            let config = json!({"algo": AgenticPpoConfig::default(), section: {"metadata": "talk.jsonl"}});
+            let config = config.as_object().unwrap().clone();
+            let configured = ConfiguredOptions::new(&config, &config);
+            let message = OptionNotes::of(Kind::Algorithm, NAME, &configured).unwrap_err().to_string();
+            assert!(message.contains(&format!("`{key}`")) && message.contains("episodes"), "{message}");
         }
     }
 

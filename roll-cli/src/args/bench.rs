@@ -69,6 +69,9 @@ pub struct Bench {
     /// Write the result as JSON too, after each phase and at the end; `-` prints it instead of the table.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Replace an existing file of `--json`.
+    #[arg(long, requires = "json")]
+    pub force: bool,
 }
 
 fn eight_bits(text: &str) -> Result<EightBits, String> {

@@ -2,15 +2,17 @@
 
 use clap::{Args as ClapArgs, ValueEnum};
 
-use super::ConfigArgs;
+use super::{ConfigArgs, ConfigFiles};
 
 /// Arguments of `roll config`.
 #[derive(Debug, ClapArgs)]
 pub struct Config {
     #[command(flatten)]
     pub config: ConfigArgs,
+    #[command(flatten)]
+    pub _files: ConfigFiles,
     /// Number of optimizer steps.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = super::whole, allow_negative_numbers = true)]
     pub steps: Option<u64>,
     /// Print the meaning, the values and the default of every key; or of one key, section or component: `training`,
     /// `lora_rank`, `insightface`.

@@ -80,6 +80,9 @@ pub struct Votes {
     pub run: PathBuf,
     /// JSON lines to write.
     pub output: PathBuf,
+    /// Replace an existing file.
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Arguments of `roll data caption`.

@@ -3,7 +3,7 @@
 
 pub const ROLL: &str = r"Examples:
   roll run                              the demo
-  roll run --config my.yaml --set training.learning_rate=1e-5
+  roll run my.yaml --set training.learning_rate=1e-5
   roll run --resume runs/my             continue where it stopped
   roll report runs/my runs/other
 `roll COMMAND --help` has examples of each command.
@@ -18,7 +18,7 @@ Exit codes:
 pub const RUN: &str = r"Examples:
   roll run                                         the demo
   roll run --algo agentic_ppo --model causal_lm    the demo of an agent
-  roll run --config my.yaml --set strategy.name=zero --set save_steps=10
+  roll run my.yaml --set strategy.name=zero --set save_steps=10
   roll run --resume runs/my                        continue where it stopped
   roll run --resume runs/my --steps 200            continue, and train longer
 
@@ -27,13 +27,13 @@ checkpoint and exit with 130; a second signal stops at once.";
 
 pub const INIT: &str = r"Examples:
   roll init                     asks, and writes roll.yaml
-  roll init my.yaml && roll run --config my.yaml
+  roll init my.yaml && roll run my.yaml
 
 Without files of a model it is a configuration of the demo.";
 
 pub const CHECK: &str = r"Examples:
-  roll check --config my.yaml
-  roll check --config my.yaml --on 1x80 --samples 100
+  roll check my.yaml
+  roll check my.yaml --on 1x80 --samples 100
 
 It takes the arguments of `roll run`, reads headers of weights, writes nothing,
 and exits with 1 if the run would fail.";

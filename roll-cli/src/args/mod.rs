@@ -7,6 +7,7 @@ mod bench;
 mod config;
 mod data;
 mod examples;
+mod layers;
 mod models;
 mod plugins;
 mod rewards;
@@ -20,6 +21,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 pub use bench::Bench;
 pub use config::{Config, ReferenceFormat};
 pub use data::{CaptionData, Crop, Data, DataAction, DataSet, InspectData, PrepareData, Votes};
+pub use layers::{ConfigFiles, GivenValue, Layers};
 pub use models::{Ask, Generate, SamplingArgs, Score};
 pub use plugins::{CheckPlugin, Plugins, PluginsAction};
 pub use rewards::{Rewards, RewardsAction, TryReward};
@@ -114,7 +116,7 @@ pub enum Collectives {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Train.
-    #[command(after_help = examples::RUN)]
+    #[command(after_help = examples::RUN, visible_alias = "train")]
     Run(Run),
     /// Check everything that a run needs before it starts: files, data, faces, memory, time.
     #[command(after_help = examples::CHECK)]
@@ -197,28 +199,8 @@ pub enum Command {
 /// Where the configuration comes from.
 #[derive(Clone, Debug, Default, ClapArgs)]
 pub struct ConfigArgs {
-    /// YAML file; later files override earlier ones.
-    #[arg(long, value_name = "FILE")]
-    pub config: Vec<PathBuf>,
-    /// One value, `training.learning_rate=1e-5`; overrides files and environment.
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    pub set: Vec<String>,
-    /// Reset a value to its default, or remove an optional section, as `--set KEY=null`; values of `--set` come after it.
-    #[arg(long, value_name = "KEY")]
-    pub unset: Vec<String>,
-    /// Algorithm, as `algo.name`.
-    #[arg(long, value_name = "NAME")]
-    pub algo: Option<String>,
-    /// Model, as `model.name`.
-    #[arg(long, value_name = "NAME")]
-    pub model: Option<String>,
-    /// Environment that an agent acts in, as `env.name`.
-    #[arg(long, value_name = "NAME")]
-    pub env: Option<String>,
-    /// Tensor backend and device, as `backend`: flex, libtorch, libtorch-cuda, cuda or wgpu; `:N`
-    /// chooses device N.
-    #[arg(long, value_name = "NAME")]
-    pub backend: Option<String>,
+    #[command(flatten)]
+    pub layers: Layers,
     /// Library with further components, beside those of `plugins`.
     #[arg(long = "plugin", value_name = "FILE")]
     pub plugins: Vec<PathBuf>,

@@ -6,13 +6,15 @@ use clap::Args as ClapArgs;
 use roll_algos::Sampler;
 use roll_algos::sampling::GuidanceScale;
 
-use super::ConfigArgs;
+use super::{ConfigArgs, ConfigFiles};
 
 /// Arguments of `roll generate`.
 #[derive(Debug, ClapArgs)]
 pub struct Generate {
     #[command(flatten)]
     pub config: ConfigArgs,
+    #[command(flatten)]
+    pub _files: ConfigFiles,
     /// Prompt: a description of the video.
     #[arg(long, required_unless_present = "prompts")]
     pub prompt: Option<String>,
@@ -59,7 +61,13 @@ pub struct Generate {
 #[derive(Debug, ClapArgs)]
 pub struct SamplingArgs {
     /// Number of denoising steps. Default: `algo.num_inference_steps`, or 8.
-    #[arg(long, value_name = "N", conflicts_with = "timesteps")]
+    #[arg(
+        long,
+        value_name = "N",
+        conflicts_with = "timesteps",
+        value_parser = super::positive,
+        allow_negative_numbers = true
+    )]
     pub steps: Option<usize>,
     /// The timesteps themselves, before the shift, as distilled models list theirs: 1000,750,500,250.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]

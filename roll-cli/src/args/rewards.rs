@@ -41,6 +41,9 @@ pub struct TryReward {
     /// PNG to write: frames, and below each the magnitude of its gradient.
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
+    /// Replace an existing file.
+    #[arg(long, requires = "output")]
+    pub force: bool,
     /// Skip the scores of single frames, which cost as much as the whole video again.
     #[arg(long)]
     pub no_frames: bool,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 
-use super::ConfigArgs;
+use super::{ConfigArgs, ConfigFiles};
 
 /// Arguments of `roll init`.
 #[derive(Debug, ClapArgs)]
@@ -12,6 +12,9 @@ pub struct Init {
     /// The configuration to write.
     #[arg(default_value = "roll.yaml")]
     pub file: PathBuf,
+    /// Replace an existing file.
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Arguments of `roll run`.
@@ -19,11 +22,13 @@ pub struct Init {
 pub struct Run {
     #[command(flatten)]
     pub config: ConfigArgs,
+    #[command(flatten)]
+    pub _files: ConfigFiles,
     /// The run directory itself; `output_dir`/`exp_name`-N unless given.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Number of optimizer steps, as `steps`.
-    #[arg(long, value_name = "N", value_parser = super::whole)]
+    #[arg(long, value_name = "N", value_parser = super::whole, allow_negative_numbers = true)]
     pub steps: Option<u64>,
     /// Number of ranks of this process, as `ranks`: threads that divide the samples of a step among them.
     #[arg(long, value_name = "N", value_parser = super::positive)]
@@ -95,6 +100,8 @@ pub struct MachineArgs {
 pub struct PlanArgs {
     #[command(flatten)]
     pub config: ConfigArgs,
+    #[command(flatten)]
+    pub _files: ConfigFiles,
     /// A published model, without its files; otherwise `model.model_paths`, or `model.model_path` of a language
     /// model, whose headers alone are read.
     #[arg(long, value_name = "NAME")]
@@ -123,6 +130,9 @@ pub struct Report {
     /// Page to write. Default: `report.html` in the run directory; for several runs, in the current directory.
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
+    /// Replace an existing file of `--output`.
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Arguments of `roll watch`.
@@ -157,4 +167,7 @@ pub struct Plot {
     /// PNG to write.
     #[arg(long, short, value_name = "FILE")]
     pub output: PathBuf,
+    /// Replace an existing file.
+    #[arg(long)]
+    pub force: bool,
 }

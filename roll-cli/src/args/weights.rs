@@ -154,6 +154,9 @@ pub struct SplitShards {
     /// Dtype of the written weights. Default: as they are.
     #[arg(long, value_enum)]
     pub dtype: Option<StoredDType>,
+    /// Write into a directory that holds files.
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Arguments of `roll inspect`.

@@ -14,7 +14,7 @@ use roll_rewards::judge::{CAPTION_QUESTION, Judge, JudgeConfig, Texts};
 use roll_train::progress::Bar;
 use serde_json::{Value as Json, json};
 
-use crate::args::{CaptionData, ConfigArgs};
+use crate::args::{CaptionData, ConfigArgs, GivenValue, Layers};
 use crate::configuration::{Configuration, build_context};
 use crate::progress::TerminalBar;
 
@@ -106,8 +106,9 @@ impl Captioner {
         ];
         let named = named.into_iter().chain(frames);
         let named: Vec<_> = named.map(|(key, value, origin)| (key, value.to_string(), origin)).collect();
-        let configuration =
-            Configuration::read(&ConfigArgs { set: args.set.clone(), ..ConfigArgs::default() }, &named)?;
+        let values = args.set.iter().cloned().map(GivenValue::Assignment).collect();
+        let layers = Layers { values, ..Layers::default() };
+        let configuration = Configuration::read(&ConfigArgs { layers, ..ConfigArgs::default() }, &named)?;
         let loaded = configuration.load(&Registry::linked()?)?;
         let [reward] = loaded.config.reward.as_slice() else {
             return Err(Error::config("reward", "expected the options of `judge` alone"));

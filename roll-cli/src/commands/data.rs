@@ -20,7 +20,7 @@ use super::check::files;
 use super::{caption, face_crop};
 use crate::args::{self, Crop, Data, DataAction, DataSet, InspectData, PrepareData};
 use crate::configuration::{Configuration, build_context};
-use crate::output::controls_terminal;
+use crate::output::{controls_terminal, refuse_existing};
 use crate::progress::TerminalBar;
 
 /// Left-out clips that are named.
@@ -37,6 +37,7 @@ pub fn data(args: Data) -> Result<()> {
 
 /// Writes a line for each question that has an answer, in the order of the questions.
 fn votes(args: args::Votes) -> Result<()> {
+    refuse_existing(&args.output, args.force)?;
     let votes = Votes(args.run.clone());
     let mut lines = String::new();
     for (_, id, _) in votes.questions()? {

@@ -8,7 +8,8 @@ use roll_core::{Error, Kind, Registry, Result};
 use roll_train::config::{Section, sections};
 
 use super::config::{inline, wrapped};
-use crate::args::{Check, ConfigArgs, Init, Run};
+use crate::args::{Check, ConfigArgs, Init, Layers, Run};
+use crate::output::refuse_existing;
 
 /// Columns of a comment.
 const COLUMNS: usize = 100;
@@ -46,18 +47,16 @@ type Answers = Vec<(&'static str, String)>;
 
 pub fn init(args: Init) -> Result<()> {
     let file = &args.file;
-    if file.exists() {
-        let problem = format!("{} is there already: name another file, or remove it", file.display());
-        return Err(Error::config("FILE", problem));
-    }
+    refuse_existing(file, args.force)?;
     let registry = Registry::linked()?;
     let answers = interview(&registry)?;
     let text = written(&answers, &sections(&registry));
     std::fs::write(file, text).map_err(Error::file("write", file))?;
-    println!("\nwrote {}; checking it as `roll check --config {}` does\n", file.display(), file.display());
-    let config = ConfigArgs { config: vec![file.clone()], ..ConfigArgs::default() };
+    println!("\nwrote {}; checking it as `roll check {}` does\n", file.display(), file.display());
+    let layers = Layers { files: vec![file.clone()], ..Layers::default() };
+    let config = ConfigArgs { layers, ..ConfigArgs::default() };
     super::check::check(Check::of(Run { config, ..Run::default() }))?;
-    println!("\ntrain with: roll run --config {}", file.display());
+    println!("\ntrain with: roll run {}", file.display());
     Ok(())
 }
 

@@ -9,6 +9,7 @@ use roll_train::results::plot::{Panel, Series, write};
 use roll_train::run_dir::RunDir;
 
 use crate::args::Plot;
+use crate::output::refuse_existing;
 
 /// One line per run, of one metric against another.
 pub fn plot(args: Plot) -> Result<()> {
@@ -16,6 +17,7 @@ pub fn plot(args: Plot) -> Result<()> {
         let problem = format!("--output: plots are written as PNG; {} does not end in .png", args.output.display());
         return Err(Error::Unsupported(problem));
     }
+    refuse_existing(&args.output, args.force)?;
     let y = match args.y {
         Some(y) => y,
         None => first_headline(&args.runs)?,

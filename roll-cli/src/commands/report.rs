@@ -6,9 +6,11 @@ use roll_core::{Error, Result};
 use roll_train::results::report;
 
 use crate::args::Report;
+use crate::output::refuse_existing;
 
 /// Writes the page and prints its path.
 pub fn write(args: Report) -> Result<()> {
+    let is_named = args.output.is_some();
     let page = args.output.unwrap_or_else(|| match args.runs.as_slice() {
         [run] => run.join("report.html"),
         _ => PathBuf::from("report.html"),
@@ -16,6 +18,9 @@ pub fn write(args: Report) -> Result<()> {
     if !page.extension().is_some_and(|extension| extension == "html" || extension == "htm") {
         let problem = format!("a report is a page; {} does not end in .html", page.display());
         return Err(Error::config("--output", problem));
+    }
+    if is_named {
+        refuse_existing(&page, args.force)?;
     }
     report::write(&page, &args.runs)?;
     println!("{}", page.display());

@@ -8,6 +8,7 @@ use roll_train::progress::counted;
 
 use super::score::{ScoringInput, check_finite, prepare};
 use crate::args::{Rewards, RewardsAction, TryReward};
+use crate::output::refuse_existing;
 
 /// Frames in the picture.
 const DRAWN: usize = 8;
@@ -25,6 +26,7 @@ fn attempt(args: &TryReward) -> Result<()> {
         let problem = format!("the picture is written as PNG; {} does not end in .png", output.display());
         return Err(Error::config("--output", problem));
     }
+    args.output.iter().try_for_each(|path| refuse_existing(path, args.force))?;
     let ScoringInput { mut scorer, video, target } =
         prepare(&args.config, Some(&args.name), &args.video, args.reference.as_deref(), args.every)?;
     let grad = if scorer.differentiable() { Grad::Record } else { Grad::Skip };

@@ -20,6 +20,7 @@ pub fn merge_shards(args: MergeShards) -> Result<()> {
 
 /// Splits the file and prints the paths of the shards.
 pub fn split_shards(args: SplitShards) -> Result<()> {
+    refuse_existing(&args.out, args.force)?;
     let source = Checkpoint::open_any(&args.file)?;
     let dtype = args.dtype.map(|dtype| dtype.dtype());
     let outputs = Outputs::split(&source, &args.out, args.max_size, dtype)?;

@@ -9,6 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use config::{Value, ValueKind};
 
 use super::interpolate::{has_interpolation, interpolate};
+use super::merge::merge;
 use super::secrets::AsWritten;
 use super::yaml::{Document, Map};
 use roll_core::{Error, Result};
@@ -30,21 +31,6 @@ pub(super) fn compose(document: Document) -> Result<(Map, Vec<AsWritten>)> {
         false => Value::new(None, ValueKind::Table(document.map)),
     };
     interpolate(&path, &root)
-}
-
-/// Merges `from` over `into`: maps merge, everything else is replaced.
-pub(super) fn merge(into: &mut Value, from: Value) {
-    match (&mut into.kind, from) {
-        (ValueKind::Table(into), Value { kind: ValueKind::Table(from), .. }) => {
-            for (key, value) in from {
-                match into.get_mut(&key) {
-                    Some(old) => merge(old, value),
-                    None => drop(into.insert(key, value)),
-                }
-            }
-        }
-        (_, from) => *into = from,
-    }
 }
 
 struct Composer {
@@ -82,7 +68,7 @@ impl Composer {
         let mut own = Some(map);
         let put_own = |result: &mut Value, own: &mut Option<Map>| {
             if let Some(own) = own.take() {
-                merge(result, wrap(package, own));
+                merge(result, "", wrap(package, own));
             }
         };
         match list {
@@ -94,7 +80,7 @@ impl Composer {
                     }
                     for entry in entries_of(file, entry)? {
                         if let Some(value) = self.include(file, &entry, package)? {
-                            merge(&mut result, value);
+                            merge(&mut result, "", value);
                         }
                     }
                 }

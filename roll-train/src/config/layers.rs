@@ -1,14 +1,14 @@
 //! The layers of a configuration: files, environment, arguments.
 
-use std::collections::HashMap;
 use std::path::Path;
 
-use config::{Config, ConfigError, Source, Value, ValueKind};
+use config::{Value, ValueKind};
 use serde_json::Value as Json;
 
 use super::compose::compose;
 use super::consent::named_outside;
 use super::loaded::LoadedConfig;
+use super::merge::{Part, put};
 use super::merged::MergedConfig;
 use super::reference;
 use super::schema::{self, DEFAULTS, KEYS};
@@ -47,18 +47,9 @@ pub struct ConfigLayers {
     ranks: Option<usize>,
 }
 
-/// A top-level key (or a path such as `reward[0].weight`) and its value, which knows its origin.
+/// A key and its value, which knows its origin.
 #[derive(Clone, Debug)]
-struct Assignment(String, Value);
-
-impl Source for Assignment {
-    fn clone_into_box(&self) -> Box<dyn Source + Send + Sync> {
-        Box::new(self.clone())
-    }
-    fn collect(&self) -> std::result::Result<HashMap<String, Value>, ConfigError> {
-        Ok(HashMap::from([(self.0.clone(), self.1.clone())]))
-    }
-}
+struct Assignment(Vec<Part>, Value);
 
 impl ConfigLayers {
     /// The defaults alone.
@@ -139,12 +130,14 @@ impl ConfigLayers {
         }
         let mut keys: Vec<_> = map.into_iter().collect();
         keys.sort_by(|a, b| a.0.cmp(&b.0));
-        // `training.learning_rate: 1e-5` is what `roll config` prints.
+        // `training.learning_rate: 1e-5` is what `roll config` prints. It is one map with the other keys of the file.
         let origin = path.display().to_string();
+        let mut nested = Value::new(None, ValueKind::Table(Map::new()));
         for (key, value) in keys {
-            let path = if is_plain(&key) { key } else { expression(&key, &origin)? };
-            self.assignments.push(Assignment(path, value));
+            let path = if is_plain(&key) { vec![Part::Name(key)] } else { path_of(&key, &origin)? };
+            put(&mut nested, "", &path, value);
         }
+        self.assignments.push(Assignment(Vec::new(), nested));
         Ok(self)
     }
 
@@ -182,14 +175,14 @@ impl ConfigLayers {
 
     /// Sets `key` to `text`, as `origin` ("--model") is named in messages and listings.
     pub fn set_text(mut self, key: &str, text: &str, origin: &str) -> Result<Self> {
-        self.assignments.push(Assignment(expression(key, origin)?, value_for(key, text, origin)?));
+        self.assignments.push(Assignment(path_of(key, origin)?, value_for(key, text, origin)?));
         Ok(self)
     }
 
     /// Sets `key` to a value of a Rust program.
     pub(crate) fn json(mut self, key: &str, value: Json) -> Result<Self> {
         let origin = "the program".to_string();
-        self.assignments.push(Assignment(expression(key, &origin)?, from_json(value, Some(&origin))));
+        self.assignments.push(Assignment(path_of(key, &origin)?, from_json(value, Some(&origin))));
         Ok(self)
     }
 
@@ -200,14 +193,13 @@ impl ConfigLayers {
         Self { assignments, notes: [lowest.notes, self.notes].concat(), written, ranks: self.ranks }
     }
 
-    /// The layers merged. Fails if two of them contradict each other; values are not checked yet.
+    /// The layers merged. Values are not checked yet.
     pub fn merge(&self) -> Result<MergedConfig> {
-        let defaults = DEFAULTS.as_object().into_iter().flatten();
-        let defaults = defaults.map(|(key, value)| Assignment(key.clone(), from_json(value.clone(), None)));
-        let builder =
-            defaults.chain(self.assignments.iter().cloned()).fold(Config::builder(), |b, one| b.add_source(one));
-        let merged = builder.build().map_err(|e| Error::config("configuration", e.to_string()))?;
-        Ok(MergedConfig::new(merged.cache, self.notes.clone(), self.written.clone()))
+        let mut merged = from_json(DEFAULTS.clone(), None);
+        for Assignment(path, value) in &self.assignments {
+            put(&mut merged, "", path, value.clone());
+        }
+        Ok(MergedConfig::new(merged, self.notes.clone(), self.written.clone()))
     }
 
     /// Merges the layers and checks them, as [`MergedConfig::load`].
@@ -220,37 +212,32 @@ fn is_plain(key: &str) -> bool {
     !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
 }
 
-/// The path in the syntax of the `config` crate: `reward.0.weight` and `reward.weight` are `reward[0].weight`.
-fn expression(key: &str, origin: &str) -> Result<String> {
+/// The names and indices of a key: `reward.0.weight`, `reward[0].weight` and `reward.weight` are the same.
+fn path_of(key: &str, origin: &str) -> Result<Vec<Part>> {
     let dotted = key.replace('[', ".").replace(']', "");
     if dotted.split('.').count() > MAX_DEPTH {
         return Err(Error::config(shortened(key), format!("more than {MAX_DEPTH} names in one key ({origin})")));
     }
     let mut parts = dotted.split('.').peekable();
-    let mut path = String::new();
+    let mut path = Vec::new();
     while let Some(part) = parts.next() {
         let first = path.is_empty();
         if !is_plain(part) {
             let problem = format!("not a key ({origin}); write it as training.learning_rate or reward.0.weight");
             return Err(Error::config(key, problem));
         }
-        match part.parse::<usize>() {
+        path.push(match part.parse::<usize>() {
             Ok(index) if !first => {
                 if index > MAX_INDEX {
                     let problem = format!("index {index} is beyond {MAX_INDEX} ({origin})");
                     return Err(Error::config(key, problem));
                 }
-                path += &format!("[{index}]");
+                Part::Index(index)
             }
-            _ => {
-                if !first {
-                    path.push('.');
-                }
-                path += part;
-            }
-        }
+            _ => Part::Name(part.into()),
+        });
         if first && part == "reward" && parts.peek().is_some_and(|next| next.parse::<usize>().is_err()) {
-            path += "[0]";
+            path.push(Part::Index(0));
         }
     }
     Ok(path)

@@ -2,7 +2,8 @@
 //!
 //! Four layers, the later over the earlier: the defaults, YAML files in the order given, environment variables
 //! (`ROLL_TRAINING__LEARNING_RATE=1e-5`), and `--set training.learning_rate=1e-5`. Maps merge; everything else, lists
-//! too, is replaced. Unknown keys are errors that name the nearest known one, in every layer and inside the options of
+//! too, is replaced, and so is a map that is a choice by another choice. Unknown keys are errors that name the nearest
+//! known one, in every layer and inside the options of
 //! components as well. A file may be composed as Hydra does (`defaults`, `${a.b}`), and ROLL's own
 //! `reward_fl_config.yaml` is read as it is. [`LoadedConfig`] remembers which layer each value came from.
 
@@ -12,6 +13,7 @@ mod evaluation;
 mod interpolate;
 mod layers;
 mod loaded;
+mod merge;
 mod merged;
 mod notes;
 mod reference;

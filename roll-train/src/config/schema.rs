@@ -7,7 +7,7 @@ use serde_json::{Map, Value as Json};
 use super::loaded::Provenance;
 use super::{RunConfig, TrainingConfig};
 use roll_core::{
-    Error, Kind, Registry, Result,
+    Error, Kind, Registration, Registry, Result, inventory,
     keys::{self, Key},
 };
 
@@ -25,6 +25,42 @@ pub(super) fn top_level() -> impl Iterator<Item = &'static str> + Clone {
 pub(super) fn is_text(key: &str) -> bool {
     let key = super::general(key);
     KEYS.iter().any(|known| known.name == key && known.is_text())
+}
+
+/// The options of the linked components, by section.
+static OPTIONS: LazyLock<Vec<(&str, Vec<Key>)>> = LazyLock::new(|| {
+    let linked = inventory::iter::<Registration>.into_iter();
+    linked.map(|component| (component.factory.kind().section(), component.keys())).collect()
+});
+
+/// Whether the value of `key` is a choice among maps of one word, and `words` are two of these words. Options of
+/// plugins have no schema.
+pub(super) fn are_choices(key: &str, words: [&str; 2]) -> bool {
+    let of_linked = |key: &str| {
+        let (section, option) = component_and_rest(key)?;
+        let mut own = OPTIONS.iter().filter(|(of, _)| *of == section).flat_map(|(_, keys)| keys);
+        Some(own.any(|known| known.are_choices(option, words)))
+    };
+    !key.is_empty() && (KEYS.iter().any(|known| known.are_choices(key, words)) || of_linked(key).unwrap_or(false))
+}
+
+/// Whether the value of `key` is a component: a name, and options of their own for each name.
+pub(super) fn is_component(key: &str) -> bool {
+    component_and_rest(key).is_some_and(|(_, rest)| rest.is_empty())
+}
+
+/// The section of the component in the value of which `key` is, and the key within the component.
+fn component_and_rest(key: &str) -> Option<(&'static str, &str)> {
+    let (section, rest) = match key.strip_prefix("evaluation.check.") {
+        // A list of rewards.
+        Some(entry) => (Kind::Reward.section(), entry),
+        None => {
+            let (name, rest) = key.split_once('.').unwrap_or((key, ""));
+            (Kind::ALL.iter().map(|kind| kind.section()).find(|section| *section == name)?, rest)
+        }
+    };
+    let (first, within) = rest.split_once('.').unwrap_or((rest, ""));
+    Some((section, if first.parse::<usize>().is_ok() { within } else { rest }))
 }
 
 /// Replaces `null`, where it is not a value, by the default: `training: null` and `--unset seed` take back what lower

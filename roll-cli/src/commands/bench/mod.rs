@@ -16,6 +16,7 @@ use roll_core::{Error, Result};
 use roll_models::wan2_2::VaeDType;
 
 use crate::args::Bench;
+use crate::output::refuse_existing;
 use fixture::Fixture;
 use memory::Meter;
 use preset::Preset;
@@ -24,6 +25,8 @@ pub fn bench(args: Bench) -> Result<()> {
     if args.rounds == 0 {
         return Err(Error::config("--rounds", "must be above 0"));
     }
+    let json = args.json.iter().filter(|path| path.as_os_str() != "-");
+    json.into_iter().try_for_each(|path| refuse_existing(path, args.force))?;
     let mut preset = Preset::of(&args)?;
     // Opening a device takes none of its memory, and reports a missing part before anything takes minutes.
     let device = roll_backends::device(&args.backend)?;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use config::{Value, ValueKind};
 
-use super::super::compose::merge;
+use super::super::merge::merge;
 use super::super::yaml::{Map, find};
 
 /// ROLL's configuration. It records which keys were taken, so that the others can be listed.
@@ -93,7 +93,7 @@ impl TranslatedTree {
         let nested = key
             .rsplit('.')
             .fold(value, |inner, name| Value::new(None, ValueKind::Table(Map::from([(name.to_string(), inner)]))));
-        merge(&mut self.0, nested);
+        merge(&mut self.0, "", nested);
     }
 
     pub fn get(&self, key: &str) -> Option<&Value> {

@@ -1,0 +1,104 @@
+//! How a later value takes the place of an earlier one: maps merge, everything else is replaced.
+//!
+//! Two kinds of map are choices, and a map that makes another choice replaces the earlier one: a component with another
+//! `name`, and a word with its value, such as `{last: 1}` after `{leap: {discount: 0.3}}`.
+
+use config::{Value, ValueKind};
+
+use super::schema;
+use super::yaml::{Map, child};
+
+/// A step from a value to one within it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Part {
+    /// An entry of a map.
+    Name(String),
+    /// An entry of a list, which is lengthened if it is shorter.
+    Index(usize),
+}
+
+/// Puts `value` at `path` below `into`, the value of the dotted `key`.
+pub(super) fn put(into: &mut Value, key: &str, path: &[Part], value: Value) {
+    let Some((first, rest)) = path.split_first() else { return merge(into, key, value) };
+    match first {
+        Part::Name(name) => {
+            let is_word = schema::are_choices(key, [name, name]);
+            let map = map_of(into);
+            if is_word && rest.is_empty() && value.kind == ValueKind::Nil {
+                // Takes back this choice and no other.
+                if map.remove(name).is_some() && map.is_empty() {
+                    *into = value;
+                }
+                return;
+            }
+            if is_word {
+                map.retain(|other, _| other == name || !schema::are_choices(key, [other, name]));
+            }
+            put(map.entry(name.clone()).or_insert_with(nothing), &child(key, name), rest, value);
+        }
+        Part::Index(index) => {
+            let list = list_of(into);
+            if list.len() <= *index {
+                list.resize_with(index + 1, nothing);
+            }
+            put(&mut list[*index], &child(key, index), rest, value);
+        }
+    }
+}
+
+/// Merges `from` over `into`, the value of the dotted `key`.
+pub(super) fn merge(into: &mut Value, key: &str, from: Value) {
+    match (&mut into.kind, from) {
+        (ValueKind::Table(old), Value { kind: ValueKind::Table(new), .. }) if !is_another(key, old, &new) => {
+            for (name, value) in new {
+                match old.get_mut(&name) {
+                    Some(old) => merge(old, &child(key, &name), value),
+                    None => drop(old.insert(name, value)),
+                }
+            }
+        }
+        (_, from) => *into = from,
+    }
+}
+
+/// Whether `new` makes another choice than `old`.
+fn is_another(key: &str, old: &Map, new: &Map) -> bool {
+    let name = |map: &Map| map.get("name").map(|name| name.kind.clone());
+    let is_renamed = || match (name(old), name(new)) {
+        (Some(ValueKind::String(old)), Some(ValueKind::String(new))) => old != new,
+        _ => false,
+    };
+    let is_other_word = || match (old.keys().next(), new.keys().next()) {
+        (Some(word), Some(other)) if [old.len(), new.len()] == [1, 1] => {
+            word != other && schema::are_choices(key, [word, other])
+        }
+        _ => false,
+    };
+    schema::is_component(key) && is_renamed() || is_other_word()
+}
+
+/// The map that a value is; another value is replaced by an empty one.
+fn map_of(value: &mut Value) -> &mut Map {
+    if !matches!(value.kind, ValueKind::Table(_)) {
+        value.kind = ValueKind::Table(Map::new());
+    }
+    match &mut value.kind {
+        ValueKind::Table(map) => map,
+        _ => unreachable!("a map since the line above"),
+    }
+}
+
+/// The list that a value is; another value is replaced by an empty one.
+fn list_of(value: &mut Value) -> &mut Vec<Value> {
+    if !matches!(value.kind, ValueKind::Array(_)) {
+        value.kind = ValueKind::Array(Vec::new());
+    }
+    match &mut value.kind {
+        ValueKind::Array(list) => list,
+        _ => unreachable!("a list since the line above"),
+    }
+}
+
+fn nothing() -> Value {
+    Value::new(None, ValueKind::Nil)
+}
