@@ -252,10 +252,10 @@ fn a_browser_shows_a_run_as_it_goes_on_and_stops_it() {
     assert_eq!(browser.value("getComputedStyle(document.querySelector('.live')).borderTopWidth"), "1px");
 
     // A video goes on in a row that has a new cell before it.
-    let merged = "{ const row = html => { const tr = document.createElement('tr'); tr.innerHTML = html; return tr; }; \
-                  const cell = name => `<td><video src='data:,${name}'></video></td>`; \
-                  const old = row(`<th>a</th> ${cell('b')} `), video = old.querySelector('video'); \
-                  const wanted = row(`<th>a</th> ${cell('r')} ${cell('b')} ${cell('c')} `); \
+    let merged = "{ const row = html => { const div = document.createElement('div'); div.innerHTML = html; return div; }; \
+                  const clip = name => `<figure><video src='data:,${name}'></video></figure>`; \
+                  const old = row(`<p>a</p> ${clip('b')} `), video = old.querySelector('video'); \
+                  const wanted = row(`<p>a</p> ${clip('r')} ${clip('b')} ${clip('c')} `); \
                   merge(old, wanted.cloneNode(true)); \
                   old.isEqualNode(wanted) && video === old.children[2].firstChild }";
     assert_eq!(browser.value(merged), true);

@@ -12,7 +12,7 @@ use roll_data::{encode_gif, write_mp4};
 use super::labels::SetLabels;
 use super::record::{self, Record};
 use super::trajectories::Trajectories;
-use super::{clips, figures, headlines};
+use super::{clips, figures, headlines, progress_file};
 
 /// Longer side of the videos in TensorBoard, in pixels.
 const GIF_SIDE: usize = 256;
@@ -72,6 +72,7 @@ impl Journal {
             metrics.log(0, &before_training)?;
         }
         self.trajectories.begin(self.before, record.pending.is_none())?;
+        self.write_progress(record, labels)?;
         self.trajectories.write(&std::mem::take(&mut self.early))
     }
 
@@ -118,6 +119,14 @@ impl Journal {
         writer.log(step, metrics)?;
         tracing::info!("{}", progress_line(step, steps, metrics, &self.headlines));
         Ok(())
+    }
+
+    /// Writes `progress.json`, from which pages are made before the next checkpoint.
+    pub(crate) fn write_progress(&self, record: &Record, labels: &SetLabels) -> Result<()> {
+        match &self.dir {
+            Some(dir) => progress_file::write(dir, record, &self.headlines, labels),
+            None => Ok(()),
+        }
     }
 
     /// Flushes the metrics to disk, so that they survive a power cut.

@@ -59,7 +59,14 @@ pub fn page(runs: &[PathBuf], live: &Live<'_>) -> Result<String> {
         let parts = files.iter().zip(live.writers).zip(problems);
         let states: Vec<Value> =
             parts.map(|((run, writer), p)| state(run, *writer, p.as_deref(), live.control)).collect();
-        let values = context! { version => live.version, nonce => live.nonce, voting => live.voting, runs => states };
+        let title = match (&files[..], live.writers) {
+            ([run], [Writer::Running(_) | Writer::Stopping, ..]) => match run.steps() {
+                (done, Some(steps)) => format!("{done}/{steps} live, "),
+                (done, None) => format!("{done} live, "),
+            },
+            _ => String::new(),
+        };
+        let values = context! { title, version => live.version, nonce => live.nonce, voting => live.voting, runs => states };
         super::html(shown, values)
     };
     // Videos are read with the page: if one cannot be, the page shows the reason and no run.
@@ -114,7 +121,10 @@ fn state(run: &RunFiles, writer: Writer, problem: Option<&str>, control: bool) -
         }
     };
     let button = control && matches!(writer, Writer::Running(_));
-    context! { name => run.name, mark, text, button }
+    let (done, steps) = run.steps();
+    // A run that is over needs no bar.
+    let steps = steps.filter(|_| matches!(writer, Writer::Running(_) | Writer::Stopping));
+    context! { name => run.name, mark, text, button, done, steps }
 }
 
 /// "step 3 of 60, 57.0 s left without evaluations, at most 1.2 GB of host memory".
