@@ -4,12 +4,14 @@ use std::path::PathBuf;
 
 use roll_core::{Error, Result};
 use roll_train::results::report;
+use roll_train::run_dir::RunDir;
 
 use crate::args::Report;
 
 /// Writes the page and prints its path.
 pub fn write(args: Report) -> Result<()> {
-    let page = args.output.unwrap_or_else(|| match args.runs.as_slice() {
+    let runs: Vec<PathBuf> = args.runs.iter().flat_map(|run| RunDir::runs_at(run)).collect();
+    let page = args.output.unwrap_or_else(|| match runs.as_slice() {
         [run] => run.join("report.html"),
         _ => PathBuf::from("report.html"),
     });
@@ -17,7 +19,7 @@ pub fn write(args: Report) -> Result<()> {
         let problem = format!("a report is a page; {} does not end in .html", page.display());
         return Err(Error::config("--output", problem));
     }
-    report::write(&page, &args.runs)?;
+    report::write(&page, &runs)?;
     println!("{}", page.display());
     Ok(())
 }

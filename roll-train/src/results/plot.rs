@@ -13,6 +13,8 @@ use roll_core::{Error, Result};
 use roll_data::{Picture, encode_png};
 use roll_external::files::write_atomically;
 
+use crate::progress::counted;
+
 /// Width and height of a panel in a PNG, in pixels.
 const PNG_PANEL: (u32, u32) = (820, 300);
 /// Name of the bundled font.
@@ -90,7 +92,7 @@ impl Series {
             SeriesStyle::Line | SeriesStyle::Dots => (self.name.clone(), thinned(points)),
             SeriesStyle::Mean(width) => {
                 let width = width.min(points.len() / 2).max(1);
-                (format!("{} of {width} steps", self.name), thinned(smoothed(&points, width)))
+                (format!("{} of {}", self.name, counted(width as u64, "step")), thinned(smoothed(&points, width)))
             }
         }
     }
@@ -367,7 +369,7 @@ mod tests {
         assert_eq!(smoothed(&points, 2), [[1.0, 2.0], [2.0, 4.0]]);
         let style = SeriesStyle::Mean(8);
         let series = Series { name: "mean".into(), points: points.clone(), style, colour: 0, dashes: 0 };
-        assert_eq!(series.drawn(), ("mean of 1 steps".into(), points));
+        assert_eq!(series.drawn(), ("mean of 1 step".into(), points));
         let points: Vec<[f64; 2]> = (0..6).map(|i| [f64::from(i), f64::from(i)]).collect();
         let series = Series { points, ..series };
         assert_eq!(series.drawn(), ("mean of 3 steps".into(), vec![[2.0, 1.0], [3.0, 2.0], [4.0, 3.0], [5.0, 4.0]]));

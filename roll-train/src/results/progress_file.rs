@@ -29,7 +29,8 @@ pub struct ProgressFile {
 /// Writes the file.
 pub(crate) fn write(dir: &RunDir, record: &Record, headlines: &[Headline], labels: &SetLabels) -> Result<()> {
     let progress = ProgressFile { record: record.clone(), figures: figures::figures(record, headlines, labels) };
-    let json = serde_json::to_vec(&progress).map_err(Error::failed("the record of the run cannot be written as JSON"))?;
+    let json =
+        serde_json::to_vec(&progress).map_err(Error::failed("the record of the run cannot be written as JSON"))?;
     write_atomically(&dir.path().join(FILE), &json)
 }
 

@@ -298,7 +298,7 @@ impl Trainer {
             metrics.extend(results::metrics(&results, &self.labels));
             metrics.extend(self.record_suspicion());
         }
-        self.write_sample_prompts(journal.dir.as_ref(), session)?;
+        self.write_sample_prompts(journal, session)?;
         if !self.record.validations.iter().any(|validation| validation.step == step) {
             metrics.extend(self.validate(journal, bar)?);
         }

@@ -46,6 +46,7 @@ const running = (points, width) => {
   });
   return means.slice(width - 1);
 };
+const counted = steps => steps === 1 ? '1 step' : `${steps} steps`;
 const plots = new Map();
 const curves = plot => {
   const { smooth } = plots.get(plot);
@@ -99,7 +100,7 @@ const draw = plot => {
   const ends = series.filter(s => s.line && s.points.length).map(s =>
     `${s.name} from ${exact(s.points[0][1])} to ${exact(s.points.at(-1)[1])}`);
   state.drawing.firstChild.setAttribute('aria-label', `${plot.parentNode.getAttribute('aria-label')}: ${ends.join('; ')}`);
-  state.shown.textContent = state.range ? `mean of ${Math.max(1, ...series.map(s => s.width ?? 1))} steps` : '';
+  state.shown.textContent = state.range ? `mean of ${counted(Math.max(1, ...series.map(s => s.width ?? 1)))}` : '';
   state.tip.hidden = true;
 };
 // Step and value of each curve, at the steps that are nearest to the pointer.

@@ -55,7 +55,10 @@ mod tests {
         let points = ys.iter().enumerate().map(|(i, y)| [i as f64, *y]).collect();
         let series = Series { name: "<s>".into(), points, style: SeriesStyle::Mean(8), colour: 7, dashes: 5 };
         let written = super::points(&series);
-        assert_eq!(written["points"].as_array().unwrap()[..4], [json!(2.0), json!(0.3333333), json!(3.0), json!(1e300)]);
+        assert_eq!(
+            written["points"].as_array().unwrap()[..4],
+            [json!(2.0), json!(0.3333333), json!(3.0), json!(1e300)]
+        );
         assert_eq!((&written["mean"], &written["colour"]), (&json!(8), &json!("var(--c1)")));
         let long: Vec<[f64; 2]> = (0..100_000).map(|i| [f64::from(i), 0.5]).collect();
         assert!(super::points(&Series { points: long, ..series })["points"].as_array().unwrap().len() < 4000);

@@ -7,6 +7,7 @@
 pub mod live;
 
 mod charts;
+mod episodes;
 mod figures;
 mod questions;
 mod run_files;
@@ -105,6 +106,7 @@ fn page(files: &[RunFiles]) -> Result<Value> {
             status => figures::status(run),
             warnings => warnings::warnings(run),
             samples => videos::training_samples(run, &mut budget)?,
+            episodes => episodes::episodes(&run.path)?,
             timing => timing::timing(run),
             config => run.config,
         })
@@ -210,7 +212,9 @@ mod tests {
         let secret = dir.path().join("secret");
         std::fs::write(&secret, "seed: 4711").unwrap();
         for (i, name) in
-            ["config.yaml", "summary.json", "headlines.json", "progress.json", "samples/before/unseen-001.mp4"].iter().enumerate()
+            ["config.yaml", "summary.json", "headlines.json", "progress.json", "samples/before/unseen-001.mp4"]
+                .iter()
+                .enumerate()
         {
             let run = run(dir.path(), &i.to_string(), "1e-5");
             let _ = std::fs::remove_file(run.join(name));

@@ -126,9 +126,11 @@ fn is_voted(run: &RunFiles) -> bool {
 
 fn learning(run: &RunFiles) -> (Mark, String) {
     if is_voted(run) {
-        let votes = "Votes compare the videos of a prompt with one another, so that their mean is the same at every step";
+        let votes =
+            "Votes compare the videos of a prompt with one another, so that their mean is the same at every step";
         let Some((_, change)) = change(run, CHECK) else {
-            let check = if run.has("evaluation.check") { more(run) } else { " `evaluation.check` can name one.".into() };
+            let check =
+                if run.has("evaluation.check") { more(run) } else { " `evaluation.check` can name one.".into() };
             return (Mark::Open, format!("{votes}: a second reward says more.{check}"));
         };
         let [before, after] = change.ends();
@@ -211,7 +213,7 @@ fn hacking(run: &RunFiles) -> (Mark, String) {
     }
     let Some((_, check)) = change(run, CHECK) else {
         let text = match run.path.join("trajectories.jsonl").is_file() {
-            true => "Nothing measures this for an agent: read episodes in trajectories.jsonl.",
+            true => "Nothing measures this for an agent: read the episodes below, and more in trajectories.jsonl.",
             false if run.has("evaluation.check") => {
                 let evaluated = counted(run.record.evaluations.len() as u64, "evaluation");
                 return (Mark::Open, format!("Unknown yet: {evaluated} of `evaluation.check` so far.{}", more(run)));
@@ -344,7 +346,8 @@ mod tests {
 
     /// A run in its middle: settings, and the metrics of two steps.
     fn running(settings: &[(&str, &str)]) -> RunFiles {
-        let mut run = RunFiles::of_rows(serde_json::json!([{"step": 23, "a/score": 0.5}, {"step": 24, "a/score": 0.6}]));
+        let mut run =
+            RunFiles::of_rows(serde_json::json!([{"step": 23, "a/score": 0.5}, {"step": 24, "a/score": 0.6}]));
         run.headlines = vec![Headline::new("a/score", "score", "Score").score()];
         let fixed = [("steps", "40"), ("evaluation.every", "10")];
         run.settings = fixed.iter().chain(settings).map(|(key, value)| (key.to_string(), value.to_string())).collect();
@@ -354,7 +357,9 @@ mod tests {
     #[test]
     fn a_key_that_is_set_is_not_advised() {
         let bare = running(&[("evaluation.metadata", "null"), ("evaluation.check", "[]")]);
-        assert!(learning(&bare).1.contains("`evaluation.metadata`") && hacking(&bare).1.contains("`evaluation.check` can"));
+        assert!(
+            learning(&bare).1.contains("`evaluation.metadata`") && hacking(&bare).1.contains("`evaluation.check` can")
+        );
         let set = running(&[("evaluation.metadata", "\"unseen.csv\""), ("evaluation.check.0.name", "\"sharpness\"")]);
         for text in [learning(&set).1, hacking(&set).1] {
             assert!(text.ends_with("The next evaluation is at step 30.") && !text.contains("would say more"), "{text}");
@@ -368,7 +373,10 @@ mod tests {
     fn votes_are_not_taken_for_a_score_that_could_rise() {
         let run = running(&[("reward.0.name", "\"vote\""), ("evaluation.metadata", "\"unseen.csv\"")]);
         let (mark, text) = learning(&run);
-        assert!(mark == Mark::Open && text.contains("same at every step") && !text.contains("evaluation.metadata"), "{text}");
+        assert!(
+            mark == Mark::Open && text.contains("same at every step") && !text.contains("evaluation.metadata"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -60,7 +60,13 @@ impl RunFiles {
     pub fn read(path: &Path) -> Result<Self> {
         let dir = RunDir::open(path)?;
         // The page is passed on, and the run may be another person's.
-        for file in [dir.config_path(), dir.metrics_path(), dir.summary_path(), path.join(headlines::FILE), path.join(progress_file::FILE)] {
+        for file in [
+            dir.config_path(),
+            dir.metrics_path(),
+            dir.summary_path(),
+            path.join(headlines::FILE),
+            path.join(progress_file::FILE),
+        ] {
             files::refuse_links(path, &file)?;
         }
         let config = match files::read_text(&dir.config_path(), files::MAX_TEXT) {

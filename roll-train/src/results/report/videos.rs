@@ -161,7 +161,9 @@ fn shared(runs: &[RunFiles], name: &str) -> Result<Vec<(Vec<usize>, Column)>> {
         for (at, (_, group)) in groups.iter().enumerate() {
             let common: Vec<&String> = column.videos.keys().filter(|clip| group.videos.contains_key(*clip)).collect();
             let equal = |clip: &&String| equal_files(&column.videos[*clip], &group.videos[*clip]);
-            if group.videos.contains_key(first) && common.iter().map(equal).collect::<Result<Vec<_>>>()?.iter().all(|e| *e) {
+            if group.videos.contains_key(first)
+                && common.iter().map(equal).collect::<Result<Vec<_>>>()?.iter().all(|e| *e)
+            {
                 same = Some(at);
                 break;
             }
@@ -289,9 +291,8 @@ mod tests {
 
     /// Rows of the table: headings, each with its score.
     fn rows(clips: &Value) -> Vec<Vec<String>> {
-        let list = |value: &Value, key: &str| -> Vec<Value> {
-            value.get_attr(key).unwrap().try_iter().unwrap().collect()
-        };
+        let list =
+            |value: &Value, key: &str| -> Vec<Value> { value.get_attr(key).unwrap().try_iter().unwrap().collect() };
         let text = |video: &Value| {
             let of = |key: &str| video.get_attr(key).unwrap().as_str().unwrap_or_default().to_string();
             format!("{} {}", of("heading"), of("score")).trim().to_string()
@@ -307,15 +308,20 @@ mod tests {
         let shown = clips(&runs[..2], &mut 1000).unwrap();
         assert_eq!(shown.get_attr("note").unwrap().as_str(), Some(SAME));
         let first = ["reference", "before 0.250", "a 0.250", "b 0.250"];
-        assert_eq!(rows(&shown), [first.to_vec(), vec!["reference", "before 0.500", "a 0.500", "b 0.500"],
-            vec!["reference", "before", "a", "b"]]);
+        assert_eq!(
+            rows(&shown),
+            [
+                first.to_vec(),
+                vec!["reference", "before 0.500", "a 0.500", "b 0.500"],
+                vec!["reference", "before", "a", "b"]
+            ]
+        );
         let shown = clips(&runs, &mut 1000).unwrap();
         let note = shown.get_attr("note").unwrap().to_string();
         assert!(note.contains("`seed` differs") && note.contains("its own `before`"), "{note}");
-        let expected =
-            ["reference", "before, a, b 0.500", "a 0.500", "b 0.500", "before, c 0.750", "c 0.750"];
+        let expected = ["reference", "before, a, b 0.500", "a 0.500", "b 0.500", "before, c 0.750", "c 0.750"];
         assert_eq!(rows(&shown)[1], expected);
-        // Of one run: rows in the order of their numbers, the unseen ones first.
+        // The rows of one run are in the order of their numbers, the unseen ones first.
         let shown = clips(&runs[2..], &mut 1000).unwrap();
         assert_eq!(rows(&shown)[0], ["reference", "before 0.250", "after 0.250"]);
     }
