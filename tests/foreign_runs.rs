@@ -37,6 +37,7 @@ fn nothing_of_another_persons_run_happens_without_trust() {
     let original = std::fs::read_to_string(world.path("run/config.yaml")).unwrap();
     let attacks = [
         ("on_finish: []", "on_finish: [sh, -c, touch MARK]".to_string(), r#"on_finish runs "sh" "-c" "touch MARK""#),
+        ("on_metrics: []", "on_metrics: [tee, MARK]".into(), r#"on_metrics runs "tee" "MARK""#),
         ("plugins: []", "plugins: [./evil.so]".into(), r#"plugins loads "./evil.so""#),
         (
             "- name: brightness",

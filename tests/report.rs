@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::browser::chromium;
+use crate::browser::{Browser, chromium};
 use crate::world::World;
 
 /// The page as the browser has it after its scripts ran. With `$ROLL_SCREENSHOTS` pictures of it, light and dark, are
@@ -53,6 +53,10 @@ fn a_browser_shows_the_curves_and_videos_of_reports() {
     assert_eq!(world.done(&["report", "slow"]).trim(), "slow/report.html");
     world.done(&["report", "slow", "fast", "--output", "compare.html"]);
 
+    // The directory of several runs compares all of them.
+    world.done(&["report", ".", "--output", "all.html"]);
+    assert!(std::fs::read_to_string(world.path("all.html")).unwrap().contains("<title>fast, slow</title>"));
+
     let html = std::fs::read_to_string(world.path("slow/report.html")).unwrap();
     for part in ["4 of 4 steps", "clipped in 4 of 4 steps", "Score", "learning_rate: 0.0001"] {
         assert!(html.contains(part), "no {part}");
@@ -63,7 +67,7 @@ fn a_browser_shows_the_curves_and_videos_of_reports() {
     assert!(html.contains("gradients clipped in 4 of 4 steps"), "that is no stable training");
     assert!(html.contains("Unknown: <code>evaluation.check</code> can name a second reward"));
     let compared = std::fs::read_to_string(world.path("compare.html")).unwrap();
-    assert!(compared.contains("training.learning_rate") && compared.contains("fast: mean of 8 steps"));
+    assert!(compared.contains("training.learning_rate") && compared.contains("&quot;name&quot;:&quot;fast&quot;"));
 
     let Some(browser) = chromium() else {
         roll_testing::skip!("no Chromium (ROLL_CHROMIUM names one) to look at the report with", needs = "chromium");
@@ -80,6 +84,73 @@ fn a_browser_shows_the_curves_and_videos_of_reports() {
         }
         assert!(dom.matches("<polyline").count() >= 4, "{page}: curves are missing");
     }
+}
+
+#[test]
+fn a_reader_points_at_curves_scales_and_smooths_them_and_enlarges_videos() {
+    let Some(program) = chromium() else {
+        roll_testing::skip!("no Chromium (ROLL_CHROMIUM names one) to click with", needs = "chromium");
+    };
+    let world = World::new(0);
+    let run = world.path("run");
+    for moment in ["before", "after"] {
+        let folder = run.join("samples").join(moment);
+        std::fs::create_dir_all(&folder).unwrap();
+        let video = roll_core::Video::new(roll_core::Tensor::full([3, 3, 32, 32], 0.1), 8.0).unwrap();
+        roll_data::write_mp4(folder.join("unseen-000.mp4"), &video).unwrap();
+    }
+    std::fs::write(run.join("config.yaml"), "steps: 40\n").unwrap();
+    let row = |step: u32| {
+        let (score, extreme) = (0.1 * f64::from(step), if step.is_multiple_of(2) { 1e300 } else { -1e300 });
+        format!(r#"{{"step":{step},"a/score":{score},"b/flat":0.0,"c/extreme":{extreme},"d/tiny":1e-310}}"#)
+    };
+    std::fs::write(run.join("metrics.jsonl"), (1..=40).map(|step| row(step) + "\n").collect::<String>()).unwrap();
+    world.done(&["report", "run"]);
+    let page = format!("file://{}", world.path("run/report.html").canonicalize().unwrap().display());
+    let mut browser = Browser::open(&program, &world.path("profile"), &page);
+    browser.wait_for("typeof addPlots === 'function'");
+    browser.value("document.querySelectorAll('details').forEach(details => { details.open = true; })");
+    browser.wait_for("document.querySelectorAll('.plot svg').length === 4");
+    assert_eq!(browser.value("/NaN|Infinity|undefined/.test(document.querySelector('details').innerHTML)"), false);
+
+    // Step and value of the nearest point of each curve.
+    browser.value(
+        "var plot = document.querySelector('figure[aria-label=\"a/score\"] .plot'); plot.scrollIntoView(); \
+         var box = plot.querySelector('svg').getBoundingClientRect(); \
+         var at = share => plot.querySelector('.drawing').dispatchEvent(new PointerEvent('pointermove', \
+             { clientX: box.left + share * box.width, clientY: box.top + 50 }))",
+    );
+    browser.value("at(1)");
+    let tip = browser.value("plot.querySelector('.tip').innerText");
+    let tip = tip.as_str().unwrap();
+    assert!(tip.starts_with("step 40") && tip.contains("running mean 3.65") && tip.contains("step 4"), "{tip}");
+    browser.value("at(0)");
+    let tip = browser.value("plot.querySelector('.tip').innerText");
+    assert!(tip.as_str().unwrap().contains("running mean 0.45 (step 8)"), "{tip}");
+    // The logarithmic axis has powers of ten. Values that are not positive have no such axis.
+    browser.value("var before = plot.querySelector('svg').outerHTML; plot.querySelector('button').click()");
+    assert_eq!(browser.value("plot.querySelector('svg').outerHTML !== before"), true);
+    let labels = browser.value("[...plot.querySelectorAll('text')].map(text => text.textContent).join()");
+    assert!(["0.1", "1"].iter().all(|label| labels.as_str().unwrap().split(',').any(|l| l == *label)), "{labels}");
+    let disabled = "document.querySelector('figure[aria-label=\"b/flat\"] .tools button').disabled";
+    assert_eq!(browser.value(disabled), true);
+    // Smoothing over one step shows every step.
+    browser.value("var range = plot.querySelector('input'); range.value = 0; range.dispatchEvent(new Event('input'))");
+    assert_eq!(browser.value("plot.querySelector('polyline').points.length"), 40);
+    assert_eq!(browser.value("plot.querySelector('.tools span').textContent"), "mean of 1 step");
+
+    if browser.value("document.querySelector('.failed') !== null") == true {
+        roll_testing::skip!("this Chromium cannot play H.264, so it has nothing to enlarge", needs = "chromium");
+    }
+    let name = "document.querySelector('.large .name').textContent";
+    browser.value("document.querySelector('.row video').click()");
+    assert_eq!(browser.value("document.querySelector('.large').open"), true);
+    assert_eq!(browser.value(name), "unseen-000, before");
+    browser.value("document.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowRight' }))");
+    assert_eq!(browser.value(name), "unseen-000, after");
+    browser.save_pictures("enlarged");
+    browser.value("document.querySelector('.large .close').click()");
+    assert_eq!(browser.value("document.querySelector('.large').open"), false);
 }
 
 #[test]

@@ -259,6 +259,20 @@ fn on_finish_receives_the_outcome() {
 }
 
 #[test]
+fn on_metrics_receives_each_line_of_the_metrics() {
+    let world = World::new(3);
+    let hook = "on_metrics=[sh, -c, 'cat >> \"$ROLL_RUN_DIR/lines\"; echo ended >> \"$ROLL_RUN_DIR/lines\"']";
+    let settings = [&REWARD_FL[..], &[hook, "evaluation.train_samples=1"]].concat();
+    assert!(run(&world, "run", 2, &settings).status.success());
+    let lines = std::fs::read_to_string(world.path("run/lines")).unwrap();
+    let expected = std::fs::read_to_string(world.path("run/metrics.jsonl")).unwrap();
+    assert_eq!(expected.lines().count(), 3, "before training, and two steps");
+    assert_eq!(lines, format!("{expected}ended\n"));
+    let missing = run(&world, "missing", 1, &[&REWARD_FL[..], &["on_metrics=[./nowhere]"]].concat());
+    assert!(missing.status.success() && stderr_text(&missing).contains("`on_metrics`"), "{}", stderr_text(&missing));
+}
+
+#[test]
 fn track_with_selects_the_destinations_of_metrics() {
     let world = World::new(3);
     let events = |out: &str| files(&world.path(out)).iter().any(|file| file.contains("events.out.tfevents"));

@@ -214,7 +214,9 @@ fn only_the_page_votes_and_once() {
     let order = votes.question(&id).unwrap().order();
     assert_eq!(votes.answer(&id).unwrap(), Some(Some(order[0])));
     let next = watch.get("/question").1;
-    assert!(next.ends_with("{\"given\":1,\"open\":0,\"question\":null}"), "{next}");
+    for part in ["\"given\":1", "\"open\":0", "\"questions\":[]", "\"ended\":false"] {
+        assert!(next.contains(part), "no {part} in {next}");
+    }
     assert!(watch.page_with("<h1>").contains(&format!("vote?token={token}\">Vote on clips</a>")));
 
     // Without the option there is no voting.
@@ -304,6 +306,16 @@ fn votes_for_sharp_clips_on_the_page_make_unseen_clips_sharper() {
     if browser.value("document.querySelector('.failed') !== null") == true {
         roll_testing::skip!("this Chromium cannot play H.264, so it cannot judge clips", needs = "chromium");
     }
+    // A slip is taken back before it is stored, and a click on a clip is a vote, too.
+    browser.wait_for("performance.now() - since > 400");
+    browser.value("var slip = question.id; document.querySelector('.choices video').click()");
+    browser.wait_for("held !== null && question === null");
+    browser.value("document.dispatchEvent(new KeyboardEvent('keydown', { key: 'Backspace' }))");
+    browser.wait_for("question?.id === slip && held === null && document.querySelector('.back button').hidden");
+    let votes = Votes(world.path("run"));
+    assert!(votes.questions().unwrap().iter().all(|(_, _, answered)| !answered), "nothing was stored");
+    assert_eq!(browser.value("document.querySelector('.report').getAttribute('href').startsWith('/?token=')"), true);
+    browser.value("hold = 50");
     browser.value(VOTER);
     let begun = Instant::now();
     while run.child().try_wait().unwrap().is_none() {
@@ -313,6 +325,8 @@ fn votes_for_sharp_clips_on_the_page_make_unseen_clips_sharper() {
     let output = run.output();
     assert!(output.status.success(), "{}", stderr_text(&output));
     browser.wait_for("document.querySelector('.under').textContent === '16 votes given, 0 open'");
+    browser.wait_for("document.body.innerText.includes('The run has ended')");
+    browser.save_pictures("vote-ended");
     let summary = world.summary("run");
     let gain = &summary["unseen_check_gain"]["ci95"];
     eprintln!("{} -> {}, {gain}", summary["unseen_check_before"], summary["unseen_check_after"]);

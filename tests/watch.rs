@@ -114,7 +114,7 @@ fn the_page_follows_a_run_from_before_its_first_step_to_its_end() {
     }
     assert!(watch.get("/version").1 != before);
     let page = watch.page_with("Samples of training");
-    assert!(page.contains("data:video/mp4;base64,") && !page.contains("<button"), "{page}");
+    assert!(page.contains("data:video/mp4;base64,") && !page.contains("data-run="), "{page}");
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", stderr_text(&output));
     let page = watch.page_with("The run has ended.");
@@ -127,6 +127,17 @@ fn the_page_follows_a_run_from_before_its_first_step_to_its_end() {
     }
     let sections = |page: &str| page.matches("<h2").count();
     assert_eq!(sections(&report), sections(&page));
+
+    // Of a directory of runs all are shown, also those that begin later.
+    let parent = world.path("run").canonicalize().unwrap().parent().unwrap().join("several");
+    let watch = Watch::start(&world, &["several"]);
+    watch.page_with("The run has not begun.");
+    for name in ["first", "second"] {
+        std::fs::create_dir_all(parent.join(name)).unwrap();
+        std::fs::write(parent.join(name).join("config.yaml"), "steps: 5\n").unwrap();
+        watch.page_with(&format!("{}/{name}: 0 of 5 steps", "several"));
+    }
+    assert!(watch.page_with("second").contains("<title>first, second</title>"));
 
     // Several runs are compared, also with one that cannot be read.
     std::fs::create_dir(world.path("broken")).unwrap();
@@ -252,10 +263,10 @@ fn a_browser_shows_a_run_as_it_goes_on_and_stops_it() {
     assert_eq!(browser.value("getComputedStyle(document.querySelector('.live')).borderTopWidth"), "1px");
 
     // A video goes on in a row that has a new cell before it.
-    let merged = "{ const row = html => { const tr = document.createElement('tr'); tr.innerHTML = html; return tr; }; \
-                  const cell = name => `<td><video src='data:,${name}'></video></td>`; \
-                  const old = row(`<th>a</th> ${cell('b')} `), video = old.querySelector('video'); \
-                  const wanted = row(`<th>a</th> ${cell('r')} ${cell('b')} ${cell('c')} `); \
+    let merged = "{ const row = html => { const div = document.createElement('div'); div.innerHTML = html; return div; }; \
+                  const clip = name => `<figure><video src='data:,${name}'></video></figure>`; \
+                  const old = row(`<p>a</p> ${clip('b')} `), video = old.querySelector('video'); \
+                  const wanted = row(`<p>a</p> ${clip('r')} ${clip('b')} ${clip('c')} `); \
                   merge(old, wanted.cloneNode(true)); \
                   old.isEqualNode(wanted) && video === old.children[2].firstChild }";
     assert_eq!(browser.value(merged), true);
@@ -264,7 +275,7 @@ fn a_browser_shows_a_run_as_it_goes_on_and_stops_it() {
     let output = child.wait_with_output().unwrap();
     fails(&output, 130, &["interrupted"]);
     browser.wait_for("document.querySelector('.live').innerText.includes('Go on with roll run --resume run')");
-    assert_eq!(browser.value("document.querySelectorAll('button').length"), 0);
+    assert_eq!(browser.value("document.querySelectorAll('button[data-run]').length"), 0);
     browser.save_pictures("watch-stopped");
 
     watch.child.kill().unwrap();

@@ -34,6 +34,7 @@ pub mod config;
 pub mod evaluation;
 pub mod metrics;
 pub mod on_finish;
+pub mod on_metrics;
 mod parameters;
 pub mod progress;
 pub mod ranks;

@@ -103,6 +103,17 @@ impl RunDir {
         Self { path: path.into(), is_new: false }.trace().is_some()
     }
 
+    /// The run at `path`, or the runs in the directories directly below it, by name; `path` itself without any.
+    pub fn runs_at(path: &Path) -> Vec<PathBuf> {
+        if Self::has_run(path) {
+            return vec![path.into()];
+        }
+        let entries = fs::read_dir(path).into_iter().flatten().flatten();
+        let mut runs: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| Self::has_run(path)).collect();
+        runs.sort();
+        if runs.is_empty() { vec![path.into()] } else { runs }
+    }
+
     /// Whether the file at `path`, or the one that it links to, is the `config.yaml` of a run directory.
     pub fn has_config(path: &Path) -> bool {
         let is_of_run = |path: &Path| {

@@ -124,7 +124,7 @@ pub struct Devices {
 /// Arguments of `roll report`.
 #[derive(Debug, ClapArgs)]
 pub struct Report {
-    /// Run directories.
+    /// Run directories, or directories of several runs.
     #[arg(required = true)]
     pub runs: Vec<PathBuf>,
     /// Page to write. Default: `report.html` in the run directory; for several runs, in the current directory.
@@ -138,7 +138,7 @@ pub struct Report {
 /// Arguments of `roll watch`.
 #[derive(Debug, ClapArgs)]
 pub struct Watch {
-    /// Run directories; a run need not have begun.
+    /// Run directories, or directories of several runs; a run need not have begun.
     #[arg(required = true)]
     pub runs: Vec<PathBuf>,
     /// Port on 127.0.0.1; any free one unless given.

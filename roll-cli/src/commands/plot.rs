@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use roll_core::{Error, Result, nearest};
 use roll_train::metrics::read_jsonl;
 use roll_train::results::headlines;
-use roll_train::results::plot::{Panel, Series, write};
+use roll_train::results::plot::{Panel, Series, SeriesStyle, write};
 use roll_train::run_dir::RunDir;
 
 use crate::args::Plot;
@@ -26,7 +26,7 @@ pub fn plot(args: Plot) -> Result<()> {
     for run in &args.runs {
         let points = points(run, &args.x, &y)?;
         let name = run.file_name().unwrap_or(run.as_os_str()).to_string_lossy().into_owned();
-        series.push(Series { name, points, line: true, colour: series.len() });
+        series.push(Series { name, points, style: SeriesStyle::Line, colour: series.len(), dashes: 0 });
     }
     let title = format!("{y} against {}", args.x);
     let panel = Panel { title, axes: [args.x, y], series };

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use roll_core::{Error, Result};
 use roll_train::results::report;
+use roll_train::run_dir::RunDir;
 
 use crate::args::Report;
 use crate::output::refuse_existing;
@@ -11,7 +12,8 @@ use crate::output::refuse_existing;
 /// Writes the page and prints its path.
 pub fn write(args: Report) -> Result<()> {
     let is_named = args.output.is_some();
-    let page = args.output.unwrap_or_else(|| match args.runs.as_slice() {
+    let runs: Vec<PathBuf> = args.runs.iter().flat_map(|run| RunDir::runs_at(run)).collect();
+    let page = args.output.unwrap_or_else(|| match runs.as_slice() {
         [run] => run.join("report.html"),
         _ => PathBuf::from("report.html"),
     });
@@ -22,7 +24,7 @@ pub fn write(args: Report) -> Result<()> {
     if is_named {
         refuse_existing(&page, args.force)?;
     }
-    report::write(&page, &args.runs)?;
+    report::write(&page, &runs)?;
     println!("{}", page.display());
     Ok(())
 }

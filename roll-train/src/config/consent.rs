@@ -10,7 +10,7 @@ use super::schema::DEFAULTS;
 use super::yaml::{Map, child};
 
 /// Keys below which every text is part of a command.
-const COMMANDS: [&str; 2] = ["command", "on_finish"];
+const COMMANDS: [&str; 3] = ["command", "on_finish", "on_metrics"];
 
 /// The programs, libraries, addresses, environment variables and files that a configuration names, one line each; read
 /// as it is written, with nothing resolved.
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn names_everything_outside_as_it_is_written() {
-        let yaml = "seed: 1\non_finish: [sh, -c, 'touch M']\nplugins: [evil.so]\noutput_dir: runs\nbackend: flex\n\
+        let yaml = "seed: 1\non_finish: [sh, -c, 'touch M']\non_metrics: [tee, M]\nplugins: [evil.so]\noutput_dir: runs\nbackend: flex\n\
                     reward:\n- {name: command, command: [python, r.py], weight: 1}\n\
                     - {name: http, url: 'http://h/?k=${oc.env:HF_TOKEN}', token_env: AWS_SECRET}\n\
                     evaluation: {check: [{name: command, command: [\"a\\e[2Kb\"]}], prompts: [{prompt: a man / a cat}]}\n\
@@ -104,6 +104,7 @@ mod tests {
         let found = named_outside(&map);
         for line in [
             r#"on_finish runs "sh" "-c" "touch M""#,
+            r#"on_metrics runs "tee" "M""#,
             r#"plugins loads "evil.so""#,
             r#"reward.0.command runs "python" "r.py""#,
             r#"reward.1.url reads the environment or another value: "http://h/?k=${oc.env:HF_TOKEN}""#,

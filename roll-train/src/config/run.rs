@@ -55,6 +55,11 @@ pub struct RunConfig {
     /// Destinations of the metrics: `tensorboard` (event files) and `jsonl` (`metrics.jsonl`, which curves and reports
     /// are drawn from). ROLL's other values have no effect.
     pub track_with: Vec<Tracker>,
+    /// A command, with its arguments, that receives the metrics while the run goes on: each line of `metrics.jsonl` on its
+    /// standard input, and the directory of the run in `ROLL_RUN_DIR`. It is started with the first step, and has 60 seconds
+    /// to end after the last line. A resumed run starts it anew, and passes the steps on that it repeats. An empty list:
+    /// none.
+    pub on_metrics: Vec<String>,
     /// A command, with its arguments, that is run when the run ends: done, stopped, failed or interrupted. It finds how
     /// in its environment (`ROLL_RUN_STATUS`, `ROLL_RUN_DIR`, `ROLL_RUN_STEPS`, `ROLL_RUN_ERROR`) and as JSON on its
     /// standard input, and is killed after 60 seconds. An empty list: none.
@@ -99,6 +104,7 @@ impl Default for RunConfig {
             logging_steps: 1,
             max_ckpt_to_keep: None,
             track_with: vec![Tracker::Tensorboard, Tracker::Jsonl],
+            on_metrics: Vec::new(),
             on_finish: Vec::new(),
             plugins: Vec::new(),
             plugins_replace: false,

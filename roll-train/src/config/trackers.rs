@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
 const KEY: &str = "track_with";
+const INSTEAD: &str = "`tensorboard` and `jsonl` have, and `on_metrics` passes the metrics to a program";
 
 /// Where metrics go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -39,8 +40,7 @@ pub(super) fn normalize(tree: &mut Json) -> Option<String> {
         *value = Json::Array(kept);
     }
     let names: Vec<&str> = ignored.iter().filter_map(Json::as_str).collect();
-    (!names.is_empty())
-        .then(|| format!("`{KEY}`: {} has no effect here; `tensorboard` and `jsonl` have", names.join(", ")))
+    (!names.is_empty()).then(|| format!("`{KEY}`: {} has no effect here; {INSTEAD}", names.join(", ")))
 }
 
 #[cfg(test)]

@@ -53,22 +53,26 @@ impl JsonlWriter {
 
     /// Writes `{"step": step, ...metrics}`, sorted by name.
     pub fn write(&mut self, step: u64, metrics: &BTreeMap<String, f64>) -> Result<()> {
-        let mut object = Map::new();
-        object.insert("step".into(), step.into());
-        for (name, value) in metrics.iter().filter(|(name, _)| *name != "step") {
-            if !value.is_finite() {
-                tracing::warn!(step, "{name} is not finite ({value}): written as null");
-            }
-            object.insert(name.clone(), Value::from(*value)); // null when not finite
+        for (name, value) in metrics.iter().filter(|(_, value)| !value.is_finite()) {
+            tracing::warn!(step, "{name} is not finite ({value}): written as null");
         }
-        let line = Value::Object(object).to_string() + "\n";
-        self.file.write_all(line.as_bytes()).map_err(Error::file("write", &self.path))
+        self.file.write_all(line(step, metrics).as_bytes()).map_err(Error::file("write", &self.path))
     }
 
     /// Makes the lines written so far last over a power cut.
     pub fn sync(&mut self) -> Result<()> {
         self.file.sync_data().map_err(Error::file("sync", &self.path))
     }
+}
+
+/// The line of a step: `{"step": step, ...metrics}`, sorted by name, and a line break. A value that is not finite is
+/// `null`.
+pub fn line(step: u64, metrics: &BTreeMap<String, f64>) -> String {
+    let mut object = Map::new();
+    object.insert("step".into(), step.into());
+    let values = metrics.iter().filter(|(name, _)| *name != "step");
+    object.extend(values.map(|(name, value)| (name.clone(), Value::from(*value))));
+    Value::Object(object).to_string() + "\n"
 }
 
 /// Reads the objects of a file, one a line. A last line without its end is left out; anything else that is no object

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use roll_core::{Headline, Result};
 use serde_json::{Map, Value};
 
-use super::plot::{self, Panel, Series};
+use super::plot::{self, Panel, Series, SeriesStyle};
 use crate::evaluation::hacking::FALLING;
 use crate::metrics::read_jsonl;
 use crate::run_dir::RunDir;
@@ -47,7 +47,7 @@ pub struct PanelSpec {
 
 /// How the values of a metric are drawn.
 pub enum CurveStyle {
-    /// Each step as a dot and the running mean as a line; of several runs only the running means.
+    /// Each step as a dot and the running mean as a line; of several runs only the running means, named by the runs.
     Steps,
     /// A line with this name.
     Line(String),
@@ -79,34 +79,44 @@ impl PanelSpec {
     }
 
     /// The panel; without series if the runs do not have these metrics. Each series of a single run has its own colour;
-    /// of several runs, each run.
+    /// of several runs, each run
+    /// has a colour and each metric a dash pattern.
     pub fn panel(&self, runs: &[RunMetrics<'_>]) -> Panel {
         let alone = runs.len() == 1;
         let mut series = Vec::new();
+        let mut dashes = 0;
         for (metric, style) in &self.curves {
+            let before = series.len();
             for (r, run) in runs.iter().enumerate() {
-                for (name, points, line) in style.series(run.of(metric), alone) {
-                    let name = if alone { name } else { format!("{}: {name}", run.name) };
-                    series.push(Series { name, points, line, colour: if alone { series.len() } else { r } });
+                for (name, points, style) in style.series(run.of(metric), alone) {
+                    let name = match (alone, style) {
+                        (true, _) => name,
+                        (false, SeriesStyle::Mean(_)) => run.name.to_string(),
+                        (false, _) => format!("{}: {name}", run.name),
+                    };
+                    let (colour, dashes) = if alone { (series.len(), 0) } else { (r, dashes) };
+                    series.push(Series { name, points, style, colour, dashes });
                 }
             }
+            dashes += usize::from(series.len() > before);
         }
         Panel { title: self.title.clone(), axes: ["step".into(), String::new()], series }
     }
 }
 
 impl CurveStyle {
-    /// Name, points and whether a line joins them, of each series that is not empty.
-    fn series(&self, points: Vec<[f64; 2]>, alone: bool) -> Vec<(String, Vec<[f64; 2]>, bool)> {
+    /// Name, points and style of each series that is not empty.
+    fn series(&self, points: Vec<[f64; 2]>, alone: bool) -> Vec<(String, Vec<[f64; 2]>, SeriesStyle)> {
         let Some(&[_, first]) = points.first() else { return Vec::new() };
         match self {
             Self::Steps => {
-                let mean = (format!("mean of {SMOOTHING} steps"), smoothed(&points, SMOOTHING), true);
-                if alone { vec![mean, ("step".into(), points, false)] } else { vec![mean] }
+                let mean = ("running mean".into(), points.clone(), SeriesStyle::Mean(SMOOTHING));
+                if alone { vec![mean, ("step".into(), points, SeriesStyle::Dots)] } else { vec![mean] }
             }
-            Self::Line(name) => vec![(name.clone(), points, true)],
+            Self::Line(name) => vec![(name.clone(), points, SeriesStyle::Line)],
             Self::Change(name) => {
-                vec![(name.clone(), points.iter().map(|[step, value]| [*step, value - first]).collect(), true)]
+                let changes = points.iter().map(|[step, value]| [*step, value - first]).collect();
+                vec![(name.clone(), changes, SeriesStyle::Line)]
             }
         }
     }
@@ -153,13 +163,6 @@ pub fn metric_names(runs: &[RunMetrics<'_>]) -> BTreeSet<String> {
     runs.iter().flat_map(|run| run.rows).flat_map(|row| row.keys().cloned()).collect()
 }
 
-/// Means over a window of `width` points that ends at each point.
-fn smoothed(points: &[[f64; 2]], width: usize) -> Vec<[f64; 2]> {
-    let window = |i: usize| &points[(i + 1).saturating_sub(width.max(1))..=i];
-    let mean = |i: usize| window(i).iter().map(|p| p[1]).sum::<f64>() / window(i).len() as f64;
-    (0..points.len()).map(|i| [points[i][0], mean(i)]).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -180,7 +183,7 @@ mod tests {
         let panels = main_panels(&one, &headlines);
         assert_eq!(panels.len(), 1);
         let names: Vec<&str> = panels[0].series.iter().map(|s| s.name.as_str()).collect();
-        assert_eq!(names, ["mean of 8 steps", "step", "unseen"]);
+        assert_eq!(names, ["running mean", "step", "unseen"]);
         assert_eq!(panels[0].series[2].points, [[0.0, 0.5], [2.0, 0.7]]);
         let shown = PanelSpec::headline(&headlines[0]).with_evaluations(["eval/unseen".into()]);
         let others: Vec<String> = other_panels(&one, &[&shown]).into_iter().map(|p| p.title).collect();
@@ -189,6 +192,8 @@ mod tests {
         let two = [RunMetrics { name: "a", rows: &rows }, RunMetrics { name: "b", rows: &rows }];
         let score = &main_panels(&two, &headlines)[0];
         assert_eq!(score.series.iter().map(|s| s.colour).collect::<Vec<_>>(), [0, 1, 0, 1]);
+        assert_eq!(score.series.iter().map(|s| s.dashes).collect::<Vec<_>>(), [0, 0, 1, 1]);
+        assert_eq!(score.series[1].name, "b");
         assert_eq!(score.series[3].name, "b: unseen");
     }
 
@@ -198,11 +203,5 @@ mod tests {
         let curves = vec![("eval/unseen".into(), CurveStyle::Change("reward".into()))];
         let panel = PanelSpec { title: "t".into(), curves }.panel(&[RunMetrics { name: "a", rows: &rows }]);
         assert_eq!(panel.series[0].points, [[0.0, 0.0], [2.0, 0.25]]);
-    }
-
-    #[test]
-    fn smoothing_is_a_running_mean() {
-        let points: Vec<[f64; 2]> = [1.0, 3.0, 5.0].iter().enumerate().map(|(i, &y)| [i as f64, y]).collect();
-        assert_eq!(smoothed(&points, 2), [[0.0, 1.0], [1.0, 2.0], [2.0, 4.0]]);
     }
 }

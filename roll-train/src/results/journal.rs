@@ -6,13 +6,13 @@ use crate::checkpoint::step_name;
 use crate::config::LoadedConfig;
 use crate::metrics::MetricsWriter;
 use crate::run_dir::RunDir;
-use roll_core::{Headline, Result, StepReport};
+use roll_core::{Headline, Result, StepReport, Video};
 use roll_data::{encode_gif, write_mp4};
 
 use super::labels::SetLabels;
 use super::record::{self, Record};
 use super::trajectories::Trajectories;
-use super::{clips, figures, headlines};
+use super::{clips, figures, headlines, progress_file};
 
 /// Longer side of the videos in TensorBoard, in pixels.
 const GIF_SIDE: usize = 256;
@@ -25,6 +25,8 @@ pub(crate) struct Journal {
     trajectories: Trajectories,
     /// Episodes recorded before the journal opens.
     early: Vec<serde_json::Value>,
+    /// Videos of prompts from before the journal opens.
+    early_prompts: Vec<Video>,
     /// Number of steps that earlier processes took.
     before: u64,
     headlines: Vec<Headline>,
@@ -37,6 +39,7 @@ impl Journal {
             metrics: None,
             trajectories: Trajectories::new(dir),
             early: Vec::new(),
+            early_prompts: Vec::new(),
             before,
             headlines,
         }
@@ -59,7 +62,7 @@ impl Journal {
         // An earlier process that stopped before the evaluation of its last step did not log that step.
         let first = first - u64::from(self.before > 0 && record.pending.is_some());
         let config = &loaded.config;
-        let metrics = MetricsWriter::create(dir.path(), first, config.logging_steps, &config.track_with)?;
+        let metrics = MetricsWriter::create(dir.path(), first, config)?;
         let metrics = self.metrics.insert(metrics);
         let mut before_training = BTreeMap::new();
         for evaluation in record.evaluations.iter().filter(|e| e.step == 0) {
@@ -71,7 +74,9 @@ impl Journal {
         if self.before == 0 && !before_training.is_empty() {
             metrics.log(0, &before_training)?;
         }
+        write_prompts(metrics, self.before, &std::mem::take(&mut self.early_prompts))?;
         self.trajectories.begin(self.before, record.pending.is_none())?;
+        self.write_progress(record, labels)?;
         self.trajectories.write(&std::mem::take(&mut self.early))
     }
 
@@ -104,13 +109,27 @@ impl Journal {
         if !report.applied {
             tracing::warn!("step {step}: nothing was updated");
         }
-        for (name, video) in &report.videos {
+        for (i, (name, video)) in report.videos.iter().enumerate() {
             write_mp4(clips::folder(dir, &step_name(step))?.join(format!("{name}.mp4")), video)?;
-            let gif = encode_gif(video, GIF_SIDE)?;
-            let [_, height, width] = video.dims();
-            metrics.image(step, &format!("samples/{name}"), &gif, [height, width])?;
+            // One tag for all steps, whose clips differ: TensorBoard has a slider over the steps of a tag.
+            write_image(metrics, step, &format!("samples/{i}"), video)?;
         }
         Ok(())
+    }
+
+    /// Shows the videos of `evaluation.prompts` in TensorBoard, once the metrics are open. Those before training come with
+    /// the first step.
+    pub(crate) fn write_prompts(&mut self, step: u64, videos: Vec<Video>) -> Result<()> {
+        if self.dir.is_none() {
+            return Ok(());
+        }
+        match &mut self.metrics {
+            Some(metrics) => write_prompts(metrics, step, &videos),
+            None => {
+                self.early_prompts = videos;
+                Ok(())
+            }
+        }
     }
 
     pub(crate) fn log(&mut self, step: u64, steps: u64, metrics: &BTreeMap<String, f64>) -> Result<()> {
@@ -120,10 +139,28 @@ impl Journal {
         Ok(())
     }
 
+    /// Writes `progress.json`, from which pages are made before the next checkpoint.
+    pub(crate) fn write_progress(&self, record: &Record, labels: &SetLabels) -> Result<()> {
+        match &self.dir {
+            Some(dir) => progress_file::write(dir, record, &self.headlines, labels),
+            None => Ok(()),
+        }
+    }
+
     /// Flushes the metrics to disk, so that they survive a power cut.
     pub(crate) fn sync(&mut self) -> Result<()> {
         self.metrics.as_mut().map_or(Ok(()), MetricsWriter::sync)
     }
+}
+
+/// One tag for each prompt.
+fn write_prompts(metrics: &mut MetricsWriter, step: u64, videos: &[Video]) -> Result<()> {
+    videos.iter().enumerate().try_for_each(|(i, video)| write_image(metrics, step, &format!("prompts/{i}"), video))
+}
+
+fn write_image(metrics: &mut MetricsWriter, step: u64, tag: &str, video: &Video) -> Result<()> {
+    let [_, height, width] = video.dims();
+    metrics.image(step, tag, &encode_gif(video, GIF_SIDE)?, [height, width])
 }
 
 /// The progress line of a step: its headline metrics, learning rate and seconds.

@@ -5,6 +5,7 @@
 //! | `config.yaml` | `journal` | before the first evaluation |
 //! | `evaluations/step-000025/*.json` | [`crate::evaluation`] | with each clip; removed once a checkpoint has it |
 //! | `headlines.json` | [`headlines`], through `journal` | once, after the first step |
+//! | `progress.json` | `progress_file`, through `journal` | with the first step and each evaluation |
 //! | `metrics.jsonl`, `events.out.tfevents.*` | [`crate::metrics`], through `journal` | with each step |
 //! | `trajectories.jsonl` | [`trajectories`], through `journal` | with each step of an agent |
 //! | `samples/step-000025/sample-*.mp4` | `journal` | with each step that has sample videos |
@@ -28,6 +29,7 @@ mod comparison;
 mod figures;
 mod journal;
 mod labels;
+mod progress_file;
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Plots of series over an axis: the same drawing as PNG and as SVG.
+//! Plots of series over an axis, as PNG.
 
 use std::ops::Range;
 use std::path::Path;
@@ -13,14 +13,11 @@ use roll_core::{Error, Result};
 use roll_data::{Picture, encode_png};
 use roll_external::files::write_atomically;
 
+use crate::progress::counted;
+
 /// Width and height of a panel in a PNG, in pixels.
 const PNG_PANEL: (u32, u32) = (820, 300);
-/// Width and height of a panel in an HTML page, in pixels: about as wide as a phone, where its text can be read then.
-const SVG_PANEL: (u32, u32) = (380, 220);
-/// Coordinates per pixel in an SVG. Plotters rounds them to whole numbers, and curves of whole pixels have visible
-/// stairs.
-const SVG_SCALE: u32 = 4;
-/// A PNG is drawn with the bundled font, an SVG with the reader's font of this name.
+/// Name of the bundled font.
 const FONT: &str = "sans-serif";
 /// Font sizes in pixels.
 const TITLE: u32 = 19;
@@ -63,10 +60,49 @@ pub struct Series {
     pub name: String,
     /// x and y. Points that are not finite are left out.
     pub points: Vec<[f64; 2]>,
-    /// Whether a line joins the points; otherwise they are drawn as dots.
-    pub line: bool,
+    /// How the points are drawn.
+    pub style: SeriesStyle,
     /// Index of its colour. The palette repeats.
     pub colour: usize,
+    /// Index of its dash pattern on a page. A PNG has solid lines.
+    pub dashes: usize,
+}
+
+/// How a series is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SeriesStyle {
+    /// A line that joins the points.
+    Line,
+    /// A dot for each point.
+    Dots,
+    /// A line of running means over this many points, or over half of them if there are fewer than twice this number.
+    Mean(usize),
+}
+
+impl Series {
+    /// Whether a line is drawn.
+    pub fn is_line(&self) -> bool {
+        self.style != SeriesStyle::Dots
+    }
+
+    /// Name and points as they are drawn.
+    fn drawn(&self) -> (String, Vec<[f64; 2]>) {
+        let points = finite(&self.points);
+        match self.style {
+            SeriesStyle::Line | SeriesStyle::Dots => (self.name.clone(), thinned(points)),
+            SeriesStyle::Mean(width) => {
+                let width = width.min(points.len() / 2).max(1);
+                (format!("{} of {}", self.name, counted(width as u64, "step")), thinned(smoothed(&points, width)))
+            }
+        }
+    }
+}
+
+/// Means over a window of `width` points that ends at each point; none before the window is full, whose noise would
+/// look like an event.
+fn smoothed(points: &[[f64; 2]], width: usize) -> Vec<[f64; 2]> {
+    let mean = |window: &[[f64; 2]]| window.iter().map(|point| point[1]).sum::<f64>() / width as f64;
+    points.windows(width).map(|window| [window[width - 1][0], mean(window)]).collect()
 }
 
 /// One pair of axes with its series.
@@ -96,26 +132,9 @@ fn draw_all<'a>(
     let root = BitMapBackend::with_buffer(rgb, size).into_drawing_area();
     root.fill(&WHITE)?;
     for (area, panel) in root.split_evenly((panels.len().max(1), 1)).iter().zip(panels) {
-        draw(area, panel, 1, true)?;
+        draw(area, panel)?;
     }
     root.present()
-}
-
-/// One panel as an `svg` element for an HTML page, without title and legend: there they are text of the page.
-pub fn svg(panel: &Panel) -> Result<String> {
-    let mut svg = String::new();
-    let root =
-        SVGBackend::with_string(&mut svg, (SVG_PANEL.0 * SVG_SCALE, SVG_PANEL.1 * SVG_SCALE)).into_drawing_area();
-    draw(&root, panel, SVG_SCALE, false).and_then(|()| root.present()).map_err(|e| problem(&panel.title, &e))?;
-    drop(root);
-    // The page chooses the colours, as it may be light or dark.
-    let greys = [(GREY, "plot-text".to_string()), (GRID, "plot-grid".into()), (AXIS, "plot-axis".into())];
-    for (colour, name) in COLOURS.iter().enumerate().map(|(i, colour)| (*colour, format!("c{i}"))).chain(greys) {
-        let hex = hex(colour);
-        svg = svg.replace(&format!("\"{hex}\""), &format!("\"var(--{name},{hex})\""));
-    }
-    // HTML knows the namespace of `svg`, and a page that names no address evidently loads nothing.
-    Ok(svg.replacen(" xmlns=\"http://www.w3.org/2000/svg\"", "", 1))
 }
 
 /// The CSS variables of the palette, for a light page and for a dark one.
@@ -126,7 +145,6 @@ pub fn css_palettes() -> [String; 2] {
     [variables(&COLOURS), variables(&LIGHT_COLOURS)]
 }
 
-/// As plotters writes it.
 fn hex(RGBColor(red, green, blue): RGBColor) -> String {
     format!("#{red:02X}{green:02X}{blue:02X}")
 }
@@ -152,20 +170,14 @@ fn problem(plot: &str, error: &dyn std::error::Error) -> Error {
     Error::Misuse(format!("drawing the plot {plot}: {error}"))
 }
 
-/// Draws a panel over the whole area, with `scale` coordinates per pixel.
-fn draw<B: DrawingBackend>(
-    area: &DrawingArea<B, Shift>,
-    panel: &Panel,
-    scale: u32,
-    titled: bool,
-) -> std::result::Result<(), DrawError<B>> {
+/// Draws a panel over the whole area.
+fn draw<B: DrawingBackend>(area: &DrawingArea<B, Shift>, panel: &Panel) -> std::result::Result<(), DrawError<B>> {
     static FONTS: Once = Once::new();
     FONTS.call_once(|| {
         // The only failure is a font that cannot be parsed; drawing then reports it.
         let _ = register_font(FONT, FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT);
     });
-    let size = scale as i32;
-    let series: Vec<Vec<[f64; 2]>> = panel.series.iter().map(|s| thinned(finite(&s.points))).collect();
+    let (names, series): (Vec<String>, Vec<Vec<[f64; 2]>>) = panel.series.iter().map(Series::drawn).unzip();
     let ranges = [0, 1].map(|axis| padded(series.iter().flatten().map(|p| p[axis])));
     let most = [most_ticks(&series), TICKS[1]];
     let ticks = [0, 1].map(|axis| (most[axis], ticks(&ranges[axis], most[axis])));
@@ -173,20 +185,17 @@ fn draw<B: DrawingBackend>(
     let legend = legend_position(&series, &x_range, &y_range);
 
     let mut chart = ChartBuilder::on(area);
-    chart.margin(10 * size).x_label_area_size(40 * size).y_label_area_size(70 * size);
-    if titled {
-        chart.caption(&panel.title, (FONT, TITLE * scale));
-    }
+    chart.margin(10).x_label_area_size(40).y_label_area_size(70).caption(&panel.title, (FONT, TITLE));
     let mut chart = chart.build_cartesian_2d(x_range, y_range)?;
-    draw_axes(&mut chart, panel, ticks, scale)?;
-    draw_series(&mut chart, panel, series, scale)?;
-    if titled && panel.series.len() > 1 {
+    draw_axes(&mut chart, panel, ticks)?;
+    draw_series(&mut chart, panel, names, series)?;
+    if panel.series.len() > 1 {
         chart
             .configure_series_labels()
             .position(legend)
             .background_style(WHITE.mix(0.8))
             .border_style(RGBColor(200, 200, 200))
-            .label_font((FONT, TEXT * scale))
+            .label_font((FONT, TEXT))
             .draw()?;
     }
     Ok(())
@@ -196,16 +205,15 @@ fn draw_axes<B: DrawingBackend>(
     chart: &mut Chart<'_, B>,
     panel: &Panel,
     ticks: [(usize, Vec<f64>); 2],
-    scale: u32,
 ) -> std::result::Result<(), DrawError<B>> {
     let most = [ticks[0].0, ticks[1].0];
     let formatters = ticks.map(|(_, ticks)| move |value: &f64| label(*value, &ticks));
     let mut mesh = chart.configure_mesh();
     mesh.light_line_style(TRANSPARENT)
-        .bold_line_style(GRID.stroke_width(scale))
-        .axis_style(AXIS.stroke_width(scale))
-        .label_style((FONT, TEXT * scale).into_font().color(&GREY))
-        .set_all_tick_mark_size(4 * scale as i32)
+        .bold_line_style(GRID)
+        .axis_style(AXIS)
+        .label_style((FONT, TEXT).into_font().color(&GREY))
+        .set_all_tick_mark_size(4)
         .x_labels(most[0])
         .y_labels(most[1])
         .x_label_formatter(&formatters[0])
@@ -222,31 +230,32 @@ fn draw_axes<B: DrawingBackend>(
 fn draw_series<B: DrawingBackend>(
     chart: &mut Chart<'_, B>,
     panel: &Panel,
+    names: Vec<String>,
     series: Vec<Vec<[f64; 2]>>,
-    scale: u32,
 ) -> std::result::Result<(), DrawError<B>> {
-    for (Series { name, line, colour, .. }, points) in panel.series.iter().zip(series) {
-        let colour = COLOURS[colour % COLOURS.len()];
-        let mark = if points.len() <= MARKED { 3 * scale } else { 0 };
+    for ((drawn, name), points) in panel.series.iter().zip(names).zip(series) {
+        let colour = COLOURS[drawn.colour % COLOURS.len()];
+        let mark = if points.len() <= MARKED { 3 } else { 0 };
         let points = points.into_iter().map(|[x, y]| (x, y));
-        let drawn = match line {
+        let drawn = match drawn.is_line() {
             true => {
-                let style = colour.stroke_width(2 * scale).filled();
+                let style = colour.stroke_width(2).filled();
                 chart.draw_series(LineSeries::new(points, style).point_size(mark))?
             }
-            false => chart.draw_series(points.map(|p| Circle::new(p, 2 * scale as i32, colour.mix(0.5).filled())))?,
+            false => chart.draw_series(points.map(|p| Circle::new(p, 2, colour.mix(0.5).filled())))?,
         };
         drawn.label(name).legend(move |(x, y)| Rectangle::new([(x, y - 2), (x + 16, y + 2)], colour.filled()));
     }
     Ok(())
 }
 
-fn finite(points: &[[f64; 2]]) -> Vec<[f64; 2]> {
+/// Points without those that cannot be drawn.
+pub fn finite(points: &[[f64; 2]]) -> Vec<[f64; 2]> {
     points.iter().copied().filter(|point| point.iter().all(|v| v.abs() <= LARGEST)).collect()
 }
 
 /// Every n-th point, and the last.
-fn thinned(points: Vec<[f64; 2]>) -> Vec<[f64; 2]> {
+pub fn thinned(points: Vec<[f64; 2]>) -> Vec<[f64; 2]> {
     let (every, last) = (points.len().div_ceil(POINTS).max(1), points.len().saturating_sub(1));
     points.into_iter().enumerate().filter(|(i, _)| i % every == 0 || *i == last).map(|(_, p)| p).collect()
 }
@@ -321,7 +330,8 @@ mod tests {
     use super::*;
 
     fn panel(points: Vec<[f64; 2]>) -> Panel {
-        let series = vec![Series { name: "s".into(), points, line: true, colour: 9 }];
+        let style = SeriesStyle::Line;
+        let series = vec![Series { name: "s".into(), points, style, colour: 9, dashes: 0 }];
         Panel { title: "t".into(), axes: ["a<b".into(), "y".into()], series }
     }
 
@@ -333,7 +343,7 @@ mod tests {
         // Steps without a value.
         let steps = [u64::MAX as f64, u64::MAX as f64 - 4096.0, i64::MAX as f64, -5.0, 1e308, f64::MIN_POSITIVE];
         for [x, y] in steps.iter().flat_map(|&x| [0.0, 0.5, 1e308].map(|y| [x, y])) {
-            svg(&panel(vec![[0.0, 1.0], [x, y], [x, -y]])).unwrap();
+            write(&path, &[panel(vec![[0.0, 1.0], [x, y], [x, -y]])]).unwrap();
             write(&path, &[panel(vec![[x, y]])]).unwrap();
         }
         for ys in [
@@ -347,9 +357,6 @@ mod tests {
             &[1e300, 1.0000000000000002e300],
         ] {
             let panel = panel(at(ys));
-            let svg = svg(&panel).unwrap();
-            assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n") && svg.contains("a&lt;b"), "{svg}");
-            assert!(svg.contains("sans-serif") && !svg.contains("NaN") && !svg.contains("inf"), "{svg}");
             write(&path, &[panel]).unwrap();
             let drawn = roll_data::read_image(&path, roll_data::Sizing::Exact([304, 816])).unwrap();
             assert!(drawn.f32s().unwrap().iter().any(|&v| v < 0.0), "nothing is drawn");
@@ -357,14 +364,15 @@ mod tests {
     }
 
     #[test]
-    fn svg_colours_are_css_variables() {
-        let svg = svg(&panel(vec![[0.0, 1.0], [1.0, 2.0]])).unwrap();
-        for name in ["c3", "plot-text", "plot-grid", "plot-axis"] {
-            assert!(svg.contains(&format!("=\"var(--{name},#")), "no {name} in {svg}");
-        }
-        assert!(!svg.contains("=\"#"), "a fixed colour in {svg}");
-        let [light, dark] = css_palettes();
-        assert!(light.contains("--c3: #8048A0;") && dark.contains("--c5: #50D0DA;"), "{light} {dark}");
+    fn a_running_mean_begins_once_its_window_is_full() {
+        let points: Vec<[f64; 2]> = [1.0, 3.0, 5.0].iter().enumerate().map(|(i, &y)| [i as f64, y]).collect();
+        assert_eq!(smoothed(&points, 2), [[1.0, 2.0], [2.0, 4.0]]);
+        let style = SeriesStyle::Mean(8);
+        let series = Series { name: "mean".into(), points: points.clone(), style, colour: 0, dashes: 0 };
+        assert_eq!(series.drawn(), ("mean of 1 step".into(), points));
+        let points: Vec<[f64; 2]> = (0..6).map(|i| [f64::from(i), f64::from(i)]).collect();
+        let series = Series { points, ..series };
+        assert_eq!(series.drawn(), ("mean of 3 steps".into(), vec![[2.0, 1.0], [3.0, 2.0], [4.0, 3.0], [5.0, 4.0]]));
     }
 
     #[test]

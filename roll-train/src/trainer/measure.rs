@@ -53,13 +53,15 @@ impl Trainer {
     }
 
     /// Writes the videos of `evaluation.prompts`. All ranks generate them, as their weights may be sharded; rank 0 writes.
-    pub(super) fn write_sample_prompts(&mut self, dir: Option<&RunDir>, session: &RunSession) -> Result<()> {
+    pub(super) fn write_sample_prompts(&mut self, journal: &mut Journal, session: &RunSession) -> Result<()> {
+        let dir = journal.dir.as_ref();
         let may_stop = self.may_stop_within_steps();
         let Some(prompts) = &self.sample_prompts else { return Ok(()) };
         let ranks = self.strategy.ranks().all.as_ref();
         let bar = StoppableBar::begin(session, prompts.count() as u64, "prompts", ranks.rank().0 == 0, may_stop);
         tracing::info!("generating {}", counted(prompts.count() as u64, "sample prompt"));
         let moments = moments(self.steps_done, self.steps);
+        let mut videos = Vec::new();
         let sampled = (0..prompts.count()).try_for_each(|i| {
             bar.set(i as u64);
             if bar.interrupted() {
@@ -67,10 +69,13 @@ impl Trainer {
             }
             let video = prompts.video(i, self.model.as_mut(), &self.noise, &bar)?;
             let Some(dir) = dir else { return Ok(()) };
-            moments.iter().try_for_each(|moment| write_mp4(results::prompt_path(dir, moment, i)?, &video))
+            moments.iter().try_for_each(|moment| write_mp4(results::prompt_path(dir, moment, i)?, &video))?;
+            videos.push(video);
+            Ok(())
         });
         bar.finish();
-        sampled
+        sampled?;
+        journal.write_prompts(self.steps_done, videos)
     }
 
     /// Runs the algorithm's validation, if it has one; returns the metrics.

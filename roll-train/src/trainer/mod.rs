@@ -249,8 +249,12 @@ impl Trainer {
                 Work::Log { always } => {
                     self.record.pending = None;
                     self.record.set_last(&metrics);
-                    if always || metrics.keys().any(|name| name.starts_with("eval/") || name.starts_with("val/")) {
+                    let measured = metrics.keys().any(|name| name.starts_with("eval/") || name.starts_with("val/"));
+                    if always || measured {
                         journal.log(self.steps_done, self.steps, &metrics)?;
+                    }
+                    if measured {
+                        journal.write_progress(&self.record, &self.labels)?;
                     }
                 }
                 Work::Amend => self.add_late_measurements(journal)?,
@@ -294,7 +298,7 @@ impl Trainer {
             metrics.extend(results::metrics(&results, &self.labels));
             metrics.extend(self.record_suspicion());
         }
-        self.write_sample_prompts(journal.dir.as_ref(), session)?;
+        self.write_sample_prompts(journal, session)?;
         if !self.record.validations.iter().any(|validation| validation.step == step) {
             metrics.extend(self.validate(journal, bar)?);
         }

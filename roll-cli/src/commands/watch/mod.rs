@@ -46,9 +46,10 @@ pub fn watch(args: Watch) -> Result<()> {
     let voting = args.vote.then(|| format!("/vote?token={}", access.token));
     let second: String = voting.iter().map(|path| format!("\nhttp://127.0.0.1:{port}{path}")).collect();
     println!("http://127.0.0.1:{port}/?token={}{second}", access.token);
-    let state = State { version: String::new(), html: "".into(), next: Instant::now(), stopped: Vec::new() };
+    let runs = args.runs.clone();
+    let state = State { runs, version: String::new(), html: "".into(), next: Instant::now(), stopped: Vec::new() };
     let state = Mutex::new(state);
-    let watched = Watched { runs: args.runs, control: args.control, voting, nonce: random(), state };
+    let watched = Watched { named: args.runs, control: args.control, voting, nonce: random(), state };
     http::serve(&listener, access, move |request| watched.answer(request))
 }
 
@@ -59,7 +60,8 @@ fn random() -> String {
 
 /// The runs, and the page of them.
 struct Watched {
-    runs: Vec<PathBuf>,
+    /// The directories that were named: of runs, or of several runs each.
+    named: Vec<PathBuf>,
     control: bool,
     /// Path of the page to vote on, if it is served.
     voting: Option<String>,
@@ -70,12 +72,32 @@ struct Watched {
 
 /// The newest page, and the processes that were asked to stop.
 struct State {
+    /// The runs of the page. A run keeps its place, by which the page names it.
+    runs: Vec<PathBuf>,
     version: String,
     html: Arc<str>,
     /// The page is not made anew before.
     next: Instant,
     /// Numbers of the processes that were asked to stop.
     stopped: Vec<i32>,
+}
+
+impl State {
+    /// Adds runs that have begun below the named directories since.
+    fn look_for_runs(&mut self, named: &[PathBuf]) {
+        for directory in named {
+            for run in RunDir::runs_at(directory) {
+                if self.runs.contains(&run) {
+                    continue;
+                }
+                // The directory itself had the place of a run that had not begun.
+                match self.runs.iter_mut().find(|other| *other == directory) {
+                    Some(place) => *place = run,
+                    None => self.runs.push(run),
+                }
+            }
+        }
+    }
 }
 
 impl Watched {
@@ -88,7 +110,7 @@ impl Watched {
             },
             (Method::Get | Method::Head, path @ ("/vote" | "/question")) if self.voting.is_some() => {
                 let is_page = path == "/vote";
-                match if is_page { live::voting_page(&self.nonce) } else { votes::next(&self.runs) } {
+                match if is_page { live::voting_page(&self.nonce) } else { self.next_question() } {
                     Err(error) => Response::text(503, &error.chain()),
                     Ok(text) => Response { status: 200, body: text.into(), nonce: is_page.then(|| self.nonce.clone()) },
                 }
@@ -100,6 +122,16 @@ impl Watched {
         }
     }
 
+    /// The open questions, and whether every run has its summary and no process that writes it.
+    fn next_question(&self) -> Result<String> {
+        let runs = self.runs();
+        let ended = |run: &PathBuf| {
+            let has_summary = RunDir::open(run).is_ok_and(|dir| dir.summary_path().exists());
+            has_summary && matches!(writer(run, &[]), Writer::Absent | Writer::Unknown)
+        };
+        votes::next(&runs, runs.iter().all(ended))
+    }
+
     /// The page, made anew if the runs have changed and it is time.
     fn refreshed(&self) -> Result<MutexGuard<'_, State>> {
         let mut state = self.lock();
@@ -107,16 +139,17 @@ impl Watched {
         if begun < state.next {
             return Ok(state);
         }
-        let writers: Vec<Writer> = self.runs.iter().map(|run| writer(run, &state.stopped)).collect();
+        state.look_for_runs(&self.named);
+        let writers: Vec<Writer> = state.runs.iter().map(|run| writer(run, &state.stopped)).collect();
         let mut hasher = DefaultHasher::new();
         let written: Vec<_> = writers.iter().map(std::mem::discriminant).collect();
-        (live::version(&self.runs), written).hash(&mut hasher);
+        (live::version(&state.runs), written).hash(&mut hasher);
         let version = format!("{:016x}", hasher.finish());
         if version != state.version {
             let Self { nonce, control, voting, .. } = self;
             let (voting, writers) = (voting.as_deref(), &writers);
             let live = Live { version: &version, nonce, control: *control, voting, writers };
-            state.html = live::page(&self.runs, &live)?.into();
+            state.html = live::page(&state.runs, &live)?.into();
             state.version = version;
         }
         state.next = Instant::now() + PAUSE.max(SHARE * begun.elapsed());
@@ -127,8 +160,14 @@ impl Watched {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self, request: &Request) -> Option<&PathBuf> {
-        self.runs.get(request.value("run")?.parse::<usize>().ok()?)
+    fn runs(&self) -> Vec<PathBuf> {
+        let mut state = self.lock();
+        state.look_for_runs(&self.named);
+        state.runs.clone()
+    }
+
+    fn run(&self, request: &Request) -> Option<PathBuf> {
+        self.lock().runs.get(request.value("run")?.parse::<usize>().ok()?).cloned()
     }
 
     /// Stores the answer to a question, once.
@@ -139,7 +178,7 @@ impl Watched {
         };
         // The second of two votes at the same time is refused.
         let _one_at_a_time = self.lock();
-        match Votes(run.clone()).vote(id, choice) {
+        match Votes(run).vote(id, choice) {
             Err(error) => Response::text(404, &error.chain()),
             Ok(true) => Response::text(201, "stored"),
             Ok(false) => Response::text(409, "the question has a vote already"),
@@ -153,11 +192,11 @@ impl Watched {
             return Response::text(404, "no such run");
         };
         let mut state = self.lock();
-        let Some(pid) = writer::of(run) else { return Response::text(409, "no process of yours writes this run") };
+        let Some(pid) = writer::of(&run) else { return Response::text(409, "no process of yours writes this run") };
         if state.stopped.contains(&pid.as_raw_nonzero().get()) {
             return Response::text(409, "the run was asked to stop already");
         }
-        match writer::stop(run, pid) {
+        match writer::stop(&run, pid) {
             Err(error) => Response::text(409, &error.chain()),
             Ok(()) => {
                 tracing::info!("{} was asked to stop", run.display());

@@ -57,7 +57,7 @@ fn number(value: f64) -> String {
 /// Names and figures of one run: first those of held-out data.
 fn of(run: &RunFiles) -> Vec<(String, String)> {
     let mut figures = Vec::new();
-    let summary = run.summary.clone().unwrap_or_default();
+    let summary = &run.figures;
     let measured = summary.iter().filter_map(|(name, v)| Some((name.strip_suffix("_before")?, v.as_f64()?)));
     let mut measured: Vec<(&str, f64)> = measured.collect();
     measured.sort_by_key(|(name, _)| !name.starts_with("unseen"));

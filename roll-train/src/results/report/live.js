@@ -5,21 +5,25 @@ const get = async path => {
   if (!answer.ok) throw new Error(answer.status);
   return answer.text();
 };
-// Sections and rows are known by their titles, cells and figures by the video in them.
+// Sections and rows are known by their titles, figures by their titles or the video in them.
 const key = node => {
   const kind = node.video?.nodeName ?? node.nodeName;
   if (/^(H2|TR)$/.test(kind)) return [kind, node.id, (node.firstElementChild ?? node).textContent].join();
-  const part = /^(TD|FIGURE)$/.test(kind) ? node.querySelector('video, .failed') ?? node : node;
-  return [kind, node.id, (part.video ?? part).getAttribute?.('src')].join();
+  const part = kind === 'FIGURE' ? node.querySelector('video, .failed') ?? node : node;
+  const of = (part.video ?? part).getAttribute?.('src') ?? node.getAttribute?.('aria-label');
+  return [kind, node.id, kind === 'FIGURE' || kind === 'VIDEO' ? of : ''].join();
 };
 const merge = (old, fresh) => {
   // A video goes on playing, and a note that it cannot be played stays.
-  if (old.nodeName === 'VIDEO' || old.video || old.isEqualNode(fresh)) return;
+  if (/^(VIDEO|DIALOG)$/.test(old.nodeName) || old.video || old.isEqualNode(fresh)) return;
   if (old.nodeType !== Node.ELEMENT_NODE) { old.nodeValue = fresh.nodeValue; return; }
   for (const name of new Set([...old.getAttributeNames(), ...fresh.getAttributeNames()])) {
     if (old.nodeName === 'DETAILS' && name === 'open') continue;
+    if (old.getAttribute(name) === fresh.getAttribute(name)) continue;
     fresh.hasAttribute(name) ? old.setAttribute(name, fresh.getAttribute(name)) : old.removeAttribute(name);
   }
+  // The script has drawn the parts of a plot.
+  if (plots.has(old)) { draw(old); return; }
   let next = old.firstChild;
   for (const node of [...fresh.childNodes]) {
     let same = next;
@@ -40,7 +44,8 @@ const update = async () => {
   const page = new DOMParser().parseFromString(await get('/'), 'text/html');
   document.title = page.title;
   merge(document.body, page.body);
-  addAll([...document.querySelectorAll('video')].filter(video => !videos.includes(video)));
+  addAll([...document.querySelectorAll('video:not(.large video)')].filter(video => !videos.includes(video)));
+  addPlots();
 };
 const watch = async () => {
   const cut = await update().then(() => false, () => true);

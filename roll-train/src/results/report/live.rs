@@ -59,7 +59,15 @@ pub fn page(runs: &[PathBuf], live: &Live<'_>) -> Result<String> {
         let parts = files.iter().zip(live.writers).zip(problems);
         let states: Vec<Value> =
             parts.map(|((run, writer), p)| state(run, *writer, p.as_deref(), live.control)).collect();
-        let values = context! { version => live.version, nonce => live.nonce, voting => live.voting, runs => states };
+        let title = match (&files[..], live.writers) {
+            ([run], [Writer::Running(_) | Writer::Stopping, ..]) => match run.steps() {
+                (done, Some(steps)) => format!("{done}/{steps} live, "),
+                (done, None) => format!("{done} live, "),
+            },
+            _ => String::new(),
+        };
+        let values =
+            context! { title, version => live.version, nonce => live.nonce, voting => live.voting, runs => states };
         super::html(shown, values)
     };
     // Videos are read with the page: if one cannot be, the page shows the reason and no run.
@@ -69,6 +77,12 @@ pub fn page(runs: &[PathBuf], live: &Live<'_>) -> Result<String> {
 /// The page on which people vote on clips. It asks `/question` for the clips.
 pub fn voting_page(nonce: &str) -> Result<String> {
     super::render("vote.html", &context! { nonce })
+}
+
+/// The steps that a run has logged, and all its steps; `None` if the run cannot be read or has not begun.
+pub fn steps(run: &Path) -> Option<(u64, u64)> {
+    let (done, wanted) = RunFiles::read(run).ok()?.steps();
+    Some((done, wanted?))
 }
 
 /// A number that changes with the files of the runs: a hash of their names, sizes and times.
@@ -114,7 +128,10 @@ fn state(run: &RunFiles, writer: Writer, problem: Option<&str>, control: bool) -
         }
     };
     let button = control && matches!(writer, Writer::Running(_));
-    context! { name => run.name, mark, text, button }
+    let (done, steps) = run.steps();
+    // A run that is over needs no bar.
+    let steps = steps.filter(|_| matches!(writer, Writer::Running(_) | Writer::Stopping));
+    context! { name => run.name, mark, text, button, done, steps }
 }
 
 /// "step 3 of 60, 57.0 s left without evaluations, at most 1.2 GB of host memory".
@@ -156,13 +173,13 @@ mod tests {
         std::fs::create_dir(&run).unwrap();
         std::fs::write(run.join("config.yaml"), "steps: 5\n").unwrap();
         let page = shown(&run, Writer::Running(None), true);
-        assert!(page.contains("The run goes on: none of 5 steps is done yet.") && page.contains("<button"), "{page}");
+        assert!(page.contains("The run goes on: none of 5 steps is done yet.") && page.contains("data-run="), "{page}");
         std::fs::write(run.join("metrics.jsonl"), "{\"step\":2,\"time/total\":2.0}\n").unwrap();
         let page = shown(&run, Writer::Running(Some(1_500_000_000)), false);
         let sentence = "The run goes on: step 2 of 5, 6.0 s left without evaluations, at most 1.5 GB of host memory.";
-        assert!(page.contains(sentence) && !page.contains("<button"), "{page}");
+        assert!(page.contains(sentence) && !page.contains("data-run="), "{page}");
         let page = shown(&run, Writer::Stopping, true);
-        assert!(page.contains("The run was asked to stop") && !page.contains("<button"), "{page}");
+        assert!(page.contains("The run was asked to stop") && !page.contains("data-run="), "{page}");
         assert!(shown(&run, Writer::Unknown, true).contains("The run has not ended."));
         let page = shown(&run, Writer::Absent, true);
         assert!(page.contains("Go on with <code>roll run --resume &#x27;"), "{page}");

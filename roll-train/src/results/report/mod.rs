@@ -1,11 +1,13 @@
 //! One HTML page that shows a run, or compares several. It needs no other file and no server.
 //!
 //! `run_files` reads what the runs left, `questions`, `figures`, `videos`, `timing` and `warnings` are the parts of the
-//! page, and `page.html`, `page.css` and `page.js` its template. [`live`] is the same page while the runs go on, with
+//! page, and `page.html`, `page.css`, `page.js`, `enlarge.js` and `charts.js` its template. [`live`] is the same page while the runs go on, with
 //! `live.html`, `live.css` and `live.js`; `vote.html`, `vote.css` and `vote.js` are the page on which people vote.
 
 pub mod live;
 
+mod charts;
+mod episodes;
 mod figures;
 mod questions;
 mod run_files;
@@ -21,7 +23,7 @@ use roll_core::{Error, Headline, Result};
 use roll_external::files::write_atomically;
 
 use super::curves::{self, PanelSpec, RunMetrics};
-use super::plot::{self, Series};
+use super::plot;
 use run_files::RunFiles;
 
 /// Writes the page of the runs in these directories.
@@ -57,8 +59,11 @@ fn environment() -> std::result::Result<Environment<'static>, minijinja::Error> 
     environment.set_trim_blocks(true);
     environment.set_lstrip_blocks(true);
     environment.add_filter("code", code);
+    environment.add_filter("parts", parts);
     environment.add_template("page.css", include_str!("page.css"))?;
     environment.add_template("page.js", include_str!("page.js"))?;
+    environment.add_template("charts.js", include_str!("charts.js"))?;
+    environment.add_template("enlarge.js", include_str!("enlarge.js"))?;
     environment.add_template("page.html", include_str!("page.html"))?;
     environment.add_template("live.css", include_str!("live.css"))?;
     environment.add_template("live.js", include_str!("live.js"))?;
@@ -78,6 +83,19 @@ fn code(text: String) -> Value {
     )
 }
 
+/// The text of a cell as HTML: lines break between its parts and after the slashes of a path, not within a figure.
+fn parts(text: String) -> Value {
+    let part = |part: &str| {
+        let escaped = minijinja::HtmlEscape(part).to_string();
+        match escaped.contains("&#x2f;") || part.len() > 30 {
+            true => escaped.replace("&#x2f;", "/<wbr>"),
+            false => format!("<span class=\"part\">{escaped}</span>"),
+        }
+    };
+    let split = text.replace(" (", "\n(").replace(", ", ",\n");
+    Value::from_safe_string(split.lines().map(part).collect::<Vec<_>>().join(" "))
+}
+
 /// The values of `page.html`.
 fn page(files: &[RunFiles]) -> Result<Value> {
     let mut budget = videos::BYTES;
@@ -88,6 +106,7 @@ fn page(files: &[RunFiles]) -> Result<Value> {
             status => figures::status(run),
             warnings => warnings::warnings(run),
             samples => videos::training_samples(run, &mut budget)?,
+            episodes => episodes::episodes(&run.path)?,
             timing => timing::timing(run),
             config => run.config,
         })
@@ -103,9 +122,9 @@ fn page(files: &[RunFiles]) -> Result<Value> {
     let curves: Vec<RunMetrics<'_>> = files.iter().map(|run| RunMetrics { name: &run.name, rows: &run.rows }).collect();
     let questions = questions::questions(files, &curves, &headlines);
     let shown: Vec<&PanelSpec> = questions.iter().flat_map(|question| &question.specs).collect();
-    let other_panels = panels(curves::other_panels(&curves, &shown))?;
+    let other_panels = charts::charts(curves::other_panels(&curves, &shown))?;
     let questions = questions.into_iter().map(|question| {
-        let panels = panels(curves::panels(&question.specs, &curves))?;
+        let panels = charts::charts(curves::panels(&question.specs, &curves))?;
         Ok(context! { title => question.title, id => question.id, answers => question.answers, panels })
     });
     Ok(context! {
@@ -120,17 +139,6 @@ fn page(files: &[RunFiles]) -> Result<Value> {
         // CSS variables of the colours on a light page and on a dark one.
         palettes => plot::css_palettes().map(Value::from_safe_string),
     })
-}
-
-/// The panels as SVG, each with its title and its legend, which is empty for a single series.
-fn panels(panels: Vec<plot::Panel>) -> Result<Vec<Value>> {
-    let panel = |panel: plot::Panel| {
-        let entry = |s: &Series| context! { name => s.name, colour => plot::css_colour(s.colour), line => s.line };
-        let series = if panel.series.len() > 1 { panel.series.as_slice() } else { &[] };
-        let legend: Vec<Value> = series.iter().map(entry).collect();
-        Ok(context! { title => panel.title, legend, svg => Value::from_safe_string(plot::svg(&panel)?) })
-    };
-    panels.into_iter().map(panel).collect()
 }
 
 /// Settings in which the runs differ, with one value per run. A run without a setting has an empty value.
@@ -204,7 +212,9 @@ mod tests {
         let secret = dir.path().join("secret");
         std::fs::write(&secret, "seed: 4711").unwrap();
         for (i, name) in
-            ["config.yaml", "summary.json", "headlines.json", "samples/before/unseen-001.mp4"].iter().enumerate()
+            ["config.yaml", "summary.json", "headlines.json", "progress.json", "samples/before/unseen-001.mp4"]
+                .iter()
+                .enumerate()
         {
             let run = run(dir.path(), &i.to_string(), "1e-5");
             let _ = std::fs::remove_file(run.join(name));
@@ -226,7 +236,7 @@ mod tests {
         let second_section = html.split("<h2>").nth(2).unwrap();
         assert!(second_section.starts_with("What differs"), "{second_section}");
         assert!(differs.contains("training.learning_rate") && !differs.contains("steps"), "{differs}");
-        assert!(html.contains("a: mean of 8 steps"));
+        assert!(html.contains("&quot;name&quot;:&quot;a&quot;"), "{html}");
         assert!(write(&page, &[dir.path().join("none")]).is_err());
     }
 }

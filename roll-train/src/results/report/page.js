@@ -13,7 +13,7 @@ const add = video => {
   const done = ok => {
     ok ? loaded++ : failed++;
     // A video that joins a row which plays already.
-    if (begun && ok) video.currentTime = video.closest('tr')?.querySelector('video').currentTime ?? 0;
+    if (begun && ok) video.currentTime = video.closest('.row')?.querySelector('video').currentTime ?? 0;
     tell();
   };
   const fail = () => {
@@ -30,4 +30,4 @@ const add = video => {
   else { video.addEventListener('loadeddata', () => done(true), { once: true }); video.addEventListener('error', fail, { once: true }); }
 };
 const addAll = added => { videos.push(...added); added.forEach(add); tell(); };
-addAll([...document.querySelectorAll('video')]);
+addAll([...document.querySelectorAll('video:not(.large video)')]);

@@ -118,7 +118,26 @@ fn change(run: &RunFiles, position: usize) -> Option<(SetName, Change)> {
     Some((set, evaluation::change(evaluation::of(before, set), evaluation::of(after, set), position)?))
 }
 
+/// Whether people score the videos, and they alone: the mean of their votes is the same at every step.
+fn is_voted(run: &RunFiles) -> bool {
+    run.settings.get("reward.0.name").is_some_and(|name| name.trim_matches('"') == "vote")
+        && !run.settings.contains_key("reward.1.name")
+}
+
 fn learning(run: &RunFiles) -> (Mark, String) {
+    if is_voted(run) {
+        let votes =
+            "Votes compare the videos of a prompt with one another, so that their mean is the same at every step";
+        let Some((_, change)) = change(run, CHECK) else {
+            let check =
+                if run.has("evaluation.check") { more(run) } else { " `evaluation.check` can name one.".into() };
+            return (Mark::Open, format!("{votes}: a second reward says more.{check}"));
+        };
+        let [before, after] = change.ends();
+        let clips = counted(change.clips as u64, "clip");
+        let gain = change.gain.in_words();
+        return (Mark::Open, format!("{votes}. `evaluation.check` from {before} to {after}, {gain}, on {clips}."));
+    }
     if let Some((set, change)) = change(run, REWARD) {
         let clips = match set {
             SetName::Unseen => format!("{} that were not trained on", counted(change.clips as u64, "clip")),
@@ -153,15 +172,19 @@ fn learning(run: &RunFiles) -> (Mark, String) {
     let compared =
         if n == 1 { "first and last step".to_string() } else { format!("means of the first and last {n} steps") };
     // For example "`algo.val_data`, held-out conversations, would say more."
-    let better_evidence = match headline.held_out.as_ref().filter(|held_out| !held_out.key.is_empty()) {
-        Some(held_out) => format!("`{}`, {},", held_out.key, held_out.data),
-        None => "Clips of `evaluation.metadata`, which are never trained on,".into(),
+    let better_evidence = match &headline.held_out {
+        Some(held_out) if held_out.key.is_empty() => more(run),
+        Some(held_out) if run.has(&held_out.key) => more(run),
+        Some(held_out) => format!(" `{}`, {}, would say more.", held_out.key, held_out.data),
+        None if run.has("evaluation.metadata") => more(run),
+        None => " Clips of `evaluation.metadata`, which are never trained on, would say more.".into(),
     };
-    let text = format!(
-        "{} in training from {first} to {last} ({compared}). {better_evidence} would say more.",
-        headline.title
-    );
-    (Mark::Open, text)
+    (Mark::Open, format!("{} in training from {first} to {last} ({compared}).{better_evidence}", headline.title))
+}
+
+/// When a quantity that is measured anyway is measured next; empty if it is not.
+fn more(run: &RunFiles) -> String {
+    run.next_evaluation().map(|step| format!(" The next evaluation is at step {step}.")).unwrap_or_default()
 }
 
 /// The answer by the first headline metric that is measured on held-out data.
@@ -190,7 +213,11 @@ fn hacking(run: &RunFiles) -> (Mark, String) {
     }
     let Some((_, check)) = change(run, CHECK) else {
         let text = match run.path.join("trajectories.jsonl").is_file() {
-            true => "Nothing measures this for an agent: read episodes in trajectories.jsonl.",
+            true => "Nothing measures this for an agent: read the episodes below, and more in trajectories.jsonl.",
+            false if run.has("evaluation.check") => {
+                let evaluated = counted(run.record.evaluations.len() as u64, "evaluation");
+                return (Mark::Open, format!("Unknown yet: {evaluated} of `evaluation.check` so far.{}", more(run)));
+            }
             false => "Unknown: `evaluation.check` can name a second reward, which is measured and never trained on.",
         };
         return (Mark::Open, text.into());
@@ -315,6 +342,41 @@ mod tests {
         let (mark, text) = stable([0.0, 0.0]);
         assert!(mark == Mark::Attention && text.contains("nothing was learnt"), "{text}");
         assert!(!stable([0.0, 1.0]).1.contains("nothing was learnt"));
+    }
+
+    /// A run in its middle: settings, and the metrics of two steps.
+    fn running(settings: &[(&str, &str)]) -> RunFiles {
+        let mut run =
+            RunFiles::of_rows(serde_json::json!([{"step": 23, "a/score": 0.5}, {"step": 24, "a/score": 0.6}]));
+        run.headlines = vec![Headline::new("a/score", "score", "Score").score()];
+        let fixed = [("steps", "40"), ("evaluation.every", "10")];
+        run.settings = fixed.iter().chain(settings).map(|(key, value)| (key.to_string(), value.to_string())).collect();
+        run
+    }
+
+    #[test]
+    fn a_key_that_is_set_is_not_advised() {
+        let bare = running(&[("evaluation.metadata", "null"), ("evaluation.check", "[]")]);
+        assert!(
+            learning(&bare).1.contains("`evaluation.metadata`") && hacking(&bare).1.contains("`evaluation.check` can")
+        );
+        let set = running(&[("evaluation.metadata", "\"unseen.csv\""), ("evaluation.check.0.name", "\"sharpness\"")]);
+        for text in [learning(&set).1, hacking(&set).1] {
+            assert!(text.ends_with("The next evaluation is at step 30.") && !text.contains("would say more"), "{text}");
+        }
+        // Near the end, the last step is evaluated.
+        let near = running(&[("evaluation.metadata", "\"unseen.csv\""), ("evaluation.every", "100")]);
+        assert!(learning(&near).1.ends_with("at step 40."));
+    }
+
+    #[test]
+    fn votes_are_not_taken_for_a_score_that_could_rise() {
+        let run = running(&[("reward.0.name", "\"vote\""), ("evaluation.metadata", "\"unseen.csv\"")]);
+        let (mark, text) = learning(&run);
+        assert!(
+            mark == Mark::Open && text.contains("same at every step") && !text.contains("evaluation.metadata"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -13,7 +13,7 @@ use roll_external::files;
 use serde_json::{Map, Value};
 
 use crate::results::record::{self, Record};
-use crate::results::{headlines, read_optional_json};
+use crate::results::{headlines, progress_file, read_optional_json};
 
 pub struct RunFiles {
     /// The directory's name.
@@ -29,8 +29,10 @@ pub struct RunFiles {
     pub summary: Option<Map<String, Value>>,
     /// `headlines.json`.
     pub headlines: Vec<Headline>,
-    /// The record in the newest checkpoint.
+    /// The newest record: that of the newest checkpoint, or that of `progress.json`.
     pub record: Record,
+    /// Figures of `summary.json`, or of `progress.json` until the run has ended.
+    pub figures: Map<String, Value>,
 }
 
 impl RunFiles {
@@ -51,13 +53,20 @@ impl RunFiles {
             summary: None,
             headlines: Vec::new(),
             record: Record::default(),
+            figures: Map::new(),
         }
     }
 
     pub fn read(path: &Path) -> Result<Self> {
         let dir = RunDir::open(path)?;
         // The page is passed on, and the run may be another person's.
-        for file in [dir.config_path(), dir.metrics_path(), dir.summary_path(), path.join(headlines::FILE)] {
+        for file in [
+            dir.config_path(),
+            dir.metrics_path(),
+            dir.summary_path(),
+            path.join(headlines::FILE),
+            path.join(progress_file::FILE),
+        ] {
             files::refuse_links(path, &file)?;
         }
         let config = match files::read_text(&dir.config_path(), files::MAX_TEXT) {
@@ -71,13 +80,17 @@ impl RunFiles {
         // Without checking hashes, which would read gigabytes of weights.
         let newest =
             checkpoint::list(&dir.checkpoints())?.into_iter().rev().find_map(|(_, p)| Checkpoint::open(p).ok());
+        let saved = newest.map(|c| record::read_record(&c)).transpose()?.unwrap_or_default();
+        let progress = progress_file::read(path)?.unwrap_or_default();
+        let summary: Option<Map<String, Value>> = read_optional_json(&dir.summary_path(), "a JSON object")?;
         Ok(Self {
             settings: settings(&config),
             headlines: headlines::read(&dir)?,
             rows,
             config,
-            summary: read_optional_json(&dir.summary_path(), "a JSON object")?,
-            record: newest.map(|c| record::read_record(&c)).transpose()?.unwrap_or_default(),
+            figures: summary.clone().unwrap_or_else(|| progress.figures.into_iter().collect()),
+            summary,
+            record: if progress.record.seconds >= saved.seconds { progress.record } else { saved },
             ..Self::empty(path)
         })
     }
@@ -85,6 +98,22 @@ impl RunFiles {
     /// A number of the configuration.
     pub fn number(&self, key: &str) -> Option<f64> {
         self.settings.get(key)?.parse().ok()
+    }
+
+    /// Whether the configuration has a value at a key, which may be that of a section or of a list.
+    pub fn has(&self, key: &str) -> bool {
+        let own = self.settings.get(key).is_some_and(|value| !matches!(value.as_str(), "null" | "[]" | "{}" | "\"\""));
+        own || self.settings.keys().any(|other| other.strip_prefix(key).is_some_and(|rest| rest.starts_with('.')))
+    }
+
+    /// The step of the next evaluation; `None` if the run has ended or has no step left.
+    pub fn next_evaluation(&self) -> Option<u64> {
+        let (done, wanted) = self.steps();
+        let end = wanted.filter(|end| done < *end && self.summary.is_none())?;
+        match self.number("evaluation.every").unwrap_or_default() as u64 {
+            0 => Some(end),
+            every => Some(((done / every + 1) * every).min(end)),
+        }
     }
 
     /// The last step that is logged, and the number of steps in the configuration.

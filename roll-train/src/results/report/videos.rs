@@ -11,6 +11,7 @@ use roll_external::files;
 
 use super::run_files::RunFiles;
 use crate::checkpoint::parse_step_name;
+use crate::evaluation::{self, Results, SetName};
 use crate::results::PROMPT;
 
 /// The table shows at most this many clips.
@@ -19,33 +20,56 @@ const CLIPS: usize = 8;
 const MOMENTS: usize = 4;
 /// A page contains at most this many bytes of videos, and the paths of the others.
 pub const BYTES: u64 = 64 << 20;
+/// Videos in a line of a wide screen.
+const COLUMNS: usize = 6;
+/// Label of the clips that are not trained on.
+const UNSEEN: &str = "unseen";
+const SAME: &str = "The videos of a row have the same prompt, first frame and noise.";
 /// Names of samples of training begin so; other names are of clips of `evaluation`.
 const TRAINING: &str = "sample-";
 
-/// A heading, and the paths of videos by the names of their clips.
-type Column = (String, BTreeMap<String, PathBuf>);
+/// Videos of one moment.
+#[derive(Default)]
+struct Column {
+    heading: String,
+    /// Paths by the names of their clips.
+    videos: BTreeMap<String, PathBuf>,
+    /// The evaluation of these videos.
+    results: Results,
+}
 
-/// Clips of evaluations, of one run at several moments or of several runs at their ends: headings of the columns, rows
-/// of a name and a video per column, and the number of clips that are not shown. `budget`: the bytes of videos that
-/// still fit into the page.
+/// Clips of evaluations, of one run at several moments or of several runs at their ends: rows of a name and videos,
+/// each with its heading and its score, the number of columns, a sentence about their noise, and the number of clips that
+/// are not shown. `budget`: the bytes of videos that still fit into the page.
 pub fn clips(runs: &[RunFiles], budget: &mut u64) -> Result<Value> {
-    let columns = match runs {
-        [run] => moments(run)?,
+    let (columns, note) = match runs {
+        [run] => (moments(run)?, SAME.to_string()),
         runs => ends(runs)?,
     };
-    let names: BTreeSet<&String> = columns.iter().flat_map(|(_, videos)| videos.keys()).collect();
-    let (prompts, clips): (Vec<&String>, Vec<&String>) =
+    let names: BTreeSet<&String> = columns.iter().flat_map(|column| column.videos.keys()).collect();
+    let (prompts, mut clips): (Vec<&String>, Vec<&String>) =
         names.iter().copied().partition(|name| name.starts_with(PROMPT));
-    let mut rows = Vec::new();
     // `unseen`, the most important set, is last in the alphabet.
-    for name in clips.iter().rev().take(CLIPS).chain(prompts.iter().take(CLIPS)) {
-        let shown = |(_, videos): &Column| videos.get(*name).map(|path| video(path, budget)).transpose();
-        let videos = columns.iter().map(shown).collect::<Result<Vec<Option<Value>>>>()?;
-        rows.push(context! { name => prompt(runs, name).unwrap_or_else(|| name.to_string()), videos });
+    clips.sort_by_key(|name| (!name.starts_with(UNSEEN), name.as_str()));
+    let mut rows = Vec::new();
+    for name in clips.iter().take(CLIPS).chain(prompts.iter().take(CLIPS)) {
+        let shown = |column: &Column| -> Result<Option<Value>> {
+            let Some(path) = column.videos.get(*name) else { return Ok(None) };
+            let score = score(&column.results, name).map(|score| format!("{score:.3}"));
+            Ok(Some(context! { heading => column.heading, score, ..video(path, budget)? }))
+        };
+        let videos: Vec<Value> = columns.iter().map(shown).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
+        rows.push(context! { id => name, name => prompt(runs, name).unwrap_or_else(|| name.to_string()), videos });
     }
     let more = names.len() - rows.len();
-    let headings: Vec<&String> = columns.iter().map(|(heading, _)| heading).collect();
-    Ok(context! { headings, rows, more })
+    Ok(context! { rows, more, note, columns => columns.len().clamp(1, COLUMNS) })
+}
+
+/// The score of a clip by the reward that is trained on.
+fn score(results: &Results, name: &str) -> Option<f64> {
+    let (set, i) = name.rsplit_once('-')?;
+    let set = if set == UNSEEN { SetName::Unseen } else { SetName::Train };
+    *evaluation::of(results, set).get(i.parse::<usize>().ok()?)?.scores.first()?
 }
 
 /// The text of a sample prompt, by the name of its videos.
@@ -77,36 +101,96 @@ pub fn training_samples(run: &RunFiles, budget: &mut u64) -> Result<Vec<Value>> 
 fn moments(run: &RunFiles) -> Result<Vec<Column>> {
     let mut evaluations: Vec<Column> = Vec::new();
     for (step, path) in step_folders(&run.path)? {
-        evaluations.push((format!("step {step}"), videos(&path, false)?));
+        let results = run.record.evaluations.iter().find(|evaluation| evaluation.step == step);
+        let results = results.map(|evaluation| evaluation.results.clone()).unwrap_or_default();
+        evaluations.push(Column { heading: format!("step {step}"), videos: videos(&path, false)?, results });
     }
-    evaluations.retain(|(_, videos)| !videos.is_empty());
+    evaluations.retain(|column| !column.videos.is_empty());
     if evaluations.is_empty() {
-        evaluations.push(("after".into(), moment(run, "after")?));
+        evaluations.push(moment(run, "after")?);
     }
-    let mut columns =
-        vec![("reference".to_string(), moment(run, "reference")?), ("before".into(), moment(run, "before")?)];
+    let mut columns = vec![moment(run, "reference")?, moment(run, "before")?];
     columns.extend(spread(evaluations, MOMENTS));
-    columns.retain(|(_, videos)| !videos.is_empty());
+    columns.retain(|column| !column.videos.is_empty());
     Ok(columns)
 }
 
-/// Reference and before of the first run that has them, and the end of each run.
-fn ends(runs: &[RunFiles]) -> Result<Vec<Column>> {
-    let mut columns = Vec::new();
-    for name in ["reference", "before"] {
-        for run in runs {
-            let videos = moment(run, name)?;
-            if !videos.is_empty() {
-                columns.push((name.to_string(), videos));
+/// References, then the runs' ends, each after the videos before its training; and a sentence about their noise. Runs
+/// whose videos before training are equal share a column of them.
+fn ends(runs: &[RunFiles]) -> Result<(Vec<Column>, String)> {
+    let references = shared(runs, "reference")?;
+    let before = shared(runs, "before")?;
+    let noise = |run: &RunFiles| {
+        let own = run.settings.get("noise_seed").filter(|seed| *seed != "null");
+        own.or(run.settings.get("seed")).cloned()
+    };
+    let seeds_differ = runs.iter().any(|run| noise(run) != noise(&runs[0]));
+    let note = if seeds_differ {
+        "`seed` differs between these runs, and with it the noise of their videos: compare a run with its own `before`."
+    } else if references.len() > 1 {
+        "These runs were evaluated on different clips: compare a run with its own `before`."
+    } else if before.len() > 1 {
+        "These runs differ before training already: compare a run with its own `before`."
+    } else {
+        SAME
+    };
+    let mut columns: Vec<Column> = references.into_iter().map(|(_, column)| column).collect();
+    let mut shown = BTreeSet::new();
+    for (of, column) in before {
+        columns.push(column);
+        for i in of {
+            shown.insert(i);
+            columns.push(Column { heading: runs[i].name.clone(), ..moment(&runs[i], "after")? });
+        }
+    }
+    for (_, run) in runs.iter().enumerate().filter(|(i, _)| !shown.contains(i)) {
+        columns.push(Column { heading: run.name.clone(), ..moment(run, "after")? });
+    }
+    columns.retain(|column| !column.videos.is_empty());
+    Ok((columns, note.into()))
+}
+
+/// The videos of a moment, once for all runs in which they are equal, with the numbers of these runs. Runs without
+/// videos of the moment are left out.
+fn shared(runs: &[RunFiles], name: &str) -> Result<Vec<(Vec<usize>, Column)>> {
+    let mut groups: Vec<(Vec<usize>, Column)> = Vec::new();
+    for (i, run) in runs.iter().enumerate() {
+        let column = moment(run, name)?;
+        let Some(first) = column.videos.keys().next() else { continue };
+        let mut same = None;
+        for (at, (_, group)) in groups.iter().enumerate() {
+            let common: Vec<&String> = column.videos.keys().filter(|clip| group.videos.contains_key(*clip)).collect();
+            let equal = |clip: &&String| equal_files(&column.videos[*clip], &group.videos[*clip]);
+            if group.videos.contains_key(first)
+                && common.iter().map(equal).collect::<Result<Vec<_>>>()?.iter().all(|e| *e)
+            {
+                same = Some(at);
                 break;
             }
         }
+        match same {
+            Some(at) => {
+                groups[at].0.push(i);
+                // A run may have evaluated more clips than the others.
+                for (clip, path) in column.videos {
+                    groups[at].1.videos.entry(clip).or_insert(path);
+                }
+            }
+            None => groups.push((vec![i], column)),
+        }
     }
-    for run in runs {
-        columns.push((run.name.clone(), moment(run, "after")?));
+    if groups.len() > 1 {
+        for (of, column) in &mut groups {
+            let names: Vec<&str> = of.iter().map(|i| runs[*i].name.as_str()).collect();
+            column.heading = format!("{name}, {}", names.join(", "));
+        }
     }
-    columns.retain(|(_, videos)| !videos.is_empty());
-    Ok(columns)
+    Ok(groups)
+}
+
+fn equal_files(a: &Path, b: &Path) -> Result<bool> {
+    let read = |path: &Path| files::read(path, BYTES).map_err(Error::file("read", path));
+    Ok(read(a)? == read(b)?)
 }
 
 /// At most `count` of the items: the first, the last, and some at equal distances between them.
@@ -130,9 +214,16 @@ fn step_folders(run: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(folders)
 }
 
-/// The videos of evaluated clips at a moment of a run.
-fn moment(run: &RunFiles, name: &str) -> Result<BTreeMap<String, PathBuf>> {
-    videos(&run.path.join("samples").join(name), false)
+/// The videos of evaluated clips at a moment of a run, and their scores.
+fn moment(run: &RunFiles, name: &str) -> Result<Column> {
+    let evaluations = &run.record.evaluations;
+    let evaluation = match name {
+        "before" => evaluations.first().filter(|evaluation| evaluation.step == 0),
+        "after" => evaluations.last(),
+        _ => None,
+    };
+    let results = evaluation.map(|evaluation| evaluation.results.clone()).unwrap_or_default();
+    Ok(Column { heading: name.into(), videos: videos(&run.path.join("samples").join(name), false)?, results })
 }
 
 /// The MP4 files of a folder by name: samples of training, or clips of `evaluation`.
@@ -179,5 +270,59 @@ mod tests {
         assert_eq!(spread((0..10).collect(), 4), [0, 3, 6, 9]);
         assert_eq!(spread((0..3).collect(), 4), [0, 1, 2]);
         assert!(spread(Vec::<u8>::new(), 4).is_empty());
+    }
+
+    fn evaluated(dir: &Path, name: &str, seed: u64, before: &str, score: f64) -> RunFiles {
+        let path = dir.join(name);
+        for (moment, bytes) in [("reference", "r"), ("before", before), ("after", "a")] {
+            let folder = path.join("samples").join(moment);
+            std::fs::create_dir_all(&folder).unwrap();
+            for clip in ["identity-000", "unseen-000", "unseen-001"] {
+                std::fs::write(folder.join(format!("{clip}.mp4")), format!("{bytes}{clip}")).unwrap();
+            }
+        }
+        let mut run = RunFiles::empty(&path);
+        run.settings.insert("seed".into(), seed.to_string());
+        let clip = |score| evaluation::Clip { origin: String::new(), scores: vec![Some(score)], kl: None };
+        let results = vec![(SetName::Unseen, vec![clip(0.25), clip(score)])];
+        run.record.evaluations.push(crate::results::record::Evaluation { step: 0, results });
+        run
+    }
+
+    /// Rows of the table: headings, each with its score.
+    fn rows(clips: &Value) -> Vec<Vec<String>> {
+        let list =
+            |value: &Value, key: &str| -> Vec<Value> { value.get_attr(key).unwrap().try_iter().unwrap().collect() };
+        let text = |video: &Value| {
+            let of = |key: &str| video.get_attr(key).unwrap().as_str().unwrap_or_default().to_string();
+            format!("{} {}", of("heading"), of("score")).trim().to_string()
+        };
+        list(clips, "rows").iter().map(|row| list(row, "videos").iter().map(text).collect()).collect()
+    }
+
+    #[test]
+    fn runs_of_other_noise_have_their_own_videos_before_training() {
+        let dir = tempfile::tempdir().unwrap();
+        let made = |name, seed, before, score| evaluated(dir.path(), name, seed, before, score);
+        let runs = [made("a", 1, "b", 0.5), made("b", 1, "b", 0.5), made("c", 7, "other", 0.75)];
+        let shown = clips(&runs[..2], &mut 1000).unwrap();
+        assert_eq!(shown.get_attr("note").unwrap().as_str(), Some(SAME));
+        let first = ["reference", "before 0.250", "a 0.250", "b 0.250"];
+        assert_eq!(
+            rows(&shown),
+            [
+                first.to_vec(),
+                vec!["reference", "before 0.500", "a 0.500", "b 0.500"],
+                vec!["reference", "before", "a", "b"]
+            ]
+        );
+        let shown = clips(&runs, &mut 1000).unwrap();
+        let note = shown.get_attr("note").unwrap().to_string();
+        assert!(note.contains("`seed` differs") && note.contains("its own `before`"), "{note}");
+        let expected = ["reference", "before, a, b 0.500", "a 0.500", "b 0.500", "before, c 0.750", "c 0.750"];
+        assert_eq!(rows(&shown)[1], expected);
+        // The rows of one run are in the order of their numbers, the unseen ones first.
+        let shown = clips(&runs[2..], &mut 1000).unwrap();
+        assert_eq!(rows(&shown)[0], ["reference", "before 0.250", "after 0.250"]);
     }
 }

@@ -1,0 +1,136 @@
+//! Episodes of an agent on the page: the first ones, and the best and the worst one of the last step.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
+
+use minijinja::{Value, context};
+use roll_core::{Error, Result};
+use roll_external::files;
+use serde_json::Value as Json;
+
+/// Bytes that are read from the beginning of `trajectories.jsonl`, and from its end: the file may be large.
+const BYTES: u64 = 4 << 20;
+/// Number of first episodes.
+const FIRST: usize = 2;
+/// Turns of an episode that are shown: the first ones and the last.
+const TURNS: usize = 6;
+/// Characters of an observation or an answer.
+const CHARACTERS: usize = 1500;
+
+/// The episodes to show; none without `trajectories.jsonl`.
+pub fn episodes(run: &Path) -> Result<Vec<Value>> {
+    let path = run.join("trajectories.jsonl");
+    files::refuse_links(run, &path)?;
+    if !path.is_file() {
+        return Ok(Vec::new());
+    }
+    let failed = || Error::file("read", &path);
+    let mut file = files::open(&path).map_err(failed())?;
+    let size = file.metadata().map_err(failed())?.len();
+    let beginning = lines(&mut file, 0).map_err(failed())?;
+    let end = match size.checked_sub(BYTES) {
+        None | Some(0) => beginning.clone(),
+        Some(from) => lines(&mut file, from).map_err(failed())?,
+    };
+    let first = beginning.iter().filter(|episode| is_trained(episode)).take(FIRST);
+    let mut shown: Vec<Value> = first.map(|episode| to_context("one of the first", episode)).collect();
+    let last = end.iter().filter(|episode| is_trained(episode)).filter_map(|episode| episode["step"].as_u64()).max();
+    let of_last = end.iter().filter(|episode| is_trained(episode) && episode["step"].as_u64() == last);
+    let mut of_last: Vec<&Json> = of_last.collect();
+    of_last.sort_by(|a, b| score(b).total_cmp(&score(a)));
+    if let [best, .., worst] = of_last[..] {
+        shown.push(to_context("the best of the last step", best));
+        shown.push(to_context("the worst of the last step", worst));
+    }
+    Ok(shown)
+}
+
+/// The whole lines among the bytes from `from` on.
+fn lines(file: &mut File, from: u64) -> std::io::Result<Vec<Json>> {
+    let mut bytes = Vec::new();
+    file.seek(SeekFrom::Start(from))?;
+    file.take(BYTES).read_to_end(&mut bytes)?;
+    // A line that is cut off at an end is no JSON.
+    Ok(bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect())
+}
+
+fn is_trained(episode: &Json) -> bool {
+    episode["kind"] != "validation"
+}
+
+fn score(episode: &Json) -> f64 {
+    episode["score"].as_f64().unwrap_or(f64::NEG_INFINITY)
+}
+
+fn to_context(which: &str, episode: &Json) -> Value {
+    let turns = episode["turns"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let shown = turns.iter().enumerate().filter(|(i, _)| *i + 1 < TURNS || *i + 1 == turns.len());
+    let shown = shown.map(|(i, turn)| {
+        context! {
+            number => i + 1,
+            observation => cut(&turn["observation"]),
+            response => cut(&turn["response"]),
+            reward => turn["reward"].as_f64().map(|reward| reward.to_string()),
+        }
+    });
+    let turns = shown.collect::<Vec<Value>>();
+    let solved = if episode["solved"] == true { ", solved" } else { "" };
+    let (step, score) = (episode["step"].as_u64().unwrap_or_default(), score(episode));
+    context! { title => format!("Step {step}, {which}: score {score:.3}{solved}"), turns }
+}
+
+fn cut(text: &Json) -> String {
+    let text = text.as_str().unwrap_or_default();
+    match text.char_indices().nth(CHARACTERS) {
+        Some((end, _)) => format!("{} ...", &text[..end]),
+        None => text.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_first_episodes_and_the_best_and_worst_of_the_last_step_are_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(episodes(dir.path()).unwrap().is_empty());
+        let episode = |step: u64, kind: &str, score: f64, filler: usize| {
+            let turns: Vec<Json> = (0..20)
+                .map(|i| {
+                    json!({"observation": format!("o{i}{}", "x".repeat(filler)),
+                "response": "<go>", "reward": 0.5})
+                })
+                .collect();
+            json!({"step": step, "kind": kind, "score": score, "solved": score > 0.5, "turns": turns}).to_string()
+                + "\n"
+        };
+        // More than is read from either end.
+        let mut text =
+            episode(0, "validation", 9.0, 0) + &episode(1, "train", 0.25, 3000) + &episode(1, "train", 0.5, 0);
+        (0..200).for_each(|_| text += &episode(2, "train", 0.9, 3000));
+        for (kind, score) in [("train", 0.4), ("train", 0.8), ("train", 0.1), ("validation", 7.0)] {
+            text += &episode(3, kind, score, 0);
+        }
+        std::fs::write(dir.path().join("trajectories.jsonl"), text + "{\"step\":3,\"ki").unwrap();
+        let shown = episodes(dir.path()).unwrap();
+        let titles: Vec<String> = shown.iter().map(|e| e.get_attr("title").unwrap().to_string()).collect();
+        assert_eq!(
+            titles,
+            [
+                "Step 1, one of the first: score 0.250",
+                "Step 1, one of the first: score 0.500",
+                "Step 3, the best of the last step: score 0.800, solved",
+                "Step 3, the worst of the last step: score 0.100",
+            ]
+        );
+        let turns: Vec<Value> = shown[0].get_attr("turns").unwrap().try_iter().unwrap().collect();
+        let numbers: Vec<String> = turns.iter().map(|turn| turn.get_attr("number").unwrap().to_string()).collect();
+        assert_eq!(numbers, ["1", "2", "3", "4", "5", "20"]);
+        let text = turns[0].get_attr("observation").unwrap().to_string();
+        assert!(text.len() < 1600 && text.ends_with("x ..."), "{text}");
+    }
+}
