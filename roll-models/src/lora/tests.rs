@@ -186,7 +186,8 @@ fn scale_of_a_peft_adapter_is_in_its_configuration() {
     let dir = tempfile::tempdir().unwrap();
     write(&lora(|_| None), Convention::Peft, dir.path());
     let path = dir.path().join("peft/adapter_config.json");
-    std::fs::write(&path, r#"{"r": 4, "lora_alpha": 8, "alpha_pattern": {"q": 1}}"#).unwrap();
+    std::fs::write(&path, r#"{"r": 4, "lora_alpha": 8, "alpha_pattern": {"q": 1}, "rank_pattern": {"k_img": 2}}"#)
+        .unwrap();
     let read = LoraFile::open(dir.path().join("peft")).unwrap().one(None).unwrap();
     assert_eq!(read.layers["blocks.0.self_attn.q"].scale(), 0.25);
     assert_eq!(read.layers["blocks.11.ffn.2"].scale(), 2.0);
