@@ -1,9 +1,13 @@
 //! Videos with the adapter of a run, and experts that are exported.
 
-use roll_models::lora::LoraFile;
-use roll_models::weights::Checkpoint;
+use std::path::Path;
 
-use super::{PROMPT, generate, picture};
+use roll_models::lora::LoraFile;
+use roll_models::wan2_2::init_tiny::WanKind;
+use roll_models::weights::Checkpoint;
+use serde_json::json;
+
+use super::{PROMPT, Tiny, generate, picture};
 use crate::world::{World, fails, stderr_text};
 
 #[test]

@@ -42,7 +42,8 @@ fn every_kind_of_names_is_the_same_lora_to_every_command() {
     roll(&["convert-lora", "plain.safetensors", "plain_converted.safetensors", "--to", "comfyui"]);
     roll(&["merge-lora", base, "plain.safetensors", "plain_merged.safetensors"]);
     let (converted, merged) = (bytes("plain_converted.safetensors"), bytes("plain_merged.safetensors"));
-    let (plain, without) = (merged_on_read("plain.safetensors"), velocity(&mut tiny.open(json!({})).unwrap(), Adapter::Off));
+    let (plain, without) =
+        (merged_on_read("plain.safetensors"), velocity(&mut tiny.open(json!({})).unwrap(), Adapter::Off));
     assert!(plain != without);
 
     type Name = fn(&str) -> String;
@@ -98,7 +99,9 @@ fn every_kind_of_names_is_the_same_lora_to_every_command() {
         let low = Checkpoint::open(tiny.path(&format!("{out}_low_noise.safetensors"))).unwrap().all().unwrap();
         assert!(low.iter().all(|(key, tensor)| tensor.as_bytes() == state[key].as_bytes()) && low.len() == state.len());
         let high = Checkpoint::open(tiny.path(&format!("{out}_high_noise.safetensors"))).unwrap().all().unwrap();
-        assert!(high.iter().all(|(key, tensor)| tensor.as_bytes() != state[key].as_bytes()) && high.len() == state.len());
+        assert!(
+            high.iter().all(|(key, tensor)| tensor.as_bytes() != state[key].as_bytes()) && high.len() == state.len()
+        );
         let merged_low = format!("{out}_merged.safetensors");
         roll(&["merge-lora", base, &file, &merged_low, "--expert", "low"]);
         assert!(bytes(&merged_low) == merged, "{prefix}");
@@ -213,8 +216,7 @@ fn exchanged_experts_are_noticed_by_the_names_of_their_files() {
         }
         for (first, second, warns) in [(high, low, false), (low, high, true)] {
             let mut listed = paths.clone();
-            (listed[0], listed[1]) =
-                (json!(format!("{first}.safetensors")), json!(format!("{second}.safetensors")));
+            (listed[0], listed[1]) = (json!(format!("{first}.safetensors")), json!(format!("{second}.safetensors")));
             std::fs::write(at("tiny/other.json"), serde_json::to_vec(&listed).unwrap()).unwrap();
             let arguments = [&PROMPT[..], &["--force", "--set", "model.model_paths=tiny/other.json"]].concat();
             let output = world.roll(&generate("x.gif", &arguments));

@@ -56,7 +56,7 @@ pub(super) struct Key<'a> {
 /// it.
 pub(super) const UNSCALED: &str = ".unscaled_B.default.weight";
 
-/// Text before a layer's name, with the convention and the transformer that it stands for.
+/// Prefixes of a layer's name, each with its convention and the transformer that it names.
 const PREFIXES: &[(&str, Convention, Option<Expert>)] = &[
     (PEFT, Convention::Peft, None),
     ("model.diffusion_model.", Convention::ComfyUi, None),
