@@ -134,7 +134,7 @@ fn training_on_a_base_lora_begins_without_kl_and_saves_a_lora_that_works_with_it
         (std::fs::read(world.path(name)).unwrap(), stderr_text(&output))
     };
     let (video, messages) = generated("with.mp4", &[]);
-    assert!(video == evaluated("run") && !messages.contains("base LoRA"), "{messages}");
+    assert!(video == evaluated("run") && !messages.contains("was trained with the base LoRA"), "{messages}");
     // The same on a base that the LoRA was merged into.
     let low = "tiny/low_noise_model/diffusion_pytorch_model.safetensors";
     let merge = ["merge-lora", low, "four_steps_low_noise.safetensors", "merged.safetensors", "--allow-missing"];

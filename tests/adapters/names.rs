@@ -129,7 +129,7 @@ fn unknown_layers_are_refused_in_the_same_words_by_every_command() {
                           `blocks.0.self_attn.q`, found the unknown prefix `foo.`";
     let unknown_layer = "1 of 2 layers of the LoRA are not in the base: `blocks.0.self_attn.qq`";
     for (number, (layers, words, inspected)) in [
-        (&["foo.blocks.0.self_attn.q", "foo.blocks.0.self_attn.k"][..], unknown_prefix, unknown_prefix),
+        (&["foo.blocks.0.self_attn.q", "foo.blocks.0.self_attn.v"][..], unknown_prefix, unknown_prefix),
         (&["blocks.0.self_attn.q", "blocks.0.self_attn.qq"], unknown_layer, "blocks.0.self_attn.qq"),
     ]
     .into_iter()

@@ -298,9 +298,10 @@ mod tests {
             assert_eq!(expert_in(name), expected, "{name}");
         }
         let header = BTreeMap::from([("ss_output_name".to_string(), "face-low-noise".to_string())]);
+        let none = BTreeMap::new();
         let named = |path: &str, header| named_expert(Path::new(path), header).map(|(expert, place)| (expert, place));
         assert_eq!(
-            named("HighNoise/a.safetensors", &BTreeMap::new()),
+            named("HighNoise/a.safetensors", &none),
             Some((Expert::High, "the name of its directory".into()))
         );
         assert_eq!(
@@ -308,6 +309,6 @@ mod tests {
             Some((Expert::Low, "`ss_output_name` of its header".into()))
         );
         assert_eq!(named("HIGH.safetensors", &header), Some((Expert::High, "the name of the file".into())));
-        assert_eq!(named("b/a.safetensors", &BTreeMap::new()), None);
+        assert_eq!(named("b/a.safetensors", &none), None);
     }
 }

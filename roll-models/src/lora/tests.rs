@@ -436,7 +436,7 @@ fn matrices_and_alphas_of_f64_are_rounded_to_f32() {
         name: format!("diffusion_model.blocks.0.self_attn.q.{name}"),
         dtype: "F64".into(),
         shape: shape.into(),
-        bytes: 8 * shape.iter().product::<usize>(),
+        bytes: 8 * shape.iter().product::<usize>() as u64,
         alignment: 8,
     };
     let entries = vec![entry("lora_A.weight", &[1, 3]), entry("lora_B.weight", &[2, 1]), entry("alpha", &[])];
