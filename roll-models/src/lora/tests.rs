@@ -416,7 +416,7 @@ fn only_a_patch_embedding_of_other_channels_is_left_out() {
     for (others, words) in [
         (&[("patch_embedding.diff", vec![7, 16, 1, 2, 2])][..], "[7, 16, 1, 2, 2]"),
         (&[("patch_embedding.diff", vec![6, 16, 1, 4, 4])], "[6, 16, 1, 4, 4]"),
-        (&[("patch_embedding.diff", vec![6, 16])], "[6, 16]"),
+        (&[("patch_embedding.diff", vec![6, 18])], "[6, 18]"),
         (&[("patch_embedding.diff_b", vec![7])], "[7]"),
         (&low_rank(&[2, 16, 1, 2, 2], &[7, 2, 1, 1, 1]), "[7, 16, 1, 2, 2]"),
         (&[("blocks.3.cross_attn.k_img.diff_b", vec![6])], "`blocks.3.cross_attn.k_img.bias`"),
