@@ -1,7 +1,7 @@
 //! Atomic writes, and bounded reads of untrusted files.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,16 +11,81 @@ use roll_core::{Error, Result};
 /// has some 30 MB.
 pub const MAX_TEXT: u64 = 256 << 20;
 
-/// Opens the file at `path` to read it. Fails on directories, and on named pipes and devices, which need not end.
+/// Opens the file at `path` to read it. Fails on directories, on named pipes and devices, which need not end, and on a
+/// file that is a stand-in for its contents: a Git LFS pointer, or the page that a server sent instead.
 pub fn open(path: &Path) -> io::Result<File> {
     // Checked before it is opened: opening a named pipe waits for its other end.
     let kind = fs::metadata(path)?.file_type();
-    match kind.is_file() {
-        true => File::open(path),
-        false => {
-            let found = if kind.is_dir() { "a directory" } else { "a named pipe, a socket or a device" };
-            Err(io::Error::new(io::ErrorKind::InvalidInput, format!("expected a file, found {found}")))
+    if !kind.is_file() {
+        let found = if kind.is_dir() { "a directory" } else { "a named pipe, a socket or a device" };
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("expected a file, found {found}")));
+    }
+    let mut file = File::open(path)?;
+    match stand_in(&head(&mut file)?) {
+        Some(found) => {
+            Err(io::Error::new(io::ErrorKind::InvalidData, format!("expected its own contents, found {found}")))
         }
+        None => Ok(file),
+    }
+}
+
+/// As [`open`], for weights, clips and other files that are not text: fails also on an empty file, and on one that begins
+/// with zeros.
+pub fn open_binary(path: &Path) -> io::Result<File> {
+    let mut file = open(path)?;
+    let head = head(&mut file)?;
+    let found = match head.len() {
+        0 => EMPTY,
+        HEAD if head.iter().all(|byte| *byte == 0) => {
+            "zeros: a download or a copy that was not finished; fetch the file again"
+        }
+        _ => return Ok(file),
+    };
+    Err(io::Error::new(io::ErrorKind::InvalidData, format!("expected its contents, found {found}")))
+}
+
+/// Number of bytes that tell a stand-in from the contents of a file.
+const HEAD: usize = 512;
+
+const EMPTY: &str = "an empty file: a download or a copy that was not finished; fetch the file again";
+
+/// The first bytes of a file, which is rewound.
+fn head(file: &mut File) -> io::Result<Vec<u8>> {
+    let mut head = Vec::with_capacity(HEAD);
+    Read::by_ref(file).take(HEAD as u64).read_to_end(&mut head)?;
+    file.rewind()?;
+    Ok(head)
+}
+
+/// Pages of servers in the place of a file, whole.
+const ANSWERS: [&str; 6] = [
+    "404: Not Found",
+    "Not Found",
+    "Entry not found",
+    "Repository not found",
+    "Invalid username or password.",
+    "Forbidden",
+];
+
+/// The stand-in for the contents of a file that begins with the bytes `head`, and a remedy. `None` if it is not known to be
+/// one.
+pub fn stand_in(head: &[u8]) -> Option<&'static str> {
+    let head = head.strip_prefix(BYTE_ORDER_MARK.as_bytes()).unwrap_or(head).trim_ascii();
+    let begins = |text: &str| head.get(..text.len()).is_some_and(|start| start.eq_ignore_ascii_case(text.as_bytes()));
+    let web_page =
+        "a web page: a server sent it instead of the file, which may need a log-in or another address; fetch it again";
+    if begins("version https://git-lfs") || begins("version https://hawser") {
+        Some("a Git LFS pointer: fetch the contents (`git lfs pull`), or download the file")
+    } else if begins("# xet version") {
+        Some("a Xet pointer: fetch the contents (`git xet checkout`), or download the file")
+    } else if begins("/annex/objects/") {
+        Some("a git-annex pointer: fetch the contents (`git annex get`)")
+    } else if begins("<!doctype html") || begins("<html") || ANSWERS.iter().any(|answer| head == answer.as_bytes()) {
+        Some(web_page)
+    } else if begins("<?xml") && head.windows(7).any(|tag| tag == b"<Error>") {
+        Some("a server's message of an error instead of the file: fetch it again")
+    } else {
+        None
     }
 }
 
@@ -48,6 +113,15 @@ pub fn read_utf8(path: &Path, most: u64) -> io::Result<Vec<u8>> {
         bytes.drain(..BYTE_ORDER_MARK.len());
     }
     Ok(bytes)
+}
+
+/// As [`read_utf8`]; fails also on a file without text.
+pub fn read_filled(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let bytes = read_utf8(path, most)?;
+    match bytes.trim_ascii().is_empty() {
+        true => Err(io::Error::new(io::ErrorKind::InvalidData, format!("expected its contents, found {EMPTY}"))),
+        false => Ok(bytes),
+    }
 }
 
 /// As [`read_utf8`]; fails if the file is not UTF-8.
@@ -179,6 +253,45 @@ mod tests {
         // A file of 1 TB that takes no room on the disk.
         File::create(&path).unwrap().set_len(1 << 40).unwrap();
         assert!(read(&path, MAX_TEXT).is_err());
+    }
+
+    #[test]
+    fn stand_ins_and_empty_files_are_named_with_a_remedy() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2\nsize 12345\n";
+        for (contents, words) in [
+            (pointer, ["Git LFS pointer", "git lfs pull"]),
+            ("# xet version 0\nfilesize = 3\n", ["Xet pointer", "download"]),
+            ("/annex/objects/SHA256E-s3--ab.safetensors\n", ["git-annex", "git annex get"]),
+            ("\n<!DOCTYPE html><html><body>Sign in</body></html>", ["a web page", "fetch it again"]),
+            ("\u{feff}<HTML><head>", ["a web page", "log-in"]),
+            ("Entry not found\n", ["a web page", "another address"]),
+            ("<?xml version=\"1.0\"?>\n<Error><Code>AccessDenied</Code></Error>", ["a server's message", "again"]),
+        ] {
+            fs::write(&path, contents).unwrap();
+            for error in [open(&path).err(), read(&path, MAX_TEXT).err(), read_text(&path, MAX_TEXT).err()] {
+                let error = error.unwrap().to_string();
+                words.iter().for_each(|word| assert!(error.contains(word), "no {word}: {error}"));
+            }
+        }
+        for contents in ["Not Found, a novel", "a <html> tag", "version: 3", "", "<?xml version=\"1.0\"?><svg/>"] {
+            fs::write(&path, contents).unwrap();
+            assert_eq!(read_text(&path, MAX_TEXT).unwrap(), contents);
+        }
+        for (contents, words) in [(&[][..], "an empty file"), (&[0; 600], "zeros")] {
+            fs::write(&path, contents).unwrap();
+            let error = open_binary(&path).unwrap_err().to_string();
+            assert!(error.contains(words) && error.contains("fetch the file again"), "{error}");
+        }
+        fs::write(&path, " \n").unwrap();
+        assert!(read_filled(&path, MAX_TEXT).unwrap_err().to_string().contains("an empty file"));
+        fs::write(&path, [&[0; 600][..], b"x"].concat()).unwrap();
+        assert!(open(&path).is_ok() && open_binary(&path).is_err());
+        fs::write(&path, [0; 16]).unwrap();
+        let mut bytes = Vec::new();
+        open_binary(&path).unwrap().read_to_end(&mut bytes).unwrap();
+        assert_eq!(bytes, [0; 16], "from its beginning");
     }
 
     #[cfg(unix)]

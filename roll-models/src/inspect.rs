@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 use roll_core::Result;
 
 use crate::lora::{self, LoraFile};
-use crate::wan2_2::components::{Component, heads, recognise};
-use crate::wan2_2::dit::DitConfig;
+use crate::wan2_2::components::{Component, dit_config, recognise};
 use crate::wan2_2::paths::networks;
 use crate::weights::gguf::GgufFile;
 use crate::weights::{Checkpoint, WeightsError, is_auxiliary};
@@ -161,8 +160,9 @@ impl FileDescription {
             if !adapter.differences.is_empty() {
                 self.detail("whole differences", adapter.differences.len().to_string());
             }
-            if !adapter.undotted.is_empty() {
-                self.detail("layers that Wan does not have", adapter.undotted.join(", "));
+            let unknown = adapter.unknown_layers();
+            if !unknown.is_empty() {
+                self.detail("layers that Wan does not have", unknown.join(", "));
             }
         }
     }
@@ -180,7 +180,7 @@ impl FileDescription {
         if component != Component::Dit {
             return;
         }
-        match DitConfig::from_shapes(&official.shapes(), heads(official)) {
+        match dit_config(official, None) {
             Ok(c) => {
                 self.detail("kind", c.kind());
                 self.detail(

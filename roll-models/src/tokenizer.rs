@@ -18,7 +18,7 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// Loads a `tokenizer.json`.
     pub fn load(file: &Path) -> Result<Self> {
-        let bytes = files::read_utf8(file, files::MAX_TEXT).map_err(Error::file("read", file))?;
+        let bytes = files::read_filled(file, files::MAX_TEXT).map_err(Error::file("read", file))?;
         Self::parse(&bytes).map_err(|problem| Error::bad_file(file, problem))
     }
 

@@ -117,7 +117,7 @@ impl Checkpoint {
         if path.is_dir() {
             return Err(WeightsError::Directory { path: path.into(), hint: String::new() });
         }
-        let bytes = files::read_utf8(path, files::MAX_TEXT).map_err(WeightsError::io("read", path))?;
+        let bytes = files::read_filled(path, files::MAX_TEXT).map_err(WeightsError::io("read", path))?;
         let shards: ShardIndex = serde_json::from_slice(&bytes).map_err(|e| {
             WeightsError::invalid(path, format!("expected an index of shards with a `weight_map`: {e}"))
         })?;
@@ -193,18 +193,27 @@ impl Checkpoint {
             return Ok(tensor);
         }
         let (file, stored) = self.locate(key).ok_or_else(|| self.missing(key))?;
-        let is_packed = |info: &TensorInfo| info.dtype == Some(DType::U8) && info.shape.len() > 1;
-        if stored.ends_with(".weight") && file.info(stored).is_some_and(is_packed) {
-            let problem = "expected a matrix of f32, bf16, f16, fp8 or int8 with scales, found u8: the packed codes of \
-                           another quantisation, which is not read";
-            return Err(WeightsError::tensor(file.path(), stored, problem));
-        }
+        self.refuse_packed(key)?;
         let tensor = file.tensor(stored)?;
         let Some(change) = self.change.as_ref().filter(|change| change.touches(key)) else { return Ok(tensor) };
         let mut values = tensor.to_f32_vec();
         change.apply(key, &mut values)?;
         let changed = Tensor::new(values, tensor.shape()).and_then(|changed| changed.to_float(tensor.dtype()));
         changed.map_err(|e| WeightsError::tensor(file.path(), stored, e))
+    }
+
+    /// Fails if the weight `key` is a matrix of u8: the packed codes of a quantisation that is not supported.
+    pub fn refuse_packed(&self, key: &str) -> Result<(), WeightsError> {
+        let Some((file, stored)) = self.locate(key) else { return Ok(()) };
+        let is_packed = |info: &TensorInfo| info.dtype == Some(DType::U8) && info.shape.len() > 1;
+        match stored.ends_with(".weight") && file.info(stored).is_some_and(is_packed) {
+            true => {
+                let problem = "expected a matrix of f32, bf16, f16, fp8 or int8 with scales, found u8: the packed codes of \
+                               another quantisation (nvfp4, nf4, GPTQ), which is not read; take the file in bf16 or fp8";
+                Err(WeightsError::tensor(file.path(), stored, problem))
+            }
+            false => Ok(()),
+        }
     }
 
     /// Releases the memory of a mapped tensor, for callers that have copied it. The tensor stays readable.

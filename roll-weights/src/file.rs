@@ -41,7 +41,9 @@ impl WeightFile {
             Err(WeightsError::Format { path: path.into(), expected: expected.into(), found: found.into() })
         };
         let expected = "a weight file called *.safetensors, *.pth, *.pt, *.bin or *.ckpt";
+        let gguf = "a GGUF file, which language models alone are read from (`model.model_path`): take the safetensors";
         match (extension.as_str(), sniff(path)?) {
+            ("gguf", _) | (_, Format::Gguf) => wrong(expected, gguf),
             ("safetensors", Format::Torch) => wrong("a safetensors file, as its name says", "a torch checkpoint"),
             ("safetensors", _) => {
                 let (file, (tensors, metadata)) = SafetensorsFile::open(path)?;
@@ -74,9 +76,19 @@ impl WeightFile {
         self.tensors.get(key)
     }
 
-    /// Reads a tensor. Aligned tensors of safetensors files share the map; other tensors are copied.
+    /// Reads a tensor. Aligned tensors of safetensors files share the map; other tensors are copied, and those of f64
+    /// rounded to f32.
     pub fn tensor(&self, key: &str) -> Result<Tensor, WeightsError> {
         let info = self.info(key).ok_or_else(|| WeightsError::missing(&self.path, key))?;
+        if info.stored == "f64" {
+            let bytes = match &self.contents {
+                Contents::Safetensors(file) => file.slice(info.range.clone()).as_ref().to_vec(),
+                Contents::Torch(reader) => pth::read(reader, &self.path, key)?,
+            };
+            let values = bytes.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes) as f32).collect();
+            return Tensor::new::<f32>(values, info.shape.clone())
+                .map_err(|e| WeightsError::tensor(&self.path, key, e));
+        }
         let (dtype, shape) = (info.supported(&self.path, key)?, info.shape.clone());
         let tensor = match &self.contents {
             Contents::Safetensors(file) => Tensor::from_bytes(dtype, shape, Arc::new(file.slice(info.range.clone()))),
@@ -153,17 +165,19 @@ impl TensorInfo {
 enum Format {
     Safetensors,
     Torch,
+    Gguf,
     Unknown,
 }
 
 /// Recognises the format by the first bytes.
 fn sniff(path: &Path) -> Result<Format, WeightsError> {
     let mut head = Vec::new();
-    files::open(path).and_then(|f| f.take(9).read_to_end(&mut head)).map_err(WeightsError::io("read", path))?;
+    files::open_binary(path).and_then(|f| f.take(9).read_to_end(&mut head)).map_err(WeightsError::io("read", path))?;
     let length = head.first_chunk::<8>().map(|b| u64::from_le_bytes(*b));
     Ok(match (head.as_slice(), length) {
         ([.., b'{'], Some(n)) if head.len() == 9 && n <= MAX_HEADER => Format::Safetensors,
         ([b'P', b'K', 3 | 5, 4 | 6, ..], _) => Format::Torch,
+        ([b'G', b'G', b'U', b'F', ..], _) => Format::Gguf,
         // The opcode PROTO, with an existing version of the pickle protocol.
         ([0x80, 1..=5, ..], _) => Format::Torch,
         _ => Format::Unknown,

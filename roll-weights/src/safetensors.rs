@@ -124,7 +124,10 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Parsed, WeightsError> {
     let found = u64::from_le_bytes(prefix);
     let expected = MAX_HEADER.min(length - 8);
     if found > expected {
-        let problem = format!("the header claims to have {found} bytes, expected at most {expected}");
+        let problem = format!(
+            "not a safetensors file, or one that was cut off: the header claims to have {found} bytes, expected at most \
+             {expected}"
+        );
         return Err(WeightsError::invalid(path, problem));
     }
     let start = 8 + found as usize; // fits, because the header is within the map
@@ -192,7 +195,10 @@ fn locate(
         }
         if end > data {
             let expected = end.saturating_add(start as u64);
-            return fault(format!("truncated: expected a file of {expected} bytes, found {length}"));
+            return fault(format!(
+                "truncated: expected a file of {expected} bytes, found {length}: a download or a copy that was not \
+                 finished; fetch the file again"
+            ));
         }
         let dtype = supported(&entry.dtype);
         // Every axis fits: unless the tensor is empty, the product of its axes is within the file.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Result};
-use roll_models::lora::{Convention, Expert, LoraFile, Names, PEFT_CONFIG, WriteOptions, write_lora};
+use roll_models::lora::{self, Convention, Expert, Lora, LoraFile, Names, PEFT_CONFIG, WriteOptions, write_lora};
 use roll_models::weights::Checkpoint;
 
 use crate::args::{ConventionName, ConvertLora, LayerNames};
@@ -46,6 +46,7 @@ fn convert(mut file: LoraFile, base: Option<&Checkpoint>, several: bool, args: &
     if let Some(base) = base {
         adapters.iter_mut().for_each(|lora| lora.resolve(base.keys()));
     }
+    adapters.iter().try_for_each(|lora| refuse_unknown(lora, base, &file_path))?;
     if let Some(dtype) = args.dtype {
         for lora in &mut adapters {
             lora.to_float(dtype.dtype())?;
@@ -69,6 +70,21 @@ fn convert(mut file: LoraFile, base: Option<&Checkpoint>, several: bool, args: &
         }
     }
     Ok(())
+}
+
+/// Fails if a LoRA of Wan has layers that neither Wan nor the `base` has: no program would find them.
+fn refuse_unknown(lora: &Lora, base: Option<&Checkpoint>, path: &Path) -> Result<()> {
+    let of_base = |layer: &&str| base.is_some_and(|base| base.contains(&format!("{layer}.weight")));
+    let unknown: Vec<&str> = lora.unknown_layers().into_iter().filter(|layer| !of_base(layer)).collect();
+    let undotted = lora.undotted.iter().any(|name| unknown.contains(&name.as_str()));
+    if unknown.is_empty() || undotted {
+        return Ok(());
+    }
+    let problem = format!(
+        "{}; give the model that has them (--base)",
+        lora::not_in_base(&unknown, lora.layers.len() + lora.differences.len())
+    );
+    Err(Error::bad_file(path, problem))
 }
 
 /// Fails when the output is the input: tensors not yet read would be lost.

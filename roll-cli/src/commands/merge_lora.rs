@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Fault, Result};
-use roll_models::lora::{self, LoraError, LoraFile, MergeOptions};
+use roll_models::lora::{self, LoraError, LoraFile, MergeOptions, about};
 use roll_models::weights::Checkpoint;
 
 use super::shards::megabytes;
@@ -32,12 +32,17 @@ pub fn merge_lora(args: MergeLora) -> Result<()> {
         return Err(Error::component(Fault::User, LoraError::TwoExperts { path: args.lora }));
     };
     let convention = file.convention;
+    let named = about::named_expert(&file.path, &file.metadata).map(|(expert, _)| expert);
     let lora = file.one(expert)?;
     let base = Checkpoint::open_any(&args.base)?;
-    if let Some(expert) = lora.is_for().filter(|expert| other_directory(&args.base, *expert)) {
+    let of_base = about::named_expert(base.path(), &base.metadata());
+    if let (Some(expert), Some((other, place))) = (lora.is_for().or(named), of_base)
+        && expert != other
+    {
         tracing::warn!(
-            "the LoRA was trained for the expert {expert}, and the name of {} says the other one: merge it into {expert}",
-            args.base.display()
+            "the LoRA is for the expert {expert}, and {place} says the other one, {other}, of the base {}: merge it into \
+             {expert}",
+            base.path().display()
         );
     }
     let options = MergeOptions {
@@ -56,15 +61,6 @@ pub fn merge_lora(args: MergeLora) -> Result<()> {
         companions(from, &args.out)?.iter().for_each(|file| println!("{}", file.display()));
     }
     Ok(())
-}
-
-/// Whether a path has the name that official models give the directory of the other expert.
-fn other_directory(base: &Path, expert: lora::Expert) -> bool {
-    let other = match expert {
-        lora::Expert::High => "low_noise_model",
-        lora::Expert::Low => "high_noise_model",
-    };
-    base.components().any(|part| part.as_os_str() == other)
 }
 
 /// Files of a language model besides its weights and its `config.json`.

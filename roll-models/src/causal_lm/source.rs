@@ -98,7 +98,7 @@ fn end_of_tokenizer(directory: &Path) -> Result<Option<String>> {
     if !file.exists() {
         return Ok(None);
     }
-    let bytes = files::read_utf8(&file, files::MAX_TEXT).map_err(Error::file("read", &file))?;
+    let bytes = files::read_filled(&file, files::MAX_TEXT).map_err(Error::file("read", &file))?;
     let config: serde_json::Value =
         serde_json::from_slice(&bytes).map_err(|e| Error::bad_file(&file, e.to_string()))?;
     // A text, or an object with its text in `content`.

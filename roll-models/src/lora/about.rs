@@ -41,15 +41,117 @@ pub fn expert(path: &Path, header: &BTreeMap<String, String>) -> Result<Option<E
     }
 }
 
-/// The transformer that a file's name contains (`high_noise`, `low_noise`), as in the files of Lightning and of this
-/// project.
+/// The transformer that a file's name contains: `high_noise`, `HighNoise`, `HIGH`, `transformer_2` and the like, as in
+/// the files of Lightning, Kijai and this project.
 pub fn expert_of_name(path: &Path) -> Option<Expert> {
-    let name = path.file_stem()?.to_string_lossy().to_lowercase().replace('-', "_");
-    match (name.contains("high_noise"), name.contains("low_noise")) {
-        (true, false) => Some(Expert::High),
-        (false, true) => Some(Expert::Low),
-        _ => None,
+    expert_in(&path.file_stem()?.to_string_lossy())
+}
+
+/// Keys of a header under which other programs store the name of an adapter, or of the weights that it was trained on.
+const NAMES: [&str; 4] = ["ss_output_name", "modelspec.title", "name", "ss_sd_model_name"];
+
+/// The transformer that a name in the header contains, and the key.
+pub fn expert_of_header(header: &BTreeMap<String, String>) -> Option<(Expert, &'static str)> {
+    NAMES.into_iter().find_map(|key| Some((expert_in(header.get(key)?)?, key)))
+}
+
+/// The transformer that the name of a file, a name in its header or the name of its directory contains, and which of
+/// these it is. Names may be wrong: this is for warnings.
+pub fn named_expert(path: &Path, header: &BTreeMap<String, String>) -> Option<(Expert, String)> {
+    let of_directory = || expert_in(&path.parent()?.file_name()?.to_string_lossy());
+    expert_of_name(path)
+        .map(|expert| (expert, "the name of the file".to_string()))
+        .or_else(|| expert_of_header(header).map(|(expert, key)| (expert, format!("`{key}` of its header"))))
+        .or_else(|| of_directory().map(|expert| (expert, "the name of its directory".into())))
+}
+
+/// Warns if a file is used for one expert and a name says the other one.
+pub fn warn_of_exchange(path: &Path, header: &BTreeMap<String, String>, used: Expert) {
+    if let Some((named, place)) = named_expert(path, header).filter(|(named, _)| *named != used) {
+        let key = |expert| if expert == Expert::High { "dit" } else { "dit2" };
+        tracing::warn!(
+            "{} is used for `{}`, {used}, and {place} says {named} (`{}`): are the two experts exchanged?",
+            path.display(),
+            key(used),
+            key(named)
+        );
     }
+}
+
+/// Words after which `high` and `low` say nothing about noise: `low_vram`, `high_quality`.
+const OTHER_HEIGHTS: [&str; 24] = [
+    "rank",
+    "vram",
+    "memory",
+    "mem",
+    "res",
+    "resolution",
+    "quality",
+    "fps",
+    "light",
+    "motion",
+    "poly",
+    "key",
+    "cost",
+    "lr",
+    "step",
+    "steps",
+    "angle",
+    "contrast",
+    "detail",
+    "speed",
+    "cfg",
+    "shift",
+    "precision",
+    "dim",
+];
+
+/// The transformer that the words of a name say; `None` if they say none or both.
+fn expert_in(name: &str) -> Option<Expert> {
+    let words = words(name);
+    let next = |at: usize| words.get(at + 1).map(String::as_str);
+    let of = |says: &dyn Fn(usize, &str) -> Option<Expert>| {
+        let mut found = words.iter().enumerate().filter_map(|(at, word)| says(at, word));
+        let first = found.next();
+        (first, found.any(|other| Some(other) != first))
+    };
+    let noise = |at: usize, word: &str| match (word, next(at)) {
+        ("highnoise", _) | ("high", Some("noise")) => Some(Expert::High),
+        ("lownoise", _) | ("low", Some("noise")) => Some(Expert::Low),
+        _ => None,
+    };
+    let number = |at: usize, word: &str| match (word, next(at)) {
+        ("transformer", Some("2")) | ("transformer2", _) => Some(Expert::Low),
+        ("dit2", None) if at == 0 => Some(Expert::Low),
+        ("transformer", Some("1") | None) | ("dit", None) if at == 0 => Some(Expert::High),
+        _ => None,
+    };
+    let alone = |at: usize, word: &str| match word {
+        _ if next(at).is_some_and(|next| OTHER_HEIGHTS.contains(&next)) => None,
+        "high" => Some(Expert::High),
+        "low" => Some(Expert::Low),
+        _ => None,
+    };
+    let all: [&dyn Fn(usize, &str) -> Option<Expert>; 3] = [&noise, &number, &alone];
+    let (expert, has_both) = all.into_iter().map(of).find(|(expert, _)| expert.is_some())?;
+    expert.filter(|_| !has_both)
+}
+
+/// The words of a name in lower case: runs of letters and digits, which also end before a capital after a small letter.
+fn words(name: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut was_small = false;
+    for letter in name.chars() {
+        if !letter.is_alphanumeric() || (was_small && letter.is_uppercase()) {
+            words.push(String::new());
+        }
+        if letter.is_alphanumeric() {
+            words.last_mut().into_iter().for_each(|word| word.extend(letter.to_lowercase()));
+        }
+        was_small = letter.is_lowercase();
+    }
+    words.retain(|word| !word.is_empty());
+    words
 }
 
 /// Returns the entries that describe an adapter: its format, ranks, alphas and target layers. `layers` are pairs of
@@ -166,5 +268,47 @@ mod tests {
         assert_eq!(named("x/adapter_high_noise.safetensors"), Some(Expert::High));
         assert_eq!(named("Wan22-Lightning-Low-Noise.safetensors"), Some(Expert::Low));
         assert_eq!((named("adapter.safetensors"), named("high_noise/adapter.safetensors")), (None, None));
+    }
+
+    #[test]
+    fn names_of_published_files_say_their_expert() {
+        let (high, low) = (Some(Expert::High), Some(Expert::Low));
+        for (name, expected) in [
+            ("high_noise_model", high),
+            ("Wan22_A14B_T2V_HIGH_Lightning_4steps_lora_250928_rank128_fp16", high),
+            ("Wan2_2-I2V-A14B-LOW_fp8_e4m3fn_scaled_KJ", low),
+            ("Wan2.2-I2V-A14B-HighNoise-Q4_K_M", high),
+            ("wan2.2_t2v_lownoise", low),
+            ("LOWNOISE", low),
+            ("my-style-low", low),
+            ("high_noise_low_rank", high),
+            ("transformer_2", low),
+            ("wan_lora_transformer_2", low),
+            ("transformer", high),
+            ("dit", high),
+            ("dit2", low),
+            ("wan_transformer_lora", None),
+            ("low_vram_high_quality", None),
+            ("high_and_low", None),
+            ("high_noise_to_low_noise", None),
+            ("highway", None),
+            ("slow_motion", None),
+            ("adapter_model", None),
+        ] {
+            assert_eq!(expert_in(name), expected, "{name}");
+        }
+        let header = BTreeMap::from([("ss_output_name".to_string(), "face-low-noise".to_string())]);
+        let none = BTreeMap::new();
+        let named = |path: &str, header| named_expert(Path::new(path), header).map(|(expert, place)| (expert, place));
+        assert_eq!(
+            named("HighNoise/a.safetensors", &none),
+            Some((Expert::High, "the name of its directory".into()))
+        );
+        assert_eq!(
+            named("HighNoise/a.safetensors", &header),
+            Some((Expert::Low, "`ss_output_name` of its header".into()))
+        );
+        assert_eq!(named("HIGH.safetensors", &header), Some((Expert::High, "the name of the file".into())));
+        assert_eq!(named("b/a.safetensors", &none), None);
     }
 }

@@ -6,6 +6,8 @@ use roll_core::{Error, Fault};
 
 use crate::weights::WeightsError;
 
+use super::layer_names;
+
 /// Why a LoRA cannot be read, written or merged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -68,6 +70,24 @@ impl From<LoraError> for Error {
             e => Error::component(Fault::User, e),
         }
     }
+}
+
+/// Describes the layers of a LoRA that the base does not have, in the words that all commands share: the names, and whose
+/// they are if they are those of another family of networks.
+pub fn not_in_base(missing: &[&str], total: usize) -> String {
+    let is_of_language_model = |name: &&str| name.contains("layers.") && name.contains("_proj");
+    let whose = match missing {
+        all if all.iter().all(is_of_language_model) => "it is one of a language model",
+        all if all.iter().all(|name| layer_names::is_known(name.trim_end_matches(".weight"))) => {
+            "they are layers of Wan: is it for a model of another kind or size?"
+        }
+        _ => "is it for another model?",
+    };
+    format!(
+        "{} of {total} layers of the LoRA are not in the base: {}; {whose}",
+        missing.len(),
+        some(missing.iter().copied(), 40)
+    )
 }
 
 /// Formats the first names of a list for a message.

@@ -7,6 +7,8 @@ use roll_core::{Error, Result, StateDict, Tensor};
 
 use crate::trainable::{Trainable, is_target};
 
+use super::error::not_in_base;
+use super::merge::{lacks_image_branch, warn_of_image_branch};
 use super::sources::{AdapterWeights, OpenedAdapter};
 use super::write::rounded;
 use super::{Layer, Lora};
@@ -44,7 +46,7 @@ impl InitialAdapter {
             match weights {
                 AdapterWeights::Lora(mut lora) => {
                     lora.resolve(names.iter().map(String::as_str));
-                    loras.push((checked(lora, &path)?, strength, path));
+                    loras.push((checked(lora, &path, linear)?, strength, path));
                 }
                 AdapterWeights::Full(_) if several || strength != 1.0 => {
                     let problem = "holds all weights of a network: it can be used alone, and whole";
@@ -94,8 +96,9 @@ impl InitialAdapter {
     }
 }
 
-/// Fails on adapters that cannot be trained further or added up.
-fn checked(lora: Lora, path: &Path) -> Result<Lora> {
+/// Leaves out the layers of an image encoder's branch that the network does not have. Fails on adapters that cannot be
+/// trained further or added up, and on layers that are not among the `linear` ones.
+fn checked(mut lora: Lora, path: &Path, linear: &[String]) -> Result<Lora> {
     let refuse = |what: &str, layer: &str| {
         Err(Error::bad_file(
             path,
@@ -110,6 +113,18 @@ fn checked(lora: Lora, path: &Path) -> Result<Lora> {
     }
     if let Some((layer, _)) = lora.layers.iter().find(|(_, layer)| layer.down.shape().len() != 2) {
         return refuse("adapters of convolutions", layer);
+    }
+    let has = |layer: &str| linear.iter().any(|own| own == layer);
+    let missing: Vec<String> = lora.layers.keys().filter(|layer| !has(layer)).cloned().collect();
+    let (image, other): (Vec<&str>, Vec<&str>) =
+        missing.iter().map(String::as_str).partition(|layer| lacks_image_branch(layer, has));
+    if !other.is_empty() {
+        let problem = format!("{}: {}", path.display(), not_in_base(&other, lora.layers.len()));
+        return Err(Error::config("lora_checkpoint", problem));
+    }
+    if !image.is_empty() {
+        warn_of_image_branch(path, &image);
+        lora.layers.retain(|layer, _| has(layer));
     }
     match lora.layers.is_empty() {
         true => Err(Error::bad_file(path, "has no low-rank layer")),
@@ -249,6 +264,10 @@ mod tests {
         }
     }
 
+    fn linear() -> [String; 2] {
+        ["x.q".to_string(), "x.k".into()]
+    }
+
     /// The product `scale * B A` of a layer.
     fn product(start: &InitialAdapter, layer: &str) -> Vec<f32> {
         let (scale, parameters) = (start.trainable.lora_scale(), &start.parameters);
@@ -266,7 +285,7 @@ mod tests {
     fn adapters_are_added_up_with_their_strengths() {
         let first = opened(&[("x.q", layer(2, 0.5, Some(4.0))), ("x.k", layer(1, 3.0, None))], 0.5);
         let second = opened(&[("x.q", layer(3, 0.25, None))], -2.0);
-        let start = InitialAdapter::new(vec![first, second], &LoraRequest::default(), &[]).unwrap();
+        let start = InitialAdapter::new(vec![first, second], &LoraRequest::default(), &linear()).unwrap();
         // x.q: 0.5 * 2 * (2 * 0.5) - 2 * (3 * 0.25); x.k: 0.5 * 3.
         assert_eq!(product(&start, "x.q"), [-0.5; 6]);
         assert_eq!(product(&start, "x.k"), [1.5; 6]);
@@ -277,7 +296,7 @@ mod tests {
     #[test]
     fn one_adapter_keeps_its_scale_and_ranks() {
         let start = |layers: &[(&str, Layer)]| {
-            InitialAdapter::new(vec![opened(layers, 1.0)], &LoraRequest::default(), &[]).unwrap()
+            InitialAdapter::new(vec![opened(layers, 1.0)], &LoraRequest::default(), &linear()).unwrap()
         };
         let same = start(&[("x.q", layer(2, 1.0, Some(4.0))), ("x.k", layer(4, 1.0, Some(8.0)))]);
         assert_eq!(same.trainable.lora_scale(), 2.0);
@@ -289,7 +308,7 @@ mod tests {
 
     #[test]
     fn contradictions_name_the_configuration_and_the_file() {
-        let linear = ["x.q".to_string(), "x.k".into()];
+        let linear = linear();
         let targets = |list: &str| Some(list.split(',').map(String::from).collect::<Vec<_>>());
         let message = |request: LoraRequest| {
             let adapter = opened(&[("x.q", layer(2, 1.0, Some(4.0)))], 1.0);
@@ -304,5 +323,28 @@ mod tests {
         assert!(message(LoraRequest { targets: targets("q,k"), ..request() }).contains("has no `x.k`"));
         assert!(message(LoraRequest { targets: targets("k"), ..request() }).contains("has `x.q` too"));
         assert!(message(LoraRequest { rank: Some(0), ..request() }).contains("merge-lora"));
+    }
+
+    #[test]
+    fn only_layers_of_an_image_encoder_that_the_network_does_not_have_are_left_out() {
+        let names = ["blocks.0.cross_attn.k", "blocks.0.self_attn.q"].map(String::from);
+        let start = |layers: &[&str], linear: &[String]| {
+            let layers: Vec<(&str, Layer)> = layers.iter().map(|name| (*name, layer(2, 1.0, None))).collect();
+            let initial = InitialAdapter::new(vec![opened(&layers, 1.0)], &LoraRequest::default(), linear);
+            initial.map(|initial| initial.parameters.len()).map_err(|e| e.to_string())
+        };
+        let (q, image) = ("blocks.0.self_attn.q", "blocks.0.cross_attn.k_img");
+        assert_eq!(start(&[q, image, "img_emb.proj.1"], &names), Ok(2));
+        for (name, words) in [
+            ("blocks.7.cross_attn.k_img", "another kind or size"),
+            ("blocks.0.cross_attn.q_img", "another model"),
+            ("model.layers.0.self_attn.q_proj", "a language model"),
+        ] {
+            let refused = start(&[q, name], &names).unwrap_err();
+            let expected = format!("1 of 2 layers of the LoRA are not in the base: `{name}`");
+            assert!(refused.contains(&expected) && refused.contains(words), "{refused}");
+        }
+        let with_branch = [&names[..], &[image.to_string()]].concat();
+        assert!(start(&[q, "img_emb.proj.1"], &with_branch).unwrap_err().contains("img_emb.proj.1"));
     }
 }

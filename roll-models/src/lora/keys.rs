@@ -1,5 +1,6 @@
 //! Parses one key of a LoRA file.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use super::error::LoraError;
@@ -45,7 +46,7 @@ pub(super) struct Key<'a> {
     pub convention: Option<Convention>,
     pub expert: Option<Expert>,
     /// The layer's name in the file.
-    pub layer: &'a str,
+    pub layer: Cow<'a, str>,
     pub part: Part,
     /// Name of the adapter (`default`), if the key has one.
     pub adapter: Option<&'a str>,
@@ -55,29 +56,107 @@ pub(super) struct Key<'a> {
 /// it.
 pub(super) const UNSCALED: &str = ".unscaled_B.default.weight";
 
+/// Prefixes of a layer's name, each with its convention and the transformer that it names.
 const PREFIXES: &[(&str, Convention, Option<Expert>)] = &[
-    ("base_model.model.", Convention::Peft, None),
+    (PEFT, Convention::Peft, None),
     ("model.diffusion_model.", Convention::ComfyUi, None),
-    // ai-toolkit's files of both experts.
-    ("diffusion_model.transformer_1.", Convention::ComfyUi, Some(Expert::High)),
-    ("diffusion_model.transformer_2.", Convention::ComfyUi, Some(Expert::Low)),
     ("diffusion_model.", Convention::ComfyUi, None),
+    // ai-toolkit's files of both experts have these behind `diffusion_model.`.
+    ("transformer_1.", Convention::Diffusers, Some(Expert::High)),
     ("transformer_2.", Convention::Diffusers, Some(Expert::Low)),
     ("transformer.", Convention::Diffusers, None),
     ("pipe.dit2.", Convention::DiffSynth, Some(Expert::Low)),
     ("pipe.dit.", Convention::DiffSynth, None),
-    // VideoX-Fun's.
-    ("lora_unet__", Convention::Kohya, None),
-    ("lora_unet_", Convention::Kohya, None),
+    (KOHYA, Convention::Kohya, None),
 ];
 
-/// What wrappers put before a name: `torch.compile`, `DistributedDataParallel`, PEFT within another prefix.
-const WRAPPERS: &[&str] = &["_orig_mod.", "module.", "base_model.model."];
+/// PEFT's prefix. Behind another prefix it is a wrapper.
+pub(super) const PEFT: &str = "base_model.model.";
+/// kohya's prefix. VideoX-Fun has one underscore more.
+const KOHYA: &str = "lora_unet_";
 
-/// The name without wrappers before it.
-fn unwrapped(name: &str) -> &str {
-    match WRAPPERS.iter().find_map(|wrapper| name.strip_prefix(wrapper)) {
-        Some(rest) => unwrapped(rest),
+/// Modules that `torch.compile`, FSDP and gradient checkpointing put around the model or around its blocks.
+const WRAPPERS: &[&str] = &["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"];
+
+/// The module that `DistributedDataParallel` puts around a model.
+const PARALLEL: &str = "module.";
+
+/// A layer's name without prefixes and wrappers.
+struct Bare<'a> {
+    convention: Option<Convention>,
+    expert: Option<Expert>,
+    layer: Cow<'a, str>,
+}
+
+impl<'a> Bare<'a> {
+    /// Removes prefixes and wrappers from `name`, in any order. A second prefix is removed only if the rest is a layer of
+    /// Wan: `base_model.model.transformer.h.0` of a language model is its layer `transformer.h.0`. Returns `None` if two
+    /// prefixes name different experts.
+    fn of(name: &'a str) -> Option<Self> {
+        let mut bare = Self { convention: None, expert: None, layer: without_wrappers(name) };
+        let mut after_first: Option<Cow<'a, str>> = None;
+        loop {
+            if let Some(rest) = without_prefix(&bare.layer, PARALLEL) {
+                bare.layer = rest;
+                continue;
+            }
+            let found = PREFIXES.iter().find_map(|entry| Some((entry, without_prefix(&bare.layer, entry.0)?)));
+            let Some(((prefix, convention, expert), rest)) = found else { break };
+            if bare.convention.is_some() && expert.is_none() && *prefix != PEFT {
+                after_first.get_or_insert(bare.layer);
+            }
+            if matches!((bare.expert, *expert), (Some(first), Some(second)) if first != second) {
+                return None;
+            }
+            bare = Self {
+                convention: bare.convention.or(Some(*convention)),
+                expert: bare.expert.or(*expert),
+                layer: rest,
+            };
+            if *prefix == KOHYA {
+                bare.layer = flat_layer(bare.layer);
+                break;
+            }
+        }
+        if let (Some(layer), false) = (after_first, layer_names::is_known(&bare.layer)) {
+            bare.layer = layer;
+        }
+        Some(bare)
+    }
+}
+
+fn without_prefix<'a>(name: &Cow<'a, str>, prefix: &str) -> Option<Cow<'a, str>> {
+    match name {
+        Cow::Borrowed(name) => name.strip_prefix(prefix).map(Cow::Borrowed),
+        Cow::Owned(name) => name.strip_prefix(prefix).map(|rest| Cow::Owned(rest.into())),
+    }
+}
+
+/// The name without [`WRAPPERS`], wherever they are.
+fn without_wrappers(name: &str) -> Cow<'_, str> {
+    match name.split('.').any(|part| WRAPPERS.contains(&part)) {
+        true => name.split('.').filter(|part| !WRAPPERS.contains(part)).collect::<Vec<_>>().join(".").into(),
+        false => name.into(),
+    }
+}
+
+/// The name of kohya's layer without underscored prefixes and wrappers, if the rest is a layer of Wan.
+fn flat_layer(name: Cow<'_, str>) -> Cow<'_, str> {
+    if layer_names::unflatten(&name).is_some() {
+        return name;
+    }
+    let mut rest = format!("_{name}");
+    for wrapper in WRAPPERS {
+        rest = rest.replace(&format!("_{wrapper}_"), "_");
+    }
+    let mut rest = rest.trim_start_matches('_');
+    let underscored = |prefix: &str| prefix.replace('.', "_");
+    let prefixes = || PREFIXES.iter().filter(|(.., expert)| expert.is_none()).map(|(prefix, ..)| *prefix);
+    while let Some(shorter) = prefixes().chain([PARALLEL]).find_map(|prefix| rest.strip_prefix(&*underscored(prefix))) {
+        rest = shorter.trim_start_matches('_');
+    }
+    match layer_names::unflatten(rest) {
+        Some(_) => rest.to_string().into(),
         None => name,
     }
 }
@@ -106,7 +185,7 @@ const OTHER_KINDS: &[(&str, &str)] = &[
 
 /// Whether the key looks like a key of a LoRA or a related adapter, of any program.
 pub fn is_lora_key(key: &str) -> bool {
-    key.starts_with("lora_unet_")
+    key.starts_with(KOHYA)
         || MATRICES.iter().any(|(infix, _)| key.contains(infix))
         || OTHER_KINDS.iter().any(|(mark, _)| key.contains(mark))
 }
@@ -126,20 +205,24 @@ pub(super) fn parse<'a>(path: &Path, key: &'a str) -> Result<Key<'a>, LoraError>
             ),
         )
     };
-    let prefixed = |name: &'a str| {
-        PREFIXES.iter().find_map(|(prefix, convention, expert)| {
-            Some((Some(*convention), *expert, unwrapped(name.strip_prefix(prefix)?)))
-        })
+    let (name, part, adapter) = split(key).ok_or_else(unknown)?;
+    let Some(Bare { convention, expert, layer }) = Bare::of(name) else {
+        return Err(LoraError::invalid(path, format!("`{key}` names both experts: expected one prefix of them")));
     };
-    let (convention, expert, rest) =
-        prefixed(key).or_else(|| prefixed(unwrapped(key))).unwrap_or_else(|| (None, None, unwrapped(key)));
-    let (layer, part, adapter) = split(rest).ok_or_else(unknown)?;
     if layer.is_empty() || (convention == Some(Convention::Kohya) && layer.contains('.')) {
         return Err(unknown());
     }
+    if let Some(known) = layer_names::known_end(&layer) {
+        let before = layer.strip_suffix(known).unwrap_or_default();
+        let problem = format!(
+            "`{key}` is not a layer of Wan: expected `{known}`, found the unknown prefix `{before}` before it; rename the \
+             tensors without it"
+        );
+        return Err(LoraError::invalid(path, problem));
+    }
     let convention = match (convention, adapter) {
         (Some(convention), _) => Some(convention),
-        _ if layer_names::is_diffusers(layer) => Some(Convention::Diffusers),
+        _ if layer_names::is_diffusers(&layer) => Some(Convention::Diffusers),
         (None, Some(_)) => Some(Convention::DiffSynth),
         (None, None) => None,
     };
@@ -182,14 +265,14 @@ mod tests {
     fn keys_split_into_prefix_layer_and_part() {
         let key = read("base_model.model.blocks.0.self_attn.q.lora_A.default.weight");
         assert_eq!(key.convention, Some(Convention::Peft));
-        assert_eq!((key.layer, key.part, key.adapter), ("blocks.0.self_attn.q", Part::Down, Some("default")));
+        assert_eq!((&*key.layer, key.part, key.adapter), ("blocks.0.self_attn.q", Part::Down, Some("default")));
         let key = read("transformer_2.blocks.0.attn1.to_q.lora_B.bias");
         assert_eq!(
             (key.convention, key.expert, key.part),
             (Some(Convention::Diffusers), Some(Expert::Low), Part::UpBias)
         );
         let key = read("lora_unet_blocks_0_ffn_2.alpha");
-        assert_eq!((key.convention, key.layer, key.part), (Some(Convention::Kohya), "blocks_0_ffn_2", Part::Alpha));
+        assert_eq!((key.convention, &*key.layer, key.part), (Some(Convention::Kohya), "blocks_0_ffn_2", Part::Alpha));
         assert_eq!(read("diffusion_model.blocks.0.norm3.diff_b").part, Part::DifferenceOfBias);
         assert_eq!(read("blocks.0.ffn.0.lora_B.default.weight").convention, Some(Convention::DiffSynth));
         assert_eq!(read("blocks.0.ffn.0.lora_B.weight").convention, None);
@@ -197,24 +280,70 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_of_other_trainers_and_wrappers_are_no_part_of_the_layer() {
-        let layer = "blocks.0.self_attn.q";
-        for (prefix, convention, expert) in [
-            ("diffusion_model.transformer_1.", Some(Convention::ComfyUi), Some(Expert::High)),
-            ("diffusion_model.transformer_2.", Some(Convention::ComfyUi), Some(Expert::Low)),
-            ("diffusion_model._orig_mod.", Some(Convention::ComfyUi), None),
-            ("_orig_mod.diffusion_model.", Some(Convention::ComfyUi), None),
-            ("module.", None, None),
-            ("module._orig_mod.", None, None),
-            ("base_model.model._orig_mod.", Some(Convention::Peft), None),
-            ("transformer.base_model.model.", Some(Convention::Diffusers), None),
+    fn prefixes_and_wrappers_in_any_order_are_no_part_of_the_layer() {
+        let (high, low) = (Some(Expert::High), Some(Expert::Low));
+        for (name, convention, expert) in [
+            ("diffusion_model.transformer_1.#", Some(Convention::ComfyUi), high),
+            ("diffusion_model.transformer_2.#", Some(Convention::ComfyUi), low),
+            ("diffusion_model._orig_mod.transformer_1.#", Some(Convention::ComfyUi), high),
+            ("module._orig_mod.diffusion_model.module.transformer_2._orig_mod.#", Some(Convention::ComfyUi), low),
+            ("transformer_2.base_model.model._fsdp_wrapped_module.#", Some(Convention::Diffusers), low),
+            ("transformer_1.#", Some(Convention::Diffusers), high),
+            ("pipe.dit2._orig_mod.#", Some(Convention::DiffSynth), low),
+            ("diffusion_model._orig_mod.#", Some(Convention::ComfyUi), None),
+            ("_orig_mod.diffusion_model.#", Some(Convention::ComfyUi), None),
+            ("module.#", None, None),
+            ("module._orig_mod.#", None, None),
+            ("_checkpoint_wrapped_module.#", None, None),
+            ("base_model.model._orig_mod.#", Some(Convention::Peft), None),
+            ("module.base_model.model.#", Some(Convention::Peft), None),
+            ("base_model.model.diffusion_model.#", Some(Convention::Peft), None),
+            ("base_model.model.base_model.model.#", Some(Convention::Peft), None),
+            ("transformer.base_model.model.#", Some(Convention::Diffusers), None),
+            ("model.diffusion_model._orig_mod.module.#", Some(Convention::ComfyUi), None),
         ] {
-            let key = format!("{prefix}{layer}.lora_A.weight");
+            let key = format!("{}.lora_A.weight", name.replace('#', "blocks.0.self_attn.q"));
             let read = read(&key);
-            assert_eq!((read.convention, read.expert, read.layer), (convention, expert, layer), "{key}");
+            assert_eq!(
+                (read.convention, read.expert, &*read.layer),
+                (convention, expert, "blocks.0.self_attn.q"),
+                "{key}"
+            );
         }
-        let fun = read("lora_unet__blocks_0_self_attn_q.lora_down.weight");
-        assert_eq!((fun.convention, fun.layer), (Some(Convention::Kohya), "blocks_0_self_attn_q"));
+        for name in
+            ["blocks.0._orig_mod.self_attn.q", "blocks.0._checkpoint_wrapped_module._fsdp_wrapped_module.self_attn.q"]
+        {
+            assert_eq!(read(&format!("diffusion_model.{name}.lora_A.weight")).layer, "blocks.0.self_attn.q");
+        }
+        for name in [
+            "_blocks_0_self_attn_q",
+            "_orig_mod_blocks_0_self_attn_q",
+            "__orig_mod_blocks_0_self_attn_q",
+            "blocks_0__orig_mod_self_attn_q",
+            "blocks_0__checkpoint_wrapped_module_self_attn_q",
+            "diffusion_model_blocks_0_self_attn_q",
+            "module__orig_mod_base_model_model_blocks_0_self_attn_q",
+        ] {
+            let key = format!("lora_unet_{name}.lora_down.weight");
+            let read = read(&key);
+            assert_eq!((read.convention, &*read.layer), (Some(Convention::Kohya), "blocks_0_self_attn_q"), "{key}");
+        }
+    }
+
+    #[test]
+    fn layers_of_other_networks_keep_what_may_be_a_part_of_their_names() {
+        for (name, layer) in [
+            ("base_model.model.transformer.h.0.attn.c_attn", "transformer.h.0.attn.c_attn"),
+            ("base_model.model.model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.q_proj"),
+            ("transformer.transformer_blocks.0.attn1.to_q", "transformer_blocks.0.attn1.to_q"),
+            ("lora_unet_double_blocks_0_img_attn", "double_blocks_0_img_attn"),
+            (
+                "lora_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_q",
+                "input_blocks_4_1_transformer_blocks_0_attn1_to_q",
+            ),
+        ] {
+            assert_eq!(read(&format!("{name}.lora_down.weight")).layer, layer);
+        }
     }
 
     #[test]
@@ -225,6 +354,9 @@ mod tests {
         assert!(error("lora_unet_a.hada_w1_a").contains("LoHa"));
         assert!(error(".lora_A.weight").contains("expected"));
         assert!(error("blocks.0.lora_A.default.scale").contains("expected"));
+        let foo = error("diffusion_model.foo.blocks.0.self_attn.q.lora_A.weight");
+        assert!(foo.contains("expected `blocks.0.self_attn.q`") && foo.contains("unknown prefix `foo.`"), "{foo}");
+        assert!(error("transformer_1.transformer_2.blocks.0.ffn.0.lora_A.weight").contains("both experts"));
         assert!(error("blocks.0.lora_A.bias").contains("expected"));
         assert!(error("lora_unet_a.b.lora_up.weight").contains("expected"));
         assert!(!is_lora_key("blocks.0.ffn.0.weight") && is_lora_key("lora_unet_a.alpha"));

@@ -42,6 +42,27 @@ pub(super) fn is_diffusers(layer: &str) -> bool {
     official(layer) != layer
 }
 
+/// Whether Wan has a layer of this name: official, of diffusers, or either with dots and underscores exchanged.
+pub(super) fn is_known(layer: &str) -> bool {
+    unflatten(&flat(layer)).is_some()
+}
+
+/// The end of an unknown name that is a layer in one of Wan's blocks: `blocks.0.self_attn.q` of
+/// `foo.blocks.0.self_attn.q`.
+pub(super) fn known_end(layer: &str) -> Option<&str> {
+    if is_known(layer) {
+        return None;
+    }
+    layer.match_indices(".blocks.").map(|(at, _)| &layer[at + 1..]).find(|end| is_known(end))
+}
+
+/// Whether the layer, by its official name, belongs to the branch of Wan2.1 I2V for the image encoder, which other
+/// transformers do not have.
+pub(super) fn is_of_image_branch(layer: &str) -> bool {
+    let in_block = |end: &str| match_flat(&format!("blocks.#.cross_attn.{end}"), &flat(layer)).is_some();
+    layer == "img_emb" || layer.starts_with("img_emb.") || ["k_img", "v_img", "norm_k_img"].into_iter().any(in_block)
+}
+
 /// Replaces the dots of a name by underscores.
 pub(super) fn flat(layer: &str) -> String {
     layer.replace('.', "_")

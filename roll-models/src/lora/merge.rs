@@ -1,6 +1,6 @@
 //! Merges a LoRA into the weights that it was trained on.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use roll_core::{DType, Tensor};
 
 use crate::weights::{Change, ChangeOnRead, Checkpoint, Outputs, WeightsError, rewrite};
 
-use super::error::{LoraError, some};
-use super::layer_names::{flat, official, parameter};
+use super::Lora;
+use super::error::{LoraError, not_in_base, some};
+use super::layer_names::{flat, is_of_image_branch, official, parameter};
 use super::read::shape_error;
-use super::{Layer, Lora};
 
 /// Options of a merge.
 #[derive(Clone, Debug)]
@@ -83,26 +83,14 @@ pub fn merged_on_read(base: Checkpoint, loras: &[(Lora, f64, PathBuf)]) -> Resul
     for (lora, strength, path) in loras {
         let options = MergeOptions { strength: *strength, allow_missing: true, ..MergeOptions::default() };
         let deltas = Deltas::find(&base, lora, &options)?;
-        let (patches, missing): (Vec<&str>, Vec<&str>) =
-            deltas.missing.iter().map(String::as_str).partition(|name| is_patch_embedding(name));
-        let (image, other): (Vec<&str>, Vec<&str>) =
-            missing.into_iter().partition(|name| name.contains("_img") || name.contains("img_emb"));
+        let LeftOut { image, patches, other } = deltas.left_out(&base);
         if !other.is_empty() {
-            let problem = format!(
-                "{} of its layers are not in the base: {}; is it for another model? `roll merge-lora --allow-missing` \
-                 merges the rest",
-                other.len(),
-                some(other, 40)
-            );
+            let problem =
+                format!("{}; `roll merge-lora --allow-missing` merges the rest", not_in_base(&other, deltas.total));
             return Err(LoraError::invalid(path, problem));
         }
         if !image.is_empty() {
-            tracing::warn!(
-                "{}: the base has no branch for an image encoder, so {} layers are left out: {}",
-                path.display(),
-                image.len(),
-                some(image, 4)
-            );
+            warn_of_image_branch(path, &image);
         }
         if !patches.is_empty() {
             tracing::warn!(
@@ -116,10 +104,45 @@ pub fn merged_on_read(base: Checkpoint, loras: &[(Lora, f64, PathBuf)]) -> Resul
     Ok(base.with_change(Arc::new(OnRead(all))))
 }
 
-/// Whether a layer, by its name or with the name of its tensor, is the patch embedding: the one layer whose shape depends
-/// on the task, by the number of channels.
-fn is_patch_embedding(name: &str) -> bool {
-    flat(name).starts_with("patch_embedding")
+/// Warns that a base without a branch for an image encoder leaves out these layers of a LoRA.
+pub(super) fn warn_of_image_branch(path: &Path, layers: &[&str]) {
+    tracing::warn!(
+        "{}: the base has no branch for an image encoder, so {} layers are left out: {}",
+        path.display(),
+        layers.len(),
+        some(layers.iter().copied(), 4)
+    );
+}
+
+/// Whether a base lacks a layer of a LoRA because it has no branch for an image encoder. `has` is whether the base has a
+/// weight: a base with such a branch lacks no layer of it, and one without has the block that the layer is in.
+pub(super) fn lacks_image_branch(layer: &str, has: impl Fn(&str) -> bool) -> bool {
+    let without_branch = || !has("blocks.0.cross_attn.k_img") && !has("img_emb.proj.1");
+    let block = layer.split_once(".cross_attn.").map(|(block, _)| format!("{block}.cross_attn.k"));
+    is_of_image_branch(layer) && without_branch() && block.is_none_or(|layer| has(&layer))
+}
+
+/// Names of a LoRA that a base does not have, by the reason.
+struct LeftOut<'a> {
+    /// Layers of the branch for an image encoder, which the base does not have.
+    image: Vec<&'a str>,
+    /// The patch embedding, of another number of channels: that of another task.
+    patches: Vec<&'a str>,
+    /// Any others: the LoRA is not for this base.
+    other: Vec<&'a str>,
+}
+
+/// Whether a weight of shape `found` differs from the `wanted` one of a convolution in the number of input channels
+/// alone, as the patch embeddings of T2V and I2V do. A LoRA may have its matrix A flattened.
+fn differs_in_channels(found: &[usize], wanted: &[usize]) -> bool {
+    match (found, wanted) {
+        ([a, c, kernel @ ..], [b, d, own @ ..]) if kernel == own => a == b && c != d,
+        ([a, c, kernel @ ..], [b, columns]) => {
+            let kernel: usize = kernel.iter().product();
+            a == b && kernel > 0 && columns.is_multiple_of(kernel) && columns / kernel != *c
+        }
+        _ => false,
+    }
 }
 
 struct OnRead(Vec<Deltas>);
@@ -156,7 +179,12 @@ fn config_entries(base: &Checkpoint) -> Vec<(String, String)> {
 /// Additions to each tensor of the base, by the tensor's key.
 struct Deltas {
     by_key: HashMap<String, Vec<Delta<Tensor>>>,
+    /// Names of layers, or of parameters of whole differences.
     missing: Vec<String>,
+    /// Those of `missing` that are the patch embedding of another number of channels.
+    other_channels: Vec<String>,
+    /// Number of layers and differences of the LoRA.
+    total: usize,
     path: PathBuf,
     /// The tensor whose rows are being changed, and its additions in f32. Only one tensor is converted at a time.
     current: (String, Vec<Delta<Vec<f32>>>),
@@ -207,39 +235,41 @@ impl Delta<Vec<f32>> {
 /// Prefixes that programs put before the names of a base.
 const WRAPPERS: &[&str] = &["model.diffusion_model.", "diffusion_model."];
 
+fn bare(key: &str) -> &str {
+    WRAPPERS.iter().find_map(|wrapper| key.strip_prefix(wrapper)).unwrap_or(key)
+}
+
 impl Deltas {
     fn find(base: &Checkpoint, lora: &Lora, options: &MergeOptions) -> Result<Self, LoraError> {
         // Names are compared with underscores, because kohya's names have lost the dots. No two parameters differ in
         // dots and underscores alone.
         let mut by_name: HashMap<String, &str> = HashMap::new();
         for key in base.keys() {
-            let bare = WRAPPERS.iter().find_map(|w| key.strip_prefix(w)).unwrap_or(key);
-            let (layer, end) = match bare.rsplit_once('.') {
+            let (layer, end) = match bare(key).rsplit_once('.') {
                 Some((layer, end @ ("weight" | "bias"))) => (official(layer), Some(end)),
-                _ => (parameter(bare), None),
+                _ => (parameter(bare(key)), None),
             };
             let name = end.map_or_else(|| flat(&layer), |end| format!("{}_{end}", flat(&layer)));
             by_name.insert(name, key);
         }
         let find = |layer: &str, end: &str| by_name.get(&format!("{}_{end}", flat(layer))).copied();
         let path = base.path().to_path_buf();
-        let mut deltas = Self { by_key: HashMap::new(), missing: Vec::new(), path, current: Default::default() };
+        let (by_key, current) = Default::default();
+        let mut deltas = Self { by_key, missing: Vec::new(), other_channels: Vec::new(), total: 0, path, current };
         let strength = options.strength as f32;
-        let mut total = 0;
         for (name, layer) in &lora.layers {
-            total += 1;
+            deltas.total += 1;
             let bias = layer.bias.as_ref().map(|bias| (bias, find(name, "bias")));
             let (Some(weight), false) = (find(name, "weight"), bias.is_some_and(|(_, found)| found.is_none())) else {
                 deltas.missing.push(name.clone());
                 continue;
             };
-            match check_shape(base, weight, name, layer) {
-                Err(_) if is_patch_embedding(name) => {
-                    deltas.missing.push(name.clone());
-                    continue;
-                }
-                checked => checked?,
+            let wanted = [&layer.up.shape()[..1], &layer.down.shape()[1..]].concat();
+            if deltas.is_for_other_channels(base, weight, name, &wanted) {
+                deltas.leave_out_patches(name.clone());
+                continue;
             }
+            check_shape(base, weight, name, &wanted)?;
             let scale = (options.strength * layer.scale()) as f32;
             let rank = layer.rank();
             let (up, down) = (layer.up.clone(), layer.down.clone());
@@ -254,18 +284,48 @@ impl Deltas {
                 [("weight", &difference.weight), ("bias", &difference.bias), ("modulation", &difference.modulation)];
             for (end, tensor) in parts {
                 let Some(tensor) = tensor else { continue };
-                total += 1;
+                deltas.total += 1;
                 match find(name, end).or(whole.filter(|_| end == "weight")) {
-                    Some(key) => match deltas.add_whole(base, key, name, tensor, strength) {
-                        Err(_) if is_patch_embedding(name) => deltas.missing.push(format!("{name}.{end}")),
-                        added => added?,
-                    },
+                    Some(key) if deltas.is_for_other_channels(base, key, name, tensor.shape()) => {
+                        deltas.leave_out_patches(format!("{name}.{end}"));
+                    }
+                    Some(key) => deltas.add_whole(base, key, name, tensor, strength)?,
                     None => deltas.missing.push(format!("{name}.{end}")),
                 }
             }
         }
-        deltas.check(base, lora, options, total)?;
+        deltas.check(base, lora, options)?;
         Ok(deltas)
+    }
+
+    /// Whether the layer is the patch embedding, the one layer whose shape depends on the task, of another number of
+    /// channels than that of the base.
+    fn is_for_other_channels(&self, base: &Checkpoint, key: &str, layer: &str, wanted: &[usize]) -> bool {
+        let found = base.info(key).map(|info| info.shape.as_slice()).unwrap_or_default();
+        layer == "patch_embedding" && found.len() > 2 && differs_in_channels(found, wanted)
+    }
+
+    fn leave_out_patches(&mut self, name: String) {
+        self.other_channels.push(name.clone());
+        self.missing.push(name);
+    }
+
+    /// The missing names by the reason why the base does not have them.
+    fn left_out(&self, base: &Checkpoint) -> LeftOut<'_> {
+        let names: HashSet<String> =
+            base.keys().filter_map(|key| Some(official(bare(key).strip_suffix(".weight")?))).collect();
+        let (patches, missing): (Vec<&str>, Vec<&str>) = self
+            .missing
+            .iter()
+            .map(String::as_str)
+            .partition(|name| self.other_channels.iter().any(|other| other == name));
+        let layer = |name: &str| {
+            let end = [".weight", ".bias", ".modulation"].into_iter().find_map(|end| name.strip_suffix(end));
+            end.unwrap_or(name).to_string()
+        };
+        let (image, other) =
+            missing.into_iter().partition(|name| lacks_image_branch(&layer(name), |layer| names.contains(layer)));
+        LeftOut { image, patches, other }
     }
 
     fn add(&mut self, key: &str, delta: Delta<Tensor>) {
@@ -289,7 +349,7 @@ impl Deltas {
         Ok(())
     }
 
-    fn check(&self, base: &Checkpoint, lora: &Lora, options: &MergeOptions, total: usize) -> Result<(), LoraError> {
+    fn check(&self, base: &Checkpoint, lora: &Lora, options: &MergeOptions) -> Result<(), LoraError> {
         if self.by_key.is_empty() {
             return Err(LoraError::NothingMatched {
                 base: base.path().into(),
@@ -308,15 +368,11 @@ impl Deltas {
         }
         match self.missing.is_empty() || options.allow_missing {
             true => Ok(()),
-            false => Err(LoraError::invalid(
-                base.path(),
-                format!(
-                    "{} of {total} layers of the LoRA are not in the base: {}; is it for another model? \
-                     --allow-missing merges the rest",
-                    self.missing.len(),
-                    some(self.missing.iter().map(String::as_str), 40)
-                ),
-            )),
+            false => {
+                let missing: Vec<&str> = self.missing.iter().map(String::as_str).collect();
+                let problem = format!("{}; --allow-missing merges the rest", not_in_base(&missing, self.total));
+                Err(LoraError::invalid(base.path(), problem))
+            }
         }
     }
 }
@@ -341,14 +397,12 @@ impl Change<LoraError> for Deltas {
     }
 }
 
-/// Checks that a weight `[out, in, ...]` fits `B [out, rank]` and `A [rank, in, ...]`.
-fn check_shape(base: &Checkpoint, key: &str, name: &str, layer: &Layer) -> Result<(), LoraError> {
+/// Checks that a weight `[out, in, ...]` fits the `wanted` shape of the product of `B [out, rank]` and `A [rank, in, ...]`.
+fn check_shape(base: &Checkpoint, key: &str, name: &str, wanted: &[usize]) -> Result<(), LoraError> {
     let found = base.info(key).map(|info| info.shape.clone()).unwrap_or_default();
-    let mut wanted = vec![layer.up.shape()[0]];
-    wanted.extend(&layer.down.shape()[1..]);
     // A convolution with a kernel of one may be stored as a matrix, and a matrix as such a convolution.
     let flat = |shape: &[usize]| [shape.first().copied().unwrap_or(1), shape.iter().skip(1).product()];
-    match flat(&found) == flat(&wanted) {
+    match flat(&found) == flat(wanted) {
         true => Ok(()),
         false => {
             let expected = format!("{wanted:?}, by the LoRA, for `{key}`");

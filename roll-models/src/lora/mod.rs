@@ -42,7 +42,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::weights::Checkpoint;
 
-pub use error::LoraError;
+pub use error::{LoraError, not_in_base};
 pub(crate) use initial::{InitialAdapter, LoraRequest};
 pub use keys::is_lora_key;
 pub use layer_names::Names;
@@ -227,6 +227,15 @@ impl Lora {
             }
             false
         });
+    }
+
+    /// The names of layers that Wan does not have, if the LoRA is one of Wan's: others of its layers are in Wan's blocks.
+    pub fn unknown_layers(&self) -> Vec<&str> {
+        let names = || self.layers.keys().chain(self.differences.keys()).map(String::as_str);
+        match names().any(|name| name.starts_with("blocks.") && layer_names::is_known(name)) {
+            true => names().filter(|name| !layer_names::is_known(name)).collect(),
+            false => self.undotted.iter().map(String::as_str).collect(),
+        }
     }
 
     /// The transformer that the adapter is for, if the file contains it.

@@ -2,8 +2,9 @@
 //! file.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use fancy_regex::Regex;
 use serde_json::{Map, Value, json};
 
 use super::error::LoraError;
@@ -16,65 +17,308 @@ pub(super) const WEIGHTS_FILE: &str = "adapter_model.safetensors";
 /// Header key under which diffusers stores the configuration.
 pub(super) const DIFFUSERS_KEY: &str = "lora_adapter_metadata";
 
-/// The part of a `LoraConfig` that determines the scales of the layers.
+/// PEFT's default of `lora_alpha`.
+const DEFAULT_ALPHA: f64 = 8.0;
+
+/// Fields that make an adapter something other than a scaled product `B A`, if they are set.
+const OTHER_KINDS: &[(&str, &str)] = &[
+    ("use_dora", "a DoRA, whose weights are normalised"),
+    ("fan_in_fan_out", "an adapter of transposed weights"),
+    ("use_qalora", "a QALoRA, whose inputs are averaged in groups"),
+    ("use_bdlora", "a LoRA of block-diagonal matrices"),
+    ("alora_invocation_tokens", "an activated LoRA, which works after certain tokens only"),
+    ("arrow_config", "a router between several LoRAs"),
+    ("kasa_config", "a KaSA, which changes the base"),
+    ("monteclora_config", "a LoRA with sampled matrices"),
+    ("layer_replication", "a LoRA of a model with repeated layers"),
+    ("trainable_token_indices", "an adapter with trained embeddings of tokens"),
+    ("target_parameters", "a LoRA of parameters that are no layers"),
+    ("modules_to_save", "an adapter with whole trained layers"),
+];
+
+/// Values of `init_lora_weights` with which PEFT changes the weights of the base whenever it loads the adapter.
+const CHANGES_OF_BASE: &[&str] = &["pissa", "olora", "loftq", "corda", "lora_ga"];
+
+/// The part of a `LoraConfig` that determines what an adapter does: the scales of its layers, and which layers PEFT loads.
 #[derive(Clone, Debug)]
 pub(super) struct Config {
+    /// The file with the configuration.
+    path: PathBuf,
+    rank: Option<f64>,
     lora_alpha: f64,
     /// Whether the scale is `alpha / sqrt(rank)`.
     rank_stabilised: bool,
-    /// Layers with their own alpha: the end of the layer's name, or the whole name after a `^`.
-    alpha_pattern: Vec<(String, f64)>,
+    rank_pattern: Vec<(Regex, f64)>,
+    alpha_pattern: Vec<(Regex, f64)>,
+    /// `lora_bias`: whether the matrices B have biases.
+    has_bias: Option<bool>,
+    /// `None` in the header of a diffusers file: diffusers takes the layers from the tensors.
+    selection: Option<Selection>,
+}
+
+/// Which layers of a model carry the adapter.
+#[derive(Clone, Debug)]
+struct Selection {
+    targets: Option<Modules>,
+    excluded: Option<Modules>,
+    /// `layers_to_transform`: numbers of blocks.
+    blocks: Vec<i64>,
+    /// Patterns of a layer's name whose group is the number of its block.
+    block_of: Vec<Regex>,
+}
+
+/// A value of `target_modules` or `exclude_modules`.
+#[derive(Clone, Debug)]
+enum Modules {
+    /// Names of layers, or the ends of their names after a dot.
+    Names(Vec<String>),
+    /// A pattern of the whole name.
+    Pattern(Regex),
+}
+
+impl Modules {
+    fn contains(&self, layer: &str) -> bool {
+        match self {
+            Self::Names(names) => names.iter().any(|name| is_target(layer, name)),
+            Self::Pattern(pattern) => pattern.is_match(layer).unwrap_or(false),
+        }
+    }
+}
+
+/// The fields of a `LoraConfig` whose keys begin with `prefix`.
+struct Fields<'a> {
+    path: &'a Path,
+    object: &'a Map<String, Value>,
+    prefix: &'a str,
+}
+
+impl<'a> Fields<'a> {
+    /// The value of a field that is not null.
+    fn get(&self, key: &str) -> Option<&'a Value> {
+        self.object.get(&format!("{}{key}", self.prefix)).filter(|value| !value.is_null())
+    }
+
+    fn problem(&self, problem: String) -> LoraError {
+        LoraError::invalid(self.path, problem)
+    }
+
+    fn unexpected(&self, key: &str, expected: &str, found: &Value) -> LoraError {
+        self.problem(format!("`{key}`: expected {expected}, found {found}"))
+    }
+
+    fn flag(&self, key: &str) -> Result<Option<bool>, LoraError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_bool().map(Some).ok_or_else(|| self.unexpected(key, "true or false", value))
+    }
+
+    fn number(&self, key: &str, value: &Value) -> Result<f64, LoraError> {
+        let number = value.as_f64().filter(|number| number.is_finite());
+        number.ok_or_else(|| self.unexpected(key, "a number", value))
+    }
+
+    fn rank(&self, key: &str, value: &Value) -> Result<f64, LoraError> {
+        let rank = value.as_u64().filter(|rank| *rank > 0);
+        rank.map(|rank| rank as f64).ok_or_else(|| self.unexpected(key, "a whole number above 0", value))
+    }
+
+    /// Compiles `expression`, which contains the `pattern` of a field.
+    fn regex(&self, key: &str, pattern: &str, expression: &str) -> Result<Regex, LoraError> {
+        Regex::new(expression)
+            .map_err(|e| self.problem(format!("`{key}`: expected a regular expression, found `{pattern}`: {e}")))
+    }
+
+    /// A map from patterns of names to numbers, in its own order.
+    fn patterns(
+        &self,
+        key: &str,
+        number: impl Fn(&Self, &str, &Value) -> Result<f64, LoraError>,
+    ) -> Result<Vec<(Regex, f64)>, LoraError> {
+        let map = match self.get(key) {
+            None => return Ok(Vec::new()),
+            Some(Value::Object(map)) => map,
+            Some(other) => return Err(self.unexpected(key, "an object", other)),
+        };
+        let entry = |(pattern, value): (&String, &Value)| {
+            Ok((self.regex(key, pattern, &format!(r"^(.*\.)?({pattern})$"))?, number(self, key, value)?))
+        };
+        map.iter().map(entry).collect()
+    }
+
+    /// A list of texts, or one.
+    fn texts(&self, key: &str) -> Result<Vec<String>, LoraError> {
+        let expected = "a text or a list of texts";
+        match self.get(key) {
+            None => Ok(Vec::new()),
+            Some(Value::String(one)) => Ok(vec![one.clone()]),
+            Some(Value::Array(all)) => {
+                let text =
+                    |value: &Value| value.as_str().map(Into::into).ok_or_else(|| self.unexpected(key, expected, value));
+                all.iter().map(text).collect()
+            }
+            Some(other) => Err(self.unexpected(key, expected, other)),
+        }
+    }
+
+    /// A list of names, or one pattern of whole names. `None` if the field is missing or empty.
+    fn modules(&self, key: &str) -> Result<Option<Modules>, LoraError> {
+        match self.get(key) {
+            Some(Value::String(pattern)) if !pattern.is_empty() => {
+                Ok(Some(Modules::Pattern(self.regex(key, pattern, &format!(r"\A(?:{pattern})\z"))?)))
+            }
+            _ => {
+                Ok(Some(self.texts(key)?).filter(|names| names.iter().any(|name| !name.is_empty())).map(Modules::Names))
+            }
+        }
+    }
+
+    fn selection(&self) -> Result<Selection, LoraError> {
+        let is_all = |value: &Value| value.as_str().is_some_and(|text| text.eq_ignore_ascii_case("all-linear"));
+        let targets = match self.get("target_modules") {
+            Some(value) if is_all(value) => None,
+            _ => self.modules("target_modules")?,
+        };
+        let key = "layers_to_transform";
+        let expected = "a whole number or a list of them";
+        let number = |value: &Value| value.as_i64().ok_or_else(|| self.unexpected(key, expected, value));
+        let blocks = match self.get(key) {
+            None => Vec::new(),
+            Some(Value::Array(all)) => all.iter().map(number).collect::<Result<_, _>>()?,
+            Some(one) => vec![number(one)?],
+        };
+        let patterns: Vec<String> = self.texts("layers_pattern")?.into_iter().filter(|p| !p.is_empty()).collect();
+        let block_of = match patterns.is_empty() {
+            true => vec![self.regex("layers_pattern", "", r"^.*?\.[^.]*\.(\d+)\.")?],
+            false => {
+                let compile = |p: &String| self.regex("layers_pattern", p, &format!(r"^.*?\.(?:{p})\.(\d+)\."));
+                patterns.iter().map(compile).collect::<Result<_, _>>()?
+            }
+        };
+        Ok(Selection { targets, excluded: self.modules("exclude_modules")?, blocks, block_of })
+    }
+
+    /// Fails on a field that makes the adapter something other than a scaled product `B A`.
+    fn refuse_other_kinds(&self) -> Result<(), LoraError> {
+        if let Some(kind) = self.get("peft_type").and_then(Value::as_str).filter(|kind| *kind != "LORA") {
+            return Err(self.problem(format!("expected the `peft_type` LORA, found {kind}")));
+        }
+        let is_set = |value: &Value| match value {
+            Value::Null => false,
+            Value::Bool(flag) => *flag,
+            Value::Number(number) => number.as_f64() != Some(0.0),
+            Value::String(text) => !text.is_empty(),
+            Value::Array(all) => !all.is_empty(),
+            Value::Object(all) => !all.is_empty(),
+        };
+        let refuse = |key: &str, value: &Value, what: &str| {
+            Err(self.problem(format!("expected a plain LoRA, found `{key}: {value}`: {what}")))
+        };
+        for (key, what) in OTHER_KINDS {
+            if let Some(value) = self.get(key).filter(|value| is_set(value)) {
+                return refuse(key, value, what);
+            }
+        }
+        let known = |key: &str| key == "use_rslora" || OTHER_KINDS.iter().any(|(other, _)| *other == key);
+        for (key, value) in self.object {
+            let Some(key) = key.strip_prefix(self.prefix) else { continue };
+            if key.starts_with("use_") && is_set(value) && !known(key) {
+                return refuse(key, value, "a kind of LoRA that is not known here");
+            }
+        }
+        if let Some(bias) = self.get("bias").filter(|bias| bias.as_str() != Some("none")) {
+            return refuse("bias", bias, "biases of the base were trained, too; if it has none, set it to none");
+        }
+        let initial = self.get("init_lora_weights").filter(|value| {
+            let name = value.as_str().unwrap_or_default().to_lowercase();
+            CHANGES_OF_BASE.iter().any(|change| name.starts_with(change))
+        });
+        match initial {
+            Some(value) => refuse(
+                "init_lora_weights",
+                value,
+                "the weights of its base were changed, too; save it as a LoRA of the unchanged base \
+                 (PEFT's path_initial_model_for_weight_conversion)",
+            ),
+            None => Ok(()),
+        }
+    }
 }
 
 impl Config {
-    /// Reads `object`, whose keys begin with `prefix`. Returns `None` if it has no alpha. Fails on options that make
-    /// the adapter something other than a scaled product B A. Ranks are not read: that of a layer is in the
-    /// shapes of its tensors.
+    /// Reads `object`, whose keys begin with `prefix`. Returns `None` if it has no such key. Fails on options that make
+    /// the adapter something other than a scaled product `B A`.
     pub fn read(path: &Path, object: &Map<String, Value>, prefix: &str) -> Result<Option<Self>, LoraError> {
-        let problem = |problem: String| LoraError::invalid(path, problem);
-        let get = |key: &str| object.get(&format!("{prefix}{key}"));
-        let is_true = |key: &str| get(key).and_then(Value::as_bool).unwrap_or(false);
-        if let Some(kind) = get("peft_type").and_then(Value::as_str).filter(|k| *k != "LORA") {
-            return Err(problem(format!("expected the `peft_type` LORA, found {kind}")));
+        if !object.keys().any(|key| key.starts_with(prefix)) {
+            return Ok(None);
         }
-        for key in ["use_dora", "fan_in_fan_out"] {
-            if is_true(key) {
-                return Err(problem(format!("expected a plain LoRA, found `{key}: true`")));
-            }
-        }
-        let Some(alpha) = get("lora_alpha") else { return Ok(None) };
-        let number = |key: &str, value: &Value| match value.as_f64().filter(|a| a.is_finite()) {
-            Some(number) => Ok(number),
-            None => Err(problem(format!("`{key}`: expected a number, found {value}"))),
-        };
-        let mut alpha_pattern = Vec::new();
-        match get("alpha_pattern") {
-            Some(Value::Object(patterns)) => {
-                for (name, value) in patterns {
-                    if name.contains(['*', '+', '?', '(', ')', '[', ']', '|', '{', '}', '\\']) {
-                        return Err(problem(format!(
-                            "`alpha_pattern`: expected names of layers, found the pattern `{name}`"
-                        )));
-                    }
-                    alpha_pattern.push((name.clone(), number("alpha_pattern", value)?));
-                }
-            }
-            None | Some(Value::Null) => {}
-            Some(other) => return Err(problem(format!("`alpha_pattern`: expected an object, found {other}"))),
-        }
-        let lora_alpha = number("lora_alpha", alpha)?;
-        Ok(Some(Self { lora_alpha, rank_stabilised: is_true("use_rslora"), alpha_pattern }))
+        let fields = Fields { path, object, prefix };
+        fields.refuse_other_kinds()?;
+        let alpha = fields.get("lora_alpha").map(|alpha| fields.number("lora_alpha", alpha)).transpose()?;
+        Ok(Some(Self {
+            path: path.into(),
+            rank: fields.get("r").map(|rank| fields.rank("r", rank)).transpose()?,
+            lora_alpha: alpha.unwrap_or(DEFAULT_ALPHA),
+            rank_stabilised: fields.flag("use_rslora")?.unwrap_or(false),
+            rank_pattern: fields.patterns("rank_pattern", Fields::rank)?,
+            alpha_pattern: fields.patterns("alpha_pattern", Fields::number)?,
+            has_bias: fields.flag("lora_bias")?,
+            selection: if prefix.is_empty() { Some(fields.selection()?) } else { None },
+        }))
     }
 
     /// Returns the alpha of a layer of this rank, such that its scale is `alpha / rank`.
     pub fn alpha(&self, layer: &str, rank: usize) -> f64 {
-        // PEFT's rule: the first pattern that is the whole name or its end after a dot.
-        let own = self.alpha_pattern.iter().find(|(pattern, _)| match pattern.strip_prefix('^') {
-            Some(whole) => whole == layer,
-            None => is_target(layer, pattern),
-        });
-        let alpha = own.map_or(self.lora_alpha, |(_, alpha)| *alpha);
+        let alpha = first_match(&self.alpha_pattern, layer).unwrap_or(self.lora_alpha);
         if self.rank_stabilised { alpha * (rank as f64).sqrt() } else { alpha }
+    }
+
+    /// Fails if PEFT would not load this layer of the file: it is not among those that the configuration selects, or the
+    /// configuration gives it another rank or no bias.
+    pub fn check(&self, layer: &str, rank: usize, has_bias: bool) -> Result<(), LoraError> {
+        let contradicts = |found: String| {
+            let problem =
+                format!("layer `{layer}`: {found}, so PEFT would not load it; they belong to different adapters");
+            Err(LoraError::invalid(&self.path, problem))
+        };
+        let in_pattern = first_match(&self.rank_pattern, layer).map(|own| ("rank_pattern", own));
+        if let Some((key, own)) = in_pattern.or(self.rank.map(|own| ("r", own)))
+            && own != rank as f64
+        {
+            return contradicts(format!("its matrices have rank {rank}, `{key}` says {own}"));
+        }
+        if has_bias && self.has_bias == Some(false) {
+            return contradicts("it has a bias of B, `lora_bias` is false".into());
+        }
+        match self.selection.as_ref().and_then(|selection| selection.against(layer)) {
+            Some(key) => contradicts(format!("`{key}` leaves it out")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// PEFT's rule: the first pattern that is the whole name or its end after a dot.
+fn first_match(patterns: &[(Regex, f64)], layer: &str) -> Option<f64> {
+    patterns.iter().find(|(pattern, _)| pattern.is_match(layer).unwrap_or(false)).map(|(_, value)| *value)
+}
+
+impl Selection {
+    /// The key that leaves out a layer; `None` if the layer is selected.
+    fn against(&self, layer: &str) -> Option<&'static str> {
+        if self.excluded.as_ref().is_some_and(|excluded| excluded.contains(layer)) {
+            return Some("exclude_modules");
+        }
+        let targets = self.targets.as_ref()?;
+        if !targets.contains(layer) {
+            return Some("target_modules");
+        }
+        match targets {
+            // A list limits the blocks, unless it names the whole layer.
+            Modules::Names(names) if !self.blocks.is_empty() && !names.iter().any(|name| name == layer) => {
+                let block = self.block_of.iter().find_map(|pattern| pattern.captures(layer).ok().flatten()?.get(1));
+                let block = block.and_then(|number| number.as_str().parse().ok());
+                block.is_none_or(|block| !self.blocks.contains(&block)).then_some("layers_to_transform")
+            }
+            _ => None,
+        }
     }
 }
 
@@ -151,20 +395,110 @@ mod tests {
         let c = config(r#"{"lora_alpha": 8, "use_rslora": true}"#).unwrap().unwrap();
         assert_eq!(c.alpha("x", 16), 32.0, "8 / sqrt(16) = 32 / 16");
         assert!(config("{}").unwrap().is_none());
+        assert_eq!(config(r#"{"r": 4}"#).unwrap().unwrap().alpha("x", 4), 8.0, "PEFT's default");
+    }
+
+    /// Expected values: `re.match(rf"(.*\.)?({key})$", name)` of Python over the keys in their order, as in PEFT's
+    /// `get_pattern_key`.
+    #[test]
+    fn patterns_are_regular_expressions_of_the_end_of_a_name_in_their_own_order() {
+        for (patterns, layer, expected) in [
+            (r#"{"q|k": 1}"#, "blocks.0.self_attn.k", 1.0),
+            (r#"{"q|k": 1}"#, "blocks.0.self_attn.qk", 8.0),
+            (r#"{"z": 1, "k": 2, "self_attn.k": 3, "a": 4}"#, "blocks.0.self_attn.k", 2.0),
+            (r#"{"self_attn.k": 3, "k": 2}"#, "blocks.0.self_attn.k", 3.0),
+            (r#"{"blocks\\.[01]\\..*": 1}"#, "blocks.1.ffn.0", 1.0),
+            (r#"{"blocks\\.[01]\\..*": 1}"#, "blocks.12.ffn.0", 8.0),
+            (r#"{".*self_attn.*": 1}"#, "blocks.12.self_attn.q", 1.0),
+            (r#"{"self_attn": 1}"#, "blocks.12.self_attn.q", 8.0),
+            (r#"{"self.attn.q": 1}"#, "blocks.12.self_attn.q", 1.0),
+            (r#"{"^blocks.0.self_attn.q": 1}"#, "blocks.0.self_attn.q", 1.0),
+            (r#"{"^self_attn.q": 1}"#, "blocks.0.self_attn.q", 8.0),
+            (r#"{"^blocks": 1}"#, "blocks.0.self_attn.q", 8.0),
+            (r#"{"(?!.*cross).*\\.q": 1}"#, "blocks.0.self_attn.q", 1.0),
+        ] {
+            let text = format!(r#"{{"lora_alpha": 8, "alpha_pattern": {patterns}}}"#);
+            assert_eq!(config(&text).unwrap().unwrap().alpha(layer, 4), expected, "{patterns}: {layer}");
+        }
+    }
+
+    /// Expected values: `check_target_module_exists` of PEFT 0.19.
+    #[test]
+    fn layers_are_those_that_peft_would_load() {
+        let q = "model.layers.3.self_attn.q_proj";
+        for (fields, layer, against) in [
+            (r#""target_modules": ["q_proj"]"#, q, None),
+            (r#""target_modules": ["self_attn.q_proj"]"#, q, None),
+            (r#""target_modules": ["_proj", "k_proj"]"#, q, Some("target_modules")),
+            (r#""target_modules": ".*q_proj""#, q, None),
+            (r#""target_modules": "q_proj""#, q, Some("target_modules")),
+            (r#""target_modules": "model\\.layers(?=\\.)\\.[0-3]\\..*""#, q, None),
+            (r#""target_modules": "all-linear""#, q, None),
+            (r#""target_modules": "All-Linear", "exclude_modules": ["q_proj"]"#, q, Some("exclude_modules")),
+            (r#""target_modules": null"#, q, None),
+            (r#""target_modules": ["q_proj"], "exclude_modules": ["k_proj"]"#, q, None),
+            (r#""target_modules": ["q_proj"], "exclude_modules": ".*\\.3\\..*""#, q, Some("exclude_modules")),
+            (r#""target_modules": ["q_proj"], "layers_to_transform": [3, 4]"#, q, None),
+            (r#""target_modules": ["q_proj"], "layers_to_transform": 3"#, q, None),
+            (r#""target_modules": ["q_proj"], "layers_to_transform": []"#, q, None),
+            (r#""target_modules": ["q_proj"], "layers_to_transform": 2"#, q, Some("layers_to_transform")),
+            (r#""target_modules": ["q_proj"], "layers_to_transform": 3, "layers_pattern": "layers""#, q, None),
+            (
+                r#""target_modules": ["q_proj"], "layers_to_transform": 3, "layers_pattern": ["h"]"#,
+                q,
+                Some("layers_to_transform"),
+            ),
+            (r#""target_modules": ["model.layers.3.self_attn.q_proj"], "layers_to_transform": 2"#, q, None),
+            (r#""target_modules": ["gate"], "layers_to_transform": 1"#, "model.layers.1.experts.0.gate", None),
+            (r#""target_modules": ["q"], "rank_pattern": {"k": 8}"#, "blocks.0.q", None),
+            (r#""rank_pattern": {"q": 8}"#, "blocks.0.q", Some("`rank_pattern` says 8")),
+            (r#""r": 2"#, "blocks.0.q", Some("`r` says 2")),
+            (r#""r": 2, "rank_pattern": {"q|k": 4}"#, "blocks.0.q", None),
+        ] {
+            let checked = config(&format!(r#"{{"lora_alpha": 8, {fields}}}"#)).unwrap().unwrap().check(layer, 4, false);
+            match (checked, against) {
+                (Ok(()), None) => {}
+                (Err(e), Some(key)) => assert!(e.to_string().contains(key) && e.to_string().contains(layer), "{e}"),
+                (checked, _) => panic!("{fields}: {checked:?}"),
+            }
+        }
+        let with_bias =
+            |flag: bool| config(&format!(r#"{{"lora_bias": {flag}}}"#)).unwrap().unwrap().check("x", 4, true);
+        assert!(with_bias(true).is_ok() && with_bias(false).unwrap_err().to_string().contains("lora_bias"));
     }
 
     #[test]
     fn rejects_anything_but_a_plain_lora() {
         for (json, named) in [
             (r#"{"use_dora": true}"#, "use_dora"),
+            (r#"{"fan_in_fan_out": true}"#, "fan_in_fan_out"),
+            (r#"{"use_qalora": true}"#, "use_qalora"),
+            (r#"{"use_new_kind": true}"#, "use_new_kind"),
+            (r#"{"modules_to_save": ["lm_head"]}"#, "lm_head"),
+            (r#"{"bias": "lora_only"}"#, "bias"),
+            (r#"{"bias": "all"}"#, "bias"),
+            (r#"{"layer_replication": [[0, 2]]}"#, "layer_replication"),
+            (r#"{"target_parameters": ["experts.gate_up_proj"]}"#, "target_parameters"),
+            (r#"{"trainable_token_indices": [3]}"#, "trainable_token_indices"),
+            (r#"{"init_lora_weights": "pissa_niter_4"}"#, "init_lora_weights"),
             (r#"{"peft_type": "IA3"}"#, "IA3"),
             (r#"{"lora_alpha": "x"}"#, "lora_alpha"),
-            (r#"{"lora_alpha": 1, "alpha_pattern": {"q|k": 1}}"#, "q|k"),
+            (r#"{"r": 0}"#, "`r`"),
+            (r#"{"use_rslora": "yes"}"#, "use_rslora"),
+            (r#"{"lora_alpha": 1, "alpha_pattern": {"q(": 1}}"#, "q("),
             (r#"{"lora_alpha": 1, "alpha_pattern": 3}"#, "alpha_pattern"),
+            (r#"{"rank_pattern": {"q": 1.5}}"#, "rank_pattern"),
+            (r#"{"target_modules": "q_proj("}"#, "target_modules"),
+            (r#"{"target_modules": [3]}"#, "target_modules"),
+            (r#"{"layers_to_transform": ["x"]}"#, "layers_to_transform"),
         ] {
             let message = config(json).unwrap_err().to_string();
-            assert!(message.contains(named) && message.contains("adapter_config.json"), "{message}");
+            assert!(message.contains(named) && message.contains("adapter_config.json"), "{json}: {message}");
         }
+        let plain = r#"{"use_dora": false, "use_qalora": false, "modules_to_save": null, "bias": "none", "r": 8,
+            "init_lora_weights": "gaussian", "target_parameters": null, "layer_replication": null, "loftq_config": {},
+            "qalora_group_size": 16, "arrow_config": null, "runtime_config": {"ephemeral_gpu_offload": false}}"#;
+        assert!(config(plain).unwrap().is_some());
     }
 
     #[test]

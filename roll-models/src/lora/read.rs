@@ -45,7 +45,7 @@ impl LoraFile {
             return Err(no_lora(&file, &some(checkpoint.keys(), 3)));
         }
         let beside = file.with_file_name(peft::CONFIG_FILE);
-        let config = match files::read_utf8(&beside, files::MAX_TEXT) {
+        let config = match files::read_filled(&beside, files::MAX_TEXT) {
             Ok(bytes) => Some((beside, bytes)),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
             Err(e) => return Err(WeightsError::io("read", beside)(e).into()),
@@ -82,15 +82,19 @@ impl LoraFile {
         mut metadata: BTreeMap<String, String>,
         config: Option<(&Path, &[u8])>,
     ) -> Result<Self, LoraError> {
+        // Read before the tensors: it names the kind of an adapter whose tensors are not those of a LoRA.
+        let config = match config {
+            Some((path, bytes)) if state.keys().any(|key| key.starts_with(keys::PEFT)) => {
+                Config::read(path, &object(path, bytes)?, "")?
+            }
+            _ => None,
+        };
         let keys = state.keys().map(|key| Ok((key.as_str(), keys::parse(path, key)?)));
         let keys = keys.collect::<Result<Vec<(&str, Key<'_>)>, LoraError>>()?;
         let convention = convention(path, &keys)?;
+        let config = config.filter(|_| convention == Convention::Peft);
         let header = Header::take(path, &mut metadata, convention)?;
-        let config = match (convention, config) {
-            (Convention::Peft, Some((path, bytes))) => Config::read(path, &object(path, bytes)?, "")?,
-            _ => None,
-        };
-        let names = match keys.iter().any(|(_, key)| layer_names::is_diffusers(key.layer)) {
+        let names = match keys.iter().any(|(_, key)| layer_names::is_diffusers(&key.layer)) {
             true => Names::Diffusers,
             false => Names::Official,
         };
@@ -103,6 +107,11 @@ impl LoraFile {
             && let Some(first) = adapters.remove(&None)
         {
             adapters.insert(Some(Expert::High), first);
+        }
+        if adapters.contains_key(&None) && adapters.contains_key(&Some(Expert::High)) {
+            let problem = "has layers with the prefix of the first expert, `transformer_1.`, and others with none of an \
+                           expert: expected one of both kinds, or `transformer_1.` and `transformer_2.`";
+            return Err(LoraError::invalid(path, problem));
         }
         let adapters = adapters.into_iter().map(|(expert, raw)| {
             let prefix = expert.filter(|expert| *expert == Expert::Low);
@@ -224,16 +233,17 @@ impl RawAdapter {
         tensor: &Tensor,
     ) -> Result<(), LoraError> {
         let official = match convention {
-            Convention::Kohya => layer_names::unflatten(key.layer).unwrap_or_else(|| {
-                if !self.undotted.iter().any(|n| n == key.layer) {
-                    self.undotted.push(key.layer.into());
+            Convention::Kohya => layer_names::unflatten(&key.layer).unwrap_or_else(|| {
+                let name = key.layer.to_string();
+                if !self.undotted.contains(&name) {
+                    self.undotted.push(name.clone());
                 }
-                key.layer.into()
+                name
             }),
-            _ => layer_names::dotted(key.layer),
+            _ => layer_names::dotted(&key.layer),
         };
         let layer = self.layers.entry(official.clone()).or_default();
-        layer.name = key.layer.into();
+        layer.name = key.layer.to_string();
         let twice = |part: &str| {
             let problem = format!("the {part} of the layer `{official}` appears twice, the second time as `{full}`");
             Err(LoraError::invalid(path, problem))
@@ -287,6 +297,9 @@ impl RawLayer {
         let up = self.take(Part::Up).ok_or_else(|| missing(Part::Up))?;
         let bias = self.take(Part::UpBias);
         check_shapes(path, name, &down, &up, bias.as_ref())?;
+        if let Some(config) = scales.config {
+            config.check(&self.name, down.shape()[0], bias.is_some())?;
+        }
         let alpha = self.alpha(path, name, down.shape()[0], scales)?;
         let mut layer = Layer { down, up, alpha, bias };
         let in_header = scales.alphas.is_some_and(|alphas| alphas.contains_key(name));

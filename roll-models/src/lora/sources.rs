@@ -53,7 +53,7 @@ pub struct OpenedAdapter {
     pub path: PathBuf,
     /// The transformer that the adapter is for, from the configuration, the tensor names, the header or the file name.
     pub expert: Option<Expert>,
-    /// Whether only the file name contains the transformer.
+    /// Whether only the file name, or a name in the header, contains the transformer.
     pub expert_from_file_name: bool,
     /// Factor of the adapter's additions.
     pub strength: f64,
@@ -243,11 +243,15 @@ fn open(path: &Path, assigned: Option<Expert>, strength: f64) -> Result<Vec<Open
             let problem = format!("is an adapter for {}; it was to be used for {}", name(own), name(assigned));
             return Err(Error::bad_file(path, problem));
         }
-        let in_file_name = about::expert_of_name(path);
+        let in_a_name =
+            about::expert_of_name(path).or_else(|| about::expert_of_header(&header).map(|(expert, _)| expert));
+        if let (Some(used), false) = (assigned.or(own), has_both_experts) {
+            about::warn_of_exchange(path, &header, used);
+        }
         opened.push(OpenedAdapter {
             path: path.into(),
-            expert: assigned.or(own).or(in_file_name),
-            expert_from_file_name: assigned.or(own).is_none() && in_file_name.is_some(),
+            expert: assigned.or(own).or(in_a_name),
+            expert_from_file_name: assigned.or(own).is_none() && in_a_name.is_some(),
             strength,
             weights,
             header,

@@ -186,7 +186,8 @@ fn scale_of_a_peft_adapter_is_in_its_configuration() {
     let dir = tempfile::tempdir().unwrap();
     write(&lora(|_| None), Convention::Peft, dir.path());
     let path = dir.path().join("peft/adapter_config.json");
-    std::fs::write(&path, r#"{"r": 4, "lora_alpha": 8, "alpha_pattern": {"q": 1}}"#).unwrap();
+    std::fs::write(&path, r#"{"r": 4, "lora_alpha": 8, "alpha_pattern": {"q": 1}, "rank_pattern": {"k_img": 2}}"#)
+        .unwrap();
     let read = LoraFile::open(dir.path().join("peft")).unwrap().one(None).unwrap();
     assert_eq!(read.layers["blocks.0.self_attn.q"].scale(), 0.25);
     assert_eq!(read.layers["blocks.11.ffn.2"].scale(), 2.0);
@@ -373,4 +374,80 @@ fn failed_merges_write_nothing_and_name_the_mismatch() {
     let half = MergeOptions { strength: 1e6, dtype: Some(DType::F16), ..allowed };
     assert!(merge(&lora(|_| None), &half).unwrap_err().to_string().contains("beyond the values of f16"));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing but the base is left");
+}
+
+#[test]
+fn only_a_patch_embedding_of_other_channels_is_left_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("base.safetensors");
+    let state: StateDict = [
+        ("blocks.0.self_attn.q.weight", Tensor::zeros([6, 8])),
+        ("blocks.0.cross_attn.k.weight", Tensor::zeros([6, 8])),
+        ("patch_embedding.weight", Tensor::zeros([6, 36, 1, 2, 2])),
+        ("patch_embedding.bias", Tensor::zeros([6])),
+    ]
+    .map(|(name, tensor)| (name.to_string(), tensor))
+    .into();
+    save_safetensors(&path, &state, &BTreeMap::new()).unwrap();
+    let merged = |others: &[(&str, Vec<usize>)]| {
+        let q = ["lora_A", "lora_B"].into_iter().zip([vec![2, 8], vec![6, 2]]);
+        let q = q.map(|(part, shape)| (format!("blocks.0.self_attn.q.{part}.weight"), Tensor::full(shape, 0.5)));
+        let others = others.iter().map(|(name, shape)| (name.to_string(), Tensor::full(shape.clone(), 0.5)));
+        let lora = LoraFile::read(Path::new("x"), &q.chain(others).collect(), BTreeMap::new(), None);
+        let lora = lora.and_then(|file| file.one(None)).unwrap();
+        let base = merged_on_read(Checkpoint::open(&path).unwrap(), &[(lora, 1.0, "x.safetensors".into())]);
+        base.map(|base| base.tensor("patch_embedding.weight").unwrap().to_f32_vec()[0]).map_err(|e| e.to_string())
+    };
+    let low_rank = |a: &[usize], b: &[usize]| {
+        [("patch_embedding.lora_A.weight", a.to_vec()), ("patch_embedding.lora_B.weight", b.to_vec())]
+    };
+    let image = [("blocks.0.cross_attn.k_img.diff_b", vec![6]), ("img_emb.proj.1.diff", vec![6, 6])];
+    for (others, value) in [
+        (&[("patch_embedding.diff", vec![6, 36, 1, 2, 2])][..], 0.5),
+        (&[("patch_embedding.diff", vec![6, 16, 1, 2, 2])], 0.0),
+        (&low_rank(&[2, 36, 1, 2, 2], &[6, 2, 1, 1, 1]), 0.5),
+        (&low_rank(&[2, 16, 1, 2, 2], &[6, 2, 1, 1, 1]), 0.0),
+        (&low_rank(&[2, 36 * 4], &[6, 2]), 0.5),
+        (&low_rank(&[2, 16 * 4], &[6, 2]), 0.0),
+        (&image, 0.0),
+    ] {
+        assert_eq!(merged(others), Ok(value), "{others:?}");
+    }
+    for (others, words) in [
+        (&[("patch_embedding.diff", vec![7, 16, 1, 2, 2])][..], "[7, 16, 1, 2, 2]"),
+        (&[("patch_embedding.diff", vec![6, 16, 1, 4, 4])], "[6, 16, 1, 4, 4]"),
+        (&[("patch_embedding.diff", vec![6, 18])], "[6, 18]"),
+        (&[("patch_embedding.diff_b", vec![7])], "[7]"),
+        (&low_rank(&[2, 16, 1, 2, 2], &[7, 2, 1, 1, 1]), "[7, 16, 1, 2, 2]"),
+        (&[("blocks.3.cross_attn.k_img.diff_b", vec![6])], "`blocks.3.cross_attn.k_img.bias`"),
+        (&[("blocks.0.cross_attn.q_img.diff_b", vec![6])], "`blocks.0.cross_attn.q_img.bias`"),
+        (&[("foo_img.diff_b", vec![6])], "`foo_img.bias`"),
+    ] {
+        let refused = merged(others).unwrap_err();
+        assert!(refused.contains(words), "{others:?}: {refused}");
+    }
+}
+
+#[test]
+fn matrices_and_alphas_of_f64_are_rounded_to_f32() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.safetensors");
+    let entry = |name: &str, shape: &[usize]| TensorEntry {
+        name: format!("diffusion_model.blocks.0.self_attn.q.{name}"),
+        dtype: "F64".into(),
+        shape: shape.into(),
+        bytes: 8 * shape.iter().product::<usize>() as u64,
+        alignment: 8,
+    };
+    let entries = vec![entry("lora_A.weight", &[1, 3]), entry("lora_B.weight", &[2, 1]), entry("alpha", &[])];
+    let mut writer = SafetensorsWriter::create(&path, entries, &BTreeMap::new()).unwrap();
+    for entry in writer.order().to_vec() {
+        let values = (0..entry.bytes / 8).flat_map(|i| (0.1 + i as f64).to_le_bytes());
+        writer.write(&entry.name, &values.collect::<Vec<_>>()).unwrap();
+    }
+    writer.finish().unwrap();
+    let lora = LoraFile::open(&path).unwrap().one(None).unwrap();
+    let layer = &lora.layers["blocks.0.self_attn.q"];
+    assert_eq!((layer.down.to_f32_vec(), layer.up.to_f32_vec()), (vec![0.1, 1.1, 2.1], vec![0.1, 1.1]));
+    assert_eq!(layer.alpha, Some(f64::from(0.1f32)));
 }

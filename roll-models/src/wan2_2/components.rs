@@ -92,6 +92,7 @@ pub fn recognise(checkpoint: Checkpoint) -> Result<(Component, Checkpoint), Weig
 
 /// The sizes of a transformer. Without `heads`, the number of attention heads is that of [`heads`].
 pub fn dit_config(checkpoint: &Checkpoint, heads: Option<usize>) -> roll_core::Result<DitConfig> {
+    checkpoint.keys().try_for_each(|key| checkpoint.refuse_packed(key))?;
     DitConfig::from_shapes(&checkpoint.shapes(), heads.or_else(|| self::heads(checkpoint)))
 }
 

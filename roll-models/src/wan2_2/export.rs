@@ -24,7 +24,7 @@ pub fn export_expert(trained: &Path, base: &Path, out: &Path, dtype: DType) -> R
     };
     let checkpoint = Checkpoint::open(&source)?;
     let config_file = base.join("config.json");
-    let config_json = files::read_utf8(&config_file, files::MAX_TEXT).map_err(Error::file("read", &config_file))?;
+    let config_json = files::read_filled(&config_file, files::MAX_TEXT).map_err(Error::file("read", &config_file))?;
     let described = serde_json::from_slice::<serde_json::Value>(&config_json)
         .map_err(|e| Error::bad_file(&config_file, format!("expected JSON: {e}")))?;
     let count =

@@ -43,6 +43,7 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
     let device = roll_backends::device(&context.backend)?;
     let mut files = ComponentFiles::open(options, context, &Hub::of(context))?;
     let mut base_loras = base_lora::merge(options, context, &mut files)?;
+    base_loras.iter().for_each(|(expert, loras)| tracing::info!("`{expert}` has the base LoRA {loras}"));
     let (mut adapters, trained) = initial_adapters::open(options, context, &files)?;
     let precision = Precision::of(&files.dit, options, &device)?;
     let experts = ExpertStorage::of(&files, options, context, precision)?;

@@ -6,6 +6,7 @@ use roll_core::{BuildContext, Error, Result, ResultExt};
 use roll_external::files;
 
 use crate::hub::Hub;
+use crate::lora::{Expert, about};
 use crate::weights::{Checkpoint, WeightsError, expand_glob};
 
 use super::components::{Component, recognise};
@@ -322,23 +323,14 @@ fn assemble(found: PipelineFiles, origin: &str) -> Result<ComponentFiles> {
         dits.next().ok_or_else(|| missing("Wan transformer (keys `patch_embedding.weight`, `head.modulation`)"))?;
     let dit2 = dits.next();
     if let Some(second) = &dit2 {
-        warn_of_order(&dit, second);
+        // The order in the list determines the experts.
+        for (file, expert) in [(&dit, Expert::High), (second, Expert::Low)] {
+            about::warn_of_exchange(file.path(), &file.metadata(), expert);
+        }
     }
     let (vae_kind, vae) = vae.ok_or_else(|| missing("Wan VAE (keys `encoder.conv1.weight`, `conv2.weight`)"))?;
     let tokenizer = found.tokenizer.or_else(|| tokenizer_next_to(text_encoder.as_ref()?));
     Ok(ComponentFiles { dit, dit2, text_encoder, vae, vae_kind, clip, tokenizer })
-}
-
-/// Warns if the file names contradict the order in the list, which determines the experts.
-fn warn_of_order(first: &Checkpoint, second: &Checkpoint) {
-    let contains = |c: &Checkpoint, word: &str| c.path().to_string_lossy().to_lowercase().contains(word);
-    if contains(first, "low_noise") || contains(second, "high_noise") {
-        tracing::warn!(
-            high = %first.path().display(),
-            low = %second.path().display(),
-            "the first transformer of the list is used as the high-noise expert, but the file names say the opposite"
-        );
-    }
 }
 
 /// The tokenizer next to the text encoder's file.

@@ -1,6 +1,6 @@
-//! `config.json` and `preprocessor_config.json` of a CLIP or SigLIP directory.
+//! `config.json` and the preprocessing (`preprocessor_config.json`, `processor_config.json`) of a CLIP or SigLIP directory.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Options, Result};
 use serde::de::DeserializeOwned;
@@ -233,11 +233,27 @@ struct Preprocessor {
     image_std: Option<[f32; 3]>,
 }
 
-/// The preprocessing to pictures of `side` pixels, from `preprocessor_config.json` or, without it, the default of the
-/// family.
+/// The file with the preprocessing: `preprocessor_config.json` or, as transformers 5 saves it, the `image_processor` of
+/// `processor_config.json`. `None` if there is neither.
+pub fn preprocessing(directory: &Path) -> Option<PathBuf> {
+    ["preprocessor_config.json", "processor_config.json"]
+        .map(|name| directory.join(name))
+        .into_iter()
+        .find(|f| f.exists())
+}
+
+/// The preprocessing to pictures of `side` pixels, from its file or, without one, the default of the family.
 pub fn input(directory: &Path, family: Family, side: usize) -> Result<Input> {
-    let path = directory.join("preprocessor_config.json");
-    let found: Preprocessor = if path.exists() { json(&path)? } else { Preprocessor::default() };
+    let file = preprocessing(directory);
+    let found = match &file {
+        Some(file) => {
+            let mut fields: serde_json::Map<String, Json> = json(file)?;
+            let fields = fields.remove("image_processor").unwrap_or(Json::Object(fields));
+            serde_json::from_value(fields).map_err(|e| Error::bad_file(file, e.to_string()))?
+        }
+        None => Preprocessor::default(),
+    };
+    let path = file.unwrap_or_else(|| directory.into());
     let wrong = |problem: String| Error::bad_file(&path, problem);
     let number = |size: &Json, key: &str| size.get(key).unwrap_or(size).as_u64().map(|n| n as usize);
     let (cut_by_default, mean, std) = match family {

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 /// Reads a JSON file.
 pub fn json<T: DeserializeOwned>(path: &Path) -> Result<T> {
-    let bytes = files::read_utf8(path, files::MAX_TEXT).map_err(Error::file("read", path))?;
+    let bytes = files::read_filled(path, files::MAX_TEXT).map_err(Error::file("read", path))?;
     serde_json::from_slice(&bytes).map_err(|e| Error::bad_file(path, e.to_string()))
 }
 

@@ -46,7 +46,7 @@ const TEXTS: usize = 1024;
 #[serde(default, deny_unknown_fields)]
 pub struct ClipRewardConfig {
     /// Directory of a CLIP or SigLIP model: config.json, model.safetensors, tokenizer.json and
-    /// preprocessor_config.json.
+    /// preprocessor_config.json (or processor_config.json, as transformers 5 saves it).
     pub path: String,
     /// A weight file in place of the directory's own: safetensors or a torch checkpoint, with the names of `transformers`
     /// or of open_clip, as HPS_v2.1_compressed.pt.
@@ -212,8 +212,8 @@ impl ClipReward {
         if let Some(fit) = config.fit {
             input = Input { fit, shorter_side: input.shorter_side.filter(|_| fit == Fit::Crop), ..input };
         }
-        let mut files: Vec<PathBuf> = ["config.json", "preprocessor_config.json"].map(|f| directory.join(f)).to_vec();
-        files.retain(|f| f.exists());
+        let mut files = vec![directory.join("config.json")];
+        files.extend(config::preprocessing(directory));
         files.extend(tensors.paths().map(PathBuf::from));
         let head = match &config.head {
             Some(head) => {

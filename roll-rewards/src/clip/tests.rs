@@ -299,6 +299,15 @@ fn directory_errors_name_file_and_tensor() {
         assert!(told.contains(part), "no {part} in: {told}");
     }
     assert!(one_line(&load(Path::new(""), |_| ()).map(drop).unwrap_err()).contains("reward.path"));
+    // transformers 5 saves the preprocessing as a part of processor_config.json.
+    let as_processor = |dir: &Path| {
+        let text = std::fs::read_to_string(dir.join("preprocessor_config.json")).unwrap();
+        let text = format!("{{\"image_processor\": {}}}", text.replace("\"resample\": 3", "\"resample\": 9"));
+        std::fs::write(dir.join("processor_config.json"), text).unwrap();
+        std::fs::remove_file(dir.join("preprocessor_config.json")).unwrap();
+    };
+    let told_of_processor = told(&as_processor);
+    assert!(told_of_processor.contains("`resample` 9") && told_of_processor.contains("/processor_config.json"));
     let both = |c: &mut ClipRewardConfig| (c.head, c.score) = (Some("x".into()), Scale::Logit);
     assert!(one_line(&load(&data("clip_tiny"), both).map(drop).unwrap_err()).contains("reward.head"));
 }

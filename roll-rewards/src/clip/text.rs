@@ -148,7 +148,7 @@ fn padding(tokenizer: &Tokenizer, directory: &Path, config: &TextConfig) -> Resu
 }
 
 fn tokenizer(path: &Path, positions: usize) -> Result<(Tokenizer, Growth)> {
-    let bytes = files::read_utf8(path, files::MAX_TEXT).map_err(Error::file("read", path))?;
+    let bytes = files::read_filled(path, files::MAX_TEXT).map_err(Error::file("read", path))?;
     let wrong = |problem: String| Error::bad_file(path, format!("no tokenizer.json: {problem}"));
     let growth = Growth::of(&bytes).map_err(wrong)?;
     let tokenizer = contain(LIMIT, move || Tokenizer::from_bytes(bytes)).map_err(wrong)?;

@@ -1,11 +1,13 @@
 //! An ONNX model: opened, run and differentiated.
 
+use std::io::Read;
 use std::ops::Range;
 use std::path::Path;
 
 use burn::tensor::Device;
 use roll_backends::{NdTensor, Tape, vjp};
 use roll_core::{DType, Result, Tensor};
+use roll_external::files;
 
 use super::batch::is_batchable;
 use super::error::{OnnxError, Problem};
@@ -78,7 +80,9 @@ impl Model {
             let problem = "it should be a file of at most 2 GiB".to_owned();
             return Err(OnnxError::BadFile { path: path.to_owned(), problem });
         }
-        Self::parse(path, &std::fs::read(path).map_err(file)?, device)
+        let mut bytes = Vec::new();
+        files::open_binary(path).and_then(|mut open| open.read_to_end(&mut bytes)).map_err(file)?;
+        Self::parse(path, &bytes, device)
     }
 
     /// Like [`Model::open`], from the file's bytes. Error messages call the file `path`.

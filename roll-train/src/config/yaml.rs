@@ -14,6 +14,7 @@ use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Vis
 use serde_saphyr::{Location, Spanned};
 
 use roll_core::{Error, Result};
+use roll_external::files;
 
 /// Larger files are refused: no configuration is that large, and a wrong path (a checkpoint) is found out at once.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -42,6 +43,9 @@ impl Document {
         if bytes.len() as u64 > MAX_FILE_BYTES {
             let problem = format!("more than {MAX_FILE_BYTES} bytes are too many for a configuration");
             return Err(Error::bad_file(path, problem));
+        }
+        if let Some(found) = files::stand_in(&bytes) {
+            return Err(Error::bad_file(path, format!("expected a configuration, found {found}")));
         }
         let text =
             String::from_utf8(bytes).map_err(|e| Error::bad_file(path, format!("not text: {}", e.utf8_error())))?;

@@ -67,7 +67,7 @@ impl ChatTemplate {
         let file = directory.join("tokenizer_config.json");
         let config: Map<String, Value> = match file.exists() {
             true => {
-                let bytes = files::read_utf8(&file, files::MAX_TEXT).map_err(Error::file("read", &file))?;
+                let bytes = files::read_filled(&file, files::MAX_TEXT).map_err(Error::file("read", &file))?;
                 serde_json::from_slice(&bytes).map_err(|e| Error::bad_file(&file, e.to_string()))?
             }
             false => Map::new(),

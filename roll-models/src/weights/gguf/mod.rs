@@ -69,7 +69,7 @@ pub struct GgufFile {
 impl GgufFile {
     /// Opens a file of version 2 or 3. The whole header is checked here; no tensor is read.
     pub fn open(path: &Path) -> Result<Self, WeightsError> {
-        let file = files::open(path).map_err(WeightsError::io("read", path))?;
+        let file = files::open_binary(path).map_err(WeightsError::io("read", path))?;
         // SAFETY: the map is read-only; like every mapped weight file, the file must not be truncated while it is
         // mapped.
         let map = unsafe { Mmap::map(&file) }.map_err(WeightsError::io("map", path))?;
