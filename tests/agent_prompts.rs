@@ -34,8 +34,8 @@ struct Family {
 
 const CALL: &str = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 2}}\n</tool_call>";
 
-/// ChatML with tools in the system message, results in turns of the user. Qwen3's writes thoughts, empty ones too, in the
-/// last answer alone.
+/// ChatML with tools in the system message, results in turns of the user. Qwen3's writes thoughts, empty ones too, in
+/// the last answer alone.
 const QWEN: &str = "
 {%- if tools %}{{- '<|im_start|>system\\n' }}{%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n' }}
 {%- endif %}{{- '<tools>' }}{%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
@@ -45,7 +45,8 @@ const QWEN: &str = "
 {{- '<|im_start|>user\\n<tool_response>\\n' + m.content + '\\n</tool_response><|im_end|>\\n' }}
 {%- elif m.role == 'assistant' %}{%- set words = m.content %}
 {%- if THINKS and '</think>' in words and not loop.last %}{%- set words = words.split('</think>')[-1].lstrip('\\n') %}
-{%- endif %}{%- if THINKS and loop.last and '</think>' not in words %}{%- set words = '<think>\\n\\n</think>\\n\\n' + words %}
+{%- endif %}{%- if THINKS and loop.last and '</think>' not in words %}
+{%- set words = '<think>\\n\\n</think>\\n\\n' + words %}
 {%- endif %}{{- '<|im_start|>assistant\\n' + words + '<|im_end|>\\n' }}
 {%- elif m.role == 'user' %}{{- '<|im_start|>user\\n' + m.content + '<|im_end|>\\n' }}{%- endif %}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}
@@ -82,8 +83,9 @@ const MISTRAL: &str = "
 /// No system messages, the role `model`, texts trimmed. No tools.
 const GEMMA: &str = "
 {{- bos_token }}{%- if messages[0].role == 'system' %}{{- raise_exception('System role not supported') }}{%- endif %}
-{%- for m in messages %}{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{- raise_exception('roles must alternate') }}
-{%- endif %}{{- '<start_of_turn>' + ('model' if m.role == 'assistant' else 'user') + '\\n' + m.content | trim }}
+{%- for m in messages %}{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}
+{{- raise_exception('roles must alternate') }}{%- endif %}
+{{- '<start_of_turn>' + ('model' if m.role == 'assistant' else 'user') + '\\n' + m.content | trim }}
 {{- '<end_of_turn>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<start_of_turn>model\\n' }}{%- endif %}";
 
 /// A line break after each special token. No tools.

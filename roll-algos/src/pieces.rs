@@ -7,8 +7,8 @@ const BREAK: &str = "\n";
 
 /// Returns the tokens of `text` where it follows `before`.
 ///
-/// Most tokenizers get `text` alone, as when the model continued `before` itself. SentencePiece tokenizers write a blank
-/// before each text that they get. For them these are the tokens that follow those of `before` in both texts together,
+/// Most tokenizers get `text` alone, as when the model continued `before` itself. SentencePiece tokenizers write a
+/// blank before each text that they get. For them these are the tokens that follow those of `before` in both texts together,
 /// or of a line break if `before` ends within a token.
 pub(crate) fn tokenize_after(model: &dyn LanguageModel, before: &str, text: &str) -> Result<Vec<u32>> {
     if text.is_empty() || before.is_empty() || !adds_blank(model)? {

@@ -1,7 +1,7 @@
 //! JSON with integers of any size, as Python reads and writes it.
 //!
-//! `serde_json` turns an integer beyond 64 bits into a float. Its feature `arbitrary_precision` was rejected: it changes
-//! how every number of every configuration is deserialized. Here such an integer becomes an object with one key, which
+//! `serde_json` turns an integer beyond 64 bits into a float. Its feature `arbitrary_precision` was rejected: it
+//! changes how every number of every configuration is deserialized. Here such an integer becomes an object with one key, which
 //! passes through [`Value`] and `serde_json` unchanged and is written as digits again.
 
 use std::borrow::Cow;

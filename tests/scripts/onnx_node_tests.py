@@ -2,8 +2,8 @@
 
 Usage: onnx_node_tests.py DIRECTORY [--roll PROGRAM] [--only TEXT] [--table]
 
-DIRECTORY holds the tests, one folder each with `model.onnx` and `test_data_set_0`, as in `onnx/backend/test/data/node` of
-ONNX's repository. Without tests there, those of the package onnx are written to it. Downloads nothing. Needs onnx.
+DIRECTORY holds the tests, one folder each with `model.onnx` and `test_data_set_0`, as in `onnx/backend/test/data/node`
+of ONNX's repository. Without tests there, those of the package onnx are written to it. Downloads nothing. Needs onnx.
 
 Each test becomes a network whose inputs of floats are constants plus zero times the mean of a picture, so that they are
 computed when it runs; if it is refused so, as weights of convolutions are, the first input alone. Integers and truth
@@ -198,8 +198,9 @@ def main():
             results = list(pool.map(lambda folder: run(folder, arguments.roll, picture, scratch), folders))
     counts = collections.Counter(result for _, result, _, _ in results)
     print(", ".join(f"{count} {result}" for result, count in counts.most_common()), f"of {len(results)}")
-    reasons = collections.Counter(re.sub(r".*?FILE:?\s*(node `[^`]*`)?\s*|; the rewards.*", "", reason)[:110] for _, result, reason, _ in results
-                                  if result == "refused")
+    place = re.compile(r".*?FILE:?\s*(node `[^`]*`)?\s*|; the rewards.*")
+    refused = [reason for _, result, reason, _ in results if result == "refused"]
+    reasons = collections.Counter(place.sub("", reason)[:110] for reason in refused)
     for reason, count in reasons.most_common():
         print(f"  {count:4} {reason}")
     for name, result, reason, _ in results:

@@ -131,8 +131,8 @@ impl Conversations {
         format!("{}: {}", self.file.display(), self.rows[row].place)
     }
 
-    /// Renders every row, so that an invalid one is found before the first step, and keeps the form that the chat template
-    /// reads. Fails also if none can be trained on; `key` names the file.
+    /// Renders every row, so that an invalid one is found before the first step, and keeps the form that the chat
+    /// template reads. Fails also if none can be trained on; `key` names the file.
     pub(super) fn check(&mut self, key: &str, config: &SftConfig, model: &dyn LanguageModel) -> Result<()> {
         let (limit, mut split, mut is_usable) = (config.limit(model), 0, false);
         for row in 0..self.rows.len() {

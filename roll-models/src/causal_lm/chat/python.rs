@@ -96,8 +96,8 @@ impl Object for WideInteger {
     }
 }
 
-/// Whether a value is an integer of any size. Python's booleans are integers too, but Jinja's test `integer` is false for
-/// them.
+/// Whether a value is an integer of any size. Python's booleans are integers too, but Jinja's test `integer` is false
+/// for them.
 pub(super) fn is_integer(value: &Value) -> bool {
     value.is_integer() || value.downcast_object_ref::<WideInteger>().is_some()
 }
