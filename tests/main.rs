@@ -24,6 +24,7 @@ mod reward_fl_step;
 mod adapter_file;
 mod adapters;
 mod agent;
+mod agent_prompts;
 mod bad_input;
 mod cache;
 #[cfg(unix)]

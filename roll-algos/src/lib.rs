@@ -31,6 +31,7 @@ pub mod flow_grpo;
 pub mod flow_matching;
 pub mod kl_reference;
 mod notes;
+mod pieces;
 pub mod policy_gradient;
 mod ranks;
 mod report;

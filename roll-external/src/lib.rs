@@ -2,6 +2,7 @@
 //!
 //! - [`files`]: files read up to a length, and files written whole or not at all.
 //! - [`Fingerprint`]: keys of caches, made of files and settings.
+//! - [`json`]: JSON with integers of any size, as Python reads and writes it.
 //! - [`process`]: child processes that end together with the processes they started.
 //! - [`contain`](mod@contain): calls into other crates that may panic or hang.
 //! - [`tokenizer_json`]: checks of a tokenizer's file before it is used.
@@ -32,6 +33,7 @@
 pub mod contain;
 pub mod files;
 mod fingerprint;
+pub mod json;
 pub mod process;
 #[cfg(feature = "service")]
 pub mod service;

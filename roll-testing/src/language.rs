@@ -22,6 +22,8 @@ pub struct Bigram {
     pub forgets: bool,
     /// Text that the chat template writes after the end of each turn.
     pub after_end: &'static str,
+    /// Whether the tokenizer writes a blank before a text and after each `$`, as those of SentencePiece do.
+    pub adds_blank: bool,
     /// Context length in tokens.
     pub context: usize,
     /// Whether the chat template fails.
@@ -40,6 +42,7 @@ impl Default for Bigram {
             gradients: Arc::new(Mutex::new(vec![0.0; V * V])),
             forgets: false,
             after_end: "",
+            adds_blank: false,
             context: usize::MAX,
             fails: false,
             refuses_system: false,
@@ -108,7 +111,9 @@ impl Model for Bigram {
 
 impl LanguageModel for Bigram {
     fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
-        Ok(text.chars().map(|c| if c.is_ascii() { c as u32 } else { 1 }).collect())
+        let blank = |part: &str| if self.adds_blank && part != "$" { " " } else { "" };
+        let texts = text.split_inclusive('$').flat_map(|part| blank(part).chars().chain(part.chars()));
+        Ok(texts.map(|c| if c.is_ascii() { c as u32 } else { 1 }).collect())
     }
 
     fn detokenize(&self, tokens: &[u32]) -> Result<String> {

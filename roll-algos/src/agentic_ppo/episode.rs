@@ -1,5 +1,7 @@
 //! A played episode: tokens, turns and ending.
 
+use roll_external::json;
+
 use super::tools::ToolCall;
 use crate::environments::seed_on_the_wire;
 
@@ -88,7 +90,7 @@ impl Episode {
                 "observation": s.observation, "response": s.response, "reward": s.reward, "valid": s.valid,
             });
             if !s.calls.is_empty() {
-                turn["calls"] = serde_json::json!(s.calls);
+                turn["calls"] = json::with_texts(serde_json::json!(s.calls));
             }
             turn
         });

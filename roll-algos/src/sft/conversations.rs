@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use roll_core::{Error, LanguageModel, Message, Result};
-use roll_external::files;
+use roll_external::{files, json};
 use serde_json::{Map, Value};
 
 use super::{SftConfig, TrainOn, rows};
+use crate::pieces::tokenize_after;
 
 /// Larger files are refused: they are held in memory.
 const MAX_BYTES: u64 = 4 << 30;
@@ -18,6 +19,9 @@ const ROLES: [&str; 7] = ["system", "developer", "user", "assistant", "tool", "f
 
 /// Fields of a tool's result that name the call which it answers. Many chat templates rely on the order alone.
 const LINKS: [&str; 2] = ["tool_call_id", "name"];
+
+/// Field with calls of tools.
+const CALLS: &str = "tool_calls";
 
 /// Field that holds null where a message has no text.
 const CONTENT: &str = "content";
@@ -43,6 +47,8 @@ struct Conversation {
     untrained: Vec<usize>,
     /// Descriptions of tools.
     tools: Vec<Value>,
+    /// Whether the chat template writes every field in this form.
+    is_checked: bool,
 }
 
 /// The conversations of a file, in memory.
@@ -61,7 +67,7 @@ pub struct Tokens {
     pub train: Vec<bool>,
 }
 
-/// A sample as text: pieces that are tokenized apart, as when the assistant acts, and whether each is trained on.
+/// A sample as text: pieces that meet where the assistant begins or ends to act, and whether each is trained on.
 type Pieces = Vec<(String, bool)>;
 
 impl Tokens {
@@ -84,13 +90,13 @@ impl Conversations {
         let entries: Box<dyn Iterator<Item = (String, serde_json::Result<Value>)>> =
             match text.trim_start().starts_with('[') {
                 true => {
-                    let list: Vec<Value> = serde_json::from_str(&text)
+                    let list: Vec<Value> = json::parse(&text)
                         .map_err(|e| Error::bad_file(file, format!("expected a JSON list of conversations: {e}")))?;
                     Box::new(list.into_iter().enumerate().map(|(i, entry)| (format!("entry {}", i + 1), Ok(entry))))
                 }
                 false => {
                     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-                    Box::new(lines.map(|(i, line)| (format!("line {}", i + 1), serde_json::from_str(line))))
+                    Box::new(lines.map(|(i, line)| (format!("line {}", i + 1), json::parse(line))))
                 }
             };
         let (mut read, mut others) = (Vec::new(), BTreeSet::new());
@@ -125,15 +131,18 @@ impl Conversations {
         format!("{}: {}", self.file.display(), self.rows[row].place)
     }
 
-    /// Renders every row, so that an invalid one is found before the first step. Fails also if none can be trained on;
-    /// `key` names the file.
-    pub(super) fn check(&self, key: &str, config: &SftConfig, model: &dyn LanguageModel) -> Result<()> {
+    /// Renders every row, so that an invalid one is found before the first step, and keeps the form that the chat
+    /// template reads. Fails also if none can be trained on; `key` names the file.
+    pub(super) fn check(&mut self, key: &str, config: &SftConfig, model: &dyn LanguageModel) -> Result<()> {
         let (limit, mut split, mut is_usable) = (config.limit(model), 0, false);
         for row in 0..self.rows.len() {
-            split += usize::from(self.pieces(row, config.train_on, model)?.len() > 1);
+            let (form, pieces) = self.form(row, config.train_on, model)?;
+            self.rows[row] = form;
+            split += usize::from(pieces.len() > 1);
             // Rendering is much faster than counting tokens, which one row suffices for.
-            is_usable =
-                is_usable || self.samples(row, config.train_on, model)?.iter().any(|sample| sample.is_usable(limit));
+            for sample in pieces {
+                is_usable = is_usable || tokens(sample, config.train_on, model)?.is_usable(limit);
+            }
         }
         if split > 0 {
             tracing::info!(
@@ -156,38 +165,49 @@ impl Conversations {
     /// The samples of a row: the whole conversation, or one sample per answer if the chat template rewrites earlier
     /// answers.
     pub fn samples(&self, row: usize, train_on: TrainOn, model: &dyn LanguageModel) -> Result<Vec<Tokens>> {
-        let ends = model.end_tokens();
-        let tokens = |pieces: Pieces| {
-            let mut tokens = Tokens { ids: Vec::new(), train: Vec::new() };
-            for (text, train) in pieces {
-                let ids = model.tokenize(&text)?;
-                // The model never writes what follows the end of its turn.
-                let end = ids.iter().rposition(|id| train_on == TrainOn::Responses && ends.contains(id));
-                let trained = if train { end.map_or(ids.len(), |end| end + 1) } else { 0 };
-                tokens.train.extend((0..ids.len()).map(|i| i < trained));
-                tokens.ids.extend(ids);
-            }
-            Ok(tokens)
-        };
-        self.pieces(row, train_on, model)?.into_iter().map(tokens).collect()
+        let pieces = self.form(row, train_on, model)?.1;
+        pieces.into_iter().map(|sample| tokens(sample, train_on, model)).collect()
     }
 
-    fn pieces(&self, row: usize, train_on: TrainOn, model: &dyn LanguageModel) -> Result<Vec<Pieces>> {
+    /// The first form of a row that the chat template writes, and its samples as text.
+    fn form(&self, row: usize, train_on: TrainOn, model: &dyn LanguageModel) -> Result<(Conversation, Vec<Pieces>)> {
         let conversation = &self.rows[row];
-        let pieces = |conversation: &Conversation| {
-            conversation.check_fields(train_on, model)?;
-            conversation.pieces(train_on, model)
+        let pieces = |form: Conversation| {
+            form.check_fields(train_on, model)?;
+            form.pieces(train_on, model).map(|pieces| (Conversation { is_checked: true, ..form }, pieces))
         };
-        let mut forms = conversation.forms(model).into_iter();
-        let found = match forms.next() {
-            Some(first) => pieces(&first).or_else(|e| forms.find_map(|form| pieces(&form).ok()).ok_or(e)),
-            None => pieces(conversation),
+        let found = match conversation.is_checked {
+            true => conversation.pieces(train_on, model).map(|pieces| (conversation.clone(), pieces)),
+            false => {
+                let mut forms = conversation.forms(model);
+                let first = forms.next().unwrap_or_else(|| conversation.clone());
+                pieces(first).or_else(|e| forms.find_map(|form| pieces(form).ok()).ok_or(e))
+            }
         };
         found.map_err(|error| match error {
             Error::Unsupported(problem) => Error::bad_file(&self.file, format!("{}: {problem}", conversation.place)),
             error => Error::Context { doing: self.origin(row), source: Box::new(error) },
         })
     }
+}
+
+/// A sample as tokens.
+fn tokens(pieces: Pieces, train_on: TrainOn, model: &dyn LanguageModel) -> Result<Tokens> {
+    let ends = model.end_tokens();
+    let mut tokens = Tokens { ids: Vec::new(), train: Vec::new() };
+    let mut before = String::new();
+    for (text, train) in pieces {
+        let ids = tokenize_after(model, &before, &text)?;
+        // The model never writes what follows the end of its turn.
+        let end = ids.iter().rposition(|id| train_on == TrainOn::Responses && ends.contains(id));
+        let trained = if train { end.map_or(ids.len(), |end| end + 1) } else { 0 };
+        tokens.train.extend((0..ids.len()).map(|i| i < trained));
+        tokens.ids.extend(ids);
+        if !text.is_empty() {
+            before = text;
+        }
+    }
+    Ok(tokens)
 }
 
 impl Conversation {
@@ -203,41 +223,30 @@ impl Conversation {
                 untrained.push(i);
             }
         }
-        Ok(Self { place, messages, untrained, tools: tools(entry.tools)? })
+        Ok(Self { place, messages, untrained, tools: tools(entry.tools)?, is_checked: false })
     }
 
     /// The forms of calls that a template may read, in the order in which they are tried: arguments as an object, then
     /// as in the row; no text as null, then as an empty text. Templates that write null as a word get the empty text
     /// alone.
-    fn forms(&self, model: &dyn LanguageModel) -> Vec<Self> {
-        let calls = |message: &Message| message.fields.contains_key("tool_calls");
-        if !self.messages.iter().any(calls) {
-            return vec![self.clone()];
-        }
-        let (mut objects, mut texts) = (self.clone(), self.clone());
-        for calls in objects.messages.iter_mut().filter_map(|message| message.fields.get_mut("tool_calls")) {
-            // They were read once already.
-            let _ = parse_arguments(calls);
-        }
-        for calls in texts.messages.iter_mut().filter_map(|message| message.fields.get_mut("tool_calls")) {
-            write_arguments(calls);
-        }
-        let without_null = |form: &Self| {
-            let mut form = form.clone();
-            form.messages.iter_mut().for_each(|message| drop(message.fields.shift_remove(CONTENT)));
-            form
-        };
-        let words = |form: &Self| form.render(&form.messages, false, model).map(|text| text.matches("None").count());
-        let mut forms = Vec::new();
-        for form in [objects, texts] {
-            let empty = without_null(&form);
-            let writes_null = matches!((words(&form), words(&empty)), (Ok(null), Ok(empty)) if null > empty);
-            if !writes_null && empty.messages != form.messages {
-                forms.push(form);
-            }
-            forms.push(empty);
-        }
-        forms
+    fn forms<'a>(&'a self, model: &'a dyn LanguageModel) -> impl Iterator<Item = Self> + 'a {
+        let has_calls = self.messages.iter().any(|message| message.fields.contains_key(CALLS));
+        // Arguments were read once already, so they are JSON.
+        let objects: fn(&mut Value) = |calls| drop(parse_arguments(calls));
+        let texts: fn(&mut Value) = write_arguments;
+        let unchanged: fn(&mut Value) = |_| ();
+        let forms = if has_calls { vec![objects, texts] } else { vec![unchanged] };
+        forms.into_iter().flat_map(move |rewrite| {
+            let mut form = self.clone();
+            form.messages.iter_mut().filter_map(|message| message.fields.get_mut(CALLS)).for_each(rewrite);
+            let mut empty = form.clone();
+            empty.messages.iter_mut().for_each(|message| drop(message.fields.shift_remove(CONTENT)));
+            let words =
+                |form: &Self| form.render(&form.messages, false, model).map(|text| text.matches("None").count());
+            let keeps_null = empty.messages != form.messages
+                && !matches!((words(&form), words(&empty)), (Ok(null), Ok(empty)) if null > empty);
+            keeps_null.then_some(form).into_iter().chain([empty])
+        })
     }
 
     fn render(&self, messages: &[Message], continue_as_assistant: bool, model: &dyn LanguageModel) -> Result<String> {
@@ -328,7 +337,7 @@ fn tools(tools: Option<Value>) -> Result<Vec<Value>, String> {
     let expected = |e: String| format!("`tools`: expected a list, or its JSON in a text: {e}");
     let tools = match tools {
         Some(Value::String(text)) if text.trim().is_empty() => None,
-        Some(Value::String(text)) => Some(serde_json::from_str(&text).map_err(|e| expected(e.to_string()))?),
+        Some(Value::String(text)) => Some(json::parse(&text).map_err(|e| expected(e.to_string()))?),
         tools => tools,
     };
     match tools {
@@ -357,7 +366,7 @@ fn message(mut fields: Map<String, Value>) -> Result<(Message, bool), String> {
     let content = match fields.shift_remove("content") {
         Some(Value::String(content)) => content,
         // A message that only calls tools.
-        None if fields.contains_key("tool_calls") => {
+        None if fields.contains_key(CALLS) => {
             fields.insert(CONTENT.into(), Value::Null);
             String::new()
         }
@@ -369,7 +378,7 @@ fn message(mut fields: Map<String, Value>) -> Result<(Message, bool), String> {
         Some(("assistant", Some(0.0))) => false,
         _ => return Err("`weight`: expected 0 or 1, of a message of the assistant".into()),
     };
-    if let Some(calls) = fields.get("tool_calls") {
+    if let Some(calls) = fields.get(CALLS) {
         parse_arguments(&mut calls.clone())?;
     }
     Ok((Message { role, content, fields }, train))
@@ -381,7 +390,7 @@ fn parse_arguments(calls: &mut Value) -> Result<(), String> {
     for call in calls.as_array_mut().ok_or("`tool_calls`: expected a list")? {
         let call = if call.get("function").is_some() { &mut call["function"] } else { call };
         if let Some(Value::String(text)) = call.get("arguments") {
-            let object: Map<String, Value> = serde_json::from_str(text)
+            let object: Map<String, Value> = json::parse(text)
                 .map_err(|e| format!("`tool_calls`: `arguments`: expected a JSON object, found `{text}`: {e}"))?;
             call["arguments"] = Value::Object(object);
         }
@@ -394,21 +403,7 @@ fn write_arguments(calls: &mut Value) {
     for call in calls.as_array_mut().into_iter().flatten() {
         let call = if call.get("function").is_some() { &mut call["function"] } else { call };
         if let Some(arguments @ Value::Object(_)) = call.get("arguments") {
-            call["arguments"] = python_json(arguments).into();
+            call["arguments"] = json::dumps(arguments).into();
         }
-    }
-}
-
-/// JSON with a blank after commas and colons.
-fn python_json(value: &Value) -> String {
-    let join = |items: Vec<String>| items.join(", ");
-    match value {
-        Value::Array(items) => format!("[{}]", join(items.iter().map(python_json).collect())),
-        Value::Object(fields) => {
-            let field =
-                |(key, value): (&String, &Value)| format!("{}: {}", Value::from(key.as_str()), python_json(value));
-            format!("{{{}}}", join(fields.iter().map(field).collect()))
-        }
-        scalar => scalar.to_string(),
     }
 }

@@ -130,7 +130,7 @@ impl Algorithm for Sft {
         }
         let model = language(model, NAME)?;
         for (key, conversations) in
-            [("algo.data", Some(&self.conversations)), ("algo.val_data", self.held_out.as_ref())]
+            [("algo.data", Some(&mut self.conversations)), ("algo.val_data", self.held_out.as_mut())]
         {
             if let Some(conversations) = conversations {
                 conversations.check(key, &self.config, model)?;

@@ -53,7 +53,7 @@ fn texts(data: &Conversations, model: &Bigram) -> Vec<[String; 2]> {
 /// The conversations of a file with `row`, or the error of reading and checking them.
 fn checked(row: &str, model: &Bigram) -> Result<Conversations, String> {
     let (_dir, path) = file(row);
-    let data = Conversations::read(&path).map_err(|e| e.chain())?;
+    let mut data = Conversations::read(&path).map_err(|e| e.chain())?;
     data.check("algo.data", &SftConfig::default(), model).map_err(|e| e.chain())?;
     Ok(data)
 }
@@ -101,6 +101,20 @@ fn text_after_the_end_of_a_turn_is_not_trained_on() {
     model.after_end = "\n";
     let row = r#"{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "b"}]}"#;
     assert_eq!(texts(&checked(row, &model).unwrap(), &model), [["u:x$\na:b$\n".to_string(), "b$".to_string()]]);
+}
+
+#[test]
+fn no_blank_is_trained_where_a_tokenizer_begins_texts_with_one() {
+    let mut model = Bigram::new();
+    model.adds_blank = true;
+    let row = r#"{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "y"}, {"role": "assistant", "content": "c"}]}"#;
+    let data = checked(&row.replace('\n', ""), &model).unwrap();
+    assert_eq!(texts(&data, &model), [[" u:x$ a:b$ u:y$ a:c$".to_string(), "b$c$".to_string()]]);
+    // The template ends an answer with a line break, which the next turn follows without a blank.
+    model.after_end = "\n";
+    let whole = " u:x$ \na:b$ \nu:y$ \na:c$ \n";
+    assert_eq!(texts(&data, &model), [[whole.to_string(), "b$c$".to_string()]]);
 }
 
 #[test]

@@ -19,6 +19,7 @@ use crate::comma_list::{self, split};
 use crate::hub::Hub;
 use crate::lora::{AdapterSources, InitialAdapter, LoraRequest};
 use crate::precision::{ComputeDType, WeightsDType};
+use crate::tokenizer::Tokenizer;
 use crate::trainable::{Trainable, check_alpha, kept_for_pullback};
 use crate::weights::stored_dtype;
 
@@ -65,6 +66,9 @@ pub struct CausalLmOptions {
     /// Further variables that the chat template reads: `{enable_thinking: false}` for Qwen3. Any other variable that it
     /// does not read is an error.
     pub chat_template_args: Options,
+    /// Tokens that end an answer, besides those that the model's files name: `["<|im_end|>"]` for a base model of Qwen,
+    /// whose chat template ends turns with it. A checkpoint of all weights names them in its `generation_config.json`.
+    pub end_tokens: Vec<String>,
 }
 
 impl Default for CausalLmOptions {
@@ -82,6 +86,7 @@ impl Default for CausalLmOptions {
             max_length: None,
             rows_at_once: ROWS_AT_ONCE,
             chat_template_args: Options::new(),
+            end_tokens: Vec::new(),
         }
     }
 }
@@ -106,6 +111,19 @@ impl CausalLmOptions {
             0 => Err(Error::config("model.rows_at_once", "expected at least 1, found 0")),
             _ => Ok(config),
         }
+    }
+
+    /// Returns the ids of `end_tokens`.
+    fn end_ids(&self, config: &LmConfig, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>> {
+        let id = |token: &String| {
+            let id = tokenizer.and_then(|tokenizer| tokenizer.id(token)).filter(|id| (*id as usize) < config.vocab);
+            id.ok_or_else(|| {
+                let problem =
+                    format!("expected tokens of the model's tokenizer, such as `<|im_end|>`; found `{token}`");
+                Error::config("model.end_tokens", problem)
+            })
+        };
+        self.end_tokens.iter().map(id).collect()
     }
 
     /// What is trained without `lora_checkpoint`.
@@ -158,7 +176,8 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
         Some(path) => source::open(path, context.headers_only)?,
         None => source::built_in()?,
     };
-    let config = options.checked(config)?;
+    let mut config = options.checked(config)?;
+    config.add_end_ids(options.end_ids(&config, tokenizer.as_ref())?);
     let template = match (template, options.chat_template_args.is_empty()) {
         (Some(template), false) => Some(template.with_arguments(options.chat_template_args.clone())?),
         (None, false) => {
@@ -198,7 +217,10 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     // `model_path` is a published name if the model was located somewhere else, in the hub's cache.
     let published = options.model_path.clone().filter(|name| located.as_ref() != Some(&context.resolve(name)));
     // A checkpoint of all weights is a model of its own, and gets the other files of its origin.
-    let origin = source::origin(located.as_deref(), published, trains_all)?;
+    let mut origin = source::origin(located.as_deref(), published, trains_all)?;
+    if trains_all && !options.end_tokens.is_empty() {
+        origin.set_end_ids(&config.end_ids)?;
+    }
     let network = match context.headers_only {
         true => Network::without_weights(config, &device),
         false => Network::with_quantised(config, &state, quantised, dtype, &device).while_doing(reading)?,
@@ -229,14 +251,22 @@ fn unended_turn(model: &CausalLm) -> Option<String> {
         return None;
     }
     let known: Vec<String> = ends.iter().filter_map(|id| model.detokenize(&[*id]).ok()).collect();
-    let (id, found) = match ids.first() {
-        Some(id) => (format!(" the id {id}"), format!("`{}`", model.detokenize(&[*id]).ok()?)),
-        None => (" its id".into(), "nothing".into()),
+    let (id, found, advice) = match ids.first() {
+        Some(id) => {
+            let token = model.detokenize(&[*id]).ok()?;
+            (
+                format!(" the id {id}"),
+                format!("`{token}`"),
+                format!("Name it in `model.end_tokens: [\"{token}\"]`, or "),
+            )
+        }
+        None => (" its id".into(), "nothing".into(), "To end them, ".into()),
     };
     Some(format!(
         "the chat template ends a turn with {found}, which is not among the tokens that end an answer (`{}`): answers go \
-         on to the limit. Add{id} to `eos_token_id` in generation_config.json, beside the weights",
-        known.join("`, `")
+         on to the limit. {}add{id} to `eos_token_id` in generation_config.json, beside the weights",
+        known.join("`, `"),
+        advice
     ))
 }
 
@@ -268,6 +298,39 @@ pub(super) fn initial_adapter(
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn tokens_that_end_an_answer_may_be_named() {
+        let dir = tempfile::tempdir().unwrap();
+        source::write_built_in(dir.path()).unwrap();
+        let file = dir.path().join("config.json");
+        let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        let end = config["eos_token_id"].as_u64().unwrap() as u32;
+        config["eos_token_id"] = 0.into();
+        std::fs::write(&file, config.to_string()).unwrap();
+        let open = |end_tokens: &[&str], rank: usize| {
+            let options = CausalLmOptions {
+                model_path: Some(dir.path().into()),
+                lora_rank: Some(rank),
+                end_tokens: end_tokens.iter().map(|token| (*token).into()).collect(),
+                ..CausalLmOptions::default()
+            };
+            super::open(&options, &BuildContext::new("flex"))
+        };
+        let token = open(&[], 1).unwrap().detokenize(&[end]).unwrap();
+        let problem = unended_turn(&open(&[], 1).unwrap()).unwrap();
+        assert!(problem.contains(&format!("`model.end_tokens: [\"{token}\"]`")), "{problem}");
+        let named = open(&[&token], 0).unwrap();
+        assert_eq!((named.end_tokens(), unended_turn(&named)), (vec![0, end], None));
+        // A checkpoint of all weights opens with them.
+        let exported = roll_core::Model::export_adapter(&named).unwrap();
+        let beside = roll_core::header::take(&mut exported["model"].clone()).unwrap();
+        let text = &beside[&format!("{}generation_config.json", roll_core::header::BESIDE)];
+        let written: serde_json::Value = serde_json::from_str(text).unwrap();
+        assert_eq!(written, serde_json::json!({ "eos_token_id": [0, end] }));
+        let problem = open(&["<nosuch>"], 1).err().unwrap().to_string();
+        assert!(problem.contains("model.end_tokens") && problem.contains("<nosuch>"), "{problem}");
+    }
 
     #[test]
     fn errors_of_unknown_layers_and_eight_bits_name_the_key() {

@@ -39,6 +39,19 @@ pub struct Origin {
     pub files: BTreeMap<String, String>,
 }
 
+impl Origin {
+    /// Sets the tokens that end an answer, in the `generation_config.json`.
+    pub(super) fn set_end_ids(&mut self, ids: &[u32]) -> Result<()> {
+        const FILE: &str = "generation_config.json";
+        let invalid = |e: serde_json::Error| Error::bad_file(FILE, e.to_string());
+        let text = self.files.get(FILE).map_or("{}", String::as_str);
+        let mut fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(text).map_err(invalid)?;
+        fields.insert("eos_token_id".into(), ids.into());
+        self.files.insert(FILE.into(), serde_json::to_string_pretty(&fields).map_err(invalid)?);
+        Ok(())
+    }
+}
+
 impl CausalLm {
     /// Creates a model around a network whose trainable parameters are already chosen. Fails if the tokenizer has ids
     /// without an embedding, except those of added tokens: Gemma 3's small models have one for images, which no text

@@ -3,6 +3,7 @@
 use roll_core::{Error, Generation, LanguageModel, Message, Result};
 
 use crate::agentic_ppo::tools::Tools;
+use crate::pieces::tokenize_after;
 
 /// Stands for the assistant's words when the template is asked for the text after them. Private-use characters, so that
 /// no template and no tokenizer treats them specially.
@@ -52,7 +53,9 @@ impl Conversation {
                 self.after_answer(model, &asked)?
             }
         };
-        let tokens = model.tokenize(&text)?;
+        let before = self.tokens.last().filter(|_| self.begins < self.tokens.len());
+        let before = before.map(|last| model.detokenize(&[*last])).transpose()?.unwrap_or_default();
+        let tokens = tokenize_after(model, &before, &text)?;
         self.response.extend(std::iter::repeat_n(false, tokens.len()));
         self.log_probs.extend(std::iter::repeat_n(0.0, tokens.len()));
         self.raw_log_probs.extend(std::iter::repeat_n(0.0, tokens.len()));
@@ -101,5 +104,99 @@ impl Conversation {
     /// Number of tokens.
     pub fn len(&self) -> usize {
         self.tokens.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use roll_core::{Adapter, Grad, Pullback, Sampling, Tensor, TokenStats};
+    use roll_testing::Bigram;
+
+    use super::*;
+
+    /// A model whose turns end with `$` or `%`, and whose chat template writes `end` after an answer.
+    struct Ends {
+        letters: Bigram,
+        end: &'static str,
+    }
+
+    impl LanguageModel for Ends {
+        fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
+            self.letters.tokenize(text)
+        }
+
+        fn detokenize(&self, tokens: &[u32]) -> Result<String> {
+            self.letters.detokenize(tokens)
+        }
+
+        fn render_chat(&self, messages: &[Message], _: bool) -> Result<String> {
+            let turn = |m: &Message| match m.role.as_str() {
+                "assistant" => format!("{}{}", m.content, self.end),
+                _ => format!("[{}]", m.content),
+            };
+            Ok(messages.iter().map(turn).collect())
+        }
+
+        fn end_tokens(&self) -> Vec<u32> {
+            vec!['$' as u32, '%' as u32]
+        }
+
+        fn generate(&mut self, _: &[Vec<u32>], _: &Sampling) -> Result<Vec<Generation>> {
+            Err(Error::Unsupported("it writes nothing".into()))
+        }
+
+        fn evaluate(&mut self, _: &Tensor, _: &Tensor, _: Adapter, _: Grad) -> Result<(TokenStats, Option<Pullback>)> {
+            Err(Error::Unsupported("it evaluates nothing".into()))
+        }
+    }
+
+    #[test]
+    fn a_turn_has_one_end_whatever_the_template_writes_there() {
+        for (end, answer, expected) in [
+            ("$", "b$", "[a]b$[c]"),
+            // Llama 2's template writes a blank before the end.
+            (" $", "b$", "[a]b$[c]"),
+            // The model wrote another of its ends.
+            ("$", "b%", "[a]b%[c]"),
+            (" %\n", "b$", "[a]b$\n[c]"),
+            // The model was cut off: the template ends the turn.
+            (" $", "b", "[a]b $[c]"),
+            // The template ends no turn.
+            ("\n", "b$", "[a]b$\n[c]"),
+            ("", "b$", "[a]b$[c]"),
+        ] {
+            let model = Ends { letters: Bigram::new(), end };
+            let (tools, mut conversation) = (Tools::default(), Conversation::default());
+            conversation.ask(&model, &tools, vec![Message::new("user", "a")]).unwrap();
+            let tokens = model.tokenize(answer).unwrap();
+            let log_probs = vec![0.0; tokens.len()];
+            let generation = Generation { tokens, log_probs, raw_log_probs: Vec::new() };
+            conversation.answer(&model, &generation).unwrap();
+            conversation.ask(&model, &tools, vec![Message::new("user", "c")]).unwrap();
+            assert_eq!(model.detokenize(&conversation.tokens).unwrap(), expected, "{end:?} {answer:?}");
+            let written: Vec<u32> = conversation
+                .tokens
+                .iter()
+                .zip(&conversation.response)
+                .filter(|(_, own)| **own)
+                .map(|(id, _)| *id)
+                .collect();
+            assert_eq!(model.detokenize(&written).unwrap(), answer);
+        }
+    }
+
+    #[test]
+    fn no_blank_is_added_between_turns() {
+        let mut letters = Bigram::new();
+        letters.adds_blank = true;
+        let model = Ends { letters, end: "" };
+        let mut conversation = Conversation::default();
+        let tools = Tools::default();
+        conversation.ask(&model, &tools, vec![Message::new("user", "a")]).unwrap();
+        let generation = Generation { tokens: vec!['b' as u32], log_probs: vec![0.0], raw_log_probs: Vec::new() };
+        conversation.answer(&model, &generation).unwrap();
+        conversation.ask(&model, &tools, vec![Message::new("user", "c")]).unwrap();
+        assert_eq!(model.detokenize(&conversation.tokens).unwrap(), " [a]b[c]");
     }
 }

@@ -17,6 +17,7 @@ use rand::RngCore;
 use roll_core::{
     Environment, Error, Generation, LanguageModel, Message, Noise, Progress, Purpose, Result, ResultExt, Split,
 };
+use roll_external::json;
 
 use super::config::{AgenticPpoConfig, InferLogProbs};
 use super::episode::{Ending, Episode, Step};
@@ -356,7 +357,7 @@ impl<'a> RunningEpisode<'a> {
         if !tools.is_empty() && left > 0 {
             let made = tools.answer(tools::parse_calls(text), left);
             if !made.is_empty() {
-                self.results = made.iter().map(|call| call.output.to_string()).collect();
+                self.results = made.iter().map(|call| json::compact(&call.output)).collect();
                 return self.calls.extend(made);
             }
         }

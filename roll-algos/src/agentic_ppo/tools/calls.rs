@@ -1,6 +1,7 @@
 //! Calls in the agent's answers, in the forms that chat templates teach: those of Hermes and Qwen, Qwen3-Coder, Mistral and
 //! Llama 3.
 
+use roll_external::json::{parse as parse_json, with_integers};
 use serde_json::{Value, json};
 
 const OPEN: &str = "<tool_call>";
@@ -57,7 +58,7 @@ fn tagged(mut rest: &str) -> Vec<Result<Value, String>> {
 fn mistral(text: &str) -> Vec<Result<Value, String>> {
     let text = text.trim();
     if text.starts_with('[') {
-        let list = serde_json::Deserializer::from_str(text).into_iter::<Vec<Value>>().next();
+        let list = serde_json::Deserializer::from_str(&with_integers(text)).into_iter::<Vec<Value>>().next();
         return match list {
             Some(Ok(calls)) => calls.iter().map(read).collect(),
             _ => vec![Err(format!("expected a list of {EXPECTED} behind {MISTRAL}"))],
@@ -66,7 +67,7 @@ fn mistral(text: &str) -> Vec<Result<Value, String>> {
     let call = |text: &str| {
         let at = text.find(['[', '{']).ok_or_else(|| format!("expected a name and arguments behind {MISTRAL}"))?;
         let (name, arguments) = (text[..at].trim(), &text[text.find('{').unwrap_or(text.len())..]);
-        let arguments = serde_json::Deserializer::from_str(arguments).into_iter::<Value>().next();
+        let arguments = serde_json::Deserializer::from_str(&with_integers(arguments)).into_iter::<Value>().next();
         let arguments =
             arguments.and_then(Result::ok).ok_or_else(|| format!("the arguments of `{name}` are not JSON"))?;
         read(&json!({ "name": name, "arguments": arguments }))
@@ -77,8 +78,9 @@ fn mistral(text: &str) -> Vec<Result<Value, String>> {
 /// Objects `{"name", "parameters"}` with nothing else, separated by semicolons.
 fn llama(text: &str) -> Vec<Result<Value, String>> {
     let (text, is_marked) = text.strip_prefix(LLAMA).map_or((text, false), |text| (text.trim(), true));
+    let text = if text.starts_with('{') { with_integers(text) } else { text.into() };
     let mut calls = Vec::new();
-    let mut rest = text;
+    let mut rest = &*text;
     while rest.starts_with('{') {
         let mut objects = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
         let Some(Ok(object)) = objects.next() else { break };
@@ -106,7 +108,7 @@ fn qwen_coder(text: &str) -> Result<Value, String> {
         let (value, after) = value.split_once("</parameter>").ok_or_else(expected)?;
         let value = value.strip_prefix('\n').unwrap_or(value);
         let value = value.strip_suffix('\n').unwrap_or(value);
-        arguments.insert(key.trim().into(), serde_json::from_str(value).unwrap_or_else(|_| value.into()));
+        arguments.insert(key.trim().into(), parse_json(value).unwrap_or_else(|_| value.into()));
         rest = after;
     }
     read(&json!({ "name": name.trim(), "arguments": arguments }))
@@ -115,7 +117,7 @@ fn qwen_coder(text: &str) -> Result<Value, String> {
 const EXPECTED: &str = r#"{"name": "...", "arguments": {...}}"#;
 
 fn parse(text: &str) -> Result<Value, String> {
-    read(&serde_json::from_str(text).map_err(|e| format!("expected {EXPECTED}: {e}"))?)
+    read(&parse_json(text).map_err(|e| format!("expected {EXPECTED}: {e}"))?)
 }
 
 fn read(call: &Value) -> Result<Value, String> {
@@ -125,7 +127,7 @@ fn read(call: &Value) -> Result<Value, String> {
         None | Some(Value::Null) => Value::Object(serde_json::Map::new()),
         Some(Value::Object(arguments)) => Value::Object(arguments.clone()),
         // Some models write the object as a string.
-        Some(Value::String(text)) => match serde_json::from_str(text) {
+        Some(Value::String(text)) => match parse_json(text) {
             Ok(Value::Object(arguments)) => Value::Object(arguments),
             _ => return Err(format!("{expected}: `arguments` is not an object")),
         },

@@ -23,6 +23,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use roll_core::{Error, Options, Result};
+use roll_external::json;
 use serde_json::{Value, json};
 
 pub use calls::{ToolCall, parse_calls};
@@ -143,8 +144,8 @@ impl Tools {
         let known = || self.tools.iter().map(|tool| tool.options.name.as_str()).collect::<Vec<_>>().join(", ");
         let tool = self.tools.iter().find(|tool| tool.options.name == name);
         let tool = tool.ok_or_else(|| format!("there is no tool `{name}`; there are: {}", known()))?;
-        let output = tool.run(&call.to_string())?;
-        serde_json::from_str(output.trim()).map_err(|e| format!("the tool wrote no JSON: {e}"))
+        let output = tool.run(&json::compact(call))?;
+        json::parse(output.trim()).map_err(|e| format!("the tool wrote no JSON: {e}"))
     }
 }
 

@@ -48,6 +48,26 @@ fn calls_are_read_as_hermes_and_qwen_write_them() {
 }
 
 #[test]
+fn integers_beyond_64_bits_stay_whole() {
+    let wide = r#"{"wei":115792089237316195423570985008687907853269984665640564039457584007913129639936}"#;
+    for answer in [
+        format!(r#"<tool_call>{{"name": "pay", "arguments": {wide}}}</tool_call>"#),
+        format!(r#"<tool_call>{{"name": "pay", "arguments": {}}}</tool_call>"#, json!(wide)),
+        format!(r#"{{"name": "pay", "parameters": {wide}}}"#),
+        format!(r#"[TOOL_CALLS] [{{"name": "pay", "arguments": {wide}}}]"#),
+        format!("[TOOL_CALLS]pay[ARGS]{wide}"),
+        format!(
+            "<tool_call><function=pay><parameter=wei>{}</parameter></function></tool_call>",
+            &wide[7..wide.len() - 1]
+        ),
+    ] {
+        let made = Tools::new(&[options("pay", "cat")]).unwrap().answer(parse_calls(&answer), 1).remove(0);
+        let given = roll_external::json::compact(&made.output);
+        assert!(given.contains(&format!(r#""arguments":{wide}"#)), "{answer}: {given}");
+    }
+}
+
+#[test]
 fn calls_are_read_as_other_families_write_them() {
     let [add, now] = [json!({"name": "add", "arguments": {"a": 1}}), json!({"name": "now", "arguments": {}})].map(Ok);
     for answer in [
@@ -192,6 +212,74 @@ fn tools_are_described_in_the_conversation_without_template_support() {
     assert!(text.ends_with(results), "{text}");
     assert!(text.contains(r#""parameters":{"type":"object","properties":{}}"#), "{text}");
     assert_eq!(Tools::default().render(model, &messages[..1]).unwrap(), "u:6 * 7?$a:");
+}
+
+/// A model whose chat template writes tools as `writes` says.
+struct WithTools {
+    letters: Bigram,
+    writes: fn(&[Message]) -> Result<Option<String>>,
+}
+
+impl roll_core::LanguageModel for WithTools {
+    fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
+        self.letters.tokenize(text)
+    }
+
+    fn detokenize(&self, tokens: &[u32]) -> Result<String> {
+        self.letters.detokenize(tokens)
+    }
+
+    fn render_chat(&self, messages: &[Message], continue_as_assistant: bool) -> Result<String> {
+        self.letters.render_chat(messages, continue_as_assistant)
+    }
+
+    fn render_chat_with_tools(&self, messages: &[Message], tools: &[Value], _: bool) -> Result<Option<String>> {
+        assert_eq!(tools.len(), 1);
+        (self.writes)(messages)
+    }
+
+    fn generate(&mut self, _: &[Vec<u32>], _: &roll_core::Sampling) -> Result<Vec<roll_core::Generation>> {
+        Err(Error::Unsupported("it writes nothing".into()))
+    }
+
+    fn evaluate(
+        &mut self,
+        _: &roll_core::Tensor,
+        _: &roll_core::Tensor,
+        _: roll_core::Adapter,
+        _: roll_core::Grad,
+    ) -> Result<(roll_core::TokenStats, Option<roll_core::Pullback>)> {
+        Err(Error::Unsupported("it evaluates nothing".into()))
+    }
+}
+
+#[test]
+fn templates_that_lose_answers_or_refuse_results_do_not_describe_tools() {
+    let contents = |messages: &[Message]| messages.iter().map(|m| format!("[{}]", m.content)).collect::<String>();
+    let messages = [Message::new("user", "6 * 7?"), Message::new("assistant", "call"), result(0, "42".into())];
+    let text = |writes: fn(&[Message]) -> Result<Option<String>>| {
+        let tools = Tools::new(&[options("add", "echo 1")]).unwrap();
+        tools.render(&WithTools { letters: Bigram::new(), writes }, &messages).unwrap()
+    };
+    assert_eq!(
+        text(|messages| Ok(Some(messages.iter().map(|m| format!("[{}]", m.content)).collect()))),
+        contents(&messages)
+    );
+    let described = |text: &str| text.starts_with("u:You may call tools") && text.contains("$u:<tool_response>\n42\n");
+    for writes in [
+        (|_| Ok(None)) as fn(&[Message]) -> Result<Option<String>>,
+        // An answer that is no call, as in a template that writes `tool_calls` in place of `content`.
+        |messages| Ok(Some(messages.iter().filter(|m| m.role != "assistant").map(|m| m.content.as_str()).collect())),
+        // Only the last answer, as in a template that shortens the history.
+        |messages| Ok(messages.iter().rfind(|m| m.role == "assistant").map(|m| m.content.clone())),
+        // A result whose call the template has not written.
+        |messages| match messages.iter().any(|m| m.role == prompt::ROLE) {
+            true => Err(Error::Unsupported("expected a call before the result".into())),
+            false => Ok(Some(String::new())),
+        },
+    ] {
+        assert!(described(&text(writes)), "{}", text(writes));
+    }
 }
 
 /// Counts its actions, and ends after two answers.

@@ -297,6 +297,30 @@ mod tests {
         ] {
             assert_eq!(template(source).render(&[message.clone()], false).unwrap(), expected, "{source}");
         }
+        let arguments = r#"{"wei": [1000000000000000000000, -0, 1e21, 1e-7],
+            "most": 115792089237316195423570985008687907853269984665640564039457584007913129639936}"#;
+        let mut paid = Message::new("assistant", "");
+        paid.fields.insert("arguments".into(), roll_external::json::parse(arguments).unwrap());
+        for (source, expected) in [
+            (
+                "{{ messages[0].arguments | tojson }}",
+                "{\"wei\": [1000000000000000000000, 0, 1e+21, 1e-07], \"most\": \
+                 115792089237316195423570985008687907853269984665640564039457584007913129639936}",
+            ),
+            ("{{ messages[0].arguments.wei }}", "[1000000000000000000000, 0, 1e+21, 1e-07]"),
+            ("{{ messages[0].arguments.wei[0] + 1 }}", "1000000000000000000001"),
+            (
+                "{{ messages[0].arguments.most ~ '' }}",
+                "115792089237316195423570985008687907853269984665640564039457584007913129639936",
+            ),
+            (
+                "{% for x in [messages[0].arguments.most, 1, 1.5] %}\
+                 {{ [x is number, x is integer, x is string, x is mapping] }}{% endfor %}",
+                "[True, True, False, False][True, True, False, False][True, False, False, False]",
+            ),
+        ] {
+            assert_eq!(template(source).render(&[paid.clone()], false).unwrap(), expected, "{source}");
+        }
         let dated = serde_json::json!({"strftime_now": "2026-07-04"}).as_object().unwrap().clone();
         let dated = template("{{ strftime_now('%d %B %Y') }}").with_arguments(dated).unwrap();
         assert_eq!(dated.render(&[], false).unwrap(), "04 July 2026");

@@ -1,9 +1,11 @@
 //! Values as Python writes them: `str`, `repr` and `json.dumps`.
 
 use std::fmt::Write;
+use std::sync::Arc;
 
-use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
+use minijinja::value::{Kwargs, Object, ObjectRepr, Rest, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, Value};
+use roll_external::json;
 
 /// `str(value)`.
 pub(super) fn text(value: &Value) -> String {
@@ -75,31 +77,43 @@ fn repr_text(text: &str, out: &mut String) {
 
 fn number(value: &Value) -> String {
     match f64::try_from(value.clone()) {
-        Ok(x) if !value.is_integer() => float(x),
+        Ok(x) if !value.is_integer() => json::float(x),
         _ => value.to_string(),
     }
 }
 
-/// `repr` of a float: the shortest digits, with an exponent below 1e-4 and from 1e16.
-fn float(x: f64) -> String {
-    if !x.is_finite() {
-        return if x.is_nan() {
-            "nan"
-        } else if x > 0.0 {
-            "inf"
-        } else {
-            "-inf"
-        }
-        .into();
+/// An integer beyond 128 bits, which minijinja has no number for.
+#[derive(Debug)]
+struct WideInteger(String);
+
+impl Object for WideInteger {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
     }
-    let scientific = format!("{x:e}");
-    let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
-    match exponent.parse::<i32>().unwrap_or(0) {
-        -4..=15 => {
-            let plain = x.to_string();
-            if plain.contains('.') { plain } else { plain + ".0" }
-        }
-        exponent => format!("{digits}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs()),
+
+    fn render(self: &Arc<Self>, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+/// Whether a value is an integer of any size. Python's booleans are integers too, but Jinja's test `integer` is false
+/// for them.
+pub(super) fn is_integer(value: &Value) -> bool {
+    value.is_integer() || value.downcast_object_ref::<WideInteger>().is_some()
+}
+
+/// The value of a template for a value of JSON that [`json::parse`] has read.
+pub(super) fn value(from: &serde_json::Value) -> Value {
+    use serde_json::Value as Json;
+    match (from, json::integer(from)) {
+        (_, Some(digits)) => match (digits.parse::<i128>(), digits.parse::<u128>()) {
+            (Ok(integer), _) => integer.into(),
+            (_, Ok(integer)) => integer.into(),
+            _ => Value::from_object(WideInteger(digits.into())),
+        },
+        (Json::Array(items), _) => items.iter().map(value).collect(),
+        (Json::Object(fields), _) => fields.iter().map(|(key, field)| (key.as_str(), value(field))).collect(),
+        (scalar, _) => Value::from_serialize(scalar),
     }
 }
 
@@ -182,6 +196,7 @@ impl Dumps {
                     self.write(&value.get_item(&key).map_err(|e| e.to_string())?, depth + 1, out)
                 })?;
             }
+            _ if is_integer(value) => out.push_str(&value.to_string()),
             kind => return Err(format!("a value of type {kind} cannot be written as JSON")),
         }
         Ok(())

@@ -75,6 +75,8 @@ impl Template {
             is_sequence(value) || matches!(value.kind(), ValueKind::Iterable | ValueKind::Undefined)
         };
         environment.add_test("iterable", is_iterable);
+        environment.add_test("integer", python::is_integer);
+        environment.add_test("number", |value: &Value| value.is_number() || python::is_integer(value));
         environment.add_global(ALWAYS, true);
         let added = environment.add_template_owned(NAME, rewrite(&source));
         added.map_err(|e| format!("the chat template cannot be parsed: {}", chain(&e)))?;
@@ -96,7 +98,7 @@ impl Template {
             let mut variables: BTreeMap<Cow<'_, str>, Value> = NONE.map(|name| (name.into(), Value::from(()))).into();
             for (name, value) in &*conversation.arguments {
                 let name = if name == STRFTIME { FIXED_DATE } else { name };
-                variables.insert(name.into(), Value::from_serialize(value));
+                variables.insert(name.into(), python::value(value));
             }
             variables.insert("messages".into(), conversation.messages.iter().map(message).collect());
             variables.insert("add_generation_prompt".into(), conversation.add_generation_prompt.into());
@@ -118,7 +120,7 @@ fn message(message: &serde_json::Value) -> Value {
         fields.entry("thinking").or_insert_with(|| thoughts.clone());
         fields.insert("reasoning_content".into(), thoughts);
     }
-    Value::from_serialize(message)
+    python::value(&message)
 }
 
 /// Returns an error with its causes, on one line.

@@ -10,9 +10,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
+use roll_external::json;
 use roll_external::process::{ChildGroup, limit_memory};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
 use super::template::{Conversation, Template, TemplateSource};
 
@@ -65,7 +66,7 @@ fn answer(requests: &Receiver<String>) {
                 let parsed = parse::<TemplateSource>(&line).and_then(Template::new);
                 to_line(parsed.map(|parsed| template.insert(parsed).variables()))
             }
-            Some(template) => to_line(parse::<Conversation<'_>>(&line).and_then(|c| template.render(&c))),
+            Some(template) => to_line(parse::<Conversation<'static>>(&line).and_then(|c| template.render(&c))),
         };
         if out.write_all(answer.as_bytes()).and_then(|()| out.flush()).is_err() {
             return;
@@ -73,8 +74,8 @@ fn answer(requests: &Receiver<String>) {
     }
 }
 
-fn parse<'a, T: Deserialize<'a>>(line: &'a str) -> Answer<T> {
-    serde_json::from_str(line).map_err(|e| e.to_string())
+fn parse<T: DeserializeOwned>(line: &str) -> Answer<T> {
+    json::parse(line).map_err(|e| e.to_string())
 }
 
 fn to_line<T: Serialize>(answer: Answer<T>) -> String {

@@ -8,8 +8,8 @@ use config::{Value, ValueKind};
 
 use super::super::yaml::{Map, place};
 use super::agentic_table::{
-    ALGO, ALGORITHM, CONCURRENT, DEFAULTS, ENVIRONMENTS, GENERATION, HISTORY, MODEL, OWN_MESSAGES, SAME, SECTIONS,
-    SEVERAL, STEP_MANAGER, TURNS, WITHOUT_EFFECT, fits,
+    ALGO, ALGORITHM, CONCURRENT, DEFAULTS, ENVIRONMENTS, GENERATION, HISTORY, MODEL, OWN_MESSAGES, POLICY_GRADIENT,
+    PPO_WORKER, SAME, SECTIONS, SEVERAL, STEP_MANAGER, TURNS, WITHOUT_EFFECT, fits,
 };
 use super::tree::{ReferenceTree, TranslatedTree};
 use super::{
@@ -30,6 +30,8 @@ pub fn translate(path: &Path, mut from: ReferenceTree) -> Result<(Map, Vec<Strin
     for key in ALGO.split_whitespace() {
         copy_keys(&mut from, &mut to, &[(key, &format!("algo.{key}"))]);
     }
+    policy_gradient(&mut from, &mut to);
+    filters(&mut to);
     steps(path, &mut from, &mut to)?;
     model(path, &mut from, &mut to)?;
     betas(&mut from, &mut to);
@@ -50,6 +52,28 @@ pub fn translate(path: &Path, mut from: ReferenceTree) -> Result<(Map, Vec<Strin
     to.put("model.chat_template_args.enable_thinking", constant(false));
     notes.extend(without_effect(path, &from));
     Ok((to.into_map(), notes))
+}
+
+/// The form of the policy gradient, which ROLL's usual worker does not read.
+fn policy_gradient(from: &mut ReferenceTree, to: &mut TranslatedTree) {
+    let class = from.get("actor_train.worker_cls").and_then(|class| class.clone().into_string().ok());
+    if class.is_some_and(|class| !class.ends_with(PPO_WORKER)) {
+        copy_keys(from, to, POLICY_GRADIENT);
+    }
+}
+
+/// A filter of the correction without `enabled` is off in ROLL.
+fn filters(to: &mut TranslatedTree) {
+    let key = "algo.train_infer_correction.filters";
+    let Some(mut value) = to.get(key).cloned() else { return };
+    if let ValueKind::Array(filters) = &mut value.kind {
+        for filter in filters {
+            if let ValueKind::Table(filter) = &mut filter.kind {
+                filter.entry("enabled".into()).or_insert_with(|| constant(false));
+            }
+        }
+    }
+    to.put(key, value);
 }
 
 fn steps(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Result<()> {
@@ -583,6 +607,30 @@ custom_envs:
         assert!(!loaded.config.algo.options.contains_key("infer_log_probs"));
         let corrected = load(|text| text + "train_infer_correction: {is_weight: {enabled: true}}\n").unwrap();
         assert_eq!(corrected.config.algo.options["infer_log_probs"], "raw");
+    }
+
+    #[test]
+    fn filters_without_enabled_are_off_as_in_roll() {
+        let filters = "train_infer_correction: {filters: [{ratio_low: 0.5}, {enabled: true}]}\n";
+        let loaded = load(|text| text + filters).unwrap();
+        let found = &loaded.config.algo.options["train_infer_correction"]["filters"];
+        assert_eq!((&found[0]["enabled"], &found[1]["enabled"]), (&false.into(), &true.into()));
+        assert_eq!(found[0]["ratio_low"], 0.5);
+    }
+
+    #[test]
+    fn forms_of_the_policy_gradient_need_the_worker_that_reads_them() {
+        for (class, read) in [
+            ("  worker_cls: roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker\n", true),
+            ("  worker_cls: roll.pipeline.agentic.agentic_actor_worker.ActorWorker\n", false),
+            ("", false),
+        ] {
+            let loaded = load(|text| text.replace("  worker_cls: some.Worker\n", class)).unwrap();
+            let variant = loaded.config.algo.options.get("pg_variant");
+            assert_eq!(variant.is_some_and(|variant| variant == "topr"), read, "{class}");
+            let noted = loaded.notes[0].contains("actor_train.pg_variant (ROLL's usual `worker_cls`");
+            assert_eq!(noted, !read, "{}", loaded.notes[0]);
+        }
     }
 
     #[test]

@@ -22,9 +22,6 @@ pub const SAME: &[(&str, &str)] = &[
     ("pretrain", "model.model_path"),
     ("train_env_manager.group_size", "algo.group_size"),
     ("train_env_manager.group_size_redundancy", "algo.group_size_redundancy"),
-    ("actor_train.pg_variant", "algo.pg_variant"),
-    ("actor_train.topr_positive_weight", "algo.topr_positive_weight"),
-    ("actor_train.topr_negative_weight", "algo.topr_negative_weight"),
     ("actor_train.model_args.lora_alpha", "model.lora_alpha"),
     ("actor_train.training_args.learning_rate", "training.learning_rate"),
     ("actor_train.training_args.lr_scheduler_type", "training.lr_scheduler_type"),
@@ -33,6 +30,16 @@ pub const SAME: &[(&str, &str)] = &[
     ("actor_train.training_args.adam_epsilon", "training.eps"),
     ("actor_train.training_args.per_device_train_batch_size", "algo.micro_batch_size"),
 ];
+
+/// Keys that only ROLL's workers of policy gradients read: (ROLL's, ours).
+pub const POLICY_GRADIENT: &[(&str, &str)] = &[
+    ("actor_train.pg_variant", "algo.pg_variant"),
+    ("actor_train.topr_positive_weight", "algo.topr_positive_weight"),
+    ("actor_train.topr_negative_weight", "algo.topr_negative_weight"),
+];
+
+/// End of the name of ROLL's usual worker, whose loss is the clipped surrogate.
+pub const PPO_WORKER: &str = "agentic_actor_worker.ActorWorker";
 
 /// Keys of ROLL's top level that are options of the algorithm here, under the same name.
 pub const ALGO: &str = "\
@@ -114,6 +121,7 @@ const OWN_FILES: &str = "metrics, TensorBoard files, trajectories and checkpoint
 const PACKED: &str = "batches are packed without padding and of any size";
 const KERNELS: &str = "the backend chooses its own kernels";
 const UNREAD: &str = "ROLL itself does not read it";
+const PPO_ONLY: &str = "ROLL's usual `worker_cls` does not read it; `agentic_actor_pg_worker.ActorWorker` does";
 const DRAWN: &str = "answers are drawn otherwise than in ROLL: `temperature`, `top_p` and `top_k` are all there is";
 
 /// Keys without effect, with the reason; `*` is any one name. The first that fits counts.
@@ -154,6 +162,9 @@ pub const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("actor_train.model_args.flash_attn", KERNELS),
     ("actor_train.model_args.ulysses_size", ROLES),
     ("actor_train.model_args.dtype", "`model.weights_dtype` is `bf16` or `f32`"),
+    ("actor_train.pg_variant", PPO_ONLY),
+    ("actor_train.topr_positive_weight", PPO_ONLY),
+    ("actor_train.topr_negative_weight", PPO_ONLY),
     ("actor_train.use_remove_padding", PACKED),
     ("actor_train.model_args.model_type", "the weights say what they are"),
     ("*.worker_cls", ROLES),
