@@ -18,6 +18,12 @@ pub fn to_device<const D: usize>(tensor: &Tensor, device: &Device) -> Result<Bur
     Ok(upload(values(tensor), shape, device))
 }
 
+/// Copies f32 values to the device. Large values are copied by all threads on the way to a GPU of libtorch. Panics
+/// unless the values fill the shape.
+pub fn values_to_device<const D: usize>(values: Cow<'_, [f32]>, shape: [usize; D], device: &Device) -> Burn<D> {
+    upload(values, shape, device)
+}
+
 /// The values as f32, borrowed if the tensor is f32.
 pub(crate) fn values(tensor: &Tensor) -> Cow<'_, [f32]> {
     tensor.as_slice::<f32>().map_or_else(|_| Cow::Owned(tensor.to_f32_vec()), Cow::Borrowed)

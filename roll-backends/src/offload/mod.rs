@@ -110,6 +110,19 @@ impl<T: DeviceTensor> Offloaded<T> {
         }
     }
 
+    /// Waits for the copy to the host and returns the values. Fails unless they are f32.
+    pub fn values(&mut self) -> Result<&[f32]> {
+        if matches!(self.location, TensorLocation::ToHost(_)) {
+            self.release()?;
+        }
+        match &mut self.location {
+            TensorLocation::Host(tensor) => tensor.f32s(),
+            #[cfg(feature = "libtorch")]
+            TensorLocation::Overlapped(overlapped) => overlapped.values(),
+            _ => Err(Error::Misuse("expected a tensor in host memory, found one that returns to its device".into())),
+        }
+    }
+
     /// Starts a copy to the device and keeps the tensor in host memory, so that it can be copied again.
     pub fn begin_upload(&mut self) -> Result<InFlight<T>> {
         self.release()?;

@@ -1,6 +1,6 @@
 //! Offloading from CUDA tensors of libtorch, on separate copy streams ([`crate::async_copies`]).
 
-use roll_core::Result;
+use roll_core::{Error, Result};
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::DeviceTensor;
@@ -43,6 +43,15 @@ impl<T: DeviceTensor> Overlapped<T> {
     /// wait, and the copy has usually finished long before.
     pub(super) fn release(&mut self) -> Result<()> {
         Ok(self.copy.release()?)
+    }
+
+    /// Waits for the copy and returns the values, without a copy of their own. Fails unless they are f32.
+    pub(super) fn values(&mut self) -> Result<&[f32]> {
+        if self.kind != Kind::Float {
+            return Err(Error::Misuse(format!("expected f32 in host memory, found {:?}", self.kind)));
+        }
+        // Pinned memory begins at a page.
+        Ok(bytemuck::cast_slice(self.copy.wait_for_bytes()?))
     }
 
     /// Starts the copy back to the GPU.
@@ -101,6 +110,10 @@ mod tests {
                 let mut copy = Overlapped::new(&tensor).expect("the CUDA runtime of libtorch is found");
                 copy.release().unwrap();
                 drop(tensor);
+                if dtype == DType::F32 {
+                    let values = copy.values().unwrap();
+                    assert!(values.iter().enumerate().all(|(i, v)| *v == ((i + round) % 251) as f32), "{round}");
+                }
                 offloaded.push(copy);
                 // Reuses the memory that was just freed.
                 drop(Burn::<1>::ones([count], (&device, dtype)) * -1.0);

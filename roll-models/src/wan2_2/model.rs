@@ -467,3 +467,7 @@ fn scatter(slots: &mut [Option<Tensor>], positions: &[usize], stack: Tensor) -> 
 fn stack_all(slots: Vec<Option<Tensor>>) -> Result<Tensor> {
     Tensor::stack(&slots.into_iter().flatten().collect::<Vec<_>>())
 }
+
+#[cfg(test)]
+#[path = "model_tests.rs"]
+mod tests;

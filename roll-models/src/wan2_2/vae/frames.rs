@@ -1,17 +1,22 @@
-//! Copies windows of host volumes to the device and back. A GPU waits at each copy, so one copy transfers several
-//! chunks.
+//! Copies windows of host volumes to the device and back. Each copy costs a GPU a wait, so one copy transfers several
+//! chunks. Whole frames are copied to the host while the GPU computes the next ones, and all threads write them.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use burn::tensor::{DType, Device, Tensor as Burn, TensorData};
+use rayon::prelude::*;
 use roll_backends::device::is_gpu;
-use roll_backends::to_host;
-use roll_core::{Error, Result, Tensor};
+use roll_backends::host::values_to_device;
+use roll_backends::{NdTensor, Offloaded, to_host};
+use roll_core::{Error, Result};
 
 use super::volume::{Volume, Window};
 
 /// Bytes per copy. While a GPU works on the chunks of one copy, the host prepares the next.
 const COPY_BYTES: usize = 1 << 26;
+/// Values that a thread adds at a time.
+const PART: usize = 1 << 16;
 
 /// Number of chunks of `frames` frames per copy.
 pub(super) fn chunks_per_copy(volume: &Volume, frames: usize, device: &Device) -> usize {
@@ -61,8 +66,8 @@ impl<'a> ChunkReader<'a> {
     /// Reads a window of chunk `number` as `[C, T, H, W]`, multiplied by the blend weight of each pixel.
     pub fn read(&mut self, number: usize, window: &Window, blend: Option<&[f32]>) -> Burn<4> {
         if self.chunks_per_copy == 1 {
-            let data = TensorData::new(self.volume.read(self.values, window, blend), self.volume.window_shape(window));
-            return Burn::from_data(data, (self.device, DType::F32));
+            let values = self.volume.read(self.values, window, blend);
+            return values_to_device(values.into(), self.volume.window_shape(window), self.device);
         }
         let (first, copied) = self.copied_with(number);
         let frames = window.frames.start - first..window.frames.end - first;
@@ -99,18 +104,18 @@ impl<'a> ChunkReader<'a> {
         self.copied = None;
         let [h, w] = self.volume.size;
         let (channels, count) = (self.volume.channels, frames.len());
-        let data = match self.volume.frames_first {
+        let (values, shape) = match self.volume.frames_first {
             true => {
                 let frame = channels * h * w;
-                let values = self.values[frames.start * frame..frames.end * frame].to_vec();
-                TensorData::new(values, [count, channels, h, w])
+                let values = &self.values[frames.start * frame..frames.end * frame];
+                (Cow::Borrowed(values), [count, channels, h, w])
             }
             false => {
                 let window = Window { frames: frames.clone(), rows: 0..h, columns: 0..w };
-                TensorData::new(self.volume.read(self.values, &window, None), [channels, count, h, w])
+                (Cow::Owned(self.volume.read(self.values, &window, None)), [channels, count, h, w])
             }
         };
-        let values = Burn::from_data(data, (self.device, DType::F32));
+        let values = values_to_device(values, shape, self.device);
         self.copied = Some((frames, values.clone()));
         (start, values)
     }
@@ -123,12 +128,14 @@ pub(super) struct ChunkAccumulator<'a> {
     chunks_per_copy: usize,
     /// Results that are not copied to the host yet.
     pending: Vec<(Window, Burn<4>)>,
+    /// Whole frames on their way to the host, and the number of the first.
+    in_flight: Option<(usize, Offloaded)>,
 }
 
 impl<'a> ChunkAccumulator<'a> {
     /// Starts with zeros. Results stay on the device until there are `chunks_per_copy` of them.
     pub fn new(volume: &'a Volume, chunks_per_copy: usize) -> Self {
-        Self { volume, values: vec![0f32; volume.len()], chunks_per_copy, pending: Vec::new() }
+        Self { volume, values: vec![0f32; volume.len()], chunks_per_copy, pending: Vec::new(), in_flight: None }
     }
 
     /// Adds `[C, T, H, W]` to a window, multiplied by the blend weight of each pixel. Fails unless `x` has the shape of
@@ -138,6 +145,10 @@ impl<'a> ChunkAccumulator<'a> {
             let expected = format!("{:?}", self.volume.window_shape(&window));
             return Err(Error::shape("a chunk of the VAE's result", expected, &x.dims()));
         }
+        // A chunk was computed meanwhile: the copy has finished, and its memory on the device is free from here.
+        if let Some((_, copy)) = &mut self.in_flight {
+            copy.release()?;
+        }
         if self.chunks_per_copy == 1 || blend.is_some() {
             self.volume.add(&mut self.values, &window, to_host(x)?.f32s()?, blend);
             return Ok(());
@@ -146,16 +157,28 @@ impl<'a> ChunkAccumulator<'a> {
         if self.pending.len() == self.chunks_per_copy { self.flush() } else { Ok(()) }
     }
 
-    /// Returns the sum.
-    pub fn finish(mut self) -> Result<Tensor> {
+    /// Returns the sums, in the volume's order of axes.
+    pub fn finish(mut self) -> Result<Vec<f32>> {
         self.flush()?;
-        Tensor::new(self.values, self.volume.shape())
+        self.settle()?;
+        Ok(self.values)
     }
 
-    /// Copies the pending results to the host and adds them.
+    /// Adds the frames that are on their way to the host.
+    fn settle(&mut self) -> Result<()> {
+        let Some((start, mut copy)) = self.in_flight.take() else { return Ok(()) };
+        let frames = copy.values()?;
+        let frame = self.volume.len() / self.volume.frames;
+        let target = &mut self.values[start * frame..][..frames.len()];
+        let parts = target.par_chunks_mut(PART).zip(frames.par_chunks(PART));
+        parts.for_each(|(target, values)| target.iter_mut().zip(values).for_each(|(t, v)| *t += v));
+        Ok(())
+    }
+
+    /// Copies the pending results to the host: whole frames in the background, others at once.
     fn flush(&mut self) -> Result<()> {
+        self.settle()?;
         let pending = std::mem::take(&mut self.pending);
-        let count: usize = pending.iter().map(|(window, _)| window.frames.len()).sum();
         let whole = |window: &Window| [window.rows.len(), window.columns.len()] == self.volume.size;
         let ends: Vec<usize> = pending.iter().map(|(window, _)| window.frames.end).collect();
         let starts = pending.iter().skip(1).map(|(window, _)| window.frames.start);
@@ -168,11 +191,9 @@ impl<'a> ChunkAccumulator<'a> {
         }
         // Consecutive frames are copied as one tensor.
         let Some(start) = pending.first().map(|(window, _)| window.frames.start) else { return Ok(()) };
-        let frames = pending.into_iter().map(|(_, x)| x.swap_dims(0, 1)).collect();
-        let frames = to_host(Burn::cat(frames, 0))?;
-        let frame = self.volume.len() / self.volume.frames;
-        let target = &mut self.values[start * frame..(start + count) * frame];
-        target.iter_mut().zip(frames.f32s()?).for_each(|(t, v)| *t += v);
+        let frames: Vec<_> = pending.into_iter().map(|(_, x)| x.swap_dims(0, 1)).collect();
+        let frames = NdTensor::from(Burn::cat(frames, 0).cast(DType::F32));
+        self.in_flight = Some((start, Offloaded::new(frames)?));
         Ok(())
     }
 }
@@ -194,7 +215,7 @@ mod tests {
         for frames_first in [true, false] {
             let volume = Volume { frames_first, ..VOLUME };
             let values: Vec<f32> = (0..volume.len()).map(|i| i as f32).collect();
-            let mut found = [1, 2, 3].map(|chunks_per_copy| {
+            let found = [1, 2, 3].map(|chunks_per_copy| {
                 let mut reader = ChunkReader::new(&volume, &values, 4, chunks_per_copy, &device);
                 let mut accumulator = ChunkAccumulator::new(&volume, chunks_per_copy);
                 for number in [0, 1, 2, 1, 0] {
@@ -207,8 +228,7 @@ mod tests {
                 }
                 accumulator.finish().unwrap()
             });
-            let expected = found[0].f32s().unwrap().to_vec();
-            found.iter_mut().for_each(|found| assert_eq!(found.f32s().unwrap(), expected));
+            assert!(found.iter().all(|values| *values == found[0]));
         }
     }
 
@@ -223,7 +243,25 @@ mod tests {
             let x = reader.read(number, &all, None);
             accumulator.add(all, x, None).unwrap();
         }
-        assert_eq!(accumulator.finish().unwrap().f32s().unwrap(), values);
+        assert_eq!(accumulator.finish().unwrap(), values);
+    }
+
+    #[test]
+    fn whole_frames_are_copied_while_further_ones_are_computed() {
+        let device = roll_backends::device("flex").unwrap();
+        let volume = Volume { size: [250, 300], ..VOLUME };
+        let values: Vec<f32> = (0..volume.len()).map(|i| i as f32).collect();
+        let mut reader = ChunkReader::new(&volume, &values, 4, 3, &device);
+        let mut accumulator = ChunkAccumulator::new(&volume, 2);
+        let mut in_flight = Vec::new();
+        for number in 0..3 {
+            let all = Window { frames: chunk_frames(number, 4), rows: 0..250, columns: 0..300 };
+            let x = reader.read(number, &all, None);
+            accumulator.add(all, x, None).unwrap();
+            in_flight.push(accumulator.in_flight.as_ref().map(|(start, _)| *start));
+        }
+        assert_eq!(in_flight, [None, Some(0), Some(0)]);
+        assert_eq!(accumulator.finish().unwrap(), values);
     }
 
     #[test]

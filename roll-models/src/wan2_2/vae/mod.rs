@@ -42,7 +42,6 @@ pub use statistics::LatentStatistics;
 pub use tiling::{Tiling, blend_mask};
 
 use chain::CausalChain;
-use clamp::clamp;
 use layer::Layer;
 use layout::ChunkLayout;
 use pass::Pass;
@@ -196,11 +195,7 @@ impl Vae {
         chunking: &Chunking,
         grad: Grad,
     ) -> Result<(Tensor, Option<Pullback>)> {
-        let (frames, pullback) = self.decode(latents, chunking, grad)?;
-        let (frames, clamp_pullback) = clamp(&frames)?;
-        let pullback =
-            pullback.map(|pullback| Pullback::new(move |cotangent| pullback.pull(&clamp_pullback.pull(cotangent)?)));
-        Ok((frames, pullback))
+        self.decoding(latents, chunking)?.run_clamped(latents, grad)
     }
 
     /// Like [`Vae::decode`] without gradient and tiles. `probe` receives every layer's output, chunk by chunk.

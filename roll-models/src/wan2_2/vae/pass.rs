@@ -9,6 +9,7 @@ use roll_core::{Error, Grad, Pullback, Result, Tensor};
 
 use super::chain::{CausalChain, ChainState, ChainStateCotangent, Probe};
 use super::checkpointed::CheckpointedState;
+use super::clamp::clamp;
 use super::frames::{ChunkAccumulator, ChunkReader, chunk_frames, chunks_per_copy};
 use super::schedule::{Reversible, Schedule};
 use super::tiling::Tile;
@@ -35,7 +36,22 @@ impl Pass {
     ///
     /// A pass with one tile stores the checkpoints for the pullback. If there are several tiles, the pullback runs each
     /// tile again, so that only one tile's states are in memory at a time.
-    pub fn run(self, input: &Tensor, grad: Grad, mut probe: Option<Probe<'_>>) -> Result<(Tensor, Option<Pullback>)> {
+    pub fn run(self, input: &Tensor, grad: Grad, probe: Option<Probe<'_>>) -> Result<(Tensor, Option<Pullback>)> {
+        let shape = self.output.shape();
+        let (values, pullback) = self.values(input, grad, probe)?;
+        Ok((Tensor::new(values, shape)?, pullback))
+    }
+
+    /// Like [`Pass::run`], with an output clamped to [-1, 1]. Values that the clamp changed receive no gradient.
+    pub fn run_clamped(self, input: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
+        let shape = self.output.shape();
+        let (mut values, pullback) = self.values(input, grad, None)?;
+        let clamp = clamp(&mut values, &shape);
+        let pullback = pullback.map(|pullback| Pullback::new(move |cotangent| pullback.pull(&clamp.pull(cotangent)?)));
+        Ok((Tensor::new(values, shape)?, pullback))
+    }
+
+    fn values(self, input: &Tensor, grad: Grad, mut probe: Option<Probe<'_>>) -> Result<(Vec<f32>, Option<Pullback>)> {
         let schedule = Schedule::new(self.chunks, self.checkpoints);
         let positions = schedule.checkpoint_positions();
         let store_checkpoints = grad.is_on() && self.tiles.len() == 1;
@@ -92,7 +108,7 @@ impl Pass {
             let (input, cotangent, gradient) = (&mut input, &mut cotangent, &mut gradient);
             schedule.reverse(&mut TilePull { pass: self, tile, input, cotangent, gradient, after }, checkpoints)?;
         }
-        gradient.finish()
+        Tensor::new(gradient.finish()?, self.input.shape())
     }
 
     /// Runs a tile only to store its checkpoints.

@@ -70,12 +70,6 @@ impl Nvrtc {
         Ok(Self { functions: Functions::find(open(path)?)?, file: path.display().to_string() })
     }
 
-    /// The name or path from which it was loaded.
-    #[cfg(test)]
-    pub(super) fn file(&self) -> &str {
-        &self.file
-    }
-
     /// Compiles `source` for an architecture. `sm_90` and the like result in machine code (CUBIN), which loads in
     /// milliseconds without the driver's compiler; `compute_90` and the like in PTX, which other tools read. Fails with
     /// NVRTC's log.
