@@ -1,9 +1,8 @@
 //! The command line describes itself.
 
 use std::collections::BTreeSet;
-use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use roll_backends::Backend;
 use roll_core::{Registry, Tensor};
@@ -61,6 +60,7 @@ fn examples_and_demos_have_no_idle_keys() {
         &["examples/reward_fl_clip.yaml"],
         &["examples/recipes/identity-i2v.yaml"],
         &["examples/recipes/judge-t2v.yaml"],
+        &["examples/recipes/clips-i2v.yaml"],
         &["roll-cli/src/demo.yaml", "roll-cli/src/demo_reward.yaml"],
         &["roll-cli/src/demo_agent.yaml", "roll-cli/src/demo_agent_env.yaml"],
         &["roll-cli/src/demo_flow_matching.yaml"],

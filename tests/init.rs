@@ -53,38 +53,12 @@ fn picture(world: &World) {
 fn wrong_answers_are_asked_again_at_once_and_the_data_proposes_size_and_length() {
     let world = World::new(3);
     picture(&world);
-    let answers = [
-        // Algorithm, place.
-        "x",
-        "7",
-        "1",
-        "9",
-        "1",
-        // Model, tokenizer.
-        "nowhere.json",
-        "metadata.csv",
-        "tiny/wan22_paths.json",
-        "tiny",
-        "",
-        // Data, its size and length.
-        "missing.csv",
-        "metadata.csv",
-        "65",
-        "",
-        "",
-        "many",
-        "",
-        // Rewards, of which one has no gradient, and one lacks its file.
-        "bright",
-        "judge",
-        "no address",
-        "http://127.0.0.1:9/v1",
-        "m",
-        "Is it good?",
-        "onnx",
-        "nowhere.onnx",
-        "metadata.csv",
-    ];
+    let wrong = "x 7 1 9 1 nowhere.json metadata.csv tiny/wan22_paths.json missing.csv metadata.csv 65".split(' ');
+    let sizes = ["", "", "many", ""];
+    // The last two rewards: one has no gradient, and one has no file.
+    let rewards = ["bright", "judge", "no address", "m", "Is it good?", "http://127.0.0.1:9/v1"];
+    let files = ["onnx", "nowhere.onnx", "metadata.csv"];
+    let answers: Vec<&str> = wrong.chain(sizes).chain(rewards).chain(files).collect();
     // The last question has no answer.
     let output = init(&world, &["my.yaml"], &(answers.join("\n") + "\n"));
     let said = text(&output);
@@ -100,7 +74,7 @@ fn wrong_answers_are_asked_again_at_once_and_the_data_proposes_size_and_length()
         "(`data.height`) [64]",
         "expected a multiple of 16, found 65",
         "(`data.num_frames`) [9]",
-        "found \"many\"",
+        "found `many`",
         "no reward is called `bright`",
         "the reward `judge` has no gradient",
         "nowhere.onnx",
@@ -108,8 +82,7 @@ fn wrong_answers_are_asked_again_at_once_and_the_data_proposes_size_and_length()
         assert!(said.contains(part), "{part}: {said}");
     }
 
-    let answers =
-        "1\n1\ntiny/wan22_paths.json\n\nmetadata.csv\n\n\n\nbrightness\n\na grey square\npicture.png\n2\n\n1\n";
+    let answers = "1\n1\ntiny/wan22_paths.json\nmetadata.csv\n\n\n\nbrightness\n\na grey square\npicture.png\n2\n\n1\n";
     let output = init(&world, &["my.yaml"], answers);
     assert!(output.status.success(), "{}", text(&output));
     assert!(text(&output).contains("roll run --config my.yaml"), "{}", text(&output));
@@ -120,7 +93,6 @@ fn wrong_answers_are_asked_again_at_once_and_the_data_proposes_size_and_length()
         "backend: flex",
         "  name: reward_fl",
         "  model_paths: tiny/wan22_paths.json",
-        "  tokenizer_path: tiny/google/umt5-xxl",
         "  num_frames: 9",
         "  learning_rate: 0.001",
     ] {
@@ -245,6 +217,9 @@ fn every_reward_with_every_algorithm_is_a_file_that_the_check_accepts() {
 
 #[test]
 fn language_models_in_every_environment_and_on_conversations_are_accepted() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        roll_testing::skip!("there is no Python", needs = "python");
+    }
     let world = World::new(0);
     let root = root();
     world.done(&["init-tiny", "lm", "--kind", "lm"]);
@@ -259,17 +234,13 @@ fn language_models_in_every_environment_and_on_conversations_are_accepted() {
         ("sft", &sft),
     ];
     for (name, values) in rows {
-        let mut all = vec!["algo.name=agentic_ppo", "model.model_path=lm", "algo.sequence_length=512"];
+        let mut all = vec!["algo.name=agentic_ppo", "model.model_path=lm", "algo.agent_system_template="];
         if name == "sft" {
             all = vec!["model.model_path=lm"];
         }
         all.extend(values);
         let output = init_with(&world, &format!("{name}.yaml"), &all);
-        assert!(
-            output.status.success() || (name == "process" && text(&output).contains("python3")),
-            "{name}: {}",
-            text(&output)
-        );
+        assert!(output.status.success(), "{name}: {}", text(&output));
     }
     let output = init_with(&world, "none.yaml", &["algo.name=agentic_ppo", "model.model_path=lm", "env.name=http"]);
     fails(&output, 2, &["env.url"]);
@@ -300,11 +271,11 @@ fn a_machine_with_gpus_is_in_the_file() {
         let loaded = world.done(&["config", "--config", file]);
         let value = |key: &str| {
             let line = loaded.lines().find(|line| line.starts_with(&format!("{key}:")));
-            line.and_then(|line| line.split_whitespace().nth(1)).unwrap_or_default().to_string()
+            line.and_then(|line| line.split_whitespace().nth(1)).unwrap_or_default().trim_matches('"').to_string()
         };
         serde_json::json!([value("backend"), value("ranks"), value("strategy.name")])
     };
-    let model = "tiny/wan22_paths.json\n\nmetadata.csv\n\n\n\nbrightness\n\n\n2\n\n1\n";
+    let model = "tiny/wan22_paths.json\nmetadata.csv\n\n\n\nbrightness\n\n\n2\n\n1\n";
     for (file, place, found, devices) in [
         ("one.yaml", "2\n24\n", ["libtorch-cuda", "1", "single"], "1x24"),
         ("several.yaml", "3\n80\n4\n", ["libtorch-cuda", "4", "zero"], "4x80"),

@@ -98,7 +98,8 @@ impl<'a> Answers<'a> {
         }
         for (key, value) in self.values.iter().chain(&given) {
             let Some(name) = key.strip_prefix(section).and_then(|rest| rest.strip_prefix('.')) else { continue };
-            if name != "name" {
+            // The weight is the sum's, and not an option of the reward.
+            if !["name", "weight"].contains(&name) {
                 insert(&mut options, name, value.clone());
             }
         }
