@@ -10,7 +10,7 @@ use roll_train::config::{ConfigLayers, Section};
 pub struct Question<'a> {
     pub key: &'a str,
     pub asks: &'a str,
-    /// The answer that an empty line stands for; empty: none.
+    /// An empty line takes this answer; empty: none.
     pub default: String,
     /// Without an answer, the key is left out of the file, and this says what that means.
     pub without: Option<&'a str>,
