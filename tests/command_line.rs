@@ -1,9 +1,8 @@
 //! The command line describes itself.
 
 use std::collections::BTreeSet;
-use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use roll_backends::Backend;
 use roll_core::{Registry, Tensor, Video};
@@ -61,6 +60,7 @@ fn examples_and_demos_have_no_idle_keys() {
         &["examples/reward_fl_clip.yaml"],
         &["examples/recipes/identity-i2v.yaml"],
         &["examples/recipes/judge-t2v.yaml"],
+        &["examples/recipes/clips-i2v.yaml"],
         &["roll-cli/src/demo.yaml", "roll-cli/src/demo_reward.yaml"],
         &["roll-cli/src/demo_agent.yaml", "roll-cli/src/demo_agent_env.yaml"],
         &["roll-cli/src/demo_flow_matching.yaml"],
@@ -302,46 +302,6 @@ fn the_demo_trains_from_the_files_of_a_release_which_are_the_same_each_time() {
         let [one, other] = ["dist", "again"].map(|into| std::fs::read(world.path(into).join(name)).unwrap());
         assert!(one == other, "{name} differs");
     }
-}
-
-/// Answers the questions of `roll init my.yaml`, a line each.
-fn answer(world: &World, answers: &str) -> Output {
-    let mut command = world.command(&["init", "my.yaml"]);
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // The program may refuse before it reads.
-    let _ = child.stdin.take().unwrap().write_all(answers.as_bytes());
-    child.wait_with_output().unwrap()
-}
-
-#[test]
-fn init_asks_writes_a_commented_configuration_and_checks_it() {
-    let world = World::new(3);
-    // Reward-FL, files, tokenizer, data, size, reward, steps. A wrong answer is asked for again.
-    let answers = "x\n1\ntiny/wan22_paths.json\ntiny/google/umt5-xxl\nmetadata.csv\n64\n64\n9\nbright\nbrightness\n2\n";
-    let output = answer(&world, answers);
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}{}", stderr_text(&output));
-    for part in ["from 1 to 5, found `x`", "`bright` is none of them", "wrote my.yaml", "roll run my.yaml"] {
-        assert!(said.contains(part), "{part}: {said}");
-    }
-    let written = std::fs::read_to_string(world.path("my.yaml")).unwrap();
-    for line in ["steps: 2", "algo:", "  name: reward_fl", "  model_paths: tiny/wan22_paths.json", "  num_frames: 9"] {
-        assert!(written.lines().any(|found| found == line), "{line}: {written}");
-    }
-    assert!(written.contains("# Number of optimizer steps"), "{written}");
-    world.done(&["run", "--config", "my.yaml", "--out", "mine", "--set", "sample_steps=0"]);
-
-    fails(&answer(&world, ""), 2, &["my.yaml", "--force replaces it"]);
-    std::fs::remove_file(world.path("my.yaml")).unwrap();
-    fails(&answer(&world, "1\n"), 1, &["the answers ended"]);
-    assert!(!world.path("my.yaml").exists());
-    // The demo, by empty answers alone.
-    let output = answer(&world, &"\n".repeat(4));
-    assert!(output.status.success(), "{}", stderr_text(&output));
-    // What the check finds is an error; the file stays.
-    std::fs::remove_file(world.path("my.yaml")).unwrap();
-    let output = answer(&world, &answers.replace("metadata.csv", "missing.csv"));
-    assert!(!output.status.success() && world.path("my.yaml").exists(), "{}", stderr_text(&output));
 }
 
 /// A program that is linked against a library of PyTorch, as `roll` with libtorch's CUDA is.

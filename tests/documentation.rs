@@ -249,9 +249,11 @@ fn planned(directory: &Path, args: &[&str]) -> [f64; 3] {
 fn numbers_of_the_pages_are_those_of_roll_plan() {
     let page = |name: &str| std::fs::read_to_string(root().join("docs/src").join(name)).unwrap();
     let recipes = page("recipes.md");
-    for (file, network, devices, steps) in
-        [("identity-i2v.yaml", "wan2_2-i2v-a14b", "1x80", 200.0), ("judge-t2v.yaml", "wan2_2-t2v-a14b", "8x80", 300.0)]
-    {
+    for (file, network, devices, steps) in [
+        ("identity-i2v.yaml", "wan2_2-i2v-a14b", "1x80", 200.0),
+        ("judge-t2v.yaml", "wan2_2-t2v-a14b", "8x80", 300.0),
+        ("clips-i2v.yaml", "wan2_2-i2v-a14b", "1x24", 1000.0),
+    ] {
         let file = format!("examples/recipes/{file}");
         let [device, host, seconds] = planned(&root(), &["--config", &file, "--network", network, "--on", devices]);
         let hours = steps * seconds / 3600.0;

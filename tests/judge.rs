@@ -15,13 +15,13 @@ use crate::resume::{assert_alike, kill, start};
 use crate::world::World;
 
 /// A service that says yes with the probability that is the brightness of the pictures.
-struct BrightnessJudge {
-    url: String,
+pub struct BrightnessJudge {
+    pub url: String,
     requests: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
 impl BrightnessJudge {
-    fn start() -> Self {
+    pub fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/v1", listener.local_addr().unwrap());
         let requests = Arc::new(Mutex::new(Vec::new()));

@@ -44,6 +44,8 @@ mod fuzz;
 #[cfg(target_os = "linux")]
 mod hostile_models;
 #[cfg(unix)]
+mod init;
+#[cfg(unix)]
 mod judge;
 mod lora_files;
 mod model_kinds;

@@ -24,6 +24,14 @@ pub struct Key {
     pub schema: Json,
 }
 
+impl Key {
+    /// Whether its component cannot be made with the default: the name of a file, the address of a service. The field
+    /// has the attribute `#[schemars(extend("x-required" = true))]`.
+    pub fn is_required(&self) -> bool {
+        self.schema.get("x-required").and_then(Json::as_bool).unwrap_or(false)
+    }
+}
+
 /// The keys of `T` by its defaults alone, without meanings: for types that do not describe themselves.
 pub fn of_defaults<T: serde::Serialize + Default>() -> Vec<Key> {
     undescribed(crate::registry::default_options::<T>())

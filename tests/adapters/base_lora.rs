@@ -168,6 +168,7 @@ fn recipes_pass_the_check_with_small_files() {
     for (recipe, tiny, data, own) in [
         ("identity-i2v", "tiny", "images.csv", "reward={name: first_frame}"),
         ("judge-t2v", "t2v", "prompts.txt", "algo.group_size=2"),
+        ("clips-i2v", "tiny", "metadata.csv", "model.weights_dtype=auto"),
     ] {
         let path = recipes.join(format!("{recipe}.yaml"));
         let settings = [

@@ -13,6 +13,7 @@ const NAME: &str = "mixed";
 #[serde(default, deny_unknown_fields)]
 pub struct MixedOptions {
     /// The worlds by the name that `algo.tags` and metrics use: `name` of the environment, and its options.
+    #[schemars(extend("x-required" = true))]
     pub worlds: BTreeMap<String, Options>,
 }
 

@@ -28,8 +28,11 @@ checkpoint and exit with 130; a second signal stops at once.";
 pub const INIT: &str = r"Examples:
   roll init                     asks, and writes roll.yaml
   roll init my.yaml && roll run my.yaml
+  roll init my.yaml --yes --set algo.name=flow_matching \
+    --set model.model_paths=wan22_paths.json --set data.metadata=clips
 
-Without files of a model it is a configuration of the demo.";
+Each answer is looked at when it is given. Without files of a model it is a
+configuration of the demo.";
 
 pub const CHECK: &str = r"Examples:
   roll check my.yaml

@@ -12,6 +12,15 @@ pub struct Init {
     /// The configuration to write.
     #[arg(default_value = "roll.yaml")]
     pub file: PathBuf,
+    /// The answer to the question of this key, or a further key for the file.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// The GPUs that the run is for: number and GB of memory, such as 1x24 or 8x80.
+    #[arg(long, value_name = "NxGB")]
+    pub on: Option<String>,
+    /// Ask nothing: take the defaults of all questions that `--set` does not answer.
+    #[arg(long, short)]
+    pub yes: bool,
     /// Replace an existing file.
     #[arg(long)]
     pub force: bool,

@@ -1,7 +1,7 @@
 //! One file per command.
 //!
 //! Each reads its arguments ([`crate::args`]) and the configuration, calls a library crate and prints the result. `bench`,
-//! `check`, `config` and `watch` are folders; `adapters` holds a part that several commands share.
+//! `check`, `config`, `init` and `watch` are folders; `adapters` holds a part that several commands share.
 
 mod adapters;
 mod ask;

@@ -334,9 +334,9 @@ fn print_json(needs: &Needs, input: &PlanInput, machine: &PlannedMachine) {
 /// Devices of a machine or cluster.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cluster {
-    devices: usize,
+    pub devices: usize,
     /// Memory of each, bytes.
-    memory: f64,
+    pub memory: f64,
     /// Their sustained rate, as assumed.
     speed: Speed,
 }

@@ -47,6 +47,7 @@ const TEXTS: usize = 1024;
 pub struct ClipRewardConfig {
     /// Directory of a CLIP or SigLIP model: config.json, model.safetensors, tokenizer.json and
     /// preprocessor_config.json (or processor_config.json, as transformers 5 saves it).
+    #[schemars(extend("x-required" = true))]
     pub path: String,
     /// A weight file in place of the directory's own: safetensors or a torch checkpoint, with the names of `transformers`
     /// or of open_clip, as HPS_v2.1_compressed.pt.

@@ -15,6 +15,7 @@ use crate::picture::check_on_missing;
 #[serde(default, deny_unknown_fields)]
 pub struct IdentityConfig {
     /// Directory with a face detector (SCRFD or YuNet) and an ArcFace embedder, as ONNX files.
+    #[schemars(extend("x-required" = true))]
     pub reward_model_path: String,
     /// File name of the detector, if several files in the directory fit or none is recognised by its name.
     pub detector: Option<String>,

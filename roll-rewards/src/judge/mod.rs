@@ -54,14 +54,17 @@ pub struct JudgeConfig {
     /// Base address of the service, such as `http://127.0.0.1:8000/v1`, or a list of addresses that serve the same
     /// model. Requests go to `/chat/completions` below it, to one address after the other; an address that is busy or
     /// fails is passed over.
+    #[schemars(extend("x-required" = true))]
     pub url: Texts,
     /// Name of the model, as the service knows it.
+    #[schemars(extend("x-required" = true))]
     pub model: String,
     /// Environment variable with the service's token, which is sent as `Authorization: Bearer`. Default: no token. The
     /// token itself is not part of the configuration, because runs store their configuration.
     pub token_env: Option<String>,
     /// The questions: a list, or a text file with one per line; at most 64. `{prompt}` is replaced by the prompt of the
     /// video, `{NAME}` by the column NAME of its row in the metadata. The score is the mean over the questions.
+    #[schemars(extend("x-required" = true))]
     pub questions: Texts,
     /// Number of frames that are shown, evenly spaced from the first to the last; with 1, the middle frame.
     #[schemars(range(min = 1, max = 64))]

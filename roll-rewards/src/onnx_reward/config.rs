@@ -12,6 +12,7 @@ use crate::picture::{Frames, Input, OverFrames, check_on_missing};
 #[serde(default, deny_unknown_fields)]
 pub struct OnnxConfig {
     /// The ONNX file, with one input for pictures or a video.
+    #[schemars(extend("x-required" = true))]
     pub file: String,
     /// Which frames are scored.
     pub frames: Frames,

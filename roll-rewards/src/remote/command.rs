@@ -20,6 +20,7 @@ use crate::picture::Frames;
 #[serde(default, deny_unknown_fields)]
 pub struct CommandConfig {
     /// The program and its arguments.
+    #[schemars(extend("x-required" = true))]
     pub command: Vec<String>,
     /// Time limit of a call in seconds.
     #[schemars(extend("exclusiveMinimum" = 0))]

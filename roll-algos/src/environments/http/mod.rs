@@ -47,6 +47,7 @@ const IDLE_LIMIT: Duration = Duration::from_millis(1500);
 pub struct HttpOptions {
     /// Address of the service, `http://...` or `https://...`. Certificates are verified with Mozilla's certificate
     /// authorities; a service with another certificate needs a proxy.
+    #[schemars(extend("x-required" = true))]
     pub url: String,
     /// Environment variable with the service's token, which is sent as `Authorization: Bearer`. Default: no token. The
     /// token itself is not part of the configuration, because runs store their configuration.

@@ -32,6 +32,7 @@ const NAME: &str = "process";
 #[serde(default, deny_unknown_fields)]
 pub struct ProcessOptions {
     /// Program and arguments.
+    #[schemars(extend("x-required" = true))]
     pub command: Vec<String>,
     /// Working directory. `null`: the directory that relative paths of the configuration start from.
     pub directory: Option<PathBuf>,

@@ -63,6 +63,9 @@ pub fn print_markdown(sections: &[Section]) {
 
 /// Returns "; default `3`", with the value cut after `most` characters.
 fn default(key: &Key, most: Option<usize>) -> String {
+    if key.is_required() {
+        return "; must be given".into();
+    }
     let Some(default) = &key.default else { return "; no default".into() };
     let text = match default {
         Json::String(text) if text.is_empty() => "an empty text".into(),

@@ -1,0 +1,350 @@
+//! `roll init`: asks what to train on what, and writes a configuration to begin with. Each answer is looked at when it
+//! is given.
+
+mod answers;
+mod video;
+mod written;
+
+use roll_backends::Backend;
+use roll_core::serde_json::Value as Json;
+use roll_core::{BuildContext, Error, Fault, Key, Kind, Model, Options, Registration, Registry, Result};
+use roll_train::config::{TrainingConfig, sections};
+
+use self::answers::{Answers, Question};
+use crate::args::{Check, ConfigArgs, Init, Layers, MachineArgs, Run};
+use crate::output::refuse_existing;
+
+/// What a user may want, and the algorithm for it.
+const PURPOSES: [(&str, &str); 6] = [
+    ("a video model, towards a reward that has a gradient", "reward_fl"),
+    ("a video model, towards any reward, by comparing videos", "diffusion_nft"),
+    ("a video model, towards any reward, by policy gradients", "flow_grpo"),
+    ("a video model, on clips", "flow_matching"),
+    ("a language model, as an agent in an environment", "agentic_ppo"),
+    ("a language model, on conversations", "sft"),
+];
+
+/// Optimizer steps to propose for each. Clips and conversations are passed over several times; a step on a reward makes
+/// its videos or episodes first.
+const STEPS: [(&str, u64); 6] = [
+    ("reward_fl", 200),
+    ("diffusion_nft", 300),
+    ("flow_grpo", 300),
+    ("flow_matching", 1000),
+    ("agentic_ppo", 200),
+    ("sft", 500),
+];
+
+/// Where a run may compute.
+const PLACES: [&str; 3] = ["this CPU", "one NVIDIA GPU", "several NVIDIA GPUs"];
+
+/// Answers to propose for options that must be given: component, key, answer.
+const PROPOSED: [(&str, &str, &str); 5] = [
+    ("insightface", "reward.reward_model_path", "antelopev2"),
+    ("judge", "reward.url", "http://127.0.0.1:8000/v1"),
+    ("judge", "reward.model", "Qwen/Qwen2.5-VL-7B-Instruct"),
+    ("judge", "reward.questions", "Does the video show the following? {prompt}"),
+    ("command", "reward.command", "python3 reward.py"),
+];
+
+/// Trained parameters below which an adapter is one of a toy network, and learns at the demo's rate.
+const SMALL: usize = 1_000_000;
+/// Learning rate of such an adapter.
+const SMALL_RATE: f64 = 1e-3;
+
+pub fn init(args: Init) -> Result<()> {
+    let file = &args.file;
+    refuse_existing(file, args.force)?;
+    let registry = Registry::linked()?;
+    let sections = sections(&registry);
+    let mut answers = Answers::new(&args.set, args.yes, &sections)?;
+    println!("An empty answer takes the value in brackets.\n");
+    let machine = Interview { registry: &registry, answers: &mut answers }.run(args.on)?;
+    answers.take_rest()?;
+    let on = machine.as_ref().map(|machine| format!(" --on {machine}")).unwrap_or_default();
+    let name = file.display();
+    let about = format!(
+        "Written by `roll init`. `roll check {name}{on}` looks at all that it names; \
+         `roll config --reference` explains all keys."
+    );
+    std::fs::write(file, written::written(&answers, &about)).map_err(Error::file("write", file))?;
+    println!("\nwrote {name}; checking it as `roll check {name}{on}` does\n");
+    let layers = Layers { files: vec![file.clone()], ..Layers::default() };
+    let config = ConfigArgs { layers, ..ConfigArgs::default() };
+    let run = Run { config, ..Run::default() };
+    super::check::check(Check { machine: MachineArgs { on: machine, ..MachineArgs::default() }, ..Check::of(run) })?;
+    println!("\ntrain with: roll run {name}");
+    Ok(())
+}
+
+/// The questions, in their order.
+struct Interview<'a, 'b> {
+    registry: &'a Registry,
+    answers: &'a mut Answers<'b>,
+}
+
+impl Interview<'_, '_> {
+    /// Asks all questions. Returns the machine with GPUs that the run is for, as `--on` takes it.
+    fn run(mut self, on: Option<String>) -> Result<Option<String>> {
+        self.algorithm()?;
+        let algorithm = self.answers.text("algo.name").to_string();
+        let is_video = !["agentic_ppo", "sft"].contains(&algorithm.as_str());
+        self.answers.put("model.name", if is_video { "wan2_2" } else { "causal_lm" })?;
+        let place = self.place(on)?;
+        let model = match is_video {
+            true => self.video(&algorithm, &place)?,
+            false => self.text(&algorithm)?,
+        };
+        // Without files, `roll run` takes those of the demo, its data and its settings.
+        if let Some(trained) = model {
+            self.length(&algorithm, trained)?;
+        }
+        Ok(place.machine())
+    }
+
+    fn algorithm(&mut self) -> Result<()> {
+        list("What do you want to train?", &PURPOSES.map(|(what, _)| what));
+        let registry = self.registry;
+        self.answers.ask(&Question::new("algo.name", "Number or name of the algorithm", 1), |_, text| {
+            let chosen = match choice(text, PURPOSES.len())? {
+                Some(number) => PURPOSES[number].1,
+                None => registry.find(Kind::Algorithm, text)?.name,
+            };
+            Ok(chosen.into())
+        })?;
+        Ok(())
+    }
+
+    /// Asks where the run computes.
+    fn place(&mut self, on: Option<String>) -> Result<Place> {
+        let gpu = [Backend::LibTorchCuda, Backend::Cuda].into_iter().find(|backend| backend.usable(0).is_ok());
+        let gpu = gpu.unwrap_or(Backend::LibTorchCuda).name();
+        let mut place = Place::default();
+        if let Some(on) = on {
+            let (Some(cluster), _) = super::plan::cluster(&MachineArgs { on: Some(on), ..MachineArgs::default() })?
+            else {
+                return Ok(place);
+            };
+            place = Place { devices: cluster.devices, gigabytes: cluster.memory / 1e9 };
+            self.answers.put("backend", gpu)?;
+        } else {
+            list("Where will it run?", &PLACES);
+            let mut chosen = 0;
+            self.answers.ask(&Question::new("backend", "Number, or name of the backend", 1), |answers, text| {
+                chosen = choice(text, PLACES.len())?.unwrap_or(0);
+                match choice(text, PLACES.len())? {
+                    Some(0) => Ok(Backend::Flex.name().into()),
+                    Some(_) => Ok(gpu.into()),
+                    None => {
+                        Backend::of(text.split(':').next().unwrap_or(text))?;
+                        answers.value("backend", text)
+                    }
+                }
+            })?;
+            if chosen > 0 {
+                let ask = Question::new("--memory", "GB of memory of each GPU", 80);
+                let gigabytes = self.answers.answer(&ask, |_, text| positive(text))?;
+                place = Place { devices: 1, gigabytes: gigabytes.unwrap_or_default() };
+            }
+            if chosen == 2 {
+                let ask = Question::new("ranks", "Number of GPUs", 8);
+                self.answers.ask(&ask, |answers, text| answers.value("ranks", text))?;
+                let ranks = self.answers.get("ranks").and_then(Json::as_u64).unwrap_or(1);
+                place.devices = ranks as usize;
+            }
+        }
+        if place.devices > 1 {
+            self.answers.put("ranks", place.devices)?;
+            self.answers.put("strategy.name", "zero")?;
+        }
+        Ok(place)
+    }
+
+    /// Asks for a language model and for what it learns from. Returns the number of trained parameters; `None` for the
+    /// demo.
+    fn text(&mut self, algorithm: &str) -> Result<Option<usize>> {
+        let question = Question::optional(
+            "model.model_path",
+            "Directory or GGUF file of the model",
+            "the demo's small model and its data",
+        );
+        let registry = self.registry;
+        let mut trained = 0;
+        let is_named = self.answers.ask(&question, |answers, text| {
+            let value = answers.value("model.model_path", text)?;
+            trained = open_model(registry, answers, Some(("model_path", &value)))?.parameter_count();
+            Ok(value)
+        })?;
+        if !is_named {
+            return Ok(None);
+        }
+        if algorithm == "agentic_ppo" {
+            self.component(Kind::Environment, "frozen_lake", |registry, name, options, context| {
+                registry.environment(name, options, context).map(drop)
+            })?;
+        } else {
+            let conversations = |answers: &Answers, key: &str, text: &str| {
+                std::fs::metadata(text).map_err(Error::file("read", text))?;
+                answers.value(key, text)
+            };
+            let data = Question::new("algo.data", "JSON lines of conversations", "data.jsonl");
+            self.answers.ask(&data, |answers, text| conversations(answers, "algo.data", text))?;
+            let unseen = Question::optional(
+                "algo.val_data",
+                "Conversations that are not trained on, to measure progress",
+                "no measurement",
+            );
+            self.answers.ask(&unseen, |answers, text| conversations(answers, "algo.val_data", text))?;
+        }
+        Ok(Some(trained))
+    }
+
+    /// Asks for a component of `kind` until `make` makes it: its name, the options that must be given, and those that an
+    /// error names.
+    fn component(
+        &mut self,
+        kind: Kind,
+        default: &str,
+        mut make: impl FnMut(&Registry, &str, &Options, &BuildContext) -> Result<()>,
+    ) -> Result<()> {
+        let (registry, section) = (self.registry, kind.section());
+        let all = || registry.entries().iter().filter(|entry| entry.factory.kind() == kind);
+        println!("{section}s:");
+        all().for_each(|entry| println!("  {:<12} {}", entry.name, entry.summary));
+        let name_key = format!("{section}.name");
+        'named: loop {
+            let question = Question::new(&name_key, "Which one", default);
+            self.answers.ask(&question, |_, text| Ok(registry.find(kind, text)?.name.into()))?;
+            let registration = registry.find(kind, self.answers.text(&name_key))?;
+            let mut keys = required(registration);
+            loop {
+                for name in &keys {
+                    self.option(registration.name, &format!("{section}.{name}"))?;
+                }
+                let options = self.answers.options(section)?;
+                let error = match make(registry, registration.name, &options, &context()) {
+                    Ok(()) => return Ok(()),
+                    Err(error) => error,
+                };
+                if error.fault() == Fault::Failure {
+                    println!("it cannot be tried now: {}", error.chain());
+                    return Ok(());
+                }
+                self.answers.refuse(&name_key, &error)?;
+                match named_option(&error, registration) {
+                    Some(name) => keys = vec![name],
+                    None if error_is_of_files(&error) => keys = required(registration),
+                    None => keys.clear(),
+                }
+                if keys.is_empty() {
+                    self.answers.forget(section);
+                    continue 'named;
+                }
+            }
+        }
+    }
+
+    /// Asks for an option of a component, by the first sentence of its description.
+    fn option(&mut self, component: &str, key: &str) -> Result<()> {
+        let known = self.answers.key(key);
+        let about = known.map(|known| known.about.as_str()).unwrap_or_default();
+        let sentence = about.split(". ").next().unwrap_or_default().trim_end_matches('.');
+        let proposed = PROPOSED.iter().find(|(of, name, _)| *of == component && *name == key);
+        let question = Question::new(key, sentence, proposed.map_or("", |(_, _, answer)| answer));
+        self.answers.ask(&question, |answers, text| answers.value(key, text)).map(drop)
+    }
+
+    /// Asks how long and how fast it learns.
+    fn length(&mut self, algorithm: &str, trained: usize) -> Result<()> {
+        let steps = STEPS.iter().find(|(name, _)| *name == algorithm).map_or(100, |(_, steps)| *steps);
+        self.ask_value("steps", "Optimizer steps", steps)?;
+        let default = self.registry.find(Kind::Algorithm, algorithm)?.learning_rate;
+        let default = default.unwrap_or_else(|| TrainingConfig::default().learning_rate);
+        let rate = if trained < SMALL { SMALL_RATE } else { default };
+        self.ask_value("training.learning_rate", "Learning rate of the adapter", format!("{rate:e}"))?;
+        let steps = self.answers.get("steps").and_then(Json::as_u64).unwrap_or(steps);
+        self.ask_value("save_steps", "Steps between checkpoints", steps.div_ceil(5).max(1))?;
+        let measures = ["evaluation.metadata", "evaluation.prompts", "algo.val_data"];
+        if measures.iter().any(|key| self.answers.get(key).is_some()) {
+            let every = self.answers.get("save_steps").cloned().unwrap_or_default();
+            self.answers.put("evaluation.every", every)?;
+        }
+        Ok(())
+    }
+
+    fn ask_value(&mut self, key: &str, asks: &str, default: impl ToString) -> Result<()> {
+        self.answers.ask(&Question::new(key, asks, default), |answers, text| answers.value(key, text)).map(drop)
+    }
+}
+
+/// The machine that a run is for: GPUs of one kind, or none.
+#[derive(Default)]
+struct Place {
+    devices: usize,
+    /// Memory of each.
+    gigabytes: f64,
+}
+
+impl Place {
+    fn machine(&self) -> Option<String> {
+        (self.devices > 0).then(|| format!("{}x{}", self.devices, self.gigabytes))
+    }
+}
+
+/// The context in which answers are tried: nothing is computed.
+fn context() -> BuildContext {
+    BuildContext { headers_only: true, ..BuildContext::new(Backend::Flex.name()) }
+}
+
+/// The model of the answers, with another option perhaps; its headers are read.
+fn open_model(registry: &Registry, answers: &Answers, option: Option<(&str, &Json)>) -> Result<Box<dyn Model>> {
+    let mut options = answers.options("model")?;
+    if let Some((name, value)) = option {
+        answers::insert(&mut options, name, value.clone());
+    }
+    registry.model(answers.text("model.name"), &options, &context())
+}
+
+/// Names of the options that must be given.
+fn required(registration: &Registration) -> Vec<String> {
+    registration.keys().into_iter().filter(Key::is_required).map(|key| key.name).collect()
+}
+
+/// The option of the component that an error is about.
+fn named_option(error: &Error, registration: &Registration) -> Option<String> {
+    let Error::Config { key, .. } = root(error) else { return None };
+    let name = key.split_once('.')?.1;
+    registration.keys().into_iter().map(|known| known.name).find(|known| known == name)
+}
+
+/// Whether files are at fault, and others may be named.
+fn error_is_of_files(error: &Error) -> bool {
+    matches!(root(error), Error::File { .. } | Error::BadFile { .. } | Error::Component { .. })
+}
+
+/// The error that others give the place of.
+fn root(error: &Error) -> &Error {
+    match error {
+        Error::Context { source, .. } => root(source),
+        error => error,
+    }
+}
+
+/// The position of a choice from 1 to `most`; `None` for a word.
+fn choice(text: &str, most: usize) -> Result<Option<usize>> {
+    match text.parse::<usize>() {
+        Ok(number) if (1..=most).contains(&number) => Ok(Some(number - 1)),
+        Err(_) if text.starts_with(|c: char| c.is_ascii_alphabetic()) && text.len() > 1 => Ok(None),
+        _ => Err(Error::Unsupported(format!("expected a number from 1 to {most}, or a name; found `{text}`"))),
+    }
+}
+
+fn positive(text: &str) -> Result<f64> {
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
+    number.ok_or_else(|| Error::Unsupported(format!("expected a number above 0, found `{text}`")))
+}
+
+fn list(asks: &str, options: &[&str]) {
+    println!("{asks}");
+    options.iter().enumerate().for_each(|(i, option)| println!("  {}  {option}", i + 1));
+}

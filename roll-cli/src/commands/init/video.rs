@@ -1,0 +1,318 @@
+//! Questions about video models, their clips, and what is watched.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use roll_core::serde_json::{Value as Json, json};
+use roll_core::{ConditionInput, Error, Kind, Result, VideoUnit};
+use roll_data::{DataConfig, Metadata, Sizing, probe, probe_clips, read_image, target_size};
+use roll_models::hub::Hub;
+use roll_models::wan2_2::paths::ComponentFiles;
+
+use super::answers::{Answers, Question};
+use super::{Interview, Place, context, open_model};
+
+/// Parameters of the transformers above which a model is a published one: videos in few steps need a distilled one.
+const PUBLISHED: f64 = 1e9;
+/// Clips that are looked at.
+const CLIPS: usize = 500;
+/// Size of videos without a clip, and the most pixels that are proposed.
+const SIZE: [usize; 2] = [480, 832];
+/// The most frames that are proposed: five seconds of Wan.
+const FRAMES: usize = 81;
+/// Clips that are evaluated.
+const EVALUATED: u64 = 8;
+/// Videos in a step of Reward-FL, over all ranks.
+const BATCH: usize = 8;
+
+/// What the files of the model say.
+struct Files {
+    parameters: f64,
+    experts: usize,
+    tokenizer: bool,
+    has_text: bool,
+}
+
+/// What the rows of the data say.
+#[derive(Default)]
+struct Clips {
+    size: Option<[usize; 2]>,
+    frames: usize,
+    all_have_clips: bool,
+    all_have_pictures: bool,
+}
+
+impl Interview<'_, '_> {
+    /// Asks for a video model, its data and its reward. Returns the number of trained parameters; `None` for the demo.
+    pub(super) fn video(&mut self, algorithm: &str, place: &Place) -> Result<Option<usize>> {
+        let Some(files) = self.files()? else { return Ok(None) };
+        let unit = self.tokenizer(&files)?;
+        let on_clips = algorithm == "flow_matching";
+        if files.parameters > PUBLISHED {
+            self.published(algorithm, &files, place)?;
+        }
+        let clips = self.clips(on_clips, unit)?;
+        if !on_clips {
+            self.reward(algorithm, &clips)?;
+        }
+        self.watched(unit)?;
+        if algorithm == "reward_fl" {
+            self.answers.put("training.gradient_accumulation_steps", (BATCH / place.devices.max(1)).max(1))?;
+        }
+        open_model(self.registry, self.answers, None).map(|model| Some(model.parameter_count()))
+    }
+
+    fn files(&mut self) -> Result<Option<Files>> {
+        const HUB: &str = "model.model_id_with_origin_paths";
+        let (key, asks) = match self.answers.is_given(HUB) {
+            true => (HUB, "Published files"),
+            false => ("model.model_paths", "JSON list of the model's files, or its directory"),
+        };
+        let mut found = None;
+        let question = Question::optional(key, asks, "the demo's small model and its data");
+        self.answers.ask(&question, |answers, text| {
+            let (path, ids) = if key == HUB { (None, Some(text)) } else { (Some(Path::new(text)), None) };
+            let files = ComponentFiles::resolve(path, ids, &Hub::of(&context()))?;
+            let count = |shapes: BTreeMap<String, Vec<usize>>| -> f64 {
+                shapes.values().map(|shape| shape.iter().map(|n| *n as f64).product::<f64>()).sum()
+            };
+            found = Some(Files {
+                parameters: files.experts().map(|(_, file)| count(file.shapes())).sum(),
+                experts: files.experts().count(),
+                tokenizer: files.tokenizer.is_some(),
+                has_text: files.text_encoder.is_some(),
+            });
+            answers.value(key, text)
+        })?;
+        Ok(found)
+    }
+
+    /// Asks for the tokenizer, unless it lies beside the weights. Returns the steps in which sizes and lengths go.
+    fn tokenizer(&mut self, files: &Files) -> Result<VideoUnit> {
+        const KEY: &str = "model.tokenizer_path";
+        let registry = self.registry;
+        let mut unit = VideoUnit::default();
+        let mut opened = |answers: &Answers, value: &Json| -> Result<()> {
+            let mut model = open_model(registry, answers, Some(("tokenizer_path", value)))?;
+            unit = model.as_diffusion().map(|model| model.video_unit()).unwrap_or_default();
+            Ok(())
+        };
+        if files.tokenizer || !files.has_text {
+            opened(self.answers, &Json::Null)?;
+            return Ok(unit);
+        }
+        let usual = Path::new("google/umt5-xxl");
+        let beside = Path::new(self.answers.text("model.model_paths")).parent().map(|folder| folder.join(usual));
+        let near = beside.filter(|path| path.is_dir()).unwrap_or_else(|| usual.into());
+        self.answers.ask(&Question::new(KEY, "Directory of its tokenizer", near.display()), |answers, text| {
+            let value = answers.value(KEY, text)?;
+            opened(answers, &value)?;
+            Ok(value)
+        })?;
+        Ok(unit)
+    }
+
+    /// Settings of a published model: videos in four steps, memory.
+    fn published(&mut self, algorithm: &str, files: &Files, place: &Place) -> Result<()> {
+        const KEY: &str = "model.base_lora";
+        let registry = self.registry;
+        if algorithm != "flow_matching" {
+            let asks = match files.experts {
+                1 => "LoRA that makes videos in four steps, such as Lightning's",
+                _ => "LoRA that makes videos in four steps, such as Lightning's: HIGH.safetensors,LOW.safetensors",
+            };
+            let question = Question::optional(KEY, asks, "the files are distilled themselves");
+            let is_merged = self.answers.ask(&question, |answers, text| {
+                let value = match text.split_once(',').filter(|_| files.experts > 1) {
+                    Some((high, low)) => json!({"dit": high.trim(), "dit2": low.trim()}),
+                    None => answers.value(KEY, text)?,
+                };
+                open_model(registry, answers, Some(("base_lora", &value)))?;
+                Ok(value)
+            })?;
+            if is_merged {
+                self.four_steps(algorithm, files)?;
+            }
+        }
+        if place.devices > 0 {
+            self.answers.put("model.use_gradient_checkpointing_offload", true)?;
+            self.answers.put("model.weights_dtype", "int8")?;
+        }
+        self.answers.put("model.lora_rank", 32)
+    }
+
+    /// The steps that such a LoRA was distilled for.
+    fn four_steps(&mut self, algorithm: &str, files: &Files) -> Result<()> {
+        self.answers.put("algo.timesteps", json!([1000, 750, 500, 250]))?;
+        if algorithm == "reward_fl" {
+            self.answers.put("algo.trained_steps", json!({"leap": {"discount": 0.3}}))?;
+            self.answers.put("algo.mid_timestep", 0)?;
+            self.answers.put("algo.final_timestep", 3)?;
+        } else {
+            self.answers.put("algo.shift", 5)?;
+        }
+        if files.experts > 1 {
+            self.answers.put("model.trainable_models", "dit,dit2")?;
+        }
+        Ok(())
+    }
+
+    /// Asks for the data, and proposes the size and length that it has.
+    fn clips(&mut self, on_clips: bool, unit: VideoUnit) -> Result<Clips> {
+        let mut clips = Clips::default();
+        let question =
+            Question::new("data.metadata", "Table or directory of clips, or text file of prompts", "data.csv");
+        self.answers.ask(&question, |answers, text| {
+            clips = look(text, on_clips)?;
+            answers.value("data.metadata", text)
+        })?;
+        let size = clips.size.and_then(|size| target_size(size, SIZE[0] * SIZE[1], [unit.height, unit.width]).ok());
+        let [height, width] = size.unwrap_or(SIZE);
+        let frames = unit.frames_within(if clips.frames > 0 { clips.frames.min(FRAMES) } else { FRAMES });
+        let multiple = |key: &'static str, of: usize| {
+            move |answers: &Answers, text: &str| {
+                let value = answers.value(key, text)?;
+                match value.as_u64() {
+                    Some(side) if side.is_multiple_of(of as u64) => Ok(value),
+                    _ => Err(Error::config(key, format!("expected a multiple of {of}, found {text}"))),
+                }
+            }
+        };
+        let (high, wide) = ("data.height", "data.width");
+        self.answers
+            .ask(&Question::new(high, "Height of the videos in pixels", height), multiple(high, unit.height))?;
+        self.answers.ask(&Question::new(wide, "Width of the videos in pixels", width), multiple(wide, unit.width))?;
+        self.ask_value("data.num_frames", "Frames of a video", frames)?;
+        Ok(clips)
+    }
+
+    /// Asks for a reward that the algorithm and the data allow.
+    fn reward(&mut self, algorithm: &str, clips: &Clips) -> Result<()> {
+        let needs_gradient = algorithm == "reward_fl";
+        let mut compares = false;
+        let default = if clips.all_have_clips || clips.all_have_pictures { "insightface" } else { "motion" };
+        self.component(Kind::Reward, default, |registry, name, options, context| {
+            let reward = registry.reward(name, options, context)?;
+            if needs_gradient && !reward.differentiable() {
+                let problem = format!(
+                    "the reward `{name}` has no gradient, which `reward_fl` needs: choose another, or start again with \
+                     `diffusion_nft`, which takes any"
+                );
+                return Err(Error::config("reward.name", problem));
+            }
+            compares = reward.reads_reference();
+            if compares && !clips.all_have_clips && !clips.all_have_pictures {
+                let problem = format!(
+                    "the reward `{name}` compares with a clip or a picture, and rows of `data.metadata` have none: \
+                     choose another"
+                );
+                return Err(Error::config("reward.name", problem));
+            }
+            Ok(())
+        })?;
+        if compares && !clips.all_have_clips {
+            self.answers.put("algo.reference", "image")?;
+        }
+        Ok(())
+    }
+
+    /// Asks for clips and prompts that show the progress.
+    fn watched(&mut self, unit: VideoUnit) -> Result<()> {
+        let (metadata, prompts) = ("evaluation.metadata", "evaluation.prompts");
+        let on_clips = self.answers.text("algo.name") == "flow_matching";
+        let mut rows = 0;
+        let question = Question::optional(
+            metadata,
+            "Clips or prompts that are not trained on, to measure progress",
+            "no measurement",
+        );
+        self.answers.ask(&question, |answers, text| {
+            look(text, on_clips)?;
+            rows = Metadata::open(&data(text))?.rows.len();
+            answers.value(metadata, text)
+        })?;
+        if rows as u64 > EVALUATED {
+            self.answers.put("evaluation.samples", EVALUATED)?;
+        }
+        let size = ["data.height", "data.width"].map(|key| self.answers.get(key).and_then(Json::as_u64).unwrap_or(0));
+        let size = size.map(|side| side as usize);
+        let frames = self.answers.get("data.num_frames").and_then(Json::as_u64).unwrap_or(1) as usize;
+        let mut model = open_model(self.registry, self.answers, None)?;
+        let mut is_refused = |prompt: &str, picture: Option<&str>| -> Result<()> {
+            let image = picture.map(|path| read_image(path, Sizing::Exact(size))).transpose()?;
+            let frames = unit.frames_within(frames);
+            let input = ConditionInput { prompt: prompt.into(), image, end_image: None, frames, size };
+            model.as_diffusion().map_or(Ok(()), |model| model.check_input(&input))
+        };
+        let question = Question::optional(
+            prompts,
+            "A prompt whose video shows the progress, or a text file with one a line",
+            "no videos of prompts",
+        );
+        let mut needs_picture = false;
+        self.answers.ask(&question, |answers, text| {
+            if text.starts_with('[') {
+                return answers.value(prompts, text);
+            }
+            let texts = match Path::new(text).is_file() {
+                true => Metadata::open(&data(text))?.rows.into_iter().map(|row| row.prompt).collect(),
+                false => vec![text.to_string()],
+            };
+            needs_picture = texts.iter().any(|text| is_refused(text, None).is_err());
+            Ok(Json::from(texts))
+        })?;
+        if needs_picture {
+            let question = Question::new("evaluation.prompts.0.image", "Picture that these videos begin with", "");
+            let picture = self.answers.answer(&question, |_, text| {
+                is_refused("", Some(text))?;
+                Ok(text.to_string())
+            })?;
+            let texts = self.answers.get(prompts).and_then(Json::as_array).cloned().unwrap_or_default();
+            let with_picture = |text: &Json| json!({"prompt": text, "image": picture});
+            let all: Vec<Json> = texts.iter().map(with_picture).collect();
+            self.answers.put(prompts, all)?;
+        }
+        Ok(())
+    }
+}
+
+fn data(path: &str) -> DataConfig {
+    DataConfig { metadata: Some(path.into()), ..DataConfig::default() }
+}
+
+/// Reads the rows of a table, directory or file of prompts, and the headers of its clips; prints what it found.
+fn look(path: &str, on_clips: bool) -> Result<Clips> {
+    let config = data(path);
+    let metadata = Metadata::open(&config)?;
+    let rows = metadata.rows.len();
+    let has_clips = metadata.rows.iter().filter(|row| row.video.is_some()).count();
+    if on_clips && has_clips < rows {
+        let problem = format!("`flow_matching` trains on clips, and {} of {rows} rows have none", rows - has_clips);
+        return Err(Error::bad_file(path, problem));
+    }
+    let mut clips = Clips {
+        all_have_clips: has_clips == rows,
+        all_have_pictures: metadata.rows.iter().all(|row| row.image.is_some()),
+        ..Clips::default()
+    };
+    let probed = probe_clips(&metadata, config.decoder, CLIPS);
+    if let (Some(first), true) = (metadata.rows.iter().find_map(|row| row.video.as_ref()), probed.is_empty()) {
+        probe(first, config.decoder)?;
+    }
+    let mut sizes = BTreeMap::<[usize; 2], usize>::new();
+    probed.iter().for_each(|(_, clip)| *sizes.entry(clip.size).or_default() += 1);
+    clips.size = sizes.into_iter().max_by_key(|(_, count)| *count).map(|(size, _)| size);
+    let mut lengths: Vec<usize> = probed.iter().map(|(_, clip)| clip.frames).collect();
+    lengths.sort_unstable();
+    clips.frames = lengths.get(lengths.len() / 2).copied().unwrap_or_default();
+    match clips.size {
+        Some([height, width]) => {
+            println!(
+                "  {rows} rows; most clips have {width}x{height} pixels, half of them {} frames or more",
+                clips.frames
+            );
+        }
+        None => println!("  {rows} prompts"),
+    }
+    Ok(clips)
+}

@@ -1,0 +1,45 @@
+//! The answers as a file.
+
+use roll_core::Options;
+use roll_core::serde_json::Value as Json;
+
+use super::answers::{Answers, insert};
+use crate::commands::config::{inline, wrapped};
+
+/// Columns of a comment.
+const COLUMNS: usize = 100;
+/// The sections, in the order of the file.
+const SECTIONS: [&str; 8] = ["algo", "model", "env", "reward", "data", "training", "evaluation", "strategy"];
+
+/// The configuration as YAML, each key after its meaning; `about` is the first comment.
+pub fn written(answers: &Answers, about: &str) -> String {
+    let mut tree = Options::new();
+    answers.values().iter().for_each(|(key, value)| insert(&mut tree, key, value.clone()));
+    let mut text = String::new();
+    comment(&mut text, "", about);
+    for (key, value) in tree.iter().filter(|(key, _)| !SECTIONS.contains(&key.as_str())) {
+        entry(&mut text, answers, key, key, value);
+    }
+    for section in SECTIONS {
+        if let Some(Json::Object(keys)) = tree.get(section) {
+            text += &format!("\n{section}:\n");
+            keys.iter().for_each(|(name, value)| entry(&mut text, answers, &format!("{section}.{name}"), name, value));
+        }
+    }
+    text
+}
+
+fn entry(text: &mut String, answers: &Answers, key: &str, name: &str, value: &Json) {
+    let indent = if key == name { "" } else { "  " };
+    if let Some(known) = answers.key(key) {
+        // The first paragraph says what it is.
+        comment(text, indent, known.about.split("\n\n").next().unwrap_or_default());
+    }
+    *text += &format!("{indent}{name}: {}\n", inline(value));
+}
+
+fn comment(text: &mut String, indent: &str, about: &str) {
+    for line in wrapped(about, COLUMNS) {
+        *text += &format!("{indent}# {line}\n");
+    }
+}
