@@ -300,10 +300,7 @@ mod tests {
         let header = BTreeMap::from([("ss_output_name".to_string(), "face-low-noise".to_string())]);
         let none = BTreeMap::new();
         let named = |path: &str, header| named_expert(Path::new(path), header);
-        assert_eq!(
-            named("HighNoise/a.safetensors", &none),
-            Some((Expert::High, "the name of its directory".into()))
-        );
+        assert_eq!(named("HighNoise/a.safetensors", &none), Some((Expert::High, "the name of its directory".into())));
         assert_eq!(
             named("HighNoise/a.safetensors", &header),
             Some((Expert::Low, "`ss_output_name` of its header".into()))
