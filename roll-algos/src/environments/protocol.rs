@@ -18,7 +18,7 @@ pub trait Transport: Send {
     fn begin(&mut self, start: Start, transcript: &mut Transcript) -> Result<Observation, String>;
     /// Sends an action of the episode.
     fn advance(&mut self, action: &str, transcript: &mut Transcript) -> Result<Transition, String>;
-    /// The episode is over. What holds something for it is told.
+    /// The episode is over. A transport that holds something for the episode says so to its peer.
     fn end(&mut self) {}
     /// The error of an episode that ended with `problem`; it names the process or service.
     fn failed(&self, problem: String) -> Error;

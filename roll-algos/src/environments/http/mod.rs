@@ -12,7 +12,7 @@
 //! session's episode and begins the next. `close` says that the episode is over, whoever ended it: what the service holds
 //! for it can go. It is sent once, and any answer to it is ignored, so that a service need not know it.
 //!
-//! A connection is used again for at most [`IDLE_LIMIT`] after its last answer. Services keep idle connections longer than
+//! A connection is used again for at most 1.5 s after its last answer. Services keep idle connections longer than
 //! that: one that is closed as a request arrives would leave unknown whether its action happened.
 //!
 //! A request is repeated only if no action can happen twice:
@@ -112,7 +112,7 @@ pub struct HttpTransport {
     session: String,
     /// Number of answered steps of the episode; `None` without an episode or after a failed step.
     turn: Option<u64>,
-    /// The last turn that the service has heard of, until it is told that the episode is over.
+    /// The last turn that the service knows, until it learns that the episode is over.
     begun: Option<u64>,
 }
 
