@@ -1,5 +1,5 @@
 /* A stand-in for NCCL and the CUDA runtime, for tests of ranks without a GPU. "Device memory" is host memory, values
- * move between processes through shared memory, and copies and collectives run in a thread, so that a caller that does
+ * move between processes through a shared file, and copies and collectives run in a thread, so that a caller that does
  * not wait reads wrong values. Communicators do not block: a collective comes on its stream some time after the call.
  * Allocations wait until no rank has a collective under way, as they may where GPUs reach each other's memory.
  * Calls that the real libraries would not survive return errors: memory of the wrong side or device, host memory that is
@@ -166,8 +166,10 @@ static void until_aborted(struct comm *comm) {
 int ncclGetUniqueId(char id[128]) {
     static atomic_int made;
     memset(id, 0, 128);
-    snprintf(id, 128, "/roll-stand-in-%d-%d", getpid(), atomic_fetch_add(&made, 1));
-    int file = shm_open(id, O_CREAT | O_EXCL | O_RDWR, 0600);
+    const char *directory = getenv("LD_LIBRARY_PATH");
+    int length = snprintf(id, 128, "%s/job-%d-%d", directory, getpid(), atomic_fetch_add(&made, 1));
+    if (length >= 128) return INVALID;
+    int file = open(id, O_CREAT | O_TRUNC | O_RDWR, 0600);
     if (file < 0 || ftruncate(file, sizeof(struct shared))) return INVALID;
     close(file);
     return OK;
@@ -184,7 +186,7 @@ static void *run_start(void *argument) {
 int ncclCommInitRankConfig(struct comm **comm, int size, struct id id, int rank, struct config *config) {
     if (config->size < 20 || config->magic != 0xcafebeef || config->version < 21400 || config->blocking) return INVALID;
     if (rank == 2 && happens("start-dies")) _exit(9);
-    int file = shm_open(id.name, O_RDWR, 0600);
+    int file = open(id.name, O_RDWR);
     if (file < 0 || size > MOST_RANKS || rank < 0 || rank >= size) return INVALID;
     void *at = mmap(NULL, sizeof(struct shared), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     close(file);

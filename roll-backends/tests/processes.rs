@@ -94,7 +94,8 @@ const ONE_GPU: &[&str] = &[
     "rank 0: over TCP: ranks 0 and 1 use the same GPU (0000:01:00.0)",
     "rank 3: over TCP: ranks 0 and 1 use the same GPU",
 ];
-const DEAD_START: &[&str] = &["rank 2 failed: its process ended", "stand-in: rank 0 aborts", "stand-in: rank 3 aborts"];
+/// The others may not have begun to start: then they have nothing to abort.
+const DEAD_START: &[&str] = &["rank 2 failed: its process ended"];
 const DEAD: &[&str] = &[
     "rank 0: rank 2 failed: its process ended",
     "rank 3: rank 2 failed: its process ended",
@@ -128,7 +129,7 @@ fn main() -> ExitCode {
     let has_stand_in = cfg!(target_os = "linux");
     match has_stand_in {
         true => build_stand_in(work.path()),
-        false => println!("SKIPPED nccl: its stand-in needs the shared memory of Linux"),
+        false => println!("SKIPPED nccl: its stand-in is built for Linux"),
     }
     let transports = TRANSPORTS.into_iter().filter(|transport| has_stand_in || *transport != Transport::Nccl);
     let mut failed = 0;
@@ -159,7 +160,6 @@ fn build_stand_in(directory: &Path) {
     let built = Command::new("cc")
         .args(["-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-pthread", "-o"])
         .args([&library, &source])
-        .arg("-lrt")
         .status()
         .expect("these tests need the C compiler `cc`");
     assert!(built.success(), "{} does not compile", source.display());
