@@ -217,8 +217,7 @@ fn join(mode: &str) -> Result<(TcpRanks, Arc<dyn Communicator>)> {
         ranks = match NcclRanks::join(ranks.clone(), Ok(rank), limit) {
             Ok(nccl) => nccl,
             Err(error) if ["start-hangs", "one-gpu"].contains(&mode) => {
-                let line = format!("rank {rank}: over TCP: {error}\n");
-                let _ = std::io::stderr().write_all(line.as_bytes());
+                say(&format!("rank {rank}: over TCP: {error}"));
                 ranks
             }
             Err(error) => return Err(error),
@@ -227,11 +226,16 @@ fn join(mode: &str) -> Result<(TcpRanks, Arc<dyn Communicator>)> {
     Ok((job, ranks))
 }
 
+/// Writes a line at once, so that lines of several processes are not interleaved.
+fn say(line: &str) {
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+}
+
 fn child(mode: &str) -> ExitCode {
     let (job, ranks) = match join(mode) {
         Ok(joined) => joined,
         Err(e) => {
-            eprintln!("{e}");
+            say(&e.to_string());
             return ExitCode::FAILURE;
         }
     };
@@ -249,9 +253,7 @@ fn child(mode: &str) -> ExitCode {
     let result = result.and_then(|()| ranks.barrier());
     if let Err(error) = &result {
         ranks.fail(&error.chain());
-        // A single write, so that lines of several processes are not interleaved.
-        let line = format!("rank {}: {}\n", ranks.rank().0, error.chain());
-        let _ = std::io::stderr().write_all(line.as_bytes());
+        say(&format!("rank {}: {}", ranks.rank().0, error.chain()));
     }
     job.leave();
     ExitCode::from(u8::from(result.is_err()))
