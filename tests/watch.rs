@@ -273,7 +273,8 @@ fn only_the_process_that_the_lock_names_is_stopped_and_only_in_the_directory_tha
     std::fs::create_dir(world.path("other")).unwrap();
     std::fs::write(world.path("other/config.yaml"), "steps: 5\n").unwrap();
     std::fs::write(world.path("other/.lock"), "4711\n").unwrap();
-    let script = "exec 9<other; flock 9; trap 'echo stopped >stopped' USR1 INT; echo ready; while sleep 0.1; do :; done";
+    let script =
+        "exec 9<other; flock 9; trap 'echo stopped >stopped' USR1 INT; echo ready; while sleep 0.1; do :; done";
     let mut stranger = std::process::Command::new("bash");
     stranger.args(["-c", script]).current_dir(world.path(".")).stdout(Stdio::piped());
     let mut stranger = with_default_signals(&mut stranger).spawn().unwrap();

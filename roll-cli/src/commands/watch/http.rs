@@ -478,7 +478,7 @@ mod tests {
         write!(long, "GET /?token=5ec3e7 HTTP/1.1\r\nHost: localhost:{port}\r\nA: {}\r\n\r\n", "a".repeat(20_000))
             .unwrap();
         assert!(answer(long).starts_with("HTTP/1.1 431 "));
-        // Few strangers are told that they are late; of many, the oldest end before.
+        // Few strangers get the status of a late request; of many, the oldest end before.
         for (strangers, late) in [(40, 40), (400, 0)] {
             let begun = Instant::now();
             let waiting: Vec<TcpStream> = (0..strangers)

@@ -165,8 +165,14 @@ mod tests {
     use super::*;
 
     fn shown(run: &Path, writer: Writer, control: bool) -> String {
-        let live =
-            Live { version: "v1", nonce: "a1", token: "t", control, voting: control.then_some("/v?t"), writers: &[writer] };
+        let live = Live {
+            version: "v1",
+            nonce: "a1",
+            token: "t",
+            control,
+            voting: control.then_some("/v?t"),
+            writers: &[writer],
+        };
         page(&[run.to_path_buf()], &live).unwrap()
     }
 

@@ -32,7 +32,11 @@ const show = (shown, ended) => {
   videos.length = loaded = failed = 0;
   begun = false;
   find('.choices').replaceChildren(...(shown?.clips ?? []).map((clip, i) => choice(shown.run, clip, i)));
-  find('.choices').style.setProperty('--clips', shown?.clips.length ?? 1);
+  const count = shown?.clips.length ?? 1, { classList, style } = find('.choices');
+  // On a phone more than two clips lie in two columns.
+  classList.toggle('two', count === 2);
+  classList.toggle('many', count > 2);
+  style.setProperty('--lines', count > 2 ? Math.ceil(count / 2) : count);
   addAll([...document.querySelectorAll('video')]);
 };
 const load = async () => {
