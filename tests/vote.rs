@@ -4,7 +4,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use roll_core::{Tensor, Video};
-use roll_rewards::vote::files::{Question, Votes};
+use roll_rewards::vote::files::{Answer, Question, Votes};
 use roll_train::checkpoint;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -205,14 +205,14 @@ fn only_the_page_votes_and_once() {
     for (run, choice) in [("1", "1"), ("-1", "1"), ("", "1"), ("0", "3"), ("0", "-1"), ("0", ""), ("0", "x")] {
         assert_eq!(watch.post(&format!("/vote?run={run}&id={id}&choice={choice}"), &origin), 404, "{run} {choice}");
     }
-    assert_eq!(votes.answer(&id).unwrap(), None);
+    assert_eq!(votes.answer(&id).unwrap(), Answer::Open);
 
     let (status, next) = watch.get("/question");
     assert!(status == 200 && next.contains("Content-Type: text/plain") && next.contains("\"open\":1"), "{next}");
     assert_eq!(watch.post(&path, &origin), 201);
     assert_eq!(watch.post(&format!("/vote?run=0&id={id}&choice=2"), &origin), 409);
     let order = votes.question(&id).unwrap().order();
-    assert_eq!(votes.answer(&id).unwrap(), Some(Some(order[0])));
+    assert_eq!(votes.answer(&id).unwrap(), Answer::Clip(order[0]));
     let next = watch.get("/question").1;
     for part in ["\"given\":1", "\"open\":0", "\"questions\":[]", "\"ended\":false"] {
         assert!(next.contains(part), "no {part} in {next}");
@@ -238,7 +238,8 @@ const sharpness = async video => {
   for (const time of [0.3, 0.5, 0.7, 0.9]) {
     const sought = new Promise(done => video.addEventListener('seeked', done, { once: true }));
     video.currentTime = time;
-    await sought;
+    // A video that is not shown any more never gets there.
+    await Promise.race([sought, new Promise(done => setTimeout(done, 2000))]);
     context.drawImage(video, 0, 0);
     const pixels = context.getImageData(0, 0, w, h).data;
     const luma = i => 0.299 * pixels[4 * i] + 0.587 * pixels[4 * i + 1] + 0.114 * pixels[4 * i + 2];
@@ -254,10 +255,12 @@ const sharpness = async video => {
 let votes = 0;
 const judge = async () => {
   const shown = [...document.querySelectorAll('.choices video')];
+  const judged = question?.id;
   if (shown.length && shown.every(video => video.readyState >= 2)) {
     const found = [];
     for (const video of shown) found.push(await sharpness(video));
     const best = found.indexOf(Math.max(...found)) + 1;
+    if (question?.id !== judged) return setTimeout(judge, 100);
     if (votes++ % 2) document.dispatchEvent(new KeyboardEvent('keydown', { key: String(best) }));
     else document.querySelector(`[data-choice='${best}']`).click();
   }

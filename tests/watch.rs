@@ -6,6 +6,8 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use roll_train::checkpoint;
+use roll_train::run_dir::RunDir;
+use rustix::process::Signal;
 
 use crate::browser::{Browser, chromium};
 use crate::program::{stderr_text, with_default_signals};
@@ -114,7 +116,7 @@ fn the_page_follows_a_run_from_before_its_first_step_to_its_end() {
     }
     assert!(watch.get("/version").1 != before);
     let page = watch.page_with("Samples of training");
-    assert!(page.contains("data:video/mp4;base64,") && !page.contains("data-run="), "{page}");
+    assert!(page.contains("src=\"video?run=0&amp;at=") && !page.contains("data-run="), "{page}");
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", stderr_text(&output));
     let page = watch.page_with("The run has ended.");
@@ -207,9 +209,11 @@ fn the_page_stops_a_run_with_a_checkpoint_that_resumes() {
     let origin = watch.own_origin();
     assert_eq!(watch.stop(0, &origin), 409, "no process writes the run");
     // This process does not catch the signal: it would end.
-    let lock = std::fs::File::open(world.path("locked")).unwrap();
-    lock.lock().unwrap();
+    std::fs::write(world.path("locked/config.yaml"), "steps: 5\n").unwrap();
+    let lock = RunDir::open(world.path("locked")).unwrap().lock().unwrap();
+    watch.page_with("The run goes on: none of 5 steps is done yet");
     assert_eq!(watch.stop(1, &origin), 409);
+    drop(lock);
 
     let child = start(&world, "run", 4000);
     let page = watch.page_with("The run goes on: step ");
@@ -233,6 +237,80 @@ fn the_page_stops_a_run_with_a_checkpoint_that_resumes() {
     watch.page_with("The run has ended.");
     world.train("uninterrupted", steps, &SETTINGS);
     assert_alike(&world, "run", "uninterrupted", steps, &["adapter.safetensors", "trainer/optimizer.safetensors"]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn stops_of_several_pages_and_ctrl_c_before_them_are_one_stop_with_a_checkpoint() {
+    let world = World::new(3);
+    for (out, by_ctrl_c) in [("pages", false), ("ctrl-c", true)] {
+        let child = start(&world, out, 4000);
+        let pages = [0; 2].map(|_| Watch::start(&world, &[out, "--control"]));
+        pages.iter().for_each(|page| drop(page.page_with("The run goes on: step ")));
+        // The run does nothing meanwhile, as one whose step takes long.
+        let process = rustix::process::Pid::from_child(&child);
+        let send = |signal| rustix::process::kill_process(process, signal).unwrap();
+        send(Signal::STOP);
+        if by_ctrl_c {
+            send(Signal::INT);
+        }
+        pages.iter().for_each(|page| assert_eq!(page.stop(0, &page.own_origin()), 202, "{out}"));
+        send(Signal::CONT);
+        let output = child.wait_with_output().unwrap();
+        fails(&output, 130, &["interrupted", &format!("roll run --resume {out}")]);
+        assert!(checkpoint::newest_whole(&world.path(out).join("checkpoints")).unwrap().is_some(), "{out}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn only_the_process_that_the_lock_names_is_stopped_and_only_in_the_directory_that_was_opened() {
+    let world = World::new(3);
+    if std::process::Command::new("flock").arg("--version").output().is_err() {
+        roll_testing::skip!("`flock`, which locks a directory, is not installed");
+    }
+    // A program that is not `roll` locks the directory of a run that was killed, and catches the signal.
+    std::fs::create_dir(world.path("other")).unwrap();
+    std::fs::write(world.path("other/config.yaml"), "steps: 5\n").unwrap();
+    std::fs::write(world.path("other/.lock"), "4711\n").unwrap();
+    let script =
+        "exec 9<other; flock 9; trap 'echo stopped >stopped' USR1 INT; echo ready; while sleep 0.1; do :; done";
+    let mut stranger = std::process::Command::new("bash");
+    stranger.args(["-c", script]).current_dir(world.path(".")).stdout(Stdio::piped());
+    let mut stranger = with_default_signals(&mut stranger).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(stranger.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+
+    // The page was opened by a link to a run that has ended; then the link leads to one that goes on.
+    std::fs::create_dir(world.path("old")).unwrap();
+    std::fs::write(world.path("old/config.yaml"), "steps: 7\n").unwrap();
+    let link = |to: &str| {
+        let _ = std::fs::remove_file(world.path("newest"));
+        std::os::unix::fs::symlink(to, world.path("newest")).unwrap();
+    };
+    link("old");
+    let watch = Watch::start(&world, &["other", "newest", "later", "--control"]);
+    let page = watch.page_with("old");
+    assert!(!page.contains("data-run="), "{page}");
+    let mut child = start(&world, "new", 4000);
+    link("new");
+    let page = watch.page_with("steps: 7");
+    assert!(!page.contains("data-run="), "{page}");
+    for run in [0, 1] {
+        assert_eq!(watch.stop(run, &watch.own_origin()), 409, "{run}");
+    }
+    // One that is opened now shows the new run, and so does a name that did not exist before.
+    std::os::unix::fs::symlink("new", world.path("later")).unwrap();
+    for (watch, run) in [(&Watch::start(&world, &["newest"]), 0), (&watch, 2)] {
+        let page = watch.page_with("The run goes on: step ");
+        assert!(page.contains(&format!("src=\"video?run={run}&amp;at=")), "{page}");
+    }
+    assert_eq!(watch.stop(2, &watch.own_origin()), 202);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(!world.path("stopped").exists(), "a stranger was stopped");
+    stranger.kill().unwrap();
+    stranger.wait().unwrap();
 }
 
 #[test]

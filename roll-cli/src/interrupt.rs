@@ -1,7 +1,7 @@
 //! Signals that ask a run to stop.
 
-use std::sync::atomic::Ordering;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use roll_core::{Error, Result};
 use roll_train::StopSignal;
@@ -22,9 +22,10 @@ const SIGNALS: [i32; 2] = [SIGINT, SIGTERM];
 /// Its number on every system that has it.
 const SIGHUP: i32 = 1;
 
-/// Installs handlers: the first of these signals asks the run to stop; the next one ends the process at once. `nohup roll
-/// run`, which begins with SIGHUP ignored, continues when the terminal is closed. Threads that are ranks share one
-/// signal.
+/// Installs handlers: each of these signals asks the run to stop, however many come; only a second SIGINT, the Ctrl-C of
+/// somebody who waits at a terminal, ends the process at once. A scheduler's SIGUSR1 before its SIGTERM and the buttons of
+/// two pages mean one stop with a checkpoint. `nohup roll run`, which begins with SIGHUP ignored, continues when the
+/// terminal is closed. Threads that are ranks share one signal.
 pub fn catch() -> Result<StopSignal> {
     static CAUGHT: Mutex<Option<StopSignal>> = Mutex::new(None);
     let mut caught = CAUGHT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -32,19 +33,22 @@ pub fn catch() -> Result<StopSignal> {
         return Ok(signal.clone());
     }
     let signal = StopSignal::default();
+    let failed = |number| Error::failed(format!("signal {number} cannot be caught"));
+    let pressed = Arc::new(AtomicBool::new(false));
+    let before = pressed.clone();
+    let clear = move || {
+        if before.load(Ordering::Relaxed) {
+            progress::clear();
+        }
+    };
+    // The order matters: the last handler must not arm the others for the same signal.
+    // SAFETY: the action reads atomics and writes to a descriptor: it neither allocates nor locks, nor panics.
+    unsafe { signal_hook::low_level::register(SIGINT, clear) }
+        .and_then(|_| signal_hook::flag::register_conditional_shutdown(SIGINT, CODE, pressed.clone()))
+        .and_then(|_| signal_hook::flag::register(SIGINT, pressed))
+        .map_err(failed(SIGINT))?;
     for number in SIGNALS.into_iter().filter(|number| *number != SIGHUP || !is_ignored(SIGHUP)) {
-        let asked = signal.flag();
-        let clear = move || {
-            if asked.load(Ordering::Relaxed) {
-                progress::clear();
-            }
-        };
-        // The order matters: the last handler must not arm the others for the same signal.
-        // SAFETY: the action reads atomics and writes to a descriptor: it neither allocates nor locks, nor panics.
-        unsafe { signal_hook::low_level::register(number, clear) }
-            .and_then(|_| signal_hook::flag::register_conditional_shutdown(number, CODE, signal.flag()))
-            .and_then(|_| signal_hook::flag::register(number, signal.flag()))
-            .map_err(Error::failed(format!("signal {number} cannot be caught")))?;
+        signal_hook::flag::register(number, signal.flag()).map_err(failed(number))?;
     }
     *caught = Some(signal.clone());
     Ok(signal)

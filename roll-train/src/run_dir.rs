@@ -1,7 +1,8 @@
 //! The directory of one run.
 //!
 //! ```text
-//! <run>/config.yaml                          the resolved configuration
+//! <run>/.lock                                the start of the process that writes the run, while it does
+//!       config.yaml                          the resolved configuration
 //!       evaluations/                         results of an evaluation that is under way
 //!       metrics.jsonl                        one object per step
 //!       events.out.tfevents.*                the same for TensorBoard, and sample videos
@@ -43,6 +44,23 @@ pub struct RunIdentity {
 #[derive(Debug)]
 pub struct RunLock {
     _directory: Option<File>,
+    /// The file that names this process.
+    start: PathBuf,
+}
+
+impl Drop for RunLock {
+    fn drop(&mut self) {
+        // The lock counts; a file that stays names a process that does not hold it.
+        let _ = fs::remove_file(&self.start);
+    }
+}
+
+/// When a process started, in clock ticks since the system did: `process` is its number, or "self". Unlike the number, it
+/// does not pass to another process. `None` where `/proc` does not list it.
+pub fn process_start(process: &str) -> Option<u64> {
+    let text = fs::read_to_string(Path::new("/proc").join(process).join("stat")).ok()?;
+    // The second field, the name, may have spaces and brackets of its own; the start is the 22nd.
+    text.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
 /// The directory of one run.
@@ -126,15 +144,28 @@ impl RunDir {
     /// Fails when another one holds it. The lock has no effect on file systems without locks.
     pub fn lock(&self) -> Result<RunLock> {
         if !cfg!(unix) {
-            return Ok(RunLock { _directory: None }); // directories cannot be opened
+            return Ok(RunLock { _directory: None, start: self.lock_path() }); // directories cannot be opened
         }
         let directory = File::open(&self.path).map_err(Error::file("open the run directory", &self.path))?;
-        match directory.try_lock() {
-            Err(TryLockError::WouldBlock) => {
-                Err(Error::bad_file(&self.path, "another process is writing this run; wait for it, or stop it"))
-            }
-            _ => Ok(RunLock { _directory: Some(directory) }),
+        if let Err(TryLockError::WouldBlock) = directory.try_lock() {
+            return Err(Error::bad_file(&self.path, "another process is writing this run; wait for it, or stop it"));
         }
+        if let Some(start) = process_start("self") {
+            write_atomically(&self.lock_path(), format!("{start}\n").as_bytes())?;
+        }
+        Ok(RunLock { _directory: Some(directory), start: self.lock_path() })
+    }
+
+    /// The start of the process that locked this run last, as [`process_start`] returns it; `None` if no file names it.
+    /// The process may be gone: it writes the run only while it holds the lock.
+    pub fn locked_by(&self) -> Option<u64> {
+        let path = self.lock_path();
+        files::refuse_links(&self.path, &path).ok()?;
+        files::read_text(&path, 64).ok()?.trim().parse().ok()
+    }
+
+    fn lock_path(&self) -> PathBuf {
+        self.path.join(".lock")
     }
 
     /// Fails if something that the run writes or deletes is a link: it would do so in another place.
@@ -319,10 +350,17 @@ mod tests {
             assert!(run.lock().unwrap_err().to_string().contains("another process"));
         }
         run.remove_leftovers().unwrap();
+        if cfg!(target_os = "linux") {
+            assert_eq!(run.locked_by(), process_start(&std::process::id().to_string()));
+            assert!(run.locked_by().is_some() && run.locked_by() != process_start("1"));
+        }
         assert_eq!(fs::read_dir(run.checkpoints()).unwrap().count(), 0);
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
+        let mut names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.retain(|name| name != ".lock");
+        assert_eq!(names.len(), 3, "{names:?}");
         assert_eq!(fs::read_dir(&samples).unwrap().count(), 1);
         drop(lock);
+        assert_eq!(run.locked_by(), None);
         run.lock().unwrap();
     }
 

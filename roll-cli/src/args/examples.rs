@@ -23,7 +23,7 @@ pub const RUN: &str = r"Examples:
   roll run --resume runs/my --steps 200            continue, and train longer
 
 SIGINT (Ctrl-C), SIGTERM, SIGHUP (a closed terminal) and SIGUSR1 write a
-checkpoint and exit with 130; a second signal stops at once.";
+checkpoint and exit with 130; a second Ctrl-C stops at once.";
 
 pub const INIT: &str = r"Examples:
   roll init                     asks, and writes roll.yaml

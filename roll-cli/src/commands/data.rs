@@ -9,7 +9,7 @@ use roll_core::{BuildContext, Error, Registry, Result, RewardScorer, Sample, Sam
 use roll_data::{DataConfig, Dataset, OnBadSample, Picture, Probed, encode_png, format, probe, write_mp4, write_pngs};
 use roll_external::files::write_atomically;
 use roll_rewards::insightface::FaceNetworks;
-use roll_rewards::vote::files::{Question, Votes};
+use roll_rewards::vote::files::{Answer, Question, Votes};
 use roll_train::config::LoadedConfig;
 use roll_train::progress::{Bar, counted};
 use roll_train::reward;
@@ -41,7 +41,15 @@ fn votes(args: args::Votes) -> Result<()> {
     let votes = Votes(args.run.clone());
     let mut lines = String::new();
     for (_, id, _) in votes.questions()? {
-        let Some(chosen) = votes.answer(&id)? else { continue };
+        let chosen = match votes.answer(&id)? {
+            Answer::Open => continue,
+            Answer::Invalid(problem) => {
+                tracing::warn!("{problem}: left out, this is no vote");
+                continue;
+            }
+            Answer::Equal => None,
+            Answer::Clip(position) => Some(position),
+        };
         let Question { prompt, question, clips } = votes.question(&id)?;
         let clips = clips.iter().map(|clip| votes.clip(clip)).collect::<Result<Vec<_>>>()?;
         let chosen = chosen.map(|position| &clips[position]);

@@ -51,26 +51,44 @@ impl Question {
     }
 }
 
+/// The answer to a question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// None yet.
+    Open,
+    /// A file that holds no answer, and why: as if there were none.
+    Invalid(String),
+    /// No clip is better than the others.
+    Equal,
+    /// The position of the chosen clip.
+    Clip(usize),
+}
+
+impl Answer {
+    /// Whether somebody has voted.
+    pub fn is_given(&self) -> bool {
+        matches!(self, Self::Equal | Self::Clip(_))
+    }
+}
+
 /// The votes of the run in this directory, which may have none yet.
 pub struct Votes(pub PathBuf);
 
 impl Votes {
-    /// Writes a clip unless it is there. Returns its id.
+    /// Writes a clip, also if it is there: the file of a run that was killed may be cut. Returns its id.
     pub fn keep_clip(&self, video: &Video) -> Result<String> {
         let id = Fingerprint::new("clip").text("fps", video.fps()).tensor("frames", video.frames()).finish();
         let path = self.clip(&id)?;
-        if !path.exists() {
-            create_parent(&path)?;
-            roll_data::write_mp4(&path, video)?;
-        }
+        create_parent(&path)?;
+        roll_data::write_mp4(&path, video)?;
         Ok(id)
     }
 
-    /// Writes a question unless it is there. Returns its id.
+    /// Writes a question unless it is there and can be read. Returns its id.
     pub fn ask(&self, question: &Question) -> Result<String> {
         let id = question.id();
         let path = self.path("questions", &id, "json")?;
-        if !path.exists() {
+        if self.question(&id).is_err() {
             write(&path, question)?;
         }
         Ok(id)
@@ -92,32 +110,38 @@ impl Votes {
         self.path("clips", id, "mp4")
     }
 
-    /// The answer to a question: the position of the chosen clip, or `None` for "equal"; `None` without an answer.
-    pub fn answer(&self, id: &str) -> Result<Option<Option<usize>>> {
-        let path = self.path("answers", id, "json")?;
-        if !path.exists() {
-            return Ok(None);
-        }
-        let (choice, order): (usize, _) = (parse(&path)?, self.question(id)?.order());
-        if choice > order.len() {
-            let problem =
-                format!("expected a number from 0 to {}, found {choice}; delete it to vote again", order.len());
-            return Err(Error::bad_file(path, problem));
-        }
-        Ok(Some(choice.checked_sub(1).map(|shown| order[shown])))
+    /// The answer to a question. Fails if the question cannot be read.
+    pub fn answer(&self, id: &str) -> Result<Answer> {
+        let order = self.question(id)?.order();
+        let choice = self.path("answers", id, "json").and_then(|path| match path.exists() {
+            false => Ok(None),
+            true => match parse::<usize>(&path)? {
+                choice if choice <= order.len() => Ok(Some(choice)),
+                choice => {
+                    Err(Error::bad_file(path, format!("expected a number from 0 to {}, found {choice}", order.len())))
+                }
+            },
+        });
+        Ok(match choice {
+            Ok(None) => Answer::Open,
+            Ok(Some(choice)) => choice.checked_sub(1).map_or(Answer::Equal, |shown| Answer::Clip(order[shown])),
+            Err(problem) => Answer::Invalid(problem.chain()),
+        })
     }
 
-    /// Stores the answer to a question: the number of a clip as shown, from 1, or 0 for "equal". Fails if the number is
-    /// of no clip. Returns false if the question has an answer.
+    /// Stores the answer to a question: the number of a clip as shown, from 1, or 0 for "equal"; in place of one that is
+    /// invalid. Fails if the number is of no clip. Returns false if the question has an answer.
     pub fn vote(&self, id: &str, choice: usize) -> Result<bool> {
         let clips = self.question(id)?.clips.len();
         if choice > clips {
             return Err(Error::Unsupported(format!("expected a choice from 0 to {clips}, found {choice}")));
         }
-        let path = self.path("answers", id, "json")?;
-        if path.exists() {
+        if self.answer(id)?.is_given() {
             return Ok(false);
         }
+        // A link is not followed: the new file takes its place.
+        let path = self.0.join("votes/answers").join(format!("{id}.json"));
+        refuse_links(&self.0, path.parent().unwrap_or(&self.0))?;
         write(&path, &choice).map(|()| true)
     }
 
@@ -128,7 +152,8 @@ impl Votes {
             let name = entry.file_name().to_string_lossy().into_owned();
             let Some(id) = name.strip_suffix(".json").filter(|id| is_id(id)) else { continue };
             let time = entry.metadata().and_then(|metadata| metadata.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
-            questions.push((time, id.into(), self.path("answers", id, "json")?.exists()));
+            // A question that cannot be read is written anew by the run that asks it.
+            questions.push((time, id.into(), self.answer(id).is_ok_and(|answer| answer.is_given())));
         }
         questions.sort();
         Ok(questions)
@@ -152,7 +177,7 @@ fn is_id(text: &str) -> bool {
 
 fn parse<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let bytes = read(path, MAX_JSON).map_err(Error::file("read", path))?;
-    serde_json::from_slice(&bytes).map_err(|error| Error::bad_file(path, format!("{error}; delete it to vote again")))
+    serde_json::from_slice(&bytes).map_err(|error| Error::bad_file(path, error.to_string()))
 }
 
 fn write(path: &Path, value: &impl Serialize) -> Result<()> {

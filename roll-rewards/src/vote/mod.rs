@@ -7,7 +7,7 @@ pub mod files;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use roll_external::files::shell_quoted;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use files::{Question, Votes};
+use files::{Answer, Question, Votes};
 
 /// Time between two looks at the answers.
 const POLL: Duration = Duration::from_millis(100);
@@ -49,6 +49,8 @@ pub struct Vote {
     run_dir: Arc<OnceLock<PathBuf>>,
     /// When the log last reported that the run waits.
     reported: Option<Instant>,
+    /// Questions with a file that holds no answer, which the log has reported.
+    invalid: BTreeSet<String>,
 }
 
 impl Vote {
@@ -60,16 +62,24 @@ impl Vote {
             let problem = format!("the reward `vote` waits for people on one rank, found {ranks}; set `ranks: 1`");
             return Err(Error::config("ranks", problem));
         }
-        Ok(Self { config, run_dir: context.run_dir.clone(), reported: None })
+        Ok(Self { config, run_dir: context.run_dir.clone(), reported: None, invalid: BTreeSet::new() })
     }
 
     /// Waits for the answers to these questions: for each the position of the chosen clip, or `None` for "equal".
     fn answers(&mut self, votes: &Votes, ids: &[String], progress: &dyn Progress) -> Result<Vec<Option<usize>>> {
         loop {
             let answers = ids.iter().map(|id| votes.answer(id)).collect::<Result<Vec<_>>>()?;
-            let open = answers.iter().filter(|answer| answer.is_none()).count();
+            for (id, answer) in ids.iter().zip(&answers) {
+                if let Answer::Invalid(problem) = answer
+                    && self.invalid.insert(id.clone())
+                {
+                    tracing::warn!("{problem}: this is no vote, and the question stays open");
+                }
+            }
+            let open = answers.iter().filter(|answer| !answer.is_given()).count();
             if open == 0 {
-                return Ok(answers.into_iter().flatten().collect());
+                let chosen = |answer| if let Answer::Clip(position) = answer { Some(position) } else { None };
+                return Ok(answers.into_iter().map(chosen).collect());
             }
             if progress.interrupted() {
                 return Err(Error::Interrupted);

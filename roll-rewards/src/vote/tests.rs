@@ -97,13 +97,23 @@ fn hostile_answers_and_questions_are_refused() {
     let votes = Votes(dir.path().into());
     let clips = videos(2).iter().map(|video| votes.keep_clip(video).unwrap()).collect();
     let id = votes.ask(&Question { prompt: "p".into(), question: "q".into(), clips }).unwrap();
-    assert!(votes.vote(&id, 3).is_err() && votes.answer(&id).unwrap().is_none());
+    assert!(votes.vote(&id, 3).is_err() && votes.answer(&id).unwrap() == Answer::Open);
     assert!(votes.vote(&id, 2).unwrap() && !votes.vote(&id, 1).unwrap(), "a second vote is refused");
     let answers = dir.path().join("votes/answers").join(format!("{id}.json"));
+    let is_open = || votes.questions().unwrap().iter().all(|(_, _, answered)| !answered);
     for text in ["3", "-1", "1.5", "[1]", "no json", ""] {
         std::fs::write(&answers, text).unwrap();
-        let problem = votes.answer(&id).unwrap_err().to_string();
-        assert!(problem.contains(&id) && problem.contains("delete it"), "{problem}");
+        let Answer::Invalid(problem) = votes.answer(&id).unwrap() else { panic!("{text} is an answer") };
+        assert!(problem.contains(&id) && is_open(), "{problem}");
+        // It is asked again.
+        assert!(votes.vote(&id, 2).unwrap() && !votes.vote(&id, 1).unwrap() && !is_open(), "{text}");
+    }
+    #[cfg(unix)]
+    {
+        std::fs::remove_file(&answers).unwrap();
+        std::os::unix::fs::symlink("/etc/hostname", &answers).unwrap();
+        assert!(matches!(votes.answer(&id).unwrap(), Answer::Invalid(problem) if problem.contains("symbolic link")));
+        assert!(votes.vote(&id, 2).unwrap() && !answers.is_symlink());
     }
     for id in ["", "..", "../../secret", &id[1..], &id.to_uppercase(), &"/".repeat(64)] {
         assert!(votes.question(id).is_err() && votes.clip(id).is_err() && votes.vote(id, 1).is_err(), "{id}");
@@ -120,6 +130,40 @@ fn hostile_answers_and_questions_are_refused() {
         std::os::unix::fs::symlink("/etc/hostname", &path).unwrap();
         assert!(votes.question(&id).unwrap_err().to_string().contains("symbolic link"));
     }
+}
+
+#[test]
+fn cut_clips_and_questions_are_written_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (videos, votes) = (videos(2), Votes(dir.path().into()));
+    let ask = || {
+        let clips = videos.iter().map(|video| votes.keep_clip(video).unwrap()).collect();
+        votes.ask(&Question { prompt: "p".into(), question: "q".into(), clips }).unwrap()
+    };
+    let id = ask();
+    let clip = votes.clip(&votes.question(&id).unwrap().clips[0]).unwrap();
+    let whole = std::fs::read(&clip).unwrap();
+    std::fs::write(&clip, &whole[..100]).unwrap();
+    std::fs::write(dir.path().join("votes/questions").join(format!("{id}.json")), "{").unwrap();
+    assert_eq!(ask(), id);
+    assert!(std::fs::read(&clip).unwrap() == whole && votes.question(&id).is_ok());
+}
+
+#[test]
+fn an_invalid_answer_file_is_passed_over_until_somebody_votes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (videos, votes) = (videos(2), Votes(dir.path().into()));
+    let mut reward = vote(VoteConfig::default(), dir.path());
+    let target = Target::default();
+    assert!(reward.score_group(&videos, "p", &target, &Impatient(0.into())).is_err());
+    let id = votes.questions().unwrap()[0].1.clone();
+    std::fs::create_dir_all(dir.path().join("votes/answers")).unwrap();
+    std::fs::write(dir.path().join("votes/answers").join(format!("{id}.json")), "maybe").unwrap();
+    assert!(matches!(reward.score_group(&videos, "p", &target, &Impatient(3.into())), Err(Error::Interrupted)));
+    let first = votes.question(&id).unwrap().order()[0];
+    assert!(votes.vote(&id, 1).unwrap());
+    let scores = reward.score_group(&videos, "p", &target, &Silent).unwrap();
+    assert_eq!(values(&scores)[first], 1.0);
 }
 
 #[test]

@@ -1,14 +1,17 @@
 //! One JSON object per line and step.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
 use roll_core::{Error, Result};
-use roll_external::files::{self, write_atomically};
+use roll_external::files::{self, write_atomically_with};
+
+/// Greatest length of a line in bytes: many times that of a thousand metrics.
+const MAX_LINE: u64 = 1 << 20;
 
 /// Appends lines; each is in the file when [`JsonlWriter::write`] returns.
 #[derive(Debug)]
@@ -25,21 +28,30 @@ impl JsonlWriter {
     pub fn resume(path: &Path, from_step: u64, every: u64) -> Result<Self> {
         let mut steps = 0;
         if path.exists() {
-            let bytes = files::read(path, u64::MAX).map_err(Error::file("read", path))?;
-            let mut kept = Vec::with_capacity(bytes.len());
-            for line in bytes.split_inclusive(|&b| b == b'\n').filter(|line| line.ends_with(b"\n")) {
-                let object: Option<Map<String, Value>> = serde_json::from_slice(line).ok();
-                match object.and_then(|object| object.get("step")?.as_u64()) {
-                    Some(step) if step < from_step => {
-                        steps += u64::from(step > 0);
-                        kept.extend(line);
-                    }
-                    Some(_) => {}
-                    None => tracing::warn!("a line of {} holds no step and is removed", path.display()),
+            let kept = |line: &Line| match line {
+                Line::Row(row) => step_of(row).filter(|step| *step < from_step),
+                Line::Invalid(_) | Line::Cut => None,
+            };
+            let mut is_changed = false;
+            each_line(path, |_, line, _| {
+                let holds_step = matches!(&line, Line::Row(row) if step_of(row).is_some());
+                if !holds_step && !matches!(line, Line::Cut) {
+                    tracing::warn!("a line of {} holds no step and is removed", path.display());
                 }
-            }
-            if kept != bytes {
-                write_atomically(path, &kept)?;
+                steps += u64::from(kept(&line).is_some_and(|step| step > 0));
+                is_changed |= kept(&line).is_none();
+                Ok(())
+            })?;
+            if is_changed {
+                write_atomically_with(path, |file| {
+                    let mut out = BufWriter::new(file);
+                    let copied = each_line(path, |_, line, text| match kept(&line) {
+                        Some(_) => out.write_all(text).map_err(Error::file("write", path)),
+                        None => Ok(()),
+                    });
+                    copied.map_err(io::Error::other)?;
+                    out.flush()
+                })?;
             }
         }
         let expected = from_step.saturating_sub(1) / every.max(1);
@@ -75,24 +87,82 @@ pub fn line(step: u64, metrics: &BTreeMap<String, f64>) -> String {
     Value::Object(object).to_string() + "\n"
 }
 
-/// Reads the objects of a file, one a line. A last line without its end is left out; anything else that is no object
-/// is an error that names the line.
+/// Reads the objects of a file, one a line: of several lines of one step the last. A last line without its end is left
+/// out; anything else that is no object, or longer than [`MAX_LINE`], is an error that names the line.
 pub fn read_jsonl(path: &Path) -> Result<Vec<Map<String, Value>>> {
-    let file = files::open(path).map_err(Error::file("read", path))?;
-    let mut reader = BufReader::new(file);
-    let mut objects = Vec::new();
-    let mut line = Vec::new();
+    let (mut rows, mut places) = (Vec::new(), HashMap::new());
+    each_line(path, |number, line, _| {
+        match line {
+            Line::Row(row) => match step_of(&row).map(|step| *places.entry(step).or_insert(rows.len())) {
+                Some(place) if place < rows.len() => rows[place] = row,
+                _ => rows.push(row),
+            },
+            Line::Invalid(problem) => return Err(Error::bad_file(path, format!("line {number} {problem}"))),
+            Line::Cut => {}
+        }
+        Ok(())
+    })?;
+    Ok(rows)
+}
+
+enum Line {
+    Row(Map<String, Value>),
+    /// No row, and why.
+    Invalid(String),
+    /// The last line, without its end: a process was killed while it wrote it.
+    Cut,
+}
+
+fn step_of(row: &Map<String, Value>) -> Option<u64> {
+    row.get("step")?.as_u64()
+}
+
+/// Calls `take` with each line of a file: its number from 1, its contents and its bytes. Of a line that is longer than
+/// [`MAX_LINE`], no more bytes are kept.
+fn each_line(path: &Path, mut take: impl FnMut(u64, Line, &[u8]) -> Result<()>) -> Result<()> {
+    let failed = || Error::file("read", path);
+    let mut reader = BufReader::new(files::open(path).map_err(failed())?);
+    let mut text = Vec::new();
     for number in 1.. {
-        line.clear();
-        let n = reader.read_until(b'\n', &mut line).map_err(Error::file("read", path))?;
-        if n == 0 || !line.ends_with(b"\n") {
+        text.clear();
+        reader.by_ref().take(MAX_LINE).read_until(b'\n', &mut text).map_err(failed())?;
+        let line = if text.ends_with(b"\n") {
+            match serde_json::from_slice(&text) {
+                Ok(row) => Line::Row(row),
+                Err(error) => Line::Invalid(format!("is no JSON object: {error}")),
+            }
+        } else if text.len() as u64 == MAX_LINE {
+            match skip_line(&mut reader).map_err(failed())? {
+                true => Line::Invalid(format!("has more than {MAX_LINE} bytes: it is no row of metrics; delete it")),
+                false => Line::Cut,
+            }
+        } else {
+            Line::Cut
+        };
+        let is_last = matches!(line, Line::Cut);
+        if !text.is_empty() {
+            take(number, line, &text)?;
+        }
+        if is_last {
             break;
         }
-        let object = serde_json::from_slice(&line)
-            .map_err(|e| Error::bad_file(path, format!("line {number} is no JSON object: {e}")))?;
-        objects.push(object);
     }
-    Ok(objects)
+    Ok(())
+}
+
+/// Passes over the rest of a line; false if the file ends before the line does.
+fn skip_line(reader: &mut impl BufRead) -> io::Result<bool> {
+    loop {
+        let bytes = reader.fill_buf()?;
+        let (read, is_whole) = match bytes.iter().position(|byte| *byte == b'\n') {
+            Some(end) => (end + 1, true),
+            None => (bytes.len(), false),
+        };
+        reader.consume(read);
+        if is_whole || read == 0 {
+            return Ok(is_whole);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -132,5 +202,29 @@ mod tests {
         assert_eq!(read_jsonl(&path).unwrap().len(), 5);
         std::fs::write(&path, "no json\n").unwrap();
         assert!(read_jsonl(&path).unwrap_err().to_string().contains("line 1"));
+    }
+
+    #[test]
+    fn the_last_row_of_a_step_counts_and_long_lines_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.jsonl");
+        let mut text: String = (0..1000).map(|i| format!("{{\"step\":{},\"x\":{i}}}\n", 1 + i % 2)).collect();
+        text += "{\"y\":1}\n{\"y\":2}\n";
+        std::fs::write(&path, &text).unwrap();
+        let rows = read_jsonl(&path).unwrap();
+        let values = rows.iter().map(|row| row.get("x").map_or(-1.0, |x| x.as_f64().unwrap())).collect::<Vec<_>>();
+        assert_eq!(values, [998.0, 999.0, -1.0, -1.0]);
+
+        let long = format!("{{\"step\":3,\"x\":\"{}\"}}\n", "x".repeat(3 << 20));
+        std::fs::write(&path, format!("{{\"step\":1}}\n{long}{{\"step\":2}}\n")).unwrap();
+        let problem = read_jsonl(&path).unwrap_err().to_string();
+        assert!(problem.contains("line 2 has more than 1048576 bytes"), "{problem}");
+        JsonlWriter::resume(&path, 9, 1).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "{\"step\":1}\n{\"step\":2}\n");
+        // A long line without its end is left out as a short one is.
+        std::fs::write(&path, format!("{{\"step\":1}}\n{}", long.trim_end())).unwrap();
+        assert_eq!(read_jsonl(&path).unwrap().len(), 1);
+        JsonlWriter::resume(&path, 9, 1).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "{\"step\":1}\n");
     }
 }

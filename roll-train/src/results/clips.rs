@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use roll_core::{Error, Result, Video};
 use roll_data::{ReadOptions, read_video, write_mp4};
+use roll_external::files::write_atomically_with;
 
 use super::labels::SetLabels;
 use crate::evaluation::{Evaluator, SetName};
@@ -36,8 +37,9 @@ pub fn copy_samples(dir: &RunDir, from: &str, to: &str) -> Result<()> {
     let (from, to) = (folder(dir, from)?, folder(dir, to)?);
     for entry in std::fs::read_dir(&from).map_err(Error::file("list the clips in", &from))? {
         let entry = entry.map_err(Error::file("list the clips in", &from))?;
-        let copy = to.join(entry.file_name());
-        std::fs::copy(entry.path(), &copy).map_err(Error::file("write", &copy))?;
+        write_atomically_with(&to.join(entry.file_name()), |copy| {
+            std::io::copy(&mut std::fs::File::open(entry.path())?, copy).map(drop)
+        })?;
     }
     Ok(())
 }

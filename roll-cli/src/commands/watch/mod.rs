@@ -15,12 +15,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use roll_core::{Error, Result};
+use roll_external::files;
 use roll_rewards::vote::files::Votes;
 use roll_train::results::report::live::{self, Live, Writer};
 use roll_train::run_dir::RunDir;
 
-use self::http::{Access, Method, Request, Response};
+use self::http::{Access, Body, Method, Request, Response};
 use crate::args::Watch;
+
+#[cfg(target_os = "linux")]
+use self::writer::Process;
+
+/// A process that writes a run; only on Linux is it found.
+#[cfg(not(target_os = "linux"))]
+enum Process {}
 
 /// The page is made at most once in this time.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -46,10 +54,16 @@ pub fn watch(args: Watch) -> Result<()> {
     let voting = args.vote.then(|| format!("/vote?token={}", access.token));
     let second: String = voting.iter().map(|path| format!("\nhttp://127.0.0.1:{port}{path}")).collect();
     println!("http://127.0.0.1:{port}/?token={}{second}", access.token);
-    let runs = args.runs.clone();
-    let state = State { runs, version: String::new(), html: "".into(), next: Instant::now(), stopped: Vec::new() };
-    let state = Mutex::new(state);
-    let watched = Watched { named: args.runs, control: args.control, voting, nonce: random(), state };
+    let state = Mutex::new(State {
+        runs: args.runs.clone(),
+        named: args.runs.into_iter().map(|path| Named { path, is_found: false }).collect(),
+        version: String::new(),
+        html: "".into(),
+        next: Instant::now(),
+        stopped: Vec::new(),
+    });
+    state.lock().unwrap_or_else(PoisonError::into_inner).look_for_runs();
+    let watched = Watched { control: args.control, voting, token: access.token.clone(), nonce: random(), state };
     http::serve(&listener, access, move |request| watched.answer(request))
 }
 
@@ -60,11 +74,11 @@ fn random() -> String {
 
 /// The runs, and the page of them.
 struct Watched {
-    /// The directories that were named: of runs, or of several runs each.
-    named: Vec<PathBuf>,
     control: bool,
     /// Path of the page to vote on, if it is served.
     voting: Option<String>,
+    /// The secret of the address, which the videos of the page have in theirs.
+    token: String,
     /// One for all pages: the script parses a newer page under the policy of the first.
     nonce: String,
     state: Mutex<State>,
@@ -72,26 +86,52 @@ struct Watched {
 
 /// The newest page, and the processes that were asked to stop.
 struct State {
+    named: Vec<Named>,
     /// The runs of the page. A run keeps its place, by which the page names it.
     runs: Vec<PathBuf>,
     version: String,
     html: Arc<str>,
     /// The page is not made anew before.
     next: Instant,
-    /// Numbers of the processes that were asked to stop.
-    stopped: Vec<i32>,
+    /// The processes that were asked to stop.
+    stopped: Vec<Process>,
+}
+
+/// A directory that was named: of a run, or of several. Once it is there, `path` has no links: a link that is moved to
+/// another run while the page is open does not change what the page shows and its button stops.
+struct Named {
+    path: PathBuf,
+    is_found: bool,
+}
+
+/// The path without links, from the working directory if it lies there; `None` if it does not exist.
+fn resolved(path: &Path) -> Option<PathBuf> {
+    let whole = path.canonicalize().ok()?;
+    let here = std::env::current_dir().and_then(|here| here.canonicalize());
+    match here.as_ref().map(|here| whole.strip_prefix(here)) {
+        Ok(Ok(below)) if below.as_os_str().is_empty() => Some(".".into()),
+        Ok(Ok(below)) => Some(below.into()),
+        _ => Some(whole),
+    }
 }
 
 impl State {
     /// Adds runs that have begun below the named directories since.
-    fn look_for_runs(&mut self, named: &[PathBuf]) {
-        for directory in named {
-            for run in RunDir::runs_at(directory) {
+    fn look_for_runs(&mut self) {
+        for named in &mut self.named {
+            if !named.is_found
+                && let Some(path) = resolved(&named.path)
+            {
+                self.runs.iter_mut().filter(|run| **run == named.path).for_each(|run| run.clone_from(&path));
+                *named = Named { path, is_found: true };
+            }
+            for run in RunDir::runs_at(&named.path) {
+                let run = if run == named.path { run } else { resolved(&run).unwrap_or(run) };
                 if self.runs.contains(&run) {
                     continue;
                 }
                 // The directory itself had the place of a run that had not begun.
-                match self.runs.iter_mut().find(|other| *other == directory) {
+                match self.runs.iter_mut().find(|other| **other == named.path) {
                     Some(place) => *place = run,
                     None => self.runs.push(run),
                 }
@@ -106,15 +146,17 @@ impl Watched {
             (Method::Get | Method::Head, path @ ("/" | "/version")) => match self.refreshed() {
                 Err(error) => Response::text(503, &error.chain()),
                 Ok(state) if path == "/version" => Response::text(200, &state.version),
-                Ok(state) => Response { status: 200, body: state.html.clone(), nonce: Some(self.nonce.clone()) },
+                Ok(state) => Response { status: 200, body: Body::Page(state.html.clone(), self.nonce.clone()) },
             },
-            (Method::Get | Method::Head, path @ ("/vote" | "/question")) if self.voting.is_some() => {
-                let is_page = path == "/vote";
-                match if is_page { live::voting_page(&self.nonce) } else { self.next_question() } {
-                    Err(error) => Response::text(503, &error.chain()),
-                    Ok(text) => Response { status: 200, body: text.into(), nonce: is_page.then(|| self.nonce.clone()) },
-                }
-            }
+            (Method::Get | Method::Head, "/video") => self.video(request),
+            (Method::Get | Method::Head, "/vote") if self.voting.is_some() => match live::voting_page(&self.nonce) {
+                Err(error) => Response::text(503, &error.chain()),
+                Ok(page) => Response { status: 200, body: Body::Page(page.into(), self.nonce.clone()) },
+            },
+            (Method::Get | Method::Head, "/question") if self.voting.is_some() => match self.next_question() {
+                Err(error) => Response::text(503, &error.chain()),
+                Ok(text) => Response::text(200, &text),
+            },
             (Method::Post, "/vote") if self.voting.is_some() => self.vote(request),
             (Method::Post, "/stop") if self.control => self.stop(request),
             (Method::Post, _) => Response::text(403, "`roll watch --control` can stop runs, and `--vote` takes votes"),
@@ -139,16 +181,16 @@ impl Watched {
         if begun < state.next {
             return Ok(state);
         }
-        state.look_for_runs(&self.named);
+        state.look_for_runs();
         let writers: Vec<Writer> = state.runs.iter().map(|run| writer(run, &state.stopped)).collect();
         let mut hasher = DefaultHasher::new();
         let written: Vec<_> = writers.iter().map(std::mem::discriminant).collect();
         (live::version(&state.runs), written).hash(&mut hasher);
         let version = format!("{:016x}", hasher.finish());
         if version != state.version {
-            let Self { nonce, control, voting, .. } = self;
+            let Self { nonce, control, voting, token, .. } = self;
             let (voting, writers) = (voting.as_deref(), &writers);
-            let live = Live { version: &version, nonce, control: *control, voting, writers };
+            let live = Live { version: &version, nonce, token, control: *control, voting, writers };
             state.html = live::page(&state.runs, &live)?.into();
             state.version = version;
         }
@@ -162,12 +204,25 @@ impl Watched {
 
     fn runs(&self) -> Vec<PathBuf> {
         let mut state = self.lock();
-        state.look_for_runs(&self.named);
+        state.look_for_runs();
         state.runs.clone()
     }
 
     fn run(&self, request: &Request) -> Option<PathBuf> {
         self.lock().runs.get(request.value("run")?.parse::<usize>().ok()?).cloned()
+    }
+
+    /// A video of a run: a clip to vote on, by its `id`, or one of `samples/`, by its path `at`.
+    fn video(&self, request: &Request) -> Response {
+        let path = |run: PathBuf| match request.value("id") {
+            Some(id) if self.voting.is_some() => Votes(run).clip(id).ok(),
+            Some(_) => None,
+            None => live::video(&run, request.value("at")?),
+        };
+        match self.run(request).and_then(path).and_then(|path| files::open(&path).ok()) {
+            Some(file) => Response { status: 200, body: Body::Video(file) },
+            None => Response::text(404, "no such video"),
+        }
     }
 
     /// Stores the answer to a question, once.
@@ -185,22 +240,24 @@ impl Watched {
         }
     }
 
-    /// Stops a run once: a second signal would end its process at once, without a checkpoint.
+    /// Asks for a stop with a checkpoint.
     #[cfg(target_os = "linux")]
     fn stop(&self, request: &Request) -> Response {
         let Some(run) = self.run(request) else {
             return Response::text(404, "no such run");
         };
         let mut state = self.lock();
-        let Some(pid) = writer::of(&run) else { return Response::text(409, "no process of yours writes this run") };
-        if state.stopped.contains(&pid.as_raw_nonzero().get()) {
+        let Some(process) = writer::of(&run) else {
+            return Response::text(409, "no process of yours writes this run");
+        };
+        if state.stopped.contains(&process) {
             return Response::text(409, "the run was asked to stop already");
         }
-        match writer::stop(&run, pid) {
+        match process.stop(&run) {
             Err(error) => Response::text(409, &error.chain()),
             Ok(()) => {
                 tracing::info!("{} was asked to stop", run.display());
-                state.stopped.push(pid.as_raw_nonzero().get());
+                state.stopped.push(process);
                 state.next = Instant::now();
                 Response::text(202, "asked to stop")
             }
@@ -216,16 +273,16 @@ impl Watched {
 
 /// The process that writes the run; those of `stopped` were asked to stop.
 #[cfg(target_os = "linux")]
-fn writer(run: &Path, stopped: &[i32]) -> Writer {
+fn writer(run: &Path, stopped: &[Process]) -> Writer {
     match writer::of(run) {
         None => Writer::Absent,
-        Some(pid) if stopped.contains(&pid.as_raw_nonzero().get()) => Writer::Stopping,
-        Some(pid) => Writer::Running(writer::peak_memory(pid)),
+        Some(process) if stopped.contains(&process) => Writer::Stopping,
+        Some(process) => Writer::Running(process.peak_memory()),
     }
 }
 
 /// As on Linux.
 #[cfg(not(target_os = "linux"))]
-fn writer(_run: &Path, _stopped: &[i32]) -> Writer {
+fn writer(_run: &Path, _stopped: &[Process]) -> Writer {
     Writer::Unknown
 }

@@ -3,21 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
-use roll_core::{Error, Result};
-use roll_external::files::read;
+use roll_core::Result;
 use roll_rewards::vote::files::Votes;
 use roll_train::results::report::live;
 use serde_json::{Value, json};
 
-/// Greatest size of a clip in bytes.
-const MAX_CLIP: u64 = 64 << 20;
-
 /// Most questions of an answer: the page shows the second one while the vote on the first can be taken back.
 const QUESTIONS: usize = 2;
 
-/// The oldest open questions of the runs, with their clips as base64 in the order in which they are shown; the numbers of
+/// The oldest open questions of the runs, with the ids of their clips in the order in which they are shown; the numbers of
 /// votes and of open questions; about how many will come; and whether all runs have `ended`: JSON.
 pub fn next(runs: &[PathBuf], ended: bool) -> Result<String> {
     let (mut given, mut coming, mut open) = (0, 0, Vec::new());
@@ -33,13 +27,8 @@ pub fn next(runs: &[PathBuf], ended: bool) -> Result<String> {
     }
     open.sort();
     let show = |(_, run, id): &(SystemTime, usize, String)| -> Result<Value> {
-        let votes = Votes(runs[*run].clone());
-        let question = votes.question(id)?;
-        let clip = |position: usize| {
-            let path = votes.clip(&question.clips[position])?;
-            Ok(STANDARD.encode(read(&path, MAX_CLIP).map_err(Error::file("read", path))?))
-        };
-        let clips = question.order().into_iter().map(clip).collect::<Result<Vec<_>>>()?;
+        let question = Votes(runs[*run].clone()).question(id)?;
+        let clips: Vec<&String> = question.order().into_iter().map(|position| &question.clips[position]).collect();
         Ok(json!({ "run": run, "id": id, "prompt": question.prompt, "question": question.question, "clips": clips }))
     };
     let questions = open.iter().take(QUESTIONS).map(show).collect::<Result<Vec<_>>>()?;

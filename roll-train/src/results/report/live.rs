@@ -10,6 +10,7 @@ use roll_external::files::shell_quoted;
 use super::questions::Mark;
 use super::run_files::RunFiles;
 use super::timing;
+use super::videos::{self, Videos};
 use crate::progress::{counted, duration};
 use crate::run_dir::RunDir;
 
@@ -32,6 +33,8 @@ pub struct Live<'a> {
     pub version: &'a str,
     /// Nonce of scripts and style sheets, hexadecimal.
     pub nonce: &'a str,
+    /// The secret of the address, for the addresses of the videos.
+    pub token: &'a str,
     /// Whether the page can stop runs.
     pub control: bool,
     /// Path of the page on which people vote, if it is served.
@@ -68,7 +71,7 @@ pub fn page(runs: &[PathBuf], live: &Live<'_>) -> Result<String> {
         };
         let values =
             context! { title, version => live.version, nonce => live.nonce, voting => live.voting, runs => states };
-        super::html(shown, values)
+        super::html(shown, values, Videos::Linked { runs: &files, token: live.token })
     };
     // Videos are read with the page: if one cannot be, the page shows the reason and no run.
     html(&files, &problems).or_else(|error| html(&[], &vec![Some(error.chain()); files.len()]))
@@ -77,6 +80,11 @@ pub fn page(runs: &[PathBuf], live: &Live<'_>) -> Result<String> {
 /// The page on which people vote on clips. It asks `/question` for the clips.
 pub fn voting_page(nonce: &str) -> Result<String> {
     super::render("vote.html", &context! { nonce })
+}
+
+/// The file of a video of this page, by the `at` of its address; `None` if it is not the name of one.
+pub fn video(run: &Path, at: &str) -> Option<PathBuf> {
+    videos::linked(run, at)
 }
 
 /// The steps that a run has logged, and all its steps; `None` if the run cannot be read or has not begun.
@@ -157,8 +165,14 @@ mod tests {
     use super::*;
 
     fn shown(run: &Path, writer: Writer, control: bool) -> String {
-        let live =
-            Live { version: "v1", nonce: "a1", control, voting: control.then_some("/vote?t"), writers: &[writer] };
+        let live = Live {
+            version: "v1",
+            nonce: "a1",
+            token: "t",
+            control,
+            voting: control.then_some("/v?t"),
+            writers: &[writer],
+        };
         page(&[run.to_path_buf()], &live).unwrap()
     }
 

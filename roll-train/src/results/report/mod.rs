@@ -25,17 +25,18 @@ use roll_external::files::write_atomically;
 use super::curves::{self, PanelSpec, RunMetrics};
 use super::plot;
 use run_files::RunFiles;
+use videos::Videos;
 
 /// Writes the page of the runs in these directories.
 pub fn write(path: &Path, runs: &[PathBuf]) -> Result<()> {
     let mut files = runs.iter().map(|run| RunFiles::read(run)).collect::<Result<Vec<_>>>()?;
     disambiguate(&mut files);
-    write_atomically(path, html(&files, Value::from(()))?.as_bytes())
+    write_atomically(path, html(&files, Value::from(()), Videos::Embedded { budget: videos::BYTES })?.as_bytes())
 }
 
 /// The page of these runs; `live` is the part of a page that is served while they go on, or none.
-fn html(files: &[RunFiles], live: Value) -> Result<String> {
-    render("page.html", &context! { live, ..page(files)? })
+fn html(files: &[RunFiles], live: Value, videos: Videos<'_>) -> Result<String> {
+    render("page.html", &context! { live, ..page(files, videos)? })
 }
 
 /// Names runs of the same name by their whole path.
@@ -97,15 +98,14 @@ fn parts(text: String) -> Value {
 }
 
 /// The values of `page.html`.
-fn page(files: &[RunFiles]) -> Result<Value> {
-    let mut budget = videos::BYTES;
-    let clips = videos::clips(files, &mut budget)?;
+fn page(files: &[RunFiles], mut source: Videos<'_>) -> Result<Value> {
+    let clips = videos::clips(files, &mut source)?;
     let runs = files.iter().map(|run| {
         Ok(context! {
             name => run.name,
             status => figures::status(run),
             warnings => warnings::warnings(run),
-            samples => videos::training_samples(run, &mut budget)?,
+            samples => videos::training_samples(run, &mut source)?,
             episodes => episodes::episodes(&run.path)?,
             timing => timing::timing(run),
             config => run.config,

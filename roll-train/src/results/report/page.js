@@ -19,7 +19,8 @@ const add = video => {
   const fail = () => {
     const note = document.createElement('div');
     note.className = 'failed';
-    note.textContent = 'This browser cannot play H.264.';
+    note.textContent = video.src.startsWith('data:') ? 'This browser cannot play H.264.'
+      : 'This video is gone, or this browser cannot play H.264.';
     note.video = video;
     video.replaceWith(note);
     done(false);

@@ -1,10 +1,11 @@
 //! Videos side by side: the same clips at several moments of one run, or at the end of several runs.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
+use std::time::SystemTime;
 
 use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use minijinja::{Value, context};
 use roll_core::{Error, Result};
 use roll_external::files;
@@ -18,7 +19,7 @@ use crate::results::PROMPT;
 const CLIPS: usize = 8;
 /// The table shows at most this many moments besides reference and before.
 const MOMENTS: usize = 4;
-/// A page contains at most this many bytes of videos, and the paths of the others.
+/// A file of a page contains at most this many bytes of videos, and the paths of the others.
 pub const BYTES: u64 = 64 << 20;
 /// Videos in a line of a wide screen.
 const COLUMNS: usize = 6;
@@ -27,6 +28,14 @@ const UNSEEN: &str = "unseen";
 const SAME: &str = "The videos of a row have the same prompt, first frame and noise.";
 /// Names of samples of training begin so; other names are of clips of `evaluation`.
 const TRAINING: &str = "sample-";
+
+/// How a page has its videos.
+pub enum Videos<'a> {
+    /// In itself; the bytes that still fit into the page.
+    Embedded { budget: u64 },
+    /// By addresses of the server that sends the page, which has these runs and answers to this token.
+    Linked { runs: &'a [RunFiles], token: &'a str },
+}
 
 /// Videos of one moment.
 #[derive(Default)]
@@ -40,8 +49,8 @@ struct Column {
 
 /// Clips of evaluations, of one run at several moments or of several runs at their ends: rows of a name and videos,
 /// each with its heading and its score, the number of columns, a sentence about their noise, and the number of clips that
-/// are not shown. `budget`: the bytes of videos that still fit into the page.
-pub fn clips(runs: &[RunFiles], budget: &mut u64) -> Result<Value> {
+/// are not shown.
+pub fn clips(runs: &[RunFiles], source: &mut Videos<'_>) -> Result<Value> {
     let (columns, note) = match runs {
         [run] => (moments(run)?, SAME.to_string()),
         runs => ends(runs)?,
@@ -56,7 +65,7 @@ pub fn clips(runs: &[RunFiles], budget: &mut u64) -> Result<Value> {
         let shown = |column: &Column| -> Result<Option<Value>> {
             let Some(path) = column.videos.get(*name) else { return Ok(None) };
             let score = score(&column.results, name).map(|score| format!("{score:.3}"));
-            Ok(Some(context! { heading => column.heading, score, ..video(path, budget)? }))
+            Ok(Some(context! { heading => column.heading, score, ..video(path, source)? }))
         };
         let videos: Vec<Value> = columns.iter().map(shown).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
         rows.push(context! { id => name, name => prompt(runs, name).unwrap_or_else(|| name.to_string()), videos });
@@ -80,7 +89,7 @@ fn prompt(runs: &[RunFiles], name: &str) -> Option<String> {
 }
 
 /// Sample videos that a run saved during training: two of each step, of some of the steps.
-pub fn training_samples(run: &RunFiles, budget: &mut u64) -> Result<Vec<Value>> {
+pub fn training_samples(run: &RunFiles, source: &mut Videos<'_>) -> Result<Vec<Value>> {
     let mut steps = Vec::new();
     for (step, path) in step_folders(&run.path)? {
         steps.push((step, videos(&path, true)?));
@@ -91,7 +100,7 @@ pub fn training_samples(run: &RunFiles, budget: &mut u64) -> Result<Vec<Value>> 
         for (name, path) in videos.iter().take(2) {
             let name = name.trim_start_matches(TRAINING);
             let name = name.parse().map_or(name.to_string(), |n: u64| n.to_string());
-            samples.push(context! { step, name, video => video(path, budget)? });
+            samples.push(context! { step, name, video => video(path, source)? });
         }
     }
     Ok(samples)
@@ -248,17 +257,40 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// The path of a video, and its bytes as Base64 if they fit into the budget.
-fn video(path: &Path, budget: &mut u64) -> Result<Value> {
-    let size = std::fs::metadata(path).map_err(Error::file("read", path))?.len();
-    let mut data = None;
-    if size <= *budget {
-        *budget -= size;
-        let bytes = files::read(path, BYTES).map_err(Error::file("read", path))?;
-        // Base64 has no characters to escape but `/`, which would take five times the room.
-        data = Some(Value::from_safe_string(STANDARD.encode(bytes)));
-    }
-    Ok(context! { path => path.display().to_string(), data })
+/// The path of a video, and its address on the page; no address if it does not fit into the page.
+fn video(path: &Path, source: &mut Videos<'_>) -> Result<Value> {
+    let failed = || Error::file("read", path);
+    let metadata = files::open(path).and_then(|file| file.metadata()).map_err(failed())?;
+    let src = match source {
+        Videos::Embedded { budget } if metadata.len() > *budget => None,
+        Videos::Embedded { budget } => {
+            *budget -= metadata.len();
+            let bytes = files::read(path, BYTES).map_err(failed())?;
+            // Base64 has no characters to escape but `/`, which would take five times the room.
+            Some(Value::from_safe_string(format!("data:video/mp4;base64,{}", STANDARD.encode(bytes))))
+        }
+        Videos::Linked { runs, token } => {
+            let below = |(i, run): (usize, &RunFiles)| Some((i, path.strip_prefix(&run.path).ok()?.to_str()?));
+            // A file that is written anew has another address.
+            let written = metadata.modified().ok().and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
+            let written = written.unwrap_or_default().as_nanos();
+            let address = |(run, at)| {
+                let at = URL_SAFE_NO_PAD.encode(at);
+                Value::from(format!("video?run={run}&at={at}&written={written}&token={token}"))
+            };
+            runs.iter().enumerate().find_map(below).map(address)
+        }
+    };
+    Ok(context! { path => path.display().to_string(), src })
+}
+
+/// The file of a video by the `at` of its address; `None` if that is not the name of one.
+pub fn linked(run: &Path, at: &str) -> Option<PathBuf> {
+    let at = PathBuf::from(String::from_utf8(URL_SAFE_NO_PAD.decode(at).ok()?).ok()?);
+    let is_plain = at.components().all(|part| matches!(part, Component::Normal(_)));
+    let path = run.join(&at);
+    let is_video = is_plain && at.starts_with("samples") && at.extension().is_some_and(|e| e == "mp4");
+    (is_video && files::refuse_links(run, &path).is_ok()).then_some(path)
 }
 
 #[cfg(test)]
@@ -305,7 +337,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let made = |name, seed, before, score| evaluated(dir.path(), name, seed, before, score);
         let runs = [made("a", 1, "b", 0.5), made("b", 1, "b", 0.5), made("c", 7, "other", 0.75)];
-        let shown = clips(&runs[..2], &mut 1000).unwrap();
+        let shown = clips(&runs[..2], &mut Videos::Embedded { budget: 1000 }).unwrap();
         assert_eq!(shown.get_attr("note").unwrap().as_str(), Some(SAME));
         let first = ["reference", "before 0.250", "a 0.250", "b 0.250"];
         assert_eq!(
@@ -316,13 +348,45 @@ mod tests {
                 vec!["reference", "before", "a", "b"]
             ]
         );
-        let shown = clips(&runs, &mut 1000).unwrap();
+        let shown = clips(&runs, &mut Videos::Embedded { budget: 1000 }).unwrap();
         let note = shown.get_attr("note").unwrap().to_string();
         assert!(note.contains("`seed` differs") && note.contains("its own `before`"), "{note}");
         let expected = ["reference", "before, a, b 0.500", "a 0.500", "b 0.500", "before, c 0.750", "c 0.750"];
         assert_eq!(rows(&shown)[1], expected);
         // The rows of one run are in the order of their numbers, the unseen ones first.
-        let shown = clips(&runs[2..], &mut 1000).unwrap();
+        let shown = clips(&runs[2..], &mut Videos::Embedded { budget: 1000 }).unwrap();
         assert_eq!(rows(&shown)[0], ["reference", "before 0.250", "after 0.250"]);
+    }
+
+    #[test]
+    fn the_address_of_a_video_names_a_file_below_samples_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let runs = [evaluated(dir.path(), "a", 1, "b", 0.5), evaluated(dir.path(), "a b", 1, "b", 0.5)];
+        let path = runs[1].path.join("samples/before/unseen-001.mp4");
+        let shown = video(&path, &mut Videos::Linked { runs: &runs, token: "5ec3e7" }).unwrap();
+        let address = shown.get_attr("src").unwrap().to_string();
+        let (run, rest) = address.strip_prefix("video?run=").unwrap().split_once("&at=").unwrap();
+        let (at, rest) = rest.split_once("&written=").unwrap();
+        assert!(run == "1" && rest.ends_with("&token=5ec3e7") && !rest.starts_with("0&"), "{address}");
+        assert_eq!(linked(&runs[1].path, at), Some(path));
+        let outside =
+            ["../a/samples/before/unseen-001.mp4", "/etc/x.mp4", "samples/../x.mp4", "x.mp4", "samples/x.json"];
+        for at in outside {
+            assert_eq!(linked(&runs[1].path, &URL_SAFE_NO_PAD.encode(at)), None, "{at}");
+        }
+        assert!(linked(&runs[1].path, "%2e").is_none() && linked(&runs[1].path, "_w").is_none());
+        #[cfg(unix)]
+        {
+            std::os::unix::fs::symlink("/etc", runs[1].path.join("samples/link")).unwrap();
+            assert_eq!(linked(&runs[1].path, &URL_SAFE_NO_PAD.encode("samples/link/x.mp4")), None);
+        }
+        // A page in one file has the videos that fit.
+        let mut source = Videos::Embedded { budget: 12 };
+        let mut src = || video(&path_of(&runs[0]), &mut source).unwrap().get_attr("src").unwrap();
+        assert!(src().to_string().starts_with("data:video/mp4;base64,") && src().is_none());
+    }
+
+    fn path_of(run: &RunFiles) -> PathBuf {
+        run.path.join("samples/before/unseen-000.mp4")
     }
 }

@@ -8,12 +8,11 @@ let hold = 2500;
 let question = null, since = 0, held = null, busy = false;
 const sent = new Set();
 find('.report').href = `/?token=${token}`;
-const choice = (clip, i) => {
+const choice = (run, clip, i) => {
   const figure = document.createElement('figure'), video = document.createElement('video');
   const button = find('.equal button').cloneNode();
-  const bytes = Uint8Array.from(atob(clip), c => c.charCodeAt(0));
   video.dataset.choice = i + 1;
-  video.src = URL.createObjectURL(new Blob([bytes], { type: 'video/mp4' }));
+  video.src = `/video?run=${run}&id=${clip}&token=${token}`;
   Object.assign(video, { muted: true, loop: true, autoplay: true, playsInline: true, ariaLabel: `clip ${i + 1}` });
   button.dataset.choice = i + 1;
   button.textContent = i + 1;
@@ -28,11 +27,16 @@ const show = (shown, ended) => {
     : ['Nothing to vote on', 'The next question of the run appears here.'];
   write('h1', shown ? shown.question : idle[0]);
   write('.prompt', shown ? shown.prompt : idle[1]);
-  videos.forEach(video => URL.revokeObjectURL(video.src));
+  // A video that is not shown any more loads nothing.
+  videos.forEach(video => { video.removeAttribute('src'); video.load(); });
   videos.length = loaded = failed = 0;
   begun = false;
-  find('.choices').replaceChildren(...(shown?.clips ?? []).map(choice));
-  find('.choices').style.setProperty('--clips', shown?.clips.length ?? 1);
+  find('.choices').replaceChildren(...(shown?.clips ?? []).map((clip, i) => choice(shown.run, clip, i)));
+  const count = shown?.clips.length ?? 1, { classList, style } = find('.choices');
+  // On a phone more than two clips lie in two columns.
+  classList.toggle('two', count === 2);
+  classList.toggle('many', count > 2);
+  style.setProperty('--lines', count > 2 ? Math.ceil(count / 2) : count);
   addAll([...document.querySelectorAll('video')]);
 };
 const load = async () => {
