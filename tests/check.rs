@@ -108,6 +108,7 @@ const TAKEN: &[(Base, &[&str])] = &[
         ],
     ),
     (Base::Fl, &["data.metadata=stills.csv", "data.num_frames=1"]),
+    (Base::Fl, &["model.products=fp8", "model.weights_dtype=fp8"]),
     (Base::Fm, &["data.metadata=stills.csv"]),
 ];
 
@@ -144,6 +145,8 @@ const REFUSED: &[(Base, &[&str])] = &[
     (Base::Fl, &["model.lora_target_modules=nosuch"]),
     (Base::Fl, &["model.lora_rank=100000"]),
     (Base::Fl, &["model.weight_store=sharded", "model.weights_dtype=int8"]),
+    (Base::Fl, &["model.products=fp8"]),
+    (Base::Fl, &["model.products=fp8", "model.weights_dtype=int8"]),
     (Base::Fl, &["model.vae_tile_size=[4,4]"]),
     (Base::Fl, &["model.tokenizer_path=nowhere"]),
     (Base::Fl, &["model.name=causal_lm"]),

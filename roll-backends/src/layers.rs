@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Int, Tensor};
 use roll_core::Result;
 
-use crate::{BlockMatrix, ParameterSegment, ScaledMatrix, Tape, Weights, ops, weights};
+use crate::{BlockMatrix, EightBits, ParameterSegment, ScaledMatrix, Tape, Weights, ops, weights};
 
 /// The weights of one segment during one forward pass.
 ///
@@ -22,6 +22,8 @@ pub struct Scope<'a> {
     pub tape: &'a Tape,
     /// Dtype of matrix products: f32, or bf16 with f32 accumulation. Weights that are not matrices are f32.
     pub products: DType,
+    /// Whether products with frozen weights in e4m3 are taken in fp8; see [`ops::linear_fp8`].
+    pub fp8: bool,
 }
 
 impl Scope<'_> {
@@ -52,7 +54,7 @@ impl Scope<'_> {
 
     /// Returns `x W^T + b + scale * (x A^T) B^T` of the layer `name`, for `x` of `[L, in]` in f32 or bf16; the result
     /// is `[L, out]` in the dtype of `x`. Bias and LoRA are optional. Products with a block-quantised weight are f32;
-    /// products with an eight-bit weight are in [`Scope::products`].
+    /// products with an eight-bit weight are in [`Scope::products`], or in fp8 by [`Scope::fp8`].
     pub fn linear(&self, x: Tensor<2>, name: &str) -> Result<Tensor<2>> {
         let dtype = x.dtype();
         let key = format!("{name}.weight");
@@ -69,7 +71,10 @@ impl Scope<'_> {
         }
         if let Some(scaled) = self.scaled(&key) {
             let lora = lora.map(|(down, up)| (down, up, self.lora_scale));
-            return Ok(ops::linear_scaled(x, scaled, bias, lora, self.products));
+            return Ok(match self.fp8 && scaled.kind == EightBits::E4m3 {
+                true => ops::linear_fp8(x, scaled, bias, lora, self.products),
+                false => ops::linear_scaled(x, scaled, bias, lora, self.products),
+            });
         }
         let weight = self.matrix(&key)?;
         Ok(match lora {

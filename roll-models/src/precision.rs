@@ -3,6 +3,7 @@
 use burn::tensor::{DType, Device, Tensor};
 use roll_backends::EightBits;
 use roll_backends::device::{has_bytes, is_gpu};
+use roll_backends::ops::Fp8Products;
 use roll_backends::weights::{MatrixStorage, Storage};
 use roll_core::{Error, Result};
 use schemars::JsonSchema;
@@ -110,6 +111,53 @@ impl ComputeDType {
     }
 }
 
+/// How products with frozen fp8 weights (e4m3) are taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Products {
+    /// In `compute_dtype`, after the weights are decoded to it.
+    #[default]
+    Auto,
+    /// In fp8, with sums in f32.
+    Fp8,
+}
+
+impl Products {
+    /// Returns how `device` takes the products if fp8 is chosen, and `None` otherwise. Fails if the device has no
+    /// products in fp8, or if `weights`, the format of the frozen matrices, is not e4m3.
+    pub fn of(self, weights: Option<EightBits>, device: &Device) -> Result<Option<Fp8Products>> {
+        self.check_weights(weights)?;
+        if self == Self::Auto {
+            return Ok(None);
+        }
+        match Fp8Products::of(device) {
+            Fp8Products::Missing(reason) => Err(Error::config(
+                "model.products",
+                format!(
+                    "expected auto: this device takes no products in fp8: {reason}. GPUs of compute capability 8.9 and \
+                     newer (Ada, Hopper, Blackwell) do with `libtorch-cuda`, and the CPU emulates them"
+                ),
+            )),
+            found => Ok(Some(found)),
+        }
+    }
+
+    /// Fails if fp8 is chosen and `weights`, the format of the frozen matrices, is not e4m3.
+    pub fn check_weights(self, weights: Option<EightBits>) -> Result<()> {
+        let found = match (self, weights) {
+            (Self::Auto, _) | (_, Some(EightBits::E4m3)) => return Ok(()),
+            (_, Some(EightBits::Int8)) => "int8",
+            (_, Some(EightBits::E5m2)) => "fp8 of the format e5m2",
+            (_, None) => "no weights in eight bits",
+        };
+        let problem = format!(
+            "expected auto, or frozen weights in fp8 (e4m3): found {found}; `model.weights_dtype: fp8` rounds the \
+             weights to it"
+        );
+        Err(Error::config("model.products", problem))
+    }
+}
+
 /// The dtype in which `device` stores numbers of `dtype` without loss: f32 for bf16 on a device without bf16.
 pub(crate) fn storable(dtype: DType, device: &Device) -> DType {
     if dtype == DType::BF16 && !device.supports_dtype(DType::BF16) { DType::F32 } else { dtype }
@@ -129,7 +177,23 @@ fn bf16(key: &str, device: &Device) -> Result<DType> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn products_in_fp8_need_weights_in_e4m3() {
+        let flex = roll_backends::device("flex").unwrap();
+        let of = |weights| Products::Fp8.of(weights, &flex);
+        assert_eq!(of(Some(EightBits::E4m3)).unwrap(), Some(Fp8Products::Emulated));
+        for (weights, found) in
+            [(None, "no weights in eight bits"), (Some(EightBits::Int8), "int8"), (Some(EightBits::E5m2), "e5m2")]
+        {
+            assert_eq!(Products::Auto.of(weights, &flex).unwrap(), None);
+            let message = of(weights).unwrap_err().to_string();
+            let parts = ["`model.products`", found, "`model.weights_dtype: fp8`"];
+            assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+        }
+    }
 
     #[test]
     fn left_open_weights_are_bf16_on_gpus_and_as_in_the_file_on_the_cpu() {

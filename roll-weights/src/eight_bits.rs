@@ -47,9 +47,13 @@ impl Checkpoint {
 
     /// Whether the file has the weight `key` in a supported eight-bit format.
     pub fn is_scaled(&self, key: &str) -> bool {
-        self.locate(key).is_some_and(|(file, stored)| {
-            kind(file, stored).is_some_and(|kind| kind != EightBits::Int8 || self.scale_of(stored).is_some())
-        })
+        self.eight_bits(key).is_some()
+    }
+
+    /// The eight-bit format of the weight `key`; `None` if the file has it in another dtype.
+    pub fn eight_bits(&self, key: &str) -> Option<EightBits> {
+        let (file, stored) = self.locate(key)?;
+        kind(file, stored).filter(|kind| *kind != EightBits::Int8 || self.scale_of(stored).is_some())
     }
 
     /// Reads the weight `key` as f32 if its file has it in eight bits; returns `None` otherwise.

@@ -120,13 +120,29 @@ def eight_bits(run):
     """Ten blocks without the VAE: in bf16, in eight bits on the GPU, and in eight bits from host memory."""
     ways = [[], ["--weights-dtype", "int8"], ["--weights-dtype", "int8", "--weights-on-host", "--offload"],
             ["--weights-dtype", "fp8"]]
-    of = [*TINY, "--without-vae"] if run.tiny else [*shape(run), "--layers", "10", "--without-vae"]
-    seconds = []
-    for way in ways:
-        found = bench(run, *way, of=of, limit=0.5 * run.left())
-        seconds.append(sum(p["passes"] * p["seconds"] for p in found["phases"]))
+    seconds = [of_ten_blocks(run, way) for way in ways]
     return f"of bf16: int8 {seconds[1] / seconds[0]:.2f}, from the host {seconds[2] / seconds[0]:.2f}, " \
            f"fp8 {seconds[3] / seconds[0]:.2f}"
+
+
+def of_ten_blocks(run, way):
+    """Seconds of the passes of a step through ten blocks."""
+    of = [*TINY, "--without-vae"] if run.tiny else [*shape(run), "--layers", "10", "--without-vae"]
+    found = bench(run, *way, of=of, limit=0.5 * run.left())
+    return sum(p["passes"] * p["seconds"] for p in found["phases"])
+
+
+def fp8_products(run):
+    """Ten blocks with fp8 weights: decoded for products in bf16, and with products in fp8."""
+    weights = ["--weights-dtype", "fp8"]
+    decoded = of_ten_blocks(run, weights)
+    try:
+        fp8 = of_ten_blocks(run, [*weights, "--fp8-products"])
+    except Failed as failed:
+        if "takes no products in fp8" in str(failed):
+            raise Skipped(str(failed)) from failed
+        raise
+    return f"products in fp8 {fp8 / decoded:.2f} of decoded weights"
 
 
 def weights_on_host(run):
@@ -449,6 +465,7 @@ def in_order(run):
         Part("times", "seconds by operator", 45, 80, times, ("roll", "times")),
         Part("agents", "tokens of a language model", 70, 90, agents, ("generation_speed", "generation_batch")),
         Part("phases", "roll, phases one by one", 50, 110, ours()),
+        Part("fp8-products", "roll, ten blocks, products in fp8", 40, 80, fp8_products),
         Part("torch-phases", "PyTorch, phases, cuDNN", 55, 110, theirs_phases, ("torch_step",)),
         Part("card-24", "roll, a whole step on 24 GB", 190, 260, card_of_24, again=True),
         Part("torch-compiled", "PyTorch, a whole step, compiled", 180, 260,

@@ -111,7 +111,8 @@ fn embeddings(
     let tape = roll_backends::Tape::off();
     // As in a pass, whatever its products are taken in.
     let products = burn::tensor::DType::F32;
-    let scope = roll_backends::Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape: &tape, products };
+    let scope =
+        roll_backends::Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape: &tape, products, fp8: false };
     let known = if config.model.seperated_timestep { grid.tokens_per_frame() } else { 0 };
     let timesteps: Vec<_> = match known {
         0 => vec![Timestep(config.timestep)],

@@ -103,6 +103,20 @@ impl<B: Backend> Expression<B> {
         self.clone() * self
     }
 
+    pub fn abs(self) -> Self {
+        Self(B::float_abs(self.0))
+    }
+
+    /// -1, 0 or 1.
+    pub fn sign(self) -> Self {
+        Self(B::float_sign(self.0))
+    }
+
+    /// Rounds to the nearest integer, ties to even.
+    pub fn round(self) -> Self {
+        Self(B::float_round(self.0))
+    }
+
     pub fn clamp_min(self, min: f64) -> Self {
         Self(B::float_clamp_min(self.0, min.into()))
     }

@@ -74,6 +74,35 @@ pub(super) fn bias_gradient<B: Backend>(d_y: Floats<B>) -> Floats<B> {
     d_y.sum(0).reshape([outputs]).0
 }
 
+/// LoRA's part of a result, `scale * (x A^T) B^T` in f32, and `x A^T` in the dtype of x, which is that of the products.
+pub(super) fn low_rank<B: ProductKernel>(
+    x: Expression<B>,
+    Lora { down, up, scale }: Lora<Floats<B>>,
+) -> (Expression<B>, Expression<B>) {
+    let dtype = x.dtype();
+    let inner = x.matmul(Expression(down).cast(dtype).t()).cast(dtype);
+    let low = inner.clone().matmul(Expression(up).cast(dtype).t());
+    (low * f64::from(scale), inner)
+}
+
+/// The gradients of x, A and B through [`low_rank`] that are `wanted`, in f32. x, `inner` (`x A^T`) and the cotangent
+/// `d_y` have the dtype of the products.
+pub(super) fn low_rank_pull<B: ProductKernel>(
+    x: Expression<B>,
+    Lora { down, up, scale }: Lora<Floats<B>>,
+    inner: Expression<B>,
+    d_y: Expression<B>,
+    [x_wanted, down_wanted, up_wanted]: [bool; 3],
+) -> [Option<Expression<B>>; 3] {
+    let (dtype, scale) = (x.dtype(), f64::from(scale));
+    let d_inner =
+        (x_wanted || down_wanted).then(|| (d_y.clone().matmul(Expression(up).cast(dtype)) * scale).cast(dtype));
+    let d_x = d_inner.clone().filter(|_| x_wanted).map(|d_inner| d_inner.matmul(Expression(down).cast(dtype)));
+    let d_down = d_inner.filter(|_| down_wanted).map(|d_inner| d_inner.t().matmul(x));
+    let d_up = up_wanted.then(|| d_y.t().matmul(inner) * scale);
+    [d_x, d_down, d_up]
+}
+
 /// See [`linear`]; the operands are x, weight and bias.
 struct Linear {
     dtype: DType,
@@ -160,13 +189,11 @@ pub trait LinearKernel: ProductKernel {
         lora: Option<Lora<Floats<Self>>>,
     ) -> (Floats<Self>, Option<Floats<Self>>) {
         let (x, weight, bias) = (Expression::<Self>(x), Expression(weight), Expression(bias));
-        let dtype = weight.dtype();
         let [outputs, _] = weight.dims::<2>();
         let y = x.clone().matmul(weight.t()) + bias.reshape([1, outputs]);
-        let Some(Lora { down, up, scale }) = lora else { return (y.0, None) };
-        let inner = x.matmul(Expression(down).cast(dtype).t()).cast(dtype);
-        let low = inner.clone().matmul(Expression(up).cast(dtype).t());
-        ((y + low * f64::from(scale)).0, Some(inner.0))
+        let Some(lora) = lora else { return (y.0, None) };
+        let (low, inner) = low_rank(x, lora);
+        ((y + low).0, Some(inner.0))
     }
 
     /// See [`linear_rows`].
@@ -191,27 +218,14 @@ pub trait LinearKernel: ProductKernel {
         let dtype = weight.dtype();
         let d_bias = wanted[2].then(|| bias_gradient::<Self>(d_y.clone().cast(DType::F32).0));
         let d_y = d_y.cast(dtype);
-        let lora = saved.lora.map(|(Lora { down, up, scale }, inner)| {
-            let (down, up) = (Expression::<Self>(down).cast(dtype), Expression::<Self>(up).cast(dtype));
-            let d_inner = (wanted[0] || wanted[3]).then(|| (d_y.clone().matmul(up) * f64::from(scale)).cast(dtype));
-            (down, d_inner, Expression::<Self>(inner), f64::from(scale))
-        });
-        let d_x = wanted[0].then(|| {
-            let d_x = d_y.clone().matmul(weight);
-            let d_x = match &lora {
-                Some((down, Some(d_inner), ..)) => d_x + d_inner.clone().matmul(down.clone()),
-                _ => d_x,
-            };
-            d_x.cast(dtype).0
-        });
         let d_weight = wanted[1].then(|| d_y.clone().t().matmul(x.clone()).0);
-        let [d_down, d_up] = match lora {
-            Some((_, d_inner, inner, scale)) => [
-                d_inner.filter(|_| wanted[3]).map(|d_inner| d_inner.t().matmul(x).0),
-                wanted[4].then(|| (d_y.t().matmul(inner) * scale).0),
-            ],
-            None => [None, None],
+        let d_x = wanted[0].then(|| d_y.clone().matmul(weight));
+        let Some((lora, inner)) = saved.lora else {
+            return [d_x.map(|d| d.cast(dtype).0), d_weight, d_bias, None, None];
         };
+        let [low, d_down, d_up] = low_rank_pull(x, lora, Expression(inner), d_y, [wanted[0], wanted[3], wanted[4]]);
+        let d_x = d_x.zip(low).map(|(d_x, low)| (d_x + low).cast(dtype).0);
+        let [d_down, d_up] = [d_down, d_up].map(|d| d.map(|d| d.0));
         [d_x, d_weight, d_bias, d_down, d_up]
     }
 }

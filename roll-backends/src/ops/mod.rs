@@ -15,6 +15,7 @@
 //! | `conv`         | `conv` (Burn's)           | `flex/conv`         | `libtorch/conv`           | `cube/conv`            |
 //! | `conv2d`       | `conv2d` (Burn's)         | `flex/conv2d`       | default                   | default                |
 //! | `decode`       | `decode`                  | `flex/decode`       | `libtorch/decode`: store  | default                |
+//! | `fp8`          | `fp8`                     | default             | `libtorch/fp8`            | default                |
 //! | `gate`         | `gate`                    | `flex/elementwise`  | `libtorch/elementwise`    | `cube/gate`            |
 //! | `linear`       | `linear`                  | `flex/linear`       | `libtorch/linear`         | `cube/linear`, forward |
 //! | `max_pool`     | `max_pool` (Burn's)       | `flex/max_pool`     | default                   | default                |
@@ -47,6 +48,7 @@ mod decode;
 mod expression;
 #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 mod flex;
+mod fp8;
 mod gate;
 #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 mod kernels;
@@ -78,6 +80,7 @@ pub use conv::{conv3d, conv3d_pull};
 pub use conv2d::{Conv2d, Conv2dOptions, Epilogue};
 pub use cotangent::seed;
 pub use decode::{CachedSequence, CachedSequences, DecodeCall, TailPlaces, attend_rows, store_rows};
+pub use fp8::{Fp8Products, linear_fp8};
 pub use gate::{gated_add, gated_add_groups};
 #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 pub(crate) use kernels::attention::exponentials;
@@ -97,6 +100,7 @@ use channel_norm::ChannelNormKernel;
 use conv::ConvKernel;
 use conv2d::Conv2dKernel;
 use decode::DecodeKernel;
+use fp8::Fp8Kernel;
 use gate::GateKernel;
 use linear::{LinearKernel, Lora, SavedLinear};
 use max_pool::MaxPoolKernel;

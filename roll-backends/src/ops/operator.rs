@@ -17,8 +17,8 @@ use burn::tensor::Tensor;
 
 use super::{
     ActivationKernel, AdamKernel, AttentionKernel, BlockKernel, ChannelNormKernel, Conv2dKernel, ConvKernel,
-    DecodeKernel, GateKernel, LinearKernel, MaxPoolKernel, NormKernel, ProductKernel, RmsRopeKernel, RopeKernel,
-    ScaledKernel,
+    DecodeKernel, Fp8Kernel, GateKernel, LinearKernel, MaxPoolKernel, NormKernel, ProductKernel, RmsRopeKernel,
+    RopeKernel, ScaledKernel,
 };
 
 macro_rules! kernels {
@@ -34,7 +34,7 @@ macro_rules! kernels {
 
 kernels! {
     ActivationKernel, AdamKernel, AttentionKernel, BlockKernel, ChannelNormKernel, Conv2dKernel, ConvKernel, DecodeKernel,
-    GateKernel, LinearKernel, MaxPoolKernel, NormKernel, ProductKernel, RmsRopeKernel, RopeKernel, ScaledKernel
+    Fp8Kernel, GateKernel, LinearKernel, MaxPoolKernel, NormKernel, ProductKernel, RmsRopeKernel, RopeKernel, ScaledKernel
 }
 
 #[cfg(feature = "flex")]

@@ -27,6 +27,9 @@ pub struct Bench {
     /// Eight-bit format of the matrices of the transformer's blocks, int8 or fp8, as with `model.weights_dtype`.
     #[arg(long, value_name = "FORMAT", value_parser = eight_bits)]
     pub weights_dtype: Option<EightBits>,
+    /// Take products with fp8 weights in fp8, as with `model.products: fp8`.
+    #[arg(long)]
+    pub fp8_products: bool,
     /// Dtype of the VAE's decoder, f32 or bf16. Default: as in runs, bf16 on `libtorch-cuda`, else f32.
     #[arg(long, value_name = "DTYPE", value_parser = f32_or_bf16)]
     pub vae_dtype: Option<DType>,

@@ -44,7 +44,7 @@ impl ForwardPass {
         let weights = self.store.segment(prefix)?;
         let trainable = self.trainable.as_ref().map(|all| all.segment(prefix)).transpose()?;
         let (trainable, lora_scale, products) = (trainable.as_ref(), self.lora_scale, self.products);
-        f(&Scope { weights: &weights, trainable, lora_scale, tape, products })
+        f(&Scope { weights: &weights, trainable, lora_scale, tape, products, fp8: false })
     }
 
     fn norm(&self, scope: &Scope<'_>, x: Tensor<2>, name: &str) -> Result<Tensor<2>> {

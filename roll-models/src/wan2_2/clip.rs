@@ -141,7 +141,7 @@ impl Clip {
 
     fn scoped<T>(&self, prefix: &str, tape: &Tape, f: impl FnOnce(&Scope<'_>) -> Result<T>) -> Result<T> {
         let weights = self.store.segment(prefix)?;
-        f(&Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape, products: DType::F32 })
+        f(&Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape, products: DType::F32, fp8: false })
     }
 
     /// The patch embedding. Its convolution has a stride equal to its kernel, so it is a product of patches (rows) with

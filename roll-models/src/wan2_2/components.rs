@@ -1,6 +1,7 @@
 //! Recognises the networks of Wan by the keys of their weights.
 
 use burn::tensor::DType;
+use roll_backends::EightBits;
 
 use crate::lora::is_lora_key;
 use crate::weights::{Checkpoint, WeightsError, is_auxiliary};
@@ -117,9 +118,9 @@ pub fn dit_dtype(checkpoint: &Checkpoint) -> DType {
     }
 }
 
-/// Whether the file of a transformer has the matrices of its blocks in eight bits.
-pub fn in_eight_bits(checkpoint: &Checkpoint) -> bool {
-    checkpoint.is_scaled("blocks.0.self_attn.q.weight")
+/// The format of the matrices of a transformer's blocks, if its file has them in eight bits.
+pub fn eight_bits(checkpoint: &Checkpoint) -> Option<EightBits> {
+    checkpoint.eight_bits("blocks.0.self_attn.q.weight")
 }
 
 /// The number of rows of the text embedding: `text_len` in the `config.json` next to the file or in its metadata.

@@ -18,7 +18,7 @@ use super::init_tiny::{WanKind, init_tiny};
 use super::loading::open;
 use super::model::Wan;
 use super::options::{IdleExpert, Placement, WanOptions};
-use crate::precision::WeightsDType;
+use crate::precision::{Products, WeightsDType};
 use crate::weights::{Checkpoint, SafetensorsWriter, TensorEntry, from_host, is_auxiliary, resident, save_safetensors};
 
 const FOLDERS: [&str; 2] = ["high_noise_model", "low_noise_model"];
@@ -83,6 +83,78 @@ fn eight_bits_change_results_by_their_rounding() {
         println!("{dtype:?} from bf16: velocity {:.4}, latents {:.4}, adapters {:.4}", found[0], found[1], found[2]);
         assert!(found.iter().all(|d| (1e-4..most).contains(d)), "{dtype:?}: {found:?}");
     }
+}
+
+fn cosine(a: &Tensor, b: &Tensor) -> f64 {
+    let dot = |a: &Tensor, b: &Tensor| -> f64 {
+        a.f32s().unwrap().iter().zip(b.f32s().unwrap()).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+    };
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+#[test]
+fn fp8_products_keep_the_direction_of_gradients() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = tiny(dir.path());
+    let bf16 = passed(&WanOptions { weights_dtype: WeightsDType::Bf16, ..options.clone() });
+    let options = WanOptions { weights_dtype: WeightsDType::Fp8, ..options };
+    let dense = passed(&options);
+    let fp8 = passed(&WanOptions { products: Products::Fp8, ..options });
+    let found = differences(&fp8, &dense);
+    println!("fp8 products from decoded weights: {found:.4?}");
+    // Both operands are rounded now, each by 2.5 % of a matrix: sqrt(2) times the bound of the weights alone.
+    assert!(found.iter().all(|d| (1e-3..0.35).contains(d)), "{found:?}");
+    let cosines: [f64; 3] = std::array::from_fn(|i| cosine(&fp8[i], &bf16[i]));
+    println!("cosines with bf16: {cosines:.4?}");
+    assert!(cosines.iter().all(|cosine| *cosine > 0.97), "{cosines:?}");
+}
+
+#[test]
+fn training_with_fp8_products_lowers_a_loss() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = WanOptions {
+        weights_dtype: WeightsDType::Fp8,
+        products: Products::Fp8,
+        trainable_models: Some("dit2".into()),
+        ..tiny(dir.path())
+    };
+    let mut model = opened(&options).unwrap();
+    let mut parameters: Vec<f32> = (0..model.parameter_count()).map(|i| (i as f32 * 0.7).sin() * 0.1).collect();
+    let input = ConditionInput { prompt: "a face".into(), frames: 5, size: [32, 32], ..ConditionInput::default() };
+    let conditioning = model.encode(&input).unwrap();
+    let normal = |index| Noise::new(1).normal(Purpose::Synthetic, 0, index, &conditioning.latent_shape).unwrap();
+    let (x, target) = (normal(0), normal(1));
+    let mut losses = Vec::new();
+    for _ in 0..6 {
+        model.write_parameters(&parameters).unwrap();
+        let (v, pull) = model.velocity(&x, Timestep(300.0), &conditioning, Adapter::On, Grad::Record).unwrap();
+        let off: Vec<f32> = v.f32s().unwrap().iter().zip(target.f32s().unwrap()).map(|(v, t)| v - t).collect();
+        losses.push(off.iter().map(|d| d * d).sum::<f32>());
+        pull.unwrap().pull(&Tensor::new(off, v.shape()).unwrap()).unwrap();
+        let mut gradients = vec![0.0; parameters.len()];
+        model.take_gradients(&mut gradients).unwrap();
+        let norm = gradients.iter().map(|g| g * g).sum::<f32>().sqrt();
+        parameters.iter_mut().zip(&gradients).for_each(|(p, g)| *p -= 0.3 * g / norm);
+    }
+    println!("losses {losses:?}");
+    assert!(losses.windows(2).all(|pair| pair[1] < pair[0]), "{losses:?}");
+}
+
+#[test]
+fn fp8_products_without_fp8_weights_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = WanOptions { products: Products::Fp8, ..tiny(dir.path()) };
+    for weights_dtype in [WeightsDType::Auto, WeightsDType::F32, WeightsDType::Bf16, WeightsDType::Int8] {
+        let refused = opened(&WanOptions { weights_dtype, ..options.clone() }).err().unwrap().chain();
+        assert!(refused.contains("`model.products`") && refused.contains("`model.weights_dtype: fp8`"), "{refused}");
+    }
+    // A file in scaled fp8 has them, unless its matrices are decoded to be sharded.
+    FOLDERS.iter().for_each(|folder| publish(&dir.path().join(folder).join(NAME), true));
+    let fp8 = passed(&options);
+    let dense = passed(&WanOptions { products: Products::Auto, ..options.clone() });
+    assert!(differences(&fp8, &dense).iter().all(|d| (1e-3..0.35).contains(d)));
+    let sharded = opened(&WanOptions { weight_store: Placement::Sharded, ..options }).err().unwrap().chain();
+    assert!(sharded.contains("`model.products`"), "{sharded}");
 }
 
 #[test]

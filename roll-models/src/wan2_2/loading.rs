@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
 use roll_backends::device::is_gpu;
+use roll_backends::ops::Fp8Products;
 use roll_backends::weights::{DeviceSlot, HostWeight, MatrixStorage, SegmentMemory, Storage};
-use roll_backends::{Backend, Resident, Sharded, WeightStore};
+use roll_backends::{Backend, EightBits, Resident, Sharded, WeightStore};
 use roll_core::{BuildContext, Communicator, Error, Model, Noise, Result, ResultExt, StateDict, flat};
 
 use crate::hub::Hub;
@@ -143,8 +144,10 @@ struct Precision {
     stored: DType,
     storage: Storage,
     products: DType,
-    /// Whether the matrices of the blocks are in eight bits.
-    eight_bits: bool,
+    /// The format of the matrices of the blocks, if they are in eight bits.
+    eight_bits: Option<EightBits>,
+    /// How products with fp8 weights are taken in fp8, if they are.
+    fp8: Option<Fp8Products>,
 }
 
 impl Precision {
@@ -153,13 +156,12 @@ impl Precision {
         let precision = || -> Result<Self> {
             let storage = options.weights_dtype.storage(stored, &EXACT, device)?;
             let eight_bits = match storage.matrices {
-                MatrixStorage::Dense => false,
-                MatrixStorage::AsInFile => {
-                    components::in_eight_bits(file) && options.weight_store != Placement::Sharded
-                }
-                MatrixStorage::Eight(_) => true,
+                MatrixStorage::AsInFile if options.weight_store != Placement::Sharded => components::eight_bits(file),
+                MatrixStorage::AsInFile | MatrixStorage::Dense => None,
+                MatrixStorage::Eight(kind) => Some(kind),
             };
-            Ok(Self { stored, storage, products: options.compute_dtype.of(storage.dtype, device)?, eight_bits })
+            let products = options.compute_dtype.of(storage.dtype, device)?;
+            Ok(Self { stored, storage, products, eight_bits, fp8: options.products.of(eight_bits, device)? })
         };
         precision().while_doing(|| reading(file))
     }
@@ -174,11 +176,16 @@ impl Precision {
         };
         let (weights, products) = (name(self.storage.dtype), name(self.products));
         let matrices = match (self.eight_bits, self.storage.matrices) {
-            (false, _) => "",
-            (true, MatrixStorage::Eight(_)) => "; matrices of the blocks rounded to eight bits",
-            (true, _) => "; matrices of the blocks in eight bits, as in the files",
+            (None, _) => "",
+            (Some(_), MatrixStorage::Eight(_)) => "; matrices of the blocks rounded to eight bits",
+            (Some(_), _) => "; matrices of the blocks in eight bits, as in the files",
         };
-        tracing::info!("transformer weights in {weights} ({as_stored}), products in {products}{matrices}{idle}");
+        let fp8 = match self.fp8 {
+            None => "",
+            Some(Fp8Products::Emulated) => "; products with fp8 weights in fp8, emulated: slower than without",
+            Some(_) => "; products with fp8 weights in fp8",
+        };
+        tracing::info!("transformer weights in {weights} ({as_stored}), products in {products}{matrices}{fp8}{idle}");
     }
 }
 
@@ -200,7 +207,7 @@ impl ExpertStorage {
         let device = roll_backends::device(&context.backend)?;
         let Precision { stored, storage, eight_bits, .. } = precision;
         let memory = roll_backends::device::memory::total(&context.backend);
-        let bytes = |file: &Checkpoint| plan::weight_bytes(file.shapes(), storage.dtype.size(), eight_bits);
+        let bytes = |file: &Checkpoint| plan::weight_bytes(file.shapes(), storage.dtype.size(), eight_bits.is_some());
         let each: Vec<usize> = files.experts().map(|(_, file)| bytes(file)).collect();
         let (all, largest) = (each.iter().sum::<usize>(), each.iter().max().copied().unwrap_or(0));
         let converted = stored != storage.dtype || matches!(storage.matrices, MatrixStorage::Eight(_));
@@ -288,7 +295,8 @@ fn open_dit(
         let mut dit = Dit::with_store(config, store)
             .with_memory(memory)
             .keeping_attention(options.keep_attention.without_memory())
-            .with_products(experts.precision.products);
+            .with_products(experts.precision.products)
+            .with_fp8_products(experts.precision.fp8.is_some());
         if options.weight_store == Placement::Sharded && context.ranks.world_size() > 1 {
             dit = dit.sharding_weights(context.ranks.clone());
         }

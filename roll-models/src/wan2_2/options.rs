@@ -14,7 +14,7 @@ use serde_json::Value as Json;
 
 use crate::comma_list::{self, split};
 use crate::lora::{AdapterSources, LoraRequest};
-use crate::precision::{ComputeDType, WeightsDType};
+use crate::precision::{ComputeDType, Products, WeightsDType};
 use crate::trainable::{Trainable, check_alpha};
 
 use super::vae::Tiling;
@@ -87,6 +87,12 @@ pub struct WanOptions {
     /// always f32. With bf16, the inputs of blocks that are kept for the backward pass are bf16; on `libtorch-cuda`
     /// also the values between the layers of a block.
     pub compute_dtype: ComputeDType,
+    /// Products with frozen fp8 weights (e4m3): `auto` decodes the weights and multiplies in `compute_dtype`. `fp8`
+    /// rounds the other operand to fp8 as well, with one scale per row (token), and sums in f32, both for values and for
+    /// their gradients. The products of the LoRA, and attention, stay in `compute_dtype`. `fp8` needs
+    /// `weights_dtype: fp8` or files in e4m3, and `libtorch-cuda` on a GPU of compute capability 8.9 or newer; the CPU
+    /// emulates it, which is slower.
+    pub products: Products,
     /// Location of the experts' frozen weights: `resident` on the device; `streamed` from their files block by block;
     /// `host`: in host memory, which is faster than files; `sharded` between the ranks (including trained weights, if
     /// all are trained). `auto` is resident unless the strategy requires otherwise (`strategy.stage: 3`,
@@ -405,6 +411,7 @@ impl Default for WanOptions {
             extra_inputs: "input_image".into(),
             weights_dtype: WeightsDType::Auto,
             compute_dtype: ComputeDType::Auto,
+            products: Products::Auto,
             weight_store: Placement::Auto,
             idle_expert: IdleExpert::Auto,
             num_heads: None,

@@ -214,13 +214,26 @@ impl Umt5 {
         let mut states = sequences.iter().map(|(ids, _)| self.embed(ids)).collect::<Result<Vec<_>>>()?;
         for i in 0..self.config.layers {
             let weights = self.store.segment(&block_prefix(i))?;
-            let scope =
-                Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape: &tape, products: DType::F32 };
+            let scope = Scope {
+                weights: &weights,
+                trainable: None,
+                lora_scale: 1.0,
+                tape: &tape,
+                products: DType::F32,
+                fp8: false,
+            };
             let block = |(x, positions)| self.block(&scope, i, x, positions);
             states = states.into_iter().zip(&positions).map(block).collect::<Result<_>>()?;
         }
         let weights = self.store.segment(FINAL_NORM)?;
-        let scope = Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape: &tape, products: DType::F32 };
+        let scope = Scope {
+            weights: &weights,
+            trainable: None,
+            lora_scale: 1.0,
+            tape: &tape,
+            products: DType::F32,
+            fp8: false,
+        };
         states.into_iter().map(|x| Ok(ops::rms_norm(x, scope.weight("norm.weight")?, EPS))).collect()
     }
 

@@ -235,7 +235,7 @@ pub fn pair(name: &str, shape: &[usize]) -> [(String, Vec<usize>); 2] {
 
 /// A scope over frozen f32 weights.
 pub fn scope<'a>(weights: &'a Weights, tape: &'a Tape) -> Scope<'a> {
-    Scope { weights, trainable: None, lora_scale: 1.0, tape, products: DType::F32 }
+    Scope { weights, trainable: None, lora_scale: 1.0, tape, products: DType::F32, fp8: false }
 }
 
 /// Applies the layer norm `name`.

@@ -28,6 +28,7 @@ fn difference(network: &Network) -> f32 {
         lora_scale: 1.0,
         tape: &tape,
         products: burn::tensor::DType::F32,
+        fp8: false,
     };
     let wanted: Vec<Value> = network.outputs.iter().map(|o| o.1).collect();
     let ours = evaluate(network, batch.clone(), &scope, &wanted).unwrap();

@@ -188,8 +188,14 @@ impl Worker {
             let segment = self.parameters.snapshot().segment("")?;
             let weights: Weights = Arc::new(HashMap::new());
             let (outputs, recorded) = vjp(&[], Tape::on(), |_, tape| {
-                let scope =
-                    Scope { weights: &weights, trainable: Some(&segment), lora_scale: 1.0, tape, products: DType::F32 };
+                let scope = Scope {
+                    weights: &weights,
+                    trainable: Some(&segment),
+                    lora_scale: 1.0,
+                    tape,
+                    products: DType::F32,
+                    fp8: false,
+                };
                 Ok(vec![NdTensor::from(loss(&scope)?)])
             })?;
             let value = roll_backends::to_host(outputs[0].flat().clone())?.to_f32_vec();

@@ -30,7 +30,9 @@ use cubecl::prelude::Scalar;
 use cubecl::{CubeCount, CubeDim, calculate_cube_count_elemwise};
 use half::bf16;
 
-use super::{AdamKernel, BlockKernel, Conv2dKernel, DecodeKernel, MaxPoolKernel, RmsRopeKernel, ScaledKernel};
+use super::{
+    AdamKernel, BlockKernel, Conv2dKernel, DecodeKernel, Fp8Kernel, MaxPoolKernel, RmsRopeKernel, ScaledKernel,
+};
 use crate::sync::lock;
 #[cfg(all(test, feature = "wgpu"))]
 use burn_cubecl::CubeDevice;
@@ -40,6 +42,7 @@ impl AdamKernel for Cube {}
 impl BlockKernel for Cube {}
 impl Conv2dKernel for Cube {}
 impl DecodeKernel for Cube {}
+impl Fp8Kernel for Cube {}
 impl MaxPoolKernel for Cube {}
 impl RmsRopeKernel for Cube {}
 impl ScaledKernel for Cube {}

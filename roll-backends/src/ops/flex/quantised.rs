@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::{Values, cast, tensor};
 use crate::ops::kernels::row_products::{Stored, forward, pull};
-use crate::ops::{BlockKernel, ScaledKernel};
+use crate::ops::{BlockKernel, Fp8Kernel, ScaledKernel};
 use crate::{BlockMatrix, EightBits};
 
 impl BlockKernel for Flex {
@@ -23,6 +23,8 @@ impl BlockKernel for Flex {
         tensor(pull(rows, d_y.slice(), weight), [rows, weight.shape()[1]])
     }
 }
+
+impl Fp8Kernel for Flex {}
 
 impl ScaledKernel for Flex {
     fn decoded(kind: EightBits, codes: FlexTensor, scales: FlexTensor, dtype: DType) -> FlexTensor {

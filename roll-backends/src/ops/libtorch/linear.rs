@@ -88,13 +88,13 @@ fn rounded_once(
 }
 
 /// `x * scale`; without a copy if the scale is 1, which is common.
-fn scaled(x: &Tensor, scale: f32) -> Tensor {
+pub(super) fn scaled(x: &Tensor, scale: f32) -> Tensor {
     if scale == 1.0 { x.shallow_clone() } else { x * f64::from(scale) }
 }
 
 /// `a b` with an f32 result. Gradients of parameters are sums over all tokens, and GPUs write their f32 accumulators
 /// directly.
-fn in_f32(a: &Tensor, b: &Tensor) -> Tensor {
+pub(super) fn in_f32(a: &Tensor, b: &Tensor) -> Tensor {
     let wide = if a.kind() == Kind::BFloat16 { wide_product(a, b) } else { None };
     wide.unwrap_or_else(|| a.matmul(b).to_kind(Kind::Float))
 }

@@ -8,6 +8,7 @@ mod attention;
 mod conv;
 mod decode;
 mod elementwise;
+mod fp8;
 mod fused;
 mod linear;
 mod norm;
@@ -19,6 +20,8 @@ use tch::{Kind, Tensor};
 
 use super::{BlockKernel, Conv2dKernel, MaxPoolKernel, ProductKernel, ScaledKernel};
 use crate::EightBits;
+
+pub(super) use fp8::product_of_ones as fp8_product_of_ones;
 
 impl BlockKernel for LibTorch {}
 impl Conv2dKernel for LibTorch {}

@@ -10,6 +10,7 @@ mod conv;
 mod conv2d;
 mod cotangent;
 mod decode;
+mod fp8;
 mod gate;
 mod linear;
 mod max_pool;

@@ -22,16 +22,16 @@ fn rounded(kind: EightBits) -> (ScaledRows, Exact) {
     (rows, Exact { rows: OUTPUTS, columns: INPUTS, values })
 }
 
-fn transposed(x: &Exact) -> Exact {
+pub fn transposed(x: &Exact) -> Exact {
     let values = (0..x.columns).flat_map(|j| (0..x.rows).map(move |i| x.at(i, j))).collect();
     Exact { rows: x.columns, columns: x.rows, values }
 }
 
-fn with_bytes(devices: Vec<Device>) -> impl Iterator<Item = Device> {
+pub fn with_bytes(devices: Vec<Device>) -> impl Iterator<Item = Device> {
     devices.into_iter().filter(has_bytes)
 }
 
-fn vector(x: &Exact, device: &Device) -> Tensor<1> {
+pub fn vector(x: &Exact, device: &Device) -> Tensor<1> {
     x.upload(device).reshape([x.values.len()])
 }
 

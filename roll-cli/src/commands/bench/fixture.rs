@@ -41,7 +41,8 @@ impl Fixture {
         let mut expert = Dit::with_store(dit.clone(), store)
             .with_memory(memory)
             .keeping_attention(preset.args.keep_attention)
-            .with_products(product_dtype(device, preset.dtype));
+            .with_products(product_dtype(device, preset.dtype))
+            .with_fp8_products(preset.args.fp8_products);
         let noise = Noise::new(0);
         expert.train(&preset.trainable(), &noise, &StateDict::new())?;
         let statistics = LatentStatistics::published(vae.z_dim)

@@ -12,6 +12,7 @@ mod report;
 mod scorer;
 mod step;
 
+use roll_backends::ops::Fp8Products;
 use roll_core::{Error, Result};
 use roll_models::wan2_2::VaeDType;
 
@@ -30,6 +31,12 @@ pub fn bench(args: Bench) -> Result<()> {
     let mut preset = Preset::of(&args)?;
     // Opening a device takes none of its memory, and reports a missing part before anything takes minutes.
     let device = roll_backends::device(&args.backend)?;
+    if args.fp8_products
+        && let Fp8Products::Missing(reason) = Fp8Products::of(&device)
+    {
+        let problem = format!("`{}` takes no products in fp8: {reason}", args.backend);
+        return Err(Error::config("--fp8-products", problem));
+    }
     preset.vae_dtype = args.vae_dtype.map_or_else(|| VaeDType::Auto.of(&device), Ok)?;
     // Begins to count before the first tensor: all memory that this process takes is counted.
     let meter = Meter::new(&device, &args.backend);

@@ -1,6 +1,7 @@
 //! The measured networks, video and dtype.
 
 use burn::tensor::DType;
+use roll_backends::EightBits;
 use roll_core::plan::{Division, Passes, PlanInput, Speed};
 use roll_core::{Error, Registry, Result, nearest};
 use roll_models::wan2_2::dit::{DitConfig, Trainable};
@@ -91,6 +92,9 @@ impl<'a> Preset<'a> {
             let problem = "expected an algorithm that back-propagates its score, reward_fl, since others record their \
                            passes a few at a time; leave it out to measure phases one by one";
             return Err(Error::config("--whole-step", problem));
+        }
+        if self.args.fp8_products && self.args.weights_dtype != Some(EightBits::E4m3) {
+            return Err(Error::config("--fp8-products", "expected `--weights-dtype fp8` beside it"));
         }
         let vae = &self.networks.vae;
         let [_, ph, pw] = self.networks.dit.patch;
@@ -195,7 +199,7 @@ fn tiny() -> Networks {
         image_dim: None,
     };
     let vae = VaeConfig { encoder_dim: 16, decoder_dim: 16, ..VaeConfig::wan2_1() };
-    Networks { dit, experts: 1, stored: DType::F32, eight_bits: false, vae }
+    Networks { dit, experts: 1, stored: DType::F32, eight_bits: None, vae }
 }
 
 #[cfg(test)]

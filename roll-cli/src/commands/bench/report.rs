@@ -109,6 +109,7 @@ impl Preset<'_> {
             "backend": args.backend,
             "dtype": name(self.dtype),
             "eight_bits": args.weights_dtype.map(|format| format!("{format:?}").to_lowercase()),
+            "fp8_products": args.fp8_products,
             "vae": (!args.without_vae).then(|| name(self.vae_dtype)),
             "parameters": parameters,
             "layers": self.networks.dit.layers,

@@ -28,6 +28,8 @@ pub struct Pass {
     pub lora_scale: f64,
     /// Dtype of the matrix products in blocks; see [`Scope::products`].
     pub products: DType,
+    /// Whether products with frozen fp8 weights are taken in fp8; see [`Scope::fp8`].
+    pub fp8: bool,
     /// Dtype of the values between the operators of a block: f32 or bf16. The residual stream and its updates are
     /// always f32, because sums in bf16 would lose small updates.
     pub activations: DType,
@@ -76,7 +78,7 @@ impl Pass {
             false => self.store.segment(prefix)?,
         };
         let (trainable, lora_scale) = (trainable.as_ref(), self.lora_scale);
-        f(&Scope { weights: &weights, trainable, lora_scale, tape, products })
+        f(&Scope { weights: &weights, trainable, lora_scale, tape, products, fp8: self.fp8 })
     }
 
     /// Expands a modulation from one row per group to one row per token, if it is trained and there are several groups:

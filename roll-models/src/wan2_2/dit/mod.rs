@@ -55,6 +55,7 @@ pub struct Dit {
     token_ranks: Option<Arc<TokenRanks>>,
     lora_scale: f64,
     products: DType,
+    fp8_products: bool,
     /// Dtype between operators, if the user chose one.
     activations: Option<DType>,
     memory: Memory,
@@ -120,6 +121,7 @@ impl Dit {
             token_ranks: None,
             lora_scale: 1.0,
             products: DType::F32,
+            fp8_products: false,
             activations: None,
             memory: Memory::default(),
             keeps_attention: false,
@@ -144,6 +146,12 @@ impl Dit {
     /// Sets the dtype of matrix products: f32 (the default), or bf16 accumulated in f32.
     pub fn with_products(mut self, products: DType) -> Self {
         self.products = products;
+        self
+    }
+
+    /// Takes products with frozen fp8 weights in fp8 ([`roll_backends::ops::linear_fp8`]).
+    pub fn with_fp8_products(mut self, fp8_products: bool) -> Self {
+        self.fp8_products = fp8_products;
         self
     }
 
@@ -290,6 +298,7 @@ impl Dit {
             full: self.full,
             lora_scale: self.lora_scale,
             products: self.products,
+            fp8: self.fp8_products,
             activations: self.activations.unwrap_or_else(|| activation_dtype(&device, self.products)),
             rope: (cos, sin),
             samples: inputs.len(),

@@ -12,6 +12,7 @@ mod tests;
 mod time;
 
 use burn::tensor::DType;
+use roll_backends::EightBits;
 use roll_backends::weights::HostStore;
 use roll_core::plan::PlanInput;
 use roll_core::{Noise, Result};
@@ -33,8 +34,8 @@ pub struct Networks {
     pub experts: usize,
     /// Dtype of dense weights in the files of the transformers.
     pub stored: DType,
-    /// Whether the files have the matrices of the blocks in eight bits.
-    pub eight_bits: bool,
+    /// The format of the matrices of the blocks, if the files have them in eight bits.
+    pub eight_bits: Option<EightBits>,
     /// Sizes of the VAE, which is resident in f32.
     pub vae: VaeConfig,
 }

@@ -41,7 +41,7 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
         passes_on_device: 0,
         keep_attention: options.keep_attention.without_memory(),
         text_len: PROMPT_TOKENS,
-        storage: storage(&options, &networks, input),
+        storage: storage(&options, &networks, input)?,
         input: input.clone(),
         networks,
     };
@@ -116,36 +116,38 @@ fn find_networks(options: &WanOptions, network: Option<&str>, context: &BuildCon
         dit: components::dit_config(&files.dit, options.num_heads)?,
         experts: 1 + usize::from(files.dit2.is_some()),
         stored: components::dit_dtype(&files.dit),
-        eight_bits: components::in_eight_bits(&files.dit),
+        eight_bits: components::eight_bits(&files.dit),
         vae: VaeConfig::from_shapes(&files.vae.shapes())?,
     })
 }
 
-/// The storage that [`super::super::loading::open`] chooses. A GPU is assumed to have bf16, and to be libtorch's.
-fn storage(options: &WanOptions, networks: &Networks, input: &PlanInput) -> DeviceStorage {
+/// The storage that [`super::super::loading::open`] chooses. Fails if products in fp8 lack fp8 weights. A GPU is assumed to have bf16, and to be libtorch's.
+fn storage(options: &WanOptions, networks: &Networks, input: &PlanInput) -> Result<DeviceStorage> {
     let gpu = input.memory.is_some();
     let weights = options.weights_dtype.on(networks.stored, gpu);
     let weight_bytes = weights.size();
-    let quantised = options.weights_dtype.eight_bits().is_some();
-    let as_in_file = networks.eight_bits && options.weights_dtype == WeightsDType::Auto;
+    let quantised = options.weights_dtype.eight_bits();
     let sharded = options.weight_store.or(input.division.placement) == Placement::Sharded;
     // Eight-bit weights of a file stay as they are, unless they are sharded, which decodes them.
-    let eight_bits = quantised || (as_in_file && !sharded);
+    let in_file = networks.eight_bits.filter(|_| options.weights_dtype == WeightsDType::Auto && !sharded);
+    let format = quantised.or(in_file);
+    options.products.check_weights(format)?;
+    let eight_bits = format.is_some();
     let idle = match networks.experts > 1 {
         true => {
             let all = networks.experts * super::weight_bytes(networks.dit.weights(), weight_bytes, eight_bits);
-            let converted = networks.stored != weights || quantised;
+            let converted = networks.stored != weights || quantised.is_some();
             options.idle_expert.chosen(all, gpu, input.memory, converted)
         }
         false => IdleExpert::Keep,
     };
-    DeviceStorage {
+    Ok(DeviceStorage {
         weight_bytes,
         eight_bits,
         block_input_bytes: options.compute_dtype.on(weights, gpu).size(),
         decoder_element_bytes: options.vae_dtype.on(gpu).size(),
         idle,
-    }
+    })
 }
 
 /// Fails, as a run would, unless tokens and heads can be sharded between the ranks.

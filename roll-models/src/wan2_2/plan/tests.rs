@@ -347,6 +347,8 @@ fn weights_are_counted_in_their_dtype_on_the_device() {
     for eight in ["int8", "fp8"] {
         assert_eq!(weights(serde_json::json!({"weights_dtype": eight}), Some(80_000_000_000)), 1.0);
     }
+    let fp8 = serde_json::json!({"weights_dtype": "fp8", "products": "fp8"});
+    assert_eq!(weights(fp8, Some(80_000_000_000)), 1.0);
 }
 
 #[test]

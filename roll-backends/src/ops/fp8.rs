@@ -1,0 +1,248 @@
+//! Linear layers whose products with frozen fp8 weights are taken in fp8.
+
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats, tensor::IntTensor};
+use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
+
+use super::expression::Expression;
+use super::linear::{Lora, bias_gradient, check_lora, checked_bias, low_rank, low_rank_pull};
+use super::operator::{Cotangents, Kernels, Operator, Primitives, Pullback, call};
+use super::scaled::ScaledKernel;
+use crate::{EightBits, ScaledMatrix};
+
+/// How a device takes products in fp8.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fp8Products {
+    /// On tensor cores.
+    TensorCores,
+    /// Operands are rounded to fp8 and multiplied in another dtype: the numbers of fp8 without its speed.
+    Emulated,
+    /// Not at all, with the reason.
+    Missing(String),
+}
+
+impl Fp8Products {
+    /// Finds out by a small product on `device`, once for each device.
+    pub fn of(device: &Device) -> Self {
+        #[cfg(feature = "libtorch")]
+        if let Some(number) = crate::device::libtorch_gpu(device) {
+            return match super::libtorch::fp8_product_of_ones(number) {
+                Ok(()) => Self::TensorCores,
+                Err(reason) => Self::Missing(reason),
+            };
+        }
+        match crate::device::is_host(device) {
+            true => Self::Emulated,
+            false => Self::Missing("CubeCL's kernels (`cuda`, `wgpu`) have none".into()),
+        }
+    }
+}
+
+/// Returns what [`super::linear_scaled`] does for a weight in e4m3, with the products of x and of the cotangent with the
+/// weight in fp8. Panics if the shapes do not match or the weight is in another format.
+///
+/// Each row of x is divided by its scale, `amax / 448`, and rounded to e4m3 (to nearest, ties to even). The products of
+/// the codes are summed in f32 and multiplied by the scale of the row and the scale of the weight's row. On tensor cores
+/// the result is rounded to bf16 before bias and LoRA are added in the dtype of x.
+///
+/// The pullback multiplies the cotangent by the weight's scales, over which its product sums, and rounds it to e4m3 by
+/// row as well. E5m2 has a wider range, but rows with a scale of their own do not need it: numbers down to 2^-15 of the
+/// largest keep three bits of mantissa, of which e5m2 has two.
+///
+/// LoRA is computed from x in `products` (f32 or bf16), as in other layers.
+pub fn linear_fp8(
+    x: Tensor<2>,
+    weight: &ScaledMatrix,
+    bias: Option<Tensor<1>>,
+    lora: Option<(Tensor<2>, Tensor<2>, f64)>,
+    products: DType,
+) -> Tensor<2> {
+    assert_eq!(weight.kind, EightBits::E4m3, "the format of a weight for products in fp8");
+    let (bias, dtype) = (checked_bias(&x, *weight.shape(), bias).into_dispatch(), x.dtype());
+    let layer = LinearFp8 { weight: weight.clone(), dtype };
+    let x = x.cast(products).into_dispatch();
+    match lora {
+        None => call(layer, [x, bias]),
+        Some((down, up, scale)) => {
+            check_lora(*weight.shape(), &down, &up);
+            let layer = LinearFp8Lora { layer, scale: scale as f32 };
+            call(layer, [x, bias, down.into_dispatch(), up.into_dispatch()])
+        }
+    }
+}
+
+/// See [`linear_fp8`]; the operands are x and the bias.
+struct LinearFp8 {
+    weight: ScaledMatrix,
+    dtype: DType,
+}
+
+impl LinearFp8 {
+    fn weight<B: Primitives>(&self) -> Fp8Weight<B> {
+        let ScaledMatrix { codes, scales, .. } = self.weight.clone();
+        let codes = B::unwrap(codes.into_dispatch()).int();
+        Fp8Weight { codes, scales: B::constant(scales.into_dispatch()) }
+    }
+}
+
+impl Operator<2> for LinearFp8 {
+    fn record<B: Kernels>(self, [x, bias]: [Floats<B>; 2], wanted: [bool; 2]) -> (Floats<B>, impl Pullback<B, 2>) {
+        let products = x.dtype();
+        let (y, _) = B::fp8_forward(x, self.weight::<B>(), bias, None, self.dtype);
+        (y, move |d_y| {
+            let saved = SavedFp8 { weight: self.weight::<B>(), products, lora: None };
+            let [d_x, d_bias, ..] = B::fp8_backward(saved, d_y, [wanted[0], wanted[1], false, false]);
+            [d_x, d_bias]
+        })
+    }
+}
+
+/// See [`linear_fp8`]; the operands are x, bias, down and up.
+struct LinearFp8Lora {
+    layer: LinearFp8,
+    scale: f32,
+}
+
+impl Operator<4> for LinearFp8Lora {
+    fn record<B: Kernels>(
+        self,
+        [x, bias, down, up]: [Floats<B>; 4],
+        wanted: [bool; 4],
+    ) -> (Floats<B>, impl Pullback<B, 4>) {
+        let Self { layer, scale } = self;
+        let (products, lora) = (x.dtype(), Lora { down, up, scale });
+        let (y, inner) = B::fp8_forward(x.clone(), layer.weight::<B>(), bias, Some(lora.clone()), layer.dtype);
+        (y, move |d_y| {
+            let lora = inner.map(|inner| SavedLora { x, lora, inner });
+            B::fp8_backward(SavedFp8 { weight: layer.weight::<B>(), products, lora }, d_y, wanted)
+        })
+    }
+}
+
+/// A frozen matrix in e4m3.
+pub struct Fp8Weight<B: Backend> {
+    /// The codes, u8, `[out, in]`.
+    pub codes: IntTensor<B>,
+    /// The scale of each row, `[out]`.
+    pub scales: Floats<B>,
+}
+
+/// The values of the forward pass that the backward pass needs.
+pub struct SavedFp8<B: Backend> {
+    pub weight: Fp8Weight<B>,
+    /// The dtype of x.
+    pub products: DType,
+    pub lora: Option<SavedLora<B>>,
+}
+
+/// The values that LoRA's backward pass needs.
+pub struct SavedLora<B: Backend> {
+    pub x: Floats<B>,
+    pub lora: Lora<Floats<B>>,
+    /// `x A^T`.
+    pub inner: Floats<B>,
+}
+
+/// The layer and its gradients on one backend.
+pub trait Fp8Kernel: ScaledKernel {
+    /// Rounds to the nearest number of e4m3, as f32; numbers beyond 448 become 448, and NaN stays NaN.
+    fn to_e4m3(x: Floats<Self>) -> Floats<Self> {
+        nearest_e4m3(Expression::<Self>(x).cast(DType::F32)).0
+    }
+
+    /// Returns the result in `dtype` and, with LoRA, `x A^T`; see [`linear_fp8`].
+    fn fp8_forward(
+        x: Floats<Self>,
+        weight: Fp8Weight<Self>,
+        bias: Floats<Self>,
+        lora: Option<Lora<Floats<Self>>>,
+        dtype: DType,
+    ) -> (Floats<Self>, Option<Floats<Self>>) {
+        emulated_forward::<Self>(x, weight, bias, lora, dtype)
+    }
+
+    /// Returns the gradients of x, bias, down and up that are `wanted`. That of x has its dtype, the others are f32.
+    fn fp8_backward(saved: SavedFp8<Self>, d_y: Floats<Self>, wanted: [bool; 4]) -> Cotangents<Self, 4> {
+        emulated_backward::<Self>(saved, d_y, wanted)
+    }
+}
+
+/// See [`Fp8Kernel::fp8_forward`].
+pub(super) fn emulated_forward<B: Fp8Kernel>(
+    x: Floats<B>,
+    weight: Fp8Weight<B>,
+    bias: Floats<B>,
+    lora: Option<Lora<Floats<B>>>,
+    dtype: DType,
+) -> (Floats<B>, Option<Floats<B>>) {
+    let (x, scales) = (Expression::<B>(x), Expression::<B>(weight.scales));
+    let [outputs] = scales.dims::<1>();
+    let [numbers, row_scales] = scaled_rows(x.clone());
+    let codes = numbers_of::<B>(weight.codes, x.dtype());
+    let sums = numbers.cast(x.dtype()).matmul(codes.t());
+    let y = sums * row_scales * scales.reshape([1, outputs]) + Expression(bias).cast(DType::F32).reshape([1, outputs]);
+    let Some(lora) = lora else { return (y.cast(dtype).0, None) };
+    let (low, inner) = low_rank(x, lora);
+    ((y + low).cast(dtype).0, Some(inner.0))
+}
+
+/// See [`Fp8Kernel::fp8_backward`].
+pub(super) fn emulated_backward<B: Fp8Kernel>(
+    saved: SavedFp8<B>,
+    d_y: Floats<B>,
+    [x_wanted, bias_wanted, down_wanted, up_wanted]: [bool; 4],
+) -> Cotangents<B, 4> {
+    let SavedFp8 { weight, products, lora } = saved;
+    let (d_y, scales) = (Expression::<B>(d_y), Expression::<B>(weight.scales));
+    let [outputs] = scales.dims::<1>();
+    let d_bias = bias_wanted.then(|| bias_gradient::<B>(d_y.clone().cast(DType::F32).0));
+    let d_x = x_wanted.then(|| {
+        let [numbers, row_scales] = scaled_rows(d_y.clone().cast(DType::F32) * scales.reshape([1, outputs]));
+        numbers.cast(products).matmul(numbers_of::<B>(weight.codes, products)) * row_scales
+    });
+    let Some(SavedLora { x, lora, inner }) = lora else { return [d_x.map(|d| d.cast(products).0), d_bias, None, None] };
+    let wanted = [x_wanted, down_wanted, up_wanted];
+    let [low, d_down, d_up] = low_rank_pull(Expression(x), lora, Expression(inner), d_y.cast(products), wanted);
+    let d_x = d_x.zip(low).map(|(d_x, low)| (d_x + low).cast(products).0);
+    [d_x, d_bias, d_down.map(|d| d.0), d_up.map(|d| d.0)]
+}
+
+/// The numbers of the codes, `[out, in]`: exact in f32 and in bf16.
+fn numbers_of<B: Fp8Kernel>(codes: IntTensor<B>, dtype: DType) -> Expression<B> {
+    let [rows, _] = codes.shape().dims::<2>();
+    let ones = B::float_ones(Shape::new([rows]), &codes.device(), FloatDType::F32);
+    Expression(B::decoded(EightBits::E4m3, codes, ones, dtype))
+}
+
+/// The numbers in e4m3 and the scales `[rows, 1]` whose product is near x, both f32. A row that is not finite is NaN in
+/// at least one number.
+fn scaled_rows<B: Fp8Kernel>(x: Expression<B>) -> [Expression<B>; 2] {
+    let x = x.cast(DType::F32);
+    // The smallest normal number, so that rows of zeros are not divided by zero.
+    let scales = (x.clone().abs().max(1) / E4M3_MAX).clamp_min(f64::from(f32::MIN_POSITIVE));
+    let numbers = Expression(B::to_e4m3((x / scales.clone()).0));
+    [numbers, scales]
+}
+
+/// The largest number of e4m3.
+const E4M3_MAX: f64 = 448.0;
+
+/// See [`Fp8Kernel::to_e4m3`]. Cuts each magnitude at the powers of two and rounds the parts, each to the spacing of its
+/// binade. At most one part is neither zero nor whole, and all steps are exact, so the sum is rounded once.
+fn nearest_e4m3<B: Backend>(x: Expression<B>) -> Expression<B> {
+    let size = x.clone().abs().clamp_abs(E4M3_MAX);
+    let rounded = |part: Expression<B>, exponent: i32| {
+        let spacing = f64::from(exponent - 3).exp2();
+        (part * spacing.recip()).round() * spacing
+    };
+    // Subnormal numbers have the spacing of the first binade.
+    let subnormal_end = f64::from(-5).exp2();
+    let first = rounded(size.clone().clamp_abs(subnormal_end), -6);
+    let sum = (-5..=8).fold(first, |sum, exponent| {
+        let start = f64::from(exponent).exp2();
+        let part = (size.clone() + -start).clamp_min(0.0).clamp_abs(start);
+        sum + rounded(part, exponent)
+    });
+    // Not every backend's clamp keeps NaN.
+    let nan_or_zero = x.clone() * 0.0;
+    sum * x.sign() + nan_or_zero
+}
