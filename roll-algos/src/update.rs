@@ -17,13 +17,13 @@ pub enum OnNonfinite {
 }
 
 /// Updates the parameters by the mean gradient of the `counted` samples of all ranks, unless a rank met a value that
-/// is not finite. `before` runs first, with the number of samples of all ranks.
+/// is not finite. A part of a sample counts as a fraction. `before` runs first, with the number of samples of all ranks.
 ///
 /// `nonfinite` is the name and value of a number on this rank that was not finite. A gradient norm and a value of
 /// another rank that are not finite are written to it as well.
 pub(crate) fn finish(
     ctx: &mut StepContext<'_>,
-    counted: usize,
+    counted: f64,
     nonfinite: &mut Option<(String, f64)>,
     policy: OnNonfinite,
     before: impl FnOnce(&dyn Communicator, f64) -> Result<()>,

@@ -31,7 +31,7 @@ impl Target {
 pub enum Score {
     /// There was something to score.
     Value {
-        /// Higher is better.
+        /// Higher is better. Algorithms count a value that is not finite as nothing to score.
         value: f64,
         /// Numbers worth logging, by name: parts of a sum, frames with a face.
         details: BTreeMap<String, f64>,
@@ -50,6 +50,18 @@ impl Score {
         Self::Value { value, details: BTreeMap::new() }
     }
 
+    /// The score as algorithms count it: one that is not finite, of a reward with this name, is missing, with a warning.
+    #[must_use]
+    pub fn finite_or_missing(self, reward: &str) -> Self {
+        match self {
+            Self::Value { value, .. } if !value.is_finite() => {
+                tracing::warn!(reward, "the score is {value}: it counts as nothing to score (`reward.on_missing`)");
+                Self::Missing { reason: format!("the score is {value}") }
+            }
+            other => other,
+        }
+    }
+
     /// The value, if there is one.
     pub fn value(&self) -> Option<f64> {
         match self {
@@ -59,7 +71,7 @@ impl Score {
     }
 }
 
-/// Reaction to a sample with nothing to score.
+/// Reaction to a sample with nothing to score, or with a score that is not finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]

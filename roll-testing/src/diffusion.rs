@@ -246,7 +246,8 @@ impl DiffusionModel for MockDiffusion {
 }
 
 /// A reward: score = mean of sin(3 frame + reference), or of sin(3 frame + reference + 1) for prompts with `Oil`. The
-/// prompt `missing` has no score, `nan` has a NaN score, and `broken gradient` has a NaN gradient.
+/// prompt `missing` has no score, `nan` has a NaN score, `huge` the largest one, whose loss is not finite, and `broken
+/// gradient` has a NaN gradient.
 pub struct Sines {
     /// The reaction to a missing score.
     pub on_missing: OnMissing,
@@ -256,6 +257,10 @@ pub struct Sines {
     pub prepared: Vec<usize>,
     /// Rows of [`sample`] for whose clips `prepare` fails with "nothing to score".
     pub faceless: Vec<u64>,
+    /// Number of calls of `score`.
+    pub scored: usize,
+    /// Of each so many calls of `score`, those at these positions have no score.
+    pub unscored: Option<(usize, Vec<usize>)>,
 }
 
 impl Sines {
@@ -267,7 +272,14 @@ impl Sines {
 
 impl Default for Sines {
     fn default() -> Self {
-        Self { on_missing: OnMissing::Skip, differentiable: true, prepared: Vec::new(), faceless: Vec::new() }
+        Self {
+            on_missing: OnMissing::Skip,
+            differentiable: true,
+            prepared: Vec::new(),
+            faceless: Vec::new(),
+            scored: 0,
+            unscored: None,
+        }
     }
 }
 
@@ -287,15 +299,19 @@ impl RewardScorer for Sines {
         Ok(Target::of([("level".to_string(), Tensor::scalar(level))].into()))
     }
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
-        if prompt == "missing" {
+        self.scored += 1;
+        let is_unscored = |(period, calls): &(usize, Vec<usize>)| calls.contains(&((self.scored - 1) % period));
+        if prompt == "missing" || self.unscored.as_ref().is_some_and(is_unscored) {
             return Ok((Score::Missing { reason: "no face in any frame".into() }, None));
         }
         let level = target.tensors["level"].item()? + if prompt.contains("Oil") { 1.0 } else { 0.0 };
         let angles: Vec<f32> = video.frames().f32s()?.iter().map(|v| 3.0 * v + level).collect();
         let n = angles.len() as f32;
         let mut value = angles.iter().map(|a| f64::from(a.sin())).sum::<f64>() / f64::from(n);
-        if prompt == "nan" {
-            value = f64::NAN;
+        match prompt {
+            "nan" => value = f64::NAN,
+            "huge" => value = f64::MAX,
+            _ => {}
         }
         let broken = prompt == "broken gradient";
         let shape = video.frames().shape().to_vec();

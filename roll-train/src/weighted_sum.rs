@@ -70,9 +70,9 @@ pub(crate) fn numbered<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> 
 ///
 /// A part of weight 0 is scored for the log only: it is never differentiated, and its missing scores have no effect.
 ///
-/// A part that has nothing to score, in the video or in the reference, follows its own `on_missing`. `skip` makes the
-/// whole sum missing, because a sum without one of its terms would be on another scale; `error` is an error; a number
-/// enters the sum without gradient.
+/// A part that has nothing to score, in the video or in the reference, or whose score is not finite, follows its own
+/// `on_missing`. `skip` makes the whole sum missing, because a sum without one of its terms would be on another scale;
+/// `error` is an error; a number enters the sum without gradient.
 struct WeightedSum {
     name: String,
     parts: Vec<Part>,
@@ -184,7 +184,7 @@ impl WeightedSum {
                     outcome.while_doing(|| format!("scoring with the reward `{}`", part.label))?
                 }
             };
-            let value = match score {
+            let value = match score.finite_or_missing(&part.label) {
                 Score::Value { value, details: own } => {
                     details.extend(own.into_iter().map(|(k, v)| (format!("{}/{k}", part.label), v)));
                     if part_grad.is_on() {
@@ -480,6 +480,41 @@ mod tests {
         let alone = value_of(&brightness(0.5).score(&video(), "", &Target::default(), Grad::Skip).unwrap().0);
         assert!((value_of(&valued) - (alone - 0.5)).abs() < 1e-12);
         assert!(pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap().f32s().unwrap().iter().any(|g| *g != 0.0));
+    }
+
+    #[test]
+    fn a_nonfinite_score_of_a_part_follows_its_on_missing() {
+        for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            let sum = |weight, policy| {
+                WeightedSum::new(vec![(1.0, brightness(0.5)), (weight, Box::new(Constant(value, policy)))]).unwrap()
+            };
+            let (skipped, _) = score(&mut sum(2.0, OnMissing::Skip), Grad::Skip).unwrap();
+            assert_eq!(skipped, Score::Missing { reason: format!("constant: the score is {value}") });
+            assert!(score(&mut sum(2.0, OnMissing::Error), Grad::Skip).is_err());
+            let alone = value_of(&brightness(0.5).score(&video(), "", &Target::default(), Grad::Skip).unwrap().0);
+            let (valued, _) = score(&mut sum(2.0, OnMissing::Value(-0.25)), Grad::Skip).unwrap();
+            assert!((value_of(&valued) - (alone - 0.5)).abs() < 1e-12);
+            let (logged, _) = score(&mut sum(0.0, OnMissing::Error), Grad::Record).unwrap();
+            assert_eq!(value_of(&logged), alone, "a part of weight 0 has no effect");
+        }
+    }
+
+    /// Scores every video as this value.
+    struct Constant(f64, OnMissing);
+
+    impl RewardScorer for Constant {
+        fn name(&self) -> &str {
+            "constant"
+        }
+        fn differentiable(&self) -> bool {
+            false
+        }
+        fn score(&mut self, _: &Video, _: &str, _: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
+            Ok((Score::of(self.0), None))
+        }
+        fn on_missing(&self) -> OnMissing {
+            self.1
+        }
     }
 
     #[test]

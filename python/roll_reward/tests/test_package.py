@@ -146,12 +146,23 @@ class Programs(unittest.TestCase):
         self.assertIn("Traceback", program.close())
 
     def test_wrong_values_are_errors(self):
-        for value, part in [("float('nan')", "the score is nan"), ("'high'", "could not convert"), ("roll_reward.Score(1.0)", "a gradient is wanted")]:
+        for value, part in [("'high'", "could not convert"), ("roll_reward.Score(1.0)", "a gradient is wanted")]:
             program = Program(f"roll_reward.serve(roll_reward.reward(lambda frames: {value}, differentiable=True))")
             program.ask(HELLO)
             answer, _ = program.ask(SCORE, [("frames", frames())])
             self.assertIn(part, answer["error"])
             program.close()
+
+    def test_a_score_that_is_not_finite_is_its_name(self):
+        for value in ["NaN", "Infinity", "-Infinity"]:
+            function = f"lambda frames: (float('{value}'), {{'a': float('{value}'), 'b': 2}})"
+            for differentiable in [False, True]:
+                reward = f"roll_reward.reward({function}, differentiable={differentiable})"
+                program = Program(f"roll_reward.serve({reward})")
+                program.ask(HELLO)
+                answer, tensors = program.ask(SCORE, [("frames", frames())])
+                self.assertEqual((answer["score"], tensors), (value, {}))
+                program.close()
 
     def test_what_is_no_frame_ends_the_program(self):
         program = Program("roll_reward.serve(lambda frames: 1.0)")

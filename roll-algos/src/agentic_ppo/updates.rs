@@ -87,7 +87,7 @@ fn one_update(
         metrics.append(part);
     }
     // The losses are divided by totals over all ranks already: one sample counts as the whole.
-    let counted = usize::from(ctx.strategy.ranks().all.rank().0 == 0);
+    let counted = f64::from(u8::from(ctx.strategy.ranks().all.rank().0 == 0));
     let update = update::finish(ctx, counted, &mut nonfinite, config.on_nonfinite, |_, _| Ok(()))?;
     if let Some(update) = &update {
         let mut own = ActorMetrics::default();

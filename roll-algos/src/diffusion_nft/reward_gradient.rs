@@ -114,8 +114,8 @@ impl<'a> PredictionReward<'a> {
         let Measured::Score { value, pullback, .. } = measured else { return Ok(()) };
         round.tally.mean("actor/prediction_score", value);
         loss.value -= self.options.weight * value;
-        // The constant of a policy for missing scores has no gradient; of a score that is no number nothing is pulled.
-        let Some(pullback) = pullback.filter(|_| value.is_finite()) else { return Ok(()) };
+        // The constant of a policy for missing scores has no gradient.
+        let Some(pullback) = pullback else { return Ok(()) };
         round.begin(PULL, "pulling back through reward and decoder")?;
         let d_data = pull_frames(pullback, decode, -self.options.weight)?;
         let d_data = d_data.f32s()?;

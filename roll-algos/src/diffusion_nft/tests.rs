@@ -190,14 +190,12 @@ fn passes_through_the_copies_of_a_prompt_change_experts_once() {
 }
 
 #[test]
-fn missing_scores_are_skipped_and_nonfinite_scores_skip_the_update() {
+fn missing_and_nonfinite_scores_are_skipped() {
     let mut bench = set_up(small());
-    let report = bench.step(0, &[sample(0, "missing"), sample(1, "b")], 0.1);
-    assert_eq!((report.skipped.len(), report.metrics["actor/samples"], report.applied), (1, 4.0, true));
-    let before = bench.model.adapter.clone();
-    let report = bench.step(1, &[sample(0, "nan"), sample(1, "b")], 0.1);
-    assert!(!report.applied && report.metrics["actor/nonfinite"] == 1.0);
-    assert_eq!(bench.model.adapter, before);
+    for prompt in ["missing", "nan"] {
+        let report = bench.step(0, &[sample(0, prompt), sample(1, "b")], 0.1);
+        assert_eq!((report.skipped.len(), report.metrics["actor/samples"], report.applied), (1, 4.0, true));
+    }
 }
 
 #[test]

@@ -152,7 +152,8 @@ pub struct FlowGrpoConfig {
     pub reference: Reference,
     /// Frames a second of generated videos: those that the model was made with, or the clip's.
     pub frame_rate: FrameRate,
-    /// The reaction to a score, loss or gradient that is not finite.
+    /// The reaction to a loss or gradient that is not finite. A score that is not finite is missing
+    /// (`reward.on_missing`).
     pub on_nonfinite: OnNonfinite,
 }
 

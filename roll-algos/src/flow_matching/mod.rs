@@ -181,7 +181,7 @@ impl FlowMatching {
         let StepState { mut watch, tally, mut outcome, .. } = state;
         watch.begin(OPTIMIZER, Some("updating parameters"))?;
         let on_nonfinite = self.config.on_nonfinite;
-        let update = update::finish(ctx, tally.samples, &mut outcome.nonfinite, on_nonfinite, |_, _| Ok(()))?;
+        let update = update::finish(ctx, tally.samples as f64, &mut outcome.nonfinite, on_nonfinite, |_, _| Ok(()))?;
         if let (true, Some(sample)) = (ctx.want_videos, ctx.samples.first()) {
             watch.begin_after_update(SAMPLE, None);
             outcome.show(sample, 0, self.generate(ctx, sample)?);

@@ -151,7 +151,7 @@ impl TrainingState {
     /// One update of the optimizer, by the mean over the videos that are trained on.
     fn update(&mut self, shared: &SharedOptions, ctx: &mut StepContext<'_>, round: &mut RoundState<'_>) -> Result<()> {
         round.watch.begin_after_update(OPTIMIZER, Some("updating parameters"));
-        let (trained, nonfinite) = (round.tally.trained, &mut round.outcome.nonfinite);
+        let (trained, nonfinite) = (round.tally.trained as f64, &mut round.outcome.nonfinite);
         let update = update::finish(ctx, trained, nonfinite, shared.on_nonfinite, |_, _| Ok(()))?;
         round.tally.updates.extend(update);
         Ok(())

@@ -166,11 +166,13 @@ fn the_videos_of_a_prompt_are_compared_when_all_are_there() {
 }
 
 #[test]
-fn a_failure_elsewhere_and_a_score_that_is_not_finite_end_the_step_as_here() {
+fn a_failure_elsewhere_and_a_score_that_is_not_finite_count_as_here() {
     for is_elsewhere in [false, true] {
         let problem = Step::new(flow_grpo(), &["a", "fails"], is_elsewhere).report.unwrap_err().chain();
         assert!(problem.contains("the service is gone") && problem.contains("training on"), "{problem}");
         let step = Step::new(flow_grpo(), &["a", "nan"], is_elsewhere);
-        assert_eq!(step.numbers()["actor/nonfinite"], 1.0);
+        let report = step.report.as_ref().unwrap();
+        assert_eq!(report.skipped.len(), 1);
+        assert!(report.skipped[0].1.contains("the score is NaN") && report.applied, "{:?}", report.skipped);
     }
 }

@@ -82,7 +82,7 @@ pub struct RewardFlConfig {
     pub gradient_split_every: Option<u64>,
     /// Frames per second of generated videos: the model's (16; 24 for TI2V-5B) or the clip's.
     pub frame_rate: FrameRate,
-    /// What happens if a score, loss or gradient is not finite.
+    /// What happens if a loss or gradient is not finite. A score that is not finite is missing (`reward.on_missing`).
     pub on_nonfinite: OnNonfinite,
 }
 
@@ -132,7 +132,7 @@ impl RewardFlConfig {
             );
             return Err(Error::config("algo.sampler", problem));
         }
-        let plan = self.trained_steps.restricted(self.plan_with(Sampler::Euler, facts)?)?;
+        let plan = self.trained_steps.restricted(self.plan_with(Sampler::Euler, facts)?, facts)?;
         let reference = plan.reference.filter(|_| self.kl_weight > 0.0);
         Ok(RolloutPlan { adjoint: self.trained_steps.adjoint(self.stop_gradient)?, reference, ..plan })
     }

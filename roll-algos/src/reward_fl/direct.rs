@@ -14,7 +14,9 @@
 use std::collections::BTreeMap;
 use std::sync::Once;
 
-use roll_core::{Conditioning, Error, Grad, Pullback, Result, RewardScorer, Sample, Sigma, Tensor, Video};
+use roll_core::{
+    Conditioning, Error, Grad, Pullback, Result, RewardScorer, Sample, ScheduleFacts, Sigma, Tensor, Video,
+};
 use serde::{Deserialize, Serialize};
 
 use super::plan::{EarlyStop, LatentDtype, RolloutPlan};
@@ -27,6 +29,9 @@ use crate::scoring::{Measured, PreparedTarget};
 
 /// The number of steps of a sample, each with a video.
 pub(super) const STEPS: usize = 2;
+
+/// The lowest noise level that a step begins or ends with: one of the thousand timesteps of the network.
+const LEAST_LEVEL: f64 = 1e-3;
 
 /// Options of the steps with known noise.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -74,18 +79,24 @@ pub struct DirectStep {
 }
 
 impl Direct {
-    /// Restricts the plan to steps with room for both noise levels. Fails without such a step, and with equal words.
-    pub(super) fn restricted(&self, plan: RolloutPlan) -> Result<RolloutPlan> {
+    /// Restricts the plan to steps with room for both noise levels, at which trained parameters act. Fails without such a
+    /// step, and with equal words.
+    pub(super) fn restricted(&self, plan: RolloutPlan, facts: ScheduleFacts) -> Result<RolloutPlan> {
         if self.wanted.trim() == self.unwanted.trim() {
             let problem = format!("expected another word than `wanted`, found `{}` for both", self.wanted);
             return Err(Error::config("algo.trained_steps.direct.unwanted", problem));
         }
-        let fits = |i: &usize| (self.step..1.0).contains(&plan.schedule.sigma(*i).0);
+        let fits = |i: &usize| {
+            let high = plan.schedule.sigma(*i);
+            let low = Sigma(high.0 - self.step);
+            // Without noise the inversion has no KL; and it runs in the expert of the lower level.
+            high.0 < 1.0 && low.0 >= LEAST_LEVEL && FlowSchedule::between(low, high).is_trained(0, facts)
+        };
         let chosen: Vec<usize> = plan.acting.iter().copied().filter(fits).collect();
         if chosen.is_empty() {
             let problem = format!(
-                "expected steps that are trained at noise levels from {} to below 1, found none: let `mid_timestep` and \
-                 `final_timestep` include some",
+                "expected steps that are trained at noise levels above {} and below 1, where the level that is {0} lower \
+                 is also one of a trained expert, found none: let `mid_timestep` and `final_timestep` include some",
                 self.step
             );
             return Err(Error::config("algo.trained_steps.direct.step", problem));

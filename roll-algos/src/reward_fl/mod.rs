@@ -177,7 +177,7 @@ impl RewardFl {
 
         let StepState { split, mut watch, tally, mut outcome, .. } = state;
         watch.begin(OPTIMIZER, Some("updating parameters"))?;
-        let (scored, on_nonfinite, mut norms) = (tally.scored.len(), self.config.on_nonfinite, None);
+        let (scored, on_nonfinite, mut norms) = (tally.counted(), self.config.on_nonfinite, None);
         let update = update::finish(ctx, scored, &mut outcome.nonfinite, on_nonfinite, |ranks, scored| {
             norms = split.map(|split| split.norms(ranks, scored)).transpose()?;
             Ok(())
@@ -228,25 +228,27 @@ impl RewardFl {
         videos: &SampleVideos<'_>,
         state: &mut StepState<'_>,
     ) -> Result<Outcome> {
-        let kl_alone = match state.split {
-            Some(_) => Some(self.kl_gradient(ctx, videos, &mut state.watch)?),
-            None => None,
-        };
-
-        let (mut scored, mut unscored) = (Vec::new(), String::new());
-        for i in 0..videos.starts.len() {
-            let is_last = i + 1 == videos.starts.len() && kl_alone.is_none();
+        let (mut scored, mut unscored, mut starts) = (Vec::new(), String::new(), Vec::new());
+        for (i, start) in videos.starts.iter().enumerate() {
+            let is_last = i + 1 == videos.starts.len() && state.split.is_none();
             match self.video(ctx, videos, i, is_last, state)? {
-                Outcome::Scored(video) => scored.push(video),
+                Outcome::Scored(video) => {
+                    scored.push(video);
+                    starts.push(start);
+                }
                 Outcome::Skipped(reason) => unscored = reason,
                 nonfinite => return Ok(nonfinite),
             }
         }
         // Without a score for any video, nothing was pulled back and all recordings are freed.
-        let Some(scored) = Scored::mean(scored) else { return Ok(Outcome::Skipped(unscored)) };
-        match (&mut state.split, kl_alone) {
-            (Some(split), Some(kl_alone)) => split.accumulate(ctx.strategy, ctx.model, &kl_alone)?,
-            _ => ctx.strategy.accumulate(ctx.model)?,
+        let Some(scored) = Scored::mean(scored, videos.starts.len()) else { return Ok(Outcome::Skipped(unscored)) };
+        match &mut state.split {
+            Some(split) => {
+                let total = update::take_gradients(ctx.model)?;
+                let kl_alone = self.kl_gradient(ctx, videos, &starts, &mut state.watch)?;
+                split.accumulate(ctx.strategy, ctx.model, total, &kl_alone)?;
+            }
+            None => ctx.strategy.accumulate(ctx.model)?,
         }
         self.with_data_term(ctx, videos, scored, &mut state.watch)
     }
@@ -270,14 +272,16 @@ impl RewardFl {
         Ok((conditions, starts))
     }
 
-    /// Computes the gradient of the weighted KL alone and takes it from the model; repeats the rollouts.
+    /// Computes the gradient of the weighted KL of the videos from `starts` alone and takes it from the model; repeats
+    /// the rollouts.
     fn kl_gradient(
         &self,
         ctx: &mut StepContext<'_>,
         videos: &SampleVideos<'_>,
+        starts: &[&RolloutStart],
         watch: &mut Stopwatch<'_>,
     ) -> Result<Vec<f32>> {
-        for RolloutStart { plan, latents, .. } in &videos.starts {
+        for RolloutStart { plan, latents, .. } in starts {
             let trajectory = rollout(diffusion(ctx.model)?, &videos.conditions, latents, plan, Grad::Record, watch)?;
             trajectory.pull(None, videos.share * self.config.kl_weight, watch)?;
         }
@@ -326,7 +330,7 @@ impl RewardFl {
         }
         let details = details.into_iter().map(|(name, value)| (name, Bits(value))).collect();
         let kl = plan.reference.map(|_| trajectory.kl);
-        let scored = Scored { loss: loss.value, score, kl, data_loss: None, details };
+        let scored = Scored { fraction: 1.0, loss: loss.value, score, kl, data_loss: None, details };
 
         watch.begin(PULL, Some("pulling back through reward and decoder"))?;
         let d_latents = match pull_score.filter(|_| loss.d_score != 0.0) {
@@ -349,7 +353,7 @@ impl RewardFl {
     ) -> Result<Outcome> {
         if self.data.is_on() {
             watch.begin(DATA, Some("training on the clip"))?;
-            scored.data_loss = self.data.accumulate(ctx, sample, key, sample.weight)?;
+            scored.data_loss = self.data.accumulate(ctx, sample, key, scored.fraction * sample.weight)?;
             let data = scored.data_loss.unwrap_or(0.0);
             if !data.is_finite() {
                 return Ok(Outcome::NonFinite(format!("the loss on the clip of {}", sample.origin), data));

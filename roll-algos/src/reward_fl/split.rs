@@ -7,8 +7,6 @@ use roll_core::{
     Strategy,
 };
 
-use crate::update::take_gradients;
-
 /// Sums of gradients over samples.
 pub(super) struct GradientSplit {
     total: Vec<f32>,
@@ -20,14 +18,14 @@ impl GradientSplit {
         Self { total: vec![0.0; parameters], kl: vec![0.0; parameters] }
     }
 
-    /// Passes the model's gradient to the strategy, unchanged, and adds it to the sums.
+    /// Passes `gradients`, taken from the model, to the strategy, unchanged, and adds them to the sums.
     pub(super) fn accumulate(
         &mut self,
         strategy: &mut dyn Strategy,
         model: &mut dyn Model,
+        gradients: Vec<f32>,
         kl_alone: &[f32],
     ) -> Result<()> {
-        let gradients = take_gradients(model)?;
         self.total.iter_mut().zip(&gradients).for_each(|(sum, g)| *sum += g);
         self.kl.iter_mut().zip(kl_alone).for_each(|(sum, g)| *sum += g);
         strategy.accumulate(&mut WithGradient { model, gradients })

@@ -533,8 +533,26 @@ fn an_evaluation_encodes_no_prompt_that_is_encoded_already() {
 }
 
 #[test]
+fn a_nonfinite_score_is_one_missing_score() {
+    let adapter_after = |prompt: &str, on_missing| {
+        let mut bench = Bench::new(RewardFlConfig { on_nonfinite: OnNonfinite::Stop, ..RewardFlConfig::default() });
+        bench.reward.on_missing = on_missing;
+        let report = bench.step_with(&[sample(0, "a"), sample(1, prompt)], 1.0, &Silent);
+        report.map(|report| (report.skipped, report.applied, report.metrics["actor/score"], bench.model.adapter))
+    };
+    for on_missing in [OnMissing::Skip, OnMissing::Value(0.25)] {
+        let (nan, missing) = (adapter_after("nan", on_missing).unwrap(), adapter_after("missing", on_missing).unwrap());
+        assert_eq!((nan.1, nan.2, &nan.3), (true, missing.2, &missing.3), "{on_missing:?}");
+        let reasons: Vec<&str> = nan.0.iter().map(|(_, reason)| reason.as_str()).collect();
+        assert_eq!(reasons, if on_missing == OnMissing::Skip { &["the score is NaN"][..] } else { &[] });
+    }
+    let problem = adapter_after("nan", OnMissing::Error).map(drop).unwrap_err().chain();
+    assert!(problem.contains("the score is NaN"), "{problem}");
+}
+
+#[test]
 fn nonfinite_values_leave_the_parameters_unchanged() {
-    for prompt in ["nan", "broken gradient"] {
+    for prompt in ["huge", "broken gradient"] {
         let samples = [sample(0, "a"), sample(1, prompt)];
         let mut bench = Bench::new(RewardFlConfig::default());
         let before = bench.model.adapter.clone();

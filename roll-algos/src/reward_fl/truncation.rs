@@ -8,7 +8,7 @@
 //! and FlowBP (<https://arxiv.org/abs/2606.11075>) stop the gradient between the trained steps. [`Adjoint`] has these
 //! differences.
 
-use roll_core::{Error, Noise, Purpose, Result, Tensor};
+use roll_core::{Error, Noise, Purpose, Result, ScheduleFacts, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::direct::{self, Direct, DirectStep};
@@ -98,13 +98,13 @@ impl TrainedSteps {
 
     /// Restricts the plan to the selected steps or, if they are random, to the steps that they are drawn from. Fails if
     /// the number is 0 or too large.
-    pub(super) fn restricted(&self, plan: RolloutPlan) -> Result<RolloutPlan> {
+    pub(super) fn restricted(&self, plan: RolloutPlan, facts: ScheduleFacts) -> Result<RolloutPlan> {
         let there = plan.acting.len();
         let (count, most) = match *self {
             Self::Window => return Ok(plan),
             // No step can be selected; the check of the experts reports why.
             _ if there == 0 => return Ok(plan),
-            Self::Direct(ref direct) => return direct.restricted(plan),
+            Self::Direct(ref direct) => return direct.restricted(plan, facts),
             Self::Renoised(n) => (n, usize::MAX),
             Self::Last(k) | Self::Random(k) | Self::Uniform(k) => (k, there),
             Self::Leap(_) => (LEAPS, there),
@@ -184,7 +184,7 @@ impl TrainedSteps {
 
 #[cfg(test)]
 mod tests {
-    use roll_core::{ScheduleFacts, Sigma, SigmaRange};
+    use roll_core::{Sigma, SigmaRange};
 
     use super::*;
     use crate::reward_fl::RewardFlConfig;
@@ -276,6 +276,11 @@ mod tests {
         // The noise levels from step 1 on: .972 .938 .893 .833 .750 .625 .417. That of step 0 is 1, without any data.
         assert_eq!(direct(&|_| ()).unwrap(), [1, 2, 3, 4, 5, 6, 7]);
         assert_eq!(direct(&|d| d.step = 0.7).unwrap(), [1, 2, 3, 4, 5]);
+        // A level of `step` itself has noise level 0 below it, which the inversion cannot start from.
+        for step in [0.625, 0.6245] {
+            assert_eq!(direct(&|d| d.step = step).unwrap(), [1, 2, 3, 4, 5], "{step}");
+        }
+        assert_eq!(direct(&|d| d.step = 0.62).unwrap(), [1, 2, 3, 4, 5, 6]);
         for (change, key) in [
             (&(|d: &mut Direct| d.step = 0.0) as &dyn Fn(&mut Direct), "step"),
             (&|d| d.step = 1.0, "step"),
@@ -293,6 +298,21 @@ mod tests {
         let noise = RewardFlConfig { mid_timestep: 0, final_timestep: 0, ..config };
         let message = noise.plan(FACTS).unwrap_err().to_string();
         assert!(message.contains("`algo.trained_steps.direct.step`") && message.contains("below 1"), "{message}");
+    }
+
+    #[test]
+    fn a_direct_step_stays_with_the_trained_experts() {
+        let trained = |step: f64, low: f64, high: f64| {
+            let facts = ScheduleFacts { trained: SigmaRange { low: Sigma(low), high: Sigma(high) }, ..FACTS };
+            plan(TrainedSteps::Direct(Direct { step, ..Direct::default() }), facts).map(|plan| plan.trained)
+        };
+        // The noise levels from step 1 on: .972 .938 .893 .833 .750 .625 .417. The experts change at 0.9.
+        assert_eq!(trained(0.02, 0.9, 1.0).unwrap(), [1, 2]);
+        assert_eq!(trained(0.05, 0.9, 1.0).unwrap(), [1], "0.938 - 0.05 is in the other expert, which is frozen");
+        assert_eq!(trained(0.05, 0.0, 1.0).unwrap(), [1, 2, 3, 4, 5, 6, 7], "both experts are trained");
+        assert_eq!(trained(0.05, 0.0, 0.9).unwrap(), [3, 4, 5, 6, 7]);
+        let message = trained(0.1, 0.9, 1.0).unwrap_err().to_string();
+        assert!(message.contains("`algo.trained_steps.direct.step`") && message.contains("expert"), "{message}");
     }
 
     #[test]

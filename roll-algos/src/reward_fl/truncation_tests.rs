@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use roll_core::*;
-use roll_testing::diffusion::sample;
+use roll_testing::diffusion::{Sines, sample};
 
 use super::tests::{Bench, two};
 use super::*;
@@ -175,4 +175,46 @@ fn the_relative_score_weighs_two_prompts_oppositely_in_both_directions() {
     let expected = 0.5 * (short["reward/wanted"] + short["reward/unwanted"]) / 2.0;
     assert!((weighed["actor/score"] - expected).abs() < 1e-3, "{} or {expected}", weighed["actor/score"]);
     assert!(short.contains_key("reward/sine"), "{short:?}");
+}
+
+/// Rewards of steps with two samples in which some videos have no score: of three noisings each, and of two direct steps
+/// with two prompts each.
+fn partly_scored() -> [(TrainedSteps, Sines); 3] {
+    let unscored = |period, calls: &[usize]| Sines { unscored: Some((period, calls.to_vec())), ..Sines::new() };
+    [
+        (TrainedSteps::Renoised(3), unscored(6, &[1, 3, 5])),
+        (TrainedSteps::Renoised(3), unscored(6, &[0, 1, 2, 5])),
+        (TrainedSteps::Direct(Direct::default()), unscored(8, &[3])),
+    ]
+}
+
+#[test]
+fn loss_and_gradient_of_partly_scored_samples_have_one_divisor() {
+    for (steps, reward) in partly_scored() {
+        for (kl_weight, data_weight) in [(0.0, 0.0), (1.0, 0.5)] {
+            let mut bench = Bench::new(RewardFlConfig { kl_weight, data_weight, ..cut(steps.clone()) });
+            bench.reward.unscored = reward.unscored.clone();
+            bench.check_gradient(&two());
+        }
+    }
+    // The whole update is the mean over the three videos with a score.
+    let mut bench = Bench::new(cut(TrainedSteps::Renoised(3)));
+    bench.reward.unscored = Some((6, vec![1, 3, 5]));
+    let report = bench.step(&two());
+    assert_eq!((report.metrics["actor/samples"], report.skipped.len()), (2.0, 0));
+    let (loss, score, kl) =
+        (report.metrics["actor/loss"], report.metrics["actor/score"], report.metrics["actor/kl_loss"]);
+    assert!((loss - (kl - (score - 0.54) / 0.16 * 0.1)).abs() < 1e-9, "the means have one divisor");
+}
+
+#[test]
+fn gradient_split_of_partly_scored_samples_leaves_out_the_kl_of_the_others() {
+    for (trained_steps, reward) in partly_scored() {
+        let config = RewardFlConfig { gradient_split_every: Some(1), reward_weight: 0.0, ..cut(trained_steps.clone()) };
+        let mut bench = Bench::new(config);
+        bench.reward.unscored = reward.unscored;
+        let metrics = bench.step(&two()).metrics;
+        assert!(metrics["actor/grad_norm_reward"] < 1e-6 * metrics["actor/grad_norm_kl"], "{trained_steps:?}");
+        assert!((metrics["actor/grad_norm_kl"] / metrics["actor/grad_norm"] - 1.0).abs() < 1e-5, "{trained_steps:?}");
+    }
 }

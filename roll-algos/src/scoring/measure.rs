@@ -31,7 +31,8 @@ impl Measured {
             PreparedTarget::Target(target) => target,
             PreparedTarget::Missing(reason) => return Self::missing(sample, reward, reason.clone()),
         };
-        match reward.score(video, &sample.prompt, target, grad)? {
+        let (score, pullback) = reward.score(video, &sample.prompt, target, grad)?;
+        match (score.finite_or_missing(reward.name()), pullback) {
             (Score::Value { value, details }, pullback) => {
                 if grad.is_on() && pullback.is_none() {
                     return Err(AlgorithmError::NoPullback { what: format!("`{}`", reward.name()) }.into());
@@ -58,7 +59,7 @@ impl Measured {
             let (name, found, expected) = (reward.name(), scores.len(), videos.len());
             return Err(Error::Misuse(format!("the reward `{name}` returned {found} scores of {expected} videos")));
         }
-        let measured = scores.into_iter().map(|score| match score {
+        let measured = scores.into_iter().map(|score| match score.finite_or_missing(reward.name()) {
             Score::Value { value, details } => Ok(Self::Score { value, details, pullback: None }),
             Score::Missing { reason } => Self::missing(sample, reward, reason),
         });

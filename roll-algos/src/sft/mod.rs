@@ -220,7 +220,7 @@ impl Sft {
             }
         }
         // The loss is divided by the tokens of all ranks already: one sample counts as the whole.
-        let counted = usize::from(total > 0.0 && ctx.strategy.ranks().all.rank().0 == 0);
+        let counted = f64::from(u8::from(total > 0.0 && ctx.strategy.ranks().all.rank().0 == 0));
         let update = update::finish(ctx, counted, &mut nonfinite, self.config.on_nonfinite, |_, _| Ok(()))?;
         let tokens = own.max(1) as f64;
         report.metrics.insert("actor/loss".into(), sums.negative_log_likelihood / tokens);

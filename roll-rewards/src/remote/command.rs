@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
 use super::child::{ChildError, ChildProcess};
-use super::{Message, RemoteReward, Transport, VERSION};
+use super::{Message, OnError, RemoteReward, Transport, VERSION};
 use crate::picture::Frames;
 
 /// Options of the reward `command`.
@@ -37,8 +37,11 @@ pub struct CommandConfig {
     pub options: Options,
     /// Which frames of a video are sent.
     pub frames: Frames,
-    /// What happens with a sample that has nothing to score.
+    /// What happens with a sample that has nothing to score, or whose score is not finite.
     pub on_missing: OnMissing,
+    /// What happens when the program answers with an error, as after an exception on one clip: `stop` ends the run,
+    /// `skip` counts the clip as one with nothing to score (`on_missing`), with a warning.
+    pub on_error: OnError,
 }
 
 impl Default for CommandConfig {
@@ -52,6 +55,7 @@ impl Default for CommandConfig {
             options: Options::new(),
             frames: Frames::All,
             on_missing: OnMissing::Skip,
+            on_error: OnError::Stop,
         }
     }
 }
@@ -147,8 +151,9 @@ roll_core::register! {
     Reward, "command", CommandConfig,
     "A reward that is a program of its own, in any language",
     |config: CommandConfig, context| {
-        let (frames, on_missing) = (config.frames, config.on_missing);
-        RemoteReward::new("command", Program::new(config, context.base_dir.clone())?, frames, on_missing)
+        let (frames, on_missing, on_error) = (config.frames, config.on_missing, config.on_error);
+        let transport = Program::new(config, context.base_dir.clone())?;
+        Ok(RemoteReward::new("command", transport, frames, on_missing)?.with_on_error(on_error))
     },
 }
 

@@ -26,7 +26,9 @@ fn reward(body: &str, change: impl FnOnce(&mut CommandConfig)) -> Option<Result<
 }
 
 fn make(config: CommandConfig) -> Result<RemoteReward<Program>> {
-    RemoteReward::new("command", Program::new(config, ".".into())?, Frames::All, OnMissing::Skip)
+    let on_error = config.on_error;
+    let transport = Program::new(config, ".".into())?;
+    Ok(RemoteReward::new("command", transport, Frames::All, OnMissing::Skip)?.with_on_error(on_error))
 }
 
 /// The error chain of creating the reward or, if that succeeds, of its first score.
@@ -182,4 +184,52 @@ fn missing_program_is_a_user_error() {
     let error = make(&["no-such-program-here"]);
     assert_eq!(error.fault(), Fault::User);
     assert!(roll_core::one_line(&error).contains("no-such-program-here"));
+}
+
+/// Answers each call with the next of `answers`, which are Python expressions.
+fn answering(answers: &[&str]) -> String {
+    let answers: String = answers.iter().map(|answer| format!("read()\nanswer({answer})\n")).collect();
+    format!("{HELLO}\n{answers}")
+}
+
+#[test]
+fn a_score_that_is_not_finite_is_no_error_of_the_program() {
+    let answers = ["{'score': float('nan')}", "{'score': float('-inf'), 'details': {'a': float('inf'), 'b': 2}}"];
+    let Some(reward) =
+        reward(&answering(&[&answers[..], &["{'score': 'Infinity'}", "{'score': 'high'}"]].concat()), |_| ())
+    else {
+        return;
+    };
+    let mut reward = reward.unwrap();
+    let mut score = || reward.score(&video(), "", &Target::default(), Grad::Record);
+    let (nan, pullback) = score().unwrap();
+    assert!(nan.value().unwrap().is_nan() && pullback.is_none());
+    assert_eq!(score().unwrap().0.value(), Some(f64::NEG_INFINITY));
+    assert_eq!(score().unwrap().0.value(), Some(f64::INFINITY));
+    let problem = roll_core::one_line(&score().map(drop).unwrap_err());
+    assert!(problem.contains("expected a number or null as `score`, found \"high\""), "{problem}");
+}
+
+#[test]
+fn an_exception_on_one_clip_follows_on_error() {
+    let answers = ["{'error': 'KeyError: weights'}", "{'error': 'out of memory'}", "{'score': 0.5}"];
+    let body = answering(&answers);
+    let Some(stops) = reward(&body, |_| ()) else { return };
+    let problem = roll_core::one_line(&stops.unwrap().prepare(&video()).unwrap_err());
+    assert!(problem.contains("failed in `prepare`: KeyError: weights"), "{problem}");
+    let mut skips = reward(&body, |c| c.on_error = OnError::Skip).unwrap().unwrap();
+    let error = skips.prepare(&video()).unwrap_err();
+    assert_eq!(error.missing_reason(), Some("it failed in `prepare`: KeyError: weights"));
+    let mut score = || skips.score(&video(), "", &Target::default(), Grad::Skip).unwrap().0;
+    assert_eq!(score(), Score::Missing { reason: "it failed in `score`: out of memory".into() });
+    assert_eq!(score(), Score::of(0.5), "the same program works on");
+}
+
+#[test]
+fn on_error_forgives_no_failure_at_the_start_and_no_death() {
+    let skip = |c: &mut CommandConfig| (c.on_error, c.restarts) = (OnError::Skip, 0);
+    let Some(problem) = told("read(); answer({'error': 'no weights'})", skip) else { return };
+    assert!(problem.contains("failed in `hello`: no weights"), "{problem}");
+    let problem = told(&format!("{HELLO}\nread()\nsys.exit(3)"), skip).unwrap();
+    assert!(problem.contains("exit status: 3"), "{problem}");
 }

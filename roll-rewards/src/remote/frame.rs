@@ -82,18 +82,33 @@ pub fn write_with<T: Serialize>(
     Ok(())
 }
 
-/// Describes the fault of a header. Python writes numbers that JSON does not have.
-fn header_problem(header: &[u8], error: &serde_json::Error) -> String {
-    let text = String::from_utf8_lossy(header);
-    // Every second piece between quotation marks is a string.
-    let plain = || text.split('"').step_by(2);
-    match ["NaN", "Infinity"].into_iter().find(|word| plain().any(|slice| slice.contains(word))) {
-        Some(word) => format!(
-            "a header with {word}, which JSON does not have: a score must be a finite number, or null where there is \
-             nothing to score"
-        ),
-        None => format!("a header that makes no sense: {error}"),
+/// The numbers that Python writes and JSON does not have. Quoted by [`read`], they are strings of a header.
+const NONFINITE: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
+
+/// The header with every number of [`NONFINITE`] in quotation marks.
+fn quoted_nonfinite(header: &[u8]) -> Vec<u8> {
+    let (mut quoted, mut at, mut in_string) = (Vec::with_capacity(header.len() + 16), 0, false);
+    while let Some(&byte) = header.get(at) {
+        let word = NONFINITE.iter().find(|word| !in_string && header[at..].starts_with(word.as_bytes()));
+        let length = match (word, byte) {
+            (Some(word), _) => {
+                quoted.extend(format!("\"{word}\"").bytes());
+                at += word.len();
+                continue;
+            }
+            (None, b'\\') if in_string => 2,
+            _ => 1,
+        };
+        in_string ^= byte == b'"';
+        quoted.extend(&header[at..header.len().min(at + length)]);
+        at += length;
     }
+    quoted
+}
+
+/// The number that [`read`] quoted; `None` for every other value.
+pub(super) fn nonfinite(value: &serde_json::Value) -> Option<f64> {
+    value.as_str().filter(|text| NONFINITE.contains(text)).and_then(|text| text.parse().ok())
 }
 
 /// Greatest number of tensor bytes of an answer to `question`. A gradient has the size of the frames.
@@ -135,8 +150,9 @@ pub fn read_with<T: for<'a> Deserialize<'a>>(
     }
     let mut header = vec![0; length];
     input.read_exact(&mut header)?;
-    let header: Header<T> =
-        serde_json::from_slice(&header).map_err(|e| FrameError::NotAFrame(header_problem(&header, &e)))?;
+    let header: Header<T> = serde_json::from_slice(&header)
+        .or_else(|_| serde_json::from_slice(&quoted_nonfinite(&header)))
+        .map_err(|e| FrameError::NotAFrame(format!("a header that makes no sense: {e}")))?;
     let mut tensors = Vec::new();
     let mut remaining = max_bytes;
     for TensorEntry { name, dtype, shape, at } in header.tensors {
@@ -214,16 +230,25 @@ mod tests {
     }
 
     #[test]
-    fn nan_and_infinity_in_a_header_are_named() {
-        let told = |header: &str| {
+    fn nan_and_infinity_in_a_header_are_numbers_of_their_own() {
+        let read = |header: &str| {
             let mut bytes = MAGIC.to_vec();
             bytes.extend((header.len() as u32).to_le_bytes());
             bytes.extend(header.as_bytes());
-            read::<serde_json::Value>(&mut bytes.as_slice(), MAX_EXTRA_BYTES).unwrap_err().to_string()
+            Ok::<_, FrameError>(read::<serde_json::Value>(&mut bytes.as_slice(), MAX_EXTRA_BYTES)?.0)
         };
-        assert!(told(r#"{"tensors": [], "score": NaN}"#).contains("a header with NaN, which JSON does not have"));
-        assert!(told(r#"{"tensors": [], "details": {"a": -Infinity}}"#).contains("finite number"));
-        assert!(told(r#"{"tensors": [], "reason": "NaN", }"#).contains("makes no sense"));
+        let score = |header: &str| nonfinite(&read(header).unwrap()["score"]);
+        assert!(score(r#"{"tensors": [], "score": NaN}"#).unwrap().is_nan());
+        assert_eq!(score(r#"{"score":-Infinity,"tensors":[]}"#), Some(f64::NEG_INFINITY));
+        let all =
+            read(r#"{"details": {"a": Infinity, "b\"NaN": "\\", "c": "NaN \" -Infinity"}, "score": 0.5}"#).unwrap();
+        assert_eq!(nonfinite(&all["details"]["a"]), Some(f64::INFINITY));
+        assert_eq!((&all["details"]["b\"NaN"], &all["details"]["c"]), (&"\\".into(), &"NaN \" -Infinity".into()));
+        assert_eq!((all["score"].as_f64(), nonfinite(&all["score"])), (Some(0.5), None));
+        for header in [r#"{"reason": "NaN", }"#, r#"{"score": nan}"#, r#"{"score": NaNa}"#, r#"{"a\"#, r#""\"#] {
+            let problem = read(header).unwrap_err().to_string();
+            assert!(problem.contains("makes no sense"), "{header}: {problem}");
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
-use super::{Message, RemoteReward, Transport, VERSION, frame};
+use super::{Message, OnError, RemoteReward, Transport, VERSION, frame};
 use crate::picture::Frames;
 
 /// Options of the reward `http`.
@@ -44,8 +44,11 @@ pub struct HttpConfig {
     pub options: Options,
     /// Which frames of a video are sent.
     pub frames: Frames,
-    /// What happens with a sample that has nothing to score.
+    /// What happens with a sample that has nothing to score, or whose score is not finite.
     pub on_missing: OnMissing,
+    /// What happens when the service answers with an error, as after an exception on one clip: `stop` ends the run,
+    /// `skip` counts the clip as one with nothing to score (`on_missing`), with a warning.
+    pub on_error: OnError,
 }
 
 impl Default for HttpConfig {
@@ -60,6 +63,7 @@ impl Default for HttpConfig {
             options: Options::new(),
             frames: Frames::All,
             on_missing: OnMissing::Skip,
+            on_error: OnError::Stop,
         }
     }
 }
@@ -121,8 +125,9 @@ roll_core::register! {
     Reward, "http", HttpConfig,
     "A reward that is a service, asked over HTTP",
     |config: HttpConfig, _| {
-        let (frames, on_missing) = (config.frames, config.on_missing);
-        RemoteReward::new("http", ScoringService::new(config)?, frames, on_missing)
+        let (frames, on_missing, on_error) = (config.frames, config.on_missing, config.on_error);
+        let transport = ScoringService::new(config)?;
+        Ok(RemoteReward::new("http", transport, frames, on_missing)?.with_on_error(on_error))
     },
 }
 

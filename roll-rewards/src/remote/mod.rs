@@ -6,7 +6,7 @@
 //! |-----------|---------------------|----------------------|----------------------------------------------------------|
 //! | `hello`   | `version`, `options`|                      | `name`, `differentiable`, `shared`, and `reads_reference` (by default true): false if the target does not depend on the reference |
 //! | `prepare` | `fps`               | `frames`             | the target's tensors; or `target` null with `reason`, if the reference has nothing to compare with |
-//! | `score`   | `fps`, `prompt`, `record`, `columns` (of the row, if it has others than `roll` reads) | `frames`, and the target's as `target/NAME` | `score` (a number, or null with `reason`), `details`, and with `record` the tensor `gradient` of the score with respect to the frames |
+//! | `score`   | `fps`, `prompt`, `record`, `columns` (of the row, if it has others than `roll` reads) | `frames`, and the target's as `target/NAME` | `score` (a number, or null with `reason`; NaN and infinities as Python writes them, or as texts, count as null), `details`, and with `record` the tensor `gradient` of the score with respect to the frames |
 //!
 //! Frames are f32 `[T, 3, H, W]` in [-1, 1]. An answer with `error` is an error. The score is a scalar, so one gradient
 //! is the whole pullback, and no state is kept between calls.
@@ -61,10 +61,22 @@ pub enum AnswerError {
     Invalid { peer: String, call: &'static str, problem: String },
 }
 
+/// Reaction to a call that fails for one clip: the answer is an error, and the program or service works on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnError {
+    /// The run stops.
+    #[default]
+    Stop,
+    /// The clip counts as one with nothing to score, with a warning.
+    Skip,
+}
+
 /// A scorer in another process or on another machine.
 pub struct RemoteReward<T> {
     transport: T,
     on_missing: OnMissing,
+    on_error: OnError,
     frames: Frames,
     name: String,
     differentiable: bool,
@@ -76,8 +88,9 @@ impl<T: Transport> RemoteReward<T> {
     /// number is out of its range.
     pub fn new(name: &str, transport: T, frames: Frames, on_missing: OnMissing) -> Result<Self> {
         frames.check()?;
-        let name = name.into();
-        let mut reward = Self { transport, on_missing, frames, name, differentiable: false, reads_reference: true };
+        let (name, on_error) = (name.into(), OnError::default());
+        let mut reward =
+            Self { transport, on_missing, on_error, frames, name, differentiable: false, reads_reference: true };
         let hello = reward.transport.hello()?;
         let (hello, _) = reward.accept("hello", hello)?;
         if let Some(name) = hello.get("name").and_then(Json::as_str) {
@@ -89,18 +102,34 @@ impl<T: Transport> RemoteReward<T> {
         Ok(reward)
     }
 
+    /// The same reward with this reaction to a call that fails for one clip, which by default stops the run.
+    #[must_use]
+    pub fn with_on_error(self, on_error: OnError) -> Self {
+        Self { on_error, ..self }
+    }
+
+    /// Asks for one clip. Fails with [`Error::NothingToScore`] if the clip is left out by [`OnError::Skip`].
     fn ask(&mut self, call: &'static str, mut header: Json, tensors: &[(String, Tensor)]) -> Result<Message> {
         header["call"] = call.into();
         let answer = self.transport.ask(call, header, tensors)?;
-        self.accept(call, answer)
+        match (problem(&answer.0), self.on_error) {
+            (Some(problem), OnError::Skip) => {
+                let peer = self.transport.peer();
+                tracing::warn!(
+                    "{peer} failed in `{call}`: {problem}: the clip counts as one with nothing to score \
+                     (`reward.on_error: skip`)"
+                );
+                Err(Error::nothing_to_score(format!("it failed in `{call}`: {problem}")))
+            }
+            _ => self.accept(call, answer),
+        }
     }
 
     /// Returns the answer unless it is an error.
     fn accept(&self, call: &'static str, answer: Message) -> Result<Message> {
-        match answer.0.get("error") {
-            None | Some(Json::Null) => Ok(answer),
+        match problem(&answer.0) {
+            None => Ok(answer),
             Some(problem) => {
-                let problem = problem.as_str().map_or_else(|| problem.to_string(), String::from);
                 let error = AnswerError::Failed { peer: self.transport.peer(), call, problem };
                 Err(Error::component(Fault::Failure, error))
             }
@@ -186,13 +215,20 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
         let frames = self.chosen(video)?;
         let mut tensors = vec![("frames".to_string(), frames.clone())];
         tensors.extend(target.tensors.iter().map(|(name, tensor)| (format!("target/{name}"), tensor.clone())));
-        let (answer, tensors) = self.ask("score", header, &tensors)?;
+        let (answer, tensors) = match self.ask("score", header, &tensors) {
+            Ok(answer) => answer,
+            Err(Error::NothingToScore { reason }) => return Ok((Score::Missing { reason }, None)),
+            Err(error) => return Err(error),
+        };
         match answer.get("score") {
             Some(Json::Null) => Ok((Score::Missing { reason: reason(&answer).into() }, None)),
             Some(score) => {
-                let value = score.as_f64().ok_or_else(|| {
+                let value = score.as_f64().or_else(|| frame::nonfinite(score)).ok_or_else(|| {
                     self.invalid("score", format!("expected a number or null as `score`, found {score}"))
                 })?;
+                if !value.is_finite() {
+                    return Ok((Score::of(value), None));
+                }
                 let details = answer.get("details").and_then(Json::as_object).into_iter().flatten();
                 let details: BTreeMap<String, f64> =
                     details.filter_map(|(k, v)| Some((k.clone(), v.as_f64()?))).collect();
@@ -210,6 +246,12 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
     fn on_missing(&self) -> OnMissing {
         self.on_missing
     }
+}
+
+/// The problem of an answer that is an error.
+fn problem(answer: &Json) -> Option<String> {
+    let problem = answer.get("error").filter(|problem| !problem.is_null())?;
+    Some(problem.as_str().map_or_else(|| problem.to_string(), String::from))
 }
 
 /// The reason why there is nothing to score.

@@ -1,6 +1,7 @@
 """A function as a reward: what it takes, what it returns, and its gradient."""
 
 import inspect
+import math
 import traceback
 
 from .frame import Array, as_array
@@ -101,7 +102,7 @@ class Reward:
         """Fills in the gradients: of the sum, since a score depends on its own frames alone."""
         import torch
 
-        values = [(s, f) for s, f in zip(scores, frames) if isinstance(s, Score)]
+        values = [(s, f) for s, f in zip(scores, frames) if isinstance(s, Score) and math.isfinite(_number(s))]
         for score, _ in values:
             if not (hasattr(score.value, "requires_grad") and score.value.requires_grad):
                 raise ValueError(
@@ -117,13 +118,14 @@ class Reward:
     def _answer(self, score, header, frames):
         if isinstance(score, Missing):
             return {"score": None, "reason": score.reason}, []
-        value = score.value.item() if hasattr(score.value, "item") else float(score.value)
-        if value != value or value in (float("inf"), float("-inf")):
-            raise ValueError(f"the score is {value}")
+        value = _number(score)
+        if not math.isfinite(value):
+            # JSON has no such number. It counts as nothing to score, with a warning.
+            return {"score": "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"}, []
         details = {}
         for key, detail in score.details.items():
             detail = float(detail)
-            if detail - detail == 0.0:  # JSON has no NaN
+            if math.isfinite(detail):  # JSON has no NaN
                 details[str(key)] = detail
         body, tensors = {"score": value, "details": details}, []
         if header.get("record") and self.differentiable:
@@ -143,6 +145,10 @@ class Reward:
             return array.numpy()
         except ImportError:
             return array
+
+
+def _number(score):
+    return float(score.value.item() if hasattr(score.value, "item") else score.value)
 
 
 def _parameters(function):

@@ -460,14 +460,16 @@ fn p7_errors_keep_their_causes_and_their_fault() {
 
 #[test]
 fn p7_invalid_answers_are_errors_that_name_the_plugin() {
-    for (at, how, part) in [
-        ("pull", "shape", "[2, 3, 8, 8]"),
-        ("pull", "dtype", "f32"),
-        ("score", "nan", "not finite"),
-        ("score", "no_pullback", "no pullback"),
-    ] {
+    for (at, how, part) in
+        [("pull", "shape", "[2, 3, 8, 8]"), ("pull", "dtype", "f32"), ("score", "no_pullback", "no pullback")]
+    {
         names(how, &scored(at, how).unwrap_err(), &[part, WHOSE[1]]);
     }
+    // It counts as nothing to score, and needs no pullback.
+    let mut nan = hostile("score", "nan").unwrap();
+    let target = nan.prepare(&video()).unwrap();
+    let (score, pullback) = nan.score(&video(), "a prompt", &target, Grad::Record).unwrap();
+    assert!(score.value().unwrap().is_nan() && pullback.is_none());
     let Some(plugin) = sizes(&["SCORE=NULL"]) else { return };
     let error = size_score(size_reward(&plugin.unwrap()).unwrap().as_mut()).unwrap_err();
     names("missing", &error, &["it has no function `score`", "libsizes.so"]);
