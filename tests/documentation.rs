@@ -11,14 +11,10 @@ use std::process::Command;
 use roll_core::Registry;
 use roll_train::config::ConfigLayers;
 
-use crate::program;
+use crate::program::{self, root};
 
 /// Maximum number of lines of README.md.
 const MAX_README_LINES: usize = 150;
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap()
-}
 
 /// The files under `directory` that end with `.md`.
 fn pages_under(directory: &Path) -> Vec<PathBuf> {

@@ -2,13 +2,13 @@
 
 use std::io::Write;
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use roll_core::{Kind, Registry, Tensor, Video};
 use serde_json::Value;
 
 use crate::judge::BrightnessJudge;
+use crate::program::root;
 use crate::world::{World, fails, stderr_text};
 
 /// Model and data of a [`World`].
@@ -18,10 +18,6 @@ const TINY: [&str; 4] = [
     "evaluation.metadata=metadata.csv",
     "steps=2",
 ];
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap()
-}
 
 /// `roll init` with these arguments; the answers are lines of standard input.
 fn init(world: &World, arguments: &[&str], answers: &str) -> Output {

@@ -55,6 +55,8 @@ mod processes;
 #[cfg(unix)]
 mod prompts;
 mod ranks;
+#[cfg(unix)]
+mod recipes;
 mod reference_config;
 mod report;
 #[cfg(unix)]

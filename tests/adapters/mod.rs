@@ -77,7 +77,7 @@ fn parameters(model: &Wan) -> BTreeMap<String, Vec<f32>> {
     state.into_iter().map(|(name, tensor)| (name, tensor.to_f32_vec())).collect()
 }
 
-fn picture(world: &World, name: &str, value: f32) {
+pub fn picture(world: &World, name: &str, value: f32) {
     let frame = roll_core::Video::new(roll_core::Tensor::full([1, 3, 64, 64], value), 8.0).unwrap();
     let frames = roll_data::write_pngs(world.path("picture"), &frame).unwrap();
     std::fs::rename(&frames[0], world.path(name)).unwrap();
@@ -96,7 +96,7 @@ const PROMPT: [&str; 4] = ["--prompt", "a face", "--image", "0.png"];
 
 /// A LoRA as LightX2V publishes them for Wan2.2 I2V: `lora_down`, `lora_up` and `alpha`, whole differences, and layers of
 /// an image encoder that the model does not have.
-fn distillation() -> StateDict {
+pub fn distillation() -> StateDict {
     let noise = |which: u64, shape: &[usize]| {
         let values = Noise::new(4).normal(Purpose::Synthetic, which, 0, shape).unwrap();
         roll_core::Tensor::new(values.f32s().unwrap().iter().map(|v| 0.1 * v).collect::<Vec<_>>(), shape).unwrap()

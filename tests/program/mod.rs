@@ -1,10 +1,15 @@
 //! The program under test.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// The path of `roll`.
 pub const PATH: &str = env!("CARGO_BIN_EXE_roll");
+
+/// The checkout.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap()
+}
 
 /// The directory of the key that signs the runs of tests.
 pub const STATE: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/state");

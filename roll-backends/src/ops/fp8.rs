@@ -12,7 +12,7 @@ use crate::{EightBits, ScaledMatrix};
 /// How a device takes products in fp8.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fp8Products {
-    /// On tensor cores.
+    /// Tensor cores multiply the codes.
     TensorCores,
     /// Operands are rounded to fp8 and multiplied in another dtype: the numbers of fp8 without its speed.
     Emulated,
@@ -41,8 +41,8 @@ impl Fp8Products {
 /// weight in fp8. Panics if the shapes do not match or the weight is in another format.
 ///
 /// Each row of x is divided by its scale, `amax / 448`, and rounded to e4m3 (to nearest, ties to even). The products of
-/// the codes are summed in f32 and multiplied by the scale of the row and the scale of the weight's row. On tensor cores
-/// the result is rounded to bf16 before bias and LoRA are added in the dtype of x.
+/// the codes are summed in f32 and multiplied by the scale of the row and the scale of the weight's row. Tensor cores
+/// round the result to bf16 before bias and LoRA are added in the dtype of x.
 ///
 /// The pullback multiplies the cotangent by the weight's scales, over which its product sums, and rounds it to e4m3 by
 /// row as well. E5m2 has a wider range, but rows with a scale of their own do not need it: numbers down to 2^-15 of the

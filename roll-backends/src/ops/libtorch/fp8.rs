@@ -105,7 +105,7 @@ fn rows_in_e4m3(x: &Tensor, columns: Option<&Tensor>) -> (Tensor, Tensor) {
 }
 
 /// The product of matrices in e4m3, `[M, K]` by rows and `[K, N]` by columns, times the scales of its rows (`[M, 1]`) and
-/// columns (`[1, N]`), plus `bias`, in `kind`. Sums are f32. On tensor cores the product is rounded to bf16.
+/// columns (`[1, N]`), plus `bias`, in `kind`. Sums are f32; tensor cores round the product to bf16.
 fn product(a: &Tensor, b: &Tensor, [rows, columns]: [&Tensor; 2], bias: Option<&Tensor>, kind: Kind) -> Tensor {
     let [k, n] = [0, 1].map(|axis| b.size()[axis]);
     if a.device().is_cuda() && k % TILE == 0 && n % TILE == 0 && fp8_gpu(a.device()).is_ok() {
