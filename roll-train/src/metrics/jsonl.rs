@@ -88,7 +88,7 @@ pub fn line(step: u64, metrics: &BTreeMap<String, f64>) -> String {
 }
 
 /// Reads the objects of a file, one a line: of several lines of one step the last. A last line without its end is left
-/// out; anything else that is no object, or longer than [`MAX_LINE`], is an error that names the line.
+/// out; anything else that is no object, or longer than 1 MiB, is an error that names the line.
 pub fn read_jsonl(path: &Path) -> Result<Vec<Map<String, Value>>> {
     let (mut rows, mut places) = (Vec::new(), HashMap::new());
     each_line(path, |number, line, _| {
