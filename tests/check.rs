@@ -82,10 +82,8 @@ const TAKEN: &[(Base, &[&str])] = &[
     (Base::Fl, &["data.cache_dir=cache"]),
     (
         Base::Fl,
-        &[
-            "model.model_paths=[tiny/high_noise_model/*.safetensors, [tiny/low_noise_model/diffusion_pytorch_model.safetensors], \
-           tiny/Wan2.1_VAE.safetensors, tiny/models_t5*]",
-        ],
+        &["model.model_paths=[tiny/high_noise_model/*.safetensors, \
+             [tiny/low_noise_model/diffusion_pytorch_model.safetensors], tiny/Wan2.1_VAE.safetensors, tiny/models_t5*]"],
     ),
     // Rows without a clip.
     (Base::Fl, &[T2V, "algo.shift=1", "data.metadata=prompts.txt"]),
@@ -560,9 +558,8 @@ fn validation_on_the_training_data_is_said_by_check_run_and_report() {
         std::fs::remove_dir_all(world.path("run")).unwrap();
     }
     let turns = |text: &str| {
-        format!(
-            "{{\"messages\": [{{\"role\": \"user\", \"content\": \"{text}\"}}, {{\"role\": \"assistant\", \"content\": \"b\"}}]}}\n"
-        )
+        let turn = |role: &str, content: &str| serde_json::json!({"role": role, "content": content});
+        format!("{}\n", serde_json::json!({"messages": [turn("user", text), turn("assistant", "b")]}))
     };
     std::fs::write(world.path("good.jsonl"), turns("a") + &turns("b")).unwrap();
     std::fs::write(world.path("held.jsonl"), turns("b") + &turns("c")).unwrap();

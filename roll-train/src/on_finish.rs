@@ -23,7 +23,8 @@ const MAX_ERROR: usize = 4096;
 /// done, and the error of a run that failed.
 pub const VARIABLES: [&str; 4] = ["ROLL_RUN_STATUS", "ROLL_RUN_DIR", "ROLL_RUN_STEPS", "ROLL_RUN_ERROR"];
 
-/// A note for each program of `on_finish` and `on_metrics` that is not there: otherwise it is missed when it is started.
+/// A note for each program of `on_finish` and `on_metrics` that is not there: otherwise it is missed when it is
+/// started.
 pub(crate) fn missing_programs(config: &RunConfig) -> Vec<String> {
     let commands = [("on_finish", &config.on_finish), ("on_metrics", &config.on_metrics)];
     let programs = commands.into_iter().filter_map(|(key, command)| Some((key, command.first()?)));

@@ -24,8 +24,8 @@ use super::vae::Tiling;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct WanOptions {
-    /// JSON file that lists the weight files (`wan22_paths.json`), a directory in the official or the diffusers layout, or
-    /// the list itself: of files, globs, directories, and lists of the shards of one network.
+    /// JSON file that lists the weight files (`wan22_paths.json`), a directory in the official or the diffusers layout,
+    /// or the list itself: of files, globs, directories, and lists of the shards of one network.
     pub model_paths: Option<ModelPaths>,
     /// List of `ORG/NAME:PATTERN` entries: files in the Hugging Face cache. Missing files are downloaded.
     #[serde(deserialize_with = "comma_list::optional")]

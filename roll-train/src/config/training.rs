@@ -109,7 +109,8 @@ impl TrainingConfig {
         let warms_up = self.lr_scheduler_type != LrSchedulerType::Constant;
         (warms_up && self.warmup_steps >= steps).then(|| {
             format!(
-                "`training.warmup_steps: {}` is as long as the run of {} or longer: the learning rate never reaches {:e}",
+                "`training.warmup_steps: {}` is as long as the run of {} or longer: the learning rate never \
+                 reaches {:e}",
                 self.warmup_steps,
                 counted(steps, "step"),
                 self.learning_rate

@@ -122,8 +122,8 @@ fn ranks_note(config: &RunConfig, args: &MachineArgs) -> Result<Option<String>> 
         format!("the run has {}, the machine {}", counted(ranks as u64, "rank"), counted(devices as u64, "device"));
     Ok(match cluster {
         Some(_) if devices > ranks => Some(format!(
-            "{counts}: the others stay idle; to train on all, `--ranks {devices} --set strategy.name=zero`, or a launcher \
-             that starts {devices} processes"
+            "{counts}: the others stay idle; to train on all, `--ranks {devices} --set strategy.name=zero`, or a \
+             launcher that starts {devices} processes"
         )),
         Some(_) if devices < ranks => Some(format!("{counts}: ranks share a device and its memory")),
         _ => None,
