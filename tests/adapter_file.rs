@@ -23,7 +23,7 @@ fn a_saved_adapter_reproduces_the_velocities() {
         let files = init_tiny::init_tiny(dir.path(), init_tiny::WanKind::I2v, 3).unwrap();
         let open = |seed| {
             let options = WanOptions {
-                model_paths: Some(files.model_paths.clone()),
+                model_paths: Some(files.model_paths.clone().into()),
                 tokenizer_path: Some(files.tokenizer.clone()),
                 lora_rank: Some(4),
                 lora_alpha: alpha,

@@ -80,6 +80,11 @@ const TAKEN: &[(Base, &[&str])] = &[
     (Base::Fm, &["model.lora_rank=0"]),
     (Base::Sft, &["algo.data=mixed.jsonl"]),
     (Base::Fl, &["data.cache_dir=cache"]),
+    (
+        Base::Fl,
+        &["model.model_paths=[tiny/high_noise_model/*.safetensors, \
+             [tiny/low_noise_model/diffusion_pytorch_model.safetensors], tiny/Wan2.1_VAE.safetensors, tiny/models_t5*]"],
+    ),
     // Rows without a clip.
     (Base::Fl, &[T2V, "algo.shift=1", "data.metadata=prompts.txt"]),
     (Base::Nft, &[T2V, "algo.shift=1", "data.metadata=prompts.csv"]),
@@ -394,4 +399,178 @@ fn notes_name_keys_without_effect_of_every_algorithm_on_videos() {
         let (_, text) = ends_well(&world, &["check", "--steps", "1"], &[&base.settings()[..], &[setting]].concat());
         assert!(text.contains(note), "{setting}: no {note} in: {text}");
     }
+}
+
+/// A backend that this machine cannot use.
+fn unusable() -> Option<roll_backends::Backend> {
+    roll_backends::Backend::ALL.into_iter().find(|backend| backend.usable(0).is_err())
+}
+
+#[test]
+fn without_its_backend_everything_else_is_checked_on_the_cpu() {
+    let Some(backend) = unusable() else { return };
+    let backend = format!("backend={backend}");
+    let world = World::new(1);
+    let check = |wrong: &[&str], on: &[&str]| {
+        let settings = [&Base::Fl.settings()[..], &[backend.as_str()], wrong].concat();
+        ends_well(&world, &[&["check", "--tflops", "1", "--memory", "24"], on].concat(), &settings)
+    };
+    let wrong =
+        ["model.model_paths=nowhere.json", "data.metadata=no.csv", "evaluation.metadata=unseen.csv", "reward.target=7"];
+    let parts = ["nowhere.json", "no.csv", "unseen.csv"];
+    for (on, problems) in [(&["--on", "1x80"][..], "3 problems above"), (&[], "4 problems above")] {
+        let (passes, text) = check(&wrong[..3], on);
+        assert!(!passes && text.contains(problems), "{text}");
+        parts.iter().for_each(|part| assert!(text.contains(part), "no {part} in: {text}"));
+    }
+    let (passes, text) = check(&[], &["--on", "1x80"]);
+    assert!(passes && text.contains("note: ") && text.contains("everything else is checked on the CPU"), "{text}");
+    assert!(text.contains("`brightness` scores the first clip"), "{text}");
+    let (passes, text) = check(&[], &[]);
+    assert!(!passes && text.contains("1 problem above"), "{text}");
+    // An unknown one is a mistake wherever the run is.
+    let unknown = [&Base::Fl.settings()[..], &["backend=flux"]].concat();
+    assert!(!ends_well(&world, &["check", "--on", "1x80"], &unknown).0);
+    let plan = [&Base::Fl.settings()[..], &[backend.as_str()]].concat();
+    let (planned, text) = ends_well(&world, &["plan"], &plan);
+    assert!(!planned && text.contains("`--on 1x80`"), "{text}");
+}
+
+#[test]
+fn a_reward_is_asked_for_one_score() {
+    if std::process::Command::new("python3").arg("--version").output().is_err() {
+        roll_testing::skip!("no python3 for a reward of its own", needs = "python");
+    }
+    let world = World::new(1);
+    let package = format!("{}/../python/roll_reward/src", env!("CARGO_MANIFEST_DIR"));
+    let check = |returns: &str, more: &[&str]| {
+        let script =
+            format!("import roll_reward\n\n\ndef score(frames):\n    return {returns}\n\n\nroll_reward.serve(score)\n");
+        std::fs::write(world.path("own.py"), script).unwrap();
+        let command = format!("reward.command=[env, PYTHONPATH={package}, python3, own.py]");
+        let settings = [&Base::Nft.settings()[..], &["reward.name=command", &command], more].concat();
+        ends_well(&world, &["check", "--tflops", "1"], &settings)
+    };
+    let (passes, text) = check("0.25", &[]);
+    assert!(passes && text.contains("`score` scores the first clip 0.2500, in "), "{text}");
+    for (returns, problem) in [("[0.1, 0.2]", "failed in `score`"), ("frames.no_such", "no_such")] {
+        let (passes, text) = check(returns, &[]);
+        assert!(!passes && text.contains("1 problem above") && text.contains(problem), "{text}");
+    }
+    let (passes, text) = check("float('nan')", &[]);
+    assert!(passes && text.contains("is NaN, which counts as nothing to score"), "{text}");
+    // A check that is measured only is asked, too; a row without a clip has a grey video.
+    std::fs::write(world.path("prompts.txt"), "a grey square\n").unwrap();
+    init_tiny(world.path("t2v"), WanKind::T2v, 3).unwrap();
+    let prompts = [
+        &Base::Fl.settings()[..],
+        &[T2V, "algo.shift=1", "data.metadata=prompts.txt", "evaluation.train_samples=1"],
+        &["evaluation.check=[{name: motion}]"],
+    ];
+    let (passes, text) = ends_well(&world, &["check", "--tflops", "1"], &prompts.concat());
+    let gradient =
+        text.lines().any(|line| line.contains("`brightness` scores a grey video") && line.ends_with("gradient"));
+    assert!(passes && gradient && text.contains("`motion` scores a grey video"), "{text}");
+}
+
+#[test]
+fn a_directory_that_cannot_be_written_and_a_disk_that_is_too_small_are_problems() {
+    let world = World::new(1);
+    let output = [&Base::Fl.settings()[..], &["output_dir=metadata.csv"]].concat();
+    let below = [&Base::Fl.settings()[..], &["output_dir=metadata.csv/runs"]].concat();
+    for command in [&["run", "--quiet", "--steps", "1"][..], &["check", "--steps", "1", "--tflops", "1"]] {
+        for settings in [&output, &below] {
+            let (passes, text) = ends_well(&world, command, settings);
+            assert!(!passes && text.contains("metadata.csv") && text.contains("in the way"), "{command:?}: {text}");
+        }
+        let out = [command, &["--out", "metadata.csv/run"]].concat();
+        assert!(!ends_well(&world, &out, &Base::Fl.settings()).0, "{out:?}");
+    }
+    let steps = |more: &[&str]| {
+        let settings = [&Base::Fl.settings()[..], &["save_steps=1"], more].concat();
+        ends_well(&world, &["check", "--steps", "1000000000000", "--tflops", "1"], &settings)
+    };
+    let (passes, text) = steps(&[]);
+    assert!(!passes && text.contains("1000000000000 checkpoints of ") && text.contains("`max_ckpt_to_keep`"), "{text}");
+    assert!(steps(&["max_ckpt_to_keep=2"]).0);
+    // The size that is counted is the size that is written.
+    let run = world.training("sized", 1, &[&SHORT[..], &["reward.name=brightness"]].concat()).output().unwrap();
+    assert!(run.status.success(), "{}", stderr_text(&run));
+    let size: u64 = files_below(&world.path("sized/checkpoints")).iter().map(|f| f.metadata().unwrap().len()).sum();
+    let text = stderr_text(&run);
+    let (before, _) = text.split_once(" parameters of `wan2_2`").unwrap();
+    let parameters: String = before.rsplit(' ').next().unwrap().chars().filter(char::is_ascii_digit).collect();
+    let counted = 12 * parameters.parse::<u64>().unwrap();
+    assert!(size >= counted && size < counted + counted / 2 + 100_000, "{size} bytes, counted {counted}");
+}
+
+fn files_below(dir: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] }).collect()
+}
+
+#[test]
+fn notes_name_idle_devices_a_warm_up_without_end_and_missing_programs() {
+    let world = World::new(1);
+    let noted = |arguments: &[&str], settings: &[&str]| {
+        std::fs::remove_dir_all(world.path("warm")).unwrap_or_default();
+        let (passes, text) = ends_well(&world, arguments, &[&Base::Fl.settings()[..], settings].concat());
+        assert!(passes, "{text}");
+        text
+    };
+    let text = noted(&["check", "--on", "8x80"], &[]);
+    assert!(text.contains("the run has 1 rank, the machine 8 devices") && text.contains("--ranks 8"), "{text}");
+    let two = ["strategy.name=zero", "ranks=2"];
+    assert!(noted(&["check", "--on", "1x80"], &two).contains("the run has 2 ranks, the machine 1 device: ranks share"));
+    assert!(!noted(&["check", "--on", "2x80"], &two).contains("the machine"));
+    // `cpu` is another name of `flex`, whose memory is that of this machine.
+    for backend in ["backend=cpu", "backend=flex"] {
+        assert!(!noted(&["check", "--tflops", "1"], &[backend]).contains("`--memory GB` says"), "{backend}");
+    }
+    let warm_up = ["training.warmup_steps=100", "training.lr_scheduler_type=linear"];
+    let programs = ["on_finish=[no-such-program]", "on_metrics=[./nowhere]"];
+    for command in [&["run", "--steps", "1", "--out", "warm"][..], &["check", "--steps", "4", "--tflops", "1"]] {
+        assert!(noted(command, &warm_up).contains("never reaches"), "{command:?}");
+        assert!(noted(command, &warm_up[..1]).contains("`training.warmup_steps: 100` has no effect"), "{command:?}");
+        let text = noted(command, &programs);
+        assert!(text.contains("`no-such-program` is not there") && text.contains("`./nowhere`"), "{text}");
+    }
+}
+
+#[test]
+fn validation_on_the_training_data_is_said_by_check_run_and_report() {
+    let world = World::new(3);
+    // A copy elsewhere, of which two rows are trained on, and one has a clip of its own.
+    std::fs::create_dir(world.path("copy")).unwrap();
+    for (from, to) in [("0.mp4", "0.mp4"), ("1.mp4", "one.mp4"), ("2.mp4", "2.mp4")] {
+        std::fs::copy(world.path(from), world.path("copy").join(to)).unwrap();
+    }
+    let rows = "video,prompt\n0.mp4,a grey square 0\none.mp4,a grey square 1\n2.mp4,another prompt\n";
+    std::fs::write(world.path("copy/rows.csv"), rows).unwrap();
+    let note = "2 rows of 3 of `evaluation.metadata` are trained on, too";
+    for base in [Base::Fl, Base::Fm] {
+        let settings = [&base.settings()[..], &["evaluation.metadata=copy/rows.csv", "sample_steps=0"]].concat();
+        assert!(ends_well(&world, &["check", "--steps", "1", "--tflops", "1"], &settings).1.contains(note));
+        let (done, text) = ends_well(&world, &["run", "--steps", "2", "--out", "run"], &settings);
+        assert!(done && text.contains(note), "{text}");
+        let page = std::fs::read_to_string(world.path("run/report.html")).unwrap();
+        assert!(
+            page.contains("of which 2 are trained on, too") && !page.contains("that were not trained on"),
+            "{page}"
+        );
+        std::fs::remove_dir_all(world.path("run")).unwrap();
+    }
+    let turns = |text: &str| {
+        let turn = |role: &str, content: &str| serde_json::json!({"role": role, "content": content});
+        format!("{}\n", serde_json::json!({"messages": [turn("user", text), turn("assistant", "b")]}))
+    };
+    std::fs::write(world.path("good.jsonl"), turns("a") + &turns("b")).unwrap();
+    std::fs::write(world.path("held.jsonl"), turns("b") + &turns("c")).unwrap();
+    let settings = [&Base::Sft.settings()[..], &["algo.val_data=held.jsonl", "sample_steps=0"]].concat();
+    let note = "1 of 2 conversations of `algo.val_data` are trained on, too";
+    assert!(ends_well(&world, &["check", "--steps", "1", "--tflops", "1"], &settings).1.contains(note));
+    let (done, text) = ends_well(&world, &["run", "--steps", "1", "--out", "run"], &settings);
+    assert!(done && text.contains(note), "{text}");
+    let page = std::fs::read_to_string(world.path("run/report.html")).unwrap();
+    assert!(page.contains("conversations, 1 of 2 of which are trained on, too"), "{page}");
 }

@@ -18,7 +18,7 @@ use crate::world::{World, fails, stderr_text};
 fn open(directory: &Path, kind: WanKind, lora_rank: usize) -> Wan {
     let files = init_tiny(directory, kind, 3).unwrap();
     let options = WanOptions {
-        model_paths: Some(files.model_paths),
+        model_paths: Some(files.model_paths.into()),
         tokenizer_path: Some(files.tokenizer),
         trainable_models: Some(if kind == WanKind::Ti2v { "dit" } else { "dit2" }.into()),
         lora_rank: Some(lora_rank),

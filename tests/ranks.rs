@@ -21,7 +21,7 @@ fn open(directory: &Path, weight_store: Placement, lora_rank: usize, ranks: Arc<
     let files =
         TinyFiles { model_paths: directory.join("wan22_paths.json"), tokenizer: directory.join("google/umt5-xxl") };
     let options = WanOptions {
-        model_paths: Some(files.model_paths),
+        model_paths: Some(files.model_paths.into()),
         tokenizer_path: Some(files.tokenizer),
         lora_rank: Some(lora_rank),
         weight_store,

@@ -160,7 +160,7 @@ fn supervised_training_validates_on_held_out_conversations() {
     let world = World::new(0);
     let line = r#"{"messages": [{"role": "user", "content": "P_"}, {"role": "assistant", "content": "at goal"}]}"#;
     std::fs::write(world.path("talk.jsonl"), format!("{line}\n{line}\n")).unwrap();
-    std::fs::write(world.path("held.jsonl"), format!("{line}\n")).unwrap();
+    std::fs::write(world.path("held.jsonl"), format!("{}\n", line.replace("P_", "_P"))).unwrap();
     let mut command = world.command(&["run", "--algo", "sft", "--model", "causal_lm", "--out", "run", "--steps", "6"]);
     for setting in
         ["algo.data=talk.jsonl", "algo.val_data=held.jsonl", "algo.batch_size=2", "training.learning_rate=1e-2"]

@@ -17,7 +17,8 @@ pub enum OnNonfinite {
 }
 
 /// Updates the parameters by the mean gradient of the `counted` samples of all ranks, unless a rank met a value that
-/// is not finite. A part of a sample counts as a fraction. `before` runs first, with the number of samples of all ranks.
+/// is not finite. A part of a sample counts as a fraction. `before` runs first, with the number of samples of all
+/// ranks.
 ///
 /// `nonfinite` is the name and value of a number on this rank that was not finite. A gradient norm and a value of
 /// another rank that are not finite are written to it as well.

@@ -50,7 +50,8 @@ impl Score {
         Self::Value { value, details: BTreeMap::new() }
     }
 
-    /// The score as algorithms count it: one that is not finite, of a reward with this name, is missing, with a warning.
+    /// The score as algorithms count it: one that is not finite, of a reward with this name, is missing, with a
+    /// warning.
     #[must_use]
     pub fn finite_or_missing(self, reward: &str) -> Self {
         match self {

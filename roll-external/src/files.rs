@@ -146,6 +146,33 @@ pub fn refuse_links(root: &Path, path: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Fails if no directory can be made at `path`, or written to if it exists. Makes nothing.
+pub fn check_directory(path: &Path) -> Result<()> {
+    let existing = nearest(path);
+    if !existing.is_dir() {
+        let problem = "is in the way of a directory that is to be written: name another, or move it away";
+        return Err(Error::bad_file(existing, problem));
+    }
+    #[cfg(unix)]
+    rustix::fs::access(&existing, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK)
+        .map_err(|error| Error::file("write to the directory", &existing)(error.into()))?;
+    Ok(())
+}
+
+/// Free bytes of the file system on which `path` is, or would be. `None` where they are not known.
+pub fn free_bytes(path: &Path) -> Option<u64> {
+    #[cfg(unix)]
+    return rustix::fs::statvfs(nearest(path)).ok().map(|of| of.f_bavail.saturating_mul(of.f_frsize));
+    #[cfg(not(unix))]
+    return path.parent().and(None);
+}
+
+/// What exists at `path`, or else nearest above it.
+fn nearest(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
+    path.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(&path).into()
+}
+
 /// Replaces the file at `path` by one that holds `bytes`, as [`write_atomically_with`].
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     write_atomically_with(path, |file| file.write_all(bytes))
@@ -216,6 +243,27 @@ mod tests {
             ("a$b", "'a$b'"),
         ] {
             assert_eq!(shell_quoted(Path::new(path)), expected);
+        }
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_made_is_refused_and_nothing_is_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, "").unwrap();
+        for path in [file.clone(), file.join("below/it")] {
+            let problem = check_directory(&path).unwrap_err().to_string();
+            assert!(problem.contains("file") && problem.contains("in the way"), "{problem}");
+        }
+        for path in [dir.path().to_path_buf(), dir.path().join("new/run")] {
+            check_directory(&path).unwrap();
+            assert!(free_bytes(&path).is_none_or(|bytes| bytes > 0));
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        #[cfg(target_os = "linux")]
+        {
+            std::os::unix::fs::symlink("nowhere", dir.path().join("link")).unwrap();
+            assert!(check_directory(&dir.path().join("link")).is_err(), "a link to nothing");
         }
     }
 

@@ -67,7 +67,7 @@ fn main() -> Result<()> {
     let directory = std::env::temp_dir().join(format!("roll-own-reward-{}", std::process::id()));
     let run = Run::builder(&registry)
         .model(WanOptions {
-            model_paths: Some(demo.join("wan22_paths.json")),
+            model_paths: Some(demo.join("wan22_paths.json").into()),
             tokenizer_path: Some(demo.join("google/umt5-xxl")),
             lora_rank: Some(8),
             ..WanOptions::default()

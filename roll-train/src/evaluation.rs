@@ -235,6 +235,11 @@ impl Evaluator {
         self.checks.components()
     }
 
+    /// The scorers of the checks.
+    pub fn check_scorers(&mut self) -> impl Iterator<Item = &mut dyn RewardScorer> {
+        self.checks.scorers()
+    }
+
     /// Names of the checks in metrics and figures.
     pub(crate) fn check_labels(&self) -> Vec<String> {
         self.checks.labels()

@@ -9,7 +9,7 @@ use roll_core::{Error, Fault, Result};
 use roll_external::process::ChildGroup;
 use serde_json::{Value, json};
 
-use crate::config::without_secrets;
+use crate::config::{RunConfig, without_secrets};
 use crate::trainer::RunSummary;
 
 /// A command that takes longer is killed: a run that is over must not hold its machine. Processes that it started end
@@ -22,6 +22,26 @@ const MAX_ERROR: usize = 4096;
 /// Names of the variables of the command: status ("done", "stopped", "failed", "interrupted"), directory, steps
 /// done, and the error of a run that failed.
 pub const VARIABLES: [&str; 4] = ["ROLL_RUN_STATUS", "ROLL_RUN_DIR", "ROLL_RUN_STEPS", "ROLL_RUN_ERROR"];
+
+/// A note for each program of `on_finish` and `on_metrics` that is not there: otherwise it is missed when it is
+/// started.
+pub(crate) fn missing_programs(config: &RunConfig) -> Vec<String> {
+    let commands = [("on_finish", &config.on_finish), ("on_metrics", &config.on_metrics)];
+    let programs = commands.into_iter().filter_map(|(key, command)| Some((key, command.first()?)));
+    let missing = programs.filter(|(_, program)| !is_program(Path::new(program)));
+    missing
+        .map(|(key, program)| format!("`{key}`: the program `{program}` is not there and cannot be started"))
+        .collect()
+}
+
+/// Whether the file is there, in a directory of `PATH` if it has none of its own.
+fn is_program(program: &Path) -> bool {
+    let is_file = |path: PathBuf| path.is_file() || path.with_extension(std::env::consts::EXE_EXTENSION).is_file();
+    match program.components().count() {
+        1 => std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).any(|dir| is_file(dir.join(program))),
+        _ => is_file(program.into()),
+    }
+}
 
 /// A command and the run that it reports.
 pub(crate) struct OnFinish {

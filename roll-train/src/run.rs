@@ -74,6 +74,20 @@ impl<'a> Run<'a> {
         &self.loaded
     }
 
+    /// The directory that the run would write to now. Fails if it cannot be made, or holds another run.
+    pub fn directory(&self) -> Result<PathBuf> {
+        let config = &self.loaded.config;
+        let path = match &self.destination {
+            Destination::Resumed(dir) => {
+                roll_external::files::check_directory(dir.path())?;
+                return Ok(dir.path().into());
+            }
+            Destination::New(Some(path)) => path.clone(),
+            Destination::New(None) => unused(&config.output_dir, config.experiment()),
+        };
+        RunDir::would_create(&path).map(|()| path)
+    }
+
     /// Trains, on every rank of this process, and returns the results. The run directory is made once data and networks
     /// are open; after an error of the user before the end of the first step it is removed.
     pub fn train(&self) -> Result<RunSummary> {
@@ -130,8 +144,8 @@ impl<'a> Run<'a> {
         };
         // Before the networks, which take minutes to open: meanwhile another process could train this run further.
         let locked = resumed.filter(|_| first).map(RunDir::lock).transpose()?;
-        if let (Destination::New(Some(path)), true) = (&self.destination, first) {
-            RunDir::would_create(path)?;
+        if first {
+            self.directory()?;
         }
         let context = self.context_of(ranks)?;
         let mut trainer = Trainer::new(self.loaded.clone(), self.registry, &context)?;
@@ -142,10 +156,8 @@ impl<'a> Run<'a> {
         }
         let dir = match &self.destination {
             Destination::Resumed(dir) => first.then(|| dir.clone()),
-            Destination::New(path) if first => {
-                let config = &self.loaded.config;
-                let path = path.clone().unwrap_or_else(|| unused(&config.output_dir, config.experiment()));
-                let made = RunDir::create(path)?;
+            Destination::New(_) if first => {
+                let made = RunDir::create(self.directory()?)?;
                 Some(self.made.get_or_init(|| made).clone())
             }
             Destination::New(_) => None,
@@ -222,7 +234,7 @@ fn unused(parent: &Path, name: &str) -> PathBuf {
 /// let registry = Registry::linked()?;
 /// let run = Run::builder(&registry)
 ///     .model(WanOptions {
-///         model_paths: Some(tiny.model_paths),
+///         model_paths: Some(tiny.model_paths.into()),
 ///         tokenizer_path: Some(tiny.tokenizer),
 ///         lora_rank: Some(2),
 ///         ..Default::default()

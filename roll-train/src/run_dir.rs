@@ -92,7 +92,7 @@ impl RunDir {
                     format!("already holds a run (it has {trace}); choose another directory, or resume that run");
                 Err(Error::bad_file(run.path, problem))
             }
-            None => run.refuse_links(),
+            None => run.refuse_links().and_then(|()| files::check_directory(path)),
         }
     }
 

@@ -30,7 +30,7 @@ impl Tiny {
         let dir = tempfile::tempdir().unwrap();
         let files = init_tiny(dir.path().join("tiny"), kind, 3).unwrap();
         let options = WanOptions {
-            model_paths: Some(files.model_paths),
+            model_paths: Some(files.model_paths.into()),
             tokenizer_path: Some(files.tokenizer),
             ..WanOptions::default()
         };

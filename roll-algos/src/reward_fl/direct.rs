@@ -79,8 +79,8 @@ pub struct DirectStep {
 }
 
 impl Direct {
-    /// Restricts the plan to steps with room for both noise levels, at which trained parameters act. Fails without such a
-    /// step, and with equal words.
+    /// Restricts the plan to steps with room for both noise levels, at which trained parameters act. Fails without such
+    /// a step, and with equal words.
     pub(super) fn restricted(&self, plan: RolloutPlan, facts: ScheduleFacts) -> Result<RolloutPlan> {
         if self.wanted.trim() == self.unwanted.trim() {
             let problem = format!("expected another word than `wanted`, found `{}` for both", self.wanted);
@@ -95,8 +95,8 @@ impl Direct {
         let chosen: Vec<usize> = plan.acting.iter().copied().filter(fits).collect();
         if chosen.is_empty() {
             let problem = format!(
-                "expected steps that are trained at noise levels above {} and below 1, where the level that is {0} lower \
-                 is also one of a trained expert, found none: let `mid_timestep` and `final_timestep` include some",
+                "expected steps that are trained at noise levels above {} and below 1, where the level that is {0} \
+                 lower is also one of a trained expert, found none: let `mid_timestep` and `final_timestep` include some",
                 self.step
             );
             return Err(Error::config("algo.trained_steps.direct.step", problem));

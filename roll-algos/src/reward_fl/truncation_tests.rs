@@ -177,8 +177,8 @@ fn the_relative_score_weighs_two_prompts_oppositely_in_both_directions() {
     assert!(short.contains_key("reward/sine"), "{short:?}");
 }
 
-/// Rewards of steps with two samples in which some videos have no score: of three noisings each, and of two direct steps
-/// with two prompts each.
+/// Rewards of steps with two samples in which some videos have no score: of three noisings each, and of two direct
+/// steps with two prompts each.
 fn partly_scored() -> [(TrainedSteps, Sines); 3] {
     let unscored = |period, calls: &[usize]| Sines { unscored: Some((period, calls.to_vec())), ..Sines::new() };
     [

@@ -83,6 +83,13 @@ impl Tokens {
 }
 
 impl Conversations {
+    /// The number of conversations that `other` has, too.
+    pub(super) fn count_in(&self, other: &Self) -> usize {
+        let text = |row: &Conversation| serde_json::json!([row.messages, row.tools]).to_string();
+        let others: BTreeSet<String> = other.rows.iter().map(text).collect();
+        self.rows.iter().filter(|row| others.contains(&text(row))).count()
+    }
+
     /// Reads JSON lines (empty ones are skipped) or a JSON list. Fails on an entry that is not a conversation, and on a
     /// file without any.
     pub fn read(file: &Path) -> Result<Self> {

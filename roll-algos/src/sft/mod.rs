@@ -96,6 +96,8 @@ pub struct Sft {
     config: SftConfig,
     conversations: Conversations,
     held_out: Option<Conversations>,
+    /// The number of held-out conversations that are trained on, too.
+    seen: usize,
     ranks: Arc<dyn Communicator>,
 }
 
@@ -103,7 +105,7 @@ impl Sft {
     /// Makes the algorithm from its options and conversations.
     pub fn new(config: SftConfig, conversations: Conversations) -> Result<Self> {
         check_ranges("algo", &config)?;
-        Ok(Self { config, conversations, held_out: None, ranks: Arc::new(SingleRank) })
+        Ok(Self { config, conversations, held_out: None, seen: 0, ranks: Arc::new(SingleRank) })
     }
 
     fn open(config: SftConfig, context: &BuildContext) -> Result<Self> {
@@ -113,7 +115,14 @@ impl Sft {
         };
         let conversations = Conversations::read(&context.resolve(path))?;
         let held_out = config.val_data.as_ref().map(|path| Conversations::read(&context.resolve(path))).transpose()?;
-        Ok(Self { held_out, ranks: context.ranks.clone(), ..Self::new(config, conversations)? })
+        let seen = held_out.as_ref().map_or(0, |held_out| held_out.count_in(&conversations));
+        if let (1.., Some(held_out), 0) = (seen, &held_out, context.ranks.rank().0) {
+            let of = held_out.len();
+            tracing::warn!(
+                "{seen} of {of} conversations of `algo.val_data` are trained on, too: `val/loss` says nothing of others"
+            );
+        }
+        Ok(Self { held_out, seen, ranks: context.ranks.clone(), ..Self::new(config, conversations)? })
     }
 }
 
@@ -145,9 +154,13 @@ impl Algorithm for Sft {
     }
 
     fn headlines(&self) -> Vec<Headline> {
+        let held_out = match (self.seen, &self.held_out) {
+            (1.., Some(all)) => format!("conversations, {} of {} of which are trained on, too", self.seen, all.len()),
+            _ => "conversations that were not trained on".into(),
+        };
         vec![
             Headline::new("actor/loss", "loss", "Loss")
-                .validated_by("val/loss", "loss", "conversations that were not trained on")
+                .validated_by("val/loss", "loss", &held_out)
                 .enabled_by("algo.val_data"),
             Headline::new("actor/entropy", "", "Entropy of tokens"),
             Headline::new("actor/grad_norm", "grad norm", "Gradient norm").written(HeadlineFormat::Scientific),

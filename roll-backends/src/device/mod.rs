@@ -94,6 +94,11 @@ impl Backend {
         Self::ALL.into_iter().any(|b| b.is_numbered() && b.name() == name)
     }
 
+    /// A backend of this build that computes on the CPU.
+    pub fn on_the_cpu() -> Self {
+        [Self::Flex, Self::LibTorch].into_iter().find(|backend| backend.is_compiled()).unwrap_or(Self::Flex)
+    }
+
     /// The shell command that builds `roll` with the backend.
     pub fn build_command(self) -> String {
         let prepare = match self {

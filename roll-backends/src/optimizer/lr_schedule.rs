@@ -64,15 +64,8 @@ pub struct LrSchedule {
 }
 
 impl LrSchedule {
-    /// Creates a schedule. `total_steps` counts the optimizer updates of the whole run, warm-up included. Logs a
-    /// warning if `warmup_steps` has no effect.
+    /// Creates a schedule. `total_steps` counts the optimizer updates of the whole run, warm-up included.
     pub fn new(shape: LrSchedulerType, base: f64, warmup_steps: u64, total_steps: u64) -> Self {
-        if shape == LrSchedulerType::Constant && warmup_steps > 0 {
-            tracing::warn!(
-                warmup_steps,
-                "lr_scheduler_type `constant` ignores warmup_steps; use `constant_with_warmup` to warm up"
-            );
-        }
         Self { shape, base, warmup_steps, total_steps, options: LrSchedulerOptions::default() }
     }
 

@@ -16,7 +16,7 @@ use roll_train::reward;
 use roll_train::trainer::{clip_notes, counted_rows, row_noun};
 use serde_json::json;
 
-use super::check::files;
+use super::check::model_files;
 use super::{caption, face_crop};
 use crate::args::{self, Crop, Data, DataAction, DataSet, InspectData, PrepareData};
 use crate::configuration::{Configuration, build_context};
@@ -95,7 +95,7 @@ fn open(args: &DataSet) -> Result<Opened> {
 /// The frame rate of the videos that the model was trained on, if its files are there.
 fn frame_rate(loaded: &LoadedConfig, registry: &Registry) -> Option<f64> {
     let context = BuildContext { headers_only: true, ..build_context(loaded) };
-    let files = files(loaded, registry, &context).ok().flatten().filter(|files| files.missing.is_none());
+    let files = model_files(loaded, registry, &context).ok().flatten().filter(|files| files.missing.is_none());
     let model = &loaded.config.model;
     let model = files.and_then(|_| registry.model(&model.name, &model.options, &context).ok());
     model?.as_diffusion()?.frame_rate()

@@ -1,7 +1,7 @@
 //! `roll plan`: memory and time of a run, before it is started.
 
 use roll_core::plan::{MemoryItem, Needs, Passes, PlanInput, Speed};
-use roll_core::{Error, Registry, Result, VideoUnit};
+use roll_core::{Error, Registry, Result, ResultExt, VideoUnit};
 use roll_data::DataConfig;
 use roll_train::config::LoadedConfig;
 use roll_train::progress::counted;
@@ -115,7 +115,8 @@ pub fn machine(args: &args::MachineArgs, loaded: &LoadedConfig) -> Result<Planne
             PlannedMachine { name, devices, memory, speed, shared: false, host_memory: 0.0, host_memory_given: false }
         }
         None => {
-            let device = roll_backends::device(&loaded.config.backend)?;
+            let device = roll_backends::device(&loaded.config.backend)
+                .while_doing(|| "to plan for another machine, name it: `--on 1x80` is one GPU of 80 GB".into())?;
             // Ranks that are threads have equal shares of the cores.
             let share = args.devices.map_or(ranks::of_process(&loaded.config, process().as_ref()), |_| 1);
             let devices = args.devices.map_or(share * process().world_size(), |_| devices);

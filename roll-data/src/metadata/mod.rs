@@ -7,7 +7,9 @@ mod json;
 mod prompts;
 mod table;
 
+use std::collections::HashMap;
 use std::fmt::Display;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
@@ -30,6 +32,8 @@ const COLUMNS: [&str; 7] = [VIDEO, "prompt", "image", "input_image", "end_image"
 const IMAGES: [&str; 3] = ["image", "input_image", "end_image"];
 /// The column or key of the mask of the clip.
 const MASK: &str = "mask";
+/// At most this many bytes of two files of one length are compared.
+const HEAD_BYTES: u64 = 64 << 10;
 /// Maximum size of a prompt; typical ones have a few hundred bytes, and a text encoder reads about a thousand.
 const MAX_PROMPT_BYTES: usize = 1 << 20;
 
@@ -158,10 +162,44 @@ impl Metadata {
         }
     }
 
+    /// Those of the first `count` rows that `other` has, too: the same prompt, and the same clip and picture, or files
+    /// of one length and beginning.
+    pub fn rows_in(&self, other: &Self, count: usize) -> Vec<&MetadataRow> {
+        let key = |row: &MetadataRow| {
+            let lengths = [&row.video, &row.image].map(|file| file.as_deref().map(length));
+            (row.prompt.trim().to_string(), lengths)
+        };
+        let mut others: HashMap<_, Vec<&MetadataRow>> = HashMap::new();
+        other.rows.iter().filter(|row| row.is_first_window()).for_each(|r| others.entry(key(r)).or_default().push(r));
+        let is_other = |row: &&MetadataRow| {
+            let others = others.get(&key(row)).into_iter().flatten();
+            others.into_iter().any(|other| {
+                let files = [(&row.video, &other.video), (&row.image, &other.image)];
+                files.into_iter().all(|(own, other)| match (own, other) {
+                    (Some(own), Some(other)) => own == other || head(own).is_some_and(|h| head(other) == Some(h)),
+                    _ => true,
+                })
+            })
+        };
+        self.rows.iter().take(count).filter(is_other).collect()
+    }
+
     /// The first of the first `count` rows whose `video` is the file of a picture.
     pub fn picture_as_clip(&self, count: usize) -> Option<&MetadataRow> {
         self.rows.par_iter().take(count).find_first(|row| row.video.as_deref().is_some_and(container::is_picture))
     }
+}
+
+/// Bytes of a file; 0 of one that cannot be read.
+fn length(path: &Path) -> u64 {
+    std::fs::metadata(path).map_or(0, |metadata| metadata.len())
+}
+
+/// The first bytes of a file; `None` for an empty file, a directory of frames, and a file that cannot be read.
+fn head(path: &Path) -> Option<Vec<u8>> {
+    let mut head = Vec::new();
+    files::open_binary(path).ok()?.take(HEAD_BYTES).read_to_end(&mut head).ok()?;
+    (!head.is_empty()).then_some(head)
 }
 
 /// Fails unless `weight` can be a factor of a loss; `found` is its text.

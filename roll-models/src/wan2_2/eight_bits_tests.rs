@@ -27,7 +27,7 @@ const NAME: &str = "diffusion_pytorch_model.safetensors";
 fn tiny(directory: &Path) -> WanOptions {
     let files = init_tiny(directory, WanKind::T2v, 0).unwrap();
     WanOptions {
-        model_paths: Some(files.model_paths),
+        model_paths: Some(files.model_paths.into()),
         tokenizer_path: Some(files.tokenizer),
         trainable_models: Some("dit,dit2".into()),
         lora_rank: Some(2),

@@ -424,6 +424,7 @@ mod tests {
     use roll_core::{Adapter, ConditionInput, DiffusionModel, Grad, Purpose, Timestep};
 
     use super::super::init_tiny::{WanKind, init_tiny};
+    use super::super::paths::ModelPaths;
     use super::*;
     use crate::precision::WeightsDType;
 
@@ -435,7 +436,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let files = init_tiny(dir.path(), kind, 0).unwrap();
         let mut options = WanOptions {
-            model_paths: Some(files.model_paths),
+            model_paths: Some(files.model_paths.into()),
             tokenizer_path: Some(files.tokenizer),
             lora_rank: Some(2),
             ..WanOptions::default()
@@ -470,10 +471,10 @@ mod tests {
         let tiles = refused(|o| (o.vae_tile_size, o.vae_tile_stride) = (TileSize::Of([4, 4]), Some([4, 8])));
         assert!(tiles.contains("`model.vae_tile_stride`"), "{tiles}");
         let list = refused(|o| {
-            let list = o.model_paths.as_ref().unwrap();
+            let Some(ModelPaths::Path(list)) = &o.model_paths else { panic!("a file") };
             let path = list.with_file_name("vae.json");
             std::fs::write(&path, r#"["Wan2.1_VAE.safetensors"]"#).unwrap();
-            o.model_paths = Some(path);
+            o.model_paths = Some(path.into());
         });
         assert!(list.contains("`model.model_paths`"), "{list}");
     }
@@ -481,7 +482,7 @@ mod tests {
     fn tiny(dir: &Path, kind: WanKind) -> WanOptions {
         let files = init_tiny(dir, kind, 0).unwrap();
         WanOptions {
-            model_paths: Some(files.model_paths),
+            model_paths: Some(files.model_paths.into()),
             tokenizer_path: Some(files.tokenizer),
             trainable_models: Some("dit,dit2".into()),
             lora_rank: Some(2),

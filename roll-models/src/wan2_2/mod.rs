@@ -38,4 +38,5 @@ pub mod vae;
 
 pub use model::{Parts, Settings, Wan};
 pub use options::{Checkpoints, IdleExpert, Placement, TileSize, VaeDType, WanOptions};
+pub use paths::ModelPaths;
 pub use prompts::TextEncoder;

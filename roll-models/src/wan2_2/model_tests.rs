@@ -13,7 +13,7 @@ fn offloading(passes: usize) -> (Wan, Conditioning) {
     let dir = tempfile::tempdir().unwrap();
     let files = init_tiny(dir.path(), WanKind::T2v, 0).unwrap();
     let options = WanOptions {
-        model_paths: Some(files.model_paths),
+        model_paths: Some(files.model_paths.into()),
         tokenizer_path: Some(files.tokenizer),
         trainable_models: Some("dit,dit2".into()),
         lora_rank: Some(2),

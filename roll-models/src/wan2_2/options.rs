@@ -17,15 +17,16 @@ use crate::lora::{AdapterSources, LoraRequest};
 use crate::precision::{ComputeDType, Products, WeightsDType};
 use crate::trainable::{Trainable, check_alpha};
 
+use super::paths::ModelPaths;
 use super::vae::Tiling;
 
 /// Options of the model `wan2_2`. Names and defaults follow the reference implementation where it has the option.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct WanOptions {
-    /// JSON file that lists the weight files (`wan22_paths.json`), or a directory in the official or the diffusers
-    /// layout.
-    pub model_paths: Option<PathBuf>,
+    /// JSON file that lists the weight files (`wan22_paths.json`), a directory in the official or the diffusers layout,
+    /// or the list itself: of files, globs, directories, and lists of the shards of one network.
+    pub model_paths: Option<ModelPaths>,
     /// List of `ORG/NAME:PATTERN` entries: files in the Hugging Face cache. Missing files are downloaded.
     #[serde(deserialize_with = "comma_list::optional")]
     #[schemars(schema_with = "comma_list::optional_schema")]

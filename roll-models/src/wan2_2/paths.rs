@@ -31,10 +31,26 @@ pub struct ComponentFiles {
     pub tokenizer: Option<PathBuf>,
 }
 
-/// One entry of `wan22_paths.json`.
-#[derive(serde::Deserialize)]
+/// The value of `model_paths`.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(untagged, expecting = "expected a path, or a list whose entries are a path or a list of shards")]
+pub enum ModelPaths {
+    /// A JSON file with the list, or a directory.
+    Path(PathBuf),
+    /// The list.
+    List(Vec<PathEntry>),
+}
+
+impl From<PathBuf> for ModelPaths {
+    fn from(path: PathBuf) -> Self {
+        Self::Path(path)
+    }
+}
+
+/// One entry of a list of weight files.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(untagged)]
-enum PathEntry {
+pub enum PathEntry {
     /// A file, an index of shards, a glob, or a directory of the official or the diffusers layout.
     One(String),
     /// The shards of one network.
@@ -44,8 +60,13 @@ enum PathEntry {
 impl ComponentFiles {
     /// Opens the files of `model_paths` and `model_id_with_origin_paths`. Fails if neither is set.
     pub(super) fn open(options: &WanOptions, context: &BuildContext, hub: &Hub) -> Result<Self> {
-        let paths = options.model_paths.as_ref().map(|path| context.resolve(path));
-        Self::resolve(paths.as_deref(), options.model_id_with_origin_paths.as_deref(), hub).in_section("model")
+        let ids = options.model_id_with_origin_paths.as_deref();
+        let opened = match &options.model_paths {
+            None => Self::resolve(None, ids, hub),
+            Some(ModelPaths::Path(path)) => Self::resolve(Some(&context.resolve(path)), ids, hub),
+            Some(ModelPaths::List(entries)) => Self::of_list(entries, &context.resolve(""), ids, hub),
+        };
+        opened.in_section("model")
     }
 
     /// Resolves the two options of the model; like the reference implementation, it combines the entries of both.
@@ -81,6 +102,16 @@ impl ComponentFiles {
         assemble(found, &origin)
     }
 
+    /// The same for the entries of `wan22_paths.json` themselves, relative to `directory`.
+    fn of_list(entries: &[PathEntry], directory: &Path, model_ids: Option<&str>, hub: &Hub) -> Result<Self> {
+        let mut found = PipelineFiles::default();
+        found.add_list(entries, "`model_paths`", directory)?;
+        if let Some(ids) = model_ids {
+            found.add_ids(ids, hub)?;
+        }
+        assemble(found, "model_paths")
+    }
+
     /// Opens the files of `wan22_paths.json`; see [`ComponentFiles::resolve`].
     pub fn from_json(path: impl AsRef<Path>) -> Result<Self> {
         Self::resolve(Some(path.as_ref()), None, &Hub::default())
@@ -114,12 +145,17 @@ impl PipelineFiles {
         let entries: Vec<PathEntry> = serde_json::from_str(&text).map_err(|e| {
             Error::bad_file(path, format!("expected a JSON list whose entries are a path or a list of shards: {e}"))
         })?;
+        self.add_list(&entries, &path.display().to_string(), path.parent().unwrap_or(Path::new("")))
+    }
+
+    /// Adds the entries of the list `origin`.
+    fn add_list(&mut self, entries: &[PathEntry], origin: &str, directory: &Path) -> Result<()> {
         if entries.is_empty() {
-            return Err(Error::bad_file(path, "expected a list of weight files, found an empty list"));
+            let problem = format!("expected a list of weight files, found an empty list in {origin}");
+            return Err(Error::config("model_paths", problem));
         }
-        let directory = path.parent().unwrap_or(Path::new(""));
         for (number, entry) in entries.iter().enumerate() {
-            self.add_entry(entry, directory).while_doing(|| format!("{}: entry {}", path.display(), number + 1))?;
+            self.add_entry(entry, directory).while_doing(|| format!("{origin}: entry {}", number + 1))?;
         }
         Ok(())
     }

@@ -48,6 +48,27 @@ fn assert_user_error(result: Result<ComponentFiles>, words: &[&str]) {
 }
 
 #[test]
+fn the_list_itself_can_be_the_value_of_the_option() {
+    let dir = model(WanKind::I2v);
+    let open = |paths: serde_json::Value| {
+        let options: WanOptions = serde_json::from_value(serde_json::json!({"model_paths": paths})).unwrap();
+        let context = BuildContext { base_dir: dir.path().into(), ..BuildContext::new("flex") };
+        ComponentFiles::open(&options, &context, &Hub::default())
+    };
+    let files = open(serde_json::json!([HIGH, [LOW], VAE, "models_t5*"])).unwrap();
+    assert!(files.dit.path().ends_with(HIGH) && files.dit2.unwrap().path().ends_with(LOW));
+    assert!(files.text_encoder.is_some() && files.tokenizer.is_some());
+    for (paths, words) in [
+        (serde_json::json!([]), "`model.model_paths`: expected a list of weight files, found an empty list"),
+        (serde_json::json!([HIGH, "nowhere.safetensors"]), "entry 2"),
+        (serde_json::json!([HIGH, LOW]), "expected a Wan VAE"),
+    ] {
+        let problem = open(paths).err().unwrap().chain();
+        assert!(problem.contains(words), "{problem}");
+    }
+}
+
+#[test]
 fn components_are_recognised_in_any_order_and_the_first_transformer_is_high_noise() {
     let dir = model(WanKind::I2v);
     let files = list(dir.path(), &format!(r#"["{VAE}", "{HIGH}", "{T5}", "{LOW}"]"#)).unwrap();

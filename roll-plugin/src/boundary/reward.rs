@@ -67,8 +67,8 @@ impl ForeignReward {
         Ok(Self { facts: object.must("facts", facts)?, object, table })
     }
 
-    /// Checks the score: it must have a pullback if the scorer is differentiable. One that is not finite counts as nothing
-    /// to score.
+    /// Checks the score: it must have a pullback if the scorer is differentiable. One that is not finite counts as
+    /// nothing to score.
     fn check(
         &self,
         (score, pullback): (Score, Option<Pullback>),

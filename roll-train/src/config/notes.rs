@@ -14,6 +14,11 @@ const IDLE: &[IdleKeys] = &[
         when: When::IsNot("steps", &["null"]),
         because: "`steps` says how long the run is",
     },
+    IdleKeys {
+        keys: &["training.warmup_steps"],
+        when: When::Is("training.lr_scheduler_type", &["constant"]),
+        because: "`training.lr_scheduler_type` is `constant`; `constant_with_warmup` warms up",
+    },
     unread(&["training.lr_scheduler_kwargs.num_cycles"], &["cosine", "cosine_with_restarts"]),
     unread(&["training.lr_scheduler_kwargs.power", "training.lr_scheduler_kwargs.lr_end"], &["polynomial"]),
     unread(&["training.lr_scheduler_kwargs.timescale"], &["inverse_sqrt"]),
@@ -108,6 +113,9 @@ mod tests {
         assert!(notes(&["training.lr_scheduler_kwargs.power=2", polynomial]).unwrap().is_empty());
         let end = notes(&["training.lr_scheduler_kwargs.lr_end=1", polynomial]).unwrap_err().to_string();
         assert!(end.contains("must be below `training.learning_rate`"), "{end}");
+        let found = notes(&["training.warmup_steps=3"]).unwrap();
+        assert!(found.len() == 1 && found[0].contains("`constant_with_warmup` warms up"), "{found:?}");
+        assert!(notes(&["training.warmup_steps=3", "training.lr_scheduler_type=cosine"]).unwrap().is_empty());
         assert!(notes(&["exp_name=a mistake"]).unwrap_err().to_string().contains("`exp_name`"));
     }
 }

@@ -104,6 +104,20 @@ impl TrainingConfig {
         format!("learning rate {:e}, {shape}{warmup}", self.learning_rate)
     }
 
+    /// A note if the warm-up is not over within a run of `steps` steps.
+    pub fn warmup_note(&self, steps: u64) -> Option<String> {
+        let warms_up = self.lr_scheduler_type != LrSchedulerType::Constant;
+        (warms_up && self.warmup_steps >= steps).then(|| {
+            format!(
+                "`training.warmup_steps: {}` is as long as the run of {} or longer: the learning rate never \
+                 reaches {:e}",
+                self.warmup_steps,
+                counted(steps, "step"),
+                self.learning_rate
+            )
+        })
+    }
+
     /// Samples of one optimizer step on one rank.
     pub fn samples_per_rank(&self) -> usize {
         self.per_device_train_batch_size * self.gradient_accumulation_steps

@@ -44,11 +44,18 @@ pub struct Record {
     /// The first evaluation in which the reward had risen and checks had fallen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub suspicion: Option<Suspicion>,
+    /// Number of rows of `evaluation.metadata` that are trained on, too.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub seen: usize,
     /// Validations in the order of their steps.
     pub validations: Vec<ValidationMetrics>,
     /// Metrics of the last step if the run was stopped before that step's evaluation: they are not logged yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pending: Option<Metrics>,
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 /// A sample that was left out.

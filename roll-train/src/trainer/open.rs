@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use roll_backends::overlap::OverlappedRanks;
 use roll_core::{
-    Algorithm, BuildContext, Communicator, ConditionInput, DataSource, Error, Kind, Model, Registry, Result,
+    Algorithm, BuildContext, Communicator, ConditionInput, DataSource, Error, Headline, Kind, Model, Registry, Result,
     RewardScorer, Strategy, Tensor, VideoUnit,
 };
 use roll_data::{Batches, DataConfig, Dataset, Metadata};
@@ -14,6 +14,7 @@ use super::rows::{Rows, clip_notes, unused_fps};
 use crate::cache::{self, CacheStore, CachedModel, CachedReward};
 use crate::config::{LoadedConfig, RunConfig};
 use crate::evaluation::{EvaluationSources, Evaluator};
+use crate::progress::counted;
 use crate::results::SetLabels;
 use crate::results::record::Record;
 use crate::sample_prompts::SamplePrompts;
@@ -56,6 +57,17 @@ pub struct Parts {
     /// The name of the reward that reads its reference, if one does.
     reference_reader: Option<String>,
     evaluation: Option<EvaluationSources>,
+    /// The number of rows of `evaluation.metadata` that are trained on, too.
+    seen: usize,
+}
+
+impl Parts {
+    /// Bytes of a checkpoint: trained parameters and the optimizer's two moments, in f32, and the averaged parameters.
+    /// `None` without a model.
+    pub fn checkpoint_bytes(&self, config: &RunConfig) -> Option<u64> {
+        let copies = if config.training.average > 0.0 { 4 } else { 3 };
+        Some(self.model.as_ref()?.parameter_count() as u64 * 4 * copies)
+    }
 }
 
 impl Trainer {
@@ -85,7 +97,7 @@ impl Trainer {
             average: (config.training.average > 0.0).then(|| roll_core::flat::read(model.as_ref())).transpose()?,
             noise: config.noise(),
             labels: SetLabels::new(&measure, evaluator.as_ref().map(Evaluator::check_labels).unwrap_or_default()),
-            headlines: algorithm.headlines(),
+            headlines: headlines(algorithm.as_ref(), parts.seen),
             schedule: config.training.schedule(steps),
             data: data.map(|data| data.up_to(steps)),
             evaluator: evaluator.filter(|_| !validates),
@@ -99,7 +111,7 @@ impl Trainer {
             store,
             steps,
             steps_done: 0,
-            record: Record::default(),
+            record: Record { seen: parts.seen, ..Record::default() },
             seconds_before: 0.0,
             saved: None,
             saved_step: None,
@@ -141,6 +153,7 @@ impl Opening<'_> {
         let notes = self.part("run", loaded.without_effect(registry))?;
         self.note("run", notes.into_iter().flatten())?;
         self.part("run", check_ranks(config, context.ranks.as_ref()))?;
+        self.note("run", crate::on_finish::missing_programs(config))?;
         // Before the components, which open it too: an error is not theirs.
         let device = self.part("run", roll_backends::device(&context.backend))?;
         if device.is_some() {
@@ -158,6 +171,7 @@ impl Opening<'_> {
             parts.evaluation = self.part("evaluation", EvaluationSources::open(loaded, registry, context))?;
         }
         self.check_rows(&parts, metadata.as_ref())?;
+        self.check_unseen(&mut parts, metadata.as_ref())?;
         if device.is_some()
             && self.has_model
             && let Some((strategy, model)) = self.part("model", strategy_and_model(config, registry, context))?
@@ -200,6 +214,7 @@ impl Opening<'_> {
         }
         if let Some(source) = source.filter(|source| parts.data.is_some() || *source != DataSource::Clips) {
             parts.steps = self.part("run", steps(config, parts.data.as_ref(), source))?;
+            self.note("run", parts.steps.and_then(|steps| config.training.warmup_note(steps)))?;
         }
         Ok(parts)
     }
@@ -268,6 +283,23 @@ impl Opening<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Counts the evaluated rows that are trained on, too.
+    fn check_unseen(&mut self, parts: &mut Parts, train: Option<&Metadata>) -> Result<()> {
+        let unseen = parts.evaluation.as_ref().and_then(EvaluationSources::unseen);
+        let (Some(train), Some(unseen)) = (train, unseen) else { return Ok(()) };
+        let count = self.loaded.config.evaluation.samples.unwrap_or(usize::MAX).min(unseen.rows.len());
+        let both = unseen.rows_in(train, count);
+        let note = both.first().map(|first| {
+            format!(
+                "{} of {count} of `evaluation.metadata` are trained on, too, first {}: they say nothing of others",
+                counted(both.len() as u64, "row"),
+                unseen.location(first)
+            )
+        });
+        parts.seen = both.len();
+        self.note("evaluation", note)
     }
 
     /// Checks that the model can use clips and rows.
@@ -371,6 +403,16 @@ impl Opening<'_> {
         parts.model = Some(model);
         Ok(())
     }
+}
+
+/// The headlines of the algorithm. The data that validate it are named as clips of which `seen` are trained on, too.
+fn headlines(algorithm: &dyn Algorithm, seen: usize) -> Vec<Headline> {
+    let mut headlines = algorithm.headlines();
+    if seen > 0 {
+        let held_out = headlines.iter_mut().filter_map(|headline| headline.held_out.as_mut());
+        held_out.for_each(|data| data.data = format!("clips, of which {seen} are trained on, too"));
+    }
+    headlines
 }
 
 /// The conditions of the smallest clip, to ask a model whether it can take one.

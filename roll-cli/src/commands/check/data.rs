@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
 
 use roll_algos::reward_fl::{Reference, reference_video};
-use roll_core::{Result, RewardScorer, VideoUnit};
+use roll_core::{Error, Grad, Result, RewardScorer, Sample, Score, Target, Tensor, Video, VideoUnit};
 use roll_data::{Batches, Bucket, Dataset, OnBadSample, probe};
 use roll_train::config::RunConfig;
 use roll_train::progress::counted;
@@ -14,6 +16,8 @@ use super::findings::Findings;
 
 /// At most this many clips of a data set are probed.
 const CLIPS: usize = 2000;
+/// Frames per second of a video without a clip, if `data.fps` does not say.
+const FPS: f64 = 16.0;
 /// At most this many faults are named.
 const NAMED: usize = 3;
 /// At most this many sizes are named.
@@ -127,16 +131,72 @@ fn files_are_there(paths: &[Option<&Path>]) -> Result<()> {
     Ok(())
 }
 
-/// Counts the first references in which the reward finds something to compare with.
+/// Scores the first clip, or a grey video for a row without one, and pulls the gradient if a run does.
+pub fn score(config: &RunConfig, dataset: &Dataset, reward: &mut dyn RewardScorer, grad: Grad, found: &mut Findings) {
+    // Other videos or people decide.
+    if reward.compares() {
+        return;
+    }
+    let Some(sample) = (0..dataset.len().min(CLIPS)).find_map(|i| dataset.sample(i).ok()) else { return };
+    let what = if sample.video.clip().is_some() { "the first clip" } else { "a grey video" };
+    let (name, begun) = (reward.name().to_string(), Instant::now());
+    match score_of(config, &sample, reward, grad) {
+        Ok(Some(Score::Value { value, .. })) if value.is_finite() => {
+            let with = if grad.is_on() { " with its gradient" } else { "" };
+            let seconds = begun.elapsed().as_secs_f64();
+            found.good(format!("`{name}` scores {what} {value:.4}, in {seconds:.2} s{with}"));
+        }
+        Ok(Some(Score::Value { value, .. })) => {
+            found.note(format!("the score of {what} by `{name}` is {value}, which counts as nothing to score"));
+        }
+        Ok(Some(Score::Missing { reason })) => found.note(format!("`{name}` has nothing to score in {what}: {reason}")),
+        Ok(None) => {}
+        Err(error) => found.problem(error.chain()),
+    }
+}
+
+/// `None` if the sample has no reference that the reward can use.
+fn score_of(config: &RunConfig, sample: &Sample, reward: &mut dyn RewardScorer, grad: Grad) -> Result<Option<Score>> {
+    let mut target = match reference_video(sample, reference_kind(config))?.map(|video| reward.prepare(&video)) {
+        Some(Err(error)) if error.missing_reason().is_some() => return Ok(None),
+        Some(prepared) => prepared?,
+        None if reward.reads_reference() => return Ok(None),
+        None => Target::default(),
+    };
+    target.columns = sample.columns.clone();
+    let video = match sample.video.clip() {
+        Some(clip) => clip.clone(),
+        None => {
+            let [frames, height, width] = sample.video.dims();
+            Arc::new(Video::new(Tensor::zeros([frames, 3, height, width]), config.data.fps.unwrap_or(FPS))?)
+        }
+    };
+    let (score, pullback) = reward.score(&video, &sample.prompt, &target, grad)?;
+    if grad.is_on() && score.value().is_some_and(f64::is_finite) {
+        let name = reward.name();
+        let pullback = pullback.ok_or_else(|| Error::Misuse(format!("the reward `{name}` returned no gradient")))?;
+        let gradient = pullback.pull(&Tensor::scalar(1.0))?;
+        if let Some(value) = gradient.f32s()?.iter().find(|value| !value.is_finite()) {
+            return Err(Error::NonFinite { what: format!("the gradient of `{name}`"), value: f64::from(*value) });
+        }
+    }
+    Ok(Some(score))
+}
+
+fn reference_kind(config: &RunConfig) -> Reference {
+    let kind = config.algo.options.get("reference").cloned();
+    kind.and_then(|kind| serde_json::from_value(kind).ok()).unwrap_or(Reference::Clip)
+}
+
+/// Counts the first references in which the reward finds something to compare with. Returns false after a problem.
 pub fn references(
     config: &RunConfig,
     dataset: &Dataset,
     reward: &mut dyn RewardScorer,
     samples: usize,
     found: &mut Findings,
-) {
-    let kind = config.algo.options.get("reference").cloned();
-    let kind = kind.and_then(|kind| serde_json::from_value(kind).ok()).unwrap_or(Reference::Clip);
+) -> bool {
+    let kind = reference_kind(config);
     let mut looked_at = dataset.len().min(samples);
     let (mut prepared, mut without) = (0, Vec::new());
     for i in 0..dataset.len().min(samples) {
@@ -153,12 +213,15 @@ pub fn references(
             Ok(None) => looked_at -= 1,
             Err(error) => match error.missing_reason() {
                 Some(reason) => without.push(format!("{}: {reason}", sample.origin)),
-                None => return found.problem(error.chain()),
+                None => {
+                    found.problem(error.chain());
+                    return false;
+                }
             },
         }
     }
     if looked_at == 0 {
-        return; // rows without a reference
+        return true; // rows without a reference
     }
     let name = reward.name().to_string();
     let limit = format!("of the first {}", counted(looked_at as u64, "reference"));
@@ -166,8 +229,12 @@ pub fn references(
     if !without.is_empty() {
         let message = format!("it cannot compare with these:\n{}", listed(&without));
         match prepared == 0 || reward.on_missing() == roll_core::OnMissing::Error {
-            true => found.problem(message),
+            true => {
+                found.problem(message);
+                return false;
+            }
             false => found.note(message),
         }
     }
+    true
 }

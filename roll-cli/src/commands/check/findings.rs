@@ -59,14 +59,6 @@ impl Findings {
         self.print("PROBLEM: ", text.as_ref());
     }
 
-    /// One or the other.
-    pub fn outcome(&mut self, outcome: Result<String>) {
-        match outcome {
-            Ok(text) => self.good(text),
-            Err(error) => self.problem(error.chain()),
-        }
-    }
-
     fn print(&mut self, mark: &str, text: &str) {
         for (i, line) in text.lines().enumerate() {
             let indent = if i == 0 { mark.to_string() } else { " ".repeat(mark.len()) };

@@ -4,8 +4,12 @@
 mod data;
 mod findings;
 
+use std::path::Path;
+
+use roll_backends::Backend;
 use roll_core::plan::{Needs, in_words};
-use roll_core::{BuildContext, Error, FileCheck, FilesFound, Kind, Registry, Result};
+use roll_core::{BuildContext, Error, FileCheck, FilesFound, Grad, Kind, Registry, Result};
+use roll_external::files;
 use roll_train::Run;
 use roll_train::config::{LoadedConfig, RunConfig};
 use roll_train::evaluation::Evaluator;
@@ -29,16 +33,17 @@ pub fn check(args: Check) -> Result<()> {
     // A mistake in the arguments is no problem of the run.
     cluster(&args.machine)?;
     let mut run = args.run;
-    if let Some(dir) = &run.resume {
-        run.config.run = Some(RunDir::open(dir)?);
-    }
+    let resumed = run.resume.take().map(RunDir::open).transpose()?;
+    run.config.run = resumed.clone();
     let configuration = Configuration::read_for(&run.config, &run.keys(), run.all_ranks())?;
     let registry = configuration.registry()?;
     let why_not_demo = configuration.why_not_demo();
     let loaded = configuration.or_demo()?.load(&registry)?;
     let config = &loaded.config;
-    let context = BuildContext { headers_only: true, ..crate::ranks::with_collectives(build_context(&loaded))? };
-    let files = files(&loaded, &registry, &context);
+    let unusable = roll_backends::device(&config.backend).err();
+    let opened = if unusable.is_some() { on_the_cpu(&loaded) } else { loaded.clone() };
+    let context = BuildContext { headers_only: true, ..crate::ranks::with_collectives(build_context(&opened))? };
+    let files = model_files(&opened, &registry, &context);
     let unopened = match &files {
         Ok(Some(FilesFound { missing, .. })) => {
             missing.as_ref().map(|files| format!("a run would download files first: {files}"))
@@ -46,17 +51,32 @@ pub fn check(args: Check) -> Result<()> {
         Ok(None) => Some(format!("`{}` is not opened: a plugin's model reads its weights", config.model.name)),
         Err(_) => None,
     };
-    let (mut parts, findings) =
-        Run::new(loaded.clone(), &registry, context).each_rank(crate::ranks::adapt).check(unopened.is_none())?;
+    let planned = Run::new(opened, &registry, context).each_rank(crate::ranks::adapt);
+    let planned = match (resumed, run.out) {
+        (Some(dir), _) => planned.resume(dir),
+        (None, Some(out)) => planned.dir(out),
+        (None, None) => planned,
+    };
+    let (mut parts, findings) = planned.check(unopened.is_none())?;
     let mut found = Findings::new(findings);
 
     found.section("run");
     let names = [("", &config.algo.name), (" of ", &config.model.name), (" by ", &config.strategy.name)];
     found.good(names.map(|(word, name)| format!("{word}`{name}`")).concat());
     found.good(format!("backend `{}`", config.backend));
+    if let Some(error) = unusable {
+        let elsewhere = args.machine.on.is_some() && Backend::of(&config.backend).is_ok();
+        let why = format!("{}\neverything else is checked on the CPU", error.chain());
+        if elsewhere { found.note(why) } else { found.problem(why) }
+    }
     found.good(config.training.rate_in_words());
-    if let Some(dir) = run.out.filter(|dir| dir.exists()) {
-        found.outcome(RunDir::would_create(&dir).map(|()| format!("writes to {}", dir.display())));
+    ranks_note(config, &args.machine)?.into_iter().for_each(|note| found.note(note));
+    match planned.directory() {
+        Ok(dir) => {
+            found.good(format!("writes to {}", dir.display()));
+            disk(config, &parts, &dir, &mut found);
+        }
+        Err(error) => found.problem(error.chain()),
     }
     if let Some(NotDemo::WrongModel(note) | NotDemo::MissingPart(note)) = why_not_demo {
         found.note(note);
@@ -71,7 +91,9 @@ pub fn check(args: Check) -> Result<()> {
     unopened.into_iter().for_each(|note| found.note(note));
     found.queued("model");
 
-    let size = list_data(config, &mut parts, args.samples, &mut found);
+    let passes = registry.passes(&config.algo.name, &config.algo.options);
+    let grad = if passes.is_ok_and(|passes| passes.decoded()[1] > 0) { Grad::Record } else { Grad::Skip };
+    let size = list_data(config, &mut parts, args.samples, grad, &mut found);
     found.section("memory");
     match complete {
         true => list_needs(&loaded, &registry, &args.machine, size, parts.steps, &mut found),
@@ -80,8 +102,62 @@ pub fn check(args: Check) -> Result<()> {
     found.end()
 }
 
+/// The configuration for the CPU of this machine, which can check files, data and rewards of a run for another machine.
+fn on_the_cpu(loaded: &LoadedConfig) -> LoadedConfig {
+    let mut loaded = loaded.clone();
+    loaded.config.backend = Backend::on_the_cpu().name().into();
+    loaded
+}
+
+/// The number of ranks of the run.
+fn rank_count(config: &RunConfig) -> usize {
+    ranks::of_process(config, process().as_ref()) * process().world_size()
+}
+
+/// A note if the machine that the arguments name has more devices than the run has ranks, or fewer.
+fn ranks_note(config: &RunConfig, args: &MachineArgs) -> Result<Option<String>> {
+    let (cluster, devices) = cluster(args)?;
+    let ranks = rank_count(config);
+    let counts =
+        format!("the run has {}, the machine {}", counted(ranks as u64, "rank"), counted(devices as u64, "device"));
+    Ok(match cluster {
+        Some(_) if devices > ranks => Some(format!(
+            "{counts}: the others stay idle; to train on all, `--ranks {devices} --set strategy.name=zero`, or a \
+             launcher that starts {devices} processes"
+        )),
+        Some(_) if devices < ranks => Some(format!("{counts}: ranks share a device and its memory")),
+        _ => None,
+    })
+}
+
+/// Finds out whether the checkpoints of the run fit on the disk of its directory.
+fn disk(config: &RunConfig, parts: &Parts, dir: &Path, found: &mut Findings) {
+    let (Some(each), Some(steps)) = (parts.checkpoint_bytes(config), parts.steps) else { return };
+    let written = if config.save_steps == 0 { 1 } else { steps.div_ceil(config.save_steps) };
+    // The oldest is deleted once the newest is written.
+    let kept = config.max_ckpt_to_keep.map_or(written, |keep| written.min(keep as u64 + 1));
+    let Some(free) = files::free_bytes(dir) else { return };
+    if each.saturating_mul(kept) > free {
+        let (all, each) = (in_words((each * kept) as usize), in_words(each as usize));
+        found.problem(format!(
+            "{} of {each} take {all}, and the disk of {} has {} left: another `output_dir`, `save_steps` above {}, or \
+             `max_ckpt_to_keep`",
+            counted(kept, "checkpoint"),
+            dir.display(),
+            in_words(free as usize),
+            config.save_steps
+        ));
+    }
+}
+
 /// Lists data, environment, references and evaluated clips. Returns height and width of the largest clip.
-fn list_data(config: &RunConfig, parts: &mut Parts, samples: usize, found: &mut Findings) -> Option<[usize; 2]> {
+fn list_data(
+    config: &RunConfig,
+    parts: &mut Parts,
+    samples: usize,
+    grad: Grad,
+    found: &mut Findings,
+) -> Option<[usize; 2]> {
     found.section("data");
     let largest = match (&parts.data, parts.steps) {
         (Some(data), _) => data::look(data, parts.steps, parts.unit, found),
@@ -97,12 +173,18 @@ fn list_data(config: &RunConfig, parts: &mut Parts, samples: usize, found: &mut 
     found.queued("env");
     found.section("reward");
     if let (Some(reward), Some(data)) = (&mut parts.reward, &parts.data) {
-        data::references(config, data.dataset(), reward.as_mut(), samples, found);
+        let dataset = data.dataset();
+        if data::references(config, dataset, reward.as_mut(), samples, found) {
+            data::score(config, dataset, reward.as_mut(), grad, found);
+        }
     }
     found.queued("reward");
     found.section("evaluation");
     if let Some(clips) = parts.evaluator.as_ref().map(Evaluator::clips) {
         found.good(format!("{} to evaluate can be read", counted(clips as u64, "clip")));
+    }
+    if let (Some(evaluator), Some(data)) = (&mut parts.evaluator, &parts.data) {
+        evaluator.check_scorers().for_each(|check| data::score(config, data.dataset(), check, Grad::Skip, found));
     }
     found.queued("evaluation");
 
@@ -119,7 +201,8 @@ fn list_needs(
     found: &mut Findings,
 ) {
     let config = &loaded.config;
-    let planned = machine(args, loaded).and_then(|machine| {
+    let planned = machine(args, loaded).and_then(|mut machine| {
+        machine.devices = rank_count(config);
         let (_, needs) = estimate(loaded, registry, None, size, &machine)?;
         Ok((machine, needs))
     });
@@ -180,11 +263,15 @@ pub fn estimated(loaded: &LoadedConfig, registry: &Registry) -> Option<String> {
 
 /// The device's memory is that of this machine.
 fn on_the_host(config: &RunConfig) -> bool {
-    ["flex", "libtorch"].contains(&config.backend.as_str())
+    Backend::of(&config.backend).is_ok_and(|backend| !backend.is_numbered())
 }
 
 /// The model's files that are there; `None` for the model of a plugin.
-pub(super) fn files(loaded: &LoadedConfig, registry: &Registry, context: &BuildContext) -> Result<Option<FilesFound>> {
+pub(super) fn model_files(
+    loaded: &LoadedConfig,
+    registry: &Registry,
+    context: &BuildContext,
+) -> Result<Option<FilesFound>> {
     let model = &loaded.config.model;
     let linked = registry.find(Kind::Model, &model.name).is_ok_and(|registration| registration.is_linked);
     let check = FileCheck::of(Kind::Model, &model.name).filter(|_| linked);

@@ -140,6 +140,10 @@ fn learning(run: &RunFiles) -> (Mark, String) {
     }
     if let Some((set, change)) = change(run, REWARD) {
         let clips = match set {
+            SetName::Unseen if run.record.seen > 0 => {
+                let clips = counted(change.clips as u64, "clip");
+                format!("{clips}, of which {} are trained on, too", run.record.seen)
+            }
             SetName::Unseen => format!("{} that were not trained on", counted(change.clips as u64, "clip")),
             SetName::Train => format!("{} of the training data", counted(change.clips as u64, "clip")),
         };
@@ -202,8 +206,8 @@ fn validated(run: &RunFiles) -> Option<(Mark, String)> {
     };
     let digits = decimals(after - before);
     let percent = if before == 0.0 { String::new() } else { format!(" ({:+.2} %)", 100.0 * (after / before - 1.0)) };
-    let label = &held_out.label;
-    Some((mark, format!("{word}: {label} from {before:.digits$} to {after:.digits$}{percent}, on {}.", held_out.data)))
+    let (label, data) = (&held_out.label, &held_out.data);
+    Some((mark, format!("{word}: {label} from {before:.digits$} to {after:.digits$}{percent}, on {data}.")))
 }
 
 fn hacking(run: &RunFiles) -> (Mark, String) {
