@@ -236,10 +236,11 @@ const sharpness = async video => {
   video.pause();
   let sum = 0;
   for (const time of [0.3, 0.5, 0.7, 0.9]) {
-    const sought = new Promise(done => video.addEventListener('seeked', done, { once: true }));
+    const sought = new Promise(done => video.addEventListener('seeked', () => done(true), { once: true }));
     video.currentTime = time;
-    // A video that is not shown any more never gets there.
-    await Promise.race([sought, new Promise(done => setTimeout(done, 2000))]);
+    // A busy machine seeks slowly, and a video that is not shown any more never gets there: neither is judged by an old frame.
+    const arrived = await Promise.race([sought, new Promise(done => setTimeout(done, 5000))]);
+    if (!arrived || !video.paused || Math.abs(video.currentTime - time) > 0.01) return NaN;
     context.drawImage(video, 0, 0);
     const pixels = context.getImageData(0, 0, w, h).data;
     const luma = i => 0.299 * pixels[4 * i] + 0.587 * pixels[4 * i + 1] + 0.114 * pixels[4 * i + 2];
@@ -252,15 +253,18 @@ const sharpness = async video => {
   }
   return sum;
 };
-let votes = 0;
+let votes = 0, before;
 const judge = async () => {
   const shown = [...document.querySelectorAll('.choices video')];
   const judged = question?.id;
-  if (shown.length && shown.every(video => video.readyState >= 2)) {
+  if (shown.length && begun && shown.every(video => video.readyState >= 2)) {
     const found = [];
     for (const video of shown) found.push(await sharpness(video));
+    // A busy browser may still draw the frame before the one that was sought: two measurements agree.
+    const measured = JSON.stringify([judged, ...found]), agreed = measured === before;
+    before = measured;
     const best = found.indexOf(Math.max(...found)) + 1;
-    if (question?.id !== judged) return setTimeout(judge, 100);
+    if (question?.id !== judged || !best || !agreed) return setTimeout(judge, 100);
     if (votes++ % 2) document.dispatchEvent(new KeyboardEvent('keydown', { key: String(best) }));
     else document.querySelector(`[data-choice='${best}']`).click();
   }
