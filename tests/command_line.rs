@@ -87,6 +87,21 @@ fn rewards_try_prints_scores_of_frames_and_draws_the_gradient() {
 }
 
 #[test]
+fn a_bench_of_streamed_weights_leaves_no_file() {
+    let world = World::new(2);
+    std::fs::create_dir(world.path("temporary")).unwrap();
+    let small = ["bench", "--layers", "1", "--frames", "5", "--size", "32x32", "--without-vae", "--rounds", "1"];
+    let mut command = world.command(&[&small[..], &["--weight-store", "streamed", "--json", "step.json"]].concat());
+    let output = command.env("TMPDIR", world.path("temporary")).output().unwrap();
+    assert!(output.status.success(), "{}", stderr_text(&output));
+    let written: serde_json::Value = serde_json::from_slice(&std::fs::read(world.path("step.json")).unwrap()).unwrap();
+    assert_eq!(written["weight_store"], "streamed");
+    assert_eq!(std::fs::read_dir(world.path("temporary")).unwrap().count(), 0);
+    let eight = world.roll(&[&small[..], &["--weight-store", "streamed", "--weights-dtype", "int8"]].concat());
+    fails(&eight, 2, &["--weight-store", "not streamed"]);
+}
+
+#[test]
 fn existing_files_are_not_overwritten() {
     let world = World::new(2);
     std::fs::write(world.path("notes.md"), "mine").unwrap();

@@ -118,7 +118,7 @@ def attention_kept(run):
 
 def eight_bits(run):
     """Ten blocks without the VAE: in bf16, in eight bits on the GPU, and in eight bits from host memory."""
-    ways = [[], ["--weights-dtype", "int8"], ["--weights-dtype", "int8", "--weights-on-host", "--offload"],
+    ways = [[], ["--weights-dtype", "int8"], ["--weights-dtype", "int8", "--weight-store", "host", "--offload"],
             ["--weights-dtype", "fp8"]]
     seconds = [of_ten_blocks(run, way) for way in ways]
     return f"of bf16: int8 {seconds[1] / seconds[0]:.2f}, from the host {seconds[2] / seconds[0]:.2f}, " \
@@ -145,10 +145,16 @@ def fp8_products(run):
     return f"products in fp8 {fp8 / decoded:.2f} of decoded weights"
 
 
+def streamed(run):
+    """Ten blocks without the VAE: on the GPU, and from a file that the page cache holds, a block ahead."""
+    resident, streamed = of_ten_blocks(run, []), of_ten_blocks(run, ["--weight-store", "streamed"])
+    return f"streamed {streamed / resident:.2f} of resident"
+
+
 def weights_on_host(run):
     """An expert of A14B also on a GPU that does not hold it."""
     of = TINY if run.tiny else ["--preset", "a14b", "--size", "480x480"]
-    return said_of(bench(run, "--weights-on-host", "--offload", of=of))
+    return said_of(bench(run, "--weight-store", "host", "--offload", of=of))
 
 
 HOLD = """
@@ -163,7 +169,7 @@ sys.stdin.read()
 def card_of_24(run):
     """An expert of A14B as `docs/src/real-model.md` configures it for a card of 24 GB; another process holds the rest
     of this card's memory."""
-    arguments = ["--weights-on-host", "--weights-dtype", "int8", "--offload", "--whole-step", "--vae-checkpoints", "4",
+    arguments = ["--weight-store", "host", "--weights-dtype", "int8", "--offload", "--whole-step", "--vae-checkpoints", "4",
                  "--set", "algo.trained_steps.last=3"]
     of = TINY if run.tiny else ["--preset", "a14b", "--size", "480x480"]
     holder = None
@@ -473,6 +479,7 @@ def in_order(run):
         *([offload, torch_offload] if holds else []),
         Part("vae-f32", "roll, the VAE in f32", 45, 90, ours("--vae-dtype", "f32"), again=True),
         Part("unfused", "roll without its own kernels", 45, 90, ours(extra={"ROLL_FUSED": "0"}), again=True),
+        Part("streamed", "roll, ten blocks, weights from a file", 40, 90, streamed),
         Part("weights-host", "roll, weights in host memory", 45, 90, weights_on_host, again=True),
         Part("probe", "PyTorch's products, copies, attention", 30, 60, probe, ("gpu_probe",)),
         Part("sanitizer", "compute-sanitizer", 60, 120, sanitizer),

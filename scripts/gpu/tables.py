@@ -178,7 +178,7 @@ def whole(records, clocks):
         lines = [[n, passes, f"{a:.3f}", f"{b:.3f}", f"{c:.3f}"] for n, passes, a, b, c in phases]
         said += ["## cuda", markdown(["phase", "passes", "1 block, s", "3 blocks, s", "all, s"], lines), line]
     for title, *parts in [("Variants", "phases", "vae-f32", "unfused", "weights-host"),
-                          ("Ten blocks", "eight-bits", "fp8-products")]:
+                          ("Ten blocks", "eight-bits", "fp8-products", "streamed")]:
         variants = [(" ".join([r["part"], *r["arguments"]]), r["bench"]) for r in records
                     if r["verdict"] == "found" and "bench" in r and r["part"] in parts]
         if len(variants) < 2:

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use burn::tensor::DType;
 use clap::Args as ClapArgs;
 use roll_backends::EightBits;
+use roll_models::wan2_2::Placement;
 
 /// Arguments of `roll bench`.
 #[derive(Debug, ClapArgs)]
@@ -55,9 +56,11 @@ pub struct Bench {
     /// Keep results of self-attention between forward and pull, as with `model.keep_attention`.
     #[arg(long)]
     pub keep_attention: bool,
-    /// Keep the transformer's weights in host memory, and bring them a block ahead, as with `model.weight_store: host`.
-    #[arg(long)]
-    pub weights_on_host: bool,
+    /// Where the transformer's weights wait, as with `model.weight_store`: on the device (resident), in host memory
+    /// (host), or in a file (streamed: a temporary one, which takes their size on disk). The last two bring them a block
+    /// ahead.
+    #[arg(long, value_name = "STORE", default_value = "resident", value_parser = store)]
+    pub weight_store: Placement,
     /// Count two velocities for each denoising step, the second without gradient, as with `algo.guidance_scale` above
     /// 1.
     #[arg(long)]
@@ -75,6 +78,15 @@ pub struct Bench {
     /// Replace an existing file of `--json`.
     #[arg(long, requires = "json")]
     pub force: bool,
+}
+
+fn store(text: &str) -> Result<Placement, String> {
+    match text {
+        "resident" => Ok(Placement::Resident),
+        "host" => Ok(Placement::Host),
+        "streamed" => Ok(Placement::Streamed),
+        _ => Err("expected resident, host or streamed".into()),
+    }
 }
 
 fn eight_bits(text: &str) -> Result<EightBits, String> {

@@ -1,9 +1,11 @@
 //! The networks of a preset with random weights, made on the device, and the inputs of a step.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Distribution, Tensor as Burn};
 use roll_backends::device::is_gpu;
+use roll_backends::host::to_host_nd;
 use roll_backends::strategy::Single;
 use roll_backends::weights::HostStore;
 use roll_backends::{
@@ -12,7 +14,8 @@ use roll_backends::{
 use roll_core::{Conditioning, Error, Noise, OptimizerConfig, Purpose, Result, StateDict, Strategy, Tensor, Timestep};
 use roll_models::wan2_2::dit::Dit;
 use roll_models::wan2_2::vae::{Chunking, LatentStatistics, Vae};
-use roll_models::wan2_2::{Parts, Settings, Wan};
+use roll_models::wan2_2::{Parts, Placement, Settings, Wan};
+use roll_models::weights::{Checkpoint, Streamed, save_safetensors};
 
 use super::preset::Preset;
 use super::scorer::Scorer;
@@ -32,10 +35,11 @@ impl Fixture {
     pub fn new(preset: &Preset<'_>, device: &Device) -> Result<Self> {
         let (dit, vae) = (&preset.networks.dit, &preset.networks.vae);
         let codes = preset.args.weights_dtype.map(Codes::new).transpose()?;
-        let weights = random(dit.weights(), preset.dtype, codes, device);
-        let store: Arc<dyn WeightStore> = match preset.args.weights_on_host {
-            true => Arc::new(HostStore::new(weights, device)?),
-            false => Arc::new(Resident::from_weights(weights.collect::<Result<_>>()?, device)),
+        let weights = || random(dit.weights(), preset.dtype, codes, device);
+        let store: Arc<dyn WeightStore> = match preset.args.weight_store {
+            Placement::Host => Arc::new(HostStore::new(weights(), device)?),
+            Placement::Streamed => Arc::new(streamed(dit.weights(), preset.dtype, device)?),
+            _ => Arc::new(Resident::from_weights(weights().collect::<Result<_>>()?, device)),
         };
         let memory = if preset.args.offload { Memory::Offload } else { Memory::Recompute };
         let mut expert = Dit::with_store(dit.clone(), store)
@@ -84,6 +88,22 @@ impl Fixture {
     }
 }
 
+/// A store over a temporary file of random weights. The file's name goes at once: a mapped file keeps its contents.
+fn streamed(shapes: Vec<(String, Vec<usize>)>, dtype: DType, device: &Device) -> Result<Streamed> {
+    device.seed(0);
+    let tensors = shapes.into_iter().map(|(name, shape)| {
+        let values = to_host_nd(&random_tensor(&name, shape, dtype, device))?;
+        Ok((name, values))
+    });
+    let state: StateDict = tensors.collect::<Result<_>>()?;
+    let path = std::env::temp_dir().join(format!("roll-bench-{}.safetensors", std::process::id()));
+    let opened = save_safetensors(&path, &state, &BTreeMap::new()).and_then(|()| Checkpoint::open(&path));
+    let removed = std::fs::remove_file(&path);
+    let checkpoint = opened?;
+    removed.map_err(Error::file("remove", &path))?;
+    Ok(Streamed::new(checkpoint, device).stored_as(dtype.into()).with_prefetch())
+}
+
 /// Chunking of the VAE: frames are not tiled; on GPUs, by default, each chunk is a checkpoint.
 fn chunking(preset: &Preset<'_>, device: &Device) -> Chunking {
     let offload = preset.args.offload && is_gpu(device);
@@ -111,19 +131,24 @@ fn random(
             let matrix = ScaledMatrix::new(codes.rows([rows, columns])?, device);
             return Ok((name, Weight::from_scaled(matrix)));
         }
-        let count: usize = shape.iter().product();
-        let inputs: usize = shape[1..].iter().product();
-        let is_norm = name.contains("norm") && !name.ends_with("bias") || name.ends_with("gamma");
-        let values: Burn<1> = match (is_norm, shape.len()) {
-            (true, _) => Burn::ones([count], (device, DType::F32)),
-            (false, 1) => Burn::zeros([count], (device, DType::F32)),
-            (false, _) => {
-                let deviation = 1.0 / (inputs as f64).sqrt();
-                Burn::random([count], Distribution::Normal(0.0, deviation), (device, DType::F32))
-            }
-        };
-        Ok((name, Weight::from_tensor(NdTensor::from_flat(values.cast(dtype), shape))))
+        let values = random_tensor(&name, shape, dtype, device);
+        Ok((name, Weight::from_tensor(values)))
     })
+}
+
+fn random_tensor(name: &str, shape: Vec<usize>, dtype: DType, device: &Device) -> NdTensor {
+    let count: usize = shape.iter().product();
+    let inputs: usize = shape[1..].iter().product();
+    let is_norm = name.contains("norm") && !name.ends_with("bias") || name.ends_with("gamma");
+    let values: Burn<1> = match (is_norm, shape.len()) {
+        (true, _) => Burn::ones([count], (device, DType::F32)),
+        (false, 1) => Burn::zeros([count], (device, DType::F32)),
+        (false, _) => {
+            let deviation = 1.0 / (inputs as f64).sqrt();
+            Burn::random([count], Distribution::Normal(0.0, deviation), (device, DType::F32))
+        }
+    };
+    NdTensor::from_flat(values.cast(dtype), shape)
 }
 
 /// Random numbers in eight bits, of which every matrix is made: rounding each matrix of a 14B transformer takes

@@ -14,7 +14,7 @@ mod step;
 
 use roll_backends::ops::Fp8Products;
 use roll_core::{Error, Result};
-use roll_models::wan2_2::VaeDType;
+use roll_models::wan2_2::{Placement, VaeDType};
 
 use crate::args::Bench;
 use crate::output::refuse_existing;
@@ -28,6 +28,10 @@ pub fn bench(args: Bench) -> Result<()> {
     }
     let json = args.json.iter().filter(|path| path.as_os_str() != "-");
     json.into_iter().try_for_each(|path| refuse_existing(path, args.force))?;
+    if args.weight_store == Placement::Streamed && args.weights_dtype.is_some() {
+        let problem = "weights in eight bits are not streamed: leave `--weights-dtype` out, or choose `host`";
+        return Err(Error::config("--weight-store", problem));
+    }
     let mut preset = Preset::of(&args)?;
     // Opening a device takes none of its memory, and reports a missing part before anything takes minutes.
     let device = roll_backends::device(&args.backend)?;

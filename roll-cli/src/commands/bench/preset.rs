@@ -4,10 +4,10 @@ use burn::tensor::DType;
 use roll_backends::EightBits;
 use roll_core::plan::{Division, Passes, PlanInput, Speed};
 use roll_core::{Error, Registry, Result, nearest};
+use roll_models::wan2_2::IdleExpert;
 use roll_models::wan2_2::dit::{DitConfig, Trainable};
 use roll_models::wan2_2::plan::{DeviceStorage, Networks, Plan, PublishedModel};
 use roll_models::wan2_2::vae::{Chunking, VaeConfig};
-use roll_models::wan2_2::{IdleExpert, Placement};
 use roll_train::config::ConfigLayers;
 
 use crate::args::Bench;
@@ -134,7 +134,7 @@ impl<'a> Preset<'a> {
                 division: Division::default(),
                 speed: Speed { flops: 1.0, link: 1.0, read: 1.0 },
             },
-            placement: if self.args.weights_on_host { Placement::Host } else { Placement::Resident },
+            placement: self.args.weight_store,
             trainable: self.trainable(),
             trained_experts: vec!["dit2".into()],
             tiling: None,

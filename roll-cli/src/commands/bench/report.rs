@@ -124,7 +124,7 @@ impl Preset<'_> {
             "guided": args.guided,
             "offload": args.offload,
             "keep_attention": args.keep_attention,
-            "weights_on_host": args.weights_on_host,
+            "weight_store": args.weight_store,
             "whole_step": args.whole_step,
             "matmul_flops_per_second": ceiling,
             "transformer_flops_per_second": measured.transformer_rate(),
