@@ -199,6 +199,16 @@ pub fn adapt(mut context: BuildContext) -> Result<BuildContext> {
     Ok(context)
 }
 
+/// The first error of opening the devices of `ranks` threads of this process, as [`adapt`] names them.
+pub fn unusable_device(backend: &str, ranks: usize) -> Option<Error> {
+    let visible = variable("CUDA_VISIBLE_DEVICES");
+    let names = (0..ranks).map(|rank| match ranks {
+        1 => backend.to_string(),
+        _ => numbered(backend, visible_device(rank, visible.as_deref())),
+    });
+    names.map(|name| roll_backends::device(&name)).find_map(Result::err)
+}
+
 /// The number of this process's device among the visible ones; `None` unless a launcher started this process.
 fn device_number() -> Option<usize> {
     let local = launch::local_rank(variable)?;

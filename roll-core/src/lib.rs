@@ -82,7 +82,7 @@ mod tensor;
 mod video;
 
 pub use algorithm::{Algorithm, DataSource};
-pub use communicator::{Communicator, Rank, RanksError, SingleRank, ThreadRanks};
+pub use communicator::{Communicator, FirstRank, Rank, RanksError, SingleRank, ThreadRanks};
 pub use component::{Component, RewardComponent};
 pub use device_updates::{AdamUpdate, DevicePart, DeviceUpdates};
 pub use diffusion::{

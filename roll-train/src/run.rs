@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use roll_core::{BuildContext, Communicator, ComponentOptions, Error, Fault, Kind, Registry, Result, ResultExt};
+use roll_core::{
+    BuildContext, Communicator, ComponentOptions, Error, Fault, FirstRank, Kind, Registry, Result, ResultExt,
+};
 use roll_data::DataConfig;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
@@ -112,7 +114,8 @@ impl<'a> Run<'a> {
     /// Without `has_model`, neither the model is opened nor what needs it. Returns the parts, and the findings with their
     /// sections.
     pub fn check(&self, has_model: bool) -> Result<(Parts, Vec<(&'static str, Finding)>)> {
-        ranks::run(&self.loaded.config, self.context.ranks.clone(), |ranks| {
+        let (config, job) = (&self.loaded.config, &self.context.ranks);
+        let open = |ranks| {
             let context = BuildContext { headers_only: true, ..self.context_of(ranks)? };
             let mut found = Vec::new();
             let mut on_finding = |section, finding| {
@@ -128,7 +131,13 @@ impl<'a> Run<'a> {
             };
             let parts = opening.open()?;
             Ok((parts, found))
-        })
+        };
+        let division = self.registry.division(&config.strategy.name, &config.strategy.options);
+        match (ranks::of_process(config, job.as_ref()), division) {
+            // All would open the same: a rank of A14B's LoRA takes 3 GB.
+            (ranks, Ok(division)) if ranks > 1 && division.token_ranks <= 1 => open(Arc::new(FirstRank(ranks))),
+            _ => ranks::run(config, job.clone(), open),
+        }
     }
 
     fn train_rank(

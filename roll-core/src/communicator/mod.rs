@@ -1,6 +1,6 @@
 //! Collectives over the ranks of a job.
 //!
-//! [`SingleRank`] is a process alone, [`ThreadRanks`] are threads of one process (tests, and jobs of one machine);
+//! [`SingleRank`] is a process alone, [`FirstRank`] one of several that are only planned, [`ThreadRanks`] are threads of one process (tests, and jobs of one machine);
 //! roll-backends has ranks over TCP and NCCL. Components receive their ranks in a [`crate::BuildContext`].
 
 mod error;
@@ -195,6 +195,41 @@ impl Communicator for SingleRank {
     fn all_gather(&self, part: &[f32], out: &mut [f32]) -> Result<()> {
         check_lengths("all_gather", out.len(), part.len(), 1)?;
         out.copy_from_slice(part);
+        Ok(())
+    }
+    fn broadcast(&self, _values: &mut [f32], _root: Rank) -> Result<()> {
+        Ok(())
+    }
+    fn barrier(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Rank 0 of a job of this many ranks that are not there, for checks: what ranks would open that all hold the same.
+/// Collectives return what they would if every rank had passed the values of this one.
+#[derive(Clone, Copy, Debug)]
+pub struct FirstRank(pub usize);
+
+impl Communicator for FirstRank {
+    fn rank(&self) -> Rank {
+        Rank(0)
+    }
+    fn world_size(&self) -> usize {
+        self.0
+    }
+    fn all_reduce(&self, values: &mut [f32]) -> Result<()> {
+        let own = values.to_vec();
+        sum_in_order(values, std::iter::repeat_n(&*own, self.0));
+        Ok(())
+    }
+    fn reduce_scatter(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
+        check_lengths("reduce_scatter", values.len(), out.len(), self.0)?;
+        sum_in_order(out, std::iter::repeat_n(&values[..out.len()], self.0));
+        Ok(())
+    }
+    fn all_gather(&self, part: &[f32], out: &mut [f32]) -> Result<()> {
+        check_lengths("all_gather", out.len(), part.len(), self.0)?;
+        out.chunks_exact_mut(part.len().max(1)).for_each(|copy| copy.copy_from_slice(part));
         Ok(())
     }
     fn broadcast(&self, _values: &mut [f32], _root: Rank) -> Result<()> {

@@ -266,7 +266,7 @@ impl Drop for ThreadRanks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::SingleRank;
+    use crate::{FirstRank, SingleRank};
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -298,6 +298,29 @@ mod tests {
         }
         fn barrier(&self) -> Result<()> {
             self.0.barrier()
+        }
+    }
+
+    #[test]
+    fn a_first_rank_receives_what_ranks_of_equal_values_would_send() {
+        let collectives = |ranks: Arc<dyn Communicator>| {
+            let n = ranks.world_size();
+            let mut sum = [0.1, -3.5];
+            ranks.all_reduce(&mut sum)?;
+            let mut gathered = vec![0.0; 2 * n];
+            ranks.all_gather(&[0.1, -3.5], &mut gathered)?;
+            let whole: Vec<f32> = (0..2 * n).map(|i| 0.1 + i as f32).collect();
+            let (mut part, mut came, mut sent) = ([0.0; 2], vec![0.0; 2 * n], [7.5]);
+            ranks.reduce_scatter(&whole, &mut part)?;
+            ranks.all_to_all(&whole, &mut came)?;
+            ranks.broadcast(&mut sent, Rank(0))?;
+            ranks.barrier()?;
+            let bytes = ranks.all_gather_bytes(b"equal")?;
+            Ok((ranks.rank(), n, sum, gathered, part, came, sent, bytes))
+        };
+        for n in [1, 3, 8] {
+            let threads = all(n, collectives);
+            assert_eq!(collectives(Arc::new(FirstRank(n))).unwrap(), threads[0]);
         }
     }
 

@@ -23,7 +23,7 @@ use super::plan::{PlannedMachine, cluster, estimate, gigabytes, machine, needed,
 use crate::args::{Check, MachineArgs};
 use crate::configuration::{Configuration, build_context};
 use crate::demo::NotDemo;
-use crate::ranks::process;
+use crate::ranks::{process, unusable_device};
 
 /// Number of parameters above which a step on a CPU takes hours.
 const LARGE: f64 = 3e9;
@@ -40,7 +40,7 @@ pub fn check(args: Check) -> Result<()> {
     let why_not_demo = configuration.why_not_demo();
     let loaded = configuration.or_demo()?.load(&registry)?;
     let config = &loaded.config;
-    let unusable = roll_backends::device(&config.backend).err();
+    let unusable = unusable_device(&config.backend, ranks::of_process(config, process().as_ref()));
     let opened = if unusable.is_some() { on_the_cpu(&loaded) } else { loaded.clone() };
     let context = BuildContext { headers_only: true, ..crate::ranks::with_collectives(build_context(&opened))? };
     let files = model_files(&opened, &registry, &context);
@@ -74,7 +74,9 @@ pub fn check(args: Check) -> Result<()> {
     match planned.directory() {
         Ok(dir) => {
             found.good(format!("writes to {}", dir.display()));
-            disk(config, &parts, &dir, &mut found);
+            if let Some(shortage) = disk_shortage(config, &parts, &dir) {
+                if args.machine.on.is_some() { found.note(shortage) } else { found.problem(shortage) }
+            }
         }
         Err(error) => found.problem(error.chain()),
     }
@@ -130,24 +132,25 @@ fn ranks_note(config: &RunConfig, args: &MachineArgs) -> Result<Option<String>> 
     })
 }
 
-/// Finds out whether the checkpoints of the run fit on the disk of its directory.
-fn disk(config: &RunConfig, parts: &Parts, dir: &Path, found: &mut Findings) {
-    let (Some(each), Some(steps)) = (parts.checkpoint_bytes(config), parts.steps) else { return };
+/// What is missing if the checkpoints of the run do not fit on the disk of its directory.
+fn disk_shortage(config: &RunConfig, parts: &Parts, dir: &Path) -> Option<String> {
+    let (each, steps, free) = (parts.checkpoint_bytes(config)?, parts.steps?, files::free_bytes(dir)?);
     let written = if config.save_steps == 0 { 1 } else { steps.div_ceil(config.save_steps) };
     // The oldest is deleted once the newest is written.
     let kept = config.max_ckpt_to_keep.map_or(written, |keep| written.min(keep as u64 + 1));
-    let Some(free) = files::free_bytes(dir) else { return };
-    if each.saturating_mul(kept) > free {
-        let (all, each) = (in_words((each * kept) as usize), in_words(each as usize));
-        found.problem(format!(
-            "{} of {each} take {all}, and the disk of {} has {} left: another `output_dir`, `save_steps` above {}, or \
+    let all = each.saturating_mul(kept);
+    (all > free).then(|| {
+        format!(
+            "{} of {} take {}, and the disk of {} has {} left: another `output_dir`, `save_steps` above {}, or \
              `max_ckpt_to_keep`",
             counted(kept, "checkpoint"),
+            in_words(each as usize),
+            in_words(all as usize),
             dir.display(),
             in_words(free as usize),
             config.save_steps
-        ));
-    }
+        )
+    })
 }
 
 /// Lists data, environment, references and evaluated clips. Returns height and width of the largest clip.
