@@ -41,6 +41,8 @@ mod flow_matching;
 #[cfg(unix)]
 mod foreign_runs;
 mod fuzz;
+#[cfg(unix)]
+mod golden;
 #[cfg(target_os = "linux")]
 mod hostile_models;
 #[cfg(unix)]
@@ -64,6 +66,7 @@ mod resume;
 mod reward_fl_gradient;
 #[cfg(unix)]
 mod runs;
+mod same_bits;
 mod sequence;
 #[cfg(unix)]
 mod thread_ranks;
