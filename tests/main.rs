@@ -51,9 +51,11 @@ mod init;
 mod judge;
 mod lora_files;
 mod model_kinds;
+mod own_reward;
 mod plugins;
 #[cfg(unix)]
 mod processes;
+mod promises;
 #[cfg(unix)]
 mod prompts;
 mod ranks;
