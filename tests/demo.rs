@@ -46,6 +46,30 @@ fn the_demo_reports_its_results_and_is_reproducible() {
     assert_eq!(rows, metrics(&again));
 }
 
+/// In a network namespace of its own there is no interface that reaches anything, not even this machine.
+#[cfg(target_os = "linux")]
+#[test]
+fn the_demo_runs_without_a_network() {
+    let without_network = |program: &str, arguments: &[&str]| {
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--map-root-user", "--net", program]).args(arguments);
+        command
+    };
+    if !without_network("true", &[]).output().is_ok_and(|output| output.status.success()) {
+        roll_testing::skip!("`unshare` cannot make a namespace of its own");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = without_network(crate::program::PATH, &["run", "--steps", "1"]);
+    command
+        .args(&SHORT[2..])
+        .env("ROLL_CACHE", "none")
+        .env("ROLL_STATE", crate::program::STATE)
+        .current_dir(dir.path());
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", stderr_text(&output));
+    assert!(dir.path().join("runs/demo/report.html").is_file());
+}
+
 #[test]
 fn the_demo_without_its_files_names_the_remedy() {
     let dir = tempfile::tempdir().unwrap();

@@ -232,6 +232,60 @@ fn every_configuration_of_a_page_loads() {
     }
 }
 
+/// A module of Python that writes the calls of a tracker, as lines of JSON, to the file that `CALLS` names.
+const TRACKER: &str = r#"
+import json, os, sys
+def write(call):
+    with open(os.environ["CALLS"], "a") as file:
+        file.write(json.dumps(call) + "\n")
+def init(project, name):
+    write({"run": name})
+    return sys.modules[__name__]
+def start_run(run_name):
+    write({"run": run_name})
+def log(metrics, step):
+    write({"step": step, "metrics": metrics})
+log_metrics = log
+"#;
+
+/// The programs of docs/src/metrics.md, with stand-ins for the modules that they import.
+#[test]
+fn programs_for_other_trackers_log_every_step() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        roll_testing::skip!("there is no Python", needs = "python");
+    }
+    let page = std::fs::read_to_string(root().join("docs/src/metrics.md")).unwrap();
+    let python: Vec<Block> = blocks(&page).into_iter().filter(|block| block.info == "python").collect();
+    let [whole, changes @ ..] = &python[..] else { panic!("no program for a tracker") };
+    let lines: Vec<&str> = whole.text.lines().collect();
+    assert_eq!(lines.len(), 5, "the README promises five lines");
+    let mut programs = vec![("wandb", whole.text.clone())];
+    for (tracker, change) in ["trackio", "mlflow"].into_iter().zip(changes) {
+        let [second, last] = change.text.lines().collect::<Vec<_>>()[..] else { panic!("{tracker}: two lines") };
+        assert!(second.starts_with(tracker) && last.trim().starts_with(tracker), "{second} {last}");
+        let first = lines[0].replace("wandb", tracker);
+        programs.push((tracker, [&first, second, lines[2], lines[3], last].join("\n")));
+    }
+    assert_eq!(programs.len(), 3);
+    for (tracker, text) in programs {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join(format!("{tracker}.py")), TRACKER).unwrap();
+        std::fs::write(directory.path().join("track.py"), text).unwrap();
+        let hook = "on_metrics=[python3, track.py]";
+        let arguments = ["run", "--algo", "sft", "--model", "causal_lm", "--steps", "2", "--out", "run", "--set", hook];
+        let calls = directory.path().join("calls");
+        let mut command = program::command(directory.path(), &arguments);
+        let output = command.env("CALLS", &calls).env("PYTHONPATH", directory.path()).output().unwrap();
+        assert!(output.status.success(), "{tracker}: {}", program::stderr_text(&output));
+        let calls = std::fs::read_to_string(calls).unwrap_or_default();
+        let calls: Vec<serde_json::Value> = calls.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(calls[0]["run"], "run", "{tracker}: {calls:?}");
+        let steps: Vec<_> = calls[1..].iter().filter_map(|call| call["step"].as_u64()).collect();
+        assert!(steps.ends_with(&[1, 2]), "{tracker}: {steps:?}");
+        assert!(calls.last().unwrap()["metrics"]["actor/loss"].is_number(), "{tracker}: {calls:?}");
+    }
+}
+
 /// GB of a device, GB of host memory and seconds of a step, by `roll plan`, as pages write them.
 fn planned(directory: &Path, args: &[&str]) -> [f64; 3] {
     let printed = program::done(directory, &[&["plan", "--json"], args].concat());

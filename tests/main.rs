@@ -41,6 +41,8 @@ mod flow_matching;
 #[cfg(unix)]
 mod foreign_runs;
 mod fuzz;
+#[cfg(unix)]
+mod golden;
 #[cfg(target_os = "linux")]
 mod hostile_models;
 #[cfg(unix)]
@@ -49,9 +51,11 @@ mod init;
 mod judge;
 mod lora_files;
 mod model_kinds;
+mod own_reward;
 mod plugins;
 #[cfg(unix)]
 mod processes;
+mod promises;
 #[cfg(unix)]
 mod prompts;
 mod ranks;
@@ -64,6 +68,7 @@ mod resume;
 mod reward_fl_gradient;
 #[cfg(unix)]
 mod runs;
+mod same_bits;
 mod sequence;
 #[cfg(unix)]
 mod thread_ranks;

@@ -183,8 +183,8 @@ fn write_official_sizes(world: &World, kind: &str, tiny: &str) {
     std::fs::write(world.path(&format!("wan22_{kind}_paths.json")), serde_json::to_string(&paths).unwrap()).unwrap();
 }
 
-#[test]
-fn the_check_is_clean_for_the_machine_that_the_page_names() {
+/// The files that the recipes name, those of networks in the official sizes.
+pub fn official_world() -> World {
     let world = World::new(0);
     world.done(&["init-tiny", "t2v-small", "--kind", "t2v"]);
     write_official_sizes(&world, "i2v", "tiny");
@@ -201,6 +201,12 @@ fn the_check_is_clean_for_the_machine_that_the_page_names() {
         roll_data::write_mp4(world.path(&format!("data/{folder}/0.mp4")), &video).unwrap();
         std::fs::write(world.path(&format!("data/{folder}/0.txt")), "a grey square").unwrap();
     }
+    world
+}
+
+#[test]
+fn the_check_is_clean_for_the_machine_that_the_page_names() {
+    let world = official_world();
     let page = std::fs::read_to_string(root().join("docs/src/recipes.md")).unwrap();
     let judge = BrightnessJudge::start();
     let url = format!("reward.url={}", judge.url);

@@ -11,8 +11,8 @@ use roll_algos::reward_fl::RewardFlConfig;
 use roll_core::serde::{Deserialize, Serialize};
 use roll_core::{Grad, Measure, Pullback, Registry, Result, RewardScorer, Score, Target, Tensor, Video};
 use roll_models::wan2_2::WanOptions;
-use roll_train::Run;
 use roll_train::config::DataConfig;
+use roll_train::{Run, RunSummary};
 
 /// Mean of red minus the mean of green and blue, times `gain`; the fields are the options in the configuration.
 #[derive(Serialize, Deserialize)]
@@ -60,11 +60,10 @@ impl RewardScorer for Redness {
     }
 }
 
-fn main() -> Result<()> {
-    let steps = std::env::args().nth(1).map_or(8, |steps| steps.parse().expect("the number of steps"));
+/// Trains for this many steps, and keeps the run in `directory`.
+pub fn train(steps: u64, directory: &Path) -> Result<RunSummary> {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/assets");
     let registry = Registry::linked()?.with_reward("redness", |options: Redness, _| Ok(options))?;
-    let directory = std::env::temp_dir().join(format!("roll-own-reward-{}", std::process::id()));
     let run = Run::builder(&registry)
         .model(WanOptions {
             model_paths: Some(demo.join("wan22_paths.json").into()),
@@ -86,7 +85,13 @@ fn main() -> Result<()> {
         .steps(steps)
         .dir(directory)
         .build()?;
-    let summary = run.train()?;
+    run.train()
+}
+
+fn main() -> Result<()> {
+    let steps = std::env::args().nth(1).map_or(8, |steps| steps.parse().expect("the number of steps"));
+    let directory = std::env::temp_dir().join(format!("roll-own-reward-{}", std::process::id()));
+    let summary = train(steps, &directory)?;
     for name in ["actor/score", "actor/kl_loss"] {
         println!("{name}: {:.4} at the first step, {:.4} at the last", summary.first[name], summary.last[name]);
     }
