@@ -10,7 +10,8 @@
 //!
 //! A service can play many episodes at the same time: `session` identifies the environment, and a `reset` ends the
 //! session's episode and begins the next. `close` says that the episode is over, whoever ended it: what the service holds
-//! for it can go. It is sent once, and any answer to it is ignored, so that a service need not know it.
+//! for it can go. It is sent once, and any answer to it is ignored, so that a service need not know it. It is waited for
+//! [`CLOSE_TIMEOUT`] at most.
 //!
 //! A connection is used again for at most 1.5 s after its last answer. Services keep idle connections longer than
 //! that: one that is closed as a request arrives would leave unknown whether its action happened.
@@ -33,9 +34,9 @@ use std::time::Duration;
 
 use roll_core::{Error, Observation, Result, Transition};
 use roll_external::service::{NoAnswer, Repeats, Service, ServiceOptions};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::protocol::{self, Answer, RemoteEnvironment, Start, Transcript, Transport};
+use super::protocol::{self, Answer, CLOSE_TIMEOUT, RemoteEnvironment, Start, Transcript, Transport};
 
 const NAME: &str = "http";
 /// Servers close connections that are idle for 2 s (gunicorn), 5 s (uvicorn, Node.js) or longer.
@@ -122,12 +123,12 @@ impl HttpTransport {
         request["session"] = self.session.as_str().into();
         request["turn"] = turn.into();
         let body = request.to_string();
-        let answer = self.repeats.ask(&self.options.url, may_receive_twice, || self.once(&body));
+        let answer = self.repeats.ask(&self.options.url, may_receive_twice, || self.once(&body, None));
         answer.map_err(|reason| reason.problem)?.accepted()
     }
 
-    fn once(&self, body: &str) -> std::result::Result<Answer, NoAnswer> {
-        let answer = self.service.post("application/json", body.as_bytes())?;
+    fn once(&self, body: &str, limit: Option<Duration>) -> std::result::Result<Answer, NoAnswer> {
+        let answer = self.service.post_within(limit, "application/json", body.as_bytes())?;
         let (limit, mut body) = (self.options.max_answer_bytes, Vec::new());
         // One byte more than allowed, to distinguish an answer that is too long from one that just fits.
         let read = answer.take(limit as u64 + 1).read_to_end(&mut body);
@@ -167,8 +168,9 @@ impl Transport for HttpTransport {
     fn end(&mut self) {
         let Some(turn) = self.begun.take() else { return };
         self.turn = None;
-        let request = json!({"session": self.session, "turn": turn, "close": true});
-        if self.once(&request.to_string()).is_err() {
+        let mut request = protocol::close();
+        (request["session"], request["turn"]) = (self.session.as_str().into(), turn.into());
+        if self.once(&request.to_string(), Some(CLOSE_TIMEOUT)).is_err() {
             tracing::debug!("{} gave no answer to the end of an episode", self.options.url);
         }
     }
