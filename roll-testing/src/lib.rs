@@ -89,6 +89,8 @@
 //! # }
 //! ```
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod backends;
 pub mod diffusion;
 #[cfg(feature = "onnx")]

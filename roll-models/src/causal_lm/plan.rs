@@ -206,6 +206,8 @@ impl<'a> MemoryPlan<'a> {
         let phase = if pass.ahead { "" } else { &pass.phase };
         let largest = [bytes.pass, bytes.logits, bytes.growth].into_iter().max().unwrap_or(0);
         let copy = if pass.ahead { 4 * self.trained() } else { 0 };
+        // Of several ranks, each waits for its rollout before a checkpoint.
+        let kept = if self.ranks == 1 { copy } else { 0 };
         vec![
             item(phase, "keys and values", [bytes.keys_values, 0], formula),
             item(
@@ -216,6 +218,12 @@ impl<'a> MemoryPlan<'a> {
             ),
             item(phase, "largest pass", [largest, 0], "prompts, logits, or a layer's cache that grows".into()),
             item(phase, "copy of the policy", [copy, 0], "the trained parameters, which generate meanwhile".into()),
+            item(
+                phase,
+                "policy for checkpoints",
+                [0, kept],
+                "the same, for a resume that plays the rollout again".into(),
+            ),
         ]
     }
 

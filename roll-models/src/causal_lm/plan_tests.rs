@@ -213,6 +213,7 @@ fn asynchronous_rollouts_take_memory_in_all_phases() {
     let critic = TextPass { tokens: Some(60), hidden_states: 2, grad: false, ..update.clone() };
     let needs = planned(json!({}), &input(&[TextPass { ahead: true, ..rollout }, update, critic])).unwrap();
     assert_eq!(bytes(&needs, "copy of the policy"), bytes(&needs, "trained parameters"));
+    assert_eq!(bytes(&needs, "policy for checkpoints"), bytes(&needs, "trained parameters"));
     assert_eq!(needs.phases(), ["update", "checkpoint"]);
     let dim = open(&CausalLmOptions::default(), &context()).unwrap().network().config().dim;
     assert_eq!(find(&needs, "hidden states").unwrap().host, 8 * 60 * 2 * dim * 4);

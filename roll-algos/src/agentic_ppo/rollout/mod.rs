@@ -11,11 +11,11 @@ mod tests;
 pub mod worlds;
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
 use rand::RngCore;
 use roll_core::{
     Environment, Error, Generation, LanguageModel, Message, Noise, Progress, Purpose, Result, ResultExt, Split,
+    threads::in_parallel,
 };
 use roll_external::json;
 
@@ -112,7 +112,7 @@ pub fn play(
         })
         .collect();
     in_parallel(&mut plays, at_once, |play| {
-        let number = if plan.held_out { 0 } else { plan.step * plan.all_groups as u64 } + play.episode.0 as u64;
+        let number = worlds.number(if plan.held_out { 0 } else { plan.step }, play.episode.0, plan.all_groups);
         if let Err(e) = play.begin(split, number) {
             play.fail(&e);
         }
@@ -195,28 +195,6 @@ pub fn check_beginning(
         }
     }
     Ok(())
-}
-
-/// Calls `f` for all items, for at most `at_once` of them at the same time: environments may be processes or services
-/// that are waited for.
-fn in_parallel<T: Send>(items: &mut [T], at_once: usize, f: impl Fn(&mut T) + Sync) {
-    let threads = items.len().min(at_once);
-    let waiting = Mutex::new(items.iter_mut());
-    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let work = || {
-        while let Some(item) = next() {
-            f(item);
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..threads {
-            // Without another thread the work takes longer.
-            if std::thread::Builder::new().spawn_scoped(scope, work).is_err() {
-                break;
-            }
-        }
-        work();
-    });
 }
 
 /// Whether the chat template fails because of the system message `system`, as those of Gemma 2 and Mistral 7B v0.1 do.
