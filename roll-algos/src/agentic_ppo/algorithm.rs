@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use roll_core::{
-    Algorithm, Communicator, DataSource, Environment, Error, Headline, HeadlineFormat, Model, Noise, Progress, Result,
-    ResultExt, RewardScorer, SingleRank, StateDict, StepContext, StepReport, Tensor, Validation, communicator, flat,
+    Algorithm, Communicator, DataSource, Environment, Error, Headline, HeadlineFormat, LanguageModel, Model, Noise,
+    Progress, Result, ResultExt, RewardScorer, SingleRank, StateDict, StepContext, StepReport, Tensor, Validation,
+    communicator, flat,
 };
 
 use super::NAME;
@@ -195,7 +196,8 @@ impl Algorithm for AgenticPpo {
         let metrics = episode_metrics(&episodes, !self.config.tools.is_empty())
             .into_iter()
             .map(|(name, value)| (format!("val/{name}"), value));
-        Ok(Some(Validation { metrics: metrics.collect(), records: self.records(&episodes, step, "validation") }))
+        let records = self.records(&episodes, step, "validation", model)?;
+        Ok(Some(Validation { metrics: metrics.collect(), records }))
     }
 
     fn state(&self) -> serde_json::Value {
@@ -262,7 +264,7 @@ impl AgenticPpo {
         if self.config.is_asynchronous() {
             report.metrics.insert("env/policy_age".into(), policy_age);
         }
-        report.records = self.records(&played, ctx.step + 1, "training");
+        report.records = self.records(&played, ctx.step + 1, "training", language(ctx.model, NAME)?)?;
         let (episodes, failed): (Vec<Episode>, Vec<Episode>) = played.into_iter().partition(Episode::is_usable);
         report.skipped = failed.iter().map(skipped).collect();
         if let (true, Some(failed)) = (episodes.is_empty(), failed.first()) {
@@ -357,8 +359,21 @@ impl AgenticPpo {
     }
 
     /// The episodes that are written to `trajectories.jsonl`.
-    fn records(&self, episodes: &[Episode], step: u64, kind: &str) -> Vec<serde_json::Value> {
-        episodes.iter().take(self.config.saved_trajectories).map(|e| e.record(step, kind)).collect()
+    ///
+    /// The first that was played has its whole text too.
+    fn records(
+        &self,
+        episodes: &[Episode],
+        step: u64,
+        kind: &str,
+        model: &dyn LanguageModel,
+    ) -> Result<Vec<serde_json::Value>> {
+        let saved = &episodes[..episodes.len().min(self.config.saved_trajectories)];
+        let mut records: Vec<_> = saved.iter().map(|episode| episode.record(step, kind)).collect();
+        if let Some(i) = saved.iter().position(|episode| !episode.tokens.is_empty()) {
+            records[i]["text"] = saved[i].texts(model)?;
+        }
+        Ok(records)
     }
 }
 

@@ -104,6 +104,11 @@ fn an_agent_learns_what_is_rewarded() {
         let validation = algorithm.validate(7, &mut model, &Noise::new(1), &Silent).unwrap().unwrap();
         assert_eq!((validation.metrics["val/env/success"], validation.records.len()), (1.0, 5));
         assert_eq!(validation.records[0]["turns"][0]["observation"], "o");
+        // One record has the text that the model read and wrote.
+        let text = &validation.records[0]["text"];
+        assert!(text[0]["read"].as_str().unwrap().ends_with("$a:"), "{text}");
+        assert_eq!(text[1]["wrote"], validation.records[0]["turns"][0]["response"]);
+        assert!(validation.records[1]["text"].is_null() && last.records[0]["text"].is_array());
     }
 }
 

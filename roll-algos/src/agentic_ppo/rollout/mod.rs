@@ -193,8 +193,24 @@ pub fn check_beginning(
                 format!("leaves no room for an answer: the agent's first prompt has {length} of {budget} tokens");
             return Err(Error::config("algo.sequence_length", problem));
         }
+        let text = model.detokenize(&episode.conversation.tokens)?;
+        let kind = environment.kinds().get(seed as usize).map(|kind| format!(" in `{kind}`")).unwrap_or_default();
+        tracing::info!("the agent's first prompt{kind}, {length} tokens:\n{}", excerpt(&text));
     }
     Ok(())
+}
+
+/// The beginning and the end of a long text.
+fn excerpt(text: &str) -> String {
+    const BEGIN: usize = 3000;
+    const END: usize = 1000;
+    let left_out = text.chars().count().saturating_sub(BEGIN + END);
+    if left_out == 0 {
+        return text.to_string();
+    }
+    let chars = || text.chars();
+    let (begin, end) = (chars().take(BEGIN), chars().skip(BEGIN + left_out));
+    format!("{} [... {left_out} characters ...] {}", begin.collect::<String>(), end.collect::<String>())
 }
 
 /// Whether the chat template fails because of the system message `system`, as those of Gemma 2 and Mistral 7B v0.1 do.
