@@ -42,6 +42,16 @@ fn an_agent_run_writes_curves_trajectories_and_figures() {
         assert!(metrics[1][name].is_number(), "{name}: {}", metrics[1]);
     }
     let episodes = lines(&run.join("trajectories.jsonl"));
+    // The first of a validation or step shows what the model reads.
+    let log = stderr_text(&output);
+    let (_, prompt) = log.split_once("the agent's first prompt, ").unwrap_or_else(|| panic!("{log}"));
+    assert!(prompt.contains("<|end|><|assistant|>"), "{log}");
+    for (i, episode) in episodes.iter().enumerate() {
+        assert_eq!(episode["text"].is_array(), [0, 6, 14, 22].contains(&i), "{i}");
+    }
+    let text = &episodes[0]["text"];
+    assert!(text[0]["read"].as_str().unwrap().contains("<|end|>"), "{text}");
+    assert_eq!(text[1]["wrote"], episodes[0]["turns"][0]["response"]);
     // Validations of six before and after, and eight in each of two steps.
     assert_eq!(episodes.len(), 6 + 8 + 8 + 6);
     let kinds: Vec<&str> = episodes.iter().map(|e| e["kind"].as_str().unwrap()).collect();

@@ -11,11 +11,9 @@ use roll_algos::agentic_ppo::AgenticPpoConfig;
 use roll_algos::agentic_ppo::rollout::{EpisodePlan, play};
 use roll_algos::agentic_ppo::tools::ToolOptions;
 use roll_algos::sft::{TrainOn, conversations::Conversations};
-use roll_core::{
-    Adapter, Environment, Error, Generation, Grad, LanguageModel, Message, Noise, Observation, Pullback, Result,
-    Sampling, Silent, Tensor, TokenStats, Transition,
-};
+use roll_core::{Environment, LanguageModel, Message, Noise, Observation, Result, Silent, Transition};
 use roll_models::causal_lm::{ChatTemplate, Tokenizer};
+use roll_testing::{Scripted, Texts};
 use serde_json::{Value, json};
 
 /// A family of models.
@@ -52,6 +50,19 @@ const QWEN: &str = "
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}
 {%- if THINKS and enable_thinking is defined and not enable_thinking %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
 {%- endif %}";
+
+/// ChatML with each tool as XML in the system message, results in one turn of the user.
+const QWEN_CODER: &str = "
+{{- '<|im_start|>system\\n' }}{%- if messages[0].role == 'system' %}{{- messages[0].content }}{%- endif %}
+{%- if tools %}{{- '\\n<tools>' }}{%- for tool in tools %}{%- set f = tool.function %}
+{{- '\\n<function>\\n<name>' + f.name + '</name>\\n<description>' + f.description + '</description>' }}
+{{- '\\n<parameters>' + (f.parameters | tojson) + '</parameters>\\n</function>' }}{%- endfor %}{{- '\\n</tools>' }}
+{%- endif %}{{- '<|im_end|>\\n' }}{%- for m in messages %}{%- if m.role == 'tool' %}
+{%- if loop.previtem and loop.previtem.role != 'tool' %}{{- '<|im_start|>user\\n' }}{%- endif %}
+{{- '<tool_response>\\n' + m.content + '\\n</tool_response>\\n' }}
+{%- if loop.last or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+{%- elif m.role != 'system' %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endif %}
+{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
 
 /// Headers, tools in the first message of the user, results of the role `ipython`. Texts are trimmed.
 const LLAMA_3: &str = "
@@ -93,7 +104,7 @@ const PHI_3: &str = "
 {%- for m in messages %}{{- '<|' + m.role + '|>\\n' + m.content + '<|end|>\\n' }}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|assistant|>\\n' }}{%- endif %}";
 
-fn families() -> [Family; 7] {
+fn families() -> [Family; 8] {
     let qwen = Family {
         name: "Qwen2.5",
         special: &["<|im_end|>", "<|endoftext|>", "<|im_start|>"],
@@ -108,6 +119,12 @@ fn families() -> [Family; 7] {
     let mistral = &["</s>", "<s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"];
     [
         Family { name: "Qwen3", arguments: thinks, ..families_of(&qwen) },
+        Family {
+            name: "Qwen3-Coder",
+            template: QWEN_CODER,
+            call: "<tool_call>\n<function=add>\n<parameter=a>\n2\n</parameter>\n</function>\n</tool_call>",
+            ..families_of(&qwen)
+        },
         Family {
             name: "Llama 3.1",
             special: llama_3,
@@ -194,7 +211,7 @@ impl Family {
         Tokenizer::parse(json.to_string().as_bytes()).unwrap()
     }
 
-    fn model(&self, answers: &[String]) -> Scripted {
+    fn model(&self, answers: &[&str]) -> Scripted<FamilyTexts> {
         let bos = self.special.iter().find(|token| ["<s>", "<bos>", "<|begin_of_text|>"].contains(token));
         let template = self.template.replace("THINKS", if self.name == "Qwen3" { "true" } else { "false" });
         let template =
@@ -202,20 +219,19 @@ impl Family {
         let template = template.with_arguments(self.arguments.as_object().unwrap().clone()).unwrap();
         let tokenizer = self.tokenizer();
         let ends = (1..=self.ends as u32).collect();
-        Scripted { tokenizer, template, ends, adds_blank: self.adds_blank, answers: answers.to_vec() }
+        Scripted::new(FamilyTexts { tokenizer, template, ends, adds_blank: self.adds_blank }, answers)
     }
 }
 
-/// A model that writes these answers, one after the other.
-struct Scripted {
+/// Tokenizer and chat template of a family.
+struct FamilyTexts {
     tokenizer: Tokenizer,
     template: ChatTemplate,
     ends: Vec<u32>,
     adds_blank: bool,
-    answers: Vec<String>,
 }
 
-impl LanguageModel for Scripted {
+impl Texts for FamilyTexts {
     fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
         self.tokenizer.encode(text)
     }
@@ -237,18 +253,11 @@ impl LanguageModel for Scripted {
         self.ends.clone()
     }
 
-    fn generate(&mut self, prompts: &[Vec<u32>], _: &Sampling) -> Result<Vec<Generation>> {
-        assert_eq!(prompts.len(), 1);
-        let text = format!("{}{}", self.answers.remove(0), self.tokenizer.token(self.ends[0]).unwrap());
+    fn answer(&self, text: &str) -> Result<Vec<u32>> {
         // The model itself begins an answer with no blank.
-        let mut tokens = self.tokenizer.encode(&format!("\n{text}"))?;
+        let mut tokens = self.tokenizer.encode(&format!("\n{text}{}", self.tokenizer.token(self.ends[0]).unwrap()))?;
         tokens.drain(..1 + usize::from(self.adds_blank));
-        let log_probs = vec![-0.5; tokens.len()];
-        Ok(vec![Generation { tokens, raw_log_probs: log_probs.clone(), log_probs }])
-    }
-
-    fn evaluate(&mut self, _: &Tensor, _: &Tensor, _: Adapter, _: Grad) -> Result<(TokenStats, Option<Pullback>)> {
-        Err(Error::Unsupported("it is scripted".into()))
+        Ok(tokens)
     }
 }
 
@@ -270,7 +279,7 @@ impl Environment for Asks {
 
 /// One line for each special token and for the characters between two of them; the agent's lines begin with `>`. The
 /// blanks of SentencePiece are `_`, line breaks `\n`.
-fn listing(tokens: &[u32], response: &[bool], model: &Scripted, special: usize) -> String {
+fn listing(tokens: &[u32], response: &[bool], texts: &FamilyTexts, special: usize) -> String {
     let mut lines = String::new();
     let mut before = None;
     for (id, by_agent) in tokens.iter().zip(response) {
@@ -279,7 +288,7 @@ fn listing(tokens: &[u32], response: &[bool], model: &Scripted, special: usize) 
             let _ = write!(lines, "\n{} ", if *by_agent { '>' } else { ' ' });
         }
         before = Some((is_special, *by_agent));
-        lines += &model.tokenizer.token(*id).unwrap().replace('\n', "\\n").replace('\u{2581}', "_");
+        lines += &texts.tokenizer.token(*id).unwrap().replace('\n', "\\n").replace('\u{2581}', "_");
     }
     lines
 }
@@ -302,7 +311,7 @@ fn prompts_are_those_of_the_families_token_by_token() {
             max_tokens_per_step: 100,
             ..AgenticPpoConfig::default()
         };
-        let mut model = family.model(&[family.call.into(), "4".into(), "6".into()]);
+        let mut model = family.model(&[family.call, "4", "6"]);
         let plan = EpisodePlan {
             step: 0,
             first_group: 0,
@@ -316,7 +325,7 @@ fn prompts_are_those_of_the_families_token_by_token() {
         let played = play(&config, plan, &mut model, &mut worlds, &Noise::new(3), &Silent).unwrap();
         let episode = &played[0];
         assert_eq!((episode.steps.len(), episode.steps[0].calls.len()), (2, 1), "{}", family.name);
-        let lines = listing(&episode.tokens, &episode.response, &model, family.special.len());
+        let lines = listing(&episode.tokens, &episode.response, &model.texts, family.special.len());
         let _ = write!(text, "# {}{lines}\n\n", family.name);
     }
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/agent_prompts.txt");
@@ -350,7 +359,7 @@ fn answers_of_examples_are_tokenized_as_the_whole_text() {
         let last = samples.last().unwrap();
         assert_eq!(last.ids, whole, "{}", family.name);
         let trained = last.ids.iter().zip(&last.train).filter(|(_, train)| **train).map(|(id, _)| *id);
-        let tokens: Vec<String> = trained.map(|id| model.tokenizer.token(id).unwrap()).collect();
+        let tokens: Vec<String> = trained.map(|id| model.texts.tokenizer.token(id).unwrap()).collect();
         let end = family.special[0];
         let expected: Vec<&str> = match family.name {
             // The blanks before the answer and before the end are the template's.

@@ -22,6 +22,8 @@
 //! assert!(report.metrics["actor/score"].is_finite() && report.metrics["actor/grad_norm"] > 0.0);
 //! ```
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 pub mod agentic_ppo;
 mod arithmetic;
 pub mod diffusion_nft;

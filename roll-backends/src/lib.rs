@@ -35,6 +35,7 @@
 //!
 //! A [`Chain`] of [`Segment`]s does this for a deep network, one segment at a time.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 // burn-tch is deprecated upstream, but it is the only way to libtorch.
 #![cfg_attr(feature = "libtorch", allow(deprecated))]
 

@@ -3,6 +3,8 @@
 //! *What it is for*: arguments, configuration layers, logs, progress bars and reports on errors. *What it is not*: a
 //! library, or a place for training; a program that trains depends on `roll-train`.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 // Its `println!` is for all modules after it.
 #[macro_use]
 mod output;

@@ -9,7 +9,7 @@ use roll_backends::Backend;
 use roll_backends::nccl::{NcclRanks, SMALL};
 use roll_backends::tcp::{Place, TcpRanks};
 use roll_core::communicator::panic_message;
-use roll_core::{BuildContext, Communicator, Error, Fault, RanksError, Result, SingleRank};
+use roll_core::{BuildContext, Communicator, Error, Fault, RanksError, Result, SingleRank, threads};
 
 use crate::args::Collectives;
 use crate::launch;
@@ -71,7 +71,8 @@ impl Job {
             place.port,
             launch::size_variable(variable).unwrap_or_default()
         );
-        std::thread::spawn(move || {
+        // Without the thread there is no message, and nothing else is missing.
+        let _ = threads::spawn("a message", move || {
             if waits.recv_timeout(SOON) == Err(mpsc::RecvTimeoutError::Timeout) {
                 tracing::warn!("{waiting}");
             }

@@ -85,9 +85,10 @@ pub trait Algorithm: Send {
     }
 
     /// Tensors that a resume needs beyond parameters and optimizer, by name: an older policy, an average. Whole and the
-    /// same on every rank; those of the first rank are saved with each checkpoint. From [`Algorithm::check`] on, names,
-    /// shapes and dtypes must not change. A checkpoint is compared with them: a run is not resumed from one that lacks a
-    /// tensor, has another, or has one of another shape. Empty: the algorithm keeps none.
+    /// same on every rank; those of the first rank are saved with each checkpoint. Called after [`Algorithm::state`]:
+    /// names, shapes and dtypes depend on that state, the options and the model alone. A checkpoint is compared with
+    /// them: a run is not resumed from one that lacks a tensor, has another, or has one of another shape. Empty: the
+    /// algorithm keeps none.
     fn tensors(&self) -> Result<StateDict> {
         Ok(StateDict::new())
     }

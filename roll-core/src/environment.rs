@@ -99,8 +99,9 @@ pub trait Environment: Send {
     /// validations differ from those of training anyway: only an environment with a finite set of starts, such as the
     /// rows of a file, must keep the two apart.
     ///
-    /// `number` counts the groups of all steps and ranks from 0: an environment that plays n rows in their order takes row
-    /// `number % n`, and is in epoch `number / n`. Each validation counts from 0.
+    /// `number` counts the groups of all steps and ranks from 0, in each world of `mixed` by itself: an environment
+    /// that plays n rows in their order takes row `number % n`, and is in epoch `number / n`. Each validation counts
+    /// from 0.
     fn enter(&mut self, _split: Split, _number: u64) -> Result<()> {
         Ok(())
     }

@@ -53,6 +53,8 @@
 //! [`Pullback`], [`RewardScorer`] and [`Environment`] have further examples, and `roll-testing` has one of an
 //! [`Algorithm`].
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod algorithm;
 pub mod communicator;
 mod component;
@@ -79,6 +81,7 @@ mod reward_check;
 mod step;
 mod strategy;
 mod tensor;
+pub mod threads;
 mod video;
 
 pub use algorithm::{Algorithm, DataSource};

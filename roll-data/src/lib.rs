@@ -30,6 +30,8 @@
 //! Files are not trusted. A file that is truncated, has inconsistent sizes or is not a video is an error that names the
 //! file and the reason, and memory is bounded by the sizes that the caller requests.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod animation;
 mod batches;
 mod buckets;

@@ -30,6 +30,8 @@
 //! # }
 //! ```
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 pub mod contain;
 pub mod files;
 mod fingerprint;

@@ -91,7 +91,19 @@ impl Service {
 
     /// Sends `body` once; returns the body of an answer of status 200.
     pub fn post(&self, content_type: &str, body: &[u8]) -> std::result::Result<Box<dyn Read>, NoAnswer> {
-        let mut request = self.agent.post(&self.url).header("Content-Type", content_type);
+        self.post_within(None, content_type, body)
+    }
+
+    /// Sends `body` once, and waits for at most `limit`, if that is less than the service's own limit.
+    pub fn post_within(
+        &self,
+        limit: Option<Duration>,
+        content_type: &str,
+        body: &[u8],
+    ) -> std::result::Result<Box<dyn Read>, NoAnswer> {
+        let own = self.agent.config().timeouts().global;
+        let request = self.agent.post(&self.url).config().timeout_global(own.into_iter().chain(limit).min()).build();
+        let mut request = request.header("Content-Type", content_type);
         if let Some(authorization) = &self.authorization {
             request = request.header("Authorization", authorization);
         }

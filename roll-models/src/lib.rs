@@ -32,6 +32,8 @@
 //! # }
 //! ```
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 pub mod causal_lm;
 mod comma_list;
 mod headers;

@@ -13,6 +13,8 @@
 //! roll_plugin::export_reward!("sharpness", "Contrast of neighbouring pixels", Sharpness);
 //! ```
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 pub mod abi;
 mod boundary;
 

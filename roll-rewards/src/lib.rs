@@ -27,6 +27,8 @@
 //! # }
 //! ```
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 pub mod brightness;
 pub mod clip;
 pub mod error;

@@ -1,10 +1,11 @@
-//! A language model that is small enough to differentiate by hand: the next character depends on the last one only.
+//! A language model that is small enough to differentiate by hand: the next character depends on the last one only. And
+//! one that writes the answers of a script.
 
 // Wrong use of a test double fails the test by a panic.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use rand::RngCore;
 use roll_core::*;
@@ -225,5 +226,115 @@ impl LanguageModel for Bigram {
             Tensor::new(Vec::<f32>::new(), [0])
         });
         Ok((stats, Some(pullback)))
+    }
+}
+
+/// The tokenizer and the chat template of a [`Scripted`] model: those of [`Bigram`], where a test has none of its own.
+pub trait Texts {
+    /// The model whose tokenizer and template are used by default.
+    fn letters(&self) -> &Bigram {
+        static LETTERS: LazyLock<Bigram> = LazyLock::new(Bigram::new);
+        &LETTERS
+    }
+
+    /// Text to tokens.
+    fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
+        self.letters().tokenize(text)
+    }
+
+    /// Tokens to text.
+    fn detokenize(&self, tokens: &[u32]) -> Result<String> {
+        self.letters().detokenize(tokens)
+    }
+
+    /// The conversation.
+    fn render_chat(&self, messages: &[Message], continue_as_assistant: bool) -> Result<String> {
+        self.letters().render_chat(messages, continue_as_assistant)
+    }
+
+    /// The conversation with tools, or `None`.
+    fn render_chat_with_tools(
+        &self,
+        _messages: &[Message],
+        _tools: &[serde_json::Value],
+        _continue_as_assistant: bool,
+    ) -> Result<Option<String>> {
+        Ok(None)
+    }
+
+    /// Tokens that end an answer.
+    fn end_tokens(&self) -> Vec<u32> {
+        self.letters().end_tokens()
+    }
+
+    /// The tokens of an answer, with the end of the turn.
+    fn answer(&self, text: &str) -> Result<Vec<u32>> {
+        let mut tokens = self.tokenize(text)?;
+        tokens.extend(self.end_tokens().first());
+        Ok(tokens)
+    }
+}
+
+/// The characters of ASCII as tokens.
+pub struct Letters;
+
+impl Texts for Letters {}
+
+/// A language model that writes the answers of a script, and cannot be trained.
+pub struct Scripted<T> {
+    /// Its tokenizer and chat template.
+    pub texts: T,
+    /// Its answers one after the other; the last is repeated.
+    pub answers: Vec<String>,
+    /// Number of answers that it has written.
+    pub given: usize,
+}
+
+impl<T: Texts> Scripted<T> {
+    /// Creates a model that writes `answers`.
+    pub fn new(texts: T, answers: &[&str]) -> Self {
+        Self { texts, answers: answers.iter().map(|answer| answer.to_string()).collect(), given: 0 }
+    }
+}
+
+impl<T: Texts> LanguageModel for Scripted<T> {
+    fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
+        self.texts.tokenize(text)
+    }
+
+    fn detokenize(&self, tokens: &[u32]) -> Result<String> {
+        self.texts.detokenize(tokens)
+    }
+
+    fn render_chat(&self, messages: &[Message], continue_as_assistant: bool) -> Result<String> {
+        self.texts.render_chat(messages, continue_as_assistant)
+    }
+
+    fn render_chat_with_tools(
+        &self,
+        messages: &[Message],
+        tools: &[serde_json::Value],
+        continue_as_assistant: bool,
+    ) -> Result<Option<String>> {
+        self.texts.render_chat_with_tools(messages, tools, continue_as_assistant)
+    }
+
+    fn end_tokens(&self) -> Vec<u32> {
+        self.texts.end_tokens()
+    }
+
+    /// Returns the next answer for every prompt.
+    fn generate(&mut self, prompts: &[Vec<u32>], _: &Sampling) -> Result<Vec<Generation>> {
+        let none = || Error::Unsupported("its script has no answers".into());
+        let text = self.answers.get(self.given).or(self.answers.last()).ok_or_else(none)?;
+        let tokens = self.texts.answer(text)?;
+        self.given += 1;
+        let log_probs = vec![-0.5; tokens.len()];
+        let made = Generation { tokens, raw_log_probs: log_probs.clone(), log_probs };
+        Ok(vec![made; prompts.len()])
+    }
+
+    fn evaluate(&mut self, _: &Tensor, _: &Tensor, _: Adapter, _: Grad) -> Result<(TokenStats, Option<Pullback>)> {
+        Err(Error::Unsupported("a script cannot be evaluated".into()))
     }
 }

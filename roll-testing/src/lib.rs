@@ -89,6 +89,8 @@
 //! # }
 //! ```
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod backends;
 pub mod diffusion;
 #[cfg(feature = "onnx")]
@@ -100,6 +102,6 @@ pub mod training;
 
 pub use backends::is_tested;
 pub use diffusion::{Descent, MockDiffusion, Sines, sample};
-pub use language::Bigram;
+pub use language::{Bigram, Letters, Scripted, Texts};
 pub use skip::{CAPABILITIES, is_capability, is_required, skipped};
 pub use training::Bench;

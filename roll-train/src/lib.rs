@@ -24,6 +24,8 @@
 //! [`Run::builder`] describes a run without a file; `examples/own_reward.rs` trains so with a reward that the program
 //! defines. To show progress or to stop a run, see [`Run::train_in`] and [`RunSession`].
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 // The tests load configurations that name these components.
 #[cfg(test)]
 use {roll_algos as _, roll_models as _, roll_rewards as _};

@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
+use roll_core::threads;
 use roll_external::process::ChildGroup;
 
 use crate::on_finish::VARIABLES;
@@ -47,10 +48,14 @@ impl OnMetrics {
         let (lines, received) = sync_channel::<String>(WAITING);
         if let Some(mut stdin) = group.child().stdin.take() {
             // A command that does not read its input must not block the training.
-            std::thread::spawn(move || {
+            let writer = threads::spawn("`on_metrics`", move || {
                 let written = |line: String| stdin.write_all(line.as_bytes()).and_then(|()| stdin.flush()).is_ok();
                 let _ = received.into_iter().all(written);
             });
+            if let Err(error) = writer {
+                tracing::warn!("`on_metrics`: {program} gets no lines: {error}");
+                return None;
+            }
         }
         Some(Self { program: program.clone(), group, lines: Some(lines), warned: false, limit: TIME_LIMIT })
     }

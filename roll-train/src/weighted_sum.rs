@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use roll_core::{
     BuildContext, Error, Grad, Kind, Measure, OnMissing, Progress, Pullback, Registry, Result, ResultExt,
-    RewardComponent, RewardScorer, Score, Target, Tensor, Video,
+    RewardComponent, RewardScorer, Score, Target, Tensor, Video, threads,
 };
 use roll_external::Fingerprint;
 
@@ -152,20 +152,14 @@ impl WeightedSum {
             let outcome = part.scorer.score(video, prompt, &own, part_grad);
             PartScore::Scored { outcome, seconds: begun.elapsed().as_secs_f64() }
         };
-        std::thread::scope(|threads| {
-            let (elsewhere, here): (Vec<_>, Vec<_>) =
-                self.parts.iter_mut().enumerate().partition(|(_, part)| part.scorer.is_elsewhere());
-            let score = &score;
-            let waiting: Vec<_> =
-                elsewhere.into_iter().map(|(i, part)| (i, threads.spawn(move || score(i, part)))).collect();
-            let mut scored: Vec<(usize, PartScore)> = here.into_iter().map(|(i, part)| (i, score(i, part))).collect();
-            scored.extend(waiting.into_iter().map(|(i, thread)| match thread.join() {
-                Ok(one) => (i, one),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }));
-            scored.sort_by_key(|(i, _)| *i);
-            scored.into_iter().map(|(_, one)| one).collect()
-        })
+        let parts = self.parts.iter_mut().enumerate().map(|(i, part)| (i, part, None));
+        let (mut elsewhere, mut here): (Vec<_>, Vec<_>) = parts.partition(|(_, part, _)| part.scorer.is_elsewhere());
+        let score = |(i, part, scored): &mut (usize, &mut Part, Option<PartScore>)| *scored = Some(score(*i, part));
+        let threads = elsewhere.len();
+        threads::beside(&mut elsewhere, threads, score, || here.iter_mut().for_each(score));
+        elsewhere.extend(here);
+        elsewhere.sort_by_key(|(i, ..)| *i);
+        elsewhere.into_iter().filter_map(|(.., scored)| scored).collect()
     }
 
     /// The sum of the parts' scores of a video whose frames have this shape, and its pullback.

@@ -32,6 +32,8 @@
 //! # }
 //! ```
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod checkpoint;
 mod eight_bits;
 mod error;

@@ -299,7 +299,7 @@ class Environments(unittest.TestCase):
         )
         answers = [json.loads(line) for line in done.stdout.splitlines()]
         self.assertEqual(answers[0], {"observation": "2 left", "instructions": "Count down."})
-        self.assertFalse(answers[1]["valid"])
+        self.assertEqual((answers[1]["valid"], answers[1]["reward"]), (False, -0.2))
         # What was not understood is told once, and not again with the next.
         self.assertEqual([a["observation"].count("\n2 left") for a in answers[1:3]], [1, 1])
         self.assertEqual([a["observation"].count("invalid literal") for a in answers[1:3]], [1, 1])
@@ -308,22 +308,22 @@ class Environments(unittest.TestCase):
         self.assertIn("RuntimeError: too far", answers[5]["error"])
         self.assertIn("Traceback", done.stderr)
 
-    def test_a_reset_gets_its_split_and_an_action_is_passed_on(self):
+    def test_a_reset_gets_its_split_and_number_and_an_action_is_passed_on(self):
         body = """
         class Rows:
-            def reset(self, seed=None, split=None):
-                return f"{split} {seed}", {}
+            def reset(self, seed=None, split=None, number=None):
+                return f"{split} {number} {seed}", {}
             def step(self, action):
                 return "done", 1.0, True, False, {"action": action.upper()}
         roll_reward.environment(Rows)
         """
         script = "import sys\nsys.path.insert(0, %r)\nimport roll_reward\n%s" % (str(SOURCE), textwrap.dedent(body))
-        requests = [{"reset": {"seed": 2**31 + 4, "split": "validation"}}, {"step": {"action": "left"}}]
+        requests = [{"reset": {"seed": 2**31 + 4, "split": "validation", "number": 12}}, {"step": {"action": "left"}}]
         done = subprocess.run(
             [sys.executable, "-c", script], input="\n".join(map(json.dumps, requests)), capture_output=True, text=True, timeout=30
         )
         answers = [json.loads(line) for line in done.stdout.splitlines()]
-        self.assertEqual((answers[0]["observation"], answers[1]["action"]), ("validation 4", "LEFT"))
+        self.assertEqual((answers[0]["observation"], answers[1]["action"]), ("validation 12 4", "LEFT"))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use roll_core::{
-    Algorithm, Communicator, DataSource, Environment, Error, Headline, HeadlineFormat, Model, Noise, Progress, Result,
-    ResultExt, RewardScorer, SingleRank, StepContext, StepReport, Validation, communicator,
+    Algorithm, Communicator, DataSource, Environment, Error, Headline, HeadlineFormat, LanguageModel, Model, Noise,
+    Progress, Result, ResultExt, RewardScorer, SingleRank, StateDict, StepContext, StepReport, Tensor, Validation,
+    communicator, flat,
 };
 
 use super::NAME;
@@ -16,7 +17,7 @@ use super::kl::KlController;
 use super::plan::passes;
 use super::prepare::prepare;
 use super::report::{episode_metrics, skipped};
-use super::rollout::prefetch::{PrefetchedRollout, Prefetcher};
+use super::rollout::prefetch::{Ahead, PrefetchedRollout, Prefetcher, UnplayedRollout};
 use super::rollout::worlds::Worlds;
 use super::rollout::{EpisodePlan, check_beginning, play};
 use super::selection;
@@ -55,7 +56,21 @@ struct CheckpointedState<L> {
     /// The next step's episodes of all ranks, if they are prefetched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ahead: Option<PrefetchedRollout>,
+    /// That they were under way instead: then the checkpoint has the parameters of the policy that plays them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    under_way: Option<UnderWay>,
 }
+
+/// A rollout that a resume plays again.
+#[derive(Clone, Copy, serde::Serialize, serde::Deserialize)]
+struct UnderWay {
+    step: u64,
+    /// Number of the parameters of its policy.
+    parameters: usize,
+}
+
+/// Name of the tensor with the parameters of the policy that plays a rollout ahead.
+const POLICY: &str = "policy_of_rollout";
 
 impl AgenticPpo {
     /// Makes the algorithm from its options.
@@ -161,6 +176,7 @@ impl Algorithm for AgenticPpo {
         let model = language(model, NAME)?;
         let ranks = self.ranks.clone();
         let (mut own, mut left) = (Vec::new(), share(ranks.as_ref(), wanted));
+        self.prefetcher.wait(progress)?;
         let environments = self.prefetcher.environments();
         // As many at once as there are environments.
         while !left.is_empty() {
@@ -180,26 +196,56 @@ impl Algorithm for AgenticPpo {
         let metrics = episode_metrics(&episodes, !self.config.tools.is_empty())
             .into_iter()
             .map(|(name, value)| (format!("val/{name}"), value));
-        Ok(Some(Validation { metrics: metrics.collect(), records: self.records(&episodes, step, "validation") }))
+        let records = self.records(&episodes, step, "validation", model)?;
+        Ok(Some(Validation { metrics: metrics.collect(), records }))
     }
 
     fn state(&self) -> serde_json::Value {
-        serde_json::to_value(CheckpointedState { learned: &self.learned, ahead: self.ahead() }).unwrap_or_default()
+        let (ahead, under_way) = match self.ahead() {
+            Ahead::Played(played) => (played, None),
+            Ahead::UnderWay(rollout) => (None, Some(UnderWay { step: rollout.step, parameters: rollout.policy.len() })),
+        };
+        let state = CheckpointedState { learned: &self.learned, ahead, under_way };
+        serde_json::to_value(state).unwrap_or_default()
     }
 
     fn load_state(&mut self, state: &serde_json::Value) -> Result<()> {
         let unread = |problem: String| Error::Misuse(format!("the state of `{NAME}` cannot be read: {problem}"));
-        let CheckpointedState::<LearnedState> { learned, ahead } =
+        let CheckpointedState::<LearnedState> { learned, ahead, under_way } =
             serde_json::from_value(state.clone()).map_err(|e| unread(e.to_string()))?;
         if !learned.critic.has_consistent_moments() {
             return Err(unread("the critic's weights and moments have different lengths".into()));
         }
         self.learned = learned;
         let groups = share(self.ranks.as_ref(), self.config.num_env_groups);
-        self.prefetcher.restore(ahead.filter(|_| self.config.is_asynchronous()).map(|mut ahead| {
+        let played = ahead.filter(|_| self.config.is_asynchronous()).map(|mut ahead| {
             ahead.episodes.retain(|episode| groups.contains(&episode.group));
             ahead
-        }));
+        });
+        self.prefetcher.restore(match under_way {
+            // `load_tensors` brings the parameters.
+            Some(UnderWay { step, parameters }) => {
+                Ahead::UnderWay(UnplayedRollout { step, policy: Arc::new(vec![0.0; parameters]) })
+            }
+            None => Ahead::Played(played),
+        });
+        Ok(())
+    }
+
+    fn tensors(&self) -> Result<StateDict> {
+        let policy =
+            self.prefetcher.unplayed().map(|rollout| Tensor::new(rollout.policy.to_vec(), [rollout.policy.len()]));
+        Ok(policy.transpose()?.into_iter().map(|policy| (POLICY.to_string(), policy)).collect())
+    }
+
+    fn load_tensors(&mut self, tensors: &StateDict) -> Result<()> {
+        if let (Some(mut rollout), Some(policy)) = (self.prefetcher.unplayed(), tensors.get(POLICY)) {
+            rollout.policy = Arc::new(policy.f32s()?.to_vec());
+            self.prefetcher.restore(match self.config.is_asynchronous() {
+                true => Ahead::UnderWay(rollout),
+                false => Ahead::Played(None),
+            });
+        }
         Ok(())
     }
 }
@@ -218,7 +264,7 @@ impl AgenticPpo {
         if self.config.is_asynchronous() {
             report.metrics.insert("env/policy_age".into(), policy_age);
         }
-        report.records = self.records(&played, ctx.step + 1, "training");
+        report.records = self.records(&played, ctx.step + 1, "training", language(ctx.model, NAME)?)?;
         let (episodes, failed): (Vec<Episode>, Vec<Episode>) = played.into_iter().partition(Episode::is_usable);
         report.skipped = failed.iter().map(skipped).collect();
         if let (true, Some(failed)) = (episodes.is_empty(), failed.first()) {
@@ -260,11 +306,27 @@ impl AgenticPpo {
             temperature: self.config.temperature,
             held_out: false,
         };
+        self.prefetcher.wait(ctx.progress)?;
         let (needed, opened) = (plan.groups * plan.group_size, self.prefetcher.environments().len());
         if opened < needed {
             let problem = format!("`{NAME}` plays {needed} episodes on this rank and has {opened} environments");
             return Err(Error::Misuse(problem));
         }
+        // Ranks agree on episodes that are played, so that each of several waits for its own.
+        let alone = ctx.strategy.ranks().all.world_size() == 1;
+        if let Some(rollout) = self.prefetcher.unplayed()
+            && rollout.step == ctx.step
+            && !self.prefetcher.has_rollout()
+        {
+            // The snapshot has parameters of its own.
+            let now = flat::read(ctx.model)?;
+            ctx.model.write_parameters(&rollout.policy)?;
+            let policy = language(ctx.model, NAME).and_then(|model| model.snapshot());
+            ctx.model.write_parameters(&now)?;
+            self.prefetcher.begin(&self.config, plan, policy?, alone.then_some(rollout.policy), ctx.noise)?;
+            self.prefetcher.wait(ctx.progress)?;
+        }
+        let parameters = (alone && self.config.is_asynchronous()).then(|| flat::read(ctx.model)).transpose()?;
         let model = language(ctx.model, NAME)?;
         let (own, policy_age) = match self.prefetcher.take(ctx.step)? {
             Some(own) => (own, 1.0),
@@ -272,30 +334,46 @@ impl AgenticPpo {
         };
         if self.config.is_asynchronous() {
             let next = EpisodePlan { step: ctx.step + 1, ..plan };
-            self.prefetcher.begin(&self.config, next, model.snapshot()?, ctx.noise)?;
+            self.prefetcher.begin(&self.config, next, model.snapshot()?, parameters.map(Arc::new), ctx.noise)?;
         }
         Ok((own, policy_age))
     }
 
-    /// The rollout that was played for the next step, that of all ranks.
-    fn ahead(&self) -> Option<PrefetchedRollout> {
+    /// The rollout for the next step, that of all ranks. Of several ranks, each waits for its own.
+    fn ahead(&self) -> Ahead {
         if !self.config.is_asynchronous() {
-            return None;
+            return Ahead::Played(None);
         }
-        let own = self.prefetcher.played();
+        let own = match self.prefetcher.ahead() {
+            Ahead::Played(own) => own,
+            under_way => return under_way,
+        };
         let step = own.as_ref().map(|played| played.step);
         match joined(self.ranks.as_ref(), own.map(|played| played.episodes).unwrap_or_default()) {
-            Ok(episodes) => step.map(|step| PrefetchedRollout { step, episodes }),
+            Ok(episodes) => Ahead::Played(step.map(|step| PrefetchedRollout { step, episodes })),
             Err(error) => {
                 tracing::warn!("the checkpoint has no episodes of the next step, which are played again: {error}");
-                None
+                Ahead::Played(None)
             }
         }
     }
 
     /// The episodes that are written to `trajectories.jsonl`.
-    fn records(&self, episodes: &[Episode], step: u64, kind: &str) -> Vec<serde_json::Value> {
-        episodes.iter().take(self.config.saved_trajectories).map(|e| e.record(step, kind)).collect()
+    ///
+    /// The first that was played has its whole text too.
+    fn records(
+        &self,
+        episodes: &[Episode],
+        step: u64,
+        kind: &str,
+        model: &dyn LanguageModel,
+    ) -> Result<Vec<serde_json::Value>> {
+        let saved = &episodes[..episodes.len().min(self.config.saved_trajectories)];
+        let mut records: Vec<_> = saved.iter().map(|episode| episode.record(step, kind)).collect();
+        if let Some(i) = saved.iter().position(|episode| !episode.tokens.is_empty()) {
+            records[i]["text"] = saved[i].texts(model)?;
+        }
+        Ok(records)
     }
 }
 

@@ -1,5 +1,6 @@
 //! A played episode: tokens, turns and ending.
 
+use roll_core::{LanguageModel, Result};
 use roll_external::json;
 
 use super::tools::ToolCall;
@@ -81,6 +82,19 @@ impl Episode {
     /// Whether there is something to learn from.
     pub fn is_usable(&self) -> bool {
         !matches!(self.ending, Ending::Failed(_)) && !self.steps.is_empty()
+    }
+
+    /// What the model read and wrote, with special tokens: pieces `{"read": ...}` and `{"wrote": ...}`. Turns with
+    /// prompts of their own follow each other.
+    pub fn texts(&self, model: &dyn LanguageModel) -> Result<serde_json::Value> {
+        let mut start = 0;
+        let pieces = self.response.chunk_by(|one, next| one == next).map(|part| {
+            let tokens = &self.tokens[start..start + part.len()];
+            start += part.len();
+            let key = if part[0] { "wrote" } else { "read" };
+            model.detokenize(tokens).map(|text| serde_json::json!({ (key): text }))
+        });
+        pieces.collect()
     }
 
     /// Returns the episode as a JSON object for people to read. `what` becomes its `kind`.

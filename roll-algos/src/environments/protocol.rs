@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use roll_core::{Environment, Error, Observation, Split, Transition};
 use serde_json::{Value, json};
@@ -9,6 +10,8 @@ use serde_json::{Value, json};
 /// Bits of a seed that reach a process or a service. NumPy, gymnasium and C take no more, and programs that read
 /// numbers as doubles would round others.
 const SEED_BITS: u32 = 31;
+/// The longest wait for the answer to the end of an episode, which nothing depends on.
+pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Number of different messages that are logged.
 const MAX_LOGGED: usize = 100;
 
@@ -97,7 +100,12 @@ pub fn step(action: &str) -> Value {
     json!({ "step": { "action": action } })
 }
 
-/// An answer to either request.
+/// The request that ends an episode.
+pub fn close() -> Value {
+    json!({ "close": true })
+}
+
+/// An answer to a request.
 #[derive(Debug, serde::Deserialize)]
 pub struct Answer {
     error: Option<String>,
@@ -110,6 +118,8 @@ pub struct Answer {
     valid: Option<bool>,
     solved: Option<bool>,
     action: Option<String>,
+    #[serde(default)]
+    closes: bool,
     #[serde(flatten)]
     unknown: BTreeMap<String, serde::de::IgnoredAny>,
 }
@@ -137,7 +147,7 @@ impl Answer {
         (!unknown.is_empty()).then(|| {
             format!(
                 "answers of the environment have keys without effect: {}; keys with one are `error`, `observation`, \
-                 `instructions`, `reward`, `terminated`, `truncated`, `valid`, `solved` and `action`",
+                 `instructions`, `reward`, `terminated`, `truncated`, `valid`, `solved`, `action` and `closes`",
                 unknown.join(", ")
             )
         })
@@ -162,6 +172,8 @@ pub struct Transcript {
     pub solved: Option<bool>,
     /// The action that the latest answer reports; empty without one.
     pub action: String,
+    /// Whether the answer to `reset` asks for a `close`.
+    pub closes: bool,
 }
 
 impl Transcript {
@@ -169,7 +181,7 @@ impl Transcript {
     pub fn read_reset(&mut self, answer: Answer) -> Result<Observation, String> {
         let text = answer.observation.ok_or("its answer to `reset` has no `observation`")?;
         self.instructions = answer.instructions.unwrap_or_default();
-        (self.solved, self.action) = (answer.solved, String::new());
+        (self.solved, self.action, self.closes) = (answer.solved, String::new(), answer.closes);
         Ok(Observation { text })
     }
 

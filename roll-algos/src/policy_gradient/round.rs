@@ -7,7 +7,7 @@ use std::thread::{Scope, ScopedJoinHandle};
 
 use roll_core::{
     Adapter, DiffusionModel, Error, Grad, Result, ResultExt, RewardScorer, Sample, StepContext, StepReport, Tensor,
-    Video, communicator,
+    Video, communicator, threads,
 };
 use serde::{Deserialize, Serialize};
 
@@ -433,10 +433,12 @@ impl Scoring<'_, '_> {
         let Some(reward) = self.idle.take() else { return Ok(before) };
         let measure = self.measure;
         if reward.is_elsewhere() {
-            self.busy = Some(self.threads.spawn(move || {
+            let score = move || {
                 let measured = measure(&video, reward);
                 (reward, measured)
-            }));
+            };
+            let thread = threads::spawn_scoped(self.threads, "a reward", score);
+            self.busy = Some(thread.map_err(Error::failed("a video could not be scored beside the generation"))?);
             return Ok(before);
         }
         let measured = measure(&video, reward);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use roll_core::{Error, LanguageModel, Message, Result};
 use roll_external::{files, json};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{SftConfig, TrainOn, rows};
 use crate::pieces::tokenize_after;
@@ -47,6 +47,8 @@ struct Conversation {
     untrained: Vec<usize>,
     /// Descriptions of tools.
     tools: Vec<Value>,
+    /// A null argument of a call whose tool is not described.
+    undecided: Option<String>,
     /// Whether the chat template writes every field in this form.
     is_checked: bool,
 }
@@ -122,6 +124,14 @@ impl Conversations {
         if !others.is_empty() {
             let keys = others.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
             tracing::warn!("{}: keys beside `messages` and `tools` have no effect: {keys}", file.display());
+        }
+        if let Some((row, argument)) = read.iter().find_map(|row| Some((row, row.undecided.as_ref()?))) {
+            tracing::warn!(
+                "{}: {}: the argument {argument} is null and written as such: describe the tool in `tools` if a table \
+                 (Parquet) added it, so that it is left out",
+                file.display(),
+                row.place
+            );
         }
         match read.is_empty() {
             true => Err(Error::bad_file(file, "expected conversations, one a line or a JSON list; found none")),
@@ -222,15 +232,17 @@ impl Conversation {
         if entry.messages.is_empty() {
             return Err("expected at least one message, found none".into());
         }
-        let (mut messages, mut untrained) = (Vec::new(), Vec::new());
+        let tools = tools(entry.tools)?;
+        let (mut messages, mut untrained, mut undecided) = (Vec::new(), Vec::new(), None);
         for (i, fields) in entry.messages.into_iter().enumerate() {
-            let (message, train) = message(fields).map_err(|problem| format!("message {}: {problem}", i + 1))?;
+            let (mut message, train) = message(fields).map_err(|problem| format!("message {}: {problem}", i + 1))?;
+            undecided = undecided.or(message.fields.get_mut(CALLS).and_then(|calls| remove_absent(calls, &tools)));
             messages.push(message);
             if !train {
                 untrained.push(i);
             }
         }
-        Ok(Self { place, messages, untrained, tools: tools(entry.tools)?, is_checked: false })
+        Ok(Self { place, messages, untrained, tools, undecided, is_checked: false })
     }
 
     /// The forms of calls that a template may read, in the order in which they are tried: arguments as an object, then
@@ -238,8 +250,7 @@ impl Conversation {
     /// alone.
     fn forms<'a>(&'a self, model: &'a dyn LanguageModel) -> impl Iterator<Item = Self> + 'a {
         let has_calls = self.messages.iter().any(|message| message.fields.contains_key(CALLS));
-        // Arguments were read once already, so they are JSON.
-        let objects: fn(&mut Value) = |calls| drop(parse_arguments(calls));
+        let objects: fn(&mut Value) = parse_arguments;
         let texts: fn(&mut Value) = write_arguments;
         let unchanged: fn(&mut Value) = |_| ();
         let forms = if has_calls { vec![objects, texts] } else { vec![unchanged] };
@@ -345,7 +356,10 @@ fn tools(tools: Option<Value>) -> Result<Vec<Value>, String> {
     let tools = match tools {
         Some(Value::String(text)) if text.trim().is_empty() => None,
         Some(Value::String(text)) => Some(json::parse(&text).map_err(|e| expected(e.to_string()))?),
-        tools => tools,
+        mut tools => {
+            tools.iter_mut().for_each(remove_nulls);
+            tools
+        }
     };
     match tools {
         None | Some(Value::Null) => Ok(Vec::new()),
@@ -385,32 +399,114 @@ fn message(mut fields: Map<String, Value>) -> Result<(Message, bool), String> {
         Some(("assistant", Some(0.0))) => false,
         _ => return Err("`weight`: expected 0 or 1, of a message of the assistant".into()),
     };
-    if let Some(calls) = fields.get(CALLS) {
-        parse_arguments(&mut calls.clone())?;
+    if let Some(calls) = fields.get_mut(CALLS) {
+        check_calls(calls)?;
     }
     Ok((Message { role, content, fields }, train))
 }
 
-/// Replaces arguments of calls that are JSON in a text, as in OpenAI's format, by the object: templates write it as
-/// JSON themselves.
-fn parse_arguments(calls: &mut Value) -> Result<(), String> {
-    for call in calls.as_array_mut().ok_or("`tool_calls`: expected a list")? {
-        let call = if call.get("function").is_some() { &mut call["function"] } else { call };
-        if let Some(Value::String(text)) = call.get("arguments") {
-            let object: Map<String, Value> = json::parse(text)
-                .map_err(|e| format!("`tool_calls`: `arguments`: expected a JSON object, found `{text}`: {e}"))?;
-            call["arguments"] = Value::Object(object);
+/// The object with name and arguments of each call.
+fn functions(calls: &mut Value) -> impl Iterator<Item = &mut Map<String, Value>> {
+    fn function(call: &mut Value) -> Option<&mut Map<String, Value>> {
+        let is_inner = call.get("function").is_some_and(|function| !function.is_null());
+        if is_inner { call["function"].as_object_mut() } else { call.as_object_mut() }
+    }
+    calls.as_array_mut().into_iter().flatten().filter_map(function)
+}
+
+/// Fails on an invalid call. A call without arguments gets an empty object.
+fn check_calls(calls: &mut Value) -> Result<(), String> {
+    let expected = "`tool_calls`: expected a list of {\"function\": {\"name\": \"...\", \"arguments\": {...}}}";
+    let listed = calls.as_array().ok_or_else(|| format!("{expected}, found {calls}"))?.len();
+    for call in functions(calls) {
+        match call.get("arguments") {
+            Some(Value::Object(_)) => {}
+            Some(Value::String(text)) if !text.trim().is_empty() => {
+                json::parse::<Map<String, Value>>(text)
+                    .map_err(|e| format!("`tool_calls`: `arguments`: expected a JSON object, found `{text}`: {e}"))?;
+            }
+            None | Some(Value::Null | Value::String(_)) => {
+                call.insert("arguments".into(), Value::Object(Map::new()));
+            }
+            Some(other) => return Err(format!("`tool_calls`: `arguments`: expected a JSON object, found {other}")),
         }
     }
-    Ok(())
+    let named = functions(calls).filter(|call| call.get("name").is_some_and(Value::is_string)).count();
+    if named < listed { Err(format!("{expected}, found {calls}")) } else { Ok(()) }
+}
+
+/// Replaces arguments of calls that are JSON in a text, as in OpenAI's format, by the object: templates write it as
+/// JSON themselves.
+fn parse_arguments(calls: &mut Value) {
+    for call in functions(calls) {
+        if let Some(Value::String(text)) = call.get("arguments")
+            && let Ok(arguments) = json::parse(text)
+        {
+            call.insert("arguments".into(), arguments);
+        }
+    }
 }
 
 /// Replaces arguments that are an object by their JSON in a text, as Python writes it.
 fn write_arguments(calls: &mut Value) {
-    for call in calls.as_array_mut().into_iter().flatten() {
-        let call = if call.get("function").is_some() { &mut call["function"] } else { call };
+    for call in functions(calls) {
         if let Some(arguments @ Value::Object(_)) = call.get("arguments") {
-            call["arguments"] = json::dumps(arguments).into();
+            let text = json::dumps(arguments);
+            call.insert("arguments".into(), text.into());
         }
+    }
+}
+
+/// Removes null arguments that a table such as Parquet's added, where every call has the arguments of all: those that
+/// the tool does not have, and optional ones that are never null. Returns one that is left because no description of
+/// its tool decides.
+fn remove_absent(calls: &mut Value, tools: &[Value]) -> Option<String> {
+    let mut undecided = None;
+    for call in functions(calls) {
+        let name = call.get("name").and_then(Value::as_str).unwrap_or_default().to_string();
+        let Some(arguments) = call.get_mut("arguments").and_then(Value::as_object_mut) else { continue };
+        let described =
+            tools.iter().map(|tool| tool.get("function").unwrap_or(tool)).find(|tool| tool["name"] == *name);
+        let parameters = described.map(|tool| &tool["parameters"]);
+        arguments.retain(|key, value| match parameters {
+            _ if !value.is_null() => true,
+            None => {
+                undecided = Some(format!("`{key}` of `{name}`"));
+                true
+            }
+            Some(parameters) => {
+                let is_required = parameters["required"].as_array().is_some_and(|keys| keys.contains(&json!(key)));
+                let schema = &parameters["properties"][key.as_str()];
+                is_required || (!schema.is_null() && admits_null(schema))
+            }
+        });
+    }
+    undecided
+}
+
+/// Whether null is a value of the JSON schema.
+fn admits_null(schema: &Value) -> bool {
+    let admits = |key: &str| schema[key].as_array().map(|schemas| schemas.iter().any(admits_null));
+    match &schema["type"] {
+        _ if schema["nullable"] == true => true,
+        Value::String(name) => name == "null",
+        Value::Array(names) => names.contains(&json!("null")),
+        _ => match schema["enum"].as_array() {
+            Some(values) => values.contains(&Value::Null),
+            None => admits("anyOf").or(admits("oneOf")).unwrap_or(true),
+        },
+    }
+}
+
+/// Removes null members of JSON schemas, which only a table adds, except where null may be a value.
+fn remove_nulls(schema: &mut Value) {
+    match schema {
+        Value::Array(items) => items.iter_mut().for_each(remove_nulls),
+        Value::Object(fields) => {
+            fields.retain(|key, value| ["default", "const"].contains(&key.as_str()) || !value.is_null());
+            let is_schema = |key: &str| !["default", "const", "enum", "examples"].contains(&key);
+            fields.iter_mut().filter(|(key, _)| is_schema(key)).for_each(|(_, field)| remove_nulls(field));
+        }
+        _ => {}
     }
 }

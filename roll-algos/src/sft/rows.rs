@@ -1,5 +1,6 @@
 //! The forms in which data sets hold conversations, as `messages`.
 
+use roll_external::json;
 use serde_json::{Map, Value, json};
 
 /// The form that every other one becomes, for messages.
@@ -8,7 +9,7 @@ pub(super) const EXPECTED: &str =
 
 /// Returns `row` with the key `messages`, from the forms of TRL (`prompt` and `completion`), ShareGPT (`conversations`)
 /// and Alpaca (`instruction`, `input` and `output`). Other rows are returned unchanged. Contents that are lists of texts
-/// become one text.
+/// become one text, and OpenAI's older `functions` and `function_call` become `tools` and `tool_calls`.
 pub(super) fn normalised(row: Value) -> Result<Value, String> {
     let Value::Object(mut fields) = row else { return Ok(row) };
     fields.retain(|_, value| !value.is_null());
@@ -19,8 +20,54 @@ pub(super) fn normalised(row: Value) -> Result<Value, String> {
         None if fields.contains_key("instruction") && fields.contains_key("output") => alpaca(&mut fields)?,
         None => return Ok(Value::Object(fields)),
     };
-    fields.insert("messages".into(), joined_texts(messages)?);
+    if let Some(functions) = fields.remove("functions") {
+        if fields.contains_key("tools") {
+            return Err("expected `tools` or `functions`, found both".into());
+        }
+        fields.insert("tools".into(), described(functions)?);
+    }
+    fields.insert("messages".into(), with_tool_calls(joined_texts(messages)?)?);
     Ok(Value::Object(fields))
+}
+
+/// Tools from OpenAI's older descriptions of functions: a list, or its JSON in a text.
+fn described(functions: Value) -> Result<Value, String> {
+    let functions = match functions {
+        Value::String(text) => json::parse(&text).map_err(|e| format!("`functions`: expected a list: {e}"))?,
+        functions => functions,
+    };
+    let Value::Array(functions) = functions else { return Err("`functions`: expected a list".into()) };
+    Ok(functions.into_iter().map(|function| json!({ "type": "function", "function": function })).collect())
+}
+
+/// Replaces OpenAI's older `function_call`, one call, by a list of `tool_calls`, and the role `function` of its result
+/// by `tool`. The ids have nine letters and digits, as Mistral's templates demand.
+fn with_tool_calls(mut messages: Value) -> Result<Value, String> {
+    let mut calls = 0;
+    for (i, message) in messages.as_array_mut().into_iter().flatten().enumerate() {
+        let Some(message) = message.as_object_mut() else { continue };
+        let id = |number: usize| format!("call{number:05}");
+        match message.shift_remove("function_call") {
+            None | Some(Value::Null) => {}
+            Some(_) if message.get("tool_calls").is_some_and(|calls| !calls.is_null() && *calls != json!([])) => {
+                return Err(format!("message {}: expected `tool_calls` or `function_call`, found both", i + 1));
+            }
+            Some(call) if call["name"].is_string() => {
+                let call = json!([{ "id": id(calls), "type": "function", "function": call }]);
+                message.insert("tool_calls".into(), call);
+                calls += 1;
+            }
+            Some(call) => {
+                let expected = "expected {\"name\": \"...\", \"arguments\": \"{...}\"}";
+                return Err(format!("message {}: `function_call`: {expected}, found {call}", i + 1));
+            }
+        }
+        if calls > 0 && message.get("role").is_some_and(|role| role == "function") {
+            message.insert("role".into(), "tool".into());
+            message.insert("tool_call_id".into(), id(calls - 1).into());
+        }
+    }
+    Ok(messages)
 }
 
 fn share_gpt(fields: &mut Map<String, Value>) -> Result<Value, String> {
@@ -131,8 +178,46 @@ mod tests {
             (json!({"conversations": [{"from": "bing", "value": "x"}]}), "`from` is \"bing\""),
             (json!({"prompt": 1, "completion": "x"}), "`prompt`"),
             (json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}), "message 1: `content`"),
+            (json!({"messages": [], "functions": [], "tools": []}), "`tools` or `functions`"),
+            (json!({"messages": [], "functions": {}}), "`functions`: expected a list"),
+            (json!({"messages": [{"function_call": "f(1)"}]}), "message 1: `function_call`: expected {\"name\""),
+            (json!({"messages": [{"function_call": {"name": "f"}, "tool_calls": [{}]}]}), "1: expected `tool_calls`"),
         ] {
-            assert!(normalised(row).unwrap_err().contains(words));
+            let problem = normalised(row).unwrap_err();
+            assert!(problem.contains(words), "{problem}");
         }
+    }
+
+    #[test]
+    fn calls_of_functions_become_calls_of_tools() {
+        let call = |name: &str| json!({"name": name, "arguments": "{\"a\": 1}"});
+        let row = json!({
+            "functions": [{"name": "f"}],
+            "messages": [
+                {"role": "user", "content": "hi", "function_call": null},
+                {"role": "assistant", "content": null, "function_call": call("f")},
+                {"role": "function", "name": "f", "content": "1"},
+                {"role": "assistant", "content": null, "function_call": call("g"), "tool_calls": []},
+                {"role": "function", "name": "g", "content": "2"},
+            ],
+        });
+        let expected = json!([
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": null,
+             "tool_calls": [{"id": "call00000", "type": "function", "function": call("f")}]},
+            {"role": "tool", "name": "f", "content": "1", "tool_call_id": "call00000"},
+            {"role": "assistant", "content": null,
+             "tool_calls": [{"id": "call00001", "type": "function", "function": call("g")}]},
+            {"role": "tool", "name": "g", "content": "2", "tool_call_id": "call00001"},
+        ]);
+        let found = normalised(row.clone()).unwrap();
+        assert_eq!(found["messages"], expected);
+        assert_eq!(found["tools"], json!([{"type": "function", "function": {"name": "f"}}]));
+        let mut texts = row;
+        texts["functions"] = r#"[{"name": "f"}]"#.into();
+        assert_eq!(normalised(texts).unwrap()["tools"], found["tools"]);
+        // Without a call, the role is the row's.
+        let alone = json!({"messages": [{"role": "function", "name": "f", "content": "1"}]});
+        assert_eq!(normalised(alone.clone()).unwrap(), alone);
     }
 }

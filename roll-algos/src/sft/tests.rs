@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
-use roll_core::LanguageModel;
-use roll_testing::Bigram;
+use roll_core::{LanguageModel, Message};
+use roll_testing::{Bigram, Scripted, Texts};
+use serde_json::{Map, Value, json};
 
 use super::conversations::Conversations;
 use super::*;
@@ -89,10 +90,80 @@ fn fields_of_messages_are_rendered_or_refused() {
         (answer(r#""weight": 0"#), ["data.jsonl", "has a token to train on"]),
         (row(r#"{"role": "assistant", "content": null}"#), ["message 2", "expected `content`"]),
         (answer(r#""tool_calls": [{"function": {"arguments": "f(x)"}}]"#), ["line 1: message 2", "a JSON object"]),
+        (
+            answer(r#""tool_calls": [{"name": "f", "arguments": [1]}]"#),
+            ["line 1: message 2", "a JSON object, found [1]"],
+        ),
+        (answer(r#""tool_calls": [{"name": "f", "arguments": 3}]"#), ["line 1: message 2", "a JSON object, found 3"]),
+        (answer(r#""tool_calls": ["f(x)"]"#), ["line 1: message 2", "found [\"f(x)\"]"]),
+        (answer(r#""tool_calls": {"name": "f"}"#), ["line 1: message 2", "expected a list"]),
+        (answer(r#""function_call": {"name": "f", "arguments": "{}"}"#), ["message 2", "does not write `tool_calls`"]),
     ] {
         let reason = checked(&row, &model).map(drop).unwrap_err();
         assert!(words.iter().all(|word| reason.contains(word)), "{row}: {reason}");
     }
+}
+
+/// Writes calls and the descriptions of tools as JSON.
+struct Calls;
+
+impl Texts for Calls {
+    fn render_chat_with_tools(&self, messages: &[Message], tools: &[Value], ask: bool) -> Result<Option<String>> {
+        let mut text: String = tools.iter().map(|tool| format!("t:{tool}$")).collect();
+        for m in messages {
+            let calls = m.fields.get("tool_calls").map(ToString::to_string).unwrap_or_default();
+            text += &format!("{}:{calls}{}$", &m.role[..1], m.content);
+        }
+        Ok(Some(if ask { text + "a:" } else { text }))
+    }
+
+    fn render_chat(&self, messages: &[Message], ask: bool) -> Result<String> {
+        Ok(self.render_chat_with_tools(messages, &[], ask)?.unwrap_or_default())
+    }
+}
+
+#[test]
+fn calls_without_arguments_and_with_those_of_a_table_are_written_as_they_were_meant() {
+    let tools = json!([{"type": "function", "function": {"name": "f", "description": null, "parameters": {
+        "type": "object",
+        "properties": {
+            "a": {"type": "integer", "enum": null}, "b": {"type": ["string", "null"]}, "c": {"type": "string"},
+            "d": null, "e": {}, "g": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "h": {"oneOf": [{"type": "string"}]},
+            "i": {"enum": [1, null]}, "j": {"type": "string", "nullable": true, "default": null},
+        },
+        "required": ["c"],
+    }}}]);
+    let nulls: Map<String, Value> = "abcdeghijz".chars().map(|key| (key.to_string(), Value::Null)).collect();
+    let written = |arguments: Value, tools: &Value| {
+        let call = match arguments {
+            Value::Bool(_) => json!([{"function": {"name": "f"}}]),
+            arguments => json!([{"function": {"name": "f", "arguments": arguments}}]),
+        };
+        let row = json!({"tools": tools, "messages": [
+            {"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": call},
+        ]});
+        let (_dir, path) = file(&row.to_string());
+        let mut data = Conversations::read(&path).unwrap();
+        let model = Scripted::new(Calls, &[]);
+        data.check("algo.data", &SftConfig::default(), &model).unwrap();
+        model.detokenize(&data.samples(0, TrainOn::Responses, &model).unwrap()[0].ids).unwrap()
+    };
+    let arguments = |text: &str| {
+        let at = text.find("\"arguments\":").unwrap() + 12;
+        serde_json::Deserializer::from_str(&text[at..]).into_iter::<Value>().next().unwrap().unwrap()
+    };
+    for none in [Value::Null, json!(""), json!({}), json!(true)] {
+        assert_eq!(arguments(&written(none, &Value::Null)), json!({}));
+    }
+    // A text holds what its author wrote, and without a description nobody knows.
+    assert_eq!(arguments(&written(json!(r#"{"z": null}"#), &tools)), json!({"z": null}));
+    assert_eq!(arguments(&written(json!({"z": null}), &Value::Null)), json!({"z": null}));
+    let text = written(Value::Object(nulls), &tools);
+    assert_eq!(arguments(&text), json!({"b": null, "c": null, "e": null, "g": null, "i": null, "j": null}),);
+    let expected = r#""name":"f","parameters":{"type":"object","properties":{"a":{"type":"integer"},"b""#;
+    assert!(text.contains(expected) && !text.contains("\"d\":null"), "{text}");
+    assert!(text.contains(r#""default":null"#) && text.contains("[1,null]"), "{text}");
 }
 
 #[test]
@@ -128,7 +199,7 @@ fn a_json_list_is_read_like_lines() {
 #[test]
 fn every_row_is_looked_at_before_the_first_step() {
     let entry = |fields: &str| format!("{{\"messages\": [{{\"role\": \"assistant\", \"content\": \"b\"{fields}}}]}}\n");
-    let (_dir, path) = file(&(entry("") + &entry(", \"tool_calls\": [{}]")));
+    let (_dir, path) = file(&(entry("") + &entry(", \"tool_calls\": [{\"name\": \"f\"}]")));
     let mut sft = Sft::new(SftConfig::default(), Conversations::read(&path).unwrap()).unwrap();
     let reason = sft.check(&mut Bigram::new(), None).unwrap_err().to_string();
     assert!(reason.contains("line 2: message 1") && reason.contains("tool_calls"), "{reason}");

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, T
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use roll_core::ThreadRanks;
+use roll_core::{ThreadRanks, threads};
 use serde::{Deserialize, Serialize};
 
 use super::frame::{self, Frame, Kind, Until};
@@ -96,9 +96,10 @@ pub(super) fn as_root(place: &Place, patience: Duration) -> Result<TcpRanks, Tcp
     let mut group = ThreadRanks::group(place.size, TIMEOUT);
     let own = group.remove(0);
     let serve = |(ranks, joined): (ThreadRanks, Joined)| {
-        std::thread::spawn(move || server::serve(&joined.stream, ranks, &joined.welcome))
+        threads::spawn("a rank", move || server::serve(&joined.stream, ranks, &joined.welcome))
     };
-    let servers = group.into_iter().zip(joined.into_iter().flatten()).map(serve).collect();
+    let servers: io::Result<_> = group.into_iter().zip(joined.into_iter().flatten()).map(serve).collect();
+    let servers = servers.map_err(|source| TcpError::NoThread { size: place.size, source })?;
     Ok(TcpRanks { ranks: Arc::new(own), side: Side::Root(servers) })
 }
 

@@ -75,6 +75,9 @@ pub enum TcpError {
     /// Rank 0 cannot listen.
     #[error("rank 0 cannot listen at {address}; another MASTER_PORT may be free")]
     Listen { address: String, source: std::io::Error },
+    /// Rank 0 cannot start the threads that serve the other ranks.
+    #[error("rank 0 cannot serve the other ranks of {size}, each of which takes two threads of it")]
+    NoThread { size: usize, source: std::io::Error },
     /// Some ranks did not connect.
     #[error("{} of {size} ranks did not connect to {address} within {} s: {}", .missing.len(), .waited.as_secs(),
         list(.missing))]

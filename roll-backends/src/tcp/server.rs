@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
-use roll_core::{Communicator, Error, Rank, RanksError, Result, ThreadRanks};
+use roll_core::{Communicator, Error, Rank, RanksError, Result, ThreadRanks, threads};
 
 use super::SILENCE;
 use super::frame::{self, Frame, Kind};
@@ -22,7 +22,7 @@ pub(super) fn serve(stream: &TcpStream, ranks: ThreadRanks, welcome: &[u8]) {
     let (ask, asked) = mpsc::sync_channel::<Frame>(1);
     let (ranks, writer) = (&ranks, &Mutex::new(stream));
     std::thread::scope(|scope| {
-        scope.spawn(move || {
+        let answers = move || {
             for frame in asked {
                 let written = match answer(ranks, frame) {
                     Ok(values) => write(writer, Kind::Done, bytemuck::cast_slice(&values)),
@@ -32,7 +32,10 @@ pub(super) fn serve(stream: &TcpStream, ranks: ThreadRanks, welcome: &[u8]) {
                     return;
                 }
             }
-        });
+        };
+        if let Err(error) = threads::spawn_scoped(scope, "a rank", answers) {
+            return ranks.fail(&error.to_string());
+        }
         let started = stream.set_read_timeout(Some(SILENCE)).and_then(|()| stream.set_write_timeout(Some(SILENCE)));
         let ended = started
             .and_then(|()| write(writer, Kind::Done, welcome))

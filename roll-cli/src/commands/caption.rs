@@ -41,9 +41,9 @@ pub fn caption(args: CaptionData) -> Result<()> {
     let bar = TerminalBar::new(left.len() as u64, "rows");
     let (sender, receiver) = mpsc::channel();
     std::thread::scope(|threads| -> Result<()> {
-        for _ in 0..left.len().min(args.requests.into()) {
+        for i in 0..left.len().min(args.requests.into()) {
             let sender = sender.clone();
-            threads.spawn(|| {
+            let asks = || {
                 let sender = sender;
                 while failures.load(Ordering::Relaxed) < MAX_FAILURES_IN_A_ROW {
                     let Some(&i) = left.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
@@ -56,7 +56,15 @@ pub fn caption(args: CaptionData) -> Result<()> {
                         break;
                     }
                 }
-            });
+            };
+            match roll_core::threads::spawn_scoped(threads, "a request", asks) {
+                Ok(_) => {}
+                Err(error) if i == 0 => return Err(Error::failed("nothing can be asked for")(error)),
+                Err(error) => {
+                    tracing::warn!("{i} requests at the same time instead of {}: {error}", args.requests);
+                    break;
+                }
+            }
         }
         drop(sender);
         for (done, (i, caption)) in (1..).zip(receiver) {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::{Communicator, Rank, RanksError, check_lengths, check_parts, join, panic_message, sum_in_order};
-use crate::{Error, Fault, Result};
+use crate::{Error, Fault, Result, threads};
 
 /// One of several ranks that are threads of this process: for tests, and for jobs of one machine.
 pub struct ThreadRanks {
@@ -62,8 +62,7 @@ impl ThreadRanks {
         timeout: Duration,
         f: impl Fn(Arc<dyn Communicator>) -> Result<T> + Sync,
     ) -> Vec<Result<T>> {
-        let one = &|ranks: ThreadRanks| {
-            let ranks: Arc<dyn Communicator> = Arc::new(ranks);
+        let one = &|ranks: Arc<ThreadRanks>| {
             let result = catch_unwind(AssertUnwindSafe(|| f(ranks.clone())));
             let result = result.unwrap_or_else(|panic| {
                 let message = panic_message(panic.as_ref()).unwrap_or_default().to_string();
@@ -78,9 +77,20 @@ impl ThreadRanks {
         };
         std::thread::scope(|scope| {
             let group = Self::group(size, timeout);
-            let threads: Vec<_> = group.into_iter().map(|ranks| scope.spawn(move || one(ranks))).collect();
+            let start = |ranks: ThreadRanks| {
+                let (name, ranks) = (format!("rank {}", ranks.rank.0), Arc::new(ranks));
+                let own = Arc::clone(&ranks);
+                let started = threads::spawn_scoped(scope, &name, move || one(own));
+                // The ranks that run would wait for this one.
+                started.inspect_err(|error| ranks.fail(&error.to_string()))
+            };
+            let started: Vec<_> = group.into_iter().map(start).collect();
             let lost = |_| Err(Error::Misuse("the thread of a rank panicked".into()));
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect()
+            let joined = started.into_iter().map(|thread| match thread {
+                Ok(thread) => thread.join().unwrap_or_else(lost),
+                Err(error) => Err(Error::failed("a rank could not be started")(error)),
+            });
+            joined.collect()
         })
     }
 

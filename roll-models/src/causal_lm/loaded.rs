@@ -25,8 +25,13 @@ pub struct LoadedModel {
 /// Dequantises `quantised` to f32 and adds them to `state`.
 pub fn decode(state: &mut StateDict, quantised: &BTreeMap<String, BlockMatrix>) -> Result<()> {
     for (name, matrix) in quantised {
-        let shape = matrix.shape();
-        state.insert(name.clone(), Tensor::new(matrix.decode(0..shape[0]), shape)?);
+        state.insert(name.clone(), decoded(matrix)?);
     }
     Ok(())
+}
+
+/// Returns `matrix` in f32.
+pub fn decoded(matrix: &BlockMatrix) -> Result<Tensor> {
+    let shape = matrix.shape();
+    Tensor::new(matrix.decode(0..shape[0]), shape)
 }

@@ -205,14 +205,14 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
         false => (trainable, initial_adapter),
     };
     let keeps_quantised = options.keeps_quantised(Backend::of(&context.backend)?);
-    // Weights that do not stay quantised are decoded. Full training needs decoded weights in any case; the quantised ones,
-    // where they are kept too, are the frozen reference policy.
+    // Full training needs decoded weights in any case; the quantised ones, where they are kept too, are the frozen
+    // reference policy.
     let trains_all = trainable == Trainable::Full;
-    if !keeps_quantised || trains_all {
+    if trains_all {
         decode(&mut state, &quantised)?;
-    }
-    if !keeps_quantised {
-        quantised.clear();
+        if !keeps_quantised {
+            quantised.clear();
+        }
     }
     // `model_path` is a published name if the model was located somewhere else, in the hub's cache.
     let published = options.model_path.clone().filter(|name| located.as_ref() != Some(&context.resolve(name)));
@@ -223,7 +223,9 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     }
     let network = match context.headers_only {
         true => Network::without_weights(config, &device),
-        false => Network::with_quantised(config, &state, quantised, dtype, &device).while_doing(reading)?,
+        false => {
+            Network::with_quantised(config, &state, quantised, keeps_quantised, dtype, &device).while_doing(reading)?
+        }
     };
     let mut network = network.with_memory(options.memory()).with_products(options.compute_dtype.of(dtype, &device)?);
     network.train(&trainable, &Noise::new(context.seed), &state).in_section("model")?;

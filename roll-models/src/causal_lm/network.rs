@@ -14,6 +14,7 @@ use super::block::{Block, Embedding, FinalNorm, ForwardPass, integers, rotary_ta
 use super::cache::{Cache, CachedTokens};
 use super::config::{LmConfig, Rope};
 use super::head::{self, Head, HeadWeight};
+use super::loaded::decoded;
 use super::packed::{Batch, Packed};
 use crate::trainable::{Trainable, lora_parameters};
 
@@ -31,21 +32,24 @@ impl Network {
     /// Creates a network from weights under their Hugging Face names, stored as `dtype`. Fails if one is missing or has
     /// another shape. Other weights are ignored, and so is an output layer that the configuration ties.
     pub fn new(config: LmConfig, state: &StateDict, dtype: DType, device: &Device) -> Result<Self> {
-        Self::with_quantised(config, state, BTreeMap::new(), dtype, device)
+        Self::with_quantised(config, state, BTreeMap::new(), true, dtype, device)
     }
 
-    /// As [`Network::new`], with some matrices that stay quantised in blocks.
+    /// As [`Network::new`], with some matrices in quantised blocks. They stay so if `keeps_quantised`; otherwise each
+    /// is stored as `dtype` before the next one is decoded.
     pub fn with_quantised(
         config: LmConfig,
         state: &StateDict,
         mut quantised: BTreeMap<String, BlockMatrix>,
+        keeps_quantised: bool,
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
         let mut weights = HashMap::new();
         for (name, shape) in config.weights() {
             let weight = match (quantised.remove(&name), state.get(&name)) {
-                (Some(matrix), _) => Weight::from_blocks(matrix, device),
+                (Some(matrix), _) if keeps_quantised => Weight::from_blocks(matrix, device),
+                (Some(matrix), _) => Weight::new(&decoded(&matrix)?, dtype, device),
                 (None, Some(tensor)) => Weight::new(tensor, dtype, device),
                 (None, None) => return Err(Error::Misuse(format!("the weight `{name}` is missing"))),
             };

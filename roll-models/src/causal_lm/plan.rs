@@ -90,6 +90,8 @@ struct MemoryPlan<'a> {
     frozen: usize,
     /// Bytes of the frozen weights that stay quantised in blocks.
     quantised: usize,
+    /// Bytes on the host of a GGUF file whose weights are copied to a GPU, and of what is decoded before.
+    opened: usize,
     /// Dtype of the other frozen weights.
     weights_dtype: DType,
     /// Dtype of matrix products, keys and values.
@@ -118,14 +120,35 @@ impl<'a> MemoryPlan<'a> {
         let weights_dtype = options.weights_dtype.on(stored, gpu);
         let compute_dtype = options.compute_dtype.on(weights_dtype, gpu);
         let keeps_quantised = !gpu && options.keeps_quantised(Backend::of(&context.backend)?);
-        let (mut frozen, mut quantised) = (0, 0);
+        let (mut frozen, mut quantised, mut opened) = (0, 0, 0);
         for (name, shape) in &weights {
-            let block_bytes = in_blocks.get(name).filter(|_| keeps_quantised).copied();
-            frozen += block_bytes.unwrap_or(shape.iter().product::<usize>() * weights_dtype.size());
+            let elements: usize = shape.iter().product();
+            let in_file = in_blocks.as_ref().map(|blocks| blocks.get(name).copied());
+            let block_bytes = in_file.flatten().filter(|_| keeps_quantised);
+            frozen += block_bytes.unwrap_or(elements * weights_dtype.size());
             quantised += block_bytes.unwrap_or(0);
+            // A LoRA's matrices are decoded one at a time. Other formats are mapped.
+            opened += match in_file {
+                Some(Some(bytes)) if gpu => bytes + if full { 4 * elements } else { 0 },
+                Some(None) if gpu => 4 * elements,
+                _ => 0,
+            };
         }
         let ranks = input.ranks();
-        Ok(Self { input, options, config, specs, full, frozen, quantised, weights_dtype, compute_dtype, ranks, gpu })
+        Ok(Self {
+            input,
+            options,
+            config,
+            specs,
+            full,
+            frozen,
+            quantised,
+            opened,
+            weights_dtype,
+            compute_dtype,
+            ranks,
+            gpu,
+        })
     }
 
     fn trained(&self) -> usize {
@@ -167,6 +190,12 @@ impl<'a> MemoryPlan<'a> {
                 _ => items.push(self.hidden_states(pass)),
             }
         }
+        items.push(item(
+            "opening",
+            "weights of the file",
+            [0, self.opened],
+            "quantised as they are, others in f32".into(),
+        ));
         let state = [0, 8 * n];
         items.push(item("checkpoint", "optimizer state, whole", state, times(n, 8)));
         items.push(item("checkpoint", "parameters, twice", [0, 8 * n], times(n, 8)));
@@ -206,6 +235,8 @@ impl<'a> MemoryPlan<'a> {
         let phase = if pass.ahead { "" } else { &pass.phase };
         let largest = [bytes.pass, bytes.logits, bytes.growth].into_iter().max().unwrap_or(0);
         let copy = if pass.ahead { 4 * self.trained() } else { 0 };
+        // Of several ranks, each waits for its rollout before a checkpoint.
+        let kept = if self.ranks == 1 { copy } else { 0 };
         vec![
             item(phase, "keys and values", [bytes.keys_values, 0], formula),
             item(
@@ -216,6 +247,12 @@ impl<'a> MemoryPlan<'a> {
             ),
             item(phase, "largest pass", [largest, 0], "prompts, logits, or a layer's cache that grows".into()),
             item(phase, "copy of the policy", [copy, 0], "the trained parameters, which generate meanwhile".into()),
+            item(
+                phase,
+                "policy for checkpoints",
+                [0, kept],
+                "the same, for a resume that plays the rollout again".into(),
+            ),
         ]
     }
 
@@ -330,22 +367,25 @@ fn item(phase: &str, name: &str, bytes: [usize; 2], formula: String) -> MemoryIt
 
 /// Returns the architecture, the dtype of dense weights, and the bytes of each quantised matrix by name, from the
 /// headers alone. Nothing is downloaded.
-fn headers(options: &CausalLmOptions, context: &BuildContext) -> Result<(LmConfig, DType, BTreeMap<String, usize>)> {
+fn headers(
+    options: &CausalLmOptions,
+    context: &BuildContext,
+) -> Result<(LmConfig, DType, Option<BTreeMap<String, usize>>)> {
     let Some(path) = &options.model_path else {
         let model = source::built_in()?;
         let dtype = model.state.get("model.norm.weight").map_or(DType::F32, stored_dtype);
-        return Ok((model.config, dtype, BTreeMap::new()));
+        return Ok((model.config, dtype, None));
     };
     let location = source::locate(path, context.resolve(path), &Hub { remote: None, ..Hub::from_env() })?;
     if source::is_gguf(&location)? {
         let (config, blocks) = gguf::header(&location)?;
         // Dense tensors of such a file are read as f32.
-        return Ok((config, DType::F32, blocks));
+        return Ok((config, DType::F32, Some(blocks)));
     }
     let config = LmConfig::read(&location.join("config.json"))?;
     let file = source::open_weights(&location)?;
     check_tensors(&file, &config.weights())?;
     let stored = file.info("model.norm.weight").and_then(|info| info.dtype);
     let dtype = if stored == Some(roll_core::DType::Bf16) { DType::BF16 } else { DType::F32 };
-    Ok((config, dtype, BTreeMap::new()))
+    Ok((config, dtype, None))
 }

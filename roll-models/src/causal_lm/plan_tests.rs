@@ -172,7 +172,15 @@ fn quantised_matrices_have_the_size_of_the_file() {
         assert_eq!(bytes(&needs, "frozen weights"), model.network().frozen_bytes().unwrap());
         assert_eq!(bytes(&needs, "frozen weights") < 2 * elements, options.get("weights_dtype").is_none());
     }
-    assert_eq!(bytes(&planned(json!({"model_path": path}), &on_gpu()).unwrap(), "frozen weights"), 2 * elements);
+    let needs = planned(json!({"model_path": path}), &on_gpu()).unwrap();
+    assert_eq!(bytes(&needs, "frozen weights"), 2 * elements);
+    // Before they are on the GPU: blocks, and five norms in f32.
+    let norms = 5 * 64;
+    let opened = (elements - norms) / 32 * 34 + 4 * norms;
+    assert_eq!(find(&needs, "weights of the file").unwrap().host, opened);
+    let all = planned(json!({"model_path": path, "lora_rank": 0}), &on_gpu()).unwrap();
+    assert_eq!(find(&all, "weights of the file").unwrap().host, opened + 4 * (elements - norms));
+    assert!(find(&planned(json!({}), &on_gpu()).unwrap(), "weights of the file").is_none());
 }
 
 #[test]
@@ -213,6 +221,7 @@ fn asynchronous_rollouts_take_memory_in_all_phases() {
     let critic = TextPass { tokens: Some(60), hidden_states: 2, grad: false, ..update.clone() };
     let needs = planned(json!({}), &input(&[TextPass { ahead: true, ..rollout }, update, critic])).unwrap();
     assert_eq!(bytes(&needs, "copy of the policy"), bytes(&needs, "trained parameters"));
+    assert_eq!(bytes(&needs, "policy for checkpoints"), bytes(&needs, "trained parameters"));
     assert_eq!(needs.phases(), ["update", "checkpoint"]);
     let dim = open(&CausalLmOptions::default(), &context()).unwrap().network().config().dim;
     assert_eq!(find(&needs, "hidden states").unwrap().host, 8 * 60 * 2 * dim * 4);

@@ -57,9 +57,13 @@ fn networks(kind: BlockType) -> ([Network; 2], [usize; 2]) {
     let mut dequantised = state.clone();
     decode(&mut dequantised, &matrices).unwrap();
     let device = roll_backends::device("flex").unwrap();
-    let quantised = Network::with_quantised(config(), &state, matrices, DType::F32, &device).unwrap();
-    let networks = [quantised, Network::new(config(), &dequantised, DType::F32, &device).unwrap()];
-    (networks.map(with_lora), bytes)
+    let quantised =
+        |keeps| Network::with_quantised(config(), &state, matrices.clone(), keeps, DType::F32, &device).unwrap();
+    let one_by_one = log_probs_and_gradient(&with_lora(quantised(false)));
+    let networks = [quantised(true), Network::new(config(), &dequantised, DType::F32, &device).unwrap()];
+    let networks = networks.map(with_lora);
+    assert!(one_by_one == log_probs_and_gradient(&networks[1]), "{kind:?}: decoded one at a time and all at once");
+    (networks, bytes)
 }
 
 /// Adds a LoRA with random values.

@@ -25,7 +25,7 @@ use roll_backends::cache_directory;
 use roll_core::keys::check_ranges;
 use roll_core::{
     BuildContext, Columns, Error, Fault, Grad, Measure, OnMissing, Pullback, Result, ResultExt, RewardScorer, Score,
-    Target, Video,
+    Target, Video, threads,
 };
 use roll_external::{Fingerprint, files};
 use schemars::JsonSchema;
@@ -282,17 +282,13 @@ impl RewardScorer for Judge {
         let questions = filled.collect::<Result<Vec<String>>>()?;
         let counted = || [this.client.sent(), this.tokens.load(Ordering::Relaxed)];
         let before = counted();
-        let outcomes: Vec<Result<_>> = std::thread::scope(|threads| {
-            let start = |question: &String| {
-                let question = format!("{question} Answer with {}.", this.config.answer.form());
-                let request = this.request(question, &pictures, MAX_TOKENS);
-                threads.spawn(move || this.judge(&request))
-            };
-            let asking: Vec<_> = questions.iter().map(start).collect();
-            asking.into_iter().map(|thread| thread.join().unwrap_or_else(|p| std::panic::resume_unwind(p))).collect()
+        let mut asked: Vec<(&String, Option<Result<_>>)> = questions.iter().map(|question| (question, None)).collect();
+        threads::in_parallel(&mut asked, questions.len(), |(question, outcome)| {
+            let question = format!("{question} Answer with {}.", this.config.answer.form());
+            *outcome = Some(this.judge(&this.request(question, &pictures, MAX_TOKENS)));
         });
         let (mut sum, mut found, mut details) = (0.0, 0.0, BTreeMap::new());
-        for (i, outcome) in (1..).zip(outcomes) {
+        for (i, outcome) in (1..).zip(asked.into_iter().filter_map(|(_, outcome)| outcome)) {
             let (outcome, was_cached) = outcome?;
             match outcome {
                 Ok(score) => {

@@ -14,7 +14,8 @@ def environment(make, instructions=None, text=str, action=str, invalid=-0.2):
 
     `make` is a gymnasium environment, or a function that makes one: `reset(seed=)` gives an observation and a dict,
     `step(action)` an observation, reward, terminated, truncated and a dict, of which `valid`, `solved` and `action` are
-    read. If `reset` has a parameter `split`, it gets "train" or "validation".
+    read. If `reset` has a parameter `split`, it gets "train" or "validation"; if `number`, the number of the group of
+    episodes, to play rows in their order.
     `text` makes text of an observation, `action` an action of the agent's answer; a `ValueError` in it is an answer that
     was not understood: it costs a turn, and its reward is `invalid`, which must be below that of the worst step of the
     world, or the agent learns to say nothing. `instructions` are shown before the first observation.
@@ -29,8 +30,9 @@ def environment(make, instructions=None, text=str, action=str, invalid=-0.2):
                 world = make() if callable(make) else make
             if "reset" in request:
                 start = {"seed": request["reset"]["seed"] % 2**31}
-                if "split" in inspect.signature(world.reset).parameters:
-                    start["split"] = request["reset"].get("split", "train")
+                parameters = inspect.signature(world.reset).parameters
+                given = {"split": "train", "number": 0} | request["reset"]
+                start |= {key: given[key] for key in ("split", "number") if key in parameters}
                 observation, _ = world.reset(**start)
                 last = text(observation)
                 answer = {"observation": last}

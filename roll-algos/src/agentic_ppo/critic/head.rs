@@ -1,5 +1,6 @@
 //! A linear head on hidden states, and its optimizer.
 
+use roll_core::threads::in_parallel;
 use serde::{Deserialize, Serialize};
 
 use super::features::Features;
@@ -39,17 +40,32 @@ impl ValueHead {
     pub(super) fn values(&self, features: &Features) -> Vec<f64> {
         let Some((bias, weights)) = self.parameters.split_last() else { return Vec::new() };
         let dot = |row: &[f32]| row.iter().zip(weights).map(|(h, w)| f64::from(*h) * w).sum::<f64>();
-        features.rows().map(|row| dot(row) * self.scale() + bias).collect()
+        let rows: Vec<&[f32]> = features.rows().collect();
+        let mut values = vec![0.0; rows.len()];
+        let size = size_of_part(rows.len(), features);
+        let mut parts: Vec<_> = values.chunks_mut(size).zip(rows.chunks(size)).collect();
+        in_parallel(&mut parts, usize::MAX, |(values, rows)| {
+            values.iter_mut().zip(*rows).for_each(|(value, row)| *value = dot(row) * self.scale() + bias);
+        });
+        values
     }
 
-    /// The gradient of the parameters, given that of the values.
+    /// The gradient of the parameters, given that of the values. Threads divide the weights, not the tokens, so that
+    /// the sums do not depend on their number.
     pub(super) fn gradient(&self, features: &Features, d_values: &[f64]) -> Vec<f64> {
         let mut gradient = vec![0.0; self.parameters.len()];
-        for (row, d) in features.rows().zip(d_values).filter(|(_, d)| **d != 0.0) {
-            let d_weights = d * self.scale();
-            gradient.iter_mut().zip(row).for_each(|(sum, h)| *sum += d_weights * f64::from(*h));
-            gradient[row.len()] += d;
-        }
+        let Some((d_bias, d_weights)) = gradient.split_last_mut() else { return gradient };
+        let used: Vec<(&[f32], f64)> =
+            features.rows().zip(d_values.iter().copied()).filter(|(_, d_value)| *d_value != 0.0).collect();
+        *d_bias = used.iter().fold(0.0, |sum, (_, d_value)| sum + d_value);
+        let size = size_of_part(d_weights.len(), features);
+        let mut parts: Vec<_> = d_weights.chunks_mut(size).enumerate().collect();
+        in_parallel(&mut parts, usize::MAX, |(i, part)| {
+            for (row, d_value) in &used {
+                let d = d_value * self.scale();
+                part.iter_mut().zip(&row[*i * size..]).for_each(|(sum, h)| *sum += d * f64::from(*h));
+            }
+        });
         gradient
     }
 
@@ -57,6 +73,16 @@ impl ValueHead {
     pub(super) fn update(&mut self, gradient: &[f64], learning_rate: f64) {
         self.optimizer.update(&mut self.parameters, gradient, learning_rate);
     }
+}
+
+/// The size of each thread's part of `items`: all of them where threads would cost more than they save.
+fn size_of_part(items: usize, features: &Features) -> usize {
+    const ALONE: usize = 1 << 18;
+    let threads = match features.values.len() < ALONE {
+        true => 1,
+        false => std::thread::available_parallelism().map_or(1, |cores| cores.get()),
+    };
+    items.div_ceil(threads).max(1)
 }
 
 /// Adam (<https://arxiv.org/abs/1412.6980>, algorithm 1).
@@ -91,6 +117,27 @@ mod tests {
     /// Three tokens with states of width two.
     fn features() -> Features {
         Features { dim: 2, cells: vec![(0, 0), (0, 1), (1, 0)], values: vec![1.0, -2.0, 0.5, 3.0, -1.0, 0.25] }
+    }
+
+    #[test]
+    fn threads_change_no_bit() {
+        let (tokens, dim) = (600, 515);
+        let values: Vec<f32> = (0..tokens * dim).map(|i| (i as f32 * 0.37).sin()).collect();
+        let features = Features { dim, cells: (0..tokens).map(|token| (0, token)).collect(), values };
+        let mut head = ValueHead::new(dim);
+        head.parameters = (0..=dim).map(|i| (i as f64 * 0.11).cos()).collect();
+        let scale = (dim as f64).sqrt().recip();
+        let rows: Vec<&[f32]> = features.values.chunks(dim).collect();
+        let dot = |row: &[f32]| row.iter().zip(&head.parameters).map(|(h, w)| f64::from(*h) * w).sum::<f64>();
+        let expected: Vec<f64> = rows.iter().map(|row| dot(row) * scale + head.parameters[dim]).collect();
+        assert_eq!(head.values(&features), expected);
+        let d_values: Vec<f64> = (0..tokens).map(|i| if i % 3 == 0 { 0.0 } else { 1.0 / (i as f64) }).collect();
+        let mut gradient = vec![0.0; dim + 1];
+        for (row, d) in rows.iter().zip(&d_values).filter(|(_, d)| **d != 0.0) {
+            gradient.iter_mut().zip(*row).for_each(|(sum, h)| *sum += d * scale * f64::from(*h));
+            gradient[dim] += d;
+        }
+        assert_eq!(head.gradient(&features, &d_values), gradient);
     }
 
     #[test]

@@ -110,8 +110,7 @@ impl Conversation {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use roll_core::{Adapter, Grad, Pullback, Sampling, Tensor, TokenStats};
-    use roll_testing::Bigram;
+    use roll_testing::{Bigram, Scripted, Texts};
 
     use super::*;
 
@@ -121,13 +120,9 @@ mod tests {
         end: &'static str,
     }
 
-    impl LanguageModel for Ends {
-        fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
-            self.letters.tokenize(text)
-        }
-
-        fn detokenize(&self, tokens: &[u32]) -> Result<String> {
-            self.letters.detokenize(tokens)
+    impl Texts for Ends {
+        fn letters(&self) -> &Bigram {
+            &self.letters
         }
 
         fn render_chat(&self, messages: &[Message], _: bool) -> Result<String> {
@@ -141,14 +136,19 @@ mod tests {
         fn end_tokens(&self) -> Vec<u32> {
             vec!['$' as u32, '%' as u32]
         }
+    }
 
-        fn generate(&mut self, _: &[Vec<u32>], _: &Sampling) -> Result<Vec<Generation>> {
-            Err(Error::Unsupported("it writes nothing".into()))
-        }
-
-        fn evaluate(&mut self, _: &Tensor, _: &Tensor, _: Adapter, _: Grad) -> Result<(TokenStats, Option<Pullback>)> {
-            Err(Error::Unsupported("it evaluates nothing".into()))
-        }
+    /// The conversation with a question, `answer` and another question.
+    fn two_turns(letters: Bigram, end: &'static str, answer: &str) -> (Scripted<Ends>, Conversation) {
+        let model = Scripted::new(Ends { letters, end }, &[]);
+        let (tools, mut conversation) = (Tools::default(), Conversation::default());
+        conversation.ask(&model, &tools, vec![Message::new("user", "a")]).unwrap();
+        let tokens: Vec<u32> = answer.bytes().map(u32::from).collect();
+        let log_probs = vec![0.0; tokens.len()];
+        let generation = Generation { tokens, log_probs, raw_log_probs: Vec::new() };
+        conversation.answer(&model, &generation).unwrap();
+        conversation.ask(&model, &tools, vec![Message::new("user", "c")]).unwrap();
+        (model, conversation)
     }
 
     #[test]
@@ -166,14 +166,7 @@ mod tests {
             ("\n", "b$", "[a]b$\n[c]"),
             ("", "b$", "[a]b$[c]"),
         ] {
-            let model = Ends { letters: Bigram::new(), end };
-            let (tools, mut conversation) = (Tools::default(), Conversation::default());
-            conversation.ask(&model, &tools, vec![Message::new("user", "a")]).unwrap();
-            let tokens = model.tokenize(answer).unwrap();
-            let log_probs = vec![0.0; tokens.len()];
-            let generation = Generation { tokens, log_probs, raw_log_probs: Vec::new() };
-            conversation.answer(&model, &generation).unwrap();
-            conversation.ask(&model, &tools, vec![Message::new("user", "c")]).unwrap();
+            let (model, conversation) = two_turns(Bigram::new(), end, answer);
             assert_eq!(model.detokenize(&conversation.tokens).unwrap(), expected, "{end:?} {answer:?}");
             let written: Vec<u32> = conversation
                 .tokens
@@ -190,13 +183,7 @@ mod tests {
     fn no_blank_is_added_between_turns() {
         let mut letters = Bigram::new();
         letters.adds_blank = true;
-        let model = Ends { letters, end: "" };
-        let mut conversation = Conversation::default();
-        let tools = Tools::default();
-        conversation.ask(&model, &tools, vec![Message::new("user", "a")]).unwrap();
-        let generation = Generation { tokens: vec!['b' as u32], log_probs: vec![0.0], raw_log_probs: Vec::new() };
-        conversation.answer(&model, &generation).unwrap();
-        conversation.ask(&model, &tools, vec![Message::new("user", "c")]).unwrap();
+        let (model, conversation) = two_turns(letters, "", "b");
         assert_eq!(model.detokenize(&conversation.tokens).unwrap(), " [a]b[c]");
     }
 }

@@ -11,11 +11,11 @@ mod tests;
 pub mod worlds;
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
 use rand::RngCore;
 use roll_core::{
     Environment, Error, Generation, LanguageModel, Message, Noise, Progress, Purpose, Result, ResultExt, Split,
+    threads::in_parallel,
 };
 use roll_external::json;
 
@@ -112,7 +112,7 @@ pub fn play(
         })
         .collect();
     in_parallel(&mut plays, at_once, |play| {
-        let number = if plan.held_out { 0 } else { plan.step * plan.all_groups as u64 } + play.episode.0 as u64;
+        let number = worlds.number(if plan.held_out { 0 } else { plan.step }, play.episode.0, plan.all_groups);
         if let Err(e) = play.begin(split, number) {
             play.fail(&e);
         }
@@ -193,30 +193,24 @@ pub fn check_beginning(
                 format!("leaves no room for an answer: the agent's first prompt has {length} of {budget} tokens");
             return Err(Error::config("algo.sequence_length", problem));
         }
+        let text = model.detokenize(&episode.conversation.tokens)?;
+        let kind = environment.kinds().get(seed as usize).map(|kind| format!(" in `{kind}`")).unwrap_or_default();
+        tracing::info!("the agent's first prompt{kind}, {length} tokens:\n{}", excerpt(&text));
     }
     Ok(())
 }
 
-/// Calls `f` for all items, for at most `at_once` of them at the same time: environments may be processes or services
-/// that are waited for.
-fn in_parallel<T: Send>(items: &mut [T], at_once: usize, f: impl Fn(&mut T) + Sync) {
-    let threads = items.len().min(at_once);
-    let waiting = Mutex::new(items.iter_mut());
-    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let work = || {
-        while let Some(item) = next() {
-            f(item);
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..threads {
-            // Without another thread the work takes longer.
-            if std::thread::Builder::new().spawn_scoped(scope, work).is_err() {
-                break;
-            }
-        }
-        work();
-    });
+/// The beginning and the end of a long text.
+fn excerpt(text: &str) -> String {
+    const BEGIN: usize = 3000;
+    const END: usize = 1000;
+    let left_out = text.chars().count().saturating_sub(BEGIN + END);
+    if left_out == 0 {
+        return text.to_string();
+    }
+    let chars = || text.chars();
+    let (begin, end) = (chars().take(BEGIN), chars().skip(BEGIN + left_out));
+    format!("{} [... {left_out} characters ...] {}", begin.collect::<String>(), end.collect::<String>())
 }
 
 /// Whether the chat template fails because of the system message `system`, as those of Gemma 2 and Mistral 7B v0.1 do.

@@ -417,3 +417,11 @@ fn a_refused_system_message_begins_the_first_message() {
         }
     }
 }
+
+#[test]
+fn a_long_prompt_is_shown_by_its_beginning_and_its_end() {
+    let shown = excerpt(&format!("a{}z", "\u{e4}".repeat(5000)));
+    assert!(shown.starts_with("a\u{e4}") && shown.ends_with("\u{e4}z"), "{shown}");
+    assert!(shown.contains("\u{e4} [... 1002 characters ...] \u{e4}"), "{shown}");
+    assert_eq!(excerpt("short"), "short");
+}

@@ -45,6 +45,13 @@ impl Worlds {
         found.or(self.shares.last()).map_or(0, |(place, _)| *place)
     }
 
+    /// Number of group `group` of `groups` in step `step` among the groups of its world, of all steps.
+    pub fn number(&self, step: u64, group: usize, groups: usize) -> u64 {
+        let place = self.of(group, groups);
+        let before = |end: usize| (0..end).filter(|other| self.of(*other, groups) == place).count() as u64;
+        step * before(groups) + before(group)
+    }
+
     /// Name of the world of group `group` of `groups`, and the seed that opens it, made of `drawn`. With one world both
     /// are as if there were none.
     pub fn seed(&self, drawn: u64, group: usize, groups: usize) -> (String, u64) {
@@ -107,6 +114,16 @@ mod tests {
         assert_eq!(names(worlds(&["c", "a"], &[1, 3]).unwrap(), 4), "caaa");
         assert_eq!(names(worlds(&["c", "a"], &[128, 384]).unwrap(), 8), "ccaaaaaa");
         assert_eq!(names(worlds(&[], &[]).unwrap(), 6), "aabbcc");
+    }
+
+    #[test]
+    fn groups_are_counted_within_their_world() {
+        let numbers = |worlds: Worlds| -> Vec<Vec<u64>> {
+            (0..2).map(|step| (0..4).map(|group| worlds.number(step, group, 4)).collect()).collect()
+        };
+        assert_eq!(numbers(worlds(&["c", "a"], &[1, 3]).unwrap()), [[0, 0, 1, 2], [1, 3, 4, 5]]);
+        assert_eq!(numbers(worlds(&["a", "b"], &[]).unwrap()), [[0, 1, 0, 1], [2, 3, 2, 3]]);
+        assert_eq!(numbers(Worlds::default()), [[0, 1, 2, 3], [4, 5, 6, 7]]);
     }
 
     #[test]

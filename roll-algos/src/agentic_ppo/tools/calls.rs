@@ -84,7 +84,9 @@ fn llama(text: &str) -> Vec<Result<Value, String>> {
     while rest.starts_with('{') {
         let mut objects = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
         let Some(Ok(object)) = objects.next() else { break };
-        if !(object["name"].is_string() && (object["parameters"].is_object() || object["arguments"].is_object())) {
+        let has_arguments =
+            ["parameters", "arguments"].iter().any(|key| object.get(key).is_some_and(|v| v.is_object() || v.is_null()));
+        if !(object["name"].is_string() && has_arguments) {
             break;
         }
         calls.push(read(&object));
@@ -126,6 +128,7 @@ fn read(call: &Value) -> Result<Value, String> {
     let arguments = match call.get("arguments").or_else(|| call.get("parameters")) {
         None | Some(Value::Null) => Value::Object(serde_json::Map::new()),
         Some(Value::Object(arguments)) => Value::Object(arguments.clone()),
+        Some(Value::String(text)) if text.trim().is_empty() => Value::Object(serde_json::Map::new()),
         // Some models write the object as a string.
         Some(Value::String(text)) => match parse_json(text) {
             Ok(Value::Object(arguments)) => Value::Object(arguments),

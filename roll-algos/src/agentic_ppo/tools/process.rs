@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use roll_core::threads;
 use roll_external::process::ChildGroup;
 
 use super::ToolOptions;
@@ -50,7 +51,7 @@ impl Tool {
             // One that wants no input may have closed it.
             let _ = stdin.write_all(&input);
         };
-        thread::Builder::new().spawn(write).map_err(no_thread)?;
+        threads::spawn("its input", write).map_err(no_thread)?;
         // One byte more than allowed distinguishes an output that is too long from one that just fits.
         let output_receiver = read_start(stdout, *max_output_bytes as u64 + 1).map_err(no_thread)?;
         let stderr_receiver = read_end(stderr).map_err(no_thread)?;
@@ -95,7 +96,7 @@ impl Tool {
 }
 
 fn no_thread(error: io::Error) -> String {
-    format!("the tool cannot be started: no thread for it, perhaps for a limit (`ulimit -u`): {error}")
+    format!("the tool cannot be started: {error}")
 }
 
 /// Reads the first `most` bytes of a pipe on a thread.
@@ -106,7 +107,7 @@ fn read_start(pipe: ChildStdout, most: u64) -> io::Result<Receiver<io::Result<Ve
         let read = pipe.take(most).read_to_end(&mut output);
         let _ = sender.send(read.map(|_| output));
     };
-    thread::Builder::new().spawn(read).map(|_| receiver)
+    threads::spawn("its output", read).map(|_| receiver)
 }
 
 /// Reads a pipe on a thread, and keeps its last [`KEPT_ERRORS`] bytes.
@@ -120,5 +121,5 @@ fn read_end(mut pipe: ChildStderr) -> io::Result<Receiver<Vec<u8>>> {
         }
         let _ = sender.send(kept);
     };
-    thread::Builder::new().spawn(read).map(|_| receiver)
+    threads::spawn("its output", read).map(|_| receiver)
 }

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use roll_core::{Environment, Message, Model, Observation, Transition};
-use roll_testing::Bigram;
+use roll_testing::{Bigram, Letters, Scripted, Texts};
 use serde_json::json;
 
 use super::*;
@@ -31,7 +31,9 @@ fn calls_are_read_as_hermes_and_qwen_write_them() {
     let expected = json!({"name": "add", "arguments": {"a": 1}});
     assert_eq!(call(r#"{"name": "add", "arguments": {"a": 1}}"#), [Ok(expected.clone())]);
     assert_eq!(call(r#"{"name": "add", "arguments": "{\"a\": 1}"}"#), [Ok(expected)]);
-    assert_eq!(call(r#"{"name": "now"}"#), [Ok(json!({"name": "now", "arguments": {}}))]);
+    for none in ["", r#", "arguments": null"#, r#", "arguments": """#, r#", "parameters": {}"#] {
+        assert_eq!(call(&format!(r#"{{"name": "now"{none}}}"#)), [Ok(json!({"name": "now", "arguments": {}}))]);
+    }
     for (text, word) in [
         ("add(1)", "expected {\"name\""),
         ("[]", "no `name`"),
@@ -83,6 +85,7 @@ fn calls_are_read_as_other_families_write_them() {
     ] {
         assert_eq!(parse_calls(answer), std::slice::from_ref(&add), "{answer}");
     }
+    assert_eq!(parse_calls(r#"{"name": "now", "parameters": null}"#), std::slice::from_ref(&now));
     let both = [add, now];
     assert_eq!(parse_calls(r#"{"name": "add", "parameters": {"a": 1}}; {"name": "now", "parameters": {}}"#), both);
     assert_eq!(parse_calls(r#"[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]now[ARGS]{}"#), both);
@@ -214,42 +217,13 @@ fn tools_are_described_in_the_conversation_without_template_support() {
     assert_eq!(Tools::default().render(model, &messages[..1]).unwrap(), "u:6 * 7?$a:");
 }
 
-/// A model whose chat template writes tools as `writes` says.
-struct WithTools {
-    letters: Bigram,
-    writes: fn(&[Message]) -> Result<Option<String>>,
-}
+/// A chat template that writes tools as the function says.
+struct WithTools(fn(&[Message]) -> Result<Option<String>>);
 
-impl roll_core::LanguageModel for WithTools {
-    fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
-        self.letters.tokenize(text)
-    }
-
-    fn detokenize(&self, tokens: &[u32]) -> Result<String> {
-        self.letters.detokenize(tokens)
-    }
-
-    fn render_chat(&self, messages: &[Message], continue_as_assistant: bool) -> Result<String> {
-        self.letters.render_chat(messages, continue_as_assistant)
-    }
-
+impl Texts for WithTools {
     fn render_chat_with_tools(&self, messages: &[Message], tools: &[Value], _: bool) -> Result<Option<String>> {
         assert_eq!(tools.len(), 1);
-        (self.writes)(messages)
-    }
-
-    fn generate(&mut self, _: &[Vec<u32>], _: &roll_core::Sampling) -> Result<Vec<roll_core::Generation>> {
-        Err(Error::Unsupported("it writes nothing".into()))
-    }
-
-    fn evaluate(
-        &mut self,
-        _: &roll_core::Tensor,
-        _: &roll_core::Tensor,
-        _: roll_core::Adapter,
-        _: roll_core::Grad,
-    ) -> Result<(roll_core::TokenStats, Option<roll_core::Pullback>)> {
-        Err(Error::Unsupported("it evaluates nothing".into()))
+        (self.0)(messages)
     }
 }
 
@@ -259,7 +233,7 @@ fn templates_that_lose_answers_or_refuse_results_do_not_describe_tools() {
     let messages = [Message::new("user", "6 * 7?"), Message::new("assistant", "call"), result(0, "42".into())];
     let text = |writes: fn(&[Message]) -> Result<Option<String>>| {
         let tools = Tools::new(&[options("add", "echo 1")]).unwrap();
-        tools.render(&WithTools { letters: Bigram::new(), writes }, &messages).unwrap()
+        tools.render(&Scripted::new(WithTools(writes), &[]), &messages).unwrap()
     };
     assert_eq!(
         text(|messages| Ok(Some(messages.iter().map(|m| format!("[{}]", m.content)).collect()))),
@@ -298,50 +272,6 @@ impl Environment for Counts {
     }
 }
 
-/// Writes these answers one after the other, and then the last again and again.
-struct Scripted {
-    letters: Bigram,
-    answers: Vec<String>,
-    given: usize,
-}
-
-impl roll_core::LanguageModel for Scripted {
-    fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
-        self.letters.tokenize(text)
-    }
-
-    fn detokenize(&self, tokens: &[u32]) -> Result<String> {
-        self.letters.detokenize(tokens)
-    }
-
-    fn render_chat(&self, messages: &[Message], continue_as_assistant: bool) -> Result<String> {
-        self.letters.render_chat(messages, continue_as_assistant)
-    }
-
-    fn end_tokens(&self) -> Vec<u32> {
-        self.letters.end_tokens()
-    }
-
-    fn generate(&mut self, prompts: &[Vec<u32>], _: &roll_core::Sampling) -> Result<Vec<roll_core::Generation>> {
-        let answer = self.answers[self.given.min(self.answers.len() - 1)].clone() + "$";
-        self.given += 1;
-        let tokens = self.letters.tokenize(&answer)?;
-        let log_probs = vec![-0.5; tokens.len()];
-        let made = roll_core::Generation { tokens, raw_log_probs: log_probs.clone(), log_probs };
-        Ok(prompts.iter().map(|_| made.clone()).collect())
-    }
-
-    fn evaluate(
-        &mut self,
-        _: &roll_core::Tensor,
-        _: &roll_core::Tensor,
-        _: roll_core::Adapter,
-        _: roll_core::Grad,
-    ) -> Result<(roll_core::TokenStats, Option<roll_core::Pullback>)> {
-        Err(Error::Unsupported("it is scripted".into()))
-    }
-}
-
 #[test]
 fn an_episode_without_tokens_for_an_answer_is_judged_with_its_calls() {
     use crate::agentic_ppo::AgenticPpoConfig;
@@ -357,8 +287,7 @@ fn an_episode_without_tokens_for_an_answer_is_judged_with_its_calls() {
         sequence_length: 900,
         ..AgenticPpoConfig::default()
     };
-    let answers = vec!["<tool_call>{\"name\": \"one\"}</tool_call>".to_string()];
-    let mut model = Scripted { letters: Bigram::new(), answers, given: 0 };
+    let mut model = Scripted::new(Letters, &["<tool_call>{\"name\": \"one\"}</tool_call>"]);
     let mut worlds: Vec<Box<dyn Environment>> = vec![Box::new(Counts(Vec::new()))];
     let plan = EpisodePlan {
         step: 0,
@@ -398,7 +327,7 @@ fn tools_answer_within_a_turn_and_calls_are_in_the_record() {
         ..AgenticPpoConfig::default()
     };
     config.check().unwrap();
-    let mut model = Scripted { letters: Bigram::new(), answers, given: 0 };
+    let mut model = Scripted { texts: Letters, answers, given: 0 };
     let mut worlds: Vec<Box<dyn Environment>> = vec![Box::new(Counts(Vec::new()))];
     let plan = EpisodePlan {
         step: 0,

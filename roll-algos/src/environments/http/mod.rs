@@ -1,4 +1,5 @@
-//! An environment that is a service: the JSON messages described in [`super::process`], with one POST per `reset` and `step`.
+//! An environment that is a service: the JSON messages described in [`super::process`], with one POST per `reset` and
+//! `step`.
 //!
 //! ```text
 //! -> {"session": "9f...", "turn": 0, "reset": {"seed": 7, "split": "train", "number": 12}}
@@ -9,8 +10,9 @@
 //! ```
 //!
 //! A service can play many episodes at the same time: `session` identifies the environment, and a `reset` ends the
-//! session's episode and begins the next. `close` says that the episode is over, whoever ended it: what the service holds
-//! for it can go. It is sent once, and any answer to it is ignored, so that a service need not know it.
+//! session's episode and begins the next. `close` says that the episode is over, whoever ended it: what the service
+//! holds for it can go. It is sent once and waits for an answer for at most [`CLOSE_TIMEOUT`]. Any answer is ignored, so
+//! that a service need not know it.
 //!
 //! A connection is used again for at most 1.5 s after its last answer. Services keep idle connections longer than
 //! that: one that is closed as a request arrives would leave unknown whether its action happened.
@@ -19,8 +21,8 @@
 //!
 //! - The answers 429 and 503 mean that the service has done nothing with the request. It is repeated for at most
 //!   `busy_timeout`.
-//! - A `reset` is repeated after a failure of the connection or a 5xx answer other than 503, a `step` only if the connection was
-//!   refused; both at most `retries` times.
+//! - A `reset` is repeated after a failure of the connection or a 5xx answer other than 503, a `step` only if the
+//!   connection was refused; both at most `retries` times.
 //!
 //! Protection against a faulty service: an answer has at most `max_answer_bytes` bytes, a request including its answer
 //! ends within `timeout`, and redirects are not followed, so actions and token are sent to `url` only.
@@ -33,9 +35,9 @@ use std::time::Duration;
 
 use roll_core::{Error, Observation, Result, Transition};
 use roll_external::service::{NoAnswer, Repeats, Service, ServiceOptions};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::protocol::{self, Answer, RemoteEnvironment, Start, Transcript, Transport};
+use super::protocol::{self, Answer, CLOSE_TIMEOUT, RemoteEnvironment, Start, Transcript, Transport};
 
 const NAME: &str = "http";
 /// Servers close connections that are idle for 2 s (gunicorn), 5 s (uvicorn, Node.js) or longer.
@@ -122,12 +124,12 @@ impl HttpTransport {
         request["session"] = self.session.as_str().into();
         request["turn"] = turn.into();
         let body = request.to_string();
-        let answer = self.repeats.ask(&self.options.url, may_receive_twice, || self.once(&body));
+        let answer = self.repeats.ask(&self.options.url, may_receive_twice, || self.once(&body, None));
         answer.map_err(|reason| reason.problem)?.accepted()
     }
 
-    fn once(&self, body: &str) -> std::result::Result<Answer, NoAnswer> {
-        let answer = self.service.post("application/json", body.as_bytes())?;
+    fn once(&self, body: &str, limit: Option<Duration>) -> std::result::Result<Answer, NoAnswer> {
+        let answer = self.service.post_within(limit, "application/json", body.as_bytes())?;
         let (limit, mut body) = (self.options.max_answer_bytes, Vec::new());
         // One byte more than allowed, to distinguish an answer that is too long from one that just fits.
         let read = answer.take(limit as u64 + 1).read_to_end(&mut body);
@@ -167,8 +169,9 @@ impl Transport for HttpTransport {
     fn end(&mut self) {
         let Some(turn) = self.begun.take() else { return };
         self.turn = None;
-        let request = json!({"session": self.session, "turn": turn, "close": true});
-        if self.once(&request.to_string()).is_err() {
+        let mut request = protocol::close();
+        (request["session"], request["turn"]) = (self.session.as_str().into(), turn.into());
+        if self.once(&request.to_string(), Some(CLOSE_TIMEOUT)).is_err() {
             tracing::debug!("{} gave no answer to the end of an episode", self.options.url);
         }
     }

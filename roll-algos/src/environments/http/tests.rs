@@ -271,3 +271,25 @@ fn rejects_options_without_an_address() {
     assert!(message(world(here, |o| o.max_answer_bytes = 0)).contains("env.max_answer_bytes"));
     assert!(message(world(here, |o| o.token_env = Some("NO_SUCH_TOKEN".into()))).contains("NO_SUCH_TOKEN"));
 }
+
+#[test]
+fn a_service_that_does_not_answer_the_end_of_an_episode_is_waited_for_two_seconds() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let mut world = world(&url, |o| (o.retries, o.timeout) = (0, 60.0)).unwrap();
+    let served = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        request(&stream);
+        let head = format!("HTTP/1.1 200 X\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", BEGUN.len());
+        stream.write_all((head + BEGUN).as_bytes()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        assert_eq!(request(&stream).1["close"], true);
+        stream
+    });
+    world.reset(0).unwrap();
+    let begun = Instant::now();
+    world.leave().unwrap();
+    let waited = begun.elapsed().as_secs_f64();
+    assert!((1.5..20.0).contains(&waited), "{waited} s");
+    served.join().unwrap();
+}

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use roll_core::threads;
 use roll_external::process::{ChildGroup, answers_on_stdout};
 
 use crate::environments::protocol::shortened;
@@ -67,7 +68,9 @@ impl Child {
         };
         let (requests, to_write) = channel::<Vec<u8>>();
         // One thread per pipe, so that a child that does not read, or that floods a pipe, cannot block this thread.
-        let no_thread = |e| format!("no thread for `{program}` can be started, perhaps for a limit (`ulimit -u`): {e}");
+        let start = |work: Box<dyn FnOnce() + Send>| {
+            threads::spawn(&format!("`{program}`"), work).map_err(|error| error.to_string())
+        };
         let write = move || {
             while let Ok(line) = to_write.recv() {
                 if stdin.write_all(&line).and_then(|()| stdin.flush()).is_err() {
@@ -75,18 +78,18 @@ impl Child {
                 }
             }
         };
-        thread::Builder::new().spawn(write).map_err(no_thread)?;
+        start(Box::new(write))?;
         let (outputs, answers) = sync_channel(WAITING_LINES);
         let line_bytes = options.line_bytes;
-        thread::Builder::new().spawn(move || listen(stdout, line_bytes, &outputs)).map_err(no_thread)?;
+        start(Box::new(move || listen(stdout, line_bytes, &outputs)))?;
         let errors = Arc::new(Mutex::new(Vec::new()));
         let kept = errors.clone();
-        let stderr_reader = thread::Builder::new().spawn(move || keep_errors(stderr, &kept)).map_err(no_thread)?;
+        let stderr_reader = start(Box::new(move || keep_errors(stderr, &kept)))?;
         Ok(Self { running, requests, answers, errors, stderr_reader, options: options.clone() })
     }
 
-    /// Sends a line and waits for the answer. The child is unusable after an error.
-    pub fn ask(&mut self, request: &str) -> Result<String, String> {
+    /// Sends a line and waits for the answer, for at most `limit`. The child is unusable after an error.
+    pub fn ask(&mut self, request: &str, limit: Duration) -> Result<String, String> {
         match self.answers.try_recv() {
             Err(TryRecvError::Empty) => {}
             Ok(ChildOutput::Line(line)) => {
@@ -98,14 +101,14 @@ impl Child {
         if self.requests.send(format!("{request}\n").into_bytes()).is_err() {
             return Err(self.gone());
         }
-        match self.answers.recv_timeout(self.options.timeout) {
+        match self.answers.recv_timeout(limit) {
             Ok(ChildOutput::Line(line)) => {
                 String::from_utf8(line).map_err(|e| format!("its answer is not UTF-8: {}", shortened(e.as_bytes())))
             }
             Ok(ChildOutput::TooLong) => Err(self.too_long()),
             Ok(ChildOutput::End) | Err(RecvTimeoutError::Disconnected) => Err(self.gone()),
             Err(RecvTimeoutError::Timeout) => {
-                Err(format!("it did not answer within {} s{}", self.options.timeout.as_secs_f64(), self.last_errors()))
+                Err(format!("it did not answer within {} s{}", limit.as_secs_f64(), self.last_errors()))
             }
         }
     }

@@ -2,14 +2,17 @@
 //!
 //! ```text
 //! -> {"reset": {"seed": 7, "split": "train", "number": 12}}
-//!                                                    `split` is "validation" for validations; `number` counts the groups
-//!                                                    of episodes, of which each has the same start
+//!                                                    `split` is "validation" for validations; `number` counts
+//!                                                    the groups of episodes, of which each has the same start
 //! <- {"observation": "..."}                          also "instructions", shown once before the first observation
 //! -> {"step": {"action": "<answer>Left</answer>"}}
 //! <- {"observation": "...", "reward": 0.5, "terminated": false}
 //!                                                    also "truncated", "valid" (true unless given), "solved",
 //!                                                    "action" (for the history of prompts)
-//! <- {"error": "..."}                                instead of either: the episode is left out
+//! -> {"close": true}                                 the episode is over; only sent if the answer to `reset` has
+//!                                                    "closes": true
+//! <- {}                                              any object
+//! <- {"error": "..."}                                instead of an answer: the episode is left out
 //! ```
 
 mod child;
@@ -70,7 +73,7 @@ impl Process {
         let (restarts, line_bytes) = (options.restarts, options.max_line_bytes);
         let options = ChildOptions { command: options.command, directory, timeout, line_bytes };
         let _descriptors = Descriptors::reserve()?;
-        Ok(Self::with_transport(ProcessTransport { options, restarts, child: None, _descriptors }))
+        Ok(Self::with_transport(ProcessTransport { options, restarts, child: None, closes: false, _descriptors }))
     }
 }
 
@@ -79,6 +82,8 @@ pub struct ProcessTransport {
     options: ChildOptions,
     restarts: usize,
     child: Option<Child>,
+    /// Whether the process wants to know that its episode is over.
+    closes: bool,
     _descriptors: Descriptors,
 }
 
@@ -90,7 +95,7 @@ impl ProcessTransport {
             Some(child) => child,
             none => none.insert(Child::start(&self.options)?),
         };
-        let answer = child.ask(&request.to_string()).and_then(|line| Answer::parse(&line));
+        let answer = child.ask(&request.to_string(), self.options.timeout).and_then(|line| Answer::parse(&line));
         if answer.is_err() {
             self.child = None;
         }
@@ -103,9 +108,13 @@ impl Transport for ProcessTransport {
     fn begin(&mut self, start: Start, transcript: &mut Transcript) -> std::result::Result<Observation, String> {
         let _permit = self.child.is_none().then(StartPermit::wait);
         let mut problem = String::new();
+        self.closes = false;
         for attempt in 0..=self.restarts {
             match self.ask(&protocol::reset(start)).and_then(|answer| transcript.read_reset(answer)) {
-                Ok(observation) => return Ok(observation),
+                Ok(observation) => {
+                    self.closes = transcript.closes;
+                    return Ok(observation);
+                }
                 Err(found) => problem = found,
             }
             if attempt < self.restarts {
@@ -122,6 +131,20 @@ impl Transport for ProcessTransport {
         }
         let answer = self.ask(&protocol::step(action))?;
         transcript.read_step(answer)
+    }
+
+    fn end(&mut self) {
+        // A process that does not know the request would fail, or take its answer for that to the next one.
+        if !std::mem::take(&mut self.closes) {
+            return;
+        }
+        let limit = protocol::CLOSE_TIMEOUT.min(self.options.timeout);
+        if let Some(child) = &mut self.child
+            && let Err(problem) = child.ask(&protocol::close().to_string(), limit)
+        {
+            warn_once(&format!("an environment process that asked for the end of its episodes: {problem}"));
+            self.child = None;
+        }
     }
 
     fn failed(&self, problem: String) -> Error {

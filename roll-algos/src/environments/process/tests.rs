@@ -108,3 +108,39 @@ fn rejects_options_without_a_command() {
     let none = ProcessOptions { command: vec!["/no/such/program".into()], ..ProcessOptions::default() };
     assert!(message(Process::new(none, &context()).unwrap().reset(0)).contains("/no/such/program"));
 }
+
+/// A process that writes what it reads to `log`, and answers a `close` by `closing`.
+fn closing(log: &std::path::Path, closes: bool, closing: &str) -> Process {
+    let text = format!(
+        r#"while read -r request; do
+            echo "$request" >> '{}'
+            case "$request" in
+                *reset*) echo '{{"observation": "begin", "closes": {closes}}}' ;;
+                *close*) {closing} ;;
+                *) echo '{{"observation": "on", "reward": 0, "terminated": false}}' ;;
+            esac
+        done"#,
+        log.display()
+    );
+    script(&text, 30.0)
+}
+
+#[test]
+fn a_process_that_asks_for_it_learns_once_that_its_episode_is_over() {
+    let dir = tempfile::tempdir().unwrap();
+    for (closes, answer, expected) in [(true, "echo '{}'", 2), (false, "echo '{}'", 0), (true, "true", 2)] {
+        let log = dir.path().join(format!("{closes}-{}", answer.len()));
+        let mut world = closing(&log, closes, answer);
+        let begun = std::time::Instant::now();
+        for _ in 0..2 {
+            assert_eq!(world.reset(7).unwrap().text, "begin");
+            assert_eq!(world.step("x").unwrap().observation.text, "on");
+            world.leave().unwrap();
+            world.leave().unwrap();
+        }
+        // A process that gives no answer is not waited for as long as for other answers.
+        assert!(begun.elapsed().as_secs_f64() < 15.0, "{:?}", begun.elapsed());
+        let requests = std::fs::read_to_string(&log).unwrap();
+        assert_eq!(requests.matches(r#"{"close":true}"#).count(), expected, "{requests}");
+    }
+}
