@@ -428,6 +428,51 @@ fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
     metadata["packages"].as_array().unwrap().iter().map(package).collect()
 }
 
+/// A circle in a small crate, through a name that the root exports again, and the files that a folder shares.
+#[test]
+fn files_that_need_each_other_are_found() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        roll_testing::skip!("there is no Python", needs = "python");
+    }
+    let script = "scripts/check-circles";
+    let check = |directory: &Path| Command::new("python3").arg(directory.join(script)).output().unwrap();
+    let output = check(&root());
+    assert!(output.status.success(), "{}{}", program::printed(&output), program::stderr_text(&output));
+
+    let directory = tempfile::tempdir().unwrap();
+    let write = |file: &str, text: &str| {
+        let path = directory.path().join(file);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    let known = std::fs::read_to_string(root().join(script)).unwrap();
+    let begin = known.find("KNOWN = {").unwrap();
+    let end = begin + known[begin..].find('}').unwrap() + 1;
+    write(script, &[&known[..begin], "KNOWN = {}", &known[end..]].concat());
+    write("roll-x/src/lib.rs", "mod a;\nmod b;\nmod c;\npub use a::One;\n");
+    write("roll-x/src/a.rs", "use crate::b::two;\npub struct One;\npub fn one() { two(); }\n");
+    // A comment, a text and a test do not need what they name; a folder and its files may need each other.
+    let b = "// crate::a::One\npub fn two() { print(\"crate::a::One\"); }\n";
+    let tests = "#[cfg(test)]\nmod tests { use crate::a::one; }\n";
+    write("roll-x/src/b.rs", &[b, tests].concat());
+    write("roll-x/src/c/mod.rs", "mod d;\npub struct Shared;\npub fn all() { d::part(); }\n");
+    write("roll-x/src/c/d.rs", "use super::Shared;\npub fn part() -> Shared { Shared }\n");
+    let output = check(directory.path());
+    assert_eq!(program::printed(&output), "0 circles in 5 files\n", "{}", program::stderr_text(&output));
+    assert!(output.status.success());
+
+    write("roll-x/src/b.rs", "use crate::One;\npub fn two() -> One { One }\n");
+    let output = check(directory.path());
+    let expected = [
+        "a circle of 2 files:",
+        "    roll-x/src/a.rs needs roll-x/src/b.rs: crate::b::two",
+        "    roll-x/src/b.rs needs roll-x/src/a.rs: crate::One",
+        "1 circles in 5 files",
+    ];
+    assert_eq!(program::printed(&output).lines().collect::<Vec<_>>(), expected);
+    assert!(!output.status.success());
+}
+
 #[test]
 fn the_table_of_crates_matches_cargo_metadata() {
     let page = std::fs::read_to_string(root().join("docs/src/design.md")).unwrap();

@@ -210,7 +210,7 @@ fn plans_are_as_before() {
     differences.compare("networks.plan.txt", &networks);
 }
 
-/// Recipes lack their files here, so that the words for missing ones are compared; the module `recipes` checks them with
+/// Recipes lack their files here: the words for missing ones are compared. The module `recipes` checks them with
 /// files of the official sizes, which takes a minute.
 #[test]
 fn checks_say_as_before() {

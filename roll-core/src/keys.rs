@@ -34,7 +34,7 @@ impl Key {
 
 /// The keys of `T` by its defaults alone, without meanings: for types that do not describe themselves.
 pub fn of_defaults<T: serde::Serialize + Default>() -> Vec<Key> {
-    undescribed(crate::registry::default_options::<T>())
+    undescribed(crate::default_options::<T>())
 }
 
 fn undescribed(defaults: Options) -> Vec<Key> {
@@ -65,7 +65,7 @@ mod schema {
 
     /// The keys of `T`, those of maps within it too, in the order of its fields.
     pub fn of<T: JsonSchema + Serialize + Default>() -> Vec<Key> {
-        let defaults = Json::Object(crate::registry::default_options::<T>());
+        let defaults = Json::Object(crate::default_options::<T>());
         let mut keys = Vec::new();
         below("", &of_type::<T>(), Some(&defaults), &mut keys);
         keys

@@ -55,9 +55,11 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod adapter;
 mod algorithm;
 pub mod communicator;
 mod component;
+mod context;
 mod device_updates;
 mod diffusion;
 mod environment;
@@ -72,7 +74,9 @@ mod model;
 mod noise;
 mod notes;
 mod option_kind;
+mod options;
 pub mod plan;
+mod progress;
 mod pullback;
 mod registry;
 mod reward;
@@ -84,9 +88,11 @@ mod tensor;
 pub mod threads;
 mod video;
 
+pub use adapter::Adapter;
 pub use algorithm::{Algorithm, DataSource};
 pub use communicator::{Communicator, FirstRank, Rank, RanksError, SingleRank, ThreadRanks};
 pub use component::{Component, RewardComponent};
+pub use context::{BuildContext, WeightPlacement};
 pub use device_updates::{AdamUpdate, DevicePart, DeviceUpdates};
 pub use diffusion::{
     ConditionInput, Conditioning, DiffusionModel, Generator, ScheduleFacts, Sigma, SigmaRange, Timestep, VelocityInput,
@@ -99,22 +105,21 @@ pub use headline::{Headline, HeadlineFormat, HeldOut, Subject};
 pub use keys::Key;
 pub use kind::Kind;
 pub use language::{Generation, LanguageModel, Message, Sampling, TokenStats};
-pub use model::{Adapter, Distribution, GradientSink, Model, ParameterParts, ParameterSpec, StateDict, flat, header};
+pub use model::{Distribution, GradientSink, Model, ParameterParts, ParameterSpec, StateDict, flat, header};
 pub use noise::{Noise, Purpose};
 pub use notes::{ConfiguredOptions, IdleKeys, OptionNotes, When};
 pub use option_kind::OptionKind;
-pub use plan::{Planner, WeightPlacement};
+pub use options::{Options, check_seconds, default_options, parse_options};
+pub use plan::Planner;
+pub use progress::{Progress, Silent};
 pub use pullback::{Grad, Pullback};
-pub use registry::{
-    BuildContext, ComponentOptions, Factory, Make, Options, Registration, Registry, Replaces, Variable, check_seconds,
-    default_options, parse_options,
-};
-pub use reward::{Columns, Measure, OnMissing, RewardScorer, Score, Target};
+pub use registry::{ComponentOptions, Factory, Make, Registration, Registry, Replaces, Variable};
+pub use reward::{Measure, OnMissing, RewardScorer, Score, Target};
 #[cfg(feature = "noise")]
 pub use reward_check::{Finding, Verdict, check_reward};
-pub use step::{Progress, Silent, StepContext, StepReport};
+pub use step::{StepContext, StepReport};
 pub use strategy::{OptimizerConfig, Strategy, StrategyRanks, StrategyReport};
 pub use tensor::{DType, Element, Tensor};
-pub use video::{Sample, SampleVideo, Video, VideoUnit};
+pub use video::{Columns, Sample, SampleVideo, Video, VideoUnit};
 
 pub use {inventory, serde, serde_json, tracing};

@@ -30,18 +30,6 @@ impl ParameterSpec {
     }
 }
 
-/// Whether the trainable adapter takes part in a forward pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Adapter {
-    /// Base weights plus adapter.
-    On,
-    /// Base weights alone.
-    Off,
-    /// Base weights plus the adapter that training started from, which is the same as [`Adapter::Off`] unless the model
-    /// was opened with an adapter.
-    Start,
-}
-
 /// A model with trainable parameters.
 ///
 /// The trainable parameters form one flat f32 vector: [`Model::parameters`] in order, each row-major. Pullbacks of

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BuildContext, Options, Result};
+use crate::{BuildContext, Options, Result, WeightPlacement};
 
 /// How a component takes part in a plan. See [`crate::Registration::planner`].
 #[derive(Clone, Copy)]
@@ -157,18 +157,6 @@ impl Division {
         }
         items
     }
-}
-
-/// Where a model keeps its frozen weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WeightPlacement {
-    /// Whole, on the device of each rank.
-    Resident,
-    /// Weights are in files or host memory and are copied to the device block by block.
-    Streamed,
-    /// Sharded over the ranks and gathered block by block.
-    Sharded,
 }
 
 /// Speeds that times follow from.

@@ -1,76 +1,10 @@
 //! Names of implementations, and how to make them.
 
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
-
 use crate::plan::{Division, Needs, Passes, PlanInput};
 use crate::{
-    Algorithm, Communicator, Environment, Error, Key, Kind, Model, Planner, Result, RewardScorer, SingleRank, Strategy,
-    WeightPlacement,
+    Algorithm, BuildContext, Environment, Error, Key, Kind, Model, Options, Planner, Result, RewardScorer, Strategy,
+    default_options, parse_options,
 };
-
-/// Options of an implementation, as parsed from the configuration.
-pub type Options = serde_json::Map<String, serde_json::Value>;
-
-/// Facts of the run that a component may need when it is made.
-#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
-pub struct BuildContext {
-    /// Backend and device, as `--backend` takes them: `flex`, `libtorch`, `cuda:1`.
-    pub backend: String,
-    /// Seed of the run, for initial parameters.
-    pub seed: u64,
-    /// Directory that relative paths of the options start from.
-    pub base_dir: PathBuf,
-    /// Where the strategy wants frozen weights to be; a model may follow it where its own options leave it open.
-    pub placement: Option<WeightPlacement>,
-    /// Passes that the algorithm records at a time ([`Passes::held`]), if its plan is known.
-    #[serde(default)]
-    pub recorded_passes: Option<usize>,
-    /// The component is opened to be checked: a model reads the headers of its files and no weights, so that no pass
-    /// through its network is possible, and downloads nothing.
-    #[serde(default)]
-    pub headers_only: bool,
-    /// The directory of the run, from its first step on: components are made before it.
-    #[serde(skip)]
-    pub run_dir: Arc<OnceLock<PathBuf>>,
-    /// The ranks of the job. A component of a plugin receives them if it is a strategy or an algorithm.
-    #[serde(skip, default = "alone")]
-    pub ranks: Arc<dyn Communicator>,
-    /// The ranks that a model is to shard the tokens of each pass over ([`crate::StrategyRanks::tokens`]).
-    #[serde(skip)]
-    pub token_ranks: Option<Arc<dyn Communicator>>,
-}
-
-fn alone() -> Arc<dyn Communicator> {
-    Arc::new(SingleRank)
-}
-
-impl BuildContext {
-    /// A context of one rank, with seed 0 and paths that start from the working directory.
-    pub fn new(backend: impl Into<String>) -> Self {
-        let backend = backend.into();
-        Self {
-            backend,
-            seed: 0,
-            base_dir: ".".into(),
-            placement: None,
-            recorded_passes: None,
-            headers_only: false,
-            run_dir: Arc::default(),
-            ranks: alone(),
-            token_ranks: None,
-        }
-    }
-
-    /// `path` from where relative paths start; unchanged where that is the working directory.
-    pub fn resolve(&self, path: impl AsRef<Path>) -> PathBuf {
-        match self.base_dir == Path::new(".") {
-            true => path.as_ref().into(),
-            false => self.base_dir.join(path),
-        }
-    }
-}
 
 /// Variables that begin with `ROLL_` set keys of the configuration. This is one that does not. Submit with
 /// `inventory::submit!` where it is read.
@@ -414,63 +348,5 @@ impl Registry {
             Some(Planner::Model(plan)) => plan(options, input, context),
             _ => Err(registration.cannot_plan()),
         }
-    }
-}
-
-/// Reads typed options. Unknown keys are errors that name the nearest known one; `prefix` is their place in the
-/// configuration ("model").
-pub fn parse_options<T>(prefix: &str, options: &Options) -> Result<T>
-where
-    T: serde::de::DeserializeOwned + serde::Serialize + Default,
-{
-    let known = default_options::<T>();
-    if let Some(key) = options.keys().find(|k| !known.contains_key(*k)) {
-        let near = crate::error::nearest(key, known.keys().map(String::as_str));
-        let hint = near
-            .map(|n| format!("did you mean `{n}`?"))
-            .unwrap_or_else(|| format!("known keys: {}", known.keys().cloned().collect::<Vec<_>>().join(", ")));
-        return Err(Error::config(format!("{prefix}.{key}"), format!("unknown key; {hint}")));
-    }
-    serde_path_to_error::deserialize(serde_json::Value::Object(options.clone())).map_err(|e| {
-        let path = e.path().to_string();
-        let key = if path == "." { prefix.to_string() } else { format!("{prefix}.{path}") };
-        Error::config(key, e.into_inner().to_string())
-    })
-}
-
-/// Converts the seconds of the option `key`, a limit of time, to a duration. Fails unless they are above 0 and less
-/// than a year: more is no limit, and [`Duration`] panics on much larger numbers.
-pub fn check_seconds(key: &str, seconds: f64) -> Result<Duration> {
-    match seconds > 0.0 && seconds < 3.2e7 {
-        true => Ok(Duration::from_secs_f64(seconds)),
-        false => Err(Error::config(key, format!("expected seconds above 0 and below 3.2e7, a year; found {seconds}"))),
-    }
-}
-
-/// The defaults of typed options, as [`Registration::defaults`] wants them.
-pub fn default_options<T: serde::Serialize + Default>() -> Options {
-    match serde_json::to_value(T::default()) {
-        Ok(mut value) => {
-            shorten(&mut value);
-            value.as_object().cloned().unwrap_or_default()
-        }
-        Err(_) => Options::new(),
-    }
-}
-
-/// Writes numbers of f32 with their shortest digits: 0.4 instead of 0.4000000059604645. Read as f32 they are
-/// the same.
-fn shorten(value: &mut serde_json::Value) {
-    match value {
-        serde_json::Value::Number(number) if number.is_f64() => {
-            let exact = number.as_f64().unwrap_or_default();
-            let short = (exact as f32).to_string().parse().ok().filter(|_| f64::from(exact as f32) == exact);
-            if let Some(short) = short.and_then(serde_json::Number::from_f64) {
-                *number = short;
-            }
-        }
-        serde_json::Value::Array(items) => items.iter_mut().for_each(shorten),
-        serde_json::Value::Object(map) => map.values_mut().for_each(shorten),
-        _ => {}
     }
 }

@@ -1,12 +1,8 @@
 //! Rewards: how good a video is.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use crate::{Grad, Progress, Pullback, Result, Tensor, Video};
-
-/// Columns of a row of the data that `roll` itself does not read, by name: an answer, a category, a list of objects.
-pub type Columns = Arc<BTreeMap<String, serde_json::Value>>;
+use crate::{Columns, Grad, Progress, Pullback, Result, Tensor, Video};
 
 /// What a reward knows of a sample besides its prompt. The default is empty.
 #[derive(Clone, Debug, Default)]

@@ -1,8 +1,8 @@
-//! One step of training: its inputs, its progress and its report.
+//! One step of training: its inputs and its report.
 
 use std::collections::BTreeMap;
 
-use crate::{Model, Noise, RewardScorer, Sample, Strategy, Video};
+use crate::{Model, Noise, Progress, RewardScorer, Sample, Strategy, Video};
 
 /// Everything one step works with; all of it is borrowed.
 pub struct StepContext<'a> {
@@ -24,23 +24,6 @@ pub struct StepContext<'a> {
     pub progress: &'a dyn Progress,
     /// Whether the caller wants [`StepReport::videos`].
     pub want_videos: bool,
-}
-
-/// Receives progress inside a long step.
-pub trait Progress: Sync {
-    /// `phase` has begun: "denoising step 3 of 8".
-    fn phase(&self, phase: &str);
-    /// Whether the user asked to stop; a step may then return [`crate::Error::Interrupted`] before it changes anything.
-    fn interrupted(&self) -> bool {
-        false
-    }
-}
-
-/// Progress that is shown nowhere.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Silent;
-impl Progress for Silent {
-    fn phase(&self, _phase: &str) {}
 }
 
 /// The outcome of one step.

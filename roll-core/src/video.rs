@@ -1,9 +1,13 @@
 //! Videos and training samples.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::{Columns, Error, Result, Tensor};
+use crate::{Error, Result, Tensor};
+
+/// Columns of a row of the data that `roll` itself does not read, by name: an answer, a category, a list of objects.
+pub type Columns = Arc<BTreeMap<String, serde_json::Value>>;
 
 /// Frames in RGB, f32 `[T, 3, H, W]`, values in [-1, 1].
 #[derive(Clone, Debug)]

@@ -8,8 +8,8 @@ use gif::{ColorOutput, DecodeOptions, DecodingError, DisposalMethod};
 use image_webp::WebPDecoder;
 
 use crate::container::Animation;
+use crate::decoding::{MAX_PNG_BYTES, damaged, png_failure, read_failure, rounded_to_8_bits, to_rgb, webp_failure};
 use crate::picture::{Picture, check_size};
-use crate::still::{MAX_PNG_BYTES, damaged, png_failure, read_failure, rounded_to_8_bits, to_rgb, webp_failure};
 
 /// Maximum number of pixels of all decoded frames of an animation: five hundred frames of full HD, about ten seconds.
 const MAX_PIXELS_OF_ALL: usize = 1 << 30;

@@ -8,7 +8,8 @@ use roll_core::{Error, Result, ResultExt, VideoUnit};
 use crate::config::{DataConfig, OnBadSample};
 use crate::frames::times_before;
 use crate::metadata::{Metadata, MetadataRow};
-use crate::probe::{Probed, probe};
+use crate::probe::probe;
+use crate::probed::Probed;
 use crate::resize::target_size;
 
 /// A shape of clips.

@@ -9,7 +9,20 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::picture::check_size;
-use crate::windows::Windows;
+
+/// The samples of a clip that is longer than `num_frames`: `head`, or one of the others with its number, as in
+/// `{uniform: 3}`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Windows {
+    /// One sample: the first frames.
+    #[default]
+    Head,
+    /// N samples at equal distances, the first at the start of the clip and the last at its end.
+    Uniform(#[schemars(range(min = 2))] usize),
+    /// A sample every N frames, as long as it lies within the clip.
+    Sliding(#[schemars(range(min = 1))] usize),
+}
 
 /// Training data: a table with the column `prompt` (optionally `video`, `image` or `input_image`, `end_image`,
 /// `weight`, and `mask`), and the files it names; a directory of videos with a caption each; or a text file of prompts.

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use roll_core::{Error, Result, ResultExt, Sample, SampleVideo, Tensor, Video, VideoUnit};
 
 use crate::buckets::{self, Bucket};
-use crate::config::{DataConfig, OnBadSample};
+use crate::config::{DataConfig, OnBadSample, Windows};
 use crate::container;
-use crate::metadata::{Metadata, MetadataRow};
-use crate::read::{ReadOptions, Sizing, read_image_by, read_video};
-use crate::windows::{Window, Windows};
+use crate::metadata::{Metadata, MetadataRow, Window};
+use crate::read::{read_image_by, read_video};
+use crate::read_options::{ReadOptions, Sizing};
 
 /// The rows of a metadata file. Reading a sample decodes its clip; the least recently used clips are evicted beyond
 /// `data.cache_bytes`.

@@ -6,7 +6,7 @@ use std::path::Path;
 use roll_core::{Error, Result, Tensor, Video};
 
 use crate::picture::Picture;
-use crate::read::{ReadOptions, Sizing};
+use crate::read_options::{ReadOptions, Sizing};
 use crate::resize::{crop_and_resize, target_size};
 
 /// Frame rate of images, which have none: that of Wan's training data.

@@ -70,7 +70,12 @@ impl Orientation {
     /// The orientation that EXIF data (a TIFF file) specifies, if it specifies one and is valid. In WebP and PNG some
     /// programs write it with the prefix that it has in JPEG.
     pub fn from_exif(exif: &[u8]) -> Option<Self> {
-        Tiff::new(exif.strip_prefix(b"Exif\0\0").unwrap_or(exif))?.orientation()
+        Self::from_tiff(&Tiff::new(exif.strip_prefix(b"Exif\0\0").unwrap_or(exif))?)
+    }
+
+    /// The orientation of a TIFF file, if a valid one is specified.
+    pub fn from_tiff(tiff: &Tiff<'_>) -> Option<Self> {
+        tiff.orientation_code().and_then(Self::from_exif_code)
     }
 
     /// The orientation of the tag's value, 1 to 8.

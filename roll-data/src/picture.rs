@@ -2,8 +2,6 @@
 
 use roll_core::{Result, Tensor, Video};
 
-use crate::resize::resize;
-
 /// Maximum width and height of a frame: more exceeds H.264's levels, and a file that claims it would only allocate
 /// memory.
 pub(crate) const MAX_SIDE: usize = 16_384;
@@ -63,13 +61,6 @@ pub(crate) fn square_size([height, width]: [usize; 2], pixel_aspect: Option<[u32
         1.0..=10.0 => [height, stretched(width, ratio)],
         _ => [height, width],
     }
-}
-
-/// Resamples to [`square_size`].
-pub(crate) fn square_pixels(picture: Picture, pixel_aspect: Option<[u32; 2]>) -> Result<Picture, String> {
-    let size = square_size([picture.height, picture.width], pixel_aspect);
-    check_size(size[1], size[0])?;
-    Ok(resize(picture, size))
 }
 
 /// Fails if a frame of this size is not accepted.

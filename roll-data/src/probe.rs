@@ -15,19 +15,9 @@ use crate::ffmpeg;
 use crate::frames::STILL_FPS;
 use crate::metadata::Metadata;
 use crate::mp4::Mp4Reader;
+use crate::probed::Probed;
 use crate::read::{or_ffmpeg, pictures_in};
 use crate::still::read_picture;
-
-/// Size, length and frame rate of a clip.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Probed {
-    /// Height and width as shown, in square pixels.
-    pub size: [usize; 2],
-    /// Number of frames.
-    pub frames: usize,
-    /// Mean number of frames per second.
-    pub fps: f64,
-}
 
 /// Probes the first `most` clips; without those that cannot be read.
 pub fn probe_clips(metadata: &Metadata, decoder: Decoder, most: usize) -> Vec<(&Path, Probed)> {

@@ -12,7 +12,7 @@
 
 use rayon::prelude::*;
 
-use crate::picture::Picture;
+use crate::picture::{Picture, check_size, square_size};
 
 /// Returns the target height and width (multiples of `unit`) of an image of `[height, width]`. Fails if the image is
 /// too small.
@@ -57,6 +57,13 @@ pub fn crop_and_resize(picture: Picture, [height, width]: [usize; 2]) -> Picture
 pub fn resize(picture: Picture, [height, width]: [usize; 2]) -> Picture {
     let horizontal = if picture.width == width { picture } else { resize_rows(&picture, width) };
     if horizontal.height == height { horizontal } else { resize_columns(&horizontal, height) }
+}
+
+/// Resamples to square pixels.
+pub(crate) fn square_pixels(picture: Picture, pixel_aspect: Option<[u32; 2]>) -> Result<Picture, String> {
+    let size = square_size([picture.height, picture.width], pixel_aspect);
+    check_size(size[1], size[0])?;
+    Ok(resize(picture, size))
 }
 
 const PRECISION_BITS: u32 = 22;

@@ -1,7 +1,6 @@
 //! Still images: PNG, JPEG, WebP and the first frame of an animation.
 
-use std::fmt::Display;
-use std::io::{BufRead, BufReader, Error as IoError, ErrorKind, Read, Seek};
+use std::io::{BufRead, BufReader, Read, Seek};
 use std::path::Path;
 
 use roll_core::Error;
@@ -13,6 +12,7 @@ use zune_jpeg::zune_core::{bytestream::ZCursor, options::DecoderOptions};
 use crate::animation::decode_first_frame;
 use crate::config::Decoder;
 use crate::container::{Container, FileHead};
+use crate::decoding::{MAX_PNG_BYTES, damaged, png_failure, read_failure, rounded_to_8_bits, to_rgb, webp_failure};
 use crate::ffmpeg::{self, Failure};
 use crate::jpeg;
 use crate::mp4::heif;
@@ -20,8 +20,6 @@ use crate::orientation::Orientation;
 use crate::picture::{Picture, check_size};
 use crate::tiff::Tiff;
 
-/// Maximum number of bytes that the chunks of a PNG file need in memory.
-pub(crate) const MAX_PNG_BYTES: usize = 512 << 20;
 /// Maximum size of a TIFF file: the largest picture without compression, in 16 bits per sample, with some margin.
 const MAX_TIFF_BYTES: u64 = 512 << 20;
 
@@ -64,7 +62,7 @@ fn check_tiff(path: &Path) -> Result<Orientation, String> {
     }
     let tiff = Tiff::new(&bytes).ok_or("the picture is cut short")?;
     tiff.check_kind()?;
-    Ok(tiff.orientation().unwrap_or_default())
+    Ok(Orientation::from_tiff(&tiff).unwrap_or_default())
 }
 
 fn decode_picture(path: &Path) -> Result<Picture, String> {
@@ -96,12 +94,6 @@ fn decode_png(file: impl BufRead + Seek) -> Result<(Picture, Option<Orientation>
         samples = rounded_to_8_bits(&samples);
     }
     Ok((Picture { width, height, rgb: to_rgb(samples, color.samples()) }, orientation))
-}
-
-/// The nearest 8-bit values of big-endian 16-bit ones.
-pub(crate) fn rounded_to_8_bits(samples: &[u8]) -> Vec<u8> {
-    let rounded = |b: &[u8]| ((u32::from(u16::from_be_bytes([b[0], b[1]])) + 128) / 257) as u8;
-    samples.chunks_exact(2).map(rounded).collect()
 }
 
 fn decode_jpeg(mut file: impl BufRead) -> Result<(Picture, Option<Orientation>), String> {
@@ -137,39 +129,4 @@ fn decode_webp(file: impl BufRead + Seek) -> Result<(Picture, Option<Orientation
         false => decoder.read_image(&mut samples).map_err(failure)?,
     }
     Ok((Picture { width, height, rgb: to_rgb(samples, channels) }, orientation))
-}
-
-/// Converts gray, gray with alpha, RGB or RGBA pixels to RGB; transparency is dropped.
-pub(crate) fn to_rgb(samples: Vec<u8>, channels: usize) -> Vec<u8> {
-    match channels {
-        1 | 2 => samples.chunks_exact(channels).flat_map(|pixel| [pixel[0]; 3]).collect(),
-        3 => samples,
-        _ => samples.chunks_exact(channels).flat_map(|pixel| [pixel[0], pixel[1], pixel[2]]).collect(),
-    }
-}
-
-pub(crate) fn png_failure(error: png::DecodingError) -> String {
-    match error {
-        png::DecodingError::IoError(error) => read_failure(error),
-        png::DecodingError::LimitsExceeded => format!("larger than {MAX_PNG_BYTES} bytes in memory"),
-        other => damaged(other),
-    }
-}
-
-pub(crate) fn webp_failure(error: image_webp::DecodingError) -> String {
-    match error {
-        image_webp::DecodingError::IoError(error) => read_failure(error),
-        other => damaged(other),
-    }
-}
-
-pub(crate) fn read_failure(error: IoError) -> String {
-    match error.kind() {
-        ErrorKind::UnexpectedEof => "the picture is cut short".into(),
-        _ => error.to_string(),
-    }
-}
-
-pub(crate) fn damaged(cause: impl Display) -> String {
-    format!("the picture is damaged: {cause}")
 }

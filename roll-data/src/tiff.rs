@@ -1,7 +1,5 @@
 //! The first directory of a TIFF file, which EXIF data is too.
 
-use crate::orientation::Orientation;
-
 /// Maximum number of values of an entry that are read: more strips than a picture of the largest size has rows.
 const MAX_VALUES: u32 = 1 << 15;
 
@@ -70,10 +68,10 @@ impl<'a> Tiff<'a> {
         Some(values.chunks_exact(width).map(|value| self.number(value)).collect())
     }
 
-    /// The orientation, if a valid one is specified.
-    pub fn orientation(&self) -> Option<Orientation> {
+    /// The value of the tag of the orientation, if there is one value.
+    pub fn orientation_code(&self) -> Option<u64> {
         match self.numbers(ORIENTATION)?[..] {
-            [code] => Orientation::from_exif_code(code),
+            [code] => Some(code),
             _ => None,
         }
     }

@@ -1,39 +1,13 @@
 //! Windows: several samples from a clip that is longer than `data.num_frames`.
 
 use roll_core::{Error, Result, VideoUnit};
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
 use crate::buckets::Available;
-use crate::metadata::{Metadata, MetadataRow};
+use crate::config::Windows;
+use crate::metadata::{Metadata, MetadataRow, Window};
 
 /// Maximum number of windows of a clip: the frames that a file's index claims must not fill the memory.
 const MAX_WINDOWS: usize = 1 << 16;
-
-/// The samples of a clip that is longer than `num_frames`: `head`, or one of the others with its number, as in
-/// `{uniform: 3}`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Windows {
-    /// One sample: the first frames.
-    #[default]
-    Head,
-    /// N samples at equal distances, the first at the start of the clip and the last at its end.
-    Uniform(#[schemars(range(min = 2))] usize),
-    /// A sample every N frames, as long as it lies within the clip.
-    Sliding(#[schemars(range(min = 1))] usize),
-}
-
-/// A part of a clip.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
-    /// Its number among the windows of the clip, from 0.
-    pub number: usize,
-    /// Its first frame, from 0, at the rate `data.fps` if that is set.
-    pub first: usize,
-    /// Number of frames.
-    pub frames: usize,
-}
 
 impl Windows {
     /// The first frames of the windows of `length` frames in a clip of `available`; one if the clip is not longer.

@@ -36,8 +36,6 @@ use sha2::{Digest, Sha256};
 use roll_core::{Error, Result};
 use roll_external::files::{self, sync_directory, temporary_beside};
 
-use crate::run_dir::RunIdentity;
-
 const MANIFEST: &str = "manifest.json";
 const FORMAT: u32 = 1;
 /// A manifest is small; a larger file is not one.
@@ -50,6 +48,17 @@ pub struct FileRecord {
     pub size: u64,
     /// Lower-case hexadecimal.
     pub sha256: String,
+}
+
+/// The run that a checkpoint is of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunIdentity {
+    /// Name of the experiment.
+    pub name: String,
+    /// Name of the algorithm.
+    pub algorithm: String,
+    /// SHA-256 of the configuration that the run began with.
+    pub configuration: String,
 }
 
 /// Contents of a checkpoint.

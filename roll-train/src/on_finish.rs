@@ -10,6 +10,7 @@ use roll_external::process::ChildGroup;
 use serde_json::{Value, json};
 
 use crate::config::{RunConfig, without_secrets};
+use crate::on_metrics::RUN_DIR;
 use crate::trainer::RunSummary;
 
 /// A command that takes longer is killed: a run that is over must not hold its machine. Processes that it started end
@@ -21,7 +22,7 @@ const MAX_ERROR: usize = 4096;
 
 /// Names of the variables of the command: status ("done", "stopped", "failed", "interrupted"), directory, steps
 /// done, and the error of a run that failed.
-pub const VARIABLES: [&str; 4] = ["ROLL_RUN_STATUS", "ROLL_RUN_DIR", "ROLL_RUN_STEPS", "ROLL_RUN_ERROR"];
+pub const VARIABLES: [&str; 4] = ["ROLL_RUN_STATUS", RUN_DIR, "ROLL_RUN_STEPS", "ROLL_RUN_ERROR"];
 
 /// A note for each program of `on_finish` and `on_metrics` that is not there: otherwise it is missed when it is
 /// started.

@@ -9,8 +9,8 @@ use std::time::Duration;
 use roll_core::threads;
 use roll_external::process::ChildGroup;
 
-use crate::on_finish::VARIABLES;
-
+/// The variable with the run directory, of `on_finish` too.
+pub(crate) const RUN_DIR: &str = "ROLL_RUN_DIR";
 /// At the end of the run the command has this time to finish its work; then it is killed.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 /// Lines that wait for a slow command. Further lines are left out: training must not wait.
@@ -36,7 +36,7 @@ impl OnMetrics {
         let dir = std::path::absolute(run).unwrap_or_else(|_| run.into());
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::piped()).stdout(std::io::stderr()).stderr(Stdio::inherit());
-        command.env(VARIABLES[1], dir);
+        command.env(RUN_DIR, dir);
         let mut group = match ChildGroup::spawn(&mut command) {
             Ok(group) => group,
             Err(error) => {

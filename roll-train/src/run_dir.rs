@@ -17,9 +17,8 @@ use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Result};
 use roll_external::files::{self, is_temporary, write_atomically};
-use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::{self, Checkpoint};
+use crate::checkpoint::{self, Checkpoint, RunIdentity};
 use crate::config::RunConfig;
 use crate::signature;
 
@@ -28,17 +27,6 @@ const TRACES: [&str; 4] = ["config.yaml", "metrics.jsonl", "summary.json", "chec
 
 /// The files and directories that a run writes, and that its later steps extend or delete.
 const WRITTEN: [&str; 6] = ["checkpoints", "samples", "evaluations", "votes", "metrics.jsonl", "trajectories.jsonl"];
-
-/// The run that a checkpoint is of.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RunIdentity {
-    /// Name of the experiment.
-    pub name: String,
-    /// Name of the algorithm.
-    pub algorithm: String,
-    /// SHA-256 of the configuration that the run began with.
-    pub configuration: String,
-}
 
 /// See [`RunDir::lock`].
 #[derive(Debug)]

@@ -9,7 +9,8 @@ use roll_external::files;
 use serde::Deserialize;
 
 use crate::error::WeightsError;
-use crate::file::{TensorInfo, WeightFile};
+use crate::file::WeightFile;
+use crate::tensor_info::TensorInfo;
 
 /// The weights of one network: names, shapes and dtypes are known, tensors are read on demand. A clone shares the open
 /// files.

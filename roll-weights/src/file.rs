@@ -2,17 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::io::Read;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pytorch_reader::PytorchReader;
-use roll_core::{DType, Tensor};
+use roll_core::Tensor;
 use roll_external::files;
 
 use crate::error::WeightsError;
 use crate::pth;
 use crate::safetensors::{MAX_HEADER, SafetensorsFile};
+use crate::tensor_info::TensorInfo;
 
 /// An open weight file of either format: names, shapes and dtypes are known, tensors are read on demand.
 pub struct WeightFile {
@@ -136,29 +136,6 @@ impl WeightFile {
     /// The `__metadata__` of a safetensors file; empty for torch checkpoints.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
-    }
-}
-
-/// A tensor's entry in the header of a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorInfo {
-    /// Dtype, or `None` if it is not supported.
-    pub dtype: Option<DType>,
-    /// Name of the dtype in the file, in lower case.
-    pub stored: String,
-    /// Shape.
-    pub shape: Vec<usize>,
-    /// Position in a safetensors file, in bytes.
-    pub(crate) range: Range<usize>,
-}
-
-impl TensorInfo {
-    pub(crate) fn supported(&self, path: &Path, tensor: &str) -> Result<DType, WeightsError> {
-        self.dtype.ok_or_else(|| self.unsupported(path, tensor))
-    }
-
-    pub(crate) fn unsupported(&self, path: &Path, tensor: &str) -> WeightsError {
-        WeightsError::dtype(path, tensor, &self.stored)
     }
 }
 

@@ -41,6 +41,7 @@ mod file;
 mod pth;
 mod rewrite;
 mod safetensors;
+mod tensor_info;
 mod writer;
 
 #[cfg(test)]
@@ -51,9 +52,10 @@ use std::path::PathBuf;
 pub use checkpoint::{ChangeOnRead, Checkpoint};
 pub use eight_bits::is_auxiliary;
 pub use error::WeightsError;
-pub use file::{TensorInfo, WeightFile};
+pub use file::WeightFile;
 pub use rewrite::{Change, Outputs, rewrite};
 pub use safetensors::parse_safetensors;
+pub use tensor_info::TensorInfo;
 pub use writer::{SafetensorsWriter, TensorEntry, save_safetensors};
 
 /// Directory of a checkpoint with the adapters that the evaluations of its run use, if they are not those in training.

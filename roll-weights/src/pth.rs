@@ -6,8 +6,8 @@ use std::path::Path;
 use pytorch_reader::{PickleValue, PytorchError, PytorchReader};
 
 use crate::error::WeightsError;
-use crate::file::TensorInfo;
 use crate::safetensors::supported;
+use crate::tensor_info::TensorInfo;
 
 /// Python objects in plain state dictionaries that carry no code.
 const HARMLESS: &[&str] = &[

@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 
 use crate::error::WeightsError;
-use crate::file::TensorInfo;
+use crate::tensor_info::TensorInfo;
 
 /// Longest header in bytes: the format's own limit. A header is parsed into memory, so its length must be bounded.
 pub(crate) const MAX_HEADER: u64 = 100_000_000;

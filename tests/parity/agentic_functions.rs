@@ -1,6 +1,7 @@
 //! Statistics, KL estimates, aggregation, advantages and rewards of agentic PPO.
 
-use roll_algos::agentic_ppo::advantages::{self, Estimator};
+use roll_algos::agentic_ppo::advantages;
+use roll_algos::agentic_ppo::config::Estimator;
 use roll_algos::agentic_ppo::kl::{KlController, KlEstimate};
 use roll_algos::agentic_ppo::rewards::{
     self, Grouping, NormalizationMethod, Normalize, RewardNormalization, StatisticScope,

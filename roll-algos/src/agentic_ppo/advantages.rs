@@ -1,35 +1,8 @@
 //! Advantages and returns of response tokens.
 
-use super::config::AgenticPpoConfig;
+use super::config::{AgenticPpoConfig, Estimator};
 use super::grid::{Grid, Mask};
 use super::statistics::{clip_fraction, masked_whiten};
-
-/// How advantages come from rewards.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Estimator {
-    /// Generalized advantage estimation from the values of a critic (<https://arxiv.org/abs/1506.02438>).
-    Gae,
-    /// Discounted sum of the rewards from each token on.
-    Reinforce,
-    /// As `reinforce`, of rewards normalised within groups of equal starts (<https://arxiv.org/abs/2402.03300>).
-    #[default]
-    Grpo,
-    /// As `grpo`, each turn a sample with rewards of episode and of equal states (<https://arxiv.org/abs/2505.10978>).
-    Gigpo,
-    /// Each turn a sample with its own discounted return.
-    StepReinforce,
-    /// One return per turn of the agent, the same for all its tokens: the normalised reward of the episode, discounted by
-    /// turns.
-    AgenticReinforce,
-}
-
-impl Estimator {
-    /// Whether each turn is a sample of its own.
-    pub fn is_stepwise(self) -> bool {
-        matches!(self, Self::Gigpo | Self::StepReinforce)
-    }
-}
 
 /// Result of the estimate.
 #[derive(Clone, Debug)]

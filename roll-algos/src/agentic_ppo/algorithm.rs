@@ -9,8 +9,8 @@ use roll_core::{
 };
 
 use super::NAME;
-use super::advantages::Estimator;
 use super::config::AgenticPpoConfig;
+use super::config::Estimator;
 use super::critic::{Critic, FitBatch};
 use super::episode::Episode;
 use super::kl::KlController;

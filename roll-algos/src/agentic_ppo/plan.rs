@@ -4,8 +4,8 @@ use roll_core::parse_options;
 use roll_core::plan::{Passes, TextPass};
 use roll_core::{Options, Result};
 
-use super::advantages::Estimator;
 use super::config::AgenticPpoConfig;
+use super::config::Estimator;
 
 /// The largest passes of a step of a run with these options.
 pub(super) fn passes(options: &Options) -> Result<Passes> {

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use roll_core::{Adapter, Grad, Result, StepContext};
 
 use super::NAME;
-use super::advantages::{Advantages, Estimator, estimate};
+use super::advantages::{Advantages, estimate};
 use super::batch::{Batch, ConversationBatch, TextSample, by_episodes, samples, width};
 use super::config::AgenticPpoConfig;
+use super::config::Estimator;
 use super::critic::{Critic, ValueEstimates, explained_variance};
 use super::episode::Episode;
 use super::grid::{Grid, Mask};

@@ -13,7 +13,7 @@ use roll_core::{
 };
 use roll_testing::{Bigram, Descent};
 
-use super::advantages::Estimator;
+use super::config::Estimator;
 use super::loss::RatioType;
 use super::{AgenticPpo, AgenticPpoConfig};
 

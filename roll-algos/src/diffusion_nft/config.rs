@@ -6,7 +6,6 @@ use roll_core::{Result, ResultExt, ScheduleFacts};
 
 use super::loss::awm::Matching;
 use super::loss::nft::{AdvantageMode, Nft};
-use super::reward_gradient::RewardGradient;
 use crate::kl_reference::KlReference;
 use crate::policy_gradient::advantages::Spread;
 use crate::policy_gradient::clip::ClipRange;
@@ -26,6 +25,25 @@ pub enum Regression {
     Nft,
     /// Advantage Weighted Matching: flow matching on the samples in place of a log-probability, clipped as PPO clips.
     Awm,
+}
+
+/// How much the gradient of the reward counts, and where.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct RewardGradient {
+    /// Weight of minus the score of the video that the velocity at a noised copy points at; 0, for rewards without a
+    /// gradient, leaves it out. The `reward_weight` of Reward-FL over its `reward_std` is such a weight: 0.625 by its
+    /// defaults.
+    #[schemars(range(min = 0))]
+    pub weight: f64,
+    /// Only copies of at most this noise level (timestep / 1000) are scored: nearly pure noise points at a blur.
+    pub max_timestep_boundary: f64,
+}
+
+impl Default for RewardGradient {
+    fn default() -> Self {
+        Self { weight: 0.0, max_timestep_boundary: 1.0 }
+    }
 }
 
 /// Options of the algorithm `diffusion_nft`.

@@ -22,8 +22,7 @@ use roll_core::{
     plan::{Passes, Videos},
 };
 
-pub use config::{DiffusionNftConfig, Regression};
-pub use reward_gradient::RewardGradient;
+pub use config::{DiffusionNftConfig, Regression, RewardGradient};
 
 use crate::AlgorithmError;
 use crate::flow_matching::mixed;

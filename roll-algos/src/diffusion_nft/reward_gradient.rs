@@ -7,35 +7,15 @@
 use std::sync::Arc;
 
 use roll_core::{Error, Grad, Result, RewardScorer, Sample, Sigma, StepContext, Tensor, Video};
-use serde::{Deserialize, Serialize};
 
 use super::loss::ValueAndGradient;
-use super::{DiffusionNftConfig, NAME, NoisedCopy};
+use super::{DiffusionNftConfig, NAME, NoisedCopy, RewardGradient};
 use crate::arithmetic::axpy;
 use crate::policy_gradient::LossMask;
 use crate::policy_gradient::round::{Group, RoundState};
 use crate::scoring::{FrameRate, Measured, Prepared, PreparedTarget, pull_frames};
 use crate::stopwatch::{DECODE, PULL, SCORING};
 use crate::update::{diffusion, reward};
-
-/// How much the gradient of the reward counts, and where.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct RewardGradient {
-    /// Weight of minus the score of the video that the velocity at a noised copy points at; 0, for rewards without a
-    /// gradient, leaves it out. The `reward_weight` of Reward-FL over its `reward_std` is such a weight: 0.625 by its
-    /// defaults.
-    #[schemars(range(min = 0))]
-    pub weight: f64,
-    /// Only copies of at most this noise level (timestep / 1000) are scored: nearly pure noise points at a blur.
-    pub max_timestep_boundary: f64,
-}
-
-impl Default for RewardGradient {
-    fn default() -> Self {
-        Self { weight: 0.0, max_timestep_boundary: 1.0 }
-    }
-}
 
 impl RewardGradient {
     /// Fails on a bound below all `levels` that are trained, and with a reward that has no gradient.

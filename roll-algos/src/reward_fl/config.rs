@@ -4,12 +4,75 @@ use crate::{FlowSchedule, Sampler};
 use roll_core::keys::check_ranges;
 use roll_core::{Error, Result, ResultExt, ScheduleFacts};
 
+use super::leap::Leap;
 use super::plan::{Adjoint, EarlyStop, LatentDtype, RolloutPlan};
-use super::truncation::TrainedSteps;
 use crate::kl_reference::KlReference;
 use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, SamplingOptions, agreeing_steps};
 use crate::scoring::{FrameRate, Reference};
 use crate::update::OnNonfinite;
+
+/// The trained steps of a rollout: `window`, or one of the others with its number, as in `{last: 1}`.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TrainedSteps {
+    /// All steps of the window. The gradient also passes through steps of a frozen expert between them.
+    #[default]
+    Window,
+    /// The last K steps.
+    Last(usize),
+    /// K random steps, drawn for every sample of every training step.
+    Random(usize),
+    /// K equidistant steps, including the last.
+    Uniform(usize),
+    /// One random step, drawn for every sample of every training step, from N noisings: the rollout runs to its end
+    /// without gradient, its latents are noised to the level of that step, and one step leads from there to the data,
+    /// which is decoded and scored. The loss is the mean over the noisings.
+    Renoised(usize),
+    /// Two random steps, drawn for every sample of every training step. The gradient passes through two leaps: from the
+    /// first to the noise level of the second, and from there to the end of the rollout. Its keys are `discount` (0 to
+    /// 1, default 0.3), the factor of the gradient through the velocity of the second leap, and `similarity_floor`
+    /// (default 0.1, `null` for none), the least distance of a leap from the rollout that its weight is divided by.
+    Leap(Leap),
+    /// A short step from one random step's noise level, and one back, drawn for every sample of every training step:
+    /// the rollout runs to its end without gradient, and its latents are noised by the noise that it began with. As
+    /// this is known, the short step determines the data. They are scored under two prompts with a word before each,
+    /// `wanted` (default `Real`) and `unwanted` (default `Oil`). Further keys are `step` (the difference of noise
+    /// levels, default 0.02), `denoise_discount` and `inversion_discount` (default `[0.1, 0.25]` and `[0.3, 0.01]`),
+    /// the excess weight of one prompt at the lowest and at the highest trained noise level.
+    Direct(Direct),
+}
+
+/// Options of the steps with known noise.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Direct {
+    /// Word before the prompt that describes the wanted look.
+    pub wanted: String,
+    /// Word before the prompt that describes the unwanted look.
+    pub unwanted: String,
+    /// Difference of the noise levels of a step.
+    #[schemars(extend("exclusiveMinimum" = 0, "exclusiveMaximum" = 1))]
+    pub step: f64,
+    /// Excess weight k of the wanted prompt in steps that denoise: at the lowest trained noise level, and at the
+    /// highest; on a line between them.
+    #[schemars(inner(range(min = 0)))]
+    pub denoise_discount: [f64; 2],
+    /// Excess weight k of the unwanted prompt in steps that invert, likewise.
+    #[schemars(inner(range(min = 0)))]
+    pub inversion_discount: [f64; 2],
+}
+
+impl Default for Direct {
+    fn default() -> Self {
+        Self {
+            wanted: "Real".into(),
+            unwanted: "Oil".into(),
+            step: 0.02,
+            denoise_discount: [0.1, 0.25],
+            inversion_discount: [0.3, 0.01],
+        }
+    }
+}
 
 /// Options of the algorithm `reward_fl`.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]

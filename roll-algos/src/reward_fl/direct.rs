@@ -17,11 +17,10 @@ use std::sync::Once;
 use roll_core::{
     Conditioning, Error, Grad, Pullback, Result, RewardScorer, Sample, ScheduleFacts, Sigma, Tensor, Video,
 };
-use serde::{Deserialize, Serialize};
 
 use super::plan::{EarlyStop, LatentDtype, RolloutPlan};
 use super::trajectory::Trajectory;
-use super::truncation::RolloutStart;
+use super::{Direct, RolloutStart};
 use crate::FlowSchedule;
 use crate::arithmetic::{axpy, scaled};
 use crate::flow_matching::mixed;
@@ -32,38 +31,6 @@ pub(super) const STEPS: usize = 2;
 
 /// The lowest noise level that a step begins or ends with: one of the thousand timesteps of the network.
 const LEAST_LEVEL: f64 = 1e-3;
-
-/// Options of the steps with known noise.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct Direct {
-    /// Word before the prompt that describes the wanted look.
-    pub wanted: String,
-    /// Word before the prompt that describes the unwanted look.
-    pub unwanted: String,
-    /// Difference of the noise levels of a step.
-    #[schemars(extend("exclusiveMinimum" = 0, "exclusiveMaximum" = 1))]
-    pub step: f64,
-    /// Excess weight k of the wanted prompt in steps that denoise: at the lowest trained noise level, and at the
-    /// highest; on a line between them.
-    #[schemars(inner(range(min = 0)))]
-    pub denoise_discount: [f64; 2],
-    /// Excess weight k of the unwanted prompt in steps that invert, likewise.
-    #[schemars(inner(range(min = 0)))]
-    pub inversion_discount: [f64; 2],
-}
-
-impl Default for Direct {
-    fn default() -> Self {
-        Self {
-            wanted: "Real".into(),
-            unwanted: "Oil".into(),
-            step: 0.02,
-            denoise_discount: [0.1, 0.25],
-            inversion_discount: [0.3, 0.01],
-        }
-    }
-}
 
 /// A step with known noise between two noise levels.
 #[derive(Clone, Debug)]

@@ -5,8 +5,8 @@ use crate::FlowSchedule;
 use roll_core::{Error, Result, ScheduleFacts, Sigma, SigmaRange};
 
 use super::config::RewardFlConfig;
+use super::config::TrainedSteps;
 use super::plan::RolloutPlan;
-use super::truncation::TrainedSteps;
 
 impl RewardFlConfig {
     /// Fails unless a trained step has trainable parameters. Otherwise returns warnings about options without effect.

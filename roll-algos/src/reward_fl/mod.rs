@@ -38,13 +38,12 @@ use roll_core::{
 
 pub use crate::scoring::{FrameRate, Reference, reference_video};
 pub use crate::update::OnNonfinite;
-pub use config::RewardFlConfig;
-pub use direct::{Direct, DirectStep};
+pub use config::{Direct, RewardFlConfig, TrainedSteps};
+pub use direct::DirectStep;
 pub use leap::Leap;
 pub use loss::Loss;
 pub use plan::{Adjoint, EarlyStop, LatentDtype, RolloutPlan};
 pub use trajectory::{Observer, Trajectory, Unobserved, rollout};
-pub use truncation::TrainedSteps;
 
 use crate::flow_matching::DataTerm;
 use crate::kl_reference::KlReference;
@@ -56,10 +55,18 @@ use crate::stopwatch::{DATA, DECODE, ENCODE, OPTIMIZER, PULL, REFERENCE, ROLLOUT
 use crate::{AlgorithmError, update};
 use report::{Outcome, Scored, Tally};
 use split::GradientSplit;
-use truncation::RolloutStart;
 
 const NAME: &str = "reward_fl";
 const PHASES: [&str; 8] = [ENCODE, ROLLOUT, REFERENCE, DECODE, SCORING, PULL, DATA, OPTIMIZER];
+
+/// The initial latents and the plan of a scored video.
+struct RolloutStart {
+    plan: RolloutPlan,
+    /// Latents `[C, T, H, W]` at the noise level of the plan's first step.
+    latents: Tensor,
+    /// The step, if its noise is known.
+    direct: Option<DirectStep>,
+}
 
 /// The algorithm `reward_fl`.
 pub struct RewardFl {

@@ -9,54 +9,14 @@
 //! differences.
 
 use roll_core::{Error, Noise, Purpose, Result, ScheduleFacts, Tensor};
-use serde::{Deserialize, Serialize};
 
-use super::direct::{self, Direct, DirectStep};
-use super::leap::Leap;
+use super::RolloutStart;
+use super::config::TrainedSteps;
+use super::direct;
 use super::plan::{Adjoint, EarlyStop, RolloutPlan};
 use crate::flow_matching::mixed;
 
 const LEAPS: usize = 2;
-
-/// The trained steps of a rollout: `window`, or one of the others with its number, as in `{last: 1}`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum TrainedSteps {
-    /// All steps of the window. The gradient also passes through steps of a frozen expert between them.
-    #[default]
-    Window,
-    /// The last K steps.
-    Last(usize),
-    /// K random steps, drawn for every sample of every training step.
-    Random(usize),
-    /// K equidistant steps, including the last.
-    Uniform(usize),
-    /// One random step, drawn for every sample of every training step, from N noisings: the rollout runs to its end
-    /// without gradient, its latents are noised to the level of that step, and one step leads from there to the data,
-    /// which is decoded and scored. The loss is the mean over the noisings.
-    Renoised(usize),
-    /// Two random steps, drawn for every sample of every training step. The gradient passes through two leaps: from the
-    /// first to the noise level of the second, and from there to the end of the rollout. Its keys are `discount` (0 to
-    /// 1, default 0.3), the factor of the gradient through the velocity of the second leap, and `similarity_floor`
-    /// (default 0.1, `null` for none), the least distance of a leap from the rollout that its weight is divided by.
-    Leap(Leap),
-    /// A short step from one random step's noise level, and one back, drawn for every sample of every training step:
-    /// the rollout runs to its end without gradient, and its latents are noised by the noise that it began with. As
-    /// this is known, the short step determines the data. They are scored under two prompts with a word before each,
-    /// `wanted` (default `Real`) and `unwanted` (default `Oil`). Further keys are `step` (the difference of noise
-    /// levels, default 0.02), `denoise_discount` and `inversion_discount` (default `[0.1, 0.25]` and `[0.3, 0.01]`),
-    /// the excess weight of one prompt at the lowest and at the highest trained noise level.
-    Direct(Direct),
-}
-
-/// The initial latents and the plan of a scored video.
-pub(super) struct RolloutStart {
-    pub(super) plan: RolloutPlan,
-    /// Latents `[C, T, H, W]` at the noise level of the plan's first step.
-    pub(super) latents: Tensor,
-    /// The step, if its noise is known.
-    pub(super) direct: Option<DirectStep>,
-}
 
 impl TrainedSteps {
     /// The number of steps trained per sample, out of `steps`, and the number of steps in addition to the rollout.
@@ -186,6 +146,7 @@ impl TrainedSteps {
 mod tests {
     use roll_core::{Sigma, SigmaRange};
 
+    use super::super::{Direct, Leap};
     use super::*;
     use crate::reward_fl::RewardFlConfig;
 

@@ -3,8 +3,9 @@
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, Tensor};
 
+use super::Kernels;
 use super::expression::Expression;
-use super::operator::{Kernels, Operator, Pullback, call};
+use super::operator::{Operator, Pullback, call};
 
 /// GELU, tanh approximation.
 pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {

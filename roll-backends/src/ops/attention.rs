@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use burn::backend::tensor::FloatTensor as Floats;
 use burn::tensor::{DType, Tensor};
 
-use super::operator::{Cotangents, Kernels, Operator, Pullback, call};
+use super::Kernels;
+use super::operator::{Cotangents, Operator, Pullback, call};
 use super::product::ProductKernel;
 use super::tiled;
 use crate::sync::lock;

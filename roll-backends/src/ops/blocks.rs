@@ -5,9 +5,10 @@ use std::sync::Arc;
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, Tensor, TensorData};
 
+use super::Kernels;
 use super::expression::Expression;
 use super::linear::{bias_gradient, checked_bias};
-use super::operator::{Kernels, Operator, Pullback, call};
+use super::operator::{Operator, Pullback, call};
 use super::product::ProductKernel;
 use crate::BlockMatrix;
 

@@ -2,8 +2,9 @@
 
 use burn::backend::{TensorMetadata, tensor::FloatTensor as Floats};
 
+use super::Kernels;
 use super::expression::Expression;
-use super::operator::{Kernels, Operator, Pullback};
+use super::operator::{Operator, Pullback};
 
 /// Applies an operator to each group of rows, with one row of the operands that `grouped` marks: `[G, D]` for G groups.
 /// No operand is expanded to a row for each row of the others.

@@ -8,8 +8,9 @@ use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::ops::{ConvOptions, PadMode};
 use burn::tensor::{FloatDType, Shape, Tensor};
 
+use super::Kernels;
 use super::expression::Expression;
-use super::operator::{Kernels, Operator, Pullback, call};
+use super::operator::{Operator, Pullback, call};
 use crate::device::is_flex;
 
 /// The epilogue of a convolution: an activation that is applied to each sum `z`.

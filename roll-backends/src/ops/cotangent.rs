@@ -3,7 +3,8 @@
 use burn::backend::{TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{FloatDType, Shape, Tensor};
 
-use super::operator::{Kernels, Operator, Pullback, call};
+use super::Kernels;
+use super::operator::{Operator, Pullback, call};
 
 /// A scalar whose gradient with respect to `y` is `cotangent`. Its value is 0 and meaningless.
 ///

@@ -3,9 +3,10 @@
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats, tensor::IntTensor};
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
 
+use super::Kernels;
 use super::expression::Expression;
 use super::linear::{Lora, bias_gradient, check_lora, checked_bias, low_rank, low_rank_pull};
-use super::operator::{Cotangents, Kernels, Operator, Primitives, Pullback, call};
+use super::operator::{Cotangents, Operator, Primitives, Pullback, call};
 use super::scaled::ScaledKernel;
 use crate::{EightBits, ScaledMatrix};
 

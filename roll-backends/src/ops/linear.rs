@@ -3,8 +3,9 @@
 use burn::backend::{Backend, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, Tensor};
 
+use super::Kernels;
 use super::expression::Expression;
-use super::operator::{Cotangents, Kernels, Operator, Primitives, Pullback, call, with_backend};
+use super::operator::{Cotangents, Operator, Primitives, Pullback, call, with_backend};
 use super::product::ProductKernel;
 
 /// Returns `x W^T + b`: x `[L, in]`, weight `[out, in]` as checkpoints store it, bias `[out]`, result `[L, out]` in the

@@ -5,8 +5,9 @@ use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
 use burn::tensor::Tensor;
 use burn::tensor::ops::PadMode;
 
+use super::Kernels;
 use super::conv2d::has_own_kernel;
-use super::operator::{Kernels, Operator, Pullback, call};
+use super::operator::{Operator, Pullback, call};
 
 /// The window of a max pooling. Axes are rows, columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

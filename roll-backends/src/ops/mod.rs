@@ -105,8 +105,31 @@ use gate::GateKernel;
 use linear::{LinearKernel, Lora, SavedLinear};
 use max_pool::MaxPoolKernel;
 use norm::{NormKernel, SavedNorm, SharedShift};
-use operator::Cotangents;
+use operator::{Cotangents, Primitives};
 use product::ProductKernel;
 use rms_rope::RmsRopeKernel;
 use rope::RopeKernel;
 use scaled::ScaledKernel;
+
+macro_rules! kernels {
+    ($($kernel:ident),*) => {
+        /// A backend that computes every operator.
+        pub trait Kernels: Primitives $(+ $kernel)* {}
+
+        // Flex uses the composed kernels instead of its own, to test them: other backends use them wherever they have
+        // no kernel of their own.
+        $(#[cfg(feature = "portable-kernels")] impl $kernel for burn::backend::Flex {})*
+    };
+}
+
+kernels! {
+    ActivationKernel, AdamKernel, AttentionKernel, BlockKernel, ChannelNormKernel, Conv2dKernel, ConvKernel, DecodeKernel,
+    Fp8Kernel, GateKernel, LinearKernel, MaxPoolKernel, NormKernel, ProductKernel, RmsRopeKernel, RopeKernel, ScaledKernel
+}
+
+#[cfg(feature = "flex")]
+impl Kernels for burn::backend::Flex {}
+#[cfg(feature = "libtorch")]
+impl Kernels for burn::backend::LibTorch {}
+#[cfg(feature = "cube")]
+impl Kernels for burn::backend::Cube {}

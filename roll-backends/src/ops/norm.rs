@@ -3,9 +3,10 @@
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, Tensor};
 
+use super::Kernels;
 use super::by_group::ByGroup;
 use super::expression::{Expression, sum_if_shared};
-use super::operator::{Cotangents, Kernels, Operator, Pullback, call};
+use super::operator::{Cotangents, Operator, Pullback, call};
 use super::rms_rope::rms_rope;
 
 /// Layer norm over the last axis of `[L, D]`: `(x - mean) / sqrt(var + eps) * gain + shift`; gain and shift are

@@ -15,34 +15,7 @@ use burn::backend::{
 };
 use burn::tensor::Tensor;
 
-use super::{
-    ActivationKernel, AdamKernel, AttentionKernel, BlockKernel, ChannelNormKernel, Conv2dKernel, ConvKernel,
-    DecodeKernel, Fp8Kernel, GateKernel, LinearKernel, MaxPoolKernel, NormKernel, ProductKernel, RmsRopeKernel,
-    RopeKernel, ScaledKernel,
-};
-
-macro_rules! kernels {
-    ($($kernel:ident),*) => {
-        /// A backend that computes every operator.
-        pub trait Kernels: Primitives $(+ $kernel)* {}
-
-        // Flex uses the composed kernels instead of its own, to test them: other backends use them wherever they have
-        // no kernel of their own.
-        $(#[cfg(feature = "portable-kernels")] impl $kernel for burn::backend::Flex {})*
-    };
-}
-
-kernels! {
-    ActivationKernel, AdamKernel, AttentionKernel, BlockKernel, ChannelNormKernel, Conv2dKernel, ConvKernel, DecodeKernel,
-    Fp8Kernel, GateKernel, LinearKernel, MaxPoolKernel, NormKernel, ProductKernel, RmsRopeKernel, RopeKernel, ScaledKernel
-}
-
-#[cfg(feature = "flex")]
-impl Kernels for burn::backend::Flex {}
-#[cfg(feature = "libtorch")]
-impl Kernels for burn::backend::LibTorch {}
-#[cfg(feature = "cube")]
-impl Kernels for burn::backend::Cube {}
+use super::Kernels;
 
 /// Evaluates an expression in which `$B` is the backend, one of the [`Kernels`], of the tensor `$x`, a
 /// [`DispatchTensor`]. Panics if this build has no kernels for the backend.

@@ -6,8 +6,9 @@
 use burn::backend::{Backend, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, Tensor};
 
+use super::Kernels;
 use super::expression::Expression;
-use super::operator::{Kernels, Operator, Pullback, call};
+use super::operator::{Operator, Pullback, call};
 
 /// The product `a b` of `[M, K]` and `[K, N]`, in f32. It equals `Tensor::matmul` of f32 operands on backends that
 /// compute f32 in f32.

@@ -3,9 +3,10 @@
 use burn::backend::{TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, Tensor};
 
+use super::Kernels;
 use super::expression::Expression;
 use super::norm::{NormKernel, SavedNorm, assert_row_operand};
-use super::operator::{Cotangents, Kernels, Operator, Pullback, call};
+use super::operator::{Cotangents, Operator, Pullback, call};
 use super::rope::{RopeKernel, assert_angles};
 
 /// Applies [`super::rms_norm`] to whole rows of x `[L, heads * d]` with `gain` `[heads * d]` and then, if `angles`

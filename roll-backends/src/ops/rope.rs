@@ -3,8 +3,9 @@
 use burn::backend::{Backend, tensor::FloatTensor as Floats};
 use burn::tensor::Tensor;
 
+use super::Kernels;
 use super::expression::Expression;
-use super::operator::{Kernels, Operator, Pullback, call};
+use super::operator::{Operator, Pullback, call};
 
 /// Rotates adjacent pairs of each head of `x` `[L, heads * d]` by angles with the given cosines and sines,
 /// `[L, d / 2]`. The angles are constants: no gradient reaches them. Panics if the shapes do not match.

@@ -4,9 +4,10 @@ use burn::backend::tensor::{FloatTensor as Floats, IntTensor};
 use burn::backend::{BackendTensor, TensorMetadata};
 use burn::tensor::{DType, Int, IntDType, Shape, Tensor, TensorData};
 
+use super::Kernels;
 use super::expression::Expression;
 use super::linear::{Lora, SavedLinear, check_lora, checked_bias};
-use super::operator::{Kernels, Operator, Primitives, Pullback, call, with_backend};
+use super::operator::{Operator, Primitives, Pullback, call, with_backend};
 use super::product::ProductKernel;
 use crate::{EightBits, ScaledMatrix};
 

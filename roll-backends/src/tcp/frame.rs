@@ -8,7 +8,7 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::CheckedBitPattern)]
 #[repr(u8)]
 pub(super) enum Kind {
-    /// Asks to join; the bytes are the JSON of a [`super::join::Hello`].
+    /// Asks to join; the bytes are the JSON of a [`super::hello::Hello`].
     Hello = b'r',
     /// The job has assembled, with the proof of rank 0 if the job has a secret; or a result, with its values.
     Done,

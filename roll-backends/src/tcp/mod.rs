@@ -27,6 +27,7 @@
 //! their owner reaches.
 
 mod frame;
+mod hello;
 mod join;
 mod newcomers;
 mod peer;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::Place;
 use super::frame::{self, Kind, Until};
-use super::join::{Hello, INTRODUCTION, LONGEST, RANDOM, configure};
+use super::hello::{Hello, INTRODUCTION, LONGEST, RANDOM, configure};
 use super::secret::{Prover, VARIABLE};
 
 /// Most connections that introduce themselves at a time. The others wait in the system's queue.

@@ -315,7 +315,7 @@ fn a_rank_that_claims_too_much_is_lost_and_named() {
         (error, since.elapsed())
     });
     let mut rank = stranger(&places[0]);
-    let hello = serde_json::to_vec(&super::join::Hello::of(&places[1])).unwrap();
+    let hello = serde_json::to_vec(&super::hello::Hello::of(&places[1])).unwrap();
     frame::write(&rank, Kind::Hello, 0, &hello).unwrap();
     assert_eq!(frame::read(&rank, |_| 0).unwrap().kind, Kind::Done);
     // 2^62 bytes of a collective, and the first few.

@@ -7,7 +7,7 @@ use roll_core::serde_json::Value;
 use super::Failure;
 use super::description::{StreamDescription, ffprobe};
 use crate::picture::square_size;
-use crate::probe::Probed;
+use crate::probed::Probed;
 
 /// Size, number of frames and frame rate: from the packets that are shown, without decoding. If the stream begins with
 /// pictures whose references may be missing, as after a cut without encoding, it is decoded: only that tells how many are

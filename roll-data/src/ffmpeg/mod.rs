@@ -24,8 +24,9 @@ use process::Program;
 
 use crate::frames::{Frames, times_before};
 use crate::orientation::Orientation;
-use crate::picture::{MAX_PIXELS, Picture, square_pixels};
-use crate::read::ReadOptions;
+use crate::picture::{MAX_PIXELS, Picture};
+use crate::read_options::ReadOptions;
+use crate::resize::square_pixels;
 
 /// Formats that contain the images themselves.
 const FORMATS: &str = "mov,mp4,matroska,webm,avi,mpeg,mpegts,mpegvideo,m4v,h264,hevc,obu,ivf,flv,asf,ogg,mxf,nut,rm,\

@@ -18,7 +18,6 @@ use roll_external::files;
 
 use crate::config::{DataConfig, OnBadSample};
 use crate::container;
-use crate::windows::Window;
 
 pub use columns::RowColumns;
 
@@ -36,6 +35,17 @@ const MASK: &str = "mask";
 const HEAD_BYTES: u64 = 64 << 10;
 /// Maximum size of a prompt; typical ones have a few hundred bytes, and a text encoder reads about a thousand.
 const MAX_PROMPT_BYTES: usize = 1 << 20;
+
+/// A part of a clip.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Its number among the windows of the clip, from 0.
+    pub number: usize,
+    /// Its first frame, from 0, at the rate `data.fps` if that is set.
+    pub first: usize,
+    /// Number of frames.
+    pub frames: usize,
+}
 
 /// One row; paths are resolved.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -1,5 +1,10 @@
 //! The boxes of ISO/IEC 14496-12, as slices with checked lengths.
 
+/// Maximum number of frames: 37 hours at 30 frames per second.
+pub(super) const MAX_FRAMES: u32 = 4_000_000;
+
+pub(super) const CUT_SHORT: &str = "cut short";
+
 /// A box: its type and contents.
 #[derive(Clone, Copy)]
 pub(super) struct Box<'a> {
@@ -78,4 +83,24 @@ impl<'a> Cursor<'a> {
 /// Formats a four-character code for messages.
 pub(super) fn name(kind: [u8; 4]) -> String {
     kind.iter().flat_map(|&b| std::ascii::escape_default(b)).map(char::from).collect()
+}
+
+/// Reads a table with entries of `WIDTH` numbers, after version, flags and count. Fails if the count exceeds the box.
+pub(super) fn table<const WIDTH: usize>(mut body: Cursor<'_>) -> Result<Vec<[u32; WIDTH]>, String> {
+    body.version().ok_or(CUT_SHORT)?;
+    let count = body.u32().ok_or(CUT_SHORT)? as usize;
+    let room = body.0.len() / (4 * WIDTH);
+    if count > room {
+        return Err(format!("a table says {count} entries, its box has room for {room}"));
+    }
+    // A table never needs more entries than the maximum number of frames.
+    if count > MAX_FRAMES as usize {
+        return Err(too_many(count));
+    }
+    let mut number = || body.u32().unwrap_or_default(); // there is room
+    Ok((0..count).map(|_| std::array::from_fn(|_| number())).collect())
+}
+
+pub(super) fn too_many(frames: usize) -> String {
+    format!("{frames} frames are too many for one file (at most {MAX_FRAMES})")
 }

@@ -12,7 +12,8 @@ use super::boxes::{Cursor, name};
 use super::sps::Sps;
 use super::tables::{SampleDescription, SampleRange, Track};
 use crate::color::{Matrix, Yuv420, to_rgb};
-use crate::picture::{Picture, check_size, square_pixels, square_size};
+use crate::picture::{Picture, check_size, square_size};
+use crate::resize::square_pixels;
 
 /// Maximum size of the index; hours of video need a few MB.
 const MAX_MOOV_BYTES: u64 = 128 << 20;

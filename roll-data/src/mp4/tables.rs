@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::boxes::{Box, Cursor, name};
+use super::boxes::{Box, CUT_SHORT, Cursor, MAX_FRAMES, name, table, too_many};
 use super::timeline::Timeline;
 use crate::orientation::Orientation;
 
@@ -38,11 +38,6 @@ pub(super) struct SampleDescription {
     /// Pixel aspect ratio given by the container, width to height.
     pub pixel_aspect: Option<[u32; 2]>,
 }
-
-/// Maximum number of frames: 37 hours at 30 frames per second.
-const MAX_FRAMES: u32 = 4_000_000;
-
-pub(super) const CUT_SHORT: &str = "cut short";
 
 impl Track {
     /// Finds the video track in the body of `moov`. Fails if a sample is not inside `file_size`.
@@ -138,22 +133,6 @@ fn description(entry: &Box<'_>) -> Result<SampleDescription, String> {
     Ok(SampleDescription { length_size, parameter_sets, color, pixel_aspect })
 }
 
-/// Reads a table with entries of `WIDTH` numbers, after version, flags and count. Fails if the count exceeds the box.
-pub(super) fn table<const WIDTH: usize>(mut body: Cursor<'_>) -> Result<Vec<[u32; WIDTH]>, String> {
-    body.version().ok_or(CUT_SHORT)?;
-    let count = body.u32().ok_or(CUT_SHORT)? as usize;
-    let room = body.0.len() / (4 * WIDTH);
-    if count > room {
-        return Err(format!("a table says {count} entries, its box has room for {room}"));
-    }
-    // A table never needs more entries than the maximum number of frames.
-    if count > MAX_FRAMES as usize {
-        return Err(too_many(count));
-    }
-    let mut number = || body.u32().unwrap_or_default(); // there is room
-    Ok((0..count).map(|_| std::array::from_fn(|_| number())).collect())
-}
-
 fn samples(tables: Cursor<'_>, file_size: u64) -> Result<Vec<SampleRange>, String> {
     let sizes = sizes(tables.need(b"stsz")?, file_size)?;
     let chunks: Vec<u64> = match tables.child(b"stco")? {
@@ -215,10 +194,6 @@ fn sizes(mut stsz: Cursor<'_>, file_size: u64) -> Result<Vec<u32>, String> {
         return Err(format!("{count} frames of {common} bytes do not fit the file of {file_size} bytes"));
     }
     Ok(vec![common; count as usize])
-}
-
-fn too_many(frames: usize) -> String {
-    format!("{frames} frames are too many for one file (at most {MAX_FRAMES})")
 }
 
 /// Ticks per second, from `mvhd` or `mdhd`.

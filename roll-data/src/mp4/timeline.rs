@@ -1,7 +1,6 @@
 //! Presentation times of frames: decoding times, their offsets, and the edit list (ISO/IEC 14496-12, 8.6).
 
-use super::boxes::Cursor;
-use super::tables::{CUT_SHORT, table};
+use super::boxes::{CUT_SHORT, Cursor, table};
 
 /// When a frame is presented, in ticks of the track.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

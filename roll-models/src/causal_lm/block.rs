@@ -54,11 +54,6 @@ impl ForwardPass {
     }
 }
 
-pub fn integers(ids: Vec<i64>, device: &Device) -> Tensor<1, Int> {
-    let n = ids.len();
-    Tensor::from_data(TensorData::new(ids, [n]), device)
-}
-
 /// Returns the cosines and sines of each position's angles, computed in f64.
 pub fn rotary_tables(rope: &Rope, head_dim: usize, positions: &[usize], device: &Device) -> (Tensor<2>, Tensor<2>) {
     let (frequencies, magnitude) = (rope.frequencies(head_dim), rope.magnitude());

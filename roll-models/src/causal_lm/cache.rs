@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::tensor::{DType, Tensor};
 use roll_backends::ops::{self, CachedSequence, CachedSequences, DecodeCall, TailPlaces};
 
-use super::block::integers;
+use super::integers;
 use crate::precision::as_dtype;
 
 /// Keys and values of consecutive tokens in one layer: `[tokens, kv_heads * head_dim]` each.

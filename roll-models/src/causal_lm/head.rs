@@ -7,7 +7,7 @@ use burn::tensor::{DType, Int, Tensor, TensorData};
 use roll_backends::{Parameters, Weight, ops};
 use roll_core::Result;
 
-use super::block::integers;
+use super::integers;
 use crate::precision::as_dtype;
 
 /// Logits of one chunk: 16 MiB in f32.

@@ -4,9 +4,7 @@ use std::path::PathBuf;
 
 use burn::tensor::DType;
 use roll_backends::{Backend, Memory};
-use roll_core::{
-    BuildContext, Error, Kind, LanguageModel, Message, Noise, OptionNotes, Options, Result, ResultExt, flat,
-};
+use roll_core::{BuildContext, Error, LanguageModel, Message, Noise, Options, Result, ResultExt, flat};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -153,17 +151,6 @@ impl CausalLmOptions {
 const RANK: usize = 32;
 /// Default number of sequences that are generated at a time.
 const ROWS_AT_ONCE: usize = 256;
-
-roll_core::inventory::submit! {
-    OptionNotes { kind: Kind::Model, name: "causal_lm", idle: crate::trainable::IDLE_KEYS, more: None }
-}
-
-roll_core::register! {
-    Model, "causal_lm", CausalLmOptions,
-    "Language models: Qwen2, Qwen2.5, Qwen3, Llama, Mistral, Gemma 2 and 3, Phi-3",
-    |options, context| open(&options, context),
-    plan: super::plan::needs,
-}
 
 /// Opens the model that `options` describe.
 pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalLm> {

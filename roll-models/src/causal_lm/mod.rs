@@ -31,6 +31,8 @@ mod sampling;
 mod sentencepiece;
 mod source;
 
+use burn::tensor::{Device, Int, Tensor, TensorData};
+
 pub use crate::tokenizer::Tokenizer;
 pub use chat::ChatTemplate;
 pub use config::LmConfig;
@@ -38,3 +40,25 @@ pub use loading::{CausalLmOptions, open};
 pub use model::{CausalLm, Origin};
 pub use network::Network;
 pub use source::write_built_in;
+
+roll_core::inventory::submit! {
+    roll_core::OptionNotes {
+        kind: roll_core::Kind::Model,
+        name: "causal_lm",
+        idle: crate::trainable::IDLE_KEYS,
+        more: None,
+    }
+}
+
+roll_core::register! {
+    Model, "causal_lm", CausalLmOptions,
+    "Language models: Qwen2, Qwen2.5, Qwen3, Llama, Mistral, Gemma 2 and 3, Phi-3",
+    |options, context| open(&options, context),
+    plan: plan::needs,
+}
+
+/// Ids of tokens, or indices of rows, on a device.
+fn integers(ids: Vec<i64>, device: &Device) -> Tensor<1, Int> {
+    let n = ids.len();
+    Tensor::from_data(TensorData::new(ids, [n]), device)
+}

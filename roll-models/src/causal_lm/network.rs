@@ -10,10 +10,11 @@ use roll_backends::{
 };
 use roll_core::{Adapter, Error, Grad, Noise, ParameterSpec, Pullback, Result, StateDict, Tensor, TokenStats};
 
-use super::block::{Block, Embedding, FinalNorm, ForwardPass, integers, rotary_tables};
+use super::block::{Block, Embedding, FinalNorm, ForwardPass, rotary_tables};
 use super::cache::{Cache, CachedTokens};
 use super::config::{LmConfig, Rope};
 use super::head::{self, Head, HeadWeight};
+use super::integers;
 use super::loaded::decoded;
 use super::packed::{Batch, Packed};
 use crate::trainable::{Trainable, lora_parameters};

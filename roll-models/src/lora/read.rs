@@ -15,7 +15,7 @@ use super::keys::{self, ALPHAS_KEY, Key, Part};
 use super::layer_names::{self, Names};
 use super::peft::{self, Config};
 use super::write::{rounded, scaled};
-use super::{Convention, Difference, Expert, Layer, Lora, adapter_files};
+use super::{Convention, Difference, Expert, Layer, Lora};
 
 /// A LoRA file with one adapter, or with one adapter for each of two transformers.
 #[derive(Clone, Debug)]
@@ -52,19 +52,6 @@ impl LoraFile {
         };
         let config = config.as_ref().map(|(path, bytes)| (path.as_path(), bytes.as_slice()));
         Self::read(&file, &checkpoint.all()?, checkpoint.metadata(), config)
-    }
-
-    /// Opens a file, the directory of a PEFT adapter or a checkpoint, or a run (its newest checkpoint), as `--adapter`
-    /// does. Returns two files if each of two experts has its own and `expert` is `None`.
-    pub fn open_named(path: &Path, expert: Option<Expert>) -> roll_core::Result<Vec<Self>> {
-        let mut opened = adapter_files(path)?.iter().map(Self::open).collect::<Result<Vec<_>, _>>()?;
-        if let (2.., Some(expert)) = (opened.len(), expert) {
-            opened.retain(|file| file.adapters.iter().any(|lora| lora.is_for() == Some(expert)));
-        }
-        if let (true, Some(expert)) = (opened.is_empty(), expert) {
-            return Err(LoraError::NoExpert { path: path.into(), expert, found: None }.into());
-        }
-        Ok(opened)
     }
 
     /// Reads the tensors of an adapter whose header entries are among them. `name` is for error messages.

@@ -13,7 +13,7 @@ use crate::weights::Checkpoint;
 
 use super::about;
 use super::keys::is_lora_key;
-use super::{Expert, Lora, LoraFile};
+use super::{Expert, Lora, LoraError, LoraFile};
 
 /// One adapter, or several that are added up.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -211,6 +211,21 @@ fn one_adapter(directory: &Path, weights: Vec<PathBuf>) -> Result<Vec<PathBuf>> 
     }
     let names: Vec<_> = weights.iter().filter_map(|file| Some(file.file_name()?.to_string_lossy())).collect();
     Err(Error::bad_file(directory, format!("holds several weight files; name one of them: {}", names.join(", "))))
+}
+
+impl LoraFile {
+    /// Opens a file, the directory of a PEFT adapter or a checkpoint, or a run (its newest checkpoint), as `--adapter`
+    /// does. Returns two files if each of two experts has its own and `expert` is `None`.
+    pub fn open_named(path: &Path, expert: Option<Expert>) -> Result<Vec<Self>> {
+        let mut opened = files(path)?.iter().map(Self::open).collect::<Result<Vec<_>, _>>()?;
+        if let (2.., Some(expert)) = (opened.len(), expert) {
+            opened.retain(|file| file.adapters.iter().any(|lora| lora.is_for() == Some(expert)));
+        }
+        if let (true, Some(expert)) = (opened.is_empty(), expert) {
+            return Err(LoraError::NoExpert { path: path.into(), expert, found: None }.into());
+        }
+        Ok(opened)
+    }
 }
 
 /// Reads the adapters of a file. Fails if the file is for another expert than `assigned`.

@@ -424,7 +424,7 @@ mod tests {
     use roll_core::{Adapter, ConditionInput, DiffusionModel, Grad, Purpose, Timestep};
 
     use super::super::init_tiny::{WanKind, init_tiny};
-    use super::super::paths::ModelPaths;
+    use super::super::options::ModelPaths;
     use super::*;
     use crate::precision::WeightsDType;
 

@@ -37,6 +37,5 @@ pub mod umt5;
 pub mod vae;
 
 pub use model::{Parts, Settings, Wan};
-pub use options::{Checkpoints, IdleExpert, Placement, TileSize, VaeDType, WanOptions};
-pub use paths::ModelPaths;
+pub use options::{Checkpoints, IdleExpert, ModelPaths, Placement, TileSize, VaeDType, WanOptions};
 pub use prompts::TextEncoder;

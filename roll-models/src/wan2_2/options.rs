@@ -17,8 +17,33 @@ use crate::lora::{AdapterSources, LoraRequest};
 use crate::precision::{ComputeDType, Products, WeightsDType};
 use crate::trainable::{Trainable, check_alpha};
 
-use super::paths::ModelPaths;
 use super::vae::Tiling;
+
+/// The value of `model_paths`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "expected a path, or a list whose entries are a path or a list of shards")]
+pub enum ModelPaths {
+    /// A JSON file with the list, or a directory.
+    Path(PathBuf),
+    /// The list.
+    List(Vec<PathEntry>),
+}
+
+impl From<PathBuf> for ModelPaths {
+    fn from(path: PathBuf) -> Self {
+        Self::Path(path)
+    }
+}
+
+/// One entry of a list of weight files.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum PathEntry {
+    /// A file, an index of shards, a glob, or a directory of the official or the diffusers layout.
+    One(String),
+    /// The shards of one network.
+    Shards(Vec<String>),
+}
 
 /// Options of the model `wan2_2`. Names and defaults follow the reference implementation where it has the option.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -10,7 +10,7 @@ use crate::lora::{Expert, about};
 use crate::weights::{Checkpoint, WeightsError, expand_glob};
 
 use super::components::{Component, recognise};
-use super::options::WanOptions;
+use super::options::{ModelPaths, PathEntry, WanOptions};
 
 /// The networks of a pipeline under official key names. No tensor has been read.
 #[derive(Clone, Debug)]
@@ -29,32 +29,6 @@ pub struct ComponentFiles {
     pub clip: Option<Checkpoint>,
     /// A `tokenizer.json` next to the weights, as in the official and the diffusers repositories.
     pub tokenizer: Option<PathBuf>,
-}
-
-/// The value of `model_paths`.
-#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
-#[serde(untagged, expecting = "expected a path, or a list whose entries are a path or a list of shards")]
-pub enum ModelPaths {
-    /// A JSON file with the list, or a directory.
-    Path(PathBuf),
-    /// The list.
-    List(Vec<PathEntry>),
-}
-
-impl From<PathBuf> for ModelPaths {
-    fn from(path: PathBuf) -> Self {
-        Self::Path(path)
-    }
-}
-
-/// One entry of a list of weight files.
-#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
-#[serde(untagged)]
-pub enum PathEntry {
-    /// A file, an index of shards, a glob, or a directory of the official or the diffusers layout.
-    One(String),
-    /// The shards of one network.
-    Shards(Vec<String>),
 }
 
 impl ComponentFiles {

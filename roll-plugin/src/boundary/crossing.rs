@@ -4,14 +4,6 @@
 //! [`Answer`](super::wire::Answer): these traits convert a type to its C form and back. A method without special
 //! conversions is one line.
 
-use super::foreign::Foreign;
-
-/// An object of the other side that has the functions of `Table`.
-pub(super) trait Calls<Table> {
-    /// The object and its table; `None` if it has no such table.
-    fn callee(&self) -> (&Foreign, Option<&Table>);
-}
-
 /// Logs the error of a method that cannot return one.
 pub(super) fn log(error: &crate::Error) {
     tracing::error!("{}", crate::one_line(error));
@@ -114,7 +106,7 @@ macro_rules! crossing {
     };
     (@call $self:ident $table:ident $name:ident ($($arg:ident: $ty:ty),*) [$($ret:ty)?] [$($or:expr)?] [$($absent:expr)?]
         [$($then:ident)?]) => {{
-        let (object, table) = $crate::boundary::crossing::Calls::<crate::abi::$table>::callee(&*$self);
+        let (object, table) = $crate::boundary::foreign::Calls::<crate::abi::$table>::callee(&*$self);
         let called = object.call(stringify!($name), table.and_then(|table| table.$name), |function, state, _out: *mut _, error| {
             $( let mut $arg = <$ty as $crate::boundary::wire::Argument>::lend($arg); )*
             // SAFETY: P1: loans live during the call; the rest was promised to `Foreign::new`.

@@ -3,8 +3,6 @@
 
 use std::cell::Cell;
 
-use super::source::Source;
-
 /// A plugin, as messages name it, and the function that is called.
 type Call = (&'static str, &'static str);
 
@@ -17,11 +15,12 @@ thread_local! {
 pub(super) struct CallGuard(Option<Call>);
 
 impl CallGuard {
-    /// The thread begins to call `function`. Functions that the host offers to plugins are not recorded.
-    pub(super) fn begin(source: &Source, function: &'static str) -> Self {
-        match source {
-            Source::Host => Self(CURRENT_CALL.get()),
-            Source::Plugin(origin) => Self(CURRENT_CALL.replace(Some((origin.label, function)))),
+    /// The thread begins to call `function` of this plugin. Functions that the host offers to plugins (`None`) are not
+    /// recorded.
+    pub(super) fn begin(plugin: Option<&'static str>, function: &'static str) -> Self {
+        match plugin {
+            None => Self(CURRENT_CALL.get()),
+            Some(label) => Self(CURRENT_CALL.replace(Some((label, function)))),
         }
     }
 }
@@ -40,19 +39,15 @@ pub fn current_call() -> Option<(&'static str, &'static str)> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use super::super::source::Origin;
     use super::*;
 
     #[test]
     fn the_innermost_call_of_a_thread_is_recorded() {
-        let source = |name: &str| Source::Plugin(Arc::new(Origin::new(name.into(), format!("{name}.so").into())));
         assert_eq!(current_call(), None);
-        let outer = CallGuard::begin(&source("a"), "train_step");
+        let outer = CallGuard::begin(Some("`a` (a.so)"), "train_step");
         {
-            let _host = CallGuard::begin(&Source::Host, "velocity");
-            let _inner = CallGuard::begin(&source("b"), "score");
+            let _host = CallGuard::begin(None, "velocity");
+            let _inner = CallGuard::begin(Some("`b` (b.so)"), "score");
             assert_eq!(current_call(), Some(("`b` (b.so)", "score")));
             let elsewhere = std::thread::spawn(current_call).join();
             assert!(matches!(elsewhere, Ok(None)));

@@ -2,8 +2,8 @@
 
 use crate::abi::{RollConditionInput, RollConditioning, RollDiffusionTable, RollSchedule, RollStr, RollVideoUnit};
 
-use super::crossing::{Calls, crossing};
-use super::foreign::Foreign;
+use super::crossing::crossing;
+use super::foreign::{Calls, Foreign};
 use super::foreign_model::{ForeignModel, Target};
 use super::memory::text;
 use super::pullback::shaped;

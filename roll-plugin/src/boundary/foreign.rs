@@ -4,10 +4,15 @@ use std::ffi::c_void;
 
 use crate::abi::{Grows, RollError, RollObject};
 
-use super::crossing::Calls;
 use super::source::Source;
 use super::wire::Answer;
 use crate::{Error, Result};
+
+/// An object of the other side that has the functions of `Table`.
+pub(super) trait Calls<Table> {
+    /// The object and its table; `None` if it has no such table.
+    fn callee(&self) -> (&Foreign, Option<&Table>);
+}
 
 /// An object of the other side, released when dropped.
 pub(super) struct Foreign {

@@ -5,8 +5,7 @@ use crate::abi::{
     RollParameter, RollParts, RollPartsTable, RollStr,
 };
 
-use super::crossing::Calls;
-use super::foreign::Foreign;
+use super::foreign::{Calls, Foreign};
 use super::memory::{list, own, take, text};
 use super::source::Source;
 use crate::{Model, ParameterSpec, Result};

@@ -4,8 +4,8 @@ use crate::abi::{
     RollGeneration, RollLanguageTable, RollList, RollMessage, RollOwned, RollSampling, RollStr, RollTokenStats,
 };
 
-use super::crossing::{Calls, crossing};
-use super::foreign::Foreign;
+use super::crossing::crossing;
+use super::foreign::{Calls, Foreign};
 use super::foreign_model::{ForeignModel, Target};
 use super::memory::{list, own, take as take_list, text};
 use super::pullback;

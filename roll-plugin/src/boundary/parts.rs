@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::abi::RollPartsTable;
 
-use super::crossing::{Calls, crossing};
-use super::foreign::Foreign;
+use super::crossing::crossing;
+use super::foreign::{Calls, Foreign};
 use super::foreign_model::{ForeignModel, Target};
 use crate::{Error, GradientSink, ParameterParts, Result};
 

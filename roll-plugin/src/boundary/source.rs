@@ -44,7 +44,11 @@ impl Source {
     /// Records that this thread is in a function of the other side, until the result is dropped.
     #[cfg(feature = "host")]
     pub(super) fn entered(&self, function: &'static str) -> super::current_call::CallGuard {
-        super::current_call::CallGuard::begin(self, function)
+        let plugin = match self {
+            Self::Host => None,
+            Self::Plugin(origin) => Some(origin.label),
+        };
+        super::current_call::CallGuard::begin(plugin, function)
     }
 
     /// Only a host records the calls that it makes.

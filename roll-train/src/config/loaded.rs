@@ -1,79 +1,12 @@
 //! A merged configuration that can say where its values came from.
 
-use std::collections::BTreeMap;
-
 use serde_json::Value as Json;
 
 use super::RunConfig;
+use super::provenance::Provenance;
 use super::secrets::{self, AsWritten};
 use super::yaml::child;
 use roll_core::{BuildContext, Error, Result};
-
-/// The origin of each value, by dotted key; values without an entry are defaults.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Provenance(BTreeMap<String, String>);
-
-impl Provenance {
-    pub(super) fn note(&mut self, key: &str, origin: String) {
-        if !key.is_empty() {
-            self.0.insert(key.into(), origin);
-        }
-    }
-
-    /// The origin of `key`: `default`, `train.yaml:12`, `environment variable ROLL_SEED`, `--set`.
-    pub fn of(&self, key: &str) -> &str {
-        self.explicit(key).unwrap_or("default")
-    }
-
-    /// Whether any layer above the defaults set `key` or something below it.
-    pub fn is_set(&self, key: &str) -> bool {
-        self.0.keys().any(|k| k == key || k.strip_prefix(key).is_some_and(|rest| rest.starts_with('.')))
-    }
-
-    /// Whether an argument or a variable set the component `name`, and a file its option: the file may have meant
-    /// another component.
-    pub(super) fn is_renamed(&self, name: &str, option: &str) -> bool {
-        let is_of_this_call = |origin: &str| origin.starts_with("--") || origin.starts_with("environment variable");
-        self.explicit(name).is_some_and(is_of_this_call)
-            && !is_of_this_call(self.place(option).trim_start_matches(" ("))
-    }
-
-    /// Whether `key`, or the nearest key above it that has an origin, comes from `origin`.
-    pub(super) fn is_from(&self, key: &str, origin: &Option<String>) -> bool {
-        let above = std::iter::successors(Some(key), |key| key.rsplit_once('.').map(|(above, _)| above));
-        above.filter_map(|key| self.explicit(key)).next() == origin.as_deref()
-    }
-
-    fn explicit(&self, key: &str) -> Option<&str> {
-        self.0.get(key).map(String::as_str)
-    }
-
-    /// The same error, with the origin of its key.
-    pub(super) fn with_place(&self, error: Error) -> Error {
-        match error {
-            Error::Config { key, problem } => Error::Config { problem: format!("{problem}{}", self.place(&key)), key },
-            other => other,
-        }
-    }
-
-    /// " (origin)" for the end of a message: of the key, of one below it, or of one above.
-    pub(super) fn place(&self, key: &str) -> String {
-        let mut key = key;
-        let within = format!("{key}.");
-        if let Some((_, origin)) = self.0.range(within.clone()..).next().filter(|(k, _)| k.starts_with(&within)) {
-            return format!(" ({})", self.explicit(key).unwrap_or(origin));
-        }
-        loop {
-            if let Some(origin) = self.explicit(key) {
-                return format!(" ({origin})");
-            }
-            match key.rsplit_once('.') {
-                Some((parent, _)) => key = parent,
-                None => return String::new(),
-            }
-        }
-    }
-}
 
 /// One value of a configuration, for listings.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,15 +1,14 @@
 //! The merged layers, which can be asked for values before they are checked.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use config::{Value, ValueKind};
+use config::Value;
 use serde_json::Value as Json;
 
 use super::RunConfig;
-use super::loaded::{LoadedConfig, Provenance};
+use super::loaded::LoadedConfig;
+use super::provenance::{Provenance, to_json};
 use super::secrets::AsWritten;
-use super::yaml::child;
 use super::{evaluation, schema, trackers};
 use roll_core::{Error, Registry, Result, keys};
 
@@ -98,32 +97,4 @@ fn remove(tree: &mut Json, key: &str) -> bool {
     let pointer = if parent.is_empty() { String::new() } else { format!("/{}", parent.replace('.', "/")) };
     let map = tree.pointer_mut(&pointer).and_then(Json::as_object_mut);
     name != "name" && map.is_some_and(|map| map.shift_remove(name).is_some())
-}
-
-/// The tree as JSON with sorted keys; adds the origin of each value to `provenance`.
-pub(super) fn to_json(value: Value, key: &str, provenance: &mut Provenance) -> Json {
-    if let Some(origin) = value.origin() {
-        provenance.note(key, origin.into());
-    }
-    match value.kind {
-        ValueKind::Nil => Json::Null,
-        ValueKind::Boolean(b) => b.into(),
-        ValueKind::I64(i) => i.into(),
-        ValueKind::U64(u) => u.into(),
-        ValueKind::I128(i) => (i as f64).into(),
-        ValueKind::U128(u) => (u as f64).into(),
-        ValueKind::Float(f) => f.into(),
-        ValueKind::String(s) => s.into(),
-        ValueKind::Array(items) => {
-            items.into_iter().enumerate().map(|(i, item)| to_json(item, &child(key, i), provenance)).collect()
-        }
-        ValueKind::Table(map) => {
-            let items: BTreeMap<_, _> = map.into_iter().collect();
-            let item = |(name, item): (String, Value)| {
-                let json = to_json(item, &child(key, &name), provenance);
-                (name, json)
-            };
-            Json::Object(items.into_iter().map(item).collect())
-        }
-    }
 }

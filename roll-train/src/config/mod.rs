@@ -16,6 +16,7 @@ mod loaded;
 mod merge;
 mod merged;
 mod notes;
+mod provenance;
 mod reference;
 mod run;
 mod schema;
@@ -27,8 +28,9 @@ mod yaml;
 
 pub use evaluation::{CheckRewards, EvaluationConfig, SamplePrompt, StopWhen};
 pub use layers::ConfigLayers;
-pub use loaded::{Entry, LoadedConfig, Provenance};
+pub use loaded::{Entry, LoadedConfig};
 pub use merged::MergedConfig;
+pub use provenance::Provenance;
 pub use roll_core::{Component, RewardComponent};
 pub use roll_data::{DataConfig, OnBadSample};
 pub use run::RunConfig;

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use serde_json::{Map, Value as Json};
 
-use super::loaded::Provenance;
+use super::provenance::Provenance;
 use super::{RunConfig, TrainingConfig};
 use roll_core::{
     Error, Kind, Registration, Registry, Result, inventory,

@@ -5,8 +5,7 @@ use std::sync::Mutex;
 use config::Value;
 use serde_json::Value as Json;
 
-use super::loaded::Provenance;
-use super::merged::to_json;
+use super::provenance::{Provenance, to_json};
 use super::yaml::child;
 
 /// Parts of the names of variables that hold secrets.

@@ -114,7 +114,7 @@ fn the_mask_covers_what_the_agent_wrote_and_nothing_else() {
 fn turns_with_prompts_of_their_own_are_conversations_of_their_own() {
     let config = AgenticPpoConfig {
         history_length: Some(2),
-        adv_estimator: crate::agentic_ppo::advantages::Estimator::Gigpo,
+        adv_estimator: crate::agentic_ppo::config::Estimator::Gigpo,
         agent_template: "{history_length}[{history}]{observation}".into(),
         // The limit is per turn, not per episode.
         sequence_length: 130,

@@ -9,10 +9,8 @@ use roll_backends::product_dtype;
 use roll_core::Result;
 use roll_core::plan::Passes;
 
-use super::fixture::Fixture;
 use super::memory::Meter;
 use super::preset::Preset;
-use super::step;
 
 #[derive(Clone, Debug)]
 pub struct Phase {
@@ -155,13 +153,13 @@ pub fn peak_product_rate(preset: &Preset<'_>, device: &Device) -> Result<f64> {
 /// Measures `rounds` rounds after one that warms up. A round runs each phase once, or with `whole_step` a whole step.
 /// The warm-up runs the phases one by one, unless both `whole_step` and `offload` are set. Times are medians without the
 /// warm-up. Peaks of phases include the warm-up, those of whole steps do not. `progress` is called after each phase, and
-/// after each round but the warm-up.
+/// after each round but the warm-up. `round_of` runs a whole step, or each phase once if its argument is false.
 pub fn measure_step(
-    fixture: &mut Fixture,
     preset: &Preset<'_>,
     rounds: usize,
     meter: &Meter,
     progress: &dyn Fn(&Measurement) -> Result<()>,
+    mut round_of: impl FnMut(&mut PhaseTimer<'_>, bool) -> Result<()>,
 ) -> Result<Measurement> {
     let mut timer = PhaseTimer::new(preset, meter, progress);
     for round in 0..=rounds {
@@ -170,10 +168,7 @@ pub fn measure_step(
         let is_whole = preset.args.whole_step && (round > 0 || preset.args.offload);
         meter.reset();
         let start = Instant::now();
-        match is_whole {
-            true => step::whole(fixture, preset, &mut timer)?,
-            false => step::by_phases(fixture, preset, &mut timer)?,
-        }
+        round_of(&mut timer, is_whole)?;
         let seconds = start.elapsed().as_secs_f64();
         tracing::debug!("round {round} of {rounds}: {seconds:.3} s");
         if round == 0 {

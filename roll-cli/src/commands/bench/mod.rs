@@ -46,7 +46,11 @@ pub fn bench(args: Bench) -> Result<()> {
     let meter = Meter::new(&device, &args.backend);
     let measured = {
         let mut fixture = Fixture::new(&preset, &device)?;
-        measure::measure_step(&mut fixture, &preset, args.rounds, &meter, &|measured| preset.save(measured, None))?
+        let save = |measured: &measure::Measurement| preset.save(measured, None);
+        measure::measure_step(&preset, args.rounds, &meter, &save, |timer, is_whole| match is_whole {
+            true => step::whole(&mut fixture, &preset, timer),
+            false => step::by_phases(&mut fixture, &preset, timer),
+        })?
     };
     // After the step, whose memory it would add to.
     let ceiling = measure::peak_product_rate(&preset, &device)?;

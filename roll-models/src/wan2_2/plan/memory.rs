@@ -7,12 +7,8 @@ use super::super::dit::Trainable;
 use super::super::options::{IdleExpert, Placement};
 use super::super::recorded_memory::{attention_bytes, block_input_bytes};
 use super::super::vae::{DEFAULT_CHECKPOINTS, RESTORED_STATES, Tiling, decoder_bytes, feature_cache_bytes};
-use super::{Plan, RESERVE};
+use super::{BLOCK_WORDS, Plan, RESERVE};
 
-/// f32 values per token that the recomputation and the pullback of one block hold: 10 per channel of the residual
-/// stream plus 4 per channel of the feed-forward layer. Measured: 208 MiB at 4096 tokens, width 512, feed-forward 2048
-/// (example `dit_memory` of commit ac7d28a).
-pub(in super::super) const BLOCK_WORDS: [usize; 2] = [10, 4];
 /// Bytes of the process itself.
 const PROCESS: usize = 60 << 20;
 

@@ -6,9 +6,9 @@
 
 use rayon::prelude::*;
 
+use super::Call;
 use super::epilogue::KernelEpilogue;
 use super::passes::Pass;
-use super::tiles::Call;
 use crate::ops::kernels::simd::vectorised;
 
 /// Positions that are accumulated at once: four registers of eight.

@@ -23,6 +23,29 @@ use crate::ops::kernels::winograd::Kernels;
 pub use self::epilogue::KernelEpilogue;
 pub use self::passes::Conv2dShape;
 
+/// The operands of a call.
+struct Call<'a, 'p> {
+    /// Batch size and number of channel groups.
+    items: usize,
+    groups: usize,
+    /// Input values, channels, and rows and columns.
+    x: &'a [f32],
+    inputs: usize,
+    read: [usize; 2],
+    /// Output, channels, and rows and columns.
+    y: &'a SharedOutput<'p>,
+    outputs: usize,
+    written: [usize; 2],
+    finish: Finish<'a, 'p>,
+}
+
+impl<'a, 'p> Call<'a, 'p> {
+    fn new(shape: Conv2dShape, x: &'a [f32], y: &'a SharedOutput<'p>, finish: Finish<'a, 'p>) -> Self {
+        let Conv2dShape { items, groups, inputs, size: read, outputs, output: written, .. } = shape;
+        Self { items, groups, x, inputs, read, y, outputs, written, finish }
+    }
+}
+
 /// The weight of a convolution, packed for the forward pass.
 #[derive(Debug)]
 pub enum Weights {
@@ -129,7 +152,7 @@ pub struct Finish<'a, 'p> {
 /// Writes every output and, if `finish` has a tensor for them, every sum.
 fn fill(shape: Conv2dShape, x: &[f32], weights: &Weights, finish: Finish, y: &SharedOutput) {
     let pass = shape.forward();
-    let call = tiles::Call::new(shape, x, y, finish);
+    let call = Call::new(shape, x, y, finish);
     match weights {
         Weights::Tiles(packed) => tiles::correlate(&call, &pass, packed),
         Weights::Winograd(kernels) => winograd::correlate(&call, shape.before.map(|before| before as isize), kernels),
@@ -167,12 +190,12 @@ pub fn backward(shape: Conv2dShape, weights: &BackwardWeights, d_sums: &[f32]) -
 }
 
 /// Runs `convolve`, which must write every position of every channel, to get the gradient of x.
-fn gradient(shape: Conv2dShape, cotangent: &[f32], convolve: impl FnOnce(&tiles::Call)) -> Vec<f32> {
+fn gradient(shape: Conv2dShape, cotangent: &[f32], convolve: impl FnOnce(&Call)) -> Vec<f32> {
     // SAFETY: `convolve` is one of the closures in this file, which write every element: their passes together cover
     // every input position, and every channel belongs to a task.
     unsafe {
         filled(shape.items * shape.inputs * shape.size[0] * shape.size[1], |d_x| {
-            convolve(&tiles::Call::new(shape.swapped(), cotangent, d_x, Finish::default()));
+            convolve(&Call::new(shape.swapped(), cotangent, d_x, Finish::default()));
         })
     }
 }

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
+use super::Call;
 use super::passes::{Pass, Tap, inside};
-use super::tiles::Call;
 #[cfg(target_arch = "x86_64")]
 use crate::ops::kernels::simd;
 use crate::ops::kernels::tile::NR;

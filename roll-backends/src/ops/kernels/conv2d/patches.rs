@@ -3,10 +3,10 @@
 
 use rayon::prelude::*;
 
-use super::Finish;
 use super::passes::Conv2dShape;
 use super::shared_output::filled;
 use super::tiles::{self, PackedWeight};
+use super::{Call, Finish};
 
 /// Whether the windows of `shape` tile the input without overlap.
 pub fn applies(shape: Conv2dShape) -> bool {
@@ -38,7 +38,7 @@ pub fn backward(shape: Conv2dShape, packed: &PackedWeight, d_sums: &[f32]) -> Ve
     // SAFETY: the forward pass covers every output position, and every channel belongs to a task.
     let by_tap = unsafe {
         filled(shape.items * inner.outputs * plane, |y| {
-            tiles::correlate(&tiles::Call::new(inner, d_sums, y, Finish::default()), &inner.forward(), packed);
+            tiles::correlate(&Call::new(inner, d_sums, y, Finish::default()), &inner.forward(), packed);
         })
     };
     let [rows, columns] = shape.size;

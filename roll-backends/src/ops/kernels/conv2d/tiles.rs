@@ -10,10 +10,9 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::Finish;
+use super::Call;
 use super::panel::{self, Line, Lists, PanelSpec, Run, runs};
 use super::passes::{Conv2dShape, Pass};
-use super::shared_output::SharedOutput;
 use crate::ops::kernels::simd::{MulAdd, vectorised};
 use crate::ops::kernels::tile::{MR, NR, SUMS, accumulate};
 
@@ -62,29 +61,6 @@ impl PackedWeight {
     fn tile(&self, group: usize, tile: usize, range: Range<usize>) -> &[f32] {
         let start = (group * self.outputs.div_ceil(MR) + tile) * self.depth;
         &self.values[(start + range.start) * MR..(start + range.end) * MR]
-    }
-}
-
-/// The operands of a call.
-pub struct Call<'a, 'p> {
-    /// Batch size and number of channel groups.
-    pub items: usize,
-    pub groups: usize,
-    /// Input values, channels, and rows and columns.
-    pub x: &'a [f32],
-    pub inputs: usize,
-    pub read: [usize; 2],
-    /// Output, channels, and rows and columns.
-    pub y: &'a SharedOutput<'p>,
-    pub outputs: usize,
-    pub written: [usize; 2],
-    pub finish: Finish<'a, 'p>,
-}
-
-impl<'a, 'p> Call<'a, 'p> {
-    pub fn new(shape: Conv2dShape, x: &'a [f32], y: &'a SharedOutput<'p>, finish: Finish<'a, 'p>) -> Self {
-        let Conv2dShape { items, groups, inputs, size: read, outputs, output: written, .. } = shape;
-        Self { items, groups, x, inputs, read, y, outputs, written, finish }
     }
 }
 

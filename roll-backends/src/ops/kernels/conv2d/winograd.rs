@@ -10,9 +10,10 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::Call;
 use super::panel::Line;
 use super::passes::Conv2dShape;
-use super::tiles::{Call, ONE_THREAD, store};
+use super::tiles::{ONE_THREAD, store};
 use crate::ops::kernels::geometry;
 use crate::ops::kernels::simd::vectorised;
 use crate::ops::kernels::tile::{KC, MR, NR, SUMS, accumulate};

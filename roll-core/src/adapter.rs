@@ -1,0 +1,13 @@
+//! The part of the trainable adapter in a pass.
+
+/// Whether the trainable adapter takes part in a forward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Adapter {
+    /// Base weights plus adapter.
+    On,
+    /// Base weights alone.
+    Off,
+    /// Base weights plus the adapter that training started from, which is the same as [`Adapter::Off`] unless the model
+    /// was opened with an adapter.
+    Start,
+}

@@ -1,0 +1,66 @@
+//! Options of a component: reading them, and their defaults.
+
+use std::time::Duration;
+
+use crate::{Error, Result};
+
+/// Options of an implementation, as parsed from the configuration.
+pub type Options = serde_json::Map<String, serde_json::Value>;
+
+/// Reads typed options. Unknown keys are errors that name the nearest known one; `prefix` is their place in the
+/// configuration ("model").
+pub fn parse_options<T>(prefix: &str, options: &Options) -> Result<T>
+where
+    T: serde::de::DeserializeOwned + serde::Serialize + Default,
+{
+    let known = default_options::<T>();
+    if let Some(key) = options.keys().find(|k| !known.contains_key(*k)) {
+        let near = crate::error::nearest(key, known.keys().map(String::as_str));
+        let hint = near
+            .map(|n| format!("did you mean `{n}`?"))
+            .unwrap_or_else(|| format!("known keys: {}", known.keys().cloned().collect::<Vec<_>>().join(", ")));
+        return Err(Error::config(format!("{prefix}.{key}"), format!("unknown key; {hint}")));
+    }
+    serde_path_to_error::deserialize(serde_json::Value::Object(options.clone())).map_err(|e| {
+        let path = e.path().to_string();
+        let key = if path == "." { prefix.to_string() } else { format!("{prefix}.{path}") };
+        Error::config(key, e.into_inner().to_string())
+    })
+}
+
+/// Converts the seconds of the option `key`, a limit of time, to a duration. Fails unless they are above 0 and less
+/// than a year: more is no limit, and [`Duration`] panics on much larger numbers.
+pub fn check_seconds(key: &str, seconds: f64) -> Result<Duration> {
+    match seconds > 0.0 && seconds < 3.2e7 {
+        true => Ok(Duration::from_secs_f64(seconds)),
+        false => Err(Error::config(key, format!("expected seconds above 0 and below 3.2e7, a year; found {seconds}"))),
+    }
+}
+
+/// The defaults of typed options, as [`crate::Registration::defaults`] wants them.
+pub fn default_options<T: serde::Serialize + Default>() -> Options {
+    match serde_json::to_value(T::default()) {
+        Ok(mut value) => {
+            shorten(&mut value);
+            value.as_object().cloned().unwrap_or_default()
+        }
+        Err(_) => Options::new(),
+    }
+}
+
+/// Writes numbers of f32 with their shortest digits: 0.4 instead of 0.4000000059604645. Read as f32 they are
+/// the same.
+fn shorten(value: &mut serde_json::Value) {
+    match value {
+        serde_json::Value::Number(number) if number.is_f64() => {
+            let exact = number.as_f64().unwrap_or_default();
+            let short = (exact as f32).to_string().parse().ok().filter(|_| f64::from(exact as f32) == exact);
+            if let Some(short) = short.and_then(serde_json::Number::from_f64) {
+                *number = short;
+            }
+        }
+        serde_json::Value::Array(items) => items.iter_mut().for_each(shorten),
+        serde_json::Value::Object(map) => map.values_mut().for_each(shorten),
+        _ => {}
+    }
+}
