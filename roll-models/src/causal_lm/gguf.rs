@@ -562,6 +562,34 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "needs llama.cpp's directory `models`, named by ROLL_TEST_VOCABULARIES"]
+    fn tokens_are_those_of_llama_cpp() {
+        let directory = std::env::var_os("ROLL_TEST_VOCABULARIES").unwrap();
+        let (mut compared, mut refused) = (BTreeMap::<String, usize>::new(), Vec::new());
+        for entry in std::fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            let beside = |end: &str| std::fs::read_to_string(path.with_file_name(format!("{name}.{end}")));
+            let (Ok(texts), Ok(tokens)) = (beside("inp"), beside("out")) else { continue };
+            let file = GgufFile::open(&path).unwrap();
+            let tokenizer = match Vocabulary::read(&file).and_then(|vocabulary| vocabulary.unwrap().tokenizer(&file)) {
+                Ok(tokenizer) => tokenizer,
+                Err(reason) => {
+                    refused.push(format!("{name}: {reason}"));
+                    continue;
+                }
+            };
+            for (text, ids) in texts.split("\n__ggml_vocab_test__\n").zip(tokens.lines()) {
+                let expected: Vec<u32> = ids.split_whitespace().map(|id| id.parse().unwrap()).collect();
+                assert_eq!(tokenizer.encode(text).unwrap(), expected, "{name}: {text:?}");
+                *compared.entry(name.clone()).or_default() += 1;
+            }
+        }
+        eprintln!("{compared:#?}\nrefused: {refused:#?}");
+        assert!(compared.len() >= 5, "{refused:#?}");
+    }
+
+    #[test]
     fn rejects_unknown_pre_tokenizers_by_name() {
         assert!(pre_tokenizer("tekken").unwrap_err().contains("tekken"));
         for known in ["default", "smollm", "qwen2", "llama-bpe"] {
