@@ -180,7 +180,8 @@ impl Algorithm for AgenticPpo {
         let metrics = episode_metrics(&episodes, !self.config.tools.is_empty())
             .into_iter()
             .map(|(name, value)| (format!("val/{name}"), value));
-        Ok(Some(Validation { metrics: metrics.collect(), records: self.records(&episodes, step, "validation") }))
+        let records = self.records(&episodes, step, "validation");
+        Ok(Some(Validation { metrics: metrics.collect(), records, losses: Vec::new() }))
     }
 
     fn state(&self) -> serde_json::Value {
