@@ -1,5 +1,5 @@
 #![allow(clippy::unwrap_used)]
-use roll_core::LanguageModel;
+use roll_core::{LanguageModel, Message};
 use roll_testing::Bigram;
 
 use super::conversations::Conversations;
@@ -146,9 +146,8 @@ fn rejects_invalid_training_options() {
 #[test]
 fn the_model_answers_held_out_conversations_for_the_report() {
     let row = |prompt: &str, answer: &str| {
-        format!(
-            r#"{{"messages": [{{"role": "user", "content": "{prompt}"}}, {{"role": "assistant", "content": "{answer}"}}]}}"#
-        ) + "\n"
+        let messages = [Message::new("user", prompt), Message::new("assistant", answer)];
+        serde_json::json!({"messages": messages}).to_string() + "\n"
     };
     let long = "x".repeat(2000);
     let (_dir, path) = file(&(row("p", "q") + &row(&long, "r") + &row("s", "t") + &row("u", "v")));
