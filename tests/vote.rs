@@ -86,7 +86,8 @@ fn a_run_that_waits_for_votes_stops_with_a_checkpoint_and_resumes_bit_for_bit() 
     let world = World::new(2);
     let settings = [&SETTINGS[..], &["evaluation.train_samples=1"]].concat();
     let mut whole = start(&world, "whole", 3, &settings);
-    answer(&world, &mut whole, "whole", 9);
+    // Three votes a step, and at the end one on the evaluated clip before and after training.
+    answer(&world, &mut whole, "whole", 10);
     let output = whole.output();
     assert!(output.status.success(), "{}", stderr_text(&output));
     let messages = stderr_text(&output);
@@ -106,9 +107,27 @@ fn a_run_that_waits_for_votes_stops_with_a_checkpoint_and_resumes_bit_for_bit() 
     assert!(kill(run.child()));
     let mut run = start(&world, "stopped", 3, &settings);
     answer(&world, &mut run, "stopped", 9);
+    // Stopped at the last question.
+    let votes = Votes(world.path("stopped"));
+    let begun = Instant::now();
+    while votes.questions().unwrap().len() < 10 {
+        assert!(begun.elapsed() < Duration::from_secs(120), "before and after are not compared");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    kill_process(Pid::from_child(run.child()), Signal::INT).unwrap();
+    fails(&run.output(), 130, &["interrupted", "roll run --resume stopped"]);
+    let mut run = start(&world, "stopped", 3, &settings);
+    answer(&world, &mut run, "stopped", 10);
     let output = run.output();
     assert!(output.status.success(), "{}", stderr_text(&output));
     assert_alike(&world, "stopped", "whole", 3, &["adapter.safetensors", "trainer/optimizer.safetensors"]);
+
+    let compared = |out: &str| world.summary(out)["compared"].clone();
+    assert_eq!(compared("stopped"), compared("whole"));
+    let counts = compared("whole");
+    assert_eq!(["after", "before", "equal"].map(|side| counts[side].as_u64().unwrap()).iter().sum::<u64>(), 1);
+    let report = std::fs::read_to_string(world.path("whole/report.html")).unwrap();
+    assert!(report.contains("each shown before and after training"));
 
     // Nobody was asked twice, nor in evaluations, which measure the checks.
     let questions = |out: &str| {
@@ -116,7 +135,7 @@ fn a_run_that_waits_for_votes_stops_with_a_checkpoint_and_resumes_bit_for_bit() 
         ids.sort();
         ids
     };
-    assert_eq!((questions("stopped"), questions("whole").len()), (questions("whole"), 9));
+    assert_eq!((questions("stopped"), questions("whole").len()), (questions("whole"), 10));
     let metrics = world.metrics("whole");
     let last = metrics.last().unwrap();
     assert!(last["eval/train_check_sharpness"].is_number() && last.get("eval/train").is_none(), "{last}");
@@ -124,13 +143,14 @@ fn a_run_that_waits_for_votes_stops_with_a_checkpoint_and_resumes_bit_for_bit() 
     assert!(scores.len() == 3 && scores.iter().all(|score| (score - 0.5).abs() < 1e-6), "{scores:?}");
 
     // The data set has a line for each vote.
-    assert_eq!(world.done(&["data", "votes", "whole", "votes.jsonl"]), "9 votes\n");
+    assert_eq!(world.done(&["data", "votes", "whole", "votes.jsonl"]), "10 votes\n");
     let lines = std::fs::read_to_string(world.path("votes.jsonl")).unwrap();
     for line in lines.lines() {
         let line: serde_json::Value = serde_json::from_str(line).unwrap();
         let clips = line["clips"].as_array().unwrap();
         assert_eq!((clips.len(), line["chosen"].as_str()), (2, clips.iter().filter_map(|clip| clip.as_str()).max()));
         assert!(world.path(line["chosen"].as_str().unwrap()).is_file());
+        assert!(world.path(line["reference"].as_str().unwrap()).is_file());
         assert!(line["prompt"].as_str().unwrap().starts_with("a grey square") && line["question"].is_string());
     }
     fails(&world.roll(&["data", "votes", "tiny", "none.jsonl"]), 2, &["holds no votes"]);
@@ -169,7 +189,12 @@ fn question(world: &World, prompt: &str) -> String {
     let votes = Votes(world.path("run"));
     let clip = |level: f32| votes.keep_clip(&Video::new(Tensor::full([3, 3, 32, 32], level), 8.0).unwrap()).unwrap();
     votes
-        .ask(&Question { prompt: prompt.into(), question: "Which?".into(), clips: vec![clip(0.1), clip(0.2)] })
+        .ask(&Question {
+            prompt: prompt.into(),
+            question: "Which?".into(),
+            clips: vec![clip(0.1), clip(0.2)],
+            reference: None,
+        })
         .unwrap()
 }
 
@@ -309,6 +334,7 @@ fn votes_for_sharp_clips_on_the_page_make_unseen_clips_sharper() {
     for part in ["Which <b>clip</b> is sharper?", "a person ", "0 votes given, 1 open", "Equal"] {
         assert!(text.as_str().unwrap().contains(part), "no {part} in {text}");
     }
+    browser.wait_for("document.querySelectorAll('.reference video, .reference .failed').length === 1");
     browser.save_pictures("vote");
     if browser.value("document.querySelector('.failed') !== null") == true {
         roll_testing::skip!("this Chromium cannot play H.264, so it cannot judge clips", needs = "chromium");
@@ -331,11 +357,13 @@ fn votes_for_sharp_clips_on_the_page_make_unseen_clips_sharper() {
     }
     let output = run.output();
     assert!(output.status.success(), "{}", stderr_text(&output));
-    browser.wait_for("document.querySelector('.under').textContent === '16 votes given, 0 open'");
+    browser.wait_for("document.querySelector('.under').textContent === '22 votes given, 0 open'");
     browser.wait_for("document.body.innerText.includes('The run has ended')");
     browser.save_pictures("vote-ended");
     let summary = world.summary("run");
     let gain = &summary["unseen_check_gain"]["ci95"];
     eprintln!("{} -> {}, {gain}", summary["unseen_check_before"], summary["unseen_check_after"]);
     assert!(gain[0].as_f64().unwrap() > 0.0, "{summary}");
+    eprintln!("after against before: {}", summary["compared"]);
+    assert!(summary["compared"]["after"].as_u64().unwrap() >= 5, "{summary}");
 }

@@ -352,6 +352,7 @@ fn a_browser_shows_a_run_as_it_goes_on_and_stops_it() {
     let output = child.wait_with_output().unwrap();
     fails(&output, 130, &["interrupted"]);
     browser.wait_for("document.querySelector('.live').innerText.includes('Go on with roll run --resume run')");
+    assert_eq!(browser.value("document.querySelector('.live').innerText.includes(', with a checkpoint.')"), true);
     assert_eq!(browser.value("document.querySelectorAll('button[data-run]').length"), 0);
     browser.save_pictures("watch-stopped");
 

@@ -41,4 +41,7 @@ pub struct Validation {
     pub metrics: BTreeMap<String, f64>,
     /// As [`crate::StepReport::records`].
     pub records: Vec<serde_json::Value>,
+    /// The loss of each sample, always in the same order, if the loss is their mean: two validations are then compared
+    /// sample by sample. Plugins return none.
+    pub losses: Vec<f64>,
 }

@@ -12,6 +12,11 @@ pub struct Gain {
 }
 
 impl Gain {
+    /// Whether the interval includes 0; false without one.
+    pub fn includes_0(&self) -> bool {
+        self.ci95[0] <= 0.0 && self.ci95[1] >= 0.0
+    }
+
     /// The gain with its interval, if there is one: "+0.250 (95 % +0.200 to +0.300)". Small gains have more decimals.
     pub fn in_words(&self) -> String {
         let Self { mean, ci95: [low, high] } = self;
@@ -77,9 +82,32 @@ fn student_975(degrees: usize) -> f64 {
     }
 }
 
+/// The probability that chance alone, a fair coin, divides `won + lost` pairs at least as unevenly: the two-sided sign
+/// test.
+pub fn sign_test(won: u64, lost: u64) -> f64 {
+    let pairs = won + lost;
+    let mut tail = 0.0;
+    // Binomial coefficient times 2^-pairs; 2^-1074 is the least number.
+    let mut term = 0.5f64.powi(pairs.min(1000) as i32);
+    for k in 0..=won.min(lost) {
+        tail += term;
+        term *= (pairs - k) as f64 / (k + 1) as f64;
+    }
+    (2.0 * tail).min(1.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_sign_test_is_that_of_tables() {
+        // 4048 / 2^17: the binomial coefficients of 18 up to the fourth.
+        let table = [((0, 0), 1.0), ((6, 0), 0.03125), ((5, 0), 0.0625), ((4, 14), 4048.0 / 131_072.0), ((7, 7), 1.0)];
+        for ((won, lost), expected) in table {
+            assert!((sign_test(won, lost) - expected).abs() < 1e-12, "{won} to {lost}: {}", sign_test(won, lost));
+        }
+    }
 
     #[test]
     fn the_interval_contains_the_mean_and_shrinks_with_more_pairs() {

@@ -197,7 +197,7 @@ impl Algorithm for AgenticPpo {
             .into_iter()
             .map(|(name, value)| (format!("val/{name}"), value));
         let records = self.records(&episodes, step, "validation", model)?;
-        Ok(Some(Validation { metrics: metrics.collect(), records }))
+        Ok(Some(Validation { metrics: metrics.collect(), records, losses: Vec::new() }))
     }
 
     fn state(&self) -> serde_json::Value {

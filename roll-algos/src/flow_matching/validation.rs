@@ -7,6 +7,7 @@ use roll_core::{
 
 use super::report::Tally;
 use super::{Distribution, FlowMatching, diffusion, mixed};
+use crate::ranks::join_f64;
 
 /// Noise levels at which every clip is measured: the middles of equal parts of their distribution, one per level.
 const LEVELS: usize = 8;
@@ -23,22 +24,24 @@ impl FlowMatching {
     ) -> Result<Option<Validation>> {
         let Some(clips) = self.held_out.clone() else { return Ok(None) };
         let distribution = self.distribution(model)?;
-        let mut tally = Tally::default();
+        let (mut tally, mut own) = (Tally::default(), Vec::new());
         for (i, sample) in clips.iter().enumerate() {
             if progress.interrupted() {
                 return Err(Error::Interrupted);
             }
             progress.phase(&format!("validating clip {} of {}", i + 1, clips.len()));
-            self.measure(model, noise, progress, sample, &distribution, &mut tally)
-                .while_doing(|| format!("validating on {}", sample.origin))?;
+            let loss = self.measure(model, noise, progress, sample, &distribution, &mut tally);
+            own.extend(loss.while_doing(|| format!("validating on {}", sample.origin))?);
         }
+        let losses = join_f64(self.ranks.as_ref(), own)?;
         let tally = tally.joined(self.ranks.as_ref())?;
         let parts = tally.losses_by_part(distribution.levels.range());
         let loss = tally.loss().map(|loss| ("val/loss".to_string(), loss));
         let metrics = parts.into_iter().map(|(name, loss)| (format!("val/{name}"), loss)).chain(loss);
-        Ok(Some(Validation { metrics: metrics.collect(), records: Vec::new() }))
+        Ok(Some(Validation { metrics: metrics.collect(), records: Vec::new(), losses }))
     }
 
+    /// Counts the draws of one clip. Returns its loss; `None` if nothing of it is predicted.
     fn measure(
         &mut self,
         model: &mut dyn Model,
@@ -47,11 +50,11 @@ impl FlowMatching {
         sample: &Sample,
         distribution: &Distribution,
         tally: &mut Tally,
-    ) -> Result<()> {
+    ) -> Result<Option<f64>> {
         let clip = self.encoded(model, progress, sample)?;
         if let Some(reason) = clip.nothing_to_predict() {
             tracing::debug!(sample = %sample.origin, reason, "the sample is skipped");
-            return Ok(());
+            return Ok(None);
         }
         let (data, conditioning) = (&clip.latents, &clip.conditioning);
         let n = data.len();
@@ -61,6 +64,7 @@ impl FlowMatching {
             let sigma = distribution.levels.at((i as f64 + 0.5) / LEVELS as f64);
             draws.push((sigma, conditioning.with_first_frame(&mixed(data, noise, sigma)?)?, noise));
         }
+        let mut sum = 0.0;
         for draws in draws.chunks(self.config.draws_at_once) {
             let inputs: Vec<VelocityInput<'_>> = draws
                 .iter()
@@ -70,10 +74,11 @@ impl FlowMatching {
             for ((sigma, _, noise), velocity) in draws.iter().zip(velocities.unstack()?) {
                 let (loss, _) = clip.velocity_loss(&velocity, noise)?;
                 let weight = distribution.weighting.at(*sigma) / LEVELS as f64;
+                sum += weight * loss;
                 tally.count_draw(distribution.levels.range(), *sigma, loss, weight);
             }
         }
         tally.samples += 1;
-        Ok(())
+        Ok(Some(sum))
     }
 }

@@ -78,6 +78,13 @@ impl Tokens {
         self.train.iter().skip(1).filter(|train| **train).count()
     }
 
+    /// The tokens before the last answer that is trained on, and those of the answer; `None` without either.
+    pub(super) fn last_answer(self) -> Option<[Vec<u32>; 2]> {
+        let end = self.train.iter().rposition(|train| *train)? + 1;
+        let begin = self.train[..end].iter().rposition(|train| !*train)? + 1;
+        Some([self.ids[..begin].to_vec(), self.ids[begin..end].to_vec()])
+    }
+
     /// Whether something is trained on, and no more than `limit` tokens are needed for it.
     pub(super) fn is_usable(&self, limit: usize) -> bool {
         self.ids.len() <= limit && self.trained() > 0

@@ -51,7 +51,7 @@ pub struct SftConfig {
     /// `reasoning_content`, where the chat template writes them. Answers of `weight: 0` are not trained on.
     pub data: Option<PathBuf>,
     /// Conversations that are not trained on, in the same form: their loss is measured before and after training, and
-    /// every `evaluation.every` steps. `null`: none.
+    /// every `evaluation.every` steps, and the model answers the first three of them for the report. `null`: none.
     pub val_data: Option<PathBuf>,
     /// Conversations of one update, over all ranks.
     #[schemars(range(min = 1))]
@@ -169,13 +169,20 @@ impl Algorithm for Sft {
 
     fn validate(
         &mut self,
-        _step: u64,
+        step: u64,
         model: &mut dyn Model,
         _noise: &Noise,
         progress: &dyn Progress,
     ) -> Result<Option<Validation>> {
         let Some(held_out) = &self.held_out else { return Ok(None) };
-        validation::loss(&self.config, held_out, self.ranks.as_ref(), model, progress).map(Some)
+        let ranks = self.ranks.as_ref();
+        // Before the sums, in which the other ranks wait.
+        let records = match ranks.rank().0 {
+            0 => validation::answers(&self.config, held_out, step, model, progress)?,
+            _ => Vec::new(),
+        };
+        let metrics = validation::loss(&self.config, held_out, ranks, model, progress)?;
+        Ok(Some(Validation { metrics, records, losses: Vec::new() }))
     }
 
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {

@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used)]
 use roll_core::{LanguageModel, Message};
 use roll_testing::{Bigram, Scripted, Texts};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, json};
 
 use super::conversations::Conversations;
 use super::*;
@@ -212,4 +212,30 @@ fn rejects_invalid_training_options() {
     let context = BuildContext::new("flex");
     let reason = Sft::open(SftConfig::default(), &context).err().unwrap().to_string();
     assert!(reason.contains("algo.data"), "{reason}");
+}
+
+#[test]
+fn the_model_answers_held_out_conversations_for_the_report() {
+    let row = |prompt: &str, answer: &str| {
+        let messages = [Message::new("user", prompt), Message::new("assistant", answer)];
+        serde_json::json!({"messages": messages}).to_string() + "\n"
+    };
+    let long = "x".repeat(2000);
+    let (_dir, path) = file(&(row("p", "q") + &row(&long, "r") + &row("s", "t") + &row("u", "v")));
+    let data = Conversations::read(&path).unwrap();
+    let mut model = Bigram::of("a");
+    let records = |train_on, model: &mut Bigram| {
+        let config = SftConfig { train_on, ..SftConfig::default() };
+        let mut sft = Sft::new(config, data.clone()).unwrap();
+        sft.held_out = Some(data.clone());
+        sft.validate(4, model, &Noise::new(0), &roll_core::Silent).unwrap().unwrap().records
+    };
+    let found = records(TrainOn::Responses, &mut model);
+    assert_eq!(found.len(), 3);
+    let text = |i: usize, key: &str| found[i][key].as_str().unwrap().to_string();
+    assert_eq!((text(0, "prompt"), text(0, "wanted")), ("u:p$a:".into(), "q$".into()));
+    assert_eq!((found[0]["step"].as_u64(), found[0]["kind"].as_str()), (Some(4), Some("validation")));
+    assert!(text(1, "prompt").len() == 1500 && text(1, "prompt").ends_with("x$a:"));
+    assert!(text(2, "row").ends_with("line 3") && (1..=256).contains(&text(0, "answer").len()));
+    assert!(records(TrainOn::All, &mut model).is_empty());
 }

@@ -1,11 +1,56 @@
-//! The loss on conversations that are not trained on.
+//! The loss on conversations that are not trained on, and answers to some of them.
 
-use roll_core::{Communicator, Error, Grad, Model, Progress, Result, Validation};
+use std::collections::BTreeMap;
+
+use roll_core::{Communicator, Error, Grad, Model, Progress, Result, Sampling};
+use serde_json::{Value, json};
 
 use super::conversations::{Conversations, Tokens};
-use super::{NAME, SftConfig, evaluate};
+use super::{NAME, SftConfig, TrainOn, evaluate};
 use crate::ranks::{join_f64, share};
 use crate::update::language;
+
+/// Number of conversations that are answered.
+const ANSWERED: usize = 3;
+/// Most tokens of an answer.
+const ANSWER_TOKENS: usize = 256;
+/// Most characters of a prompt in a record: its last ones.
+const PROMPT_CHARACTERS: usize = 1500;
+
+/// The last answer of each of the first conversations, as the data have it and as the model writes it, with the
+/// likeliest tokens: lines for `trajectories.jsonl`. None if all tokens are trained on: there are no prompts.
+pub(super) fn answers(
+    config: &SftConfig,
+    held_out: &Conversations,
+    step: u64,
+    model: &mut dyn Model,
+    progress: &dyn Progress,
+) -> Result<Vec<Value>> {
+    let (model, mut asked) = (language(model, NAME)?, Vec::new());
+    let rows = if config.train_on == TrainOn::All { 0 } else { held_out.len().min(ANSWERED) };
+    for row in 0..rows {
+        let samples = held_out.samples(row, config.train_on, model)?;
+        let last = samples.into_iter().rfind(|sample| sample.is_usable(config.limit(model)));
+        asked.extend(last.and_then(Tokens::last_answer).map(|[prompt, wanted]| (row, prompt, wanted)));
+    }
+    if asked.is_empty() {
+        return Ok(Vec::new());
+    }
+    progress.phase("answering held-out conversations");
+    let prompts: Vec<Vec<u32>> = asked.iter().map(|(_, prompt, _)| prompt.clone()).collect();
+    let limits = prompts.iter().map(|prompt| model.context_length().saturating_sub(prompt.len())).collect();
+    let written = model.generate(&prompts, &Sampling { limits, ..Sampling::greedy(ANSWER_TOKENS) })?;
+    let record = |((row, prompt, wanted), answer): (&(usize, Vec<u32>, Vec<u32>), &roll_core::Generation)| {
+        let prompt = model.detokenize(prompt)?;
+        let from = prompt.char_indices().rev().nth(PROMPT_CHARACTERS - 1).map_or(0, |(at, _)| at);
+        let (wanted, answer) = (model.detokenize(wanted)?, model.detokenize(&answer.tokens)?);
+        let (origin, prompt) = (held_out.origin(*row), &prompt[from..]);
+        Ok(json!({
+            "step": step, "kind": "validation", "row": origin, "prompt": prompt, "wanted": wanted, "answer": answer,
+        }))
+    };
+    asked.iter().zip(&written).map(record).collect()
+}
 
 /// `val/loss`, the mean over the tokens that would be trained on, and their number as `val/tokens`. Of several ranks
 /// each takes a part, and all know the result. Conversations that are too long are left out, as in training.
@@ -15,7 +60,7 @@ pub(super) fn loss(
     ranks: &dyn Communicator,
     model: &mut dyn Model,
     progress: &dyn Progress,
-) -> Result<Validation> {
+) -> Result<BTreeMap<String, f64>> {
     let mut batch = Vec::new();
     let text_model = language(model, NAME)?;
     let limit = config.limit(text_model);
@@ -41,5 +86,5 @@ pub(super) fn loss(
         return Err(Error::config("algo.val_data", problem));
     }
     let metrics = [("val/loss".to_string(), sum(0) / tokens), ("val/tokens".to_string(), tokens)];
-    Ok(Validation { metrics: metrics.into(), records: Vec::new() })
+    Ok(metrics.into())
 }

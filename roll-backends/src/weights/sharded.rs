@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
-use roll_core::{Communicator, Error, Result, StateDict, Tensor};
+use roll_core::{Communicator, Error, Result, Tensor};
 
 use super::{Prefetcher, SegmentMemory, SegmentSizes, Storage, Weight, WeightStore, Weights};
 use crate::overlap::{OverlappedRanks, Service};
@@ -45,10 +45,12 @@ struct Entry {
 }
 
 impl Sharded {
-    /// Stores this rank's shard of `state`, which must be the same on all ranks, in the dtypes of `storage`. Only the
-    /// shard is read from memory-mapped tensors that keep their dtype.
+    /// Stores this rank's shard of each of `tensors`, in the dtypes of `storage`. The tensors must be the same on all
+    /// ranks, and sorted by key. Each is dropped before the next one is requested, so that a rank never holds a whole
+    /// network that is merged or decoded while it is read. Only the shard is read from memory-mapped tensors that keep
+    /// their dtype.
     pub fn new(
-        state: &StateDict,
+        tensors: impl IntoIterator<Item = Result<(String, Tensor)>>,
         storage: impl Into<Storage>,
         device: &Device,
         ranks: Arc<dyn Communicator>,
@@ -56,10 +58,14 @@ impl Sharded {
         let storage = storage.into();
         let ranks = OverlappedRanks::of(ranks);
         let (rank, world) = (ranks.rank().0, ranks.world_size());
-        let (mut entries, mut own) = (Vec::with_capacity(state.len()), Vec::new());
-        for (key, tensor) in state {
+        let (mut entries, mut own) = (Vec::<Entry>::new(), Vec::new());
+        for tensor in tensors {
+            let (key, tensor) = tensor?;
+            if entries.last().is_some_and(|last| last.key >= key) {
+                return Err(Error::Misuse(format!("weights to shard are sorted by key: `{key}` comes too late")));
+            }
             // Sharded in the stored dtype: f32 wherever the resident store would have f32.
-            let stored = match (tensor.dtype(), storage.of(key, tensor.dtype())) {
+            let stored = match (tensor.dtype(), storage.of(&key, tensor.dtype())) {
                 (roll_core::DType::Bf16, DType::BF16) | (roll_core::DType::F32, DType::F32) => tensor.clone(),
                 (_, DType::BF16) => tensor.to_float(roll_core::DType::F32)?.to_float(roll_core::DType::Bf16)?,
                 _ => tensor.to_float(roll_core::DType::F32)?,
@@ -72,7 +78,7 @@ impl Sharded {
             shard.resize(4 * part, 0);
             own.extend(bytemuck::pod_collect_to_vec::<u8, f32>(&shard));
             entries.push(Entry {
-                key: key.clone(),
+                key,
                 shape: tensor.shape().to_vec(),
                 dtype: stored.dtype(),
                 bytes: bytes.len(),
@@ -184,10 +190,10 @@ impl AsRef<[u8]> for Words {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::Ordering;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
-    use roll_core::ThreadRanks;
+    use roll_core::{StateDict, ThreadRanks};
 
     use super::*;
     use crate::Resident;
@@ -208,6 +214,53 @@ mod tests {
         state
     }
 
+    fn tensors(state: &StateDict) -> impl Iterator<Item = Result<(String, Tensor)>> {
+        state.iter().map(|(key, tensor)| Ok((key.clone(), tensor.clone())))
+    }
+
+    /// Bytes of a tensor that counts itself while it lives.
+    struct Counted(Vec<u8>, Arc<AtomicUsize>);
+
+    impl AsRef<[u8]> for Counted {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.1.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn one_tensor_at_a_time_is_held_while_weights_are_sharded() {
+        let device = crate::device("flex").unwrap();
+        for dtype in [DType::F32, DType::BF16] {
+            let results = ThreadRanks::run(2, Duration::from_secs(60), |ranks| {
+                let live = Arc::new(AtomicUsize::new(0));
+                let read = (0..5).map(|i| {
+                    assert_eq!(live.fetch_add(1, Ordering::SeqCst), 0, "the last tensor is still held");
+                    let bytes = Arc::new(Counted(vec![i; 24], live.clone()));
+                    Ok((format!("b.{i}"), Tensor::from_bytes(roll_core::DType::F32, vec![6], bytes)?))
+                });
+                Sharded::new(read, dtype, &device, ranks.clone()).map(|store| store.bytes())
+            });
+            let size = if dtype == DType::BF16 { 8 } else { 12 };
+            assert!(results.into_iter().all(|bytes| bytes.unwrap() == 5 * size));
+        }
+    }
+
+    #[test]
+    fn weights_that_are_not_sorted_are_refused() {
+        let results = ThreadRanks::run(1, Duration::from_secs(60), |ranks| {
+            let unsorted = ["b", "a"].map(|key| Ok((key.into(), Tensor::new(vec![1.0], [1])?)));
+            Sharded::new(unsorted, DType::F32, &crate::device("flex")?, ranks.clone()).map(|store| store.bytes())
+        });
+        let error = results.into_iter().next().unwrap().unwrap_err().to_string();
+        assert!(error.contains("`a` comes too late"), "{error}");
+    }
+
     #[test]
     fn sharded_segments_have_the_bits_of_resident_ones() {
         let device = crate::device("flex").unwrap();
@@ -216,7 +269,7 @@ mod tests {
             for world in [1, 2, 3] {
                 let results = ThreadRanks::run(world, Duration::from_secs(60), |ranks| {
                     let rank = ranks.rank().0;
-                    let store = Sharded::new(&state(), dtype, &device, ranks.clone())?;
+                    let store = Sharded::new(tensors(&state()), dtype, &device, ranks.clone())?;
                     // The ranks request different segments, and rank 1 none.
                     let wanted: &[&str] = match rank {
                         0 => &["b.0.", "b.1.", "head", "none"],
@@ -261,7 +314,7 @@ mod tests {
                 let ranks = CountingRanks::new(ranks);
                 let overlapped = OverlappedRanks::of(ranks.clone());
                 overlapped.set_overlap(overlap);
-                let store = Sharded::new(&state, DType::F32, &device, ranks.clone())?;
+                let store = Sharded::new(tensors(&state), DType::F32, &device, ranks.clone())?;
                 let mut used = 0;
                 for pass in 0..PASSES {
                     for i in (0..BLOCKS).chain((0..BLOCKS).rev()) {

@@ -50,10 +50,13 @@ fn votes(args: args::Votes) -> Result<()> {
             Answer::Equal => None,
             Answer::Clip(position) => Some(position),
         };
-        let Question { prompt, question, clips } = votes.question(&id)?;
+        let Question { prompt, question, clips, reference } = votes.question(&id)?;
         let clips = clips.iter().map(|clip| votes.clip(clip)).collect::<Result<Vec<_>>>()?;
         let chosen = chosen.map(|position| &clips[position]);
-        let line = json!({ "prompt": prompt, "question": question, "clips": clips, "chosen": chosen });
+        let mut line = json!({ "prompt": prompt, "question": question, "clips": clips, "chosen": chosen });
+        if let Some(picture) = reference {
+            line["reference"] = json!(votes.clip(&picture)?);
+        }
         lines += &format!("{line}\n");
     }
     if lines.is_empty() {

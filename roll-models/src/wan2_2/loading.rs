@@ -210,7 +210,8 @@ impl ExpertStorage {
         let bytes = |file: &Checkpoint| plan::weight_bytes(file.shapes(), storage.dtype.size(), eight_bits.is_some());
         let each: Vec<usize> = files.experts().map(|(_, file)| bytes(file)).collect();
         let (all, largest) = (each.iter().sum::<usize>(), each.iter().max().copied().unwrap_or(0));
-        let converted = stored != storage.dtype || matches!(storage.matrices, MatrixStorage::Eight(_));
+        let merged = options.base_lora.is_some();
+        let converted = merged || stored != storage.dtype || matches!(storage.matrices, MatrixStorage::Eight(_));
         let whole = matches!(options.weight_store, Placement::Auto | Placement::Resident);
         let idle = match whole && each.len() > 1 {
             true => options.idle_expert.chosen(all, is_gpu(&device), memory, converted),
@@ -221,6 +222,17 @@ impl ExpertStorage {
                 "the memory of `{}` is unknown, so the expert that is not in use leaves it (`{idle:?}`); \
                  `model.idle_expert: keep` keeps it there",
                 context.backend
+            );
+        }
+        let again = match (options.weight_store, idle) {
+            (Placement::Streamed, _) => Some(("model.weight_store: streamed", "model.weight_store: host")),
+            (_, IdleExpert::Drop) => Some(("model.idle_expert: drop", "model.idle_expert: host")),
+            _ => None,
+        };
+        if let Some((given, better)) = again.filter(|_| merged) {
+            tracing::warn!(
+                "with `{given}` the LoRAs of `model.base_lora` are merged each time weights are read; `{better}` merges \
+                 them once"
             );
         }
         let resident = match (whole, idle) {
@@ -287,7 +299,8 @@ fn open_dit(
             Placement::Streamed => Arc::new(Streamed::new(file.clone(), device).stored_as(storage).with_prefetch()),
             Placement::Host => Arc::new(weights::from_host(file, storage, device)?),
             Placement::Sharded => {
-                let store = Sharded::new(&file.all()?, storage, device, context.ranks.clone())?;
+                let tensors = file.keys().map(|key| Ok((key.into(), file.tensor(key)?)));
+                let store = Sharded::new(tensors, storage, device, context.ranks.clone())?;
                 file.keys().for_each(|key| file.release(key));
                 Arc::new(store)
             }

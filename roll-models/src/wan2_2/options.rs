@@ -127,7 +127,8 @@ pub struct WanOptions {
     /// Location of the weights of the expert that is not in use, if weights are resident. `keep`: on the device.
     /// `host`: in host memory. `drop`: freed, and read from the files again (one copy less, and ranks share the
     /// system's page cache). `auto`: on the CPU `keep`; on a GPU `drop` (or `host` if the weights are converted to
-    /// another dtype), unless both experts take at most half of the memory and its size is known.
+    /// another dtype, or have LoRAs of `base_lora` merged in), unless both experts take at most half of the memory and
+    /// its size is known.
     pub idle_expert: IdleExpert,
     /// Number of attention heads, if neither the weights' width nor a `config.json` next to them determines it.
     pub num_heads: Option<usize>,
@@ -260,8 +261,8 @@ pub enum IdleExpert {
 
 impl IdleExpert {
     /// Resolves `Auto` for experts of `bytes` bytes in total. `memory` is the GPU's, if the device is a GPU and it is
-    /// known. `converted` says whether the files have another dtype; conversion is slower than a copy, so such experts
-    /// stay in host memory instead of being read again.
+    /// known. `converted` says whether weights are computed while they are read: the files have another dtype, or
+    /// LoRAs are merged. This is slower than a copy, so such experts stay in host memory instead of being read again.
     pub(super) fn chosen(self, bytes: usize, gpu: bool, memory: Option<u64>, converted: bool) -> Self {
         match self {
             Self::Auto if !gpu || memory.is_some_and(|memory| 2 * bytes as u64 <= memory) => Self::Keep,

@@ -201,14 +201,14 @@ unsafe fn take_records(records: RollOwned<u8>) -> Result<Vec<serde_json::Value>>
 impl Answer for Option<Validation> {
     type Wire = RollValidation;
     fn give(self) -> RollValidation {
-        let Some(Validation { metrics, records }) = self else { return RollValidation::default() };
+        let Some(Validation { metrics, records, .. }) = self else { return RollValidation::default() };
         RollValidation { supported: 1, metrics: own_numbers(metrics), records: own_records(records) }
     }
     unsafe fn take(wire: RollValidation, _: &Source) -> Result<Self> {
         // SAFETY: as the caller promises; each is taken once, whatever happens to the other.
         let (metrics, records) = unsafe { (take_numbers(wire.metrics), take_records(wire.records)) };
         let (metrics, records) = (metrics?, records?);
-        Ok((wire.supported == 1).then_some(Validation { metrics, records }))
+        Ok((wire.supported == 1).then_some(Validation { metrics, records, losses: Vec::new() }))
     }
 }
 

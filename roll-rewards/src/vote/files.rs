@@ -32,13 +32,17 @@ pub struct Question {
     pub question: String,
     /// The ids of the clips. [`Question::order`] is the order in which they are shown.
     pub clips: Vec<String>,
+    /// The id of the reference picture, a clip of one frame.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reference: Option<String>,
 }
 
 impl Question {
     /// A hash of the contents.
     pub fn id(&self) -> String {
         let id = Fingerprint::new("question").text("prompt", &self.prompt).text("question", &self.question);
-        self.clips.iter().fold(id, |id, clip| id.text("clip", clip)).finish()
+        let id = self.clips.iter().fold(id, |id, clip| id.text("clip", clip));
+        self.reference.iter().fold(id, |id, reference| id.text("reference", reference)).finish()
     }
 
     /// The positions of the clips in the order in which they are shown. It follows from the id: a clip is as often on
@@ -98,7 +102,8 @@ impl Votes {
     pub fn question(&self, id: &str) -> Result<Question> {
         let path = self.path("questions", id, "json")?;
         let question: Question = parse(&path)?;
-        let is_valid = (2..=MAX_CLIPS).contains(&question.clips.len()) && question.clips.iter().all(|clip| is_id(clip));
+        let is_valid = (2..=MAX_CLIPS).contains(&question.clips.len())
+            && question.clips.iter().chain(&question.reference).all(|clip| is_id(clip));
         match is_valid && question.id() == id {
             true => Ok(question),
             false => Err(Error::bad_file(path, "is not a question that a run asked; delete it")),

@@ -13,13 +13,15 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use roll_core::keys::check_ranges;
-use roll_core::{BuildContext, Error, Grad, Progress, Pullback, Result, RewardScorer, Score, Target, Video};
+use roll_core::{BuildContext, Error, Grad, Progress, Pullback, Result, RewardScorer, Score, Target, Tensor, Video};
 use roll_external::files::shell_quoted;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use files::{Answer, Question, Votes};
 
+/// Name of the tensor with the reference picture in a target.
+const PICTURE: &str = "picture";
 /// Time between two looks at the answers.
 const POLL: Duration = Duration::from_millis(100);
 /// Time after which the log repeats that the run waits.
@@ -35,11 +37,14 @@ pub struct VoteConfig {
     /// beside the next ones in a ring; otherwise one question shows them all.
     #[schemars(range(min = 2, max = 9))]
     pub clips: usize,
+    /// Whether the reference picture is shown beside the clips: the first frame of the row's clip, or the row's picture
+    /// with `algo.reference: image`.
+    pub reference: bool,
 }
 
 impl Default for VoteConfig {
     fn default() -> Self {
-        Self { question: "Which clip is better?".into(), clips: 2 }
+        Self { question: "Which clip is better?".into(), clips: 2, reference: true }
     }
 }
 
@@ -104,8 +109,18 @@ impl RewardScorer for Vote {
         false
     }
 
+    /// A row without a reference is compared without one.
     fn reads_reference(&self) -> bool {
         false
+    }
+
+    fn prepare(&mut self, reference: &Video) -> Result<Target> {
+        if !self.config.reference {
+            return Ok(Target::default());
+        }
+        let [_, height, width] = reference.dims();
+        let picture = Tensor::new(reference.frame(0).to_vec(), [1, 3, height, width])?;
+        Ok(Target::of([(PICTURE.to_string(), picture)].into()))
     }
 
     fn compares(&self) -> bool {
@@ -120,16 +135,19 @@ impl RewardScorer for Vote {
         &mut self,
         videos: &[Video],
         prompt: &str,
-        _target: &Target,
+        target: &Target,
         progress: &dyn Progress,
     ) -> Result<Vec<Score>> {
         let run = self.run_dir.get().ok_or_else(|| Error::Misuse("the reward `vote` is used outside a run".into()))?;
         let votes = Votes(run.clone());
         let clips = videos.iter().map(|video| votes.keep_clip(video)).collect::<Result<Vec<_>>>()?;
+        let keep = |(picture, video): (&Tensor, &Video)| votes.keep_clip(&Video::new(picture.clone(), video.fps())?);
+        let reference = target.tensors.get(PICTURE).zip(videos.first()).map(keep).transpose()?;
         let shown = comparisons(videos.len(), self.config.clips);
         let ask = |shown: &Vec<usize>| {
             let clips = shown.iter().map(|i| clips[*i].clone()).collect();
-            votes.ask(&Question { prompt: prompt.into(), question: self.config.question.clone(), clips })
+            let (prompt, question) = (prompt.into(), self.config.question.clone());
+            votes.ask(&Question { prompt, question, clips, reference: reference.clone() })
         };
         let ids = shown.iter().map(ask).collect::<Result<Vec<_>>>()?;
         let chosen = self.answers(&votes, &ids, progress)?;

@@ -81,11 +81,31 @@ fn votes_become_scores_and_are_found_again() {
 }
 
 #[test]
+fn the_reference_picture_is_part_of_a_question() {
+    let asked = |reference: bool, row: Option<&Video>| {
+        let dir = tempfile::tempdir().unwrap();
+        let mut reward = vote(VoteConfig { reference, ..VoteConfig::default() }, dir.path());
+        let target = row.map(|row| reward.prepare(row).unwrap()).unwrap_or_default();
+        assert!(reward.score_group(&videos(2), "p", &target, &Impatient(0.into())).is_err());
+        let votes = Votes(dir.path().into());
+        let question = votes.question(&votes.questions().unwrap()[0].1).unwrap();
+        question
+            .reference
+            .map(|id| roll_data::read_video(votes.clip(&id).unwrap(), &Default::default()).unwrap().dims())
+    };
+    let row = &videos(1)[0];
+    assert_eq!(row.dims()[0], 2);
+    assert_eq!(asked(true, Some(row)), Some([1, 16, 16]), "the first frame");
+    assert_eq!((asked(false, Some(row)), asked(true, None)), (None, None));
+}
+
+#[test]
 fn the_order_of_clips_differs_between_questions() {
     let question = |prompt: usize| Question {
         prompt: prompt.to_string(),
         question: String::new(),
         clips: vec!["a".into(), "b".into()],
+        reference: None,
     };
     let first: usize = (0..100).map(|prompt| question(prompt).order()[0]).sum();
     assert!((35..65).contains(&first), "{first} of 100 questions are turned round");
@@ -96,7 +116,7 @@ fn hostile_answers_and_questions_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let votes = Votes(dir.path().into());
     let clips = videos(2).iter().map(|video| votes.keep_clip(video).unwrap()).collect();
-    let id = votes.ask(&Question { prompt: "p".into(), question: "q".into(), clips }).unwrap();
+    let id = votes.ask(&Question { prompt: "p".into(), question: "q".into(), clips, reference: None }).unwrap();
     assert!(votes.vote(&id, 3).is_err() && votes.answer(&id).unwrap() == Answer::Open);
     assert!(votes.vote(&id, 2).unwrap() && !votes.vote(&id, 1).unwrap(), "a second vote is refused");
     let answers = dir.path().join("votes/answers").join(format!("{id}.json"));
@@ -120,9 +140,12 @@ fn hostile_answers_and_questions_are_refused() {
     }
     // Contents that are not those of the id, and clips outside the directory.
     let path = dir.path().join("votes/questions").join(format!("{id}.json"));
-    let outside = Question { prompt: "p".into(), question: "q".into(), clips: vec!["../x".into(), "../y".into()] };
+    let clips = vec!["../x".into(), "../y".into()];
+    let outside = Question { prompt: "p".into(), question: "q".into(), clips, reference: None };
     std::fs::write(&path, serde_json::to_vec(&outside).unwrap()).unwrap();
     assert!(votes.question(&id).is_err());
+    assert!(votes.question(&votes.ask(&outside).unwrap()).is_err());
+    let outside = Question { clips: vec!["0".repeat(64), "1".repeat(64)], reference: Some("../x".into()), ..outside };
     assert!(votes.question(&votes.ask(&outside).unwrap()).is_err());
     #[cfg(unix)]
     {
@@ -138,7 +161,7 @@ fn cut_clips_and_questions_are_written_again() {
     let (videos, votes) = (videos(2), Votes(dir.path().into()));
     let ask = || {
         let clips = videos.iter().map(|video| votes.keep_clip(video).unwrap()).collect();
-        votes.ask(&Question { prompt: "p".into(), question: "q".into(), clips }).unwrap()
+        votes.ask(&Question { prompt: "p".into(), question: "q".into(), clips, reference: None }).unwrap()
     };
     let id = ask();
     let clip = votes.clip(&votes.question(&id).unwrap().clips[0]).unwrap();

@@ -10,7 +10,7 @@ use roll_core::{Error, Kind, Registration, Registry, Result, RewardComponent};
 
 /// Clips that the model generates before and after training, each time from the same noise. Frame size, length and
 /// frame rate are those of the section `data`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct EvaluationConfig {
     /// CSV or JSONL file of clips that are not trained on, in the format of `data.metadata`. `null`: no such clips.
@@ -33,6 +33,25 @@ pub struct EvaluationConfig {
     /// noise, for people to look at: texts, or maps with the keys below. Their size and length are those of the section
     /// `data`; without a size there the picture's, or 16:9, of at most `data.max_pixels`.
     pub prompts: Vec<SamplePrompt>,
+    /// At the end of a run whose only reward compares videos (`vote`), it compares the videos before and after training
+    /// of this many evaluated clips at most. 0: none.
+    pub compare: usize,
+}
+
+impl Default for EvaluationConfig {
+    fn default() -> Self {
+        Self {
+            metadata: None,
+            base_path: None,
+            samples: None,
+            train_samples: 0,
+            every: 0,
+            check: CheckRewards::default(),
+            stop_when: None,
+            prompts: Vec::new(),
+            compare: 20,
+        }
+    }
 }
 
 /// The rewards of `evaluation.check`.

@@ -57,6 +57,8 @@ impl Verdict {
 
 #[cfg(test)]
 mod tests {
+    use roll_core::{Noise, Purpose};
+
     use super::*;
     use crate::evaluation::{Clip, MIN_CLIPS, SetName};
 
@@ -129,5 +131,72 @@ mod tests {
         let unseen = || results(SetName::Unseen, 4, &[Some(0.5), Some(0.5)]);
         let both = [unseen(), before].concat();
         assert!(!Verdict::of(&both, &[unseen(), after].concat(), &labels(&["motion"])).is_suspect());
+    }
+
+    /// Three evaluations of `clips` clips after the one before training, with a reward and two checks. Scores differ
+    /// between clips by 1, move on average by a third of `shifts` from one evaluation to the next, and wander in each
+    /// clip.
+    fn course(seed: u64, clips: usize, shifts: [f64; 3]) -> [Results; 4] {
+        const WANDERING: f64 = 0.25;
+        let normal = |number: u64| {
+            let drawn = Noise::new(seed).normal(Purpose::Synthetic, number, 0, &[3 * clips]).unwrap();
+            drawn.f32s().unwrap().iter().map(|value| f64::from(*value)).collect::<Vec<_>>()
+        };
+        let mut scores = normal(0);
+        [0, 1, 2, 3].map(|evaluation: u64| {
+            if evaluation > 0 {
+                for (i, (score, by)) in scores.iter_mut().zip(normal(evaluation)).enumerate() {
+                    *score += shifts[i % 3] / 3.0 + WANDERING * by;
+                }
+            }
+            let clip = |scores: &[f64]| {
+                // The sum of the checks precedes them.
+                let scores = [scores[0], scores[1] + scores[2], scores[1], scores[2]].map(Some).to_vec();
+                Clip { origin: String::new(), scores, kl: None }
+            };
+            vec![(SetName::Unseen, scores.chunks(3).map(clip).collect())]
+        })
+    }
+
+    /// Runs of 20, with the seeds 0 to 19, in which after the last evaluation the reward is called risen, hacking is
+    /// suspected, hacking was suspected after any evaluation, and after all three (`evaluation.stop_when` of 3).
+    fn alarms(clips: usize, shifts: [f64; 3]) -> [usize; 4] {
+        let mut alarms = [0; 4];
+        for seed in 0..20 {
+            let [before, after @ ..] = course(seed, clips, shifts);
+            let verdicts = after.map(|after| Verdict::of(&before, &after, &labels(&["motion", "sharpness"])));
+            let suspect = || verdicts.iter().map(Verdict::is_suspect);
+            let found = [
+                verdicts[2].rises.is_some(),
+                verdicts[2].is_suspect(),
+                suspect().any(|suspect| suspect),
+                suspect().all(|suspect| suspect),
+            ];
+            alarms.iter_mut().zip(found).for_each(|(count, found)| *count += usize::from(found));
+        }
+        alarms
+    }
+
+    #[test]
+    fn verdicts_over_twenty_seeds_hardly_ever_err() {
+        let found = |what: &str, shifts| {
+            [8, 24].map(|clips| {
+                let alarms = alarms(clips, shifts);
+                eprintln!("{what}, {clips} clips: risen, suspect, ever, always: {alarms:?} of 20");
+                alarms
+            })
+        };
+        for [risen, suspect, ever, always] in found("nothing changes", [0.0; 3]) {
+            assert!(risen <= 2 && suspect == 0 && ever <= 1 && always == 0);
+        }
+        for [risen, suspect, ever, always] in found("the reward alone rises", [1.0, 0.0, 0.0]) {
+            assert!(risen == 20 && suspect <= 2 && ever <= 3 && always == 0);
+        }
+        for [risen, suspect, ..] in found("the reward rises, a check falls", [1.0, -1.0, 0.0]) {
+            assert!(risen == 20 && suspect >= 19);
+        }
+        for [risen, suspect, _, always] in found("from the first evaluation on", [4.0, -4.0, 0.0]) {
+            assert_eq!([risen, suspect, always], [20; 3]);
+        }
     }
 }

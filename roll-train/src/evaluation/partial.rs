@@ -46,11 +46,12 @@ struct ClipResult {
     has_video: bool,
 }
 
-/// Contents of a validation's file: bits of the metrics, as JSON has no NaN.
+/// Contents of a validation's file: bits of metrics and losses, as JSON has no NaN.
 #[derive(Serialize, Deserialize)]
 struct ValidationResult {
     metrics: Vec<(String, u64)>,
     records: Vec<serde_json::Value>,
+    losses: Vec<u64>,
 }
 
 /// Everything that results depend on: the parameters, and the settings of all parts. All ranks must call it.
@@ -111,14 +112,15 @@ impl<'a> PartialResults<'a> {
     }
 
     pub fn read_validation(&self) -> Option<Validation> {
-        let ValidationResult { metrics, records } = read(&self.path("validation"), &self.key)?;
+        let ValidationResult { metrics, records, losses } = read(&self.path("validation"), &self.key)?;
         let metrics = metrics.into_iter().map(|(name, bits)| (name, f64::from_bits(bits))).collect();
-        Some(Validation { metrics, records })
+        Some(Validation { metrics, records, losses: losses.into_iter().map(f64::from_bits).collect() })
     }
 
     pub fn write_validation(&self, validation: &Validation) -> Result<()> {
         let metrics = validation.metrics.iter().map(|(name, value)| (name.clone(), value.to_bits())).collect();
-        let result = ValidationResult { metrics, records: validation.records.clone() };
+        let losses = validation.losses.iter().map(|loss| loss.to_bits()).collect();
+        let result = ValidationResult { metrics, records: validation.records.clone(), losses };
         write(&self.path("validation"), self.key.clone(), result)
     }
 

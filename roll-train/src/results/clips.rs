@@ -63,9 +63,11 @@ pub fn read_saved(
     count: usize,
     labels: &SetLabels,
 ) -> Result<Vec<Option<Video>>> {
-    let read = |i: usize| -> Result<Option<Video>> {
-        let path = clip_path(dir, moment, name, i, labels)?;
-        path.is_file().then(|| read_video(&path, &ReadOptions::default())).transpose()
-    };
-    (0..count).map(read).collect()
+    (0..count).map(|i| read_clip(dir, moment, name, i, labels)).collect()
+}
+
+/// Reads one video of a moment; `None` without a file.
+pub fn read_clip(dir: &RunDir, moment: &str, name: SetName, i: usize, labels: &SetLabels) -> Result<Option<Video>> {
+    let path = clip_path(dir, moment, name, i, labels)?;
+    path.is_file().then(|| read_video(&path, &ReadOptions::default())).transpose()
 }

@@ -6,9 +6,10 @@ use roll_core::{Headline, HeadlineFormat, HeldOut};
 use serde_json::{Value, json};
 
 use super::labels::SetLabels;
-use super::record::{Record, ValidationMetrics};
+use super::record::{Comparison, Record, ValidationMetrics};
 use crate::evaluation::{self, Change, Results};
 use crate::progress::counted;
+use crate::statistics::{Gain, paired_gain};
 
 /// Metrics of an evaluation: `eval/unseen`, `eval/unseen_check`, `eval/unseen_kl`, and `eval/unseen_check_NAME` for
 /// each of several checks.
@@ -50,27 +51,35 @@ pub struct ValidationChange<'a> {
     pub format: HeadlineFormat,
     pub before: f64,
     pub after: f64,
+    /// The mean change over samples, if the quantity is their mean loss.
+    pub gain: Option<Gain>,
 }
 
 /// The changes of the headline metrics that are validated.
 pub fn validation_changes<'a>(record: &Record, headlines: &'a [Headline]) -> Vec<ValidationChange<'a>> {
     let [first, .., last] = record.validations.as_slice() else { return Vec::new() };
     let of = |validated: &ValidationMetrics, metric: &str| validated.metrics.get(metric).copied().flatten();
+    let pairs: Vec<[f64; 2]> = first.losses.iter().zip(&last.losses).map(|(first, last)| [*first, *last]).collect();
+    let gain = (pairs.len() > 1 && first.losses.len() == last.losses.len()).then(|| paired_gain(&pairs));
     let change = |headline: &'a Headline| {
         let held_out = headline.held_out.as_ref()?;
         let (before, after) = (of(first, &held_out.metric)?, of(last, &held_out.metric)?);
-        Some(ValidationChange { held_out, format: headline.format, before, after })
+        let gain = gain.filter(|_| held_out.metric == "val/loss");
+        Some(ValidationChange { held_out, format: headline.format, before, after, gain })
     };
     headlines.iter().filter_map(change).collect()
 }
 
 /// Figures for `summary.json`: `unseen_before`, `unseen_after`, `unseen_gain` (with its confidence interval),
 /// `unseen_clips` and `unseen_missing`, the same for the other sets and, with the suffix `_check`, for the rewards of
-/// `evaluation.check` (`_check_NAME` for each of several); `kl` after training; `success_before` and `success_after` of
-/// an agent.
+/// `evaluation.check` (`_check_NAME` for each of several); `compared`, where videos after training were compared with
+/// those before; `kl` after training; `success_before` and `success_after` of an agent.
 pub fn figures(record: &Record, headlines: &[Headline], labels: &SetLabels) -> BTreeMap<String, Value> {
     let mut figures = BTreeMap::new();
-    for ValidationChange { held_out, before, after, .. } in validation_changes(record, headlines) {
+    for ValidationChange { held_out, before, after, gain, .. } in validation_changes(record, headlines) {
+        if let Some(gain) = gain {
+            figures.insert(format!("{}_gain", held_out.label), json!(gain));
+        }
         figures.insert(format!("{}_before", held_out.label), json!(before));
         figures.insert(format!("{}_after", held_out.label), json!(after));
     }
@@ -81,6 +90,9 @@ pub fn figures(record: &Record, headlines: &[Headline], labels: &SetLabels) -> B
         figures.insert(format!("{name}_clips"), json!(change.clips));
         figures.insert(format!("{name}_missing"), json!(change.missing));
     }
+    if let Some(comparison) = record.comparison {
+        figures.insert("compared".into(), json!(comparison));
+    }
     if let Some(kl) = kl(record) {
         figures.insert("kl".into(), json!(kl));
     }
@@ -90,9 +102,10 @@ pub fn figures(record: &Record, headlines: &[Headline], labels: &SetLabels) -> B
 /// The same figures as lines of name and text for the terminal.
 pub fn lines(record: &Record, headlines: &[Headline], labels: &SetLabels) -> Vec<(String, String)> {
     let mut lines = Vec::new();
-    for ValidationChange { held_out, format, before, after } in validation_changes(record, headlines) {
+    for ValidationChange { held_out, format, before, after, gain } in validation_changes(record, headlines) {
+        let gain = gain.map(|gain| format!(", {}", gain.in_words())).unwrap_or_default();
         let [before, after] = format.write_apart([before, after]);
-        lines.push((held_out.label.clone(), format!("{before} -> {after}, on {}", held_out.data)));
+        lines.push((held_out.label.clone(), format!("{before} -> {after}{gain}, on {}", held_out.data)));
     }
     for (name, change) in changes(record, labels) {
         let [before, after] = change.ends();
@@ -105,6 +118,9 @@ pub fn lines(record: &Record, headlines: &[Headline], labels: &SetLabels) -> Vec
             None => format!("{gain} ({counted}{gone})"),
         };
         lines.push((name.replace('_', " "), format!("{before} -> {after}, {gain}")));
+    }
+    if let Some(Comparison { after, before, equal }) = record.comparison {
+        lines.push(("after against before".into(), format!("{after} won, {before} lost, {equal} equal")));
     }
     if let Some(kl) = kl(record) {
         lines.push(("evaluated kl".into(), if kl == 0.0 { "0".into() } else { format!("{kl:.3e}") }));

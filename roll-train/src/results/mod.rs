@@ -7,7 +7,7 @@
 //! | `headlines.json` | [`headlines`], through `journal` | once, after the first step |
 //! | `progress.json` | `progress_file`, through `journal` | with the first step and each evaluation |
 //! | `metrics.jsonl`, `events.out.tfevents.*` | [`crate::metrics`], through `journal` | with each step |
-//! | `trajectories.jsonl` | [`trajectories`], through `journal` | with each step of an agent |
+//! | `trajectories.jsonl` | [`trajectories`], through `journal` | with each step of an agent, and each validation |
 //! | `samples/step-000025/sample-*.mp4` | `journal` | with each step that has sample videos |
 //! | `samples/{reference,before,step-000025,after}/*.mp4` | `clips` | with each evaluation |
 //! | `curves.png` | [`curves`], drawn by [`plot`] | at the end |
@@ -41,7 +41,7 @@ use self::record::Record;
 use crate::evaluation::{self, Evaluator};
 use crate::run_dir::RunDir;
 
-pub(crate) use clips::{PROMPT, clip_path, copy_samples, prompt_path, save_references};
+pub(crate) use clips::{PROMPT, clip_path, copy_samples, prompt_path, read_clip, save_references};
 pub(crate) use figures::{figures, lines, metrics};
 pub(crate) use journal::Journal;
 pub(crate) use labels::SetLabels;

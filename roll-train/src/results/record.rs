@@ -49,6 +49,9 @@ pub struct Record {
     pub seen: usize,
     /// Validations in the order of their steps.
     pub validations: Vec<ValidationMetrics>,
+    /// How videos after training compared with those before, by a reward that compares videos.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub comparison: Option<Comparison>,
     /// Metrics of the last step if the run was stopped before that step's evaluation: they are not logged yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pending: Option<Metrics>,
@@ -78,6 +81,17 @@ pub struct Suspicion {
     pub text: String,
 }
 
+/// Evaluated clips by which of their two videos was preferred: that after training or that before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Comparison {
+    /// Clips of which the video after training was better.
+    pub after: u64,
+    /// Clips of which the video before training was better.
+    pub before: u64,
+    /// Clips whose two videos were equally good.
+    pub equal: u64,
+}
+
 /// Scores of one evaluation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
@@ -94,6 +108,9 @@ pub struct ValidationMetrics {
     pub step: u64,
     /// Its metrics.
     pub metrics: Metrics,
+    /// The losses of its samples, if the loss is their mean.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub losses: Vec<f64>,
 }
 
 impl Record {

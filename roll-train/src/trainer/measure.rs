@@ -80,11 +80,16 @@ impl Trainer {
 
     /// Runs the algorithm's validation, if it has one; returns the metrics.
     pub(super) fn validate(&mut self, journal: &mut Journal, bar: &StoppableBar) -> Result<BTreeMap<String, f64>> {
-        let Some(Validation { metrics, records }) = self.validation(journal.dir.as_ref(), bar)? else {
+        let Some(Validation { metrics, records, losses }) = self.validation(journal.dir.as_ref(), bar)? else {
             return Ok(BTreeMap::new());
         };
         journal.write_episodes(records)?;
-        self.record.validations.push(ValidationMetrics { step: self.steps_done, metrics: record::stored(&metrics) });
+        self.record.validations.push(ValidationMetrics {
+            step: self.steps_done,
+            metrics: record::stored(&metrics),
+            // JSON has no NaN, and the interval of one would say nothing.
+            losses: if losses.iter().all(|loss| loss.is_finite()) { losses } else { Vec::new() },
+        });
         Ok(metrics)
     }
 
@@ -101,7 +106,8 @@ impl Trainer {
         let own: Option<Vec<_>> = written.as_ref().map(|validation| validation.metrics.iter().map(bits).collect());
         if let Some(metrics) = communicator::join(self.strategy.ranks().all.as_ref(), &own)?.swap_remove(0) {
             let metrics = metrics.into_iter().map(|(name, bits)| (name, f64::from_bits(bits))).collect();
-            return Ok(Some(Validation { metrics, records: written.map(|v| v.records).unwrap_or_default() }));
+            let (records, losses) = written.map(|v| (v.records, v.losses)).unwrap_or_default();
+            return Ok(Some(Validation { metrics, records, losses }));
         }
         let validation = self.algorithm.validate(self.steps_done, self.model.as_mut(), &self.noise, bar)?;
         if let (Some(partial), Some(validation)) = (&partial, &validation) {

@@ -3,10 +3,12 @@
 //! `open` builds the parts of a run from its configuration; `state` writes checkpoints and resumes from them. The loop
 //! itself is here.
 //! Between steps, `measure` evaluates and validates, `hacking` looks for reward hacking, `pace` logs the remaining
-//! time, and `idle` stops a run in which nothing is trained. `average` keeps averaged parameters, `tensors` saves an
-//! algorithm's tensors. `overview` is logged at the start; `summary` is written at the end.
+//! time, and `idle` stops a run in which nothing is trained. `compare` asks the last questions of a run with votes.
+//! `average` keeps averaged parameters, `tensors` saves an algorithm's tensors. `overview` is logged at the start;
+//! `summary` is written at the end.
 
 mod average;
+mod compare;
 mod hacking;
 mod idle;
 mod measure;
@@ -201,7 +203,7 @@ impl Trainer {
         if let Some(note) = idle::warmup_note(self.training_progress()).filter(|_| journal.dir.is_some()) {
             tracing::warn!("{note}");
         }
-        Ok(())
+        self.compare_ends(journal, bar)
     }
 
     /// Logs the remaining time, once the first steps have been timed.

@@ -29,7 +29,10 @@ pub fn next(runs: &[PathBuf], ended: bool) -> Result<String> {
     let show = |(_, run, id): &(SystemTime, usize, String)| -> Result<Value> {
         let question = Votes(runs[*run].clone()).question(id)?;
         let clips: Vec<&String> = question.order().into_iter().map(|position| &question.clips[position]).collect();
-        Ok(json!({ "run": run, "id": id, "prompt": question.prompt, "question": question.question, "clips": clips }))
+        Ok(json!({
+            "run": run, "id": id, "prompt": question.prompt, "question": question.question, "clips": clips,
+            "reference": question.reference,
+        }))
     };
     let questions = open.iter().take(QUESTIONS).map(show).collect::<Result<Vec<_>>>()?;
     let coming = if ended { 0 } else { coming };

@@ -136,7 +136,7 @@ fn storage(options: &WanOptions, networks: &Networks, input: &PlanInput) -> Resu
     let idle = match networks.experts > 1 {
         true => {
             let all = networks.experts * super::weight_bytes(networks.dit.weights(), weight_bytes, eight_bits);
-            let converted = networks.stored != weights || quantised.is_some();
+            let converted = options.base_lora.is_some() || networks.stored != weights || quantised.is_some();
             options.idle_expert.chosen(all, gpu, input.memory, converted)
         }
         false => IdleExpert::Keep,

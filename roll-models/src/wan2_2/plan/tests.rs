@@ -380,6 +380,22 @@ fn idle_expert_tiles_and_block_inputs_follow_the_memory() {
 }
 
 #[test]
+fn experts_with_a_merged_lora_are_merged_once_and_wait_in_host_memory() {
+    // Two experts of 57 GB in the dtype of their files: read again when their turn comes, unless that merges again.
+    let weights = |mut options: serde_json::Value| {
+        options["weights_dtype"] = "f32".into();
+        let needs = needed(options, Some(80_000_000_000), "wan2_2-i2v-a14b");
+        let seconds = needs.time.iter().find(|phase| phase.name == "change of experts").unwrap().seconds;
+        (item(&needs, "transformer weights").host, seconds)
+    };
+    let (plain, merged) = (weights(serde_json::json!({})), weights(serde_json::json!({"base_lora": "high,low"})));
+    assert_eq!(plain.0, 0);
+    assert!(merged.0 > 114_000_000_000 && merged.1 < plain.1, "{merged:?}, without a LoRA {plain:?}");
+    let dropped = weights(serde_json::json!({"base_lora": "high,low", "idle_expert": "drop"}));
+    assert_eq!(dropped.0, 0);
+}
+
+#[test]
 fn the_decoder_is_in_bf16_on_a_gpu_unless_asked_otherwise() {
     let decoder = |vae_dtype: &str, memory| {
         let needs = needed(serde_json::json!({"vae_dtype": vae_dtype}), memory, "wan2_2-i2v-a14b");

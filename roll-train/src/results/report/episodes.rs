@@ -1,4 +1,5 @@
-//! Episodes of an agent on the page: the first ones, and the best and the worst one of the last step.
+//! Texts of language models on the page: episodes of an agent, the first ones and the best and the worst one of the
+//! last step; and answers to held-out conversations.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -11,6 +12,8 @@ use serde_json::Value as Json;
 
 /// Bytes that are read from the beginning of `trajectories.jsonl`, and from its end: the file may be large.
 const BYTES: u64 = 4 << 20;
+/// Most answers to held-out conversations.
+const ANSWERS: usize = 3;
 /// Number of first episodes.
 const FIRST: usize = 2;
 /// Turns of an episode that are shown: the first ones and the last.
@@ -18,21 +21,57 @@ const TURNS: usize = 6;
 /// Characters of an observation or an answer.
 const CHARACTERS: usize = 1500;
 
-/// The episodes to show; none without `trajectories.jsonl`.
-pub fn episodes(run: &Path) -> Result<Vec<Value>> {
-    let path = run.join("trajectories.jsonl");
-    files::refuse_links(run, &path)?;
-    if !path.is_file() {
-        return Ok(Vec::new());
+/// The records near the beginning of `trajectories.jsonl` and those near its end; none without the file.
+pub struct Texts {
+    beginning: Vec<Json>,
+    end: Vec<Json>,
+}
+
+impl Texts {
+    pub fn read(run: &Path) -> Result<Self> {
+        let path = run.join("trajectories.jsonl");
+        files::refuse_links(run, &path)?;
+        if !path.is_file() {
+            return Ok(Self { beginning: Vec::new(), end: Vec::new() });
+        }
+        let failed = || Error::file("read", &path);
+        let mut file = files::open(&path).map_err(failed())?;
+        let size = file.metadata().map_err(failed())?.len();
+        let beginning = lines(&mut file, 0).map_err(failed())?;
+        let end = match size.checked_sub(BYTES) {
+            None | Some(0) => beginning.clone(),
+            Some(from) => lines(&mut file, from).map_err(failed())?,
+        };
+        Ok(Self { beginning, end })
     }
-    let failed = || Error::file("read", &path);
-    let mut file = files::open(&path).map_err(failed())?;
-    let size = file.metadata().map_err(failed())?.len();
-    let beginning = lines(&mut file, 0).map_err(failed())?;
-    let end = match size.checked_sub(BYTES) {
-        None | Some(0) => beginning.clone(),
-        Some(from) => lines(&mut file, from).map_err(failed())?,
+}
+
+/// Answers to held-out conversations before training and after the last validation.
+pub fn answers(texts: &Texts) -> Vec<Value> {
+    fn answers(records: &[Json]) -> impl Iterator<Item = &Json> {
+        records.iter().filter(|record| !is_trained(record) && record["answer"].is_string())
+    }
+    let Some(first) = answers(&texts.beginning).next().map(|record| &record["step"]) else { return Vec::new() };
+    let Some(last) = answers(&texts.end).last().map(|record| &record["step"]).filter(|last| *last != first) else {
+        return Vec::new();
     };
+    let shown = answers(&texts.beginning).filter(|record| record["step"] == *first).filter_map(|before| {
+        let after = answers(&texts.end).find(|after| after["step"] == *last && after["row"] == before["row"])?;
+        Some(context! {
+            row => before["row"].as_str(),
+            prompt => cut(&before["prompt"]),
+            wanted => cut(&before["wanted"]),
+            before => cut(&before["answer"]),
+            after => cut(&after["answer"]),
+            step => last.as_u64(),
+        })
+    });
+    shown.take(ANSWERS).collect()
+}
+
+/// The episodes to show.
+pub fn episodes(texts: &Texts) -> Vec<Value> {
+    let Texts { beginning, end } = texts;
     let first = beginning.iter().filter(|episode| is_trained(episode)).take(FIRST);
     let mut shown: Vec<Value> = first.map(|episode| to_context("one of the first", episode)).collect();
     let last = end.iter().filter(|episode| is_trained(episode)).filter_map(|episode| episode["step"].as_u64()).max();
@@ -43,7 +82,7 @@ pub fn episodes(run: &Path) -> Result<Vec<Value>> {
         shown.push(to_context("the best of the last step", best));
         shown.push(to_context("the worst of the last step", worst));
     }
-    Ok(shown)
+    shown
 }
 
 /// The whole lines among the bytes from `from` on.
@@ -95,9 +134,35 @@ mod tests {
     use super::*;
 
     #[test]
+    fn answers_before_training_and_after_it_are_shown_by_conversation() {
+        let dir = tempfile::tempdir().unwrap();
+        let shown = |steps: &[u64]| {
+            let record = |step: &u64, row: usize| {
+                let answer = format!("answer {step}.{row}");
+                json!({"step": step, "kind": "validation", "row": format!("line {row}"), "prompt": "p", "wanted": "w",
+                    "answer": answer})
+                .to_string()
+                    + "\n"
+            };
+            let text: String = steps.iter().flat_map(|step| (1..=2).map(move |row| record(step, row))).collect();
+            std::fs::write(dir.path().join("trajectories.jsonl"), text).unwrap();
+            let texts = Texts::read(dir.path()).unwrap();
+            assert!(episodes(&texts).is_empty());
+            let part = |answer: &Value, part: &str| answer.get_attr(part).unwrap().to_string();
+            let answers = answers(&texts);
+            answers.iter().map(|a| ["row", "before", "after", "step"].map(|key| part(a, key))).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            shown(&[0, 5, 9]),
+            [["line 1", "answer 0.1", "answer 9.1", "9"], ["line 2", "answer 0.2", "answer 9.2", "9"]]
+        );
+        assert!(shown(&[0]).is_empty());
+    }
+
+    #[test]
     fn the_first_episodes_and_the_best_and_worst_of_the_last_step_are_shown() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(episodes(dir.path()).unwrap().is_empty());
+        assert!(episodes(&Texts::read(dir.path()).unwrap()).is_empty());
         let episode = |step: u64, kind: &str, score: f64, filler: usize| {
             let turns: Vec<Json> = (0..20)
                 .map(|i| {
@@ -116,7 +181,7 @@ mod tests {
             text += &episode(3, kind, score, 0);
         }
         std::fs::write(dir.path().join("trajectories.jsonl"), text + "{\"step\":3,\"ki").unwrap();
-        let shown = episodes(dir.path()).unwrap();
+        let shown = episodes(&Texts::read(dir.path()).unwrap());
         let titles: Vec<String> = shown.iter().map(|e| e.get_attr("title").unwrap().to_string()).collect();
         assert_eq!(
             titles,

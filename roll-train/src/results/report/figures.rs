@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::run_files::RunFiles;
 use crate::progress::grouped;
+use crate::results::record::Comparison;
 use crate::statistics::Gain;
 
 /// The status line: steps done, seconds, and whether the run has ended.
@@ -68,10 +69,15 @@ fn of(run: &RunFiles) -> Vec<(String, String)> {
         let [before, after] = HeadlineFormat::Decimal.write_apart([before, after]);
         let mut text = format!("{before} \u{2192} {after}");
         if let Some(gain) = gain.and_then(|gain| serde_json::from_value::<Gain>(gain.clone()).ok()) {
-            let clips = number("clips").unwrap_or_default();
-            let _ = write!(text, ", {}, {clips} clips", gain.in_words());
+            let _ = write!(text, ", {}", gain.in_words());
+            if let Some(clips) = number("clips") {
+                let _ = write!(text, ", {clips} clips");
+            }
         }
         figures.push((name.replace('_', " "), text));
+    }
+    if let Some(Comparison { after, before, equal }) = run.record.comparison {
+        figures.push(("after against before".into(), format!("{after} won, {before} lost, {equal} equal")));
     }
     for headline in run.headlines.iter().filter(|headline| !headline.label.is_empty()) {
         if let [first, .., last] = run.values(&headline.metric)[..] {

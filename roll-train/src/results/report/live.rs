@@ -11,6 +11,7 @@ use super::questions::Mark;
 use super::run_files::RunFiles;
 use super::timing;
 use super::videos::{self, Videos};
+use crate::checkpoint;
 use crate::progress::{counted, duration};
 use crate::run_dir::RunDir;
 
@@ -130,8 +131,12 @@ fn state(run: &RunFiles, writer: Writer, problem: Option<&str>, control: bool) -
         (None, _) if !has_files => (Mark::Open, "The run has not begun.".into()),
         (None, Writer::Unknown) => (Mark::Open, "The run has not ended.".into()),
         (None, Writer::Absent) => {
-            let reason =
-                "No process of yours on this machine writes this run: it was stopped, it failed or it was killed.";
+            let done = run.steps().0;
+            let saved = checkpoint::list(&run.path.join("checkpoints")).unwrap_or_default().pop();
+            let reason = match saved.is_some_and(|(step, _)| step == done) {
+                true => format!("The run stopped after step {done}, with a checkpoint."),
+                false => "No process of yours on this machine writes this run: it failed or it was killed.".into(),
+            };
             (Mark::Attention, format!("{reason} Go on with `roll run --resume {path}`."))
         }
     };
@@ -196,7 +201,10 @@ mod tests {
         assert!(page.contains("The run was asked to stop") && !page.contains("data-run="), "{page}");
         assert!(shown(&run, Writer::Unknown, true).contains("The run has not ended."));
         let page = shown(&run, Writer::Absent, true);
-        assert!(page.contains("Go on with <code>roll run --resume &#x27;"), "{page}");
+        assert!(page.contains("it failed or it was killed. Go on with <code>roll run --resume &#x27;"), "{page}");
+        std::fs::create_dir_all(run.join("checkpoints/step-000002")).unwrap();
+        let page = shown(&run, Writer::Absent, true);
+        assert!(page.contains("The run stopped after step 2, with a checkpoint. Go on with"), "{page}");
         std::fs::write(run.join("summary.json"), "{}").unwrap();
         assert!(shown(&run, Writer::Absent, true).contains("The run has ended."));
         assert!(shown(&run, Writer::Running(None), true).contains("The run goes on: step 2"), "it was resumed");

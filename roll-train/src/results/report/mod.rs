@@ -101,12 +101,14 @@ fn parts(text: String) -> Value {
 fn page(files: &[RunFiles], mut source: Videos<'_>) -> Result<Value> {
     let clips = videos::clips(files, &mut source)?;
     let runs = files.iter().map(|run| {
+        let texts = episodes::Texts::read(&run.path)?;
         Ok(context! {
             name => run.name,
             status => figures::status(run),
             warnings => warnings::warnings(run),
             samples => videos::training_samples(run, &mut source)?,
-            episodes => episodes::episodes(&run.path)?,
+            episodes => episodes::episodes(&texts),
+            answers => episodes::answers(&texts),
             timing => timing::timing(run),
             config => run.config,
         })

@@ -13,10 +13,13 @@ use crate::evaluation::{self, Change, Effect, LEAST_SHARE, MIN_CLIPS, SetName};
 use crate::progress::counted;
 use crate::results::curves::{CurveStyle, PanelSpec, RunMetrics, is_evaluation, metric_names};
 use crate::results::figures::{ValidationChange, validation_changes};
-use crate::statistics::decimals;
+use crate::results::record::Comparison;
+use crate::statistics::{decimals, sign_test};
 
 /// Number of first and of last steps whose means are compared if nothing was evaluated.
 const STEPS_AT_ENDS: usize = 8;
+/// Greatest probability of a result by chance that still counts as a result.
+const MAX_CHANCE: f64 = 0.05;
 /// Factor of growth of the gradient norm from which on the report calls it a problem.
 const MAX_GROWTH: f64 = 10.0;
 
@@ -124,7 +127,32 @@ fn is_voted(run: &RunFiles) -> bool {
         && !run.settings.contains_key("reward.1.name")
 }
 
+/// The answer by the comparison of videos after training with those before.
+fn compared(run: &RunFiles) -> Option<(Mark, String)> {
+    let Comparison { after, before, equal } = run.record.comparison?;
+    let chance = sign_test(after, before);
+    let (mark, verdict) = match after > before {
+        _ if chance > MAX_CHANCE => (Mark::Open, "Undecided"),
+        true => (Mark::Good, "Yes"),
+        false => (Mark::Attention, "No"),
+    };
+    let clips = counted(after + before + equal, "clip");
+    let text = format!(
+        "{verdict}: of {clips}, each shown before and after training without saying which is which, the one after \
+         won {after} and lost {before}, and {equal} were equal (chance alone: {:.2}).",
+        chance
+    );
+    Some((mark, text))
+}
+
 fn learning(run: &RunFiles) -> (Mark, String) {
+    if let Some((mark, text)) = compared(run) {
+        let check = change(run, CHECK).map(|(_, change)| {
+            let [before, after] = change.ends();
+            format!(" `evaluation.check` from {before} to {after}, {}.", change.gain.in_words())
+        });
+        return (mark, text + &check.unwrap_or_default());
+    }
     if is_voted(run) {
         let votes =
             "Votes compare the videos of a prompt with one another, so that their mean is the same at every step";
@@ -194,20 +222,25 @@ fn more(run: &RunFiles) -> String {
 /// The answer by the first headline metric that is measured on held-out data.
 fn validated(run: &RunFiles) -> Option<(Mark, String)> {
     let changes = validation_changes(&run.record, &run.headlines);
-    let ValidationChange { held_out, before, after, .. } = changes.into_iter().next()?;
+    let ValidationChange { held_out, before, after, gain: interval, .. } = changes.into_iter().next()?;
     let is_loss = held_out.metric.rsplit('/').next().is_some_and(|name| name.contains("loss"));
     let gain = if is_loss { before - after } else { after - before };
     let share = gain / before.abs().max(after.abs());
     let (mark, word) = match share {
         _ if warms_up(run) => (Mark::Open, "Too early, the learning rate is warming up"),
+        share if share.abs() >= 2.0 * LEAST_SHARE && interval.is_some_and(|gain| gain.includes_0()) => {
+            (Mark::Open, "Undecided yet")
+        }
         share if share >= 2.0 * LEAST_SHARE => (Mark::Good, "Yes"),
         share if share <= -2.0 * LEAST_SHARE => (Mark::Attention, "No"),
         _ => (Mark::Attention, "Hardly"),
     };
     let digits = decimals(after - before);
     let percent = if before == 0.0 { String::new() } else { format!(" ({:+.2} %)", 100.0 * (after / before - 1.0)) };
+    let interval = interval.map(|gain| format!(", {}", gain.in_words())).unwrap_or_default();
     let (label, data) = (&held_out.label, &held_out.data);
-    Some((mark, format!("{word}: {label} from {before:.digits$} to {after:.digits$}{percent}, on {data}.")))
+    let text = format!("{word}: {label} from {before:.digits$} to {after:.digits$}{percent}{interval}, on {data}.");
+    Some((mark, text))
 }
 
 fn hacking(run: &RunFiles) -> (Mark, String) {
@@ -332,6 +365,7 @@ fn time(run: &RunFiles) -> (Mark, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::results::record::ValidationMetrics;
 
     fn names(all: &[&str]) -> BTreeSet<String> {
         all.iter().map(ToString::to_string).collect()
@@ -381,6 +415,49 @@ mod tests {
             mark == Mark::Open && text.contains("same at every step") && !text.contains("evaluation.metadata"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_validation_loss_has_an_interval_over_its_clips() {
+        let answer = |losses: [[f64; 4]; 2]| {
+            let mut run = running(&[]);
+            run.headlines =
+                vec![Headline::new("a/loss", "loss", "Loss").validated_by("val/loss", "loss", "other clips")];
+            run.record.validations =
+                Vec::from([(0, losses[0]), (24, losses[1])].map(|(step, losses)| ValidationMetrics {
+                    step,
+                    metrics: [("val/loss".to_string(), Some(losses.iter().sum::<f64>() / 4.0))].into(),
+                    losses: losses.to_vec(),
+                }));
+            learning(&run)
+        };
+        let before = [0.4, 0.3, 0.5, 0.4];
+        let (mark, text) = answer([before, [0.38, 0.28, 0.475, 0.38]]);
+        assert!(
+            mark == Mark::Good && text.starts_with("Yes: loss from 0.400 to 0.379 (-5.31 %), -0.021 (95 % -0."),
+            "{text}"
+        );
+        let (mark, text) = answer([before, [0.2, 0.4, 0.4, 0.5]]);
+        assert!(mark == Mark::Open && text.starts_with("Undecided yet: loss"), "{text}");
+    }
+
+    #[test]
+    fn clips_after_training_are_better_if_chance_alone_hardly_explains_the_votes() {
+        let answer = |after, before, equal| {
+            let mut run = running(&[("reward.0.name", "\"vote\"")]);
+            run.record.comparison = Some(Comparison { after, before, equal });
+            learning(&run)
+        };
+        for ((after, before, equal), mark, part) in [
+            ((14, 4, 2), Mark::Good, "Yes: of 20 clips"),
+            ((4, 14, 2), Mark::Attention, "No: of 20 clips"),
+            ((6, 4, 0), Mark::Open, "Undecided"),
+            ((5, 0, 15), Mark::Open, "Undecided"),
+            ((0, 0, 3), Mark::Open, "3 were equal"),
+        ] {
+            let (found, text) = answer(after, before, equal);
+            assert!(found == mark && text.contains(part), "{text}");
+        }
     }
 
     #[test]

@@ -20,7 +20,9 @@ pub fn timing(run: &RunFiles) -> Value {
         }
     };
     let phases: Vec<Value> = phases.into_iter().enumerate().map(to_context).collect();
-    context! { phases, total => format!("{total:.3}") }
+    // A sum above the step needs an explanation beside the shares of the sum.
+    let overlap = (sum > 1.005 * total).then(|| format!("{sum:.3}"));
+    context! { phases, total => format!("{total:.3}"), overlap }
 }
 
 /// Sum of the seconds of all phases. With several ranks it may exceed the step: the time of a phase is that of
@@ -67,6 +69,8 @@ mod tests {
         let (parts, total) = phases(&run);
         assert_eq!((total, sum_of_phases(&parts)), (2.0, 3.0));
         let page = timing(&run).to_string();
-        assert!(page.contains("66.7") && page.contains("33.3"), "{page}");
+        assert!(page.contains("66.7") && page.contains("33.3") && page.contains("3.000"), "{page}");
+        let one = timing(&RunFiles::of_rows(json!([{"time/total": 2.0, "time/a": 1.5}])));
+        assert!(one.get_attr("overlap").unwrap().is_none(), "{one}");
     }
 }

@@ -8,12 +8,15 @@ let hold = 2500;
 let question = null, since = 0, held = null, busy = false;
 const sent = new Set();
 find('.report').href = `/?token=${token}`;
+const player = (run, clip, ariaLabel) => {
+  const video = document.createElement('video');
+  video.src = `/video?run=${run}&id=${clip}&token=${token}`;
+  return Object.assign(video, { muted: true, loop: true, autoplay: true, playsInline: true, ariaLabel });
+};
 const choice = (run, clip, i) => {
-  const figure = document.createElement('figure'), video = document.createElement('video');
+  const figure = document.createElement('figure'), video = player(run, clip, `clip ${i + 1}`);
   const button = find('.equal button').cloneNode();
   video.dataset.choice = i + 1;
-  video.src = `/video?run=${run}&id=${clip}&token=${token}`;
-  Object.assign(video, { muted: true, loop: true, autoplay: true, playsInline: true, ariaLabel: `clip ${i + 1}` });
   button.dataset.choice = i + 1;
   button.textContent = i + 1;
   figure.append(video, button);
@@ -32,6 +35,9 @@ const show = (shown, ended) => {
   videos.length = loaded = failed = 0;
   begun = false;
   find('.choices').replaceChildren(...(shown?.clips ?? []).map((clip, i) => choice(shown.run, clip, i)));
+  const picture = shown?.reference ? [player(shown.run, shown.reference, 'reference'), 'reference'] : [];
+  find('.reference').hidden = !picture.length;
+  find('.reference').replaceChildren(...picture);
   const count = shown?.clips.length ?? 1, { classList, style } = find('.choices');
   // On a phone more than two clips lie in two columns.
   classList.toggle('two', count === 2);
