@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used)]
 use roll_core::{LanguageModel, Message};
 use roll_testing::{Bigram, Scripted, Texts};
-use serde_json::{Map, json};
+use serde_json::{Map, Value, json};
 
 use super::conversations::Conversations;
 use super::*;
