@@ -45,11 +45,8 @@ pub fn run<T: Send>(
     if ranks <= 1 {
         return f(job);
     }
-    let cores = rayon::current_num_threads();
-    if ranks > MOST_PER_CORE * cores {
-        tracing::warn!("{ranks} ranks share {cores} threads: each has a copy of the networks, and none is faster");
-    }
-    let threads = (cores / ranks).max(1);
+    warn_of_many(ranks);
+    let threads = (rayon::current_num_threads() / ranks).max(1);
     let results = ThreadRanks::run(ranks, PATIENCE, |communicator| {
         let rank = communicator.rank().0;
         let pool = rayon::ThreadPoolBuilder::new()
@@ -60,6 +57,14 @@ pub fn run<T: Send>(
         pool.install(|| f(communicator))
     });
     of_rank_0(results)
+}
+
+/// Warns if threads as ranks are too many for the cores.
+pub(crate) fn warn_of_many(ranks: usize) {
+    let cores = rayon::current_num_threads();
+    if ranks > MOST_PER_CORE * cores {
+        tracing::warn!("{ranks} ranks share {cores} threads: each has a copy of the networks, and none is faster");
+    }
 }
 
 /// The result of rank 0, or the error that made others fail.

@@ -135,7 +135,10 @@ impl<'a> Run<'a> {
         let division = self.registry.division(&config.strategy.name, &config.strategy.options);
         match (ranks::of_process(config, job.as_ref()), division) {
             // All would open the same: a rank of A14B's LoRA takes 3 GB.
-            (ranks, Ok(division)) if ranks > 1 && division.token_ranks <= 1 => open(Arc::new(FirstRank(ranks))),
+            (ranks, Ok(division)) if ranks > 1 && division.token_ranks <= 1 => {
+                ranks::warn_of_many(ranks);
+                open(Arc::new(FirstRank(ranks)))
+            }
             _ => ranks::run(config, job.clone(), open),
         }
     }
