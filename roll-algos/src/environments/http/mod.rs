@@ -11,7 +11,7 @@
 //!
 //! A service can play many episodes at the same time: `session` identifies the environment, and a `reset` ends the
 //! session's episode and begins the next. `close` says that the episode is over, whoever ended it: what the service
-//! holds for it can go. It is sent once and waits for an answer for at most [`CLOSE_TIMEOUT`]. Any answer is ignored, so
+//! holds for it can go. It is sent once and waits for an answer for at most two seconds. Any answer is ignored, so
 //! that a service need not know it.
 //!
 //! A connection is used again for at most 1.5 s after its last answer. Services keep idle connections longer than
