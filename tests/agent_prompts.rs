@@ -7,10 +7,10 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use roll_algos::agentic_ppo::AgenticPpoConfig;
-use roll_algos::agentic_ppo::rollout::{EpisodePlan, play};
-use roll_algos::agentic_ppo::tools::ToolOptions;
-use roll_algos::sft::{TrainOn, conversations::Conversations};
+use roll_agents::agentic_ppo::AgenticPpoConfig;
+use roll_agents::agentic_ppo::rollout::{EpisodePlan, play};
+use roll_agents::agentic_ppo::tools::ToolOptions;
+use roll_agents::sft::{TrainOn, conversations::Conversations};
 use roll_core::{Environment, LanguageModel, Message, Noise, Observation, Result, Silent, Transition};
 use roll_models::causal_lm::{ChatTemplate, Tokenizer};
 use roll_testing::{Scripted, Texts};

@@ -4,7 +4,6 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use roll_algos::flow_matching::{FlowMatching, FlowMatchingConfig};
 use roll_backends::strategy::Single;
 use roll_core::{
     Adapter, Algorithm, BuildContext, ConditionInput, Conditioning, Grad, Model, Noise, OptimizerConfig, Purpose,
@@ -12,6 +11,7 @@ use roll_core::{
 };
 use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
 use roll_models::wan2_2::{Wan, WanOptions, loading};
+use roll_video::flow_matching::{FlowMatching, FlowMatchingConfig};
 
 use crate::world::{World, fails, stderr_text};
 

@@ -78,7 +78,7 @@ mod vote;
 mod watch;
 
 // For their registrations.
-use roll_algos as _;
 use roll_backends as _;
 use roll_models as _;
 use roll_rewards as _;
+use {roll_agents as _, roll_video as _};

@@ -170,8 +170,8 @@ const PROMISES: [Promise; 51] = [
     (
         "FrozenLake, Sokoban, a program of yours, a plugin",
         &[
-            "roll-algos/src/environments/frozen_lake.rs::every_map_can_be_crossed",
-            "roll-algos/src/environments/sokoban/mod.rs::every_level_can_be_solved_and_none_is_solved_at_first",
+            "roll-algos/agents/src/environments/frozen_lake.rs::every_map_can_be_crossed",
+            "roll-algos/agents/src/environments/sokoban/mod.rs::every_level_can_be_solved_and_none_is_solved_at_first",
             "tests/agent.rs::an_environment_may_be_a_separate_process",
             "tests/hostile_plugin/tests/it/contract.rs::p1_answers_match_those_of_linked_components",
         ],

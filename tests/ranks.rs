@@ -4,7 +4,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use roll_algos as _; // for what they register
 use roll_backends::strategy::{Zero, ZeroOptions};
 use roll_core::{
     Adapter, BuildContext, Communicator, ConditionInput, Grad, Model, Noise, OptimizerConfig, Purpose, Registry,
@@ -14,6 +13,7 @@ use roll_models::wan2_2::init_tiny::{TinyFiles, WanKind, init_tiny};
 use roll_models::wan2_2::{Placement, Wan, WanOptions, loading};
 use roll_train::config::ConfigLayers;
 use roll_train::{RunSession, Trainer};
+use {roll_agents as _, roll_video as _}; // for what they register
 
 const LONG: Duration = Duration::from_secs(120);
 

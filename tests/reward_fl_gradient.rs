@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
-use roll_algos::policy_gradient::LossMask;
-use roll_algos::reward_fl::{Direct, Observer, loss::step_kl};
 use roll_core::{Model, Noise, Purpose, Sigma, Tensor};
+use roll_video::policy_gradient::LossMask;
+use roll_video::reward_fl::{Direct, Observer, loss::step_kl};
 
 use crate::case::{Case, Setting};
 use crate::reward_fl_step::Bench;

@@ -31,10 +31,10 @@ use roll_train::config::without_secrets;
 use roll_train::signature;
 
 // A crate that is only named in Cargo.toml registers nothing: these are here for their registrations.
-use roll_algos as _;
 use roll_backends as _;
 use roll_models as _;
 use roll_rewards as _;
+use {roll_agents as _, roll_video as _};
 
 /// Exit codes: 0 done, 1 something failed, 2 the user can put it right, 3 ended by `evaluation.stop_when`, 130
 /// interrupted.

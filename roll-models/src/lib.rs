@@ -3,7 +3,7 @@
 //! - *Purpose*: [`wan2_2`] and [`causal_lm`] register themselves as models. [`weights`], [`lora`] and [`inspect`] read
 //!   and write the files of any network.
 //! - *Dependencies*: `roll-core`, `roll-external` and `roll-backends`. A model knows no reward and no algorithm;
-//!   inference servers and training algorithms (`roll-algos`) live elsewhere.
+//!   inference servers and training algorithms (`roll-video`, `roll-agents`) live elsewhere.
 //! - *Where to start*: `wan2_2/dit/mod.rs` is the transformer and `wan2_2/vae/mod.rs` the VAE; each is meant to be read
 //!   next to its paper. `wan2_2/model.rs` composes them into a `DiffusionModel`.
 //!

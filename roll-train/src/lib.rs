@@ -28,7 +28,7 @@
 
 // The tests load configurations that name these components.
 #[cfg(test)]
-use {roll_algos as _, roll_models as _, roll_rewards as _};
+use {roll_agents as _, roll_models as _, roll_rewards as _, roll_video as _};
 
 pub mod cache;
 pub mod checkpoint;

@@ -227,7 +227,7 @@ fn unused(parent: &Path, name: &str) -> PathBuf {
 /// options. Relative paths start from the working directory.
 ///
 /// ```
-/// use roll_algos::reward_fl::RewardFlConfig;
+/// use roll_video::reward_fl::RewardFlConfig;
 /// use roll_core::Registry;
 /// use roll_models::wan2_2::WanOptions;
 /// use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};

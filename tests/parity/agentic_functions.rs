@@ -1,13 +1,13 @@
 //! Statistics, KL estimates, aggregation, advantages and rewards of agentic PPO.
 
-use roll_algos::agentic_ppo::advantages;
-use roll_algos::agentic_ppo::config::Estimator;
-use roll_algos::agentic_ppo::kl::{KlController, KlEstimate};
-use roll_algos::agentic_ppo::rewards::{
+use roll_agents::agentic_ppo::advantages;
+use roll_agents::agentic_ppo::config::Estimator;
+use roll_agents::agentic_ppo::kl::{KlController, KlEstimate};
+use roll_agents::agentic_ppo::rewards::{
     self, Grouping, NormalizationMethod, Normalize, RewardNormalization, StatisticScope,
 };
-use roll_algos::agentic_ppo::statistics;
-use roll_algos::agentic_ppo::{AgenticPpoConfig, Aggregation, Grid, Mask, Totals};
+use roll_agents::agentic_ppo::statistics;
+use roll_agents::agentic_ppo::{AgenticPpoConfig, Aggregation, Grid, Mask, Totals};
 use roll_core::{StateDict, Tensor};
 use serde::Deserialize;
 

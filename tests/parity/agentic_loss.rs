@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use roll_algos::agentic_ppo::{Grid, LossConfig, LossInputs, Mask, Totals, policy_loss};
+use roll_agents::agentic_ppo::{Grid, LossConfig, LossInputs, Mask, Totals, policy_loss};
 use roll_core::Tensor;
 use serde::Deserialize;
 use serde_json::{Value, json};

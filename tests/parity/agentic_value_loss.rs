@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use roll_algos::agentic_ppo::critic::value_loss;
-use roll_algos::agentic_ppo::{Grid, Mask, Totals};
+use roll_agents::agentic_ppo::critic::value_loss;
+use roll_agents::agentic_ppo::{Grid, Mask, Totals};
 use serde::Deserialize;
 
 use crate::case::{Case, Outcome, Report};

@@ -1,9 +1,9 @@
 //! The loss of Advantage Weighted Matching.
 
-use roll_algos::diffusion_nft::loss::Noised;
-use roll_algos::diffusion_nft::loss::awm::{self, Matching};
-use roll_algos::policy_gradient::clip::ClipRange;
-use roll_algos::policy_gradient::{LossMask, distance};
+use roll_video::diffusion_nft::loss::Noised;
+use roll_video::diffusion_nft::loss::awm::{self, Matching};
+use roll_video::policy_gradient::clip::ClipRange;
+use roll_video::policy_gradient::{LossMask, distance};
 use serde::Deserialize;
 
 use crate::case::{Case, Outcome, Report};

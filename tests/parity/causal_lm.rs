@@ -1,6 +1,6 @@
 //! Language models: logits, log-probabilities, gradients, greedy generation.
 
-use roll_algos::agentic_ppo::Mask;
+use roll_agents::agentic_ppo::Mask;
 use roll_backends::Memory;
 use roll_core::{Adapter, Grad, LanguageModel, Model, Noise, Sampling, Tensor, flat};
 use roll_models::causal_lm::{CausalLm, LmConfig, Network};

@@ -1,10 +1,10 @@
 //! The loss of DiffusionNFT and its parts, and the schedules of its slow copies.
 
-use roll_algos::diffusion_nft::loss::Noised;
-use roll_algos::diffusion_nft::loss::nft::{AdvantageMode, Nft};
-use roll_algos::policy_gradient::old_policy::OldDecay;
-use roll_algos::policy_gradient::{LossMask, distance};
 use roll_core::StateDict;
+use roll_video::diffusion_nft::loss::Noised;
+use roll_video::diffusion_nft::loss::nft::{AdvantageMode, Nft};
+use roll_video::policy_gradient::old_policy::OldDecay;
+use roll_video::policy_gradient::{LossMask, distance};
 use serde::Deserialize;
 
 use crate::case::{Case, Outcome, Report};

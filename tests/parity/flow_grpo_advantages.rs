@@ -1,6 +1,6 @@
 //! Advantages of groups of rewards, and which of a group are trained.
 
-use roll_algos::policy_gradient::advantages::{
+use roll_video::policy_gradient::advantages::{
     Floor, GroupStatistics, Normalization, Spread, best_and_worst, normalized, normalized_apart,
 };
 use serde::Deserialize;

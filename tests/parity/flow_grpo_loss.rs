@@ -1,10 +1,10 @@
 //! Policy losses of trained steps, and their gradients back to the velocities of guidance.
 
-use roll_algos::flow_grpo::loss::{PolicyShift, StepTerm, clip, divergence, dppo, guard, mean_shift};
-use roll_algos::policy_gradient::LossMask;
-use roll_algos::policy_gradient::clip::{ClipRange, bounded};
-use roll_algos::policy_gradient::sde::{SdeKind, SdeStep};
 use roll_core::StateDict;
+use roll_video::flow_grpo::loss::{PolicyShift, StepTerm, clip, divergence, dppo, guard, mean_shift};
+use roll_video::policy_gradient::LossMask;
+use roll_video::policy_gradient::clip::{ClipRange, bounded};
+use roll_video::policy_gradient::sde::{SdeKind, SdeStep};
 use serde::Deserialize;
 use serde_json::Value;
 

@@ -1,8 +1,8 @@
 //! Stochastic denoising steps: means, samples, log-probabilities and their gradients; and windows that slide.
 
-use roll_algos::flow_grpo::window::{WindowKind, Windows};
-use roll_algos::policy_gradient::LossMask;
-use roll_algos::policy_gradient::sde::{SdeKind, SdeStep};
+use roll_video::flow_grpo::window::{WindowKind, Windows};
+use roll_video::policy_gradient::LossMask;
+use roll_video::policy_gradient::sde::{SdeKind, SdeStep};
 use serde::Deserialize;
 use serde_json::Value;
 

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use roll_algos::Sampler;
-use roll_algos::policy_gradient::LossMask;
-use roll_algos::reward_fl::{Adjoint, Leap, Loss, Observer, RewardFlConfig, RolloutPlan, Trajectory, loss::step_kl};
 use roll_backends::optimizer::norm;
 use roll_core::{Grad, Model, Tensor, flat};
+use roll_video::Sampler;
+use roll_video::policy_gradient::LossMask;
+use roll_video::reward_fl::{Adjoint, Leap, Loss, Observer, RewardFlConfig, RolloutPlan, Trajectory, loss::step_kl};
 use serde::Deserialize;
 
 use crate::case::{Case, Outcome, Report};
@@ -110,7 +110,7 @@ fn compare(report: &mut Report, bench: &mut Bench, rollout: &Rollout, step: &Ste
     }
     let lowest = if step.margin.is_some() { HINGE } else { 0.0 };
 
-    let trajectory = bench.rollout_of(&plan, &mut roll_algos::reward_fl::Unobserved)?;
+    let trajectory = bench.rollout_of(&plan, &mut roll_video::reward_fl::Unobserved)?;
     if let Kind::Leap { k, j, .. } = step.kind {
         leaps(report, &plan, rollout, [k, j], &name)?;
         report.compare_value(&name("w_sim"), trajectory.similarity);

@@ -8,15 +8,15 @@ mod scorer;
 
 use std::sync::Arc;
 
-use roll_algos::{
-    reward_fl::{Loss, Observer, RewardFl, RewardFlConfig as Options, RolloutPlan, Trajectory, Unobserved, rollout},
-    sampling::Conditions,
-};
 use roll_backends::optimizer::norm;
 use roll_backends::strategy::Single;
 use roll_core::{
     Algorithm, Conditioning, Grad, Model, Noise, OptimizerConfig, RewardScorer, Sample, SampleVideo, Score, Silent,
     StateDict, StepContext, StepReport, Strategy, Target, Tensor, Video, flat,
+};
+use roll_video::{
+    reward_fl::{Loss, Observer, RewardFl, RewardFlConfig as Options, RolloutPlan, Trajectory, Unobserved, rollout},
+    sampling::Conditions,
 };
 use serde::Deserialize;
 

@@ -1,7 +1,7 @@
 //! Tables of noise levels, and Euler trajectories through them. A tensor's name describes its contents.
 
-use roll_algos::FlowSchedule;
 use roll_core::Tensor;
+use roll_video::FlowSchedule;
 use serde::Deserialize;
 
 use crate::case::{Case, Outcome, Report};

@@ -1,17 +1,17 @@
 //! Videos that branch from a prefix which all of them share: their steps, probabilities, advantages and loss.
 
-use roll_algos::flow_grpo::StepWeight;
-use roll_algos::flow_grpo::loss::{PolicyShift, clip};
-use roll_algos::policy_gradient::LossMask;
-use roll_algos::policy_gradient::advantages::{Normalization, Spread, normalized};
-use roll_algos::policy_gradient::clip::ClipRange;
-use roll_algos::policy_gradient::sde::{SdeKind, SdeStep};
-use roll_algos::sampling::{Conditions, Guidance, Sampling};
-use roll_algos::{FlowSchedule, Sampler};
 use roll_core::{
     Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Grad, Pullback, Result, ScheduleFacts, StateDict,
     Tensor, Timestep,
 };
+use roll_video::flow_grpo::StepWeight;
+use roll_video::flow_grpo::loss::{PolicyShift, clip};
+use roll_video::policy_gradient::LossMask;
+use roll_video::policy_gradient::advantages::{Normalization, Spread, normalized};
+use roll_video::policy_gradient::clip::ClipRange;
+use roll_video::policy_gradient::sde::{SdeKind, SdeStep};
+use roll_video::sampling::{Conditions, Guidance, Sampling};
+use roll_video::{FlowSchedule, Sampler};
 use serde::Deserialize;
 
 use crate::case::{Case, Outcome, Report};

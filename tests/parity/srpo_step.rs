@@ -1,9 +1,9 @@
 //! Steps with known noise and a relative reward (SRPO), on the networks of the case `reward_fl_step` with an adapter on
 //! each expert; the texts are vectors beside the scorer's embeddings of frames.
 
-use roll_algos::reward_fl::{Direct, Loss, Observer, RewardFlConfig};
 use roll_backends::optimizer::norm;
 use roll_core::{Grad, Sigma, Tensor};
+use roll_video::reward_fl::{Direct, Loss, Observer, RewardFlConfig};
 use serde::Deserialize;
 
 use crate::case::{Case, Outcome, Report};

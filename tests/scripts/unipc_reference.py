@@ -1,10 +1,10 @@
-"""Writes the numbers that roll-algos/tests/unipc.rs compares with: diffusers' UniPC on a flow whose velocity is a formula.
+"""Writes the numbers that roll-algos/video/tests/unipc.rs compares with: diffusers' UniPC on a flow whose velocity is a formula.
 
 The method is diffusers', the levels are those of Wan's official scheduler. Steps are taken in float64 on levels of
 float32, so that what is compared is the method and not the rounding.
 
     pip install diffusers torch
-    python tests/scripts/unipc_reference.py > roll-algos/tests/unipc.json
+    python tests/scripts/unipc_reference.py > roll-algos/video/tests/unipc.json
 """
 
 import json

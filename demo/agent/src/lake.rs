@@ -1,8 +1,8 @@
 //! Conversations about FrozenLake. The player reads the map aloud and then plays badly.
 
 use rand::seq::IndexedRandom;
-use roll_algos::environments::FrozenLake;
-use roll_algos::environments::frozen_lake::FrozenLakeOptions;
+use roll_agents::environments::FrozenLake;
+use roll_agents::environments::frozen_lake::FrozenLakeOptions;
 use roll_core::{Noise, Purpose, Result};
 use serde_json::Value;
 

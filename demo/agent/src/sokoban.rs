@@ -4,8 +4,8 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 
 use rand::seq::IndexedRandom;
-use roll_algos::environments::Sokoban;
-use roll_algos::environments::sokoban::SokobanOptions;
+use roll_agents::environments::Sokoban;
+use roll_agents::environments::sokoban::SokobanOptions;
 use roll_core::{Noise, Purpose, Result};
 use serde_json::Value;
 

@@ -1,5 +1,5 @@
-//! Reward-FL as a plugin: the code of `roll-algos`, which `roll` has linked in by default, as a library of its own.
+//! Reward-FL as a plugin: the code of `roll-video`, which `roll` has linked in by default, as a library of its own.
 
-use roll_algos as _; // links its registrations
+use roll_video as _; // links its registrations
 
 roll_plugin::export_linked!(Algorithm "reward_fl");

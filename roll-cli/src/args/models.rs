@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
-use roll_algos::Sampler;
-use roll_algos::sampling::GuidanceScale;
+use roll_video::Sampler;
+use roll_video::sampling::GuidanceScale;
 
 use super::{ConfigArgs, ConfigFiles};
 

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_algos::sampling::{Request, SamplingOptions};
 use roll_core::{Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Options, Result, Video, VideoUnit};
 use roll_data::{Sizing, read_image, write_gif, write_mp4, write_pngs};
 use roll_external::files;
 use roll_train::config::{DataConfig, LoadedConfig};
+use roll_video::sampling::{Request, SamplingOptions};
 
 use super::adapters::open_model;
 use super::plan::host_memory;

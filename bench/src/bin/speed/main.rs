@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use burn::tensor::DType;
 use case::{Case, Setting};
-use roll_algos::reward_fl::Loss;
+use roll_video::reward_fl::Loss;
 use roll_core::{Noise, Purpose, Tensor};
 
 mod block;

@@ -5,12 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use roll_algos::reward_fl::{Reference, reference_video};
 use roll_core::{Error, Grad, Result, RewardScorer, Sample, Score, Target, Tensor, Video, VideoUnit};
 use roll_data::{Batches, Bucket, Dataset, OnBadSample, probe};
 use roll_train::config::RunConfig;
 use roll_train::progress::counted;
 use roll_train::trainer::{counted_rows, epochs, row_noun};
+use roll_video::reward_fl::{Reference, reference_video};
 
 use super::findings::Findings;
 

@@ -1,0 +1,399 @@
+//! The algorithm: roll out, reward, estimate advantages, update.
+
+use std::sync::Arc;
+
+use roll_core::{
+    Algorithm, Communicator, DataSource, Environment, Error, Headline, HeadlineFormat, LanguageModel, Model, Noise,
+    Progress, Result, ResultExt, RewardScorer, SingleRank, StateDict, StepContext, StepReport, Tensor, Validation,
+    communicator, flat,
+};
+use roll_step::ranks::share;
+use roll_step::stopwatch::Stopwatch;
+use roll_step::update::{self, language};
+
+use super::NAME;
+use super::config::AgenticPpoConfig;
+use super::config::Estimator;
+use super::critic::{Critic, FitBatch};
+use super::episode::Episode;
+use super::kl::KlController;
+use super::plan::passes;
+use super::prepare::prepare;
+use super::report::{episode_metrics, skipped};
+use super::rollout::prefetch::{Ahead, PrefetchedRollout, Prefetcher, UnplayedRollout};
+use super::rollout::worlds::Worlds;
+use super::rollout::{EpisodePlan, check_beginning, play};
+use super::selection;
+use super::updates::train;
+use crate::AgentError;
+
+const ROLLOUT: &str = "time/step_rollout";
+const LOG_PROBS: &str = "time/step_log_probs";
+const TRAIN: &str = "time/step_train";
+
+/// The algorithm `agentic_ppo`.
+pub struct AgenticPpo {
+    config: AgenticPpoConfig,
+    learned: LearnedState,
+    prefetcher: Prefetcher,
+    ranks: Arc<dyn Communicator>,
+}
+
+/// The learned state besides the model, for checkpoints.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct LearnedState {
+    #[serde(flatten)]
+    controller: KlController,
+    #[serde(default)]
+    critic: Critic,
+}
+
+/// Contents of a checkpoint.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct CheckpointedState<L> {
+    #[serde(flatten)]
+    learned: L,
+    /// The next step's episodes of all ranks, if they are prefetched.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ahead: Option<PrefetchedRollout>,
+    /// That they were under way instead: then the checkpoint has the parameters of the policy that plays them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    under_way: Option<UnderWay>,
+}
+
+/// A rollout that a resume plays again.
+#[derive(Clone, Copy, serde::Serialize, serde::Deserialize)]
+struct UnderWay {
+    step: u64,
+    /// Number of the parameters of its policy.
+    parameters: usize,
+}
+
+/// Name of the tensor with the parameters of the policy that plays a rollout ahead.
+const POLICY: &str = "policy_of_rollout";
+
+impl AgenticPpo {
+    /// Makes the algorithm from its options.
+    pub fn new(config: AgenticPpoConfig) -> Result<Self> {
+        config.check()?;
+        let controller = KlController::new(config.init_kl_coef, config.target_kl, config.kl_horizon)?;
+        let learned = LearnedState { controller, critic: Critic::default() };
+        Ok(Self { config, learned, prefetcher: Prefetcher::default(), ranks: Arc::new(SingleRank) })
+    }
+
+    /// Makes this one of several `ranks`, which share episodes and validations.
+    pub fn on(self, ranks: Arc<dyn Communicator>) -> Self {
+        Self { ranks, ..self }
+    }
+}
+
+impl Algorithm for AgenticPpo {
+    fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()> {
+        language(model, NAME)?;
+        update::check_trainable(model)?;
+        if self.config.adv_estimator == Estimator::Gae {
+            Critic::check(model)?;
+        }
+        if let Some(reward) = reward {
+            tracing::warn!("`{NAME}` is rewarded by its environment: the reward `{}` has no effect", reward.name());
+        }
+        for warning in self.config.warnings() {
+            tracing::warn!("{warning}");
+        }
+        if self.config.is_asynchronous() {
+            language(model, NAME)?.snapshot().while_doing(|| "`algo.async_generation_ratio: 1`".into())?;
+        }
+        let environments = self.prefetcher.environments();
+        if environments.is_empty() {
+            return Err(AgentError::NoEnvironment { algorithm: NAME }.into());
+        }
+        let AgenticPpoConfig { tags, num_groups_partition, val_num_groups_partition, .. } = &self.config;
+        Worlds::new(environments, "algo.tags", tags, num_groups_partition)?;
+        Worlds::new(environments, "algo.val_tags", self.config.validated(), val_num_groups_partition)?;
+        check_beginning(&self.config, language(model, NAME)?, environments[0].as_mut())
+    }
+
+    fn data_source(&self) -> DataSource {
+        DataSource::Own { steps_per_epoch: None }
+    }
+
+    fn open_environments(&mut self, make: &mut dyn FnMut() -> Result<Box<dyn Environment>>) -> Result<()> {
+        // Number of environments that this rank plays; at least one, for its part of a validation.
+        let groups = share(self.ranks.as_ref(), self.config.num_env_groups).len();
+        let needed = (groups * self.config.played_group_size()).max(1);
+        // Connections and tools need descriptors too.
+        roll_external::process::open_files_limit();
+        let opened = (0..needed).map(|i| match i {
+            // An error of the first is one of its options.
+            0 => make(),
+            i => make().while_doing(|| format!("making environment {} of {needed}", i + 1)),
+        });
+        self.prefetcher = Prefetcher::new(opened.collect::<Result<_>>()?);
+        Ok(())
+    }
+
+    fn headlines(&self) -> Vec<Headline> {
+        vec![
+            Headline::new("env/success", "success", "Success, fraction of episodes")
+                .written(HeadlineFormat::Percent)
+                .validated_by("val/env/success", "success", "starts that were not trained on"),
+            Headline::new("score/mean", "score", "Mean score of episodes").validated_by(
+                "val/score/mean",
+                "score",
+                "starts that were not trained on",
+            ),
+            Headline::new("actor/kl_loss", "kl", "KL to the base model")
+                .written(HeadlineFormat::Scientific)
+                .divergence(),
+            Headline::new("actor/loss", "loss", "Loss"),
+            Headline::new("actor/entropy", "", "Entropy of tokens"),
+            Headline::new("critic/explained_variance", "", "Variance of returns that the critic explains"),
+            Headline::new("env/num_actions", "", "Turns of an episode"),
+            Headline::new("env/action_is_valid", "", "Valid actions").written(HeadlineFormat::Percent),
+            Headline::new("actor/grad_norm", "grad norm", "Gradient norm").written(HeadlineFormat::Scientific),
+        ]
+    }
+
+    fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
+        let report = update::discard_on_error(context, |context| self.update(context));
+        if report.is_err() {
+            self.prefetcher.undo(context.step);
+        }
+        report
+    }
+
+    fn validate(
+        &mut self,
+        step: u64,
+        model: &mut dyn Model,
+        noise: &Noise,
+        progress: &dyn Progress,
+    ) -> Result<Option<Validation>> {
+        let wanted = self.config.val_batch_size;
+        if wanted == 0 {
+            return Ok(None);
+        }
+        let model = language(model, NAME)?;
+        let ranks = self.ranks.clone();
+        let (mut own, mut left) = (Vec::new(), share(ranks.as_ref(), wanted));
+        self.prefetcher.wait(progress)?;
+        let environments = self.prefetcher.environments();
+        // As many at once as there are environments.
+        while !left.is_empty() {
+            let plan = EpisodePlan {
+                step: 0,
+                first_group: left.start,
+                groups: environments.len().min(left.len()),
+                all_groups: wanted,
+                group_size: 1,
+                temperature: self.config.val_temperature,
+                held_out: true,
+            };
+            own.extend(play(&self.config, plan, model, environments, noise, progress)?);
+            left.start += plan.groups;
+        }
+        let episodes = joined(ranks.as_ref(), own)?;
+        let metrics = episode_metrics(&episodes, !self.config.tools.is_empty())
+            .into_iter()
+            .map(|(name, value)| (format!("val/{name}"), value));
+        let records = self.records(&episodes, step, "validation", model)?;
+        Ok(Some(Validation { metrics: metrics.collect(), records, losses: Vec::new() }))
+    }
+
+    fn state(&self) -> serde_json::Value {
+        let (ahead, under_way) = match self.ahead() {
+            Ahead::Played(played) => (played, None),
+            Ahead::UnderWay(rollout) => (None, Some(UnderWay { step: rollout.step, parameters: rollout.policy.len() })),
+        };
+        let state = CheckpointedState { learned: &self.learned, ahead, under_way };
+        serde_json::to_value(state).unwrap_or_default()
+    }
+
+    fn load_state(&mut self, state: &serde_json::Value) -> Result<()> {
+        let unread = |problem: String| Error::Misuse(format!("the state of `{NAME}` cannot be read: {problem}"));
+        let CheckpointedState::<LearnedState> { learned, ahead, under_way } =
+            serde_json::from_value(state.clone()).map_err(|e| unread(e.to_string()))?;
+        if !learned.critic.has_consistent_moments() {
+            return Err(unread("the critic's weights and moments have different lengths".into()));
+        }
+        self.learned = learned;
+        let groups = share(self.ranks.as_ref(), self.config.num_env_groups);
+        let played = ahead.filter(|_| self.config.is_asynchronous()).map(|mut ahead| {
+            ahead.episodes.retain(|episode| groups.contains(&episode.group));
+            ahead
+        });
+        self.prefetcher.restore(match under_way {
+            // `load_tensors` brings the parameters.
+            Some(UnderWay { step, parameters }) => {
+                Ahead::UnderWay(UnplayedRollout { step, policy: Arc::new(vec![0.0; parameters]) })
+            }
+            None => Ahead::Played(played),
+        });
+        Ok(())
+    }
+
+    fn tensors(&self) -> Result<StateDict> {
+        let policy =
+            self.prefetcher.unplayed().map(|rollout| Tensor::new(rollout.policy.to_vec(), [rollout.policy.len()]));
+        Ok(policy.transpose()?.into_iter().map(|policy| (POLICY.to_string(), policy)).collect())
+    }
+
+    fn load_tensors(&mut self, tensors: &StateDict) -> Result<()> {
+        if let (Some(mut rollout), Some(policy)) = (self.prefetcher.unplayed(), tensors.get(POLICY)) {
+            rollout.policy = Arc::new(policy.f32s()?.to_vec());
+            self.prefetcher.restore(match self.config.is_asynchronous() {
+                true => Ahead::UnderWay(rollout),
+                false => Ahead::Played(None),
+            });
+        }
+        Ok(())
+    }
+}
+
+impl AgenticPpo {
+    fn update(&mut self, ctx: &mut StepContext<'_>) -> Result<StepReport> {
+        let mut watch = Stopwatch::new(ctx.progress, &[ROLLOUT, LOG_PROBS, TRAIN]);
+        ctx.strategy.discard();
+
+        watch.begin(ROLLOUT, None)?;
+        let (own, policy_age) = self.rollout(ctx)?;
+        // Every rank knows all episodes: normalisation and mini-batches are those of one rank alone.
+        let played = joined(ctx.strategy.ranks().all.as_ref(), own)?;
+        let mut report =
+            StepReport { metrics: episode_metrics(&played, !self.config.tools.is_empty()), ..StepReport::default() };
+        if self.config.is_asynchronous() {
+            report.metrics.insert("env/policy_age".into(), policy_age);
+        }
+        report.records = self.records(&played, ctx.step + 1, "training", language(ctx.model, NAME)?)?;
+        let (episodes, failed): (Vec<Episode>, Vec<Episode>) = played.into_iter().partition(Episode::is_usable);
+        report.skipped = failed.iter().map(skipped).collect();
+        if let (true, Some(failed)) = (episodes.is_empty(), failed.first()) {
+            return Err(AgentError::NoEpisode { algorithm: NAME, reason: skipped(failed).1 }.into());
+        }
+        let (episodes, alike) = selection::chosen(episodes, &self.config);
+        report.metrics.insert("env/groups_filtered".into(), alike.len() as f64);
+        report.skipped.extend(alike);
+        if episodes.is_empty() {
+            return Ok(report);
+        }
+
+        watch.begin(LOG_PROBS, None)?;
+        let LearnedState { controller, critic } = &mut self.learned;
+        let prepared = prepare(&self.config, controller, critic, ctx, &episodes, &mut report.metrics)?;
+
+        watch.begin(TRAIN, None)?;
+        if let Some(estimates) = &prepared.estimates {
+            let batch = FitBatch { estimates, returns: &prepared.returns, mask: &prepared.whole.response };
+            report.applied = critic.fit(&self.config, ctx, &batch, &mut report.metrics)?;
+        }
+        if prepared.estimates.is_none() || ctx.step >= self.config.critic_warmup {
+            report.applied = train(&self.config, ctx, &prepared, &mut report.metrics)?;
+        }
+        report.metrics.extend(watch.seconds(ctx.strategy.ranks().all.as_ref())?);
+        Ok(report)
+    }
+
+    /// This rank's episodes of the step, and how many updates older than the policy their writer is. Where rollouts are
+    /// asynchronous, those of the next step are begun.
+    fn rollout(&mut self, ctx: &mut StepContext<'_>) -> Result<(Vec<Episode>, f64)> {
+        let groups = share(ctx.strategy.ranks().all.as_ref(), self.config.num_env_groups);
+        let plan = EpisodePlan {
+            step: ctx.step,
+            first_group: groups.start,
+            groups: groups.len(),
+            all_groups: self.config.num_env_groups,
+            group_size: self.config.played_group_size(),
+            temperature: self.config.temperature,
+            held_out: false,
+        };
+        self.prefetcher.wait(ctx.progress)?;
+        let (needed, opened) = (plan.groups * plan.group_size, self.prefetcher.environments().len());
+        if opened < needed {
+            let problem = format!("`{NAME}` plays {needed} episodes on this rank and has {opened} environments");
+            return Err(Error::Misuse(problem));
+        }
+        // Ranks agree on episodes that are played, so that each of several waits for its own.
+        let alone = ctx.strategy.ranks().all.world_size() == 1;
+        if let Some(rollout) = self.prefetcher.unplayed()
+            && rollout.step == ctx.step
+            && !self.prefetcher.has_rollout()
+        {
+            // The snapshot has parameters of its own.
+            let now = flat::read(ctx.model)?;
+            ctx.model.write_parameters(&rollout.policy)?;
+            let policy = language(ctx.model, NAME).and_then(|model| model.snapshot());
+            ctx.model.write_parameters(&now)?;
+            self.prefetcher.begin(&self.config, plan, policy?, alone.then_some(rollout.policy), ctx.noise)?;
+            self.prefetcher.wait(ctx.progress)?;
+        }
+        let parameters = (alone && self.config.is_asynchronous()).then(|| flat::read(ctx.model)).transpose()?;
+        let model = language(ctx.model, NAME)?;
+        let (own, policy_age) = match self.prefetcher.take(ctx.step)? {
+            Some(own) => (own, 1.0),
+            None => (play(&self.config, plan, model, self.prefetcher.environments(), ctx.noise, ctx.progress)?, 0.0),
+        };
+        if self.config.is_asynchronous() {
+            let next = EpisodePlan { step: ctx.step + 1, ..plan };
+            self.prefetcher.begin(&self.config, next, model.snapshot()?, parameters.map(Arc::new), ctx.noise)?;
+        }
+        Ok((own, policy_age))
+    }
+
+    /// The rollout for the next step, that of all ranks. Of several ranks, each waits for its own.
+    fn ahead(&self) -> Ahead {
+        if !self.config.is_asynchronous() {
+            return Ahead::Played(None);
+        }
+        let own = match self.prefetcher.ahead() {
+            Ahead::Played(own) => own,
+            under_way => return under_way,
+        };
+        let step = own.as_ref().map(|played| played.step);
+        match joined(self.ranks.as_ref(), own.map(|played| played.episodes).unwrap_or_default()) {
+            Ok(episodes) => Ahead::Played(step.map(|step| PrefetchedRollout { step, episodes })),
+            Err(error) => {
+                tracing::warn!("the checkpoint has no episodes of the next step, which are played again: {error}");
+                Ahead::Played(None)
+            }
+        }
+    }
+
+    /// The episodes that are written to `trajectories.jsonl`.
+    ///
+    /// The first that was played has its whole text too.
+    fn records(
+        &self,
+        episodes: &[Episode],
+        step: u64,
+        kind: &str,
+        model: &dyn LanguageModel,
+    ) -> Result<Vec<serde_json::Value>> {
+        let saved = &episodes[..episodes.len().min(self.config.saved_trajectories)];
+        let mut records: Vec<_> = saved.iter().map(|episode| episode.record(step, kind)).collect();
+        if let Some(i) = saved.iter().position(|episode| !episode.tokens.is_empty()) {
+            records[i]["text"] = saved[i].texts(model)?;
+        }
+        Ok(records)
+    }
+}
+
+/// The episodes of all ranks, in the order of the ranks.
+fn joined(ranks: &dyn Communicator, own: Vec<Episode>) -> Result<Vec<Episode>> {
+    match ranks.world_size() {
+        1 => Ok(own),
+        _ => Ok(communicator::join(ranks, &own)?.concat()),
+    }
+}
+
+roll_core::register! {
+    Algorithm, NAME, AgenticPpoConfig,
+    "Trains a language model as an agent that acts in a text environment",
+    |mut config: AgenticPpoConfig, context| {
+        for tool in &mut config.tools {
+            let own = tool.directory.take();
+            tool.directory = Some(own.map_or_else(|| context.base_dir.clone(), |d| context.resolve(d)));
+        }
+        Ok(AgenticPpo::new(config)?.on(context.ranks.clone()))
+    },
+    plan: passes,
+}

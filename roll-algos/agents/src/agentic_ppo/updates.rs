@@ -1,0 +1,208 @@
+//! The updates of a step: mini-batches of its samples, each pulled back through the policy loss in micro-batches.
+
+use std::collections::BTreeMap;
+
+use roll_core::{Adapter, Grad, Noise, Result, ResultExt, StepContext, Tensor, communicator};
+use roll_step::AlgorithmError;
+use roll_step::ranks::share;
+use roll_step::update::{self, language};
+
+use super::NAME;
+use super::aggregate::{Aggregation, Totals};
+use super::batch::{Batch, ConversationBatch, TextSample, by_episodes, width};
+use super::config::{AgenticPpoConfig, InferLogProbs};
+use super::grid::{Grid, Mask};
+use super::loss::{LossInputs, policy_loss};
+use super::metrics::{ActorMetrics, MicroBatchMetrics};
+use super::prepare::Prepared;
+
+/// The loss of one micro-batch.
+struct MicroBatchLoss {
+    value: f64,
+    metrics: ActorMetrics,
+}
+
+/// The updates of a step. Returns whether any changed the parameters.
+pub(super) fn train(
+    config: &AgenticPpoConfig,
+    ctx: &mut StepContext<'_>,
+    prepared: &Prepared,
+    metrics: &mut BTreeMap<String, f64>,
+) -> Result<bool> {
+    let mut joined = MicroBatchMetrics::default();
+    let mut applied = false;
+    for epoch in 0..config.ppo_epochs {
+        let order = order(config, ctx.noise, ctx.step, epoch, &prepared.samples);
+        for rows in order.chunks(config.mini_batch(prepared.samples.len())) {
+            let mut parts = MicroBatchMetrics::default();
+            applied |= one_update(config, ctx, prepared, rows, &mut parts)?;
+            joined.add(&parts.whole());
+        }
+    }
+    metrics.extend(joined.reduced().logged());
+    if let Some(loss) = metrics.get("actor/total_loss").copied() {
+        metrics.insert("actor/loss".into(), loss);
+    }
+    Ok(applied)
+}
+
+/// The order in which an epoch takes the samples of a step. Drawn for each epoch, as in the reference, so that a
+/// mini-batch is not one group of episodes; where one update takes them all the first epoch leaves them as they are.
+/// Turns of one conversation stay together, unlike in the reference: they are evaluated in one pass, which each
+/// mini-batch that has one of them would repeat.
+fn order(config: &AgenticPpoConfig, noise: &Noise, step: u64, epoch: usize, samples: &[TextSample]) -> Vec<usize> {
+    let rows: Vec<usize> = (0..samples.len()).collect();
+    if epoch == 0 && rows.len() <= config.mini_batch(rows.len()) {
+        return rows;
+    }
+    let conversations = by_episodes(samples, &rows, 1);
+    let drawn = noise.permutation(step * config.ppo_epochs as u64 + epoch as u64, conversations.len());
+    drawn.into_iter().flat_map(|i| conversations[i].iter().copied()).collect()
+}
+
+/// One update by the samples `rows`, of which each rank pulls back a share.
+fn one_update(
+    config: &AgenticPpoConfig,
+    ctx: &mut StepContext<'_>,
+    prepared: &Prepared,
+    rows: &[usize],
+    metrics: &mut MicroBatchMetrics,
+) -> Result<bool> {
+    let all = Totals::of_responses(&rows_of_mask(&prepared.whole.response, rows)?);
+    let totals = Totals { length: config.sequence_length as f64, ..all };
+    let (mut own, mut nonfinite) = (MicroBatchMetrics::default(), None);
+    for rows in by_episodes(
+        &prepared.samples,
+        &rows[share(ctx.strategy.ranks().all.as_ref(), rows.len())],
+        config.micro_batch_size,
+    ) {
+        let loss = pull(config, ctx, prepared, &rows, totals)?;
+        own.add(&loss.metrics);
+        if !loss.value.is_finite() {
+            nonfinite = Some(("the loss".to_string(), loss.value));
+            break;
+        }
+    }
+    for part in communicator::join(ctx.strategy.ranks().all.as_ref(), &own)? {
+        metrics.append(part);
+    }
+    // The losses are divided by totals over all ranks already: one sample counts as the whole.
+    let counted = f64::from(u8::from(ctx.strategy.ranks().all.rank().0 == 0));
+    let update = update::finish(ctx, counted, &mut nonfinite, config.on_nonfinite, |_, _| Ok(()))?;
+    if let Some(update) = &update {
+        let mut own = ActorMetrics::default();
+        own.mean("grad_norm", update.grad_norm);
+        own.mean("grad_clipped", f64::from(u8::from(update.clipped)));
+        metrics.add(&own);
+    }
+    Ok(update.is_some_and(|update| update.applied))
+}
+
+/// Adds the gradient of a micro-batch to the strategy, unless its loss is not finite.
+fn pull(
+    config: &AgenticPpoConfig,
+    ctx: &mut StepContext<'_>,
+    prepared: &Prepared,
+    rows: &[usize],
+    totals: Totals,
+) -> Result<MicroBatchLoss> {
+    let chosen: Vec<&TextSample> = rows.iter().map(|i| &prepared.samples[*i]).collect();
+    // Rows are cut to the longest of the micro-batch: only padding is left out.
+    let width = width(&chosen);
+    let batch = Batch::new(&chosen, width)?;
+    let cut = |grid: &Grid| -> Result<Grid> {
+        Grid::new(width - 1, rows.iter().flat_map(|b| grid.row(*b)[..width - 1].to_vec()).collect())
+    };
+    let advantages = cut(&prepared.advantages)?;
+    let old = prepared.old_log_probs.as_ref().map(cut).transpose()?;
+    let reference = prepared.ref_log_probs.as_ref().map(cut).transpose()?;
+    let scores: Vec<f64> = rows.iter().map(|b| prepared.scores[*b]).collect();
+
+    let evaluated = ConversationBatch::new(&chosen, width)?;
+    let Batch { tokens, attention, .. } = &evaluated.batch;
+    let (stats, pullback) = language(ctx.model, NAME)?.evaluate(tokens, attention, Adapter::On, Grad::Record)?;
+    let log_probs = evaluated.by_sample(&Grid::from_tensor("log-probabilities", &stats.log_probs)?)?;
+    let entropy = evaluated.by_sample(&Grid::from_tensor("entropies", &stats.entropy)?)?;
+    let inputs = LossInputs {
+        log_probs: &log_probs,
+        entropy: Some(&entropy),
+        old_log_probs: old.as_ref(),
+        infer_log_probs: Some(match config.infer_log_probs {
+            InferLogProbs::Drawn => &batch.infer_log_probs,
+            InferLogProbs::Raw => &batch.raw_log_probs,
+        }),
+        ref_log_probs: reference.as_ref(),
+        advantages: &advantages,
+        response_mask: &batch.response,
+        episode_scores: &scores,
+    };
+    let mut loss = policy_loss(&config.loss, &inputs, totals)?;
+    let mean = |grid: &Grid| Aggregation::TokenMean.of(grid, &batch.response, totals);
+    loss.metrics.sum("entropy", mean(&entropy));
+    // The first compares one distribution with itself, so that its difference is the kernels'; the second compares two.
+    for (name, reported) in
+        [("train_infer_abs_diff", &batch.raw_log_probs), ("train_drawn_abs_diff", &batch.infer_log_probs)]
+    {
+        let drift = log_probs.zip(reported, |train, infer| (train - infer).abs()).masked(&batch.response);
+        loss.metrics.sum(name, mean(&drift));
+    }
+    if loss.value.is_finite() {
+        let d_entropy = loss.d_entropy.unwrap_or_else(|| loss.d_log_probs.map(|_| 0.0));
+        let (d_log_probs, d_entropy) = (evaluated.by_row(&loss.d_log_probs), evaluated.by_row(&d_entropy));
+        let cotangent = [d_log_probs.values(), d_entropy.values()].concat();
+        let cotangent: Vec<f32> = cotangent.into_iter().map(|d| d as f32).collect();
+        let pullback = pullback.ok_or(AlgorithmError::NoPullback { what: "the language model".into() })?;
+        let shape = [2, d_log_probs.rows(), d_log_probs.columns()];
+        ctx.strategy.before_last_pull(ctx.model)?;
+        pullback.pull(&Tensor::new(cotangent, shape)?).while_doing(|| "pulling back the policy loss".into())?;
+        ctx.strategy.accumulate(ctx.model)?;
+    }
+    Ok(MicroBatchLoss { value: loss.value, metrics: loss.metrics })
+}
+
+fn rows_of_mask(mask: &Mask, rows: &[usize]) -> Result<Mask> {
+    Mask::new(mask.columns(), rows.iter().flat_map(|b| mask.row(*b).to_vec()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(episode: usize, turn: usize) -> TextSample {
+        let (tokens, response, log_probs) = (vec![1, 2], vec![false, true], vec![0.0; 2]);
+        TextSample { episode, turn, begins: 0, tokens, response, raw_log_probs: log_probs.clone(), log_probs }
+    }
+
+    #[test]
+    fn mini_batches_are_of_whole_conversations() {
+        let samples: Vec<TextSample> =
+            (0..6).flat_map(|episode| (0..=episode % 3).map(move |turn| sample(episode, turn))).collect();
+        let config = AgenticPpoConfig { mini_batch_size: 4, ..Default::default() };
+        let order = order(&config, &Noise::new(1), 3, 0, &samples);
+        let mut sorted = order.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..samples.len()).collect::<Vec<_>>());
+        let mut episodes: Vec<usize> = order.iter().map(|row| samples[*row].episode).collect();
+        episodes.dedup();
+        assert_eq!(episodes.len(), 6, "the turns of each stand together: {order:?}");
+        assert!(episodes.windows(2).any(|pair| pair[0] > pair[1]), "drawn: {episodes:?}");
+    }
+
+    #[test]
+    fn every_epoch_with_several_updates_draws_its_mini_batches() {
+        let config = |mini_batch_size| AgenticPpoConfig { mini_batch_size, ppo_epochs: 2, ..Default::default() };
+        let samples: Vec<TextSample> = (0..16).map(|episode| sample(episode, 0)).collect();
+        let order =
+            |mini_batch_size, step, epoch| order(&config(mini_batch_size), &Noise::new(1), step, epoch, &samples);
+        let rows: Vec<usize> = (0..16).collect();
+        let mut orders = vec![order(8, 3, 0), order(8, 3, 1), order(8, 4, 0), order(8, 4, 1)];
+        for order in &orders {
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, rows);
+        }
+        orders.push(rows.clone());
+        assert!((0..5).all(|a| (0..a).all(|b| orders[a] != orders[b])), "{orders:?}");
+        assert_eq!([order(0, 3, 0), order(16, 3, 0), order(20, 3, 0)], [rows.clone(), rows.clone(), rows]);
+    }
+}

@@ -1,0 +1,340 @@
+//! Supervised fine-tuning of language models on conversations.
+//!
+//! loss = - sum over trained tokens of log p(token) / number of trained tokens of the step. Trained tokens are those of
+//! the assistant's messages, or all.
+
+pub mod conversations;
+mod rows;
+#[cfg(test)]
+mod tests;
+mod validation;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use roll_core::{
+    Adapter, Algorithm, BuildContext, Communicator, DataSource, Error, Grad, Headline, HeadlineFormat, LanguageModel,
+    Model, Noise, Options, Progress, Pullback, Result, ResultExt, RewardScorer, SingleRank, StepContext, StepReport,
+    Tensor, Validation,
+    keys::check_ranges,
+    parse_options,
+    plan::{Passes, TextPass},
+};
+use roll_step::AlgorithmError;
+use roll_step::stopwatch::Stopwatch;
+use roll_step::update::{self, OnNonfinite, language};
+
+use conversations::{Conversations, Tokens};
+
+const NAME: &str = "sft";
+
+const TOKENIZE: &str = "time/tokenize";
+const TRAIN: &str = "time/step_train";
+
+/// Which tokens are trained on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TrainOn {
+    /// Tokens of the assistant's messages.
+    #[default]
+    Responses,
+    /// All tokens, also those of the template: pretraining.
+    All,
+}
+
+/// Options of the algorithm `sft`.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct SftConfig {
+    /// JSON lines or a JSON list, each entry `{"messages": [{"role": "user", "content": "..."}, {"role": "assistant",
+    /// "content": "..."}]}`; `tools` beside `messages`, and further fields of messages such as `tool_calls` and
+    /// `reasoning_content`, where the chat template writes them. Answers of `weight: 0` are not trained on.
+    pub data: Option<PathBuf>,
+    /// Conversations that are not trained on, in the same form: their loss is measured before and after training, and
+    /// every `evaluation.every` steps, and the model answers the first three of them for the report. `null`: none.
+    pub val_data: Option<PathBuf>,
+    /// Conversations of one update, over all ranks.
+    #[schemars(range(min = 1))]
+    pub batch_size: usize,
+    /// Conversations whose gradient is computed at once.
+    #[schemars(range(min = 1))]
+    pub micro_batch_size: usize,
+    /// Longer conversations are left out and counted. `null`: the model's context.
+    pub sequence_length: Option<usize>,
+    /// Which tokens are trained on.
+    pub train_on: TrainOn,
+    /// Another order of the conversations each pass, keyed by `seed`.
+    pub shuffle: bool,
+    /// Reaction to a loss or gradient that is not finite.
+    pub on_nonfinite: OnNonfinite,
+}
+
+impl Default for SftConfig {
+    fn default() -> Self {
+        Self {
+            data: None,
+            val_data: None,
+            batch_size: 32,
+            micro_batch_size: 8,
+            sequence_length: None,
+            train_on: TrainOn::Responses,
+            shuffle: true,
+            on_nonfinite: OnNonfinite::Skip,
+        }
+    }
+}
+
+impl SftConfig {
+    /// Most tokens of a conversation.
+    fn limit(&self, model: &dyn LanguageModel) -> usize {
+        self.sequence_length.unwrap_or(usize::MAX).min(model.context_length())
+    }
+}
+
+/// The algorithm `sft`.
+pub struct Sft {
+    config: SftConfig,
+    conversations: Conversations,
+    held_out: Option<Conversations>,
+    /// The number of held-out conversations that are trained on, too.
+    seen: usize,
+    ranks: Arc<dyn Communicator>,
+}
+
+impl Sft {
+    /// Makes the algorithm from its options and conversations.
+    pub fn new(config: SftConfig, conversations: Conversations) -> Result<Self> {
+        check_ranges("algo", &config)?;
+        Ok(Self { config, conversations, held_out: None, seen: 0, ranks: Arc::new(SingleRank) })
+    }
+
+    fn open(config: SftConfig, context: &BuildContext) -> Result<Self> {
+        let Some(path) = &config.data else {
+            let problem = "no data are named: give a file of JSON lines, each with a list of `messages`";
+            return Err(Error::config("algo.data", problem));
+        };
+        let conversations = Conversations::read(&context.resolve(path))?;
+        let held_out = config.val_data.as_ref().map(|path| Conversations::read(&context.resolve(path))).transpose()?;
+        let seen = held_out.as_ref().map_or(0, |held_out| held_out.count_in(&conversations));
+        if let (1.., Some(held_out), 0) = (seen, &held_out, context.ranks.rank().0) {
+            let of = held_out.len();
+            tracing::warn!(
+                "{seen} of {of} conversations of `algo.val_data` are trained on, too: `val/loss` says nothing of others"
+            );
+        }
+        Ok(Self { held_out, seen, ranks: context.ranks.clone(), ..Self::new(config, conversations)? })
+    }
+}
+
+impl Algorithm for Sft {
+    fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()> {
+        update::check_trainable(model)?;
+        if let Some(reward) = reward {
+            tracing::warn!("`{NAME}` trains on conversations alone: the reward `{}` has no effect", reward.name());
+        }
+        let ranks = self.ranks.world_size();
+        if !self.config.batch_size.is_multiple_of(ranks) {
+            let problem = format!("{} conversations cannot be shared out among {ranks} ranks", self.config.batch_size);
+            return Err(Error::config("algo.batch_size", problem));
+        }
+        let model = language(model, NAME)?;
+        for (key, conversations) in
+            [("algo.data", Some(&mut self.conversations)), ("algo.val_data", self.held_out.as_mut())]
+        {
+            if let Some(conversations) = conversations {
+                conversations.check(key, &self.config, model)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn data_source(&self) -> DataSource {
+        let steps = self.conversations.len().div_ceil(self.config.batch_size);
+        DataSource::Own { steps_per_epoch: Some(steps as u64) }
+    }
+
+    fn headlines(&self) -> Vec<Headline> {
+        let held_out = match (self.seen, &self.held_out) {
+            (1.., Some(all)) => format!("conversations, {} of {} of which are trained on, too", self.seen, all.len()),
+            _ => "conversations that were not trained on".into(),
+        };
+        vec![
+            Headline::new("actor/loss", "loss", "Loss")
+                .validated_by("val/loss", "loss", &held_out)
+                .enabled_by("algo.val_data"),
+            Headline::new("actor/entropy", "", "Entropy of tokens"),
+            Headline::new("actor/grad_norm", "grad norm", "Gradient norm").written(HeadlineFormat::Scientific),
+        ]
+    }
+
+    fn validate(
+        &mut self,
+        step: u64,
+        model: &mut dyn Model,
+        _noise: &Noise,
+        progress: &dyn Progress,
+    ) -> Result<Option<Validation>> {
+        let Some(held_out) = &self.held_out else { return Ok(None) };
+        let ranks = self.ranks.as_ref();
+        // Before the sums, in which the other ranks wait.
+        let records = match ranks.rank().0 {
+            0 => validation::answers(&self.config, held_out, step, model, progress)?,
+            _ => Vec::new(),
+        };
+        let metrics = validation::loss(&self.config, held_out, ranks, model, progress)?;
+        Ok(Some(Validation { metrics, records, losses: Vec::new() }))
+    }
+
+    fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
+        update::discard_on_error(context, |context| self.update(context))
+    }
+}
+
+/// Sums over trained tokens.
+#[derive(Default)]
+struct Sums {
+    negative_log_likelihood: f64,
+    entropy: f64,
+}
+
+impl Sft {
+    fn update(&mut self, ctx: &mut StepContext<'_>) -> Result<StepReport> {
+        let mut watch = Stopwatch::new(ctx.progress, &[TOKENIZE, TRAIN]);
+        let mut report = StepReport::default();
+        ctx.strategy.discard();
+
+        watch.begin(TOKENIZE, None)?;
+        let rows = self.rows(ctx)?;
+        let mut batch = Vec::new();
+        let model = language(ctx.model, NAME)?;
+        let limit = self.config.limit(model);
+        for row in rows {
+            let samples = self.conversations.samples(row, self.config.train_on, model)?;
+            let mut reason =
+                samples.iter().all(|t| t.trained() == 0).then(|| "no token of it is trained on".to_string());
+            for tokens in samples.into_iter().filter(|tokens| tokens.trained() > 0) {
+                match tokens.ids.len() {
+                    n if n > limit => reason = Some(format!("{n} tokens are more than the {limit} allowed")),
+                    _ => batch.push(tokens),
+                }
+            }
+            report.skipped.extend(reason.map(|reason| (self.conversations.origin(row), reason)));
+        }
+        // Similar lengths share a micro-batch, so that little is padded.
+        batch.sort_by_key(|t| t.ids.len());
+
+        watch.begin(TRAIN, None)?;
+        let own: usize = batch.iter().map(Tokens::trained).sum();
+        let mut total = [own as f32];
+        ctx.strategy.ranks().all.all_reduce(&mut total)?;
+        let total = f64::from(total[0]);
+        let mut sums = Sums::default();
+        let mut nonfinite = None;
+        for chunk in batch.chunks(self.config.micro_batch_size) {
+            let added = pull(ctx, chunk, total)?;
+            sums.negative_log_likelihood += added.negative_log_likelihood;
+            sums.entropy += added.entropy;
+            if !added.negative_log_likelihood.is_finite() {
+                nonfinite = Some(("the loss".to_string(), added.negative_log_likelihood));
+                break;
+            }
+        }
+        // The loss is divided by the tokens of all ranks already: one sample counts as the whole.
+        let counted = f64::from(u8::from(total > 0.0 && ctx.strategy.ranks().all.rank().0 == 0));
+        let update = update::finish(ctx, counted, &mut nonfinite, self.config.on_nonfinite, |_, _| Ok(()))?;
+        let tokens = own.max(1) as f64;
+        report.metrics.insert("actor/loss".into(), sums.negative_log_likelihood / tokens);
+        report.metrics.insert("actor/entropy".into(), sums.entropy / tokens);
+        report.metrics.insert("tokens/trained".into(), own as f64);
+        if let Some(update) = update {
+            report.metrics.insert("actor/grad_norm".into(), update.grad_norm);
+            report.metrics.insert("actor/grad_clipped".into(), f64::from(u8::from(update.clipped)));
+            report.applied = update.applied;
+        }
+        report.metrics.extend(watch.seconds(&SingleRank)?);
+        Ok(report)
+    }
+
+    /// The conversations of this rank in this step. All passes form one endless sequence, each pass in its own order.
+    fn rows(&self, ctx: &StepContext<'_>) -> Result<Vec<usize>> {
+        let (rank, ranks) = (ctx.strategy.ranks().all.rank().0, ctx.strategy.ranks().all.world_size());
+        let (n, share) = (self.conversations.len() as u64, (self.config.batch_size / ranks) as u64);
+        let first = ctx.step * self.config.batch_size as u64 + rank as u64 * share;
+        let mut order: Option<(u64, Vec<usize>)> = None;
+        let row = |position: u64| {
+            let (pass, within) = (position / n, (position % n) as usize);
+            if !self.config.shuffle {
+                return within;
+            }
+            match &mut order {
+                Some((p, order)) if *p == pass => order[within],
+                other => other.insert((pass, ctx.noise.permutation(pass, n as usize))).1[within],
+            }
+        };
+        Ok((first..first + share).map(row).collect())
+    }
+}
+
+/// The model's evaluation of some conversations.
+struct Evaluated {
+    sums: Sums,
+    /// Which columns are trained on.
+    trained: Vec<bool>,
+    /// Columns: one less than the longest conversation has tokens.
+    columns: usize,
+    pullback: Option<Pullback>,
+}
+
+fn evaluate(model: &mut dyn Model, chunk: &[Tokens], grad: Grad) -> Result<Evaluated> {
+    let width = chunk.iter().map(|t| t.ids.len()).max().unwrap_or(0);
+    let (mut ids, mut mask, mut trained) = (Vec::new(), Vec::new(), Vec::new());
+    for tokens in chunk {
+        let padding = width - tokens.ids.len();
+        ids.extend(tokens.ids.iter().map(|id| i64::from(*id)).chain(std::iter::repeat_n(0, padding)));
+        mask.extend(tokens.ids.iter().map(|_| 1u8).chain(std::iter::repeat_n(0, padding)));
+        // Column t speaks of token t + 1.
+        trained.extend(tokens.train.iter().copied().chain(std::iter::repeat_n(false, padding)).skip(1));
+    }
+    let shape = [chunk.len(), width];
+    let (ids, mask) = (Tensor::new(ids, shape)?, Tensor::new(mask, shape)?);
+    let (stats, pullback) = language(model, NAME)?.evaluate(&ids, &mask, Adapter::On, grad)?;
+    let over = |values: &Tensor| -> Result<f64> {
+        let values = values.f32s()?.iter().zip(&trained).filter(|(_, trained)| **trained);
+        Ok(values.map(|(v, _)| f64::from(*v)).sum())
+    };
+    let sums = Sums { negative_log_likelihood: -over(&stats.log_probs)?, entropy: over(&stats.entropy)? };
+    Ok(Evaluated { sums, trained, columns: width.saturating_sub(1), pullback })
+}
+
+/// Adds the gradient of some conversations to the strategy.
+fn pull(ctx: &mut StepContext<'_>, chunk: &[Tokens], total: f64) -> Result<Sums> {
+    let Evaluated { sums, trained, columns, pullback } = evaluate(ctx.model, chunk, Grad::Record)?;
+    if sums.negative_log_likelihood.is_finite() {
+        let slope = (-1.0 / total) as f32;
+        let mut cotangent: Vec<f32> = trained.iter().map(|trained| if *trained { slope } else { 0.0 }).collect();
+        cotangent.resize(2 * trained.len(), 0.0);
+        let pullback = pullback.ok_or(AlgorithmError::NoPullback { what: "the language model".into() })?;
+        let cotangent = Tensor::new(cotangent, [2, chunk.len(), columns])?;
+        ctx.strategy.before_last_pull(ctx.model)?;
+        pullback.pull(&cotangent).while_doing(|| "pulling back the loss".into())?;
+        ctx.strategy.accumulate(ctx.model)?;
+    }
+    Ok(sums)
+}
+
+/// The pass of a step, for `roll plan`.
+fn passes(options: &Options) -> Result<Passes> {
+    let config: SftConfig = parse_options("algo", options)?;
+    check_ranges("algo", &config)?;
+    let (rows, at_once, tokens) = (config.batch_size, config.micro_batch_size, config.sequence_length);
+    let update = TextPass { phase: "update".into(), rows, at_once, tokens, grad: true, ..TextPass::default() };
+    Ok(Passes { texts: vec![update], ..Passes::default() })
+}
+
+roll_core::register! {
+    Algorithm, NAME, SftConfig,
+    "Trains a language model on conversations",
+    Sft::open,
+    plan: passes,
+    learning_rate: 1e-4,
+}

@@ -1,0 +1,115 @@
+//! The end of a step of every algorithm: the update, which is skipped after a value that is not finite.
+
+use roll_core::{
+    Communicator, DiffusionModel, Error, LanguageModel, Model, Result, RewardScorer, StepContext, StrategyReport,
+};
+
+use crate::AlgorithmError;
+
+/// The reaction to a value that is not finite. Parameters never change by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OnNonfinite {
+    /// The update is left out and reported.
+    Skip,
+    /// The run stops.
+    Stop,
+}
+
+/// Updates the parameters by the mean gradient of the `counted` samples of all ranks, unless a rank met a value that
+/// is not finite. A part of a sample counts as a fraction. `before` runs first, with the number of samples of all
+/// ranks.
+///
+/// `nonfinite` is the name and value of a number on this rank that was not finite. A gradient norm and a value of
+/// another rank that are not finite are written to it as well.
+pub fn finish(
+    ctx: &mut StepContext<'_>,
+    counted: f64,
+    nonfinite: &mut Option<(String, f64)>,
+    policy: OnNonfinite,
+    before: impl FnOnce(&dyn Communicator, f64) -> Result<()>,
+) -> Result<Option<StrategyReport>> {
+    // Every rank takes the same branch: each of them must enter the collectives of the update.
+    let mut sums = [counted as f32, f32::from(u8::from(nonfinite.is_some()))];
+    let ranks = ctx.strategy.ranks().all.as_ref();
+    ranks.all_reduce(&mut sums)?;
+    // Ranks that work on one sample have all counted it.
+    let copies = ranks.world_size() / ctx.strategy.ranks().data.world_size().max(1);
+    let (counted, anywhere) = (f64::from(sums[0]) / copies.max(1) as f64, sums[1] > 0.0);
+    let mut update = None;
+    if anywhere {
+        discard_gradients(ctx)?;
+    } else if counted > 0.0 {
+        before(ctx.strategy.ranks().all.as_ref(), counted)?;
+        update = Some(ctx.strategy.step(ctx.model, ctx.learning_rate, 1.0 / counted)?);
+    }
+    if let Some(update) = update.as_ref().filter(|u| !u.applied) {
+        nonfinite.get_or_insert(("the gradient norm".into(), update.grad_norm));
+    }
+    let of_another_rank = "a score or loss of another rank".to_string();
+    match nonfinite {
+        Some((what, value)) if policy == OnNonfinite::Stop => {
+            return Err(Error::NonFinite { what: what.clone(), value: *value });
+        }
+        Some((what, value)) => {
+            tracing::warn!(step = ctx.step, value, "{what} is not finite: the update is left out");
+        }
+        None if anywhere && policy == OnNonfinite::Stop => {
+            return Err(Error::NonFinite { what: of_another_rank, value: f64::NAN });
+        }
+        None if anywhere => *nonfinite = Some((of_another_rank, f64::NAN)),
+        None => {}
+    }
+    Ok(update)
+}
+
+/// Runs `step`. After an error no partial gradient is left for the next step.
+pub fn discard_on_error<T>(
+    ctx: &mut StepContext<'_>,
+    step: impl FnOnce(&mut StepContext<'_>) -> Result<T>,
+) -> Result<T> {
+    let result = step(ctx);
+    if result.is_err() {
+        discard_gradients(ctx)?;
+    }
+    result
+}
+
+/// Clears every gradient accumulator.
+pub fn discard_gradients(ctx: &mut StepContext<'_>) -> Result<()> {
+    ctx.strategy.discard();
+    take_gradients(ctx.model).map(drop)
+}
+
+/// The gradient in the model's accumulators, which are empty afterwards.
+pub fn take_gradients(model: &mut dyn Model) -> Result<Vec<f32>> {
+    let mut gradients = vec![0.0; model.parameter_count()];
+    model.take_gradients(&mut gradients)?;
+    Ok(gradients)
+}
+
+/// The video diffusion model that `algorithm` needs.
+pub fn diffusion<'a>(model: &'a mut dyn Model, algorithm: &'static str) -> Result<&'a mut dyn DiffusionModel> {
+    Ok(model.as_diffusion().ok_or(AlgorithmError::OtherModel { algorithm, kind: "video diffusion models" })?)
+}
+
+/// The language model that `algorithm` needs.
+pub fn language<'a>(model: &'a mut dyn Model, algorithm: &'static str) -> Result<&'a mut dyn LanguageModel> {
+    Ok(model.as_language().ok_or(AlgorithmError::OtherModel { algorithm, kind: "language models" })?)
+}
+
+/// Fails unless the model has parameters to train.
+pub fn check_trainable(model: &dyn Model) -> Result<()> {
+    match model.parameter_count() {
+        0 => Err(AlgorithmError::NothingToTrain.into()),
+        _ => Ok(()),
+    }
+}
+
+/// The reward that `algorithm` needs.
+pub fn reward<'a>(ctx: &'a mut StepContext<'_>, algorithm: &'static str) -> Result<&'a mut dyn RewardScorer> {
+    match ctx.reward.as_deref_mut() {
+        Some(reward) => Ok(reward),
+        None => Err(AlgorithmError::NoReward { algorithm }.into()),
+    }
+}

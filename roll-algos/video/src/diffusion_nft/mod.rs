@@ -1,0 +1,291 @@
+//! DiffusionNFT (arXiv:2509.16117) and its relatives: reinforcement learning in the noising direction, for rewards
+//! without a gradient.
+//!
+//! Per step: the old policy generates videos for each prompt by any sampler, they are scored, and advantages say how
+//! much better each is than the others of its prompt. Then the velocity at noised copies of the videos, `x_t = (1 - t)
+//! x_0 + t noise`, is regressed towards what would lead to the good ones and away from the bad ones ([`loss`]); at last
+//! the old policy follows a part of the way. Neither gradients nor probabilities of trajectories are needed. The cost
+//! is two passes (three with `kl_weight`) and one pull per video and noise level, whatever the sampler. The gradient of a
+//! reward that has one can be added ([`RewardGradient`]).
+
+pub mod config;
+pub mod loss;
+
+mod notes;
+mod reward_gradient;
+#[cfg(test)]
+mod tests;
+
+use roll_core::{
+    Adapter, Grad, Kind, Model, Noise, Options, Purpose, Result, RewardScorer, ScheduleFacts, Sigma, StepContext,
+    StepReport, Tensor, Timestep, VelocityInput, parse_options,
+    plan::{Passes, Videos},
+};
+use roll_step::AlgorithmError;
+use roll_step::stopwatch::{FORWARD, PULL, REFERENCE};
+use roll_step::update::diffusion;
+
+pub use config::{DiffusionNftConfig, Regression, RewardGradient};
+
+use crate::flow_matching::mixed;
+use crate::kl_reference::KlReference;
+use crate::policy_gradient::old_policy::with_parameters;
+use crate::policy_gradient::round::{
+    Group, NoExploration, Rollout, RoundOptions, RoundState, generate, key_in, require_different_videos, set_advantages,
+};
+use crate::policy_gradient::tally::Tally;
+use crate::policy_gradient::{
+    LossMask, Method, PolicyGradient, SharedOptions, TrainingState, clip::bounded, distance, shared_options,
+};
+use crate::sampling::Conditions;
+use config::NftPlan;
+use loss::awm::{self, AwmTerm};
+use loss::{Noised, ValueAndGradient};
+use reward_gradient::PredictionReward;
+
+const NAME: &str = "diffusion_nft";
+
+/// The algorithm `diffusion_nft`.
+pub type DiffusionNft = PolicyGradient<DiffusionNftConfig>;
+
+impl Method for DiffusionNftConfig {
+    const NAME: &'static str = NAME;
+    const HAS_OLD_POLICY: bool = true;
+
+    fn shared(&self) -> SharedOptions {
+        shared_options!(self, self.sampler)
+    }
+
+    fn check(&self, facts: ScheduleFacts, reward: &dyn RewardScorer) -> Result<()> {
+        let NftPlan { sampling, steps, .. } = self.plan(facts)?;
+        let levels: Vec<Sigma> = steps.iter().map(|i| sampling.schedule.sigma(*i)).collect();
+        self.reward_gradient.check(&levels, reward)
+    }
+
+    fn round(&self, state: &mut TrainingState, ctx: &mut StepContext<'_>) -> Result<StepReport> {
+        require_different_videos(ctx, NAME)?;
+        let (shared, plan) = (self.shared(), self.plan(diffusion(ctx.model, NAME)?.schedule())?);
+        let mut round = RoundState::new(ctx);
+
+        let old = state.old_policy.parameters(ctx.model)?.to_vec();
+        let (sampling, same_start, share_prefix) = (&plan.sampling, false, false);
+        let options = RoundOptions { algorithm: NAME, sampling, shared: &shared, same_start, share_prefix };
+        let prepared = &mut state.prepared;
+        let mut groups =
+            with_parameters(ctx, &old, |ctx| generate(&options, prepared, ctx, &mut NoExploration, &mut round))?;
+        let is_finite = set_advantages(&shared, ctx, &mut groups, &mut round)?;
+        state.train(&shared, ctx, &mut groups, is_finite, &mut round, |prepared, ctx, group, round| {
+            let predictions = PredictionReward::of(self, prepared, ctx, group)?;
+            self.accumulate(ctx, &plan, group, &old, predictions.as_ref(), round)
+        })?;
+
+        let decay = self.old_policy.at(ctx.step);
+        state.old_policy.follow(ctx.model, decay)?;
+        round.tally.mean("actor/old_policy_decay", decay);
+        round.report(ctx, &shared)
+    }
+}
+
+/// A noised copy of a video, and the predictions of other policies there.
+struct NoisedCopy<'a> {
+    video: &'a Rollout,
+    conditions: &'a Conditions,
+    sigma: Sigma,
+    /// The schedule's own timestep of that level: experts are chosen by its rounded value.
+    timestep: Timestep,
+    noise: Tensor,
+    x: Tensor,
+    old: Tensor,
+    /// The velocity of the KL's reference, if it is needed.
+    reference: Option<Tensor>,
+}
+
+impl DiffusionNftConfig {
+    /// Adds the gradient of one prompt's videos to the strategy. Videos without an advantage cost nothing.
+    fn accumulate(
+        &self,
+        ctx: &mut StepContext<'_>,
+        plan: &NftPlan,
+        group: &Group<()>,
+        old: &[f32],
+        predictions: Option<&PredictionReward<'_>>,
+        round: &mut RoundState<'_>,
+    ) -> Result<()> {
+        let mut copies = Vec::new();
+        for video in group.trained() {
+            copies.extend(self.noised_copies(ctx.noise, ctx.step, plan, group, video, round.update)?);
+        }
+        if copies.is_empty() || round.outcome.nonfinite.is_some() {
+            return Ok(());
+        }
+        // Experts that take turns on the device are changed once in a pass through all copies.
+        let boundary = diffusion(ctx.model, NAME)?.schedule().boundary;
+        copies.sort_by_key(|copy| boundary.is_some_and(|boundary| copy.timestep.uses_low_noise(boundary)));
+        round.begin(REFERENCE, "predicting by the old policy")?;
+        with_parameters(ctx, old, |ctx| {
+            for copies in copies.chunks_mut(self.at_once) {
+                let old = velocities(ctx.model, copies, Adapter::On)?;
+                copies.iter_mut().zip(old).for_each(|(copy, old)| copy.old = old);
+                if self.needs_reference() {
+                    let references = velocities(ctx.model, copies, self.kl_reference.adapter())?;
+                    copies.iter_mut().zip(references).for_each(|(copy, v)| copy.reference = Some(v));
+                }
+            }
+            Ok(())
+        })?;
+        for copies in copies.chunks(self.at_once) {
+            round.begin(FORWARD, "predicting velocities")?;
+            let inputs: Vec<VelocityInput<'_>> = copies.iter().map(NoisedCopy::input).collect();
+            let (velocities, pullback) = diffusion(ctx.model, NAME)?.velocities(&inputs, Adapter::On, Grad::Record)?;
+            let mut cotangents = Vec::new();
+            for (copy, velocity) in copies.iter().zip(velocities.unstack()?) {
+                let mut loss = self.loss_at(plan, copy, &velocity, &mut round.tally)?;
+                if let Some(predictions) = predictions {
+                    predictions.add(ctx, copy, &velocity, &mut loss, round)?;
+                }
+                round.tally.mean("actor/loss", loss.value);
+                if !loss.value.is_finite() {
+                    let what = format!("the loss at noise level {:.3}", copy.sigma.0);
+                    round.outcome.nonfinite = Some((what, loss.value));
+                    return Ok(());
+                }
+                let share = group.weight / self.levels_per_video as f64;
+                let cotangent = loss.gradient.iter().map(|d| (share * d) as f32).collect::<Vec<f32>>();
+                cotangents.push(Tensor::new(cotangent, velocity.shape())?);
+            }
+            round.begin(PULL, "pulling back")?;
+            let pullback = pullback.ok_or_else(|| AlgorithmError::NoPullback { what: "the velocity".into() })?;
+            ctx.strategy.before_last_pull(ctx.model)?;
+            pullback.pull(&Tensor::stack(&cotangents)?)?;
+            ctx.strategy.accumulate(ctx.model)?;
+        }
+        Ok(())
+    }
+
+    /// The noised copies of one video in an update: at levels spread evenly over those of the sampler.
+    fn noised_copies<'a>(
+        &self,
+        noise: &Noise,
+        step: u64,
+        plan: &NftPlan,
+        group: &'a Group<()>,
+        video: &'a Rollout,
+        update: usize,
+    ) -> Result<Vec<NoisedCopy<'a>>> {
+        let (count, n) = (self.levels_per_video, video.latents.len());
+        let key = key_in(video.key, update);
+        let mut uniform = noise.uniform(Purpose::Levels, step, key);
+        let noises = noise.normal(Purpose::Noising, step, key, &[count, n])?;
+        let mut copies = Vec::new();
+        for (i, noise) in noises.f32s()?.chunks_exact(n).enumerate() {
+            let quantile = (i as f64 + 0.5 * (f64::from(uniform()) + 1.0)) / count as f64;
+            let index = (quantile * plan.steps.len() as f64) as usize;
+            let step = plan.steps[index.min(plan.steps.len() - 1)];
+            let (sigma, timestep) = (plan.sampling.schedule.sigma(step), plan.sampling.schedule.timestep(step));
+            let x = group.conditions.prompt.with_first_frame(&mixed(&video.latents, noise, sigma)?)?;
+            let noise = Tensor::new(noise.to_vec(), video.latents.shape())?;
+            let old = Tensor::zeros([0]);
+            let conditions = &group.conditions;
+            copies.push(NoisedCopy { video, conditions, sigma, timestep, noise, x, old, reference: None });
+        }
+        Ok(copies)
+    }
+
+    /// The loss at a noised copy, and its gradient in the velocity.
+    fn loss_at(
+        &self,
+        plan: &NftPlan,
+        copy: &NoisedCopy<'_>,
+        velocity: &Tensor,
+        tally: &mut Tally,
+    ) -> Result<ValueAndGradient> {
+        let at = copy.at(velocity)?;
+        let Noised { velocity: v, old, mask, .. } = at;
+        let advantage = bounded(copy.video.advantage, self.advantage_clip);
+        let mut loss = match self.loss {
+            Regression::Nft => plan.nft.at(advantage, &at).loss,
+            Regression::Awm => {
+                let AwmTerm { term, gradient, .. } =
+                    awm::at_level(self.matching, awm::GHUBER_POWER, advantage, plan.clip, &at);
+                tally.mean("actor/ratio", term.ratio);
+                tally.mean("actor/clip_fraction", f64::from(u8::from(plan.clip.is_out(term.ratio))));
+                ValueAndGradient { value: term.loss, gradient }
+            }
+        };
+        tally.mean("actor/policy_loss", loss.value);
+        let deviation = distance::squared(v, old, mask);
+        tally.mean("actor/deviation", deviation);
+        loss.value += self.old_kl_weight * deviation;
+        distance::add_squared_gradient(&mut loss.gradient, self.old_kl_weight, v, old, mask);
+        if let Some(reference) = &copy.reference {
+            let reference = reference.f32s()?;
+            let kl = distance::squared(v, reference, mask);
+            tally.mean("actor/kl_loss", kl);
+            loss.value += self.kl_weight * kl;
+            distance::add_squared_gradient(&mut loss.gradient, self.kl_weight, v, reference, mask);
+        }
+        Ok(loss)
+    }
+}
+
+impl NoisedCopy<'_> {
+    fn input(&self) -> VelocityInput<'_> {
+        let (latents, conditioning) = (&self.x, &self.conditions.prompt);
+        VelocityInput { latents, timestep: self.timestep, conditioning }
+    }
+
+    /// The copy with a velocity there.
+    fn at<'b>(&'b self, velocity: &'b Tensor) -> Result<Noised<'b>> {
+        let known = usize::from(self.conditions.prompt.first_frame.is_some());
+        let at = Noised {
+            data: self.video.latents.f32s()?,
+            noise: self.noise.f32s()?,
+            t: self.sigma.0,
+            velocity: velocity.f32s()?,
+            old: self.old.f32s()?,
+            mask: LossMask::after(known, velocity.shape())?,
+        };
+        at.check()?;
+        Ok(at)
+    }
+}
+
+/// Velocities at noised copies, without a gradient.
+fn velocities(model: &mut dyn Model, copies: &[NoisedCopy<'_>], adapter: Adapter) -> Result<Vec<Tensor>> {
+    let inputs: Vec<VelocityInput<'_>> = copies.iter().map(NoisedCopy::input).collect();
+    diffusion(model, NAME)?.velocities(&inputs, adapter, Grad::Skip)?.0.unstack()
+}
+
+roll_core::register! {
+    Algorithm, NAME, DiffusionNftConfig,
+    "Trains on scores without a gradient: regression towards the better of several videos (DiffusionNFT)",
+    |options, _| Ok(DiffusionNft::new(options)),
+    plan: passes,
+}
+
+/// The passes for one prompt: its rollouts, and for each noised copy two (three with `kl_weight`), one of which is
+/// differentiated.
+fn passes(options: &Options) -> Result<Passes> {
+    let config: DiffusionNftConfig = parse_options(Kind::Algorithm.section(), options)?;
+    let shared = config.shared();
+    let [steps, velocities] = shared.steps();
+    let videos = config.best_of.unwrap_or(config.group_size);
+    let draws = videos * config.levels_per_video * config.updates_per_step;
+    let references = draws * (1 + usize::from(config.needs_reference()));
+    let (forward, pulled) = (config.group_size * velocities * steps + draws, draws);
+    let videos = Videos { count: config.group_size, at_once: config.at_once };
+    let on_clip = shared.on_clip();
+    let steps = Some([steps, config.levels_per_video]);
+    // At most: copies of high noise may be left out.
+    let predicted = if config.reward_gradient.weight > 0.0 { draws } else { 0 };
+    Ok(Passes {
+        forward: forward + on_clip,
+        pulled: pulled + on_clip,
+        steps,
+        videos: Some(videos),
+        references: Some(references),
+        decoded: Some([config.group_size, predicted]),
+        reference_is_start: config.kl_reference == KlReference::Start,
+        ..Passes::default()
+    })
+}

@@ -1,0 +1,88 @@
+//! The loss of flow matching on the clips beside that of another algorithm: abilities that the other does not ask for
+//! are not forgotten.
+//!
+//! At one noise level a sample, drawn as in flow matching by default ([`FlowMatchingConfig`]): where the steps of the
+//! sampler lie, within the range of the experts under training.
+
+use roll_core::{Adapter, Error, Grad, Purpose, Result, ResultExt, Sample, ScheduleFacts, StepContext};
+use roll_step::AlgorithmError;
+
+use super::config::FlowMatchingConfig;
+use super::encoded::EncodedClip;
+use super::loss::mixed;
+use super::{diffusion, uniform_draws};
+use crate::arithmetic::scaled;
+use crate::sample_cache::SampleCache;
+
+/// The loss on clips, and its weight.
+pub(crate) struct DataTerm {
+    weight: f64,
+    /// How noise levels are drawn.
+    config: FlowMatchingConfig,
+    encoded: SampleCache<EncodedClip>,
+}
+
+impl DataTerm {
+    /// With this weight (`algo.data_weight`), of which 0 turns it off, and this shift of the noise levels
+    /// (`algo.shift`) in place of the model's.
+    pub(crate) fn new(weight: f64, shift: Option<f64>) -> Self {
+        let config = FlowMatchingConfig { shift, ..FlowMatchingConfig::default() };
+        Self { weight, encoded: SampleCache::new(config.cache_bytes), config }
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        self.weight > 0.0
+    }
+
+    /// See [`roll_core::Algorithm::needs_clip`].
+    pub(crate) fn needs_clip(&self) -> Option<String> {
+        self.is_on().then(|| format!("`algo.data_weight: {}` trains on it, and 0 does not", self.weight))
+    }
+
+    pub(crate) fn weight(&self) -> f64 {
+        self.weight
+    }
+
+    /// Fails on a weight that can only be a mistake.
+    pub(crate) fn check(&self, facts: ScheduleFacts) -> Result<()> {
+        if !(self.weight.is_finite() && self.weight >= 0.0) {
+            let problem =
+                format!("must be at least 0, found {}: it would drive the model away from the clips", self.weight);
+            return Err(Error::config("algo.data_weight", problem));
+        }
+        self.config.levels(facts).map(drop)
+    }
+
+    /// Adds the gradient of `share * weight * loss` of a sample's clip to the strategy, and returns the loss,
+    /// `mean((v - (noise - data))^2)` at one level. `key` is that of the sample's draws in the step. `None` if nothing
+    /// of the clip is left to predict; nothing is added then, nor for a loss that is not finite.
+    pub(crate) fn accumulate(
+        &mut self,
+        ctx: &mut StepContext<'_>,
+        sample: &Sample,
+        key: u64,
+        share: f64,
+    ) -> Result<Option<f64>> {
+        let clip = self.encoded.get_or_insert(sample, || {
+            EncodedClip::new(diffusion(ctx.model)?, sample).while_doing(|| "encoding the clip".into())
+        })?;
+        if clip.nothing_to_predict().is_some() {
+            return Ok(None);
+        }
+        let (data, conditioning) = (&clip.latents, &clip.conditioning);
+        let levels = self.config.levels(diffusion(ctx.model)?.schedule())?;
+        let sigma = levels.at(uniform_draws(ctx.noise, ctx.step, key)());
+        let noise = ctx.noise.normal(Purpose::Clips, ctx.step, key, &[data.len()])?;
+        let x = conditioning.with_first_frame(&mixed(data, noise.f32s()?, sigma)?)?;
+        let (velocity, pullback) =
+            diffusion(ctx.model)?.velocity(&x, sigma.timestep(), conditioning, Adapter::On, Grad::Record)?;
+        let (loss, gradient) = clip.velocity_loss(&velocity, noise.f32s()?)?;
+        if loss.is_finite() {
+            let pullback = pullback.ok_or_else(|| AlgorithmError::NoPullback { what: "the velocity".into() })?;
+            ctx.strategy.before_last_pull(ctx.model)?;
+            pullback.pull(&scaled(&gradient, (share * self.weight) as f32)?)?;
+            ctx.strategy.accumulate(ctx.model)?;
+        }
+        Ok(Some(loss))
+    }
+}

@@ -1,0 +1,337 @@
+//! Flow matching: the training that makes a video diffusion model, from scratch or on one's own clips.
+//!
+//! Per sample: x_0 = encode(clip), a noise level sigma from a distribution ([`levels`]), x = (1 - sigma) x_0 + sigma
+//! eps, and loss = mean((velocity(x) - (eps - x_0))^2) ([`loss`]). It trains whatever parameters the model has,
+//! adapters or all weights, at the noise levels of the experts that have them.
+
+pub mod config;
+pub mod levels;
+pub mod loss;
+
+mod data_term;
+mod encoded;
+mod report;
+#[cfg(test)]
+mod tests;
+mod validation;
+
+use std::sync::Arc;
+
+use roll_core::{
+    Adapter, Algorithm, Communicator, Conditioning, DiffusionModel, Grad, Headline, HeadlineFormat, Kind, Model, Noise,
+    Options, Progress, Purpose, Result, ResultExt, RewardScorer, Sample, Sigma, SigmaRange, SingleRank, StepContext,
+    StepReport, Tensor, Validation, VelocityInput, Video, parse_options, plan::Passes,
+};
+use roll_step::stopwatch::{ENCODE, FORWARD, OPTIMIZER, PULL, Stopwatch};
+use roll_step::{AlgorithmError, update};
+
+pub use config::{FlowMatchingConfig, LossWeighting};
+pub(crate) use data_term::DataTerm;
+pub use levels::{Levels, TimestepSampling};
+pub use loss::{Weighting, mixed, velocity_loss};
+
+use crate::arithmetic::scaled;
+use crate::draw_keys::{draw_key, repeats};
+use crate::report::StepOutcome;
+use crate::sample_cache::SampleCache;
+use crate::sampling::{Conditions, negative_context};
+use encoded::EncodedClip;
+use report::Tally;
+
+const NAME: &str = "flow_matching";
+
+const SAMPLE: &str = "time/sample";
+
+/// The algorithm `flow_matching`.
+pub struct FlowMatching {
+    config: FlowMatchingConfig,
+    encoded: SampleCache<EncodedClip>,
+    /// The embedding of the empty prompt.
+    no_prompt: Option<Tensor>,
+    /// The embedding of the negative prompt.
+    negative: Option<Tensor>,
+    /// This rank's part of the clips that are not trained on, if there are any.
+    held_out: Option<Vec<Sample>>,
+    ranks: Arc<dyn Communicator>,
+}
+
+impl FlowMatching {
+    /// Makes the algorithm from its options.
+    pub fn new(config: FlowMatchingConfig) -> Self {
+        let encoded = SampleCache::new(config.cache_bytes);
+        let ranks = Arc::new(SingleRank);
+        Self { config, encoded, no_prompt: None, negative: None, held_out: None, ranks }
+    }
+
+    /// Makes this one of several `ranks`, which share a validation.
+    pub fn on(self, ranks: Arc<dyn Communicator>) -> Self {
+        Self { ranks, ..self }
+    }
+}
+
+impl Algorithm for FlowMatching {
+    fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()> {
+        let facts = diffusion(model)?.schedule();
+        update::check_trainable(model)?;
+        if let Some(reward) = reward {
+            tracing::warn!(
+                "the algorithm `{NAME}` trains on the clips alone: the reward `{}` has no effect",
+                reward.name()
+            );
+        }
+        self.config.levels(facts).map(drop)
+    }
+
+    fn headlines(&self) -> Vec<Headline> {
+        vec![
+            Headline::new("actor/loss", "loss", "Loss").validated_by(
+                "val/loss",
+                "loss",
+                "clips that were not trained on",
+            ),
+            Headline::new("actor/grad_norm", "grad norm", "Gradient norm").written(HeadlineFormat::Scientific),
+        ]
+    }
+
+    fn hold_out(&mut self, clips: &[Sample]) -> bool {
+        self.held_out = Some(clips.to_vec());
+        true
+    }
+
+    fn validate(
+        &mut self,
+        _step: u64,
+        model: &mut dyn Model,
+        noise: &Noise,
+        progress: &dyn Progress,
+    ) -> Result<Option<Validation>> {
+        self.validation(model, noise, progress)
+    }
+
+    fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
+        update::discard_on_error(context, |context| self.update(context))
+    }
+}
+
+/// The noise levels of a step and their weights.
+struct Distribution {
+    levels: Levels,
+    weighting: Weighting,
+}
+
+/// A noised clip.
+struct NoisedClip {
+    clip: Arc<EncodedClip>,
+    /// That of the clip, or that with the empty prompt.
+    conditioning: Conditioning,
+    sigma: Sigma,
+    noise: Vec<f32>,
+    x: Tensor,
+    /// Weight of its loss, without that of the sample.
+    weight: f64,
+    /// Weight of the sample.
+    sample_weight: f64,
+}
+
+/// The state of a training step, which its samples share.
+struct StepState<'a> {
+    range: SigmaRange,
+    watch: Stopwatch<'a>,
+    tally: Tally,
+    outcome: StepOutcome,
+}
+
+impl FlowMatching {
+    fn distribution(&self, model: &mut dyn Model) -> Result<Distribution> {
+        let facts = diffusion(model)?.schedule();
+        Ok(Distribution { levels: self.config.levels(facts)?, weighting: self.config.weighting(facts)? })
+    }
+
+    fn update(&mut self, ctx: &mut StepContext<'_>) -> Result<StepReport> {
+        let distribution = self.distribution(ctx.model)?;
+        let watch = Stopwatch::new(ctx.progress, &[ENCODE, FORWARD, PULL, OPTIMIZER, SAMPLE]);
+        let range = distribution.levels.range();
+        let mut state = StepState { range, watch, tally: Tally::default(), outcome: StepOutcome::default() };
+        ctx.strategy.discard();
+
+        let mut batch: Vec<NoisedClip> = Vec::new();
+        let repeats = repeats(ctx.strategy.ranks().data.as_ref(), ctx.samples)?;
+        for (sample, repeats) in ctx.samples.iter().zip(repeats) {
+            state.watch.begin(ENCODE, None)?;
+            let noised = self.noised(ctx, sample, draw_key(sample, repeats), &distribution);
+            let noised = match noised.while_doing(|| format!("training on {}", sample.origin))? {
+                Ok(noised) => noised,
+                Err(reason) => {
+                    tracing::debug!(sample = %sample.origin, reason, "the sample is skipped");
+                    state.outcome.skip(sample, reason);
+                    continue;
+                }
+            };
+            state.tally.samples += 1;
+            for clip in noised {
+                let fits = batch.first().is_none_or(|first| first.x.shape() == clip.x.shape());
+                if !fits || batch.len() == self.config.draws_at_once {
+                    train(ctx, &std::mem::take(&mut batch), &mut state)?;
+                }
+                batch.push(clip);
+            }
+        }
+        train(ctx, &batch, &mut state)?;
+
+        let StepState { mut watch, tally, mut outcome, .. } = state;
+        watch.begin(OPTIMIZER, Some("updating parameters"))?;
+        let on_nonfinite = self.config.on_nonfinite;
+        let update = update::finish(ctx, tally.samples as f64, &mut outcome.nonfinite, on_nonfinite, |_, _| Ok(()))?;
+        if let (true, Some(sample)) = (ctx.want_videos, ctx.samples.first()) {
+            watch.begin_after_update(SAMPLE, None);
+            outcome.show(sample, 0, self.generate(ctx, sample)?);
+        }
+        let tally = tally.joined(ctx.strategy.ranks().data.as_ref())?;
+        let mut metrics = tally.losses_by_part(range);
+        metrics.insert("actor/samples".into(), tally.samples as f64);
+        if let Some(loss) = tally.loss().filter(|_| outcome.nonfinite.is_none()) {
+            metrics.insert("actor/loss".into(), loss);
+        }
+        outcome.report(ctx, watch, update.as_slice(), metrics)
+    }
+
+    /// The noised copies of one sample, or the reason why nothing of it is left to predict.
+    fn noised(
+        &mut self,
+        ctx: &mut StepContext<'_>,
+        sample: &Sample,
+        key: u64,
+        distribution: &Distribution,
+    ) -> Result<Result<Vec<NoisedClip>, &'static str>> {
+        let clip = self.encoded(ctx.model, ctx.progress, sample)?;
+        if let Some(reason) = clip.nothing_to_predict() {
+            return Ok(Err(reason));
+        }
+        let data = &clip.latents;
+        let unprompted = self.unprompted(ctx, sample, &clip.conditioning)?;
+        let (count, n) = (self.config.draws_per_sample, data.len());
+        let mut uniform = uniform_draws(ctx.noise, ctx.step, key);
+        let noise = ctx.noise.normal(Purpose::Latents, ctx.step, key, &[count, n])?;
+        let one = |(draw, noise): (usize, &[f32])| {
+            let sigma = distribution.levels.at((draw as f64 + uniform()) / count as f64);
+            let conditioning = match (&unprompted, uniform() < self.config.prompt_dropout) {
+                (Some(unprompted), true) => unprompted.clone(),
+                _ => clip.conditioning.clone(),
+            };
+            let x = conditioning.with_first_frame(&mixed(data, noise, sigma)?)?;
+            let weight = distribution.weighting.at(sigma) / count as f64;
+            let (clip, noise, sample_weight) = (clip.clone(), noise.to_vec(), sample.weight);
+            Ok(NoisedClip { clip, conditioning, sigma, noise, x, weight, sample_weight })
+        };
+        noise.f32s()?.chunks_exact(n).enumerate().map(one).collect::<Result<_>>().map(Ok)
+    }
+
+    /// The encoded clip of a sample, computed once while the cache has room.
+    fn encoded(&mut self, model: &mut dyn Model, progress: &dyn Progress, sample: &Sample) -> Result<Arc<EncodedClip>> {
+        self.encoded.get_or_insert(sample, || {
+            progress.phase("encoding prompt and clip");
+            EncodedClip::new(diffusion(model)?, sample)
+        })
+    }
+
+    /// The conditioning with an empty prompt, if prompts are ever dropped.
+    fn unprompted(
+        &mut self,
+        ctx: &mut StepContext<'_>,
+        sample: &Sample,
+        conditioning: &Conditioning,
+    ) -> Result<Option<Conditioning>> {
+        if self.config.prompt_dropout == 0.0 {
+            return Ok(None);
+        }
+        let context = match &self.no_prompt {
+            Some(context) => context.clone(),
+            None => {
+                let empty = diffusion(ctx.model)?.encode(&encoded::conditioning_input(sample, "")?)?;
+                self.no_prompt.insert(empty.context).clone()
+            }
+        };
+        Ok(Some(Conditioning { context, ..conditioning.clone() }))
+    }
+
+    /// A video for the sample's prompt and first frame, by the model as it is now. Its noise is the same at every step.
+    fn generate(&mut self, ctx: &mut StepContext<'_>, sample: &Sample) -> Result<Video> {
+        let clip = self.encoded(ctx.model, ctx.progress, sample)?;
+        let noise = ctx.noise.evaluation_latents(sample.index, &clip.conditioning.latent_shape)?;
+        let model = diffusion(ctx.model)?;
+        let sampling = self.config.sampling(model.schedule())?;
+        if sampling.guidance.is_on() && self.negative.is_none() {
+            let input = encoded::conditioning_input(sample, "")?;
+            self.negative = Some(negative_context(model, input, &self.config.negative_prompt)?);
+        }
+        let conditions = Conditions::new(&clip.conditioning, self.negative.clone());
+        let latents = sampling.generate(model, &conditions, &noise, Adapter::On, ctx.progress)?;
+        Video::new(model.decode(&latents, Grad::Skip)?.0, sample.clip()?.fps())
+    }
+}
+
+/// Adds the gradient of a batch to the strategy. After a loss that is not finite there is no update, so nothing is
+/// computed.
+fn train(ctx: &mut StepContext<'_>, batch: &[NoisedClip], state: &mut StepState<'_>) -> Result<()> {
+    let StepState { range, watch, tally, outcome } = state;
+    if batch.is_empty() || outcome.nonfinite.is_some() {
+        return Ok(());
+    }
+    watch.begin(FORWARD, Some("predicting velocities"))?;
+    let inputs: Vec<VelocityInput<'_>> = batch
+        .iter()
+        .map(|d| VelocityInput { latents: &d.x, timestep: d.sigma.timestep(), conditioning: &d.conditioning })
+        .collect();
+    let (velocities, pullback) = diffusion(ctx.model)?.velocities(&inputs, Adapter::On, Grad::Record)?;
+    let mut cotangents = Vec::new();
+    for (noised, velocity) in batch.iter().zip(velocities.unstack()?) {
+        let NoisedClip { clip, sigma, noise, weight, sample_weight, .. } = noised;
+        let (loss, gradient) = clip.velocity_loss(&velocity, noise)?;
+        if !loss.is_finite() {
+            outcome.nonfinite = Some((format!("the loss at noise level {:.3}", sigma.0), loss));
+            return Ok(());
+        }
+        tally.count_draw(*range, *sigma, loss, *weight);
+        cotangents.push(scaled(&gradient, (weight * sample_weight) as f32)?);
+    }
+
+    watch.begin(PULL, Some("pulling back"))?;
+    let pullback = pullback.ok_or_else(|| AlgorithmError::NoPullback { what: "the velocity".into() })?;
+    ctx.strategy.before_last_pull(ctx.model)?;
+    pullback.pull(&Tensor::stack(&cotangents)?)?;
+    ctx.strategy.accumulate(ctx.model)
+}
+
+/// A source of values uniform in [0, 1).
+fn uniform_draws(noise: &Noise, step: u64, key: u64) -> impl FnMut() -> f64 {
+    let mut draw = noise.uniform(Purpose::Timesteps, step, key);
+    move || 0.5 * (f64::from(draw()) + 1.0)
+}
+
+fn diffusion(model: &mut dyn Model) -> Result<&mut dyn DiffusionModel> {
+    update::diffusion(model, NAME)
+}
+
+roll_core::register! {
+    Algorithm, NAME, FlowMatchingConfig,
+    "Supervised training on clips: from scratch, or fine-tuning",
+    |options, context| Ok(FlowMatching::new(options).on(context.ranks.clone())),
+    plan: passes,
+    learning_rate: 1e-4,
+}
+
+/// The passes for one clip: one for each noise level, all of them recorded.
+fn passes(options: &Options) -> Result<Passes> {
+    let config: FlowMatchingConfig = parse_options(Kind::Algorithm.section(), options)?;
+    let draws = config.draws_per_sample;
+    Ok(Passes {
+        forward: draws,
+        pulled: draws,
+        // Nothing is denoised.
+        steps: Some([0, 0]),
+        held: Some(config.draws_at_once),
+        // The clip is encoded, once, which takes about the memory and time of a decoding without gradient.
+        decoded: Some([1, 0]),
+        ..Passes::default()
+    })
+}

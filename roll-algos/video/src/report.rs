@@ -1,0 +1,83 @@
+//! The parts of a step's report that all algorithms on videos have in common.
+
+use std::collections::BTreeMap;
+
+use roll_core::{
+    Headline, HeadlineFormat, Result, Sample, StepContext, StepReport, StrategyReport, Video, communicator,
+};
+use roll_step::stopwatch::Stopwatch;
+
+/// Name of the metric for the mean score.
+pub(crate) const SCORE: &str = "actor/score";
+
+/// The metrics that algorithms with a reward on videos show first.
+pub(crate) fn headlines() -> Vec<Headline> {
+    vec![
+        Headline::new(SCORE, "score", "Score").score(),
+        Headline::new("actor/kl_loss", "kl", "KL to the reference policy")
+            .written(HeadlineFormat::Scientific)
+            .divergence(),
+        Headline::new("actor/loss", "loss", "Loss"),
+        Headline::new("actor/grad_norm", "grad norm", "Gradient norm").written(HeadlineFormat::Scientific),
+    ]
+}
+
+/// The metric of a detail of scores.
+pub(crate) fn detail_metric(name: &str) -> String {
+    // Durations are metrics `time/...`, because they differ from run to run.
+    match name.strip_prefix("time/") {
+        Some(reward) => format!("time/score/{reward}"),
+        None => format!("reward/{name}"),
+    }
+}
+
+/// What a step reports on this rank besides the sums of its algorithm.
+#[derive(Default)]
+pub(crate) struct StepOutcome {
+    /// Origins of the samples that were left out, each with the reason.
+    skipped: Vec<(String, String)>,
+    /// Videos to show, each with its name.
+    videos: Vec<(String, Video)>,
+    /// Name and value of a number that was not finite.
+    pub(crate) nonfinite: Option<(String, f64)>,
+}
+
+impl StepOutcome {
+    /// Adds a sample that was left out.
+    pub(crate) fn skip(&mut self, sample: &Sample, reason: impl Into<String>) {
+        self.skipped.push((sample.origin.clone(), reason.into()));
+    }
+
+    /// Adds a video of a sample that occurred `repeats` times in the step before.
+    pub(crate) fn show(&mut self, sample: &Sample, repeats: u64, video: Video) {
+        let suffix = if repeats > 0 { format!("-{}", repeats + 1) } else { String::new() };
+        self.videos.push((format!("sample-{:06}{suffix}", sample.index), video));
+    }
+
+    /// The report of a step with `updates`, over all ranks; videos stay on their rank. `metrics` are those of the
+    /// algorithm. The mean score is also reported under the reward's second name, if it has one.
+    pub(crate) fn report(
+        self,
+        ctx: &StepContext<'_>,
+        watch: Stopwatch<'_>,
+        updates: &[StrategyReport],
+        mut metrics: BTreeMap<String, f64>,
+    ) -> Result<StepReport> {
+        let ranks = ctx.strategy.ranks().data.as_ref();
+        let skipped = communicator::join(ranks, &self.skipped)?.concat();
+        metrics.extend(watch.seconds(ranks)?);
+        metrics.insert("actor/skipped".into(), skipped.len() as f64);
+        let alias = ctx.reward.as_deref().and_then(|reward| reward.measures().alias);
+        if let (Some(alias), Some(score)) = (alias, metrics.get(SCORE).copied()) {
+            metrics.insert(alias, score);
+        }
+        if let Some(update) = updates.last() {
+            metrics.insert("actor/grad_norm".into(), update.grad_norm);
+        }
+        if self.nonfinite.is_some() {
+            metrics.insert("actor/nonfinite".into(), 1.0);
+        }
+        let applied = updates.iter().any(|update| update.applied);
+        Ok(StepReport { metrics, skipped, videos: self.videos, records: Vec::new(), applied })
+    }
+}

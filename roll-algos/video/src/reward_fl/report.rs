@@ -1,0 +1,120 @@
+//! Sums of a training step over its samples, and the metrics derived from them.
+
+use std::collections::BTreeMap;
+
+use roll_core::{Communicator, Result, Video, communicator};
+use roll_step::ranks::Bits;
+use serde::{Deserialize, Serialize};
+
+use crate::report::{SCORE, detail_metric};
+
+/// The outcome of a sample.
+pub(super) enum Outcome {
+    Scored(Scored),
+    /// Left out, with the reason.
+    Skipped(String),
+    /// The name of a value that is not finite, and the value.
+    NonFinite(String, f64),
+}
+
+/// The values of a sample that has a score, means over its scored videos; all but the details are finite.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Scored {
+    /// The fraction of its videos that have a score, by which it counts in the update and in means over samples: every
+    /// scored video of a step weighs the same.
+    pub(super) fraction: f64,
+    pub(super) loss: f64,
+    pub(super) score: f64,
+    /// The KL, if there is a reference.
+    pub(super) kl: Option<f64>,
+    /// The flow-matching loss on the clip, if it is used.
+    pub(super) data_loss: Option<f64>,
+    /// Details of the reward, which may be NaN. `Bits` keeps them exact when ranks exchange them.
+    pub(super) details: BTreeMap<String, Bits>,
+}
+
+impl Scored {
+    /// Means over the scored ones of `count` videos of one sample; that of a detail covers the videos that have it.
+    /// `data_loss` stays `None`: it belongs to the sample, and the caller adds it afterwards. Returns `None` without
+    /// videos.
+    pub(super) fn mean(mut videos: Vec<Self>, count: usize) -> Option<Self> {
+        let fraction = videos.len() as f64 / count as f64;
+        if videos.len() < 2 {
+            return videos.pop().map(|video| Self { fraction, ..video });
+        }
+        let n = videos.len() as f64;
+        let mean = |value: fn(&Self) -> f64| videos.iter().map(value).sum::<f64>() / n;
+        let details = detail_means(&videos);
+        let details = details.into_iter().map(|(name, mean)| (name.to_string(), Bits(mean))).collect();
+        let kl = videos[0].kl.map(|_| mean(|v| v.kl.unwrap_or(0.0)));
+        Some(Self { fraction, loss: mean(|v| v.loss), score: mean(|v| v.score), kl, data_loss: None, details })
+    }
+}
+
+/// The mean of each detail over the samples that have it, by their fractions.
+fn detail_means(scored: &[Scored]) -> BTreeMap<&str, f64> {
+    let mut details: BTreeMap<&str, [f64; 2]> = BTreeMap::new();
+    for Scored { fraction, details: own, .. } in scored {
+        for (name, Bits(value)) in own {
+            let [sum, count] = details.entry(name).or_default();
+            *sum += fraction * value;
+            *count += fraction;
+        }
+    }
+    details.into_iter().map(|(name, [sum, count])| (name, sum / count)).collect()
+}
+
+/// The scored samples of a step; and how many values all decoded videos have, and how many of them are clamped.
+#[derive(Default, Serialize, Deserialize)]
+pub(super) struct Tally {
+    pub(super) scored: Vec<Scored>,
+    values: u64,
+    clamped: u64,
+}
+
+impl Tally {
+    /// Counts the values of a video, and those at the bounds of the decoder's clamp, where the gradient is 0.
+    pub(super) fn count_video(&mut self, video: &Video) {
+        let values = video.frames().f32s().unwrap_or(&[]); // a video's frames are f32
+        self.values += values.len() as u64;
+        self.clamped += values.iter().filter(|v| v.abs() >= 1.0).count() as u64;
+    }
+
+    /// Joins the tallies of all ranks in the order of the ranks, which is the order of the samples. Metrics are then
+    /// equal to those of one rank with all samples.
+    pub(super) fn joined(&self, ranks: &dyn Communicator) -> Result<Self> {
+        let mut all = Self::default();
+        for tally in communicator::join(ranks, self)? {
+            all.scored.extend(tally.scored);
+            all.values += tally.values;
+            all.clamped += tally.clamped;
+        }
+        Ok(all)
+    }
+
+    /// The number of samples with a score; one of which some videos have none counts in part.
+    pub(super) fn counted(&self) -> f64 {
+        self.scored.iter().map(|scored| scored.fraction).sum()
+    }
+
+    /// The number of samples with a score, means over them, and the fraction of clamped values.
+    pub(super) fn metrics(&self) -> BTreeMap<String, f64> {
+        let n = self.counted();
+        let mut metrics = BTreeMap::from([("actor/samples".to_string(), self.scored.len() as f64)]);
+        if self.values > 0 {
+            metrics.insert("actor/clamped_fraction".into(), self.clamped as f64 / self.values as f64);
+        }
+        for scored in &self.scored {
+            let main = [("actor/loss", scored.loss), (SCORE, scored.score)];
+            for (name, value) in main.into_iter().chain(scored.kl.map(|kl| ("actor/kl_loss", kl))) {
+                *metrics.entry(name.into()).or_default() += scored.fraction * value / n;
+            }
+        }
+        let data = self.scored.iter().filter_map(|scored| Some([scored.fraction * scored.data_loss?, scored.fraction]));
+        if let Some([sum, count]) = data.reduce(|[sum, count], [loss, fraction]| [sum + loss, count + fraction]) {
+            metrics.insert("actor/data_loss".into(), sum / count);
+        }
+        metrics.extend(detail_means(&self.scored).into_iter().map(|(name, mean)| (detail_metric(name), mean)));
+        metrics
+    }
+}
