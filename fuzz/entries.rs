@@ -5,13 +5,13 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use roll_causal_lm::{CausalLmOptions, Tokenizer};
 use roll_core::{BuildContext, StateDict};
-use roll_models::causal_lm::{self, CausalLmOptions, Tokenizer};
-use roll_models::lora::{Convention, EncodedLora, LoraFile, Names, WriteOptions};
-use roll_models::wan2_2::components;
-use roll_models::weights::Checkpoint;
-use roll_models::weights::gguf::GgufFile;
+use roll_network::lora::{Convention, EncodedLora, LoraFile, Names, WriteOptions};
+use roll_network::weights::Checkpoint;
+use roll_network::weights::gguf::GgufFile;
 use roll_train::config::ConfigLayers;
+use roll_wan::components;
 
 /// Type of a reader.
 pub type Entry = fn(&[u8]);
@@ -64,14 +64,14 @@ pub fn gguf(bytes: &[u8]) {
         let options =
             CausalLmOptions { model_path: Some(path.into()), lora_rank: Some(1), ..CausalLmOptions::default() };
         let context = BuildContext::new("flex");
-        let _ = causal_lm::open(&options, &context);
+        let _ = roll_causal_lm::open(&options, &context);
     });
 }
 
 /// Reads graph and weights of an ONNX file. The model is not run.
 pub fn onnx(bytes: &[u8]) {
     if let Ok(device) = roll_backends::device("flex") {
-        let _ = roll_rewards::onnx::Model::parse(Path::new("fuzz.onnx"), bytes, &device);
+        let _ = roll_onnx::Model::parse(Path::new("fuzz.onnx"), bytes, &device);
     }
 }
 

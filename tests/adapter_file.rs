@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use roll_core::{Adapter, BuildContext, ConditionInput, Grad, Model, Noise, Purpose, Tensor, Timestep};
-use roll_models::wan2_2::{WanOptions, init_tiny, loading};
-use roll_models::weights::{Checkpoint, save_safetensors};
+use roll_network::weights::{Checkpoint, save_safetensors};
+use roll_wan::{WanOptions, init_tiny, loading};
 
 fn velocity(model: &mut dyn Model, adapter: Adapter) -> Vec<f32> {
     let diffusion = model.as_diffusion().unwrap();

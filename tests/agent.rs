@@ -215,7 +215,7 @@ fn an_adapter_has_pefts_configuration_and_answers_alike_merged_or_not() {
     let dir = tempfile::tempdir().unwrap();
     let line = r#"{"messages": [{"role": "user", "content": "P_"}, {"role": "assistant", "content": "at goal"}]}"#;
     std::fs::write(dir.path().join("talk.jsonl"), format!("{line}\n{line}\n")).unwrap();
-    let base = concat!(env!("CARGO_MANIFEST_DIR"), "/../roll-models/assets/demo_agent");
+    let base = concat!(env!("CARGO_MANIFEST_DIR"), "/../roll-models/causal_lm/assets/demo_agent");
     let model = format!("model.model_path={base}");
     let mut arguments = vec!["run", "--algo", "sft", "--model", "causal_lm", "--out", "run", "--steps", "12"];
     let settings =

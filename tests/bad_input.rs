@@ -2,9 +2,9 @@
 //! directory behind.
 
 use std::path::{Path, PathBuf};
-use std::process::Output;
 
-use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
+use roll_wan::init_tiny::{WanKind, init_tiny};
+use std::process::Output;
 
 use crate::world::{SHORT, World, fails, stderr_text};
 

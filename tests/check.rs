@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use roll_core::{Tensor, Video};
-use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
-use roll_models::weights::save_safetensors;
+use roll_network::weights::save_safetensors;
+use roll_wan::init_tiny::{WanKind, init_tiny};
 
 use crate::program::{printed, stderr_text};
 use crate::world::{SETTINGS, SHORT, World, fails};

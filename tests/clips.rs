@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use roll_core::VideoUnit;
 use roll_data::{DataConfig, Dataset, Windows};
-use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
+use roll_wan::init_tiny::{WanKind, init_tiny};
 use serde_json::Value;
 
 use crate::world::{SETTINGS, SHORT, World, fails, stderr_text};

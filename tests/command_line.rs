@@ -172,10 +172,10 @@ fn a_score_that_is_not_finite_is_an_error() {
         std::fs::copy(file.path(), world.path("clip").join(file.file_name())).unwrap();
     }
     let weights = world.path("clip/model.safetensors");
-    let mut state = roll_models::weights::Checkpoint::open(&weights).unwrap().all().unwrap();
+    let mut state = roll_network::weights::Checkpoint::open(&weights).unwrap().all().unwrap();
     state.iter_mut().for_each(|(_, tensor)| *tensor = Tensor::full(tensor.shape().to_vec(), f32::NAN));
     std::fs::remove_file(&weights).unwrap(); // it is mapped
-    roll_models::weights::save_safetensors(&weights, &state, &Default::default()).unwrap();
+    roll_network::weights::save_safetensors(&weights, &state, &Default::default()).unwrap();
     let score = ["score", "0.mp4", "--reward", "clip", "--prompt", "x", "--set", "reward.path=clip"];
     fails(&world.roll(&score), 1, &["the score of `clip` is not finite"]);
 }

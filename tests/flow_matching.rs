@@ -9,9 +9,9 @@ use roll_core::{
     Adapter, Algorithm, BuildContext, ConditionInput, Conditioning, Grad, Model, Noise, OptimizerConfig, Purpose,
     Sample, SampleVideo, Silent, StepContext, Strategy, Tensor, Timestep, VelocityInput, Video,
 };
-use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
-use roll_models::wan2_2::{Wan, WanOptions, loading};
 use roll_video::flow_matching::{FlowMatching, FlowMatchingConfig};
+use roll_wan::init_tiny::{WanKind, init_tiny};
+use roll_wan::{Wan, WanOptions, loading};
 
 use crate::world::{World, fails, stderr_text};
 

@@ -5,9 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use roll_causal_lm::CausalLmOptions;
 use roll_core::BuildContext;
-use roll_models::causal_lm::CausalLmOptions;
-use roll_models::weights::gguf::GgufFile;
+use roll_network::weights::gguf::GgufFile;
 
 #[path = "../fuzz/entries.rs"]
 mod entries;
@@ -213,7 +213,7 @@ fn the_gguf_seeds_are_read_to_their_end() {
         assert_eq!(file.names().filter(|name| file.tensor(name).is_ok()).count(), tensors, "{name}");
         let options = CausalLmOptions { model_path: Some(path), lora_rank: Some(1), ..CausalLmOptions::default() };
         let context = BuildContext::new("flex");
-        assert_eq!(roll_models::causal_lm::open(&options, &context).is_ok(), name != "everything", "{name}");
+        assert_eq!(roll_causal_lm::open(&options, &context).is_ok(), name != "everything", "{name}");
     }
 }
 
@@ -221,13 +221,13 @@ fn the_gguf_seeds_are_read_to_their_end() {
 fn the_onnx_seed_is_a_model() {
     let bytes = corpus("onnx").remove(0);
     let device = roll_backends::device("flex").unwrap();
-    let model = roll_rewards::onnx::Model::parse(Path::new("small.onnx"), &bytes, &device).unwrap();
+    let model = roll_onnx::Model::parse(Path::new("small.onnx"), &bytes, &device).unwrap();
     assert_eq!(model.outputs().len(), 1);
 }
 
 #[test]
 fn the_seeds_of_readers_are_read() {
-    use roll_models::causal_lm::Tokenizer;
+    use roll_causal_lm::Tokenizer;
     let each = |name: &str| {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(name);
         let paths = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());

@@ -22,7 +22,7 @@ struct Model {
 impl Model {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        roll_models::causal_lm::write_built_in(&dir.path().join("lm")).unwrap();
+        roll_causal_lm::write_built_in(&dir.path().join("lm")).unwrap();
         Self { dir }
     }
 
@@ -63,7 +63,7 @@ impl Model {
     /// Asks it with parts of its `tokenizer.json` changed.
     fn with_tokenizer(&self, change: impl FnOnce(&mut Value), prompt: &str) -> Output {
         let built_in = tempfile::tempdir().unwrap();
-        roll_models::causal_lm::write_built_in(built_in.path()).unwrap();
+        roll_causal_lm::write_built_in(built_in.path()).unwrap();
         let file = std::fs::read(built_in.path().join("tokenizer.json")).unwrap();
         let mut json: Value = serde_json::from_slice(&file).unwrap();
         change(&mut json);

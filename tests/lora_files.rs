@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use roll_core::{Noise, Purpose, StateDict, Tensor};
-use roll_models::lora::{Convention, Layer, Lora, LoraFile, Names, WriteOptions, write_lora};
-use roll_models::weights::{Checkpoint, save_safetensors};
+use roll_network::lora::{Convention, Layer, Lora, LoraFile, Names, WriteOptions, write_lora};
+use roll_network::weights::{Checkpoint, save_safetensors};
 
 use crate::program::{done, fails, printed, roll, stderr_text};
 

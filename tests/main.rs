@@ -79,6 +79,6 @@ mod watch;
 
 // For their registrations.
 use roll_backends as _;
-use roll_models as _;
 use roll_rewards as _;
 use {roll_agents as _, roll_video as _};
+use {roll_causal_lm as _, roll_wan as _};

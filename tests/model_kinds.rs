@@ -1,7 +1,7 @@
 //! Every kind of Wan model, small and in official layout, as a user works with it: train with and without guidance,
 //! stop and go on, generate.
 
-use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
+use roll_wan::init_tiny::{WanKind, init_tiny};
 
 use crate::world::{World, fails, stderr_text};
 

@@ -100,7 +100,7 @@ const PROMISES: [Promise; 51] = [
         "Wan2.2 I2V, T2V (A14B), TI2V-5B; Wan2.1",
         &[
             "tests/model_kinds.rs::every_model_trains_resumes_and_generates",
-            "roll-models/src/wan2_2/plan/tests.rs::published_models_have_their_published_sizes",
+            "roll-models/wan2_2/src/plan/tests.rs::published_models_have_their_published_sizes",
             "tests/fixtures/dit_tiny_i2v",
             "tests/fixtures/dit_tiny_t2v",
             "tests/fixtures/dit_tiny_ti2v5b",
@@ -165,7 +165,7 @@ const PROMISES: [Promise; 51] = [
     ),
     (
         "safetensors or GGUF",
-        &["tests/fixtures/gguf_smollm2", "roll-models/src/causal_lm/gguf_tests.rs::phi_3_matches_its_directory"],
+        &["tests/fixtures/gguf_smollm2", "roll-models/causal_lm/src/gguf_tests.rs::phi_3_matches_its_directory"],
     ),
     (
         "FrozenLake, Sokoban, a program of yours, a plugin",
@@ -209,7 +209,7 @@ const PROMISES: [Promise; 51] = [
     (
         "LoRA files for ComfyUI, diffusers, PEFT, DiffSynth, kohya, without loss",
         &[
-            "roll-models/src/lora/tests.rs::conversions_between_all_conventions_are_bit_exact",
+            "roll-models/network/src/lora/tests.rs::conversions_between_all_conventions_are_bit_exact",
             "tests/lora_files.rs::lora_conversions_round_trip",
             "tests/lora_files.rs::diffusers_and_peft_load_what_is_written",
         ],

@@ -4,7 +4,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use roll_core::{Tensor, Video};
-use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
+use roll_wan::init_tiny::{WanKind, init_tiny};
 use serde_json::Value;
 
 use crate::world::{SHORT, World, checkpoint_file, fails, stderr_text};

@@ -9,10 +9,10 @@ use roll_core::{
     Adapter, BuildContext, Communicator, ConditionInput, Grad, Model, Noise, OptimizerConfig, Purpose, Registry,
     Strategy, Tensor, ThreadRanks, Timestep,
 };
-use roll_models::wan2_2::init_tiny::{TinyFiles, WanKind, init_tiny};
-use roll_models::wan2_2::{Placement, Wan, WanOptions, loading};
 use roll_train::config::ConfigLayers;
 use roll_train::{RunSession, Trainer};
+use roll_wan::init_tiny::{TinyFiles, WanKind, init_tiny};
+use roll_wan::{Placement, Wan, WanOptions, loading};
 use {roll_agents as _, roll_video as _}; // for what they register
 
 const LONG: Duration = Duration::from_secs(120);

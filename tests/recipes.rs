@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-use roll_models::weights::save_safetensors;
+use roll_network::weights::save_safetensors;
 use serde_json::{Value, json};
 
 use crate::adapters::{distillation, picture};

@@ -14,7 +14,7 @@ use crate::progress;
 /// Columns of the level before a message.
 const LEVEL: usize = 6;
 
-/// Variables that hold a filter ("debug", "roll_models=trace"), the first one that is there counts.
+/// Variables that hold a filter ("debug", "roll_wan=trace"), the first one that is there counts.
 const FILTERS: [&str; 2] = ["ROLL_LOG", "RUST_LOG"];
 
 roll_core::inventory::submit! { roll_core::Variable(FILTERS[0]) }

@@ -25,16 +25,16 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
+use roll_causal_lm::chat;
 use roll_core::Fault;
-use roll_models::causal_lm::chat;
 use roll_train::config::without_secrets;
 use roll_train::signature;
 
 // A crate that is only named in Cargo.toml registers nothing: these are here for their registrations.
 use roll_backends as _;
-use roll_models as _;
 use roll_rewards as _;
 use {roll_agents as _, roll_video as _};
+use {roll_causal_lm as _, roll_wan as _};
 
 /// Exit codes: 0 done, 1 something failed, 2 the user can put it right, 3 ended by `evaluation.stop_when`, 130
 /// interrupted.

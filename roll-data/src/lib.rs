@@ -6,7 +6,7 @@
 //! optimizer step uses.
 //!
 //! The crate is for the clips and prompts of training, and for videos that people look at. It is not a general codec,
-//! and it encodes no latents: `roll-models` encodes them, `roll-train` caches them. It depends on `roll-core` and on no
+//! and it encodes no latents: `roll-wan` encodes them, `roll-train` caches them. It depends on `roll-core` and on no
 //! other crate of this project. Start reading at [`Dataset`] (`dataset.rs`) for training data and at [`read_video`]
 //! (`read.rs`) for decoding.
 //!

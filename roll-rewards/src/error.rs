@@ -1,4 +1,4 @@
-//! Errors of the scorers. Errors of ONNX files are [`crate::onnx::OnnxError`].
+//! Errors of the scorers. Errors of ONNX files are [`roll_onnx::OnnxError`].
 
 use std::path::PathBuf;
 

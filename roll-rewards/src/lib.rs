@@ -1,11 +1,11 @@
 //! Rewards of roll: the InsightFace identity score, CLIP, any ONNX network, scores of pixels without a network,
 //! questions to a vision language model or to people, and programs and services of your own.
 //!
-//! - *Purpose*: rewards that a configuration names, and [`onnx`], an executor that differentiates ONNX networks. A
-//!   reward of your own needs only the trait `roll_core::RewardScorer`, not this crate.
-//! - *Dependencies*: `roll-core`, `roll-external`, `roll-backends`, `roll-data` and `roll-weights`. A reward knows no model and no algorithm.
-//! - *Where to start*: [`brightness`] is the smallest complete reward. [`onnx`] explains the executor, [`insightface`]
-//!   the reward that is built on it.
+//! - *Purpose*: rewards that a configuration names. A reward of your own needs only the trait
+//!   `roll_core::RewardScorer`, not this crate.
+//! - *Dependencies*: `roll-core`, `roll-external`, `roll-backends`, `roll-data`, `roll-weights` and `roll-onnx`. A
+//!   reward knows no model and no algorithm.
+//! - *Where to start*: [`brightness`] is the smallest complete reward, [`insightface`] the main one.
 //!
 //! The example scores a video and computes the gradient of the score:
 //!
@@ -36,7 +36,6 @@ pub mod error;
 mod gradient_check;
 pub mod insightface;
 pub mod judge;
-pub mod onnx;
 pub mod onnx_reward;
 pub mod picture;
 pub mod pixels;

@@ -7,6 +7,7 @@
 //!   exposes its last gradient ([`Descent`]);
 //! - [`training`]: steps of an algorithm on the doubles, on one or several ranks;
 //! - [`language`]: a language model in which the next character depends on the last one only ([`Bigram`]);
+//! - [`GgufWriter`]: GGUF files;
 //! - `faces` (feature `onnx`): a face detector and an embedder as ONNX files.
 //!
 //! A test that cannot run on this machine reports it by [`skip!`], and fails if `ROLL_REQUIRE` lists the missing
@@ -95,6 +96,7 @@ mod backends;
 pub mod diffusion;
 #[cfg(feature = "onnx")]
 pub mod faces;
+mod gguf;
 pub mod language;
 pub mod messages;
 mod skip;
@@ -102,6 +104,7 @@ pub mod training;
 
 pub use backends::is_tested;
 pub use diffusion::{Descent, MockDiffusion, Sines, sample};
+pub use gguf::GgufWriter;
 pub use language::{Bigram, Letters, Scripted, Texts};
 pub use skip::{CAPABILITIES, is_capability, is_required, skipped};
 pub use training::Bench;

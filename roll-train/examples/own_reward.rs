@@ -9,10 +9,10 @@ use std::path::Path;
 
 use roll_core::serde::{Deserialize, Serialize};
 use roll_core::{Grad, Measure, Pullback, Registry, Result, RewardScorer, Score, Target, Tensor, Video};
-use roll_models::wan2_2::WanOptions;
 use roll_train::config::DataConfig;
 use roll_train::{Run, RunSummary};
 use roll_video::reward_fl::RewardFlConfig;
+use roll_wan::WanOptions;
 
 /// Mean of red minus the mean of green and blue, times `gain`; the fields are the options in the configuration.
 #[derive(Serialize, Deserialize)]

@@ -28,7 +28,7 @@
 
 // The tests load configurations that name these components.
 #[cfg(test)]
-use {roll_agents as _, roll_models as _, roll_rewards as _, roll_video as _};
+use {roll_agents as _, roll_causal_lm as _, roll_rewards as _, roll_video as _, roll_wan as _};
 
 pub mod cache;
 pub mod checkpoint;

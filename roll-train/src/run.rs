@@ -229,8 +229,8 @@ fn unused(parent: &Path, name: &str) -> PathBuf {
 /// ```
 /// use roll_video::reward_fl::RewardFlConfig;
 /// use roll_core::Registry;
-/// use roll_models::wan2_2::WanOptions;
-/// use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
+/// use roll_wan::WanOptions;
+/// use roll_wan::init_tiny::{WanKind, init_tiny};
 /// use roll_rewards::brightness::BrightnessConfig;
 /// use roll_train::Run;
 /// use roll_train::config::DataConfig;

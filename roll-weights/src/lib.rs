@@ -2,9 +2,9 @@
 //! atomically.
 //!
 //! [`Checkpoint`] opens the weights of a network, [`save_safetensors`] writes tensors. The networks, which define the
-//! tensors they need, are in `roll-models`.
+//! tensors they need, are in `roll-wan` and `roll-causal-lm`.
 //!
-//! The crate is for `roll-models`, which loads networks, and for `roll-train`, which writes checkpoints. It depends on
+//! The crate is for `roll-network`, on which networks are built, and for `roll-train`, which writes checkpoints. It depends on
 //! `roll-core`, `roll-external` and `roll-backends` (for the eight-bit formats), and on no other crate of this project.
 //! Start reading at [`Checkpoint`] (`checkpoint.rs`), then [`WeightFile`] (`file.rs`), of which it has one per shard.
 //!

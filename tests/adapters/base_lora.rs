@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use roll_core::{Adapter, StateDict};
-use roll_models::lora::{LoraFile, MergeOptions, merge_lora};
-use roll_models::wan2_2::init_tiny::WanKind;
-use roll_models::weights::{Checkpoint, save_safetensors};
+use roll_network::lora::{LoraFile, MergeOptions, merge_lora};
+use roll_network::weights::{Checkpoint, save_safetensors};
+use roll_wan::init_tiny::WanKind;
 use serde_json::{Value, json};
 
 use super::{Tiny, distillation, parameters, picture, velocity};

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use roll_core::{Model, Noise, Purpose, StateDict};
-use roll_models::lora::{Convention, Names, WriteOptions, write_lora};
-use roll_models::wan2_2::Wan;
-use roll_models::wan2_2::init_tiny::WanKind;
-use roll_models::weights::{Checkpoint, save_safetensors};
+use roll_network::lora::{Convention, Names, WriteOptions, write_lora};
+use roll_network::weights::{Checkpoint, save_safetensors};
+use roll_wan::Wan;
+use roll_wan::init_tiny::WanKind;
 use serde_json::json;
 
 use super::{Tiny, parameters};
@@ -107,12 +107,12 @@ fn a_file_without_expert_is_for_the_trained_one() {
 fn reads_per_layer_ranks_and_scales_of_every_convention() {
     let tiny = Tiny::new(WanKind::Ti2v);
     let noise = |which: u64, shape: [usize; 2]| Noise::new(2).normal(Purpose::Synthetic, which, 0, &shape).unwrap();
-    let mut lora = roll_models::lora::Lora::default();
+    let mut lora = roll_network::lora::Lora::default();
     for (i, (name, rank, alpha)) in
         [("blocks.0.self_attn.q", 2, Some(4.0)), ("blocks.1.cross_attn.o", 5, None)].into_iter().enumerate()
     {
         let (down, up) = (noise(2 * i as u64, [rank, 64]), noise(2 * i as u64 + 1, [64, rank]));
-        lora.layers.insert(name.into(), roll_models::lora::Layer { down, up, alpha, bias: None });
+        lora.layers.insert(name.into(), roll_network::lora::Layer { down, up, alpha, bias: None });
     }
     let mut all = Vec::new();
     for convention in Convention::ALL {

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use roll_models::lora::LoraFile;
-use roll_models::wan2_2::init_tiny::WanKind;
-use roll_models::weights::Checkpoint;
+use roll_network::lora::LoraFile;
+use roll_network::weights::Checkpoint;
+use roll_wan::init_tiny::WanKind;
 use serde_json::json;
 
 use super::{PROMPT, Tiny, generate, picture};

@@ -12,9 +12,9 @@ use std::path::PathBuf;
 use roll_core::{
     Adapter, BuildContext, ConditionInput, DiffusionModel, Grad, Model, Noise, Purpose, Result, StateDict, Timestep,
 };
-use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
-use roll_models::wan2_2::{Wan, WanOptions, loading};
-use roll_models::weights::save_safetensors;
+use roll_network::weights::save_safetensors;
+use roll_wan::init_tiny::{WanKind, init_tiny};
+use roll_wan::{Wan, WanOptions, loading};
 use serde_json::Value;
 
 use crate::world::World;

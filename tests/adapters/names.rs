@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use roll_core::{Adapter, StateDict, Tensor};
-use roll_models::wan2_2::init_tiny::WanKind;
-use roll_models::weights::{Checkpoint, save_safetensors};
+use roll_network::weights::{Checkpoint, save_safetensors};
+use roll_wan::init_tiny::WanKind;
 use serde_json::json;
 
 use super::{PROMPT, Tiny, generate, parameters, picture, velocity};

@@ -1,8 +1,8 @@
 //! The policies that a run compares with, evaluates and hands on.
 
 use roll_core::{Adapter, Model};
-use roll_models::wan2_2::init_tiny::WanKind;
-use roll_models::weights::Checkpoint;
+use roll_network::weights::Checkpoint;
+use roll_wan::init_tiny::WanKind;
 use serde_json::json;
 
 use super::{Tiny, picture, velocity};

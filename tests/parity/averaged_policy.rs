@@ -1,8 +1,8 @@
 //! The average of LoRA factors over updates, and the weight with the averaged LoRA merged into it.
 
 use roll_core::{Tensor, flat};
-use roll_models::lora::{Layer, Lora, merged_on_read};
-use roll_models::weights::{Checkpoint, save_safetensors};
+use roll_network::lora::{Layer, Lora, merged_on_read};
+use roll_network::weights::{Checkpoint, save_safetensors};
 use roll_train::trainer::average_decay;
 use serde::Deserialize;
 

@@ -2,9 +2,9 @@
 
 use roll_agents::agentic_ppo::Mask;
 use roll_backends::Memory;
+use roll_causal_lm::{CausalLm, LmConfig, Network};
 use roll_core::{Adapter, Grad, LanguageModel, Model, Noise, Sampling, Tensor, flat};
-use roll_models::causal_lm::{CausalLm, LmConfig, Network};
-use roll_models::trainable::Trainable;
+use roll_network::trainable::Trainable;
 use serde::Deserialize;
 
 use crate::case::{Case, Outcome, Report};

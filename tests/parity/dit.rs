@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use roll_core::{Adapter, Conditioning, Grad, Noise, ParameterSpec, StateDict, Tensor, Timestep};
-use roll_models::wan2_2::dit::{Dit, Grid, Trainable, embed, rotary_tables};
+use roll_wan::dit::{Dit, Grid, Trainable, embed, rotary_tables};
 use serde::Deserialize;
 
 use crate::case::{Case, Outcome, Report};

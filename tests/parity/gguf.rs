@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
+use roll_causal_lm::{CausalLmOptions, open};
 use roll_core::{Adapter, BuildContext, LanguageModel, Sampling, Tensor};
-use roll_models::causal_lm::{CausalLmOptions, open};
 use serde::Deserialize;
 
 use crate::case::{Case, Outcome, Report};

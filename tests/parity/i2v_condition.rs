@@ -1,8 +1,8 @@
 //! Conditions of image-to-video models.
 
 use roll_core::Tensor;
-use roll_models::wan2_2::conditioning::{first_frame_latents, image_channels};
-use roll_models::wan2_2::vae::{Chunking, Vae};
+use roll_wan::conditioning::{first_frame_latents, image_channels};
+use roll_wan::vae::{Chunking, Vae};
 use serde::Deserialize;
 
 use crate::case::{Case, Outcome, Report};

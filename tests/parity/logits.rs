@@ -3,8 +3,8 @@
 
 use burn::tensor::DType;
 use roll_backends::{Weight, to_device, to_host};
+use roll_causal_lm::head::{self, Head, HeadRecord, HeadWeight};
 use roll_core::Tensor;
-use roll_models::causal_lm::head::{self, Head, HeadRecord, HeadWeight};
 
 use crate::case::Outcome;
 

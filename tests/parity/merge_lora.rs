@@ -1,8 +1,8 @@
 //! LoRA files of five conventions merged into one base.
 
 use roll_core::{DType, StateDict, Tensor};
-use roll_models::lora::{LoraFile, MergeOptions, merge_lora};
-use roll_models::weights::Checkpoint;
+use roll_network::lora::{LoraFile, MergeOptions, merge_lora};
+use roll_network::weights::Checkpoint;
 use serde::Deserialize;
 
 use crate::case::{Case, Outcome, Report};

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use roll_core::{DType, Tensor};
-use roll_models::wan2_2::components::{Component, recognise};
-use roll_models::wan2_2::umt5::{Umt5, head_bias, relative_bucket};
-use roll_models::weights::Checkpoint;
+use roll_network::weights::Checkpoint;
+use roll_wan::components::{Component, recognise};
+use roll_wan::umt5::{Umt5, head_bias, relative_bucket};
 
 use crate::case::{Case, Outcome, Report};
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use roll_core::{Grad, StateDict, Tensor};
-use roll_models::wan2_2::vae::{Chunking, LatentStatistics, Tiling, Vae, blend_mask};
+use roll_wan::vae::{Chunking, LatentStatistics, Tiling, Vae, blend_mask};
 use serde::Deserialize;
 
 use crate::case::{Case, Outcome, Report};

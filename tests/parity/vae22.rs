@@ -1,7 +1,7 @@
 //! The Wan2.2 VAE: encode, decode and its gradient.
 
 use roll_core::Grad;
-use roll_models::wan2_2::vae::{Chunking, Vae};
+use roll_wan::vae::{Chunking, Vae};
 
 use crate::case::{Case, Outcome, Report};
 use crate::dit::unbatched;

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use roll_core::{BuildContext, Registry, Tensor, Video};
-use roll_models::wan2_2::init_tiny::{WanKind, init_tiny};
 use roll_train::config::ConfigLayers;
 use roll_train::run_dir::RunDir;
 use roll_train::{RunSession, RunSummary, Trainer};
+use roll_wan::init_tiny::{WanKind, init_tiny};
 use serde_json::Value;
 
 use crate::program;

@@ -12,7 +12,7 @@
 use std::time::Instant;
 
 use roll_core::{BuildContext, Model, Result, Sampling};
-use roll_models::causal_lm::{CausalLmOptions, open};
+use roll_causal_lm::{CausalLmOptions, open};
 
 const GROUPS: usize = 8;
 const GROUP_SIZE: usize = 8;

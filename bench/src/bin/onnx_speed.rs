@@ -15,8 +15,8 @@ use std::time::Instant;
 
 use roll_backends::host::to_device_nd;
 use roll_core::{DType, Result, Tensor};
-use roll_rewards::onnx::runtime::Session;
-use roll_rewards::onnx::{Model, OnnxError, Port};
+use roll_onnx::runtime::Session;
+use roll_onnx::{Model, OnnxError, Port};
 
 fn main() -> Result<()> {
     let files: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();

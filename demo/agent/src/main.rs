@@ -70,7 +70,7 @@ enum Command {
         #[arg(long, default_value = "target/demo-agent")]
         work: PathBuf,
         /// Directory of the built-in files.
-        #[arg(long, default_value = "roll-models/assets/demo_agent")]
+        #[arg(long, default_value = "roll-models/causal_lm/assets/demo_agent")]
         out: PathBuf,
     },
 }

@@ -105,7 +105,7 @@ fn written(byte: u8) -> char {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use roll_models::causal_lm::Tokenizer;
+    use roll_causal_lm::Tokenizer;
 
     use super::*;
 

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use rand_distr::{Distribution, StandardNormal};
 use roll_core::{DType, Error, Noise, Purpose, Result, StateDict, Tensor};
-use roll_models::causal_lm::LmConfig;
-use roll_models::weights::{Checkpoint, save_safetensors};
+use roll_causal_lm::LmConfig;
+use roll_network::weights::{Checkpoint, save_safetensors};
 use serde_json::{Value, json};
 
 use crate::World;

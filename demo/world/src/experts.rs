@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use roll_core::{DType, Error, Result};
-use roll_models::wan2_2::export::export_expert;
-use roll_models::wan2_2::init::{Sizes, init_experts};
-use roll_models::wan2_2::init_tiny::WanKind;
+use roll_wan::export::export_expert;
+use roll_wan::init::{Sizes, init_experts};
+use roll_wan::init_tiny::WanKind;
 
 use crate::clips;
 

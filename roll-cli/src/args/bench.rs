@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use burn::tensor::DType;
 use clap::Args as ClapArgs;
 use roll_backends::EightBits;
-use roll_models::wan2_2::Placement;
+use roll_wan::Placement;
 
 /// Arguments of `roll bench`.
 #[derive(Debug, ClapArgs)]

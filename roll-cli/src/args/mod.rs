@@ -61,7 +61,7 @@ pub struct Args {
     /// Warnings and errors only, and no progress bars.
     #[arg(long, short, global = true, conflicts_with = "verbose", help_heading = GLOBAL)]
     pub quiet: bool,
-    /// More log messages; twice for all of them. `ROLL_LOG` or `RUST_LOG` choose by crate: `roll_models=debug`.
+    /// More log messages; twice for all of them. `ROLL_LOG` or `RUST_LOG` choose by crate: `roll_wan=debug`.
     #[arg(long, short, global = true, action = clap::ArgAction::Count, help_heading = GLOBAL)]
     pub verbose: u8,
     /// Transport between the processes of a job in `run` and `check`: `nccl`, which needs a GPU for each process and leaves small

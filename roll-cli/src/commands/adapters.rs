@@ -41,7 +41,7 @@ pub fn open_model(
     };
     let mut model = registry.model(name, &options, context)?;
     let path = Path::new(path);
-    let file = roll_models::lora::open_adapter(path)?;
+    let file = roll_network::lora::open_adapter(path)?;
     let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     model.import_adapter(&BTreeMap::from([(name, file)]))?;
     Ok(model)

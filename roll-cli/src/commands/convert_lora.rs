@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Result};
-use roll_models::lora::{self, Convention, Expert, Lora, LoraFile, Names, PEFT_CONFIG, WriteOptions, write_lora};
-use roll_models::weights::Checkpoint;
+use roll_network::lora::{self, Convention, Expert, Lora, LoraFile, Names, PEFT_CONFIG, WriteOptions, write_lora};
+use roll_network::weights::Checkpoint;
 
 use crate::args::{ConventionName, ConvertLora, LayerNames};
 use crate::output::refuse_existing;

@@ -1,7 +1,7 @@
 //! `roll export-expert`: writes the weights of a fully trained expert as a file that another run can start from.
 
 use roll_core::Result;
-use roll_models::wan2_2::{export, init};
+use roll_wan::{export, init};
 
 use crate::args::ExportExpert;
 

@@ -1,7 +1,7 @@
 //! `roll init-experts`: untrained transformers of a chosen size.
 
 use roll_core::Result;
-use roll_models::wan2_2::init::{self, Sizes};
+use roll_wan::init::{self, Sizes};
 
 use super::init_tiny::kind;
 use crate::args::InitExperts;

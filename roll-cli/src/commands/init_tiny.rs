@@ -1,8 +1,7 @@
 //! `roll init-tiny`: a small model in official file layout.
 
 use roll_core::Result;
-use roll_models::causal_lm;
-use roll_models::wan2_2::{init, init_tiny};
+use roll_wan::{init, init_tiny};
 
 use crate::args::{InitTiny, TinyModel, WanKind};
 
@@ -17,7 +16,7 @@ pub fn init_tiny(args: InitTiny) -> Result<()> {
         TinyModel::Ti2v => WanKind::Ti2v,
         TinyModel::I2v21 => WanKind::I2v21,
         TinyModel::Lm => {
-            causal_lm::write_built_in(&args.dir)?;
+            roll_causal_lm::write_built_in(&args.dir)?;
             println!("model.model_path      {}", args.dir.display());
             println!("It plays FrozenLake and knows nothing else.");
             return Ok(());

@@ -1,10 +1,10 @@
 //! `roll inspect`: contents of a weight file.
 
 use roll_core::{Error, Result};
-use roll_models::inspect::{FileDescription, GGUF, inspect};
-use roll_models::weights::Checkpoint;
-use roll_models::weights::gguf::GgufFile;
+use roll_network::weights::Checkpoint;
+use roll_network::weights::gguf::GgufFile;
 use roll_train::progress::grouped;
+use roll_wan::inspect::{FileDescription, GGUF, inspect};
 
 use crate::args::Inspect;
 

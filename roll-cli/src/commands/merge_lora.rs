@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Fault, Result};
-use roll_models::lora::{self, LoraError, LoraFile, MergeOptions, about};
-use roll_models::weights::Checkpoint;
+use roll_network::lora::{self, LoraError, LoraFile, MergeOptions, about};
+use roll_network::weights::Checkpoint;
 
 use super::shards::megabytes;
 use crate::args::{ExpertName, MergeLora};

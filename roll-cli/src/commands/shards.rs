@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use roll_core::Result;
-use roll_models::weights::{Checkpoint, Outputs, WeightsError, rewrite};
+use roll_network::weights::{Checkpoint, Outputs, WeightsError, rewrite};
 use roll_train::progress::Bar;
 
 use crate::args::{MergeShards, SplitShards};

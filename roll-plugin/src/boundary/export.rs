@@ -198,7 +198,7 @@ macro_rules! export_plugin {
 /// Makes a crate of type `cdylib` a plugin with the components that other crates registered with `inventory`:
 ///
 /// ```ignore
-/// use roll_models as _; // links its registrations
+/// use roll_wan as _; // links its registrations
 /// roll_plugin::export_linked!(Model "wan2_2");
 /// ```
 #[macro_export]

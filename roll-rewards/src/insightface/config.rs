@@ -2,11 +2,11 @@
 
 use roll_core::keys::check_ranges;
 use roll_core::{Error, OnMissing, Result};
+use roll_onnx::Executor;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::align::Alignment;
-use crate::onnx::Executor;
 pub use crate::picture::ChannelOrder;
 use crate::picture::check_on_missing;
 

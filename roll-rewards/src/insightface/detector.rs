@@ -4,12 +4,12 @@ use burn::tensor::Device;
 use rayon::prelude::*;
 use roll_backends::host::{to_device_nd, to_host_nd};
 use roll_core::{Error, Grad, Result, Tensor};
+use roll_onnx::{Model, Network};
 
 use super::config::IdentityConfig;
 use super::detection::{Face, Letterbox, suppress};
 use super::{scrfd, yunet};
 use crate::RewardError;
-use crate::onnx::{Model, Network};
 
 /// A detection network and its settings.
 #[derive(Debug)]

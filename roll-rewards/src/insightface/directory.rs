@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 use roll_core::{Error, Result};
+use roll_onnx::Model;
 
 use super::align::CROP;
 use crate::RewardError;
-use crate::onnx::Model;
 
 /// A network that the identity score needs.
 pub(super) struct NetworkRole {

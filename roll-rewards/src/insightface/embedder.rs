@@ -4,11 +4,11 @@ use burn::tensor::Device;
 use roll_backends::NdTensor;
 use roll_backends::host::{to_device_nd, to_host_nd};
 use roll_core::{Error, Grad, Result, Tensor};
+use roll_onnx::{Network, Recorded};
 
 use super::align::CROP;
 use super::config::ChannelOrder;
 use crate::RewardError;
-use crate::onnx::{Network, Recorded};
 
 const PLANE: usize = CROP * CROP;
 

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use burn::tensor::Device;
 use roll_core::{Error, Grad, Result};
+use roll_onnx::Network;
 
 use super::align::{Alignment, Crop};
 use super::config::IdentityConfig;
@@ -11,7 +12,6 @@ use super::detection::{Face, largest};
 use super::detector::Detector;
 use super::directory::{DETECTOR, EMBEDDER, open};
 use super::embedder::Embedder;
-use crate::onnx::Network;
 
 /// A face detector and a face embedder.
 #[derive(Debug)]

@@ -7,6 +7,7 @@ use roll_core::{
     BuildContext, Error, Grad, Measure, OnMissing, Pullback, Result, RewardScorer, Score, Target, Tensor, Video,
 };
 use roll_external::Fingerprint;
+use roll_onnx::Executor;
 
 use super::align::Crop;
 use super::config::{IdentityConfig, Undetected};
@@ -15,7 +16,6 @@ use super::embedder::Embeddings;
 use super::networks::{FaceNetworks, FrameFace};
 use super::pooling::{Pooled, pooled_cosine};
 use crate::RewardError;
-use crate::onnx::Executor;
 
 const NAME: &str = "insightface";
 /// Name of the target's tensor with the embeddings of the reference faces, f32 `[N, width]`.

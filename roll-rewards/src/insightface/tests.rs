@@ -7,12 +7,12 @@ use std::path::Path;
 use roll_core::{
     BuildContext, Fault, Grad, OnMissing, Options, Registry, Result, RewardScorer, Score, Target, Tensor, Video,
 };
+use roll_onnx::Executor;
 use roll_testing::faces::{self, SIDE};
 
 use super::align::Alignment;
 use super::{ChannelOrder, FaceNetworks, IdentityConfig, IdentityReward, Undetected};
 use crate::gradient_check::{dot, noise};
-use crate::onnx::Executor;
 
 const SIZE: [usize; 2] = [64, 64];
 const FRAME: usize = 3 * 64 * 64;
@@ -236,7 +236,7 @@ fn onnx_runtime_keeps_training_bit_identical() {
 fn target_keys_differ_by_executor() {
     let directory = tempfile::tempdir().unwrap();
     faces::write(directory.path());
-    match (with_executor(directory.path(), Executor::OnnxRuntime), crate::onnx::runtime::runtime_version()) {
+    match (with_executor(directory.path(), Executor::OnnxRuntime), roll_onnx::runtime::runtime_version()) {
         (Ok(theirs), Ok(_)) => {
             let ours = with_executor(directory.path(), Executor::Own).unwrap();
             assert_ne!(theirs.target_key().unwrap(), ours.target_key().unwrap());

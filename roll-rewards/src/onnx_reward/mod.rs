@@ -13,9 +13,9 @@ use roll_core::{
     BuildContext, Error, Fault, Grad, Measure, OnMissing, Pullback, Result, RewardScorer, Score, Target, Tensor, Video,
 };
 use roll_external::Fingerprint;
+use roll_onnx::{Model, OnnxError};
 
 use crate::RewardError;
-use crate::onnx::{Model, OnnxError};
 use crate::picture::FrameScorer;
 pub use config::{Measurement, OnnxConfig};
 pub use picture_model::PictureModel;

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use roll_backends::host::{to_device_nd, to_host_nd};
 use roll_core::{DType, Error, Result, Tensor};
+use roll_onnx::{Model, OnnxError};
 
-use crate::onnx::{Model, OnnxError};
 use crate::picture::{Input, Layout, RowNetwork, RowsPull, Size, check_rows};
 
 /// A model with one input, for pictures or a video.

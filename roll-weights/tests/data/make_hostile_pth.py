@@ -2,7 +2,7 @@
 """Writes strides.pth and deflated.pth: small torch checkpoints whose tensors are large. Standard library only: `torch` is
 a stand-in with the names that a pickle of tensors has.
 
-    python3 roll-models/tests/data/make_hostile_pth.py
+    python3 roll-weights/tests/data/make_hostile_pth.py
 """
 
 import collections

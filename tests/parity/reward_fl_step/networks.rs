@@ -6,9 +6,9 @@ use roll_core::{
     Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Grad, Model, ParameterSpec, Pullback, Result,
     ScheduleFacts, StateDict, Tensor, Timestep,
 };
-use roll_models::wan2_2::dit::Dit;
-use roll_models::wan2_2::vae::{Chunking, Tiling, Vae};
-use roll_models::wan2_2::{Parts, Settings, Wan};
+use roll_wan::dit::Dit;
+use roll_wan::vae::{Chunking, Tiling, Vae};
+use roll_wan::{Parts, Settings, Wan};
 
 use crate::case::{Case, Outcome};
 use crate::dit::{Lora, Model as Shape, attach_lora, network};

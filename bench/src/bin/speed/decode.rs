@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 use roll_core::{Grad, Tensor};
-use roll_models::wan2_2::vae::{Chunking, LatentStatistics, Vae, VaeConfig};
+use roll_wan::vae::{Chunking, LatentStatistics, Vae, VaeConfig};
 
 use super::{Failure, normal};
 
@@ -28,7 +28,7 @@ impl Fixture {
         state.insert("bench.cotangent".into(), turned);
         state.insert("bench.mean".into(), Tensor::new(mean, [16])?);
         state.insert("bench.std".into(), Tensor::new(std, [16])?);
-        roll_models::weights::save_safetensors(path, &state, &Default::default())?;
+        roll_network::weights::save_safetensors(path, &state, &Default::default())?;
         Ok(Self { vae, latents, cotangent, path: path.to_path_buf() })
     }
 

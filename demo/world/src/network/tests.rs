@@ -1,7 +1,7 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use roll_backends::{NdTensor, Parameters, Scope, Tape, Weights};
 use roll_core::{Noise, Purpose};
-use roll_rewards::onnx::Model;
+use roll_onnx::Model;
 
 use super::{Network, Value, evaluate};
 use crate::training::initial_values;

@@ -6,7 +6,7 @@ use roll_core::{Grad, Noise, Purpose, Result};
 use roll_rewards::insightface::Face;
 use roll_rewards::insightface::detection::largest;
 use roll_rewards::insightface::detector::Detector;
-use roll_rewards::onnx::{Executor, Network};
+use roll_onnx::{Executor, Network};
 use serde::Serialize;
 
 use super::{FIRST_HELD_OUT, Look, SEED, config, picture, rounded, soften};

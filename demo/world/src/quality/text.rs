@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use roll_core::Result;
-use roll_models::wan2_2::tokenizer::{PROMPT_TOKENS, Tokenizer};
-use roll_models::wan2_2::umt5::Umt5;
-use roll_models::weights::Checkpoint;
+use roll_wan::tokenizer::{PROMPT_TOKENS, Tokenizer};
+use roll_wan::umt5::Umt5;
+use roll_network::weights::Checkpoint;
 use serde::Serialize;
 
 use super::{record, rounded};

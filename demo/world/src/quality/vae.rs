@@ -4,8 +4,8 @@ use std::path::Path;
 
 use image::{Rgb, RgbImage};
 use roll_core::{Error, Grad, Result, Tensor};
-use roll_models::wan2_2::vae::{Chunking, Vae};
-use roll_models::weights::Checkpoint;
+use roll_wan::vae::{Chunking, Vae};
+use roll_network::weights::Checkpoint;
 use serde::Serialize;
 
 use super::{FIRST_HELD_OUT, networks, record, rounded, verification};

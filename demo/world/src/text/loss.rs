@@ -3,7 +3,7 @@
 use burn::tensor::{Device, Tensor, activation};
 use roll_backends::Scope;
 use roll_core::Result;
-use roll_models::wan2_2::umt5::Umt5;
+use roll_wan::umt5::Umt5;
 
 use crate::training::upload;
 

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use roll_backends::Resident;
 use roll_core::{DType, Error, Noise, ParameterSpec, Purpose, Result, StateDict, Tensor};
-use roll_models::wan2_2::tokenizer::{PROMPT_TOKENS, Tokenizer, tokenizer_json};
-use roll_models::wan2_2::umt5::{Umt5, Umt5Config};
-use roll_models::weights::save_safetensors;
+use roll_wan::tokenizer::{PROMPT_TOKENS, Tokenizer, tokenizer_json};
+use roll_wan::umt5::{Umt5, Umt5Config};
+use roll_network::weights::save_safetensors;
 
 use crate::face;
 use crate::files;

@@ -2,7 +2,7 @@
 //! identity. The decoder then learns blurred pictures first, then details, then motion.
 
 use roll_core::{Result, StateDict, Tensor};
-use roll_models::wan2_2::vae::VaeConfig;
+use roll_wan::vae::VaeConfig;
 
 /// Returns the weights of [`VaeConfig::random_state`] with these changes:
 /// - causal kernels see only the present frame, with their variance scaled accordingly;
@@ -38,7 +38,7 @@ fn initial(key: &str, tensor: Tensor) -> Result<Tensor> {
 #[cfg(test)]
 mod tests {
     use roll_core::{Noise, Purpose};
-    use roll_models::wan2_2::vae::{LatentStatistics, Vae};
+    use roll_wan::vae::{LatentStatistics, Vae};
 
     use super::*;
 

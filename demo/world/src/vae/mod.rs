@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::tensor::{Device, Tensor};
 use roll_backends::{Resident, Scope};
 use roll_core::{Error, ParameterSpec, Result, StateDict};
-use roll_models::wan2_2::vae::{LatentStatistics, Vae, VaeConfig};
-use roll_models::weights::{Checkpoint, save_safetensors};
+use roll_wan::vae::{LatentStatistics, Vae, VaeConfig};
+use roll_network::weights::{Checkpoint, save_safetensors};
 
 use crate::training::batches::for_each_batch;
 use crate::training::{Plan, Trainer, upload};

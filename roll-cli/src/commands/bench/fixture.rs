@@ -12,10 +12,10 @@ use roll_backends::{
     EightBits, Memory, NdTensor, Resident, ScaledMatrix, ScaledRows, Weight, WeightStore, product_dtype,
 };
 use roll_core::{Conditioning, Error, Noise, OptimizerConfig, Purpose, Result, StateDict, Strategy, Tensor, Timestep};
-use roll_models::wan2_2::dit::Dit;
-use roll_models::wan2_2::vae::{Chunking, LatentStatistics, Vae};
-use roll_models::wan2_2::{Parts, Placement, Settings, Wan};
-use roll_models::weights::{Checkpoint, Streamed, save_safetensors};
+use roll_network::weights::{Checkpoint, Streamed, save_safetensors};
+use roll_wan::dit::Dit;
+use roll_wan::vae::{Chunking, LatentStatistics, Vae};
+use roll_wan::{Parts, Placement, Settings, Wan};
 
 use super::preset::Preset;
 use super::scorer::Scorer;

@@ -14,7 +14,7 @@ mod step;
 
 use roll_backends::ops::Fp8Products;
 use roll_core::{Error, Result};
-use roll_models::wan2_2::{Placement, VaeDType};
+use roll_wan::{Placement, VaeDType};
 
 use crate::args::Bench;
 use crate::output::refuse_existing;

@@ -4,11 +4,11 @@ use burn::tensor::DType;
 use roll_backends::EightBits;
 use roll_core::plan::{Division, Passes, PlanInput, Speed};
 use roll_core::{Error, Registry, Result, nearest};
-use roll_models::wan2_2::IdleExpert;
-use roll_models::wan2_2::dit::{DitConfig, Trainable};
-use roll_models::wan2_2::plan::{DeviceStorage, Networks, Plan, PublishedModel};
-use roll_models::wan2_2::vae::{Chunking, VaeConfig};
 use roll_train::config::ConfigLayers;
+use roll_wan::IdleExpert;
+use roll_wan::dit::{DitConfig, Trainable};
+use roll_wan::plan::{DeviceStorage, Networks, Plan, PublishedModel};
+use roll_wan::vae::{Chunking, VaeConfig};
 
 use crate::args::Bench;
 

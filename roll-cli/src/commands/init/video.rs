@@ -6,8 +6,8 @@ use std::path::Path;
 use roll_core::serde_json::{Value as Json, json};
 use roll_core::{ConditionInput, Error, Kind, Result, VideoUnit};
 use roll_data::{DataConfig, Metadata, Sizing, probe, probe_clips, read_image, target_size};
-use roll_models::hub::Hub;
-use roll_models::wan2_2::paths::ComponentFiles;
+use roll_network::hub::Hub;
+use roll_wan::paths::ComponentFiles;
 
 use super::answers::{Answers, Question};
 use super::{Interview, Place, context, open_model};

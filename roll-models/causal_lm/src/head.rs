@@ -1,0 +1,252 @@
+//! The output layer: log-probabilities and entropies of tokens, computed in chunks of logits.
+//!
+//! Only the logits of a few hundred rows and a few thousand ids exist at a time. The forward pass keeps two numbers per
+//! row (the logarithm of the sum of exponentials and the entropy); the backward pass computes the logits again.
+
+use burn::tensor::{DType, Int, Tensor, TensorData};
+use roll_backends::{Parameters, Weight, ops};
+use roll_core::Result;
+use roll_network::precision::as_dtype;
+
+use super::integers;
+
+/// Logits of one chunk: 16 MiB in f32.
+pub(super) const CHUNK_LOGITS: usize = 1 << 22;
+/// Token ids of one chunk.
+pub(super) const CHUNK_IDS: usize = 1 << 13;
+
+/// The output layer.
+#[derive(Clone)]
+pub struct Head {
+    /// Weight.
+    pub weight: HeadWeight,
+    /// Bound of the logits: `l` becomes `softcap * tanh(l / softcap)`.
+    pub softcap: Option<f32>,
+}
+
+/// The weight of the output layer, `[V, D]`.
+#[derive(Clone)]
+pub enum HeadWeight {
+    /// Frozen, in its stored dtype. Each chunk is converted to f32 for its use.
+    Frozen(Weight),
+    /// Trained: value and index among the parameters.
+    Trained(Tensor<2>, usize),
+}
+
+/// Statistics of each token of `[N]`.
+pub struct HeadStatistics {
+    /// Log-probability of the target.
+    pub log_probs: Vec<f32>,
+    /// Entropy of the predicted distribution.
+    pub entropy: Vec<f32>,
+}
+
+/// What the backward pass needs. Nothing has the size of the logits.
+pub struct HeadRecord {
+    hidden: Tensor<2>,
+    head: Head,
+    targets: Tensor<1, Int>,
+    /// Logarithm of the sum of exponentials, `[N, 1]`.
+    log_sum: Tensor<2>,
+    /// `[N, 1]`.
+    entropy: Tensor<2>,
+}
+
+impl HeadWeight {
+    fn shape(&self) -> [usize; 2] {
+        match self {
+            Self::Frozen(weight) => [weight.shape()[0], weight.shape()[1]],
+            Self::Trained(weight, _) => weight.dims(),
+        }
+    }
+
+    /// Returns the rows of consecutive ids in f32.
+    fn chunk(&self, start: usize, len: usize) -> Result<Tensor<2>> {
+        let chunk = match self {
+            Self::Frozen(weight) => weight.rows(start, len)?,
+            Self::Trained(weight, _) => weight.clone().narrow(0, start, len),
+        };
+        Ok(as_dtype(chunk, DType::F32))
+    }
+
+    /// Returns the rows of single ids in f32.
+    fn rows(&self, ids: &Tensor<1, Int>) -> Result<Tensor<2>> {
+        let rows = match self {
+            Self::Frozen(weight) => weight.select(ids.clone())?,
+            Self::Trained(weight, _) => weight.clone().select(0, ids.clone()),
+        };
+        Ok(as_dtype(rows, DType::F32))
+    }
+}
+
+impl Head {
+    /// Computes the logits of all ids, `[N, V]`, for few rows.
+    pub fn logits(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
+        let [vocab, _] = self.weight.shape();
+        let chunks = chunks(vocab, CHUNK_IDS)
+            .map(|(start, len)| Ok(self.logits_of(hidden.clone(), self.weight.chunk(start, len)?)));
+        Ok(Tensor::cat(chunks.collect::<Result<_>>()?, 1))
+    }
+
+    /// As [`Head::logits`], for passes that are not differentiated: see [`ops::linear_rows`].
+    pub fn next_logits(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
+        Ok(self.softcapped(match &self.weight {
+            HeadWeight::Trained(weight, _) => ops::linear_rows(hidden, weight.clone(), None),
+            HeadWeight::Frozen(weight) => match weight.blocks() {
+                Some(blocks) => ops::linear_blocks(hidden, blocks, None),
+                None => ops::linear_rows(hidden, weight.stored::<2>()?, None),
+            },
+        }))
+    }
+
+    fn logits_of(&self, x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
+        self.softcapped(ops::linear(x, weight, None))
+    }
+
+    fn softcapped(&self, logits: Tensor<2>) -> Tensor<2> {
+        match self.softcap {
+            Some(cap) => (logits / cap).tanh() * cap,
+            None => logits,
+        }
+    }
+
+    /// Returns the derivative of the softcap, from its results `logits`.
+    fn softcap_slope(&self, logits: Tensor<2>) -> Option<Tensor<2>> {
+        let tanh = logits / self.softcap?;
+        Some(-(tanh.clone() * tanh) + 1.0)
+    }
+}
+
+/// Returns the start and length of each chunk of `0..total`.
+fn chunks(total: usize, size: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..total).step_by(size.max(1)).map(move |start| (start, size.min(total - start)))
+}
+
+fn rows_per_chunk(vocab: usize) -> usize {
+    (CHUNK_LOGITS / vocab.min(CHUNK_IDS)).max(1)
+}
+
+/// Computes the statistics of `targets` under the distributions that `hidden` (`[N, D]`) predicts, and the record for the
+/// backward pass.
+pub fn evaluate(hidden: Tensor<2>, head: Head, targets: &[i64]) -> Result<(HeadStatistics, HeadRecord)> {
+    let device = hidden.device();
+    let [vocab, _] = head.weight.shape();
+    let rows = targets.len();
+    let targets = integers(targets.to_vec(), &device);
+    let mut parts: Vec<[Tensor<2>; 2]> = Vec::new();
+    for (first, len) in chunks(rows, rows_per_chunk(vocab)) {
+        let h = hidden.clone().narrow(0, first, len);
+        // The largest logit of the chunks so far, the sum of exp(l - max), and the sum of exp(l - max) (l - max).
+        let mut running: Option<[Tensor<2>; 3]> = None;
+        for (start, ids) in chunks(vocab, CHUNK_IDS) {
+            let logits = head.logits_of(h.clone(), head.weight.chunk(start, ids)?);
+            let chunk_max = logits.clone().max_dim(1);
+            let (max, previous) = match running {
+                None => (chunk_max, None),
+                Some([max, sum, weighted]) => {
+                    let larger = max.clone().max_pair(chunk_max);
+                    let shift = max - larger.clone();
+                    let scale = shift.clone().exp();
+                    // Sums over (l - old max) become sums over (l - new max).
+                    let weighted = (weighted + sum.clone() * shift) * scale.clone();
+                    (larger, Some((sum * scale, weighted)))
+                }
+            };
+            let centred = logits - max.clone();
+            let exponentials = centred.clone().exp();
+            let mut sum = exponentials.clone().sum_dim(1);
+            let mut weighted = (exponentials * centred).sum_dim(1);
+            if let Some((old_sum, old_weighted)) = previous {
+                sum = sum + old_sum;
+                weighted = weighted + old_weighted;
+            }
+            running = Some([max, sum, weighted]);
+        }
+        if let Some([max, sum, weighted]) = running {
+            let log = sum.clone().log();
+            parts.push([max + log.clone(), log - weighted / sum]);
+        }
+    }
+    let column = |i: usize| match parts.is_empty() {
+        true => Tensor::zeros([0, 1], &device),
+        false => Tensor::cat(parts.iter().map(|p| p[i].clone()).collect(), 0),
+    };
+    let (log_sum, entropy) = (column(0), column(1));
+    if rows == 0 {
+        let record = HeadRecord { hidden, head, targets, log_sum, entropy };
+        return Ok((HeadStatistics { log_probs: Vec::new(), entropy: Vec::new() }, record));
+    }
+    let logits = head.softcapped((head.weight.rows(&targets)? * hidden.clone()).sum_dim(1));
+    let statistics = HeadStatistics {
+        log_probs: roll_backends::to_host(logits - log_sum.clone())?.to_f32_vec(),
+        entropy: roll_backends::to_host(entropy.clone())?.to_f32_vec(),
+    };
+    Ok((statistics, HeadRecord { hidden, head, targets, log_sum, entropy }))
+}
+
+impl HeadRecord {
+    /// Returns the cotangent of the hidden states, given those of log-probabilities and entropies, `[N]` each. The gradient
+    /// of a trained weight is added to `parameters`.
+    pub fn pull(self, d_log_probs: &[f32], d_entropy: &[f32], parameters: Option<&Parameters>) -> Result<Tensor<2>> {
+        let device = self.hidden.device();
+        let [rows, _] = self.hidden.dims();
+        if rows == 0 {
+            return Ok(self.hidden);
+        }
+        let (head, [vocab, _]) = (&self.head, self.head.weight.shape());
+        let column = |values: &[f32]| {
+            Tensor::<2>::from_data(TensorData::new(values.to_vec(), [values.len(), 1]), (&device, DType::F32))
+        };
+        let (d_log, d_entropy) = (column(d_log_probs), column(d_entropy));
+        let trains = match (&head.weight, parameters) {
+            (HeadWeight::Trained(_, index), Some(parameters)) => Some((*index, parameters)),
+            _ => None,
+        };
+        // d log p(target) / d l_v = [v = target] - p_v. The first term concerns only the targets' rows of the weight.
+        let target_rows = head.weight.rows(&self.targets)?;
+        let target_logits = head.softcapped((target_rows.clone() * self.hidden.clone()).sum_dim(1));
+        let d_target = match head.softcap_slope(target_logits) {
+            Some(slope) => slope * d_log.clone(),
+            None => d_log.clone(),
+        };
+        let mut d_hidden = target_rows * d_target.clone();
+        let mut d_weight = Vec::new();
+        for (start, ids) in chunks(vocab, CHUNK_IDS) {
+            let weight = head.weight.chunk(start, ids)?;
+            let mut d_chunk: Option<Tensor<2>> = None;
+            let mut d_rows = Vec::new();
+            for (first, len) in chunks(rows, rows_per_chunk(vocab)) {
+                let part = |x: &Tensor<2>| x.clone().narrow(0, first, len);
+                let h = part(&self.hidden);
+                let logits = head.logits_of(h.clone(), weight.clone());
+                let softcap_slope = head.softcap_slope(logits.clone());
+                let log_p = logits - part(&self.log_sum);
+                // d H / d l_v = -p_v (log p_v + H).
+                let slope = (log_p.clone() + part(&self.entropy)) * part(&d_entropy) + part(&d_log);
+                let d_logits = -(log_p.exp() * slope);
+                let d_logits = match softcap_slope {
+                    Some(slope) => d_logits * slope,
+                    None => d_logits,
+                };
+                d_rows.push(ops::product(d_logits.clone(), weight.clone()));
+                if trains.is_some() {
+                    let d = ops::product(d_logits.transpose(), h);
+                    d_chunk = Some(match d_chunk {
+                        Some(sum) => sum + d,
+                        None => d,
+                    });
+                }
+            }
+            d_hidden = d_hidden + Tensor::cat(d_rows, 0);
+            d_weight.extend(d_chunk);
+        }
+        if let Some((index, parameters)) = trains {
+            let dense = Tensor::cat(d_weight, 0);
+            let d_rows = self.hidden * d_target;
+            let d_weight = dense.select_assign(0, self.targets, d_rows, burn::tensor::IndexingUpdateOp::Add);
+            let count = d_weight.shape().num_elements();
+            parameters.add_gradient(index, d_weight.reshape([count]));
+        }
+        Ok(d_hidden)
+    }
+}

@@ -1,0 +1,37 @@
+//! A language model as its files contain it.
+
+use std::collections::BTreeMap;
+
+use roll_backends::BlockMatrix;
+use roll_core::{Result, StateDict, Tensor};
+use roll_network::tokenizer::Tokenizer;
+
+use super::chat::ChatTemplate;
+use super::config::LmConfig;
+
+/// A model as its files have it, before it is on a device.
+pub struct LoadedModel {
+    pub config: LmConfig,
+    /// Weights under their Hugging Face names, except those in `quantised`.
+    pub state: StateDict,
+    /// Quantised matrices in the blocks of a GGUF file.
+    pub quantised: BTreeMap<String, BlockMatrix>,
+    pub tokenizer: Option<Tokenizer>,
+    pub template: Option<ChatTemplate>,
+    /// Path of the files, for messages.
+    pub location: String,
+}
+
+/// Dequantises `quantised` to f32 and adds them to `state`.
+pub fn decode(state: &mut StateDict, quantised: &BTreeMap<String, BlockMatrix>) -> Result<()> {
+    for (name, matrix) in quantised {
+        state.insert(name.clone(), decoded(matrix)?);
+    }
+    Ok(())
+}
+
+/// Returns `matrix` in f32.
+pub fn decoded(matrix: &BlockMatrix) -> Result<Tensor> {
+    let shape = matrix.shape();
+    Tensor::new(matrix.decode(0..shape[0]), shape)
+}

@@ -1,0 +1,247 @@
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+
+use roll_core::{
+    BuildContext, Model, Result,
+    plan::{Division, MemoryItem, Needs, Passes, PlanInput, Speed, TextPass},
+};
+use roll_testing::GgufWriter;
+use serde_json::{Value, json};
+
+use super::loading::{CausalLmOptions, open};
+use super::memory::RolloutShape;
+use super::plan::needs;
+
+/// Eight conversations of at most 128 tokens, in four groups.
+fn work() -> [TextPass; 2] {
+    let texts = TextPass { rows: 8, tokens: Some(128), ..TextPass::default() };
+    let rollout = TextPass { group: 2, at_once: 256, generated: 40, continues: true, ..texts.clone() };
+    let update = TextPass { phase: "update".into(), at_once: 4, grad: true, ..texts };
+    [TextPass { phase: "rollout".into(), ..rollout }, update]
+}
+
+fn input(texts: &[TextPass]) -> PlanInput {
+    PlanInput {
+        network: None,
+        frames: 1,
+        size: None,
+        memory: None,
+        samples: 1,
+        ranks: 1,
+        passes: Passes { texts: texts.to_vec(), ..Passes::default() },
+        division: Division::default(),
+        speed: Speed { flops: 1e12, link: 1e9, read: 1e9 },
+    }
+}
+
+fn on_gpu() -> PlanInput {
+    PlanInput { memory: Some(24_000_000_000), ..input(&work()) }
+}
+
+fn zero(stage: u8, ranks: usize) -> PlanInput {
+    let division = Division { all_ranks: true, stage, bucket: 1 << 24, ..Division::default() };
+    PlanInput { ranks, division, ..input(&work()) }
+}
+
+fn context() -> BuildContext {
+    BuildContext::new("flex")
+}
+
+fn planned(options: Value, input: &PlanInput) -> Result<Needs> {
+    needs(options.as_object().unwrap(), input, &context())
+}
+
+fn parsed(options: &Value) -> CausalLmOptions {
+    serde_json::from_value(options.clone()).unwrap()
+}
+
+fn find<'a>(needs: &'a Needs, name: &str) -> Option<&'a MemoryItem> {
+    needs.memory.iter().find(|item| item.name == name)
+}
+
+fn bytes(needs: &Needs, name: &str) -> usize {
+    find(needs, name).unwrap_or_else(|| panic!("no {name} in {:?}", needs.memory)).bytes()
+}
+
+#[test]
+fn built_in_model_has_the_predicted_sizes() {
+    for options in [json!({"lora_rank": 0}), json!({"lora_rank": 4}), json!({"lora_target_modules": "q_proj"})] {
+        let needs = planned(options.clone(), &input(&work())).unwrap();
+        let model = open(&parsed(&options), &context()).unwrap();
+        assert_eq!(needs.facts["trained_parameters"], model.parameter_count() as f64, "{options}");
+        assert_eq!(bytes(&needs, "trained parameters"), model.network().parameters().unwrap().bytes());
+        assert_eq!(bytes(&needs, "frozen weights"), model.network().frozen_bytes().unwrap());
+    }
+}
+
+#[test]
+fn stage_3_on_two_ranks_halves_optimizer_and_rollout_memory() {
+    let of = |stage, ranks| {
+        let needs = planned(json!({"lora_rank": 0}), &zero(stage, ranks)).unwrap();
+        ["optimizer state", "sums of gradients", "trained parameters", "keys and values"].map(|n| bytes(&needs, n))
+    };
+    let one = of(3, 1);
+    let n = one[2] / 4;
+    assert_eq!(one[..2], [8 * n, 4 * n]);
+    assert_eq!(of(1, 2), [8 * n.div_ceil(2), one[1], one[2], one[3] / 2]);
+    assert_eq!(of(3, 2), [8 * n.div_ceil(2), 4 * n.div_ceil(2), one[2], one[3] / 2]);
+}
+
+#[test]
+fn keys_and_values_match_those_of_a_rollout() {
+    let config = open(&CausalLmOptions::default(), &context()).unwrap().network().config().clone();
+    let counted = |rows, prompts, prompt_tokens| {
+        RolloutShape { rows, prompts, prompt_tokens, new_tokens: 40 }.bytes(&config, 4).keys_values
+    };
+    let of_token = 2 * config.kv_heads * config.head_dim * 4 * config.layers;
+    let needs = planned(json!({}), &input(&work())).unwrap();
+    assert_eq!(bytes(&needs, "keys and values"), counted(8, 8, 88));
+    // A pass that reads all prompts frees the caches of the previous turn, layer by layer.
+    assert!(find(&needs, "prompt caches").is_none());
+    // With few rows at once they are kept until the last two prompts are read, besides five rows that left their slot.
+    let few = planned(json!({"rows_at_once": 3}), &input(&work())).unwrap();
+    assert_eq!(bytes(&few, "keys and values"), counted(3, 8, 88));
+    assert_eq!(bytes(&few, "prompt caches"), (6 * 88 + 5 * 128) * of_token);
+    let [rollout, update] = work();
+    let once = TextPass { continues: false, shared_prompt: true, ..rollout.clone() };
+    let once = planned(json!({}), &input(&[once, update])).unwrap();
+    assert!(find(&once, "prompt caches").is_none() && bytes(&once, "keys and values") == counted(8, 4, 88));
+    // Eight prompts of 2008 tokens are a pass.
+    let long = TextPass { rows: 64, group: 8, tokens: Some(2048), ..rollout };
+    let long = planned(json!({}), &input(&[long])).unwrap();
+    assert_eq!(bytes(&long, "keys and values"), counted(64, 64, 2008));
+    assert_eq!(bytes(&long, "prompt caches"), 56 * 2008 * of_token);
+    assert_eq!(long.facts["tokens"], 2048.0);
+    // A GPU in bf16.
+    assert_eq!(2 * bytes(&planned(json!({}), &on_gpu()).unwrap(), "keys and values"), counted(8, 8, 88));
+}
+
+/// A file with a model of the family Llama, whose matrices are in blocks (Q8_0).
+fn quantised(path: &Path) -> usize {
+    const U32: u32 = 4;
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+    let mut writer = GgufWriter::default().value("general.architecture", 8, &text("llama"));
+    let numbers: [(&str, u32); 7] = [
+        ("embedding_length", 64),
+        ("feed_forward_length", 96),
+        ("block_count", 2),
+        ("attention.head_count", 4),
+        ("attention.head_count_kv", 2),
+        ("context_length", 256),
+        ("attention.key_length", 16),
+    ];
+    for (key, number) in numbers {
+        writer = writer.value(&format!("llama.{key}"), U32, &number.to_le_bytes());
+    }
+    let mut shapes = vec![("token_embd".to_string(), vec![32u64, 64]), ("output_norm".into(), vec![64])];
+    for block in 0..2 {
+        for (name, shape) in [
+            ("attn_norm", vec![64]),
+            ("attn_q", vec![64, 64]),
+            ("attn_k", vec![32, 64]),
+            ("attn_v", vec![32, 64]),
+            ("attn_output", vec![64, 64]),
+            ("ffn_norm", vec![64]),
+            ("ffn_gate", vec![96, 64]),
+            ("ffn_up", vec![96, 64]),
+            ("ffn_down", vec![64, 96]),
+        ] {
+            shapes.push((format!("blk.{block}.{name}"), shape));
+        }
+    }
+    let mut elements = 0;
+    for (name, shape) in shapes {
+        let count: u64 = shape.iter().product();
+        elements += count as usize;
+        let (kind, bytes) = if shape.len() == 2 { (8, count / 32 * 34) } else { (0, 4 * count) };
+        writer = writer.tensor(&format!("{name}.weight"), &shape, kind, &vec![0; bytes as usize]);
+    }
+    std::fs::write(path, writer.bytes()).unwrap();
+    elements
+}
+
+#[test]
+fn quantised_matrices_have_the_size_of_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    let elements = quantised(&path);
+    for options in [json!({"model_path": path}), json!({"model_path": path, "weights_dtype": "f32"})] {
+        let needs = planned(options.clone(), &input(&work())).unwrap();
+        let model = open(&parsed(&options), &context()).unwrap();
+        assert_eq!(bytes(&needs, "frozen weights"), model.network().frozen_bytes().unwrap());
+        assert_eq!(bytes(&needs, "frozen weights") < 2 * elements, options.get("weights_dtype").is_none());
+    }
+    let needs = planned(json!({"model_path": path}), &on_gpu()).unwrap();
+    assert_eq!(bytes(&needs, "frozen weights"), 2 * elements);
+    // Before they are on the GPU: blocks, and five norms in f32.
+    let norms = 5 * 64;
+    let opened = (elements - norms) / 32 * 34 + 4 * norms;
+    assert_eq!(find(&needs, "weights of the file").unwrap().host, opened);
+    let all = planned(json!({"model_path": path, "lora_rank": 0}), &on_gpu()).unwrap();
+    assert_eq!(find(&all, "weights of the file").unwrap().host, opened + 4 * (elements - norms));
+    assert!(find(&planned(json!({}), &on_gpu()).unwrap(), "weights of the file").is_none());
+}
+
+#[test]
+fn frozen_weights_have_the_dtype_of_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    super::write_built_in(dir.path()).unwrap();
+    let of = |options: Value| bytes(&planned(options, &input(&work())).unwrap(), "frozen weights");
+    let [f32s, bf16s] = ["f32", "bf16"].map(|dtype| of(json!({"model_path": dir.path(), "weights_dtype": dtype})));
+    assert!(of(json!({"model_path": dir.path()})) == of(json!({})) && f32s == 2 * bf16s);
+    std::fs::remove_file(dir.path().join("model.safetensors")).unwrap();
+    let message = planned(json!({"model_path": dir.path()}), &input(&work())).unwrap_err().chain();
+    assert!(message.contains("model.safetensors"), "{message}");
+}
+
+#[test]
+fn activations_depend_on_gradient_checkpointing() {
+    // Small adapters, so that the largest moment is the backward pass of the last block, not of the first.
+    let update = |mut options: Value, texts: &[TextPass]| {
+        options["lora_rank"] = json!(1);
+        let needs = planned(options, &input(texts)).unwrap();
+        (needs.held_in(Some("update"), |item| item.device), needs)
+    };
+    let (recomputed, _) = update(json!({}), &work());
+    let (held, of_held) = update(json!({"use_gradient_checkpointing": false, "weights_dtype": "f32"}), &work());
+    let (offloaded, needs) = update(json!({"use_gradient_checkpointing_offload": true}), &work());
+    assert!(held > recomputed && offloaded < recomputed && find(&needs, "block inputs").unwrap().host > 0);
+    // Weights in bf16 are converted for products in f32, and held with the activations.
+    let (_, converted) = update(json!({"use_gradient_checkpointing": false, "weights_dtype": "bf16"}), &work());
+    assert!(bytes(&converted, "activations") > bytes(&of_held, "activations"));
+    let [_, mut fewer] = work();
+    fewer.at_once = 1;
+    assert!(update(json!({}), &[fewer]).0 < recomputed);
+}
+
+#[test]
+fn asynchronous_rollouts_take_memory_in_all_phases() {
+    let [rollout, update] = work();
+    let critic = TextPass { tokens: Some(60), hidden_states: 2, grad: false, ..update.clone() };
+    let needs = planned(json!({}), &input(&[TextPass { ahead: true, ..rollout }, update, critic])).unwrap();
+    assert_eq!(bytes(&needs, "copy of the policy"), bytes(&needs, "trained parameters"));
+    assert_eq!(bytes(&needs, "policy for checkpoints"), bytes(&needs, "trained parameters"));
+    assert_eq!(needs.phases(), ["update", "checkpoint"]);
+    let dim = open(&CausalLmOptions::default(), &context()).unwrap().network().config().dim;
+    assert_eq!(find(&needs, "hidden states").unwrap().host, 8 * 60 * 2 * dim * 4);
+}
+
+#[test]
+fn rejects_invalid_options_by_key() {
+    let message = |options: Value, input: &PlanInput| planned(options, input).unwrap_err().chain();
+    let videos = PlanInput { passes: Passes { forward: 8, pulled: 4, ..Passes::default() }, ..input(&[]) };
+    assert!(message(json!({}), &videos).contains("agentic_ppo"));
+    let tokens = PlanInput { division: Division { token_ranks: 2, ..Division::default() }, ..input(&work()) };
+    assert!(message(json!({}), &tokens).contains("`strategy.sequence_parallel_size`"));
+    let named = PlanInput { network: Some("wan2_2-ti2v-5b".into()), ..input(&work()) };
+    assert!(message(json!({}), &named).contains("model.model_path"));
+    for (options, key) in [
+        (json!({"weights_dtype": "int8"}), "model.weights_dtype"),
+        (json!({"lora_target_modules": "nosuch"}), "model.lora_target_modules"),
+        (json!({"model_path": "nowhere/model.gguf"}), "nowhere/model.gguf"),
+    ] {
+        let message = message(options, &input(&work()));
+        assert!(message.contains(key), "{key}: {message}");
+    }
+}

@@ -1,0 +1,146 @@
+//! The trained part of a network, and the initial values of adapters.
+
+use std::collections::BTreeMap;
+
+use roll_backends::Memory;
+use roll_backends::layers::{lora_a, lora_b};
+use roll_core::{Error, IdleKeys, Noise, ParameterSpec, Purpose, Result, When};
+
+/// Options of `wan2_2` and `causal_lm` that have no effect in combination with others.
+pub const IDLE_KEYS: &[IdleKeys] = &[
+    IdleKeys {
+        keys: &["model.lora_alpha", "model.lora_target_modules"],
+        when: When::Is("model.lora_rank", &["0"]),
+        because: "with `model.lora_rank: 0` every weight is trained",
+    },
+    IdleKeys {
+        keys: &["model.use_gradient_checkpointing"],
+        when: When::Is("model.use_gradient_checkpointing_offload", &["true"]),
+        because: "`model.use_gradient_checkpointing_offload: true` recomputes as well",
+    },
+];
+
+/// The memory use of the pullback that `use_gradient_checkpointing` and its `_offload` select.
+pub fn kept_for_pullback(checkpointing: bool, offload: bool) -> Memory {
+    match (checkpointing, offload) {
+        (_, true) => Memory::Offload,
+        (true, false) => Memory::Recompute,
+        (false, false) => Memory::Hold,
+    }
+}
+
+/// The trained part of a network.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Trainable {
+    /// No weight.
+    Frozen,
+    /// Low-rank adapters on the linear layers whose name ends in one of `targets`.
+    Lora {
+        /// Rank of the adapters.
+        rank: usize,
+        /// Numerator of the scale: the product B A is multiplied by `alpha / rank`.
+        alpha: f64,
+        /// Endings of the names of the adapted layers: `q`, `ffn.0`.
+        targets: Vec<String>,
+    },
+    /// Low-rank adapters on exactly these layers, as an adapter file has them.
+    Layers {
+        /// Rank of each layer's adapter, by the name of the layer.
+        ranks: BTreeMap<String, usize>,
+        /// Scale of the product B A: `alpha / rank`.
+        scale: f64,
+    },
+    /// Every weight.
+    Full,
+}
+
+impl Trainable {
+    /// The scale `alpha / rank` of adapters; 1 without adapters.
+    pub fn lora_scale(&self) -> f64 {
+        match self {
+            Self::Lora { rank, alpha, .. } => alpha / *rank as f64,
+            Self::Layers { scale, .. } => *scale,
+            Self::Frozen | Self::Full => 1.0,
+        }
+    }
+}
+
+/// Whether a layer's name is `target` or ends in `.target`.
+pub fn is_target(layer: &str, target: &str) -> bool {
+    layer.strip_suffix(target).is_some_and(|head| head.is_empty() || head.ends_with('.'))
+}
+
+/// Fails unless `alpha` is finite and above 0: with 0 every gradient of the adapters would stay 0.
+pub fn check_alpha(alpha: Option<f64>) -> Result<()> {
+    match alpha.filter(|alpha| !(alpha.is_finite() && *alpha > 0.0)) {
+        Some(alpha) => Err(Error::config("model.lora_alpha", format!("expected a number above 0, found {alpha}"))),
+        None => Ok(()),
+    }
+}
+
+/// Fails if the rank exceeds both widths of a layer. Such a rank is a mistake that could exhaust the memory before it
+/// is noticed.
+fn check_rank(rank: usize, shape: &[usize]) -> Result<()> {
+    match shape.iter().max() {
+        Some(most) if rank > *most => {
+            let problem = format!("expected at most {most}, the width of a layer of {shape:?}; found {rank}");
+            Err(Error::config("lora_rank", problem))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns the names, shapes and initial values of the adapters that `trainable` requests on the linear layers among
+/// `weights` (pairs of name and shape): A [rank, in] is uniform in +-1/sqrt(in), as in PEFT, and B [out, rank] is zero.
+///
+/// Fails if a target matches no layer; the error quotes `examples`, which names existing layers.
+pub fn lora_parameters(
+    weights: Vec<(String, Vec<usize>)>,
+    trainable: &Trainable,
+    noise: &Noise,
+    examples: &str,
+) -> Result<(Vec<ParameterSpec>, Vec<Vec<f32>>)> {
+    let layers: Vec<_> = weights
+        .into_iter()
+        .filter_map(|(name, shape)| Some((name.strip_suffix(".weight")?.to_string(), shape)))
+        .filter(|(_, shape)| shape.len() == 2)
+        .collect();
+    let rank_of: Box<dyn Fn(&str) -> Option<usize> + '_> = match trainable {
+        Trainable::Lora { rank, targets, .. } => {
+            if *rank == 0 {
+                return Err(Error::config("lora_rank", "must be at least 1"));
+            }
+            if let Some(target) = targets.iter().find(|t| !layers.iter().any(|(name, _)| is_target(name, t))) {
+                let problem = format!("no linear layer is called `{target}`; {examples}");
+                return Err(Error::config("lora_target_modules", problem));
+            }
+            Box::new(|name: &str| targets.iter().any(|target| is_target(name, target)).then_some(*rank))
+        }
+        Trainable::Layers { ranks, .. } => {
+            if let Some(layer) = ranks.keys().find(|layer| !layers.iter().any(|(name, _)| &name == layer)) {
+                let problem =
+                    format!("the adapter has the layer `{layer}`, but the model has no layer of that name; {examples}");
+                return Err(Error::config("lora_checkpoint", problem));
+            }
+            Box::new(|name: &str| ranks.get(name).copied())
+        }
+        Trainable::Frozen | Trainable::Full => Box::new(|_: &str| None),
+    };
+    let (mut specs, mut values) = (Vec::new(), Vec::new());
+    for (name, shape) in &layers {
+        let Some(rank) = rank_of(name) else { continue };
+        // Ranks of an adapter file need no check: they are those of its tensors.
+        if let Trainable::Lora { .. } = trainable {
+            check_rank(rank, shape)?;
+        }
+        let (out, input) = (shape[0], shape[1]);
+        let bound = 1.0 / (input as f32).sqrt();
+        // Each layer has its own random numbers, by the number of specs before it.
+        let mut draws = noise.uniform(Purpose::Parameters, 0, specs.len() as u64);
+        values.push((0..rank * input).map(|_| draws() * bound).collect());
+        values.push(vec![0.0; out * rank]);
+        specs.push(ParameterSpec { name: lora_a(name), shape: vec![rank, input] });
+        specs.push(ParameterSpec { name: lora_b(name), shape: vec![out, rank] });
+    }
+    Ok((specs, values))
+}

@@ -1,0 +1,136 @@
+//! Saving and loading of trained experts: their adapters, or all of their weights.
+
+use std::collections::BTreeMap;
+
+use roll_core::{Error, ParameterSpec, Result, StateDict, Tensor, flat, header};
+use roll_network::lora::{self, LoraFile, about};
+
+use super::expert::Expert;
+use super::initial_adapters::BaseNetwork;
+
+/// Name, without extension, of a transformer's weight file in the official repositories.
+pub(super) const EXPERT_FILE: &str = "diffusion_pytorch_model";
+
+/// Prefix that ComfyUI and diffusers expect in LoRA files of Wan.
+const PREFIX: &str = "diffusion_model.";
+
+/// Number of trained experts.
+fn trained(experts: &[Expert]) -> usize {
+    experts.iter().filter(|e| e.dit.parameters().is_some()).count()
+}
+
+/// Name of the file of an expert's adapter or weights.
+fn file_name(experts: &[Expert], expert: &Expert) -> String {
+    let stem = if expert.trains_adapters { "adapter" } else { EXPERT_FILE };
+    match (trained(experts), expert.name) {
+        (1, _) => stem.into(),
+        (_, "dit") => format!("{stem}_high_noise"),
+        _ => format!("{stem}_low_noise"),
+    }
+}
+
+/// Returns the files of all trained experts by name.
+pub(super) fn export(experts: &[Expert]) -> Result<BTreeMap<String, StateDict>> {
+    let mut files = BTreeMap::new();
+    for expert in experts {
+        let Some(parameters) = expert.dit.parameters() else { continue };
+        let mut values = vec![0.0; parameters.specs().iter().map(ParameterSpec::len).sum()];
+        parameters.read(&mut values)?;
+        let state = flat::to_state(parameters.specs(), &values)?;
+        let mut state = match expert.trains_adapters {
+            true => to_file(state, expert.dit.lora_scale()),
+            false => state,
+        };
+        header::put(&mut state, metadata(expert, experts.len() > 1))?;
+        files.insert(file_name(experts, expert), state);
+    }
+    Ok(files)
+}
+
+/// Returns the header's entries for the expert's file.
+fn metadata(expert: &Expert, is_one_of_two: bool) -> BTreeMap<String, String> {
+    let mut entries = match expert.trains_adapters {
+        true => {
+            let specs = expert.dit.parameters().map(|parameters| parameters.specs()).unwrap_or_default();
+            let ranks = specs.iter().filter_map(|s| Some((s.name.strip_suffix(".lora_A.weight")?, s.shape[0])));
+            about::adapter_entries(ranks, expert.dit.lora_scale())
+        }
+        false => BTreeMap::from([(about::FORMAT.0.to_string(), about::FORMAT.1.to_string())]),
+    };
+    if is_one_of_two {
+        entries.insert(about::EXPERT.into(), expert.lora_expert().to_string());
+    }
+    entries.extend(expert.base.iter().flat_map(BaseNetwork::metadata));
+    entries
+}
+
+/// Loads files that [`export`] returned. If one of them does not fit, nothing is loaded.
+pub(super) fn import(experts: &[Expert], files: &BTreeMap<String, StateDict>) -> Result<()> {
+    // All files are read and checked before any parameter is written.
+    let mut loaded = Vec::new();
+    for expert in experts {
+        let Some(parameters) = expert.dit.parameters() else { continue };
+        let name = file_name(experts, expert);
+        // A single adapter is accepted under any file name.
+        let only = files.values().next().filter(|_| files.len() == 1 && trained(experts) == 1);
+        let file = files.get(&name).or(only).ok_or_else(|| {
+            let found = files.keys().cloned().collect::<Vec<_>>().join(", ");
+            Error::Unsupported(format!(
+                "the adapter has no file `{name}` for expert `{}`; it has: {found}",
+                expert.name
+            ))
+        })?;
+        let state = match expert.trains_adapters {
+            true => from_file(&name, file, expert.lora_expert(), expert.dit.lora_scale())?,
+            false => file.clone(),
+        };
+        loaded.push((parameters.clone(), flat::from_state(parameters.specs(), &state)?));
+    }
+    for (parameters, values) in loaded {
+        parameters.write(&values)?;
+    }
+    Ok(())
+}
+
+/// Renames parameters (`blocks.0.self_attn.q.lora_A.weight`) for a file. Writes an `alpha` for each layer unless it
+/// equals the rank, which readers assume without it.
+fn to_file(parameters: StateDict, scale: f64) -> StateDict {
+    let mut file = StateDict::new();
+    for (name, tensor) in parameters {
+        if let (Some(layer), true) = (name.strip_suffix(".lora_A.weight"), scale != 1.0) {
+            let rank = tensor.shape()[0] as f64;
+            file.insert(format!("{PREFIX}{layer}.alpha"), Tensor::scalar((scale * rank) as f32));
+        }
+        file.insert(format!("{PREFIX}{name}"), tensor);
+    }
+    file
+}
+
+/// Reads the parameters of an adapter file in any convention; the inverse of [`to_file`]. A file with adapters for both
+/// transformers yields `expert`'s. `name` is the file's name, for error messages. Fails if the file's scale is not
+/// `scale`, or if the file contains more than low-rank layers.
+fn from_file(name: &str, file: &StateDict, expert: lora::Expert, scale: f64) -> Result<StateDict> {
+    let lora = LoraFile::from_state(name, file)?.one(Some(expert))?;
+    if let Some(layer) = lora.differences.keys().next() {
+        return Err(Error::Unsupported(format!(
+            "the LoRA file changes whole parameters beside its low-rank layers (`{layer}.diff`): they cannot be trained \
+             on; put it into the base with `roll merge-lora`"
+        )));
+    }
+    let mut parameters = StateDict::new();
+    for (name, layer) in lora.layers {
+        let found = layer.scale();
+        if (found - scale).abs() > 1e-6 * scale.abs() {
+            return Err(Error::Unsupported(format!(
+                "the layer `{name}` of the LoRA file has alpha / rank = {found}, this configuration has {scale}: set \
+                 `lora_alpha` to match"
+            )));
+        }
+        if let Some(bias) = layer.bias {
+            parameters.insert(format!("{name}.lora_B.bias"), bias);
+        }
+        parameters.insert(format!("{name}.lora_A.weight"), layer.down);
+        parameters.insert(format!("{name}.lora_B.weight"), layer.up);
+    }
+    Ok(parameters)
+}

@@ -1,0 +1,55 @@
+//! The LoRAs of `base_lora`, which become part of the frozen weights when these are read.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use roll_core::{BuildContext, Error, Result, ResultExt};
+use roll_network::lora::{AdapterWeights, Lora, OpenedAdapter, merged_on_read};
+
+use super::initial_adapters::expert_in_file;
+use super::options::WanOptions;
+use super::paths::ComponentFiles;
+
+/// Merges the LoRAs into the transformers of `files`. Returns the names of the LoRAs by expert.
+pub(super) fn merge(
+    options: &WanOptions,
+    context: &BuildContext,
+    files: &mut ComponentFiles,
+) -> Result<BTreeMap<&'static str, String>> {
+    let Some(sources) = &options.base_lora else { return Ok(BTreeMap::new()) };
+    let opened = sources.open(|path| context.resolve(path));
+    opened.and_then(|adapters| merge_all(adapters, files)).while_doing(|| "`model.base_lora`".into())
+}
+
+fn merge_all(adapters: Vec<OpenedAdapter>, files: &mut ComponentFiles) -> Result<BTreeMap<&'static str, String>> {
+    let mut by_expert: BTreeMap<&'static str, Vec<(Lora, f64, PathBuf)>> = BTreeMap::new();
+    for adapter in adapters {
+        let expert = expert_in_file(&adapter, files.dit2.is_some())?;
+        let AdapterWeights::Lora(lora) = adapter.weights else {
+            let problem = "holds all weights of a network and no LoRA: name it in `model.model_paths`";
+            return Err(Error::bad_file(adapter.path, problem));
+        };
+        let Some(expert) = expert else {
+            let problem = "names no expert: name a LoRA for each, `HIGH,LOW` or `{dit: HIGH, dit2: LOW}`; for the same \
+                           one on both, name it twice";
+            return Err(Error::bad_file(adapter.path, problem));
+        };
+        by_expert.entry(expert).or_default().push((lora, adapter.strength, adapter.path));
+    }
+    let transformers = [("dit", Some(&mut files.dit)), ("dit2", files.dit2.as_mut())];
+    for (name, file) in transformers.into_iter().filter_map(|(name, file)| Some((name, file?))) {
+        let Some(loras) = by_expert.get_mut(name) else { continue };
+        loras.iter_mut().for_each(|(lora, ..)| lora.resolve(file.keys()));
+        *file = merged_on_read(file.clone(), loras)?;
+    }
+    Ok(by_expert.into_iter().map(|(expert, loras)| (expert, names(&loras))).collect())
+}
+
+/// `a.safetensors, b.safetensors=0.5`.
+fn names(loras: &[(Lora, f64, PathBuf)]) -> String {
+    let name = |(_, strength, path): &(Lora, f64, PathBuf)| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if *strength == 1.0 { name } else { format!("{name}={strength}") }
+    };
+    loras.iter().map(name).collect::<Vec<_>>().join(", ")
+}

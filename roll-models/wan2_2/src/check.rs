@@ -1,0 +1,56 @@
+//! The files of a model, for people, by their headers. Opening the model checks them.
+
+use roll_core::{BuildContext, FileCheck, FilesFound, Kind, Options, Result, parse_options};
+use roll_network::headers::summary;
+use roll_network::hub::Hub;
+
+use super::base_lora;
+use super::components::Component;
+use super::dit::Trainable;
+use super::initial_adapters;
+use super::loading::{open_tokenizer, text_len};
+use super::options::WanOptions;
+use super::paths::ComponentFiles;
+use super::umt5::Umt5Config;
+
+roll_core::inventory::submit! {
+    FileCheck { kind: Kind::Model, name: "wan2_2", check }
+}
+
+fn check(options: &Options, context: &BuildContext) -> Result<FilesFound> {
+    let options: WanOptions = parse_options(Kind::Model.section(), options)?;
+    let downloads = Hub::from_env().remote.is_some();
+    let files = match ComponentFiles::open(&options, context, &Hub::of(context)) {
+        Err(error) if options.model_id_with_origin_paths.is_some() && downloads => {
+            return Ok(FilesFound { missing: Some(error.chain()), ..FilesFound::default() });
+        }
+        files => files?,
+    };
+    let mut files = files;
+    let base_loras = base_lora::merge(&options, context, &mut files)?;
+    let (adapters, trained) = initial_adapters::open(&options, context, &files)?;
+    let line = |(name, file)| {
+        let how = match options.trainable(&trained, name) {
+            Trainable::Frozen => "frozen".into(),
+            // The rank is in the file that the LoRA starts from.
+            Trainable::Lora { .. } if adapters.contains_key(name) => {
+                "the LoRA of `model.lora_checkpoint` is trained".into()
+            }
+            Trainable::Lora { rank, .. } => format!("a LoRA of rank {rank} is trained"),
+            Trainable::Layers { .. } => "a LoRA is trained".into(),
+            Trainable::Full => "all weights are trained".into(),
+        };
+        let merged = base_loras.get(name).map(|loras| format!(" with {loras} merged in")).unwrap_or_default();
+        format!("{}{merged}; {how}", summary(&format!("transformer `{name}`"), file))
+    };
+    let mut lines: Vec<String> = files.experts().map(line).collect();
+    lines.push(summary(&files.vae_kind.to_string(), &files.vae));
+    if let Some(file) = &files.text_encoder {
+        lines.push(summary(&Component::TextEncoder.to_string(), file));
+        let vocabulary = Umt5Config::from_shapes(&file.shapes())?.vocab;
+        let tokenizer = open_tokenizer(&files, vocabulary, &options, context)?;
+        lines.push(format!("tokenizer: {} ids, prompts of {} tokens", tokenizer.vocabulary(), text_len(&files)?));
+    }
+    lines.extend(files.clip.iter().map(|file| summary(&Component::Clip.to_string(), file)));
+    Ok(FilesFound { lines, missing: None })
+}

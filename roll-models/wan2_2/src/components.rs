@@ -1,0 +1,167 @@
+//! Recognises the networks of Wan by the keys of their weights.
+
+use burn::tensor::DType;
+use roll_backends::EightBits;
+use roll_network::lora::is_lora_key;
+use roll_network::names::{self, Direction};
+use roll_network::weights::{Checkpoint, WeightsError, is_auxiliary};
+
+use super::dit::DitConfig;
+
+/// A kind of network in the Wan family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Component {
+    /// Transformer: the only one or one of two experts.
+    Dit,
+    /// VAE of Wan2.1 and of Wan2.2-A14B: 16 channels, stride 4 x 8 x 8.
+    Vae21,
+    /// VAE of Wan2.2-TI2V-5B: 48 channels, stride 4 x 16 x 16.
+    Vae22,
+    /// UMT5 text encoder.
+    TextEncoder,
+    /// CLIP image encoder of Wan2.1 I2V.
+    Clip,
+    /// A LoRA adapter.
+    Lora,
+}
+
+impl std::fmt::Display for Component {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Dit => "transformer",
+            Self::Vae21 => "Wan2.1 VAE",
+            Self::Vae22 => "Wan2.2 VAE",
+            Self::TextEncoder => "UMT5 text encoder",
+            Self::Clip => "CLIP image encoder",
+            Self::Lora => "LoRA adapter",
+        })
+    }
+}
+
+/// Prefixes that training code and other programs put before all keys.
+const WRAPPERS: &[&str] =
+    &["state_dict.", "model_state.", "model.diffusion_model.", "diffusion_model.", "model.", "module."];
+
+/// The keys that identify a component. All keys of a row must be present.
+const SIGNATURES: &[(Component, Naming, &[&str])] = &[
+    (Component::Clip, Naming::Official, &["visual.patch_embedding.weight", "visual.pre_norm.weight"]),
+    (Component::Dit, Naming::Official, &["patch_embedding.weight", "head.modulation"]),
+    (Component::Dit, Naming::Other, &["patch_embedding.weight", "condition_embedder.time_proj.weight"]),
+    (Component::TextEncoder, Naming::Official, &["token_embedding.weight", "blocks.0.attn.q.weight"]),
+    (Component::TextEncoder, Naming::Other, &["encoder.block.0.layer.0.SelfAttention.q.weight"]),
+    (Component::Vae22, Naming::Official, &["conv2.weight", "encoder.downsamples.0.downsamples.0.residual.2.weight"]),
+    (Component::Vae21, Naming::Official, &["conv2.weight", "encoder.downsamples.0.residual.2.weight"]),
+    (Component::Vae22, Naming::Other, &["post_quant_conv.weight", "encoder.down_blocks.0.resnets.0.conv1.weight"]),
+    (Component::Vae21, Naming::Other, &["post_quant_conv.weight", "encoder.down_blocks.0.conv1.weight"]),
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Naming {
+    /// The names of the official repositories.
+    Official,
+    /// The names of diffusers or transformers.
+    Other,
+}
+
+/// Recognises the network in `checkpoint` and returns the checkpoint under official names. Prefixes such as
+/// `state_dict.` are removed, names of diffusers and transformers translated, and the scales of eight-bit weights left
+/// out.
+///
+/// Fails on a key without an official name if the names had to be translated. A checkpoint with official names may have
+/// other keys, which are kept; [`dit_config`] refuses those of a variant of the transformer.
+pub fn recognise(checkpoint: Checkpoint) -> Result<(Component, Checkpoint), WeightsError> {
+    if checkpoint.keys().any(is_lora_key) {
+        return Ok((Component::Lora, checkpoint));
+    }
+    let checkpoint = without_scales(unwrap(checkpoint)?)?;
+    let signature = SIGNATURES.iter().find(|(_, _, keys)| keys.iter().all(|key| checkpoint.contains(key)));
+    let Some(&(component, naming, _)) = signature else {
+        let found: Vec<String> = checkpoint.keys().take(3).map(|k| format!("`{k}`")).collect();
+        let found = if found.is_empty() { "none at all".into() } else { found.join(", ") };
+        return Err(WeightsError::Unrecognised {
+            path: checkpoint.path().into(),
+            expected: "the weights of a Wan transformer, VAE, UMT5 or CLIP encoder",
+            found,
+        });
+    };
+    match naming {
+        Naming::Official => Ok((component, checkpoint)),
+        Naming::Other => Ok((component, translate(checkpoint, component)?)),
+    }
+}
+
+/// The sizes of a transformer. Without `heads`, the number of attention heads is that of [`heads`].
+pub fn dit_config(checkpoint: &Checkpoint, heads: Option<usize>) -> roll_core::Result<DitConfig> {
+    checkpoint.keys().try_for_each(|key| checkpoint.refuse_packed(key))?;
+    DitConfig::from_shapes(&checkpoint.shapes(), heads.or_else(|| self::heads(checkpoint)))
+}
+
+/// The number of attention heads of a transformer: `num_heads` (official) or `num_attention_heads` (diffusers) in the
+/// `config.json` next to the file, or `num_heads` in its metadata. The weights themselves do not contain it.
+pub fn heads(checkpoint: &Checkpoint) -> Option<usize> {
+    number(checkpoint, &["num_heads", "num_attention_heads"])
+}
+
+/// The number under one of `keys` in the `config.json` next to the file, or under the first in its metadata.
+fn number(checkpoint: &Checkpoint, keys: &[&str]) -> Option<usize> {
+    let config = checkpoint.config_json();
+    let in_config = |key: &&str| usize::try_from(config.as_ref()?.get(*key)?.as_u64()?).ok();
+    keys.iter().find_map(in_config).or_else(|| checkpoint.metadata().get(keys[0])?.parse().ok())
+}
+
+/// The dtype of a transformer's dense weights on the device: bf16 if the file has bf16, f32 otherwise.
+pub fn dit_dtype(checkpoint: &Checkpoint) -> DType {
+    match checkpoint.info("blocks.0.self_attn.q.weight").and_then(|info| info.dtype) {
+        Some(roll_core::DType::Bf16) => DType::BF16,
+        _ => DType::F32,
+    }
+}
+
+/// The format of the matrices of a transformer's blocks, if its file has them in eight bits.
+pub fn eight_bits(checkpoint: &Checkpoint) -> Option<EightBits> {
+    checkpoint.eight_bits("blocks.0.self_attn.q.weight")
+}
+
+/// The number of rows of the text embedding: `text_len` in the `config.json` next to the file or in its metadata.
+pub fn text_len(checkpoint: &Checkpoint) -> Option<usize> {
+    number(checkpoint, &["text_len"]).filter(|n| *n > 0)
+}
+
+fn unwrap(mut checkpoint: Checkpoint) -> Result<Checkpoint, WeightsError> {
+    while let Some(wrapper) = WRAPPERS.iter().find(|w| checkpoint.keys().any(|key| key.starts_with(*w))) {
+        // A wrapped dictionary lies next to optimizer states, counters and the like, which are not weights.
+        checkpoint = checkpoint.rename(|key| key.strip_prefix(wrapper).map(str::to_string))?;
+    }
+    Ok(checkpoint)
+}
+
+/// Removes the scales of eight-bit weights: [`Checkpoint`] finds the scale of a weight by itself.
+fn without_scales(checkpoint: Checkpoint) -> Result<Checkpoint, WeightsError> {
+    let has_scales = checkpoint.keys().any(is_auxiliary);
+    match has_scales {
+        true => checkpoint.rename(|key| (!is_auxiliary(key)).then(|| key.to_string())),
+        false => Ok(checkpoint),
+    }
+}
+
+fn translate(checkpoint: Checkpoint, component: Component) -> Result<Checkpoint, WeightsError> {
+    let rename = |key: &str| match component {
+        Component::Dit => names::dit(key, Direction::ToOfficial),
+        Component::Vae21 => names::vae_21(key, Direction::ToOfficial),
+        Component::Vae22 => names::vae_22(key, Direction::ToOfficial),
+        Component::TextEncoder => names::umt5(key, Direction::ToOfficial),
+        Component::Clip | Component::Lora => Some(key.to_string()),
+    };
+    // transformers stores the embedding under two names; newer versions store only the second.
+    let second = "encoder.embed_tokens.weight";
+    let both = component == Component::TextEncoder && checkpoint.contains("shared.weight");
+    let rename = |key: &str| match key == second {
+        true => Some("token_embedding.weight".to_string()),
+        false => rename(key),
+    };
+    if let Some(key) = checkpoint.keys().find(|key| rename(key).is_none()) {
+        let problem = format!("expected the keys of a {component} of diffusers or transformers, found `{key}`");
+        return Err(WeightsError::invalid(checkpoint.path(), problem));
+    }
+    checkpoint.rename(|key| if both && key == second { None } else { rename(key) })
+}

@@ -1,0 +1,485 @@
+//! The Wan diffusion transformer: the velocity of video latents, and its pullback.
+//!
+//! It covers I2V and T2V (one timestep for all tokens), TI2V-5B (timestep zero for the tokens of the known first frame)
+//! and the CLIP branch of Wan2.1 I2V. [`Dit::velocities`] runs `block.rs` as a chain with gradient checkpointing; names
+//! and order follow the official `wan/modules/model.py`.
+
+mod batch;
+mod block;
+mod config;
+pub mod embed;
+mod patch;
+mod rope;
+#[cfg(test)]
+mod tests;
+
+pub use roll_network::trainable::Trainable;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::tensor::{DType, Device, Tensor as Burn};
+use roll_backends::ops::{KeptAttention, TokenRanks};
+use roll_backends::{
+    Chain, Memory, NdTensor, Parameters, Resident, Segment, Snapshot, Tape, WeightStore, activation_dtype, to_device,
+    to_host, vjp,
+};
+use roll_core::{
+    Adapter, Communicator, Conditioning, Error, Grad, Noise, ParameterSpec, Pullback, Result, StateDict, Tensor,
+    Timestep, VelocityInput,
+};
+
+pub use block::{Block, Pass, Probe};
+pub use config::DitConfig;
+pub use patch::{Grid, Order};
+pub use rope::rotary_tables;
+
+use batch::{Batch, BatchShape};
+use block::{Head, PatchEmbedding};
+
+/// Prefixes of the weights that stay f32 by default: the time embedding, which affects every block, and the head.
+pub const EXACT: [&str; 3] = ["time_embedding.", "time_projection.", "head."];
+
+/// A transformer: the only one or one of two experts.
+pub struct Dit {
+    config: DitConfig,
+    store: Arc<dyn WeightStore>,
+    parameters: Option<Parameters>,
+    start: Option<Start>,
+    /// Whether every weight is among the parameters.
+    full: bool,
+    /// The ranks between which trained weights are sharded.
+    ranks: Option<Arc<dyn Communicator>>,
+    /// The ranks between which the tokens of a pass are sharded.
+    token_ranks: Option<Arc<TokenRanks>>,
+    lora_scale: f64,
+    products: DType,
+    fp8_products: bool,
+    /// Dtype between operators, if the user chose one.
+    activations: Option<DType>,
+    memory: Memory,
+    keeps_attention: bool,
+    probe: Option<Probe>,
+    rotary: Rotary,
+}
+
+/// What a recorded pass keeps until its pullback.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PassMemory {
+    /// Inputs of blocks, and where they are.
+    pub memory: Memory,
+    /// Whether the results of self-attention stay on the device.
+    pub attention: bool,
+}
+
+/// The trained parameters at the start of training, where they are those of a file.
+struct Start {
+    state: StateDict,
+    /// On the device, from the first pass that uses them.
+    parameters: Mutex<Option<Parameters>>,
+}
+
+/// Cache of the rotary tables of the last pass, on the device. A run has few shapes, a trajectory has one.
+#[derive(Default)]
+struct Rotary(Mutex<Option<(BatchShape, [Burn<2>; 2])>>);
+
+impl Rotary {
+    fn tables(&self, shape: BatchShape, head_dim: usize, device: &Device) -> Result<[Burn<2>; 2]> {
+        // A poisoned lock is harmless, because the tables are replaced in one assignment.
+        let mut cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*cached {
+            Some((of, tables)) if *of == shape => Ok(tables.clone()),
+            _ => {
+                let (cos, sin) = shape.rotary_tables(head_dim)?;
+                let tables = [to_device(&cos, device)?, to_device(&sin, device)?];
+                *cached = Some((shape, tables.clone()));
+                Ok(tables)
+            }
+        }
+    }
+}
+
+impl Dit {
+    /// Creates a transformer with resident weights (official names), stored as `dtype`. For `heads` see
+    /// [`DitConfig::from_shapes`].
+    pub fn new(state: &StateDict, heads: Option<usize>, dtype: DType, device: &Device) -> Result<Self> {
+        let shapes: BTreeMap<_, _> = state.iter().map(|(k, t)| (k.clone(), t.shape().to_vec())).collect();
+        let config = DitConfig::from_shapes(&shapes, heads)?;
+        Ok(Self::with_store(config, Arc::new(Resident::new(state, dtype, device))))
+    }
+
+    /// Creates a transformer with the weights of a store.
+    pub fn with_store(config: DitConfig, store: Arc<dyn WeightStore>) -> Self {
+        Self {
+            config,
+            store,
+            parameters: None,
+            start: None,
+            full: false,
+            ranks: None,
+            token_ranks: None,
+            lora_scale: 1.0,
+            products: DType::F32,
+            fp8_products: false,
+            activations: None,
+            memory: Memory::default(),
+            keeps_attention: false,
+            probe: None,
+            rotary: Rotary::default(),
+        }
+    }
+
+    /// Sets what the forward pass keeps for the pullback.
+    pub fn with_memory(mut self, memory: Memory) -> Self {
+        self.memory = memory;
+        self
+    }
+
+    /// Keeps the results of self-attention on the device between a recorded pass and its pullback, which then recomputes
+    /// everything else: for each block `[tokens, dim]` in the dtype of products, and a number for each token and head.
+    pub fn keeping_attention(mut self, keeps: bool) -> Self {
+        self.keeps_attention = keeps;
+        self
+    }
+
+    /// Sets the dtype of matrix products: f32 (the default), or bf16 accumulated in f32.
+    pub fn with_products(mut self, products: DType) -> Self {
+        self.products = products;
+        self
+    }
+
+    /// Takes products with frozen fp8 weights in fp8 ([`roll_backends::ops::linear_fp8`]).
+    pub fn with_fp8_products(mut self, fp8_products: bool) -> Self {
+        self.fp8_products = fp8_products;
+        self
+    }
+
+    /// Sets the dtype of values between the operators of a block: f32 or bf16. The default is
+    /// [`roll_backends::activation_dtype`] of device and products. The residual stream and its modulation are always
+    /// f32.
+    pub fn with_activations(mut self, activations: DType) -> Self {
+        self.activations = Some(activations);
+        self
+    }
+
+    /// Passes intermediate values to `probe`.
+    pub fn with_probe(mut self, probe: Probe) -> Self {
+        self.probe = Some(probe);
+        self
+    }
+
+    /// Shards the weights between `ranks` if all of them are trained ([`Parameters::sharded`]). Adapters are small and
+    /// are replicated on every rank.
+    pub fn sharding_weights(mut self, ranks: Arc<dyn Communicator>) -> Self {
+        self.ranks = Some(ranks);
+        self
+    }
+
+    /// Shards the tokens of every pass between `ranks` (sequence parallelism). Each rank computes self-attention for
+    /// its heads and everything else for its tokens, so the number of ranks must divide the heads.
+    ///
+    /// All ranks must make the same passes with the same inputs. Each receives the whole velocity and the whole
+    /// cotangent of the latents. Parameter gradients cover a rank's own tokens; the gradient is their sum in the order
+    /// of the ranks.
+    pub fn sharding_tokens(mut self, ranks: Arc<dyn Communicator>) -> Self {
+        self.token_ranks = (ranks.world_size() > 1).then(|| Arc::new(TokenRanks::new(ranks)));
+        self
+    }
+
+    /// Number of ranks between which the tokens of a pass are sharded.
+    pub fn token_ranks(&self) -> usize {
+        self.token_ranks.as_ref().map_or(1, |group| group.count())
+    }
+
+    /// Adds trainable parameters. Adapters do not change the network at first: A is uniform in +-1/sqrt(in), as in
+    /// PEFT, and B is zero. `base` contains the initial weights of full fine-tuning.
+    pub fn train(&mut self, trainable: &Trainable, noise: &Noise, base: &StateDict) -> Result<()> {
+        self.full = *trainable == Trainable::Full;
+        match trainable {
+            Trainable::Frozen => self.parameters = None,
+            Trainable::Lora { .. } | Trainable::Layers { .. } => {
+                let (specs, values) = lora_parameters(&self.config, trainable, noise)?;
+                self.lora_scale = trainable.lora_scale();
+                self.parameters = Some(Parameters::new(specs, values, self.store.device()));
+            }
+            Trainable::Full => {
+                let mut specs: Vec<_> =
+                    self.config.weights().into_iter().map(|(name, shape)| ParameterSpec { name, shape }).collect();
+                // Parameters follow the order of the forward pass, so that a pullback fills the layout from its end to
+                // its beginning.
+                specs.sort_by_key(|spec| segment_number(&spec.name));
+                self.parameters = Some(self.upload(specs, |spec| values_of(base, spec))?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sizes of the network.
+    pub fn config(&self) -> &DitConfig {
+        &self.config
+    }
+
+    /// Trainable parameters, if there are any.
+    pub fn parameters(&self) -> Option<&Parameters> {
+        self.parameters.as_ref()
+    }
+
+    /// Scale of the adapters, `alpha / rank`.
+    pub fn lora_scale(&self) -> f64 {
+        self.lora_scale
+    }
+
+    /// Computes the velocity at `latents`, `[C, T, H, W]`. The pullback returns the cotangent of the latents and, with
+    /// [`Adapter::On`], accumulates parameter gradients.
+    pub fn velocity(
+        &self,
+        latents: &Tensor,
+        timestep: Timestep,
+        conditioning: &Conditioning,
+        adapter: Adapter,
+        grad: Grad,
+    ) -> Result<(Tensor, Option<Pullback>)> {
+        let input = VelocityInput { latents, timestep, conditioning };
+        let (velocities, pullback) = self.velocities(&[input], adapter, grad)?;
+        let alone = latents.shape().to_vec();
+        let stacked = velocities.shape().to_vec();
+        let pullback = pullback.map(|pullback| {
+            Pullback::new(move |cotangent: &Tensor| pullback.pull(&cotangent.reshape(stacked)?)?.reshape(alone))
+        });
+        Ok((velocities.reshape(latents.shape())?, pullback))
+    }
+
+    /// Computes the velocities of `inputs`, whose latents have the same shape, as one batch: `[B, C, T, H, W]`. The
+    /// pullback takes and returns cotangents of that shape. Every linear layer sees the tokens of all samples as the
+    /// rows of one matrix.
+    pub fn velocities(
+        &self,
+        inputs: &[VelocityInput<'_>],
+        adapter: Adapter,
+        grad: Grad,
+    ) -> Result<(Tensor, Option<Pullback>)> {
+        self.velocities_keeping(inputs, adapter, grad, self.keeps())
+    }
+
+    /// What a recorded pass keeps until its pullback, unless the pass says otherwise.
+    pub fn keeps(&self) -> PassMemory {
+        PassMemory { memory: self.memory, attention: self.keeps_attention }
+    }
+
+    /// Like [`Dit::velocities`], with what this pass keeps until its pullback.
+    pub fn velocities_keeping(
+        &self,
+        inputs: &[VelocityInput<'_>],
+        adapter: Adapter,
+        grad: Grad,
+        keeps: PassMemory,
+    ) -> Result<(Tensor, Option<Pullback>)> {
+        let device = self.store.device().clone();
+        let batch = Batch::new(inputs, &self.config)?;
+        let [cos, sin] = self.rotary.tables(batch.shape, self.config.head_dim(), &device)?;
+        let own = self.own_tokens(&batch)?;
+        let [cos, sin] = [cos, sin].map(|table| own.select(table));
+        let trainable = match adapter {
+            Adapter::On => self.parameters.as_ref().map(Parameters::snapshot),
+            Adapter::Start => self.start()?,
+            Adapter::Off => None,
+        };
+        // The embeddings need gradients only if their own weights are trained.
+        let trains = trainable.as_ref().map(|s| s.parameters().clone());
+        let track_shared = grad.is_on()
+            && trains.as_ref().is_some_and(|p| {
+                p.specs().iter().any(|s| ["time_", "text_", "img_"].iter().any(|e| s.name.starts_with(e)))
+            });
+        let pass = Arc::new(Pass {
+            config: self.config.clone(),
+            store: self.store.clone(),
+            trainable,
+            full: self.full,
+            lora_scale: self.lora_scale,
+            products: self.products,
+            fp8: self.fp8_products,
+            activations: self.activations.unwrap_or_else(|| activation_dtype(&device, self.products)),
+            rope: (cos, sin),
+            samples: inputs.len(),
+            groups: own.groups(&batch.groups),
+            trains_modulation: self.full || track_shared,
+            image_rows: batch.image_rows,
+            token_ranks: self.token_ranks.clone(),
+            probe: self.probe.clone(),
+        });
+
+        let tape = if track_shared { Tape::on() } else { Tape::off() };
+        let (shared, embedded) = vjp(&[], tape, |_, tape| embed_all(&pass, tape, &batch, &device))?;
+
+        let state = NdTensor::from(own.select(to_device::<2>(&batch.tokens, &device)?));
+        let chain = chain(&pass, keeps.attention && grad.is_on());
+        let (out, record) = chain.forward(state, shared, grad, keeps.memory, track_shared, trains.clone())?;
+        let velocities = batch.shape.to_latents(&own.gather(to_host(out.rank::<2>()?)?)?, Order::ChannelLast)?;
+
+        let shape = batch.shape;
+        let channels = self.config.out_channels;
+        let pullback = record.map(|record| {
+            Pullback::new(move |cotangents: &Tensor| {
+                let tokens = shape.to_tokens(cotangents, Order::ChannelLast)?;
+                let cotangent = own.select(to_device::<2>(&tokens, &device)?).into();
+                let (input, shared) = record.pull(cotangent)?;
+                if track_shared {
+                    embedded.pull(shared, trains.as_ref());
+                }
+                let input = shape.to_latents(&own.gather(to_host(input.rank::<2>()?)?)?, Order::ChannelFirst)?;
+                first_channels(&input, channels)
+            })
+        });
+        Ok((velocities, pullback))
+    }
+
+    /// Sets the parameters of [`Adapter::Start`], by name. The device holds them from the first pass that uses them.
+    pub fn start_from(&mut self, state: StateDict) {
+        self.start = Some(Start { state, parameters: Mutex::default() });
+    }
+
+    fn start(&self) -> Result<Option<Snapshot>> {
+        let (Some(Start { state, parameters }), Some(own)) = (&self.start, &self.parameters) else { return Ok(None) };
+        let mut parameters = parameters.lock().unwrap_or_else(PoisonError::into_inner);
+        if parameters.is_none() {
+            let specs = own.specs().to_vec();
+            *parameters = Some(self.upload(specs, |spec| values_of(state, spec))?);
+        }
+        Ok(parameters.as_ref().map(Parameters::snapshot))
+    }
+
+    /// Parameters on the device, sharded if all weights are and are trained.
+    fn upload(
+        &self,
+        specs: Vec<ParameterSpec>,
+        value: impl Fn(&ParameterSpec) -> Result<Vec<f32>>,
+    ) -> Result<Parameters> {
+        let device = self.store.device();
+        match self.ranks.as_ref().filter(|_| self.full) {
+            Some(ranks) => Parameters::sharded(specs, value, device, ranks.clone()),
+            None => {
+                let values = specs.iter().map(value).collect::<Result<_>>()?;
+                Ok(Parameters::new(specs, values, device))
+            }
+        }
+    }
+
+    /// The tokens that this rank computes. Fails if the number of ranks does not divide tokens and heads.
+    fn own_tokens(&self, batch: &Batch) -> Result<OwnTokens> {
+        let tokens = batch.tokens.shape()[0];
+        let Some(group) = self.token_ranks.clone() else { return Ok(OwnTokens { rows: 0..tokens, group: None }) };
+        let (count, heads) = (group.count(), self.config.heads);
+        if batch.shape.samples != 1 {
+            let problem = "tokens are sharded between ranks for one sample at a time";
+            return Err(Error::Unsupported(problem.into()));
+        }
+        if !tokens.is_multiple_of(count) || !heads.is_multiple_of(count) {
+            return Err(Error::Unsupported(format!(
+                "{count} ranks cannot divide {tokens} tokens and {heads} heads into equal parts: take a number of \
+                 ranks that divides both, or another size of the video"
+            )));
+        }
+        let each = tokens / count;
+        Ok(OwnTokens { rows: group.rank() * each..(group.rank() + 1) * each, group: Some(group) })
+    }
+}
+
+fn values_of(state: &StateDict, spec: &ParameterSpec) -> Result<Vec<f32>> {
+    match state.get(&spec.name) {
+        Some(value) => Ok(value.to_f32_vec()),
+        None => Err(Error::Misuse(format!("training needs the weight `{}`", spec.name))),
+    }
+}
+
+/// The rows of all tokens that this rank computes.
+struct OwnTokens {
+    rows: Range<usize>,
+    group: Option<Arc<TokenRanks>>,
+}
+
+impl OwnTokens {
+    /// Selects this rank's rows from a matrix of all tokens.
+    fn select(&self, all: Burn<2>) -> Burn<2> {
+        match self.group {
+            Some(_) => all.narrow(0, self.rows.start, self.rows.len()),
+            None => all,
+        }
+    }
+
+    /// Number of this rank's tokens in each group.
+    fn groups(&self, all: &[usize]) -> Vec<usize> {
+        let mut start = 0;
+        let own = |n: &usize| {
+            let group = start..start + n;
+            start = group.end;
+            group.end.min(self.rows.end).saturating_sub(group.start.max(self.rows.start))
+        };
+        all.iter().map(own).collect()
+    }
+
+    /// Gathers the matrix of all tokens from the rows of every rank.
+    fn gather(&self, own: Tensor) -> Result<Tensor> {
+        let Some(group) = &self.group else { return Ok(own) };
+        // Reports an all-to-all that failed during the pass.
+        group.check()?;
+        let shape = [own.shape()[0] * group.count(), own.shape()[1]];
+        Tensor::new(group.all_gather(own.f32s()?)?, shape)
+    }
+}
+
+/// Position of a weight's segment in a pass: embeddings, patch embedding, blocks, head.
+fn segment_number(name: &str) -> usize {
+    const FIRST: [&str; 4] = ["time_", "text_embedding.", "img_emb.", "patch_embedding."];
+    let block = || name.strip_prefix("blocks.")?.split('.').next()?.parse::<usize>().ok();
+    match FIRST.iter().position(|prefix| name.starts_with(prefix)) {
+        Some(place) => place,
+        None => block().map_or(usize::MAX, |block| FIRST.len() + block),
+    }
+}
+
+fn chain(pass: &Arc<Pass>, keeps_attention: bool) -> Chain {
+    let mut segments: Vec<Arc<dyn Segment>> = vec![Arc::new(PatchEmbedding(pass.clone()))];
+    for index in 0..pass.config.layers {
+        segments.push(Arc::new(Block {
+            index,
+            pass: pass.clone(),
+            kept: keeps_attention.then(KeptAttention::default),
+        }));
+    }
+    segments.push(Arc::new(Head(pass.clone())));
+    Chain::new(segments).with_input_dtype(pass.products)
+}
+
+/// Computes the shared tensors of the chain, in the order of [`block::shared`].
+fn embed_all(pass: &Pass, tape: &Tape, batch: &Batch, device: &Device) -> Result<Vec<NdTensor>> {
+    let sinusoid = embed::sinusoid(&batch.timesteps, pass.config.freq_dim, device);
+    let (time, modulation) = pass.scoped("time_", DType::F32, tape, |scope| embed::time(scope, sinusoid))?;
+    let context = to_device::<2>(&batch.context, device)?;
+    let mut context = pass.scoped("text_embedding.", DType::F32, tape, |scope| embed::text(scope, context))?;
+    if let Some(tokens) = &batch.image_tokens {
+        let tokens = to_device::<2>(tokens, device)?;
+        let image = pass.scoped("img_emb.", DType::F32, tape, |scope| embed::image(scope, tokens))?;
+        context = pass.interleaved(image, context);
+    }
+    Ok(vec![time.into(), modulation.into(), context.into()])
+}
+
+/// Selects the first `channels` channels of each latent in a batch.
+fn first_channels(stack: &Tensor, channels: usize) -> Result<Tensor> {
+    let [count, all, t, h, w] = *stack.shape() else {
+        return Err(Error::shape("latents", "[B, C, T, H, W]", stack.shape()));
+    };
+    let volume = t * h * w;
+    let first = stack.f32s()?.chunks_exact(all * volume).flat_map(|one| &one[..channels * volume]).copied();
+    Tensor::new(first.collect::<Vec<f32>>(), [count, channels, t, h, w])
+}
+
+/// Adapters for a transformer of these sizes; see [`roll_network::trainable::lora_parameters`].
+pub fn lora_parameters(
+    config: &DitConfig,
+    trainable: &Trainable,
+    noise: &Noise,
+) -> Result<(Vec<ParameterSpec>, Vec<Vec<f32>>)> {
+    let examples = "layers of a block: self_attn.q, ..., ffn.0, ffn.2";
+    roll_network::trainable::lora_parameters(config.weights(), trainable, noise, examples)
+}

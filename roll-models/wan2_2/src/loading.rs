@@ -1,0 +1,549 @@
+//! Creates a model from its options: files, trained parameters, device.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use burn::tensor::{DType, Device};
+use roll_backends::device::is_gpu;
+use roll_backends::ops::Fp8Products;
+use roll_backends::weights::{DeviceSlot, HostWeight, MatrixStorage, SegmentMemory, Storage};
+use roll_backends::{Backend, EightBits, Resident, Sharded, WeightStore};
+use roll_core::{BuildContext, Communicator, Error, Model, Noise, Result, ResultExt, StateDict, flat};
+use roll_network::hub::Hub;
+use roll_network::lora::{InitialAdapter, OpenedAdapter};
+use roll_network::trainable::kept_for_pullback;
+use roll_network::weights::{self, Checkpoint, Streamed};
+
+use super::base_lora;
+use super::clip::Clip;
+use super::components;
+use super::dit::{Dit, EXACT, Trainable};
+use super::initial_adapters::{self, BaseNetwork};
+use super::model::{CheckpointMemory, EncodingSources, Parts, Settings, Wan};
+use super::options::{Checkpoints, IdleExpert, Placement, TileSize, WanOptions};
+use super::paths::ComponentFiles;
+use super::plan;
+use super::prompts::TextEncoder;
+use super::recorded_memory::RecordedMemory;
+use super::tokenizer::{PROMPT_TOKENS, Tokenizer};
+use super::umt5::Umt5;
+use super::vae::{Chunking, MemoryBudget, Tiling, Vae};
+
+roll_core::register! {
+    Model, "wan2_2", WanOptions,
+    "Wan2.2 and Wan2.1 video diffusion: I2V, T2V, TI2V",
+    |options, context| open(&options, context),
+    plan: super::plan::needs,
+}
+
+/// Opens the model that `options` describe. Fails if a file is missing or does not fit the options.
+pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
+    let options = &WanOptions { weight_store: options.weight_store.or(context.placement), ..options.clone() };
+    options.check()?;
+    let device = roll_backends::device(&context.backend)?;
+    let mut files = ComponentFiles::open(options, context, &Hub::of(context))?;
+    let mut base_loras = base_lora::merge(options, context, &mut files)?;
+    base_loras.iter().for_each(|(expert, loras)| tracing::info!("`{expert}` has the base LoRA {loras}"));
+    let (mut adapters, trained) = initial_adapters::open(options, context, &files)?;
+    let precision = Precision::of(&files.dit, options, &device)?;
+    let experts = ExpertStorage::of(&files, options, context, precision)?;
+    experts.precision.log(experts.idle);
+    let (mut dits, mut bases) = (Vec::new(), Vec::new());
+    for (name, file) in files.experts() {
+        let mut dit = open_dit(name, file, options, context, &experts)?;
+        let base = BaseNetwork::of(file, dit.config(), base_loras.remove(name)).while_doing(|| reading(file))?;
+        let adapters = adapters.remove(name).unwrap_or_default();
+        adapters.iter().for_each(|adapter| base.compare(adapter));
+        train(&mut dit, name, file, options, &trained, adapters, context)?;
+        dits.push(dit);
+        bases.push(base);
+    }
+    let vae_dtype = options.vae_dtype.of(&device)?;
+    let vae =
+        Vae::load(&files.vae.all()?, &device).while_doing(|| reading(&files.vae))?.with_decoder_dtype(vae_dtype)?;
+    let text =
+        files.text_encoder.as_ref().map(|file| open_text(file, &files, options, context, &device)).transpose()?;
+    let clip = match &files.clip {
+        Some(file) => Some(Clip::streamed(file, None, &device).while_doing(|| reading(file))?),
+        None => None,
+    };
+    let budget = experts.memory.map(|memory| experts.vae_budget(memory, &dits[0], &vae, options));
+    let tiling_budget = budget.filter(|_| options.vae_tile_size == TileSize::Auto);
+    let offload = options.use_gradient_checkpointing_offload && is_gpu(&device);
+    let (checkpoints, checkpoint_memory) = match (options.vae_checkpoints, offload) {
+        (Checkpoints::Of(count), _) => (count, None),
+        (Checkpoints::Auto, true) => (Chunking::default().checkpoints, Some(CheckpointMemory::Host)),
+        (Checkpoints::Auto, false) => (Chunking::default().checkpoints, budget.map(CheckpointMemory::Device)),
+    };
+    if options.shift.is_some() {
+        tracing::warn!(
+            "`model.shift` is the old name of `algo.shift` (and `roll generate --shift`), which wins where both are given"
+        );
+    }
+    let settings = Settings {
+        shift: options.shift,
+        boundary: options.boundary,
+        end_image: options.wants("end_image"),
+        chunking: Chunking { tiling: options.tiling()?, checkpoints, offload },
+    };
+    let tiles = (settings.chunking.tiling, tiling_budget);
+    let encoding_sources = encoding_sources(&files, text.as_ref(), context, settings.end_image, tiles)?;
+    let mut dits = dits.into_iter();
+    let Some(dit) = dits.next() else { return Err(Error::Misuse("a pipeline without a transformer".into())) };
+    let mut model = Wan::new(Parts { dit, dit2: dits.next(), vae, text, clip }, settings);
+    model.experts.iter_mut().zip(bases).for_each(|(expert, base)| expert.base = Some(base));
+    model.recorded_memory = experts.memory.map(|memory| RecordedMemory {
+        memory,
+        resident: experts.resident + 4 * plan::elements(&model.vae_config().weights()),
+        trained: model.parameter_count(),
+        passes: context.recorded_passes,
+        token_ranks: context.token_ranks.as_ref().map_or(1, |ranks| ranks.world_size()),
+        element: experts.precision.products.size(),
+        decoder_element: model.decoder_element_bytes(),
+        keep_attention: options.recomputed_attention(),
+        offload,
+    });
+    model.tiling_budget = tiling_budget;
+    model.checkpoint_memory = checkpoint_memory;
+    model.encoding_sources = Some(encoding_sources);
+    model.placement = Some(options.weight_store.chosen());
+    Ok(model)
+}
+
+fn encoding_sources(
+    files: &ComponentFiles,
+    text: Option<&TextEncoder>,
+    context: &BuildContext,
+    end_image: bool,
+    tiles: (Option<Tiling>, Option<MemoryBudget>),
+) -> Result<EncodingSources> {
+    let networks = std::iter::once(&files.vae).chain(&files.text_encoder).chain(&files.clip);
+    let (kernels, tokens) = (kernels(&context.backend)?, text.map(|text| text.length));
+    Ok(EncodingSources {
+        files: networks
+            .flat_map(|file| file.paths().map(Path::to_path_buf))
+            .chain(text.map(|text| text.tokenizer.path().to_path_buf()))
+            .collect(),
+        settings: format!("{kernels}, {tokens:?} tokens, end image {end_image}, tiles {tiles:?}"),
+    })
+}
+
+pub(super) fn reading(file: &Checkpoint) -> String {
+    format!("reading {}", file.path().display())
+}
+
+/// Name of the backend. Encodings depend on its kernels, but not on which device of a machine runs them.
+fn kernels(backend: &str) -> Result<&'static str> {
+    Ok(Backend::of(backend)?.name())
+}
+
+/// Storage of frozen weights and dtype of matrix products.
+struct Precision {
+    /// Dtype of dense weights in the file.
+    stored: DType,
+    storage: Storage,
+    products: DType,
+    /// The format of the matrices of the blocks, if they are in eight bits.
+    eight_bits: Option<EightBits>,
+    /// How products with fp8 weights are taken in fp8, if they are.
+    fp8: Option<Fp8Products>,
+}
+
+impl Precision {
+    fn of(file: &Checkpoint, options: &WanOptions, device: &Device) -> Result<Self> {
+        let stored = components::dit_dtype(file);
+        let precision = || -> Result<Self> {
+            let storage = options.weights_dtype.storage(stored, &EXACT, device)?;
+            let eight_bits = match storage.matrices {
+                MatrixStorage::AsInFile if options.weight_store != Placement::Sharded => components::eight_bits(file),
+                MatrixStorage::AsInFile | MatrixStorage::Dense => None,
+                MatrixStorage::Eight(kind) => Some(kind),
+            };
+            let products = options.compute_dtype.of(storage.dtype, device)?;
+            Ok(Self { stored, storage, products, eight_bits, fp8: options.products.of(eight_bits, device)? })
+        };
+        precision().while_doing(|| reading(file))
+    }
+
+    fn log(&self, idle: IdleExpert) {
+        let name = |dtype: DType| if dtype == DType::BF16 { "bf16" } else { "f32" };
+        let as_stored = if self.stored == self.storage.dtype { "as in the files" } else { "converted from the files'" };
+        let idle = match idle {
+            IdleExpert::Auto | IdleExpert::Keep => "",
+            IdleExpert::Host => "; the idle expert waits in host memory",
+            IdleExpert::Drop => "; the idle expert is read again when its turn comes",
+        };
+        let (weights, products) = (name(self.storage.dtype), name(self.products));
+        let matrices = match (self.eight_bits, self.storage.matrices) {
+            (None, _) => "",
+            (Some(_), MatrixStorage::Eight(_)) => "; matrices of the blocks rounded to eight bits",
+            (Some(_), _) => "; matrices of the blocks in eight bits, as in the files",
+        };
+        let fp8 = match self.fp8 {
+            None => "",
+            Some(Fp8Products::Emulated) => "; products with fp8 weights in fp8, emulated: slower than without",
+            Some(_) => "; products with fp8 weights in fp8",
+        };
+        tracing::info!("transformer weights in {weights} ({as_stored}), products in {products}{matrices}{fp8}{idle}");
+    }
+}
+
+/// Storage of the weights of all experts.
+struct ExpertStorage {
+    device: Device,
+    precision: Precision,
+    /// Swaps the experts on the device, if only one is resident at a time.
+    turns: Arc<DeviceSlot>,
+    idle: IdleExpert,
+    /// Bytes of frozen weights on the device.
+    resident: usize,
+    /// Bytes of the GPU's memory, if the device is a GPU and they are known.
+    memory: Option<u64>,
+}
+
+impl ExpertStorage {
+    fn of(files: &ComponentFiles, options: &WanOptions, context: &BuildContext, precision: Precision) -> Result<Self> {
+        let device = roll_backends::device(&context.backend)?;
+        let Precision { stored, storage, eight_bits, .. } = precision;
+        let memory = roll_backends::device::memory::total(&context.backend);
+        let bytes = |file: &Checkpoint| plan::weight_bytes(file.shapes(), storage.dtype.size(), eight_bits.is_some());
+        let each: Vec<usize> = files.experts().map(|(_, file)| bytes(file)).collect();
+        let (all, largest) = (each.iter().sum::<usize>(), each.iter().max().copied().unwrap_or(0));
+        let merged = options.base_lora.is_some();
+        let converted = merged || stored != storage.dtype || matches!(storage.matrices, MatrixStorage::Eight(_));
+        let whole = matches!(options.weight_store, Placement::Auto | Placement::Resident);
+        let idle = match whole && each.len() > 1 {
+            true => options.idle_expert.chosen(all, is_gpu(&device), memory, converted),
+            false => IdleExpert::Keep,
+        };
+        if memory.is_none() && options.idle_expert == IdleExpert::Auto && idle != IdleExpert::Keep {
+            tracing::warn!(
+                "the memory of `{}` is unknown, so the expert that is not in use leaves it (`{idle:?}`); \
+                 `model.idle_expert: keep` keeps it there",
+                context.backend
+            );
+        }
+        let again = match (options.weight_store, idle) {
+            (Placement::Streamed, _) => Some(("model.weight_store: streamed", "model.weight_store: host")),
+            (_, IdleExpert::Drop) => Some(("model.idle_expert: drop", "model.idle_expert: host")),
+            _ => None,
+        };
+        if let Some((given, better)) = again.filter(|_| merged) {
+            tracing::warn!(
+                "with `{given}` the LoRAs of `model.base_lora` are merged each time weights are read; `{better}` merges \
+                 them once"
+            );
+        }
+        let resident = match (whole, idle) {
+            (true, IdleExpert::Keep | IdleExpert::Auto) => all,
+            (true, _) => largest,
+            (false, _) => 0,
+        };
+        Ok(Self { device, precision, turns: Arc::default(), idle, resident, memory })
+    }
+
+    /// The weight store of one expert whose weights are all on the device while it is used.
+    fn store(&self, name: &str, file: &Checkpoint) -> Result<Arc<dyn WeightStore>> {
+        let (storage, device) = (self.precision.storage, self.device.clone());
+        let number = usize::from(name == "dit2");
+        Ok(match self.idle {
+            IdleExpert::Auto | IdleExpert::Keep => Arc::new(weights::resident(file, storage, &device)?),
+            IdleExpert::Host => {
+                let state = weights::in_host_memory(file, storage)?;
+                let bring = move || {
+                    let weight = |(key, weight): (&String, &HostWeight)| {
+                        (key.clone(), weight.clone().upload(storage, key, &device, &mut SegmentMemory::default()))
+                    };
+                    Ok(Resident::from_weights(state.iter().map(weight).collect(), &device))
+                };
+                Arc::new(self.turns.store(number, file.shapes(), &self.device, bring))
+            }
+            IdleExpert::Drop => {
+                let own = file.clone();
+                let bring = move || weights::resident(&own, storage, &device);
+                Arc::new(self.turns.store(number, file.shapes(), &self.device, bring))
+            }
+        })
+    }
+
+    /// The part of `memory` that is left for the VAE, computed as in `roll plan`.
+    fn vae_budget(&self, memory: u64, dit: &Dit, vae: &Vae, options: &WanOptions) -> MemoryBudget {
+        let resident = self.resident + 4 * plan::elements(&vae.config().weights());
+        let bytes = [self.precision.products.size(), vae.decoder_element_bytes()];
+        plan::vae_budget(memory, resident, dit.config(), bytes, options)
+    }
+}
+
+/// Opens the transformer `name`, with nothing trained yet.
+fn open_dit(
+    name: &str,
+    file: &Checkpoint,
+    options: &WanOptions,
+    context: &BuildContext,
+    experts: &ExpertStorage,
+) -> Result<Dit> {
+    let (device, storage) = (&experts.device, experts.precision.storage);
+    let memory = kept_for_pullback(options.use_gradient_checkpointing, options.use_gradient_checkpointing_offload);
+    let opened = || -> Result<Dit> {
+        let config = components::dit_config(file, options.num_heads)?;
+        if let (Placement::Sharded, MatrixStorage::Eight(_)) = (options.weight_store, storage.matrices) {
+            let problem = "weights in eight bits are not sharded: expected auto, f32 or bf16 with `sharded`, or another \
+                           `model.weight_store`: `host` keeps them in host memory";
+            return Err(Error::config("weights_dtype", problem));
+        }
+        let store: Arc<dyn WeightStore> = match options.weight_store {
+            // Reads a segment when it is used.
+            _ if context.headers_only => Arc::new(Streamed::new(file.clone(), device)),
+            Placement::Auto | Placement::Resident => experts.store(name, file)?,
+            Placement::Streamed => Arc::new(Streamed::new(file.clone(), device).stored_as(storage).with_prefetch()),
+            Placement::Host => Arc::new(weights::from_host(file, storage, device)?),
+            Placement::Sharded => {
+                let tensors = file.keys().map(|key| Ok((key.into(), file.tensor(key)?)));
+                let store = Sharded::new(tensors, storage, device, context.ranks.clone())?;
+                file.keys().for_each(|key| file.release(key));
+                Arc::new(store)
+            }
+        };
+        let mut dit = Dit::with_store(config, store)
+            .with_memory(memory)
+            .keeping_attention(options.keep_attention.without_memory())
+            .with_products(experts.precision.products)
+            .with_fp8_products(experts.precision.fp8.is_some());
+        if options.weight_store == Placement::Sharded && context.ranks.world_size() > 1 {
+            dit = dit.sharding_weights(context.ranks.clone());
+        }
+        match context.token_ranks.clone() {
+            Some(ranks) => sharding_tokens(dit, ranks),
+            None => Ok(dit),
+        }
+    };
+    opened().in_section("model").while_doing(|| reading(file))
+}
+
+fn sharding_tokens(dit: Dit, ranks: Arc<dyn Communicator>) -> Result<Dit> {
+    let (heads, count) = (dit.config().heads, ranks.world_size());
+    match heads.is_multiple_of(count) {
+        true => Ok(dit.sharding_tokens(ranks)),
+        false => Err(Error::Unsupported(format!(
+            "{count} ranks cannot divide the {heads} heads of the transformer into equal parts: \
+             `strategy.sequence_parallel_size` must divide them"
+        ))),
+    }
+}
+
+/// Sets the trained part of `dit`: that of `adapters`, with their values, or that of the options.
+fn train(
+    dit: &mut Dit,
+    name: &str,
+    file: &Checkpoint,
+    options: &WanOptions,
+    trained: &[String],
+    adapters: Vec<OpenedAdapter>,
+    context: &BuildContext,
+) -> Result<()> {
+    let weights = dit.config().weights();
+    let layers =
+        weights.iter().filter(|(_, shape)| shape.len() == 2).filter_map(|(key, _)| key.strip_suffix(".weight"));
+    let layers: Vec<String> = layers.map(Into::into).collect();
+    let initial = match adapters.is_empty() {
+        true => None,
+        false => {
+            let initial = InitialAdapter::new(adapters, &options.lora_request(), &layers).in_section("model")?;
+            initial.check_weights(&weights).in_section("model")?;
+            Some(initial)
+        }
+    };
+    let trainable =
+        initial.as_ref().map_or_else(|| options.trainable(trained, name), |initial| initial.trainable.clone());
+    let (trainable, initial) = match context.headers_only && trainable == Trainable::Full {
+        // Parameters take the memory of the weights several times: a few represent them in a check.
+        true => (Trainable::Lora { rank: 1, alpha: 1.0, targets: WanOptions::default().lora_targets() }, None),
+        false => (trainable, initial),
+    };
+    // The name of the expert is part of the seed, so that new adapters of the two experts differ.
+    let noise = Noise::new(context.seed ^ u64::from(name == "dit2"));
+    let base = if trainable == Trainable::Full { file.all()? } else { StateDict::new() };
+    dit.train(&trainable, &noise, &base).in_section("model")?;
+    if let (Some(initial), Some(parameters)) = (initial, dit.parameters()) {
+        let values = flat::from_state(parameters.specs(), &initial.parameters);
+        parameters.write(&values.while_doing(|| "`model.lora_checkpoint`".into())?)?;
+        dit.start_from(initial.parameters);
+    }
+    Ok(())
+}
+
+fn open_text(
+    file: &Checkpoint,
+    files: &ComponentFiles,
+    options: &WanOptions,
+    context: &BuildContext,
+    device: &Device,
+) -> Result<TextEncoder> {
+    let encoder = Umt5::streamed(file, device).while_doing(|| reading(file))?;
+    let tokenizer = open_tokenizer(files, encoder.config().vocab, options, context)?;
+    Ok(TextEncoder { tokenizer, encoder, length: text_len(files)? })
+}
+
+/// Loads the tokenizer of the options, or the one next to the weights. Fails if it has more ids than the text encoder
+/// has embeddings.
+pub(super) fn open_tokenizer(
+    files: &ComponentFiles,
+    embeddings: usize,
+    options: &WanOptions,
+    context: &BuildContext,
+) -> Result<Tokenizer> {
+    let path = options.tokenizer_path.as_ref().map(|path| context.resolve(path)).or_else(|| files.tokenizer.clone());
+    let Some(path) = path else {
+        let problem = "the UMT5 encoder needs its tokenizer: name the directory of tokenizer.json";
+        return Err(Error::config("model.tokenizer_path", problem));
+    };
+    let tokenizer = Tokenizer::load_with(&path, &Hub::of(context)).in_section("model")?;
+    match tokenizer.vocabulary() {
+        ids if ids > embeddings => Err(Error::bad_file(
+            path,
+            format!(
+                "the tokenizer has {ids} ids, the text encoder {embeddings} embeddings: they do not belong together"
+            ),
+        )),
+        _ => Ok(tokenizer),
+    }
+}
+
+/// Greatest plausible number of text rows. A larger number is a mistake in the file, and attention over that number of
+/// rows would exhaust the memory.
+const MAX_TEXT_LEN: usize = 1 << 14;
+
+/// Number of rows of the text embedding. Fails if the experts of a checkpoint disagree.
+pub(super) fn text_len(files: &ComponentFiles) -> Result<usize> {
+    let of = |file: &Checkpoint| components::text_len(file).unwrap_or(PROMPT_TOKENS);
+    let length = of(&files.dit);
+    if length > MAX_TEXT_LEN {
+        let problem = format!("has `text_len` {length}; prompts have at most {MAX_TEXT_LEN} tokens");
+        return Err(Error::bad_file(files.dit.path(), problem));
+    }
+    match files.dit2.as_ref().filter(|low| of(low) != length) {
+        Some(low) => Err(Error::bad_file(
+            low.path(),
+            format!("the experts were trained with prompts of {length} and of {} tokens (`text_len`)", of(low)),
+        )),
+        None => Ok(length),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use roll_core::{Adapter, ConditionInput, DiffusionModel, Grad, Purpose, Timestep};
+
+    use super::super::init_tiny::{WanKind, init_tiny};
+    use super::super::options::ModelPaths;
+    use super::*;
+    use roll_network::precision::WeightsDType;
+
+    fn refused(change: impl FnOnce(&mut WanOptions)) -> String {
+        opened(WanKind::T2v, change).err().unwrap().chain()
+    }
+
+    fn opened(kind: WanKind, change: impl FnOnce(&mut WanOptions)) -> Result<Wan> {
+        let dir = tempfile::tempdir().unwrap();
+        let files = init_tiny(dir.path(), kind, 0).unwrap();
+        let mut options = WanOptions {
+            model_paths: Some(files.model_paths.into()),
+            tokenizer_path: Some(files.tokenizer),
+            lora_rank: Some(2),
+            ..WanOptions::default()
+        };
+        change(&mut options);
+        let context = BuildContext { base_dir: dir.path().into(), ..BuildContext::new("flex") };
+        open(&options, &context)
+    }
+
+    #[test]
+    fn default_shift_and_frame_rate_are_official() {
+        let facts = |kind, shift: Option<f64>| {
+            let model = opened(kind, |options| options.shift = shift).unwrap();
+            (DiffusionModel::schedule(&model).shift, model.frame_rate())
+        };
+        assert_eq!(facts(WanKind::T2v, None), (12.0, Some(16.0)));
+        assert_eq!(facts(WanKind::I2v, None), (5.0, Some(16.0)));
+        assert_eq!(facts(WanKind::Ti2v, None), (5.0, Some(24.0)));
+        assert_eq!(facts(WanKind::I2v21, None), (5.0, Some(16.0)));
+        // The old key, for configurations of earlier runs.
+        assert_eq!(facts(WanKind::T2v, Some(5.0)).0, 5.0);
+    }
+
+    #[test]
+    fn errors_name_keys_with_their_section() {
+        let targets = refused(|o| o.lora_target_modules = Some("nosuch".into()));
+        assert!(targets.contains("`model.lora_target_modules`"), "{targets}");
+        let heads = refused(|o| o.num_heads = Some(7));
+        assert!(heads.contains("`model.num_heads`"), "{heads}");
+        let tokenizer = refused(|o| o.tokenizer_path = Some("nowhere".into()));
+        assert!(tokenizer.contains("`model.tokenizer_path`"), "{tokenizer}");
+        let tiles = refused(|o| (o.vae_tile_size, o.vae_tile_stride) = (TileSize::Of([4, 4]), Some([4, 8])));
+        assert!(tiles.contains("`model.vae_tile_stride`"), "{tiles}");
+        let list = refused(|o| {
+            let Some(ModelPaths::Path(list)) = &o.model_paths else { panic!("a file") };
+            let path = list.with_file_name("vae.json");
+            std::fs::write(&path, r#"["Wan2.1_VAE.safetensors"]"#).unwrap();
+            o.model_paths = Some(path.into());
+        });
+        assert!(list.contains("`model.model_paths`"), "{list}");
+    }
+
+    fn tiny(dir: &Path, kind: WanKind) -> WanOptions {
+        let files = init_tiny(dir, kind, 0).unwrap();
+        WanOptions {
+            model_paths: Some(files.model_paths.into()),
+            tokenizer_path: Some(files.tokenizer),
+            trainable_models: Some("dit,dit2".into()),
+            lora_rank: Some(2),
+            ..WanOptions::default()
+        }
+    }
+
+    fn context(dir: &Path) -> BuildContext {
+        BuildContext { base_dir: dir.into(), ..BuildContext::new("flex") }
+    }
+
+    #[test]
+    fn location_of_the_idle_expert_changes_no_bit() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = tiny(dir.path(), WanKind::T2v);
+        let bits = |idle_expert: IdleExpert, weights_dtype: WeightsDType| {
+            let mut model =
+                open(&WanOptions { idle_expert, weights_dtype, ..options.clone() }, &context(dir.path())).unwrap();
+            let count = model.parameters().iter().map(|spec| spec.len()).sum();
+            model.write_parameters(&(0..count).map(|i| (i as f32).sin() * 0.1).collect::<Vec<_>>()).unwrap();
+            let input =
+                ConditionInput { prompt: "a face".into(), frames: 5, size: [32, 32], ..ConditionInput::default() };
+            let conditioning = model.encode(&input).unwrap();
+            let x = Noise::new(1).normal(Purpose::Synthetic, 0, 0, &conditioning.latent_shape).unwrap();
+            // Forward through both experts, then backward: each is off the device while the other computes.
+            let (high, low) = (Timestep(950.0), Timestep(300.0));
+            let (v, pull_high) = model.velocity(&x, high, &conditioning, Adapter::On, Grad::Record).unwrap();
+            let (u, pull_low) = model.velocity(&v, low, &conditioning, Adapter::On, Grad::Record).unwrap();
+            let d = pull_high.unwrap().pull(&pull_low.unwrap().pull(&u).unwrap()).unwrap();
+            let mut gradients = vec![0.0; count];
+            model.take_gradients(&mut gradients).unwrap();
+            assert!(gradients.iter().any(|g| *g != 0.0));
+            (u.as_bytes().to_vec(), d.as_bytes().to_vec(), gradients.into_iter().map(f32::to_bits).collect::<Vec<_>>())
+        };
+        for dtype in [WeightsDType::F32, WeightsDType::Bf16] {
+            let expected = bits(IdleExpert::Keep, dtype);
+            assert!(
+                bits(IdleExpert::Host, dtype) == expected && bits(IdleExpert::Drop, dtype) == expected,
+                "{dtype:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn encoding_keys_depend_on_the_backend_and_not_on_the_device_number() {
+        assert_eq!(kernels("cuda:0").unwrap(), kernels("cuda:1").unwrap());
+        assert_eq!(kernels("libtorch-cuda").unwrap(), kernels("libtorch-cuda:7").unwrap());
+        let all = ["flex", "libtorch", "libtorch-cuda:1", "cuda:1", "wgpu"].map(|name| kernels(name).unwrap());
+        assert!((0..5).all(|i| (0..i).all(|j| all[i] != all[j])), "{all:?}");
+        assert_eq!(kernels("cpu").unwrap(), kernels("flex").unwrap());
+    }
+}
