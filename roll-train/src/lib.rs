@@ -2,7 +2,7 @@
 //!
 //! A [`config::ConfigLayers`] becomes a checked [`config::LoadedConfig`]; a [`Trainer`] opens data and components from
 //! it, trains, evaluates, writes checkpoints and metrics to a [`run_dir::RunDir`], and leaves curves, videos and a
-//! report ([`results`]). No component is known here by name: they come from a [`roll_core::Registry`].
+//! report ([`results`]). What is trained on and measured belongs to a task: [`clips`], or data that an algorithm brings. No component is known here by name: they come from a [`roll_core::Registry`].
 //!
 //! *What it is not*: a command line (`roll-cli`), or a place for algorithms, models and rewards.
 //!
@@ -30,26 +30,29 @@
 #[cfg(test)]
 use {roll_agents as _, roll_causal_lm as _, roll_rewards as _, roll_video as _, roll_wan as _};
 
-pub mod cache;
 pub mod checkpoint;
+pub mod clips;
 pub mod config;
-pub mod evaluation;
+mod findings;
 pub mod metrics;
 pub mod on_finish;
 pub mod on_metrics;
+mod open;
+mod own_data;
 mod parameters;
 pub mod progress;
 pub mod ranks;
 pub mod results;
 pub mod run;
 pub mod run_dir;
-mod sample_prompts;
 pub mod signature;
 pub mod statistics;
+mod task;
 pub mod trainer;
-mod weighted_sum;
 
+pub use clips::reward;
+pub use findings::Finding;
+pub use open::Checked;
 pub use progress::{RunSession, StopSignal};
 pub use run::{Run, RunBuilder};
 pub use trainer::{RunSummary, Trainer};
-pub use weighted_sum::reward;

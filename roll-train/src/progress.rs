@@ -36,6 +36,11 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
+/// A number of epochs, with two significant digits.
+pub fn epochs(epochs: f64) -> String {
+    if epochs < 1.0 { format!("{epochs:.2}") } else { format!("{epochs:.1}") }
+}
+
 /// A line of the overview of a run: its subject in a column of its own, and the rest.
 pub fn overview_line(subject: &str, text: &str) -> String {
     format!("{subject:<11} {text}")

@@ -11,9 +11,9 @@ use serde::Serialize;
 use serde_json::{Value as Json, json};
 
 use crate::config::{ConfigLayers, EvaluationConfig, LoadedConfig, RunConfig, TrainingConfig};
+use crate::open::open_check;
 use crate::run_dir::RunDir;
-use crate::trainer::{Finding, Opening, Parts};
-use crate::{RunSession, RunSummary, Trainer, checkpoint, ranks};
+use crate::{Checked, Finding, RunSession, RunSummary, Trainer, checkpoint, ranks};
 
 /// A run: a checked configuration, and the directory of its files.
 pub struct Run<'a> {
@@ -111,26 +111,13 @@ impl<'a> Run<'a> {
     }
 
     /// Opens everything that the run needs before its first step, and goes on after a problem. Weights are not read.
-    /// Without `has_model`, neither the model is opened nor what needs it. Returns the parts, and the findings with their
-    /// sections.
-    pub fn check(&self, has_model: bool) -> Result<(Parts, Vec<(&'static str, Finding)>)> {
+    /// Without `has_model`, neither the model is opened nor what needs it. Returns what was opened, and the findings with
+    /// their sections.
+    pub fn check(&self, has_model: bool) -> Result<(Checked, Vec<(&'static str, Finding)>)> {
         let (config, job) = (&self.loaded.config, &self.context.ranks);
         let open = |ranks| {
             let context = BuildContext { headers_only: true, ..self.context_of(ranks)? };
-            let mut found = Vec::new();
-            let mut on_finding = |section, finding| {
-                found.push((section, finding));
-                Ok(())
-            };
-            let opening = Opening {
-                loaded: &self.loaded,
-                registry: self.registry,
-                context: &context,
-                has_model,
-                on_finding: &mut on_finding,
-            };
-            let parts = opening.open()?;
-            Ok((parts, found))
+            open_check(&self.loaded, self.registry, &context, has_model)
         };
         let division = self.registry.division(&config.strategy.name, &config.strategy.options);
         match (ranks::of_process(config, job.as_ref()), division) {

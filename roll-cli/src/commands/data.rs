@@ -10,10 +10,10 @@ use roll_data::{DataConfig, Dataset, OnBadSample, Picture, Probed, encode_png, f
 use roll_external::files::write_atomically;
 use roll_rewards::insightface::FaceNetworks;
 use roll_rewards::vote::files::{Answer, Question, Votes};
+use roll_train::clips::{clip_notes, counted_rows, row_noun};
 use roll_train::config::LoadedConfig;
 use roll_train::progress::{Bar, counted};
 use roll_train::reward;
-use roll_train::trainer::{clip_notes, counted_rows, row_noun};
 use serde_json::json;
 
 use super::check::model_files;

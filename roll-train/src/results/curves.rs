@@ -7,7 +7,7 @@ use roll_core::{Headline, Result};
 use serde_json::{Map, Value};
 
 use super::plot::{self, Panel, Series, SeriesStyle};
-use crate::evaluation::hacking::FALLING;
+use super::scores::FALLING;
 use crate::metrics::read_jsonl;
 use crate::run_dir::RunDir;
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::labels::SetLabels;
 use super::record::{Comparison, Record, ValidationMetrics};
-use crate::evaluation::{self, Change, Results};
+use super::scores::{self, Change, Results};
 use crate::progress::counted;
 use crate::statistics::{Gain, paired_gain};
 
@@ -17,9 +17,9 @@ pub fn metrics(results: &Results, labels: &SetLabels) -> BTreeMap<String, f64> {
     let mut metrics = BTreeMap::new();
     for (name, clips) in results {
         let label = labels.of(*name);
-        let scores = labels.suffixes().into_iter().enumerate();
-        let scores = scores.map(|(place, suffix)| (suffix, evaluation::mean_score(clips, place)));
-        let values = scores.chain([("_kl".to_string(), evaluation::mean_kl(clips))]);
+        let means = labels.suffixes().into_iter().enumerate();
+        let means = means.map(|(place, suffix)| (suffix, scores::mean_score(clips, place)));
+        let values = means.chain([("_kl".to_string(), scores::mean_kl(clips))]);
         metrics.extend(values.filter_map(|(suffix, value)| Some((format!("eval/{label}{suffix}"), value?))));
     }
     metrics
@@ -32,7 +32,7 @@ fn changes(record: &Record, labels: &SetLabels) -> Vec<(String, Change)> {
     let mut changes = Vec::new();
     for (reward, suffix) in labels.suffixes().into_iter().enumerate() {
         for (name, clips) in before {
-            if let Some(change) = evaluation::change(clips, evaluation::of(after, *name), reward) {
+            if let Some(change) = scores::change(clips, scores::of(after, *name), reward) {
                 changes.push((format!("{}{suffix}", labels.of(*name)), change));
             }
         }
@@ -42,7 +42,7 @@ fn changes(record: &Record, labels: &SetLabels) -> Vec<(String, Change)> {
 
 /// Mean divergence of the trained model from the base model over all evaluated clips.
 fn kl(record: &Record) -> Option<f64> {
-    evaluation::mean_kl(record.first_and_last_evaluation()?.1.iter().flat_map(|(_, clips)| clips))
+    scores::mean_kl(record.first_and_last_evaluation()?.1.iter().flat_map(|(_, clips)| clips))
 }
 
 /// A quantity on held-out data before and after training.

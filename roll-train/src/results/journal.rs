@@ -12,7 +12,7 @@ use roll_data::{encode_gif, write_mp4};
 use super::labels::SetLabels;
 use super::record::{self, Record};
 use super::trajectories::Trajectories;
-use super::{clips, figures, headlines, progress_file};
+use super::{figures, headlines, progress_file, samples};
 
 /// Longer side of the videos in TensorBoard, in pixels.
 const GIF_SIDE: usize = 256;
@@ -30,10 +30,11 @@ pub(crate) struct Journal {
     /// Number of steps that earlier processes took.
     before: u64,
     headlines: Vec<Headline>,
+    labels: SetLabels,
 }
 
 impl Journal {
-    pub(crate) fn new(dir: Option<&RunDir>, before: u64, headlines: Vec<Headline>) -> Self {
+    pub(crate) fn new(dir: Option<&RunDir>, before: u64, headlines: Vec<Headline>, labels: SetLabels) -> Self {
         Self {
             dir: dir.cloned(),
             metrics: None,
@@ -42,6 +43,7 @@ impl Journal {
             early_prompts: Vec::new(),
             before,
             headlines,
+            labels,
         }
     }
 
@@ -54,7 +56,7 @@ impl Journal {
     }
 
     /// Writes the configuration and opens the metrics, which keep only the steps of earlier processes.
-    pub(crate) fn open(&mut self, loaded: &LoadedConfig, record: &Record, labels: &SetLabels) -> Result<()> {
+    pub(crate) fn open(&mut self, loaded: &LoadedConfig, record: &Record) -> Result<()> {
         let (Some(dir), None) = (&self.dir, &self.metrics) else { return Ok(()) };
         dir.write_config(&loaded.resolved_yaml()?)?;
         headlines::write(dir, &self.headlines)?;
@@ -66,7 +68,7 @@ impl Journal {
         let metrics = self.metrics.insert(metrics);
         let mut before_training = BTreeMap::new();
         for evaluation in record.evaluations.iter().filter(|e| e.step == 0) {
-            before_training.extend(figures::metrics(&evaluation.results, labels));
+            before_training.extend(figures::metrics(&evaluation.results, &self.labels));
         }
         for validation in record.validations.iter().filter(|v| v.step == 0) {
             before_training.extend(record::restored(&validation.metrics));
@@ -76,7 +78,7 @@ impl Journal {
         }
         write_prompts(metrics, self.before, &std::mem::take(&mut self.early_prompts))?;
         self.trajectories.begin(self.before, record.pending.is_none())?;
-        self.write_progress(record, labels)?;
+        self.write_progress(record)?;
         self.trajectories.write(&std::mem::take(&mut self.early))
     }
 
@@ -110,7 +112,7 @@ impl Journal {
             tracing::warn!("step {step}: nothing was updated");
         }
         for (i, (name, video)) in report.videos.iter().enumerate() {
-            write_mp4(clips::folder(dir, &step_name(step))?.join(format!("{name}.mp4")), video)?;
+            write_mp4(samples::folder(dir, &step_name(step))?.join(format!("{name}.mp4")), video)?;
             // One tag for all steps, whose clips differ: TensorBoard has a slider over the steps of a tag.
             write_image(metrics, step, &format!("samples/{i}"), video)?;
         }
@@ -140,9 +142,9 @@ impl Journal {
     }
 
     /// Writes `progress.json`, from which pages are made before the next checkpoint.
-    pub(crate) fn write_progress(&self, record: &Record, labels: &SetLabels) -> Result<()> {
+    pub(crate) fn write_progress(&self, record: &Record) -> Result<()> {
         match &self.dir {
-            Some(dir) => progress_file::write(dir, record, &self.headlines, labels),
+            Some(dir) => progress_file::write(dir, record, &self.headlines, &self.labels),
             None => Ok(()),
         }
     }

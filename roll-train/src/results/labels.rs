@@ -2,10 +2,10 @@
 
 use roll_core::Measure;
 
-use crate::evaluation::SetName;
+use super::scores::SetName;
 
 /// A label for each evaluated set, and a suffix for each score.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SetLabels {
     train: String,
     checks: Vec<String>,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::Checkpoint;
 use crate::config::without_secrets;
-use crate::evaluation::Results;
+use crate::results::scores::Results;
 
 /// At most this many skipped samples are listed; the others are only counted.
 const MAX_LISTED: usize = 200;

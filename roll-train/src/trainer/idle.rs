@@ -8,8 +8,8 @@ use crate::results::record::Record;
 /// Number of reasons in the message: the most frequent ones.
 const MAX_REASONS: usize = 5;
 
-/// The limit is this many times larger once something was trained, as clips without a face may come in a row, and for
-/// an agent, whose first episodes may all fail alike.
+/// The limit is this many times larger once something was trained, as samples that are left out may come in a row, and
+/// where the algorithm brings its own data, as the first samples of an agent may all fail alike.
 const PATIENCE: u64 = 10;
 
 #[derive(Clone, Copy, Debug)]
@@ -22,12 +22,14 @@ pub(super) struct RunProgress {
     pub(super) limit: u64,
     /// The learning rate of every step done is 0 although the base rate is not: the warm-up begins at 0.
     pub(super) warms_up: bool,
+    /// As [`crate::task::TaskFacts::idle_hint`].
+    pub(super) hint: &'static str,
 }
 
 /// Fails once too many steps in a row trained nothing. It depends on the record and the schedule alone, so that all
 /// ranks agree, and so does a run that was resumed.
 pub(super) fn check(record: &Record, progress: RunProgress) -> Result<()> {
-    let RunProgress { done, steps, batch, limit, warms_up } = progress;
+    let RunProgress { done, steps, batch, limit, warms_up, hint } = progress;
     let idle = record.idle_steps;
     if limit == 0 || done == 0 || idle == 0 {
         return Ok(());
@@ -60,8 +62,7 @@ pub(super) fn check(record: &Record, progress: RunProgress) -> Result<()> {
     } else {
         let why = "the gradient is 0 or the learning rate is: look at `actor/grad_norm` and `lr` in the metrics, at \
                    `training.learning_rate` and its schedule, and at what is trained (`model.trainable_models`)";
-        let agent = if batch == 0 { "; of an agent: all episodes of each group may have one score" } else { "" };
-        (format!("no parameter changed in {which}"), format!("{why}{agent}"))
+        (format!("no parameter changed in {which}"), format!("{why}{hint}"))
     };
     let why = format!("{why}. `training.max_skipped_steps: 0` continues anyway");
     Err(Error::failed(format!("nothing is trained: {what}"))(why))
@@ -109,7 +110,7 @@ mod tests {
 
     /// A run of 100 steps, stopped after 5.
     fn progress(done: u64, batch: u64) -> RunProgress {
-        RunProgress { done, steps: 100, batch, limit: 5, warms_up: false }
+        RunProgress { done, steps: 100, batch, limit: 5, warms_up: false, hint: "; a hint" }
     }
 
     fn message(record: &Record, progress: RunProgress) -> String {
@@ -135,7 +136,8 @@ mod tests {
         assert!(message(&nonfinite, progress(5, 2)).contains("every update of the first 5 steps was left out"));
         assert!(message(&nonfinite, progress(5, 0)).contains("every update"), "of an agent too");
         let still = Record { idle_steps: 5, ..Record::default() };
-        assert!(message(&still, progress(5, 2)).contains("no parameter changed in the first 5 steps"));
+        let text = message(&still, progress(5, 2));
+        assert!(text.contains("no parameter changed in the first 5 steps") && text.contains("; a hint."), "{text}");
         assert!(check(&still, progress(5, 0)).is_ok(), "an agent's first episodes may all fail");
         let later = Record { idle_steps: 50, ..Record::default() };
         assert!(message(&later, progress(70, 2)).contains("the last 50 steps, after step 20"));

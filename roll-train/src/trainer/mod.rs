@@ -1,24 +1,19 @@
 //! The training loop: batches in, metrics, samples and checkpoints out.
 //!
-//! `open` builds the parts of a run from its configuration; `state` writes checkpoints and resumes from them. The loop
-//! itself is here.
-//! Between steps, `measure` evaluates and validates, `hacking` looks for reward hacking, `pace` logs the remaining
-//! time, and `idle` stops a run in which nothing is trained. `compare` asks the last questions of a run with votes.
-//! `average` keeps averaged parameters, `tensors` saves an algorithm's tensors. `overview` is logged at the start;
-//! `summary` is written at the end.
+//! The trainer owns steps, strategy, checkpoints and stopping. What is trained on, and how it is measured, belongs to its
+//! [`Task`].
+//!
+//! `state` writes checkpoints, with the state of the task in `task_state`, and resumes from them. The loop itself is
+//! here. Between steps, `pace` logs the remaining time, and `idle` stops a run in which nothing is trained. `average` keeps
+//! averaged parameters. `overview` is logged at the start; `summary` is written at the end.
 
 mod average;
-mod compare;
-mod hacking;
 mod idle;
-mod measure;
-mod open;
 mod overview;
 mod pace;
-mod rows;
 mod state;
 mod summary;
-mod tensors;
+mod task_state;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -26,57 +21,32 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use roll_backends::optimizer::LrSchedule;
-use roll_core::{
-    Algorithm, Error, Fault, Headline, Model, Noise, Result, ResultExt, RewardScorer, StepContext, StepReport,
-    Strategy, communicator,
-};
-use roll_data::{Batch, Batches};
+use roll_core::{BuildContext, Error, Fault, Model, Noise, Registry, Result, StepContext, StepReport, Strategy};
 
-use crate::cache::CacheStore;
 use crate::checkpoint::Checkpoint;
 use crate::config::LoadedConfig;
-use crate::evaluation::Evaluator;
 use crate::on_finish::OnFinish;
+use crate::open::open_run;
 use crate::parameters::{self, ParameterSums};
 use crate::progress::{RunSession, StoppableBar};
+use crate::results::Journal;
 use crate::results::record::{self, Record};
-use crate::results::{self, Journal, SetLabels};
 use crate::run_dir::RunDir;
-use crate::sample_prompts::SamplePrompts;
+use crate::task::{Network, Task, TaskContext, TaskFacts};
 
 pub use average::decay as average_decay;
-pub(crate) use open::Opening;
-pub use open::{Finding, Parts};
-pub use overview::epochs;
-pub use rows::{clip_notes, counted_rows, row_noun};
 pub use summary::RunSummary;
-
-/// Number of prompts that are announced to a model before it encodes them.
-const EXPECTED_PROMPTS: usize = 64;
 
 /// Everything a run consists of, checked before anything is written.
 pub struct Trainer {
     loaded: LoadedConfig,
     model: Box<dyn Model>,
-    reward: Option<Box<dyn RewardScorer>>,
-    algorithm: Box<dyn Algorithm>,
     strategy: Box<dyn Strategy>,
-    /// `None`: the algorithm brings its own.
-    data: Option<Batches>,
-    evaluator: Option<Evaluator>,
-    /// Videos of `evaluation.prompts`.
-    sample_prompts: Option<SamplePrompts>,
-    /// Whether the algorithm has something to validate on.
-    validates: bool,
-    /// The store of encodings in `data.cache_dir`.
-    store: Option<CacheStore>,
+    task: Box<dyn Task>,
     schedule: LrSchedule,
     /// The averaged parameters, a flat vector, with `training.average`.
     average: Option<Vec<f32>>,
     noise: Noise,
-    labels: SetLabels,
-    /// The metrics to show first.
-    headlines: Vec<Headline>,
     steps: u64,
     /// Number of steps done, also before this process.
     steps_done: u64,
@@ -99,15 +69,40 @@ pub struct Trainer {
 enum Work {
     /// Writes a checkpoint, unless this step has one.
     Save,
-    /// Evaluates and validates.
+    /// Lets the task measure.
     Measure,
-    /// Logs the metrics of the step; unless `always`, only if some are of an evaluation or a validation.
+    /// Logs the metrics of the step; unless `always`, only if some are of a measurement.
     Log { always: bool },
-    /// Adds the evaluation to the checkpoint of this step, unless the checkpoint has it.
+    /// Adds the measurements to the checkpoint of this step, unless the checkpoint has it.
     Amend,
 }
 
 impl Trainer {
+    /// Opens data and networks, on the ranks of `context`. With [`crate::config::RunConfig::ranks`] above 1 it belongs
+    /// inside [`crate::ranks::run`].
+    pub fn new(loaded: LoadedConfig, registry: &Registry, context: &BuildContext) -> Result<Self> {
+        let (Network { model, strategy }, task) = open_run(&loaded, registry, context)?;
+        let (config, steps) = (&loaded.config, task.facts().steps);
+        Ok(Self {
+            average: (config.training.average > 0.0).then(|| roll_core::flat::read(model.as_ref())).transpose()?,
+            noise: config.noise(),
+            schedule: config.training.schedule(steps),
+            loaded,
+            model,
+            strategy,
+            task,
+            steps,
+            steps_done: 0,
+            record: Record::default(),
+            seconds_before: 0.0,
+            saved: None,
+            saved_step: None,
+            run_dir: context.run_dir.clone(),
+            stopped: None,
+            pace: Default::default(),
+        })
+    }
+
     /// Trains, writing to `dir`, which only rank 0 has. The files that a resume needs are written before the first
     /// evaluation; after a user error before the end of the first step they are removed. When the session asks it to
     /// stop, it ends with [`Error::Interrupted`], after a checkpoint.
@@ -124,7 +119,8 @@ impl Trainer {
     fn run_to_end(mut self, dir: Option<&RunDir>, session: &RunSession) -> (u64, Result<RunSummary>) {
         let bar = StoppableBar::begin(session, self.steps, "steps", dir.is_some(), self.may_stop_within_steps());
         bar.set(self.steps_done);
-        let mut journal = Journal::new(dir, self.steps_done, self.headlines.clone());
+        let TaskFacts { headlines, labels, .. } = self.task.facts().clone();
+        let mut journal = Journal::new(dir, self.steps_done, headlines, labels);
         let start = Instant::now();
         self.seconds_before = self.record.seconds;
         if let Some(dir) = dir {
@@ -157,7 +153,7 @@ impl Trainer {
         // A resumed run whose last step is saved but not logged: the earlier process was stopped during the evaluation after
         // it. The remaining work of that step is done now.
         if let Some(metrics) = self.record.pending.clone() {
-            journal.open(&self.loaded, &self.record, &self.labels)?;
+            journal.open(&self.loaded, &self.record)?;
             self.complete(journal, session, bar, record::restored(&metrics))?;
         }
         // `add_step` compares the hash after a step with the one before it, to see whether the step changed a parameter.
@@ -165,9 +161,7 @@ impl Trainer {
             self.record.parameters_hash = ParameterSums::of(self.model.as_mut())?.map(|sums| sums.hash);
         }
         while self.steps_done < self.steps {
-            // `evaluation.stop_when` ends the run once the reward has risen since before training while a reward of
-            // `evaluation.check` has fallen, in the last evaluations.
-            self.stopped = self.stop_reason();
+            self.stopped = self.task.stop_reason(&self.loaded.config, &self.record, self.steps_done);
             if self.stopped.is_some() {
                 self.end_early(journal)?;
                 break;
@@ -187,7 +181,7 @@ impl Trainer {
             self.record.add_step(self.steps_done, &report, max_grad_norm, sums.map(|sums| sums.hash));
             // Only the first call does something: it opens the metrics, without those of steps that earlier processes did
             // after their last checkpoint.
-            journal.open(&self.loaded, &self.record, &self.labels)?;
+            journal.open(&self.loaded, &self.record)?;
             report.metrics.insert("time/total".into(), begun.elapsed().as_secs_f64());
             journal.write_report(self.steps_done, &report)?;
             let seconds = begun.elapsed().as_secs_f64();
@@ -203,13 +197,23 @@ impl Trainer {
         if let Some(note) = idle::warmup_note(self.training_progress()).filter(|_| journal.dir.is_some()) {
             tracing::warn!("{note}");
         }
-        self.compare_ends(journal, bar)
+        let is_early = self.stopped.is_some();
+        self.with_task(journal, session, bar, |task, context| task.end(context, is_early))
+    }
+
+    /// Completes a run that ends early: writes a checkpoint.
+    fn end_early(&mut self, journal: &mut Journal) -> Result<()> {
+        // Not open yet if this process resumed a run that ends without a further step.
+        journal.open(&self.loaded, &self.record)?;
+        self.save(journal)?;
+        self.add_late_measurements(journal)
     }
 
     /// Logs the remaining time, once the first steps have been timed.
     fn log_pace(&mut self, seconds: f64, journal: &Journal) {
-        let every = self.loaded.config.evaluation.every;
-        let evaluations = if self.measures() { pace::evaluations_left(self.steps_done, self.steps, every) } else { 0 };
+        let TaskFacts { measures, measured_every, .. } = *self.task.facts();
+        let evaluations =
+            if measures { pace::evaluations_left(self.steps_done, self.steps, measured_every) } else { 0 };
         let message = self.pace.add_step(seconds, self.steps - self.steps_done, evaluations);
         if let Some(message) = message.filter(|_| journal.dir.is_some()) {
             tracing::info!("{message}");
@@ -225,8 +229,9 @@ impl Trainer {
         idle::RunProgress {
             done: self.steps_done,
             steps: self.steps,
-            batch: self.data.as_ref().map_or(0, Batches::global_batch) as u64,
+            batch: self.task.facts().samples_per_step,
             limit: training.max_skipped_steps,
+            hint: self.task.facts().idle_hint,
             warms_up: training.learning_rate > 0.0 && (0..self.steps_done).all(|step| self.schedule.at(step) == 0.0),
         }
     }
@@ -239,6 +244,7 @@ impl Trainer {
         bar: &StoppableBar,
         mut metrics: BTreeMap<String, f64>,
     ) -> Result<()> {
+        let mut has_measured = false;
         // Until the metrics are logged they are in the record, so that a process that resumes in between can log them.
         self.record.pending = Some(record::stored(&metrics));
         for work in self.due() {
@@ -246,17 +252,18 @@ impl Trainer {
                 Work::Save => self.save(journal)?,
                 Work::Measure => {
                     let measured = self.with_average(|trainer| trainer.measure(journal, session, bar));
-                    metrics.extend(self.checkpoint_on_error(measured, journal)?);
+                    let measured = self.checkpoint_on_error(measured, journal)?;
+                    has_measured = !measured.is_empty();
+                    metrics.extend(measured);
                 }
                 Work::Log { always } => {
                     self.record.pending = None;
                     self.record.set_last(&metrics);
-                    let measured = metrics.keys().any(|name| name.starts_with("eval/") || name.starts_with("val/"));
-                    if always || measured {
+                    if always || has_measured {
                         journal.log(self.steps_done, self.steps, &metrics)?;
                     }
-                    if measured {
-                        journal.write_progress(&self.record, &self.labels)?;
+                    if has_measured {
+                        journal.write_progress(&self.record)?;
                     }
                 }
                 Work::Amend => self.add_late_measurements(journal)?,
@@ -269,11 +276,11 @@ impl Trainer {
     fn due(&self) -> Vec<Work> {
         let config = &self.loaded.config;
         let due = |every: u64| self.steps_done == self.steps || (every > 0 && self.steps_done.is_multiple_of(every));
-        let (measures, saves) = (due(config.evaluation.every), due(config.save_steps));
+        let (measures, saves) = (due(self.task.facts().measured_every), due(config.save_steps));
         let work = [
             // First: after a kill during the evaluation, the next process repeats no step and continues with the
             // remaining clips.
-            (saves && measures && self.measures(), Work::Save),
+            (saves && measures && self.task.facts().measures, Work::Save),
             (measures, Work::Measure),
             (true, Work::Log { always: due(config.logging_steps) }),
             // If the first `Save` was not due, nothing is evaluated after this step: this one writes the checkpoint, and `Amend`
@@ -284,32 +291,36 @@ impl Trainer {
         work.into_iter().filter(|(is_due, _)| *is_due).map(|(_, work)| work).collect()
     }
 
-    /// Evaluates, generates sample prompts and validates, unless the record has the results of this step already.
-    /// Returns the metrics. The model has the averaged parameters meanwhile, if there are any.
+    /// The measurements of the task between steps; returns their metrics.
     fn measure(
         &mut self,
         journal: &mut Journal,
         session: &RunSession,
         bar: &StoppableBar,
     ) -> Result<BTreeMap<String, f64>> {
-        let mut metrics = BTreeMap::new();
-        let step = self.steps_done;
-        if !self.record.evaluations.iter().any(|evaluation| evaluation.step == step)
-            && let Some(results) = self.evaluate(journal.dir.as_ref(), session)?
-        {
-            metrics.extend(results::metrics(&results, &self.labels));
-            metrics.extend(self.record_suspicion());
-        }
-        self.write_sample_prompts(journal, session)?;
-        if !self.record.validations.iter().any(|validation| validation.step == step) {
-            metrics.extend(self.validate(journal, bar)?);
-        }
-        Ok(metrics)
+        self.with_task(journal, session, bar, |task, context| task.measure(context))
     }
 
-    /// Whether this run evaluates clips, generates videos of sample prompts, or validates.
-    fn measures(&self) -> bool {
-        self.evaluator.is_some() || self.sample_prompts.is_some() || self.validates
+    /// Runs `work` with the task and its surroundings.
+    fn with_task<T>(
+        &mut self,
+        journal: &mut Journal,
+        session: &RunSession,
+        bar: &StoppableBar,
+        work: impl FnOnce(&mut dyn Task, &mut TaskContext<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let mut context = TaskContext {
+            config: &self.loaded.config,
+            step: self.steps_done,
+            model: self.model.as_mut(),
+            ranks: self.strategy.ranks().all.as_ref(),
+            noise: &self.noise,
+            record: &mut self.record,
+            journal,
+            session,
+            bar,
+        };
+        work(self.task.as_mut(), &mut context)
     }
 
     /// Sample videos are written with the first step, every `sample_steps`, and with the last.
@@ -325,35 +336,19 @@ impl Trainer {
     }
 
     fn step(&mut self, want_videos: bool, bar: &StoppableBar) -> Result<StepReport> {
-        let step = self.steps_done;
-        let learning_rate = self.schedule.at(step);
-        let batch = match &mut self.data {
-            Some(data) => {
-                if let Some(model) = self.model.as_diffusion() {
-                    model.expect_prompts(&data.prompts(step, EXPECTED_PROMPTS));
-                }
-                data.batch(step)?
-            }
-            None => Batch::default(),
-        };
+        let learning_rate = self.schedule.at(self.steps_done);
         let mut context = StepContext {
-            step,
-            samples: &batch.samples,
+            step: self.steps_done,
+            samples: &[],
             model: self.model.as_mut(),
-            reward: self.reward.as_deref_mut().map(|reward| reward as &mut dyn RewardScorer),
+            reward: None,
             strategy: self.strategy.as_mut(),
             learning_rate,
             noise: &self.noise,
             progress: bar,
             want_videos,
         };
-        let mut report = self.algorithm.step(&mut context).while_doing(|| format!("step {}", step + 1))?;
-        let skipped = communicator::join(self.strategy.ranks().data.as_ref(), &batch.skipped)?;
-        let skipped: Vec<_> = skipped.into_iter().flatten().collect();
-        if !skipped.is_empty() {
-            report.metrics.insert("data/skipped".into(), skipped.len() as f64);
-        }
-        report.skipped.extend(skipped);
+        let mut report = self.task.step(&mut context)?;
         report.metrics.insert("lr".into(), learning_rate);
         Ok(report)
     }

@@ -5,18 +5,17 @@ use std::path::PathBuf;
 
 use roll_core::header;
 use roll_core::{Error, Fault, Result, ResultExt, StateDict};
-use roll_data::Batches;
 use roll_external::files::shell_quoted;
 use roll_weights::{AVERAGED, save_safetensors};
 
 use super::average::adapters;
-use super::{Trainer, tensors};
+use super::{Trainer, task_state};
 use crate::checkpoint::{self, Checkpoint, CheckpointWriter};
-use crate::evaluation;
 use crate::progress::counted;
 use crate::results::Journal;
 use crate::results::record::{self, RECORD_FILE, read_record};
 use crate::run_dir::RunDir;
+use crate::task::{TaskState, remove_up_to};
 
 const OPTIMIZER_FILE: &str = "trainer/optimizer.safetensors";
 
@@ -39,15 +38,14 @@ impl Trainer {
         self.restore_average(from)?;
         self.model.import_adapter(&adapters(from, None)?)?;
         self.strategy.load_state(&roll_weights::Checkpoint::open(from.file(OPTIMIZER_FILE)?)?.all()?)?;
-        self.algorithm.load_state(from.manifest().info.get("algorithm").unwrap_or(&serde_json::Value::Null))?;
-        tensors::restore(self.algorithm.as_mut(), from)?;
+        self.task.restore(&task_state::read(from)?)?;
         self.record = read_record(from)?;
         self.steps_done = from.step();
         self.saved = Some(from.clone());
         self.saved_step = Some(from.step());
-        let (before, now) =
-            (from.manifest().info["global_batch"].as_u64(), self.data.as_ref().map(|d| d.global_batch() as u64));
-        if let (Some(before), Some(now)) = (before, now)
+        let now = self.task.facts().samples_per_step;
+        if let Some(before) = from.manifest().info["global_batch"].as_u64()
+            && now > 0
             && before != now
         {
             tracing::warn!(
@@ -74,8 +72,8 @@ impl Trainer {
             return Ok(());
         }
         let optimizer = self.strategy.state()?;
-        let algorithm = self.algorithm.state();
         let writes = journal.dir.is_some();
+        let task = self.task.state(writes)?;
         let mut adapters = self.export(writes)?;
         if self.average.is_some() {
             let averaged = self.with_average(|trainer| trainer.export(writes))?;
@@ -86,7 +84,7 @@ impl Trainer {
             return Ok(());
         };
         journal.sync()?;
-        let checkpoint = self.write(&dir, &adapters, &optimizer, algorithm);
+        let checkpoint = self.write(&dir, &adapters, &optimizer, task);
         let checkpoint = checkpoint.while_doing(|| {
             let older = self.saved.as_ref().map(|saved| format!("; {} is untouched", saved.path().display()));
             format!("writing the checkpoint of step {}{}", self.steps_done, older.unwrap_or_default())
@@ -115,7 +113,7 @@ impl Trainer {
             journal.sync()?;
             record::amend(saved, &self.record)?;
         }
-        evaluation::remove_up_to(&dir, self.steps_done)
+        remove_up_to(&dir, self.steps_done)
     }
 
     fn write(
@@ -123,7 +121,7 @@ impl Trainer {
         dir: &RunDir,
         adapters: &BTreeMap<String, StateDict>,
         optimizer: &StateDict,
-        algorithm: serde_json::Value,
+        task: TaskState,
     ) -> Result<Checkpoint> {
         let mut writer = CheckpointWriter::begin(&dir.checkpoints(), self.steps_done)?;
         dir.identity(&self.loaded.config).into_iter().for_each(|run| writer.of_run(run));
@@ -145,24 +143,20 @@ impl Trainer {
             }
         }
         writer.with(OPTIMIZER_FILE, |path| Ok(save_safetensors(path, optimizer, &BTreeMap::new())?))?;
-        tensors::write(self.algorithm.as_ref(), &mut writer)?;
         let record = serde_json::to_vec_pretty(&self.record)
             .map_err(Error::failed("the record of the run cannot be written as JSON"))?;
         writer.bytes(RECORD_FILE, &record)?;
         let mut info = serde_json::json!({
             "world_size": self.strategy.ranks().all.world_size(),
-            "global_batch": self.data.as_ref().map(Batches::global_batch),
+            "global_batch": Some(self.task.facts().samples_per_step).filter(|samples| *samples > 0),
         });
-        // Most algorithms keep tensors, or nothing.
-        if !algorithm.is_null() {
-            info["algorithm"] = algorithm;
-        }
+        task_state::write(task, &mut writer, &mut info)?;
         writer.finish(info)
     }
 
     /// Writes a checkpoint to resume from, when the run was asked to stop.
     pub(super) fn stop(&mut self, journal: &mut Journal) -> Result<()> {
-        journal.open(&self.loaded, &self.record, &self.labels)?;
+        journal.open(&self.loaded, &self.record)?;
         self.save(journal)?;
         // The other ranks wait until it is written: `mpirun` ends the whole job with the first rank that exits.
         self.strategy.ranks().all.barrier()?;

@@ -9,11 +9,10 @@ use roll_backends::device::memory;
 use roll_core::{Communicator, Error, Headline, Result, communicator};
 
 use super::{Trainer, state};
-use crate::cache::CacheStore;
-use crate::evaluation;
 use crate::results::record::{self, Skipped};
 use crate::results::{self, trajectories};
 use crate::run_dir::RunDir;
+use crate::task::{TaskFacts, TaskResults, remove_up_to};
 
 /// How a run ended; written to `summary.json`.
 #[derive(Debug, serde::Serialize)]
@@ -69,12 +68,9 @@ pub struct RunSummary {
 impl Trainer {
     /// Writes the last files of a run.
     pub(super) fn finish(self, dir: Option<&RunDir>) -> Result<RunSummary> {
-        let encodings = self.store.as_ref().map(CacheStore::counts);
-        if let Some([found, computed]) = encodings {
-            tracing::info!("encodings: {found} read from the cache, {computed} computed");
-        }
         let peak_memory = peak_memory(self.strategy.ranks().all.as_ref())?;
-        let figures = results::figures(&self.record, &self.headlines, &self.labels);
+        let TaskFacts { headlines, labels, .. } = self.task.facts();
+        let figures = results::figures(&self.record, headlines, labels);
         let mut summary = RunSummary {
             steps: self.steps_done,
             stopped: self.stopped.clone(),
@@ -89,18 +85,25 @@ impl Trainer {
             clipped_updates: self.record.clipped_updates,
             adapter: self.saved.as_ref().map(state::adapter_files).unwrap_or_default(),
             figures,
-            lines: results::lines(&self.record, &self.headlines, &self.labels),
-            encodings,
-            headlines: self.headlines.clone(),
+            lines: results::lines(&self.record, headlines, labels),
+            encodings: None,
+            headlines: headlines.clone(),
             written: Vec::new(),
             dir: dir.cloned(),
         };
-        let Some(dir) = dir else { return Ok(summary) };
-        evaluation::remove_up_to(dir, self.steps_done)?;
-        let json = serde_json::to_value(&summary).map_err(Error::failed("writing the summary"))?;
-        dir.write_summary(&json)?;
-        summary.written = results::write(dir, &self.record, self.evaluator.as_ref(), &self.headlines, &self.labels)?;
-        summary.written.extend(trajectories::written(dir).map(|path| ("trajectories", path)));
+        if let Some(dir) = dir {
+            remove_up_to(dir, self.steps_done)?;
+            let json = serde_json::to_value(&summary).map_err(Error::failed("writing the summary"))?;
+            dir.write_summary(&json)?;
+            summary.written.extend(results::write_curves(dir, headlines)?);
+        }
+        let TaskResults { written, encodings } = self.task.results(dir, &self.record)?;
+        summary.encodings = encodings;
+        if let Some(dir) = dir {
+            summary.written.extend(written);
+            summary.written.push(results::write_report(dir)?);
+            summary.written.extend(trajectories::written(dir).map(|path| ("trajectories", path)));
+        }
         Ok(summary)
     }
 }

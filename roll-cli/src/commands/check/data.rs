@@ -7,9 +7,9 @@ use std::time::Instant;
 
 use roll_core::{Error, Grad, Result, RewardScorer, Sample, Score, Target, Tensor, Video, VideoUnit};
 use roll_data::{Batches, Bucket, Dataset, OnBadSample, probe};
+use roll_train::clips::{counted_rows, row_noun};
 use roll_train::config::RunConfig;
-use roll_train::progress::counted;
-use roll_train::trainer::{counted_rows, epochs, row_noun};
+use roll_train::progress::{counted, epochs};
 use roll_video::reward_fl::{Reference, reference_video};
 
 use super::findings::Findings;

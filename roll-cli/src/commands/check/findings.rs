@@ -1,8 +1,8 @@
 //! Findings, section by section.
 
 use roll_core::{Error, Result};
+use roll_train::Finding;
 use roll_train::progress::counted;
-use roll_train::trainer::Finding;
 
 /// Width of the names of sections.
 const NAME: usize = 10;

@@ -10,13 +10,12 @@ use roll_backends::Backend;
 use roll_core::plan::{Needs, in_words};
 use roll_core::{BuildContext, Error, FileCheck, FilesFound, Grad, Kind, Registry, Result};
 use roll_external::files;
-use roll_train::Run;
+use roll_train::clips::ClipParts;
 use roll_train::config::{LoadedConfig, RunConfig};
-use roll_train::evaluation::Evaluator;
 use roll_train::progress::{counted, duration, overview_line};
 use roll_train::ranks;
 use roll_train::run_dir::RunDir;
-use roll_train::trainer::Parts;
+use roll_train::{Checked, Run};
 
 use self::findings::Findings;
 use super::plan::{PlannedMachine, cluster, estimate, gigabytes, machine, needed, totals};
@@ -57,7 +56,7 @@ pub fn check(args: Check) -> Result<()> {
         (None, Some(out)) => planned.dir(out),
         (None, None) => planned,
     };
-    let (mut parts, findings) = planned.check(unopened.is_none())?;
+    let (mut checked, findings) = planned.check(unopened.is_none())?;
     let mut found = Findings::new(findings);
 
     found.section("run");
@@ -74,7 +73,7 @@ pub fn check(args: Check) -> Result<()> {
     match planned.directory() {
         Ok(dir) => {
             found.good(format!("writes to {}", dir.display()));
-            if let Some(shortage) = disk_shortage(config, &parts, &dir) {
+            if let Some(shortage) = disk_shortage(config, &checked, &dir) {
                 if args.machine.on.is_some() { found.note(shortage) } else { found.problem(shortage) }
             }
         }
@@ -95,10 +94,10 @@ pub fn check(args: Check) -> Result<()> {
 
     let passes = registry.passes(&config.algo.name, &config.algo.options);
     let grad = if passes.is_ok_and(|passes| passes.decoded()[1] > 0) { Grad::Record } else { Grad::Skip };
-    let size = list_data(config, &mut parts, args.samples, grad, &mut found);
+    let size = list_data(config, &mut checked, args.samples, grad, &mut found);
     found.section("memory");
     match complete {
-        true => list_needs(&loaded, &registry, &args.machine, size, parts.steps, &mut found),
+        true => list_needs(&loaded, &registry, &args.machine, size, checked.steps, &mut found),
         false => found.note("no estimate without the model's files"),
     }
     found.end()
@@ -133,8 +132,8 @@ fn ranks_note(config: &RunConfig, args: &MachineArgs) -> Result<Option<String>> 
 }
 
 /// What is missing if the checkpoints of the run do not fit on the disk of its directory.
-fn disk_shortage(config: &RunConfig, parts: &Parts, dir: &Path) -> Option<String> {
-    let (each, steps, free) = (parts.checkpoint_bytes(config)?, parts.steps?, files::free_bytes(dir)?);
+fn disk_shortage(config: &RunConfig, checked: &Checked, dir: &Path) -> Option<String> {
+    let (each, steps, free) = (checked.checkpoint_bytes?, checked.steps?, files::free_bytes(dir)?);
     let written = if config.save_steps == 0 { 1 } else { steps.div_ceil(config.save_steps) };
     // The oldest is deleted once the newest is written.
     let kept = config.max_ckpt_to_keep.map_or(written, |keep| written.min(keep as u64 + 1));
@@ -156,26 +155,25 @@ fn disk_shortage(config: &RunConfig, parts: &Parts, dir: &Path) -> Option<String
 /// Lists data, environment, references and evaluated clips. Returns height and width of the largest clip.
 fn list_data(
     config: &RunConfig,
-    parts: &mut Parts,
+    checked: &mut Checked,
     samples: usize,
     grad: Grad,
     found: &mut Findings,
 ) -> Option<[usize; 2]> {
+    let Checked { clips, steps, .. } = checked;
     found.section("data");
-    let largest = match (&parts.data, parts.steps) {
-        (Some(data), _) => data::look(data, parts.steps, parts.unit, found),
-        (None, Some(steps)) => {
-            found.good(format!("`{}` brings its own data: {}", config.algo.name, counted(steps, "step")));
-            None
-        }
-        _ => None,
-    };
+    let mut largest = None;
+    if let Some(clips) = clips {
+        largest = clips.data.as_ref().and_then(|data| data::look(data, *steps, clips.unit, found));
+    } else if let Some(steps) = steps {
+        found.good(format!("`{}` brings its own data: {}", config.algo.name, counted(*steps, "step")));
+    }
     found.queued("data");
     found.section("env");
     config.env.iter().for_each(|env| found.good(format!("environment `{}`", env.name)));
     found.queued("env");
     found.section("reward");
-    if let (Some(reward), Some(data)) = (&mut parts.reward, &parts.data) {
+    if let Some(ClipParts { reward: Some(reward), data: Some(data), .. }) = clips {
         let dataset = data.dataset();
         if data::references(config, dataset, reward.as_mut(), samples, found) {
             data::score(config, dataset, reward.as_mut(), grad, found);
@@ -183,11 +181,11 @@ fn list_data(
     }
     found.queued("reward");
     found.section("evaluation");
-    if let Some(clips) = parts.evaluator.as_ref().map(Evaluator::clips) {
-        found.good(format!("{} to evaluate can be read", counted(clips as u64, "clip")));
-    }
-    if let (Some(evaluator), Some(data)) = (&mut parts.evaluator, &parts.data) {
-        evaluator.check_scorers().for_each(|check| data::score(config, data.dataset(), check, Grad::Skip, found));
+    if let Some(ClipParts { evaluator: Some(evaluator), data, .. }) = clips {
+        found.good(format!("{} to evaluate can be read", counted(evaluator.clips() as u64, "clip")));
+        if let Some(data) = data {
+            evaluator.check_scorers().for_each(|check| data::score(config, data.dataset(), check, Grad::Skip, found));
+        }
     }
     found.queued("evaluation");
 

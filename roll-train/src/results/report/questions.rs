@@ -8,12 +8,11 @@ use serde::Serialize;
 
 use super::run_files::RunFiles;
 use super::{timing, warnings};
-use crate::evaluation::hacking::FALLING;
-use crate::evaluation::{self, Change, Effect, LEAST_SHARE, MIN_CLIPS, SetName};
 use crate::progress::counted;
 use crate::results::curves::{CurveStyle, PanelSpec, RunMetrics, is_evaluation, metric_names};
 use crate::results::figures::{ValidationChange, validation_changes};
 use crate::results::record::Comparison;
+use crate::results::scores::{self, Change, Effect, FALLING, LEAST_SHARE, MIN_CLIPS, SetName};
 use crate::statistics::{decimals, sign_test};
 
 /// Number of first and of last steps whose means are compared if nothing was evaluated.
@@ -117,8 +116,8 @@ const CHECK: usize = 1;
 /// The change since before training of the scores at a position: [`REWARD`] or [`CHECK`].
 fn change(run: &RunFiles, position: usize) -> Option<(SetName, Change)> {
     let (before, after) = run.record.first_and_last_evaluation()?;
-    let set = evaluation::judged_set(before)?;
-    Some((set, evaluation::change(evaluation::of(before, set), evaluation::of(after, set), position)?))
+    let set = scores::judged_set(before)?;
+    Some((set, scores::change(scores::of(before, set), scores::of(after, set), position)?))
 }
 
 /// Whether people score the videos, and they alone: the mean of their votes is the same at every step.

@@ -12,8 +12,8 @@ use roll_external::files;
 
 use super::run_files::RunFiles;
 use crate::checkpoint::parse_step_name;
-use crate::evaluation::{self, Results, SetName};
 use crate::results::PROMPT;
+use crate::results::scores::{self, Results, SetName};
 
 /// The table shows at most this many clips.
 const CLIPS: usize = 8;
@@ -78,7 +78,7 @@ pub fn clips(runs: &[RunFiles], source: &mut Videos<'_>) -> Result<Value> {
 fn score(results: &Results, name: &str) -> Option<f64> {
     let (set, i) = name.rsplit_once('-')?;
     let set = if set == UNSEEN { SetName::Unseen } else { SetName::Train };
-    *evaluation::of(results, set).get(i.parse::<usize>().ok()?)?.scores.first()?
+    *scores::of(results, set).get(i.parse::<usize>().ok()?)?.scores.first()?
 }
 
 /// The text of a sample prompt, by the name of its videos.
@@ -315,7 +315,7 @@ mod tests {
         }
         let mut run = RunFiles::empty(&path);
         run.settings.insert("seed".into(), seed.to_string());
-        let clip = |score| evaluation::Clip { origin: String::new(), scores: vec![Some(score)], kl: None };
+        let clip = |score| scores::Clip { origin: String::new(), scores: vec![Some(score)], kl: None };
         let results = vec![(SetName::Unseen, vec![clip(0.25), clip(score)])];
         run.record.evaluations.push(crate::results::record::Evaluation { step: 0, results });
         run

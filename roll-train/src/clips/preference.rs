@@ -2,35 +2,36 @@
 
 use roll_core::{Result, Target, Tensor, Video};
 
-use super::Trainer;
-use crate::evaluation;
-use crate::progress::StoppableBar;
+use super::{ClipTask, HeldOut};
+use crate::results;
 use crate::results::record::Comparison;
-use crate::results::{self, Journal};
+use crate::results::scores;
+use crate::task::TaskContext;
 
-impl Trainer {
+impl ClipTask {
     /// Lets a reward that compares videos, and is the only one, compare those of evaluated clips before and after
     /// training. Such a reward works on one rank, which has all clips.
-    pub(super) fn compare_ends(&mut self, journal: &Journal, bar: &StoppableBar) -> Result<()> {
-        let (Some(dir), Some(evaluator), Some(reward)) = (&journal.dir, &self.evaluator, &mut self.reward) else {
+    pub(super) fn compare_ends(&mut self, context: &mut TaskContext<'_>) -> Result<()> {
+        let (Some(dir), HeldOut::Evaluated(evaluator), Some(reward)) =
+            (&context.journal.dir, &self.held_out, &mut self.reward)
+        else {
             return Ok(());
         };
-        let at_most = self.loaded.config.evaluation.compare;
-        let set = self.record.first_and_last_evaluation().and_then(|(before, _)| evaluation::judged_set(before));
+        let (at_most, labels) = (context.config.evaluation.compare, &self.facts.labels);
+        let set = context.record.first_and_last_evaluation().and_then(|(before, _)| scores::judged_set(before));
         let Some(set) = set.filter(|_| reward.compares() && reward.terms().is_empty() && at_most > 0) else {
             return Ok(());
         };
         let mut comparison = Comparison::default();
         for (i, sample) in evaluator.samples(set).iter().take(at_most).enumerate() {
-            let [before, after] =
-                ["before", "after"].map(|moment| results::read_clip(dir, moment, set, i, &self.labels));
+            let [before, after] = ["before", "after"].map(|moment| results::read_clip(dir, moment, set, i, labels));
             let (Some(before), Some(after)) = (before?, after?) else { continue };
             let target = match sample.reference_image()? {
                 Some(picture) => reward.prepare(&still(picture, before.fps())?)?,
                 None => Target::default(),
             };
             let target = Target { columns: sample.columns.clone(), ..target };
-            let scores = reward.score_group(&[before, after], &sample.prompt, &target, bar)?;
+            let scores = reward.score_group(&[before, after], &sample.prompt, &target, context.bar)?;
             let values: Vec<f64> = scores.iter().filter_map(|score| score.value()).collect();
             match values[..] {
                 [before, after] if after > before => comparison.after += 1,
@@ -39,8 +40,8 @@ impl Trainer {
                 _ => {}
             }
         }
-        self.record.comparison = Some(comparison);
-        journal.write_progress(&self.record, &self.labels)
+        context.record.comparison = Some(comparison);
+        context.journal.write_progress(context.record)
     }
 }
 

@@ -4,11 +4,8 @@
 //! compared with that of the same clip before training, and rises or falls by [`Effect`]. Hacking is suspected when the
 //! reward rises and at least one check falls.
 
-use super::{Change, Effect, Results, change, judged_set, of};
+use crate::results::scores::{Change, Effect, Results, change, judged_set, of};
 use crate::statistics::Gain;
-
-/// The metric that counts the checks that have fallen since the evaluation before training.
-pub const FALLING: &str = "eval/checks_falling";
 
 /// The gains since the evaluation before training.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,7 +57,7 @@ mod tests {
     use roll_core::{Noise, Purpose};
 
     use super::*;
-    use crate::evaluation::{Clip, MIN_CLIPS, SetName};
+    use crate::results::scores::{Clip, MIN_CLIPS, SetName};
 
     /// One set of clips with these scores each, with small differences.
     fn results(set: SetName, clips: usize, scores: &[Option<f64>]) -> Results {

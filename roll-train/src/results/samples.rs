@@ -3,27 +3,15 @@
 use std::path::PathBuf;
 
 use roll_core::{Error, Result, Video};
-use roll_data::{ReadOptions, read_video, write_mp4};
+use roll_data::{ReadOptions, read_video};
 use roll_external::files::write_atomically_with;
 
 use super::labels::SetLabels;
-use crate::evaluation::{Evaluator, SetName};
+use super::scores::SetName;
 use crate::run_dir::RunDir;
 
 /// Names of the videos of sample prompts begin so.
 pub const PROMPT: &str = "prompt-";
-
-/// Writes the clips of the data set to `samples/reference`.
-pub fn save_references(dir: &RunDir, evaluator: &Evaluator, labels: &SetLabels) -> Result<()> {
-    for name in [SetName::Train, SetName::Unseen] {
-        for (i, sample) in evaluator.samples(name).iter().enumerate() {
-            if let Some(clip) = sample.video.clip() {
-                write_mp4(clip_path(dir, "reference", name, i, labels)?, clip)?;
-            }
-        }
-    }
-    Ok(())
-}
 
 /// The folder of a moment's clips; creates it.
 pub fn folder(dir: &RunDir, moment: &str) -> Result<PathBuf> {

@@ -2,7 +2,7 @@
 
 use roll_core::{BuildContext, Error, Registry, Result, RewardComponent, RewardScorer};
 
-use crate::weighted_sum::{Weighted, numbered, scorers};
+use crate::clips::weighted_sum::{Weighted, numbered, scorers};
 
 #[derive(Default)]
 pub(super) struct Checks(Vec<Check>);

@@ -6,9 +6,10 @@ use roll_core::{Result, Sample, Tensor, Video};
 use roll_data::{Picture, encode_png, write_mp4};
 use roll_external::files::write_atomically;
 
-use super::clips;
-use super::labels::SetLabels;
-use crate::evaluation::{Evaluator, SetName};
+use super::evaluation::Evaluator;
+use crate::results::record::Record;
+use crate::results::scores::{SetName, judged_set};
+use crate::results::{self, SetLabels};
 use crate::run_dir::RunDir;
 
 /// The grid shows at most this many clips.
@@ -18,11 +19,32 @@ const WIDTH: usize = 1024;
 /// Width of the white lines between clips, in pixels.
 const GAP: usize = 4;
 
+/// Writes the comparison of a run with evaluations. Returns name and path of each result, the folders of samples
+/// included.
+pub(super) fn write_results(
+    dir: &RunDir,
+    record: &Record,
+    evaluator: Option<&Evaluator>,
+    labels: &SetLabels,
+) -> Result<Vec<(&'static str, PathBuf)>> {
+    let (Some((before, _)), Some(evaluator)) = (record.first_and_last_evaluation(), evaluator) else {
+        return Ok(Vec::new());
+    };
+    let mut written = Vec::new();
+    for moment in ["before", "after"] {
+        written.push((moment, results::folder(dir, moment)?));
+    }
+    if let Some(shown_set) = judged_set(before) {
+        written.extend(write(dir, shown_set, evaluator, labels)?.map(|path| ("comparison", path)));
+    }
+    Ok(written)
+}
+
 /// Writes the comparison of one set as `comparison.mp4` and its last frame as `comparison.png`. Returns the path of the
 /// video; `None` if there are no clips to compare.
-pub fn write(dir: &RunDir, shown: SetName, evaluator: &Evaluator, labels: &SetLabels) -> Result<Option<PathBuf>> {
+fn write(dir: &RunDir, shown: SetName, evaluator: &Evaluator, labels: &SetLabels) -> Result<Option<PathBuf>> {
     let samples = evaluator.samples(shown);
-    let saved = |moment: &str| clips::read_saved(dir, moment, shown, samples.len(), labels);
+    let saved = |moment: &str| results::read_saved(dir, moment, shown, samples.len(), labels);
     let Some(grid) = grid(samples, &saved("before")?, &saved("after")?)? else { return Ok(None) };
     let path = dir.path().join("comparison.mp4");
     write_mp4(&path, &grid)?;

@@ -1,0 +1,360 @@
+//! From a configuration to the parts of a run on clips.
+
+use std::sync::Arc;
+
+use roll_core::{
+    Algorithm, BuildContext, Communicator, ConditionInput, DiffusionModel, Error, Headline, Kind, Result, RewardScorer,
+    Tensor, VideoUnit,
+};
+use roll_data::{Batches, DataConfig, Dataset, Metadata};
+
+use super::cache::{self, CacheStore, CachedModel, CachedReward};
+use super::evaluation::{EvaluationSources, Evaluator};
+use super::notes::{nothing_evaluated, unused_end_images, unused_evaluation, unused_masks};
+use super::rows::{Rows, clip_notes, unused_fps};
+use super::sample_prompts::SamplePrompts;
+use super::weighted_sum::reward_and_reader;
+use super::{ClipTask, HeldOut};
+use crate::config::RunConfig;
+use crate::findings::Findings;
+use crate::progress::counted;
+use crate::results::SetLabels;
+use crate::task::{Network, OpenedAlgorithm, Opening, TaskFacts};
+
+/// Number of prompts whose length is checked before the first step.
+const CHECKED_PROMPTS: usize = 2000;
+
+/// The reward that is trained on.
+pub(crate) struct TrainedReward {
+    pub(crate) scorer: Box<dyn RewardScorer>,
+    /// The name of the first reward that reads its reference, if one does.
+    reference_reader: Option<String>,
+}
+
+impl TrainedReward {
+    /// Opens the configured rewards as one; `None` without a reward. Checks that a reward that compares the videos of a
+    /// prompt is used in training alone, by an algorithm that can.
+    pub(crate) fn open(opening: &Opening<'_>, found: &mut Findings) -> Option<Self> {
+        let Opening { loaded, registry, context, has_device, .. } = *opening;
+        let RunConfig { algo, evaluation, reward, .. } = &loaded.config;
+        if !has_device {
+            return None;
+        }
+        let (scorer, reference_reader) =
+            found.open("reward", || reward_and_reader(reward, registry, context)).flatten()?;
+        if scorer.compares() {
+            let name = scorer.name();
+            if registry.find(Kind::Algorithm, &algo.name).is_ok_and(|algorithm| !algorithm.is_linked) {
+                let problem =
+                    format!("the algorithm `{}` of a plugin cannot use `{name}`, which compares videos", algo.name);
+                found.open("reward", || Err::<(), _>(Error::config("reward", problem)));
+            }
+            if evaluation.stop_when.is_some() {
+                let problem = format!("`{name}` is not evaluated, so it never rises: unset it");
+                found.open("evaluation", || Err::<(), _>(Error::config("evaluation.stop_when", problem)));
+            }
+            let note = format!("`{name}` compares videos of one prompt: evaluations measure `evaluation.check` alone");
+            found.note("evaluation", || evaluation.names_clips().then_some(note));
+        }
+        Some(Self { scorer, reference_reader })
+    }
+}
+
+/// The parts of a run on clips. `roll check` looks at them; those of a run are whole.
+pub struct ClipParts {
+    /// The reward that is trained on, if there is one.
+    pub reward: Option<Box<dyn RewardScorer>>,
+    /// The batches of this rank; `None` after a problem.
+    pub data: Option<Batches>,
+    /// The clips that are evaluated, if there are any.
+    pub evaluator: Option<Evaluator>,
+    /// The number of optimizer steps; `None` after a problem.
+    pub steps: Option<u64>,
+    /// Steps in which the model's videos go.
+    pub unit: VideoUnit,
+    algorithm: Box<dyn Algorithm>,
+    prompts: Option<SamplePrompts>,
+    store: Option<CacheStore>,
+    /// Whether the algorithm validates itself on the clips that are not trained on.
+    validates: bool,
+    /// The number of rows of `evaluation.metadata` that are trained on, too.
+    seen: usize,
+}
+
+impl ClipParts {
+    /// Opens the parts, in the order in which mistakes are cheap to find, and the network in their midst.
+    pub(crate) fn open(
+        opening: &Opening<'_>,
+        mut opened: OpenedAlgorithm,
+        reward: Option<TrainedReward>,
+        found: &mut Findings,
+    ) -> (Self, Option<Network>) {
+        let Opening { loaded, registry, context, .. } = *opening;
+        let config = &loaded.config;
+        let (mut reward, reader) = match reward {
+            Some(TrainedReward { scorer, reference_reader }) => (Some(scorer), reference_reader),
+            None => (None, None),
+        };
+        let data_config = config.data.resolved(|path| context.resolve(path));
+        let store = found.open("data", || open_store(&data_config, context)).flatten();
+
+        // Rows are checked before the model, which takes minutes to open.
+        let metadata = found.open("data", || Metadata::open(&data_config));
+        found.note("data", || unused_end_images(loaded, metadata.as_ref()));
+        found.note("data", || unused_fps(metadata.as_ref(), &data_config));
+        let mut sources = None;
+        if opening.has_device {
+            sources = found.open("evaluation", || EvaluationSources::open(loaded, registry, context));
+        }
+        let sets = sets(config, reader.as_deref(), sources.as_ref(), metadata.as_ref());
+        check_rows(&sets, config, opened.algorithm.as_ref(), found);
+        let unseen = sources.as_ref().and_then(EvaluationSources::unseen);
+        let seen = metadata.as_ref().zip(unseen).map_or(0, |(train, unseen)| count_seen(config, train, unseen, found));
+
+        let mut network = opening.network(found);
+        let mut unit = VideoUnit::default();
+        let mut trained_rate = None;
+        let mut takes_image = true;
+        if let Some(network) = &mut network {
+            if network.strategy.ranks().tokens.is_some() {
+                found.open("evaluation", || check_no_clips(config));
+            }
+            if let Some(model) = network.model.as_diffusion() {
+                (unit, trained_rate, takes_image) = (model.video_unit(), model.frame_rate(), model.takes_image());
+                check_model_input(model, &sets, config, opened.algorithm.as_ref(), found);
+            }
+        }
+        let leaves_out = sources
+            .as_ref()
+            .is_some_and(|sources| lacks_reference(&sets, sources, opened.algorithm.as_ref(), takes_image));
+
+        let trains_on_clips = opened.algorithm.needs_clip(true, None).is_some();
+        let dataset = metadata.and_then(|rows| found.open("data", || Dataset::new(rows, &data_config, unit)));
+        let dataset = dataset.map(Arc::new);
+        if let Some(dataset) = &dataset {
+            found.note("data", || data_config.unit_note(unit));
+            found.note("data", || dataset.unused_windows());
+            if !trains_on_clips {
+                found.note("data", || unused_masks(dataset.metadata()));
+            }
+            // Ranks read the same files.
+            if context.ranks.rank().0 == 0 {
+                let rate = trained_rate.filter(|_| trains_on_clips);
+                found.note("data", || clip_notes(dataset.metadata(), &data_config, rate).into_iter().flatten());
+            }
+        }
+
+        if let Some(store) = &store
+            && let Some(uncached) = network.take()
+        {
+            tracing::info!("encodings are cached in {} (`data.cache_dir`)", store.directory().display());
+            reward = reward.and_then(|reward| found.open("reward", || CachedReward::wrap(reward, store)));
+            network =
+                found.open("model", || Ok(Network { model: CachedModel::wrap(uncached.model, store)?, ..uncached }));
+        }
+        if let Some(network) = &mut network {
+            network.connect(&mut opened, reward.as_deref(), config, found);
+        }
+        let mut algorithm = opened.algorithm;
+
+        if leaves_out && let Some(sources) = &mut sources {
+            sources.leave_out_reference_readers();
+        }
+        let is_unchecked = sources.as_ref().is_some_and(EvaluationSources::is_unchecked);
+        if config.evaluation.stop_when.is_some() && !config.reward.is_empty() && is_unchecked {
+            found.open("evaluation", || Err::<(), _>(no_check_falls()));
+        }
+        let [all_ranks, data_ranks] = match &network {
+            Some(network) => [&network.strategy.ranks().all, &network.strategy.ranks().data].map(Arc::clone),
+            None => [context.ranks.clone(), context.ranks.clone()],
+        };
+        let evaluator = sources.and_then(|sources| {
+            let train = dataset.as_deref();
+            found.open("evaluation", || Evaluator::open(loaded, sources, train, unit, all_ranks.as_ref())).flatten()
+        });
+        let mut prompts = None;
+        if let Some(Network { model, .. }) = &mut network {
+            prompts = found.open("evaluation", || SamplePrompts::open(loaded, model.as_mut(), unit, context)).flatten();
+        }
+        let held_out = evaluator.as_ref().and_then(Evaluator::unseen);
+        let validates = held_out.is_some_and(|clips| algorithm.hold_out(clips));
+        found.note("evaluation", || if validates { unused_evaluation(config) } else { nothing_evaluated(config) });
+
+        let mut data = dataset.map(|dataset| batches(dataset, config, data_ranks.as_ref()));
+        let diffusion = network.as_mut().and_then(|network| network.model.as_diffusion());
+        if let (Some(data), Some(model)) = (&mut data, diffusion) {
+            // A model warns of prompts that are too long before the first step.
+            model.expect_prompts(&data.prompts(0, CHECKED_PROMPTS));
+        }
+        let epochs = config.training.num_train_epochs;
+        let steps = data.as_ref().and_then(|data| opening.steps(Some(data.steps(epochs)), found));
+        let parts = Self { reward, data, evaluator, steps, unit, algorithm, prompts, store, validates, seen };
+        (parts, network)
+    }
+
+    /// The task of a run; `None` if a part could not be opened.
+    pub(crate) fn whole(self, config: &RunConfig) -> Option<ClipTask> {
+        let Self { reward, data, evaluator, steps, algorithm, prompts, store, validates, seen, .. } = self;
+        let (data, steps) = (data?, steps?);
+        let measure = reward.as_ref().map(|reward| reward.measures()).unwrap_or_default();
+        let checks = evaluator.as_ref().map(Evaluator::check_labels).unwrap_or_default();
+        let held_out = match evaluator {
+            _ if validates => HeldOut::Validated,
+            Some(evaluator) => HeldOut::Evaluated(evaluator),
+            None => HeldOut::Nothing,
+        };
+        let facts = TaskFacts {
+            steps,
+            samples_per_step: data.global_batch() as u64,
+            headlines: headlines(algorithm.as_ref(), seen),
+            labels: SetLabels::new(&measure, checks),
+            measures: prompts.is_some() || !matches!(held_out, HeldOut::Nothing),
+            measured_every: config.evaluation.every,
+            idle_hint: "",
+        };
+        Some(ClipTask { facts, algorithm, data: data.up_to(steps), reward, store, held_out, prompts, seen })
+    }
+}
+
+/// Checks `evaluation.prompts` of a run whose algorithm cannot be made.
+pub(crate) fn check_prompts(opening: &Opening<'_>, network: &mut Network, found: &mut Findings) {
+    let Opening { loaded, context, .. } = *opening;
+    let unit = network.model.as_diffusion().map(|model| model.video_unit()).unwrap_or_default();
+    found.open("evaluation", || SamplePrompts::open(loaded, network.model.as_mut(), unit, context));
+    found.note("evaluation", || nothing_evaluated(&loaded.config));
+}
+
+fn open_store(config: &DataConfig, context: &BuildContext) -> Result<Option<CacheStore>> {
+    match (context.headers_only, context.ranks.rank().0) {
+        (false, _) => cache::open(config),
+        (true, 0) => cache::check(config).map(|()| None),
+        // Ranks would remove the directory that another one makes.
+        (true, _) => Ok(None),
+    }
+}
+
+/// The rows that are trained on, and those that are evaluated. `reader`: the trained reward that reads the reference.
+fn sets<'a>(
+    config: &RunConfig,
+    reader: Option<&'a str>,
+    sources: Option<&'a EvaluationSources>,
+    train: Option<&'a Metadata>,
+) -> Vec<Rows<'a>> {
+    let config = &config.evaluation;
+    let trained: Vec<&str> = reader.into_iter().collect();
+    let unseen = sources.and_then(EvaluationSources::unseen);
+    let checks = sources.into_iter().flat_map(|sources| sources.reference_readers(false));
+    let all: Vec<&str> = trained.iter().copied().chain(checks).collect();
+    let rows = |key, metadata, count: Option<usize>, readers: &Vec<&'a str>| {
+        let reference_readers = readers.clone();
+        Some(Rows { key, metadata: metadata?, count: count.unwrap_or(usize::MAX), reference_readers })
+    };
+    let evaluated = (config.train_samples > 0).then_some(train).flatten();
+    let sets = [
+        rows("data.metadata", train, None, &trained),
+        rows("evaluation.train_samples", evaluated, Some(config.train_samples), &all),
+        rows("evaluation.metadata", unseen, config.samples, &all),
+    ];
+    sets.into_iter().flatten().collect()
+}
+
+/// Checks that algorithm and rewards can use the rows.
+fn check_rows(sets: &[Rows<'_>], config: &RunConfig, algorithm: &dyn Algorithm, found: &mut Findings) {
+    for rows in sets {
+        let section = if rows.key == "data.metadata" { "data" } else { "evaluation" };
+        if found.open(section, || rows.check(config, algorithm)).is_none() {
+            break;
+        }
+        if rows.key == "evaluation.metadata" {
+            found.note(section, || rows.unused_weights());
+        }
+    }
+}
+
+/// Counts the evaluated rows that are trained on, too.
+fn count_seen(config: &RunConfig, train: &Metadata, unseen: &Metadata, found: &mut Findings) -> usize {
+    let count = config.evaluation.samples.unwrap_or(usize::MAX).min(unseen.rows.len());
+    let both = unseen.rows_in(train, count);
+    found.note("evaluation", || {
+        both.first().map(|first| {
+            format!(
+                "{} of {count} of `evaluation.metadata` are trained on, too, first {}: they say nothing of others",
+                counted(both.len() as u64, "row"),
+                unseen.location(first)
+            )
+        })
+    });
+    both.len()
+}
+
+/// Fails if clips are evaluated.
+fn check_no_clips(config: &RunConfig) -> Result<()> {
+    if !config.evaluation.names_clips() {
+        return Ok(());
+    }
+    let problem = "clips are not evaluated where several ranks work on one sample \
+                   (`strategy.sequence_parallel_size`): leave out `evaluation.metadata` and \
+                   `evaluation.train_samples`; `roll generate` and `roll score` take the adapter";
+    Err(Error::config("evaluation", problem))
+}
+
+/// Checks that the model can use clips and rows.
+fn check_model_input(
+    model: &mut dyn DiffusionModel,
+    sets: &[Rows<'_>],
+    config: &RunConfig,
+    algorithm: &dyn Algorithm,
+    found: &mut Findings,
+) {
+    let clip = any_clip(model.video_unit());
+    found.open("model", || {
+        model.check_input(&clip)?;
+        sets.iter().try_for_each(|rows| rows.check_pictures(model, &clip))
+    });
+    if !model.takes_image() {
+        found.note("data", || sets.iter().find_map(|rows| rows.unused_images(config, algorithm)));
+    }
+}
+
+/// The conditions of the smallest clip, to ask a model whether it can take one.
+fn any_clip(unit: VideoUnit) -> ConditionInput {
+    let size = [unit.height, unit.width];
+    let image = Some(Tensor::zeros([3, unit.height, unit.width]));
+    ConditionInput { image, frames: 1, size, ..ConditionInput::default() }
+}
+
+/// Whether a default check reads the reference and has none: an evaluated row has no clip, or the model takes no picture,
+/// so that its videos have no first frame in common with the reference.
+fn lacks_reference(
+    sets: &[Rows<'_>],
+    sources: &EvaluationSources,
+    algorithm: &dyn Algorithm,
+    takes_image: bool,
+) -> bool {
+    let mut default_readers = sources.reference_readers(true);
+    default_readers.any(|reader| {
+        let mut evaluated = sets.iter().filter(|rows| rows.key != "data.metadata");
+        !takes_image || evaluated.any(|rows| rows.without_clip(algorithm, Some(reader)).is_some())
+    })
+}
+
+fn no_check_falls() -> Error {
+    let problem = "no check could fall: `evaluation.check: auto` finds no reward that is not trained; list some";
+    Error::config("evaluation.stop_when", problem)
+}
+
+fn batches(dataset: Arc<Dataset>, config: &RunConfig, ranks: &dyn Communicator) -> Batches {
+    let training = &config.training;
+    Batches::new(dataset, config.noise(), training.samples_per_rank(), ranks.rank(), ranks.world_size())
+        .in_micro_batches(training.per_device_train_batch_size)
+}
+
+/// The headlines of the algorithm. The data that validate it are named as clips of which `seen` are trained on, too.
+fn headlines(algorithm: &dyn Algorithm, seen: usize) -> Vec<Headline> {
+    let mut headlines = algorithm.headlines();
+    if seen > 0 {
+        let held_out = headlines.iter_mut().filter_map(|headline| headline.held_out.as_mut());
+        held_out.for_each(|data| data.data = format!("clips, of which {seen} are trained on, too"));
+    }
+    headlines
+}

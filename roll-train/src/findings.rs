@@ -1,0 +1,129 @@
+//! What is found while a run is opened. A run ends at the first problem; `roll check` lists all of them at once.
+
+use roll_core::{Error, Result};
+
+/// What is found while the parts of a run are opened.
+#[derive(Debug)]
+pub enum Finding {
+    /// Does not stop the run.
+    Note(String),
+    /// Stops the run.
+    Problem(Error),
+}
+
+/// Receives findings, each with the section of the configuration that it is about.
+pub(crate) enum Findings {
+    /// A check: all are listed, and everything is opened that can be.
+    Listed(Vec<(&'static str, Finding)>),
+    /// A run: notes are logged by the first rank. After the first problem nothing more is opened.
+    Logged { is_first_rank: bool, problem: Option<Error> },
+}
+
+impl Findings {
+    /// Findings of a check.
+    pub(crate) fn listed() -> Self {
+        Self::Listed(Vec::new())
+    }
+
+    /// Findings of a run.
+    pub(crate) fn logged(is_first_rank: bool) -> Self {
+        Self::Logged { is_first_rank, problem: None }
+    }
+
+    /// Opens a part. `None` after its problem was reported, or if nothing more is opened. A part that needs two others
+    /// is opened with `a.zip(b)`.
+    pub(crate) fn open<T>(&mut self, section: &'static str, open: impl FnOnce() -> Result<T>) -> Option<T> {
+        if self.is_over() {
+            return None;
+        }
+        match (open(), self) {
+            (Ok(part), _) => Some(part),
+            (Err(error), Self::Listed(found)) => {
+                found.push((section, Finding::Problem(error)));
+                None
+            }
+            (Err(error), Self::Logged { problem, .. }) => {
+                *problem = Some(error);
+                None
+            }
+        }
+    }
+
+    /// Adds notes.
+    pub(crate) fn note<N: IntoIterator<Item = String>>(&mut self, section: &'static str, notes: impl FnOnce() -> N) {
+        if self.is_over() {
+            return;
+        }
+        let notes = notes().into_iter();
+        match self {
+            Self::Listed(found) => found.extend(notes.map(|note| (section, Finding::Note(note)))),
+            Self::Logged { is_first_rank: true, .. } => notes.for_each(|note| tracing::warn!("{note}")),
+            Self::Logged { is_first_rank: false, .. } => {}
+        }
+    }
+
+    /// The findings of a check. Fails with the problem of a run.
+    pub(crate) fn end(self) -> Result<Vec<(&'static str, Finding)>> {
+        match self {
+            Self::Listed(found) => Ok(found),
+            Self::Logged { problem: None, .. } => Ok(Vec::new()),
+            Self::Logged { problem: Some(problem), .. } => Err(problem),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(self, Self::Logged { problem: Some(_), .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn open(found: &mut Findings) -> Vec<&'static str> {
+        let mut opened = Vec::new();
+        let data = found.open("data", || {
+            opened.push("data");
+            Err::<u64, _>(Error::Misuse("no data".into()))
+        });
+        let reward = found.open("reward", || {
+            opened.push("reward");
+            Ok(1)
+        });
+        let both = data.zip(reward).and_then(|(data, reward)| {
+            found.open("algo", || {
+                opened.push("algo");
+                Ok(data + reward)
+            })
+        });
+        assert_eq!(both, None);
+        found.note("model", || ["slow".to_string()]);
+        let _ = found.open("model", || {
+            opened.push("model");
+            Err::<(), _>(Error::Misuse("no model".into()))
+        });
+        opened
+    }
+
+    #[test]
+    fn a_check_opens_all_that_can_be_opened_and_lists_everything() {
+        let mut found = Findings::listed();
+        assert_eq!(open(&mut found), ["data", "reward", "model"]);
+        let listed = found.end().unwrap().into_iter().map(|(section, finding)| match finding {
+            Finding::Note(note) => format!("{section}: {note}"),
+            Finding::Problem(error) => format!("{section}! {error}"),
+        });
+        let listed: Vec<String> = listed.collect();
+        assert_eq!(listed.len(), 3);
+        assert!(listed[0].starts_with("data! ") && listed[0].contains("no data"), "{listed:?}");
+        assert!(listed[1] == "model: slow" && listed[2].contains("no model"), "{listed:?}");
+    }
+
+    #[test]
+    fn a_run_opens_nothing_after_its_first_problem() {
+        let mut found = Findings::logged(true);
+        assert_eq!(open(&mut found), ["data"]);
+        assert!(found.end().unwrap_err().to_string().contains("no data"));
+    }
+}

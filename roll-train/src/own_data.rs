@@ -1,0 +1,132 @@
+//! Runs of an algorithm that brings its own data: episodes of an agent, conversations.
+
+use std::collections::BTreeMap;
+
+use roll_core::{Algorithm, Error, Result, ResultExt, RewardScorer, StepContext, StepReport};
+
+use crate::config::RunConfig;
+use crate::findings::Findings;
+use crate::task::{self, Network, OpenedAlgorithm, Opening, Task, TaskContext, TaskFacts, TaskState};
+
+/// The parts of a run whose algorithm brings its own data.
+pub(crate) struct OwnDataParts {
+    algorithm: Box<dyn Algorithm>,
+    reward: Option<Box<dyn RewardScorer>>,
+    /// The number of optimizer steps; `None` after a problem.
+    pub(crate) steps: Option<u64>,
+}
+
+impl OwnDataParts {
+    /// Opens the network and connects it. `steps_per_epoch`: as [`roll_core::DataSource::Own`] has it.
+    pub(crate) fn open(
+        opening: &Opening<'_>,
+        mut opened: OpenedAlgorithm,
+        steps_per_epoch: Option<u64>,
+        reward: Option<Box<dyn RewardScorer>>,
+        found: &mut Findings,
+    ) -> (Self, Option<Network>) {
+        let config = &opening.loaded.config;
+        let mut network = opening.network(found);
+        if let Some(network) = &mut network {
+            network.connect(&mut opened, reward.as_deref(), config, found);
+            found.open("evaluation", || refuse_prompts(config, network));
+        }
+        found.note("evaluation", || unused_evaluation(config));
+        let of_data = steps_per_epoch.map(|steps| steps.saturating_mul(config.training.num_train_epochs));
+        let steps = opening.steps(of_data, found);
+        (Self { algorithm: opened.algorithm, reward, steps }, network)
+    }
+
+    /// The task of a run; `None` if a part could not be opened.
+    pub(crate) fn whole(self, config: &RunConfig) -> Option<OwnDataTask> {
+        let Self { algorithm, reward, steps } = self;
+        let facts = TaskFacts {
+            steps: steps?,
+            headlines: algorithm.headlines(),
+            measures: true,
+            measured_every: config.evaluation.every,
+            idle_hint: "; of an agent: all episodes of each group may have one score",
+            ..TaskFacts::default()
+        };
+        Some(OwnDataTask { facts, algorithm, reward })
+    }
+}
+
+/// Fails if there are prompts to make videos of.
+fn refuse_prompts(config: &RunConfig, network: &mut Network) -> Result<()> {
+    if config.evaluation.prompts.is_empty() {
+        return Ok(());
+    }
+    let name = match network.model.as_diffusion() {
+        None => format!("the model `{}`", config.model.name),
+        Some(_) => format!("the algorithm `{}` brings its own data, and", config.algo.name),
+    };
+    Err(Error::config("evaluation.prompts", format!("{name} makes no videos; leave them out")))
+}
+
+/// The note on keys of `evaluation` that an algorithm with a validation of its own does not read.
+fn unused_evaluation(config: &RunConfig) -> Option<String> {
+    let evaluation = &config.evaluation;
+    (evaluation.train_samples > 0 || evaluation.check.are_listed() || evaluation.stop_when.is_some()).then(|| {
+        format!(
+            "`evaluation.train_samples`, `evaluation.check` and `evaluation.stop_when` have no effect: `{}` brings its \
+             own data, and generates no clips",
+            config.algo.name
+        )
+    })
+}
+
+/// A run of an algorithm that brings its own data, and validates itself.
+pub(crate) struct OwnDataTask {
+    facts: TaskFacts,
+    algorithm: Box<dyn Algorithm>,
+    reward: Option<Box<dyn RewardScorer>>,
+}
+
+impl Task for OwnDataTask {
+    fn facts(&self) -> &TaskFacts {
+        &self.facts
+    }
+
+    fn overview(&self, config: &RunConfig, going_on: &str) -> Vec<(&'static str, String)> {
+        let mut lines = Vec::new();
+        if !config.reward.is_empty() {
+            let rewards: Vec<String> = config.reward.iter().map(|reward| format!("`{}`", reward.name)).collect();
+            lines.push(("reward", rewards.join(" + ")));
+        }
+        if let Some(env) = &config.env {
+            lines.push(("environment", format!("`{}`", env.name)));
+        }
+        let (steps, algorithm) = (self.facts.steps, &config.algo.name);
+        lines.push(("steps", format!("{steps}{going_on}; `{algorithm}` brings its own data")));
+        lines
+    }
+
+    fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
+        let step = context.step;
+        let mut own = StepContext {
+            step,
+            samples: &[],
+            model: &mut *context.model,
+            reward: self.reward.as_deref_mut().map(|reward| reward as &mut dyn RewardScorer),
+            strategy: &mut *context.strategy,
+            learning_rate: context.learning_rate,
+            noise: context.noise,
+            progress: context.progress,
+            want_videos: context.want_videos,
+        };
+        self.algorithm.step(&mut own).while_doing(|| format!("step {}", step + 1))
+    }
+
+    fn measure(&mut self, context: &mut TaskContext<'_>) -> Result<BTreeMap<String, f64>> {
+        task::validate(self.algorithm.as_mut(), true, context)
+    }
+
+    fn state(&self, saves: bool) -> Result<TaskState> {
+        task::state(self.algorithm.as_ref(), saves)
+    }
+
+    fn restore(&mut self, state: &TaskState) -> Result<()> {
+        task::restore(self.algorithm.as_mut(), state)
+    }
+}

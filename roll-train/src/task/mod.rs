@@ -1,0 +1,117 @@
+//! What a run trains on. A task owns data, algorithm, measurements and their state; the trainer owns steps, strategy,
+//! checkpoints and stopping, and knows a task by [`Task`] alone.
+
+mod algorithm_state;
+mod opening;
+mod partial;
+mod validation;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use roll_core::{Communicator, Headline, Model, Noise, Result, StateDict, StepContext, StepReport};
+
+use crate::config::RunConfig;
+use crate::progress::{RunSession, StoppableBar};
+use crate::results::record::Record;
+use crate::results::{Journal, SetLabels};
+use crate::run_dir::RunDir;
+
+pub(crate) use algorithm_state::{restore, state};
+pub(crate) use opening::{Network, OpenedAlgorithm, Opening};
+pub(crate) use partial::{PartialResults, key, remove_up_to};
+pub(crate) use validation::validate;
+
+/// What a run trains on.
+pub(crate) trait Task: Send {
+    /// What does not change during a run.
+    fn facts(&self) -> &TaskFacts;
+
+    /// Lines of the overview at the start of a run: subject and text. `going_on` is the end of the line on steps.
+    fn overview(&self, config: &RunConfig, going_on: &str) -> Vec<(&'static str, String)>;
+
+    /// One optimizer update. The trainer leaves the samples and the reward of the context to the task.
+    fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport>;
+
+    /// Measures the model between steps, apart from what the record has of this step already; returns the metrics. The
+    /// model has the averaged parameters meanwhile, if there are any. All ranks must call it.
+    fn measure(&mut self, context: &mut TaskContext<'_>) -> Result<BTreeMap<String, f64>>;
+
+    /// The reason to end the run before its last step, after `step` steps. It depends on the record alone, so that all
+    /// ranks agree, and a run that was killed and resumed ends where it would have ended.
+    fn stop_reason(&self, _config: &RunConfig, _record: &Record, _step: u64) -> Option<String> {
+        None
+    }
+
+    /// Completes the measurements after the last step; `is_early`: [`Task::stop_reason`] ended the run.
+    fn end(&mut self, _context: &mut TaskContext<'_>, _is_early: bool) -> Result<()> {
+        Ok(())
+    }
+
+    /// Writes the task's own results to the directory of a run that is done. Only rank 0 has one.
+    fn results(&self, _dir: Option<&RunDir>, _record: &Record) -> Result<TaskResults> {
+        Ok(TaskResults::default())
+    }
+
+    /// State that a resume needs beyond parameters and optimizer. All ranks must call it; the state of the rank that
+    /// `saves` is written, the others leave out the tensors.
+    fn state(&self, saves: bool) -> Result<TaskState>;
+
+    /// Restores [`Task::state`], after parameters and optimizer. Fails, and takes no tensor, if the tensors are not those
+    /// that the task keeps.
+    fn restore(&mut self, state: &TaskState) -> Result<()>;
+}
+
+/// What does not change during a run.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TaskFacts {
+    /// The number of optimizer steps.
+    pub(crate) steps: u64,
+    /// Samples of a step over all ranks; 0 where the algorithm brings its own data.
+    pub(crate) samples_per_step: u64,
+    /// The metrics to show first.
+    pub(crate) headlines: Vec<Headline>,
+    /// Names of evaluated sets and of their scores.
+    pub(crate) labels: SetLabels,
+    /// Whether [`Task::measure`] measures something.
+    pub(crate) measures: bool,
+    /// It measures every this many steps; 0: only before the first and after the last.
+    pub(crate) measured_every: u64,
+    /// A further reason why no parameter may have changed, as the end of a message on it; may be empty.
+    pub(crate) idle_hint: &'static str,
+}
+
+/// The surroundings of a task between steps.
+pub(crate) struct TaskContext<'a> {
+    pub(crate) config: &'a RunConfig,
+    /// Number of steps done.
+    pub(crate) step: u64,
+    pub(crate) model: &'a mut dyn Model,
+    /// All ranks.
+    pub(crate) ranks: &'a dyn Communicator,
+    pub(crate) noise: &'a Noise,
+    pub(crate) record: &'a mut Record,
+    pub(crate) journal: &'a mut Journal,
+    pub(crate) session: &'a RunSession,
+    /// The bar of the steps.
+    pub(crate) bar: &'a StoppableBar,
+}
+
+/// State of a task in a checkpoint.
+#[derive(Debug, Default)]
+pub(crate) struct TaskState {
+    /// As JSON; null without state.
+    pub(crate) facts: serde_json::Value,
+    pub(crate) tensors: StateDict,
+    /// The file of the tensors, or the checkpoint that has none, for errors of [`Task::restore`].
+    pub(crate) origin: PathBuf,
+}
+
+/// Results of a task.
+#[derive(Debug, Default)]
+pub(crate) struct TaskResults {
+    /// Files and folders for people to open: name and path.
+    pub(crate) written: Vec<(&'static str, PathBuf)>,
+    /// Encodings that were found in a cache, and those that were computed, if there is one.
+    pub(crate) encodings: Option<[u64; 2]>,
+}

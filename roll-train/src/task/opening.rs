@@ -1,0 +1,141 @@
+//! What the tasks have in common while they are opened: strategy and model, the check of the algorithm, the number of
+//! steps.
+
+use roll_core::{Algorithm, BuildContext, Communicator, Error, Kind, Model, Registry, Result, RewardScorer, Strategy};
+
+use crate::config::{LoadedConfig, RunConfig};
+use crate::findings::Findings;
+
+/// A run that is being opened.
+#[derive(Clone, Copy)]
+pub(crate) struct Opening<'a> {
+    pub(crate) loaded: &'a LoadedConfig,
+    pub(crate) registry: &'a Registry,
+    pub(crate) context: &'a BuildContext,
+    /// Whether the backend has its device: an error of the device is none of the components that open it, too.
+    pub(crate) has_device: bool,
+    /// Without it, the model's files would have to be downloaded first.
+    pub(crate) has_model: bool,
+}
+
+/// The algorithm, with what it needs of the configuration.
+pub(crate) struct OpenedAlgorithm {
+    pub(crate) algorithm: Box<dyn Algorithm>,
+    /// Whether it can be checked: it has the environments and the reward that are configured.
+    pub(crate) can_check: bool,
+}
+
+/// The model under training, and the strategy that trains it.
+pub(crate) struct Network {
+    pub(crate) model: Box<dyn Model>,
+    pub(crate) strategy: Box<dyn Strategy>,
+}
+
+impl Opening<'_> {
+    /// Opens the strategy, and the model placed as the strategy wants it.
+    pub(crate) fn network(&self, found: &mut Findings) -> Option<Network> {
+        if !self.has_device || !self.has_model {
+            return None;
+        }
+        found.open("model", || open_network(&self.loaded.config, self.registry, self.context))
+    }
+
+    /// The number of optimizer steps; `of_data`: those that the data take.
+    pub(crate) fn steps(&self, of_data: Option<u64>, found: &mut Findings) -> Option<u64> {
+        let config = &self.loaded.config;
+        let steps = found.open("run", || steps(config, of_data))?;
+        found.note("run", || config.training.warmup_note(steps));
+        Some(steps)
+    }
+}
+
+impl Network {
+    /// Checks that the parts work together, and attaches the model to the strategy.
+    pub(crate) fn connect(
+        &mut self,
+        opened: &mut OpenedAlgorithm,
+        reward: Option<&dyn RewardScorer>,
+        config: &RunConfig,
+        found: &mut Findings,
+    ) {
+        let Self { model, strategy } = self;
+        if opened.can_check {
+            found.open("algo", || opened.algorithm.check(model.as_mut(), reward));
+        }
+        self::attach(strategy.as_mut(), model.as_mut(), config, found);
+    }
+
+    /// Attaches the model of a run whose algorithm cannot be made.
+    pub(crate) fn attach(&mut self, config: &RunConfig, found: &mut Findings) {
+        self::attach(self.strategy.as_mut(), self.model.as_mut(), config, found);
+    }
+}
+
+fn attach(strategy: &mut dyn Strategy, model: &mut dyn Model, config: &RunConfig, found: &mut Findings) {
+    found.open("run", || strategy.attach(model, &config.training.optimizer()));
+}
+
+/// The strategy, and the model placed as the strategy wants it. Fails if they do not work together.
+fn open_network(config: &RunConfig, registry: &Registry, context: &BuildContext) -> Result<Network> {
+    let strategy = registry.strategy(&config.strategy.name, &config.strategy.options, context)?;
+    check_all_ranks_train(&config.strategy.name, strategy.as_ref(), context.ranks.as_ref(), registry)?;
+    let (placement, token_ranks) = (strategy.weight_placement(), strategy.ranks().tokens.clone());
+    let recorded_passes = registry.passes(&config.algo.name, &config.algo.options).ok().map(|passes| passes.held());
+    let placed = BuildContext { placement, token_ranks, recorded_passes, ..context.clone() };
+    let model = registry.model(&config.model.name, &config.model.options, &placed)?;
+    if let Some(tokens) = &placed.token_ranks {
+        check_token_ranks(&config.model.name, model.as_ref(), tokens.world_size())?;
+    }
+    if strategy.weight_placement().is_some() && model.distribution().weights.is_none() {
+        tracing::warn!(
+            "the model `{}` cannot stream or divide its frozen weights: they stay where they are, whatever the section \
+             `strategy` says",
+            config.model.name
+        );
+    }
+    Ok(Network { model, strategy })
+}
+
+/// The number of optimizer steps. Fails if it is 0, or if the data have no end and the configuration sets none.
+fn steps(config: &RunConfig, of_data: Option<u64>) -> Result<u64> {
+    let of_data = of_data.map(|steps| steps.min(config.max_steps.unwrap_or(u64::MAX)));
+    match config.steps.or(of_data) {
+        Some(0) => Err(Error::config("steps", "there is nothing to do: 0 steps")),
+        Some(steps) => Ok(steps),
+        None => {
+            let problem = format!("`{}` makes its data as it goes: say how many steps it takes", config.algo.name);
+            Err(Error::config("steps", problem))
+        }
+    }
+}
+
+/// Fails when the strategy knows fewer processes than there are: each would train a model of its own.
+fn check_all_ranks_train(
+    name: &str,
+    strategy: &dyn Strategy,
+    ranks: &dyn Communicator,
+    registry: &Registry,
+) -> Result<()> {
+    let (all, known) = (ranks.world_size(), strategy.ranks().all.world_size());
+    if all == known {
+        return Ok(());
+    }
+    let on_all = |name: &str| registry.division(name, &Default::default()).is_ok_and(|division| division.all_ranks);
+    let strategies = registry.entries().iter().filter(|r| r.factory.kind() == Kind::Strategy).map(|r| r.name);
+    let others: Vec<String> = strategies.filter(|name| on_all(name)).map(|name| format!("`{name}`")).collect();
+    let problem = format!(
+        "the job has {all} processes, and the strategy `{name}` trains on {known}; these train on all: {}",
+        others.join(", ")
+    );
+    Err(Error::config("strategy.name", problem))
+}
+
+/// Fails when the model does not shard the tokens of a pass over `ranks`: each would compute all of them, and the sum
+/// of their gradients would be several times the gradient.
+fn check_token_ranks(name: &str, model: &dyn Model, ranks: usize) -> Result<()> {
+    if model.distribution().token_ranks == ranks {
+        return Ok(());
+    }
+    let problem = format!("the model `{name}` cannot divide the tokens of a pass among {ranks} ranks: expected 1");
+    Err(Error::config("strategy.sequence_parallel_size", problem))
+}

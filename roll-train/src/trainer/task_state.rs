@@ -1,0 +1,80 @@
+//! The state of a task in a checkpoint: JSON in the manifest, and a file of tensors.
+
+use std::collections::BTreeMap;
+
+use roll_core::{Result, StateDict};
+use roll_weights::save_safetensors;
+
+use crate::checkpoint::{Checkpoint, CheckpointWriter};
+use crate::task::TaskState;
+
+/// The tensors of the state; there when the task has some.
+const FILE: &str = "trainer/algorithm.safetensors";
+/// The key of the JSON in the manifest; there when the task has some.
+const KEY: &str = "algorithm";
+
+/// Writes the state; its JSON goes to `info`, the manifest's part of the trainer.
+pub(super) fn write(state: TaskState, checkpoint: &mut CheckpointWriter, info: &mut serde_json::Value) -> Result<()> {
+    // Most algorithms keep tensors, or nothing.
+    if !state.facts.is_null() {
+        info[KEY] = state.facts;
+    }
+    match state.tensors.is_empty() {
+        true => Ok(()),
+        false => checkpoint.with(FILE, |path| Ok(save_safetensors(path, &state.tensors, &BTreeMap::new())?)),
+    }
+}
+
+/// Reads the state.
+pub(super) fn read(from: &Checkpoint) -> Result<TaskState> {
+    let facts = from.manifest().info.get(KEY).cloned().unwrap_or_default();
+    let (tensors, origin) = match from.manifest().files.contains_key(FILE) {
+        true => {
+            let file = from.file(FILE)?;
+            (roll_weights::Checkpoint::open(&file)?.all()?, file)
+        }
+        false => (StateDict::new(), from.path().to_path_buf()),
+    };
+    Ok(TaskState { facts, tensors, origin })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use roll_core::Tensor;
+
+    use super::*;
+
+    fn written(state: TaskState) -> (tempfile::TempDir, Checkpoint) {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = CheckpointWriter::begin(dir.path(), 1).unwrap();
+        let mut info = serde_json::json!({});
+        write(state, &mut writer, &mut info).unwrap();
+        (dir, writer.finish(info).unwrap())
+    }
+
+    #[test]
+    fn a_state_is_read_bit_for_bit() {
+        let tensor = |values: &[f32], shape: &[usize]| Tensor::new(values.to_vec(), shape).unwrap();
+        let tensors: StateDict = [
+            ("average".to_string(), tensor(&[f32::MIN_POSITIVE / 2.0, -0.0], &[2])),
+            ("old".to_string(), tensor(&[1.0 / 3.0; 6], &[2, 3])),
+        ]
+        .into();
+        let facts = serde_json::json!({"kl": 0.1});
+        let state = TaskState { facts: facts.clone(), tensors: tensors.clone(), ..TaskState::default() };
+        let (_dir, checkpoint) = written(state);
+        let found = read(&checkpoint).unwrap();
+        let bytes = |state: &StateDict| state.values().map(|tensor| tensor.as_bytes().to_vec()).collect::<Vec<_>>();
+        assert_eq!((found.facts, bytes(&found.tensors)), (facts, bytes(&tensors)));
+        assert!(found.origin.ends_with(FILE) && found.tensors.keys().eq(tensors.keys()));
+    }
+
+    #[test]
+    fn a_task_without_state_writes_nothing() {
+        let (_dir, checkpoint) = written(TaskState::default());
+        assert!(checkpoint.manifest().files.is_empty() && checkpoint.manifest().info.get(KEY).is_none());
+        let found = read(&checkpoint).unwrap();
+        assert!(found.facts.is_null() && found.tensors.is_empty() && found.origin == checkpoint.path());
+    }
+}
