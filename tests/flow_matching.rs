@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use roll_backends::strategy::Single;
+use roll_backends::strategy::{SingleOptions, single};
 use roll_core::{
     Adapter, Algorithm, BuildContext, ConditionInput, Conditioning, Grad, Model, Noise, OptimizerConfig, Purpose,
     Sample, SampleVideo, Silent, StepContext, Strategy, Tensor, Timestep, VelocityInput, Video,
@@ -154,7 +154,7 @@ fn lora_and_full_training_learn_a_clip() {
             ..FlowMatchingConfig::default()
         });
         algorithm.check(&mut model, None).unwrap();
-        let mut strategy = Single::default();
+        let mut strategy = single(SingleOptions::default());
         strategy.attach(&mut model, &OptimizerConfig::default()).unwrap();
         let mut step = |step: u64, learning_rate: f64| {
             let mut context = StepContext {

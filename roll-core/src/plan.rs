@@ -148,8 +148,8 @@ impl Division {
             |name, bytes, on_gpu, formula| MemoryItem::new(name, if on_gpu { [bytes, 0] } else { [0, bytes] }, formula);
         let on_gpu = gpu && part(1) <= self.state_on_gpu;
         let mut items = vec![
-            // Those of several ranks are summed in host memory.
-            item("sums of gradients", 4 * part(2), on_gpu && !self.all_ranks, format!("{} x 4 B", share(2))),
+            // Several ranks sum theirs in host memory.
+            item("sums of gradients", 4 * part(2), on_gpu && ranks == 1, format!("{} x 4 B", share(2))),
             item("optimizer state", 8 * part(1), on_gpu, format!("{} x 8 B", share(1))),
         ];
         if self.copies_parameters && !on_gpu {

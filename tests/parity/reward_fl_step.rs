@@ -9,7 +9,7 @@ mod scorer;
 use std::sync::Arc;
 
 use roll_backends::optimizer::norm;
-use roll_backends::strategy::Single;
+use roll_backends::strategy::{SingleOptions, single};
 use roll_core::{
     Algorithm, Conditioning, Grad, Model, Noise, OptimizerConfig, RewardScorer, Sample, SampleVideo, Score, Silent,
     StateDict, StepContext, StepReport, Strategy, Target, Tensor, Video, flat,
@@ -279,7 +279,7 @@ fn training(report: &mut Report, bench: &mut Bench, config: &Config, tolerance: 
         max_grad_norm: config.max_grad_norm,
         ..OptimizerConfig::default()
     };
-    let mut strategy = Single::default();
+    let mut strategy = single(SingleOptions::default());
     strategy.attach(&mut bench.model, &optimizer)?;
     let mut algorithm = RewardFl::new(bench.options.clone());
     algorithm.check(&mut bench.model, Some(&bench.scorer))?;

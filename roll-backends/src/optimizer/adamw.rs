@@ -44,37 +44,12 @@ impl AdamW {
     /// # Panics
     /// When the lengths differ.
     pub fn update(&self, parameters: &mut [f32], gradients: &[f32], moments: &mut Moments, learning_rate: f64) {
-        assert_eq!(parameters.len(), moments.exp_avg.len());
         moments.step += 1;
-        self.update_part(learning_rate, parameters, gradients, moments, 0);
+        let Moments { exp_avg, exp_avg_sq, step } = moments;
+        update(&self.coefficients(*step, learning_rate, [1.0; 2]), parameters, gradients, [exp_avg, exp_avg_sq]);
     }
 
-    /// Update number `moments.step` of a part of the parameters, whose moments begin at `first`. A part is updated as
-    /// it would be within the whole.
-    ///
-    /// # Panics
-    /// When the lengths differ.
-    pub fn update_part(
-        &self,
-        learning_rate: f64,
-        parameters: &mut [f32],
-        gradients: &[f32],
-        moments: &mut Moments,
-        first: usize,
-    ) {
-        assert_eq!(gradients.len(), parameters.len());
-        let own = first..first + parameters.len();
-        let c = self.coefficients(moments.step, learning_rate, [1.0; 2]);
-        let (m, v) = (&mut moments.exp_avg[own.clone()], &mut moments.exp_avg_sq[own]);
-        parameters
-            .par_chunks_mut(BLOCK)
-            .zip(gradients.par_chunks(BLOCK))
-            .zip(m.par_chunks_mut(BLOCK).zip(v.par_chunks_mut(BLOCK)))
-            .for_each(|((p, g), (m, v))| widest(&c, p, g, m, v));
-    }
-
-    /// The numbers of update number `step`, from 1 on, for an update elsewhere ([`roll_core::DeviceUpdates`]); `scale`
-    /// are factors of the gradient, which the other methods take scaled.
+    /// The numbers of update number `step`, from 1 on; `scale` are factors of the gradient.
     pub fn coefficients(&self, step: u64, learning_rate: f64, scale: [f64; 2]) -> AdamUpdate {
         let [b1, b2] = self.betas;
         let correction = |beta: f64| 1.0 - beta.powf(step as f64);
@@ -88,6 +63,21 @@ impl AdamW {
             keep: (1.0 - learning_rate * self.weight_decay) as f32,
         }
     }
+}
+
+/// Applies an update to `parameters` and their first and second moment. Gradients are scaled already: the factors in
+/// `by` have no effect. Elements do not depend on each other, so that a part is updated as it is within the whole.
+///
+/// # Panics
+/// When the lengths differ.
+pub fn update(by: &AdamUpdate, parameters: &mut [f32], gradients: &[f32], [first, second]: [&mut [f32]; 2]) {
+    let lengths = [gradients.len(), first.len(), second.len()];
+    assert_eq!(lengths, [parameters.len(); 3], "gradients and moments of {} parameters", parameters.len());
+    parameters
+        .par_chunks_mut(BLOCK)
+        .zip(gradients.par_chunks(BLOCK))
+        .zip(first.par_chunks_mut(BLOCK).zip(second.par_chunks_mut(BLOCK)))
+        .for_each(|((p, g), (m, v))| widest(by, p, g, m, v));
 }
 
 /// The loop, compiled for the widest registers that the processor has. Every width returns the same bits: the compiler

@@ -7,7 +7,7 @@ mod adamw;
 mod clip;
 mod lr_schedule;
 
-pub use adamw::{AdamW, Moments};
+pub use adamw::{AdamW, Moments, update};
 pub use clip::{clear, clip_coefficient, norm, scale, sum_of_squares};
 pub use lr_schedule::{LrSchedule, LrSchedulerOptions, LrSchedulerType};
 

@@ -3,18 +3,19 @@
 //! A LoRA has hundreds of tensors. Each is one kernel and one reduction, queued back to back; the host waits once, for
 //! the norm.
 
+mod moments;
 mod part;
 
 use std::ops::Range;
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Device, Tensor};
 use roll_core::{AdamUpdate, DevicePart, DeviceUpdates, Error, ParameterSpec, Result};
 
-use super::{ParameterStorage, Parameters, detached, download, upload};
+use super::{ParameterStorage, Parameters, detached, download};
 use crate::device::is_gpu;
-use crate::ops::adam;
 use crate::optimizer::sum_of_squares;
 use crate::sync::lock;
+use moments::DeviceMoments;
 
 /// Device updates of several sets of parameters as one flat layout.
 struct ParameterUpdates<F> {
@@ -22,14 +23,19 @@ struct ParameterUpdates<F> {
     before_update: F,
 }
 
-/// One tensor of the flat layout.
+/// A tensor of the flat layout, with its sum of gradients and its moments.
 struct UpdatedTensor {
+    tensor: FlatTensor,
+    gradient: Option<Tensor<1>>,
+    moments: DeviceMoments,
+}
+
+/// A tensor of the flat layout.
+#[derive(Clone)]
+struct FlatTensor {
     parameters: Parameters,
     index: usize,
     len: usize,
-    gradient: Option<Tensor<1>>,
-    /// First and second moment; `None` means zeros.
-    moments: Option<[Tensor<1>; 2]>,
 }
 
 impl Parameters {
@@ -51,11 +57,9 @@ impl Parameters {
                 return None;
             }
             let updated = |(index, spec): (usize, &ParameterSpec)| UpdatedTensor {
-                parameters: set.clone(),
-                index,
-                len: spec.len(),
+                tensor: FlatTensor { parameters: set.clone(), index, len: spec.len() },
                 gradient: None,
-                moments: None,
+                moments: DeviceMoments::zeros(spec.len(), set.device()),
             };
             tensors.extend(set.specs().iter().enumerate().map(updated));
         }
@@ -78,11 +82,19 @@ impl Parameters {
     }
 }
 
-impl UpdatedTensor {
+impl FlatTensor {
     fn device(&self) -> &Device {
         self.parameters.device()
     }
 
+    /// The value, outside any autodiff graph.
+    fn value(&self) -> Result<Tensor<1>> {
+        let value = self.parameters.value(self.index).map(detached);
+        value.ok_or_else(|| Error::Misuse("parameters that are sharded over the ranks have no device".into()))
+    }
+}
+
+impl UpdatedTensor {
     fn add(&mut self, more: Tensor<1>) {
         self.gradient = Some(match self.gradient.take() {
             Some(sum) => sum + more,
@@ -90,45 +102,30 @@ impl UpdatedTensor {
         });
     }
 
-    fn value(&self) -> Result<Tensor<1>> {
-        let value = self.parameters.value(self.index);
-        value.ok_or_else(|| Error::Misuse("parameters that are sharded over the ranks have no device".into()))
-    }
-
-    fn zeros(&self) -> Tensor<1> {
-        zeros(self.len, self.device())
-    }
-
     fn update(&mut self, update: &AdamUpdate) -> Result<()> {
-        let value = self.value()?;
-        // Without a gradient the moments decay all the same.
-        let gradient = self.gradient.take().unwrap_or_else(|| self.zeros());
-        let moments = self.moments.take().unwrap_or_else(|| [self.zeros(), self.zeros()]);
-        let (value, moments) = adam(detached(value), gradient, moments, *update);
-        self.parameters.replace(self.index, value);
-        self.moments = Some(moments);
+        let value = self.moments.update(self.tensor.value()?, self.gradient.take(), update);
+        self.tensor.parameters.replace(self.tensor.index, value);
         Ok(())
     }
 }
 
 impl<F: FnMut() + Send> DeviceUpdates for ParameterUpdates<F> {
     fn has_own_memory(&self) -> bool {
-        self.tensors.iter().all(|tensor| is_gpu(tensor.device()))
+        self.tensors.iter().all(|updated| is_gpu(updated.tensor.device()))
     }
 
     fn accumulate(&mut self) -> Result<()> {
-        for tensor in &mut self.tensors {
-            if let Some(gradient) = tensor.parameters.take_gradient(tensor.index) {
-                tensor.add(detached(gradient));
+        for updated in &mut self.tensors {
+            if let Some(gradient) = updated.tensor.parameters.take_gradient(updated.tensor.index) {
+                updated.add(detached(gradient));
             }
         }
         Ok(())
     }
 
     fn add(&mut self, gradients: &[f32]) -> Result<()> {
-        for (tensor, part) in split_by_tensor(&mut self.tensors, gradients)? {
-            let part = upload(part.to_vec(), &plain_device(tensor.device()));
-            tensor.add(part);
+        for (updated, part) in split_by_tensor(&mut self.tensors, gradients)? {
+            updated.add(updated.moments.upload(part));
         }
         Ok(())
     }
@@ -164,12 +161,9 @@ impl<F: FnMut() + Send> DeviceUpdates for ParameterUpdates<F> {
 
     fn read_moments(&self) -> Result<[Vec<f32>; 2]> {
         let mut all = [Vec::new(), Vec::new()];
-        for tensor in &self.tensors {
-            for (which, all) in all.iter_mut().enumerate() {
-                match &tensor.moments {
-                    Some(moments) => all.extend(download(moments[which].clone())?),
-                    None => all.resize(all.len() + tensor.len, 0.0),
-                }
+        for updated in &self.tensors {
+            for (all, moment) in all.iter_mut().zip(updated.moments.read()?) {
+                all.extend(moment);
             }
         }
         Ok(all)
@@ -179,17 +173,16 @@ impl<F: FnMut() + Send> DeviceUpdates for ParameterUpdates<F> {
         // Checks the length.
         drop(split_by_tensor(&mut self.tensors, second)?);
         let mut rest = second;
-        for (tensor, first) in split_by_tensor(&mut self.tensors, first)? {
-            let (second, tail) = rest.split_at(tensor.len);
+        for (updated, first) in split_by_tensor(&mut self.tensors, first)? {
+            let (second, tail) = rest.split_at(first.len());
             rest = tail;
-            let device = plain_device(tensor.device());
-            tensor.moments = Some([first, second].map(|part| upload(part.to_vec(), &device)));
+            updated.moments.write([first, second]);
         }
         Ok(())
     }
 
     fn part(&self, which: Range<usize>) -> Result<Box<dyn DevicePart>> {
-        Ok(Box::new(part::UpdatedPart::of(&self.tensors, which)?))
+        Ok(Box::new(part::UpdatedPart::of(self.tensors.iter().map(|updated| &updated.tensor), which)?))
     }
 }
 
@@ -198,29 +191,22 @@ fn split_by_tensor<'a>(
     tensors: &'a mut [UpdatedTensor],
     mut flat: &'a [f32],
 ) -> Result<impl Iterator<Item = (&'a mut UpdatedTensor, &'a [f32])>> {
-    let expected: usize = tensors.iter().map(|tensor| tensor.len).sum();
+    let expected: usize = tensors.iter().map(|updated| updated.tensor.len).sum();
     if flat.len() != expected {
         return Err(Error::shape("flat parameters", format!("[{expected}]"), &[flat.len()]));
     }
-    Ok(tensors.iter_mut().map(move |tensor| {
-        let (head, tail) = flat.split_at(tensor.len);
+    Ok(tensors.iter_mut().map(move |updated| {
+        let (head, tail) = flat.split_at(updated.tensor.len);
         flat = tail;
-        (tensor, head)
+        (updated, head)
     }))
-}
-
-fn plain_device(device: &Device) -> Device {
-    device.clone().without_autodiff()
-}
-
-fn zeros(count: usize, device: &Device) -> Tensor<1> {
-    Tensor::zeros([count], (&plain_device(device), DType::F32))
 }
 
 #[cfg(test)]
 mod tests {
     use roll_core::OptimizerConfig;
 
+    use super::super::upload;
     use super::*;
     use crate::Backend;
     use crate::optimizer::{AdamW, Moments};

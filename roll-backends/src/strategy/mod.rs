@@ -1,5 +1,5 @@
-//! Strategies: they accumulate gradients, reduce them over ranks, and update the parameters. `single` is one process,
-//! [`zero`] several.
+//! Strategies: they accumulate gradients, reduce them over ranks, and update the parameters. [`zero`] is for any number
+//! of ranks; `single` is [`zero`] on one.
 
 mod optimizer_location;
 mod saved;
@@ -9,7 +9,7 @@ pub mod zero;
 use roll_core::{Error, Model, OptimizerConfig, Result};
 
 pub use optimizer_location::OptimizerLocation;
-pub use single::{Single, SingleOptions};
+pub use single::{SingleOptions, single};
 pub use zero::{Offload, OffloadDevice, Zero, ZeroOptions};
 
 /// Fails if the model has no trainable parameters or `config` is invalid. Loading a configuration already rejects such
@@ -46,6 +46,6 @@ fn check_step(learning_rate: f64, scale: f64) -> Result<()> {
     }
 }
 
-fn not_attached(strategy: &str) -> Error {
-    Error::Misuse(format!("the strategy `{strategy}` has no model yet: call `attach` first"))
+fn not_attached() -> Error {
+    Error::Misuse("the strategy has no model yet: call `attach` first".into())
 }

@@ -1,16 +1,8 @@
-//! The strategy for one process: optimizer state and gradient accumulator are on the model's device or in host memory.
+//! The strategy for one process: [`Zero`] with one rank.
 
-use roll_core::{
-    DeviceUpdates, Model, OptimizerConfig, ParameterSpec, Result, StateDict, Strategy, StrategyRanks, StrategyReport,
-    parse_options, plan::Division,
-};
+use roll_core::{parse_options, plan::Division};
 
-use super::optimizer_location::OptimizerLocation;
-use super::saved::{self, SavedOptimizerState};
-use super::{check, check_step, not_attached};
-use crate::optimizer::{AdamW, Moments, clear, clip_coefficient, norm, scale};
-
-const NAME: &str = "single";
+use super::{OptimizerLocation, Zero};
 
 /// Options of the strategy `single`.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -22,170 +14,15 @@ pub struct SingleOptions {
     pub optimizer_on: OptimizerLocation,
 }
 
-/// The single-process strategy.
-#[derive(Default)]
-pub struct Single {
-    options: SingleOptions,
-    ranks: StrategyRanks,
-    attached: Option<Attached>,
-}
-
-/// The state after a model is attached.
-struct Attached {
-    optimizer: AdamW,
-    max_grad_norm: f64,
-    specs: Vec<ParameterSpec>,
-    state: OptimizerState,
-}
-
-/// Gradients and moments; every vector has the model's flat layout.
-enum OptimizerState {
-    Host {
-        parameters: Vec<f32>,
-        gradients: Vec<f32>,
-        moments: Moments,
-    },
-    /// Device updates, and the number of updates so far.
-    Device {
-        updates: Box<dyn DeviceUpdates>,
-        step: u64,
-    },
-}
-
-impl Single {
-    /// Creates a strategy without a model.
-    pub fn new(options: SingleOptions) -> Self {
-        Self { options, ..Self::default() }
-    }
-
-    fn attached(&mut self) -> Result<&mut Attached> {
-        self.attached.as_mut().ok_or_else(|| not_attached(NAME))
-    }
-}
-
-impl Strategy for Single {
-    fn attach(&mut self, model: &mut dyn Model, optimizer: &OptimizerConfig) -> Result<()> {
-        check(model, optimizer)?;
-        let n = model.parameter_count();
-        let state = match self.options.optimizer_on.updates(model, n)? {
-            Some(updates) => {
-                tracing::info!("AdamW updates the {n} parameters on the device they are on");
-                OptimizerState::Device { updates, step: 0 }
-            }
-            None => {
-                let mut parameters = vec![0.0; n];
-                model.read_parameters(&mut parameters)?;
-                OptimizerState::Host { parameters, gradients: vec![0.0; n], moments: Moments::zeros(n) }
-            }
-        };
-        self.attached = Some(Attached {
-            optimizer: AdamW::new(optimizer),
-            max_grad_norm: optimizer.max_grad_norm,
-            specs: model.parameters().to_vec(),
-            state,
-        });
-        Ok(())
-    }
-
-    fn accumulate(&mut self, model: &mut dyn Model) -> Result<()> {
-        match &mut self.attached()?.state {
-            OptimizerState::Host { gradients, .. } => model.take_gradients(gradients),
-            // A wrapper of the model may keep gradients in host memory.
-            OptimizerState::Device { updates, .. }
-                if model.parts().and_then(|parts| parts.device_updates()).is_none() =>
-            {
-                let mut gradients = vec![0.0; model.parameter_count()];
-                model.take_gradients(&mut gradients)?;
-                updates.add(&gradients)
-            }
-            OptimizerState::Device { updates, .. } => updates.accumulate(),
-        }
-    }
-
-    fn discard(&mut self) {
-        match self.attached.as_mut().map(|attached| &mut attached.state) {
-            Some(OptimizerState::Host { gradients, .. }) => clear(gradients),
-            Some(OptimizerState::Device { updates, .. }) => updates.discard(),
-            None => {}
-        }
-    }
-
-    fn step(&mut self, model: &mut dyn Model, learning_rate: f64, scale_by: f64) -> Result<StrategyReport> {
-        let a = self.attached()?;
-        check_step(learning_rate, scale_by)?;
-        let grad_norm = match &mut a.state {
-            OptimizerState::Host { gradients, .. } => {
-                scale(gradients, scale_by);
-                norm(gradients)
-            }
-            OptimizerState::Device { updates, .. } => updates.sum_of_squares()?.sqrt() * scale_by.abs(),
-        };
-        if !grad_norm.is_finite() {
-            self.discard();
-            return Ok(StrategyReport { grad_norm, clipped: false, applied: false });
-        }
-        let coefficient = clip_coefficient(grad_norm, a.max_grad_norm);
-        match &mut a.state {
-            OptimizerState::Host { parameters, gradients, moments } => {
-                scale(gradients, coefficient);
-                // Read again: a checkpoint or an import may have replaced the parameters since the last step.
-                model.read_parameters(parameters)?;
-                a.optimizer.update(parameters, gradients, moments, learning_rate);
-                model.write_parameters(parameters)?;
-            }
-            OptimizerState::Device { updates, step } => {
-                *step += 1;
-                updates.update(&a.optimizer.coefficients(*step, learning_rate, [scale_by, coefficient]))?;
-            }
-        }
-        self.discard();
-        Ok(StrategyReport { grad_norm, clipped: coefficient < 1.0, applied: true })
-    }
-
-    fn ranks(&self) -> &StrategyRanks {
-        &self.ranks
-    }
-
-    fn state(&self) -> Result<StateDict> {
-        let a = self.attached.as_ref().ok_or_else(|| not_attached(NAME))?;
-        let mut state = StateDict::new();
-        let step = match &a.state {
-            OptimizerState::Host { moments, .. } => {
-                saved::save_part(&mut state, &a.specs, [&moments.exp_avg, &moments.exp_avg_sq])?;
-                moments.step
-            }
-            OptimizerState::Device { updates, step } => {
-                saved::save_part(&mut state, &a.specs, updates.read_moments()?.each_ref().map(Vec::as_slice))?;
-                *step
-            }
-        };
-        saved::save_step(&mut state, step)?;
-        Ok(state)
-    }
-
-    /// Fails, without changing anything, if a tensor is missing, unexpected, misshapen, or holds values that are
-    /// invalid for a moment.
-    fn load_state(&mut self, state: &StateDict) -> Result<()> {
-        let a = self.attached()?;
-        let saved = SavedOptimizerState::check(&a.specs, state)?;
-        let [exp_avg, exp_avg_sq] = saved.flat(&a.specs)?;
-        match &mut a.state {
-            OptimizerState::Host { moments, .. } => {
-                *moments = Moments { exp_avg, exp_avg_sq, step: saved.step };
-            }
-            OptimizerState::Device { updates, step } => {
-                updates.write_moments([&exp_avg, &exp_avg_sq])?;
-                *step = saved.step;
-            }
-        }
-        Ok(())
-    }
+/// Creates the strategy of one process, without a model.
+pub fn single(options: SingleOptions) -> Zero {
+    Zero::alone(options.optimizer_on)
 }
 
 roll_core::register! {
-    Strategy, NAME, SingleOptions,
+    Strategy, "single", SingleOptions,
     "One process, AdamW on the GPU or in host memory",
-    |options, _| Ok(Single::new(options)),
+    |options, _| Ok(single(options)),
     plan: |options| {
         let options: SingleOptions = parse_options("strategy", options)?;
         let state_on_gpu = options.optimizer_on.most_on_gpu();
@@ -199,18 +36,18 @@ mod device_tests;
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use roll_core::{DType, Tensor};
+    use roll_core::{DType, OptimizerConfig, StateDict, Strategy, StrategyReport, Tensor};
 
     use super::*;
     use crate::flat_model::FlatModel;
 
-    fn attached(model: &mut FlatModel) -> Single {
-        let mut strategy = Single::default();
+    fn attached(model: &mut FlatModel) -> Zero {
+        let mut strategy = single(SingleOptions::default());
         strategy.attach(model, &OptimizerConfig::default()).unwrap();
         strategy
     }
 
-    fn step(strategy: &mut Single, model: &mut FlatModel, gradients: &[f32]) -> StrategyReport {
+    fn step(strategy: &mut Zero, model: &mut FlatModel, gradients: &[f32]) -> StrategyReport {
         model.gradients = gradients.to_vec();
         strategy.accumulate(model).unwrap();
         strategy.step(model, 0.1, 1.0).unwrap()
@@ -298,10 +135,10 @@ mod tests {
             ("training.eps", OptimizerConfig { eps: f64::NAN, ..Default::default() }),
             ("training.max_grad_norm", OptimizerConfig { max_grad_norm: -1.0, ..Default::default() }),
         ] {
-            let message = Single::default().attach(&mut model, &config).unwrap_err().to_string();
+            let message = single(SingleOptions::default()).attach(&mut model, &config).unwrap_err().to_string();
             assert!(message.contains(key), "{message}");
         }
-        assert!(Single::default().accumulate(&mut model).is_err());
+        assert!(single(SingleOptions::default()).accumulate(&mut model).is_err());
     }
 
     #[test]

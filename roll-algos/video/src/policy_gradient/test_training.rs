@@ -1,7 +1,7 @@
 //! Shared by the tests of policy gradients: training on the doubles.
 #![allow(clippy::unwrap_used)]
 
-use roll_backends::strategy::Single;
+use roll_backends::strategy::{SingleOptions, single};
 use roll_core::{Algorithm, Noise, OptimizerConfig, Sample, Silent, StepContext, Strategy};
 use roll_testing::diffusion::sample;
 use roll_testing::training::{Bench, Run, assert_same_runs};
@@ -22,7 +22,7 @@ fn mean_score<A: Algorithm>(mut bench: Bench<A>, adapter: &[f32]) -> f64 {
 
 /// The gain in that score by training with AdamW.
 pub fn gain<A: Algorithm>(set_up: impl Fn() -> Bench<A>, steps: u64) -> f64 {
-    let (mut bench, mut strategy) = (set_up(), Single::default());
+    let (mut bench, mut strategy) = (set_up(), single(SingleOptions::default()));
     strategy.attach(&mut bench.model, &OptimizerConfig::default()).unwrap();
     let before = mean_score(set_up(), &bench.model.adapter);
     for step in 0..steps {

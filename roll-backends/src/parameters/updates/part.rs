@@ -2,51 +2,52 @@
 
 use std::ops::Range;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 use roll_core::{AdamUpdate, DevicePart, Error, Result};
 
-use super::super::{detached, download, upload};
-use super::{UpdatedTensor, plain_device, zeros};
-use crate::ops::adam;
+use super::super::download;
+use super::FlatTensor;
+use super::moments::DeviceMoments;
 
 /// The elements of several tensors, concatenated: one kernel updates them, with one copy in for gradients and one out
 /// for values.
 pub(super) struct UpdatedPart {
     ranges: Vec<TensorRange>,
-    len: usize,
-    device: Device,
-    /// First and second moment; `None` means zeros.
-    moments: Option<[Tensor<1>; 2]>,
+    moments: DeviceMoments,
 }
 
 /// A non-empty range of elements of a tensor.
 struct TensorRange {
-    tensor: UpdatedTensor,
+    tensor: FlatTensor,
     elements: Range<usize>,
 }
 
 impl UpdatedPart {
     /// The elements `which` of the concatenated `tensors`. Fails if the range is out of bounds.
-    pub(super) fn of(tensors: &[UpdatedTensor], which: Range<usize>) -> Result<Self> {
-        let all = tensors.iter().map(|tensor| tensor.len).sum();
-        let Some(first) = tensors.first().filter(|_| which.start <= which.end && which.end <= all) else {
+    pub(super) fn of<'a>(tensors: impl Iterator<Item = &'a FlatTensor> + Clone, which: Range<usize>) -> Result<Self> {
+        let all = tensors.clone().map(|tensor| tensor.len).sum();
+        let Some(first) = tensors.clone().next().filter(|_| which.start <= which.end && which.end <= all) else {
             return Err(Error::Misuse(format!("the range {which:?} is not within the {all} flat parameters")));
         };
+        let moments = DeviceMoments::zeros(which.len(), first.device());
         let (mut ranges, mut at) = (Vec::new(), 0);
         for tensor in tensors {
             let [start, end] = [which.start, which.end].map(|bound| bound.clamp(at, at + tensor.len) - at);
             at += tensor.len;
             if start < end {
-                ranges.push(TensorRange { tensor: tensor.without_state(), elements: start..end });
+                ranges.push(TensorRange { tensor: tensor.clone(), elements: start..end });
             }
         }
-        Ok(Self { ranges, len: which.len(), device: plain_device(first.device()), moments: None })
+        Ok(Self { ranges, moments })
     }
 
     fn check_len(&self, found: usize) -> Result<()> {
-        match found == self.len {
+        match found == self.moments.len() {
             true => Ok(()),
-            false => Err(Error::shape("a part of the flat parameters", format!("[{}]", self.len), &[found])),
+            false => {
+                let expected = format!("[{}]", self.moments.len());
+                Err(Error::shape("a part of the flat parameters", expected, &[found]))
+            }
         }
     }
 
@@ -61,7 +62,7 @@ impl UpdatedPart {
 
 impl TensorRange {
     fn value(&self) -> Result<Tensor<1>> {
-        let value = detached(self.tensor.value()?);
+        let value = self.tensor.value()?;
         Ok(match self.elements.len() == self.tensor.len {
             true => value,
             false => value.narrow(0, self.elements.start, self.elements.len()),
@@ -69,38 +70,24 @@ impl TensorRange {
     }
 }
 
-impl UpdatedTensor {
-    /// The same tensor, without gradient and moments.
-    fn without_state(&self) -> Self {
-        Self { parameters: self.parameters.clone(), index: self.index, len: self.len, gradient: None, moments: None }
-    }
-}
-
 impl DevicePart for UpdatedPart {
     fn updated(&mut self, gradients: &[f32], update: &AdamUpdate) -> Result<Vec<f32>> {
         self.check_len(gradients.len())?;
-        if self.len == 0 {
+        if gradients.is_empty() {
             return Ok(Vec::new());
         }
-        let value = self.value()?;
-        let gradient = upload(gradients.to_vec(), &self.device);
-        let moments = self.moments.take().unwrap_or_else(|| [(); 2].map(|()| zeros(self.len, &self.device)));
-        let (value, moments) = adam(value, gradient, moments, *update);
-        self.moments = Some(moments);
-        download(value)
+        let (value, gradient) = (self.value()?, self.moments.upload(gradients));
+        download(self.moments.update(value, Some(gradient), update))
     }
 
     fn read_moments(&self) -> Result<[Vec<f32>; 2]> {
-        match &self.moments {
-            Some([first, second]) => Ok([download(first.clone())?, download(second.clone())?]),
-            None => Ok([(); 2].map(|()| vec![0.0; self.len])),
-        }
+        self.moments.read()
     }
 
     fn write_moments(&mut self, moments: [&[f32]; 2]) -> Result<()> {
         moments.iter().try_for_each(|values| self.check_len(values.len()))?;
-        if self.len > 0 {
-            self.moments = Some(moments.map(|values| upload(values.to_vec(), &self.device)));
+        if self.moments.len() > 0 {
+            self.moments.write(moments);
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use burn::tensor::{Tensor, TensorData};
+use roll_core::{Model, OptimizerConfig, Strategy, StrategyReport};
 
 use super::*;
 use crate::Backend;
@@ -9,15 +10,15 @@ use crate::flat_model::FlatModel;
 use crate::tests::device_model::DeviceModel;
 use crate::tests::{assert_near, devices};
 
-fn attached(model: &mut DeviceModel, optimizer_on: OptimizerLocation, max_grad_norm: f64) -> Single {
-    let mut strategy = Single::new(SingleOptions { optimizer_on });
+fn attached(model: &mut DeviceModel, optimizer_on: OptimizerLocation, max_grad_norm: f64) -> Zero {
+    let mut strategy = single(SingleOptions { optimizer_on });
     let config = OptimizerConfig { max_grad_norm, weight_decay: 0.1, ..OptimizerConfig::default() };
     strategy.attach(model, &config).unwrap();
     strategy
 }
 
 /// One step with two backward passes.
-fn step(strategy: &mut Single, model: &mut DeviceModel, number: usize) -> StrategyReport {
+fn step(strategy: &mut Zero, model: &mut DeviceModel, number: usize) -> StrategyReport {
     for pull in 0..2 {
         model.pull(2 * number + pull);
         strategy.accumulate(model).unwrap();
@@ -25,7 +26,7 @@ fn step(strategy: &mut Single, model: &mut DeviceModel, number: usize) -> Strate
     strategy.step(model, 1e-2, 0.5).unwrap()
 }
 
-fn steps(strategy: &mut Single, model: &mut DeviceModel, numbers: std::ops::Range<usize>) {
+fn steps(strategy: &mut Zero, model: &mut DeviceModel, numbers: std::ops::Range<usize>) {
     for number in numbers {
         assert!(step(strategy, model, number).applied);
     }
@@ -115,7 +116,7 @@ fn non_finite_gradients_on_the_device_change_nothing() {
 #[test]
 fn rejects_a_device_that_the_model_does_not_support() {
     let options = SingleOptions { optimizer_on: OptimizerLocation::Device };
-    let refused = Single::new(options).attach(&mut FlatModel::two(), &OptimizerConfig::default());
+    let refused = single(options).attach(&mut FlatModel::two(), &OptimizerConfig::default());
     let message = refused.unwrap_err().to_string();
     assert!(message.contains("strategy.optimizer_on") && message.contains("in host memory alone"), "{message}");
 }

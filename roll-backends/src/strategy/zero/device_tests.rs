@@ -88,15 +88,18 @@ fn broadcast_state(state: &StateDict, specs: &[ParameterSpec], ranks: &dyn Commu
     Ok(all)
 }
 
-fn assert_same(what: &str, backend: Backend, found: &After, expected: &After) {
+/// Asserts that two runs are the same: bit for bit if several ranks sum in host memory and the kernels are those of
+/// the host. A rank alone that updates on the device sums there, in another order.
+fn assert_same(what: &str, exact: bool, found: &After, expected: &After) {
     assert_eq!(found.1.len(), expected.1.len(), "{what}");
     assert!(found.2.keys().eq(expected.2.keys()), "{what}");
-    if backend == Backend::Flex {
+    if exact {
         assert_eq!((&found.0, &found.1), (&expected.0, &expected.1), "{what}");
         assert!(found.2.iter().zip(&expected.2).all(|(a, b)| a.1.as_bytes() == b.1.as_bytes()), "{what}");
         return;
     }
     assert_near(what, &found.0, &expected.0);
+    assert!(found.1.iter().zip(&expected.1).all(|(a, b)| (a - b).abs() < 1e-6 * b), "{what}");
     for (name, tensor) in expected.2.iter().filter(|(name, _)| *name != "step") {
         assert_near(&format!("{name}, {what}"), &found.2[name].to_f32_vec(), &tensor.to_f32_vec());
     }
@@ -106,11 +109,12 @@ fn assert_same(what: &str, backend: Backend, found: &After, expected: &After) {
 fn device_updates_match_host_updates_at_every_stage_and_number_of_ranks() {
     for (backend, device) in devices() {
         for ranks in [1, 2, 4] {
+            let exact = backend == Backend::Flex && ranks > 1;
             for stage in 0..=3 {
                 for bucket in [1, 40, 1 << 20] {
                     let at = |location| run(ranks, &device, &[(options(location, stage, bucket), 0..4)]);
                     let what = format!("{backend}, {ranks} ranks, stage {stage}, buckets of {bucket}");
-                    assert_same(&what, backend, &at(OptimizerLocation::Device), &at(OptimizerLocation::Host));
+                    assert_same(&what, exact, &at(OptimizerLocation::Device), &at(OptimizerLocation::Host));
                 }
             }
         }
@@ -122,12 +126,13 @@ fn training_resumes_on_the_device_and_in_host_memory_at_any_stage() {
     let (device, host) = (OptimizerLocation::Device, OptimizerLocation::Host);
     for (backend, on) in devices() {
         for ranks in [1, 2, 4] {
+            let exact = backend == Backend::Flex && ranks > 1;
             let expected = run(ranks, &on, &[(options(host, 1, 40), 0..6)]);
             for stages in [[0, 2], [1, 0], [2, 3], [3, 1]] {
                 for [first, second] in [[device, host], [host, device], [device, device]] {
                     let [before, after] = [options(first, stages[0], 40), options(second, stages[1], 40)];
                     let what = format!("{backend}, {ranks} ranks, stages {stages:?}, {first:?} then {second:?}");
-                    assert_same(&what, backend, &run(ranks, &on, &[(before, 0..3), (after, 3..6)]), &expected);
+                    assert_same(&what, exact, &run(ranks, &on, &[(before, 0..3), (after, 3..6)]), &expected);
                 }
             }
         }

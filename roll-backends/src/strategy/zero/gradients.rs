@@ -3,10 +3,10 @@
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex};
 
-use roll_core::{Communicator, Error, Result};
+use roll_core::{Communicator, Error, Model, Result};
 
 use super::partition::Partition;
-use crate::optimizer::{scale, sum_of_squares};
+use crate::optimizer::{clear, scale, sum_of_squares};
 use crate::overlap::Service;
 use crate::sync::lock;
 
@@ -25,7 +25,12 @@ impl Gradients {
     }
 
     pub(super) fn clear(&self) {
-        lock(&self.sums).fill(0.0);
+        clear(&mut lock(&self.sums));
+    }
+
+    /// Adds the gradients of `model`, which is on the only rank: its shards are the flat layout.
+    pub(super) fn take(&self, model: &mut dyn Model) -> Result<()> {
+        model.take_gradients(&mut lock(&self.sums))
     }
 
     pub(super) fn scale(&self, factor: f64) {
@@ -74,7 +79,6 @@ impl Service for Gradients {
         let contribution = contribution.map_or_else(zeros, Cow::Borrowed);
         // The sums are locked after the collective, so that a call that clears them does not wait for other ranks.
         match self.replicated {
-            true if world == 1 => add(&mut lock(&self.sums)[bucket.in_shard()], &contribution),
             true => {
                 let mut values = contribution.into_owned();
                 ranks.all_reduce(&mut values)?;

@@ -10,7 +10,7 @@
 //!
 //! Every stage computes the same bits: sums run over the ranks in their order whichever rank holds them, AdamW is
 //! elementwise, and the gradient norm is summed shard by shard. Another number of ranks sums in another order and
-//! differs by rounding.
+//! differs by rounding. A rank alone that updates on a GPU sums its gradients there, and differs by rounding too.
 
 #[cfg(test)]
 mod device_tests;
@@ -22,30 +22,29 @@ mod parameter_access;
 mod partition;
 mod reducer;
 mod sequence_parallel;
+mod shard;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
 
 use roll_core::{
-    Communicator, Model, OptimizerConfig, ParameterSpec, Result, StateDict, Strategy, StrategyRanks, StrategyReport,
-    WeightPlacement, parse_options,
+    Communicator, Model, OptimizerConfig, ParameterSpec, Result, SingleRank, StateDict, Strategy, StrategyRanks,
+    StrategyReport, WeightPlacement, parse_options,
 };
 
 pub use options::{Offload, OffloadDevice, ZeroOptions};
 pub use partition::{Bucket, Partition};
 
 use super::saved::{self, SavedOptimizerState};
-use super::{check, check_step, not_attached};
+use super::{OptimizerLocation, check, check_step, not_attached};
 use crate::optimizer::{AdamW, clip_coefficient};
 use crate::overlap::OverlappedRanks;
-use gradients::Gradients;
-use optimizer_state::{OptimizerState, UpdateContext};
-use reducer::GradientReducer;
+use optimizer_state::{OptimizerState, Update};
 
 const NAME: &str = "zero";
 
-/// The strategy `zero`.
+/// The strategy `zero`; with one rank alone also the strategy `single`.
 pub struct Zero {
     options: ZeroOptions,
     ranks: Arc<OverlappedRanks>,
@@ -59,9 +58,9 @@ struct Attached {
     max_grad_norm: f64,
     specs: Vec<ParameterSpec>,
     partition: Arc<Partition>,
-    gradients: Arc<Gradients>,
-    reducer: Arc<GradientReducer>,
-    optimizer_state: OptimizerState,
+    state: OptimizerState,
+    /// Number of updates so far.
+    updates: u64,
 }
 
 impl Zero {
@@ -75,8 +74,23 @@ impl Zero {
         Ok(Self { options, ranks, groups, attached: None })
     }
 
+    /// The strategy of one process, without a model: nothing is sharded, and all parameters are one bucket.
+    pub(super) fn alone(optimizer_on: OptimizerLocation) -> Self {
+        let (stage, most) = (0, usize::MAX);
+        let options = ZeroOptions {
+            stage,
+            optimizer_on,
+            reduce_bucket_size: most,
+            allgather_bucket_size: most,
+            sub_group_size: most,
+            ..ZeroOptions::default()
+        };
+        let ranks = OverlappedRanks::of(Arc::new(SingleRank));
+        Self { options, groups: StrategyRanks::new(ranks.clone()), ranks, attached: None }
+    }
+
     fn attached(&mut self) -> Result<&mut Attached> {
-        self.attached.as_mut().ok_or_else(|| not_attached(NAME))
+        self.attached.as_mut().ok_or_else(not_attached)
     }
 }
 
@@ -93,27 +107,17 @@ impl Strategy for Zero {
         let partition = Arc::new(Partition::new(&specs, self.options.bucket_size(), ranks.world_size()));
         drift::same_parameters(&specs, ranks)?;
         drift::same_values(model, &specs, &partition, ranks, 0)?;
-        let gradients = Arc::new(Gradients::new(partition.clone(), self.options.stage < 2));
-        let optimizer_state = OptimizerState::zeros(&self.options, model, &partition, ranks)?;
-        let service = self.ranks.register(gradients.clone());
-        let reducer = Arc::new(GradientReducer::new(partition.clone(), &specs, self.ranks.clone(), service));
-        self.attached = Some(Attached {
-            optimizer: AdamW::new(optimizer),
-            max_grad_norm: optimizer.max_grad_norm,
-            specs,
-            partition,
-            gradients,
-            reducer,
-            optimizer_state,
-        });
+        let state = OptimizerState::zeros(&self.options, model, &partition, &self.ranks)?;
+        let (optimizer, max_grad_norm) = (AdamW::new(optimizer), optimizer.max_grad_norm);
+        self.attached = Some(Attached { optimizer, max_grad_norm, specs, partition, state, updates: 0 });
         Ok(())
     }
 
     fn before_last_pull(&mut self, model: &mut dyn Model) -> Result<()> {
         let overlaps = self.ranks.overlaps();
-        let reducer = self.attached()?.reducer.clone();
         // The remaining gradients can only be taken bucket by bucket if the model has parts.
-        if let Some(parts) = model.parts().filter(|_| overlaps)
+        if let Some(reducer) = self.attached()?.state.reducer().filter(|_| overlaps)
+            && let Some(parts) = model.parts()
             && parts.deliver_gradients(Some(reducer.clone()))
         {
             reducer.open();
@@ -123,47 +127,34 @@ impl Strategy for Zero {
 
     /// Ranks may call this at different times, and a different number of times.
     fn accumulate(&mut self, model: &mut dyn Model) -> Result<()> {
-        let reducer = self.attached()?.reducer.clone();
-        if let Some(parts) = model.parts() {
-            parts.deliver_gradients(None);
-        }
-        reducer.finish(model)
+        self.attached()?.state.accumulate(model)
     }
 
     fn discard(&mut self) {
-        if let Some(attached) = &self.attached {
-            attached.reducer.close();
-            attached.gradients.clear();
+        if let Some(attached) = &mut self.attached {
+            if let Some(reducer) = attached.state.reducer() {
+                reducer.close();
+            }
+            attached.state.clear();
         }
     }
 
     fn step(&mut self, model: &mut dyn Model, learning_rate: f64, scale: f64) -> Result<StrategyReport> {
         check_step(learning_rate, scale)?;
-        let (ranks, stage, check_every) = (self.ranks.clone(), self.options.stage, self.options.check_every);
+        let (ranks, check_every) = (self.ranks.clone(), self.options.check_every);
         ranks.settle()?;
-        let a = self.attached()?;
-        a.gradients.scale(scale);
-        let grad_norm = a.gradients.sum_of_squares(ranks.as_ref())?.sqrt();
+        let Attached { optimizer, max_grad_norm, specs, partition, state, updates } = self.attached()?;
+        let grad_norm = state.norm(scale)?;
         if !grad_norm.is_finite() {
-            a.gradients.clear();
+            state.clear();
             return Ok(StrategyReport { grad_norm, clipped: false, applied: false });
         }
-        let coefficient = clip_coefficient(grad_norm, a.max_grad_norm);
-        let Attached { optimizer, specs, partition, gradients, optimizer_state, .. } = a;
-        gradients.scale(coefficient);
-        let context = UpdateContext {
-            optimizer,
-            partition,
-            gradients,
-            ranks: ranks.as_ref(),
-            replicated: stage == 0,
-            learning_rate,
-        };
-        optimizer_state.update(model, &context)?;
-        gradients.clear();
-        let updates = optimizer_state.step();
+        let coefficient = clip_coefficient(grad_norm, *max_grad_norm);
+        *updates += 1;
+        state.update(model, &Update { optimizer, step: *updates, learning_rate, scale: [scale, coefficient] })?;
+        state.clear();
         if check_every > 0 && updates.is_multiple_of(check_every) {
-            drift::same_values(model, specs, partition, ranks.as_ref(), updates)?;
+            drift::same_values(model, specs, partition, ranks.as_ref(), *updates)?;
         }
         Ok(StrategyReport { grad_norm, clipped: coefficient < 1.0, applied: true })
     }
@@ -172,27 +163,14 @@ impl Strategy for Zero {
         &self.groups
     }
 
-    /// Must be called by all ranks. Rank 0 receives the complete state, in the layout of the strategy `single`, so that
-    /// a run can resume on any number of ranks, stage and strategy; other ranks receive an empty state.
+    /// Must be called by all ranks. Rank 0 receives the complete state, whose layout depends neither on the number of
+    /// ranks nor on the stage, so that a run can resume on others; other ranks receive an empty state.
     fn state(&self) -> Result<StateDict> {
-        let a = self.attached.as_ref().ok_or_else(|| not_attached(NAME))?;
+        let attached = self.attached.as_ref().ok_or_else(not_attached)?;
         let mut state = StateDict::new();
-        let moments = a.optimizer_state.read()?;
-        for (number, bucket) in a.partition.buckets().iter().enumerate() {
-            let gather = |own: Vec<f32>| -> Result<Vec<f32>> {
-                let mut whole = vec![0.0; bucket.part * a.partition.world()];
-                self.ranks.all_gather(&own, &mut whole)?;
-                whole.truncate(bucket.len);
-                Ok(whole)
-            };
-            let moments = moments.of_bucket(number, bucket, self.options.stage > 0, gather)?;
-            if self.ranks.rank().0 == 0 {
-                let specs = &a.specs[bucket.specs.clone()];
-                saved::save_part(&mut state, specs, moments.each_ref().map(Vec::as_slice))?;
-            }
-        }
+        attached.state.save(&attached.specs, &mut state)?;
         if self.ranks.rank().0 == 0 {
-            saved::save_step(&mut state, a.optimizer_state.step())?;
+            saved::save_step(&mut state, attached.updates)?;
         }
         Ok(state)
     }
@@ -200,9 +178,11 @@ impl Strategy for Zero {
     /// Takes the complete state on every rank and keeps this rank's shards. Fails, without changing anything, if a
     /// tensor is missing, unexpected, misshapen, or holds values that are invalid for a moment.
     fn load_state(&mut self, state: &StateDict) -> Result<()> {
-        let (rank, stage) = (self.ranks.rank().0, self.options.stage);
-        let Attached { specs, partition, optimizer_state, .. } = self.attached()?;
-        optimizer_state.load(&SavedOptimizerState::check(specs, state)?, specs, partition, rank, stage)
+        let attached = self.attached()?;
+        let saved = SavedOptimizerState::check(&attached.specs, state)?;
+        attached.state.load(&saved, &attached.specs)?;
+        attached.updates = saved.step;
+        Ok(())
     }
 }
 

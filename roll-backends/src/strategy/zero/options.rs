@@ -41,7 +41,7 @@ pub struct ZeroOptions {
     pub offload_param: Offload,
     /// Location of AdamW's moments and updates on each rank. `device`: the parameters' device. `host`: host memory.
     /// `auto`: on GPUs if a rank updates at most 268,435,456 parameters, which is enough for adapters; in host memory
-    /// otherwise. Gradients are summed over the ranks in host memory in any case.
+    /// otherwise. Several ranks sum their gradients in host memory in any case.
     pub optimizer_on: OptimizerLocation,
     /// Ranks that work on one sample, each on its part of the tokens of a pass: for videos whose tokens are too many
     /// for one GPU (sequence parallelism as in DeepSpeed Ulysses). It must divide the ranks of the job, the heads of

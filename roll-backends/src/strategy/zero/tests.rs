@@ -8,7 +8,7 @@ use roll_core::{Error, SingleRank, Tensor, ThreadRanks};
 
 use super::*;
 use crate::flat_model::{BATCH, FlatModel};
-use crate::strategy::{Single, SingleOptions};
+use crate::strategy::{SingleOptions, single};
 use crate::tests::CountingRanks;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -155,7 +155,7 @@ fn gradients_of_a_parameter_used_twice_add_up() {
             strategy.accumulate(&mut model)?;
             Ok((strategy.step(&mut model, 0.1, 0.5)?.grad_norm, model.values))
         });
-        let mut alone = Single::new(SingleOptions::default());
+        let mut alone = single(SingleOptions::default());
         let mut model = FlatModel::springs();
         alone.attach(&mut model, &optimizer()).unwrap();
         model.pull(0, 0);
@@ -208,10 +208,10 @@ fn the_bucket_size_changes_only_rounding() {
 
 #[test]
 fn one_rank_matches_the_strategy_single_bit_for_bit() {
-    let mut single = Single::new(SingleOptions::default());
+    let mut alone = single(SingleOptions::default());
     let mut model = FlatModel::springs();
-    single.attach(&mut model, &optimizer()).unwrap();
-    train(&mut single, &mut model, 0..STEPS, none).unwrap();
+    alone.attach(&mut model, &optimizer()).unwrap();
+    train(&mut alone, &mut model, 0..STEPS, none).unwrap();
     for stage in 0..=3 {
         assert_eq!(after(1, &options(stage, 1 << 20), true, none).0, model.values);
     }
@@ -254,11 +254,11 @@ fn training_resumes_with_another_number_of_ranks_stage_and_bucket_size() {
         results.into_iter().for_each(|result| assert_near(&result.unwrap(), &expected));
     }
     // Also in the strategy for one process.
-    let mut single = Single::new(SingleOptions::default());
+    let mut alone = single(SingleOptions::default());
     let mut model = FlatModel::springs().with_values(values);
-    single.attach(&mut model, &optimizer()).unwrap();
-    single.load_state(state).unwrap();
-    train(&mut single, &mut model, 5..STEPS, none).unwrap();
+    alone.attach(&mut model, &optimizer()).unwrap();
+    alone.load_state(state).unwrap();
+    train(&mut alone, &mut model, 5..STEPS, none).unwrap();
     assert_near(&model.values, &expected);
 }
 

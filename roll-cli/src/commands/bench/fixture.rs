@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, Distribution, Tensor as Burn};
 use roll_backends::device::is_gpu;
 use roll_backends::host::to_host_nd;
-use roll_backends::strategy::Single;
+use roll_backends::strategy::{SingleOptions, Zero, single};
 use roll_backends::weights::HostStore;
 use roll_backends::{
     EightBits, Memory, NdTensor, Resident, ScaledMatrix, ScaledRows, Weight, WeightStore, product_dtype,
@@ -23,7 +23,7 @@ use super::scorer::Scorer;
 pub struct Fixture {
     pub model: Wan,
     pub scorer: Scorer,
-    pub strategy: Single,
+    pub strategy: Zero,
     pub latents: Tensor,
     pub conditioning: Conditioning,
     /// `[T, 3, H, W]` in [-1, 1].
@@ -68,7 +68,7 @@ impl Fixture {
         let pixels = normal(2, &[preset.frames, 3, height, width])?;
         let video =
             Tensor::new(pixels.f32s()?.iter().map(|v| v.clamp(-1.0, 1.0)).collect::<Vec<f32>>(), pixels.shape())?;
-        let mut strategy = Single::default();
+        let mut strategy = single(SingleOptions::default());
         strategy.attach(&mut model, &OptimizerConfig::default())?;
         Ok(Self {
             model,
