@@ -474,6 +474,19 @@ fn files_that_need_each_other_are_found() {
 }
 
 #[test]
+fn source_files_that_pages_name_exist() {
+    let mut found = 0;
+    for page in pages() {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for name in text.split('`').filter(|text| text.starts_with("roll-") && text.ends_with(".rs")) {
+            assert!(root().join(name).is_file(), "{}: there is no file {name}", page.display());
+            found += 1;
+        }
+    }
+    assert!(found > 30, "the walks of design.md alone name 28 files: found {found}");
+}
+
+#[test]
 fn the_table_of_crates_matches_cargo_metadata() {
     let page = std::fs::read_to_string(root().join("docs/src/design.md")).unwrap();
     let table = page.lines().skip_while(|line| !line.starts_with("| crate |")).skip(2);
