@@ -7,8 +7,6 @@ use half::f16;
 use rayon::prelude::*;
 use roll_core::{Error, Result};
 
-use crate::host::{upload_codes, upload_to};
-use crate::ops;
 use crate::weights::SegmentMemory;
 
 /// An eight-bit number format.
@@ -181,8 +179,8 @@ impl ScaledMatrix {
 
     /// Like [`ScaledMatrix::new`], to `memory` where it has room.
     pub(crate) fn uploaded(rows: ScaledRows, device: &Device, memory: &mut SegmentMemory) -> Self {
-        let codes = upload_codes(rows.codes, rows.shape, device, memory);
-        let scales = upload_to(Cow::Owned(rows.scales), [rows.shape[0]], device, memory);
+        let codes = memory.upload_codes(rows.codes, rows.shape, device);
+        let scales = memory.upload(Cow::Owned(rows.scales), [rows.shape[0]], device);
         Self { kind: rows.kind, codes, scales, shape: rows.shape }
     }
 
@@ -200,20 +198,6 @@ impl ScaledMatrix {
     /// Size in memory in bytes.
     pub fn size(&self) -> usize {
         self.shape[0] * self.shape[1] + 4 * self.shape[0]
-    }
-
-    /// Decodes `count` rows from `start` on to f32.
-    pub fn rows(&self, start: usize, count: usize) -> Tensor<2> {
-        self.decoded(self.codes.clone().narrow(0, start, count), self.scales.clone().narrow(0, start, count))
-    }
-
-    /// Decodes the rows with the given indices to f32.
-    pub fn select(&self, rows: Tensor<1, Int>) -> Tensor<2> {
-        self.decoded(self.codes.clone().select(0, rows.clone()), self.scales.clone().select(0, rows))
-    }
-
-    fn decoded(&self, codes: Tensor<2, Int>, scales: Tensor<1>) -> Tensor<2> {
-        ops::decoded(self.kind, codes, scales)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use burn::tensor::{DType, Device, Element, Int, Tensor as Burn, TensorData};
+use burn::tensor::{DType, Device, Tensor as Burn};
 use roll_core::{Error, Result, Tensor};
 
 use crate::weights::SegmentMemory;
@@ -29,61 +29,8 @@ pub(crate) fn values(tensor: &Tensor) -> Cow<'_, [f32]> {
     tensor.as_slice::<f32>().map_or_else(|_| Cow::Owned(tensor.to_f32_vec()), Cow::Borrowed)
 }
 
-/// Copies values to a device, keeping their dtype.
-pub(crate) fn upload<E: Element + bytemuck::Pod, const D: usize>(
-    values: Cow<'_, [E]>,
-    shape: [usize; D],
-    device: &Device,
-) -> Burn<D> {
-    upload_to(values, shape, device, &mut SegmentMemory::default())
-}
-
-/// Like [`upload`], to `memory` where it has room.
-pub(crate) fn upload_to<E: Element + bytemuck::Pod, const D: usize>(
-    values: Cow<'_, [E]>,
-    shape: [usize; D],
-    device: &Device,
-    memory: &mut SegmentMemory,
-) -> Burn<D> {
-    let dtype = E::dtype();
-    #[cfg(feature = "libtorch")]
-    if !device.is_autodiff()
-        && let Some(number) = crate::device::libtorch_gpu(device)
-        && let Some(kind) = libtorch_kind(dtype)
-        && let Some(tensor) = memory.upload::<E>(&values, kind, number)
-    {
-        use burn::backend::{LibTorch, libtorch::TchTensor};
-        return Burn::<1>::from_primitive::<LibTorch>(TchTensor::new(tensor)).reshape(shape);
-    }
-    let _ = memory; // unused without libtorch
-    Burn::from_data(TensorData::new(values.into_owned(), shape), (device, dtype))
-}
-
-/// Copies the codes of an eight-bit matrix to a device, to `memory` where it has room.
-pub(crate) fn upload_codes(
-    codes: Vec<u8>,
-    shape: [usize; 2],
-    device: &Device,
-    memory: &mut SegmentMemory,
-) -> Burn<2, Int> {
-    #[cfg(feature = "libtorch")]
-    if let Some(number) = crate::device::libtorch_gpu(device)
-        && let Some(tensor) = memory.upload(&codes, tch::Kind::Uint8, number)
-    {
-        use crate::offload::DeviceTensor;
-        return Burn::from_tch(tensor, &shape);
-    }
-    let _ = memory; // unused without libtorch
-    Burn::from_data(TensorData::new(codes, shape), (device, DType::U8))
-}
-
-#[cfg(feature = "libtorch")]
-fn libtorch_kind(dtype: DType) -> Option<tch::Kind> {
-    match dtype {
-        DType::F32 => Some(tch::Kind::Float),
-        DType::BF16 => Some(tch::Kind::BFloat16),
-        _ => None,
-    }
+fn upload<const D: usize>(values: Cow<'_, [f32]>, shape: [usize; D], device: &Device) -> Burn<D> {
+    SegmentMemory::default().upload(values, shape, device)
 }
 
 /// Replaces each number by its exponential, to about one unit in the last place, and returns their sum.

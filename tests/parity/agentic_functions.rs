@@ -197,10 +197,9 @@ impl Context {
                     advantage_clip: clip,
                     whiten_advantages,
                     whiten_rewards,
-                    observation_steps: true,
                     ..AgenticPpoConfig::default()
                 };
-                let found = advantages::estimate(&rewards, Some(&values), &mask, &options);
+                let found = advantages::estimate(&rewards, Some(&values), &mask, &everything, &options);
                 self.see(&format!("{name}.advantages"), &found.advantages)?;
                 self.see(&format!("{name}.returns"), &found.returns)?;
                 self.see_metric(&format!("{name}.clip_frac"), None, found.clip_fraction);

@@ -258,9 +258,11 @@ impl Report {
         self.compare(name, &Tensor::scalar(actual as f32));
     }
 
-    /// Compares a scalar with the tolerance of another expected tensor, `like`.
-    pub fn compare_value_like(&mut self, name: &str, like: &str, actual: f64) {
-        self.tolerances.insert(name.to_string(), self.tolerances[like]);
+    /// Compares a scalar with the largest tolerance of all expected tensors whose names have this `ending`.
+    pub fn compare_value_within_all(&mut self, name: &str, ending: &str, actual: f64) {
+        let alike = self.tolerances.iter().filter(|(name, _)| name.ends_with(ending));
+        let most = alike.map(|(_, tolerance)| *tolerance).fold(0.0, f64::max);
+        self.tolerances.insert(name.to_string(), most);
         self.compare_value(name, actual);
     }
 

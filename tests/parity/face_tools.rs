@@ -27,10 +27,9 @@ struct Config {
     small: usize,
 }
 
-/// Settings of the fixture outside its configuration: the reference's constants.
+/// The reference's constants.
 const THRESHOLD: f32 = 0.5;
 const NMS_IOU: f32 = 0.4;
-const DET_SIZE: usize = 640;
 /// Outputs of the reference's helpers that our reward does not use.
 const UNUSED_HELPERS: [&str; 10] = [
     "embedding_loss",
@@ -185,8 +184,9 @@ fn detection(case: &Case, inputs: &Inputs, config: &Config) -> Outcome<Report> {
     let integers = |values: Vec<i64>, shape: &[usize]| Tensor::new(values, shape);
 
     let [h, w] = config.det_hw;
-    let letterbox = Letterbox::new([h, w], DET_SIZE)?;
-    let levels = candidates(&raw, "scrfd640", DET_SIZE)?;
+    let side = input_side(&raw, "scrfd640")?;
+    let letterbox = Letterbox::new([h, w], side)?;
+    let levels = candidates(&raw, "scrfd640", side)?;
     report.compare("scrfd640.image_hw", &integers(vec![h as i64, w as i64], &[2])?);
     let counts = levels.iter().map(|l| l.len() as i64).collect();
     report.compare("scrfd640.candidates_per_stride", &integers(counts, &[levels.len()])?);
@@ -227,6 +227,13 @@ fn compare_faces(report: &mut Report, name: &str, candidates: Vec<Face>) -> Outc
     let landmarks: Vec<f32> = faces.iter().flat_map(|f| f.landmarks).flatten().collect();
     report.compare(&format!("{name}.kps"), &Tensor::new(landmarks, [faces.len(), 5, 2])?);
     Ok(faces)
+}
+
+/// The side of the network's square input, by the number of anchors, two for each cell, of the finest level.
+fn input_side(raw: &Inputs, name: &str) -> Outcome<usize> {
+    let stride = scrfd::STRIDES[0];
+    let anchors = raw.get(&format!("{name}.stride{stride}.count"))?.as_slice::<i64>()?[0] as usize;
+    Ok((anchors / 2).isqrt() * stride)
 }
 
 /// The case's network outputs are sparse: anchors that are not listed are zero.

@@ -77,8 +77,9 @@ impl Observer for Rollout {
 /// Compares what all cases have in common.
 fn forward(report: &mut Report, bench: &mut Bench) -> Outcome<Rollout> {
     let plan = bench.plan()?;
+    let boundary = bench.model.diffusion()?.schedule().boundary.ok_or("two experts have a boundary")?;
     let steps = plan.schedule.steps();
-    let low = (0..steps).map(|i| i64::from(plan.schedule.timestep(i).uses_low_noise(0.9)));
+    let low = (0..steps).map(|i| i64::from(plan.schedule.timestep(i).uses_low_noise(boundary)));
     report.compare("step_is_low", &Tensor::new(low.collect::<Vec<_>>(), [steps])?);
     report.compare("sigmas", &Tensor::new(plan.schedule.sigmas().to_vec(), [steps + 1])?);
     let mut rollout = Rollout { latents: vec![bench.noise.clone()], ..Rollout::default() };

@@ -17,9 +17,11 @@ use serde::Deserialize;
 use crate::case::{Case, Outcome, Report};
 use crate::exact::{row, wide};
 
-/// Latents of the toy model, as `[C, T, H, W]`.
-const SHAPE: [usize; 4] = [N, 1, 1, 1];
-const N: usize = 12;
+#[derive(Deserialize)]
+struct Config {
+    steps: usize,
+    shift: f64,
+}
 
 #[derive(Deserialize)]
 struct Cases {
@@ -38,7 +40,7 @@ struct Branch {
     noise_weight: bool,
 }
 
-/// `velocity(x, sigma) = tanh(x A) + b sigma`.
+/// `velocity(x, sigma) = tanh(x A) + b sigma`, on vectors of the length of b.
 struct Toy {
     a: Vec<f64>,
     b: Vec<f64>,
@@ -47,8 +49,9 @@ struct Toy {
 
 impl Toy {
     fn at(&self, x: &[f32], sigma: f64) -> Vec<f64> {
-        let product = |j: usize| -> f64 { (0..N).map(|i| f64::from(x[i]) * self.a[i * N + j]).sum() };
-        (0..N).map(|j| product(j).tanh() + self.b[j] * sigma).collect()
+        let n = self.b.len();
+        let product = |j: usize| -> f64 { (0..n).map(|i| f64::from(x[i]) * self.a[i * n + j]).sum() };
+        (0..n).map(|j| product(j).tanh() + self.b[j] * sigma).collect()
     }
 }
 
@@ -62,7 +65,8 @@ impl DiffusionModel for Toy {
         _grad: Grad,
     ) -> Result<(Tensor, Option<Pullback>)> {
         self.passes += 1;
-        Ok((tensor(&self.at(latents.f32s()?, timestep.0 / 1000.0))?, None))
+        let velocity = self.at(latents.f32s()?, timestep.0 / 1000.0);
+        Ok((tensor(&velocity, [velocity.len(), 1, 1, 1])?, None))
     }
     fn schedule(&self) -> ScheduleFacts {
         unreachable!("the schedule is that of the case")
@@ -82,8 +86,9 @@ pub fn run(case: &Case) -> Outcome<Report> {
     let inputs = case.tensors("inputs.safetensors")?;
     let mut report = case.expected("outputs.safetensors")?;
     let cases: Cases = serde_json::from_slice(&std::fs::read(case.dir.join("cases.json"))?)?;
-    let schedule = FlowSchedule::new(6, 3.0)?;
-    report.compare("sigmas", &Tensor::new(schedule.sigmas().to_vec(), [7])?);
+    let Config { steps, shift } = case.config()?;
+    let schedule = FlowSchedule::new(steps, shift)?;
+    report.compare("sigmas", &Tensor::new(schedule.sigmas().to_vec(), [steps + 1])?);
     let sampling = Sampling { schedule, sampler: Sampler::Euler, guidance: Guidance::OFF };
     for branch in &cases.branches {
         compare(branch, &inputs, &sampling, &mut report)?;
@@ -104,7 +109,11 @@ struct Taken {
 fn compare(branch: &Branch, inputs: &StateDict, sampling: &Sampling, report: &mut Report) -> Outcome {
     let &Branch { index, at, width, videos, kind, eta, clip_range, noise_weight } = branch;
     let name = |name: &str| format!("branch{index}.{name}");
-    let (schedule, n, mask) = (&sampling.schedule, sampling.schedule.steps(), LossMask::all(N));
+    let size = inputs["start"].len();
+    let (schedule, n, mask) = (&sampling.schedule, sampling.schedule.steps(), LossMask::all(size));
+    // Latents of the toy model, as `[C, T, H, W]`.
+    let latent_shape = [size, 1, 1, 1];
+    let tensor = |values: &[f64]| tensor(values, latent_shape);
     // The reference's own levels: near 1 the noise of a step amplifies their last bit.
     let sigmas = report.get("sigmas")?.to_f32_vec();
     let steps: Vec<SdeStep> = (at..at + width).map(|i| SdeStep::new(kind, eta, &sigmas, i)).collect::<Result<_>>()?;
@@ -114,11 +123,11 @@ fn compare(branch: &Branch, inputs: &StateDict, sampling: &Sampling, report: &mu
         channels: None,
         image_tokens: None,
         first_frame: None,
-        latent_shape: SHAPE,
+        latent_shape,
     };
     let conditions = Conditions::new(&conditioning, None);
 
-    let start = Tensor::new(inputs["start"].to_f32_vec(), SHAPE)?;
+    let start = Tensor::new(inputs["start"].to_f32_vec(), latent_shape)?;
     let mut prefix = Vec::new();
     let mut record = |_: usize, xs: &[Tensor], _: &[Tensor]| {
         prefix.push(xs[0].clone());
@@ -154,7 +163,7 @@ fn compare(branch: &Branch, inputs: &StateDict, sampling: &Sampling, report: &mu
     let target = wide(inputs, "target")?;
     let reward = |x: &Tensor| -> Outcome<f64> {
         let squares = x.f32s()?.iter().zip(&target).map(|(x, y)| (f64::from(*x) - y).powi(2));
-        Ok(-squares.sum::<f64>() / N as f64)
+        Ok(-squares.sum::<f64>() / size as f64)
     };
     let rewards = ends.iter().map(reward).collect::<Outcome<Vec<f64>>>()?;
     let scores: Vec<Option<f64>> = rewards.iter().copied().map(Some).collect();
@@ -165,7 +174,7 @@ fn compare(branch: &Branch, inputs: &StateDict, sampling: &Sampling, report: &mu
     let range = ClipRange::symmetric(clip_range)?;
     let weight = if noise_weight { StepWeight::Noise } else { StepWeight::Even };
     let mean_weight = steps.iter().map(|step| weight.of(step)).sum::<f64>() / width as f64;
-    let (mut loss, mut gradient, mut ratios) = (0.0, vec![0.0; N * N], Vec::new());
+    let (mut loss, mut gradient, mut ratios) = (0.0, vec![0.0; size * size], Vec::new());
     for (k, (step, videos)) in steps.iter().zip(&taken).enumerate() {
         let factor = weight.of(step) / mean_weight / (width * videos.len()) as f64;
         let sigma = schedule.sigma(at + k).0;
@@ -179,10 +188,10 @@ fn compare(branch: &Branch, inputs: &StateDict, sampling: &Sampling, report: &mu
             loss += factor * term.loss;
             ratios.push(term.ratio);
             let d_mean = step.d_mean(next, &mean, mask);
-            for j in 0..N {
+            for j in 0..size {
                 let tanh = velocity[j] - toy.b[j] * sigma;
                 let slope = factor * term.d_log_prob * step.of_velocity() * d_mean[j] * (1.0 - tanh * tanh);
-                (0..N).for_each(|i| gradient[i * N + j] += slope * f64::from(x[i]));
+                (0..size).for_each(|i| gradient[i * size + j] += slope * f64::from(x[i]));
             }
         }
     }
@@ -208,6 +217,6 @@ fn compare(branch: &Branch, inputs: &StateDict, sampling: &Sampling, report: &mu
     Ok(())
 }
 
-fn tensor(values: &[f64]) -> Result<Tensor> {
-    Tensor::new(values.iter().map(|v| *v as f32).collect::<Vec<f32>>(), SHAPE)
+fn tensor(values: &[f64], shape: [usize; 4]) -> Result<Tensor> {
+    Tensor::new(values.iter().map(|v| *v as f32).collect::<Vec<f32>>(), shape)
 }

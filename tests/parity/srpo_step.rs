@@ -107,7 +107,7 @@ fn compare(report: &mut Report, bench: &mut Bench, inputs: &Inputs, step: &Step)
     let slope = ((known.to.0 - known.at.0) / (1.0 - known.to.0)) as f32;
     let d_velocity = Tensor::new(d_data.f32s()?.iter().map(|d| slope * d).collect::<Vec<_>>(), shape)?;
     report.compare(&name("d_velocity"), &d_velocity);
-    // In f32 the reference's norm has errors from 6e-8 to 5e-6 over the cases, the largest in this one.
-    report.compare_value_like(&name("grad_norm"), "001.grad_norm", norm(&pulled.gradient));
+    // In f32 the reference's norm has errors from 6e-8 to 5e-6 over the cases.
+    report.compare_value_within_all(&name("grad_norm"), ".grad_norm", norm(&pulled.gradient));
     gradients(report, bench, &pulled.gradient, step.full, &name)
 }

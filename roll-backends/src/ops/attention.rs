@@ -1,5 +1,7 @@
 //! Scaled dot-product attention.
 
+pub mod tiled;
+
 use std::any::Any;
 use std::sync::{Arc, Mutex};
 
@@ -9,7 +11,6 @@ use burn::tensor::{DType, Tensor};
 use super::Kernels;
 use super::operator::{Cotangents, Operator, Pullback, call};
 use super::product::ProductKernel;
-use super::tiled;
 use crate::sync::lock;
 
 /// Options of [`attention_with`].

@@ -1,7 +1,7 @@
 //! Linear layers whose products with frozen fp8 weights are taken in fp8.
 
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats, tensor::IntTensor};
-use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
+use burn::tensor::{DType, FloatDType, Shape, Tensor};
 
 use super::Kernels;
 use super::expression::Expression;
@@ -9,34 +9,6 @@ use super::linear::{Lora, bias_gradient, check_lora, checked_bias, low_rank, low
 use super::operator::{Cotangents, Operator, Primitives, Pullback, call};
 use super::scaled::ScaledKernel;
 use crate::{EightBits, ScaledMatrix};
-
-/// How a device takes products in fp8.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fp8Products {
-    /// Tensor cores multiply the codes.
-    TensorCores,
-    /// Operands are rounded to fp8 and multiplied in another dtype: the numbers of fp8 without its speed.
-    Emulated,
-    /// Not at all, with the reason.
-    Missing(String),
-}
-
-impl Fp8Products {
-    /// Finds out by a small product on `device`, once for each device.
-    pub fn of(device: &Device) -> Self {
-        #[cfg(feature = "libtorch")]
-        if let Some(number) = crate::device::libtorch_gpu(device) {
-            return match super::libtorch::fp8_product_of_ones(number) {
-                Ok(()) => Self::TensorCores,
-                Err(reason) => Self::Missing(reason),
-            };
-        }
-        match crate::device::is_host(device) {
-            true => Self::Emulated,
-            false => Self::Missing("CubeCL's kernels (`cuda`, `wgpu`) have none".into()),
-        }
-    }
-}
 
 /// Returns what [`super::linear_scaled`] does for a weight in e4m3, with the products of x and of the cotangent with the
 /// weight in fp8. Panics if the shapes do not match or the weight is in another format.

@@ -9,7 +9,7 @@
 //! |----------------|---------------------------|---------------------|---------------------------|------------------------|
 //! | `activation`   | `activation`              | `flex/elementwise`  | `libtorch/elementwise`    | `cube/activation`      |
 //! | `adam`         | `adam`                    | default             | `libtorch/elementwise`    | default                |
-//! | `attention`    | `tiled`                   | `flex/attention`    | `libtorch/attention`      | `cube/attention`       |
+//! | `attention`    | `attention/tiled`         | `flex/attention`    | `libtorch/attention`      | `cube/attention`       |
 //! | `blocks`       | `blocks`                  | `flex/quantised`    | default                   | default                |
 //! | `channel_norm` | `channel_norm`            | `flex/norm`         | `libtorch/norm`           | `cube/channel_norm`    |
 //! | `conv`         | `conv` (Burn's)           | `flex/conv`         | `libtorch/conv`           | `cube/conv`            |
@@ -49,6 +49,7 @@ mod expression;
 #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 mod flex;
 mod fp8;
+mod fp8_products;
 mod gate;
 #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 mod kernels;
@@ -66,9 +67,6 @@ mod scaled;
 mod test_noise;
 #[cfg(all(test, feature = "flex"))]
 mod tests;
-mod tiled;
-
-pub(crate) use scaled::decoded;
 
 pub use activation::{gelu, gelu_tanh, silu};
 pub use adam::adam;
@@ -80,21 +78,22 @@ pub use conv::{conv3d, conv3d_pull};
 pub use conv2d::{Conv2d, Conv2dOptions, Epilogue};
 pub use cotangent::seed;
 pub use decode::{CachedSequence, CachedSequences, DecodeCall, TailPlaces, attend_rows, store_rows};
-pub use fp8::{Fp8Products, linear_fp8};
+pub use fp8::linear_fp8;
+pub use fp8_products::Fp8Products;
 pub use gate::{gated_add, gated_add_groups};
 #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 pub(crate) use kernels::attention::exponentials;
 pub use linear::{linear, linear_lora, linear_rows};
 pub use max_pool::{MaxPoolWindow, max_pool};
-pub use norm::{layer_norm, layer_norm_as, layer_norm_groups, rms_norm};
+pub use norm::{layer_norm, layer_norm_as, layer_norm_groups};
 pub use product::product;
-pub use rms_rope::rms_rope;
+pub use rms_rope::{rms_norm, rms_rope};
 pub use rope::rope;
 pub use scaled::linear_scaled;
 
 use activation::{Activation, ActivationKernel};
 use adam::AdamKernel;
-use attention::{AttentionCall, AttentionKernel};
+use attention::{AttentionCall, AttentionKernel, tiled};
 use blocks::BlockKernel;
 use channel_norm::ChannelNormKernel;
 use conv::ConvKernel;

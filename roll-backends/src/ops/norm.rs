@@ -1,4 +1,4 @@
-//! Layer norm and RMS norm.
+//! Layer norm, and the kernel that RMS norm shares with it.
 
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, Tensor};
@@ -7,7 +7,6 @@ use super::Kernels;
 use super::by_group::ByGroup;
 use super::expression::{Expression, sum_if_shared};
 use super::operator::{Cotangents, Operator, Pullback, call};
-use super::rms_rope::rms_rope;
 
 /// Layer norm over the last axis of `[L, D]`: `(x - mean) / sqrt(var + eps) * gain + shift`; gain and shift are
 /// `[1, D]` or `[L, D]`. All tensors are f32.
@@ -39,11 +38,6 @@ pub fn layer_norm_groups(
     let operator = LayerNorm { eps, dtype };
     let by_group = ByGroup { operator, groups: groups.to_vec(), grouped: [false, true, true] };
     call(by_group, [x, gain, shift].map(Tensor::into_dispatch))
-}
-
-/// RMS norm over the last axis of `[L, D]`: `x / sqrt(mean(x^2) + eps) * gain`; gain is `[D]`. All tensors are f32.
-pub fn rms_norm(x: Tensor<2>, gain: Tensor<1>, eps: f64) -> Tensor<2> {
-    rms_rope(x, gain, None, 1, eps)
 }
 
 /// Panics unless `operand` has the width of `x`, and one row or the same number of rows.

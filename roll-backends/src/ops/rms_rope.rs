@@ -1,4 +1,5 @@
-//! RMS norm followed by rotary position embedding, for queries and keys; fused where a backend has a kernel for it.
+//! RMS norm, alone or followed by rotary position embedding as for queries and keys; fused where a backend has a kernel
+//! for it.
 
 use burn::backend::{TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, Tensor};
@@ -9,7 +10,12 @@ use super::norm::{NormKernel, SavedNorm, assert_row_operand};
 use super::operator::{Cotangents, Operator, Pullback, call};
 use super::rope::{RopeKernel, assert_angles};
 
-/// Applies [`super::rms_norm`] to whole rows of x `[L, heads * d]` with `gain` `[heads * d]` and then, if `angles`
+/// RMS norm over the last axis of `[L, D]`: `x / sqrt(mean(x^2) + eps) * gain`; gain is `[D]`. All tensors are f32.
+pub fn rms_norm(x: Tensor<2>, gain: Tensor<1>, eps: f64) -> Tensor<2> {
+    rms_rope(x, gain, None, 1, eps)
+}
+
+/// Applies [`rms_norm`] to whole rows of x `[L, heads * d]` with `gain` `[heads * d]` and then, if `angles`
 /// (cosine and sine, `[L, d / 2]`) are given, [`super::rope`] to each head. x and the result have one dtype, f32 or
 /// bf16; everything else is f32, and nothing is rounded between the two operators.
 pub fn rms_rope(x: Tensor<2>, gain: Tensor<1>, angles: Option<[Tensor<2>; 2]>, heads: usize, eps: f64) -> Tensor<2> {

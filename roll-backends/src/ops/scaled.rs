@@ -1,4 +1,4 @@
-//! Linear layers with eight-bit weights.
+//! Linear layers with eight-bit weights, and decoding them.
 
 use burn::backend::tensor::{FloatTensor as Floats, IntTensor};
 use burn::backend::{BackendTensor, TensorMetadata};
@@ -36,8 +36,20 @@ pub fn linear_scaled(
     }
 }
 
+impl ScaledMatrix {
+    /// Decodes `count` rows from `start` on to f32.
+    pub fn rows(&self, start: usize, count: usize) -> Tensor<2> {
+        decoded(self.kind, self.codes.clone().narrow(0, start, count), self.scales.clone().narrow(0, start, count))
+    }
+
+    /// Decodes the rows with the given indices to f32.
+    pub fn select(&self, rows: Tensor<1, Int>) -> Tensor<2> {
+        decoded(self.kind, self.codes.clone().select(0, rows.clone()), self.scales.clone().select(0, rows))
+    }
+}
+
 /// The matrix of the numbers that `codes` represent times the scale of each row, f32.
-pub(crate) fn decoded(kind: EightBits, codes: Tensor<2, Int>, scales: Tensor<1>) -> Tensor<2> {
+fn decoded(kind: EightBits, codes: Tensor<2, Int>, scales: Tensor<1>) -> Tensor<2> {
     let [codes, scales] = [codes.into_dispatch(), scales.into_dispatch()];
     let values = with_backend!(codes, B => {
         let values = B::decoded(kind, B::unwrap(codes).int(), B::constant(scales), DType::F32);

@@ -22,7 +22,7 @@ pub use sharded::Sharded;
 pub use storage::{HostWeight, MatrixStorage, Storage};
 pub use swapped::{DeviceSlot, Swapped};
 
-use crate::host::{upload_to, values};
+use crate::host::values;
 use crate::sync::lock;
 use crate::{BackendError, BlockMatrix, NdTensor, ParameterSegment, ScaledMatrix, Tape};
 
@@ -53,11 +53,11 @@ impl Weight {
         let count = [tensor.len()];
         let flat = match (tensor.dtype(), dtype) {
             (roll_core::DType::Bf16, DType::BF16) => {
-                upload_to(Cow::Borrowed(tensor.as_slice::<half::bf16>().unwrap_or(&[])), count, device, memory)
+                memory.upload(Cow::Borrowed(tensor.as_slice::<half::bf16>().unwrap_or(&[])), count, device)
             }
             // Converted on the host: half the bytes are copied, and no f32 copy exists on the device.
-            (_, DType::BF16) => upload_to(Cow::Owned(storage::narrowed(tensor)), count, device, memory),
-            _ => upload_to(values(tensor), count, device, memory).cast(dtype),
+            (_, DType::BF16) => memory.upload(Cow::Owned(storage::narrowed(tensor)), count, device),
+            _ => memory.upload(values(tensor), count, device).cast(dtype),
         };
         Self::from_tensor(NdTensor::from_flat(flat, tensor.shape()))
     }

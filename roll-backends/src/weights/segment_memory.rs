@@ -1,11 +1,19 @@
 //! Device memory for weights that another thread uploads.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use burn::tensor::Device;
+#[cfg(feature = "libtorch")]
+use burn::backend::{LibTorch, libtorch::TchTensor};
+use burn::tensor::{DType, Device, Element, Int, Tensor as Burn, TensorData};
+use bytemuck::Pod;
 use roll_core::Result;
 
+#[cfg(feature = "libtorch")]
+use crate::async_copies::{Cuda, Destination, copy_streams, disable, upload, upload_to};
+#[cfg(feature = "libtorch")]
+use crate::device::libtorch_gpu;
 use crate::sync::lock;
 
 /// Memory on a GPU of libtorch for the weights of a segment. The computing thread reserves it, and another thread
@@ -25,7 +33,7 @@ pub struct SegmentMemory {
 struct Reserved {
     gpu: usize,
     bytes: tch::Tensor,
-    destination: crate::async_copies::Destination<crate::async_copies::Cuda, tch::Tensor>,
+    destination: Destination<Cuda, tch::Tensor>,
 }
 
 /// Sizes of the segments that were fetched before: memory of that size is reserved for the next fetch.
@@ -50,6 +58,36 @@ impl SegmentSizes {
     }
 }
 
+impl SegmentMemory {
+    /// Copies values to a device, keeping their dtype: to this memory where it has room. Large values are copied by all
+    /// threads on the way to a GPU of libtorch.
+    pub(crate) fn upload<E: Element + Pod, const D: usize>(
+        &mut self,
+        values: Cow<'_, [E]>,
+        shape: [usize; D],
+        device: &Device,
+    ) -> Burn<D> {
+        let dtype = E::dtype();
+        #[cfg(feature = "libtorch")]
+        if !device.is_autodiff()
+            && let Some(kind) = libtorch_kind(dtype)
+            && let Some(tensor) = self.upload_to_gpu(&values, kind, device)
+        {
+            return Burn::<1>::from_primitive::<LibTorch>(TchTensor::new(tensor)).reshape(shape);
+        }
+        Burn::from_data(TensorData::new(values.into_owned(), shape), (device, dtype))
+    }
+
+    /// Copies the codes of an eight-bit matrix to a device, to this memory where it has room.
+    pub(crate) fn upload_codes(&mut self, codes: Vec<u8>, shape: [usize; 2], device: &Device) -> Burn<2, Int> {
+        #[cfg(feature = "libtorch")]
+        if let Some(tensor) = self.upload_to_gpu(&codes, tch::Kind::Uint8, device) {
+            return Burn::<1, Int>::from_primitive::<LibTorch>(TchTensor::new(tensor)).reshape(shape);
+        }
+        Burn::from_data(TensorData::new(codes, shape), (device, DType::U8))
+    }
+}
+
 #[cfg(not(feature = "libtorch"))]
 impl SegmentMemory {
     fn new(_: usize, _: &Device) -> Self {
@@ -57,52 +95,54 @@ impl SegmentMemory {
     }
 }
 
+/// Weights begin at multiples of this, as in memory of their own.
 #[cfg(feature = "libtorch")]
-mod reserved {
-    use bytemuck::Pod;
-    use tch::{Kind, Tensor};
+const ALIGNMENT: usize = 512;
 
-    use super::*;
-    use crate::async_copies::{Destination, copy_streams, disable, upload, upload_to};
+#[cfg(feature = "libtorch")]
+impl SegmentMemory {
+    fn new(bytes: usize, device: &Device) -> Self {
+        let reserve = || {
+            let gpu = libtorch_gpu(device).filter(|_| bytes > 0)?;
+            let copy_streams = copy_streams(gpu)?;
+            let memory = tch::Tensor::f_empty([bytes as i64], (tch::Kind::Uint8, tch::Device::Cuda(gpu))).ok()?;
+            let destination = Destination::new(&copy_streams).map_err(|failed| disable(gpu, &failed)).ok()?;
+            Some(Reserved { gpu, bytes: memory, destination })
+        };
+        Self { used: 0, reserved: reserve() }
+    }
 
-    /// Weights begin at multiples of this, as in memory of their own.
-    const ALIGNMENT: usize = 512;
-
-    impl SegmentMemory {
-        pub(super) fn new(bytes: usize, device: &Device) -> Self {
-            let reserve = || {
-                let gpu = crate::device::libtorch_gpu(device).filter(|_| bytes > 0)?;
-                let copy_streams = copy_streams(gpu)?;
-                let memory = Tensor::f_empty([bytes as i64], (Kind::Uint8, tch::Device::Cuda(gpu))).ok()?;
-                let destination = Destination::new(&copy_streams).map_err(|failed| disable(gpu, &failed)).ok()?;
-                Some(Reserved { gpu, bytes: memory, destination })
-            };
-            Self { used: 0, reserved: reserve() }
-        }
-
-        /// Uploads values to GPU `number`, into this memory if they fit. `None` if the caller must upload them.
-        pub(crate) fn upload<E: Pod>(&mut self, values: &[E], kind: Kind, number: usize) -> Option<Tensor> {
-            let (start, bytes) = (self.used, size_of_val(values));
-            self.used += bytes.next_multiple_of(ALIGNMENT);
-            match &mut self.reserved {
-                Some(reserved) if reserved.gpu == number && start + bytes <= reserved.bytes.numel() => {
-                    let tensor = reserved.bytes.narrow(0, start as i64, bytes as i64).view_dtype(kind);
-                    // SAFETY: this part of the memory has no other user, and its tensor is used after `arrived`.
-                    unsafe { upload_to(&mut reserved.destination, values, &tensor) }
-                        .map_err(|failed| disable(number, &failed))
-                        .ok()?;
-                    Some(tensor)
-                }
-                _ => upload(values, kind, number),
+    /// Uploads values to a GPU of libtorch, into this memory if they fit. `None` if the caller must upload them.
+    fn upload_to_gpu<E: Pod>(&mut self, source: &[E], kind: tch::Kind, device: &Device) -> Option<tch::Tensor> {
+        let number = libtorch_gpu(device)?;
+        let (start, bytes) = (self.used, size_of_val(source));
+        self.used += bytes.next_multiple_of(ALIGNMENT);
+        match &mut self.reserved {
+            Some(reserved) if reserved.gpu == number && start + bytes <= reserved.bytes.numel() => {
+                let tensor = reserved.bytes.narrow(0, start as i64, bytes as i64).view_dtype(kind);
+                // SAFETY: this part of the memory has no other user, and its tensor is used after `arrived`.
+                unsafe { upload_to(&mut reserved.destination, source, &tensor) }
+                    .map_err(|failed| disable(number, &failed))
+                    .ok()?;
+                Some(tensor)
             }
+            _ => upload(source, kind, number),
         }
+    }
+}
+
+#[cfg(feature = "libtorch")]
+fn libtorch_kind(dtype: DType) -> Option<tch::Kind> {
+    match dtype {
+        DType::F32 => Some(tch::Kind::Float),
+        DType::BF16 => Some(tch::Kind::BFloat16),
+        _ => None,
     }
 }
 
 #[cfg(test)]
 mod tests {
     #![cfg(feature = "libtorch")]
-    use burn::tensor::{DType, Int, Tensor as Burn};
     use roll_core::Tensor;
 
     use super::*;

@@ -16,8 +16,14 @@ pub struct Advantages {
 }
 
 /// Advantages of the tokens `mask` from their rewards, and the critic's `values` for [`Estimator::Gae`] (zeros when
-/// absent).
-pub fn estimate(rewards: &Grid, values: Option<&Grid>, mask: &Mask, config: &AgenticPpoConfig) -> Advantages {
+/// absent). The tokens `steps` take time, and are discounted: `mask`, or all of them as in the reference.
+pub fn estimate(
+    rewards: &Grid,
+    values: Option<&Grid>,
+    mask: &Mask,
+    steps: &Mask,
+    config: &AgenticPpoConfig,
+) -> Advantages {
     // Nothing can be whitened by statistics of nothing.
     let any = mask.count() > 0;
     let mut rewards = rewards.clone();
@@ -25,22 +31,17 @@ pub fn estimate(rewards: &Grid, values: Option<&Grid>, mask: &Mask, config: &Age
         rewards = masked_whiten(&rewards, mask);
     }
     let rewards = rewards.masked(mask);
-    let everything = Mask::new(mask.columns(), vec![true; mask.kept().len()]);
-    let steps = match (config.observation_steps, everything) {
-        (true, Ok(everything)) => everything,
-        _ => mask.clone(),
-    };
     let (advantages, returns) = match config.adv_estimator {
         Estimator::Gae => {
             let none = Grid::filled(rewards.rows(), rewards.columns(), 0.0);
-            gae(&rewards, values.unwrap_or(&none), &steps, config.gamma, config.lambd)
+            gae(&rewards, values.unwrap_or(&none), steps, config.gamma, config.lambd)
         }
         Estimator::AgenticReinforce => {
             let returns = segment_returns(&rewards, mask, config.gamma);
             (returns.clone(), returns)
         }
         _ => {
-            let returns = discounted_returns(&rewards, &steps, config.gamma);
+            let returns = discounted_returns(&rewards, steps, config.gamma);
             (returns.clone(), returns)
         }
     };
@@ -117,16 +118,16 @@ mod tests {
     #[test]
     fn observations_take_no_time() {
         let (rewards, mask) = two_turns();
-        let own = estimate(&rewards, None, &mask, &options(Estimator::Reinforce)).returns;
-        assert_eq!(own.row(0), [0.0, 1.5, 3.0, 0.0, 2.0, 4.0]);
-        let all = AgenticPpoConfig { observation_steps: true, ..options(Estimator::Reinforce) };
-        assert_eq!(estimate(&rewards, None, &mask, &all).returns.row(0)[1], 0.5 * (2.0 + 0.125 * 4.0));
+        let over = |steps: &Mask| estimate(&rewards, None, &mask, steps, &options(Estimator::Reinforce)).returns;
+        assert_eq!(over(&mask).row(0), [0.0, 1.5, 3.0, 0.0, 2.0, 4.0]);
+        let all = Mask::new(6, vec![true; 6]).unwrap();
+        assert_eq!(over(&all).row(0)[1], 0.5 * (2.0 + 0.125 * 4.0));
     }
 
     #[test]
     fn a_turn_has_one_return() {
         let (rewards, mask) = two_turns();
-        let turns = estimate(&rewards, None, &mask, &options(Estimator::AgenticReinforce));
+        let turns = estimate(&rewards, None, &mask, &mask, &options(Estimator::AgenticReinforce));
         assert_eq!(turns.advantages.row(0), [0.0, 4.0, 4.0, 0.0, 4.0, 4.0]);
     }
 
@@ -134,7 +135,8 @@ mod tests {
     fn gae_ignores_values_of_observations() {
         let (rewards, mask) = two_turns();
         let values = |observed: f64| Grid::new(6, vec![observed, 1.0, 1.0, observed, 1.0, 1.0]).unwrap();
-        let at = |observed| estimate(&rewards, Some(&values(observed)), &mask, &options(Estimator::Gae)).advantages;
+        let gae = options(Estimator::Gae);
+        let at = |observed| estimate(&rewards, Some(&values(observed)), &mask, &mask, &gae).advantages;
         assert_eq!(at(0.0), at(100.0));
         assert_eq!(at(0.0).row(0)[5], 3.0);
     }
@@ -145,7 +147,7 @@ mod tests {
         for kept in [vec![false; 6], vec![false, true, false, false, false, false]] {
             let mask = Mask::new(3, kept).unwrap();
             let whiten = AgenticPpoConfig { whiten_advantages: true, whiten_rewards: true, ..options(Estimator::Grpo) };
-            let found = estimate(&rewards, None, &mask, &whiten);
+            let found = estimate(&rewards, None, &mask, &mask, &whiten);
             assert!(found.advantages.values().iter().all(|a| a.is_finite()));
         }
     }

@@ -167,8 +167,6 @@ pub struct AgenticPpoConfig {
     pub episode_reward_weight: f64,
     /// Weight of the turn's reward in `gigpo`.
     pub step_reward_weight: f64,
-    /// `gigpo` compares turns from equal states of all groups, as the reference does, instead of those of one group.
-    pub states_across_groups: bool,
     /// How rewards are normalised.
     pub reward_normalization: RewardNormalization,
     /// Bound on the magnitude of normalised rewards.
@@ -181,8 +179,6 @@ pub struct AgenticPpoConfig {
     pub whiten_advantages: bool,
     /// Whether rewards are whitened.
     pub whiten_rewards: bool,
-    /// Tokens of the environment count as time, as in the reference.
-    pub observation_steps: bool,
     /// Whether the KL to the reference policy is subtracted from the rewards of tokens.
     pub add_token_level_kl: bool,
     /// How that KL is estimated.
@@ -252,7 +248,6 @@ impl Default for AgenticPpoConfig {
             step_reward_gamma: 0.95,
             episode_reward_weight: 1.0,
             step_reward_weight: 1.0,
-            states_across_groups: false,
             reward_normalization: RewardNormalization {
                 grouping: Grouping::TrajGroupId,
                 method: NormalizationMethod::MeanStd,
@@ -262,7 +257,6 @@ impl Default for AgenticPpoConfig {
             advantage_clip: None,
             whiten_advantages: false,
             whiten_rewards: false,
-            observation_steps: false,
             add_token_level_kl: false,
             kl_penalty: KlEstimate::Kl,
             init_kl_coef: 0.2,

@@ -36,7 +36,7 @@ const IDLE: &[IdleKeys] = &[
         because: "only the estimator `gae` reads it, which has a critic",
     },
     IdleKeys {
-        keys: &["algo.episode_reward_weight", "algo.step_reward_weight", "algo.states_across_groups"],
+        keys: &["algo.episode_reward_weight", "algo.step_reward_weight"],
         when: When::IsNot("algo.adv_estimator", &["gigpo"]),
         because: "only the estimator `gigpo` reads it",
     },
@@ -44,11 +44,6 @@ const IDLE: &[IdleKeys] = &[
         keys: &["algo.step_reward_gamma"],
         when: When::IsNot("algo.adv_estimator", &["gigpo", "step_reinforce"]),
         because: "only the estimators `gigpo` and `step_reinforce` read it",
-    },
-    IdleKeys {
-        keys: &["algo.observation_steps"],
-        when: When::Is("algo.adv_estimator", &["agentic_reinforce"]),
-        because: "`agentic_reinforce` discounts by turns",
     },
     IdleKeys {
         keys: &["algo.val_temperature", "algo.val_tags", "algo.val_num_groups_partition"],
@@ -228,7 +223,6 @@ mod tests {
             (json!({"algo.cispo_epsilon_low": 0.9}), "`cispo`"),
             (json!({"algo.max_tool_calls": 9}), "there are no `algo.tools`"),
             (json!({"algo.max_tokens_per_step": 5000}), "bounds nothing"),
-            (json!({"algo.adv_estimator": "agentic_reinforce", "algo.observation_steps": true}), "discounts by turns"),
             (json!({"algo.adv_estimator": "agentic_reinforce", "algo.add_token_level_kl": true}), "other tokens"),
             (
                 json!({"algo.pg_variant": "cispo", "algo.pg_clip": 0.3, "algo.dual_clip_loss": true}),

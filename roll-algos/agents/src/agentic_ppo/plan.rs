@@ -44,10 +44,7 @@ pub(super) fn passes(options: &Options) -> Result<Passes> {
     };
     let mut texts = vec![rollout, update];
     if config.adv_estimator == Estimator::Gae {
-        let tokens = match config.observation_steps {
-            true => length,
-            false => answers.saturating_mul(config.max_tokens_per_step).min(length),
-        };
+        let tokens = answers.saturating_mul(config.max_tokens_per_step).min(length);
         // Per token, the critic stores two vectors: the hidden state, and the mean of the hidden states before it.
         let critic =
             TextPass { rows: samples, at_once: config.micro_batch_size, hidden_states: 2, ..TextPass::default() };
@@ -100,7 +97,7 @@ mod tests {
     fn plan_counts_the_tokens_that_the_critic_values() {
         let mut options = json!({"adv_estimator": "gae", "max_actions_per_traj": 3, "max_tokens_per_step": 20});
         assert_eq!(planned(options.clone()).unwrap()[2].tokens, Some(60));
-        options["observation_steps"] = json!(true);
+        options["max_actions_per_traj"] = json!(1000);
         assert_eq!(planned(options).unwrap()[2].tokens, Some(2048));
     }
 

@@ -72,15 +72,11 @@ pub(super) fn prepare(
         metrics.extend(penalised.metrics);
     }
     let estimates = match config.adv_estimator {
-        Estimator::Gae => {
-            let attended = whole.attention_mask.of_predictions()?;
-            let wanted = if config.observation_steps { &attended } else { &whole.response };
-            Some(critic.values(config, ctx, &samples, wanted)?)
-        }
+        Estimator::Gae => Some(critic.values(config, ctx, &samples, &whole.response)?),
         _ => None,
     };
     let values = estimates.as_ref().map(|estimates| &estimates.values);
-    let found = estimate(&token_rewards, values, &whole.response, config);
+    let found = estimate(&token_rewards, values, &whole.response, &whole.response, config);
     if let Some(values) = values {
         spread(metrics, "critic/values", &kept(values, &whole.response));
         if let Some(explained) = explained_variance(values, &found.returns, &whole.response) {
@@ -133,8 +129,8 @@ fn token_rewards(
                 Estimator::Gigpo => {
                     let totals: Vec<f64> = samples.iter().map(|s| episodes[s.episode].score()).collect();
                     let state = |s: &TextSample| {
-                        let group = if config.states_across_groups { 0 } else { episodes[s.episode].group };
-                        (group, episodes[s.episode].steps[s.turn].observation.as_str())
+                        let episode = &episodes[s.episode];
+                        (episode.group, episode.steps[s.turn].observation.as_str())
                     };
                     let states: Vec<_> = samples.iter().map(state).collect();
                     let weights = [config.episode_reward_weight, config.step_reward_weight];

@@ -4,7 +4,7 @@ use crate::FlowSchedule;
 use roll_core::{Error, Result, ScheduleFacts};
 
 use crate::kl_reference::KlReference;
-use crate::reward_fl::{Adjoint, EarlyStop, LatentDtype, RolloutPlan};
+use crate::reward_fl::{Adjoint, EarlyStop, RolloutPlan};
 use crate::sampling::Sampling;
 
 /// The steps of a schedule at whose noise levels trainable parameters act, within `low` to `high`. Fails if no
@@ -51,7 +51,6 @@ pub(crate) fn evaluation_plan(sampling: Sampling, facts: ScheduleFacts, referenc
         adjoint: Adjoint::Chain,
         reference: Some(reference.adapter()),
         early_stop: EarlyStop::Decode,
-        latent_dtype: LatentDtype::F32,
     })
 }
 

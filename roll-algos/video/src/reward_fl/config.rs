@@ -6,7 +6,7 @@ use roll_core::{Error, Result, ResultExt, ScheduleFacts};
 use roll_step::update::OnNonfinite;
 
 use super::leap::Leap;
-use super::plan::{Adjoint, EarlyStop, LatentDtype, RolloutPlan};
+use super::plan::{Adjoint, EarlyStop, RolloutPlan};
 use crate::kl_reference::KlReference;
 use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, SamplingOptions, agreeing_steps};
 use crate::scoring::{FrameRate, Reference};
@@ -135,8 +135,6 @@ pub struct RewardFlConfig {
     pub reward_clip: Option<f64>,
     /// The latents that are decoded if `final_timestep` is not the last step.
     pub early_stop: EarlyStop,
-    /// Dtype to which latents are rounded after every step.
-    pub latent_dtype: LatentDtype,
     /// The video or picture that the reward compares with.
     pub reference: Reference,
     /// Number of updates between separate measurements of the gradient norms of reward and KL by a second rollout; 0
@@ -174,7 +172,6 @@ impl Default for RewardFlConfig {
             data_weight: 0.0,
             reward_clip: None,
             early_stop: EarlyStop::Decode,
-            latent_dtype: LatentDtype::F32,
             reference: Reference::Clip,
             gradient_split_every: None,
             frame_rate: FrameRate::Model,
@@ -243,7 +240,6 @@ impl RewardFlConfig {
             last,
             reference: Some(self.kl_reference.adapter()),
             early_stop: self.early_stop,
-            latent_dtype: self.latent_dtype,
         })
     }
 

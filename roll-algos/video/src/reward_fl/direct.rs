@@ -18,7 +18,7 @@ use roll_core::{
     Conditioning, Error, Grad, Pullback, Result, RewardScorer, Sample, ScheduleFacts, Sigma, Tensor, Video,
 };
 
-use super::plan::{EarlyStop, LatentDtype, RolloutPlan};
+use super::plan::{EarlyStop, RolloutPlan};
 use super::trajectory::Trajectory;
 use super::{Direct, RolloutStart};
 use crate::FlowSchedule;
@@ -104,11 +104,10 @@ impl Direct {
 }
 
 impl DirectStep {
-    /// The plan of this step alone. Latents are f32: the division by `1 - to` would magnify the rounding to bf16.
+    /// The plan of this step alone.
     pub fn plan(&self, plan: &RolloutPlan) -> RolloutPlan {
         let (schedule, early_stop) = (FlowSchedule::between(self.at, self.to), EarlyStop::Decode);
-        let (first, last, latent_dtype) = (0, 0, LatentDtype::F32);
-        RolloutPlan { schedule, first, last, early_stop, latent_dtype, ..plan.clone().training(vec![0]) }
+        RolloutPlan { schedule, first: 0, last: 0, early_stop, ..plan.clone().training(vec![0]) }
     }
 
     /// The latents x before the step.

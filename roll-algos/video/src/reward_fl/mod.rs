@@ -46,7 +46,7 @@ pub use config::{Direct, RewardFlConfig, TrainedSteps};
 pub use direct::DirectStep;
 pub use leap::Leap;
 pub use loss::Loss;
-pub use plan::{Adjoint, EarlyStop, LatentDtype, RolloutPlan};
+pub use plan::{Adjoint, EarlyStop, RolloutPlan};
 pub use trajectory::{Observer, Trajectory, Unobserved, rollout};
 
 use crate::VideoError;

@@ -31,8 +31,6 @@ pub struct RolloutPlan {
     pub reference: Option<Adapter>,
     /// The latents that are decoded if the rollout stops before the last step of the schedule.
     pub early_stop: EarlyStop,
-    /// Dtype of latents between steps.
-    pub latent_dtype: LatentDtype,
 }
 
 impl RolloutPlan {
@@ -112,15 +110,4 @@ pub enum EarlyStop {
     Decode,
     /// The data predicted from the last velocity: the last step leads to noise level 0.
     PredictX0,
-}
-
-/// Dtype of latents between steps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum LatentDtype {
-    /// f32, without rounding.
-    F32,
-    /// Rounded to bf16 after every step, as in the reference implementation. The gradient ignores the rounding
-    /// (straight-through).
-    Bf16,
 }

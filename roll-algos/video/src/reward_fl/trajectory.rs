@@ -1,11 +1,11 @@
 //! The rollout from noise to latents, and the discrete adjoint back.
 
 use crate::Sampler;
-use roll_core::{Adapter, DType, DiffusionModel, Error, Grad, Result, Tensor};
+use roll_core::{Adapter, DiffusionModel, Error, Grad, Result, Tensor};
 use roll_step::stopwatch::{PULL, REFERENCE, ROLLOUT, Stopwatch};
 
 use super::loss::step_kl;
-use super::plan::{Adjoint, LatentDtype, RolloutPlan};
+use super::plan::{Adjoint, RolloutPlan};
 use crate::arithmetic::{axpy, scaled};
 use crate::policy_gradient::LossMask;
 use crate::sampling::{Conditions, Guided, GuidedPullback};
@@ -127,7 +127,7 @@ pub fn rollout(
         };
         let trained = pullback.map(|pullback| TrainedStep { pullback, d_kl });
 
-        x = rounded(sampler.step(schedule.sigma(i), plan.end(i), &x, &v)?, plan.latent_dtype)?;
+        x = sampler.step(schedule.sigma(i), plan.end(i), &x, &v)?;
         // After the last step, too, so that training decodes the same latents as generation.
         let replaced = prompt.first_frame.is_some();
         if replaced {
@@ -189,13 +189,6 @@ impl Trajectory {
             }
         }
         Ok(())
-    }
-}
-
-fn rounded(x: Tensor, dtype: LatentDtype) -> Result<Tensor> {
-    match dtype {
-        LatentDtype::F32 => Ok(x),
-        LatentDtype::Bf16 => x.to_float(DType::Bf16)?.to_float(DType::F32),
     }
 }
 

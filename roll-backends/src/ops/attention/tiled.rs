@@ -10,9 +10,9 @@ use burn::backend::{TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, TensorData};
 
 use super::AttentionCall;
-use super::expression::Expression;
-use super::operator::Cotangents;
-use super::product::ProductKernel;
+use crate::ops::expression::Expression;
+use crate::ops::operator::Cotangents;
+use crate::ops::product::ProductKernel;
 
 /// Scores of one block (64 MiB). A few temporaries have the same size.
 const BLOCK_SCORES: usize = 1 << 24;

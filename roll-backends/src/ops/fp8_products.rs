@@ -1,0 +1,31 @@
+//! Which devices multiply in fp8.
+
+use burn::tensor::Device;
+
+/// How a device takes products in fp8.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fp8Products {
+    /// Tensor cores multiply the codes.
+    TensorCores,
+    /// Operands are rounded to fp8 and multiplied in another dtype: the numbers of fp8 without its speed.
+    Emulated,
+    /// Not at all, with the reason.
+    Missing(String),
+}
+
+impl Fp8Products {
+    /// Finds out by a small product on `device`, once for each device.
+    pub fn of(device: &Device) -> Self {
+        #[cfg(feature = "libtorch")]
+        if let Some(number) = crate::device::libtorch_gpu(device) {
+            return match super::libtorch::fp8_product_of_ones(number) {
+                Ok(()) => Self::TensorCores,
+                Err(reason) => Self::Missing(reason),
+            };
+        }
+        match crate::device::is_host(device) {
+            true => Self::Emulated,
+            false => Self::Missing("CubeCL's kernels (`cuda`, `wgpu`) have none".into()),
+        }
+    }
+}
