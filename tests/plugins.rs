@@ -235,7 +235,7 @@ fn a_plugin_that_crashes_the_process_is_named() {
         roll_testing::skip!("there is no C compiler", needs = "cc");
     }
     let dir = tempfile::tempdir().unwrap();
-    let begins = "    if (count == 0) {";
+    let begins = "    if (count == 0) return";
     let contrast = include_str!("../plugins/contrast_reward_c/contrast.c");
     assert!(contrast.contains(begins));
     let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../roll-plugin/include");

@@ -3,6 +3,7 @@
  *     cc -O2 -shared -fPIC -I roll-plugin/include plugins/contrast_reward_c/contrast.c -o libcontrast.so
  *     roll plugins check libcontrast.so
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,30 +15,52 @@
 #define EXPORT __attribute__((visibility("default")))
 #endif
 
-static const roll_host *host;
+static roll_object host;
 
 typedef struct {
     double gain;
 } contrast;
 
-/* `message` is a string literal. */
-static uint32_t fail(roll_error *error, uint32_t fault, const char *message) {
-    roll_error failed = {fault, {message, strlen(message), NULL, NULL}};
-    *error = failed;
-    return ROLL_FAILED;
+static int is(roll_str method, const char *name) {
+    return method.len == strlen(name) && memcmp(method.data, name, method.len) == 0;
 }
 
-static uint32_t facts(void *state, roll_reward_facts *out, roll_error *error) {
-    static const char name[] = "contrast";
-    roll_reward_facts own = {{name, sizeof name - 1, NULL, NULL}, 1, ROLL_MISSING_SKIP, 0.0};
-    (void)state, (void)error;
-    *out = own;
-    return ROLL_OK;
+/* What follows `key` in a JSON text, or null. A key such as "\"gain\":" is found here without a JSON library, because
+ * its quotes would have backslashes before them inside of a text, and the host writes no spaces. */
+static const char *after(roll_str json, const char *key) {
+    size_t len = strlen(key);
+    for (size_t at = 0; at + len <= json.len; at++)
+        if (memcmp(json.data + at, key, len) == 0) return json.data + at + len;
+    return NULL;
 }
 
-static uint32_t prepare(void *state, const roll_video *reference, roll_tensors *out, roll_error *error) {
-    (void)state, (void)reference, (void)error;
-    memset(out, 0, sizeof *out);
+/* The tensor whose number follows `key`, or null. */
+static const roll_tensor *tensor_of(const roll_message *message, const char *key) {
+    const char *number = after(message->body, key);
+    size_t at = number ? strtoul(number, NULL, 10) : message->tensor_count;
+    return at < message->tensor_count ? &message->tensors[at] : NULL;
+}
+
+/* An answer whose text is a literal; it has nothing to free. */
+static uint32_t say(roll_message *answer, uint32_t status, const char *literal) {
+    memset(answer, 0, sizeof *answer);
+    answer->body.data = literal;
+    answer->body.len = strlen(literal);
+    return status;
+}
+
+static const char no_memory[] = "{\"fault\":\"failure\",\"messages\":[\"there is no memory left\"]}";
+
+/* An answer with a text and, beside it, an object or a tensor: everything that its caller frees at once. */
+typedef struct {
+    char text[96];
+    roll_object object;
+    roll_tensor tensor;
+} parts;
+
+static uint32_t say_parts(roll_message *answer, parts *own, size_t tensors, size_t objects) {
+    roll_message message = {{own->text, strlen(own->text)}, &own->tensor, tensors, &own->object, objects, own, free};
+    *answer = message;
     return ROLL_OK;
 }
 
@@ -49,38 +72,43 @@ typedef struct {
     float values[];
 } kept;
 
-static uint32_t pull(void *state, const roll_tensor *cotangent, roll_tensor *out, roll_error *error) {
+static uint32_t call_pullback(void *state, roll_str method, const roll_message *arguments, roll_message *answer) {
+    if (!is(method, "pull")) return ROLL_NO_METHOD;
+    const roll_tensor *cotangent = tensor_of(arguments, "\"cotangent\":");
+    if (!cotangent) return say(answer, ROLL_FAILED, "{\"messages\":[\"there is no cotangent\"]}");
     kept *keep = state;
+    parts *own = calloc(1, sizeof *own);
     kept *gradient = malloc(sizeof *gradient + keep->count * sizeof(float));
-    if (!gradient) return fail(error, ROLL_FAULT_FAILURE, "there is no memory for the gradient");
+    if (!own || !gradient) {
+        free(own);
+        free(gradient);
+        return say(answer, ROLL_FAILED, no_memory);
+    }
     memcpy(gradient->shape, keep->shape, sizeof keep->shape);
     double slope = keep->slope * *(const float *)cotangent->data;
     for (size_t i = 0; i < keep->count; i++) gradient->values[i] = (float)(slope * keep->values[i]);
-    roll_tensor own = {gradient->values, keep->count * sizeof(float), gradient->shape, 4, ROLL_F32,
-                       gradient,         NULL,                        free};
-    *out = own;
-    return ROLL_OK;
+    roll_tensor tensor = {gradient->values, keep->count * sizeof(float), gradient->shape, 4, ROLL_F32,
+                          gradient,         NULL,                        free};
+    own->tensor = tensor;
+    strcpy(own->text, "0");
+    return say_parts(answer, own, 1, 0);
 }
 
-static uint32_t score(void *state, const roll_video *video, roll_str prompt, roll_tensor_list target, uint32_t record,
-                      roll_score *out, roll_error *error) {
-    const roll_tensor *frames = &video->frames;
+static uint32_t score(const contrast *reward, const roll_message *arguments, roll_message *answer) {
+    const roll_tensor *frames = tensor_of(arguments, "\"frames\":");
+    if (!frames) return say(answer, ROLL_FAILED, "{\"messages\":[\"there is no video\"]}");
     const float *values = frames->data;
     size_t count = frames->bytes / sizeof(float), per_frame = count / (frames->shape[0] ? frames->shape[0] : 1);
-    roll_score own;
-    (void)prompt, (void)target;
-    memset(&own, 0, sizeof own);
-    if (count == 0) {
-        static const char reason[] = "the video has no pixels";
-        roll_text text = {reason, sizeof reason - 1, NULL, NULL};
-        own.missing = 1;
-        own.reason = text;
-        *out = own;
-        return ROLL_OK;
-    }
-    double gain = ((contrast *)state)->gain, sum = 0.0;
+    if (count == 0) return say(answer, ROLL_OK, "{\"result\":{\"missing\":\"the video has no pixels\"}}");
+    int record = after(arguments->body, "\"grad\":\"record\"") != NULL;
     kept *keep = record ? malloc(sizeof *keep + count * sizeof(float)) : NULL;
-    if (record && !keep) return fail(error, ROLL_FAULT_FAILURE, "there is no memory for the pullback");
+    parts *own = calloc(1, sizeof *own);
+    if (!own || (record && !keep)) {
+        free(own);
+        free(keep);
+        return say(answer, ROLL_FAILED, no_memory);
+    }
+    double sum = 0.0;
     for (size_t frame = 0; frame < count; frame += per_frame) {
         double mean = 0.0;
         for (size_t i = 0; i < per_frame; i++) mean += values[frame + i];
@@ -91,77 +119,68 @@ static uint32_t score(void *state, const roll_video *video, roll_str prompt, rol
             if (keep) keep->values[frame + i] = (float)centred;
         }
     }
-    own.value = gain * sum / (double)count;
+    snprintf(own->text, sizeof own->text, "{\"result\":{\"value\":%.17g},\"pullback\":%s}",
+             reward->gain * sum / (double)count, keep ? "0" : "null");
     if (keep) {
         /* The mean's own slope drops out: centred values sum to zero. */
-        roll_pullback pullback = {keep, pull, free};
+        roll_object pullback = {keep, call_pullback, free};
         memcpy(keep->shape, frames->shape, sizeof keep->shape);
         keep->count = count;
-        keep->slope = 2.0 * gain / (double)count;
-        own.pullback = pullback;
+        keep->slope = 2.0 * reward->gain / (double)count;
+        own->object = pullback;
     }
-    *out = own;
-    return ROLL_OK;
+    return say_parts(answer, own, 0, keep ? 1 : 0);
 }
 
-static uint32_t measures(void *state, roll_measure *out, roll_error *error) {
-    static const char label[] = "contrast";
-    roll_measure own = {{label, sizeof label - 1, NULL, NULL}, {NULL, 0, NULL, NULL}};
-    (void)state, (void)error;
-    *out = own;
-    return ROLL_OK;
+static uint32_t call_reward(void *state, roll_str method, const roll_message *arguments, roll_message *answer) {
+    if (is(method, "score")) return score(state, arguments, answer);
+    if (is(method, "about"))
+        return say(answer, ROLL_OK, "{\"name\":\"contrast\",\"differentiable\":true,\"reads_reference\":false,"
+                                    "\"measures\":{\"label\":\"contrast\"}}");
+    return ROLL_NO_METHOD;
 }
 
-static uint32_t reads_reference(void *state, uint32_t *out, roll_error *error) {
-    (void)state, (void)error;
-    *out = 0;
-    return ROLL_OK;
-}
-
-static const roll_reward_table table = {sizeof(roll_reward_table), facts, prepare, score, NULL, measures, NULL,
-                                        reads_reference};
-
-static uint32_t make(const void *data, roll_str options, const roll_context *context, roll_object *out,
-                     roll_error *error) {
-    (void)data, (void)context;
-    /* One number needs no JSON library: the host writes {"gain":VALUE}. The text has no final zero. */
-    char text[64] = {0};
-    memcpy(text, options.data, options.len < sizeof text ? options.len : sizeof text - 1);
-    const char *colon = strchr(text, ':');
-    contrast *own = malloc(sizeof *own);
-    if (!own) return fail(error, ROLL_FAULT_FAILURE, "there is no memory for the reward");
-    own->gain = colon ? strtod(colon + 1, NULL) : 0.0;
-    if (!(own->gain > 0.0)) {
+static uint32_t make(const roll_message *arguments, roll_message *answer) {
+    const char *gain = after(arguments->body, "\"gain\":");
+    parts *own = calloc(1, sizeof *own);
+    contrast *reward = malloc(sizeof *reward);
+    if (!own || !reward) {
         free(own);
-        return fail(error, ROLL_FAULT_USER, "`gain` must be above 0");
+        free(reward);
+        return say(answer, ROLL_FAILED, no_memory);
     }
-    roll_object object = {own, &table, free};
-    roll_str target = ROLL_STR("contrast"), message = ROLL_STR("made");
-    if (host->log_level(host->state) >= ROLL_LOG_DEBUG) host->log(host->state, ROLL_LOG_DEBUG, target, message);
-    *out = object;
-    return ROLL_OK;
+    /* A number in an object ends before a brace or a comma, so that nothing beyond the text is read. */
+    reward->gain = gain ? strtod(gain, NULL) : 0.0;
+    if (!(reward->gain > 0.0)) {
+        free(own);
+        free(reward);
+        return say(answer, ROLL_FAILED, "{\"fault\":\"user\",\"messages\":[\"`gain` must be above 0\"]}");
+    }
+    roll_str log = ROLL_STR("log");
+    roll_message message = {
+        ROLL_STR("{\"level\":\"debug\",\"target\":\"contrast\",\"message\":\"made\"}"), NULL, 0, NULL, 0, NULL, NULL};
+    roll_message said = {{NULL, 0}, NULL, 0, NULL, 0, NULL, NULL};
+    if (host.call(host.state, log, &message, &said) != ROLL_NO_METHOD && said.release) said.release(said.owner);
+    roll_object object = {reward, call_reward, free};
+    own->object = object;
+    strcpy(own->text, "0");
+    return say_parts(answer, own, 0, 1);
 }
 
-static const roll_option options[] = {
-    {ROLL_STR("gain"), ROLL_NUMBER, ROLL_STR("1.0"), ROLL_STR("Factor of the score, above 0")},
-};
-
-static const roll_component reward = {
-    sizeof(roll_component), ROLL_KIND_REWARD, ROLL_STR("contrast"),
-    ROLL_STR("Variance of each frame's values; written in C"), {options, 1}, NULL, make, NULL,
-};
-
-static const roll_component *const components[] = {&reward};
+static const char description[] =
+    "{\"name\":\"contrast_reward_c\",\"version\":\"0.1.0\",\"authors\":\"The authors of roll\","
+    "\"about\":\"A reward in C\",\"components\":[{\"kind\":\"reward\",\"name\":\"contrast\","
+    "\"summary\":\"Variance of each frame's values; written in C\",\"options\":[{\"name\":\"gain\",\"kind\":\"number\","
+    "\"default\":1.0,\"about\":\"Factor of the score, above 0\"}]}]}";
 
 EXPORT const roll_abi roll_plugin_abi = ROLL_ABI_CURRENT;
 
-EXPORT uint32_t roll_plugin_init(const roll_host *given, const roll_plugin **out, roll_error *error) {
-    static const roll_plugin own = {
-        sizeof(roll_plugin), ROLL_STR("contrast_reward_c"), ROLL_STR("0.1.0"), ROLL_STR("The authors of roll"),
-        ROLL_STR("A reward in C"), {components, 1},
-    };
-    (void)error;
-    host = given;
-    *out = &own;
-    return ROLL_OK;
+EXPORT uint32_t roll_plugin_call(void *state, roll_str method, const roll_message *arguments, roll_message *answer) {
+    (void)state;
+    if (is(method, "make")) return make(arguments, answer);
+    if (is(method, "describe")) {
+        host = arguments->objects[0];
+        return say(answer, ROLL_OK, description);
+    }
+    return ROLL_NO_METHOD;
 }

@@ -1,7 +1,8 @@
 //! The part of the trainable adapter in a pass.
 
 /// Whether the trainable adapter takes part in a forward pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Adapter {
     /// Base weights plus adapter.
     On,

@@ -6,7 +6,8 @@ use crate::{
 };
 
 /// Where the samples of a step come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum DataSource {
     /// The rows of the configuration's section `data`.
     Clips,
@@ -57,7 +58,7 @@ pub trait Algorithm: Send {
 
     /// Takes clips that are not trained on, this rank's part of them, for [`Algorithm::validate`]; called once, before
     /// the first step. Returns false if the algorithm does not use them; the trainer then generates and scores videos for
-    /// these clips ([`Algorithm::evaluate`]). Not called for algorithms of plugins.
+    /// these clips ([`Algorithm::evaluate`]).
     fn hold_out(&mut self, _clips: &[Sample]) -> bool {
         false
     }

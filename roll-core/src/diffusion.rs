@@ -1,9 +1,11 @@
 //! Flow-matching video diffusion models.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{Adapter, Error, Grad, Options, Progress, Pullback, Result, Tensor, VideoUnit};
 
 /// Noise level on the model's own scale, 1000 * sigma: 1000 is pure noise, 0 is data.
-#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub struct Timestep(pub f64);
 
 impl Timestep {
@@ -14,7 +16,7 @@ impl Timestep {
 }
 
 /// Noise level in [0, 1]: x_sigma = (1 - sigma) * data + sigma * noise.
-#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub struct Sigma(pub f64);
 
 impl Sigma {
@@ -25,7 +27,7 @@ impl Sigma {
 }
 
 /// Noise levels from `low` up to `high`, `high` itself left out unless it is 1.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SigmaRange {
     /// The first level.
     pub low: Sigma,
@@ -51,7 +53,8 @@ impl SigmaRange {
 }
 
 /// Conditions of a video, as the user specifies them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ConditionInput {
     /// Text.
     pub prompt: String,
@@ -66,7 +69,7 @@ pub struct ConditionInput {
 }
 
 /// Conditions of a video, as the networks take them. Plain tensors: they can be cached and sent.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Conditioning {
     /// Text embedding, `[L, D]`, padded rows zero.
     pub context: Tensor,
@@ -101,14 +104,20 @@ impl Conditioning {
 }
 
 /// Facts of the checkpoint that a sampler needs.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScheduleFacts {
     /// Default shift of the sigma schedule.
+    #[serde(with = "crate::number")]
     pub shift: f64,
     /// Timesteps at or above `boundary * 1000` use the high-noise expert; `None` with one expert.
     pub boundary: Option<f64>,
     /// The noise levels at which trainable parameters act: those of the experts under training.
+    #[serde(default = "all_levels")]
     pub trained: SigmaRange,
+}
+
+fn all_levels() -> SigmaRange {
+    SigmaRange::ALL
 }
 
 /// Where a velocity is asked for; see [`DiffusionModel::velocity`].

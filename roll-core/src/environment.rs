@@ -1,31 +1,38 @@
 //! Environments that language-model agents act in.
 
+use serde::{Deserialize, Serialize};
+
 use crate::Result;
 
 /// An observation of the agent.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Observation {
     /// Text shown to the agent.
     pub text: String,
 }
 
 /// The consequence of an action.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Transition {
     /// The next observation.
     pub observation: Observation,
     /// Reward of the action.
+    #[serde(with = "crate::number")]
     pub reward: f64,
     /// Whether the task was solved or lost.
+    #[serde(default)]
     pub terminated: bool,
     /// Whether a limit cut it off.
+    #[serde(default)]
     pub truncated: bool,
-    /// Whether the action was valid.
+    /// Whether the action was valid; if it is not said, it was.
+    #[serde(default = "crate::yes")]
     pub valid: bool,
 }
 
 /// The set that the start of an episode is taken from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Split {
     /// Starts that the agent is trained on.
     #[default]

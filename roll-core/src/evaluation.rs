@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{Model, Noise, Progress, RewardScorer, Sample, Video};
 
 /// Everything an evaluation works with; nothing is trained.
@@ -9,7 +11,6 @@ pub struct EvaluationContext<'a> {
     /// The samples to generate for; each gets the same noise at every evaluation of a run.
     pub samples: &'a [Sample],
     /// Samples of the calls that follow, with the same parameters: work for them may be done together with this one's.
-    /// Empty for algorithms of plugins.
     pub upcoming: &'a [Sample],
     /// The model.
     pub model: &'a mut dyn Model,
@@ -22,26 +23,31 @@ pub struct EvaluationContext<'a> {
 }
 
 /// The result of one sample.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Evaluated {
     /// The sample's [`Sample::origin`].
     pub origin: String,
     /// One per reward of the context; `None` where it found nothing to score.
+    #[serde(with = "crate::number")]
     pub scores: Vec<Option<f64>>,
     /// KL divergence from the reference policy of the algorithm.
+    #[serde(with = "crate::number")]
     pub kl: f64,
     /// The generated video.
     pub video: Option<Video>,
 }
 
 /// The result of a validation: metrics of tasks that training never sees.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Validation {
     /// Metrics by name: `val/env/success`.
+    #[serde(with = "crate::number")]
     pub metrics: BTreeMap<String, f64>,
     /// As [`crate::StepReport::records`].
     pub records: Vec<serde_json::Value>,
     /// The loss of each sample, always in the same order, if the loss is their mean: two validations are then compared
-    /// sample by sample. Plugins return none.
+    /// sample by sample.
+    #[serde(with = "crate::number")]
     pub losses: Vec<f64>,
 }

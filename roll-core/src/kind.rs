@@ -2,8 +2,11 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// Kinds of components.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// [`crate::Algorithm`].
     Algorithm,
@@ -42,37 +45,10 @@ impl Kind {
             Self::Strategy => "strategy",
         }
     }
-
-    /// Its number at the plugin boundary, which never changes.
-    pub const fn id(self) -> u32 {
-        match self {
-            Self::Reward => 1,
-            Self::Model => 2,
-            Self::Strategy => 3,
-            Self::Algorithm => 4,
-            Self::Environment => 5,
-        }
-    }
-
-    /// The kind with this number.
-    pub fn from_id(id: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.id() == id)
-    }
 }
 
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.word())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_kind_is_found_by_its_number() {
-        assert!(Kind::ALL.iter().all(|kind| Kind::from_id(kind.id()) == Some(*kind)));
-        assert_eq!(Kind::from_id(0), None);
     }
 }

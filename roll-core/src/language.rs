@@ -9,7 +9,7 @@ pub struct Message {
     pub role: String,
     /// The text.
     pub content: String,
-    /// Further fields that a chat template may read, such as `tool_calls`. Models of plugins do not receive them.
+    /// Further fields that a chat template may read, such as `tool_calls`.
     #[serde(flatten)]
     pub fields: serde_json::Map<String, serde_json::Value>,
 }
@@ -24,7 +24,7 @@ impl Message {
 /// How tokens are drawn.
 ///
 /// The answer to a prompt depends on the prompt, its number and the seed, never on the other prompts.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Sampling {
     /// 0 is greedy.
     pub temperature: f64,
@@ -35,13 +35,16 @@ pub struct Sampling {
     /// Most new tokens per prompt.
     pub max_new_tokens: usize,
     /// Most new tokens of each prompt, where some may have fewer than `max_new_tokens`; empty: all may have those.
+    #[serde(default)]
     pub limits: Vec<usize>,
     /// Generation of a row ends after one of these texts.
+    #[serde(default)]
     pub stop: Vec<String>,
     /// Key of the random draws.
     pub seed: u64,
     /// Numbers of the prompts among all that are continued under this key, one each, so that ranks and batches can
     /// share them out; empty counts from 0.
+    #[serde(default)]
     pub numbers: Vec<u64>,
 }
 
@@ -87,19 +90,22 @@ impl Sampling {
 }
 
 /// One generated continuation.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
 pub struct Generation {
     /// New tokens.
     pub tokens: Vec<u32>,
     /// Log-probability of each under the distribution it was drawn from: after temperature, `top_k` and `top_p`.
+    #[serde(with = "crate::carried::list")]
     pub log_probs: Vec<f32>,
     /// Log-probability of each at temperature 1 over all tokens, as [`LanguageModel::evaluate`] computes it. Empty if
-    /// the model does not provide it; models of libraries do not.
+    /// the model does not provide it.
+    #[serde(with = "crate::carried::list")]
     pub raw_log_probs: Vec<f32>,
 }
 
 /// Statistics of given tokens, f32 `[B, L - 1]`: position t speaks of token t + 1.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct TokenStats {
     /// Log-probability of the next token.
     pub log_probs: Tensor,
@@ -123,7 +129,7 @@ pub trait LanguageModel {
 
     /// As [`LanguageModel::render_chat`], with descriptions of tools that the model may call: objects `{"type":
     /// "function", "function": {"name", "description", "parameters"}}`. Their results are messages of the role `tool`.
-    /// `None`: the chat template knows no tools, as those of plugins do not.
+    /// `None`: the chat template knows no tools.
     fn render_chat_with_tools(
         &self,
         _messages: &[Message],

@@ -57,6 +57,7 @@
 
 mod adapter;
 mod algorithm;
+mod carried;
 pub mod communicator;
 mod component;
 mod context;
@@ -73,6 +74,7 @@ mod language;
 mod model;
 mod noise;
 mod notes;
+pub mod number;
 mod option_kind;
 mod options;
 pub mod plan;
@@ -90,6 +92,7 @@ mod video;
 
 pub use adapter::Adapter;
 pub use algorithm::{Algorithm, DataSource};
+pub use carried::{TensorCarrier, with_carrier};
 pub use communicator::{Communicator, FirstRank, Rank, RanksError, SingleRank, ThreadRanks};
 pub use component::{Component, RewardComponent};
 pub use context::{BuildContext, WeightPlacement};
@@ -123,3 +126,8 @@ pub use tensor::{DType, Element, Tensor};
 pub use video::{Columns, Sample, SampleVideo, Video, VideoUnit};
 
 pub use {inventory, serde, serde_json, tracing};
+
+/// The default of a flag that is set unless something else is said.
+fn yes() -> bool {
+    true
+}

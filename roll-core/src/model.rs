@@ -10,7 +10,7 @@ use crate::{DeviceUpdates, DiffusionModel, LanguageModel, Result, Tensor, Weight
 pub type StateDict = BTreeMap<String, Tensor>;
 
 /// Name and shape of one trainable tensor; f32.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ParameterSpec {
     /// Unique within the model, and stable: checkpoints are keyed by it.
     pub name: String,
@@ -84,7 +84,8 @@ pub trait Model: Send {
 }
 
 /// How a model is spread over devices and ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
 pub struct Distribution {
     /// Where the frozen weights are. `None`: the model knows one place only and ignores
     /// [`crate::BuildContext::placement`].

@@ -1,9 +1,11 @@
 //! Types of option values, for components that describe their options by defaults alone.
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
 /// Type of an option's value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[allow(missing_docs)] // the variants are their own documentation
 pub enum OptionKind {
     Anything,
@@ -18,9 +20,6 @@ pub enum OptionKind {
 use OptionKind::{Anything, Flag, List, Map, Number, Text, WholeNumber};
 
 impl OptionKind {
-    /// All kinds; the index of a kind is its number at the plugin boundary and never changes.
-    pub const ALL: [Self; 7] = [Anything, Flag, WholeNumber, Number, Text, List, Map];
-
     /// The kind that a default implies. Only numbers and flags imply one: a word may be one of several variants, some
     /// of which hold more than a word, and a list may also be written as its one item.
     pub fn of(default: &Json) -> Self {

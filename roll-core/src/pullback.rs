@@ -5,7 +5,8 @@ use std::fmt;
 use crate::{Result, Tensor};
 
 /// Whether a call records for a pullback.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Grad {
     /// Return a pullback.
     Record,

@@ -2,16 +2,19 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{Columns, Grad, Progress, Pullback, Result, Tensor, Video};
 
 /// What a reward knows of a sample besides its prompt. The default is empty.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Target {
     /// The result of [`RewardScorer::prepare`], computed from the reference once per sample: named tensors, the scorer's
     /// own. They are cached and sent.
     pub tensors: BTreeMap<String, Tensor>,
-    /// The columns of the sample's row. [`RewardScorer::prepare`] leaves them empty, and the algorithm sets them. Empty for
-    /// rewards of plugins.
+    /// The columns of the sample's row. [`RewardScorer::prepare`] leaves them empty, and the algorithm sets them.
+    #[serde(with = "crate::carried::shared")]
     pub columns: Columns,
 }
 
@@ -23,7 +26,8 @@ impl Target {
 }
 
 /// The outcome of scoring.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "ScoreText", into = "ScoreText")]
 pub enum Score {
     /// There was something to score.
     Value {
@@ -38,6 +42,38 @@ pub enum Score {
         /// Why.
         reason: String,
     },
+}
+
+/// A score as it is written: `{"value": 0.5, "details": {}}`, or `{"missing": "no face"}`.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct ScoreText {
+    #[serde(with = "crate::number", skip_serializing_if = "Option::is_none")]
+    value: Option<f64>,
+    #[serde(with = "crate::number", skip_serializing_if = "BTreeMap::is_empty")]
+    details: BTreeMap<String, f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    missing: Option<String>,
+}
+
+impl TryFrom<ScoreText> for Score {
+    type Error = &'static str;
+    fn try_from(text: ScoreText) -> Result<Self, Self::Error> {
+        match (text.value, text.missing) {
+            (Some(value), None) => Ok(Self::Value { value, details: text.details }),
+            (None, Some(reason)) => Ok(Self::Missing { reason }),
+            _ => Err("a score has either a `value`, or in `missing` the reason why there is none"),
+        }
+    }
+}
+
+impl From<Score> for ScoreText {
+    fn from(score: Score) -> Self {
+        match score {
+            Score::Value { value, details } => Self { value: Some(value), details, missing: None },
+            Score::Missing { reason } => Self { missing: Some(reason), ..Self::default() },
+        }
+    }
 }
 
 impl Score {
@@ -83,7 +119,8 @@ pub enum OnMissing {
 }
 
 /// The quantity that a reward measures, for labels, file names and metrics.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Measure {
     /// A noun in lower case: `identity`, `sharpness`.
     pub label: String,
@@ -182,8 +219,7 @@ pub trait RewardScorer: Send {
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)>;
 
     /// Whether scores come from comparing the videos of one prompt: [`RewardScorer::score_group`] then scores training
-    /// videos, [`RewardScorer::score`] returns [`Score::Missing`], and evaluations leave the reward out. The plugin
-    /// boundary has no such rewards: a reward of a plugin never compares, and an algorithm of a plugin is refused.
+    /// videos, [`RewardScorer::score`] returns [`Score::Missing`], and evaluations leave the reward out.
     fn compares(&self) -> bool {
         false
     }

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{Model, Noise, Progress, RewardScorer, Sample, Strategy, Video};
 
 /// Everything one step works with; all of it is borrowed.
@@ -27,9 +29,11 @@ pub struct StepContext<'a> {
 }
 
 /// The outcome of one step.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct StepReport {
     /// Metrics by name, in the names of the reference: `actor/loss`, `time/decode` (seconds).
+    #[serde(with = "crate::number")]
     pub metrics: BTreeMap<String, f64>,
     /// Samples left out, with the reason.
     pub skipped: Vec<(String, String)>,

@@ -6,7 +6,7 @@ use crate::{Communicator, Model, Result, SingleRank, StateDict, WeightPlacement}
 
 /// AdamW and clipping.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct OptimizerConfig {
     /// Decay rates of the moments.
     pub betas: [f64; 2],
@@ -25,11 +25,13 @@ impl Default for OptimizerConfig {
 }
 
 /// The outcome of an update.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct StrategyReport {
     /// Global norm of the (scaled) gradient before clipping.
+    #[serde(with = "crate::number")]
     pub grad_norm: f64,
     /// Whether clipping scaled it.
+    #[serde(default)]
     pub clipped: bool,
     /// False when a non-finite gradient left the parameters as they were.
     pub applied: bool,

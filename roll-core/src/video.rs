@@ -4,16 +4,35 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{Error, Result, Tensor};
 
 /// Columns of a row of the data that `roll` itself does not read, by name: an answer, a category, a list of objects.
 pub type Columns = Arc<BTreeMap<String, serde_json::Value>>;
 
 /// Frames in RGB, f32 `[T, 3, H, W]`, values in [-1, 1].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(try_from = "VideoText")]
 pub struct Video {
     frames: Tensor,
+    #[serde(with = "crate::number")]
     fps: f64,
+}
+
+/// A video that is read and not checked yet.
+#[derive(Deserialize)]
+struct VideoText {
+    frames: Tensor,
+    #[serde(with = "crate::number")]
+    fps: f64,
+}
+
+impl TryFrom<VideoText> for Video {
+    type Error = Error;
+    fn try_from(text: VideoText) -> Result<Self> {
+        Self::new(text.frames, text.fps)
+    }
 }
 
 impl Video {
@@ -75,7 +94,8 @@ impl Video {
 }
 
 /// Steps in which the heights, widths and lengths of a model's videos go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct VideoUnit {
     /// Heights are multiples of this; at least 1, as the others.
     pub height: usize,
@@ -113,10 +133,11 @@ impl VideoUnit {
 }
 
 /// The video of a row: a clip, or the shape of the video to generate for a row without one.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum SampleVideo {
     /// The clip, already resized and cropped.
-    Clip(Arc<Video>),
+    Clip(#[serde(with = "crate::carried::shared")] Arc<Video>),
     /// `[T, H, W]`.
     Shape([usize; 3]),
 }
@@ -140,7 +161,7 @@ impl SampleVideo {
 }
 
 /// One row of the training data: a prompt, and a clip, a picture, both or neither.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Sample {
     /// Position in the data set, stable over epochs and ranks: part of the key of this sample's noise.
     pub index: u64,
@@ -155,14 +176,21 @@ pub struct Sample {
     /// A picture for the last frame, as `image`.
     pub end_image: Option<Tensor>,
     /// The clip's file.
+    #[serde(default, with = "crate::carried::path")]
     pub path: Option<PathBuf>,
     /// Factor of the sample's loss, above 0 and usually 1. Metrics are without it.
+    #[serde(default = "one")]
     pub weight: f64,
     /// How much each pixel of the clip counts in a loss on the clip itself, from 0 to 1: `[T, H, W]`, or `[1, H, W]` for
     /// all frames. `None`: all count alike.
     pub mask: Option<Tensor>,
-    /// The other columns of the row, by name, for rewards ([`crate::Target::columns`]). Empty for algorithms of plugins.
+    /// The other columns of the row, by name, for rewards ([`crate::Target::columns`]).
+    #[serde(default, with = "crate::carried::shared")]
     pub columns: Columns,
+}
+
+fn one() -> f64 {
+    1.0
 }
 
 impl Sample {

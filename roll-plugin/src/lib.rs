@@ -4,8 +4,8 @@
 //! `roll-core` and adds one macro per kind of component, such as [`export_reward!`]. A program that loads plugins
 //! enables the feature `host`, which adds `load` and `discover`.
 //!
-//! Start reading at [`abi`], which has the C types that cross and the contract that both sides keep (P1 to P9).
-//! `boundary` turns traits into tables of C functions and tables into traits.
+//! Start reading at [`abi`], which has the five C types that cross and the contract that both sides keep (P1 to P9).
+//! `boundary` turns traits into calls and calls into traits: a call is a message, JSON with tensors and objects beside it.
 //!
 //! A reward as a plugin, in a crate whose type is `cdylib`:
 //!

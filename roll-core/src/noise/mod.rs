@@ -38,7 +38,7 @@ pub enum Purpose {
 }
 
 /// The source of all randomness of a run.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Noise {
     seed: u64,
     fixed: Option<u32>,

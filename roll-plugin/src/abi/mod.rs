@@ -1,12 +1,14 @@
 //! The types that cross the boundary between `roll` and its plugins, and the contract that both sides keep.
 //!
-//! Everything is `#[repr(C)]` and made of numbers, pointers and `extern "C"` functions, so that a plugin may be written
-//! in any language; `roll-plugin/include/roll_plugin.h` has the same types in C, for rewards. An author of a Rust
-//! plugin does not see this module: `boundary` turns tables into traits and traits into tables.
+//! A call is data: the name of a method, its arguments as JSON, and beside the text the tensors and objects that it
+//! refers to by number. Five types carry it, all `#[repr(C)]` and made of numbers, pointers and `extern "C"` functions,
+//! so that a plugin may be written in any language; `roll-plugin/include/roll_plugin.h` has the same in C. An author of
+//! a Rust plugin does not see this module: `boundary` turns calls into traits and traits into calls.
 //!
-//! A plugin is a shared library with up to three symbols: `roll_plugin_abi` ([`RollAbi`]), `roll_plugin_init`
-//! ([`InitFn`]), and `roll_plugin_types` of Rust plugins (`StableTypes`, feature `abi_stable`). The loader looks at the
-//! file, then at the version, then at the types, and only then calls anything.
+//! A plugin is a shared library with up to three symbols: `roll_plugin_abi` ([`RollAbi`]), `roll_plugin_call`
+//! ([`CallFn`]), and `roll_plugin_types` of Rust plugins (`StableTypes`, feature `abi_stable`). The loader looks at the
+//! file, then at the version, then at the types, and only then calls anything. The library is itself an object: it
+//! answers `describe`, `make` and `plan`.
 //!
 //! A text as it crosses, a pointer and a length that are lent for the call (P1, P9):
 //!
@@ -25,54 +27,129 @@
 //!
 //! Both sides keep it; comments about safety refer to it by number.
 //!
-//! - **P1, lent.** A pointer in an argument is lent for the call: that holds for texts, lists, tensors, and objects
-//!   without `release`. To keep a tensor, call its `retain`, or copy it if that is null.
-//! - **P2, owned.** An answer belongs to the caller, who calls each `release` once with its `owner` (or `state`). An
-//!   object with `release` in an argument belongs to the callee. A null `release` means that there is nothing to free.
-//!   `release` may be called on any thread.
-//! - **P3, permanent.** Tables, and a plugin's description of itself, live and stay unchanged as long as the library,
-//!   which is never unloaded; [`RollHost`] lives as long as the process.
-//! - **P4, threads.** An object is called by one thread at a time, not always the same one. Several may call at once:
-//!   the functions that a trait takes by `&self` where that trait is `Sync` (communicators, gradient sinks), those of
-//!   [`RollHost`] and of [`RollProgress`], and `make` and `plan` of a component.
+//! - **P1, lent.** Arguments are lent for the call: the method's name, the message, its tensors, and its objects
+//!   without `release`. To keep a tensor, call its `retain`, or copy it if that is null. A method that fills a list in
+//!   gets it as a tensor and writes to its `data`; nothing else refers to these bytes during the call.
+//! - **P2, owned.** An answer belongs to the caller, who calls once: the `release` of each of its tensors and objects,
+//!   and then its own, which frees the text and the two lists. An object with `release` in the arguments belongs to the
+//!   callee, whatever the call returns. A null `release` means that there is nothing to free. `release` may be called
+//!   on any thread.
+//! - **P3, permanent.** The library is never unloaded. The object `host` of `describe` lives as long as the process.
+//! - **P4, threads.** An object is called by one thread at a time, not always the same one. Several may call at once
+//!   the library itself, the host, communicators, gradient sinks and progress.
 //! - **P5, panics.** No panic, exception or `longjmp` crosses. A side whose code panicked answers with an error and
 //!   answers every later call of that object with an error too. Objects that it lent out (a gradient sink) count as
 //!   parts of it.
-//! - **P6, growth.** Tables, and descriptions that may grow, begin with their size in bytes ([`Grows`]). They grow at
-//!   the end and in a minor version only, by members for which all bytes zero mean "not there". A reader takes the
-//!   smaller of the two sizes; members beyond it are absent. Everything else has the same layout as long as the major
-//!   version is the same.
-//! - **P7, answers.** A function that returns `u32` returns [`OK`] after it filled in `out`, if it has one, and
-//!   anything else after it filled in `error`. `out` and `error` may be written, and hold nothing that must be
-//!   released.
-//! - **P8, kinds.** The `table` of an object is that of one kind: the kind of the function that made or takes the
-//!   object. A null table in an argument means that there is no such object.
-//! - **P9, values.** Texts are UTF-8 without a final zero. A flag is 1 for yes and 0 for no. A list of length 0 may
-//!   have any pointer; others are aligned and hold the stated number of items.
+//! - **P6, growth.** Types keep their layout as long as the major version is the same. Minor versions add methods, and
+//!   fields of arguments and answers: a field that is missing has its default, one that is unknown is passed over, and
+//!   an unknown method is answered with [`NO_METHOD`]. The caller then takes the default of the trait, or fails if the
+//!   trait has none.
+//! - **P7, answers.** A call returns [`OK`] after it filled in `answer`; [`NO_METHOD`], with `answer` left alone; and
+//!   anything else after it filled in `answer` with an error: `{"fault": "user", "messages": ["...", "..."]}`, the
+//!   outermost message first. The fault is `user`, `failure`, `interrupt`, or `nothing`: there is nothing to score, the
+//!   fault of one sample and not of the run.
+//! - **P8, kinds.** An object in a message answers the methods of the kind that the message's field is about.
+//! - **P9, values.** Texts are UTF-8 without a final zero, and bodies are JSON. A number in JSON that is not finite is
+//!   the text `NaN`, `inf` or `-inf`. A tensor or object is written as its number in the list of the message, and
+//!   missing ones are `null`. A list of length 0 may have any pointer; others are aligned and hold the stated number of
+//!   items.
 #![allow(missing_docs)] // the header documents each field
 
-#[macro_use]
-mod growth;
-mod algorithm;
-mod environment;
-mod model;
-mod plugin;
-mod reward;
 #[cfg(feature = "abi_stable")]
 mod stable;
-mod strategy;
-mod values;
 
-pub use algorithm::*;
-pub use environment::*;
-pub use growth::{Grows, read};
-pub use model::*;
-pub use plugin::*;
-pub use reward::*;
+use std::ffi::c_void;
+
 #[cfg(feature = "abi_stable")]
 pub use stable::StableTypes;
-pub use strategy::*;
-pub use values::*;
+
+/// The data symbol `roll_plugin_abi`: read before any code of the plugin is called.
+#[repr(C)]
+#[cfg_attr(feature = "abi_stable", derive(abi_stable::StableAbi))]
+#[derive(Clone, Copy)]
+pub struct RollAbi {
+    pub magic: [u8; 8],
+    pub major: u32,
+    pub minor: u32,
+}
+
+/// UTF-8 text without a final zero.
+#[repr(C)]
+#[cfg_attr(feature = "abi_stable", derive(abi_stable::StableAbi))]
+#[derive(Clone, Copy)]
+pub struct RollStr {
+    pub data: *const u8,
+    pub len: usize,
+}
+
+/// A dense, row-major array.
+#[repr(C)]
+#[cfg_attr(feature = "abi_stable", derive(abi_stable::StableAbi))]
+#[derive(Clone, Copy)]
+pub struct RollTensor {
+    pub data: *mut u8,
+    pub bytes: usize,
+    pub shape: *const usize,
+    pub rank: usize,
+    /// 0 f32, 1 bf16, 2 f16, 3 i64, 4 i32, 5 u8, 6 bool.
+    pub dtype: u32,
+    pub owner: *mut c_void,
+    /// Adds an owner. Null: the bytes can only be copied.
+    // `abi_stable` understands pointers to functions only where they are written out: no alias for `release`.
+    pub retain: Option<unsafe extern "C" fn(owner: *mut c_void)>,
+    pub release: Option<unsafe extern "C" fn(owner: *mut c_void)>,
+}
+
+/// An object of either side: its state, the function that answers its methods, and how to release it. A null `release`
+/// means that it is lent for the call.
+#[repr(C)]
+#[cfg_attr(feature = "abi_stable", derive(abi_stable::StableAbi))]
+#[derive(Clone, Copy)]
+pub struct RollObject {
+    pub state: *mut c_void,
+    // A message holds objects: the description of the types must not go in circles.
+    #[cfg_attr(feature = "abi_stable", sabi(unsafe_change_type = Option<
+        unsafe extern "C" fn(
+            state: *mut c_void,
+            method: RollStr,
+            arguments: *const c_void,
+            answer: *mut c_void,
+        ) -> u32,
+    >))]
+    pub call: Option<
+        unsafe extern "C" fn(
+            state: *mut c_void,
+            method: RollStr,
+            arguments: *const RollMessage,
+            answer: *mut RollMessage,
+        ) -> u32,
+    >,
+    pub release: Option<unsafe extern "C" fn(state: *mut c_void)>,
+}
+
+/// Arguments or an answer.
+#[repr(C)]
+#[cfg_attr(feature = "abi_stable", derive(abi_stable::StableAbi))]
+#[derive(Clone, Copy)]
+pub struct RollMessage {
+    /// JSON: an object with the arguments by name, or the answer.
+    pub body: RollStr,
+    pub tensors: *const RollTensor,
+    pub tensor_count: usize,
+    pub objects: *const RollObject,
+    pub object_count: usize,
+    pub owner: *mut c_void,
+    /// Frees the text and the lists, but not what the tensors and objects own.
+    pub release: Option<unsafe extern "C" fn(owner: *mut c_void)>,
+}
+
+/// The symbol `roll_plugin_call`: the methods of the library. `state` is null.
+pub type CallFn = unsafe extern "C" fn(
+    state: *mut c_void,
+    method: RollStr,
+    arguments: *const RollMessage,
+    answer: *mut RollMessage,
+) -> u32;
 
 /// Major and minor version of the boundary: those of this crate.
 pub const ABI_VERSION: [u32; 2] = [number(env!("CARGO_PKG_VERSION_MAJOR")), number(env!("CARGO_PKG_VERSION_MINOR"))];
@@ -80,20 +157,37 @@ pub const ABI_VERSION: [u32; 2] = [number(env!("CARGO_PKG_VERSION_MAJOR")), numb
 /// The beginning of the symbol `roll_plugin_abi`.
 pub const MAGIC: [u8; 8] = *b"ROLLPLUG";
 
-/// Success of a call; anything else means that the error was filled in.
+/// Success of a call.
 pub const OK: u32 = 0;
+/// The answer is an error; so it is with any other number that has no name.
+pub const FAILED: u32 = 1;
+/// The object has no such method.
+pub const NO_METHOD: u32 = 2;
 
-pub const FAULT_USER: u32 = 1;
-pub const FAULT_FAILURE: u32 = 2;
-pub const FAULT_INTERRUPT: u32 = 3;
-/// A reference holds nothing to compare with: the fault of one sample, and not of the run.
-pub const FAULT_NOTHING: u32 = 4;
+impl RollAbi {
+    pub const CURRENT: Self = Self { magic: MAGIC, major: ABI_VERSION[0], minor: ABI_VERSION[1] };
+}
 
-/// The dtype of a tensor that is not there.
-pub const NO_TENSOR: u32 = u32::MAX;
+impl RollStr {
+    pub const fn lend(text: &str) -> Self {
+        Self { data: text.as_ptr(), len: text.len() }
+    }
+}
 
-/// Between the messages of an error's chain, outermost first: ASCII's record separator.
-pub const CHAIN: char = '\u{1e}';
+impl RollMessage {
+    /// A message of nothing: what a caller passes to be filled in.
+    pub const fn empty() -> Self {
+        Self {
+            body: RollStr { data: std::ptr::null(), len: 0 },
+            tensors: std::ptr::null(),
+            tensor_count: 0,
+            objects: std::ptr::null(),
+            object_count: 0,
+            owner: std::ptr::null_mut(),
+            release: None,
+        }
+    }
+}
 
 const fn number(digits: &str) -> u32 {
     let (digits, mut at, mut number) = (digits.as_bytes(), 0, 0);

@@ -1,7 +1,7 @@
 //! The types of the boundary as `abi_stable` describes them: compared before a Rust plugin is called.
 //!
-//! `abi_stable` defines nothing on the wire. It checks what equal major versions promise: data have the same layout
-//! (P6), and a shorter version of a growing structure is a prefix of a longer one.
+//! `abi_stable` defines nothing on the wire. It checks the promise of equal major versions: types have the same layout
+//! (P6).
 
 use abi_stable::StableAbi;
 use abi_stable::abi_stability::abi_checking::{
@@ -9,13 +9,13 @@ use abi_stable::abi_stability::abi_checking::{
 };
 use abi_stable::type_layout::{TLField, TLFieldOrFunction, TypeLayout};
 
-use super::{algorithm, environment, model, plugin, reward, strategy};
+use super::{RollAbi, RollMessage, RollObject, RollStr, RollTensor};
 
 /// Major and minor version of `abi_stable`; only equal versions can read each other's descriptions.
 const DESCRIBED_BY: [u32; 2] = [0, 11];
 
 /// Maximum number of types; a larger number is garbage.
-const MAX_TYPES: usize = 1024;
+const MAX_TYPES: usize = 64;
 
 /// Maximum length of a difference in characters, if only `abi_stable` describes it.
 const MAX_DIFFERENCE: usize = 300;
@@ -31,22 +31,13 @@ pub struct StableTypes {
 // SAFETY: points to statics.
 unsafe impl Sync for StableTypes {}
 
-/// The structures that grow; all other types are reached from these.
+/// All types.
 static TYPES: &[&TypeLayout] = &[
-    <plugin::RollHost_Ref as StableAbi>::LAYOUT,
-    <plugin::RollContext_Ref as StableAbi>::LAYOUT,
-    <plugin::RollComponent_Ref as StableAbi>::LAYOUT,
-    <plugin::RollPlugin_Ref as StableAbi>::LAYOUT,
-    <reward::RollRewardTable_Ref as StableAbi>::LAYOUT,
-    <environment::RollEnvironmentTable_Ref as StableAbi>::LAYOUT,
-    <model::RollModelTable_Ref as StableAbi>::LAYOUT,
-    <model::RollPartsTable_Ref as StableAbi>::LAYOUT,
-    <model::RollGradientSinkTable_Ref as StableAbi>::LAYOUT,
-    <model::RollDiffusionTable_Ref as StableAbi>::LAYOUT,
-    <model::RollLanguageTable_Ref as StableAbi>::LAYOUT,
-    <strategy::RollStrategyTable_Ref as StableAbi>::LAYOUT,
-    <strategy::RollCommunicatorTable_Ref as StableAbi>::LAYOUT,
-    <algorithm::RollAlgorithmTable_Ref as StableAbi>::LAYOUT,
+    <RollAbi as StableAbi>::LAYOUT,
+    <RollStr as StableAbi>::LAYOUT,
+    <RollTensor as StableAbi>::LAYOUT,
+    <RollObject as StableAbi>::LAYOUT,
+    <RollMessage as StableAbi>::LAYOUT,
 ];
 
 impl StableTypes {
@@ -58,38 +49,30 @@ impl StableTypes {
         self.described_by == DESCRIBED_BY
     }
 
-    /// Fails with the first difference between `self`, a plugin's types of boundary version `[_, minor]`, and ours: in
-    /// a few lines. Parts that the older side does not know are no difference.
+    /// Fails with the first difference between `self`, a plugin's types, and ours: in a few lines.
     ///
     /// # Safety
     /// The types are those of a library that is never unloaded.
-    pub unsafe fn check(&self, minor: u32) -> Result<(), String> {
+    pub unsafe fn check(&self) -> Result<(), String> {
         if self.types.is_null() || !self.types.is_aligned() || self.len > MAX_TYPES {
             return Err(format!("it describes {} types at {:p}", self.len, self.types));
         }
         // SAFETY: as the caller promises.
         let theirs = unsafe { std::slice::from_raw_parts(self.types, self.len) };
-        let older = minor < crate::abi::ABI_VERSION[1];
-        let (interface, implementation) = if older { (theirs, TYPES) } else { (TYPES, theirs) };
-        for expected in interface {
-            let name = grown(expected);
-            let found = implementation.iter().find(|found| grown(found) == name);
+        for expected in TYPES {
+            let name = expected.name();
+            let found = theirs.iter().find(|found| found.name() == name);
             let found = found.ok_or_else(|| format!("it does not know `{name}`"))?;
             // New for each check: plugins may be built differently.
             check_layout_compatibility_with_globals(expected, found, &CheckingGlobals::new())
-                .map_err(|errors| first(name, &errors, older))?;
+                .map_err(|errors| first(name, &errors))?;
         }
         Ok(())
     }
 }
 
-/// The name of the structure that a description refers to.
-fn grown(description: &'static TypeLayout) -> &'static str {
-    description.phantom_fields().iter().next().map_or(description.name(), |field| field.layout().name())
-}
-
 /// The first of many differences: its path and its kind. `abi_stable` itself describes one in tens of kilobytes.
-fn first(name: &str, errors: &AbiInstabilityErrors, swapped: bool) -> String {
+fn first(name: &str, errors: &AbiInstabilityErrors) -> String {
     let Some(error) = errors.errors.iter().find(|e| !e.errs.is_empty()) else { return format!("`{name}` differs") };
     let mut path = format!("`{name}`");
     // The outermost step refers to the structure itself.
@@ -102,10 +85,10 @@ fn first(name: &str, errors: &AbiInstabilityErrors, swapped: bool) -> String {
         }
     }
     // Both directions have the difference; the first is enough.
-    path + ": " + &error.errs.first().map_or_else(String::new, |e| what(e, swapped))
+    path + ": " + &error.errs.first().map_or_else(String::new, what)
 }
 
-fn what(difference: &AbiInstability, swapped: bool) -> String {
+fn what(difference: &AbiInstability) -> String {
     let [expected, found] = match difference {
         AbiInstability::Name(x) => [x.expected.to_string(), x.found.to_string()],
         AbiInstability::Package(x) => [x.expected.to_string(), x.found.to_string()],
@@ -116,10 +99,7 @@ fn what(difference: &AbiInstability, swapped: bool) -> String {
         AbiInstability::UnexpectedField(x) => [&x.expected, &x.found].map(|m| format!("`{}`", member(m))),
         other => return format!("{other:?}").chars().take(MAX_DIFFERENCE).collect(),
     };
-    match swapped {
-        true => format!("expected {found}, found {expected}"),
-        false => format!("expected {expected}, found {found}"),
-    }
+    format!("expected {expected}, found {found}")
 }
 
 fn member(member: &TLField) -> String {

@@ -1,290 +1,239 @@
 //! [`Algorithm`] across the boundary. Its arguments are objects of the host.
 
-use std::ffi::c_void;
+use serde::Deserialize;
+use serde_json::Value as Json;
 
-use crate::abi::{
-    RollAlgorithmTable, RollDataSource, RollEnvironmentMaker, RollError, RollEvaluation, RollEvaluationContext,
-    RollList, RollObject, RollStepContext, RollStepReport, RollStr,
-};
-
-use super::crossing::crossing;
-use super::data::{STATE, json};
-use super::environment::{self, ForeignEnvironment};
-use super::foreign::ForeignObject;
-use super::foreign_model::ForeignModel;
-use super::memory::{list, text};
-use super::model::LentModel;
-use super::reward::{ForeignReward, LentReward, lent_reward};
-use super::served::{Served, answer, serve};
-use super::source::Source;
-use super::step::{ForeignProgress, LentSamples, lend_progress, own_noise, receive_samples};
-use super::strategy::{ForeignStrategy, LentStrategy};
-use super::wire::{Answer, Argument, Lend};
+use super::environment::{self, RemoteEnvironment};
+use super::message::{Incoming, Outgoing};
+use super::model;
+use super::object::{Answered, Gift, Loan, Remote};
+use super::progress::RemoteProgress;
+use super::remote::{Argument, remote};
+use super::remote_model::RemoteModel;
+use super::reward::{self, RemoteReward};
+use super::strategy::{self, RemoteStrategy};
 use crate::{
-    Algorithm, DataSource, Environment, Evaluated, EvaluationContext, Headline, Model, Noise, Progress, Result,
-    RewardScorer, StateDict, StepContext, StepReport, Validation,
+    Algorithm, DataSource, Environment, Error, Evaluated, EvaluationContext, Headline, Model, Noise, Progress, Result,
+    RewardScorer, Sample, StateDict, StepContext, StepReport, Validation,
 };
-
-type Target = dyn Algorithm;
 
 /// The reason of an algorithm that does not say whether it needs clips.
 const NO_ANSWER: &str = "it does not say that it can do without";
 
-crossing! {
-    Algorithm for ForeignAlgorithm, table RollAlgorithmTable of Target {
-        mut fn check(model: &mut dyn Model, reward: Option<&dyn RewardScorer>);
-        ref fn data_source() -> DataSource, or DataSource::Clips;
-        ref fn needs_clip(has_image: bool, reference_reader: Option<&str>) -> Option<String>,
-            or Some(NO_ANSWER.into()), absent Some(NO_ANSWER.into());
-        mut fn open_environments(make: Make<'_>);
-        mut fn validate(step: u64, model: &mut dyn Model, noise: &Noise, progress: &dyn Progress) -> Option<Validation>;
-        ref fn state() -> serde_json::Value, or serde_json::Value::Null;
-        mut fn load_state(state: &serde_json::Value);
-        ref fn headlines() -> Vec<Headline>, or Vec::new(), absent Vec::new();
-        ref fn tensors() -> StateDict, absent StateDict::new();
-        mut fn load_tensors(tensors: &StateDict);
+remote! {
+    trait Algorithm for RemoteAlgorithm {
+        fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()>;
+        fn data_source(&self) -> DataSource { DataSource::Clips }
+        fn needs_clip(&self, has_image: bool, reference_reader: Option<&str>) -> Option<String> {
+            Some(NO_ANSWER.into())
+        }
+        fn open_environments(&mut self, make: Make<'_>) -> Result<()> {
+            Err(Error::config("env", "this algorithm acts in no environment; leave the section out"))
+        }
+        fn headlines(&self) -> Vec<Headline> { Vec::new() }
+        fn hold_out(&mut self, clips: &[Sample]) -> bool { false }
+        fn validate(&mut self, step: u64, model: &mut dyn Model, noise: &Noise, progress: &dyn Progress)
+            -> Result<Option<Validation>> { Ok(None) }
+        fn state(&self) -> Json { Json::Null }
+        fn load_state(&mut self, state: &Json) -> Result<()> { Ok(()) }
+        fn tensors(&self) -> Result<StateDict> { Ok(StateDict::new()) }
+        fn load_tensors(&mut self, tensors: &StateDict) -> Result<()>;
     }
-    by hand [step, evaluate] {
+    by hand others {
         fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
-            let samples = LentSamples::new(context.samples)?;
-            let (model, strategy) = (LentModel::new(context.model), LentStrategy::new(context.strategy));
-            let reward = context.reward.as_deref_mut().map(|reward| LentReward::new(&mut *reward));
-            let arguments = RollStepContext {
-                step: context.step,
-                samples: samples.list(),
-                model: model.object(),
-                reward: reward.as_ref().map(LentReward::object).unwrap_or_default(),
-                strategy: strategy.object(),
-                learning_rate: context.learning_rate,
-                noise: Lend::lend(context.noise),
-                progress: lend_progress(&context.progress),
-                want_videos: context.want_videos.into(),
-            };
-            let report = self.object.call("step", self.table.step, |step, state, out, error| {
-                // SAFETY: P1 and P7.
-                unsafe { step(state, &arguments, out, error) }
-            })?;
-            self.object.must("step", report)
+            let reward = context.reward.as_deref_mut().map(|scorer| reward::lend(scorer));
+            self.remote.must("step", &[
+                ("step", &context.step),
+                ("samples", &context.samples),
+                ("model", &model::lend(context.model)),
+                ("reward", &reward),
+                ("strategy", &strategy::lend(context.strategy)),
+                ("learning_rate", &context.learning_rate),
+                ("noise", &context.noise),
+                ("progress", &Argument::lend(context.progress)),
+                ("want_videos", &context.want_videos),
+            ])
         }
 
         fn evaluate(&mut self, context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
-            let (samples, model) = (LentSamples::new(context.samples)?, LentModel::new(context.model));
-            let rewards: Vec<LentReward> = context.rewards.iter_mut().map(|r| LentReward::new(&mut **r)).collect();
-            let objects: Vec<RollObject> = rewards.iter().map(LentReward::object).collect();
-            let arguments = RollEvaluationContext {
-                samples: samples.list(),
-                model: model.object(),
-                rewards: RollList::lend(&objects),
-                noise: Lend::lend(context.noise),
-                progress: lend_progress(&context.progress),
-            };
-            let evaluated = self.object.call("evaluate", self.table.evaluate, |evaluate, state, out, error| {
-                // SAFETY: P1 and P7.
-                unsafe { evaluate(state, &arguments, out, error) }
-            })?;
-            self.object.must("evaluate", evaluated)
+            let rewards: Vec<Loan<'_>> = context.rewards.iter_mut().map(|scorer| reward::lend(&mut **scorer)).collect();
+            let evaluated = self.remote.ask("evaluate", &[
+                ("samples", &context.samples),
+                ("upcoming", &context.upcoming),
+                ("model", &model::lend(context.model)),
+                ("rewards", &rewards),
+                ("noise", &context.noise),
+                ("progress", &Argument::lend(context.progress)),
+            ]);
+            Ok(evaluated?.flatten())
         }
     }
 }
 
-unsafe extern "C" fn step(
-    state: *mut c_void,
-    context: *const RollStepContext,
-    out: *mut RollStepReport,
-    error: *mut RollError,
-) -> u32 {
-    let body = |algorithm: &mut Target| {
-        // SAFETY: P1, P8 and P9.
-        let (arguments, samples, mut model, mut reward, mut strategy) = unsafe {
-            let c = &*context;
-            (
-                c,
-                receive_samples(c.samples)?,
-                ForeignModel::new(c.model, Source::Host)?,
-                lent_reward(c.reward)?,
-                ForeignStrategy::new(c.strategy, Source::Host)?,
-            )
-        };
-        let mut own = StepContext {
-            step: arguments.step,
-            samples: &samples,
-            model: &mut model,
-            reward: reward.as_mut().map(|r| r as &mut dyn RewardScorer),
-            strategy: &mut strategy,
-            learning_rate: arguments.learning_rate,
-            noise: &own_noise(arguments.noise),
-            progress: &ForeignProgress(arguments.progress),
-            want_videos: arguments.want_videos == 1,
-        };
-        algorithm.step(&mut own).map(Answer::give)
-    };
-    // SAFETY: P4, P7 and P8.
-    unsafe { serve(state, out, error, body) }
+/// An algorithm of the other side.
+pub(super) struct RemoteAlgorithm {
+    pub(super) remote: Remote,
 }
 
-unsafe extern "C" fn evaluate(
-    state: *mut c_void,
-    context: *const RollEvaluationContext,
-    out: *mut RollEvaluation,
-    error: *mut RollError,
-) -> u32 {
-    let body = |algorithm: &mut Target| {
-        // SAFETY: P1, P8 and P9.
-        let (arguments, samples, mut model, mut rewards) = unsafe {
-            let c = &*context;
-            let rewards = list(c.rewards)?.iter().map(|r| ForeignReward::new(*r, Source::Host));
-            let rewards = rewards.collect::<Result<Vec<_>>>()?;
-            (c, receive_samples(c.samples)?, ForeignModel::new(c.model, Source::Host)?, rewards)
-        };
-        let mut own = EvaluationContext {
-            samples: &samples,
-            upcoming: &[],
-            model: &mut model,
-            rewards: rewards.iter_mut().map(|r| r as &mut dyn RewardScorer).collect(),
-            noise: &own_noise(arguments.noise),
-            progress: &ForeignProgress(arguments.progress),
-        };
-        algorithm.evaluate(&mut own).map(Answer::give)
-    };
-    // SAFETY: P4, P7 and P8.
-    unsafe { serve(state, out, error, body) }
-}
-
-pub(super) fn give(algorithm: Box<dyn Algorithm>) -> RollObject {
-    Served::give(algorithm, &TABLE)
-}
-
-pub(super) type ForeignAlgorithm = ForeignObject<RollAlgorithmTable>;
-
-impl Answer for DataSource {
-    type Wire = RollDataSource;
-    fn give(self) -> RollDataSource {
-        match self {
-            Self::Clips => RollDataSource::default(),
-            Self::Own { steps_per_epoch: steps } => RollDataSource {
-                own_data: 1,
-                has_steps: steps.is_some().into(),
-                steps_per_epoch: steps.unwrap_or_default(),
-            },
-        }
-    }
-    unsafe fn take(wire: RollDataSource, _: &Source) -> Result<Self> {
-        Ok(match wire.own_data {
-            0 => Self::Clips,
-            _ => Self::Own { steps_per_epoch: (wire.has_steps == 1).then_some(wire.steps_per_epoch) },
-        })
+/// Methods beside those that are declared.
+fn others(algorithm: &mut (dyn Algorithm + '_), method: &str, message: &Incoming) -> Answered {
+    match method {
+        "step" => step(algorithm, message).map(Some),
+        "evaluate" => evaluate(algorithm, message).map(Some),
+        _ => Ok(None),
     }
 }
 
-impl Lend for serde_json::Value {
-    type Wire = RollStr;
-    type Lent = String;
-    type Received = serde_json::Value;
-    fn lend(&self) -> String {
-        self.to_string()
-    }
-    fn wire(lent: &mut String) -> RollStr {
-        RollStr::lend(lent)
-    }
-    unsafe fn receive(wire: RollStr) -> Result<serde_json::Value> {
-        // SAFETY: as the caller promises.
-        json(unsafe { text(wire) }?, STATE)
-    }
+/// Arguments of `step`.
+#[derive(Deserialize)]
+struct Step {
+    step: u64,
+    samples: Vec<Sample>,
+    model: Remote,
+    reward: Option<Remote>,
+    strategy: Remote,
+    learning_rate: f64,
+    noise: Noise,
+    progress: Remote,
+    #[serde(default)]
+    want_videos: bool,
+}
+
+fn step(algorithm: &mut (dyn Algorithm + '_), message: &Incoming) -> Result<Outgoing> {
+    let arguments: Step = message.read()?;
+    let mut reward = arguments.reward.map(RemoteReward::new).transpose()?;
+    let report = algorithm.step(&mut StepContext {
+        step: arguments.step,
+        samples: &arguments.samples,
+        model: &mut RemoteModel::new(arguments.model)?,
+        reward: reward.as_mut().map(|reward| reward as &mut dyn RewardScorer),
+        strategy: &mut RemoteStrategy::new(arguments.strategy)?,
+        learning_rate: arguments.learning_rate,
+        noise: &arguments.noise,
+        progress: &RemoteProgress { remote: arguments.progress },
+        want_videos: arguments.want_videos,
+    })?;
+    Outgoing::of(&report)
+}
+
+/// Arguments of `evaluate`.
+#[derive(Deserialize)]
+struct Evaluate {
+    samples: Vec<Sample>,
+    #[serde(default)]
+    upcoming: Vec<Sample>,
+    model: Remote,
+    rewards: Vec<Remote>,
+    noise: Noise,
+    progress: Remote,
+}
+
+fn evaluate(algorithm: &mut (dyn Algorithm + '_), message: &Incoming) -> Result<Outgoing> {
+    let arguments: Evaluate = message.read()?;
+    let mut rewards = arguments.rewards.into_iter().map(RemoteReward::new).collect::<Result<Vec<_>>>()?;
+    let evaluated = algorithm.evaluate(&mut EvaluationContext {
+        samples: &arguments.samples,
+        upcoming: &arguments.upcoming,
+        model: &mut RemoteModel::new(arguments.model)?,
+        rewards: rewards.iter_mut().map(|reward| reward as &mut dyn RewardScorer).collect(),
+        noise: &arguments.noise,
+        progress: &RemoteProgress { remote: arguments.progress },
+    })?;
+    Outgoing::of(&evaluated)
+}
+
+pub(super) fn give(mut algorithm: Box<dyn Algorithm>) -> Gift {
+    Gift::exclusive(move |method, message| answer(algorithm.as_mut(), method, message))
 }
 
 type Make<'a> = &'a mut dyn FnMut() -> Result<Box<dyn Environment>>;
-type Made = dyn FnMut() -> Result<Box<dyn Environment>>;
 
-/// Calls a [`Make`] behind a thin pointer.
-unsafe extern "C" fn make_environment(state: *mut c_void, out: *mut RollObject, error: *mut RollError) -> u32 {
-    // SAFETY: P1: lent for the enclosing call, and called by one thread at a time (P4).
-    let body = || unsafe { (*state.cast::<Make<'_>>())().map(environment::give) };
-    // SAFETY: P7.
-    unsafe { answer(out, error, body) }
-}
-
+/// A maker of environments, as an object with the method `make`. They belong to its caller.
 impl<'a> Argument for Make<'a> {
-    type Wire = RollEnvironmentMaker;
-    type Lent = Make<'a>;
-    type Received = Box<Made>;
+    type Lent = Loan<'a>;
+    type Received = Remote;
+    type Opened = Box<dyn FnMut() -> Result<Box<dyn Environment>>>;
     type Borrowed<'k> = Make<'k>;
-    fn lend(self) -> Make<'a> {
-        self
+    fn lend(self) -> Loan<'a> {
+        Loan::exclusive(move |method, _| match method {
+            "make" => Outgoing::of(&environment::give(self()?)).map(Some),
+            _ => Ok(None),
+        })
     }
-    fn wire(lent: &mut Make<'a>) -> RollEnvironmentMaker {
-        RollEnvironmentMaker { state: (&raw mut *lent).cast(), make: make_environment }
-    }
-    unsafe fn receive(wire: RollEnvironmentMaker) -> Result<Box<Made>> {
+    fn open(received: Remote) -> Result<Self::Opened> {
         Ok(Box::new(move || {
-            let (mut object, mut error) = (RollObject::default(), RollError::default());
-            // SAFETY: P1 and P7.
-            let status = unsafe { (wire.make)(wire.state, &mut object, &mut error) };
-            let object = Source::Host.outcome("make", status, object, error)?;
-            // SAFETY: P2 and P8.
-            Ok(Box::new(unsafe { ForeignEnvironment::new(object, Source::Host) }?))
+            let made = received.call("make", &[])?.ok_or_else(|| received.lacks("make"))?;
+            Ok(Box::new(RemoteEnvironment { remote: received.blame("make", made.read())? }))
         }))
     }
-    fn borrow(received: &mut Box<Made>) -> Make<'_> {
-        received
+    fn borrow(opened: &mut Self::Opened) -> Make<'_> {
+        opened
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::object::tests::{across, without};
     use super::*;
-    use crate::Tensor;
+    use crate::{Columns, SampleVideo, Tensor};
 
-    struct WithTensors(StateDict);
+    /// Keeps what it is given.
+    #[derive(Default)]
+    struct Keeper {
+        tensors: StateDict,
+        seen: String,
+    }
 
-    impl Algorithm for WithTensors {
+    impl Algorithm for Keeper {
         fn check(&mut self, _: &mut dyn Model, _: Option<&dyn RewardScorer>) -> Result<()> {
             Ok(())
         }
         fn step(&mut self, _: &mut StepContext<'_>) -> Result<StepReport> {
             Ok(StepReport::default())
         }
+        fn needs_clip(&self, has_image: bool, reference_reader: Option<&str>) -> Option<String> {
+            reference_reader.filter(|_| !has_image).map(|reward| format!("`{reward}` reads it"))
+        }
+        fn data_source(&self) -> DataSource {
+            DataSource::Own { steps_per_epoch: Some(3) }
+        }
+        fn hold_out(&mut self, clips: &[Sample]) -> bool {
+            self.seen = format!("{clips:?}");
+            true
+        }
+        fn state(&self) -> Json {
+            self.seen.clone().into()
+        }
         fn tensors(&self) -> Result<StateDict> {
-            Ok(self.0.clone())
+            Ok(self.tensors.clone())
         }
         fn load_tensors(&mut self, tensors: &StateDict) -> Result<()> {
-            self.0 = tensors.clone();
+            self.tensors = tensors.clone();
             Ok(())
         }
     }
 
-    #[test]
-    fn the_need_of_a_clip_crosses_with_its_reason() {
-        struct WithoutClips;
-        impl Algorithm for WithoutClips {
-            fn check(&mut self, _: &mut dyn Model, _: Option<&dyn RewardScorer>) -> Result<()> {
-                Ok(())
-            }
-            fn step(&mut self, _: &mut StepContext<'_>) -> Result<StepReport> {
-                Ok(StepReport::default())
-            }
-            fn needs_clip(&self, has_image: bool, reference_reader: Option<&str>) -> Option<String> {
-                reference_reader.filter(|_| !has_image).map(|reward| format!("`{reward}` reads it"))
-            }
-        }
-        let object = give(Box::new(WithoutClips));
-        let shorter = RollAlgorithmTable { needs_clip: None, ..TABLE };
-        let older = RollObject { table: (&raw const shorter).cast(), ..give(Box::new(WithoutClips)) };
-        // SAFETY: own objects of this kind; the table outlives the second.
-        let [theirs, older] =
-            [object, older].map(|object| unsafe { ForeignAlgorithm::new(object, Source::Host) }.unwrap());
-        assert_eq!(theirs.needs_clip(false, Some("faces")).as_deref(), Some("`faces` reads it"));
-        assert_eq!([theirs.needs_clip(true, Some("faces")), theirs.needs_clip(false, None)], [None, None]);
-        assert_eq!(older.needs_clip(true, None).as_deref(), Some(NO_ANSWER));
+    fn keeper() -> Gift {
+        give(Box::new(Keeper { tensors: [("old".to_string(), Tensor::full([2, 3], 0.5))].into(), ..Keeper::default() }))
     }
 
-    fn algorithm() -> RollObject {
-        give(Box::new(WithTensors([("old".to_string(), Tensor::full([2, 3], 0.5))].into())))
+    fn theirs() -> RemoteAlgorithm {
+        RemoteAlgorithm { remote: across(keeper()) }
+    }
+
+    #[test]
+    fn the_need_of_a_clip_crosses_with_its_reason() {
+        assert_eq!(theirs().needs_clip(false, Some("faces")).as_deref(), Some("`faces` reads it"));
+        assert_eq!([theirs().needs_clip(true, Some("faces")), theirs().needs_clip(false, None)], [None, None]);
+        let older = RemoteAlgorithm { remote: without("needs_clip", keeper()) };
+        assert_eq!(older.needs_clip(true, None).as_deref(), Some(NO_ANSWER));
+        assert_eq!(theirs().data_source(), DataSource::Own { steps_per_epoch: Some(3) });
+        assert_eq!(RemoteAlgorithm { remote: without("data_source", keeper()) }.data_source(), DataSource::Clips);
     }
 
     #[test]
     fn tensors_cross_both_ways() {
-        // SAFETY: an own object of this kind.
-        let mut theirs = unsafe { ForeignAlgorithm::new(algorithm(), Source::Host) }.unwrap();
+        let mut theirs = theirs();
         let tensors = theirs.tensors().unwrap();
         assert_eq!((tensors.len(), tensors["old"].shape()), (1, &[2, 3][..]));
         theirs.load_tensors(&[("old".to_string(), Tensor::full([2, 3], 0.25))].into()).unwrap();
@@ -292,13 +241,31 @@ mod tests {
     }
 
     #[test]
-    fn an_algorithm_without_the_function_has_no_tensors() {
-        let shorter = RollAlgorithmTable { tensors: None, load_tensors: None, ..TABLE };
-        let object = RollObject { table: (&raw const shorter).cast(), ..algorithm() };
-        // SAFETY: as above; the table outlives the object.
-        let mut theirs = unsafe { ForeignAlgorithm::new(object, Source::Host) }.unwrap();
-        assert!(theirs.tensors().unwrap().is_empty());
-        let message = theirs.load_tensors(&StateDict::new()).unwrap_err().to_string();
-        assert!(message.contains("load_tensors"), "{message}");
+    fn an_algorithm_without_the_methods_has_no_tensors() {
+        let older = RemoteAlgorithm { remote: without("tensors", keeper()) };
+        assert!(older.tensors().unwrap().is_empty());
+        let mut older = RemoteAlgorithm { remote: without("load_tensors", keeper()) };
+        let message = older.load_tensors(&StateDict::new()).unwrap_err().to_string();
+        assert_eq!(message, "it has no method `load_tensors`");
+    }
+
+    #[test]
+    fn a_row_without_a_clip_crosses_with_all_that_it_has() {
+        let columns = Columns::new([("answer".to_string(), serde_json::json!({ "b": 1, "a": [0.1, null] }))].into());
+        let sample = Sample {
+            index: u64::MAX,
+            origin: "prompts.txt line 1".into(),
+            prompt: "a \"dog\"\n\u{1f436}".into(),
+            video: SampleVideo::Shape([5, 16, 32]),
+            image: None,
+            end_image: Some(Tensor::full([3, 4, 4], 0.5)),
+            path: Some("clips/a.mp4".into()),
+            weight: 2.0,
+            mask: Some(Tensor::zeros([1, 4, 4])),
+            columns,
+        };
+        let mut theirs = theirs();
+        assert!(theirs.hold_out(std::slice::from_ref(&sample)));
+        assert_eq!(theirs.state(), Json::from(format!("{:?}", [sample])));
     }
 }

@@ -1,63 +1,65 @@
 //! [`Communicator`] across the boundary: the ranks of the job, and those of a strategy.
 
-use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::abi::{RollCommunicatorTable, RollError, RollObject, RollRanks};
+use serde::{Deserialize, Serialize};
 
-use super::crossing::crossing;
-use super::foreign::{Foreign, ForeignObject};
-use super::served::{Served, serve_shared};
-use super::source::Source;
+use super::message::{Incoming, Outgoing};
+use super::object::{Answered, Gift, Remote};
+use super::remote::{Fact, remote};
 use crate::{Communicator, Rank, Result};
 
-crossing! {
-    Communicator for ForeignCommunicator, table RollCommunicatorTable of Ranks {
-        ref fn all_reduce(values: &mut [f32]);
-        ref fn reduce_scatter(values: &[f32], out: &mut [f32]);
-        ref fn all_gather(part: &[f32], out: &mut [f32]);
-        ref fn broadcast(values: &mut [f32], root: Rank);
-        ref fn barrier();
-        ref fn set_timeout(timeout: Duration), or (), absent ();
-        ref fn fail(reason: &str), or (), absent ();
+remote! {
+    trait Communicator for RemoteCommunicator {
+        fn all_reduce(&self, values: &mut [f32]) -> Result<()>;
+        fn reduce_scatter(&self, values: &[f32], out: &mut [f32]) -> Result<()>;
+        fn all_gather(&self, part: &[f32], out: &mut [f32]) -> Result<()>;
+        fn broadcast(&self, values: &mut [f32], root: Rank) -> Result<()>;
+        fn barrier(&self) -> Result<()>;
+        fn check(&self) -> Result<()> { Ok(()) }
+        fn set_timeout(&self, timeout: Duration) { () }
+        fn fail(&self, reason: &str) { () }
     }
-    by hand [ranks] {
+    by hand {
         fn rank(&self) -> Rank {
-            Rank(self.facts.rank)
+            self.about.rank
         }
-
         fn world_size(&self) -> usize {
-            self.facts.size
+            self.about.world_size
         }
     }
 }
 
-unsafe extern "C" fn ranks(state: *mut c_void, out: *mut RollRanks, error: *mut RollError) -> u32 {
-    let body = |ranks: &Ranks| Ok(RollRanks { rank: ranks.rank().0, size: ranks.world_size() });
-    // SAFETY: P4, P7 and P8.
-    unsafe { serve_shared(state, out, error, body) }
+/// Facts that do not change.
+#[derive(Serialize, Deserialize)]
+struct About {
+    rank: Rank,
+    world_size: usize,
 }
 
-/// An own communicator that the other side calls.
-type Ranks = Arc<dyn Communicator>;
+impl Fact for About {}
 
-pub(super) fn give(ranks: Ranks) -> RollObject {
-    Served::give(Box::new(ranks), &TABLE)
+/// Ranks of the other side.
+pub(super) struct RemoteCommunicator {
+    remote: Remote,
+    about: About,
 }
 
-pub(super) type ForeignCommunicator = ForeignObject<RollCommunicatorTable, RollRanks>;
+// SAFETY: P4: several threads may call it.
+unsafe impl Sync for RemoteCommunicator {}
 
-// SAFETY: P4: its functions may be called by several threads.
-unsafe impl Sync for ForeignCommunicator {}
-
-impl ForeignCommunicator {
-    /// # Safety
-    /// As [`Foreign::new`].
-    pub(super) unsafe fn new(object: RollObject, source: Source) -> Result<Self> {
-        // SAFETY: as the caller promises.
-        let (object, table) = unsafe { Foreign::new::<RollCommunicatorTable>(object, source) }?;
-        let ranks = object.ask("communicator", table.ranks)?;
-        Ok(Self { facts: object.must("ranks", ranks)?, object, table })
+impl RemoteCommunicator {
+    pub(super) fn new(remote: Remote) -> Result<Self> {
+        Ok(Self { about: remote.must("about", &[])?, remote })
     }
+}
+
+pub(super) fn give(ranks: Arc<dyn Communicator>) -> Gift {
+    Gift::shared(move |method, message: &Incoming| -> Answered {
+        match method {
+            "about" => Outgoing::of(&About { rank: ranks.rank(), world_size: ranks.world_size() }).map(Some),
+            _ => answer_shared(ranks.as_ref(), method, message),
+        }
+    })
 }

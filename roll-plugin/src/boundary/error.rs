@@ -1,12 +1,11 @@
 //! Errors of plugins.
 
 #[cfg(feature = "host")]
-use {
-    crate::{Error, Fault},
-    std::path::PathBuf,
-};
+use std::path::PathBuf;
 
-use crate::abi::CHAIN;
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Fault};
 
 /// An error of loading or calling a plugin; every message names the file.
 #[cfg(feature = "host")]
@@ -63,16 +62,53 @@ pub struct ErrorChain {
 }
 
 impl ErrorChain {
-    /// From messages joined with [`CHAIN`].
-    pub(super) fn parse(text: &str) -> Self {
-        let mut messages = text.split(CHAIN).filter(|m| !m.is_empty()).rev();
-        let last = messages.next().unwrap_or("it returned no reason");
-        let innermost = Self { message: last.into(), source: None };
-        messages.fold(innermost, |source, message| Self { message: message.into(), source: Some(Box::new(source)) })
+    fn new(messages: Vec<String>) -> Self {
+        let mut messages = messages.into_iter().filter(|m| !m.is_empty()).rev();
+        let last = messages.next().unwrap_or_else(|| "it returned no reason".into());
+        let innermost = Self { message: last, source: None };
+        messages.fold(innermost, |source, message| Self { message, source: Some(Box::new(source)) })
+    }
+}
+
+/// An error as it crosses (P7).
+#[derive(Serialize, Deserialize)]
+pub(super) struct Failure {
+    #[serde(default)]
+    fault: Whose,
+    #[serde(default)]
+    messages: Vec<String>,
+}
+
+/// The fault of an error that crosses.
+#[derive(Clone, Copy, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Whose {
+    User,
+    #[default]
+    Failure,
+    Interrupt,
+    /// There is nothing to score: the fault of one sample.
+    Nothing,
+}
+
+impl Failure {
+    pub(super) fn new(error: &Error) -> Self {
+        let fault = match error.fault() {
+            _ if error.missing_reason().is_some() => Whose::Nothing,
+            Fault::User => Whose::User,
+            Fault::Failure => Whose::Failure,
+            Fault::Interrupt => Whose::Interrupt,
+        };
+        Self { fault, messages: crate::messages(error) }
     }
 
-    /// The messages of `error` and its causes, joined with [`CHAIN`].
-    pub(super) fn write(error: &dyn std::error::Error) -> String {
-        crate::messages(error).join(&CHAIN.to_string())
+    pub(super) fn error(self) -> Error {
+        let fault = match self.fault {
+            Whose::Interrupt => return Error::Interrupted,
+            Whose::Nothing => return Error::nothing_to_score(self.messages.join(": ")),
+            Whose::User => Fault::User,
+            Whose::Failure => Fault::Failure,
+        };
+        Error::component(fault, ErrorChain::new(self.messages))
     }
 }

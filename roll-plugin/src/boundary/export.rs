@@ -1,22 +1,21 @@
 //! Exports the components of a Rust crate as a plugin.
 
-use std::ffi::c_void;
 use std::sync::Arc;
 
-use crate::abi::{
-    RollComponent, RollContext, RollError, RollHost, RollList, RollObject, RollOption, RollOwned, RollPlugin, RollStr,
-};
+use serde::{Deserialize, Serialize};
 
-use super::communicator::ForeignCommunicator;
-use super::data::{json, own_json, placement};
+use crate::abi::{RollMessage, RollStr};
+
+use super::communicator::RemoteCommunicator;
 use super::memory::text;
+use super::message::{Incoming, Outgoing};
+use super::object::{Answered, Gift, Remote, respond};
 use super::options::OptionSpec;
 use super::panics::remember_panics;
-use super::served::answer;
 use super::source::Source;
 use super::{algorithm, environment, log, model, reward, strategy};
 use crate::plan::PlanInput;
-use crate::{BuildContext, Error, Factory, Kind, OptionKind, Options, Planner, Registration, Registry, Result};
+use crate::{BuildContext, Error, Factory, Kind, Options, Planner, Registration, Registry, Result};
 
 /// Description of a plugin, from its `Cargo.toml`.
 #[derive(Clone, Copy, Debug)]
@@ -28,145 +27,136 @@ pub struct Metadata {
     pub about: &'static str,
 }
 
-/// The body of `roll_plugin_init`.
+/// A plugin as it describes itself.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Description {
+    pub(super) name: String,
+    #[serde(default)]
+    pub(super) version: String,
+    #[serde(default)]
+    pub(super) authors: String,
+    #[serde(default)]
+    pub(super) about: String,
+    pub(super) components: Vec<ComponentDescription>,
+}
+
+/// A component of a [`Description`].
+#[derive(Serialize, Deserialize)]
+pub(super) struct ComponentDescription {
+    pub(super) kind: Kind,
+    pub(super) name: String,
+    #[serde(default)]
+    pub(super) summary: String,
+    #[serde(default)]
+    pub(super) options: Vec<OptionSpec>,
+    /// Whether the library answers `plan` for it.
+    #[serde(default)]
+    pub(super) plans: bool,
+}
+
+impl ComponentDescription {
+    fn of(registration: &Registration) -> Self {
+        Self {
+            kind: registration.factory.kind(),
+            name: registration.name.into(),
+            summary: registration.summary.into(),
+            options: OptionSpec::from_defaults(registration.options(), &registration.keys()),
+            plans: registration.planner.is_some(),
+        }
+    }
+}
+
+/// The body of `roll_plugin_call`.
 ///
 /// # Safety
-/// P3 and P7.
-pub unsafe fn init(
+/// P1, P7 and P9.
+pub unsafe fn call(
     metadata: Metadata,
     components: fn() -> Result<Vec<&'static Registration>>,
-    host: *const RollHost,
-    out: *mut *const RollPlugin,
-    error: *mut RollError,
+    method: RollStr,
+    arguments: *const RollMessage,
+    answer: *mut RollMessage,
 ) -> u32 {
-    remember_panics();
     let body = || {
-        // SAFETY: P6.
-        let host = unsafe { read_host(host) }?;
-        log::forward_to(host);
-        let components: Vec<*const RollComponent> = components()?.into_iter().map(describe).collect();
-        let plugin = RollPlugin {
-            size: size_of::<RollPlugin>(),
-            name: RollStr::lend(metadata.name),
-            version: RollStr::lend(metadata.version),
-            authors: RollStr::lend(metadata.authors),
-            about: RollStr::lend(metadata.about),
-            components: RollList::lend(Vec::leak(components)),
-        };
-        Ok(std::ptr::from_ref(Box::leak(Box::new(plugin))))
+        // SAFETY: as the caller promises.
+        let (method, message) = unsafe { (text(method)?, Incoming::lent(arguments, Source::Host)?) };
+        match method {
+            "describe" => describe(metadata, &components()?, &message).map(Some),
+            "make" => make(&components()?, &message).map(Some),
+            "plan" => plan(&components()?, &message),
+            _ => Ok(None),
+        }
     };
-    // SAFETY: P7.
-    unsafe { answer(out, error, body) }
-}
-
-/// The part of a host's structure that both sides know.
-///
-/// # Safety
-/// P6.
-unsafe fn read_host<T: crate::abi::Grows>(theirs: *const T) -> Result<T> {
     // SAFETY: as the caller promises.
-    unsafe { crate::abi::read(theirs) }.map_err(Error::Misuse)
+    unsafe { respond(answer, body) }
 }
 
-/// Leaks the description: it lives as long as the library (P3).
-fn describe(registration: &'static Registration) -> *const RollComponent {
-    let options =
-        OptionSpec::from_defaults(registration.options(), &registration.keys()).into_iter().map(|spec| RollOption {
-            name: leak(spec.name),
-            kind: number(spec.kind),
-            default_json: leak(spec.default.to_string()),
-            about: leak(spec.about),
-        });
-    Box::leak(Box::new(RollComponent {
-        size: size_of::<RollComponent>(),
-        kind: registration.factory.kind().id() as usize,
-        name: RollStr::lend(registration.name),
-        summary: RollStr::lend(registration.summary),
-        options: RollList::lend(Vec::leak(options.collect())),
-        data: std::ptr::from_ref(registration).cast(),
-        make: Some(make),
-        plan: registration.planner.map(|_| plan as _),
-    }))
+/// Arguments of `describe`.
+#[derive(Deserialize)]
+struct Describe {
+    host: Remote,
 }
 
-/// The number of a kind of options at the boundary.
-fn number(kind: OptionKind) -> u32 {
-    OptionKind::ALL.iter().position(|other| *other == kind).unwrap_or_default() as u32
+fn describe(metadata: Metadata, components: &[&Registration], message: &Incoming) -> Result<Outgoing> {
+    remember_panics();
+    let Describe { host } = message.read()?;
+    log::forward_to(host);
+    Outgoing::of(&Description {
+        name: metadata.name.into(),
+        version: metadata.version.into(),
+        authors: metadata.authors.into(),
+        about: metadata.about.into(),
+        components: components.iter().map(|registration| ComponentDescription::of(registration)).collect(),
+    })
 }
 
-fn leak(text: String) -> RollStr {
-    RollStr::lend(String::leak(text))
+/// The component that a call of the library names.
+fn named<'a>(components: &[&'a Registration], kind: Kind, name: &str) -> Result<&'a Registration> {
+    let found = components.iter().find(|c| (c.factory.kind(), c.name) == (kind, name));
+    found.copied().ok_or_else(|| Error::Misuse(format!("this library has no {kind} `{name}`")))
 }
 
-/// # Safety
-/// P1, P6 and P9.
-unsafe fn own_context(context: *const RollContext) -> Result<BuildContext> {
-    // SAFETY: as the caller promises; the ranks first, so that they are released whatever the others are.
-    let (context, ranks, backend, base_dir) = unsafe {
-        let context = read_host(context)?;
-        let ranks = match context.ranks.table.is_null() {
-            true => None,
-            false => Some(ForeignCommunicator::new(context.ranks, Source::Host)?),
-        };
-        (context, ranks, text(context.backend)?, text(context.base_dir)?)
-    };
-    let mut own = BuildContext::new(backend);
-    (own.seed, own.base_dir, own.placement) = (context.seed, base_dir.into(), placement(context.placement));
+/// Arguments of `make` and `plan`.
+#[derive(Deserialize)]
+struct Make {
+    kind: Kind,
+    name: String,
+    options: Options,
+    context: Option<BuildContext>,
+    /// The ranks of the job, for `make`.
+    ranks: Option<Remote>,
+    /// The run, for `plan` of a model.
+    input: Option<PlanInput>,
+}
+
+fn make(components: &[&Registration], message: &Incoming) -> Result<Outgoing> {
+    let Make { kind, name, options, context, ranks, .. } = message.read()?;
+    let registration = named(components, kind, &name)?;
+    let mut context = context.ok_or_else(|| no("context"))?;
     if let Some(ranks) = ranks {
-        own.ranks = Arc::new(ranks);
+        context.ranks = Arc::new(RemoteCommunicator::new(ranks)?);
     }
-    Ok(own)
+    Outgoing::of(&made_object(&registration.factory, &options, &context)?)
 }
 
-fn own_options(options: &str) -> Result<Options> {
-    json(options, "the options that the host gave are")
+fn plan(components: &[&Registration], message: &Incoming) -> Answered {
+    let Make { kind, name, options, context, input, .. } = message.read()?;
+    match named(components, kind, &name)?.planner {
+        Some(Planner::Algorithm(plan)) => Outgoing::of(&plan(&options)?).map(Some),
+        Some(Planner::Strategy(plan)) => Outgoing::of(&plan(&options)?).map(Some),
+        Some(Planner::Model(plan)) => {
+            let (input, context) = (input.ok_or_else(|| no("input"))?, context.ok_or_else(|| no("context"))?);
+            Outgoing::of(&plan(&options, &input, &context)?).map(Some)
+        }
+        None => Ok(None),
+    }
 }
 
-unsafe extern "C" fn make(
-    data: *const c_void,
-    options: RollStr,
-    context: *const RollContext,
-    out: *mut RollObject,
-    error: *mut RollError,
-) -> u32 {
-    let body = || {
-        // SAFETY: P1 and P6; `data` is the registration of `describe`.
-        let (registration, options, context) =
-            unsafe { (&*data.cast::<Registration>(), own_options(text(options)?)?, own_context(context)?) };
-        make_object(&registration.factory, &options, &context)
-    };
-    // SAFETY: P7.
-    unsafe { answer(out, error, body) }
+fn no(argument: &str) -> Error {
+    Error::Misuse(format!("the argument `{argument}` is missing"))
 }
 
-unsafe extern "C" fn plan(
-    data: *const c_void,
-    options: RollStr,
-    input: RollStr,
-    out: *mut RollOwned<u8>,
-    error: *mut RollError,
-) -> u32 {
-    let body = || {
-        // SAFETY: P1; `data` is the registration of `describe`.
-        let (registration, options, input) =
-            unsafe { (&*data.cast::<Registration>(), own_options(text(options)?)?, text(input)?) };
-        Ok(match registration.planner {
-            Some(Planner::Algorithm(plan)) => own_json(&plan(&options)?),
-            Some(Planner::Strategy(plan)) => own_json(&plan(&options)?),
-            Some(Planner::Model(plan)) => {
-                let (input, context): (PlanInput, BuildContext) = json(input, "the host's plan is")?;
-                own_json(&plan(&options, &input, &context)?)
-            }
-            None => {
-                return Err(Error::Unsupported(format!("`{}` has no estimate of memory and time", registration.name)));
-            }
-        })
-    };
-    // SAFETY: P7.
-    unsafe { answer(out, error, body) }
-}
-
-fn make_object(factory: &Factory, options: &Options, context: &BuildContext) -> Result<RollObject> {
+fn made_object(factory: &Factory, options: &Options, context: &BuildContext) -> Result<Gift> {
     Ok(match factory {
         Factory::Reward(make) => reward::give(make(options, context)?),
         Factory::Model(make) => model::give(make(options, context)?),
@@ -240,12 +230,13 @@ macro_rules! __export {
 
             $crate::__export_types!();
 
-            /// Called once by the loader.
+            /// Answers the methods of the library.
             #[unsafe(no_mangle)]
-            unsafe extern "C" fn roll_plugin_init(
-                host: *const abi::RollHost,
-                out: *mut *const abi::RollPlugin,
-                error: *mut abi::RollError,
+            unsafe extern "C" fn roll_plugin_call(
+                _: *mut std::ffi::c_void,
+                method: abi::RollStr,
+                arguments: *const abi::RollMessage,
+                answer: *mut abi::RollMessage,
             ) -> u32 {
                 let metadata = abi::Metadata {
                     name: env!("CARGO_PKG_NAME"),
@@ -253,8 +244,8 @@ macro_rules! __export {
                     authors: env!("CARGO_PKG_AUTHORS"),
                     about: env!("CARGO_PKG_DESCRIPTION"),
                 };
-                // SAFETY: P3 and P7: the loader's arguments, handed on.
-                unsafe { abi::init(metadata, $components, host, out, error) }
+                // SAFETY: P1, P7 and P9: the loader's arguments, handed on.
+                unsafe { abi::call(metadata, $components, method, arguments, answer) }
             }
         };
     };

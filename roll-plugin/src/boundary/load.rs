@@ -4,27 +4,22 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::abi::{
-    ABI_VERSION, InitFn, MAGIC, RollAbi, RollComponent, RollContext, RollError, RollHost, RollObject, RollOwned,
-    RollPlugin, RollStr,
-};
+use crate::abi::{ABI_VERSION, CallFn, MAGIC, RollAbi, RollObject};
 
-use super::algorithm::ForeignAlgorithm;
-use super::data::{placement_number, take_json};
-use super::environment::ForeignEnvironment;
+use super::algorithm::RemoteAlgorithm;
+use super::environment::RemoteEnvironment;
 use super::error::PluginError;
-use super::foreign_model::ForeignModel;
-use super::memory::{list, text};
+use super::export::{ComponentDescription, Description};
+use super::message::Write;
+use super::object::{Loan, Remote};
 use super::options::{OptionSpec, complete};
-use super::reward::ForeignReward;
+use super::remote_model::RemoteModel;
+use super::reward::RemoteReward;
 use super::source::{Origin, Source};
-use super::strategy::ForeignStrategy;
+use super::strategy::RemoteStrategy;
 use super::{communicator, log, object_file};
 use crate::plan::PlanInput;
-use crate::{BuildContext, Error, Factory, Kind, Make, OptionKind, Options, Planner, Registration, Result};
-
-/// Most components of one plugin, and most options of one component: larger numbers are garbage.
-const MAX_ENTRIES: usize = 1024;
+use crate::{BuildContext, Error, Factory, Kind, Make, Options, Planner, Registration, Result};
 
 /// A plugin in this process.
 #[derive(Clone, Debug)]
@@ -59,18 +54,23 @@ pub struct PluginComponent {
     kind: Kind,
     registration_name: &'static str,
     options: Vec<OptionSpec>,
-    raw: RawComponent,
-    source: Source,
+    library: Library,
     registration: std::sync::OnceLock<Registration>,
 }
 
-#[derive(Clone, Copy)]
-struct RawComponent(RollComponent);
+/// The functions of a library, which is an object without a state.
+struct Library(Remote);
 
-// SAFETY: P3 and P4: components may be made on any thread.
-unsafe impl Send for RawComponent {}
-// SAFETY: as above.
-unsafe impl Sync for RawComponent {}
+// SAFETY: P4: several threads may call it.
+unsafe impl Sync for Library {}
+
+impl Library {
+    fn new(call: CallFn, origin: &Arc<Origin>) -> Self {
+        let object = RollObject { state: std::ptr::null_mut(), call: Some(call), release: None };
+        // SAFETY: P3: the library is never unloaded.
+        Self(unsafe { Remote::new(object, Source::Plugin(Arc::clone(origin))) })
+    }
+}
 
 impl std::fmt::Debug for PluginComponent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -97,35 +97,22 @@ fn open(path: &Path) -> Result<Plugin> {
     object_file::check(path)?;
     let library = library(path)?;
     let abi = version(path, library)?;
-    let layout_checked = types(path, library, abi)?;
-    let init = symbol::<InitFn>(library, "roll_plugin_init\0");
-    let init = *init.ok_or(PluginError::NotAPlugin { path: path.into(), symbol: "roll_plugin_init" })?;
+    let layout_checked = types(path, library)?;
+    let call = symbol::<CallFn>(library, "roll_plugin_call\0");
+    let call = *call.ok_or(PluginError::NotAPlugin { path: path.into(), symbol: "roll_plugin_call" })?;
 
     let label = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
     let label = label.strip_prefix("lib").map(String::from).unwrap_or(label);
-    let unnamed = Source::Plugin(Arc::new(Origin::new(label.clone(), path.into())));
-    let (mut plugin, mut error) = (std::ptr::null(), RollError::default());
-    let entered = unnamed.entered("init");
-    // SAFETY: P3 and P7; the version was compared.
-    let status = unsafe { init(host(label), &mut plugin, &mut error) };
-    drop(entered);
-    let plugin = unnamed.outcome("init", status, plugin, error)?;
-    let description = |e: Error| PluginError::Description { path: path.into(), problem: e.to_string() };
-    // SAFETY: P3.
-    let described = unsafe { describe(plugin, path, abi, layout_checked) };
-    Ok(described.map_err(description)?)
+    let unnamed = Library::new(call, &Arc::new(Origin::new(label.clone(), path.into())));
+    let described = unnamed.0.call("describe", &[("host", host(label))])?.ok_or_else(|| unnamed.0.lacks("describe"))?;
+    let bad = |e: Error| PluginError::Description { path: path.into(), problem: crate::one_line(&e) };
+    let description: Description = described.read().map_err(bad)?;
+    Ok(describe(description, call, path, abi, layout_checked).map_err(bad)?)
 }
 
-/// The table that this host lends to a plugin; `label` precedes its messages.
-fn host(label: String) -> &'static RollHost {
-    let label: &'static String = Box::leak(Box::new(label));
-    let state = std::ptr::from_ref(label).cast();
-    Box::leak(Box::new(RollHost {
-        size: size_of::<RollHost>(),
-        state,
-        log: Some(log::log),
-        log_level: Some(log::log_level),
-    }))
+/// The host as a plugin calls it; `label` precedes its messages.
+fn host(label: String) -> &'static Loan<'static> {
+    Box::leak(Box::new(log::host(label)))
 }
 
 #[cfg(unix)]
@@ -161,7 +148,7 @@ fn version(path: &Path, library: &'static libloading::Library) -> Result<[u32; 2
         return Err(not_a_plugin().into());
     }
     let found = [abi.major, abi.minor];
-    // A minor version only lets tables grow (P6): the older side does without.
+    // A minor version only adds methods and fields (P6): the older side does without.
     match found[0] == ABI_VERSION[0] {
         true => Ok(found),
         false => Err(PluginError::Version { path: path.into(), expected: ABI_VERSION, found }.into()),
@@ -170,7 +157,7 @@ fn version(path: &Path, library: &'static libloading::Library) -> Result<[u32; 2
 
 /// Compares the types at the boundary, where both sides describe them.
 #[cfg(feature = "abi_stable")]
-fn types(path: &Path, library: &'static libloading::Library, [_, minor]: [u32; 2]) -> Result<bool> {
+fn types(path: &Path, library: &'static libloading::Library) -> Result<bool> {
     let types = symbol::<*const crate::abi::StableTypes>(library, "roll_plugin_types\0");
     let Some(types) = types else { return Ok(false) };
     // SAFETY: P3: a static of the library.
@@ -179,97 +166,69 @@ fn types(path: &Path, library: &'static libloading::Library, [_, minor]: [u32; 2
         return Ok(false);
     }
     // SAFETY: P3.
-    let checked = unsafe { types.check(minor) };
+    let checked = unsafe { types.check() };
     checked.map_err(|difference| PluginError::Layout { path: path.into(), difference })?;
     Ok(true)
 }
 
 /// As with the feature `abi_stable`.
 #[cfg(not(feature = "abi_stable"))]
-fn types(_: &Path, _: &'static libloading::Library, _: [u32; 2]) -> Result<bool> {
+fn types(_: &Path, _: &'static libloading::Library) -> Result<bool> {
     Ok(false)
 }
 
-/// # Safety
-/// P3 and P9.
-unsafe fn describe(raw: *const RollPlugin, path: &Path, abi: [u32; 2], layout_checked: bool) -> Result<Plugin> {
-    // SAFETY: as the caller promises.
-    let (name, version, authors, about, components) = unsafe {
-        let raw = crate::abi::read(raw).map_err(Error::Misuse)?;
-        if raw.components.len > MAX_ENTRIES {
-            return Err(Error::Misuse(format!("{} components, more than {MAX_ENTRIES}", raw.components.len)));
-        }
-        (text(raw.name)?, text(raw.version)?, text(raw.authors)?, text(raw.about)?, list(raw.components)?)
-    };
+fn describe(
+    description: Description,
+    call: CallFn,
+    path: &Path,
+    abi: [u32; 2],
+    layout_checked: bool,
+) -> Result<Plugin> {
+    let Description { name, version, authors, about, components } = description;
     if name.is_empty() || components.is_empty() {
         return Err(Error::Misuse("it has no name, or offers nothing".into()));
     }
-    let origin = Arc::new(Origin::new(name.into(), path.into()));
+    let origin = Arc::new(Origin::new(name.clone(), path.into()));
     let mut loaded: Vec<&'static PluginComponent> = Vec::new();
     for component in components {
-        // SAFETY: as the caller promises.
-        let component = unsafe { component_of(*component, version, &origin) }?;
+        let component = component_of(component, &version, Library::new(call, &origin), &origin)?;
         if let Some(twin) = loaded.iter().find(|c| (c.kind, c.registration_name) == (component.kind, component.name()))
         {
             return Err(Error::Misuse(format!("it offers the {} `{}` twice", twin.kind, twin.name())));
         }
         loaded.push(component);
     }
-    let [name, version, authors, about] = [name, version, authors, about].map(String::from);
     Ok(Plugin { name, version, authors, about, path: path.into(), abi, layout_checked, components: loaded })
 }
 
-/// # Safety
-/// As [`describe`].
-unsafe fn component_of(
-    raw: *const RollComponent,
+fn component_of(
+    description: ComponentDescription,
     version: &str,
-    origin: &Arc<Origin>,
+    library: Library,
+    origin: &Origin,
 ) -> Result<&'static PluginComponent> {
-    // SAFETY: as the caller promises.
-    let (raw, name, summary, options) = unsafe {
-        let raw = crate::abi::read(raw).map_err(Error::Misuse)?;
-        if raw.options.len > MAX_ENTRIES {
-            return Err(Error::Misuse(format!("{} options, more than {MAX_ENTRIES}", raw.options.len)));
-        }
-        (raw, text(raw.name)?, text(raw.summary)?, list(raw.options)?)
-    };
-    let kind = u32::try_from(raw.kind).ok().and_then(Kind::from_id);
-    let kind = kind.ok_or_else(|| Error::Misuse(format!("`{name}` is of kind {}, which does not exist", raw.kind)))?;
+    let ComponentDescription { kind, name, summary, options, plans } = description;
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     if name.is_empty() || !name.chars().all(plain) {
         return Err(Error::Misuse(format!("{name:?} is not a name for a {kind}: use letters, digits and `_`")));
     }
-    let mut specs = Vec::new();
-    for option in options {
-        // SAFETY: as the caller promises.
-        let (key, default, about) = unsafe { (text(option.name)?, text(option.default_json)?, text(option.about)?) };
-        let default = serde_json::from_str(default)
-            .map_err(|e| Error::Misuse(format!("the default of `{name}.{key}` is no JSON: {e}")))?;
-        let kind = OptionKind::ALL
-            .get(option.kind as usize)
-            .copied()
-            .ok_or_else(|| Error::Misuse(format!("the option `{name}.{key}` is of kind {}", option.kind)))?;
-        specs.push(OptionSpec { name: key.into(), kind, default, about: about.into() });
-    }
     let component: &'static PluginComponent = Box::leak(Box::new(PluginComponent {
         kind,
-        registration_name: String::leak(name.into()),
-        options: specs,
-        raw: RawComponent(raw),
-        source: Source::Plugin(Arc::clone(origin)),
+        registration_name: String::leak(name),
+        options,
+        library,
         registration: std::sync::OnceLock::new(),
     }));
     component.registration.get_or_init(|| Registration {
         name: component.registration_name,
-        summary: String::leak(summary.into()),
+        summary: String::leak(summary),
         origin: String::leak(format!("{} ({})", origin.plugin, origin.path.display())),
         version: String::leak(version.into()),
         is_linked: false,
         defaults: Box::leak(Box::new(|| OptionSpec::defaults(&component.options))),
         keys: Box::leak(Box::new(|| component.options.iter().map(OptionSpec::key).collect())),
         factory: factory(component),
-        planner: planner(component),
+        planner: planner(component).filter(|_| plans),
         learning_rate: None,
         is_default_check: false,
     });
@@ -298,37 +257,28 @@ impl PluginComponent {
         self.registration.get_or_init(|| unreachable!("a component is registered when it is loaded"))
     }
 
-    /// The options as JSON, complete.
-    fn complete(&self, call: &'static str, options: &Options) -> Result<String> {
-        let options = complete(self.kind.section(), &self.options, options);
-        let options = options.map_err(|e| self.source.blame(call, e))?;
-        Ok(serde_json::Value::Object(options).to_string())
+    /// The options, complete.
+    fn complete(&self, method: &'static str, options: &Options) -> Result<Options> {
+        self.library.0.blame(method, complete(self.kind.section(), &self.options, options))
     }
 
-    fn make(&self, options: &Options, context: &BuildContext) -> Result<RollObject> {
+    fn make(&self, options: &Options, context: &BuildContext) -> Result<Remote> {
         let options = self.complete("make", options)?;
-        let RawComponent(RollComponent { data, make, .. }) = self.raw;
-        let missing = || self.source.blame("make", Error::Misuse("it has no function `make`".into()));
-        let make = make.ok_or_else(missing)?;
-        let base_dir = context.base_dir.to_string_lossy();
         // Other kinds call no collectives, so that those of a job keep one order.
         let ranks = match self.kind {
-            Kind::Strategy | Kind::Algorithm => communicator::give(context.ranks.clone()),
-            Kind::Model | Kind::Reward | Kind::Environment => RollObject::default(),
+            Kind::Strategy | Kind::Algorithm => Some(communicator::give(context.ranks.clone())),
+            Kind::Model | Kind::Reward | Kind::Environment => None,
         };
-        let context = RollContext {
-            size: size_of::<RollContext>(),
-            backend: RollStr::lend(&context.backend),
-            base_dir: RollStr::lend(&base_dir),
-            seed: context.seed,
-            placement: placement_number(context.placement),
-            ranks,
-        };
-        let (mut out, mut error) = (RollObject::default(), RollError::default());
-        let _entered = self.source.entered("make");
-        // SAFETY: P1, P3 and P7.
-        let status = unsafe { make(data, RollStr::lend(&options), &context, &mut out, &mut error) };
-        self.source.outcome("make", status, out, error)
+        let named: [(_, &dyn Write); 5] = [
+            ("kind", &self.kind),
+            ("name", &self.registration_name),
+            ("options", &options),
+            ("context", context),
+            ("ranks", &ranks),
+        ];
+        let library = &self.library.0;
+        let made = library.call("make", &named)?.ok_or_else(|| library.lacks("make"))?;
+        library.blame("make", made.read())
     }
 
     /// Asks the plugin for the needs of a run; the answer's type is that of its kind's [`crate::Planner`].
@@ -337,56 +287,40 @@ impl PluginComponent {
         options: &Options,
         model: Option<(&PlanInput, &BuildContext)>,
     ) -> Result<T> {
-        let RawComponent(RollComponent { data, plan, .. }) = self.raw;
-        let missing = || self.source.blame("plan", Error::Misuse("it has no function `plan`".into()));
-        let plan = plan.ok_or_else(missing)?;
         let options = self.complete("plan", options)?;
-        let input =
-            serde_json::to_string(&model).map_err(|e| Error::Misuse(format!("writing the input of the plan: {e}")))?;
-        let (mut out, mut error) = (RollOwned::default(), RollError::default());
-        let _entered = self.source.entered("plan");
-        // SAFETY: P1, P3 and P7.
-        let status = unsafe { plan(data, RollStr::lend(&options), RollStr::lend(&input), &mut out, &mut error) };
-        let out = self.source.outcome("plan", status, out, error)?;
-        // SAFETY: P2.
-        unsafe { take_json(out, "the plan is") }.map_err(|e| self.source.blame("plan", e))
+        let (input, context) = model.unzip();
+        let named: [(_, &dyn Write); 5] = [
+            ("kind", &self.kind),
+            ("name", &self.registration_name),
+            ("options", &options),
+            ("input", &input),
+            ("context", &context),
+        ];
+        let library = &self.library.0;
+        let planned = library.call("plan", &named)?.ok_or_else(|| library.lacks("plan"))?;
+        library.blame("plan", planned.read())
     }
 }
 
 /// A maker that converts the objects of `component` with `wrap`.
-fn maker<T: ?Sized>(
-    component: &'static PluginComponent,
-    wrap: fn(RollObject, Source) -> Result<Box<T>>,
-) -> &'static Make<T> {
-    Box::leak(Box::new(move |options: &Options, context: &BuildContext| {
-        wrap(component.make(options, context)?, component.source.clone())
-    }))
+fn maker<T: ?Sized>(component: &'static PluginComponent, wrap: fn(Remote) -> Result<Box<T>>) -> &'static Make<T> {
+    Box::leak(Box::new(move |options: &Options, context: &BuildContext| wrap(component.make(options, context)?)))
 }
 
 fn factory(component: &'static PluginComponent) -> Factory {
     match component.kind {
-        // SAFETY: P2 and P8.
-        Kind::Reward => Factory::Reward(maker(component, |o, s| Ok(Box::new(unsafe { ForeignReward::new(o, s) }?)))),
-        // SAFETY: as above.
-        Kind::Model => Factory::Model(maker(component, |o, s| Ok(Box::new(unsafe { ForeignModel::new(o, s) }?)))),
-        Kind::Strategy => {
-            // SAFETY: as above.
-            Factory::Strategy(maker(component, |o, s| Ok(Box::new(unsafe { ForeignStrategy::new(o, s) }?))))
-        }
-        Kind::Algorithm => {
-            // SAFETY: as above.
-            Factory::Algorithm(maker(component, |o, s| Ok(Box::new(unsafe { ForeignAlgorithm::new(o, s) }?))))
-        }
+        Kind::Reward => Factory::Reward(maker(component, |made| Ok(Box::new(RemoteReward::new(made)?)))),
+        Kind::Model => Factory::Model(maker(component, |made| Ok(Box::new(RemoteModel::new(made)?)))),
+        Kind::Strategy => Factory::Strategy(maker(component, |made| Ok(Box::new(RemoteStrategy::new(made)?)))),
+        Kind::Algorithm => Factory::Algorithm(maker(component, |remote| Ok(Box::new(RemoteAlgorithm { remote })))),
         Kind::Environment => {
-            // SAFETY: as above.
-            Factory::Environment(maker(component, |o, s| Ok(Box::new(unsafe { ForeignEnvironment::new(o, s) }?))))
+            Factory::Environment(maker(component, |remote| Ok(Box::new(RemoteEnvironment { remote }))))
         }
     }
 }
 
-/// The planner of a component that has the function `plan`.
+/// The planner of a component that plans.
 fn planner(component: &'static PluginComponent) -> Option<Planner> {
-    component.raw.0.plan?;
     Some(match component.kind {
         Kind::Algorithm => Planner::Algorithm(Box::leak(Box::new(|options: &Options| component.plan(options, None)))),
         Kind::Strategy => Planner::Strategy(Box::leak(Box::new(|options: &Options| component.plan(options, None)))),

@@ -1,72 +1,77 @@
 //! Forwards the events of a plugin, which has a `tracing` of its own, to the host.
 
-#[cfg(feature = "host")]
-use std::ffi::c_void;
 use std::fmt::Write;
 
 use tracing::field::{Field, Visit};
-#[cfg(feature = "host")]
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::Interest;
-use tracing::{Event, Level, Metadata, Subscriber};
-
-use crate::abi::{RollHost, RollStr};
+use tracing::{Event, Metadata, Subscriber};
 
 #[cfg(feature = "host")]
-use super::{memory::text, panics::quietly};
-
-/// The functions of [`RollHost`] for messages; its state is the label that precedes them.
+use super::message::{Incoming, Outgoing};
+use super::object::Remote;
 #[cfg(feature = "host")]
-pub(super) unsafe extern "C" fn log_level(_: *const c_void) -> u32 {
-    LevelFilter::current().into_level().map_or(0, number)
-}
-
-/// As [`log_level`].
+use super::object::{Answered, Loan};
 #[cfg(feature = "host")]
-pub(super) unsafe extern "C" fn log(state: *const c_void, level: u32, target: RollStr, message: RollStr) {
-    quietly(|| {
-        // SAFETY: P1; `state` is the label, which lives for ever.
-        let (label, target, message) =
-            unsafe { (&*state.cast::<String>(), text(target).unwrap_or(""), text(message).unwrap_or("(no UTF-8)")) };
-        // An event's target and level are fixed where it is written.
-        match level {
-            1 => tracing::error!(target: "plugin", from = target, "{label}: {message}"),
-            2 => tracing::warn!(target: "plugin", from = target, "{label}: {message}"),
-            3 => tracing::info!(target: "plugin", from = target, "{label}: {message}"),
-            4 => tracing::debug!(target: "plugin", from = target, "{label}: {message}"),
-            _ => tracing::trace!(target: "plugin", from = target, "{label}: {message}"),
+use super::panics::quietly;
+
+/// The methods that a plugin is lent; `label` precedes its messages. A panic of the log is no reason to refuse later
+/// calls.
+#[cfg(feature = "host")]
+pub(super) fn host(label: String) -> Loan<'static> {
+    Loan::shared(move |method: &str, message: &Incoming| -> Answered {
+        match method {
+            // Messages above it are dropped.
+            "log_level" => Outgoing::of(&LevelFilter::current().to_string()).map(Some),
+            "log" => {
+                let entry: Entry = message.read()?;
+                quietly(|| log(&label, &entry));
+                Outgoing::of(&()).map(Some)
+            }
+            _ => Ok(None),
         }
-    });
+    })
 }
 
-fn number(level: Level) -> u32 {
-    match level {
-        Level::ERROR => 1,
-        Level::WARN => 2,
-        Level::INFO => 3,
-        Level::DEBUG => 4,
-        Level::TRACE => 5,
+/// Arguments of `log`.
+#[cfg(feature = "host")]
+#[derive(serde::Deserialize)]
+struct Entry {
+    level: String,
+    #[serde(default)]
+    target: String,
+    message: String,
+}
+
+/// Logs a message. An event's target and level are fixed where it is written.
+#[cfg(feature = "host")]
+fn log(label: &str, Entry { level, target, message }: &Entry) {
+    match level.as_str() {
+        "error" => tracing::error!(target: "plugin", from = target, "{label}: {message}"),
+        "warn" => tracing::warn!(target: "plugin", from = target, "{label}: {message}"),
+        "info" => tracing::info!(target: "plugin", from = target, "{label}: {message}"),
+        "debug" => tracing::debug!(target: "plugin", from = target, "{label}: {message}"),
+        _ => tracing::trace!(target: "plugin", from = target, "{label}: {message}"),
     }
 }
 
 /// Sends this plugin's events to the host. The first host wins.
-pub(super) fn forward_to(host: RollHost) {
+pub(super) fn forward_to(host: Remote) {
     let _ = tracing::subscriber::set_global_default(Forward(host));
 }
 
 /// Events only: a span of a plugin means nothing to the host.
-struct Forward(RollHost);
+struct Forward(Remote);
 
-// SAFETY: P4; `state` is the host's own.
-unsafe impl Send for Forward {}
-// SAFETY: as above.
+// SAFETY: P4: several threads may call it.
 unsafe impl Sync for Forward {}
 
 impl Subscriber for Forward {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // SAFETY: P4.
-        self.0.log_level.is_some_and(|level| number(*metadata.level()) <= unsafe { level(self.0.state) })
+        let level: Option<String> = self.0.ask("log_level", &[]).ok().flatten();
+        let level: Option<LevelFilter> = level.and_then(|level| level.parse().ok());
+        level.is_some_and(|level| *metadata.level() <= level)
     }
     // The host's level may change: nothing is decided for good.
     fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
@@ -80,11 +85,11 @@ impl Subscriber for Forward {
     fn event(&self, event: &Event<'_>) {
         let mut text = EventText(String::new());
         event.record(&mut text);
-        let (metadata, message) = (event.metadata(), RollStr::lend(&text.0));
-        if let Some(log) = self.0.log {
-            // SAFETY: P1 and P4.
-            unsafe { log(self.0.state, number(*metadata.level()), RollStr::lend(metadata.target()), message) };
-        }
+        let level = event.metadata().level().to_string().to_lowercase();
+        let named: [(_, &dyn super::message::Write); 3] =
+            [("level", &level), ("target", &event.metadata().target()), ("message", &text.0)];
+        // There is nobody to tell that a message was lost.
+        let _ = self.0.ask::<()>("log", &named);
     }
     fn enter(&self, _: &Id) {}
     fn exit(&self, _: &Id) {}

@@ -1,5 +1,6 @@
 //! The options of a component.
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
 #[cfg(feature = "host")]
@@ -7,7 +8,7 @@ use crate::{Error, Result};
 use crate::{Key, OptionKind, Options};
 
 /// One option.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OptionSpec {
     /// Its key.
     pub name: String,
@@ -16,6 +17,7 @@ pub struct OptionSpec {
     /// Its default.
     pub default: Json,
     /// Its effect; may be empty.
+    #[serde(default)]
     pub about: String,
 }
 

@@ -1,31 +1,17 @@
-//! [`ParameterParts`] across the boundary.
+//! [`ParameterParts`] across the boundary: methods of a model.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::abi::RollPartsTable;
+use super::remote::remote;
+use super::remote_model::RemoteModel;
+use crate::{GradientSink, ParameterParts};
 
-use super::crossing::crossing;
-use super::foreign::{Calls, Foreign};
-use super::foreign_model::{ForeignModel, Target};
-use crate::{Error, GradientSink, ParameterParts, Result};
-
-crossing! {
-    ParameterParts for ForeignModel, table RollPartsTable of Target, through of {
-        ref fn read_part(which: Range<usize>, out: &mut [f32]);
-        mut fn write_part(which: Range<usize>, values: &[f32]);
-        mut fn take_gradients_part(which: Range<usize>, add_into: &mut [f32]);
-        mut fn deliver_gradients(sink: Option<Arc<dyn GradientSink>>) -> bool, or false, absent false;
-    }
-    by hand [] {}
-}
-
-fn of(model: &mut Target) -> Result<&mut dyn ParameterParts> {
-    model.parts().ok_or_else(|| Error::Misuse("this model has no parts".into()))
-}
-
-impl Calls<RollPartsTable> for ForeignModel {
-    fn callee(&self) -> (&Foreign, Option<&RollPartsTable>) {
-        (&self.object, self.parts.as_ref())
+remote! {
+    trait ParameterParts for RemoteModel {
+        fn read_part(&self, which: Range<usize>, out: &mut [f32]) -> Result<()>;
+        fn write_part(&mut self, which: Range<usize>, values: &[f32]) -> Result<()>;
+        fn take_gradients_part(&mut self, which: Range<usize>, add_into: &mut [f32]) -> Result<()>;
+        fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool { false }
     }
 }

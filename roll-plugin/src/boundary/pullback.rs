@@ -1,80 +1,51 @@
-//! Pullbacks across the boundary.
+//! Pullbacks across the boundary: objects with the method `pull`.
 
-use std::ffi::c_void;
-use std::sync::Mutex;
+use serde::{Deserialize, Serialize};
 
-use crate::abi::{RollError, RollPullback, RollTensor, RollValue};
-
-use super::panics::quietly;
-use super::served::answer;
+use super::message::{Answer, Incoming, Outgoing};
+use super::object::{Gift, Remote};
+use super::remote::Fact;
 use super::source::Source;
-use super::tensor::{self, LentTensor};
-use super::wire::Answer;
 use crate::{Error, Pullback, Result, Tensor};
 
-unsafe extern "C" fn pull(
-    state: *mut c_void,
-    cotangent: *const RollTensor,
-    out: *mut RollTensor,
-    error: *mut RollError,
-) -> u32 {
-    let body = || {
-        // SAFETY: P1; `state` came from `give` and is not released yet.
-        let (pullback, cotangent) =
-            unsafe { (&*state.cast::<Mutex<Option<Pullback>>>(), tensor::receive(&*cotangent)?) };
-        let pullback = pullback.lock().ok().and_then(|mut slot| slot.take());
-        let pullback = pullback.ok_or_else(|| Error::Misuse("a pullback was called twice".into()))?;
-        Ok(tensor::share(&pullback.pull(&cotangent)?))
-    };
-    // SAFETY: P7.
-    unsafe { answer(out, error, body) }
+/// A value, and its pullback if there is one.
+#[derive(Serialize, Deserialize)]
+struct Recorded<T, P> {
+    result: T,
+    #[serde(default)]
+    pullback: P,
 }
 
-unsafe extern "C" fn release(state: *mut c_void) {
-    // SAFETY: P2; `state` came from `give`.
-    quietly(|| drop(unsafe { Box::from_raw(state.cast::<Mutex<Option<Pullback>>>()) }));
+/// Arguments of `pull`.
+#[derive(Deserialize)]
+struct Pull {
+    cotangent: Tensor,
 }
 
-pub(super) fn give(pullback: Option<Pullback>) -> RollPullback {
-    let Some(pullback) = pullback else { return RollPullback::default() };
-    let state = Box::into_raw(Box::new(Mutex::new(Some(pullback)))).cast();
-    RollPullback { state, pull: Some(pull), release: Some(release) }
-}
-
-/// A pullback of the other side, released when dropped.
-struct ForeignPullback(RollPullback);
-
-// SAFETY: P4: it may move between threads.
-unsafe impl Send for ForeignPullback {}
-
-impl Drop for ForeignPullback {
-    fn drop(&mut self) {
-        if let Some(release) = self.0.release {
-            // SAFETY: P2.
-            unsafe { release(self.0.state) };
+fn give(pullback: Pullback) -> Gift {
+    let mut pullback = Some(pullback);
+    Gift::exclusive(move |method, message| match method {
+        "pull" => {
+            let arguments: Pull = message.read()?;
+            let pullback = pullback.take().ok_or_else(|| Error::Misuse("a pullback was called twice".into()))?;
+            Outgoing::of(&pullback.pull(&arguments.cotangent)?).map(Some)
         }
-    }
+        _ => Ok(None),
+    })
 }
 
-/// Takes over a pullback.
-///
-/// # Safety
-/// P2.
-pub(super) unsafe fn take(given: RollPullback, source: &Source) -> Option<Pullback> {
-    let (foreign, source) = (ForeignPullback(given), source.clone());
-    let pull = foreign.0.pull?;
-    Some(Pullback::new(move |cotangent| {
-        // Captures the whole struct, so that the pullback is released when the closure is dropped; otherwise it would
-        // copy the pointer `foreign.0.state` alone.
-        let foreign = &foreign;
-        let (lent, mut out, mut error) = (LentTensor::new(cotangent), RollTensor::default(), RollError::default());
-        let _entered = source.entered("pull");
-        // SAFETY: P1; the pullback is not released.
-        let status = unsafe { pull(foreign.0.state, &lent.get(), &mut out, &mut error) };
-        let out = source.outcome("pull", status, out, error)?;
-        // SAFETY: P2.
-        unsafe { tensor::take(out) }.map_err(|e| source.blame("pull", e))
-    }))
+fn take(pullback: Remote) -> Pullback {
+    Pullback::new(move |cotangent| pullback.must("pull", &[("cotangent", cotangent)]))
+}
+
+impl<T: Fact> Answer for (T, Option<Pullback>) {
+    fn give(self) -> impl Serialize {
+        Recorded { result: self.0, pullback: self.1.map(give) }
+    }
+    fn take(message: &Incoming) -> Result<Self> {
+        let Recorded::<T, Option<Remote>> { result, pullback } = message.read()?;
+        Ok((result, pullback.map(take)))
+    }
 }
 
 /// Makes `pullback` fail unless its gradient is f32 and has the shape of `expected`.
@@ -90,17 +61,4 @@ pub(super) fn shaped(pullback: Option<Pullback>, expected: &Tensor, source: &Sou
             checked.map(|()| gradient).map_err(|e| source.blame("pull", e))
         })
     })
-}
-
-/// A value and its pullback.
-impl Answer for (Tensor, Option<Pullback>) {
-    type Wire = RollValue;
-    fn give(self) -> RollValue {
-        RollValue { value: tensor::share(&self.0), pullback: give(self.1) }
-    }
-    unsafe fn take(wire: RollValue, source: &Source) -> Result<Self> {
-        // SAFETY: as the caller promises; the pullback first, so that an error of the value releases it.
-        let (pullback, value) = unsafe { (take(wire.pullback, source), tensor::take(wire.value)) };
-        Ok((value?, pullback))
-    }
 }

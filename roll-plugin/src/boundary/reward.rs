@@ -1,200 +1,173 @@
 //! [`RewardScorer`] across the boundary.
 
-use std::ffi::c_void;
+use serde::{Deserialize, Serialize};
 
-use crate::abi::{RollError, RollMeasure, RollObject, RollRewardFacts, RollRewardTable, RollScore};
-
-use super::crossing::crossing;
-use super::data::{own_numbers, take_numbers};
-use super::foreign::{Foreign, ForeignObject};
-use super::memory::{own_text, take_text};
+use super::message::{Incoming, Outgoing};
+use super::object::{Answered, Gift, Loan, Remote};
 use super::pullback;
-use super::served::{Served, lent, serve_shared};
-use super::source::Source;
-use super::wire::{Answer, Argument};
-use crate::{Error, Grad, Measure, OnMissing, Pullback, Result, RewardScorer, Score, Target, Video};
+use super::remote::{Argument, Fact, remote};
+use crate::{Error, Grad, Measure, OnMissing, Progress, Pullback, Result, RewardScorer, Score, Target, Video};
 
-type Scorer = dyn RewardScorer;
-
-crossing! {
-    RewardScorer for ForeignReward, table RollRewardTable of Scorer {
-        mut fn prepare(reference: &Video) -> Target;
-        mut fn score(video: &Video, prompt: &str, target: &Target, grad: Grad) -> (Score, Option<Pullback>), then check;
-        ref fn target_key() -> Option<String>, absent None, then key;
-        ref fn measures() -> Measure, or Measure::default(), absent Measure::default();
-        ref fn terms() -> Vec<(String, f64)>, or Vec::new(), absent Vec::new();
-        ref fn reads_reference() -> bool, or true, absent true;
+remote! {
+    trait RewardScorer for RemoteReward {
+        fn prepare(&mut self, reference: &Video) -> Result<Target> { Ok(Target::default()) }
+        fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad)
+            -> Result<(Score, Option<Pullback>)>, then checked(video, grad);
+        fn score_group(&mut self, videos: &[Video], prompt: &str, target: &Target, progress: &dyn Progress)
+            -> Result<Vec<Score>>, then one_each(videos) {
+                videos.iter().map(|video| Ok(self.score(video, prompt, target, Grad::Skip)?.0)).collect()
+            }
+        fn target_key(&self) -> Result<Option<String>>, then key() { Ok(None) }
     }
-    by hand [facts] {
+    by hand {
         fn name(&self) -> &str {
-            &self.facts.name
+            &self.about.name
         }
-
+        fn measures(&self) -> Measure {
+            self.about.measures.clone()
+        }
         fn differentiable(&self) -> bool {
-            self.facts.differentiable
+            self.about.differentiable
         }
-
+        fn reads_reference(&self) -> bool {
+            self.about.reads_reference
+        }
+        fn compares(&self) -> bool {
+            self.about.compares
+        }
+        fn terms(&self) -> Vec<(String, f64)> {
+            self.about.terms.clone()
+        }
+        fn is_elsewhere(&self) -> bool {
+            self.about.is_elsewhere
+        }
         fn on_missing(&self) -> OnMissing {
-            self.facts.on_missing
+            self.about.on_missing
         }
     }
 }
 
-unsafe extern "C" fn facts(state: *mut c_void, out: *mut RollRewardFacts, error: *mut RollError) -> u32 {
-    let body = |scorer: &Scorer| {
-        let (name, differentiable) = (scorer.name().into(), scorer.differentiable());
-        Ok(RewardFacts { name, differentiable, on_missing: scorer.on_missing() }.give())
-    };
-    // SAFETY: P4, P7 and P8.
-    unsafe { serve_shared(state, out, error, body) }
+/// Facts of a scorer, which do not change; the defaults are those of the trait.
+#[derive(Serialize, Deserialize)]
+struct About {
+    name: String,
+    #[serde(default)]
+    measures: Measure,
+    #[serde(default)]
+    differentiable: bool,
+    #[serde(default = "yes")]
+    reads_reference: bool,
+    #[serde(default)]
+    compares: bool,
+    #[serde(default)]
+    terms: Vec<(String, f64)>,
+    #[serde(default)]
+    is_elsewhere: bool,
+    #[serde(default)]
+    on_missing: OnMissing,
 }
 
-pub(super) fn give(scorer: Box<dyn RewardScorer>) -> RollObject {
-    Served::give(scorer, &TABLE)
+fn yes() -> bool {
+    true
 }
 
-lent!(LentReward: RewardScorer);
+impl Fact for About {}
 
-pub(super) type ForeignReward = ForeignObject<RollRewardTable, RewardFacts>;
+impl About {
+    fn of(scorer: &dyn RewardScorer) -> Self {
+        Self {
+            name: scorer.name().into(),
+            measures: scorer.measures(),
+            differentiable: scorer.differentiable(),
+            reads_reference: scorer.reads_reference(),
+            compares: scorer.compares(),
+            terms: scorer.terms(),
+            is_elsewhere: scorer.is_elsewhere(),
+            on_missing: scorer.on_missing(),
+        }
+    }
+}
 
-impl ForeignReward {
-    /// # Safety
-    /// As [`Foreign::new`].
-    pub(super) unsafe fn new(object: RollObject, source: Source) -> Result<Self> {
-        // SAFETY: as the caller promises.
-        let (object, table) = unsafe { Foreign::new::<RollRewardTable>(object, source) }?;
-        let facts = object.ask("name", table.facts)?;
-        Ok(Self { facts: object.must("facts", facts)?, object, table })
+/// A scorer of the other side.
+pub(super) struct RemoteReward {
+    remote: Remote,
+    about: About,
+}
+
+impl RemoteReward {
+    pub(super) fn new(remote: Remote) -> Result<Self> {
+        Ok(Self { about: remote.must("about", &[])?, remote })
     }
 
     /// Checks the score: it must have a pullback if the scorer is differentiable. One that is not finite counts as
     /// nothing to score.
-    fn check(
+    fn checked(
         &self,
         (score, pullback): (Score, Option<Pullback>),
         video: &Video,
-        _: &str,
-        _: &Target,
         grad: Grad,
     ) -> Result<(Score, Option<Pullback>)> {
         let Some(_) = score.value().filter(|value| value.is_finite()) else { return Ok((score, None)) };
-        if grad.is_on() && self.facts.differentiable && pullback.is_none() {
+        if grad.is_on() && self.about.differentiable && pullback.is_none() {
             return Err(Error::Misuse("it calls itself differentiable but returned no pullback".into()));
         }
         let pullback = pullback.filter(|_| grad.is_on());
-        Ok((score, pullback::shaped(pullback, video.frames(), &self.object.source)))
+        Ok((score, pullback::shaped(pullback, video.frames(), &self.remote.source)))
+    }
+
+    fn one_each(&self, scores: Vec<Score>, videos: &[Video]) -> Result<Vec<Score>> {
+        match scores.len() == videos.len() {
+            true => Ok(scores),
+            false => Err(Error::Misuse(format!("{} scores of {} videos", scores.len(), videos.len()))),
+        }
     }
 
     fn key(&self, own: Option<String>) -> Result<Option<String>> {
-        self.object.source.key(own)
+        self.remote.source.key(own)
     }
 }
 
-/// The facts of a scorer that do not change.
-pub(super) struct RewardFacts {
-    name: String,
-    differentiable: bool,
-    on_missing: OnMissing,
-}
-
-impl Answer for RewardFacts {
-    type Wire = RollRewardFacts;
-    fn give(self) -> RollRewardFacts {
-        let (on_missing, missing_value) = match self.on_missing {
-            OnMissing::Skip => (0, 0.0),
-            OnMissing::Error => (1, 0.0),
-            OnMissing::Value(value) => (2, value),
-        };
-        let differentiable = self.differentiable.into();
-        RollRewardFacts { name: own_text(self.name), differentiable, on_missing, missing_value }
-    }
-    unsafe fn take(wire: RollRewardFacts, _: &Source) -> Result<Self> {
-        // SAFETY: as the caller promises.
-        let name = unsafe { take_text(wire.name) }?;
-        let on_missing = match wire.on_missing {
-            0 => OnMissing::Skip,
-            1 => OnMissing::Error,
-            2 => OnMissing::Value(wire.missing_value),
-            other => return Err(Error::Misuse(format!("`on_missing` is {other}, expected 0, 1 or 2"))),
-        };
-        Ok(Self { name, differentiable: wire.differentiable == 1, on_missing })
+fn answer_all(scorer: &mut (dyn RewardScorer + '_), method: &str, message: &Incoming) -> Answered {
+    match method {
+        "about" => Outgoing::of(&About::of(scorer)).map(Some),
+        _ => answer(scorer, method, message),
     }
 }
 
-impl Answer for (Score, Option<Pullback>) {
-    type Wire = RollScore;
-    fn give(self) -> RollScore {
-        match self.0 {
-            Score::Value { value, details } => RollScore {
-                value,
-                details: own_numbers(details),
-                pullback: pullback::give(self.1),
-                ..Default::default()
-            },
-            Score::Missing { reason } => RollScore { missing: 1, reason: own_text(reason), ..Default::default() },
-        }
-    }
-    unsafe fn take(wire: RollScore, source: &Source) -> Result<Self> {
-        // SAFETY: as the caller promises; each part is taken once, whatever happens to the others.
-        let (details, reason, pullback) =
-            unsafe { (take_numbers(wire.details), take_text(wire.reason), pullback::take(wire.pullback, source)) };
-        let (details, reason) = (details?, reason?);
-        match wire.missing {
-            0 => Ok((Score::Value { value: wire.value, details }, pullback)),
-            _ => Ok((Score::Missing { reason }, None)),
-        }
-    }
+pub(super) fn give(mut scorer: Box<dyn RewardScorer>) -> Gift {
+    Gift::exclusive(move |method, message| answer_all(scorer.as_mut(), method, message))
 }
 
-impl Answer for Measure {
-    type Wire = RollMeasure;
-    fn give(self) -> RollMeasure {
-        RollMeasure { label: own_text(self.label), alias: self.alias.give() }
-    }
-    unsafe fn take(wire: RollMeasure, source: &Source) -> Result<Self> {
-        // SAFETY: as the caller promises; each is taken once, whatever happens to the other.
-        let (label, alias) = unsafe { (take_text(wire.label), Answer::take(wire.alias, source)) };
-        Ok(Self { label: label?, alias: alias? })
-    }
+pub(super) fn lend<'a>(scorer: &'a mut (dyn RewardScorer + 'a)) -> Loan<'a> {
+    Loan::exclusive(move |method, message| answer_all(scorer, method, message))
 }
 
-/// Shared access: only functions by `&self` are called.
+/// A reward that is lent for reading: it has no method that changes it.
 impl<'a> Argument for Option<&'a (dyn RewardScorer + 'a)> {
-    type Wire = RollObject;
-    type Lent = Option<LentReward>;
-    type Received = Option<ForeignReward>;
+    type Lent = Option<Loan<'a>>;
+    type Received = Option<Remote>;
+    type Opened = Option<RemoteReward>;
     type Borrowed<'k> = Option<&'k dyn RewardScorer>;
-    fn lend(self) -> Option<LentReward> {
-        // SAFETY: P1: dropped at the end of the call; functions by `&self` are served as shared.
-        self.map(|scorer| unsafe { LentReward::at(std::ptr::from_ref(scorer).cast_mut()) })
+    fn lend(self) -> Option<Loan<'a>> {
+        let scorer = self?;
+        Some(Loan::exclusive(move |method, message| match method {
+            "about" => Outgoing::of(&About::of(scorer)).map(Some),
+            _ => answer_shared(scorer, method, message),
+        }))
     }
-    fn wire(lent: &mut Option<LentReward>) -> RollObject {
-        lent.as_ref().map(LentReward::object).unwrap_or_default()
+    fn open(received: Option<Remote>) -> Result<Option<RemoteReward>> {
+        received.map(RemoteReward::new).transpose()
     }
-    unsafe fn receive(wire: RollObject) -> Result<Option<ForeignReward>> {
-        // SAFETY: as the caller promises.
-        unsafe { lent_reward(wire) }
-    }
-    fn borrow(received: &mut Option<ForeignReward>) -> Option<&dyn RewardScorer> {
-        received.as_ref().map(|reward| reward as &dyn RewardScorer)
-    }
-}
-
-/// A reward that the other side lends, if there is one.
-///
-/// # Safety
-/// P1 and P8.
-pub(super) unsafe fn lent_reward(reward: RollObject) -> Result<Option<ForeignReward>> {
-    match reward.table.is_null() {
-        true => Ok(None),
-        // SAFETY: as the caller promises.
-        false => unsafe { ForeignReward::new(reward, Source::Host) }.map(Some),
+    fn borrow(opened: &mut Option<RemoteReward>) -> Option<&dyn RewardScorer> {
+        opened.as_ref().map(|reward| reward as &dyn RewardScorer)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::object::tests::{across, without};
     use super::*;
+    use crate::{Silent, Tensor};
 
     /// A sum of two terms, the second one's name before the first one's in the alphabet.
     struct Sum;
@@ -206,8 +179,15 @@ mod tests {
         fn differentiable(&self) -> bool {
             false
         }
-        fn score(&mut self, _: &Video, _: &str, _: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
-            Ok((Score::of(0.0), None))
+        fn score(&mut self, _: &Video, prompt: &str, target: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
+            let column = target.columns.get("answer").and_then(|answer| answer.as_f64()).unwrap_or_default();
+            Ok((Score::of(column + prompt.len() as f64), None))
+        }
+        fn score_group(&mut self, videos: &[Video], _: &str, _: &Target, _: &dyn Progress) -> Result<Vec<Score>> {
+            Ok(videos.iter().map(|video| Score::of(video.fps())).collect())
+        }
+        fn compares(&self) -> bool {
+            true
         }
         fn terms(&self) -> Vec<(String, f64)> {
             vec![("sharpness".into(), 0.5), ("motion".into(), -2.0)]
@@ -217,20 +197,33 @@ mod tests {
         }
     }
 
-    #[test]
-    fn terms_keep_their_order() {
-        // SAFETY: an own object of this kind.
-        let theirs = unsafe { ForeignReward::new(give(Box::new(Sum)), Source::Host) }.unwrap();
-        assert_eq!(theirs.terms(), Sum.terms());
-        assert!(!theirs.reads_reference());
+    fn videos() -> Vec<Video> {
+        [8.0, 16.0].into_iter().map(|fps| Video::new(Tensor::zeros([1, 3, 2, 2]), fps).unwrap()).collect()
+    }
+
+    fn group(reward: &mut RemoteReward) -> Vec<f64> {
+        let target =
+            Target { columns: std::sync::Arc::new([("answer".to_string(), 40.into())].into()), ..Target::default() };
+        let scores = reward.score_group(&videos(), "ab", &target, &Silent).unwrap();
+        scores.iter().filter_map(Score::value).collect()
     }
 
     #[test]
-    fn a_reward_without_the_functions_is_not_a_sum_and_reads_the_reference() {
-        let shorter = RollRewardTable { terms: None, reads_reference: None, ..TABLE };
-        let object = RollObject { table: (&raw const shorter).cast(), ..give(Box::new(Sum)) };
-        // SAFETY: as above; the table outlives the object.
-        let theirs = unsafe { ForeignReward::new(object, Source::Host) }.unwrap();
-        assert!(theirs.terms().is_empty() && theirs.reads_reference() && theirs.name() == "sum");
+    fn facts_keep_their_order_and_groups_are_compared() {
+        let mut theirs = RemoteReward::new(across(give(Box::new(Sum)))).unwrap();
+        assert_eq!(theirs.terms(), Sum.terms());
+        assert!(!theirs.reads_reference() && theirs.compares() && theirs.name() == "sum");
+        assert_eq!(group(&mut theirs), [8.0, 16.0]);
+    }
+
+    #[test]
+    fn a_reward_without_a_method_has_the_default_of_the_trait() {
+        let mut theirs = RemoteReward::new(without("score_group", give(Box::new(Sum)))).unwrap();
+        assert_eq!(group(&mut theirs), [42.0, 42.0]);
+        let mut theirs = RemoteReward::new(without("prepare", give(Box::new(Sum)))).unwrap();
+        assert!(theirs.prepare(&videos()[0]).unwrap().tensors.is_empty());
+        let mut theirs = RemoteReward::new(without("score", give(Box::new(Sum)))).unwrap();
+        let error = theirs.score(&videos()[0], "", &Target::default(), Grad::Skip).unwrap_err();
+        assert_eq!(error.to_string(), "it has no method `score`");
     }
 }

@@ -2,50 +2,41 @@
 
 use std::sync::Arc;
 
-use crate::abi::{RollGradientSinkTable, RollObject};
-
-use super::crossing::crossing;
-use super::foreign::ForeignObject;
-use super::served::Served;
-use super::source::Source;
-use super::wire::Argument;
+use super::object::{Gift, Remote};
+use super::remote::{Argument, remote};
 use crate::{GradientSink, Result};
+
+remote! {
+    trait GradientSink for RemoteSink {
+        // A sink that failed accepts nothing; the object that it belongs to reports the panic at its next call (P5).
+        fn deliver(&self, position: usize, gradient: &[f32]) -> bool else { false };
+    }
+}
+
+/// A sink of the other side.
+pub(super) struct RemoteSink {
+    remote: Remote,
+}
+
+// SAFETY: P4: several threads may call it.
+unsafe impl Sync for RemoteSink {}
 
 type Sink = Arc<dyn GradientSink>;
 
-crossing! {
-    GradientSink for ForeignSink, table RollGradientSinkTable of Sink {
-        // A sink that failed accepts nothing; the object it belongs to reports the panic at its next call (P5).
-        ref fn deliver(position: usize, gradient: &[f32]) -> bool, or false;
-    }
-    by hand [] {}
-}
-
-type ForeignSink = ForeignObject<RollGradientSinkTable>;
-
-// SAFETY: P4: its function may be called by several threads.
-unsafe impl Sync for ForeignSink {}
-
 /// Ownership passes to the other side (P2): a model keeps the sink for later pulls.
 impl Argument for Option<Sink> {
-    type Wire = RollObject;
-    type Lent = Option<Sink>;
-    type Received = Option<Sink>;
+    type Lent = Option<Gift>;
+    type Received = Option<Remote>;
+    type Opened = Option<Sink>;
     type Borrowed<'k> = Option<Sink>;
-    fn lend(self) -> Option<Sink> {
-        self
+    fn lend(self) -> Option<Gift> {
+        let sink = self?;
+        Some(Gift::part(move |method, message| answer_shared(sink.as_ref(), method, message)))
     }
-    fn wire(lent: &mut Option<Sink>) -> RollObject {
-        lent.take().map(|sink| Served::give_part(Box::new(sink), &TABLE)).unwrap_or_default()
+    fn open(received: Option<Remote>) -> Result<Option<Sink>> {
+        Ok(received.map(|remote| Arc::new(RemoteSink { remote }) as Sink))
     }
-    unsafe fn receive(wire: RollObject) -> Result<Option<Sink>> {
-        if wire.table.is_null() {
-            return Ok(None);
-        }
-        // SAFETY: P2 and P8.
-        Ok(Some(Arc::new(unsafe { ForeignSink::new(wire, Source::Host) }?)))
-    }
-    fn borrow(received: &mut Option<Sink>) -> Option<Sink> {
-        received.take()
+    fn borrow(opened: &mut Option<Sink>) -> Option<Sink> {
+        opened.take()
     }
 }

@@ -1,14 +1,12 @@
 //! The owner of an object: the host or a plugin, which error messages name.
 
-use std::ffi::c_void;
 #[cfg(feature = "host")]
 use std::{path::PathBuf, sync::Arc};
 
-use crate::abi::{CHAIN, FAULT_INTERRUPT, FAULT_NOTHING, FAULT_USER, Grows, OK, RollError};
+use crate::abi::RollObject;
 
-use super::error::ErrorChain;
-use super::memory::take_text;
-use crate::{Error, Fault, Result};
+use super::error::Failure;
+use crate::{Error, Result};
 
 /// The owner of an object, for messages.
 #[derive(Clone, Debug)]
@@ -55,6 +53,18 @@ impl Source {
     #[cfg(not(feature = "host"))]
     pub(super) fn entered(&self, _function: &'static str) {}
 
+    /// Releases an object of the other side, if it is not lent.
+    ///
+    /// # Safety
+    /// P2: the object is ours, or lent.
+    pub(super) unsafe fn release(&self, object: RollObject) {
+        if let Some(release) = object.release {
+            let _entered = self.entered("release");
+            // SAFETY: as the caller promises.
+            unsafe { release(object.state) };
+        }
+    }
+
     /// `problem` with the plugin's name, file and method before it.
     pub(super) fn blame(&self, _call: &'static str, problem: Error) -> Error {
         match self {
@@ -87,59 +97,28 @@ impl Source {
         }
     }
 
-    /// The outcome of a call that the other side answered.
-    pub(super) fn outcome<R>(&self, call: &'static str, status: u32, out: R, error: RollError) -> Result<R> {
-        if status == OK {
-            return Ok(out);
-        }
-        let fault = match error.fault {
-            FAULT_INTERRUPT => return Err(Error::Interrupted),
-            FAULT_USER => Fault::User,
-            _ => Fault::Failure,
-        };
-        // SAFETY: P2 and P7.
-        let text = unsafe { take_text(error.text) }.unwrap_or_default();
-        if error.fault == FAULT_NOTHING {
+    /// The error that the other side answered a call with.
+    pub(super) fn failure(&self, call: &'static str, answer: Result<Failure>) -> Error {
+        match answer.map(Failure::error) {
             // Not attributed to the plugin, which did nothing wrong.
-            return Err(Error::nothing_to_score(text.replace(CHAIN, ": ")));
+            Ok(error) if error.missing_reason().is_some() => error,
+            Ok(error) => self.blame(call, error),
+            Err(unreadable) => {
+                let source = Box::new(unreadable);
+                self.blame(call, Error::Context { doing: "it failed, and its error cannot be read".into(), source })
+            }
         }
-        Err(self.blame(call, Error::component(fault, ErrorChain::parse(&text))))
-    }
-
-    /// A table of the other side: a copy of the part that both sides know.
-    ///
-    /// # Safety
-    /// P3 and P8.
-    pub(super) unsafe fn table<Table: Grows>(&self, call: &'static str, table: *const c_void) -> Result<Table> {
-        if table.is_null() {
-            return Err(self.blame(call, Error::Misuse("it returned an object without functions".into())));
-        }
-        // SAFETY: as the caller promises.
-        let read = unsafe { crate::abi::read(table.cast::<Table>()) };
-        read.map_err(|e| self.blame(call, Error::Misuse(format!("{e}; rebuild it with the roll-core of this roll"))))
-    }
-
-    /// As [`Source::table`], for an optional table of an object.
-    ///
-    /// # Safety
-    /// P3 and P8.
-    pub(super) unsafe fn part<Table: Grows>(&self, table: *const c_void) -> Result<Option<Table>> {
-        // SAFETY: as the caller promises.
-        (!table.is_null()).then(|| unsafe { self.table("make", table) }).transpose()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::served::answer;
     use super::*;
 
     #[test]
     fn nothing_to_score_stays_a_fault_of_the_sample() {
-        let (mut out, mut error) = ((), RollError::default());
-        // SAFETY: P7.
-        let status = unsafe { answer(&mut out, &mut error, || Err::<(), _>(Error::nothing_to_score("no face"))) };
-        let error = Source::Host.outcome("prepare", status, out, error).unwrap_err();
+        let failure = Failure::new(&Error::nothing_to_score("no face"));
+        let error = Source::Host.failure("prepare", Ok(failure));
         assert_eq!(error.missing_reason(), Some("no face"));
     }
 }

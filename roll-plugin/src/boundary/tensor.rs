@@ -1,29 +1,24 @@
-//! Tensors and videos across the boundary: copied only if they cannot be retained.
+//! Tensors across the boundary: copied only if they cannot be retained.
 
-use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use crate::abi::{NO_TENSOR, RollList, RollNamedTensor, RollOwned, RollStr, RollTensor, RollVideo};
+use crate::abi::RollTensor;
 
-use super::memory::{list, own, slice, take as take_list, text};
+use super::memory::slice;
 use super::panics::quietly;
-use super::source::Source;
-use super::wire::{Answer, Lend};
-use crate::{DType, Error, Result, StateDict, Target, Tensor, Video};
+use crate::{DType, Error, Result, Tensor};
 
 const DTYPES: [DType; 7] = [DType::F32, DType::Bf16, DType::F16, DType::I64, DType::I32, DType::U8, DType::Bool];
+
+/// The number of f32 among [`DTYPES`].
+const F32: u32 = 0;
 
 /// Most axes that a tensor of the other side may claim.
 const MAX_RANK: usize = 16;
 
 /// Keeps a tensor of the other side alive.
-struct ForeignBytes {
-    data: *const u8,
-    bytes: usize,
-    owner: *mut c_void,
-    release: Option<unsafe extern "C" fn(*mut c_void)>,
-}
+struct ForeignBytes(RollTensor);
 
 // SAFETY: P2: it may be released on any thread, and until then the bytes do not change.
 unsafe impl Send for ForeignBytes {}
@@ -32,20 +27,29 @@ unsafe impl Sync for ForeignBytes {}
 
 impl AsRef<[u8]> for ForeignBytes {
     fn as_ref(&self) -> &[u8] {
-        match self.bytes {
+        match self.0.bytes {
             0 => &[],
             // SAFETY: checked when it was made; alive until `release`.
-            bytes => unsafe { std::slice::from_raw_parts(self.data, bytes) },
+            bytes => unsafe { std::slice::from_raw_parts(self.0.data, bytes) },
         }
     }
 }
 
 impl Drop for ForeignBytes {
     fn drop(&mut self) {
-        if let Some(release) = self.release {
-            // SAFETY: P2: this is one owner.
-            unsafe { release(self.owner) };
-        }
+        // SAFETY: P2: this is one owner.
+        unsafe { release(&self.0) };
+    }
+}
+
+/// Gives up one owner of a tensor.
+///
+/// # Safety
+/// P2: the caller is an owner.
+pub(super) unsafe fn release(tensor: &RollTensor) {
+    if let Some(release) = tensor.release {
+        // SAFETY: as the caller promises.
+        unsafe { release(tensor.owner) };
     }
 }
 
@@ -59,42 +63,56 @@ unsafe extern "C" fn release_tensor(owner: *mut c_void) {
     quietly(|| drop(unsafe { Arc::from_raw(owner.cast::<Tensor>().cast_const()) }));
 }
 
-/// An owner of `tensor`'s bytes.
+/// An owner of `tensor`'s bytes, which nobody writes to.
 pub(super) fn share(tensor: &Tensor) -> RollTensor {
     let shared = Arc::new(tensor.clone());
-    let (data, bytes) = (shared.as_bytes().as_ptr(), shared.as_bytes().len());
+    let (data, bytes) = (shared.as_bytes().as_ptr().cast_mut(), shared.as_bytes().len());
     let (shape, rank) = (shared.shape().as_ptr(), shared.shape().len());
     let dtype = DTYPES.iter().position(|d| *d == tensor.dtype()).unwrap_or_default() as u32;
     let owner = Arc::into_raw(shared).cast_mut().cast();
     RollTensor { data, bytes, shape, rank, dtype, owner, retain: Some(retain_tensor), release: Some(release_tensor) }
 }
 
-/// As [`share`]; nothing has the dtype [`NO_TENSOR`].
-pub(super) fn share_option(tensor: Option<&Tensor>) -> RollTensor {
-    tensor.map_or_else(RollTensor::none, share)
+/// A list that is lent for the call. `shape` holds its length.
+pub(super) fn list(data: *mut f32, shape: &[usize; 1]) -> RollTensor {
+    let (bytes, owner) = (size_of::<f32>() * shape[0], std::ptr::null_mut());
+    RollTensor {
+        data: data.cast(),
+        bytes,
+        shape: shape.as_ptr(),
+        rank: 1,
+        dtype: F32,
+        owner,
+        retain: None,
+        release: None,
+    }
 }
 
-/// Takes over a result.
+/// The place and length of a list of the other side.
+///
+/// # Safety
+/// P1 and P9.
+pub(super) unsafe fn list_of(tensor: &RollTensor) -> Result<(*mut f32, usize)> {
+    // SAFETY: as the caller promises.
+    let (dtype, shape) = unsafe { dtype_and_shape(tensor) }?;
+    let [length] = shape[..] else { return Err(Error::shape("a list", "[N]", &shape)) };
+    if dtype != DType::F32 || length.checked_mul(size_of::<f32>()) != Some(tensor.bytes) {
+        return Err(Error::Misuse(format!("a list of {length} f32 came as {} bytes of {dtype}", tensor.bytes)));
+    }
+    // SAFETY: as the caller promises: the check alone is of use here.
+    let checked = unsafe { slice(tensor.data.cast::<f32>(), length) }?;
+    Ok(if checked.is_empty() { (std::ptr::dangling_mut(), 0) } else { (tensor.data.cast(), length) })
+}
+
+/// Takes over a tensor of an answer.
 ///
 /// # Safety
 /// P2 and P9.
 pub(super) unsafe fn take(tensor: RollTensor) -> Result<Tensor> {
-    let keep = ForeignBytes { data: tensor.data, bytes: tensor.bytes, owner: tensor.owner, release: tensor.release };
+    let keep = ForeignBytes(tensor);
     // SAFETY: as the caller promises; an error drops `keep`, which releases.
     let (dtype, shape) = unsafe { dtype_and_shape(&tensor) }?;
     Tensor::from_bytes(dtype, shape, Arc::new(keep))
-}
-
-/// As [`take`].
-///
-/// # Safety
-/// As there.
-pub(super) unsafe fn take_option(tensor: RollTensor) -> Result<Option<Tensor>> {
-    match tensor.dtype {
-        NO_TENSOR => Ok(None),
-        // SAFETY: as the caller promises.
-        _ => unsafe { take(tensor) }.map(Some),
-    }
 }
 
 /// Keeps an argument: shares the bytes when it can be retained, else copies them.
@@ -113,21 +131,9 @@ pub(super) unsafe fn receive(tensor: &RollTensor) -> Result<Tensor> {
         None => {
             // SAFETY: as the caller promises.
             let (copy, (dtype, shape)) =
-                unsafe { (slice(tensor.data, tensor.bytes)?.to_vec(), dtype_and_shape(tensor)?) };
+                unsafe { (slice(tensor.data.cast_const(), tensor.bytes)?.to_vec(), dtype_and_shape(tensor)?) };
             Tensor::from_bytes(dtype, shape, Arc::new(copy))
         }
-    }
-}
-
-/// As [`receive`].
-///
-/// # Safety
-/// As there.
-pub(super) unsafe fn receive_option(tensor: &RollTensor) -> Result<Option<Tensor>> {
-    match tensor.dtype {
-        NO_TENSOR => Ok(None),
-        // SAFETY: as the caller promises.
-        _ => unsafe { receive(tensor) }.map(Some),
     }
 }
 
@@ -146,158 +152,4 @@ unsafe fn dtype_and_shape(tensor: &RollTensor) -> Result<(DType, Vec<usize>)> {
         return Err(Error::Misuse(format!("a tensor of shape {shape:?} has no data")));
     }
     Ok((dtype, shape))
-}
-
-/// A tensor lent for one call.
-pub(super) struct LentTensor(RollTensor);
-
-impl LentTensor {
-    pub(super) fn new(tensor: &Tensor) -> Self {
-        Self(share(tensor))
-    }
-
-    pub(super) fn option(tensor: &Option<Tensor>) -> Option<Self> {
-        tensor.as_ref().map(Self::new)
-    }
-
-    pub(super) fn get(&self) -> RollTensor {
-        self.0
-    }
-
-    /// Nothing has the dtype [`NO_TENSOR`].
-    pub(super) fn get_option(lent: &Option<Self>) -> RollTensor {
-        lent.as_ref().map_or_else(RollTensor::none, Self::get)
-    }
-}
-
-impl Drop for LentTensor {
-    fn drop(&mut self) {
-        // SAFETY: made by `share`, released once.
-        unsafe { release_tensor(self.0.owner) };
-    }
-}
-
-impl Lend for Tensor {
-    type Wire = *const RollTensor;
-    type Lent = LentTensor;
-    type Received = Tensor;
-    fn lend(&self) -> LentTensor {
-        LentTensor::new(self)
-    }
-    fn wire(lent: &mut LentTensor) -> *const RollTensor {
-        &raw const lent.0
-    }
-    unsafe fn receive(wire: *const RollTensor) -> Result<Tensor> {
-        // SAFETY: as the caller promises.
-        unsafe { receive(&*wire) }
-    }
-}
-
-impl Answer for Tensor {
-    type Wire = RollTensor;
-    fn give(self) -> RollTensor {
-        share(&self)
-    }
-    unsafe fn take(wire: RollTensor, _: &Source) -> Result<Self> {
-        // SAFETY: as the caller promises.
-        unsafe { take(wire) }
-    }
-}
-
-/// # Safety
-/// P1 and P9.
-pub(super) unsafe fn receive_video(video: &RollVideo) -> Result<Video> {
-    // SAFETY: as the caller promises.
-    Video::new(unsafe { receive(&video.frames) }?, video.fps)
-}
-
-impl Lend for Video {
-    type Wire = *const RollVideo;
-    type Lent = (LentTensor, RollVideo);
-    type Received = Video;
-    fn lend(&self) -> (LentTensor, RollVideo) {
-        let lent = LentTensor::new(self.frames());
-        let video = RollVideo { frames: lent.get(), fps: self.fps() };
-        (lent, video)
-    }
-    fn wire((_, video): &mut (LentTensor, RollVideo)) -> *const RollVideo {
-        video
-    }
-    unsafe fn receive(wire: *const RollVideo) -> Result<Video> {
-        // SAFETY: as the caller promises.
-        unsafe { receive_video(&*wire) }
-    }
-}
-
-/// Named tensors that are lent; the names stay with the caller.
-pub(super) struct LentTensors {
-    list: Vec<RollNamedTensor>,
-    _tensors: Vec<LentTensor>,
-}
-
-impl LentTensors {
-    pub(super) fn new(named: &StateDict) -> Self {
-        let tensors: Vec<LentTensor> = named.values().map(LentTensor::new).collect();
-        let item =
-            |(name, lent): (&String, &LentTensor)| RollNamedTensor { name: RollStr::lend(name), tensor: lent.get() };
-        Self { list: named.keys().zip(&tensors).map(item).collect(), _tensors: tensors }
-    }
-
-    pub(super) fn list(&self) -> RollList<RollNamedTensor> {
-        RollList::lend(&self.list)
-    }
-}
-
-/// # Safety
-/// P1 and P9.
-pub(super) unsafe fn receive_tensors(named: &[RollNamedTensor]) -> Result<StateDict> {
-    // SAFETY: as the caller promises.
-    named.iter().map(|n| unsafe { Ok((text(n.name)?.to_string(), receive(&n.tensor)?)) }).collect()
-}
-
-fn own_tensors(named: StateDict) -> RollOwned<RollNamedTensor> {
-    let LentTensors { list, _tensors } = LentTensors::new(&named);
-    // `list` points into both.
-    own(list, (_tensors, named))
-}
-
-/// Types that are named tensors and nothing else.
-macro_rules! named_tensors {
-    ($( $ty:ty: |$value:ident| $tensors:expr, |$named:ident| $made:expr; )*) => {$(
-        impl Lend for $ty {
-            type Wire = RollList<RollNamedTensor>;
-            type Lent = LentTensors;
-            type Received = $ty;
-            fn lend(&self) -> LentTensors {
-                let $value = self;
-                #[allow(clippy::needless_borrow)] // one of the two is a reference already
-                LentTensors::new(&$tensors)
-            }
-            fn wire(lent: &mut LentTensors) -> RollList<RollNamedTensor> {
-                lent.list()
-            }
-            unsafe fn receive(wire: RollList<RollNamedTensor>) -> Result<$ty> {
-                // SAFETY: as the caller promises.
-                let $named = unsafe { receive_tensors(list(wire)?) }?;
-                Ok($made)
-            }
-        }
-        impl Answer for $ty {
-            type Wire = RollOwned<RollNamedTensor>;
-            fn give(self) -> RollOwned<RollNamedTensor> {
-                let $value = self;
-                own_tensors($tensors)
-            }
-            unsafe fn take(wire: RollOwned<RollNamedTensor>, _: &Source) -> Result<$ty> {
-                // SAFETY: as the caller promises; the items live until the list is released.
-                let $named = unsafe { take_list(wire, |items| receive_tensors(items)) }?;
-                Ok($made)
-            }
-        }
-    )*};
-}
-
-named_tensors! {
-    BTreeMap<String, Tensor>: |state| state, |tensors| tensors;
-    Target: |target| target.tensors, |tensors| Target::of(tensors);
 }

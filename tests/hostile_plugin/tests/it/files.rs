@@ -60,16 +60,16 @@ fn accepts_other_minor_versions_with_the_same_types() {
 fn rejects_other_types_with_a_short_message() {
     let [major, minor] = ABI_VERSION;
     for (from, to, parts) in [
-        // A structure that a function of the table takes.
-        ("RollTransition", "RollTransitiox", ["`RollEnvironmentTable` > `step` > ", "found RollTransitiox"]),
-        // A member of a structure, three levels below a table.
+        // A member of a structure.
         (
-            "grad_norm",
-            "grad_nurm",
-            ["`RollStrategyTable` > `attach` > ", "expected `max_grad_norm: f64`, found `max_grad_nurm: f64`"],
+            "object_count",
+            "object_coumt",
+            ["`RollMessage`", "expected `object_count: usize`, found `object_coumt: usize`"],
         ),
-        // A table itself.
-        ("RollAlgorithmTable", "RollAlgorithmTablx", ["it does not know `RollAlgorithmTable`", "rebuild it"]),
+        // A function of one.
+        ("retain", "retaim", ["`RollTensor`", "expected `retain`, found `retaim`"]),
+        // A structure itself.
+        ("RollMessage", "RollMessagx", ["it does not know `RollMessage`", "rebuild it"]),
     ] {
         for minor in [minor, minor + 1] {
             let mut bytes = with_version(major, minor);
@@ -198,12 +198,12 @@ fn loads_a_reward_in_c() {
 
 /// Name in C, size and offsets of each structure that the header has; a member that is left out does not compile.
 macro_rules! structures {
-    ($( $name:ident = $rust:ident $(<$of:ty>)? { $($member:ident),* } )*) => {
+    ($( $name:ident = $rust:ident { $($member:ident),* } )*) => {
         [$( {
-            let _ = |whole: roll_plugin::abi::$rust $(<$of>)?| {
+            let _ = |whole: roll_plugin::abi::$rust| {
                 let roll_plugin::abi::$rust { $($member: _),* } = whole;
             };
-            type Rust = roll_plugin::abi::$rust $(<$of>)?;
+            type Rust = roll_plugin::abi::$rust;
             let members = vec![$( (stringify!($member), std::mem::offset_of!(Rust, $member)) ),*];
             (stringify!($name), size_of::<Rust>(), members)
         } ),*]
@@ -216,27 +216,8 @@ fn the_c_header_matches_the_rust_types() {
         roll_abi = RollAbi { magic, major, minor }
         roll_str = RollStr { data, len }
         roll_tensor = RollTensor { data, bytes, shape, rank, dtype, owner, retain, release }
-        roll_named_tensor = RollNamedTensor { name, tensor }
-        roll_named_number = RollNamedNumber { name, value }
-        roll_tensor_list = RollList<roll_plugin::abi::RollNamedTensor> { items, len }
-        roll_text = RollOwned<u8> { items, len, owner, release }
-        roll_tensors = RollOwned<roll_plugin::abi::RollNamedTensor> { items, len, owner, release }
-        roll_numbers = RollOwned<roll_plugin::abi::RollNamedNumber> { items, len, owner, release }
-        roll_error = RollError { fault, text }
-        roll_object = RollObject { state, table, release }
-        roll_pullback = RollPullback { state, pull, release }
-        roll_context = RollContext { size, backend, base_dir, seed, placement, ranks }
-        roll_option = RollOption { name, kind, default_json, about }
-        roll_option_list = RollList<roll_plugin::abi::RollOption> { items, len }
-        roll_component = RollComponent { size, kind, name, summary, options, data, make, plan }
-        roll_component_list = RollList<*const roll_plugin::abi::RollComponent> { items, len }
-        roll_plugin = RollPlugin { size, name, version, authors, about, components }
-        roll_host = RollHost { size, state, log, log_level }
-        roll_reward_facts = RollRewardFacts { name, differentiable, on_missing, missing_value }
-        roll_video = RollVideo { frames, fps }
-        roll_score = RollScore { missing, value, details, reason, pullback }
-        roll_measure = RollMeasure { label, alias }
-        roll_reward_table = RollRewardTable { size, facts, prepare, score, target_key, measures, terms, reads_reference }
+        roll_object = RollObject { state, call, release }
+        roll_message = RollMessage { body, tensors, tensor_count, objects, object_count, owner, release }
     };
     let header = include_str!("../../../../roll-plugin/include/roll_plugin.h");
     let message = header.lines().filter(|line| line.starts_with("} roll_")).count();

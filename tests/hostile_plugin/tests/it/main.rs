@@ -1,9 +1,11 @@
-//! Plugins: the contract of the boundary, and files that are not plugins.
+//! Plugins: the contract of the boundary, plugins that break it, and files that are not plugins.
 
 #![allow(clippy::unwrap_used)]
 
 mod contract;
 mod files;
+mod overhead;
+mod rules;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

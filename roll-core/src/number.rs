@@ -1,0 +1,133 @@
+//! Numbers as JSON that has them all: those that are not finite are the texts `NaN`, `inf` and `-inf`.
+//!
+//! A field of type f64, or of options, lists and maps of it, is written so with `#[serde(with = "number")]`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::de::{DeserializeOwned, Error, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// A number, or a collection of numbers.
+pub trait Numbers: Sized {
+    /// The type that is written.
+    type Written: Serialize + DeserializeOwned;
+
+    /// The form that is written.
+    fn written(&self) -> Self::Written;
+
+    /// The numbers of this form.
+    fn read(written: Self::Written) -> Self;
+}
+
+/// Writes numbers; the half of a `with` module.
+pub fn serialize<N: Numbers, S: Serializer>(numbers: &N, serializer: S) -> Result<S::Ok, S::Error> {
+    numbers.written().serialize(serializer)
+}
+
+/// Reads numbers; the other half.
+pub fn deserialize<'de, N: Numbers, D: Deserializer<'de>>(deserializer: D) -> Result<N, D::Error> {
+    N::Written::deserialize(deserializer).map(N::read)
+}
+
+/// A number, whatever its value.
+pub struct Any(f64);
+
+impl Numbers for f64 {
+    type Written = Any;
+    fn written(&self) -> Any {
+        Any(*self)
+    }
+    fn read(written: Any) -> Self {
+        written.0
+    }
+}
+
+impl<N: Numbers> Numbers for Option<N> {
+    type Written = Option<N::Written>;
+    fn written(&self) -> Self::Written {
+        self.as_ref().map(N::written)
+    }
+    fn read(written: Self::Written) -> Self {
+        written.map(N::read)
+    }
+}
+
+impl<N: Numbers> Numbers for Vec<N> {
+    type Written = Vec<N::Written>;
+    fn written(&self) -> Self::Written {
+        self.iter().map(N::written).collect()
+    }
+    fn read(written: Self::Written) -> Self {
+        written.into_iter().map(N::read).collect()
+    }
+}
+
+impl<N: Numbers> Numbers for BTreeMap<String, N> {
+    type Written = BTreeMap<String, N::Written>;
+    fn written(&self) -> Self::Written {
+        self.iter().map(|(name, number)| (name.clone(), number.written())).collect()
+    }
+    fn read(written: Self::Written) -> Self {
+        written.into_iter().map(|(name, number)| (name, N::read(number))).collect()
+    }
+}
+
+impl Serialize for Any {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0.is_finite() {
+            true => serializer.serialize_f64(self.0),
+            false => serializer.serialize_str(&self.0.to_string()),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Any {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader;
+
+        impl Visitor<'_> for Reader {
+            type Value = Any;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number, `NaN`, `inf` or `-inf`")
+            }
+            fn visit_f64<E>(self, number: f64) -> Result<Any, E> {
+                Ok(Any(number))
+            }
+            fn visit_i64<E>(self, number: i64) -> Result<Any, E> {
+                Ok(Any(number as f64))
+            }
+            fn visit_u64<E>(self, number: u64) -> Result<Any, E> {
+                Ok(Any(number as f64))
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<Any, E> {
+                let named = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY].into_iter().find(|n| n.to_string() == text);
+                named.map(Any).ok_or_else(|| E::invalid_value(serde::de::Unexpected::Str(text), &self))
+            }
+        }
+
+        deserializer.deserialize_any(Reader)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Serialize, Deserialize)]
+    struct Metrics(#[serde(with = "super")] BTreeMap<String, Vec<Option<f64>>>);
+
+    #[test]
+    fn every_number_keeps_its_bits() {
+        let numbers = [0.1, -0.0, f64::MIN_POSITIVE / 3.0, 1e300, f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
+        let all: Vec<_> = numbers.into_iter().map(Some).chain([None]).collect();
+        let text = serde_json::to_string(&Metrics([("a".to_string(), all)].into())).unwrap();
+        let back = serde_json::from_str::<Metrics>(&text).unwrap().0.remove("a").unwrap();
+        let bits = |n: Option<f64>| n.map(f64::to_bits);
+        assert!(back.iter().copied().map(bits).eq(numbers.into_iter().map(|n| bits(Some(n))).chain([None])), "{text}");
+        let whole = serde_json::from_str::<Metrics>(r#"{"a": [3, -2]}"#).unwrap().0;
+        assert_eq!(whole["a"], [Some(3.0), Some(-2.0)]);
+        let error = serde_json::from_str::<Metrics>(r#"{"a": ["much"]}"#).err().unwrap().to_string();
+        assert!(error.contains("`NaN`") && error.contains("much"), "{error}");
+    }
+}
