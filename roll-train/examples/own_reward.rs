@@ -11,7 +11,7 @@ use roll_algos::reward_fl::RewardFlConfig;
 use roll_core::serde::{Deserialize, Serialize};
 use roll_core::{Grad, Measure, Pullback, Registry, Result, RewardScorer, Score, Target, Tensor, Video};
 use roll_models::wan2_2::WanOptions;
-use roll_train::config::DataConfig;
+use roll_train::clips::DataConfig;
 use roll_train::{Run, RunSummary};
 
 /// Mean of red minus the mean of green and blue, times `gain`; the fields are the options in the configuration.
