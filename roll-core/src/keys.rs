@@ -50,7 +50,7 @@ fn undescribed(defaults: Options) -> Vec<Key> {
 }
 
 #[cfg(feature = "schema")]
-pub use schema::{about, check, check_ranges, of, suggest, unknown};
+pub use schema::{about, check, check_ranges, of, schema_of, suggest, unknown};
 
 #[cfg(feature = "schema")]
 mod schema {
@@ -67,27 +67,32 @@ mod schema {
     pub fn of<T: JsonSchema + Serialize + Default>() -> Vec<Key> {
         let defaults = Json::Object(crate::default_options::<T>());
         let mut keys = Vec::new();
-        below("", &of_type::<T>(), Some(&defaults), &mut keys);
+        below("", &schema_of::<T>(), Some(&defaults), &mut keys);
         keys
     }
 
     /// The documentation of `T` itself.
     pub fn about<T: JsonSchema>() -> String {
-        text(&of_type::<T>())
+        text(&schema_of::<T>())
     }
 
     /// Fails if the options `value` are outside the schema of their type; the error names the key below `section`,
     /// which is empty at the top level.
     pub fn check_ranges<T: JsonSchema + Serialize>(section: &str, value: &T) -> Result<()> {
         let mut value = serde_json::to_value(value).map_err(|e| Error::config(section, e.to_string()))?;
-        check_value(&[], section, &of_type::<T>(), &mut value)
+        check_value(&[], section, &schema_of::<T>(), &mut value)
     }
 
-    /// Fails if `value`, a map of keys below `section`, is outside the schema of `T`: on the first value of another
-    /// type, number outside its range, unknown word, list of another length, and unknown key. Writes whole numbers as
-    /// such (`5e8`).
-    pub fn check<T: JsonSchema + Serialize + Default>(section: &str, value: &mut Json) -> Result<()> {
-        check_value(&of::<T>(), section, &of_type::<T>(), value)
+    /// Fails if `value`, a map of `keys`, is outside `schema`: on the first value of another type, number outside its
+    /// range, unknown word, list of another length, and unknown key. Writes whole numbers as such (`5e8`).
+    pub fn check(keys: &[Key], schema: &Json, value: &mut Json) -> Result<()> {
+        check_value(keys, "", schema, value)
+    }
+
+    /// The JSON schema of `T`, in which the schemas of its fields are written out.
+    pub fn schema_of<T: JsonSchema>() -> Json {
+        let settings = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
+        settings.into_generator().into_root_schema_for::<T>().to_value()
     }
 
     impl Key {
@@ -145,11 +150,6 @@ mod schema {
 
     fn joined(parent: &str, name: &str) -> String {
         if parent.is_empty() { name.to_string() } else { format!("{parent}.{name}") }
-    }
-
-    fn of_type<T: JsonSchema>() -> Json {
-        let settings = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
-        settings.into_generator().into_root_schema_for::<T>().to_value()
     }
 
     /// The fields of a map; `defaults` are those of the type around it, where that has any.
@@ -630,10 +630,12 @@ mod tests {
 
     #[test]
     fn rejects_unknown_keys_with_the_nearest_known_key() {
-        let error = |mut tree: Json| check::<Outer>("", &mut tree).err().map(|e| e.to_string()).unwrap_or_default();
+        let error = |mut tree: Json| {
+            check(&of::<Outer>(), &schema_of::<Outer>(), &mut tree).err().map(|e| e.to_string()).unwrap_or_default()
+        };
         let whole = serde_json::json!({"count": 5e2, "filters": [{"depth": 1.0}], "share": 0.5});
         let mut read = whole.clone();
-        check::<Outer>("", &mut read).unwrap();
+        check(&of::<Outer>(), &schema_of::<Outer>(), &mut read).unwrap();
         assert_eq!(read, serde_json::json!({"count": 500, "filters": [{"depth": 1}], "share": 0.5}));
         assert!(error(serde_json::json!({"rates": [1, "x"]})).contains("`rates.1`: expected a number of at least 0"));
         assert!(error(serde_json::json!({"coun": 1})).contains("`coun`: unknown key; did you mean `count`?"));

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use roll_core::serde::{Deserialize, Serialize};
 use roll_core::{Grad, Measure, Pullback, Registry, Result, RewardScorer, Score, Target, Tensor, Video};
-use roll_train::config::DataConfig;
+use roll_train::clips::DataConfig;
 use roll_train::{Run, RunSummary};
 use roll_video::reward_fl::RewardFlConfig;
 use roll_wan::WanOptions;

@@ -2,7 +2,8 @@
 //!
 //! A [`config::ConfigLayers`] becomes a checked [`config::LoadedConfig`]; a [`Trainer`] opens data and components from
 //! it, trains, evaluates, writes checkpoints and metrics to a [`run_dir::RunDir`], and leaves curves, videos and a
-//! report ([`results`]). What is trained on and measured belongs to a task: [`clips`], or data that an algorithm brings. No component is known here by name: they come from a [`roll_core::Registry`].
+//! report ([`results`]). What is trained on and measured belongs to a task: [`clips`], or data that an algorithm brings.
+//! No component is known here by name: they come from a [`roll_core::Registry`].
 //!
 //! *What it is not*: a command line (`roll-cli`), or a place for algorithms, models and rewards.
 //!

@@ -3,7 +3,7 @@
 use roll_backends::overlap::OverlappedRanks;
 use roll_core::{BuildContext, Communicator, DataSource, Error, Registry, Result};
 
-use crate::clips::{ClipParts, TrainedReward, check_prompts};
+use crate::clips::{ClipConfig, ClipParts, TrainedReward, check_prompts};
 use crate::config::{LoadedConfig, RunConfig};
 use crate::findings::{Finding, Findings};
 use crate::own_data::OwnDataParts;
@@ -37,8 +37,8 @@ pub(crate) fn open_run(
     let (parts, network) = open(loaded, registry, context, true, &mut found);
     found.end()?;
     let task = match parts {
-        TaskParts::Clips(clips) => clips.whole(&loaded.config).map(|task| Box::new(task) as Box<dyn Task>),
-        TaskParts::OwnData(own) => own.whole(&loaded.config).map(|task| Box::new(task) as Box<dyn Task>),
+        TaskParts::Clips(clips) => clips.whole().map(|task| Box::new(task) as Box<dyn Task>),
+        TaskParts::OwnData(own) => own.whole().map(|task| Box::new(task) as Box<dyn Task>),
         TaskParts::Unknown => None,
     };
     network.zip(task).ok_or_else(|| Error::Misuse("a run was opened without one of its parts".into()))
@@ -94,7 +94,10 @@ fn open(
     };
     match opened.algorithm.data_source() {
         DataSource::Clips => {
-            let (parts, network) = ClipParts::open(&opening, opened, reward, found);
+            let Some(clips) = found.open("run", || ClipConfig::of(loaded)) else {
+                return (TaskParts::Unknown, None);
+            };
+            let (parts, network) = ClipParts::open(&opening, clips, opened, reward, found);
             (TaskParts::Clips(parts), network)
         }
         DataSource::Own { steps_per_epoch } => {

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use roll_core::{Algorithm, Error, Result, ResultExt, RewardScorer, StepContext, StepReport};
+use serde_json::Value as Json;
 
-use crate::config::RunConfig;
+use crate::config::{LoadedConfig, RunConfig};
 use crate::findings::Findings;
 use crate::task::{self, Network, OpenedAlgorithm, Opening, Task, TaskContext, TaskFacts, TaskState};
 
@@ -14,6 +15,8 @@ pub(crate) struct OwnDataParts {
     reward: Option<Box<dyn RewardScorer>>,
     /// The number of optimizer steps; `None` after a problem.
     pub(crate) steps: Option<u64>,
+    /// Validates every this many steps.
+    measured_every: u64,
 }
 
 impl OwnDataParts {
@@ -25,26 +28,27 @@ impl OwnDataParts {
         reward: Option<Box<dyn RewardScorer>>,
         found: &mut Findings,
     ) -> (Self, Option<Network>) {
-        let config = &opening.loaded.config;
+        let (loaded, config) = (opening.loaded, &opening.loaded.config);
+        let evaluation = Evaluation::of(loaded);
         let mut network = opening.network(found);
         if let Some(network) = &mut network {
             network.connect(&mut opened, reward.as_deref(), config, found);
-            found.open("evaluation", || refuse_prompts(config, network));
+            found.open("evaluation", || evaluation.refuse_prompts(config, network));
         }
-        found.note("evaluation", || unused_evaluation(config));
+        found.note("evaluation", || evaluation.unused(config));
         let of_data = steps_per_epoch.map(|steps| steps.saturating_mul(config.training.num_train_epochs));
         let steps = opening.steps(of_data, found);
-        (Self { algorithm: opened.algorithm, reward, steps }, network)
+        (Self { algorithm: opened.algorithm, reward, steps, measured_every: evaluation.every }, network)
     }
 
     /// The task of a run; `None` if a part could not be opened.
-    pub(crate) fn whole(self, config: &RunConfig) -> Option<OwnDataTask> {
-        let Self { algorithm, reward, steps } = self;
+    pub(crate) fn whole(self) -> Option<OwnDataTask> {
+        let Self { algorithm, reward, steps, measured_every } = self;
         let facts = TaskFacts {
             steps: steps?,
             headlines: algorithm.headlines(),
             measures: true,
-            measured_every: config.evaluation.every,
+            measured_every,
             idle_hint: "; of an agent: all episodes of each group may have one score",
             ..TaskFacts::default()
         };
@@ -52,28 +56,50 @@ impl OwnDataParts {
     }
 }
 
-/// Fails if there are prompts to make videos of.
-fn refuse_prompts(config: &RunConfig, network: &mut Network) -> Result<()> {
-    if config.evaluation.prompts.is_empty() {
-        return Ok(());
-    }
-    let name = match network.model.as_diffusion() {
-        None => format!("the model `{}`", config.model.name),
-        Some(_) => format!("the algorithm `{}` brings its own data, and", config.algo.name),
-    };
-    Err(Error::config("evaluation.prompts", format!("{name} makes no videos; leave them out")))
+/// The keys of the section `evaluation` that concern such a run, if another task declares the section.
+struct Evaluation {
+    /// Validate every this many steps.
+    every: u64,
+    has_prompts: bool,
+    /// Whether clips are to be evaluated.
+    has_clips: bool,
 }
 
-/// The note on keys of `evaluation` that an algorithm with a validation of its own does not read.
-fn unused_evaluation(config: &RunConfig) -> Option<String> {
-    let evaluation = &config.evaluation;
-    (evaluation.train_samples > 0 || evaluation.check.are_listed() || evaluation.stop_when.is_some()).then(|| {
-        format!(
-            "`evaluation.train_samples`, `evaluation.check` and `evaluation.stop_when` have no effect: `{}` brings its \
-             own data, and generates no clips",
-            config.algo.name
-        )
-    })
+impl Evaluation {
+    fn of(loaded: &LoadedConfig) -> Self {
+        let value = |key| loaded.declared_value("evaluation", key);
+        let number = |key| value(key).and_then(Json::as_u64).unwrap_or_default();
+        let is_listed = |key| value(key).and_then(Json::as_array).is_some_and(|list| !list.is_empty());
+        let stops = value("stop_when").is_some_and(|condition| !condition.is_null());
+        Self {
+            every: number("every"),
+            has_prompts: is_listed("prompts"),
+            has_clips: number("train_samples") > 0 || is_listed("check") || stops,
+        }
+    }
+
+    /// Fails if there are prompts to make videos of.
+    fn refuse_prompts(&self, config: &RunConfig, network: &mut Network) -> Result<()> {
+        if !self.has_prompts {
+            return Ok(());
+        }
+        let name = match network.model.as_diffusion() {
+            None => format!("the model `{}`", config.model.name),
+            Some(_) => format!("the algorithm `{}` brings its own data, and", config.algo.name),
+        };
+        Err(Error::config("evaluation.prompts", format!("{name} makes no videos; leave them out")))
+    }
+
+    /// The note on keys that have no effect.
+    fn unused(&self, config: &RunConfig) -> Option<String> {
+        self.has_clips.then(|| {
+            format!(
+                "`evaluation.train_samples`, `evaluation.check` and `evaluation.stop_when` have no effect: `{}` brings \
+                 its own data, and generates no clips",
+                config.algo.name
+            )
+        })
+    }
 }
 
 /// A run of an algorithm that brings its own data, and validates itself.

@@ -6,11 +6,10 @@ use std::sync::{Arc, OnceLock};
 use roll_core::{
     BuildContext, Communicator, ComponentOptions, Error, Fault, FirstRank, Kind, Registry, Result, ResultExt,
 };
-use roll_data::DataConfig;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 
-use crate::config::{ConfigLayers, EvaluationConfig, LoadedConfig, RunConfig, TrainingConfig};
+use crate::config::{ConfigLayers, DeclaredSection, LoadedConfig, RunConfig, TrainingConfig};
 use crate::open::open_check;
 use crate::run_dir::RunDir;
 use crate::{Checked, Finding, RunSession, RunSummary, Trainer, checkpoint, ranks};
@@ -220,7 +219,7 @@ fn unused(parent: &Path, name: &str) -> PathBuf {
 /// use roll_wan::init_tiny::{WanKind, init_tiny};
 /// use roll_rewards::brightness::BrightnessConfig;
 /// use roll_train::Run;
-/// use roll_train::config::DataConfig;
+/// use roll_train::clips::DataConfig;
 ///
 /// # fn main() -> roll_core::Result<()> {
 /// # let dir = std::env::temp_dir().join(format!("roll-doc-run-{}", std::process::id()));
@@ -324,19 +323,14 @@ impl<'a> RunBuilder<'a> {
         self.component(Kind::Reward, name, component)
     }
 
-    /// The training data.
-    pub fn data(self, data: DataConfig) -> Self {
-        self.set("data", data)
-    }
-
     /// Optimizer, schedule and batch sizes.
     pub fn training(self, training: TrainingConfig) -> Self {
         self.set("training", training)
     }
 
-    /// Evaluations before, during and after the training.
-    pub fn evaluation(self, evaluation: EvaluationConfig) -> Self {
-        self.set("evaluation", evaluation)
+    /// A section that a task declares.
+    pub fn section<S: DeclaredSection>(self, section: S) -> Self {
+        self.set(S::NAME, section)
     }
 
     /// The number of optimizer steps.

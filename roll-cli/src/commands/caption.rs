@@ -131,7 +131,7 @@ impl Captioner {
         let question = args.question.as_deref().unwrap_or(CAPTION_QUESTION);
         config.questions = Texts::Several(vec![question.into()]);
         let (frames, judge) = (config.frames, Judge::new(config, &build_context(&loaded))?);
-        Ok(Self { judge, frames, data: loaded.config.data.clone() })
+        Ok(Self { judge, frames, data: loaded.section()? })
     }
 
     fn caption(&self, row: &RowColumns) -> Result<String> {

@@ -87,7 +87,7 @@ fn open(args: &DataSet) -> Result<Opened> {
         metadata: Some(args.path.clone()),
         on_bad_sample: OnBadSample::Skip,
         cache_bytes: 0,
-        ..loaded.config.data.clone()
+        ..loaded.section()?
     };
     let side = usize::from(args.unit);
     let unit = VideoUnit { height: side, width: side, ..VideoUnit::default() };

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use roll_core::{Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Options, Result, Video, VideoUnit};
 use roll_data::{Sizing, read_image, write_gif, write_mp4, write_pngs};
 use roll_external::files;
-use roll_train::config::{DataConfig, LoadedConfig};
+use roll_train::clips::DataConfig;
+use roll_train::config::LoadedConfig;
 use roll_video::sampling::{Request, SamplingOptions};
 
 use super::adapters::open_model;
@@ -32,7 +33,7 @@ pub fn generate(args: Generate) -> Result<()> {
     let registry = configuration.registry()?;
     let mut loaded = configuration.or_demo()?.load(&registry)?;
     let context = build_context(&loaded);
-    let (frames, size) = size(&args, &loaded.config.data);
+    let (frames, size) = size(&args, &loaded.section()?);
     let picture = |path: &Option<PathBuf>| path.as_ref().map(|p| read_image(p, Sizing::Exact(size))).transpose();
     let (image, end_image) = (picture(&args.image)?, picture(&args.end_image)?);
     if end_image.is_some() {

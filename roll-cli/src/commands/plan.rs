@@ -47,16 +47,17 @@ pub fn estimate(
     machine: &PlannedMachine,
 ) -> Result<(PlanInput, Needs)> {
     let config = &loaded.config;
+    let data: DataConfig = loaded.section()?;
     let passes = registry.passes(&config.algo.name, &config.algo.options)?;
     let division = registry.division(&config.strategy.name, &config.strategy.options)?;
     let size = match size {
         // Texts have no size.
-        None if passes.texts.is_empty() => Some(full_hd(&config.data)?),
+        None if passes.texts.is_empty() => Some(full_hd(&data)?),
         size => size,
     };
     let input = PlanInput {
         network,
-        frames: config.data.num_frames,
+        frames: data.num_frames,
         size,
         memory: (!machine.shared).then_some(machine.memory as u64),
         samples: config.training.samples_per_rank(),

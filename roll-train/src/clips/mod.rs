@@ -1,15 +1,18 @@
 //! Runs on clips: the rows of `data.metadata`, rewards of generated videos, evaluations before and after training.
 //!
-//! `open` makes a [`ClipTask`] from a configuration; `rows` and `notes` say what cannot be used or has no effect. Between
-//! steps, `measure` evaluates ([`evaluation`]), writes sample prompts and validates; `suspicion` looks for reward hacking
-//! by the rule of [`hacking`]. At the end, `preference` asks a reward that compares videos, and `comparison` shows clips
-//! before and after training. [`cache`] keeps encodings, `weighted_sum` makes one reward of several.
+//! `config` declares the sections `data` and `evaluation`. `open` makes a [`ClipTask`] from a configuration; `rows` and
+//! `notes` say what cannot be used or has no effect. Between steps, `measure` evaluates ([`evaluation`]), writes sample
+//! prompts and validates; `suspicion` looks for reward hacking by the rule of [`hacking`]. At the end, `preference` asks
+//! a reward that compares videos, and `comparison` shows clips before and after training. [`cache`] keeps encodings,
+//! `weighted_sum` makes one reward of several.
 
 pub mod cache;
 pub mod evaluation;
 pub mod hacking;
 
+mod builder;
 mod comparison;
+mod config;
 mod measure;
 mod notes;
 mod open;
@@ -34,8 +37,10 @@ use crate::results::record::Record;
 use crate::run_dir::RunDir;
 use crate::task::{self, Task, TaskContext, TaskFacts, TaskResults, TaskState};
 
+pub use config::{CheckRewards, ClipConfig, EvaluationConfig, SamplePrompt, StopWhen};
 pub use open::ClipParts;
 pub(crate) use open::{TrainedReward, check_prompts};
+pub use roll_data::{DataConfig, OnBadSample};
 pub use rows::{clip_notes, counted_rows, row_noun};
 pub use weighted_sum::reward;
 
@@ -45,6 +50,7 @@ const EXPECTED_PROMPTS: usize = 64;
 /// A run on clips.
 pub(crate) struct ClipTask {
     facts: TaskFacts,
+    config: ClipConfig,
     algorithm: Box<dyn Algorithm>,
     /// The batches of this rank.
     data: Batches,
@@ -131,8 +137,8 @@ impl Task for ClipTask {
         Ok(metrics)
     }
 
-    fn stop_reason(&self, config: &RunConfig, record: &Record, step: u64) -> Option<String> {
-        suspicion::stop_reason(config, &self.facts.labels, record, step)
+    fn stop_reason(&self, record: &Record, step: u64) -> Option<String> {
+        suspicion::stop_reason(&self.config.evaluation, &self.facts.labels, record, step)
     }
 
     fn end(&mut self, context: &mut TaskContext<'_>, is_early: bool) -> Result<()> {

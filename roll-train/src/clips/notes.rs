@@ -2,23 +2,22 @@
 
 use roll_data::Metadata;
 
-use crate::config::{LoadedConfig, RunConfig};
+use super::config::EvaluationConfig;
+use crate::config::RunConfig;
 
 /// The note on keys of `evaluation` that an algorithm with a validation of its own does not read.
-pub(super) fn unused_evaluation(config: &RunConfig) -> Option<String> {
-    let evaluation = &config.evaluation;
+pub(super) fn unused_evaluation(evaluation: &EvaluationConfig, algorithm: &str) -> Option<String> {
     (evaluation.train_samples > 0 || evaluation.check.are_listed() || evaluation.stop_when.is_some()).then(|| {
         format!(
             "`evaluation.train_samples`, `evaluation.check` and `evaluation.stop_when` have no effect: `{}` measures its \
              loss on the clips of `evaluation.metadata`, and generates none",
-            config.algo.name
+            algorithm
         )
     })
 }
 
 /// The note on keys of `evaluation` without effect where no clip is named.
-pub(super) fn nothing_evaluated(config: &RunConfig) -> Option<String> {
-    let evaluation = &config.evaluation;
+pub(super) fn nothing_evaluated(evaluation: &EvaluationConfig) -> Option<String> {
     if evaluation.names_clips() {
         return None;
     }
@@ -51,9 +50,9 @@ pub(super) fn unused_masks(metadata: &Metadata) -> Option<String> {
 
 /// A note when the metadata name last frames that the model is not asked to take, or name none that it is asked to
 /// take.
-pub(super) fn unused_end_images(loaded: &LoadedConfig, metadata: Option<&Metadata>) -> Option<String> {
+pub(super) fn unused_end_images(config: &RunConfig, metadata: Option<&Metadata>) -> Option<String> {
     // The option of models that take pictures besides the prompt.
-    let inputs = loaded.config.model.options.get("extra_inputs")?.as_str()?;
+    let inputs = config.model.options.get("extra_inputs")?.as_str()?;
     let given = metadata?.rows.iter().filter(|row| row.end_image.is_some()).count();
     match (given, inputs.split(',').any(|input| input.trim() == "end_image")) {
         (1.., false) => Some(format!(

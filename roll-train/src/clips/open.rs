@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use roll_core::{
-    Algorithm, BuildContext, Communicator, ConditionInput, DiffusionModel, Error, Headline, Kind, Result, RewardScorer,
-    Tensor, VideoUnit,
+    Algorithm, BuildContext, Communicator, ConditionInput, Error, Headline, Kind, Result, RewardScorer, Tensor,
+    VideoUnit,
 };
 use roll_data::{Batches, DataConfig, Dataset, Metadata};
 
 use super::cache::{self, CacheStore, CachedModel, CachedReward};
+use super::config::ClipConfig;
 use super::evaluation::{EvaluationSources, Evaluator};
 use super::notes::{nothing_evaluated, unused_end_images, unused_evaluation, unused_masks};
 use super::rows::{Rows, clip_notes, unused_fps};
@@ -36,13 +37,14 @@ impl TrainedReward {
     /// prompt is used in training alone, by an algorithm that can.
     pub(crate) fn open(opening: &Opening<'_>, found: &mut Findings) -> Option<Self> {
         let Opening { loaded, registry, context, has_device, .. } = *opening;
-        let RunConfig { algo, evaluation, reward, .. } = &loaded.config;
+        let RunConfig { algo, reward, .. } = &loaded.config;
         if !has_device {
             return None;
         }
         let (scorer, reference_reader) =
             found.open("reward", || reward_and_reader(reward, registry, context)).flatten()?;
         if scorer.compares() {
+            let ClipConfig { evaluation, .. } = found.open("evaluation", || ClipConfig::of(loaded))?;
             let name = scorer.name();
             if registry.find(Kind::Algorithm, &algo.name).is_ok_and(|algorithm| !algorithm.is_linked) {
                 let problem =
@@ -75,6 +77,7 @@ pub struct ClipParts {
     algorithm: Box<dyn Algorithm>,
     prompts: Option<SamplePrompts>,
     store: Option<CacheStore>,
+    config: ClipConfig,
     /// Whether the algorithm validates itself on the clips that are not trained on.
     validates: bool,
     /// The number of rows of `evaluation.metadata` that are trained on, too.
@@ -85,116 +88,75 @@ impl ClipParts {
     /// Opens the parts, in the order in which mistakes are cheap to find, and the network in their midst.
     pub(crate) fn open(
         opening: &Opening<'_>,
+        clips: ClipConfig,
         mut opened: OpenedAlgorithm,
         reward: Option<TrainedReward>,
         found: &mut Findings,
     ) -> (Self, Option<Network>) {
-        let Opening { loaded, registry, context, .. } = *opening;
-        let config = &loaded.config;
-        let (mut reward, reader) = match reward {
-            Some(TrainedReward { scorer, reference_reader }) => (Some(scorer), reference_reader),
-            None => (None, None),
-        };
-        let data_config = config.data.resolved(|path| context.resolve(path));
-        let store = found.open("data", || open_store(&data_config, context)).flatten();
-
-        // Rows are checked before the model, which takes minutes to open.
-        let metadata = found.open("data", || Metadata::open(&data_config));
-        found.note("data", || unused_end_images(loaded, metadata.as_ref()));
-        found.note("data", || unused_fps(metadata.as_ref(), &data_config));
-        let mut sources = None;
-        if opening.has_device {
-            sources = found.open("evaluation", || EvaluationSources::open(loaded, registry, context));
-        }
-        let sets = sets(config, reader.as_deref(), sources.as_ref(), metadata.as_ref());
-        check_rows(&sets, config, opened.algorithm.as_ref(), found);
-        let unseen = sources.as_ref().and_then(EvaluationSources::unseen);
-        let seen = metadata.as_ref().zip(unseen).map_or(0, |(train, unseen)| count_seen(config, train, unseen, found));
+        let config = &opening.loaded.config;
+        let (reward, reader) = reward.map_or((None, None), |reward| (Some(reward.scorer), reward.reference_reader));
+        let Sources { data_config, store, train, evaluation } = Sources::open(opening, &clips, found);
+        let sets = sets(&clips, reader.as_deref(), evaluation.as_ref(), train.as_ref());
+        check_rows(&sets, config, &clips, opened.algorithm.as_ref(), found);
+        let unseen = evaluation.as_ref().and_then(EvaluationSources::unseen);
+        let seen = train.as_ref().zip(unseen).map_or(0, |(train, unseen)| count_seen(&clips, train, unseen, found));
 
         let mut network = opening.network(found);
-        let mut unit = VideoUnit::default();
-        let mut trained_rate = None;
-        let mut takes_image = true;
+        let model = network.as_mut().map(VideoModel::of).unwrap_or_default();
         if let Some(network) = &mut network {
-            if network.strategy.ranks().tokens.is_some() {
-                found.open("evaluation", || check_no_clips(config));
-            }
-            if let Some(model) = network.model.as_diffusion() {
-                (unit, trained_rate, takes_image) = (model.video_unit(), model.frame_rate(), model.takes_image());
-                check_model_input(model, &sets, config, opened.algorithm.as_ref(), found);
-            }
+            check_model(network, &sets, config, &clips, opened.algorithm.as_ref(), found);
         }
-        let leaves_out = sources
+        let has_references = evaluation
             .as_ref()
-            .is_some_and(|sources| lacks_reference(&sets, sources, opened.algorithm.as_ref(), takes_image));
-
+            .is_none_or(|sources| has_references(&sets, sources, opened.algorithm.as_ref(), model.takes_image));
         let trains_on_clips = opened.algorithm.needs_clip(true, None).is_some();
-        let dataset = metadata.and_then(|rows| found.open("data", || Dataset::new(rows, &data_config, unit)));
-        let dataset = dataset.map(Arc::new);
-        if let Some(dataset) = &dataset {
-            found.note("data", || data_config.unit_note(unit));
-            found.note("data", || dataset.unused_windows());
-            if !trains_on_clips {
-                found.note("data", || unused_masks(dataset.metadata()));
-            }
-            // Ranks read the same files.
-            if context.ranks.rank().0 == 0 {
-                let rate = trained_rate.filter(|_| trains_on_clips);
-                found.note("data", || clip_notes(dataset.metadata(), &data_config, rate).into_iter().flatten());
-            }
-        }
+        let dataset = train.and_then(|rows| open_dataset(rows, &data_config, &model, trains_on_clips, opening, found));
 
-        if let Some(store) = &store
-            && let Some(uncached) = network.take()
-        {
-            tracing::info!("encodings are cached in {} (`data.cache_dir`)", store.directory().display());
-            reward = reward.and_then(|reward| found.open("reward", || CachedReward::wrap(reward, store)));
-            network =
-                found.open("model", || Ok(Network { model: CachedModel::wrap(uncached.model, store)?, ..uncached }));
-        }
+        let (reward, mut network) = cached(reward, network, store.as_ref(), found);
         if let Some(network) = &mut network {
             network.connect(&mut opened, reward.as_deref(), config, found);
         }
-        let mut algorithm = opened.algorithm;
-
-        if leaves_out && let Some(sources) = &mut sources {
-            sources.leave_out_reference_readers();
-        }
-        let is_unchecked = sources.as_ref().is_some_and(EvaluationSources::is_unchecked);
-        if config.evaluation.stop_when.is_some() && !config.reward.is_empty() && is_unchecked {
-            found.open("evaluation", || Err::<(), _>(no_check_falls()));
-        }
         let [all_ranks, data_ranks] = match &network {
             Some(network) => [&network.strategy.ranks().all, &network.strategy.ranks().data].map(Arc::clone),
-            None => [context.ranks.clone(), context.ranks.clone()],
+            None => [&opening.context.ranks; 2].map(Arc::clone),
         };
-        let evaluator = sources.and_then(|sources| {
-            let train = dataset.as_deref();
-            found.open("evaluation", || Evaluator::open(loaded, sources, train, unit, all_ranks.as_ref())).flatten()
+        let evaluator = evaluation.and_then(|mut sources| {
+            if !has_references {
+                sources.leave_out_reference_readers();
+            }
+            found.open("evaluation", || check_stop_condition(&sources, config, &clips));
+            let open =
+                || Evaluator::open(&clips.evaluation, sources, dataset.as_deref(), model.unit, all_ranks.as_ref());
+            found.open("evaluation", open).flatten()
         });
-        let mut prompts = None;
-        if let Some(Network { model, .. }) = &mut network {
-            prompts = found.open("evaluation", || SamplePrompts::open(loaded, model.as_mut(), unit, context)).flatten();
-        }
+        let prompts = network.as_mut().and_then(|Network { model: network, .. }| {
+            let open = || SamplePrompts::open(config, &clips, network.as_mut(), model.unit, opening.context);
+            found.open("evaluation", open).flatten()
+        });
+        let mut algorithm = opened.algorithm;
         let held_out = evaluator.as_ref().and_then(Evaluator::unseen);
         let validates = held_out.is_some_and(|clips| algorithm.hold_out(clips));
-        found.note("evaluation", || if validates { unused_evaluation(config) } else { nothing_evaluated(config) });
+        found.note("evaluation", || match validates {
+            true => unused_evaluation(&clips.evaluation, &config.algo.name),
+            false => nothing_evaluated(&clips.evaluation),
+        });
 
         let mut data = dataset.map(|dataset| batches(dataset, config, data_ranks.as_ref()));
         let diffusion = network.as_mut().and_then(|network| network.model.as_diffusion());
-        if let (Some(data), Some(model)) = (&mut data, diffusion) {
+        if let (Some(data), Some(diffusion)) = (&mut data, diffusion) {
             // A model warns of prompts that are too long before the first step.
-            model.expect_prompts(&data.prompts(0, CHECKED_PROMPTS));
+            diffusion.expect_prompts(&data.prompts(0, CHECKED_PROMPTS));
         }
         let epochs = config.training.num_train_epochs;
         let steps = data.as_ref().and_then(|data| opening.steps(Some(data.steps(epochs)), found));
-        let parts = Self { reward, data, evaluator, steps, unit, algorithm, prompts, store, validates, seen };
+        let (unit, config) = (model.unit, clips);
+        let parts = Self { reward, data, evaluator, steps, unit, algorithm, prompts, store, config, validates, seen };
         (parts, network)
     }
 
     /// The task of a run; `None` if a part could not be opened.
-    pub(crate) fn whole(self, config: &RunConfig) -> Option<ClipTask> {
-        let Self { reward, data, evaluator, steps, algorithm, prompts, store, validates, seen, .. } = self;
+    pub(crate) fn whole(self) -> Option<ClipTask> {
+        let Self { reward, data, evaluator, steps, algorithm, prompts, store, config, validates, seen, .. } = self;
         let (data, steps) = (data?, steps?);
         let measure = reward.as_ref().map(|reward| reward.measures()).unwrap_or_default();
         let checks = evaluator.as_ref().map(Evaluator::check_labels).unwrap_or_default();
@@ -212,16 +174,112 @@ impl ClipParts {
             measured_every: config.evaluation.every,
             idle_hint: "",
         };
-        Some(ClipTask { facts, algorithm, data: data.up_to(steps), reward, store, held_out, prompts, seen })
+        Some(ClipTask { facts, config, algorithm, data: data.up_to(steps), reward, store, held_out, prompts, seen })
     }
 }
 
 /// Checks `evaluation.prompts` of a run whose algorithm cannot be made.
 pub(crate) fn check_prompts(opening: &Opening<'_>, network: &mut Network, found: &mut Findings) {
     let Opening { loaded, context, .. } = *opening;
+    let Some(clips) = found.open("evaluation", || ClipConfig::of(loaded)) else { return };
     let unit = network.model.as_diffusion().map(|model| model.video_unit()).unwrap_or_default();
-    found.open("evaluation", || SamplePrompts::open(loaded, network.model.as_mut(), unit, context));
-    found.note("evaluation", || nothing_evaluated(&loaded.config));
+    found.open("evaluation", || SamplePrompts::open(&loaded.config, &clips, network.model.as_mut(), unit, context));
+    found.note("evaluation", || nothing_evaluated(&clips.evaluation));
+}
+
+/// Rows and checks of a run, opened before the model, which takes minutes to open.
+struct Sources {
+    /// The section `data` with paths from the working directory.
+    data_config: DataConfig,
+    store: Option<CacheStore>,
+    /// The rows that are trained on; `None` after a problem.
+    train: Option<Metadata>,
+    /// The rows and rewards of evaluations; `None` after a problem.
+    evaluation: Option<EvaluationSources>,
+}
+
+impl Sources {
+    fn open(opening: &Opening<'_>, clips: &ClipConfig, found: &mut Findings) -> Self {
+        let Opening { loaded, registry, context, has_device, .. } = *opening;
+        let config = &loaded.config;
+        let data_config = clips.data.resolved(|path| context.resolve(path));
+        let store = found.open("data", || open_store(&data_config, context)).flatten();
+        let train = found.open("data", || Metadata::open(&data_config));
+        found.note("data", || unused_end_images(config, train.as_ref()));
+        found.note("data", || unused_fps(train.as_ref(), &data_config));
+        let mut evaluation = None;
+        if has_device {
+            evaluation = found.open("evaluation", || EvaluationSources::open(clips, &config.reward, registry, context));
+        }
+        Self { data_config, store, train, evaluation }
+    }
+}
+
+/// Facts of the model that data and evaluations depend on.
+struct VideoModel {
+    unit: VideoUnit,
+    /// Frames per second of the videos that it was trained on, if that matters.
+    rate: Option<f64>,
+    takes_image: bool,
+}
+
+impl Default for VideoModel {
+    /// Those of a run without a model.
+    fn default() -> Self {
+        Self { unit: VideoUnit::default(), rate: None, takes_image: true }
+    }
+}
+
+impl VideoModel {
+    fn of(network: &mut Network) -> Self {
+        match network.model.as_diffusion() {
+            Some(model) => {
+                Self { unit: model.video_unit(), rate: model.frame_rate(), takes_image: model.takes_image() }
+            }
+            None => Self::default(),
+        }
+    }
+}
+
+/// Opens the data set, with notes on its rows.
+fn open_dataset(
+    rows: Metadata,
+    config: &DataConfig,
+    model: &VideoModel,
+    trains_on_clips: bool,
+    opening: &Opening<'_>,
+    found: &mut Findings,
+) -> Option<Arc<Dataset>> {
+    let dataset = found.open("data", || Dataset::new(rows, config, model.unit))?;
+    found.note("data", || config.unit_note(model.unit));
+    found.note("data", || dataset.unused_windows());
+    if !trains_on_clips {
+        found.note("data", || unused_masks(dataset.metadata()));
+    }
+    // Ranks read the same files.
+    if opening.context.ranks.rank().0 == 0 {
+        let rate = model.rate.filter(|_| trains_on_clips);
+        found.note("data", || clip_notes(dataset.metadata(), config, rate).into_iter().flatten());
+    }
+    Some(Arc::new(dataset))
+}
+
+/// Reward and network whose encodings are kept in the store, if there is one and the model is open.
+fn cached(
+    reward: Option<Box<dyn RewardScorer>>,
+    network: Option<Network>,
+    store: Option<&CacheStore>,
+    found: &mut Findings,
+) -> (Option<Box<dyn RewardScorer>>, Option<Network>) {
+    let (store, network) = match (store, network) {
+        (Some(store), Some(network)) => (store, network),
+        (_, network) => return (reward, network),
+    };
+    tracing::info!("encodings are cached in {} (`data.cache_dir`)", store.directory().display());
+    let reward = reward.and_then(|reward| found.open("reward", || CachedReward::wrap(reward, store)));
+    let Network { model, strategy } = network;
+    let model = found.open("model", || CachedModel::wrap(model, store));
+    (reward, model.map(|model| Network { model, strategy }))
 }
 
 fn open_store(config: &DataConfig, context: &BuildContext) -> Result<Option<CacheStore>> {
@@ -235,12 +293,12 @@ fn open_store(config: &DataConfig, context: &BuildContext) -> Result<Option<Cach
 
 /// The rows that are trained on, and those that are evaluated. `reader`: the trained reward that reads the reference.
 fn sets<'a>(
-    config: &RunConfig,
+    clips: &ClipConfig,
     reader: Option<&'a str>,
     sources: Option<&'a EvaluationSources>,
     train: Option<&'a Metadata>,
 ) -> Vec<Rows<'a>> {
-    let config = &config.evaluation;
+    let config = &clips.evaluation;
     let trained: Vec<&str> = reader.into_iter().collect();
     let unseen = sources.and_then(EvaluationSources::unseen);
     let checks = sources.into_iter().flat_map(|sources| sources.reference_readers(false));
@@ -259,10 +317,16 @@ fn sets<'a>(
 }
 
 /// Checks that algorithm and rewards can use the rows.
-fn check_rows(sets: &[Rows<'_>], config: &RunConfig, algorithm: &dyn Algorithm, found: &mut Findings) {
+fn check_rows(
+    sets: &[Rows<'_>],
+    config: &RunConfig,
+    clips: &ClipConfig,
+    algorithm: &dyn Algorithm,
+    found: &mut Findings,
+) {
     for rows in sets {
         let section = if rows.key == "data.metadata" { "data" } else { "evaluation" };
-        if found.open(section, || rows.check(config, algorithm)).is_none() {
+        if found.open(section, || rows.check(config, clips, algorithm)).is_none() {
             break;
         }
         if rows.key == "evaluation.metadata" {
@@ -272,8 +336,8 @@ fn check_rows(sets: &[Rows<'_>], config: &RunConfig, algorithm: &dyn Algorithm, 
 }
 
 /// Counts the evaluated rows that are trained on, too.
-fn count_seen(config: &RunConfig, train: &Metadata, unseen: &Metadata, found: &mut Findings) -> usize {
-    let count = config.evaluation.samples.unwrap_or(usize::MAX).min(unseen.rows.len());
+fn count_seen(clips: &ClipConfig, train: &Metadata, unseen: &Metadata, found: &mut Findings) -> usize {
+    let count = clips.evaluation.samples.unwrap_or(usize::MAX).min(unseen.rows.len());
     let both = unseen.rows_in(train, count);
     found.note("evaluation", || {
         both.first().map(|first| {
@@ -288,8 +352,8 @@ fn count_seen(config: &RunConfig, train: &Metadata, unseen: &Metadata, found: &m
 }
 
 /// Fails if clips are evaluated.
-fn check_no_clips(config: &RunConfig) -> Result<()> {
-    if !config.evaluation.names_clips() {
+fn check_no_clips(clips: &ClipConfig) -> Result<()> {
+    if !clips.evaluation.names_clips() {
         return Ok(());
     }
     let problem = "clips are not evaluated where several ranks work on one sample \
@@ -299,20 +363,25 @@ fn check_no_clips(config: &RunConfig) -> Result<()> {
 }
 
 /// Checks that the model can use clips and rows.
-fn check_model_input(
-    model: &mut dyn DiffusionModel,
+fn check_model(
+    network: &mut Network,
     sets: &[Rows<'_>],
     config: &RunConfig,
+    clips: &ClipConfig,
     algorithm: &dyn Algorithm,
     found: &mut Findings,
 ) {
+    if network.strategy.ranks().tokens.is_some() {
+        found.open("evaluation", || check_no_clips(clips));
+    }
+    let Some(model) = network.model.as_diffusion() else { return };
     let clip = any_clip(model.video_unit());
     found.open("model", || {
         model.check_input(&clip)?;
         sets.iter().try_for_each(|rows| rows.check_pictures(model, &clip))
     });
     if !model.takes_image() {
-        found.note("data", || sets.iter().find_map(|rows| rows.unused_images(config, algorithm)));
+        found.note("data", || sets.iter().find_map(|rows| rows.unused_images(config, clips, algorithm)));
     }
 }
 
@@ -323,24 +392,28 @@ fn any_clip(unit: VideoUnit) -> ConditionInput {
     ConditionInput { image, frames: 1, size, ..ConditionInput::default() }
 }
 
-/// Whether a default check reads the reference and has none: an evaluated row has no clip, or the model takes no picture,
-/// so that its videos have no first frame in common with the reference.
-fn lacks_reference(
+/// Whether each evaluated row has the reference that default checks read, and the model takes a picture: without one,
+/// its videos have no first frame in common with the reference.
+fn has_references(
     sets: &[Rows<'_>],
     sources: &EvaluationSources,
     algorithm: &dyn Algorithm,
     takes_image: bool,
 ) -> bool {
     let mut default_readers = sources.reference_readers(true);
-    default_readers.any(|reader| {
+    default_readers.all(|reader| {
         let mut evaluated = sets.iter().filter(|rows| rows.key != "data.metadata");
-        !takes_image || evaluated.any(|rows| rows.without_clip(algorithm, Some(reader)).is_some())
+        takes_image && evaluated.all(|rows| rows.without_clip(algorithm, Some(reader)).is_none())
     })
 }
 
-fn no_check_falls() -> Error {
+/// Fails if the run is to stop once a check falls, and has none.
+fn check_stop_condition(sources: &EvaluationSources, config: &RunConfig, clips: &ClipConfig) -> Result<()> {
+    if clips.evaluation.stop_when.is_none() || config.reward.is_empty() || !sources.is_unchecked() {
+        return Ok(());
+    }
     let problem = "no check could fall: `evaluation.check: auto` finds no reward that is not trained; list some";
-    Error::config("evaluation.stop_when", problem)
+    Err(Error::config("evaluation.stop_when", problem))
 }
 
 fn batches(dataset: Arc<Dataset>, config: &RunConfig, ranks: &dyn Communicator) -> Batches {

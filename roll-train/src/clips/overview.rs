@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use roll_data::Batches;
 
+use super::config::CheckRewards;
 use super::rows::{counted_rows, row_noun};
 use super::{ClipTask, HeldOut};
-use crate::config::{CheckRewards, RunConfig};
+use crate::config::RunConfig;
 use crate::progress::{counted, epochs};
 
 /// At most this many shapes of clips are named.
@@ -16,7 +17,7 @@ pub(super) fn lines(task: &ClipTask, config: &RunConfig, going_on: &str) -> Vec<
     let mut lines = Vec::new();
     if !config.reward.is_empty() {
         let rewards: Vec<String> = config.reward.iter().map(|reward| format!("`{}`", reward.name)).collect();
-        lines.push(("reward", format!("{}{}", rewards.join(" + "), checks(task, config))));
+        lines.push(("reward", format!("{}{}", rewards.join(" + "), checks(task))));
     }
     if let Some(env) = &config.env {
         lines.push(("environment", format!("`{}`", env.name)));
@@ -27,7 +28,7 @@ pub(super) fn lines(task: &ClipTask, config: &RunConfig, going_on: &str) -> Vec<
     let batch = counted(data.global_batch() as u64, noun);
     lines.push(("steps", format!("{steps} of {batch} each, {} epochs{going_on}", epochs(data.epoch(steps)))));
     if let HeldOut::Evaluated(evaluator) = &task.held_out {
-        let when = match config.evaluation.every {
+        let when = match task.config.evaluation.every {
             0 => "before and after".to_string(),
             every => format!("before, after and every {}", counted(every, "step")),
         };
@@ -40,9 +41,9 @@ pub(super) fn lines(task: &ClipTask, config: &RunConfig, going_on: &str) -> Vec<
 }
 
 /// The end of the line on rewards: those that check the trained ones.
-fn checks(task: &ClipTask, config: &RunConfig) -> String {
+fn checks(task: &ClipTask) -> String {
     let checks: Vec<String> = task.facts.labels.checks().iter().map(|name| format!("`{name}`")).collect();
-    match config.evaluation.check {
+    match task.config.evaluation.check {
         _ if checks.is_empty() => String::new(),
         CheckRewards::Listed(_) => format!("; checked by {}", checks.join(", ")),
         CheckRewards::Auto => format!("; checked by {} (not with `evaluation.check=[]`)", checks.join(", ")),

@@ -17,7 +17,7 @@ impl ClipTask {
         else {
             return Ok(());
         };
-        let (at_most, labels) = (context.config.evaluation.compare, &self.facts.labels);
+        let (at_most, labels) = (self.config.evaluation.compare, &self.facts.labels);
         let set = context.record.first_and_last_evaluation().and_then(|(before, _)| scores::judged_set(before));
         let Some(set) = set.filter(|_| reward.compares() && reward.terms().is_empty() && at_most > 0) else {
             return Ok(());

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use roll_data::{DataConfig, Metadata, MetadataRow, Probed, probe_clips};
 
+use super::config::ClipConfig;
 use crate::config::RunConfig;
 use crate::progress::counted;
 
@@ -43,7 +44,7 @@ impl Rows<'_> {
     }
 
     /// Fails if a row lacks a clip that the algorithm or a reward needs, or has a picture as its clip.
-    pub(super) fn check(&self, config: &RunConfig, algorithm: &dyn Algorithm) -> Result<()> {
+    pub(super) fn check(&self, config: &RunConfig, clips: &ClipConfig, algorithm: &dyn Algorithm) -> Result<()> {
         let name = &config.algo.name;
         for reader in [None].into_iter().chain(self.reference_readers.iter().copied().map(Some)) {
             if let Some((row, reason)) = self.without_clip(algorithm, reader) {
@@ -56,7 +57,7 @@ impl Rows<'_> {
                 return Err(Error::config(self.key, problem));
             }
         }
-        let (frames, generates) = (config.data.num_frames, algorithm.needs_clip(true, None).is_none());
+        let (frames, generates) = (clips.data.num_frames, algorithm.needs_clip(true, None).is_none());
         if frames > 1
             && (generates || !config.reward.is_empty())
             && let Some(row) = self.metadata.picture_as_clip(self.count)
@@ -89,11 +90,16 @@ impl Rows<'_> {
     }
 
     /// A note on pictures that neither model nor reward uses, for a model that takes none.
-    pub(super) fn unused_images(&self, config: &RunConfig, algorithm: &dyn Algorithm) -> Option<String> {
+    pub(super) fn unused_images(
+        &self,
+        config: &RunConfig,
+        clips: &ClipConfig,
+        algorithm: &dyn Algorithm,
+    ) -> Option<String> {
         let compares =
             |reader: &str| algorithm.needs_clip(true, Some(reader)) != algorithm.needs_clip(false, Some(reader));
         // The size of the video is that of its picture.
-        let sizes = |row: &MetadataRow| row.video.is_none() && config.data.height.is_none();
+        let sizes = |row: &MetadataRow| row.video.is_none() && clips.data.height.is_none();
         let unused = self.rows().filter(|row| row.image.is_some() && !sizes(row)).count();
         (unused > 0 && !self.reference_readers.iter().copied().any(compares)).then(|| {
             let (rows, key, model) = (counted(unused as u64, "row"), self.key, &config.model.name);

@@ -6,9 +6,10 @@ use roll_core::{
     BuildContext, ConditionInput, DiffusionModel, Error, Generator, Model, Noise, Options, Progress, Result, ResultExt,
     Video, VideoUnit, inventory,
 };
-use roll_data::{Bucket, Sizing, read_image};
+use roll_data::{Bucket, DataConfig, Sizing, read_image};
 
-use crate::config::{LoadedConfig, SamplePrompt};
+use super::config::{ClipConfig, SamplePrompt};
+use crate::config::RunConfig;
 
 const KEY: &str = "evaluation.prompts";
 /// Default frames per second.
@@ -27,19 +28,20 @@ impl SamplePrompts {
     /// Reads the pictures of the prompts that the configuration names; `None` when it names none. Fails when the model
     /// makes no videos, or cannot take a prompt with these pictures.
     pub fn open(
-        loaded: &LoadedConfig,
+        config: &RunConfig,
+        clips: &ClipConfig,
         model: &mut dyn Model,
         unit: VideoUnit,
         context: &BuildContext,
     ) -> Result<Option<Self>> {
-        let config = &loaded.config;
-        if config.evaluation.prompts.is_empty() {
+        let prompts = &clips.evaluation.prompts;
+        if prompts.is_empty() {
             return Ok(None);
         }
         let model = diffusion(model, &config.model.name)?;
         let mut inputs = Vec::new();
-        for (i, prompt) in config.evaluation.prompts.iter().enumerate() {
-            let input = input(loaded, prompt, unit, context).and_then(|input| {
+        for (i, prompt) in prompts.iter().enumerate() {
+            let input = input(&clips.data, prompt, unit, context).and_then(|input| {
                 model.check_input(&input)?;
                 Ok(input)
             });
@@ -47,7 +49,7 @@ impl SamplePrompts {
         }
         Ok(Some(Self {
             inputs,
-            seeds: config.evaluation.prompts.iter().map(|prompt| prompt.seed).collect(),
+            seeds: prompts.iter().map(|prompt| prompt.seed).collect(),
             options: config.algo.options.clone(),
             generator: inventory::iter::<Generator>.into_iter().next().ok_or_else(|| {
                 Error::Unsupported(format!("`{KEY}`: this program has no crate of algorithms that generates videos"))
@@ -77,14 +79,9 @@ fn diffusion<'a>(model: &'a mut dyn Model, name: &str) -> Result<&'a mut dyn Dif
 }
 
 /// A prompt with its pictures, and the shape of a row without a clip.
-fn input(
-    loaded: &LoadedConfig,
-    prompt: &SamplePrompt,
-    unit: VideoUnit,
-    context: &BuildContext,
-) -> Result<ConditionInput> {
+fn input(data: &DataConfig, prompt: &SamplePrompt, unit: VideoUnit, context: &BuildContext) -> Result<ConditionInput> {
     let image = prompt.image.as_ref().map(|path| context.resolve(path));
-    let Bucket { frames, size } = Bucket::without_clip(&loaded.config.data, image.as_deref(), unit)?;
+    let Bucket { frames, size } = Bucket::without_clip(data, image.as_deref(), unit)?;
     let picture = |path: &Option<PathBuf>| {
         path.as_ref().map(|path| read_image(context.resolve(path), Sizing::Exact(size))).transpose()
     };

@@ -1,8 +1,8 @@
 //! Reward hacking during a run. The first suspicion (the trained reward rises while a check falls) is logged, and
 //! `evaluation.stop_when` may end the run.
 
+use super::config::EvaluationConfig;
 use super::hacking::Verdict;
-use crate::config::RunConfig;
 use crate::results::SetLabels;
 use crate::results::record::{Evaluation, Record, Suspicion};
 use crate::results::scores::FALLING;
@@ -25,8 +25,8 @@ pub(super) fn record(labels: &SetLabels, context: &mut TaskContext<'_>) -> Optio
 
 /// The reason to end the run, by `evaluation.stop_when`: the reward has risen since before training while a check has
 /// fallen, in the last evaluations.
-pub(super) fn stop_reason(config: &RunConfig, labels: &SetLabels, record: &Record, step: u64) -> Option<String> {
-    let evaluations_in_a_row = config.evaluation.stop_when?.checks_fall as usize;
+pub(super) fn stop_reason(config: &EvaluationConfig, labels: &SetLabels, record: &Record, step: u64) -> Option<String> {
+    let evaluations_in_a_row = config.stop_when?.checks_fall as usize;
     // A step without an evaluation has nothing new to judge.
     if record.evaluations.last()?.step != step {
         return None;

@@ -1,11 +1,12 @@
 //! A merged configuration that can say where its values came from.
 
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 
-use super::RunConfig;
+use super::declared;
 use super::provenance::Provenance;
 use super::secrets::{self, AsWritten};
 use super::yaml::child;
+use super::{DeclaredSection, RunConfig};
 use roll_core::{BuildContext, Error, Result};
 
 /// One value of a configuration, for listings.
@@ -22,8 +23,10 @@ pub struct Entry {
 /// A checked configuration.
 #[derive(Clone, Debug)]
 pub struct LoadedConfig {
-    /// The values.
+    /// The values, apart from declared sections.
     pub config: RunConfig,
+    /// The declared sections, by name; checked.
+    pub(super) sections: Map<String, Json>,
     /// Where they came from.
     pub provenance: Provenance,
     /// Notes for the user that are not errors.
@@ -36,6 +39,29 @@ impl LoadedConfig {
     /// The context in which components are made, on one rank: relative paths start from the working directory.
     pub fn build_context(&self) -> BuildContext {
         BuildContext { seed: self.config.seed, ..BuildContext::new(&self.config.backend) }
+    }
+
+    /// The values of a declared section.
+    pub fn section<S: DeclaredSection>(&self) -> Result<S> {
+        match self.sections.get(S::NAME) {
+            Some(section) => declared::read(section),
+            None => Ok(S::default()),
+        }
+    }
+
+    /// The value of a key in a declared section; `None` if no section of this name is declared.
+    pub(crate) fn declared_value(&self, section: &str, key: &str) -> Option<&Json> {
+        self.sections.get(section)?.get(key)
+    }
+
+    /// All values as JSON, in the order of the types.
+    pub fn tree(&self) -> Result<Json> {
+        let mut tree =
+            serde_json::to_value(&self.config).map_err(Error::failed("the configuration cannot be serialised"))?;
+        if let Json::Object(tree) = &mut tree {
+            tree.extend(self.sections.clone());
+        }
+        Ok(tree)
     }
 
     /// All values as YAML, for `config.yaml` of the run directory; loading it yields the same configuration. A value of
@@ -54,8 +80,7 @@ impl LoadedConfig {
     }
 
     fn tree_as_written(&self) -> Result<Json> {
-        let mut tree =
-            serde_json::to_value(&self.config).map_err(Error::failed("the configuration cannot be serialised"))?;
+        let mut tree = self.tree()?;
         let variables = std::env::vars_os();
         let variables =
             variables.filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
@@ -93,7 +118,7 @@ impl LoadedConfig {
 mod tests {
     use std::path::Path;
 
-    use super::super::ConfigLayers;
+    use super::super::{ConfigLayers, schema};
     use super::*;
     use roll_core::{Factory, OnMissing, Options, Registration, Registry};
 
@@ -170,6 +195,7 @@ mod tests {
         config.model.options.clear();
         config.strategy.options.clear();
         assert_eq!(config, RunConfig::default());
+        assert_eq!(loaded.sections["data"], schema::DEFAULTS["data"]);
         assert_eq!(loaded.config.algo.options["mid_timestep"], 4);
         assert!(loaded.listing().unwrap().iter().all(|e| e.origin == "default"));
     }
@@ -186,7 +212,7 @@ mod tests {
         assert_eq!(loaded.config.steps, Some(5));
         assert_eq!(loaded.config.training.learning_rate, 1e-4);
         assert_eq!(loaded.config.training.warmup_steps, 3);
-        assert_eq!(loaded.config.data.fps, Some(8.0));
+        assert_eq!(loaded.declared_value("data", "fps"), Some(&8.0.into()));
         assert_eq!(loaded.provenance.of("seed"), "--set");
         assert_eq!(loaded.provenance.of("training.learning_rate"), "environment variable ROLL_TRAINING__LEARNING_RATE");
         assert!(loaded.provenance.of("training.warmup_steps").ends_with("train.yaml:5"));
@@ -286,7 +312,7 @@ mod tests {
         let layers = layers.set("algo.negative_prompt=yes").unwrap();
         let loaded = load(layers.set("data.metadata=a b/c: d.csv")).unwrap();
         let again = load(from_file(dir.path(), &loaded.resolved_yaml().unwrap())).unwrap();
-        assert_eq!(again.config, loaded.config);
+        assert_eq!((&again.config, &again.sections), (&loaded.config, &loaded.sections));
         let listing = loaded.listing().unwrap();
         assert_eq!(listing[0].key, "seed");
         assert!(listing.iter().any(|e| e.key == "training.betas" && e.value == "[0.9,0.999]"));
@@ -300,7 +326,7 @@ mod tests {
         let loaded = load(from_file(dir.path(), text)).unwrap();
         let lines = loaded.listing().unwrap().into_iter().map(|e| format!("{}: {} # {}\n", e.key, e.value, e.origin));
         let again = load(from_file(dir.path(), &lines.collect::<String>())).unwrap();
-        assert_eq!(again.config, loaded.config);
+        assert_eq!((again.config, again.sections), (loaded.config, loaded.sections));
         let found = message(load(from_file(dir.path(), "training.learnin_rate: 1\n")));
         assert!(found.contains("`training.learning_rate`") && found.contains("train.yaml:1"), "{found}");
         assert!(message(from_file(dir.path(), "training..x: 1\n")).contains("no configuration key"));

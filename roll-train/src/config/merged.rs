@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 
 use config::Value;
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 
 use super::RunConfig;
+use super::declared::DECLARED;
 use super::loaded::LoadedConfig;
 use super::provenance::{Provenance, to_json};
 use super::secrets::AsWritten;
-use super::{evaluation, schema, trackers};
+use super::{schema, trackers};
 use roll_core::{Error, Registry, Result, keys};
 
 /// A configuration that is merged but not checked: component names and options can be checked only with a registry,
@@ -72,21 +73,31 @@ impl MergedConfig {
     fn load_checked(self, registry: Option<&Registry>) -> Result<LoadedConfig> {
         let Self { mut tree, provenance, mut notes, written } = self;
         notes.extend(trackers::normalize(&mut tree));
-        evaluation::normalize(&mut tree);
+        for section in DECLARED.iter() {
+            if let Some(value) = tree.get_mut(section.name) {
+                (section.normalize)(value);
+            }
+        }
         if let Some(registry) = registry {
             schema::fill_learning_rate(&mut tree, registry, &provenance);
         }
         schema::fill_nulls(&mut tree);
-        keys::check::<RunConfig>("", &mut tree).map_err(|e| provenance.with_place(e))?;
+        keys::check(&schema::KEYS, &schema::SCHEMA, &mut tree).map_err(|e| provenance.with_place(e))?;
         if let Some(registry) = registry {
             notes.extend(schema::check_components(&mut tree, registry, &provenance)?);
+        }
+        let mut sections = Map::new();
+        for section in DECLARED.iter() {
+            let value = tree.as_object_mut().and_then(|tree| tree.shift_remove(section.name));
+            let value = value.unwrap_or_else(section.default);
+            sections.insert(section.name.into(), (section.read)(&value).map_err(|e| provenance.with_place(e))?);
         }
         let config: RunConfig = serde_path_to_error::deserialize(&tree).map_err(|e| {
             let key = e.path().to_string().replace('[', ".").replace(']', "");
             provenance.with_place(Error::config(key, e.inner().to_string()))
         })?;
         config.check().map_err(|e| provenance.with_place(e))?;
-        Ok(LoadedConfig { config, provenance, notes, written })
+        Ok(LoadedConfig { config, sections, provenance, notes, written })
     }
 }
 

@@ -9,7 +9,7 @@
 
 mod compose;
 mod consent;
-mod evaluation;
+mod declared;
 mod interpolate;
 mod layers;
 mod loaded;
@@ -26,15 +26,15 @@ mod trackers;
 mod training;
 mod yaml;
 
-pub use evaluation::{CheckRewards, EvaluationConfig, SamplePrompt, StopWhen};
+pub use declared::{DeclaredSection, SectionType};
 pub use layers::ConfigLayers;
 pub use loaded::{Entry, LoadedConfig};
 pub use merged::MergedConfig;
 pub use provenance::Provenance;
 pub use roll_core::{Component, RewardComponent};
-pub use roll_data::{DataConfig, OnBadSample};
 pub use run::RunConfig;
+pub use schema::general;
 pub use secrets::without_secrets;
-pub use sections::{Section, general, sections, select_sections};
+pub use sections::{Section, sections, select_sections};
 pub use trackers::Tracker;
 pub use training::TrainingConfig;

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use roll_core::{ConfiguredOptions, IdleKeys, Kind, OptionNotes, Options, Registry, Result, When};
 use serde_json::Value as Json;
 
-use super::RunConfig;
 use super::loaded::LoadedConfig;
+use super::schema::DEFAULTS;
 
 const IDLE: &[IdleKeys] = &[
     IdleKeys {
@@ -34,8 +34,8 @@ impl LoadedConfig {
     /// A sentence for each key that has no effect because of others; a run logs them once at its start. Fails on a
     /// value that can only be a mistake.
     pub fn without_effect(&self, registry: &Registry) -> Result<Vec<String>> {
-        let config = object(&self.config);
-        let mut defaults = object(&RunConfig::default());
+        let config = object(self.tree()?);
+        let mut defaults = object(DEFAULTS.clone());
         let mut components = BTreeSet::new();
         for kind in Kind::ALL {
             let section = config.get(kind.section());
@@ -67,8 +67,11 @@ fn name(component: &Json) -> Option<&str> {
     component.get("name")?.as_str()
 }
 
-fn object(config: &RunConfig) -> Options {
-    serde_json::to_value(config).ok().and_then(|value| value.as_object().cloned()).unwrap_or_default()
+fn object(tree: Json) -> Options {
+    match tree {
+        Json::Object(map) => map,
+        _ => Options::new(),
+    }
 }
 
 #[cfg(test)]

@@ -7,14 +7,13 @@ use serde::{Deserialize, Serialize};
 
 use roll_backends::optimizer::LrSchedulerType;
 
-use super::{EvaluationConfig, Tracker, TrainingConfig};
+use super::{Tracker, TrainingConfig};
 use roll_core::{Component, Error, Noise, Result, RewardComponent};
-use roll_data::DataConfig;
 
 /// Maximum number of ranks that are threads: each has threads, a stack and a copy of the networks.
 const MAX_RANKS: usize = 256;
 
-/// The complete configuration of a run. Where ROLL has the same setting, the name and the default are ROLL's.
+/// The configuration of a run. Where ROLL has the same setting, the name and the default are ROLL's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RunConfig {
@@ -82,10 +81,6 @@ pub struct RunConfig {
     pub strategy: Component,
     /// Optimizer, learning-rate schedule and batch sizes.
     pub training: TrainingConfig,
-    /// Training data.
-    pub data: DataConfig,
-    /// What is generated and scored before and after training.
-    pub evaluation: EvaluationConfig,
 }
 
 impl Default for RunConfig {
@@ -114,8 +109,6 @@ impl Default for RunConfig {
             env: None,
             strategy: Component::named("single"),
             training: TrainingConfig::default(),
-            data: DataConfig::default(),
-            evaluation: EvaluationConfig::default(),
         }
     }
 }
@@ -145,7 +138,6 @@ impl RunConfig {
             let problem = format!("must be below `training.learning_rate` ({}), found {end}", t.learning_rate);
             return Err(Error::config("training.lr_scheduler_kwargs.lr_end", problem));
         }
-        self.evaluation.check()?;
-        self.data.check()
+        Ok(())
     }
 }

@@ -4,6 +4,7 @@ use std::sync::LazyLock;
 
 use serde_json::{Map, Value as Json};
 
+use super::declared::DECLARED;
 use super::provenance::Provenance;
 use super::{RunConfig, TrainingConfig};
 use roll_core::{
@@ -12,10 +13,33 @@ use roll_core::{
 };
 
 /// Every key but the options of components, as the types describe them.
-pub(super) static KEYS: LazyLock<Vec<Key>> = LazyLock::new(keys::of::<RunConfig>);
+pub(super) static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
+    let declared = DECLARED.iter().flat_map(|section| section.full_keys());
+    keys::of::<RunConfig>().into_iter().chain(declared).collect()
+});
 
-pub(super) static DEFAULTS: LazyLock<Json> =
-    LazyLock::new(|| serde_json::to_value(RunConfig::default()).unwrap_or_default());
+/// The JSON schema of a configuration.
+pub(super) static SCHEMA: LazyLock<Json> = LazyLock::new(|| {
+    let mut schema = keys::schema_of::<RunConfig>();
+    for section in DECLARED.iter() {
+        schema["properties"][section.name] = (section.schema)();
+    }
+    schema
+});
+
+pub(super) static DEFAULTS: LazyLock<Json> = LazyLock::new(|| {
+    let mut defaults = serde_json::to_value(RunConfig::default()).unwrap_or_default();
+    for section in DECLARED.iter() {
+        defaults[section.name] = (section.default)();
+    }
+    defaults
+});
+
+/// The lists of components within declared sections: full key and kind.
+fn component_lists() -> impl Iterator<Item = (String, Kind)> {
+    let lists = DECLARED.iter().flat_map(|section| section.components.iter().map(|list| (section.name, *list)));
+    lists.map(|(section, (key, kind))| (format!("{section}.{key}"), kind))
+}
 
 pub(super) fn top_level() -> impl Iterator<Item = &'static str> + Clone {
     DEFAULTS.as_object().into_iter().flatten().map(|(name, _)| name.as_str())
@@ -23,8 +47,15 @@ pub(super) fn top_level() -> impl Iterator<Item = &'static str> + Clone {
 
 /// Whether `key` takes text alone: `exp_name=2026` means the text.
 pub(super) fn is_text(key: &str) -> bool {
-    let key = super::general(key);
+    let key = general(key);
     KEYS.iter().any(|known| known.name == key && known.is_text())
+}
+
+/// `reward.0.align` and `reward[0].align` are `reward.N.align`.
+pub fn general(key: &str) -> String {
+    let dotted = key.replace('[', ".").replace(']', "");
+    let part = |part: &str| if part.parse::<usize>().is_ok() { "N".to_string() } else { part.to_string() };
+    dotted.split('.').map(part).collect::<Vec<_>>().join(".")
 }
 
 /// The options of the linked components, by section.
@@ -51,9 +82,9 @@ pub(super) fn is_component(key: &str) -> bool {
 
 /// The section of the component in the value of which `key` is, and the key within the component.
 fn component_and_rest(key: &str) -> Option<(&'static str, &str)> {
-    let (section, rest) = match key.strip_prefix("evaluation.check.") {
-        // A list of rewards.
-        Some(entry) => (Kind::Reward.section(), entry),
+    let entry = |(list, kind): (String, Kind)| Some((kind.section(), key.strip_prefix(&list)?.strip_prefix('.')?));
+    let (section, rest) = match component_lists().find_map(entry) {
+        Some(entry) => entry,
         None => {
             let (name, rest) = key.split_once('.').unwrap_or((key, ""));
             (Kind::ALL.iter().map(|kind| kind.section()).find(|section| *section == name)?, rest)
@@ -99,18 +130,16 @@ pub(super) fn fill_learning_rate(tree: &mut Json, registry: &Registry, provenanc
 /// Checks names and options of components, and fills in the defaults of options. Returns notes for the user.
 pub(super) fn check_components(tree: &mut Json, registry: &Registry, provenance: &Provenance) -> Result<Vec<String>> {
     let mut notes = Vec::new();
-    let sections = Kind::ALL.map(|kind| (kind, kind.section(), format!("/{}", kind.section())));
-    for (kind, section, path) in
-        sections.into_iter().chain([(Kind::Reward, "evaluation.check", "/evaluation/check".into())])
-    {
-        match tree.pointer_mut(&path) {
+    let sections = Kind::ALL.map(|kind| (kind.section().to_string(), kind));
+    for (section, kind) in sections.into_iter().chain(component_lists()) {
+        match tree.pointer_mut(&format!("/{}", section.replace('.', "/"))) {
             Some(Json::Array(items)) => {
                 for (i, item) in items.iter_mut().enumerate() {
                     notes.extend(check_component(&format!("{section}.{i}"), kind, item, registry, provenance)?);
                 }
             }
             Some(item @ Json::Object(_)) => {
-                notes.extend(check_component(section, kind, item, registry, provenance)?);
+                notes.extend(check_component(&section, kind, item, registry, provenance)?);
             }
             // A section that may be left out.
             _ => {}

@@ -1,9 +1,10 @@
 //! Every key of a configuration, section by section.
 
 use roll_core::{Key, Kind, Registry, keys};
-use roll_data::DataConfig;
 
-use super::{EvaluationConfig, RunConfig, TrainingConfig};
+use super::declared::DECLARED;
+use super::schema::{KEYS, general};
+use super::{RunConfig, TrainingConfig};
 use roll_core::nearest;
 
 /// The keys of a section, or the options of one component.
@@ -33,12 +34,9 @@ impl Section {
 /// All sections: the top level, those that are typed, and the options of every component of `registry`, by kind and
 /// name.
 pub fn sections(registry: &Registry) -> Vec<Section> {
-    let typed = [
-        ("training", keys::about::<TrainingConfig>()),
-        ("data", keys::about::<DataConfig>()),
-        ("evaluation", keys::about::<EvaluationConfig>()),
-    ];
-    let all = keys::of::<RunConfig>();
+    let declared = DECLARED.iter().map(|section| (section.name, (section.about)()));
+    let typed: Vec<_> = [("training", keys::about::<TrainingConfig>())].into_iter().chain(declared).collect();
+    let all = &*KEYS;
     let of = |section: &str| -> Vec<Key> {
         all.iter().filter(|key| key.name.split('.').next() == Some(section)).cloned().collect()
     };
@@ -112,13 +110,6 @@ pub fn select_sections(sections: Vec<Section>, name: &str) -> Result<Vec<Section
     Err(nearest(&name, components.chain(names).chain(keys).chain(lasts)).map(String::from))
 }
 
-/// `reward.0.align` and `reward[0].align` are `reward.N.align`.
-pub fn general(key: &str) -> String {
-    let dotted = key.replace('[', ".").replace(']', "");
-    let part = |part: &str| if part.parse::<usize>().is_ok() { "N".to_string() } else { part.to_string() };
-    dotted.split('.').map(part).collect::<Vec<_>>().join(".")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -157,9 +148,8 @@ mod tests {
     fn typed_sections_list_every_key_of_the_defaults() {
         let sections = sections(&Registry::linked().unwrap());
         let keys: Vec<&str> = sections.iter().flat_map(|s| &s.keys).map(|key| key.name.as_str()).collect();
-        let defaults = serde_json::to_value(RunConfig::default()).unwrap();
         let mut leaves = Vec::new();
-        below("", &defaults, &mut leaves);
+        below("", &super::super::schema::DEFAULTS, &mut leaves);
         for leaf in leaves {
             assert!(keys.contains(&leaf.as_str()), "{leaf} is in no section: {keys:?}");
         }

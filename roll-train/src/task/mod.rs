@@ -39,7 +39,7 @@ pub(crate) trait Task: Send {
 
     /// The reason to end the run before its last step, after `step` steps. It depends on the record alone, so that all
     /// ranks agree, and a run that was killed and resumed ends where it would have ended.
-    fn stop_reason(&self, _config: &RunConfig, _record: &Record, _step: u64) -> Option<String> {
+    fn stop_reason(&self, _record: &Record, _step: u64) -> Option<String> {
         None
     }
 

@@ -12,7 +12,7 @@ pub(crate) struct Opening<'a> {
     pub(crate) loaded: &'a LoadedConfig,
     pub(crate) registry: &'a Registry,
     pub(crate) context: &'a BuildContext,
-    /// Whether the backend has its device: an error of the device is none of the components that open it, too.
+    /// Whether the backend has its device. Without it, components that open the device would report its error again.
     pub(crate) has_device: bool,
     /// Without it, the model's files would have to be downloaded first.
     pub(crate) has_model: bool,

@@ -76,7 +76,7 @@ impl<'a> PartialResults<'a> {
         &self.key
     }
 
-    /// The result `name`; `None` if there is none, it has another key or cannot be read.
+    /// The result `name`; `None` if it is missing, has another key or cannot be read.
     pub fn read<T: DeserializeOwned>(&self, name: &str, key: &str) -> Option<T> {
         let bytes = files::read(&self.path(name), files::MAX_TEXT).ok()?;
         let file: KeyedResult<T> = serde_json::from_slice(&bytes).ok()?;

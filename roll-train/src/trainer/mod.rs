@@ -1,11 +1,11 @@
 //! The training loop: batches in, metrics, samples and checkpoints out.
 //!
-//! The trainer owns steps, strategy, checkpoints and stopping. What is trained on, and how it is measured, belongs to its
-//! [`Task`].
+//! The trainer owns steps, strategy, checkpoints and stopping. What is trained on, and how it is measured, belongs to
+//! its [`Task`].
 //!
 //! `state` writes checkpoints, with the state of the task in `task_state`, and resumes from them. The loop itself is
-//! here. Between steps, `pace` logs the remaining time, and `idle` stops a run in which nothing is trained. `average` keeps
-//! averaged parameters. `overview` is logged at the start; `summary` is written at the end.
+//! here. Between steps, `pace` logs the remaining time, and `idle` stops a run in which nothing is trained. `average`
+//! keeps averaged parameters. `overview` is logged at the start; `summary` is written at the end.
 
 mod average;
 mod idle;
@@ -161,7 +161,7 @@ impl Trainer {
             self.record.parameters_hash = ParameterSums::of(self.model.as_mut())?.map(|sums| sums.hash);
         }
         while self.steps_done < self.steps {
-            self.stopped = self.task.stop_reason(&self.loaded.config, &self.record, self.steps_done);
+            self.stopped = self.task.stop_reason(&self.record, self.steps_done);
             if self.stopped.is_some() {
                 self.end_early(journal)?;
                 break;

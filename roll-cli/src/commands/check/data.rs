@@ -140,7 +140,7 @@ pub fn score(config: &RunConfig, dataset: &Dataset, reward: &mut dyn RewardScore
     let Some(sample) = (0..dataset.len().min(CLIPS)).find_map(|i| dataset.sample(i).ok()) else { return };
     let what = if sample.video.clip().is_some() { "the first clip" } else { "a grey video" };
     let (name, begun) = (reward.name().to_string(), Instant::now());
-    match score_of(config, &sample, reward, grad) {
+    match score_of(config, dataset, &sample, reward, grad) {
         Ok(Some(Score::Value { value, .. })) if value.is_finite() => {
             let with = if grad.is_on() { " with its gradient" } else { "" };
             let seconds = begun.elapsed().as_secs_f64();
@@ -156,7 +156,13 @@ pub fn score(config: &RunConfig, dataset: &Dataset, reward: &mut dyn RewardScore
 }
 
 /// `None` if the sample has no reference that the reward can use.
-fn score_of(config: &RunConfig, sample: &Sample, reward: &mut dyn RewardScorer, grad: Grad) -> Result<Option<Score>> {
+fn score_of(
+    config: &RunConfig,
+    dataset: &Dataset,
+    sample: &Sample,
+    reward: &mut dyn RewardScorer,
+    grad: Grad,
+) -> Result<Option<Score>> {
     let mut target = match reference_video(sample, reference_kind(config))?.map(|video| reward.prepare(&video)) {
         Some(Err(error)) if error.missing_reason().is_some() => return Ok(None),
         Some(prepared) => prepared?,
@@ -168,7 +174,7 @@ fn score_of(config: &RunConfig, sample: &Sample, reward: &mut dyn RewardScorer, 
         Some(clip) => clip.clone(),
         None => {
             let [frames, height, width] = sample.video.dims();
-            Arc::new(Video::new(Tensor::zeros([frames, 3, height, width]), config.data.fps.unwrap_or(FPS))?)
+            Arc::new(Video::new(Tensor::zeros([frames, 3, height, width]), dataset.config().fps.unwrap_or(FPS))?)
         }
     };
     let (score, pullback) = reward.score(&video, &sample.prompt, &target, grad)?;

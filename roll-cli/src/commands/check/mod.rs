@@ -10,7 +10,7 @@ use roll_backends::Backend;
 use roll_core::plan::{Needs, in_words};
 use roll_core::{BuildContext, Error, FileCheck, FilesFound, Grad, Kind, Registry, Result};
 use roll_external::files;
-use roll_train::clips::ClipParts;
+use roll_train::clips::{ClipParts, DataConfig};
 use roll_train::config::{LoadedConfig, RunConfig};
 use roll_train::progress::{counted, duration, overview_line};
 use roll_train::ranks;
@@ -95,6 +95,10 @@ pub fn check(args: Check) -> Result<()> {
     let passes = registry.passes(&config.algo.name, &config.algo.options);
     let grad = if passes.is_ok_and(|passes| passes.decoded()[1] > 0) { Grad::Record } else { Grad::Skip };
     let size = list_data(config, &mut checked, args.samples, grad, &mut found);
+    let size = match size {
+        Some(size) => Some(size),
+        None => fixed_size(&loaded)?,
+    };
     found.section("memory");
     match complete {
         true => list_needs(&loaded, &registry, &args.machine, size, checked.steps, &mut found),
@@ -189,7 +193,13 @@ fn list_data(
     }
     found.queued("evaluation");
 
-    largest.or(config.data.height.zip(config.data.width).map(|(h, w)| [h, w]))
+    largest
+}
+
+/// Height and width of clips, if the configuration sets them.
+fn fixed_size(loaded: &LoadedConfig) -> Result<Option<[usize; 2]>> {
+    let DataConfig { height, width, .. } = loaded.section()?;
+    Ok(height.zip(width).map(|(height, width)| [height, width]))
 }
 
 /// Lists memory and time.
@@ -240,7 +250,7 @@ fn cpu_note(config: &RunConfig, on: Option<&str>, needs: &Needs) -> Option<Strin
 pub fn estimated(loaded: &LoadedConfig, registry: &Registry) -> Option<String> {
     let config = &loaded.config;
     let machine = machine(&MachineArgs::default(), loaded).ok()?;
-    let size = config.data.height.zip(config.data.width).map(|(height, width)| [height, width]);
+    let size = fixed_size(loaded).ok()?;
     let (_, needs) = estimate(loaded, registry, None, size, &machine).ok()?;
     if let Some(note) = cpu_note(config, None, &needs) {
         tracing::warn!("{note}");

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::serde_json::{self, Map, Value as Json};
-use roll_core::{Error, Key, Kind, Result};
+use roll_core::serde_json::{Map, Value as Json};
+use roll_core::{Key, Kind, Result};
 use roll_train::config::{LoadedConfig, Section, general};
 
 use super::reference::wrapped;
@@ -15,7 +15,7 @@ const LEVEL: usize = 2;
 
 /// The configuration as YAML, which `--config` takes.
 pub fn template(loaded: &LoadedConfig, sections: &[Section]) -> Result<String> {
-    let tree = serde_json::to_value(&loaded.config).map_err(Error::failed("the configuration cannot be serialised"))?;
+    let tree = loaded.tree()?;
     let set_keys =
         loaded.listing()?.into_iter().filter(|entry| entry.origin != "default").map(|entry| entry.key).collect();
     let mut text = String::from(

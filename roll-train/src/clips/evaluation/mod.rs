@@ -8,7 +8,7 @@ use roll_core::{
 };
 use roll_data::{DataConfig, Dataset, Metadata, Windows};
 
-use crate::config::{CheckRewards, LoadedConfig};
+use crate::clips::config::{CheckRewards, ClipConfig, EvaluationConfig};
 use crate::progress::StoppableBar;
 use crate::results::scores::{Clip, Results, SetName};
 use checks::Checks;
@@ -63,18 +63,23 @@ pub(crate) struct EvaluationSources {
 }
 
 impl EvaluationSources {
-    /// Opens `evaluation.metadata` and `evaluation.check`.
-    pub(crate) fn open(loaded: &LoadedConfig, registry: &Registry, context: &BuildContext) -> Result<Self> {
-        let config = &loaded.config.evaluation;
+    /// Opens `evaluation.metadata` and `evaluation.check`, which check the rewards `trained`.
+    pub(crate) fn open(
+        clips: &ClipConfig,
+        trained: &[RewardComponent],
+        registry: &Registry,
+        context: &BuildContext,
+    ) -> Result<Self> {
+        let config = &clips.evaluation;
         let open = |metadata| -> Result<_> {
             let (base_path, metadata) = (config.base_path.clone(), Some(metadata));
             let windows = Windows::Head;
-            let data = DataConfig { metadata, base_path, windows, ..loaded.config.data.clone() };
+            let data = DataConfig { metadata, base_path, windows, ..clips.data.clone() };
             let data = data.resolved(|path| context.resolve(path));
             Ok((Metadata::open(&data)?, data))
         };
         let unseen = config.metadata.clone().map(open).transpose()?;
-        let checks = Checks::open(&config.checks(&loaded.config.reward, registry), registry, context)?;
+        let checks = Checks::open(&config.checks(trained, registry), registry, context)?;
         Ok(Self { unseen, checks, has_default_checks: config.check == CheckRewards::Auto })
     }
 
@@ -103,13 +108,12 @@ impl Evaluator {
     /// A clip that cannot be read is an error, or left out, as `data.on_bad_sample` says; if the number of clips is
     /// limited, the next one takes its place. `train`: the training data, if they could be opened.
     pub(crate) fn open(
-        loaded: &LoadedConfig,
+        config: &EvaluationConfig,
         sources: EvaluationSources,
         train: Option<&Dataset>,
         unit: VideoUnit,
         ranks: &dyn Communicator,
     ) -> Result<Option<Self>> {
-        let config = &loaded.config.evaluation;
         let (mut sets, mut skipped) = (Vec::new(), Vec::new());
         if let Some(train) = train.filter(|_| config.train_samples > 0) {
             let (set, unreadable) = Set::read(SetName::Train, train, Some(config.train_samples), ranks)?;

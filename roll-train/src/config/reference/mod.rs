@@ -355,11 +355,12 @@ mod tests {
         let loaded = load(|text| text).unwrap();
         let c = &loaded.config;
         assert_eq!((c.exp_name.as_deref(), c.seed, c.save_steps, c.steps), (Some("first"), 8, 25, None));
-        assert_eq!((c.max_steps, c.data.repeat, c.training.num_train_epochs), (Some(500), 100, 2));
+        assert_eq!((c.max_steps, c.training.num_train_epochs), (Some(500), 2));
+        let data = |key| loaded.declared_value("data", key).unwrap();
+        assert_eq!((data("repeat"), data("metadata")), (&100.into(), &"data/m.csv".into()));
         assert_eq!((c.training.learning_rate, c.training.max_grad_norm), (2.5e-6, 0.5));
         assert_eq!(c.training.lr_scheduler_type, roll_backends::optimizer::LrSchedulerType::Linear, "ROLL's default");
         assert_eq!(c.training.gradient_accumulation_steps, 8, "eight devices' samples on one rank");
-        assert_eq!(c.data.metadata.as_deref(), Some(Path::new("data/m.csv")));
         assert_eq!((c.model.name.as_str(), &c.model.options["lora_rank"]), ("wan2_2", &16.into()));
         assert_eq!(c.model.options["weights_dtype"], "bf16");
         assert_eq!((c.algo.name.as_str(), &c.algo.options["mid_timestep"]), ("reward_fl", &4.into()));

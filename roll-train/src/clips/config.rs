@@ -1,4 +1,5 @@
-//! The section `evaluation`: clips that are generated and scored before and after training.
+//! The sections of runs on clips: `data`, and `evaluation`, whose clips are generated and scored before and after
+//! training.
 
 use std::path::PathBuf;
 
@@ -6,7 +7,37 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
-use roll_core::{Error, Kind, Registration, Registry, Result, RewardComponent};
+use roll_core::{Error, Kind, Registration, Registry, Result, RewardComponent, inventory};
+use roll_data::DataConfig;
+
+use crate::config::{DeclaredSection, LoadedConfig, SectionType};
+
+inventory::submit!(SectionType::of::<DataConfig>());
+inventory::submit!(SectionType::of::<EvaluationConfig>());
+
+/// The settings of a run on clips.
+#[derive(Clone, Debug)]
+pub struct ClipConfig {
+    /// The section `data`.
+    pub data: DataConfig,
+    /// The section `evaluation`.
+    pub evaluation: EvaluationConfig,
+}
+
+impl ClipConfig {
+    /// The sections of a configuration.
+    pub fn of(loaded: &LoadedConfig) -> Result<Self> {
+        Ok(Self { data: loaded.section()?, evaluation: loaded.section()? })
+    }
+}
+
+impl DeclaredSection for DataConfig {
+    const NAME: &'static str = "data";
+
+    fn check_values(&self) -> Result<()> {
+        self.check()
+    }
+}
 
 /// Clips that the model generates before and after training, each time from the same noise. Frame size, length and
 /// frame rate are those of the section `data`.
@@ -137,22 +168,31 @@ pub struct SamplePrompt {
     pub seed: u64,
 }
 
-/// Makes maps of the texts among `evaluation.prompts`: prompts without pictures. `evaluation.check: null` becomes the
-/// empty list.
-pub(super) fn normalize(tree: &mut Json) {
-    if let Some(check @ Json::Null) = tree.pointer_mut("/evaluation/check") {
-        *check = Json::Array(Vec::new());
+impl DeclaredSection for EvaluationConfig {
+    const NAME: &'static str = "evaluation";
+    const COMPONENTS: &'static [(&'static str, Kind)] = &[("check", Kind::Reward)];
+
+    /// Makes maps of the texts among `evaluation.prompts`: prompts without pictures. `evaluation.check: null` becomes
+    /// the empty list.
+    fn normalize(section: &mut Json) {
+        if let Some(check @ Json::Null) = section.get_mut("check") {
+            *check = Json::Array(Vec::new());
+        }
+        let prompts = section.get_mut("prompts").and_then(Json::as_array_mut);
+        for prompt in prompts.into_iter().flatten().filter(|prompt| prompt.is_string()) {
+            *prompt = serde_json::json!({ "prompt": prompt.take() });
+        }
     }
-    let prompts = tree.pointer_mut("/evaluation/prompts").and_then(Json::as_array_mut);
-    for prompt in prompts.into_iter().flatten().filter(|prompt| prompt.is_string()) {
-        *prompt = serde_json::json!({ "prompt": prompt.take() });
+
+    fn check_values(&self) -> Result<()> {
+        self.check()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::ConfigLayers;
     use super::*;
+    use crate::config::ConfigLayers;
 
     fn read(json: serde_json::Value) -> std::result::Result<EvaluationConfig, String> {
         let config: EvaluationConfig = serde_json::from_value(json).map_err(|e| e.to_string())?;
@@ -186,10 +226,11 @@ mod tests {
         let registry = Registry::linked().unwrap();
         let names = |settings: &[&str], trained: &[&str]| {
             let set = |layers: ConfigLayers, setting: &&str| layers.set(&format!("evaluation.{setting}")).unwrap();
-            let config = settings.iter().fold(ConfigLayers::new(), set).load(Some(&registry)).unwrap().config;
+            let loaded = settings.iter().fold(ConfigLayers::new(), set).load(Some(&registry)).unwrap();
+            let ClipConfig { evaluation, .. } = ClipConfig::of(&loaded).unwrap();
             let reward =
                 |name: &&str| RewardComponent { name: (*name).into(), weight: 1.0, options: Default::default() };
-            let checks = config.evaluation.checks(&trained.iter().map(reward).collect::<Vec<_>>(), &registry);
+            let checks = evaluation.checks(&trained.iter().map(reward).collect::<Vec<_>>(), &registry);
             checks.into_iter().map(|check| check.name).collect::<Vec<_>>().join(" ")
         };
         assert_eq!(names(&["metadata=a.csv"], &["brightness"]), "first_frame motion sharpness");
@@ -210,7 +251,8 @@ mod tests {
     fn a_prompt_is_a_text_or_a_map() {
         let load = |text: &str| {
             let loaded = ConfigLayers::new().set_text("evaluation.prompts", text, "--set").and_then(|l| l.load(None));
-            loaded.map(|loaded| loaded.config.evaluation.prompts).map_err(|e| e.to_string())
+            let section = loaded.and_then(|loaded| loaded.section::<EvaluationConfig>());
+            section.map(|section| section.prompts).map_err(|e| e.to_string())
         };
         let found = load("[a cat, {prompt: a dog, seed: 3, image: dog.png}]").unwrap();
         assert_eq!(found[0], SamplePrompt { prompt: "a cat".into(), ..SamplePrompt::default() });
