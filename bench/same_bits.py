@@ -88,6 +88,8 @@ RANKS = [
 PLUGINS = ["zero", "wan2_2", "insightface", "reward_fl", "diffusion_nft", "flow_grpo", "agentic_ppo"]
 # Runs and ranks of the self-test.
 SELF_TEST = [("reward_fl", "1 rank"), ("flow_matching", "2 ranks"), ("agentic_ppo", "1 rank"), ("sft", "2 ranks")]
+# The tensor of a checkpoint that was written while a rollout of the next step was under way.
+AHEAD = "policy_of_rollout"
 # Parts of the names of metrics that differ from run to run.
 MEASURED = ("time/", "memory", "answered_from_cache", "/requests", "reward/tokens")
 
@@ -108,7 +110,9 @@ def metrics(run):
 
 
 def weight_files(run):
-    return {path.relative_to(run) for path in (run / "checkpoints").rglob("*.safetensors")}
+    """The files, but those of a policy that a rollout ahead still generates with: it may have ended before the step."""
+    paths = (run / "checkpoints").rglob("*.safetensors")
+    return {path.relative_to(run) for path in paths if set(tensors(path)) != {AHEAD}}
 
 
 def differences(before, after):
