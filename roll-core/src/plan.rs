@@ -126,7 +126,7 @@ pub struct Division {
     pub state_on_gpu: usize,
     /// Communication overlaps computation.
     pub overlap_comm: bool,
-    /// It keeps a copy of the trained parameters in host memory, unless the state is on a GPU.
+    /// It reads all trained parameters into host memory at once to update them, unless the state is on a GPU.
     #[serde(default)]
     pub copies_parameters: bool,
     /// Trained elements that are moved between ranks at a time, at most, but whole tensors; 0: nothing is.

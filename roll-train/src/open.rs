@@ -88,8 +88,8 @@ fn open(
         let mut network = opening.network(found);
         if let Some(network) = &mut network {
             network.attach(config, found);
-            check_prompts(&opening, network, found);
         }
+        check_prompts(&opening, network.as_mut(), found);
         return (TaskParts::Unknown, network);
     };
     match opened.algorithm.data_source() {

@@ -156,3 +156,17 @@ impl Task for OwnDataTask {
         task::restore(self.algorithm.as_mut(), state)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use crate::config::ConfigLayers;
+
+    #[test]
+    fn the_section_evaluation_has_the_keys_that_are_read_here() {
+        let loaded = ConfigLayers::new().load(None).unwrap();
+        for key in ["every", "prompts", "train_samples", "check", "stop_when"] {
+            assert!(loaded.declared_value("evaluation", key).is_some(), "`evaluation.{key}`");
+        }
+    }
+}

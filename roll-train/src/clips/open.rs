@@ -179,11 +179,13 @@ impl ClipParts {
 }
 
 /// Checks `evaluation.prompts` of a run whose algorithm cannot be made.
-pub(crate) fn check_prompts(opening: &Opening<'_>, network: &mut Network, found: &mut Findings) {
+pub(crate) fn check_prompts(opening: &Opening<'_>, network: Option<&mut Network>, found: &mut Findings) {
     let Opening { loaded, context, .. } = *opening;
     let Some(clips) = found.open("evaluation", || ClipConfig::of(loaded)) else { return };
-    let unit = network.model.as_diffusion().map(|model| model.video_unit()).unwrap_or_default();
-    found.open("evaluation", || SamplePrompts::open(&loaded.config, &clips, network.model.as_mut(), unit, context));
+    if let Some(network) = network {
+        let unit = network.model.as_diffusion().map(|model| model.video_unit()).unwrap_or_default();
+        found.open("evaluation", || SamplePrompts::open(&loaded.config, &clips, network.model.as_mut(), unit, context));
+    }
     found.note("evaluation", || nothing_evaluated(&clips.evaluation));
 }
 

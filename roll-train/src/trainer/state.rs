@@ -73,12 +73,12 @@ impl Trainer {
         }
         let optimizer = self.strategy.state()?;
         let writes = journal.dir.is_some();
-        let task = self.task.state(writes)?;
         let mut adapters = self.export(writes)?;
         if self.average.is_some() {
             let averaged = self.with_average(|trainer| trainer.export(writes))?;
             adapters.extend(averaged.into_iter().map(|(name, tensors)| (format!("{AVERAGED}/{name}"), tensors)));
         }
+        let task = self.task.state(writes)?;
         let Some(dir) = journal.dir.clone() else {
             self.saved_step = Some(self.steps_done);
             return Ok(());

@@ -56,6 +56,7 @@ impl Fixture {
             full: false,
             lora_scale: 1.0,
             products: DType::F32,
+            fp8: false,
             activations: DType::F32,
             rope: (to_device(&cos, device)?, to_device(&sin, device)?),
             samples: 1,

@@ -10,7 +10,8 @@
 //!
 //! Every stage computes the same bits: sums run over the ranks in their order whichever rank holds them, AdamW is
 //! elementwise, and the gradient norm is summed shard by shard. Another number of ranks sums in another order and
-//! differs by rounding. A rank alone that updates on a GPU sums its gradients there, and differs by rounding too.
+//! differs by rounding. A rank alone that updates on the parameters' device sums its gradients
+//! there, and differs by rounding too.
 
 #[cfg(test)]
 mod device_tests;

@@ -60,7 +60,7 @@ impl OptimizerState {
         let count = if whole { all } else { partition.shard() };
         let updates = options.optimizer_location().updates(model, count)?;
         if updates.is_some() {
-            tracing::info!("AdamW updates {count} of the {all} parameters on the device they are on");
+            tracing::info!("AdamW updates the parameters on the device they are on: {count} of {all} on this rank");
         }
         if let Some(updates) = updates {
             if whole {
@@ -172,13 +172,9 @@ impl OptimizerState {
             Self::Device { updates, .. } => updates.write_moments(saved.flat(specs)?.each_ref().map(Vec::as_slice)),
             Self::Shards { shards, sums } => {
                 for (bucket, shard) in sums.partition.buckets().iter().zip(shards) {
-                    let Range { start, end } = sums.own(bucket);
-                    let own = saved.flat(&specs[bucket.specs.clone()])?.map(|mut moments| {
-                        moments.truncate(end);
-                        moments.drain(..start);
-                        moments
-                    });
-                    shard.write(own)?;
+                    let whole = saved.flat(&specs[bucket.specs.clone()])?;
+                    // Copied, so that the memory of the whole bucket is free again.
+                    shard.write(whole.map(|moments| moments[sums.own(bucket)].to_vec()))?;
                 }
                 Ok(())
             }

@@ -92,12 +92,10 @@ impl Operator for Range {
         if parts.iter().any(|p| p.shape().iter().any(|d| *d != 1)) {
             return Err("start, limit and step should be one number each".into());
         }
-        let too_many = || Problem(format!("a range of more than {MAX_INTS} numbers, or with the step 0"));
-        let count = |count: f64| (0.0..=MAX_INTS as f64).contains(&count.max(0.0)).then_some(count.max(0.0) as usize);
         if parts.iter().all(|p| matches!(p, Value::Float(_))) {
             let number = |i: usize| -> Result<f32, Problem> { Ok(host_floats(parts[i].float()?)?[0]) };
             let [start, limit, step] = [number(0)?, number(1)?, number(2)?];
-            let count = count((f64::from(limit - start) / f64::from(step)).ceil()).ok_or_else(too_many)?;
+            let count = range_length(f64::from(limit - start), f64::from(step))?;
             let values: Vec<f32> = (0..count).map(|i| start + i as f32 * step).collect();
             return Ok(vec![if count == 0 {
                 Value::list(vec![])
@@ -106,13 +104,23 @@ impl Operator for Range {
             }]);
         }
         let [start, limit, step] = [parts[0].ints()?[0], parts[1].ints()?[0], parts[2].ints()?[0]].map(i128::from);
-        if step == 0 {
-            return Err(too_many());
-        }
-        let count = count(((limit - start) as f64 / step as f64).ceil()).ok_or_else(too_many)?;
+        let count = range_length((limit - start) as f64, step as f64)?;
         let values = (0..count as i128).map(|i| i64::try_from(start + i * step)).collect::<Result<_, _>>();
-        Ok(vec![Value::list(values.map_err(|_| too_many())?)])
+        Ok(vec![Value::list(values.map_err(|_| Problem("a range beyond 64-bit integers".into()))?)])
     }
+}
+
+/// The number of elements of a range over `distance`. Fails on a step of 0, on numbers that are not finite, and above
+/// [`MAX_INTS`].
+fn range_length(distance: f64, step: f64) -> Result<usize, Problem> {
+    let length = (distance / step).ceil();
+    if !length.is_finite() || length > MAX_INTS as f64 {
+        return Err(Problem(format!(
+            "a range over {distance} in steps of {step}: expected finite numbers, a step other than 0, and at most \
+             {MAX_INTS} elements"
+        )));
+    }
+    Ok(length.max(0.0) as usize)
 }
 
 /// A matrix with zeros below (or above) a diagonal.
@@ -209,5 +217,19 @@ impl Operator for CumulativeSum {
             }
         }
         Ok(vec![Value::Int { values: sums, shape: shape.clone() }])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_without_a_length_are_refused() {
+        assert_eq!(range_length(5.0, 2.0).ok(), Some(3));
+        assert_eq!(range_length(-5.0, 2.0).ok(), Some(0));
+        for (distance, step) in [(5.0, 0.0), (-5.0, 0.0), (0.0, 0.0), (f64::NAN, 1.0), (1.0, f64::NAN), (1e300, 1.0)] {
+            assert!(range_length(distance, step).is_err(), "{distance} in steps of {step}");
+        }
     }
 }
