@@ -61,7 +61,7 @@ impl EncodedLora {
                 let what = "two layers whose names differ in dots and underscores alone";
                 return Err(unrepresentable(convention, what, name, "ComfyUI or PEFT"));
             }
-            written.add(&stem, layer, convention, alpha);
+            written.add_layer(&stem, layer, convention, alpha);
         }
         for (name, difference) in &lora.differences {
             let stem = stem(name, convention, names);
@@ -96,10 +96,12 @@ impl EncodedLora {
         Ok(written)
     }
 
-    fn add(&mut self, stem: &str, layer: &Layer, convention: Convention, alpha: f64) {
+    /// Adds the tensors of a layer, whose names begin with `stem`.
+    fn add_layer(&mut self, stem: &str, layer: &Layer, convention: Convention, alpha: f64) {
         let (a, b) = matrix_names(convention);
         let mut up = layer.up.clone();
-        // No file of DiffSynth has a bias and another scale than 1 (`check_convention`).
+        // DiffSynth has no alpha: the scale is multiplied into B. If that rounds, the file has the unscaled B too. Layers
+        // with a bias have the scale 1 (`check_convention`).
         if convention == Convention::DiffSynth && layer.scale() != 1.0 {
             match scaled(&up, layer.scale()) {
                 Some(exact) => up = exact,

@@ -106,7 +106,7 @@ impl Failure {
 }
 
 impl ProcessTransport {
-    /// Sends a request to the process, which is started if there is none. A broken process is ended, because its next
+    /// Sends a request to the process, and starts one first unless it runs. A broken process is ended, because its next
     /// line would answer an old request.
     fn ask(&mut self, request: &serde_json::Value) -> std::result::Result<Answer, Failure> {
         let (child, _permit) = match &mut self.child {
