@@ -17,6 +17,9 @@ pub(crate) const MAX_VIDEO_BYTES: usize = 8 << 30;
 /// Maximum number of frames that are kept of an animated picture: a few bytes make one, so that its size bounds nothing.
 const MAX_ANNOUNCED: usize = 10_000;
 
+/// The frames that `options` select, in four stages: resampling to `fps` (the output frames, of which one source frame
+/// may make several or none), then every `every`-th output frame, then without the first `skip`, then at most
+/// `max_frames`.
 pub(crate) struct Frames {
     options: ReadOptions,
     /// Frame rate of the file; set by the reader.
@@ -27,9 +30,11 @@ pub(crate) struct Frames {
     pub max_bytes: usize,
     /// Number of frames to come at the requested rate, before `skip` and `every`, if the reader knows it.
     announced: Option<usize>,
+    /// Number of output frames so far, at the requested rate.
     frames_seen: usize,
     /// Frames left out so far, of `skip`.
     skipped: usize,
+    /// Number of frames that are kept.
     frame_count: usize,
     size: Option<[usize; 2]>,
     values: Vec<f32>,
@@ -76,17 +81,25 @@ impl Frames {
         self.push(picture, times)
     }
 
-    /// Adds the next frame `times` times; a frame with 0 times does not count for `every`.
+    /// Adds the next source frame, which makes `times` output frames.
     pub fn push(&mut self, picture: Picture, times: usize) -> Result<ControlFlow<()>, String> {
-        if times > 0 && !self.is_full() {
-            self.frames_seen += 1;
-            if (self.frames_seen - 1).is_multiple_of(self.options.every.max(1)) {
-                self.take(picture, times).inspect_err(|_| self.is_rejected = true)?;
+        if !self.is_full() {
+            let selected_before = self.selected_of(self.frames_seen);
+            self.frames_seen = self.frames_seen.saturating_add(times);
+            match self.selected_of(self.frames_seen) - selected_before {
+                0 => {}
+                selected => self.take(picture, selected).inspect_err(|_| self.is_rejected = true)?,
             }
         }
         Ok(if self.is_full() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     }
 
+    /// Number of the first `output_frames` that `every` selects.
+    fn selected_of(&self, output_frames: usize) -> usize {
+        output_frames.div_ceil(self.options.every.max(1))
+    }
+
+    /// Adds a frame that `every` selected `times` times.
     fn take(&mut self, picture: Picture, times: usize) -> Result<(), String> {
         let skipped = times.min(self.options.skip - self.skipped);
         self.skipped += skipped;
@@ -135,8 +148,8 @@ impl Frames {
 
     /// Number of announced frames that `options` select; 0 if none are announced.
     fn announced_to_keep(&self) -> usize {
-        let announced = self.announced.unwrap_or(0).div_ceil(self.options.every.max(1));
-        announced.saturating_sub(self.options.skip).min(self.options.max_frames.unwrap_or(usize::MAX))
+        let selected = self.selected_of(self.announced.unwrap_or(0));
+        selected.saturating_sub(self.options.skip).min(self.options.max_frames.unwrap_or(usize::MAX))
     }
 
     pub fn finish(self, path: &Path) -> Result<Video> {
@@ -188,6 +201,22 @@ mod tests {
         assert_eq!(picked(24.0, 16.0, 6), [0, 1, 3, 4]);
         assert_eq!(picked(8.0, 16.0, 3), [0, 0, 1, 1, 2, 2]);
         assert_eq!(picked(16.0, 16.0, 3), [0, 1, 2]);
+    }
+
+    #[test]
+    fn every_counts_the_frames_of_the_requested_rate() {
+        let shown: Vec<_> = (0..6).map(|i| [f64::from(i) / 8.0, f64::from(i + 1) / 8.0]).collect();
+        let picked = |fps: f64, every: usize, skip: usize, max_frames: Option<usize>| {
+            picked(ReadOptions { fps: Some(fps), every, skip, max_frames, ..Default::default() }, &shown)
+        };
+        // At 16 a second: 0 0 1 1 2 2 3 3 4 4 5 5.
+        assert_eq!(picked(16.0, 2, 0, None), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(picked(16.0, 3, 0, None), [0, 1, 3, 4]);
+        assert_eq!(picked(16.0, 3, 1, Some(2)), [1, 3]);
+        // At 32 a second each frame comes four times.
+        assert_eq!(picked(32.0, 3, 0, None), [0, 0, 1, 2, 3, 3, 4, 5]);
+        // At 4 a second: 0 2 4.
+        assert_eq!(picked(4.0, 2, 0, None), [0, 4]);
     }
 
     #[test]

@@ -19,16 +19,17 @@ pub enum Sizing {
     Exact([usize; 2]),
 }
 
-/// Which frames to read, and their size.
+/// Which frames to read, and their size. The frames are resampled to `fps`, then every `every`-th is taken, then the
+/// first `skip` of those are left out, then at most `max_frames` are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ReadOptions {
-    /// Leave out this many frames before the first.
+    /// Leave out this many of the frames that `fps` and `every` select.
     pub skip: usize,
-    /// Stop after this many frames.
+    /// Stop after this many returned frames.
     pub max_frames: Option<usize>,
     /// Sample frames at this rate (the frames shown at those times) instead of reading all.
     pub fps: Option<f64>,
-    /// Keep every N-th frame; 0 and 1 keep all.
+    /// Keep every N-th frame, counted at the rate `fps` if there is one; 0 and 1 keep all.
     pub every: usize,
     /// Size of the frames.
     pub sizing: Sizing,

@@ -106,8 +106,9 @@ pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 /// The byte order mark that editors and shells under Windows write before UTF-8 text.
 pub const BYTE_ORDER_MARK: &str = "\u{feff}";
 
-/// As [`read`], for JSON and other text: without the byte order mark.
-pub fn read_utf8(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+/// As [`read`], for JSON and other text: without the byte order mark. Whether the bytes are UTF-8 is left to their
+/// parser.
+pub fn read_text_bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = read(path, most)?;
     if bytes.starts_with(BYTE_ORDER_MARK.as_bytes()) {
         bytes.drain(..BYTE_ORDER_MARK.len());
@@ -115,18 +116,18 @@ pub fn read_utf8(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// As [`read_utf8`]; fails also on a file without text.
+/// As [`read_text_bytes`]; fails also on a file without text.
 pub fn read_filled(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let bytes = read_utf8(path, most)?;
+    let bytes = read_text_bytes(path, most)?;
     match bytes.trim_ascii().is_empty() {
         true => Err(io::Error::new(io::ErrorKind::InvalidData, format!("expected its contents, found {EMPTY}"))),
         false => Ok(bytes),
     }
 }
 
-/// As [`read_utf8`]; fails if the file is not UTF-8.
+/// As [`read_text_bytes`]; fails if the file is not UTF-8.
 pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
-    String::from_utf8(read_utf8(path, most)?)
+    String::from_utf8(read_text_bytes(path, most)?)
         .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, format!("not UTF-8: {}", e.utf8_error())))
 }
 

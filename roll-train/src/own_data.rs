@@ -15,7 +15,7 @@ pub(crate) struct OwnDataParts {
     reward: Option<Box<dyn RewardScorer>>,
     /// The number of optimizer steps; `None` after a problem.
     pub(crate) steps: Option<u64>,
-    /// Validates every this many steps.
+    /// Number of steps between validations.
     measured_every: u64,
 }
 
@@ -41,7 +41,7 @@ impl OwnDataParts {
         (Self { algorithm: opened.algorithm, reward, steps, measured_every: evaluation.every }, network)
     }
 
-    /// The task of a run; `None` if a part could not be opened.
+    /// The task of a run; `None` if the number of steps is unknown, because a part could not be opened.
     pub(crate) fn whole(self) -> Option<OwnDataTask> {
         let Self { algorithm, reward, steps, measured_every } = self;
         let facts = TaskFacts {
@@ -56,9 +56,9 @@ impl OwnDataParts {
     }
 }
 
-/// The keys of the section `evaluation` that concern such a run, if another task declares the section.
+/// The keys of the section `evaluation` that concern such a run; their defaults if no task declares the section.
 struct Evaluation {
-    /// Validate every this many steps.
+    /// Number of steps between validations.
     every: u64,
     has_prompts: bool,
     /// Whether clips are to be evaluated.
@@ -130,7 +130,8 @@ impl Task for OwnDataTask {
 
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
         let step = context.step;
-        let mut own = StepContext {
+        // The same step, without clips and with the reward of this run.
+        let mut context = StepContext {
             step,
             samples: &[],
             model: &mut *context.model,
@@ -141,7 +142,7 @@ impl Task for OwnDataTask {
             progress: context.progress,
             want_videos: context.want_videos,
         };
-        self.algorithm.step(&mut own).while_doing(|| format!("step {}", step + 1))
+        self.algorithm.step(&mut context).while_doing(|| format!("step {}", step + 1))
     }
 
     fn measure(&mut self, context: &mut TaskContext<'_>) -> Result<BTreeMap<String, f64>> {

@@ -287,7 +287,7 @@ impl Checkpoint {
 
     /// The `config.json` next to the first file; `None` if it is missing or not a JSON object.
     pub fn config_json(&self) -> Option<serde_json::Map<String, serde_json::Value>> {
-        let bytes = files::read_utf8(&self.path().parent()?.join("config.json"), files::MAX_TEXT).ok()?;
+        let bytes = files::read_text_bytes(&self.path().parent()?.join("config.json"), files::MAX_TEXT).ok()?;
         serde_json::from_slice(&bytes).ok()
     }
 

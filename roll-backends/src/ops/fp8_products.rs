@@ -18,7 +18,7 @@ impl Fp8Products {
     pub fn of(device: &Device) -> Self {
         #[cfg(feature = "libtorch")]
         if let Some(number) = crate::device::libtorch_gpu(device) {
-            return match super::libtorch::fp8_product_of_ones(number) {
+            return match super::libtorch::check_fp8_gpu(number) {
                 Ok(()) => Self::TensorCores,
                 Err(reason) => Self::Missing(reason),
             };

@@ -7,12 +7,13 @@ use roll_core::{BuildContext, Error, Model, Registry, Result, ResultExt};
 use roll_train::config::LoadedConfig;
 use serde_json::Value as Json;
 
-/// Options that speak of an adapter; its file knows better than the configuration of another run.
-const OF_ADAPTERS: [&str; 5] =
+/// Options that describe an adapter. The adapter's file has them too, and takes precedence over the configuration,
+/// which may be that of another run.
+const ADAPTER_OPTIONS: [&str; 5] =
     ["trainable_models", "lora_base_model", "lora_target_modules", "lora_rank", "lora_alpha"];
 
-/// The configured model with `adapters` on it, each as `model.lora_checkpoint` takes it; they are added up. Words of
-/// `--set` on the adapter are kept.
+/// Opens the configured model with the sum of `adapters`, each written as `model.lora_checkpoint` takes it. Options of
+/// an adapter that `--set` gives are kept.
 pub fn open_model(
     loaded: &LoadedConfig,
     registry: &Registry,
@@ -26,7 +27,7 @@ pub fn open_model(
     }
     if options.contains_key("lora_checkpoint") {
         options.insert("lora_checkpoint".into(), Json::from(adapters));
-        for key in OF_ADAPTERS {
+        for key in ADAPTER_OPTIONS {
             if options.contains_key(key) && loaded.provenance.of(&format!("model.{key}")) != "--set" {
                 options.insert(key.into(), Json::Null);
             }
@@ -35,7 +36,7 @@ pub fn open_model(
             .model(name, &options, context)
             .while_doing(|| format!("loading --adapter {}", adapters.join(", ")));
     }
-    // Another model, which knows nothing but the files that it wrote.
+    // A model without the option `lora_checkpoint`: it reads one adapter, in the format that it writes.
     let [path] = adapters else {
         return Err(Error::Unsupported(format!("--adapter: the model `{name}` takes one adapter")));
     };

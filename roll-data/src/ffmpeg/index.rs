@@ -33,7 +33,8 @@ pub(crate) fn probe(path: &Path) -> Result<Probed, Failure> {
     Ok(Probed { size, frames, fps: frames as f64 / seconds })
 }
 
-fn second(packet: &Value, keys: &[&str]) -> Option<f64> {
+/// The first of the fields `keys` that is a number of seconds.
+fn seconds(packet: &Value, keys: &[&str]) -> Option<f64> {
     keys.iter().find_map(|key| packet[*key].as_str()?.parse::<f64>().ok())
 }
 
@@ -46,8 +47,9 @@ fn has_flag(packet: &Value, flag: char) -> bool {
 fn begins_open(packets: &Value) -> bool {
     let mut packets = packets.as_array().into_iter().flatten();
     let Some(first) = packets.next() else { return false };
-    let Some(from) = second(first, &["pts_time"]) else { return !has_flag(first, 'K') };
-    let is_before = |packet: &Value| second(packet, &["pts_time"]).is_none_or(|at| at < from) && !has_flag(packet, 'D');
+    let Some(from) = seconds(first, &["pts_time"]) else { return !has_flag(first, 'K') };
+    let is_before =
+        |packet: &Value| seconds(packet, &["pts_time"]).is_none_or(|at| at < from) && !has_flag(packet, 'D');
     !has_flag(first, 'K') || packets.any(is_before)
 }
 
@@ -60,11 +62,11 @@ fn shown(packets: &Value) -> (usize, Option<f64>) {
             continue;
         }
         frames += 1;
-        if let Some(from) = second(packet, &["pts_time", "best_effort_timestamp_time"]) {
+        if let Some(from) = seconds(packet, &["pts_time", "best_effort_timestamp_time"]) {
             first = first.min(from);
             if from >= last {
                 last = from;
-                duration = second(packet, &["duration_time", "pkt_duration_time"]);
+                duration = seconds(packet, &["duration_time", "pkt_duration_time"]);
             }
         }
     }

@@ -90,6 +90,21 @@ fn stream_copied_clip_begins_at_its_cut() {
 }
 
 #[test]
+fn every_skip_and_the_limit_count_frames_of_the_requested_rate() {
+    let Some(dir) = directory() else { return };
+    let clip = make(dir.path(), "a.mp4", "-c:v libx264 -bf 0 -pix_fmt yuv420p");
+    let all = both(&clip, AUTO);
+    // Twenty a second, of ten: 0 0 1 1 2 2 ...; every third of those, without the first two.
+    let options = ReadOptions { fps: Some(20.0), every: 3, skip: 2, max_frames: Some(5), ..AUTO };
+    let picked = both(&clip, options);
+    assert_eq!(picked.dims()[0], 5);
+    for (t, from) in [3, 4, 6, 7, 9].into_iter().enumerate() {
+        assert!(picked.frame(t) == all.frame(from), "frame {t}");
+    }
+    assert_eq!(both(&clip, ReadOptions { max_frames: None, skip: 0, ..options }).dims()[0], 20);
+}
+
+#[test]
 fn variable_rate_clip_is_sampled_by_time() {
     let Some(dir) = directory() else { return };
     // Ten frames in a second, then twenty in six. Without B-frames, of which OpenH264 decodes some a little otherwise.

@@ -3,6 +3,12 @@
 //! Prompts are packed in one tensor, each once, even if several sequences continue it. Each sequence writes its new
 //! tokens into a slot of its own, in preallocated tensors that are written in place and grow by doubling. A sequence
 //! that reuses a slot overwrites the previous tokens and never attends to them.
+//!
+//! - *prompt*: the tokens that sequences continue, given by their number or by their range among the packed prompts.
+//! - *slot*: a row of the preallocated tensors, which belongs to one sequence at a time.
+//! - *tail*: the tokens that a sequence has in its slot, after its prompt; also their number.
+//! - *known*: the first tokens of a prompt whose keys and values were computed before ([`Prefix`]). A pass computes the
+//!   others only, which lie at the ranges `read` of its tokens.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -77,8 +83,8 @@ impl NextPlaces {
 
     /// The keys that the new token of each place attends to, its own key included, in layers with this window.
     pub fn visible(&self, window: Option<usize>) -> Arc<CachedSequences> {
-        let mut known = self.visible.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, keys)) = known.iter().find(|(of, _)| *of == window) {
+        let mut by_window = self.visible.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, keys)) = by_window.iter().find(|(of, _)| *of == window) {
             return keys.clone();
         }
         let visible = |place: &CachedSequence| {
@@ -89,7 +95,7 @@ impl NextPlaces {
             CachedSequence { prompt, tail, skip: hidden - hidden_of_prompt, slot: place.slot }
         };
         let keys = Arc::new(self.places.iter().map(visible).collect::<Vec<_>>().into());
-        known.push((window, Arc::clone(&keys)));
+        by_window.push((window, Arc::clone(&keys)));
         keys
     }
 }
@@ -100,8 +106,8 @@ impl Cache {
         Self { layers: (0..layers).map(|_| Mutex::default()).collect(), prompts: Mutex::default(), dtype }
     }
 
-    /// Adds prompts, each with the length and the keys and values of its known prefix; `read` has the range of its other
-    /// tokens in the next pass. Returns the number of the first of these prompts.
+    /// Adds prompts. `known` has the length of the known prefix of each and its keys and values, `read` the range of the
+    /// prompt's other tokens in the next pass. Returns the number of the first of these prompts.
     pub fn add_prompts(&self, known: Vec<(usize, Option<Prefix>)>, read: &[Range<usize>]) -> usize {
         let mut prompts = self.prompts.lock().unwrap_or_else(PoisonError::into_inner);
         let first = prompts.len();

@@ -2,6 +2,8 @@
 //!
 //! Values are written and read by serde. Tensors ([`TensorCarrier`]), objects and lists that are lent find the message
 //! that they belong to through their thread.
+//!
+//! P1 to P9 are the numbers of the contract in [`crate::abi`].
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -216,7 +218,8 @@ impl Outgoing {
     pub(super) fn give(mut self) -> RollMessage {
         type Kept = (Vec<u8>, Vec<RollTensor>, Vec<RollObject>);
         unsafe extern "C" fn release(owner: *mut c_void) {
-            // SAFETY: P2, and made by `into_raw` below.
+            // SAFETY: P2, and made by `into_raw` below. It frees the text and the lists only: each tensor and object
+            // belongs to the reader.
             quietly(|| drop(unsafe { Box::from_raw(owner.cast::<Kept>()) }));
         }
         let kept: Box<Kept> =

@@ -14,6 +14,8 @@ use crate::{
     Error, Model, OptimizerConfig, Result, StateDict, Strategy, StrategyRanks, StrategyReport, WeightPlacement,
 };
 
+// Generates `answer` and the trait for `RemoteStrategy`. A method of the other side that is missing: `{ E }` takes E in
+// its place (the trait's default), `else { E }` logs a failure and returns E. See `remote!`.
 remote! {
     trait Strategy for RemoteStrategy {
         fn weight_placement(&self) -> Option<WeightPlacement> { None }
@@ -86,10 +88,12 @@ fn others(strategy: &mut (dyn Strategy + '_), method: &str, message: &Incoming) 
     }
 }
 
+/// Hands over a strategy; calls reach it by the generated `answer`.
 pub(super) fn give(mut strategy: Box<dyn Strategy>) -> Gift {
     Gift::exclusive(move |method, message| answer(strategy.as_mut(), method, message))
 }
 
+/// Lends a strategy for a call; calls reach it by the generated `answer`.
 pub(super) fn lend<'a>(strategy: &'a mut (dyn Strategy + 'a)) -> Loan<'a> {
     Loan::exclusive(move |method, message| answer(strategy, method, message))
 }

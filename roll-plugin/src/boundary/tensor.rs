@@ -1,4 +1,5 @@
-//! Tensors across the boundary: copied only if they cannot be retained.
+//! Tensors across the boundary: copied only if they cannot be retained. P1 to P9 are the numbers of the contract in
+//! [`crate::abi`].
 
 use std::ffi::c_void;
 use std::sync::Arc;

@@ -100,7 +100,8 @@ pub enum Against {
     /// The sample's prompt.
     #[default]
     Prompt,
-    /// The same frames of the reference video.
+    /// The mean embedding of the reference video's frames that `frames` selects: each frame of the sample is compared
+    /// with that one embedding, not with the frame at its own time.
     Reference,
     /// A fixed text.
     Text(String),

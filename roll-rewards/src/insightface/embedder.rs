@@ -66,8 +66,9 @@ impl Embedder {
         &self.network
     }
 
-    /// Embeds crops, `[N, 3, 112, 112]` RGB in [-1, 1], row-major. [`Grad::Record`] announces that other gradients will
-    /// depend on these embeddings, as on those of a reference.
+    /// Embeds crops, `[N, 3, 112, 112]` RGB in [-1, 1], row-major, without a pullback. [`Grad::Record`] says that a
+    /// gradient which is computed later uses these embeddings as constants, as those of a reference: the executor of
+    /// [`Embedder::vjp`] then computes them.
     pub fn embed(&self, crops: Vec<f32>, grad: Grad) -> Result<Embeddings> {
         let input = self.input(crops)?;
         let items = input.shape()[0];

@@ -21,11 +21,16 @@ impl Warp {
     /// Warps `planes` of `picture` into planes of `output`.
     ///
     /// # Panics
-    /// Panics unless `planes` is a whole number of planes of `picture`.
+    /// Panics unless `planes` is a whole number of planes of `picture`, which must have a pixel.
     pub fn forward(&self, planes: &[f32]) -> Vec<f32> {
         let [size, out_size] = [self.picture, self.output].map(|[h, w]| h * w);
-        assert_eq!(planes.len() % size.max(1), 0, "planes of {:?}", self.picture);
-        let mut out = vec![0.0; planes.len() / size.max(1) * out_size];
+        assert!(
+            size > 0 && planes.len().is_multiple_of(size),
+            "{} numbers in planes of {:?}",
+            planes.len(),
+            self.picture
+        );
+        let mut out = vec![0.0; planes.len() / size * out_size];
         self.each(|at, taps| {
             for (plane, out) in planes.chunks_exact(size).zip(out.chunks_exact_mut(out_size)) {
                 out[at] = taps.iter().map(|&(offset, weight)| plane[offset] * weight).sum();
@@ -37,10 +42,13 @@ impl Warp {
     /// The pullback: adds the cotangent of the picture to `gradient`, given the cotangent of the output.
     ///
     /// # Panics
-    /// Panics unless `cotangent` and `gradient` have the same number of planes.
+    /// Panics unless `cotangent` and `gradient` have the same number of planes. Planes without a pixel have no number.
     pub fn pull(&self, cotangent: &[f32], gradient: &mut [f32]) {
         let [size, out_size] = [self.picture, self.output].map(|[h, w]| h * w);
-        assert_eq!(cotangent.len() / out_size.max(1), gradient.len() / size.max(1), "the same number of planes");
+        if size == 0 || out_size == 0 {
+            return;
+        }
+        assert_eq!(cotangent.len() / out_size, gradient.len() / size, "the same number of planes");
         self.each(|at, taps| {
             for (gradient, cotangent) in gradient.chunks_exact_mut(size).zip(cotangent.chunks_exact(out_size)) {
                 for &(offset, weight) in taps {
@@ -113,5 +121,20 @@ mod tests {
         assert_eq!(warp.forward(&picture), picture);
         let away = Warp { to_source: Affine::translate(1e300, f64::NAN), ..warp };
         assert!(away.forward(&picture).iter().all(|&v| v == 0.0));
+    }
+
+    #[test]
+    fn planes_without_a_pixel_are_pulled_back_to_nothing() {
+        let warp = |output, picture| Warp { to_source: Affine::translate(0.0, 0.0), output, picture };
+        let mut gradient = vec![1.0; 12];
+        warp([0, 3], [2, 2]).pull(&[], &mut gradient);
+        assert_eq!(gradient, [1.0; 12]);
+        warp([2, 2], [0, 3]).pull(&[1.0; 12], &mut []);
+    }
+
+    #[test]
+    #[should_panic = "planes of [0, 3]"]
+    fn a_picture_without_a_pixel_is_not_warped() {
+        Warp { to_source: Affine::translate(0.0, 0.0), output: [2, 2], picture: [0, 3] }.forward(&[]);
     }
 }

@@ -16,7 +16,7 @@ pub struct Advantages {
 }
 
 /// Advantages of the tokens `mask` from their rewards, and the critic's `values` for [`Estimator::Gae`] (zeros when
-/// absent). The tokens `steps` take time, and are discounted: `mask`, or all of them as in the reference.
+/// absent). `steps` are the tokens over which `gamma` discounts: those of the response (`mask`), or all as in ROLL.
 pub fn estimate(
     rewards: &Grid,
     values: Option<&Grid>,

@@ -108,8 +108,18 @@ impl Algorithm for AgenticPpo {
             return Err(AgentError::NoEnvironment { algorithm: NAME }.into());
         }
         let AgenticPpoConfig { tags, num_groups_partition, val_num_groups_partition, .. } = &self.config;
-        Worlds::new(environments, "algo.tags", tags, num_groups_partition)?;
-        Worlds::new(environments, "algo.val_tags", self.config.validated(), val_num_groups_partition)?;
+        let trained = Worlds::new(environments, "algo.tags", tags, num_groups_partition)?;
+        let validated = Worlds::new(environments, "algo.val_tags", self.config.validated(), val_num_groups_partition)?;
+        let unplayed = [
+            trained.unplayed(self.config.num_env_groups, "algo.num_env_groups", "groups"),
+            match self.config.val_batch_size {
+                0 => None,
+                episodes => validated.unplayed(episodes, "algo.val_batch_size", "episodes"),
+            },
+        ];
+        for warning in unplayed.into_iter().flatten() {
+            tracing::warn!("{warning}");
+        }
         check_beginning(&self.config, language(model, NAME)?, environments[0].as_mut())
     }
 

@@ -16,7 +16,7 @@ use super::tools::{ToolOptions, Tools};
 #[serde(rename_all = "snake_case")]
 pub enum InferLogProbs {
     /// Log-probabilities under the distribution that tokens were drawn from: after temperature, `top_k` and `top_p`.
-    /// Beside those of training they tell how far two distributions are from each other, and two sets of kernels.
+    /// They differ from those of training in two ways: in the distribution and in the kernels.
     #[default]
     Drawn,
     /// Log-probabilities at temperature 1 over all tokens: only the difference between the kernels remains.
@@ -297,11 +297,12 @@ impl AgenticPpoConfig {
     /// Whether every normalised reward is 0, as each is the only one of its group.
     fn has_no_signal(&self) -> bool {
         let normalization = &self.reward_normalization;
-        let how = normalization.resolved();
-        let vanishes = how.std.is_some() || how.mean == Some(StatisticScope::Group);
+        let resolved = normalization.resolved();
+        // The reward of a group of one is its mean, and a standard deviation makes it 0 as well.
+        let becomes_zero = resolved.std.is_some() || resolved.mean == Some(StatisticScope::Group);
         // The turns of an episode are samples of one group.
-        let is_alone = self.group_size == 1 && !self.adv_estimator.is_stepwise();
-        is_alone && normalization.grouping == Grouping::TrajGroupId && vanishes
+        let has_one_sample = self.group_size == 1 && !self.adv_estimator.is_stepwise();
+        has_one_sample && normalization.grouping == Grouping::TrajGroupId && becomes_zero
     }
 
     /// Tags of the worlds that are validated on.

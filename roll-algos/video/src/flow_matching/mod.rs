@@ -133,6 +133,13 @@ struct NoisedClip {
     sample_weight: f64,
 }
 
+/// The noised copies of one sample, one per noise level.
+enum NoisedSample {
+    Clips(Vec<NoisedClip>),
+    /// Nothing of the sample is left to predict, with the reason.
+    NothingToPredict(&'static str),
+}
+
 /// The state of a training step, which its samples share.
 struct StepState<'a> {
     range: SigmaRange,
@@ -155,13 +162,14 @@ impl FlowMatching {
         ctx.strategy.discard();
 
         let mut batch: Vec<NoisedClip> = Vec::new();
-        let repeats = repeats(ctx.strategy.ranks().data.as_ref(), ctx.samples)?;
-        for (sample, repeats) in ctx.samples.iter().zip(repeats) {
+        // A clip that occurs several times in the step gets other draws each time.
+        let occurrences = repeats(ctx.strategy.ranks().data.as_ref(), ctx.samples)?;
+        for (sample, earlier_occurrences) in ctx.samples.iter().zip(occurrences) {
             state.watch.begin(ENCODE, None)?;
-            let noised = self.noised(ctx, sample, draw_key(sample, repeats), &distribution);
+            let noised = self.noised(ctx, sample, draw_key(sample, earlier_occurrences), &distribution);
             let noised = match noised.while_doing(|| format!("training on {}", sample.origin))? {
-                Ok(noised) => noised,
-                Err(reason) => {
+                NoisedSample::Clips(noised) => noised,
+                NoisedSample::NothingToPredict(reason) => {
                     tracing::debug!(sample = %sample.origin, reason, "the sample is skipped");
                     state.outcome.skip(sample, reason);
                     continue;
@@ -195,17 +203,18 @@ impl FlowMatching {
         outcome.report(ctx, watch, update.as_slice(), metrics)
     }
 
-    /// The noised copies of one sample, or the reason why nothing of it is left to predict.
+    /// Noises a sample `draws_per_sample` times. The draws are stratified: the distribution of noise levels is divided
+    /// into parts of equal probability, and each draw falls into a part of its own.
     fn noised(
         &mut self,
         ctx: &mut StepContext<'_>,
         sample: &Sample,
         key: u64,
         distribution: &Distribution,
-    ) -> Result<Result<Vec<NoisedClip>, &'static str>> {
+    ) -> Result<NoisedSample> {
         let clip = self.encoded(ctx.model, ctx.progress, sample)?;
         if let Some(reason) = clip.nothing_to_predict() {
-            return Ok(Err(reason));
+            return Ok(NoisedSample::NothingToPredict(reason));
         }
         let data = &clip.latents;
         let unprompted = self.unprompted(ctx, sample, &clip.conditioning)?;
@@ -223,7 +232,7 @@ impl FlowMatching {
             let (clip, noise, sample_weight) = (clip.clone(), noise.to_vec(), sample.weight);
             Ok(NoisedClip { clip, conditioning, sigma, noise, x, weight, sample_weight })
         };
-        noise.f32s()?.chunks_exact(n).enumerate().map(one).collect::<Result<_>>().map(Ok)
+        noise.f32s()?.chunks_exact(n).enumerate().map(one).collect::<Result<_>>().map(NoisedSample::Clips)
     }
 
     /// The encoded clip of a sample, computed once while the cache has room.
@@ -302,7 +311,7 @@ fn train(ctx: &mut StepContext<'_>, batch: &[NoisedClip], state: &mut StepState<
     ctx.strategy.accumulate(ctx.model)
 }
 
-/// A source of values uniform in [0, 1).
+/// A source of values uniform in [0, 1), from draws that are uniform in [-1, 1).
 fn uniform_draws(noise: &Noise, step: u64, key: u64) -> impl FnMut() -> f64 {
     let mut draw = noise.uniform(Purpose::Timesteps, step, key);
     move || 0.5 * (f64::from(draw()) + 1.0)

@@ -72,6 +72,8 @@ fn kind_of(dtype: DType) -> Kind {
 /// The cotangent of x through the weight.
 fn pulled(d_y: &Tensor, weight: &Fp8Weight<LibTorch>, kind: Kind) -> Tensor {
     let (codes, weight_scales) = (&weight.codes.tensor, &weight.scales.tensor);
+    // The product sums over the weight's rows, so that their scales cannot be applied to its result: they scale d_y
+    // first.
     let (numbers, row_scales) = rows_in_e4m3(d_y, Some(weight_scales));
     // Tensor cores take the second matrix by columns, and here its rows are summed over.
     let by_columns = codes.tr().contiguous().view_dtype(E4M3).tr();
@@ -82,8 +84,9 @@ fn pulled(d_y: &Tensor, weight: &Fp8Weight<LibTorch>, kind: Kind) -> Tensor {
 /// Numbers that are converted at a time: 64 MB in f32.
 const CHUNK: i64 = 1 << 24;
 
-/// The rows of `x`, after a product with `columns` (`[width]`), in e4m3, and their scales `[rows, 1]`.
-fn rows_in_e4m3(x: &Tensor, columns: Option<&Tensor>) -> (Tensor, Tensor) {
+/// The rows of `x` in e4m3, and their scales `[rows, 1]`. The columns of `x` are first multiplied by `column_scales`
+/// (`[width]`).
+fn rows_in_e4m3(x: &Tensor, column_scales: Option<&Tensor>) -> (Tensor, Tensor) {
     let (rows, width) = (x.size()[0], x.size()[1]);
     let numbers = Tensor::empty([rows, width], (E4M3, x.device()));
     let scales = Tensor::empty([rows, 1], (Kind::Float, x.device()));
@@ -91,8 +94,8 @@ fn rows_in_e4m3(x: &Tensor, columns: Option<&Tensor>) -> (Tensor, Tensor) {
     for start in (0..rows).step_by(step as usize) {
         let count = step.min(rows - start);
         let part = x.narrow(0, start, count).to_kind(Kind::Float);
-        let part = match columns {
-            Some(columns) => part * columns.unsqueeze(0),
+        let part = match column_scales {
+            Some(scales) => part * scales.unsqueeze(0),
             None => part,
         };
         let most = part.norm_scalaropt_dim(f64::INFINITY, [1i64].as_slice(), true);
@@ -135,7 +138,7 @@ fn product(a: &Tensor, b: &Tensor, [rows, columns]: [&Tensor; 2], bias: Option<&
 const TILE: i64 = 16;
 
 /// Fails with ATen's reason unless GPU `number` has products in fp8 with a scale for each row and column.
-pub fn product_of_ones(number: usize) -> Result<(), String> {
+pub fn check_gpu(number: usize) -> Result<(), String> {
     fp8_gpu(Device::Cuda(number))
 }
 

@@ -21,7 +21,7 @@ use tch::{Kind, Tensor};
 use super::{BlockKernel, Conv2dKernel, MaxPoolKernel, ProductKernel, ScaledKernel};
 use crate::EightBits;
 
-pub(super) use fp8::product_of_ones as fp8_product_of_ones;
+pub(super) use fp8::check_gpu as check_fp8_gpu;
 
 impl BlockKernel for LibTorch {}
 impl Conv2dKernel for LibTorch {}

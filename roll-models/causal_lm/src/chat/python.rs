@@ -60,8 +60,7 @@ fn repr_text(text: &str, out: &mut String) {
                 out.push('\\');
                 out.push(c);
             }
-            // After another character, marks that combine with it are printable.
-            c if c != ' ' && (c.is_whitespace() || format!("{:?}", format!("a{c}")).contains("\\u{")) || c == '\0' => {
+            c if is_escaped(c) => {
                 let code = u32::from(c);
                 let _ = match code {
                     0..=0xff => write!(out, "\\x{code:02x}"),
@@ -73,6 +72,13 @@ fn repr_text(text: &str, out: &mut String) {
         }
     }
     out.push(quote);
+}
+
+/// Whether `repr` of Python escapes the character by its code. `Debug` of Rust escapes the same ones, except for blanks
+/// and the zero; it also escapes a combining mark at the beginning of a text, so that `a` precedes the character here.
+fn is_escaped(c: char) -> bool {
+    let is_blank = c.is_whitespace() && c != ' ';
+    is_blank || c == '\0' || format!("{:?}", format!("a{c}")).contains("\\u{")
 }
 
 fn number(value: &Value) -> String {

@@ -204,7 +204,7 @@ impl LmConfig {
         let bytes = files::read_filled(file, files::MAX_TEXT).map_err(Error::file("read", file))?;
         let mut config = Self::parse(&bytes).map_err(|problem| Error::bad_file(file, problem))?;
         let generation = file.with_file_name("generation_config.json");
-        if let Ok(bytes) = files::read_utf8(&generation, files::MAX_TEXT) {
+        if let Ok(bytes) = files::read_text_bytes(&generation, files::MAX_TEXT) {
             let parsed: GenerationFile =
                 serde_json::from_slice(&bytes).map_err(|e| Error::bad_file(&generation, e.to_string()))?;
             if let Some(ids) = parsed.eos_token_id {

@@ -202,6 +202,40 @@ fn scale_of_a_peft_adapter_is_in_its_configuration() {
 }
 
 #[test]
+fn a_configuration_that_is_no_text_is_not_overwritten_and_no_weights_are_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("adapter_config.json");
+    let options = WriteOptions { convention: Convention::Peft, names: Names::Official };
+    let refused = || {
+        let file = dir.path().join("new.safetensors");
+        let error = write_lora(&lora(|_| None), options, &BTreeMap::new(), &file).unwrap_err().to_string();
+        assert!(error.contains("adapter_config.json") && !file.exists(), "{error}");
+        error
+    };
+    std::fs::write(&config, [0xff]).unwrap();
+    assert!(refused().contains("another adapter"));
+    assert_eq!(std::fs::read(&config).unwrap(), [0xff]);
+    std::fs::remove_file(&config).unwrap();
+    std::fs::create_dir(&config).unwrap();
+    assert!(refused().contains("cannot read"));
+}
+
+#[test]
+fn a_scaled_bias_of_any_layer_is_no_part_of_a_diffsynth_file() {
+    let mut lora = lora(|i| (i == 1).then_some(6.0));
+    let scaled = lora.layers.iter().find(|(_, layer)| layer.scale() != 1.0).unwrap().0.clone();
+    let first = lora.layers.keys().next().unwrap().clone();
+    assert_ne!(scaled, first);
+    let options = WriteOptions { convention: Convention::DiffSynth, names: Names::Official };
+    let bias = |layer: &mut Layer| layer.bias = Some(Tensor::zeros([layer.up.shape()[0]]));
+    bias(lora.layers.get_mut(&first).unwrap());
+    assert!(EncodedLora::new(&lora, options, &BTreeMap::new()).is_ok());
+    bias(lora.layers.get_mut(&scaled).unwrap());
+    let refused = EncodedLora::new(&lora, options, &BTreeMap::new()).unwrap_err().to_string();
+    assert!(refused.contains(&scaled) && refused.contains("a scaled bias"), "{refused}");
+}
+
+#[test]
 fn underscored_names_are_resolved_by_the_parameters_of_the_model() {
     let state: StateDict = [
         ("lora_unet_double_blocks_0_img_attn.lora_down.weight", matrix(2, 4, 1)),

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use roll_core::{StateDict, Tensor};
+use roll_core::{Error, StateDict, Tensor};
+use roll_external::files;
 use serde_json::Value;
 
 use crate::weights::{WeightsError, save_safetensors};
@@ -54,13 +55,13 @@ impl EncodedLora {
             if layer.alpha.is_some() {
                 alphas.insert(name.clone(), alpha);
             }
-            let listed = stem.strip_prefix(prefix(convention)).unwrap_or(&stem);
-            config.insert(listed.to_string(), (layer.rank(), alpha));
+            let configured = stem.strip_prefix(prefix(convention)).unwrap_or(&stem);
+            config.insert(configured.to_string(), (layer.rank(), alpha));
             if written.state.contains_key(&format!("{stem}{}.weight", matrix_names(convention).0)) {
                 let what = "two layers whose names differ in dots and underscores alone";
                 return Err(unrepresentable(convention, what, name, "ComfyUI or PEFT"));
             }
-            written.add(&stem, layer, convention, alpha);
+            written.add_layer(&stem, layer, convention, alpha);
         }
         for (name, difference) in &lora.differences {
             let stem = stem(name, convention, names);
@@ -95,10 +96,12 @@ impl EncodedLora {
         Ok(written)
     }
 
-    fn add(&mut self, stem: &str, layer: &Layer, convention: Convention, alpha: f64) {
+    /// Adds the tensors of a layer, whose names begin with `stem`.
+    fn add_layer(&mut self, stem: &str, layer: &Layer, convention: Convention, alpha: f64) {
         let (a, b) = matrix_names(convention);
         let mut up = layer.up.clone();
-        let mut bias = layer.bias.clone();
+        // DiffSynth has no alpha: the scale is multiplied into B. If that rounds, the file has the unscaled B too. Layers
+        // with a bias have the scale 1 (`check_convention`).
         if convention == Convention::DiffSynth && layer.scale() != 1.0 {
             match scaled(&up, layer.scale()) {
                 Some(exact) => up = exact,
@@ -107,11 +110,10 @@ impl EncodedLora {
                     up = rounded(&up, layer.scale());
                 }
             }
-            bias = bias.map(|bias| rounded(&bias, layer.scale()));
         }
         self.state.insert(format!("{stem}{a}.weight"), layer.down.clone());
         self.state.insert(format!("{stem}{b}.weight"), up);
-        if let Some(bias) = bias {
+        if let Some(bias) = layer.bias.clone() {
             self.state.insert(format!("{stem}{b}.bias"), bias);
         }
         let has_alpha = match convention {
@@ -124,19 +126,35 @@ impl EncodedLora {
         }
     }
 
-    /// Writes the file, and `adapter_config.json` next to it. Fails if that exists and belongs to another adapter.
+    /// Writes the file, then `adapter_config.json` next to it, both atomically. Writes nothing and fails if an
+    /// `adapter_config.json` exists there that belongs to another adapter or cannot be read.
     pub fn save(&self, path: &Path) -> Result<(), LoraError> {
-        if let Some(config) = &self.adapter_config {
-            let beside = path.with_file_name(peft::CONFIG_FILE);
-            let text = format!("{config:#}\n");
-            if std::fs::read_to_string(&beside).is_ok_and(|found| found != text) {
-                let problem = "belongs to another adapter; write into a directory of its own";
-                return Err(LoraError::invalid(&beside, problem));
+        let config = self.adapter_config.as_ref();
+        let config = config.map(|config| (path.with_file_name(peft::CONFIG_FILE), format!("{config:#}\n")));
+        if let Some((beside, text)) = &config {
+            match files::read(beside, files::MAX_TEXT) {
+                Ok(found) if found == text.as_bytes() => {}
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                Ok(_) => {
+                    let problem = "belongs to another adapter; write into a directory of its own";
+                    return Err(LoraError::invalid(beside, problem));
+                }
+                Err(e) => return Err(WeightsError::io("read", beside)(e).into()),
             }
-            std::fs::write(&beside, text).map_err(WeightsError::io("write", beside))?;
         }
-        Ok(save_safetensors(path, &self.state, &self.metadata)?)
+        save_safetensors(path, &self.state, &self.metadata)?;
+        match &config {
+            Some((beside, text)) => write_config(beside, text),
+            None => Ok(()),
+        }
     }
+}
+
+fn write_config(path: &Path, text: &str) -> Result<(), LoraError> {
+    files::write_atomically(path, text.as_bytes()).map_err(|error| match error {
+        Error::File { action, path, source } => WeightsError::Io { action, path, source }.into(),
+        error => LoraError::invalid(path, error.to_string()),
+    })
 }
 
 /// Converts `lora` and writes it to `out`: a file or, for PEFT, a directory, which is created. Returns the file's path.
@@ -220,10 +238,11 @@ fn check_convention(lora: &Lora, convention: Convention) -> Result<(), LoraError
         let what = "differences of whole parameters (.diff, .diff_b, .diff_m)";
         return Err(unrepresentable(convention, what, layer, "ComfyUI or kohya"));
     }
-    if let Some((layer, of)) = lora.layers.iter().find(|(_, layer)| layer.bias.is_some())
-        && (has_differences || (convention == Convention::DiffSynth && of.scale() != 1.0))
-    {
-        return Err(unrepresentable(convention, "a scaled bias (lora_B.bias)", layer, "PEFT or diffusers"));
+    let has_no_place = |layer: &Layer| {
+        layer.bias.is_some() && (has_differences || (convention == Convention::DiffSynth && layer.scale() != 1.0))
+    };
+    if let Some((name, _)) = lora.layers.iter().find(|(_, layer)| has_no_place(layer)) {
+        return Err(unrepresentable(convention, "a scaled bias (lora_B.bias)", name, "PEFT or diffusers"));
     }
     Ok(())
 }

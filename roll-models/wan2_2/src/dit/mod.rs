@@ -40,6 +40,9 @@ use block::{Head, PatchEmbedding};
 /// Prefixes of the weights that stay f32 by default: the time embedding, which affects every block, and the head.
 pub const EXACT: [&str; 3] = ["time_embedding.", "time_projection.", "head."];
 
+/// Prefixes of the weights of the embeddings, which all blocks share.
+const EMBEDDINGS: [&str; 3] = ["time_", "text_", "img_"];
+
 /// A transformer: the only one or one of two experts.
 pub struct Dit {
     config: DitConfig,
@@ -277,6 +280,7 @@ impl Dit {
         let device = self.store.device().clone();
         let batch = Batch::new(inputs, &self.config)?;
         let [cos, sin] = self.rotary.tables(batch.shape, self.config.head_dim(), &device)?;
+        // This rank's part of the tokens, if they are sharded.
         let own = self.own_tokens(&batch)?;
         let [cos, sin] = [cos, sin].map(|table| own.select(table));
         let trainable = match adapter {
@@ -285,10 +289,11 @@ impl Dit {
             Adapter::Off => None,
         };
         // The embeddings need gradients only if their own weights are trained.
-        let trains = trainable.as_ref().map(|s| s.parameters().clone());
-        let track_shared = grad.is_on()
-            && trains.as_ref().is_some_and(|p| {
-                p.specs().iter().any(|s| ["time_", "text_", "img_"].iter().any(|e| s.name.starts_with(e)))
+        let trained = trainable.as_ref().map(|s| s.parameters().clone());
+        let trains_embeddings = grad.is_on()
+            && trained.as_ref().is_some_and(|parameters| {
+                let is_embedding = |name: &str| EMBEDDINGS.iter().any(|prefix| name.starts_with(prefix));
+                parameters.specs().iter().any(|spec| is_embedding(&spec.name))
             });
         let pass = Arc::new(Pass {
             config: self.config.clone(),
@@ -302,18 +307,18 @@ impl Dit {
             rope: (cos, sin),
             samples: inputs.len(),
             groups: own.groups(&batch.groups),
-            trains_modulation: self.full || track_shared,
+            trains_modulation: self.full || trains_embeddings,
             image_rows: batch.image_rows,
             token_ranks: self.token_ranks.clone(),
             probe: self.probe.clone(),
         });
 
-        let tape = if track_shared { Tape::on() } else { Tape::off() };
+        let tape = if trains_embeddings { Tape::on() } else { Tape::off() };
         let (shared, embedded) = vjp(&[], tape, |_, tape| embed_all(&pass, tape, &batch, &device))?;
 
         let state = NdTensor::from(own.select(to_device::<2>(&batch.tokens, &device)?));
         let chain = chain(&pass, keeps.attention && grad.is_on());
-        let (out, record) = chain.forward(state, shared, grad, keeps.memory, track_shared, trains.clone())?;
+        let (out, record) = chain.forward(state, shared, grad, keeps.memory, trains_embeddings, trained.clone())?;
         let velocities = batch.shape.to_latents(&own.gather(to_host(out.rank::<2>()?)?)?, Order::ChannelLast)?;
 
         let shape = batch.shape;
@@ -323,8 +328,8 @@ impl Dit {
                 let tokens = shape.to_tokens(cotangents, Order::ChannelLast)?;
                 let cotangent = own.select(to_device::<2>(&tokens, &device)?).into();
                 let (input, shared) = record.pull(cotangent)?;
-                if track_shared {
-                    embedded.pull(shared, trains.as_ref());
+                if trains_embeddings {
+                    embedded.pull(shared, trained.as_ref());
                 }
                 let input = shape.to_latents(&own.gather(to_host(input.rank::<2>()?)?)?, Order::ChannelFirst)?;
                 first_channels(&input, channels)

@@ -38,24 +38,27 @@ impl Conversation {
         &self.tokens[self.begins..]
     }
 
-    /// Adds messages, and the opening of the assistant's answer.
+    /// Adds messages, and the opening of the assistant's answer. After an answer, only the part of the rendered
+    /// conversation that follows it is tokenized.
     pub fn ask(&mut self, model: &dyn LanguageModel, tools: &Tools, messages: Vec<Message>) -> Result<()> {
-        let text = match self.messages.is_empty() {
-            true => {
+        let text = match self.messages.split_last() {
+            None => {
                 self.messages = messages;
                 tools.render(model, &self.messages)?
             }
-            false => {
-                let with_mark =
-                    [&self.messages[..self.messages.len() - 1], &[Message::new("assistant", MARK)]].concat();
-                let asked = tools.render(model, &[with_mark, messages.clone()].concat())?;
+            Some((_answer, before_answer)) => {
+                let marked = [before_answer, &[Message::new("assistant", MARK)], messages.as_slice()].concat();
+                let rendered = tools.render(model, &marked)?;
                 self.messages.extend(messages);
-                self.after_answer(model, &asked)?
+                self.after_answer(model, &rendered)?
             }
         };
-        let before = self.tokens.last().filter(|_| self.begins < self.tokens.len());
-        let before = before.map(|last| model.detokenize(&[*last])).transpose()?.unwrap_or_default();
-        let tokens = tokenize_after(model, &before, &text)?;
+        // The text of the last token, as that of the first new one may depend on it.
+        let preceding = match self.prompt().last() {
+            Some(last) => model.detokenize(&[*last])?,
+            None => String::new(),
+        };
+        let tokens = tokenize_after(model, &preceding, &text)?;
         self.response.extend(std::iter::repeat_n(false, tokens.len()));
         self.log_probs.extend(std::iter::repeat_n(0.0, tokens.len()));
         self.raw_log_probs.extend(std::iter::repeat_n(0.0, tokens.len()));
@@ -88,9 +91,9 @@ impl Conversation {
     /// Adds the assistant's answer; returns its text.
     pub fn answer(&mut self, model: &dyn LanguageModel, generation: &Generation) -> Result<String> {
         let raw = if generation.raw_log_probs.is_empty() { &generation.log_probs } else { &generation.raw_log_probs };
-        let (tokens, log_probs) = (generation.tokens.len(), generation.log_probs.len().min(raw.len()));
-        if tokens != log_probs || raw.len() != tokens {
-            return Err(Error::Misuse(format!("the model reports {log_probs} log-probabilities of {tokens} tokens")));
+        let tokens = generation.tokens.len();
+        if let Some(found) = [&generation.log_probs, raw].map(Vec::len).into_iter().find(|found| *found != tokens) {
+            return Err(Error::Misuse(format!("the model reports {found} log-probabilities of {tokens} tokens")));
         }
         let text = model.detokenize(&generation.tokens)?;
         self.messages.push(Message::new("assistant", text.clone()));
@@ -176,6 +179,23 @@ mod tests {
                 .map(|(id, _)| *id)
                 .collect();
             assert_eq!(model.detokenize(&written).unwrap(), answer);
+        }
+    }
+
+    #[test]
+    fn answers_have_one_log_probability_for_each_token() {
+        let model = Scripted::new(Ends { letters: Bigram::new(), end: "" }, &[]);
+        let answered = |log_probs: usize, raw: usize| {
+            let (log_probs, raw_log_probs) = (vec![0.0; log_probs], vec![0.0; raw]);
+            let generation = Generation { tokens: vec!['a' as u32; 2], log_probs, raw_log_probs };
+            Conversation::default().answer(&model, &generation).map_err(|error| error.to_string())
+        };
+        for accepted in [(2, 0), (2, 2)] {
+            assert!(answered(accepted.0, accepted.1).is_ok(), "{accepted:?}");
+        }
+        for ((log_probs, raw), found) in [((3, 2), 3), ((2, 3), 3), ((1, 2), 1), ((2, 1), 1), ((3, 0), 3)] {
+            let problem = answered(log_probs, raw).unwrap_err();
+            assert!(problem.contains(&format!("reports {found} log-probabilities of 2 tokens")), "{problem}");
         }
     }
 

@@ -59,14 +59,24 @@ struct RunningEpisode<'a> {
     written: Option<usize>,
     /// Answers of tools that the agent has not read.
     results: Vec<String>,
-    episode: (usize, u64),
+    /// Number of its group, over all ranks.
+    group: usize,
+    /// Seed of its start, which its group shares.
+    seed: u64,
+    /// Name of its world, or an empty text.
     tag: String,
-    ending: Option<(Ending, bool)>,
+    ended: Option<Ended>,
     /// Whether the environment waits to be told that the episode is over.
     is_open: bool,
 }
 
-/// Shared by all plays of a rollout.
+/// How an episode ended, and whether its task is solved.
+struct Ended {
+    ending: Ending,
+    solved: bool,
+}
+
+/// Shared by all episodes of a rollout.
 #[derive(Clone, Copy)]
 struct Rules<'a> {
     config: &'a AgenticPpoConfig,
@@ -108,11 +118,11 @@ pub fn play(
             let group = plan.first_group + i / plan.group_size;
             let drawn = noise.generator(Purpose::Environments, starts, group as u64).next_u64();
             let (tag, seed) = worlds.seed(drawn, group, plan.all_groups);
-            RunningEpisode::new(environment.as_mut(), tag, (group, seed))
+            RunningEpisode::new(environment.as_mut(), tag, group, seed)
         })
         .collect();
     in_parallel(&mut plays, at_once, |play| {
-        let number = worlds.number(if plan.held_out { 0 } else { plan.step }, play.episode.0, plan.all_groups);
+        let number = worlds.number(if plan.held_out { 0 } else { plan.step }, play.group, plan.all_groups);
         if let Err(e) = play.begin(split, number) {
             play.fail(&e);
         }
@@ -137,14 +147,14 @@ fn play_rounds(
     let answers_of_a_turn = if rules.tools.is_empty() { 1 } else { config.max_tool_calls.saturating_add(1) };
     let budget = config.sequence_length.min(model.context_length());
     for round in 0..config.max_actions_per_traj.saturating_mul(answers_of_a_turn) {
-        if plays.iter().all(|p| p.ending.is_some()) {
+        if plays.iter().all(|p| p.ended.is_some()) {
             break;
         }
         progress.phase(&format!("rollout, turn {}", round + 1));
         if progress.interrupted() {
             return Err(Error::Interrupted);
         }
-        for play in plays.iter_mut().filter(|p| p.ending.is_none()) {
+        for play in plays.iter_mut().filter(|p| p.ended.is_none()) {
             play.ask(model, rules)?;
             if play.conversation.prompt().len() >= budget {
                 play.end(Ending::TokenLimit);
@@ -161,7 +171,7 @@ fn play_rounds(
         }
         in_parallel(&mut acting, config.max_env_step_concurrent, |(play, answer)| {
             play.act(answer, rules);
-            if play.ending.is_some() {
+            if play.ended.is_some() {
                 play.leave();
             }
         });
@@ -183,7 +193,7 @@ pub fn check_beginning(
     let budget = config.sequence_length.min(model.context_length());
     // An environment of several worlds opens them by the seed.
     for seed in 0..environment.kinds().len().max(1) as u64 {
-        let mut episode = RunningEpisode::new(environment, String::new(), (0, seed));
+        let mut episode = RunningEpisode::new(environment, String::new(), 0, seed);
         episode.begin(Split::Train, seed).while_doing(|| "beginning an episode".into())?;
         episode.leave();
         episode.ask(model, rules).while_doing(|| "writing the agent's first prompt".into())?;
@@ -237,7 +247,7 @@ fn answers(
     plays: &[RunningEpisode<'_>],
     noise: &Noise,
 ) -> Result<BTreeMap<usize, Generation>> {
-    let continuing: Vec<usize> = (0..plays.len()).filter(|i| plays[*i].ending.is_none()).collect();
+    let continuing: Vec<usize> = (0..plays.len()).filter(|i| plays[*i].ended.is_none()).collect();
     let purpose = if plan.held_out { Purpose::Evaluation } else { Purpose::Tokens };
     let seed = noise.generator(purpose, plan.step, round as u64).next_u64();
     let first = plan.first_group * plan.group_size;
@@ -261,7 +271,7 @@ fn answers(
 }
 
 impl<'a> RunningEpisode<'a> {
-    fn new(environment: &'a mut dyn Environment, tag: String, episode: (usize, u64)) -> Self {
+    fn new(environment: &'a mut dyn Environment, tag: String, group: usize, seed: u64) -> Self {
         Self {
             tag,
             environment,
@@ -271,8 +281,9 @@ impl<'a> RunningEpisode<'a> {
             calls: Vec::new(),
             written: None,
             results: Vec::new(),
-            episode,
-            ending: None,
+            group,
+            seed,
+            ended: None,
             is_open: false,
         }
     }
@@ -280,7 +291,7 @@ impl<'a> RunningEpisode<'a> {
     fn begin(&mut self, split: Split, number: u64) -> Result<()> {
         self.environment.enter(split, number)?;
         self.is_open = true;
-        self.observation = self.environment.reset(self.episode.1)?.text;
+        self.observation = self.environment.reset(self.seed)?.text;
         Ok(())
     }
 
@@ -375,10 +386,10 @@ impl<'a> RunningEpisode<'a> {
             begins: self.conversation.begins,
             calls: std::mem::take(&mut self.calls),
         });
-        let won = self.environment.solved().unwrap_or(next.terminated && next.reward > 0.0);
+        let solved = self.environment.solved().unwrap_or(next.terminated && next.reward > 0.0);
         if next.terminated || next.truncated {
             let ending = if next.truncated { Ending::Truncated } else { Ending::Terminated };
-            self.ending = Some((ending, won));
+            self.ended = Some(Ended { ending, solved });
         } else if self.steps.len() >= config.max_actions_per_traj {
             self.end(Ending::TurnLimit);
         }
@@ -386,17 +397,17 @@ impl<'a> RunningEpisode<'a> {
 
     fn end(&mut self, ending: Ending) {
         let solved = self.environment.solved().unwrap_or(false);
-        self.ending = Some((ending, solved));
+        self.ended = Some(Ended { ending, solved });
     }
 
     fn fail(&mut self, error: &Error) {
-        self.ending = Some((Ending::Failed(roll_core::one_line(error)), false));
+        self.ended = Some(Ended { ending: Ending::Failed(roll_core::one_line(error)), solved: false });
     }
 
     fn finish(mut self) -> Episode {
-        let (ending, solved) = match self.ending.take() {
+        let Ended { ending, solved } = match self.ended.take() {
             Some(ended) => ended,
-            None => (Ending::TurnLimit, self.environment.solved().unwrap_or(false)),
+            None => Ended { ending: Ending::TurnLimit, solved: self.environment.solved().unwrap_or(false) },
         };
         let begins = self.conversation.begins;
         let Conversation { mut tokens, mut response, mut log_probs, mut raw_log_probs, .. } = self.conversation;
@@ -418,11 +429,10 @@ impl<'a> RunningEpisode<'a> {
         response.truncate(length);
         log_probs.truncate(length);
         raw_log_probs.truncate(length);
-        let (group, seed) = self.episode;
         Episode {
-            group,
+            group: self.group,
             tag: self.tag,
-            seed,
+            seed: self.seed,
             tokens,
             response,
             log_probs,

@@ -2,17 +2,26 @@
 
 use roll_core::{Environment, Error, Result};
 
-/// The worlds of an environment, and the share of the groups that each gets.
+/// The worlds of an environment, and the share of the groups that each gets. Every step divides its groups alike.
 #[derive(Clone, Debug, Default)]
 pub struct Worlds {
+    /// All worlds of the environment; empty if it is one world.
     names: Vec<String>,
-    /// Place in `names` and share of those that are played.
-    shares: Vec<(usize, usize)>,
+    /// The worlds that are played.
+    played: Vec<PlayedWorld>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct PlayedWorld {
+    /// Index in [`Worlds::names`].
+    index: usize,
+    /// Its part of the groups, relative to the other shares.
+    share: usize,
 }
 
 impl Worlds {
-    /// Of the environments, whose worlds are all the same: `tags` of them (all when empty), in `shares` (equal ones
-    /// when empty). `key` is the option that names the tags.
+    /// The worlds `tags` of the environments, which are copies of one another (all worlds when empty), with `shares`
+    /// (equal ones when empty). `key` is the option that names the tags.
     pub fn new(environments: &[Box<dyn Environment>], key: &str, tags: &[String], shares: &[usize]) -> Result<Self> {
         let names = environments.first().map(|environment| environment.kinds()).unwrap_or_default();
         if names.is_empty() {
@@ -21,48 +30,75 @@ impl Worlds {
                 _ => Err(Error::config(key, "the environment is one world; one with several is called `mixed`")),
             };
         }
-        let place = |tag: &String| {
+        let index = |tag: &String| {
             let known = || format!("the environment has no world `{tag}`; it has: {}", names.join(", "));
             names.iter().position(|name| name == tag).ok_or_else(|| Error::config(key, known()))
         };
-        let played: Vec<usize> = match tags {
+        let indices: Vec<usize> = match tags {
             [] => (0..names.len()).collect(),
-            tags => tags.iter().map(place).collect::<Result<_>>()?,
+            tags => tags.iter().map(index).collect::<Result<_>>()?,
         };
-        let shares = played.into_iter().enumerate().map(|(i, place)| (place, *shares.get(i).unwrap_or(&1))).collect();
-        Ok(Self { shares, names })
+        let share = |i: usize| shares.get(i).copied().unwrap_or(1);
+        let played = indices.into_iter().enumerate().map(|(i, index)| PlayedWorld { index, share: share(i) }).collect();
+        Ok(Self { names, played })
     }
 
-    /// The world of group `group` of `groups`: those of one world follow one another, as in the reference.
+    /// Index of the world of group `group` of `groups`: the groups of one world follow one another, as in the reference.
     fn of(&self, group: usize, groups: usize) -> usize {
-        let total: usize = self.shares.iter().map(|(_, share)| share).sum();
-        let mut before = group * total / groups.max(1);
-        let found = self.shares.iter().find(|(_, share)| {
-            let here = before < *share;
-            before = before.saturating_sub(*share);
-            here
+        let total: usize = self.played.iter().map(|world| world.share).sum();
+        // Where the group begins, in units of shares.
+        let begin = group * total / groups.max(1);
+        let mut end = 0;
+        let found = self.played.iter().find(|world| {
+            end += world.share;
+            begin < end
         });
-        found.or(self.shares.last()).map_or(0, |(place, _)| *place)
+        found.or(self.played.last()).map_or(0, |world| world.index)
     }
 
-    /// Number of group `group` of `groups` in step `step` among the groups of its world, of all steps.
+    /// A sentence on the worlds that are played in none of `groups` groups, if there are any. `key` is the option with
+    /// the number of groups, which are called `unit`.
+    pub fn unplayed(&self, groups: usize, key: &str, unit: &str) -> Option<String> {
+        let count = |index: usize| (0..groups).filter(|group| self.of(*group, groups) == index).count();
+        let named = |world: &PlayedWorld| &self.names[world.index];
+        let unplayed: Vec<String> = self
+            .played
+            .iter()
+            .filter(|world| count(world.index) == 0)
+            .map(|world| format!("`{}` (share {})", named(world), world.share))
+            .collect();
+        let counts: Vec<String> =
+            self.played.iter().map(|world| format!("{} {}", count(world.index), named(world))).collect();
+        (!unplayed.is_empty()).then(|| {
+            format!(
+                "`{key}: {groups}`: too few {unit} for the shares of {} worlds, and {} never played: {}. Raise `{key}`, \
+                 or change the worlds or their shares",
+                self.played.len(),
+                if unplayed.len() == 1 { format!("{} is", unplayed[0]) } else { format!("{} are", unplayed.join(", ")) },
+                counts.join(", ")
+            )
+        })
+    }
+
+    /// Counts the groups of a world over all steps: the number of group `group` of `groups` in step `step`.
     pub fn number(&self, step: u64, group: usize, groups: usize) -> u64 {
-        let place = self.of(group, groups);
-        let before = |end: usize| (0..end).filter(|other| self.of(*other, groups) == place).count() as u64;
+        let index = self.of(group, groups);
+        let before = |end: usize| (0..end).filter(|other| self.of(*other, groups) == index).count() as u64;
         step * before(groups) + before(group)
     }
 
-    /// Name of the world of group `group` of `groups`, and the seed that opens it, made of `drawn`. With one world both
-    /// are as if there were none.
+    /// The name of the world of group `group` of `groups`, and the seed that opens it: `drawn`, rounded so that the
+    /// remainder by the number of worlds is the index of the world. If the environment is one world, the name is empty
+    /// and the seed is `drawn`.
     pub fn seed(&self, drawn: u64, group: usize, groups: usize) -> (String, u64) {
         let count = self.names.len() as u64;
         if count == 0 {
             return (String::new(), drawn);
         }
-        let place = self.of(group, groups);
+        let index = self.of(group, groups);
         // Half of the range of draws, so that the sum below fits.
         let base = (drawn / 2) / count * count;
-        (self.names[place].clone(), base + place as u64)
+        (self.names[index].clone(), base + index as u64)
     }
 }
 
@@ -114,6 +150,24 @@ mod tests {
         assert_eq!(names(worlds(&["c", "a"], &[1, 3]).unwrap(), 4), "caaa");
         assert_eq!(names(worlds(&["c", "a"], &[128, 384]).unwrap(), 8), "ccaaaaaa");
         assert_eq!(names(worlds(&[], &[]).unwrap(), 6), "aabbcc");
+    }
+
+    #[test]
+    fn worlds_without_a_group_are_named_with_the_numbers() {
+        let unplayed = |tags: &[&str], shares: &[usize], groups| {
+            worlds(tags, shares).unwrap().unplayed(groups, "algo.n", "groups")
+        };
+        let all = unplayed(&[], &[], 2).unwrap();
+        assert!(all.contains("`algo.n: 2`") && all.contains("`c` (share 1) is never"), "{all}");
+        assert!(all.contains("1 a, 1 b, 0 c"), "{all}");
+        let uneven = unplayed(&["a", "b"], &[3, 1], 2).unwrap();
+        assert!(uneven.contains("`b` (share 1) is never played: 2 a, 0 b"), "{uneven}");
+        let two = unplayed(&[], &[], 1).unwrap();
+        assert!(two.contains("`b` (share 1), `c` (share 1) are never"), "{two}");
+        for (tags, shares, groups) in [(&[][..], &[][..], 3), (&["a", "b"], &[3, 1], 4), (&["b"], &[], 1)] {
+            assert_eq!(unplayed(tags, shares, groups), None);
+        }
+        assert_eq!(Worlds::default().unplayed(1, "algo.n", "groups"), None);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use roll_core::threads;
 use roll_external::process::{ChildGroup, answers_on_stdout};
 
+use super::limits::StartPermit;
 use crate::environments::protocol::shortened;
 
 /// Number of output lines that are buffered. A child that writes more is blocked.
@@ -54,7 +55,7 @@ pub struct Child {
 
 impl Child {
     /// Starts the child. The error describes what is wrong with the command.
-    pub fn start(options: &ChildOptions) -> Result<Self, String> {
+    pub fn start(options: &ChildOptions, _permit: &StartPermit) -> Result<Self, String> {
         let (program, arguments) = options.command.split_first().ok_or("no command is given")?;
         let mut command = Command::new(program);
         command.args(arguments).current_dir(&options.directory);

@@ -12,7 +12,8 @@
 //! -> {"close": true}                                 the episode is over; only sent if the answer to `reset` has
 //!                                                    "closes": true
 //! <- {}                                              any object
-//! <- {"error": "..."}                                instead of an answer: the episode is left out
+//! <- {"error": "..."}                                instead of an answer: the episode is left out, and the process
+//!                                                    plays the next one
 //! ```
 
 mod child;
@@ -42,7 +43,8 @@ pub struct ProcessOptions {
     /// Time limit of an answer in seconds, after which the process is killed.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub timeout: f64,
-    /// How often an episode is restarted in another process if the process fails at its beginning.
+    /// How often an episode is restarted in another process if the process fails at its beginning. An `error` that it
+    /// answers is no failure of the process: the episode is left out.
     pub restarts: usize,
     /// Greatest length of a line in bytes.
     #[schemars(range(min = 1))]
@@ -87,35 +89,57 @@ pub struct ProcessTransport {
     _descriptors: Descriptors,
 }
 
+/// Why a request has no answer.
+enum Failure {
+    /// The process reports an error of the episode, and can play another.
+    Reported(String),
+    /// The process is broken, or breaks the protocol.
+    Broken(String),
+}
+
+impl Failure {
+    fn problem(self) -> String {
+        match self {
+            Self::Reported(problem) | Self::Broken(problem) => problem,
+        }
+    }
+}
+
 impl ProcessTransport {
-    /// Sends a request to the process. A process that fails is ended, because its next line would answer an old
-    /// request.
-    fn ask(&mut self, request: &serde_json::Value) -> std::result::Result<Answer, String> {
-        let child = match &mut self.child {
-            Some(child) => child,
-            none => none.insert(Child::start(&self.options)?),
+    /// Sends a request to the process, and starts one first unless it runs. A broken process is ended, because its next
+    /// line would answer an old request.
+    fn ask(&mut self, request: &serde_json::Value) -> std::result::Result<Answer, Failure> {
+        let (child, _permit) = match &mut self.child {
+            Some(child) => (child, None),
+            none => {
+                let permit = StartPermit::wait();
+                (none.insert(Child::start(&self.options, &permit).map_err(Failure::Broken)?), Some(permit))
+            }
         };
         let answer = child.ask(&request.to_string(), self.options.timeout).and_then(|line| Answer::parse(&line));
-        if answer.is_err() {
-            self.child = None;
+        match answer {
+            Ok(answer) => answer.accepted().map_err(Failure::Reported),
+            Err(problem) => {
+                self.child = None;
+                Err(Failure::Broken(problem))
+            }
         }
-        // An error that the process reports itself does not end it.
-        answer?.accepted()
     }
 }
 
 impl Transport for ProcessTransport {
     fn begin(&mut self, start: Start, transcript: &mut Transcript) -> std::result::Result<Observation, String> {
-        let _permit = self.child.is_none().then(StartPermit::wait);
         let mut problem = String::new();
         self.closes = false;
         for attempt in 0..=self.restarts {
-            match self.ask(&protocol::reset(start)).and_then(|answer| transcript.read_reset(answer)) {
+            let answer = self.ask(&protocol::reset(start));
+            match answer.and_then(|answer| transcript.read_reset(answer).map_err(Failure::Broken)) {
                 Ok(observation) => {
                     self.closes = transcript.closes;
                     return Ok(observation);
                 }
-                Err(found) => problem = found,
+                Err(Failure::Reported(reported)) => return Err(reported),
+                Err(Failure::Broken(found)) => problem = found,
             }
             if attempt < self.restarts {
                 warn_once(&format!("the environment process is started again: {problem}"));
@@ -129,7 +153,7 @@ impl Transport for ProcessTransport {
         if self.child.is_none() {
             return Err("a step without an episode".into());
         }
-        let answer = self.ask(&protocol::step(action))?;
+        let answer = self.ask(&protocol::step(action)).map_err(Failure::problem)?;
         transcript.read_step(answer)
     }
 

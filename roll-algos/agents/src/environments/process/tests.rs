@@ -47,6 +47,37 @@ fn an_episode_crosses_as_json_lines() {
 }
 
 #[test]
+fn an_error_that_a_process_reports_at_the_beginning_leaves_out_the_episode_and_keeps_the_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("log");
+    let text = format!(
+        r#"echo start >> '{}'; n=0
+        while read -r request; do
+            n=$((n + 1))
+            if [ $n = 1 ]; then echo '{{"error": "no such seed"}}'; else echo "{{\"observation\": \"$n\"}}"; fi
+        done"#,
+        log.display()
+    );
+    let mut world = script(&text, 10.0);
+    assert!(message(world.reset(0)).contains("it reports: no such seed"));
+    assert_eq!(world.reset(1).unwrap().text, "2", "the same process");
+    assert_eq!(std::fs::read_to_string(&log).unwrap(), "start\n");
+}
+
+#[test]
+fn a_broken_beginning_is_repeated_in_another_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("log");
+    // The first process answers one episode and dies at the next.
+    let text = format!("echo start >> '{}'; {START} read -r request; exit 1", log.display());
+    let mut world = script(&text, 10.0);
+    for starts in 1..4 {
+        assert_eq!(world.reset(0).unwrap().text, "begin");
+        assert_eq!(std::fs::read_to_string(&log).unwrap(), "start\n".repeat(starts));
+    }
+}
+
+#[test]
 fn dead_process_is_reported_with_its_stderr_and_restarted() {
     let mut world = script(&format!("{START} read -r request; echo 'out of ice' >&2; exit 3"), 10.0);
     for _ in 0..2 {

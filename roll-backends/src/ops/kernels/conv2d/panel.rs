@@ -129,45 +129,47 @@ fn pack_with(spec: &PanelSpec, panel: &mut [Line], fill: impl Fn(&[f32], &[TapRu
     let PanelSpec { call, pass, runs, range, .. } = spec;
     let (taps, rows, columns, step) = (pass.taps.len(), range.len(), runs.len(), pass.read_step[1]);
     // The first tap and the number of taps of the panel: all, or fewer if the panel is shallower than the kernel.
-    let (first, count) = if rows < taps { (range.start % taps, rows) } else { (0, taps) };
-    let mut tap_runs = Lists::with_capacity(count * columns);
-    for tap in (first..taps).chain(0..first).take(count) {
+    let (first_tap, panel_taps) = if rows < taps { (range.start % taps, rows) } else { (0, taps) };
+    // The runs of each pair of a tap and a column, those of one tap after another.
+    let mut tap_runs = Lists::with_capacity(panel_taps * columns);
+    for tap in (first_tap..taps).chain(0..first_tap).take(panel_taps) {
         (0..columns).for_each(|column| tap_runs.push(spec.tap_runs(&pass.taps[tap], runs.list(column))));
     }
     // A 1 x 1 kernel reads these columns from contiguous memory.
     let contiguous = if taps == 1 && step == 1 { tap_runs.contiguous() } else { 0 };
     let plane = call.read[0] * call.read[1];
-    let (mut at, mut tap, mut channel) = (0, range.start % taps, range.start / taps);
-    while at < rows {
-        let count = (taps - tap).min(rows - at);
-        let list = (tap + taps - first) % taps;
+    // Each round packs the rows of one channel, from row `row` and tap `tap` on.
+    let (mut row, mut tap, mut channel) = (0, range.start % taps, range.start / taps);
+    while row < rows {
+        let channel_rows = (taps - tap).min(rows - row);
+        let first_index = (tap + taps - first_tap) % taps;
         let x = &call.x[channel * plane..];
         if let Some(TapRun { from, .. }) = tap_runs.list(0).first().filter(|_| contiguous > 0) {
             let numbers = x[*from..][..contiguous * NR].as_chunks::<NR>().0;
-            panel[at..].iter_mut().step_by(rows).zip(numbers).for_each(|(line, numbers)| line.0 = *numbers);
+            panel[row..].iter_mut().step_by(rows).zip(numbers).for_each(|(line, numbers)| line.0 = *numbers);
         }
         for column in contiguous..columns {
-            let lines = &mut panel[column * rows + at..][..count];
-            for (line, i) in lines.iter_mut().zip(list..) {
-                match tap_runs.list(i * columns + column) {
+            let lines = &mut panel[column * rows + row..][..channel_rows];
+            for (line, tap_index) in lines.iter_mut().zip(first_index..) {
+                match tap_runs.list(tap_index * columns + column) {
                     &[TapRun { count: NR, from, .. }] if step == 1 => line.0.copy_from_slice(&x[from..][..NR]),
-                    tap_runs => fill(x, tap_runs, step, &mut line.0),
+                    runs => fill(x, runs, step, &mut line.0),
                 }
             }
         }
-        (at, tap, channel) = (at + count, 0, channel + 1);
+        (row, tap, channel) = (row + channel_rows, 0, channel + 1);
     }
 }
 
 impl PanelSpec<'_, '_, '_> {
     /// The input that a tap reads at a column; the rest is zero padding.
-    fn tap_runs(&self, &Tap { at, .. }: &Tap, column: &[Run]) -> impl Iterator<Item = TapRun> {
-        let ([rows, columns], [row_step, step]) = (self.call.read, self.pass.read_step);
+    fn tap_runs(&self, &Tap { at: [down, right], .. }: &Tap, column: &[Run]) -> impl Iterator<Item = TapRun> {
+        let ([height, width], [row_step, step]) = (self.call.read, self.pass.read_step);
         let tap_run = move |run: &Run| {
-            let row = usize::try_from((run.row * row_step) as isize + at[0]).ok().filter(|row| *row < rows)?;
-            let positions = inside(at[1], step, columns, run.at..run.at + run.count);
-            let item = run.item * self.call.inputs + self.group * (self.call.inputs / self.call.groups);
-            let from = (item * rows + row) * columns + (positions.start * step).checked_add_signed(at[1])?;
+            let row = usize::try_from((run.row * row_step) as isize + down).ok().filter(|row| *row < height)?;
+            let positions = inside(right, step, width, run.at..run.at + run.count);
+            let plane = run.item * self.call.inputs + self.group * (self.call.inputs / self.call.groups);
+            let from = (plane * height + row) * width + (positions.start * step).checked_add_signed(right)?;
             (!positions.is_empty()).then(|| TapRun {
                 lane: run.lane + positions.start - run.at,
                 count: positions.len(),
@@ -222,9 +224,10 @@ fn fill_avx2(x: &[f32], tap_runs: &[TapRun], step: usize, line: &mut [f32; NR]) 
         let start = x.as_ptr().wrapping_add(run.from).wrapping_sub(run.lane * step);
         assert!(run.lane + run.count <= NR, "more positions than a line has");
         let load = |part: usize| -> __m256 {
-            // SAFETY: the table has 2 * WIDE * step numbers. At least eight of them follow index (WIDE - lane) * step +
-            // 8 * part, because lanes are at most WIDE (asserted) and parts are less than 2 * step. The mask enables
-            // only numbers from `from` to `last` (asserted to be in bounds); no other memory is touched.
+            // SAFETY: the table has 2 * NR * step entries, with NR = 16. Lanes are at most NR (asserted), so that the
+            // index (NR - lane) * step + 8 * part is not negative; it is at most NR * step + 8 * part, and parts are less
+            // than 2 * step = NR * step / 8, so that at least eight entries follow it. The mask enables only elements
+            // of `x` from index `run.from` to `last` (asserted to be in bounds); no other memory is touched.
             unsafe {
                 let from = |lane: usize| {
                     let start = table.as_ptr().add((NR - lane) * step + 8 * part);
