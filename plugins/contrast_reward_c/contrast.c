@@ -3,6 +3,7 @@
  *     cc -O2 -shared -fPIC -I roll-plugin/include plugins/contrast_reward_c/contrast.c -o libcontrast.so
  *     roll plugins check libcontrast.so
  */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -119,8 +120,14 @@ static uint32_t score(const contrast *reward, const roll_message *arguments, rol
             if (keep) keep->values[frame + i] = (float)centred;
         }
     }
-    snprintf(own->text, sizeof own->text, "{\"result\":{\"value\":%.17g},\"pullback\":%s}",
-             reward->gain * sum / (double)count, keep ? "0" : "null");
+    double value = reward->gain * sum / (double)count;
+    if (!isfinite(value)) { /* `printf` would write `nan`, which is not JSON. */
+        free(own);
+        free(keep);
+        return say(answer, ROLL_OK, "{\"result\":{\"missing\":\"the score is not finite\"}}");
+    }
+    snprintf(own->text, sizeof own->text, "{\"result\":{\"value\":%.17g},\"pullback\":%s}", value,
+             keep ? "0" : "null");
     if (keep) {
         /* The mean's own slope drops out: centred values sum to zero. */
         roll_object pullback = {keep, call_pullback, free};

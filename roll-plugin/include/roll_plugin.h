@@ -64,7 +64,7 @@
  *    right; "nothing" means that the reference has nothing to compare with: a fault of one sample, not of the run.
  * P8 An object answers the methods of the kind that it was asked for.
  * P9 Texts are UTF-8 with a length, without a final zero. A number in JSON that is not finite is the text "NaN", "inf"
- *    or "-inf".
+ *    or "-inf"; `printf` writes `nan`, which is not JSON.
  */
 #ifndef ROLL_PLUGIN_H
 #define ROLL_PLUGIN_H

@@ -43,7 +43,7 @@
 //! - **P6, growth.** Types keep their layout as long as the major version is the same. Minor versions add methods, and
 //!   fields of arguments and answers: a field that is missing has its default, one that is unknown is passed over, and
 //!   an unknown method is answered with [`NO_METHOD`]. The caller then takes the default of the trait, or fails if the
-//!   trait has none.
+//!   trait has none. A new argument of a method is an `Option`, so that it may be missing.
 //! - **P7, answers.** A call returns [`OK`] after it filled in `answer`; [`NO_METHOD`], with `answer` left alone; and
 //!   anything else after it filled in `answer` with an error: `{"fault": "user", "messages": ["...", "..."]}`, the
 //!   outermost message first. The fault is `user`, `failure`, `interrupt`, or `nothing`: there is nothing to score, the
@@ -159,7 +159,7 @@ pub const MAGIC: [u8; 8] = *b"ROLLPLUG";
 
 /// Success of a call.
 pub const OK: u32 = 0;
-/// The answer is an error; so it is with any other number that has no name.
+/// The answer is an error: any number other than [`OK`] and [`NO_METHOD`] means the same.
 pub const FAILED: u32 = 1;
 /// The object has no such method.
 pub const NO_METHOD: u32 = 2;

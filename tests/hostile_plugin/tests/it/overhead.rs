@@ -74,7 +74,7 @@ fn evaluate(loaded: bool) -> f64 {
     microseconds(|| drop(model.evaluate(&tokens, &mask, Adapter::On, Grad::Skip).unwrap()))
 }
 
-/// A step of two samples; model, reward and strategy are linked: about forty calls back.
+/// A step of two samples; model, reward and strategy are linked: 84 calls back.
 fn algorithm_step(loaded: bool) -> f64 {
     let mut world = World::new(if loaded { 8 } else { 0 }, "");
     world.algorithm.check(world.model.as_mut(), Some(world.reward.as_ref())).unwrap();
