@@ -35,7 +35,10 @@ remote! {
         fn validate(&mut self, step: u64, model: &mut dyn Model, noise: &Noise, progress: &dyn Progress)
             -> Result<Option<Validation>> { Ok(None) }
         fn state(&self) -> Json { Json::Null }
-        fn load_state(&mut self, state: &Json) -> Result<()> { Ok(()) }
+        fn load_state(&mut self, state: &Json) -> Result<()> {
+            // Without a state there is nothing to lose.
+            if state.is_null() { Ok(()) } else { Err(self.remote.lacks("load_state")) }
+        }
         fn tensors(&self) -> Result<StateDict> { Ok(StateDict::new()) }
         fn load_tensors(&mut self, tensors: &StateDict) -> Result<()>;
     }
@@ -48,7 +51,7 @@ remote! {
                 ("model", &model::lend(context.model)),
                 ("reward", &reward),
                 ("strategy", &strategy::lend(context.strategy)),
-                ("learning_rate", &context.learning_rate),
+                ("learning_rate", &Argument::lend(context.learning_rate)),
                 ("noise", &context.noise),
                 ("progress", &Argument::lend(context.progress)),
                 ("want_videos", &context.want_videos),
@@ -92,6 +95,7 @@ struct Step {
     model: Remote,
     reward: Option<Remote>,
     strategy: Remote,
+    #[serde(with = "crate::number")]
     learning_rate: f64,
     noise: Noise,
     progress: Remote,
@@ -247,6 +251,14 @@ mod tests {
         let mut older = RemoteAlgorithm { remote: without("load_tensors", keeper()) };
         let message = older.load_tensors(&StateDict::new()).unwrap_err().to_string();
         assert_eq!(message, "it has no method `load_tensors`");
+    }
+
+    #[test]
+    fn a_state_that_nothing_loads_is_an_error() {
+        let mut older = RemoteAlgorithm { remote: without("load_state", keeper()) };
+        older.load_state(&Json::Null).unwrap();
+        let message = older.load_state(&serde_json::json!({ "seen": 3 })).unwrap_err().to_string();
+        assert_eq!(message, "it has no method `load_state`");
     }
 
     #[test]

@@ -53,6 +53,9 @@ impl From<PluginError> for Error {
     }
 }
 
+/// Most messages that an error of the other side keeps: a chain is dropped by recursion.
+const MAX_MESSAGES: usize = 64;
+
 /// The messages of an error of the other side, outermost first.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
@@ -63,7 +66,13 @@ pub struct ErrorChain {
 
 impl ErrorChain {
     fn new(messages: Vec<String>) -> Self {
-        let mut messages = messages.into_iter().filter(|m| !m.is_empty()).rev();
+        let mut messages: Vec<String> = messages.into_iter().filter(|m| !m.is_empty()).collect();
+        if messages.len() > MAX_MESSAGES {
+            let more = messages.len() - (MAX_MESSAGES - 1);
+            messages.truncate(MAX_MESSAGES - 1);
+            messages.push(format!("and {more} more causes"));
+        }
+        let mut messages = messages.into_iter().rev();
         let last = messages.next().unwrap_or_else(|| "it returned no reason".into());
         let innermost = Self { message: last, source: None };
         messages.fold(innermost, |source, message| Self { message, source: Some(Box::new(source)) })
@@ -84,11 +93,19 @@ pub(super) struct Failure {
 #[serde(rename_all = "snake_case")]
 enum Whose {
     User,
-    #[default]
-    Failure,
     Interrupt,
     /// There is nothing to score: the fault of one sample.
     Nothing,
+    /// Also a fault of a later minor version.
+    #[default]
+    #[serde(other)]
+    Failure,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::new(&error)
+    }
 }
 
 impl Failure {
@@ -110,5 +127,18 @@ impl Failure {
             Whose::Failure => Fault::Failure,
         };
         Error::component(fault, ErrorChain::new(self.messages))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_keeps_a_bounded_number_of_messages() {
+        let messages: Vec<String> = (0..200_000).map(|i| format!("cause {i}")).collect();
+        let found = crate::messages(&Failure { fault: Whose::Failure, messages }.error());
+        assert_eq!(found.len(), MAX_MESSAGES);
+        assert_eq!([&found[0], &found[62], &found[63]], ["cause 0", "cause 62", "and 199937 more causes"]);
     }
 }

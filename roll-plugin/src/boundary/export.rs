@@ -9,7 +9,7 @@ use crate::abi::{RollMessage, RollStr};
 use super::communicator::RemoteCommunicator;
 use super::memory::text;
 use super::message::{Incoming, Outgoing};
-use super::object::{Answered, Gift, Remote, respond};
+use super::object::{Answered, Gift, Remote, Worded, respond};
 use super::options::OptionSpec;
 use super::panics::remember_panics;
 use super::source::Source;
@@ -77,15 +77,15 @@ pub unsafe fn call(
     arguments: *const RollMessage,
     answer: *mut RollMessage,
 ) -> u32 {
-    let body = || {
+    let body = || -> Worded {
         // SAFETY: as the caller promises.
         let (method, message) = unsafe { (text(method)?, Incoming::lent(arguments, Source::Host)?) };
-        match method {
-            "describe" => describe(metadata, &components()?, &message).map(Some),
-            "make" => make(&components()?, &message).map(Some),
-            "plan" => plan(&components()?, &message),
-            _ => Ok(None),
-        }
+        Ok(match method {
+            "describe" => Some(describe(metadata, &components()?, &message)?),
+            "make" => Some(make(&components()?, &message)?),
+            "plan" => plan(&components()?, &message)?,
+            _ => None,
+        })
     };
     // SAFETY: as the caller promises.
     unsafe { respond(answer, body) }

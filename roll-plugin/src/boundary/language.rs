@@ -18,7 +18,7 @@ remote! {
         fn end_tokens(&self) -> Vec<u32> { Vec::new() }
         fn context_length(&self) -> usize { usize::MAX }
         fn generate(&mut self, prompts: &[Vec<u32>], sampling: &Sampling) -> Result<Vec<Generation>>,
-            then one_each(prompts);
+            then one_each(prompts, sampling);
         fn hidden_states(&mut self, tokens: &Tensor, mask: &Tensor, adapter: Adapter) -> Result<Tensor> {
             Err(Error::Unsupported("this language model does not give its hidden states, which a critic reads".into()))
         }
@@ -28,10 +28,59 @@ remote! {
 }
 
 impl RemoteModel {
-    fn one_each(&self, made: Vec<Generation>, prompts: &[Vec<u32>]) -> Result<Vec<Generation>> {
-        match made.len() == prompts.len() {
-            true => Ok(made),
-            false => Err(Error::Misuse(format!("{} continuations of {} prompts", made.len(), prompts.len()))),
+    /// One continuation of each prompt, no longer than it may be, with a log-probability of each token.
+    fn one_each(&self, made: Vec<Generation>, prompts: &[Vec<u32>], sampling: &Sampling) -> Result<Vec<Generation>> {
+        if made.len() != prompts.len() {
+            return Err(Error::Misuse(format!("{} continuations of {} prompts", made.len(), prompts.len())));
+        }
+        for (index, one) in made.iter().enumerate() {
+            let (tokens, most) = (one.tokens.len(), sampling.limit(index));
+            if tokens > most {
+                return Err(Error::Misuse(format!(
+                    "continuation {index} has {tokens} tokens, expected at most {most}"
+                )));
+            }
+            let [own, raw] = [&one.log_probs, &one.raw_log_probs].map(Vec::len);
+            if own != tokens || (raw != 0 && raw != tokens) {
+                return Err(Error::Misuse(format!(
+                    "continuation {index} has {own} `log_probs` and {raw} `raw_log_probs` of {tokens} tokens"
+                )));
+            }
+        }
+        Ok(made)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::message::Outgoing;
+    use super::super::object::Gift;
+    use super::super::object::tests::across;
+    use super::*;
+
+    #[test]
+    fn continuations_are_checked() {
+        let one = |tokens: usize, log_probs: usize, raw: usize| Generation {
+            tokens: vec![1; tokens],
+            log_probs: vec![-0.5; log_probs],
+            raw_log_probs: vec![-0.5; raw],
+        };
+        let generate = |made: Vec<Generation>| {
+            let object = across(Gift::exclusive(move |method, _| match method {
+                "about" => Outgoing::of(&serde_json::json!({ "parameters": [], "language": true })).map(Some),
+                _ => Outgoing::of(&made).map(Some),
+            }));
+            let sampling = Sampling { limits: vec![2, 3], ..Sampling::greedy(3) };
+            RemoteModel::new(object).unwrap().generate(&[vec![1], vec![2]], &sampling).map_err(|e| e.to_string())
+        };
+        assert_eq!(generate(vec![one(2, 2, 0), one(3, 3, 3)]).unwrap().len(), 2);
+        for (made, part) in [
+            (vec![one(1, 1, 1)], "1 continuations of 2 prompts"),
+            (vec![one(3, 3, 0), one(1, 1, 0)], "continuation 0 has 3 tokens, expected at most 2"),
+            (vec![one(1, 1, 0), one(3, 2, 0)], "2 `log_probs` and 0 `raw_log_probs` of 3 tokens"),
+            (vec![one(1, 1, 0), one(3, 3, 1)], "3 `log_probs` and 1 `raw_log_probs` of 3 tokens"),
+        ] {
+            assert!(generate(made).unwrap_err().contains(part), "{part}");
         }
     }
 }

@@ -108,12 +108,20 @@ pub(super) fn take_object(number: usize) -> Result<(RollObject, Source)> {
     Ok((object.ok_or_else(missing)?, parts.source.clone()))
 }
 
-/// The place and length of a list that is lent.
+/// Takes out the place and length of a list that is lent.
 pub(super) fn lent_list(number: usize) -> Result<(*mut f32, usize)> {
     let parts = received()?;
-    let tensors = parts.tensors.borrow();
+    let list = *at(&parts.tensors.borrow(), number)?;
+    // Taken out: nothing else may refer to a list that is filled in.
+    parts.tensors.borrow_mut()[number] = None;
     // SAFETY: P1 and P9: the message is that of the call under way.
-    unsafe { tensor::list_of(at(&tensors, number)?) }
+    let found = unsafe { tensor::list_of(&list) };
+    if parts.owned {
+        // SAFETY: P2: it was taken out of the list.
+        unsafe { tensor::release(&list) };
+        return Err(Error::Misuse("an answer cannot lend a list".into()));
+    }
+    found
 }
 
 fn at(tensors: &[Option<RollTensor>], number: usize) -> Result<&RollTensor> {

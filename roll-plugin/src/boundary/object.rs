@@ -18,17 +18,20 @@ use crate::{Error, Result};
 /// The answer to a call; `None`: there is no such method.
 pub(super) type Answered = Result<Option<Outgoing>>;
 
+/// The answer to a call, of which an error is in words.
+pub(super) type Worded = Result<Option<Outgoing>, Failure>;
+
 /// Answers the other side with the result of `f`.
 ///
 /// # Safety
 /// P7.
-pub(super) unsafe fn respond(answer: *mut RollMessage, f: impl FnOnce() -> Answered) -> u32 {
-    let result = catch(f).unwrap_or_else(|panic| Err(Error::Misuse(panic)));
+pub(super) unsafe fn respond(answer: *mut RollMessage, f: impl FnOnce() -> Worded) -> u32 {
+    let result = catch(f).unwrap_or_else(|panic| Err(Error::Misuse(panic).into()));
     let (status, message) = match result {
         Ok(Some(message)) => (OK, message),
         Ok(None) => return NO_METHOD,
         // The texts of an error have a JSON form.
-        Err(problem) => match Outgoing::of(&Failure::new(&problem)) {
+        Err(failure) => match Outgoing::of(&failure) {
             Ok(message) => (FAILED, message),
             Err(_) => return FAILED,
         },
@@ -75,11 +78,21 @@ enum Methods<'a> {
 }
 
 impl Served<'_> {
-    fn answer(&self, method: &str, arguments: &Incoming) -> Answered {
+    fn answer(&self, method: &str, arguments: &Incoming) -> Worded {
         self.poison.check()?;
         // Calls may nest: an object that is served may call another one.
         let outer = SERVING.replace(Some(self.poison.clone()));
-        let result = catch(|| match &self.methods {
+        // Words and drop of an error may be code of the object, which may panic too.
+        let result = catch(|| self.called(method, arguments).map_err(Failure::from));
+        SERVING.set(outer);
+        result.unwrap_or_else(|panic| {
+            self.poison.set(&panic);
+            Err(Error::Misuse(panic).into())
+        })
+    }
+
+    fn called(&self, method: &str, arguments: &Incoming) -> Answered {
+        match &self.methods {
             Methods::Shared(answer) => answer(method, arguments),
             Methods::Exclusive(answer) => match answer.try_lock() {
                 Ok(mut answer) => answer(method, arguments),
@@ -88,12 +101,7 @@ impl Served<'_> {
                     Err(Error::Misuse(format!("`{method}` was called while another call of the object goes on")))
                 }
             },
-        });
-        SERVING.set(outer);
-        result.unwrap_or_else(|panic| {
-            self.poison.set(&panic);
-            Err(Error::Misuse(panic))
-        })
+        }
     }
 
     fn object(&self) -> RollObject {
@@ -107,7 +115,7 @@ unsafe extern "C" fn call(
     arguments: *const RollMessage,
     answer: *mut RollMessage,
 ) -> u32 {
-    let body = || {
+    let body = || -> Worded {
         // SAFETY: P1, P2 and P9: `state` is of `Served::object` or `Gift`, whose lifetimes the contract keeps.
         let (served, method, arguments) =
             unsafe { (&*state.cast::<Served<'_>>(), text(method)?, Incoming::lent(arguments, Source::Host)?) };
@@ -261,6 +269,7 @@ impl Drop for Remote {
 pub(super) mod tests {
     use std::sync::mpsc::channel;
 
+    use super::super::remote::ReceivedList;
     use super::*;
     use crate::Tensor;
 
@@ -279,7 +288,7 @@ pub(super) mod tests {
         let whole = Sendable(served);
         across(Gift::exclusive(move |method, message| {
             let whole = &whole;
-            if method == missing { Ok(None) } else { whole.0.answer(method, message) }
+            if method == missing { Ok(None) } else { whole.0.answer(method, message).map_err(Failure::error) }
         }))
     }
 
@@ -333,6 +342,49 @@ pub(super) mod tests {
         // SAFETY: as above; nothing is read.
         drop(unsafe { Incoming::owned(message.give(), Source::Host) });
         assert_eq!(Arc::strong_count(&bytes), 1);
+    }
+
+    /// An error whose words panic.
+    #[derive(Debug)]
+    struct Unspeakable;
+
+    impl std::fmt::Display for Unspeakable {
+        fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            panic!("no words")
+        }
+    }
+
+    impl std::error::Error for Unspeakable {}
+
+    #[test]
+    fn a_panic_in_the_words_of_an_error_is_a_panic_of_the_object() {
+        let theirs = across(Gift::exclusive(|_, _| Err(Error::component(crate::Fault::Failure, Unspeakable))));
+        let error = theirs.must::<()>("speak", &[]).unwrap_err().to_string();
+        assert!(error.contains("no words"), "{error}");
+        let error = theirs.must::<()>("speak", &[]).unwrap_err().to_string();
+        assert!(error.contains("not called again") && error.contains("no words"), "{error}");
+    }
+
+    #[test]
+    fn a_list_is_lent_once() {
+        let theirs = across(Gift::exclusive(|_, message| {
+            let _: (ReceivedList, ReceivedList) = message.read()?;
+            Outgoing::of(&()).map(Some)
+        }));
+        let mut values = [0.5f32; 2];
+        let list = super::super::remote::Argument::lend(&mut values[..]);
+        let message = Outgoing::of(&list).unwrap();
+        let mut lent = message.lend();
+        lent.body = RollStr::lend("[0,0]");
+        let mut answer = RollMessage::empty();
+        // SAFETY: P1 and P7: the message lives to the end of the call.
+        let status =
+            unsafe { theirs.object.call.unwrap()(theirs.object.state, RollStr::lend("add"), &lent, &mut answer) };
+        assert_eq!(status, FAILED);
+        // SAFETY: P2.
+        let answer = unsafe { Incoming::owned(answer, Source::Host) }.unwrap();
+        let error = Source::Host.failure("add", answer.read()).to_string();
+        assert!(error.contains("names it twice"), "{error}");
     }
 
     #[test]

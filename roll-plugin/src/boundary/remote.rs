@@ -274,7 +274,7 @@ by_value!(bool, u64, usize, Adapter, Duration, Grad, Range<usize>, Rank, Split, 
 
 /// A number that may be any.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Number(#[serde(with = "number")] f64);
+pub(super) struct Number(#[serde(with = "number")] pub(super) f64);
 
 impl Argument for f64 {
     type Lent = Number;

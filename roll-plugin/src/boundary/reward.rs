@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::message::{Incoming, Outgoing};
 use super::object::{Answered, Gift, Loan, Remote};
 use super::pullback;
-use super::remote::{Argument, Fact, remote};
+use super::remote::{Argument, Fact, Number, remote};
 use crate::{Error, Grad, Measure, OnMissing, Progress, Pullback, Result, RewardScorer, Score, Target, Video};
 
 remote! {
@@ -36,7 +36,7 @@ remote! {
             self.about.compares
         }
         fn terms(&self) -> Vec<(String, f64)> {
-            self.about.terms.clone()
+            self.about.terms.iter().map(|(name, weight)| (name.clone(), weight.0)).collect()
         }
         fn is_elsewhere(&self) -> bool {
             self.about.is_elsewhere
@@ -60,7 +60,7 @@ struct About {
     #[serde(default)]
     compares: bool,
     #[serde(default)]
-    terms: Vec<(String, f64)>,
+    terms: Vec<(String, Number)>,
     #[serde(default)]
     is_elsewhere: bool,
     #[serde(default)]
@@ -81,7 +81,7 @@ impl About {
             differentiable: scorer.differentiable(),
             reads_reference: scorer.reads_reference(),
             compares: scorer.compares(),
-            terms: scorer.terms(),
+            terms: scorer.terms().into_iter().map(|(name, weight)| (name, Number(weight))).collect(),
             is_elsewhere: scorer.is_elsewhere(),
             on_missing: scorer.on_missing(),
         }

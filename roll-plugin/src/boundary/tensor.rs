@@ -149,6 +149,9 @@ unsafe fn dtype_and_shape(tensor: &RollTensor) -> Result<(DType, Vec<usize>)> {
     }
     // SAFETY: as the caller promises.
     let shape = unsafe { slice(tensor.shape, tensor.rank) }?.to_vec();
+    if tensor.bytes > isize::MAX as usize {
+        return Err(Error::Misuse(format!("a tensor of shape {shape:?} claims {} bytes", tensor.bytes)));
+    }
     if tensor.data.is_null() && tensor.bytes > 0 {
         return Err(Error::Misuse(format!("a tensor of shape {shape:?} has no data")));
     }

@@ -193,7 +193,11 @@ fn loads_a_reward_in_c() {
     assert!(findings.iter().all(|f| f.verdict == Verdict::Kept), "{findings:#?}");
     let message = one_line(&make(-1.0).map(drop).unwrap_err());
     assert!(message.contains("`gain` must be above 0") && message.contains("libcontrast.so"), "{message}");
-    assert!(registry.reward("contrast", &Options::new(), &context()).is_ok());
+    let mut reward = registry.reward("contrast", &Options::new(), &context()).unwrap();
+    let broken = Video::new(Tensor::full([1, 3, 2, 2], f32::NAN), 8.0).unwrap();
+    let (score, pullback) = reward.score(&broken, "", &Target::default(), Grad::Record).unwrap();
+    assert!(pullback.is_none());
+    assert_eq!(score, Score::Missing { reason: "the score is not finite".into() });
 }
 
 /// Name in C, size and offsets of each structure that the header has; a member that is left out does not compile.

@@ -129,6 +129,7 @@ const BROKEN: &[Row] = &[
     ("P7", &[("score", 1, r#"{"fault": "user", "messages": ["outer", "inner"]}"#)], &[], &["`score`", "outer: inner"]),
     ("P7", &[("score", 1, "{}")], &[], &["`score`", "it returned no reason"]),
     ("P7", &[("score", 77, r#"{"messages": ["odd"]}"#)], &[], &["`score`", "odd"]),
+    ("P7", &[("score", 1, r#"{"fault": "weather", "messages": ["of later"]}"#)], &[], &["`score`", "of later"]),
     ("P7", &[("score", 1, "no memory")], &[], &["`score`", "its error cannot be read", "expected"]),
     ("P7", &[("describe", 1, r#"{"messages": ["not here"]}"#)], &[], &["`describe`", "not here"]),
     // Answers of another kind.
@@ -186,6 +187,7 @@ const BROKEN: &[Row] = &[
     ("P9", &[], &["DTYPE=99"], &["`pull`", "dtype is 99"]),
     ("P9", &[], &["RANK=17"], &["`pull`", "17 axes"]),
     ("P9", &[], &["BYTES=12"], &["`pull`", "12 bytes"]),
+    ("P9", &[], &["BYTES=(size_t)-1"], &["`pull`", "18446744073709551615 bytes"]),
     ("P9", &[], &["DATA=NULL"], &["`pull`", "no data"]),
     ("P9", &[], &["TENSORS=NULL"], &["`describe`", "a list of 1 values at 0x0"]),
     ("P9", &[], &["TENSORS=(void*)1"], &["`describe`", "a list of 1 values at 0x1"]),
