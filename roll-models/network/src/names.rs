@@ -151,7 +151,7 @@ pub fn vae_22(key: &str, direction: Direction) -> Option<String> {
 }
 
 /// Translates a text encoder key to or from transformers' `UMT5EncoderModel`; `None` for an unknown key. transformers'
-/// second name of the embedding, `encoder.embed_tokens.weight`, is handled in [`super::components`].
+/// second name of the embedding, `encoder.embed_tokens.weight`, is handled in `roll-wan`.
 pub fn umt5(key: &str, direction: Direction) -> Option<String> {
     look_up(UMT5, key, direction)
 }

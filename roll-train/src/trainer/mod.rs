@@ -1,7 +1,7 @@
 //! The training loop: batches in, metrics, samples and checkpoints out.
 //!
 //! The trainer owns steps, strategy, checkpoints and stopping. What is trained on, and how it is measured, belongs to
-//! its [`Task`].
+//! its `Task`.
 //!
 //! `state` writes checkpoints, with the state of the task in `task_state`, and resumes from them. The loop itself is
 //! here. Between steps, `pace` logs the remaining time, and `idle` stops a run in which nothing is trained. `average`
