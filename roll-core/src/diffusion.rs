@@ -6,7 +6,7 @@ use crate::{Adapter, Error, Grad, Options, Progress, Pullback, Result, Tensor, V
 
 /// Noise level on the model's own scale, 1000 * sigma: 1000 is pure noise, 0 is data.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
-pub struct Timestep(pub f64);
+pub struct Timestep(#[serde(with = "crate::number")] pub f64);
 
 impl Timestep {
     /// Returns true where the low-noise expert works: below `boundary * 1000`.
@@ -17,7 +17,7 @@ impl Timestep {
 
 /// Noise level in [0, 1]: x_sigma = (1 - sigma) * data + sigma * noise.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
-pub struct Sigma(pub f64);
+pub struct Sigma(#[serde(with = "crate::number")] pub f64);
 
 impl Sigma {
     /// The timestep of this noise level.
@@ -110,6 +110,7 @@ pub struct ScheduleFacts {
     #[serde(with = "crate::number")]
     pub shift: f64,
     /// Timesteps at or above `boundary * 1000` use the high-noise expert; `None` with one expert.
+    #[serde(default, with = "crate::number")]
     pub boundary: Option<f64>,
     /// The noise levels at which trainable parameters act: those of the experts under training.
     #[serde(default = "all_levels")]

@@ -27,8 +27,10 @@ impl Message {
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Sampling {
     /// 0 is greedy.
+    #[serde(with = "crate::number")]
     pub temperature: f64,
     /// Nucleus mass; 1 keeps everything.
+    #[serde(with = "crate::number")]
     pub top_p: f64,
     /// Number of likeliest tokens kept; 0 keeps everything.
     pub top_k: usize,

@@ -63,6 +63,16 @@ impl<N: Numbers> Numbers for Vec<N> {
     }
 }
 
+impl<N: Numbers> Numbers for [N; 2] {
+    type Written = [N::Written; 2];
+    fn written(&self) -> Self::Written {
+        self.each_ref().map(N::written)
+    }
+    fn read(written: Self::Written) -> Self {
+        written.map(N::read)
+    }
+}
+
 impl<N: Numbers> Numbers for BTreeMap<String, N> {
     type Written = BTreeMap<String, N::Written>;
     fn written(&self) -> Self::Written {
@@ -116,6 +126,24 @@ mod tests {
 
     #[derive(Serialize, Deserialize)]
     struct Metrics(#[serde(with = "super")] BTreeMap<String, Vec<Option<f64>>>);
+
+    #[test]
+    fn facts_keep_numbers_that_are_not_finite() {
+        let [nan, infinite] = [f64::NAN, f64::INFINITY];
+        let optimizer =
+            crate::OptimizerConfig { betas: [nan, infinite], max_grad_norm: infinite, ..Default::default() };
+        let sampling = crate::Sampling { temperature: nan, top_p: infinite, ..crate::Sampling::greedy(1) };
+        let schedule = crate::ScheduleFacts { shift: 1.0, boundary: Some(nan), trained: crate::SigmaRange::ALL };
+        fn back<T: Serialize + DeserializeOwned>(value: &T) -> T {
+            serde_json::from_str(&serde_json::to_string(value).unwrap()).unwrap()
+        }
+        let read = back(&optimizer);
+        assert!(read.betas[0].is_nan() && [read.betas[1], read.max_grad_norm] == [infinite; 2] && read.eps == 1e-8);
+        let read = back(&sampling);
+        assert!(read.temperature.is_nan() && read.top_p == infinite);
+        assert!(back(&schedule).boundary.is_some_and(f64::is_nan));
+        assert!(back(&crate::Timestep(nan)).0.is_nan());
+    }
 
     #[test]
     fn every_number_keeps_its_bits() {

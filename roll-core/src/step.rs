@@ -28,6 +28,27 @@ pub struct StepContext<'a> {
     pub want_videos: bool,
 }
 
+impl StepContext<'_> {
+    /// The same step with these samples and this reward.
+    pub fn with<'b>(
+        &'b mut self,
+        samples: &'b [Sample],
+        reward: Option<&'b mut (dyn RewardScorer + 'static)>,
+    ) -> StepContext<'b> {
+        StepContext {
+            step: self.step,
+            samples,
+            model: &mut *self.model,
+            reward: reward.map(|reward| reward as &mut dyn RewardScorer),
+            strategy: &mut *self.strategy,
+            learning_rate: self.learning_rate,
+            noise: self.noise,
+            progress: self.progress,
+            want_videos: self.want_videos,
+        }
+    }
+}
+
 /// The outcome of one step.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]

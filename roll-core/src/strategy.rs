@@ -9,12 +9,16 @@ use crate::{Communicator, Model, Result, SingleRank, StateDict, WeightPlacement}
 #[serde(default)]
 pub struct OptimizerConfig {
     /// Decay rates of the moments.
+    #[serde(with = "crate::number")]
     pub betas: [f64; 2],
     /// Added to the root of the second moment.
+    #[serde(with = "crate::number")]
     pub eps: f64,
     /// Decoupled weight decay.
+    #[serde(with = "crate::number")]
     pub weight_decay: f64,
     /// Gradients are scaled down to this global norm; 0 turns clipping off.
+    #[serde(with = "crate::number")]
     pub max_grad_norm: f64,
 }
 

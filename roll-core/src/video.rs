@@ -179,7 +179,7 @@ pub struct Sample {
     #[serde(default, with = "crate::carried::path")]
     pub path: Option<PathBuf>,
     /// Factor of the sample's loss, above 0 and usually 1. Metrics are without it.
-    #[serde(default = "one")]
+    #[serde(default = "one", with = "crate::number")]
     pub weight: f64,
     /// How much each pixel of the clip counts in a loss on the clip itself, from 0 to 1: `[T, H, W]`, or `[1, H, W]` for
     /// all frames. `None`: all count alike.

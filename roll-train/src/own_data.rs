@@ -115,14 +115,7 @@ impl Task for OwnDataTask {
     }
 
     fn overview(&self, config: &RunConfig, going_on: &str) -> Vec<(&'static str, String)> {
-        let mut lines = Vec::new();
-        if !config.reward.is_empty() {
-            let rewards: Vec<String> = config.reward.iter().map(|reward| format!("`{}`", reward.name)).collect();
-            lines.push(("reward", rewards.join(" + ")));
-        }
-        if let Some(env) = &config.env {
-            lines.push(("environment", format!("`{}`", env.name)));
-        }
+        let mut lines = task::component_lines(config, "");
         let (steps, algorithm) = (self.facts.steps, &config.algo.name);
         lines.push(("steps", format!("{steps}{going_on}; `{algorithm}` brings its own data")));
         lines
@@ -130,18 +123,7 @@ impl Task for OwnDataTask {
 
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
         let step = context.step;
-        // The same step, without clips and with the reward of this run.
-        let mut context = StepContext {
-            step,
-            samples: &[],
-            model: &mut *context.model,
-            reward: self.reward.as_deref_mut().map(|reward| reward as &mut dyn RewardScorer),
-            strategy: &mut *context.strategy,
-            learning_rate: context.learning_rate,
-            noise: context.noise,
-            progress: context.progress,
-            want_videos: context.want_videos,
-        };
+        let mut context = context.with(&[], self.reward.as_deref_mut());
         self.algorithm.step(&mut context).while_doing(|| format!("step {}", step + 1))
     }
 

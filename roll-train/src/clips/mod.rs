@@ -99,17 +99,7 @@ impl Task for ClipTask {
             model.expect_prompts(&self.data.prompts(step, EXPECTED_PROMPTS));
         }
         let batch = self.data.batch(step)?;
-        let mut own = StepContext {
-            step,
-            samples: &batch.samples,
-            model: &mut *context.model,
-            reward: self.reward.as_deref_mut().map(|reward| reward as &mut dyn RewardScorer),
-            strategy: &mut *context.strategy,
-            learning_rate: context.learning_rate,
-            noise: context.noise,
-            progress: context.progress,
-            want_videos: context.want_videos,
-        };
+        let mut own = context.with(&batch.samples, self.reward.as_deref_mut());
         let mut report = self.algorithm.step(&mut own).while_doing(|| format!("step {}", step + 1))?;
         let skipped = communicator::join(context.strategy.ranks().data.as_ref(), &batch.skipped)?;
         let skipped: Vec<_> = skipped.into_iter().flatten().collect();

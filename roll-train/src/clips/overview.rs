@@ -9,19 +9,13 @@ use super::rows::{counted_rows, row_noun};
 use super::{ClipTask, HeldOut};
 use crate::config::RunConfig;
 use crate::progress::{counted, epochs};
+use crate::task::component_lines;
 
 /// At most this many shapes of clips are named.
 const SHAPES: usize = 3;
 
 pub(super) fn lines(task: &ClipTask, config: &RunConfig, going_on: &str) -> Vec<(&'static str, String)> {
-    let mut lines = Vec::new();
-    if !config.reward.is_empty() {
-        let rewards: Vec<String> = config.reward.iter().map(|reward| format!("`{}`", reward.name)).collect();
-        lines.push(("reward", format!("{}{}", rewards.join(" + "), checks(task))));
-    }
-    if let Some(env) = &config.env {
-        lines.push(("environment", format!("`{}`", env.name)));
-    }
+    let mut lines = component_lines(config, &checks(task));
     let (data, steps) = (&task.data, task.facts.steps);
     let noun = row_noun(data.dataset().metadata());
     lines.push((if noun == "clip" { "clips" } else { "data" }, clips(data)));

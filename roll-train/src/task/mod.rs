@@ -97,6 +97,19 @@ pub(crate) struct TaskContext<'a> {
     pub(crate) bar: &'a StoppableBar,
 }
 
+/// Lines of the overview that name the rewards, `more` after them, and the environment.
+pub(crate) fn component_lines(config: &RunConfig, more: &str) -> Vec<(&'static str, String)> {
+    let mut lines = Vec::new();
+    if !config.reward.is_empty() {
+        let rewards: Vec<String> = config.reward.iter().map(|reward| format!("`{}`", reward.name)).collect();
+        lines.push(("reward", format!("{}{more}", rewards.join(" + "))));
+    }
+    if let Some(env) = &config.env {
+        lines.push(("environment", format!("`{}`", env.name)));
+    }
+    lines
+}
+
 /// State of a task in a checkpoint.
 #[derive(Debug, Default)]
 pub(crate) struct TaskState {
