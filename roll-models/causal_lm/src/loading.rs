@@ -8,7 +8,7 @@ use roll_core::{BuildContext, Error, LanguageModel, Message, Noise, Options, Res
 use roll_network::comma_list::{self, split};
 use roll_network::hub::Hub;
 use roll_network::lora::{AdapterSources, InitialAdapter, LoraRequest};
-use roll_network::precision::{ComputeDType, WeightsDType};
+use roll_network::precision::{ComputeDType, DeviceTraits, WeightsDType};
 use roll_network::tokenizer::Tokenizer;
 use roll_network::trainable::{Trainable, check_alpha, kept_for_pullback};
 use roll_network::weights::stored_dtype;
@@ -178,7 +178,8 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     let reading = || format!("reading {location}");
     // The final norm represents the file: it is never quantised, and has the dtype of the other unquantised weights.
     let stored = state.get("model.norm.weight").map_or(DType::F32, stored_dtype);
-    let dtype = options.weights_dtype.of(stored, &device)?;
+    let traits = DeviceTraits::of(&device);
+    let dtype = options.weights_dtype.of(stored, traits)?;
     let initial_adapter = initial_adapter(options, context, &config)?;
     let trainable =
         initial_adapter.as_ref().map_or_else(|| options.trainable(&config), |initial| initial.trainable.clone());
@@ -214,7 +215,7 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
             Network::with_quantised(config, &state, quantised, keeps_quantised, dtype, &device).while_doing(reading)?
         }
     };
-    let mut network = network.with_memory(options.memory()).with_products(options.compute_dtype.of(dtype, &device)?);
+    let mut network = network.with_memory(options.memory()).with_products(options.compute_dtype.of(dtype, traits)?);
     network.train(&trainable, &Noise::new(context.seed), &state).in_section("model")?;
     if let (Some(adapter), Some(parameters)) = (&initial_adapter, network.parameters()) {
         let values = flat::from_state(parameters.specs(), &adapter.parameters);

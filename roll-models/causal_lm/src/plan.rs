@@ -15,6 +15,7 @@ use roll_core::{
 };
 use roll_network::headers::check_tensors;
 use roll_network::hub::Hub;
+use roll_network::precision::DeviceTraits;
 use roll_network::trainable::Trainable;
 use roll_network::weights::stored_dtype;
 
@@ -117,8 +118,9 @@ impl<'a> MemoryPlan<'a> {
             // Names and shapes do not depend on the initial values.
             _ => network::adapters(&config, &trainable, &Noise::new(0)).in_section("model")?.0,
         };
-        let weights_dtype = options.weights_dtype.on(stored, gpu);
-        let compute_dtype = options.compute_dtype.on(weights_dtype, gpu);
+        let device = DeviceTraits::planned(gpu);
+        let weights_dtype = options.weights_dtype.of(stored, device)?;
+        let compute_dtype = options.compute_dtype.of(weights_dtype, device)?;
         let keeps_quantised = !gpu && options.keeps_quantised(Backend::of(&context.backend)?);
         let (mut frozen, mut quantised, mut opened) = (0, 0, 0);
         for (name, shape) in &weights {

@@ -2,12 +2,53 @@
 
 use burn::tensor::{DType, Device, Tensor};
 use roll_backends::EightBits;
-use roll_backends::device::{has_bytes, is_gpu};
+use roll_backends::device::{channels_innermost, has_bytes, is_gpu};
 use roll_backends::ops::Fp8Products;
 use roll_backends::weights::{MatrixStorage, Storage};
 use roll_core::{Error, Result};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+/// What a device offers to weights and products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceTraits {
+    /// Whether it is a GPU.
+    pub is_gpu: bool,
+    /// Whether it computes in bf16.
+    pub has_bf16: bool,
+    /// Whether it stores integers of eight bits.
+    pub has_bytes: bool,
+    /// Whether it convolves bf16 faster than f32.
+    pub convolves_bf16: bool,
+}
+
+impl DeviceTraits {
+    /// The traits of `device`.
+    pub fn of(device: &Device) -> Self {
+        let has_bf16 = device.supports_dtype(DType::BF16);
+        // CubeCL's convolutions convert bf16 to f32 and back; libtorch's on GPUs do not.
+        let convolves_bf16 = has_bf16 && channels_innermost(device);
+        Self { is_gpu: is_gpu(device), has_bf16, has_bytes: has_bytes(device), convolves_bf16 }
+    }
+
+    /// The traits of a machine that a run is planned for: a GPU of libtorch, or the CPU.
+    pub fn planned(is_gpu: bool) -> Self {
+        Self { is_gpu, has_bf16: true, has_bytes: true, convolves_bf16: is_gpu }
+    }
+
+    /// The dtype in which the device stores numbers of `dtype` without loss: f32 for bf16 on a device without bf16.
+    pub fn storable(self, dtype: DType) -> DType {
+        if dtype == DType::BF16 && !self.has_bf16 { DType::F32 } else { dtype }
+    }
+
+    /// bf16. Fails with the configuration's `key` on a device without it.
+    pub fn bf16(self, key: &str) -> Result<DType> {
+        match self.has_bf16 {
+            true => Ok(DType::BF16),
+            false => Err(Error::config(key, "expected auto or f32: the device of this backend has no bf16")),
+        }
+    }
+}
 
 /// The dtype in which frozen weights are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -31,26 +72,28 @@ pub enum WeightsDType {
 impl WeightsDType {
     /// Returns the dtype of dense weights on `device` if their file has `stored`. Fails if bf16 is chosen and `device`
     /// has none.
-    pub fn of(self, stored: DType, device: &Device) -> Result<DType> {
+    pub fn of(self, stored: DType, device: DeviceTraits) -> Result<DType> {
         match self {
-            Self::Bf16 => bf16("model.weights_dtype", device),
-            _ => Ok(storable(self.on(stored, is_gpu(device)), device)),
+            Self::F32 => Ok(DType::F32),
+            Self::Bf16 => device.bf16("model.weights_dtype"),
+            Self::Auto | Self::Int8 | Self::Fp8 => {
+                Ok(device.storable(if device.is_gpu { DType::BF16 } else { stored }))
+            }
         }
     }
 
     /// Returns the storage of all weights: the dtype of [`WeightsDType::of`] for dense ones, and the format of
     /// matrices. The weights that `exact` names ([`Storage::exact`]) stay f32 unless f32 or bf16 is chosen explicitly.
     /// Fails if eight bits are chosen and `device` has no integers of eight bits.
-    pub fn storage(self, stored: DType, exact: &'static [&'static str], device: &Device) -> Result<Storage> {
+    pub fn storage(self, stored: DType, exact: &'static [&'static str], device: DeviceTraits) -> Result<Storage> {
         let dtype = self.of(stored, device)?;
-        let bytes = has_bytes(device);
         let matrices = match self.eight_bits() {
-            Some(kind) if bytes => MatrixStorage::Eight(kind),
+            Some(kind) if device.has_bytes => MatrixStorage::Eight(kind),
             Some(_) => {
                 let problem = "expected auto, f32 or bf16: the device of this backend has no integers of eight bits";
                 return Err(Error::config("model.weights_dtype", problem));
             }
-            None if self == Self::Auto && bytes => MatrixStorage::AsInFile,
+            None if self == Self::Auto && device.has_bytes => MatrixStorage::AsInFile,
             None => MatrixStorage::Dense,
         };
         let exact = if matches!(self, Self::F32 | Self::Bf16) { &[] } else { exact };
@@ -63,16 +106,6 @@ impl WeightsDType {
             Self::Auto | Self::F32 | Self::Bf16 => None,
             Self::Int8 => Some(EightBits::Int8),
             Self::Fp8 => Some(EightBits::E4m3),
-        }
-    }
-
-    /// Returns the dtype of dense weights on a GPU, or on a CPU that has bf16.
-    pub fn on(self, stored: DType, gpu: bool) -> DType {
-        match self {
-            Self::F32 => DType::F32,
-            Self::Bf16 => DType::BF16,
-            Self::Auto | Self::Int8 | Self::Fp8 if gpu => DType::BF16,
-            Self::Auto | Self::Int8 | Self::Fp8 => stored,
         }
     }
 }
@@ -93,20 +126,11 @@ pub enum ComputeDType {
 impl ComputeDType {
     /// Returns the dtype for weights that are stored as `weights` on `device`. Fails if bf16 is chosen and `device` has
     /// none.
-    pub fn of(self, weights: DType, device: &Device) -> Result<DType> {
+    pub fn of(self, weights: DType, device: DeviceTraits) -> Result<DType> {
         match self {
-            Self::Auto => Ok(roll_backends::product_dtype(device, weights)),
-            Self::F32 => Ok(DType::F32),
-            Self::Bf16 => bf16("model.compute_dtype", device),
-        }
-    }
-
-    /// Returns the dtype on a GPU, or on a CPU that has bf16.
-    pub fn on(self, weights: DType, gpu: bool) -> DType {
-        match self {
-            Self::Auto if gpu => weights,
-            Self::Auto | Self::F32 => DType::F32,
-            Self::Bf16 => DType::BF16,
+            Self::Auto if device.is_gpu => Ok(device.storable(weights)),
+            Self::Auto | Self::F32 => Ok(DType::F32),
+            Self::Bf16 => device.bf16("model.compute_dtype"),
         }
     }
 }
@@ -158,21 +182,9 @@ impl Products {
     }
 }
 
-/// The dtype in which `device` stores numbers of `dtype` without loss: f32 for bf16 on a device without bf16.
-pub fn storable(dtype: DType, device: &Device) -> DType {
-    if dtype == DType::BF16 && !device.supports_dtype(DType::BF16) { DType::F32 } else { dtype }
-}
-
 /// Converts `x` to `dtype` if it has another.
 pub fn as_dtype<const D: usize>(x: Tensor<D>, dtype: DType) -> Tensor<D> {
     if x.dtype() == dtype { x } else { x.cast(dtype) }
-}
-
-fn bf16(key: &str, device: &Device) -> Result<DType> {
-    match storable(DType::BF16, device) {
-        DType::BF16 => Ok(DType::BF16),
-        _ => Err(Error::config(key, "expected auto or f32: the device of this backend has no bf16")),
-    }
 }
 
 #[cfg(test)]
@@ -197,11 +209,16 @@ mod tests {
 
     #[test]
     fn left_open_weights_are_bf16_on_gpus_and_as_in_the_file_on_the_cpu() {
+        let [cpu, gpu] = [false, true].map(DeviceTraits::planned);
+        let without_bf16 = DeviceTraits { has_bf16: false, ..gpu };
         for stored in [DType::F32, DType::BF16] {
-            assert_eq!(WeightsDType::Auto.on(stored, true), DType::BF16);
-            assert_eq!(WeightsDType::Auto.on(stored, false), stored);
-            assert_eq!(WeightsDType::F32.on(stored, true), DType::F32);
-            assert_eq!(WeightsDType::Bf16.on(stored, false), DType::BF16);
+            assert_eq!(WeightsDType::Auto.of(stored, gpu).unwrap(), DType::BF16);
+            assert_eq!(WeightsDType::Auto.of(stored, cpu).unwrap(), stored);
+            assert_eq!(WeightsDType::Auto.of(stored, without_bf16).unwrap(), DType::F32);
+            assert_eq!(WeightsDType::F32.of(stored, gpu).unwrap(), DType::F32);
+            assert_eq!(WeightsDType::Bf16.of(stored, cpu).unwrap(), DType::BF16);
+            let message = WeightsDType::Bf16.of(stored, without_bf16).unwrap_err().to_string();
+            assert!(message.contains("`model.weights_dtype`"), "{message}");
         }
     }
 }

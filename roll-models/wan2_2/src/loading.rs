@@ -4,11 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
-use roll_backends::device::is_gpu;
 use roll_backends::ops::Fp8Products;
-use roll_backends::weights::{DeviceSlot, HostWeight, MatrixStorage, SegmentMemory, Storage};
-use roll_backends::{Backend, EightBits, Resident, Sharded, WeightStore};
-use roll_core::{BuildContext, Communicator, Error, Model, Noise, Result, ResultExt, StateDict, flat};
+use roll_backends::weights::{DeviceSlot, HostWeight, MatrixStorage, SegmentMemory};
+use roll_backends::{Backend, Resident, Sharded, WeightStore};
+use roll_core::{BuildContext, Communicator, Error, Noise, Result, ResultExt, StateDict, flat};
 use roll_network::hub::Hub;
 use roll_network::lora::{InitialAdapter, OpenedAdapter};
 use roll_network::trainable::kept_for_pullback;
@@ -17,14 +16,14 @@ use roll_network::weights::{self, Checkpoint, Streamed};
 use super::base_lora;
 use super::clip::Clip;
 use super::components;
-use super::dit::{Dit, EXACT, Trainable};
+use super::dit::{Dit, Trainable};
 use super::initial_adapters::{self, BaseNetwork};
-use super::model::{CheckpointMemory, EncodingSources, Parts, Settings, Wan};
-use super::options::{Checkpoints, IdleExpert, Placement, TileSize, WanOptions};
+use super::layout::{Layout, Machine};
+use super::model::{EncodingSources, Parts, Settings, Wan};
+use super::networks::Networks;
+use super::options::{IdleExpert, Placement, WanOptions};
 use super::paths::ComponentFiles;
-use super::plan;
 use super::prompts::TextEncoder;
-use super::recorded_memory::RecordedMemory;
 use super::tokenizer::{PROMPT_TOKENS, Tokenizer};
 use super::umt5::Umt5;
 use super::vae::{Chunking, MemoryBudget, Tiling, Vae};
@@ -38,16 +37,20 @@ roll_core::register! {
 
 /// Opens the model that `options` describe. Fails if a file is missing or does not fit the options.
 pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
-    let options = &WanOptions { weight_store: options.weight_store.or(context.placement), ..options.clone() };
     options.check()?;
     let device = roll_backends::device(&context.backend)?;
     let mut files = ComponentFiles::open(options, context, &Hub::of(context))?;
     let mut base_loras = base_lora::merge(options, context, &mut files)?;
     base_loras.iter().for_each(|(expert, loras)| tracing::info!("`{expert}` has the base LoRA {loras}"));
     let (mut adapters, trained) = initial_adapters::open(options, context, &files)?;
-    let precision = Precision::of(&files.dit, options, &device)?;
-    let experts = ExpertStorage::of(&files, options, context, precision)?;
-    experts.precision.log(experts.idle);
+    let machine = Machine::of_run(context, &device);
+    let layout = Networks::of(&files, options)
+        .and_then(|networks| Layout::of(options, networks, machine))
+        .while_doing(|| reading(&files.dit))?;
+    warn_of_idle_expert(&layout, options, context);
+    let fp8 = options.products.of(layout.eight_bits, &device).while_doing(|| reading(&files.dit))?;
+    log_precision(&layout, fp8.as_ref());
+    let experts = Experts { layout: &layout, fp8, device: &device, turns: Arc::default() };
     let (mut dits, mut bases) = (Vec::new(), Vec::new());
     for (name, file) in files.experts() {
         let mut dit = open_dit(name, file, options, context, &experts)?;
@@ -58,22 +61,14 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
         dits.push(dit);
         bases.push(base);
     }
-    let vae_dtype = options.vae_dtype.of(&device)?;
-    let vae =
-        Vae::load(&files.vae.all()?, &device).while_doing(|| reading(&files.vae))?.with_decoder_dtype(vae_dtype)?;
+    let vae = Vae::load(&files.vae.all()?, &device)
+        .while_doing(|| reading(&files.vae))?
+        .with_decoder_dtype(layout.decoder)?;
     let text =
         files.text_encoder.as_ref().map(|file| open_text(file, &files, options, context, &device)).transpose()?;
     let clip = match &files.clip {
         Some(file) => Some(Clip::streamed(file, None, &device).while_doing(|| reading(file))?),
         None => None,
-    };
-    let budget = experts.memory.map(|memory| experts.vae_budget(memory, &dits[0], &vae, options));
-    let tiling_budget = budget.filter(|_| options.vae_tile_size == TileSize::Auto);
-    let offload = options.use_gradient_checkpointing_offload && is_gpu(&device);
-    let (checkpoints, checkpoint_memory) = match (options.vae_checkpoints, offload) {
-        (Checkpoints::Of(count), _) => (count, None),
-        (Checkpoints::Auto, true) => (Chunking::default().checkpoints, Some(CheckpointMemory::Host)),
-        (Checkpoints::Auto, false) => (Chunking::default().checkpoints, budget.map(CheckpointMemory::Device)),
     };
     if options.shift.is_some() {
         tracing::warn!(
@@ -84,29 +79,16 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
         shift: options.shift,
         boundary: options.boundary,
         end_image: options.wants("end_image"),
-        chunking: Chunking { tiling: options.tiling()?, checkpoints, offload },
+        chunking: Chunking { offload: layout.offloads_states(), ..Chunking::default() },
     };
-    let tiles = (settings.chunking.tiling, tiling_budget);
-    let encoding_sources = encoding_sources(&files, text.as_ref(), context, settings.end_image, tiles)?;
+    let encoding_sources = encoding_sources(&files, text.as_ref(), context, settings.end_image, layout.tile_choice())?;
     let mut dits = dits.into_iter();
     let Some(dit) = dits.next() else { return Err(Error::Misuse("a pipeline without a transformer".into())) };
     let mut model = Wan::new(Parts { dit, dit2: dits.next(), vae, text, clip }, settings);
     model.experts.iter_mut().zip(bases).for_each(|(expert, base)| expert.base = Some(base));
-    model.recorded_memory = experts.memory.map(|memory| RecordedMemory {
-        memory,
-        resident: experts.resident + 4 * plan::elements(&model.vae_config().weights()),
-        trained: model.parameter_count(),
-        passes: context.recorded_passes,
-        token_ranks: context.token_ranks.as_ref().map_or(1, |ranks| ranks.world_size()),
-        element: experts.precision.products.size(),
-        decoder_element: model.decoder_element_bytes(),
-        keep_attention: options.recomputed_attention(),
-        offload,
-    });
-    model.tiling_budget = tiling_budget;
-    model.checkpoint_memory = checkpoint_memory;
     model.encoding_sources = Some(encoding_sources);
-    model.placement = Some(options.weight_store.chosen());
+    model.placement = Some(layout.placement.in_memory());
+    model.layout = Some(layout);
     Ok(model)
 }
 
@@ -137,116 +119,68 @@ fn kernels(backend: &str) -> Result<&'static str> {
     Ok(Backend::of(backend)?.name())
 }
 
-/// Storage of frozen weights and dtype of matrix products.
-struct Precision {
-    /// Dtype of dense weights in the file.
-    stored: DType,
-    storage: Storage,
-    products: DType,
-    /// The format of the matrices of the blocks, if they are in eight bits.
-    eight_bits: Option<EightBits>,
+fn log_precision(layout: &Layout, fp8: Option<&Fp8Products>) {
+    let name = |dtype: DType| if dtype == DType::BF16 { "bf16" } else { "f32" };
+    let as_stored =
+        if layout.networks.stored == layout.storage.dtype { "as in the files" } else { "converted from the files'" };
+    let idle = match layout.idle {
+        IdleExpert::Auto | IdleExpert::Keep => "",
+        IdleExpert::Host => "; the idle expert waits in host memory",
+        IdleExpert::Drop => "; the idle expert is read again when its turn comes",
+    };
+    let (weights, products) = (name(layout.storage.dtype), name(layout.products));
+    let matrices = match (layout.eight_bits, layout.storage.matrices) {
+        (None, _) => "",
+        (Some(_), MatrixStorage::Eight(_)) => "; matrices of the blocks rounded to eight bits",
+        (Some(_), _) => "; matrices of the blocks in eight bits, as in the files",
+    };
+    let fp8 = match fp8 {
+        None => "",
+        Some(Fp8Products::Emulated) => "; products with fp8 weights in fp8, emulated: slower than without",
+        Some(_) => "; products with fp8 weights in fp8",
+    };
+    tracing::info!("transformer weights in {weights} ({as_stored}), products in {products}{matrices}{fp8}{idle}");
+}
+
+/// Warns where the idle expert leaves the device for want of knowledge, or is merged again each time it comes back.
+fn warn_of_idle_expert(layout: &Layout, options: &WanOptions, context: &BuildContext) {
+    let idle = layout.idle;
+    if layout.machine.memory.is_none() && options.idle_expert == IdleExpert::Auto && idle != IdleExpert::Keep {
+        tracing::warn!(
+            "the memory of `{}` is unknown, so the expert that is not in use leaves it (`{idle:?}`); \
+             `model.idle_expert: keep` keeps it there",
+            context.backend
+        );
+    }
+    let again = match (layout.placement, idle) {
+        (Placement::Streamed, _) => Some(("model.weight_store: streamed", "model.weight_store: host")),
+        (_, IdleExpert::Drop) => Some(("model.idle_expert: drop", "model.idle_expert: host")),
+        _ => None,
+    };
+    if let Some((given, better)) = again.filter(|_| options.base_lora.is_some()) {
+        tracing::warn!(
+            "with `{given}` the LoRAs of `model.base_lora` are merged each time weights are read; `{better}` merges \
+             them once"
+        );
+    }
+}
+
+/// What all experts have in common.
+struct Experts<'a> {
+    layout: &'a Layout,
     /// How products with fp8 weights are taken in fp8, if they are.
     fp8: Option<Fp8Products>,
-}
-
-impl Precision {
-    fn of(file: &Checkpoint, options: &WanOptions, device: &Device) -> Result<Self> {
-        let stored = components::dit_dtype(file);
-        let precision = || -> Result<Self> {
-            let storage = options.weights_dtype.storage(stored, &EXACT, device)?;
-            let eight_bits = match storage.matrices {
-                MatrixStorage::AsInFile if options.weight_store != Placement::Sharded => components::eight_bits(file),
-                MatrixStorage::AsInFile | MatrixStorage::Dense => None,
-                MatrixStorage::Eight(kind) => Some(kind),
-            };
-            let products = options.compute_dtype.of(storage.dtype, device)?;
-            Ok(Self { stored, storage, products, eight_bits, fp8: options.products.of(eight_bits, device)? })
-        };
-        precision().while_doing(|| reading(file))
-    }
-
-    fn log(&self, idle: IdleExpert) {
-        let name = |dtype: DType| if dtype == DType::BF16 { "bf16" } else { "f32" };
-        let as_stored = if self.stored == self.storage.dtype { "as in the files" } else { "converted from the files'" };
-        let idle = match idle {
-            IdleExpert::Auto | IdleExpert::Keep => "",
-            IdleExpert::Host => "; the idle expert waits in host memory",
-            IdleExpert::Drop => "; the idle expert is read again when its turn comes",
-        };
-        let (weights, products) = (name(self.storage.dtype), name(self.products));
-        let matrices = match (self.eight_bits, self.storage.matrices) {
-            (None, _) => "",
-            (Some(_), MatrixStorage::Eight(_)) => "; matrices of the blocks rounded to eight bits",
-            (Some(_), _) => "; matrices of the blocks in eight bits, as in the files",
-        };
-        let fp8 = match self.fp8 {
-            None => "",
-            Some(Fp8Products::Emulated) => "; products with fp8 weights in fp8, emulated: slower than without",
-            Some(_) => "; products with fp8 weights in fp8",
-        };
-        tracing::info!("transformer weights in {weights} ({as_stored}), products in {products}{matrices}{fp8}{idle}");
-    }
-}
-
-/// Storage of the weights of all experts.
-struct ExpertStorage {
-    device: Device,
-    precision: Precision,
+    device: &'a Device,
     /// Swaps the experts on the device, if only one is resident at a time.
     turns: Arc<DeviceSlot>,
-    idle: IdleExpert,
-    /// Bytes of frozen weights on the device.
-    resident: usize,
-    /// Bytes of the GPU's memory, if the device is a GPU and they are known.
-    memory: Option<u64>,
 }
 
-impl ExpertStorage {
-    fn of(files: &ComponentFiles, options: &WanOptions, context: &BuildContext, precision: Precision) -> Result<Self> {
-        let device = roll_backends::device(&context.backend)?;
-        let Precision { stored, storage, eight_bits, .. } = precision;
-        let memory = roll_backends::device::memory::total(&context.backend);
-        let bytes = |file: &Checkpoint| plan::weight_bytes(file.shapes(), storage.dtype.size(), eight_bits.is_some());
-        let each: Vec<usize> = files.experts().map(|(_, file)| bytes(file)).collect();
-        let (all, largest) = (each.iter().sum::<usize>(), each.iter().max().copied().unwrap_or(0));
-        let merged = options.base_lora.is_some();
-        let converted = merged || stored != storage.dtype || matches!(storage.matrices, MatrixStorage::Eight(_));
-        let whole = matches!(options.weight_store, Placement::Auto | Placement::Resident);
-        let idle = match whole && each.len() > 1 {
-            true => options.idle_expert.chosen(all, is_gpu(&device), memory, converted),
-            false => IdleExpert::Keep,
-        };
-        if memory.is_none() && options.idle_expert == IdleExpert::Auto && idle != IdleExpert::Keep {
-            tracing::warn!(
-                "the memory of `{}` is unknown, so the expert that is not in use leaves it (`{idle:?}`); \
-                 `model.idle_expert: keep` keeps it there",
-                context.backend
-            );
-        }
-        let again = match (options.weight_store, idle) {
-            (Placement::Streamed, _) => Some(("model.weight_store: streamed", "model.weight_store: host")),
-            (_, IdleExpert::Drop) => Some(("model.idle_expert: drop", "model.idle_expert: host")),
-            _ => None,
-        };
-        if let Some((given, better)) = again.filter(|_| merged) {
-            tracing::warn!(
-                "with `{given}` the LoRAs of `model.base_lora` are merged each time weights are read; `{better}` merges \
-                 them once"
-            );
-        }
-        let resident = match (whole, idle) {
-            (true, IdleExpert::Keep | IdleExpert::Auto) => all,
-            (true, _) => largest,
-            (false, _) => 0,
-        };
-        Ok(Self { device, precision, turns: Arc::default(), idle, resident, memory })
-    }
-
+impl Experts<'_> {
     /// The weight store of one expert whose weights are all on the device while it is used.
     fn store(&self, name: &str, file: &Checkpoint) -> Result<Arc<dyn WeightStore>> {
-        let (storage, device) = (self.precision.storage, self.device.clone());
+        let (storage, device) = (self.layout.storage, self.device.clone());
         let number = usize::from(name == "dit2");
-        Ok(match self.idle {
+        Ok(match self.layout.idle {
             IdleExpert::Auto | IdleExpert::Keep => Arc::new(weights::resident(file, storage, &device)?),
             IdleExpert::Host => {
                 let state = weights::in_host_memory(file, storage)?;
@@ -256,21 +190,14 @@ impl ExpertStorage {
                     };
                     Ok(Resident::from_weights(state.iter().map(weight).collect(), &device))
                 };
-                Arc::new(self.turns.store(number, file.shapes(), &self.device, bring))
+                Arc::new(self.turns.store(number, file.shapes(), self.device, bring))
             }
             IdleExpert::Drop => {
                 let own = file.clone();
                 let bring = move || weights::resident(&own, storage, &device);
-                Arc::new(self.turns.store(number, file.shapes(), &self.device, bring))
+                Arc::new(self.turns.store(number, file.shapes(), self.device, bring))
             }
         })
-    }
-
-    /// The part of `memory` that is left for the VAE, computed as in `roll plan`.
-    fn vae_budget(&self, memory: u64, dit: &Dit, vae: &Vae, options: &WanOptions) -> MemoryBudget {
-        let resident = self.resident + 4 * plan::elements(&vae.config().weights());
-        let bytes = [self.precision.products.size(), vae.decoder_element_bytes()];
-        plan::vae_budget(memory, resident, dit.config(), bytes, options)
     }
 }
 
@@ -280,18 +207,13 @@ fn open_dit(
     file: &Checkpoint,
     options: &WanOptions,
     context: &BuildContext,
-    experts: &ExpertStorage,
+    experts: &Experts<'_>,
 ) -> Result<Dit> {
-    let (device, storage) = (&experts.device, experts.precision.storage);
+    let (device, storage, placement) = (experts.device, experts.layout.storage, experts.layout.placement);
     let memory = kept_for_pullback(options.use_gradient_checkpointing, options.use_gradient_checkpointing_offload);
     let opened = || -> Result<Dit> {
         let config = components::dit_config(file, options.num_heads)?;
-        if let (Placement::Sharded, MatrixStorage::Eight(_)) = (options.weight_store, storage.matrices) {
-            let problem = "weights in eight bits are not sharded: expected auto, f32 or bf16 with `sharded`, or another \
-                           `model.weight_store`: `host` keeps them in host memory";
-            return Err(Error::config("weights_dtype", problem));
-        }
-        let store: Arc<dyn WeightStore> = match options.weight_store {
+        let store: Arc<dyn WeightStore> = match placement {
             // Reads a segment when it is used.
             _ if context.headers_only => Arc::new(Streamed::new(file.clone(), device)),
             Placement::Auto | Placement::Resident => experts.store(name, file)?,
@@ -307,9 +229,9 @@ fn open_dit(
         let mut dit = Dit::with_store(config, store)
             .with_memory(memory)
             .keeping_attention(options.keep_attention.without_memory())
-            .with_products(experts.precision.products)
-            .with_fp8_products(experts.precision.fp8.is_some());
-        if options.weight_store == Placement::Sharded && context.ranks.world_size() > 1 {
+            .with_products(experts.layout.products)
+            .with_fp8_products(experts.fp8.is_some());
+        if placement == Placement::Sharded && context.ranks.world_size() > 1 {
             dit = dit.sharding_weights(context.ranks.clone());
         }
         match context.token_ranks.clone() {
@@ -433,10 +355,10 @@ pub(super) fn text_len(files: &ComponentFiles) -> Result<usize> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use roll_core::{Adapter, ConditionInput, DiffusionModel, Grad, Purpose, Timestep};
+    use roll_core::{Adapter, ConditionInput, DiffusionModel, Grad, Model, Purpose, Timestep};
 
     use super::super::init_tiny::{WanKind, init_tiny};
-    use super::super::options::ModelPaths;
+    use super::super::options::{ModelPaths, TileSize};
     use super::*;
     use roll_network::precision::WeightsDType;
 

@@ -18,9 +18,9 @@ use super::clip::Clip;
 use super::conditioning;
 use super::dit::{Dit, DitConfig, PassMemory};
 use super::expert::{Expert, trained_levels};
+use super::layout::{CheckpointCount, Layout, VideoLayout};
 use super::prompts::{Prompts, TextEncoder};
-use super::recorded_memory::RecordedMemory;
-use super::vae::{Chunking, MemoryBudget, Tiling, Vae, VaeConfig, checkpoints_in_host_memory, feature_cache_bytes};
+use super::vae::{Chunking, Vae, VaeConfig, checkpoints_in_host_memory, feature_cache_bytes};
 
 /// Noise level at which I2V models switch experts.
 const I2V_BOUNDARY: f64 = 0.9;
@@ -71,29 +71,19 @@ pub struct Wan {
     schedule: ScheduleFacts,
     end_image: bool,
     chunking: Chunking,
-    /// If set, the tiles of the VAE are the largest that fit, instead of those of `chunking`.
-    pub(super) tiling_budget: Option<MemoryBudget>,
-    /// If set, it determines what recorded passes keep on the device, instead of the transformers.
-    pub(super) recorded_memory: Option<RecordedMemory>,
+    /// If set, it determines tiles and checkpoints of the VAE instead of `chunking`, and what recorded passes keep on the
+    /// device instead of the transformers.
+    pub(super) layout: Option<Layout>,
     /// Number of recorded passes whose block inputs are on the device although others are in host memory.
     on_device: Arc<AtomicUsize>,
-    /// If set, it determines the number of checkpoints in the VAE's decoder, instead of `chunking`.
-    pub(super) checkpoint_memory: Option<CheckpointMemory>,
-    /// Number of checkpoints by the shape of the latents, as `checkpoint_memory` determined it the first time. Later
-    /// results would differ, because an allocator may keep freed memory reserved.
+    /// Number of checkpoints in host memory by the shape of the latents, as free memory determined it the first time.
+    /// Later results would differ, because an allocator may keep freed memory reserved.
     checkpoints: Mutex<BTreeMap<[usize; 3], usize>>,
     pub(super) specs: Vec<ParameterSpec>,
     /// If set, encodings can be cached.
     pub(super) encoding_sources: Option<EncodingSources>,
     /// Location of the experts' frozen weights.
     pub(super) placement: Option<WeightPlacement>,
-}
-
-/// The memory that limits the number of checkpoints in the VAE's decoder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CheckpointMemory {
-    Device(MemoryBudget),
-    Host,
 }
 
 /// Files and settings that encodings depend on.
@@ -150,10 +140,8 @@ impl Wan {
             schedule: ScheduleFacts { shift, boundary, trained },
             end_image: settings.end_image,
             chunking: settings.chunking,
-            tiling_budget: None,
-            recorded_memory: None,
+            layout: None,
             on_device: Arc::default(),
-            checkpoint_memory: None,
             checkpoints: Mutex::default(),
             specs,
             encoding_sources: None,
@@ -167,36 +155,22 @@ impl Wan {
         usize::from(self.schedule.boundary.is_some_and(low))
     }
 
-    /// Sizes of the VAE.
-    pub(super) fn vae_config(&self) -> &VaeConfig {
-        self.vae.config()
-    }
-
-    /// Bytes per element between two layers of the decoder.
-    pub(super) fn decoder_element_bytes(&self) -> usize {
-        self.vae.decoder_element_bytes()
-    }
-
-    /// Tiling of the VAE for latents of shape [T, H, W].
-    fn tiling(&self, latents: [usize; 3]) -> Option<Tiling> {
-        match &self.tiling_budget {
-            Some(budget) => budget.tiling(self.vae.config(), latents),
-            None => self.chunking.tiling,
-        }
+    /// What a video with latents of shape [T, H, W] keeps on the device, if the model has a layout.
+    fn video_layout(&self, latents: [usize; 3]) -> Option<VideoLayout> {
+        self.layout.as_ref().map(|layout| layout.video(self.parameter_count(), latents))
     }
 
     /// What a recorded pass of `count` videos with latents of `shape` keeps, and the guard that counts it among those on
     /// the device until it is pulled back or dropped.
     fn keeps(&self, dit: &Dit, count: usize, shape: &[usize]) -> (PassMemory, Option<OnDevice>) {
         let keeps = dit.keeps();
-        let (Some(recorded), [_, t, h, w]) = (&self.recorded_memory, shape) else { return (keeps, None) };
-        let latents = [*t, *h, *w];
-        let kept = recorded.kept(dit.config(), self.vae.config(), self.tiling(latents), latents);
-        let keeps = PassMemory { attention: kept.attention, ..keeps };
+        let [_, t, h, w] = shape else { return (keeps, None) };
+        let Some(video) = self.video_layout([*t, *h, *w]) else { return (keeps, None) };
+        let keeps = PassMemory { attention: video.keep_attention, ..keeps };
         if keeps.memory != Memory::Offload {
             return (keeps, None);
         }
-        match OnDevice::within(kept.passes, count, &self.on_device) {
+        match OnDevice::within(video.passes_on_device, count, &self.on_device) {
             Some(guard) => (PassMemory { memory: Memory::Recompute, ..keeps }, Some(guard)),
             None => (keeps, None),
         }
@@ -204,28 +178,15 @@ impl Wan {
 
     /// Tiling and checkpoints of the VAE for latents of shape [T, H, W].
     fn chunking(&self, latents: [usize; 3]) -> Chunking {
-        let (config, element_size) = (self.vae.config(), self.vae.decoder_element_bytes());
-        let tiling = self.tiling(latents);
-        let fitting = |memory| match memory {
-            CheckpointMemory::Device(budget) => {
-                let dit = self.experts[0].dit.config();
-                let beside = |recorded: &RecordedMemory| {
-                    recorded.beside(budget, recorded.kept(dit, config, tiling, latents), dit)
-                };
-                let budget = self.recorded_memory.as_ref().map_or(budget, beside);
-                budget.checkpoints(config, tiling, latents)
-            }
-            CheckpointMemory::Host => {
-                let [t, h, w] = latents;
-                checkpoints_in_host_memory(t, feature_cache_bytes(config, tiling, [h, w], element_size))
-            }
-        };
-        let checkpoints = match self.checkpoint_memory {
-            Some(memory) => {
+        let Some(VideoLayout { tiling, checkpoints, .. }) = self.video_layout(latents) else { return self.chunking };
+        let checkpoints = match checkpoints {
+            CheckpointCount::Of(count) => count,
+            CheckpointCount::InHostMemory => {
+                let [chunks, h, w] = latents;
+                let state = feature_cache_bytes(self.vae.config(), tiling, [h, w], self.vae.decoder_element_bytes());
                 let mut known = self.checkpoints.lock().unwrap_or_else(PoisonError::into_inner);
-                *known.entry(latents).or_insert_with(|| fitting(memory))
+                *known.entry(latents).or_insert_with(|| checkpoints_in_host_memory(chunks, state))
             }
-            None => self.chunking.checkpoints,
         };
         Chunking { tiling, checkpoints, ..self.chunking }
     }

@@ -3,7 +3,10 @@
 
 use roll_core::{BuildContext, Noise, Purpose};
 
+use roll_network::precision::DeviceTraits;
+
 use super::super::init_tiny::{WanKind, init_tiny};
+use super::super::layout::{Layout, Machine};
 use super::super::loading::open;
 use super::super::options::{KeepAttention, WanOptions};
 use super::*;
@@ -18,32 +21,26 @@ fn offloading(passes: usize) -> (Wan, Conditioning) {
         trainable_models: Some("dit,dit2".into()),
         lora_rank: Some(2),
         use_gradient_checkpointing_offload: true,
+        keep_attention: KeepAttention::Of(false),
         ..WanOptions::default()
     };
     let mut model = open(&options, &BuildContext::new("flex")).unwrap();
     let input = ConditionInput { prompt: "a face".into(), frames: 5, size: [32, 32], ..ConditionInput::default() };
     let conditioning = model.encode(&input).unwrap();
     let [_, t, h, w] = conditioning.latent_shape;
-    let of = |memory| RecordedMemory {
-        memory,
-        resident: 0,
-        trained: model.parameter_count(),
-        passes: None,
-        token_ranks: 1,
-        element: 4,
-        decoder_element: 4,
-        keep_attention: KeepAttention::Of(false),
-        offload: true,
+    let (trained, opened) = (model.parameter_count(), model.layout.take().unwrap());
+    let on = |memory| {
+        let device = DeviceTraits { is_gpu: true, ..opened.machine.device };
+        Layout { machine: Machine { device, memory: Some(memory), ..opened.machine }, ..opened.clone() }
     };
-    let dit = model.experts[0].dit.config();
-    let fits = |memory| of(memory).kept(dit, model.vae.config(), None, [t, h, w]).passes >= passes;
+    let fits = |memory| on(memory).video(trained, [t, h, w]).passes_on_device >= passes;
     // The smallest such device, by bisection.
     let (mut too_small, mut memory) = (0, 1 << 40);
     while memory - too_small > 1 {
         let middle = too_small + (memory - too_small) / 2;
         if fits(middle) { memory = middle } else { too_small = middle }
     }
-    model.recorded_memory = Some(of(memory));
+    model.layout = Some(on(memory));
     (model, conditioning)
 }
 

@@ -3,14 +3,13 @@
 use std::borrow::Cow;
 use std::path::PathBuf;
 
-use burn::tensor::{DType, Device};
-use roll_backends::device::channels_innermost;
+use burn::tensor::DType;
 use roll_core::{
     ConfiguredOptions, Error, IdleKeys, Kind, OptionNotes, Result, ResultExt, WeightPlacement, When, parse_options,
 };
 use roll_network::comma_list::{self, split};
 use roll_network::lora::{AdapterSources, LoraRequest};
-use roll_network::precision::{ComputeDType, Products, WeightsDType};
+use roll_network::precision::{ComputeDType, DeviceTraits, Products, WeightsDType};
 use roll_network::trainable::{Trainable, check_alpha};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, de};
@@ -233,8 +232,8 @@ impl Placement {
         }
     }
 
-    /// The location of the weights in an open model.
-    pub(super) fn chosen(self) -> WeightPlacement {
+    /// The location as [`roll_core::Distribution`] names it.
+    pub(super) fn in_memory(self) -> WeightPlacement {
         match self {
             Self::Auto | Self::Resident => WeightPlacement::Resident,
             Self::Streamed | Self::Host => WeightPlacement::Streamed,
@@ -398,22 +397,11 @@ pub enum VaeDType {
 
 impl VaeDType {
     /// The dtype of a decoder on `device`. Fails if bf16 is requested and the device has none.
-    pub fn of(self, device: &Device) -> Result<DType> {
-        match device.supports_dtype(DType::BF16) {
-            false if self == Self::Bf16 => {
-                Err(Error::config("model.vae_dtype", "expected auto or f32: the device of this backend has no bf16"))
-            }
-            has_bf16 => Ok(self.on(channels_innermost(device) && has_bf16)),
-        }
-    }
-
-    /// The dtype of a decoder; `is_faster`: whether the device convolves bf16 faster than f32, as libtorch's GPUs do.
-    /// CubeCL's convert it to f32 and back.
-    pub(super) fn on(self, is_faster: bool) -> DType {
+    pub fn of(self, device: DeviceTraits) -> Result<DType> {
         match self {
-            Self::Bf16 => DType::BF16,
-            Self::Auto if is_faster => DType::BF16,
-            Self::Auto | Self::F32 => DType::F32,
+            Self::Bf16 => device.bf16("model.vae_dtype"),
+            Self::Auto if device.convolves_bf16 => Ok(DType::BF16),
+            Self::Auto | Self::F32 => Ok(DType::F32),
         }
     }
 }

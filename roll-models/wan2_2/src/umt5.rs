@@ -11,7 +11,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, Int, Tensor as Burn, activation};
 use roll_backends::{Resident, Scope, Tape, WeightStore, ops, to_host};
 use roll_core::{Error, Result, StateDict, Tensor};
-use roll_network::precision::storable;
+use roll_network::precision::DeviceTraits;
 use roll_network::weights::{Checkpoint, Streamed, stored_dtype};
 
 use super::dit::Probe;
@@ -142,7 +142,7 @@ impl Umt5 {
         let embedding = blocks
             .remove(EMBEDDING)
             .ok_or_else(|| WeightShapes { network: NETWORK, shapes: &shapes }.missing(EMBEDDING))?;
-        let store = Resident::new(&blocks, storable(stored_dtype(&embedding), device), device);
+        let store = Resident::new(&blocks, DeviceTraits::of(device).storable(stored_dtype(&embedding)), device);
         Ok(Self { config, store: Arc::new(store), embedding: Embedding::Loaded(embedding), probe: None })
     }
 

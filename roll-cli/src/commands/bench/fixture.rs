@@ -17,7 +17,7 @@ use roll_wan::dit::Dit;
 use roll_wan::vae::{Chunking, LatentStatistics, Vae};
 use roll_wan::{Parts, Placement, Settings, Wan};
 
-use super::preset::Preset;
+use super::preset::{Preset, trainable};
 use super::scorer::Scorer;
 
 pub struct Fixture {
@@ -48,7 +48,7 @@ impl Fixture {
             .with_products(product_dtype(device, preset.dtype))
             .with_fp8_products(preset.args.fp8_products);
         let noise = Noise::new(0);
-        expert.train(&preset.trainable(), &noise, &StateDict::new())?;
+        expert.train(&trainable(), &noise, &StateDict::new())?;
         let statistics = LatentStatistics::published(vae.z_dim)
             .ok_or_else(|| Error::Misuse(format!("no statistics for {} channels", vae.z_dim)))?;
         let weights = random(vae.weights(), DType::F32, None, device).collect::<Result<_>>()?;

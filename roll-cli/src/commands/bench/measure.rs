@@ -123,7 +123,7 @@ pub fn peak_product_rate(preset: &Preset<'_>, device: &Device) -> Result<f64> {
     /// More rows make products on a CPU no faster, but take seconds each.
     const MAX_CPU_ROWS: usize = 8192;
     let dit = &preset.networks.dit;
-    let rows = preset.plan().tokens().clamp(256, if is_gpu(device) { usize::MAX } else { MAX_CPU_ROWS });
+    let rows = preset.plan.tokens().clamp(256, if is_gpu(device) { usize::MAX } else { MAX_CPU_ROWS });
     let dtype = product_dtype(device, preset.dtype);
     let normal = |shape: [usize; 2], deviation: f64| -> Burn<2> {
         let values: Burn<2> = Burn::random(shape, Distribution::Normal(0.0, deviation), (device, DType::F32));
@@ -187,7 +187,7 @@ pub fn measure_step(
 
 /// Floating-point operations of one pass of each phase for which they are counted.
 pub fn flops(preset: &Preset<'_>) -> BTreeMap<&'static str, f64> {
-    let counted = preset.plan().time();
+    let counted = preset.plan.time();
     let passes = &preset.passes;
     let [videos_without_gradient, videos_with_gradient] = passes.decoded();
     // The plan has a total for all passes of a kind. A forward pass of the reference takes as many operations as one of
@@ -255,7 +255,7 @@ impl<'a> PhaseTimer<'a> {
     }
 
     fn measured(&self) -> Measurement {
-        let tokens = self.preset.plan().tokens();
+        let tokens = self.preset.plan.tokens();
         let phase = |(name, passes): (&'static str, usize)| {
             Some(Phase {
                 name,

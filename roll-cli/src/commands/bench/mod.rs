@@ -14,6 +14,7 @@ mod step;
 
 use roll_backends::ops::Fp8Products;
 use roll_core::{Error, Result};
+use roll_network::precision::DeviceTraits;
 use roll_wan::{Placement, VaeDType};
 
 use crate::args::Bench;
@@ -41,7 +42,7 @@ pub fn bench(args: Bench) -> Result<()> {
         let problem = format!("`{}` takes no products in fp8: {reason}", args.backend);
         return Err(Error::config("--fp8-products", problem));
     }
-    preset.vae_dtype = args.vae_dtype.map_or_else(|| VaeDType::Auto.of(&device), Ok)?;
+    preset.vae_dtype = args.vae_dtype.map_or_else(|| VaeDType::Auto.of(DeviceTraits::of(&device)), Ok)?;
     // Begins to count before the first tensor: all memory that this process takes is counted.
     let meter = Meter::new(&device, &args.backend);
     let measured = {

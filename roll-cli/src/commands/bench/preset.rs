@@ -4,11 +4,14 @@ use burn::tensor::DType;
 use roll_backends::EightBits;
 use roll_core::plan::{Division, Passes, PlanInput, Speed};
 use roll_core::{Error, Registry, Result, nearest};
+use roll_network::precision::WeightsDType;
 use roll_train::config::ConfigLayers;
-use roll_wan::IdleExpert;
 use roll_wan::dit::{DitConfig, Trainable};
-use roll_wan::plan::{DeviceStorage, Networks, Plan, PublishedModel};
-use roll_wan::vae::{Chunking, VaeConfig};
+use roll_wan::layout::{Layout, Machine};
+use roll_wan::networks::Networks;
+use roll_wan::plan::{Plan, PublishedModel};
+use roll_wan::vae::VaeConfig;
+use roll_wan::{KeepAttention, WanOptions};
 
 use crate::args::Bench;
 
@@ -22,6 +25,8 @@ pub struct Preset<'a> {
     pub networks: Networks,
     /// Blocks of the whole network.
     pub all_layers: usize,
+    /// The plan of a step, by which operations are counted.
+    pub plan: Plan,
     /// Dtype of stored weights and of products.
     pub dtype: DType,
     /// Dtype of the VAE's decoder.
@@ -71,17 +76,21 @@ impl<'a> Preset<'a> {
         }
         let dtype = args.dtype.unwrap_or(dtype);
         networks.stored = dtype;
+        let (frames, size) = (args.frames.unwrap_or(frames), args.size.unwrap_or(size));
+        check_video(&networks, frames, size)?;
+        let passes = passes(args)?;
         let preset = Self {
+            plan: plan(args, &networks, frames, size, text_len, &passes)?,
             args,
             name,
             networks,
             all_layers,
             dtype,
             vae_dtype: args.vae_dtype.unwrap_or(DType::F32),
-            frames: args.frames.unwrap_or(frames),
-            size: args.size.unwrap_or(size),
+            frames,
+            size,
             text_len,
-            passes: passes(args)?,
+            passes,
         };
         preset.check()?;
         Ok(preset)
@@ -96,61 +105,7 @@ impl<'a> Preset<'a> {
         if self.args.fp8_products && self.args.weights_dtype != Some(EightBits::E4m3) {
             return Err(Error::config("--fp8-products", "expected `--weights-dtype fp8` beside it"));
         }
-        let vae = &self.networks.vae;
-        let [_, ph, pw] = self.networks.dit.patch;
-        let units = [vae.spatial_stride() * ph, vae.spatial_stride() * pw];
-        if !self.size.iter().zip(units).all(|(n, unit)| n.is_multiple_of(unit)) {
-            let problem = format!("must be multiples of {} and {}, found {:?}", units[0], units[1], self.size);
-            return Err(Error::config("--size", problem));
-        }
-        let stride = vae.temporal_stride();
-        match self.frames > 0 && (self.frames - 1).is_multiple_of(stride) {
-            true => Ok(()),
-            false => Err(Error::config(
-                "--frames",
-                format!("must be 1, {}, {}, ...; found {}", 1 + stride, 1 + 2 * stride, self.frames),
-            )),
-        }
-    }
-
-    pub fn trainable(&self) -> Trainable {
-        let targets = ["q", "k", "v", "o", "ffn.0", "ffn.2"].map(String::from).to_vec();
-        Trainable::Lora { rank: RANK, alpha: RANK as f64, targets }
-    }
-
-    /// `roll plan`'s view, which counts the operations.
-    pub fn plan(&self) -> Plan {
-        Plan {
-            keeps_start: false,
-            networks: self.networks.clone(),
-            input: PlanInput {
-                network: None,
-                frames: self.frames,
-                size: Some(self.size),
-                memory: None,
-                samples: 1,
-                ranks: 1,
-                passes: self.passes.clone(),
-                division: Division::default(),
-                speed: Speed { flops: 1.0, link: 1.0, read: 1.0 },
-            },
-            placement: self.args.weight_store,
-            trainable: self.trainable(),
-            trained_experts: vec!["dit2".into()],
-            tiling: None,
-            checkpoints: self.args.vae_checkpoints.unwrap_or(Chunking::default().checkpoints),
-            offload_inputs: self.args.offload,
-            passes_on_device: 0,
-            keep_attention: self.args.keep_attention,
-            text_len: self.text_len,
-            storage: DeviceStorage {
-                weight_bytes: self.networks.stored.size(),
-                eight_bits: self.args.weights_dtype.is_some(),
-                block_input_bytes: self.networks.stored.size(),
-                decoder_element_bytes: self.vae_dtype.size(),
-                idle: IdleExpert::Keep,
-            },
-        }
+        Ok(())
     }
 
     /// Channels, frames, height and width of the latents.
@@ -159,6 +114,65 @@ impl<'a> Preset<'a> {
         let [h, w] = self.size.map(|n| n / vae.spatial_stride());
         [vae.z_dim, 1 + (self.frames - 1) / vae.temporal_stride(), h, w]
     }
+}
+
+/// Fails unless the model can represent videos of this length and size.
+fn check_video(networks: &Networks, frames: usize, size: [usize; 2]) -> Result<()> {
+    let vae = &networks.vae;
+    let [_, ph, pw] = networks.dit.patch;
+    let units = [vae.spatial_stride() * ph, vae.spatial_stride() * pw];
+    if !size.iter().zip(units).all(|(n, unit)| n.is_multiple_of(unit)) {
+        let problem = format!("must be multiples of {} and {}, found {:?}", units[0], units[1], size);
+        return Err(Error::config("--size", problem));
+    }
+    let stride = vae.temporal_stride();
+    match frames > 0 && (frames - 1).is_multiple_of(stride) {
+        true => Ok(()),
+        false => Err(Error::config(
+            "--frames",
+            format!("must be 1, {}, {}, ...; found {}", 1 + stride, 1 + 2 * stride, frames),
+        )),
+    }
+}
+
+/// The plan of a step, by which operations are counted.
+fn plan(
+    args: &Bench,
+    networks: &Networks,
+    frames: usize,
+    size: [usize; 2],
+    text_len: usize,
+    passes: &Passes,
+) -> Result<Plan> {
+    let input = PlanInput {
+        network: None,
+        frames,
+        size: Some(size),
+        memory: None,
+        samples: 1,
+        ranks: 1,
+        passes: passes.clone(),
+        division: Division::default(),
+        speed: Speed { flops: 1.0, link: 1.0, read: 1.0 },
+    };
+    let options = WanOptions {
+        weight_store: args.weight_store,
+        weights_dtype: match args.weights_dtype {
+            None => WeightsDType::Auto,
+            Some(EightBits::Int8) => WeightsDType::Int8,
+            Some(EightBits::E4m3 | EightBits::E5m2) => WeightsDType::Fp8,
+        },
+        keep_attention: KeepAttention::Of(args.keep_attention),
+        ..WanOptions::default()
+    };
+    let layout = Layout::of(&options, networks.clone(), Machine::planned(&input))?;
+    Plan::new(layout, input, trainable(), vec!["dit2".into()], text_len)
+}
+
+/// The trained LoRA.
+pub fn trainable() -> Trainable {
+    let targets = ["q", "k", "v", "o", "ffn.0", "ffn.2"].map(String::from).to_vec();
+    Trainable::Lora { rank: RANK, alpha: RANK as f64, targets }
 }
 
 /// The passes of the algorithm with its default options and the given ones, and with guidance if requested.
@@ -222,7 +236,7 @@ mod tests {
     fn a14b_has_18900_tokens_in_bf16() {
         let args = args("bench --preset a14b");
         let a14b = Preset::of(&args).unwrap();
-        assert_eq!((a14b.latent_shape(), a14b.plan().tokens(), a14b.dtype), ([16, 21, 60, 60], 18_900, DType::BF16));
+        assert_eq!((a14b.latent_shape(), a14b.plan.tokens(), a14b.dtype), ([16, 21, 60, 60], 18_900, DType::BF16));
     }
 
     #[test]

@@ -44,7 +44,7 @@ impl Preset<'_> {
             self.all_layers,
             dit.dim,
             self.frames,
-            self.plan().tokens(),
+            self.plan.tokens(),
             self.dtype,
             if args.whole_step { ", whole steps" } else { "" },
         );
@@ -116,7 +116,7 @@ impl Preset<'_> {
             "all_layers": self.all_layers,
             "frames": self.frames,
             "size": self.size,
-            "tokens": self.plan().tokens(),
+            "tokens": self.plan.tokens(),
             "rounds": args.rounds,
             "rounds_done": measured.rounds,
             "complete": ceiling.is_some(),

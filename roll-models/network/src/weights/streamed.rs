@@ -10,7 +10,7 @@ use roll_backends::{Resident, Weight, WeightStore, Weights};
 use roll_core::{Result, ResultExt, Tensor};
 
 use super::Checkpoint;
-use crate::precision::storable;
+use crate::precision::DeviceTraits;
 
 /// A weight store that uploads each segment on request and keeps nothing: the device holds only the segments in use.
 /// bf16 weights stay bf16 and are converted to f32 at use; all other weights become f32.
@@ -89,7 +89,12 @@ impl StreamSource {
                 Some(storage) => uploaded(&self.checkpoint, key, storage, &self.device, memory)?,
                 None => {
                     let tensor = self.checkpoint.tensor(key)?;
-                    Weight::uploaded(&tensor, storable(stored_dtype(&tensor), &self.device), &self.device, memory)
+                    Weight::uploaded(
+                        &tensor,
+                        DeviceTraits::of(&self.device).storable(stored_dtype(&tensor)),
+                        &self.device,
+                        memory,
+                    )
                 }
             };
             weights.insert(key.to_string(), weight);

@@ -4,10 +4,12 @@ use roll_core::Result;
 use roll_core::plan::MemoryItem;
 
 use super::super::dit::Trainable;
+use super::super::layout::{
+    BLOCK_WORDS, CheckpointCount, RESERVE, attention_bytes, block_input_bytes, block_pullback_bytes,
+};
 use super::super::options::{IdleExpert, Placement};
-use super::super::recorded_memory::{attention_bytes, block_input_bytes};
-use super::super::vae::{DEFAULT_CHECKPOINTS, RESTORED_STATES, Tiling, decoder_bytes, feature_cache_bytes};
-use super::{BLOCK_WORDS, Plan, RESERVE};
+use super::super::vae::{RESTORED_STATES, Tiling, decoder_bytes, feature_cache_bytes};
+use super::Plan;
 
 /// Bytes of the process itself.
 const PROCESS: usize = 60 << 20;
@@ -16,7 +18,7 @@ impl Plan {
     /// The memory of a rank at its peak. Of the pullbacks of transformer and decoder, which run at different times, the
     /// larger counts.
     pub fn memory(&self) -> Result<Vec<MemoryItem>> {
-        let (networks, division, passes) = (&self.networks, &self.input.division, &self.input.passes);
+        let (networks, division, passes) = (self.networks(), &self.input.division, &self.input.passes);
         let (ranks, gpu) = (self.input.ranks(), self.input.memory.is_some());
         let mut items = vec![item("process", 0, PROCESS, "60 MiB".into())];
         if gpu {
@@ -38,7 +40,7 @@ impl Plan {
         items.extend(division.memory(trained, ranks, gpu));
 
         items.push(self.block_inputs());
-        items.extend(self.keep_attention.then(|| self.kept_attention()));
+        items.extend(self.video.keep_attention.then(|| self.kept_attention()));
         items.push(self.largest_pullback());
         let [height, width] = self.size();
         let [_, with_gradient] = passes.decoded();
@@ -53,10 +55,14 @@ impl Plan {
         // The pullback of the decoder recomputes each chunk (one latent frame) from the decoder's state, its feature caches,
         // which are kept at some borders of chunks. Offloaded states are in host memory and count here, others in
         // `decoder_pullback`.
-        if self.offload_inputs && gpu && with_gradient > 0 {
+        if self.layout.offload_inputs && gpu && with_gradient > 0 {
             let ([chunks, ..], state) = (self.latent_size(), self.decoder_state());
-            let count = chunks.saturating_sub(1).min(DEFAULT_CHECKPOINTS);
-            let formula = format!("{count} checkpoints x {state} B; more if memory allows, to recompute less");
+            let count = chunks.saturating_sub(1).min(self.video.checkpoints.least());
+            let more = match self.video.checkpoints {
+                CheckpointCount::Of(_) => "",
+                CheckpointCount::InHostMemory => "; more if memory allows, to recompute less",
+            };
+            let formula = format!("{count} checkpoints x {state} B{more}");
             items.push(item("decoder's feature caches", 0, count * state, formula));
         }
         Ok(items)
@@ -64,12 +70,12 @@ impl Plan {
 
     /// A checkpointing segment of a recorded pass keeps its input until its pullback, which recomputes the rest.
     fn block_inputs(&self) -> MemoryItem {
-        let (tokens, dim, segments) = (self.own_tokens(), self.networks.dit.dim, self.networks.dit.segments());
-        let (passes, element) = (self.input.passes.held(), self.storage.block_input_bytes);
-        let inputs = |passes: usize| passes * block_input_bytes(&self.networks.dit, tokens, element);
+        let (tokens, dim, segments) = (self.own_tokens(), self.networks().dit.dim, self.networks().dit.segments());
+        let (passes, element) = (self.input.passes.held(), self.layout.products.size());
+        let inputs = |passes: usize| passes * block_input_bytes(&self.networks().dit, tokens, element);
         // With offloading, the device holds the passes that fit, and of others, in f32, the input in use and the one in
         // flight. On the CPU both are the same memory, and the copies are made all the same.
-        let on_device = if self.offload_inputs { self.passes_on_device.min(passes) } else { passes };
+        let on_device = if self.layout.offload_inputs { self.video.passes_on_device.min(passes) } else { passes };
         let in_flight = if on_device < passes { 2 * 4 * tokens * dim } else { 0 };
         let (device, host) = (inputs(on_device) + in_flight, inputs(passes - on_device));
         let formula = format!("{passes} velocities x {segments} segments x {tokens} tokens x {dim} x {element} B");
@@ -78,8 +84,8 @@ impl Plan {
 
     /// What `model.keep_attention` keeps of a recorded pass.
     fn kept_attention(&self) -> MemoryItem {
-        let (tokens, dit, passes) = (self.own_tokens(), &self.networks.dit, self.input.passes.held());
-        let (dim, layers, heads, element) = (dit.dim, dit.layers, dit.heads, self.storage.block_input_bytes);
+        let (tokens, dit, passes) = (self.own_tokens(), &self.networks().dit, self.input.passes.held());
+        let (dim, layers, heads, element) = (dit.dim, dit.layers, dit.heads, self.layout.products.size());
         let bytes = passes * attention_bytes(dit, tokens, element);
         let formula =
             format!("{passes} velocities x {layers} blocks x {tokens} tokens x ({dim} x {element} + {heads} x 4) B");
@@ -88,17 +94,17 @@ impl Plan {
 
     /// The pullback of a block or that of the decoder.
     fn largest_pullback(&self) -> MemoryItem {
-        let (block, decoder) = (self.block_pullback(), self.decoder_pullback(self.checkpoints));
+        let (block, decoder) = (self.block_pullback(), self.decoder_pullback(self.video.checkpoints.least()));
         if block > decoder {
-            let ([a, b], dit) = (BLOCK_WORDS, &self.networks.dit);
+            let ([a, b], dit) = (BLOCK_WORDS, &self.networks().dit);
             let formula = format!("{} tokens x ({a} x {} + {b} x {}) x 4 B", self.own_tokens(), dit.dim, dit.ffn_dim);
             return item("pullback of one block", block, 0, formula);
         }
-        let tiles = match self.tiling {
+        let tiles = match self.video.tiling {
             Some(Tiling { size: [h, w], stride: [y, x] }) => format!("tiles of {h} x {w} every {y} x {x}"),
             None => "frames whole".into(),
         };
-        let (count, state) = (self.checkpoints, self.decoder_state());
+        let (count, state) = (self.video.checkpoints.least(), self.decoder_state());
         let formula = format!("{count} checkpoints x {state} B, and the work on a chunk, as measured; {tiles}");
         item("decoder and its pullback", decoder, 0, formula)
     }
@@ -106,17 +112,18 @@ impl Plan {
     /// Bytes of the decoder's state at a chunk border.
     fn decoder_state(&self) -> usize {
         let [_, h, w] = self.latent_size();
-        feature_cache_bytes(&self.networks.vae, self.tiling, [h, w], self.storage.decoder_element_bytes)
+        feature_cache_bytes(&self.networks().vae, self.video.tiling, [h, w], self.layout.decoder.size())
     }
 
     fn transformer_weights(&self) -> MemoryItem {
-        let (experts, ranks, block) = (self.networks.experts, self.input.ranks(), self.block_bytes());
-        let expert = self.expert_bytes();
-        let counted = match self.storage.eight_bits {
-            true => format!("{expert} B (matrices of blocks in 8 bits)"),
-            false => format!("{} x {} B", self.networks.dit_elements(), self.storage.weight_bytes),
+        let (layout, networks, ranks) = (&self.layout, self.networks(), self.input.ranks());
+        let (experts, block) = (networks.experts, layout.bytes_of(&networks.block_weights()).all());
+        let expert = layout.expert_bytes();
+        let counted = match layout.eight_bits {
+            Some(_) => format!("{expert} B (matrices of blocks in 8 bits)"),
+            None => format!("{} x {} B", networks.dit_elements(), layout.storage.dtype.size()),
         };
-        let (device, host, formula) = match self.resolved_placement() {
+        let (device, host, formula) = match layout.placement {
             Placement::Sharded => {
                 let blocks = self.gathered_blocks();
                 let formula =
@@ -125,18 +132,19 @@ impl Plan {
             }
             Placement::Streamed => (2 * block, 0, "two blocks; the rest in its files".into()),
             Placement::Host => {
-                let [always_on_device, on_host, block_on_host] = self.host_store();
+                let weights = layout.bytes_of(&networks.dit.weights());
+                let block = layout.bytes_of(&networks.block_weights());
                 let formula =
                     format!("two blocks, and norms, biases and scales; the rest of {experts} x {counted} on the host");
-                (2 * block_on_host + experts * always_on_device, experts * on_host, formula)
+                (2 * block.large + experts * weights.small, experts * weights.large, formula)
             }
             Placement::Auto | Placement::Resident => {
-                let (on_host, note) = match self.storage.idle {
+                let (on_host, note) = match layout.idle {
                     IdleExpert::Auto | IdleExpert::Keep => (0, ""),
                     IdleExpert::Host => (expert * experts, "; all experts in host memory, one at a time on the device"),
                     IdleExpert::Drop => (0, "; the idle expert in its files"),
                 };
-                let here = self.experts_on_device();
+                let here = layout.experts_on_device();
                 (expert * here, on_host, format!("{here} x {counted}{note}"))
             }
         };
@@ -147,12 +155,12 @@ impl Plan {
     fn trained_parameters(&self, n: usize) -> MemoryItem {
         let (ranks, full) = (self.input.ranks(), self.trainable == Trainable::Full);
         let what = if full { "all weights" } else { "adapters" };
-        if !(full && ranks > 1 && self.resolved_placement() == Placement::Sharded) {
+        if !(full && ranks > 1 && self.layout.placement == Placement::Sharded) {
             return item("trained parameters", 4 * n, 0, format!("{n} x 4 B, {what}"));
         }
         let blocks = self.gathered_blocks();
         let formula = format!("{what}, gathered blocks: {blocks}; {n} / {ranks} x 4 B in host memory");
-        item("trained parameters", 4 * blocks * self.networks.block_elements(), 4 * n.div_ceil(ranks), formula)
+        item("trained parameters", 4 * blocks * self.networks().block_elements(), 4 * n.div_ceil(ranks), formula)
     }
 
     /// Number of sharded blocks on the device: the one in use, and with overlap the one in flight.
@@ -162,17 +170,16 @@ impl Plan {
 
     /// Bytes that the recomputation and the pullback of one transformer block hold.
     pub fn block_pullback(&self) -> usize {
-        let dit = &self.networks.dit;
-        4 * self.own_tokens() * (BLOCK_WORDS[0] * dit.dim + BLOCK_WORDS[1] * dit.ffn_dim)
+        block_pullback_bytes(&self.networks().dit, self.own_tokens())
     }
 
     /// Bytes that the decoder and its pullback hold besides weights, with this number of checkpoints.
     pub fn decoder_pullback(&self, checkpoints: usize) -> usize {
-        let (vae, element) = (&self.networks.vae, self.storage.decoder_element_bytes);
+        let (vae, element) = (&self.networks().vae, self.layout.decoder.size());
         // On the CPU, the decoder does not offload its states.
-        let offload = self.offload_inputs && self.input.memory.is_some();
+        let offload = self.layout.offload_inputs && self.input.memory.is_some();
         let checkpoints = if offload { RESTORED_STATES } else { checkpoints };
-        decoder_bytes(vae, self.tiling, self.latent_size(), element, checkpoints)
+        decoder_bytes(vae, self.video.tiling, self.latent_size(), element, checkpoints)
     }
 }
 

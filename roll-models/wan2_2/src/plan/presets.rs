@@ -3,8 +3,8 @@
 use burn::tensor::DType;
 
 use super::super::dit::DitConfig;
+use super::super::networks::Networks;
 use super::super::vae::VaeConfig;
-use super::Networks;
 
 /// A published model and its networks.
 #[derive(Clone, Copy, Debug)]

@@ -1,15 +1,19 @@
 #![allow(clippy::unwrap_used)]
 
+use burn::tensor::DType;
+use roll_backends::weights::HostStore;
 use roll_backends::{Weight, WeightStore};
 use roll_core::plan::{Division, MemoryItem, Needs, Passes, Speed, TextPass, Videos};
 use roll_core::{BuildContext, Noise, Options, StateDict};
-use roll_network::precision::WeightsDType;
+use roll_network::precision::{DeviceTraits, WeightsDType};
 use roll_network::weights::from_host;
 
 use super::*;
-use crate::dit::Dit;
+use crate::dit::{Dit, DitConfig};
 use crate::eight_bits_tests;
-use crate::vae::DEFAULT_CHECKPOINTS;
+use crate::layout::Machine;
+use crate::options::{IdleExpert, Placement, TileSize, WanOptions};
+use crate::vae::{DEFAULT_CHECKPOINTS, Tiling};
 
 fn lora(rank: usize) -> Trainable {
     let targets = ["q", "k", "v", "o", "ffn.0", "ffn.2"].map(String::from).to_vec();
@@ -30,29 +34,22 @@ fn input(network: &str) -> PlanInput {
     }
 }
 
+/// A plan with bf16 weights, f32 block inputs and whole frames.
 fn plan(name: &str) -> Plan {
     let network = PublishedModel::ALL.iter().find(|n| n.name == name).unwrap();
-    Plan {
-        keeps_start: false,
-        networks: network.networks(),
-        input: input(name),
-        placement: Placement::Auto,
-        trainable: lora(32),
-        trained_experts: vec!["dit2".into()],
-        tiling: None,
-        checkpoints: 4,
-        keep_attention: false,
-        passes_on_device: 0,
-        offload_inputs: false,
-        text_len: 512,
-        storage: DeviceStorage {
-            weight_bytes: 2,
-            eight_bits: false,
-            block_input_bytes: 4,
-            decoder_element_bytes: 4,
-            idle: IdleExpert::Keep,
-        },
-    }
+    let options = WanOptions {
+        weights_dtype: WeightsDType::Bf16,
+        idle_expert: IdleExpert::Keep,
+        vae_tile_size: TileSize::Whole,
+        ..WanOptions::default()
+    };
+    let layout = Layout::of(&options, network.networks(), Machine::planned(&input(name))).unwrap();
+    Plan::new(layout, input(name), lora(32), vec!["dit2".into()], 512).unwrap()
+}
+
+/// Shards weights, as ZeRO does at stage 3.
+fn shard(plan: &mut Plan) {
+    (plan.input.division.stage, plan.layout.placement) = (3, Placement::Sharded);
 }
 
 #[test]
@@ -76,11 +73,11 @@ fn bytes(plan: &Plan, name: &str) -> usize {
 
 #[test]
 fn published_models_have_their_published_sizes() {
-    let billions = |name: &str| plan(name).networks.dit_elements() as f64 / 1e9;
+    let billions = |name: &str| plan(name).layout.networks.dit_elements() as f64 / 1e9;
     assert!((14.0..14.6).contains(&billions("wan2_2-i2v-a14b")), "{}", billions("wan2_2-i2v-a14b"));
     assert!((1.3..1.5).contains(&billions("wan2_1-t2v-1_3b")));
     assert!((4.9..5.1).contains(&billions("wan2_2-ti2v-5b")));
-    let vae = plan("wan2_2-i2v-a14b").networks.vae_elements() as f64;
+    let vae = plan("wan2_2-i2v-a14b").layout.networks.vae_elements() as f64;
     assert!((126e6..128e6).contains(&vae), "{vae}");
     // 21 latent frames of 60 x 104, in patches of 2 x 2.
     assert_eq!(plan("wan2_2-i2v-a14b").tokens(), 21 * 30 * 52);
@@ -108,11 +105,11 @@ fn pull_flops_follow_the_formula() {
 #[test]
 fn trained_elements_equal_those_of_the_model() {
     let mut plan = plan("wan2_1-t2v-1_3b");
-    plan.networks.dit = DitConfig { dim: 64, ffn_dim: 128, layers: 3, heads: 2, ..plan.networks.dit };
+    plan.layout.networks.dit = DitConfig { dim: 64, ffn_dim: 128, layers: 3, heads: 2, ..plan.layout.networks.dit };
     let device = roll_backends::device("flex").unwrap();
     let zeros = |(name, shape): (String, Vec<usize>)| (name, roll_core::Tensor::zeros(shape));
-    let state: StateDict = plan.networks.dit.weights().into_iter().map(zeros).collect();
-    assert_eq!(plan.networks.dit_elements(), state.values().map(|t| t.len()).sum::<usize>());
+    let state: StateDict = plan.layout.networks.dit.weights().into_iter().map(zeros).collect();
+    assert_eq!(plan.layout.networks.dit_elements(), state.values().map(|t| t.len()).sum::<usize>());
     let mut dit = Dit::new(&state, Some(2), burn::tensor::DType::F32, &device).unwrap();
     for trainable in [lora(4), Trainable::Full] {
         dit.train(&trainable, &Noise::new(0), &state).unwrap();
@@ -128,16 +125,16 @@ fn weights_in_host_memory_take_the_planned_bytes() {
     let file = eight_bits_tests::wide_file(dir.path());
     let device = roll_backends::device("flex").unwrap();
     let mut plan = plan("wan2_2-i2v-a14b");
-    (plan.networks.dit, plan.placement) = (eight_bits_tests::wide(), Placement::Host);
+    (plan.layout.networks.dit, plan.layout.placement) = (eight_bits_tests::wide(), Placement::Host);
     for dtype in [WeightsDType::F32, WeightsDType::Bf16, WeightsDType::Int8, WeightsDType::Fp8] {
-        let storage = dtype.storage(DType::F32, &[], &device).unwrap();
+        let storage = dtype.storage(DType::F32, &[], DeviceTraits::of(&device)).unwrap();
         let store = from_host(&file, storage, &device).unwrap();
         let [small, host] = store.bytes();
         let segment = store.segment("blocks.0.").unwrap();
         let large = |weight: &Weight| weight.size() >= HostStore::SMALL;
         let scales = |weight: &Weight| weight.scaled().map_or(0, |matrix| 4 * matrix.shape()[0]);
         let block: usize = segment.values().filter(|w| large(w)).map(|w| w.size() - scales(w)).sum();
-        (plan.storage.weight_bytes, plan.storage.eight_bits) = (storage.dtype.size(), dtype.eight_bits().is_some());
+        (plan.layout.storage, plan.layout.eight_bits) = (storage, dtype.eight_bits());
         let item = plan.memory().unwrap().into_iter().find(|item| item.name == "transformer weights").unwrap();
         assert_eq!([item.device, item.host], [2 * block + 2 * small, 2 * host], "{dtype:?}");
     }
@@ -179,6 +176,9 @@ fn each_zero_stage_shards_one_more_item() {
     plan.input.ranks = 8;
     let mut at = |stage: u8| {
         plan.input.division.stage = stage;
+        if stage == 3 {
+            shard(&mut plan);
+        }
         ["optimizer state", "sums of gradients", "transformer weights", "trained parameters"].map(|i| bytes(&plan, i))
     };
     let [zero, one, two, three] = [at(0), at(1), at(2), at(3)];
@@ -238,7 +238,7 @@ fn sharded_tokens_shard_block_inputs_and_time_and_cost_exchanges() {
     let phase = |plan: &Plan, name: &str| plan.time().into_iter().find(|phase| phase.name == name).unwrap();
     let [rollout, pull] = ["time/rollout", "time/pull"].map(|name| phase(&plan, name));
     // Three quarters of q, k, v and the result, in f32, of every layer and pass; twice in a pull.
-    let dit = &plan.networks.dit;
+    let dit = &plan.layout.networks.dit;
     let exchanged = 0.75 * (4 * 4 * plan.own_tokens() * dit.dim * dit.layers) as f64;
     assert_eq!((rollout.moved, pull.moved), (8.0 * exchanged, 2.0 * 4.0 * exchanged));
     assert!(rollout.seconds > rollout.flops / plan.input.speed.flops);
@@ -261,8 +261,9 @@ fn token_groups_must_divide_tokens_heads_and_ranks() {
 #[test]
 fn trained_weights_are_sharded_at_stage_3() {
     let mut plan = plan("wan2_2-ti2v-5b");
-    (plan.input.division.stage, plan.input.ranks, plan.trainable) = (3, 8, Trainable::Full);
-    let (n, block) = (plan.networks.dit_elements(), plan.networks.block_elements());
+    shard(&mut plan);
+    (plan.input.ranks, plan.trainable) = (8, Trainable::Full);
+    let (n, block) = (plan.layout.networks.dit_elements(), plan.layout.networks.block_elements());
     // A block is computed with, and the next on its way.
     assert_eq!(bytes(&plan, "trained parameters"), 4 * (n.div_ceil(8) + 2 * block));
     assert_eq!(bytes(&plan, "transformer weights"), (2 * n).div_ceil(8) + 2 * 2 * block);
@@ -277,9 +278,9 @@ fn trained_weights_are_sharded_at_stage_3() {
 fn streamed_weights_and_tiles_fit_a14b_into_24_gb() {
     let whole = plan("wan2_2-i2v-a14b");
     let mut small = whole.clone();
-    small.placement = Placement::Streamed;
-    small.tiling = Some(Tiling::default());
-    small.offload_inputs = true;
+    small.layout.placement = Placement::Streamed;
+    small.video.tiling = Some(Tiling::default());
+    small.layout.offload_inputs = true;
     let device = |plan: &Plan| plan.memory().unwrap().iter().map(|i| i.device).sum::<usize>() as f64 / 1e9;
     assert!(device(&whole) > 80.0 && device(&small) < 24.0, "{} {}", device(&whole), device(&small));
 }
@@ -289,7 +290,7 @@ fn formulas_agree_with_measurements_at_small_scale() {
     let near = |formula: usize, mib: f64| (formula as f64 / (mib * 1048576.0) - 1.0).abs() < 0.1;
     // The example dit_memory of commit ac7d28a: 4096 tokens of width 512, 208 MiB beyond the weights.
     let mut plan = plan("wan2_1-t2v-1_3b");
-    plan.networks.dit = DitConfig { dim: 512, ffn_dim: 2048, layers: 8, heads: 4, ..plan.networks.dit };
+    plan.layout.networks.dit = DitConfig { dim: 512, ffn_dim: 2048, layers: 8, heads: 4, ..plan.layout.networks.dit };
     (plan.input.frames, plan.input.size) = (13, Some([512, 512]));
     assert_eq!(plan.tokens(), 4096);
     assert!(near(plan.block_pullback(), 208.0));
@@ -298,7 +299,10 @@ fn formulas_agree_with_measurements_at_small_scale() {
     for (frames, peak) in [(17, 1475.0), (65, 1833.0)] {
         (plan.input.frames, plan.input.size) = (frames, Some([128, 128]));
         assert!(
-            near(plan.decoder_pullback(DEFAULT_CHECKPOINTS) + 4 * plan.networks.vae_elements() + (60 << 20), peak),
+            near(
+                plan.decoder_pullback(DEFAULT_CHECKPOINTS) + 4 * plan.layout.networks.vae_elements() + (60 << 20),
+                peak
+            ),
             "{frames}"
         );
     }
@@ -411,17 +415,17 @@ fn the_decoder_takes_half_in_bf16_and_its_time_grows_with_the_overlap_of_tiles()
     let mut plan = plan("wan2_2-i2v-a14b");
     let whole = plan.clone();
     let decoder = |plan: &Plan| plan.decoder_pullback(DEFAULT_CHECKPOINTS);
-    plan.storage.decoder_element_bytes = 2;
+    plan.layout.decoder = DType::BF16;
     assert!((2 * decoder(&plan)).abs_diff(decoder(&whole)) < 10);
     // Checkpoints on a GPU may lie in host memory; the CPU has no other.
-    (plan.storage.decoder_element_bytes, plan.offload_inputs) = (4, true);
+    (plan.layout.decoder, plan.layout.offload_inputs) = (DType::F32, true);
     assert_eq!(decoder(&plan), decoder(&whole));
     plan.input.memory = Some(80 << 30);
     assert!(decoder(&plan) < decoder(&whole));
     let phase = |plan: &Plan, name: &str| plan.time().into_iter().find(|phase| phase.name == name).unwrap();
     let decode = phase(&plan, "time/decode");
     assert!(decode.seconds > 4.0 * decode.flops / plan.input.speed.flops, "a GPU decodes at a fraction of its rate");
-    plan.tiling = Some(Tiling::default());
+    plan.video.tiling = Some(Tiling::default());
     let overlap = phase(&plan, "time/decode").flops / decode.flops;
     assert!((2.0..4.0).contains(&overlap), "{overlap}");
 }
@@ -431,7 +435,7 @@ fn experts_take_turns_in_each_sample_or_for_all_rollouts_of_a_step() {
     let moved = |samples, videos: Option<Videos>, trained: &str| {
         let mut plan = plan("wan2_2-i2v-a14b");
         plan.trained_experts = vec![trained.into()];
-        (plan.storage.idle, plan.input.passes.videos, plan.input.samples) = (IdleExpert::Host, videos, samples);
+        (plan.layout.idle, plan.input.passes.videos, plan.input.samples) = (IdleExpert::Host, videos, samples);
         plan.time().into_iter().find(|phase| phase.name == "change of experts").unwrap().moved
     };
     let videos = Some(Videos { count: 8, at_once: 1 });
@@ -501,4 +505,23 @@ fn passes_that_fit_stay_on_the_device_with_offloading() {
     assert_eq!(inputs(16), (in_flight, 4 * pass));
     assert_eq!(inputs(24), (pass + in_flight, 3 * pass));
     assert_eq!(inputs(80), (4 * pass, 0));
+}
+
+#[test]
+fn a_plan_refuses_and_counts_what_a_run_does() {
+    let sharded = Division { stage: 3, placement: Some(roll_core::WeightPlacement::Sharded), ..Division::default() };
+    let input = PlanInput { division: sharded, ..input("wan2_2-i2v-a14b") };
+    let options = serde_json::json!({"weights_dtype": "int8"});
+    let error = needs(options.as_object().unwrap(), &input, &BuildContext::new("flex")).unwrap_err().to_string();
+    assert!(error.contains("`model.weights_dtype`") && error.contains("not sharded"), "{error}");
+    // Checkpoints that the options name, on the CPU and in host memory.
+    let chosen = |mut options: serde_json::Value, memory, name: &str| {
+        options["vae_checkpoints"] = 7.into();
+        item(&needed(options, memory, "wan2_2-i2v-a14b"), name).formula.clone()
+    };
+    let on_cpu = chosen(serde_json::json!({}), None, "decoder and its pullback");
+    assert!(on_cpu.starts_with("7 checkpoints"), "{on_cpu}");
+    let offload = serde_json::json!({"use_gradient_checkpointing_offload": true});
+    let on_host = chosen(offload, Some(80_000_000_000), "decoder's feature caches");
+    assert!(on_host.starts_with("7 checkpoints") && !on_host.contains("more if memory allows"), "{on_host}");
 }

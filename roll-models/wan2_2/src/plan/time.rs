@@ -20,15 +20,15 @@ impl Plan {
         let (input, speed) = (&self.input, self.input.speed);
         let (forward, pull) = (self.forward_flops(), self.pull_flops());
         let pixels = (input.frames * self.size().iter().product::<usize>()) as f64;
-        let decode = decoder_flops(&self.networks.vae) * pixels * self.tile_overlap();
-        let weights = self.expert_bytes() as f64;
-        let (moved, rate) = match self.resolved_placement() {
+        let decode = decoder_flops(&self.networks().vae) * pixels * self.tile_overlap();
+        let weights = self.layout.expert_bytes() as f64;
+        let (moved, rate) = match self.layout.placement {
             Placement::Sharded => (weights * (1.0 - 1.0 / input.ranks() as f64), speed.link),
             Placement::Streamed => (weights, speed.read),
             Placement::Host => (weights, HOST_RATE),
             Placement::Auto | Placement::Resident => (0.0, speed.link),
         };
-        let overlaps = match self.resolved_placement() {
+        let overlaps = match self.layout.placement {
             Placement::Streamed | Placement::Host => true,
             Placement::Sharded => input.division.overlap_comm,
             Placement::Auto | Placement::Resident => false,
@@ -75,7 +75,7 @@ impl Plan {
     /// through both together, for all samples, and each sample's update about twice again: more often where a window of
     /// stochastic steps crosses the boundary.
     fn expert_changes(&self, weights: f64) -> Option<PhaseCost> {
-        let rate = match (self.resolved_placement(), self.storage.idle) {
+        let rate = match (self.layout.placement, self.layout.idle) {
             (Placement::Auto | Placement::Resident, IdleExpert::Host) => HOST_RATE,
             (Placement::Auto | Placement::Resident, IdleExpert::Drop) => self.input.speed.read,
             _ => return None,
@@ -94,20 +94,20 @@ impl Plan {
     fn tile_overlap(&self) -> f64 {
         let [_, height, width] = self.latent_size();
         let tiles = |tiling: &Tiling| tiling.covered([height, width]) as f64 / (height * width).max(1) as f64;
-        self.tiling.as_ref().map_or(1.0, tiles)
+        self.video.tiling.as_ref().map_or(1.0, tiles)
     }
 
     /// Bytes that a rank sends to the other ranks of its token group in a forward pass: queries, keys, values and
     /// results of self-attention, in f32.
     fn all_to_all_bytes(&self) -> f64 {
-        let (dit, group) = (&self.networks.dit, self.input.division.token_ranks.max(1) as f64);
+        let (dit, group) = (&self.networks().dit, self.input.division.token_ranks.max(1) as f64);
         16.0 * (self.own_tokens() * dit.dim * dit.layers) as f64 * (1.0 - 1.0 / group)
     }
 
     /// Floating-point operations of a rank in one transformer pass.
     pub fn forward_flops(&self) -> f64 {
         let (tokens, text) = (self.own_tokens() as f64, self.text_len as f64);
-        let dit = &self.networks.dit;
+        let dit = &self.networks().dit;
         let (dim, ffn, layers) = (dit.dim as f64, dit.ffn_dim as f64, dit.layers as f64);
         // Self-attention has four projections of every token, cross-attention two of it and two of the text.
         let products = 2.0 * tokens * (6.0 * dim * dim + 2.0 * dim * ffn) + 2.0 * text * 2.0 * dim * dim;
@@ -121,20 +121,20 @@ impl Plan {
         let (forward, attention) = (self.forward_flops(), self.attention_flops());
         let products = if self.trainable == Trainable::Full { 2.0 } else { 1.0 };
         // The recomputation reads results of self-attention that were kept.
-        let kept = if self.keep_attention { self.self_attention_flops() } else { 0.0 };
+        let kept = if self.video.keep_attention { self.self_attention_flops() } else { 0.0 };
         forward - kept + products * (forward - attention) + 2.5 * attention
     }
 
     fn self_attention_flops(&self) -> f64 {
         let [own, tokens] = [self.own_tokens(), self.tokens()].map(|n| n as f64);
-        4.0 * own * tokens * (self.networks.dit.dim * self.networks.dit.layers) as f64
+        4.0 * own * tokens * (self.networks().dit.dim * self.networks().dit.layers) as f64
     }
 
     /// Forward operations of the attention of all tokens to one another and to the text. Self-attention is sharded by
     /// heads.
     fn attention_flops(&self) -> f64 {
         let [own, tokens, text] = [self.own_tokens(), self.tokens(), self.text_len].map(|n| n as f64);
-        4.0 * own * (tokens + text) * (self.networks.dit.dim * self.networks.dit.layers) as f64
+        4.0 * own * (tokens + text) * (self.networks().dit.dim * self.networks().dit.layers) as f64
     }
 }
 
