@@ -4,6 +4,7 @@
 //! - [`Fingerprint`]: keys of caches, made of files and settings.
 //! - [`json`]: JSON with integers of any size, as Python reads and writes it.
 //! - [`process`]: child processes that end together with the processes they started.
+//! - [`responder`]: child processes that answer requests, within limits of time.
 //! - [`contain`](mod@contain): calls into other crates that may panic or hang.
 //! - [`tokenizer_json`]: checks of a tokenizer's file before it is used.
 //! - [`service`] (feature `service`): requests to HTTP services.
@@ -37,6 +38,7 @@ pub mod files;
 mod fingerprint;
 pub mod json;
 pub mod process;
+pub mod responder;
 #[cfg(feature = "service")]
 pub mod service;
 pub mod tokenizer_json;

@@ -117,9 +117,9 @@ pub struct VideoLayout {
 /// A number of checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckpointCount {
-    /// As many.
+    /// This number.
     Of(usize),
-    /// At least [`DEFAULT_CHECKPOINTS`], and as many as fit into the host memory that is free in the run.
+    /// At least 4, and as many as fit into the host memory that is free in the run.
     InHostMemory,
 }
 

@@ -1,161 +1,85 @@
-//! A child process that answers frames, one at a time.
+//! The program of the reward `command`: a child process that answers messages, one at a time.
 
-use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, BufWriter, Read};
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use roll_core::Tensor;
-use roll_external::process::{ChildGroup, answers_on_stdout};
+use roll_external::process::answers_on_stdout;
+use roll_external::responder::{NoAnswer, Pipes, Responder, Settings, StderrUse, Unanswered};
 use serde_json::{Value as Json, json};
 
 use super::Message;
 use super::frame::{self, FrameError};
 use super::shared_memory::SharedMemory;
 
-/// Number of lines of standard error that an error message repeats.
-const TAIL_LINES: usize = 8;
-/// Length of such a line in bytes; a longer line is split.
-const MAX_LINE: u64 = 4096;
-/// Time that a child may take to end after its standard input is closed.
-const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time to wait for the last lines of a child that has ended.
-const STDERR_DELAY: Duration = Duration::from_millis(200);
-/// Time after which a slow answer is logged, once, so that a user sees why nothing happens.
-const SLOW_ANSWER: Duration = Duration::from_secs(5);
+/// Time that a program may take to end after its standard input is closed.
+const TIME_TO_END: Duration = Duration::from_secs(2);
 
-/// Why a child did not answer.
+/// Why a program did not answer.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // the message of a variant names its fields
 pub enum ChildError {
-    /// The child could not be started.
+    /// It could not be started.
     #[error("it cannot be started")]
     Start(#[source] std::io::Error),
-    /// The child did not answer in time and was killed.
-    #[error("it did not answer within {seconds} s and was ended{stderr_tail}")]
-    Timeout { seconds: f64, stderr_tail: String },
-    /// The child ended, or wrote something that is not a frame.
-    #[error("{how}{stderr_tail}")]
-    Broken { how: String, stderr_tail: String },
+    /// It runs no more, or wrote something that is no message.
+    #[error(transparent)]
+    NoAnswer(#[from] NoAnswer),
 }
 
-/// A frame to send.
+/// A message to send.
 struct Request {
     message: Message,
-    /// Whether the child accepts tensors in shared memory.
+    /// Whether the program accepts tensors in shared memory.
     shared: bool,
 }
 
-/// A running child. A thread reads and writes, so that a child that does neither can be abandoned. At most one frame is
-/// in flight. Processes that the child started end with it.
-pub struct ChildProcess {
-    group: ChildGroup,
-    requests: Option<SyncSender<Request>>,
-    answers: Receiver<Result<Message, FrameError>>,
-    stderr_tail: Arc<Mutex<VecDeque<String>>>,
-    /// Whether the log already reports a slow answer.
-    slow_answer_logged: bool,
-}
+/// A running program.
+pub struct ChildProcess(Responder<Request, Message>);
 
 impl ChildProcess {
-    /// Starts `command` in `directory`. The child's standard error is logged.
+    /// Starts `command` in `directory`. Its standard error is logged.
     pub fn start(command: &[String], directory: &Path) -> Result<Self, ChildError> {
         let (program, arguments) = command.split_first().ok_or_else(|| {
             ChildError::Start(std::io::Error::new(std::io::ErrorKind::InvalidInput, "the command is empty"))
         })?;
+        let settings = Settings {
+            stderr: StderrUse::Logged(program.clone()),
+            time_to_end: TIME_TO_END,
+            slow_note: Some("the reward's program"),
+        };
         let mut command = Command::new(program);
         command.args(arguments).current_dir(directory);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut group = ChildGroup::spawn(answers_on_stdout(&mut command)).map_err(ChildError::Start)?;
-        let child = group.child();
-        let stderr_tail = Arc::new(Mutex::new(VecDeque::new()));
-        if let Some(stderr) = child.stderr.take() {
-            let (stderr_tail, program) = (Arc::clone(&stderr_tail), program.clone());
-            let log = move || {
-                let (mut stderr, mut bytes) = (BufReader::new(stderr), Vec::new());
-                // Bytes instead of text, in pieces of limited length: a child may write anything.
-                while let Ok(1..) = stderr.by_ref().take(MAX_LINE).read_until(b'\n', &mut bytes) {
-                    let line = String::from_utf8_lossy(&bytes).trim_end().to_string();
-                    bytes.clear();
-                    tracing::info!(target: "plugin", "{program}: {line}");
-                    let mut stderr_tail = stderr_tail.lock().unwrap_or_else(PoisonError::into_inner);
-                    stderr_tail.push_back(line);
-                    if stderr_tail.len() > TAIL_LINES {
-                        stderr_tail.pop_front();
-                    }
-                }
-            };
-            std::thread::Builder::new().spawn(log).map_err(ChildError::Start)?;
-        }
-        // Both pipes were requested above.
-        let pipes = child.stdin.take().zip(child.stdout.take());
-        let (requests, work) = sync_channel::<Request>(1);
-        let (results, answers) = sync_channel(1);
-        let converse = move || {
-            let Some((stdin, stdout)) = pipes else { return };
-            let (mut stdin, mut stdout) = (BufWriter::new(stdin), BufReader::new(stdout));
-            let mut shared_memory: Option<Arc<SharedMemory>> = None;
-            for Request { message: (mut header, tensors), shared } in work {
-                let max_bytes = frame::answer_bytes(&tensors);
-                let offsets = match shared && !tensors.is_empty() {
-                    true => place_in_shared_memory(&mut shared_memory, &mut header, &tensors),
-                    false => vec![],
-                };
-                let answer = frame::write_with(&mut stdin, &header, &tensors, &offsets)
-                    .and_then(|()| frame::read_with::<Json>(&mut stdout, max_bytes, shared_memory.as_ref()));
-                if results.send(answer).is_err() {
-                    return;
-                }
-            }
-        };
-        std::thread::Builder::new().spawn(converse).map_err(ChildError::Start)?;
-        Ok(Self { group, requests: Some(requests), answers, stderr_tail, slow_answer_logged: false })
+        let mut shared_memory = None;
+        let converse = move |pipes: &mut Pipes, request| exchange(pipes, request, &mut shared_memory);
+        Responder::start(answers_on_stdout(&mut command), settings, converse).map(Self).map_err(ChildError::Start)
     }
 
-    /// Sends a frame and waits for the answer. Tensors are sent through shared memory if `shared`. The child is
+    /// Sends a message and waits for the answer. Tensors are sent through shared memory if `shared`. The program is
     /// unusable after an error.
     pub fn call(&mut self, message: Message, shared: bool, limit: Duration) -> Result<Message, ChildError> {
-        if let Some(requests) = &self.requests {
-            // If the thread has ended, `answers` reports it.
-            let _ = requests.send(Request { message, shared });
-        }
-        let mut answer = self.answers.recv_timeout(limit.min(SLOW_ANSWER));
-        if matches!(answer, Err(RecvTimeoutError::Timeout)) && limit > SLOW_ANSWER {
-            if !std::mem::replace(&mut self.slow_answer_logged, true) {
-                tracing::info!("waiting for the reward's program, at most {} s", limit.as_secs_f64());
-            }
-            answer = self.answers.recv_timeout(limit - SLOW_ANSWER);
-        }
-        match answer {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(FrameError::NotAFrame(how))) => Err(ChildError::Broken { how, stderr_tail: self.stderr_tail() }),
-            Ok(Err(FrameError::Io(_))) | Err(RecvTimeoutError::Disconnected) => {
-                let how = match self.group.wait_for(EXIT_TIMEOUT) {
-                    Ok(Some(status)) => format!("it ended ({status})"),
-                    _ => "it closed its standard output".into(),
-                };
-                Err(ChildError::Broken { how, stderr_tail: self.stderr_tail() })
-            }
-            Err(RecvTimeoutError::Timeout) => {
-                self.group.kill();
-                Err(ChildError::Timeout { seconds: limit.as_secs_f64(), stderr_tail: self.stderr_tail() })
-            }
-        }
+        Ok(self.0.ask(Request { message, shared }, limit)?)
     }
+}
 
-    /// Formats "; its last lines: ...".
-    fn stderr_tail(&mut self) -> String {
-        // The thread that reads standard error may be slightly late.
-        std::thread::sleep(STDERR_DELAY);
-        let stderr_tail = self.stderr_tail.lock().unwrap_or_else(PoisonError::into_inner);
-        match stderr_tail.is_empty() {
-            true => String::new(),
-            false => format!("; its last lines: {}", stderr_tail.iter().cloned().collect::<Vec<_>>().join(" / ")),
-        }
-    }
+/// Writes a message as a frame and reads the frame of its answer.
+fn exchange(
+    pipes: &mut Pipes,
+    Request { message: (mut header, tensors), shared }: Request,
+    shared_memory: &mut Option<Arc<SharedMemory>>,
+) -> Result<Message, Unanswered> {
+    let max_bytes = frame::answer_bytes(&tensors);
+    let offsets = match shared && !tensors.is_empty() {
+        true => place_in_shared_memory(shared_memory, &mut header, &tensors),
+        false => vec![],
+    };
+    let answer = frame::write_with(&mut pipes.stdin, &header, &tensors, &offsets)
+        .and_then(|()| frame::read_with::<Json>(&mut pipes.stdout, max_bytes, shared_memory.as_ref()));
+    answer.map_err(|error| match error {
+        FrameError::Io(_) => Unanswered::Closed,
+        FrameError::NotAFrame(problem) => Unanswered::Invalid(problem),
+    })
 }
 
 /// Writes tensors to shared memory and adds its description to the header. Returns their offsets, or an empty list
@@ -192,12 +116,4 @@ fn copy_to_shared_memory(
     let shared = json!({ "path": own.path(), "bytes": own.bytes(), "id": own.id() });
     *shared_memory = Some(Arc::new(own));
     Ok((offsets, shared))
-}
-
-impl Drop for ChildProcess {
-    fn drop(&mut self) {
-        // Closing standard input asks the child to end. If it does not, it is killed together with its process group.
-        self.requests = None;
-        let _ = self.group.wait_for(EXIT_TIMEOUT);
-    }
 }

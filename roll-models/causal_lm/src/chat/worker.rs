@@ -2,16 +2,17 @@
 //!
 //! Each request and each answer is one line of JSON. The first request is the template, the others are conversations.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::process::Command;
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 use std::time::Duration;
 
 use roll_external::json;
-use roll_external::process::{ChildGroup, limit_memory};
+use roll_external::process::limit_memory;
+use roll_external::responder::{self, Pipes, Reason, Responder, Settings, StderrUse};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -25,11 +26,9 @@ const MEMORY: u64 = 512 << 20;
 /// Stack size in bytes, a part of the memory limit. Templates nest a few levels.
 const STACK: usize = 64 << 20;
 /// Maximal size of an answer in bytes. A million tokens take a few megabytes.
-const MAX_ANSWER: u64 = 64 << 20;
+const MAX_ANSWER: usize = 64 << 20;
 /// Time limit of a request. Usual templates take less than a millisecond.
 const LIMIT: Duration = Duration::from_secs(20);
-/// Time to wait for the exit of a process that has closed its output.
-const EXIT_LIMIT: Duration = Duration::from_secs(2);
 
 type Answer<T> = Result<T, String>;
 
@@ -120,56 +119,38 @@ impl Worker {
     }
 }
 
-struct WorkerProcess {
-    group: ChildGroup,
-    requests: SyncSender<String>,
-    answers: Receiver<Vec<u8>>,
-}
+struct WorkerProcess(Responder<String, Vec<u8>>);
 
 impl WorkerProcess {
     fn start(program: &Path) -> Answer<Self> {
         let mut command = Command::new(program);
+        command.arg(WORKER);
         // The system's message about its end does not concern the user.
-        command.arg(WORKER).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let failed = |e| format!("the process that renders it cannot be started: {e}");
-        let mut group = ChildGroup::spawn(&mut command).map_err(failed)?;
-        let pipes = group.child().stdin.take().zip(group.child().stdout.take());
-        let (mut stdin, stdout) = pipes.ok_or("the process that renders it has no pipes")?;
-        let (requests, lines) = sync_channel::<String>(1);
-        let (sender, answers) = sync_channel(1);
-        let converse = move || {
-            let mut stdout = BufReader::new(stdout);
-            for line in lines {
-                let mut answer = Vec::new();
-                let written = stdin.write_all(line.as_bytes()).and_then(|()| stdin.flush());
-                let read = written.and_then(|()| stdout.by_ref().take(MAX_ANSWER).read_until(b'\n', &mut answer));
-                if read.is_err() || !answer.ends_with(b"\n") || sender.send(answer).is_err() {
-                    return;
-                }
-            }
+        let settings = Settings { stderr: StderrUse::Discarded, ..Settings::default() };
+        let converse = |pipes: &mut Pipes, line: String| {
+            pipes.stdin.write_all(line.as_bytes())?;
+            pipes.stdin.flush()?;
+            responder::read_line(&mut pipes.stdout, MAX_ANSWER)
         };
-        thread::Builder::new().spawn(converse).map_err(failed)?;
-        Ok(Self { group, requests, answers })
+        Responder::start(&mut command, settings, converse)
+            .map(Self)
+            .map_err(|e| format!("the process that renders it cannot be started: {e}"))
     }
 
     /// Sends a request and returns the answer. The outer error means that no answer came and the process is unusable.
     fn request<T: DeserializeOwned>(&mut self, request: &impl Serialize) -> Answer<Answer<T>> {
         let line = serde_json::to_string(request).map_err(|e| e.to_string())?;
-        // If the thread is gone, `answers` is disconnected.
-        let _ = self.requests.send(line + "\n");
-        match self.answers.recv_timeout(LIMIT) {
-            Ok(answer) => Ok(serde_json::from_slice(&answer).map_err(|e| format!("its answer is not valid: {e}"))?),
-            Err(RecvTimeoutError::Timeout) => Err(format!("it took longer than {} s and was ended", LIMIT.as_secs())),
-            Err(RecvTimeoutError::Disconnected) => {
-                let ended = self.group.wait_for(EXIT_LIMIT);
-                let cause = ended.ok().flatten().map_or("its answer is too long".into(), |status| status.to_string());
-                Err(format!(
-                    "it took more than {} MB of memory, {} MB of stack or {} MB of text, and was ended ({cause})",
-                    MEMORY >> 20,
-                    STACK >> 20,
-                    MAX_ANSWER >> 20
-                ))
-            }
-        }
+        let cause = match self.0.ask(line + "\n", LIMIT).map_err(|no_answer| no_answer.reason) {
+            Ok(answer) => return serde_json::from_slice(&answer).map_err(|e| format!("its answer is not valid: {e}")),
+            Err(Reason::Late(limit)) => return Err(format!("it took longer than {} s and was ended", limit.as_secs())),
+            Err(Reason::Ended(status)) => status.to_string(),
+            Err(Reason::Closed | Reason::Invalid(_)) => "its answer is too long".into(),
+        };
+        Err(format!(
+            "it took more than {} MB of memory, {} MB of stack or {} MB of text, and was ended ({cause})",
+            MEMORY >> 20,
+            STACK >> 20,
+            MAX_ANSWER >> 20
+        ))
     }
 }

@@ -1,28 +1,18 @@
-//! A child process that answers each request with one line. Anything else that it does is an error with a description.
+//! The process of an environment: it answers each line with a line. Anything else that it does is an error with a
+//! description.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write;
 use std::path::PathBuf;
-use std::process::{ChildStderr, ChildStdout, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError, channel, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
-use roll_core::threads;
-use roll_external::process::{ChildGroup, answers_on_stdout};
+use roll_external::process::answers_on_stdout;
+use roll_external::responder::{self, Pipes, Responder, Settings, Unanswered};
 
 use super::limits::StartPermit;
 use crate::environments::protocol::shortened;
 
-/// Number of output lines that are buffered. A child that writes more is blocked.
-const WAITING_LINES: usize = 4;
-/// Number of bytes of its standard error that are kept, from the end.
-const KEPT_ERRORS: usize = 2048;
-
-/// Time to wait for the end of a child whose output is closed, and for the rest of its standard error.
-const GRACE_PERIOD: Duration = Duration::from_millis(500);
-
-/// How a child is started and called.
+/// How a process is started and called.
 #[derive(Clone, Debug)]
 pub struct ChildOptions {
     /// Program and arguments.
@@ -35,143 +25,44 @@ pub struct ChildOptions {
     pub line_bytes: usize,
 }
 
-/// A message from the thread that reads the child's output.
-enum ChildOutput {
-    Line(Vec<u8>),
-    TooLong,
-    End,
-}
-
-/// A running child. It is killed together with its own children when this is dropped.
-pub struct Child {
-    running: ChildGroup,
-    requests: Sender<Vec<u8>>,
-    answers: Receiver<ChildOutput>,
-    errors: Arc<Mutex<Vec<u8>>>,
-    /// The thread that reads standard error until its end.
-    stderr_reader: thread::JoinHandle<()>,
-    options: ChildOptions,
-}
+/// A running process. It is killed together with its own children when this is dropped.
+pub struct Child(Responder<String, String>);
 
 impl Child {
-    /// Starts the child. The error describes what is wrong with the command.
+    /// Starts the process. The error describes what is wrong with the command.
     pub fn start(options: &ChildOptions, _permit: &StartPermit) -> Result<Self, String> {
         let (program, arguments) = options.command.split_first().ok_or("no command is given")?;
         let mut command = Command::new(program);
         command.args(arguments).current_dir(&options.directory);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut running = ChildGroup::spawn(answers_on_stdout(&mut command))
-            .map_err(|e| format!("`{program}` cannot be started: {e}"))?;
-        let child = running.child();
-        let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-        let (Some(mut stdin), Some(stdout), Some(stderr)) = pipes else {
-            return Err(format!("`{program}` has no pipes"));
-        };
-        let (requests, to_write) = channel::<Vec<u8>>();
-        // One thread per pipe, so that a child that does not read, or that floods a pipe, cannot block this thread.
-        let start = |work: Box<dyn FnOnce() + Send>| {
-            threads::spawn(&format!("`{program}`"), work).map_err(|error| error.to_string())
-        };
-        let write = move || {
-            while let Ok(line) = to_write.recv() {
-                if stdin.write_all(&line).and_then(|()| stdin.flush()).is_err() {
-                    break;
-                }
-            }
-        };
-        start(Box::new(write))?;
-        let (outputs, answers) = sync_channel(WAITING_LINES);
         let line_bytes = options.line_bytes;
-        start(Box::new(move || listen(stdout, line_bytes, &outputs)))?;
-        let errors = Arc::new(Mutex::new(Vec::new()));
-        let kept = errors.clone();
-        let stderr_reader = start(Box::new(move || keep_errors(stderr, &kept)))?;
-        Ok(Self { running, requests, answers, errors, stderr_reader, options: options.clone() })
+        let converse = move |pipes: &mut Pipes, request: String| exchange(pipes, &request, line_bytes);
+        Responder::start(answers_on_stdout(&mut command), Settings::default(), converse)
+            .map(Self)
+            .map_err(|e| format!("`{program}` cannot be started: {e}"))
     }
 
-    /// Sends a line and waits for the answer, for at most `limit`. The child is unusable after an error.
-    pub fn ask(&mut self, request: &str, limit: Duration) -> Result<String, String> {
-        match self.answers.try_recv() {
-            Err(TryRecvError::Empty) => {}
-            Ok(ChildOutput::Line(line)) => {
-                return Err(format!("it wrote a line without a request: {}", shortened(&line)));
-            }
-            Ok(ChildOutput::TooLong) => return Err(self.too_long()),
-            Ok(ChildOutput::End) | Err(TryRecvError::Disconnected) => return Err(self.gone()),
-        }
-        if self.requests.send(format!("{request}\n").into_bytes()).is_err() {
-            return Err(self.gone());
-        }
-        match self.answers.recv_timeout(limit) {
-            Ok(ChildOutput::Line(line)) => {
-                String::from_utf8(line).map_err(|e| format!("its answer is not UTF-8: {}", shortened(e.as_bytes())))
-            }
-            Ok(ChildOutput::TooLong) => Err(self.too_long()),
-            Ok(ChildOutput::End) | Err(RecvTimeoutError::Disconnected) => Err(self.gone()),
-            Err(RecvTimeoutError::Timeout) => {
-                Err(format!("it did not answer within {} s{}", limit.as_secs_f64(), self.last_errors()))
-            }
-        }
-    }
-
-    fn too_long(&self) -> String {
-        format!("it wrote a line of more than {} bytes (`max_line_bytes`)", self.options.line_bytes)
-    }
-
-    /// Describes how the child ended.
-    fn gone(&mut self) -> String {
-        // Its output is closed, so it usually ends soon. `wait_for` then kills the rest of its group, which may hold
-        // its stderr open.
-        let ended = self.running.wait_for(GRACE_PERIOD);
-        let begun = Instant::now();
-        while !self.stderr_reader.is_finished() && begun.elapsed() < GRACE_PERIOD {
-            thread::sleep(Duration::from_millis(5));
-        }
-        match ended {
-            Ok(Some(status)) => format!("it ended ({status}){}", self.last_errors()),
-            _ => format!("it closed its output{}", self.last_errors()),
-        }
-    }
-
-    fn last_errors(&self) -> String {
-        let errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
-        let text = String::from_utf8_lossy(&errors);
-        match text.trim() {
-            "" => String::new(),
-            text => format!("; the end of its stderr: {text}"),
-        }
+    /// Sends a line and waits for the answer, for at most `limit`. The process is unusable after an error.
+    pub fn ask(&mut self, request: String, limit: Duration) -> Result<String, String> {
+        self.0.ask(request, limit).map_err(|no_answer| no_answer.to_string())
     }
 }
 
-fn listen(stdout: ChildStdout, line_bytes: usize, outputs: &SyncSender<ChildOutput>) {
-    let mut reader = BufReader::new(stdout);
-    loop {
-        let mut line = Vec::new();
-        // One byte more than allowed, to distinguish a line that is too long from one that just fits.
-        let read = reader.by_ref().take(line_bytes as u64 + 1).read_until(b'\n', &mut line);
-        let message = match read {
-            Ok(0) | Err(_) => ChildOutput::End,
-            Ok(_) if line.ends_with(b"\n") => {
-                line.pop();
-                ChildOutput::Line(line)
-            }
-            Ok(n) if n > line_bytes => ChildOutput::TooLong,
-            // A last line without a line break: the child died while writing.
-            Ok(_) => ChildOutput::End,
-        };
-        let last = !matches!(message, ChildOutput::Line(_));
-        if outputs.send(message).is_err() || last {
-            return;
-        }
+/// Writes a line and reads the line that answers it.
+fn exchange(pipes: &mut Pipes, request: &str, line_bytes: usize) -> Result<String, Unanswered> {
+    if pipes.has_unasked_output() {
+        let line = read_line(pipes, line_bytes)?;
+        return Err(Unanswered::Invalid(format!("it wrote a line without a request: {}", shortened(&line))));
     }
+    pipes.stdin.write_all(format!("{request}\n").as_bytes())?;
+    pipes.stdin.flush()?;
+    let line = read_line(pipes, line_bytes)?;
+    String::from_utf8(line)
+        .map_err(|e| Unanswered::Invalid(format!("its answer is not UTF-8: {}", shortened(e.as_bytes()))))
 }
 
-fn keep_errors(mut stderr: ChildStderr, kept: &Mutex<Vec<u8>>) {
-    let mut piece = [0; 1024];
-    while let Ok(n @ 1..) = stderr.read(&mut piece) {
-        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.extend_from_slice(&piece[..n]);
-        let surplus = kept.len().saturating_sub(KEPT_ERRORS);
-        kept.drain(..surplus);
-    }
+fn read_line(pipes: &mut Pipes, line_bytes: usize) -> Result<Vec<u8>, Unanswered> {
+    responder::read_line(&mut pipes.stdout, line_bytes).map_err(|unanswered| match unanswered {
+        Unanswered::Invalid(problem) => Unanswered::Invalid(format!("{problem} (`max_line_bytes`)")),
+        Unanswered::Closed => Unanswered::Closed,
+    })
 }

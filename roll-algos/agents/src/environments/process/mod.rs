@@ -116,7 +116,7 @@ impl ProcessTransport {
                 (none.insert(Child::start(&self.options, &permit).map_err(Failure::Broken)?), Some(permit))
             }
         };
-        let answer = child.ask(&request.to_string(), self.options.timeout).and_then(|line| Answer::parse(&line));
+        let answer = child.ask(request.to_string(), self.options.timeout).and_then(|line| Answer::parse(&line));
         match answer {
             Ok(answer) => answer.accepted().map_err(Failure::Reported),
             Err(problem) => {
@@ -164,7 +164,7 @@ impl Transport for ProcessTransport {
         }
         let limit = protocol::CLOSE_TIMEOUT.min(self.options.timeout);
         if let Some(child) = &mut self.child
-            && let Err(problem) = child.ask(&protocol::close().to_string(), limit)
+            && let Err(problem) = child.ask(protocol::close().to_string(), limit)
         {
             warn_once(&format!("an environment process that asked for the end of its episodes: {problem}"));
             self.child = None;
