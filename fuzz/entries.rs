@@ -78,9 +78,9 @@ pub fn onnx(bytes: &[u8]) {
 /// Reads boxes, tables and pictures of an MP4 file.
 pub fn mp4(bytes: &[u8]) {
     with_file(bytes, "mp4", |path| {
-        let decoder = roll_data::Decoder::Own;
-        let options = roll_data::ReadOptions { max_frames: Some(4), decoder, ..roll_data::ReadOptions::default() };
-        let _ = roll_data::read_video(path, &options);
+        let decoder = roll_media::Decoder::Own;
+        let options = roll_media::ReadOptions { max_frames: Some(4), decoder, ..roll_media::ReadOptions::default() };
+        let _ = roll_media::read_video(path, &options);
     });
 }
 
@@ -143,18 +143,18 @@ pub fn lora_metadata(bytes: &[u8]) {
 /// Reads the assignment of clips to prompts: CSV, TSV, JSON lines, or a JSON list.
 pub fn metadata(bytes: &[u8]) {
     with_file(bytes, "csv", |path| {
-        let _ = roll_data::Metadata::read(path, None);
-        let _ = roll_data::RowColumns::read(path, None);
+        let _ = roll_video::rows::Metadata::read(path, None);
+        let _ = roll_video::rows::RowColumns::read(path, None);
     });
 }
 
 /// Reads a picture with its EXIF data, and the size in its header.
 pub fn picture(bytes: &[u8]) {
     with_file(bytes, "png", |path| {
-        let (sizing, decoder) = (roll_data::Sizing::Exact([8, 8]), roll_data::Decoder::Own);
-        let options = roll_data::ReadOptions { max_frames: Some(4), sizing, decoder, ..Default::default() };
-        let _ = roll_data::read_video(path, &options);
-        let _ = roll_data::probe(path, decoder);
+        let (sizing, decoder) = (roll_media::Sizing::Exact([8, 8]), roll_media::Decoder::Own);
+        let options = roll_media::ReadOptions { max_frames: Some(4), sizing, decoder, ..Default::default() };
+        let _ = roll_media::read_video(path, &options);
+        let _ = roll_media::probe(path, decoder);
     });
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use roll_core::{Tensor, Video};
-use roll_data::Metadata;
+use roll_video::rows::Metadata;
 use serde_json::{Value, json};
 
 use crate::judge::{brightness, request_body};
@@ -76,7 +76,7 @@ fn clips(count: usize) -> tempfile::TempDir {
     for i in 0..count {
         let grey = Tensor::full([9, 3, 32, 32], 2.0 * (0.2 + 0.1 * i as f32) - 1.0);
         let path = dir.path().join(format!("clips/{i}.mp4"));
-        roll_data::write_mp4(path, &Video::new(grey, 8.0).unwrap()).unwrap();
+        roll_media::write_mp4(path, &Video::new(grey, 8.0).unwrap()).unwrap();
     }
     dir
 }
@@ -139,8 +139,8 @@ fn lists_directories_and_pictures_are_captioned() {
     let expected = [(clip(0), "grey 0".to_string()), (clip(1), "mine".into()), (clip(2), "grey 2".into())];
     assert_eq!(rows(dir.path()), expected);
 
-    let pixels = roll_data::Picture::from_frame(&roll_data::read_video(clip(2), &Default::default()).unwrap(), 0);
-    std::fs::write(dir.path().join("still.png"), roll_data::encode_png(&pixels).unwrap()).unwrap();
+    let pixels = roll_media::Picture::from_frame(&roll_media::read_video(clip(2), &Default::default()).unwrap(), 0);
+    std::fs::write(dir.path().join("still.png"), roll_media::encode_png(&pixels).unwrap()).unwrap();
     let list = json!([{ "video": ["clips/0.mp4", "clips/1.mp4"] }, { "image": "still.png", "prompt": null }]);
     std::fs::write(dir.path().join("list.json"), list.to_string()).unwrap();
     std::fs::remove_file(dir.path().join("out.jsonl")).unwrap();

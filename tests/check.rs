@@ -275,7 +275,7 @@ fn world() -> World {
     write("questions.jsonl", &bare.repeat(2));
     write("failing.sh", "while read line; do echo '{\"error\": \"no rows\"}'; done\n");
     let picture = Video::new(Tensor::zeros([1, 3, 64, 64]), 8.0).unwrap();
-    let pictures = roll_data::write_pngs(world.path("pictures"), &picture).unwrap();
+    let pictures = roll_media::write_pngs(world.path("pictures"), &picture).unwrap();
     std::fs::rename(&pictures[0], world.path("picture.png")).unwrap();
     let list: Vec<String> =
         serde_json::from_slice(&std::fs::read(world.path("tiny/wan22_paths.json")).unwrap()).unwrap();

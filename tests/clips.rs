@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use roll_core::VideoUnit;
-use roll_data::{DataConfig, Dataset, Windows};
+use roll_video::rows::{DataConfig, Dataset, Windows};
 use roll_wan::init_tiny::{WanKind, init_tiny};
 use serde_json::Value;
 
@@ -21,7 +21,7 @@ fn every_model_trains_on_landscape_and_portrait_clips() {
     let mut rows = String::from("video,prompt\n");
     for (i, [height, width]) in [[480, 832], [480, 640], [144, 176], [832, 480]].into_iter().enumerate() {
         let frames = roll_core::Tensor::full([6, 3, height, width], 0.1 * i as f32);
-        roll_data::write_mp4(world.path(&format!("size{i}.mp4")), &roll_core::Video::new(frames, 8.0).unwrap())
+        roll_media::write_mp4(world.path(&format!("size{i}.mp4")), &roll_core::Video::new(frames, 8.0).unwrap())
             .unwrap();
         rows += &format!("size{i}.mp4,p\n");
     }
@@ -287,9 +287,9 @@ fn windows_of_long_clips_are_counted_named_and_cached_apart() {
     let world = World::new(1);
     let values = (0..9).flat_map(|t| vec![0.1 * t as f32 - 0.4; 3 * 64 * 64]).collect();
     let clip = roll_core::Video::new(roll_core::Tensor::new(values, [9, 3, 64, 64]).unwrap(), 8.0).unwrap();
-    roll_data::write_mp4(world.path("0.mp4"), &clip).unwrap();
+    roll_media::write_mp4(world.path("0.mp4"), &clip).unwrap();
     std::fs::write(world.path("short.csv"), "video,prompt\n0.mp4,p\nshort,p\n").unwrap();
-    roll_data::write_pngs(
+    roll_media::write_pngs(
         world.path("short"),
         &roll_core::Video::new(roll_core::Tensor::zeros([5, 3, 64, 64]), 8.0).unwrap(),
     )
@@ -325,9 +325,9 @@ fn a_mask_has_the_crop_and_the_window_of_its_clip() {
         let values = (0..frames * 3 * height * width).map(value).collect();
         roll_core::Video::new(roll_core::Tensor::new(values, [frames, 3, height, width]).unwrap(), 8.0).unwrap()
     };
-    roll_data::write_pngs(world.path("clip"), &frames(9, [32, 48], 1)).unwrap();
-    roll_data::write_pngs(world.path("still"), &frames(1, [32, 48], 0)).unwrap();
-    roll_data::write_pngs(world.path("short"), &frames(3, [32, 48], 0)).unwrap();
+    roll_media::write_pngs(world.path("clip"), &frames(9, [32, 48], 1)).unwrap();
+    roll_media::write_pngs(world.path("still"), &frames(1, [32, 48], 0)).unwrap();
+    roll_media::write_pngs(world.path("short"), &frames(3, [32, 48], 0)).unwrap();
     let still = "still/frame_00000.png";
     let table = format!("video,prompt,mask\nclip,p,clip\nclip,p,{still}\nclip,p,short\n,p,{still}\nclip,p,\n");
     std::fs::write(world.path("masked.csv"), table).unwrap();
@@ -434,7 +434,7 @@ fn clips_that_are_enlarged_are_noted() {
 fn clips_are_cropped_around_their_face() {
     let world = World::new(1);
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/assets");
-    let person = roll_data::read_video(demo.join("clips/unseen/person-12003.mp4"), &Default::default()).unwrap();
+    let person = roll_media::read_video(demo.join("clips/unseen/person-12003.mp4"), &Default::default()).unwrap();
     let [frames, side, _] = person.dims();
     // The person stands at the left or the right of a grey frame.
     for (name, at) in [("left", 0), ("right", 16)] {
@@ -445,7 +445,7 @@ fn clips_are_cropped_around_their_face() {
         }
         let wide = roll_core::Tensor::new(values, [frames, 3, side, wide]).unwrap();
         let wide = roll_core::Video::new(wide, 8.0).unwrap();
-        roll_data::write_mp4(world.path(&format!("{name}.mp4")), &wide).unwrap();
+        roll_media::write_mp4(world.path(&format!("{name}.mp4")), &wide).unwrap();
     }
     let rows = "video,prompt,weight\nleft.mp4,a person,2\nright.mp4,a person,\n0.mp4,a grey square,\n";
     std::fs::write(world.path("faces.csv"), rows).unwrap();
@@ -464,7 +464,7 @@ fn clips_are_cropped_around_their_face() {
     assert!(prepare("middle", &[], &[]).status.success());
     for clip in ["00001-left.mp4", "00002-right.mp4"] {
         let [cropped, middle] = ["cropped", "middle"].map(|out| {
-            let clip = roll_data::read_video(world.path(out).join(clip), &Default::default()).unwrap();
+            let clip = roll_media::read_video(world.path(out).join(clip), &Default::default()).unwrap();
             assert_eq!(clip.dims(), [5, 64, 64]);
             let pairs = clip.frames().f32s().unwrap().iter().zip(person.frames().f32s().unwrap());
             pairs.map(|(a, b)| (a - b).abs()).sum::<f32>() / (5 * 3 * 64 * 64) as f32

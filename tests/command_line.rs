@@ -109,7 +109,7 @@ fn existing_files_are_not_overwritten() {
     fails(&world.roll(&["report", "run", "--output", "notes.md"]), 2, &["--output", ".html"]);
     assert_eq!(std::fs::read_to_string(world.path("notes.md")).unwrap(), "mine");
     let photo =
-        roll_data::write_pngs(world.path("photo"), &Video::new(Tensor::zeros([1, 3, 64, 64]), 8.0).unwrap()).unwrap();
+        roll_media::write_pngs(world.path("photo"), &Video::new(Tensor::zeros([1, 3, 64, 64]), 8.0).unwrap()).unwrap();
     let photo = photo[0].strip_prefix(world.path("")).unwrap_or(&photo[0]).to_str().unwrap().to_string();
     for (name, command) in [
         (photo.as_str(), &["rewards", "try", "brightness", &photo, "--output", &photo][..]),

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use roll_core::{Grad, RewardScorer, Score, Tensor, Video};
-use roll_data::{ReadOptions, read_video};
+use roll_media::{ReadOptions, read_video};
 use roll_rewards::insightface::align::Alignment;
 use roll_rewards::insightface::{
     ChannelOrder, Face, FaceNetworks, IdentityConfig, IdentityReward, Padding, Undetected,

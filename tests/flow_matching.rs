@@ -182,7 +182,7 @@ fn lora_and_full_training_learn_a_clip() {
 /// A small checkpoint and a moving clip.
 fn world() -> World {
     let world = World::new(1);
-    roll_data::write_mp4(world.path("0.mp4"), &clip(5, 64)).unwrap();
+    roll_media::write_mp4(world.path("0.mp4"), &clip(5, 64)).unwrap();
     world
 }
 

@@ -234,12 +234,12 @@ fn the_seeds_of_readers_are_read() {
         paths.map(|path| (path.display().to_string(), std::fs::read(&path).unwrap(), path)).collect::<Vec<_>>()
     };
     for (name, _, path) in each("picture") {
-        let size = roll_data::probe(&path, roll_data::Decoder::Own).unwrap().size;
+        let size = roll_media::probe(&path, roll_media::Decoder::Own).unwrap().size;
         // Four pixels wide, and turned on its side by its EXIF data.
         assert_eq!(size, if name.ends_with(".png") { [4, 3] } else { [size[0]; 2] }, "{name}");
     }
     for (name, _, path) in each("metadata") {
-        assert!(!roll_data::Metadata::read(&path, None).unwrap().rows.is_empty(), "{name}");
+        assert!(!roll_video::rows::Metadata::read(&path, None).unwrap().rows.is_empty(), "{name}");
     }
     for (name, bytes, _) in each("tokenizer_json") {
         assert!(!Tokenizer::parse(&bytes).unwrap().encode("a man").unwrap().is_empty(), "{name}");

@@ -41,7 +41,7 @@ fn text(output: &Output) -> String {
 
 fn picture(world: &World) {
     let picture = Video::new(Tensor::full([1, 3, 64, 64], 0.5), 8.0).unwrap();
-    let pictures = roll_data::write_pngs(world.path("pictures"), &picture).unwrap();
+    let pictures = roll_media::write_pngs(world.path("pictures"), &picture).unwrap();
     std::fs::rename(&pictures[0], world.path("picture.png")).unwrap();
 }
 

@@ -66,7 +66,7 @@ fn every_model_trains_resumes_and_generates() {
 
         let picture = roll_core::Tensor::full([1, 3, 64, 64], 0.1);
         let first = roll_core::Video::new(picture, 8.0).unwrap();
-        let written = roll_data::write_pngs(world.path("still"), &first).unwrap();
+        let written = roll_media::write_pngs(world.path("still"), &first).unwrap();
         std::fs::copy(&written[0], world.path("first.png")).unwrap();
         let euler = generate(&world, kind, "euler", &["--steps", "3"]);
         assert_eq!(generate(&world, kind, "again", &["--steps", "3", "--guidance-scale", "1"]), euler, "{kind:?}");

@@ -24,7 +24,7 @@ fn world() -> World {
     write("portraits.csv", "prompt,image\na grey square,picture.png\n");
     write("stills.csv", "video,prompt\n0.mp4,a grey square\npicture.png,a man\n");
     let picture = Video::new(Tensor::full([1, 3, 64, 96], 0.5), 8.0).unwrap();
-    let pictures = roll_data::write_pngs(world.path("pictures"), &picture).unwrap();
+    let pictures = roll_media::write_pngs(world.path("pictures"), &picture).unwrap();
     std::fs::rename(&pictures[0], world.path("picture.png")).unwrap();
     world
 }
@@ -54,7 +54,7 @@ fn a_text_file_of_prompts_trains_every_algorithm_that_generates_its_videos() {
         }
         let samples = |moment: &str| world.path(name).join("samples").join(moment);
         assert!(samples("after").join("unseen-001.mp4").is_file() && !samples("reference").exists());
-        let comparison = roll_data::read_video(world.path(name).join("comparison.mp4"), &Default::default()).unwrap();
+        let comparison = roll_media::read_video(world.path(name).join("comparison.mp4"), &Default::default()).unwrap();
         assert_eq!(comparison.dims()[0], 5, "the videos have the length of `data.num_frames`");
     }
 }

@@ -198,7 +198,7 @@ pub fn official_world() -> World {
     std::fs::write(world.path("data/unseen.txt"), "a cat sleeps\n").unwrap();
     for (i, folder) in ["clips", "unseen"].into_iter().enumerate() {
         let video = roll_core::Video::new(roll_core::Tensor::full([9, 3, 64, 64], 0.3 * i as f32), 8.0).unwrap();
-        roll_data::write_mp4(world.path(&format!("data/{folder}/0.mp4")), &video).unwrap();
+        roll_media::write_mp4(world.path(&format!("data/{folder}/0.mp4")), &video).unwrap();
         std::fs::write(world.path(&format!("data/{folder}/0.txt")), "a grey square").unwrap();
     }
     world

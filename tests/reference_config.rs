@@ -17,7 +17,7 @@ fn a_reward_fl_configuration_of_roll_runs_unchanged() {
     std::fs::create_dir_all(here.join("data")).unwrap();
     std::fs::write(here.join("data/metadata.csv"), "video,prompt\nclip.mp4,a grey square\n").unwrap();
     let video = Video::new(Tensor::full([9, 3, 64, 64], 0.1), 8.0).unwrap();
-    roll_data::write_mp4(here.join("data/clip.mp4"), &video).unwrap();
+    roll_media::write_mp4(here.join("data/clip.mp4"), &video).unwrap();
     done(here, &["init-tiny", "tiny"]);
 
     let config = ["--config", FILE];

@@ -97,7 +97,7 @@ fn a_reader_points_at_curves_scales_and_smooths_them_and_enlarges_videos() {
         let folder = run.join("samples").join(moment);
         std::fs::create_dir_all(&folder).unwrap();
         let video = roll_core::Video::new(roll_core::Tensor::full([3, 3, 32, 32], 0.1), 8.0).unwrap();
-        roll_data::write_mp4(folder.join("unseen-000.mp4"), &video).unwrap();
+        roll_media::write_mp4(folder.join("unseen-000.mp4"), &video).unwrap();
     }
     std::fs::write(run.join("config.yaml"), "steps: 40\n").unwrap();
     let row = |step: u32| {

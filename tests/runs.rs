@@ -478,7 +478,7 @@ fn a_hung_reward_ends_with_the_run_that_is_killed() {
 fn sample_prompts_use_the_same_noise_and_appear_in_the_report() {
     let world = World::new(2);
     let picture = Video::new(Tensor::full([1, 3, 64, 64], 0.3), 8.0).unwrap();
-    let picture = roll_data::write_pngs(world.path("pictures"), &picture).unwrap().remove(0);
+    let picture = roll_media::write_pngs(world.path("pictures"), &picture).unwrap().remove(0);
     let prompts = format!(
         "evaluation.prompts=[{{prompt: a <tall> cat, image: {0}, seed: 3}}, {{prompt: a dog, image: {0}}}]",
         picture.display()

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Adapter, Error, Grad, Options, Progress, Pullback, Result, Tensor, VideoUnit};
+use crate::{Adapter, Error, Grad, Pullback, Result, Tensor, VideoUnit};
 
 /// Noise level on the model's own scale, 1000 * sigma: 1000 is pure noise, 0 is data.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
@@ -216,17 +216,3 @@ pub trait DiffusionModel {
     /// Encodes frames (f32 `[T', 3, H', W']` in [-1, 1]) to latents `[C, T, H, W]`. Not differentiated.
     fn encode_video(&mut self, frames: &Tensor) -> Result<Tensor>;
 }
-/// Generates the frames of a video (f32 `[T, 3, H, W]` in [-1, 1]) with the adapter, sampled as an algorithm with these
-/// options does in evaluations; the closure draws the noise of a latent shape. The crate of the algorithms submits one
-/// with `inventory::submit!`.
-pub struct Generator(
-    pub  fn(
-        &Options,
-        &mut dyn DiffusionModel,
-        &ConditionInput,
-        &dyn Fn(&[usize; 4]) -> Result<Tensor>,
-        &dyn Progress,
-    ) -> Result<Tensor>,
-);
-
-inventory::collect!(Generator);

@@ -98,7 +98,7 @@ pub use component::{Component, RewardComponent};
 pub use context::{BuildContext, WeightPlacement};
 pub use device_updates::{AdamUpdate, DevicePart, DeviceUpdates};
 pub use diffusion::{
-    ConditionInput, Conditioning, DiffusionModel, Generator, ScheduleFacts, Sigma, SigmaRange, Timestep, VelocityInput,
+    ConditionInput, Conditioning, DiffusionModel, ScheduleFacts, Sigma, SigmaRange, Timestep, VelocityInput,
 };
 pub use environment::{Environment, Observation, Split, Transition};
 pub use error::{Error, Fault, Result, ResultExt, messages, nearest, one_line};

@@ -3,7 +3,7 @@
 //!
 //! - *Purpose*: rewards that a configuration names. A reward of your own needs only the trait
 //!   `roll_core::RewardScorer`, not this crate.
-//! - *Dependencies*: `roll-core`, `roll-external`, `roll-backends`, `roll-data`, `roll-weights` and `roll-onnx`. A
+//! - *Dependencies*: `roll-core`, `roll-external`, `roll-backends`, `roll-media`, `roll-weights` and `roll-onnx`. A
 //!   reward knows no model and no algorithm.
 //! - *Where to start*: [`brightness`] is the smallest complete reward, [`insightface`] the main one.
 //!

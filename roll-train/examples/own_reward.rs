@@ -9,9 +9,9 @@ use std::path::Path;
 
 use roll_core::serde::{Deserialize, Serialize};
 use roll_core::{Grad, Measure, Pullback, Registry, Result, RewardScorer, Score, Target, Tensor, Video};
-use roll_train::clips::DataConfig;
 use roll_train::{Run, RunSummary};
 use roll_video::reward_fl::RewardFlConfig;
+use roll_video::rows::DataConfig;
 use roll_wan::WanOptions;
 
 /// Mean of red minus the mean of green and blue, times `gain`; the fields are the options in the configuration.
@@ -73,7 +73,7 @@ pub fn train(steps: u64, directory: &Path) -> Result<RunSummary> {
         })
         .algorithm(RewardFlConfig { kl_weight: 0.05, ..RewardFlConfig::default() })
         .reward("redness", Redness { gain: 2.0 })
-        .data(DataConfig {
+        .section(DataConfig {
             metadata: Some(demo.join("clips/train/metadata.csv")),
             height: Some(64),
             width: Some(64),

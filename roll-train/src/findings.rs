@@ -2,21 +2,28 @@
 
 use roll_core::{Error, Result};
 
-/// What is found while the parts of a run are opened.
-#[derive(Debug)]
+/// What is found while the parts of a run are opened, and when a check looks closer at them.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
+    /// Is as it should be.
+    Good(String),
     /// Does not stop the run.
     Note(String),
-    /// Stops the run.
-    Problem(Error),
+    /// Stops the run: the messages of an error and its causes.
+    Problem(String),
 }
 
-/// Receives findings, each with the section of the configuration that it is about.
-pub(crate) enum Findings {
+/// Receives what is found while a run is opened, each with the section of the configuration that it is about.
+pub enum Findings {
     /// A check: all are listed, and everything is opened that can be.
     Listed(Vec<(&'static str, Finding)>),
     /// A run: notes are logged by the first rank. After the first problem nothing more is opened.
-    Logged { is_first_rank: bool, problem: Option<Error> },
+    Logged {
+        /// Whether notes are logged here.
+        is_first_rank: bool,
+        /// The first problem.
+        problem: Option<Error>,
+    },
 }
 
 impl Findings {
@@ -32,14 +39,14 @@ impl Findings {
 
     /// Opens a part. `None` after its problem was reported, or if nothing more is opened. A part that needs two others
     /// is opened with `a.zip(b)`.
-    pub(crate) fn open<T>(&mut self, section: &'static str, open: impl FnOnce() -> Result<T>) -> Option<T> {
+    pub fn open<T>(&mut self, section: &'static str, open: impl FnOnce() -> Result<T>) -> Option<T> {
         if self.is_over() {
             return None;
         }
         match (open(), self) {
             (Ok(part), _) => Some(part),
             (Err(error), Self::Listed(found)) => {
-                found.push((section, Finding::Problem(error)));
+                found.push((section, Finding::Problem(error.chain())));
                 None
             }
             (Err(error), Self::Logged { problem, .. }) => {
@@ -50,7 +57,7 @@ impl Findings {
     }
 
     /// Adds notes.
-    pub(crate) fn note<N: IntoIterator<Item = String>>(&mut self, section: &'static str, notes: impl FnOnce() -> N) {
+    pub fn note<N: IntoIterator<Item = String>>(&mut self, section: &'static str, notes: impl FnOnce() -> N) {
         if self.is_over() {
             return;
         }
@@ -73,6 +80,35 @@ impl Findings {
 
     fn is_over(&self) -> bool {
         matches!(self, Self::Logged { problem: Some(_), .. })
+    }
+}
+
+/// Collects what a check finds in parts that are open, section by section.
+#[derive(Debug, Default)]
+pub struct Listing {
+    section: &'static str,
+    pub(crate) found: Vec<(&'static str, Finding)>,
+}
+
+impl Listing {
+    /// What follows is about this section of the configuration.
+    pub fn section(&mut self, name: &'static str) {
+        self.section = name;
+    }
+
+    /// Something is as it should be.
+    pub fn good(&mut self, text: impl Into<String>) {
+        self.found.push((self.section, Finding::Good(text.into())));
+    }
+
+    /// Something that does not stop the run.
+    pub fn note(&mut self, text: impl Into<String>) {
+        self.found.push((self.section, Finding::Note(text.into())));
+    }
+
+    /// Something that would stop the run.
+    pub fn problem(&mut self, text: impl Into<String>) {
+        self.found.push((self.section, Finding::Problem(text.into())));
     }
 }
 
@@ -111,8 +147,8 @@ mod tests {
         let mut found = Findings::listed();
         assert_eq!(open(&mut found), ["data", "reward", "model"]);
         let listed = found.end().unwrap().into_iter().map(|(section, finding)| match finding {
-            Finding::Note(note) => format!("{section}: {note}"),
-            Finding::Problem(error) => format!("{section}! {error}"),
+            Finding::Good(text) | Finding::Note(text) => format!("{section}: {text}"),
+            Finding::Problem(text) => format!("{section}! {text}"),
         });
         let listed: Vec<String> = listed.collect();
         assert_eq!(listed.len(), 3);

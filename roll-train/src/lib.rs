@@ -1,11 +1,12 @@
 //! Training runs as a library: `roll run` for programs.
 //!
 //! A [`config::ConfigLayers`] becomes a checked [`config::LoadedConfig`]; a [`Trainer`] opens data and components from
-//! it, trains, evaluates, writes checkpoints and metrics to a [`run_dir::RunDir`], and leaves curves, videos and a
-//! report ([`results`]). What is trained on and measured belongs to a task: [`clips`], or data that an algorithm brings.
-//! No component is known here by name: they come from a [`roll_core::Registry`].
+//! it, trains, writes checkpoints and metrics to a [`run_dir::RunDir`], and leaves curves, videos and a report
+//! ([`results`]). What is trained on and measured belongs to a [`task`], which the crate of the algorithms brings: that of
+//! rows of clips and prompts is in `roll-video`. An algorithm that brings its own data needs no other task than the one
+//! that is here. No component is known by name: they come from a [`roll_core::Registry`].
 //!
-//! *What it is not*: a command line (`roll-cli`), or a place for algorithms, models and rewards.
+//! *What it is not*: a command line (`roll-cli`), or a place for data, algorithms, models and rewards.
 //!
 //! ```no_run
 //! use roll_core::Registry;
@@ -32,9 +33,8 @@
 use {roll_agents as _, roll_causal_lm as _, roll_rewards as _, roll_video as _, roll_wan as _};
 
 pub mod checkpoint;
-pub mod clips;
 pub mod config;
-mod findings;
+pub mod findings;
 pub mod metrics;
 pub mod on_finish;
 pub mod on_metrics;
@@ -44,16 +44,17 @@ mod parameters;
 pub mod progress;
 pub mod ranks;
 pub mod results;
+pub mod rewards;
 pub mod run;
 pub mod run_dir;
 pub mod signature;
 pub mod statistics;
-mod task;
+pub mod task;
 pub mod trainer;
 
-pub use clips::reward;
 pub use findings::Finding;
 pub use open::Checked;
 pub use progress::{RunSession, StopSignal};
+pub use rewards::reward;
 pub use run::{Run, RunBuilder};
 pub use trainer::{RunSummary, Trainer};

@@ -1,30 +1,34 @@
-//! From a configuration to everything that a run consists of. The one place that knows which tasks there are.
+//! From a configuration to everything that a run consists of.
 
 use roll_backends::overlap::OverlappedRanks;
-use roll_core::{BuildContext, Communicator, DataSource, Error, Registry, Result};
+use roll_core::{BuildContext, Communicator, Error, Grad, Registry, Result};
 
-use crate::clips::{ClipConfig, ClipParts, TrainedReward, check_prompts};
 use crate::config::{LoadedConfig, RunConfig};
-use crate::findings::{Finding, Findings};
-use crate::own_data::OwnDataParts;
-use crate::task::{Network, OpenedAlgorithm, Opening, Task};
+use crate::findings::{Finding, Findings, Listing};
+use crate::rewards::TrainedReward;
+use crate::task::{Network, OpenedAlgorithm, OpenedTask, Opening, Task, TaskType};
 
 /// What a check of a run finds. A part is `None` if the run has none, or after a problem.
 pub struct Checked {
-    /// The parts of a run on clips.
-    pub clips: Option<ClipParts>,
+    task: Option<Box<dyn OpenedTask>>,
     /// The number of optimizer steps.
     pub steps: Option<u64>,
     /// Bytes of a checkpoint: trained parameters and the optimizer's two moments, in f32, and the averaged parameters.
     pub checkpoint_bytes: Option<u64>,
 }
 
-/// The parts of a task, by where its samples come from.
-enum TaskParts {
-    Clips(ClipParts),
-    OwnData(OwnDataParts),
-    /// The algorithm cannot be made.
-    Unknown,
+impl Checked {
+    /// As [`OpenedTask::look`]. Returns the findings with their sections, and height and width of the largest video.
+    pub fn look(
+        &mut self,
+        config: &RunConfig,
+        references: usize,
+        grad: Grad,
+    ) -> (Vec<(&'static str, Finding)>, Option<[usize; 2]>) {
+        let mut listing = Listing::default();
+        let largest = self.task.as_mut().and_then(|task| task.look(config, references, grad, &mut listing));
+        (listing.found, largest)
+    }
 }
 
 /// Opens a run, on the ranks of `context`. Fails with the first problem.
@@ -34,13 +38,9 @@ pub(crate) fn open_run(
     context: &BuildContext,
 ) -> Result<(Network, Box<dyn Task>)> {
     let mut found = Findings::logged(context.ranks.rank().0 == 0);
-    let (parts, network) = open(loaded, registry, context, true, &mut found);
+    let (opened, network) = open(loaded, registry, context, true, &mut found);
     found.end()?;
-    let task = match parts {
-        TaskParts::Clips(clips) => clips.whole().map(|task| Box::new(task) as Box<dyn Task>),
-        TaskParts::OwnData(own) => own.whole().map(|task| Box::new(task) as Box<dyn Task>),
-        TaskParts::Unknown => None,
-    };
+    let task = opened.and_then(|opened| opened.into_task());
     network.zip(task).ok_or_else(|| Error::Misuse("a run was opened without one of its parts".into()))
 }
 
@@ -53,18 +53,11 @@ pub(crate) fn open_check(
     has_model: bool,
 ) -> Result<(Checked, Vec<(&'static str, Finding)>)> {
     let mut found = Findings::listed();
-    let (parts, network) = open(loaded, registry, context, has_model, &mut found);
+    let (task, network) = open(loaded, registry, context, has_model, &mut found);
     let copies = if loaded.config.training.average > 0.0 { 4 } else { 3 };
     let checkpoint_bytes = network.map(|network| network.model.parameter_count() as u64 * 4 * copies);
-    let (clips, steps) = match parts {
-        TaskParts::Clips(clips) => {
-            let steps = clips.steps;
-            (Some(clips), steps)
-        }
-        TaskParts::OwnData(own) => (None, own.steps),
-        TaskParts::Unknown => (None, None),
-    };
-    Ok((Checked { clips, steps, checkpoint_bytes }, found.end()?))
+    let steps = task.as_ref().and_then(|task| task.steps());
+    Ok((Checked { task, steps, checkpoint_bytes }, found.end()?))
 }
 
 /// Opens everything, in the order in which mistakes are cheap to find.
@@ -74,7 +67,7 @@ fn open(
     context: &BuildContext,
     has_model: bool,
     found: &mut Findings,
-) -> (TaskParts, Option<Network>) {
+) -> (Option<Box<dyn OpenedTask>>, Option<Network>) {
     let config = &loaded.config;
     let notes = found.open("run", || loaded.without_effect(registry));
     found.note("run", || notes.into_iter().flatten());
@@ -83,28 +76,22 @@ fn open(
     // Before the components, which open it too: an error is not theirs.
     let has_device = found.open("run", || roll_backends::device(&context.backend)).is_some();
     let opening = Opening { loaded, registry, context, has_device, has_model };
-    let reward = TrainedReward::open(&opening, found);
+    let mut reward = None;
+    if has_device {
+        reward = found.open("reward", || TrainedReward::open(&config.reward, registry, context)).flatten();
+    }
     let Some(opened) = open_algorithm(&opening, reward.is_some(), found) else {
         let mut network = opening.network(found);
         if let Some(network) = &mut network {
             network.attach(config, found);
         }
-        check_prompts(&opening, network.as_mut(), found);
-        return (TaskParts::Unknown, network);
+        TaskType::all().for_each(|task| (task.check_sections)(&opening, network.as_mut(), found));
+        return (None, network);
     };
-    match opened.algorithm.data_source() {
-        DataSource::Clips => {
-            let Some(clips) = found.open("run", || ClipConfig::of(loaded)) else {
-                return (TaskParts::Unknown, None);
-            };
-            let (parts, network) = ClipParts::open(&opening, clips, opened, reward, found);
-            (TaskParts::Clips(parts), network)
-        }
-        DataSource::Own { steps_per_epoch } => {
-            let reward = reward.map(|reward| reward.scorer);
-            let (parts, network) = OwnDataParts::open(&opening, opened, steps_per_epoch, reward, found);
-            (TaskParts::OwnData(parts), network)
-        }
+    let source = opened.algorithm.data_source();
+    match found.open("algo", || TaskType::of(source, &config.algo.name)) {
+        Some(task) => (task.open)(&opening, opened, reward, found),
+        None => (None, None),
     }
 }
 

@@ -2,33 +2,53 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::{Algorithm, Error, Result, ResultExt, RewardScorer, StepContext, StepReport};
+use roll_core::{
+    Algorithm, DataSource, Error, Grad, Result, ResultExt, RewardScorer, StepContext, StepReport, inventory,
+};
 use serde_json::Value as Json;
 
 use crate::config::{LoadedConfig, RunConfig};
-use crate::findings::Findings;
-use crate::task::{self, Network, OpenedAlgorithm, Opening, Task, TaskContext, TaskFacts, TaskState};
+use crate::findings::{Findings, Listing};
+use crate::progress::counted;
+use crate::rewards::TrainedReward;
+use crate::task::{
+    self, Network, OpenedAlgorithm, OpenedTask, Opening, Task, TaskContext, TaskFacts, TaskState, TaskType,
+};
+
+inventory::submit!(TaskType {
+    takes: |source| matches!(source, DataSource::Own { .. }),
+    open: |opening, algorithm, reward, found| {
+        let (parts, network) = OwnDataParts::open(opening, algorithm, reward, found);
+        (Some(Box::new(parts)), network)
+    },
+    // It declares no section.
+    check_sections: |_, _, _| (),
+});
 
 /// The parts of a run whose algorithm brings its own data.
-pub(crate) struct OwnDataParts {
+struct OwnDataParts {
     algorithm: Box<dyn Algorithm>,
     reward: Option<Box<dyn RewardScorer>>,
     /// The number of optimizer steps; `None` after a problem.
-    pub(crate) steps: Option<u64>,
+    steps: Option<u64>,
     /// Number of steps between validations.
     measured_every: u64,
 }
 
 impl OwnDataParts {
-    /// Opens the network and connects it. `steps_per_epoch`: as [`roll_core::DataSource::Own`] has it.
-    pub(crate) fn open(
+    /// Opens the network and connects it.
+    fn open(
         opening: &Opening<'_>,
         mut opened: OpenedAlgorithm,
-        steps_per_epoch: Option<u64>,
-        reward: Option<Box<dyn RewardScorer>>,
+        reward: Option<TrainedReward>,
         found: &mut Findings,
     ) -> (Self, Option<Network>) {
         let (loaded, config) = (opening.loaded, &opening.loaded.config);
+        let reward = reward.map(|reward| reward.scorer);
+        let steps_per_epoch = match opened.algorithm.data_source() {
+            DataSource::Own { steps_per_epoch } => steps_per_epoch,
+            DataSource::Clips => None,
+        };
         let evaluation = Evaluation::of(loaded);
         let mut network = opening.network(found);
         if let Some(network) = &mut network {
@@ -40,10 +60,15 @@ impl OwnDataParts {
         let steps = opening.steps(of_data, found);
         (Self { algorithm: opened.algorithm, reward, steps, measured_every: evaluation.every }, network)
     }
+}
 
-    /// The task of a run; `None` if the number of steps is unknown, because a part could not be opened.
-    pub(crate) fn whole(self) -> Option<OwnDataTask> {
-        let Self { algorithm, reward, steps, measured_every } = self;
+impl OpenedTask for OwnDataParts {
+    fn steps(&self) -> Option<u64> {
+        self.steps
+    }
+
+    fn into_task(self: Box<Self>) -> Option<Box<dyn Task>> {
+        let Self { algorithm, reward, steps, measured_every } = *self;
         let facts = TaskFacts {
             steps: steps?,
             headlines: algorithm.headlines(),
@@ -52,7 +77,15 @@ impl OwnDataParts {
             idle_hint: "; of an agent: all episodes of each group may have one score",
             ..TaskFacts::default()
         };
-        Some(OwnDataTask { facts, algorithm, reward })
+        Some(Box::new(OwnDataTask { facts, algorithm, reward }))
+    }
+
+    fn look(&mut self, config: &RunConfig, _: usize, _: Grad, found: &mut Listing) -> Option<[usize; 2]> {
+        found.section("data");
+        if let Some(steps) = self.steps {
+            found.good(format!("`{}` brings its own data: {}", config.algo.name, counted(steps, "step")));
+        }
+        None
     }
 }
 
@@ -103,7 +136,7 @@ impl Evaluation {
 }
 
 /// A run of an algorithm that brings its own data, and validates itself.
-pub(crate) struct OwnDataTask {
+struct OwnDataTask {
     facts: TaskFacts,
     algorithm: Box<dyn Algorithm>,
     reward: Option<Box<dyn RewardScorer>>,
@@ -137,19 +170,5 @@ impl Task for OwnDataTask {
 
     fn restore(&mut self, state: &TaskState) -> Result<()> {
         task::restore(self.algorithm.as_mut(), state)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use crate::config::ConfigLayers;
-
-    #[test]
-    fn the_section_evaluation_has_the_keys_that_are_read_here() {
-        let loaded = ConfigLayers::new().load(None).unwrap();
-        for key in ["every", "prompts", "train_samples", "check", "stop_when"] {
-            assert!(loaded.declared_value("evaluation", key).is_some(), "`evaluation.{key}`");
-        }
     }
 }

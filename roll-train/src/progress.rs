@@ -114,7 +114,7 @@ impl StopSignal {
 }
 
 /// A progress bar, and the signal that may stop the work.
-pub(crate) struct StoppableBar {
+pub struct StoppableBar {
     bar: Box<dyn Bar>,
     stop: StopSignal,
     /// Whether the work may stop between any two phases.
@@ -123,23 +123,25 @@ pub(crate) struct StoppableBar {
 
 impl StoppableBar {
     /// Shows `total` units if `shown`; `anywhere`: the work may stop between any two phases.
-    pub(crate) fn begin(session: &RunSession, total: u64, unit: &str, shown: bool, anywhere: bool) -> Self {
+    pub fn begin(session: &RunSession, total: u64, unit: &str, shown: bool, anywhere: bool) -> Self {
         let bar = if shown { session.display.begin(total, unit) } else { Box::new(Hidden) };
         Self { bar, stop: session.stop.clone(), anywhere }
     }
 
     /// Whether any rank was asked to stop: signals do not reach all of them at once. A collective.
-    pub(crate) fn is_asked_to_stop(&self, ranks: &dyn Communicator) -> Result<bool> {
+    pub fn is_asked_to_stop(&self, ranks: &dyn Communicator) -> Result<bool> {
         let mut asked = [f32::from(u8::from(self.stop.is_asked()))];
         ranks.all_reduce(&mut asked)?;
         Ok(asked[0] > 0.0)
     }
 
-    pub(crate) fn set(&self, done: u64) {
+    /// Shows that `done` units are done.
+    pub fn set(&self, done: u64) {
         self.bar.set(done);
     }
 
-    pub(crate) fn finish(&self) {
+    /// The work is over.
+    pub fn finish(&self) {
         self.bar.finish();
     }
 }

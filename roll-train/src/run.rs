@@ -219,14 +219,14 @@ fn unused(parent: &Path, name: &str) -> PathBuf {
 /// use roll_wan::init_tiny::{WanKind, init_tiny};
 /// use roll_rewards::brightness::BrightnessConfig;
 /// use roll_train::Run;
-/// use roll_train::clips::DataConfig;
+/// use roll_video::rows::DataConfig;
 ///
 /// # fn main() -> roll_core::Result<()> {
 /// # let dir = std::env::temp_dir().join(format!("roll-doc-run-{}", std::process::id()));
 /// // A tiny model with random weights, and one clip.
 /// let tiny = init_tiny(dir.join("tiny"), WanKind::I2v, 1)?;
 /// let grey = roll_core::Video::new(roll_core::Tensor::full([5, 3, 64, 64], 0.25), 8.0)?;
-/// roll_data::write_mp4(dir.join("clip.mp4"), &grey)?;
+/// roll_media::write_mp4(dir.join("clip.mp4"), &grey)?;
 /// std::fs::write(dir.join("metadata.csv"), "video,prompt\nclip.mp4,a grey square\n").expect("a file");
 ///
 /// let registry = Registry::linked()?;
@@ -239,7 +239,7 @@ fn unused(parent: &Path, name: &str) -> PathBuf {
 ///     })
 ///     .algorithm(RewardFlConfig { num_inference_steps: 2, mid_timestep: 1, final_timestep: 1, ..Default::default() })
 ///     .reward("brightness", BrightnessConfig { target: 0.75 })
-///     .data(DataConfig {
+///     .section(DataConfig {
 ///         metadata: Some(dir.join("metadata.csv")),
 ///         height: Some(64),
 ///         width: Some(64),
@@ -328,7 +328,7 @@ impl<'a> RunBuilder<'a> {
         self.set("training", training)
     }
 
-    /// A section that a task declares.
+    /// A section that a task declares: `data` and `evaluation` of `roll-video`.
     pub fn section<S: DeclaredSection>(self, section: S) -> Self {
         self.set(S::NAME, section)
     }

@@ -79,7 +79,7 @@ fn parameters(model: &Wan) -> BTreeMap<String, Vec<f32>> {
 
 pub fn picture(world: &World, name: &str, value: f32) {
     let frame = roll_core::Video::new(roll_core::Tensor::full([1, 3, 64, 64], value), 8.0).unwrap();
-    let frames = roll_data::write_pngs(world.path("picture"), &frame).unwrap();
+    let frames = roll_media::write_pngs(world.path("picture"), &frame).unwrap();
     std::fs::rename(&frames[0], world.path(name)).unwrap();
 }
 

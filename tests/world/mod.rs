@@ -41,7 +41,7 @@ impl World {
         init_tiny(dir.path().join("tiny"), WanKind::I2v, 3).unwrap();
         for i in 0..clips {
             let video = Video::new(Tensor::full([9, 3, 64, 64], 0.2 * i as f32 - 0.5), 8.0).unwrap();
-            roll_data::write_mp4(dir.path().join(format!("{i}.mp4")), &video).unwrap();
+            roll_media::write_mp4(dir.path().join(format!("{i}.mp4")), &video).unwrap();
         }
         let rows: String = (0..clips).map(|i| format!("{i}.mp4,a grey square {i}\n")).collect();
         std::fs::write(dir.path().join("metadata.csv"), format!("video,prompt\n{rows}")).unwrap();

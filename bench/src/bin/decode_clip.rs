@@ -7,7 +7,7 @@
 
 use std::io::Write;
 
-use roll_data::{Picture, ReadOptions, read_video};
+use roll_media::{Picture, ReadOptions, read_video};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();

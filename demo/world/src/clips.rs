@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rayon::prelude::*;
 use roll_core::{Error, Result, Tensor, Video};
-use roll_data::write_mp4;
+use roll_media::write_mp4;
 
 use crate::face::{Clip, clip, swapped};
 use crate::files;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use roll_core::{Noise, Purpose, Result};
-use roll_data::{Picture, encode_png};
+use roll_media::{Picture, encode_png};
 
 use crate::clips::SIZE;
 use crate::face::{self, Identity, Shot, clip, random_shot, render};

@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
 use roll_core::{Error, Registry, Result, parse_options};
-use roll_data::{DataConfig, ReadOptions, RowColumns, Sizing, probe, read_video};
 use roll_external::files;
+use roll_media::{ReadOptions, Sizing, probe, read_video};
 use roll_rewards::judge::{CAPTION_QUESTION, Judge, JudgeConfig, Texts};
 use roll_train::progress::Bar;
+use roll_video::rows::{DataConfig, RowColumns};
 use serde_json::{Value as Json, json};
 
 use crate::args::{CaptionData, ConfigArgs, GivenValue, Layers};

@@ -6,14 +6,15 @@ use std::path::{Component, Path};
 use std::sync::Arc;
 
 use roll_core::{BuildContext, Error, Registry, Result, RewardScorer, Sample, SampleVideo, Tensor, Video, VideoUnit};
-use roll_data::{DataConfig, Dataset, OnBadSample, Picture, Probed, encode_png, format, probe, write_mp4, write_pngs};
 use roll_external::files::write_atomically;
+use roll_media::{Picture, Probed, encode_png, format, probe, write_mp4, write_pngs};
 use roll_rewards::insightface::FaceNetworks;
 use roll_rewards::vote::files::{Answer, Question, Votes};
-use roll_train::clips::{clip_notes, counted_rows, row_noun};
 use roll_train::config::LoadedConfig;
 use roll_train::progress::{Bar, counted};
 use roll_train::reward;
+use roll_video::rows::{DataConfig, Dataset, OnBadSample};
+use roll_video::task::{clip_notes, counted_rows, row_noun};
 use serde_json::json;
 
 use super::check::model_files;

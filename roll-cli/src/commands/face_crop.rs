@@ -1,7 +1,7 @@
 //! Crops clips around the face, for `roll data prepare --crop face`.
 
 use roll_core::{BuildContext, Error, Grad, Kind, Result, Tensor, Video, parse_options};
-use roll_data::{Picture, crop_and_resize};
+use roll_media::{Picture, crop_and_resize};
 use roll_rewards::insightface::{Face, FaceNetworks, IdentityConfig};
 use roll_train::config::LoadedConfig;
 

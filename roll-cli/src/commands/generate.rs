@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use roll_core::{Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Options, Result, Video, VideoUnit};
-use roll_data::{Sizing, read_image, write_gif, write_mp4, write_pngs};
 use roll_external::files;
-use roll_train::clips::DataConfig;
+use roll_media::{Sizing, read_image, write_gif, write_mp4, write_pngs};
 use roll_train::config::LoadedConfig;
+use roll_video::rows::DataConfig;
 use roll_video::sampling::{Request, SamplingOptions};
 
 use super::adapters::open_model;

@@ -2,10 +2,10 @@
 
 use roll_core::plan::{MemoryItem, Needs, Passes, PlanInput, Speed};
 use roll_core::{Error, Registry, Result, ResultExt, VideoUnit};
-use roll_data::DataConfig;
 use roll_train::config::LoadedConfig;
 use roll_train::progress::counted;
 use roll_train::ranks;
+use roll_video::rows::DataConfig;
 
 use super::bench::preset;
 use crate::args;
@@ -76,7 +76,7 @@ fn full_hd(data: &DataConfig) -> Result<[usize; 2]> {
         Some((height, width)) => Ok([height, width]),
         None => {
             let VideoUnit { height, width, .. } = VideoUnit::default();
-            roll_data::target_size([1080, 1920], data.max_pixels, [height, width])
+            roll_media::target_size([1080, 1920], data.max_pixels, [height, width])
                 .map_err(|problem| Error::config("data.max_pixels", problem))
         }
     }

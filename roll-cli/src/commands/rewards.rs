@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use roll_core::{Error, Grad, Result, RewardScorer, Score, Target, Tensor, Video};
-use roll_data::write_contact_sheet;
+use roll_media::write_contact_sheet;
 use roll_train::progress::counted;
 
 use super::score::{ScoringInput, check_finite, prepare};

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use roll_core::{Error, Grad, Result, ResultExt, RewardScorer, Score, Target, Video};
-use roll_data::{ReadOptions, read_video};
+use roll_media::{ReadOptions, read_video};
 use roll_train::reward;
 
 use crate::args;

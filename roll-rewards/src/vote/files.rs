@@ -84,7 +84,7 @@ impl Votes {
         let id = Fingerprint::new("clip").text("fps", video.fps()).tensor("frames", video.frames()).finish();
         let path = self.clip(&id)?;
         create_parent(&path)?;
-        roll_data::write_mp4(&path, video)?;
+        roll_media::write_mp4(&path, video)?;
         Ok(id)
     }
 

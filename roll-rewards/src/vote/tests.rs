@@ -91,7 +91,7 @@ fn the_reference_picture_is_part_of_a_question() {
         let question = votes.question(&votes.questions().unwrap()[0].1).unwrap();
         question
             .reference
-            .map(|id| roll_data::read_video(votes.clip(&id).unwrap(), &Default::default()).unwrap().dims())
+            .map(|id| roll_media::read_video(votes.clip(&id).unwrap(), &Default::default()).unwrap().dims())
     };
     let row = &videos(1)[0];
     assert_eq!(row.dims()[0], 2);

@@ -22,6 +22,8 @@ mod run;
 mod schema;
 mod secrets;
 mod sections;
+#[cfg(test)]
+mod test_sections;
 mod trackers;
 mod training;
 mod yaml;

@@ -7,7 +7,7 @@ use crate::config::LoadedConfig;
 use crate::metrics::MetricsWriter;
 use crate::run_dir::RunDir;
 use roll_core::{Headline, Result, StepReport, Video};
-use roll_data::{encode_gif, write_mp4};
+use roll_media::{encode_gif, write_mp4};
 
 use super::labels::SetLabels;
 use super::record::{self, Record};
@@ -18,9 +18,9 @@ use super::{figures, headlines, progress_file, samples};
 const GIF_SIDE: usize = 256;
 
 /// Writer of these files. All but the configuration come after the first step.
-pub(crate) struct Journal {
+pub struct Journal {
     /// The run directory; `None` on all ranks but 0.
-    pub(crate) dir: Option<RunDir>,
+    pub dir: Option<RunDir>,
     metrics: Option<MetricsWriter>,
     trajectories: Trajectories,
     /// Episodes recorded before the journal opens.
@@ -121,7 +121,7 @@ impl Journal {
 
     /// Shows the videos of `evaluation.prompts` in TensorBoard, once the metrics are open. Those before training come with
     /// the first step.
-    pub(crate) fn write_prompts(&mut self, step: u64, videos: Vec<Video>) -> Result<()> {
+    pub fn write_prompts(&mut self, step: u64, videos: Vec<Video>) -> Result<()> {
         if self.dir.is_none() {
             return Ok(());
         }
@@ -142,7 +142,7 @@ impl Journal {
     }
 
     /// Writes `progress.json`, from which pages are made before the next checkpoint.
-    pub(crate) fn write_progress(&self, record: &Record) -> Result<()> {
+    pub fn write_progress(&self, record: &Record) -> Result<()> {
         match &self.dir {
             Some(dir) => progress_file::write(dir, record, &self.headlines, &self.labels),
             None => Ok(()),

@@ -6,7 +6,7 @@ use super::scores::SetName;
 
 /// A label for each evaluated set, and a suffix for each score.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct SetLabels {
+pub struct SetLabels {
     train: String,
     checks: Vec<String>,
 }
@@ -14,24 +14,26 @@ pub(crate) struct SetLabels {
 impl SetLabels {
     /// The set of training clips has the name of the quantity that the reward measures, or `train` without one.
     /// `checks` are the labels of the rewards of `evaluation.check`.
-    pub(crate) fn new(measure: &Measure, checks: Vec<String>) -> Self {
+    pub fn new(measure: &Measure, checks: Vec<String>) -> Self {
         let train = if measure.label == Measure::SCORE { "train" } else { &measure.label };
         Self { train: train.into(), checks }
     }
 
-    pub(crate) fn checks(&self) -> &[String] {
+    /// The labels of the rewards of `evaluation.check`.
+    pub fn checks(&self) -> &[String] {
         &self.checks
     }
 
     /// The suffix of each score of a clip, by position: empty for the trained reward, `_check` for the sum of the
     /// checks, and `_check_NAME` for each of several checks.
-    pub(crate) fn suffixes(&self) -> Vec<String> {
+    pub fn suffixes(&self) -> Vec<String> {
         let several = if self.checks.len() > 1 { self.checks.as_slice() } else { &[] };
         let each = several.iter().map(|name| format!("_check_{name}"));
         [String::new(), "_check".into()].into_iter().chain(each).collect()
     }
 
-    pub(crate) fn of(&self, name: SetName) -> &str {
+    /// The label of a set.
+    pub fn of(&self, name: SetName) -> &str {
         match name {
             SetName::Train => &self.train,
             SetName::Unseen => "unseen",

@@ -9,7 +9,7 @@
 //! | `metrics.jsonl`, `events.out.tfevents.*` | [`crate::metrics`], through `journal` | with each step |
 //! | `trajectories.jsonl` | [`trajectories`], through `journal` | with each step of an agent, and each validation |
 //! | `samples/step-000025/sample-*.mp4` | `journal` | with each step that has sample videos |
-//! | `samples/{reference,before,step-000025,after}/*.mp4` | the task, at the paths of `samples` | with each evaluation |
+//! | `samples/{reference,before,step-000025,after}/*.mp4` | the task, in the folders of `samples` | with each evaluation |
 //! | `curves.png` | [`curves`], drawn by [`plot`] | at the end |
 //! | `comparison.mp4`, `comparison.png` | the task | at the end of a run with evaluations |
 //! | `report.html` | [`report`] | at the end, and by `roll report` |
@@ -39,10 +39,11 @@ use serde::de::DeserializeOwned;
 
 use crate::run_dir::RunDir;
 
-pub(crate) use figures::{figures, lines, metrics};
-pub(crate) use journal::Journal;
-pub(crate) use labels::SetLabels;
-pub(crate) use samples::{PROMPT, clip_path, copy_samples, folder, prompt_path, read_clip, read_saved};
+pub use figures::metrics;
+pub(crate) use figures::{figures, lines};
+pub use journal::Journal;
+pub use labels::SetLabels;
+pub use samples::{PROMPT, folder};
 
 /// Reads a JSON file; `None` if it does not exist. `what` names its contents in errors.
 fn read_optional_json<T: DeserializeOwned>(path: &Path, what: &str) -> Result<Option<T>> {

@@ -10,8 +10,8 @@ use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::{FontStyle, register_font};
 use roll_core::{Error, Result};
-use roll_data::{Picture, encode_png};
 use roll_external::files::write_atomically;
+use roll_media::{Picture, encode_png};
 
 use crate::progress::counted;
 
@@ -358,7 +358,7 @@ mod tests {
         ] {
             let panel = panel(at(ys));
             write(&path, &[panel]).unwrap();
-            let drawn = roll_data::read_image(&path, roll_data::Sizing::Exact([304, 816])).unwrap();
+            let drawn = roll_media::read_image(&path, roll_media::Sizing::Exact([304, 816])).unwrap();
             assert!(drawn.f32s().unwrap().iter().any(|&v| v < 0.0), "nothing is drawn");
         }
     }

@@ -35,7 +35,7 @@ pub struct Clip {
 
 impl Clip {
     /// The numbers of an evaluated sample, without those that are not finite.
-    pub(crate) fn of(evaluated: &Evaluated) -> Self {
+    pub fn of(evaluated: &Evaluated) -> Self {
         let finite = |value: f64| value.is_finite().then_some(value);
         Self {
             origin: evaluated.origin.clone(),
@@ -108,7 +108,7 @@ impl Change {
 }
 
 /// The set that a run is judged by: the clips that are not trained on, or training clips where there are no others.
-pub(crate) fn judged_set(results: &Results) -> Option<SetName> {
+pub fn judged_set(results: &Results) -> Option<SetName> {
     [SetName::Unseen, SetName::Train].into_iter().find(|set| !of(results, *set).is_empty())
 }
 

@@ -5,7 +5,7 @@ use roll_core::{Algorithm, Error, Result, StateDict, Tensor};
 use super::TaskState;
 
 /// The state of `algorithm`. All ranks must call it; the tensors are those of a rank that `saves`.
-pub(crate) fn state(algorithm: &dyn Algorithm, saves: bool) -> Result<TaskState> {
+pub fn state(algorithm: &dyn Algorithm, saves: bool) -> Result<TaskState> {
     // The names of the tensors follow from this state.
     let facts = algorithm.state();
     let tensors = if saves { algorithm.tensors()? } else { StateDict::new() };
@@ -13,7 +13,7 @@ pub(crate) fn state(algorithm: &dyn Algorithm, saves: bool) -> Result<TaskState>
 }
 
 /// Returns a saved state to `algorithm`. Fails, and loads no tensor, if the tensors are not those that it keeps.
-pub(crate) fn restore(algorithm: &mut dyn Algorithm, saved: &TaskState) -> Result<()> {
+pub fn restore(algorithm: &mut dyn Algorithm, saved: &TaskState) -> Result<()> {
     algorithm.load_state(&saved.facts)?;
     compare(&algorithm.tensors()?, &saved.tensors).map_err(|problem| Error::bad_file(&saved.origin, problem))?;
     match saved.tensors.is_empty() {

@@ -1,9 +1,15 @@
 //! What a run trains on. A task owns data, algorithm, measurements and their state; the trainer owns steps, strategy,
 //! checkpoints and stopping, and knows a task by [`Task`] alone.
+//!
+//! A crate that has a task submits its [`TaskType`], which opens the parts of a run as an [`OpenedTask`]: a check looks at
+//! these, and a run makes its task of them. The other items are for tasks to use: [`Opening`] and [`Network`] open strategy
+//! and model, [`state`] and [`restore`] are an algorithm's part of a checkpoint, [`PartialResults`] are results on disk that
+//! a process which continues a run does not compute again, and [`validate`] runs an algorithm's own validation.
 
 mod algorithm_state;
 mod opening;
 mod partial;
+mod registration;
 mod validation;
 
 use std::collections::BTreeMap;
@@ -17,13 +23,15 @@ use crate::results::record::Record;
 use crate::results::{Journal, SetLabels};
 use crate::run_dir::RunDir;
 
-pub(crate) use algorithm_state::{restore, state};
-pub(crate) use opening::{Network, OpenedAlgorithm, Opening};
-pub(crate) use partial::{PartialResults, key, remove_up_to};
-pub(crate) use validation::validate;
+pub use algorithm_state::{restore, state};
+pub use opening::{Network, OpenedAlgorithm, Opening};
+pub(crate) use partial::remove_up_to;
+pub use partial::{PartialResults, key};
+pub use registration::{OpenedTask, TaskType};
+pub use validation::validate;
 
 /// What a run trains on.
-pub(crate) trait Task: Send {
+pub trait Task: Send {
     /// What does not change during a run.
     fn facts(&self) -> &TaskFacts;
 
@@ -64,41 +72,47 @@ pub(crate) trait Task: Send {
 
 /// What does not change during a run.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct TaskFacts {
+pub struct TaskFacts {
     /// The number of optimizer steps.
-    pub(crate) steps: u64,
+    pub steps: u64,
     /// Samples of a step over all ranks; 0 where the algorithm brings its own data.
-    pub(crate) samples_per_step: u64,
+    pub samples_per_step: u64,
     /// The metrics to show first.
-    pub(crate) headlines: Vec<Headline>,
+    pub headlines: Vec<Headline>,
     /// Names of evaluated sets and of their scores.
-    pub(crate) labels: SetLabels,
+    pub labels: SetLabels,
     /// Whether [`Task::measure`] measures something.
-    pub(crate) measures: bool,
+    pub measures: bool,
     /// It measures every this many steps; 0: only before the first and after the last.
-    pub(crate) measured_every: u64,
+    pub measured_every: u64,
     /// A further reason why no parameter may have changed, as the end of a message on it; may be empty.
-    pub(crate) idle_hint: &'static str,
+    pub idle_hint: &'static str,
 }
 
 /// The surroundings of a task between steps.
-pub(crate) struct TaskContext<'a> {
-    pub(crate) config: &'a RunConfig,
+pub struct TaskContext<'a> {
+    /// The configuration of the run.
+    pub config: &'a RunConfig,
     /// Number of steps done.
-    pub(crate) step: u64,
-    pub(crate) model: &'a mut dyn Model,
+    pub step: u64,
+    /// The model under training.
+    pub model: &'a mut dyn Model,
     /// All ranks.
-    pub(crate) ranks: &'a dyn Communicator,
-    pub(crate) noise: &'a Noise,
-    pub(crate) record: &'a mut Record,
-    pub(crate) journal: &'a mut Journal,
-    pub(crate) session: &'a RunSession,
+    pub ranks: &'a dyn Communicator,
+    /// Source of every random draw.
+    pub noise: &'a Noise,
+    /// The record of the run, part of every checkpoint.
+    pub record: &'a mut Record,
+    /// Writer of the files of the run directory.
+    pub journal: &'a mut Journal,
+    /// Where progress is shown.
+    pub session: &'a RunSession,
     /// The bar of the steps.
-    pub(crate) bar: &'a StoppableBar,
+    pub bar: &'a StoppableBar,
 }
 
 /// Lines of the overview that name the rewards, `more` after them, and the environment.
-pub(crate) fn component_lines(config: &RunConfig, more: &str) -> Vec<(&'static str, String)> {
+pub fn component_lines(config: &RunConfig, more: &str) -> Vec<(&'static str, String)> {
     let mut lines = Vec::new();
     if !config.reward.is_empty() {
         let rewards: Vec<String> = config.reward.iter().map(|reward| format!("`{}`", reward.name)).collect();
@@ -112,19 +126,20 @@ pub(crate) fn component_lines(config: &RunConfig, more: &str) -> Vec<(&'static s
 
 /// State of a task in a checkpoint.
 #[derive(Debug, Default)]
-pub(crate) struct TaskState {
+pub struct TaskState {
     /// As JSON; null without state.
-    pub(crate) facts: serde_json::Value,
-    pub(crate) tensors: StateDict,
+    pub facts: serde_json::Value,
+    /// Tensors by name, such as an older policy.
+    pub tensors: StateDict,
     /// The file of the tensors, or the checkpoint that has none, for errors of [`Task::restore`].
-    pub(crate) origin: PathBuf,
+    pub origin: PathBuf,
 }
 
 /// Results of a task.
 #[derive(Debug, Default)]
-pub(crate) struct TaskResults {
+pub struct TaskResults {
     /// Files and folders for people to open: name and path.
-    pub(crate) written: Vec<(&'static str, PathBuf)>,
+    pub written: Vec<(&'static str, PathBuf)>,
     /// Encodings that were found in a cache, and those that were computed, if there is one.
-    pub(crate) encodings: Option<[u64; 2]>,
+    pub encodings: Option<[u64; 2]>,
 }

@@ -8,32 +8,38 @@ use crate::findings::Findings;
 
 /// A run that is being opened.
 #[derive(Clone, Copy)]
-pub(crate) struct Opening<'a> {
-    pub(crate) loaded: &'a LoadedConfig,
-    pub(crate) registry: &'a Registry,
-    pub(crate) context: &'a BuildContext,
+pub struct Opening<'a> {
+    /// The configuration.
+    pub loaded: &'a LoadedConfig,
+    /// The components that can be made.
+    pub registry: &'a Registry,
+    /// The context in which they are made.
+    pub context: &'a BuildContext,
     /// Whether the backend has its device. Without it, components that open the device would report its error again.
-    pub(crate) has_device: bool,
+    pub has_device: bool,
     /// Without it, the model's files would have to be downloaded first.
-    pub(crate) has_model: bool,
+    pub has_model: bool,
 }
 
 /// The algorithm, with what it needs of the configuration.
-pub(crate) struct OpenedAlgorithm {
-    pub(crate) algorithm: Box<dyn Algorithm>,
+pub struct OpenedAlgorithm {
+    /// The algorithm.
+    pub algorithm: Box<dyn Algorithm>,
     /// Whether it can be checked: it has the environments and the reward that are configured.
-    pub(crate) can_check: bool,
+    pub can_check: bool,
 }
 
 /// The model under training, and the strategy that trains it.
-pub(crate) struct Network {
-    pub(crate) model: Box<dyn Model>,
-    pub(crate) strategy: Box<dyn Strategy>,
+pub struct Network {
+    /// The model.
+    pub model: Box<dyn Model>,
+    /// The strategy.
+    pub strategy: Box<dyn Strategy>,
 }
 
 impl Opening<'_> {
     /// Opens the strategy, and the model placed as the strategy wants it.
-    pub(crate) fn network(&self, found: &mut Findings) -> Option<Network> {
+    pub fn network(&self, found: &mut Findings) -> Option<Network> {
         if !self.has_device || !self.has_model {
             return None;
         }
@@ -41,7 +47,7 @@ impl Opening<'_> {
     }
 
     /// The number of optimizer steps; `of_data`: those that the data take.
-    pub(crate) fn steps(&self, of_data: Option<u64>, found: &mut Findings) -> Option<u64> {
+    pub fn steps(&self, of_data: Option<u64>, found: &mut Findings) -> Option<u64> {
         let config = &self.loaded.config;
         let steps = found.open("run", || steps(config, of_data))?;
         found.note("run", || config.training.warmup_note(steps));
@@ -51,7 +57,7 @@ impl Opening<'_> {
 
 impl Network {
     /// Checks that the parts work together, and attaches the model to the strategy.
-    pub(crate) fn connect(
+    pub fn connect(
         &mut self,
         opened: &mut OpenedAlgorithm,
         reward: Option<&dyn RewardScorer>,
@@ -66,7 +72,7 @@ impl Network {
     }
 
     /// Attaches the model of a run whose algorithm cannot be made.
-    pub(crate) fn attach(&mut self, config: &RunConfig, found: &mut Findings) {
+    pub fn attach(&mut self, config: &RunConfig, found: &mut Findings) {
         self::attach(self.strategy.as_mut(), self.model.as_mut(), config, found);
     }
 }

@@ -20,7 +20,7 @@ use crate::run_dir::RunDir;
 const PART: usize = 1 << 24;
 
 /// The results of one step that are on disk.
-pub(crate) struct PartialResults<'a> {
+pub struct PartialResults<'a> {
     dir: &'a RunDir,
     step: u64,
     key: String,
@@ -34,7 +34,7 @@ struct KeyedResult<T> {
 }
 
 /// Everything that results depend on: the parameters, and the settings of all parts. All ranks must call it.
-pub(crate) fn key(config: &RunConfig, checks: &[&RewardComponent], model: &mut dyn Model) -> Result<String> {
+pub fn key(config: &RunConfig, checks: &[&RewardComponent], model: &mut dyn Model) -> Result<String> {
     let parts = (
         (config.seed, config.noise_seed, &config.backend),
         (&config.algo, &config.model, &config.reward, &config.env),
@@ -53,7 +53,7 @@ pub(crate) fn key(config: &RunConfig, checks: &[&RewardComponent], model: &mut d
 }
 
 /// Deletes the files of the steps up to `step`: a checkpoint has their contents.
-pub(crate) fn remove_up_to(dir: &RunDir, step: u64) -> Result<()> {
+pub fn remove_up_to(dir: &RunDir, step: u64) -> Result<()> {
     let Ok(entries) = std::fs::read_dir(dir.evaluations()) else { return Ok(()) };
     for path in entries.flatten().map(|entry| entry.path()) {
         let of_step = path.file_name().and_then(|name| parse_step_name(name.to_str()?));

@@ -22,7 +22,7 @@ struct ValidationResult {
 
 /// Validates, unless the record has the result of this step already; returns the metrics. `is_kept`: an interrupted
 /// process leaves its result to the next one.
-pub(crate) fn validate(
+pub fn validate(
     algorithm: &mut dyn Algorithm,
     is_kept: bool,
     context: &mut TaskContext<'_>,

@@ -9,9 +9,7 @@ use std::ops::Range;
 
 use crate::sampler::Integration;
 use crate::{FlowSchedule, Sampler};
-use roll_core::{
-    Adapter, ConditionInput, Conditioning, DiffusionModel, Generator, Grad, Progress, Result, ResultExt, Tensor,
-};
+use roll_core::{Adapter, ConditionInput, Conditioning, DiffusionModel, Grad, Progress, Result, ResultExt, Tensor};
 
 pub use guidance::{Conditions, Guidance, GuidanceGradient, Guided, GuidedPullback};
 pub use options::SamplingOptions;
@@ -133,22 +131,6 @@ pub struct Batch {
     /// Their latents, `[C, T, H, W]` each.
     pub latents: Vec<Tensor>,
     integrations: Vec<Integration>,
-}
-
-roll_core::inventory::submit! {
-    Generator(|options, model, input, noise, progress| {
-        let options = SamplingOptions::of(options)?;
-        progress.phase("encoding");
-        let conditioning = model.encode(input).while_doing(|| "encoding the prompt".into())?;
-        let request = Request {
-            conditioning: &conditioning,
-            input: input.clone(),
-            negative_prompt: &options.negative_prompt,
-            noise: &noise(&conditioning.latent_shape)?,
-            adapter: Adapter::On,
-        };
-        options.sampling(model.schedule()).in_section("algo")?.frames(model, request, progress)
-    })
 }
 
 /// Receives the index of a step, the latents before it, and their velocities. Returns the latents after it, or `None`

@@ -29,10 +29,16 @@ impl Findings {
         self.queued = others;
         for (_, finding) in own {
             match finding {
-                Finding::Note(note) => self.note(note),
-                Finding::Problem(error) => self.problem(error.chain()),
+                Finding::Good(text) => self.good(text),
+                Finding::Note(text) => self.note(text),
+                Finding::Problem(text) => self.problem(text),
             }
         }
+    }
+
+    /// Adds findings that are printed before those of the opening.
+    pub fn look(&mut self, found: Vec<(&'static str, Finding)>) {
+        self.queued.splice(..0, found);
     }
 
     pub fn has_problems(&self) -> bool {

@@ -1,7 +1,6 @@
 //! `roll check`: opens what a run opens before its first step, by the same code. Headers are read, no weights, and
 //! nothing is written.
 
-mod data;
 mod findings;
 
 use std::path::Path;
@@ -10,12 +9,12 @@ use roll_backends::Backend;
 use roll_core::plan::{Needs, in_words};
 use roll_core::{BuildContext, Error, FileCheck, FilesFound, Grad, Kind, Registry, Result};
 use roll_external::files;
-use roll_train::clips::{ClipParts, DataConfig};
 use roll_train::config::{LoadedConfig, RunConfig};
 use roll_train::progress::{counted, duration, overview_line};
 use roll_train::ranks;
 use roll_train::run_dir::RunDir;
 use roll_train::{Checked, Run};
+use roll_video::rows::DataConfig;
 
 use self::findings::Findings;
 use super::plan::{PlannedMachine, cluster, estimate, gigabytes, machine, needed, totals};
@@ -94,7 +93,9 @@ pub fn check(args: Check) -> Result<()> {
 
     let passes = registry.passes(&config.algo.name, &config.algo.options);
     let grad = if passes.is_ok_and(|passes| passes.decoded()[1] > 0) { Grad::Record } else { Grad::Skip };
-    let size = list_data(config, &mut checked, args.samples, grad, &mut found);
+    let (looked, size) = checked.look(config, args.samples, grad);
+    found.look(looked);
+    list_data(config, &mut found);
     let size = match size {
         Some(size) => Some(size),
         None => fixed_size(&loaded)?,
@@ -156,44 +157,17 @@ fn disk_shortage(config: &RunConfig, checked: &Checked, dir: &Path) -> Option<St
     })
 }
 
-/// Lists data, environment, references and evaluated clips. Returns height and width of the largest clip.
-fn list_data(
-    config: &RunConfig,
-    checked: &mut Checked,
-    samples: usize,
-    grad: Grad,
-    found: &mut Findings,
-) -> Option<[usize; 2]> {
-    let Checked { clips, steps, .. } = checked;
+/// Lists data, environment, references and evaluated clips.
+fn list_data(config: &RunConfig, found: &mut Findings) {
     found.section("data");
-    let mut largest = None;
-    if let Some(clips) = clips {
-        largest = clips.data.as_ref().and_then(|data| data::look(data, *steps, clips.unit, found));
-    } else if let Some(steps) = steps {
-        found.good(format!("`{}` brings its own data: {}", config.algo.name, counted(*steps, "step")));
-    }
     found.queued("data");
     found.section("env");
     config.env.iter().for_each(|env| found.good(format!("environment `{}`", env.name)));
     found.queued("env");
-    found.section("reward");
-    if let Some(ClipParts { reward: Some(reward), data: Some(data), .. }) = clips {
-        let dataset = data.dataset();
-        if data::references(config, dataset, reward.as_mut(), samples, found) {
-            data::score(config, dataset, reward.as_mut(), grad, found);
-        }
+    for section in ["reward", "evaluation"] {
+        found.section(section);
+        found.queued(section);
     }
-    found.queued("reward");
-    found.section("evaluation");
-    if let Some(ClipParts { evaluator: Some(evaluator), data, .. }) = clips {
-        found.good(format!("{} to evaluate can be read", counted(evaluator.clips() as u64, "clip")));
-        if let Some(data) = data {
-            evaluator.check_scorers().for_each(|check| data::score(config, data.dataset(), check, Grad::Skip, found));
-        }
-    }
-    found.queued("evaluation");
-
-    largest
 }
 
 /// Height and width of clips, if the configuration sets them.

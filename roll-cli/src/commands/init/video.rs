@@ -5,8 +5,9 @@ use std::path::Path;
 
 use roll_core::serde_json::{Value as Json, json};
 use roll_core::{ConditionInput, Error, Kind, Result, VideoUnit};
-use roll_data::{DataConfig, Metadata, Sizing, probe, probe_clips, read_image, target_size};
+use roll_media::{Sizing, probe, read_image, target_size};
 use roll_network::hub::Hub;
+use roll_video::rows::{DataConfig, Metadata};
 use roll_wan::paths::ComponentFiles;
 
 use super::answers::{Answers, Question};
@@ -295,7 +296,7 @@ fn look(path: &str, on_clips: bool) -> Result<Clips> {
         all_have_pictures: metadata.rows.iter().all(|row| row.image.is_some()),
         ..Clips::default()
     };
-    let probed = probe_clips(&metadata, config.decoder, CLIPS);
+    let probed = metadata.probe_clips(config.decoder, CLIPS);
     if let (Some(first), true) = (metadata.rows.iter().find_map(|row| row.video.as_ref()), probed.is_empty()) {
         probe(first, config.decoder)?;
     }

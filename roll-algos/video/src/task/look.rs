@@ -1,0 +1,254 @@
+//! A closer look at the data that a run would train on, for `roll check`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use roll_core::{Error, Grad, Result, RewardScorer, Sample, Score, Target, Tensor, Video, VideoUnit};
+use roll_media::probe;
+use roll_train::config::RunConfig;
+use roll_train::findings::Listing;
+use roll_train::progress::{counted, epochs};
+
+use super::rows::{counted_rows, row_noun};
+use crate::reward_fl::{Reference, reference_video};
+use crate::rows::{Batches, Bucket, Dataset, OnBadSample};
+
+/// At most this many clips of a data set are probed.
+const CLIPS: usize = 2000;
+/// Frames per second of a video without a clip, if `data.fps` does not say.
+const FPS: f64 = 16.0;
+/// At most this many faults are named.
+const NAMED: usize = 3;
+/// At most this many sizes are named.
+const SIZES: usize = 4;
+
+/// Lists the rows. Returns height and width of the largest shape that is trained on.
+pub(super) fn rows(data: &Batches, steps: Option<u64>, unit: VideoUnit, found: &mut Listing) -> Option<[usize; 2]> {
+    let largest = set(data.dataset(), unit, found);
+    if let Some(steps) = steps {
+        let each = counted(data.global_batch() as u64, row_noun(data.dataset().metadata()));
+        found.good(format!("{} of {each} each: {} epochs", counted(steps, "step"), epochs(data.epoch(steps))));
+    }
+    largest
+}
+
+/// Lists counts, sizes and lengths of a data set. Returns its largest size.
+fn set(dataset: &Dataset, unit: VideoUnit, found: &mut Listing) -> Option<[usize; 2]> {
+    let config = dataset.config();
+    let rows: Vec<_> = dataset.metadata().rows.iter().filter(|row| row.is_first_window()).collect();
+    let looked_at = rows.len().min(CLIPS);
+    let (mut sizes, mut short, mut bad) = (BTreeMap::<[usize; 2], usize>::new(), 0, Vec::new());
+    for &row in &rows[..looked_at] {
+        if let Some(reason) = &row.no_prompt {
+            bad.push(format!("{}: {reason}", dataset.metadata().location(row)));
+            continue;
+        }
+        let others = [row.image.as_deref(), row.end_image.as_deref(), row.mask.as_deref()];
+        let shape = match &row.video {
+            Some(video) => probe(video, config.decoder).map(|probed| (probed.size, probed.frames)),
+            None => {
+                Bucket::without_clip(config, row.image.as_deref(), unit).map(|video| (video.size, dataset.longest()))
+            }
+        };
+        match shape.and_then(|shape| files_are_there(&others).map(|()| shape)) {
+            Ok((size, frames)) => {
+                *sizes.entry(size).or_default() += 1;
+                short += usize::from(frames < dataset.longest());
+            }
+            Err(error) => bad.push(format!("{}: {}", dataset.metadata().location(row), error.chain())),
+        }
+    }
+    let limit = if looked_at < rows.len() { format!(" (the first {looked_at} were looked at)") } else { String::new() };
+    let all = counted_rows(dataset.metadata());
+    let of_clips = if rows.len() < dataset.len() { " of the clips" } else { "" };
+    found.good(format!("{all}, {}{of_clips} can be read{limit}", looked_at - bad.len()));
+    list_sizes(&sizes, found);
+    if short > 0 {
+        found.note(format!(
+            "{short} have fewer than the {} of `data.num_frames`",
+            counted(dataset.longest() as u64, "frame")
+        ));
+    }
+    if !bad.is_empty() {
+        let listed = listed(&bad);
+        match config.on_bad_sample == OnBadSample::Error || bad.len() == looked_at {
+            true => found.problem(listed),
+            false => found.note(format!("left out (`data.on_bad_sample: skip`):\n{listed}")),
+        }
+    }
+    largest(dataset, unit, &sizes, found)
+}
+
+/// Lists the most frequent sizes, `[height, width]`.
+fn list_sizes(sizes: &BTreeMap<[usize; 2], usize>, found: &mut Listing) {
+    if sizes.is_empty() {
+        return;
+    }
+    let mut named: Vec<_> = sizes.iter().collect();
+    named.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+    let more = named.len().saturating_sub(SIZES);
+    let shown = named.iter().take(SIZES).map(|([height, width], count)| format!("{count} of {width}x{height} pixels"));
+    let more = if more > 0 { format!(" and {more} more sizes") } else { String::new() };
+    found.good(format!("{}{more}", shown.collect::<Vec<_>>().join(", ")));
+}
+
+/// The largest shape that is trained on, of clips of these sizes; lists the buckets.
+fn largest(
+    dataset: &Dataset,
+    unit: VideoUnit,
+    sizes: &BTreeMap<[usize; 2], usize>,
+    found: &mut Listing,
+) -> Option<[usize; 2]> {
+    let config = dataset.config();
+    if dataset.has_buckets() {
+        let mut shapes = BTreeMap::<_, usize>::new();
+        (0..dataset.len()).filter_map(|i| dataset.bucket(i)).for_each(|b| *shapes.entry(b).or_default() += 1);
+        for (bucket, count) in &shapes {
+            let [height, width] = bucket.size;
+            found.good(format!("bucket of {width}x{height}, {} frames: {count}", bucket.frames));
+        }
+        return shapes.keys().map(|bucket| bucket.size).max_by_key(|[height, width]| height * width);
+    }
+    let fixed = config.height.zip(config.width).map(|(height, width)| [height, width]);
+    fixed.or_else(|| {
+        let read =
+            |size: &[usize; 2]| roll_media::target_size(*size, config.max_pixels, [unit.height, unit.width]).ok();
+        sizes.keys().filter_map(read).max_by_key(|[height, width]| height * width)
+    })
+}
+
+/// The first faults, one on each line, and the number of the others.
+fn listed(faults: &[String]) -> String {
+    let more = faults.len().saturating_sub(NAMED);
+    let rest = if more > 0 { format!("\nand {more} more") } else { String::new() };
+    faults[..faults.len() - more].join("\n") + &rest
+}
+
+fn files_are_there(paths: &[Option<&Path>]) -> Result<()> {
+    for path in paths.iter().copied().flatten() {
+        std::fs::metadata(path).map_err(roll_core::Error::file("read", path))?;
+    }
+    Ok(())
+}
+
+/// Scores the first clip, or a grey video for a row without one, and pulls the gradient if a run does.
+pub(super) fn score(
+    config: &RunConfig,
+    dataset: &Dataset,
+    reward: &mut dyn RewardScorer,
+    grad: Grad,
+    found: &mut Listing,
+) {
+    // Other videos or people decide.
+    if reward.compares() {
+        return;
+    }
+    let Some(sample) = (0..dataset.len().min(CLIPS)).find_map(|i| dataset.sample(i).ok()) else { return };
+    let what = if sample.video.clip().is_some() { "the first clip" } else { "a grey video" };
+    let (name, begun) = (reward.name().to_string(), Instant::now());
+    match score_of(config, dataset, &sample, reward, grad) {
+        Ok(Some(Score::Value { value, .. })) if value.is_finite() => {
+            let with = if grad.is_on() { " with its gradient" } else { "" };
+            let seconds = begun.elapsed().as_secs_f64();
+            found.good(format!("`{name}` scores {what} {value:.4}, in {seconds:.2} s{with}"));
+        }
+        Ok(Some(Score::Value { value, .. })) => {
+            found.note(format!("the score of {what} by `{name}` is {value}, which counts as nothing to score"));
+        }
+        Ok(Some(Score::Missing { reason })) => found.note(format!("`{name}` has nothing to score in {what}: {reason}")),
+        Ok(None) => {}
+        Err(error) => found.problem(error.chain()),
+    }
+}
+
+/// `None` if the sample has no reference that the reward can use.
+fn score_of(
+    config: &RunConfig,
+    dataset: &Dataset,
+    sample: &Sample,
+    reward: &mut dyn RewardScorer,
+    grad: Grad,
+) -> Result<Option<Score>> {
+    let mut target = match reference_video(sample, reference_kind(config))?.map(|video| reward.prepare(&video)) {
+        Some(Err(error)) if error.missing_reason().is_some() => return Ok(None),
+        Some(prepared) => prepared?,
+        None if reward.reads_reference() => return Ok(None),
+        None => Target::default(),
+    };
+    target.columns = sample.columns.clone();
+    let video = match sample.video.clip() {
+        Some(clip) => clip.clone(),
+        None => {
+            let [frames, height, width] = sample.video.dims();
+            Arc::new(Video::new(Tensor::zeros([frames, 3, height, width]), dataset.config().fps.unwrap_or(FPS))?)
+        }
+    };
+    let (score, pullback) = reward.score(&video, &sample.prompt, &target, grad)?;
+    if grad.is_on() && score.value().is_some_and(f64::is_finite) {
+        let name = reward.name();
+        let pullback = pullback.ok_or_else(|| Error::Misuse(format!("the reward `{name}` returned no gradient")))?;
+        let gradient = pullback.pull(&Tensor::scalar(1.0))?;
+        if let Some(value) = gradient.f32s()?.iter().find(|value| !value.is_finite()) {
+            return Err(Error::NonFinite { what: format!("the gradient of `{name}`"), value: f64::from(*value) });
+        }
+    }
+    Ok(Some(score))
+}
+
+fn reference_kind(config: &RunConfig) -> Reference {
+    let kind = config.algo.options.get("reference").cloned();
+    kind.and_then(|kind| serde_json::from_value(kind).ok()).unwrap_or(Reference::Clip)
+}
+
+/// Counts the first references in which the reward finds something to compare with. Returns false after a problem.
+pub(super) fn references(
+    config: &RunConfig,
+    dataset: &Dataset,
+    reward: &mut dyn RewardScorer,
+    samples: usize,
+    found: &mut Listing,
+) -> bool {
+    let kind = reference_kind(config);
+    let mut looked_at = dataset.len().min(samples);
+    let (mut prepared, mut without) = (0, Vec::new());
+    for i in 0..dataset.len().min(samples) {
+        let sample = match dataset.sample(i) {
+            Ok(sample) => sample,
+            Err(error) => {
+                without.push(error.chain());
+                continue;
+            }
+        };
+        let reference = reference_video(&sample, kind);
+        match reference.and_then(|video| video.map(|video| reward.prepare(&video)).transpose()) {
+            Ok(Some(_)) => prepared += 1,
+            Ok(None) => looked_at -= 1,
+            Err(error) => match error.missing_reason() {
+                Some(reason) => without.push(format!("{}: {reason}", sample.origin)),
+                None => {
+                    found.problem(error.chain());
+                    return false;
+                }
+            },
+        }
+    }
+    if looked_at == 0 {
+        return true; // rows without a reference
+    }
+    let name = reward.name().to_string();
+    let limit = format!("of the first {}", counted(looked_at as u64, "reference"));
+    found.good(format!("`{name}` can compare with {prepared} {limit}"));
+    if !without.is_empty() {
+        let message = format!("it cannot compare with these:\n{}", listed(&without));
+        match prepared == 0 || reward.on_missing() == roll_core::OnMissing::Error {
+            true => {
+                found.problem(message);
+                return false;
+            }
+            false => found.note(message),
+        }
+    }
+    true
+}

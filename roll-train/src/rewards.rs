@@ -1,0 +1,616 @@
+//! The rewards of a configuration as one: their weighted sum.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use roll_core::{
+    BuildContext, Error, Grad, Kind, Measure, OnMissing, Progress, Pullback, Registry, Result, ResultExt,
+    RewardComponent, RewardScorer, Score, Target, Tensor, Video, threads,
+};
+use roll_external::Fingerprint;
+
+use crate::config::LoadedConfig;
+
+/// The configured rewards as one; `None` without a reward.
+pub fn reward(
+    loaded: &LoadedConfig,
+    registry: &Registry,
+    context: &BuildContext,
+) -> Result<Option<Box<dyn RewardScorer>>> {
+    Ok(TrainedReward::open(&loaded.config.reward, registry, context)?.map(|reward| reward.scorer))
+}
+
+/// The configured rewards as one.
+pub struct TrainedReward {
+    /// The only reward if its weight is 1, otherwise the weighted sum.
+    pub scorer: Box<dyn RewardScorer>,
+    /// The name of the first reward that reads its reference, if one does.
+    pub reference_reader: Option<String>,
+}
+
+impl TrainedReward {
+    /// Opens these rewards; `None` without a reward.
+    pub fn open(components: &[RewardComponent], registry: &Registry, context: &BuildContext) -> Result<Option<Self>> {
+        let mut parts = scorers(Kind::Reward.section(), components, registry, context)?;
+        let reader = parts.iter().find(|(_, scorer)| scorer.reads_reference());
+        let reference_reader = reader.map(|(_, scorer)| scorer.name().to_string());
+        let scorer = match parts.len() {
+            0 => return Ok(None),
+            1 if parts[0].0 == 1.0 => parts.remove(0).1,
+            _ => Box::new(WeightedSum::new(parts)?),
+        };
+        Ok(Some(Self { scorer, reference_reader }))
+    }
+}
+
+/// A reward and its weight.
+pub type Weighted = (f64, Box<dyn RewardScorer>);
+
+/// Makes the rewards of the list at `key`.
+pub fn scorers(
+    key: &str,
+    components: &[RewardComponent],
+    registry: &Registry,
+    context: &BuildContext,
+) -> Result<Vec<Weighted>> {
+    let scorer = |(i, component): (usize, &RewardComponent)| {
+        let scorer = registry.reward(&component.name, &component.options, context);
+        let scorer = scorer.while_doing(|| format!("setting up {key}.{i} (`{}`)", component.name))?;
+        Ok((component.weight, scorer))
+    };
+    components.iter().enumerate().map(scorer).collect()
+}
+
+/// Labels for these names: a name that occurs again is numbered.
+pub fn numbered<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
+    let label = |name| {
+        let times = seen.entry(name).or_default();
+        *times += 1;
+        if *times == 1 { name.to_string() } else { format!("{name}_{times}") }
+    };
+    names.map(label).collect()
+}
+
+/// The reward `sum of weight * score` over several scorers.
+///
+/// A part of weight 0 is scored for the log only: it is never differentiated, and its missing scores have no effect.
+///
+/// A part that has nothing to score, in the video or in the reference, or whose score is not finite, follows its own
+/// `on_missing`. `skip` makes the whole sum missing, because a sum without one of its terms would be on another scale;
+/// `error` is an error; a number enters the sum without gradient.
+struct WeightedSum {
+    name: String,
+    parts: Vec<Part>,
+}
+
+struct Part {
+    /// The scorer's name, numbered if it occurs more than once.
+    label: String,
+    weight: f64,
+    scorer: Box<dyn RewardScorer>,
+}
+
+impl Part {
+    /// The term of a part that has nothing to score: its substitute value, or `None` if its weight is 0. Fails if there
+    /// is no sum: with [`Error::NothingToScore`] for `skip`, with another error for `error`.
+    fn without_score(&self, reason: &str) -> Result<Option<f64>> {
+        match self.scorer.on_missing() {
+            _ if self.weight == 0.0 => Ok(None),
+            OnMissing::Value(value) => Ok(Some(value)),
+            OnMissing::Skip => Err(Error::nothing_to_score(format!("{}: {reason}", self.label))),
+            OnMissing::Error => {
+                let problem =
+                    format!("`{}` has nothing to score ({reason}), and its `on_missing` is `error`", self.label);
+                Err(Error::config(Kind::Reward.section(), problem))
+            }
+        }
+    }
+}
+
+/// Name of the target's tensor with the reason, as UTF-8, why part `i` has nothing to compare with. Parts' own tensors never
+/// have this name.
+fn nothing(i: usize) -> String {
+    format!("nothing/{i}")
+}
+
+impl WeightedSum {
+    /// Creates the sum of `parts`. Fails if a weight is not finite or if all are 0.
+    fn new(parts: Vec<Weighted>) -> Result<Self> {
+        if let Some((weight, scorer)) = parts.iter().find(|(weight, _)| !weight.is_finite()) {
+            return Err(Error::NonFinite { what: format!("the weight of `{}`", scorer.name()), value: *weight });
+        }
+        if parts.iter().all(|(weight, _)| *weight == 0.0) {
+            return Err(Error::config(Kind::Reward.section(), "expected at least one with a weight other than 0"));
+        }
+        let labels = numbered(parts.iter().map(|(_, scorer)| scorer.name()));
+        let name = labels.join(" + ");
+        let part = |(label, (weight, scorer))| Part { label, weight, scorer };
+        Ok(Self { name, parts: labels.into_iter().zip(parts).map(part).collect() })
+    }
+}
+
+/// The target of part `i` in that of the sum.
+fn own_target(i: usize, target: &Target) -> Target {
+    let prefix = format!("{i}/");
+    let own = target.tensors.iter().filter_map(|(k, t)| Some((k.strip_prefix(&prefix)?.to_string(), t.clone())));
+    Target { tensors: own.collect(), columns: target.columns.clone() }
+}
+
+enum PartScore {
+    /// The reference has nothing to compare with, for this reason.
+    Without(String),
+    Scored {
+        outcome: Result<(Score, Option<Pullback>)>,
+        seconds: f64,
+    },
+}
+
+impl WeightedSum {
+    /// Scores the video with every part. Parts that compute elsewhere run concurrently.
+    fn score_parts(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Vec<PartScore> {
+        let score = |i: usize, part: &mut Part| {
+            if let Some(reason) = target.tensors.get(&nothing(i)) {
+                return PartScore::Without(String::from_utf8_lossy(reason.as_bytes()).into_owned());
+            }
+            let own = own_target(i, target);
+            let (begun, part_grad) = (Instant::now(), if part.weight != 0.0 { grad } else { Grad::Skip });
+            let outcome = part.scorer.score(video, prompt, &own, part_grad);
+            PartScore::Scored { outcome, seconds: begun.elapsed().as_secs_f64() }
+        };
+        let parts = self.parts.iter_mut().enumerate().map(|(i, part)| (i, part, None));
+        let (mut elsewhere, mut here): (Vec<_>, Vec<_>) = parts.partition(|(_, part, _)| part.scorer.is_elsewhere());
+        let score = |(i, part, scored): &mut (usize, &mut Part, Option<PartScore>)| *scored = Some(score(*i, part));
+        let threads = elsewhere.len();
+        threads::beside(&mut elsewhere, threads, score, || here.iter_mut().for_each(score));
+        elsewhere.extend(here);
+        elsewhere.sort_by_key(|(i, ..)| *i);
+        elsewhere.into_iter().filter_map(|(.., scored)| scored).collect()
+    }
+
+    /// The sum of the parts' scores of a video whose frames have this shape, and its pullback.
+    ///
+    /// Details: `<part>` is the score before weighting, `<part>/<detail>` the part's own details, `time/<part>` its
+    /// seconds.
+    fn sum(&self, scored: Vec<PartScore>, shape: Vec<usize>, grad: Grad) -> Result<(Score, Option<Pullback>)> {
+        let (mut sum, mut details, mut pullbacks) = (0.0, BTreeMap::new(), Vec::new());
+        for (part, scored) in self.parts.iter().zip(scored) {
+            let counts = part.weight != 0.0;
+            let part_grad = if counts { grad } else { Grad::Skip };
+            let (score, pullback) = match scored {
+                PartScore::Without(reason) => (Score::Missing { reason }, None),
+                PartScore::Scored { outcome, seconds } => {
+                    details.insert(format!("time/{}", part.label), seconds);
+                    outcome.while_doing(|| format!("scoring with the reward `{}`", part.label))?
+                }
+            };
+            let value = match score.finite_or_missing(&part.label) {
+                Score::Value { value, details: own } => {
+                    details.extend(own.into_iter().map(|(k, v)| (format!("{}/{k}", part.label), v)));
+                    if part_grad.is_on() {
+                        let missing =
+                            || Error::Misuse(format!("the reward `{}` returned no pullback for its score", part.label));
+                        pullbacks.push((part.weight, pullback.ok_or_else(missing)?));
+                    }
+                    value
+                }
+                Score::Missing { reason } => match part.without_score(&reason) {
+                    Ok(Some(value)) => value,
+                    Ok(None) => continue,
+                    Err(Error::NothingToScore { reason }) => return Ok((Score::Missing { reason }, None)),
+                    Err(error) => return Err(error),
+                },
+            };
+            details.insert(part.label.clone(), value);
+            if counts {
+                sum += part.weight * value;
+            }
+        }
+        let pullback = grad.is_on().then(|| Pullback::new(move |cotangent| pull(pullbacks, shape, cotangent)));
+        Ok((Score::Value { value: sum, details }, pullback))
+    }
+}
+
+impl RewardScorer for WeightedSum {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The measure of the parts, if all parts with a weight have the same one.
+    fn measures(&self) -> Measure {
+        let mut counting = self.parts.iter().filter(|p| p.weight != 0.0).map(|p| p.scorer.measures());
+        let first = counting.next().unwrap_or_default();
+        match counting.all(|other| other.label == first.label) {
+            true => first,
+            false => Measure::default(),
+        }
+    }
+
+    fn terms(&self) -> Vec<(String, f64)> {
+        self.parts.iter().filter(|p| p.weight != 0.0).map(|p| (p.label.clone(), p.weight)).collect()
+    }
+
+    fn differentiable(&self) -> bool {
+        self.parts.iter().all(|p| p.weight == 0.0 || p.scorer.differentiable())
+    }
+
+    fn reads_reference(&self) -> bool {
+        self.parts.iter().any(|part| part.scorer.reads_reference())
+    }
+
+    fn prepare(&mut self, reference: &Video) -> Result<Target> {
+        let mut tensors = BTreeMap::new();
+        for (i, part) in self.parts.iter_mut().enumerate() {
+            let error = match part.scorer.prepare(reference) {
+                Ok(own) => {
+                    tensors.extend(own.tensors.into_iter().map(|(name, tensor)| (format!("{i}/{name}"), tensor)));
+                    continue;
+                }
+                Err(error) => error,
+            };
+            let Some(reason) = error.missing_reason() else {
+                return Err(error).while_doing(|| format!("preparing the reward `{}`", part.label));
+            };
+            // When the sum is scored, the part is left out or counts with its substitute value.
+            part.without_score(reason)?;
+            tensors.insert(nothing(i), Tensor::new(reason.as_bytes().to_vec(), [reason.len()])?);
+        }
+        Ok(Target::of(tensors))
+    }
+
+    fn is_elsewhere(&self) -> bool {
+        self.parts.iter().all(|part| part.scorer.is_elsewhere())
+    }
+
+    fn compares(&self) -> bool {
+        self.parts.iter().any(|part| part.scorer.compares())
+    }
+
+    /// Parts that do not compare score one video after the other, before the others are called, which may wait.
+    fn score_group(
+        &mut self,
+        videos: &[Video],
+        prompt: &str,
+        target: &Target,
+        progress: &dyn Progress,
+    ) -> Result<Vec<Score>> {
+        let mut scored: Vec<_> = videos.iter().map(|v| self.score_parts(v, prompt, target, Grad::Skip)).collect();
+        for (i, part) in self.parts.iter_mut().enumerate().filter(|(_, part)| part.scorer.compares()) {
+            let begun = Instant::now();
+            let scores = part.scorer.score_group(videos, prompt, &own_target(i, target), progress);
+            let scores = scores.while_doing(|| format!("scoring with the reward `{}`", part.label))?;
+            let seconds = begun.elapsed().as_secs_f64() / videos.len() as f64;
+            for (parts, score) in scored.iter_mut().zip(scores) {
+                parts[i] = PartScore::Scored { outcome: Ok((score, None)), seconds };
+            }
+        }
+        let sums = scored.into_iter().zip(videos);
+        let sums = sums.map(|(parts, v)| Ok(self.sum(parts, v.frames().shape().to_vec(), Grad::Skip)?.0));
+        sums.collect()
+    }
+
+    fn target_key(&self) -> Result<Option<String>> {
+        let mut key = Fingerprint::new("sum");
+        for part in &self.parts {
+            match part.scorer.target_key()? {
+                Some(own) => key = key.text("part", own),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(key.finish()))
+    }
+
+    fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
+        if grad.is_on() {
+            let rigid = self.parts.iter().find(|p| p.weight != 0.0 && !p.scorer.differentiable());
+            if let Some(Part { label, weight, .. }) = rigid {
+                let problem = format!(
+                    "`{label}` (weight {weight}) has no gradient; give it weight 0 to only log it, or leave it out"
+                );
+                return Err(Error::config(Kind::Reward.section(), problem));
+            }
+        }
+        let scored = self.score_parts(video, prompt, target, grad);
+        self.sum(scored, video.frames().shape().to_vec(), grad)
+    }
+}
+
+fn pull(pullbacks: Vec<(f64, Pullback)>, shape: Vec<usize>, cotangent: &Tensor) -> Result<Tensor> {
+    let cotangent = f64::from(cotangent.item()?);
+    let mut sum: Option<Vec<f32>> = None;
+    for (weight, pullback) in pullbacks {
+        let part = pullback.pull(&Tensor::scalar((cotangent * weight) as f32))?;
+        if part.shape() != shape {
+            return Err(Error::shape(
+                "cotangent of the frames, of a part of the reward",
+                format!("{shape:?}"),
+                part.shape(),
+            ));
+        }
+        match &mut sum {
+            None => sum = Some(part.to_f32_vec()),
+            Some(sum) => sum.iter_mut().zip(part.f32s()?).for_each(|(s, p)| *s += p),
+        }
+    }
+    match sum {
+        Some(sum) => Tensor::new(sum, shape),
+        None => Ok(Tensor::zeros(shape)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use roll_rewards::Brightness;
+    use roll_rewards::brightness::BrightnessConfig;
+
+    use super::*;
+
+    /// Returns a missing score, or 3 without gradient.
+    struct Fake {
+        name: &'static str,
+        on_missing: OnMissing,
+        missing: bool,
+        /// Whether the reference has nothing to compare with either.
+        faceless: bool,
+    }
+
+    impl RewardScorer for Fake {
+        fn name(&self) -> &str {
+            self.name
+        }
+        fn differentiable(&self) -> bool {
+            self.missing
+        }
+        fn prepare(&mut self, _: &Video) -> Result<Target> {
+            if self.faceless {
+                return Err(Error::nothing_to_score("nobody there")).while_doing(|| "looking".into());
+            }
+            Ok(Target::of([("own".to_string(), Tensor::scalar(1.0))].into()))
+        }
+        fn score(&mut self, _: &Video, _: &str, target: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
+            assert_eq!(target.tensors.keys().collect::<Vec<_>>(), ["own"]);
+            match self.missing {
+                true => Ok((Score::Missing { reason: "nothing there".into() }, None)),
+                false => Ok((Score::of(3.0), None)),
+            }
+        }
+        fn on_missing(&self) -> OnMissing {
+            self.on_missing
+        }
+    }
+
+    /// Scores the videos of a prompt 0, 1, 2, ...
+    struct Ordinal;
+
+    impl RewardScorer for Ordinal {
+        fn name(&self) -> &str {
+            "ordinal"
+        }
+        fn differentiable(&self) -> bool {
+            false
+        }
+        fn compares(&self) -> bool {
+            true
+        }
+        fn score(&mut self, _: &Video, _: &str, _: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
+            Ok((Score::Missing { reason: "nothing to compare with".into() }, None))
+        }
+        fn score_group(&mut self, videos: &[Video], _: &str, _: &Target, _: &dyn Progress) -> Result<Vec<Score>> {
+            Ok((0..videos.len()).map(|i| Score::of(i as f64)).collect())
+        }
+    }
+
+    #[test]
+    fn a_part_that_compares_scores_the_group_and_the_others_score_each_video() {
+        let mut sum = WeightedSum::new(vec![(2.0, Box::new(Ordinal)), (1.0, brightness(0.5))]).unwrap();
+        assert!(sum.compares() && !sum.differentiable());
+        let grey = Video::new(Tensor::full([2, 3, 4, 5], 0.25), 8.0).unwrap();
+        let (videos, target) = ([video(), grey], sum.prepare(&video()).unwrap());
+        let scores = sum.score_group(&videos, "", &target, &roll_core::Silent).unwrap();
+        assert_eq!(scores.len(), 2);
+        for (i, (video, score)) in videos.iter().zip(&scores).enumerate() {
+            let alone = brightness(0.5).score(video, "", &Target::default(), Grad::Skip).unwrap().0.value().unwrap();
+            let Score::Value { value, details } = score else { panic!("{score:?}") };
+            assert_eq!((*value, details["ordinal"], details["brightness"]), (2.0 * i as f64 + alone, i as f64, alone));
+            assert!(details.contains_key("time/ordinal"));
+        }
+        assert!(sum.score(&video(), "", &target, Grad::Skip).unwrap().0.value().is_none());
+    }
+
+    fn video() -> Video {
+        let values = (0..2 * 3 * 4 * 5).map(|i| ((i * 37 % 41) as f32) / 41.0 - 0.4).collect();
+        Video::new(Tensor::new(values, [2, 3, 4, 5]).unwrap(), 8.0).unwrap()
+    }
+
+    fn brightness(target: f64) -> Box<dyn RewardScorer> {
+        Box::new(Brightness::new(BrightnessConfig { target }).unwrap())
+    }
+
+    fn missing(on_missing: OnMissing) -> Box<dyn RewardScorer> {
+        Box::new(Fake { name: "fake", on_missing, missing: true, faceless: false })
+    }
+
+    fn faceless(on_missing: OnMissing) -> Box<dyn RewardScorer> {
+        Box::new(Fake { name: "fake", on_missing, missing: true, faceless: true })
+    }
+
+    fn score(sum: &mut WeightedSum, grad: Grad) -> Result<(Score, Option<Pullback>)> {
+        let target = sum.prepare(&video())?;
+        sum.score(&video(), "", &target, grad)
+    }
+
+    fn value_of(score: &Score) -> f64 {
+        match score {
+            Score::Value { value, .. } => *value,
+            Score::Missing { reason } => panic!("missing: {reason}"),
+        }
+    }
+
+    #[test]
+    fn values_and_gradients_are_weighted_sums() {
+        let alone = |target: f64| {
+            let (score, pullback) = brightness(target).score(&video(), "", &Target::default(), Grad::Record).unwrap();
+            (value_of(&score), pullback.unwrap().pull(&Tensor::scalar(2.0)).unwrap().to_f32_vec())
+        };
+        let ((a, da), (b, db)) = (alone(0.9), alone(0.1));
+        let mut sum = WeightedSum::new(vec![(0.7, brightness(0.9)), (-1.5, brightness(0.1))]).unwrap();
+        assert_eq!(sum.name(), "brightness + brightness_2");
+        assert!(sum.differentiable());
+        let (score, pullback) = score(&mut sum, Grad::Record).unwrap();
+        assert!((value_of(&score) - (0.7 * a - 1.5 * b)).abs() < 1e-9);
+        let Score::Value { details, .. } = score else { unreachable!() };
+        assert_eq!(details["brightness_2"], b);
+        assert!(details["time/brightness"] >= 0.0 && details.contains_key("time/brightness_2"));
+        assert!(details.contains_key("brightness/luma"));
+        let pulled = pullback.unwrap().pull(&Tensor::scalar(2.0)).unwrap();
+        for ((p, a), b) in pulled.f32s().unwrap().iter().zip(da).zip(db) {
+            assert!((p - (0.7 * a - 1.5 * b)).abs() < 1e-7);
+        }
+    }
+
+    #[test]
+    fn a_missing_score_follows_on_missing() {
+        let sum = |policy| WeightedSum::new(vec![(1.0, brightness(0.5)), (2.0, missing(policy))]).unwrap();
+        let (skipped, pullback) = score(&mut sum(OnMissing::Skip), Grad::Record).unwrap();
+        assert_eq!(skipped, Score::Missing { reason: "fake: nothing there".into() });
+        assert!(pullback.is_none());
+        let error = score(&mut sum(OnMissing::Error), Grad::Skip).unwrap_err();
+        assert!(error.to_string().contains("`fake` has nothing to score (nothing there)"), "{error}");
+        let (valued, pullback) = score(&mut sum(OnMissing::Value(-0.25)), Grad::Record).unwrap();
+        let alone = value_of(&brightness(0.5).score(&video(), "", &Target::default(), Grad::Skip).unwrap().0);
+        assert!((value_of(&valued) - (alone - 0.5)).abs() < 1e-12);
+        assert!(pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap().f32s().unwrap().iter().any(|g| *g != 0.0));
+    }
+
+    #[test]
+    fn a_nonfinite_score_of_a_part_follows_its_on_missing() {
+        for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            let sum = |weight, policy| {
+                WeightedSum::new(vec![(1.0, brightness(0.5)), (weight, Box::new(Constant(value, policy)))]).unwrap()
+            };
+            let (skipped, _) = score(&mut sum(2.0, OnMissing::Skip), Grad::Skip).unwrap();
+            assert_eq!(skipped, Score::Missing { reason: format!("constant: the score is {value}") });
+            assert!(score(&mut sum(2.0, OnMissing::Error), Grad::Skip).is_err());
+            let alone = value_of(&brightness(0.5).score(&video(), "", &Target::default(), Grad::Skip).unwrap().0);
+            let (valued, _) = score(&mut sum(2.0, OnMissing::Value(-0.25)), Grad::Skip).unwrap();
+            assert!((value_of(&valued) - (alone - 0.5)).abs() < 1e-12);
+            let (logged, _) = score(&mut sum(0.0, OnMissing::Error), Grad::Record).unwrap();
+            assert_eq!(value_of(&logged), alone, "a part of weight 0 has no effect");
+        }
+    }
+
+    /// Scores every video as this value.
+    struct Constant(f64, OnMissing);
+
+    impl RewardScorer for Constant {
+        fn name(&self) -> &str {
+            "constant"
+        }
+        fn differentiable(&self) -> bool {
+            false
+        }
+        fn score(&mut self, _: &Video, _: &str, _: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
+            Ok((Score::of(self.0), None))
+        }
+        fn on_missing(&self) -> OnMissing {
+            self.1
+        }
+    }
+
+    #[test]
+    fn an_empty_reference_follows_on_missing() {
+        let sum = |weight, policy| WeightedSum::new(vec![(1.0, brightness(0.5)), (weight, faceless(policy))]).unwrap();
+        let prepared = |weight, policy| sum(weight, policy).prepare(&video());
+        let skipped = prepared(2.0, OnMissing::Skip).unwrap_err();
+        assert_eq!(skipped.missing_reason(), Some("fake: nobody there"));
+        let error = prepared(2.0, OnMissing::Error).unwrap_err();
+        assert!(error.missing_reason().is_none() && error.to_string().contains("nobody there"), "{error}");
+
+        let alone = value_of(&brightness(0.5).score(&video(), "", &Target::default(), Grad::Skip).unwrap().0);
+        let (valued, pullback) = score(&mut sum(2.0, OnMissing::Value(-0.25)), Grad::Record).unwrap();
+        assert!((value_of(&valued) - (alone - 0.5)).abs() < 1e-12);
+        assert!(pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap().f32s().unwrap().iter().any(|g| *g != 0.0));
+        // Without a weight, the part has no effect under any policy, and no score in the log.
+        for policy in [OnMissing::Skip, OnMissing::Error, OnMissing::Value(9.0)] {
+            let (logged, _) = score(&mut sum(0.0, policy), Grad::Record).unwrap();
+            assert_eq!(value_of(&logged), alone);
+            let Score::Value { details, .. } = logged else { unreachable!() };
+            assert!(!details.contains_key("fake"));
+        }
+    }
+
+    #[test]
+    fn the_gradient_is_zero_if_all_parts_are_missing() {
+        let mut sum = WeightedSum::new(vec![(2.0, missing(OnMissing::Value(0.5)))]).unwrap();
+        let (score, pullback) = score(&mut sum, Grad::Record).unwrap();
+        assert_eq!(value_of(&score), 1.0);
+        let pulled = pullback.unwrap().pull(&Tensor::scalar(1.0)).unwrap();
+        assert_eq!((pulled.shape(), pulled.f32s().unwrap().iter().all(|g| *g == 0.0)), (&[2, 3, 4, 5][..], true));
+    }
+
+    /// Returns its score only after the other scorer is called, on another thread.
+    struct Meeting(std::sync::Arc<std::sync::Barrier>);
+
+    impl RewardScorer for Meeting {
+        fn name(&self) -> &str {
+            "meeting"
+        }
+        fn differentiable(&self) -> bool {
+            false
+        }
+        fn is_elsewhere(&self) -> bool {
+            true
+        }
+        fn score(&mut self, _: &Video, _: &str, _: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
+            self.0.wait();
+            Ok((Score::of(1.0), None))
+        }
+    }
+
+    #[test]
+    fn remote_parts_are_scored_concurrently() {
+        let barrier = std::sync::Arc::new(std::sync::Barrier::new(2));
+        let meeting = || -> Box<dyn RewardScorer> { Box::new(Meeting(barrier.clone())) };
+        let mut sum = WeightedSum::new(vec![(1.0, meeting()), (0.0, brightness(0.5)), (2.0, meeting())]).unwrap();
+        assert_eq!(value_of(&score(&mut sum, Grad::Skip).unwrap().0), 3.0);
+    }
+
+    #[test]
+    fn rejects_parts_without_gradient_unless_their_weight_is_0() {
+        let rigid = || Box::new(Fake { name: "rigid", on_missing: OnMissing::Skip, missing: false, faceless: false });
+        let mut sum = WeightedSum::new(vec![(1.0, brightness(0.5)), (0.5, rigid())]).unwrap();
+        assert!(!sum.differentiable());
+        let error = score(&mut sum, Grad::Record).unwrap_err().to_string();
+        assert!(error.contains("`rigid`") && error.contains("0.5"), "{error}");
+        assert!(score(&mut sum, Grad::Skip).is_ok());
+
+        let mut logged = WeightedSum::new(vec![(1.0, brightness(0.5)), (0.0, rigid())]).unwrap();
+        assert!(logged.differentiable());
+        let (Score::Value { details, .. }, Some(_)) = score(&mut logged, Grad::Record).unwrap() else { panic!() };
+        assert_eq!(details["rigid"], 3.0);
+        let mut absent = WeightedSum::new(vec![(1.0, brightness(0.5)), (0.0, missing(OnMissing::Error))]).unwrap();
+        assert!(matches!(score(&mut absent, Grad::Skip).unwrap().0, Score::Value { .. }));
+    }
+
+    #[test]
+    fn rejects_empty_sums_and_invalid_weights() {
+        assert!(WeightedSum::new(vec![]).is_err());
+        assert!(WeightedSum::new(vec![(0.0, brightness(0.5))]).is_err());
+        assert!(WeightedSum::new(vec![(f64::NAN, brightness(0.5))]).is_err());
+    }
+
+    #[test]
+    fn rewards_are_made_from_a_configuration() {
+        let component = |weight: f64| RewardComponent {
+            name: "brightness".into(),
+            weight,
+            options: [("target".to_string(), serde_json::json!(0.3))].into_iter().collect(),
+        };
+        let registry = Registry::linked().unwrap();
+        let context = BuildContext::new("flex");
+        let make = |components: &[RewardComponent]| TrainedReward::open(components, &registry, &context).unwrap();
+        assert_eq!(make(&[component(1.0)]).unwrap().scorer.name(), "brightness");
+        assert_eq!(make(&[component(1.0), component(0.5)]).unwrap().scorer.name(), "brightness + brightness_2");
+        assert!(make(&[]).is_none());
+    }
+}
