@@ -19,8 +19,8 @@ impl LinearKernel for LibTorch {
             return rounded_once(&x.tensor, &weight.tensor, &bias.tensor, lora);
         }
         let (y, inner) = Self::linear_forward(x, weight, bias, lora);
-        let narrow = dtype == DType::BF16;
-        (if narrow { fresh(y.tensor.to_kind(Kind::BFloat16)) } else { y }, inner)
+        let y = if dtype == DType::BF16 { fresh(y.tensor.to_kind(Kind::BFloat16)) } else { y };
+        (y, inner)
     }
 
     fn linear_forward(
@@ -54,7 +54,7 @@ impl LinearKernel for LibTorch {
         };
         let d_inner = (wanted[0] || wanted[3]).then(|| d_y.matmul(&scaled(&up.tensor, scale).to_kind(kind)));
         let d_x = d_inner.as_ref().filter(|_| wanted[0]).map(|d_inner| {
-            // LoRA's part first, as in the forward pass: the sum is accumulated before it is rounded.
+            // LoRA's part first, as in `rounded_once`: the sum is accumulated before it is rounded.
             let mut d_x = d_inner.matmul(&down.tensor.to_kind(kind));
             let _ = d_x.addmm_(&d_y, weight);
             d_x
