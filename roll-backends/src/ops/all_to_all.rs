@@ -43,7 +43,8 @@ impl TokenRanks {
         Ok(all)
     }
 
-    /// Fails if an all-to-all has failed since the last check. Results computed from it are meaningless.
+    /// Fails if an all-to-all has failed since the last check. Results that depend on it are
+    /// meaningless.
     pub fn check(&self) -> Result<()> {
         lock(&self.failed).take().map_or(Ok(()), Err)
     }

@@ -161,8 +161,8 @@ pub(super) fn composed_backward<B: Backend>(
     let d_gain = wanted[1].then(|| (normed.clone() * d_scaled.clone()).sum(1).reshape([channels]).0);
     let d_x = wanted[0].then(|| {
         let d_normed = d_scaled * gain;
-        // Below `MIN_NORM`, where the divisor does not depend on x, there is no projection. x, `normed` and
-        // `projection` are practically zero there, so that this needs no case of its own.
+        // Below `MIN_NORM` the divisor does not depend on x, and the gradient has no projection. This needs no case of
+        // its own: in practice x is exactly zero there, and so are `normed` and `projection`.
         let projection = (normed.clone() * d_normed.clone()).mean(0);
         ((d_normed - normed * projection) * factors).reshape(shape).0
     });

@@ -181,8 +181,8 @@ pub fn backward<B: ProductKernel>(
         return [q, k, v].map(|x| Some(tiling.merge_heads(x.zeros(x.dims::<3>()), dtype)));
     }
     let (out, d_out) = (tiling.split_heads::<B>(out), tiling.split_heads::<B>(d_out));
-    // For each row, the mean of `d_probabilities` (below) weighted by the probabilities. It equals the sum of out *
-    // d_out.
+    // For each row, the mean of `d_probabilities` (below) weighted by the probabilities. It equals the row's sum of
+    // `out * d_out`.
     let mean = (out.cast(DType::F32) * d_out.clone().cast(DType::F32)).sum(2);
     let d_out = d_out.cast(dtype);
     let softmax = Some(Expression::<B>(softmax)).filter(|softmax| !softmax.is_empty());

@@ -97,8 +97,9 @@ fn d_normed(x: &[f32], gain: f32, factor: f32, d_y: &[f32], i: usize, #[comptime
 }
 
 /// `d_x = (d - n * along) * factor`, where n is the normalised value of a channel, d its cotangent, and `along` the
-/// mean over channels of `n d`. Below the lower bound of the norm, where the divisor does not depend on x, n and
-/// `along` are practically zero.
+/// mean over channels of `n d`. Below the lower bound of the norm, the divisor does not depend on x, and the
+/// gradient has no term with `along`. This needs no case of its own: in practice x is exactly zero there, and so is
+/// `along`.
 #[cube(launch, address_type = "dynamic")]
 fn backward(
     x: &[f32],

@@ -115,8 +115,8 @@ pub fn forward(shape: AttentionShape, q: &[f32], k: &[f32], v: &[f32], out: &mut
                         softmax[i] = RowSoftmax { max, inverse_sum: 1.0 / exp_minus(visible, max, 1.0) };
                     }
                 }
-                // `scores` now holds exponentials. Dividing the products by their sums takes fewer operations than
-                // dividing the exponentials.
+                // `scores` now holds exponentials. The sums of exponentials divide the products, which usually are
+                // fewer numbers than the exponentials.
                 out.product(View::new(scores, rows, keys), v, 1.0, Update::Overwrite, Threads::One);
                 for (i, row) in softmax.iter().enumerate() {
                     out.row(i).iter_mut().for_each(|o| *o *= row.inverse_sum);
@@ -200,12 +200,14 @@ fn by_head(data: &mut [f32], wanted: bool, rows: usize, shape: AttentionShape) -
     ViewMut::new(data, rows, shape.channels()).split_columns(shape.width).into_iter().map(Some).collect()
 }
 
+/// Numbers per task of [`sum_parts`].
+const CHUNK: usize = 1 << 14;
+
 /// Sum of the shares' partial sums.
 fn sum_parts(parts: Vec<Vec<f32>>) -> Vec<f32> {
     let mut parts = parts.into_iter();
     let mut sum = parts.next().unwrap_or_default();
     for part in parts {
-        const CHUNK: usize = 1 << 14;
         sum.par_chunks_mut(CHUNK)
             .zip(part.par_chunks(CHUNK))
             .for_each(|(sum, part)| sum.iter_mut().zip(part).for_each(|(s, p)| *s += p));

@@ -22,7 +22,8 @@ const MC: usize = 256 * MR;
 const MC_PER_TASK: usize = 64 * MR;
 /// Depth of a packed left operand before sums are added to the result: 6.8 MiB for [`MC`] rows.
 const LEFT_DEPTH: usize = 4 * KC;
-/// Row micro-panels that are multiplied with one column panel while it is in the L1 cache: 108 KiB of the left operand.
+/// Blocks of [`MR`] rows that are multiplied with one column panel while it is in the L1 cache: 108 KiB of the left
+/// operand.
 const MICRO_PANELS: usize = 16;
 /// Number of tasks per thread, if the result is large enough.
 const TASKS_PER_THREAD: usize = 2;
@@ -82,11 +83,12 @@ impl<N: Number> RightMatrix<'_, N> {
         parts.for_each_init(<(Vec<f32>, Scratch)>::default, |(left, scratch), (out, a)| {
             for depths in ranges(depth, LEFT_DEPTH) {
                 let left = grown(left, packed_len(a, depth, &depths));
-                let blocks = left.chunks_exact_mut(MR * depths.len()).zip(a.chunks(MR * depth));
-                blocks.for_each(|(block, rows)| pack_rows(rows, depth, depths.clone(), block));
+                let row_blocks = left.chunks_exact_mut(MR * depths.len()).zip(a.chunks(MR * depth));
+                row_blocks.for_each(|(block, rows)| pack_rows(rows, depth, depths.clone(), block));
                 let mut out = ViewMut::new(out, a.len() / depth, columns);
-                for block in ranges(columns, NC) {
-                    self.add_block(left, depths.clone(), trans_b, block.clone(), scratch, out.columns_mut(block));
+                for column_block in ranges(columns, NC) {
+                    let out = out.columns_mut(column_block.clone());
+                    self.add_block(left, depths.clone(), trans_b, column_block, scratch, out);
                 }
             }
         });
@@ -99,14 +101,14 @@ impl<N: Number> RightMatrix<'_, N> {
         for (a, out) in a.chunks(MC * depth).zip(out.chunks_mut(MC * columns)) {
             for depths in ranges(depth, LEFT_DEPTH) {
                 let left = grown(&mut left, packed_len(a, depth, &depths));
-                let blocks = left.par_chunks_exact_mut(MR * depths.len()).zip(a.par_chunks(MR * depth));
-                let blocks = blocks.with_min_len(min_items_per_task(MR * depths.len() * ELEMENT_COST));
-                blocks.for_each(|(block, rows)| pack_rows(rows, depth, depths.clone(), block));
+                let row_blocks = left.par_chunks_exact_mut(MR * depths.len()).zip(a.par_chunks(MR * depth));
+                let row_blocks = row_blocks.with_min_len(min_items_per_task(MR * depths.len() * ELEMENT_COST));
+                row_blocks.for_each(|(block, rows)| pack_rows(rows, depth, depths.clone(), block));
                 let parts = ViewMut::new(out, a.len() / depth, columns).split_columns(width);
                 let parts = parts.into_par_iter().zip(ranges(columns, width).collect::<Vec<_>>());
                 let parts = parts.with_min_len(min_items_per_task(left.len() * width));
-                parts.for_each_init(Scratch::default, |scratch, (out, block)| {
-                    self.add_block(left, depths.clone(), trans_b, block, scratch, out);
+                parts.for_each_init(Scratch::default, |scratch, (out, column_block)| {
+                    self.add_block(left, depths.clone(), trans_b, column_block, scratch, out);
                 });
             }
         }
@@ -123,8 +125,8 @@ impl<N: Number> RightMatrix<'_, N> {
         Scratch { right, sums }: &mut Scratch,
         mut out: ViewMut,
     ) {
-        let (blocks, panels) = (left.len() / (MR * depths.len()), columns.len().div_ceil(NR));
-        let sums = grown(sums, panels * blocks * SUMS);
+        let (row_blocks, panels) = (left.len() / (MR * depths.len()), columns.len().div_ceil(NR));
+        let sums = grown(sums, panels * row_blocks * SUMS);
         for first in depths.clone().step_by(KC) {
             let steps = KC.min(depths.end - first);
             // Lanes beyond the last column keep their old content; their sums are not read.
@@ -134,16 +136,16 @@ impl<N: Number> RightMatrix<'_, N> {
             } else {
                 self.pack(first, steps, columns.clone(), right);
             }
-            for group in ranges(blocks, MICRO_PANELS) {
-                for (right, sums) in right.chunks_exact(steps * NR).zip(sums.chunks_exact_mut(blocks * SUMS)) {
-                    for (block, sums) in group.clone().zip(sums[group.start * SUMS..].as_chunks_mut().0) {
-                        let left = &left[(block * depths.len() + first - depths.start) * MR..][..steps * MR];
-                        accumulate(left, right, sums, first > depths.start);
+            for group in ranges(row_blocks, MICRO_PANELS) {
+                for (panel, sums) in right.chunks_exact(steps * NR).zip(sums.chunks_exact_mut(row_blocks * SUMS)) {
+                    for (row_block, sums) in group.clone().zip(sums[group.start * SUMS..].as_chunks_mut().0) {
+                        let left = &left[(row_block * depths.len() + first - depths.start) * MR..][..steps * MR];
+                        accumulate(left, panel, sums, first > depths.start);
                     }
                 }
             }
         }
-        for (panel, sums) in sums.chunks_exact(blocks * SUMS).enumerate() {
+        for (panel, sums) in sums.chunks_exact(row_blocks * SUMS).enumerate() {
             for (row, sums) in sums.chunks_exact(NR).enumerate().take(out.rows()) {
                 let out = &mut out.row(row)[panel * NR..];
                 out.iter_mut().zip(sums).for_each(|(out, sum)| *out += sum);

@@ -36,7 +36,10 @@ impl AttentionKernel for LibTorch {
         let gradients: [Tensor; 3] =
             run(&format!("{kernel}_backward"), [d_out, q, k, v, out, softmax.tensor, undefined], call);
         let mut gradients = gradients.into_iter();
-        wanted.map(|wanted| gradients.next().filter(|_| wanted).map(|d| merge_heads(&d)))
+        wanted.map(|wanted| {
+            let gradient = gradients.next()?;
+            wanted.then(|| merge_heads(&gradient))
+        })
     }
 }
 

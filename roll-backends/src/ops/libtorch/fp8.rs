@@ -55,11 +55,15 @@ impl Fp8Kernel for LibTorch {
             return [d_x, d_bias, None, None].map(|d| d.map(fresh));
         };
         let d_y = d_y.to_kind(kind);
+        // The cotangent of `x A^T`, which the gradients of x and A both need.
         let d_inner = (x_wanted || down_wanted).then(|| d_y.matmul(&scaled(&up.tensor, scale).to_kind(kind)));
         if let (Some(d_x), Some(d_inner)) = (&mut d_x, &d_inner) {
             let _ = d_x.addmm_(d_inner, &down.tensor.to_kind(kind));
         }
-        let d_down = d_inner.filter(|_| down_wanted).map(|d_inner| in_f32(&d_inner.tr(), &x.tensor));
+        let d_down = match &d_inner {
+            Some(d_inner) if down_wanted => Some(in_f32(&d_inner.tr(), &x.tensor)),
+            _ => None,
+        };
         let d_up = up_wanted.then(|| scaled(&in_f32(&d_y.tr(), &inner.tensor), scale));
         [d_x, d_bias, d_down, d_up].map(|d| d.map(fresh))
     }

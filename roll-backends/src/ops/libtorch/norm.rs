@@ -172,10 +172,7 @@ impl ChannelNormKernel for LibTorch {
         let (factors, gain) = (&factors.tensor, by_channel(&gain.tensor));
         let normed = scaled(&x.tensor, factors);
         // The cotangent of `normed * gain`, before SiLU; below, of `normed`, and then of x.
-        let mut d = match silu {
-            true => scaled(&normed, &gain).silu_backward(&d_y.tensor),
-            false => d_y.tensor.copy(),
-        };
+        let mut d = if silu { scaled(&normed, &gain).silu_backward(&d_y.tensor) } else { d_y.tensor.copy() };
         let d_gain =
             wanted[1].then(|| fresh((&normed * &d).sum_dim_intlist([1i64, 2, 3].as_slice(), false, None::<Kind>)));
         let d_x = wanted[0].then(|| {
@@ -241,10 +238,7 @@ fn scaled(x: &Tensor, by: &Tensor) -> Tensor {
 fn positions(x: &Tensor) -> Tensor {
     let channels = x.size()[0];
     let x_thwc = x.permute([1, 2, 3, 0]);
-    match x_thwc.is_contiguous() {
-        true => x_thwc.view([-1, channels]),
-        false => x_thwc,
-    }
+    if x_thwc.is_contiguous() { x_thwc.view([-1, channels]) } else { x_thwc }
 }
 
 /// Undoes [`positions`], for a result of the shape of `like`.

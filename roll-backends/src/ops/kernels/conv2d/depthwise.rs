@@ -21,8 +21,8 @@ const TASK: usize = 1 << 16;
 /// Up to this many multiplications run on one thread: waking another takes longer.
 const ONE_THREAD: usize = 1 << 18;
 
-/// Whether the padded copy of a plane of `read` rows and columns is small enough for this kernel. It is, unless strides
-/// or dilations are extreme.
+/// Whether the padded copy of a plane of `read` rows and columns is small enough for this kernel: at most 16 times the
+/// plane, or a little more for small planes. It is, unless strides or dilations are extreme.
 pub fn fits(passes: &[Pass], read: [usize; 2]) -> bool {
     let PlaneLayout { step, size, .. } = PlaneLayout::of(passes, read[1]);
     let numbers = step.into_iter().chain(size).try_fold(1usize, |product, n| product.checked_mul(n));
@@ -78,6 +78,7 @@ impl PlaneLayout {
             taps_along(i).map(end_of_tap).max().unwrap_or(1).max(largest_grid)
         });
         let columns = (0..step[1]).map(|phase| {
+            // The first column whose padded index, `first + before`, has this phase.
             let first = (phase + step[1] - before[1] % step[1]) % step[1];
             let start = (first + before[1]) / step[1];
             let count = columns.saturating_sub(first).div_ceil(step[1]).min(size[1].saturating_sub(start));
@@ -96,6 +97,7 @@ impl PlaneLayout {
         self.size[0] * self.size[1]
     }
 
+    /// Computes where the taps of a pass read.
     fn with_offsets(&self, pass: Pass) -> OffsetPass {
         let taps = pass.taps.iter().map(|tap| {
             let [row, column] = std::array::from_fn(|i| (self.before[i] as isize + tap.at[i]) as usize);

@@ -103,10 +103,7 @@ impl Lists<TapRun> {
     /// The number of leading lists that read whole lines, contiguous in memory.
     fn contiguous(&self) -> usize {
         let Some(first) = self.all.first().map(|run| run.from) else { return 0 };
-        let follows = |i: &usize| match self.list(*i) {
-            [run] => run.count == NR && run.from == first + i * NR,
-            _ => false,
-        };
+        let follows = |i: &usize| matches!(self.list(*i), [run] if run.count == NR && run.from == first + i * NR);
         (0..self.len()).take_while(follows).count()
     }
 }
@@ -161,6 +158,7 @@ fn pack_with(spec: &PanelSpec, panel: &mut [Line], fill: impl Fn(&[f32], &[TapRu
         for column in contiguous..columns {
             let lines = &mut panel[column * rows + row..][..channel_rows];
             for (line, tap_index) in lines.iter_mut().zip(first_index..) {
+                // The common case first: a whole line of adjacent inputs.
                 match tap_runs.list(tap_index * columns + column) {
                     &[TapRun { count: NR, from, .. }] if step == 1 => line.0.copy_from_slice(&x[from..][..NR]),
                     runs => fill(x, runs, step, &mut line.0),

@@ -1,5 +1,5 @@
 //! The three transforms of F(2x2, 3x3): kernels to 16 *elements*, patches to 16 elements, and sums of elements to
-//! outputs. The module above explains the algorithm and its terms.
+//! outputs. [`super`] explains the algorithm and its terms.
 //!
 //! Element `4 r + c` is row r, column c of a transformed patch or kernel. Many patches or kernels are transformed at a
 //! time, one per lane. The lanes of one element are adjacent, and the elements are `element_stride` apart.
@@ -11,8 +11,8 @@ use super::{ELEMENTS, MR, NR, TileRun};
 use crate::ops::kernels::simd::{self, vectorised};
 
 vectorised! {
-    /// Transforms the kernels of [`MR`] output channels, `G g G^T`. `g` holds the nine taps of eight kernels, as many
-    /// as a register has lanes; the last ones are padding and not written.
+    /// Transforms the kernels of [`MR`] output channels, `G g G^T`. `g[3 r + c]` holds tap (r, c) of eight
+    /// kernels, as many as a register has lanes; the last kernels are padding and not written.
     pub fn kernel_transform<M>(g: &[[f32; 8]; 9], out: &mut [f32], element_stride: usize) {
         // G times a column of three.
         let combined = |[a, b, d]: [f32; 3]| {
