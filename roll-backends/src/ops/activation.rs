@@ -39,6 +39,7 @@ impl Operator<1> for Activation {
 
 /// The activations and their derivatives on one backend. Operands and results are f32 or bf16.
 pub trait ActivationKernel: Backend {
+    /// Returns the activation of each element of x.
     fn activation_forward(activation: Activation, x: Floats<Self>) -> Floats<Self> {
         let x = Expression::<Self>(x).cast(DType::F32);
         let y = match activation {
@@ -52,9 +53,9 @@ pub trait ActivationKernel: Backend {
     /// The gradient of `x`, for the cotangent `d_y` of the result.
     fn activation_backward(activation: Activation, x: Floats<Self>, d_y: Floats<Self>) -> Floats<Self> {
         let [x, d_y] = [x, d_y].map(|x| Expression::<Self>(x).cast(DType::F32));
-        // Both are x * sigmoid(u), and d sigmoid / du = s (1 - s), which is 0 beyond the bound of `clamped`.
-        let clamped = x.clone().clamp_abs(100.0);
-        let (s, inner) = match activation {
+        // GELU's tanh form and SiLU are x * s with s = sigmoid(u), whose derivative is s + s (1 - s) * (x du/dx).
+        let clamped = x.clone().clamp_abs(SATURATED);
+        let (s, x_du_dx) = match activation {
             Activation::Gelu => return composed_gelu_backward(x, d_y).0,
             Activation::GeluTanh => {
                 let slope = (clamped.clone().squared() * (3.0 * GELU_CUBE) + 1.0) * (2.0 * GELU_SCALE);
@@ -62,10 +63,14 @@ pub trait ActivationKernel: Backend {
             }
             Activation::Silu => (x.sigmoid(), clamped),
         };
-        let derivative = s.clone() + s.clone() * (s * -1.0 + 1.0) * inner;
+        let derivative = s.clone() + s.clone() * (s * -1.0 + 1.0) * x_du_dx;
         (derivative * d_y).0
     }
 }
+
+/// Bound of |x| in terms whose other factor, `s (1 - s)` or the normal density, is 0 in f32 beyond it: infinity times 0
+/// would be NaN.
+const SATURATED: f64 = 100.0;
 
 /// `1 / sqrt(2 pi)`.
 const NORMAL_DENSITY: f64 = 0.398_942_280_401_432_7;
@@ -77,7 +82,7 @@ pub(super) fn composed_gelu<B: Backend>(x: Expression<B>) -> Expression<B> {
 
 /// The gradient of [`gelu`], composed of primitive operations.
 pub(super) fn composed_gelu_backward<B: Backend>(x: Expression<B>, d_y: Expression<B>) -> Expression<B> {
-    let clamped = x.clone().clamp_abs(100.0);
+    let clamped = x.clone().clamp_abs(SATURATED);
     let density = (clamped.clone().squared() * -0.5).exp() * NORMAL_DENSITY;
     (normal_cdf(x) + clamped * density) * d_y
 }
@@ -88,11 +93,12 @@ fn normal_cdf<B: Backend>(x: Expression<B>) -> Expression<B> {
     erf * 0.5 + 0.5
 }
 
-/// sqrt(2 / pi).
+/// `sqrt(2 / pi)`.
 const GELU_SCALE: f64 = 0.797_884_560_802_865_4;
+/// Coefficient of the cubic term of GELU's tanh form.
 const GELU_CUBE: f64 = 0.044_715;
 
-/// The argument of GELU's tanh: `0.5 (1 + tanh u)` is `sigmoid(2 u)`.
+/// The argument u of GELU's tanh form, `x * 0.5 (1 + tanh u)`, which equals `x * sigmoid(2 u)`.
 fn gelu_argument<B: Backend>(x: Expression<B>) -> Expression<B> {
     x.clone() * (x.squared() * GELU_CUBE + 1.0) * GELU_SCALE
 }

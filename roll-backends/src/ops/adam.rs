@@ -29,8 +29,8 @@ pub fn adam(
 
 /// The update on one backend.
 pub trait AdamKernel: Backend {
-    /// Updates parameters, gradient, first and second moment (in this order) to new parameters and moments; see
-    /// [`adam`].
+    /// Takes parameters, gradient, first and second moment (in this order), and returns the new parameters and both
+    /// new moments; see [`adam`].
     fn adam_update(operands: [Floats<Self>; 4], update: &AdamUpdate) -> [Floats<Self>; 3] {
         composed::<Self>(operands, update)
     }
@@ -40,6 +40,7 @@ pub trait AdamKernel: Backend {
 pub(super) fn composed<B: Backend>(operands: [Floats<B>; 4], update: &AdamUpdate) -> [Floats<B>; 3] {
     let [p, g, m, v] = operands.map(Expression::<B>);
     let AdamUpdate { scale, beta_2, rest, eps, step_size, root_correction, keep } = *update;
+    // Omits the pass over memory if the factor is 1.
     let scaled = |x: Expression<B>, factor: f32| if factor == 1.0 { x } else { x * f64::from(factor) };
     let g = scaled(scaled(g, scale[0]), scale[1]);
     let m = m.clone() + (g.clone() - m) * f64::from(rest[0]);

@@ -43,12 +43,14 @@ impl TokenRanks {
         Ok(all)
     }
 
-    /// Fails if an all-to-all has failed since the last check: results that depend on it are meaningless.
+    /// Fails if an all-to-all has failed since the last check. Results that depend on it are
+    /// meaningless.
     pub fn check(&self) -> Result<()> {
         lock(&self.failed).take().map_or(Ok(()), Err)
     }
 
-    /// Runs the all-to-all; returns zeros after a failure.
+    /// Runs the all-to-all of x `[rows, columns]`. Returns zeros if it fails, and keeps the error for
+    /// [`TokenRanks::check`].
     fn all_to_all(&self, x: &[f32], [rows, columns]: [usize; 2], transfer: AllToAll) -> Vec<f32> {
         let sent = match transfer.to {
             Sharding::Heads => split_by_heads(x, rows, columns, transfer.parts, self.count()),
@@ -85,6 +87,7 @@ pub enum Sharding {
 }
 
 impl AllToAll {
+    /// The all-to-all in the opposite direction.
     fn back(self) -> Self {
         let to = match self.to {
             Sharding::Heads => Sharding::Tokens,
@@ -93,6 +96,7 @@ impl AllToAll {
         Self { to, ..self }
     }
 
+    /// The shape of the result among `count` ranks, for an operand `[rows, columns]`.
     fn shape(self, [rows, columns]: [usize; 2], count: usize) -> [usize; 2] {
         match self.to {
             Sharding::Heads => [rows * count, columns / count],
@@ -115,8 +119,8 @@ fn split_by_heads(x: &[f32], rows: usize, columns: usize, parts: usize, count: u
     out
 }
 
-/// Merges one matrix `[rows, parts * width]` per rank, stacked vertically, to `[rows, parts * width * count]`: the
-/// ranks' columns are adjacent within each part.
+/// Merges one matrix `[rows, parts * width]` per rank, stacked vertically, to `[rows, parts * count * width]`.
+/// `columns` is `parts * width`. Within each part, the columns of rank 0 come first, then those of rank 1, and so on.
 fn merge_by_tokens(x: &[f32], rows: usize, columns: usize, parts: usize, count: usize) -> Vec<f32> {
     let width = columns / parts;
     let mut out = Vec::with_capacity(x.len());
@@ -136,11 +140,11 @@ fn merge_by_tokens(x: &[f32], rows: usize, columns: usize, parts: usize, count: 
 /// (to tokens).
 pub fn all_to_all(x: Tensor<2>, ranks: &Arc<TokenRanks>, transfer: AllToAll) -> Tensor<2> {
     let ([rows, columns], count) = (x.dims(), ranks.count());
-    let whole = match transfer.to {
+    let is_divisible = match transfer.to {
         Sharding::Heads => columns.is_multiple_of(transfer.parts * count),
         Sharding::Tokens => rows.is_multiple_of(count) && columns.is_multiple_of(transfer.parts),
     };
-    assert!(whole, "{count} ranks and {transfer:?} for a matrix of {rows} x {columns}");
+    assert!(is_divisible, "{count} ranks and {transfer:?} for a matrix of {rows} x {columns}");
     let dtype = x.dtype();
     call(Call { ranks: ranks.clone(), transfer }, [x.cast(DType::F32).into_dispatch()]).cast(dtype)
 }
@@ -160,6 +164,7 @@ impl Operator<1> for Call {
             Ok(values) => ranks.all_to_all(&values, shape, transfer),
             Err(problem) => {
                 let error = Error::Misuse(format!("reading tokens for the other ranks: {problem}"));
+                // The other ranks wait for this rank's slices.
                 ranks.ranks.fail(&error.to_string());
                 lock(&ranks.failed).get_or_insert(error);
                 vec![0.0; shape[0] * shape[1]]

@@ -28,13 +28,13 @@ pub struct AttentionOptions {
     /// The dtype that q, k and v are rounded to before the products; by default they are not rounded. The result has
     /// the dtype of q.
     pub products: Option<DType>,
-    /// Where the call keeps its result for a recomputation, or finds it.
+    /// Storage of the result between a forward pass and its recomputation; none by default.
     pub kept: Option<KeptAttention>,
 }
 
 /// Result and softmax statistics of a call, kept between the forward pass of a checkpointed segment and its
-/// recomputation: the call that is not recorded stores them, and the recorded call with the same operands takes them
-/// and computes gradients alone.
+/// recomputation. The forward pass, which is not recorded for autodiff, stores them. The recomputation, which is
+/// recorded and has the same operands, takes them and computes only gradients.
 #[derive(Clone, Debug, Default)]
 pub struct KeptAttention(Arc<Mutex<Option<Box<dyn Any + Send>>>>);
 
@@ -74,30 +74,33 @@ pub fn attention_with(q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, heads: usize, op
     assert!(causal || window.is_none(), "a window without a causal mask");
     let attention = AttentionCall { heads, scale, causal, window, softcap };
     match options.kept {
-        Some(kept) => call(KeptCall(attention, kept), qkv),
+        Some(kept) => call(KeptCall { attention, kept }, qkv),
         None => call(attention, qkv),
     }
     .cast(dtype)
 }
 
-/// A call whose result is kept for its recomputation.
-struct KeptCall(AttentionCall, KeptAttention);
+/// A call whose result is kept for its recomputation; the operands are q, k and v.
+struct KeptCall {
+    attention: AttentionCall,
+    kept: KeptAttention,
+}
 
 impl Operator<3> for KeptCall {
     fn forward<B: Kernels>(self, qkv: [Floats<B>; 3]) -> Floats<B> {
-        let (out, softmax) = B::attention_forward(qkv, self.0);
-        self.1.store::<B>(out.clone(), softmax);
+        let (out, softmax) = B::attention_forward(qkv, self.attention);
+        self.kept.store::<B>(out.clone(), softmax);
         out
     }
 
     fn record<B: Kernels>(self, qkv: [Floats<B>; 3], wanted: [bool; 3]) -> (Floats<B>, impl Pullback<B, 3>) {
-        let Self(call, kept) = self;
-        let forward = kept.take::<B>().unwrap_or_else(|| B::attention_forward(qkv.clone(), call));
-        with_pullback::<B>(forward, qkv, call, wanted)
+        let Self { attention, kept } = self;
+        let forward = kept.take::<B>().unwrap_or_else(|| B::attention_forward(qkv.clone(), attention));
+        with_pullback::<B>(forward, qkv, attention, wanted)
     }
 }
 
-/// One call of [`attention_with`]; [`AttentionOptions`] documents the fields.
+/// One call of [`attention_with`]; the operands are q, k and v. [`AttentionOptions`] documents the fields.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionCall {
     /// Number of heads, which lie side by side in each row.
@@ -148,7 +151,7 @@ pub trait AttentionKernel: ProductKernel {
     }
 }
 
-/// A forward pass and its pullback, which saves operands, result and softmax statistics.
+/// Returns the result of a forward pass, and its pullback, which owns operands, result and softmax statistics.
 fn with_pullback<B: AttentionKernel>(
     (out, softmax): (Floats<B>, Floats<B>),
     qkv: [Floats<B>; 3],

@@ -1,4 +1,4 @@
-//! Linear layers with block-quantised (GGUF) weights.
+//! Linear layers with block-quantised (GGUF) weights, which stay quantised in memory.
 
 use std::sync::Arc;
 
@@ -37,14 +37,14 @@ pub trait BlockKernel: ProductKernel {
     /// See [`linear_blocks`].
     fn blocks_forward(x: Floats<Self>, bias: Floats<Self>, weight: &BlockMatrix) -> Floats<Self> {
         let [outputs, _] = weight.shape();
-        let (x, weight) = (Expression::<Self>(x), decoded::<Self>(weight, &bias));
-        (x.matmul(weight.t()) + Expression::<Self>(bias).reshape([1, outputs])).0
+        let decoded = decoded::<Self>(weight, &bias);
+        (Expression::<Self>(x).matmul(decoded.t()) + Expression::<Self>(bias).reshape([1, outputs])).0
     }
 
     /// The cotangent of x, for the cotangent `d_y` of the result.
     fn blocks_backward(d_y: Floats<Self>, weight: &BlockMatrix) -> Floats<Self> {
-        let weight = decoded::<Self>(weight, &d_y);
-        Expression::<Self>(d_y).matmul(weight).0
+        let decoded = decoded::<Self>(weight, &d_y);
+        Expression::<Self>(d_y).matmul(decoded).0
     }
 }
 

@@ -1,4 +1,5 @@
-//! Row-wise operators whose rows are in groups, each with its own row of the other operands.
+//! Row-wise operators for tokens in groups, e.g. of tokens that share a timestep: some operands have one row per group
+//! (the gate of the timestep), the others one row per token.
 
 use burn::backend::{TensorMetadata, tensor::FloatTensor as Floats};
 
@@ -6,14 +7,14 @@ use super::Kernels;
 use super::expression::Expression;
 use super::operator::{Operator, Pullback};
 
-/// Applies an operator to each group of rows, with one row of the operands that `grouped` marks: `[G, D]` for G groups.
-/// No operand is expanded to a row for each row of the others.
+/// Applies an operator to each group of rows. The operands that `grouped` marks are `[G, D]` for G groups, and each
+/// group reads its row of them. Nothing is expanded to one row per token.
 pub struct ByGroup<O, const N: usize> {
-    /// The operator, which takes operands of one row.
+    /// The operator. It must accept a single row for each `grouped` operand.
     pub operator: O,
-    /// Number of rows of each group; some may be zero.
+    /// Number of rows of each group; a group may be empty.
     pub groups: Vec<usize>,
-    /// The operands with one row for each group. The others, and the result, have the rows of all groups.
+    /// Marks the operands with one row per group. The other operands and the result have the rows of all groups.
     pub grouped: [bool; N],
 }
 
@@ -29,11 +30,11 @@ impl<O: Operator<N> + Clone, const N: usize> Operator<N> for ByGroup<O, N> {
                 pullbacks.push(None);
                 continue;
             }
-            let part = std::array::from_fn(|i| match grouped[i] {
-                true => operands[i].clone().narrow(0, group..group + 1).0,
-                false => operands[i].clone().narrow(0, rows.clone()).0,
+            let of_group = std::array::from_fn(|i| {
+                let rows_of_operand = if grouped[i] { group..group + 1 } else { rows.clone() };
+                operands[i].clone().narrow(0, rows_of_operand).0
             });
-            let (result, pullback) = operator.clone().record::<B>(part, wanted);
+            let (result, pullback) = operator.clone().record::<B>(of_group, wanted);
             results.push(Expression::<B>(result));
             pullbacks.push(Some((rows, pullback)));
         }
@@ -41,16 +42,17 @@ impl<O: Operator<N> + Clone, const N: usize> Operator<N> for ByGroup<O, N> {
         let y = Expression::<B>::cat(results, 0);
         (y.0, move |d_y: Floats<B>| {
             let d_y = Expression::<B>(d_y);
-            let mut parts: [Vec<Expression<B>>; N] = std::array::from_fn(|_| Vec::new());
+            // The gradient of each operand, in one part per group.
+            let mut gradients: [Vec<Expression<B>>; N] = std::array::from_fn(|_| Vec::new());
             for recorded in pullbacks {
                 let cotangents = match recorded {
                     Some((rows, pullback)) => pullback(d_y.clone().narrow(0, rows).0).map(|d| d.map(Expression)),
-                    // A row that no other row has read.
+                    // An empty group: its row of a grouped operand was not read, so that the row's gradient is zero.
                     None => std::array::from_fn(|i| (wanted[i] && grouped[i]).then(|| d_y.zeros([1, width]))),
                 };
-                parts.iter_mut().zip(cotangents).for_each(|(parts, part)| parts.extend(part));
+                gradients.iter_mut().zip(cotangents).for_each(|(parts, part)| parts.extend(part));
             }
-            parts.map(|parts| (!parts.is_empty()).then(|| Expression::cat(parts, 0).0))
+            gradients.map(|parts| (!parts.is_empty()).then(|| Expression::cat(parts, 0).0))
         })
     }
 }

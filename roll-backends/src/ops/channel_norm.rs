@@ -1,4 +1,4 @@
-//! The RMS norm of the Wan VAE.
+//! The RMS norm of the Wan VAE, over the channels of each position of a video, alone or followed by SiLU.
 
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::Tensor;
@@ -10,12 +10,12 @@ use super::operator::{Cotangents, Operator, Primitives, Pullback, call, with_bac
 /// The RMS norm of the Wan VAE: `x / max(|x|, 1e-12) * sqrt(C) * gain`, where `|x|` is the L2 norm over the channels of
 /// x `[C, T, H, W]` and gain is `[C]`. The result has the dtype of x, f32 or bf16; norms are computed in f32.
 pub fn channel_norm(x: Tensor<4>, gain: Tensor<1>) -> Tensor<4> {
-    normalise(x, gain, false)
+    normalise(x, gain, WITHOUT_SILU)
 }
 
 /// [`channel_norm`] followed by SiLU, fused.
 pub fn channel_norm_silu(x: Tensor<4>, gain: Tensor<1>) -> Tensor<4> {
-    normalise(x, gain, true)
+    normalise(x, gain, WITH_SILU)
 }
 
 /// Concatenates, along time, `past` and [`channel_norm_silu`] of x: the input of a causal convolution. `past` has the
@@ -74,16 +74,16 @@ impl Operator<3> for ChannelNormAfter {
         [past, x, gain]: [Floats<B>; 3],
         [past_wanted, wanted @ ..]: [bool; 3],
     ) -> (Floats<B>, impl Pullback<B, 3>) {
-        let (y, factors) = B::channel_norm_forward(x.clone(), gain.clone(), true);
+        let (y, factors) = B::channel_norm_forward(x.clone(), gain.clone(), WITH_SILU);
         let (past, y) = (Expression::<B>(past), Expression::<B>(y));
-        let ([_, frames, ..], dtype) = (past.dims::<4>(), past.dtype());
+        let ([_, past_frames, ..], dtype) = (past.dims::<4>(), past.dtype());
         let joined = Expression::cat(vec![past, y.cast(dtype)], 1).0;
         (joined, move |d_y| {
             let d_y = Expression::<B>(d_y);
-            let [_, all, ..] = d_y.dims::<4>();
-            let d_past = past_wanted.then(|| d_y.clone().narrow(1, 0..frames).0);
-            let d_y = d_y.narrow(1, frames..all).0;
-            let [d_x, d_gain] = B::channel_norm_backward([x, gain, factors], true, d_y, wanted);
+            let [_, all_frames, ..] = d_y.dims::<4>();
+            let d_past = past_wanted.then(|| d_y.clone().narrow(1, 0..past_frames).0);
+            let d_norm = d_y.narrow(1, past_frames..all_frames).0;
+            let [d_x, d_gain] = B::channel_norm_backward([x, gain, factors], WITH_SILU, d_norm, wanted);
             [d_past, d_x, d_gain]
         })
     }
@@ -115,12 +115,12 @@ pub trait ChannelNormKernel: Backend {
 
     /// Returns only the factors of [`ChannelNormKernel::channel_norm_forward`].
     fn channel_norm_factors(x: Floats<Self>, gain: Floats<Self>) -> Floats<Self> {
-        Self::channel_norm_forward(x, gain, false).1
+        Self::channel_norm_forward(x, gain, WITHOUT_SILU).1
     }
 
     /// See [`channel_norm_silu_after`].
     fn channel_norm_silu_after(past: Floats<Self>, x: Floats<Self>, gain: Floats<Self>) -> Floats<Self> {
-        let (dtype, y) = (x.dtype(), Self::channel_norm_forward(x, gain, true).0);
+        let (dtype, y) = (x.dtype(), Self::channel_norm_forward(x, gain, WITH_SILU).0);
         Expression::<Self>::cat(vec![Expression(past), Expression::<Self>(y).cast(dtype)], 1).0
     }
 
@@ -133,8 +133,8 @@ pub trait ChannelNormKernel: Backend {
 /// The default of [`ChannelNormKernel::channel_norm_silu_pull`], composed of the kernel's other methods.
 pub(super) fn composed_pull<B: ChannelNormKernel>(x: Floats<B>, gain: Floats<B>, d_y: Floats<B>) -> Floats<B> {
     let factors = B::channel_norm_factors(x.clone(), gain.clone());
-    let [d_x, _] = B::channel_norm_backward([x, gain, factors], true, d_y.clone(), [true, false]);
-    // Wanted, so it is always there.
+    let [d_x, _] = B::channel_norm_backward([x, gain, factors], WITH_SILU, d_y.clone(), [true, false]);
+    // The gradient of x is wanted, so that it is always returned.
     d_x.unwrap_or(d_y)
 }
 
@@ -150,23 +150,28 @@ pub(super) fn composed_backward<B: Backend>(
     let (x, d_y) = (by_position(x), by_position(Expression(d_y)));
     let gain = gain.reshape([channels, 1]);
     let normed = x * factors.clone();
-    let d_scaled = match silu {
-        true => {
-            let y = normed.clone() * gain.clone();
-            let s = y.clone().sigmoid();
-            d_y * (s.clone() + y * s.clone() * (s * -1.0 + 1.0))
-        }
-        false => d_y,
+    // The cotangent of `normed * gain`, before SiLU.
+    let d_scaled = if silu {
+        let scaled = normed.clone() * gain.clone();
+        let s = scaled.clone().sigmoid();
+        d_y * (s.clone() + scaled * s.clone() * (s * -1.0 + 1.0))
+    } else {
+        d_y
     };
     let d_gain = wanted[1].then(|| (normed.clone() * d_scaled.clone()).sum(1).reshape([channels]).0);
     let d_x = wanted[0].then(|| {
         let d_normed = d_scaled * gain;
-        // A position whose norm is below the lower bound is zero, and so is `projection`.
+        // Below `MIN_NORM` the divisor does not depend on x, and the gradient has no projection. This needs no case of
+        // its own: in practice x is exactly zero there, and so are `normed` and `projection`.
         let projection = (normed.clone() * d_normed.clone()).mean(0);
         ((d_normed - normed * projection) * factors).reshape(shape).0
     });
     [d_x, d_gain]
 }
+
+/// Values of the argument `silu` of [`ChannelNormKernel`]'s methods.
+const WITH_SILU: bool = true;
+const WITHOUT_SILU: bool = false;
 
 /// Lower bound of the norm of a position.
 pub(super) const MIN_NORM: f64 = 1e-12;

@@ -16,9 +16,10 @@ use crate::device::{channels_innermost, is_flex, is_gpu};
 /// not match.
 pub fn conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Option<Tensor<1>>, padding: [usize; 3]) -> Tensor<4> {
     let ([channels, t, h, w], [outputs, inputs, kernel @ ..]) = (x.dims(), weight.dims());
-    let fits = [t, h, w].iter().zip(kernel).zip(padding).all(|((&n, k), p)| k > p && n + 2 * p >= k);
+    // Size n, kernel size k and padding p of each axis.
+    let kernel_fits = [t, h, w].iter().zip(kernel).zip(padding).all(|((&n, k), p)| k > p && n + 2 * p >= k);
     assert!(
-        channels == inputs && fits,
+        channels == inputs && kernel_fits,
         "convolution of {:?} with {:?}, padded by {padding:?}",
         x.dims(),
         weight.dims()
@@ -26,11 +27,11 @@ pub fn conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Option<Tensor<1>>, padding:
     let device = x.device();
     let (innermost, on_gpu) = (channels_innermost(&device), is_gpu(&device));
     let bias = bias.unwrap_or_else(|| {
-        // A device that adds the bias in a separate pass skips an empty one.
+        // Devices with channels innermost add the bias in a separate pass, and skip that pass if the bias is empty.
         Tensor::zeros([if innermost { 0 } else { outputs }], (&device.without_autodiff(), x.dtype()))
     });
-    let fits = bias.dims() == [outputs] || (innermost && bias.dims() == [0]);
-    assert!(fits, "a bias of {:?} beside a convolution with {:?}", bias.dims(), weight.dims());
+    let bias_fits = bias.dims() == [outputs] || (innermost && bias.dims() == [0]);
+    assert!(bias_fits, "a bias of {:?} beside a convolution with {:?}", bias.dims(), weight.dims());
     if t * h * w < FEW_POSITIONS && !on_gpu && !uses_winograd(&x, &weight) {
         return module::conv3d(x.unsqueeze(), weight, Some(bias), options(padding)).squeeze_dim(0);
     }
@@ -39,8 +40,8 @@ pub fn conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Option<Tensor<1>>, padding:
     fused_conv3d(x, weight, bias, padding).cast(dtype)
 }
 
-/// Number of positions below which a convolution on the CPU that is not computed by Winograd uses Burn's kernel. The
-/// weight is then larger than the input, and packing it for each tap costs more than im2col. At 384 channels of
+/// Number of positions below which a convolution on the CPU uses Burn's kernel, unless Winograd's algorithm computes
+/// it. The weight is then larger than the input, and packing it for each tap costs more than im2col. At 384 channels of
 /// 3 x 16 x 16, Burn's takes half the time of ours; at 96 and 192 channels of 4 x 64 x 64, ours takes three quarters of
 /// Burn's. GPUs never use it: Burn's kernel of `cuda` accumulates bf16 in bf16.
 const FEW_POSITIONS: usize = 2048;
@@ -53,10 +54,11 @@ pub fn conv3d_pull(cotangent: Tensor<4>, weight: Tensor<5>, padding: [usize; 3])
         let flipped = weight.flip([2, 3, 4]).swap_dims(0, 1);
         return conv3d(cotangent, flipped, None, transposed_padding(kernel, padding));
     }
-    let ([outputs, t, h, w], [weights, _, kernel @ ..], dtype) = (cotangent.dims(), weight.dims(), cotangent.dtype());
-    let fits = [t, h, w].iter().zip(kernel).zip(padding).all(|((&n, k), p)| k > p && n + k > 2 * p + 1);
+    let ([channels, t, h, w], [outputs, _, kernel @ ..], dtype) = (cotangent.dims(), weight.dims(), cotangent.dtype());
+    // Size n of the cotangent, kernel size k and padding p of each axis; x has n + k - 1 - 2p positions.
+    let kernel_fits = [t, h, w].iter().zip(kernel).zip(padding).all(|((&n, k), p)| k > p && n + k > 2 * p + 1);
     assert!(
-        outputs == weights && fits,
+        channels == outputs && kernel_fits,
         "the pull of {:?} through a convolution with {:?}, padded by {padding:?}",
         cotangent.dims(),
         weight.dims()
@@ -143,16 +145,19 @@ pub trait ConvKernel: Backend {
     }
 }
 
+/// Burn's options: stride 1, no dilation, one group.
 pub(super) fn options(padding: [usize; 3]) -> ConvOptions<3> {
     ConvOptions::new([1; 3], padding, [1; 3], 1)
 }
 
+/// Reshapes `[C, T, H, W]` to `[1, C, T, H, W]`, as Burn's convolutions take it.
 pub(super) fn with_batch<B: Backend>(x: Floats<B>) -> Floats<B> {
     let x = Expression::<B>(x);
     let [c, t, h, w] = x.dims();
     x.reshape([1, c, t, h, w]).0
 }
 
+/// Undoes [`with_batch`].
 pub(super) fn without_batch<B: Backend>(x: Floats<B>) -> Floats<B> {
     let x = Expression::<B>(x);
     let [_, c, t, h, w] = x.dims();

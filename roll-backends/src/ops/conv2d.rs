@@ -13,7 +13,7 @@ use super::expression::Expression;
 use super::operator::{Operator, Pullback, call};
 use crate::device::is_flex;
 
-/// The epilogue of a convolution: an activation that is applied to each sum `z`.
+/// The epilogue of a convolution: an activation that is applied to each sum `z` (products, bias and residual).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Epilogue {
     /// The identity.
@@ -29,7 +29,7 @@ pub enum Epilogue {
     Sigmoid,
     /// `z * sigmoid(z)`.
     Silu,
-    /// `z * clip(z / 6 + 1/2, 0, 1)`.
+    /// `z * clamp(z / 6 + 1/2, 0, 1)`.
     HardSwish,
 }
 
@@ -49,8 +49,9 @@ pub struct Conv2dOptions {
 pub struct Conv2d {
     weight: Tensor<4>,
     bias: Tensor<1>,
+    /// Slopes of PReLU; not read for other epilogues.
     slopes: Tensor<1>,
-    steps: Conv2dOptions,
+    options: Conv2dOptions,
     epilogue: Epilogue,
     packed: Arc<Packed>,
 }
@@ -70,7 +71,7 @@ impl Conv2d {
     pub fn new(
         weight: Tensor<4>,
         bias: Option<Tensor<1>>,
-        steps: Conv2dOptions,
+        options: Conv2dOptions,
         epilogue: Epilogue,
         slopes: Option<Tensor<1>>,
     ) -> Self {
@@ -79,14 +80,14 @@ impl Conv2d {
         assert_eq!((epilogue == Epilogue::Slopes), slopes.is_some(), "slopes, and the function after a convolution");
         let slopes = slopes.unwrap_or_else(|| bias.clone());
         assert!(
-            steps.groups > 0 && outputs % steps.groups == 0 && !weight.dims().contains(&0),
+            options.groups > 0 && outputs % options.groups == 0 && !weight.dims().contains(&0),
             "weights {:?} in {} groups",
             weight.dims(),
-            steps.groups
+            options.groups
         );
         assert!(bias.dims() == [outputs] && slopes.dims() == [outputs], "bias and slopes of {outputs} output channels");
-        assert!(!steps.stride.contains(&0) && !steps.dilation.contains(&0), "{steps:?}");
-        Self { weight, bias, slopes, steps, epilogue, packed: Arc::default() }
+        assert!(!options.stride.contains(&0) && !options.dilation.contains(&0), "{options:?}");
+        Self { weight, bias, slopes, options, epilogue, packed: Arc::default() }
     }
 
     /// Returns the same convolution without epilogue.
@@ -98,18 +99,22 @@ impl Conv2d {
     /// `[N, outputs, H', W']`. `residual` (of the result's shape) is added before the epilogue's activation.
     /// All tensors are f32. Panics if the shapes do not match.
     pub fn apply(&self, x: Tensor<4>, residual: Option<Tensor<4>>, padding: [(usize, usize); 2]) -> Tensor<4> {
-        let ([_, inputs, h, w], [_, per_group, rows, columns]) = (x.dims(), self.weight.dims());
-        let reach = |axis: usize, kernel: usize| (kernel - 1) * self.steps.dilation[axis] + 1;
-        let fits = [(h, reach(0, rows)), (w, reach(1, columns))].into_iter().zip(padding);
+        let ([_, inputs, h, w], [_, inputs_per_group, rows, columns]) = (x.dims(), self.weight.dims());
+        let dilated = |axis: usize, kernel: usize| (kernel - 1) * self.options.dilation[axis] + 1;
+        let sizes_and_kernels = [(h, dilated(0, rows)), (w, dilated(1, columns))];
+        let mut axes = sizes_and_kernels.into_iter().zip(padding);
+        let fits = axes.all(|((size, kernel), (before, after))| size + before + after >= kernel);
         assert!(
-            inputs == per_group * self.steps.groups && fits.into_iter().all(|((n, k), (b, a))| n + b + a >= k),
+            inputs == inputs_per_group * self.options.groups && fits,
             "convolution of {:?} with {:?}, padded by {padding:?}",
             x.dims(),
             self.weight.dims()
         );
-        let (x, padding) = match padding.iter().all(|(before, after)| before == after) || has_own_kernel(&x) {
-            true => (x, padding),
-            false => (x.pad(padding, PadMode::Constant(0.0)), [(0, 0); 2]),
+        let is_symmetric = padding.iter().all(|(before, after)| before == after);
+        let (x, padding) = if is_symmetric || has_own_kernel(&x) {
+            (x, padding)
+        } else {
+            (x.pad(padding, PadMode::Constant(0.0)), [(0, 0); 2])
         };
         let applied = Applied { conv: self.clone(), padding };
         match residual {
@@ -126,11 +131,12 @@ struct Applied {
 }
 
 impl Applied {
+    /// The call with its constants as tensors of the backend `B`.
     fn on<B: Kernels>(self) -> Conv2dCall<Floats<B>> {
-        let Conv2d { weight, bias, slopes, steps, epilogue, packed } = self.conv;
+        let Conv2d { weight, bias, slopes, options, epilogue, packed } = self.conv;
         let constants = [weight.into_dispatch(), bias.into_dispatch(), slopes.into_dispatch()];
         let [weight, bias, slopes] = constants.map(B::constant);
-        Conv2dCall { weight, bias, slopes, packed, steps, padding: self.padding, epilogue }
+        Conv2dCall { weight, bias, slopes, packed, options, padding: self.padding, epilogue }
     }
 }
 
@@ -154,7 +160,8 @@ impl Operator<2> for Applied {
     }
 }
 
-/// Whether the backend's kernel supports padding that differs before and after.
+/// Whether x is on a backend with kernels of its own for 2-d windows. These support padding that differs before and
+/// after an axis; Burn's do not.
 pub(super) fn has_own_kernel(x: &Tensor<4>) -> bool {
     !cfg!(feature = "portable-kernels") && is_flex(&x.device())
 }
@@ -168,15 +175,16 @@ pub struct Conv2dCall<T> {
     /// Slopes of PReLU, `[outputs]`; read for [`Epilogue::Slopes`] only.
     pub slopes: T,
     pub packed: Arc<Packed>,
-    pub steps: Conv2dOptions,
+    pub options: Conv2dOptions,
     /// Zeros before and after rows and columns.
     pub padding: [(usize, usize); 2],
     pub epilogue: Epilogue,
 }
 
 impl<T> Conv2dCall<T> {
-    fn options(&self) -> ConvOptions<2> {
-        let Conv2dOptions { stride, dilation, groups } = self.steps;
+    /// Burn's options, for symmetric padding.
+    fn burn_options(&self) -> ConvOptions<2> {
+        let Conv2dOptions { stride, dilation, groups } = self.options;
         ConvOptions::new(stride, self.padding.map(|(before, _)| before), dilation, groups)
     }
 }
@@ -191,7 +199,7 @@ pub trait Conv2dKernel: Backend {
         call: &Conv2dCall<Floats<Self>>,
         recorded: bool,
     ) -> (Floats<Self>, Option<Floats<Self>>) {
-        let z = Self::conv2d(x, call.weight.clone(), Some(call.bias.clone()), call.options());
+        let z = Self::conv2d(x, call.weight.clone(), Some(call.bias.clone()), call.burn_options());
         let z = Expression::<Self>(z);
         let z = match residual {
             Some(residual) => z + Expression(residual),
@@ -200,6 +208,7 @@ pub trait Conv2dKernel: Backend {
         let y = match call.epilogue {
             Epilogue::Nothing => return (z.0, None),
             Epilogue::Relu => Self::relu(z.0.clone()),
+            // max(z, 0) - slope * max(-z, 0).
             Epilogue::Slopes => {
                 let below = Expression::<Self>(Self::relu((z.clone() * -1.0).0)) * by_channel(&call.slopes);
                 (Expression::<Self>(Self::relu(z.0.clone())) - below).0
@@ -211,6 +220,7 @@ pub trait Conv2dKernel: Backend {
             Epilogue::Silu => (z.clone() * Expression(Self::sigmoid(z.0.clone()))).0,
             Epilogue::HardSwish => (z.clone() * hard_sigmoid(z.clone())).0,
         };
+        // These epilogues are pulled back from their results, the others from the sums.
         let saved = match call.epilogue {
             Epilogue::Relu | Epilogue::Clip(..) | Epilogue::Sigmoid => y.clone(),
             _ => z.0,
@@ -222,7 +232,7 @@ pub trait Conv2dKernel: Backend {
     /// pass saved.
     fn conv2d_pull(saved: Option<Floats<Self>>, call: &Conv2dCall<Floats<Self>>, d_y: Floats<Self>) -> Floats<Self> {
         let Some(saved) = saved else { return d_y };
-        // `d` where `x` is positive, else 0.
+        // Returns `d` where `x` is positive, else 0.
         let where_positive =
             |x: Expression<Self>, d: Expression<Self>| Expression::<Self>(Self::relu_backward(x.0, d.0));
         let (saved, d_y) = (Expression::<Self>(saved), Expression::<Self>(d_y));
@@ -233,41 +243,44 @@ pub trait Conv2dKernel: Backend {
                 let positive = where_positive(saved, d_y.clone());
                 (positive.clone() + (d_y - positive) * by_channel(&call.slopes)).0
             }
+            // d_y where low < y < high.
             Epilogue::Clip(low, high) => {
-                let below = where_positive(saved.clone() * -1.0 + f64::from(high), d_y);
-                where_positive(saved + f64::from(-low), below).0
+                let below_high = where_positive(saved.clone() * -1.0 + f64::from(high), d_y);
+                where_positive(saved + f64::from(-low), below_high).0
             }
             Epilogue::Sigmoid => Self::sigmoid_backward(saved.0, d_y.0),
+            // d_y * s (1 + z (1 - s)).
             Epilogue::Silu => {
                 let s = Expression::<Self>(Self::sigmoid(saved.0.clone()));
                 (d_y * s.clone() * (saved * (s * -1.0 + 1.0) + 1.0)).0
             }
+            // d_y * hard_sigmoid(z), plus d_y * z / 6 where -3 < z < 3.
             Epilogue::HardSwish => {
-                let inner = where_positive(saved.clone() * -1.0 + 3.0, d_y.clone() * saved.clone() * (1.0 / 6.0));
-                (d_y * hard_sigmoid(saved.clone()) + where_positive(saved + 3.0, inner)).0
+                let below_3 = where_positive(saved.clone() * -1.0 + 3.0, d_y.clone() * saved.clone() * (1.0 / 6.0));
+                (d_y * hard_sigmoid(saved.clone()) + where_positive(saved + 3.0, below_3)).0
             }
         }
     }
 
-    /// The gradient of x (of shape `x`, `[N, inputs, H, W]`), given the gradient of the sums.
-    fn conv2d_backward(x: [usize; 4], call: &Conv2dCall<Floats<Self>>, d_sums: Floats<Self>) -> Floats<Self> {
-        // Only the shape is read.
-        let x = Self::float_empty(Shape::new(x), &d_sums.device(), FloatDType::F32);
-        Self::conv2d_x_backward(x, call.weight.clone(), d_sums, call.options())
+    /// The gradient of x, whose shape `[N, inputs, H, W]` is `x_shape`, given the gradient of the sums.
+    fn conv2d_backward(x_shape: [usize; 4], call: &Conv2dCall<Floats<Self>>, d_sums: Floats<Self>) -> Floats<Self> {
+        // Burn reads only the shape of x.
+        let x = Self::float_empty(Shape::new(x_shape), &d_sums.device(), FloatDType::F32);
+        Self::conv2d_x_backward(x, call.weight.clone(), d_sums, call.burn_options())
     }
 
     /// The gradient of x, given the gradient of the result and the tensor that the forward pass saved.
     fn conv2d_pull_backward(
-        x: [usize; 4],
+        x_shape: [usize; 4],
         saved: Option<Floats<Self>>,
         call: &Conv2dCall<Floats<Self>>,
         d_y: Floats<Self>,
     ) -> Floats<Self> {
-        Self::conv2d_backward(x, call, Self::conv2d_pull(saved, call, d_y))
+        Self::conv2d_backward(x_shape, call, Self::conv2d_pull(saved, call, d_y))
     }
 }
 
-/// `clip(z / 6 + 1/2, 0, 1)`.
+/// `clamp(z / 6 + 1/2, 0, 1)`.
 fn hard_sigmoid<B: Backend>(z: Expression<B>) -> Expression<B> {
     let line = z * (1.0 / 6.0) + 0.5;
     Expression(B::float_clamp(line.0, 0.0.into(), 1.0.into()))

@@ -23,12 +23,12 @@ pub struct CachedSequence {
     pub slot: usize,
     /// Number of keys in the slot.
     pub tail: usize,
-    /// Number of leading tail keys that are masked (outside a sliding window).
+    /// Number of leading tail keys that are masked because they lie before a sliding window.
     pub skip: usize,
 }
 
-/// The cached keys of every row of a pass. Layers that share one value upload its indices once: a copy to a GPU waits
-/// for the kernels before it.
+/// The cached keys of every row of a pass. All layers should share one value: its indices are uploaded once, and each
+/// copy to a GPU waits for the kernels before it.
 #[derive(Debug)]
 pub struct CachedSequences {
     rows: Vec<CachedSequence>,
@@ -49,7 +49,8 @@ impl Deref for CachedSequences {
     }
 }
 
-/// Distinct places of the tail cache, as slot and position. Layers that share one value upload them once.
+/// Distinct places of the tail cache, each a slot and a position in it. All layers should share one value, as with
+/// [`CachedSequences`].
 #[derive(Debug)]
 pub struct TailPlaces {
     places: Vec<(usize, usize)>,
@@ -63,7 +64,7 @@ impl From<Vec<(usize, usize)>> for TailPlaces {
 }
 
 impl TailPlaces {
-    /// The rows of `[slots * capacity, W]`.
+    /// The rows of the places in the tail cache, seen as `[slots * capacity, W]`.
     pub(super) fn rows(&self, capacity: usize) -> impl Iterator<Item = usize> {
         self.places.iter().map(move |(slot, at)| slot * capacity + at)
     }
@@ -75,7 +76,8 @@ impl TailPlaces {
     }
 }
 
-/// Tensors that were uploaded for one host value, with a key and their device.
+/// Tensors that were uploaded for one host value: tuples of a key, the device, and the tensors, whose type depends on
+/// the backend.
 #[derive(Default)]
 struct Uploads(Mutex<Vec<Box<dyn Any + Send + Sync>>>);
 
@@ -93,8 +95,10 @@ impl Uploads {
     {
         let mut uploads = lock(&self.0);
         let known = uploads.iter().filter_map(|upload| upload.downcast_ref::<(usize, Device<B>, T)>());
-        if let Some((.., tensors)) = known.into_iter().find(|(of, on, _)| *of == key && on == device) {
-            return tensors.clone();
+        for (known_key, known_device, tensors) in known {
+            if *known_key == key && known_device == device {
+                return tensors.clone();
+            }
         }
         let tensors = upload();
         uploads.push(Box::new((key, device.clone(), tensors.clone())));
@@ -129,8 +133,9 @@ impl DecodeCall {
 pub fn store_rows(into: Tensor<3>, rows: Tensor<2>, places: &TailPlaces) -> Tensor<3> {
     let ([slots, capacity, width], [count, row]) = (into.dims(), rows.dims());
     let at = &places.places;
+    let are_inside = at.iter().all(|(slot, position)| *slot < slots && *position < capacity);
     assert!(
-        row == width && count == at.len() && at.iter().all(|(s, at)| *s < slots && *at < capacity),
+        row == width && count == at.len() && are_inside,
         "{count} rows of {row} at {at:?} of {slots} slots with {capacity} of {width}"
     );
     let rows = rows.cast(into.dtype());
@@ -141,9 +146,9 @@ pub fn store_rows(into: Tensor<3>, rows: Tensor<2>, places: &TailPlaces) -> Tens
     })
 }
 
-/// Attention of one query per sequence. Shapes: `q` `[N, heads * d]`; keys and values of the prompts
-/// `[P, key_heads * d]`, of the tails `[S, C, key_heads * d]`. The result has the shape and dtype of `q`. Panics if the
-/// shapes do not match or a sequence has no key.
+/// Attention of one query per sequence. `prompts` and `tails` are each keys and values. Shapes: `q` `[N, heads * d]`,
+/// prompts `[P, key_heads * d]`, tails `[S, C, key_heads * d]`. The result has the shape and dtype of `q`. Panics if
+/// the shapes do not match or a sequence has no key.
 pub fn attend_rows(q: Tensor<2>, prompts: [Tensor<2>; 2], tails: [Tensor<3>; 2], call: DecodeCall) -> Tensor<2> {
     let ([count, channels], [rows, width], [slots, capacity, _]) = (q.dims(), prompts[0].dims(), tails[0].dims());
     let inside = |p: &CachedSequence| p.prompt.end <= rows && p.slot < slots && p.tail <= capacity && p.skip <= p.tail;
@@ -175,7 +180,7 @@ pub trait DecodeKernel: ProductKernel {
         store_by_index::<Self>(into, rows, places)
     }
 
-    /// See [`attend_rows`]; `prompts` and `tails` are keys and values.
+    /// See [`attend_rows`].
     fn attend(
         q: Floats<Self>,
         prompts: [Floats<Self>; 2],
@@ -186,6 +191,7 @@ pub trait DecodeKernel: ProductKernel {
     }
 }
 
+/// Uploads indices to the device of `like`.
 fn indices<B: Backend>(values: Vec<i64>, like: &Floats<B>) -> IntTensor<B> {
     let count = values.len();
     B::int_from_data(TensorData::new(values, [count]), &like.device())
@@ -195,27 +201,34 @@ fn indices<B: Backend>(values: Vec<i64>, like: &Floats<B>) -> IntTensor<B> {
 pub(super) fn store_by_index<B: Backend>(into: Floats<B>, rows: Floats<B>, places: &TailPlaces) -> Floats<B> {
     let into = Expression::<B>(into);
     let [slots, capacity, width] = into.dims();
-    let places = places.uploaded_rows::<B>(capacity, &rows);
+    let into_rows = places.uploaded_rows::<B>(capacity, &rows);
     let flat = into.reshape([slots * capacity, width]).0;
-    let stored = B::float_select_assign(flat, 0, places, rows, IndexingUpdateOp::Assign);
+    let stored = B::float_select_assign(flat, 0, into_rows, rows, IndexingUpdateOp::Assign);
     Expression::<B>(stored).reshape([slots, capacity, width]).0
 }
 
-/// The keys that [`attend_by_index`] gathers, padded to the longest sequence.
+/// Indices by which [`attend_by_index`] gathers the keys and values of N sequences. Prompts are padded to the longest
+/// prompt, and tails to the longest tail.
 #[derive(Clone)]
 struct Gathered<B: Backend> {
-    /// Keys of the longest prompt and of the longest tail.
-    most: [usize; 2],
-    /// Rows of the prompt cache, one per sequence and key. Padding reads an arbitrary valid row.
+    /// Number of keys of the longest prompt.
+    most_prompt: usize,
+    /// Number of keys of the longest tail.
+    most_tail: usize,
+    /// Rows of the prompt cache, `[N * most_prompt]`. Padding reads an arbitrary valid row.
     from_prompts: IntTensor<B>,
+    /// Slots of the tail cache, `[N]`.
     slots: IntTensor<B>,
-    /// [`MASKED`] for padding and skipped keys, else 0: `[N, 1, keys]`.
+    /// [`MASKED`] for padding and skipped keys, else 0: `[N, 1, most_prompt + most_tail]`.
     bias: Floats<B>,
 }
 
 impl CachedSequences {
+    /// The indices on the device of `like`, uploaded at the first call.
     fn gathered<B: Backend>(&self, like: &Floats<B>) -> Gathered<B> {
-        self.uploads.get::<B, _>(0, &like.device(), || self.gather::<B>(like))
+        // There is one set of indices per device, so that any key will do.
+        const KEY: usize = 0;
+        self.uploads.get::<B, _>(KEY, &like.device(), || self.gather::<B>(like))
     }
 
     fn gather<B: Backend>(&self, like: &Floats<B>) -> Gathered<B> {
@@ -226,13 +239,14 @@ impl CachedSequences {
             let last = sequence.prompt.end.max(sequence.prompt.start + 1) - 1;
             from_prompts.extend((0..most_prompt).map(|i| (sequence.prompt.start + i).min(last) as i64));
             slots.push(sequence.slot as i64);
-            let hidden = |hidden: bool| if hidden { MASKED } else { 0.0 };
-            bias.extend((0..most_prompt).map(|i| hidden(i >= sequence.prompt.len())));
-            bias.extend((0..most_tail).map(|i| hidden(i < sequence.skip || i >= sequence.tail)));
+            let bias_of = |is_hidden: bool| if is_hidden { MASKED } else { 0.0 };
+            bias.extend((0..most_prompt).map(|i| bias_of(i >= sequence.prompt.len())));
+            bias.extend((0..most_tail).map(|i| bias_of(i < sequence.skip || i >= sequence.tail)));
         }
         let bias = TensorData::new(bias, [self.len(), 1, most_prompt + most_tail]);
         Gathered {
-            most: [most_prompt, most_tail],
+            most_prompt,
+            most_tail,
             from_prompts: indices::<B>(from_prompts, like),
             slots: indices::<B>(slots, like),
             bias: B::float_from_data(bias, &like.device()),
@@ -249,13 +263,14 @@ pub(super) fn attend_by_index<B: ProductKernel>(
     call: &DecodeCall,
 ) -> Floats<B> {
     let DecodeCall { heads, key_heads, sequences, .. } = call;
-    let (count, sharing) = (sequences.len(), heads / key_heads);
-    let Gathered { most: [most_prompt, most_tail], from_prompts, slots, bias } = sequences.gathered::<B>(&q);
+    let (count, heads_per_key_head) = (sequences.len(), heads / key_heads);
+    let Gathered { most_prompt, most_tail, from_prompts, slots, bias } = sequences.gathered::<B>(&q);
     let q = Expression::<B>(q);
     let [_, channels] = q.dims();
     let (width, dtype, keys) = (channels / heads, q.dtype(), most_prompt + most_tail);
-    // Three axes, for which backends have bf16 products with f32 results.
+    // Sequences and key heads are one batch axis: for three axes, backends have bf16 products with f32 results.
     let batch = count * key_heads;
+    // Gathers keys or values, as `[batch, keys, width]`.
     let by_head = |prompts: Floats<B>, tails: Floats<B>| {
         let mut parts = Vec::new();
         if most_prompt > 0 {
@@ -270,15 +285,15 @@ pub(super) fn attend_by_index<B: ProductKernel>(
     };
     let [[prompt_keys, prompt_values], [tail_keys, tail_values]] = [prompts, tails];
     let (k, v) = (by_head(prompt_keys, tail_keys), by_head(prompt_values, tail_values));
-    let scores = q.reshape([batch, sharing, width]).matmul(k.t()) * f64::from(call.factor(width));
+    let scores = q.reshape([batch, heads_per_key_head, width]).matmul(k.t()) * f64::from(call.factor(width));
     let scores = match call.softcap.map(f64::from) {
         Some(cap) => (scores * (1.0 / cap)).tanh() * cap,
         None => scores,
     };
-    let scores = scores.reshape([count, key_heads * sharing, keys]) + Expression::<B>(bias);
+    let scores = scores.reshape([count, key_heads * heads_per_key_head, keys]) + Expression::<B>(bias);
     let weights = (scores.clone() - scores.max(2)).exp();
     let weights = weights.clone() * weights.sum(2).recip();
-    let out = weights.cast(dtype).reshape([batch, sharing, keys]).matmul(v);
+    let out = weights.cast(dtype).reshape([batch, heads_per_key_head, keys]).matmul(v);
     out.reshape([count, channels]).0
 }
 

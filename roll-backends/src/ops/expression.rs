@@ -1,13 +1,12 @@
-//! Arithmetic on a backend's primitive tensors, for the default kernels, which are composed of the backend's
-//! operations. Kernels run below Burn's dispatch, on the primitives of one backend, where `burn::Tensor` cannot be
-//! used.
+//! Arithmetic on a backend's primitive tensors, in which the default kernels are written. Kernels run below Burn's
+//! dispatch, on the primitives of one backend, where `burn::Tensor` cannot be used.
 
 use std::ops::{Add, Div, Mul, Range, Sub};
 
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, FloatDType, Shape, Slice};
 
-/// A float tensor of the backend `B`. Operations are evaluated at once, and broadcast axes of length one, as Burn's do.
+/// A float tensor of the backend `B`. Like Burn's, operations are evaluated at once and broadcast axes of length one.
 pub struct Expression<B: Backend>(pub Floats<B>);
 
 impl<B: Backend> Clone for Expression<B> {
@@ -133,7 +132,8 @@ impl<B: Backend> Expression<B> {
     }
 }
 
-/// Implements operators by the functions of [`Backend`] for two tensors and, if named, for a tensor and a number.
+/// Implements operators: each line names the operator's trait and method, the function of [`Backend`] for two tensors
+/// and, optionally, the one for a tensor and a number.
 macro_rules! operators {
     ($($operator:ident $method:ident $tensors:ident $($number:ident)?;)*) => {$(
         impl<B: Backend> $operator for Expression<B> {

@@ -10,16 +10,18 @@ use super::operator::{Cotangents, Operator, Primitives, Pullback, call};
 use super::scaled::ScaledKernel;
 use crate::{EightBits, ScaledMatrix};
 
-/// Returns what [`super::linear_scaled`] does for a weight in e4m3, with the products of x and of the cotangent with the
-/// weight in fp8. Panics if the shapes do not match or the weight is in another format.
+/// Returns what [`super::linear_scaled`] returns, for a weight in e4m3, but computes the products with the weight in
+/// fp8, in both passes. `lora` is A, B and their factor. Panics if the shapes do not match or the weight is in another
+/// format.
 ///
 /// Each row of x is divided by its scale, `amax / 448`, and rounded to e4m3 (to nearest, ties to even). The products of
 /// the codes are summed in f32 and multiplied by the scale of the row and the scale of the weight's row. Tensor cores
 /// round the result to bf16 before bias and LoRA are added in the dtype of x.
 ///
-/// The pullback multiplies the cotangent by the weight's scales, over which its product sums, and rounds it to e4m3 by
-/// row as well. E5m2 has a wider range, but rows with a scale of their own do not need it: numbers down to 2^-15 of the
-/// largest keep three bits of mantissa, of which e5m2 has two.
+/// The product of the pullback sums over the weight's rows, so that it cannot apply their scales to its result.
+/// Instead, the cotangent is multiplied by these scales and then rounded to e4m3 by row, like x. E5m2 has a wider
+/// range, but rows with a scale of their own do not need it: in e4m3, numbers down to 2^-15 of the largest keep three
+/// bits of mantissa, and e5m2 has only two.
 ///
 /// LoRA is computed from x in `products` (f32 or bf16), as in other layers.
 pub fn linear_fp8(
@@ -46,10 +48,12 @@ pub fn linear_fp8(
 /// See [`linear_fp8`]; the operands are x and the bias.
 struct LinearFp8 {
     weight: ScaledMatrix,
+    /// The dtype of the result.
     dtype: DType,
 }
 
 impl LinearFp8 {
+    /// The weight as tensors of the backend `B`.
     fn weight<B: Primitives>(&self) -> Fp8Weight<B> {
         let ScaledMatrix { codes, scales, .. } = self.weight.clone();
         let codes = B::unwrap(codes.into_dispatch()).int();
@@ -174,23 +178,24 @@ pub(super) fn emulated_backward<B: Fp8Kernel>(
     });
     let Some(SavedLora { x, lora, inner }) = lora else { return [d_x.map(|d| d.cast(products).0), d_bias, None, None] };
     let wanted = [x_wanted, down_wanted, up_wanted];
-    let [low, d_down, d_up] = low_rank_pull(Expression(x), lora, Expression(inner), d_y.cast(products), wanted);
-    let d_x = d_x.zip(low).map(|(d_x, low)| (d_x + low).cast(products).0);
+    let [d_x_of_lora, d_down, d_up] = low_rank_pull(Expression(x), lora, Expression(inner), d_y.cast(products), wanted);
+    // Both parts exist if the gradient of x is wanted.
+    let d_x = d_x.zip(d_x_of_lora).map(|(d_x, of_lora)| (d_x + of_lora).cast(products).0);
     [d_x, d_bias, d_down.map(|d| d.0), d_up.map(|d| d.0)]
 }
 
-/// The numbers of the codes, `[out, in]`: exact in f32 and in bf16.
+/// The numbers that the codes represent, `[out, in]`, without the scales. They are exact in f32 and in bf16.
 fn numbers_of<B: Fp8Kernel>(codes: IntTensor<B>, dtype: DType) -> Expression<B> {
     let [rows, _] = codes.shape().dims::<2>();
     let ones = B::float_ones(Shape::new([rows]), &codes.device(), FloatDType::F32);
     Expression(B::decoded(EightBits::E4m3, codes, ones, dtype))
 }
 
-/// The numbers in e4m3 and the scales `[rows, 1]` whose product is near x, both f32. A row that is not finite is NaN in
-/// at least one number.
+/// Rounds the rows of x to e4m3: returns the rounded numbers and the scales `[rows, 1]`, both f32, whose product
+/// approximates x. A row that is not finite gets at least one NaN.
 fn scaled_rows<B: Fp8Kernel>(x: Expression<B>) -> [Expression<B>; 2] {
     let x = x.cast(DType::F32);
-    // The smallest normal number, so that rows of zeros are not divided by zero.
+    // At least the smallest normal number, so that rows of zeros are not divided by zero.
     let scales = (x.clone().abs().max(1) / E4M3_MAX).clamp_min(f64::from(f32::MIN_POSITIVE));
     let numbers = Expression(B::to_e4m3((x / scales.clone()).0));
     [numbers, scales]
@@ -199,20 +204,23 @@ fn scaled_rows<B: Fp8Kernel>(x: Expression<B>) -> [Expression<B>; 2] {
 /// The largest number of e4m3.
 const E4M3_MAX: f64 = 448.0;
 
-/// See [`Fp8Kernel::to_e4m3`]. Cuts each magnitude at the powers of two and rounds the parts, each to the spacing of its
-/// binade. At most one part is neither zero nor whole, and all steps are exact, so the sum is rounded once.
+/// See [`Fp8Kernel::to_e4m3`]. Cuts each magnitude at the powers of two into one part per binade, and rounds each part
+/// to the spacing of its binade. Below the binade of the magnitude the parts are whole binades, above it they are zero.
+/// Only the part of the binade itself is changed by rounding, and all other steps are exact, so that the sum is rounded
+/// once.
 fn nearest_e4m3<B: Backend>(x: Expression<B>) -> Expression<B> {
-    let size = x.clone().abs().clamp_abs(E4M3_MAX);
+    let magnitude = x.clone().abs().clamp_abs(E4M3_MAX);
+    // Rounds to the spacing of the binade that begins at 2^exponent: e4m3 has three bits of mantissa.
     let rounded = |part: Expression<B>, exponent: i32| {
         let spacing = f64::from(exponent - 3).exp2();
         (part * spacing.recip()).round() * spacing
     };
-    // Subnormal numbers have the spacing of the first binade.
-    let subnormal_end = f64::from(-5).exp2();
-    let first = rounded(size.clone().clamp_abs(subnormal_end), -6);
+    // Subnormal numbers have the spacing of the first binade, which ends at 2^-5.
+    let first_end = f64::from(-5).exp2();
+    let first = rounded(magnitude.clone().clamp_abs(first_end), -6);
     let sum = (-5..=8).fold(first, |sum, exponent| {
         let start = f64::from(exponent).exp2();
-        let part = (size.clone() + -start).clamp_min(0.0).clamp_abs(start);
+        let part = (magnitude.clone() + -start).clamp_min(0.0).clamp_abs(start);
         sum + rounded(part, exponent)
     });
     // Not every backend's clamp keeps NaN.

@@ -7,9 +7,9 @@ use burn::tensor::Device;
 pub enum Fp8Products {
     /// Tensor cores multiply the codes.
     TensorCores,
-    /// Operands are rounded to fp8 and multiplied in another dtype: the numbers of fp8 without its speed.
+    /// Operands are rounded to fp8 and multiplied in another dtype: the precision of fp8 without its speed.
     Emulated,
-    /// Not at all, with the reason.
+    /// The device has no products in fp8, for this reason.
     Missing(String),
 }
 
@@ -23,9 +23,9 @@ impl Fp8Products {
                 Err(reason) => Self::Missing(reason),
             };
         }
-        match crate::device::is_host(device) {
-            true => Self::Emulated,
-            false => Self::Missing("CubeCL's kernels (`cuda`, `wgpu`) have none".into()),
+        if crate::device::is_host(device) {
+            return Self::Emulated;
         }
+        Self::Missing("CubeCL's kernels (`cuda`, `wgpu`) have none".into())
     }
 }

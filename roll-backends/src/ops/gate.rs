@@ -1,4 +1,4 @@
-//! The gated residual.
+//! The gated residual of a transformer block: the block's output y, times a gate, is added to the residual stream x.
 
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 use burn::tensor::{DType, Tensor};
@@ -45,7 +45,7 @@ impl Operator<3> for GatedAdd {
         [x_wanted, y_wanted, gate_wanted]: [bool; 3],
     ) -> (Floats<B>, impl Pullback<B, 3>) {
         let dtype = y.dtype();
-        // Read for the gate's gradient only, which frozen modulation does not need.
+        // y is read for the gate's gradient only. With frozen modulation that is not wanted, and y is not saved.
         let saved = gate_wanted.then(|| y.clone());
         let z = B::residual_forward(x, y, Some(gate.clone()));
         (z, move |d_z: Floats<B>| {
@@ -103,7 +103,7 @@ pub trait GateKernel: Backend {
     /// The gradient of y, cast to `dtype` (the dtype of y).
     fn residual_backward(gate: Option<Floats<Self>>, d_z: Floats<Self>, dtype: DType) -> Floats<Self> {
         let d_y = match gate {
-            // The gradient of y does not depend on y.
+            // The first argument stands in for y, on which the gradient of y does not depend.
             Some(gate) => {
                 let [d_y, _] = Self::gated_add_backward(d_z.clone(), gate, d_z.clone(), [true, false]);
                 d_y.unwrap_or(d_z)

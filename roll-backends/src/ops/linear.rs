@@ -19,9 +19,9 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tenso
     call(Linear { dtype }, [x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch()])
 }
 
-/// Returns `x W^T + b` as f32, for passes that are not differentiated. The product is taken in the dtype of x, and a
-/// bf16 weight for an f32 x is converted; on flex it is never converted as a whole, and a row's result is bit-identical
-/// whatever the other rows are.
+/// Returns `x W^T + b` as f32, for passes that are not differentiated. The product is taken in the dtype of x: for an
+/// f32 x, a bf16 weight is converted, some outputs at a time. On flex, the result of a row has the same bits whatever
+/// the other rows are, so that decoding a sequence alone or in a batch generates the same tokens.
 pub fn linear_rows(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
     let bias = checked_bias(&x, weight.dims(), bias);
     let operands = [x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch()];
@@ -75,7 +75,8 @@ pub(super) fn bias_gradient<B: Backend>(d_y: Floats<B>) -> Floats<B> {
     d_y.sum(0).reshape([outputs]).0
 }
 
-/// LoRA's part of a result, `scale * (x A^T) B^T` in f32, and `x A^T` in the dtype of x, which is that of the products.
+/// Returns LoRA's part of a result, `scale * (x A^T) B^T` in f32, and `x A^T` in the dtype of x, in which the products
+/// are taken.
 pub(super) fn low_rank<B: ProductKernel>(
     x: Expression<B>,
     Lora { down, up, scale }: Lora<Floats<B>>,
@@ -86,8 +87,8 @@ pub(super) fn low_rank<B: ProductKernel>(
     (low * f64::from(scale), inner)
 }
 
-/// The gradients of x, A and B through [`low_rank`] that are `wanted`, in f32. x, `inner` (`x A^T`) and the cotangent
-/// `d_y` have the dtype of the products.
+/// The gradients of x, A and B through [`low_rank`] that are wanted, in f32. x, `inner` (`x A^T`) and the cotangent
+/// `d_y` have the dtype in which the products are taken.
 pub(super) fn low_rank_pull<B: ProductKernel>(
     x: Expression<B>,
     Lora { down, up, scale }: Lora<Floats<B>>,
@@ -96,16 +97,19 @@ pub(super) fn low_rank_pull<B: ProductKernel>(
     [x_wanted, down_wanted, up_wanted]: [bool; 3],
 ) -> [Option<Expression<B>>; 3] {
     let (dtype, scale) = (x.dtype(), f64::from(scale));
-    let d_inner =
-        (x_wanted || down_wanted).then(|| (d_y.clone().matmul(Expression(up).cast(dtype)) * scale).cast(dtype));
-    let d_x = d_inner.clone().filter(|_| x_wanted).map(|d_inner| d_inner.matmul(Expression(down).cast(dtype)));
-    let d_down = d_inner.filter(|_| down_wanted).map(|d_inner| d_inner.t().matmul(x));
+    let (mut d_x, mut d_down) = (None, None);
+    if x_wanted || down_wanted {
+        let d_inner = (d_y.clone().matmul(Expression(up).cast(dtype)) * scale).cast(dtype);
+        d_x = x_wanted.then(|| d_inner.clone().matmul(Expression(down).cast(dtype)));
+        d_down = down_wanted.then(|| d_inner.t().matmul(x));
+    }
     let d_up = up_wanted.then(|| d_y.t().matmul(inner) * scale);
     [d_x, d_down, d_up]
 }
 
 /// See [`linear`]; the operands are x, weight and bias.
 struct Linear {
+    /// The dtype of the result.
     dtype: DType,
 }
 
@@ -128,6 +132,7 @@ impl Operator<3> for Linear {
 /// See [`linear_lora`]; the operands are x, weight, bias, down and up.
 struct LinearLora {
     scale: f32,
+    /// The dtype of the result.
     dtype: DType,
 }
 
@@ -224,8 +229,10 @@ pub trait LinearKernel: ProductKernel {
         let Some((lora, inner)) = saved.lora else {
             return [d_x.map(|d| d.cast(dtype).0), d_weight, d_bias, None, None];
         };
-        let [low, d_down, d_up] = low_rank_pull(x, lora, Expression(inner), d_y, [wanted[0], wanted[3], wanted[4]]);
-        let d_x = d_x.zip(low).map(|(d_x, low)| (d_x + low).cast(dtype).0);
+        let lora_wanted = [wanted[0], wanted[3], wanted[4]];
+        let [d_x_of_lora, d_down, d_up] = low_rank_pull(x, lora, Expression(inner), d_y, lora_wanted);
+        // Both parts exist if the gradient of x is wanted.
+        let d_x = d_x.zip(d_x_of_lora).map(|(d_x, of_lora)| (d_x + of_lora).cast(dtype).0);
         let [d_down, d_up] = [d_down, d_up].map(|d| d.map(|d| d.0));
         [d_x, d_weight, d_bias, d_down, d_up]
     }

@@ -25,11 +25,12 @@ pub struct MaxPoolWindow {
 impl MaxPoolWindow {
     /// Rows and columns of the output for an input of `size`; `None` if the window does not fit.
     pub fn output(&self, size: [usize; 2]) -> Option<[usize; 2]> {
-        let along = |i: usize| {
-            let ((before, after), reach) = (self.padding[i], self.kernel[i].checked_sub(1)? * self.dilation[i] + 1);
-            Some((size[i] + before + after).checked_sub(reach)? / self.stride[i] + 1)
+        let output_along = |axis: usize| {
+            let (before, after) = self.padding[axis];
+            let dilated_kernel = self.kernel[axis].checked_sub(1)? * self.dilation[axis] + 1;
+            Some((size[axis] + before + after).checked_sub(dilated_kernel)? / self.stride[axis] + 1)
         };
-        Some([along(0)?, along(1)?])
+        Some([output_along(0)?, output_along(1)?])
     }
 }
 
@@ -41,16 +42,12 @@ pub fn max_pool(x: Tensor<4>, window: MaxPoolWindow) -> Tensor<4> {
         !window.stride.contains(&0) && window.output([rows, columns]).is_some(),
         "{window:?} over {rows} rows and {columns} columns"
     );
-    let (x, window) = match has_own_kernel(&x) {
-        true => (x, window),
-        false => {
-            let padding = [(0, 0); 2];
-            let x =
-                if window.padding == padding { x } else { x.pad(window.padding, PadMode::Constant(f32::NEG_INFINITY)) };
-            (x, MaxPoolWindow { padding, ..window })
-        }
-    };
-    call(window, [x.into_dispatch()])
+    if has_own_kernel(&x) {
+        return call(window, [x.into_dispatch()]);
+    }
+    const NO_PADDING: [(usize, usize); 2] = [(0, 0); 2];
+    let x = if window.padding == NO_PADDING { x } else { x.pad(window.padding, PadMode::Constant(f32::NEG_INFINITY)) };
+    call(MaxPoolWindow { padding: NO_PADDING, ..window }, [x.into_dispatch()])
 }
 
 impl Operator<1> for MaxPoolWindow {
@@ -62,7 +59,8 @@ impl Operator<1> for MaxPoolWindow {
 
 /// The operator and its gradient on one backend. The default methods require windows without padding.
 pub trait MaxPoolKernel: Backend {
-    /// Returns the result and, if `recorded` is true and the backward pass uses them, the indices of the maxima.
+    /// Returns the result and, if `recorded` is true and the backend's backward pass uses them, the indices of the
+    /// maxima.
     fn max_pool_forward(
         x: Floats<Self>,
         window: MaxPoolWindow,

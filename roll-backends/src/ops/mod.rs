@@ -25,11 +25,11 @@
 //! | `rope`         | `rope`                    | `flex/elementwise`  | `libtorch/elementwise`    | `cube/rope`            |
 //! | `scaled`       | `scaled`                  | `flex/quantised`    | `libtorch/mod`            | default                |
 //!
-//! `all_to_all` and `cotangent` need no kernels. The files in `flex/` call the functions in `kernels/`, which compute on
-//! slices without tensors. `operator` runs a call on the backend of its operands and records it for the backward pass,
-//! and `expression` is the arithmetic on primitive tensors that composed kernels use.
+//! `all_to_all` and `cotangent` need no kernels. The files in `flex/` call the functions in `kernels/`, which compute
+//! on slices without tensors. `operator` runs a call on the backend of its operands and records it for the backward
+//! pass, and `expression` is the arithmetic on primitive tensors that composed kernels use.
 
-// With `portable-kernels`, flex's own kernels, which use some items alone, are not compiled.
+// Some items are used by flex's own kernels only, which are not compiled with `portable-kernels`.
 #![cfg_attr(any(feature = "portable-kernels", not(feature = "flex")), allow(dead_code, unused_imports))]
 
 mod activation;
@@ -107,7 +107,7 @@ use norm::{NormKernel, SavedNorm, SharedShift};
 use operator::{Cotangents, Primitives};
 use product::ProductKernel;
 use rms_rope::RmsRopeKernel;
-use rope::RopeKernel;
+use rope::{Direction, RopeKernel};
 use scaled::ScaledKernel;
 
 macro_rules! kernels {
@@ -115,8 +115,8 @@ macro_rules! kernels {
         /// A backend that computes every operator.
         pub trait Kernels: Primitives $(+ $kernel)* {}
 
-        // Flex uses the composed kernels instead of its own, to test them: other backends use them wherever they have
-        // no kernel of their own.
+        // Flex uses the composed kernels instead of its own. This tests them for the other backends, which use them
+        // wherever they have no kernel of their own.
         $(#[cfg(feature = "portable-kernels")] impl $kernel for burn::backend::Flex {})*
     };
 }

@@ -21,7 +21,8 @@ pub fn layer_norm_as(x: Tensor<2>, gain: Tensor<2>, shift: Tensor<2>, eps: f64, 
     call(LayerNorm { eps, dtype }, [x, gain, shift].map(Tensor::into_dispatch))
 }
 
-/// [`layer_norm_as`] with one row of gain and shift, `[G, D]`, for each of G groups of rows, which have the sizes `groups`.
+/// [`layer_norm_as`] with one row of gain and shift, `[G, D]`, for each of G groups of rows, which have the sizes
+/// `groups`.
 pub fn layer_norm_groups(
     x: Tensor<2>,
     gain: Tensor<2>,
@@ -132,8 +133,8 @@ pub trait NormKernel: Backend {
     }
 }
 
-/// [`NormKernel::norm_backward`] composed of primitive operations. The moments are mean and inverse deviation, or for
-/// an RMS norm the latter only.
+/// [`NormKernel::norm_backward`] composed of primitive operations. The moments of a layer norm are `[L, 2]`, mean and
+/// inverse deviation; those of an RMS norm are `[L, 1]`, the inverse deviation.
 pub(super) fn composed_backward<B: NormKernel>(
     saved: SavedNorm<Floats<B>>,
     d_y: Floats<B>,
@@ -141,16 +142,19 @@ pub(super) fn composed_backward<B: NormKernel>(
 ) -> Cotangents<B, 3> {
     let (x, gain, moments) = (Expression::<B>(saved.x), Expression(saved.gain), Expression(saved.moments));
     let d_y = Expression(d_y);
-    let [_, count]: [usize; 2] = moments.dims();
-    let inverse = moments.clone().narrow(1, count - 1..count);
+    let [_, columns]: [usize; 2] = moments.dims();
+    let inverse = moments.clone().narrow(1, columns - 1..columns);
     let x = match saved.layer {
         Some(_) => x - moments.narrow(1, 0..1),
         None => x,
     };
     let normed = x * inverse.clone();
-    let shared = gain.dims::<2>()[0] == 1;
-    let d_gain = wanted[1].then(|| sum_if_shared(normed.clone() * d_y.clone(), shared).0);
-    let d_shift = saved.layer.filter(|_| wanted[2]).map(|SharedShift(shared)| sum_if_shared(d_y.clone(), shared).0);
+    let shared_gain = gain.dims::<2>()[0] == 1;
+    let d_gain = wanted[1].then(|| sum_if_shared(normed.clone() * d_y.clone(), shared_gain).0);
+    let d_shift = match saved.layer {
+        Some(SharedShift(shared_shift)) if wanted[2] => Some(sum_if_shared(d_y.clone(), shared_shift).0),
+        _ => None,
+    };
     let d_x = wanted[0].then(|| {
         let d_normed = d_y * gain;
         let projection = (normed.clone() * d_normed.clone()).mean(1);
@@ -169,6 +173,7 @@ pub struct SavedNorm<T> {
     pub x: T,
     /// The gain, `[1, D]` or `[L, D]`.
     pub gain: T,
+    /// Mean and inverse deviation of each row, in a layout of the backend.
     pub moments: T,
     /// Whether the shift of a layer norm has one row; `None` for an RMS norm.
     pub layer: Option<SharedShift>,

@@ -1,7 +1,7 @@
 //! Calls of operators: a call runs on the backend of its operands and is recorded in Burn's autodiff graph.
 //!
-//! A `Tensor` hides its backend in an enum. [`with_backend`] selects the backend, [`Primitives`] converts tensors to the
-//! backend's own and back, and [`call`] does both for an [`Operator`].
+//! A `Tensor` hides its backend in an enum. [`with_backend`] selects the backend, [`Primitives`] converts tensors to
+//! the backend's own and back, and [`call`] does both for an [`Operator`].
 
 use std::fmt;
 
@@ -17,8 +17,8 @@ use burn::tensor::Tensor;
 
 use super::Kernels;
 
-/// Evaluates an expression in which `$B` is the backend, one of the [`Kernels`], of the tensor `$x`, a
-/// [`DispatchTensor`]. Panics if this build has no kernels for the backend.
+/// Evaluates an expression in which the type `$B` is the backend of the tensor `$x`, a [`DispatchTensor`]. `$B`
+/// implements [`Kernels`]. Panics if this build has no kernels for the backend.
 macro_rules! with_backend {
     ($x:expr, $B:ident => $result:expr) => {{
         use burn::backend::DispatchTensorKind;
@@ -97,7 +97,8 @@ pub trait Operator<const N: usize>: Sized {
     }
 
     /// Returns the result and its pullback, which owns the values that the backward pass needs. `wanted` marks the
-    /// operands that are tracked by autodiff. The pullback returns their gradients; without such operands it is not called.
+    /// operands that are tracked by autodiff. The pullback returns their gradients; without such operands it is not
+    /// called.
     fn record<B: Kernels>(self, operands: [Floats<B>; N], wanted: [bool; N]) -> (Floats<B>, impl Pullback<B, N>);
 }
 
@@ -148,7 +149,8 @@ fn record<B: Kernels, O: Operator<N>, const N: usize>(
     Recorded(pullback).prepare::<NoCheckpointing>(nodes).compute_bound().stateless(y)
 }
 
-/// Whether a gradient flows to `operand`. Burn reports this when an operator is prepared; this one is never finished.
+/// Whether a gradient flows to `operand`. Burn reports this only while an operator is prepared; the operator that is
+/// prepared here is then dropped.
 fn is_tracked<B: Backend>(operand: &Floats<Autodiff<B>>) -> bool {
     let pullback = |_| [None];
     let prepared = Recorded(pullback).prepare::<NoCheckpointing>([operand.node()]).compute_bound().stateful();

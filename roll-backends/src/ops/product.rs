@@ -34,8 +34,8 @@ impl Operator<2> for Product {
 
 /// Matrix products on one backend.
 pub trait ProductKernel: Backend {
-    /// The product `a b` as f32, batched over the leading axes. Operands are f32 or bf16; of one each, both are computed
-    /// with as f32.
+    /// The product `a b` as f32, batched over the leading axes. Operands are f32 or bf16. If their dtypes differ, both
+    /// are multiplied as f32.
     fn product(a: Floats<Self>, b: Floats<Self>) -> Floats<Self> {
         let [a, b] = [a, b].map(|x| Expression::<Self>(x).cast(DType::F32).0);
         Self::float_matmul(a, b)

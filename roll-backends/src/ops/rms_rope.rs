@@ -8,7 +8,7 @@ use super::Kernels;
 use super::expression::Expression;
 use super::norm::{NormKernel, SavedNorm, assert_row_operand};
 use super::operator::{Cotangents, Operator, Pullback, call};
-use super::rope::{RopeKernel, assert_angles};
+use super::rope::{Direction, RopeKernel, assert_angles};
 
 /// RMS norm over the last axis of `[L, D]`: `x / sqrt(mean(x^2) + eps) * gain`; gain is `[D]`. All tensors are f32.
 pub fn rms_norm(x: Tensor<2>, gain: Tensor<1>, eps: f64) -> Tensor<2> {
@@ -100,14 +100,14 @@ pub(super) fn composed_forward<B: RmsRopeKernel>(
     let dtype = x.dtype();
     let (y, moments) = B::norm_forward(Expression::<B>(x).cast(DType::F32).0, gain, None, eps);
     let y = match rotation {
-        Some(Rotation { angles, heads }) => B::rotate(y, angles, heads, false),
+        Some(Rotation { angles, heads }) => B::rotate(y, angles, heads, Direction::Forward),
         None => y,
     };
     (Expression::<B>(y).cast(dtype).0, moments)
 }
 
-/// [`RmsRopeKernel::rms_rope_backward`] for [`composed_forward`], or for another forward pass that returns the
-/// moments in its layout.
+/// [`RmsRopeKernel::rms_rope_backward`] composed of norm and rotation. `saved.moments` must have the layout that
+/// [`composed_forward`] returns.
 pub(super) fn composed_backward<B: RmsRopeKernel>(
     saved: SavedRmsRope<Floats<B>>,
     d_y: Floats<B>,
@@ -117,7 +117,7 @@ pub(super) fn composed_backward<B: RmsRopeKernel>(
     let dtype = x.dtype();
     let d_y = Expression::<B>(d_y).cast(DType::F32).0;
     let d_y = match rotation {
-        Some(Rotation { angles, heads }) => B::rotate(d_y, angles, heads, true),
+        Some(Rotation { angles, heads }) => B::rotate(d_y, angles, heads, Direction::Back),
         None => d_y,
     };
     let saved = SavedNorm { x: Expression::<B>(x).cast(DType::F32).0, gain, moments, layer: None, eps };

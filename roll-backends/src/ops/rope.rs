@@ -36,16 +36,24 @@ struct Rope {
 impl Operator<1> for Rope {
     fn record<B: Kernels>(self, [x]: [Floats<B>; 1], _: [bool; 1]) -> (Floats<B>, impl Pullback<B, 1>) {
         let (angles, heads) = (self.angles.map(|angle| B::constant(angle.into_dispatch())), self.heads);
-        let y = B::rotate(x, angles.clone(), heads, false);
-        (y, move |d_y| [Some(B::rotate(d_y, angles, heads, true))])
+        let y = B::rotate(x, angles.clone(), heads, Direction::Forward);
+        (y, move |d_y| [Some(B::rotate(d_y, angles, heads, Direction::Back))])
     }
+}
+
+/// Direction of a rotation. The gradient of a rotation is the inverse rotation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Rotates by the given angles.
+    Forward,
+    /// Rotates by minus the given angles.
+    Back,
 }
 
 /// The rotation on one backend.
 pub trait RopeKernel: Backend {
-    /// Rotates by angles given as cosine and sine or, if `back`, by minus the angles. The gradient of a rotation is the
-    /// inverse rotation.
-    fn rotate(x: Floats<Self>, angles: [Floats<Self>; 2], heads: usize, back: bool) -> Floats<Self> {
+    /// Rotates by angles given as cosine and sine, in `direction`.
+    fn rotate(x: Floats<Self>, angles: [Floats<Self>; 2], heads: usize, direction: Direction) -> Floats<Self> {
         let x = Expression::<Self>(x);
         let [rows, channels] = x.dims();
         let half = channels / heads / 2;
@@ -55,9 +63,13 @@ pub trait RopeKernel: Backend {
         let pairs = x.reshape([rows, heads, half, 2]);
         let (even, odd) = (pairs.clone().narrow(3, 0..1), pairs.narrow(3, 1..2));
         let [cos, sin] = angles.map(|angle| Expression::<Self>(angle).reshape([rows, 1, half, 1]));
-        let sin = sin * if back { -1.0 } else { 1.0 };
-        let turned_even = even.clone() * cos.clone() - odd.clone() * sin.clone();
-        let turned_odd = even * sin + odd * cos;
-        Expression::cat(vec![turned_even, turned_odd], 3).reshape([rows, channels]).0
+        let sign = match direction {
+            Direction::Forward => 1.0,
+            Direction::Back => -1.0,
+        };
+        let sin = sin * sign;
+        let rotated_even = even.clone() * cos.clone() - odd.clone() * sin.clone();
+        let rotated_odd = even * sin + odd * cos;
+        Expression::cat(vec![rotated_even, rotated_odd], 3).reshape([rows, channels]).0
     }
 }

@@ -1,4 +1,4 @@
-//! Linear layers with eight-bit weights, and decoding them.
+//! Linear layers with eight-bit weights, and the decoding of such weights.
 
 use burn::backend::tensor::{FloatTensor as Floats, IntTensor};
 use burn::backend::{BackendTensor, TensorMetadata};
@@ -11,12 +11,12 @@ use super::operator::{Operator, Primitives, Pullback, call, with_backend};
 use super::product::ProductKernel;
 use crate::{EightBits, ScaledMatrix};
 
-/// Returns `x W^T + b` and, with `lora` (A, B and their factor), `+ scale * (x A^T) B^T`, for a frozen eight-bit weight:
-/// x `[L, in]`, weight `[out, in]`, bias `[out]`, result `[L, out]` in the dtype of x.
+/// Returns `x W^T + b` and, with `lora` (A, B and their factor), `+ scale * (x A^T) B^T`, for a frozen eight-bit
+/// weight: x `[L, in]`, weight `[out, in]`, bias `[out]`, result `[L, out]` in the dtype of x.
 ///
 /// The matrix is decoded to `products`, f32 or bf16, in each pass and dropped after it; the rest is [`super::linear`]
-/// or [`super::linear_lora`]. Each number of the matrix is rounded after its product with the scale of its row. Panics if
-/// the shapes do not match.
+/// or [`super::linear_lora`]. Each number of the matrix is rounded after its product with the scale of its row. Panics
+/// if the shapes do not match.
 pub fn linear_scaled(
     x: Tensor<2>,
     weight: &ScaledMatrix,
@@ -61,11 +61,14 @@ fn decoded(kind: EightBits, codes: Tensor<2, Int>, scales: Tensor<1>) -> Tensor<
 /// See [`linear_scaled`]; the operands are x and the bias.
 struct LinearScaled {
     weight: ScaledMatrix,
+    /// The dtype of the products, to which the weight is decoded.
     products: DType,
+    /// The dtype of the result.
     dtype: DType,
 }
 
 impl LinearScaled {
+    /// The weight, decoded on the backend `B`.
     fn decoded<B: Kernels>(&self) -> Floats<B> {
         let ScaledMatrix { kind, codes, scales, .. } = self.weight.clone();
         let codes = B::unwrap(codes.into_dispatch()).int();

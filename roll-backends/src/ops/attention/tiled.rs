@@ -16,9 +16,9 @@ use crate::ops::product::ProductKernel;
 
 /// Scores of one block (64 MiB). A few temporaries have the same size.
 const BLOCK_SCORES: usize = 1 << 24;
-/// Minimum number of rows of a block, before it takes more heads.
+/// Query rows of a block (or all, if the call has fewer) that must fit before the block covers several heads.
 const ROWS: usize = 128;
-/// Bias of masked scores: their exponential is 0 relative to any other.
+/// Bias of masked scores, which makes their exponential 0 relative to that of any other score.
 const MASKED: f32 = -1e30;
 /// Lower bound of the sum of a row, which is 0 if the row attends to no key.
 const NO_SUM: f64 = 1e-30;
@@ -29,19 +29,21 @@ type Heads<B> = Expression<B>;
 /// The sizes of a call and how it is divided into blocks.
 struct Tiling {
     call: AttentionCall,
+    /// Numbers per head.
     width: usize,
     queries: usize,
     keys: usize,
     heads_per_block: usize,
+    /// Query rows per block.
     rows_per_block: usize,
 }
 
 impl Tiling {
     fn new<B: ProductKernel>([q, k, _]: &[Floats<B>; 3], call: AttentionCall) -> Self {
         let ([queries, channels], [keys, _]) = (q.shape().dims::<2>(), k.shape().dims::<2>());
-        let row = keys.max(1);
-        let heads_per_block = (BLOCK_SCORES / (ROWS.min(queries.max(1)) * row)).clamp(1, call.heads);
-        let rows_per_block = (BLOCK_SCORES / (heads_per_block * row)).clamp(1, queries.max(1));
+        let scores_per_row = keys.max(1);
+        let heads_per_block = (BLOCK_SCORES / (ROWS.min(queries.max(1)) * scores_per_row)).clamp(1, call.heads);
+        let rows_per_block = (BLOCK_SCORES / (heads_per_block * scores_per_row)).clamp(1, queries.max(1));
         Self { call, width: channels / call.heads, queries, keys, heads_per_block, rows_per_block }
     }
 
@@ -66,6 +68,8 @@ impl Tiling {
         x.swap(0, 1).reshape([rows, self.call.heads * self.width]).cast(dtype).0
     }
 
+    /// Returns the scores `[heads, rows, keys]` of some heads of `q`, of which it holds the query rows `rows` only, and
+    /// the mask that was applied to them.
     fn scores<B: ProductKernel>(
         &self,
         q: &Heads<B>,
@@ -78,22 +82,24 @@ impl Tiling {
             None => scores,
         };
         match self.mask(q, rows) {
+            // Adds 0 where the mask is 1, and `MASKED` where it is 0.
             Some(mask) => (scores + (mask.clone() + -1.0) * f64::from(-MASKED), Some(mask)),
             None => (scores, None),
         }
     }
 
-    /// The mask, `[1, rows, keys]`: 1 if the query attends to the key, else 0. `None` if every query attends to all
-    /// keys.
+    /// The mask of the query rows `rows`, `[1, rows, keys]`, on the device of `like`: 1 if the query attends to the
+    /// key, else 0. `None` if every query attends to all keys.
     fn mask<B: ProductKernel>(&self, like: &Heads<B>, rows: &Range<usize>) -> Option<Heads<B>> {
-        let visible = |query: usize| (query + 1 + self.keys).saturating_sub(self.queries).min(self.keys);
+        // The number of leading keys that the causal mask leaves to a query.
+        let causal_end = |query: usize| (query + 1 + self.keys).saturating_sub(self.queries).min(self.keys);
         let window = self.call.window.unwrap_or(usize::MAX);
-        if !self.call.causal || (visible(rows.start) == self.keys && self.keys <= window) {
+        if !self.call.causal || (causal_end(rows.start) == self.keys && self.keys <= window) {
             return None;
         }
         let mut mask = vec![0.0f32; rows.len() * self.keys];
         for (row, query) in mask.chunks_exact_mut(self.keys).zip(rows.clone()) {
-            let end = visible(query);
+            let end = causal_end(query);
             row[end.saturating_sub(window)..end].fill(1.0);
         }
         let data = TensorData::new(mask, [1, rows.len(), self.keys]);
@@ -124,9 +130,10 @@ impl<B: ProductKernel> Softmax<B> {
     }
 }
 
-fn times<B: ProductKernel>(x: Heads<B>, mask: Option<Heads<B>>) -> Heads<B> {
-    match mask {
-        Some(mask) => x * mask,
+/// Returns `x * factor`, or x without a factor.
+fn times<B: ProductKernel>(x: Heads<B>, factor: Option<Heads<B>>) -> Heads<B> {
+    match factor {
+        Some(factor) => x * factor,
         None => x,
     }
 }
@@ -143,8 +150,8 @@ pub fn forward<B: ProductKernel>(qkv: [Floats<B>; 3], call: AttentionCall) -> (F
     }
     let (mut outs, mut softmaxes) = (Vec::new(), Vec::new());
     for heads in tiling.head_groups() {
-        let of = |x: &Heads<B>| x.clone().narrow(0, heads.clone());
-        let (q, k, v) = (of(&q), of(&k), of(&v));
+        let of_heads = |x: &Heads<B>| x.clone().narrow(0, heads.clone());
+        let (q, k, v) = (of_heads(&q), of_heads(&k), of_heads(&v));
         let (mut out_rows, mut softmax_rows) = (Vec::new(), Vec::new());
         for rows in tiling.row_blocks() {
             let (scores, mask) = tiling.scores(&q.clone().narrow(1, rows.clone()), &k, &rows);
@@ -158,8 +165,8 @@ pub fn forward<B: ProductKernel>(qkv: [Floats<B>; 3], call: AttentionCall) -> (F
     (tiling.merge_heads(Expression::cat(outs, 0), dtype), Expression::cat(softmaxes, 0).0)
 }
 
-/// Returns the gradients of q, k and v that are `wanted`. `softmax` is what [`forward`] returned, or empty: then it is
-/// recomputed from the scores, which are computed anyway.
+/// Returns the gradients of q, k and v that are `wanted`. `softmax` holds the statistics that [`forward`] returned. If
+/// it is empty, they are recomputed from the scores, which the backward pass computes anyway.
 pub fn backward<B: ProductKernel>(
     qkv: [Floats<B>; 3],
     out: Floats<B>,
@@ -174,22 +181,25 @@ pub fn backward<B: ProductKernel>(
         return [q, k, v].map(|x| Some(tiling.merge_heads(x.zeros(x.dims::<3>()), dtype)));
     }
     let (out, d_out) = (tiling.split_heads::<B>(out), tiling.split_heads::<B>(d_out));
+    // For each row, the mean of `d_probabilities` (below) weighted by the probabilities. It equals the row's sum of
+    // `out * d_out`.
     let mean = (out.cast(DType::F32) * d_out.clone().cast(DType::F32)).sum(2);
     let d_out = d_out.cast(dtype);
     let softmax = Some(Expression::<B>(softmax)).filter(|softmax| !softmax.is_empty());
     let (scale, softcap) = (f64::from(call.scale), call.softcap.map(f64::from));
     let (mut dq, mut dk, mut dv) = (Vec::new(), Vec::new(), Vec::new());
     for heads in tiling.head_groups() {
-        let of = |x: &Heads<B>| x.clone().narrow(0, heads.clone());
-        let (k, v) = (of(&k), of(&v));
-        let [mut dq_rows, mut dk_sum, mut dv_sum] = [Vec::new(), Vec::new(), Vec::new()];
+        let of_heads = |x: &Heads<B>| x.clone().narrow(0, heads.clone());
+        let (k, v) = (of_heads(&k), of_heads(&v));
+        let (mut dq_rows, mut dk_sum, mut dv_sum) = (Vec::new(), None, None);
         for rows in tiling.row_blocks() {
-            let of = |x: &Heads<B>| of(x).narrow(1, rows.clone());
-            let (q, d_out) = (of(&q), of(&d_out));
+            let of_block = |x: &Heads<B>| of_heads(x).narrow(1, rows.clone());
+            let (q, d_out) = (of_block(&q), of_block(&d_out));
             let (scores, mask) = tiling.scores(&q, &k, &rows);
-            // Derivative of the soft cap. For a masked score it only has to be finite, because the probability is 0.
+            // Derivative of the soft cap, `1 - (score / cap)^2`. For a masked score it only has to be finite, because
+            // the probability is 0.
             let slope = softcap.map(|cap| (scores.clone() * (1.0 / cap)).clamp_abs(1.0).squared() * -1.0 + 1.0);
-            let p = match softmax.as_ref().map(of) {
+            let probabilities = match softmax.as_ref().map(of_block) {
                 Some(softmax) => {
                     let (max, inverse) = (softmax.clone().narrow(2, 0..1), softmax.narrow(2, 1..2));
                     times((scores - max).exp(), mask) * inverse
@@ -200,15 +210,17 @@ pub fn backward<B: ProductKernel>(
                 }
             };
             if wanted[2] {
-                accumulate(&mut dv_sum, p.clone().cast(dtype).t().matmul(d_out.clone()));
+                accumulate(&mut dv_sum, probabilities.clone().cast(dtype).t().matmul(d_out.clone()));
             }
             if wanted[0] || wanted[1] {
-                let ds = times(p * (d_out.matmul(v.clone().t()) - of(&mean)) * scale, slope).cast(dtype);
+                let d_probabilities = d_out.matmul(v.clone().t());
+                let d_scores = probabilities * (d_probabilities - of_block(&mean)) * scale;
+                let d_scores = times(d_scores, slope).cast(dtype);
                 if wanted[1] {
-                    accumulate(&mut dk_sum, ds.clone().t().matmul(q));
+                    accumulate(&mut dk_sum, d_scores.clone().t().matmul(q));
                 }
                 if wanted[0] {
-                    dq_rows.push(ds.matmul(k.clone()));
+                    dq_rows.push(d_scores.matmul(k.clone()));
                 }
             }
         }
@@ -221,10 +233,10 @@ pub fn backward<B: ProductKernel>(
     [dq, dk, dv].map(|heads| (!heads.is_empty()).then(|| tiling.merge_heads(Expression::cat(heads, 0), dtype)))
 }
 
-/// Adds `part` to the only element of `sum`, or inserts it.
-fn accumulate<B: ProductKernel>(sum: &mut Vec<Heads<B>>, part: Heads<B>) {
-    match sum.pop() {
-        Some(before) => sum.push(before + part),
-        None => sum.push(part),
-    }
+/// Adds `part` to `sum`, which is `None` before the first part.
+fn accumulate<B: ProductKernel>(sum: &mut Option<Heads<B>>, part: Heads<B>) {
+    *sum = Some(match sum.take() {
+        Some(before) => before + part,
+        None => part,
+    });
 }

@@ -1,4 +1,4 @@
-//! Activations, each in one pass over memory.
+//! Activations, each in one pass over memory; GELU's exact form is composed of Burn's operations.
 
 use burn::backend::{Cube, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
@@ -9,10 +9,11 @@ use crate::ops::activation::{composed_gelu, composed_gelu_backward};
 use crate::ops::expression::Expression;
 use crate::ops::{Activation, ActivationKernel};
 
-/// sqrt(2 / pi).
+/// `sqrt(2 / pi)`.
 const GELU_SCALE: f32 = 0.797_884_56;
+/// Coefficient of the cubic term of GELU's tanh form.
 const GELU_CUBE: f32 = 0.044_715;
-/// Arguments are clamped to this magnitude in the derivative, so that their square stays finite.
+/// x is clamped to this magnitude in the derivative, so that its square stays finite. Beyond it, `s (1 - s)` is 0.
 const FAR: f32 = 100.0;
 
 impl ActivationKernel for Cube {
@@ -59,7 +60,8 @@ impl ActivationKernel for Cube {
     }
 }
 
-/// The argument of the logistic function: `0.5 (1 + tanh u)` is `sigmoid(2 u)`.
+/// The argument of the sigmoid: SiLU is `x * sigmoid(x)`, and GELU's tanh form `x * 0.5 (1 + tanh u) = x * sigmoid(2
+/// u)`.
 #[cube]
 fn argument(x: f32, #[comptime] silu: bool) -> f32 {
     if comptime!(silu) { x } else { x * (x * x * GELU_CUBE + 1.0) * (2.0 * GELU_SCALE) }
@@ -80,10 +82,10 @@ fn backward(x: &[f32], d_y: &[f32], d_x: &mut [f32], count: usize, #[comptime] s
     if i >= count {
         terminate!();
     }
-    // Both are x * sigmoid(u), and d sigmoid / du = s (1 - s), which is 0 beyond the bound of `near`.
+    // Both are x * s with s = sigmoid(a), whose derivative is s + s (1 - s) * (x da/dx).
     let near = clamp(x[i], -FAR, FAR);
     let s = 1.0 / (1.0 + (-argument(x[i], silu)).exp());
-    let inner =
+    let x_da_dx =
         if comptime!(silu) { near } else { near * (near * near * (3.0 * GELU_CUBE) + 1.0) * (2.0 * GELU_SCALE) };
-    d_x[i] = d_y[i] * (s + s * (1.0 - s) * inner);
+    d_x[i] = d_y[i] * (s + s * (1.0 - s) * x_da_dx);
 }

@@ -84,7 +84,7 @@ fn forward(
     }
 }
 
-/// The cotangent of the normalised value at index `i`.
+/// The cotangent of the normalised value `x[i] * factor`.
 #[cube]
 fn d_normed(x: &[f32], gain: f32, factor: f32, d_y: &[f32], i: usize, #[comptime] silu: bool) -> f32 {
     let mut d = d_y[i];
@@ -96,7 +96,10 @@ fn d_normed(x: &[f32], gain: f32, factor: f32, d_y: &[f32], i: usize, #[comptime
     d * gain
 }
 
-/// A position whose norm is below the lower bound is zero, and so is `along`.
+/// `d_x = (d - n * along) * factor`, where n is the normalised value of a channel, d its cotangent, and `along` the
+/// mean over channels of `n d`. Below the lower bound of the norm, the divisor does not depend on x, and the
+/// gradient has no term with `along`. This needs no case of its own: in practice x is exactly zero there, and so is
+/// `along`.
 #[cube(launch, address_type = "dynamic")]
 fn backward(
     x: &[f32],

@@ -48,10 +48,12 @@ impl ConvKernel for Cube {
     }
 }
 
+/// Casts to f32, or returns x unchanged.
 fn in_f32(x: CubeTensor) -> CubeTensor {
     Expression::<Cube>(x).cast(DType::F32).0
 }
 
+/// The gradients of x, weight and bias that are `wanted`.
 fn conv_gradients(
     [x, weight]: [CubeTensor; 2],
     padding: [usize; 3],
@@ -140,12 +142,9 @@ fn disagreement(like: &CubeTensor) -> Option<String> {
             conv_gradients([x.clone(), weight.clone()], PADDING, d_y.clone(), [true, true, false], use_tensor_cores);
         [Some(y), d_x, d_weight]
     };
-    for (what, found, expected) in ["the result", "the gradient of x", "the gradient of the weight"]
-        .into_iter()
-        .zip(results(true))
-        .zip(results(false))
-        .map(|((what, found), expected)| (what, found, expected))
-    {
+    let names = ["the result", "the gradient of x", "the gradient of the weight"];
+    let (on_tensor_cores, direct) = (results(true), results(false));
+    for ((what, found), expected) in names.into_iter().zip(on_tensor_cores).zip(direct) {
         let (Some(found), Some(expected)) = (found.and_then(to_host), expected.and_then(to_host)) else {
             return Some(format!("{what}: a kernel failed"));
         };

@@ -26,7 +26,7 @@ impl LinearKernel for Cube {
                 let low = inner.clone().matmul(Expression(up).cast(dtype).t());
                 (values(low.0), Some(inner.0), scale)
             }
-            // A kernel launch needs all operands; this one is not read then.
+            // A kernel launch needs all operands. Without LoRA, this one is not read.
             None => (bias.clone(), None, 0.0),
         };
         let [rows, outputs] = y.shape().dims::<2>();
@@ -41,7 +41,7 @@ impl LinearKernel for Cube {
     }
 }
 
-/// `y += bias + scale * low`.
+/// Adds `bias + scale * low` to y, where `low` is LoRA's part; without LoRA (`adapted` is false), the bias only.
 #[cube(launch, address_type = "dynamic")]
 fn finish(
     y: &mut [f32],

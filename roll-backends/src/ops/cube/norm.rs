@@ -85,8 +85,8 @@ fn backward_x(saved: &SavedNorm<CubeTensor>, d_y: CubeTensor) -> CubeTensor {
     d_x
 }
 
-/// `gains` and `shifts` are the numbers of elements of gain and shift, which have one row or the same number of rows as
-/// x.
+/// One row per cube. `gains` and `shifts` are the numbers of elements of gain and shift, which have one row or the same
+/// number of rows as x.
 #[cube(launch, address_type = "dynamic")]
 fn forward(
     x: &[f32],
@@ -109,6 +109,7 @@ fn forward(
     let step = units as usize;
     let mut partial = Shared::<[f32]>::new_slice(units as usize);
     let count = f32::cast_from(width);
+    // 0 if all rows share one row of the gain, else `start`.
     let gain_start = start % gains;
 
     let mut mean = 0.0f32;
@@ -150,8 +151,8 @@ fn forward(
     }
 }
 
-/// `d_x = (d - mean(d) - n mean(n d)) * inverse`, where n is the normalised row and d its cotangent. An RMS norm omits
-/// `mean(d)`.
+/// `d_x = (d - mean_d - n * mean_nd) * inverse`, where n is the normalised row, d its cotangent, `mean_d` the mean of
+/// d, and `mean_nd` the mean of `n d`. An RMS norm omits `mean_d`.
 #[cube(launch, address_type = "dynamic")]
 fn backward(
     x: &[f32],
@@ -179,25 +180,25 @@ fn backward(
     }
     let inverse = if comptime!(layer) { moments[2 * CUBE_POS + 1] } else { moments[CUBE_POS] };
 
-    let mut along = 0.0f32;
-    let mut plain = 0.0f32;
+    let mut sum_nd = 0.0f32;
+    let mut sum_d = 0.0f32;
     let mut i = UNIT_POS as usize;
     while i < width {
         let d = d_y[start + i] * gain[gain_start + i];
-        along += d * (x[start + i] - mean) * inverse;
-        plain += d;
+        sum_nd += d * (x[start + i] - mean) * inverse;
+        sum_d += d;
         i += step;
     }
-    let along = sum_over_units(&mut partial, along) / count;
-    let mut level = 0.0f32;
+    let mean_nd = sum_over_units(&mut partial, sum_nd) / count;
+    let mut mean_d = 0.0f32;
     if comptime!(layer) {
-        level = sum_over_units(&mut partial, plain) / count;
+        mean_d = sum_over_units(&mut partial, sum_d) / count;
     }
 
     let mut i = UNIT_POS as usize;
     while i < width {
         let d = d_y[start + i] * gain[gain_start + i];
-        d_x[start + i] = (d - level - (x[start + i] - mean) * inverse * along) * inverse;
+        d_x[start + i] = (d - mean_d - (x[start + i] - mean) * inverse * mean_nd) * inverse;
         i += step;
     }
 }

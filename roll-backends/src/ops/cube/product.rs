@@ -37,17 +37,14 @@ impl ProductKernel for Cube {
             // An empty sum is zero, and the kernels do not write it.
             return Cube::float_zeros(out.shape(), &out.device, FloatDType::F32);
         }
-        // The routines are of one dtype.
-        let [a, b] = match a.dtype == b.dtype {
-            true => [a, b],
-            false => [a, b].map(|x| Expression::<Self>(x).cast(DType::F32).0),
-        };
+        // A routine multiplies operands of one dtype.
+        let [a, b] = if a.dtype == b.dtype { [a, b] } else { [a, b].map(|x| Expression::<Self>(x).cast(DType::F32).0) };
         product_into(a, b, out)
     }
 }
 
-/// As `ProductKernel::product`, of `[batch, m, k]` and `[batch, k, n]`, but the rows of the result are contiguous:
-/// those of `product` are padded on some devices. Neither matrix may be empty.
+/// The product of `[batch, m, k]` and `[batch, k, n]` as f32, with contiguous rows. (On some devices, the rows of
+/// [`ProductKernel::product`]'s result are padded.) Neither matrix may be empty.
 pub fn product_with_contiguous_rows(a: CubeTensor, b: CubeTensor) -> CubeTensor {
     let ([batch, m, _], [.., n]) = (a.shape().dims::<3>(), b.shape().dims::<3>());
     let out = empty(&a, [batch, m, n]);
@@ -142,14 +139,16 @@ impl Routine {
         }
     }
 
-    /// The routines for bf16 products on the device of `like`. They are checked in their order until one passes; those
-    /// that do not compile or return wrong results on this hardware are removed. Those after the first that passes are
-    /// not checked: they are used only for shapes that it does not support.
+    /// The routines for bf16 products on the device of `like`, in the order in which they are tried. They are checked
+    /// in this order until one passes. Routines that do not compile or return wrong results on this hardware are
+    /// removed. Routines after the first that passes are not checked, because they are used only for shapes that it
+    /// does not support.
     fn for_bf16(like: &CubeTensor) -> Vec<Self> {
         static FOUND: Mutex<BTreeMap<String, Vec<Routine>>> = Mutex::new(BTreeMap::new());
         cached(&FOUND, format!("{:?}", like.device), || Self::without_broken(like))
     }
 
+    /// Computes [`Self::for_bf16`].
     fn without_broken(like: &CubeTensor) -> Vec<Self> {
         let mut order = IN_BF16.to_vec();
         if let Ok(name) = std::env::var(CHOICE) {

@@ -3,12 +3,12 @@
 
 use cubecl::prelude::*;
 
-/// The sum over the units of a cube; returned to every unit.
+/// The sum of the units' `value`s, returned to every unit. `partial` has one number per unit.
 #[cube]
-pub fn sum_over_units(partial: &mut Shared<[f32]>, own: f32) -> f32 {
-    // No unit may still read the previous values.
+pub fn sum_over_units(partial: &mut Shared<[f32]>, value: f32) -> f32 {
+    // Waits until no unit reads the values of an earlier reduction.
     sync_cube();
-    partial[UNIT_POS as usize] = own;
+    partial[UNIT_POS as usize] = value;
     sync_cube();
     let mut active = CUBE_DIM / 2;
     while active > 0 {
@@ -22,20 +22,20 @@ pub fn sum_over_units(partial: &mut Shared<[f32]>, own: f32) -> f32 {
     partial[0]
 }
 
-/// The maximum over the units of a cube; returned to every unit.
+/// The maximum of the units' `value`s, returned to every unit. `partial` has one number per unit.
 #[cube]
-pub fn max_over_units(partial: &mut Shared<[f32]>, own: f32) -> f32 {
-    // No unit may still read the previous values.
+pub fn max_over_units(partial: &mut Shared<[f32]>, value: f32) -> f32 {
+    // Waits until no unit reads the values of an earlier reduction.
     sync_cube();
-    partial[UNIT_POS as usize] = own;
+    partial[UNIT_POS as usize] = value;
     sync_cube();
     let mut active = CUBE_DIM / 2;
     while active > 0 {
         if UNIT_POS < active {
             let here = partial[UNIT_POS as usize];
             let other = partial[(UNIT_POS + active) as usize];
-            let more: f32 = max(here, other);
-            partial[UNIT_POS as usize] = more;
+            let larger: f32 = max(here, other);
+            partial[UNIT_POS as usize] = larger;
         }
         sync_cube();
         active /= 2;

@@ -5,10 +5,10 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::{elementwise_launch, empty_like, values};
-use crate::ops::RopeKernel;
+use crate::ops::{Direction, RopeKernel};
 
 impl RopeKernel for Cube {
-    fn rotate(x: CubeTensor, [cos, sin]: [CubeTensor; 2], heads: usize, back: bool) -> CubeTensor {
+    fn rotate(x: CubeTensor, [cos, sin]: [CubeTensor; 2], heads: usize, direction: Direction) -> CubeTensor {
         let (x, cos, sin) = (values(x), values(cos), values(sin));
         let y = empty_like(&x);
         let [rows, channels] = x.shape().dims::<2>();
@@ -20,6 +20,7 @@ impl RopeKernel for Cube {
                 (x.into_buffer_arg(), cos.into_buffer_arg(), sin.into_buffer_arg(), y.clone().into_buffer_arg());
             let per_row = channels / 2;
             let per_head = per_row / heads;
+            let back = direction == Direction::Back;
             rotate_pairs::launch(&client, cubes, dim, address, x, cos, sin, out, pairs, per_row, per_head, back);
         }
         y
@@ -27,8 +28,8 @@ impl RopeKernel for Cube {
 }
 
 /// Rotates each pair of adjacent values by the angle of its row and its place in the head, or by the negative angle if
-/// `back` (for the gradient). `cos` and `sin` are `[rows, per_head]`. There are `per_head` pairs in a head, `per_row` in
-/// a row and `pairs` in the tensor.
+/// `back` (for the gradient). `cos` and `sin` are `[rows, per_head]`. There are `per_head` pairs in a head, `per_row`
+/// in a row and `pairs` in the tensor.
 #[cube(launch, address_type = "dynamic")]
 fn rotate_pairs(
     x: &[f32],

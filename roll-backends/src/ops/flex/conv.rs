@@ -4,7 +4,7 @@ use burn::backend::{Flex, TensorMetadata, flex::FlexTensor};
 
 use super::{Values, cast, tensor};
 use crate::ops::conv::is_winograd_shape;
-use crate::ops::kernels::conv::{ConvShape, backward, forward};
+use crate::ops::kernels::conv::{ConvKind, ConvShape, backward, forward};
 use crate::ops::kernels::winograd::convolve;
 use crate::ops::{ConvKernel, Cotangents};
 
@@ -22,9 +22,10 @@ impl ConvKernel for Flex {
         let (shape, winograd) = (shape(&x, &weight, padding), uses_winograd(&weight));
         let [t, h, w] = shape.output().unwrap_or_default();
         let (x, weight, bias) = (Values::of(x), Values::of(weight), Values::of(bias));
-        let y = match winograd {
-            true => convolve(shape, x.slice(), weight.slice(), false, Some(bias.slice())),
-            false => forward(shape, x.slice(), weight.slice(), bias.slice()),
+        let y = if winograd {
+            convolve(shape, x.slice(), weight.slice(), ConvKind::Forward, Some(bias.slice()))
+        } else {
+            forward(shape, x.slice(), weight.slice(), bias.slice())
         };
         tensor(y, [shape.outputs, t, h, w])
     }
@@ -36,14 +37,15 @@ impl ConvKernel for Flex {
         wanted: [bool; 3],
     ) -> Cotangents<Self, 3> {
         let (shape, winograd) = (shape(&x, &weight, padding), uses_winograd(&weight));
-        let pulled = (winograd && wanted[0]).then(|| Self::conv_pull(d_y.clone(), weight.clone(), padding));
-        let wanted = [wanted[0] && !winograd, wanted[1], wanted[2]];
-        let (of_x, of_weight) = (x.dtype(), weight.dtype());
+        // Winograd computes the gradient of x only.
+        let d_x_by_winograd = (winograd && wanted[0]).then(|| Self::conv_pull(d_y.clone(), weight.clone(), padding));
+        let wanted_by_tap = [wanted[0] && !winograd, wanted[1], wanted[2]];
+        let (x_dtype, weight_dtype) = (x.dtype(), weight.dtype());
         let (x, weight, d_y) = (Values::of(x), Values::of(weight), Values::of(d_y));
-        let [d_x, d_weight, d_bias] = backward(shape, x.slice(), weight.slice(), d_y.slice(), wanted);
-        let d_x = pulled.or_else(|| d_x.map(|d| x.like(d))).map(|d| cast(d, of_x));
-        let d_weight = d_weight.map(|d| cast(weight.like(d), of_weight));
-        [d_x, d_weight, d_bias.map(|d| cast(tensor(d, [shape.outputs]), of_x))]
+        let [d_x, d_weight, d_bias] = backward(shape, x.slice(), weight.slice(), d_y.slice(), wanted_by_tap);
+        let d_x = d_x_by_winograd.or_else(|| d_x.map(|d| x.like(d))).map(|d| cast(d, x_dtype));
+        let d_weight = d_weight.map(|d| cast(weight.like(d), weight_dtype));
+        [d_x, d_weight, d_bias.map(|d| cast(tensor(d, [shape.outputs]), x_dtype))]
     }
 
     fn conv_pull(cotangent: FlexTensor, weight: FlexTensor, padding: [usize; 3]) -> FlexTensor {
@@ -53,15 +55,15 @@ impl ConvKernel for Flex {
         let size = std::array::from_fn(|i| output[i] + kernel[i] - 1 - 2 * padding[i]);
         let shape = ConvShape { inputs, outputs, size, kernel, padding };
         let (cotangent, weight) = (Values::of(cotangent), Values::of(weight));
-        let x = match winograd {
-            true => convolve(shape.transposed(output), cotangent.slice(), weight.slice(), true, None),
-            false => {
-                let wanted = [true, false, false];
-                let [d_x, ..] = backward(shape, &[], weight.slice(), cotangent.slice(), wanted);
-                d_x.unwrap_or_default()
-            }
+        let d_x = if winograd {
+            convolve(shape.transposed(output), cotangent.slice(), weight.slice(), ConvKind::Transposed, None)
+        } else {
+            // The gradient of x is computed without x.
+            let (x, wanted) = (&[], [true, false, false]);
+            let [d_x, ..] = backward(shape, x, weight.slice(), cotangent.slice(), wanted);
+            d_x.unwrap_or_default()
         };
         let [t, h, w] = size;
-        tensor(x, [inputs, t, h, w])
+        tensor(d_x, [inputs, t, h, w])
     }
 }

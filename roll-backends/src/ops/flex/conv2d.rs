@@ -9,15 +9,16 @@ use crate::ops::kernels::conv2d::{self as kernels, BackwardWeights, Conv2dShape,
 /// The sizes of a call for x `[N, C, H, W]`.
 fn shape([items, inputs, h, w]: [usize; 4], call: &Conv2dCall<FlexTensor>) -> Conv2dShape {
     let [outputs, _, kernel @ ..] = call.weight.shape().dims::<4>();
-    let Conv2dOptions { stride, dilation, groups } = call.steps;
+    let Conv2dOptions { stride, dilation, groups } = call.options;
     let (size, before) = ([h, w], call.padding.map(|(before, _)| before));
     let output = std::array::from_fn(|i| {
-        let (first, last) = call.padding[i];
-        (size[i] + first + last - (kernel[i] - 1) * dilation[i] - 1) / stride[i] + 1
+        let (before, after) = call.padding[i];
+        (size[i] + before + after - (kernel[i] - 1) * dilation[i] - 1) / stride[i] + 1
     });
     Conv2dShape { items, inputs, outputs, groups, size, kernel, stride, dilation, before, output }
 }
 
+/// The weights for the backward pass, packed at the first call.
 fn backward_weights(call: &Conv2dCall<FlexTensor>, shape: Conv2dShape) -> &BackwardWeights {
     let weights = &call.packed.backward;
     weights.get_or_init(|| BackwardWeights::new(shape, Values::of(call.weight.clone()).slice()))
@@ -41,6 +42,7 @@ impl Conv2dKernel for Flex {
         let found = kernels::forward(shape, x.slice(), weights, bias.slice(), residual, epilogue, saves_sums);
         let size = [shape.items, shape.outputs, shape.output[0], shape.output[1]];
         let y = tensor(found.y, size);
+        // The pullback needs the sums, or can do with the result, or needs nothing.
         let saved = match found.sums {
             Some(sums) => Some(tensor(sums, size)),
             None => (recorded && call.epilogue != Epilogue::Nothing).then(|| y.clone()),
@@ -56,23 +58,23 @@ impl Conv2dKernel for Flex {
         d_y.like(kernels::pull(channels, rows * columns, epilogue, saved.slice(), d_y.slice()))
     }
 
-    fn conv2d_backward(x: [usize; 4], call: &Conv2dCall<FlexTensor>, d_sums: FlexTensor) -> FlexTensor {
-        let shape = shape(x, call);
+    fn conv2d_backward(x_shape: [usize; 4], call: &Conv2dCall<FlexTensor>, d_sums: FlexTensor) -> FlexTensor {
+        let shape = shape(x_shape, call);
         let d_sums = Values::of(d_sums);
-        tensor(kernels::backward(shape, backward_weights(call, shape), d_sums.slice()), x)
+        tensor(kernels::backward(shape, backward_weights(call, shape), d_sums.slice()), x_shape)
     }
 
     fn conv2d_pull_backward(
-        x: [usize; 4],
+        x_shape: [usize; 4],
         saved: Option<FlexTensor>,
         call: &Conv2dCall<FlexTensor>,
         d_y: FlexTensor,
     ) -> FlexTensor {
-        let Some(saved) = saved else { return Self::conv2d_backward(x, call, d_y) };
-        let shape = shape(x, call);
+        let Some(saved) = saved else { return Self::conv2d_backward(x_shape, call, d_y) };
+        let shape = shape(x_shape, call);
         let (saved, d_y, slopes) = (Values::of(saved), Values::of(d_y), Values::of(call.slopes.clone()));
         let weights = backward_weights(call, shape);
         let epilogue = KernelEpilogue { kind: call.epilogue, slopes: slopes.slice() };
-        tensor(kernels::backward_fused(shape, weights, epilogue, saved.slice(), d_y.slice()), x)
+        tensor(kernels::backward_fused(shape, weights, epilogue, saved.slice(), d_y.slice()), x_shape)
     }
 }

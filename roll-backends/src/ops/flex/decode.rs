@@ -13,7 +13,7 @@ impl DecodeKernel for Flex {
             return store_by_index::<Self>(into, rows, places);
         }
         let (rows, [_, capacity, width]) = (Values::of(rows), into.shape().dims::<3>());
-        // Copies first if another tensor shares the memory.
+        // `storage_mut` copies the memory first if another tensor shares it.
         let values = into.storage_mut::<f32>();
         for (row, place) in rows.slice().chunks_exact(width.max(1)).zip(places.rows(capacity)) {
             values[place * width..][..width].copy_from_slice(row);
@@ -29,13 +29,14 @@ impl DecodeKernel for Flex {
     ) -> FlexTensor {
         let ([_, capacity, _], [_, channels]) = (tail_keys.shape().dims::<3>(), q.shape().dims::<2>());
         let (dtype, width) = (q.dtype(), channels / call.heads);
-        let keys_of = |sequence: &CachedSequence| {
-            let slot = sequence.slot * capacity;
-            [sequence.prompt.clone(), slot + sequence.skip..slot + sequence.tail]
+        // The rows of the prompts and of the tails (as `[slots * capacity, W]`) that a query attends to.
+        let key_ranges_of = |sequence: &CachedSequence| {
+            let slot_start = sequence.slot * capacity;
+            [sequence.prompt.clone(), slot_start + sequence.skip..slot_start + sequence.tail]
         };
-        let keys: Vec<_> = call.sequences.iter().map(keys_of).collect();
+        let key_ranges: Vec<_> = call.sequences.iter().map(key_ranges_of).collect();
         let [q, pk, pv, tk, tv] = [q, prompt_keys, prompt_values, tail_keys, tail_values].map(Values::of);
         let (prompts, tails) = ([pk.slice(), pv.slice()], [tk.slice(), tv.slice()]);
-        cast(q.like(attend(call, width, q.slice(), prompts, tails, &keys)), dtype)
+        cast(q.like(attend(call, width, q.slice(), prompts, tails, &key_ranges)), dtype)
     }
 }

@@ -6,7 +6,7 @@ use super::Values;
 use crate::ops::kernels::rope::rotate;
 use crate::ops::kernels::rows::RowOperand;
 use crate::ops::kernels::{activation, norm};
-use crate::ops::{Activation, ActivationKernel, Cotangents, GateKernel, RopeKernel};
+use crate::ops::{Activation, ActivationKernel, Cotangents, Direction, GateKernel, RopeKernel};
 
 impl ActivationKernel for Flex {
     fn activation_forward(kind: Activation, x: FlexTensor) -> FlexTensor {
@@ -39,9 +39,9 @@ impl GateKernel for Flex {
 }
 
 impl RopeKernel for Flex {
-    fn rotate(x: FlexTensor, [cos, sin]: [FlexTensor; 2], heads: usize, back: bool) -> FlexTensor {
+    fn rotate(x: FlexTensor, [cos, sin]: [FlexTensor; 2], heads: usize, direction: Direction) -> FlexTensor {
         let [rows, _] = x.shape().dims::<2>();
         let (x, cos, sin) = (Values::of(x), Values::of(cos), Values::of(sin));
-        x.like(rotate(x.slice(), cos.slice(), sin.slice(), rows, heads, back))
+        x.like(rotate(x.slice(), cos.slice(), sin.slice(), rows, heads, direction))
     }
 }

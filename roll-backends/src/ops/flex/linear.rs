@@ -20,6 +20,7 @@ fn shape(x: &FlexTensor, weight: &FlexTensor, lora: Option<&Lora<FlexTensor>>) -
 struct ContiguousWeight(FlexTensor);
 
 impl ContiguousWeight {
+    /// Converts a weight; bf16 stays bf16, and other dtypes become f32.
     fn of(weight: FlexTensor) -> Self {
         match weight.dtype() {
             DType::BF16 => Self(weight.to_contiguous()),
@@ -27,6 +28,7 @@ impl ContiguousWeight {
         }
     }
 
+    /// The elements, row-major.
     fn stored(&self) -> Weight<'_> {
         let part = self.0.layout().start_offset()..self.0.layout().start_offset() + self.0.layout().num_elements();
         match self.0.dtype() {
@@ -46,9 +48,9 @@ impl LinearKernel for Flex {
         let shape = shape(&x, &weight, lora.as_ref());
         let (x, weight, bias) = (Values::of(x), ContiguousWeight::of(weight), Values::of(bias));
         let lora = lora.map(|lora| lora.map(Values::of));
-        let parts = lora.as_ref().map(|lora| lora.as_ref().map(Values::slice));
+        let lora_slices = lora.as_ref().map(|lora| lora.as_ref().map(Values::slice));
         let (x, weight, bias) = (x.slice(), weight.stored(), bias.slice());
-        let (y, inner) = in_pool(shape.products(), || kernels::forward(shape, x, weight, bias, parts));
+        let (y, inner) = in_pool(shape.products(), || kernels::forward(shape, x, weight, bias, lora_slices));
         let inner = lora.is_some().then(|| tensor(inner, [shape.rows, shape.rank]));
         (tensor(y, [shape.rows, shape.outputs]), inner)
     }
@@ -69,12 +71,13 @@ impl LinearKernel for Flex {
         let (shape, dtype) = (shape(&saved.x, &saved.weight, lora), saved.x.dtype());
         let (x, weight, d_y) = (Values::of(saved.x), ContiguousWeight::of(saved.weight), Values::of(d_y));
         let lora = saved.lora.map(|(lora, inner)| (lora.map(Values::of), Values::of(inner)));
-        let parts = lora.as_ref().map(|(lora, inner)| (lora.as_ref().map(Values::slice), inner.slice()));
-        let (stored, values, d_y) = (weight.stored(), x.slice(), d_y.slice());
-        let pull = || kernels::backward(shape, values, stored, parts, d_y, wanted);
+        let lora_slices = lora.as_ref().map(|(lora, inner)| (lora.as_ref().map(Values::slice), inner.slice()));
+        let (stored_weight, x_values, d_y) = (weight.stored(), x.slice(), d_y.slice());
+        let pull = || kernels::backward(shape, x_values, stored_weight, lora_slices, d_y, wanted);
         let [d_x, d_weight, d_bias, d_down, d_up] = in_pool(shape.products(), pull);
-        let like_lora = |d: Option<Vec<f32>>, pick: fn(&Lora<Values>) -> &Values| {
-            d.zip(lora.as_ref()).map(|(d, (lora, _))| pick(lora).like(d))
+        // A gradient as a tensor in the shape of the LoRA matrix that `matrix_of` selects.
+        let like_lora = |d: Option<Vec<f32>>, matrix_of: fn(&Lora<Values>) -> &Values| {
+            d.zip(lora.as_ref()).map(|(d, (lora, _))| matrix_of(lora).like(d))
         };
         [
             d_x.map(|d| cast(x.like(d), dtype)),

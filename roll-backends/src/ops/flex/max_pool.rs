@@ -15,9 +15,11 @@ fn shape([items, channels, rows, columns]: [usize; 4], window: MaxPoolWindow) ->
 
 impl MaxPoolKernel for Flex {
     fn max_pool_forward(x: FlexTensor, window: MaxPoolWindow, _: bool) -> (FlexTensor, Option<IntTensor<Self>>) {
-        let dims = x.shape().dims::<4>();
+        let dims @ [items, channels, ..] = x.shape().dims::<4>();
         let (shape, x) = (shape(dims, window), Values::of(x));
-        (tensor(kernels::forward(shape, x.slice()), [dims[0], dims[1], shape.output[0], shape.output[1]]), None)
+        let [rows, columns] = shape.output;
+        // The backward pass searches the maxima again instead of keeping their indices.
+        (tensor(kernels::forward(shape, x.slice()), [items, channels, rows, columns]), None)
     }
 
     fn max_pool_backward(

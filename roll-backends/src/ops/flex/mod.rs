@@ -1,7 +1,7 @@
 //! Operators on flex, Burn's CPU backend: they call [`super::kernels`] on the host slices of its tensors.
 //!
-//! [`super`] has the shapes and formulas of the operators. Here are the checks and copies between flex's tensors and
-//! slices; the arithmetic is in the kernels.
+//! [`super`] documents shapes and formulas. This folder converts between flex's tensors and slices; the arithmetic is
+//! in the kernels.
 
 mod attention;
 mod conv;

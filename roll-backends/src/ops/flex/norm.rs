@@ -20,16 +20,18 @@ impl NormKernel for Flex {
     fn norm_backward(saved: SavedNorm<FlexTensor>, d_y: FlexTensor, wanted: [bool; 3]) -> Cotangents<Self, 3> {
         let [rows, width] = saved.x.shape().dims::<2>();
         let (x, gain_values, moments) = (Values::of(saved.x), Values::of(saved.gain), Values::of(saved.moments));
-        let cotangent = Values::of(d_y.clone());
+        let d_y_values = Values::of(d_y.clone());
         let gain = RowOperand::new(gain_values.slice(), rows, width);
         let moments = bytemuck::cast_slice(moments.slice());
-        let d = cotangent.slice();
-        let d_x = wanted[0].then(|| x.like(norm::backward_x(saved.layer.is_some(), x.slice(), moments, gain, d)));
+        let d = d_y_values.slice();
+        let is_layer_norm = saved.layer.is_some();
+        let d_x = wanted[0].then(|| x.like(norm::backward_x(is_layer_norm, x.slice(), moments, gain, d)));
         let d_gain = wanted[1].then(|| gain_values.like(norm::backward_gain(x.slice(), moments, gain.is_shared(), d)));
-        let d_shift = saved.layer.filter(|_| wanted[2]).map(|SharedShift(shared)| match shared {
-            true => tensor(norm::sum_of_rows(rows, d), [1, width]),
-            false => d_y,
-        });
+        let d_shift = match saved.layer {
+            Some(SharedShift(true)) if wanted[2] => Some(tensor(norm::sum_of_rows(rows, d), [1, width])),
+            Some(SharedShift(false)) if wanted[2] => Some(d_y),
+            _ => None,
+        };
         [d_x, d_gain, d_shift]
     }
 }

@@ -32,8 +32,8 @@ impl ScaledKernel for Flex {
         let codes = &codes.storage::<u8>()[codes.layout().start_offset()..][..rows * columns];
         let (table, mut values) = (kind.table(), vec![0.0; rows * columns]);
         let columns_or_one = columns.max(1);
-        let parts = values.par_chunks_mut(columns_or_one).zip(codes.par_chunks(columns_or_one)).zip(scales.slice());
-        parts.for_each(|((values, codes), scale)| {
+        let by_row = values.par_chunks_mut(columns_or_one).zip(codes.par_chunks(columns_or_one)).zip(scales.slice());
+        by_row.for_each(|((values, codes), scale)| {
             values.iter_mut().zip(codes).for_each(|(value, code)| *value = table[usize::from(*code)] * scale);
         });
         cast(tensor(values, [rows, columns]), dtype)

@@ -9,6 +9,7 @@ use crate::ops::Activation;
 /// Elements per task: enough to outweigh the cost of a task, few enough to stay in the cache.
 const CHUNK: usize = 1 << 14;
 
+/// The activation of each element.
 pub fn forward(activation: Activation, x: &[f32]) -> Vec<f32> {
     let mut y = vec![0.0; x.len()];
     let chunks = y.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK));
@@ -32,7 +33,7 @@ pub fn backward(activation: Activation, x: &[f32], d_y: &[f32]) -> Vec<f32> {
     d_x
 }
 
-/// The CDF and density of the standard normal distribution at `x`, for `|x|` at most [`FAR`].
+/// Returns the CDF and the density of the standard normal distribution at `x`, for `|x|` at most [`FAR`].
 ///
 /// Formula 7.1.26 of Abramowitz and Stegun, applied so that the tail below zero keeps its relative precision.
 #[inline(always)]
@@ -45,8 +46,11 @@ fn normal<M: MulAdd>(x: f32) -> (f32, f32) {
     let p = M::mul_add(p, t, 0.254_829_6);
     let e = exp::<M>(-z * z);
     let tail = 0.5 * p * t * e;
-    (if x < 0.0 { tail } else { 1.0 - tail }, e * 0.398_942_3)
+    (if x < 0.0 { tail } else { 1.0 - tail }, e * NORMAL_DENSITY)
 }
+
+/// `1 / sqrt(2 pi)`.
+const NORMAL_DENSITY: f32 = 0.398_942_3;
 
 /// Beyond this magnitude tail and density are zero in f32.
 const FAR: f32 = 40.0;
@@ -69,14 +73,16 @@ vectorised! {
     fn gelu_backward<M>(x: &[f32], d_y: &[f32], d_x: &mut [f32]) {
         for ((d_x, &x), &d_y) in d_x.iter_mut().zip(x).zip(d_y) {
             let x = clamp_far(x);
-            let (below, density) = normal::<M>(x);
-            *d_x = d_y * M::mul_add(x, density, below);
+            let (cdf, density) = normal::<M>(x);
+            *d_x = d_y * M::mul_add(x, density, cdf);
         }
     }
 }
 
-// (1 + tanh(u)) / 2 = sigmoid(2u), with 2u = x * (LINEAR + CUBIC * x^2).
+// GELU's tanh form is x * (1 + tanh(u)) / 2 = x * sigmoid(2u), with 2u = x * (LINEAR + CUBIC * x^2).
+/// `2 sqrt(2 / pi)`.
 const LINEAR: f32 = 1.595_769_1;
+/// `0.044715 * 2 sqrt(2 / pi)`.
 const CUBIC: f32 = 0.071_354_816;
 
 /// Keeps powers of `x` finite, far beyond where the sigmoid is 0 or 1. NaN stays NaN.
@@ -103,10 +109,10 @@ vectorised! {
         for ((d_x, &x), &d_y) in d_x.iter_mut().zip(x).zip(d_y) {
             let x = bounded(x);
             let u = gelu_argument::<M>(x);
-            // s (1 - s) as a product of two sigmoids: `1 - s` would lose precision where it is small.
-            let (s, rest) = (sigmoid::<M>(u), sigmoid::<M>(-u));
-            let slope = M::mul_add(3.0 * CUBIC, x * x, LINEAR);
-            *d_x = d_y * M::mul_add(x * slope, s * rest, s);
+            // 1 - s as a sigmoid, because the difference would lose precision where it is small.
+            let (s, one_minus_s) = (sigmoid::<M>(u), sigmoid::<M>(-u));
+            let du_dx = M::mul_add(3.0 * CUBIC, x * x, LINEAR);
+            *d_x = d_y * M::mul_add(x * du_dx, s * one_minus_s, s);
         }
     }
 
@@ -118,8 +124,8 @@ vectorised! {
 
     fn silu_backward<M>(x: &[f32], d_y: &[f32], d_x: &mut [f32]) {
         for ((d_x, &x), &d_y) in d_x.iter_mut().zip(x).zip(d_y) {
-            let (s, rest) = (sigmoid::<M>(x), sigmoid::<M>(-x));
-            *d_x = d_y * M::mul_add(x, s * rest, s);
+            let (s, one_minus_s) = (sigmoid::<M>(x), sigmoid::<M>(-x));
+            *d_x = d_y * M::mul_add(x, s * one_minus_s, s);
         }
     }
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::matrix::{Threads, View, ViewMut};
+use super::matrix::{Threads, Update, View, ViewMut};
 use super::parallel::{ELEMENT_COST, min_items_per_task};
 use super::simd::{LANES, exp, sum_lanes, vectorised};
 use crate::ops::AttentionCall;
@@ -30,16 +30,17 @@ impl AttentionShape {
         self.call.heads * self.width
     }
 
-    /// Query rows per block.
+    /// Number of query rows per block.
     fn block(&self) -> usize {
         (BLOCK_SCORES / self.keys.max(1)).clamp(16, 256).min(self.queries.max(1))
     }
 
     /// The keys that a query attends to.
     fn visible(&self, query: usize) -> Range<usize> {
-        let end = match self.call.causal {
-            true => (query + 1 + self.keys).saturating_sub(self.queries).min(self.keys),
-            false => self.keys,
+        let end = if self.call.causal {
+            (query + 1 + self.keys).saturating_sub(self.queries).min(self.keys)
+        } else {
+            self.keys
         };
         end.saturating_sub(self.call.window.unwrap_or(end))..end
     }
@@ -49,15 +50,16 @@ impl AttentionShape {
         self.visible(queries.start).start..self.visible(queries.end - 1).end
     }
 
-    /// Computes the scores of the rows of `q` for the keys `k`, row-major.
+    /// Writes the scores of the `rows` queries in `q` for the keys in `k` to `scores`, `[rows, keys]`.
     fn scores(&self, [q, k]: [View; 2], scores: &mut [f32], rows: usize) {
         let keys = scores.len() / rows;
-        ViewMut::new(scores, rows, keys).product(q, k.t(), self.call.scale, false, Threads::One);
+        ViewMut::new(scores, rows, keys).product(q, k.t(), self.call.scale, Update::Overwrite, Threads::One);
         if let Some(cap) = self.call.softcap {
             scores.iter_mut().for_each(|score| *score = cap * (*score / cap).tanh());
         }
     }
 
+    /// The columns of one head of `data`, `[rows, heads * width]`.
     fn head<'a>(&self, data: &'a [f32], rows: usize, head: usize) -> View<'a> {
         View::new(data, rows, self.channels()).columns(head * self.width..(head + 1) * self.width)
     }
@@ -82,6 +84,7 @@ pub fn forward(shape: AttentionShape, q: &[f32], k: &[f32], v: &[f32], out: &mut
     }
     let block = shape.block();
     let heads = ViewMut::new(out, shape.queries, shape.channels()).split_columns(shape.width);
+    // A task is a block of query rows of one head: the head, its first query, and its parts of `out` and `softmax`.
     let tasks: Vec<_> = heads
         .into_iter()
         .zip(softmax.chunks_mut(shape.queries))
@@ -96,23 +99,25 @@ pub fn forward(shape: AttentionShape, q: &[f32], k: &[f32], v: &[f32], out: &mut
         .with_min_len(min_items_per_task(2 * block * shape.keys * (shape.width + ELEMENT_COST)))
         .for_each_init(
             || vec![0.0; block * shape.keys],
-            |scores, (head, first, mut out, softmax)| {
+            |scores, (head, first_query, mut out, softmax)| {
                 let rows = out.rows();
-                let part = shape.visible_to(first..first + rows);
-                let keys = part.len();
-                let q = shape.head(q, shape.queries, head).rows(first..first + rows);
-                let k = shape.head(k, shape.keys, head).rows(part.clone());
-                let v = shape.head(v, shape.keys, head).rows(part.clone());
+                let attended = shape.visible_to(first_query..first_query + rows);
+                let keys = attended.len();
+                let q = shape.head(q, shape.queries, head).rows(first_query..first_query + rows);
+                let k = shape.head(k, shape.keys, head).rows(attended.clone());
+                let v = shape.head(v, shape.keys, head).rows(attended.clone());
                 let scores = &mut scores[..rows * keys];
                 shape.scores([q, k], scores, rows);
                 for (i, row) in scores.chunks_exact_mut(keys.max(1)).enumerate() {
-                    let visible = mask(row, shape.visible(first + i), part.start);
+                    let visible = mask(row, shape.visible(first_query + i), attended.start);
                     if !visible.is_empty() {
                         let max = maximum(visible);
                         softmax[i] = RowSoftmax { max, inverse_sum: 1.0 / exp_minus(visible, max, 1.0) };
                     }
                 }
-                out.product(View::new(scores, rows, keys), v, 1.0, false, Threads::One);
+                // `scores` now holds exponentials. The sums of exponentials divide the products, which usually are
+                // fewer numbers than the exponentials.
+                out.product(View::new(scores, rows, keys), v, 1.0, Update::Overwrite, Threads::One);
                 for (i, row) in softmax.iter().enumerate() {
                     out.row(i).iter_mut().for_each(|o| *o *= row.inverse_sum);
                 }
@@ -149,6 +154,7 @@ pub fn backward(
     let mut dv: Vec<_> = (0..shares).map(|_| vec![0.0; if v_wanted { keys * channels } else { 0 }]).collect();
     if queries * keys * channels > 0 {
         let rows_per_share = blocks.div_ceil(shares) * block;
+        // For each head, the rows of dq that each share computes, in the order of the shares.
         let mut dq_parts = by_head(&mut dq, q_wanted, queries, shape)
             .into_iter()
             .map(|head| head.map_or_else(Vec::new, |head| head.split_rows(rows_per_share)).into_iter())
@@ -169,6 +175,7 @@ pub fn backward(
                 dv,
             })
             .collect();
+        // Five products, and two passes over the scores.
         let work = rows_per_share * keys * (5 * shape.width + 2 * ELEMENT_COST);
         tasks.into_par_iter().with_min_len(min_items_per_task(work)).for_each_init(
             || Scratch {
@@ -185,32 +192,38 @@ pub fn backward(
     [q_wanted.then_some(dq), k_wanted.then(|| sum_parts(dk)), v_wanted.then(|| sum_parts(dv))]
 }
 
+/// The columns of each head of `data`, `[rows, heads * width]`; one `None` per head if the gradient is not wanted.
 fn by_head(data: &mut [f32], wanted: bool, rows: usize, shape: AttentionShape) -> Vec<Option<ViewMut<'_>>> {
-    match wanted {
-        true => ViewMut::new(data, rows, shape.channels()).split_columns(shape.width).into_iter().map(Some).collect(),
-        false => (0..shape.call.heads).map(|_| None).collect(),
+    if !wanted {
+        return (0..shape.call.heads).map(|_| None).collect();
     }
+    ViewMut::new(data, rows, shape.channels()).split_columns(shape.width).into_iter().map(Some).collect()
 }
 
+/// Numbers per task of [`sum_parts`].
+const CHUNK: usize = 1 << 14;
+
+/// Sum of the shares' partial sums.
 fn sum_parts(parts: Vec<Vec<f32>>) -> Vec<f32> {
     let mut parts = parts.into_iter();
     let mut sum = parts.next().unwrap_or_default();
     for part in parts {
-        sum.par_chunks_mut(1 << 14)
-            .zip(part.par_chunks(1 << 14))
+        sum.par_chunks_mut(CHUNK)
+            .zip(part.par_chunks(CHUNK))
             .for_each(|(sum, part)| sum.iter_mut().zip(part).for_each(|(s, p)| *s += p));
     }
     sum
 }
 
+/// Scratch memory of a thread: one number per score of a block.
 struct Scratch {
     probabilities: Vec<f32>,
     d_scores: Vec<f32>,
-    /// Derivative of the soft cap.
+    /// Derivatives of the soft cap; empty without one.
     slopes: Vec<f32>,
 }
 
-/// The query rows of one head from `first` on.
+/// One share of the query rows of one head, from row `first` on, with the parts of the gradients that it adds to.
 struct Task<'a> {
     head: usize,
     first: usize,
@@ -220,13 +233,14 @@ struct Task<'a> {
 }
 
 impl Task<'_> {
+    /// Computes the gradients through the query rows up to `end`, `block` rows at a time.
     fn run(self, shape: AttentionShape, saved: &Saved, block: usize, end: usize, scratch: &mut Scratch) {
         let Task { head, first, dq, mut dk, mut dv } = self;
         let mut dq_blocks = dq.map_or_else(Vec::new, |dq| dq.split_rows(block)).into_iter();
         for start in (first..end).step_by(block) {
             let stop = (start + block).min(end);
-            let part = shape.visible_to(start..stop);
-            let (rows, keys) = (stop - start, part.len());
+            let attended = shape.visible_to(start..stop);
+            let (rows, keys) = (stop - start, attended.len());
             let dq = dq_blocks.next();
             if keys == 0 {
                 continue;
@@ -234,10 +248,11 @@ impl Task<'_> {
             let q = shape.head(saved.q, shape.queries, head).rows(start..stop);
             let out = shape.head(saved.out, shape.queries, head).rows(start..stop);
             let d_out = shape.head(saved.d_out, shape.queries, head).rows(start..stop);
-            let k = shape.head(saved.k, shape.keys, head).rows(part.clone());
-            let v = shape.head(saved.v, shape.keys, head).rows(part.clone());
+            let k = shape.head(saved.k, shape.keys, head).rows(attended.clone());
+            let v = shape.head(saved.v, shape.keys, head).rows(attended.clone());
             let softmax = &saved.softmax[head * shape.queries..][start..stop];
 
+            // First the scores, then the probabilities.
             let p = &mut scratch.probabilities[..rows * keys];
             shape.scores([q, k], p, rows);
             if let Some(cap) = shape.call.softcap {
@@ -245,18 +260,19 @@ impl Task<'_> {
                 slopes.for_each(|(slope, score)| *slope = 1.0 - (score / cap) * (score / cap));
             }
             for (i, row) in p.chunks_exact_mut(keys).enumerate() {
-                let visible = mask(row, shape.visible(start + i), part.start);
+                let visible = mask(row, shape.visible(start + i), attended.start);
                 exp_minus(visible, softmax[i].max, softmax[i].inverse_sum);
             }
             let p = View::new(p, rows, keys);
             if let Some(dv) = &mut dv {
-                dv.rows_mut(part.clone()).product(p.t(), d_out, 1.0, true, Threads::One);
+                dv.rows_mut(attended.clone()).product(p.t(), d_out, 1.0, Update::Add, Threads::One);
             }
             if dq.is_none() && dk.is_none() {
                 continue;
             }
+            // First the cotangents of the probabilities, then those of the products of queries and keys.
             let ds = &mut scratch.d_scores[..rows * keys];
-            ViewMut::new(ds, rows, keys).product(d_out, v.t(), 1.0, false, Threads::One);
+            ViewMut::new(ds, rows, keys).product(d_out, v.t(), 1.0, Update::Overwrite, Threads::One);
             for (i, ds) in ds.chunks_exact_mut(keys).enumerate() {
                 softmax_backward(ds, p.row(i), dot(out.row(i), d_out.row(i)), shape.call.scale);
             }
@@ -265,21 +281,22 @@ impl Task<'_> {
             }
             let ds = View::new(ds, rows, keys);
             if let Some(mut dq) = dq {
-                dq.product(ds, k, 1.0, false, Threads::One);
+                dq.product(ds, k, 1.0, Update::Overwrite, Threads::One);
             }
             if let Some(dk) = &mut dk {
-                dk.rows_mut(part.clone()).product(ds.t(), q, 1.0, true, Threads::One);
+                dk.rows_mut(attended.clone()).product(ds.t(), q, 1.0, Update::Add, Threads::One);
             }
         }
     }
 }
 
-/// Zeroes the masked scores of a row, whose first key is `first`, and returns the rest.
-fn mask(row: &mut [f32], visible: Range<usize>, first: usize) -> &mut [f32] {
-    let visible = visible.start.saturating_sub(first)..visible.end.saturating_sub(first);
-    row[..visible.start].fill(0.0);
-    row[visible.end..].fill(0.0);
-    &mut row[visible]
+/// Zeroes the masked scores of a row and returns the others. `row` begins at key `first_key`; the query attends to the
+/// keys `visible`.
+fn mask(row: &mut [f32], visible: Range<usize>, first_key: usize) -> &mut [f32] {
+    let columns = visible.start.saturating_sub(first_key)..visible.end.saturating_sub(first_key);
+    row[..columns.start].fill(0.0);
+    row[columns.end..].fill(0.0);
+    &mut row[columns]
 }
 
 vectorised! {
@@ -322,7 +339,8 @@ pub fn exponentials(row: &mut [f32]) -> f32 {
 }
 
 vectorised! {
-    /// Turns the cotangent of the probabilities into that of the scores: `p * (dp - sum(p dp)) * scale`.
+    /// Turns the cotangents of the probabilities p of a row, which `ds` holds, into those of the products of query and
+    /// keys: `p * (ds - mean) * scale`, where `mean` is `sum(p ds)`.
     fn softmax_backward<M>(ds: &mut [f32], p: &[f32], mean: f32, scale: f32) {
         for (ds, &p) in ds.iter_mut().zip(p) {
             *ds = p * (*ds - mean) * scale;

@@ -25,13 +25,15 @@ pub fn forward(x: &[f32], gain: &[f32], silu: bool) -> (Vec<f32>, Vec<f32>) {
     let tasks =
         position_blocks(&mut y, channels, positions).into_par_iter().zip(factors.par_chunks_mut(POSITIONS)).enumerate();
     tasks.with_min_len(min_items_per_task(POSITIONS * channels * ELEMENT_COST)).for_each(|(task, (mut y, factors))| {
-        let part = |c: usize| &x[c * positions + task * POSITIONS..][..task_len(positions, task)];
-        (0..channels).for_each(|c| add_square(part(c), factors));
+        // The task's positions of one channel.
+        let x_of = |c: usize| &x[c * positions + task * POSITIONS..][..task_len(positions, task)];
+        (0..channels).for_each(|c| add_square(x_of(c), factors));
         factors_of_squares(factors, (channels as f32).sqrt());
         for c in 0..channels {
-            match silu {
-                true => scale_silu(part(c), factors, gain[c], y.row(c)),
-                false => scale(part(c), factors, gain[c], y.row(c)),
+            if silu {
+                scale_silu(x_of(c), factors, gain[c], y.row(c));
+            } else {
+                scale(x_of(c), factors, gain[c], y.row(c));
             }
         }
     });
@@ -50,39 +52,46 @@ pub fn backward(
     let channels = gain.len();
     let positions = factors.len();
     let mut d_x = vec![0.0; if wanted[0] { x.len() } else { 0 }];
-    let outputs: Vec<_> = match wanted[0] {
-        true => position_blocks(&mut d_x, channels, positions).into_iter().map(Some).collect(),
-        false => (0..positions.div_ceil(POSITIONS)).map(|_| None).collect(),
+    let outputs: Vec<_> = if wanted[0] {
+        position_blocks(&mut d_x, channels, positions).into_iter().map(Some).collect()
+    } else {
+        (0..positions.div_ceil(POSITIONS)).map(|_| None).collect()
     };
-    // A norm at or below `MIN_NORM` was replaced by that constant, and does not depend on x.
-    let clamped = (channels as f32).sqrt() / MIN_NORM;
-    let parts: Vec<Vec<f32>> = outputs
+    // The factor where the norm is at or below `MIN_NORM`. It does not depend on x there.
+    let clamped_factor = (channels as f32).sqrt() / MIN_NORM;
+    let d_gain_parts: Vec<Vec<f32>> = outputs
         .into_par_iter()
         .with_min_len(min_items_per_task(POSITIONS * channels * 2 * ELEMENT_COST))
         .enumerate()
         .map(|(task, d_x)| {
             let n = task_len(positions, task);
+            // The task's positions of one channel.
             let at = |c: usize| c * positions + task * POSITIONS..c * positions + task * POSITIONS + n;
             let factors = &factors[task * POSITIONS..][..n];
+            // The sum over channels of `x * gain * d_pre`, where `d_pre` is the cotangent before SiLU.
             let mut products = [0.0; POSITIONS];
             let mut d_pre = [0.0; POSITIONS];
             let mut d_gain = vec![0.0; if wanted[1] { channels } else { 0 }];
-            let d_before_silu = |c: usize, d_pre: &mut [f32]| match silu {
-                true => silu_cotangent(&x[at(c)], factors, gain[c], &d_y[at(c)], d_pre),
-                false => d_pre.copy_from_slice(&d_y[at(c)]),
+            let write_d_pre = |c: usize, d_pre: &mut [f32]| {
+                if silu {
+                    silu_cotangent(&x[at(c)], factors, gain[c], &d_y[at(c)], d_pre);
+                } else {
+                    d_pre.copy_from_slice(&d_y[at(c)]);
+                }
             };
             for c in 0..channels {
-                d_before_silu(c, &mut d_pre[..n]);
+                write_d_pre(c, &mut d_pre[..n]);
                 add_product(&x[at(c)], &d_pre[..n], gain[c], &mut products[..n]);
                 if wanted[1] {
                     d_gain[c] = dot3(&x[at(c)], factors, &d_pre[..n]);
                 }
             }
             if let Some(mut d_x) = d_x {
-                radial(&mut products[..n], factors, channels as f32, clamped);
+                make_radial(&mut products[..n], factors, channels as f32, clamped_factor);
+                let radial = &products[..n];
                 for c in 0..channels {
-                    d_before_silu(c, &mut d_pre[..n]);
-                    scale_backward(&x[at(c)], factors, gain[c], &d_pre[..n], &products[..n], d_x.row(c));
+                    write_d_pre(c, &mut d_pre[..n]);
+                    scale_backward(&x[at(c)], factors, gain[c], &d_pre[..n], radial, d_x.row(c));
                 }
             }
             d_gain
@@ -90,16 +99,18 @@ pub fn backward(
         .collect();
     let d_gain = wanted[1].then(|| {
         let mut sum = vec![0.0f64; channels];
-        parts.iter().for_each(|part| sum.iter_mut().zip(part).for_each(|(s, &p)| *s += f64::from(p)));
+        d_gain_parts.iter().for_each(|part| sum.iter_mut().zip(part).for_each(|(s, &p)| *s += f64::from(p)));
         sum.into_iter().map(|s| s as f32).collect()
     });
     [wanted[0].then_some(d_x), d_gain]
 }
 
+/// Number of positions of a task.
 fn task_len(positions: usize, task: usize) -> usize {
     POSITIONS.min(positions - task * POSITIONS)
 }
 
+/// The part of `data` `[channels, positions]` that each task writes.
 fn position_blocks(data: &mut [f32], channels: usize, positions: usize) -> Vec<ViewMut<'_>> {
     ViewMut::new(data, channels, positions).split_columns(POSITIONS)
 }
@@ -131,11 +142,12 @@ vectorised! {
         }
     }
 
+    /// Writes the cotangent before SiLU to `d_pre`.
     fn silu_cotangent<M>(x: &[f32], factors: &[f32], gain: f32, d_y: &[f32], d_pre: &mut [f32]) {
         for (((d_pre, &x), &factor), &d_y) in d_pre.iter_mut().zip(x).zip(factors).zip(d_y) {
             let pre = x * factor * gain;
-            let (s, rest) = (sigmoid::<M>(pre), sigmoid::<M>(-pre));
-            *d_pre = d_y * M::mul_add(pre, s * rest, s);
+            let (s, one_minus_s) = (sigmoid::<M>(pre), sigmoid::<M>(-pre));
+            *d_pre = d_y * M::mul_add(pre, s * one_minus_s, s);
         }
     }
 
@@ -146,14 +158,16 @@ vectorised! {
         }
     }
 
-    /// Turns `sum(x d_hat)` into the factor of `x` in its gradient: `sum * factor^3 / C`, or 0 if the norm was clamped.
-    fn radial<M>(products: &mut [f32], factors: &[f32], channels: f32, clamped: f32) {
+    /// Turns `sum(x * gain * d_pre)` into the part of the gradient of x that is proportional to x, divided by x:
+    /// `sum * factor^3 / C`, or 0 if the norm was clamped.
+    fn make_radial<M>(products: &mut [f32], factors: &[f32], channels: f32, clamped_factor: f32) {
         for (product, &factor) in products.iter_mut().zip(factors) {
-            let factor = if factor < clamped { factor } else { 0.0 };
+            let factor = if factor < clamped_factor { factor } else { 0.0 };
             *product = *product * factor / channels * factor * factor;
         }
     }
 
+    /// Writes the gradient of x, `d_pre * gain * factor - x * radial`.
     fn scale_backward<M>(x: &[f32], factors: &[f32], gain: f32, d_pre: &[f32], radial: &[f32], d_x: &mut [f32]) {
         for ((((d_x, &x), &factor), &d_pre), &radial) in d_x.iter_mut().zip(x).zip(factors).zip(d_pre).zip(radial) {
             *d_x = M::mul_add(d_pre * gain, factor, -(x * radial));

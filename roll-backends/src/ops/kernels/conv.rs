@@ -6,15 +6,15 @@
 use rayon::prelude::*;
 
 use super::correlate::{Packed, correlate};
-pub use super::geometry::ConvShape;
+pub use super::geometry::{ConvKind, ConvShape};
 use super::geometry::{Padded, tap_offsets};
-use super::matrix::{Threads, ViewMut};
+use super::matrix::{Threads, Update, ViewMut};
 use super::parallel::in_pool;
 
 /// Convolves `x` `[inputs, size]` with `weight` `[outputs, inputs, kernel]` and adds the bias of each output channel.
 pub fn forward(shape: ConvShape, x: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f32> {
     in_pool(multiply_adds(shape), || {
-        correlate(shape, &Padded::input(shape, x), &Packed::new(shape, weight, false), Some(bias))
+        correlate(shape, &Padded::input(shape, x), &Packed::new(shape, weight, ConvKind::Forward), Some(bias))
     })
 }
 
@@ -24,7 +24,8 @@ pub fn backward(shape: ConvShape, x: &[f32], weight: &[f32], d_y: &[f32], wanted
         let Some(output) = shape.output() else { return [None, None, None] };
         let d_x = wanted[0].then(|| {
             let transposed = shape.transposed(output);
-            correlate(transposed, &Padded::input(transposed, d_y), &Packed::new(shape, weight, true), None)
+            let packed = Packed::new(shape, weight, ConvKind::Transposed);
+            correlate(transposed, &Padded::input(transposed, d_y), &packed, None)
         });
         let d_weight = wanted[1].then(|| weight_gradient(shape, output, x, d_y));
         let d_bias = wanted[2].then(|| {
@@ -35,6 +36,7 @@ pub fn backward(shape: ConvShape, x: &[f32], weight: &[f32], d_y: &[f32], wanted
     })
 }
 
+/// Number of multiply-adds of the convolution, or of one of its gradients.
 fn multiply_adds(shape: ConvShape) -> usize {
     let taps: usize = shape.kernel.iter().product();
     shape.output().map_or(0, |size| size.iter().product::<usize>() * taps * shape.inputs * shape.outputs)
@@ -47,9 +49,10 @@ fn weight_gradient(shape: ConvShape, output: [usize; 3], x: &[f32], d_y: &[f32])
     // `d_y` gets zeros on the right, so that its rows are as wide as those of the padded input. A frame is then one
     // contiguous span in both, and one product covers it: columns of the input without an output meet a zero.
     let d_y = Padded::new(d_y, shape.outputs, output, [0; 3], [output[0], output[1], x.size[2]]);
-    let span = (output[1] - 1) * x.size[2] + output[2]; // of a frame: from its first to its last output
+    // Positions of a frame from its first to its last output.
+    let span = (output[1] - 1) * x.size[2] + output[2];
     let mut by_tap = vec![0.0; taps * pairs];
-    // Several taps are computed in parallel already.
+    // Several taps are computed in parallel, so that each product uses one thread.
     let threads = if taps > 1 { Threads::One } else { Threads::All };
     if pairs > 0 {
         let offsets: Vec<_> = tap_offsets(shape.kernel).collect();
@@ -57,7 +60,7 @@ fn weight_gradient(shape: ConvShape, output: [usize; 3], x: &[f32], d_y: &[f32])
             let mut sum = ViewMut::new(sum, shape.outputs, shape.inputs);
             for t in 0..output[0] {
                 let inputs = x.from([t + kt, kr, kc], span);
-                sum.product(d_y.from([t, 0, 0], span), inputs.t(), 1.0, true, threads);
+                sum.product(d_y.from([t, 0, 0], span), inputs.t(), 1.0, Update::Add, threads);
             }
         });
     }

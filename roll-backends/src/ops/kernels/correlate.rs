@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 
-use super::geometry::{ConvShape, Padded, tap_offsets};
+use super::geometry::{ConvKind, ConvShape, Padded, tap_offsets};
 use super::matrix::ViewMut;
 use super::simd::vectorised;
 use super::tile::{MR, NR};
@@ -24,30 +24,32 @@ pub struct Packed {
 }
 
 impl Packed {
-    /// Packs `weight`, `[outputs, inputs, taps]` of `shape`. If `transposed`, packs the weight of the backward
-    /// convolution: inputs and outputs swapped and taps reversed.
-    pub fn new(shape: ConvShape, weight: &[f32], transposed: bool) -> Self {
+    /// Packs `weight`, `[outputs, inputs, taps]` of `shape`, for a convolution of this kind.
+    pub fn new(shape: ConvShape, weight: &[f32], kind: ConvKind) -> Self {
         let taps: usize = shape.kernel.iter().product();
-        let (inputs, outputs) = match transposed {
-            true => (shape.outputs, shape.inputs),
-            false => (shape.inputs, shape.outputs),
+        let (inputs, outputs) = match kind {
+            ConvKind::Forward => (shape.inputs, shape.outputs),
+            ConvKind::Transposed => (shape.outputs, shape.inputs),
         };
-        let mut values = vec![0.0; inputs * taps * outputs.next_multiple_of(MR)];
-        let row = taps * outputs.next_multiple_of(MR);
-        if row > 0 {
-            values.par_chunks_mut(KC * row).enumerate().for_each(|(block, values)| {
-                let channels = values.len() / row;
-                for (o, values) in values.chunks_exact_mut(channels * taps * MR).enumerate() {
-                    for (c, values) in values.chunks_exact_mut(taps * MR).enumerate() {
-                        for lane in 0..MR.min(outputs - o * MR) {
-                            let (input, output) = (block * KC + c, o * MR + lane);
-                            let pair = match transposed {
-                                true => input * shape.inputs + output,
-                                false => output * shape.inputs + input,
+        let per_input = taps * outputs.next_multiple_of(MR);
+        let mut values = vec![0.0; inputs * per_input];
+        if per_input > 0 {
+            values.par_chunks_mut(KC * per_input).enumerate().for_each(|(input_block, values)| {
+                let channels = values.len() / per_input;
+                for (output_block, values) in values.chunks_exact_mut(channels * taps * MR).enumerate() {
+                    for (channel, by_tap) in values.chunks_exact_mut(taps * MR).enumerate() {
+                        for lane in 0..MR.min(outputs - output_block * MR) {
+                            let (input, output) = (input_block * KC + channel, output_block * MR + lane);
+                            let pair = match kind {
+                                ConvKind::Forward => output * shape.inputs + input,
+                                ConvKind::Transposed => input * shape.inputs + output,
                             };
                             for (tap, &value) in weight[pair * taps..][..taps].iter().enumerate() {
-                                let tap = if transposed { taps - 1 - tap } else { tap };
-                                values[tap * MR + lane] = value;
+                                let packed_tap = match kind {
+                                    ConvKind::Forward => tap,
+                                    ConvKind::Transposed => taps - 1 - tap,
+                                };
+                                by_tap[packed_tap * MR + lane] = value;
                             }
                         }
                     }
@@ -59,8 +61,8 @@ impl Packed {
 
     /// The weights of input channels `first..first + channels` (one block), for each block of output channels.
     fn block(&self, first: usize, channels: usize) -> std::slice::ChunksExact<'_, f32> {
-        let row = self.taps * self.outputs.next_multiple_of(MR);
-        self.values[first * row..][..channels * row].chunks_exact(channels * self.taps * MR)
+        let per_input = self.taps * self.outputs.next_multiple_of(MR);
+        self.values[first * per_input..][..channels * per_input].chunks_exact(channels * self.taps * MR)
     }
 }
 
@@ -68,38 +70,42 @@ impl Packed {
 /// the bias of each output channel.
 pub fn correlate(shape: ConvShape, x: &Padded, weight: &Packed, bias: Option<&[f32]>) -> Vec<f32> {
     let Some([frames, rows, columns]) = shape.output() else { return Vec::new() };
+    // Width of a row and size of a channel of the padded input.
     let stride = x.size[2];
-    let plane: usize = x.size.iter().product();
+    let channel_size: usize = x.size.iter().product();
+    // Where each tap reads, relative to the first tap.
     let offsets: Vec<usize> = tap_offsets(shape.kernel).map(|[t, r, c]| (t * x.size[1] + r) * stride + c).collect();
     let mut y = vec![0.0; shape.outputs * frames * rows * columns];
-    // A task computes rows as wide as the padded input's; the columns beyond the output's are dropped.
-    let enough = (frames * rows).div_ceil(2 * rayon::current_num_threads());
-    let height = (NC / stride).max(1).min(enough).min(rows);
+    // A task computes some rows of one frame, for all output channels. It has about `NC` positions, or fewer, so that
+    // each thread gets two tasks.
+    let rows_for_all_threads = (frames * rows).div_ceil(2 * rayon::current_num_threads());
+    let height = (NC / stride).max(1).min(rows_for_all_threads).min(rows);
     let tasks: Vec<_> = ViewMut::new(&mut y, shape.outputs, frames * rows * columns)
         .split_columns(rows * columns)
         .into_iter()
         .enumerate()
-        .flat_map(|(t, frame)| {
-            let stretches = frame.split_columns(height * columns).into_iter().enumerate();
-            stretches.map(move |(i, part)| (t, i * height, part)).collect::<Vec<_>>()
+        .flat_map(|(frame, y_of_frame)| {
+            let parts = y_of_frame.split_columns(height * columns).into_iter().enumerate();
+            parts.map(move |(i, y_part)| (frame, i * height, y_part)).collect::<Vec<_>>()
         })
         .collect();
-    let outputs = shape.outputs.next_multiple_of(MR);
-    tasks.into_par_iter().for_each_init(Vec::new, |sums, (t, first, mut part)| {
-        let length = ((height.min(rows - first) - 1) * stride + columns).next_multiple_of(NR);
+    let padded_outputs = shape.outputs.next_multiple_of(MR);
+    tasks.into_par_iter().for_each_init(Vec::new, |sums, (frame, first_row, mut y_part)| {
+        // Sums are computed for rows as wide as the padded input's; the columns beyond the output's are dropped below.
+        let length = ((height.min(rows - first_row) - 1) * stride + columns).next_multiple_of(NR);
         sums.clear();
-        sums.resize(outputs * length, 0.0);
-        let start = (t * x.size[1] + first) * stride;
+        sums.resize(padded_outputs * length, 0.0);
+        let start = (frame * x.size[1] + first_row) * stride;
         for channel in (0..weight.inputs).step_by(KC) {
             let channels = KC.min(weight.inputs - channel);
-            let inputs = &x.values[channel * plane + start..];
+            let inputs = &x.values[channel * channel_size + start..];
             for (weight, sums) in weight.block(channel, channels).zip(sums.chunks_exact_mut(MR * length)) {
-                accumulate(inputs, plane, &offsets, weight, sums, length);
+                accumulate(inputs, channel_size, &offsets, weight, sums, length);
             }
         }
         for (c, sums) in sums.chunks_exact(length).take(shape.outputs).enumerate() {
             let bias = bias.map_or(0.0, |bias| bias[c]);
-            for (row, sums) in part.row(c).chunks_exact_mut(columns).zip(sums.chunks(stride)) {
+            for (row, sums) in y_part.row(c).chunks_exact_mut(columns).zip(sums.chunks(stride)) {
                 row.iter_mut().zip(sums).for_each(|(y, sum)| *y = sum + bias);
             }
         }
@@ -108,16 +114,19 @@ pub fn correlate(shape: ConvShape, x: &Padded, weight: &Packed, bias: Option<&[f
 }
 
 vectorised! {
-    /// Accumulates in `sums`, `[MR, length]` (length a multiple of [`NR`]), the products of `weight`,
-    /// `[channels, taps, MR]`, with the input channels that begin at `x` and are `plane` apart.
-    fn accumulate<M>(x: &[f32], plane: usize, offsets: &[usize], weight: &[f32], sums: &mut [f32], length: usize) {
+    /// Accumulates in `sums`, `[MR, length]` (length a multiple of [`NR`]), the products of `weight`, `[channels, taps,
+    /// MR]`, with the input channels that begin at `x` and are `channel_size` apart. The last positions may read beyond
+    /// their channel, into the next one or into the zeros behind the last (see [`Padded`]); their sums are not used.
+    fn accumulate<M>(
+        x: &[f32], channel_size: usize, offsets: &[usize], weight: &[f32], sums: &mut [f32], length: usize,
+    ) {
         for first in (0..length).step_by(NR) {
             let mut tile = [[0.0f32; NR]; MR];
             for (o, tile) in tile.iter_mut().enumerate() {
                 tile.copy_from_slice(&sums[o * length + first..][..NR]);
             }
             for (c, weight) in weight.chunks_exact(MR * offsets.len()).enumerate() {
-                let x = &x[c * plane + first..];
+                let x = &x[c * channel_size + first..];
                 for (&offset, weight) in offsets.iter().zip(weight.chunks_exact(MR)) {
                     let inputs = &x[offset..offset + NR];
                     for o in 0..MR {

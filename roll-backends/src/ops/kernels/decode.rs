@@ -9,8 +9,13 @@ use super::row_products::dots;
 use super::simd::vectorised;
 use crate::ops::DecodeCall;
 
-/// Attention of row i of `q` over the rows `key_ranges[i]` of `prompts` and `tails` (keys and values), in this order.
-/// Heads have `width` numbers. A row's bits do not depend on the other rows.
+/// Queries and keys of a register tile. What is left over at the ends is computed in smaller tiles.
+const QUERIES: usize = 3;
+const KEYS: usize = 4;
+
+/// Attention of each query, a row of `q` `[N, heads * width]`, over the keys of its sequence. `prompts` and `tails` are
+/// each keys and values, `[rows, key_heads * width]`. `key_ranges[i]` holds the rows of `prompts` and the rows of
+/// `tails` that query i attends to. The bits of a result row do not depend on the other rows.
 pub fn attend(
     call: &DecodeCall,
     width: usize,
@@ -20,24 +25,33 @@ pub fn attend(
     key_ranges: &[[Range<usize>; 2]],
 ) -> Vec<f32> {
     let (key_heads, scale) = (call.key_heads, call.factor(width));
-    // Query heads that share a key head; they are adjacent.
-    let sharing = call.heads / key_heads;
-    let (group_width, stride) = (sharing * width, key_heads * width);
+    // Query heads that share a key head are adjacent, and computed together.
+    let heads_per_key_head = call.heads / key_heads;
+    let (group_width, stride) = (heads_per_key_head * width, key_heads * width);
     let mut out = vec![0.0; q.len()];
-    let max_keys = key_ranges.iter().map(|[a, b]| a.len() + b.len()).max().unwrap_or(0);
+    let max_keys = key_ranges.iter().map(|[prompt, tail]| prompt.len() + tail.len()).max().unwrap_or(0);
+    // A task is one key head of one query row.
     let tasks = out.par_chunks_mut(group_width.max(1)).zip(q.par_chunks(group_width.max(1))).enumerate();
     tasks.for_each_init(
-        || vec![0.0; sharing * max_keys],
-        |scores, (i, (out, q))| {
-            let (ranges, head) = (&key_ranges[i / key_heads], i % key_heads);
-            let keys = ranges[0].len() + ranges[1].len();
-            let scores = &mut scores[..sharing * keys];
-            // Tensors and their rows, and the column of the first one's score.
-            let sources = [(prompts, &ranges[0], 0), (tails, &ranges[1], ranges[0].len())];
-            let sources = sources.into_iter().filter(|(_, rows, _)| !rows.is_empty());
-            for ([k, _], rows, first) in sources.clone() {
-                let start = rows.start * stride + head * width;
-                score(q, &k[start..], scores, [width, stride, rows.len(), keys, first]);
+        || vec![0.0; heads_per_key_head * max_keys],
+        |scores, (task, (out, q))| {
+            let ([prompt_rows, tail_rows], head) = (&key_ranges[task / key_heads], task % key_heads);
+            let keys = prompt_rows.len() + tail_rows.len();
+            let scores = &mut scores[..heads_per_key_head * keys];
+            let layout = |rows: &Range<usize>, first_column: usize| Layout {
+                width,
+                stride,
+                rows: rows.len(),
+                score_columns: keys,
+                first_column,
+            };
+            // Keys and values, their rows, and the column of the first row's score.
+            let sources = [(prompts, prompt_rows, 0), (tails, tail_rows, prompt_rows.len())];
+            for ([k, _], rows, first_column) in sources {
+                if !rows.is_empty() {
+                    let start = rows.start * stride + head * width;
+                    score(q, &k[start..], scores, layout(rows, first_column));
+                }
             }
             for row in scores.chunks_exact_mut(keys.max(1)) {
                 row.iter_mut().for_each(|score| *score *= scale);
@@ -48,63 +62,76 @@ pub fn attend(
                 let sum = exp_minus(row, max, 1.0);
                 row.iter_mut().for_each(|p| *p /= sum);
             }
-            for ([_, v], rows, first) in sources {
-                let start = rows.start * stride + head * width;
-                add_weighted_values(scores, &v[start..], out, [width, stride, rows.len(), keys, first]);
+            for ([_, v], rows, first_column) in sources {
+                if !rows.is_empty() {
+                    let start = rows.start * stride + head * width;
+                    add_weighted_values(scores, &v[start..], out, layout(rows, first_column));
+                }
             }
         },
     );
     out
 }
 
-/// Writes the products of each query of `q` with the rows of `k` to `scores`. `sizes` are: width of a head, stride
-/// between rows of `k`, number of rows, columns of `scores`, first column to write.
-fn score(q: &[f32], k: &[f32], scores: &mut [f32], sizes: [usize; 5]) {
-    let [width, _, rows, ..] = sizes;
-    let sharing = q.len() / width;
-    for r in (0..rows).step_by(KEYS) {
-        for g in (0..sharing).step_by(QUERIES) {
-            match (rows - r >= KEYS, sharing - g) {
-                (true, 1) => score_tile::<1, KEYS>(q, k, scores, sizes, [g, r]),
-                (true, 2) => score_tile::<2, KEYS>(q, k, scores, sizes, [g, r]),
-                (true, _) => score_tile::<QUERIES, KEYS>(q, k, scores, sizes, [g, r]),
-                (false, left) => {
-                    for g in g..g + left.min(QUERIES) {
-                        (r..rows).for_each(|r| score_tile::<1, 1>(q, k, scores, sizes, [g, r]));
-                    }
+/// Where the keys or values of one head lie, and where their scores lie.
+#[derive(Clone, Copy)]
+struct Layout {
+    /// Numbers per head.
+    width: usize,
+    /// Distance between two rows of keys or values.
+    stride: usize,
+    /// Number of rows.
+    rows: usize,
+    /// Number of columns of the scores.
+    score_columns: usize,
+    /// Column of the first row's score.
+    first_column: usize,
+}
+
+/// Writes the products of each query of `q` with the rows of `k` to `scores`.
+fn score(q: &[f32], k: &[f32], scores: &mut [f32], layout: Layout) {
+    let (rows, queries) = (layout.rows, q.len() / layout.width);
+    for key in (0..rows).step_by(KEYS) {
+        for query in (0..queries).step_by(QUERIES) {
+            if rows - key < KEYS {
+                for query in query..(query + QUERIES).min(queries) {
+                    (key..rows).for_each(|key| score_tile::<1, 1>(q, k, scores, layout, [query, key]));
                 }
+                continue;
+            }
+            match queries - query {
+                1 => score_tile::<1, KEYS>(q, k, scores, layout, [query, key]),
+                2 => score_tile::<2, KEYS>(q, k, scores, layout, [query, key]),
+                _ => score_tile::<QUERIES, KEYS>(q, k, scores, layout, [query, key]),
             }
         }
     }
 }
 
-/// Queries and keys of a register tile.
-const QUERIES: usize = 3;
-const KEYS: usize = 4;
-
-fn score_tile<const R: usize, const O: usize>(
+/// Writes the scores of `Q` queries and `K` keys, from the given query and key on.
+fn score_tile<const Q: usize, const K: usize>(
     q: &[f32],
     k: &[f32],
     scores: &mut [f32],
-    [width, stride, _, keys, first]: [usize; 5],
+    Layout { width, stride, score_columns, first_column, .. }: Layout,
     [query, key]: [usize; 2],
 ) {
-    let q = std::array::from_fn(|g| &q[(query + g) * width..][..width]);
-    let k = std::array::from_fn(|r| &k[(key + r) * stride..][..width]);
-    for (g, products) in dots::<R, O>(q, k).iter().enumerate() {
-        scores[(query + g) * keys + first + key..][..O].copy_from_slice(products);
+    let q = std::array::from_fn(|i| &q[(query + i) * width..][..width]);
+    let k = std::array::from_fn(|i| &k[(key + i) * stride..][..width]);
+    for (i, products) in dots::<Q, K>(q, k).iter().enumerate() {
+        scores[(query + i) * score_columns + first_column + key..][..K].copy_from_slice(products);
     }
 }
 
 vectorised! {
-    /// Adds rows of `v`, weighted by `scores`, to each head of `out`; `sizes` are those of [`score`].
-    fn add_weighted_values<M>(scores: &[f32], v: &[f32], out: &mut [f32], sizes: [usize; 5]) {
-        let [width, stride, rows, keys, first] = sizes;
+    /// Adds rows of `v`, weighted by `scores`, to each head of `out`.
+    fn add_weighted_values<M>(scores: &[f32], v: &[f32], out: &mut [f32], layout: Layout) {
+        let Layout { width, stride, rows, score_columns, first_column } = layout;
         let whole = rows / KEYS * KEYS;
         for r in (0..whole).step_by(KEYS) {
             let v: [&[f32]; KEYS] = std::array::from_fn(|i| &v[(r + i) * stride..][..width]);
-            for (g, out) in out.chunks_exact_mut(width).enumerate() {
-                let p = &scores[g * keys + first + r..][..KEYS];
+            for (query, out) in out.chunks_exact_mut(width).enumerate() {
+                let p = &scores[query * score_columns + first_column + r..][..KEYS];
                 for (c, o) in out.iter_mut().enumerate() {
                     let sum = M::mul_add(p[1], v[1][c], M::mul_add(p[0], v[0][c], *o));
                     *o = M::mul_add(p[3], v[3][c], M::mul_add(p[2], v[2][c], sum));
@@ -113,8 +140,8 @@ vectorised! {
         }
         for r in whole..rows {
             let v = &v[r * stride..][..width];
-            for (g, out) in out.chunks_exact_mut(width).enumerate() {
-                let p = scores[g * keys + first + r];
+            for (query, out) in out.chunks_exact_mut(width).enumerate() {
+                let p = scores[query * score_columns + first_column + r];
                 out.iter_mut().zip(v).for_each(|(o, v)| *o = M::mul_add(p, *v, *o));
             }
         }

@@ -37,6 +37,16 @@ impl ConvShape {
     }
 }
 
+/// The convolution that a weight is packed for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConvKind {
+    /// The convolution itself.
+    Forward,
+    /// The convolution that computes the input's cotangent from the output's. In the weight, inputs and outputs are
+    /// swapped, and taps are reversed.
+    Transposed,
+}
+
 /// A zero-padded copy of a tensor.
 pub struct Padded {
     /// `[channels, size]`, followed by [`NR`] zeros that the last tile may read.
@@ -47,12 +57,13 @@ pub struct Padded {
 }
 
 impl Padded {
+    /// Pads the input `x` of a convolution.
     pub fn input(shape: ConvShape, x: &[f32]) -> Self {
         let size = std::array::from_fn(|i| shape.size[i] + 2 * shape.padding[i]);
         Self::new(x, shape.inputs, shape.size, shape.padding, size)
     }
 
-    /// Pads to `size`, with `before` zeros before each axis.
+    /// Pads x `[channels, inner]` to `[channels, size]`, with `before` zeros before each axis and the rest after it.
     pub fn new(x: &[f32], channels: usize, inner: [usize; 3], before: [usize; 3], size: [usize; 3]) -> Self {
         let [frames, rows, columns] = size;
         let mut values = vec![0.0; channels * frames * rows * columns + NR];
@@ -72,7 +83,7 @@ impl Padded {
         Self { values, channels, size }
     }
 
-    /// The matrix `[channels, length]` of consecutive values from a position on.
+    /// The matrix `[channels, length]` of consecutive values from the position (frame, row, column) on.
     pub fn from(&self, [t, r, c]: [usize; 3], length: usize) -> View<'_> {
         let [frames, rows, columns] = self.size;
         let start = (t * rows + r) * columns + c;

@@ -3,7 +3,7 @@
 use half::bf16;
 use rayon::prelude::*;
 
-use super::matrix::{Threads, View, ViewMut};
+use super::matrix::{Threads, Update, View, ViewMut};
 use super::norm::sum_of_rows;
 use super::panel_products::{RightMatrix, depth_and_columns};
 use super::parallel::{ELEMENT_COST, min_items_per_task};
@@ -36,10 +36,12 @@ impl LinearShape {
         self.rows * self.inputs * self.outputs
     }
 
+    /// x, `[rows, inputs]`.
     fn x<'a>(&self, x: &'a [f32]) -> View<'a> {
         View::new(x, self.rows, self.inputs)
     }
 
+    /// The result or its cotangent, `[rows, outputs]`.
     fn y<'a>(&self, y: &'a [f32]) -> View<'a> {
         View::new(y, self.rows, self.outputs)
     }
@@ -53,21 +55,33 @@ impl LinearShape {
                 let weight = View::new(values, outputs, inputs);
                 let weight = if transpose_weight { weight.t() } else { weight };
                 let [depth, columns] = depth_and_columns(outputs, inputs, transpose_weight);
-                ViewMut::new(out, rows, columns).product(View::new(a, rows, depth), weight, 1.0, true, Threads::All);
+                ViewMut::new(out, rows, columns).product(
+                    View::new(a, rows, depth),
+                    weight,
+                    1.0,
+                    Update::Add,
+                    Threads::All,
+                );
             }
             Weight::F32(values) => RightMatrix { values, outputs, inputs }.add_product(a, transpose_weight, out),
             Weight::Bf16(values) => RightMatrix { values, outputs, inputs }.add_product(a, transpose_weight, out),
         }
     }
 
+    /// The down projection A, `[rank, inputs]`.
     fn a<'a>(&self, lora: Lora<'a>) -> View<'a> {
         View::new(lora.down, self.rank, self.inputs)
     }
 
+    /// The up projection B, `[outputs, rank]`.
     fn b<'a>(&self, lora: Lora<'a>) -> View<'a> {
         View::new(lora.up, self.outputs, self.rank)
     }
 }
+
+/// Values of the argument `transpose_weight` of [`LinearShape::add_product`].
+const TRANSPOSED: bool = true;
+const AS_STORED: bool = false;
 
 /// Returns the result `[rows, outputs]` and, with LoRA, `x A^T` (`[rows, rank]`; else empty).
 pub fn forward(
@@ -82,11 +96,11 @@ pub fn forward(
         let rows = y.par_chunks_mut(shape.outputs).with_min_len(min_items_per_task(shape.outputs * ELEMENT_COST));
         rows.for_each(|row| row.copy_from_slice(bias));
     }
-    shape.add_product(x, weight, true, &mut y);
+    shape.add_product(x, weight, TRANSPOSED, &mut y);
     let Some(lora) = lora else { return (y, Vec::new()) };
     let mut out = ViewMut::new(&mut y, shape.rows, shape.outputs);
     let inner = product(shape.rows, shape.rank, shape.x(x), shape.a(lora).t(), 1.0);
-    out.product(View::new(&inner, shape.rows, shape.rank), shape.b(lora).t(), lora.scale, true, Threads::All);
+    out.product(View::new(&inner, shape.rows, shape.rank), shape.b(lora).t(), lora.scale, Update::Add, Threads::All);
     (y, inner)
 }
 
@@ -103,15 +117,17 @@ pub fn backward(
     let LinearShape { rows, inputs, outputs, rank } = shape;
     let [want_x, want_weight, want_bias, want_a, want_b] = wanted;
     let d = shape.y(d_y);
-    // The cotangent of `x A^T`, which the gradients of x and A both need.
-    let d_inner =
-        lora.filter(|_| want_x || want_a).map(|(lora, _)| (lora, product(rows, rank, d, shape.b(lora), lora.scale)));
+    // LoRA's matrices and the cotangent of `x A^T`, which the gradients of x and A both need.
+    let d_inner = match lora {
+        Some((lora, _)) if want_x || want_a => Some((lora, product(rows, rank, d, shape.b(lora), lora.scale))),
+        _ => None,
+    };
     let d_x = want_x.then(|| {
         let mut d_x = vec![0.0; rows * inputs];
-        shape.add_product(d_y, weight, false, &mut d_x);
+        shape.add_product(d_y, weight, AS_STORED, &mut d_x);
         if let Some((lora, d_inner)) = &d_inner {
             let d_inner = View::new(d_inner, rows, rank);
-            ViewMut::new(&mut d_x, rows, inputs).product(d_inner, shape.a(*lora), 1.0, true, Threads::All);
+            ViewMut::new(&mut d_x, rows, inputs).product(d_inner, shape.a(*lora), 1.0, Update::Add, Threads::All);
         }
         d_x
     });
@@ -120,18 +136,22 @@ pub fn backward(
         0 => vec![0.0; outputs],
         _ => sum_of_rows(rows, d_y),
     });
-    let d_a = d_inner
-        .as_ref()
-        .filter(|_| want_a)
-        .map(|(_, d_inner)| product(rank, inputs, View::new(d_inner, rows, rank).t(), shape.x(x), 1.0));
-    let d_b = lora
-        .filter(|_| want_b)
-        .map(|(lora, inner)| product(outputs, rank, d.t(), View::new(inner, rows, rank), lora.scale));
+    let d_a = match &d_inner {
+        Some((_, d_inner)) if want_a => {
+            Some(product(rank, inputs, View::new(d_inner, rows, rank).t(), shape.x(x), 1.0))
+        }
+        _ => None,
+    };
+    let d_b = match lora {
+        Some((lora, inner)) if want_b => Some(product(outputs, rank, d.t(), View::new(inner, rows, rank), lora.scale)),
+        _ => None,
+    };
     [d_x, d_weight, d_bias, d_a, d_b]
 }
 
+/// Returns `factor * a b`, `[rows, columns]`.
 fn product(rows: usize, columns: usize, a: View, b: View, factor: f32) -> Vec<f32> {
     let mut out = vec![0.0; rows * columns];
-    ViewMut::new(&mut out, rows, columns).product(a, b, factor, false, Threads::All);
+    ViewMut::new(&mut out, rows, columns).product(a, b, factor, Update::Overwrite, Threads::All);
     out
 }

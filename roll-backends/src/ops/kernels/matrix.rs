@@ -47,10 +47,12 @@ impl<'a> View<'a> {
         &self.data[i * self.row_stride..][..self.columns]
     }
 
+    /// The data from element `start` on; empty beyond the end, where an empty view may begin.
     fn tail(&self, start: usize) -> &'a [f32] {
         &self.data[start.min(self.data.len())..]
     }
 
+    /// Whether the last element lies inside the data.
     fn is_inside(&self) -> bool {
         self.rows == 0
             || self.columns == 0
@@ -126,9 +128,9 @@ impl<'a> ViewMut<'a> {
         ViewMut { start, rows: rows.len(), owner: PhantomData, ..*self }
     }
 
-    /// Computes `factor * a b`, added to the old values if `accumulate`. `threads` says whether the product may use
+    /// Computes `factor * a b`, and writes or adds it to this matrix. `threads` says whether the product may use
     /// several threads.
-    pub fn product(&mut self, a: View, b: View, factor: f32, accumulate: bool, threads: Threads) {
+    pub fn product(&mut self, a: View, b: View, factor: f32, update: Update, threads: Threads) {
         assert!(
             a.columns == b.rows && a.rows == self.rows && b.columns == self.columns,
             "product of {}x{} and {}x{} into {}x{}",
@@ -147,6 +149,7 @@ impl<'a> ViewMut<'a> {
             Threads::One => gemm::Parallelism::None,
             Threads::All => gemm::Parallelism::Rayon(0),
         };
+        let accumulate = update == Update::Add;
         // SAFETY: the sizes match and both operands are inside their slices (asserted above), `self` exclusively covers
         // the result, and nothing uninitialised is read.
         unsafe {
@@ -175,6 +178,15 @@ impl<'a> ViewMut<'a> {
     }
 }
 
+/// What a product does with the old values of its destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Update {
+    /// Replaces them.
+    Overwrite,
+    /// Adds to them.
+    Add,
+}
+
 /// The threads that run a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Threads {
@@ -196,7 +208,7 @@ mod tests {
         let view_a = View::new(&a, 4, 3).t(); // 3 x 4
         let view_b = View::new(&b, 4, 5).columns(1..5); // 4 x 4
         let mut parts = ViewMut::new(&mut c, 3, 8).split_columns(4);
-        parts[1].product(view_a, view_b, 2.0, true, Threads::One);
+        parts[1].product(view_a, view_b, 2.0, Update::Add, Threads::One);
         for i in 0..3 {
             for j in 0..4 {
                 let sum: f32 = (0..4).map(|k| a[k * 3 + i] * b[k * 5 + 1 + j]).sum();

@@ -28,20 +28,20 @@ impl MaxPoolShape {
 
     /// The input rows that the windows of an output row read.
     fn rows(self, row: usize) -> impl Iterator<Item = usize> {
-        let from = move |tap: usize| {
+        let input_row = move |tap: usize| {
             (row * self.window.stride[0] + tap * self.window.dilation[0]).checked_sub(self.window.padding[0].0)
         };
-        (0..self.window.kernel[0]).filter_map(from).filter(move |row| *row < self.size[0])
+        (0..self.window.kernel[0]).filter_map(input_row).filter(move |row| *row < self.size[0])
     }
 
     /// The output columns for which column `tap` of the window is in bounds, and the input column that the first of
     /// them reads.
     fn columns(&self, tap: usize) -> (Range<usize>, usize) {
-        let (step, at) = (self.window.stride[1], tap * self.window.dilation[1]);
-        let first = self.window.padding[1].0.saturating_sub(at).div_ceil(step).min(self.output[1]);
-        let end =
-            (self.size[1] + self.window.padding[1].0).saturating_sub(at).div_ceil(step).clamp(first, self.output[1]);
-        (first..end, (first * step + at).saturating_sub(self.window.padding[1].0))
+        // Output column c reads input column c * step + offset - before.
+        let (step, offset, before) = (self.window.stride[1], tap * self.window.dilation[1], self.window.padding[1].0);
+        let first = before.saturating_sub(offset).div_ceil(step).min(self.output[1]);
+        let end = (self.size[1] + before).saturating_sub(offset).div_ceil(step).clamp(first, self.output[1]);
+        (first..end, (first * step + offset).saturating_sub(before))
     }
 }
 
@@ -53,23 +53,23 @@ pub fn forward(shape: MaxPoolShape, x: &[f32]) -> Vec<f32> {
     let mut y = vec![0.0; shape.planes * high * wide];
     if !x.is_empty() && !y.is_empty() {
         let planes = y.par_chunks_mut(high * wide).zip(x.par_chunks(rows * columns));
-        planes.with_min_len(shape.planes_per_task()).for_each(|(y, x)| plane(shape, x, y));
+        planes.with_min_len(shape.planes_per_task()).for_each(|(y, x)| pool_plane(shape, x, y));
     }
     y
 }
 
 vectorised! {
-    fn plane<M>(shape: MaxPoolShape, x: &[f32], y: &mut [f32]) {
+    fn pool_plane<M>(shape: MaxPoolShape, x: &[f32], y: &mut [f32]) {
         for (row, y) in y.chunks_exact_mut(shape.output[1]).enumerate() {
             y.fill(f32::NEG_INFINITY);
-            for row in shape.rows(row) {
-                let x = &x[row * shape.size[1]..][..shape.size[1]];
+            for input_row in shape.rows(row) {
+                let x = &x[input_row * shape.size[1]..][..shape.size[1]];
                 for tap in 0..shape.window.kernel[1] {
-                    let (range, from) = shape.columns(tap);
-                    if range.is_empty() {
+                    let (columns, first_input) = shape.columns(tap);
+                    if columns.is_empty() {
                         continue;
                     }
-                    let (y, x) = (&mut y[range], &x[from..]);
+                    let (y, x) = (&mut y[columns], &x[first_input..]);
                     // Common strides as constants, so that the compiler uses vector registers.
                     match shape.window.stride[1] {
                         1 => max_into(y, x.iter()),
@@ -86,12 +86,13 @@ vectorised! {
     }
 }
 
+/// Replaces each element of y by the maximum of it and the element of x; NaN if either is NaN.
 #[inline(always)]
 fn max_into<'a>(y: &mut [f32], x: impl Iterator<Item = &'a f32>) {
     for (y, x) in y.iter_mut().zip(x) {
         // `NaN <= y` is false, so a NaN of x is taken; a NaN of y is kept explicitly.
-        let more = if *x <= *y { *y } else { *x };
-        *y = if y.is_nan() { f32::NAN } else { more };
+        let larger = if *x <= *y { *y } else { *x };
+        *y = if y.is_nan() { f32::NAN } else { larger };
     }
 }
 
@@ -107,15 +108,16 @@ pub fn backward(shape: MaxPoolShape, x: &[f32], y: &[f32], d_y: &[f32]) -> Vec<f
         let planes = d_x.par_chunks_mut(rows * columns).zip(x.par_chunks(rows * columns)).zip(outputs);
         planes.with_min_len(shape.planes_per_task()).for_each_init(Vec::new, |argmax, ((d_x, x), (y, d_y))| {
             for row in 0..high {
-                let part = row * wide..(row + 1) * wide;
-                row_backward(shape, row, x, &y[part.clone()], &d_y[part], argmax, d_x);
+                let of_row = row * wide..(row + 1) * wide;
+                row_backward(shape, row, x, &y[of_row.clone()], &d_y[of_row], argmax, d_x);
             }
         });
     }
     d_x
 }
 
-/// Adds the cotangents of an output row to the inputs that are the maxima; `argmax` is scratch memory.
+/// Adds the cotangents of an output row to the inputs that are the maxima. `argmax` is scratch memory for the index in
+/// the plane of each output's maximum.
 fn row_backward(
     shape: MaxPoolShape,
     row: usize,
@@ -127,11 +129,11 @@ fn row_backward(
 ) {
     argmax.clear();
     argmax.resize(y.len(), None);
-    for row in shape.rows(row) {
+    for input_row in shape.rows(row) {
         for tap in 0..shape.window.kernel[1] {
-            let (range, from) = shape.columns(tap);
-            let inputs = (row * shape.size[1] + from..).step_by(shape.window.stride[1]);
-            for ((index, y), at) in argmax[range.clone()].iter_mut().zip(&y[range]).zip(inputs) {
+            let (columns, first_input) = shape.columns(tap);
+            let inputs = (input_row * shape.size[1] + first_input..).step_by(shape.window.stride[1]);
+            for ((index, y), at) in argmax[columns.clone()].iter_mut().zip(&y[columns]).zip(inputs) {
                 if index.is_none() && x[at] == *y || x[at].is_nan() {
                     *index = Some(at);
                 }

@@ -34,28 +34,29 @@ pub fn forward(
     let tasks = y.par_chunks_mut(step * width).zip(moments.par_chunks_mut(step)).enumerate();
     tasks.with_min_len(min_items_per_task(step * width * ELEMENT_COST)).for_each(|(task, (y, moments))| {
         for (i, (y, moments)) in y.chunks_exact_mut(width).zip(moments).enumerate() {
-            let i = task * step + i;
-            let x = &x[i * width..][..width];
+            let row = task * step + i;
+            let x = &x[row * width..][..width];
             *moments = moments_of(x, shift.is_some(), eps);
             match shift {
-                Some(shift) => normalise_and_shift(x, *moments, gain.row(i), shift.row(i), y),
-                None => normalise(x, *moments, gain.row(i), y),
+                Some(shift) => normalise_and_shift(x, *moments, gain.row(row), shift.row(row), y),
+                None => normalise(x, *moments, gain.row(row), y),
             }
         }
     });
     (y, moments)
 }
 
-/// The gradient of x, given the gradient of the result, for a norm of mean and variance (`layer`) or an RMS norm.
+/// The gradient of x, given the gradient of the result, for a layer norm (if `layer`) or an RMS norm.
 pub fn backward_x(layer: bool, x: &[f32], moments: &[RowMoments], gain: RowOperand, d_y: &[f32]) -> Vec<f32> {
     let mut d_x = vec![0.0; x.len()];
     let width = x.len() / moments.len().max(1);
     for_rows(&mut d_x, moments.len(), |i, d_x| {
         let at = i * width..(i + 1) * width;
-        let (sum, sum_hat) = cotangent_sums(&x[at.clone()], moments[i], gain.row(i), &d_y[at.clone()]);
+        let sums = cotangent_sums(&x[at.clone()], moments[i], gain.row(i), &d_y[at.clone()]);
         let n = width as f32;
-        let mean = if layer { sum / n } else { 0.0 };
-        normalise_backward(&x[at.clone()], moments[i], gain.row(i), &d_y[at], [mean, sum_hat / n], d_x);
+        let mean_d_hat = if layer { sums.d_hat / n } else { 0.0 };
+        let mean_product = sums.product / n;
+        normalise_backward(&x[at.clone()], moments[i], gain.row(i), &d_y[at], [mean_d_hat, mean_product], d_x);
     });
     d_x
 }
@@ -100,6 +101,8 @@ pub fn gated_add_backward_gate(rows: usize, y: &[f32], shared: bool, d_z: &[f32]
     })
 }
 
+/// Calls `add(i, row)` for each row i of a zeroed matrix and returns the matrix or, if `shared`, adds up all rows in a
+/// single one.
 fn each_or_sum(rows: usize, width: usize, shared: bool, add: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {
     if shared {
         return sum_rows(rows, width, add);
@@ -109,11 +112,19 @@ fn each_or_sum(rows: usize, width: usize, shared: bool, add: impl Fn(usize, &mut
     each
 }
 
+/// Mean and inverse deviation of the row x of a layer norm (if `layer`) or an RMS norm.
 fn moments_of(x: &[f32], layer: bool, eps: f64) -> RowMoments {
     let n = x.len() as f64;
     let mean = if layer { (f64::from(total(x)) / n) as f32 } else { 0.0 };
     let variance = f64::from(sum_of_squares(x, mean)) / n;
     RowMoments { mean, inverse: (1.0 / (variance + eps).sqrt()) as f32 }
+}
+
+/// Sums over a row. `hat` is the normalised row, `(x - mean) * inverse`, and `d_hat` its cotangent, `d_y * gain`.
+struct CotangentSums {
+    d_hat: f32,
+    /// Sum of `d_hat * hat`.
+    product: f32,
 }
 
 vectorised! {
@@ -149,8 +160,7 @@ vectorised! {
         }
     }
 
-    /// Returns the sum of the normalised row's cotangent, and the sum of its product with the normalised row.
-    fn cotangent_sums<M>(x: &[f32], moments: RowMoments, gain: &[f32], d_y: &[f32]) -> (f32, f32) {
+    fn cotangent_sums<M>(x: &[f32], moments: RowMoments, gain: &[f32], d_y: &[f32]) -> CotangentSums {
         let (mut sum, mut sum_hat) = ([0.0; LANES], [0.0; LANES]);
         let ((x, x_rest), (gain, gain_rest), (d_y, d_rest)) =
             (x.as_chunks::<LANES>(), gain.as_chunks::<LANES>(), d_y.as_chunks::<LANES>());
@@ -166,18 +176,18 @@ vectorised! {
             sum += d_y * gain;
             sum_hat += d_y * gain * ((x - moments.mean) * moments.inverse);
         }
-        (sum, sum_hat)
+        CotangentSums { d_hat: sum, product: sum_hat }
     }
 
-    /// `means` are the means of the normalised row's cotangent and of its product with the normalised row.
+    /// Writes the gradient of x. `means` are the means of `d_hat` and of `d_hat * hat` (see [`CotangentSums`]).
     fn normalise_backward<M>(
         x: &[f32], moments: RowMoments, gain: &[f32], d_y: &[f32], means: [f32; 2], d_x: &mut [f32],
     ) {
-        let [mean, mean_hat] = means;
+        let [mean_d_hat, mean_product] = means;
         for (((d_x, &x), &gain), &d_y) in d_x.iter_mut().zip(x).zip(gain).zip(d_y) {
             let hat = (x - moments.mean) * moments.inverse;
-            let centred = M::mul_add(d_y, gain, -mean);
-            *d_x = M::mul_add(-hat, mean_hat, centred) * moments.inverse;
+            let centred = M::mul_add(d_y, gain, -mean_d_hat);
+            *d_x = M::mul_add(-hat, mean_product, centred) * moments.inverse;
         }
     }
 

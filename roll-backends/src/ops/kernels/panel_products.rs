@@ -18,11 +18,12 @@ use crate::ops::tiled::ranges;
 const NC: usize = 128;
 /// Row block (MC in BLIS terms) whose left operand is packed at once, if all threads share it.
 const MC: usize = 256 * MR;
-/// Row block of a task that packs its own left operand.
+/// Row block of a task that packs a left operand of its own.
 const MC_PER_TASK: usize = 64 * MR;
 /// Depth of a packed left operand before sums are added to the result: 6.8 MiB for [`MC`] rows.
 const LEFT_DEPTH: usize = 4 * KC;
-/// Row micro-panels that are multiplied with one column panel while it is in the L1 cache: 108 KiB of the left operand.
+/// Blocks of [`MR`] rows that are multiplied with one column panel while it is in the L1 cache: 108 KiB of the left
+/// operand.
 const MICRO_PANELS: usize = 16;
 /// Number of tasks per thread, if the result is large enough.
 const TASKS_PER_THREAD: usize = 2;
@@ -68,51 +69,53 @@ impl<N: Number> RightMatrix<'_, N> {
         let rows = out.len() / columns;
         assert_eq!(a.len(), rows * depth, "{rows} rows of {depth}");
         let tasks = TASKS_PER_THREAD * rayon::current_num_threads();
-        match columns.div_ceil(NC) < tasks && rows > MC_PER_TASK {
-            true => self.add_by_rows(a, trans_b, [depth, columns], out),
-            false => self.add_by_columns(a, trans_b, [depth, columns], out),
+        if columns.div_ceil(NC) < tasks && rows > MC_PER_TASK {
+            self.add_by_rows(a, trans_b, [depth, columns], out);
+        } else {
+            self.add_by_columns(a, trans_b, [depth, columns], out);
         }
     }
 
-    /// Distributes rows over threads, for products with few columns.
+    /// [`Self::add_product`] with rows distributed over threads, for products with few columns.
     fn add_by_rows(self, a: &[f32], trans_b: bool, [depth, columns]: [usize; 2], out: &mut [f32]) {
         let parts = out.par_chunks_mut(MC_PER_TASK * columns).zip(a.par_chunks(MC_PER_TASK * depth));
         let parts = parts.with_min_len(min_items_per_task(MC_PER_TASK * depth * columns));
         parts.for_each_init(<(Vec<f32>, Scratch)>::default, |(left, scratch), (out, a)| {
             for depths in ranges(depth, LEFT_DEPTH) {
                 let left = grown(left, packed_len(a, depth, &depths));
-                let blocks = left.chunks_exact_mut(MR * depths.len()).zip(a.chunks(MR * depth));
-                blocks.for_each(|(block, rows)| pack_rows(rows, depth, depths.clone(), block));
+                let row_blocks = left.chunks_exact_mut(MR * depths.len()).zip(a.chunks(MR * depth));
+                row_blocks.for_each(|(block, rows)| pack_rows(rows, depth, depths.clone(), block));
                 let mut out = ViewMut::new(out, a.len() / depth, columns);
-                for block in ranges(columns, NC) {
-                    self.add_block(left, depths.clone(), trans_b, block.clone(), scratch, out.columns_mut(block));
+                for column_block in ranges(columns, NC) {
+                    let out = out.columns_mut(column_block.clone());
+                    self.add_block(left, depths.clone(), trans_b, column_block, scratch, out);
                 }
             }
         });
     }
 
-    /// Distributes columns over threads, so that each part of this matrix is packed once.
+    /// [`Self::add_product`] with columns distributed over threads, so that each part of this matrix is packed once.
     fn add_by_columns(self, a: &[f32], trans_b: bool, [depth, columns]: [usize; 2], out: &mut [f32]) {
         let width = columns.div_ceil(TASKS_PER_THREAD * rayon::current_num_threads()).next_multiple_of(NR).min(NC);
         let mut left = Vec::new();
         for (a, out) in a.chunks(MC * depth).zip(out.chunks_mut(MC * columns)) {
             for depths in ranges(depth, LEFT_DEPTH) {
                 let left = grown(&mut left, packed_len(a, depth, &depths));
-                let blocks = left.par_chunks_exact_mut(MR * depths.len()).zip(a.par_chunks(MR * depth));
-                let blocks = blocks.with_min_len(min_items_per_task(MR * depths.len() * ELEMENT_COST));
-                blocks.for_each(|(block, rows)| pack_rows(rows, depth, depths.clone(), block));
+                let row_blocks = left.par_chunks_exact_mut(MR * depths.len()).zip(a.par_chunks(MR * depth));
+                let row_blocks = row_blocks.with_min_len(min_items_per_task(MR * depths.len() * ELEMENT_COST));
+                row_blocks.for_each(|(block, rows)| pack_rows(rows, depth, depths.clone(), block));
                 let parts = ViewMut::new(out, a.len() / depth, columns).split_columns(width);
                 let parts = parts.into_par_iter().zip(ranges(columns, width).collect::<Vec<_>>());
                 let parts = parts.with_min_len(min_items_per_task(left.len() * width));
-                parts.for_each_init(Scratch::default, |scratch, (out, block)| {
-                    self.add_block(left, depths.clone(), trans_b, block, scratch, out);
+                parts.for_each_init(Scratch::default, |scratch, (out, column_block)| {
+                    self.add_block(left, depths.clone(), trans_b, column_block, scratch, out);
                 });
             }
         }
     }
 
-    /// Adds, for a block of columns and a range of the depth, the product with the packed `left` to `out`, which covers
-    /// these columns only.
+    /// Adds to `out` the product of the packed `left` with this matrix, for a range of the depth and a block of
+    /// columns. `left` covers this range of the depth only, and `out` these columns only.
     fn add_block(
         self,
         left: &[f32],
@@ -122,26 +125,27 @@ impl<N: Number> RightMatrix<'_, N> {
         Scratch { right, sums }: &mut Scratch,
         mut out: ViewMut,
     ) {
-        let (blocks, panels) = (left.len() / (MR * depths.len()), columns.len().div_ceil(NR));
-        let sums = grown(sums, panels * blocks * SUMS);
+        let (row_blocks, panels) = (left.len() / (MR * depths.len()), columns.len().div_ceil(NR));
+        let sums = grown(sums, panels * row_blocks * SUMS);
         for first in depths.clone().step_by(KC) {
             let steps = KC.min(depths.end - first);
             // Lanes beyond the last column keep their old content; their sums are not read.
             let right = grown(right, panels * steps * NR);
-            match trans_b {
-                false => self.pack(first, steps, columns.clone(), right),
-                true => self.pack_transposed(first, columns.clone(), right),
+            if trans_b {
+                self.pack_transposed(first, columns.clone(), right);
+            } else {
+                self.pack(first, steps, columns.clone(), right);
             }
-            for group in ranges(blocks, MICRO_PANELS) {
-                for (right, sums) in right.chunks_exact(steps * NR).zip(sums.chunks_exact_mut(blocks * SUMS)) {
-                    for (block, sums) in group.clone().zip(sums[group.start * SUMS..].as_chunks_mut().0) {
-                        let left = &left[(block * depths.len() + first - depths.start) * MR..][..steps * MR];
-                        accumulate(left, right, sums, first > depths.start);
+            for group in ranges(row_blocks, MICRO_PANELS) {
+                for (panel, sums) in right.chunks_exact(steps * NR).zip(sums.chunks_exact_mut(row_blocks * SUMS)) {
+                    for (row_block, sums) in group.clone().zip(sums[group.start * SUMS..].as_chunks_mut().0) {
+                        let left = &left[(row_block * depths.len() + first - depths.start) * MR..][..steps * MR];
+                        accumulate(left, panel, sums, first > depths.start);
                     }
                 }
             }
         }
-        for (panel, sums) in sums.chunks_exact(blocks * SUMS).enumerate() {
+        for (panel, sums) in sums.chunks_exact(row_blocks * SUMS).enumerate() {
             for (row, sums) in sums.chunks_exact(NR).enumerate().take(out.rows()) {
                 let out = &mut out.row(row)[panel * NR..];
                 out.iter_mut().zip(sums).for_each(|(out, sum)| *out += sum);
@@ -149,7 +153,8 @@ impl<N: Number> RightMatrix<'_, N> {
         }
     }
 
-    /// Packs some columns of some rows in the order panel, row, column of the panel.
+    /// Packs `columns` of the `rows` rows from `first` on, in the order panel (of [`NR`] columns), row, column of the
+    /// panel.
     fn pack(self, first: usize, rows: usize, columns: Range<usize>, out: &mut [f32]) {
         for (k, row) in self.values[first * self.inputs..].chunks_exact(self.inputs).take(rows).enumerate() {
             let (whole, rest) = row[columns.clone()].as_chunks::<NR>();
@@ -164,18 +169,19 @@ impl<N: Number> RightMatrix<'_, N> {
         }
     }
 
-    /// Packs the transpose of some columns of some rows in the order panel of rows, column, row of the panel.
+    /// Packs the transpose of some columns, from `first` on, of `rows`, in the order panel (of [`NR`] rows), column,
+    /// row of the panel. The number of columns follows from the length of `out`.
     fn pack_transposed(self, first: usize, rows: Range<usize>, out: &mut [f32]) {
-        let (row, height) = (rows.start, rows.len());
-        let panel = out.len() / height.div_ceil(NR);
-        let steps = panel / NR;
-        for (p, out) in out.chunks_exact_mut(panel).enumerate() {
-            for lane in (0..NR.min(height - p * NR)).step_by(LANES) {
-                let rows = LANES.min(height - p * NR - lane);
-                let from = &self.values[(row + p * NR + lane) * self.inputs + first..];
-                let whole = if rows == LANES { transpose(from, self.inputs, steps, &mut out[lane..]) } else { 0 };
-                for (r, from) in from.chunks(self.inputs).take(rows).enumerate() {
-                    for k in whole..steps {
+        let panel_size = out.len() / rows.len().div_ceil(NR);
+        let steps = panel_size / NR;
+        for (panel, out) in out.chunks_exact_mut(panel_size).enumerate() {
+            for lane in (0..NR.min(rows.len() - panel * NR)).step_by(LANES) {
+                let count = LANES.min(rows.len() - panel * NR - lane);
+                let from = &self.values[(rows.start + panel * NR + lane) * self.inputs + first..];
+                // The leading columns by intrinsics, if there are enough rows, and the others one by one.
+                let transposed = if count == LANES { transpose(from, self.inputs, steps, &mut out[lane..]) } else { 0 };
+                for (r, from) in from.chunks(self.inputs).take(count).enumerate() {
+                    for k in transposed..steps {
                         out[k * NR + lane + r] = from[k].to_f32();
                     }
                 }
@@ -184,19 +190,21 @@ impl<N: Number> RightMatrix<'_, N> {
     }
 }
 
-/// Scratch memory of a task: packed panels, and sums in the order panel, row block, row, column.
+/// Scratch memory of a task.
 #[derive(Default)]
 struct Scratch {
+    /// Packed panels of the right matrix.
     right: Vec<f32>,
+    /// Sums, in the order panel, block of [`MR`] rows, row, column.
     sums: Vec<f32>,
 }
 
-/// The size of the packed left operand: all row blocks, for a range of the depth.
+/// The size of the packed left operand `a`: all blocks of [`MR`] rows, for a range of the depth.
 fn packed_len(a: &[f32], depth: usize, depths: &Range<usize>) -> usize {
     (a.len() / depth).div_ceil(MR) * MR * depths.len()
 }
 
-/// Packs a block of rows, step by step along the depth. Missing rows are filled with zeros.
+/// Packs a block of up to [`MR`] rows, `[rows, depth]`, in the order step along the depth, row. Missing rows are zero.
 fn pack_rows(a: &[f32], depth: usize, depths: Range<usize>, block: &mut [f32]) {
     let mut rows = a.chunks_exact(depth).map(|row| &row[depths.clone()]);
     if a.len() == MR * depth {
@@ -209,6 +217,7 @@ fn pack_rows(a: &[f32], depth: usize, depths: Range<usize>, block: &mut [f32]) {
     }
 }
 
+/// Packs a full block of rows; the compiler vectorises the fixed number of rows.
 fn interleave(rows: [&[f32]; MR], block: &mut [f32]) {
     let steps = block.as_chunks_mut::<MR>().0;
     let [a, b, c, d, e, f] = rows.map(|row| &row[..steps.len()]);
@@ -225,7 +234,7 @@ fn grown(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
     &mut buffer[..length]
 }
 
-/// Rows that [`transpose`] takes.
+/// Number of rows that [`transpose`] transposes at a time.
 const LANES: usize = 8;
 
 /// Runs [`Number::TRANSPOSE`]; returns 0 without AVX2.

@@ -17,10 +17,7 @@ pub fn min_items_per_task(work: usize) -> usize {
 /// Runs `f`, in the pool if its `work` in multiply-adds is enough for two tasks. `f` must wait for nothing but its own
 /// loops: a pool thread that waits for another may wait for ever.
 pub fn in_pool<T: Send>(work: usize, f: impl FnOnce() -> T + Send) -> T {
-    match work < 2 * WORTH {
-        true => f(),
-        false => rayon::scope(|_| f()),
-    }
+    if work < 2 * WORTH { f() } else { rayon::scope(|_| f()) }
 }
 
 #[cfg(test)]

@@ -2,17 +2,21 @@
 
 use super::rows::for_rows;
 use super::simd::vectorised;
+use crate::ops::Direction;
 
-/// Rotates the adjacent pairs of each head of `x` `[rows, heads * 2 * half]` by angles with the given cosines and
-/// sines, `[rows, half]`, or by minus the angles if `back`, which is the gradient.
-pub fn rotate(x: &[f32], cos: &[f32], sin: &[f32], rows: usize, heads: usize, back: bool) -> Vec<f32> {
+/// Rotates the adjacent pairs of each head of `x` `[rows, heads * 2 * half]`, in `direction`, by angles with the given
+/// cosines and sines, `[rows, half]`.
+pub fn rotate(x: &[f32], cos: &[f32], sin: &[f32], rows: usize, heads: usize, direction: Direction) -> Vec<f32> {
     let mut y = vec![0.0; x.len()];
     let width = x.len() / rows.max(1);
     let half = width / heads.max(1) / 2;
     if half == 0 {
         return y;
     }
-    let sign = if back { -1.0 } else { 1.0 };
+    let sign = match direction {
+        Direction::Forward => 1.0,
+        Direction::Back => -1.0,
+    };
     for_rows(&mut y, rows, |i, y| {
         let angles = i * half..(i + 1) * half;
         rotate_row(&x[i * width..][..width], &cos[angles.clone()], &sin[angles], sign, y);

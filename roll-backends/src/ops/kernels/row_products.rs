@@ -1,4 +1,4 @@
-//! `x W^T` as dot products of rows, for weights in their storage format.
+//! `x W^T` as dot products of rows, for weights in their storage format, and the product `d_y W` of its pullback.
 //!
 //! Both operands are contiguous along the inputs, so nothing is packed: a tile of 3 x 4 sums stays in registers.
 //! Weights that are not f32 are converted a few rows at a time, into memory that stays in the cache. Every sum has one
@@ -10,7 +10,7 @@ use std::ops::Range;
 use half::bf16;
 use rayon::prelude::*;
 
-use super::matrix::{Threads, View, ViewMut};
+use super::matrix::{Threads, Update, View, ViewMut};
 use super::simd::{MulAdd, Portable};
 use crate::BlockMatrix;
 
@@ -47,18 +47,19 @@ impl<'a> Stored<'a> {
     where
         'a: 'b,
     {
-        let part = rows.start * inputs..rows.end * inputs;
+        let elements = rows.start * inputs..rows.end * inputs;
         if let Self::F32(values) = self {
-            return &values[part];
+            return &values[elements];
         }
-        let count = part.len();
+        let count = elements.len();
         scratch.resize(count.max(scratch.len()), 0.0);
         match self {
             Self::Blocks(matrix) => matrix.decode_into(rows, &mut scratch[..count]),
             Self::Bf16(values) => {
-                let pairs = scratch.iter_mut().zip(&values[part]);
+                let pairs = scratch.iter_mut().zip(&values[elements]);
                 pairs.for_each(|(to, from)| *to = f32::from_bits(u32::from(from.to_bits()) << 16));
             }
+            // Returned above.
             Self::F32(_) => {}
         }
         &scratch[..count]
@@ -76,23 +77,25 @@ pub fn forward(rows: usize, inputs: usize, x: &[f32], weight: Stored, bias: &[f3
     }
     let is_small = rows * inputs * outputs <= ONE_THREAD;
     // Eight tasks per thread balance the load.
-    let parts = if is_small { 1 } else { 8 * rayon::current_num_threads() };
+    let wanted_tasks = if is_small { 1 } else { 8 * rayon::current_num_threads() };
     let max_width = (CACHE_BLOCK / inputs / W_ROWS).max(1) * W_ROWS;
-    let width = outputs.div_ceil(parts).next_multiple_of(W_ROWS).min(max_width);
+    // Columns of the result, and so rows of the weight, per task.
+    let width = outputs.div_ceil(wanted_tasks).next_multiple_of(W_ROWS).min(max_width);
     let task = |scratch: &mut Vec<f32>, (i, mut out): (usize, ViewMut)| {
         let outputs = i * width..((i + 1) * width).min(outputs);
         let weight = weight.to_f32(outputs.clone(), inputs, scratch);
         column_block(&mut out, x, inputs, weight, &bias[outputs]);
     };
     let column_blocks = ViewMut::new(&mut y, rows, outputs).split_columns(width);
-    match is_small {
-        true => column_blocks.into_iter().enumerate().for_each(|part| task(&mut Vec::new(), part)),
-        false => column_blocks.into_par_iter().enumerate().for_each_init(Vec::new, task),
+    if is_small {
+        column_blocks.into_iter().enumerate().for_each(|block| task(&mut Vec::new(), block));
+    } else {
+        column_blocks.into_par_iter().enumerate().for_each_init(Vec::new, task);
     }
     y
 }
 
-/// Computes the result columns of some rows of the weight.
+/// Computes the columns of the result that belong to some rows of the weight, `weight` `[outputs, inputs]`.
 fn column_block(out: &mut ViewMut, x: &[f32], inputs: usize, weight: &[f32], bias: &[f32]) {
     let (rows, outputs) = (out.rows(), bias.len());
     // Rows of x that stay in the cache for a pass over the weight.
@@ -110,6 +113,7 @@ fn column_block(out: &mut ViewMut, x: &[f32], inputs: usize, weight: &[f32], bia
         while o < outputs {
             let step = if o + W_ROWS <= outputs { W_ROWS } else { 1 };
             for r in (first..end).step_by(X_ROWS) {
+                // Rows of x that are left, and rows of the weight.
                 match (end - r, step) {
                     (1, 1) => tile::<1, 1>(out, x, inputs, weight, bias, [r, o]),
                     (2, 1) => tile::<2, 1>(out, x, inputs, weight, bias, [r, o]),
@@ -209,7 +213,8 @@ fn dots_portable<M: MulAdd, const R: usize, const O: usize>(x: [&[f32]; R], w: [
     })
 }
 
-/// Returns `d_y W`, the cotangent of x; d_y `[rows, outputs]`, W `[outputs, inputs]`.
+/// Returns `d_y W`, the cotangent of x; d_y `[rows, outputs]`, W `[outputs, inputs]`. A task computes some columns, and
+/// decodes the weight's part for them some outputs at a time.
 pub fn pull(rows: usize, d_y: &[f32], weight: &BlockMatrix) -> Vec<f32> {
     let [outputs, inputs] = weight.shape();
     let d_y = View::new(d_y, rows, outputs);
@@ -218,12 +223,12 @@ pub fn pull(rows: usize, d_y: &[f32], weight: &BlockMatrix) -> Vec<f32> {
     column_blocks.into_par_iter().enumerate().for_each_init(Vec::new, |scratch, (i, mut d_x)| {
         let columns = i * INPUTS_PER_TASK..((i + 1) * INPUTS_PER_TASK).min(inputs);
         for first in (0..outputs).step_by(OUTPUTS_PER_BLOCK) {
-            let part = first..(first + OUTPUTS_PER_BLOCK).min(outputs);
-            let count = part.len() * columns.len();
+            let block = first..(first + OUTPUTS_PER_BLOCK).min(outputs);
+            let count = block.len() * columns.len();
             scratch.resize(count.max(scratch.len()), 0.0);
-            weight.decode_part(part.clone(), columns.clone(), &mut scratch[..count]);
-            let w = View::new(&scratch[..count], part.len(), columns.len());
-            d_x.product(d_y.columns(part), w, 1.0, true, Threads::One); // d_x += d_y W
+            weight.decode_part(block.clone(), columns.clone(), &mut scratch[..count]);
+            let w = View::new(&scratch[..count], block.len(), columns.len());
+            d_x.product(d_y.columns(block), w, 1.0, Update::Add, Threads::One);
         }
     });
     d_x

@@ -1,4 +1,4 @@
-//! Row-wise loops, and operands that have one row in all or one per row of the matrix.
+//! Parallel loops over the rows of a matrix, and operands with a single row or one row per row of the matrix.
 
 use rayon::prelude::*;
 
@@ -28,10 +28,7 @@ impl<'a> RowOperand<'a> {
     }
 
     pub fn row(&self, i: usize) -> &'a [f32] {
-        match self.is_shared() {
-            true => self.data,
-            false => &self.data[i * self.width..][..self.width],
-        }
+        if self.is_shared() { self.data } else { &self.data[i * self.width..][..self.width] }
     }
 }
 

@@ -99,6 +99,7 @@ pub fn sum_lanes(mut lanes: [f32; LANES]) -> f32 {
 pub fn exp<M: MulAdd>(x: f32) -> f32 {
     // Adding 1.5 * 2^23 rounds to an integer, in the low bits, without a rounding instruction.
     const ROUND: f32 = 12_582_912.0;
+    // ln 2 in two parts: `n * LN2_HIGH` is exact.
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     let bounded = if x > 88.3 { 88.3 } else { x };
@@ -112,6 +113,7 @@ pub fn exp<M: MulAdd>(x: f32) -> f32 {
     let p = M::mul_add(p, r, 1.666_666_5e-1);
     let p = M::mul_add(p, r, 0.5);
     let mantissa = M::mul_add(p, r * r, r) + 1.0;
+    // 2^n: the low bits of `shifted` hold n, and 127 is the bias of an f32's exponent.
     let power = f32::from_bits(shifted.to_bits().wrapping_add(127) << 23);
     let y = mantissa * power;
     if x < -87.0 { 0.0 } else { y }

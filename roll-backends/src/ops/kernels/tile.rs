@@ -7,12 +7,13 @@ use super::simd::{self, MulAdd};
 pub const MR: usize = 6;
 /// Columns of a tile (NR in BLIS terms): two registers of eight.
 pub const NR: usize = 16;
+/// Numbers of a tile.
 pub const SUMS: usize = MR * NR;
 /// Depth of one accumulation (KC in BLIS terms): its right panel (18 KiB) stays in the L1 cache.
 pub const KC: usize = 288;
 
-/// Whether there is a micro-kernel in intrinsics for this processor. The portable version was never compared with the
-/// kernels of a library.
+/// Whether there is a micro-kernel in intrinsics for this processor. Elsewhere callers use a library's products where
+/// they can, because the speed of the portable micro-kernel was never compared with a library's.
 pub fn has_intrinsics() -> bool {
     #[cfg(target_arch = "x86_64")]
     return simd::has_avx2_fma();
@@ -97,6 +98,7 @@ fn avx512(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
     }
 }
 
+/// The micro-kernel for any processor.
 #[cfg_attr(target_arch = "x86_64", inline(never))]
 pub fn portable<M: MulAdd>(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
     let mut all = [[0.0f32; NR]; MR];

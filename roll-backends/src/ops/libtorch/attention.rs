@@ -32,10 +32,14 @@ impl AttentionKernel for LibTorch {
         let [q, k, v] = by_head(&qkv, call);
         let [out, d_out] = [out, d_out].map(|x| split_heads(&x, call.heads));
         let undefined = Tensor::new();
+        // All three gradients; those that are not wanted are dropped.
         let gradients: [Tensor; 3] =
             run(&format!("{kernel}_backward"), [d_out, q, k, v, out, softmax.tensor, undefined], call);
         let mut gradients = gradients.into_iter();
-        wanted.map(|wanted| gradients.next().filter(|_| wanted).map(|d| merge_heads(&d)))
+        wanted.map(|wanted| {
+            let gradient = gradients.next()?;
+            wanted.then(|| merge_heads(&gradient))
+        })
     }
 }
 
@@ -53,11 +57,12 @@ fn kernel(qkv: &[TchTensor; 3], call: AttentionCall) -> Option<&'static str> {
     }
     let width = channels / call.heads as i64;
     let choice = || {
-        // The choice is that of a call whose gradients are wanted.
+        // ATen's choice depends on whether gradients are wanted. The kernel is always the one for calls with gradients.
         let [q, k, v] = by_head(qkv, call).map(|x| x.detach().set_requires_grad(true));
         let scale = f64::from(call.scale);
         Tensor::f_internal_fused_sdp_choice(&q, &k, &v, None::<Tensor>, 0.0, call.causal, scale, false).ok()
     };
+    // The numbers of ATen's `SDPBackend`.
     let kernel = match (width % 8 == 0).then(choice).flatten() {
         Some(1) => Some("flash"),
         Some(2) => Some("efficient"),
@@ -94,6 +99,7 @@ fn run<const N: usize>(name: &str, tensors: impl IntoIterator<Item = Tensor>, ca
     tensors.try_into().unwrap_or_else(|_| panic!("attention, {name}: expected {N} tensors"))
 }
 
+/// [`split_heads`] of q, k and v.
 fn by_head(qkv: &[TchTensor; 3], call: AttentionCall) -> [Tensor; 3] {
     [0, 1, 2].map(|i| split_heads(&qkv[i], call.heads))
 }

@@ -4,9 +4,9 @@
 //! ATen and cuDNN copy the input to it and the result back; in bf16, ATen falls back from cuDNN to an im2col kernel.
 //! Here the result keeps the layout it was computed in, so that the next convolution copies nothing.
 //!
-//! f32 means TF32 there (ATen's default) unless `NVIDIA_TF32_OVERRIDE=0` is set. cuDNN's heuristics select algorithms.
-//! Benchmark mode (`cudnn_set_benchmark`) may be faster, but may select other algorithms, with other bits, in the next
-//! run.
+//! cuDNN computes f32 in TF32 (ATen's default) unless `NVIDIA_TF32_OVERRIDE=0` is set. Its heuristics select
+//! algorithms. Benchmark mode (`cudnn_set_benchmark`) may be faster, but may select other algorithms, with other bits,
+//! in the next run.
 
 use burn::backend::{LibTorch, libtorch::TchTensor};
 use tch::Tensor;
@@ -42,6 +42,7 @@ fn channels_last(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, padding: [i
     match [missing(inputs), missing(outputs)] {
         [0, 0] => conv_thwc(&x_thwc.contiguous(), weight, bias, padding),
         [more_in, more_out] => {
+            // Paddings are listed from the last axis on, each before and after.
             let x_thwc = if more_in > 0 { x_thwc.constant_pad_nd([0, more_in]) } else { x_thwc };
             let weight = weight.constant_pad_nd([0, 0, 0, 0, 0, 0, 0, more_in, 0, more_out]);
             let bias = bias.map(|bias| bias.constant_pad_nd([0, more_out]));

@@ -7,10 +7,11 @@ use crate::ops::DecodeKernel;
 use crate::ops::decode::{TailPlaces, store_by_index};
 
 impl DecodeKernel for LibTorch {
-    /// Burn's operation takes a second handle on `into` before it checks whether it may write in place, and so would
-    /// copy the whole cache for each token of each layer.
+    /// Writes in place by ATen. Burn's operation takes a second handle on `into` before it checks whether it may write
+    /// in place, and so would copy the whole cache for each token of each layer.
     fn store(into: TchTensor, rows: TchTensor, places: &TailPlaces) -> TchTensor {
         let shape = into.tensor.size();
+        // Another tensor may share the memory, or the rows may not be adjacent.
         let (true, true, [slots, capacity, width]) = (into.can_mut(), into.tensor.is_contiguous(), &shape[..]) else {
             return store_by_index::<Self>(into, rows, places);
         };

@@ -8,7 +8,7 @@ use tch::{Kind, Tensor};
 use super::{fresh, fused};
 use crate::ops::activation::Activation;
 use crate::ops::adam::composed;
-use crate::ops::{ActivationKernel, AdamKernel, Cotangents, GateKernel, RopeKernel};
+use crate::ops::{ActivationKernel, AdamKernel, Cotangents, Direction, GateKernel, RopeKernel};
 
 impl ActivationKernel for LibTorch {
     fn activation_forward(activation: Activation, x: TchTensor) -> TchTensor {
@@ -42,8 +42,8 @@ impl GateKernel for LibTorch {
     /// One pass over memory, fused or by ATen, which converts y as it reads it.
     fn residual_forward(x: TchTensor, y: TchTensor, gate: Option<TchTensor>) -> TchTensor {
         let ops = fused::ops_in_bf16(&y.tensor);
-        let own = ops.and_then(|ops| ops.gated_add(&x.tensor, &y.tensor, gate.as_ref().map(|gate| &gate.tensor)));
-        fresh(own.unwrap_or_else(|| match gate {
+        let sum = ops.and_then(|ops| ops.gated_add(&x.tensor, &y.tensor, gate.as_ref().map(|gate| &gate.tensor)));
+        fresh(sum.unwrap_or_else(|| match gate {
             Some(gate) => x.tensor.addcmul(&y.tensor, &gate.tensor),
             None => &x.tensor + &y.tensor,
         }))
@@ -70,12 +70,15 @@ impl GateKernel for LibTorch {
 }
 
 impl RopeKernel for LibTorch {
-    fn rotate(x: TchTensor, [cos, sin]: [TchTensor; 2], heads: usize, back: bool) -> TchTensor {
+    fn rotate(x: TchTensor, [cos, sin]: [TchTensor; 2], heads: usize, direction: Direction) -> TchTensor {
         let size = x.tensor.size();
         let (rows, half) = (size[0], size[1] / heads as i64 / 2);
         // A pair is a complex number, and the rotation a factor of magnitude one.
         let pairs = x.tensor.contiguous().view([rows, heads as i64, half, 2]).view_as_complex();
-        let sin = if back { -&sin.tensor } else { sin.tensor };
+        let sin = match direction {
+            Direction::Forward => sin.tensor,
+            Direction::Back => -&sin.tensor,
+        };
         let rotation = Tensor::complex(&cos.tensor, &sin).unsqueeze(1);
         fresh((pairs * rotation).view_as_real().reshape(size))
     }
@@ -90,8 +93,8 @@ impl AdamKernel for LibTorch {
     }
 }
 
-/// The gradient of an operand that has one row for each row of a matrix, or one row that all of them share, from the
-/// gradient `d` at each row: a shared operand gets the sum.
+/// Returns the gradient of `operand`, which has either as many rows as a result, or one row that all rows of the result
+/// share. `d` is the gradient at each row of the result.
 pub(super) fn sum_if_shared(d: Tensor, operand: &Tensor) -> Tensor {
     match operand.size()[0] {
         1 => d.sum_dim_intlist([0i64].as_slice(), true, None::<Kind>),

@@ -55,27 +55,32 @@ impl Fp8Kernel for LibTorch {
             return [d_x, d_bias, None, None].map(|d| d.map(fresh));
         };
         let d_y = d_y.to_kind(kind);
+        // The cotangent of `x A^T`, which the gradients of x and A both need.
         let d_inner = (x_wanted || down_wanted).then(|| d_y.matmul(&scaled(&up.tensor, scale).to_kind(kind)));
         if let (Some(d_x), Some(d_inner)) = (&mut d_x, &d_inner) {
             let _ = d_x.addmm_(d_inner, &down.tensor.to_kind(kind));
         }
-        let d_down = d_inner.filter(|_| down_wanted).map(|d_inner| in_f32(&d_inner.tr(), &x.tensor));
+        let d_down = match &d_inner {
+            Some(d_inner) if down_wanted => Some(in_f32(&d_inner.tr(), &x.tensor)),
+            _ => None,
+        };
         let d_up = up_wanted.then(|| scaled(&in_f32(&d_y.tr(), &inner.tensor), scale));
         [d_x, d_bias, d_down, d_up].map(|d| d.map(fresh))
     }
 }
 
+/// ATen's name of the dtype, f32 or bf16.
 fn kind_of(dtype: DType) -> Kind {
     if dtype == DType::BF16 { Kind::BFloat16 } else { Kind::Float }
 }
 
-/// The cotangent of x through the weight.
+/// The cotangent of x through the weight (without LoRA), as `kind`.
 fn pulled(d_y: &Tensor, weight: &Fp8Weight<LibTorch>, kind: Kind) -> Tensor {
     let (codes, weight_scales) = (&weight.codes.tensor, &weight.scales.tensor);
     // The product sums over the weight's rows, so that their scales cannot be applied to its result: they scale d_y
     // first.
     let (numbers, row_scales) = rows_in_e4m3(d_y, Some(weight_scales));
-    // Tensor cores take the second matrix by columns, and here its rows are summed over.
+    // Tensor cores need a second matrix whose columns are contiguous. Those of the codes `[out, in]` are not.
     let by_columns = codes.tr().contiguous().view_dtype(E4M3).tr();
     let ones = Tensor::ones([1, codes.size()[1]], (Kind::Float, codes.device()));
     product(&numbers, &by_columns, [&row_scales, &ones], None, kind)
@@ -84,8 +89,8 @@ fn pulled(d_y: &Tensor, weight: &Fp8Weight<LibTorch>, kind: Kind) -> Tensor {
 /// Numbers that are converted at a time: 64 MB in f32.
 const CHUNK: i64 = 1 << 24;
 
-/// The rows of `x` in e4m3, and their scales `[rows, 1]`. The columns of `x` are first multiplied by `column_scales`
-/// (`[width]`).
+/// Rounds the rows of `x` to e4m3: returns the rounded numbers and the scales of the rows, `[rows, 1]`. The columns of
+/// `x` are first multiplied by `column_scales`, `[width]`, if these are given.
 fn rows_in_e4m3(x: &Tensor, column_scales: Option<&Tensor>) -> (Tensor, Tensor) {
     let (rows, width) = (x.size()[0], x.size()[1]);
     let numbers = Tensor::empty([rows, width], (E4M3, x.device()));
@@ -98,32 +103,34 @@ fn rows_in_e4m3(x: &Tensor, column_scales: Option<&Tensor>) -> (Tensor, Tensor) 
             Some(scales) => part * scales.unsqueeze(0),
             None => part,
         };
-        let most = part.norm_scalaropt_dim(f64::INFINITY, [1i64].as_slice(), true);
-        let scale = (most / E4M3_MAX).clamp_min(f64::from(f32::MIN_POSITIVE));
-        // At most a rounding beyond 448. ATen's cast makes NaN only of numbers that are nearer to 480.
+        let largest = part.norm_scalaropt_dim(f64::INFINITY, [1i64].as_slice(), true);
+        // At least the smallest normal number, so that rows of zeros are not divided by zero.
+        let scale = (largest / E4M3_MAX).clamp_min(f64::from(f32::MIN_POSITIVE));
+        // Rounding may make a quotient slightly larger than 448. ATen's cast returns NaN only for numbers that are
+        // nearer to 480, the next number of the series.
         numbers.narrow(0, start, count).copy_(&(part / &scale));
         scales.narrow(0, start, count).copy_(&scale);
     }
     (numbers, scales)
 }
 
-/// The product of matrices in e4m3, `[M, K]` by rows and `[K, N]` by columns, times the scales of its rows (`[M, 1]`) and
-/// columns (`[1, N]`), plus `bias`, in `kind`. Sums are f32; tensor cores round the product to bf16.
+/// The product of matrices in e4m3, `[M, K]` by rows and `[K, N]` by columns, times the scales of its rows (`[M, 1]`)
+/// and columns (`[1, N]`), plus `bias`, in `kind`. Sums are f32; tensor cores round the product to bf16.
 fn product(a: &Tensor, b: &Tensor, [rows, columns]: [&Tensor; 2], bias: Option<&Tensor>, kind: Kind) -> Tensor {
     let [k, n] = [0, 1].map(|axis| b.size()[axis]);
     if a.device().is_cuda() && k % TILE == 0 && n % TILE == 0 && fp8_gpu(a.device()).is_ok() {
-        // Its epilogue adds a bias of bf16.
-        let (inner, outer) = match kind {
+        // The product can add a bias in bf16. A bias in f32 is added to its result.
+        let (fused_bias, later_bias) = match kind {
             Kind::BFloat16 => (bias.map(|bias| bias.to_kind(kind)), None),
             _ => (None, bias),
         };
-        let y = a.internal_scaled_mm(b, rows, columns, inner, None, Kind::BFloat16, false).to_kind(kind);
-        return match outer {
+        let y = a.internal_scaled_mm(b, rows, columns, fused_bias, None, Kind::BFloat16, false).to_kind(kind);
+        return match later_bias {
             Some(bias) => y + bias.to_kind(kind),
             None => y,
         };
     }
-    // Exact in bf16.
+    // Emulation: bf16 represents every number of e4m3 exactly.
     let [a, b] = [a, b].map(|x| x.to_kind(Kind::BFloat16));
     let sums = wide_product(&a, &b).unwrap_or_else(|| a.to_kind(Kind::Float).matmul(&b.to_kind(Kind::Float)));
     let y = sums * rows * columns;
@@ -142,12 +149,14 @@ pub fn check_gpu(number: usize) -> Result<(), String> {
     fp8_gpu(Device::Cuda(number))
 }
 
+/// [`check_gpu`] for a device. The result is found out once per GPU.
 fn fp8_gpu(device: Device) -> Result<(), String> {
     static FOUND: Mutex<BTreeMap<usize, Result<(), String>>> = Mutex::new(BTreeMap::new());
     let Device::Cuda(number) = device else { return Err("the CPU has no tensor cores".into()) };
     lock(&FOUND).entry(number).or_insert_with(|| multiply_ones(device)).clone()
 }
 
+/// Multiplies matrices of ones with scales of 2 and 1/2, and fails unless every number of the product is [`TILE`].
 fn multiply_ones(device: Device) -> Result<(), String> {
     let full = |shape: [i64; 2], value: f64| Tensor::full(shape, value, (Kind::Float, device));
     let ones = full([TILE, TILE], 1.0).to_kind(E4M3);

@@ -19,8 +19,8 @@ impl LinearKernel for LibTorch {
             return rounded_once(&x.tensor, &weight.tensor, &bias.tensor, lora);
         }
         let (y, inner) = Self::linear_forward(x, weight, bias, lora);
-        let narrow = dtype == DType::BF16;
-        (if narrow { fresh(y.tensor.to_kind(Kind::BFloat16)) } else { y }, inner)
+        let y = if dtype == DType::BF16 { fresh(y.tensor.to_kind(Kind::BFloat16)) } else { y };
+        (y, inner)
     }
 
     fn linear_forward(
@@ -52,14 +52,18 @@ impl LinearKernel for LibTorch {
             let d_x = wanted[0].then(|| d_y.matmul(weight));
             return [d_x, d_weight, d_bias, None, None].map(|d| d.map(fresh));
         };
+        // The cotangent of `x A^T`, which the gradients of x and A both need.
         let d_inner = (wanted[0] || wanted[3]).then(|| d_y.matmul(&scaled(&up.tensor, scale).to_kind(kind)));
-        let d_x = d_inner.as_ref().filter(|_| wanted[0]).map(|d_inner| {
-            // LoRA's part first, as in the forward pass: the sum is accumulated before it is rounded.
-            let mut d_x = d_inner.matmul(&down.tensor.to_kind(kind));
-            let _ = d_x.addmm_(&d_y, weight);
-            d_x
-        });
-        let d_down = d_inner.filter(|_| wanted[3]).map(|d_inner| in_f32(&d_inner.tr(), x));
+        let (mut d_x, mut d_down) = (None, None);
+        if let Some(d_inner) = d_inner {
+            d_x = wanted[0].then(|| {
+                // LoRA's part first, as in `rounded_once`: the sum is accumulated before it is rounded.
+                let mut d_x = d_inner.matmul(&down.tensor.to_kind(kind));
+                let _ = d_x.addmm_(&d_y, weight);
+                d_x
+            });
+            d_down = wanted[3].then(|| in_f32(&d_inner.tr(), x));
+        }
         let d_up = wanted[4].then(|| scaled(&in_f32(&d_y.tr(), &inner.tensor), scale));
         [d_x, d_weight, d_bias, d_down, d_up].map(|d| d.map(fresh))
     }

@@ -29,7 +29,7 @@ impl MaxPoolKernel for LibTorch {}
 
 impl ScaledKernel for LibTorch {
     fn decoded(kind: EightBits, codes: TchTensor, scales: TchTensor, dtype: DType) -> TchTensor {
-        // ATen has the three formats: the bytes are read as such.
+        // ATen has types for the three formats. The bytes of the codes are reinterpreted as numbers of the format.
         let format = match kind {
             EightBits::Int8 => Kind::Int8,
             EightBits::E4m3 => Kind::Float8e4m3fn,
@@ -37,7 +37,7 @@ impl ScaledKernel for LibTorch {
         };
         let wanted = if dtype == DType::BF16 { Kind::BFloat16 } else { Kind::Float };
         let codes = codes.tensor.view_dtype(format);
-        // ATen multiplies integers by floats, in f32 and in one pass, but not numbers of FP8; bf16 has them all.
+        // ATen multiplies int8 by f32 in one pass, but not fp8. bf16 represents every number of fp8 exactly.
         let codes = if kind == EightBits::Int8 { codes } else { codes.to_kind(Kind::BFloat16) };
         let values = Tensor::empty(codes.size(), (wanted, codes.device()));
         let _ = codes.mul_out(&values, &scales.tensor.unsqueeze(1));
@@ -48,7 +48,8 @@ impl ScaledKernel for LibTorch {
 impl ProductKernel for LibTorch {
     fn product(a: TchTensor, b: TchTensor) -> TchTensor {
         let (a, b) = (a.tensor, b.tensor);
-        // On GPUs, the operands stay bf16 and their f32 accumulators are the result: a tenth of the time of f32 products.
+        // On GPUs, the operands stay bf16 and their f32 accumulators are the result: a tenth of the time of f32
+        // products.
         if a.kind() == Kind::BFloat16
             && let Some(product) = wide_product(&a, &b)
         {
@@ -58,8 +59,8 @@ impl ProductKernel for LibTorch {
     }
 }
 
-/// The f32 product of bf16 matrices, `[M, K]` by `[K, N]` or batches of them. `None` where ATen does not have it: on the
-/// CPU, and in older versions.
+/// The f32 product of bf16 matrices, `[M, K]` by `[K, N]` or batches of them. `None` where ATen does not have it: on
+/// the CPU, and in older versions.
 fn wide_product(a: &Tensor, b: &Tensor) -> Option<Tensor> {
     if !a.device().is_cuda() {
         return None;
@@ -90,8 +91,8 @@ fn pull_through<const N: usize>(
     if tracked.is_empty() {
         return [const { None }; N];
     }
-    // The bindings differentiate scalars only. The gradient of this scalar with respect to y is `d_y`: exactly, for any
-    // dtype, because it is `d_y` times one. Its value is not used and may be infinite in bf16.
+    // The bindings differentiate scalars only. This scalar is the sum of y * d_y, whose gradient with respect to y is
+    // exactly `d_y` for any dtype. Its value is not used and may be infinite in bf16.
     let scalar = tch::with_grad(|| {
         let y = f(std::array::from_fn(|i| &leaves[i]));
         let (y, d_y) = (y.reshape([-1]), d_y.to_kind(y.kind()).reshape([-1]));

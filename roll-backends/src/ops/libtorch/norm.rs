@@ -23,6 +23,7 @@ impl NormKernel for LibTorch {
         let width = x.size()[1];
         let shift = &shift.tensor;
         let shared = gain.size()[0] == 1 && shift.size()[0] == 1;
+        // ATen's layer norm takes gain and shift only if all rows share them; otherwise they are applied afterwards.
         let row = |operand: &Tensor| shared.then(|| operand.reshape([width]));
         let (y, mean, inverse) = x.native_layer_norm([width], row(gain), row(shift), eps);
         let y = if shared { y } else { shift.addcmul(&y, gain) };
@@ -71,12 +72,14 @@ impl NormKernel for LibTorch {
         let (x, gain, moments) = (&saved.x.tensor, &saved.gain.tensor, &saved.moments.tensor);
         let pull = || fused::ops_in_bf16(&d_y.tensor)?.layer_norm_pull(x, gain, moments, &d_y.tensor.contiguous());
         let d_x = x_wanted.then(pull).flatten().map(fresh);
+        // What the fused kernel did not compute.
         let wanted = [x_wanted && d_x.is_none(), gain_wanted, shift_wanted];
         if wanted == [false; 3] {
             return [d_x, None, None];
         }
-        let [other, d_gain, d_shift] = Self::norm_backward(saved, Expression::<Self>(d_y).cast(DType::F32).0, wanted);
-        [d_x.or(other), d_gain, d_shift]
+        let [aten_d_x, d_gain, d_shift] =
+            Self::norm_backward(saved, Expression::<Self>(d_y).cast(DType::F32).0, wanted);
+        [d_x.or(aten_d_x), d_gain, d_shift]
     }
 }
 
@@ -104,12 +107,13 @@ impl RmsRopeKernel for LibTorch {
         let (angles, heads) = angles_of(&saved.rotation);
         let pull = || fused::ops_in_bf16(x)?.rms_rope_pull(x, gain, inverse, angles, heads, &d_y.tensor.contiguous());
         let d_x = x_wanted.then(pull).flatten().map(fresh);
+        // What the fused kernel did not compute.
         let wanted = [x_wanted && d_x.is_none(), gain_wanted];
         if wanted == [false; 2] {
             return [d_x, None];
         }
-        let [other, d_gain] = rms_rope::composed_backward::<Self>(saved, d_y, wanted);
-        [d_x.or(other), d_gain]
+        let [composed_d_x, d_gain] = rms_rope::composed_backward::<Self>(saved, d_y, wanted);
+        [d_x.or(composed_d_x), d_gain]
     }
 }
 
@@ -127,6 +131,7 @@ fn squares(x: &Tensor) -> Tensor {
     norm.square() / x.size()[1] as f64
 }
 
+/// The gradient of x through an RMS norm: `d * inverse - x * inverse^3 * mean(d x)` with `d = d_y * gain`.
 fn rms_pull(x: &Tensor, gain: &Tensor, inverse: &Tensor, d_y: &Tensor) -> Tensor {
     let mut d_x = d_y * gain;
     let along = (&d_x * x).sum_dim_intlist([1i64].as_slice(), true, None::<Kind>);
@@ -136,7 +141,7 @@ fn rms_pull(x: &Tensor, gain: &Tensor, inverse: &Tensor, d_y: &Tensor) -> Tensor
     d_x
 }
 
-/// ATen's fused backward pass, which recomputes the norm.
+/// The gradient of x through a layer norm by ATen's fused backward pass, which recomputes the norm.
 fn layer_pull(x: &Tensor, gain: &Tensor, eps: f64, d_y: &Tensor) -> Option<Tensor> {
     let width = x.size()[1];
     let row = (gain.size()[0] == 1).then(|| gain.reshape([width]));
@@ -166,10 +171,8 @@ impl ChannelNormKernel for LibTorch {
     ) -> Cotangents<Self, 2> {
         let (factors, gain) = (&factors.tensor, by_channel(&gain.tensor));
         let normed = scaled(&x.tensor, factors);
-        let mut d = match silu {
-            true => scaled(&normed, &gain).silu_backward(&d_y.tensor),
-            false => d_y.tensor.copy(),
-        };
+        // The cotangent of `normed * gain`, before SiLU; below, of `normed`, and then of x.
+        let mut d = if silu { scaled(&normed, &gain).silu_backward(&d_y.tensor) } else { d_y.tensor.copy() };
         let d_gain =
             wanted[1].then(|| fresh((&normed * &d).sum_dim_intlist([1i64, 2, 3].as_slice(), false, None::<Kind>)));
         let d_x = wanted[0].then(|| {
@@ -185,17 +188,17 @@ impl ChannelNormKernel for LibTorch {
     /// Writes the norm directly behind `past` in the concatenated tensor, which is channels-last.
     fn channel_norm_silu_after(past: TchTensor, x: TchTensor, gain: TchTensor) -> TchTensor {
         let (past, x) = (&past.tensor, &x.tensor);
-        let (before, size) = (past.size()[1], x.size());
+        let (past_frames, size) = (past.size()[1], x.size());
         let [c, t, h, w] = [size[0], size[1], size[2], size[3]];
-        let joined = Tensor::empty([before + t, h, w, c], (x.kind(), x.device())).permute([3, 0, 1, 2]);
-        joined.narrow(1, 0, before).copy_(past);
-        let rows = positions(&joined.narrow(1, before, t));
+        let joined = Tensor::empty([past_frames + t, h, w, c], (x.kind(), x.device())).permute([3, 0, 1, 2]);
+        joined.narrow(1, 0, past_frames).copy_(past);
+        let rows = positions(&joined.narrow(1, past_frames, t));
         let (x_rows, gain_row) = (positions(x), one_row(&gain.tensor));
         let ops = fused::ops_of_matrix(&x_rows);
         if ops.and_then(|ops| ops.channel_norm_silu(&x_rows, &gain_row, MIN_NORM as f32, &rows)).is_some() {
             return fresh(joined);
         }
-        let mut y = x.mul_out(&joined.narrow(1, before, t), &factors(x));
+        let mut y = x.mul_out(&joined.narrow(1, past_frames, t), &factors(x));
         let _ = y.g_mul_(&by_channel(&gain.tensor));
         let _ = y.silu_();
         fresh(joined)
@@ -235,10 +238,7 @@ fn scaled(x: &Tensor, by: &Tensor) -> Tensor {
 fn positions(x: &Tensor) -> Tensor {
     let channels = x.size()[0];
     let x_thwc = x.permute([1, 2, 3, 0]);
-    match x_thwc.is_contiguous() {
-        true => x_thwc.view([-1, channels]),
-        false => x_thwc,
-    }
+    if x_thwc.is_contiguous() { x_thwc.view([-1, channels]) } else { x_thwc }
 }
 
 /// Undoes [`positions`], for a result of the shape of `like`.
@@ -247,6 +247,7 @@ fn volume(rows: &Tensor, like: &Tensor) -> Tensor {
     rows.view([size[1], size[2], size[3], size[0]]).permute([3, 0, 1, 2])
 }
 
+/// A gain `[C]` as `[1, C]`, which the fused kernels take.
 fn one_row(gain: &Tensor) -> Tensor {
     gain.reshape([1, -1])
 }

@@ -38,11 +38,13 @@ type Heads = Expression<Cube>;
 /// The sizes of a call and how it is divided into blocks.
 struct Blocks {
     call: AttentionCall,
+    /// Numbers per head.
     width: usize,
     queries: usize,
     keys: usize,
     /// Padded number of queries.
     rows: usize,
+    /// Padded number of keys.
     columns: usize,
     heads_per_block: usize,
     rows_per_block: usize,
@@ -55,13 +57,14 @@ impl Blocks {
         Self::of_scores(scores as usize, [q, k], call)
     }
 
+    /// Blocks of at most `scores` scores, but at least one head and [`STAGE`] rows.
     fn of_scores(scores: usize, [q, k]: [&CubeTensor; 2], call: AttentionCall) -> Self {
         let ([queries, channels], [keys, _]) = (q.shape().dims::<2>(), k.shape().dims::<2>());
         let (rows, columns) = (padded_length(queries), padded_length(keys));
-        // The number of heads with this many rows each, then all the rows that fit.
-        let most = (scores / (rows.min(ROWS) * columns)).clamp(1, call.heads);
-        // All groups have the same size: another size would compile other kernels.
-        let heads_per_block = (1..=most).rev().find(|n| call.heads.is_multiple_of(*n)).unwrap_or(1);
+        // As many heads as fit with `ROWS` rows each, then as many rows as fit with these heads.
+        let max_heads = (scores / (rows.min(ROWS) * columns)).clamp(1, call.heads);
+        // All groups of heads have the same size, because another size would compile other kernels.
+        let heads_per_block = (1..=max_heads).rev().find(|n| call.heads.is_multiple_of(*n)).unwrap_or(1);
         let rows_per_block = (scores / (heads_per_block * columns) / STAGE * STAGE).clamp(STAGE, rows.max(STAGE));
         Self { call, width: channels / call.heads, queries, keys, rows, columns, heads_per_block, rows_per_block }
     }
@@ -102,11 +105,12 @@ impl Blocks {
     }
 }
 
+/// `length` rounded up to whole stages, or to whole tiles if it is short.
 fn padded_length(length: usize) -> usize {
     length.next_multiple_of(if length > STAGE / 2 { STAGE } else { TILE })
 }
 
-/// A product with contiguous rows, which the other kernels require.
+/// A product whose rows are contiguous, as the other kernels require.
 fn product(a: Heads, b: Heads) -> CubeTensor {
     product_with_contiguous_rows(a.0, b.0)
 }
@@ -131,8 +135,8 @@ fn forward_blocks(blocks: &Blocks, [q, k, v]: [CubeTensor; 3]) -> (CubeTensor, C
     );
     let (mut outs, mut softmaxes) = (Vec::new(), Vec::new());
     for group in blocks.head_groups() {
-        let of = |x: &Heads| x.clone().narrow(0, group.clone());
-        let (q, k, v) = (of(&q), of(&k), of(&v));
+        let of_group = |x: &Heads| x.clone().narrow(0, group.clone());
+        let (q, k, v) = (of_group(&q), of_group(&k), of_group(&v));
         let (mut out_rows, mut softmax_rows) = (Vec::new(), Vec::new());
         for rows in blocks.row_blocks() {
             let scores = product(q.clone().narrow(1, rows.clone()), k.clone().t());
@@ -149,8 +153,8 @@ fn forward_blocks(blocks: &Blocks, [q, k, v]: [CubeTensor; 3]) -> (CubeTensor, C
     (out, Expression::cat(softmaxes, 0).0)
 }
 
-/// The gradients of q, k and v that are `wanted`. `softmax` is what [`forward`] returned, or empty: then it is
-/// recomputed from the scores, which are computed anyway.
+/// Returns the gradients of q, k and v that are `wanted`. `softmax` holds the statistics that [`forward`] returned. If
+/// it is empty, they are recomputed from the scores, which the backward pass computes anyway.
 pub fn backward(
     qkv: [CubeTensor; 3],
     out: CubeTensor,
@@ -180,24 +184,25 @@ fn backward_blocks(
         blocks.split_heads(k, blocks.columns),
         blocks.split_heads(v, blocks.columns),
     );
-    let of_queries = |x: CubeTensor| blocks.split_heads(x, blocks.rows);
-    let d_out = of_queries(d_out);
-    let mean = (of_queries(out).cast(DType::F32) * d_out.clone().cast(DType::F32)).sum(2);
+    let split_queries = |x: CubeTensor| blocks.split_heads(x, blocks.rows);
+    let d_out = split_queries(d_out);
+    // For each row, the mean of `d_weights` (below) under the softmax weights. It equals the sum of out * d_out.
+    let mean = (split_queries(out).cast(DType::F32) * d_out.clone().cast(DType::F32)).sum(2);
     let d_out = d_out.cast(dtype);
     let (mut dq, mut dk, mut dv) = (Vec::new(), Vec::new(), Vec::new());
     for group in blocks.head_groups() {
-        let of = |x: &Heads| x.clone().narrow(0, group.clone());
-        let (k, v) = (of(&k), of(&v));
-        let [mut dq_rows, mut dk_sum, mut dv_sum] = [Vec::new(), Vec::new(), Vec::new()];
+        let of_group = |x: &Heads| x.clone().narrow(0, group.clone());
+        let (k, v) = (of_group(&k), of_group(&v));
+        let (mut dq_rows, mut dk_sum, mut dv_sum) = (Vec::new(), None, None);
         for rows in blocks.row_blocks() {
-            let of = |x: &Heads| of(x).narrow(1, rows.clone());
-            let (q, d_out) = (of(&q), of(&d_out));
+            let of_block = |x: &Heads| of_group(x).narrow(1, rows.clone());
+            let (q, d_out) = (of_block(&q), of_block(&d_out));
             let block = blocks.block(&group, &rows);
             let scores = product(q.clone(), k.clone().t());
             let [max, inverse] = match &kept {
                 Some(kept) => {
-                    let kept = of(kept);
-                    [0..1, 1..2].map(|which| values(kept.clone().narrow(2, which).0))
+                    let kept = of_block(kept);
+                    [0..1, 1..2].map(|column| values(kept.clone().narrow(2, column).0))
                 }
                 None => {
                     let Softmax { max, inverse, .. } = softmax(&scores, block, None);
@@ -206,7 +211,8 @@ fn backward_blocks(
             };
             let d_weights = product(d_out.clone(), v.clone().t());
             let [weights, d_scores] =
-                softmax_backward(&scores, &d_weights, [max, inverse, values(of(&mean).0)], block, dtype).map(heads);
+                softmax_backward(&scores, &d_weights, [max, inverse, values(of_block(&mean).0)], block, dtype)
+                    .map(heads);
             drop((scores, d_weights));
             if wanted[2] {
                 accumulate(&mut dv_sum, product(weights.t(), d_out));
@@ -228,13 +234,13 @@ fn backward_blocks(
         .map(|(parts, n)| (!parts.is_empty()).then(|| blocks.merge_heads(Expression::cat(parts, 0), n, dtype)))
 }
 
-/// Adds `part` to the only element of `sum`, or inserts it.
-fn accumulate(sum: &mut Vec<Heads>, part: CubeTensor) {
+/// Adds `part` to `sum`, which is `None` before the first part.
+fn accumulate(sum: &mut Option<Heads>, part: CubeTensor) {
     let part = heads(part);
-    match sum.pop() {
-        Some(before) => sum.push(before + part),
-        None => sum.push(part),
-    }
+    *sum = Some(match sum.take() {
+        Some(before) => before + part,
+        None => part,
+    });
 }
 
 #[cfg(feature = "wgpu")]

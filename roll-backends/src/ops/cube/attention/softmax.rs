@@ -26,18 +26,21 @@ pub struct Block {
     pub call: AttentionCall,
     /// Queries of the whole call, without padding.
     pub queries: usize,
+    /// Keys of the whole call, without padding.
     pub keys: usize,
-    /// The index of the query in the first row.
+    /// The index of the query in the first row of each head.
     pub first: usize,
     /// Heads, rows and columns of the block.
     pub shape: [usize; 3],
 }
 
 impl Block {
+    /// Number of rows of all heads.
     fn rows(&self) -> usize {
         self.shape[0] * self.shape[1]
     }
 
+    /// The window, or a window of all keys.
     fn window(&self) -> usize {
         self.call.window.unwrap_or(self.keys).min(self.keys)
     }
@@ -58,7 +61,7 @@ pub struct Softmax {
 pub fn softmax(scores: &CubeTensor, block: Block, dtype: Option<DType>) -> Softmax {
     let [heads, rows, columns] = block.shape;
     let found = Softmax {
-        // A kernel launch needs all operands; this one is not written then.
+        // A kernel launch needs all operands. Without a dtype, this one is not written.
         exponentials: dtype.map_or_else(|| empty(scores, [1]), |dtype| empty_as(scores, block.shape, dtype)),
         max: empty(scores, [heads, rows, 1]),
         inverse: empty(scores, [heads, rows, 1]),
@@ -168,6 +171,7 @@ fn key_begin(end: usize, window: usize) -> usize {
     begin
 }
 
+/// A score: the scaled and, if `capped`, soft-capped product of a query and a key.
 #[cube]
 fn score(product: f32, scale: f32, cap: f32, #[comptime] capped: bool) -> f32 {
     let mut s = product * scale;
@@ -177,6 +181,8 @@ fn score(product: f32, scale: f32, cap: f32, #[comptime] capped: bool) -> f32 {
     s
 }
 
+/// [`softmax`] of one row per cube. `rows` counts the rows of all heads, and `first` is the query of each head's first
+/// row. The exponentials are written to `out` if `kept`.
 #[cube(launch, address_type = "dynamic")]
 fn exponentials<E: Float>(
     scores: &[f32],
@@ -207,14 +213,15 @@ fn exponentials<E: Float>(
     let begin = key_begin(end, window);
     let mut partial = Shared::<[f32]>::new_slice(units as usize);
 
-    let mut own = f32::new(MIN_SCORE);
+    // The largest score of this unit's columns, then of the row.
+    let mut unit_max = f32::new(MIN_SCORE);
     let mut i = begin + UNIT_POS as usize;
     while i < end {
-        let more: f32 = max(own, score(scores[start + i], scale, cap, capped));
-        own = more;
+        let larger: f32 = max(unit_max, score(scores[start + i], scale, cap, capped));
+        unit_max = larger;
         i += step;
     }
-    let top = max_over_units(&mut partial, own);
+    let top = max_over_units(&mut partial, unit_max);
 
     let mut sum = 0.0f32;
     let mut i = UNIT_POS as usize;
@@ -237,6 +244,7 @@ fn exponentials<E: Float>(
     }
 }
 
+/// [`softmax_backward`] of one row per cube.
 #[cube(launch, address_type = "dynamic")]
 fn cotangents<E: Float>(
     scores: &[f32],

@@ -1,8 +1,9 @@
 //! Depthwise convolution.
 //!
-//! A task copies a plane with its zero padding into the cache, split into one plane per phase of the stride, so that
-//! the inputs that a tap reads for adjacent outputs are adjacent. A tap is then one shifted row. Rows are computed
-//! without a break between them; the columns between two rows are dropped.
+//! A plane is one channel of one item. A task copies it with its zero padding into the cache, split into one *phase
+//! plane* per phase of the stride: rows and columns with the same index modulo the stride. The inputs that a tap reads
+//! for adjacent outputs are then adjacent, so that a tap reads one shifted row. Rows are computed without a break
+//! between them; the sums in the columns between two rows are dropped.
 
 use rayon::prelude::*;
 
@@ -11,120 +12,139 @@ use super::epilogue::KernelEpilogue;
 use super::passes::Pass;
 use crate::ops::kernels::simd::vectorised;
 
-/// Positions that are accumulated at once: four registers of eight.
+/// Positions whose sums are accumulated in registers at a time: four registers of eight.
 const LANES: usize = 32;
-/// Positions between two visits of the same memory.
+/// Positions that pass through all steps (sums, epilogue, output) before the next ones, so that they stay in the cache.
 const STRIP: usize = 1024;
 /// Minimum number of multiplications of a task.
 const TASK: usize = 1 << 16;
 /// Up to this many multiplications run on one thread: waking another takes longer.
 const ONE_THREAD: usize = 1 << 18;
 
-/// Whether the padded copy of a plane of `read` rows and columns is small. It is, unless strides or dilations are
-/// extreme.
+/// Whether the padded copy of a plane of `read` rows and columns is small enough for this kernel: at most 16 times the
+/// plane, or a little more for small planes. It is, unless strides or dilations are extreme.
 pub fn fits(passes: &[Pass], read: [usize; 2]) -> bool {
     let PlaneLayout { step, size, .. } = PlaneLayout::of(passes, read[1]);
-    let numbers = step.into_iter().chain(size).try_fold(1usize, |all, n| all.checked_mul(n));
+    let numbers = step.into_iter().chain(size).try_fold(1usize, |product, n| product.checked_mul(n));
     numbers.is_some_and(|numbers| numbers <= (1 << 16) + 16 * read[0] * read[1])
 }
 
-/// The epilogue of the outputs whose cotangent is read, and the tensor that [`KernelEpilogue::pull`] needs.
+/// An epilogue to pull back: the epilogue of the outputs whose cotangents are read, and the `saved` tensor of
+/// [`KernelEpilogue::pull`].
 pub type Pulled<'a> = (KernelEpilogue<'a>, &'a [f32]);
 
 /// A pass with the offsets at which its taps read in the copy of a plane.
 pub struct OffsetPass {
     pass: Pass,
-    /// Index in the kernel and read offset of each tap.
+    /// Index in the kernel, and read offset in the copy, of each tap.
     taps: Vec<(usize, usize)>,
 }
 
 /// The layout of the copy of a plane: padded, and split by the phases of the stride.
 pub struct PlaneLayout {
+    /// Number of phases along rows and columns.
     step: [usize; 2],
     /// Zeros above and to the left.
     before: [usize; 2],
     /// Rows and columns of each of the `step[0] * step[1]` phase planes.
     size: [usize; 2],
-    /// The first input column, the position in the copy and the number of columns, for each phase of the column stride.
-    columns: Vec<[usize; 3]>,
+    /// The input columns of each phase of the column stride.
+    columns: Vec<PhaseColumns>,
+}
+
+/// The columns of an input row that belong to one phase: every `step`-th.
+struct PhaseColumns {
+    /// The first of these columns in the input row.
+    first: usize,
+    /// Its column in the phase plane.
+    start: usize,
+    count: usize,
 }
 
 impl PlaneLayout {
-    /// The layout that all of `passes`, which have one step and read rows of `columns`, can read from.
+    /// The layout from which all of `passes` can read. They must have the same read step, and read planes with rows of
+    /// `columns` numbers.
     fn of(passes: &[Pass], columns: usize) -> Self {
         let step = passes.first().map_or([1; 2], |p| p.read_step);
+        // For each tap of each pass, its read offset and the number of positions of its pass.
         let taps_along =
             |axis: usize| passes.iter().flat_map(move |p| p.taps.iter().map(move |t| (t.at[axis], p.grid[axis])));
         let before: [usize; 2] =
             std::array::from_fn(|i| taps_along(i).map(|(at, _)| (-at).max(0) as usize).max().unwrap_or(0));
         let size: [usize; 2] = std::array::from_fn(|i| {
-            let reach = |(at, count): (isize, usize)| (before[i] as isize + at) as usize / step[i] + count;
+            let end_of_tap = |(at, count): (isize, usize)| (before[i] as isize + at) as usize / step[i] + count;
             // A pass without taps still writes its positions.
-            let least = passes.iter().map(|p| p.grid[i]).max().unwrap_or(1);
-            taps_along(i).map(reach).max().unwrap_or(1).max(least)
+            let largest_grid = passes.iter().map(|p| p.grid[i]).max().unwrap_or(1);
+            taps_along(i).map(end_of_tap).max().unwrap_or(1).max(largest_grid)
         });
         let columns = (0..step[1]).map(|phase| {
+            // The first column whose padded index, `first + before`, has this phase.
             let first = (phase + step[1] - before[1] % step[1]) % step[1];
             let start = (first + before[1]) / step[1];
             let count = columns.saturating_sub(first).div_ceil(step[1]).min(size[1].saturating_sub(start));
-            [first, start, count]
+            PhaseColumns { first, start, count }
         });
         Self { step, before, size, columns: columns.collect() }
     }
 
-    fn planes(&self) -> usize {
+    /// Number of phase planes.
+    fn phases(&self) -> usize {
         self.step[0] * self.step[1]
     }
 
-    fn plane(&self) -> usize {
+    /// Numbers of a phase plane.
+    fn phase_size(&self) -> usize {
         self.size[0] * self.size[1]
     }
 
+    /// Computes where the taps of a pass read.
     fn with_offsets(&self, pass: Pass) -> OffsetPass {
         let taps = pass.taps.iter().map(|tap| {
             let [row, column] = std::array::from_fn(|i| (self.before[i] as isize + tap.at[i]) as usize);
-            let part = row % self.step[0] * self.step[1] + column % self.step[1];
+            let phase = row % self.step[0] * self.step[1] + column % self.step[1];
             let offset = row / self.step[0] * self.size[1] + column / self.step[1];
-            (tap.index, part * self.plane() + offset)
+            (tap.index, phase * self.phase_size() + offset)
         });
         OffsetPass { taps: taps.collect(), pass }
     }
 }
 
 /// Computes `passes`, which must have the same read step, with a weight `[channels, taps]`. If `pulled` is given,
-/// `call.x` is the cotangent of outputs, and the epilogue is pulled back first.
+/// `call.x` holds cotangents of outputs, and the epilogue is pulled back before the passes.
 pub fn correlate(call: &Call, weight: &[f32], pulled: Option<Pulled>, passes: Vec<Pass>, taps: usize) {
     let layout = PlaneLayout::of(&passes, call.read[1]);
     let passes: Vec<OffsetPass> = passes.into_iter().map(|pass| layout.with_offsets(pass)).collect();
+    // Multiplications per plane; the copy and the epilogue count as one each per position.
     let work = passes.iter().map(|p| p.pass.grid[0] * p.pass.grid[1] * (p.taps.len() + 2)).sum::<usize>().max(1);
     let planes = call.items * call.outputs;
-    let at_once = (TASK / work).clamp(1, planes.max(1));
+    let planes_per_task = (TASK / work).clamp(1, planes.max(1));
     let run = |scratch: &mut Scratch, first: usize| {
-        for plane in first..(first + at_once).min(planes) {
+        for plane in first..(first + planes_per_task).min(planes) {
             copy_plane(call, pulled, &layout, plane, scratch);
             for pass in &passes {
                 compute_pass(call, &layout, pass, plane, &weight[plane % call.outputs * taps..][..taps], scratch);
             }
         }
     };
-    match planes.saturating_mul(work) <= ONE_THREAD {
-        true => {
-            let scratch = &mut Scratch::default();
-            (0..planes).step_by(at_once).for_each(|first| run(scratch, first));
-        }
-        false => {
-            let tasks = (0..planes).into_par_iter().step_by(at_once);
-            tasks.for_each_init(Scratch::default, run);
-        }
+    if planes.saturating_mul(work) <= ONE_THREAD {
+        let scratch = &mut Scratch::default();
+        (0..planes).step_by(planes_per_task).for_each(|first| run(scratch, first));
+    } else {
+        let tasks = (0..planes).into_par_iter().step_by(planes_per_task);
+        tasks.for_each_init(Scratch::default, run);
     }
 }
 
 /// Scratch memory of a thread.
 #[derive(Default)]
 pub struct Scratch {
+    /// The phase planes of a plane.
     copy: Vec<f32>,
+    /// An input row after the epilogue's pullback.
     line: Vec<f32>,
+    /// The sums of a strip.
     sums: Vec<f32>,
+    /// Weight and read offset of each tap.
     weights: Vec<(f32, usize)>,
 }
 
@@ -134,12 +154,13 @@ vectorised! {
         call: &Call, pulled: Option<Pulled>, layout: &PlaneLayout, plane: usize, scratch: &mut Scratch,
     ) {
         let [rows, columns] = call.read;
-        // The last positions of a pass read beyond the copy, hence `LANES`. The padding's zeros are reused for the next
-        // plane.
-        scratch.copy.resize(layout.planes() * layout.plane() + LANES, 0.0);
-        let reached = layout.size[0] * layout.step[0];
-        let (mut phase, mut to) = (layout.before[0] % layout.step[0], layout.before[0] / layout.step[0]);
-        for row in 0..rows.min(reached.saturating_sub(layout.before[0])) {
+        // The last positions of a pass read up to `LANES` numbers beyond the copy. The padding is zeroed only once,
+        // because further planes overwrite only the inputs.
+        scratch.copy.resize(layout.phases() * layout.phase_size() + LANES, 0.0);
+        let padded_rows = layout.size[0] * layout.step[0];
+        // Row phase of the input row, and its row in the phase plane.
+        let (mut phase, mut phase_row) = (layout.before[0] % layout.step[0], layout.before[0] / layout.step[0]);
+        for row in 0..rows.min(padded_rows.saturating_sub(layout.before[0])) {
             let at = (plane * rows + row) * columns;
             let mut line = &call.x[at..at + columns];
             if let Some((epilogue, saved)) = pulled {
@@ -147,37 +168,40 @@ vectorised! {
                 epilogue.pull::<M>(plane % call.outputs, &saved[at..at + columns], line, &mut scratch.line);
                 line = &scratch.line;
             }
-            for (part, &[first, start, count]) in layout.columns.iter().enumerate() {
+            for (column_phase, &PhaseColumns { first, start, count }) in layout.columns.iter().enumerate() {
                 if count > 0 {
-                    let into = (phase * layout.step[1] + part) * layout.plane() + to * layout.size[1] + start;
+                    let phase_plane = phase * layout.step[1] + column_phase;
+                    let into = phase_plane * layout.phase_size() + phase_row * layout.size[1] + start;
                     let inputs = &line[first..][..(count - 1) * layout.step[1] + 1];
                     copy_strided(inputs, layout.step[1], &mut scratch.copy[into..into + count]);
                 }
             }
             phase += 1;
             if phase == layout.step[0] {
-                (phase, to) = (0, to + 1);
+                (phase, phase_row) = (0, phase_row + 1);
             }
         }
     }
 
+    /// Computes a pass over one plane from its copy, in strips of rows.
     fn compute_pass<M>(
         call: &Call, layout: &PlaneLayout, pass: &OffsetPass, plane: usize, weight: &[f32], scratch: &mut Scratch,
     ) {
         let OffsetPass { pass, taps } = pass;
+        // The copy and the sums have rows of `pitch` numbers.
         let (pitch, channel, finish) = (layout.size[1], plane % call.outputs, call.finish);
         let [rows, columns] = pass.grid;
         let bias = finish.bias.map_or(0.0, |bias| bias[channel]);
-        // Without residual and sums to write, the epilogue is applied to the columns between rows too, which is faster
-        // than row by row.
-        let at_once = finish.added.is_none() && finish.sums.is_none();
+        // Without residual and sums to write, the epilogue is applied to a strip at once, including the columns between
+        // rows, which is faster than row by row.
+        let whole_strips = finish.residual.is_none() && finish.sums.is_none();
         let Scratch { copy, sums, weights, .. } = scratch;
         weights.clear();
         weights.extend(taps.iter().map(|&(index, offset)| (weight[index], offset)));
-        let height = (STRIP / pitch).clamp(1, rows.max(1));
-        sums.resize((height * pitch).next_multiple_of(LANES), 0.0);
-        for first in (0..rows).step_by(height) {
-            let height = height.min(rows - first);
+        let strip_height = (STRIP / pitch).clamp(1, rows.max(1));
+        sums.resize((strip_height * pitch).next_multiple_of(LANES), 0.0);
+        for first in (0..rows).step_by(strip_height) {
+            let height = strip_height.min(rows - first);
             let length = (height - 1) * pitch + columns;
             for at in (0..length).step_by(LANES) {
                 let mut values = [bias; LANES];
@@ -189,8 +213,8 @@ vectorised! {
                 }
                 sums[at..at + LANES].copy_from_slice(&values);
             }
-            // Not on `values` above: they would have to leave their registers.
-            if at_once {
+            // Not applied to `values` above, which would have to leave their registers.
+            if whole_strips {
                 finish.epilogue.apply::<M>(channel, &mut sums[..length]);
             }
             for (row, sums) in sums.chunks_mut(pitch).take(height).enumerate() {
@@ -198,18 +222,19 @@ vectorised! {
                 let row = (first + row) * pass.write_step[0] + pass.write_first[0];
                 let to = (plane * call.written[0] + row) * call.written[1] + pass.write_first[1];
                 if pass.write_step[1] != 1 {
+                    // A backward pass, which has neither residual nor epilogue.
                     // SAFETY: no other task writes this plane.
                     unsafe { call.y.write_every(to, pass.write_step[1], sums) };
                     continue;
                 }
-                if let Some(added) = finish.added {
-                    sums.iter_mut().zip(&added[to..]).for_each(|(sum, added)| *sum += added);
+                if let Some(residual) = finish.residual {
+                    sums.iter_mut().zip(&residual[to..]).for_each(|(sum, residual)| *sum += residual);
                 }
                 if let Some(output) = finish.sums {
                     // SAFETY: as above.
                     unsafe { output.write(to, sums) };
                 }
-                if !at_once {
+                if !whole_strips {
                     finish.epilogue.apply::<M>(channel, sums);
                 }
                 // SAFETY: as above.
@@ -219,14 +244,15 @@ vectorised! {
     }
 }
 
-/// Numbers copied at once: rows are often short, and a call of `memcpy` would cost more than the copy.
+/// Numbers per copy of a fixed size. Rows are often short, and a call of `memcpy` would cost more than the copy.
 const SHORT: usize = 8;
 
-/// Copies every `step`-th number of `from`.
+/// Copies every `step`-th number of `from`. `to` must not be empty.
 #[inline(always)]
 fn copy_strided(from: &[f32], step: usize, to: &mut [f32]) {
     match step {
         1 if to.len() < SHORT => to.iter_mut().zip(from).for_each(|(to, from)| *to = *from),
+        // Copies of `SHORT` numbers each; the last one may overlap the one before it.
         1 if to.len() <= 128 => {
             let last = to.len() - SHORT;
             let mut at = 0;
@@ -237,6 +263,7 @@ fn copy_strided(from: &[f32], step: usize, to: &mut [f32]) {
             to[last..].copy_from_slice(&from[last..last + SHORT]);
         }
         1 => to.copy_from_slice(&from[..to.len()]),
+        // A constant step, so that the compiler uses vector registers; the last number may have no successor.
         2 => {
             let (last, rest) = (to.len() - 1, from.chunks_exact(2));
             to[..last].iter_mut().zip(rest).for_each(|(to, from)| *to = from[0]);

@@ -11,6 +11,7 @@ pub struct KernelEpilogue<'a> {
 }
 
 impl KernelEpilogue<'_> {
+    /// Replaces the sums of channel `channel` by their activations.
     #[inline(always)]
     pub fn apply<M: MulAdd>(self, channel: usize, values: &mut [f32]) {
         match self.kind {
@@ -28,12 +29,12 @@ impl KernelEpilogue<'_> {
                 });
             }
             Epilogue::Clip(low, high) => values.iter_mut().for_each(|z| {
-                let above = if *z < low { low } else { *z };
-                *z = if above > high { high } else { above };
+                let at_least_low = if *z < low { low } else { *z };
+                *z = if at_least_low > high { high } else { at_least_low };
             }),
             Epilogue::Sigmoid => values.iter_mut().for_each(|z| *z = sigmoid::<M>(*z)),
             Epilogue::Silu => values.iter_mut().for_each(|z| *z *= sigmoid::<M>(*z)),
-            Epilogue::HardSwish => values.iter_mut().for_each(|z| *z *= gate(*z)),
+            Epilogue::HardSwish => values.iter_mut().for_each(|z| *z *= hard_sigmoid(*z)),
         }
     }
 
@@ -42,6 +43,8 @@ impl KernelEpilogue<'_> {
     #[inline(always)]
     pub fn pull<M: MulAdd>(self, channel: usize, saved: &[f32], d_y: &[f32], d_z: &mut [f32]) {
         let all = saved.iter().zip(d_y).zip(d_z);
+        // A saved number is called y if it is an output, and z if it is a sum. For `Slopes` it is an output only if
+        // outputs have the signs of the sums (see `needs_sums`).
         match self.kind {
             Epilogue::Nothing => all.for_each(|((_, d_y), d_z)| *d_z = *d_y),
             Epilogue::Relu => all.for_each(|((y, d_y), d_z)| *d_z = if *y > 0.0 { *d_y } else { 0.0 }),
@@ -59,7 +62,7 @@ impl KernelEpilogue<'_> {
             }),
             Epilogue::HardSwish => all.for_each(|((z, d_y), d_z)| {
                 let slope = if *z > -3.0 && *z < 3.0 { *z / 6.0 } else { 0.0 };
-                *d_z = *d_y * (gate(*z) + slope);
+                *d_z = *d_y * (hard_sigmoid(*z) + slope);
             }),
         }
     }
@@ -68,7 +71,8 @@ impl KernelEpilogue<'_> {
     pub fn needs_sums(self) -> bool {
         match self.kind {
             Epilogue::Nothing | Epilogue::Relu | Epilogue::Clip(..) | Epilogue::Sigmoid => false,
-            // If no slope is negative, an output is positive exactly if its sum is.
+            // The derivative depends on the sign of the sum. If no slope is negative, the output is positive exactly if
+            // the sum is.
             Epilogue::Slopes => !self.slopes.iter().all(|s| *s >= 0.0),
             Epilogue::Silu | Epilogue::HardSwish => true,
         }
@@ -82,9 +86,10 @@ fn in_register(z: f32) -> f32 {
     z + 0.0
 }
 
+/// `clamp(z / 6 + 1/2, 0, 1)`; NaN stays NaN.
 #[inline(always)]
-fn gate(z: f32) -> f32 {
-    let gate = z / 6.0 + 0.5;
-    let above = if gate < 0.0 { 0.0 } else { gate };
-    if above > 1.0 { 1.0 } else { above }
+fn hard_sigmoid(z: f32) -> f32 {
+    let line = z / 6.0 + 0.5;
+    let not_negative = if line < 0.0 { 0.0 } else { line };
+    if not_negative > 1.0 { 1.0 } else { not_negative }
 }

@@ -17,24 +17,26 @@ use rayon::prelude::*;
 
 use self::shared_output::{SharedOutput, filled};
 use self::tiles::PackedWeight;
+use crate::ops::kernels::geometry::ConvKind;
 use crate::ops::kernels::simd::vectorised;
 use crate::ops::kernels::winograd::Kernels;
 
 pub use self::epilogue::KernelEpilogue;
 pub use self::passes::Conv2dShape;
 
-/// The operands of a call.
+/// The operands of a correlation, forward or backward: it reads x, of shape `[items, inputs, read]`, and writes y, of
+/// shape `[items, outputs, written]`. In a backward pass, x holds the cotangents of the convolution's sums.
 struct Call<'a, 'p> {
-    /// Batch size and number of channel groups.
     items: usize,
+    /// Number of channel groups.
     groups: usize,
-    /// Input values, channels, and rows and columns.
     x: &'a [f32],
     inputs: usize,
+    /// Rows and columns of x.
     read: [usize; 2],
-    /// Output, channels, and rows and columns.
     y: &'a SharedOutput<'p>,
     outputs: usize,
+    /// Rows and columns of y.
     written: [usize; 2],
     finish: Finish<'a, 'p>,
 }
@@ -61,10 +63,10 @@ impl Weights {
         if shape.is_depthwise() {
             return Self::Depthwise(weight.to_vec());
         }
-        match winograd::applies(shape) {
-            true => Self::Winograd(winograd::pack(shape, weight, false)),
-            false => Self::Tiles(tiles::pack_forward(shape, weight)),
+        if winograd::applies(shape) {
+            return Self::Winograd(winograd::pack(shape, weight, ConvKind::Forward));
         }
+        Self::Tiles(tiles::pack_forward(shape, weight))
     }
 }
 
@@ -89,15 +91,16 @@ impl BackwardWeights {
         Self::general(shape, weight)
     }
 
-    /// Packs for the general kernels, depthwise or not.
+    /// Packs for the kernels that compute every convolution, depthwise or not.
     fn general(shape: Conv2dShape, weight: &[f32]) -> Self {
         if patches::applies(shape) {
             return Self::Patches(patches::pack(shape, weight));
         }
         if winograd::applies(shape) {
-            return Self::Winograd(winograd::pack(shape, weight, true));
+            return Self::Winograd(winograd::pack(shape, weight, ConvKind::Transposed));
         }
-        // The taps of a pass depend only on the phase of its positions, i.e. padded position modulo stride.
+        // One pass per phase (padded position modulo stride). The taps of a pass depend on its phase only, so that an
+        // input of the stride's size, without padding, has all of them in order.
         let passes = Conv2dShape { size: shape.stride, before: [0; 2], ..shape }.backward();
         Self::Tiles(passes.iter().map(|pass| tiles::pack_backward(shape, pass, weight)).collect())
     }
@@ -110,41 +113,43 @@ pub struct Outputs {
     pub sums: Option<Vec<f32>>,
 }
 
-/// Convolves x `[items, inputs, rows, columns]`, adds `bias` per output channel and `added` (of the result's shape),
+/// Convolves x `[items, inputs, rows, columns]`, adds `bias` per output channel and `residual` (of the result's shape),
 /// then applies the epilogue.
 pub fn forward(
     shape: Conv2dShape,
     x: &[f32],
     weights: &Weights,
     bias: &[f32],
-    added: Option<&[f32]>,
+    residual: Option<&[f32]>,
     epilogue: KernelEpilogue,
     sums_wanted: bool,
 ) -> Outputs {
     let count = shape.items * shape.outputs * shape.output[0] * shape.output[1];
-    let finish = Finish { bias: Some(bias), added, epilogue, sums: None };
+    let finish = Finish { bias: Some(bias), residual, epilogue, sums: None };
     let mut sums = None;
     // SAFETY: the forward pass covers every output position, and every channel belongs to a task; the same holds for
     // sums.
     let y = unsafe {
-        filled(count, |y| match sums_wanted {
-            true => {
-                sums = Some(filled(count, |sums| fill(shape, x, weights, Finish { sums: Some(sums), ..finish }, y)))
+        filled(count, |y| {
+            if sums_wanted {
+                sums = Some(filled(count, |sums| fill(shape, x, weights, Finish { sums: Some(sums), ..finish }, y)));
+            } else {
+                fill(shape, x, weights, finish, y);
             }
-            false => fill(shape, x, weights, finish, y),
         })
     };
     Outputs { y, sums }
 }
 
-/// What is done with each sum, in this order.
+/// The last steps for each sum of products, in the order of the fields: bias and residual are added, the sum is written
+/// to `sums`, and the epilogue's activation is applied.
 #[derive(Clone, Copy, Default)]
 pub struct Finish<'a, 'p> {
-    /// Added per output channel.
+    /// One number per output channel.
     bias: Option<&'a [f32]>,
-    /// A residual of the output's shape, added to the sum.
-    added: Option<&'a [f32]>,
-    /// Where the sum is written, if anywhere.
+    /// A tensor of the output's shape.
+    residual: Option<&'a [f32]>,
+    /// Where the sums before the activation are written, if they are wanted.
     sums: Option<&'a SharedOutput<'p>>,
     epilogue: KernelEpilogue<'a>,
 }
@@ -168,28 +173,29 @@ pub fn backward(shape: Conv2dShape, weights: &BackwardWeights, d_sums: &[f32]) -
     match weights {
         BackwardWeights::Depthwise(weight) => {
             let passes = shape.backward();
-            match depthwise::fits(&passes, shape.output) {
-                true => gradient(shape, d_sums, |call| {
-                    depthwise::correlate(call, weight, None, passes, shape.taps());
-                }),
-                false => backward(shape, &BackwardWeights::general(shape, weight), d_sums),
+            if !depthwise::fits(&passes, shape.output) {
+                return backward(shape, &BackwardWeights::general(shape, weight), d_sums);
             }
+            gradient(shape, d_sums, |call| depthwise::correlate(call, weight, None, passes, shape.taps()))
         }
         BackwardWeights::Patches(packed) => patches::backward(shape, packed, d_sums),
         // The passes together cover every input position.
         BackwardWeights::Tiles(packed) => gradient(shape, d_sums, |call| {
             for pass in shape.backward() {
-                let [row, column] = std::array::from_fn(|i| (pass.write_first[i] + shape.before[i]) % shape.stride[i]);
-                tiles::correlate(call, &pass, &packed[row * shape.stride[1] + column]);
+                let [row_phase, column_phase] =
+                    std::array::from_fn(|i| (pass.write_first[i] + shape.before[i]) % shape.stride[i]);
+                tiles::correlate(call, &pass, &packed[row_phase * shape.stride[1] + column_phase]);
             }
         }),
+        // The transposed convolution of a 3 x 3 kernel has 2 zeros before each axis, less those of the convolution.
         BackwardWeights::Winograd(kernels) => gradient(shape, d_sums, |call| {
             winograd::correlate(call, shape.before.map(|before| 2 - before as isize), kernels);
         }),
     }
 }
 
-/// Runs `convolve`, which must write every position of every channel, to get the gradient of x.
+/// Returns the gradient of x, which `convolve` computes from `cotangent`. `convolve` must write every position of every
+/// channel.
 fn gradient(shape: Conv2dShape, cotangent: &[f32], convolve: impl FnOnce(&Call)) -> Vec<f32> {
     // SAFETY: `convolve` is one of the closures in this file, which write every element: their passes together cover
     // every input position, and every channel belongs to a task.
@@ -200,7 +206,8 @@ fn gradient(shape: Conv2dShape, cotangent: &[f32], convolve: impl FnOnce(&Call))
     }
 }
 
-/// Returns the gradient of x, given the gradient `d_y` of the result and the `saved` tensor of [`KernelEpilogue::pull`].
+/// Returns the gradient of x, given the gradient `d_y` of the result and the `saved` tensor of
+/// [`KernelEpilogue::pull`].
 pub fn backward_fused(
     shape: Conv2dShape,
     weights: &BackwardWeights,
@@ -208,6 +215,8 @@ pub fn backward_fused(
     saved: &[f32],
     d_y: &[f32],
 ) -> Vec<f32> {
+    // The depthwise kernel pulls the epilogue back while it copies a plane; the other kernels need a pass before
+    // theirs.
     if let BackwardWeights::Depthwise(weight) = weights {
         let passes = shape.backward();
         if depthwise::fits(&passes, shape.output) {
@@ -220,7 +229,8 @@ pub fn backward_fused(
     backward(shape, weights, &pull(shape.outputs, plane, epilogue, saved, d_y))
 }
 
-/// Returns the gradient of the sums, given the gradient of the result, for `channels` channels of `plane` positions.
+/// Returns the gradient of the sums, given the gradient `d_y` of the result and the `saved` tensor of
+/// [`KernelEpilogue::pull`], for `channels` channels of `plane` positions.
 pub fn pull(channels: usize, plane: usize, epilogue: KernelEpilogue, saved: &[f32], d_y: &[f32]) -> Vec<f32> {
     assert_eq!(saved.len(), d_y.len(), "the outputs of a convolution and their cotangents");
     // SAFETY: every plane belongs to a task.

@@ -1,4 +1,6 @@
-//! im2col panel: the input that the taps of a block of positions read, packed for the micro-kernel.
+//! im2col panel: the input that the taps of a block of positions read, packed for the micro-kernel. A panel consists of
+//! *columns* of [`NR`] positions. A column has one [`Line`] per pair of input channel and tap; these pairs are the
+//! *depth*.
 
 use std::ops::Range;
 
@@ -8,7 +10,7 @@ use super::passes::{Pass, Tap, inside};
 use crate::ops::kernels::simd;
 use crate::ops::kernels::tile::NR;
 
-/// The input of one tap at [`NR`] adjacent positions: one cache line.
+/// The input of one tap in one channel at [`NR`] adjacent positions: one cache line.
 #[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(64))]
 pub struct Line([f32; NR]);
@@ -27,7 +29,9 @@ pub struct Run {
 
 /// A list of lists in one allocation.
 pub struct Lists<T> {
+    /// The elements of all lists.
     all: Vec<T>,
+    /// Where each list ends in `all`.
     ends: Vec<usize>,
 }
 
@@ -53,18 +57,19 @@ impl<T> Lists<T> {
     }
 }
 
-/// Divides `range`, of the positions of all items, into columns of [`NR`] positions. The last column may be shorter.
+/// Divides `range`, which counts the positions of all items, into columns of [`NR`] positions, and returns the runs of
+/// each column. The last column may be shorter.
 pub fn runs(grid: [usize; 2], range: Range<usize>) -> Lists<Run> {
     let mut columns = Lists::with_capacity(range.len().div_ceil(NR));
     for start in range.clone().step_by(NR) {
         let (end, mut next) = ((start + NR).min(range.end), start);
         columns.push(std::iter::from_fn(|| {
-            let (line, at) = (next / grid[1], next % grid[1]);
+            let (row_of_all, at) = (next / grid[1], next % grid[1]);
             let run = Run {
                 lane: next - start,
                 count: (grid[1] - at).min(end - next),
-                item: line / grid[0],
-                row: line % grid[0],
+                item: row_of_all / grid[0],
+                row: row_of_all % grid[0],
                 at,
             };
             next += run.count;
@@ -85,21 +90,20 @@ pub struct PanelSpec<'a, 'c, 'p> {
     pub range: Range<usize>,
 }
 
-/// Adjacent positions of a line that one tap reads from one row, relative to the group's first channel.
+/// Adjacent positions of a line whose inputs one tap reads from one row.
 struct TapRun {
+    /// Index of the first position in the line.
     lane: usize,
     count: usize,
+    /// Index of the first input, relative to the group's first channel.
     from: usize,
 }
 
 impl Lists<TapRun> {
-    /// The number of leading lists that are whole lines, contiguous in memory.
+    /// The number of leading lists that read whole lines, contiguous in memory.
     fn contiguous(&self) -> usize {
         let Some(first) = self.all.first().map(|run| run.from) else { return 0 };
-        let follows = |i: &usize| match self.list(*i) {
-            [run] => run.count == NR && run.from == first + i * NR,
-            _ => false,
-        };
+        let follows = |i: &usize| matches!(self.list(*i), [run] if run.count == NR && run.from == first + i * NR);
         (0..self.len()).take_while(follows).count()
     }
 }
@@ -123,14 +127,14 @@ fn pack_avx2(spec: &PanelSpec, panel: &mut [Line]) {
     pack_with(spec, panel, |x, tap_runs, step, line| fill_avx2(x, tap_runs, step, line));
 }
 
-/// The body of [`pack`]; `fill` writes one line from the channel that its first argument begins with.
+/// The body of [`pack`]. `fill(x, tap_runs, step, line)` writes one line from the channel that begins at x.
 #[inline(always)]
 fn pack_with(spec: &PanelSpec, panel: &mut [Line], fill: impl Fn(&[f32], &[TapRun], usize, &mut [f32; NR])) {
     let PanelSpec { call, pass, runs, range, .. } = spec;
     let (taps, rows, columns, step) = (pass.taps.len(), range.len(), runs.len(), pass.read_step[1]);
     // The first tap and the number of taps of the panel: all, or fewer if the panel is shallower than the kernel.
     let (first_tap, panel_taps) = if rows < taps { (range.start % taps, rows) } else { (0, taps) };
-    // The runs of each pair of a tap and a column, those of one tap after another.
+    // For each tap, in the order in which the panel meets the taps, the runs of each column.
     let mut tap_runs = Lists::with_capacity(panel_taps * columns);
     for tap in (first_tap..taps).chain(0..first_tap).take(panel_taps) {
         (0..columns).for_each(|column| tap_runs.push(spec.tap_runs(&pass.taps[tap], runs.list(column))));
@@ -138,19 +142,23 @@ fn pack_with(spec: &PanelSpec, panel: &mut [Line], fill: impl Fn(&[f32], &[TapRu
     // A 1 x 1 kernel reads these columns from contiguous memory.
     let contiguous = if taps == 1 && step == 1 { tap_runs.contiguous() } else { 0 };
     let plane = call.read[0] * call.read[1];
-    // Each round packs the rows of one channel, from row `row` and tap `tap` on.
+    // Each round packs the rows (pairs of channel and tap) of one channel, from row `row` and tap `tap` on.
     let (mut row, mut tap, mut channel) = (0, range.start % taps, range.start / taps);
     while row < rows {
         let channel_rows = (taps - tap).min(rows - row);
+        // Index of `tap` in `tap_runs`.
         let first_index = (tap + taps - first_tap) % taps;
         let x = &call.x[channel * plane..];
-        if let Some(TapRun { from, .. }) = tap_runs.list(0).first().filter(|_| contiguous > 0) {
+        if contiguous > 0
+            && let Some(TapRun { from, .. }) = tap_runs.list(0).first()
+        {
             let numbers = x[*from..][..contiguous * NR].as_chunks::<NR>().0;
             panel[row..].iter_mut().step_by(rows).zip(numbers).for_each(|(line, numbers)| line.0 = *numbers);
         }
         for column in contiguous..columns {
             let lines = &mut panel[column * rows + row..][..channel_rows];
             for (line, tap_index) in lines.iter_mut().zip(first_index..) {
+                // The common case first: a whole line of adjacent inputs.
                 match tap_runs.list(tap_index * columns + column) {
                     &[TapRun { count: NR, from, .. }] if step == 1 => line.0.copy_from_slice(&x[from..][..NR]),
                     runs => fill(x, runs, step, &mut line.0),
@@ -162,7 +170,7 @@ fn pack_with(spec: &PanelSpec, panel: &mut [Line], fill: impl Fn(&[f32], &[TapRu
 }
 
 impl PanelSpec<'_, '_, '_> {
-    /// The input that a tap reads at a column; the rest is zero padding.
+    /// The inputs that a tap reads at the positions of a column. Positions without an input read zero padding.
     fn tap_runs(&self, &Tap { at: [down, right], .. }: &Tap, column: &[Run]) -> impl Iterator<Item = TapRun> {
         let ([height, width], [row_step, step]) = (self.call.read, self.pass.read_step);
         let tap_run = move |run: &Run| {
@@ -225,9 +233,9 @@ fn fill_avx2(x: &[f32], tap_runs: &[TapRun], step: usize, line: &mut [f32; NR]) 
         assert!(run.lane + run.count <= NR, "more positions than a line has");
         let load = |part: usize| -> __m256 {
             // SAFETY: the table has 2 * NR * step entries, with NR = 16. Lanes are at most NR (asserted), so that the
-            // index (NR - lane) * step + 8 * part is not negative; it is at most NR * step + 8 * part, and parts are less
-            // than 2 * step = NR * step / 8, so that at least eight entries follow it. The mask enables only elements
-            // of `x` from index `run.from` to `last` (asserted to be in bounds); no other memory is touched.
+            // index (NR - lane) * step + 8 * part is not negative; it is at most NR * step + 8 * part, and parts are
+            // less than 2 * step = NR * step / 8, so that at least eight entries follow it. The mask enables only
+            // elements of `x` from index `run.from` to `last` (asserted to be in bounds); no other memory is touched.
             unsafe {
                 let from = |lane: usize| {
                     let start = table.as_ptr().add((NR - lane) * step + 8 * part);

@@ -1,4 +1,5 @@
-//! Which input each tap of a 2-d convolution reads: forward, and backward as convolutions of stride one.
+//! Which input each tap of a 2-d convolution reads. The forward pass is one [`Pass`]. The backward pass is one per
+//! phase of the stride, each of which reads with stride one.
 
 /// Sizes of one call. Axes are rows, columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,9 +37,9 @@ impl Conv2dShape {
 
     /// The pass that computes the output from the input.
     pub fn forward(&self) -> Pass {
-        let at = |axis: usize, tap: usize| (tap * self.dilation[axis]) as isize - self.before[axis] as isize;
+        let offset = |axis: usize, tap: usize| (tap * self.dilation[axis]) as isize - self.before[axis] as isize;
         let [rows, columns] = self.kernel;
-        let tap = |index: usize| Tap { index, at: [at(0, index / columns), at(1, index % columns)] };
+        let tap = |index: usize| Tap { index, at: [offset(0, index / columns), offset(1, index % columns)] };
         Pass {
             grid: self.output,
             read_step: self.stride,
@@ -48,25 +49,28 @@ impl Conv2dShape {
         }
     }
 
-    /// The passes that compute the cotangent of the input from that of the output: one per phase of the stride. Each
-    /// reads the output's cotangent with stride one and has only the taps that reach its positions, so that nothing is
-    /// multiplied by the zeros of a dilated cotangent. Together they write every position once.
+    /// The passes that compute the cotangent of the input from the cotangent of the output: one per phase of the
+    /// stride. Each reads the output's cotangent with stride one and has only the taps that reach its positions, so
+    /// that nothing is multiplied by the zeros of a dilated cotangent. Together they write every position once.
     pub fn backward(&self) -> Vec<Pass> {
-        let along = |axis: usize, place: usize| -> Vec<(usize, isize)> {
+        // The taps along an axis through which input `position` reaches an output, and the index of that output.
+        let taps_along = |axis: usize, position: usize| -> Vec<(usize, isize)> {
             let (stride, before) = (self.stride[axis] as isize, self.before[axis] as isize);
-            let from = |tap: usize| place as isize + before - (tap * self.dilation[axis]) as isize;
-            let reaches = |&tap: &usize| from(tap).rem_euclid(stride) == 0;
-            (0..self.kernel[axis]).filter(reaches).map(|tap| (tap, from(tap).div_euclid(stride))).collect()
+            let strided_output = |tap: usize| position as isize + before - (tap * self.dilation[axis]) as isize;
+            let reaches = |&tap: &usize| strided_output(tap).rem_euclid(stride) == 0;
+            let output = |tap: usize| (tap, strided_output(tap).div_euclid(stride));
+            (0..self.kernel[axis]).filter(reaches).map(output).collect()
         };
         let mut passes = vec![];
         for first_row in 0..self.stride[0].min(self.size[0]) {
             for first_column in 0..self.stride[1].min(self.size[1]) {
-                let columns = along(1, first_column);
+                let tap_columns = taps_along(1, first_column);
                 let mut taps = vec![];
-                for (row, at_row) in along(0, first_row) {
-                    let tap =
-                        |&(column, at): &(usize, isize)| Tap { index: row * self.kernel[1] + column, at: [at_row, at] };
-                    taps.extend(columns.iter().map(tap));
+                for (tap_row, output_row) in taps_along(0, first_row) {
+                    for &(tap_column, output_column) in &tap_columns {
+                        let index = tap_row * self.kernel[1] + tap_column;
+                        taps.push(Tap { index, at: [output_row, output_column] });
+                    }
                 }
                 let first = [first_row, first_column];
                 passes.push(Pass {
@@ -91,7 +95,7 @@ pub struct Tap {
     pub at: [isize; 2],
 }
 
-/// A correlation over a grid of positions.
+/// A correlation over a grid of positions: at each, the weighted sum of the inputs that the taps read.
 #[derive(Clone, Debug)]
 pub struct Pass {
     /// Rows and columns of positions.
@@ -106,15 +110,16 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// Merges all rows into one if every position reads only itself and rows are contiguous in memory.
+    /// Returns the pass and the sizes of the planes that it reads and writes. Merges all rows into one if every
+    /// position reads only itself and rows are contiguous in memory.
     pub fn flat(self, read: [usize; 2], written: [usize; 2]) -> (Self, [usize; 2], [usize; 2]) {
         let reads_itself = matches!(self.taps.as_slice(), [Tap { at: [0, 0], .. }]);
         let steps = [self.read_step, self.write_step] == [[1; 2]; 2];
         if !(reads_itself && steps && read == written && self.grid == read) {
             return (self, read, written);
         }
-        let long = [1, read[0] * read[1]];
-        (Self { grid: long, ..self }, long, long)
+        let one_row = [1, read[0] * read[1]];
+        (Self { grid: one_row, ..self }, one_row, one_row)
     }
 }
 
@@ -122,8 +127,8 @@ impl Pass {
 pub fn inside(at: isize, step: usize, length: usize, range: std::ops::Range<usize>) -> std::ops::Range<usize> {
     let (step, length) = (step as isize, length as isize);
     // The common case, without divisions.
-    let place = |position: usize| position as isize * step + at;
-    if range.is_empty() || place(range.start) >= 0 && place(range.end - 1) < length {
+    let index_of = |position: usize| position as isize * step + at;
+    if range.is_empty() || index_of(range.start) >= 0 && index_of(range.end - 1) < length {
         return range;
     }
     // The least position with `position * step + at >= bound`.

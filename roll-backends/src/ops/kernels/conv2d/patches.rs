@@ -1,5 +1,6 @@
-//! The input gradient for non-overlapping windows, e.g. of patch embeddings: one matrix product, whose rows are (input
-//! channel, tap), and one pass that moves each number to its position.
+//! The input gradient for non-overlapping windows, e.g. of patch embeddings. Each input position belongs to one window
+//! and one tap, so that its gradient is one sum over output channels. A matrix product computes these sums, with one
+//! row per pair of input channel and tap, and a second pass moves each number to its position.
 
 use rayon::prelude::*;
 
@@ -13,7 +14,8 @@ pub fn applies(shape: Conv2dShape) -> bool {
     shape.kernel == shape.stride && shape.dilation == [1; 2] && shape.groups == 1 && shape.taps() > 1
 }
 
-/// The 1 x 1 convolution whose output channels are (input channel, tap).
+/// The matrix product as a 1 x 1 convolution. It reads the cotangents of the sums; its output channels are the pairs of
+/// input channel and tap.
 fn product(shape: Conv2dShape) -> Conv2dShape {
     Conv2dShape {
         inputs: shape.outputs,
@@ -26,27 +28,28 @@ fn product(shape: Conv2dShape) -> Conv2dShape {
     }
 }
 
+/// Packs the weight `[outputs, inputs, taps]` for [`backward`].
 pub fn pack(shape: Conv2dShape, weight: &[f32]) -> PackedWeight {
-    let row = shape.inputs * shape.taps();
-    PackedWeight::new([1, row, shape.outputs, 1], |_, at, output, _| weight[output * row + at])
+    let pairs = shape.inputs * shape.taps();
+    PackedWeight::new([1, pairs, shape.outputs, 1], |_, pair, output, _| weight[output * pairs + pair])
 }
 
 /// Returns the gradient of x, given the gradient of the sums.
 pub fn backward(shape: Conv2dShape, packed: &PackedWeight, d_sums: &[f32]) -> Vec<f32> {
-    let inner = product(shape);
+    let product = product(shape);
     let plane = shape.output[0] * shape.output[1];
     // SAFETY: the forward pass covers every output position, and every channel belongs to a task.
     let by_tap = unsafe {
-        filled(shape.items * inner.outputs * plane, |y| {
-            tiles::correlate(&Call::new(inner, d_sums, y, Finish::default()), &inner.forward(), packed);
+        filled(shape.items * product.outputs * plane, |y| {
+            tiles::correlate(&Call::new(product, d_sums, y, Finish::default()), &product.forward(), packed);
         })
     };
     let [rows, columns] = shape.size;
     let mut d_x = vec![0.0; shape.items * shape.inputs * rows * columns];
     // Window and tap of a position along an axis; `None` outside of all windows.
     let window_and_tap = |i: usize, axis: usize| {
-        let (window, tap) =
-            ((i + shape.before[axis]) / shape.stride[axis], (i + shape.before[axis]) % shape.stride[axis]);
+        let padded = i + shape.before[axis];
+        let (window, tap) = (padded / shape.stride[axis], padded % shape.stride[axis]);
         (window < shape.output[axis]).then_some((window, tap))
     };
     d_x.par_chunks_mut((rows * columns).max(1)).enumerate().for_each(|(channel, d_x)| {
@@ -54,9 +57,9 @@ pub fn backward(shape: Conv2dShape, packed: &PackedWeight, d_sums: &[f32]) -> Ve
         for (row, d_x) in d_x.chunks_exact_mut(columns).enumerate() {
             let Some((window_row, tap_row)) = window_and_tap(row, 0) else { continue };
             for (column, d_x) in d_x.iter_mut().enumerate() {
-                let Some((window, tap)) = window_and_tap(column, 1) else { continue };
-                let tap = tap_row * shape.kernel[1] + tap;
-                *d_x = of_channel[tap * plane + window_row * shape.output[1] + window];
+                let Some((window_column, tap_column)) = window_and_tap(column, 1) else { continue };
+                let tap = tap_row * shape.kernel[1] + tap_column;
+                *d_x = of_channel[tap * plane + window_row * shape.output[1] + window_column];
             }
         }
     });

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-/// Numbers copied at once.
+/// Numbers per copy of a fixed size.
 const SHORT: usize = 8;
 
 /// The elements of a new tensor, each written once and never read before.
@@ -32,7 +32,8 @@ impl SharedOutput<'_> {
                 std::ptr::copy_nonoverlapping(values.as_ptr(), to, values.len());
                 return;
             }
-            // Rows are often short, and a call of `memcpy` would cost more than the copy.
+            // Rows are often short, and a call of `memcpy` would cost more than copies of `SHORT` numbers each. The
+            // last one may overlap the one before it.
             let last = values.len() - SHORT;
             let mut i = 0;
             while i < last {
@@ -63,6 +64,10 @@ impl SharedOutput<'_> {
 }
 
 /// Allocates a tensor of `count` elements and fills it by `write`, without a pass that writes zeros first.
+///
+/// # Safety
+///
+/// `write` must write every element.
 pub unsafe fn filled(count: usize, write: impl FnOnce(&SharedOutput)) -> Vec<f32> {
     let mut values: Vec<f32> = Vec::with_capacity(count);
     write(&SharedOutput { start: values.as_mut_ptr(), length: count, owner: PhantomData });

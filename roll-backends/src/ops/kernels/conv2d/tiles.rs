@@ -1,8 +1,10 @@
 //! Convolutions with several channels per group: im2col panels multiplied by packed weights in a micro-kernel.
 //!
 //! A task computes a block of positions for some output channels. The input of these positions is packed into a panel
-//! (`panel`) that stays in the L2 cache. Positions are counted over all items, so that small planes share tiles. `gemm`
-//! is not used: it would pack the weight in each call, and its sums would pass through memory once more for the
+//! (`panel`) that stays in the L2 cache. Positions are counted over all items, so that small planes share tiles. A
+//! *tile* is [`MR`] output channels at a *column* of [`NR`] positions; *depth* counts pairs of input channel and tap.
+//!
+//! `gemm` is not used: it would pack the weight in each call, and its sums would pass through memory once more for the
 //! epilogue. A sum always runs over inputs and taps in the same order for any division into tasks.
 
 use std::cell::RefCell;
@@ -16,11 +18,12 @@ use super::passes::{Conv2dShape, Pass};
 use crate::ops::kernels::simd::{MulAdd, vectorised};
 use crate::ops::kernels::tile::{MR, NR, SUMS, accumulate};
 
-/// Micro-tiles along the positions of a task.
+/// Columns per task, approximately (NC in BLIS terms).
 const NC: usize = 8;
-/// Depth block (KC in BLIS terms), approximately: a micro-tile reads 16 KiB of a panel.
+/// Depth block (KC in BLIS terms), approximately: a tile reads 16 KiB of a panel.
 const KC: usize = 256;
-/// Micro-tiles of output channels per panel column (MC in BLIS terms): their weights stay in the L2 cache.
+/// Tiles of output channels that are computed for one column after another (MC in BLIS terms): their weights stay in
+/// the L2 cache.
 const MC: usize = 16;
 /// Minimum number of multiplications of a task, unless there is only one task.
 const TASK: usize = 1 << 18;
@@ -39,7 +42,8 @@ pub struct PackedWeight {
 }
 
 impl PackedWeight {
-    /// Packs a weight whose elements `weight(group, output, input, tap)` returns; `tap` counts the taps of the pass.
+    /// Packs the weight whose elements `weight(group, output, input, tap)` returns. Outputs and inputs are counted
+    /// within their group, and taps within the pass.
     pub fn new(
         [groups, outputs, inputs, taps]: [usize; 4],
         weight: impl Fn(usize, usize, usize, usize) -> f32 + Sync,
@@ -47,10 +51,10 @@ impl PackedWeight {
         let (depth, tiles) = (inputs * taps, outputs.div_ceil(MR));
         let mut values = vec![0.0; groups * tiles * depth * MR];
         values.par_chunks_mut((depth * MR).max(1)).enumerate().for_each(|(tile, values)| {
-            let (group, first) = (tile / tiles, tile % tiles * MR);
+            let (group, first_output) = (tile / tiles, tile % tiles * MR);
             for (k, values) in values.chunks_exact_mut(MR).enumerate() {
-                for (lane, value) in values.iter_mut().enumerate().take(outputs - first) {
-                    *value = weight(group, first + lane, k / taps, k % taps);
+                for (lane, value) in values.iter_mut().enumerate().take(outputs - first_output) {
+                    *value = weight(group, first_output + lane, k / taps, k % taps);
                 }
             }
         });
@@ -64,12 +68,14 @@ impl PackedWeight {
     }
 }
 
+/// A block of positions for some tiles of output channels of one group.
 struct Task {
     group: usize,
     positions: Range<usize>,
     tiles: Range<usize>,
 }
 
+/// Number of multiplications of a call.
 fn work(call: &Call, pass: &Pass, packed: &PackedWeight) -> usize {
     let positions = call.items * pass.grid[0] * pass.grid[1];
     positions.saturating_mul(packed.depth).saturating_mul(packed.outputs * call.groups)
@@ -81,20 +87,20 @@ fn tasks(call: &Call, pass: &Pass, packed: &PackedWeight) -> Vec<Task> {
     let threads = rayon::current_num_threads();
     // A small number of tasks that is not a multiple of the threads would leave threads idle.
     let position_blocks = match columns.div_ceil(NC) {
-        some @ 2.. if some < 8 * threads => some.next_multiple_of(threads).min(columns),
-        any => any.max(1),
+        blocks @ 2.. if blocks < 8 * threads => blocks.next_multiple_of(threads).min(columns),
+        blocks => blocks.max(1),
     };
     // If there are few positions, output channels are divided too; the same panels are then packed several times.
-    let wanted = (2 * threads).min(work(call, pass, packed) / TASK).max(1);
-    let parts = wanted.div_ceil(position_blocks * call.groups.max(1)).clamp(1, tiles.max(1));
-    let high = tiles.div_ceil(parts).max(1);
+    let wanted_tasks = (2 * threads).min(work(call, pass, packed) / TASK).max(1);
+    let channel_parts = wanted_tasks.div_ceil(position_blocks * call.groups.max(1)).clamp(1, tiles.max(1));
+    let tiles_per_task = tiles.div_ceil(channel_parts).max(1);
     let mut tasks = vec![];
     for group in 0..call.groups {
         for block in 0..position_blocks {
-            let at = |block: usize| (block * columns / position_blocks * NR).min(positions);
-            for tile in (0..tiles).step_by(high) {
-                let tiles = tile..(tile + high).min(tiles);
-                tasks.push(Task { group, positions: at(block)..at(block + 1), tiles });
+            let start_of = |block: usize| (block * columns / position_blocks * NR).min(positions);
+            for tile in (0..tiles).step_by(tiles_per_task) {
+                let tiles = tile..(tile + tiles_per_task).min(tiles);
+                tasks.push(Task { group, positions: start_of(block)..start_of(block + 1), tiles });
             }
         }
     }
@@ -116,41 +122,44 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch { panel: Vec::new(), sums: Vec::new() }) };
 }
 
+/// Computes a pass of `call` with its packed weight.
 pub fn correlate(call: &Call, pass: &Pass, packed: &PackedWeight) {
     let (pass, read, written) = pass.clone().flat(call.read, call.written);
     let call = Call { read, written, ..*call };
     let tasks = tasks(&call, &pass, packed);
     let run = |task| SCRATCH.with_borrow_mut(|scratch| run(&call, &pass, packed, task, scratch));
-    match tasks.len() <= 1 || work(&call, &pass, packed) <= ONE_THREAD {
-        true => tasks.iter().for_each(run),
-        false => tasks.par_iter().for_each(run),
+    if tasks.len() <= 1 || work(&call, &pass, packed) <= ONE_THREAD {
+        tasks.iter().for_each(run);
+    } else {
+        tasks.par_iter().for_each(run);
     }
 }
 
-/// Computes a task, in parts along the depth. Between parts, sums are kept in `[tiles, across]`; after the last one
+/// Computes a task, in blocks of the depth. Between blocks, sums are kept as `[tiles, columns]`. After the last block
 /// they go through the epilogue to the output.
 fn run(call: &Call, pass: &Pass, packed: &PackedWeight, task: &Task, scratch: &mut Scratch) {
-    let across = task.positions.len().div_ceil(NR);
+    let columns = task.positions.len().div_ceil(NR);
     let depth = packed.depth;
-    let parts = depth.div_ceil(KC).max(1);
-    let step = depth.div_ceil(parts).max(1);
+    let depth_blocks = depth.div_ceil(KC).max(1);
+    let block_depth = depth.div_ceil(depth_blocks).max(1);
     let (input_runs, output_runs) = (runs(pass.grid, task.positions.clone()), output_runs(call, pass, task));
-    let tile_sums = if parts > 1 { task.tiles.len() * across } else { 1 };
+    // With one block, the sums of a tile are complete at once and their memory is reused.
+    let tile_sums = if depth_blocks > 1 { task.tiles.len() * columns } else { 1 };
     let Scratch { panel, sums } = scratch;
-    panel.resize((step * across).max(panel.len()), Line::default());
+    panel.resize((block_depth * columns).max(panel.len()), Line::default());
     sums.resize(tile_sums.max(sums.len()), Sums([0.0; SUMS]));
-    for part in 0..parts {
-        let range = (part * step).min(depth)..((part + 1) * step).min(depth);
-        let panel = &mut panel[..range.len() * across];
+    for block in 0..depth_blocks {
+        let range = (block * block_depth).min(depth)..((block + 1) * block_depth).min(depth);
+        let panel = &mut panel[..range.len() * columns];
         panel::pack(&PanelSpec { call, pass, group: task.group, runs: &input_runs, range: range.clone() }, panel);
         for tiles in (task.tiles.start..task.tiles.end).step_by(MC).map(|low| low..(low + MC).min(task.tiles.end)) {
-            for column in 0..across {
+            for column in 0..columns {
                 let inputs = bytemuck::cast_slice(&panel[column * range.len()..][..range.len()]);
                 for tile in tiles.clone() {
-                    let index = if parts == 1 { 0 } else { (tile - task.tiles.start) * across + column };
+                    let index = if depth_blocks == 1 { 0 } else { (tile - task.tiles.start) * columns + column };
                     let sums = &mut sums[index].0;
-                    accumulate(packed.tile(task.group, tile, range.clone()), inputs, sums, part > 0);
-                    if part + 1 == parts {
+                    accumulate(packed.tile(task.group, tile, range.clone()), inputs, sums, block > 0);
+                    if block + 1 == depth_blocks {
                         let channel = task.group * packed.outputs + tile * MR;
                         let count = MR.min(packed.outputs - tile * MR);
                         finish(call, output_runs.list(column), channel..channel + count, sums);
@@ -163,6 +172,7 @@ fn run(call: &Call, pass: &Pass, packed: &PackedWeight, task: &Task, scratch: &m
 
 /// The output location of adjacent positions of one column.
 pub struct OutputRun {
+    /// Index of the first position in the column.
     lane: usize,
     count: usize,
     /// Output index of the first position, in the first channel.
@@ -171,6 +181,7 @@ pub struct OutputRun {
     step: usize,
 }
 
+/// The output locations of each column of a task.
 fn output_runs(call: &Call, pass: &Pass, task: &Task) -> Lists<OutputRun> {
     let plane = call.written[0] * call.written[1];
     let in_order = pass.write_step == [1; 2] && pass.grid == call.written;
@@ -178,9 +189,10 @@ fn output_runs(call: &Call, pass: &Pass, task: &Task) -> Lists<OutputRun> {
     let grid = if in_order { [1, plane] } else { pass.grid };
     let output_run = |run: &Run| {
         let item = run.item * call.outputs * plane;
-        let [row, column] = match in_order {
-            true => [0, run.at],
-            false => [0, 1].map(|i| [run.row, run.at][i] * pass.write_step[i] + pass.write_first[i]),
+        let [row, column] = if in_order {
+            [0, run.at]
+        } else {
+            [0, 1].map(|i| [run.row, run.at][i] * pass.write_step[i] + pass.write_first[i])
         };
         OutputRun {
             lane: run.lane,
@@ -204,6 +216,7 @@ vectorised! {
                 let bias = bias[channel];
                 values.iter_mut().for_each(|v| *v += bias);
             }
+            // The common case: a whole column of contiguous outputs.
             if let &[OutputRun { count: NR, at, step: 1, .. }] = output_runs {
                 store::<M>(call, channel, at + channel * plane, values);
                 continue;
@@ -212,6 +225,7 @@ vectorised! {
                 let (to, values) = (run.at + channel * plane, &mut values[run.lane..run.lane + run.count]);
                 match run.step {
                     1 => store::<M>(call, channel, to, values),
+                    // A backward pass, which has neither residual nor epilogue.
                     // SAFETY: no other task writes these positions of this channel.
                     step => unsafe { call.y.write_every(to, step, values) },
                 }
@@ -220,12 +234,13 @@ vectorised! {
     }
 }
 
-/// The epilogue of adjacent positions without bias: adds the residual, applies the activation, and writes from `to` on.
-/// No other task may write these positions of the channel.
+/// The epilogue of adjacent positions of a channel, after the bias: adds the residual, writes the sums if they are
+/// wanted, applies the activation, and writes the outputs from `to` on. No other task may write these positions of the
+/// channel.
 #[inline(always)]
 pub fn store<M: MulAdd>(call: &Call, channel: usize, to: usize, values: &mut [f32]) {
-    if let Some(added) = call.finish.added {
-        values.iter_mut().zip(&added[to..]).for_each(|(v, a)| *v += a);
+    if let Some(residual) = call.finish.residual {
+        values.iter_mut().zip(&residual[to..]).for_each(|(v, r)| *v += r);
     }
     if let Some(sums) = call.finish.sums {
         // SAFETY: no other task writes these positions of this channel.
@@ -236,6 +251,7 @@ pub fn store<M: MulAdd>(call: &Call, channel: usize, to: usize, values: &mut [f3
     unsafe { call.y.write(to, values) };
 }
 
+/// Packs the weights for the forward pass.
 pub fn pack_forward(shape: Conv2dShape, weight: &[f32]) -> PackedWeight {
     let (inputs, outputs, taps) = (shape.inputs / shape.groups, shape.outputs / shape.groups, shape.taps());
     PackedWeight::new([shape.groups, outputs, inputs, taps], |group, output, input, tap| {

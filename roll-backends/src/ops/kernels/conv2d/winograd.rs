@@ -1,9 +1,9 @@
-//! 3 x 3 convolution with stride 1 by Winograd's F(2 x 2, 3 x 3): 16 multiplications instead of 36. Transforms and
-//! kernel layout are those of [`crate::ops::kernels::winograd`].
+//! 3 x 3 convolution with stride 1 by Winograd's F(2 x 2, 3 x 3): 16 multiplications instead of 36. The algorithm, its
+//! terms (patch, tile, panel, element) and the kernel layout are those of [`crate::ops::kernels::winograd`].
 //!
-//! A task takes some panels of tiles and some blocks of output channels through all steps: transforms patches,
-//! multiplies, transforms back and applies the epilogue of [`super::tiles`]. Its intermediate data roughly fits the L2
-//! cache. Tiles are counted over all items.
+//! A task takes some panels of tiles and some blocks of [`MR`] output channels through all steps: it transforms
+//! patches, multiplies, transforms back and applies the epilogue of [`super::tiles`]. Its intermediate data roughly
+//! fits the L2 cache. Tiles are counted over all items.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use super::Call;
 use super::panel::Line;
 use super::passes::Conv2dShape;
 use super::tiles::{ONE_THREAD, store};
-use crate::ops::kernels::geometry;
+use crate::ops::kernels::geometry::{ConvKind, ConvShape};
 use crate::ops::kernels::simd::vectorised;
 use crate::ops::kernels::tile::{KC, MR, NR, SUMS, accumulate};
 use crate::ops::kernels::winograd::transforms::{patch_transform, result_transform};
@@ -22,11 +22,12 @@ use crate::ops::kernels::winograd::{ELEMENTS, Kernels, TileGrid, TileRun};
 
 /// Minimum number of channels; below, the transforms cost more than they save.
 const MIN_CHANNELS: usize = 16;
-/// Target size in KiB of a task's patches and sums (L2 cache). A panel takes 1 KiB per channel.
+/// Target size in KiB of a task's patches and sums (L2 cache). A panel takes 1 KiB per input and output channel.
 const TASK_KIB: usize = 512;
-/// Minimum number of panels of a task, up to the size [`MAX_TASK_KIB`], so that each pass over the kernels serves
-/// several panels.
+/// Minimum number of panels of a task, so that each pass over the kernels serves several panels. It yields to
+/// [`MAX_TASK_KIB`].
 const MIN_PANELS: usize = 4;
+/// Maximum size in KiB of a task's patches and sums, unless one panel is larger.
 const MAX_TASK_KIB: usize = 4 * TASK_KIB;
 
 /// Whether convolutions of `shape` (with any number of items, size and padding) are computed here.
@@ -38,13 +39,17 @@ pub fn applies(shape: Conv2dShape) -> bool {
         && shape.inputs.min(shape.outputs) >= MIN_CHANNELS
 }
 
-/// The transformed kernels of the convolution or, if `transposed`, of the convolution that computes its input gradient.
-pub fn pack(shape: Conv2dShape, weight: &[f32], transposed: bool) -> Kernels {
-    let [inputs, outputs] = if transposed { [shape.outputs, shape.inputs] } else { [shape.inputs, shape.outputs] };
-    let shape = geometry::ConvShape { inputs, outputs, size: [1; 3], kernel: [1, 3, 3], padding: [0; 3] };
-    Kernels::new(shape, weight, transposed)
+/// The transformed kernels of a convolution, or of the transposed one, which computes its input gradient.
+pub fn pack(shape: Conv2dShape, weight: &[f32], kind: ConvKind) -> Kernels {
+    let [inputs, outputs] = match kind {
+        ConvKind::Forward => [shape.inputs, shape.outputs],
+        ConvKind::Transposed => [shape.outputs, shape.inputs],
+    };
+    let shape = ConvShape { inputs, outputs, size: [1; 3], kernel: [1, 3, 3], padding: [0; 3] };
+    Kernels::new(shape, weight, kind)
 }
 
+/// Some panels of tiles for some blocks of output channels.
 struct Task {
     panels: Range<usize>,
     blocks: Range<usize>,
@@ -53,24 +58,31 @@ struct Task {
 fn tasks(call: &Call, grid: TileGrid) -> Vec<Task> {
     let (panels, blocks) = (grid.panels(), call.outputs.div_ceil(MR));
     let threads = rayon::current_num_threads();
-    let held = |most: usize| most / (call.inputs + call.outputs);
-    let wanted = panels.div_ceil(held(TASK_KIB).max(held(MAX_TASK_KIB).min(MIN_PANELS)).clamp(1, 4 * MIN_PANELS));
-    // The same number for each thread.
-    let groups = if wanted < 8 * threads { wanted.next_multiple_of(threads).min(panels) } else { wanted };
+    let panels_in = |kib: usize| kib / (call.inputs + call.outputs);
+    let panels_per_task = panels_in(TASK_KIB).max(panels_in(MAX_TASK_KIB).min(MIN_PANELS)).clamp(1, 4 * MIN_PANELS);
+    let wanted_groups = panels.div_ceil(panels_per_task);
+    // A small number of groups of panels is rounded, so that each thread gets the same number.
+    let groups =
+        if wanted_groups < 8 * threads { wanted_groups.next_multiple_of(threads).min(panels) } else { wanted_groups };
     // If there are few panels, output channels are divided too; the same patches are then transformed several times.
-    let parts = if groups == 0 { 1 } else { threads.div_ceil(groups).clamp(1, blocks.max(1)) };
-    let high = blocks.div_ceil(parts).max(1);
-    let at = |group: usize| group * panels / groups.max(1);
-    let of_group = |group: usize| {
-        let blocks = (0..blocks).step_by(high).map(move |first| first..(first + high).min(blocks));
-        blocks.map(move |blocks| Task { panels: at(group)..at(group + 1), blocks })
-    };
-    (0..groups).flat_map(of_group).collect()
+    let channel_parts = if groups == 0 { 1 } else { threads.div_ceil(groups).clamp(1, blocks.max(1)) };
+    let blocks_per_task = blocks.div_ceil(channel_parts).max(1);
+    let start_of = |group: usize| group * panels / groups.max(1);
+    let mut tasks = Vec::new();
+    for group in 0..groups {
+        for first in (0..blocks).step_by(blocks_per_task) {
+            let blocks = first..(first + blocks_per_task).min(blocks);
+            tasks.push(Task { panels: start_of(group)..start_of(group + 1), blocks });
+        }
+    }
+    tasks
 }
 
 /// Scratch memory of a thread, reused by all calls: a few MiB at a thousand channels.
 struct Scratch {
+    /// Transformed patches: `[panel, element, input, tile]`.
     patches: Vec<Line>,
+    /// Sums: `[element, block, panel, output channel, tile]`.
     sums: Vec<Line>,
 }
 
@@ -85,31 +97,33 @@ pub fn correlate(call: &Call, before: [isize; 2], kernels: &Kernels) {
     let tasks = tasks(call, grid);
     let run = |task| SCRATCH.with_borrow_mut(|scratch| run(call, before, kernels, grid, task, scratch));
     let work = (grid.tiles * ELEMENTS).saturating_mul(call.inputs).saturating_mul(call.outputs);
-    match tasks.len() <= 1 || work <= ONE_THREAD {
-        true => tasks.iter().for_each(run),
-        false => tasks.par_iter().for_each(run),
+    if tasks.len() <= 1 || work <= ONE_THREAD {
+        tasks.iter().for_each(run);
+    } else {
+        tasks.par_iter().for_each(run);
     }
 }
 
+/// Computes a task.
 fn run(call: &Call, before: [isize; 2], kernels: &Kernels, grid: TileGrid, task: &Task, scratch: &mut Scratch) {
     let (inputs, panels, blocks) = (call.inputs, task.panels.len(), task.blocks.len());
-    // Distance in lines between two elements of the transform. Odd, because with an even distance the same lanes of
-    // all elements would share cache sets.
-    let (pitch, element_stride) = (inputs | 1, (blocks * panels * SUMS / NR) | 1);
+    // Distances in lines between two elements of the transform, in the patches of a panel and in the sums. They are
+    // odd, because with an even distance the same lanes of all elements would share cache sets.
+    let (patch_stride, sum_stride) = (inputs | 1, (blocks * panels * SUMS / NR) | 1);
     let Scratch { patches, sums } = scratch;
-    patches.resize((panels * ELEMENTS * pitch).max(patches.len()), Line::default());
-    sums.resize((ELEMENTS * element_stride).max(sums.len()), Line::default());
-    let all: Vec<Vec<TileRun>> = task.panels.clone().map(|panel| grid.runs(panel).collect()).collect();
-    for (runs, patches) in all.iter().zip(patches.chunks_exact_mut(ELEMENTS * pitch)) {
-        patches_of(call, before, runs, bytemuck::cast_slice_mut(patches), pitch * NR);
+    patches.resize((panels * ELEMENTS * patch_stride).max(patches.len()), Line::default());
+    sums.resize((ELEMENTS * sum_stride).max(sums.len()), Line::default());
+    let runs_of_panels: Vec<Vec<TileRun>> = task.panels.clone().map(|panel| grid.runs(panel).collect()).collect();
+    for (runs, patches) in runs_of_panels.iter().zip(patches.chunks_exact_mut(ELEMENTS * patch_stride)) {
+        patches_of(call, before, runs, bytemuck::cast_slice_mut(patches), patch_stride * NR);
     }
     for element in 0..ELEMENTS {
-        for (block, sums) in
-            sums[element * element_stride..].chunks_exact_mut(panels * SUMS / NR).take(blocks).enumerate()
+        for (block, sums) in sums[element * sum_stride..].chunks_exact_mut(panels * SUMS / NR).take(blocks).enumerate()
         {
             let weights = kernels.at(task.blocks.start + block, element);
             for (panel, sums) in sums.chunks_exact_mut(SUMS / NR).enumerate() {
-                let patches: &[f32] = bytemuck::cast_slice(&patches[(panel * ELEMENTS + element) * pitch..][..inputs]);
+                let patches = &patches[(panel * ELEMENTS + element) * patch_stride..][..inputs];
+                let patches: &[f32] = bytemuck::cast_slice(patches);
                 let Some(sums) = bytemuck::cast_slice_mut(sums).first_chunk_mut() else { continue };
                 for first in (0..inputs).step_by(KC) {
                     let range = first..(first + KC).min(inputs);
@@ -122,9 +136,9 @@ fn run(call: &Call, before: [isize; 2], kernels: &Kernels, grid: TileGrid, task:
     let sums: &[f32] = bytemuck::cast_slice(sums);
     for block in 0..blocks {
         let first = (task.blocks.start + block) * MR;
-        for (panel, runs) in all.iter().enumerate() {
+        for (panel, runs) in runs_of_panels.iter().enumerate() {
             let sums = &sums[(block * panels + panel) * SUMS..];
-            results_of(call, runs, first..(first + MR).min(call.outputs), sums, element_stride * NR);
+            results_of(call, runs, first..(first + MR).min(call.outputs), sums, sum_stride * NR);
         }
     }
 }
@@ -153,6 +167,7 @@ vectorised! {
                 let plane = (run.image * call.outputs + channel) * rows;
                 for (tiles, row) in tiles.iter_mut().zip(run.at[0]..rows) {
                     let to = (plane + row) * columns + run.at[1];
+                    // The common case: a whole panel in one row.
                     if run.count == NR && columns - run.at[1] >= 2 * NR {
                         store::<M>(call, channel, to, tiles);
                         continue;

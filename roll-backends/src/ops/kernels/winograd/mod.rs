@@ -4,7 +4,10 @@
 //! (`B^T d B` and `G g G^T`, 16 numbers each), their elementwise product, summed over input channels and kernel frames,
 //! transforms back to the tile (`A^T m A`): 16 multiplications instead of 36. The sums are sixteen matrix products
 //! `[outputs, kernel frames * inputs] x [kernel frames * inputs, tiles]`, one for each element of a patch.
-//! They are computed for a block of [`MR`] output channels and a panel of [`NR`] tiles at a time.
+//!
+//! Terms: an *element* is one of these 16 numbers of a patch or kernel. A *panel* is [`NR`] tiles, and a *block* [`MR`]
+//! output channels: the micro-kernel computes the sums of one element for a panel and a block at a time. A *run* is the
+//! tiles of a panel that are adjacent in one row of tiles.
 //!
 //! All entries of the three transforms are 0, 1 or 1/2 in magnitude, so that little precision is lost: results are as
 //! accurate as those of the plain sum. (F(4x4, 3x3), with 36 multiplications instead of 144, loses a digit.)
@@ -17,7 +20,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::geometry::ConvShape;
+use super::geometry::{ConvKind, ConvShape};
 use super::parallel::in_pool;
 use super::tile::{KC, MR, NR, SUMS, accumulate};
 use transforms::{kernel_transform, patch_transform, result_transform};
@@ -26,20 +29,20 @@ use transforms::{kernel_transform, patch_transform, result_transform};
 pub const ELEMENTS: usize = 16;
 /// Blocks of output channels per task: their kernels stay in the L2 cache for all panels.
 const BLOCKS: usize = 8;
-/// Panels that a task transforms.
+/// Panels whose patches a task transforms.
 const PANELS: usize = 2;
 /// Bytes of transformed patches and sums per thread that exist at a time: they fit the L3 cache.
 const CACHED_BYTES: usize = 8 << 20;
-/// Maximum number of threads that this bound is multiplied with.
+/// Maximum number of threads that [`CACHED_BYTES`] is multiplied by.
 const MOST_THREADS: usize = 8;
 
-/// Convolves x `[inputs, size]` and adds the bias of each output channel. The weight is `[outputs, inputs, kernel]`. If
-/// `transposed`, computes the input cotangent of a convolution whose output cotangent is x: the weight is then that
-/// convolution's, `[inputs, outputs, kernel]`, and is read with reversed taps. Panics unless the kernel is 3 x 3.
-pub fn convolve(shape: ConvShape, x: &[f32], weight: &[f32], transposed: bool, bias: Option<&[f32]>) -> Vec<f32> {
+/// Convolves x `[inputs, size]` and adds the bias of each output channel. The weight is `[outputs, inputs, kernel]`.
+/// The transposed kind computes the input cotangent of a convolution whose output cotangent is x: the weight is then
+/// that convolution's, `[inputs, outputs, kernel]`, and is read with reversed taps. Panics unless the kernel is 3 x 3.
+pub fn convolve(shape: ConvShape, x: &[f32], weight: &[f32], kind: ConvKind, bias: Option<&[f32]>) -> Vec<f32> {
     let bytes = CACHED_BYTES * rayon::current_num_threads().min(MOST_THREADS);
     let positions: usize = shape.output().map_or(0, |size| size.iter().product());
-    in_pool(positions * weight.len(), || convolve_within(bytes, shape, x, weight, transposed, bias))
+    in_pool(positions * weight.len(), || convolve_within(bytes, shape, x, weight, kind, bias))
 }
 
 /// [`convolve`] with at most `bytes` of transformed patches and sums (but at least one panel) at a time. The result is
@@ -49,7 +52,7 @@ fn convolve_within(
     shape: ConvShape,
     x: &[f32],
     weight: &[f32],
-    transposed: bool,
+    kind: ConvKind,
     bias: Option<&[f32]>,
 ) -> Vec<f32> {
     let Some([frames, rows, columns]) = shape.output() else { return Vec::new() };
@@ -61,16 +64,18 @@ fn convolve_within(
     if y.is_empty() {
         return y;
     }
-    let kernels = Kernels::new(shape, weight, transposed);
+    let kernels = Kernels::new(shape, weight, kind);
     let grid = TileGrid::new(1, [rows, columns]);
     let padded_frames = frames + shape.kernel[0] - 1;
     let blocks = shape.outputs.div_ceil(MR);
-    let (patches, sums) = (ELEMENTS * padded_frames * shape.inputs * NR, ELEMENTS * blocks * frames * SUMS);
-    let panels_at_once = (bytes / size_of::<f32>() / (patches + sums)).clamp(1, grid.panels());
-    let (mut all_patches, mut all_sums) = (vec![0.0; panels_at_once * patches], vec![0.0; panels_at_once * sums]);
+    // Numbers of a panel.
+    let (patch_size, sum_size) = (ELEMENTS * padded_frames * shape.inputs * NR, ELEMENTS * blocks * frames * SUMS);
+    let panels_at_once = (bytes / size_of::<f32>() / (patch_size + sum_size)).clamp(1, grid.panels());
+    let mut all_patches = vec![0.0; panels_at_once * patch_size];
+    let mut all_sums = vec![0.0; panels_at_once * sum_size];
     for first in (0..grid.panels()).step_by(panels_at_once) {
         let panels = panels_at_once.min(grid.panels() - first);
-        let (patches, sums) = (&mut all_patches[..panels * patches], &mut all_sums[..panels * sums]);
+        let (patches, sums) = (&mut all_patches[..panels * patch_size], &mut all_sums[..panels * sum_size]);
         patches_of(shape, grid, x, first, kernels.channel_block, patches);
         products(shape, &kernels, patches, panels, sums);
         results_of(grid, [frames, rows, columns], sums, first..first + panels, bias, &mut y);
@@ -78,11 +83,13 @@ fn convolve_within(
     y
 }
 
-/// Tiles of 2 x 2 outputs: row by row, image by image, in panels of [`NR`]; the last panel may be partial.
+/// The tiles of some images of one size, counted row by row and image by image, in panels of [`NR`]. The last panel may
+/// be partial.
 #[derive(Clone, Copy)]
 pub struct TileGrid {
-    /// Tiles per column and per row of an image.
+    /// Rows of tiles of an image.
     down: usize,
+    /// Tiles per row.
     across: usize,
     /// Number of tiles of all images.
     pub tiles: usize,
@@ -99,15 +106,18 @@ pub struct TileRun {
 }
 
 impl TileGrid {
+    /// The tiles of `images` images with the given rows and columns of outputs.
     pub fn new(images: usize, outputs: [usize; 2]) -> Self {
         let [down, across] = outputs.map(|n| n.div_ceil(2));
         Self { down, across, tiles: images * down * across }
     }
 
+    /// Number of panels.
     pub fn panels(self) -> usize {
         self.tiles.div_ceil(NR)
     }
 
+    /// The runs of a panel.
     pub fn runs(self, panel: usize) -> impl Iterator<Item = TileRun> {
         let (start, end) = (panel * NR, ((panel + 1) * NR).min(self.tiles));
         let mut next = start;
@@ -115,10 +125,10 @@ impl TileGrid {
             if next >= end {
                 return None;
             }
-            let (row, column) = (next / self.across, next % self.across);
+            let (row_of_all, column) = (next / self.across, next % self.across);
             let count = (self.across - column).min(end - next);
-            let at = [2 * (row % self.down), 2 * column];
-            let run = TileRun { lane: next - start, count, image: row / self.down, at };
+            let at = [2 * (row_of_all % self.down), 2 * column];
+            let run = TileRun { lane: next - start, count, image: row_of_all / self.down, at };
             next += count;
             Some(run)
         })
@@ -137,6 +147,7 @@ fn write_tiles(
             let to = &mut y[row * columns..][run.at[1]..columns];
             match to.first_chunk_mut() {
                 Some(to) if run.count == NR => *to = *tiles,
+                // Tiles may reach one column beyond the frame.
                 _ => {
                     let count = to.len().min(2 * run.count);
                     to[..count].copy_from_slice(&tiles[2 * run.lane..][..count]);
@@ -159,26 +170,28 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// Transforms `weight` (see [`convolve`] for its shape and `transposed`). Size and padding of `shape` are not read.
-    pub fn new(shape: ConvShape, weight: &[f32], transposed: bool) -> Self {
+    /// Transforms `weight` (see [`convolve`] for its shape and kind). Size and padding of `shape` are not read.
+    pub fn new(shape: ConvShape, weight: &[f32], kind: ConvKind) -> Self {
+        let transposed = kind == ConvKind::Transposed;
         let ConvShape { inputs, outputs, kernel: [taps, ..], .. } = shape;
         let channel_block = (KC / taps).clamp(1, inputs.max(1));
         let depth = taps * inputs;
         let mut values = vec![0.0; outputs.div_ceil(MR) * ELEMENTS * depth * MR];
-        let block = ELEMENTS * depth * MR;
-        values.par_chunks_mut(block.max(1)).enumerate().for_each(|(b, values)| {
-            let lanes = MR.min(outputs - b * MR);
+        let block_size = ELEMENTS * depth * MR;
+        values.par_chunks_mut(block_size.max(1)).enumerate().for_each(|(block, values)| {
+            let lanes = MR.min(outputs - block * MR);
             for first in (0..inputs).step_by(channel_block) {
                 let width = channel_block.min(inputs - first);
                 for c in 0..width {
                     for tap in 0..taps {
+                        // The 3 x 3 kernels of the block's output channels, one per lane.
                         let mut g = [[0.0; 8]; 9];
                         for lane in 0..lanes {
-                            let (input, output) = (first + c, b * MR + lane);
+                            let (input, output) = (first + c, block * MR + lane);
                             let pair = if transposed { input * outputs + output } else { output * inputs + input };
-                            let from = if transposed { taps - 1 - tap } else { tap };
-                            let from = &weight[(pair * taps + from) * 9..][..9];
-                            for (i, &value) in from.iter().enumerate() {
+                            let frame = if transposed { taps - 1 - tap } else { tap };
+                            let kernel = &weight[(pair * taps + frame) * 9..][..9];
+                            for (i, &value) in kernel.iter().enumerate() {
                                 g[if transposed { 8 - i } else { i }][lane] = value;
                             }
                         }
@@ -197,8 +210,9 @@ impl Kernels {
     }
 }
 
-/// Transforms the patches of some panels to the order panel, element, block of input channels, frame, input channel of
-/// the block, tile. Lanes of a partial panel keep their old content.
+/// Transforms the patches of the panels from `first` on to the order panel, element, block of input channels, frame,
+/// input channel of the block, tile. Lanes beyond the last tile of a partial panel keep their old content; their sums
+/// are not used.
 fn patches_of(shape: ConvShape, grid: TileGrid, x: &[f32], first: usize, channel_block: usize, patches: &mut [f32]) {
     let padded_frames = shape.size[0] + 2 * shape.padding[0];
     let panel_size = ELEMENTS * padded_frames * shape.inputs * NR;
@@ -208,9 +222,11 @@ fn patches_of(shape: ConvShape, grid: TileGrid, x: &[f32], first: usize, channel
     patches.par_chunks_mut((PANELS * panel_size).max(1)).enumerate().for_each(|(group, patches)| {
         for frame in 0..padded_frames {
             // Frames of padding are never read.
-            let Some(from) = frame.checked_sub(shape.padding[0]).filter(|from| *from < frames) else { continue };
+            let input_frame = frame.checked_sub(shape.padding[0]).filter(|input_frame| *input_frame < frames);
+            let Some(input_frame) = input_frame else { continue };
             for c in 0..shape.inputs {
-                let plane = &x[(c * frames + from) * rows * columns..][..rows * columns];
+                let plane = &x[(c * frames + input_frame) * rows * columns..][..rows * columns];
+                // First channel and number of channels of the block of input channels.
                 let start = c / channel_block * channel_block;
                 let width = channel_block.min(shape.inputs - start);
                 let at = (start * padded_frames + frame * width + c - start) * NR;
@@ -230,18 +246,19 @@ fn products(shape: ConvShape, kernels: &Kernels, patches: &[f32], panels: usize,
     let Kernels { taps, inputs, channel_block, .. } = *kernels;
     let padded_frames = shape.size[0] + 2 * shape.padding[0];
     let frames = padded_frames + 1 - taps;
-    let (before, after) = (shape.padding[0], shape.padding[0] + shape.size[0]);
-    let group = BLOCKS * panels * frames * SUMS;
+    // The input's frames among the padded ones.
+    let (input_start, input_end) = (shape.padding[0], shape.padding[0] + shape.size[0]);
+    let group_size = BLOCKS * panels * frames * SUMS;
     let element_size = sums.len() / ELEMENTS;
     sums.par_chunks_mut(element_size).enumerate().for_each(|(element, sums)| {
-        sums.par_chunks_mut(group).enumerate().for_each(|(group, sums)| {
+        sums.par_chunks_mut(group_size).enumerate().for_each(|(group, sums)| {
             let blocks = sums.len() / (panels * frames * SUMS);
             for panel in 0..panels {
                 let patches = &patches[(panel * ELEMENTS + element) * padded_frames * inputs * NR..]
                     [..padded_frames * inputs * NR];
                 for frame in 0..frames {
                     // The kernel frames that read real input frames.
-                    let (from, to) = (before.saturating_sub(frame).min(taps), (after - frame).min(taps));
+                    let (from, to) = (input_start.saturating_sub(frame).min(taps), (input_end - frame).min(taps));
                     for first in (0..inputs).step_by(channel_block) {
                         let width = channel_block.min(inputs - first);
                         let patches = &patches[(first * padded_frames + (frame + from) * width) * NR..];
@@ -269,10 +286,10 @@ fn results_of(
     bias: Option<&[f32]>,
     y: &mut [f32],
 ) {
-    let channel = frames * rows * columns;
-    y.par_chunks_mut(MR * channel).enumerate().for_each(|(block, y)| {
+    let channel_size = frames * rows * columns;
+    y.par_chunks_mut(MR * channel_size).enumerate().for_each(|(block, y)| {
         for (i, panel) in panels.clone().enumerate() {
-            for (o, y) in y.chunks_exact_mut(channel).enumerate() {
+            for (o, y) in y.chunks_exact_mut(channel_size).enumerate() {
                 let bias = bias.map_or(0.0, |bias| bias[block * MR + o]);
                 for (frame, y) in y.chunks_exact_mut(rows * columns).enumerate() {
                     let start = ((block * panels.len() + i) * frames + frame) * SUMS + o * NR;

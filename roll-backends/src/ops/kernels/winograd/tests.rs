@@ -64,12 +64,12 @@ fn convolutions_and_gradients_match_f64() {
         let results: usize = output.iter().product();
         let mut y: Vec<f64> = (0..shape.outputs * results).map(|i| f64::from(bias[i / results])).collect();
         each_product(shape, |to, from, by| y[to] += f64::from(x[from]) * f64::from(weight[by]));
-        assert_close(&format!("{shape:?}"), &convolve(shape, &x, &weight, false, Some(&bias)), &y);
+        assert_close(&format!("{shape:?}"), &convolve(shape, &x, &weight, ConvKind::Forward, Some(&bias)), &y);
 
         let d_y = noise(y.len(), 4);
         let mut d_x = vec![0.0; x.len()];
         each_product(shape, |to, from, by| d_x[from] += f64::from(d_y[to]) * f64::from(weight[by]));
-        let pulled = convolve(shape.transposed(output), &d_y, &weight, true, None);
+        let pulled = convolve(shape.transposed(output), &d_y, &weight, ConvKind::Transposed, None);
         assert_close(&format!("pull of {shape:?}"), &pulled, &d_x);
     }
 }
@@ -80,10 +80,10 @@ fn bits_do_not_depend_on_threads_or_cache_size() {
     for shape in SHAPES {
         let x = noise(shape.inputs * shape.size.iter().product::<usize>(), 5);
         let weight = noise(shape.inputs * shape.outputs * shape.kernel.iter().product::<usize>(), 6);
-        let expected = convolve(shape, &x, &weight, false, None);
+        let expected = convolve(shape, &x, &weight, ConvKind::Forward, None);
         for (threads, bytes) in [(1, CACHED_BYTES), (3, 0), (2, 1 << 20)] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            let found = pool.install(|| convolve_within(bytes, shape, &x, &weight, false, None));
+            let found = pool.install(|| convolve_within(bytes, shape, &x, &weight, ConvKind::Forward, None));
             assert_eq!(found, expected, "{shape:?} with {threads} threads and {bytes} bytes");
         }
     }

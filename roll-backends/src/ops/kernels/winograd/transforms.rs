@@ -1,4 +1,8 @@
-//! Winograd's transforms of kernels, patches and sums.
+//! The three transforms of F(2x2, 3x3): kernels to 16 *elements*, patches to 16 elements, and sums of elements to
+//! outputs. [`super`] explains the algorithm and its terms.
+//!
+//! Element `4 r + c` is row r, column c of a transformed patch or kernel. Many patches or kernels are transformed at a
+//! time, one per lane. The lanes of one element are adjacent, and the elements are `element_stride` apart.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::__m256;
@@ -7,13 +11,15 @@ use super::{ELEMENTS, MR, NR, TileRun};
 use crate::ops::kernels::simd::{self, vectorised};
 
 vectorised! {
-    /// Transforms eight kernels (`G g G^T`) and writes the first [`MR`] of them element by element;
-    /// elements are `element_stride` apart.
+    /// Transforms the kernels of [`MR`] output channels, `G g G^T`. `g[3 r + c]` holds tap (r, c) of eight
+    /// kernels, as many as a register has lanes; the last kernels are padding and not written.
     pub fn kernel_transform<M>(g: &[[f32; 8]; 9], out: &mut [f32], element_stride: usize) {
+        // G times a column of three.
         let combined = |[a, b, d]: [f32; 3]| {
             let outer = 0.5 * (a + d);
             [a, outer + 0.5 * b, outer - 0.5 * b, d]
         };
+        // `G g`, then its product with `G^T`, row by row.
         let mut down = [[[0.0f32; 8]; 3]; 4];
         for c in 0..3 {
             for l in 0..8 {
@@ -34,12 +40,11 @@ vectorised! {
     }
 }
 
-/// Input columns that a full panel of adjacent tiles reads.
+/// Input columns that a panel reads whose tiles are all adjacent: two per tile, and two more for the last patch.
 pub const SPAN: usize = 2 * NR + 2;
 
-/// Transforms the patches of a run (`B^T d B`) element by element; elements are `element_stride` apart. `plane` has
-/// `[rows, columns]`; `before` is the number of zeros above and to the left of it, or, if negative, of rows and columns
-/// to skip.
+/// Transforms the patches of a run, `B^T d B`. `plane` has `[rows, columns]`. `before` is the number of zeros above and
+/// to the left of it; a negative number skips rows or columns instead.
 pub fn patch_transform(
     plane: &[f32],
     [rows, columns]: [usize; 2],
@@ -48,6 +53,7 @@ pub fn patch_transform(
     out: &mut [f32],
     element_stride: usize,
 ) {
+    // The four input rows of the patches; rows outside of the plane are zero.
     let mut edges = [[0.0; SPAN]; 4];
     let mut patch_rows = [&[0.0; SPAN]; 4];
     for (i, (patch_row, edge)) in patch_rows.iter_mut().zip(&mut edges).enumerate() {
@@ -59,6 +65,7 @@ pub fn patch_transform(
     if run.count == NR {
         return whole_patches(patch_rows, out, element_stride);
     }
+    // A shorter run is transformed as a whole panel, of which its tiles are copied.
     let mut all = [0.0; ELEMENTS * NR];
     whole_patches(patch_rows, &mut all, NR);
     for (element, tiles) in all.chunks_exact(NR).enumerate() {
@@ -67,8 +74,8 @@ pub fn patch_transform(
     }
 }
 
-/// Returns [`SPAN`] columns of a row, which is padded with zeros on both sides, from column `start` on. If they reach
-/// beyond the row, they are assembled in `edge`, which must be zero.
+/// Returns [`SPAN`] columns of a row from column `start` on, as if the row were padded with zeros on both sides. If the
+/// columns reach beyond the row, they are assembled in `edge`, which must be zero.
 #[inline(always)]
 fn span<'a>(row: &'a [f32], start: isize, edge: &'a mut [f32; SPAN]) -> &'a [f32; SPAN] {
     if let Some(inside) = usize::try_from(start).ok().and_then(|from| row.get(from..)?.first_chunk()) {
@@ -100,7 +107,7 @@ fn patches_avx2(rows: [&[f32; SPAN]; 4], out: &mut [f32], element_stride: usize)
         _mm256_storeu_ps, _mm256_sub_ps,
     };
     for half in [0, HALF] {
-        // The vertical transform of eight adjacent columns.
+        // The vertical transform, `B^T d`, of eight adjacent columns.
         let down = |from: usize| -> [__m256; 4] {
             let load = |row: &[f32; SPAN]| {
                 let row = &row[2 * half + from..][..HALF];
@@ -110,15 +117,19 @@ fn patches_avx2(rows: [&[f32; SPAN]; 4], out: &mut [f32], element_stride: usize)
             let [a, b, c, d] = [load(rows[0]), load(rows[1]), load(rows[2]), load(rows[3])];
             [_mm256_sub_ps(a, c), _mm256_add_ps(b, c), _mm256_sub_ps(c, b), _mm256_sub_ps(b, d)]
         };
-        let (first, second) = ([down(0), down(8)], [down(2), down(10)]);
-        // The shuffle leaves pairs in the order 0, 2, 1, 3.
+        // Eight adjacent patches begin at every second of sixteen columns. Their first two columns are among the
+        // columns from 0 on, and their last two among those from 2 on.
+        let (first_two, last_two) = ([down(0), down(8)], [down(2), down(10)]);
+        // The shuffles leave pairs of numbers in the order 0, 2, 1, 3.
         let in_order = |x: __m256| _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_castps_pd(x)));
         for r in 0..4 {
-            let ([low, high], [low_2, high_2]) = ([first[0][r], first[1][r]], [second[0][r], second[1][r]]);
+            // Even and odd columns: the four columns of each patch, by lane.
+            let ([low, high], [low_2, high_2]) = ([first_two[0][r], first_two[1][r]], [last_two[0][r], last_two[1][r]]);
             let a = _mm256_shuffle_ps::<0b10_00_10_00>(low, high);
             let b = _mm256_shuffle_ps::<0b11_01_11_01>(low, high);
             let c = _mm256_shuffle_ps::<0b10_00_10_00>(low_2, high_2);
             let d = _mm256_shuffle_ps::<0b11_01_11_01>(low_2, high_2);
+            // The horizontal transform, the product with B.
             let across = [_mm256_sub_ps(a, c), _mm256_add_ps(b, c), _mm256_sub_ps(c, b), _mm256_sub_ps(b, d)];
             for (c, across) in across.into_iter().enumerate() {
                 let out = &mut out[(4 * r + c) * element_stride + half..][..HALF];
@@ -129,13 +140,14 @@ fn patches_avx2(rows: [&[f32; SPAN]; 4], out: &mut [f32], element_stride: usize)
     }
 }
 
-/// Elements per register.
+/// Tiles per register: half a panel.
 #[cfg(target_arch = "x86_64")]
 const HALF: usize = NR / 2;
 
 /// [`whole_patches`] for any processor; bit-equal to the AVX2 version.
 #[cfg_attr(target_arch = "x86_64", inline(never))]
 pub fn patches_portable(rows: [&[f32; SPAN]; 4], out: &mut [f32], element_stride: usize) {
+    // `B^T` times a column of four.
     let combined = |[a, b, c, d]: [f32; 4]| [a - c, b + c, c - b, b - d];
     for l in 0..NR {
         let down: [[f32; 4]; 4] = std::array::from_fn(|i| combined(rows.map(|row| row[2 * l + i])));
@@ -147,8 +159,7 @@ pub fn patches_portable(rows: [&[f32; SPAN]; 4], out: &mut [f32], element_stride
     }
 }
 
-/// Transforms a panel of sums back (`A^T m A`) and adds the bias: returns both output rows of its tiles. Elements are
-/// `element_stride` apart.
+/// Transforms the sums of a panel back, `A^T m A`, and adds the bias. Returns both output rows of the tiles.
 pub fn result_transform(sums: &[f32], element_stride: usize, bias: f32) -> [[f32; 2 * NR]; 2] {
     #[cfg(target_arch = "x86_64")]
     if simd::has_avx2_fma() {
@@ -169,6 +180,7 @@ fn results_avx2(sums: &[f32], element_stride: usize, bias: f32) -> [[f32; 2 * NR
     let mut rows = [[0.0; 2 * NR]; 2];
     let bias = _mm256_set1_ps(bias);
     for half in [0, HALF] {
+        // `A^T m`, two rows of four.
         let mut up = [[_mm256_setzero_ps(); 4]; 2];
         for c in 0..4 {
             let mut m = [_mm256_setzero_ps(); 4];
@@ -182,6 +194,7 @@ fn results_avx2(sums: &[f32], element_stride: usize, bias: f32) -> [[f32; 2 * NR
         for (up, row) in up.into_iter().zip(&mut rows) {
             let [left, right] = two_of_four(up);
             let [left, right] = [_mm256_add_ps(left, bias), _mm256_add_ps(right, bias)];
+            // Interleaves the left and the right outputs of the tiles.
             let (low, high) = (_mm256_unpacklo_ps(left, right), _mm256_unpackhi_ps(left, right));
             let row = &mut row[2 * half..][..2 * HALF];
             // SAFETY: these are sixteen numbers.
@@ -194,7 +207,7 @@ fn results_avx2(sums: &[f32], element_stride: usize, bias: f32) -> [[f32; 2 * NR
     rows
 }
 
-/// One side of the transform, `A^T m`.
+/// `A^T` times a column of four.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 #[inline]
@@ -206,6 +219,7 @@ fn two_of_four(m: [__m256; 4]) -> [__m256; 2] {
 /// [`result_transform`] for any processor; bit-equal to the AVX2 version.
 #[cfg_attr(target_arch = "x86_64", inline(never))]
 pub fn results_portable(sums: &[f32], element_stride: usize, bias: f32) -> [[f32; 2 * NR]; 2] {
+    // `A^T` times a column of four.
     let combined = |m: [f32; 4]| [m[0] + m[1] + m[2], m[1] - m[2] - m[3]];
     let mut rows = [[0.0; 2 * NR]; 2];
     for l in 0..NR {

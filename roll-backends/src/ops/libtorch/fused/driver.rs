@@ -53,6 +53,7 @@ impl Driver {
         Ok(Self::find(library)?)
     }
 
+    /// Fails with the driver's message unless `code`, which `call` returned, is 0.
     fn check(&self, call: &str, code: c_int) -> Result<(), String> {
         if code == 0 {
             return Ok(());
@@ -121,6 +122,7 @@ fn warn(number: usize, reason: &str) {
 }
 
 impl Gpu {
+    /// Compiles and loads the kernels on GPU `number`.
     fn open(number: usize) -> Result<Self, String> {
         let driver = Driver::load()?;
         let ordinal = c_int::try_from(number).map_err(|e| e.to_string())?;
@@ -174,6 +176,7 @@ impl Gpu {
         found.map(|(_, function)| *function).ok_or_else(|| format!("{:?} is not loaded", kernel.0))
     }
 
+    /// Queues a launch on the default stream.
     fn queue(&self, launch: &mut Launch) -> Result<(), String> {
         let function = self.function(launch.kernel)?;
         let LaunchShape { grid, block: [block_x, block_y] } = launch.shape;

@@ -42,6 +42,7 @@ pub trait Launcher {
     fn launch(&self, launch: &mut Launch) -> Result<(), String>;
 }
 
+/// A kernel with its arguments and the shape in which it runs.
 pub struct Launch {
     pub(super) kernel: Kernel,
     pub(super) shape: LaunchShape,
@@ -55,7 +56,7 @@ impl Launch {
     }
 }
 
-/// A kernel argument, stored in the leading bytes.
+/// A kernel argument of four or eight bytes, stored in the leading bytes.
 #[derive(Clone, Copy)]
 pub(super) struct Argument(u64);
 
@@ -95,6 +96,7 @@ const ROWS_PER_THREAD: u32 = 4;
 /// Numbers of a row per thread; must equal `4 * FOURS` and `8 * EIGHTS` of `kernels.cu`, where a thread reads
 /// f32 in groups of four and bf16 in groups of eight.
 const NUMBERS_PER_THREAD: u32 = 32;
+/// Threads of a warp.
 const WARP: u32 = 32;
 /// Numbers per lane; must equal `4 * PARTS` of `channel_norm.cu`.
 const NUMBERS_PER_LANE: i32 = 16;
@@ -108,6 +110,7 @@ const MIN_ROW_REDUCTION_BLOCK: u32 = 128;
 /// Grid and block of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LaunchShape {
+    /// Number of blocks.
     pub(super) grid: u32,
     /// Threads per block in x and y.
     pub(super) block: [u32; 2],
@@ -124,14 +127,15 @@ impl LaunchShape {
     /// tenth more instructions would be issued.
     pub(super) fn row_reduction(rows: i32, width: i32) -> Self {
         let (rows, width) = (rows.unsigned_abs(), width.unsigned_abs());
+        // Threads per row, and rows per block.
         let across = width.div_ceil(NUMBERS_PER_THREAD).next_multiple_of(WARP);
         let down = (MIN_ROW_REDUCTION_BLOCK / across).max(1);
         Self { grid: rows.div_ceil(down), block: [across, down] }
     }
 
-    /// Shape of the kernels of `channel_norm.cu`, where a row is the channels of one position, and the number of lanes of
-    /// a warp that take a row: 8, 16 or 32, so that narrow rows share a warp. `None` if a row exceeds what a warp holds,
-    /// or the number of rows exceeds the kernels' indices.
+    /// Shape of the kernels of `channel_norm.cu`, where a row is the channels of one position, and the number of lanes
+    /// of a warp that take a row: 8, 16 or 32, so that narrow rows share a warp. `None` if a row exceeds what a warp
+    /// holds, or the number of rows exceeds the kernels' indices.
     ///
     /// At 96 channels a thread has 48 bytes of f32, or 24 of bf16, of each operand in flight.
     pub(super) fn channel_norm(rows: i32, width: i32) -> Option<(Self, i32)> {
@@ -153,6 +157,7 @@ impl LaunchShape {
     /// Shape of elementwise kernels over a matrix: a thread takes four columns of four rows. A gate that all rows
     /// share is read once for the four rows; 64 to 96 bytes are in flight.
     pub(super) fn elementwise_2d(rows: i32, width: i32) -> Self {
+        // A row has `fours` groups of four columns.
         let (rows, fours) = (rows.unsigned_abs(), width.unsigned_abs() / 4);
         // Rows wider than a block are divided into parts of nearly equal width, one block each.
         let parts = fours.div_ceil(ELEMENTWISE_BLOCK);

@@ -221,6 +221,7 @@ struct Rows {
 }
 
 impl Rows {
+    /// The rows of x, if it is a matrix of `kind` that the kernels can read.
     fn of(x: &Tensor, kind: Kind) -> Option<Self> {
         let size = x.size();
         let [rows, width] = size.as_slice() else { return None };
@@ -235,10 +236,12 @@ impl Rows {
         (self.width <= MAX_WIDTH).then_some(self)
     }
 
+    /// Whether the kernels can read the tensor on this device.
     fn supports(&self, tensor: &Tensor, kind: Kind) -> bool {
         can_be_read(tensor, kind, self.device)
     }
 
+    /// Checks size, dtype and layout of an operand.
     fn expect(&self, tensor: &Tensor, size: [i64; 2], kind: Kind) -> Option<()> {
         (tensor.size() == size && self.supports(tensor, kind)).then_some(())
     }
@@ -288,6 +291,7 @@ impl Rows {
         [self.rows, self.width].map(Argument::from).into_iter().chain(more).collect()
     }
 
+    /// `1 / width`, an argument of kernels that compute means.
     fn per_width(&self) -> Argument {
         Argument::from(1.0 / self.width as f32)
     }

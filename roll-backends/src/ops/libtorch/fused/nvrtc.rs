@@ -117,6 +117,7 @@ impl Nvrtc {
         Ok(bytes)
     }
 
+    /// Fails with NVRTC's message unless `code`, which `call` returned, is 0.
     fn check(&self, call: &str, code: c_int) -> Result<(), String> {
         if code == 0 {
             return Ok(());
@@ -186,6 +187,7 @@ fn is_nvrtc(name: &str) -> bool {
     name.starts_with("libnvrtc") && name.contains(".so") && !name.contains("builtins") && !name.contains(".alt.")
 }
 
+/// The entries of a directory; none if it cannot be read.
 fn files(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).into_iter().flatten();
     entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).collect()
