@@ -236,8 +236,11 @@ impl CachedSequences {
         let most_tail = self.iter().map(|p| p.tail).max().unwrap_or(0);
         let (mut from_prompts, mut slots, mut bias) = (Vec::new(), Vec::new(), Vec::new());
         for sequence in self.iter() {
-            let last = sequence.prompt.end.max(sequence.prompt.start + 1) - 1;
-            from_prompts.extend((0..most_prompt).map(|i| (sequence.prompt.start + i).min(last) as i64));
+            let prompt = &sequence.prompt;
+            // An empty prompt may lie at the end of the cache, so that its padding reads the first row.
+            let padding = if prompt.is_empty() { 0 } else { prompt.end - 1 };
+            let row_of = |i: usize| if i < prompt.len() { prompt.start + i } else { padding };
+            from_prompts.extend((0..most_prompt).map(|i| row_of(i) as i64));
             slots.push(sequence.slot as i64);
             let bias_of = |is_hidden: bool| if is_hidden { MASKED } else { 0.0 };
             bias.extend((0..most_prompt).map(|i| bias_of(i >= sequence.prompt.len())));

@@ -12,8 +12,9 @@ use crate::ops::{CachedSequence, CachedSequences, DecodeCall, TailPlaces, attend
 #[test]
 fn decode_attention_matches_f64() {
     let place = |prompt, slot, tail, skip| CachedSequence { prompt, slot, tail, skip };
-    let places = [place(0..7, 2, 3, 0), place(7..7, 0, 5, 2), place(7..40, 3, 0, 0), place(40..41, 1, 1, 0)];
-    for (scale, softcap) in [(None, None), (Some(0.5), Some(1.5))] {
+    // The empty prompt lies between others, or at the end of the prompt cache.
+    for (empty, scale, softcap) in [(7..7, None, None), (41..41, Some(0.5), Some(1.5))] {
+        let places = [place(0..7, 2, 3, 0), place(empty, 0, 5, 2), place(7..40, 3, 0, 0), place(40..41, 1, 1, 0)];
         attend(&places, scale, softcap);
     }
 }
