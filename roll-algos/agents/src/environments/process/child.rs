@@ -1,4 +1,5 @@
-//! A child process that answers each request with one line. Anything else that it does is an error with a description.
+//! A child process that answers each request, a line on its standard input, with one line on its standard output.
+//! Anything else that it does is an error with a description.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
@@ -14,9 +15,9 @@ use roll_external::process::{ChildGroup, answers_on_stdout};
 use super::limits::StartPermit;
 use crate::environments::protocol::shortened;
 
-/// Number of output lines that are buffered. A child that writes more is blocked.
+/// Number of output lines that are buffered. A child that writes more lines without a request is blocked.
 const WAITING_LINES: usize = 4;
-/// Number of bytes of its standard error that are kept, from the end.
+/// Number of bytes of a child's standard error that are kept, from the end.
 const KEPT_ERRORS: usize = 2048;
 
 /// Time to wait for the end of a child whose output is closed, and for the rest of its standard error.
@@ -45,8 +46,11 @@ enum ChildOutput {
 /// A running child. It is killed together with its own children when this is dropped.
 pub struct Child {
     running: ChildGroup,
+    /// To the thread that writes standard input.
     requests: Sender<Vec<u8>>,
+    /// From the thread that reads standard output.
     answers: Receiver<ChildOutput>,
+    /// The end of standard error.
     errors: Arc<Mutex<Vec<u8>>>,
     /// The thread that reads standard error until its end.
     stderr_reader: thread::JoinHandle<()>,
@@ -69,28 +73,29 @@ impl Child {
         };
         let (requests, to_write) = channel::<Vec<u8>>();
         // One thread per pipe, so that a child that does not read, or that floods a pipe, cannot block this thread.
-        let start = |work: Box<dyn FnOnce() + Send>| {
+        let spawn = |work: Box<dyn FnOnce() + Send>| {
             threads::spawn(&format!("`{program}`"), work).map_err(|error| error.to_string())
         };
-        let write = move || {
+        let write_requests = move || {
             while let Ok(line) = to_write.recv() {
                 if stdin.write_all(&line).and_then(|()| stdin.flush()).is_err() {
                     break;
                 }
             }
         };
-        start(Box::new(write))?;
+        spawn(Box::new(write_requests))?;
         let (outputs, answers) = sync_channel(WAITING_LINES);
         let line_bytes = options.line_bytes;
-        start(Box::new(move || listen(stdout, line_bytes, &outputs)))?;
+        spawn(Box::new(move || listen(stdout, line_bytes, &outputs)))?;
         let errors = Arc::new(Mutex::new(Vec::new()));
         let kept = errors.clone();
-        let stderr_reader = start(Box::new(move || keep_errors(stderr, &kept)))?;
+        let stderr_reader = spawn(Box::new(move || keep_errors(stderr, &kept)))?;
         Ok(Self { running, requests, answers, errors, stderr_reader, options: options.clone() })
     }
 
-    /// Sends a line and waits for the answer, for at most `limit`. The child is unusable after an error.
+    /// Sends a line and waits for the answer, for at most `limit`. After an error, the child must not be asked again.
     pub fn ask(&mut self, request: &str, limit: Duration) -> Result<String, String> {
+        // Nothing may have arrived before the request.
         match self.answers.try_recv() {
             Err(TryRecvError::Empty) => {}
             Ok(ChildOutput::Line(line)) => {
@@ -120,8 +125,8 @@ impl Child {
 
     /// Describes how the child ended.
     fn gone(&mut self) -> String {
-        // Its output is closed, so it usually ends soon. `wait_for` then kills the rest of its group, which may hold
-        // its stderr open.
+        // A child that closed its output usually ends soon. `wait_for` then kills the rest of its group, which may hold
+        // the pipe of standard error open.
         let ended = self.running.wait_for(GRACE_PERIOD);
         let begun = Instant::now();
         while !self.stderr_reader.is_finished() && begun.elapsed() < GRACE_PERIOD {
@@ -143,6 +148,7 @@ impl Child {
     }
 }
 
+/// Sends the lines of `stdout` to `outputs`, up to the end or the first line of more than `line_bytes` bytes.
 fn listen(stdout: ChildStdout, line_bytes: usize, outputs: &SyncSender<ChildOutput>) {
     let mut reader = BufReader::new(stdout);
     loop {
@@ -156,16 +162,17 @@ fn listen(stdout: ChildStdout, line_bytes: usize, outputs: &SyncSender<ChildOutp
                 ChildOutput::Line(line)
             }
             Ok(n) if n > line_bytes => ChildOutput::TooLong,
-            // A last line without a line break: the child died while writing.
+            // A line without a line break at the end of the output: the child died while writing it.
             Ok(_) => ChildOutput::End,
         };
-        let last = !matches!(message, ChildOutput::Line(_));
-        if outputs.send(message).is_err() || last {
+        let is_last = !matches!(message, ChildOutput::Line(_));
+        if outputs.send(message).is_err() || is_last {
             return;
         }
     }
 }
 
+/// Reads `stderr` to its end; `kept` has the last bytes at any time.
 fn keep_errors(mut stderr: ChildStderr, kept: &Mutex<Vec<u8>>) {
     let mut piece = [0; 1024];
     while let Ok(n @ 1..) = stderr.read(&mut piece) {
