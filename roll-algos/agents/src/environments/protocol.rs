@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn keys_without_effect_are_named() {
-        let note = |text: &str| Answer::parse(text).unwrap().without_effect();
+        let note = |text: &str| Answer::parse(text).unwrap().note_on_unknown_keys();
         assert_eq!(note(r#"{"observation": "a", "action": "b"}"#), None);
         let found = note(r#"{"observation": "a", "truncted": true, "info": {"a": [1]}}"#).unwrap();
         assert!(found.contains("`info`, `truncted`;") && found.contains("`truncated`"), "{found}");
