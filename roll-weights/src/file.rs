@@ -43,7 +43,8 @@ impl WeightFile {
         let known_names = "a weight file called *.safetensors, *.pth, *.pt, *.bin or *.ckpt";
         let a_gguf =
             "a GGUF file, which language models alone are read from (`model.model_path`): take the safetensors";
-        // By extension and contents. Contents that are not recognised are left to the parser, whose error says more.
+        // Compares extension and contents. Contents that are not recognised are left to the parser, whose error says
+        // more.
         match (extension.as_str(), sniff(path)?) {
             ("gguf", _) | (_, Format::Gguf) => unexpected(known_names, a_gguf),
             ("safetensors", Format::Torch) => unexpected("a safetensors file, as its name says", "a torch checkpoint"),

@@ -37,7 +37,7 @@ impl Granularity {
     }
 
     /// Averages (or sums, for [`Granularity::Sequence`]) the `values` of each unit's tokens. Every token of the unit
-    /// gets the result. Of log-ratios this is the logarithm of the unit's ratio.
+    /// gets the result. For log-ratios, the result is the logarithm of the unit's ratio.
     fn collect(self, values: &Grid, mask: &Mask) -> Grid {
         match self {
             Self::Token => values.clone(),

@@ -201,7 +201,7 @@ impl Conversations {
     }
 
     /// The first form of a row of which the chat template writes every field, and the samples of that form as text.
-    /// Fails with the problem of the first form if there is none.
+    /// Fails with the problem of the first form if no form is written.
     fn form(&self, row: usize, train_on: TrainOn, model: &dyn LanguageModel) -> Result<(Conversation, Vec<Pieces>)> {
         let conversation = &self.rows[row];
         let checked = |form: Conversation| {

@@ -28,8 +28,8 @@ pub struct ToolCall {
     pub failed: bool,
 }
 
-/// The tool calls of an answer, each an object `{"name", "arguments"}` or the reason why it is invalid. If there are
-/// none, the answer is for the environment.
+/// The tool calls of an answer, each an object `{"name", "arguments"}` or the reason why it is invalid. An answer
+/// without calls is for the environment.
 pub fn parse_calls(answer: &str) -> Vec<Result<Value, String>> {
     let rest = answer.rfind(THOUGHT).map_or(answer, |at| &answer[at + THOUGHT.len()..]);
     if rest.contains(OPEN) {
