@@ -126,14 +126,16 @@ pub fn play(
             RunningEpisode::new(environment.as_mut(), tag, group, seed)
         })
         .collect();
+    // All validations have the same starts, and so the same numbers of groups.
+    let step_of_numbers = if plan.held_out { 0 } else { plan.step };
     in_parallel(&mut episodes, at_once, |episode| {
-        let number = worlds.number(if plan.held_out { 0 } else { plan.step }, episode.group, plan.all_groups);
+        let number = worlds.number(step_of_numbers, episode.group, plan.all_groups);
         if let Err(e) = episode.begin(split, number) {
             episode.fail(&e);
         }
     });
     let played = play_rounds(&rules, plan, model, &mut episodes, noise, progress);
-    // After an error, too.
+    // Also after an error, environments are told that their episodes are over.
     in_parallel(&mut episodes, at_once, RunningEpisode::leave);
     played?;
     Ok(episodes.into_iter().map(RunningEpisode::finish).collect())
@@ -153,14 +155,14 @@ fn play_rounds(
     let answers_of_a_turn = if rules.tools.is_empty() { 1 } else { config.max_tool_calls.saturating_add(1) };
     let token_budget = config.sequence_length.min(model.context_length());
     for round in 0..config.max_actions_per_traj.saturating_mul(answers_of_a_turn) {
-        if episodes.iter().all(|p| p.ended.is_some()) {
+        if episodes.iter().all(|episode| episode.ended.is_some()) {
             break;
         }
         progress.phase(&format!("rollout, turn {}", round + 1));
         if progress.interrupted() {
             return Err(Error::Interrupted);
         }
-        for episode in episodes.iter_mut().filter(|p| p.ended.is_none()) {
+        for episode in episodes.iter_mut().filter(|episode| episode.ended.is_none()) {
             episode.ask(model, rules)?;
             if episode.conversation.prompt().len() >= token_budget {
                 episode.end(Ending::TokenLimit);
@@ -341,7 +343,9 @@ impl<'a> RunningEpisode<'a> {
                 content = format!("{instructions}\n{content}");
             }
             match config.agent_system_template.as_str() {
+                // There is no system message.
                 "" => {}
+                // The chat template refuses system messages.
                 system if joins_system => content = format!("{system}\n\n{content}"),
                 system => messages.push(Message::new("system", system)),
             }
@@ -396,6 +400,7 @@ impl<'a> RunningEpisode<'a> {
             begins: self.conversation.begins,
             calls: std::mem::take(&mut self.calls),
         });
+        // If the environment does not say whether the task is solved, a positive reward at the end means that it is.
         let solved = self.environment.solved().unwrap_or(next.terminated && next.reward > 0.0);
         if next.terminated || next.truncated {
             let ending = if next.truncated { Ending::Truncated } else { Ending::Terminated };
@@ -405,11 +410,13 @@ impl<'a> RunningEpisode<'a> {
         }
     }
 
+    /// Ends the episode, which the environment has not ended.
     fn end(&mut self, ending: Ending) {
         let solved = self.environment.solved().unwrap_or(false);
         self.ended = Some(Ended { ending, solved });
     }
 
+    /// Ends the episode because of an error of its environment.
     fn fail(&mut self, error: &Error) {
         self.ended = Some(Ended { ending: Ending::Failed(roll_core::one_line(error)), solved: false });
     }
