@@ -135,7 +135,7 @@ pub fn play(
         }
     });
     let played = play_rounds(&rules, plan, model, &mut episodes, noise, progress);
-    // Also after an error, environments are told that their episodes are over.
+    // Environments must learn that their episodes are over, also after an error.
     in_parallel(&mut episodes, at_once, RunningEpisode::leave);
     played?;
     Ok(episodes.into_iter().map(RunningEpisode::finish).collect())
