@@ -5,7 +5,8 @@
 //! enables the feature `host`, which adds `load` and `discover`.
 //!
 //! Start reading at [`abi`], which has the five C types that cross and the contract that both sides keep (P1 to P9).
-//! `boundary` turns traits into calls and calls into traits: a call is a message, JSON with tensors and objects beside it.
+//! `boundary` turns traits into calls and calls into traits: a call is a message, JSON with tensors and objects next to
+//! it.
 //!
 //! A reward as a plugin, in a crate whose type is `cdylib`:
 //!

@@ -9,11 +9,13 @@ use std::sync::{Arc, Mutex};
 
 use roll_core::*;
 
-/// Latents `[2, 2, 1, 2]`.
+/// Shape of the latents.
 pub const SHAPE: [usize; 4] = [2, 2, 1, 2];
+/// Number of latents.
 const N: usize = 8;
-/// Frames `[2, 3, 1, 2]`.
+/// Shape of the frames: two of them, with three channels of 1 x 2 pixels.
 const FRAMES: [usize; 4] = [2, 3, 1, 2];
+/// Number of values of the frames.
 const PIXELS: usize = 12;
 
 /// `n` deterministic numbers in [-1, 1) for each `key`.
@@ -23,16 +25,22 @@ pub fn values(key: u64, n: usize) -> Vec<f32> {
     (0..n).map(|_| draw()).collect()
 }
 
+/// matrix * x, with `x.len()` columns.
 fn product(matrix: &[f32], x: &[f32]) -> Vec<f32> {
     matrix.chunks_exact(x.len()).map(|row| row.iter().zip(x).map(|(a, b)| a * b).sum()).collect()
 }
 
+/// Transposed matrix * y, with `n` columns of the matrix.
 fn transposed_product(matrix: &[f32], y: &[f32], n: usize) -> Vec<f32> {
     (0..n).map(|j| y.iter().enumerate().map(|(i, y)| matrix[i * n + j] * y).sum()).collect()
 }
 
 /// A mock diffusion model: velocity = tanh((W + adapter) x + b (t / 1000 + p L)), where L is the length of the prompt
 /// and p is `prompted`; frames = D x. The trainable parameters are the adapter.
+///
+/// The model records velocities that algorithms treat as constants (`references`, `unprompted`, `constants`), and
+/// returns them again in the same order if the field `replay_...` is set. A test of finite differences sets it, so that
+/// these velocities stay the same when the adapter changes.
 pub struct MockDiffusion {
     specs: Vec<ParameterSpec>,
     /// The parameters, an 8 x 8 matrix.
@@ -42,9 +50,9 @@ pub struct MockDiffusion {
     base: Vec<f32>,
     bias: Vec<f32>,
     decoder: Vec<f32>,
-    /// The first frame's latents that `encode` returns.
+    /// The latents of the first frame that `encode` returns.
     pub first_frame: Option<Tensor>,
-    /// Another adapter, for timesteps above this one.
+    /// A timestep, and the adapter that takes the place of `adapter` at timesteps above it.
     pub early: Option<(f64, Vec<f32>)>,
     /// Velocities without the adapter, in the order of the calls.
     pub references: Vec<Tensor>,
@@ -52,15 +60,15 @@ pub struct MockDiffusion {
     pub replay_references: Option<usize>,
     /// Weight p of the prompt.
     pub prompted: f32,
-    /// Velocities with the adapter under the empty prompt, in the order of the calls, if the prompt matters.
+    /// Velocities with the adapter under the empty prompt, in the order of the calls; recorded if `prompted` is not 0.
     pub unprompted: Vec<Tensor>,
     /// Index of the recorded `unprompted` that the next call returns instead of a new velocity.
     pub replay_unprompted: Option<usize>,
-    /// Unrecorded velocities with the adapter, in the order of the calls.
+    /// Velocities with the adapter and without a pullback, in the order of the calls.
     pub constants: Vec<Tensor>,
     /// Index of the recorded `constants` that the next call returns instead of a new velocity.
     pub replay_constants: Option<usize>,
-    /// Number of velocities recorded for a gradient.
+    /// Number of velocities with a pullback.
     pub recorded: usize,
     /// The frame rate that the model reports.
     pub rate: Option<f64>,
@@ -70,13 +78,13 @@ pub struct MockDiffusion {
     pub diffusion: bool,
     /// The boundary between the schedule's experts.
     pub boundary: Option<f64>,
-    /// The noise levels at which the adapter is active; at others a frozen expert is used.
+    /// The noise levels at which the adapter is active. At other levels the model is the frozen base.
     pub trained: SigmaRange,
     /// Timestep and prompt length of each call of `velocity`.
     pub asked: Vec<(f64, f32)>,
     /// The adapter that training starts from; without one it starts from the base.
     pub start: Option<Vec<f32>>,
-    /// If set, the velocity is that of a perfect model of these latents, to which every noise then leads.
+    /// If set, the velocity is that of a perfect model of these latents: denoising any noise leads to them.
     pub data: Option<Tensor>,
 }
 
@@ -180,6 +188,7 @@ impl DiffusionModel for MockDiffusion {
             let pull = |d: &Tensor| Ok(d.clone());
             return Ok((Tensor::new(v, SHAPE)?, grad.is_on().then(|| Pullback::new(pull))));
         }
+        // Replay of recorded velocities.
         if let (Adapter::Off | Adapter::Start, Some(next)) = (adapter, &mut self.replay_references) {
             *next += 1;
             return Ok((self.references[*next - 1].clone(), None));
@@ -194,17 +203,18 @@ impl DiffusionModel for MockDiffusion {
             *next += 1;
             return Ok((self.constants[*next - 1].clone(), None));
         }
+        // A velocity by the formula.
         let x = latents.f32s()?.to_vec();
         let is_within = self.trained.contains(Sigma(timestep.0 / 1000.0));
-        let acts = adapter == Adapter::On && is_within;
-        let factors = match (adapter, &self.early) {
+        let is_trained = adapter == Adapter::On && is_within;
+        let added = match (adapter, &self.early) {
             (Adapter::Off, _) => None,
             (Adapter::Start, _) => self.start.as_ref(),
             (Adapter::On, Some((above, adapter))) if timestep.0 > *above => Some(adapter),
             (Adapter::On, _) => Some(&self.adapter),
         };
-        let matrix: Vec<f32> = match factors.filter(|_| is_within) {
-            Some(factors) => self.base.iter().zip(factors).map(|(a, b)| a + b).collect(),
+        let matrix: Vec<f32> = match added.filter(|_| is_within) {
+            Some(added) => self.base.iter().zip(added).map(|(a, b)| a + b).collect(),
             None => self.base.clone(),
         };
         let t = timestep.0 as f32 / 1000.0 + self.prompted * length;
@@ -222,8 +232,9 @@ impl DiffusionModel for MockDiffusion {
         let gradients = self.gradients.clone();
         let pullback = grad.is_on().then(|| {
             Pullback::new(move |d: &Tensor| {
+                // tanh' = 1 - tanh^2.
                 let inner: Vec<f32> = d.f32s()?.iter().zip(&v).map(|(d, v)| d * (1.0 - v * v)).collect();
-                if acts {
+                if is_trained {
                     let mut gradients = gradients.lock().unwrap();
                     for (i, d) in inner.iter().enumerate() {
                         gradients[i * N..(i + 1) * N].iter_mut().zip(&x).for_each(|(g, x)| *g += d * x);
@@ -255,11 +266,11 @@ pub struct Sines {
     pub differentiable: bool,
     /// Number of frames of each reference passed to `prepare`.
     pub prepared: Vec<usize>,
-    /// Rows of [`sample`] for whose clips `prepare` fails with "nothing to score".
+    /// Rows (`index` of [`sample`]) for whose clips `prepare` fails with "nothing to score".
     pub faceless: Vec<u64>,
     /// Number of calls of `score`.
     pub scored: usize,
-    /// Of each so many calls of `score`, those at these positions have no score.
+    /// A period and positions in it: of every `period` calls of `score`, the calls at these positions return no score.
     pub unscored: Option<(usize, Vec<usize>)>,
 }
 
@@ -327,7 +338,7 @@ impl RewardScorer for Sines {
     }
 }
 
-/// A strategy: plain gradient descent in one process.
+/// A strategy: gradient descent in one process, without momentum or clipping.
 #[derive(Default)]
 pub struct Descent {
     ranks: StrategyRanks,

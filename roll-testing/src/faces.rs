@@ -21,7 +21,8 @@ pub const SIDE: usize = 32;
 /// Width of the fake embedder's output.
 pub const WIDTH: usize = 8;
 
-/// The landmarks that the fake detector finds in every image with a mean above 0.25, as fractions of the canvas's side.
+/// The landmarks that the fake detector finds in every image with a mean above 0.25, as fractions of the canvas's side:
+/// the template, made smaller and moved towards the centre.
 pub fn landmark_shares() -> [[f32; 2]; 5] {
     TEMPLATE.map(|p| p.map(|v| (v / 160.0 + 0.15) as f32))
 }
@@ -35,7 +36,9 @@ pub fn write(directory: &Path) {
     std::fs::write(directory.join("arcface_fake.onnx"), embedder()).unwrap();
 }
 
-/// A network with SCRFD's nine outputs. One anchor, at the canvas's centre, detects a face in bright images.
+/// A network with SCRFD's nine outputs: score, box and landmarks at each of three strides. Every output is `gain * mean
+/// of the image + bias`, a score its sigmoid. One anchor, at the canvas's centre and of the finest stride, detects a
+/// face in bright images.
 fn detector() -> Vec<u8> {
     let axes = Attribute { name: "axes", r#type: AttributeType::Ints, ints: vec![1, 2, 3], ..Default::default() };
     let mut nodes =
@@ -45,33 +48,37 @@ fn detector() -> Vec<u8> {
     for (kind, width) in [("score", 1), ("bbox", 4), ("kps", 10)] {
         for stride in [8, 16, 32] {
             let cells = SIDE / stride;
+            // SCRFD has two anchors per cell.
             let anchors = cells * cells * 2;
             let (mut gain, mut bias) = (vec![0.0; anchors * width], vec![0.0; anchors * width]);
             let (cell, centre) = (SIDE / 2 / stride, (SIDE / 2) as f32);
-            let seeing = if stride == 8 { Some((cell * cells + cell) * 2) } else { None };
-            match (kind, seeing) {
+            let detecting = if stride == 8 { Some((cell * cells + cell) * 2) } else { None };
+            match (kind, detecting) {
                 ("score", _) => {
+                    // sigmoid(80 mean - 20) exceeds 1/2 at a mean above 0.25. The other anchors never detect anything.
                     bias.fill(-20.0);
-                    if let Some(anchor) = seeing {
+                    if let Some(anchor) = detecting {
                         (gain[anchor], bias[anchor]) = (80.0, -20.0);
                     }
                 }
+                // Distances from the anchor to the four sides of the box, in strides.
                 ("bbox", Some(anchor)) => bias[4 * anchor..4 * anchor + 4].fill(1.5),
+                // Offsets of the five landmarks from the anchor, in strides.
                 ("kps", Some(anchor)) => {
                     let offsets = landmark_shares().map(|p| p.map(|v| (v * SIDE as f32 - centre) / stride as f32));
                     bias[10 * anchor..10 * anchor + 10].copy_from_slice(offsets.as_flattened());
                 }
                 _ => {}
             }
-            let name = |part: &str| -> &'static str { format!("{kind}_{stride}{part}").leak() };
+            let name = |suffix: &str| -> &'static str { format!("{kind}_{stride}{suffix}").leak() };
             let shape = vec![1, anchors as i64, width as i64];
             tensors.push(TensorProto::from_f32(name(".gain"), shape.clone(), gain));
             tensors.push(TensorProto::from_f32(name(".bias"), shape, bias));
             nodes.push(node("Mul", &["r", name(".gain")], name(".scaled"), vec![]));
-            let last = if kind == "score" { name(".sum") } else { name("") };
-            nodes.push(node("Add", &[name(".scaled"), name(".bias")], last, vec![]));
+            let sum = if kind == "score" { name(".sum") } else { name("") };
+            nodes.push(node("Add", &[name(".scaled"), name(".bias")], sum, vec![]));
             if kind == "score" {
-                nodes.push(node("Sigmoid", &[last], name(""), vec![]));
+                nodes.push(node("Sigmoid", &[sum], name(""), vec![]));
             }
             outputs.push(port(name(""), &[1, anchors, width]));
         }
@@ -94,6 +101,7 @@ fn embedder() -> Vec<u8> {
     model(nodes, tensors, port("x", &[1, 3, 112, 112]), vec![port("y", &[1, WIDTH])])
 }
 
+/// A node with one output, which also names the node.
 fn node<'a>(op: &'a str, inputs: &[&'a str], output: &'a str, attribute: Vec<Attribute<'a>>) -> Node<'a> {
     Node {
         op_type: OpType::from(op),
@@ -105,6 +113,7 @@ fn node<'a>(op: &'a str, inputs: &[&'a str], output: &'a str, attribute: Vec<Att
     }
 }
 
+/// An input or output of the graph, of f32.
 fn port<'a>(name: &'a str, shape: &[usize]) -> ValueInfo<'a> {
     let dimension = |&d: &usize| TensorShapeDimension { value: Dimension::Value(d as i64), denotation: "" };
     let shape = TensorShape { dim: shape.iter().map(dimension).collect() };

@@ -1,5 +1,5 @@
-//! A language model that is small enough to differentiate by hand: the next character depends on the last one only. And
-//! one that writes the answers of a script.
+//! Language models for tests: one that is small enough to differentiate by hand, in which the next character depends on
+//! the last one only, and one that writes the answers of a script.
 
 // Wrong use of a test double fails the test by a panic.
 #![allow(clippy::unwrap_used)]
@@ -13,17 +13,18 @@ use roll_core::*;
 /// Vocabulary size (ASCII).
 const V: usize = 128;
 
-/// A bigram model: log p(next | last) = log softmax of a row of logits. The parameters are the logits. `$` ends a turn.
+/// A bigram model: log p(next | last) = log softmax of a row of logits. The parameters are the logits. Tokens are ASCII
+/// characters; `$` ends a turn.
 pub struct Bigram {
     specs: Vec<ParameterSpec>,
     /// The parameters, 128 x 128: one row per last character.
     pub logits: Vec<f32>,
     gradients: Arc<Mutex<Vec<f32>>>,
-    /// Whether the chat template drops an answer of the assistant once more messages follow.
+    /// Whether the chat template leaves out an answer of the assistant if further messages follow it.
     pub forgets: bool,
     /// Text that the chat template writes after the end of each turn.
     pub after_end: &'static str,
-    /// Whether the tokenizer writes a blank before a text and after each `$`, as those of SentencePiece do.
+    /// Whether the tokenizer writes a blank before a text and after each `$`, as SentencePiece tokenizers do.
     pub adds_blank: bool,
     /// Context length in tokens.
     pub context: usize,
@@ -68,6 +69,7 @@ impl Bigram {
         model
     }
 
+    /// The log-probability of each character after the character `last`.
     fn log_softmax(&self, last: usize) -> Vec<f64> {
         let row = &self.logits[last * V..(last + 1) * V];
         let sum = row.iter().map(|l| f64::from(*l).exp()).sum::<f64>().ln();
@@ -131,10 +133,11 @@ impl LanguageModel for Bigram {
         let last = messages.len().saturating_sub(1);
         let mut text = String::new();
         for (i, m) in messages.iter().enumerate() {
-            let gone = self.forgets && m.role == "assistant" && i < last;
+            let is_dropped = self.forgets && m.role == "assistant" && i < last;
             let thoughts =
-                m.fields.get("reasoning_content").and_then(|t| t.as_str()).filter(|_| !gone).unwrap_or_default();
-            text += &format!("{}:{thoughts}{}${}", &m.role[..1], if gone { "" } else { &m.content }, self.after_end);
+                m.fields.get("reasoning_content").and_then(|t| t.as_str()).filter(|_| !is_dropped).unwrap_or_default();
+            let content = if is_dropped { "" } else { &m.content };
+            text += &format!("{}:{thoughts}{content}${}", &m.role[..1], self.after_end);
         }
         Ok(if continue_as_assistant { text + "a:" } else { text })
     }
@@ -150,17 +153,18 @@ impl LanguageModel for Bigram {
     fn generate(&mut self, prompts: &[Vec<u32>], sampling: &Sampling) -> Result<Vec<Generation>> {
         self.calls.push(prompts.len());
         let noise = Noise::new(sampling.seed);
-        let mut made = Vec::new();
+        let mut generations = Vec::new();
         for (i, prompt) in prompts.iter().enumerate() {
             let mut rng = noise.generator(Purpose::Tokens, 0, sampling.number(i));
             let mut generation = Generation::default();
             let mut last = *prompt.last().unwrap() as usize;
             while generation.tokens.len() < sampling.limit(i) {
                 let log_p = self.log_softmax(last);
-                let mut left = f64::from(rng.next_u32()) / f64::from(u32::MAX);
+                // The first character at which the cumulative probability exceeds a uniform number.
+                let mut remaining = f64::from(rng.next_u32()) / f64::from(u32::MAX);
                 let drawn = (0..V).find(|v| {
-                    left -= log_p[*v].exp();
-                    left < 0.0
+                    remaining -= log_p[*v].exp();
+                    remaining < 0.0
                 });
                 let best = (0..V).max_by(|a, b| log_p[*a].total_cmp(&log_p[*b])).unwrap();
                 last = if sampling.temperature == 0.0 { best } else { drawn.unwrap_or(best) };
@@ -171,9 +175,9 @@ impl LanguageModel for Bigram {
                     break;
                 }
             }
-            made.push(generation);
+            generations.push(generation);
         }
-        Ok(made)
+        Ok(generations)
     }
 
     fn snapshot(&self) -> Result<Box<dyn LanguageModel + Send>> {
@@ -182,7 +186,7 @@ impl LanguageModel for Bigram {
         Ok(Box::new(Self { forgets, context, fails, refuses_system, ..copy }))
     }
 
-    /// Which character was read last, as long as a norm would make it.
+    /// The last character as a one-hot vector of the length sqrt(V), which the final norm of a real model would give.
     fn hidden_states(&mut self, tokens: &Tensor, mask: &Tensor, _adapter: Adapter) -> Result<Tensor> {
         let (ids, mask) = (tokens.as_slice::<i64>()?, mask.to_f32_vec());
         let mut states = vec![0.0f32; ids.len() * V];
@@ -201,12 +205,13 @@ impl LanguageModel for Bigram {
     ) -> Result<(TokenStats, Option<Pullback>)> {
         let (rows, columns) = (tokens.shape()[0], tokens.shape()[1]);
         let ids: Vec<usize> = tokens.as_slice::<i64>()?.iter().map(|t| *t as usize).collect();
+        // Last and next token of each prediction.
         let pairs: Vec<[usize; 2]> =
             (0..rows).flat_map(|b| (1..columns).map(move |t| b * columns + t)).map(|i| [ids[i - 1], ids[i]]).collect();
-        let rows_of: Vec<Vec<f64>> = pairs.iter().map(|[last, _]| self.log_softmax(*last)).collect();
-        let log_probs = pairs.iter().zip(&rows_of).map(|([_, next], row)| row[*next] as f32).collect::<Vec<_>>();
+        let log_p_rows: Vec<Vec<f64>> = pairs.iter().map(|[last, _]| self.log_softmax(*last)).collect();
+        let log_probs = pairs.iter().zip(&log_p_rows).map(|([_, next], row)| row[*next] as f32).collect::<Vec<_>>();
         let entropy =
-            rows_of.iter().map(|row| -row.iter().map(|l| l.exp() * l).sum::<f64>() as f32).collect::<Vec<_>>();
+            log_p_rows.iter().map(|row| -row.iter().map(|l| l.exp() * l).sum::<f64>() as f32).collect::<Vec<_>>();
         let shape = [rows, columns - 1];
         let stats =
             TokenStats { log_probs: Tensor::new(log_probs, shape)?, entropy: Tensor::new(entropy.clone(), shape)? };
@@ -216,10 +221,12 @@ impl LanguageModel for Bigram {
             let mut gradients = gradients.lock().unwrap();
             for (i, [last, next]) in pairs.iter().enumerate() {
                 for v in 0..V {
-                    let (log_p, p) = (rows_of[i][v], rows_of[i][v].exp());
-                    let own = if v == *next { 1.0 } else { 0.0 };
-                    let d =
-                        f64::from(d_log[i]) * (own - p) - f64::from(d_entropy[i]) * p * (log_p + f64::from(entropy[i]));
+                    // Derivatives in the logit of v: of log p(next), [v = next] - p(v); of the entropy,
+                    // -p(v) (log p(v) + entropy).
+                    let (log_p, p) = (log_p_rows[i][v], log_p_rows[i][v].exp());
+                    let is_next = if v == *next { 1.0 } else { 0.0 };
+                    let d = f64::from(d_log[i]) * (is_next - p)
+                        - f64::from(d_entropy[i]) * p * (log_p + f64::from(entropy[i]));
                     gradients[last * V + v] += d as f32;
                 }
             }
@@ -229,7 +236,7 @@ impl LanguageModel for Bigram {
     }
 }
 
-/// The tokenizer and the chat template of a [`Scripted`] model: those of [`Bigram`], where a test has none of its own.
+/// The tokenizer and the chat template of a [`Scripted`] model. The default methods are those of [`Bigram`].
 pub trait Texts {
     /// The model whose tokenizer and template are used by default.
     fn letters(&self) -> &Bigram {
@@ -282,11 +289,11 @@ impl Texts for Letters {}
 
 /// A language model that writes the answers of a script, and cannot be trained.
 pub struct Scripted<T> {
-    /// Its tokenizer and chat template.
+    /// Tokenizer and chat template.
     pub texts: T,
-    /// Its answers one after the other; the last is repeated.
+    /// The answers, one per call of `generate`; after the last one, the last one is repeated.
     pub answers: Vec<String>,
-    /// Number of answers that it has written.
+    /// Number of calls of `generate` so far.
     pub given: usize,
 }
 
@@ -325,13 +332,13 @@ impl<T: Texts> LanguageModel for Scripted<T> {
 
     /// Returns the next answer for every prompt.
     fn generate(&mut self, prompts: &[Vec<u32>], _: &Sampling) -> Result<Vec<Generation>> {
-        let none = || Error::Unsupported("its script has no answers".into());
-        let text = self.answers.get(self.given).or(self.answers.last()).ok_or_else(none)?;
+        let no_answers = || Error::Unsupported("its script has no answers".into());
+        let text = self.answers.get(self.given).or(self.answers.last()).ok_or_else(no_answers)?;
         let tokens = self.texts.answer(text)?;
         self.given += 1;
         let log_probs = vec![-0.5; tokens.len()];
-        let made = Generation { tokens, raw_log_probs: log_probs.clone(), log_probs };
-        Ok(vec![made; prompts.len()])
+        let generation = Generation { tokens, raw_log_probs: log_probs.clone(), log_probs };
+        Ok(vec![generation; prompts.len()])
     }
 
     fn evaluate(&mut self, _: &Tensor, _: &Tensor, _: Adapter, _: Grad) -> Result<(TokenStats, Option<Pullback>)> {

@@ -2,8 +2,8 @@
 //!
 //! A test compares the kind of an error, its key or its path by itself, and leaves the sentence to [`check`]. The
 //! sentences of all tests are in `tests/messages.txt` of this repository. After a change of wording,
-//! `ROLL_BLESS=1 cargo test` writes the new one there, and the change of that file shows it to a reviewer. Entries that
-//! no test checks any more go if the file is deleted before.
+//! `ROLL_BLESS=1 cargo test` writes the new sentence there, and the change of that file shows it to a reviewer. To
+//! remove entries that no test checks any more, delete the file before that run, which then writes it anew.
 //!
 //! Only messages that are the same on every machine and for every set of Cargo features belong there.
 
@@ -13,8 +13,8 @@ use std::fs::File;
 use std::io::{Read, Seek, Write as _};
 use std::path::Path;
 
-/// Compares `message` with the entry `id`, a path of crate, module and case. The names of temporary directories do not
-/// count.
+/// Compares `message` with the entry `id`, a path of crate, module and case. Names of temporary directories in
+/// `message` are replaced first.
 ///
 /// # Panics
 /// If the entry is missing or differs, unless `ROLL_BLESS` is set.
@@ -28,27 +28,28 @@ pub fn check(id: &str, message: impl Display) {
     }
 }
 
+/// Compares `message` with the entry `id` of the file; `bless` writes the entry if it differs. Returns what is wrong.
 fn compare(path: &Path, bless: bool, id: &str, message: &str) -> Result<(), String> {
     let failed = |e: std::io::Error| format!("{}: {e}", path.display());
     let mut file = File::options().read(true).write(bless).create(bless).truncate(false).open(path).map_err(failed)?;
-    // Tests are threads and processes that write one after the other.
+    // Tests are threads and processes; the lock lets them write one after the other.
     if bless {
         file.lock().map_err(failed)?;
     }
     let mut text = String::new();
     file.read_to_string(&mut text).map_err(failed)?;
     let mut entries = parse(&text);
-    match entries.get(id) {
-        Some(entry) if entry == message => return Ok(()),
-        entry if !bless => {
-            let expected = entry.map_or("no entry", String::as_str);
-            return Err(format!(
-                "`{id}` of {}\nexpected: {expected}\nfound:    {message}\nIf the new wording is right, write it there \
-                 with ROLL_BLESS=1.",
-                path.display()
-            ));
-        }
-        _ => {}
+    let entry = entries.get(id);
+    if entry.is_some_and(|entry| entry == message) {
+        return Ok(());
+    }
+    if !bless {
+        let expected = entry.map_or("no entry", String::as_str);
+        return Err(format!(
+            "`{id}` of {}\nexpected: {expected}\nfound:    {message}\nIf the new wording is right, write it there with \
+             ROLL_BLESS=1.",
+            path.display()
+        ));
     }
     entries.insert(id.to_owned(), message.to_owned());
     let mut text = String::new();
@@ -58,7 +59,7 @@ fn compare(path: &Path, bless: bool, id: &str, message: &str) -> Result<(), Stri
     file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(text.as_bytes())).map_err(failed)
 }
 
-/// A line without indentation is an id; the indented lines after it are its message.
+/// Parses the file into messages by id. A line without indentation is an id, the indented lines after it its message.
 fn parse(text: &str) -> BTreeMap<String, String> {
     let mut entries = BTreeMap::new();
     let mut id = String::new();

@@ -1,8 +1,9 @@
-//! Visible test skips, and a variable that turns a skip into a failure.
+//! Skips of tests that are visible in the output, and the variable `ROLL_REQUIRE`, which turns a skip into a failure.
 
 use std::io::Write;
 
-/// Capabilities that not every machine has, by the names that `ROLL_REQUIRE` and [`skip!`](crate::skip) use.
+/// Capabilities that not every machine has: the name that `ROLL_REQUIRE` and [`skip!`](crate::skip) use, and a
+/// description.
 pub const CAPABILITIES: [(&str, &str); 13] = [
     ("cc", "a C compiler, `cc`"),
     ("chromium", "Chromium or Chrome, with H.264"),
@@ -55,14 +56,14 @@ macro_rules! skip {
 /// If `ROLL_REQUIRE` lists `needs`.
 pub fn skipped(why: &dyn std::fmt::Display, needs: Option<&str>) {
     let test = std::thread::current().name().map(str::to_owned).unwrap_or_default();
-    let needed = needs.map(|name| format!(" [{name}]")).unwrap_or_default();
+    let label = needs.map(|name| format!(" [{name}]")).unwrap_or_default();
     if let Some(name) = needs
         && is_required(name)
     {
         panic!("{why}, and ROLL_REQUIRE says that this machine has what tests of `{name}` need");
     }
     // A single write, so that lines of several threads are not interleaved.
-    let _ = std::io::stderr().write_all(format!("SKIPPED {test}{needed}: {why}\n").as_bytes());
+    let _ = std::io::stderr().write_all(format!("SKIPPED {test}{label}: {why}\n").as_bytes());
 }
 
 /// Whether `ROLL_REQUIRE` lists `capability`: tests that need it must then not be skipped.

@@ -11,7 +11,7 @@ use roll_core::*;
 
 use crate::{Descent, MockDiffusion, Sines};
 
-/// An algorithm with a model, a reward and a strategy.
+/// An algorithm with doubles of a model, a reward and a strategy, for tests that make one step after another.
 pub struct Bench<A> {
     /// The algorithm.
     pub algorithm: A,
@@ -67,7 +67,7 @@ fn context<'a>(
 /// Number of samples per step of [`train`].
 pub const BATCH: u64 = 4;
 
-/// Final parameters, and the metrics of each step without times.
+/// The result of [`train`]: the final parameters, and the metrics of each step, without times.
 pub type Run = (Vec<f32>, Vec<BTreeMap<String, f64>>);
 
 /// The components of one rank of [`train`].
@@ -80,24 +80,25 @@ pub struct Rank<A, S> {
     pub reward: Sines,
 }
 
-/// Trains on the same samples with any number of ranks, which are threads of this process; rank r has the r-th part of
-/// each step's samples. Returns the result of each rank.
+/// Trains on the same samples with any number of ranks, which are threads of this process. Rank r has the r-th part of
+/// each step's samples. `sample` makes the sample of a number; `components` makes the algorithm, strategy and reward of
+/// a rank. Returns the result of each rank.
 pub fn train<A: Algorithm, S: Strategy>(
     ranks: usize,
     steps: u64,
     learning_rate: f64,
     sample: impl Fn(u64) -> Sample + Sync,
-    rank: impl Fn(Arc<dyn Communicator>) -> Result<Rank<A, S>> + Sync,
+    components: impl Fn(Arc<dyn Communicator>) -> Result<Rank<A, S>> + Sync,
 ) -> Vec<Result<Run>> {
     ThreadRanks::run(ranks, Duration::from_secs(60), |ranks| {
-        let (own, world) = (ranks.rank().0 as u64, ranks.world_size() as u64);
-        let own = (own * BATCH / world) as usize..((own + 1) * BATCH / world) as usize;
-        let Rank { mut algorithm, mut strategy, mut reward } = rank(ranks)?;
+        let (rank, world) = (ranks.rank().0 as u64, ranks.world_size() as u64);
+        let share = (rank * BATCH / world) as usize..((rank + 1) * BATCH / world) as usize;
+        let Rank { mut algorithm, mut strategy, mut reward } = components(ranks)?;
         let (mut model, noise, mut metrics) = (MockDiffusion::new(), Noise::new(SEED), Vec::new());
         strategy.attach(&mut model, &OptimizerConfig::default())?;
         for step in 0..steps {
             let all: Vec<Sample> = (step * BATCH..(step + 1) * BATCH).map(&sample).collect();
-            let samples = &all[own.clone()];
+            let samples = &all[share.clone()];
             let mut context = context(step, samples, &mut model, &mut reward, &mut strategy, learning_rate, &noise);
             let report = algorithm.step(&mut context)?;
             metrics.push(report.metrics.into_iter().filter(|(name, _)| !name.starts_with("time/")).collect());
@@ -114,16 +115,16 @@ pub fn agreed(results: Vec<Result<Run>>) -> Run {
     first
 }
 
-/// Panics unless two runs have the same metrics, up to `tolerance` (relative, or absolute below one), and the same
-/// parameters, up to `of_parameters` of the largest.
-pub fn assert_same_runs(ours: &Run, theirs: &Run, of_parameters: f32, tolerance: f64) {
+/// Panics unless two runs have the same parameters and metrics. Parameters may differ by `parameter_tolerance` of the
+/// largest one, metrics by `metric_tolerance` (relative, or absolute for metrics below one).
+pub fn assert_same_runs(ours: &Run, theirs: &Run, parameter_tolerance: f32, metric_tolerance: f64) {
     let scale = ours.0.iter().fold(0f32, |m, v| m.max(v.abs()));
-    let near = ours.0.iter().zip(&theirs.0).all(|(a, b)| (a - b).abs() <= of_parameters * scale);
+    let near = ours.0.iter().zip(&theirs.0).all(|(a, b)| (a - b).abs() <= parameter_tolerance * scale);
     assert!(near, "{:?}\n{:?}", ours.0, theirs.0);
     for (ours, theirs) in ours.1.iter().zip(&theirs.1) {
         assert!(ours.keys().eq(theirs.keys()), "{:?}\n{:?}", ours.keys(), theirs.keys());
         for (name, value) in ours {
-            let same = (value - theirs[name]).abs() <= tolerance * value.abs().max(1.0);
+            let same = (value - theirs[name]).abs() <= metric_tolerance * value.abs().max(1.0);
             assert!(same || value.is_nan(), "{name}: {value} or {}", theirs[name]);
         }
     }
@@ -132,12 +133,12 @@ pub fn assert_same_runs(ours: &Run, theirs: &Run, of_parameters: f32, tolerance:
 /// Asserts that the weight 2 of a sample doubles its gradient and changes no metric but norms of gradients. `step`
 /// makes a step on new doubles; the gradient is the second value.
 pub fn assert_weight_scales_the_gradient(step: impl Fn(&[Sample]) -> (StepReport, Vec<f32>)) {
-    let at = |weight| {
+    let step_with = |weight| {
         let (mut report, gradient) = step(&[Sample { weight, ..crate::sample(0, "a") }]);
         report.metrics.retain(|name, _| !name.starts_with("time/") && !name.contains("grad_norm"));
         (report.metrics, gradient)
     };
-    let ((metrics, gradient), (same, twice)) = (at(1.0), at(2.0));
+    let ((metrics, gradient), (same, twice)) = (step_with(1.0), step_with(2.0));
     assert_eq!(metrics, same);
     assert!(gradient.iter().any(|g| *g != 0.0));
     assert_eq!(gradient.iter().map(|g| 2.0 * g).collect::<Vec<f32>>(), twice);

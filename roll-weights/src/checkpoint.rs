@@ -17,15 +17,24 @@ use crate::tensor_info::TensorInfo;
 #[derive(Clone)]
 pub struct Checkpoint {
     files: Vec<Arc<WeightFile>>,
-    /// From the name in use to the file's number and the name in that file. The names differ after
-    /// [`Checkpoint::rename`].
-    index: BTreeMap<String, (usize, String)>,
+    /// The place of each tensor, by the name in use.
+    index: BTreeMap<String, StoredTensor>,
+    /// The change of [`Checkpoint::with_change`].
     change: Option<Arc<dyn ChangeOnRead>>,
 }
 
-/// A change of tensors whenever they are read.
+/// The place of a tensor.
+#[derive(Clone)]
+struct StoredTensor {
+    /// Position of its file in [`Checkpoint::files`].
+    file: usize,
+    /// Its name in that file, which differs from the name in use after [`Checkpoint::rename`].
+    name_in_file: String,
+}
+
+/// A change of tensors whenever they are read, such as an adapter that is merged into them.
 pub trait ChangeOnRead: Send + Sync {
-    /// Whether the tensor is changed. Its file has it in f32, bf16 or f16.
+    /// Whether the tensor is changed. Only tensors that their file has in f32, bf16 or f16 may be.
     fn touches(&self, key: &str) -> bool;
 
     /// Changes the values of a tensor, row-major. They are rounded to the file's dtype once, afterwards.
@@ -41,9 +50,10 @@ impl Checkpoint {
     /// Opens a weight file or an index of shards (`*.safetensors.index.json`).
     pub fn open(path: impl AsRef<Path>) -> Result<Self, WeightsError> {
         let path = path.as_ref();
-        match path.to_string_lossy().ends_with(".index.json") {
-            true => Self::open_index(path),
-            false => Self::open_shards(&[path]),
+        if path.to_string_lossy().ends_with(".index.json") {
+            Self::open_index(path)
+        } else {
+            Self::open_shards(&[path])
         }
     }
 
@@ -60,9 +70,10 @@ impl Checkpoint {
         for path in paths {
             let file = WeightFile::open(path)?;
             for key in file.keys() {
-                if let Some((first, _)) = index.insert(key.to_string(), (files.len(), key.to_string())) {
-                    let first = files.get(first).map_or(path, |f| f.path());
-                    return Err(WeightsError::duplicate(key, first, path));
+                let stored = StoredTensor { file: files.len(), name_in_file: key.to_string() };
+                if let Some(earlier) = index.insert(key.to_string(), stored) {
+                    let earlier_path = files.get(earlier.file).map_or(path, |file| file.path());
+                    return Err(WeightsError::duplicate(key, earlier_path, path));
                 }
             }
             files.push(Arc::new(file));
@@ -83,12 +94,11 @@ impl Checkpoint {
         if path.is_dir() {
             return Self::open_directory(path);
         }
-        match !path.exists() && text.contains(['*', '?', '[']) {
-            true => Self::open_glob(&text),
-            false => Self::open(path),
-        }
+        let is_glob = !path.exists() && text.contains(['*', '?', '[']);
+        if is_glob { Self::open_glob(&text) } else { Self::open(path) }
     }
 
+    /// Opens the one index of shards in a directory; without an index, all its safetensors files.
     fn open_directory(path: &Path) -> Result<Self, WeightsError> {
         let entries = std::fs::read_dir(path).map_err(WeightsError::io("read", path))?;
         let mut found: Vec<PathBuf> = Vec::new();
@@ -107,10 +117,10 @@ impl Checkpoint {
             }
         }
         let files: Vec<PathBuf> = found.into_iter().filter(|p| p.is_file() && ends(p, ".safetensors")).collect();
-        match files.is_empty() {
-            true => Err(WeightsError::NoMatch { pattern: path.join("*.safetensors").display().to_string() }),
-            false => Self::open_shards(&files),
+        if files.is_empty() {
+            return Err(WeightsError::NoMatch { pattern: path.join("*.safetensors").display().to_string() });
         }
+        Self::open_shards(&files)
     }
 
     fn open_index(path: &Path) -> Result<Self, WeightsError> {
@@ -145,7 +155,7 @@ impl Checkpoint {
             if files[number].info(key).is_none() {
                 return Err(WeightsError::missing(files[number].path(), key));
             }
-            index.insert(key.clone(), (number, key.clone()));
+            index.insert(key.clone(), StoredTensor { file: number, name_in_file: key.clone() });
         }
         Ok(Self { files, index, change: None })
     }
@@ -172,8 +182,8 @@ impl Checkpoint {
 
     /// Shape and dtype of a tensor.
     pub fn info(&self, key: &str) -> Option<&TensorInfo> {
-        let (file, stored) = self.locate(key)?;
-        file.info(stored)
+        let (file, name_in_file) = self.locate(key)?;
+        file.info(name_in_file)
     }
 
     /// The shapes of all tensors.
@@ -181,59 +191,59 @@ impl Checkpoint {
         self.keys().filter_map(|k| Some((k.to_string(), self.info(k)?.shape.clone()))).collect()
     }
 
-    /// Returns the same tensors, changed by `change` in [`Checkpoint::tensor`] and what is built on it.
+    /// Returns the same tensors, which [`Checkpoint::tensor`], [`Checkpoint::state`] and [`Checkpoint::all`] then
+    /// return changed by `change`.
     pub fn with_change(self, change: Arc<dyn ChangeOnRead>) -> Self {
         Self { change: Some(change), ..self }
     }
 
     /// Reads one tensor. An eight-bit weight is converted to f32 and multiplied by its scale; [`Checkpoint::scaled`]
-    /// returns it quantised. Fails for a name that ends with `.weight` if it is a u8 matrix: the
-    /// packed codes of a quantisation that is not supported.
+    /// returns it quantised. Fails for the packed codes of a quantisation that is not supported; see
+    /// [`Checkpoint::refuse_packed`].
     pub fn tensor(&self, key: &str) -> Result<Tensor, WeightsError> {
         if let Some(tensor) = self.dequantised(key)? {
             return Ok(tensor);
         }
-        let (file, stored) = self.locate(key).ok_or_else(|| self.missing(key))?;
+        let (file, name_in_file) = self.locate(key).ok_or_else(|| self.missing(key))?;
         self.refuse_packed(key)?;
-        let tensor = file.tensor(stored)?;
+        let tensor = file.tensor(name_in_file)?;
         let Some(change) = self.change.as_ref().filter(|change| change.touches(key)) else { return Ok(tensor) };
         let mut values = tensor.to_f32_vec();
         change.apply(key, &mut values)?;
         let changed = Tensor::new(values, tensor.shape()).and_then(|changed| changed.to_float(tensor.dtype()));
-        changed.map_err(|e| WeightsError::tensor(file.path(), stored, e))
+        changed.map_err(|e| WeightsError::tensor(file.path(), name_in_file, e))
     }
 
-    /// Fails if the weight `key` is a matrix of u8: the packed codes of a quantisation that is not supported.
+    /// Fails if the tensor `key` is a weight (its name in the file ends with `.weight`) and a matrix of u8: the packed
+    /// codes of a quantisation that is not supported.
     pub fn refuse_packed(&self, key: &str) -> Result<(), WeightsError> {
-        let Some((file, stored)) = self.locate(key) else { return Ok(()) };
-        let is_packed = |info: &TensorInfo| info.dtype == Some(DType::U8) && info.shape.len() > 1;
-        match stored.ends_with(".weight") && file.info(stored).is_some_and(is_packed) {
-            true => {
-                let problem = "expected a matrix of f32, bf16, f16, fp8 or int8 with scales, found u8: the packed codes of \
-                               another quantisation (nvfp4, nf4, GPTQ), which is not read; take the file in bf16 or fp8";
-                Err(WeightsError::tensor(file.path(), stored, problem))
-            }
-            false => Ok(()),
+        let Some((file, name_in_file)) = self.locate(key) else { return Ok(()) };
+        let is_u8_matrix = |info: &TensorInfo| info.dtype == Some(DType::U8) && info.shape.len() > 1;
+        if name_in_file.ends_with(".weight") && file.info(name_in_file).is_some_and(is_u8_matrix) {
+            let problem = "expected a matrix of f32, bf16, f16, fp8 or int8 with scales, found u8: the packed codes of \
+                           another quantisation (nvfp4, nf4, GPTQ), which is not read; take the file in bf16 or fp8";
+            return Err(WeightsError::tensor(file.path(), name_in_file, problem));
         }
+        Ok(())
     }
 
     /// Releases the memory of a mapped tensor, for callers that have copied it. The tensor stays readable.
     pub fn release(&self, key: &str) {
-        if let Some((file, stored)) = self.locate(key) {
-            file.release(stored);
+        if let Some((file, name_in_file)) = self.locate(key) {
+            file.release(name_in_file);
         }
     }
 
     /// Bytes of the tensor `key` in its file; see [`WeightFile::stored_bytes`].
     pub fn stored_bytes(&self, key: &str) -> Option<usize> {
-        let (file, stored) = self.locate(key)?;
-        file.stored_bytes(stored)
+        let (file, name_in_file) = self.locate(key)?;
+        file.stored_bytes(name_in_file)
     }
 
-    /// Reads some bytes of the tensor `key`; see [`WeightFile::read_part`].
+    /// Reads bytes of the tensor `key` from byte `at` on; see [`WeightFile::read_part`].
     pub fn read_part(&self, key: &str, at: usize, buffer: &mut [u8]) -> Result<(), WeightsError> {
-        let (file, stored) = self.locate(key).ok_or_else(|| self.missing(key))?;
-        file.read_part(stored, at, buffer)
+        let (file, name_in_file) = self.locate(key).ok_or_else(|| self.missing(key))?;
+        file.read_part(name_in_file, at, buffer)
     }
 
     pub(crate) fn missing(&self, key: &str) -> WeightsError {
@@ -242,8 +252,8 @@ impl Checkpoint {
 
     /// Returns the file of a tensor, and the name of the tensor in that file.
     pub(crate) fn locate(&self, key: &str) -> Option<(&WeightFile, &str)> {
-        let (file, stored) = self.index.get(key)?;
-        Some((self.files.get(*file)?, stored))
+        let StoredTensor { file, name_in_file } = self.index.get(key)?;
+        Some((self.files.get(*file)?, name_in_file))
     }
 
     pub(crate) fn files(&self) -> impl Iterator<Item = &WeightFile> {
@@ -253,8 +263,8 @@ impl Checkpoint {
     /// The files, each with the names of its tensors.
     pub fn shards(&self) -> Vec<(&WeightFile, Vec<&str>)> {
         let mut shards: Vec<(&WeightFile, Vec<&str>)> = self.files.iter().map(|f| (&**f, Vec::new())).collect();
-        for (key, (file, _)) in &self.index {
-            shards[*file].1.push(key);
+        for (key, stored) in &self.index {
+            shards[stored.file].1.push(key);
         }
         shards
     }
@@ -291,14 +301,16 @@ impl Checkpoint {
         serde_json::from_slice(&bytes).ok()
     }
 
-    /// Returns the same tensors under other names, without those for which `name` returns `None`. Fails if two tensors
-    /// would have the same name.
-    pub fn rename(self, name: impl Fn(&str) -> Option<String>) -> Result<Self, WeightsError> {
-        let mut index: BTreeMap<String, (usize, String)> = BTreeMap::new();
-        for (key, (file, stored)) in self.index {
-            let Some(new) = name(&key) else { continue };
-            if let Some((first, _)) = index.insert(new.clone(), (file, stored)) {
-                return Err(WeightsError::duplicate(&new, self.files[first].path(), self.files[file].path()));
+    /// Returns the same tensors under the names that `new_name` returns for their present names, without those for
+    /// which it returns `None`. Fails if two tensors would have the same name. A change of [`Checkpoint::with_change`]
+    /// is dropped, because it knows tensors by their old names.
+    pub fn rename(self, new_name: impl Fn(&str) -> Option<String>) -> Result<Self, WeightsError> {
+        let mut index: BTreeMap<String, StoredTensor> = BTreeMap::new();
+        for (key, stored) in self.index {
+            let Some(renamed) = new_name(&key) else { continue };
+            let path = self.files[stored.file].path();
+            if let Some(earlier) = index.insert(renamed.clone(), stored) {
+                return Err(WeightsError::duplicate(&renamed, self.files[earlier.file].path(), path));
             }
         }
         Ok(Self { files: self.files, index, change: None })
@@ -314,8 +326,8 @@ impl std::fmt::Debug for Checkpoint {
 /// Fails if one of the shards called `name-00002-of-00007.ext` is missing.
 fn check_series(paths: &[&Path]) -> Result<(), WeightsError> {
     for path in paths {
-        let Some((stem, count, tail)) = series(path) else { continue };
-        // A huge count in a name does no harm: the loop ends at the first missing file.
+        let Some((stem, count, tail)) = split_shard_name(path) else { continue };
+        // A huge count in a name does no harm, because the loop ends at the first missing file.
         for number in 1..=count {
             let name = format!("{stem}{number:05}-of-{count:05}{tail}");
             if !paths.iter().any(|p| p.file_name().is_some_and(|f| f.to_string_lossy() == name)) {
@@ -326,14 +338,14 @@ fn check_series(paths: &[&Path]) -> Result<(), WeightsError> {
     Ok(())
 }
 
-/// Splits `a-00002-of-00007.safetensors` into (`a-`, 7, `.safetensors`).
-fn series(path: &Path) -> Option<(String, u32, String)> {
+/// Splits `a-00002-of-00007.safetensors` into (`a-`, 7, `.safetensors`). `None` for other names.
+fn split_shard_name(path: &Path) -> Option<(String, u32, String)> {
     let name = path.file_name()?.to_str()?;
     let middle = name.find("-of-")?;
-    let number = |s: &str| (s.len() == 5).then(|| s.parse::<u32>().ok()).flatten();
+    let five_digits = |s: &str| (s.len() == 5).then(|| s.parse::<u32>().ok()).flatten();
     let (before, after) = (name.get(..middle)?, name.get(middle + 4..)?);
     let stem = before.get(..before.len().checked_sub(5)?)?;
-    number(before.get(stem.len()..)?)?;
-    let count = number(after.get(..5)?)?;
+    five_digits(before.get(stem.len()..)?)?;
+    let count = five_digits(after.get(..5)?)?;
     Some((stem.into(), count, after.get(5..)?.into()))
 }

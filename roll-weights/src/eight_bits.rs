@@ -10,8 +10,8 @@ use crate::file::WeightFile;
 
 /// Endings that replace `weight` in the names of scales.
 const SCALES: [&str; 2] = ["scale_weight", "weight_scale"];
-/// Last parts of the names of tensors that are not weights: scales of weights, scales of activations (activations are
-/// not quantised here), marks of the format, and the tokenizer in such files of UMT5.
+/// Last parts of the names of tensors that are not weights: scales of weights, scales of activations (which have no
+/// effect, because activations are not quantised here), marks of the format, and the tokenizer in files of UMT5.
 const AUXILIARY: [&str; 7] =
     ["scale_weight", "weight_scale", "scale_input", "input_scale", "comfy_quant", MARK, "spiece_model"];
 
@@ -52,8 +52,11 @@ impl Checkpoint {
 
     /// The eight-bit format of the weight `key`; `None` if the file has it in another dtype.
     pub fn eight_bits(&self, key: &str) -> Option<EightBits> {
-        let (file, stored) = self.locate(key)?;
-        kind(file, stored).filter(|kind| *kind != EightBits::Int8 || self.scale_of(stored).is_some())
+        let (file, name_in_file) = self.locate(key)?;
+        let kind = eight_bit_dtype(file, name_in_file)?;
+        // int8 without a scale is a tensor of whole numbers. fp8 without one has the scale 1.
+        let is_weight = kind != EightBits::Int8 || self.scale_of(name_in_file).is_some();
+        is_weight.then_some(kind)
     }
 
     /// Reads the weight `key` as f32 if its file has it in eight bits; returns `None` otherwise.
@@ -66,40 +69,45 @@ impl Checkpoint {
         tensor.map(Some).map_err(|e| WeightsError::tensor(self.path(), key, e))
     }
 
+    /// Reads the codes and scales of the weight `key`; `None` if the file has it in another dtype.
     fn codes(&self, key: &str) -> Result<Option<Codes>, WeightsError> {
-        let Some((file, stored)) = self.locate(key).filter(|_| self.is_scaled(key)) else { return Ok(None) };
-        let (Some(kind), Some(info), Some(bytes)) = (kind(file, stored), file.info(stored), file.stored_bytes(stored))
-        else {
+        let Some(kind) = self.eight_bits(key) else { return Ok(None) };
+        let Some((file, name_in_file)) = self.locate(key) else { return Ok(None) };
+        let (Some(info), Some(bytes)) = (file.info(name_in_file), file.stored_bytes(name_in_file)) else {
             return Ok(None);
         };
         let shape = info.shape.clone();
-        let scale = self.scale_of(stored);
-        if let Some(problem) = self.unread(stored, scale.is_some()) {
-            return Err(WeightsError::tensor(file.path(), stored, problem));
+        let scale = self.scale_of(name_in_file);
+        if let Some(problem) = self.unknown_scaling(name_in_file, scale.is_some()) {
+            return Err(WeightsError::tensor(file.path(), name_in_file, problem));
         }
         let scales = match scale {
-            Some((file, name)) => file.tensor(&name)?.to_f32_vec(),
+            Some((scale_file, scale_name)) => scale_file.tensor(&scale_name)?.to_f32_vec(),
             None => vec![1.0],
         };
         let rows = shape.first().copied().unwrap_or(1);
         if scales.len() != 1 && scales.len() != rows {
             let problem = format!("expected one scale, or one for each of its {rows} rows, found {}", scales.len());
-            return Err(WeightsError::tensor(file.path(), stored, problem));
+            return Err(WeightsError::tensor(file.path(), name_in_file, problem));
         }
         let mut codes = vec![0; bytes];
-        file.read_part(stored, 0, &mut codes)?;
+        file.read_part(name_in_file, 0, &mut codes)?;
         Ok(Some(Codes { kind, codes, scales, shape }))
     }
 
-    /// Why the codes of the weight `stored`, with a scale of a known name or without one, are not its values: it has a
-    /// scale or a zero point of another name, or the file is marked as scaled fp8 and has no scale of a known name at
-    /// all. Beside such scales, a weight without one has the scale 1, as in ComfyUI.
-    fn unread(&self, stored: &str, has_scale: bool) -> Option<String> {
-        let layer = stored.strip_suffix("weight")?;
-        let is_other =
+    /// The reason why the scaling of the weight `name_in_file` is unknown, or `None` if it is known. `has_scale`:
+    /// whether the weight has a scale of a known name.
+    ///
+    /// The scaling is unknown if the weight has a scale or a zero point of another name. It is also unknown if the file
+    /// is marked as scaled fp8, but no weight of it has a scale of a known name. If other weights have one, a weight
+    /// without a scale has the scale 1, as in ComfyUI.
+    fn unknown_scaling(&self, name_in_file: &str, has_scale: bool) -> Option<String> {
+        let layer = name_in_file.strip_suffix("weight")?;
+        let is_unknown_scale =
             |end: &str| (end.contains("scale") || end.contains("zero")) && !end.contains('.') && !is_auxiliary(end);
         let keys = || self.files().flat_map(WeightFile::keys);
-        let found = match keys().find(|key| key.strip_prefix(layer).is_some_and(is_other)) {
+        let unknown_scale = keys().find(|key| key.strip_prefix(layer).is_some_and(is_unknown_scale));
+        let found = match unknown_scale {
             Some(other) => format!("found `{other}`, whose meaning is not known"),
             None if has_scale || keys().any(|key| SCALES.contains(&last_part(key))) => return None,
             None => format!("found `{}`, which marks scaled fp8", keys().find(|key| last_part(key) == MARK)?),
@@ -108,9 +116,9 @@ impl Checkpoint {
         Some(format!("expected its scale {known} alone, which multiplies the matrix or each row; {found}"))
     }
 
-    /// The file and the name of the scale of the weight that its own file calls `stored`.
-    fn scale_of(&self, stored: &str) -> Option<(&WeightFile, String)> {
-        let layer = stored.strip_suffix("weight")?;
+    /// The scale of the weight `name_in_file`: the file that has it, which may be another shard, and its name there.
+    fn scale_of(&self, name_in_file: &str) -> Option<(&WeightFile, String)> {
+        let layer = name_in_file.strip_suffix("weight")?;
         SCALES.iter().find_map(|end| {
             let name = format!("{layer}{end}");
             let file = self.files().find(|file| file.info(&name).is_some())?;
@@ -119,10 +127,11 @@ impl Checkpoint {
     }
 }
 
-fn kind(file: &WeightFile, stored: &str) -> Option<EightBits> {
+/// The eight-bit format that the dtype of a tensor means; `None` for other dtypes, and for torch checkpoints.
+fn eight_bit_dtype(file: &WeightFile, name_in_file: &str) -> Option<EightBits> {
     // The bytes of a tensor in a torch checkpoint cannot be read on their own.
-    file.stored_bytes(stored)?;
-    match file.info(stored)?.stored.as_str() {
+    file.stored_bytes(name_in_file)?;
+    match file.info(name_in_file)?.stored.as_str() {
         "f8_e4m3" => Some(EightBits::E4m3),
         "f8_e5m2" => Some(EightBits::E5m2),
         "i8" => Some(EightBits::Int8),

@@ -1,4 +1,4 @@
-//! One weight file, of any format.
+//! One weight file, safetensors or a torch checkpoint.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -37,27 +37,30 @@ impl WeightFile {
             return Err(WeightsError::Directory { path: path.into(), hint: String::new() });
         }
         let extension = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
-        let wrong = |expected: &str, found: &str| {
+        let unexpected = |expected: &str, found: &str| {
             Err(WeightsError::Format { path: path.into(), expected: expected.into(), found: found.into() })
         };
-        let expected = "a weight file called *.safetensors, *.pth, *.pt, *.bin or *.ckpt";
-        let gguf = "a GGUF file, which language models alone are read from (`model.model_path`): take the safetensors";
+        let known_names = "a weight file called *.safetensors, *.pth, *.pt, *.bin or *.ckpt";
+        let a_gguf =
+            "a GGUF file, which language models alone are read from (`model.model_path`): take the safetensors";
+        // Compares extension and contents. Contents that are not recognised are left to the parser, whose error says
+        // more.
         match (extension.as_str(), sniff(path)?) {
-            ("gguf", _) | (_, Format::Gguf) => wrong(expected, gguf),
-            ("safetensors", Format::Torch) => wrong("a safetensors file, as its name says", "a torch checkpoint"),
+            ("gguf", _) | (_, Format::Gguf) => unexpected(known_names, a_gguf),
+            ("safetensors", Format::Torch) => unexpected("a safetensors file, as its name says", "a torch checkpoint"),
             ("safetensors", _) => {
                 let (file, (tensors, metadata)) = SafetensorsFile::open(path)?;
                 Ok(Self { path: path.into(), tensors, metadata, contents: Contents::Safetensors(file) })
             }
             ("pth" | "pt" | "bin" | "ckpt", Format::Safetensors) => {
-                wrong("a torch checkpoint, as its name says", "a safetensors file; rename it")
+                unexpected("a torch checkpoint, as its name says", "a safetensors file; rename it")
             }
             ("pth" | "pt" | "bin" | "ckpt", _) => {
                 let (reader, tensors) = pth::open(path)?;
                 Ok(Self { path: path.into(), tensors, metadata: BTreeMap::new(), contents: Contents::Torch(reader) })
             }
-            ("", _) => wrong(expected, "a name without extension"),
-            (other, _) => wrong(expected, &format!("the extension `.{other}`")),
+            ("", _) => unexpected(known_names, "a name without extension"),
+            (other, _) => unexpected(known_names, &format!("the extension `.{other}`")),
         }
     }
 
@@ -76,8 +79,8 @@ impl WeightFile {
         self.tensors.get(key)
     }
 
-    /// Reads a tensor. Aligned tensors of safetensors files share the map; other tensors are copied, and those of f64
-    /// rounded to f32.
+    /// Reads a tensor. Aligned tensors of safetensors files share the memory map; other tensors are copied. Tensors of
+    /// f64 are rounded to f32.
     pub fn tensor(&self, key: &str) -> Result<Tensor, WeightsError> {
         let info = self.info(key).ok_or_else(|| WeightsError::missing(&self.path, key))?;
         if info.stored == "f64" {
@@ -89,7 +92,7 @@ impl WeightFile {
             return Tensor::new::<f32>(values, info.shape.clone())
                 .map_err(|e| WeightsError::tensor(&self.path, key, e));
         }
-        let (dtype, shape) = (info.supported(&self.path, key)?, info.shape.clone());
+        let (dtype, shape) = (info.supported_dtype(&self.path, key)?, info.shape.clone());
         let tensor = match &self.contents {
             Contents::Safetensors(file) => Tensor::from_bytes(dtype, shape, Arc::new(file.slice(info.range.clone()))),
             Contents::Torch(reader) => Tensor::from_bytes(dtype, shape, Arc::new(pth::read(reader, &self.path, key)?)),
@@ -109,8 +112,8 @@ impl WeightFile {
     /// Fills `buffer` with bytes of a tensor from byte `at` on, whatever the dtype, without reading the rest. Fails for
     /// torch checkpoints.
     pub fn read_part(&self, key: &str, at: usize, buffer: &mut [u8]) -> Result<(), WeightsError> {
-        let has_bytes = |info: &&TensorInfo| at.checked_add(buffer.len()).is_some_and(|end| end <= info.range.len());
-        match (&self.contents, self.info(key).filter(has_bytes)) {
+        let has_range = |info: &&TensorInfo| at.checked_add(buffer.len()).is_some_and(|end| end <= info.range.len());
+        match (&self.contents, self.info(key).filter(has_range)) {
             (Contents::Safetensors(file), Some(info)) => {
                 file.read(info.range.start + at, buffer).map_err(WeightsError::io("read", &self.path))
             }
@@ -150,9 +153,11 @@ enum Format {
 fn sniff(path: &Path) -> Result<Format, WeightsError> {
     let mut head = Vec::new();
     files::open_binary(path).and_then(|f| f.take(9).read_to_end(&mut head)).map_err(WeightsError::io("read", path))?;
-    let length = head.first_chunk::<8>().map(|b| u64::from_le_bytes(*b));
-    Ok(match (head.as_slice(), length) {
+    let header_length = head.first_chunk::<8>().map(|b| u64::from_le_bytes(*b));
+    Ok(match (head.as_slice(), header_length) {
+        // The length of the header, then its opening brace.
         ([.., b'{'], Some(n)) if head.len() == 9 && n <= MAX_HEADER => Format::Safetensors,
+        // A ZIP archive, possibly an empty one.
         ([b'P', b'K', 3 | 5, 4 | 6, ..], _) => Format::Torch,
         ([b'G', b'G', b'U', b'F', ..], _) => Format::Gguf,
         // The opcode PROTO, with an existing version of the pickle protocol.

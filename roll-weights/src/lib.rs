@@ -4,9 +4,10 @@
 //! [`Checkpoint`] opens the weights of a network, [`save_safetensors`] writes tensors. The networks, which define the
 //! tensors they need, are in `roll-wan` and `roll-causal-lm`.
 //!
-//! The crate is for `roll-network`, on which networks are built, and for `roll-train`, which writes checkpoints. It depends on
-//! `roll-core`, `roll-external` and `roll-backends` (for the eight-bit formats), and on no other crate of this project.
-//! Start reading at [`Checkpoint`] (`checkpoint.rs`), then [`WeightFile`] (`file.rs`), of which it has one per shard.
+//! The crate is for `roll-network`, on which networks are built, and for `roll-train`, which writes checkpoints. It
+//! depends on `roll-core`, `roll-external` and `roll-backends` (for the eight-bit formats), and on no other crate of
+//! this project. Start reading at [`Checkpoint`] (`checkpoint.rs`), then [`WeightFile`] (`file.rs`), one shard of a
+//! checkpoint.
 //!
 //! ```
 //! use std::collections::BTreeMap;
@@ -58,8 +59,8 @@ pub use safetensors::parse_safetensors;
 pub use tensor_info::TensorInfo;
 pub use writer::{SafetensorsWriter, TensorEntry, save_safetensors};
 
-/// Directory of a checkpoint with the adapters that the evaluations of its run use, if they are not those in training.
-/// Where a checkpoint is used as an adapter, these come first.
+/// Directory within a checkpoint for the averaged adapters, which the evaluations of a run use if it averages its
+/// weights. A checkpoint that is opened as an adapter means these, if it has them.
 pub const AVERAGED: &str = "averaged";
 
 /// Returns the weight files that match a glob, sorted. Indexes of shards and other files are ignored. Fails if no file
@@ -78,8 +79,8 @@ pub fn expand_glob(pattern: &str) -> Result<Vec<PathBuf>, WeightsError> {
         }
     }
     paths.sort();
-    match paths.is_empty() {
-        true => Err(WeightsError::NoMatch { pattern: pattern.into() }),
-        false => Ok(paths),
+    if paths.is_empty() {
+        return Err(WeightsError::NoMatch { pattern: pattern.into() });
     }
+    Ok(paths)
 }

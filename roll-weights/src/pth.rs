@@ -6,7 +6,7 @@ use std::path::Path;
 use pytorch_reader::{PickleValue, PytorchError, PytorchReader};
 
 use crate::error::WeightsError;
-use crate::safetensors::supported;
+use crate::safetensors::dtype_named;
 use crate::tensor_info::TensorInfo;
 
 /// Python objects in plain state dictionaries that carry no code.
@@ -28,7 +28,7 @@ const HARMLESS: &[&str] = &[
 /// Greatest number of tensor bytes per byte of the file. Tensors may share storage, but strides of 0 or compression
 /// must not let a file of a few kilobytes request gigabytes.
 const MAX_GROWTH: u64 = 4;
-/// Number of tensor bytes that any file may have.
+/// Number of tensor bytes that every file may have, however short it is.
 const FREE_BYTES: u64 = 64 << 20;
 
 /// Opens a torch checkpoint. Nested dictionaries are flattened and their keys joined by dots.
@@ -42,11 +42,11 @@ pub(crate) fn open(path: &Path) -> Result<(PytorchReader, BTreeMap<String, Tenso
         sum.checked_add(elements.checked_mul(tensor.dtype().size() as u64)?)
     });
     let length = std::fs::metadata(path).map_err(WeightsError::io("read", path))?.len();
-    let most = length.saturating_mul(MAX_GROWTH).saturating_add(FREE_BYTES);
-    if bytes.is_none_or(|bytes| bytes > most) {
+    let limit = length.saturating_mul(MAX_GROWTH).saturating_add(FREE_BYTES);
+    if bytes.is_none_or(|bytes| bytes > limit) {
         let found = bytes.map_or("more than any machine has".into(), |bytes| format!("{bytes} bytes"));
         let problem = format!(
-            "expected tensors of at most {most} bytes in a file of {length}, found {found}: views of few numbers, or \
+            "expected tensors of at most {limit} bytes in a file of {length}, found {found}: views of few numbers, or \
              compressed; save the tensors as they are, with torch.save({{k: v.contiguous() for k, v in ...}}, ...)"
         );
         return Err(WeightsError::pickle(path, problem));
@@ -54,6 +54,7 @@ pub(crate) fn open(path: &Path) -> Result<(PytorchReader, BTreeMap<String, Tenso
     Ok((reader, tensors))
 }
 
+/// Reads the bytes of a tensor.
 pub(crate) fn read(reader: &PytorchReader, path: &Path, name: &str) -> Result<Vec<u8>, WeightsError> {
     let tensor = reader.get(name).ok_or_else(|| WeightsError::missing(path, name))?;
     tensor.read().map_err(|e| WeightsError::pickle(path, e))
@@ -62,7 +63,7 @@ pub(crate) fn read(reader: &PytorchReader, path: &Path, name: &str) -> Result<Ve
 fn info(tensor: &pytorch_reader::Tensor) -> TensorInfo {
     let stored = format!("{:?}", tensor.dtype());
     TensorInfo {
-        dtype: supported(&stored.to_uppercase()),
+        dtype: dtype_named(&stored.to_uppercase()),
         stored: stored.to_lowercase(),
         shape: tensor.shape().to_vec(),
         range: 0..0,
@@ -78,8 +79,8 @@ fn broken(path: &Path, e: PytorchError) -> WeightsError {
     }
 }
 
-/// Fails on the first Python object that plain state dictionaries do not contain. The parser skips such objects
-/// silently, but a checkpoint that refers to `os.system` is not trustworthy.
+/// Fails on the first Python object that plain state dictionaries do not contain. `at` is the path of keys to `value`.
+/// The parser skips such objects silently, but a checkpoint that refers to `os.system` is not trustworthy.
 fn refuse_objects(path: &Path, value: &PickleValue, at: &mut Vec<String>) -> Result<(), WeightsError> {
     match value {
         PickleValue::Dict(entries) => {

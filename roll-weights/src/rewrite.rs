@@ -23,8 +23,8 @@ pub trait Change<E> {
     /// Whether the tensor is changed. All other tensors are copied byte for byte.
     fn touches(&self, key: &str) -> bool;
 
-    /// Changes some rows of a tensor. `values` are these rows in f32, row-major, of the tensor seen as `[shape[0],
-    /// rest]`. They are rounded to the output's dtype once, afterwards.
+    /// Changes some rows of a tensor, which is seen as a matrix `[shape[0], product of the other axes]`. `values` are
+    /// the elements of these rows in f32, row-major. They are rounded to the output's dtype once, afterwards.
     fn apply(&mut self, key: &str, rows: Range<usize>, values: &mut [f32]) -> Result<(), E>;
 }
 
@@ -37,14 +37,14 @@ impl<E> Change<E> for () {
     }
 }
 
-/// The files to write and the tensors in each.
+/// The plan of a copy: the files to write and the tensors in each.
 #[derive(Clone, Debug)]
 pub struct Outputs {
     /// The directory, if there are several files. It appears whole or not at all.
     directory: Option<PathBuf>,
-    /// Path (relative to the directory, if there is one) and keys.
+    /// The path of each file (relative to the directory, if there is one), and the names of its tensors.
     files: Vec<(PathBuf, Vec<String>)>,
-    /// Name of the index in the directory.
+    /// Name of the index of shards in the directory; `None` writes no index.
     index: Option<String>,
 }
 
@@ -73,6 +73,7 @@ impl Outputs {
         max_bytes: u64,
         dtype: Option<DType>,
     ) -> Result<Self, WeightsError> {
+        // Bytes and keys of each shard.
         let mut shards: Vec<(u64, Vec<String>)> = Vec::new();
         for key in source.keys() {
             let bytes = entry(source, key, dtype)?.bytes;
@@ -195,17 +196,18 @@ impl<E: From<WeightsError>> Rewriter<'_, E> {
         Ok(total)
     }
 
+    /// Copies one tensor: byte for byte, or by rows if its values or its dtype change.
     fn copy(&mut self, key: &str, writer: &mut SafetensorsWriter) -> Result<(), E> {
         let source = self.source;
         let info = source.info(key).ok_or_else(|| source.missing(key))?;
         let input = TensorBytes::open(source, key)?;
         let mut buffer = Vec::new();
         let changed = self.change.touches(key);
-        let types = match info.dtype.map(|from| (from, target(from, self.dtype))) {
-            None if changed => return Err(info.unsupported(source.path(), key).into()),
-            types => types.filter(|(from, to)| changed || to != from),
-        };
-        let Some((from, to)) = types else {
+        let dtypes = info.dtype.map(|from| (from, output_dtype(from, self.dtype)));
+        if changed && dtypes.is_none() {
+            return Err(info.unsupported_dtype(source.path(), key).into());
+        }
+        let Some((from, to)) = dtypes.filter(|(from, to)| changed || to != from) else {
             for at in (0..input.length).step_by(4 * CHUNK) {
                 input.read(at, 4 * CHUNK, &mut buffer)?;
                 (self.progress)(buffer.len() as u64);
@@ -218,7 +220,8 @@ impl<E: From<WeightsError>> Rewriter<'_, E> {
         let row_bytes = columns * from.size();
         let rows_at_once = (CHUNK / columns.max(1)).max(1);
         let (mut values, mut narrowed) = (Vec::new(), Vec::new());
-        for row in (0..if row_bytes == 0 { 0 } else { rows }).step_by(rows_at_once) {
+        let rows_to_copy = if row_bytes == 0 { 0 } else { rows };
+        for row in (0..rows_to_copy).step_by(rows_at_once) {
             input.read(row * row_bytes, rows_at_once * row_bytes, &mut buffer)?;
             (self.progress)(buffer.len() as u64);
             widen(from, &buffer, &mut values);
@@ -234,11 +237,14 @@ impl<E: From<WeightsError>> Rewriter<'_, E> {
     }
 }
 
-/// The bytes of a tensor, which are read in parts, or whole from a torch checkpoint.
+/// The bytes of a tensor of a source file. Those of a safetensors file are read in parts; a torch checkpoint can only
+/// be read whole.
 struct TensorBytes<'a> {
     source: &'a Checkpoint,
     key: &'a str,
+    /// The tensor of a torch checkpoint.
     whole: Option<Tensor>,
+    /// Number of bytes.
     length: usize,
 }
 
@@ -253,9 +259,9 @@ impl<'a> TensorBytes<'a> {
         })
     }
 
-    /// Replaces the contents of `buffer` by at most `most` bytes from byte `at` on.
-    fn read(&self, at: usize, most: usize, buffer: &mut Vec<u8>) -> Result<(), WeightsError> {
-        let length = most.min(self.length - at);
+    /// Replaces the contents of `buffer` by the bytes from byte `at` on, at most `limit` of them.
+    fn read(&self, at: usize, limit: usize, buffer: &mut Vec<u8>) -> Result<(), WeightsError> {
+        let length = limit.min(self.length - at);
         buffer.resize(length, 0);
         match &self.whole {
             Some(tensor) => buffer.copy_from_slice(&tensor.as_bytes()[at..][..length]),
@@ -265,33 +271,35 @@ impl<'a> TensorBytes<'a> {
     }
 }
 
-/// The header entry of a tensor in the output.
+/// The header entry of a tensor in the output. `dtype` is the wanted dtype of floats.
 fn entry(source: &Checkpoint, key: &str, dtype: Option<DType>) -> Result<TensorEntry, WeightsError> {
     let info = source.info(key).ok_or_else(|| source.missing(key))?;
     let elements: usize = info.shape.iter().product();
     let (name, bytes, alignment) = match (info.dtype, source.stored_bytes(key)) {
         (Some(from), _) => {
-            let to = target(from, dtype);
+            let to = output_dtype(from, dtype);
             (dtype_name(to), (elements * to.size()) as u64, to.size())
         }
-        // Copied byte for byte, whatever the dtype is.
+        // A dtype that is not supported is copied byte for byte.
         (None, Some(bytes)) => (info.stored.to_uppercase(), bytes as u64, bytes / elements.max(1)),
-        (None, None) => return Err(info.unsupported(source.path(), key)),
+        (None, None) => return Err(info.unsupported_dtype(source.path(), key)),
     };
     Ok(TensorEntry { name: key.into(), dtype: name, shape: info.shape.clone(), bytes, alignment })
 }
 
-/// The output's dtype: only floats are converted.
-fn target(from: DType, dtype: Option<DType>) -> DType {
+/// The output's dtype: `wanted` for floats; other dtypes are not converted.
+fn output_dtype(from: DType, wanted: Option<DType>) -> DType {
     match from {
-        DType::F32 | DType::Bf16 | DType::F16 => dtype.unwrap_or(from),
+        DType::F32 | DType::Bf16 | DType::F16 => wanted.unwrap_or(from),
         other => other,
     }
 }
 
-/// The common name of all shards: `diffusion_pytorch_model.safetensors`.
+/// The common name of all shards: `diffusion_pytorch_model.safetensors`, of a source whose first shard is
+/// `diffusion_pytorch_model-00001-of-00003.safetensors`.
 fn series_name(source: &Checkpoint) -> String {
     let name = source.path().file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    // Six characters before `-of-` are the number of the shard: `-00001`.
     let stem = match name.find("-of-").and_then(|at| name.get(..at.checked_sub(6)?)) {
         Some(stem) if !stem.is_empty() => stem,
         _ => &name,
@@ -299,19 +307,20 @@ fn series_name(source: &Checkpoint) -> String {
     format!("{stem}.safetensors")
 }
 
+/// Fails if the output path `path` is a file of the source.
 fn refuse_source(source: &Checkpoint, path: &Path) -> Result<(), WeightsError> {
-    let same = |other: &Path| match (other.canonicalize(), path.canonicalize()) {
-        (Ok(a), Ok(b)) => a == b,
+    let is_output = |read: &Path| match (read.canonicalize(), path.canonicalize()) {
+        (Ok(read), Ok(written)) => read == written,
         _ => false,
     };
-    match source.paths().any(same) {
-        true => Err(WeightsError::Format {
+    if source.paths().any(is_output) {
+        return Err(WeightsError::Format {
             path: path.into(),
             expected: "another file to write to".into(),
             found: "the one that is read".into(),
-        }),
-        false => Ok(()),
+        });
     }
+    Ok(())
 }
 
 /// Replaces `values` by the elements of `bytes`, converted to f32. `bytes` need no alignment.

@@ -32,14 +32,16 @@ pub(crate) struct SafetensorsFile {
     file: File,
 }
 
+/// The entry of a tensor in the header.
 #[derive(Deserialize)]
 struct Entry {
     dtype: String,
     shape: Vec<u64>,
+    /// Begin and end of the tensor's bytes, counted from the end of the header.
     data_offsets: [u64; 2],
 }
 
-/// The header in its own order, so that duplicate names are detected.
+/// The header as a list in the order of the file, in which a duplicate name can be found. A map would hide it.
 #[derive(Default)]
 struct Header {
     tensors: Vec<(String, Entry)>,
@@ -113,29 +115,30 @@ impl SafetensorsFile {
     }
 }
 
-/// The tensors and the metadata of a header.
+/// The contents of a header: the tensors by name, and the `__metadata__`.
 pub(crate) type Parsed = (BTreeMap<String, TensorInfo>, BTreeMap<String, String>);
 
-/// Parses the header of a file whose bytes are `bytes`: at least eight.
+/// Parses the header of a file. `bytes` is the whole file, of at least eight bytes.
 fn parse(path: &Path, bytes: &[u8]) -> Result<Parsed, WeightsError> {
     let length = bytes.len() as u64;
     let mut prefix = [0; 8];
     prefix.copy_from_slice(&bytes[..8]);
-    let found = u64::from_le_bytes(prefix);
-    let expected = MAX_HEADER.min(length - 8);
-    if found > expected {
+    let header_length = u64::from_le_bytes(prefix);
+    let longest = MAX_HEADER.min(length - 8);
+    if header_length > longest {
         let problem = format!(
-            "not a safetensors file, or one that was cut off: the header claims to have {found} bytes, expected at most \
-             {expected}"
+            "not a safetensors file, or one that was cut off: the header claims to have {header_length} bytes, \
+             expected at most {longest}"
         );
         return Err(WeightsError::invalid(path, problem));
     }
-    let start = 8 + found as usize; // fits, because the header is within the map
-    let problem = |problem: String| WeightsError::invalid(path, problem);
-    let text = std::str::from_utf8(&bytes[8..start]).map_err(|e| problem(format!("the header is not UTF-8: {e}")))?;
+    let data_start = 8 + header_length as usize; // fits, because the header is within the map
+    let invalid = |problem: String| WeightsError::invalid(path, problem);
+    let text =
+        std::str::from_utf8(&bytes[8..data_start]).map_err(|e| invalid(format!("the header is not UTF-8: {e}")))?;
     let header: Header =
-        serde_json::from_str(text).map_err(|e| problem(format!("the header is not a safetensors header: {e}")))?;
-    Ok((locate(path, header.tensors, start, length)?, header.metadata))
+        serde_json::from_str(text).map_err(|e| invalid(format!("the header is not a safetensors header: {e}")))?;
+    Ok((locate(path, header.tensors, data_start, length)?, header.metadata))
 }
 
 /// Reads the tensors of a safetensors file in memory. Error messages call the file `name`.
@@ -145,11 +148,11 @@ pub fn parse_safetensors(name: &str, bytes: &[u8]) -> Result<StateDict, WeightsE
         return Err(WeightsError::invalid(path, format!("truncated: expected 8 bytes, found {}", bytes.len())));
     }
     let mut state = StateDict::new();
-    for (name, info) in parse(path, bytes)?.0 {
-        let dtype = info.supported(path, &name)?;
+    for (tensor_name, info) in parse(path, bytes)?.0 {
+        let dtype = info.supported_dtype(path, &tensor_name)?;
         let tensor = Tensor::from_bytes(dtype, info.shape, Arc::new(bytes[info.range].to_vec()));
-        let tensor = tensor.map_err(|e| WeightsError::tensor(path, &name, e))?;
-        state.insert(name, tensor);
+        let tensor = tensor.map_err(|e| WeightsError::tensor(path, &tensor_name, e))?;
+        state.insert(tensor_name, tensor);
     }
     Ok(state)
 }
@@ -166,50 +169,53 @@ impl AsRef<[u8]> for MapSlice {
     }
 }
 
-/// Checks the byte range of every tensor against its shape, the file and the other tensors. `start` is the offset of
-/// the data in the file, `length` the length of the file.
+/// Checks the byte range of every tensor against its shape, the file and the other tensors, and returns the tensors
+/// with their places in the file. `data_start` is the offset of the data in the file, `length` the length of the file.
 fn locate(
     path: &Path,
     entries: Vec<(String, Entry)>,
-    start: usize,
+    data_start: usize,
     length: u64,
 ) -> Result<BTreeMap<String, TensorInfo>, WeightsError> {
-    let data = length - start as u64;
+    let data_length = length - data_start as u64;
     let mut ranges: Vec<(u64, u64, String)> = Vec::with_capacity(entries.len());
     let mut tensors = BTreeMap::new();
     for (name, entry) in entries {
         let [begin, end] = entry.data_offsets;
-        let fault = |problem: String| Err(WeightsError::tensor(path, &name, problem));
+        let tensor_error = |problem: String| Err(WeightsError::tensor(path, &name, problem));
         if begin > end {
-            return fault(format!("expected offsets in ascending order, found offsets {begin}..{end}"));
+            return tensor_error(format!("expected offsets in ascending order, found offsets {begin}..{end}"));
         }
         let elements = entry.shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
         let bits = element_bits(&entry.dtype);
+        // For an unknown dtype the assumed 8 bits only serve to find a shape that overflows.
         let bytes = elements.and_then(|n| n.checked_mul(bits.unwrap_or(8))).map(|b| b.div_ceil(8));
         let (Some(elements), Some(bytes)) = (elements, bytes) else {
-            return fault(format!("the shape {:?} overflows, expected a size below 2^64 bytes", entry.shape));
+            return tensor_error(format!("the shape {:?} overflows, expected a size below 2^64 bytes", entry.shape));
         };
         if bits.is_some() && end - begin != bytes {
             let expected = format!("{bytes} bytes for {elements} elements of {}", entry.dtype);
-            return fault(format!("expected {expected}, found offsets {begin}..{end}"));
+            return tensor_error(format!("expected {expected}, found offsets {begin}..{end}"));
         }
-        if end > data {
-            let expected = end.saturating_add(start as u64);
-            return fault(format!(
+        if end > data_length {
+            let expected = end.saturating_add(data_start as u64);
+            return tensor_error(format!(
                 "truncated: expected a file of {expected} bytes, found {length}: a download or a copy that was not \
                  finished; fetch the file again"
             ));
         }
-        let dtype = supported(&entry.dtype);
-        // Every axis fits: unless the tensor is empty, the product of its axes is within the file.
+        let dtype = dtype_named(&entry.dtype);
+        // An axis fits into usize, because the product of all axes is within the file. Only an empty tensor may have a
+        // longer axis next to one of 0.
         let shape = entry.shape.iter().map(|&d| usize::try_from(d).unwrap_or(usize::MAX)).collect();
-        let range = start + begin as usize..start + end as usize;
+        let range = data_start + begin as usize..data_start + end as usize;
         let info = TensorInfo { dtype, stored: entry.dtype.to_lowercase(), shape, range };
         if tensors.insert(name.clone(), info).is_some() {
-            return fault("the header has it twice".into());
+            return tensor_error("the header has it twice".into());
         }
         ranges.push((begin, end, name));
     }
+    // The ranges must follow each other without holes or overlap.
     ranges.sort();
     let mut covered = 0;
     for (begin, end, tensor) in ranges {
@@ -223,21 +229,20 @@ fn locate(
         }
         covered = end;
     }
-    match covered == data {
-        true => Ok(tensors),
-        false => Err(WeightsError::invalid(
-            path,
-            format!("expected {covered} bytes of tensors after the header, found {data}"),
-        )),
+    if covered != data_length {
+        let problem = format!("expected {covered} bytes of tensors after the header, found {data_length}");
+        return Err(WeightsError::invalid(path, problem));
     }
+    Ok(tensors)
 }
 
 /// The dtype with this name in a header; `None` if it is not supported.
-pub(crate) fn supported(name: &str) -> Option<DType> {
+pub(crate) fn dtype_named(name: &str) -> Option<DType> {
     const ALL: [DType; 7] = [DType::F32, DType::Bf16, DType::F16, DType::I64, DType::I32, DType::U8, DType::Bool];
     ALL.into_iter().find(|dtype| dtype_name(*dtype) == name)
 }
 
+/// The name of a dtype in a header: `BF16`.
 pub(crate) fn dtype_name(dtype: DType) -> String {
     dtype.to_string().to_uppercase()
 }

@@ -1,4 +1,4 @@
-//! The entry of a tensor in the header of a weight file.
+//! The entry of a tensor in the header of a weight file, the same for every format.
 
 use std::ops::Range;
 use std::path::Path;
@@ -7,7 +7,7 @@ use roll_core::DType;
 
 use crate::error::WeightsError;
 
-/// A tensor's entry in the header of a file.
+/// Dtype, shape and place of a tensor, as the header of its file describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
     /// Dtype, or `None` if it is not supported.
@@ -16,16 +16,17 @@ pub struct TensorInfo {
     pub stored: String,
     /// Shape.
     pub shape: Vec<usize>,
-    /// Position in a safetensors file, in bytes.
+    /// Byte range within a safetensors file; empty for a torch checkpoint.
     pub(crate) range: Range<usize>,
 }
 
 impl TensorInfo {
-    pub(crate) fn supported(&self, path: &Path, tensor: &str) -> Result<DType, WeightsError> {
-        self.dtype.ok_or_else(|| self.unsupported(path, tensor))
+    /// The dtype. Fails if it is not supported.
+    pub(crate) fn supported_dtype(&self, path: &Path, tensor: &str) -> Result<DType, WeightsError> {
+        self.dtype.ok_or_else(|| self.unsupported_dtype(path, tensor))
     }
 
-    pub(crate) fn unsupported(&self, path: &Path, tensor: &str) -> WeightsError {
+    pub(crate) fn unsupported_dtype(&self, path: &Path, tensor: &str) -> WeightsError {
         WeightsError::dtype(path, tensor, &self.stored)
     }
 }

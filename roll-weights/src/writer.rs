@@ -13,7 +13,7 @@ use crate::error::WeightsError;
 use crate::safetensors::dtype_name;
 
 /// Writes `state` to `path` atomically: to a temporary file in the same directory, which is synced and renamed over
-/// `path`. Readers that have the old file mapped keep the old contents. The same input produces the same bytes.
+/// `path`. Readers that have mapped the old file keep the old contents. The same input produces the same bytes.
 ///
 /// Fails if the parent directory is missing. `metadata` becomes the `__metadata__` of the format (strings), together
 /// with the metadata that `state` carries ([`roll_core::header`]).
@@ -23,8 +23,9 @@ pub fn save_safetensors(
     metadata: &BTreeMap<String, String>,
 ) -> Result<(), WeightsError> {
     let mut metadata = metadata.clone();
-    if let Some(words) = state.get(header::KEY).and_then(|entry| header::read(entry).ok()) {
-        metadata.extend(words.into_iter().filter(|(word, _)| !word.starts_with(header::BESIDE)));
+    if let Some(carried) = state.get(header::KEY).and_then(|entry| header::read(entry).ok()) {
+        // Entries of this prefix are text files to write next to the weights.
+        metadata.extend(carried.into_iter().filter(|(name, _)| !name.starts_with(header::BESIDE)));
     }
     let tensors = state.iter().filter(|(name, _)| *name != header::KEY);
     let entries = tensors.map(|(name, tensor)| entry(name, tensor)).collect();
@@ -63,15 +64,16 @@ pub struct TensorEntry {
 /// A safetensors file that is being written: the header first, then the bytes of each tensor in order. The file appears
 /// under its name when it is complete and synced. If the writer is dropped earlier, nothing remains.
 ///
-/// Readers that have an old file of that name mapped keep the old contents. The same input produces the same bytes.
+/// Readers that have mapped an old file of that name keep the old contents. The same input produces the same bytes.
 #[derive(Debug)]
 pub struct SafetensorsWriter {
     out: Option<BufWriter<File>>,
     path: PathBuf,
     temporary: PathBuf,
     entries: Vec<TensorEntry>,
-    /// The tensor that is being written, and the number of its bytes that are still missing.
-    at: usize,
+    /// Position in `entries` of the tensor that is being written.
+    current: usize,
+    /// Number of bytes of the current tensor that are still missing.
     missing: u64,
 }
 
@@ -108,7 +110,7 @@ impl SafetensorsWriter {
         let file = file.map_err(WeightsError::io("write", path))?;
         let missing = entries.first().map_or(0, |e| e.bytes);
         let out = BufWriter::with_capacity(1 << 20, file);
-        let mut writer = Self { out: Some(out), path: path.into(), temporary, entries, at: 0, missing };
+        let mut writer = Self { out: Some(out), path: path.into(), temporary, entries, current: 0, missing };
         writer.put(&(header.len() as u64).to_le_bytes())?;
         writer.put(&header)?;
         Ok(writer)
@@ -122,7 +124,7 @@ impl SafetensorsWriter {
     /// Appends bytes of the tensor `name`. Fails if another tensor is next, or if the tensor would become too long.
     pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<(), WeightsError> {
         self.skip_complete();
-        let problem = match self.entries.get(self.at) {
+        let problem = match self.entries.get(self.current) {
             Some(entry) if entry.name == name && bytes.len() as u64 <= self.missing => {
                 self.missing -= bytes.len() as u64;
                 return self.put(bytes);
@@ -139,7 +141,7 @@ impl SafetensorsWriter {
     /// Syncs the file and renames it to its final name. Fails if bytes are missing.
     pub fn finish(mut self) -> Result<(), WeightsError> {
         self.skip_complete();
-        if let Some(entry) = self.entries.get(self.at) {
+        if let Some(entry) = self.entries.get(self.current) {
             let problem = format!("{} bytes of `{}` were never written", self.missing, entry.name);
             return Err(WeightsError::invalid(&self.path, problem));
         }
@@ -157,10 +159,11 @@ impl SafetensorsWriter {
         Ok(())
     }
 
+    /// Advances to the first tensor of which bytes are missing. Empty tensors are complete from the beginning.
     fn skip_complete(&mut self) {
-        while self.missing == 0 && self.at < self.entries.len() {
-            self.at += 1;
-            self.missing = self.entries.get(self.at).map_or(0, |e| e.bytes);
+        while self.missing == 0 && self.current < self.entries.len() {
+            self.current += 1;
+            self.missing = self.entries.get(self.current).map_or(0, |e| e.bytes);
         }
     }
 

@@ -12,11 +12,11 @@ pub enum AgentError {
         "the algorithm `{algorithm}` acts in an environment; name one with `--env` or `env.name` (see `roll plugins`)"
     )]
     NoEnvironment { algorithm: &'static str },
-    /// Not one episode of a step can be trained on.
+    /// No episode of a step can be trained on.
     #[error("no episode of this step gives `{algorithm}` anything to learn from: {reason}")]
     NoEpisode {
         algorithm: &'static str,
-        /// The result of the first.
+        /// The reason of the first episode.
         reason: String,
     },
 }

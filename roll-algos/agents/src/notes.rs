@@ -1,4 +1,4 @@
-//! Keys without effect on algorithms that bring their own data.
+//! Notes on configuration keys without effect, for algorithms that bring their own data instead of clips.
 
 use roll_core::{ConfiguredOptions, Error, IdleKeys, Kind, OptionNotes, Result, When};
 
@@ -7,12 +7,12 @@ const OWN_DATA: &str = "the algorithm brings its own data, and makes no videos";
 /// The section `data` of an algorithm that brings its own data.
 pub const DATA: IdleKeys = IdleKeys { keys: &["data.*"], when: When::Always, because: OWN_DATA };
 
-/// Sample videos of such an algorithm; 0 asks for none.
+/// `sample_steps`, unless it is 0: an algorithm that brings its own data makes no sample videos.
 pub const VIDEOS: IdleKeys =
     IdleKeys { keys: &["sample_steps"], when: When::IsNot("sample_steps", &["0"]), because: OWN_DATA };
 
-/// Fails if an algorithm that brings its own data is given clips to train on or to evaluate; the reasons say where its
-/// data come from.
+/// Fails if the configuration has clips to train on (`data.metadata`) or to evaluate (`evaluation.metadata`). `reasons`
+/// has a sentence for each of the two keys: where the algorithm's own data come from.
 pub fn refuse_clips(config: &ConfiguredOptions<'_>, reasons: [&str; 2]) -> Result<()> {
     for (key, reason) in ["data.metadata", "evaluation.metadata"].into_iter().zip(reasons) {
         if let Some(value) = config.value(key) {
@@ -23,6 +23,7 @@ pub fn refuse_clips(config: &ConfiguredOptions<'_>, reasons: [&str; 2]) -> Resul
     Ok(())
 }
 
+/// Refuses clips for `sft`.
 fn conversations(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let reasons = [
         "conversations to train on are named by `algo.data`",

@@ -26,10 +26,10 @@ pub enum AlgorithmError {
     /// The configuration names no reward.
     #[error("the algorithm `{algorithm}` needs a reward; name one in the configuration")]
     NoReward { algorithm: &'static str },
-    /// A part returned no pullback.
+    /// A component returned no pullback.
     #[error("{what} returned no pullback although one was asked for")]
     NoPullback {
-        /// The part: "the velocity of step 4".
+        /// What was computed: "the velocity of step 4".
         what: String,
     },
 }

@@ -1,11 +1,12 @@
-//! The distribution of a step's work over ranks.
+//! The distribution of a step's work over ranks, and the exchange of their numbers.
 
 use std::ops::Range;
 
 use roll_core::{Communicator, Result, communicator};
 use serde::{Deserialize, Serialize};
 
-/// The positions, of `count` in a row, that this rank works on.
+/// This rank's share of `count` items: a contiguous range of positions. The shares of two ranks differ by one item at
+/// most.
 pub fn share(ranks: &dyn Communicator, count: usize) -> Range<usize> {
     let (rank, world) = (ranks.rank().0, ranks.world_size());
     rank * count / world..(rank + 1) * count / world
@@ -28,11 +29,11 @@ impl From<Bits> for u64 {
     }
 }
 
-/// The values of all ranks, one rank after another.
-pub fn join_f64(ranks: &dyn Communicator, own: Vec<f64>) -> Result<Vec<f64>> {
+/// Gathers the values of all ranks on every rank, in the order of the ranks.
+pub fn join_f64(ranks: &dyn Communicator, values: Vec<f64>) -> Result<Vec<f64>> {
     if ranks.world_size() == 1 {
-        return Ok(own);
+        return Ok(values);
     }
-    let own: Vec<Bits> = own.into_iter().map(Bits).collect();
-    Ok(communicator::join(ranks, &own)?.into_iter().flatten().map(|Bits(value)| value).collect())
+    let bits: Vec<Bits> = values.into_iter().map(Bits).collect();
+    Ok(communicator::join(ranks, &bits)?.into_iter().flatten().map(|Bits(value)| value).collect())
 }

@@ -5,23 +5,25 @@ use std::time::Instant;
 
 use roll_core::{Communicator, Error, Progress, Result, communicator};
 
-/// Seconds in the encoders of texts and videos; the constants that follow name the other phases of a step.
+// Names of metrics: the seconds of each phase of a step.
+
+/// Encoding of texts and videos.
 pub const ENCODE: &str = "time/encode";
-/// The denoising or the generation of an episode.
+/// Denoising of videos, or generation of episodes.
 pub const ROLLOUT: &str = "time/rollout";
-/// The decoder of the VAE.
+/// Decoding of latents to frames by the VAE.
 pub const DECODE: &str = "time/decode";
-/// The reward.
+/// Scoring by the reward.
 pub const SCORING: &str = "time/score";
-/// The policy that a KL compares with.
+/// Passes of the reference policy, which a KL compares the trained policy with.
 pub const REFERENCE: &str = "time/reference";
-/// Passes of the model that are recorded.
+/// Passes of the model that are recorded for a gradient.
 pub const FORWARD: &str = "time/forward";
-/// The gradient.
+/// Pulls of recorded passes, which compute the gradient.
 pub const PULL: &str = "time/pull";
-/// Clips that are trained on beside what was generated.
+/// Training on clips of the data set, next to training on generated videos.
 pub const DATA: &str = "time/data";
-/// The update.
+/// The optimizer's update.
 pub const OPTIMIZER: &str = "time/optimizer";
 
 /// Measures the seconds of the phases of a step. A phase ends when the next one begins.
@@ -33,41 +35,43 @@ pub struct Stopwatch<'a> {
 }
 
 impl<'a> Stopwatch<'a> {
-    /// A stopwatch of these metrics. A phase that never runs is reported as 0.
+    /// Starts a stopwatch. Each of `metrics` is reported, as 0 seconds if its phase never runs.
     pub fn new(progress: &'a dyn Progress, metrics: &[&'static str]) -> Self {
         let seconds = metrics.iter().map(|m| (*m, 0.0)).collect();
         Self { progress, started: Instant::now(), running: None, seconds }
     }
 
-    /// Begins a phase, whose seconds are added to `metric`. Fails if the user asked to stop.
-    pub fn begin(&mut self, metric: &'static str, words: Option<&str>) -> Result<()> {
+    /// Begins a phase, whose seconds are added to `metric`, and shows `description` to the user. Fails if the user
+    /// asked to stop.
+    pub fn begin(&mut self, metric: &'static str, description: Option<&str>) -> Result<()> {
         if self.progress.interrupted() {
             return Err(Error::Interrupted);
         }
-        self.begin_after_update(metric, words);
+        self.begin_after_update(metric, description);
         Ok(())
     }
 
-    /// Like [`Stopwatch::begin`] after parameters have changed, when the step can no longer be stopped.
-    pub fn begin_after_update(&mut self, metric: &'static str, words: Option<&str>) {
+    /// Like [`Stopwatch::begin`], but does not fail if the user asked to stop: once parameters have changed, a step
+    /// must end.
+    pub fn begin_after_update(&mut self, metric: &'static str, description: Option<&str>) {
         self.lap();
-        if let Some(words) = words {
-            self.progress.phase(words);
+        if let Some(description) = description {
+            self.progress.phase(description);
         }
         self.running = Some((metric, Instant::now()));
     }
 
-    /// Ends the running phase and returns the seconds of each phase and of the whole step, each on the rank that took
-    /// longest: the others wait for it.
+    /// Ends the running phase and returns the seconds of each phase and of the whole step. Each is the maximum over
+    /// ranks, because the other ranks wait for the slowest one.
     pub fn seconds(mut self, ranks: &dyn Communicator) -> Result<BTreeMap<String, f64>> {
         self.lap();
         self.seconds.insert("time/step", self.started.elapsed().as_secs_f64());
-        let own: BTreeMap<String, f64> = self.seconds.into_iter().map(|(name, s)| (name.to_string(), s)).collect();
-        let mut slowest = own.clone();
-        for (name, seconds) in communicator::join(ranks, &own)?.into_iter().flatten() {
-            slowest.entry(name).and_modify(|most| *most = most.max(seconds));
+        let measured: BTreeMap<String, f64> = self.seconds.into_iter().map(|(name, s)| (name.to_string(), s)).collect();
+        let mut longest = measured.clone();
+        for (name, seconds) in communicator::join(ranks, &measured)?.into_iter().flatten() {
+            longest.entry(name).and_modify(|most| *most = most.max(seconds));
         }
-        Ok(slowest)
+        Ok(longest)
     }
 
     fn lap(&mut self) {

@@ -6,64 +6,68 @@ use roll_core::{
 
 use crate::AlgorithmError;
 
-/// The reaction to a value that is not finite. Parameters never change by it.
+/// The reaction to a value that is not finite. Parameters never change by such a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnNonfinite {
-    /// The update is left out and reported.
+    /// Leave the update out and report it.
     Skip,
-    /// The run stops.
+    /// Stop the run.
     Stop,
 }
 
 /// Updates the parameters by the mean gradient of the `counted` samples of all ranks, unless a rank met a value that
-/// is not finite. A part of a sample counts as a fraction. `before` runs first, with the number of samples of all
-/// ranks.
+/// is not finite. A part of a sample counts as a fraction. Returns `None` if there was no update.
 ///
-/// `nonfinite` is the name and value of a number on this rank that was not finite. A gradient norm and a value of
-/// another rank that are not finite are written to it as well.
+/// `before_update` runs on every rank just before an update that takes place, with the number of samples of all ranks.
+/// Reward-FL measures gradient norms in it.
+///
+/// `nonfinite` is the name and value of a number on this rank that was not finite. If it is `None`, it becomes the
+/// gradient norm that was not finite, or says that another rank met such a value.
 pub fn finish(
     ctx: &mut StepContext<'_>,
     counted: f64,
     nonfinite: &mut Option<(String, f64)>,
     policy: OnNonfinite,
-    before: impl FnOnce(&dyn Communicator, f64) -> Result<()>,
+    before_update: impl FnOnce(&dyn Communicator, f64) -> Result<()>,
 ) -> Result<Option<StrategyReport>> {
-    // Every rank takes the same branch: each of them must enter the collectives of the update.
+    // Every rank must take the same branch, because the update consists of collectives that all ranks enter.
     let mut sums = [counted as f32, f32::from(u8::from(nonfinite.is_some()))];
     let ranks = ctx.strategy.ranks().all.as_ref();
     ranks.all_reduce(&mut sums)?;
-    // Ranks that work on one sample have all counted it.
-    let copies = ranks.world_size() / ctx.strategy.ranks().data.world_size().max(1);
-    let (counted, anywhere) = (f64::from(sums[0]) / copies.max(1) as f64, sums[1] > 0.0);
+    // With sequence parallelism, each rank of a token group has counted the group's samples.
+    let ranks_per_sample = ranks.world_size() / ctx.strategy.ranks().data.world_size().max(1);
+    let (counted, any_nonfinite) = (f64::from(sums[0]) / ranks_per_sample.max(1) as f64, sums[1] > 0.0);
     let mut update = None;
-    if anywhere {
+    if any_nonfinite {
         discard_gradients(ctx)?;
     } else if counted > 0.0 {
-        before(ctx.strategy.ranks().all.as_ref(), counted)?;
+        before_update(ctx.strategy.ranks().all.as_ref(), counted)?;
         update = Some(ctx.strategy.step(ctx.model, ctx.learning_rate, 1.0 / counted)?);
     }
     if let Some(update) = update.as_ref().filter(|u| !u.applied) {
         nonfinite.get_or_insert(("the gradient norm".into(), update.grad_norm));
     }
-    let of_another_rank = "a score or loss of another rank".to_string();
+    let elsewhere = "a score or loss of another rank".to_string();
     match nonfinite {
+        // A value of this rank, or the gradient norm.
         Some((what, value)) if policy == OnNonfinite::Stop => {
             return Err(Error::NonFinite { what: what.clone(), value: *value });
         }
         Some((what, value)) => {
             tracing::warn!(step = ctx.step, value, "{what} is not finite: the update is left out");
         }
-        None if anywhere && policy == OnNonfinite::Stop => {
-            return Err(Error::NonFinite { what: of_another_rank, value: f64::NAN });
+        // A value of another rank only.
+        None if any_nonfinite && policy == OnNonfinite::Stop => {
+            return Err(Error::NonFinite { what: elsewhere, value: f64::NAN });
         }
-        None if anywhere => *nonfinite = Some((of_another_rank, f64::NAN)),
+        None if any_nonfinite => *nonfinite = Some((elsewhere, f64::NAN)),
         None => {}
     }
     Ok(update)
 }
 
-/// Runs `step`. After an error no partial gradient is left for the next step.
+/// Runs `step`. If it fails, discards the partial gradient, so that none is left for the next step.
 pub fn discard_on_error<T>(
     ctx: &mut StepContext<'_>,
     step: impl FnOnce(&mut StepContext<'_>) -> Result<T>,
@@ -75,13 +79,13 @@ pub fn discard_on_error<T>(
     result
 }
 
-/// Clears every gradient accumulator.
+/// Clears the gradient accumulators of the strategy and of the model.
 pub fn discard_gradients(ctx: &mut StepContext<'_>) -> Result<()> {
     ctx.strategy.discard();
     take_gradients(ctx.model).map(drop)
 }
 
-/// The gradient in the model's accumulators, which are empty afterwards.
+/// Returns the gradient in the model's accumulators and clears them.
 pub fn take_gradients(model: &mut dyn Model) -> Result<Vec<f32>> {
     let mut gradients = vec![0.0; model.parameter_count()];
     model.take_gradients(&mut gradients)?;

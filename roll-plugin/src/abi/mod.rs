@@ -1,16 +1,17 @@
 //! The types that cross the boundary between `roll` and its plugins, and the contract that both sides keep.
 //!
-//! A call is data: the name of a method, its arguments as JSON, and beside the text the tensors and objects that it
-//! refers to by number. Five types carry it, all `#[repr(C)]` and made of numbers, pointers and `extern "C"` functions,
-//! so that a plugin may be written in any language; `roll-plugin/include/roll_plugin.h` has the same in C. An author of
-//! a Rust plugin does not see this module: `boundary` turns calls into traits and traits into calls.
+//! A call is data: the name of a method, its arguments as JSON, and next to the JSON the tensors and objects that it
+//! refers to by number. Five types carry a call, all `#[repr(C)]` and made of numbers, pointers and `extern "C"`
+//! functions, so that a plugin may be written in any language; `roll-plugin/include/roll_plugin.h` declares the same
+//! types in C. An author of a Rust plugin does not see this module: `boundary` turns calls into traits and traits into
+//! calls.
 //!
 //! A plugin is a shared library with up to three symbols: `roll_plugin_abi` ([`RollAbi`]), `roll_plugin_call`
 //! ([`CallFn`]), and `roll_plugin_types` of Rust plugins (`StableTypes`, feature `abi_stable`). The loader looks at the
 //! file, then at the version, then at the types, and only then calls anything. The library is itself an object: it
 //! answers `describe`, `make` and `plan`.
 //!
-//! A text as it crosses, a pointer and a length that are lent for the call (P1, P9):
+//! A text crosses as a pointer and a length, which are lent for the call (P1, P9):
 //!
 //! ```
 //! use roll_plugin::abi::RollStr;
@@ -25,33 +26,34 @@
 //!
 //! # The contract
 //!
-//! Both sides keep it; comments about safety refer to it by number.
+//! Comments about safety refer to its items by number.
 //!
 //! - **P1, lent.** Arguments are lent for the call: the method's name, the message, its tensors, and its objects
 //!   without `release`. To keep a tensor, call its `retain`, or copy it if that is null. A method that fills a list in
 //!   gets it as a tensor and writes to its `data`; nothing else refers to these bytes during the call.
-//! - **P2, owned.** An answer belongs to the caller, who calls once: the `release` of each of its tensors and objects,
-//!   and then its own, which frees the text and the two lists. An object with `release` in the arguments belongs to the
-//!   callee, whatever the call returns. A null `release` means that there is nothing to free. `release` may be called
-//!   on any thread.
+//! - **P2, owned.** An answer belongs to the caller. The caller calls `release` of each tensor and object of the answer
+//!   once, and then `release` of the answer itself, which frees the text and the two lists. An object with `release` in
+//!   the arguments belongs to the callee, whatever the call returns. A null `release` means that there is nothing to
+//!   free. `release` may be called on any thread.
 //! - **P3, permanent.** The library is never unloaded. The object `host` of `describe` lives as long as the process.
-//! - **P4, threads.** An object is called by one thread at a time, not always the same one. Several may call at once
-//!   the library itself, the host, communicators, gradient sinks and progress.
-//! - **P5, panics.** No panic, exception or `longjmp` crosses. A side whose code panicked answers with an error and
-//!   answers every later call of that object with an error too. Objects that it lent out (a gradient sink) count as
-//!   parts of it.
+//! - **P4, threads.** An object is called by one thread at a time, not always the same one. The library itself, the
+//!   host, communicators, gradient sinks and progress may be called by several threads at once.
+//! - **P5, panics.** No panic, exception or `longjmp` crosses. If the code of an object panics, its side answers that
+//!   call and every later call of the object with an error. Objects that it lent out (a gradient sink) count as parts
+//!   of it.
 //! - **P6, growth.** Types keep their layout as long as the major version is the same. Minor versions add methods, and
-//!   fields of arguments and answers: a field that is missing has its default, one that is unknown is passed over, and
-//!   an unknown method is answered with [`NO_METHOD`]. The caller then takes the default of the trait, or fails if the
-//!   trait has none. A new argument of a method is an `Option`, so that it may be missing.
-//! - **P7, answers.** A call returns [`OK`] after it filled in `answer`; [`NO_METHOD`], with `answer` left alone; and
-//!   anything else after it filled in `answer` with an error: `{"fault": "user", "messages": ["...", "..."]}`, the
-//!   outermost message first. The fault is `user`, `failure`, `interrupt`, or `nothing`: there is nothing to score, the
-//!   fault of one sample and not of the run.
-//! - **P8, kinds.** An object in a message answers the methods of the kind that the message's field is about.
+//!   fields of arguments and answers: a missing field has its default, an unknown field is ignored, and an unknown
+//!   method is answered with [`NO_METHOD`]. The caller then takes the default of the trait, or fails if the trait has
+//!   none. A new argument of a method is an `Option`, so that it may be missing.
+//! - **P7, answers.** A call that returns [`OK`] has filled in `answer`. One that returns [`NO_METHOD`] has left
+//!   `answer` as it was. Any other number means that `answer` is filled in with an error: `{"fault": "user",
+//!   "messages": ["...", "..."]}`, the outermost message first. The fault is `user`, `failure`, `interrupt` or
+//!   `nothing`. The last means that there is nothing to score, which concerns one sample and not the run.
+//! - **P8, kinds.** The field of a message that refers to an object determines the methods that the object answers: a
+//!   `model` answers those of a model.
 //! - **P9, values.** Texts are UTF-8 without a final zero, and bodies are JSON. A number in JSON that is not finite is
-//!   the text `NaN`, `inf` or `-inf`. A tensor or object is written as its number in the list of the message, and
-//!   missing ones are `null`. A list of length 0 may have any pointer; others are aligned and hold the stated number of
+//!   the text `NaN`, `inf` or `-inf`. A tensor or object is written as its number in the list of the message, or as
+//!   `null` if it is missing. A list of length 0 may have any pointer; others are aligned and hold the stated number of
 //!   items.
 #![allow(missing_docs)] // the header documents each field
 
@@ -95,7 +97,7 @@ pub struct RollTensor {
     pub dtype: u32,
     pub owner: *mut c_void,
     /// Adds an owner. Null: the bytes can only be copied.
-    // `abi_stable` understands pointers to functions only where they are written out: no alias for `release`.
+    // No type alias for these functions, because `abi_stable` understands only function pointers that are written out.
     pub retain: Option<unsafe extern "C" fn(owner: *mut c_void)>,
     pub release: Option<unsafe extern "C" fn(owner: *mut c_void)>,
 }
@@ -107,7 +109,8 @@ pub struct RollTensor {
 #[derive(Clone, Copy)]
 pub struct RollObject {
     pub state: *mut c_void,
-    // A message holds objects: the description of the types must not go in circles.
+    // `abi_stable` gets `*const c_void` for messages: a message holds objects, and descriptions of types must not be
+    // circular.
     #[cfg_attr(feature = "abi_stable", sabi(unsafe_change_type = Option<
         unsafe extern "C" fn(
             state: *mut c_void,
@@ -143,7 +146,8 @@ pub struct RollMessage {
     pub release: Option<unsafe extern "C" fn(owner: *mut c_void)>,
 }
 
-/// The symbol `roll_plugin_call`: the methods of the library. `state` is null.
+/// The symbol `roll_plugin_call`, which answers the methods of the library as [`RollObject::call`] those of an object.
+/// `state` is null.
 pub type CallFn = unsafe extern "C" fn(
     state: *mut c_void,
     method: RollStr,
@@ -151,7 +155,7 @@ pub type CallFn = unsafe extern "C" fn(
     answer: *mut RollMessage,
 ) -> u32;
 
-/// Major and minor version of the boundary: those of this crate.
+/// Major and minor version of the boundary, the same as those of this crate.
 pub const ABI_VERSION: [u32; 2] = [number(env!("CARGO_PKG_VERSION_MAJOR")), number(env!("CARGO_PKG_VERSION_MINOR"))];
 
 /// The beginning of the symbol `roll_plugin_abi`.
@@ -175,7 +179,7 @@ impl RollStr {
 }
 
 impl RollMessage {
-    /// A message of nothing: what a caller passes to be filled in.
+    /// A message without contents, which a caller passes for the answer to be filled in.
     pub const fn empty() -> Self {
         Self {
             body: RollStr { data: std::ptr::null(), len: 0 },
@@ -189,6 +193,7 @@ impl RollMessage {
     }
 }
 
+/// Parses a number, which `str::parse` cannot do in a constant.
 const fn number(digits: &str) -> u32 {
     let (digits, mut at, mut number) = (digits.as_bytes(), 0, 0);
     while at < digits.len() {

@@ -1,7 +1,8 @@
-//! The types of the boundary as `abi_stable` describes them: compared before a Rust plugin is called.
+//! Descriptions of the boundary's types by `abi_stable`. The host compares those of a Rust plugin with its own before
+//! it calls the plugin.
 //!
-//! `abi_stable` defines nothing on the wire. It checks the promise of equal major versions: types have the same layout
-//! (P6).
+//! `abi_stable` defines nothing that crosses. It only checks what equal major versions promise: that types have the
+//! same layout (P6).
 
 use abi_stable::StableAbi;
 use abi_stable::abi_stability::abi_checking::{
@@ -17,7 +18,7 @@ const DESCRIBED_BY: [u32; 2] = [0, 11];
 /// Maximum number of types; a larger number is garbage.
 const MAX_TYPES: usize = 64;
 
-/// Maximum length of a difference in characters, if only `abi_stable` describes it.
+/// Maximum length in characters of a difference that is described in the words of `abi_stable`.
 const MAX_DIFFERENCE: usize = 300;
 
 /// The symbol `roll_plugin_types` of Rust plugins: data, so that finding it runs no code of the plugin.
@@ -31,7 +32,7 @@ pub struct StableTypes {
 // SAFETY: points to statics.
 unsafe impl Sync for StableTypes {}
 
-/// All types.
+/// All types of the boundary.
 static TYPES: &[&TypeLayout] = &[
     <RollAbi as StableAbi>::LAYOUT,
     <RollStr as StableAbi>::LAYOUT,
@@ -49,7 +50,7 @@ impl StableTypes {
         self.described_by == DESCRIBED_BY
     }
 
-    /// Fails with the first difference between `self`, a plugin's types, and ours: in a few lines.
+    /// Compares `self`, a plugin's types, with ours. Fails with a short description of the first difference.
     ///
     /// # Safety
     /// The types are those of a library that is never unloaded.
@@ -63,16 +64,17 @@ impl StableTypes {
             let name = expected.name();
             let found = theirs.iter().find(|found| found.name() == name);
             let found = found.ok_or_else(|| format!("it does not know `{name}`"))?;
-            // New for each check: plugins may be built differently.
+            // A new cache for each check, because plugins may be built differently.
             check_layout_compatibility_with_globals(expected, found, &CheckingGlobals::new())
-                .map_err(|errors| first(name, &errors))?;
+                .map_err(|errors| first_difference(name, &errors))?;
         }
         Ok(())
     }
 }
 
-/// The first of many differences: its path and its kind. `abi_stable` itself describes one in tens of kilobytes.
-fn first(name: &str, errors: &AbiInstabilityErrors) -> String {
+/// The first of many differences, as its path and its kind. `abi_stable` itself needs tens of kilobytes to describe
+/// one.
+fn first_difference(name: &str, errors: &AbiInstabilityErrors) -> String {
     let Some(error) = errors.errors.iter().find(|e| !e.errs.is_empty()) else { return format!("`{name}` differs") };
     let mut path = format!("`{name}`");
     // The outermost step refers to the structure itself.
@@ -81,14 +83,14 @@ fn first(name: &str, errors: &AbiInstabilityErrors) -> String {
             && !member.name().is_empty()
             && !member.name().starts_with(|c: char| c.is_ascii_digit())
         {
-            path += &format!(" > `{}`", self::member(member));
+            path += &format!(" > `{}`", name_and_type(member));
         }
     }
-    // Both directions have the difference; the first is enough.
-    path + ": " + &error.errs.first().map_or_else(String::new, what)
+    // An error lists the difference in both directions; one is enough.
+    path + ": " + &error.errs.first().map_or_else(String::new, expected_and_found)
 }
 
-fn what(difference: &AbiInstability) -> String {
+fn expected_and_found(difference: &AbiInstability) -> String {
     let [expected, found] = match difference {
         AbiInstability::Name(x) => [x.expected.to_string(), x.found.to_string()],
         AbiInstability::Package(x) => [x.expected.to_string(), x.found.to_string()],
@@ -96,14 +98,14 @@ fn what(difference: &AbiInstability) -> String {
         AbiInstability::Size(x) => [x.expected, x.found].map(|n| format!("{n} bytes")),
         AbiInstability::Alignment(x) => [x.expected, x.found].map(|n| format!("an alignment of {n}")),
         AbiInstability::FieldCountMismatch(x) => [x.expected, x.found].map(|n| format!("{n} members")),
-        AbiInstability::UnexpectedField(x) => [&x.expected, &x.found].map(|m| format!("`{}`", member(m))),
+        AbiInstability::UnexpectedField(x) => [&x.expected, &x.found].map(|m| format!("`{}`", name_and_type(m))),
         other => return format!("{other:?}").chars().take(MAX_DIFFERENCE).collect(),
     };
     format!("expected {expected}, found {found}")
 }
 
-fn member(member: &TLField) -> String {
-    let (name, of) = (member.name(), member.full_type().to_string());
-    // A function is described by its name; the next step of the path has the difference.
-    if of.contains("FunctionPointer") { name.into() } else { format!("{name}: {}", of.trim_end()) }
+/// The name of a member, with its type unless that is a function, whose parameters follow in the path.
+fn name_and_type(member: &TLField) -> String {
+    let (name, type_name) = (member.name(), member.full_type().to_string());
+    if type_name.contains("FunctionPointer") { name.into() } else { format!("{name}: {}", type_name.trim_end()) }
 }

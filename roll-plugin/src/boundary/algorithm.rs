@@ -1,4 +1,4 @@
-//! [`Algorithm`] across the boundary. Its arguments are objects of the host.
+//! [`Algorithm`] across the boundary. Model, reward, strategy and progress, its arguments, are objects of the host.
 
 use serde::Deserialize;
 use serde_json::Value as Json;
@@ -17,9 +17,13 @@ use crate::{
     RewardScorer, Sample, StateDict, StepContext, StepReport, Validation,
 };
 
-/// The reason of an algorithm that does not say whether it needs clips.
+/// The answer of `needs_clip` in the place of an algorithm without that method. It ends a sentence "... needs a clip:
+/// ".
 const NO_ANSWER: &str = "it does not say that it can do without";
 
+// Generates `answer`, and the trait for `RemoteAlgorithm`. If the other side lacks a method, `{ E }` returns E in its
+// place. `by hand others { ... }`: `others` answers the methods in braces if this side has the algorithm; the braces
+// call them if the other side has it. See `remote!`.
 remote! {
     trait Algorithm for RemoteAlgorithm {
         fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()>;
@@ -78,7 +82,7 @@ pub(super) struct RemoteAlgorithm {
     pub(super) remote: Remote,
 }
 
-/// Methods beside those that are declared.
+/// Answers the methods that the declaration leaves to be written by hand.
 fn others(algorithm: &mut (dyn Algorithm + '_), method: &str, message: &Incoming) -> Answered {
     match method {
         "step" => step(algorithm, message).map(Some),
@@ -146,13 +150,14 @@ fn evaluate(algorithm: &mut (dyn Algorithm + '_), message: &Incoming) -> Result<
     Outgoing::of(&evaluated)
 }
 
+/// Hands over an algorithm; calls reach it by the generated `answer`.
 pub(super) fn give(mut algorithm: Box<dyn Algorithm>) -> Gift {
     Gift::exclusive(move |method, message| answer(algorithm.as_mut(), method, message))
 }
 
 type Make<'a> = &'a mut dyn FnMut() -> Result<Box<dyn Environment>>;
 
-/// A maker of environments, as an object with the method `make`. They belong to its caller.
+/// A maker of environments, as an object with the method `make`. The caller of `make` owns the environment.
 impl<'a> Argument for Make<'a> {
     type Lent = Loan<'a>;
     type Received = Remote;

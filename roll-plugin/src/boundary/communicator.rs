@@ -1,4 +1,4 @@
-//! [`Communicator`] across the boundary: the ranks of the job, and those of a strategy.
+//! [`Communicator`] across the boundary: the ranks of the job, which a plugin gets, and those of a plugin's strategy.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +31,7 @@ remote! {
     }
 }
 
-/// Facts that do not change.
+/// Facts of a communicator that do not change, asked for once.
 #[derive(Serialize, Deserialize)]
 struct About {
     rank: Rank,
@@ -55,6 +55,7 @@ impl RemoteCommunicator {
     }
 }
 
+/// Hands over a communicator.
 pub(super) fn give(ranks: Arc<dyn Communicator>) -> Gift {
     Gift::shared(move |method, message: &Incoming| -> Answered {
         match method {

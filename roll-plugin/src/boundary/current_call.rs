@@ -3,20 +3,19 @@
 
 use std::cell::Cell;
 
-/// A plugin, as messages name it, and the function that is called.
+/// A plugin ([`super::source::Origin::label`]), and the function of it that is called.
 type Call = (&'static str, &'static str);
 
 thread_local! {
-    // Without a destructor and made at compile time: a signal handler may read it.
+    // Without a destructor and initialised at compile time, so that a signal handler may read it.
     static CURRENT_CALL: Cell<Option<Call>> = const { Cell::new(None) };
 }
 
-/// Records a call of its thread until it is dropped.
+/// Records a call of this thread until it is dropped. Holds the call around it, which is then recorded again.
 pub(super) struct CallGuard(Option<Call>);
 
 impl CallGuard {
-    /// The thread begins to call `function` of this plugin. Functions that the host offers to plugins (`None`) are not
-    /// recorded.
+    /// Records that this thread calls `function` of `plugin`. A call of the host (`None`) is not recorded.
     pub(super) fn begin(plugin: Option<&'static str>, function: &'static str) -> Self {
         match plugin {
             None => Self(CURRENT_CALL.get()),
@@ -31,8 +30,8 @@ impl Drop for CallGuard {
     }
 }
 
-/// The plugin, by name and file, and its function that this thread is calling. Allocates nothing and never blocks, so
-/// that signal handlers may call it.
+/// Name and file of the plugin that this thread is calling, and the function of it that is called. Allocates nothing
+/// and never blocks, so that signal handlers may call it.
 pub fn current_call() -> Option<(&'static str, &'static str)> {
     CURRENT_CALL.get()
 }

@@ -1,4 +1,4 @@
-//! [`DiffusionModel`] across the boundary: methods of a model.
+//! [`DiffusionModel`] across the boundary. Its methods are further methods of the object of a model.
 
 use super::pullback::shaped;
 use super::remote::remote;
@@ -8,7 +8,7 @@ use crate::{
     Tensor, Timestep, VideoUnit,
 };
 
-/// No schedule accepts this shift: the next call fails.
+/// The schedule of a model that fails to tell its own. Nothing accepts this shift, so that the run fails next.
 const NO_SCHEDULE: ScheduleFacts = ScheduleFacts { shift: f64::NAN, boundary: None, trained: SigmaRange::ALL };
 
 remote! {
@@ -36,7 +36,7 @@ remote! {
 }
 
 impl RemoteModel {
-    /// The gradient must have the shape of the latents.
+    /// Makes the pullback fail unless its gradient has the shape of the latents.
     fn of_latents(
         &self,
         (value, pullback): (Tensor, Option<Pullback>),
@@ -45,21 +45,24 @@ impl RemoteModel {
         Ok((value, shaped(pullback, latents, &self.remote.source)))
     }
 
-    fn key(&self, own: Option<String>) -> Result<Option<String>> {
-        self.remote.source.key(own)
+    /// Makes the key of a plugin depend on its library; see [`super::source::Source::key`].
+    fn key(&self, returned: Option<String>) -> Result<Option<String>> {
+        self.remote.source.key(returned)
     }
 
+    /// Fails on a unit of 0 in any dimension.
     fn unit(&self, unit: VideoUnit) -> Result<VideoUnit> {
         let VideoUnit { height, width, frames } = unit;
-        match height.min(width).min(frames) {
-            0 => Err(Error::Misuse(format!(
+        if height.min(width).min(frames) == 0 {
+            return Err(Error::Misuse(format!(
                 "the unit of videos must be at least 1 in each dimension, found {height} x {width} pixels and {frames} \
                  frames"
-            ))),
-            _ => Ok(unit),
+            )));
         }
+        Ok(unit)
     }
 
+    /// Ignores a rate that is not a positive number.
     fn rate(&self, rate: Option<f64>) -> Result<Option<f64>> {
         Ok(rate.filter(|rate| rate.is_finite() && *rate > 0.0))
     }

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use super::{Plugin, load};
 use crate::PATH_VARIABLE;
 
-/// The plugins in `directories` (a value of [`PATH_VARIABLE`]). A library that cannot be loaded is logged and left
-/// out: a directory may hold other libraries, and a broken one must not stop a run that does not use it.
+/// Loads the plugins in `directories` (a value of [`PATH_VARIABLE`]). A library that cannot be loaded is logged and
+/// left out, because a directory may hold other libraries, and a broken one must not stop a run that does not use it.
 pub fn discover(directories: &OsStr) -> Vec<Plugin> {
     let mut plugins = Vec::new();
     for directory in std::env::split_paths(directories).filter(|d| !d.as_os_str().is_empty()) {
@@ -18,8 +18,8 @@ pub fn discover(directories: &OsStr) -> Vec<Plugin> {
                 continue;
             }
         };
-        let library = |path: &PathBuf| path.extension() == Some(OsStr::new(std::env::consts::DLL_EXTENSION));
-        let mut files: Vec<PathBuf> = files.filter(library).collect();
+        let is_library = |path: &PathBuf| path.extension() == Some(OsStr::new(std::env::consts::DLL_EXTENSION));
+        let mut files: Vec<PathBuf> = files.filter(is_library).collect();
         files.sort();
         for file in files {
             match load(&file) {

@@ -22,6 +22,7 @@ pub(super) struct RemoteEnvironment {
     pub(super) remote: Remote,
 }
 
+/// Hands over an environment; calls reach it by the generated `answer`.
 pub(super) fn give(mut environment: Box<dyn Environment>) -> Gift {
     Gift::exclusive(move |method, message| answer(environment.as_mut(), method, message))
 }

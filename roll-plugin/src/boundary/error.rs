@@ -1,4 +1,4 @@
-//! Errors of plugins.
+//! Errors of plugins: those of loading and calling one, and the form in which an error crosses the boundary.
 
 #[cfg(feature = "host")]
 use std::path::PathBuf;
@@ -53,7 +53,8 @@ impl From<PluginError> for Error {
     }
 }
 
-/// Most messages that an error of the other side keeps: a chain is dropped by recursion.
+/// Maximum number of messages of an error of the other side that are kept, because a chain of errors is dropped by
+/// recursion.
 const MAX_MESSAGES: usize = 64;
 
 /// The messages of an error of the other side, outermost first.
@@ -73,30 +74,30 @@ impl ErrorChain {
             messages.push(format!("and {more} more causes"));
         }
         let mut messages = messages.into_iter().rev();
-        let last = messages.next().unwrap_or_else(|| "it returned no reason".into());
-        let innermost = Self { message: last, source: None };
+        let innermost = messages.next().unwrap_or_else(|| "it returned no reason".into());
+        let innermost = Self { message: innermost, source: None };
         messages.fold(innermost, |source, message| Self { message, source: Some(Box::new(source)) })
     }
 }
 
-/// An error as it crosses (P7).
+/// An error in the form in which it crosses (P7).
 #[derive(Serialize, Deserialize)]
 pub(super) struct Failure {
     #[serde(default)]
-    fault: Whose,
+    fault: WireFault,
     #[serde(default)]
     messages: Vec<String>,
 }
 
-/// The fault of an error that crosses.
+/// The fault of a [`Failure`].
 #[derive(Clone, Copy, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Whose {
+enum WireFault {
     User,
     Interrupt,
-    /// There is nothing to score: the fault of one sample.
+    /// There is nothing to score, which concerns one sample.
     Nothing,
-    /// Also a fault of a later minor version.
+    /// Also any fault that this version does not know.
     #[default]
     #[serde(other)]
     Failure,
@@ -111,20 +112,20 @@ impl From<Error> for Failure {
 impl Failure {
     pub(super) fn new(error: &Error) -> Self {
         let fault = match error.fault() {
-            _ if error.missing_reason().is_some() => Whose::Nothing,
-            Fault::User => Whose::User,
-            Fault::Failure => Whose::Failure,
-            Fault::Interrupt => Whose::Interrupt,
+            _ if error.missing_reason().is_some() => WireFault::Nothing,
+            Fault::User => WireFault::User,
+            Fault::Failure => WireFault::Failure,
+            Fault::Interrupt => WireFault::Interrupt,
         };
         Self { fault, messages: crate::messages(error) }
     }
 
     pub(super) fn error(self) -> Error {
         let fault = match self.fault {
-            Whose::Interrupt => return Error::Interrupted,
-            Whose::Nothing => return Error::nothing_to_score(self.messages.join(": ")),
-            Whose::User => Fault::User,
-            Whose::Failure => Fault::Failure,
+            WireFault::Interrupt => return Error::Interrupted,
+            WireFault::Nothing => return Error::nothing_to_score(self.messages.join(": ")),
+            WireFault::User => Fault::User,
+            WireFault::Failure => Fault::Failure,
         };
         Error::component(fault, ErrorChain::new(self.messages))
     }
@@ -137,7 +138,7 @@ mod tests {
     #[test]
     fn an_error_keeps_a_bounded_number_of_messages() {
         let messages: Vec<String> = (0..200_000).map(|i| format!("cause {i}")).collect();
-        let found = crate::messages(&Failure { fault: Whose::Failure, messages }.error());
+        let found = crate::messages(&Failure { fault: WireFault::Failure, messages }.error());
         assert_eq!(found.len(), MAX_MESSAGES);
         assert_eq!([&found[0], &found[62], &found[63]], ["cause 0", "cause 62", "and 199937 more causes"]);
     }

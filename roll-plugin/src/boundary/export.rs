@@ -1,4 +1,5 @@
-//! Exports the components of a Rust crate as a plugin.
+//! The plugin's side of a library: macros that export the components of a Rust crate, and the methods `describe`,
+//! `make` and `plan` that a plugin answers.
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use crate::abi::{RollMessage, RollStr};
 use super::communicator::RemoteCommunicator;
 use super::memory::text;
 use super::message::{Incoming, Outgoing};
-use super::object::{Answered, Gift, Remote, Worded, respond};
+use super::object::{AnswerOrFailure, Answered, Gift, Remote, respond};
 use super::options::OptionSpec;
 use super::panics::remember_panics;
 use super::source::Source;
@@ -66,7 +67,7 @@ impl ComponentDescription {
     }
 }
 
-/// The body of `roll_plugin_call`.
+/// The body of `roll_plugin_call`, which answers the methods of the library.
 ///
 /// # Safety
 /// P1, P7 and P9.
@@ -77,7 +78,7 @@ pub unsafe fn call(
     arguments: *const RollMessage,
     answer: *mut RollMessage,
 ) -> u32 {
-    let body = || -> Worded {
+    let body = || -> AnswerOrFailure {
         // SAFETY: as the caller promises.
         let (method, message) = unsafe { (text(method)?, Incoming::lent(arguments, Source::Host)?) };
         Ok(match method {
@@ -111,7 +112,7 @@ fn describe(metadata: Metadata, components: &[&Registration], message: &Incoming
 }
 
 /// The component that a call of the library names.
-fn named<'a>(components: &[&'a Registration], kind: Kind, name: &str) -> Result<&'a Registration> {
+fn find<'a>(components: &[&'a Registration], kind: Kind, name: &str) -> Result<&'a Registration> {
     let found = components.iter().find(|c| (c.factory.kind(), c.name) == (kind, name));
     found.copied().ok_or_else(|| Error::Misuse(format!("this library has no {kind} `{name}`")))
 }
@@ -123,36 +124,39 @@ struct Make {
     name: String,
     options: Options,
     context: Option<BuildContext>,
-    /// The ranks of the job, for `make`.
+    /// The ranks of the job; only in `make`, for strategies and algorithms.
     ranks: Option<Remote>,
-    /// The run, for `plan` of a model.
+    /// Facts of the run; only in `plan` of a model.
     input: Option<PlanInput>,
 }
 
+/// Makes a component, and hands it over.
 fn make(components: &[&Registration], message: &Incoming) -> Result<Outgoing> {
     let Make { kind, name, options, context, ranks, .. } = message.read()?;
-    let registration = named(components, kind, &name)?;
-    let mut context = context.ok_or_else(|| no("context"))?;
+    let registration = find(components, kind, &name)?;
+    let mut context = context.ok_or_else(|| missing_argument("context"))?;
     if let Some(ranks) = ranks {
         context.ranks = Arc::new(RemoteCommunicator::new(ranks)?);
     }
     Outgoing::of(&made_object(&registration.factory, &options, &context)?)
 }
 
+/// The needs of a run with a component, if it can tell them.
 fn plan(components: &[&Registration], message: &Incoming) -> Answered {
     let Make { kind, name, options, context, input, .. } = message.read()?;
-    match named(components, kind, &name)?.planner {
+    match find(components, kind, &name)?.planner {
         Some(Planner::Algorithm(plan)) => Outgoing::of(&plan(&options)?).map(Some),
         Some(Planner::Strategy(plan)) => Outgoing::of(&plan(&options)?).map(Some),
         Some(Planner::Model(plan)) => {
-            let (input, context) = (input.ok_or_else(|| no("input"))?, context.ok_or_else(|| no("context"))?);
+            let input = input.ok_or_else(|| missing_argument("input"))?;
+            let context = context.ok_or_else(|| missing_argument("context"))?;
             Outgoing::of(&plan(&options, &input, &context)?).map(Some)
         }
         None => Ok(None),
     }
 }
 
-fn no(argument: &str) -> Error {
+fn missing_argument(argument: &str) -> Error {
     Error::Misuse(format!("the argument `{argument}` is missing"))
 }
 
@@ -174,7 +178,8 @@ pub fn linked(names: &[(Kind, &str)]) -> Result<Vec<&'static Registration>> {
 
 /// Makes a crate of type `cdylib` a plugin that offers the given [`Registration`](crate::Registration)s.
 ///
-/// Once per crate. For a single component the shorter macros, such as [`export_reward!`](crate::export_reward), do.
+/// To be used once per crate. For a single component there are shorter macros, such as
+/// [`export_reward!`](crate::export_reward).
 #[macro_export]
 macro_rules! export_plugin {
     ($($registration:expr),+ $(,)?) => {
@@ -198,7 +203,7 @@ macro_rules! export_linked {
     };
 }
 
-/// The types of the boundary as this library was built with them.
+/// Exports the descriptions of the boundary's types with which this library was built.
 #[cfg(feature = "abi_stable")]
 #[doc(hidden)]
 #[macro_export]
@@ -209,7 +214,7 @@ macro_rules! __export_types {
     };
 }
 
-/// Without the feature `abi_stable` only the version is compared.
+/// Exports nothing: without the feature `abi_stable`, only the version is compared.
 #[cfg(not(feature = "abi_stable"))]
 #[doc(hidden)]
 #[macro_export]
@@ -217,7 +222,7 @@ macro_rules! __export_types {
     () => {};
 }
 
-/// The symbols.
+/// Exports the symbols of a plugin. `$components` is a function that returns its registrations.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __export {
@@ -344,7 +349,7 @@ macro_rules! component {
     };
 }
 
-/// Calls `make`; fixes the types of a closure's arguments for the compiler.
+/// Calls `make`. The signature tells the compiler the types of a closure's arguments.
 pub fn made<O, T>(options: O, context: &BuildContext, make: impl FnOnce(O, &BuildContext) -> Result<T>) -> Result<T> {
     make(options, context)
 }

@@ -1,4 +1,4 @@
-//! [`LanguageModel`] across the boundary: methods of a model.
+//! [`LanguageModel`] across the boundary. Its methods are further methods of the object of a model.
 
 use serde_json::Value as Json;
 
@@ -28,26 +28,31 @@ remote! {
 }
 
 impl RemoteModel {
-    /// One continuation of each prompt, no longer than it may be, with a log-probability of each token.
-    fn one_each(&self, made: Vec<Generation>, prompts: &[Vec<u32>], sampling: &Sampling) -> Result<Vec<Generation>> {
-        if made.len() != prompts.len() {
-            return Err(Error::Misuse(format!("{} continuations of {} prompts", made.len(), prompts.len())));
+    /// Checks that there is one continuation per prompt, no longer than allowed, with one log-probability per token.
+    fn one_each(
+        &self,
+        continuations: Vec<Generation>,
+        prompts: &[Vec<u32>],
+        sampling: &Sampling,
+    ) -> Result<Vec<Generation>> {
+        if continuations.len() != prompts.len() {
+            return Err(Error::Misuse(format!("{} continuations of {} prompts", continuations.len(), prompts.len())));
         }
-        for (index, one) in made.iter().enumerate() {
-            let (tokens, most) = (one.tokens.len(), sampling.limit(index));
-            if tokens > most {
+        for (index, continuation) in continuations.iter().enumerate() {
+            let (tokens, limit) = (continuation.tokens.len(), sampling.limit(index));
+            if tokens > limit {
                 return Err(Error::Misuse(format!(
-                    "continuation {index} has {tokens} tokens, expected at most {most}"
+                    "continuation {index} has {tokens} tokens, expected at most {limit}"
                 )));
             }
-            let [own, raw] = [&one.log_probs, &one.raw_log_probs].map(Vec::len);
-            if own != tokens || (raw != 0 && raw != tokens) {
+            let [drawn, raw] = [&continuation.log_probs, &continuation.raw_log_probs].map(Vec::len);
+            if drawn != tokens || (raw != 0 && raw != tokens) {
                 return Err(Error::Misuse(format!(
-                    "continuation {index} has {own} `log_probs` and {raw} `raw_log_probs` of {tokens} tokens"
+                    "continuation {index} has {drawn} `log_probs` and {raw} `raw_log_probs` of {tokens} tokens"
                 )));
             }
         }
-        Ok(made)
+        Ok(continuations)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Loads a plugin: from a file to named components.
+//! The host's side of a library: loads a file, checks it, and makes its components entries of the registry.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,9 +24,9 @@ use crate::{BuildContext, Error, Factory, Kind, Make, Options, Planner, Registra
 /// A plugin in this process.
 #[derive(Clone, Debug)]
 pub struct Plugin {
-    /// Its name.
+    /// Name of the plugin.
     pub name: String,
-    /// Its version.
+    /// Version of the plugin.
     pub version: String,
     /// Who wrote it; may be empty.
     pub authors: String,
@@ -34,9 +34,10 @@ pub struct Plugin {
     pub about: String,
     /// The file.
     pub path: PathBuf,
-    /// Major and minor version of the interface.
+    /// Major and minor version of the boundary that the plugin was built for.
     pub abi: [u32; 2],
-    /// Whether it describes its types, and they were compared: Rust plugins with the feature `abi_stable` do.
+    /// Whether the layout of its types was compared with the host's. Only Rust plugins with the feature `abi_stable`
+    /// describe their types.
     pub layout_checked: bool,
     /// Its components.
     pub components: Vec<&'static PluginComponent>,
@@ -83,7 +84,7 @@ pub fn load(path: impl AsRef<Path>) -> Result<Plugin> {
     static LOADED: Mutex<BTreeMap<PathBuf, Plugin>> = Mutex::new(BTreeMap::new());
     let path = path.as_ref();
     let path = path.canonicalize().map_err(Error::file("open the plugin", path))?;
-    // Held while loading: a library is initialised once.
+    // Held while loading, so that two threads do not load the same file.
     let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(plugin) = loaded.get(&path) {
         return Ok(plugin.clone());
@@ -93,21 +94,23 @@ pub fn load(path: impl AsRef<Path>) -> Result<Plugin> {
     Ok(plugin)
 }
 
+/// Opens a file that is not loaded yet. Each check makes the next step safe: see the order in [`crate::abi`].
 fn open(path: &Path) -> Result<Plugin> {
     object_file::check(path)?;
     let library = library(path)?;
-    let abi = version(path, library)?;
-    let layout_checked = types(path, library)?;
+    let abi = checked_version(path, library)?;
+    let layout_checked = check_types(path, library)?;
     let call = symbol::<CallFn>(library, "roll_plugin_call\0");
     let call = *call.ok_or(PluginError::NotAPlugin { path: path.into(), symbol: "roll_plugin_call" })?;
 
+    // Until the plugin tells its name, messages call it by the name of the file.
     let label = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
     let label = label.strip_prefix("lib").map(String::from).unwrap_or(label);
     let unnamed = Library::new(call, &Arc::new(Origin::new(label.clone(), path.into())));
     let described = unnamed.0.call("describe", &[("host", host(label))])?.ok_or_else(|| unnamed.0.lacks("describe"))?;
-    let bad = |e: Error| PluginError::Description { path: path.into(), problem: crate::one_line(&e) };
-    let description: Description = described.read().map_err(bad)?;
-    Ok(describe(description, call, path, abi, layout_checked).map_err(bad)?)
+    let invalid_description = |e: Error| PluginError::Description { path: path.into(), problem: crate::one_line(&e) };
+    let description: Description = described.read().map_err(invalid_description)?;
+    Ok(plugin_of(description, call, path, abi, layout_checked).map_err(invalid_description)?)
 }
 
 /// The host as a plugin calls it; `label` precedes its messages.
@@ -118,7 +121,7 @@ fn host(label: String) -> &'static Loan<'static> {
 #[cfg(unix)]
 fn library(path: &Path) -> Result<&'static libloading::Library> {
     use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-    // Now, so that a missing symbol is an error here and not the end of the process later.
+    // RTLD_NOW: a missing symbol is then an error here, and does not end the process later.
     // SAFETY: the library's initialisers run; the user chose to run this code.
     let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
     let library = library.map_err(|source| PluginError::Open { path: path.into(), source })?;
@@ -133,31 +136,36 @@ fn library(path: &Path) -> Result<&'static libloading::Library> {
     Ok(Box::leak(Box::new(library)))
 }
 
-/// Looks up a symbol, of the type that the interface declares.
+/// Looks up a symbol, which must have the type `T` that the boundary declares for it.
 fn symbol<T>(library: &'static libloading::Library, name: &'static str) -> Option<libloading::Symbol<'static, T>> {
-    // SAFETY: the names are the interface's, and so are the types; a library that uses them otherwise lies.
+    // SAFETY: names and types are those of the boundary; a library with these names and other types breaks the
+    // contract.
     unsafe { library.get(name.as_bytes()) }.ok()
 }
 
-fn version(path: &Path, library: &'static libloading::Library) -> Result<[u32; 2]> {
+/// The version of the boundary that the library was built for. Fails if it is not compatible, or if the library is no
+/// plugin.
+fn checked_version(path: &Path, library: &'static libloading::Library) -> Result<[u32; 2]> {
     let not_a_plugin = || PluginError::NotAPlugin { path: path.into(), symbol: "roll_plugin_abi" };
     let abi = symbol::<*const RollAbi>(library, "roll_plugin_abi\0").ok_or_else(not_a_plugin)?;
-    // SAFETY: 16 bytes of the library's data; unaligned when it is something else.
+    // SAFETY: 16 bytes of the library's data. They may be unaligned if the library is no plugin.
     let abi = unsafe { abi.read_unaligned() };
     if abi.magic != MAGIC {
         return Err(not_a_plugin().into());
     }
     let found = [abi.major, abi.minor];
-    // A minor version only adds methods and fields (P6): the older side does without.
-    match found[0] == ABI_VERSION[0] {
-        true => Ok(found),
-        false => Err(PluginError::Version { path: path.into(), expected: ABI_VERSION, found }.into()),
+    // Only the major version must be equal. A minor version adds methods and fields, which the older side does without
+    // (P6).
+    if found[0] != ABI_VERSION[0] {
+        return Err(PluginError::Version { path: path.into(), expected: ABI_VERSION, found }.into());
     }
+    Ok(found)
 }
 
-/// Compares the types at the boundary, where both sides describe them.
+/// Compares the types at the boundary. Returns false if they cannot be compared, because the plugin does not describe
+/// them.
 #[cfg(feature = "abi_stable")]
-fn types(path: &Path, library: &'static libloading::Library) -> Result<bool> {
+fn check_types(path: &Path, library: &'static libloading::Library) -> Result<bool> {
     let types = symbol::<*const crate::abi::StableTypes>(library, "roll_plugin_types\0");
     let Some(types) = types else { return Ok(false) };
     // SAFETY: P3: a static of the library.
@@ -171,13 +179,14 @@ fn types(path: &Path, library: &'static libloading::Library) -> Result<bool> {
     Ok(true)
 }
 
-/// As with the feature `abi_stable`.
+/// Returns false: without the feature `abi_stable`, types cannot be compared.
 #[cfg(not(feature = "abi_stable"))]
-fn types(_: &Path, _: &'static libloading::Library) -> Result<bool> {
+fn check_types(_: &Path, _: &'static libloading::Library) -> Result<bool> {
     Ok(false)
 }
 
-fn describe(
+/// The plugin that a library describes.
+fn plugin_of(
     description: Description,
     call: CallFn,
     path: &Path,
@@ -201,6 +210,8 @@ fn describe(
     Ok(Plugin { name, version, authors, about, path: path.into(), abi, layout_checked, components: loaded })
 }
 
+/// A component that a library describes, with its entry for the registry. It is leaked, as the library is never
+/// unloaded.
 fn component_of(
     description: ComponentDescription,
     version: &str,
@@ -208,8 +219,8 @@ fn component_of(
     origin: &Origin,
 ) -> Result<&'static PluginComponent> {
     let ComponentDescription { kind, name, summary, options, plans } = description;
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
-    if name.is_empty() || !name.chars().all(plain) {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    if name.is_empty() || !name.chars().all(is_plain) {
         return Err(Error::Misuse(format!("{name:?} is not a name for a {kind}: use letters, digits and `_`")));
     }
     let component: &'static PluginComponent = Box::leak(Box::new(PluginComponent {
@@ -236,7 +247,7 @@ fn component_of(
 }
 
 impl PluginComponent {
-    /// Its kind.
+    /// Kind of the component.
     pub fn kind(&self) -> Kind {
         self.kind
     }
@@ -257,14 +268,16 @@ impl PluginComponent {
         self.registration.get_or_init(|| unreachable!("a component is registered when it is loaded"))
     }
 
-    /// The options, complete.
+    /// `options` with the defaults of missing ones, checked. An error names the plugin and `method`.
     fn complete(&self, method: &'static str, options: &Options) -> Result<Options> {
         self.library.0.blame(method, complete(self.kind.section(), &self.options, options))
     }
 
+    /// Lets the library make the component.
     fn make(&self, options: &Options, context: &BuildContext) -> Result<Remote> {
         let options = self.complete("make", options)?;
-        // Other kinds call no collectives, so that those of a job keep one order.
+        // Other kinds get no ranks: only strategies and algorithms may enter collectives, which must have one order on
+        // all ranks.
         let ranks = match self.kind {
             Kind::Strategy | Kind::Algorithm => Some(communicator::give(context.ranks.clone())),
             Kind::Model | Kind::Reward | Kind::Environment => None,
@@ -281,7 +294,7 @@ impl PluginComponent {
         library.blame("make", made.read())
     }
 
-    /// Asks the plugin for the needs of a run; the answer's type is that of its kind's [`crate::Planner`].
+    /// Asks the library for the needs of a run. The type of the answer depends on the kind; see [`crate::Planner`].
     fn plan<T: serde::de::DeserializeOwned>(
         &self,
         options: &Options,
@@ -302,7 +315,7 @@ impl PluginComponent {
     }
 }
 
-/// A maker that converts the objects of `component` with `wrap`.
+/// A maker for the registry: the library makes the object, and `wrap` the trait object for it.
 fn maker<T: ?Sized>(component: &'static PluginComponent, wrap: fn(Remote) -> Result<Box<T>>) -> &'static Make<T> {
     Box::leak(Box::new(move |options: &Options, context: &BuildContext| wrap(component.make(options, context)?)))
 }
@@ -319,7 +332,7 @@ fn factory(component: &'static PluginComponent) -> Factory {
     }
 }
 
-/// The planner of a component that plans.
+/// The planner of a component, for kinds that have planners.
 fn planner(component: &'static PluginComponent) -> Option<Planner> {
     Some(match component.kind {
         Kind::Algorithm => Planner::Algorithm(Box::leak(Box::new(|options: &Options| component.plan(options, None)))),

@@ -16,13 +16,13 @@ use super::object::{Answered, Loan};
 #[cfg(feature = "host")]
 use super::panics::quietly;
 
-/// The methods that a plugin is lent; `label` precedes its messages. A panic of the log is no reason to refuse later
-/// calls.
+/// The object `host`, which a plugin is lent, with the methods `log_level` and `log`. `label` precedes the plugin's
+/// messages. A panic while logging does not poison the object.
 #[cfg(feature = "host")]
 pub(super) fn host(label: String) -> Loan<'static> {
     Loan::shared(move |method: &str, message: &Incoming| -> Answered {
         match method {
-            // Messages above it are dropped.
+            // The most verbose level that is logged; the plugin drops other events.
             "log_level" => Outgoing::of(&LevelFilter::current().to_string()).map(Some),
             "log" => {
                 let entry: Entry = message.read()?;
@@ -44,7 +44,8 @@ struct Entry {
     message: String,
 }
 
-/// Logs a message. An event's target and level are fixed where it is written.
+/// Logs a message of a plugin. There is one statement per level, because `tracing` fixes the level of an event where it
+/// is written.
 #[cfg(feature = "host")]
 fn log(label: &str, Entry { level, target, message }: &Entry) {
     match level.as_str() {
@@ -56,12 +57,12 @@ fn log(label: &str, Entry { level, target, message }: &Entry) {
     }
 }
 
-/// Sends this plugin's events to the host. The first host wins.
+/// Sends this plugin's events to the host from now on. Only the first call has an effect.
 pub(super) fn forward_to(host: Remote) {
     let _ = tracing::subscriber::set_global_default(Forward(host));
 }
 
-/// Events only: a span of a plugin means nothing to the host.
+/// The `tracing` subscriber of a plugin. It forwards events, and ignores spans, which mean nothing to the host.
 struct Forward(Remote);
 
 // SAFETY: P4: several threads may call it.
@@ -73,7 +74,7 @@ impl Subscriber for Forward {
         let level: Option<LevelFilter> = level.and_then(|level| level.parse().ok());
         level.is_some_and(|level| *metadata.level() <= level)
     }
-    // The host's level may change: nothing is decided for good.
+    // The host's level may change, so that `enabled` must be asked for every event.
     fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
         Interest::sometimes()
     }
@@ -88,19 +89,19 @@ impl Subscriber for Forward {
         let level = event.metadata().level().to_string().to_lowercase();
         let named: [(_, &dyn super::message::Write); 3] =
             [("level", &level), ("target", &event.metadata().target()), ("message", &text.0)];
-        // There is nobody to tell that a message was lost.
+        // If the call fails, the message is lost, and there is nobody to report that to.
         let _ = self.0.ask::<()>("log", &named);
     }
     fn enter(&self, _: &Id) {}
     fn exit(&self, _: &Id) {}
 }
 
-/// `message key=value key=value`.
+/// The text of an event: `message key=value key=value`.
 struct EventText(String);
 
 impl Visit for EventText {
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        // Writing to a string does not fail.
+        // Writing to a string never fails. The message comes first, wherever it is among the fields.
         let _ = match field.name() {
             "message" => {
                 self.0 = format!("{value:?}{}", self.0);

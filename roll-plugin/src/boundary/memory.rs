@@ -1,4 +1,4 @@
-//! Reads memory of the other side.
+//! Reads memory of the other side: checks pointers and lengths before it makes slices and texts of them.
 
 use crate::abi::RollStr;
 use crate::{Error, Result};
@@ -7,7 +7,8 @@ fn impossible(what: &str, len: usize, at: *const u8) -> Error {
     Error::Misuse(format!("a {what} of {len} values at {at:p} crossed the plugin boundary"))
 }
 
-/// A slice of the other side's memory. An empty one may have any pointer (P9).
+/// A slice of the other side's memory. Fails on a null or misaligned pointer and on an impossible length. An empty
+/// slice may have any pointer (P9).
 ///
 /// # Safety
 /// `data` points to `len` values that live and do not change for `'a`.
@@ -18,7 +19,7 @@ pub(super) unsafe fn slice<'a, T>(data: *const T, len: usize) -> Result<&'a [T]>
     if data.is_null() || !data.is_aligned() || len > isize::MAX as usize / size_of::<T>().max(1) {
         return Err(impossible("list", len, data.cast()));
     }
-    // SAFETY: as the caller promises; null, misaligned and overlong ones were rejected.
+    // SAFETY: as the caller promises; null, misaligned and overlong slices were rejected.
     Ok(unsafe { std::slice::from_raw_parts(data, len) })
 }
 

@@ -1,7 +1,7 @@
-//! Messages: a value as JSON, and beside it the tensors and objects that the text refers to by number.
+//! Messages: a value as JSON, and next to it the tensors and objects that the JSON refers to by number.
 //!
-//! Values are written and read by serde. Tensors ([`TensorCarrier`]), objects and lists that are lent find the message
-//! that they belong to through their thread.
+//! Values are written and read by serde. When serde reaches a tensor ([`TensorCarrier`]), an object or a list that is
+//! lent, its implementation finds the message that it belongs to in a variable of the thread ([`CURRENT`]).
 //!
 //! P1 to P9 are the numbers of the contract in [`crate::abi`].
 
@@ -31,12 +31,22 @@ struct Written {
 struct Received {
     tensors: RefCell<Vec<Option<RollTensor>>>,
     objects: RefCell<Vec<Option<RollObject>>>,
-    /// Whether the tensors belong to the reader (P2), or are lent (P1).
-    owned: bool,
+    /// Ownership of the tensors.
+    ownership: Ownership,
+    /// The other side.
     source: Source,
 }
 
-/// The message that a thread is at.
+/// Ownership of what a message of the other side carries.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ownership {
+    /// Arguments, which are lent for the call (P1).
+    Lent,
+    /// An answer, which belongs to the reader (P2).
+    Owned,
+}
+
+/// The message whose value a thread is writing or reading.
 #[derive(Clone)]
 enum Current {
     Written(Rc<Written>),
@@ -47,22 +57,22 @@ thread_local! {
     static CURRENT: RefCell<Option<Current>> = const { RefCell::new(None) };
 }
 
-/// Puts the former message back, after a panic too.
-struct Outer(Option<Current>);
+/// Puts the previous message back when it is dropped, also by a panic.
+struct RestorePrevious(Option<Current>);
 
-impl Drop for Outer {
+impl Drop for RestorePrevious {
     fn drop(&mut self) {
         CURRENT.set(self.0.take());
     }
 }
 
-/// Runs `f`, which writes or reads values of the message.
+/// Runs `f`, which writes or reads the value of the message `current`.
 fn within<R>(current: Current, f: impl FnOnce() -> R) -> R {
     let carrier: Rc<dyn TensorCarrier> = match current.clone() {
         Current::Written(parts) => parts,
         Current::Received(parts) => parts,
     };
-    let _outer = Outer(CURRENT.replace(Some(current)));
+    let _restore = RestorePrevious(CURRENT.replace(Some(current)));
     with_carrier(carrier, f)
 }
 
@@ -70,12 +80,14 @@ fn misplaced(what: &str) -> Error {
     Error::Misuse(format!("{what} is written and read only in a message"))
 }
 
+/// Adds an item and returns its number.
 fn push<T>(list: &RefCell<Vec<T>>, item: T) -> usize {
     let mut list = list.borrow_mut();
     list.push(item);
     list.len() - 1
 }
 
+/// The message that this thread writes.
 fn written() -> Result<Rc<Written>> {
     CURRENT.with_borrow(|current| match current {
         Some(Current::Written(parts)) => Ok(parts.clone()),
@@ -83,6 +95,7 @@ fn written() -> Result<Rc<Written>> {
     })
 }
 
+/// The message that this thread reads.
 fn received() -> Result<Rc<Received>> {
     CURRENT.with_borrow(|current| match current {
         Some(Current::Received(parts)) => Ok(parts.clone()),
@@ -95,12 +108,13 @@ pub(super) fn put_object(object: RollObject) -> Result<usize> {
     Ok(push(&written()?.objects, object))
 }
 
-/// Adds a list that is lent, as a tensor.
+/// Adds a list that is lent for the call to the message that this thread writes, as a tensor, and returns its number.
 pub(super) fn put_list(list: RollTensor) -> Result<usize> {
     Ok(push(&written()?.tensors, list))
 }
 
-/// Takes an object out of the message that this thread reads: it belongs to the caller now (P2), or is lent (P1).
+/// Takes an object out of the message that this thread reads. If it has a `release`, it belongs to the caller now (P2);
+/// otherwise it is lent (P1).
 pub(super) fn take_object(number: usize) -> Result<(RollObject, Source)> {
     let parts = received()?;
     let object = parts.objects.borrow_mut().get_mut(number).and_then(Option::take);
@@ -108,23 +122,23 @@ pub(super) fn take_object(number: usize) -> Result<(RollObject, Source)> {
     Ok((object.ok_or_else(missing)?, parts.source.clone()))
 }
 
-/// Takes out the place and length of a list that is lent.
+/// Takes a list that is lent out of the message that this thread reads. Returns its address and length.
 pub(super) fn lent_list(number: usize) -> Result<(*mut f32, usize)> {
     let parts = received()?;
-    let list = *at(&parts.tensors.borrow(), number)?;
-    // Taken out: nothing else may refer to a list that is filled in.
+    let list = *tensor_at(&parts.tensors.borrow(), number)?;
+    // Taken out, because the callee may write to the list, and nothing else may refer to its bytes then.
     parts.tensors.borrow_mut()[number] = None;
-    // SAFETY: P1 and P9: the message is that of the call under way.
-    let found = unsafe { tensor::list_of(&list) };
-    if parts.owned {
-        // SAFETY: P2: it was taken out of the list.
+    // SAFETY: P1 and P9: the message has the arguments of the present call.
+    let address_and_length = unsafe { tensor::list_of(&list) };
+    if parts.ownership == Ownership::Owned {
+        // SAFETY: P2: it was taken out of the message, so that nobody else releases it.
         unsafe { tensor::release(&list) };
         return Err(Error::Misuse("an answer cannot lend a list".into()));
     }
-    found
+    address_and_length
 }
 
-fn at(tensors: &[Option<RollTensor>], number: usize) -> Result<&RollTensor> {
+fn tensor_at(tensors: &[Option<RollTensor>], number: usize) -> Result<&RollTensor> {
     let missing = || Error::Misuse(format!("the message has no tensor {number}, or names it twice"));
     tensors.get(number).and_then(Option::as_ref).ok_or_else(missing)
 }
@@ -143,18 +157,18 @@ impl TensorCarrier for Received {
         Err(misplaced("a tensor"))
     }
     fn get(&self, number: usize) -> Result<Tensor> {
-        let tensor = *at(&self.tensors.borrow(), number)?;
-        if !self.owned {
-            // SAFETY: P1 and P9: the message is that of the call under way.
+        let tensor = *tensor_at(&self.tensors.borrow(), number)?;
+        if self.ownership == Ownership::Lent {
+            // SAFETY: P1 and P9: the message has the arguments of the present call.
             return unsafe { tensor::receive(&tensor) };
         }
         self.tensors.borrow_mut()[number] = None;
-        // SAFETY: P2 and P9; it was taken out of the list.
+        // SAFETY: P2 and P9; it was taken out of the message, so that nobody else releases it.
         unsafe { tensor::take(tensor) }
     }
 }
 
-/// A value that serde can write, whatever its type.
+/// A value of any type that serde can write; the object-safe form of [`Serialize`].
 pub(super) trait Write {
     fn write(&self, body: &mut Vec<u8>) -> serde_json::Result<()>;
 }
@@ -168,14 +182,14 @@ impl<T: Serialize + ?Sized> Write for T {
 /// Arguments of a call, by name.
 pub(super) type Named<'a> = [(&'static str, &'a dyn Write)];
 
-/// A message of this side.
+/// A message that this side writes: the arguments of a call, or an answer.
 pub(super) struct Outgoing {
     body: Vec<u8>,
     parts: Rc<Written>,
 }
 
 impl Outgoing {
-    /// The arguments of a call. They may point into the values, which live until it is over.
+    /// Writes the arguments of a call. The message may point into their values, which must live until the call is over.
     pub(super) fn arguments(named: &Named<'_>) -> Result<Self> {
         Self::written(|body| {
             body.push(b'{');
@@ -192,7 +206,7 @@ impl Outgoing {
         })
     }
 
-    /// A message of one value.
+    /// Writes a message of one value.
     pub(super) fn of(value: &impl Serialize) -> Result<Self> {
         Self::written(|body| value.write(body))
     }
@@ -204,7 +218,7 @@ impl Outgoing {
         Ok(message)
     }
 
-    /// The message as arguments, for a call (P1).
+    /// The message as the arguments of a call (P1).
     pub(super) fn lend(&self) -> RollMessage {
         let (tensors, objects) = (self.parts.tensors.borrow(), self.parts.objects.borrow());
         RollMessage {
@@ -217,29 +231,30 @@ impl Outgoing {
         }
     }
 
-    /// The call was made: its objects belong to the callee (P2).
+    /// Must be called after the call was made: objects in its arguments then belong to the callee (P2), and are not
+    /// released here.
     pub(super) fn sent(self) {
         self.parts.objects.take();
     }
 
     /// The message as an answer, which belongs to the caller (P2).
     pub(super) fn give(mut self) -> RollMessage {
-        type Kept = (Vec<u8>, Vec<RollTensor>, Vec<RollObject>);
+        type Owner = (Vec<u8>, Vec<RollTensor>, Vec<RollObject>);
         unsafe extern "C" fn release(owner: *mut c_void) {
             // SAFETY: P2, and made by `into_raw` below. It frees the text and the lists only: each tensor and object
             // belongs to the reader.
-            quietly(|| drop(unsafe { Box::from_raw(owner.cast::<Kept>()) }));
+            quietly(|| drop(unsafe { Box::from_raw(owner.cast::<Owner>()) }));
         }
-        let kept: Box<Kept> =
+        let owner: Box<Owner> =
             Box::new((std::mem::take(&mut self.body), self.parts.tensors.take(), self.parts.objects.take()));
-        let (body, tensors, objects) = &*kept;
+        let (body, tensors, objects) = &*owner;
         RollMessage {
             body: RollStr { data: body.as_ptr(), len: body.len() },
             tensors: tensors.as_ptr(),
             tensor_count: tensors.len(),
             objects: objects.as_ptr(),
             object_count: objects.len(),
-            owner: Box::into_raw(kept).cast(),
+            owner: Box::into_raw(owner).cast(),
             release: Some(release),
         }
     }
@@ -258,7 +273,7 @@ impl Drop for Outgoing {
     }
 }
 
-/// A message of the other side.
+/// A message of the other side: the arguments of a call, or an answer.
 pub(super) struct Incoming {
     message: RollMessage,
     parts: Rc<Received>,
@@ -273,7 +288,7 @@ impl Incoming {
         // SAFETY: as the caller promises.
         let message = unsafe { message.as_ref() }.copied().unwrap_or(RollMessage::empty());
         // SAFETY: as the caller promises. A message that is lent has no `release` for its reader.
-        unsafe { Self::new(RollMessage { release: None, ..message }, source, false) }
+        unsafe { Self::new(RollMessage { release: None, ..message }, source, Ownership::Lent) }
     }
 
     /// An answer.
@@ -282,24 +297,25 @@ impl Incoming {
     /// P2 and P9.
     pub(super) unsafe fn owned(message: RollMessage, source: Source) -> Result<Self> {
         // SAFETY: as the caller promises.
-        unsafe { Self::new(message, source, true) }
+        unsafe { Self::new(message, source, Ownership::Owned) }
     }
 
     /// # Safety
     /// P1 or P2, and P9.
-    unsafe fn new(message: RollMessage, source: Source, owned: bool) -> Result<Self> {
+    unsafe fn new(message: RollMessage, source: Source, ownership: Ownership) -> Result<Self> {
         let (tensors, objects) = (RefCell::default(), RefCell::default());
-        // Whatever follows, it is released when it is dropped.
-        let own = Self { message, parts: Rc::new(Received { tensors, objects, owned, source }) };
+        // Made before anything can fail, because its drop releases the message.
+        let incoming = Self { message, parts: Rc::new(Received { tensors, objects, ownership, source }) };
         // SAFETY: as the caller promises.
         unsafe {
             let tensors = slice(message.tensors, message.tensor_count)?;
-            *own.parts.tensors.borrow_mut() = tensors.iter().copied().map(Some).collect();
+            *incoming.parts.tensors.borrow_mut() = tensors.iter().copied().map(Some).collect();
             let objects = slice(message.objects, message.object_count)?;
-            *own.parts.objects.borrow_mut() = objects.iter().copied().map(Some).collect();
+            *incoming.parts.objects.borrow_mut() = objects.iter().copied().map(Some).collect();
+            // Checks the text, which `body` then relies on.
             text(message.body)?;
         }
-        Ok(own)
+        Ok(incoming)
     }
 
     fn body(&self) -> &str {
@@ -307,7 +323,8 @@ impl Incoming {
         unsafe { text(self.message.body) }.unwrap_or_default()
     }
 
-    /// The value of the text; an empty text is null. Arguments are a structure with a field for each.
+    /// Reads the value of the message; an empty text counts as null. Arguments are read as a structure with a field for
+    /// each argument.
     pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T> {
         let body = if self.body().is_empty() { "null" } else { self.body() };
         let read = within(Current::Received(self.parts.clone()), || serde_json::from_str(body));
@@ -315,18 +332,23 @@ impl Incoming {
     }
 }
 
-/// The result of a method. It belongs to the caller (P2).
+/// The result of a method, as an answer that belongs to the caller (P2).
 pub(super) trait Answer: Sized {
+    /// Called side: the value that is written.
     fn give(self) -> impl Serialize;
 
+    /// Calling side: reads the result.
     fn take(message: &Incoming) -> Result<Self>;
 }
 
 impl Drop for Incoming {
     fn drop(&mut self) {
-        for tensor in self.parts.tensors.take().into_iter().flatten().filter(|_| self.parts.owned) {
-            // SAFETY: P2: nobody took it.
-            unsafe { tensor::release(&tensor) };
+        let tensors = self.parts.tensors.take();
+        if self.parts.ownership == Ownership::Owned {
+            for tensor in tensors.into_iter().flatten() {
+                // SAFETY: P2: nobody took it.
+                unsafe { tensor::release(&tensor) };
+            }
         }
         for object in self.parts.objects.take().into_iter().flatten() {
             // SAFETY: P1 or P2: nobody took it.

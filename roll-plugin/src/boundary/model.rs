@@ -1,5 +1,5 @@
-//! [`Model`] across the boundary. Diffusion and language models, and models with parts, answer the methods of these
-//! traits too; their declarations have files of their own.
+//! [`Model`] across the boundary. The object of a model also answers the methods of [`DiffusionModel`],
+//! [`LanguageModel`] and [`ParameterParts`], if the model has these traits; their declarations have files of their own.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ remote! {
         }
 
         fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
-            // Asked each time: a wrapper may keep its gradients to itself now and not later.
+            // Asked each time, because the answer may change: a wrapper may withhold its gradients only for a while.
             match self.remote.ask("has_parts", &[]) {
                 Ok(Some(true)) => Some(self),
                 Ok(_) => None,
@@ -46,7 +46,7 @@ remote! {
     }
 }
 
-/// Methods beside those that [`Model`] declares.
+/// Answers the methods that the declaration above does not have.
 fn others(model: &mut (dyn Model + '_), method: &str, message: &Incoming) -> Answered {
     match method {
         "about" => {
@@ -73,10 +73,12 @@ fn others(model: &mut (dyn Model + '_), method: &str, message: &Incoming) -> Ans
     }
 }
 
+/// Hands over a model; calls reach it by the generated `answer`.
 pub(super) fn give(mut model: Box<dyn Model>) -> Gift {
     Gift::exclusive(move |method, message| answer(model.as_mut(), method, message))
 }
 
+/// Lends a model for a call; calls reach it by the generated `answer`.
 pub(super) fn lend<'a>(model: &'a mut (dyn Model + 'a)) -> Loan<'a> {
     Loan::exclusive(move |method, message| answer(model, method, message))
 }

@@ -1,4 +1,5 @@
-//! Objects across the boundary: those of this side, which the other calls, and those of the other side.
+//! Objects across the boundary: objects of this side, which the other side calls ([`Loan`], [`Gift`]), and objects of
+//! the other side ([`Remote`]).
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
@@ -18,19 +19,19 @@ use crate::{Error, Result};
 /// The answer to a call; `None`: there is no such method.
 pub(super) type Answered = Result<Option<Outgoing>>;
 
-/// The answer to a call, of which an error is in words.
-pub(super) type Worded = Result<Option<Outgoing>, Failure>;
+/// As [`Answered`], with an error in the form in which it crosses.
+pub(super) type AnswerOrFailure = Result<Option<Outgoing>, Failure>;
 
-/// Answers the other side with the result of `f`.
+/// Writes the result of `f` to `answer` and returns the status of the call. A panic of `f` becomes an error.
 ///
 /// # Safety
 /// P7.
-pub(super) unsafe fn respond(answer: *mut RollMessage, f: impl FnOnce() -> Worded) -> u32 {
+pub(super) unsafe fn respond(answer: *mut RollMessage, f: impl FnOnce() -> AnswerOrFailure) -> u32 {
     let result = catch(f).unwrap_or_else(|panic| Err(Error::Misuse(panic).into()));
     let (status, message) = match result {
         Ok(Some(message)) => (OK, message),
         Ok(None) => return NO_METHOD,
-        // The texts of an error have a JSON form.
+        // A failure consists of texts, which can always be written as JSON: there is an answer in practice.
         Err(failure) => match Outgoing::of(&failure) {
             Ok(message) => (FAILED, message),
             Err(_) => return FAILED,
@@ -41,7 +42,8 @@ pub(super) unsafe fn respond(answer: *mut RollMessage, f: impl FnOnce() -> Worde
     status
 }
 
-/// Message of an object's panic. Its state may be half changed, so it is not called again (P5).
+/// The message of an object's panic, if it panicked. The state of such an object may be half changed, so that it is not
+/// called again (P5).
 #[derive(Clone, Default)]
 struct Poison(Arc<Mutex<Option<String>>>);
 
@@ -59,11 +61,11 @@ impl Poison {
 }
 
 thread_local! {
-    /// Poison flag of the object that this thread serves now.
+    /// The poison of the object that this thread serves now, for [`Gift::part`].
     static SERVING: RefCell<Option<Poison>> = const { RefCell::new(None) };
 }
 
-/// An object of this side.
+/// An object of this side, whose methods the other side calls.
 struct Served<'a> {
     methods: Methods<'a>,
     poison: Poison,
@@ -78,12 +80,13 @@ enum Methods<'a> {
 }
 
 impl Served<'_> {
-    fn answer(&self, method: &str, arguments: &Incoming) -> Worded {
+    fn answer(&self, method: &str, arguments: &Incoming) -> AnswerOrFailure {
         self.poison.check()?;
-        // Calls may nest: an object that is served may call another one.
+        // Calls may nest, because an object that is served may call the other side, which may call another object here.
         let outer = SERVING.replace(Some(self.poison.clone()));
-        // Words and drop of an error may be code of the object, which may panic too.
-        let result = catch(|| self.called(method, arguments).map_err(Failure::from));
+        // The conversion of an error is inside `catch`: its `Display` and `Drop` may be code of the object, which may
+        // panic.
+        let result = catch(|| self.call_method(method, arguments).map_err(Failure::from));
         SERVING.set(outer);
         result.unwrap_or_else(|panic| {
             self.poison.set(&panic);
@@ -91,7 +94,7 @@ impl Served<'_> {
         })
     }
 
-    fn called(&self, method: &str, arguments: &Incoming) -> Answered {
+    fn call_method(&self, method: &str, arguments: &Incoming) -> Answered {
         match &self.methods {
             Methods::Shared(answer) => answer(method, arguments),
             Methods::Exclusive(answer) => match answer.try_lock() {
@@ -104,18 +107,20 @@ impl Served<'_> {
         }
     }
 
+    /// The object as it is lent: without `release`.
     fn object(&self) -> RollObject {
         RollObject { state: std::ptr::from_ref(self).cast_mut().cast(), call: Some(call), release: None }
     }
 }
 
+/// [`RollObject::call`] of every object of this side.
 unsafe extern "C" fn call(
     state: *mut c_void,
     method: RollStr,
     arguments: *const RollMessage,
     answer: *mut RollMessage,
 ) -> u32 {
-    let body = || -> Worded {
+    let body = || -> AnswerOrFailure {
         // SAFETY: P1, P2 and P9: `state` is of `Served::object` or `Gift`, whose lifetimes the contract keeps.
         let (served, method, arguments) =
             unsafe { (&*state.cast::<Served<'_>>(), text(method)?, Incoming::lent(arguments, Source::Host)?) };
@@ -125,12 +130,13 @@ unsafe extern "C" fn call(
     unsafe { respond(answer, body) }
 }
 
+/// [`RollObject::release`] of an object that the other side owns.
 unsafe extern "C" fn release(state: *mut c_void) {
     // SAFETY: P2, and made by `into_raw` in `Gift`.
     quietly(|| drop(unsafe { Box::from_raw(state.cast::<Served<'static>>()) }));
 }
 
-/// An object that is lent to the other side as long as this value lives (P1).
+/// An object of this side that is lent to the other side as long as this value lives (P1).
 pub(super) struct Loan<'a>(Box<Served<'a>>);
 
 impl<'a> Loan<'a> {
@@ -153,7 +159,8 @@ impl Serialize for Loan<'_> {
     }
 }
 
-/// An object that passes to the other side with the message that it is written in (P2).
+/// An object of this side whose ownership passes to the other side with the message that it is written in (P2). Empty
+/// after that.
 pub(super) struct Gift(Cell<Option<Box<Served<'static>>>>);
 
 impl Gift {
@@ -182,20 +189,21 @@ impl Serialize for Gift {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let served = self.0.take().ok_or_else(|| ser::Error::custom("an object was given away twice"))?;
         let object = RollObject { release: Some(release), ..served.object() };
-        // From here on `release` owns it.
+        // From here on the receiver owns it, and frees it by `release`.
         let state = Box::into_raw(served).cast();
         let number = put_object(RollObject { state, ..object }).map_err(ser::Error::custom)?;
         serializer.serialize_u64(number as u64)
     }
 }
 
-/// An object of the other side, released when dropped. Errors of its calls name the plugin.
+/// An object of the other side, lent or owned. An owned one is released when it is dropped. Errors of calls name the
+/// plugin.
 pub(super) struct Remote {
     object: RollObject,
     pub(super) source: Source,
 }
 
-// SAFETY: P4: it may move between threads, as the traits do (`Send`).
+// SAFETY: P4: an object may be called from any thread, one at a time.
 unsafe impl Send for Remote {}
 
 impl Remote {
@@ -210,8 +218,8 @@ impl Remote {
     /// Calls a method. Returns `None` if the object has no such method.
     pub(super) fn call(&self, method: &'static str, arguments: &Named<'_>) -> Result<Option<Incoming>> {
         let function = self.object.call.ok_or_else(|| Error::Misuse("an object has no function".into()));
-        let (function, message) =
-            self.blame(method, function.and_then(|function| Ok((function, Outgoing::arguments(arguments)?))))?;
+        let function = self.blame(method, function)?;
+        let message = self.blame(method, Outgoing::arguments(arguments))?;
         let mut answer = RollMessage::empty();
         let _entered = self.source.entered(method);
         // SAFETY: P1 and P7; the object is not released.
@@ -228,13 +236,13 @@ impl Remote {
         }
     }
 
-    /// As [`Remote::call`], with the answer as a value.
+    /// Calls a method and reads the answer. Returns `None` if the object has no such method.
     pub(super) fn ask<A: Answer>(&self, method: &'static str, arguments: &Named<'_>) -> Result<Option<A>> {
         let Some(answer) = self.call(method, arguments)? else { return Ok(None) };
         self.blame(method, A::take(&answer)).map(Some)
     }
 
-    /// As [`Remote::ask`], of a method that the object must have.
+    /// Calls a method and reads the answer. Fails if the object has no such method.
     pub(super) fn must<A: Answer>(&self, method: &'static str, arguments: &Named<'_>) -> Result<A> {
         self.ask(method, arguments)?.ok_or_else(|| self.lacks(method))
     }
@@ -244,7 +252,7 @@ impl Remote {
         self.source.blame(method, Error::Misuse(format!("it has no method `{method}`")))
     }
 
-    /// Adds the plugin's name to an error found in its answer.
+    /// Adds plugin, file and method to an error of `result`.
     pub(super) fn blame<R>(&self, method: &'static str, result: Result<R>) -> Result<R> {
         result.map_err(|e| self.source.blame(method, e))
     }
@@ -253,14 +261,14 @@ impl Remote {
 impl<'de> Deserialize<'de> for Remote {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let (object, source) = take_object(usize::deserialize(deserializer)?).map_err(de::Error::custom)?;
-        // SAFETY: P1 or P2: the message is that of the call under way, or an answer.
+        // SAFETY: P1 or P2: the object is in the arguments of the present call, or in an answer.
         Ok(unsafe { Self::new(object, source) })
     }
 }
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        // SAFETY: P2: as it was promised to `new`.
+        // SAFETY: P2, as the caller of `new` promised.
         unsafe { self.source.release(self.object) };
     }
 }

@@ -1,5 +1,7 @@
-//! Checks a file before the system's loader opens it: the loader maps as much as the header promises, and a shorter file
-//! would end the process with a bus error.
+//! Checks a file before the system's loader opens it. The loader maps as many bytes as the header promises; if the file
+//! is shorter, the process would end with a bus error.
+//!
+//! Names such as `e_machine` are those of the fields in the ELF specification.
 
 use std::path::Path;
 
@@ -7,16 +9,16 @@ use super::error::PluginError;
 
 /// Bytes of the ELF header of a 64-bit file.
 const HEADER: usize = 64;
-/// Bytes of one program header.
+/// Bytes of one program header, which describes a segment.
 const SEGMENT: usize = 56;
 /// Bytes of one section header.
 const SECTION: usize = 64;
-/// The section type without bytes in the file (`.bss`).
+/// `sh_type` of a section without bytes in the file, such as `.bss` (`SHT_NOBITS`).
 const NO_BITS: u32 = 8;
-/// The file type of shared objects.
+/// `e_type` of shared objects (`ET_DYN`).
 const SHARED: u16 = 3;
 
-/// ELF machine numbers, by Rust's names of the architectures.
+/// `e_machine` by Rust's name of the architecture.
 const MACHINES: [(&str, u16); 9] = [
     ("x86", 3),
     ("mips", 8),
@@ -31,19 +33,20 @@ const MACHINES: [(&str, u16); 9] = [
 
 /// Fails if the file is not a shared object for this machine or is truncated. Contents are checked on Linux only.
 pub(super) fn check(path: &Path) -> Result<(), PluginError> {
-    let bad = |problem: String| PluginError::NotLoadable { path: path.into(), problem };
-    let metadata = std::fs::metadata(path).map_err(|e| bad(e.to_string()))?;
+    let not_loadable = |problem: String| PluginError::NotLoadable { path: path.into(), problem };
+    let metadata = std::fs::metadata(path).map_err(|e| not_loadable(e.to_string()))?;
     if !metadata.is_file() {
-        return Err(bad("it is not a file; name the library itself (lib….so)".into()));
+        return Err(not_loadable("it is not a file; name the library itself (lib….so)".into()));
     }
     if !cfg!(target_os = "linux") {
         return Ok(());
     }
     // A plugin has tens of megabytes, and the page cache keeps it for the loader.
-    let bytes = std::fs::read(path).map_err(|e| bad(e.to_string()))?;
-    check_elf(&bytes, std::env::consts::ARCH).map_err(bad)
+    let bytes = std::fs::read(path).map_err(|e| not_loadable(e.to_string()))?;
+    check_elf(&bytes, std::env::consts::ARCH).map_err(not_loadable)
 }
 
+/// Checks the contents of a file for the architecture `arch`. Returns the problem.
 fn check_elf(bytes: &[u8], arch: &str) -> Result<(), String> {
     if !bytes.starts_with(b"\x7fELF") {
         return Err("it is not a shared library (it does not begin as an ELF file)".into());
@@ -51,55 +54,73 @@ fn check_elf(bytes: &[u8], arch: &str) -> Result<(), String> {
     if bytes.len() < HEADER {
         return Err(format!("it is cut off: {} bytes, the header alone has {HEADER}", bytes.len()));
     }
-    let (class, order) = (bytes[4], bytes[5]);
-    if class != 2 || order != 1 {
+    // EI_CLASS (2: 64 bits) and EI_DATA (1: little-endian).
+    let (class, byte_order) = (bytes[4], bytes[5]);
+    if class != 2 || byte_order != 1 {
         return Err("it is built for another kind of machine (expected 64 bits, little-endian)".into());
     }
-    let machine = u16_at(bytes, 18);
+    let machine = u16_at(bytes, 18); // e_machine
     let expected = MACHINES.iter().find(|(name, _)| *name == arch).map(|(_, number)| *number);
     if expected.is_some_and(|expected| expected != machine) {
         let found = MACHINES.iter().find(|(_, number)| *number == machine);
         let found = found.map_or_else(|| format!("machine {machine}"), |(name, _)| name.to_string());
         return Err(format!("it is built for {found}, this program runs on {arch}"));
     }
+    // e_type
     if u16_at(bytes, 16) != SHARED {
         return Err("it is not a shared library but an ELF file of another type".into());
     }
+    // The end of the last segment or section in the file.
     let mut end = 0u64;
-    let segments = (u64_at(bytes, 32), u16_at(bytes, 54), u16_at(bytes, 56));
-    for entry in table(bytes, segments, SEGMENT)? {
+    // e_phoff, e_phentsize, e_phnum
+    let segments = Table { offset: u64_at(bytes, 32), entry_bytes: u16_at(bytes, 54), count: u16_at(bytes, 56) };
+    for entry in segments.entries(bytes, SEGMENT)? {
+        // p_offset, p_filesz
         end = end.max(sum(u64_at(entry, 8), u64_at(entry, 32))?);
     }
-    let sections = (u64_at(bytes, 40), u16_at(bytes, 58), u16_at(bytes, 60));
-    for entry in table(bytes, sections, SECTION)? {
+    // e_shoff, e_shentsize, e_shnum
+    let sections = Table { offset: u64_at(bytes, 40), entry_bytes: u16_at(bytes, 58), count: u16_at(bytes, 60) };
+    for entry in sections.entries(bytes, SECTION)? {
+        // sh_type, sh_offset, sh_size
         if u32_at(entry, 4) != NO_BITS {
             end = end.max(sum(u64_at(entry, 24), u64_at(entry, 32))?);
         }
     }
-    match end > bytes.len() as u64 {
-        true => Err(format!("it is cut off: its header promises {end} bytes, the file has {}", bytes.len())),
-        false => Ok(()),
+    if end > bytes.len() as u64 {
+        return Err(format!("it is cut off: its header promises {end} bytes, the file has {}", bytes.len()));
+    }
+    Ok(())
+}
+
+/// A table of segments or sections, as the header describes it.
+struct Table {
+    /// Position in the file.
+    offset: u64,
+    /// Bytes of one entry.
+    entry_bytes: u16,
+    /// Number of entries.
+    count: u16,
+}
+
+impl Table {
+    /// The entries of the table, each of `expected` bytes.
+    fn entries(self, bytes: &[u8], expected: usize) -> Result<impl Iterator<Item = &[u8]>, String> {
+        let Self { offset, entry_bytes, count } = self;
+        if count > 0 && usize::from(entry_bytes) != expected {
+            return Err(format!("its header is damaged: table entries of {entry_bytes} bytes, expected {expected}"));
+        }
+        let end = sum(offset, u64::from(entry_bytes) * u64::from(count))?;
+        let range = usize::try_from(offset).ok().zip(usize::try_from(end).ok());
+        let table = range.and_then(|(offset, end)| bytes.get(offset..end)).unwrap_or_default();
+        if count > 0 && table.is_empty() {
+            let found = bytes.len();
+            return Err(format!("it is cut off: its header promises at least {end} bytes, the file has {found}"));
+        }
+        Ok(table.chunks_exact(expected))
     }
 }
 
-/// The entries of a table at (offset, bytes of an entry, entries).
-fn table(
-    bytes: &[u8],
-    (offset, size, count): (u64, u16, u16),
-    expected: usize,
-) -> Result<impl Iterator<Item = &[u8]>, String> {
-    if count > 0 && usize::from(size) != expected {
-        return Err(format!("its header is damaged: table entries of {size} bytes, expected {expected}"));
-    }
-    let end = sum(offset, u64::from(size) * u64::from(count))?;
-    let whole = usize::try_from(offset).ok().zip(usize::try_from(end).ok());
-    let whole = whole.and_then(|(offset, end)| bytes.get(offset..end)).unwrap_or_default();
-    match count > 0 && whole.is_empty() {
-        true => Err(format!("it is cut off: its header promises at least {end} bytes, the file has {}", bytes.len())),
-        false => Ok(whole.chunks_exact(expected)),
-    }
-}
-
+/// The sum of an offset and a length of the header, which may be anything.
 fn sum(a: u64, b: u64) -> Result<u64, String> {
     a.checked_add(b).ok_or_else(|| "its header is damaged: an offset beyond all bounds".into())
 }

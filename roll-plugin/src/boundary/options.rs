@@ -1,4 +1,4 @@
-//! The options of a component.
+//! The options of a plugin's component: their description, and the check of configured values against it.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
@@ -7,22 +7,22 @@ use serde_json::Value as Json;
 use crate::{Error, Result};
 use crate::{Key, OptionKind, Options};
 
-/// One option.
+/// An option of a component, as the plugin describes it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OptionSpec {
-    /// Its key.
+    /// Key of the option.
     pub name: String,
-    /// Type of its value.
+    /// Type of the value.
     pub kind: OptionKind,
-    /// Its default.
+    /// Default of the value.
     pub default: Json,
-    /// Its effect; may be empty.
+    /// Effect of the option; may be empty.
     #[serde(default)]
     pub about: String,
 }
 
 impl OptionSpec {
-    /// One per default, with its meaning where `keys` know it.
+    /// The options of a component: one for each default, with the description in `keys` if there is one.
     pub(super) fn from_defaults(defaults: Options, keys: &[Key]) -> Vec<Self> {
         let about = |name: &str| keys.iter().find(|key| key.name == name).map(|key| key.about.clone());
         let spec = |(name, default): (String, Json)| Self {
@@ -55,8 +55,8 @@ impl OptionSpec {
 }
 
 #[cfg(feature = "host")]
-/// `options` with the defaults of those that are missing. Fails on unknown ones and on values of the wrong kind;
-/// `prefix` is their place in the configuration.
+/// Adds the defaults of missing options to `options`. Fails on unknown options and on values of the wrong kind.
+/// `prefix` is the section of the configuration, for error messages.
 pub(super) fn complete(prefix: &str, specs: &[OptionSpec], options: &Options) -> Result<Options> {
     for (name, value) in options {
         let Some(spec) = specs.iter().find(|s| s.name == *name) else {

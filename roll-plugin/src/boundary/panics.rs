@@ -8,8 +8,8 @@ thread_local! {
     static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Makes panics leave their message and place for [`catch`] instead of printing them. A plugin has a standard library
-/// of its own, so this changes the plugin's panics and not the host's.
+/// Makes a panic store its message and place for [`catch`] instead of printing them. Called in a plugin, which has a
+/// standard library of its own, so that panics of the host are not changed.
 pub(super) fn remember_panics() {
     std::panic::set_hook(Box::new(|info| {
         let message = info.to_string();
@@ -18,18 +18,18 @@ pub(super) fn remember_panics() {
     }));
 }
 
-/// Runs `f`; a panic is an error with the panic's message.
+/// Runs `f`. Returns the message of a panic as the error.
 pub(super) fn catch<R>(f: impl FnOnce() -> R) -> Result<R, String> {
     catch_unwind(AssertUnwindSafe(f)).map_err(|payload| {
         let text = crate::communicator::panic_message(payload.as_ref()).map(String::from);
         // Dropping a payload may panic again.
         std::mem::forget(payload);
-        let hooked = LAST_PANIC.with_borrow_mut(Option::take).map(|m| m.replace('\n', " "));
-        hooked.or(text.map(|s| format!("panicked: {s}"))).unwrap_or_else(|| "panicked".into())
+        let from_hook = LAST_PANIC.with_borrow_mut(Option::take).map(|m| m.replace('\n', " "));
+        from_hook.or(text.map(|s| format!("panicked: {s}"))).unwrap_or_else(|| "panicked".into())
     })
 }
 
-/// Runs a call that must not fail: a panic is logged.
+/// Runs `f`, whose caller cannot take an error: a panic is logged.
 pub(super) fn quietly(f: impl FnOnce()) {
     if let Err(message) = catch(f) {
         tracing::error!("while releasing an object across the plugin boundary: {message}");

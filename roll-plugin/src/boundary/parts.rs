@@ -1,4 +1,4 @@
-//! [`ParameterParts`] across the boundary: methods of a model.
+//! [`ParameterParts`] across the boundary. Its methods are further methods of the object of a model.
 
 use std::ops::Range;
 use std::sync::Arc;

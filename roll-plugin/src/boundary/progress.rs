@@ -11,7 +11,7 @@ remote! {
     }
 }
 
-/// Progress that the other side receives.
+/// A [`Progress`] of the other side.
 pub(super) struct RemoteProgress {
     pub(super) remote: Remote,
 }

@@ -8,7 +8,7 @@ use super::remote::Fact;
 use super::source::Source;
 use crate::{Error, Pullback, Result, Tensor};
 
-/// A value, and its pullback if there is one.
+/// An answer with a value, and its pullback if there is one.
 #[derive(Serialize, Deserialize)]
 struct Recorded<T, P> {
     result: T,
@@ -22,6 +22,7 @@ struct Pull {
     cotangent: Tensor,
 }
 
+/// Hands over a pullback, which can be called once.
 fn give(pullback: Pullback) -> Gift {
     let mut pullback = Some(pullback);
     Gift::exclusive(move |method, message| match method {
@@ -34,6 +35,7 @@ fn give(pullback: Pullback) -> Gift {
     })
 }
 
+/// The pullback for an object of the other side.
 fn take(pullback: Remote) -> Pullback {
     Pullback::new(move |cotangent| pullback.must("pull", &[("cotangent", cotangent)]))
 }
@@ -54,11 +56,12 @@ pub(super) fn shaped(pullback: Option<Pullback>, expected: &Tensor, source: &Sou
     pullback.map(|pullback| {
         Pullback::new(move |cotangent| {
             let gradient = pullback.pull(cotangent)?;
-            let checked = gradient.f32s().map(drop).and_then(|()| match gradient.shape() == expected {
-                true => Ok(()),
-                false => Err(Error::shape("the gradient", format!("{expected:?}"), gradient.shape())),
-            });
-            checked.map(|()| gradient).map_err(|e| source.blame("pull", e))
+            let problem = match gradient.f32s().err() {
+                Some(not_f32) => not_f32,
+                None if gradient.shape() == expected => return Ok(gradient),
+                None => Error::shape("the gradient", format!("{expected:?}"), gradient.shape()),
+            };
+            Err(source.blame("pull", problem))
         })
     })
 }

@@ -1,4 +1,5 @@
-//! [`remote!`]: the one declaration of a trait at the boundary, from which both sides follow.
+//! The macro [`remote!`], the one declaration of a trait at the boundary, from which both sides follow; and the types
+//! that may be arguments and results of its methods ([`Argument`], [`Answer`]).
 
 use std::ops::Range;
 use std::time::Duration;
@@ -20,9 +21,12 @@ pub(super) fn log(error: &crate::Error) {
     tracing::error!("{}", crate::one_line(error));
 }
 
-/// Declares the methods of a trait that cross, as the trait has them. Generated are the functions that answer calls of
-/// the other side (`answer`, and `answer_shared` for the methods by `&self`), and the trait for an object of the other
-/// side, which calls it.
+/// Declares the methods of a trait that cross, as the trait has them. Generates both sides:
+///
+/// - the called side, for an object of this side: the function `answer(target, method, message)`, and `answer_shared`
+///   for the methods by `&self`;
+/// - the calling side, for an object of the other side: the trait, implemented for the type after `for`, whose field
+///   `remote` is called.
 ///
 /// ```ignore
 /// remote! {
@@ -39,15 +43,16 @@ pub(super) fn log(error: &crate::Error) {
 /// }
 /// ```
 ///
-/// - `{ E }`: the result if the other side has no such method: the default of the trait. Without it that is an error,
-///   which names the method and the plugin. A method that does not return [`Result`] has this result also if the call
-///   fails, which is logged.
-/// - `else { E }`: as `{ E }`, of a method that the other side must have: its absence is logged as a failure.
+/// - `{ E }`: the result if the other side has no such method, which is the default of the trait. Without `{ E }`, a
+///   missing method is an error, which names the method and the plugin. A method that does not return [`Result`]
+///   returns E also if the call fails, and the failure is logged.
+/// - `else { E }`: for a method that does not return [`Result`] and that the other side must have. E is the result if
+///   the method is missing or the call fails, and both are logged.
 /// - `, then f(arguments)`: `self.f(answer, arguments)` checks the answer of the other side.
-/// - `by hand f { ... }`: `f(target, method, message)` answers the methods that are not declared; the braces hold the
-///   methods of the trait that are written out.
+/// - `by hand f { ... }`: methods of the trait that are written by hand. On the called side `f(target, method,
+///   message)` answers them; the braces hold them for the calling side.
 ///
-/// Arguments are [`Argument`]s and results [`Answer`]s: facts as JSON, tensors by pointer, objects to call back.
+/// Arguments are [`Argument`]s and results are [`Answer`]s: facts as JSON, tensors by pointer, objects to call back.
 macro_rules! remote {
     (
         trait $trait:ident for $remote:ident {
@@ -63,7 +68,9 @@ macro_rules! remote {
         $(by hand $($others:ident)? { $($hand:tt)* })?
     ) => {
         /// Answers a call of the other side.
-        #[allow(dead_code, non_camel_case_types)] // communicators and sinks are shared; types are named for arguments
+        // Unused for communicators and sinks, which are shared. `Named` has type parameters with the names of
+        // arguments.
+        #[allow(dead_code, non_camel_case_types)]
         pub(super) fn answer(
             target: &mut (dyn $trait + '_),
             method: &str,
@@ -77,7 +84,7 @@ macro_rules! remote {
             }
         }
 
-        /// As `answer`, for the methods by `&self`: several threads may call it at once.
+        /// Answers a call of a method by `&self`. Several threads may call it at once.
         #[allow(non_camel_case_types)]
         pub(super) fn answer_shared(
             target: &(dyn $trait + '_),
@@ -100,7 +107,7 @@ macro_rules! remote {
     (@others [] $target:ident, $method:ident, $message:ident) => { Ok(None) };
     (@others [$others:ident] $target:ident, $method:ident, $message:ident) => { $others($target, $method, $message) };
 
-    // The called side.
+    // The called side. `answer` has the methods by `&mut self`, and `answer_shared` those by `&self`.
     (@exclusive [$self:ident] $($rest:tt)*) => {};
     (@exclusive [mut $self:ident] $($rest:tt)*) => { remote! { @answer $($rest)* } };
     (@shared [mut $self:ident] $($rest:tt)*) => {};
@@ -121,6 +128,7 @@ macro_rules! remote {
             return $crate::boundary::message::Outgoing::of(&result).map(Some);
         }
     };
+    // The result of the method: an error leaves the generated function.
     (@fallible [Result<$inner:ty>] $result:ident) => { $result? };
     (@fallible $ret:tt $result:ident) => { $result };
 
@@ -135,6 +143,7 @@ macro_rules! remote {
             remote!(@call $self, $name($($arg),*) $ret $($rest)*)
         }
     };
+    // A method that returns `Result`.
     (@call $self:ident, $name:ident($($arg:ident),*) [Result<$inner:ty>] $then:tt [$($default:expr)?] []) => {
         match remote!(@ask $self, $name($($arg),*) $inner) {
             Ok(Some(answer)) => remote!(@then $then $self, $name, answer),
@@ -142,6 +151,7 @@ macro_rules! remote {
             Err(error) => Err(error),
         }
     };
+    // A method that returns no `Result`, with `{ E }`.
     (@call $self:ident, $name:ident($($arg:ident),*) $ret:tt $then:tt [$default:expr] []) => {{
         let asked = remote!(@ask $self, $name($($arg),*) remote!(@type $ret));
         let answer: $crate::Result<remote!(@type $ret)> = match asked {
@@ -151,6 +161,7 @@ macro_rules! remote {
         };
         remote!(@logged answer, $default)
     }};
+    // A method that returns no `Result`, with `else { E }`.
     (@call $self:ident, $name:ident($($arg:ident),*) $ret:tt $then:tt [] [$fallback:expr]) => {{
         let asked = remote!(@ask $self, $name($($arg),*) remote!(@type $ret));
         let answer: $crate::Result<remote!(@type $ret)> = match asked {
@@ -186,7 +197,7 @@ macro_rules! remote {
 }
 pub(super) use remote;
 
-/// A value that crosses as JSON, with its tensors beside it.
+/// A value that crosses as JSON, with its tensors next to the JSON.
 pub(super) trait Fact: Serialize + DeserializeOwned + 'static {}
 
 macro_rules! facts {
@@ -205,20 +216,23 @@ impl<T: Fact> Fact for std::collections::BTreeMap<String, T> {}
 
 /// An argument of a method, of the type that the trait writes (`&Video`, `Grad`). It is lent for the call (P1).
 pub(super) trait Argument: Sized {
-    /// Caller: the value that is written; it lives until the call is over.
+    /// Calling side: the value that is written. It lives until the call is over.
     type Lent: Serialize;
-    /// Callee: the value that is read.
+    /// Called side: the value that is read.
     type Received: DeserializeOwned;
-    /// Callee: the owner of the method's argument.
+    /// Called side: the owner of what the method's argument refers to.
     type Opened;
-    /// Callee: the argument.
+    /// Called side: the method's argument.
     type Borrowed<'k>;
 
+    /// Calling side: makes the value that is written.
     fn lend(self) -> Self::Lent;
 
-    /// May call the other side: an object is asked for its facts.
+    /// Called side: makes the owner from the value that is read. This may call the other side, because an object is
+    /// asked for its facts.
     fn open(received: Self::Received) -> Result<Self::Opened>;
 
+    /// Called side: makes the argument.
     fn borrow(opened: &mut Self::Opened) -> Self::Borrowed<'_>;
 }
 
@@ -272,7 +286,7 @@ macro_rules! by_value {
 
 by_value!(bool, u64, usize, Adapter, Duration, Grad, Range<usize>, Rank, Split, Timestep);
 
-/// A number that may be any.
+/// A number that may be NaN or infinite, which JSON has no form for.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Number(#[serde(with = "number")] pub(super) f64);
 
@@ -308,20 +322,21 @@ impl Argument for Option<&str> {
     }
 }
 
-/// A list of the caller, to be read or filled in.
+/// A list of the calling side, which the callee reads or fills in.
 pub(super) struct LentList {
     data: *mut f32,
-    len: [usize; 1],
+    /// The length, as the shape that the message points to.
+    shape: [usize; 1],
 }
 
 impl Serialize for LentList {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let number = put_list(tensor::list(self.data, &self.len)).map_err(ser::Error::custom)?;
+        let number = put_list(tensor::list(self.data, &self.shape)).map_err(ser::Error::custom)?;
         serializer.serialize_u64(number as u64)
     }
 }
 
-/// A list of the other side, lent for the call.
+/// A list that the calling side lends to this one.
 pub(super) struct ReceivedList {
     data: *mut f32,
     len: usize,
@@ -340,7 +355,7 @@ impl Argument for &[f32] {
     type Opened = ReceivedList;
     type Borrowed<'k> = &'k [f32];
     fn lend(self) -> LentList {
-        LentList { data: self.as_ptr().cast_mut(), len: [self.len()] }
+        LentList { data: self.as_ptr().cast_mut(), shape: [self.len()] }
     }
     fn open(received: ReceivedList) -> Result<ReceivedList> {
         Ok(received)
@@ -357,13 +372,14 @@ impl Argument for &mut [f32] {
     type Opened = ReceivedList;
     type Borrowed<'k> = &'k mut [f32];
     fn lend(self) -> LentList {
-        LentList { data: self.as_mut_ptr(), len: [self.len()] }
+        LentList { data: self.as_mut_ptr(), shape: [self.len()] }
     }
     fn open(received: ReceivedList) -> Result<ReceivedList> {
         Ok(received)
     }
     fn borrow(opened: &mut ReceivedList) -> &mut [f32] {
-        // SAFETY: P1 and P9: checked when it was read; no other reference exists to a list that is filled in.
+        // SAFETY: P1 and P9: checked when it was read. `lent_list` took it out of the message, so that there is no
+        // other reference to it.
         unsafe { std::slice::from_raw_parts_mut(opened.data, opened.len) }
     }
 }

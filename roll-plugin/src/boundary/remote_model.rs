@@ -1,4 +1,5 @@
-//! A model of the other side, which the traits of a model are implemented for.
+//! The type of a model of the other side. The files `model`, `diffusion`, `language` and `parts` implement their traits
+//! for it.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +7,7 @@ use super::object::Remote;
 use super::remote::Fact;
 use crate::{ParameterSpec, Result};
 
-/// Facts of a model, which do not change.
+/// Facts of a model that do not change, asked for once.
 #[derive(Serialize, Deserialize)]
 pub(super) struct ModelFacts {
     pub(super) parameters: Vec<ParameterSpec>,

@@ -47,7 +47,7 @@ remote! {
     }
 }
 
-/// Facts of a scorer, which do not change; the defaults are those of the trait.
+/// Facts of a scorer that do not change, asked for once. Missing ones have the defaults of the trait.
 #[derive(Serialize, Deserialize)]
 struct About {
     name: String,
@@ -99,15 +99,17 @@ impl RemoteReward {
         Ok(Self { about: remote.must("about", &[])?, remote })
     }
 
-    /// Checks the score: it must have a pullback if the scorer is differentiable. One that is not finite counts as
-    /// nothing to score.
+    /// Checks a score: with `grad`, the score of a differentiable scorer must have a pullback, whose gradient must have
+    /// the shape of the frames. A score that is not finite has no pullback.
     fn checked(
         &self,
         (score, pullback): (Score, Option<Pullback>),
         video: &Video,
         grad: Grad,
     ) -> Result<(Score, Option<Pullback>)> {
-        let Some(_) = score.value().filter(|value| value.is_finite()) else { return Ok((score, None)) };
+        if !score.value().is_some_and(f64::is_finite) {
+            return Ok((score, None));
+        }
         if grad.is_on() && self.about.differentiable && pullback.is_none() {
             return Err(Error::Misuse("it calls itself differentiable but returned no pullback".into()));
         }
@@ -115,18 +117,21 @@ impl RemoteReward {
         Ok((score, pullback::shaped(pullback, video.frames(), &self.remote.source)))
     }
 
+    /// Checks that there is one score per video.
     fn one_each(&self, scores: Vec<Score>, videos: &[Video]) -> Result<Vec<Score>> {
-        match scores.len() == videos.len() {
-            true => Ok(scores),
-            false => Err(Error::Misuse(format!("{} scores of {} videos", scores.len(), videos.len()))),
+        if scores.len() != videos.len() {
+            return Err(Error::Misuse(format!("{} scores of {} videos", scores.len(), videos.len())));
         }
+        Ok(scores)
     }
 
-    fn key(&self, own: Option<String>) -> Result<Option<String>> {
-        self.remote.source.key(own)
+    /// Makes the key of a plugin depend on its library; see [`super::source::Source::key`].
+    fn key(&self, returned: Option<String>) -> Result<Option<String>> {
+        self.remote.source.key(returned)
     }
 }
 
+/// Answers `about` and the declared methods.
 fn answer_all(scorer: &mut (dyn RewardScorer + '_), method: &str, message: &Incoming) -> Answered {
     match method {
         "about" => Outgoing::of(&About::of(scorer)).map(Some),
@@ -134,15 +139,17 @@ fn answer_all(scorer: &mut (dyn RewardScorer + '_), method: &str, message: &Inco
     }
 }
 
+/// Hands over a scorer.
 pub(super) fn give(mut scorer: Box<dyn RewardScorer>) -> Gift {
     Gift::exclusive(move |method, message| answer_all(scorer.as_mut(), method, message))
 }
 
+/// Lends a scorer for a call.
 pub(super) fn lend<'a>(scorer: &'a mut (dyn RewardScorer + 'a)) -> Loan<'a> {
     Loan::exclusive(move |method, message| answer_all(scorer, method, message))
 }
 
-/// A reward that is lent for reading: it has no method that changes it.
+/// A scorer that is lent by `&self`: it answers `about` and the methods by `&self`, but not those that score.
 impl<'a> Argument for Option<&'a (dyn RewardScorer + 'a)> {
     type Lent = Option<Loan<'a>>;
     type Received = Option<Remote>;

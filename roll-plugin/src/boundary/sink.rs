@@ -8,7 +8,8 @@ use crate::{GradientSink, Result};
 
 remote! {
     trait GradientSink for RemoteSink {
-        // A sink that failed accepts nothing; the object that it belongs to reports the panic at its next call (P5).
+        // `false`: the gradient was not taken. If the sink panicked, the strategy that it belongs to reports that at
+        // its next call (P5).
         fn deliver(&self, position: usize, gradient: &[f32]) -> bool else { false };
     }
 }
@@ -23,7 +24,7 @@ unsafe impl Sync for RemoteSink {}
 
 type Sink = Arc<dyn GradientSink>;
 
-/// Ownership passes to the other side (P2): a model keeps the sink for later pulls.
+/// Ownership passes to the other side (P2), because a model keeps the sink for later pulls.
 impl Argument for Option<Sink> {
     type Lent = Option<Gift>;
     type Received = Option<Remote>;

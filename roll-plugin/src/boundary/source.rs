@@ -1,4 +1,4 @@
-//! The owner of an object: the host or a plugin, which error messages name.
+//! The owner of an object of the other side: the host, or a plugin that error messages name.
 
 #[cfg(feature = "host")]
 use std::{path::PathBuf, sync::Arc};
@@ -8,7 +8,7 @@ use crate::abi::RollObject;
 use super::error::Failure;
 use crate::{Error, Result};
 
-/// The owner of an object, for messages.
+/// The owner of an object of the other side.
 #[derive(Clone, Debug)]
 pub(super) enum Source {
     Host,
@@ -22,7 +22,8 @@ pub(super) enum Source {
 pub(super) struct Origin {
     pub(super) plugin: String,
     pub(super) path: PathBuf,
-    /// Both, for messages of a process that is dying. Leaked, because the library is never unloaded (P3).
+    /// Name and file in one text, for the signal handler of a process that is dying ([`super::current_call`]). Leaked,
+    /// because the library is never unloaded (P3).
     pub(super) label: &'static str,
 }
 
@@ -53,7 +54,7 @@ impl Source {
     #[cfg(not(feature = "host"))]
     pub(super) fn entered(&self, _function: &'static str) {}
 
-    /// Releases an object of the other side, if it is not lent.
+    /// Releases an object of the other side, unless it is lent.
     ///
     /// # Safety
     /// P2: the object is ours, or lent.
@@ -65,7 +66,8 @@ impl Source {
         }
     }
 
-    /// `problem` with the plugin's name, file and method before it.
+    /// Adds the plugin's name, its file and the method to an error. An interrupt, and errors of the host, stay as they
+    /// are.
     pub(super) fn blame(&self, _call: &'static str, problem: Error) -> Error {
         match self {
             Self::Host => problem,
@@ -81,16 +83,17 @@ impl Source {
         }
     }
 
-    /// A cache key that the other side returned. The key of a plugin includes its library, since other code may return
-    /// something else.
-    pub(super) fn key(&self, own: Option<String>) -> Result<Option<String>> {
+    /// The cache key for a key that the other side returned. For a plugin it includes the contents of the library,
+    /// because another version of the library may compute something else under the same key.
+    pub(super) fn key(&self, returned: Option<String>) -> Result<Option<String>> {
         match self {
-            Self::Host => Ok(own),
+            Self::Host => Ok(returned),
             #[cfg(feature = "host")]
-            Self::Plugin(origin) => match own {
+            Self::Plugin(origin) => match returned {
                 None => Ok(None),
-                Some(own) => {
-                    let key = roll_external::Fingerprint::new("plugin").text("key", own).whole_file(&origin.path)?;
+                Some(returned) => {
+                    let key =
+                        roll_external::Fingerprint::new("plugin").text("key", returned).whole_file(&origin.path)?;
                     Ok(Some(key.finish()))
                 }
             },
@@ -100,7 +103,7 @@ impl Source {
     /// The error that the other side answered a call with.
     pub(super) fn failure(&self, call: &'static str, answer: Result<Failure>) -> Error {
         match answer.map(Failure::error) {
-            // Not attributed to the plugin, which did nothing wrong.
+            // "Nothing to score" is not attributed to the plugin, which did nothing wrong.
             Ok(error) if error.missing_reason().is_some() => error,
             Ok(error) => self.blame(call, error),
             Err(unreadable) => {

@@ -14,14 +14,14 @@ use crate::{
     Error, Model, OptimizerConfig, Result, StateDict, Strategy, StrategyRanks, StrategyReport, WeightPlacement,
 };
 
-// Generates `answer` and the trait for `RemoteStrategy`. A method of the other side that is missing: `{ E }` takes E in
-// its place (the trait's default), `else { E }` logs a failure and returns E. See `remote!`.
+// Generates `answer`, and the trait for `RemoteStrategy`. If the other side lacks a method, `{ E }` returns E (the
+// trait's default) in its place, and `else { E }` logs a failure and returns E. See `remote!`.
 remote! {
     trait Strategy for RemoteStrategy {
         fn weight_placement(&self) -> Option<WeightPlacement> { None }
         fn before_last_pull(&mut self, model: &mut dyn Model) -> Result<()> { Ok(()) }
         fn accumulate(&mut self, model: &mut dyn Model) -> Result<()>;
-        // A strategy that panicked answers no later call either, so nothing wrong is applied.
+        // If `discard` fails by a panic, so do all later calls (P5): the gradient that remains is never applied.
         fn discard(&mut self) else { () };
         fn step(&mut self, model: &mut dyn Model, learning_rate: f64, scale: f64) -> Result<StrategyReport>;
         fn state(&self) -> Result<StateDict>;
@@ -52,18 +52,19 @@ impl RemoteStrategy {
         Ok(Self { remote, ranks: StrategyRanks::new(Arc::new(ranks)) })
     }
 
-    /// Collectives of one job have one order, which the strategy and a model that gathers its weights have to share;
-    /// a library cannot.
+    /// Fails if the strategy is a plugin and the weights of the model are sharded over several ranks. The model then
+    /// gathers weights by collectives, which must have one order with those of the strategy; a library has collectives
+    /// of its own.
     fn refuse_sharded_weights(&self, model: &dyn Model) -> Result<()> {
         let placements = [self.weight_placement(), model.distribution().weights];
         let sharded = placements.contains(&Some(WeightPlacement::Sharded)) && self.ranks.all.world_size() > 1;
-        match sharded && self.remote.source.is_plugin() {
-            false => Ok(()),
-            true => Err(Error::config(
+        if sharded && self.remote.source.is_plugin() {
+            return Err(Error::config(
                 "strategy.name",
                 "weights that are sharded over the ranks need the strategy that is linked in: leave its plugin out",
-            )),
+            ));
         }
+        Ok(())
     }
 }
 
@@ -74,7 +75,7 @@ struct Attach {
     optimizer: OptimizerConfig,
 }
 
-/// Methods beside those that are declared.
+/// Answers the methods that the declaration leaves to be written by hand.
 fn others(strategy: &mut (dyn Strategy + '_), method: &str, message: &Incoming) -> Answered {
     match method {
         // The ranks that samples are divided over; they may outlive the strategy.

@@ -1,5 +1,5 @@
-//! Tensors across the boundary: copied only if they cannot be retained. P1 to P9 are the numbers of the contract in
-//! [`crate::abi`].
+//! Tensors across the boundary. Their bytes are shared, and copied only if a tensor cannot be retained. P1 to P9 are
+//! the numbers of the contract in [`crate::abi`].
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -10,15 +10,16 @@ use super::memory::slice;
 use super::panics::quietly;
 use crate::{DType, Error, Result, Tensor};
 
+/// The dtypes, by their numbers at the boundary.
 const DTYPES: [DType; 7] = [DType::F32, DType::Bf16, DType::F16, DType::I64, DType::I32, DType::U8, DType::Bool];
 
 /// The number of f32 among [`DTYPES`].
 const F32: u32 = 0;
 
-/// Most axes that a tensor of the other side may claim.
+/// Maximum number of axes of a tensor of the other side; a larger number is garbage.
 const MAX_RANK: usize = 16;
 
-/// Keeps a tensor of the other side alive.
+/// The bytes of a tensor of the other side, of which this value is one owner.
 struct ForeignBytes(RollTensor);
 
 // SAFETY: P2: it may be released on any thread, and until then the bytes do not change.
@@ -30,7 +31,7 @@ impl AsRef<[u8]> for ForeignBytes {
     fn as_ref(&self) -> &[u8] {
         match self.0.bytes {
             0 => &[],
-            // SAFETY: checked when it was made; alive until `release`.
+            // SAFETY: `dtype_and_shape` has checked it; it is alive until `release`.
             bytes => unsafe { std::slice::from_raw_parts(self.0.data, bytes) },
         }
     }
@@ -38,7 +39,7 @@ impl AsRef<[u8]> for ForeignBytes {
 
 impl Drop for ForeignBytes {
     fn drop(&mut self) {
-        // SAFETY: P2: this is one owner.
+        // SAFETY: P2: this value is an owner.
         unsafe { release(&self.0) };
     }
 }
@@ -64,7 +65,8 @@ unsafe extern "C" fn release_tensor(owner: *mut c_void) {
     quietly(|| drop(unsafe { Arc::from_raw(owner.cast::<Tensor>().cast_const()) }));
 }
 
-/// An owner of `tensor`'s bytes, which nobody writes to.
+/// A tensor for the other side that shares the bytes of `tensor`, which nobody writes to. It is an owner, to be
+/// released.
 pub(super) fn share(tensor: &Tensor) -> RollTensor {
     let shared = Arc::new(tensor.clone());
     let (data, bytes) = (shared.as_bytes().as_ptr().cast_mut(), shared.as_bytes().len());
@@ -74,7 +76,8 @@ pub(super) fn share(tensor: &Tensor) -> RollTensor {
     RollTensor { data, bytes, shape, rank, dtype, owner, retain: Some(retain_tensor), release: Some(release_tensor) }
 }
 
-/// A list that is lent for the call. `shape` holds its length.
+/// A tensor for the other side that lends it a list for one call. The tensor points to `shape`, its one-axis shape,
+/// which must live until the call is over.
 pub(super) fn list(data: *mut f32, shape: &[usize; 1]) -> RollTensor {
     let (bytes, owner) = (size_of::<f32>() * shape[0], std::ptr::null_mut());
     RollTensor {
@@ -89,7 +92,7 @@ pub(super) fn list(data: *mut f32, shape: &[usize; 1]) -> RollTensor {
     }
 }
 
-/// The place and length of a list of the other side.
+/// The address and length of a list that the other side lends.
 ///
 /// # Safety
 /// P1 and P9.
@@ -100,7 +103,7 @@ pub(super) unsafe fn list_of(tensor: &RollTensor) -> Result<(*mut f32, usize)> {
     if dtype != DType::F32 || length.checked_mul(size_of::<f32>()) != Some(tensor.bytes) {
         return Err(Error::Misuse(format!("a list of {length} f32 came as {} bytes of {dtype}", tensor.bytes)));
     }
-    // SAFETY: as the caller promises: the check alone is of use here.
+    // SAFETY: as the caller promises. The slice serves only to check address, alignment and length.
     let checked = unsafe { slice(tensor.data.cast::<f32>(), length) }?;
     Ok(if checked.is_empty() { (std::ptr::dangling_mut(), 0) } else { (tensor.data.cast(), length) })
 }
@@ -110,13 +113,13 @@ pub(super) unsafe fn list_of(tensor: &RollTensor) -> Result<(*mut f32, usize)> {
 /// # Safety
 /// P2 and P9.
 pub(super) unsafe fn take(tensor: RollTensor) -> Result<Tensor> {
-    let keep = ForeignBytes(tensor);
-    // SAFETY: as the caller promises; an error drops `keep`, which releases.
+    let bytes = ForeignBytes(tensor);
+    // SAFETY: as the caller promises. On an error, `bytes` is dropped, which releases the tensor.
     let (dtype, shape) = unsafe { dtype_and_shape(&tensor) }?;
-    Tensor::from_bytes(dtype, shape, Arc::new(keep))
+    Tensor::from_bytes(dtype, shape, Arc::new(bytes))
 }
 
-/// Keeps an argument: shares the bytes when it can be retained, else copies them.
+/// Keeps a tensor of the arguments: shares its bytes if it can be retained, otherwise copies them.
 ///
 /// # Safety
 /// P1 and P9.
@@ -138,6 +141,9 @@ pub(super) unsafe fn receive(tensor: &RollTensor) -> Result<Tensor> {
     }
 }
 
+/// The dtype and shape of a tensor. Fails on values that no tensor has; the number of bytes is compared with the shape
+/// later, by [`Tensor::from_bytes`].
+///
 /// # Safety
 /// P9.
 unsafe fn dtype_and_shape(tensor: &RollTensor) -> Result<(DType, Vec<usize>)> {

@@ -4,19 +4,20 @@ use super::config::{AgenticPpoConfig, Estimator};
 use super::grid::{Grid, Mask};
 use super::statistics::{clip_fraction, masked_whiten};
 
-/// Result of the estimate.
+/// Result of [`estimate`].
 #[derive(Clone, Debug)]
 pub struct Advantages {
     /// Advantages; 0 outside the response.
     pub advantages: Grid,
-    /// Returns before whitening and clipping.
+    /// Returns, of which whitening and clipping of advantages change nothing.
     pub returns: Grid,
-    /// Fraction of all values that the clip changed, when there is one.
+    /// Fraction of all advantages that the clip changed; `None` without a clip.
     pub clip_fraction: Option<f64>,
 }
 
-/// Advantages of the tokens `mask` from their rewards, and the critic's `values` for [`Estimator::Gae`] (zeros when
-/// absent). `steps` are the tokens over which `gamma` discounts: those of the response (`mask`), or all as in ROLL.
+/// Computes the advantages of the response tokens `mask` from the rewards of tokens and, for [`Estimator::Gae`], the
+/// critic's `values` (zeros if absent). `steps` are the tokens over which `gamma` discounts: the response tokens, or
+/// all tokens as in ROLL.
 pub fn estimate(
     rewards: &Grid,
     values: Option<&Grid>,
@@ -24,17 +25,17 @@ pub fn estimate(
     steps: &Mask,
     config: &AgenticPpoConfig,
 ) -> Advantages {
-    // Nothing can be whitened by statistics of nothing.
-    let any = mask.count() > 0;
+    // Without response tokens there are no statistics to whiten by.
+    let has_response = mask.count() > 0;
     let mut rewards = rewards.clone();
-    if config.whiten_rewards && any {
+    if config.whiten_rewards && has_response {
         rewards = masked_whiten(&rewards, mask);
     }
     let rewards = rewards.masked(mask);
     let (advantages, returns) = match config.adv_estimator {
         Estimator::Gae => {
-            let none = Grid::filled(rewards.rows(), rewards.columns(), 0.0);
-            gae(&rewards, values.unwrap_or(&none), steps, config.gamma, config.lambd)
+            let zeros = Grid::filled(rewards.rows(), rewards.columns(), 0.0);
+            gae(&rewards, values.unwrap_or(&zeros), steps, config.gamma, config.lambd)
         }
         Estimator::AgenticReinforce => {
             let returns = segment_returns(&rewards, mask, config.gamma);
@@ -46,18 +47,19 @@ pub fn estimate(
         }
     };
     let mut advantages = advantages;
-    if config.whiten_advantages && any {
+    if config.whiten_advantages && has_response {
         advantages = masked_whiten(&advantages, mask);
     }
     advantages = advantages.masked(mask);
-    let clip = config.advantage_clip.map(|bound| clip_fraction(advantages.values(), bound));
+    let clip_fraction = config.advantage_clip.map(|bound| clip_fraction(advantages.values(), bound));
     if let Some(bound) = config.advantage_clip {
         advantages = advantages.map(|a| a.clamp(-bound, bound));
     }
-    Advantages { advantages, returns, clip_fraction: clip }
+    Advantages { advantages, returns, clip_fraction }
 }
 
-/// Advantages and returns (advantage + value) by generalized advantage estimation over the tokens `steps`; 0 elsewhere.
+/// Advantages and returns (advantage + value) by generalized advantage estimation over the tokens `steps`. Both are 0
+/// at other tokens.
 pub fn gae(rewards: &Grid, values: &Grid, steps: &Mask, gamma: f64, lambda: f64) -> (Grid, Grid) {
     let mut advantages = Grid::filled(rewards.rows(), rewards.columns(), 0.0);
     let mut returns = advantages.clone();
@@ -75,7 +77,7 @@ pub fn gae(rewards: &Grid, values: &Grid, steps: &Mask, gamma: f64, lambda: f64)
     (advantages, returns)
 }
 
-/// Discounted sum of the rewards from each token of `steps` on; 0 elsewhere.
+/// Discounted sum of the rewards from each token of `steps` on, counting tokens of `steps` only; 0 at other tokens.
 pub fn discounted_returns(rewards: &Grid, steps: &Mask, gamma: f64) -> Grid {
     let mut returns = Grid::filled(rewards.rows(), rewards.columns(), 0.0);
     for b in 0..rewards.rows() {
@@ -88,7 +90,8 @@ pub fn discounted_returns(rewards: &Grid, steps: &Mask, gamma: f64) -> Grid {
     returns
 }
 
-/// The reward at the last token of each segment plus the discounted return of the next one, for all its tokens.
+/// The return of each segment, at all its tokens: the reward at its last token plus the discounted return of the next
+/// segment.
 pub fn segment_returns(rewards: &Grid, mask: &Mask, gamma: f64) -> Grid {
     let mut returns = Grid::filled(rewards.rows(), rewards.columns(), 0.0);
     for b in 0..rewards.rows() {

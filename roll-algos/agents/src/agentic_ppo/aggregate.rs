@@ -1,7 +1,7 @@
-//! From a loss per token to one number.
+//! Reduces a loss per token to one number.
 //!
-//! Every mode is linear in the losses, so it is a grid of weights: the value is their product with the losses, and
-//! they are the gradient.
+//! Every mode is linear in the losses, and so is a grid of weights. The sum of losses times weights is the value, and
+//! the weights are the gradient of that value in the losses.
 
 use super::grid::{Grid, Mask};
 
@@ -11,8 +11,8 @@ use super::grid::{Grid, Mask};
 pub enum Aggregation {
     /// Every response token weighs the same.
     TokenMean,
-    /// As the reference writes the former: the mask is not applied, so that filtered tokens count too, divided by the
-    /// number of response tokens.
+    /// As the reference implements `token-mean`: it sums over all tokens, also those that are filtered out, and divides
+    /// by the number of response tokens.
     TokenMeanUnmasked,
     /// Sum over the tokens of a sample, mean over samples.
     SeqMeanTokenSum,
@@ -23,24 +23,24 @@ pub enum Aggregation {
     SeqMeanTokenSumNorm,
 }
 
-/// Divisors of the sums: counts of the whole optimizer step, so that its micro-batches add up.
+/// Divisors of the sums. They are counts of the whole optimizer step, so that the results of its micro-batches add up.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Totals {
     /// Response tokens.
     pub tokens: f64,
-    /// Samples with any response token.
+    /// Samples: all of them, or those with a response token, by the constructor.
     pub samples: f64,
     /// The fixed length of [`Aggregation::SeqMeanTokenSumNorm`].
     pub length: f64,
 }
 
 impl Totals {
-    /// The counts of one batch: its kept tokens, all its rows, its width.
+    /// The counts of one batch: tokens of the mask, all rows, and the width.
     pub fn of_rows(mask: &Mask) -> Self {
         Self { tokens: mask.count() as f64, samples: mask.rows() as f64, length: mask.columns() as f64 }
     }
 
-    /// The counts of one batch, with rows that have a response only.
+    /// As [`Totals::of_rows`], but counts only rows with a response token as samples.
     pub fn of_responses(mask: &Mask) -> Self {
         Self { samples: mask.rows_with_any() as f64, ..Self::of_rows(mask) }
     }
@@ -51,21 +51,21 @@ impl Aggregation {
     pub fn weights(self, mask: &Mask, totals: Totals) -> Grid {
         let mut weights = Grid::filled(mask.rows(), mask.columns(), 0.0);
         for (b, count) in mask.row_counts().into_iter().enumerate() {
-            // A count of 0 divides a sum of 0: a divisor of 1 keeps the quotient 0 instead of NaN.
+            // If a count is 0, so is the sum. A divisor of 1 keeps the quotient 0 instead of NaN.
             let divisor = match self {
                 Self::TokenMean | Self::TokenMeanUnmasked => totals.tokens.max(1.0),
                 Self::SeqMeanTokenSum => totals.samples.max(1.0),
                 Self::SeqMeanTokenMean => totals.samples.max(1.0) * count.max(1) as f64,
                 Self::SeqMeanTokenSumNorm => totals.length.max(1.0),
             };
-            for (slot, kept) in weights.row_mut(b).iter_mut().zip(mask.row(b)) {
-                *slot = if *kept || self == Self::TokenMeanUnmasked { 1.0 / divisor } else { 0.0 };
+            for (weight, kept) in weights.row_mut(b).iter_mut().zip(mask.row(b)) {
+                *weight = if *kept || self == Self::TokenMeanUnmasked { 1.0 / divisor } else { 0.0 };
             }
         }
         weights
     }
 
-    /// The aggregate of `values`.
+    /// Reduces `values` to one number.
     pub fn of(self, values: &Grid, mask: &Mask, totals: Totals) -> f64 {
         self.weights(mask, totals).dot(values)
     }

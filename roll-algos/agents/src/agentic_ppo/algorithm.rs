@@ -1,4 +1,5 @@
-//! The algorithm: roll out, reward, estimate advantages, update.
+//! The algorithm: roll out episodes, reward them, estimate advantages, update the policy. Also validation, and the
+//! state in checkpoints.
 
 use std::sync::Arc;
 
@@ -12,15 +13,14 @@ use roll_step::stopwatch::Stopwatch;
 use roll_step::update::{self, language};
 
 use super::NAME;
-use super::config::AgenticPpoConfig;
-use super::config::Estimator;
+use super::config::{AgenticPpoConfig, Estimator};
 use super::critic::{Critic, FitBatch};
 use super::episode::Episode;
 use super::kl::KlController;
 use super::plan::passes;
 use super::prepare::prepare;
 use super::report::{episode_metrics, skipped};
-use super::rollout::prefetch::{Ahead, PrefetchedRollout, Prefetcher, UnplayedRollout};
+use super::rollout::prefetch::{NextRollout, PrefetchedRollout, Prefetcher, UnplayedRollout};
 use super::rollout::worlds::Worlds;
 use super::rollout::{EpisodePlan, check_beginning, play};
 use super::selection;
@@ -39,7 +39,7 @@ pub struct AgenticPpo {
     ranks: Arc<dyn Communicator>,
 }
 
-/// The learned state besides the model, for checkpoints.
+/// What the algorithm learns besides the model; part of checkpoints.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct LearnedState {
     #[serde(flatten)]
@@ -48,15 +48,16 @@ struct LearnedState {
     critic: Critic,
 }
 
-/// Contents of a checkpoint.
+/// The algorithm's state in a checkpoint. `L` is [`LearnedState`], or a reference to it for writing.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct CheckpointedState<L> {
     #[serde(flatten)]
     learned: L,
-    /// The next step's episodes of all ranks, if they are prefetched.
+    /// The next step's episodes of all ranks, if they were prefetched and played to the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ahead: Option<PrefetchedRollout>,
-    /// That they were under way instead: then the checkpoint has the parameters of the policy that plays them.
+    /// The next step's rollout, if it was under way. The tensor [`POLICY`] of the checkpoint then has the parameters of
+    /// the policy that plays it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     under_way: Option<UnderWay>,
 }
@@ -65,11 +66,11 @@ struct CheckpointedState<L> {
 #[derive(Clone, Copy, serde::Serialize, serde::Deserialize)]
 struct UnderWay {
     step: u64,
-    /// Number of the parameters of its policy.
+    /// Number of parameters of the policy that plays it.
     parameters: usize,
 }
 
-/// Name of the tensor with the parameters of the policy that plays a rollout ahead.
+/// Name of the tensor with the parameters of the policy that plays the rollout that was under way.
 const POLICY: &str = "policy_of_rollout";
 
 impl AgenticPpo {
@@ -131,10 +132,10 @@ impl Algorithm for AgenticPpo {
         // Number of environments that this rank plays; at least one, for its part of a validation.
         let groups = share(self.ranks.as_ref(), self.config.num_env_groups).len();
         let needed = (groups * self.config.played_group_size()).max(1);
-        // Connections and tools need descriptors too.
+        // Raises this process's limit on open files, because connections and tools need descriptors too.
         roll_external::process::open_files_limit();
         let opened = (0..needed).map(|i| match i {
-            // An error of the first is one of its options.
+            // If the first cannot be made, its options are wrong, whatever its number.
             0 => make(),
             i => make().while_doing(|| format!("making environment {} of {needed}", i + 1)),
         });
@@ -185,24 +186,26 @@ impl Algorithm for AgenticPpo {
         }
         let model = language(model, NAME)?;
         let ranks = self.ranks.clone();
-        let (mut own, mut left) = (Vec::new(), share(ranks.as_ref(), wanted));
+        // Positions of the episodes that this rank still has to play.
+        let mut remaining = share(ranks.as_ref(), wanted);
+        let mut own_episodes = Vec::new();
         self.prefetcher.wait(progress)?;
         let environments = self.prefetcher.environments();
-        // As many at once as there are environments.
-        while !left.is_empty() {
+        // Each environment plays one episode at a time.
+        while !remaining.is_empty() {
             let plan = EpisodePlan {
                 step: 0,
-                first_group: left.start,
-                groups: environments.len().min(left.len()),
+                first_group: remaining.start,
+                groups: environments.len().min(remaining.len()),
                 all_groups: wanted,
                 group_size: 1,
                 temperature: self.config.val_temperature,
                 held_out: true,
             };
-            own.extend(play(&self.config, plan, model, environments, noise, progress)?);
-            left.start += plan.groups;
+            own_episodes.extend(play(&self.config, plan, model, environments, noise, progress)?);
+            remaining.start += plan.groups;
         }
-        let episodes = joined(ranks.as_ref(), own)?;
+        let episodes = gathered(ranks.as_ref(), own_episodes)?;
         let metrics = episode_metrics(&episodes, !self.config.tools.is_empty())
             .into_iter()
             .map(|(name, value)| (format!("val/{name}"), value));
@@ -211,33 +214,36 @@ impl Algorithm for AgenticPpo {
     }
 
     fn state(&self) -> serde_json::Value {
-        let (ahead, under_way) = match self.ahead() {
-            Ahead::Played(played) => (played, None),
-            Ahead::UnderWay(rollout) => (None, Some(UnderWay { step: rollout.step, parameters: rollout.policy.len() })),
+        let (ahead, under_way) = match self.next_rollout() {
+            NextRollout::Played(played) => (played, None),
+            NextRollout::UnderWay(rollout) => {
+                (None, Some(UnderWay { step: rollout.step, parameters: rollout.policy.len() }))
+            }
         };
         let state = CheckpointedState { learned: &self.learned, ahead, under_way };
         serde_json::to_value(state).unwrap_or_default()
     }
 
     fn load_state(&mut self, state: &serde_json::Value) -> Result<()> {
-        let unread = |problem: String| Error::Misuse(format!("the state of `{NAME}` cannot be read: {problem}"));
+        let unreadable = |problem: String| Error::Misuse(format!("the state of `{NAME}` cannot be read: {problem}"));
         let CheckpointedState::<LearnedState> { learned, ahead, under_way } =
-            serde_json::from_value(state.clone()).map_err(|e| unread(e.to_string()))?;
+            serde_json::from_value(state.clone()).map_err(|e| unreadable(e.to_string()))?;
         if !learned.critic.has_consistent_moments() {
-            return Err(unread("the critic's weights and moments have different lengths".into()));
+            return Err(unreadable("the critic's weights and moments have different lengths".into()));
         }
         self.learned = learned;
+        // Of the episodes of all ranks, this rank keeps its own.
         let groups = share(self.ranks.as_ref(), self.config.num_env_groups);
-        let played = ahead.filter(|_| self.config.is_asynchronous()).map(|mut ahead| {
-            ahead.episodes.retain(|episode| groups.contains(&episode.group));
-            ahead
+        let played = ahead.filter(|_| self.config.is_asynchronous()).map(|mut rollout| {
+            rollout.episodes.retain(|episode| groups.contains(&episode.group));
+            rollout
         });
         self.prefetcher.restore(match under_way {
-            // `load_tensors` brings the parameters.
+            // `load_tensors` replaces the zeros by the parameters.
             Some(UnderWay { step, parameters }) => {
-                Ahead::UnderWay(UnplayedRollout { step, policy: Arc::new(vec![0.0; parameters]) })
+                NextRollout::UnderWay(UnplayedRollout { step, policy: Arc::new(vec![0.0; parameters]) })
             }
-            None => Ahead::Played(played),
+            None => NextRollout::Played(played),
         });
         Ok(())
     }
@@ -251,10 +257,8 @@ impl Algorithm for AgenticPpo {
     fn load_tensors(&mut self, tensors: &StateDict) -> Result<()> {
         if let (Some(mut rollout), Some(policy)) = (self.prefetcher.unplayed(), tensors.get(POLICY)) {
             rollout.policy = Arc::new(policy.f32s()?.to_vec());
-            self.prefetcher.restore(match self.config.is_asynchronous() {
-                true => Ahead::UnderWay(rollout),
-                false => Ahead::Played(None),
-            });
+            let is_needed = self.config.is_asynchronous();
+            self.prefetcher.restore(if is_needed { NextRollout::UnderWay(rollout) } else { NextRollout::Played(None) });
         }
         Ok(())
     }
@@ -266,9 +270,9 @@ impl AgenticPpo {
         ctx.strategy.discard();
 
         watch.begin(ROLLOUT, None)?;
-        let (own, policy_age) = self.rollout(ctx)?;
-        // Every rank knows all episodes: normalisation and mini-batches are those of one rank alone.
-        let played = joined(ctx.strategy.ranks().all.as_ref(), own)?;
+        let (own_episodes, policy_age) = self.rollout(ctx)?;
+        // Every rank gets all episodes, so that normalisation and mini-batches do not depend on the number of ranks.
+        let played = gathered(ctx.strategy.ranks().all.as_ref(), own_episodes)?;
         let mut report =
             StepReport { metrics: episode_metrics(&played, !self.config.tools.is_empty()), ..StepReport::default() };
         if self.config.is_asynchronous() {
@@ -277,12 +281,15 @@ impl AgenticPpo {
         report.records = self.records(&played, ctx.step + 1, "training", language(ctx.model, NAME)?)?;
         let (episodes, failed): (Vec<Episode>, Vec<Episode>) = played.into_iter().partition(Episode::is_usable);
         report.skipped = failed.iter().map(skipped).collect();
-        if let (true, Some(failed)) = (episodes.is_empty(), failed.first()) {
-            return Err(AgentError::NoEpisode { algorithm: NAME, reason: skipped(failed).1 }.into());
+        if let Some(first_failed) = failed.first()
+            && episodes.is_empty()
+        {
+            let (_, reason) = skipped(first_failed);
+            return Err(AgentError::NoEpisode { algorithm: NAME, reason }.into());
         }
-        let (episodes, alike) = selection::chosen(episodes, &self.config);
-        report.metrics.insert("env/groups_filtered".into(), alike.len() as f64);
-        report.skipped.extend(alike);
+        let (episodes, filtered_groups) = selection::chosen(episodes, &self.config);
+        report.metrics.insert("env/groups_filtered".into(), filtered_groups.len() as f64);
+        report.skipped.extend(filtered_groups);
         if episodes.is_empty() {
             return Ok(report);
         }
@@ -303,8 +310,8 @@ impl AgenticPpo {
         Ok(report)
     }
 
-    /// This rank's episodes of the step, and how many updates older than the policy their writer is. Where rollouts are
-    /// asynchronous, those of the next step are begun.
+    /// Returns this rank's episodes of the step, and the number of updates by which the policy that played them is
+    /// older than the present one. If rollouts are asynchronous, begins the rollout of the next step.
     fn rollout(&mut self, ctx: &mut StepContext<'_>) -> Result<(Vec<Episode>, f64)> {
         let groups = share(ctx.strategy.ranks().all.as_ref(), self.config.num_env_groups);
         let plan = EpisodePlan {
@@ -322,55 +329,57 @@ impl AgenticPpo {
             let problem = format!("`{NAME}` plays {needed} episodes on this rank and has {opened} environments");
             return Err(Error::Misuse(problem));
         }
-        // Ranks agree on episodes that are played, so that each of several waits for its own.
-        let alone = ctx.strategy.ranks().all.world_size() == 1;
+        // A checkpoint of a single rank may have the policy's parameters instead of the episodes, which a resume then
+        // plays again. With several ranks it has the episodes, for which each rank waits.
+        let is_single_rank = ctx.strategy.ranks().all.world_size() == 1;
+        // After a resume: plays the rollout of this step again, by the policy that was playing it.
         if let Some(rollout) = self.prefetcher.unplayed()
             && rollout.step == ctx.step
             && !self.prefetcher.has_rollout()
         {
-            // The snapshot has parameters of its own.
-            let now = flat::read(ctx.model)?;
+            // The snapshot copies the parameters, so that the model needs the older ones only until it is made.
+            let present = flat::read(ctx.model)?;
             ctx.model.write_parameters(&rollout.policy)?;
             let policy = language(ctx.model, NAME).and_then(|model| model.snapshot());
-            ctx.model.write_parameters(&now)?;
-            self.prefetcher.begin(&self.config, plan, policy?, alone.then_some(rollout.policy), ctx.noise)?;
+            ctx.model.write_parameters(&present)?;
+            self.prefetcher.begin(&self.config, plan, policy?, is_single_rank.then_some(rollout.policy), ctx.noise)?;
             self.prefetcher.wait(ctx.progress)?;
         }
-        let parameters = (alone && self.config.is_asynchronous()).then(|| flat::read(ctx.model)).transpose()?;
+        let parameters =
+            (is_single_rank && self.config.is_asynchronous()).then(|| flat::read(ctx.model)).transpose()?;
         let model = language(ctx.model, NAME)?;
-        let (own, policy_age) = match self.prefetcher.take(ctx.step)? {
-            Some(own) => (own, 1.0),
+        let (episodes, policy_age) = match self.prefetcher.take(ctx.step)? {
+            Some(prefetched) => (prefetched, 1.0),
             None => (play(&self.config, plan, model, self.prefetcher.environments(), ctx.noise, ctx.progress)?, 0.0),
         };
         if self.config.is_asynchronous() {
             let next = EpisodePlan { step: ctx.step + 1, ..plan };
             self.prefetcher.begin(&self.config, next, model.snapshot()?, parameters.map(Arc::new), ctx.noise)?;
         }
-        Ok((own, policy_age))
+        Ok((episodes, policy_age))
     }
 
-    /// The rollout for the next step, that of all ranks. Of several ranks, each waits for its own.
-    fn ahead(&self) -> Ahead {
+    /// The next step's rollout for a checkpoint, with the episodes of all ranks. With several ranks, waits for the
+    /// rollout of this rank.
+    fn next_rollout(&self) -> NextRollout {
         if !self.config.is_asynchronous() {
-            return Ahead::Played(None);
+            return NextRollout::Played(None);
         }
-        let own = match self.prefetcher.ahead() {
-            Ahead::Played(own) => own,
+        let played = match self.prefetcher.next_rollout() {
+            NextRollout::Played(played) => played,
             under_way => return under_way,
         };
-        let step = own.as_ref().map(|played| played.step);
-        match joined(self.ranks.as_ref(), own.map(|played| played.episodes).unwrap_or_default()) {
-            Ok(episodes) => Ahead::Played(step.map(|step| PrefetchedRollout { step, episodes })),
+        let step = played.as_ref().map(|played| played.step);
+        match gathered(self.ranks.as_ref(), played.map(|played| played.episodes).unwrap_or_default()) {
+            Ok(episodes) => NextRollout::Played(step.map(|step| PrefetchedRollout { step, episodes })),
             Err(error) => {
                 tracing::warn!("the checkpoint has no episodes of the next step, which are played again: {error}");
-                Ahead::Played(None)
+                NextRollout::Played(None)
             }
         }
     }
 
-    /// The episodes that are written to `trajectories.jsonl`.
-    ///
-    /// The first that was played has its whole text too.
+    /// The records of episodes for `trajectories.jsonl`. The first one with tokens also has its whole text.
     fn records(
         &self,
         episodes: &[Episode],
@@ -388,11 +397,11 @@ impl AgenticPpo {
 }
 
 /// The episodes of all ranks, in the order of the ranks.
-fn joined(ranks: &dyn Communicator, own: Vec<Episode>) -> Result<Vec<Episode>> {
-    match ranks.world_size() {
-        1 => Ok(own),
-        _ => Ok(communicator::join(ranks, &own)?.concat()),
+fn gathered(ranks: &dyn Communicator, own_episodes: Vec<Episode>) -> Result<Vec<Episode>> {
+    if ranks.world_size() == 1 {
+        return Ok(own_episodes);
     }
+    Ok(communicator::join(ranks, &own_episodes)?.concat())
 }
 
 roll_core::register! {
@@ -400,8 +409,8 @@ roll_core::register! {
     "Trains a language model as an agent that acts in a text environment",
     |mut config: AgenticPpoConfig, context| {
         for tool in &mut config.tools {
-            let own = tool.directory.take();
-            tool.directory = Some(own.map_or_else(|| context.base_dir.clone(), |d| context.resolve(d)));
+            let configured = tool.directory.take();
+            tool.directory = Some(configured.map_or_else(|| context.base_dir.clone(), |d| context.resolve(d)));
         }
         Ok(AgenticPpo::new(config)?.on(context.ranks.clone()))
     },

@@ -12,15 +12,16 @@ use super::rewards::groups;
 /// One sample: tokens and the values that belong to them.
 #[derive(Clone, Debug)]
 pub struct TextSample {
-    /// Place of its episode.
+    /// Position of its episode among the episodes of the step.
     pub episode: usize,
-    /// Its turn, when each turn is a sample.
+    /// Its turn, if each turn is a sample; 0 otherwise.
     pub turn: usize,
-    /// Where its tokens begin in the episode's: turns that begin there too begin with the same tokens.
+    /// Position in the episode's tokens at which the sample begins. Of two samples of an episode that begin at the same
+    /// position, the shorter is a prefix of the longer.
     pub begins: usize,
     /// All tokens.
     pub tokens: Vec<u32>,
-    /// Which of them the agent wrote, and are trained on.
+    /// Which of the tokens are trained on: the agent wrote them, in the sample's own turn.
     pub response: Vec<bool>,
     /// Log-probabilities that generation reported, under the distribution it drew from.
     pub log_probs: Vec<f32>,
@@ -28,7 +29,8 @@ pub struct TextSample {
     pub raw_log_probs: Vec<f32>,
 }
 
-/// The samples of `episodes`: one each, or one per turn that ends with the turn's answer and trains on it alone.
+/// The samples of `episodes`: one per episode or, if `stepwise`, one per turn. The sample of a turn ends with the
+/// answer of that turn, and only the answer is trained on.
 pub fn samples(episodes: &[Episode], stepwise: bool) -> Vec<TextSample> {
     let mut samples = Vec::new();
     for (index, episode) in episodes.iter().enumerate() {
@@ -41,23 +43,25 @@ pub fn samples(episodes: &[Episode], stepwise: bool) -> Vec<TextSample> {
             log_probs: episode.log_probs[begins..trained.end].to_vec(),
             raw_log_probs: episode.raw_log_probs[begins..trained.end].to_vec(),
         };
-        match stepwise {
-            true => samples.extend(
-                episode.steps.iter().enumerate().map(|(turn, step)| sample(turn, step.begins, step.tokens.clone())),
-            ),
-            false => samples.push(sample(0, 0, 0..episode.tokens.len())),
+        if stepwise {
+            let turns = episode.steps.iter().enumerate();
+            samples.extend(turns.map(|(turn, step)| sample(turn, step.begins, step.tokens.clone())));
+        } else {
+            samples.push(sample(0, 0, 0..episode.tokens.len()));
         }
     }
     samples
 }
 
-/// A batch of conversations. Turns of one conversation are evaluated as one row, that of the longest turn, which begins
-/// with the others. No token depends on later ones, so its log-probabilities are theirs and its gradient is the sum of
-/// theirs.
+/// A batch in which the turns of one conversation share a row, so that the model evaluates their common tokens once.
+///
+/// The row is the longest turn, of which the other turns are prefixes. Because no token depends on later ones, the
+/// log-probabilities of the row are those of every turn, and the gradient of the row is the sum of the turns'
+/// gradients.
 pub struct ConversationBatch {
     /// The model's input.
     pub batch: Batch,
-    /// Row of the batch that has each sample.
+    /// The row of each sample in the batch.
     pub row_of: Vec<usize>,
 }
 
@@ -65,11 +69,11 @@ impl ConversationBatch {
     /// Makes a batch of `samples`, padded to `width`.
     pub fn new(samples: &[&TextSample], width: usize) -> Result<Self> {
         let mut longest: Vec<&TextSample> = Vec::new();
-        let (mut place, mut row_of) = (HashMap::new(), Vec::new());
+        let (mut row_of_conversation, mut row_of) = (HashMap::new(), Vec::new());
         for sample in samples {
-            let row = *place.entry((sample.episode, sample.begins)).or_insert(longest.len());
+            let row = *row_of_conversation.entry((sample.episode, sample.begins)).or_insert(longest.len());
             match longest.get_mut(row) {
-                Some(found) if found.tokens.len() < sample.tokens.len() => *found = sample,
+                Some(turn) if turn.tokens.len() < sample.tokens.len() => *turn = sample,
                 Some(_) => {}
                 None => longest.push(sample),
             }
@@ -78,12 +82,13 @@ impl ConversationBatch {
         Ok(Self { batch: Batch::new(&longest, width)?, row_of })
     }
 
-    /// The model's values, sample by sample. Beyond a sample's own tokens they are those of later turns.
+    /// The model's `values`, given row by row, sample by sample. After a sample's last token, its row has the values of
+    /// later turns.
     pub fn by_sample(&self, values: &Grid) -> Result<Grid> {
         Grid::new(values.columns(), self.row_of.iter().flat_map(|row| values.row(*row)).copied().collect())
     }
 
-    /// Gradients of the samples as those of the rows that have them.
+    /// The gradient of each row: the sum of the `gradients` of its samples.
     pub fn by_row(&self, gradients: &Grid) -> Grid {
         let mut sums = Grid::filled(self.batch.response.rows(), gradients.columns(), 0.0);
         for (sample, row) in self.row_of.iter().enumerate() {
@@ -93,24 +98,25 @@ impl ConversationBatch {
     }
 }
 
-/// Rows in parts of `episodes` conversations, so that the turns of one are evaluated together. Turns with prompts of
-/// their own are one each.
+/// Splits `rows`, positions in `samples`, into micro-batches of `episodes` conversations each. The turns of a
+/// conversation stay together, because [`ConversationBatch`] evaluates them in one row. A turn with a prompt of its own
+/// is a conversation.
 pub fn by_episodes(samples: &[TextSample], rows: &[usize], episodes: usize) -> Vec<Vec<usize>> {
     let conversations = groups(rows.iter().map(|row| (samples[*row].episode, samples[*row].begins)));
-    let rows_of = |part: &[Vec<usize>]| part.concat().into_iter().map(|i| rows[i]).collect();
+    let rows_of = |conversations: &[Vec<usize>]| conversations.concat().into_iter().map(|i| rows[i]).collect();
     conversations.chunks(episodes).map(rows_of).collect()
 }
 
 /// A batch of samples, padded on the right to one width.
 #[derive(Clone, Debug)]
 pub struct Batch {
-    /// i64 `[B, L]`.
+    /// Tokens, i64 `[B, L]`.
     pub tokens: Tensor,
-    /// u8 `[B, L]`, 1 where there is a token.
+    /// u8 `[B, L]`: 1 for tokens, 0 for padding.
     pub attention: Tensor,
-    /// The same as a mask.
+    /// `attention` as a mask.
     pub attention_mask: Mask,
-    /// Predictions of response tokens, `[B, L - 1]`.
+    /// Predictions of response tokens, `[B, L - 1]`: column t is the prediction of token t + 1.
     pub response: Mask,
     /// Log-probabilities that generation reported, under the distribution it drew from, `[B, L - 1]`.
     pub infer_log_probs: Grid,
@@ -128,16 +134,16 @@ impl Batch {
             tokens.extend(sample.tokens.iter().map(|t| i64::from(*t)).chain(std::iter::repeat_n(0, padding)));
             attention.extend(sample.tokens.iter().map(|_| 1u8).chain(std::iter::repeat_n(0, padding)));
             response.extend(sample.response.iter().copied().chain(std::iter::repeat_n(false, padding)));
-            for (all, own) in [(&mut log_probs, &sample.log_probs), (&mut raw_log_probs, &sample.raw_log_probs)] {
-                let padded = own.iter().map(|l| f64::from(*l)).chain(std::iter::repeat_n(0.0, padding));
-                all.extend(padded.skip(1));
+            for (grid, values) in [(&mut log_probs, &sample.log_probs), (&mut raw_log_probs, &sample.raw_log_probs)] {
+                let padded = values.iter().map(|l| f64::from(*l)).chain(std::iter::repeat_n(0.0, padding));
+                grid.extend(padded.skip(1));
             }
         }
-        let kept = attention.iter().map(|a| *a != 0).collect();
+        let is_token = attention.iter().map(|a| *a != 0).collect();
         Ok(Self {
             tokens: Tensor::new(tokens, [samples.len(), width])?,
             attention: Tensor::new(attention, [samples.len(), width])?,
-            attention_mask: Mask::new(width, kept)?,
+            attention_mask: Mask::new(width, is_token)?,
             response: Mask::new(width, response)?.of_predictions()?,
             infer_log_probs: Grid::new(width - 1, log_probs)?,
             raw_log_probs: Grid::new(width - 1, raw_log_probs)?,

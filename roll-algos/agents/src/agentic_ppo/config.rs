@@ -27,10 +27,11 @@ pub enum InferLogProbs {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupFilter {
-    /// All.
+    /// All groups.
     #[default]
     All,
-    /// Groups whose episodes differ in their scores: estimators that compare within a group learn nothing from others.
+    /// Groups whose episodes differ in their scores. From a group of equal scores, estimators that compare episodes
+    /// within a group learn nothing.
     Varied,
 }
 
@@ -42,15 +43,17 @@ pub enum Estimator {
     Gae,
     /// Discounted sum of the rewards from each token on.
     Reinforce,
-    /// As `reinforce`, of rewards normalised within groups of equal starts (<https://arxiv.org/abs/2402.03300>).
+    /// As `reinforce`, with rewards normalised within groups of equal starts (<https://arxiv.org/abs/2402.03300>).
     #[default]
     Grpo,
-    /// As `grpo`, each turn a sample with rewards of episode and of equal states (<https://arxiv.org/abs/2505.10978>).
+    /// As `grpo`, but each turn is a sample. Its reward is the reward of the episode, normalised within groups of equal
+    /// starts, plus the return of the turn, normalised among turns of equal observation
+    /// (<https://arxiv.org/abs/2505.10978>).
     Gigpo,
-    /// Each turn a sample with its own discounted return.
+    /// Each turn is a sample with its own discounted return.
     StepReinforce,
-    /// One return per turn of the agent, the same for all its tokens: the normalised reward of the episode, discounted by
-    /// turns.
+    /// One return per turn of the agent, the same for all its tokens: the normalised reward of the episode, discounted
+    /// by turns.
     AgenticReinforce,
 }
 
@@ -66,19 +69,19 @@ impl Estimator {
 #[serde(default)]
 pub struct AgenticPpoConfig {
     // Rollouts
-    /// Groups of episodes per step; a group shares its start.
+    /// Groups of episodes per step. The episodes of a group have the same start.
     #[schemars(range(min = 1))]
     pub num_env_groups: usize,
     /// Episodes per group.
     #[schemars(range(min = 1))]
     pub group_size: usize,
-    /// Additional episodes per group: they replace episodes whose environment failed.
+    /// Additional episodes per group, which replace episodes whose environment failed.
     pub group_size_redundancy: usize,
     /// Which groups are trained on.
     pub group_filter: GroupFilter,
-    /// Worlds that are trained on, of an environment that has several (`mixed`); empty: all of them.
+    /// Worlds that are trained on, if the environment has several (`mixed`); empty: all of them.
     pub tags: Vec<String>,
-    /// Shares of the groups that the worlds of `tags` get; empty: equal ones.
+    /// Share of the groups for each world of `tags`, relative to the other shares; empty: equal shares.
     pub num_groups_partition: Vec<usize>,
     /// Most turns of an episode.
     #[schemars(range(min = 1))]
@@ -86,7 +89,8 @@ pub struct AgenticPpoConfig {
     /// Most tokens of an answer.
     #[schemars(range(min = 1))]
     pub max_tokens_per_step: usize,
-    /// Most tokens of a conversation, prompts included: of an episode, or of a turn with `history_length`.
+    /// Maximum number of tokens of a conversation, prompts included. A conversation is an episode or, with
+    /// `history_length`, a turn.
     #[schemars(range(min = 1))]
     pub sequence_length: usize,
     /// Temperature of the answers.
@@ -96,12 +100,12 @@ pub struct AgenticPpoConfig {
     pub infer_log_probs: InferLogProbs,
     /// Nucleus mass of the answers.
     pub top_p: f64,
-    /// Likeliest tokens that answers are drawn from; 0 is all.
+    /// Number of likeliest tokens that answers are drawn from; 0: all tokens.
     pub top_k: usize,
     /// Texts that end an answer.
     pub stop: Vec<String>,
-    /// 1: while a step trains, the policy before the update plays the episodes of the next step; the ratios of the
-    /// loss are to its log-probabilities. 0: episodes are played between updates.
+    /// 1: while a step trains, the policy before the update plays the episodes of the next step. The ratios of the loss
+    /// are then relative to the log-probabilities of that policy. 0: episodes are played between updates.
     #[schemars(range(max = 1))]
     pub async_generation_ratio: usize,
     /// Most prompts that are continued at once.
@@ -114,30 +118,31 @@ pub struct AgenticPpoConfig {
     pub agent_system_template: String,
     /// Message of a turn. Replaced are `{observation}` (also `{current_observation}`), `{turn_idx}` (also
     /// `{current_step}`), `{step_count}`, `{actions_left}`, `{max_response_length}`, `{history}`, `{history_length}`
-    /// and `{env_instruction}`; without the last, the environment's instructions precede the message.
+    /// and `{env_instruction}`. Without `{env_instruction}`, the environment's instructions precede the message.
     pub agent_template: String,
-    /// Number of turns that the agent sees, the current one included: each is a prompt of its own, in which `{history}`
-    /// of `agent_template` are those before it, their answers without thoughts. `null`: the agent reads its whole conversation. Only estimators whose
-    /// samples are turns can have it (`gigpo`, `step_reinforce`).
+    /// Number of turns that the agent sees, the current one included. Each turn then has a prompt of its own, in which
+    /// `{history}` of `agent_template` is replaced by the turns before it, with answers without thoughts. `null`: the
+    /// agent reads its whole conversation. Needs an estimator whose samples are turns (`gigpo`, `step_reinforce`).
     #[schemars(range(min = 1))]
     pub history_length: Option<usize>,
     /// Commands that the agent may call before it answers: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
     pub tools: Vec<ToolOptions>,
-    /// Most calls of a turn; an answer after them goes to the environment in any case.
+    /// Maximum number of tool calls in a turn. An answer after them goes to the environment, even if it has further
+    /// calls.
     #[schemars(range(min = 1))]
     pub max_tool_calls: usize,
 
     // Validation
     /// Episodes of a validation, from starts that training never sees; 0 turns validation off.
     pub val_batch_size: usize,
-    /// Temperature of its answers.
+    /// Temperature of the answers in a validation.
     #[schemars(range(min = 0))]
     pub val_temperature: f64,
-    /// As `tags`, of a validation; empty: those of `tags`.
+    /// Worlds that are validated on; empty: the worlds of `tags`.
     pub val_tags: Vec<String>,
-    /// As `num_groups_partition`, of `val_tags`.
+    /// Share of the episodes for each world of `val_tags`, relative to the other shares; empty: equal shares.
     pub val_num_groups_partition: Vec<usize>,
-    /// Episodes of each step, and of each validation, that are written to `trajectories.jsonl`.
+    /// Number of episodes of each step, and of each validation, that are written to `trajectories.jsonl`.
     pub saved_trajectories: usize,
 
     // Rewards and advantages
@@ -148,58 +153,62 @@ pub struct AgenticPpoConfig {
     /// Learning rate of the critic.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub critic_learning_rate: f64,
-    /// Updates of the critic in a step, each by all samples.
+    /// Updates of the critic in a step, each with all samples of the step.
     #[schemars(range(min = 1))]
     pub critic_epochs: usize,
-    /// The critic's loss counts a value as no further than this from its value before the step; `null`: as it is.
+    /// Bound on the change of the critic's values in a step: if that makes the loss larger, the loss clips a value to
+    /// this distance from its value before the step. `null`: no bound.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub value_clip: Option<f64>,
-    /// Discount.
+    /// Discount factor of rewards, per token; with `agentic_reinforce`, per turn.
     #[schemars(range(min = 0, max = 1))]
     pub gamma: f64,
-    /// Decay of generalized advantage estimation.
+    /// Decay (lambda) of generalized advantage estimation.
     #[schemars(range(min = 0, max = 1))]
     pub lambd: f64,
-    /// Discount of the returns of turns (`gigpo`, `step_reinforce`).
+    /// Discount factor of the returns of turns, per turn (`gigpo`, `step_reinforce`).
     #[schemars(range(min = 0, max = 1))]
     pub step_reward_gamma: f64,
     /// Weight of the episode's reward in `gigpo`.
     pub episode_reward_weight: f64,
-    /// Weight of the turn's reward in `gigpo`.
+    /// Weight of the turn's return in `gigpo`.
     pub step_reward_weight: f64,
     /// How rewards are normalised.
     pub reward_normalization: RewardNormalization,
-    /// Bound on the magnitude of normalised rewards.
+    /// Bound on the magnitude of normalised rewards, and of the rewards of tokens after the KL is subtracted; `null`:
+    /// none.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub reward_clip: Option<f64>,
-    /// Bound on the magnitude of advantages.
+    /// Bound on the magnitude of advantages; `null`: none.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub advantage_clip: Option<f64>,
-    /// Whether advantages are whitened.
+    /// Whether the advantages of a step's tokens are whitened (mean 0, variance 1).
     pub whiten_advantages: bool,
-    /// Whether rewards are whitened.
+    /// Whether the rewards of a step's tokens are whitened (mean 0, variance 1).
     pub whiten_rewards: bool,
     /// Whether the KL to the reference policy is subtracted from the rewards of tokens.
     pub add_token_level_kl: bool,
-    /// How that KL is estimated.
+    /// Estimate of the KL that is subtracted from rewards.
     pub kl_penalty: KlEstimate,
-    /// Initial coefficient of that KL.
+    /// Initial coefficient of the KL that is subtracted from rewards.
     pub init_kl_coef: f64,
-    /// KL that the coefficient is adapted to; `null` keeps the coefficient.
+    /// Target of the KL, towards which the coefficient is adapted; `null` keeps the coefficient.
     pub target_kl: Option<f64>,
-    /// Number of samples over which the coefficient is adapted.
+    /// Number of samples over which the coefficient changes by at most 20 %.
     pub kl_horizon: f64,
 
     // Updates
     /// Passes over the episodes of a step.
     #[schemars(range(min = 1))]
     pub ppo_epochs: usize,
-    /// Samples per update, over all ranks; 0 is all.
+    /// Samples per update, over all ranks; 0: all samples of the step.
     pub mini_batch_size: usize,
-    /// Episodes whose gradient is computed at once; their turns, where each is a sample, are evaluated together.
+    /// Episodes whose gradient is computed at once. If each turn is a sample, the turns of an episode are evaluated
+    /// together.
     #[schemars(range(min = 1))]
     pub micro_batch_size: usize,
-    /// Compute old log-probabilities before the update even when one update needs none.
+    /// Whether old log-probabilities are computed before the updates even if the step has only one update, which does
+    /// not need them.
     pub enable_old_logprobs_recompute: bool,
     /// The policy loss.
     #[serde(flatten)]
@@ -294,7 +303,7 @@ impl AgenticPpoConfig {
         self.loss.check()
     }
 
-    /// Whether every normalised reward is 0, as each is the only one of its group.
+    /// Whether every normalised reward is 0, because it is the only reward of its group.
     fn has_no_signal(&self) -> bool {
         let normalization = &self.reward_normalization;
         let resolved = normalization.resolved();
@@ -310,12 +319,12 @@ impl AgenticPpoConfig {
         if self.val_tags.is_empty() { &self.tags } else { &self.val_tags }
     }
 
-    /// Whether a rollout is played while the step before it trains.
+    /// Whether a rollout is played while the previous step trains.
     pub fn is_asynchronous(&self) -> bool {
         self.async_generation_ratio > 0
     }
 
-    /// Episodes that a group plays.
+    /// Number of episodes that a group plays, with the additional ones.
     pub fn played_group_size(&self) -> usize {
         self.group_size + self.group_size_redundancy
     }
@@ -323,23 +332,25 @@ impl AgenticPpoConfig {
     /// Notes for the user on options whose effect may surprise.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
-        let corrects = self.loss.train_infer_correction.is_active() && self.infer_log_probs == InferLogProbs::Drawn;
-        let drawn = [
+        let corrects_drawn =
+            self.loss.train_infer_correction.is_active() && self.infer_log_probs == InferLogProbs::Drawn;
+        // Name, value, and whether it changes the distribution that tokens are drawn from.
+        let sampling_options = [
             ("temperature", self.temperature, self.temperature != 1.0),
             ("top_p", self.top_p, self.top_p < 1.0),
             ("top_k", self.top_k as f64, self.top_k > 0),
         ];
-        let drawn: Vec<String> = drawn
+        let changes: Vec<String> = sampling_options
             .into_iter()
-            .filter(|(_, _, differs)| *differs)
+            .filter(|(_, _, changes)| *changes)
             .map(|(name, value, _)| format!("`algo.{name}: {value}`"))
             .collect();
-        if corrects && !drawn.is_empty() {
+        if corrects_drawn && !changes.is_empty() {
             warnings.push(format!(
                 "with {} answers are drawn from another distribution than the one that is trained, and \
-                 `algo.train_infer_correction` corrects for that difference too (`algo.infer_log_probs: raw` does not): its ratios are far from 1 with equal \
-                 kernels",
-                drawn.join(", ")
+                 `algo.train_infer_correction` corrects for that difference too (`algo.infer_log_probs: raw` does \
+                 not): its ratios are far from 1 with equal kernels",
+                changes.join(", ")
             ));
         }
         warnings
@@ -358,7 +369,8 @@ impl AgenticPpoConfig {
         self.loss.use_kl_loss || self.add_token_level_kl
     }
 
-    /// How answers are drawn, those of the episodes `numbers` with at most `limits` tokens each.
+    /// The options of a call that draws answers. `limits` has the maximum number of new tokens of each prompt,
+    /// `numbers` the number of its episode, which keys the random draws.
     pub fn sampling(&self, temperature: f64, limits: Vec<usize>, seed: u64, numbers: Vec<u64>) -> Sampling {
         Sampling {
             temperature,

@@ -1,7 +1,8 @@
 //! Correction of the mismatch between the model that generated and the model that is trained.
 //!
 //! Inference kernels round differently from training kernels, so the same weights yield other log-probabilities.
-//! Importance weights correct the loss for it, and filters leave out tokens where the two disagree too much.
+//! Importance weights correct the loss for the difference, and filters leave out tokens at which it is too large.
+//! `pi_old` is the probability of a token by training kernels before the update, `pi_infer` that by inference kernels.
 
 use roll_core::{Error, Result};
 
@@ -10,18 +11,18 @@ use super::grid::{Grid, Mask};
 use super::metrics::ActorMetrics;
 use super::statistics::{masked_mean, row_means, row_sums, segment_means};
 
-/// Unit of comparison: one token, a segment's or a sample's mean, or a sample's sum.
+/// The unit of text that has one ratio `pi_old / pi_infer`, and how the ratio comes from those of its tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Granularity {
     /// Each token by itself.
     #[default]
     Token,
-    /// Geometric mean over the agent's turn.
+    /// A turn of the agent: geometric mean of the ratios of its tokens.
     Segment,
-    /// Geometric mean over the sample.
+    /// A sample: geometric mean of the ratios of its tokens.
     Geometric,
-    /// Product over the sample.
+    /// A sample: product of the ratios of its tokens.
     Sequence,
 }
 
@@ -35,7 +36,8 @@ impl Granularity {
         }
     }
 
-    /// `values` summed or averaged over each unit, written to each of its tokens.
+    /// Averages (or sums, for [`Granularity::Sequence`]) the `values` of each unit's tokens. Every token of the unit
+    /// gets the result. For log-ratios, the result is the logarithm of the unit's ratio.
     fn collect(self, values: &Grid, mask: &Mask) -> Grid {
         match self {
             Self::Token => values.clone(),
@@ -54,9 +56,10 @@ pub struct IsWeight {
     pub enabled: bool,
     /// Unit of text that has one ratio.
     pub weight_type: Granularity,
-    /// Largest weight; none is unbounded.
+    /// Largest weight; `null`: unbounded.
     pub upper_bound: Option<f64>,
-    /// Accepted for ROLL's files; without effect, since both log-probabilities are constants of the loss.
+    /// Accepted because ROLL's files have it. It has no effect, because both log-probabilities are constants of the
+    /// loss.
     pub detach: bool,
 }
 
@@ -72,7 +75,7 @@ impl Default for IsWeight {
 pub struct Filter {
     /// Whether the rule applies.
     pub enabled: bool,
-    /// The tokens over which ratio and difference are taken.
+    /// Unit of text that has one ratio and one difference.
     pub agg_type: Granularity,
     /// Whether the ratio `pi_old / pi_infer` is bounded.
     pub ratio_enabled: bool,
@@ -109,12 +112,12 @@ impl Default for Filter {
 pub struct CorrectionConfig {
     /// Importance weights.
     pub is_weight: IsWeight,
-    /// Rules applied one after the other; a token stays when all let it pass.
+    /// Rules that leave tokens out. A token remains in the loss if it passes all of them.
     pub filters: Vec<Filter>,
 }
 
 impl CorrectionConfig {
-    /// Whether it changes anything.
+    /// Whether the correction changes the loss.
     pub fn is_active(&self) -> bool {
         self.is_weight.enabled || self.filters.iter().any(|f| f.enabled)
     }
@@ -151,9 +154,11 @@ pub struct Correction {
     pub metrics: ActorMetrics,
 }
 
-/// The correction of a batch of response tokens `mask`, with log-probabilities of the training model before the
-/// update and of the inference model. With `unmasked_metrics` the fractions count tokens outside the mask as well,
-/// divided by the number inside, as the reference's do.
+/// Computes the correction for the response tokens `mask` of a batch, from the log-probabilities of the training model
+/// before the update and of the inference model.
+///
+/// With `unmasked_metrics`, fractions in metrics are those of the reference: the count includes tokens outside the
+/// mask, the divisor does not.
 pub fn correct(
     config: &CorrectionConfig,
     mask: &Mask,
@@ -162,7 +167,7 @@ pub fn correct(
     totals: Totals,
     unmasked_metrics: bool,
 ) -> Correction {
-    let fraction = if unmasked_metrics { Aggregation::TokenMeanUnmasked } else { Aggregation::TokenMean };
+    let fraction_mode = if unmasked_metrics { Aggregation::TokenMeanUnmasked } else { Aggregation::TokenMean };
     let log_ratio = old_log_probs.zip(infer_log_probs, |old, infer| old - infer);
     let difference = old_log_probs.zip(infer_log_probs, |old, infer| old.exp() - infer.exp());
     let ratio = |granularity: Granularity| granularity.collect(&log_ratio, mask).map(f64::exp);
@@ -173,7 +178,7 @@ pub fn correct(
         weights = ratio(config.is_weight.weight_type);
         if let Some(bound) = config.is_weight.upper_bound {
             let clipped = weights.map(|w| f64::from(u8::from(w > bound)));
-            metrics.sum("is_weight_clipfrac", fraction.of(&clipped, mask, totals));
+            metrics.sum("is_weight_clipfrac", fraction_mode.of(&clipped, mask, totals));
             weights = weights.map(|w| w.clamp(0.0, bound));
         }
     }
@@ -185,7 +190,7 @@ pub fn correct(
             let values = ratio(filter.agg_type);
             let passes = |v: f64| filter.ratio_low <= v && v <= filter.ratio_high;
             let passed = values.map(|v| f64::from(u8::from(passes(v))));
-            metrics.sum(format!("train_infer_{name}_ratio_mask_mean"), fraction.of(&passed, mask, totals));
+            metrics.sum(format!("train_infer_{name}_ratio_mask_mean"), fraction_mode.of(&passed, mask, totals));
             metrics
                 .sum(format!("train_infer_ratio_{name}_mean"), Aggregation::SeqMeanTokenMean.of(&values, mask, totals));
             passing = passing.and(&values, passes);
@@ -194,7 +199,8 @@ pub fn correct(
             let values = filter.agg_type.collect(&difference, mask);
             let passes = |v: f64| filter.diff_low <= v && v <= filter.diff_high;
             let passed = values.map(|v| f64::from(u8::from(passes(v))));
-            metrics.mean(format!("train_infer_{name}_diff_mask_mean"), fraction.of(&passed, mask, totals));
+            // A mean over micro-batches, unlike the metric of the ratio above: as the reference has it.
+            metrics.mean(format!("train_infer_{name}_diff_mask_mean"), fraction_mode.of(&passed, mask, totals));
             metrics
                 .sum(format!("train_infer_diff_{name}_mean"), Aggregation::SeqMeanTokenMean.of(&values, mask, totals));
             passing = passing.and(&values, passes);

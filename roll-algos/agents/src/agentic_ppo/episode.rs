@@ -1,4 +1,4 @@
-//! A played episode: tokens, turns and ending.
+//! A played episode: its tokens, its turns, its ending, and the record of it for people.
 
 use roll_core::{LanguageModel, Result};
 use roll_external::json;
@@ -11,22 +11,23 @@ use crate::environments::seed_on_the_wire;
 pub struct Step {
     /// The environment's text that the agent answered.
     pub observation: String,
-    /// Its answer, with the end of its turn if it wrote one.
+    /// The agent's answer, with the token that ends the turn, if the agent wrote one.
     pub response: String,
-    /// The action that the environment read in the answer; empty if it found or reports none.
+    /// The action that the environment found in the answer; empty if it found none or does not report it.
     #[serde(default)]
     pub action: String,
     /// The reward.
     pub reward: f64,
     /// Whether the environment could read an action.
     pub valid: bool,
-    /// The tokens it wrote, as a range of the episode's.
+    /// The range of the episode's tokens that belongs to this answer. It begins with the first token that the agent
+    /// wrote in this turn, and includes calls of tools and their results.
     pub tokens: std::ops::Range<usize>,
-    /// Index in the episode's tokens at which the conversation before this answer begins: 0 unless turns have prompts
-    /// of their own.
+    /// Position in the episode's tokens at which the prompt of this answer begins: 0 unless turns have prompts of their
+    /// own.
     #[serde(default)]
     pub begins: usize,
-    /// Calls of tools that the agent made before it answered; `tokens` holds them and their results too.
+    /// Calls of tools that the agent made before it answered.
     #[serde(default)]
     pub calls: Vec<ToolCall>,
 }
@@ -37,11 +38,11 @@ pub struct Step {
 pub enum Ending {
     /// Solved or lost.
     Terminated,
-    /// The environment cut it off.
+    /// The environment cut the episode off.
     Truncated,
     /// All turns were used.
     TurnLimit,
-    /// The next answer would not fit.
+    /// The next answer would exceed the maximum number of tokens.
     TokenLimit,
     /// The environment failed.
     Failed(String),
@@ -50,9 +51,9 @@ pub enum Ending {
 /// One episode.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Episode {
-    /// Episodes of one group had the same start.
+    /// Number of the group, over all ranks. Episodes of one group have the same start.
     pub group: usize,
-    /// World of the environment, where it has several; empty otherwise.
+    /// Name of the world, if the environment has several; empty otherwise.
     pub tag: String,
     /// Seed of the start.
     pub seed: u64,
@@ -60,45 +61,46 @@ pub struct Episode {
     pub tokens: Vec<u32>,
     /// Which of them the agent wrote.
     pub response: Vec<bool>,
-    /// Log-probabilities that generation reported, under the distribution it drew from; 0 for the others.
+    /// Log-probabilities that generation reported, under the distribution it drew from; 0 for tokens that the agent
+    /// read.
     pub log_probs: Vec<f32>,
-    /// Log-probabilities at temperature 1 over the whole vocabulary; those of `log_probs` if the model does not report
-    /// them.
+    /// Log-probabilities at temperature 1 over the whole vocabulary. The same as `log_probs` if the model does not
+    /// report them.
     pub raw_log_probs: Vec<f32>,
     /// The agent's turns.
     pub steps: Vec<Step>,
     /// Whether the task was solved.
     pub solved: bool,
-    /// Why it ended.
+    /// Why the episode ended.
     pub ending: Ending,
 }
 
 impl Episode {
-    /// Sum of its rewards.
+    /// Sum of the rewards of all turns.
     pub fn score(&self) -> f64 {
         self.steps.iter().map(|s| s.reward).sum()
     }
 
-    /// Whether there is something to learn from.
+    /// Whether the episode can be trained on: the environment did not fail, and the agent wrote something.
     pub fn is_usable(&self) -> bool {
         !matches!(self.ending, Ending::Failed(_)) && !self.steps.is_empty()
     }
 
-    /// What the model read and wrote, with special tokens: pieces `{"read": ...}` and `{"wrote": ...}`. Turns with
-    /// prompts of their own follow each other.
+    /// What the model read and wrote, with special tokens, as a list of `{"read": ...}` and `{"wrote": ...}`. If turns
+    /// have prompts of their own, the list has one turn after another.
     pub fn texts(&self, model: &dyn LanguageModel) -> Result<serde_json::Value> {
         let mut start = 0;
-        let pieces = self.response.chunk_by(|one, next| one == next).map(|part| {
-            let tokens = &self.tokens[start..start + part.len()];
-            start += part.len();
-            let key = if part[0] { "wrote" } else { "read" };
+        let pieces = self.response.chunk_by(|one, next| one == next).map(|run| {
+            let tokens = &self.tokens[start..start + run.len()];
+            start += run.len();
+            let key = if run[0] { "wrote" } else { "read" };
             model.detokenize(tokens).map(|text| serde_json::json!({ (key): text }))
         });
         pieces.collect()
     }
 
-    /// Returns the episode as a JSON object for people to read. `what` becomes its `kind`.
-    pub fn record(&self, step: u64, what: &str) -> serde_json::Value {
+    /// Returns the episode as a JSON object for people to read. `kind` says what the episode was played for.
+    pub fn record(&self, step: u64, kind: &str) -> serde_json::Value {
         let turns = self.steps.iter().map(|s| {
             let mut turn = serde_json::json!({
                 "observation": s.observation, "response": s.response, "reward": s.reward, "valid": s.valid,
@@ -110,9 +112,10 @@ impl Episode {
         });
         let mut record = serde_json::json!({
             "step": step,
-            "kind": what,
+            "kind": kind,
             "group": self.group,
-            // What an environment in another process got. Programs that read numbers as doubles would round the whole.
+            // The part of the seed that an environment in another process gets. The whole seed is a text, because
+            // programs that read numbers as doubles would round it.
             "seed": seed_on_the_wire(self.seed),
             "whole_seed": self.seed.to_string(),
             "score": self.score(),

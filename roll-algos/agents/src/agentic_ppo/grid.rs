@@ -1,11 +1,11 @@
-//! Matrices of per-token values and masks: row = sample, column = token.
+//! Matrices of per-token values and masks: a row per sample, a column per token.
 //!
-//! All statistics of this algorithm are computed in f64 on the host: they are a few thousand numbers a step, and the
-//! differences of log-probabilities they are made of lose too many digits in f32.
+//! All statistics of this algorithm are computed in f64 on the host. They are only a few thousand numbers per step, and
+//! the differences of log-probabilities that they consist of would lose too many digits in f32.
 
 use roll_core::{Error, Result, Tensor};
 
-/// f64 `[B, T]`, row-major.
+/// Values of tokens, f64 `[B, T]`, row-major.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Grid {
     columns: usize,
@@ -13,7 +13,7 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// From row-major values; fails when they are no whole number of rows.
+    /// Makes a grid of row-major values. Fails if they are not a whole number of rows.
     pub fn new(columns: usize, values: Vec<f64>) -> Result<Self> {
         if columns == 0 || values.len() % columns != 0 {
             return Err(Error::shape("values per token", format!("rows of {columns}"), &[values.len()]));
@@ -21,12 +21,12 @@ impl Grid {
         Ok(Self { columns, values })
     }
 
-    /// `rows` x `columns` times `value`.
+    /// A grid of `rows` x `columns` in which every value is `value`.
     pub fn filled(rows: usize, columns: usize, value: f64) -> Self {
         Self { columns, values: vec![value; rows * columns] }
     }
 
-    /// From a tensor `[B, T]`.
+    /// Makes a grid of a tensor `[B, T]`. Error messages call the tensor `what`.
     pub fn from_tensor(what: &str, tensor: &Tensor) -> Result<Self> {
         match *tensor.shape() {
             [_, columns] if columns > 0 => {
@@ -36,7 +36,7 @@ impl Grid {
         }
     }
 
-    /// As f32 `[B, T]`.
+    /// The values as a tensor, f32 `[B, T]`.
     pub fn to_tensor(&self) -> Result<Tensor> {
         Tensor::new(self.values.iter().map(|v| *v as f32).collect::<Vec<_>>(), [self.rows(), self.columns])
     }
@@ -61,46 +61,47 @@ impl Grid {
         &self.values[b * self.columns..(b + 1) * self.columns]
     }
 
-    /// One row, to write.
+    /// One row, mutable.
     pub fn row_mut(&mut self, b: usize) -> &mut [f64] {
         &mut self.values[b * self.columns..(b + 1) * self.columns]
     }
 
-    /// Each value through `f`.
+    /// Applies `f` to each value.
     pub fn map(&self, f: impl Fn(f64) -> f64) -> Self {
         Self { columns: self.columns, values: self.values.iter().map(|v| f(*v)).collect() }
     }
 
-    /// Two grids of one shape, value by value.
+    /// Combines two grids of the same shape, value by value.
     ///
     /// # Panics
-    /// When the shapes differ: entry points check their callers' operands.
+    /// If the shapes differ. The functions that callers of this crate use check shapes before.
     pub fn zip(&self, other: &Grid, f: impl Fn(f64, f64) -> f64) -> Self {
         assert_eq!((self.columns, self.values.len()), (other.columns, other.values.len()), "grids of one shape");
         let values = self.values.iter().zip(&other.values).map(|(a, b)| f(*a, *b)).collect();
         Self { columns: self.columns, values }
     }
 
-    /// The values where `mask` holds, 0 elsewhere. Values outside may be anything, infinite included.
+    /// The values where `mask` holds, and 0 elsewhere, even if a value there is infinite or NaN.
     pub fn masked(&self, mask: &Mask) -> Self {
         let values = self.values.iter().zip(mask.kept()).map(|(v, kept)| if *kept { *v } else { 0.0 }).collect();
         Self { columns: self.columns, values }
     }
 
-    /// Each row filled with one value.
+    /// A grid of `columns` columns in which row b is filled with `rows[b]`.
     pub fn spread(columns: usize, rows: &[f64]) -> Self {
         Self { columns, values: rows.iter().flat_map(|v| std::iter::repeat_n(*v, columns)).collect() }
     }
 
-    /// `other` weighed by this grid, value by value. Where the weight is 0 so is the result, whatever `other` holds.
+    /// Multiplies `other` by this grid of weights, value by value. A weight of 0 makes the result 0, even if the value
+    /// is infinite or NaN.
     ///
     /// # Panics
-    /// As [`Grid::zip`].
+    /// If the shapes differ, as [`Grid::zip`].
     pub fn weigh(&self, other: &Grid) -> Self {
         self.zip(other, |w, v| if w == 0.0 { 0.0 } else { w * v })
     }
 
-    /// Sum of [`Grid::weigh`].
+    /// The sum of `other` weighted by this grid: of all values of [`Grid::weigh`].
     pub fn dot(&self, other: &Grid) -> f64 {
         self.weigh(other).values.iter().sum()
     }
@@ -123,7 +124,7 @@ pub struct Mask {
 }
 
 impl Mask {
-    /// From row-major flags; fails when they are no whole number of rows.
+    /// Makes a mask of row-major flags. Fails if they are not a whole number of rows.
     pub fn new(columns: usize, kept: Vec<bool>) -> Result<Self> {
         if columns == 0 || kept.len() % columns != 0 {
             return Err(Error::shape("mask of tokens", format!("rows of {columns}"), &[kept.len()]));
@@ -131,13 +132,14 @@ impl Mask {
         Ok(Self { columns, kept })
     }
 
-    /// From a tensor `[B, T]`; values other than 0 count.
+    /// Makes a mask of a tensor `[B, T]`, whose values other than 0 count. Error messages call the tensor `what`.
     pub fn from_tensor(what: &str, tensor: &Tensor) -> Result<Self> {
         let grid = Grid::from_tensor(what, tensor)?;
         Ok(Self { columns: grid.columns, kept: grid.values.iter().map(|v| *v != 0.0).collect() })
     }
 
-    /// Without its first column: from a mask of tokens to the mask of their predictions, which start at token 1.
+    /// The mask of predictions that belongs to this mask of tokens: without the first column, because the first token
+    /// is not predicted.
     pub fn of_predictions(&self) -> Result<Self> {
         let kept = self.kept.chunks(self.columns).flat_map(|row| row[1..].iter().copied()).collect();
         Self::new(self.columns - 1, kept)
@@ -173,7 +175,7 @@ impl Mask {
         self.kept.iter().filter(|k| **k).count()
     }
 
-    /// Number of rows with any token that counts.
+    /// Number of rows with at least one token that counts.
     pub fn rows_with_any(&self) -> usize {
         self.kept.chunks(self.columns).filter(|row| row.iter().any(|k| *k)).count()
     }
@@ -183,13 +185,13 @@ impl Mask {
         self.kept.chunks(self.columns).map(|row| row.iter().filter(|k| **k).count()).collect()
     }
 
-    /// Tokens that count here and where `condition` holds for the value of `grid`.
+    /// The tokens of this mask for whose value in `grid` `condition` holds.
     pub fn and(&self, grid: &Grid, condition: impl Fn(f64) -> bool) -> Self {
         let kept = self.kept.iter().zip(&grid.values).map(|(kept, v)| *kept && condition(*v)).collect();
         Self { columns: self.columns, kept }
     }
 
-    /// Rows that `keep` chooses; the others lose all their tokens.
+    /// The tokens of this mask in the rows that `keep` accepts.
     pub fn rows_where(&self, keep: impl Fn(usize) -> bool) -> Self {
         let kept = self.kept.iter().enumerate().map(|(i, kept)| *kept && keep(i / self.columns)).collect();
         Self { columns: self.columns, kept }
@@ -214,7 +216,7 @@ impl Mask {
         segments
     }
 
-    /// 1 where it counts, 0 elsewhere.
+    /// A grid of 1 for tokens that count, and 0 elsewhere.
     pub fn to_grid(&self) -> Grid {
         Grid { columns: self.columns, values: self.kept.iter().map(|k| f64::from(u8::from(*k))).collect() }
     }

@@ -1,4 +1,4 @@
-//! Estimates of the KL divergence from sampled tokens, and the controllers of its coefficient.
+//! Estimates of the KL divergence from sampled tokens, and the controller of the coefficient of a KL penalty.
 
 use roll_core::{Error, Result};
 
@@ -14,16 +14,16 @@ pub enum KlEstimate {
     /// `log p - log q`: unbiased, of either sign.
     #[default]
     Kl,
-    /// Its magnitude.
+    /// `|log p - log q|`.
     Abs,
-    /// Half its square.
+    /// `(log p - log q)^2 / 2`.
     Mse,
     /// `q/p - 1 - log(q/p)`: unbiased and never negative; clamped to 10.
     K3,
 }
 
 impl KlEstimate {
-    /// The estimate, and its slope in `log_p`.
+    /// The estimate, and its derivative in `log_p`.
     pub fn at(self, log_p: f64, log_q: f64) -> (f64, f64) {
         let d = log_p - log_q;
         match self {
@@ -42,26 +42,27 @@ impl KlEstimate {
         log_p.zip(log_q, |p, q| self.at(p, q).0)
     }
 
-    /// The slope of each estimate in `log_p`.
+    /// The derivative of each token's estimate in its `log_p`.
     pub fn slopes(self, log_p: &Grid, log_q: &Grid) -> Grid {
         log_p.zip(log_q, |p, q| self.at(p, q).1)
     }
 }
 
-/// The coefficient of the KL penalty in the reward.
+/// The coefficient of the KL penalty in the rewards, and how it changes.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KlController {
-    /// Always the same.
+    /// A constant coefficient.
     Fixed {
         /// The coefficient.
         value: f64,
     },
-    /// Proportional control towards a target (<https://arxiv.org/abs/1909.08593>, section 2.2).
+    /// A coefficient under proportional control, which holds the KL at a target (<https://arxiv.org/abs/1909.08593>,
+    /// section 2.2).
     Adaptive {
-        /// The coefficient now.
+        /// The present coefficient.
         value: f64,
-        /// The KL to hold.
+        /// The target of the KL.
         target: f64,
         /// Number of samples over which the coefficient changes by at most 20 %.
         horizon: f64,
@@ -69,7 +70,8 @@ pub enum KlController {
 }
 
 impl KlController {
-    /// Adaptive when there is a target. A target or horizon that is not positive is an error.
+    /// Makes an adaptive controller if there is a target, otherwise a fixed one. Fails on a target or horizon that is
+    /// not positive.
     pub fn new(init_kl_coef: f64, target_kl: Option<f64>, kl_horizon: f64) -> Result<Self> {
         let positive = |key: &str, value: f64| match value {
             v if v > 0.0 && v.is_finite() => Ok(v),

@@ -1,20 +1,20 @@
-//! Metrics of micro-batches, and how they become those of a step.
+//! Metrics of micro-batches, and their reduction to the metrics of a step.
 
 use std::collections::BTreeMap;
 
 use roll_step::ranks::Bits;
 use serde::{Deserialize, Serialize};
 
-/// How the values that micro-batches have of one metric are joined.
+/// How the values of one metric, one per micro-batch, are reduced to one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reduction {
-    /// Their sum: each is a share of the whole already.
+    /// The sum: each value is a share of the whole.
     Sum,
-    /// The largest.
+    /// The largest value.
     Max,
-    /// The least.
+    /// The smallest value.
     Min,
-    /// Their mean.
+    /// The mean.
     Mean,
 }
 
@@ -39,8 +39,8 @@ impl Reduction {
     }
 }
 
-/// Metrics of one micro-batch by name, each with the way it is joined with those of others. Names are without the
-/// prefix `actor/`, which all of them have.
+/// Metrics by name, each with its reduction over micro-batches. Names lack the prefix `actor/`, which all of these
+/// metrics have in logs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ActorMetrics {
     values: BTreeMap<String, (Reduction, f64)>,
@@ -67,7 +67,7 @@ impl ActorMetrics {
         self.values.insert(name.into(), (Reduction::Mean, value));
     }
 
-    /// Adds all of `other`; its values replace those of the same name.
+    /// Adds the metrics of `other`, which replace those of the same name.
     pub fn extend(&mut self, other: Self) {
         self.values.extend(other.values);
     }
@@ -87,49 +87,49 @@ impl ActorMetrics {
         self.values.iter().map(|(name, (_, value))| (format!("actor/{name}"), *value)).collect()
     }
 
-    /// The values under the names that the reference has within a step, which say how they are joined:
+    /// The values under the names that the reference uses within a step, which include the reduction:
     /// `actor/pg_loss@sum`, `actor/ratio_max@max`, `actor/grad_norm`.
     pub fn named(&self) -> BTreeMap<String, f64> {
-        let name = |name: &str, how: Reduction| format!("actor/{name}{}", how.suffix());
-        self.values.iter().map(|(short, (how, value))| (name(short, *how), *value)).collect()
+        let with_suffix = |name: &str, how: Reduction| format!("actor/{name}{}", how.suffix());
+        self.values.iter().map(|(name, (how, value))| (with_suffix(name, *how), *value)).collect()
     }
 }
 
-/// The values of metrics, one per micro-batch.
+/// The values of metrics, a list with one value per micro-batch (or per update) each.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct MicroBatchMetrics {
     values: BTreeMap<String, (Reduction, Vec<Bits>)>,
 }
 
 impl MicroBatchMetrics {
-    /// Adds those of one.
+    /// Adds the values of one micro-batch.
     pub fn add(&mut self, metrics: &ActorMetrics) {
         for (name, (how, value)) in &metrics.values {
-            self.of(name, *how).push(Bits(*value));
+            self.values_of(name, *how).push(Bits(*value));
         }
     }
 
-    /// Adds those of `other`.
+    /// Adds all values of `other`.
     pub fn append(&mut self, other: Self) {
         for (name, (how, values)) in other.values {
-            self.of(&name, how).extend(values);
+            self.values_of(&name, how).extend(values);
         }
     }
 
-    fn of(&mut self, name: &str, how: Reduction) -> &mut Vec<Bits> {
+    fn values_of(&mut self, name: &str, how: Reduction) -> &mut Vec<Bits> {
         &mut self.values.entry(name.into()).or_insert_with(|| (how, Vec::new())).1
     }
 
-    /// One value each.
+    /// Reduces the values of each metric to one.
     pub fn reduced(&self) -> ActorMetrics {
-        let one = |(how, values): &(Reduction, Vec<Bits>)| {
+        let reduce = |(how, values): &(Reduction, Vec<Bits>)| {
             (*how, how.of(&values.iter().map(|Bits(value)| *value).collect::<Vec<f64>>()))
         };
-        ActorMetrics { values: self.values.iter().map(|(name, values)| (name.clone(), one(values))).collect() }
+        ActorMetrics { values: self.values.iter().map(|(name, values)| (name.clone(), reduce(values))).collect() }
     }
 
-    /// One value each, for an update of which all micro-batches are here: sums are whole, so that those of several
-    /// updates are averaged.
+    /// Reduces the values of each metric to one, given that these are all micro-batches of an update. A sum is then
+    /// complete: it becomes a [`Reduction::Mean`], because the sums of several updates are averaged.
     pub fn whole(&self) -> ActorMetrics {
         let mut metrics = self.reduced();
         for (how, _) in metrics.values.values_mut().filter(|(how, _)| *how == Reduction::Sum) {

@@ -1,9 +1,9 @@
 //! Agentic PPO: trains a language model that acts in text environments.
 //!
 //! A step plays episodes ([`rollout`], with [`tools`] that the agent may call), turns scores into rewards of tokens
-//! ([`rewards`], [`kl`]) and those into advantages ([`advantages`], with a [`critic`] for `gae`), and pulls the policy
-//! loss ([`loss`], [`aggregate`], [`correction`]) back through the model. The parts are pure functions of grids of
-//! per-token values ([`grid`]).
+//! ([`rewards`], [`kl`]) and rewards into advantages ([`advantages`], with a [`critic`] for `gae`), and pulls the
+//! policy loss ([`loss`], [`aggregate`], [`correction`]) back through the model. Rewards, advantages and losses are
+//! pure functions of grids of per-token values ([`grid`]).
 
 pub mod advantages;
 pub mod aggregate;

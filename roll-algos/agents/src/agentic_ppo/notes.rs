@@ -117,16 +117,20 @@ const IDLE: &[IdleKeys] = &[
     },
 ];
 
+/// Notes that depend on several options, or on more than their values. Fails if the configuration has clips.
 fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let episodes = "an agent learns from the episodes that it plays in `env`";
     let validation = "an agent is validated on episodes, `algo.val_batch_size` of them";
     refuse_clips(config, [episodes, validation])?;
     let number = |key: &str| config.value(key).and_then(|value| value.as_u64());
     let is = |key: &str, value: &str| config.value(key).and_then(|found| found.as_str()) == Some(value);
-    let mut notes: Vec<String> = reference(config).into_iter().collect();
-    let correction = config.value("algo.train_infer_correction").cloned().map(serde_json::from_value);
-    // An invalid value is an error elsewhere.
-    if let Some(Ok(false)) = correction.map(|read| read.map(|read: CorrectionConfig| read.is_active())) {
+    let mut notes: Vec<String> = note_on_reference(config).into_iter().collect();
+    let correction =
+        config.value("algo.train_infer_correction").cloned().map(serde_json::from_value::<CorrectionConfig>);
+    // An invalid value is reported elsewhere, where options are read.
+    if let Some(Ok(correction)) = correction
+        && !correction.is_active()
+    {
         if let Some(named) = config.named(&["algo.infer_log_probs"]) {
             notes.push(format!("{named} no effect: only `algo.train_infer_correction` reads it, which is off"));
         }
@@ -138,8 +142,8 @@ fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
             ));
         }
     }
-    let penalised = config.value("algo.add_token_level_kl").and_then(|value| value.as_bool()) == Some(true);
-    if penalised && is("algo.adv_estimator", "agentic_reinforce") {
+    let subtracts_kl = config.value("algo.add_token_level_kl").and_then(|value| value.as_bool()) == Some(true);
+    if subtracts_kl && is("algo.adv_estimator", "agentic_reinforce") {
         notes.push(
             "`algo.adv_estimator: agentic_reinforce` reads rewards at the last token of each turn: of the KL that \
              `algo.add_token_level_kl` subtracts, that of the other tokens has no effect (as in ROLL); \
@@ -148,14 +152,17 @@ fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
         );
     }
     let rows = number("model.rows_at_once").filter(|_| config.changed("model.rows_at_once"));
-    if let Some((rows, prompts)) = rows.zip(number("algo.infer_batch_size")).filter(|(rows, most)| rows > most) {
+    if let Some((rows, prompts)) = rows.zip(number("algo.infer_batch_size"))
+        && rows > prompts
+    {
         notes.push(format!(
             "`model.rows_at_once: {rows}` bounds nothing: at most `algo.infer_batch_size: {prompts}` prompts are continued \
              at once"
         ));
     }
-    let bounds = number("algo.max_tokens_per_step").zip(number("algo.sequence_length"));
-    if let Some((answer, episode)) = bounds.filter(|(answer, episode)| answer >= episode) {
+    if let Some((answer, episode)) = number("algo.max_tokens_per_step").zip(number("algo.sequence_length"))
+        && answer >= episode
+    {
         notes.push(format!(
             "`algo.max_tokens_per_step: {answer}` bounds nothing: an episode has at most `algo.sequence_length: \
              {episode}` tokens, its prompts included"
@@ -164,18 +171,16 @@ fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     Ok(notes)
 }
 
-/// The note on the reference of an agent's divergence, which is not the policy that the run starts from.
-fn reference(config: &ConfiguredOptions<'_>) -> Option<String> {
+/// The note on the reference policy of a KL, if that is not the policy that the run starts from: the reference is the
+/// model without its adapter, and `model.lora_checkpoint` names an adapter to start from.
+fn note_on_reference(config: &ConfiguredOptions<'_>) -> Option<String> {
+    config.value("model.lora_checkpoint")?;
     let is_on = |key: &&str| config.value(key).is_some_and(|value| value == true);
-    let key = ["algo.use_kl_loss", "algo.add_token_level_kl"].into_iter().find(is_on);
-    let key = key.filter(|_| config.value("model.lora_checkpoint").is_some());
-    let note = |key| {
-        format!(
-            "`{key}` pulls towards the model without `model.lora_checkpoint`, not towards the policy that the run \
-             starts from: for that one, merge the adapter into the model (`roll merge-lora`)"
-        )
-    };
-    key.map(note)
+    let key = ["algo.use_kl_loss", "algo.add_token_level_kl"].into_iter().find(is_on)?;
+    Some(format!(
+        "`{key}` pulls towards the model without `model.lora_checkpoint`, not towards the policy that the run starts \
+         from: for that one, merge the adapter into the model (`roll merge-lora`)"
+    ))
 }
 
 #[cfg(test)]

@@ -4,21 +4,22 @@ use roll_core::parse_options;
 use roll_core::plan::{Passes, TextPass};
 use roll_core::{Options, Result};
 
-use super::config::AgenticPpoConfig;
-use super::config::Estimator;
+use super::config::{AgenticPpoConfig, Estimator};
 
 /// The largest passes of a step of a run with these options.
 pub(super) fn passes(options: &Options) -> Result<Passes> {
     let config: AgenticPpoConfig = parse_options("algo", options)?;
     config.check()?;
     let calls = if config.tools.is_empty() { 0 } else { config.max_tool_calls };
+    // Answers of an episode: in each turn one for the environment, after those with calls of tools.
     let answers = config.max_actions_per_traj.saturating_mul(calls.saturating_add(1));
     let episodes = config.num_env_groups.saturating_mul(config.group_size);
-    let samples = match config.adv_estimator.is_stepwise() {
-        true => episodes.saturating_mul(config.max_actions_per_traj),
-        false => episodes,
+    let samples = if config.adv_estimator.is_stepwise() {
+        episodes.saturating_mul(config.max_actions_per_traj)
+    } else {
+        episodes
     };
-    // Turns of one conversation are evaluated as one sequence, unless each has a prompt of its own.
+    // The turns of an episode are evaluated as one sequence, unless each turn has a prompt of its own.
     let sequences = if config.history_length.is_some() { samples } else { episodes };
     let length = config.sequence_length;
     let rollout = TextPass {
@@ -28,7 +29,7 @@ pub(super) fn passes(options: &Options) -> Result<Passes> {
         at_once: config.infer_batch_size,
         tokens: Some(length),
         generated: config.max_tokens_per_step,
-        // Validation episodes all start differently, so they share no prompt.
+        // In a validation all episodes start differently, so that no two of them share a prompt.
         shared_prompt: answers == 1 && config.val_batch_size == 0,
         continues: answers > 1,
         ahead: config.is_asynchronous(),

@@ -1,4 +1,5 @@
-//! From episodes to the samples of a step: log-probabilities, rewards of tokens, advantages.
+//! Turns the episodes of a step into samples with all that the loss needs: log-probabilities, rewards of tokens,
+//! advantages.
 
 use std::collections::BTreeMap;
 
@@ -9,31 +10,34 @@ use roll_step::update::language;
 use super::NAME;
 use super::advantages::{Advantages, estimate};
 use super::batch::{Batch, ConversationBatch, TextSample, by_episodes, samples, width};
-use super::config::AgenticPpoConfig;
-use super::config::Estimator;
+use super::config::{AgenticPpoConfig, Estimator};
 use super::critic::{Critic, ValueEstimates, explained_variance};
 use super::episode::Episode;
 use super::grid::{Grid, Mask};
 use super::kl::KlController;
-use super::report::spread;
+use super::report::insert_spread;
 use super::rewards::{self, Grouping};
 use super::statistics::row_sums;
 
-/// The samples of a step with everything that the loss needs; grids are `[B, L - 1]`.
+/// The samples of a step, of all ranks, with everything that the loss needs. Grids are `[B, L - 1]`.
 pub(super) struct Prepared {
     pub(super) samples: Vec<TextSample>,
+    /// All samples as one batch.
     pub(super) whole: Batch,
     pub(super) advantages: Grid,
-    /// Before they are whitened or clipped.
+    /// The returns, neither whitened nor clipped.
     pub(super) returns: Grid,
-    /// The critic's values, where there is one.
+    /// The critic's values; `None` without a critic.
     pub(super) estimates: Option<ValueEstimates>,
+    /// Log-probabilities that the ratio of the loss is relative to; `None` if they are those of the present policy.
     pub(super) old_log_probs: Option<Grid>,
+    /// Log-probabilities of the reference policy; `None` if the loss and the rewards do not need them.
     pub(super) ref_log_probs: Option<Grid>,
+    /// Score of the episode of each sample.
     pub(super) scores: Vec<f64>,
 }
 
-/// Rewards, log-probabilities and advantages of all samples.
+/// Computes rewards, log-probabilities and advantages of all samples, and adds metrics of them.
 pub(super) fn prepare(
     config: &AgenticPpoConfig,
     controller: &mut KlController,
@@ -51,17 +55,19 @@ pub(super) fn prepare(
     let updates = config.ppo_epochs * samples.len().max(1).div_ceil(config.mini_batch(samples.len()));
     let recompute = updates > 1 || config.enable_old_logprobs_recompute || config.add_token_level_kl;
     let corrects = config.loss.train_infer_correction.is_active();
-    let old_log_probs = match (config.is_asynchronous() && !corrects, recompute) {
-        // Log-probabilities of the policy before the last update, which wrote the episodes. The correction weighs with
-        // the ratio of the current policy to that one, so with it the ratio of the loss is to the current policy.
-        (true, _) => Some(whole.raw_log_probs.clone()),
-        (false, true) => Some(log_probs(config, ctx, &samples, width, Adapter::On)?),
-        (false, false) => None,
+    let old_log_probs = if config.is_asynchronous() && !corrects {
+        // The policy before the last update played the episodes: the ratio of the loss is relative to that policy. The
+        // correction, if it is active, already weighs tokens by the ratio of the present policy to that one.
+        Some(whole.raw_log_probs.clone())
+    } else if recompute {
+        Some(log_probs(config, ctx, &samples, width, Adapter::On)?)
+    } else {
+        None
     };
-    let ref_log_probs = match config.needs_reference() {
-        true => Some(log_probs(config, ctx, &samples, width, Adapter::Off)?),
-        false => None,
-    };
+    let mut ref_log_probs = None;
+    if config.needs_reference() {
+        ref_log_probs = Some(log_probs(config, ctx, &samples, width, Adapter::Off)?);
+    }
 
     let mut token_rewards = token_rewards(config, episodes, &samples, &whole, metrics);
     let reference = ref_log_probs.as_ref().filter(|_| config.add_token_level_kl);
@@ -76,26 +82,27 @@ pub(super) fn prepare(
         _ => None,
     };
     let values = estimates.as_ref().map(|estimates| &estimates.values);
-    let found = estimate(&token_rewards, values, &whole.response, &whole.response, config);
+    // Rewards are discounted over response tokens only.
+    let estimated = estimate(&token_rewards, values, &whole.response, &whole.response, config);
     if let Some(values) = values {
-        spread(metrics, "critic/values", &kept(values, &whole.response));
-        if let Some(explained) = explained_variance(values, &found.returns, &whole.response) {
+        insert_spread(metrics, "critic/values", &values_in(values, &whole.response));
+        if let Some(explained) = explained_variance(values, &estimated.returns, &whole.response) {
             metrics.insert("critic/explained_variance".into(), explained);
         }
     }
-    if let Some(fraction) = found.clip_fraction {
+    if let Some(fraction) = estimated.clip_fraction {
         metrics.insert("critic/advantage_clip_frac".into(), fraction);
     }
-    spread(metrics, "critic/rewards", &row_sums(&token_rewards, &whole.response));
-    spread(metrics, "critic/advantages", &kept(&found.advantages, &whole.response));
-    spread(metrics, "critic/returns", &kept(&found.returns, &whole.response));
+    insert_spread(metrics, "critic/rewards", &row_sums(&token_rewards, &whole.response));
+    insert_spread(metrics, "critic/advantages", &values_in(&estimated.advantages, &whole.response));
+    insert_spread(metrics, "critic/returns", &values_in(&estimated.returns, &whole.response));
     let lengths: Vec<f64> = whole.response.row_counts().iter().map(|n| *n as f64).collect();
-    spread(metrics, "tokens/response_length", &lengths);
-    let Advantages { advantages, returns, .. } = found;
+    insert_spread(metrics, "tokens/response_length", &lengths);
+    let Advantages { advantages, returns, .. } = estimated;
     Ok(Prepared { samples, whole, advantages, returns, estimates, old_log_probs, ref_log_probs, scores })
 }
 
-/// Rewards of tokens before any penalty.
+/// The rewards of tokens before a KL is subtracted: the normalised reward of each sample, at its last token.
 fn token_rewards(
     config: &AgenticPpoConfig,
     episodes: &[Episode],
@@ -114,39 +121,37 @@ fn token_rewards(
     };
     let keys: Vec<(usize, &str)> = samples.iter().map(group_key).collect();
     let resolved = normalization.resolved();
-    let mut found = match config.adv_estimator.is_stepwise() {
-        false => {
-            let scores: Vec<f64> = samples.iter().map(|s| episodes[s.episode].score()).collect();
-            rewards::normalize_grouped(&scores, &keys, resolved)
-        }
-        true => {
-            let score = |s: &TextSample| episodes[s.episode].steps[s.turn].reward;
-            let scores: Vec<f64> = samples.iter().map(score).collect();
-            let trajectories: Vec<usize> = samples.iter().map(|s| s.episode).collect();
-            let turns: Vec<usize> = samples.iter().map(|s| s.turn).collect();
-            let returns = rewards::step_returns(&scores, &trajectories, &turns, config.step_reward_gamma);
-            match config.adv_estimator {
-                Estimator::Gigpo => {
-                    let totals: Vec<f64> = samples.iter().map(|s| episodes[s.episode].score()).collect();
-                    let state = |s: &TextSample| {
-                        let episode = &episodes[s.episode];
-                        (episode.group, episode.steps[s.turn].observation.as_str())
-                    };
-                    let states: Vec<_> = samples.iter().map(state).collect();
-                    let weights = [config.episode_reward_weight, config.step_reward_weight];
-                    rewards::gigpo_rewards((&totals, &keys), (&returns, &states), normalization, weights)
-                }
-                _ => rewards::normalize_grouped(&returns, &keys, resolved),
+    let episode_scores: Vec<f64> = samples.iter().map(|s| episodes[s.episode].score()).collect();
+    let mut sample_rewards = if config.adv_estimator.is_stepwise() {
+        let turn_reward = |s: &TextSample| episodes[s.episode].steps[s.turn].reward;
+        let turn_rewards: Vec<f64> = samples.iter().map(turn_reward).collect();
+        let trajectories: Vec<usize> = samples.iter().map(|s| s.episode).collect();
+        let turns: Vec<usize> = samples.iter().map(|s| s.turn).collect();
+        let returns = rewards::step_returns(&turn_rewards, &trajectories, &turns, config.step_reward_gamma);
+        match config.adv_estimator {
+            Estimator::Gigpo => {
+                // Turns of a group with the same observation are in the same state.
+                let state = |s: &TextSample| {
+                    let episode = &episodes[s.episode];
+                    (episode.group, episode.steps[s.turn].observation.as_str())
+                };
+                let states: Vec<_> = samples.iter().map(state).collect();
+                let weights = [config.episode_reward_weight, config.step_reward_weight];
+                rewards::gigpo_rewards((&episode_scores, &keys), (&returns, &states), normalization, weights)
             }
+            _ => rewards::normalize_grouped(&returns, &keys, resolved),
         }
+    } else {
+        rewards::normalize_grouped(&episode_scores, &keys, resolved)
     };
     if let Some(bound) = config.reward_clip {
-        metrics.insert("critic/reward_clip_frac".into(), rewards::clip(&mut found, bound));
+        metrics.insert("critic/reward_clip_frac".into(), rewards::clip(&mut sample_rewards, bound));
     }
-    rewards::at_last_token(&found, &whole.attention_mask)
+    rewards::at_last_token(&sample_rewards, &whole.attention_mask)
 }
 
-/// Log-probabilities of all samples under the model as it is, or without its adapter. Each rank computes a share.
+/// Log-probabilities of the tokens of all samples, `[B, width - 1]`, under the model with or without its adapter. Each
+/// rank computes a share.
 fn log_probs(
     config: &AgenticPpoConfig,
     ctx: &mut StepContext<'_>,
@@ -155,8 +160,8 @@ fn log_probs(
     adapter: Adapter,
 ) -> Result<Grid> {
     let mut values: Vec<f64> = Vec::new();
-    let own: Vec<usize> = share(ctx.strategy.ranks().all.as_ref(), samples.len()).collect();
-    for rows in by_episodes(samples, &own, config.micro_batch_size) {
+    let own_share: Vec<usize> = share(ctx.strategy.ranks().all.as_ref(), samples.len()).collect();
+    for rows in by_episodes(samples, &own_share, config.micro_batch_size) {
         let evaluated = ConversationBatch::new(&rows.iter().map(|i| &samples[*i]).collect::<Vec<_>>(), width)?;
         let Batch { tokens, attention, .. } = &evaluated.batch;
         let (stats, _) = language(ctx.model, NAME)?.evaluate(tokens, attention, adapter, Grad::Skip)?;
@@ -166,6 +171,7 @@ fn log_probs(
     Grid::new(width - 1, join_f64(ctx.strategy.ranks().all.as_ref(), values)?)
 }
 
-fn kept(grid: &Grid, mask: &Mask) -> Vec<f64> {
+/// The values of the tokens of `mask`.
+fn values_in(grid: &Grid, mask: &Mask) -> Vec<f64> {
     grid.values().iter().zip(mask.kept()).filter(|(_, kept)| **kept).map(|(v, _)| *v).collect()
 }

@@ -7,16 +7,16 @@ use super::grid::{Grid, Mask};
 use super::kl::{KlController, KlEstimate};
 use super::statistics::{clip_fraction, plain_mean, plain_std, row_means};
 
-/// Added to standard deviations that rewards are divided by; below it a group counts as constant.
+/// Added to standard deviations that rewards are divided by. A group with a smaller deviation counts as constant.
 const STD_FLOOR: f64 = 1e-6;
 
-/// Over what a statistic of rewards is taken.
+/// The rewards over which a mean or standard deviation is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StatisticScope {
-    /// The whole batch.
+    /// All rewards of the batch.
     Batch,
-    /// The reward's own group.
+    /// The rewards of the same group.
     Group,
 }
 
@@ -24,74 +24,77 @@ pub enum StatisticScope {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Grouping {
-    /// All in one.
+    /// One group of all rewards.
     #[default]
     Batch,
-    /// Episodes that started alike.
+    /// Episodes with the same start.
     TrajGroupId,
-    /// Episodes of one environment.
+    /// Episodes of the same world (`algo.tags`).
     Tags,
 }
 
-/// The older way to say what is normalised.
+/// What is normalised, in the reference's older form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum NormalizationMethod {
     /// Nothing.
     #[default]
     Identity,
-    /// The mean.
+    /// The mean is subtracted.
     Mean,
-    /// Mean and standard deviation.
+    /// The mean is subtracted, and the result divided by the standard deviation.
     MeanStd,
-    /// As `mean_std`.
+    /// The same as `mean_std`.
     AsymClip,
 }
 
-/// Options of reward normalisation. `norm_mean_type` and `norm_std_type` decide; where they are absent `method` does.
+/// Options of reward normalisation. `norm_mean_type` and `norm_std_type` decide; if one of them is absent, `method`
+/// decides in its place.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RewardNormalization {
     /// Groups in which rewards are normalised.
     pub grouping: Grouping,
-    /// Kind of normalisation where the next two are absent.
+    /// What is normalised, if `norm_mean_type` or `norm_std_type` is absent.
     pub method: NormalizationMethod,
-    /// Rewards whose mean is subtracted.
+    /// The rewards whose mean is subtracted; `null`: by `method`.
     pub norm_mean_type: Option<StatisticScope>,
-    /// Rewards whose standard deviation is the divisor.
+    /// The rewards whose standard deviation is the divisor; `null`: by `method`.
     pub norm_std_type: Option<StatisticScope>,
 }
 
 impl RewardNormalization {
-    /// Over what mean and standard deviation are taken; `None`: not at all.
+    /// The normalisation that these options mean together.
     pub fn resolved(&self) -> Normalize {
-        let over = if self.grouping == Grouping::Batch { StatisticScope::Batch } else { StatisticScope::Group };
-        let by_method = Normalize::by_method(self.method, over);
+        let scope = if self.grouping == Grouping::Batch { StatisticScope::Batch } else { StatisticScope::Group };
+        let by_method = Normalize::by_method(self.method, scope);
         Normalize { mean: self.norm_mean_type.or(by_method.mean), std: self.norm_std_type.or(by_method.std) }
     }
 }
 
-/// Over what mean and standard deviation are taken.
+/// A normalisation of rewards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Normalize {
-    /// The set over which the subtracted mean is taken.
+    /// The rewards whose mean is subtracted; `None`: no mean is.
     pub mean: Option<StatisticScope>,
-    /// The set over which the dividing standard deviation is taken.
+    /// The rewards whose standard deviation is the divisor; `None`: there is no divisor.
     pub std: Option<StatisticScope>,
 }
 
 impl Normalize {
-    /// Returns the normalization that `method` names, over `over`.
-    pub fn by_method(method: NormalizationMethod, over: StatisticScope) -> Self {
+    /// Returns the normalization that `method` names, with statistics over `scope`.
+    pub fn by_method(method: NormalizationMethod, scope: StatisticScope) -> Self {
         match method {
             NormalizationMethod::Identity => Self::default(),
-            NormalizationMethod::Mean => Self { mean: Some(over), std: None },
-            NormalizationMethod::MeanStd | NormalizationMethod::AsymClip => Self { mean: Some(over), std: Some(over) },
+            NormalizationMethod::Mean => Self { mean: Some(scope), std: None },
+            NormalizationMethod::MeanStd | NormalizationMethod::AsymClip => {
+                Self { mean: Some(scope), std: Some(scope) }
+            }
         }
     }
 }
 
-/// The indices of equal keys, in the order in which the keys first occur.
+/// The groups of positions with equal keys, in the order in which the keys first occur.
 pub(super) fn groups<K: Eq + Hash>(keys: impl Iterator<Item = K>) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
     let mut group_of: HashMap<K, usize> = HashMap::new();
@@ -105,15 +108,18 @@ pub(super) fn groups<K: Eq + Hash>(keys: impl Iterator<Item = K>) -> Vec<Vec<usi
     groups
 }
 
-/// Rewards normalised by `how` in groups of equal `keys`. With a standard deviation as the divisor, the rewards of a
-/// group of one and of a constant group become 0.
+/// Rewards normalised by `how` in groups of equal `keys`. If a standard deviation is the divisor, the rewards of a
+/// group of one become 0, as do all rewards if the deviation is close to 0.
 pub fn normalize_grouped<K: Eq + Hash>(rewards: &[f64], keys: &[K], how: Normalize) -> Vec<f64> {
     let mut normalized = vec![0.0; rewards.len()];
     for group in groups(keys.iter()) {
         let members: Vec<f64> = group.iter().map(|i| rewards[*i]).collect();
-        let over = |over: StatisticScope| if over == StatisticScope::Batch { rewards } else { &members };
-        let mean = how.mean.map_or(0.0, |m| plain_mean(over(m)));
-        let std = how.std.map(|s| plain_std(over(s)));
+        let rewards_of = |scope| match scope {
+            StatisticScope::Batch => rewards,
+            StatisticScope::Group => &members,
+        };
+        let mean = how.mean.map_or(0.0, |scope| plain_mean(rewards_of(scope)));
+        let std = how.std.map(|scope| plain_std(rewards_of(scope)));
         for i in group {
             normalized[i] = match std {
                 Some(std) if members.len() < 2 || std <= STD_FLOOR => 0.0,
@@ -125,15 +131,15 @@ pub fn normalize_grouped<K: Eq + Hash>(rewards: &[f64], keys: &[K], how: Normali
     normalized
 }
 
-/// Clamps to [-bound, bound]; also the fraction of values that changed.
+/// Clamps rewards to [-bound, bound] and returns the fraction of them that changed.
 pub fn clip(rewards: &mut [f64], bound: f64) -> f64 {
     let fraction = clip_fraction(rewards, bound);
     rewards.iter_mut().for_each(|r| *r = r.clamp(-bound, bound));
     fraction
 }
 
-/// Discounted return of each turn within its episode: `trajectories` names the episode of a sample and `steps` its
-/// turn.
+/// Discounted return of each turn within its episode. Per sample, `scores` has the reward of its turn, `trajectories`
+/// the key of its episode, and `steps` the number of its turn.
 pub fn step_returns<K: Eq + Hash>(scores: &[f64], trajectories: &[K], steps: &[usize], gamma: f64) -> Vec<f64> {
     let mut returns = vec![0.0; scores.len()];
     for mut episode in groups(trajectories.iter()) {
@@ -147,9 +153,10 @@ pub fn step_returns<K: Eq + Hash>(scores: &[f64], trajectories: &[K], steps: &[u
     returns
 }
 
-/// GiGPO's rewards of turns, `episode_weight * episode + step_weight * step`: `episode_scores` normalised as
-/// `normalization` says in groups of equal `episode_keys`, and `step_returns` normalised by its method in groups of
-/// equal `state_keys`.
+/// GiGPO's rewards of turns: `episode_weight * episode + step_weight * step`.
+///
+/// `episode` are `episode_scores`, normalised by all options of `normalization` in groups of equal `episode_keys`.
+/// `step` are `step_returns`, normalised by the option `method` alone in groups of equal `state_keys`.
 pub fn gigpo_rewards<E: Eq + Hash, S: Eq + Hash>(
     (episode_scores, episode_keys): (&[f64], &[E]),
     (step_returns, state_keys): (&[f64], &[S]),
@@ -162,12 +169,12 @@ pub fn gigpo_rewards<E: Eq + Hash, S: Eq + Hash>(
     episode.iter().zip(&step).map(|(e, s)| episode_weight * e + step_weight * s).collect()
 }
 
-/// Each row's reward at its last attended token, in the columns of predictions (one fewer than `attention` has). A row
-/// without any token gets nothing.
+/// A grid of predictions, with one column less than `attention`, that has each row's reward at the prediction of its
+/// last token. A row without tokens has no reward.
 pub fn at_last_token(rewards: &[f64], attention: &Mask) -> Grid {
     let mut grid = Grid::filled(attention.rows(), attention.columns().saturating_sub(1), 0.0);
     for (b, reward) in rewards.iter().enumerate().take(attention.rows()) {
-        // Token t is predicted in column t - 1; a single token is predicted by nothing.
+        // Token t is predicted in column t - 1; token 0 is not predicted.
         if let Some(last @ 1..) = attention.row(b).iter().rposition(|kept| *kept) {
             grid.row_mut(b)[last - 1] = *reward;
         }
@@ -175,17 +182,18 @@ pub fn at_last_token(rewards: &[f64], attention: &Mask) -> Grid {
     grid
 }
 
-/// Rewards of tokens, and the KL.
+/// Result of [`with_kl`].
 #[derive(Clone, Debug)]
 pub struct TokenRewards {
-    /// `[B, T]`.
+    /// Rewards of tokens, `[B, T]`.
     pub rewards: Grid,
-    /// `critic/kl`, `critic/kl_coef` and, with a clip, `critic/token_reward_clip_frac`.
+    /// The metrics `critic/kl`, `critic/kl_coef` and, with a clip, `critic/token_reward_clip_frac`.
     pub metrics: BTreeMap<String, f64>,
 }
 
 /// Subtracts the KL to the reference policy, times the controller's coefficient, from the reward of each response
-/// token, and clips the result to +-`clip`. Updates the controller with the KL: the mean over rows of their means.
+/// token, and clips the result to +-`clip`. Updates the controller with the KL, averaged over the tokens of each row
+/// and then over rows.
 pub fn with_kl(
     rewards: &Grid,
     (log_probs, ref_log_probs): (&Grid, &Grid),

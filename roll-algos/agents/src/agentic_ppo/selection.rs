@@ -1,11 +1,12 @@
-//! Which of the episodes that were played are trained on.
+//! The selection of the episodes that are trained on, among those that were played.
 
 use std::collections::BTreeMap;
 
 use super::config::{AgenticPpoConfig, GroupFilter};
 use super::episode::Episode;
 
-/// The first `group_size` of each group, without groups that the filter leaves out; those with the reason.
+/// Returns the episodes that are trained on, the first `group_size` of each group, and the groups that the filter
+/// leaves out, each with the reason.
 pub(super) fn chosen(episodes: Vec<Episode>, config: &AgenticPpoConfig) -> (Vec<Episode>, Vec<(String, String)>) {
     let mut groups: BTreeMap<usize, Vec<Episode>> = BTreeMap::new();
     for episode in episodes {
@@ -16,10 +17,12 @@ pub(super) fn chosen(episodes: Vec<Episode>, config: &AgenticPpoConfig) -> (Vec<
     }
     let (mut kept, mut left_out) = (Vec::new(), Vec::new());
     for (number, group) in groups {
-        let score = group.first().map(Episode::score);
-        match config.group_filter == GroupFilter::Varied && group.iter().all(|e| Some(e.score()) == score) {
-            true => left_out.push((format!("group {number}"), "all of its episodes have the same score".to_string())),
-            false => kept.extend(group),
+        let first_score = group.first().map(Episode::score);
+        let has_equal_scores = group.iter().all(|episode| Some(episode.score()) == first_score);
+        if config.group_filter == GroupFilter::Varied && has_equal_scores {
+            left_out.push((format!("group {number}"), "all of its episodes have the same score".to_string()));
+        } else {
+            kept.extend(group);
         }
     }
     (kept, left_out)

@@ -7,22 +7,22 @@ use super::grid::{Grid, Mask};
 /// Added to variances before their root is taken as a divisor.
 const VARIANCE_FLOOR: f64 = 1e-8;
 
-/// Mean over the mask.
+/// Mean of the values of the mask's tokens.
 pub fn masked_mean(values: &Grid, mask: &Mask) -> f64 {
     mean(values.values(), mask.kept())
 }
 
-/// Sum over the mask, by row.
+/// Sum of the values of the mask's tokens, for each row.
 pub fn row_sums(values: &Grid, mask: &Mask) -> Vec<f64> {
     (0..values.rows()).map(|b| kept(values.row(b), mask.row(b)).sum()).collect()
 }
 
-/// Mean over the mask, by row.
+/// Mean of the values of the mask's tokens, for each row.
 pub fn row_means(values: &Grid, mask: &Mask) -> Vec<f64> {
     (0..values.rows()).map(|b| mean(values.row(b), mask.row(b))).collect()
 }
 
-/// Variance over the mask; unbiased: n / (n - 1) times the mean square, 0 for a single token.
+/// Variance over the mask: the mean squared deviation; if `unbiased`, that times n / (n - 1), and 0 for a single token.
 pub fn masked_variance(values: &Grid, mask: &Mask, unbiased: bool) -> f64 {
     let centre = masked_mean(values, mask);
     let biased = masked_mean(&values.map(|v| (v - centre).powi(2)), mask);
@@ -33,16 +33,18 @@ pub fn masked_variance(values: &Grid, mask: &Mask, unbiased: bool) -> f64 {
     }
 }
 
-/// `(values - mean) / sqrt(variance + 1e-8)`, with statistics over the mask; outside it the same map applies.
+/// `(values - mean) / sqrt(variance + 1e-8)` of every token, with mean and variance over the tokens of the mask.
 pub fn masked_whiten(values: &Grid, mask: &Mask) -> Grid {
     let centre = masked_mean(values, mask);
-    let scale = (masked_variance(values, mask, true) + VARIANCE_FLOOR).sqrt().recip();
+    let unbiased = true;
+    let scale = (masked_variance(values, mask, unbiased) + VARIANCE_FLOOR).sqrt().recip();
     values.map(|v| (v - centre) * scale)
 }
 
-/// Each token of a segment holds the mean of its segment; 0 outside.
+/// The mean of each segment, at all tokens of the segment; 0 at other tokens.
 ///
-/// The map is its own transpose: the cotangent of the values is the same function of the cotangent of the result.
+/// The map is its own transpose: applied to the gradient of the result, the same function returns the gradient of the
+/// values.
 pub fn segment_means(values: &Grid, mask: &Mask) -> Grid {
     let mut means = Grid::filled(values.rows(), values.columns(), 0.0);
     for b in 0..values.rows() {
@@ -54,12 +56,12 @@ pub fn segment_means(values: &Grid, mask: &Mask) -> Grid {
     means
 }
 
-/// Mean; 0 of nothing.
+/// The mean; 0 if there are no values.
 pub fn plain_mean(values: &[f64]) -> f64 {
     if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
 }
 
-/// Unbiased standard deviation; 0 of fewer than two.
+/// The unbiased standard deviation; 0 if there are fewer than two values.
 pub fn plain_std(values: &[f64]) -> f64 {
     if values.len() < 2 {
         return 0.0;
@@ -68,7 +70,7 @@ pub fn plain_std(values: &[f64]) -> f64 {
     (values.iter().map(|v| (v - centre).powi(2)).sum::<f64>() / (values.len() - 1) as f64).sqrt()
 }
 
-/// Fraction of values outside [-bound, bound]; 0 of nothing.
+/// Fraction of values outside [-bound, bound]; 0 if there are no values.
 pub fn clip_fraction(values: &[f64], bound: f64) -> f64 {
     let clipped = values.iter().filter(|v| v.abs() > bound).count();
     clipped as f64 / values.len().max(1) as f64

@@ -22,34 +22,35 @@ struct MicroBatchLoss {
     metrics: ActorMetrics,
 }
 
-/// The updates of a step. Returns whether any changed the parameters.
+/// Makes the updates of a step and adds their metrics. Returns whether any update changed the parameters.
 pub(super) fn train(
     config: &AgenticPpoConfig,
     ctx: &mut StepContext<'_>,
     prepared: &Prepared,
     metrics: &mut BTreeMap<String, f64>,
 ) -> Result<bool> {
-    let mut joined = MicroBatchMetrics::default();
+    let mut of_updates = MicroBatchMetrics::default();
     let mut applied = false;
     for epoch in 0..config.ppo_epochs {
         let order = order(config, ctx.noise, ctx.step, epoch, &prepared.samples);
         for rows in order.chunks(config.mini_batch(prepared.samples.len())) {
-            let mut parts = MicroBatchMetrics::default();
-            applied |= one_update(config, ctx, prepared, rows, &mut parts)?;
-            joined.add(&parts.whole());
+            let mut of_micro_batches = MicroBatchMetrics::default();
+            applied |= one_update(config, ctx, prepared, rows, &mut of_micro_batches)?;
+            of_updates.add(&of_micro_batches.whole());
         }
     }
-    metrics.extend(joined.reduced().logged());
+    metrics.extend(of_updates.reduced().logged());
     if let Some(loss) = metrics.get("actor/total_loss").copied() {
         metrics.insert("actor/loss".into(), loss);
     }
     Ok(applied)
 }
 
-/// The order in which an epoch takes the samples of a step. Drawn for each epoch, as in the reference, so that a
-/// mini-batch is not one group of episodes; where one update takes them all the first epoch leaves them as they are.
-/// Turns of one conversation stay together, unlike in the reference: they are evaluated in one pass, which each
-/// mini-batch that has one of them would repeat.
+/// The order in which an epoch takes the samples of a step. It is drawn for each epoch, as in the reference, so that a
+/// mini-batch is not one group of episodes. The first epoch does not change the order if one update takes all samples.
+///
+/// Unlike in the reference, turns of one conversation stay together: they are evaluated in one pass, which would be
+/// repeated in every mini-batch that has one of the turns.
 fn order(config: &AgenticPpoConfig, noise: &Noise, step: u64, epoch: usize, samples: &[TextSample]) -> Vec<usize> {
     let rows: Vec<usize> = (0..samples.len()).collect();
     if epoch == 0 && rows.len() <= config.mini_batch(rows.len()) {
@@ -60,7 +61,8 @@ fn order(config: &AgenticPpoConfig, noise: &Noise, step: u64, epoch: usize, samp
     drawn.into_iter().flat_map(|i| conversations[i].iter().copied()).collect()
 }
 
-/// One update by the samples `rows`, of which each rank pulls back a share.
+/// Makes one update with the samples `rows`, of which each rank pulls back a share. Adds the metrics of the
+/// micro-batches of all ranks. Returns whether the parameters changed.
 fn one_update(
     config: &AgenticPpoConfig,
     ctx: &mut StepContext<'_>,
@@ -68,37 +70,35 @@ fn one_update(
     rows: &[usize],
     metrics: &mut MicroBatchMetrics,
 ) -> Result<bool> {
-    let all = Totals::of_responses(&rows_of_mask(&prepared.whole.response, rows)?);
-    let totals = Totals { length: config.sequence_length as f64, ..all };
-    let (mut own, mut nonfinite) = (MicroBatchMetrics::default(), None);
-    for rows in by_episodes(
-        &prepared.samples,
-        &rows[share(ctx.strategy.ranks().all.as_ref(), rows.len())],
-        config.micro_batch_size,
-    ) {
-        let loss = pull(config, ctx, prepared, &rows, totals)?;
-        own.add(&loss.metrics);
+    let counts = Totals::of_responses(&rows_of_mask(&prepared.whole.response, rows)?);
+    let totals = Totals { length: config.sequence_length as f64, ..counts };
+    let (mut metrics_of_this_rank, mut nonfinite) = (MicroBatchMetrics::default(), None);
+    let own_rows = &rows[share(ctx.strategy.ranks().all.as_ref(), rows.len())];
+    for micro_batch in by_episodes(&prepared.samples, own_rows, config.micro_batch_size) {
+        let loss = pull(config, ctx, prepared, &micro_batch, totals)?;
+        metrics_of_this_rank.add(&loss.metrics);
         if !loss.value.is_finite() {
             nonfinite = Some(("the loss".to_string(), loss.value));
             break;
         }
     }
-    for part in communicator::join(ctx.strategy.ranks().all.as_ref(), &own)? {
-        metrics.append(part);
+    for metrics_of_a_rank in communicator::join(ctx.strategy.ranks().all.as_ref(), &metrics_of_this_rank)? {
+        metrics.append(metrics_of_a_rank);
     }
-    // The losses are divided by totals over all ranks already: one sample counts as the whole.
+    // `pull` has divided the losses by totals over all ranks, and `finish` divides by the sum of `counted` over ranks.
+    // So that sum must be 1: rank 0 counts one sample for the whole update.
     let counted = f64::from(u8::from(ctx.strategy.ranks().all.rank().0 == 0));
     let update = update::finish(ctx, counted, &mut nonfinite, config.on_nonfinite, |_, _| Ok(()))?;
     if let Some(update) = &update {
-        let mut own = ActorMetrics::default();
-        own.mean("grad_norm", update.grad_norm);
-        own.mean("grad_clipped", f64::from(u8::from(update.clipped)));
-        metrics.add(&own);
+        let mut of_update = ActorMetrics::default();
+        of_update.mean("grad_norm", update.grad_norm);
+        of_update.mean("grad_clipped", f64::from(u8::from(update.clipped)));
+        metrics.add(&of_update);
     }
     Ok(update.is_some_and(|update| update.applied))
 }
 
-/// Adds the gradient of a micro-batch to the strategy, unless its loss is not finite.
+/// Computes the loss of the micro-batch `rows`, and adds its gradient to the strategy unless the loss is not finite.
 fn pull(
     config: &AgenticPpoConfig,
     ctx: &mut StepContext<'_>,
@@ -107,7 +107,8 @@ fn pull(
     totals: Totals,
 ) -> Result<MicroBatchLoss> {
     let chosen: Vec<&TextSample> = rows.iter().map(|i| &prepared.samples[*i]).collect();
-    // Rows are cut to the longest of the micro-batch: only padding is left out.
+    // Grids of the step are as wide as its longest sample. Here rows are cut to the longest sample of the micro-batch,
+    // which leaves out nothing but padding.
     let width = width(&chosen);
     let batch = Batch::new(&chosen, width)?;
     let cut = |grid: &Grid| -> Result<Grid> {
@@ -139,7 +140,8 @@ fn pull(
     let mut loss = policy_loss(&config.loss, &inputs, totals)?;
     let mean = |grid: &Grid| Aggregation::TokenMean.of(grid, &batch.response, totals);
     loss.metrics.sum("entropy", mean(&entropy));
-    // The first compares one distribution with itself, so that its difference is the kernels'; the second compares two.
+    // The first metric compares log-probabilities of the same distribution, so that only kernels make a difference. The
+    // second also has the difference between the distribution that is trained and the one that tokens were drawn from.
     for (name, reported) in
         [("train_infer_abs_diff", &batch.raw_log_probs), ("train_drawn_abs_diff", &batch.infer_log_probs)]
     {
@@ -149,6 +151,7 @@ fn pull(
     if loss.value.is_finite() {
         let d_entropy = loss.d_entropy.unwrap_or_else(|| loss.d_log_probs.map(|_| 0.0));
         let (d_log_probs, d_entropy) = (evaluated.by_row(&loss.d_log_probs), evaluated.by_row(&d_entropy));
+        // [2, rows, columns]: of the log-probabilities, then of the entropies.
         let cotangent = [d_log_probs.values(), d_entropy.values()].concat();
         let cotangent: Vec<f32> = cotangent.into_iter().map(|d| d as f32).collect();
         let pullback = pullback.ok_or(AlgorithmError::NoPullback { what: "the language model".into() })?;
@@ -160,6 +163,7 @@ fn pull(
     Ok(MicroBatchLoss { value: loss.value, metrics: loss.metrics })
 }
 
+/// The mask of these rows alone.
 fn rows_of_mask(mask: &Mask, rows: &[usize]) -> Result<Mask> {
     Mask::new(mask.columns(), rows.iter().flat_map(|b| mask.row(*b).to_vec()).collect())
 }

@@ -9,34 +9,38 @@ pub const DEFAULT_PATTERN: &str = "<answer>(.*?)</answer>";
 /// Greatest size of a compiled pattern in bytes. Larger patterns are mistakes that would only take memory.
 const PATTERN_BYTES: usize = 1 << 20;
 
-/// A regular expression whose last group is the action. A group before it is the agent's reasoning.
+/// Finds actions in answers by a regular expression. Its last group that matches is the action; a group before it, such
+/// as the agent's reasoning, is ignored.
 #[derive(Clone, Debug)]
 pub struct ActionPattern {
     pattern: Regex,
-    removed: Vec<String>,
+    /// Texts that are deleted from an answer first.
+    deleted: Vec<String>,
+    /// The text of the latest action; see [`ActionPattern::latest`].
     latest: String,
 }
 
 impl ActionPattern {
-    /// Compiles a pattern, which is applied after the texts `removed` are deleted. A dot also matches line breaks.
-    /// Fails unless the pattern is valid and has a group.
-    pub fn new(pattern: &str, removed: Vec<String>) -> Result<Self> {
+    /// Compiles a pattern, which is applied after the texts `deleted` are removed from an answer. A dot also matches
+    /// line breaks. Fails unless the pattern is valid and has a group.
+    pub fn new(pattern: &str, deleted: Vec<String>) -> Result<Self> {
         let compiled = regex::RegexBuilder::new(pattern).dot_matches_new_line(true).size_limit(PATTERN_BYTES).build();
         let pattern = compiled.map_err(|e| Error::config("env.action_pattern", e.to_string()))?;
         if pattern.captures_len() < 2 {
             return Err(Error::config("env.action_pattern", "the pattern needs a group, which holds the action"));
         }
-        Ok(Self { pattern, removed, latest: String::new() })
+        Ok(Self { pattern, deleted, latest: String::new() })
     }
 
-    /// Finds the action in `text` and looks it up in `names`, ignoring case. `None` if it is not one of them.
+    /// Finds the action in `text` and looks it up in `names`, ignoring case. `None` if there is no action, or one that
+    /// is not in `names`.
     pub fn find<A: Copy>(&mut self, text: &str, names: &[(&str, A)]) -> Option<A> {
-        let text = self.removed.iter().fold(text.to_string(), |text, removed| text.replace(removed.as_str(), ""));
+        let text = self.deleted.iter().fold(text.to_string(), |text, deleted| text.replace(deleted.as_str(), ""));
         let groups = self.pattern.captures(text.trim());
-        let found = groups.and_then(|groups| Some(groups.iter().flatten().last()?.as_str().trim().to_string()));
-        self.latest = found.unwrap_or_default();
-        let found = self.latest.to_lowercase();
-        names.iter().find(|(name, _)| name.to_lowercase() == found).map(|(_, action)| *action)
+        let last_group = groups.and_then(|groups| Some(groups.iter().flatten().last()?.as_str().trim().to_string()));
+        self.latest = last_group.unwrap_or_default();
+        let wanted = self.latest.to_lowercase();
+        names.iter().find(|(name, _)| name.to_lowercase() == wanted).map(|(_, action)| *action)
     }
 
     /// The text of the latest action, known or not; empty if the pattern did not match.

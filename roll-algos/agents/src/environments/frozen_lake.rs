@@ -23,7 +23,8 @@ pub struct FrozenLakeOptions {
     /// Probability that a tile is ice instead of a hole.
     #[schemars(range(min = 0, max = 1))]
     pub p: f64,
-    /// Whether the ice is slippery: the move or one to either side of it, each with probability 1/3.
+    /// Whether the ice is slippery. On slippery ice the player moves in the intended direction, or at a right angle to
+    /// either side, each with probability 1/3.
     pub is_slippery: bool,
     /// Seed of the map. Default: the episode's seed, so that every episode has another map.
     pub map_seed: Option<u64>,
@@ -59,15 +60,19 @@ enum Tile {
     Goal,
 }
 
-/// The moves in the order of a slip, which leads to the previous or the next one.
+/// Name and step (down, right) of each move. Neighbours in this circular order are at right angles, so that a slip
+/// makes the previous or the next move.
 const MOVES: [(&str, (isize, isize)); 4] = [("Left", (0, -1)), ("Down", (1, 0)), ("Right", (0, 1)), ("Up", (-1, 0))];
 
 /// The environment.
 pub struct FrozenLake {
     options: FrozenLakeOptions,
     pattern: ActionPattern,
+    /// The map, row by row; empty before the first episode.
     tiles: Vec<Tile>,
+    /// Index of the player's tile.
     player: usize,
+    /// The generator of slips.
     rng: ChaCha8Rng,
 }
 
@@ -86,7 +91,7 @@ impl FrozenLake {
         Ok(Self { options, pattern, tiles: Vec::new(), player: 0, rng })
     }
 
-    /// Draws a map with a path from start to goal, and the start.
+    /// Draws a map with a path from start to goal; returns it and the index of the start.
     fn draw(&self, seed: u64) -> Result<(Vec<Tile>, usize)> {
         let mut rng = Noise::new(seed).generator(Purpose::Environments, 0, 0);
         let cells = self.options.size * self.options.size;
@@ -106,25 +111,26 @@ impl FrozenLake {
         Err(Error::config("env.p", problem))
     }
 
+    /// Whether a path leads from `start` to the goal.
     fn passable(&self, tiles: &[Tile], start: usize) -> bool {
         let mut seen = vec![false; tiles.len()];
-        let mut open = vec![start];
+        let mut unexplored = vec![start];
         seen[start] = true;
-        while let Some(at) = open.pop() {
+        while let Some(at) = unexplored.pop() {
             if tiles[at] == Tile::Goal {
                 return true;
             }
             for (_, step) in MOVES {
                 let next = self.moved(at, step);
                 if tiles[next] != Tile::Hole && !std::mem::replace(&mut seen[next], true) {
-                    open.push(next);
+                    unexplored.push(next);
                 }
             }
         }
         false
     }
 
-    /// The tile that a step from `at` leads to. At the edge it is `at` itself.
+    /// The tile that a step from the tile `at` leads to; at the edge of the map, `at` itself.
     fn moved(&self, at: usize, (down, right): (isize, isize)) -> usize {
         let size = self.options.size;
         let step = |v: usize, by: isize| v.saturating_add_signed(by).min(size - 1);
@@ -144,6 +150,7 @@ impl FrozenLake {
         symbols.chunks(self.options.size).map(|row| row.iter().collect::<String>()).collect::<Vec<_>>().join("\n")
     }
 
+    /// The player's tile.
     fn tile(&self) -> Tile {
         self.tiles.get(self.player).copied().unwrap_or(Tile::Ice)
     }
@@ -170,6 +177,7 @@ impl Environment for FrozenLake {
                 valid: false,
             });
         };
+        // 0 is the move before the intended one, 1 the intended one, 2 the move after it.
         let slip = if self.options.is_slippery { below(&mut self.rng, 3) } else { 1 };
         let (_, step) = MOVES[(intended + MOVES.len() + slip - 1) % MOVES.len()];
         self.player = self.moved(self.player, step);

@@ -12,15 +12,18 @@ const NAME: &str = "mixed";
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MixedOptions {
-    /// The worlds by the name that `algo.tags` and metrics use: `name` of the environment, and its options.
+    /// The worlds, each under the name that `algo.tags` and metrics use for it: `name`, the name of an environment, and
+    /// the options of that environment.
     #[schemars(extend("x-required" = true))]
     pub worlds: BTreeMap<String, Options>,
 }
 
-/// The environment. The seed of an episode determines its world; see [`Environment::kinds`].
+/// The environment. An episode plays in the world whose index is the seed modulo the number of worlds; see
+/// [`Environment::kinds`].
 pub struct Mixed {
     names: Vec<String>,
     worlds: Vec<Box<dyn Environment>>,
+    /// Index of the world of the current episode.
     current: usize,
 }
 
@@ -42,10 +45,10 @@ impl Mixed {
             worlds.push(world.while_doing(|| format!("making the world `{tag}` (`env.worlds.{tag}`)"))?);
             names.push(tag);
         }
-        match worlds.is_empty() {
-            true => Err(Error::config("env.worlds", "there is no world; name at least one")),
-            false => Ok(Self { names, worlds, current: 0 }),
+        if worlds.is_empty() {
+            return Err(Error::config("env.worlds", "there is no world; name at least one"));
         }
+        Ok(Self { names, worlds, current: 0 })
     }
 }
 

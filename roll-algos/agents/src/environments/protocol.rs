@@ -1,4 +1,5 @@
-//! Environments that are called in JSON, as a process or a service: one request and one answer per `reset` and `step`.
+//! What environments in a process and environments that are a service share: requests and answers in JSON, one of each
+//! per `reset` and `step`. [`super::process`] documents the messages.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
@@ -8,20 +9,23 @@ use roll_core::{Environment, Error, Observation, Split, Transition};
 use serde_json::{Value, json};
 
 /// Bits of a seed that reach a process or a service. NumPy, gymnasium and C take no more, and programs that read
-/// numbers as doubles would round others.
+/// numbers as doubles would round longer seeds.
 const SEED_BITS: u32 = 31;
-/// The longest wait for the answer to the end of an episode, which nothing depends on.
+/// Longest wait for the answer to `close`, on which nothing depends.
 pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Number of different messages that are logged.
+/// Number of different messages that [`warn_once`] logs.
 const MAX_LOGGED: usize = 100;
+/// Number of bytes of an invalid answer that an error message shows.
+const SHOWN_BYTES: usize = 200;
 
-/// Sends the requests of an environment. Errors of the first two methods are descriptions of the problem.
+/// Sends the requests of an environment. The errors of `begin` and `advance` describe the problem;
+/// [`Transport::failed`] turns such a description into an error.
 pub trait Transport: Send {
     /// Begins an episode.
     fn begin(&mut self, start: Start, transcript: &mut Transcript) -> Result<Observation, String>;
     /// Sends an action of the episode.
     fn advance(&mut self, action: &str, transcript: &mut Transcript) -> Result<Transition, String>;
-    /// The episode is over. A transport that holds something for the episode says so to its peer.
+    /// Ends the episode. A transport whose peer keeps something for the episode tells the peer.
     fn end(&mut self) {}
     /// The error of an episode that ended with `problem`; it names the process or service.
     fn failed(&self, problem: String) -> Error;
@@ -32,26 +36,28 @@ pub trait Transport: Send {
 pub struct Start {
     seed: u64,
     split: Split,
-    /// Number of the group of episodes, over all steps.
+    /// Number of the episode's group, counted over all steps.
     number: u64,
 }
 
 /// An environment whose episodes a process or a service plays.
-pub struct RemoteEnvironment<P> {
-    transport: P,
+pub struct RemoteEnvironment<T> {
+    transport: T,
     transcript: Transcript,
+    /// Split of the episode that comes next.
     split: Split,
+    /// Number of its group.
     number: u64,
 }
 
-impl<P: Transport> RemoteEnvironment<P> {
+impl<T: Transport> RemoteEnvironment<T> {
     /// Creates the environment. Nothing is sent before the first episode.
-    pub fn with_transport(transport: P) -> Self {
+    pub fn with_transport(transport: T) -> Self {
         Self { transport, transcript: Transcript::default(), split: Split::default(), number: 0 }
     }
 }
 
-impl<P: Transport> Environment for RemoteEnvironment<P> {
+impl<T: Transport> Environment for RemoteEnvironment<T> {
     fn enter(&mut self, split: Split, number: u64) -> roll_core::Result<()> {
         (self.split, self.number) = (split, number);
         Ok(())
@@ -105,7 +111,7 @@ pub fn close() -> Value {
     json!({ "close": true })
 }
 
-/// An answer to a request.
+/// An answer to a request, to any of the three. Its keys are documented in [`super::process`].
 #[derive(Debug, serde::Deserialize)]
 pub struct Answer {
     error: Option<String>,
@@ -134,7 +140,9 @@ impl Answer {
 
     /// Returns the answer unless it reports an error. Logs keys without effect.
     pub fn accepted(self) -> Result<Self, String> {
-        self.without_effect().into_iter().for_each(|note| warn_once(&note));
+        if let Some(note) = self.note_on_unknown_keys() {
+            warn_once(&note);
+        }
         match self.error {
             Some(error) => Err(format!("it reports: {error}")),
             None => Ok(self),
@@ -142,19 +150,20 @@ impl Answer {
     }
 
     /// A sentence on the keys that are not read, if there are any.
-    fn without_effect(&self) -> Option<String> {
+    fn note_on_unknown_keys(&self) -> Option<String> {
+        if self.unknown.is_empty() {
+            return None;
+        }
         let unknown: Vec<String> = self.unknown.keys().map(|key| format!("`{}`", key.escape_debug())).collect();
-        (!unknown.is_empty()).then(|| {
-            format!(
-                "answers of the environment have keys without effect: {}; keys with one are `error`, `observation`, \
-                 `instructions`, `reward`, `terminated`, `truncated`, `valid`, `solved`, `action` and `closes`",
-                unknown.join(", ")
-            )
-        })
+        Some(format!(
+            "answers of the environment have keys without effect: {}; keys with one are `error`, `observation`, \
+             `instructions`, `reward`, `terminated`, `truncated`, `valid`, `solved`, `action` and `closes`",
+            unknown.join(", ")
+        ))
     }
 }
 
-/// Logs a message once.
+/// Logs a warning, unless the same one was logged before.
 pub fn warn_once(message: &str) {
     static LOGGED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -170,7 +179,7 @@ pub struct Transcript {
     pub instructions: String,
     /// Whether the episode is solved, according to the latest answer.
     pub solved: Option<bool>,
-    /// The action that the latest answer reports; empty without one.
+    /// The action that the latest answer reports; empty if it reports none.
     pub action: String,
     /// Whether the answer to `reset` asks for a `close`.
     pub closes: bool,
@@ -201,10 +210,10 @@ impl Transcript {
 
 /// The beginning of an answer, for an error message.
 pub fn shortened(line: &[u8]) -> String {
-    let text = String::from_utf8_lossy(&line[..line.len().min(200)]);
+    let text = String::from_utf8_lossy(&line[..line.len().min(SHOWN_BYTES)]);
     match line.len() {
-        0..=200 => format!("`{text}`"),
-        n => format!("`{text}...` ({n} bytes)"),
+        0..=SHOWN_BYTES => format!("`{text}`"),
+        length => format!("`{text}...` ({length} bytes)"),
     }
 }
 
@@ -225,7 +234,7 @@ mod tests {
 
     #[test]
     fn keys_without_effect_are_named() {
-        let note = |text: &str| Answer::parse(text).unwrap().without_effect();
+        let note = |text: &str| Answer::parse(text).unwrap().note_on_unknown_keys();
         assert_eq!(note(r#"{"observation": "a", "action": "b"}"#), None);
         let found = note(r#"{"observation": "a", "truncted": true, "info": {"a": [1]}}"#).unwrap();
         assert!(found.contains("`info`, `truncted`;") && found.contains("`truncated`"), "{found}");

@@ -1,4 +1,5 @@
-//! Conversations on disk, and as tokens of which some are trained on.
+//! Conversations: read from a file, rendered by the model's chat template, and tokenized with a mark on the tokens that
+//! are trained on.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,20 +11,22 @@ use serde_json::{Map, Value, json};
 use super::{SftConfig, TrainOn, rows};
 use crate::pieces::tokenize_after;
 
-/// Larger files are refused: they are held in memory.
+/// Greatest size of a file, which is held in memory.
 const MAX_BYTES: u64 = 4 << 30;
 
-/// Roles of messages in chat templates. Data sets of another form have others (`human`, `gpt`), and nothing of them
-/// would be trained on.
+/// Roles of messages in chat templates. Any other role (`human`, `gpt`) means that the data set has another form, of
+/// which nothing would be trained on.
 const ROLES: [&str; 7] = ["system", "developer", "user", "assistant", "tool", "function", "ipython"];
 
-/// Fields of a tool's result that name the call which it answers. Many chat templates rely on the order alone.
+/// Fields of a tool's result that name the call which it answers. Many chat templates do not write them, because the
+/// order of messages says the same.
 const LINKS: [&str; 2] = ["tool_call_id", "name"];
 
 /// Field with calls of tools.
 const CALLS: &str = "tool_calls";
 
-/// Field that holds null where a message has no text.
+/// Key of [`Message::fields`] that is null for a message without a text, which only calls tools. Some templates read
+/// it.
 const CONTENT: &str = "content";
 
 /// One conversation of a file.
@@ -32,7 +35,7 @@ struct Entry {
     messages: Vec<Map<String, Value>>,
     /// A list, or its JSON in a text.
     tools: Option<Value>,
-    /// Keys without an effect.
+    /// Keys without effect.
     #[serde(flatten)]
     others: Map<String, Value>,
 }
@@ -43,13 +46,13 @@ struct Conversation {
     /// Its place in the file: `line 3`, or `entry 3` of a JSON list.
     place: String,
     messages: Vec<Message>,
-    /// Answers of weight 0, which are not trained on.
+    /// Positions of the answers of weight 0, which are not trained on.
     untrained: Vec<usize>,
     /// Descriptions of tools.
     tools: Vec<Value>,
-    /// A null argument of a call whose tool is not described.
+    /// One null argument of a call whose tool is not described, for a warning; see [`remove_absent`].
     undecided: Option<String>,
-    /// Whether the chat template writes every field in this form.
+    /// Whether this is the form that [`Conversations::check`] found: the chat template writes every field of it.
     is_checked: bool,
 }
 
@@ -69,40 +72,42 @@ pub struct Tokens {
     pub train: Vec<bool>,
 }
 
-/// A sample as text: pieces that meet where the assistant begins or ends to act, and whether each is trained on.
+/// A sample as text, cut where an answer of the assistant begins or ends: the pieces, and whether each is trained on.
 type Pieces = Vec<(String, bool)>;
 
 impl Tokens {
-    /// Number of tokens that are predicted and trained on; the first is not predicted.
+    /// Number of tokens that are trained on. The first token does not count, because it is not predicted.
     pub fn trained(&self) -> usize {
         self.train.iter().skip(1).filter(|train| **train).count()
     }
 
-    /// The tokens before the last answer that is trained on, and those of the answer; `None` without either.
+    /// The tokens before the last answer that is trained on, and the tokens of that answer. `None` if there is no such
+    /// answer or nothing before it.
     pub(super) fn last_answer(self) -> Option<[Vec<u32>; 2]> {
         let end = self.train.iter().rposition(|train| *train)? + 1;
         let begin = self.train[..end].iter().rposition(|train| !*train)? + 1;
         Some([self.ids[..begin].to_vec(), self.ids[begin..end].to_vec()])
     }
 
-    /// Whether something is trained on, and no more than `limit` tokens are needed for it.
+    /// Whether the sample has a token that is trained on, and at most `limit` tokens.
     pub(super) fn is_usable(&self, limit: usize) -> bool {
         self.ids.len() <= limit && self.trained() > 0
     }
 }
 
 impl Conversations {
-    /// The number of conversations that `other` has, too.
+    /// The number of these conversations that `other` contains, too.
     pub(super) fn count_in(&self, other: &Self) -> usize {
-        let text = |row: &Conversation| serde_json::json!([row.messages, row.tools]).to_string();
-        let others: BTreeSet<String> = other.rows.iter().map(text).collect();
-        self.rows.iter().filter(|row| others.contains(&text(row))).count()
+        let identity = |row: &Conversation| serde_json::json!([row.messages, row.tools]).to_string();
+        let others: BTreeSet<String> = other.rows.iter().map(identity).collect();
+        self.rows.iter().filter(|row| others.contains(&identity(row))).count()
     }
 
-    /// Reads JSON lines (empty ones are skipped) or a JSON list. Fails on an entry that is not a conversation, and on a
-    /// file without any.
+    /// Reads JSON lines (empty lines are skipped) or a JSON list. Fails on an entry that is not a conversation, and on
+    /// a file without entries.
     pub fn read(file: &Path) -> Result<Self> {
         let text = files::read_text(file, MAX_BYTES).map_err(Error::file("read", file))?;
+        // Place and contents of each entry.
         let entries: Box<dyn Iterator<Item = (String, serde_json::Result<Value>)>> =
             match text.trim_start().starts_with('[') {
                 true => {
@@ -115,7 +120,7 @@ impl Conversations {
                     Box::new(lines.map(|(i, line)| (format!("line {}", i + 1), json::parse(line))))
                 }
             };
-        let (mut read, mut others) = (Vec::new(), BTreeSet::new());
+        let (mut rows_read, mut others) = (Vec::new(), BTreeSet::new());
         for (place, entry) in entries {
             let expected = |e: serde_json::Error| format!("expected an object such as {}: {e}", rows::EXPECTED);
             let row = entry
@@ -126,13 +131,13 @@ impl Conversations {
                     others.extend(std::mem::take(&mut entry.others).into_iter().map(|(key, _)| key));
                     Conversation::new(place.clone(), entry)
                 });
-            read.push(row.map_err(|problem| Error::bad_file(file, format!("{place}: {problem}")))?);
+            rows_read.push(row.map_err(|problem| Error::bad_file(file, format!("{place}: {problem}")))?);
         }
         if !others.is_empty() {
             let keys = others.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
             tracing::warn!("{}: keys beside `messages` and `tools` have no effect: {keys}", file.display());
         }
-        if let Some((row, argument)) = read.iter().find_map(|row| Some((row, row.undecided.as_ref()?))) {
+        if let Some((row, argument)) = rows_read.iter().find_map(|row| Some((row, row.undecided.as_ref()?))) {
             tracing::warn!(
                 "{}: {}: the argument {argument} is null and written as such: describe the tool in `tools` if a table \
                  (Parquet) added it, so that it is left out",
@@ -140,32 +145,34 @@ impl Conversations {
                 row.place
             );
         }
-        match read.is_empty() {
-            true => Err(Error::bad_file(file, "expected conversations, one a line or a JSON list; found none")),
-            false => Ok(Self { file: file.into(), rows: read }),
+        if rows_read.is_empty() {
+            return Err(Error::bad_file(file, "expected conversations, one a line or a JSON list; found none"));
         }
+        Ok(Self { file: file.into(), rows: rows_read })
     }
 
     pub(super) fn len(&self) -> usize {
         self.rows.len()
     }
 
-    /// The place of a row, for messages.
+    /// File and place of a row, for messages.
     pub fn origin(&self, row: usize) -> String {
         format!("{}: {}", self.file.display(), self.rows[row].place)
     }
 
-    /// Renders every row, so that an invalid one is found before the first step, and keeps the form that the chat
-    /// template reads. Fails also if none can be trained on; `key` names the file.
+    /// Renders every row, so that an invalid row is found before the first step, and keeps the form of it that the chat
+    /// template writes. Fails also if no row can be trained on. `key` is the option that names the file.
     pub(super) fn check(&mut self, key: &str, config: &SftConfig, model: &dyn LanguageModel) -> Result<()> {
-        let (limit, mut split, mut is_usable) = (config.limit(model), 0, false);
+        let limit = config.limit(model);
+        // Number of conversations that are several samples, and whether any sample so far can be trained on.
+        let (mut split, mut any_usable) = (0, false);
         for row in 0..self.rows.len() {
-            let (form, pieces) = self.form(row, config.train_on, model)?;
+            let (form, samples) = self.form(row, config.train_on, model)?;
             self.rows[row] = form;
-            split += usize::from(pieces.len() > 1);
-            // Rendering is much faster than counting tokens, which one row suffices for.
-            for sample in pieces {
-                is_usable = is_usable || tokens(sample, config.train_on, model)?.is_usable(limit);
+            split += usize::from(samples.len() > 1);
+            // Tokenizing is much slower than rendering, and is left out once a usable sample is found.
+            for sample in samples {
+                any_usable = any_usable || tokens(sample, config.train_on, model)?.is_usable(limit);
             }
         }
         if split > 0 {
@@ -176,7 +183,7 @@ impl Conversations {
                 self.rows.len()
             );
         }
-        if !is_usable {
+        if !any_usable {
             let problem = format!(
                 "no conversation of {} has a token to train on within {limit} tokens (`algo.sequence_length`)",
                 self.file.display()
@@ -189,26 +196,26 @@ impl Conversations {
     /// The samples of a row: the whole conversation, or one sample per answer if the chat template rewrites earlier
     /// answers.
     pub fn samples(&self, row: usize, train_on: TrainOn, model: &dyn LanguageModel) -> Result<Vec<Tokens>> {
-        let pieces = self.form(row, train_on, model)?.1;
-        pieces.into_iter().map(|sample| tokens(sample, train_on, model)).collect()
+        let (_, samples) = self.form(row, train_on, model)?;
+        samples.into_iter().map(|sample| tokens(sample, train_on, model)).collect()
     }
 
-    /// The first form of a row that the chat template writes, and its samples as text.
+    /// The first form of a row of which the chat template writes every field, and the samples of that form as text.
+    /// Fails with the problem of the first form if no form is written.
     fn form(&self, row: usize, train_on: TrainOn, model: &dyn LanguageModel) -> Result<(Conversation, Vec<Pieces>)> {
         let conversation = &self.rows[row];
-        let pieces = |form: Conversation| {
+        let checked = |form: Conversation| {
             form.check_fields(train_on, model)?;
-            form.pieces(train_on, model).map(|pieces| (Conversation { is_checked: true, ..form }, pieces))
+            form.samples(train_on, model).map(|samples| (Conversation { is_checked: true, ..form }, samples))
         };
-        let found = match conversation.is_checked {
-            true => conversation.pieces(train_on, model).map(|pieces| (conversation.clone(), pieces)),
-            false => {
-                let mut forms = conversation.forms(model);
-                let first = forms.next().unwrap_or_else(|| conversation.clone());
-                pieces(first).or_else(|e| forms.find_map(|form| pieces(form).ok()).ok_or(e))
-            }
+        let form_and_samples = if conversation.is_checked {
+            conversation.samples(train_on, model).map(|samples| (conversation.clone(), samples))
+        } else {
+            let mut forms = conversation.forms(model);
+            let first = forms.next().unwrap_or_else(|| conversation.clone());
+            checked(first).or_else(|problem| forms.find_map(|form| checked(form).ok()).ok_or(problem))
         };
-        found.map_err(|error| match error {
+        form_and_samples.map_err(|error| match error {
             Error::Unsupported(problem) => Error::bad_file(&self.file, format!("{}: {problem}", conversation.place)),
             error => Error::Context { doing: self.origin(row), source: Box::new(error) },
         })
@@ -222,7 +229,8 @@ fn tokens(pieces: Pieces, train_on: TrainOn, model: &dyn LanguageModel) -> Resul
     let mut before = String::new();
     for (text, train) in pieces {
         let ids = tokenize_after(model, &before, &text)?;
-        // The model never writes what follows the end of its turn.
+        // An answer is trained on up to the token that ends it: what the template writes after that, no model
+        // generates.
         let end = ids.iter().rposition(|id| train_on == TrainOn::Responses && ends.contains(id));
         let trained = if train { end.map_or(ids.len(), |end| end + 1) } else { 0 };
         tokens.train.extend((0..ids.len()).map(|i| i < trained));
@@ -252,28 +260,32 @@ impl Conversation {
         Ok(Self { place, messages, untrained, tools, undecided, is_checked: false })
     }
 
-    /// The forms of calls that a template may read, in the order in which they are tried: arguments as an object, then
-    /// as in the row; no text as null, then as an empty text. Templates that write null as a word get the empty text
-    /// alone.
+    /// The forms of this conversation that a chat template may read, in the order in which they are tried. Arguments of
+    /// calls are objects, then JSON in a text. For each of these, `content` of a message without a text is null, then
+    /// an empty text. Null is left out for templates that write it as the word `None`.
     fn forms<'a>(&'a self, model: &'a dyn LanguageModel) -> impl Iterator<Item = Self> + 'a {
         let has_calls = self.messages.iter().any(|message| message.fields.contains_key(CALLS));
-        let objects: fn(&mut Value) = parse_arguments;
-        let texts: fn(&mut Value) = write_arguments;
+        let to_objects: fn(&mut Value) = arguments_to_objects;
+        let to_texts: fn(&mut Value) = arguments_to_texts;
         let unchanged: fn(&mut Value) = |_| ();
-        let forms = if has_calls { vec![objects, texts] } else { vec![unchanged] };
-        forms.into_iter().flat_map(move |rewrite| {
-            let mut form = self.clone();
-            form.messages.iter_mut().filter_map(|message| message.fields.get_mut(CALLS)).for_each(rewrite);
-            let mut empty = form.clone();
-            empty.messages.iter_mut().for_each(|message| drop(message.fields.shift_remove(CONTENT)));
-            let words =
+        let rewrites = if has_calls { vec![to_objects, to_texts] } else { vec![unchanged] };
+        rewrites.into_iter().flat_map(move |rewrite| {
+            let mut with_null = self.clone();
+            with_null.messages.iter_mut().filter_map(|message| message.fields.get_mut(CALLS)).for_each(rewrite);
+            let mut with_empty_text = with_null.clone();
+            with_empty_text.messages.iter_mut().for_each(|message| drop(message.fields.shift_remove(CONTENT)));
+            let count_none =
                 |form: &Self| form.render(&form.messages, false, model).map(|text| text.matches("None").count());
-            let keeps_null = empty.messages != form.messages
-                && !matches!((words(&form), words(&empty)), (Ok(null), Ok(empty)) if null > empty);
-            keeps_null.then_some(form).into_iter().chain([empty])
+            let writes_none = || match (count_none(&with_null), count_none(&with_empty_text)) {
+                (Ok(with_null), Ok(with_empty_text)) => with_null > with_empty_text,
+                _ => false,
+            };
+            let keeps_null = with_empty_text.messages != with_null.messages && !writes_none();
+            keeps_null.then_some(with_null).into_iter().chain([with_empty_text])
         })
     }
 
+    /// The text of `messages`, with the tools of this conversation.
     fn render(&self, messages: &[Message], continue_as_assistant: bool, model: &dyn LanguageModel) -> Result<String> {
         if self.tools.is_empty() {
             return model.render_chat(messages, continue_as_assistant);
@@ -282,7 +294,7 @@ impl Conversation {
         rendered.ok_or_else(|| Error::Unsupported("the model's chat template does not write `tools`".into()))
     }
 
-    /// Fails on a field without an effect on the text: the model would be trained on something else.
+    /// Fails on a field of a message without an effect on the text, because the model would not be trained on it.
     fn check_fields(&self, train_on: TrainOn, model: &dyn LanguageModel) -> Result<()> {
         if train_on == TrainOn::All
             && let Some(i) = self.untrained.first()
@@ -292,11 +304,11 @@ impl Conversation {
         }
         for (i, message) in self.messages.iter().enumerate() {
             let is_result = ["tool", "function", "ipython"].contains(&message.role.as_str());
-            for key in message
-                .fields
-                .keys()
-                .filter(|key| key.as_str() != CONTENT && !(is_result && LINKS.contains(&key.as_str())))
-            {
+            for key in message.fields.keys() {
+                let may_be_ignored = key == CONTENT || (is_result && LINKS.contains(&key.as_str()));
+                if may_be_ignored {
+                    continue;
+                }
                 let mut without = self.messages[..=i].to_vec();
                 without[i].fields.remove(key);
                 let with = self.render(&self.messages[..=i], false, model)?;
@@ -309,26 +321,35 @@ impl Conversation {
         Ok(())
     }
 
-    /// The samples as text. Without rewriting, the whole text is cut before and after each answer.
-    fn pieces(&self, train_on: TrainOn, model: &dyn LanguageModel) -> Result<Vec<Pieces>> {
+    /// The samples as text.
+    ///
+    /// The conversation is one sample, its text cut before and after each answer, if that text contains each answer
+    /// where the model would write it. Otherwise the template rewrites earlier answers once more messages follow, as
+    /// those that drop thoughts do: then each answer is a sample, after the text that asks for it.
+    fn samples(&self, train_on: TrainOn, model: &dyn LanguageModel) -> Result<Vec<Pieces>> {
         let all = train_on == TrainOn::All;
         let whole = self.render(&self.messages, false, model)?;
-        let (mut samples, mut pieces) = (Vec::new(), Pieces::new());
-        let mut done = Some(0);
+        let (mut one_per_answer, mut pieces_of_whole) = (Vec::new(), Pieces::new());
+        // The length of the text in `pieces_of_whole`; `None` once the template has rewritten something.
+        let mut cut_up_to = Some(0);
         for (i, message) in self.messages.iter().enumerate().filter(|(_, message)| message.role == "assistant") {
             let before = self.render(&self.messages[..i], true, model)?;
             let after = self.render(&self.messages[..=i], false, model)?;
             match after.strip_prefix(before.as_str()).filter(|answer| contains(answer, &message.content)) {
                 Some(answer) => {
                     let train = all || !self.untrained.contains(&i);
-                    samples.push(vec![(before.clone(), false), (answer.to_string(), train)]);
-                    done = done.filter(|done| whole.starts_with(&after) && *done <= before.len()).map(|done| {
-                        pieces.push((before[done..].to_string(), all));
-                        pieces.push((answer.to_string(), train));
-                        after.len()
-                    });
+                    one_per_answer.push(vec![(before.clone(), false), (answer.to_string(), train)]);
+                    cut_up_to = match cut_up_to {
+                        Some(begin) if whole.starts_with(&after) && begin <= before.len() => {
+                            pieces_of_whole.push((before[begin..].to_string(), all));
+                            pieces_of_whole.push((answer.to_string(), train));
+                            Some(after.len())
+                        }
+                        _ => None,
+                    };
                 }
-                None if all => done = None,
+                // All tokens are trained on, so that no answer need be found.
+                None if all => cut_up_to = None,
                 None => {
                     let problem = format!(
                         "message {}: the chat template does not write this answer, whole, after the text that asks \
@@ -339,30 +360,35 @@ impl Conversation {
                 }
             }
         }
-        match done {
-            Some(done) => pieces.push((whole[done..].to_string(), all)),
-            None if all => pieces = vec![(whole, true)],
+        match cut_up_to {
+            Some(begin) => {
+                pieces_of_whole.push((whole[begin..].to_string(), all));
+                Ok(vec![pieces_of_whole])
+            }
+            None if all => Ok(vec![vec![(whole, true)]]),
             None => {
-                samples.retain(|pieces| pieces[1].1);
-                return Ok(samples);
+                let is_trained = |sample: &Pieces| sample[1].1;
+                one_per_answer.retain(is_trained);
+                Ok(one_per_answer)
             }
         }
-        Ok(vec![pieces])
     }
 }
 
-/// Whether `text` contains `part`, apart from white space, which chat templates trim.
-fn contains(text: &str, part: &str) -> bool {
-    let packed = |text: &str| text.split_whitespace().collect::<String>();
-    packed(text).contains(&packed(part))
+/// Whether `text` contains `excerpt` if white space, which chat templates trim, is left out of both.
+fn contains(text: &str, excerpt: &str) -> bool {
+    let without_space = |text: &str| text.split_whitespace().collect::<String>();
+    without_space(text).contains(&without_space(excerpt))
 }
 
-/// Descriptions of tools. Data sets hold their JSON in a text where schemas differ from row to row.
+/// Descriptions of tools from the entry's `tools`: a list, or its JSON in a text. Data sets use the text if schemas
+/// differ from row to row.
 fn tools(tools: Option<Value>) -> Result<Vec<Value>, String> {
     let expected = |e: String| format!("`tools`: expected a list, or its JSON in a text: {e}");
     let tools = match tools {
         Some(Value::String(text)) if text.trim().is_empty() => None,
         Some(Value::String(text)) => Some(json::parse(&text).map_err(|e| expected(e.to_string()))?),
+        // A list, in which a table may have added nulls.
         mut tools => {
             tools.iter_mut().for_each(remove_nulls);
             tools
@@ -374,9 +400,9 @@ fn tools(tools: Option<Value>) -> Result<Vec<Value>, String> {
     }
 }
 
-/// A message from its fields, and whether an answer is trained on.
+/// A message from its fields, and whether it is trained on if it is an answer.
 fn message(mut fields: Map<String, Value>) -> Result<(Message, bool), String> {
-    // Data sets of one schema have every field in every message.
+    // In data sets of one schema every message has every field. An empty field counts as absent, except for the text.
     let is_empty = |value: &Value| match value {
         Value::Null => true,
         Value::String(text) => text.is_empty(),
@@ -412,11 +438,11 @@ fn message(mut fields: Map<String, Value>) -> Result<(Message, bool), String> {
     Ok((Message { role, content, fields }, train))
 }
 
-/// The object with name and arguments of each call.
+/// The object with `name` and `arguments` of each call: the call itself, or its `function`.
 fn functions(calls: &mut Value) -> impl Iterator<Item = &mut Map<String, Value>> {
     fn function(call: &mut Value) -> Option<&mut Map<String, Value>> {
-        let is_inner = call.get("function").is_some_and(|function| !function.is_null());
-        if is_inner { call["function"].as_object_mut() } else { call.as_object_mut() }
+        let has_function = call.get("function").is_some_and(|function| !function.is_null());
+        if has_function { call["function"].as_object_mut() } else { call.as_object_mut() }
     }
     calls.as_array_mut().into_iter().flatten().filter_map(function)
 }
@@ -424,7 +450,7 @@ fn functions(calls: &mut Value) -> impl Iterator<Item = &mut Map<String, Value>>
 /// Fails on an invalid call. A call without arguments gets an empty object.
 fn check_calls(calls: &mut Value) -> Result<(), String> {
     let expected = "`tool_calls`: expected a list of {\"function\": {\"name\": \"...\", \"arguments\": {...}}}";
-    let listed = calls.as_array().ok_or_else(|| format!("{expected}, found {calls}"))?.len();
+    let count = calls.as_array().ok_or_else(|| format!("{expected}, found {calls}"))?.len();
     for call in functions(calls) {
         match call.get("arguments") {
             Some(Value::Object(_)) => {}
@@ -439,12 +465,12 @@ fn check_calls(calls: &mut Value) -> Result<(), String> {
         }
     }
     let named = functions(calls).filter(|call| call.get("name").is_some_and(Value::is_string)).count();
-    if named < listed { Err(format!("{expected}, found {calls}")) } else { Ok(()) }
+    if named < count { Err(format!("{expected}, found {calls}")) } else { Ok(()) }
 }
 
-/// Replaces arguments of calls that are JSON in a text, as in OpenAI's format, by the object: templates write it as
-/// JSON themselves.
-fn parse_arguments(calls: &mut Value) {
+/// Replaces arguments of calls that are JSON in a text, as in OpenAI's format, by the object. Many templates convert it
+/// to JSON themselves.
+fn arguments_to_objects(calls: &mut Value) {
     for call in functions(calls) {
         if let Some(Value::String(text)) = call.get("arguments")
             && let Ok(arguments) = json::parse(text)
@@ -454,8 +480,8 @@ fn parse_arguments(calls: &mut Value) {
     }
 }
 
-/// Replaces arguments that are an object by their JSON in a text, as Python writes it.
-fn write_arguments(calls: &mut Value) {
+/// Replaces arguments of calls that are an object by their JSON in a text, as Python writes it.
+fn arguments_to_texts(calls: &mut Value) {
     for call in functions(calls) {
         if let Some(arguments @ Value::Object(_)) = call.get("arguments") {
             let text = json::dumps(arguments);
@@ -464,34 +490,35 @@ fn write_arguments(calls: &mut Value) {
     }
 }
 
-/// Removes null arguments that a table such as Parquet's added, where every call has the arguments of all: those that
-/// the tool does not have, and optional ones that are never null. Returns one that is left because no description of
-/// its tool decides.
+/// Removes null arguments that a table, such as Parquet's, has added: in a table every call has the arguments of all
+/// calls. A null argument is removed if the tool does not have it, or if it is optional and its schema does not admit
+/// null. Without a description of the tool that cannot be decided: null arguments are kept, and one of them is
+/// returned.
 fn remove_absent(calls: &mut Value, tools: &[Value]) -> Option<String> {
     let mut undecided = None;
     for call in functions(calls) {
         let name = call.get("name").and_then(Value::as_str).unwrap_or_default().to_string();
         let Some(arguments) = call.get_mut("arguments").and_then(Value::as_object_mut) else { continue };
-        let described =
+        let description =
             tools.iter().map(|tool| tool.get("function").unwrap_or(tool)).find(|tool| tool["name"] == *name);
-        let parameters = described.map(|tool| &tool["parameters"]);
-        arguments.retain(|key, value| match parameters {
-            _ if !value.is_null() => true,
-            None => {
+        arguments.retain(|key, value| {
+            if !value.is_null() {
+                return true;
+            }
+            let Some(description) = description else {
                 undecided = Some(format!("`{key}` of `{name}`"));
-                true
-            }
-            Some(parameters) => {
-                let is_required = parameters["required"].as_array().is_some_and(|keys| keys.contains(&json!(key)));
-                let schema = &parameters["properties"][key.as_str()];
-                is_required || (!schema.is_null() && admits_null(schema))
-            }
+                return true;
+            };
+            let parameters = &description["parameters"];
+            let is_required = parameters["required"].as_array().is_some_and(|keys| keys.contains(&json!(key)));
+            let schema = &parameters["properties"][key.as_str()];
+            is_required || (!schema.is_null() && admits_null(schema))
         });
     }
     undecided
 }
 
-/// Whether null is a value of the JSON schema.
+/// Whether the JSON schema admits null. A schema that says nothing about types does.
 fn admits_null(schema: &Value) -> bool {
     let admits = |key: &str| schema[key].as_array().map(|schemas| schemas.iter().any(admits_null));
     match &schema["type"] {
@@ -505,7 +532,8 @@ fn admits_null(schema: &Value) -> bool {
     }
 }
 
-/// Removes null members of JSON schemas, which only a table adds, except where null may be a value.
+/// Removes null members of JSON schemas, which only a table adds. `default` and `const` are kept, because null may be
+/// their value; values in `enum` and `examples` as well.
 fn remove_nulls(schema: &mut Value) {
     match schema {
         Value::Array(items) => items.iter_mut().for_each(remove_nulls),

@@ -1,7 +1,7 @@
 //! Supervised fine-tuning of language models on conversations.
 //!
-//! loss = - sum over trained tokens of log p(token) / number of trained tokens of the step. Trained tokens are those of
-//! the assistant's messages, or all.
+//! loss = - sum over trained tokens of log p(token) / number of trained tokens of the step. Trained tokens are the
+//! tokens of the assistant's messages, or all tokens ([`TrainOn`]).
 
 pub mod conversations;
 mod rows;
@@ -46,12 +46,14 @@ pub enum TrainOn {
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SftConfig {
-    /// JSON lines or a JSON list, each entry `{"messages": [{"role": "user", "content": "..."}, {"role": "assistant",
-    /// "content": "..."}]}`; `tools` beside `messages`, and further fields of messages such as `tool_calls` and
-    /// `reasoning_content`, where the chat template writes them. Answers of `weight: 0` are not trained on.
+    /// File with conversations: JSON lines or a JSON list, each entry `{"messages": [{"role": "user", "content":
+    /// "..."}, {"role": "assistant", "content": "..."}]}`. An entry may have `tools` next to `messages`, and a message
+    /// further fields such as `tool_calls` and `reasoning_content`, if the chat template writes them. Answers of
+    /// `weight: 0` are not trained on.
     pub data: Option<PathBuf>,
-    /// Conversations that are not trained on, in the same form: their loss is measured before and after training, and
-    /// every `evaluation.every` steps, and the model answers the first three of them for the report. `null`: none.
+    /// File with conversations that are not trained on, in the form of `data`. Their loss is measured before and after
+    /// training, and every `evaluation.every` steps; the model answers the first three of them for the report. `null`:
+    /// none.
     pub val_data: Option<PathBuf>,
     /// Conversations of one update, over all ranks.
     #[schemars(range(min = 1))]
@@ -59,11 +61,12 @@ pub struct SftConfig {
     /// Conversations whose gradient is computed at once.
     #[schemars(range(min = 1))]
     pub micro_batch_size: usize,
-    /// Longer conversations are left out and counted. `null`: the model's context.
+    /// Maximum number of tokens of a conversation; longer ones are left out and counted. `null`: the model's context
+    /// length.
     pub sequence_length: Option<usize>,
     /// Which tokens are trained on.
     pub train_on: TrainOn,
-    /// Another order of the conversations each pass, keyed by `seed`.
+    /// Whether each pass over the conversations has another order, drawn with `seed`.
     pub shuffle: bool,
     /// Reaction to a loss or gradient that is not finite.
     pub on_nonfinite: OnNonfinite,
@@ -96,7 +99,7 @@ pub struct Sft {
     config: SftConfig,
     conversations: Conversations,
     held_out: Option<Conversations>,
-    /// The number of held-out conversations that are trained on, too.
+    /// Number of held-out conversations that are also trained on, by mistake of the user.
     seen: usize,
     ranks: Arc<dyn Communicator>,
 }
@@ -108,6 +111,7 @@ impl Sft {
         Ok(Self { config, conversations, held_out: None, seen: 0, ranks: Arc::new(SingleRank) })
     }
 
+    /// Makes the algorithm from its options, and reads the files that they name.
     fn open(config: SftConfig, context: &BuildContext) -> Result<Self> {
         let Some(path) = &config.data else {
             let problem = "no data are named: give a file of JSON lines, each with a list of `messages`";
@@ -116,7 +120,10 @@ impl Sft {
         let conversations = Conversations::read(&context.resolve(path))?;
         let held_out = config.val_data.as_ref().map(|path| Conversations::read(&context.resolve(path))).transpose()?;
         let seen = held_out.as_ref().map_or(0, |held_out| held_out.count_in(&conversations));
-        if let (1.., Some(held_out), 0) = (seen, &held_out, context.ranks.rank().0) {
+        if let Some(held_out) = &held_out
+            && seen > 0
+            && context.ranks.rank().0 == 0
+        {
             let of = held_out.len();
             tracing::warn!(
                 "{seen} of {of} conversations of `algo.val_data` are trained on, too: `val/loss` says nothing of others"
@@ -138,14 +145,11 @@ impl Algorithm for Sft {
             return Err(Error::config("algo.batch_size", problem));
         }
         let model = language(model, NAME)?;
-        for (key, conversations) in
-            [("algo.data", Some(&mut self.conversations)), ("algo.val_data", self.held_out.as_mut())]
-        {
-            if let Some(conversations) = conversations {
-                conversations.check(key, &self.config, model)?;
-            }
+        self.conversations.check("algo.data", &self.config, model)?;
+        match &mut self.held_out {
+            Some(held_out) => held_out.check("algo.val_data", &self.config, model),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn data_source(&self) -> DataSource {
@@ -154,8 +158,10 @@ impl Algorithm for Sft {
     }
 
     fn headlines(&self) -> Vec<Headline> {
-        let held_out = match (self.seen, &self.held_out) {
-            (1.., Some(all)) => format!("conversations, {} of {} of which are trained on, too", self.seen, all.len()),
+        let held_out = match &self.held_out {
+            Some(held_out) if self.seen > 0 => {
+                format!("conversations, {} of {} of which are trained on, too", self.seen, held_out.len())
+            }
             _ => "conversations that were not trained on".into(),
         };
         vec![
@@ -176,7 +182,7 @@ impl Algorithm for Sft {
     ) -> Result<Option<Validation>> {
         let Some(held_out) = &self.held_out else { return Ok(None) };
         let ranks = self.ranks.as_ref();
-        // Before the sums, in which the other ranks wait.
+        // Rank 0 answers first. The other ranks compute their part of the loss meanwhile, and wait in its sum.
         let records = match ranks.rank().0 {
             0 => validation::answers(&self.config, held_out, step, model, progress)?,
             _ => Vec::new(),
@@ -190,7 +196,7 @@ impl Algorithm for Sft {
     }
 }
 
-/// Sums over trained tokens.
+/// Sums over the trained tokens of some samples.
 #[derive(Default)]
 struct Sums {
     negative_log_likelihood: f64,
@@ -210,28 +216,34 @@ impl Sft {
         let limit = self.config.limit(model);
         for row in rows {
             let samples = self.conversations.samples(row, self.config.train_on, model)?;
-            let mut reason =
-                samples.iter().all(|t| t.trained() == 0).then(|| "no token of it is trained on".to_string());
-            for tokens in samples.into_iter().filter(|tokens| tokens.trained() > 0) {
-                match tokens.ids.len() {
-                    n if n > limit => reason = Some(format!("{n} tokens are more than the {limit} allowed")),
-                    _ => batch.push(tokens),
+            let mut left_out_because = None;
+            if samples.iter().all(|sample| sample.trained() == 0) {
+                left_out_because = Some("no token of it is trained on".to_string());
+            }
+            for sample in samples.into_iter().filter(|sample| sample.trained() > 0) {
+                let length = sample.ids.len();
+                if length > limit {
+                    left_out_because = Some(format!("{length} tokens are more than the {limit} allowed"));
+                } else {
+                    batch.push(sample);
                 }
             }
-            report.skipped.extend(reason.map(|reason| (self.conversations.origin(row), reason)));
+            if let Some(reason) = left_out_because {
+                report.skipped.push((self.conversations.origin(row), reason));
+            }
         }
         // Similar lengths share a micro-batch, so that little is padded.
         batch.sort_by_key(|t| t.ids.len());
 
         watch.begin(TRAIN, None)?;
-        let own: usize = batch.iter().map(Tokens::trained).sum();
-        let mut total = [own as f32];
-        ctx.strategy.ranks().all.all_reduce(&mut total)?;
-        let total = f64::from(total[0]);
+        let tokens_of_this_rank: usize = batch.iter().map(Tokens::trained).sum();
+        let mut sum = [tokens_of_this_rank as f32];
+        ctx.strategy.ranks().all.all_reduce(&mut sum)?;
+        let tokens_of_all_ranks = f64::from(sum[0]);
         let mut sums = Sums::default();
         let mut nonfinite = None;
         for chunk in batch.chunks(self.config.micro_batch_size) {
-            let added = pull(ctx, chunk, total)?;
+            let added = pull(ctx, chunk, tokens_of_all_ranks)?;
             sums.negative_log_likelihood += added.negative_log_likelihood;
             sums.entropy += added.entropy;
             if !added.negative_log_likelihood.is_finite() {
@@ -239,13 +251,14 @@ impl Sft {
                 break;
             }
         }
-        // The loss is divided by the tokens of all ranks already: one sample counts as the whole.
-        let counted = f64::from(u8::from(total > 0.0 && ctx.strategy.ranks().all.rank().0 == 0));
+        // `pull` has divided the loss by the tokens of all ranks, and `finish` divides by the sum of `counted` over
+        // ranks. So that sum must be 1: rank 0 counts one sample for the whole step.
+        let counted = f64::from(u8::from(tokens_of_all_ranks > 0.0 && ctx.strategy.ranks().all.rank().0 == 0));
         let update = update::finish(ctx, counted, &mut nonfinite, self.config.on_nonfinite, |_, _| Ok(()))?;
-        let tokens = own.max(1) as f64;
+        let tokens = tokens_of_this_rank.max(1) as f64;
         report.metrics.insert("actor/loss".into(), sums.negative_log_likelihood / tokens);
         report.metrics.insert("actor/entropy".into(), sums.entropy / tokens);
-        report.metrics.insert("tokens/trained".into(), own as f64);
+        report.metrics.insert("tokens/trained".into(), tokens_of_this_rank as f64);
         if let Some(update) = update {
             report.metrics.insert("actor/grad_norm".into(), update.grad_norm);
             report.metrics.insert("actor/grad_clipped".into(), f64::from(u8::from(update.clipped)));
@@ -255,36 +268,39 @@ impl Sft {
         Ok(report)
     }
 
-    /// The conversations of this rank in this step. All passes form one endless sequence, each pass in its own order.
+    /// The conversations of this rank in this step. The passes over the data form one endless sequence, each pass in
+    /// its own order; a step takes the next `batch_size` conversations of it, and each rank a contiguous part of these.
     fn rows(&self, ctx: &StepContext<'_>) -> Result<Vec<usize>> {
         let (rank, ranks) = (ctx.strategy.ranks().all.rank().0, ctx.strategy.ranks().all.world_size());
-        let (n, share) = (self.conversations.len() as u64, (self.config.batch_size / ranks) as u64);
+        let (count, share) = (self.conversations.len() as u64, (self.config.batch_size / ranks) as u64);
         let first = ctx.step * self.config.batch_size as u64 + rank as u64 * share;
-        let mut order: Option<(u64, Vec<usize>)> = None;
+        // A pass and its order, which most positions have in common.
+        let mut latest_order: Option<(u64, Vec<usize>)> = None;
         let row = |position: u64| {
-            let (pass, within) = (position / n, (position % n) as usize);
+            let (pass, within_pass) = (position / count, (position % count) as usize);
             if !self.config.shuffle {
-                return within;
+                return within_pass;
             }
-            match &mut order {
-                Some((p, order)) if *p == pass => order[within],
-                other => other.insert((pass, ctx.noise.permutation(pass, n as usize))).1[within],
+            match &mut latest_order {
+                Some((its_pass, order)) if *its_pass == pass => order[within_pass],
+                other => other.insert((pass, ctx.noise.permutation(pass, count as usize))).1[within_pass],
             }
         };
         Ok((first..first + share).map(row).collect())
     }
 }
 
-/// The model's evaluation of some conversations.
+/// The model's evaluation of B samples, in a grid of B rows.
 struct Evaluated {
     sums: Sums,
-    /// Which columns are trained on.
+    /// Which predictions are trained on, `[B, columns]`.
     trained: Vec<bool>,
-    /// Columns: one less than the longest conversation has tokens.
+    /// Number of predictions of a row: one less than the tokens of the longest sample.
     columns: usize,
     pullback: Option<Pullback>,
 }
 
+/// Evaluates samples, padded on the right to one length.
 fn evaluate(model: &mut dyn Model, chunk: &[Tokens], grad: Grad) -> Result<Evaluated> {
     let width = chunk.iter().map(|t| t.ids.len()).max().unwrap_or(0);
     let (mut ids, mut mask, mut trained) = (Vec::new(), Vec::new(), Vec::new());
@@ -292,25 +308,28 @@ fn evaluate(model: &mut dyn Model, chunk: &[Tokens], grad: Grad) -> Result<Evalu
         let padding = width - tokens.ids.len();
         ids.extend(tokens.ids.iter().map(|id| i64::from(*id)).chain(std::iter::repeat_n(0, padding)));
         mask.extend(tokens.ids.iter().map(|_| 1u8).chain(std::iter::repeat_n(0, padding)));
-        // Column t speaks of token t + 1.
+        // Column t is the prediction of token t + 1.
         trained.extend(tokens.train.iter().copied().chain(std::iter::repeat_n(false, padding)).skip(1));
     }
     let shape = [chunk.len(), width];
     let (ids, mask) = (Tensor::new(ids, shape)?, Tensor::new(mask, shape)?);
     let (stats, pullback) = language(model, NAME)?.evaluate(&ids, &mask, Adapter::On, grad)?;
-    let over = |values: &Tensor| -> Result<f64> {
+    let sum_of_trained = |values: &Tensor| -> Result<f64> {
         let values = values.f32s()?.iter().zip(&trained).filter(|(_, trained)| **trained);
         Ok(values.map(|(v, _)| f64::from(*v)).sum())
     };
-    let sums = Sums { negative_log_likelihood: -over(&stats.log_probs)?, entropy: over(&stats.entropy)? };
+    let sums =
+        Sums { negative_log_likelihood: -sum_of_trained(&stats.log_probs)?, entropy: sum_of_trained(&stats.entropy)? };
     Ok(Evaluated { sums, trained, columns: width.saturating_sub(1), pullback })
 }
 
-/// Adds the gradient of some conversations to the strategy.
+/// Adds the gradient of some samples to the strategy, unless their loss is not finite. `total`: the number of trained
+/// tokens of the step, over all ranks.
 fn pull(ctx: &mut StepContext<'_>, chunk: &[Tokens], total: f64) -> Result<Sums> {
     let Evaluated { sums, trained, columns, pullback } = evaluate(ctx.model, chunk, Grad::Record)?;
     if sums.negative_log_likelihood.is_finite() {
         let slope = (-1.0 / total) as f32;
+        // [2, B, columns]: of the log-probabilities, then of the entropies, which are not in the loss.
         let mut cotangent: Vec<f32> = trained.iter().map(|trained| if *trained { slope } else { 0.0 }).collect();
         cotangent.resize(2 * trained.len(), 0.0);
         let pullback = pullback.ok_or(AlgorithmError::NoPullback { what: "the language model".into() })?;

@@ -1,15 +1,15 @@
-//! The forms in which data sets hold conversations, as `messages`.
+//! The forms in which data sets hold conversations, and their conversion to one form, a list of `messages`.
 
 use roll_external::json;
 use serde_json::{Map, Value, json};
 
-/// The form that every other one becomes, for messages.
+/// The form that every other one is converted to, for error messages.
 pub(super) const EXPECTED: &str =
     r#"{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}"#;
 
 /// Returns `row` with the key `messages`, from the forms of TRL (`prompt` and `completion`), ShareGPT (`conversations`)
-/// and Alpaca (`instruction`, `input` and `output`). Other rows are returned unchanged. Contents that are lists of texts
-/// become one text, and OpenAI's older `functions` and `function_call` become `tools` and `tool_calls`.
+/// and Alpaca (`instruction`, `input` and `output`). Other rows are returned unchanged. Contents that are lists of
+/// texts become one text, and OpenAI's older `functions` and `function_call` become `tools` and `tool_calls`.
 pub(super) fn normalised(row: Value) -> Result<Value, String> {
     let Value::Object(mut fields) = row else { return Ok(row) };
     fields.retain(|_, value| !value.is_null());
@@ -24,14 +24,14 @@ pub(super) fn normalised(row: Value) -> Result<Value, String> {
         if fields.contains_key("tools") {
             return Err("expected `tools` or `functions`, found both".into());
         }
-        fields.insert("tools".into(), described(functions)?);
+        fields.insert("tools".into(), tools_of_functions(functions)?);
     }
     fields.insert("messages".into(), with_tool_calls(joined_texts(messages)?)?);
     Ok(Value::Object(fields))
 }
 
-/// Tools from OpenAI's older descriptions of functions: a list, or its JSON in a text.
-fn described(functions: Value) -> Result<Value, String> {
+/// `tools` from OpenAI's older `functions`, a list of descriptions or its JSON in a text.
+fn tools_of_functions(functions: Value) -> Result<Value, String> {
     let functions = match functions {
         Value::String(text) => json::parse(&text).map_err(|e| format!("`functions`: expected a list: {e}"))?,
         functions => functions,
@@ -40,9 +40,10 @@ fn described(functions: Value) -> Result<Value, String> {
     Ok(functions.into_iter().map(|function| json!({ "type": "function", "function": function })).collect())
 }
 
-/// Replaces OpenAI's older `function_call`, one call, by a list of `tool_calls`, and the role `function` of its result
-/// by `tool`. The ids have nine letters and digits, as Mistral's templates demand.
+/// Replaces OpenAI's older `function_call` of a message, which is one call, by a list of `tool_calls`, and the role
+/// `function` of the call's result by `tool`. The ids have nine letters and digits, as Mistral's templates demand.
 fn with_tool_calls(mut messages: Value) -> Result<Value, String> {
+    // Number of calls so far.
     let mut calls = 0;
     for (i, message) in messages.as_array_mut().into_iter().flatten().enumerate() {
         let Some(message) = message.as_object_mut() else { continue };
@@ -70,6 +71,7 @@ fn with_tool_calls(mut messages: Value) -> Result<Value, String> {
     Ok(messages)
 }
 
+/// `messages` from ShareGPT's `conversations`, entries `{"from": ..., "value": ...}`, and `system`.
 fn share_gpt(fields: &mut Map<String, Value>) -> Result<Value, String> {
     let turns = fields.remove("conversations").unwrap_or_default();
     let Value::Array(turns) = turns else { return Err("`conversations`: expected a list".into()) };
@@ -99,6 +101,7 @@ fn share_gpt(fields: &mut Map<String, Value>) -> Result<Value, String> {
     Ok(Value::Array(messages))
 }
 
+/// `messages` from TRL's `prompt` and `completion`, each a text or a list of messages.
 fn prompt_completion(fields: &mut Map<String, Value>) -> Result<Value, String> {
     let mut messages = Vec::new();
     for (key, role) in [("prompt", "user"), ("completion", "assistant")] {
@@ -111,7 +114,8 @@ fn prompt_completion(fields: &mut Map<String, Value>) -> Result<Value, String> {
     Ok(Value::Array(messages))
 }
 
-/// The further input of an instruction follows it after an empty line.
+/// `messages` from Alpaca's `instruction`, `input`, `output` and `system`. `input` follows the instruction after an
+/// empty line.
 fn alpaca(fields: &mut Map<String, Value>) -> Result<Value, String> {
     let mut text = |key: &str| match fields.remove(key) {
         None => Ok(String::new()),
@@ -119,13 +123,13 @@ fn alpaca(fields: &mut Map<String, Value>) -> Result<Value, String> {
         Some(_) => Err(format!("`{key}`: expected a text")),
     };
     let (instruction, input, output) = (text("instruction")?, text("input")?, text("output")?);
-    let asked = if input.is_empty() { instruction } else { format!("{instruction}\n\n{input}") };
+    let question = if input.is_empty() { instruction } else { format!("{instruction}\n\n{input}") };
     let mut messages = Vec::new();
     let system = text("system")?;
     if !system.is_empty() {
         messages.push(json!({ "role": "system", "content": system }));
     }
-    messages.push(json!({ "role": "user", "content": asked }));
+    messages.push(json!({ "role": "user", "content": question }));
     messages.push(json!({ "role": "assistant", "content": output }));
     Ok(Value::Array(messages))
 }

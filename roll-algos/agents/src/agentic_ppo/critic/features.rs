@@ -1,4 +1,4 @@
-//! Features of a token for the head: its hidden state, and a running mean of the states so far.
+//! The features of a token that the head reads: its hidden state, and a running mean of the states so far.
 
 use roll_core::{Adapter, Error, Result, StepContext, Tensor};
 use roll_step::ranks::share;
@@ -24,19 +24,20 @@ impl Features {
     /// time.
     pub(super) fn of(ctx: &mut StepContext<'_>, samples: &[TextSample], wanted: &Mask, at_once: usize) -> Result<Self> {
         let mut features = Self::default();
-        let own: Vec<usize> = share(ctx.strategy.ranks().all.as_ref(), samples.len()).collect();
-        for part in by_episodes(samples, &own, at_once) {
-            let chosen: Vec<&TextSample> = part.iter().map(|i| &samples[*i]).collect();
+        let own_share: Vec<usize> = share(ctx.strategy.ranks().all.as_ref(), samples.len()).collect();
+        for rows in by_episodes(samples, &own_share, at_once) {
+            let chosen: Vec<&TextSample> = rows.iter().map(|i| &samples[*i]).collect();
             let width = width(&chosen);
             let evaluated = ConversationBatch::new(&chosen, width)?;
             let (tokens, attention) = (&evaluated.batch.tokens, &evaluated.batch.attention);
             let states = language(ctx.model, NAME)?.hidden_states(tokens, attention, Adapter::On)?;
-            features.add(&states, width, part.iter().copied().zip(evaluated.row_of.iter().copied()), wanted)?;
+            features.add(&states, width, rows.iter().copied().zip(evaluated.row_of.iter().copied()), wanted)?;
         }
         Ok(features)
     }
 
-    /// Adds the features of `samples`, pairs of a sample and its row of `states` `[rows, width, D]`.
+    /// Adds the features of `samples`, pairs of a sample's position and its row in `states`, which is `[rows, width,
+    /// D]`.
     fn add(
         &mut self,
         states: &Tensor,
@@ -55,18 +56,18 @@ impl Features {
             }
         };
         self.dim = 2 * dim;
-        let (states, first) = (states.f32s()?, self.values.len());
+        let (states, count_before) = (states.f32s()?, self.values.len());
         for (sample, row) in samples {
             let mut recent = RunningMean::new(dim);
-            // The state after token t predicts token t + 1, which is column t.
+            // The state after token t predicts token t + 1, whose prediction is column t.
             for t in wanted.columns_of(sample) {
                 let state = &states[(row * width + t) * dim..][..dim];
                 self.cells.push((sample, t));
                 self.values.extend_from_slice(state);
-                self.values.extend(recent.with(state));
+                self.values.extend(recent.after(state));
             }
         }
-        match self.values[first..].iter().find(|v| !v.is_finite()) {
+        match self.values[count_before..].iter().find(|v| !v.is_finite()) {
             Some(value) => {
                 let what = format!("a hidden state that `{NAME}` reads");
                 Err(Error::NonFinite { what, value: f64::from(*value) })
@@ -81,22 +82,23 @@ impl Features {
     }
 }
 
-/// The mean of the states of a sample so far, with more weight on the later ones.
+/// The mean of the states of a sample so far, with weights that decay exponentially towards earlier states.
 struct RunningMean {
     sum: Vec<f32>,
     weight: f32,
 }
 
 impl RunningMean {
-    /// Weight of a state relative to the next one: the mean reaches back over the words of about one turn.
+    /// Weight of a state relative to the next one. The mean reaches back over about 16 tokens, the words of about one
+    /// turn.
     const DECAY: f32 = 15.0 / 16.0;
 
     fn new(dim: usize) -> Self {
         Self { sum: vec![0.0; dim], weight: 0.0 }
     }
 
-    /// The mean with one more state.
-    fn with(&mut self, state: &[f32]) -> impl Iterator<Item = f32> + '_ {
+    /// Adds a state and returns the mean after it.
+    fn after(&mut self, state: &[f32]) -> impl Iterator<Item = f32> + '_ {
         self.weight = Self::DECAY * self.weight + 1.0;
         self.sum.iter_mut().zip(state).for_each(|(sum, value)| *sum = Self::DECAY * *sum + value);
         self.sum.iter().map(|sum| sum / self.weight)

@@ -32,6 +32,7 @@ impl ValueHead {
         !self.parameters.is_empty() && [mean.len(), square.len()] == [self.parameters.len(); 2]
     }
 
+    /// The factor `1 / sqrt(D)`.
     fn scale(&self) -> f64 {
         (self.dim().max(1) as f64).sqrt().recip()
     }
@@ -42,7 +43,7 @@ impl ValueHead {
         let dot = |row: &[f32]| row.iter().zip(weights).map(|(h, w)| f64::from(*h) * w).sum::<f64>();
         let rows: Vec<&[f32]> = features.rows().collect();
         let mut values = vec![0.0; rows.len()];
-        let size = size_of_part(rows.len(), features);
+        let size = items_per_thread(rows.len(), features);
         let mut parts: Vec<_> = values.chunks_mut(size).zip(rows.chunks(size)).collect();
         in_parallel(&mut parts, usize::MAX, |(values, rows)| {
             values.iter_mut().zip(*rows).for_each(|(value, row)| *value = dot(row) * self.scale() + bias);
@@ -50,20 +51,20 @@ impl ValueHead {
         values
     }
 
-    /// The gradient of the parameters, given that of the values. Threads divide the weights, not the tokens, so that
-    /// the sums do not depend on their number.
+    /// The gradient of the parameters, given the gradient of the values. The work is divided among threads by weights,
+    /// not by tokens, so that the sums do not depend on the number of threads.
     pub(super) fn gradient(&self, features: &Features, d_values: &[f64]) -> Vec<f64> {
         let mut gradient = vec![0.0; self.parameters.len()];
         let Some((d_bias, d_weights)) = gradient.split_last_mut() else { return gradient };
         let used: Vec<(&[f32], f64)> =
             features.rows().zip(d_values.iter().copied()).filter(|(_, d_value)| *d_value != 0.0).collect();
         *d_bias = used.iter().fold(0.0, |sum, (_, d_value)| sum + d_value);
-        let size = size_of_part(d_weights.len(), features);
+        let size = items_per_thread(d_weights.len(), features);
         let mut parts: Vec<_> = d_weights.chunks_mut(size).enumerate().collect();
-        in_parallel(&mut parts, usize::MAX, |(i, part)| {
+        in_parallel(&mut parts, usize::MAX, |(i, d_part)| {
             for (row, d_value) in &used {
                 let d = d_value * self.scale();
-                part.iter_mut().zip(&row[*i * size..]).for_each(|(sum, h)| *sum += d * f64::from(*h));
+                d_part.iter_mut().zip(&row[*i * size..]).for_each(|(sum, h)| *sum += d * f64::from(*h));
             }
         });
         gradient
@@ -75,12 +76,14 @@ impl ValueHead {
     }
 }
 
-/// The size of each thread's part of `items`: all of them where threads would cost more than they save.
-fn size_of_part(items: usize, features: &Features) -> usize {
-    const ALONE: usize = 1 << 18;
-    let threads = match features.values.len() < ALONE {
-        true => 1,
-        false => std::thread::available_parallelism().map_or(1, |cores| cores.get()),
+/// The number of `items` that each thread gets: all of them if threads would cost more than they save.
+fn items_per_thread(items: usize, features: &Features) -> usize {
+    /// Number of feature values from which threads are worth their cost.
+    const MIN_FOR_THREADS: usize = 1 << 18;
+    let threads = if features.values.len() < MIN_FOR_THREADS {
+        1
+    } else {
+        std::thread::available_parallelism().map_or(1, |cores| cores.get())
     };
     items.div_ceil(threads).max(1)
 }
@@ -89,7 +92,9 @@ fn size_of_part(items: usize, features: &Features) -> usize {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Adam {
     step: i32,
+    /// First moments: decaying means of gradients.
     mean: Vec<f64>,
+    /// Second moments: decaying means of squared gradients.
     square: Vec<f64>,
 }
 
@@ -99,12 +104,13 @@ impl Adam {
 
     fn update(&mut self, parameters: &mut [f64], gradient: &[f64], learning_rate: f64) {
         self.step = self.step.saturating_add(1);
-        let [first, second] = Self::BETAS.map(|beta| 1.0 - beta.powi(self.step));
+        let [mean_correction, square_correction] = Self::BETAS.map(|beta| 1.0 - beta.powi(self.step));
         let moments = self.mean.iter_mut().zip(&mut self.square);
         for ((parameter, g), (mean, square)) in parameters.iter_mut().zip(gradient).zip(moments) {
             *mean += (1.0 - Self::BETAS[0]) * (g - *mean);
             *square += (1.0 - Self::BETAS[1]) * (g * g - *square);
-            *parameter -= learning_rate * (*mean / first) / ((*square / second).sqrt() + Self::EPS);
+            *parameter -=
+                learning_rate * (*mean / mean_correction) / ((*square / square_correction).sqrt() + Self::EPS);
         }
     }
 }

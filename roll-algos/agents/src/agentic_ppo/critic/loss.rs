@@ -1,4 +1,4 @@
-//! The loss of values.
+//! The loss of the critic's values, and the fraction of the variance of returns that they explain.
 
 use crate::agentic_ppo::aggregate::{Aggregation, Totals};
 use crate::agentic_ppo::grid::{Grid, Mask};
@@ -6,19 +6,19 @@ use crate::agentic_ppo::grid::{Grid, Mask};
 /// The loss of values and its gradient.
 #[derive(Clone, Debug)]
 pub struct ValueLoss {
-    /// `0.5 * mean((value - return)^2)`, of each sample first; with a clip the larger of that and of the clipped
-    /// value's.
+    /// Half the mean of `(value - return)^2`, over the tokens of each sample and then over samples. With a clip, a
+    /// token counts with the larger of this square and that of its clipped value.
     pub value: f64,
-    /// Gradient in the values.
+    /// Gradient of the loss in the values.
     pub d_values: Grid,
-    /// Mean squared error, whatever the clip.
+    /// Mean squared error, without the clip.
     pub error: f64,
-    /// Fraction of tokens at which the clip decides.
+    /// Fraction of tokens whose clipped value is the one that counts.
     pub clip_fraction: f64,
 }
 
-/// The loss of `values` against `returns` over `mask`. With `clip` a value counts as no further than that from its
-/// `old` one where this makes the loss larger, so that the loss has no gradient beyond it
+/// The loss of `values` against `returns` over `mask`. With `clip`, a value is clipped to this distance from its `old`
+/// value if that makes the loss larger. The loss has no gradient in a value that is clipped
 /// (<https://arxiv.org/abs/1707.06347>, as its authors implement it).
 pub fn value_loss(
     values: &Grid,
@@ -31,30 +31,32 @@ pub fn value_loss(
     let weights = Aggregation::SeqMeanTokenMean.weights(mask, totals);
     let error = values.zip(returns, |v, r| v - r).masked(mask);
     let squares = error.map(|e| e * e);
-    let clipped = match clip {
+    let clipped_squares = match clip {
         None => squares.map(|_| f64::NEG_INFINITY),
         Some(bound) => {
-            let kept = values.zip(old, |v, o| v.clamp(o - bound, o + bound));
-            kept.zip(returns, |v, r| (v - r).powi(2)).masked(mask)
+            let clipped = values.zip(old, |v, o| v.clamp(o - bound, o + bound));
+            clipped.zip(returns, |v, r| (v - r).powi(2)).masked(mask)
         }
     };
-    // If the clipped error is larger, the value lies outside its range, and moving it changes nothing.
-    let decides = clipped.zip(&squares, |c, s| f64::from(u8::from(c > s)));
+    // Where the square of the clipped value is larger, the value lies outside its range, so that moving it changes
+    // nothing.
+    let is_clipped = clipped_squares.zip(&squares, |c, s| f64::from(u8::from(c > s)));
     ValueLoss {
-        value: 0.5 * weights.dot(&squares.zip(&clipped, f64::max)),
-        d_values: weights.weigh(&error.zip(&decides, |e, d| if d > 0.0 { 0.0 } else { e })),
+        value: 0.5 * weights.dot(&squares.zip(&clipped_squares, f64::max)),
+        d_values: weights.weigh(&error.zip(&is_clipped, |e, d| if d > 0.0 { 0.0 } else { e })),
         error: weights.dot(&squares),
-        clip_fraction: weights.dot(&decides),
+        clip_fraction: weights.dot(&is_clipped),
     }
 }
 
-/// `1 - Var(returns - values) / Var(returns)` over the mask: 1 where the critic knows every return, 0 where it does no
-/// better than a constant. `None` where all returns are equal: there is nothing to explain.
+/// `1 - Var(returns - values) / Var(returns)` over the mask: 1 if the critic predicts every return, 0 if it does no
+/// better than a constant. `None` if all returns are equal, because then there is nothing to explain.
 pub fn explained_variance(values: &Grid, returns: &Grid, mask: &Mask) -> Option<f64> {
     use crate::agentic_ppo::statistics::masked_variance;
-    let all = masked_variance(&returns.masked(mask), mask, false);
-    let left = masked_variance(&returns.zip(values, |r, v| r - v).masked(mask), mask, false);
-    (all > 0.0).then(|| 1.0 - left / all)
+    let unbiased = false;
+    let variance = masked_variance(&returns.masked(mask), mask, unbiased);
+    let unexplained = masked_variance(&returns.zip(values, |r, v| r - v).masked(mask), mask, unbiased);
+    (variance > 0.0).then(|| 1.0 - unexplained / variance)
 }
 
 #[cfg(test)]

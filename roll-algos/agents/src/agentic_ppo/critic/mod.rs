@@ -37,9 +37,9 @@ pub struct Critic {
     head: Option<ValueHead>,
 }
 
-/// The critic's values of the tokens of a step.
+/// The critic's values of the tokens of a step, before the critic is fitted in the step.
 pub(super) struct ValueEstimates {
-    /// The values of all samples, `[B, T]`; 0 at tokens that were not asked for.
+    /// The values of all samples, `[B, T]`; 0 at tokens that are not wanted.
     pub(super) values: Grid,
     /// Features of this rank's samples.
     features: Features,
@@ -53,7 +53,7 @@ pub(super) struct FitBatch<'a> {
     pub(super) mask: &'a Mask,
 }
 
-/// Metrics of an epoch, in the order of [`FitBatch::loss_and_gradient`].
+/// Names of the metrics of an epoch, in the order in which [`FitBatch::loss_and_gradient`] returns them.
 const LOGGED: [&str; 4] = ["loss", "error", "clipfrac", "vpred"];
 
 impl Critic {
@@ -102,8 +102,8 @@ impl Critic {
         Ok(ValueEstimates { values, features })
     }
 
-    /// Moves values towards the returns. Returns false without a head, and at the first gradient that is not finite;
-    /// the updates of earlier epochs remain.
+    /// Fits the values to the returns, in `critic_epochs` updates. Returns whether all updates were made. Stops at the
+    /// first gradient that is not finite, after which the updates of earlier epochs remain.
     pub(super) fn fit(
         &mut self,
         config: &AgenticPpoConfig,
@@ -116,7 +116,7 @@ impl Critic {
         let mut logged: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
         for _ in 0..config.critic_epochs {
             let own_sums = batch.loss_and_gradient(head, share(ranks, batch.mask.rows()), config.value_clip);
-            // The head has a bias besides its weights.
+            // Metrics, then the gradient of the weights and of the bias.
             let sums = summed(&join_f64(ranks, own_sums)?, LOGGED.len() + head.dim() + 1);
             let (losses, gradient) = sums.split_at(LOGGED.len());
             let norm = gradient.iter().map(|g| g * g).sum::<f64>().sqrt();
@@ -140,29 +140,30 @@ impl Critic {
 }
 
 impl FitBatch<'_> {
-    /// The loss, the error, the fraction of clipped values and the mean value, then the gradient of `head`, over the
-    /// samples `own`. They are divided by the token counts of all ranks, so that the results of the ranks add up.
-    fn loss_and_gradient(&self, head: &ValueHead, own: std::ops::Range<usize>, clip: Option<f64>) -> Vec<f64> {
-        let (mask, totals) = (self.mask.rows_where(|b| own.contains(&b)), Totals::of_responses(self.mask));
-        let ValueEstimates { values: old, features } = self.estimates;
+    /// The metrics [`LOGGED`] (loss, error, fraction of clipped values, mean value), then the gradient of `head`, over
+    /// this rank's `own_samples`. They are divided by the token counts of all ranks, so that the results of the ranks
+    /// add up.
+    fn loss_and_gradient(&self, head: &ValueHead, own_samples: std::ops::Range<usize>, clip: Option<f64>) -> Vec<f64> {
+        let (mask, totals) = (self.mask.rows_where(|b| own_samples.contains(&b)), Totals::of_responses(self.mask));
+        let ValueEstimates { values: old_values, features } = self.estimates;
         let mut values = Grid::filled(mask.rows(), mask.columns(), 0.0);
         for ((b, t), value) in features.cells.iter().zip(head.values(features)) {
             values.row_mut(*b)[*t] = value;
         }
-        let loss = value_loss(&values, old, self.returns, &mask, clip, totals);
+        let loss = value_loss(&values, old_values, self.returns, &mask, clip, totals);
         let d_values: Vec<f64> = features.cells.iter().map(|(b, t)| loss.d_values.row(*b)[*t]).collect();
-        let mean = Aggregation::SeqMeanTokenMean.of(&values.masked(&mask), &mask, totals);
-        let mut sums = vec![loss.value, loss.error, loss.clip_fraction, mean];
+        let mean_value = Aggregation::SeqMeanTokenMean.of(&values.masked(&mask), &mask, totals);
+        let mut sums = vec![loss.value, loss.error, loss.clip_fraction, mean_value];
         sums.extend(head.gradient(features, &d_values));
         sums
     }
 }
 
-/// The sum of vectors of `len` values, one per rank, in the order of the ranks.
+/// The sum over ranks. `all` has one vector of `len` values per rank, one after the other.
 fn summed(all: &[f64], len: usize) -> Vec<f64> {
     let mut sums = vec![0.0; len];
-    for rank in all.chunks(len.max(1)) {
-        sums.iter_mut().zip(rank).for_each(|(sum, value)| *sum += value);
+    for values in all.chunks(len.max(1)) {
+        sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
     }
     sums
 }

@@ -6,14 +6,15 @@ use roll_core::{Error, Result};
 use crate::agentic_ppo::aggregate::Aggregation;
 use crate::agentic_ppo::correction::CorrectionConfig;
 
-/// Over what the ratio of new to old probability is taken.
+/// The unit of text that has one ratio of new to old probability.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RatioType {
     /// Each token.
     #[default]
     Token,
-    /// Geometric mean over each turn of the agent (GSPO by segments, <https://arxiv.org/abs/2507.18071>).
+    /// Each turn of the agent: the geometric mean of the ratios of its tokens (GSPO by segments,
+    /// <https://arxiv.org/abs/2507.18071>).
     Segment,
 }
 
@@ -26,13 +27,15 @@ pub enum PgVariant {
     /// Clipped surrogate (<https://arxiv.org/abs/1707.06347>).
     #[default]
     Ppo,
-    /// Truncated importance sampling: `-clamp(ratio) A log p`, the ratio constant.
+    /// Truncated importance sampling: `-clamp(ratio) A log p`, with the ratio as a constant.
     Tis,
-    /// Tapered off-policy REINFORCE (<https://arxiv.org/abs/2503.14286>): good episodes plain, bad ones truncated.
+    /// Tapered off-policy REINFORCE (<https://arxiv.org/abs/2503.14286>): `vanilla` for episodes with a positive score;
+    /// for other episodes weighted by the ratio, which is truncated at 1.
     Topr,
-    /// Clipped importance weights (<https://arxiv.org/abs/2506.13585>).
+    /// CISPO, clipped importance weights (<https://arxiv.org/abs/2506.13585>): `-clamp(ratio) A log p`, with the ratio
+    /// as a constant.
     Cispo,
-    /// Kimi k1.5 (<https://arxiv.org/abs/2501.12599>): plain gradient with a squared log-ratio.
+    /// Kimi k1.5 (<https://arxiv.org/abs/2501.12599>): `vanilla` plus the squared log-ratio as a penalty.
     Kimi15,
 }
 
@@ -44,25 +47,26 @@ pub struct LossConfig {
     pub ratio_type: RatioType,
     /// The form of the policy gradient.
     pub pg_variant: PgVariant,
-    /// The ratio is clipped to [1 - pg_clip, 1 + pg_clip].
+    /// `ppo`: the ratio is clipped to [1 - pg_clip, 1 + pg_clip].
     #[schemars(range(min = 0))]
     pub pg_clip: f64,
-    /// Clip by `pg_clip_low` and `pg_clip_high` instead.
+    /// Whether the ratio is clipped to [1 - pg_clip_low, 1 + pg_clip_high] instead.
     pub use_pg_clip_range: bool,
-    /// Clip below one.
+    /// Distance of the lower clip from 1, with `use_pg_clip_range`.
     #[schemars(range(min = 0))]
     pub pg_clip_low: f64,
-    /// Clip above one.
+    /// Distance of the upper clip from 1, with `use_pg_clip_range`.
     #[schemars(range(min = 0))]
     pub pg_clip_high: f64,
     /// Whether the loss of bad actions is bounded too (<https://arxiv.org/abs/1912.09729>).
     pub dual_clip_loss: bool,
-    /// The bound, in units of the advantage; if absent 1 + 2 pg_clip, as in the reference.
+    /// Bound of `dual_clip_loss`, as a multiple of the advantage's magnitude. `null`: 1 + 2 pg_clip, as in the
+    /// reference.
     #[schemars(extend("exclusiveMinimum" = 1))]
     pub dual_clip: Option<f64>,
     /// Whether the KL to the reference policy is part of the loss.
     pub use_kl_loss: bool,
-    /// Its coefficient.
+    /// Coefficient of the KL in the loss.
     #[schemars(range(min = 0))]
     pub kl_loss_coef: f64,
     /// Coefficient of the entropy bonus.
@@ -71,26 +75,26 @@ pub struct LossConfig {
     pub loss_agg_mode: Aggregation,
     /// Correction for inference with other kernels.
     pub train_infer_correction: CorrectionConfig,
-    /// `tis`: least ratio.
+    /// `tis`: smallest ratio.
     pub tis_lower_bound: f64,
     /// `tis`: largest ratio.
     pub tis_upper_bound: f64,
     /// `topr`: weight of episodes with a positive score.
     pub topr_positive_weight: f64,
-    /// `topr`: weight of the others.
+    /// `topr`: weight of all other episodes.
     pub topr_negative_weight: f64,
-    /// `cispo`: clip below one.
+    /// `cispo`: distance of the lower clip from 1.
     #[schemars(range(min = 0))]
     pub cispo_epsilon_low: f64,
-    /// `cispo`: clip above one.
+    /// `cispo`: distance of the upper clip from 1.
     #[schemars(range(min = 0))]
     pub cispo_epsilon_high: f64,
-    /// `cispo`: drop the tokens that PPO would clip.
+    /// `cispo`: whether tokens that PPO would clip are left out.
     pub cispo_use_unified_mask: bool,
     /// `kimi15`: weight of the squared log-ratio.
     #[schemars(range(min = 0))]
     pub kimi15_tau: f64,
-    /// Fractions and means of metrics count prompt and padding too, as the reference's do.
+    /// Whether fractions and means in metrics include prompts and padding, as those of the reference do.
     pub reference_metrics: bool,
 }
 
@@ -124,15 +128,16 @@ impl Default for LossConfig {
 }
 
 impl LossConfig {
-    /// The clip range of the ratio.
+    /// The smallest and the largest ratio of [`PgVariant::Ppo`].
     pub fn clip_range(&self) -> (f64, f64) {
-        match self.use_pg_clip_range {
-            true => (1.0 - self.pg_clip_low, 1.0 + self.pg_clip_high),
-            false => (1.0 - self.pg_clip, 1.0 + self.pg_clip),
+        if self.use_pg_clip_range {
+            (1.0 - self.pg_clip_low, 1.0 + self.pg_clip_high)
+        } else {
+            (1.0 - self.pg_clip, 1.0 + self.pg_clip)
         }
     }
 
-    /// The dual clip's bound, when there is one.
+    /// The bound of the dual clip; `None` if it is off.
     pub fn dual_bound(&self) -> Option<f64> {
         self.dual_clip_loss.then(|| self.dual_clip.unwrap_or(1.0 + 2.0 * self.pg_clip))
     }
@@ -142,7 +147,7 @@ impl LossConfig {
         self.entropy_loss_coef != 0.0
     }
 
-    /// Fails on values that make no loss.
+    /// Fails on values out of range.
     pub fn check(&self) -> Result<()> {
         check_ranges("algo", self)?;
         if self.tis_lower_bound.is_nan() || self.tis_lower_bound > self.tis_upper_bound {

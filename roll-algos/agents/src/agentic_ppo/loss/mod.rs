@@ -1,7 +1,7 @@
 //! The policy loss: its value, its gradient in log-probabilities and entropies, and its metrics.
 //!
-//! Shapes are `[B, T]` where column t speaks of token t + 1, as [`roll_core::TokenStats`] has them. Values of tokens
-//! outside the response are ignored, whatever they are.
+//! Shapes are `[B, T]`, where column t is the prediction of token t + 1, as in [`roll_core::TokenStats`]. Values of
+//! tokens outside the response are ignored, even if they are infinite or NaN.
 
 mod config;
 mod variants;
@@ -17,20 +17,19 @@ use super::statistics::segment_means;
 pub use config::{LossConfig, PgVariant, RatioType};
 use variants::{VariantInputs, losses};
 
-/// One micro-batch.
+/// What the loss of a micro-batch is computed from.
 #[derive(Clone, Copy, Debug)]
 pub struct LossInputs<'a> {
-    /// Log-probabilities under the model as it is.
+    /// Log-probabilities under the present model.
     pub log_probs: &'a Grid,
-    /// Entropies; needed when the loss has an entropy bonus.
+    /// Entropies of the predictions; needed if the loss has an entropy bonus.
     pub entropy: Option<&'a Grid>,
-    /// Log-probabilities under the model before the update; `None`: the update has not begun, so these are
-    /// `log_probs`, as constants.
+    /// Log-probabilities under the model before the step's updates. `None`: no update was made yet, so that they are
+    /// equal to `log_probs`, but constant.
     pub old_log_probs: Option<&'a Grid>,
-    /// Log-probabilities that generation reported; `None`: the old ones.
+    /// Log-probabilities that generation reported; `None`: the same as `old_log_probs`.
     pub infer_log_probs: Option<&'a Grid>,
-    /// Log-probabilities under the reference policy; `None` if the run has no reference policy, and then the KL is not
-    /// reported.
+    /// Log-probabilities under the reference policy. `None`: the run has no reference policy, and reports no KL.
     pub ref_log_probs: Option<&'a Grid>,
     /// Advantages.
     pub advantages: &'a Grid,
@@ -43,27 +42,27 @@ pub struct LossInputs<'a> {
 /// The loss of a micro-batch.
 #[derive(Clone, Debug)]
 pub struct PolicyLoss {
-    /// Its value; the values of all micro-batches of a step add up.
+    /// Value of the loss. The values of all micro-batches of an update add up to that of the update.
     pub value: f64,
     /// Gradient in `log_probs`.
     pub d_log_probs: Grid,
-    /// Gradient in `entropy`, when the loss has an entropy bonus.
+    /// Gradient in `entropy`; `None` if the loss has no entropy bonus.
     pub d_entropy: Option<Grid>,
     /// Metrics, each with its reduction over micro-batches.
     pub metrics: ActorMetrics,
 }
 
-/// The loss of one micro-batch of a step with `totals`:
+/// The loss of one micro-batch of an update with `totals`:
 /// `agg(is_weight * pg) + kl_loss_coef * agg(k3(log p, log p_ref)) - entropy_loss_coef * agg(entropy)`.
 pub fn policy_loss(config: &LossConfig, inputs: &LossInputs<'_>, totals: Totals) -> Result<PolicyLoss> {
     check(config, inputs)?;
     let response = inputs.response_mask;
-    let silence = |grid: &Grid| grid.masked(response);
-    let log_probs = silence(inputs.log_probs);
-    let old = inputs.old_log_probs.map_or_else(|| log_probs.clone(), silence);
-    let advantages = silence(inputs.advantages);
+    let in_response = |grid: &Grid| grid.masked(response);
+    let log_probs = in_response(inputs.log_probs);
+    let old = inputs.old_log_probs.map_or_else(|| log_probs.clone(), in_response);
+    let advantages = in_response(inputs.advantages);
 
-    let infer = inputs.infer_log_probs.map_or_else(|| old.clone(), silence);
+    let infer = inputs.infer_log_probs.map_or_else(|| old.clone(), in_response);
     let correction = correct(&config.train_infer_correction, response, &old, &infer, totals, config.reference_metrics);
     let mask = &correction.mask;
 
@@ -85,7 +84,8 @@ pub fn policy_loss(config: &LossConfig, inputs: &LossInputs<'_>, totals: Totals)
         false => weights.clone(),
     };
     let pg_loss = weighted.dot(&variant.values);
-    // d ratio / d log p is the ratio, for a segment shared out among its tokens.
+    // d ratio / d log p is the ratio. The log-ratio of a segment is the mean of those of its tokens, and the gradient
+    // of a mean is spread evenly, which `segment_means` does.
     let d_log_ratio = weighted.weigh(&variant.d_ratio).weigh(&ratio);
     let d_log_ratio = match config.ratio_type {
         RatioType::Token => d_log_ratio,
@@ -94,7 +94,7 @@ pub fn policy_loss(config: &LossConfig, inputs: &LossInputs<'_>, totals: Totals)
     let mut d_log_probs = weighted.weigh(&variant.d_log_prob).zip(&d_log_ratio, |a, b| a + b);
     let mut value = pg_loss;
 
-    if let Some(reference) = inputs.ref_log_probs.map(silence) {
+    if let Some(reference) = inputs.ref_log_probs.map(in_response) {
         let kl_weights = weights.masked(mask);
         let kl_loss = kl_weights.dot(&KlEstimate::K3.of(&log_probs, &reference));
         metrics.sum("kl_loss", kl_loss);
@@ -107,7 +107,7 @@ pub fn policy_loss(config: &LossConfig, inputs: &LossInputs<'_>, totals: Totals)
     }
 
     let mut d_entropy = None;
-    if let (true, Some(entropy)) = (config.needs_entropy(), inputs.entropy.map(silence)) {
+    if let (true, Some(entropy)) = (config.needs_entropy(), inputs.entropy.map(in_response)) {
         let entropy_loss = weights.dot(&entropy);
         value -= config.entropy_loss_coef * entropy_loss;
         d_entropy = Some(weights.map(|w| -config.entropy_loss_coef * w).masked(response));
@@ -121,7 +121,7 @@ pub fn policy_loss(config: &LossConfig, inputs: &LossInputs<'_>, totals: Totals)
     Ok(PolicyLoss { value, d_log_probs: d_log_probs.masked(response), d_entropy, metrics })
 }
 
-/// Adds how far the policy is from the one that generated the tokens.
+/// Adds metrics of the distance between the present policy and the policy before the step's updates.
 fn divergence_metrics(view: &VariantInputs<'_>, metrics: &mut ActorMetrics) {
     let VariantInputs { config, inputs, old_log_probs, ratio, mask, totals } = *view;
     let aggregate = |grid: &Grid| config.loss_agg_mode.of(&grid.masked(mask), mask, totals);
@@ -129,13 +129,14 @@ fn divergence_metrics(view: &VariantInputs<'_>, metrics: &mut ActorMetrics) {
     metrics.sum("policykl", aggregate(&KlEstimate::Kl.of(inputs.log_probs, old_log_probs)));
     metrics.sum("ratio_mean", Aggregation::SeqMeanTokenMean.of(ratio, mask, totals));
     let kept = || ratio.values().iter().zip(mask.kept()).filter(|(_, kept)| **kept).map(|(r, _)| *r);
-    // An empty set has no extremes; the reference reports 0 and 1e10.
+    // Without tokens there is no largest and no smallest ratio; the reference reports 0 and 1e10.
     if mask.count() > 0 {
         metrics.max("ratio_max", kept().fold(f64::NEG_INFINITY, f64::max));
         metrics.min("ratio_min", kept().fold(f64::INFINITY, f64::min));
     }
 }
 
+/// Fails on inputs of other shapes than the mask's, and on missing inputs that the loss needs.
 fn check(config: &LossConfig, inputs: &LossInputs<'_>) -> Result<()> {
     let mask = inputs.response_mask;
     let grids = [

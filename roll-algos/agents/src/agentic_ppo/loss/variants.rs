@@ -1,4 +1,4 @@
-//! The forms of the policy gradient, token by token.
+//! The forms of the policy gradient ([`PgVariant`]): the loss of each token, and metrics.
 
 use super::LossInputs;
 use super::config::{LossConfig, PgVariant};
@@ -7,13 +7,24 @@ use crate::agentic_ppo::grid::{Grid, Mask};
 use crate::agentic_ppo::metrics::ActorMetrics;
 use crate::agentic_ppo::statistics::{masked_mean, plain_mean, plain_std};
 
+/// What the loss of a token is computed from.
+#[derive(Clone, Copy)]
+struct Token {
+    /// Row of its sample.
+    row: usize,
+    ratio: f64,
+    advantage: f64,
+    log_prob: f64,
+    old_log_prob: f64,
+}
+
 /// The loss of one token, and its partial derivatives.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct TokenLoss {
     value: f64,
-    /// In the log-probability, with the ratio as a constant.
+    /// Derivative in the log-probability, with the ratio as a constant.
     d_log_prob: f64,
-    /// In the ratio; 0 if the ratio is a constant.
+    /// Derivative in the ratio; 0 if the loss treats the ratio as a constant.
     d_ratio: f64,
 }
 
@@ -25,53 +36,54 @@ pub(super) struct TokenLosses {
     pub metrics: ActorMetrics,
 }
 
-/// The arguments of the variants.
+/// What the losses of all tokens are computed from.
 pub(super) struct VariantInputs<'a> {
     pub config: &'a LossConfig,
     pub inputs: &'a LossInputs<'a>,
     pub old_log_probs: &'a Grid,
+    /// Ratios of new to old probability, of tokens or segments.
     pub ratio: &'a Grid,
     /// Response tokens that passed the filters.
     pub mask: &'a Mask,
     pub totals: Totals,
 }
 
+/// The losses of all tokens in the form `pg_variant`, with its metrics.
 pub(super) fn losses(view: &VariantInputs<'_>) -> TokenLosses {
     let config = view.config;
     let scores = view.inputs.episode_scores;
     let (low, high) = config.clip_range();
     let dual = config.dual_bound();
-    let per_token = |f: &dyn Fn(usize, f64, f64, f64, f64) -> TokenLoss| view.each(f);
-    let constant_ratio = |weight: f64, a: f64, log_p: f64| TokenLoss {
-        value: -weight * a * log_p,
-        d_log_prob: -weight * a,
-        d_ratio: 0.0,
-    };
     let mut variant = match config.pg_variant {
-        PgVariant::Vanilla => per_token(&|_, _, a, log_p, _| constant_ratio(1.0, a, log_p)),
-        PgVariant::Ppo => per_token(&|_, ratio, a, _, _| clipped_surrogate(ratio, a, low, high, dual)),
-        PgVariant::Tis => per_token(&|_, ratio, a, log_p, _| {
-            constant_ratio(ratio.clamp(config.tis_lower_bound, config.tis_upper_bound), a, log_p)
+        PgVariant::Vanilla => view.of_tokens(|token| weighted_log_prob(1.0, token)),
+        PgVariant::Ppo => view.of_tokens(|token| clipped_surrogate(token.ratio, token.advantage, low, high, dual)),
+        PgVariant::Tis => view.of_tokens(|token| {
+            weighted_log_prob(token.ratio.clamp(config.tis_lower_bound, config.tis_upper_bound), token)
         }),
-        PgVariant::Topr => per_token(&|b, ratio, a, log_p, _| match scores[b] > 0.0 {
-            true => constant_ratio(config.topr_positive_weight, a, log_p),
-            false => constant_ratio(config.topr_negative_weight * ratio.clamp(0.0, 1.0), a, log_p),
+        PgVariant::Topr => view.of_tokens(|token| {
+            if scores[token.row] > 0.0 {
+                weighted_log_prob(config.topr_positive_weight, token)
+            } else {
+                weighted_log_prob(config.topr_negative_weight * token.ratio.clamp(0.0, 1.0), token)
+            }
         }),
         PgVariant::Cispo => {
             let (low, high) = (1.0 - config.cispo_epsilon_low, 1.0 + config.cispo_epsilon_high);
-            per_token(&|_, ratio, a, log_p, _| {
-                let dropped = (a > 0.0 && ratio > high) || (a < 0.0 && ratio < low);
-                match config.cispo_use_unified_mask && dropped {
-                    true => TokenLoss::default(),
-                    false => constant_ratio(ratio.clamp(low, high), a, log_p),
+            view.of_tokens(|token| {
+                let Token { ratio, advantage, .. } = token;
+                let is_clipped_by_ppo = (advantage > 0.0 && ratio > high) || (advantage < 0.0 && ratio < low);
+                if config.cispo_use_unified_mask && is_clipped_by_ppo {
+                    TokenLoss::default()
+                } else {
+                    weighted_log_prob(ratio.clamp(low, high), token)
                 }
             })
         }
-        PgVariant::Kimi15 => per_token(&|_, _, a, log_p, old| {
-            let d = log_p - old;
+        PgVariant::Kimi15 => view.of_tokens(|token| {
+            let log_ratio = token.log_prob - token.old_log_prob;
             TokenLoss {
-                value: -a * log_p + config.kimi15_tau * 0.5 * d * d,
-                d_log_prob: -a + config.kimi15_tau * d,
+                value: -token.advantage * token.log_prob + config.kimi15_tau * 0.5 * log_ratio * log_ratio,
+                d_log_prob: -token.advantage + config.kimi15_tau * log_ratio,
                 d_ratio: 0.0,
             }
         }),
@@ -80,10 +92,16 @@ pub(super) fn losses(view: &VariantInputs<'_>) -> TokenLosses {
     variant
 }
 
-/// `-min(r A, clamp(r) A)`, for bad actions bounded from above by `-dual A`.
+/// `-weight A log p`, with the weight as a constant.
+fn weighted_log_prob(weight: f64, token: Token) -> TokenLoss {
+    let Token { advantage, log_prob, .. } = token;
+    TokenLoss { value: -weight * advantage * log_prob, d_log_prob: -weight * advantage, d_ratio: 0.0 }
+}
+
+/// `-min(r A, clamp(r) A)`. With `dual`, the loss of an action with A < 0 is at most `-dual A`.
 fn clipped_surrogate(ratio: f64, a: f64, low: f64, high: f64, dual: Option<f64>) -> TokenLoss {
-    let (free, clipped) = (ratio * a, ratio.clamp(low, high) * a);
-    let (surrogate, slope) = if clipped < free { (clipped, 0.0) } else { (free, a) };
+    let (unclipped, clipped) = (ratio * a, ratio.clamp(low, high) * a);
+    let (surrogate, slope) = if clipped < unclipped { (clipped, 0.0) } else { (unclipped, a) };
     match dual {
         Some(bound) if a < 0.0 && surrogate < bound * a => TokenLoss { value: -bound * a, ..TokenLoss::default() },
         _ => TokenLoss { value: -surrogate, d_ratio: -slope, d_log_prob: 0.0 },
@@ -91,17 +109,23 @@ fn clipped_surrogate(ratio: f64, a: f64, low: f64, high: f64, dual: Option<f64>)
 }
 
 impl VariantInputs<'_> {
-    fn each(&self, f: &dyn Fn(usize, f64, f64, f64, f64) -> TokenLoss) -> TokenLosses {
+    /// Applies `loss` to every token. The metrics are empty.
+    fn of_tokens(&self, loss: impl Fn(Token) -> TokenLoss) -> TokenLosses {
         let (rows, columns) = (self.ratio.rows(), self.ratio.columns());
         let zeros = || Grid::filled(rows, columns, 0.0);
         let (mut values, mut d_log_prob, mut d_ratio) = (zeros(), zeros(), zeros());
         for b in 0..rows {
             for t in 0..columns {
-                let (ratio, a) = (self.ratio.row(b)[t], self.inputs.advantages.row(b)[t]);
-                let token = f(b, ratio, a, self.inputs.log_probs.row(b)[t], self.old_log_probs.row(b)[t]);
-                values.row_mut(b)[t] = token.value;
-                d_log_prob.row_mut(b)[t] = token.d_log_prob;
-                d_ratio.row_mut(b)[t] = token.d_ratio;
+                let token_loss = loss(Token {
+                    row: b,
+                    ratio: self.ratio.row(b)[t],
+                    advantage: self.inputs.advantages.row(b)[t],
+                    log_prob: self.inputs.log_probs.row(b)[t],
+                    old_log_prob: self.old_log_probs.row(b)[t],
+                });
+                values.row_mut(b)[t] = token_loss.value;
+                d_log_prob.row_mut(b)[t] = token_loss.d_log_prob;
+                d_ratio.row_mut(b)[t] = token_loss.d_ratio;
             }
         }
         TokenLosses { values, d_log_prob, d_ratio, metrics: ActorMetrics::default() }
@@ -112,31 +136,30 @@ impl VariantInputs<'_> {
         self.ratio.map(|r| f64::from(u8::from(condition(r))))
     }
 
-    /// Fraction of the response tokens of the whole step.
+    /// The share that the 1s of `grid` in this batch are of all response tokens of the update.
     fn fraction(&self, grid: &Grid) -> f64 {
         let mode = if self.config.reference_metrics { Aggregation::TokenMeanUnmasked } else { Aggregation::TokenMean };
         mode.of(grid, self.mask, self.totals)
     }
 
-    /// Mean over this batch.
+    /// Mean over the tokens of this batch that metrics count.
     fn mean(&self, grid: &Grid) -> f64 {
-        match self.config.reference_metrics {
-            true => plain_mean(grid.values()),
-            false => masked_mean(grid, self.mask),
-        }
+        if self.config.reference_metrics { plain_mean(grid.values()) } else { masked_mean(grid, self.mask) }
     }
 
-    /// The values that metrics of this batch count.
+    /// The values of the tokens that metrics count: of the mask, or all with `reference_metrics`.
     fn counted(&self, grid: &Grid) -> Vec<f64> {
         let all = self.config.reference_metrics;
         grid.values().iter().zip(self.mask.kept()).filter(|(_, kept)| all || **kept).map(|(v, _)| *v).collect()
     }
 
+    /// Mean over the tokens of each sample, then over the samples of the update.
     fn mean_of_samples(&self, grid: &Grid) -> f64 {
         Aggregation::SeqMeanTokenMean.of(grid, self.mask, self.totals)
     }
 }
 
+/// The metrics of the variant. `low` and `high` are the clip range of [`PgVariant::Ppo`].
 fn metrics(view: &VariantInputs<'_>, low: f64, high: f64) -> ActorMetrics {
     let config = view.config;
     let mut metrics = ActorMetrics::default();
@@ -200,30 +223,31 @@ fn metrics(view: &VariantInputs<'_>, low: f64, high: f64) -> ActorMetrics {
     metrics
 }
 
+/// Adds the metrics of [`PgVariant::Topr`], whose episodes are good (with a positive score) or bad.
 fn topr_metrics(view: &VariantInputs<'_>, metrics: &mut ActorMetrics) {
     let (config, scores) = (view.config, view.inputs.episode_scores);
     let good = |b: usize| scores[b] > 0.0;
     let (good_mask, bad_mask) = (view.mask.rows_where(good), view.mask.rows_where(|b| !good(b)));
     let samples = scores.len().max(1) as f64;
     let good_count = (0..scores.len()).filter(|b| good(*b)).count() as f64;
-    let over = |plain: bool| {
-        // Truncation at 1 can only happen to episodes that are not good.
-        let grid = view.ratio.zip(&view.inputs.advantages.zip(view.inputs.log_probs, |a, log_p| -a * log_p), |r, l| {
-            if plain { l } else { r.clamp(0.0, 1.0) * l }
-        });
-        let mut chosen = Grid::filled(grid.rows(), grid.columns(), 0.0);
-        for b in (0..grid.rows()).filter(|b| good(*b) == plain) {
-            chosen.row_mut(b).copy_from_slice(grid.row(b));
+    let good_losses = view.inputs.advantages.zip(view.inputs.log_probs, |a, log_p| -a * log_p);
+    let bad_losses = view.ratio.zip(&good_losses, |ratio, loss| ratio.clamp(0.0, 1.0) * loss);
+    // The loss of the rows that `is_chosen` accepts, which are those of `mask`.
+    let aggregate = |losses: &Grid, is_chosen: &dyn Fn(usize) -> bool, mask: &Mask| {
+        let mut chosen = Grid::filled(losses.rows(), losses.columns(), 0.0);
+        for b in (0..losses.rows()).filter(|b| is_chosen(*b)) {
+            chosen.row_mut(b).copy_from_slice(losses.row(b));
         }
-        let mask = if plain { &good_mask } else { &bad_mask };
         config.loss_agg_mode.of(&chosen, mask, Totals::of_rows(mask))
     };
+    let positive = aggregate(&good_losses, &good, &good_mask);
+    let negative = aggregate(&bad_losses, &|b| !good(b), &bad_mask);
+    // Only ratios of bad episodes are truncated.
     let mut truncated = view.where_ratio(|r| r > 1.0);
     for b in (0..truncated.rows()).filter(|b| good(*b)) {
         truncated.row_mut(b).fill(0.0);
     }
     let truncated = view.mean(&truncated);
-    let (positive, negative) = (over(true), over(false));
     metrics.sum("topr_positive_samples", good_count);
     metrics.sum("topr_negative_samples", scores.len() as f64 - good_count);
     metrics.mean("topr_positive_ratio", good_count / samples);

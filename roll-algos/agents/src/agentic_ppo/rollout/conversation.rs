@@ -1,33 +1,36 @@
-//! A conversation as tokens: the model's own stay as they are, the rest comes from the chat template.
+//! A conversation as tokens. Tokens that the model wrote stay as they are, because training needs exactly these; all
+//! other text comes from the chat template.
 
 use roll_core::{Error, Generation, LanguageModel, Message, Result};
 
 use crate::agentic_ppo::tools::Tools;
 use crate::pieces::tokenize_after;
 
-/// Stands for the assistant's words when the template is asked for the text after them. Private-use characters, so that
-/// no template and no tokenizer treats them specially.
+/// Placeholder for the assistant's words, to find the text that the template writes after them. It consists of
+/// private-use characters, which no template treats specially.
 const MARK: &str = "\u{f8ff}\u{f8fe}";
 
-/// Tokens of one episode.
+/// The messages and tokens of one episode.
 #[derive(Clone, Debug, Default)]
 pub struct Conversation {
+    /// The messages of the current prompt.
     messages: Vec<Message>,
-    /// Where the prompt under way begins in the tokens.
+    /// Position of the first token of the current prompt.
     pub begins: usize,
     /// All tokens so far.
     pub tokens: Vec<u32>,
     /// Which of them the model wrote.
     pub response: Vec<bool>,
-    /// Log-probabilities that generation reported, under the distribution it drew from; 0 for the others.
+    /// Log-probabilities that generation reported, under the distribution it drew from; 0 for tokens that the model
+    /// read.
     pub log_probs: Vec<f32>,
-    /// Log-probabilities at temperature 1 over the whole vocabulary; those of `log_probs` if the model does not report
-    /// them.
+    /// Log-probabilities at temperature 1 over the whole vocabulary. The same as `log_probs` if the model does not
+    /// report them.
     pub raw_log_probs: Vec<f32>,
 }
 
 impl Conversation {
-    /// Forgets the messages so far: the next are a prompt of their own.
+    /// Begins a new prompt: the next messages do not follow those so far.
     pub fn restart(&mut self) {
         self.messages.clear();
         self.begins = self.tokens.len();
@@ -53,7 +56,7 @@ impl Conversation {
                 self.after_answer(model, &rendered)?
             }
         };
-        // The text of the last token, as that of the first new one may depend on it.
+        // The first new token may depend on the text before it, of which the last token is enough.
         let preceding = match self.prompt().last() {
             Some(last) => model.detokenize(&[*last])?,
             None => String::new(),
@@ -66,19 +69,20 @@ impl Conversation {
         Ok(())
     }
 
-    /// The part of `rendered` that follows the assistant's words, without the end of turn that the model wrote itself.
+    /// The part of `rendered` that follows the assistant's words. If the model wrote an end of turn itself, the
+    /// template's is left out.
     fn after_answer(&self, model: &dyn LanguageModel, rendered: &str) -> Result<String> {
-        let Some(at) = rendered.rfind(MARK) else {
+        let Some(mark) = rendered.rfind(MARK) else {
             let problem =
                 "the chat template leaves out the assistant's messages: several turns are not possible with it";
             return Err(Error::Unsupported(problem.into()));
         };
-        let rest = &rendered[at + MARK.len()..];
+        let rest = &rendered[mark + MARK.len()..];
         let ends = model.end_tokens();
         if !self.tokens.last().is_some_and(|id| ends.contains(id)) {
             return Ok(rest.to_string());
         }
-        // The template may write another of the ends, and blanks before it.
+        // The template may write another end token than the model did, and blanks before it.
         for end in ends {
             let end = model.detokenize(&[end])?;
             if let Some(after) = rest.trim_start().strip_prefix(end.as_str()).filter(|_| !end.trim().is_empty()) {

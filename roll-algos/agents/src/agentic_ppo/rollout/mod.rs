@@ -1,7 +1,8 @@
-//! Rollouts: many episodes at once, one generation batch per turn.
+//! Rollouts: many episodes are played at once, in rounds.
 //!
-//! [`EpisodePlan`] says which episodes are played. A turn renders the prompts of all running episodes ([`template`],
-//! `conversation`), generates their answers in batches, and steps their environments ([`worlds`]).
+//! [`EpisodePlan`] says which episodes are played. A round renders the prompts of all running episodes ([`template`],
+//! `conversation`), generates one answer for each in batches, and hands the answers to tools or environments
+//! ([`worlds`]). A turn of an episode is one round, or several if the agent calls tools.
 
 mod conversation;
 pub mod prefetch;
@@ -29,25 +30,26 @@ use worlds::Worlds;
 /// Which episodes are played.
 #[derive(Clone, Copy, Debug)]
 pub struct EpisodePlan {
-    /// Training step, part of every key.
+    /// Training step, part of the keys of random draws.
     pub step: u64,
-    /// First group; ranks play different ones.
+    /// Number of the first group, over all ranks.
     pub first_group: usize,
-    /// Number of groups.
+    /// Number of groups that this rank plays.
     pub groups: usize,
-    /// Number of groups of all ranks.
+    /// Number of groups that all ranks play.
     pub all_groups: usize,
     /// Episodes per group.
     pub group_size: usize,
     /// Temperature of the answers.
     pub temperature: f64,
-    /// Validation: starts that training never sees, the same at every step.
+    /// Whether this is a validation: its starts are never seen in training, and are the same at every step.
     pub held_out: bool,
 }
 
-/// Key of the starts of validation, in the place of the step.
+/// The key of random draws that takes the place of the step for the starts of validations.
 const HELD_OUT: u64 = u64::MAX;
 
+/// An episode that is being played.
 struct RunningEpisode<'a> {
     environment: &'a mut dyn Environment,
     conversation: Conversation,
@@ -55,18 +57,20 @@ struct RunningEpisode<'a> {
     steps: Vec<Step>,
     /// Tool calls of the current turn.
     calls: Vec<ToolCall>,
-    /// First token that the agent wrote in the current turn.
-    written: Option<usize>,
-    /// Answers of tools that the agent has not read.
+    /// Position of the first token that the agent wrote in the current turn; `None` before its first answer of the
+    /// turn.
+    turn_start: Option<usize>,
+    /// Results of tools that the agent has not read yet.
     results: Vec<String>,
-    /// Number of its group, over all ranks.
+    /// Number of the group, over all ranks.
     group: usize,
-    /// Seed of its start, which its group shares.
+    /// Seed of the start, the same for all episodes of the group.
     seed: u64,
-    /// Name of its world, or an empty text.
+    /// Name of the world, or an empty text.
     tag: String,
+    /// `None` while the episode is played.
     ended: Option<Ended>,
-    /// Whether the environment waits to be told that the episode is over.
+    /// Whether the environment has not been told yet that the episode is over.
     is_open: bool,
 }
 
@@ -76,7 +80,7 @@ struct Ended {
     solved: bool,
 }
 
-/// Shared by all episodes of a rollout.
+/// What all episodes of a rollout have in common.
 #[derive(Clone, Copy)]
 struct Rules<'a> {
     config: &'a AgenticPpoConfig,
@@ -88,8 +92,8 @@ struct Rules<'a> {
     joins_system: bool,
 }
 
-/// Plays the episodes of `plan`, in the order of their groups. There must be an environment for each. An environment
-/// that fails ends its episode, not the rollout.
+/// Plays the episodes of `plan` and returns them in the order of their groups. There must be an environment for each
+/// episode. An environment that fails ends its episode, not the rollout.
 pub fn play(
     config: &AgenticPpoConfig,
     plan: EpisodePlan,
@@ -104,75 +108,79 @@ pub fn play(
     let ends: Vec<String> = ends.into_iter().filter(|end| !end.is_empty()).collect();
     let joins_system = refuses_system(model, &config.agent_system_template);
     let rules = Rules { config, template: &template, tools: &tools, ends: &ends, joins_system };
-    let (starts, split) = if plan.held_out { (HELD_OUT, Split::Validation) } else { (plan.step, Split::Train) };
+    let (start_key, split) = if plan.held_out { (HELD_OUT, Split::Validation) } else { (plan.step, Split::Train) };
     let at_once = config.max_env_step_concurrent;
-    let worlds = match plan.held_out {
-        true => Worlds::new(environments, "algo.val_tags", config.validated(), &config.val_num_groups_partition)?,
-        false => Worlds::new(environments, "algo.tags", &config.tags, &config.num_groups_partition)?,
+    let worlds = if plan.held_out {
+        Worlds::new(environments, "algo.val_tags", config.validated(), &config.val_num_groups_partition)?
+    } else {
+        Worlds::new(environments, "algo.tags", &config.tags, &config.num_groups_partition)?
     };
-    let mut plays: Vec<RunningEpisode<'_>> = environments
+    let mut episodes: Vec<RunningEpisode<'_>> = environments
         .iter_mut()
         .enumerate()
         .take(plan.groups * plan.group_size)
         .map(|(i, environment)| {
             let group = plan.first_group + i / plan.group_size;
-            let drawn = noise.generator(Purpose::Environments, starts, group as u64).next_u64();
+            let drawn = noise.generator(Purpose::Environments, start_key, group as u64).next_u64();
             let (tag, seed) = worlds.seed(drawn, group, plan.all_groups);
             RunningEpisode::new(environment.as_mut(), tag, group, seed)
         })
         .collect();
-    in_parallel(&mut plays, at_once, |play| {
-        let number = worlds.number(if plan.held_out { 0 } else { plan.step }, play.group, plan.all_groups);
-        if let Err(e) = play.begin(split, number) {
-            play.fail(&e);
+    // All validations have the same starts, and so the same numbers of groups.
+    let step_of_numbers = if plan.held_out { 0 } else { plan.step };
+    in_parallel(&mut episodes, at_once, |episode| {
+        let number = worlds.number(step_of_numbers, episode.group, plan.all_groups);
+        if let Err(e) = episode.begin(split, number) {
+            episode.fail(&e);
         }
     });
-    let played = play_rounds(&rules, plan, model, &mut plays, noise, progress);
-    in_parallel(&mut plays, at_once, RunningEpisode::leave);
+    let played = play_rounds(&rules, plan, model, &mut episodes, noise, progress);
+    // Environments must learn that their episodes are over, also after an error.
+    in_parallel(&mut episodes, at_once, RunningEpisode::leave);
     played?;
-    Ok(plays.into_iter().map(RunningEpisode::finish).collect())
+    Ok(episodes.into_iter().map(RunningEpisode::finish).collect())
 }
 
-/// Plays until every episode has ended or used up its turns.
+/// Plays rounds until every episode has ended or used up its turns.
 fn play_rounds(
     rules: &Rules<'_>,
     plan: EpisodePlan,
     model: &mut dyn LanguageModel,
-    plays: &mut [RunningEpisode<'_>],
+    episodes: &mut [RunningEpisode<'_>],
     noise: &Noise,
     progress: &dyn Progress,
 ) -> Result<()> {
     let (rules, config) = (*rules, rules.config);
-    // A turn ends with an answer to the environment, after at most the permitted number of answers with tool calls.
+    // A turn is an answer to the environment, after at most the permitted number of answers with calls of tools.
     let answers_of_a_turn = if rules.tools.is_empty() { 1 } else { config.max_tool_calls.saturating_add(1) };
-    let budget = config.sequence_length.min(model.context_length());
+    let token_budget = config.sequence_length.min(model.context_length());
     for round in 0..config.max_actions_per_traj.saturating_mul(answers_of_a_turn) {
-        if plays.iter().all(|p| p.ended.is_some()) {
+        if episodes.iter().all(|episode| episode.ended.is_some()) {
             break;
         }
         progress.phase(&format!("rollout, turn {}", round + 1));
         if progress.interrupted() {
             return Err(Error::Interrupted);
         }
-        for play in plays.iter_mut().filter(|p| p.ended.is_none()) {
-            play.ask(model, rules)?;
-            if play.conversation.prompt().len() >= budget {
-                play.end(Ending::TokenLimit);
+        for episode in episodes.iter_mut().filter(|episode| episode.ended.is_none()) {
+            episode.ask(model, rules)?;
+            if episode.conversation.prompt().len() >= token_budget {
+                episode.end(Ending::TokenLimit);
             }
         }
-        let answers = answers(config, plan, round, budget, model, plays, noise)?;
+        let answers = answers(config, plan, round, token_budget, model, episodes, noise)?;
         let mut acting = Vec::new();
-        for (i, play) in plays.iter_mut().enumerate() {
+        for (i, episode) in episodes.iter_mut().enumerate() {
             if let Some(generation) = answers.get(&i)
-                && let Some(answer) = play.answer(model, generation)?
+                && let Some(answer) = episode.answer(model, generation)?
             {
-                acting.push((play, answer));
+                acting.push((episode, answer));
             }
         }
-        in_parallel(&mut acting, config.max_env_step_concurrent, |(play, answer)| {
-            play.act(answer, rules);
-            if play.ended.is_some() {
-                play.leave();
+        in_parallel(&mut acting, config.max_env_step_concurrent, |(episode, answer)| {
+            episode.act(answer, rules);
+            if episode.ended.is_some() {
+                episode.leave();
             }
         });
     }
@@ -190,17 +198,17 @@ pub fn check_beginning(
     let tools = Tools::new(&config.tools)?;
     let joins_system = refuses_system(model, &config.agent_system_template);
     let rules = Rules { config, template: &template, tools: &tools, ends: &[], joins_system };
-    let budget = config.sequence_length.min(model.context_length());
-    // An environment of several worlds opens them by the seed.
+    let token_budget = config.sequence_length.min(model.context_length());
+    // The seed selects the world of an environment with several.
     for seed in 0..environment.kinds().len().max(1) as u64 {
         let mut episode = RunningEpisode::new(environment, String::new(), 0, seed);
         episode.begin(Split::Train, seed).while_doing(|| "beginning an episode".into())?;
         episode.leave();
         episode.ask(model, rules).while_doing(|| "writing the agent's first prompt".into())?;
         let length = episode.conversation.len();
-        if length >= budget {
+        if length >= token_budget {
             let problem =
-                format!("leaves no room for an answer: the agent's first prompt has {length} of {budget} tokens");
+                format!("leaves no room for an answer: the agent's first prompt has {length} of {token_budget} tokens");
             return Err(Error::config("algo.sequence_length", problem));
         }
         let text = model.detokenize(&episode.conversation.tokens)?;
@@ -210,7 +218,7 @@ pub fn check_beginning(
     Ok(())
 }
 
-/// The beginning and the end of a long text.
+/// The text, or only its beginning and end if it is long.
 fn excerpt(text: &str) -> String {
     const BEGIN: usize = 3000;
     const END: usize = 1000;
@@ -223,49 +231,50 @@ fn excerpt(text: &str) -> String {
     format!("{} [... {left_out} characters ...] {}", begin.collect::<String>(), end.collect::<String>())
 }
 
-/// Whether the chat template fails because of the system message `system`, as those of Gemma 2 and Mistral 7B v0.1 do.
+/// Whether the chat template fails because of the system message `system`, as the templates of Gemma 2 and Mistral 7B
+/// v0.1 do.
 fn refuses_system(model: &dyn LanguageModel, system: &str) -> bool {
     let renders = |messages: &[Message]| model.render_chat(messages, true).is_ok();
     let user = Message::new("user", "x");
     !system.is_empty() && !renders(&[Message::new("system", system), user.clone()]) && renders(&[user])
 }
 
-/// An answer of the agent, and its tokens in the episode.
+/// An answer of the agent, and the range of its tokens in the episode.
 struct Answer {
     text: String,
     tokens: std::ops::Range<usize>,
 }
 
-/// The answers of all episodes that have not ended, by their index. Each has at most the tokens that are left of its
-/// budget.
+/// Generates an answer for every episode that has not ended, and returns the answers by the position of the episode.
+/// Prompt and answer have at most `token_budget` tokens together.
 fn answers(
     config: &AgenticPpoConfig,
     plan: EpisodePlan,
     round: usize,
-    budget: usize,
+    token_budget: usize,
     model: &mut dyn LanguageModel,
-    plays: &[RunningEpisode<'_>],
+    episodes: &[RunningEpisode<'_>],
     noise: &Noise,
 ) -> Result<BTreeMap<usize, Generation>> {
-    let continuing: Vec<usize> = (0..plays.len()).filter(|i| plays[*i].ended.is_none()).collect();
+    let continuing: Vec<usize> = (0..episodes.len()).filter(|i| episodes[*i].ended.is_none()).collect();
     let purpose = if plan.held_out { Purpose::Evaluation } else { Purpose::Tokens };
     let seed = noise.generator(purpose, plan.step, round as u64).next_u64();
-    let first = plan.first_group * plan.group_size;
+    let first_number = plan.first_group * plan.group_size;
     let mut answers = BTreeMap::new();
-    for places in continuing.chunks(config.infer_batch_size) {
-        let prompts: Vec<Vec<u32>> = places.iter().map(|i| plays[*i].conversation.prompt().to_vec()).collect();
-        let numbers = places.iter().map(|i| (first + i) as u64).collect();
-        let limits = prompts.iter().map(|prompt| budget - prompt.len()).collect();
+    for positions in continuing.chunks(config.infer_batch_size) {
+        let prompts: Vec<Vec<u32>> = positions.iter().map(|i| episodes[*i].conversation.prompt().to_vec()).collect();
+        let numbers = positions.iter().map(|i| (first_number + i) as u64).collect();
+        let limits = prompts.iter().map(|prompt| token_budget - prompt.len()).collect();
         let sampling = config.sampling(plan.temperature, limits, seed, numbers);
-        let made = model.generate(&prompts, &sampling)?;
-        let has_raw = made.iter().all(|g| g.raw_log_probs.len() == g.tokens.len());
-        let wanted = config.infer_log_probs == InferLogProbs::Raw || config.is_asynchronous();
-        if wanted && !has_raw {
+        let generations = model.generate(&prompts, &sampling)?;
+        let has_raw = generations.iter().all(|g| g.raw_log_probs.len() == g.tokens.len());
+        let needs_raw = config.infer_log_probs == InferLogProbs::Raw || config.is_asynchronous();
+        if needs_raw && !has_raw {
             let problem = "the model does not tell the log-probabilities of its tokens before temperature: leave \
                            `algo.infer_log_probs` at `drawn` and `algo.async_generation_ratio` at 0";
             return Err(Error::Unsupported(problem.into()));
         }
-        answers.extend(places.iter().copied().zip(made));
+        answers.extend(positions.iter().copied().zip(generations));
     }
     Ok(answers)
 }
@@ -279,7 +288,7 @@ impl<'a> RunningEpisode<'a> {
             observation: String::new(),
             steps: Vec::new(),
             calls: Vec::new(),
-            written: None,
+            turn_start: None,
             results: Vec::new(),
             group,
             seed,
@@ -288,6 +297,7 @@ impl<'a> RunningEpisode<'a> {
         }
     }
 
+    /// Lets the environment begin the episode.
     fn begin(&mut self, split: Split, number: u64) -> Result<()> {
         self.environment.enter(split, number)?;
         self.is_open = true;
@@ -295,7 +305,7 @@ impl<'a> RunningEpisode<'a> {
         Ok(())
     }
 
-    /// Tells the environment that the episode is over.
+    /// Tells the environment that the episode is over, unless it was told.
     fn leave(&mut self) {
         if std::mem::take(&mut self.is_open)
             && let Err(error) = self.environment.leave()
@@ -304,19 +314,19 @@ impl<'a> RunningEpisode<'a> {
         }
     }
 
-    /// Adds the results of the agent's tools, or the message of its turn: after all messages before, or in a prompt of
-    /// its own.
+    /// Extends the conversation by what the agent reads next: results of its tools if there are any, otherwise the
+    /// message of a new turn. With `history_length`, a new turn begins a prompt of its own.
     fn ask(&mut self, model: &dyn LanguageModel, rules: Rules<'_>) -> Result<()> {
         let Rules { config, template, tools, ends, joins_system } = rules;
         if !self.results.is_empty() {
             let messages = self.results.drain(..).enumerate().map(|(i, result)| tools::result(i, result)).collect();
             return self.conversation.ask(model, tools, messages);
         }
-        let (turn, alone) = (self.steps.len(), config.history_length.is_some());
-        if alone {
+        let (turn, has_own_prompt) = (self.steps.len(), config.history_length.is_some());
+        if has_own_prompt {
             self.conversation.restart();
         }
-        let shown = config.history_length.map_or(0, |turns| turns.saturating_sub(1)).min(turn);
+        let shown_turns = config.history_length.map_or(0, |turns| turns.saturating_sub(1)).min(turn);
         let instructions = self.environment.instructions();
         let mut content = template.render(Turn {
             observation: &self.observation,
@@ -324,16 +334,18 @@ impl<'a> RunningEpisode<'a> {
             actions_left: config.max_actions_per_traj - turn,
             max_response_length: config.max_tokens_per_step,
             instructions: &instructions,
-            history: &self.steps[turn - shown..],
+            history: &self.steps[turn - shown_turns..],
             ends,
         });
         let mut messages = Vec::new();
-        if turn == 0 || alone {
+        if turn == 0 || has_own_prompt {
             if !instructions.is_empty() && !template.has_instructions() {
                 content = format!("{instructions}\n{content}");
             }
             match config.agent_system_template.as_str() {
+                // There is no system message.
                 "" => {}
+                // The chat template refuses system messages.
                 system if joins_system => content = format!("{system}\n\n{content}"),
                 system => messages.push(Message::new("system", system)),
             }
@@ -342,7 +354,8 @@ impl<'a> RunningEpisode<'a> {
         self.conversation.ask(model, tools, messages)
     }
 
-    /// Takes an answer into the conversation; `None` ends the episode, which has no tokens left.
+    /// Adds the agent's answer to the conversation. An empty generation ends the episode, which has no tokens left: the
+    /// result is then `None`.
     fn answer(&mut self, model: &dyn LanguageModel, generation: &Generation) -> Result<Option<Answer>> {
         if generation.tokens.is_empty() {
             self.end(Ending::TokenLimit);
@@ -353,17 +366,18 @@ impl<'a> RunningEpisode<'a> {
         Ok(Some(Answer { text, tokens: start..self.conversation.len() }))
     }
 
-    /// Lets the tools that it calls, or else the environment, answer.
+    /// Runs the tools that the answer calls. If it calls none, or no more calls are allowed, hands the answer to the
+    /// environment, which ends the turn.
     fn act(&mut self, answer: &mut Answer, Rules { config, tools, ends, .. }: Rules<'_>) {
         let Answer { text: response, tokens } = answer;
         let text = without_end(response, ends);
-        let written = *self.written.get_or_insert(tokens.start);
-        let left = config.max_tool_calls.saturating_sub(self.calls.len());
-        if !tools.is_empty() && left > 0 {
-            let made = tools.answer(tools::parse_calls(text), left);
-            if !made.is_empty() {
-                self.results = made.iter().map(|call| json::compact(&call.output)).collect();
-                return self.calls.extend(made);
+        let turn_start = *self.turn_start.get_or_insert(tokens.start);
+        let calls_left = config.max_tool_calls.saturating_sub(self.calls.len());
+        if !tools.is_empty() && calls_left > 0 {
+            let calls = tools.answer(tools::parse_calls(text), calls_left);
+            if !calls.is_empty() {
+                self.results = calls.iter().map(|call| json::compact(&call.output)).collect();
+                return self.calls.extend(calls);
             }
         }
         let next = match self.environment.step(text) {
@@ -375,17 +389,18 @@ impl<'a> RunningEpisode<'a> {
         }
         let observation = std::mem::replace(&mut self.observation, next.observation.text);
         let response = std::mem::take(response);
-        self.written = None;
+        self.turn_start = None;
         self.steps.push(Step {
             observation,
             response,
             reward: next.reward,
             action: self.environment.action(),
             valid: next.valid,
-            tokens: written..tokens.end,
+            tokens: turn_start..tokens.end,
             begins: self.conversation.begins,
             calls: std::mem::take(&mut self.calls),
         });
+        // If the environment does not say whether the task is solved, a positive reward at the end means that it is.
         let solved = self.environment.solved().unwrap_or(next.terminated && next.reward > 0.0);
         if next.terminated || next.truncated {
             let ending = if next.truncated { Ending::Truncated } else { Ending::Terminated };
@@ -395,15 +410,18 @@ impl<'a> RunningEpisode<'a> {
         }
     }
 
+    /// Ends the episode, which the environment has not ended.
     fn end(&mut self, ending: Ending) {
         let solved = self.environment.solved().unwrap_or(false);
         self.ended = Some(Ended { ending, solved });
     }
 
+    /// Ends the episode because of an error of its environment.
     fn fail(&mut self, error: &Error) {
         self.ended = Some(Ended { ending: Ending::Failed(roll_core::one_line(error)), solved: false });
     }
 
+    /// The episode as it was played.
     fn finish(mut self) -> Episode {
         let Ended { ending, solved } = match self.ended.take() {
             Some(ended) => ended,
@@ -411,19 +429,20 @@ impl<'a> RunningEpisode<'a> {
         };
         let begins = self.conversation.begins;
         let Conversation { mut tokens, mut response, mut log_probs, mut raw_log_probs, .. } = self.conversation;
-        // A turn that broke off among its tool calls has earned nothing, and its tokens count.
-        if let (Some(written), Ending::TokenLimit) = (self.written, &ending)
-            && let Some(last) = response.iter().rposition(|written| *written)
+        // A turn that ended at the token limit after calls of tools becomes a step without a reward, so that its tokens
+        // are trained on.
+        if let (Some(turn_start), Ending::TokenLimit) = (self.turn_start, &ending)
+            && let Some(last) = response.iter().rposition(|is_written| *is_written)
         {
             self.steps.push(Step {
                 observation: self.observation,
-                tokens: written..last + 1,
+                tokens: turn_start..last + 1,
                 begins,
                 calls: self.calls,
                 ..Step::default()
             });
         }
-        // A prompt after the last answer is no part of the episode.
+        // A prompt that the agent did not answer is not part of the episode.
         let length = self.steps.last().map_or(0, |s| s.tokens.end);
         tokens.truncate(length);
         response.truncate(length);

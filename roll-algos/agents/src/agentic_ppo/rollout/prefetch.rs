@@ -1,4 +1,4 @@
-//! Prefetched rollouts: episodes are played while the step before them trains.
+//! Prefetched rollouts: the episodes of a step are played on a thread while the previous step trains.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use super::{EpisodePlan, play};
 use crate::agentic_ppo::config::AgenticPpoConfig;
 use crate::agentic_ppo::episode::Episode;
 
-/// How often it is looked whether a rollout is done.
+/// Interval at which a wait checks whether the rollout is done.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 type Environments = Vec<Box<dyn Environment>>;
@@ -26,7 +26,7 @@ pub struct PrefetchedRollout {
     pub episodes: Vec<Episode>,
 }
 
-/// A rollout that was under way when a checkpoint was written: a resume plays it again.
+/// A rollout that was under way when a checkpoint was written. A resume plays it again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UnplayedRollout {
     /// The step that trains on it, from 0.
@@ -35,27 +35,30 @@ pub struct UnplayedRollout {
     pub policy: Arc<Vec<f32>>,
 }
 
-/// What a checkpoint holds of the next step's rollout.
-pub enum Ahead {
-    /// It is played, or none was begun.
+/// The next step's rollout, as a checkpoint holds it.
+pub enum NextRollout {
+    /// The rollout was played; `None` if none was begun.
     Played(Option<PrefetchedRollout>),
-    /// It is under way.
+    /// The rollout is under way.
     UnderWay(UnplayedRollout),
 }
 
-/// The environments of a rank, and the rollout that they play ahead of its step, if any. Episodes depend on the policy
-/// and the plan alone, not on the duration of the update.
+/// The environments of a rank, and the rollout that they play ahead of its step, if any. Episodes depend only on the
+/// policy and the plan, not on how long the update takes.
 #[derive(Default)]
 pub struct Prefetcher(Mutex<PrefetchState>);
 
 #[derive(Default)]
 struct PrefetchState {
+    /// The environments; empty while a rollout is under way, whose thread then has them.
     environments: Environments,
+    /// The rollout that is under way.
     thread: Option<RunningRollout>,
+    /// The rollout that was played and not yet taken.
     played: Option<Result<PrefetchedRollout>>,
     /// The prefetched rollout that the current step trains on.
     taken: Option<PrefetchedRollout>,
-    /// The rollout that the latest checkpoint has to play again.
+    /// The rollout that a resume from the latest checkpoint has to play again.
     unplayed: Option<UnplayedRollout>,
 }
 
@@ -67,7 +70,7 @@ struct RunningRollout {
     stop: Arc<AtomicBool>,
 }
 
-/// The progress of a rollout that is played ahead: shown nowhere, and stopped by a flag.
+/// The progress of a prefetched rollout, which is not shown and is stopped by a flag.
 struct Stoppable(Arc<AtomicBool>);
 
 impl Progress for Stoppable {
@@ -84,8 +87,8 @@ impl Prefetcher {
         Self(Mutex::new(PrefetchState { environments, ..PrefetchState::default() }))
     }
 
-    /// Plays `plan` with `policy` on a thread of its own. With its `parameters`, a checkpoint does not wait for the
-    /// end.
+    /// Begins to play `plan` with `policy` on a thread of its own. If the policy's `parameters` are given, a checkpoint
+    /// saves them instead of waiting for the end of the rollout.
     pub fn begin(
         &mut self,
         config: &AgenticPpoConfig,
@@ -107,7 +110,7 @@ impl Prefetcher {
         Ok(())
     }
 
-    /// Waits until no rollout needs the environments. An interrupt ends the wait, and the rollout goes on.
+    /// Waits until no rollout needs the environments. Fails if the user asks to stop, but does not end the rollout.
     pub fn wait(&self, progress: &dyn Progress) -> Result<()> {
         while self.lock().thread.as_ref().is_some_and(|running| !running.thread.is_finished()) {
             if progress.interrupted() {
@@ -118,7 +121,7 @@ impl Prefetcher {
         Ok(())
     }
 
-    /// The environments, once no rollout needs them.
+    /// The environments. Waits until no rollout needs them.
     pub fn environments(&mut self) -> &mut [Box<dyn Environment>] {
         drop(self.finished());
         &mut self.0.get_mut().unwrap_or_else(PoisonError::into_inner).environments
@@ -131,8 +134,8 @@ impl Prefetcher {
         Ok(state.taken.as_ref().map(|played| played.episodes.clone()))
     }
 
-    /// Undoes a failed step, which will be repeated. If it had taken its rollout, it gets the same episodes again; the
-    /// rollout that it began is stopped, and played again.
+    /// Undoes a failed step, which will be repeated. If the step had taken its rollout, it will get the same episodes
+    /// again. If it had begun the rollout of the next step, that is stopped and will be played again.
     pub fn undo(&mut self, step: u64) {
         let began_next = self.lock().thread.as_ref().is_some_and(|running| running.step > step);
         let taken = self.lock().taken.take().filter(|taken| taken.step == step);
@@ -142,21 +145,22 @@ impl Prefetcher {
         }
     }
 
-    /// The state of the next step's rollout, for a checkpoint. A rollout that failed is played again.
-    pub fn ahead(&self) -> Ahead {
+    /// The next step's rollout, for a checkpoint. Waits for a rollout that is under way, unless its parameters are
+    /// known. A rollout that failed counts as not begun.
+    pub fn next_rollout(&self) -> NextRollout {
         let mut state = self.lock();
         let under_way = state.thread.as_ref().filter(|running| !running.thread.is_finished());
         state.unplayed = match under_way.and_then(|running| Some((running.step, running.policy.clone()?))) {
             Some((step, policy)) => Some(UnplayedRollout { step, policy }),
-            // The one of the checkpoint that was loaded, until it is begun.
+            // Nothing was begun since a checkpoint was loaded: its rollout is still to be played.
             None if state.thread.is_none() && state.played.is_none() => state.unplayed.take(),
             None => None,
         };
         if let Some(unplayed) = state.unplayed.clone() {
-            return Ahead::UnderWay(unplayed);
+            return NextRollout::UnderWay(unplayed);
         }
         drop(state);
-        Ahead::Played(self.finished().played.as_ref().and_then(|played| played.as_ref().ok().cloned()))
+        NextRollout::Played(self.finished().played.as_ref().and_then(|played| played.as_ref().ok().cloned()))
     }
 
     /// Whether a rollout is under way or played.
@@ -165,17 +169,17 @@ impl Prefetcher {
         state.thread.is_some() || state.played.is_some()
     }
 
-    /// The rollout that the latest checkpoint, written or loaded, has to play again.
+    /// The rollout that a resume from the latest checkpoint, written or loaded, has to play again.
     pub fn unplayed(&self) -> Option<UnplayedRollout> {
         self.lock().unplayed.clone()
     }
 
     /// Restores the rollout of a checkpoint.
-    pub fn restore(&mut self, ahead: Ahead) {
+    pub fn restore(&mut self, rollout: NextRollout) {
         let mut state = self.finished();
-        (state.played, state.unplayed) = match ahead {
-            Ahead::Played(played) => (played.map(Ok), None),
-            Ahead::UnderWay(unplayed) => (None, Some(unplayed)),
+        (state.played, state.unplayed) = match rollout {
+            NextRollout::Played(played) => (played.map(Ok), None),
+            NextRollout::UnderWay(unplayed) => (None, Some(unplayed)),
         };
     }
 
@@ -190,7 +194,7 @@ impl Prefetcher {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the rollout that is under way.
+    /// Waits for the rollout that is under way, and takes its environments and episodes from the thread.
     fn finished(&self) -> MutexGuard<'_, PrefetchState> {
         let mut state = self.lock();
         if let Some(running) = state.thread.take() {
@@ -210,7 +214,7 @@ impl Prefetcher {
 }
 
 impl Drop for Prefetcher {
-    /// Environments that are processes are ended by their owner, which the thread is until it is done.
+    /// Waits for the thread, which owns the environments of a rollout: only their owner ends those that are processes.
     fn drop(&mut self) {
         self.stop();
         drop(self.finished());

@@ -1,4 +1,4 @@
-//! The agent's prompt of a turn.
+//! The message that the agent reads in a turn: `algo.agent_template` with the facts of the turn.
 
 use roll_core::{Error, Result};
 
@@ -38,7 +38,8 @@ enum Piece {
     HistoryLength,
 }
 
-/// Names of facts, in the words of the reference's templates of whole conversations and of single turns.
+/// Names of facts. Some facts have two names, because the reference's templates for whole conversations and for single
+/// turns differ.
 const FACTS: &[(&str, Piece)] = &[
     ("observation", Piece::Observation),
     ("current_observation", Piece::Observation),
@@ -52,32 +53,32 @@ const FACTS: &[(&str, Piece)] = &[
     ("history_length", Piece::HistoryLength),
 ];
 
-/// Remark of the history on an action that the environment could not read.
+/// Remark in the history on an action that the environment could not read.
 const INVALID: &str = " (not valid: keep to the format)";
 
 /// The facts of a turn.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn<'a> {
-    /// The text before the agent.
+    /// The environment's text.
     pub observation: &'a str,
-    /// From 1.
+    /// Number of the turn, from 1.
     pub index: usize,
     /// Turns left, this one included.
     pub actions_left: usize,
-    /// Tokens an answer may have.
+    /// Maximum number of tokens of an answer.
     pub max_response_length: usize,
     /// The environment's instructions.
     pub instructions: &'a str,
-    /// The turns before this one that the agent sees, the latest last.
+    /// The turns before this one that the agent sees, in their order.
     pub history: &'a [Step],
-    /// Texts of the tokens that end an answer: they would end the message too.
+    /// Texts of the tokens that end an answer. In the history they are left out, because they would end the message.
     pub ends: &'a [String],
 }
 
 impl TurnTemplate {
     /// Parses `algo.agent_template`. The names of facts in braces are replaced, `{{` and `}}` are braces.
     pub fn parse(source: &str) -> Result<Self> {
-        let bad = |problem: String| Error::config("algo.agent_template", problem);
+        let invalid = |problem: String| Error::config("algo.agent_template", problem);
         let (mut pieces, mut text) = (Vec::new(), String::new());
         let mut rest = source;
         while let Some(at) = rest.find(['{', '}']) {
@@ -89,24 +90,28 @@ impl TurnTemplate {
                 continue;
             }
             let name = rest.strip_prefix('{').and_then(|inner| inner.split_once('}'));
-            let (name, after) = name.ok_or_else(|| bad("a brace is not closed; write `{{` for a brace".into()))?;
+            let (name, after) = name.ok_or_else(|| invalid("a brace is not closed; write `{{` for a brace".into()))?;
             let Some((_, piece)) = FACTS.iter().find(|(known, _)| *known == name) else {
                 let known = FACTS.iter().map(|(known, _)| *known).collect::<Vec<_>>().join(", ");
-                return Err(bad(format!("`{{{name}}}` is not a fact of a turn; known: {known}")));
+                return Err(invalid(format!("`{{{name}}}` is not a fact of a turn; known: {known}")));
             };
-            pieces.extend((!text.is_empty()).then(|| Piece::Text(std::mem::take(&mut text))));
+            if !text.is_empty() {
+                pieces.push(Piece::Text(std::mem::take(&mut text)));
+            }
             pieces.push(piece.clone());
             rest = after;
         }
         text.push_str(rest);
-        pieces.extend((!text.is_empty()).then_some(Piece::Text(text)));
-        match pieces.contains(&Piece::Observation) {
-            true => Ok(Self { pieces }),
-            false => Err(bad("the agent would see nothing: `{observation}` is missing".into())),
+        if !text.is_empty() {
+            pieces.push(Piece::Text(text));
         }
+        if !pieces.contains(&Piece::Observation) {
+            return Err(invalid("the agent would see nothing: `{observation}` is missing".into()));
+        }
+        Ok(Self { pieces })
     }
 
-    /// Whether it has the environment's instructions.
+    /// Whether the template includes the environment's instructions.
     pub fn has_instructions(&self) -> bool {
         self.pieces.contains(&Piece::Instructions)
     }
@@ -128,27 +133,28 @@ impl TurnTemplate {
     }
 }
 
-/// The turns before this one, as one line of facts each.
+/// The text of `{history}`: the facts of each turn in parentheses.
 fn history(turn: Turn<'_>) -> String {
-    let first = turn.index.saturating_sub(turn.history.len());
+    let first_index = turn.index.saturating_sub(turn.history.len());
     let lines = turn.history.iter().enumerate().map(|(i, step)| {
         let Step { observation, response, action, reward, valid, .. } = step;
         let remark = if *valid { "" } else { INVALID };
         let action = match action.as_str() {
+            // The environment reports no action: the answer takes its place.
             "" => without_thoughts(without_end(response, turn.ends)),
             action => action,
         };
-        format!("(step: {}, observation: {observation}, action: {action}{remark}, reward: {reward})", first + i)
+        format!("(step: {}, observation: {observation}, action: {action}{remark}, reward: {reward})", first_index + i)
     });
     lines.collect::<Vec<_>>().join(", ")
 }
 
-/// `answer` without the end of its turn, which is one of `ends`.
+/// `answer` without the end token at its end, whose text is one of `ends`.
 pub fn without_end<'a>(answer: &'a str, ends: &[String]) -> &'a str {
     ends.iter().find_map(|end| answer.strip_suffix(end.as_str())).unwrap_or(answer)
 }
 
-/// `answer` without the thoughts before it.
+/// `answer` without the thoughts at its beginning.
 fn without_thoughts(answer: &str) -> &str {
     answer.rsplit_once("</think>").map_or(answer, |(_, rest)| rest.trim_start())
 }

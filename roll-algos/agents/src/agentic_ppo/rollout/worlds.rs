@@ -1,8 +1,8 @@
-//! Which world each group of episodes plays in, where an environment has several.
+//! The assignment of groups of episodes to the worlds of an environment that has several ([`Environment::kinds`]).
 
 use roll_core::{Environment, Error, Result};
 
-/// The worlds of an environment, and the share of the groups that each gets. Every step divides its groups alike.
+/// The worlds of an environment, and the share of the groups that each gets. The assignment is the same in every step.
 #[derive(Clone, Debug, Default)]
 pub struct Worlds {
     /// All worlds of the environment; empty if it is one world.
@@ -15,13 +15,13 @@ pub struct Worlds {
 struct PlayedWorld {
     /// Index in [`Worlds::names`].
     index: usize,
-    /// Its part of the groups, relative to the other shares.
+    /// Share of the groups, relative to the other shares.
     share: usize,
 }
 
 impl Worlds {
-    /// The worlds `tags` of the environments, which are copies of one another (all worlds when empty), with `shares`
-    /// (equal ones when empty). `key` is the option that names the tags.
+    /// Selects the worlds `tags` (all worlds if empty) with `shares` (equal shares if empty). The `environments` are
+    /// copies of one another. `key` is the option that names the tags.
     pub fn new(environments: &[Box<dyn Environment>], key: &str, tags: &[String], shares: &[usize]) -> Result<Self> {
         let names = environments.first().map(|environment| environment.kinds()).unwrap_or_default();
         if names.is_empty() {
@@ -30,34 +30,35 @@ impl Worlds {
                 _ => Err(Error::config(key, "the environment is one world; one with several is called `mixed`")),
             };
         }
-        let index = |tag: &String| {
+        let index_of = |tag: &String| {
             let known = || format!("the environment has no world `{tag}`; it has: {}", names.join(", "));
             names.iter().position(|name| name == tag).ok_or_else(|| Error::config(key, known()))
         };
         let indices: Vec<usize> = match tags {
             [] => (0..names.len()).collect(),
-            tags => tags.iter().map(index).collect::<Result<_>>()?,
+            tags => tags.iter().map(index_of).collect::<Result<_>>()?,
         };
         let share = |i: usize| shares.get(i).copied().unwrap_or(1);
         let played = indices.into_iter().enumerate().map(|(i, index)| PlayedWorld { index, share: share(i) }).collect();
         Ok(Self { names, played })
     }
 
-    /// Index of the world of group `group` of `groups`: the groups of one world follow one another, as in the reference.
+    /// Index of the world of group `group` of `groups`. The groups of one world follow one another, as in the
+    /// reference.
     fn of(&self, group: usize, groups: usize) -> usize {
         let total: usize = self.played.iter().map(|world| world.share).sum();
-        // Where the group begins, in units of shares.
-        let begin = group * total / groups.max(1);
-        let mut end = 0;
+        // The first world whose cumulative share exceeds the position of the group, in units of shares.
+        let position = group * total / groups.max(1);
+        let mut cumulative_share = 0;
         let found = self.played.iter().find(|world| {
-            end += world.share;
-            begin < end
+            cumulative_share += world.share;
+            position < cumulative_share
         });
         found.or(self.played.last()).map_or(0, |world| world.index)
     }
 
-    /// A sentence on the worlds that are played in none of `groups` groups, if there are any. `key` is the option with
-    /// the number of groups, which are called `unit`.
+    /// A warning about the worlds that get none of `groups` groups; `None` if every world gets one. `key` is the option
+    /// with the number of groups, and `unit` the word for groups.
     pub fn unplayed(&self, groups: usize, key: &str, unit: &str) -> Option<String> {
         let count = |index: usize| (0..groups).filter(|group| self.of(*group, groups) == index).count();
         let named = |world: &PlayedWorld| &self.names[world.index];
@@ -67,36 +68,37 @@ impl Worlds {
             .filter(|world| count(world.index) == 0)
             .map(|world| format!("`{}` (share {})", named(world), world.share))
             .collect();
+        if unplayed.is_empty() {
+            return None;
+        }
         let counts: Vec<String> =
             self.played.iter().map(|world| format!("{} {}", count(world.index), named(world))).collect();
-        (!unplayed.is_empty()).then(|| {
-            format!(
-                "`{key}: {groups}`: too few {unit} for the shares of {} worlds, and {} never played: {}. Raise `{key}`, \
-                 or change the worlds or their shares",
-                self.played.len(),
-                if unplayed.len() == 1 { format!("{} is", unplayed[0]) } else { format!("{} are", unplayed.join(", ")) },
-                counts.join(", ")
-            )
-        })
+        Some(format!(
+            "`{key}: {groups}`: too few {unit} for the shares of {} worlds, and {} never played: {}. Raise `{key}`, or \
+             change the worlds or their shares",
+            self.played.len(),
+            if unplayed.len() == 1 { format!("{} is", unplayed[0]) } else { format!("{} are", unplayed.join(", ")) },
+            counts.join(", ")
+        ))
     }
 
-    /// Counts the groups of a world over all steps: the number of group `group` of `groups` in step `step`.
+    /// The number of group `group` of `groups` in step `step`, among the groups of the same world over all steps.
     pub fn number(&self, step: u64, group: usize, groups: usize) -> u64 {
         let index = self.of(group, groups);
-        let before = |end: usize| (0..end).filter(|other| self.of(*other, groups) == index).count() as u64;
-        step * before(groups) + before(group)
+        let of_same_world_below = |end: usize| (0..end).filter(|other| self.of(*other, groups) == index).count() as u64;
+        step * of_same_world_below(groups) + of_same_world_below(group)
     }
 
-    /// The name of the world of group `group` of `groups`, and the seed that opens it: `drawn`, rounded so that the
-    /// remainder by the number of worlds is the index of the world. If the environment is one world, the name is empty
-    /// and the seed is `drawn`.
+    /// The name of the world of group `group` of `groups`, and the seed that opens it. The seed is made from `drawn` so
+    /// that its remainder by the number of worlds is the index of the world ([`Environment::kinds`]). If the
+    /// environment is one world, the name is empty and the seed is `drawn`.
     pub fn seed(&self, drawn: u64, group: usize, groups: usize) -> (String, u64) {
         let count = self.names.len() as u64;
         if count == 0 {
             return (String::new(), drawn);
         }
         let index = self.of(group, groups);
-        // Half of the range of draws, so that the sum below fits.
+        // A multiple of `count`. Halving the draw leaves room to add the index.
         let base = (drawn / 2) / count * count;
         (self.names[index].clone(), base + index as u64)
     }

@@ -1,33 +1,35 @@
-//! Calls in the agent's answers, in the forms that chat templates teach: those of Hermes and Qwen, Qwen3-Coder, Mistral and
-//! Llama 3.
+//! Parses calls in the agent's answers, in the forms that chat templates teach: those of Hermes and Qwen, Qwen3-Coder,
+//! Mistral and Llama 3.
 
 use roll_external::json::{parse as parse_json, with_integers};
 use serde_json::{Value, json};
 
+/// Begins and ends a call of Hermes' and Qwen's models.
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
-/// Before the calls of Mistral's models: a list, or from their tokenizer's version 11 on name and arguments of one call.
+/// Precedes calls of Mistral's models: a list of calls or, from version 11 of their tokenizer on, name and arguments of
+/// one call.
 const MISTRAL: &str = "[TOOL_CALLS]";
-/// May precede calls of Llama's models, which otherwise are the whole answer.
+/// May precede calls of Llama's models. Without it, the whole answer must be calls.
 const LLAMA: &str = "<|python_tag|>";
-/// Thoughts before this are no calls.
+/// Ends the agent's thoughts, in which nothing is a call.
 const THOUGHT: &str = "</think>";
 
 /// A call that was made, and its result.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct ToolCall {
-    /// Name of the tool; empty where the call could not be read.
+    /// Name of the tool; empty if the call is invalid.
     pub tool: String,
-    /// Its arguments.
+    /// Arguments of the call; null if the call is invalid.
     pub arguments: Value,
-    /// The tool's answer to the agent.
+    /// The result that the agent reads.
     pub output: Value,
-    /// Whether that is an error.
+    /// Whether the result is an error.
     pub failed: bool,
 }
 
-/// The tool calls of an answer, each `{"name", "arguments"}` or the reason why it is invalid. Empty: the answer is for
-/// the environment.
+/// The tool calls of an answer, each an object `{"name", "arguments"}` or the reason why it is invalid. An answer
+/// without calls is for the environment.
 pub fn parse_calls(answer: &str) -> Vec<Result<Value, String>> {
     let rest = answer.rfind(THOUGHT).map_or(answer, |at| &answer[at + THOUGHT.len()..]);
     if rest.contains(OPEN) {
@@ -39,6 +41,7 @@ pub fn parse_calls(answer: &str) -> Vec<Result<Value, String>> {
     }
 }
 
+/// Calls between [`OPEN`] and [`CLOSE`]: JSON of Hermes' and Qwen's models, or the form of Qwen3-Coder.
 fn tagged(mut rest: &str) -> Vec<Result<Value, String>> {
     let mut calls = Vec::new();
     while let Some(at) = rest.find(OPEN) {
@@ -60,22 +63,24 @@ fn mistral(text: &str) -> Vec<Result<Value, String>> {
     if text.starts_with('[') {
         let list = serde_json::Deserializer::from_str(&with_integers(text)).into_iter::<Vec<Value>>().next();
         return match list {
-            Some(Ok(calls)) => calls.iter().map(read).collect(),
+            Some(Ok(calls)) => calls.iter().map(normalised).collect(),
             _ => vec![Err(format!("expected a list of {EXPECTED} behind {MISTRAL}"))],
         };
     }
-    let call = |text: &str| {
-        let at = text.find(['[', '{']).ok_or_else(|| format!("expected a name and arguments behind {MISTRAL}"))?;
-        let (name, arguments) = (text[..at].trim(), &text[text.find('{').unwrap_or(text.len())..]);
+    let name_and_arguments = |text: &str| {
+        let name_end =
+            text.find(['[', '{']).ok_or_else(|| format!("expected a name and arguments behind {MISTRAL}"))?;
+        let (name, arguments) = (text[..name_end].trim(), &text[text.find('{').unwrap_or(text.len())..]);
         let arguments = serde_json::Deserializer::from_str(&with_integers(arguments)).into_iter::<Value>().next();
         let arguments =
             arguments.and_then(Result::ok).ok_or_else(|| format!("the arguments of `{name}` are not JSON"))?;
-        read(&json!({ "name": name, "arguments": arguments }))
+        normalised(&json!({ "name": name, "arguments": arguments }))
     };
-    text.split(MISTRAL).map(call).collect()
+    text.split(MISTRAL).map(name_and_arguments).collect()
 }
 
-/// Objects `{"name", "parameters"}` with nothing else, separated by semicolons.
+/// Objects `{"name", "parameters"}`, separated by semicolons. Without [`LLAMA`] before them, nothing else may follow:
+/// the text is then no call, but an answer.
 fn llama(text: &str) -> Vec<Result<Value, String>> {
     let (text, is_marked) = text.strip_prefix(LLAMA).map_or((text, false), |text| (text.trim(), true));
     let text = if text.starts_with('{') { with_integers(text) } else { text.into() };
@@ -89,17 +94,19 @@ fn llama(text: &str) -> Vec<Result<Value, String>> {
         if !(object["name"].is_string() && has_arguments) {
             break;
         }
-        calls.push(read(&object));
+        calls.push(normalised(&object));
         rest = rest[objects.byte_offset()..].trim_start_matches(|c: char| c == ';' || c.is_whitespace());
     }
-    match (rest.is_empty(), is_marked) {
-        (true, _) => calls,
-        (false, true) => vec![Err(format!("expected {EXPECTED} behind {LLAMA}"))],
-        (false, false) => Vec::new(),
+    if rest.is_empty() {
+        calls
+    } else if is_marked {
+        vec![Err(format!("expected {EXPECTED} behind {LLAMA}"))]
+    } else {
+        Vec::new()
     }
 }
 
-/// `<function=name> <parameter=key> value </parameter> ... </function>`. A value is JSON, or else a text.
+/// A call `<function=name> <parameter=key> value </parameter> ... </function>`. A value that is not JSON is a text.
 fn qwen_coder(text: &str) -> Result<Value, String> {
     let expected = || "expected <function=NAME>, <parameter=KEY>VALUE</parameter> and </function>".to_string();
     let (name, mut rest) =
@@ -113,16 +120,19 @@ fn qwen_coder(text: &str) -> Result<Value, String> {
         arguments.insert(key.trim().into(), parse_json(value).unwrap_or_else(|_| value.into()));
         rest = after;
     }
-    read(&json!({ "name": name.trim(), "arguments": arguments }))
+    normalised(&json!({ "name": name.trim(), "arguments": arguments }))
 }
 
+/// The form of a call, for error messages.
 const EXPECTED: &str = r#"{"name": "...", "arguments": {...}}"#;
 
+/// A call from its JSON.
 fn parse(text: &str) -> Result<Value, String> {
-    read(&parse_json(text).map_err(|e| format!("expected {EXPECTED}: {e}"))?)
+    normalised(&parse_json(text).map_err(|e| format!("expected {EXPECTED}: {e}"))?)
 }
 
-fn read(call: &Value) -> Result<Value, String> {
+/// The call with the keys `name` and `arguments` only. Fails if it has no name, or arguments that are not an object.
+fn normalised(call: &Value) -> Result<Value, String> {
     let expected = format!("expected {EXPECTED}");
     let name = call.get("name").and_then(Value::as_str).ok_or_else(|| format!("{expected}: there is no `name`"))?;
     let arguments = match call.get("arguments").or_else(|| call.get("parameters")) {

@@ -9,8 +9,8 @@
 //! </tool_call>
 //! ```
 //!
-//! A command gets this object on its standard input, and writes one JSON value to its standard output. What goes wrong
-//! reaches the agent as `{"error": "..."}`; the episode goes on.
+//! A command gets this object on its standard input, and writes one JSON value to its standard output. If something
+//! goes wrong, the agent reads `{"error": "..."}` as the result, and the episode goes on.
 
 mod calls;
 mod process;
@@ -34,22 +34,23 @@ pub use prompt::result;
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ToolOptions {
-    /// Name that calls have for it.
+    /// Name by which the agent calls the tool.
     pub name: String,
     /// Description for the agent.
     pub description: String,
-    /// Its arguments, as a JSON schema of an object.
+    /// JSON schema of the arguments, which are an object.
     pub parameters: Options,
-    /// Program and arguments. It gets the call as a JSON object on standard input, and writes one JSON value.
+    /// Program and arguments. The program gets the call as a JSON object on standard input, and writes one JSON value
+    /// to standard output.
     pub command: Vec<String>,
-    /// Directory it runs in. `null`: where relative paths of the configuration start.
+    /// Working directory of the program. `null`: the directory that relative paths of the configuration start from.
     pub directory: Option<PathBuf>,
-    /// Names of the environment variables that it gets; of all others it sees nothing.
+    /// Names of the environment variables that the program gets. It does not get any other.
     pub environment: Vec<String>,
-    /// Seconds that a call may take; then the program is killed with all that it started.
+    /// Time limit of a call in seconds. Then the program is killed, with all programs that it started.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub timeout: f64,
-    /// Bytes that it may write; beyond them it is killed.
+    /// Greatest length of the output in bytes. A program that writes more is killed.
     #[schemars(range(min = 1))]
     pub max_output_bytes: usize,
 }
@@ -73,37 +74,41 @@ impl Default for ToolOptions {
 #[derive(Clone, Debug, Default)]
 pub struct Tools {
     tools: Vec<Tool>,
-    /// As chat templates get them.
+    /// Descriptions of the tools, in the form that chat templates read.
     descriptions: Vec<Value>,
-    /// Whether the model's chat template carries them; known once it was asked.
+    /// Whether the model's chat template writes tools, their calls and results ([`Tools::render`]); set at the first
+    /// prompt.
     has_template: OnceLock<bool>,
 }
 
 impl Tools {
     /// Makes the tools from their options; nothing is started yet.
     pub fn new(options: &[ToolOptions]) -> Result<Self> {
-        let mut made = Self::default();
+        let mut tools = Self::default();
         for (i, tool) in options.iter().enumerate() {
-            let bad = |key: &str, problem: String| Error::config(format!("algo.tools.{i}.{key}"), problem);
+            let invalid = |key: &str, problem: String| Error::config(format!("algo.tools.{i}.{key}"), problem);
             let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
             if tool.name.is_empty() || !tool.name.chars().all(is_plain) {
                 let problem = format!("expected a name of letters, digits, `_` and `-`, found `{}`", tool.name);
-                return Err(bad("name", problem));
+                return Err(invalid("name", problem));
             }
-            if made.tools.iter().any(|other| other.options.name == tool.name) {
-                return Err(bad("name", format!("there are two tools `{}`", tool.name)));
+            if tools.tools.iter().any(|other| other.options.name == tool.name) {
+                return Err(invalid("name", format!("there are two tools `{}`", tool.name)));
             }
             if tool.command.first().is_none_or(String::is_empty) {
-                return Err(bad("command", "which program? For example `[python3, my_tool.py]`".into()));
+                return Err(invalid("command", "which program? For example `[python3, my_tool.py]`".into()));
             }
             let timeout = Duration::try_from_secs_f64(tool.timeout).ok().filter(|t| !t.is_zero());
             let Some(timeout) = timeout else {
-                return Err(bad("timeout", format!("expected a positive number of seconds, found {}", tool.timeout)));
+                return Err(invalid(
+                    "timeout",
+                    format!("expected a positive number of seconds, found {}", tool.timeout),
+                ));
             };
             if tool.max_output_bytes == 0 {
-                return Err(bad("max_output_bytes", "expected at least 1, found 0".into()));
+                return Err(invalid("max_output_bytes", "expected at least 1, found 0".into()));
             }
-            made.descriptions.push(json!({
+            tools.descriptions.push(json!({
                 "type": "function",
                 "function": {
                     "name": tool.name,
@@ -111,9 +116,9 @@ impl Tools {
                     "parameters": schema(&tool.parameters),
                 },
             }));
-            made.tools.push(Tool { options: tool.clone(), timeout });
+            tools.tools.push(Tool { options: tool.clone(), timeout });
         }
-        Ok(made)
+        Ok(tools)
     }
 
     /// Whether there is no tool.
@@ -121,25 +126,28 @@ impl Tools {
         self.tools.is_empty()
     }
 
-    /// Makes the calls of an answer, of which `left` may be made.
-    pub fn answer(&self, calls: Vec<std::result::Result<Value, String>>, left: usize) -> Vec<ToolCall> {
-        let make = |(i, call): (usize, std::result::Result<Value, String>)| {
+    /// Makes the calls of an answer ([`parse_calls`]), at most `limit` of them. Every call has a result, which is an
+    /// error for calls that are invalid or beyond the limit.
+    pub fn answer(&self, calls: Vec<std::result::Result<Value, String>>, limit: usize) -> Vec<ToolCall> {
+        let mut made = Vec::with_capacity(calls.len());
+        for (i, call) in calls.into_iter().enumerate() {
             let (tool, arguments) = match &call {
                 Ok(call) => (call["name"].as_str().unwrap_or_default().to_string(), call["arguments"].clone()),
                 Err(_) => (String::new(), Value::Null),
             };
             let output = match call {
-                Ok(_) if i >= left => Err("no more calls may be made in this turn".to_string()),
+                Ok(_) if i >= limit => Err("no more calls may be made in this turn".to_string()),
                 Ok(call) => self.run(&tool, &call),
                 Err(problem) => Err(problem),
             };
             let failed = output.is_err();
             let output = output.unwrap_or_else(|problem| json!({ "error": problem }));
-            ToolCall { tool, arguments, output, failed }
-        };
-        calls.into_iter().enumerate().map(make).collect()
+            made.push(ToolCall { tool, arguments, output, failed });
+        }
+        made
     }
 
+    /// Runs the tool `name` for a call, and returns the JSON value that it wrote.
     fn run(&self, name: &str, call: &Value) -> std::result::Result<Value, String> {
         let known = || self.tools.iter().map(|tool| tool.options.name.as_str()).collect::<Vec<_>>().join(", ");
         let tool = self.tools.iter().find(|tool| tool.options.name == name);
@@ -149,10 +157,10 @@ impl Tools {
     }
 }
 
-/// The schema of a tool without arguments is that of an empty object.
+/// The schema of a tool's arguments; for a tool without arguments, that of an empty object.
 fn schema(parameters: &Options) -> Value {
-    match parameters.is_empty() {
-        true => json!({ "type": "object", "properties": {} }),
-        false => Value::Object(parameters.clone()),
+    if parameters.is_empty() {
+        return json!({ "type": "object", "properties": {} });
     }
+    Value::Object(parameters.clone())
 }

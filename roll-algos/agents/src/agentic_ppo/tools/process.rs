@@ -1,4 +1,5 @@
-//! A tool's program: asked once, limited in time and output, and killed with all that it started.
+//! Runs a tool's program for one call. The program is limited in time and output, and is killed with all that it
+//! started.
 
 use std::io::{self, Read, Write};
 use std::process::{self, ChildStderr, ChildStdout, Stdio};
@@ -11,11 +12,12 @@ use roll_external::process::ChildGroup;
 
 use super::ToolOptions;
 
-/// How often a program that is waited for is looked at.
+/// Interval at which a wait checks whether the program has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// How long the pipes of a program that has ended are waited for: one that left its group may hold them.
+/// Time to wait for the output of a program that has ended, because a child that left the program's group may hold the
+/// pipe open.
 const GRACE_PERIOD: Duration = Duration::from_millis(500);
-/// Bytes of the end of its errors that are kept, for the agent.
+/// Number of bytes of a failed program's standard error that the agent reads, from the end.
 const KEPT_ERRORS: usize = 400;
 
 /// A tool with valid options.
@@ -26,10 +28,11 @@ pub(super) struct Tool {
 }
 
 impl Tool {
-    /// Its output for `input`.
+    /// Runs the program with `input` on its standard input, and returns its output.
     pub fn run(&self, input: &str) -> Result<String, String> {
-        let ToolOptions { command: words, directory, environment, max_output_bytes, .. } = &self.options;
-        let (program, arguments) = words.split_first().ok_or("the tool has no command")?;
+        let ToolOptions { command: program_and_arguments, directory, environment, max_output_bytes, .. } =
+            &self.options;
+        let (program, arguments) = program_and_arguments.split_first().ok_or("the tool has no command")?;
         let mut command = process::Command::new(program);
         command.args(arguments).env_clear();
         command.envs(environment.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
@@ -45,20 +48,21 @@ impl Tool {
         else {
             return Err("the tool has no pipes".into());
         };
-        // Each pipe has a thread: a program that does not read, or floods one of them, must not stop us.
+        // One thread per pipe, so that a program that does not read, or that floods a pipe, cannot block this thread.
         let input = input.as_bytes().to_vec();
-        let write = move || {
-            // One that wants no input may have closed it.
+        let write_input = move || {
+            // Fails for a program that does not read its input, which is no error.
             let _ = stdin.write_all(&input);
         };
-        threads::spawn("its input", write).map_err(no_thread)?;
+        threads::spawn("its input", write_input).map_err(no_thread)?;
         // One byte more than allowed distinguishes an output that is too long from one that just fits.
         let output_receiver = read_start(stdout, *max_output_bytes as u64 + 1).map_err(no_thread)?;
         let stderr_receiver = read_end(stderr).map_err(no_thread)?;
 
-        let too_long = || format!("the tool took longer than {} s", self.timeout.as_secs_f64());
+        let timed_out = || format!("the tool took longer than {} s", self.timeout.as_secs_f64());
         let (mut ended, mut output) = (None, None);
-        // Its group is killed when it ends, and its pipes are closed with that.
+        // Until the program has ended and its output was read to the end. When the program ends, its group is killed,
+        // which closes the pipes that the group holds.
         while ended.is_none() || output.is_none() {
             if output.is_none() {
                 match output_receiver.recv_timeout(POLL_INTERVAL) {
@@ -77,14 +81,14 @@ impl Tool {
                 ended = status.map(|status| (status, Instant::now()));
             }
             match &ended {
-                None if begun.elapsed() > self.timeout => return Err(too_long()),
+                None if begun.elapsed() > self.timeout => return Err(timed_out()),
                 Some((_, at)) if output.is_none() && at.elapsed() > GRACE_PERIOD => {
                     return Err("the tool ended and left its output open".into());
                 }
                 _ => {}
             }
         }
-        let (Some((status, _)), Some(output)) = (ended, output) else { return Err(too_long()) };
+        let (Some((status, _)), Some(output)) = (ended, output) else { return Err(timed_out()) };
         if !status.success() {
             let errors = stderr_receiver.recv_timeout(GRACE_PERIOD).unwrap_or_default();
             let errors = String::from_utf8_lossy(&errors).trim().to_string();
@@ -99,18 +103,18 @@ fn no_thread(error: io::Error) -> String {
     format!("the tool cannot be started: {error}")
 }
 
-/// Reads the first `most` bytes of a pipe on a thread.
-fn read_start(pipe: ChildStdout, most: u64) -> io::Result<Receiver<io::Result<Vec<u8>>>> {
+/// Reads the first `limit` bytes of a pipe on a thread, which sends them when they are read.
+fn read_start(pipe: ChildStdout, limit: u64) -> io::Result<Receiver<io::Result<Vec<u8>>>> {
     let (sender, receiver) = sync_channel(1);
     let read = move || {
         let mut output = Vec::new();
-        let read = pipe.take(most).read_to_end(&mut output);
+        let read = pipe.take(limit).read_to_end(&mut output);
         let _ = sender.send(read.map(|_| output));
     };
     threads::spawn("its output", read).map(|_| receiver)
 }
 
-/// Reads a pipe on a thread, and keeps its last [`KEPT_ERRORS`] bytes.
+/// Reads a pipe to its end on a thread, which then sends the last [`KEPT_ERRORS`] bytes.
 fn read_end(mut pipe: ChildStderr) -> io::Result<Receiver<Vec<u8>>> {
     let (sender, receiver) = sync_channel(1);
     let read = move || {

@@ -1,4 +1,4 @@
-//! Conversations with tools, as the model reads them.
+//! The text of conversations with tools, by the model's chat template or, if that cannot write tools, by our own words.
 
 use std::sync::Once;
 
@@ -6,10 +6,11 @@ use roll_core::{LanguageModel, Message, Result};
 
 use super::Tools;
 
-/// The role of messages with results.
+/// The role of messages with results of tools.
 pub(super) const ROLE: &str = "tool";
 
-/// The message with the result of a turn's call `index`. Its id has nine letters and digits, as Mistral's templates demand.
+/// The message with the result of call number `index` of an answer. Its id has nine letters and digits, as Mistral's
+/// templates demand.
 pub fn result(index: usize, result: String) -> Message {
     let mut message = Message::new(ROLE, result);
     message.fields.insert("tool_call_id".into(), format!("call{index:05}").into());
@@ -17,24 +18,22 @@ pub fn result(index: usize, result: String) -> Message {
 }
 
 impl Tools {
-    /// The text of a conversation: as the chat template writes it with tools, or, where it cannot carry them, with their
-    /// description in the first message and their results as the user's.
+    /// The text of a conversation that ends where the assistant speaks next. If the chat template cannot write tools,
+    /// their descriptions are part of the first message, and their results are messages of the user.
     pub fn render(&self, model: &dyn LanguageModel, messages: &[Message]) -> Result<String> {
         if self.is_empty() {
             return model.render_chat(messages, true);
         }
-        let by_template = match self.has_template.get_or_init(|| self.fits_template(model)) {
-            true => model.render_chat_with_tools(messages, &self.descriptions, true)?,
-            false => None,
-        };
-        match by_template {
-            Some(text) => Ok(text),
-            None => model.render_chat(&self.without_template(messages), true),
+        let has_template = *self.has_template.get_or_init(|| self.fits_template(model));
+        if has_template && let Some(text) = model.render_chat_with_tools(messages, &self.descriptions, true)? {
+            return Ok(text);
         }
+        model.render_chat(&self.without_template(messages), true)
     }
 
-    /// Whether the chat template writes two turns with a call and its result, both answers included. Some refuse results
-    /// whose call they have not written themselves.
+    /// Whether the chat template writes a conversation with tools, a result and two answers completely. Some templates
+    /// refuse a result whose call they did not write themselves; here calls are part of the text of the agent's
+    /// answers.
     fn fits_template(&self, model: &dyn LanguageModel) -> bool {
         let answers = ["\u{f8ff}1", "\u{f8ff}2"].map(|answer| Message::new("assistant", answer));
         let [first, second] = answers.clone();
@@ -55,20 +54,22 @@ impl Tools {
         false
     }
 
+    /// The same conversation for a template without tools: descriptions of the tools in the first message, and results
+    /// as messages of the user.
     fn without_template(&self, messages: &[Message]) -> Vec<Message> {
         let mut written: Vec<Message> = Vec::new();
-        let mut before = "";
+        let mut previous_role = "";
         for message in messages {
-            let joins = message.role == ROLE && before == ROLE;
-            before = &message.role;
+            let follows_result = message.role == ROLE && previous_role == ROLE;
+            previous_role = &message.role;
             if message.role != ROLE {
                 written.push(message.clone());
                 continue;
             }
             let result = format!("<tool_response>\n{}\n</tool_response>", message.content);
             match written.last_mut() {
-                // Many templates want users and assistants to take turns.
-                Some(last) if joins => last.content = format!("{}\n{result}", last.content),
+                // One message for consecutive results, because many templates want user and assistant to alternate.
+                Some(last) if follows_result => last.content = format!("{}\n{result}", last.content),
                 _ => written.push(Message::new("user", result)),
             }
         }
@@ -82,6 +83,7 @@ impl Tools {
         written
     }
 
+    /// The words that describe the tools and the form of calls.
     fn description(&self) -> String {
         let tools: Vec<String> = self.descriptions.iter().map(|tool| tool.to_string()).collect();
         format!(

@@ -10,12 +10,13 @@
 //! ```
 //!
 //! A service can play many episodes at the same time: `session` identifies the environment, and a `reset` ends the
-//! session's episode and begins the next. `close` says that the episode is over, whoever ended it: what the service
-//! holds for it can go. It is sent once and waits for an answer for at most two seconds. Any answer is ignored, so
-//! that a service need not know it.
+//! session's episode and begins the next. `close` says that the episode is over, even if the service ended it itself,
+//! so that the service can release what it holds for the episode. `close` is sent once, and its answer is waited for at
+//! most two seconds and ignored, so that a service need not know the request.
 //!
-//! A connection is used again for at most 1.5 s after its last answer. Services keep idle connections longer than
-//! that: one that is closed as a request arrives would leave unknown whether its action happened.
+//! A connection is used again for at most 1.5 s after its last answer, because services close idle connections after 2
+//! s or more. If a service closed a connection while a request arrives, it would be unknown whether the action
+//! happened.
 //!
 //! A request is repeated only if no action can happen twice:
 //!
@@ -40,7 +41,8 @@ use serde_json::Value;
 use super::protocol::{self, Answer, CLOSE_TIMEOUT, RemoteEnvironment, Start, Transcript, Transport};
 
 const NAME: &str = "http";
-/// Servers close connections that are idle for 2 s (gunicorn), 5 s (uvicorn, Node.js) or longer.
+/// Longest time that a connection may be idle and still be used again. Servers close connections that are idle for 2 s
+/// (gunicorn), 5 s (uvicorn, Node.js) or longer.
 const IDLE_LIMIT: Duration = Duration::from_millis(1500);
 
 /// Options of the environment `http`.
@@ -114,12 +116,13 @@ pub struct HttpTransport {
     session: String,
     /// Number of answered steps of the episode; `None` without an episode or after a failed step.
     turn: Option<u64>,
-    /// The last turn that the service knows, until it learns that the episode is over.
+    /// Turn of the latest request of the episode, answered or not; `None` before the first episode and after `close`.
     begun: Option<u64>,
 }
 
 impl HttpTransport {
-    /// Sends the request until there is an answer or the limits are reached. Fails also if the answer reports an error.
+    /// Sends the request until there is an answer or the limits of repetitions are reached. Fails also if the answer
+    /// reports an error. `may_receive_twice`: whether the service may get the request again if it may have acted on it.
     fn ask(&self, mut request: Value, turn: u64, may_receive_twice: bool) -> std::result::Result<Answer, String> {
         request["session"] = self.session.as_str().into();
         request["turn"] = turn.into();
@@ -128,6 +131,7 @@ impl HttpTransport {
         answer.map_err(|reason| reason.problem)?.accepted()
     }
 
+    /// Sends a request once; `limit` bounds the time further than the option `timeout`.
     fn once(&self, body: &str, limit: Option<Duration>) -> std::result::Result<Answer, NoAnswer> {
         let answer = self.service.post_within(limit, "application/json", body.as_bytes())?;
         let (limit, mut body) = (self.options.max_answer_bytes, Vec::new());

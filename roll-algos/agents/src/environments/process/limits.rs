@@ -1,4 +1,4 @@
-//! Limits on the processes of environments that are open or start at the same time.
+//! Limits on the processes of environments: how many may be open, and how many may start at the same time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -7,29 +7,30 @@ use std::time::{Duration, Instant};
 use roll_core::{Error, Result};
 use roll_external::process::open_files_limit;
 
-/// File descriptors of a process: its standard input, output and error.
+/// File descriptors that this program needs for a process: those of the pipes of standard input, output and error.
 const PIPES: u64 = 3;
-/// File descriptors that are left for everything else, such as checkpoints, logs, tools and devices.
-const LEFT: u64 = 64;
+/// File descriptors that are not given to environments, for checkpoints, logs, tools and devices.
+const OTHER_USES: u64 = 64;
 
-/// Descriptors that the environments of this program have reserved.
+/// Number of descriptors that the environments of this program have reserved.
 static RESERVED: AtomicU64 = AtomicU64::new(0);
 
-/// The file descriptors of one environment, reserved from its creation on: its process starts later, and a run that
-/// cannot open all of them must fail before its first step.
+/// A reservation of the file descriptors of one environment, from its creation on. Its process starts later, but a run
+/// that cannot open all of its processes must fail before the first step.
 pub struct Descriptors;
 
 impl Descriptors {
     /// Reserves them. Fails if this program may not open so many files.
     pub fn reserve() -> Result<Self> {
         let reserved = RESERVED.fetch_add(PIPES, Ordering::Relaxed) + PIPES;
-        let own = Self;
-        match open_files_limit().filter(|limit| reserved + LEFT > *limit) {
-            None => Ok(own),
+        // Dropped on failure, so that the descriptors are free again.
+        let reservation = Self;
+        match open_files_limit().filter(|limit| reserved + OTHER_USES > *limit) {
+            None => Ok(reservation),
             Some(limit) => Err(Error::Unsupported(format!(
                 "with another environment process this program would need {} open files, and it may have {limit} \
                  (`ulimit -Hn`): raise that limit, or play fewer episodes in a step",
-                reserved + LEFT
+                reserved + OTHER_USES
             ))),
         }
     }
@@ -41,26 +42,28 @@ impl Drop for Descriptors {
     }
 }
 
-/// When those processes began that are starting.
+/// Times at which the processes that are still starting were begun.
 static STARTING: Mutex<Vec<Instant>> = Mutex::new(Vec::new());
+/// Notified when a process has started.
 static STARTED: Condvar = Condvar::new();
-/// After this time a process counts as started: what it still waits for, such as a container, takes no core here.
-const START_SECONDS: Duration = Duration::from_secs(1);
+/// After this time a process counts as started. If it is still not ready, it waits for something, such as a container,
+/// and needs no core of this machine.
+const START_LIMIT: Duration = Duration::from_secs(1);
 
-/// Permission to start a process, held until it has answered, for [`START_SECONDS`] at most. An interpreter that loads
-/// its libraries takes a core, and hundreds at once would exceed `env.timeout`.
+/// Permission to start a process, held until the process has answered, for [`START_LIMIT`] at most. An interpreter that
+/// loads its libraries takes a core: if hundreds started at once, they would exceed `env.timeout`.
 pub struct StartPermit(Instant);
 
 impl StartPermit {
-    /// Waits until fewer processes start than there are cores, and at least 16.
+    /// Waits until fewer processes are starting than there are cores (or than 16, if there are fewer cores).
     pub fn wait() -> Self {
-        let most = std::thread::available_parallelism().map_or(16, |cores| cores.get().max(16));
+        let limit = std::thread::available_parallelism().map_or(16, |cores| cores.get().max(16));
         let mut starting = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            starting.retain(|began| began.elapsed() < START_SECONDS);
-            let Some(first) = starting.iter().min().filter(|_| starting.len() >= most) else { break };
-            let left = START_SECONDS.saturating_sub(first.elapsed());
-            starting = STARTED.wait_timeout(starting, left).unwrap_or_else(PoisonError::into_inner).0;
+            starting.retain(|began| began.elapsed() < START_LIMIT);
+            let Some(oldest) = starting.iter().min().filter(|_| starting.len() >= limit) else { break };
+            let remaining = START_LIMIT.saturating_sub(oldest.elapsed());
+            starting = STARTED.wait_timeout(starting, remaining).unwrap_or_else(PoisonError::into_inner).0;
         }
         let now = Instant::now();
         starting.push(now);
@@ -71,8 +74,8 @@ impl StartPermit {
 impl Drop for StartPermit {
     fn drop(&mut self) {
         let mut starting = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(place) = starting.iter().position(|began| *began == self.0) {
-            starting.swap_remove(place);
+        if let Some(position) = starting.iter().position(|began| *began == self.0) {
+            starting.swap_remove(position);
         }
         STARTED.notify_one();
     }

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! -> {"reset": {"seed": 7, "split": "train", "number": 12}}
-//!                                                    `split` is "validation" for validations; `number` counts
-//!                                                    the groups of episodes, of which each has the same start
+//!                                                    `split` is "validation" for validations; `number` is that of
+//!                                                    the group of episodes, which all have the same start
 //! <- {"observation": "..."}                          also "instructions", shown once before the first observation
 //! -> {"step": {"action": "<answer>Left</answer>"}}
 //! <- {"observation": "...", "reward": 0.5, "terminated": false}
@@ -43,8 +43,8 @@ pub struct ProcessOptions {
     /// Time limit of an answer in seconds, after which the process is killed.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub timeout: f64,
-    /// How often an episode is restarted in another process if the process fails at its beginning. An `error` that it
-    /// answers is no failure of the process: the episode is left out.
+    /// How often an episode is restarted in a new process if the process fails when the episode begins. An answer with
+    /// `error` is no failure of the process; it leaves the episode out.
     pub restarts: usize,
     /// Greatest length of a line in bytes.
     #[schemars(range(min = 1))]
@@ -84,7 +84,7 @@ pub struct ProcessTransport {
     options: ChildOptions,
     restarts: usize,
     child: Option<Child>,
-    /// Whether the process wants to know that its episode is over.
+    /// Whether the process asked for a `close` at the end of the current episode.
     closes: bool,
     _descriptors: Descriptors,
 }
@@ -106,14 +106,15 @@ impl Failure {
 }
 
 impl ProcessTransport {
-    /// Sends a request to the process, and starts one first unless it runs. A broken process is ended, because its next
-    /// line would answer an old request.
+    /// Sends a request to the process, which is started first unless it runs. A broken process is ended, because its
+    /// next line might be the answer to an old request.
     fn ask(&mut self, request: &serde_json::Value) -> std::result::Result<Answer, Failure> {
         let (child, _permit) = match &mut self.child {
             Some(child) => (child, None),
-            none => {
+            // The permit is held until the process has answered its first request.
+            not_running => {
                 let permit = StartPermit::wait();
-                (none.insert(Child::start(&self.options, &permit).map_err(Failure::Broken)?), Some(permit))
+                (not_running.insert(Child::start(&self.options, &permit).map_err(Failure::Broken)?), Some(permit))
             }
         };
         let answer = child.ask(request.to_string(), self.options.timeout).and_then(|line| Answer::parse(&line));
@@ -158,7 +159,8 @@ impl Transport for ProcessTransport {
     }
 
     fn end(&mut self) {
-        // A process that does not know the request would fail, or take its answer for that to the next one.
+        // Only a process that asked for `close` gets it. Another might fail, or its answer might be taken for that to
+        // the next request.
         if !std::mem::take(&mut self.closes) {
             return;
         }

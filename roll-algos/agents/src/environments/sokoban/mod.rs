@@ -31,7 +31,7 @@ pub struct SokobanOptions {
     pub num_boxes: usize,
     /// Number of turns after which an episode is truncated.
     pub max_steps: usize,
-    /// Number of states that the search for a starting position visits. More produce harder levels.
+    /// Number of states that the search for a starting position visits. More states produce harder levels.
     pub search_depth: usize,
     /// Steps of the random walk that carves the room. Default: 1.7 times the sum of the sides.
     pub num_gen_steps: Option<usize>,
@@ -64,7 +64,7 @@ impl Default for SokobanOptions {
     }
 }
 
-/// Symbol and meaning by the numbers of `grid_lookup`, in the order of the instructions.
+/// Number in `grid_lookup`, default symbol and meaning of each kind of cell, in the order of the instructions.
 const SYMBOLS: [(u8, &str, &str); 7] = [
     (0, "#", "wall"),
     (1, "_", "empty"),
@@ -75,6 +75,7 @@ const SYMBOLS: [(u8, &str, &str); 7] = [
     (6, "S", "player on target"),
 ];
 
+/// Name and step (down, right) of each move.
 const MOVES: [(&str, (isize, isize)); 4] = [("Up", (-1, 0)), ("Down", (1, 0)), ("Left", (0, -1)), ("Right", (0, 1))];
 
 /// The environment.
@@ -82,6 +83,7 @@ pub struct Sokoban {
     options: SokobanOptions,
     pattern: ActionPattern,
     room: Option<Room>,
+    /// Number of turns of the current episode.
     steps: usize,
 }
 
@@ -104,9 +106,10 @@ impl Sokoban {
         Ok(Self { options, pattern, room: None, steps: 0 })
     }
 
+    /// The symbol of a kind of cell ([`Room::kind`]).
     fn symbol(&self, kind: u8) -> &str {
-        let own = self.options.grid_lookup.as_ref().and_then(|lookup| lookup.get(&kind));
-        own.map_or_else(|| SYMBOLS[usize::from(kind)].1, String::as_str)
+        let configured = self.options.grid_lookup.as_ref().and_then(|lookup| lookup.get(&kind));
+        configured.map_or_else(|| SYMBOLS[usize::from(kind)].1, String::as_str)
     }
 
     fn render(&self, room: &Room) -> String {

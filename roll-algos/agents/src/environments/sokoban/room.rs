@@ -7,7 +7,7 @@ use roll_core::{Noise, Purpose};
 
 use crate::environments::{below, uniform};
 
-/// Number of attempts before a size is reported as having no level.
+/// Number of attempts to generate a level.
 const TRIES: u64 = 100;
 
 /// Row and column.
@@ -43,8 +43,9 @@ pub struct Room {
 impl Room {
     /// The kind of a cell: wall 0, floor 1, target 2, box on target 3, box 4, player 5, player on target 6.
     pub fn kind(&self, at: Position) -> u8 {
-        let (target, held) = (self.targets.contains(&at), self.boxes.contains(&at));
-        match (self.floor.contains(&at), target, held, at == self.player) {
+        let (is_target, has_box) = (self.targets.contains(&at), self.boxes.contains(&at));
+        // Floor, target, box, player.
+        match (self.floor.contains(&at), is_target, has_box, at == self.player) {
             (false, ..) => 0,
             (_, true, _, true) => 6,
             (_, false, _, true) => 5,
@@ -55,7 +56,8 @@ impl Room {
         }
     }
 
-    /// Moves the player and pushes a box in its way. Nothing moves if a wall or another box is behind.
+    /// Moves the player and pushes a box in its way. Nothing moves if a wall is in the way, or if a wall or another box
+    /// is behind the box.
     pub fn push(&mut self, step: Step) {
         let next = self.player.next(step);
         if !self.floor.contains(&next) {
@@ -81,9 +83,10 @@ impl Room {
         self.boxes_on_targets() == self.boxes.len()
     }
 
-    /// Generates a level of `size` with `boxes` boxes. A random walk of `carving` steps creates the floor. A search
-    /// over `depth` states then plays backwards from the solved state to the one whose boxes are farthest from their
-    /// targets. Every pull reverses a push, so the level can be solved. `None` if all attempts fail.
+    /// Generates a level of `size` (rows, columns) with `boxes` boxes. A random walk of `carving` steps creates the
+    /// floor. A search over `depth` states then plays backwards from the solved state, pulling boxes, to the state
+    /// whose boxes are farthest from their targets. Every pull reverses a push, so the level can be solved. `None` if
+    /// all attempts fail.
     pub fn generate(size: [usize; 2], boxes: usize, carving: usize, depth: usize, seed: u64) -> Option<Self> {
         (0..TRIES).find_map(|attempt| {
             let mut rng = Noise::new(seed).generator(Purpose::Environments, 2, attempt);
@@ -104,15 +107,16 @@ impl Room {
     /// Returns the state whose boxes are farthest from their targets, out of `depth` states that backward play reaches.
     fn farthest(&self, depth: usize, rng: &mut ChaCha8Rng) -> Option<Self> {
         let mut seen = HashSet::new();
-        let mut open = VecDeque::from([self.clone()]);
+        let mut unexplored = VecDeque::from([self.clone()]);
+        // The greatest sum of distances so far, and its state.
         let mut best: Option<(usize, Self)> = None;
-        while let Some(room) = open.pop_front() {
+        while let Some(room) = unexplored.pop_front() {
             if seen.len() >= depth || !seen.insert((room.player, room.boxes.clone())) {
                 continue;
             }
-            let score: usize = room.boxes.iter().zip(&room.targets).map(|(b, t)| b.distance(*t)).sum();
-            if !room.solved() && best.as_ref().is_none_or(|(s, _)| score > *s) {
-                best = Some((score, room.clone()));
+            let distance: usize = room.boxes.iter().zip(&room.targets).map(|(b, t)| b.distance(*t)).sum();
+            if !room.solved() && best.as_ref().is_none_or(|(greatest, _)| distance > *greatest) {
+                best = Some((distance, room.clone()));
             }
             let mut steps = STEPS;
             shuffle(&mut steps, rng);
@@ -127,14 +131,15 @@ impl Room {
                 });
                 // Depth-first along pulls and breadth-first along walks, so that boxes move far within few states.
                 if let Some(pulled) = pulled {
-                    open.push_front(pulled);
+                    unexplored.push_front(pulled);
                 }
-                open.push_back(walked);
+                unexplored.push_back(walked);
             }
         }
         best.map(|(_, room)| room)
     }
 
+    /// The state after a step of the player onto free floor; `None` if a wall or a box is there.
     fn walked(&self, step: Step) -> Option<Self> {
         let next = self.player.next(step);
         let free = self.floor.contains(&next) && !self.boxes.contains(&next);
@@ -187,7 +192,9 @@ impl Room {
 
 /// Carves a floor along a random walk, each step widened by a small shape. The outermost cells remain walls.
 fn carve([rows, columns]: [usize; 2], steps: usize, rng: &mut ChaCha8Rng) -> BTreeSet<Position> {
+    /// Probability that a step turns, as in gym-sokoban.
     const CHANGE: f64 = 0.35;
+    /// The cells that a step carves, relative to the position of the walk.
     const SHAPES: [&[Step]; 5] = [
         &[(0, -1), (0, 0), (0, 1)],
         &[(-1, 0), (0, 0), (1, 0)],
@@ -195,7 +202,7 @@ fn carve([rows, columns]: [usize; 2], steps: usize, rng: &mut ChaCha8Rng) -> BTr
         &[(0, -1), (0, 0), (1, -1), (1, 0)],
         &[(0, 0), (0, 1), (1, 0)],
     ];
-    let inside = |p: Position| Position(p.0.clamp(1, rows - 2), p.1.clamp(1, columns - 2));
+    let clamped = |p: Position| Position(p.0.clamp(1, rows - 2), p.1.clamp(1, columns - 2));
     let mut at = Position(1 + below(rng, rows - 2), 1 + below(rng, columns - 2));
     let mut direction = STEPS[below(rng, STEPS.len())];
     let mut floor = BTreeSet::new();
@@ -203,9 +210,9 @@ fn carve([rows, columns]: [usize; 2], steps: usize, rng: &mut ChaCha8Rng) -> BTr
         if uniform(rng) < CHANGE {
             direction = STEPS[below(rng, STEPS.len())];
         }
-        at = inside(at.next(direction));
+        at = clamped(at.next(direction));
         let shape = SHAPES[below(rng, SHAPES.len())];
-        floor.extend(shape.iter().map(|step| at.next(*step)).filter(|p| inside(*p) == *p));
+        floor.extend(shape.iter().map(|step| at.next(*step)).filter(|p| clamped(*p) == *p));
     }
     floor
 }
