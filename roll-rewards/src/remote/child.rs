@@ -1,4 +1,4 @@
-//! A child process that answers frames, one at a time.
+//! A child process that answers messages, one at a time. Messages are sent in the format of [`super::frame`].
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, BufWriter, Read};
@@ -24,7 +24,7 @@ const MAX_LINE: u64 = 4096;
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time to wait for the last lines of a child that has ended.
 const STDERR_DELAY: Duration = Duration::from_millis(200);
-/// Time after which a slow answer is logged, once, so that a user sees why nothing happens.
+/// Time after which a slow answer is logged (once per child), so that a user sees why nothing happens.
 const SLOW_ANSWER: Duration = Duration::from_secs(5);
 
 /// Why a child did not answer.
@@ -37,26 +37,37 @@ pub enum ChildError {
     /// The child did not answer in time and was killed.
     #[error("it did not answer within {seconds} s and was ended{stderr_tail}")]
     Timeout { seconds: f64, stderr_tail: String },
-    /// The child ended, or wrote something that is not a frame.
+    /// The child ended, or wrote something that is not a message.
     #[error("{how}{stderr_tail}")]
     Broken { how: String, stderr_tail: String },
 }
 
-/// A frame to send.
-struct Request {
-    message: Message,
-    /// Whether the child accepts tensors in shared memory.
-    shared: bool,
+/// How the tensors of a message reach the child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorPath {
+    /// Within the message, through the pipe.
+    Pipe,
+    /// In shared memory.
+    SharedMemory,
 }
 
-/// A running child. A thread reads and writes, so that a child that does neither can be abandoned. At most one frame is
-/// in flight. Processes that the child started end with it.
+/// A message to send.
+struct Request {
+    message: Message,
+    tensor_path: TensorPath,
+}
+
+/// A running child. A thread of its own talks to the child, so that a child that neither reads nor writes can be
+/// abandoned. At most one message is in flight. Processes that the child started end with it.
 pub struct ChildProcess {
     group: ChildGroup,
+    /// Messages for the thread; `None` closes the child's standard input.
     requests: Option<SyncSender<Request>>,
+    /// Answers from the thread.
     answers: Receiver<Result<Message, FrameError>>,
+    /// The last lines of the child's standard error.
     stderr_tail: Arc<Mutex<VecDeque<String>>>,
-    /// Whether the log already reports a slow answer.
+    /// Whether a slow answer was logged already.
     slow_answer_logged: bool,
 }
 
@@ -76,7 +87,7 @@ impl ChildProcess {
             let (stderr_tail, program) = (Arc::clone(&stderr_tail), program.clone());
             let log = move || {
                 let (mut stderr, mut bytes) = (BufReader::new(stderr), Vec::new());
-                // Bytes instead of text, in pieces of limited length: a child may write anything.
+                // Reads bytes instead of text, in pieces of limited length, because a child may write anything.
                 while let Ok(1..) = stderr.by_ref().take(MAX_LINE).read_until(b'\n', &mut bytes) {
                     let line = String::from_utf8_lossy(&bytes).trim_end().to_string();
                     bytes.clear();
@@ -90,23 +101,24 @@ impl ChildProcess {
             };
             std::thread::Builder::new().spawn(log).map_err(ChildError::Start)?;
         }
-        // Both pipes were requested above.
+        // Both pipes exist, because they were requested above.
         let pipes = child.stdin.take().zip(child.stdout.take());
-        let (requests, work) = sync_channel::<Request>(1);
-        let (results, answers) = sync_channel(1);
+        let (requests, received_requests) = sync_channel::<Request>(1);
+        let (answer_sender, answers) = sync_channel(1);
         let converse = move || {
             let Some((stdin, stdout)) = pipes else { return };
             let (mut stdin, mut stdout) = (BufWriter::new(stdin), BufReader::new(stdout));
             let mut shared_memory: Option<Arc<SharedMemory>> = None;
-            for Request { message: (mut header, tensors), shared } in work {
+            for Request { message: (mut header, tensors), tensor_path } in received_requests {
                 let max_bytes = frame::answer_bytes(&tensors);
-                let offsets = match shared && !tensors.is_empty() {
-                    true => place_in_shared_memory(&mut shared_memory, &mut header, &tensors),
-                    false => vec![],
+                let offsets = if tensor_path == TensorPath::SharedMemory && !tensors.is_empty() {
+                    place_in_shared_memory(&mut shared_memory, &mut header, &tensors)
+                } else {
+                    vec![]
                 };
                 let answer = frame::write_with(&mut stdin, &header, &tensors, &offsets)
                     .and_then(|()| frame::read_with::<Json>(&mut stdout, max_bytes, shared_memory.as_ref()));
-                if results.send(answer).is_err() {
+                if answer_sender.send(answer).is_err() {
                     return;
                 }
             }
@@ -115,12 +127,11 @@ impl ChildProcess {
         Ok(Self { group, requests: Some(requests), answers, stderr_tail, slow_answer_logged: false })
     }
 
-    /// Sends a frame and waits for the answer. Tensors are sent through shared memory if `shared`. The child is
-    /// unusable after an error.
-    pub fn call(&mut self, message: Message, shared: bool, limit: Duration) -> Result<Message, ChildError> {
+    /// Sends a message and waits for the answer, at most for `limit`. The child is unusable after an error.
+    pub fn call(&mut self, message: Message, tensor_path: TensorPath, limit: Duration) -> Result<Message, ChildError> {
         if let Some(requests) = &self.requests {
             // If the thread has ended, `answers` reports it.
-            let _ = requests.send(Request { message, shared });
+            let _ = requests.send(Request { message, tensor_path });
         }
         let mut answer = self.answers.recv_timeout(limit.min(SLOW_ANSWER));
         if matches!(answer, Err(RecvTimeoutError::Timeout)) && limit > SLOW_ANSWER {
@@ -146,20 +157,20 @@ impl ChildProcess {
         }
     }
 
-    /// Formats "; its last lines: ...".
+    /// The last lines of standard error for an error message: "; its last lines: ...".
     fn stderr_tail(&mut self) -> String {
         // The thread that reads standard error may be slightly late.
         std::thread::sleep(STDERR_DELAY);
         let stderr_tail = self.stderr_tail.lock().unwrap_or_else(PoisonError::into_inner);
-        match stderr_tail.is_empty() {
-            true => String::new(),
-            false => format!("; its last lines: {}", stderr_tail.iter().cloned().collect::<Vec<_>>().join(" / ")),
+        if stderr_tail.is_empty() {
+            return String::new();
         }
+        format!("; its last lines: {}", stderr_tail.iter().cloned().collect::<Vec<_>>().join(" / "))
     }
 }
 
-/// Writes tensors to shared memory and adds its description to the header. Returns their offsets, or an empty list
-/// without shared memory; the tensors are then sent through the pipe.
+/// Writes tensors to shared memory and adds a description of this memory to the header. Returns the offsets of the
+/// tensors. Returns an empty list if there is no shared memory; the tensors are then sent through the pipe.
 fn place_in_shared_memory(
     shared_memory: &mut Option<Arc<SharedMemory>>,
     header: &mut Json,
@@ -178,20 +189,22 @@ fn place_in_shared_memory(
     }
 }
 
-/// Replaces a region that is too small or that still has parts of an answer in use.
+/// Copies tensors to the region `shared_memory`. Replaces the region if it is too small, or if tensors of an answer in
+/// it are still in use. Returns the offsets of the tensors and the description of the region.
 fn copy_to_shared_memory(
     shared_memory: &mut Option<Arc<SharedMemory>>,
     tensors: &[(String, Tensor)],
 ) -> std::io::Result<(Vec<u64>, Json)> {
     let needed = SharedMemory::needed(tensors);
-    let mut own = match shared_memory.take().and_then(Arc::into_inner) {
-        Some(own) if own.bytes() >= needed => own,
+    // A region in use has further owners, and `into_inner` returns `None`.
+    let mut region = match shared_memory.take().and_then(Arc::into_inner) {
+        Some(region) if region.bytes() >= needed => region,
         _ => SharedMemory::new(needed)?,
     };
-    let offsets = own.copy_in(tensors);
-    let shared = json!({ "path": own.path(), "bytes": own.bytes(), "id": own.id() });
-    *shared_memory = Some(Arc::new(own));
-    Ok((offsets, shared))
+    let offsets = region.copy_in(tensors);
+    let description = json!({ "path": region.path(), "bytes": region.bytes(), "id": region.id() });
+    *shared_memory = Some(Arc::new(region));
+    Ok((offsets, description))
 }
 
 impl Drop for ChildProcess {
