@@ -1,4 +1,4 @@
-//! Facts of a clip that are known without decoding it.
+//! The facts of a clip that are known without decoding it.
 
 /// Size, length and frame rate of a clip.
 #[derive(Clone, Copy, Debug, PartialEq)]

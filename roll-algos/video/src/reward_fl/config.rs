@@ -46,7 +46,7 @@ pub enum TrainedSteps {
     Direct(Direct),
 }
 
-/// Options of the steps with known noise ([`TrainedSteps::Direct`]).
+/// Options of the steps with known noise (`trained_steps: {direct: ...}`).
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Direct {
