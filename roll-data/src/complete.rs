@@ -119,6 +119,7 @@ fn ogg_end(file: &mut (impl Read + Seek), length: u64) -> Option<u64> {
     let mut tail = Vec::new();
     file.read_to_end(&mut tail).ok()?;
     let at = tail.windows(5).rposition(|bytes| bytes == b"OggS\0")?;
+    // A page: a header of 27 bytes, which ends with the number of segments; their sizes; the segments.
     let page = &tail[at..];
     let header = 27 + usize::from(*page.get(26)?);
     let body: u64 = page.get(27..header.min(page.len()))?.iter().map(|size| u64::from(*size)).sum();
@@ -128,6 +129,7 @@ fn ogg_end(file: &mut (impl Read + Seek), length: u64) -> Option<u64> {
 /// Where the last tag of an FLV file ends. Fails if another FLV file follows, because ffmpeg and players show nothing
 /// of it.
 fn flv_end(file: &mut (impl Read + Seek), length: u64) -> std::result::Result<Option<u64>, String> {
+    // The first tag follows the header of 9 bytes and the size of a previous tag, which is 0.
     let mut position = 9 + 4;
     for _ in 0..MAX_ELEMENTS {
         let mut tag = [0; 4];

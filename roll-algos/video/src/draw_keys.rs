@@ -1,7 +1,8 @@
 //! The keys of a sample's random draws. They do not depend on the number of ranks.
 //!
-//! A key has three fields that do not overlap: the sample's index in the low 40 bits, how often the sample occurred
-//! earlier in the same step from bit 40, and the number of the video from bit 52.
+//! A key has fields that do not overlap: the sample's index in the low bits, how often the sample occurred earlier in
+//! the same step from bit 40, and the number of the video from bit 52. Policy gradients add the number of the update or
+//! of the denoising step from bit 28, so an index is expected to be below 2^28.
 
 use roll_core::{Communicator, Result, Sample, communicator};
 

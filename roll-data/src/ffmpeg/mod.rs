@@ -70,20 +70,20 @@ pub(crate) fn decode(path: &Path, options: &ReadOptions) -> Result<Frames, Failu
         format!("setpts=PTS-STARTPTS,fps=fps={fps}:round=up,")
     });
     let filters = resampling.unwrap_or_default() + &stream.filters();
-    let decode = |mood| {
+    let decode_in = |mood| {
         let mut frames = Frames::new(options);
         frames.source_fps = stream.fps;
         let read = pictures(path, None, &stream, &filters, max_frames, mood, |picture| frames.push(picture, 1));
         (frames, read)
     };
-    let (frames, read) = decode(Mood::Strict);
+    let (frames, read) = decode_in(Mood::Strict);
     match read {
         Ok(()) => return Ok(frames),
         Err(failure @ Failure::NotInstalled(_)) => return Err(failure),
         Err(failure) if frames.is_rejected => return Err(failure),
         Err(_) => {} // tolerant decoding shows whether the fault matters
     }
-    let (frames, read) = decode(Mood::Tolerant);
+    let (frames, read) = decode_in(Mood::Tolerant);
     read?;
     let index = probe(path)?;
     // At another rate the number of frames is rounded, so that one frame may be missing.

@@ -179,23 +179,26 @@ impl Metadata {
     /// picture or files of the same length and the same first bytes.
     pub fn rows_in(&self, other: &Self, count: usize) -> Vec<&MetadataRow> {
         // Rows with different keys are not equal. Only rows with the same key are compared by their files.
-        let key = |row: &MetadataRow| {
+        let comparison_key = |row: &MetadataRow| {
             let lengths = [&row.video, &row.image].map(|file| file.as_deref().map(length));
             (row.prompt.trim().to_string(), lengths)
         };
-        let mut others: HashMap<_, Vec<&MetadataRow>> = HashMap::new();
-        other.rows.iter().filter(|row| row.is_first_window()).for_each(|r| others.entry(key(r)).or_default().push(r));
-        let is_other = |row: &&MetadataRow| {
-            let others = others.get(&key(row)).into_iter().flatten();
-            others.into_iter().any(|other| {
-                let files = [(&row.video, &other.video), (&row.image, &other.image)];
-                files.into_iter().all(|(own, other)| match (own, other) {
-                    (Some(own), Some(other)) => own == other || head(own).is_some_and(|h| head(other) == Some(h)),
-                    _ => true,
-                })
+        let mut others_by_key: HashMap<_, Vec<&MetadataRow>> = HashMap::new();
+        for row in other.rows.iter().filter(|row| row.is_first_window()) {
+            others_by_key.entry(comparison_key(row)).or_default().push(row);
+        }
+        let has_equal_files = |row: &MetadataRow, other: &MetadataRow| {
+            let pairs = [(&row.video, &other.video), (&row.image, &other.image)];
+            pairs.into_iter().all(|pair| match pair {
+                (Some(a), Some(b)) => a == b || head(a).is_some_and(|h| head(b) == Some(h)),
+                _ => true,
             })
         };
-        self.rows.iter().take(count).filter(is_other).collect()
+        let is_in_other = |row: &&MetadataRow| {
+            let mut candidates = others_by_key.get(&comparison_key(row)).into_iter().flatten();
+            candidates.any(|candidate| has_equal_files(row, candidate))
+        };
+        self.rows.iter().take(count).filter(is_in_other).collect()
     }
 
     /// The first row, among the first `count`, whose `video` is the file of a picture.

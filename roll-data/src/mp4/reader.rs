@@ -93,6 +93,7 @@ impl Mp4Reader {
         // Flushing after every frame would return B-frames too early.
         let config = DecoderConfig::new().flush_after_decode(Flush::NoFlush);
         let mut decoder = Decoder::with_api_config(api, config).map_err(|_| "the H.264 decoder does not start")?;
+        // A colour is the code of the matrix, and whether the range is full.
         let mut color = (self.sps.matrix, self.sps.full_range);
         let (orientation, pixel_aspect) = (self.track.orientation, self.pixel_aspect());
         let mut times = self.track.timeline.frames.iter();

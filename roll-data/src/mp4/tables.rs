@@ -34,9 +34,9 @@ pub(super) struct SampleDescription {
     pub length_size: usize,
     /// Sequence and picture parameter sets, in this order.
     pub parameter_sets: Vec<Vec<u8>>,
-    /// Colour given by the container: matrix and full range.
+    /// Colour in the container, if it specifies one: code of the matrix, and whether the range is full.
     pub color: Option<(u8, bool)>,
-    /// Pixel aspect ratio given by the container, width to height.
+    /// Pixel aspect ratio in the container, width to height, if it specifies one.
     pub pixel_aspect: Option<[u32; 2]>,
 }
 

@@ -73,8 +73,8 @@ impl Timeline {
             .collect();
         let has_leading_frames =
             frames.iter().any(|frame| is_shown(frame) && first_decoded.is_some_and(|first| frame.from < first));
-        let second = |tick: i64| tick as f64 / f64::from(timescale.max(1));
-        Ok(Self { frames: ticks.into_iter().map(|t| t.map(|t| t.map(second))).collect(), has_leading_frames })
+        let seconds = |tick: i64| tick as f64 / f64::from(timescale.max(1));
+        Ok(Self { frames: ticks.into_iter().map(|t| t.map(|t| t.map(seconds))).collect(), has_leading_frames })
     }
 
     /// Number of frames that are shown.

@@ -66,8 +66,13 @@ pub fn clip(shift: PolicyShift, advantage: f64, range: ClipRange) -> StepTerm {
 ///
 /// For the noise z of the sampled step, the log ratio of Gaussians is `mean(z (mean - mean_old)) std / variance` minus
 /// `mean((mean - mean_old)^2) / (2 variance)`. The subtrahend is a bias, and `std / variance` a scale that differs from
-/// step to step. The normalised ratio has neither: `exp((log ratio + mean((mean - mean_old)^2) / (2 variance)) variance
-/// / std)`. The loss is divided by h^2. The gradient passes through the log ratio and through the squared distance.
+/// step to step. The normalised ratio has neither:
+///
+/// ```text
+/// exp((log ratio + mean((mean - mean_old)^2) / (2 variance)) variance / std)
+/// ```
+///
+/// The loss is divided by h^2. The gradient passes through the log ratio and through the squared distance.
 pub fn guard(shift: PolicyShift, advantage: f64, range: ClipRange) -> StepTerm {
     let scale = shift.variance / shift.std;
     let bias_factor = 1.0 / (2.0 * shift.variance);

@@ -111,10 +111,12 @@ pub(crate) struct Rollout {
     pub(crate) advantage: f64,
 }
 
-/// The score of a video, and its terms: the scores of the single rewards. All are finite.
+/// The scores of a video. All are finite.
 #[derive(Clone, Serialize, Deserialize)]
 struct Scores {
+    /// The score: the weighted sum of the rewards, if there are several.
     sum: f64,
+    /// The score of each reward, before weighting.
     terms: Vec<f64>,
 }
 
@@ -187,7 +189,7 @@ pub(crate) fn generate<E: Explore>(
     round: &mut RoundState<'_>,
 ) -> Result<Vec<Group<E::Record>>> {
     let samples = ctx.samples;
-    // What an error happened while doing.
+    // The context of errors.
     let training_on = |position: usize| move || format!("training on {}", samples[position].origin);
     let mut prompts = Vec::new();
     for (position, repeats) in repeats(ctx.strategy.ranks().data.as_ref(), samples)?.into_iter().enumerate() {

@@ -11,8 +11,7 @@ use crate::kl_reference::KlReference;
 use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, SamplingOptions, agreeing_steps};
 use crate::scoring::{FrameRate, Reference};
 
-/// The trained steps of a rollout: `window`, or one of the other variants with its number or options, as in `{last:
-/// 1}`.
+/// The trained steps of a rollout: `window`, or another variant with its number or options, as in `{last: 1}`.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainedSteps {
