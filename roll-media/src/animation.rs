@@ -19,17 +19,17 @@ fn shown_seconds(seconds: f64) -> f64 {
     if seconds < 0.011 { 0.1 } else { seconds }
 }
 
-/// The number of frames and the seconds that they are shown, by the file's headers.
+/// The length of an animation, according to the file's headers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Length {
     pub frames: usize,
-    /// `None` if only the frames themselves say it.
+    /// How long all frames are shown; `None` if the headers do not say it.
     pub seconds: Option<f64>,
 }
 
-/// Decodes the frames of an animation one by one and calls `each` with each frame and its duration in seconds, until it
-/// breaks. `length` is called first with the announced length. Fails if the frames have more than [`MAX_PIXELS_OF_ALL`] in
-/// total.
+/// Decodes the frames of an animation one by one. Calls `length` first, with the announced length, and then `each` with
+/// each frame and its duration in seconds, until `each` breaks. Fails if the frames have more than
+/// [`MAX_PIXELS_OF_ALL`] pixels in total.
 pub(crate) fn decode_animation(
     kind: Animation,
     file: File,
@@ -56,7 +56,7 @@ fn decode_up_to(
         Animation::Webp => {
             let mut reader = WebPDecoder::new(BufReader::new(file)).map_err(webp_failure)?;
             let frames = reader.num_frames() as usize;
-            // The duration has each delay as it is in the file.
+            // The header's duration is the sum of delays as they are in the file, not as players show them.
             length(Length { frames, seconds: None });
             let (width, height) = (reader.dimensions().0 as usize, reader.dimensions().1 as usize);
             check_size(width, height)?;
@@ -82,6 +82,7 @@ fn decode_up_to(
     }
 }
 
+/// Calls `each` with each frame that `next` returns. Fails if all frames together have more than `max_pixels` pixels.
 fn frames_up_to(
     max_pixels: usize,
     mut next: impl FnMut() -> Result<Option<(Picture, f64)>, String>,
@@ -100,7 +101,7 @@ fn frames_up_to(
     Ok(())
 }
 
-/// Decodes the first frame of a GIF, in the colours of its palette where it is transparent.
+/// Decodes the first frame of a GIF. Transparent pixels have their colour in the palette.
 pub(crate) fn decode_first_frame(file: impl Read) -> Result<Picture, String> {
     let frame = GifReader::new(file)?.next_frame(true)?;
     frame.map(|(picture, _)| picture).ok_or_else(|| "a GIF without frames".into())
@@ -112,7 +113,7 @@ fn length_of_gif(file: &File) -> Result<Length, String> {
     options.skip_frame_decoding(true);
     let mut decoder = options.read_info(BufReader::new(file)).map_err(failure)?;
     let (mut frames, mut seconds) = (0, 0.0);
-    // What is damaged is an error when it is decoded.
+    // A damaged frame ends the count here, and is an error when it is decoded.
     while let Ok(Some(frame)) = decoder.next_frame_info() {
         frames += 1;
         seconds += shown_seconds(f64::from(frame.delay) / 100.0);
@@ -120,6 +121,7 @@ fn length_of_gif(file: &File) -> Result<Length, String> {
     Ok(Length { frames, seconds: Some(seconds) })
 }
 
+/// Reads the frames of a GIF as they are shown.
 struct GifReader<R: Read> {
     decoder: gif::Decoder<R>,
     /// The picture that the next frame is drawn over.
@@ -136,8 +138,8 @@ impl<R: Read> GifReader<R> {
         Ok(Self { decoder, canvas: Picture { width, height, rgb: vec![0; width * height * 3] } })
     }
 
-    /// Returns the next frame and its duration in seconds, `None` after the last. Transparent pixels show the frames
-    /// before, or, if `ignore_transparency`, their colour in the palette.
+    /// Returns the next frame and its duration in seconds; `None` after the last frame. Transparent pixels show the
+    /// canvas or, with `ignore_transparency`, their colour in the palette.
     fn next_frame(&mut self, ignore_transparency: bool) -> Result<Option<(Picture, f64)>, String> {
         let Some(frame) = self.decoder.next_frame_info().map_err(failure)? else { return Ok(None) };
         let [left, top, width, height] = [frame.left, frame.top, frame.width, frame.height].map(usize::from);
@@ -175,10 +177,12 @@ fn failure(error: DecodingError) -> String {
     }
 }
 
+/// Reads the frames of an animated PNG as they are shown.
 struct PngReader<R: std::io::BufRead + Seek> {
     reader: png::Reader<R>,
-    /// Frames that are not read yet.
+    /// Number of frames that are not read yet.
     left: usize,
+    /// `[height, width]` of the canvas.
     size: [usize; 2],
     /// The pixels that the next frame is drawn over, with transparency.
     canvas: Vec<[u8; 4]>,
@@ -194,13 +198,14 @@ impl<R: std::io::BufRead + Seek> PngReader<R> {
         let reader = decoder.read_info().map_err(png_failure)?;
         let left = reader.info().animation_control().map_or(1, |control| control.num_frames as usize);
         let mut new = Self { reader, left, size: [height, width], canvas: vec![[0; 4]; width * height] };
-        // The first picture is for programs without animation unless a frame's header precedes it.
+        // Without a frame's header before it, the first picture is only for programs that cannot show animations.
         if new.reader.info().frame_control().is_none() {
             new.next_samples()?;
         }
         Ok(new)
     }
 
+    /// The pixels of the next picture in the file, as RGBA.
     fn next_samples(&mut self) -> Result<Vec<[u8; 4]>, String> {
         let mut samples = vec![0; self.reader.output_buffer_size().ok_or("larger than the address space")?];
         let found = self.reader.next_frame(&mut samples).map_err(png_failure)?;
@@ -218,7 +223,7 @@ impl<R: std::io::BufRead + Seek> PngReader<R> {
         Ok(samples.chunks_exact(found.color_type.samples()).map(rgba).collect())
     }
 
-    /// Returns the next frame and its duration in seconds, `None` after the last.
+    /// Returns the next frame and its duration in seconds; `None` after the last frame.
     fn next_frame(&mut self) -> Result<Option<(Picture, f64)>, String> {
         if self.left == 0 {
             return Ok(None);
@@ -243,14 +248,15 @@ impl<R: std::io::BufRead + Seek> PngReader<R> {
                 }
             }
         }
-        let per = if control.delay_den == 0 { 100 } else { control.delay_den };
-        let seconds = shown_seconds(f64::from(control.delay_num) / f64::from(per));
+        // The specification reads a denominator of 0 as 100.
+        let denominator = if control.delay_den == 0 { 100 } else { control.delay_den };
+        let seconds = shown_seconds(f64::from(control.delay_num) / f64::from(denominator));
         let rgb = shown.iter().flat_map(|[r, g, b, _]| [*r, *g, *b]).collect();
         Ok(Some((Picture { width, height, rgb }, seconds)))
     }
 }
 
-/// A pixel drawn over another, as the PNG specification says.
+/// A pixel drawn over another one with transparency (blend operation `Over` of the PNG specification).
 fn over(above: [u8; 4], below: [u8; 4]) -> [u8; 4] {
     let [a, b] = [above[3], below[3]].map(u32::from);
     match (a, b) {
@@ -258,10 +264,14 @@ fn over(above: [u8; 4], below: [u8; 4]) -> [u8; 4] {
         (0, _) => return below,
         _ => {}
     }
-    // Weights of both; 255 x 255 is one.
-    let (u, v) = (a * 255, (255 - a) * b);
-    let mixed = |i: usize| ((u32::from(above[i]) * u + u32::from(below[i]) * v + (u + v) / 2) / (u + v)) as u8;
-    [mixed(0), mixed(1), mixed(2), ((u + v + 127) / 255) as u8]
+    // The weights of both pixels, in units of 1 / (255 x 255).
+    let (weight_above, weight_below) = (a * 255, (255 - a) * b);
+    let total = weight_above + weight_below;
+    let mixed = |i: usize| {
+        let sum = u32::from(above[i]) * weight_above + u32::from(below[i]) * weight_below;
+        ((sum + total / 2) / total) as u8
+    };
+    [mixed(0), mixed(1), mixed(2), ((total + 127) / 255) as u8]
 }
 
 #[cfg(test)]

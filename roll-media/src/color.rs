@@ -1,16 +1,19 @@
 //! Conversion between Y'CbCr 4:2:0 and RGB.
 //!
-//! The matrices are those of ITU-T H.273. Chroma samples have the default location of H.264: at the column of every
-//! second luma sample, between two rows. Chroma is interpolated linearly from there and averaged to there. All
-//! arithmetic is on integers and whole rows, which compilers vectorise.
+//! The matrices are those of ITU-T H.273. Chroma samples have the default location of H.264: horizontally at every
+//! second luma sample, vertically between two rows of luma. Decoding interpolates chroma linearly from these locations,
+//! and encoding averages to them. All arithmetic of decoding is on integers and whole rows, which compilers vectorise.
 
 use crate::picture::Picture;
 
 /// The conversion between RGB and Y'CbCr.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Matrix {
+    /// Weight of red in luma.
     kr: f64,
+    /// Weight of blue in luma.
     kb: f64,
+    /// Whether luma uses all code values, 0 to 255, instead of 16 to 235.
     full_range: bool,
 }
 
@@ -34,11 +37,12 @@ impl Matrix {
         Some(Self { kr, kb, full_range })
     }
 
+    /// Weight of green in luma.
     fn kg(self) -> f64 {
         1.0 - self.kr - self.kb
     }
 
-    /// The range of luma and of chroma in code values, and the luma of black.
+    /// The extent of luma and the extent of chroma in code values, and the luma of black.
     fn range(self) -> (f64, f64, i32) {
         if self.full_range { (255.0, 255.0, 0) } else { (219.0, 224.0, 16) }
     }
@@ -71,12 +75,12 @@ impl Yuv420<'_> {
     }
 }
 
-/// Fractional bits of the fixed-point factors.
+/// Number of fractional bits of the fixed-point factors.
 const BITS: u32 = 16;
-/// Interpolated chroma is scaled by 2^3: quarters vertically times halves horizontally.
+/// Number of fractional bits of interpolated chroma: vertical interpolation has quarters, horizontal has halves.
 const CHROMA_BITS: u32 = 3;
 
-/// Converts to RGB. The planes must be consistent ([`Yuv420::is_consistent`]).
+/// Converts a 4:2:0 frame to RGB. The planes must be consistent ([`Yuv420::is_consistent`]).
 pub(crate) fn to_rgb(yuv: Yuv420<'_>, matrix: Matrix) -> Picture {
     let (w, h) = (yuv.width, yuv.height);
     let factors = Factors::of(matrix);
@@ -84,6 +88,7 @@ pub(crate) fn to_rgb(yuv: Yuv420<'_>, matrix: Matrix) -> Picture {
     let (mut u, mut v) = (vec![0; w], vec![0; w]);
     let mut column = vec![0; w / 2];
     for (row, out) in rgb.chunks_exact_mut(w * 3).enumerate() {
+        // The rows of chroma nearest to and second nearest to the row of luma.
         let near = row / 2;
         let far = if row % 2 == 0 { near.saturating_sub(1) } else { (near + 1).min(h / 2 - 1) };
         for (plane, full) in [(yuv.u, &mut u), (yuv.v, &mut v)] {
@@ -112,12 +117,18 @@ pub(crate) fn to_rgb_444(width: usize, height: usize, [y, u, v]: [&[u8]; 3], mat
     Picture { width, height, rgb }
 }
 
+/// Fixed-point factors of the conversion to RGB.
 struct Factors {
+    /// Factor of luma above black.
     y: i32,
+    /// The luma of black.
     black: i32,
+    /// Factor of v in red.
     rv: i32,
+    /// Factors of u and v in green, which are subtracted.
     gu: i32,
     gv: i32,
+    /// Factor of u in blue.
     bu: i32,
 }
 
@@ -125,19 +136,20 @@ impl Factors {
     fn of(matrix: Matrix) -> Self {
         let (luma, chroma, black) = matrix.range();
         let fixed = |x: f64, bits: u32| (x * f64::from(1u32 << bits)).round() as i32;
-        let c = |x: f64| fixed(x * 255.0 / chroma, BITS - CHROMA_BITS);
+        let of_chroma = |x: f64| fixed(x * 255.0 / chroma, BITS - CHROMA_BITS);
         Self {
             y: fixed(255.0 / luma, BITS),
             black,
-            rv: c(2.0 * (1.0 - matrix.kr)),
-            gu: c(2.0 * matrix.kb * (1.0 - matrix.kb) / matrix.kg()),
-            gv: c(2.0 * matrix.kr * (1.0 - matrix.kr) / matrix.kg()),
-            bu: c(2.0 * (1.0 - matrix.kb)),
+            rv: of_chroma(2.0 * (1.0 - matrix.kr)),
+            gu: of_chroma(2.0 * matrix.kb * (1.0 - matrix.kb) / matrix.kg()),
+            gv: of_chroma(2.0 * matrix.kr * (1.0 - matrix.kr) / matrix.kg()),
+            bu: of_chroma(2.0 * (1.0 - matrix.kb)),
         }
     }
 }
 
-/// Interpolates one row of chroma at every luma column; values are offset by -128 and scaled by 8.
+/// Interpolates chroma at the columns of one row of luma, from the two nearest rows of chroma. `column` is scratch
+/// memory. Values of `out` are offset by -128 and scaled by 2^[`CHROMA_BITS`].
 fn upsample(near: &[u8], far: &[u8], column: &mut [i32], out: &mut [i32]) {
     for ((c, &n), &f) in column.iter_mut().zip(near).zip(far) {
         *c = 3 * i32::from(n) + i32::from(f) - 4 * 128;
@@ -168,7 +180,7 @@ pub(crate) struct YuvPlanes {
     pub v: Vec<u8>,
 }
 
-/// Converts from RGB. Width and height must be even.
+/// Converts RGB to a 4:2:0 frame. Width and height must be even.
 pub(crate) fn from_rgb(picture: &Picture, matrix: Matrix) -> YuvPlanes {
     let (w, h) = (picture.width, picture.height);
     let (luma, chroma, black) = matrix.range();
@@ -178,7 +190,7 @@ pub(crate) fn from_rgb(picture: &Picture, matrix: Matrix) -> YuvPlanes {
     let vs = chroma as f32 / 255.0 / (2.0 * (1.0 - kr));
 
     let mut planes = YuvPlanes { y: vec![0; w * h], u: vec![0; w * h / 4], v: vec![0; w * h / 4] };
-    // Colour differences are summed over two rows and then weighted 1 2 1 around every second column.
+    // Colour differences are summed over two rows, and then weighted 1, 2, 1 around every second column.
     let (mut du, mut dv) = (vec![0f32; w], vec![0f32; w]);
     for pair in 0..h / 2 {
         du.fill(0.0);

@@ -1,4 +1,4 @@
-//! Whether a file ends where its container says, which decoders do not report.
+//! Checks that a file ends where its container says, because decoders do not report a missing end.
 
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
@@ -14,13 +14,14 @@ use crate::mp4::check_layout;
 const MAX_ELEMENTS: usize = 1 << 22;
 /// The id of the element that holds all others of a Matroska file.
 const SEGMENT: u64 = 0x1853_8067;
-/// Lengths of a packet of an MPEG transport stream and, in M2TS, of the time before it.
+/// Length of a packet of an MPEG transport stream, and of the time that M2TS puts before each packet.
 const TRANSPORT_PACKET: u64 = 188;
 const M2TS_TIME: u64 = 4;
 /// Maximum length of an Ogg page.
 const MAX_OGG_PAGE: u64 = 27 + 255 + 255 * 255;
 
-/// Fails if the file is cut off, by the sizes in its container. A stream without sizes passes: decoding it tells.
+/// Fails if the file is cut off according to the sizes in its container. A stream without sizes passes, because only
+/// decoding can show whether it is cut off.
 pub(crate) fn check(path: &Path, container: Container) -> Result<()> {
     if matches!(container, Container::OtherPicture(..) | Container::Unknown) {
         return Ok(());
@@ -34,11 +35,12 @@ pub(crate) fn check(path: &Path, container: Container) -> Result<()> {
     checked.map_err(|problem| Error::bad_file(path, problem))
 }
 
+/// Fails if a file in a container other than MP4 is cut off. `length` is its length in bytes.
 fn check_stream(file: File, length: u64, container: Container) -> std::result::Result<(), String> {
     let mut file = BufReader::new(file);
     let mut head = [0; 12];
     if file.read_exact(&mut head).and_then(|()| file.rewind()).is_err() {
-        return Ok(()); // too short for any of them
+        return Ok(()); // too short for any container
     }
     let needed = match &head {
         [0x1a, 0x45, 0xdf, 0xa3, ..] => matroska_end(&mut file, length),
@@ -61,7 +63,9 @@ fn check_stream(file: File, length: u64, container: Container) -> std::result::R
     }
 }
 
-/// A number of EBML: its value, and whether all bits are set. An id keeps its length marker.
+/// The next variable-length number of EBML (RFC 8794): its value, and whether all of its bits are set, which means
+/// "unknown size". The first byte begins with zeros and a one, which tell the number of bytes; an id keeps them in its
+/// value.
 fn ebml_number(file: &mut impl Read, is_id: bool) -> Option<(u64, bool)> {
     let mut byte = [0];
     file.read_exact(&mut byte).ok()?;
@@ -70,17 +74,18 @@ fn ebml_number(file: &mut impl Read, is_id: bool) -> Option<(u64, bool)> {
         return None;
     }
     let mask = 0x7f >> extra;
-    let (mut value, mut all) = (u64::from(if is_id { byte[0] } else { byte[0] & mask }), byte[0] & mask == mask);
+    let mut value = u64::from(if is_id { byte[0] } else { byte[0] & mask });
+    let mut all_bits_set = byte[0] & mask == mask;
     for _ in 0..extra {
         file.read_exact(&mut byte).ok()?;
         value = value << 8 | u64::from(byte[0]);
-        all &= byte[0] == 0xff;
+        all_bits_set &= byte[0] == 0xff;
     }
-    Some((value, all))
+    Some((value, all_bits_set))
 }
 
-/// Where the outermost elements of a Matroska or WebM file end, as far as they have sizes (RFC 8794). Elements of unknown
-/// size, as in live streams, are looked into.
+/// Where the last outermost element of a Matroska or WebM file ends (RFC 8794). Elements of unknown size, as in live
+/// streams, are entered, and the elements within them are followed.
 fn matroska_end(file: &mut (impl Read + Seek), length: u64) -> Option<u64> {
     let mut end = 0;
     for number in 0..MAX_ELEMENTS {
@@ -88,12 +93,12 @@ fn matroska_end(file: &mut (impl Read + Seek), length: u64) -> Option<u64> {
         if position >= length {
             break;
         }
-        // What follows the last element is not needed.
+        // Bytes behind the last element that are no element do not matter.
         let (Some((id, _)), Some((size, is_unknown))) = (ebml_number(file, true), ebml_number(file, false)) else {
             break;
         };
         if number == 1 && id != SEGMENT {
-            return None; // no Matroska, or damaged: the decoder says so
+            return None; // not Matroska, or damaged, which the decoder reports
         }
         if is_unknown {
             continue;
@@ -114,14 +119,17 @@ fn ogg_end(file: &mut (impl Read + Seek), length: u64) -> Option<u64> {
     let mut tail = Vec::new();
     file.read_to_end(&mut tail).ok()?;
     let at = tail.windows(5).rposition(|bytes| bytes == b"OggS\0")?;
+    // A page: a header of 27 bytes, which ends with the number of segments; their sizes; the segments.
     let page = &tail[at..];
     let header = 27 + usize::from(*page.get(26)?);
     let body: u64 = page.get(27..header.min(page.len()))?.iter().map(|size| u64::from(*size)).sum();
     Some(from + at as u64 + header as u64 + body)
 }
 
-/// Where the last tag of an FLV file ends. Fails if another file follows, of which ffmpeg and players show nothing.
+/// Where the last tag of an FLV file ends. Fails if another FLV file follows, because ffmpeg and players show nothing
+/// of it.
 fn flv_end(file: &mut (impl Read + Seek), length: u64) -> std::result::Result<Option<u64>, String> {
+    // The first tag follows the header of 9 bytes and the size of a previous tag, which is 0.
     let mut position = 9 + 4;
     for _ in 0..MAX_ELEMENTS {
         let mut tag = [0; 4];
@@ -132,7 +140,7 @@ fn flv_end(file: &mut (impl Read + Seek), length: u64) -> std::result::Result<Op
             [b'F', b'L', b'V', _] => {
                 return Err("it has several files joined as they are, of which players show the first only".into());
             }
-            // Sound, pictures, words; then the size of the tag.
+            // A tag with audio (8), video (9) or metadata (18): its header, its data, and its size once more.
             [8 | 9 | 18, a, b, c] => position += 11 + u64::from(u32::from_be_bytes([0, a, b, c])) + 4,
             _ => return Ok(None),
         }
@@ -143,32 +151,33 @@ fn flv_end(file: &mut (impl Read + Seek), length: u64) -> std::result::Result<Op
     Ok(None)
 }
 
-/// Where the last packet of an MPEG transport stream ends (ISO/IEC 13818-1, 2.4.3), if packets follow each other without
-/// gaps at the start and at the end; `before` bytes precede each. Fails if one between them does not begin as a packet:
-/// decoders pass over it.
-fn transport_end(file: &mut (impl Read + Seek), length: u64, before: u64) -> std::result::Result<Option<u64>, String> {
-    let each = before + TRANSPORT_PACKET;
-    let last = length / each * each;
+/// Where the last, incomplete packet of an MPEG transport stream would end (ISO/IEC 13818-1, 2.4.3). `prefix` is the
+/// number of bytes before each packet. `None` if all packets are complete, or if the end of the file has no packets at
+/// multiples of their length. Fails if no packet begins at a multiple in between, because decoders pass over such
+/// damage.
+fn transport_end(file: &mut (impl Read + Seek), length: u64, prefix: u64) -> std::result::Result<Option<u64>, String> {
+    let packet_length = prefix + TRANSPORT_PACKET;
+    let complete = length / packet_length * packet_length;
     let mut is_packet = |at: u64| {
         let mut sync = [0];
-        file.seek(SeekFrom::Start(at + before)).and_then(|_| file.read_exact(&mut sync)).is_ok() && sync == *b"G"
+        file.seek(SeekFrom::Start(at + prefix)).and_then(|_| file.read_exact(&mut sync)).is_ok() && sync == *b"G"
     };
-    if last < each || !is_packet(last - each) || (length > last && !is_packet(last)) {
+    if complete < packet_length || !is_packet(complete - packet_length) || (length > complete && !is_packet(complete)) {
         return Ok(None);
     }
     file.rewind().map_err(|error| error.to_string())?;
-    let mut packet = vec![0; each as usize];
-    for at in (0..last).step_by(packet.len()) {
+    let mut packet = vec![0; packet_length as usize];
+    for at in (0..complete).step_by(packet.len()) {
         file.read_exact(&mut packet).map_err(|error| error.to_string())?;
-        if packet[before as usize] != b'G' {
+        if packet[prefix as usize] != b'G' {
             return Err(format!("it is damaged: no packet begins at byte {at}"));
         }
     }
-    Ok((length > last).then_some(last + each))
+    Ok((length > complete).then_some(complete + packet_length))
 }
 
-/// Where the chunks of a WebP file end (RFC 9649, 2.3 and 2.4). Fails if one of them has no name: readers take what stands
-/// before it as the whole.
+/// Where the chunks of a WebP file end (RFC 9649, 2.3 and 2.4). Fails if a chunk has no valid name, because readers
+/// take the chunks before it as the whole picture.
 fn webp_end(file: &mut (impl Read + Seek), length: u64) -> std::result::Result<Option<u64>, String> {
     let mut head = [0; 8];
     let failed = |error: std::io::Error| error.to_string();

@@ -7,8 +7,8 @@ use std::path::Path;
 use roll_core::{Error, Result};
 use roll_external::files;
 
-/// Bytes of a file's start that are read: up to the second sync byte (`G`) of an MPEG transport stream, at 188 or, where a
-/// time of 4 bytes precedes each packet, at 196.
+/// Number of bytes that are read from the start of a file. They reach the second sync byte (`G`) of an MPEG transport
+/// stream, which is at 188 or, if a time of 4 bytes precedes each packet, at 196.
 const HEAD_BYTES: u64 = 197;
 
 /// The kind of a file, by the reader that it needs.
@@ -67,7 +67,7 @@ pub fn is_animated(path: &Path) -> bool {
 /// The first bytes of a file.
 pub(crate) struct FileHead {
     bytes: Vec<u8>,
-    /// Whether it is a PNG with several frames, which a later chunk says.
+    /// Whether the file is a PNG with several frames, as a later chunk says.
     is_animated_png: bool,
 }
 
@@ -89,13 +89,14 @@ impl FileHead {
         self.bytes.is_empty()
     }
 
+    /// Whether the file has the bytes `tag` at this offset.
     fn at(&self, offset: usize, tag: &[u8]) -> bool {
         self.bytes.get(offset..offset + tag.len()) == Some(tag)
     }
 
     pub fn container(&self) -> Container {
         let at = |offset, tag: &[u8]| self.at(offset, tag);
-        // A sequence of pictures, whose frames are a track.
+        // AVIF or HEIF with several frames, which are a track as in a video.
         if at(4, b"ftyp") && [b"avis", b"msf1", b"hevc", b"hevx"].iter().any(|tag| at(8, *tag)) {
             return Container::OtherVideo("animated AVIF or HEIF");
         }
@@ -111,7 +112,7 @@ impl FileHead {
         if self.is_animated_png {
             return Container::Animation(Animation::Png);
         }
-        // The flag of animation in the header of the extended format.
+        // Byte 20 has the flags of the extended format; 2 is animation.
         if at(0, b"RIFF") && at(8, b"WEBPVP8X") && self.bytes.get(20).is_some_and(|flags| flags & 2 != 0) {
             return Container::Animation(Animation::Webp);
         }
@@ -142,7 +143,7 @@ impl FileHead {
         Container::Unknown
     }
 
-    /// The reason why this crate cannot read the file; for files that none of its readers accepts.
+    /// The reason why this crate cannot read the file, if none of its readers accepts it.
     pub fn unreadable_reason(&self) -> String {
         match self.container() {
             _ if self.is_empty() => "the file is empty".into(),
@@ -159,7 +160,7 @@ impl FileHead {
     }
 }
 
-/// Maximum number of chunks before the pixels of a PNG that are looked at.
+/// Maximum number of chunks that are searched before the pixels of a PNG.
 const MAX_PNG_CHUNKS: usize = 1000;
 
 /// Whether a chunk before the first pixels announces more than one frame.

@@ -1,4 +1,4 @@
-//! What decoders of stills and of animations share: samples as RGB, limits, and messages.
+//! The common parts of the decoders of stills and of animations: conversion to RGB, limits, and messages.
 
 use std::fmt::Display;
 use std::io::{Error as IoError, ErrorKind};
@@ -6,7 +6,7 @@ use std::io::{Error as IoError, ErrorKind};
 /// Maximum number of bytes that the chunks of a PNG file need in memory.
 pub(crate) const MAX_PNG_BYTES: usize = 512 << 20;
 
-/// The nearest 8-bit values of big-endian 16-bit ones.
+/// Rounds big-endian 16-bit samples to the nearest 8-bit values.
 pub(crate) fn rounded_to_8_bits(samples: &[u8]) -> Vec<u8> {
     let rounded = |b: &[u8]| ((u32::from(u16::from_be_bytes([b[0], b[1]])) + 128) / 257) as u8;
     samples.chunks_exact(2).map(rounded).collect()

@@ -9,17 +9,18 @@ use crate::picture::Picture;
 use crate::read_options::{ReadOptions, Sizing};
 use crate::resize::{crop_and_resize, target_size};
 
-/// Frame rate of images, which have none: that of Wan's training data.
+/// Frame rate of images, which have no rate of their own: the rate of Wan's training data.
 pub(crate) const STILL_FPS: f64 = 16.0;
 /// Maximum size of one decoded video in memory, as f32.
 pub(crate) const MAX_VIDEO_BYTES: usize = 8 << 30;
 
-/// Maximum number of frames that are kept of an animated picture: a few bytes make one, so that its size bounds nothing.
+/// Maximum number of frames that are kept of an animated picture. The size of its file is no bound, because a frame may
+/// take only a few bytes.
 const MAX_ANNOUNCED: usize = 10_000;
 
-/// The frames that `options` select, in four stages: resampling to `fps` (the output frames, of which one source frame
-/// may make several or none), then every `every`-th output frame, then without the first `skip`, then at most
-/// `max_frames`.
+/// The frames that `options` select, in four stages. First, the source frames are resampled to `fps`: each makes no,
+/// one or several *output frames*. Then every `every`-th output frame is selected, the first `skip` of these are left
+/// out, and at most `max_frames` are kept.
 pub(crate) struct Frames {
     options: ReadOptions,
     /// Frame rate of the file; set by the reader.
@@ -28,15 +29,17 @@ pub(crate) struct Frames {
     pub is_rejected: bool,
     /// Maximum size of the kept frames in memory, in bytes.
     pub max_bytes: usize,
-    /// Number of frames to come at the requested rate, before `skip` and `every`, if the reader knows it.
+    /// Number of output frames of the whole file, if the reader knows it.
     announced: Option<usize>,
-    /// Number of output frames so far, at the requested rate.
+    /// Number of output frames so far.
     frames_seen: usize,
-    /// Frames left out so far, of `skip`.
+    /// Number of selected frames that `skip` has left out so far.
     skipped: usize,
     /// Number of frames that are kept.
     frame_count: usize,
+    /// `[height, width]` of the kept frames.
     size: Option<[usize; 2]>,
+    /// Planes of the kept frames, `[frames, 3, height, width]`.
     values: Vec<f32>,
 }
 
@@ -56,7 +59,7 @@ impl Frames {
         }
     }
 
-    /// Announces the number of frames to come, and for how many seconds they are shown, if that is known.
+    /// Announces the number of source frames to come, and the seconds that they are shown, if known.
     pub fn announce(&mut self, frames: usize, seconds: Option<f64>) {
         self.announced = match self.options.fps {
             None => Some(frames),
@@ -64,7 +67,7 @@ impl Frames {
         };
     }
 
-    /// Number of frames that came, at the requested rate.
+    /// Number of output frames so far.
     pub fn seen(&self) -> usize {
         self.frames_seen
     }
@@ -74,8 +77,8 @@ impl Frames {
         self.options.max_frames.is_some_and(|max| self.frame_count >= max)
     }
 
-    /// Adds the next frame, which is shown during `[from, to]` seconds: once for each sampling time of the requested
-    /// rate in that interval.
+    /// Adds the next source frame, which is shown during `[from, to]` seconds. It makes one output frame for each
+    /// sampling time of the requested rate in this interval.
     pub fn push_at(&mut self, picture: Picture, [from, to]: [f64; 2]) -> Result<ControlFlow<()>, String> {
         let times = self.options.fps.map_or(1, |fps| times_before(to, fps).saturating_sub(times_before(from, fps)));
         self.push(picture, times)
@@ -94,12 +97,12 @@ impl Frames {
         Ok(if self.is_full() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     }
 
-    /// Number of the first `output_frames` that `every` selects.
+    /// Number of frames that `every` selects among the first `output_frames`.
     fn selected_of(&self, output_frames: usize) -> usize {
         output_frames.div_ceil(self.options.every.max(1))
     }
 
-    /// Adds a frame that `every` selected `times` times.
+    /// Adds a source frame of which `every` selected `times` output frames.
     fn take(&mut self, picture: Picture, times: usize) -> Result<(), String> {
         let skipped = times.min(self.options.skip - self.skipped);
         self.skipped += skipped;
@@ -117,7 +120,7 @@ impl Frames {
                 size[0]
             ));
         }
-        // Frames that will not fit are refused before the first is kept.
+        // Too many frames are refused before the first one is kept.
         if self.announced_to_keep() > MAX_ANNOUNCED {
             return Err(format!(
                 "{} frames are too many for an animated picture (at most {MAX_ANNOUNCED}); convert it to a video, or ask \
@@ -152,6 +155,7 @@ impl Frames {
         selected.saturating_sub(self.options.skip).min(self.options.max_frames.unwrap_or(usize::MAX))
     }
 
+    /// Returns the kept frames as a video. Fails if there is no frame.
     pub fn finish(self, path: &Path) -> Result<Video> {
         let Some([height, width]) = self.size.filter(|_| self.frame_count > 0) else {
             return Err(Error::bad_file(path, "no frame could be read"));

@@ -6,6 +6,7 @@ use crate::tiff::Tiff;
 /// The transformation from stored to shown pixels: an optional horizontal mirror, then a rotation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Orientation {
+    /// Whether left and right are exchanged, before the rotation.
     pub mirrored: bool,
     /// Clockwise quarter turns, 0 to 3.
     pub quarters: u8,
@@ -16,7 +17,7 @@ impl Orientation {
     /// (ISO/IEC 14496-12, `tkhd`). Only quarter turns and mirrors are supported; other matrices are ignored.
     pub fn from_matrix([a, b, c, d]: [i32; 4]) -> Self {
         let mirrored = i64::from(a) * i64::from(d) < i64::from(b) * i64::from(c);
-        // The direction of the first column of the pure rotation, which the preceding mirror inverted.
+        // The first column of the rotation tells its angle. The mirror before the rotation inverted this column.
         let sign = if mirrored { -1 } else { 1 };
         let quarters = match (sign * a.signum(), sign * b.signum()) {
             (1, 0) => 0,
@@ -43,6 +44,7 @@ impl Orientation {
         let mut rgb = Vec::with_capacity(picture.rgb.len());
         for y in 0..height {
             for x in 0..width {
+                // The stored pixel that is shown at (x, y).
                 let (sx, sy) = match self.quarters {
                     0 => (x, y),
                     1 => (y, h - 1 - x),
@@ -56,19 +58,21 @@ impl Orientation {
         Picture { width, height, rgb }
     }
 
-    /// As this one, then turned against the clock by quarters.
+    /// This orientation, followed by a rotation of `quarters` quarter turns counter-clockwise.
     pub fn turned_left(self, quarters: u8) -> Self {
         Self { quarters: (self.quarters + 4 - quarters % 4) % 4, ..self }
     }
 
-    /// As this one, then mirrored: left and right are exchanged, or top and bottom.
+    /// This orientation, followed by a mirror that exchanges left and right or, otherwise, top and bottom.
     pub fn then_mirrored(self, left_and_right: bool) -> Self {
+        // Moving the mirror before the rotation inverts the rotation. A mirror of top and bottom is one of left and
+        // right with half a turn.
         let turned = (4 - self.quarters) % 4;
         Self { mirrored: !self.mirrored, quarters: if left_and_right { turned } else { (turned + 2) % 4 } }
     }
 
-    /// The orientation that EXIF data (a TIFF file) specifies, if it specifies one and is valid. In WebP and PNG some
-    /// programs write it with the prefix that it has in JPEG.
+    /// The orientation that EXIF data (a TIFF file) specifies, if the data is valid and specifies one. Some programs
+    /// write EXIF data into WebP and PNG with the prefix that it has in JPEG.
     pub fn from_exif(exif: &[u8]) -> Option<Self> {
         Self::from_tiff(&Tiff::new(exif.strip_prefix(b"Exif\0\0").unwrap_or(exif))?)
     }
@@ -78,9 +82,9 @@ impl Orientation {
         tiff.orientation_code().and_then(Self::from_exif_code)
     }
 
-    /// The orientation of the tag's value, 1 to 8.
+    /// The orientation for a value of the EXIF tag, 1 to 8.
     pub fn from_exif_code(code: u64) -> Option<Self> {
-        // EXIF rotates first; moving the mirror before a quarter turn inverts the turn.
+        // EXIF rotates first and mirrors then. Moving the mirror before a quarter turn inverts the turn.
         let (mirrored, quarters) = match code {
             1 => (false, 0),
             2 => (true, 0),

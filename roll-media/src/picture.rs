@@ -2,8 +2,8 @@
 
 use roll_core::{Result, Tensor, Video};
 
-/// Maximum width and height of a frame: more exceeds H.264's levels, and a file that claims it would only allocate
-/// memory.
+/// Maximum width and height of a frame. Larger sizes exceed H.264's levels, and a file that claims one would only make
+/// this process allocate memory.
 pub(crate) const MAX_SIDE: usize = 16_384;
 /// Maximum number of pixels of a frame: 8K with some margin.
 pub(crate) const MAX_PIXELS: usize = 40_000_000;
@@ -35,7 +35,7 @@ impl Picture {
         Self { width, height, rgb }
     }
 
-    /// Appends `[3, H, W]` in [-1, 1]: byte b becomes b / 127.5 - 1.
+    /// Appends the picture to `out` as `[3, H, W]` in [-1, 1]: byte b becomes b / 127.5 - 1.
     pub(crate) fn append_planes(&self, out: &mut Vec<f32>) {
         for c in 0..3 {
             out.extend(self.rgb.iter().skip(c).step_by(3).map(|&b| f32::from(b) / 127.5 - 1.0));
@@ -50,8 +50,8 @@ impl Picture {
     }
 }
 
-/// Height and width in square pixels: the shorter side is stretched, so that no pixels are lost. An invalid ratio, or
-/// one beyond 10, counts as square.
+/// Height and width in square pixels. The side along which pixels are longer is stretched, so that no pixels are lost.
+/// An invalid ratio, or one beyond 10, counts as square.
 pub(crate) fn square_size([height, width]: [usize; 2], pixel_aspect: Option<[u32; 2]>) -> [usize; 2] {
     let Some([w, h]) = pixel_aspect else { return [height, width] };
     let ratio = f64::from(w) / f64::from(h);

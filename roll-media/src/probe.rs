@@ -1,4 +1,4 @@
-//! Size and length of a clip, without decoding a video.
+//! Probes a clip: finds out its size and length, without decoding videos.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -36,10 +36,10 @@ pub fn probe(path: impl AsRef<Path>, decoder: Decoder) -> Result<Probed> {
     match (head.container(), decoder) {
         (Container::Mp4, Decoder::Auto | Decoder::Own) => match Mp4Reader::open(open()?) {
             Ok(reader) => {
-                let own = Probed { size: reader.size(), frames: reader.frames(), fps: reader.fps() };
-                // Only decoding tells how many of the leading pictures are shown.
-                let is_open = reader.begins_with_leading_frames() && decoder == Decoder::Auto;
-                Ok(if is_open { ffmpeg::probe(path).unwrap_or(own) } else { own })
+                let probed = Probed { size: reader.size(), frames: reader.frames(), fps: reader.fps() };
+                // Only decoding shows how many of the leading frames are shown, and ffmpeg's probe decodes them.
+                let asks_ffmpeg = reader.begins_with_leading_frames() && decoder == Decoder::Auto;
+                Ok(if asks_ffmpeg { ffmpeg::probe(path).unwrap_or(probed) } else { probed })
             }
             Err(problem) => or_ffmpeg(path, decoder, problem, || ffmpeg::probe(path)),
         },

@@ -1,4 +1,4 @@
-//! Facts of a clip that are known without decoding it.
+//! The facts of a clip that are known without decoding it.
 
 use crate::frames::times_before;
 

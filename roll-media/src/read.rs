@@ -18,9 +18,9 @@ use crate::read_options::Decoder;
 use crate::read_options::{ReadOptions, Sizing};
 use crate::still::read_picture;
 
-/// Reads H.264 MP4 and MOV, GIF, animated WebP and PNG, a directory of PNG, JPEG or WebP files in the natural order of
-/// their names (2 before 10), or one such file (a video of one frame); other formats through the program ffmpeg. Anything else, and anything damaged, is an error that names
-/// the file and the reason.
+/// Reads H.264 in MP4 and MOV, GIF, animated WebP and PNG, a directory of PNG, JPEG or WebP files in the natural order
+/// of their names (2 before 10), or one such file as a video of one frame. Other formats are read through the program
+/// ffmpeg. Anything else, and anything damaged, is an error that names the file and the reason.
 ///
 /// Frames look as in a player: rotated and mirrored as the file specifies, without the parts that its edit list
 /// removes, in square pixels. Decoding stops after the last requested frame.
@@ -75,8 +75,8 @@ pub(crate) fn or_ffmpeg<T>(
             (Some(Failure::NotInstalled(program)), _) => {
                 with_remedy(problem, path, &format!("install ffmpeg (`{program}` is not in the PATH), or convert it"))
             }
-            (Some(Failure::Failed(told)), Decoder::Ffmpeg) => told,
-            (Some(Failure::Failed(told)), _) => format!("{problem}; {told}"),
+            (Some(Failure::Failed(message)), Decoder::Ffmpeg) => message,
+            (Some(Failure::Failed(message)), _) => format!("{problem}; {message}"),
         };
         Error::bad_file(path, problem)
     })
@@ -93,6 +93,8 @@ pub fn read_image_by(path: &Path, sizing: Sizing, decoder: Decoder) -> Result<Te
     picture.map_err(|problem| Error::bad_file(path, problem))?.to_tensor()
 }
 
+/// The problem with a remedy and a command that converts the file, if the problem is a kind of file that cannot be
+/// read.
 fn with_remedy(problem: String, path: &Path, remedy: &str) -> String {
     if !problem.contains("can be read") && !problem.contains("cannot be read") {
         return problem;
@@ -114,6 +116,7 @@ fn read_animation(kind: Animation, path: &Path, frames: &mut Frames) -> std::res
     frames.max_bytes = memory_of_animation(usize::try_from(bytes).unwrap_or(usize::MAX));
     let announced = Cell::new(None);
     let announce = |length: Length| announced.set(Some(length));
+    // `frames` is borrowed by the second closure, so the announced length passes through a cell.
     decode_animation(kind, file, announce, |picture, seconds| {
         if let Some(length) = announced.take() {
             frames.announce(length.frames, length.seconds);
@@ -129,8 +132,9 @@ fn read_animation(kind: Animation, path: &Path, frames: &mut Frames) -> std::res
     Ok(())
 }
 
-/// Maximum memory for the kept frames of an animation of `bytes`: 1 GiB, and 64 pixels per byte of the file. LZW makes thousands
-/// of pixels of a byte, so that otherwise a kilobyte would take gigabytes; frames with contents make fewer than ten.
+/// Maximum memory for the kept frames of an animation in a file of `bytes`: 1 GiB, and 64 pixels per byte of the file.
+/// A byte of LZW may become thousands of pixels, so that without a bound a kilobyte could take gigabytes. In frames of
+/// real pictures a byte becomes fewer than ten pixels.
 fn memory_of_animation(bytes: usize) -> usize {
     const PIXEL: usize = 3 * size_of::<f32>();
     bytes.saturating_mul(64 * PIXEL).saturating_add(1 << 30).min(MAX_VIDEO_BYTES)
@@ -171,7 +175,7 @@ pub(crate) fn pictures_in(path: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Whether macOS wrote the file beside another: `._a.png` has attributes of `a.png`, and no picture.
+/// Whether macOS wrote the file beside another one: `._a.png` has attributes of `a.png`, and no picture.
 pub fn is_resource_fork(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("._"))
 }
@@ -185,7 +189,7 @@ fn natural_order(a: &Path, b: &Path) -> Ordering {
         let order = match (rests, digits) {
             ([[], []], _) => return a.cmp(b),
             (_, [x, y]) if x > 0 && y > 0 => {
-                // Without leading zeros the longer number is the larger one.
+                // After leading zeros are removed, the longer number is the larger one.
                 let numbers = [0, 1].map(|i| {
                     let number = &rests[i][..digits[i]];
                     &number[number.iter().take_while(|digit| **digit == b'0').count()..]

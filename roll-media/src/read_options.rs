@@ -20,8 +20,8 @@ pub enum Sizing {
     Exact([usize; 2]),
 }
 
-/// Which frames to read, and their size. The frames are resampled to `fps`, then every `every`-th is taken, then the
-/// first `skip` of those are left out, then at most `max_frames` are kept.
+/// Which frames to read, and their size. The frames are resampled to `fps`, then every `every`-th frame is selected,
+/// then the first `skip` selected frames are left out, then at most `max_frames` are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ReadOptions {
     /// Leave out this many of the frames that `fps` and `every` select.

@@ -1,11 +1,13 @@
-//! Resizes and crops images exactly like the reference.
+//! Resizes and crops images exactly like the reference implementation.
 //!
 //! The reference is DiffSynth-Studio 1.1.8 (`ImageCropAndResize`), which processes PIL images through torchvision:
 //!
-//! 1. Target size: the configured height and width, or the image's own size. If it has more than `max_pixels`, the own
-//!    size is divided by sqrt(width * height / max_pixels) and truncated. Both sides are then rounded down to multiples
-//!    of the model's unit (16 there). 2. Scale by max(target_width / width, target_height / height), sizes rounded half
-//!    to even, with Pillow's antialiased bilinear filter. 3. Crop the centre, offsets rounded half to even.
+//! 1. Target size: the configured height and width, or the image's own size. If the image has more than
+//!    `max_pixels`, its own size is divided by sqrt(width * height / max_pixels) and truncated. Both sides are then
+//!    rounded down to multiples of the model's unit (16 in the reference).
+//! 2. Scale by max(target_width / width, target_height / height) with Pillow's antialiased bilinear filter. Sizes are
+//!    rounded half to even.
+//! 3. Crop the centre. Offsets are rounded half to even.
 //!
 //! The filter is bit-identical to Pillow's: a triangle widened by the reduction factor, weights in 22-bit fixed point,
 //! and 8 bits between the horizontal and the vertical pass.
@@ -66,6 +68,7 @@ pub(crate) fn square_pixels(picture: Picture, pixel_aspect: Option<[u32; 2]>) ->
     Ok(resize(picture, size))
 }
 
+/// Number of fractional bits of the weights.
 const PRECISION_BITS: u32 = 22;
 
 /// The first input sample and the weights of each output sample.
@@ -86,6 +89,7 @@ fn weights(input: usize, output: usize) -> Vec<(usize, Vec<i32>)> {
         .collect()
 }
 
+/// A weighted sum as a byte. Sums begin with [`HALF`], so that the shift rounds.
 fn byte(sum: i32) -> u8 {
     (sum >> PRECISION_BITS).clamp(0, 255) as u8
 }

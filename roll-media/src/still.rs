@@ -1,4 +1,4 @@
-//! Still images: PNG, JPEG, WebP and the first frame of an animation.
+//! Reads still images: PNG, JPEG, WebP and the first frame of an animation here, others through ffmpeg.
 
 use std::io::{BufRead, BufReader, Read, Seek};
 use std::path::Path;
@@ -20,13 +20,14 @@ use crate::picture::{Picture, check_size};
 use crate::read_options::Decoder;
 use crate::tiff::Tiff;
 
-/// Maximum size of a TIFF file: the largest picture without compression, in 16 bits per sample, with some margin.
+/// Maximum size of a TIFF file: that of the largest picture with 16 bits per sample and without compression, with some
+/// margin.
 const MAX_TIFF_BYTES: u64 = 512 << 20;
 
 /// Reads an image, rotated as its EXIF data specifies; transparency is dropped, like PIL's `convert("RGB")`. PNG, JPEG,
 /// WebP and the first frame of an animation are decoded here, other formats through ffmpeg if `decoder` allows it.
 pub(crate) fn read_picture(path: &Path, decoder: Decoder) -> Result<Picture, String> {
-    // The caller adds the file name.
+    // Errors are without the file name, because the caller adds it.
     let head = FileHead::read(path).map_err(|e| match e {
         Error::File { source, .. } => source.to_string(),
         other => other.chain(),
@@ -52,7 +53,7 @@ pub(crate) fn read_picture(path: &Path, decoder: Decoder) -> Result<Picture, Str
     }
 }
 
-/// The orientation of a TIFF file. Fails if ffmpeg would not decode it right.
+/// The orientation of a TIFF file. Fails if ffmpeg would decode the picture wrongly.
 fn check_tiff(path: &Path) -> Result<Orientation, String> {
     let mut bytes = Vec::new();
     let file = files::open(path).map_err(|e| e.to_string())?;
@@ -65,6 +66,7 @@ fn check_tiff(path: &Path) -> Result<Orientation, String> {
     Ok(Orientation::from_tiff(&tiff).unwrap_or_default())
 }
 
+/// Decodes a PNG, JPEG or WebP, or the first frame of a GIF, upright.
 fn decode_picture(path: &Path) -> Result<Picture, String> {
     let mut file = BufReader::new(files::open(path).map_err(|e| e.to_string())?);
     // The caller checked the rest of the signature.
@@ -103,7 +105,7 @@ fn decode_jpeg(mut file: impl BufRead) -> Result<(Picture, Option<Orientation>),
     };
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).map_err(read_failure)?;
-    // The size is checked here instead.
+    // The decoder's own limits are off, because the size is checked here.
     let options = DecoderOptions::default().set_max_width(usize::MAX).set_max_height(usize::MAX);
     let mut decoder = JpegDecoder::new_with_options(ZCursor::new(&bytes), options);
     decoder.decode_headers().map_err(failure)?;
@@ -124,9 +126,10 @@ fn decode_webp(file: impl BufRead + Seek) -> Result<(Picture, Option<Orientation
     let orientation = decoder.exif_metadata().ok().flatten().and_then(|exif| Orientation::from_exif(&exif));
     let channels = if decoder.has_alpha() { 4 } else { 3 };
     let mut samples = vec![0; width * height * channels];
-    match decoder.is_animated() {
-        true => drop(decoder.read_frame(&mut samples).map_err(failure)?),
-        false => decoder.read_image(&mut samples).map_err(failure)?,
+    if decoder.is_animated() {
+        decoder.read_frame(&mut samples).map_err(failure)?;
+    } else {
+        decoder.read_image(&mut samples).map_err(failure)?;
     }
     Ok((Picture { width, height, rgb: to_rgb(samples, channels) }, orientation))
 }

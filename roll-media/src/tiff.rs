@@ -1,8 +1,10 @@
-//! The first directory of a TIFF file, which EXIF data is too.
+//! Reads the first directory of a TIFF file. EXIF data is a TIFF file too.
 
-/// Maximum number of values of an entry that are read: more strips than a picture of the largest size has rows.
+/// Maximum number of values of an entry that are read. A picture of the largest size has fewer rows, and so fewer
+/// strips.
 const MAX_VALUES: u32 = 1 << 15;
 
+// Tags of entries.
 const BITS_PER_SAMPLE: u16 = 258;
 const COMPRESSION: u16 = 259;
 const PHOTOMETRIC: u16 = 262;
@@ -20,11 +22,12 @@ const SAMPLE_FORMAT: u16 = 339;
 pub(crate) struct Tiff<'a> {
     bytes: &'a [u8],
     is_big_endian: bool,
+    /// The entries of the first directory, 12 bytes each: tag, type, number of values, and the values or their offset.
     entries: &'a [u8],
 }
 
 impl<'a> Tiff<'a> {
-    /// Reads the header. `None` if it is no TIFF file, or if its directory lies outside of `bytes`.
+    /// Reads the header. `None` if `bytes` is not a TIFF file, or if its directory lies outside of `bytes`.
     pub fn new(bytes: &'a [u8]) -> Option<Self> {
         let is_big_endian = match bytes.get(..4)? {
             b"II*\0" => false,
@@ -34,23 +37,22 @@ impl<'a> Tiff<'a> {
         let mut tiff = Self { bytes, is_big_endian, entries: &[] };
         let directory = bytes.get(usize::try_from(tiff.number(bytes.get(4..8)?)).ok()?..)?;
         let count = tiff.number(directory.get(..2)?) as usize;
-        // The entries that are there: a list that is cut short may still have the one that is looked for.
+        // If the list is cut short, its remaining entries are used.
         tiff.entries = directory[2..].get(..12 * count).unwrap_or(&directory[2..]);
         Some(tiff)
     }
 
+    /// A number in the file's order of bytes.
     fn number(&self, bytes: &[u8]) -> u64 {
-        let shifted = |number: u64, byte: &u8| number << 8 | u64::from(*byte);
-        match self.is_big_endian {
-            true => bytes.iter().fold(0, shifted),
-            false => bytes.iter().rev().fold(0, shifted),
-        }
+        let append = |number: u64, byte: &u8| number << 8 | u64::from(*byte);
+        if self.is_big_endian { bytes.iter().fold(0, append) } else { bytes.iter().rev().fold(0, append) }
     }
 
-    /// The whole numbers of an entry, of any width; `None` if there is no such entry, or none that can be read.
+    /// The values of an entry that are whole numbers, of any width. `None` if there is no such entry, or if it cannot
+    /// be read.
     fn numbers(&self, tag: u16) -> Option<Vec<u64>> {
         let entry = self.entries.chunks_exact(12).find(|entry| self.number(&entry[..2]) == u64::from(tag))?;
-        // Bytes, SHORT and LONG, signed ones, and offsets of directories.
+        // BYTE and SBYTE; SHORT and SSHORT; LONG, SLONG and IFD, the offset of a directory.
         let width = match self.number(&entry[2..4]) {
             1 | 6 => 1,
             3 | 8 => 2,
@@ -59,16 +61,17 @@ impl<'a> Tiff<'a> {
         };
         let count = u32::try_from(self.number(&entry[4..8])).ok().filter(|count| *count <= MAX_VALUES)? as usize;
         let values = match count * width {
+            // Up to four bytes of values are in the entry itself.
             0..=4 => &entry[8..8 + count * width],
-            long => {
-                let from = usize::try_from(self.number(&entry[8..12])).ok()?;
-                self.bytes.get(from..from.checked_add(long)?)?
+            length => {
+                let offset = usize::try_from(self.number(&entry[8..12])).ok()?;
+                self.bytes.get(offset..offset.checked_add(length)?)?
             }
         };
         Some(values.chunks_exact(width).map(|value| self.number(value)).collect())
     }
 
-    /// The value of the tag of the orientation, if there is one value.
+    /// The value of the orientation tag, if it has exactly one.
     pub fn orientation_code(&self) -> Option<u64> {
         match self.numbers(ORIENTATION)?[..] {
             [code] => Some(code),
@@ -76,8 +79,9 @@ impl<'a> Tiff<'a> {
         }
     }
 
-    /// Fails for a picture whose pixels lie outside of the file, and for the kinds of which ffmpeg's decoder returns wrong
-    /// pixels without an error: tiles, planes, JPEG, and other samples than grey, RGB and palettes of whole numbers.
+    /// Fails for a picture whose pixels lie outside of the file. Fails for kinds of TIFF of which ffmpeg's decoder
+    /// returns wrong pixels without an error: tiles, planes, JPEG, and samples other than grey, RGB and palettes of
+    /// whole numbers.
     pub fn check_kind(&self) -> Result<(), String> {
         let first = |tag, default| self.numbers(tag).and_then(|n| n.first().copied()).unwrap_or(default);
         let unreadable = |kind: &str| Err(format!("TIFF of a kind that cannot be read ({kind}); convert it to PNG"));
@@ -90,8 +94,12 @@ impl<'a> Tiff<'a> {
         }
         let photometric = first(PHOTOMETRIC, 1);
         match (first(COMPRESSION, 1), photometric, samples) {
+            // No compression, LZW, deflate (8 and 32946) or PackBits: grey, perhaps with alpha; RGB, perhaps with
+            // alpha.
             (1 | 5 | 8 | 32773 | 32946, 0 | 1, 1..=2) | (1 | 5 | 8 | 32773 | 32946, 2, 3..=4) => {}
+            // The same compressions: palettes.
             (1 | 5 | 8 | 32773 | 32946, 3, 1) => {}
+            // Fax compressions: black and white.
             (2..=4, 0 | 1, 1) => {}
             (compression, ..) => {
                 return unreadable(&format!(
@@ -112,9 +120,9 @@ impl<'a> Tiff<'a> {
         let offsets = self.numbers(STRIP_OFFSETS).unwrap_or_default();
         let sizes = self.numbers(STRIP_BYTES).unwrap_or_default();
         let is_inside = |(from, size): (&u64, &u64)| from.saturating_add(*size) <= self.bytes.len() as u64;
-        match sizes.len() == offsets.len() && offsets.iter().zip(&sizes).all(is_inside) {
-            true => Ok(()),
-            false => Err("the picture is cut short".into()),
+        if sizes.len() != offsets.len() || !offsets.iter().zip(&sizes).all(is_inside) {
+            return Err("the picture is cut short".into());
         }
+        Ok(())
     }
 }

@@ -9,8 +9,8 @@ use crate::mp4;
 use crate::picture::Picture;
 use crate::resize::resize;
 
-/// Writes H.264 in MP4 for ordinary players: every frame, constant quantiser (visually lossless), tagged BT.601 limited
-/// range. H.264 with 4:2:0 chroma needs even sizes: an odd last column or row is repeated.
+/// Writes a video as H.264 in MP4 for ordinary players: every frame, with a constant quantiser (visually lossless),
+/// tagged BT.601 limited range. H.264 with 4:2:0 chroma needs even sizes, so an odd last column or row is repeated.
 pub fn write_mp4(path: impl AsRef<Path>, video: &Video) -> Result<()> {
     let path = path.as_ref();
     let mut bytes = Vec::new();
@@ -32,7 +32,8 @@ pub fn encode_gif(video: &Video, max_side: usize) -> Result<Vec<u8>> {
     let mut encoder = gif::Encoder::new(&mut bytes, gif_width, gif_height, &[]).map_err(failed)?;
     encoder.set_repeat(gif::Repeat::Infinite).map_err(failed)?;
     let fps = if video.fps() > 0.0 { video.fps() } else { 16.0 };
-    // Delays are hundredths of a second; rounding errors must not accumulate.
+    // Delays are hundredths of a second. Times are rounded instead of delays, so that rounding errors do not
+    // accumulate.
     let centiseconds = |t: usize| (t as f64 * 100.0 / fps).round();
     for t in 0..frames {
         let picture = resize(Picture::from_frame(video, t), size);

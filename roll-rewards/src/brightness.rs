@@ -1,4 +1,4 @@
-//! The reward `brightness` compares the video's brightness with a target and needs no network. For tests,
+//! The reward `brightness` compares the video's brightness with a target. It needs no network and is meant for tests,
 //! demonstrations and first trials of a training run.
 
 use roll_core::{Grad, Pullback, Result, RewardScorer, Score, Target, Tensor, Video, keys::check_ranges};
@@ -65,7 +65,7 @@ impl RewardScorer for Brightness {
                 let cotangent = f64::from(cotangent.item()?);
                 let mut gradient = Vec::with_capacity(frames * 3 * plane);
                 for luma in lumas {
-                    // Pixels are in [-1, 1], so a luma of 1 spans 2.
+                    // The derivative of the square has a factor of 2, and that of the luma 1/2, because pixels span 2.
                     let slope = -cotangent * (luma - target) / (frames * plane) as f64;
                     LUMA.iter().for_each(|weight| gradient.extend(std::iter::repeat_n((slope * weight) as f32, plane)));
                 }

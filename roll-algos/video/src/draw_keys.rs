@@ -1,33 +1,38 @@
-//! The keys of a sample's draws, which do not depend on the number of ranks.
+//! The keys of a sample's random draws. They do not depend on the number of ranks.
+//!
+//! A key has fields that do not overlap: the sample's index in the low bits, how often the sample occurred earlier in
+//! the same step from bit 40, and the number of the video from bit 52. Policy gradients add the number of the update or
+//! of the denoising step from bit 28, so an index is expected to be below 2^28.
 
 use roll_core::{Communicator, Result, Sample, communicator};
 
-/// The number of earlier occurrences of each of this rank's samples in the step; the samples of all ranks are one
-/// sequence, in the order of the ranks. Above 0 only if a step has more samples than there are clips.
+/// Returns, for each sample of this rank, how often it already occurred in the same step. The samples of a step are one
+/// sequence over all ranks, in the order of the ranks. A count is above 0 only if a step has more samples than there
+/// are clips.
 pub(crate) fn repeats(ranks: &dyn Communicator, samples: &[Sample]) -> Result<Vec<u64>> {
-    let own: Vec<u64> = samples.iter().map(|sample| sample.index).collect();
-    let mut row = match ranks.world_size() {
+    let own_indices: Vec<u64> = samples.iter().map(|sample| sample.index).collect();
+    let mut earlier_indices = match ranks.world_size() {
         1 => Vec::new(),
         _ => {
-            let mut before = communicator::join(ranks, &own)?;
-            before.truncate(ranks.rank().0);
-            before.concat()
+            let mut indices_by_rank = communicator::join(ranks, &own_indices)?;
+            indices_by_rank.truncate(ranks.rank().0);
+            indices_by_rank.concat()
         }
     };
     let mut repeats = Vec::new();
-    for index in own {
-        repeats.push(row.iter().filter(|before| **before == index).count() as u64);
-        row.push(index);
+    for index in own_indices {
+        repeats.push(earlier_indices.iter().filter(|earlier| **earlier == index).count() as u64);
+        earlier_indices.push(index);
     }
     Ok(repeats)
 }
 
-/// The key of a sample's draws. A clip that occurred `repeats` times in the step before gets other draws.
+/// The key of a sample's draws. A sample that already occurred `repeats` times in the same step gets other draws.
 pub(crate) fn draw_key(sample: &Sample, repeats: u64) -> u64 {
     sample.index ^ (repeats << 40)
 }
 
-/// The key of the draws of video `k` of a sample with the key `key` of [`draw_key`]. That of video 0 is `key` itself.
+/// The key for video `k` of a sample whose own key (see [`draw_key`]) is `key`; video 0 keeps `key`.
 pub(crate) fn rollout_key(key: u64, k: usize) -> u64 {
     key ^ ((k as u64) << 52)
 }

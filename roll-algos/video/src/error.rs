@@ -13,7 +13,7 @@ pub enum VideoError {
          choose another reward"
     )]
     NotDifferentiable { algorithm: &'static str, reward: String },
-    /// A sample without anything to score, and the policy is to stop.
+    /// A sample has nothing to score, and `reward.on_missing` is `error`.
     #[error(
         "{sample}: the reward `{reward}` found nothing to score ({reason}); `on_missing: skip` leaves such samples out"
     )]

@@ -1,4 +1,4 @@
-//! The policy that a KL compares with.
+//! The policy that a KL compares the policy in training with (`algo.kl_reference`).
 
 use roll_core::{Adapter, IdleKeys, When};
 
@@ -23,14 +23,14 @@ impl KlReference {
     }
 }
 
-/// The key in a run that starts from its base.
+/// `algo.kl_reference` in a run that starts from its base model, where both values mean the same policy.
 pub(crate) const KL_REFERENCE: IdleKeys = IdleKeys {
     keys: &["algo.kl_reference"],
     when: When::Is("model.lora_checkpoint", &["null"]),
     because: "without `model.lora_checkpoint` training starts from the base",
 };
 
-/// The key in a run that computes no KL: it trains without one and evaluates no clip.
+/// `algo.kl_reference` in a run that computes no KL, because it trains without one and evaluates no clip.
 pub(crate) const NO_KL: IdleKeys = IdleKeys {
     keys: &["algo.kl_reference"],
     when: When::Is("algo.kl_weight", &["0"]),

@@ -1,39 +1,39 @@
-//! Keys without effect that several algorithms on videos share.
+//! Notes on keys without effect that several algorithms on videos share, and those of `flow_matching`.
 
 use roll_core::{ConfiguredOptions, IdleKeys, Kind, OptionNotes, Result, When};
 
 use crate::kl_reference::NO_KL;
 
-/// The shift of an algorithm on diffusion models, which two keys set.
+/// `model.shift` where `algo.shift` is set too.
 pub const SHIFT: IdleKeys = IdleKeys {
     keys: &["model.shift"],
     when: When::IsNot("algo.shift", &["null"]),
     because: "`algo.shift` takes its place",
 };
 
-/// Options of guidance that is off.
+/// Options of guidance where guidance is off.
 pub const GUIDANCE: IdleKeys = IdleKeys {
     keys: &["algo.negative_prompt", "algo.guidance_gradient"],
     when: When::Is("algo.guidance_scale", &["1"]),
     because: "`algo.guidance_scale` is 1, no guidance",
 };
 
-/// The notes of the policy gradients: on evaluations and on the number of rewards.
+/// The notes of the policy gradients: on buckets, on the KL's reference, on evaluations and on the number of rewards.
 pub fn policy_gradient(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let mut notes = buckets(config)?;
     notes.extend(kl_reference(config));
-    let mut idle = |keys, because| notes.extend(config.idle(&[IdleKeys { keys, when: When::Always, because }]));
+    let mut note_idle = |keys, because| notes.extend(config.idle(&[IdleKeys { keys, when: When::Always, because }]));
     if evaluates_nothing(config) {
         let because = "no clip is evaluated; `evaluation.metadata` and `evaluation.train_samples` name some";
-        idle(&["algo.evaluation_sampler"], because);
+        note_idle(&["algo.evaluation_sampler"], because);
     }
     if config.value("reward").and_then(|list| list.as_array()).is_some_and(|list| list.len() == 1) {
-        idle(&["algo.several_rewards"], "there is one reward");
+        note_idle(&["algo.several_rewards"], "there is one reward");
     }
     Ok(notes)
 }
 
-/// The note on a reference of the KL that nothing is compared with.
+/// The note on `algo.kl_reference` in a run that starts from a LoRA and computes no KL.
 pub fn kl_reference(config: &ConfiguredOptions<'_>) -> Vec<String> {
     // Without an initial LoRA the key is noted as idle already.
     let starts_from_lora = config.value("model.lora_checkpoint").is_some();
@@ -46,7 +46,8 @@ fn evaluates_nothing(config: &ConfiguredOptions<'_>) -> bool {
     config.value("evaluation.metadata").is_none() && samples == 0.0 && prompts == 0
 }
 
-/// The note of an algorithm that computes samples one by one: clips of a bucket are cut and ordered, and not batched.
+/// The note on buckets under an algorithm that computes one sample at a time. Buckets then decide size, length and
+/// order of the clips, but no batches.
 pub fn buckets(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let algorithm = config.value("algo.name").and_then(|name| name.as_str()).unwrap_or("the algorithm");
     let named = config.named(&["data.bucket_ratios", "data.bucket_frames"]);

@@ -22,7 +22,7 @@ pub(crate) fn headlines() -> Vec<Headline> {
     ]
 }
 
-/// The metric of a detail of scores.
+/// The metric for a detail that a reward reports beside its score.
 pub(crate) fn detail_metric(name: &str) -> String {
     // Durations are metrics `time/...`, because they differ from run to run.
     match name.strip_prefix("time/") {
@@ -31,14 +31,14 @@ pub(crate) fn detail_metric(name: &str) -> String {
     }
 }
 
-/// What a step reports on this rank besides the sums of its algorithm.
+/// The report of a step on this rank, without the sums of its algorithm.
 #[derive(Default)]
 pub(crate) struct StepOutcome {
-    /// Origins of the samples that were left out, each with the reason.
+    /// Origin and reason of each sample that was left out.
     skipped: Vec<(String, String)>,
-    /// Videos to show, each with its name.
+    /// Name and frames of each video to show.
     videos: Vec<(String, Video)>,
-    /// Name and value of a number that was not finite.
+    /// Description and value of a number that was not finite.
     pub(crate) nonfinite: Option<(String, f64)>,
 }
 
@@ -48,14 +48,14 @@ impl StepOutcome {
         self.skipped.push((sample.origin.clone(), reason.into()));
     }
 
-    /// Adds a video of a sample that occurred `repeats` times in the step before.
+    /// Adds a video of a sample that already occurred `repeats` times in the same step.
     pub(crate) fn show(&mut self, sample: &Sample, repeats: u64, video: Video) {
         let suffix = if repeats > 0 { format!("-{}", repeats + 1) } else { String::new() };
         self.videos.push((format!("sample-{:06}{suffix}", sample.index), video));
     }
 
-    /// The report of a step with `updates`, over all ranks; videos stay on their rank. `metrics` are those of the
-    /// algorithm. The mean score is also reported under the reward's second name, if it has one.
+    /// The report of a step with `updates`, over all ranks; videos stay on their rank. `metrics` are the algorithm's
+    /// own. The mean score is also reported under the alias of the reward, if it has one.
     pub(crate) fn report(
         self,
         ctx: &StepContext<'_>,

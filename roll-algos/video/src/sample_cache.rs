@@ -1,4 +1,4 @@
-//! A cache of results by sample.
+//! A cache of values that were computed from samples: encodings, prepared targets.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -8,6 +8,7 @@ use roll_core::{Conditioning, Result, Sample, Tensor};
 
 /// A value whose size in memory is known.
 pub(crate) trait Bytes {
+    /// Number of bytes of its tensors.
     fn bytes(&self) -> usize;
 }
 
@@ -19,16 +20,19 @@ impl Bytes for Conditioning {
     }
 }
 
-/// Values by sample, up to a number of bytes; the least recently used are removed first. The key of a sample has its
-/// origin and file besides its row, because two data sets may be mixed.
+/// One value per sample, up to a number of bytes in total. The least recently used values are removed first.
 pub(crate) struct SampleCache<T> {
+    /// Most bytes of all values.
     limit: usize,
+    /// Bytes of all values.
     bytes: usize,
-    /// Values with the time of their last use, counted in uses.
+    /// Values, each with the number of its last use.
     values: HashMap<Key, (u64, Arc<T>)>,
+    /// Number of uses so far.
     uses: u64,
 }
 
+/// Row, origin and file of a sample. The row alone would not do, because two data sets may be mixed.
 type Key = (u64, String, Option<PathBuf>);
 
 fn key(sample: &Sample) -> Key {

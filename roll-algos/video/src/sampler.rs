@@ -1,7 +1,7 @@
-//! How a flow is integrated from noise to data: the step between two noise levels.
+//! Samplers: how a flow is integrated from noise to data, one step between two noise levels at a time.
 //!
-//! A sampler asks for one velocity at each level and changes nothing but the latents, so that models, guidance and
-//! trajectories do not depend on the sampler.
+//! A sampler uses one velocity per noise level and changes only the latents, so that models, guidance and trajectories
+//! do not depend on the sampler.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,8 +18,8 @@ const NAMES: [(&str, Sampler); 2] = [("euler", Sampler::Euler), ("unipc", Sample
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Sampler {
-    /// `x_{i+1} = x_i + (sigma_{i+1} - sigma_i) v_i`: linear in the velocity, so that a gradient passes back by the
-    /// same factor.
+    /// `x_{i+1} = x_i + (sigma_{i+1} - sigma_i) v_i`: linear in the velocity, so that the factor of the gradient is a
+    /// constant.
     #[default]
     Euler,
     /// UniPC of order 2 (Zhao et al. 2023, arXiv:2302.04867) with B2(h) = e^h - 1, on predictions of the data: the
@@ -28,8 +28,8 @@ pub enum Sampler {
 }
 
 impl Sampler {
-    /// The usual noise levels of `steps` steps of this sampler: Euler's begin at pure noise, UniPC's a
-    /// little below it, as in the official inference.
+    /// The usual noise levels of `steps` steps of this sampler. Those of Euler begin at pure noise, those of UniPC a
+    /// little below it, as in Wan's official inference.
     pub fn schedule(self, steps: usize, shift: f64) -> Result<FlowSchedule> {
         match self {
             Self::Euler => FlowSchedule::new(steps, shift),
@@ -59,22 +59,24 @@ impl FromStr for Sampler {
     }
 }
 
-/// The state of a trajectory: the earlier steps that a sampler uses.
+/// The state of a trajectory between steps: the earlier steps that a sampler uses.
 #[derive(Clone, Debug)]
 pub struct Integration {
     sampler: Sampler,
     previous: Option<UnipcStep>,
 }
 
-/// The latest step of UniPC.
+/// One step of UniPC.
 #[derive(Clone, Debug)]
 struct UnipcStep {
+    /// Noise level at the start of the step.
     sigma: f64,
-    /// The latents that it began at, corrected.
+    /// Corrected latents at the start of the step.
     latents: Vec<f32>,
-    /// The data that the velocity pointed at.
+    /// The data that the velocity at the start pointed at.
     data: Vec<f32>,
-    /// Noise level and data of the step before; `None` in a step of first order: the first one, and that to level 0.
+    /// Noise level and predicted data at the start of the previous step. `None` in steps of first order: the first
+    /// step, and the step to level 0.
     before: Option<(f64, Vec<f32>)>,
 }
 
@@ -88,7 +90,7 @@ impl Integration {
         let (x, v) = (latents.f32s()?, velocity.f32s()?);
         let next = match self.sampler {
             Sampler::Euler => {
-                // `Sigma` has an f64, but the levels of a schedule are f32: so is their difference.
+                // The difference is taken in f32, because the levels of a schedule are f32 numbers.
                 let delta = to.0 as f32 - from.0 as f32;
                 x.iter().zip(v).map(|(x, v)| x + delta * v).collect()
             }
@@ -97,7 +99,8 @@ impl Integration {
         Tensor::new(next, latents.shape())
     }
 
-    /// Corrects the latents by the velocity found at them, and predicts the next.
+    /// Corrects the latents at `from`, which the previous step predicted, by the velocity at them. Returns the
+    /// predicted latents at `to`.
     fn unipc(&mut self, from: f64, to: f64, x: &[f32], v: &[f32]) -> Vec<f32> {
         let data: Vec<f32> = x.iter().zip(v).map(|(x, v)| (f64::from(*x) - from * f64::from(*v)) as f32).collect();
         let previous = self.previous.take();
@@ -119,16 +122,17 @@ impl Integration {
 /// `sigma_t` `to`. Further, `alpha = 1 - sigma`, `lambda = ln(alpha / sigma)`, `h = lambda_t - lambda_s`,
 /// `r = (lambda_e - lambda_s) / h`, and `B = B2(-h) = e^{-h} - 1`, as is usual for predictions of the data.
 impl UnipcStep {
-    /// The end of this step (the predictor): `x_t = sigma_t / sigma_s x_s - alpha_t B (m_s + (m_e - m_s) / (2 r))`.
+    /// The predictor: the latents at the end of this step,
+    /// `x_t = sigma_t / sigma_s x_s - alpha_t B (m_s + (m_e - m_s) / (2 r))`.
     fn predicted(&self, to: f64) -> Vec<f32> {
         let (b, [_, inverse_r]) = (self.b(to), self.h_and_inverse_r(to));
         self.advanced(to, b, |_, m, earlier| m + 0.5 * inverse_r * (earlier - m))
     }
 
-    /// The end of this step once more, now that the data there are known (the corrector):
-    /// `x_t = sigma_t / sigma_s x_s - alpha_t B (m_s + u (m_e - m_s) + w (m_t - m_s))`, m_t being `data_at_end`. In every
-    /// step but the first, the weights w and u make the step exact for data that are a polynomial in lambda of degree 2.
-    /// In the first, u is 0 and w is 1/2, as in the official inference.
+    /// The corrector: the latents at the end of this step, recomputed with `data_at_end`, the data m_t predicted there:
+    /// `x_t = sigma_t / sigma_s x_s - alpha_t B (m_s + u (m_e - m_s) + w (m_t - m_s))`. In every step but the first,
+    /// the weights w and u make the step exact for data that are a polynomial in lambda of degree 2. In the first step,
+    /// u is 0 and w is 1/2, as in the official inference.
     fn corrected(&self, to: f64, data_at_end: &[f32]) -> Vec<f32> {
         let (b, [h, inverse_r]) = (self.b(to), self.h_and_inverse_r(to));
         let (w, u) = match self.before {
@@ -148,7 +152,8 @@ impl UnipcStep {
         self.advanced(to, b, |i, m, earlier| m + u * (earlier - m) + w * (f64::from(data_at_end[i]) - m))
     }
 
-    /// `sigma_t / sigma_s x_s - alpha_t B m`, m being a combination of the data at the start and those before.
+    /// `sigma_t / sigma_s x_s - alpha_t B m`. `combine` returns an element of m from its index and the elements of m_s
+    /// and m_e. Without a previous step, m_s takes the place of m_e.
     fn advanced(&self, to: f64, b: f64, combine: impl Fn(usize, f64, f64) -> f64) -> Vec<f32> {
         let (latents_factor, data_factor) = (to / self.sigma, (1.0 - to) * b);
         let earlier = self.before.as_ref().map_or(&self.data, |(_, data)| data);
@@ -160,12 +165,12 @@ impl UnipcStep {
             .collect()
     }
 
-    /// `B`.
+    /// `B` of the step to the noise level `to`.
     fn b(&self, to: f64) -> f64 {
         (lambda(self.sigma) - lambda(to)).exp_m1()
     }
 
-    /// `h`, and the inverse of `r`: 0 for a step of first order.
+    /// `h` and `1 / r` of the step to the noise level `to`; `1 / r` is 0 in a step of first order.
     fn h_and_inverse_r(&self, to: f64) -> [f64; 2] {
         let h = lambda(to) - lambda(self.sigma);
         let inverse_r = self.before.as_ref().map_or(0.0, |(before, _)| h / (lambda(*before) - lambda(self.sigma)));

@@ -1,16 +1,15 @@
 //! The noise levels that a flow-matching sampler passes through.
 //!
-//! Pure numbers. A shift `s` bends a noise level `t` in [0, 1] towards noise: `sigma = s t / (1 + (s - 1) t)`. Tables
-//! are computed in f32 where the reference does: whether a timestep lies above or below an expert's boundary is
-//! decided by its rounded value.
+//! A shift `s` bends a noise level `t` in [0, 1] towards noise: `sigma = s t / (1 + (s - 1) t)`. Tables are computed in
+//! f32 where the reference implementation does so, because the rounded value of a timestep decides whether it lies
+//! above or below the boundary between the experts.
 
 use roll_core::{Error, Result, ScheduleFacts, Sigma, Timestep};
 
-/// Timesteps of pure noise; the networks were trained on this scale.
+/// The timestep of pure noise: the scale that the networks were trained on.
 const TRAIN_TIMESTEPS: f32 = 1000.0;
 
-/// A table of noise levels: `n` steps pass from entry to entry of `n + 1`. It descends to the data, but for
-/// `FlowSchedule::between`.
+/// A table of `n + 1` noise levels for `n` steps. It descends to 0, the data, except after `FlowSchedule::between`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FlowSchedule {
     sigmas: Vec<f32>,
@@ -18,8 +17,8 @@ pub struct FlowSchedule {
 }
 
 impl FlowSchedule {
-    /// `steps` steps from pure noise to data: `t = linspace(1000, 0, steps + 1) / 1000`, shifted. The table of
-    /// training.
+    /// `steps` steps from pure noise to data: `t = linspace(1000, 0, steps + 1) / 1000`, shifted. This is the table of
+    /// Wan's training.
     pub fn new(steps: usize, shift: f64) -> Result<Self> {
         check(steps, shift)?;
         let step = -f64::from(TRAIN_TIMESTEPS) / steps as f64;
@@ -27,12 +26,12 @@ impl FlowSchedule {
         Ok(Self::shifted(linear, shift))
     }
 
-    /// The table of Wan's official UniPC sampler: `t = linspace(0.999, 0, steps + 1)`, shifted; the timesteps that the
+    /// The table of Wan's official UniPC sampler: `t = linspace(0.999, 0, steps + 1)`, shifted. The timesteps that the
     /// model receives are truncated to integers.
     pub fn unipc(steps: usize, shift: f64) -> Result<Self> {
         check(steps, shift)?;
-        // The number is f32 and the arithmetic f64, as there: a last bit decides which whole number is below a
-        // timestep.
+        // The first level is an f32 number and the arithmetic is f64, as in the official sampler, because the last bit
+        // may decide to which integer a timestep is truncated.
         let first = f64::from(0.999f32);
         let linear = (0..steps).map(|i| i as f64 * (-first / steps as f64) + first);
         let levels: Vec<f64> = linear.map(|t| shift * t / (1.0 + (shift - 1.0) * t)).collect();
@@ -40,8 +39,8 @@ impl FlowSchedule {
         Ok(Self { sigmas: levels.iter().map(|s| *s as f32).chain([0.0]).collect(), timesteps })
     }
 
-    /// Passes through the given timesteps of the unshifted schedule, shifted: distilled models list theirs
-    /// (`[1000, 750, 500, 250]` with shift 5).
+    /// The table of given timesteps, to which the shift is applied. Distilled models list theirs (`[1000, 750, 500,
+    /// 250]` with shift 5).
     pub fn from_timesteps(timesteps: &[u32], shift: f64) -> Result<Self> {
         check(timesteps.len(), shift)?;
         let descends = timesteps.windows(2).all(|w| w[0] > w[1]);
@@ -82,17 +81,18 @@ impl FlowSchedule {
         &self.timesteps
     }
 
-    /// Noise level before step `i`, or after the last step for `i == steps()`. Panics beyond.
+    /// Noise level before step `i`; for `i == steps()`, after the last step. Panics if `i` is larger.
     pub fn sigma(&self, i: usize) -> Sigma {
         Sigma(f64::from(self.sigmas[i]))
     }
 
-    /// The same on the model's scale.
+    /// [`FlowSchedule::sigma`] on the model's scale.
     pub fn timestep(&self, i: usize) -> Timestep {
         Timestep(f64::from(self.timesteps[i]))
     }
 
-    /// The noise level before step `i` by its timestep, which the model compares with the boundary of its experts.
+    /// The noise level before step `i`, computed from the timestep. The model compares it with the boundary of its
+    /// experts.
     pub(crate) fn expert_level(&self, i: usize) -> Sigma {
         Sigma(self.timestep(i).0 / 1000.0)
     }
@@ -102,12 +102,13 @@ impl FlowSchedule {
         facts.trained.contains(self.expert_level(i))
     }
 
-    /// `sigma_{i+1} - sigma_i`, negative: the factor of the velocity in step `i < steps()`. Panics beyond.
+    /// The factor of the velocity in step `i`: `sigma_{i+1} - sigma_i`, which is negative. Panics unless `i < steps()`.
     pub fn delta(&self, i: usize) -> f32 {
         self.sigmas[i + 1] - self.sigmas[i]
     }
 
-    /// Weight of each timestep (without the final 0) in flow-matching training: a bell around the middle, mean one.
+    /// Weight of each timestep (without the final 0) in flow-matching training: a bell around the middle, whose mean is
+    /// 1.
     pub fn training_weights(&self) -> Vec<f32> {
         let n = self.steps() as f64;
         let bell = |t: &f32| (-2.0 * ((f64::from(*t) - n / 2.0) / n).powi(2)).exp();

@@ -25,9 +25,11 @@ pub(super) struct StreamDescription {
     pub is_transport_stream: bool,
     samples: PixelFormat,
     full_range: bool,
+    /// Code of the colour matrix (`matrix_coefficients` of ITU-T H.273).
     matrix: u8,
 }
 
+/// The kinds of pixel formats that need different filters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PixelFormat {
     /// Y'CbCr 4:2:0.
@@ -45,6 +47,7 @@ impl StreamDescription {
         Self::parse(&ffprobe(path, format, entries)?).map_err(Failure::Failed)
     }
 
+    /// Reads ffprobe's answer.
     fn parse(description: &Value) -> Result<Self, String> {
         let stream = &description["streams"][0];
         if !stream.is_object() {
@@ -77,13 +80,16 @@ impl StreamDescription {
             other => return Err(format!("the colour space `{other}` is not supported")),
         };
         let rate = |key: &str| ratio(text(key), '/').map(|[n, d]| f64::from(n) / f64::from(d));
-        let usual = |fps: &f64| (0.01..=1000.0).contains(fps);
+        let is_plausible = |fps: &f64| (0.01..=1000.0).contains(fps);
         let side_data = stream["side_data_list"].as_array().into_iter().flatten();
         let orientation = side_data.filter_map(|data| matrix_of(data["displaymatrix"].as_str()?)).next();
         let seconds = |value: &Value| value.as_str()?.parse::<f64>().ok().filter(|s| s.is_finite() && *s > 0.0);
         Ok(Self {
             size,
-            fps: rate("avg_frame_rate").filter(usual).or(rate("r_frame_rate").filter(usual)).unwrap_or(25.0),
+            fps: rate("avg_frame_rate")
+                .filter(is_plausible)
+                .or(rate("r_frame_rate").filter(is_plausible))
+                .unwrap_or(25.0),
             pixel_aspect: ratio(text("sample_aspect_ratio"), ':'),
             orientation: orientation.map(Orientation::from_matrix).unwrap_or_default(),
             duration: seconds(&stream["duration"]).or(seconds(&description["format"]["duration"])),
@@ -105,22 +111,23 @@ impl StreamDescription {
         }
     }
 
-    /// An odd last row or column has chroma of its own, which only 4:4:4 planes represent.
+    /// Whether the planes have 4:2:0 chroma. An odd last row or column has chroma of its own, which only 4:4:4 planes
+    /// represent.
     fn is_yuv420(&self) -> bool {
         self.samples == PixelFormat::Yuv420p && self.size.iter().all(|side| side % 2 == 0)
     }
 
     /// Converts planes that [`StreamDescription::filters`] produced to RGB.
     pub fn to_rgb(&self, planes: &Planes) -> Result<Picture, String> {
-        let rgb = self.samples == PixelFormat::Rgb;
-        let matrix = if rgb { Matrix::bt601(false) } else { self.declared_matrix()? };
+        let is_rgb = self.samples == PixelFormat::Rgb;
+        let matrix = if is_rgb { Matrix::bt601(false) } else { self.declared_matrix()? };
         let (width, height, [y, u, v]) = (planes.width, planes.height, planes.split());
         if planes.is_yuv420 {
             let yuv = Yuv420 { width, height, y, u, v, y_stride: width, uv_stride: width / 2 };
-            return match yuv.is_consistent() {
-                true => Ok(to_rgb(yuv, matrix)),
-                false => Err(format!("ffmpeg gives odd frames of {width} x {height} pixels")),
-            };
+            if !yuv.is_consistent() {
+                return Err(format!("ffmpeg gives odd frames of {width} x {height} pixels"));
+            }
+            return Ok(to_rgb(yuv, matrix));
         }
         Ok(to_rgb_444(width, height, [y, u, v], matrix))
     }
@@ -139,7 +146,8 @@ pub(super) fn ffprobe(path: &Path, format: Option<&str>, entries: &str) -> Resul
     Ok(serde_json::from_slice(&output).map_err(|e| format!("ffprobe's answer is no JSON: {e}"))?)
 }
 
-/// Parses a display matrix: three lines such as "00000000: 0 65536 0".
+/// Parses a display matrix: three lines such as "00000000: 0 65536 0". Returns the first two numbers of the first two
+/// lines, which are the rotation.
 fn matrix_of(text: &str) -> Option<[i32; 4]> {
     let mut rows = text.lines().filter_map(|line| line.split_once(':')).map(|(_, row)| {
         let mut numbers = row.split_whitespace().map_while(|word| word.parse::<i32>().ok());
@@ -150,8 +158,8 @@ fn matrix_of(text: &str) -> Option<[i32; 4]> {
 }
 
 /// Parses a ratio such as "30000/1001".
-fn ratio(text: &str, between: char) -> Option<[u32; 2]> {
-    let (a, b) = text.split_once(between)?;
+fn ratio(text: &str, separator: char) -> Option<[u32; 2]> {
+    let (a, b) = text.split_once(separator)?;
     Some([a.parse().ok()?, b.parse().ok().filter(|b| *b != 0)?])
 }
 

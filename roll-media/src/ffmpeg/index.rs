@@ -1,4 +1,4 @@
-//! Number and duration of the frames of a video, by ffprobe.
+//! Finds out the number and duration of the frames of a video through ffprobe.
 
 use std::path::Path;
 
@@ -9,19 +9,18 @@ use super::description::{StreamDescription, ffprobe};
 use crate::picture::square_size;
 use crate::probed::Probed;
 
-/// Size, number of frames and frame rate: from the packets that are shown, without decoding. If the stream begins with
-/// pictures whose references may be missing, as after a cut without encoding, it is decoded: only that tells how many are
-/// shown.
+/// The size, number of frames and frame rate of a video. They follow from the packets that are shown, without decoding.
+/// A stream that was cut without encoding may begin with pictures whose references are missing. Such a stream is
+/// decoded, because only decoding tells how many of these pictures are shown.
 pub(crate) fn probe(path: &Path) -> Result<Probed, Failure> {
     let stream = StreamDescription::of(path, None)?;
-    let told = ffprobe(path, None, "packet=pts_time,duration_time,flags")?;
-    let packets = &told["packets"];
-    let (frames, seconds) = match begins_open(packets) {
-        false => shown(packets),
-        true => {
-            let told = ffprobe(path, None, "frame=best_effort_timestamp_time,pkt_duration_time,duration_time")?;
-            shown(&told["frames"])
-        }
+    let answer = ffprobe(path, None, "packet=pts_time,duration_time,flags")?;
+    let packets = &answer["packets"];
+    let (frames, seconds) = if may_lack_references(packets) {
+        let answer = ffprobe(path, None, "frame=best_effort_timestamp_time,pkt_duration_time,duration_time")?;
+        shown(&answer["frames"])
+    } else {
+        shown(packets)
     };
     if frames == 0 {
         return Err(Failure::Failed("it has no frames".into()));
@@ -38,23 +37,24 @@ fn seconds(packet: &Value, keys: &[&str]) -> Option<f64> {
     keys.iter().find_map(|key| packet[*key].as_str()?.parse::<f64>().ok())
 }
 
+/// Whether a packet has a flag: `K` for a key frame, `D` for a packet that is decoded but not shown.
 fn has_flag(packet: &Value, flag: char) -> bool {
     packet["flags"].as_str().is_some_and(|flags| flags.contains(flag))
 }
 
-/// Whether the first packet is no key frame, or frames are shown before it: at earlier times, or at none, as Matroska has
-/// no times before its start.
-fn begins_open(packets: &Value) -> bool {
+/// Whether the first packet is not a key frame, or some later packet is shown before the first: at an earlier time, or
+/// without a time, because Matroska has no times before its start.
+fn may_lack_references(packets: &Value) -> bool {
     let mut packets = packets.as_array().into_iter().flatten();
     let Some(first) = packets.next() else { return false };
-    let Some(from) = seconds(first, &["pts_time"]) else { return !has_flag(first, 'K') };
-    let is_before =
-        |packet: &Value| seconds(packet, &["pts_time"]).is_none_or(|at| at < from) && !has_flag(packet, 'D');
-    !has_flag(first, 'K') || packets.any(is_before)
+    let Some(first_time) = seconds(first, &["pts_time"]) else { return !has_flag(first, 'K') };
+    let is_shown_before =
+        |packet: &Value| seconds(packet, &["pts_time"]).is_none_or(|at| at < first_time) && !has_flag(packet, 'D');
+    !has_flag(first, 'K') || packets.any(is_shown_before)
 }
 
-/// The number of packets or frames that are not marked as discarded, and the seconds that they cover, if known. A last one
-/// without a duration lasts as long as the others do on average.
+/// The number of packets or frames that are not marked as discarded, and the seconds that they cover, if known. If the
+/// last one has no duration, it lasts as long as the others on average.
 fn shown(packets: &Value) -> (usize, Option<f64>) {
     let (mut frames, mut first, mut last, mut duration) = (0, f64::INFINITY, f64::NEG_INFINITY, None);
     for packet in packets.as_array().into_iter().flatten() {
@@ -100,15 +100,15 @@ mod tests {
     fn frames_before_the_first_key_frame_are_noticed() {
         let packet =
             |at: &str, flags: &str| serde_json::json!({"pts_time": at, "duration_time": "0.5", "flags": flags});
-        let opens = |packets: &[Value]| begins_open(&packets.to_vec().into());
-        assert!(!opens(&[packet("0.0", "K_"), packet("1.0", "__"), packet("0.5", "__")]));
-        assert!(opens(&[packet("1.0", "K_"), packet("2.0", "__"), packet("0.5", "__")]));
+        let may_lack = |packets: &[Value]| may_lack_references(&packets.to_vec().into());
+        assert!(!may_lack(&[packet("0.0", "K_"), packet("1.0", "__"), packet("0.5", "__")]));
+        assert!(may_lack(&[packet("1.0", "K_"), packet("2.0", "__"), packet("0.5", "__")]));
         // An edit list hides it.
-        assert!(!opens(&[packet("1.0", "K_"), packet("2.0", "__"), packet("0.5", "_D")]));
-        assert!(opens(&[packet("1.0", "K_"), packet("N/A", "__"), packet("2.0", "__")]));
+        assert!(!may_lack(&[packet("1.0", "K_"), packet("2.0", "__"), packet("0.5", "_D")]));
+        assert!(may_lack(&[packet("1.0", "K_"), packet("N/A", "__"), packet("2.0", "__")]));
         // A container without times of presentation.
-        assert!(!opens(&[packet("N/A", "K_"), packet("N/A", "__")]));
-        assert!(opens(&[packet("0.0", "__"), packet("1.0", "K_")]));
-        assert!(!opens(&[]));
+        assert!(!may_lack(&[packet("N/A", "K_"), packet("N/A", "__")]));
+        assert!(may_lack(&[packet("0.0", "__"), packet("1.0", "K_")]));
+        assert!(!may_lack(&[]));
     }
 }

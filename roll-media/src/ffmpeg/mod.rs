@@ -1,7 +1,8 @@
 //! Reads videos and images through the programs `ffmpeg` and `ffprobe` in the PATH.
 //!
-//! Frames arrive as raw planes through a pipe, without the parts that edit lists cut out, and only the requested
-//! number. They are converted to RGB and rotated upright here, so that a video looks the same with either decoder.
+//! Frames arrive as raw planes through a pipe: only the requested number, and without the parts that edit lists cut
+//! out. They are converted to RGB and rotated upright here, so that a video looks the same with ffmpeg and with this
+//! crate's own decoder.
 //!
 //! Protection against harmful files: the name is passed as `file:NAME`, which is neither an option nor another
 //! protocol. Only the protocols `file` and `pipe` are allowed, and only formats that contain the video themselves (no
@@ -47,44 +48,45 @@ impl From<String> for Failure {
     }
 }
 
-/// How ffmpeg treats what it complains of.
+/// How ffmpeg treats faults of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mood {
-    /// Any complaint ends the program, harmless ones too.
+    /// Any fault ends the program, even a harmless one.
     Strict,
-    /// The program goes on. Its complaints tell whether pixels are damaged.
+    /// The program goes on. Its messages tell whether pixels are damaged.
     Tolerant,
-    /// As strict, without those that are frequent in pictures, such as unknown tags.
+    /// Like `Strict`, but faults that are frequent in pictures, such as unknown tags, do not end the program.
     Picture,
 }
 
-/// Decodes the frames that `options` select. A file that ffmpeg complains of is accepted if no frame is damaged, and none is
+/// Decodes the frames that `options` select. A file with faults is accepted if no frame is damaged and no frame is
 /// missing.
 pub(crate) fn decode(path: &Path, options: &ReadOptions) -> Result<Frames, Failure> {
     let stream = StreamDescription::of(path, None)?;
     let max_frames =
         options.max_frames.map(|max| max.saturating_add(options.skip).saturating_mul(options.every.max(1)));
-    let picked = options.fps.map(|fps| {
+    let resampling = options.fps.map(|fps| {
         // Selects the frame shown at each time of the new rate, counted from the first frame.
         format!("setpts=PTS-STARTPTS,fps=fps={fps}:round=up,")
     });
-    let filters = picked.unwrap_or_default() + &stream.filters();
-    let decode = |mood| {
+    let filters = resampling.unwrap_or_default() + &stream.filters();
+    let decode_in = |mood| {
         let mut frames = Frames::new(options);
         frames.source_fps = stream.fps;
         let read = pictures(path, None, &stream, &filters, max_frames, mood, |picture| frames.push(picture, 1));
         (frames, read)
     };
-    let (frames, read) = decode(Mood::Strict);
+    let (frames, read) = decode_in(Mood::Strict);
     match read {
         Ok(()) => return Ok(frames),
         Err(failure @ Failure::NotInstalled(_)) => return Err(failure),
         Err(failure) if frames.is_rejected => return Err(failure),
-        Err(_) => {}
+        Err(_) => {} // tolerant decoding shows whether the fault matters
     }
-    let (frames, read) = decode(Mood::Tolerant);
+    let (frames, read) = decode_in(Mood::Tolerant);
     read?;
     let index = probe(path)?;
+    // At another rate the number of frames is rounded, so that one frame may be missing.
     let (expected, rounding) = match options.fps {
         None => (index.frames, 0),
         Some(fps) => (times_before(index.frames as f64 / index.fps, fps), 1),
@@ -96,8 +98,8 @@ pub(crate) fn decode(path: &Path, options: &ReadOptions) -> Result<Frames, Failu
     Ok(frames)
 }
 
-/// Decodes a still image; `format` is ffmpeg's name of its format if ffmpeg cannot detect it, and `orientation` that of the
-/// file if ffmpeg does not tell it.
+/// Decodes a still image. `format` is ffmpeg's name of the format if ffmpeg cannot detect it. `orientation` is the
+/// orientation of the file if ffmpeg does not report it.
 pub(crate) fn picture(path: &Path, format: Option<&str>, orientation: Option<Orientation>) -> Result<Picture, Failure> {
     let mut stream = StreamDescription::of(path, format)?;
     stream.orientation = orientation.unwrap_or(stream.orientation);
@@ -109,6 +111,7 @@ pub(crate) fn picture(path: &Path, format: Option<&str>, orientation: Option<Ori
     found.ok_or_else(|| Failure::Failed("no picture in it".into()))
 }
 
+/// Runs ffmpeg on a file and calls `each` with each decoded frame, upright, until it breaks.
 fn pictures(
     path: &Path,
     format: Option<&str>,
@@ -118,7 +121,7 @@ fn pictures(
     mood: Mood,
     mut each: impl FnMut(Picture) -> Result<ControlFlow<()>, String>,
 ) -> Result<(), Failure> {
-    // No automatic rotation: chroma is rotated together with luma, after it was upsampled.
+    // Frames are rotated here, not by ffmpeg: after chroma was upsampled, so that it is rotated exactly as luma.
     let mut arguments: Vec<OsString> = ["-nostdin", "-noautorotate"].map(Into::into).into();
     match mood {
         Mood::Strict => arguments.extend(["-xerror", "-err_detect", "explode"].map(Into::into)),
@@ -146,14 +149,15 @@ fn pictures(
         stopped_by_caller = !matches!(shown, Ok(ControlFlow::Continue(())));
         shown
     });
-    drop(reader); // it must not wait for one
-    match stopped_by_caller {
-        true => process.end(),
-        // The program's message is the cause if it stopped early.
-        false => process.finish()?,
+    drop(reader); // the program must not wait until its output is read
+    if stopped_by_caller {
+        process.end();
+    } else {
+        // If the program stopped early, its message is a better error than that of `read`.
+        process.finish()?;
     }
     read?;
-    // Also of frames that were taken before the caller stopped.
+    // Damage is an error even if the caller stopped, because the frames before may be damaged.
     match process.damage() {
         Some(damage) => Err(Failure::Failed(damage)),
         None => Ok(()),

@@ -18,9 +18,9 @@ const MAX_STDERR_BYTES: usize = 4096;
 /// Maximum length of a line of standard error; longer ones are split.
 const MAX_LINE_BYTES: u64 = 1024;
 
-/// Parts of ffmpeg's messages, in lower case, that tell of damaged or missing frames. It reports them and goes on, and its
-/// exit status is 0. Other messages, about timestamps, supplemental information or missing references of frames that are
-/// not shown, do not change pixels.
+/// Parts of ffmpeg's messages, in lower case, that report damaged or missing frames. After such a message ffmpeg goes
+/// on, and its exit status is 0. Other messages, about timestamps, supplemental information or missing references of
+/// frames that are not shown, do not concern pixels.
 const DAMAGE: [&str; 18] = [
     // Decoders.
     "corrupt decoded frame",
@@ -43,11 +43,12 @@ const DAMAGE: [&str; 18] = [
     "asf bad header",
     "truncating packet",
 ];
-/// A part of the message for a packet that is cut short. In a transport stream it may only say that packets are not numbered
-/// in order, as where two streams were joined; if data is missing, decoders say so.
+/// A part of the message for a packet that is cut short. In a transport stream the message is harmless: it may only
+/// mean that packets are not numbered in order, as where two streams were joined. If data is missing, decoders report
+/// that.
 const CORRUPT_PACKET: &str = "corrupt input packet";
-/// A part of the message after the filters were set up anew, which they are if frames change: "Non-monotonous DTS", or
-/// "Non-monotonic DTS" in later versions.
+/// A part of the message that appears if frames change their size or format, because ffmpeg then sets up its filters
+/// anew: "Non-monotonous DTS", or "Non-monotonic DTS" in later versions.
 const CHANGED_FRAMES: &str = "non-monoton";
 
 /// A program of the ffmpeg suite.
@@ -74,6 +75,7 @@ impl Program {
         self.start_within(LIMIT, arguments, is_transport_stream)
     }
 
+    /// Like [`Program::start`], with another time limit.
     fn start_within(
         self,
         limit: Duration,
@@ -92,15 +94,16 @@ impl Program {
             return Err(Failure::Failed(format!("{} has no pipes", self.name())));
         };
         let child = Arc::new(Mutex::new(child));
-        // Without its threads the program is ended: nobody would watch it.
+        // If a thread cannot be started, the program is ended, because nothing would watch it.
         let unwatched = |error| {
             let _ = lock(&child).kill();
             Failure::Failed(format!("{} cannot be watched: {error}", self.name()))
         };
-        let (ended, end) = mpsc::channel::<()>();
+        // Nothing is sent: dropping the sender ends the watchdog.
+        let (watchdog_sender, watchdog_receiver) = mpsc::channel::<()>();
         let watched = Arc::clone(&child);
         let watch = move || {
-            if end.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
+            if watchdog_receiver.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
                 let _ = lock(&watched).kill();
             }
         };
@@ -113,7 +116,7 @@ impl Program {
                 child,
                 reader: Some(reader),
                 messages: Messages::default(),
-                _ended: ended,
+                _ended: watchdog_sender,
                 limit,
                 started: Instant::now(),
             },
@@ -139,7 +142,9 @@ impl Program {
 pub(super) struct FfmpegProcess {
     program: Program,
     child: Arc<Mutex<Child>>,
+    /// The thread that reads the messages, until it is joined.
     reader: Option<thread::JoinHandle<Messages>>,
+    /// The messages, after the thread was joined.
     messages: Messages,
     /// Dropping this sender ends the watchdog.
     _ended: mpsc::Sender<()>,
@@ -151,7 +156,7 @@ impl FfmpegProcess {
     /// Waits until the program has ended. Fails with the program's message if it failed.
     pub fn finish(&mut self) -> Result<(), String> {
         let status = loop {
-            // The lock is not held while waiting: the watchdog needs it.
+            // The lock is not held while waiting, because the watchdog needs it.
             let status = lock(&self.child).try_wait();
             match status {
                 Ok(Some(status)) => break status,
@@ -172,13 +177,13 @@ impl FfmpegProcess {
         Err(format!("{name}: {}", cause.unwrap_or_else(|| status.to_string())))
     }
 
-    /// The message about damage among those of the program, which has ended.
+    /// The first message about damage. The program must have ended.
     pub fn damage(&mut self) -> Option<String> {
         let damage = self.messages().damage.clone()?;
         Some(format!("{}: {damage}", self.program.name()))
     }
 
-    /// All messages of the program, which has ended.
+    /// All messages. The program must have ended.
     fn messages(&mut self) -> &Messages {
         if let Some(reader) = self.reader.take() {
             self.messages = reader.join().unwrap_or_default();
@@ -186,6 +191,7 @@ impl FfmpegProcess {
         &self.messages
     }
 
+    /// Kills the program.
     pub fn end(&mut self) {
         let mut child = lock(&self.child);
         let _ = child.kill();
@@ -199,7 +205,7 @@ impl Drop for FfmpegProcess {
     }
 }
 
-/// What a program writes to standard error.
+/// The messages that a program writes to standard error.
 #[derive(Debug, Default)]
 struct Messages {
     /// The first bytes.
@@ -209,7 +215,7 @@ struct Messages {
 }
 
 impl Messages {
-    /// Reads to the end: the program must not wait for a reader.
+    /// Reads standard error to its end, so that the program never waits for a reader.
     fn read(stderr: impl Read, is_transport_stream: bool) -> Self {
         let (mut stderr, mut line, mut messages) = (BufReader::new(stderr), Vec::new(), Self::default());
         while (&mut stderr).take(MAX_LINE_BYTES).read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
@@ -226,7 +232,7 @@ impl Messages {
     }
 }
 
-/// The message, if it tells of damage.
+/// The message in a line of standard error, if it reports damage.
 fn damage_in(line: &str, is_transport_stream: bool) -> Option<String> {
     let text = line.to_lowercase();
     if text.contains(CHANGED_FRAMES) {
@@ -269,7 +275,7 @@ pub(super) fn has_fps_mode() -> bool {
     })
 }
 
-// A panic elsewhere does not change the child process.
+// A poisoned lock is used all the same, because a panic elsewhere does not change the child process.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

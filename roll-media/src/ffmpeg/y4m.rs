@@ -27,7 +27,7 @@ impl Planes {
 /// Maximum length of a header line.
 const MAX_LINE: u64 = 1024;
 
-/// Calls `each` with each frame and its pixel aspect ratio (width to height), until it breaks. An empty stream is
+/// Calls `each` with each frame and the pixel aspect ratio (width to height), until `each` breaks. An empty stream is
 /// valid.
 pub(super) fn read(
     stream: &mut impl BufRead,
@@ -59,6 +59,7 @@ pub(super) fn read(
     Ok(())
 }
 
+/// The next line without its end; `None` at the end of the stream.
 fn line(stream: &mut impl BufRead) -> Result<Option<String>, String> {
     let mut bytes = Vec::new();
     stream.take(MAX_LINE).read_until(b'\n', &mut bytes).map_err(|e| format!("ffmpeg cannot be read: {e}"))?;

@@ -1,7 +1,7 @@
 //! Bit reader for H.264 parameter sets.
 
-/// Reads bits, most significant first, from a payload without its emulation prevention bytes. Returns `None` past the
-/// end.
+/// Reads bits, most significant first. Emulation prevention bytes (the 3 in 0 0 3) are removed before. All methods
+/// return `None` past the end.
 pub(super) struct Bits {
     bytes: Vec<u8>,
     position: usize,

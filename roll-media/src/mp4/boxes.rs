@@ -1,4 +1,4 @@
-//! The boxes of ISO/IEC 14496-12, as slices with checked lengths.
+//! Reads the boxes of ISO/IEC 14496-12, the building blocks of MP4, as slices with checked lengths.
 
 /// Maximum number of frames: 37 hours at 30 frames per second.
 pub(super) const MAX_FRAMES: u32 = 4_000_000;
@@ -38,8 +38,8 @@ impl<'a> Cursor<'a> {
         self.take(4)?.try_into().ok()
     }
 
-    /// Reads the header of a box: its type, the length of the header, and the length of the box, which is `available` if
-    /// the box extends to the end.
+    /// Reads the header of a box. Returns the type of the box, the length of the header, and the length of the whole
+    /// box. A box that extends to the end has the length `available`.
     pub fn box_header(&mut self, available: u64) -> Option<([u8; 4], u64, u64)> {
         let (size, kind) = (self.u32()?, self.tag()?);
         Some(match size {
@@ -97,7 +97,7 @@ pub(super) fn table<const WIDTH: usize>(mut body: Cursor<'_>) -> Result<Vec<[u32
     if count > MAX_FRAMES as usize {
         return Err(too_many(count));
     }
-    let mut number = || body.u32().unwrap_or_default(); // there is room
+    let mut number = || body.u32().unwrap_or_default(); // never missing, because `count` was checked
     Ok((0..count).map(|_| std::array::from_fn(|_| number())).collect())
 }
 

@@ -1,4 +1,4 @@
-//! The orientation of HEIF and AVIF pictures, which not every version of ffmpeg tells.
+//! Reads the orientation of HEIF and AVIF pictures, because not every version of ffmpeg reports it.
 
 use std::fs::File;
 use std::io::Read;
@@ -6,11 +6,11 @@ use std::io::Read;
 use super::boxes::Cursor;
 use crate::orientation::Orientation;
 
-/// Maximum length of the file's start that is read; the box `meta` precedes the picture.
+/// Number of bytes that are read from the start of the file. The box `meta` lies there, before the picture.
 const MAX_HEAD: u64 = 1 << 20;
 
-/// The orientation that the properties `irot` and `imir` of the primary picture give it, in their order (ISO/IEC 23008-12,
-/// 6.5.10 and 6.5.12). EXIF data says nothing here. `None` if the file is not understood.
+/// The orientation of the primary picture: its properties `irot` (rotation) and `imir` (mirror), applied in their order
+/// (ISO/IEC 23008-12, 6.5.10 and 6.5.12). EXIF data has no effect in these files. `None` if the file is not understood.
 pub(crate) fn orientation(file: File) -> Option<Orientation> {
     let mut head = Vec::new();
     file.take(MAX_HEAD).read_to_end(&mut head).ok()?;
@@ -26,10 +26,10 @@ fn from_head(head: &[u8]) -> Option<Orientation> {
         _ => primary.u32()?,
     };
     let properties = meta.child(b"iprp").ok()??;
-    let container = properties.child(b"ipco").ok()??.boxes().ok()?;
+    let all_properties = properties.child(b"ipco").ok()??.boxes().ok()?;
     let mut orientation = Orientation::default();
     for index in associated(properties.child(b"ipma").ok()??, primary)? {
-        let Some(property) = index.checked_sub(1).and_then(|i| container.get(i)) else { continue };
+        let Some(property) = index.checked_sub(1).and_then(|i| all_properties.get(i)) else { continue };
         let mut body = property.body;
         orientation = match &property.kind {
             b"irot" => orientation.turned_left(body.u8()? & 3),
@@ -40,7 +40,7 @@ fn from_head(head: &[u8]) -> Option<Orientation> {
     Some(orientation)
 }
 
-/// The body of the first box of a kind among those that are whole.
+/// The body of the first outermost box of a kind. `None` if a box before it, or the box itself, is cut short.
 fn outermost<'a>(head: &'a [u8], kind: &[u8; 4]) -> Option<Cursor<'a>> {
     let mut rest = head;
     loop {
@@ -54,23 +54,23 @@ fn outermost<'a>(head: &'a [u8], kind: &[u8; 4]) -> Option<Cursor<'a>> {
     }
 }
 
-/// The numbers, from 1, of the properties of an item, in their order.
+/// The properties of an item in their order, as numbers from 1, from the box `ipma`.
 fn associated(mut table: Cursor, item: u32) -> Option<Vec<usize>> {
     let mut head = Cursor(table.take(4)?);
     let (version, flags) = (head.u8()?, head.take(3)?);
     for _ in 0..table.u32()? {
-        let this = if version == 0 { table.u16()?.into() } else { table.u32()? };
+        let entry_item = if version == 0 { table.u16()?.into() } else { table.u32()? };
         let count = table.u8()?;
         let mut numbers = Vec::new();
         for _ in 0..count {
-            // The first bit says whether the property is essential.
+            // The first bit says whether the property is essential; the others are its number, of 7 or 15 bits.
             numbers.push(usize::from(if flags[2] & 1 == 1 {
                 table.u16()? & 0x7fff
             } else {
                 (table.u8()? & 0x7f).into()
             }));
         }
-        if this == item {
+        if entry_item == item {
             return Some(numbers);
         }
     }

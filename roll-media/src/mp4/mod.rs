@@ -1,4 +1,5 @@
-//! H.264 in MP4: reading and writing; what the same boxes say of pictures.
+//! Reads and writes H.264 in MP4. HEIF and AVIF pictures consist of the same boxes, so their orientation is read here
+//! too.
 //!
 //! The container is parsed here because existing crates index tables by numbers from the file without checks, so that a
 //! hostile file causes a panic or unbounded allocation.

@@ -17,9 +17,9 @@ use crate::resize::square_pixels;
 
 /// Maximum size of the index; hours of video need a few MB.
 const MAX_MOOV_BYTES: u64 = 128 << 20;
-/// Maximum number of outermost boxes: two for each of the fragments of a day, at one a second.
+/// Maximum number of outermost boxes: enough for a day of fragments, with one fragment per second and two boxes each.
 const MAX_BOXES: usize = 200_000;
-/// Maximum size of a `sidx` box: its number of entries has 16 bits.
+/// Maximum size of a `sidx` box, whose number of entries has 16 bits.
 const MAX_SIDX_BYTES: u64 = 64 + 12 * 65_536;
 /// Maximum size of a coded frame; H.264's largest is smaller.
 const MAX_SAMPLE_BYTES: u32 = 64 << 20;
@@ -47,7 +47,7 @@ impl Mp4Reader {
         for set in description.parameter_sets.iter().filter(|s| nal_type(s) == 7) {
             sps = Some(Sps::parse(set)?);
         }
-        // Without one in the index (`avc3`), the parameter set precedes the first frame.
+        // If the index has no parameter set (`avc3`), it precedes the first frame.
         let sps = match sps {
             Some(sps) => sps,
             None => first_sps(&mut file, first, description)?,
@@ -57,7 +57,7 @@ impl Mp4Reader {
 
     /// Mean number of frames per second.
     pub fn fps(&self) -> f64 {
-        // Only playback depends on it; ffmpeg's default if the file does not specify one.
+        // 25 is ffmpeg's default for a file without a rate. Only playback depends on it.
         self.track.timeline.fps().unwrap_or(25.0)
     }
 
@@ -72,19 +72,19 @@ impl Mp4Reader {
         self.track.timeline.len()
     }
 
-    /// Whether frames are shown before the one that is decoded first.
+    /// Whether frames are shown before the frame that is decoded first.
     pub fn begins_with_leading_frames(&self) -> bool {
         self.track.timeline.has_leading_frames
     }
 
-    /// The pixel aspect ratio; the container's takes precedence over the stream's.
+    /// The pixel aspect ratio of the container or, if it has none, that of the stream.
     fn pixel_aspect(&self) -> Option<[u32; 2]> {
         let first = self.track.samples.first()?;
         self.track.descriptions[first.description].pixel_aspect.or(self.sps.pixel_aspect)
     }
 
-    /// Decodes in presentation order and calls `each` with each shown frame and the seconds from and to which it is
-    /// shown, until it breaks. Fails on damaged data, even after successful frames.
+    /// Decodes the frames in presentation order. Calls `each` with each shown frame and the seconds from and to which
+    /// it is shown, until `each` breaks. Fails on damaged data, even after successful frames.
     pub fn decode(
         &mut self,
         mut each: impl FnMut(Picture, [f64; 2]) -> Result<ControlFlow<()>, String>,
@@ -93,6 +93,7 @@ impl Mp4Reader {
         // Flushing after every frame would return B-frames too early.
         let config = DecoderConfig::new().flush_after_decode(Flush::NoFlush);
         let mut decoder = Decoder::with_api_config(api, config).map_err(|_| "the H.264 decoder does not start")?;
+        // A colour is the code of the matrix, and whether the range is full.
         let mut color = (self.sps.matrix, self.sps.full_range);
         let (orientation, pixel_aspect) = (self.track.orientation, self.pixel_aspect());
         let mut times = self.track.timeline.frames.iter();
@@ -142,9 +143,10 @@ impl Mp4Reader {
     }
 }
 
+/// The likely reason why the decoder fails, because its messages are only numbers.
 const UNDECODED: &str = "it is damaged, or H.264 of a kind that cannot be read";
 
-/// Fails if the file ends early or has several indexes, which no decoder says.
+/// Fails if the file ends early or has several indexes, because no decoder reports that.
 pub(crate) fn check_layout(mut file: File) -> Result<(), String> {
     let file_size = file.metadata().map_err(|e| e.to_string())?.len();
     match Layout::read(&mut file, file_size) {
@@ -157,14 +159,14 @@ pub(crate) fn check_layout(mut file: File) -> Result<(), String> {
 struct Layout {
     /// The body of `moov`.
     moov: Vec<u8>,
-    /// Whether frames are described by other boxes than `moov`, behind it or before.
+    /// Whether frames are described by `moof` boxes besides `moov`.
     is_fragmented: bool,
 }
 
 /// The reason why a layout cannot be read.
 struct BadLayout {
     text: String,
-    /// Whether another decoder would only hide it.
+    /// Whether the file is damaged, so that another decoder would only hide the damage.
     is_damage: bool,
 }
 
@@ -207,7 +209,8 @@ impl Layout {
                 match &moov {
                     None => return Err(text.into()),
                     Some(_) if is_fragmented => return Err(damaged(text)),
-                    // All frames of a whole index are checked by their own positions; what follows is not needed.
+                    // The index is whole, and the positions of all of its frames are checked. Later boxes are not
+                    // needed.
                     Some(_) => break,
                 }
             };
@@ -249,7 +252,7 @@ impl Layout {
     }
 }
 
-/// The end in the file of the segments that a `sidx` box lists, which ends at byte `anchor`.
+/// Where in the file the last segment ends that a `sidx` box lists. The box itself ends at byte `anchor`.
 fn segments_end(mut sidx: Cursor<'_>, anchor: u64) -> Option<u64> {
     let version = sidx.version()?;
     sidx.take(8)?; // id of the stream, ticks per second
@@ -291,7 +294,7 @@ fn first_sps(file: &mut File, first: &SampleRange, description: &SampleDescripti
     Err("no sequence parameter set".into())
 }
 
-/// The NAL units of a sample, each preceded by its length; a length beyond the sample is an error.
+/// The NAL units of a sample, in which each is preceded by its length. A length beyond the sample is an error.
 fn nal_units(mut bytes: &[u8], length_size: usize) -> impl Iterator<Item = Result<&[u8], String>> {
     std::iter::from_fn(move || {
         if bytes.is_empty() {
@@ -333,7 +336,7 @@ fn nal_type(nal: &[u8]) -> u8 {
     nal.first().map_or(0, |b| b & 0x1f)
 }
 
-/// Converts to RGB by the stream's matrix, or the container's if the stream does not specify one.
+/// Converts a frame to RGB by the colour matrix of the stream or, if the stream does not specify one, of the container.
 fn picture(frame: &DecodedYUV, stream: (u8, bool), container: Option<(u8, bool)>) -> Result<Picture, String> {
     let (code, full_range) = if stream.0 == 2 { container.unwrap_or(stream) } else { stream };
     let matrix = Matrix::from_code(code, full_range).ok_or_else(|| {

@@ -3,6 +3,7 @@
 use super::bits::Bits;
 use crate::picture::check_size;
 
+/// The fields of a sequence parameter set that this crate uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sps {
     pub width: usize,
@@ -27,8 +28,11 @@ impl Sps {
         Ok(sps)
     }
 
+    /// Reads the fields in the order of the standard. Returns `None` if they are cut short, and an inner error if the
+    /// decoder cannot read the stream.
     fn fields(profile: u8, bits: &mut Bits) -> Option<Result<Self, String>> {
         bits.ue()?; // seq_parameter_set_id
+        // Profiles without the field have 4:2:0, which is chroma format 1.
         let mut chroma = 1;
         if matches!(profile, 100 | 110 | 122 | 244 | 44 | 83 | 86 | 118 | 128 | 138 | 139 | 134 | 135) {
             chroma = bits.ue()?;
@@ -80,6 +84,7 @@ impl Sps {
         Some(Ok(sps))
     }
 
+    /// Reads pixel aspect ratio and colour from the video usability information.
     fn read_vui(&mut self, bits: &mut Bits) -> Option<()> {
         if bits.bit()? {
             self.pixel_aspect = match bits.bits(8)? as usize {
@@ -146,6 +151,7 @@ fn skip_picture_order(bits: &mut Bits) -> Option<()> {
     Some(())
 }
 
+/// Skips a scaling list of `size` numbers, in which a next number of 0 ends the coded ones.
 fn skip_scaling_list(bits: &mut Bits, size: u32) -> Option<()> {
     let (mut last, mut next) = (8i32, 8i32);
     for _ in 0..size {

@@ -6,7 +6,7 @@ use super::boxes::{Box, CUT_SHORT, Cursor, MAX_FRAMES, name, table, too_many};
 use super::timeline::Timeline;
 use crate::orientation::Orientation;
 
-/// One coded frame.
+/// Where a coded frame lies in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SampleRange {
     pub offset: u64,
@@ -15,9 +15,10 @@ pub(super) struct SampleRange {
     pub description: usize,
 }
 
+/// The video track of a file.
 #[derive(Debug)]
 pub(super) struct Track {
-    /// At least one; unused descriptions are not parsed.
+    /// At least one description. Unused ones are not parsed and have default values.
     pub descriptions: Vec<SampleDescription>,
     /// The samples in decoding order, without those that have no data.
     pub samples: Vec<SampleRange>,
@@ -33,14 +34,15 @@ pub(super) struct SampleDescription {
     pub length_size: usize,
     /// Sequence and picture parameter sets, in this order.
     pub parameter_sets: Vec<Vec<u8>>,
-    /// Colour given by the container: matrix and full range.
+    /// Colour in the container, if it specifies one: code of the matrix, and whether the range is full.
     pub color: Option<(u8, bool)>,
-    /// Pixel aspect ratio given by the container, width to height.
+    /// Pixel aspect ratio in the container, width to height, if it specifies one.
     pub pixel_aspect: Option<[u32; 2]>,
 }
 
 impl Track {
-    /// Finds the video track in the body of `moov`. Fails if a sample is not inside `file_size`.
+    /// Finds the video track in the body of `moov`. Fails if a sample is not inside the file, which has `file_size`
+    /// bytes.
     pub fn find(moov: Cursor<'_>, file_size: u64) -> Result<Self, String> {
         let tracks: Vec<Box> = moov.boxes()?.into_iter().filter(|b| b.kind == *b"trak").collect();
         for track in &tracks {
@@ -64,10 +66,13 @@ impl Track {
         samples.retain(|sample| sample.size > 0);
         if samples.is_empty() {
             description(first)?;
-            return Err(match moov.child(b"mvex")?.is_some() {
-                true => "the file is fragmented, which cannot be read".into(),
-                false => "the video track has no frames".into(),
-            });
+            let is_fragmented = moov.child(b"mvex")?.is_some();
+            let problem = if is_fragmented {
+                "the file is fragmented, which cannot be read"
+            } else {
+                "the video track has no frames"
+            };
+            return Err(problem.into());
         }
         let mut descriptions = vec![SampleDescription::default(); entries.len()];
         for used in samples.iter().map(|sample| sample.description).collect::<BTreeSet<_>>() {
@@ -89,6 +94,7 @@ impl Track {
     }
 }
 
+/// Reads an entry of `stsd`. Fails if its codec is not H.264.
 fn description(entry: &Box<'_>) -> Result<SampleDescription, String> {
     if !matches!(&entry.kind, b"avc1" | b"avc3") {
         let codec = match &entry.kind {
@@ -113,6 +119,7 @@ fn description(entry: &Box<'_>) -> Result<SampleDescription, String> {
     config.take(4).ok_or(CUT_SHORT)?;
     let length_size = usize::from(config.u8().ok_or(CUT_SHORT)? & 3) + 1;
     let mut parameter_sets = Vec::new();
+    // The number of sequence parameter sets has 5 bits, that of picture parameter sets 8.
     for mask in [0x1f, 0xff] {
         let count = config.u8().ok_or(CUT_SHORT)? & mask;
         for _ in 0..count {
@@ -142,6 +149,7 @@ fn samples(tables: Cursor<'_>, file_size: u64) -> Result<Vec<SampleRange>, Strin
             .map(|[high, low]| u64::from(high) << 32 | u64::from(low))
             .collect(),
     };
+    // Runs of chunks: number of the first chunk (from 1), samples per chunk, number of the description (from 1).
     let runs: Vec<[u32; 3]> = table(tables.need(b"stsc")?)?;
 
     let mut samples = Vec::with_capacity(sizes.len());
@@ -176,12 +184,13 @@ fn samples(tables: Cursor<'_>, file_size: u64) -> Result<Vec<SampleRange>, Strin
     }
 }
 
+/// The sizes of all samples, from the box `stsz`: one size for all samples, or a table.
 fn sizes(mut stsz: Cursor<'_>, file_size: u64) -> Result<Vec<u32>, String> {
     let mut whole = stsz;
     stsz.version().ok_or(CUT_SHORT)?;
     let common = stsz.u32().ok_or(CUT_SHORT)?;
     if common == 0 {
-        // Except for one extra number, the table has the layout of the others.
+        // After the common size, the box has the layout that `table` reads.
         whole.take(4).ok_or(CUT_SHORT)?;
         let sizes: Vec<[u32; 1]> = table(whole)?;
         return Ok(sizes.concat());
@@ -203,6 +212,7 @@ fn timescale(mut header: Cursor<'_>) -> Option<u32> {
     header.u32()
 }
 
+/// The orientation in the header of a track.
 fn orientation(mut tkhd: Cursor<'_>) -> Option<Orientation> {
     let times = if tkhd.version()? == 1 { 32 } else { 20 };
     tkhd.take(times + 8 + 8)?; // times and ids; reserved; layer, group, volume

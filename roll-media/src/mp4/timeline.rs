@@ -1,4 +1,5 @@
-//! Presentation times of frames: decoding times, their offsets, and the edit list (ISO/IEC 14496-12, 8.6).
+//! Computes the presentation times of frames from decoding times, their offsets, and the edit list (ISO/IEC 14496-12,
+//! 8.6).
 
 use super::boxes::{CUT_SHORT, Cursor, table};
 
@@ -16,7 +17,7 @@ pub(super) struct Timeline {
     /// Begin and end, in seconds, of each decoded frame, relative to the first shown frame. `None` for a frame that is
     /// not shown and only serves as a reference for others.
     pub frames: Vec<Option<[f64; 2]>>,
-    /// Whether frames are shown before the one that is decoded first: their references may be missing.
+    /// Whether frames are shown before the frame that is decoded first. Their references may be missing.
     pub has_leading_frames: bool,
 }
 
@@ -32,8 +33,8 @@ struct Edit {
 }
 
 impl Timeline {
-    /// Reads the timeline. `has_data` says which frames of the tables have data: a sample of 0 bytes has none. Fails if the
-    /// edit list repeats or reorders parts.
+    /// Reads the timeline. `edits` is the edit list with its ticks per second. `has_data` says which frames of the
+    /// tables have data, because samples of 0 bytes are no frames. Fails if the edit list repeats or reorders parts.
     pub fn read(
         tables: Cursor<'_>,
         timescale: u32,
@@ -51,7 +52,7 @@ impl Timeline {
         let is_shown = |frame: &PresentationInterval| {
             edits.is_empty() || edits.iter().any(|edit| (edit.from..edit.to).contains(&frame.from))
         };
-        // The tick of the presentation at which a tick of the track is shown: the gaps between edits are cut out.
+        // The tick of the presentation at which a tick of the track is shown. The gaps between edits are cut out.
         let shown_at = |tick: i64| -> i64 {
             let gaps = edits.windows(2).filter(|pair| pair[1].from <= tick).map(|pair| pair[1].from - pair[0].to);
             tick - gaps.sum::<i64>()
@@ -64,7 +65,7 @@ impl Timeline {
             .enumerate()
             .map(|(i, frame)| {
                 let begin = is_shown(frame).then(|| shown_at(frame.from) - first)?;
-                // Shown until the next frame; the last one for its own duration.
+                // A frame is shown until the next one. The last frame is shown for its own duration.
                 let next = frames[i + 1..].iter().find(|next| is_shown(next));
                 let end = next.map_or(begin.saturating_add(frame.duration), |next| shown_at(next.from) - first);
                 Some([begin, end])
@@ -72,8 +73,8 @@ impl Timeline {
             .collect();
         let has_leading_frames =
             frames.iter().any(|frame| is_shown(frame) && first_decoded.is_some_and(|first| frame.from < first));
-        let second = |tick: i64| tick as f64 / f64::from(timescale.max(1));
-        Ok(Self { frames: ticks.into_iter().map(|t| t.map(|t| t.map(second))).collect(), has_leading_frames })
+        let seconds = |tick: i64| tick as f64 / f64::from(timescale.max(1));
+        Ok(Self { frames: ticks.into_iter().map(|t| t.map(|t| t.map(seconds))).collect(), has_leading_frames })
     }
 
     /// Number of frames that are shown.
@@ -89,13 +90,14 @@ impl Timeline {
     }
 }
 
+/// The times of the frames with data, in decoding order.
 fn times(tables: Cursor<'_>, has_data: &[bool]) -> Result<Vec<PresentationInterval>, String> {
     let durations = table(tables.need(b"stts")?)?;
     let offsets = tables.child(b"ctts")?.map(table).transpose()?.unwrap_or_default();
     let repeated =
         |runs: Vec<[u32; 2]>| runs.into_iter().flat_map(|[count, value]| std::iter::repeat_n(value, count as usize));
-    // Both tables should cover all frames. Where they end early, the last duration continues and the offset is 0, as in
-    // ffmpeg.
+    // Both tables should cover all frames. After the end of a table that is too short, the last duration continues and
+    // the offset is 0, as in ffmpeg.
     let mut durations = repeated(durations);
     let mut offsets = repeated(offsets);
     let (mut now, mut duration) = (0i64, 0i64);

@@ -1,4 +1,4 @@
-//! Encodes H.264 in MP4.
+//! Encodes videos as H.264 in MP4.
 
 use std::io::Write;
 
@@ -62,6 +62,7 @@ pub(crate) fn encode(video: &Video, out: impl Write) -> Result<(), String> {
     muxer.finish().map_err(|e| e.to_string())
 }
 
+/// Repeats the last column or row of a picture with an odd side.
 fn pad_to_even(picture: Picture) -> Picture {
     let Picture { width, height, rgb } = picture;
     let (w, h) = (width.next_multiple_of(2), height.next_multiple_of(2));

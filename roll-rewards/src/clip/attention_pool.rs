@@ -38,8 +38,8 @@ impl AttentionPool {
         wanted.extend(pair(&format!("{NAME}.attention.out_proj"), &[width, width]));
         wanted.extend(pair(&format!("{NAME}.mlp.fc1"), &[hidden, width]));
         wanted.extend(pair(&format!("{NAME}.mlp.fc2"), &[width, hidden]));
-        for norm in [format!("{NAME}.layernorm"), POST_NORM.to_string()] {
-            wanted.extend(pair(&norm, &[width]));
+        for layer_norm in [format!("{NAME}.layernorm"), POST_NORM.to_string()] {
+            wanted.extend(pair(&layer_norm, &[width]));
         }
         Ok(Self { weights: tensors.weights(&wanted, device)?, dims, tokens, head })
     }
@@ -49,25 +49,25 @@ impl Segment for AttentionPool {
     fn forward(&self, state: &NdTensor, _: &[NdTensor], tape: &Tape) -> Result<NdTensor> {
         let TowerDims { width, heads, activation, eps, .. } = self.dims;
         let scope = scope(&self.weights, tape);
-        let part = |of: &str| format!("{NAME}.{of}");
+        let full_name = |name: &str| format!("{NAME}.{name}");
         let x = norm(&scope, state.rank::<2>()?, POST_NORM, eps)?;
         let items = x.dims()[0] / self.tokens;
-        // The projections of queries, keys and values are one matrix.
-        let weight = scope.weight::<2>(&part("attention.in_proj_weight"))?;
-        let bias = scope.weight::<1>(&part("attention.in_proj_bias"))?;
+        // The projections of queries, keys and values are the thirds of one matrix, in this order.
+        let weight = scope.weight::<2>(&full_name("attention.in_proj_weight"))?;
+        let bias = scope.weight::<1>(&full_name("attention.in_proj_bias"))?;
         let projected = |x: Burn<2>, third: usize| {
             let rows = third * width;
             ops::linear(x, weight.clone().narrow(0, rows, width), Some(bias.clone().narrow(0, rows, width)))
         };
-        let q = projected(scope.weight::<3>(&part("probe"))?.reshape([1, width]), 0);
+        let q = projected(scope.weight::<3>(&full_name("probe"))?.reshape([1, width]), 0);
         let (k, v) = (projected(x.clone(), 1), projected(x, 2));
-        let mixed = (0..items).map(|i| {
-            let rows = |x: &Burn<2>| x.clone().narrow(0, i * self.tokens, self.tokens);
-            ops::attention_with(q.clone(), rows(&k), rows(&v), heads, AttentionOptions::default())
+        let attended = (0..items).map(|i| {
+            let rows_of_item = |x: &Burn<2>| x.clone().narrow(0, i * self.tokens, self.tokens);
+            ops::attention_with(q.clone(), rows_of_item(&k), rows_of_item(&v), heads, AttentionOptions::default())
         });
-        let x = scope.linear(Burn::cat(mixed.collect(), 0), &part("attention.out_proj"))?;
-        let wide = scope.linear(norm(&scope, x.clone(), &part("layernorm"), eps)?, &part("mlp.fc1"))?;
-        let embedding = x + scope.linear(activated(wide, activation), &part("mlp.fc2"))?;
+        let x = scope.linear(Burn::cat(attended.collect(), 0), &full_name("attention.out_proj"))?;
+        let hidden = scope.linear(norm(&scope, x.clone(), &full_name("layernorm"), eps)?, &full_name("mlp.fc1"))?;
+        let embedding = x + scope.linear(activated(hidden, activation), &full_name("mlp.fc2"))?;
         match &self.head {
             Some(head) => Ok(head.run(embedding)?.into()),
             None => Ok(embedding.into()),

@@ -1,4 +1,5 @@
-//! `config.json` and the preprocessing (`preprocessor_config.json`, `processor_config.json`) of a CLIP or SigLIP directory.
+//! Reads the configuration of a CLIP or SigLIP directory: `config.json`, and the preprocessing of pictures in
+//! `preprocessor_config.json` or `processor_config.json`.
 
 use std::path::{Path, PathBuf};
 
@@ -23,7 +24,7 @@ pub struct ModelConfig {
     pub text_config: TextConfig,
 }
 
-/// How the towers begin and end.
+/// The architecture of the model: how embeddings are read from its two towers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// The image embedding is the projected class token, the text embedding the projected end token of a causal
@@ -34,7 +35,7 @@ pub enum Family {
     Siglip,
 }
 
-/// `config.json` as it is written.
+/// `config.json` as it is in the file, without the defaults.
 #[derive(Deserialize)]
 struct WrittenConfig {
     model_type: String,
@@ -59,7 +60,7 @@ pub struct VisionConfig {
 }
 
 impl VisionConfig {
-    /// The defaults of `transformers`.
+    /// The defaults of `transformers` for a family.
     fn of(family: Family) -> Self {
         let clip = Self {
             hidden_size: 768,
@@ -80,6 +81,7 @@ impl VisionConfig {
     }
 }
 
+/// Sizes of the text tower.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TextConfig {
     pub hidden_size: usize,
@@ -91,14 +93,14 @@ pub struct TextConfig {
     pub eos_token_id: Option<u32>,
     /// SigLIP's padding token, if the tokenizer names none.
     pub pad_token_id: Option<u32>,
-    /// Width of SigLIP's embeddings; default `hidden_size`.
+    /// Width of SigLIP's embeddings; `hidden_size` if absent.
     pub projection_size: Option<usize>,
     pub hidden_act: Activation,
     pub layer_norm_eps: f64,
 }
 
 impl TextConfig {
-    /// The defaults of `transformers`.
+    /// The defaults of `transformers` for a family.
     fn of(family: Family) -> Self {
         let clip = Self {
             hidden_size: 512,
@@ -129,13 +131,13 @@ impl TextConfig {
     }
 }
 
-/// Replaces values of `defaults` by those of a file.
+/// The values `written` in a file, with `defaults` for missing keys.
 fn with_defaults<T: Serialize + DeserializeOwned>(defaults: T, written: Options) -> serde_json::Result<T> {
-    let mut whole = serde_json::to_value(defaults)?;
-    if let Json::Object(keys) = &mut whole {
+    let mut merged = serde_json::to_value(defaults)?;
+    if let Json::Object(keys) = &mut merged {
         keys.extend(written);
     }
-    serde_json::from_value(whole)
+    serde_json::from_value(merged)
 }
 
 /// Activation function of the feed-forward layers.
@@ -151,7 +153,7 @@ pub enum Activation {
     GeluPytorchTanh,
 }
 
-/// Greatest size that a file may request, so that it cannot request any amount of memory.
+/// Bound on the sizes in a file, which also bounds the memory that they request.
 const MAX_CONFIG_SIZE: usize = 1 << 20;
 
 impl ModelConfig {
@@ -159,38 +161,37 @@ impl ModelConfig {
     pub fn read(directory: &Path) -> Result<Self> {
         let path = directory.join("config.json");
         let written: WrittenConfig = json(&path)?;
-        let wrong = |problem: String| Err(Error::bad_file(&path, problem));
+        let invalid = |problem: String| Err(Error::bad_file(&path, problem));
         let family = match written.model_type.as_str() {
             "clip" => Family::Clip,
             "siglip" => Family::Siglip,
-            other => return wrong(format!("expected a model of type `clip` or `siglip`, found `{other}`")),
+            other => return invalid(format!("expected a model of type `clip` or `siglip`, found `{other}`")),
         };
-        let unread = |tower: &str, e: serde_json::Error| Error::bad_file(&path, format!("{tower}: {e}"));
-        let vision_config: VisionConfig =
-            with_defaults(VisionConfig::of(family), written.vision_config).map_err(|e| unread("vision_config", e))?;
+        let unreadable = |tower: &str, e: serde_json::Error| Error::bad_file(&path, format!("{tower}: {e}"));
+        let vision_config: VisionConfig = with_defaults(VisionConfig::of(family), written.vision_config)
+            .map_err(|e| unreadable("vision_config", e))?;
         let text_config: TextConfig =
-            with_defaults(TextConfig::of(family), written.text_config).map_err(|e| unread("text_config", e))?;
+            with_defaults(TextConfig::of(family), written.text_config).map_err(|e| unreadable("text_config", e))?;
         let projection_dim = match family {
             Family::Clip => written.projection_dim.unwrap_or(512),
             Family::Siglip => text_config.projection_size.unwrap_or(text_config.hidden_size),
         };
         let config = Self { family, projection_dim, vision_config, text_config };
         let (v, t) = (&config.vision_config, &config.text_config);
-        for (tower, width, heads, others) in [
-            ("vision_config", v.hidden_size, v.num_attention_heads, [v.intermediate_size, v.num_hidden_layers]),
-            ("text_config", t.hidden_size, t.num_attention_heads, [t.intermediate_size, t.num_hidden_layers]),
+        for (tower, width, heads, hidden, layers) in [
+            ("vision_config", v.hidden_size, v.num_attention_heads, v.intermediate_size, v.num_hidden_layers),
+            ("text_config", t.hidden_size, t.num_attention_heads, t.intermediate_size, t.num_hidden_layers),
         ] {
-            let sizes = [width, heads, others[0], others[1]];
+            let sizes = [width, heads, hidden, layers];
             if sizes.iter().any(|s| !(1..MAX_CONFIG_SIZE).contains(s)) || !width.is_multiple_of(heads) {
-                return wrong(format!(
-                    "{tower}: {width} wide with {heads} heads, {} and {} make no tower",
-                    others[0], others[1]
+                return invalid(format!(
+                    "{tower}: {width} wide with {heads} heads, {hidden} and {layers} make no tower"
                 ));
             }
         }
         let (side, patch) = (v.image_size, v.patch_size);
         if patch == 0 || side >= MAX_CONFIG_SIZE || side == 0 || !side.is_multiple_of(patch) {
-            return wrong(format!(
+            return invalid(format!(
                 "vision_config: pictures of {side} pixels are no whole number of patches of {patch}"
             ));
         }
@@ -198,26 +199,27 @@ impl ModelConfig {
             .iter()
             .any(|s| !(1..MAX_CONFIG_SIZE).contains(s))
         {
-            return wrong("text_config: positions, vocabulary and projection must be 1 or more".into());
+            return invalid("text_config: positions, vocabulary and projection must be 1 or more".into());
         }
         for (tower, eps) in [("vision_config", v.layer_norm_eps), ("text_config", t.layer_norm_eps)] {
             if !(eps.is_finite() && eps >= 0.0) {
-                return wrong(format!("{tower}: expected a `layer_norm_eps` of at least 0, found {eps}"));
+                return invalid(format!("{tower}: expected a `layer_norm_eps` of at least 0, found {eps}"));
             }
         }
-        // SigLIP's image tower has no projection.
+        // SigLIP's image tower has no projection to the width of the text embeddings.
         if family == Family::Siglip && config.projection_dim != v.hidden_size {
             let (text, image) = (config.projection_dim, v.hidden_size);
-            return wrong(format!("embeddings of texts have {text} numbers, those of pictures {image}"));
+            return invalid(format!("embeddings of texts have {text} numbers, those of pictures {image}"));
         }
         Ok(config)
     }
 }
 
-/// Normalisation in the training of OpenAI's CLIP and nearly all later models.
+/// The mean and standard deviation of pixels by which OpenAI's CLIP and nearly all later models normalise.
 const MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
 const STD: [f32; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
 
+/// The preprocessing as it is in the file. Sizes are a number or an object (`height` and `width`, or `shortest_edge`).
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Preprocessor {
@@ -233,8 +235,8 @@ struct Preprocessor {
     image_std: Option<[f32; 3]>,
 }
 
-/// The file with the preprocessing: `preprocessor_config.json` or, as transformers 5 saves it, the `image_processor` of
-/// `processor_config.json`. `None` if there is neither.
+/// The path of the file with the preprocessing: `preprocessor_config.json` or, as transformers 5 saves it,
+/// `processor_config.json`. `None` if the directory has neither.
 pub fn preprocessing(directory: &Path) -> Option<PathBuf> {
     ["preprocessor_config.json", "processor_config.json"]
         .map(|name| directory.join(name))
@@ -242,57 +244,62 @@ pub fn preprocessing(directory: &Path) -> Option<PathBuf> {
         .find(|f| f.exists())
 }
 
-/// The preprocessing to pictures of `side` pixels, from its file or, without one, the default of the family.
+/// The preprocessing to pictures of `side` pixels, from the file of the directory. Without a file, the default of the
+/// family.
 pub fn input(directory: &Path, family: Family, side: usize) -> Result<Input> {
     let file = preprocessing(directory);
-    let found = match &file {
+    let written = match &file {
         Some(file) => {
             let mut fields: serde_json::Map<String, Json> = json(file)?;
+            // `processor_config.json` has the preprocessing of pictures in a field of its own.
             let fields = fields.remove("image_processor").unwrap_or(Json::Object(fields));
             serde_json::from_value(fields).map_err(|e| Error::bad_file(file, e.to_string()))?
         }
         None => Preprocessor::default(),
     };
     let path = file.unwrap_or_else(|| directory.into());
-    let wrong = |problem: String| Error::bad_file(&path, problem);
-    let number = |size: &Json, key: &str| size.get(key).unwrap_or(size).as_u64().map(|n| n as usize);
-    let (cut_by_default, mean, std) = match family {
+    let invalid = |problem: String| Error::bad_file(&path, problem);
+    let height_of = |size: &Json| size.get("height").unwrap_or(size).as_u64().map(|n| n as usize);
+    let (crops_by_default, mean, std) = match family {
         Family::Clip => (true, MEAN, STD),
         Family::Siglip => (false, [0.5; 3], [0.5; 3]),
     };
-    let cuts = found.do_center_crop.unwrap_or(cut_by_default);
-    let crop = found.crop_size.as_ref().and_then(|size| number(size, "height")).unwrap_or(side);
+    let crops = written.do_center_crop.unwrap_or(crops_by_default);
+    let crop_height = written.crop_size.as_ref().and_then(height_of).unwrap_or(side);
     let (mut fit, mut shorter_side) = (Fit::Stretch, None);
-    if let Some(size) = &found.size {
-        let shortest = size.get("shortest_edge").and_then(Json::as_u64).or(size.as_u64()).map(|n| n as usize);
-        match (shortest, number(size, "height")) {
-            (Some(shortest), _) if cuts => (fit, shorter_side) = (Fit::Crop, Some(shortest)),
+    if let Some(size) = &written.size {
+        let shortest_edge = size.get("shortest_edge").and_then(Json::as_u64).or(size.as_u64()).map(|n| n as usize);
+        match (shortest_edge, height_of(size)) {
+            // The shorter side is resized to this number, then the middle is cropped.
+            (Some(shortest_edge), _) if crops => (fit, shorter_side) = (Fit::Crop, Some(shortest_edge)),
+            // `height` and `width`: both sides are resized, without cropping.
             (None, Some(height)) if height == side => {}
-            _ => return Err(wrong(format!("`size` {size} does not make pictures of {side} pixels"))),
+            _ => return Err(invalid(format!("`size` {size} does not make pictures of {side} pixels"))),
         }
-    } else if cuts {
+    } else if crops {
         fit = Fit::Crop;
     }
-    if cuts && crop != side {
-        return Err(wrong(format!("`crop_size` is {crop}, but config.json says that pictures have {side} pixels")));
+    if crops && crop_height != side {
+        let problem = format!("`crop_size` is {crop_height}, but config.json says that pictures have {side} pixels");
+        return Err(invalid(problem));
     }
-    if [found.do_resize, found.do_rescale].contains(&Some(false)) {
-        return Err(wrong("pictures that are not resized and rescaled are not supported".into()));
+    if [written.do_resize, written.do_rescale].contains(&Some(false)) {
+        return Err(invalid("pictures that are not resized and rescaled are not supported".into()));
     }
-    let filter = match found.resample {
+    let filter = match written.resample {
         None | Some(3) => Filter::Bicubic,
         Some(0) => Filter::Nearest,
         Some(1) => Filter::Lanczos,
         Some(2) => Filter::Bilinear,
         Some(4) => Filter::Box,
-        Some(other) => return Err(wrong(format!("`resample` {other} is not one of Pillow's filters, 0 to 4"))),
+        Some(other) => return Err(invalid(format!("`resample` {other} is not one of Pillow's filters, 0 to 4"))),
     };
-    let (mean, std) = match found.do_normalize {
+    let (mean, std) = match written.do_normalize {
         Some(false) => ([0.0; 3], [1.0; 3]),
-        _ => (found.image_mean.unwrap_or(mean), found.image_std.unwrap_or(std)),
+        _ => (written.image_mean.unwrap_or(mean), written.image_std.unwrap_or(std)),
     };
-    let range = [0.0, 255.0 * found.rescale_factor.unwrap_or(1.0 / 255.0)];
+    let range = [0.0, 255.0 * written.rescale_factor.unwrap_or(1.0 / 255.0)];
     let input = Input { size: Some(Size::Side(side)), fit, shorter_side, filter, mean, std, range, ..Input::default() };
-    input.check("input").map_err(|e| wrong(e.to_string()))?;
+    input.check("input").map_err(|e| invalid(e.to_string()))?;
     Ok(input)
 }

@@ -1,4 +1,5 @@
-//! The files of a Hugging Face model directory, and weights in the layout of open_clip.
+//! Reads the files of a Hugging Face model directory: JSON, and weights with the names of `transformers` or of
+//! open_clip.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +17,8 @@ pub fn json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     serde_json::from_slice(&bytes).map_err(|e| Error::bad_file(path, e.to_string()))
 }
 
-/// Parts of the names of tensors in `transformers` and in open_clip, in the order in which they are replaced.
+/// Parts of tensor names: the part in `transformers`, and its replacement in open_clip. They are replaced in this
+/// order.
 const OPEN_CLIP: [(&str, &str); 20] = [
     ("vision_model.embeddings.class_embedding", "visual.class_embedding"),
     ("vision_model.embeddings.position_embedding.weight", "visual.positional_embedding"),
@@ -60,17 +62,17 @@ impl Tensors {
 
     /// Opens a weight file, or the shards that an index lists.
     pub fn open(path: &Path) -> Result<Self> {
-        // Files of a training have the weights below `state_dict`, those of several GPUs also below `module`.
-        let bare = |key: &str| {
+        // Checkpoints of a training have the weights below `state_dict`; a training on several GPUs adds `module`.
+        let without_prefixes = |key: &str| {
             let key = key.strip_prefix("state_dict.").unwrap_or(key);
             Some(key.strip_prefix("module.").unwrap_or(key).to_string())
         };
-        let checkpoint = Checkpoint::open(path)?.rename(bare)?;
+        let checkpoint = Checkpoint::open(path)?.rename(without_prefixes)?;
         let is_open_clip = checkpoint.contains("visual.class_embedding");
         Ok(Self { checkpoint, is_open_clip })
     }
 
-    /// The files.
+    /// The paths of the files.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         self.checkpoint.paths()
     }
@@ -91,46 +93,46 @@ impl Tensors {
         if !self.is_open_clip {
             return self.stored(name, expected);
         }
-        let own = OPEN_CLIP.iter().fold(name.to_string(), |name, (part, own)| name.replace(part, own));
+        let stored_name = OPEN_CLIP.iter().fold(name.to_string(), |name, (part, stored)| name.replace(part, stored));
         let third = ["q_proj", "k_proj", "v_proj"].iter().position(|part| name.contains(part));
         match (third, expected) {
-            // The three are the rows of one matrix.
+            // The projections of queries, keys and values are the thirds of one matrix.
             (Some(third), &[rows, ..]) => {
-                let whole = [&[3 * rows], &expected[1..]].concat();
-                let values = self.stored(&own, &whole)?.to_f32_vec();
+                let whole_shape = [&[3 * rows], &expected[1..]].concat();
+                let values = self.stored(&stored_name, &whole_shape)?.to_f32_vec();
                 let count = values.len() / 3;
                 Tensor::new(values[third * count..][..count].to_vec(), expected)
             }
-            // They are multiplied from the right.
-            (None, &[rows, columns]) if ["visual.proj", "text_projection"].contains(&own.as_str()) => {
-                let values = self.stored(&own, &[columns, rows])?.to_f32_vec();
+            // The final projections are stored transposed, because open_clip multiplies by them from the right.
+            (None, &[rows, columns]) if ["visual.proj", "text_projection"].contains(&stored_name.as_str()) => {
+                let values = self.stored(&stored_name, &[columns, rows])?.to_f32_vec();
                 let transposed = (0..rows * columns).map(|i| values[i % columns * rows + i / columns]);
                 Tensor::new(transposed.collect(), expected)
             }
-            _ => self.stored(&own, expected),
+            _ => self.stored(&stored_name, expected),
         }
     }
 
-    /// Reads a tensor by its name in the files.
+    /// Reads a tensor by its name in the files. Fails as [`Tensors::tensor`] does.
     fn stored(&self, name: &str, expected: &[usize]) -> Result<Tensor> {
-        let fault = |problem: String| Err(Error::bad_file(self.checkpoint.path(), problem));
+        let invalid = |problem: String| Err(Error::bad_file(self.checkpoint.path(), problem));
         let Some(info) = self.checkpoint.info(name) else {
-            return fault(format!("its weights hold no tensor `{name}`"));
+            return invalid(format!("its weights hold no tensor `{name}`"));
         };
         if info.shape != expected {
-            return fault(format!("expected `{name}` of {expected:?}, as config.json says, found {:?}", info.shape));
+            return invalid(format!("expected `{name}` of {expected:?}, as config.json says, found {:?}", info.shape));
         }
         if !matches!(info.dtype, Some(DType::F32 | DType::F16 | DType::Bf16)) {
-            return fault(format!("`{name}` is of {}; floats are read", info.stored));
+            return invalid(format!("`{name}` is of {}; floats are read", info.stored));
         }
         Ok(self.checkpoint.tensor(name)?)
     }
 
     /// Uploads tensors, given by name and shape, as f32 to `device`.
     pub fn weights(&self, wanted: &[(String, Vec<usize>)], device: &Device) -> Result<Weights> {
-        let one = |(name, shape): &(String, Vec<usize>)| {
+        let upload = |(name, shape): &(String, Vec<usize>)| {
             Ok((name.clone(), Weight::new(&self.tensor(name, shape)?, Stored::F32, device)))
         };
-        Ok(Arc::new(wanted.iter().map(one).collect::<Result<_>>()?))
+        Ok(Arc::new(wanted.iter().map(upload).collect::<Result<_>>()?))
     }
 }

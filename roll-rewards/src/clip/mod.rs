@@ -1,7 +1,8 @@
-//! The reward `clip`: CLIP, SigLIP and scorers derived from them, read directly from a Hugging Face model directory.
+//! The reward `clip`: CLIP, SigLIP and scorers derived from them, read directly from a Hugging Face model directory. It
+//! compares frames of a video with a text or with the reference, or rates them by an aesthetic head.
 //!
-//! `tower.rs` is the image tower, differentiable in the pixels; `text.rs` the text tower, without gradient; `config.rs`
-//! and `files.rs` read the directory.
+//! `tower.rs` and `attention_pool.rs` are the image tower, which is differentiable in the pixels. `text.rs` is the text
+//! tower, without gradient. `config.rs` and `files.rs` read the directory.
 
 mod attention_pool;
 mod config;
@@ -38,7 +39,7 @@ use tower::{Embed, Head, Layer, Pool, TowerDims};
 const NAME: &str = "clip";
 /// Name of the target's tensor: the mean direction of the reference's embeddings.
 const DIRECTION: &str = "direction";
-/// Number of text embeddings that are cached. Prompts recur every epoch.
+/// Number of text embeddings that are cached, because prompts recur every epoch.
 const TEXTS: usize = 1024;
 
 /// Options of the reward `clip`.
@@ -49,18 +50,18 @@ pub struct ClipRewardConfig {
     /// preprocessor_config.json (or processor_config.json, as transformers 5 saves it).
     #[schemars(extend("x-required" = true))]
     pub path: String,
-    /// A weight file in place of the directory's own: safetensors or a torch checkpoint, with the names of `transformers`
-    /// or of open_clip, as HPS_v2.1_compressed.pt.
+    /// A weight file in place of the directory's own: safetensors or a torch checkpoint, with the names of
+    /// `transformers` or of open_clip, as HPS_v2.1_compressed.pt.
     pub weights: Option<String>,
-    /// What frames are compared with.
+    /// What frames are compared with: `prompt`, `reference` or `{text: ...}`.
     pub against: Against,
-    /// How the similarity becomes the score.
+    /// How the similarity becomes the score: `cosine`, `logit` or `probability`.
     pub score: Scale,
-    /// A safetensors file or torch checkpoint with the layers of an aesthetic predictor. Its output is then the score,
-    /// and frames are not compared.
+    /// A safetensors file or torch checkpoint with the layers of an aesthetic predictor. The predictor's output is then
+    /// the score, and frames are not compared.
     pub head: Option<String>,
-    /// How a frame of another aspect ratio is fitted into the model's square. Default: as preprocessor_config.json says.
-    /// HPSv2 is computed with `letterbox`.
+    /// How a frame of another aspect ratio is fitted into the model's square. If absent, as preprocessor_config.json
+    /// says. HPSv2 is computed with `letterbox`.
     pub fit: Option<Fit>,
     /// Which frames are scored.
     pub frames: Frames,
@@ -100,8 +101,8 @@ pub enum Against {
     /// The sample's prompt.
     #[default]
     Prompt,
-    /// The mean embedding of the reference video's frames that `frames` selects: each frame of the sample is compared
-    /// with that one embedding, not with the frame at its own time.
+    /// The mean embedding of the reference video's frames that `frames` selects. Each frame of the generated video is
+    /// compared with this one embedding, not with the reference's frame at the same time.
     Reference,
     /// A fixed text.
     Text(String),
@@ -127,6 +128,7 @@ struct VisionTower {
 }
 
 impl VisionTower {
+    /// Loads the layers in their order: embedding of patches, transformer layers, pooling with the head.
     fn load(tensors: &Tensors, config: &ModelConfig, head: Option<Head>, device: &Device) -> Result<Self> {
         let (v, family) = (&config.vision_config, config.family);
         let (width, eps) = (v.hidden_size, v.layer_norm_eps);
@@ -174,15 +176,25 @@ impl RowNetwork for VisionTower {
 pub struct ClipReward {
     config: ClipRewardConfig,
     vision: VisionTower,
-    /// Encodes the texts that frames are compared with.
+    /// Encodes the texts that frames are compared with; `None` if frames are compared with no text.
     text: Option<TextTower>,
+    /// Cached directions of texts.
     texts: HashMap<String, Vec<f32>>,
-    /// exp(`logit_scale`) and `logit_bias`, unless the score is the cosine.
-    logit: Option<[f64; 2]>,
+    /// How a cosine becomes a logit; `None` if the score is the cosine.
+    logit: Option<LogitScale>,
     input: Input,
+    /// The files that the target depends on.
     files: Vec<PathBuf>,
-    /// Whether the log reports an empty prompt.
+    /// Whether an empty prompt was logged already.
     empty_prompt_logged: bool,
+}
+
+/// The map from a cosine to a logit: `factor * cosine + bias`.
+struct LogitScale {
+    /// exp(`logit_scale`).
+    factor: f64,
+    /// `logit_bias`; 0 for CLIP, which has none.
+    bias: f64,
 }
 
 impl ClipReward {
@@ -235,8 +247,11 @@ impl ClipReward {
         }
         let logit = match (config.score, model.family) {
             (Scale::Cosine, _) => None,
-            (_, Family::Clip) => Some([number(&tensors, "logit_scale")?.exp(), 0.0]),
-            (_, Family::Siglip) => Some([number(&tensors, "logit_scale")?.exp(), number(&tensors, "logit_bias")?]),
+            (_, Family::Clip) => Some(LogitScale { factor: number(&tensors, "logit_scale")?.exp(), bias: 0.0 }),
+            (_, Family::Siglip) => {
+                let factor = number(&tensors, "logit_scale")?.exp();
+                Some(LogitScale { factor, bias: number(&tensors, "logit_bias")? })
+            }
         };
         Ok(Self {
             vision: VisionTower::load(&tensors, &model, head, device)?,
@@ -260,9 +275,9 @@ impl ClipReward {
         }
     }
 
-    /// The score for a cosine, and the derivative of the score with respect to it.
+    /// The score for a cosine, and the derivative of the score with respect to the cosine.
     fn scaled(&self, cosine: f64) -> (f64, f64) {
-        let Some([factor, bias]) = self.logit else { return (cosine, 1.0) };
+        let Some(LogitScale { factor, bias }) = self.logit else { return (cosine, 1.0) };
         let logit = factor * cosine + bias;
         if self.config.score != Scale::Probability {
             return (logit, factor);
@@ -286,7 +301,7 @@ impl ClipReward {
     }
 }
 
-/// Reads a parameter with one value. CLIP's have shape `[]`, SigLIP's `[1]`.
+/// Reads a parameter with one value. Its shape is `[]` in CLIP and `[1]` in SigLIP.
 fn number(tensors: &Tensors, name: &str) -> Result<f64> {
     let shape = tensors.shape(name).unwrap_or_default().to_vec();
     Ok(f64::from(tensors.tensor(name, &shape)?.item()?))
@@ -339,7 +354,7 @@ impl RewardScorer for ClipReward {
                 target.tensors.get(DIRECTION).ok_or_else(bad_target)?.to_f32_vec()
             }
         };
-        let read = |row: &[f32]| {
+        let score_of_row = |row: &[f32]| {
             if row.len() != direction.len() {
                 return Err(Error::shape(
                     "the direction to compare with",
@@ -347,15 +362,15 @@ impl RewardScorer for ClipReward {
                     &[direction.len()],
                 ));
             }
-            let (value, gradient) = row_score::cosine(row, &direction);
-            let (value, slope) = self.scaled(value);
+            let (cosine, gradient) = row_score::cosine(row, &direction);
+            let (value, slope) = self.scaled(cosine);
             Ok((value, gradient.into_iter().map(|g| slope as f32 * g).collect()))
         };
-        self.scorer().score(video, &read, grad)
+        self.scorer().score(video, &score_of_row, grad)
     }
 
     fn target_key(&self) -> Result<Option<String>> {
-        // Only `against: reference` has a target; it depends on the tower and on the choice of frames.
+        // Only `against: reference` has a target. The target depends on the tower and on the choice of frames.
         let mut key = Fingerprint::new(NAME).text("against", format_args!("{:?}", self.config.against));
         key = key.text("frames", format_args!("{:?} {:?}", self.config.frames, self.config.fit));
         for file in &self.files {

@@ -1,4 +1,4 @@
-//! The text tower, inference only.
+//! The text tower: encodes a text as an embedding, for inference only.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,6 +19,7 @@ use super::tower::{Layer, TowerDims, norm, pair, scope};
 /// Encodes texts as embeddings.
 pub struct TextTower {
     tokenizer: Arc<Tokenizer>,
+    /// Bound on the length that the tokenizer's normalizer adds to a text.
     growth: Growth,
     weights: Weights,
     layers: Vec<Layer>,
@@ -99,7 +100,7 @@ impl TextTower {
             let problem = format!("its tokenizer gave {odd}, but the vocabulary has {} tokens", self.config.vocab_size);
             return Err(Error::Unsupported(format!("the text tower: {problem}")));
         }
-        // CLIP's embedding is read at the end token, and attention is causal, so later tokens have no effect on it.
+        // CLIP's embedding is read at the end token. Attention is causal, so tokens after it are left out.
         if self.padding.is_none() {
             ids.truncate(self.end(&ids)? + 1);
         }
@@ -118,18 +119,21 @@ impl TextTower {
         Ok(to_host(scope.linear(last, self.projection)?)?.to_f32_vec())
     }
 
-    /// Returns the position of the text's end, which is the first end token. Configurations from before 2023 declare
-    /// the id 2 for the end token, although its id is the largest of the vocabulary.
+    /// Returns the position of the first end token. Configurations from before 2023 declare the id 2 for the end token,
+    /// although its id is the largest of the vocabulary.
     fn end(&self, ids: &[u32]) -> Result<usize> {
-        let end = match self.config.eos_token_id {
+        let eos_token_id = self.config.eos_token_id;
+        let position = match eos_token_id {
+            // The first position of the largest id.
             Some(2) | None => {
                 ids.iter().enumerate().max_by_key(|(i, id)| (**id, std::cmp::Reverse(*i))).map(|(i, _)| i)
             }
-            Some(end) => ids.iter().position(|id| *id == end),
+            Some(eos) => ids.iter().position(|id| *id == eos),
         };
-        end.ok_or_else(|| {
-            let end = self.config.eos_token_id;
-            Error::Unsupported(format!("CLIP's text tower: its tokenizer gives {ids:?}, without the end token {end:?}"))
+        position.ok_or_else(|| {
+            Error::Unsupported(format!(
+                "CLIP's text tower: its tokenizer gives {ids:?}, without the end token {eos_token_id:?}"
+            ))
         })
     }
 }
@@ -147,14 +151,17 @@ fn padding(tokenizer: &Tokenizer, directory: &Path, config: &TextConfig) -> Resu
     }
 }
 
+/// Reads `tokenizer.json`. The tokenizer cuts texts to `positions` tokens and does not pad them.
 fn tokenizer(path: &Path, positions: usize) -> Result<(Tokenizer, Growth)> {
     let bytes = files::read_filled(path, files::MAX_TEXT).map_err(Error::file("read", path))?;
-    let wrong = |problem: String| Error::bad_file(path, format!("no tokenizer.json: {problem}"));
-    let growth = Growth::of(&bytes).map_err(wrong)?;
-    let tokenizer = contain(LIMIT, move || Tokenizer::from_bytes(bytes)).map_err(wrong)?;
-    let mut tokenizer = tokenizer.map_err(|e| wrong(e.to_string()))?;
-    let cut = TruncationParams { max_length: positions, ..Default::default() };
+    let invalid = |problem: String| Error::bad_file(path, format!("no tokenizer.json: {problem}"));
+    let growth = Growth::of(&bytes).map_err(invalid)?;
+    let tokenizer = contain(LIMIT, move || Tokenizer::from_bytes(bytes)).map_err(invalid)?;
+    let mut tokenizer = tokenizer.map_err(|e| invalid(e.to_string()))?;
+    let truncation = TruncationParams { max_length: positions, ..Default::default() };
     tokenizer.with_padding(None);
-    tokenizer.with_truncation(Some(cut)).map_err(|e| wrong(format!("cannot cut texts to {positions} tokens: {e}")))?;
+    tokenizer
+        .with_truncation(Some(truncation))
+        .map_err(|e| invalid(format!("cannot cut texts to {positions} tokens: {e}")))?;
     Ok((tokenizer, growth))
 }

@@ -1,4 +1,5 @@
-//! The transformer of a tower as a chain of segments. The backward pass recomputes one layer at a time.
+//! The layers of a tower as segments of a chain: the embedding of patches, transformer layers (which the text tower
+//! also uses), and the pooling to an embedding. The backward pass recomputes one layer at a time.
 
 use burn::tensor::{DType, Device, Tensor as Burn, activation};
 use roll_backends::ops::{self, AttentionOptions};
@@ -8,13 +9,18 @@ use roll_core::{Error, Result};
 use super::config::{Activation, Family, VisionConfig};
 use super::files::Tensors;
 
-/// The sizes of a tower.
+/// The sizes and options that all transformer layers of a tower have in common.
 #[derive(Clone, Copy, Debug)]
 pub struct TowerDims {
+    /// Width of a token.
     pub width: usize,
+    /// Width of the feed-forward layers.
     pub hidden: usize,
+    /// Number of attention heads.
     pub heads: usize,
+    /// Activation function of the feed-forward layers.
     pub activation: Activation,
+    /// Epsilon of the layer norms.
     pub eps: f64,
     /// Whether attention is causal.
     pub causal: bool,
@@ -34,8 +40,8 @@ impl Layer {
     pub fn load(tensors: &Tensors, name: String, dims: TowerDims, tokens: usize, device: &Device) -> Result<Self> {
         let TowerDims { width, hidden, .. } = dims;
         let mut wanted = Vec::new();
-        for norm in ["layer_norm1", "layer_norm2"] {
-            wanted.extend(pair(&format!("{name}.{norm}"), &[width]));
+        for layer_norm in ["layer_norm1", "layer_norm2"] {
+            wanted.extend(pair(&format!("{name}.{layer_norm}"), &[width]));
         }
         for projection in ["q_proj", "k_proj", "v_proj", "out_proj"] {
             wanted.extend(pair(&format!("{name}.self_attn.{projection}"), &[width, width]));
@@ -45,24 +51,23 @@ impl Layer {
         Ok(Self { weights: tensors.weights(&wanted, device)?, name, dims, tokens })
     }
 
-    /// Computes the layer's output. The number of items follows from `x`.
+    /// Computes the layer's output for `x`, `[items * tokens, width]`. Tokens attend to tokens of their own item.
     pub fn run(&self, x: Burn<2>, tokens: usize, tape: &Tape) -> Result<Burn<2>> {
         let TowerDims { heads, causal, eps, .. } = self.dims;
         let scope = scope(&self.weights, tape);
-        let part = |of: &str| format!("{}.{of}", self.name);
-        let normed = norm(&scope, x.clone(), &part("layer_norm1"), eps)?;
-        let [q, k, v] =
-            ["q_proj", "k_proj", "v_proj"].map(|p| scope.linear(normed.clone(), &part(&format!("self_attn.{p}"))));
-        let (q, k, v) = (q?, k?, v?);
+        let full_name = |name: &str| format!("{}.{name}", self.name);
+        let normed = norm(&scope, x.clone(), &full_name("layer_norm1"), eps)?;
+        let project = |projection: &str| scope.linear(normed.clone(), &full_name(&format!("self_attn.{projection}")));
+        let (q, k, v) = (project("q_proj")?, project("k_proj")?, project("v_proj")?);
         let items = x.dims()[0] / tokens;
-        let mixed = (0..items).map(|i| {
-            let rows = |x: &Burn<2>| x.clone().narrow(0, i * tokens, tokens);
+        let attended = (0..items).map(|i| {
+            let rows_of_item = |x: &Burn<2>| x.clone().narrow(0, i * tokens, tokens);
             let options = AttentionOptions { causal, ..Default::default() };
-            ops::attention_with(rows(&q), rows(&k), rows(&v), heads, options)
+            ops::attention_with(rows_of_item(&q), rows_of_item(&k), rows_of_item(&v), heads, options)
         });
-        let x = x + scope.linear(Burn::cat(mixed.collect(), 0), &part("self_attn.out_proj"))?;
-        let wide = scope.linear(norm(&scope, x.clone(), &part("layer_norm2"), eps)?, &part("mlp.fc1"))?;
-        Ok(x + scope.linear(activated(wide, self.dims.activation), &part("mlp.fc2"))?)
+        let x = x + scope.linear(Burn::cat(attended.collect(), 0), &full_name("self_attn.out_proj"))?;
+        let hidden = scope.linear(norm(&scope, x.clone(), &full_name("layer_norm2"), eps)?, &full_name("mlp.fc1"))?;
+        Ok(x + scope.linear(activated(hidden, self.dims.activation), &full_name("mlp.fc2"))?)
     }
 }
 
@@ -85,14 +90,18 @@ pub fn activated(x: Burn<2>, activation: Activation) -> Burn<2> {
 pub struct Embed {
     weights: Weights,
     family: Family,
+    /// Width of a token.
     width: usize,
+    /// Side of a patch in pixels.
     patch: usize,
+    /// Number of patches along a side of the picture.
     grid: usize,
+    /// Epsilon of CLIP's layer norm.
     eps: f64,
 }
 
 const EMBEDDINGS: &str = "vision_model.embeddings";
-/// The misspelling is that of `transformers`.
+/// Misspelled in `transformers`.
 const PRE_NORM: &str = "vision_model.pre_layrnorm";
 
 impl Embed {
@@ -148,16 +157,17 @@ impl Segment for Embed {
     }
 }
 
-/// The projected class token, `[N, projection]`, or the output of a head on it.
+/// The end of CLIP's image tower: the projected class token, `[N, projection]`, or the output of a head on it.
 pub struct Pool {
     weights: Weights,
+    /// Number of tokens per item.
     tokens: usize,
     eps: f64,
     head: Option<Head>,
 }
 
 impl Pool {
-    /// Loads the layer for items of `tokens` tokens.
+    /// Loads the layer for items of `tokens` tokens. `width` is that of a token, `projection` that of an embedding.
     pub fn load(
         tensors: &Tensors,
         [width, projection]: [usize; 2],
@@ -197,30 +207,29 @@ impl Head {
     /// Loads the layers of a safetensors file: `weight` and `bias`, or `layers.N.weight` and `layers.N.bias` by
     /// ascending N. Fails unless they map `width` numbers to one.
     pub fn load(tensors: &Tensors, width: usize, device: &Device) -> Result<Self> {
-        let mut names: Vec<(usize, &str)> = tensors
-            .names()
-            .filter_map(|name| name.strip_suffix("weight"))
-            .map(|stem| (stem.split('.').filter_map(|part| part.parse().ok()).next_back().unwrap_or(0), stem))
-            .collect();
+        // The last number in a name is the number of the layer; 0 for a name without one.
+        let number = |stem: &str| stem.split('.').filter_map(|part| part.parse().ok()).next_back().unwrap_or(0);
+        let stems = tensors.names().filter_map(|name| name.strip_suffix("weight"));
+        let mut names: Vec<(usize, &str)> = stems.map(|stem| (number(stem), stem)).collect();
         names.sort();
         let (mut layers, mut inputs) = (Vec::new(), width);
         for (_, stem) in names {
             let weight = format!("{stem}weight");
+            let bias = format!("{stem}bias");
             let outputs = tensors.shape(&weight).and_then(|s| s.first().copied()).unwrap_or(0);
-            let wanted = [(weight.clone(), vec![outputs, inputs]), (format!("{stem}bias"), vec![outputs])];
+            let wanted = [(weight.clone(), vec![outputs, inputs]), (bias.clone(), vec![outputs])];
             let loaded = tensors.weights(&wanted, device)?;
-            layers.push((loaded[&weight].f32()?, loaded[&wanted[1].0].f32()?));
+            layers.push((loaded[&weight].f32()?, loaded[&bias].f32()?));
             inputs = outputs;
         }
-        match (layers.is_empty(), inputs) {
-            (false, 1) => Ok(Self { layers }),
-            _ => {
-                Err(Error::shape("the head of an aesthetic predictor", format!("layers from {width} to 1"), &[inputs]))
-            }
+        if layers.is_empty() || inputs != 1 {
+            let expected = format!("layers from {width} to 1");
+            return Err(Error::shape("the head of an aesthetic predictor", expected, &[inputs]));
         }
+        Ok(Self { layers })
     }
 
-    /// Maps embeddings `[N, width]` to scores `[N, 1]`.
+    /// Maps embeddings `[N, width]`, which it normalises first, to scores `[N, 1]`.
     pub fn run(&self, x: Burn<2>) -> Result<Burn<2>> {
         let length = x.clone().powi_scalar(2).sum_dim(1).sqrt();
         let unit = x / length;

@@ -1,4 +1,4 @@
-//! Maps five landmarks to a face crop in the ArcFace template.
+//! Alignment: the crop of a face whose five landmarks lie where the embedder expects them (the ArcFace template).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -35,6 +35,7 @@ pub fn similarity(points: &[[f64; 2]], onto: &[[f64; 2]]) -> Option<Affine> {
     let n = points.len().min(onto.len()) as f64;
     let mean = |p: &[[f64; 2]]| p.iter().fold([0.0, 0.0], |[x, y], q| [x + q[0] / n, y + q[1] / n]);
     let ([px, py], [qx, qy]) = (mean(points), mean(onto));
+    // Sums over the centred pairs of their dot products, their cross products, and the squares of the points.
     let (mut along, mut across, mut spread) = (0.0, 0.0, 0.0);
     for (&[x, y], &[u, v]) in points.iter().zip(onto) {
         let (x, y, u, v) = (x - px, y - py, u - qx, v - qy);
@@ -54,16 +55,18 @@ pub fn to_template(landmarks: &[[f32; 2]; 5]) -> Option<Affine> {
     similarity(&landmarks.map(|p| p.map(f64::from)), &TEMPLATE)
 }
 
-/// The warp of ROLL's `affine_grid` and `grid_sample` for `to_crop` (picture pixels to crop pixels): the canvas is as
-/// large as the picture and is cut to `size`, and coordinates are divided by `W` where the grid expects `W - 1`. `None`
-/// if `to_crop` has no inverse.
+/// The warp of ROLL's `affine_grid` and `grid_sample` for `to_crop`, the map from picture pixels to crop pixels. Its
+/// canvas is as large as the picture and is cut to `size`. Its coordinates are divided by `W` where the grid expects
+/// `W - 1`. `None` if `to_crop` has no inverse.
 pub fn reference_warp(to_crop: &Affine, picture: [usize; 2], size: usize) -> Option<Warp> {
-    let [h, w] = picture.map(|n| n as f64 / (n as f64 - 1.0));
-    let to_source = Affine::scale(w, h).then(&to_crop.inverse()?).then(&Affine::scale(1.0 / w, 1.0 / h));
+    let [y_factor, x_factor] = picture.map(|n| n as f64 / (n as f64 - 1.0));
+    let to_source = Affine::scale(x_factor, y_factor)
+        .then(&to_crop.inverse()?)
+        .then(&Affine::scale(1.0 / x_factor, 1.0 / y_factor));
     Some(Warp { to_source, output: picture.map(|n| n.min(size)), picture })
 }
 
-/// The exact warp for `to_crop`. `None` if it has no inverse.
+/// The exact warp for `to_crop`, the map from picture pixels to crop pixels. `None` if `to_crop` has no inverse.
 pub fn exact_warp(to_crop: &Affine, picture: [usize; 2], size: usize) -> Option<Warp> {
     Some(Warp { to_source: to_crop.inverse()?, output: [size, size], picture })
 }
@@ -72,12 +75,12 @@ pub fn exact_warp(to_crop: &Affine, picture: [usize; 2], size: usize) -> Option<
 #[derive(Clone, Debug)]
 pub struct Crop {
     warp: Warp,
-    /// Present if the reference's crop of a small frame is smaller than 112 pixels: it is stretched afterwards.
+    /// Stretches the result of `warp` to 112x112, if [`Alignment::Reference`] makes a smaller crop of a small frame.
     stretch: Option<Resize>,
 }
 
 impl Crop {
-    /// The crop of a `[height, width]` frame around `landmarks`; `None` if they coincide or are not finite.
+    /// The crop of a `[height, width]` frame around `landmarks`; `None` if the landmarks coincide or are not finite.
     pub fn new(landmarks: &[[f32; 2]; 5], frame: [usize; 2], alignment: Alignment) -> Option<Self> {
         let to_crop = to_template(landmarks)?;
         let warp = match alignment {
@@ -86,8 +89,8 @@ impl Crop {
             Alignment::Reference if frame.contains(&1) => return None,
             Alignment::Reference => reference_warp(&to_crop, frame, CROP)?,
         };
-        let small = warp.output != [CROP, CROP];
-        Some(Self { warp, stretch: small.then(|| Resize::new(warp.output, [CROP, CROP], Filter::Bilinear)) })
+        let is_small = warp.output != [CROP, CROP];
+        Some(Self { warp, stretch: is_small.then(|| Resize::new(warp.output, [CROP, CROP], Filter::Bilinear)) })
     }
 
     /// Computes the crop, `[3, 112, 112]`, of a frame `[3, H, W]`.

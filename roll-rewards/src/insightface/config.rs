@@ -19,7 +19,8 @@ pub struct IdentityConfig {
     pub reward_model_path: String,
     /// File name of the detector, if several files in the directory fit or none is recognised by its name.
     pub detector: Option<String>,
-    /// File name of the embedder, if several files in the directory fit or none is recognised.
+    /// File name of the embedder, if several files in the directory fit or none is recognised by its name or its
+    /// shapes.
     pub embedder: Option<String>,
     /// Lowest confidence of a detected face.
     #[schemars(range(min = 0, max = 1))]
@@ -34,7 +35,7 @@ pub struct IdentityConfig {
     /// Divisor of SCRFD's input, (pixel - 127.5) / divisor: 127.5 in ROLL, 128 in InsightFace.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub det_divisor: f32,
-    /// Padding of a frame that does not fill the square: grey in ROLL, black in InsightFace.
+    /// Colour around a frame that does not fill the detector's square input: `grey` in ROLL, `black` in InsightFace.
     pub det_padding: Padding,
     /// Order of the embedder's input channels: RGB in InsightFace, BGR in ROLL.
     pub channel_order: ChannelOrder,
@@ -44,7 +45,7 @@ pub struct IdentityConfig {
     pub on_missing: OnMissing,
     /// What happens with a frame without a face.
     pub undetected: Undetected,
-    /// Number of frames per batch of the networks. More are faster on an accelerator and take more memory.
+    /// Number of frames per batch of the networks. A larger batch is faster on an accelerator and takes more memory.
     #[schemars(range(min = 1))]
     pub frames_per_batch: usize,
     /// Score every n-th frame, and search every n-th frame of the reference for faces.
@@ -82,8 +83,8 @@ impl Default for IdentityConfig {
 pub enum Undetected {
     /// The frame does not count.
     LeaveOut,
-    /// The face is assumed at the landmarks of the reference at that time. For models that do not show faces yet: there
-    /// is a score and a gradient from the first step on.
+    /// The face is assumed at the landmarks of the reference's face nearest in time. A model that does not show faces
+    /// yet then has a score and a gradient from the first step on.
     ReferenceLandmarks,
 }
 
@@ -98,7 +99,7 @@ pub enum Padding {
 }
 
 impl Padding {
-    /// The value in [-1, 1].
+    /// The value of a pixel, in [-1, 1].
     pub fn value(self) -> f32 {
         match self {
             Self::Grey => 0.0,
@@ -113,15 +114,15 @@ const MAX_DET_SIZE: usize = 4096;
 impl IdentityConfig {
     /// Fails, and names the key, if a value is outside its range.
     pub fn check(&self) -> Result<()> {
-        let wrong = |key: &str, problem: String| Err(Error::config(format!("reward.{key}"), problem));
+        let invalid = |key: &str, problem: String| Err(Error::config(format!("reward.{key}"), problem));
         if self.reward_model_path.is_empty() {
             let problem = "missing: the directory that holds the face detector and the face embedder (ONNX files)";
-            return wrong("reward_model_path", problem.into());
+            return invalid("reward_model_path", problem.into());
         }
         check_ranges("reward", self)?;
         if !self.det_size.is_multiple_of(32) {
             let problem = format!("expected a multiple of 32 up to {MAX_DET_SIZE}, found {}", self.det_size);
-            return wrong("det_size", problem);
+            return invalid("det_size", problem);
         }
         check_on_missing(self.on_missing)
     }

@@ -61,7 +61,9 @@ pub fn largest(faces: &[Face]) -> Option<usize> {
 #[derive(Clone, Debug)]
 pub struct Letterbox {
     resize: Resize,
+    /// `[height, width]` of the scaled frame.
     content: [usize; 2],
+    /// Side of the canvas.
     side: usize,
     /// Canvas pixels per frame pixel.
     pub scale: f32,
@@ -72,14 +74,12 @@ impl Letterbox {
     pub fn new(frame: [usize; 2], side: usize) -> Result<Self> {
         let [h, w] = frame;
         let ratio = h as f64 / w as f64;
-        let content = match h > w {
-            true => [side, (side as f64 / ratio) as usize],
-            false => [(side as f64 * ratio) as usize, side],
-        };
+        let content =
+            if h > w { [side, (side as f64 / ratio) as usize] } else { [(side as f64 * ratio) as usize, side] };
         if h == 0 || w == 0 || content.contains(&0) {
             return Err(Error::shape("frame for the face detector", "at least one pixel of each side, scaled", &frame));
         }
-        // The reference divides both axes by the height's ratio.
+        // Faces are mapped back by the scale of the height on both axes, as in the reference implementation.
         let scale = content[0] as f32 / h as f32;
         Ok(Self { resize: Resize::new(frame, content, Filter::Bilinear), content, side, scale })
     }

@@ -17,14 +17,19 @@ pub struct Detector {
     network: Network,
     kind: Kind,
     device: Device,
+    /// Side of the square input in pixels.
     side: usize,
+    /// Lowest confidence of a face.
     threshold: f32,
+    /// Largest overlap of two faces.
     nms_iou: f32,
     /// SCRFD's input is (pixel - 127.5) / `divisor`.
     divisor: f32,
+    /// Value of the input outside the frame, in [-1, 1].
     padding: f32,
 }
 
+/// The kind of a detection network, which decides how its outputs are read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Scrfd,
@@ -66,8 +71,8 @@ impl Detector {
     }
 
     /// Detects the faces of each frame, in pixels of the frame and by descending confidence. Frames are `[3, height,
-    /// width]` in [-1, 1], all of `size` (`[height, width]`), and run as one batch. [`Grad::Record`] announces that
-    /// gradients will be computed for these faces.
+    /// width]` in [-1, 1], all of `size` (`[height, width]`), and run as one batch. With [`Grad::Record`], a later
+    /// gradient will use the positions of these faces as constants (see [`Network::run`]).
     pub fn detect(&self, frames: &[&[f32]], size: [usize; 2], grad: Grad) -> Result<Vec<Vec<Face>>> {
         if frames.is_empty() {
             return Ok(vec![]);
@@ -103,16 +108,18 @@ impl Detector {
         canvas
     }
 
+    /// The faces of one frame, in canvas pixels, from its rows of all outputs.
     fn decode(&self, rows: &[&[f32]]) -> Result<Vec<Face>> {
         let mut faces = vec![];
         for (level, stride) in scrfd::STRIDES.into_iter().enumerate() {
             faces.extend(match self.kind {
                 Kind::Scrfd => {
+                    // Outputs 0 to 2 are the scores of the three levels, 3 to 5 the boxes, 6 to 8 the landmarks.
                     let [scores, boxes, landmarks] = [0, 3, 6].map(|first| rows[first + level]);
                     scrfd::decode(scrfd::Level { stride, scores, boxes, landmarks }, self.side, self.threshold)?
                 }
-                Kind::Yunet(at) => {
-                    let [classes, objects, boxes, landmarks] = at[level].map(|output| rows[output]);
+                Kind::Yunet(outputs) => {
+                    let [classes, objects, boxes, landmarks] = outputs[level].map(|output| rows[output]);
                     let level = yunet::Level { stride, classes, objects, boxes, landmarks };
                     yunet::decode(level, self.side, self.threshold)?
                 }
@@ -132,6 +139,7 @@ fn row(output: &Tensor, item: usize, items: usize) -> Result<&[f32]> {
     }
 }
 
+/// Recognises a detection network by its outputs: YuNet's by their names, SCRFD's by their number.
 fn kind(model: &Model) -> Result<Kind> {
     let outputs = model.outputs();
     let find_output = |part: &str, stride: usize| outputs.iter().position(|o| o.name == format!("{part}_{stride}"));
@@ -149,6 +157,7 @@ fn kind(model: &Model) -> Result<Kind> {
     }
 }
 
+/// The error of a file that is not a face detector.
 fn misfit(model: &Model, problem: String) -> Error {
     RewardError::NotTheNetwork { role: "face detector", path: model.path().into(), problem }.into()
 }

@@ -11,7 +11,7 @@ use crate::RewardError;
 
 /// A network that the identity score needs.
 pub(super) struct NetworkRole {
-    /// The role in error messages.
+    /// Name of the role in error messages.
     text: &'static str,
     /// The option that selects a file.
     key: &'static str,
@@ -81,6 +81,7 @@ fn embeds_crops(model: &Model) -> bool {
     matches!(input.shape[..], [_, Some(3), Some(CROP), Some(CROP)]) && matches!(output.shape[..], [_, Some(512)])
 }
 
+/// The ONNX files in a directory, in alphabetical order.
 fn onnx_files(directory: &Path) -> Result<Vec<PathBuf>> {
     let failed = || Error::file("read the face networks' directory", directory);
     let mut files = vec![];

@@ -10,6 +10,7 @@ use super::align::CROP;
 use super::config::ChannelOrder;
 use crate::RewardError;
 
+/// Number of pixels of a crop.
 const PLANE: usize = CROP * CROP;
 
 /// An embedding network and its settings.
@@ -66,9 +67,8 @@ impl Embedder {
         &self.network
     }
 
-    /// Embeds crops, `[N, 3, 112, 112]` RGB in [-1, 1], row-major, without a pullback. [`Grad::Record`] says that a
-    /// gradient which is computed later uses these embeddings as constants, as those of a reference: the executor of
-    /// [`Embedder::vjp`] then computes them.
+    /// Embeds crops, `[N, 3, 112, 112]` RGB in [-1, 1], row-major, without a pullback. With [`Grad::Record`], a later
+    /// gradient will use these embeddings as constants, such as those of a reference (see [`Network::run`]).
     pub fn embed(&self, crops: Vec<f32>, grad: Grad) -> Result<Embeddings> {
         let input = self.input(crops)?;
         let items = input.shape()[0];
@@ -88,12 +88,14 @@ impl Embedder {
         Ok((embeddings, EmbeddingPull { recorded, shape, order: self.order, device: self.device.clone() }))
     }
 
+    /// The network's input for RGB crops, on the device.
     fn input(&self, mut crops: Vec<f32>) -> Result<NdTensor> {
         reorder(&mut crops, self.order);
         let items = crops.len() / (3 * PLANE);
         to_device_nd(&Tensor::new(crops, [items, 3, CROP, CROP])?, &self.device)
     }
 
+    /// Reads an output as embeddings. Fails unless it has one row per item.
     fn rows(&self, output: &NdTensor, items: usize) -> Result<Embeddings> {
         match *output.shape() {
             [n, width] if n == items => Ok(Embeddings { values: to_host_nd(output)?.to_f32_vec(), width }),
@@ -117,7 +119,7 @@ impl EmbeddingPull {
     }
 }
 
-/// Converts RGB to `order` and back (an involution).
+/// Converts crops from RGB to `order`, or from `order` to RGB, which is the same exchange of red and blue.
 fn reorder(crops: &mut [f32], order: ChannelOrder) {
     if order == ChannelOrder::Bgr {
         for crop in crops.chunks_exact_mut(3 * PLANE) {

@@ -1,4 +1,4 @@
-//! The two networks of the identity score, and the operations on them.
+//! The two networks of the identity score, detector and embedder, and the operations that combine them.
 
 use std::path::Path;
 
@@ -19,6 +19,7 @@ pub struct FaceNetworks {
     detector: Detector,
     embedder: Embedder,
     align: Alignment,
+    /// Number of frames per batch of the detector.
     batch: usize,
 }
 
@@ -75,7 +76,7 @@ impl FaceNetworks {
         Ok(self.detector.detect(&[frame], size, Grad::Skip)?.pop().unwrap_or_default())
     }
 
-    /// Returns the embedding of `face` in a frame, not normalised; `None` if its landmarks coincide.
+    /// Returns the embedding of `face` in a frame, not normalised; `None` if the landmarks of the face coincide.
     pub fn embed(&self, frame: &[f32], size: [usize; 2], face: &Face) -> Result<Option<Vec<f32>>> {
         check_frame(frame, size)?;
         match Crop::new(&face.landmarks, size, self.align) {
@@ -84,8 +85,8 @@ impl FaceNetworks {
         }
     }
 
-    /// The largest face of each frame (index, `[3, height, width]`); frames without a face are left out.
-    /// [`Grad::Record`] announces that gradients with respect to these faces will be computed.
+    /// The largest face of each of `frames` (index and `[3, height, width]`). Frames without a face are left out.
+    /// `grad` is passed to [`Detector::detect`].
     pub fn largest_faces(&self, frames: &[(usize, &[f32])], size: [usize; 2], grad: Grad) -> Result<Vec<FrameFace>> {
         let mut found = vec![];
         for batch in frames.chunks(self.batch) {
@@ -105,8 +106,8 @@ impl FaceNetworks {
 }
 
 fn check_frame(frame: &[f32], [height, width]: [usize; 2]) -> Result<()> {
-    match frame.len() == 3 * height * width {
-        true => Ok(()),
-        false => Err(Error::shape("frame for the face networks", format!("[3, {height}, {width}]"), &[frame.len()])),
+    if frame.len() != 3 * height * width {
+        return Err(Error::shape("frame for the face networks", format!("[3, {height}, {width}]"), &[frame.len()]));
     }
+    Ok(())
 }

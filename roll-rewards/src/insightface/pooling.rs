@@ -1,37 +1,37 @@
-//! The pooled identity score.
+//! The identity score of a video from the embeddings of its faces, with its gradient.
 
 /// A score and its gradient with respect to the embeddings.
 #[derive(Clone, Debug)]
 pub struct Pooled {
-    /// The mean over scored frames of their mean cosine similarity to the references; 0 if either is empty.
+    /// The mean over embeddings of their mean cosine similarity to the references; 0 without embeddings or references.
     pub value: f64,
     /// `d value / d embeddings`, `[frames, width]`.
     pub gradient: Vec<f32>,
 }
 
-/// The mean, over the rows of `embeddings`, of their mean cosine similarity to all `references`. Both have `width`
-/// columns. A zero embedding has cosine 0 and gradient 0.
+/// The mean, over the rows of `embeddings`, of their mean cosine similarity to all rows of `references`. Both have
+/// `width` columns. A zero embedding has cosine 0 and gradient 0.
 ///
 /// # Panics
-/// Panics unless both are whole rows.
+/// Panics unless both consist of whole rows.
 pub fn pooled_cosine(embeddings: &[f32], references: &[f32], width: usize) -> Pooled {
     assert_eq!([embeddings.len() % width, references.len() % width], [0; 2], "whole rows of {width}");
-    let (scored, usable) = (embeddings.len() / width, references.len() / width);
+    let (embedding_count, reference_count) = (embeddings.len() / width, references.len() / width);
     let mut pooled = Pooled { value: 0.0, gradient: vec![0.0; embeddings.len()] };
-    if usable == 0 || scored == 0 {
+    if reference_count == 0 || embedding_count == 0 {
         return pooled;
     }
-    // The mean of the cosines equals the product with the mean of the unit references.
+    // The mean of the cosines equals the dot product with the mean of the unit references.
     let mut target = vec![0.0; width];
     for reference in references.chunks_exact(width) {
-        target.iter_mut().zip(unit(reference).0).for_each(|(t, r)| *t += r / (usable as f64));
+        target.iter_mut().zip(unit(reference).0).for_each(|(t, r)| *t += r / (reference_count as f64));
     }
     for (embedding, gradient) in embeddings.chunks_exact(width).zip(pooled.gradient.chunks_exact_mut(width)) {
         let (direction, norm) = unit(embedding);
         let cosine: f64 = direction.iter().zip(&target).map(|(d, t)| d * t).sum();
-        pooled.value += cosine / scored as f64;
+        pooled.value += cosine / embedding_count as f64;
         if norm > 0.0 {
-            let scale = 1.0 / (norm * scored as f64);
+            let scale = 1.0 / (norm * embedding_count as f64);
             for ((g, d), t) in gradient.iter_mut().zip(&direction).zip(&target) {
                 *g = ((t - cosine * d) * scale) as f32;
             }
@@ -43,7 +43,7 @@ pub fn pooled_cosine(embeddings: &[f32], references: &[f32], width: usize) -> Po
 /// The direction and length of a vector; the direction of zero is zero.
 fn unit(v: &[f32]) -> (Vec<f64>, f64) {
     let norm = v.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
-    // The lower bound is that of torch's cosine_similarity.
+    // Divisor of at least 1e-8, as in torch's cosine_similarity.
     (v.iter().map(|x| f64::from(*x) / norm.max(1e-8)).collect(), norm)
 }
 

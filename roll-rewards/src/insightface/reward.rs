@@ -1,4 +1,4 @@
-//! The reward `insightface`: is the person in a video the one in the reference?
+//! The reward `insightface`: is the person in the video the person in the reference?
 
 use std::collections::BTreeMap;
 
@@ -24,9 +24,9 @@ const REFERENCES: &str = "references";
 /// five landmarks as fractions of width and height.
 const POSITIONS: &str = "places";
 
-/// The identity score: for each frame with a face, the mean cosine similarity of its embedding to those of the
-/// reference faces; then the mean over these frames. It is in [-1, 1]. The same person scores 0.5 to 0.8, strangers
-/// about 0.
+/// The identity score: for each frame with a face, the mean cosine similarity of the face's embedding to the embeddings
+/// of the reference faces; then the mean over these frames. It is in [-1, 1]. The same person scores 0.5 to 0.8,
+/// strangers about 0.
 ///
 /// The first frame of a reference clip is left out, because an image-to-video model receives it as a condition and
 /// could copy it. A reference of one frame is a picture and counts. The positions of faces are constants for the
@@ -48,6 +48,7 @@ impl IdentityReward {
         &self.networks
     }
 
+    /// The largest face of every searched frame that has one: every `sample_every`-th frame from frame `first` on.
     fn faces(&self, video: &Video, first: usize, grad: Grad) -> Result<Vec<FrameFace>> {
         let [count, height, width] = video.dims();
         let frames: Vec<_> = (first..count).step_by(self.config.sample_every).map(|t| (t, video.frame(t))).collect();
@@ -64,9 +65,9 @@ impl IdentityReward {
                 continue;
             }
             let distance = |position: &&[f32]| (position[0] - frame as f32).abs();
-            let position =
+            let nearest =
                 positions.chunks_exact(11).min_by(|a, b| distance(a).total_cmp(&distance(b))).ok_or_else(bad_target)?;
-            let landmark = |i: usize| [position[1 + 2 * i] * width as f32, position[2 + 2 * i] * height as f32];
+            let landmark = |i: usize| [nearest[1 + 2 * i] * width as f32, nearest[2 + 2 * i] * height as f32];
             let landmarks = std::array::from_fn(landmark);
             if let Some(crop) = Crop::new(&landmarks, [height, width], self.config.align) {
                 faces.push(FrameFace { frame, face: Face { bounds: [0.0; 4], score: 0.0, landmarks }, crop });
@@ -126,7 +127,7 @@ impl RewardScorer for IdentityReward {
             .ok_or_else(|| RewardError::InvalidTarget { reward: NAME.into(), tensor: REFERENCES.into() })?;
         let shape = video.frames().shape().to_vec();
         if let Some(value) = video.frames().f32s()?.iter().find(|v| !v.is_finite()) {
-            // No face would be found in such frames, and the error must not pass as a missing face.
+            // No face would be found in such frames, but a broken video must not count as a video without a face.
             let value = f64::from(*value);
             let pullback =
                 Pullback::new(move |_| Err(Error::NonFinite { what: "a pixel of the scored video".into(), value }));
@@ -146,14 +147,15 @@ impl RewardScorer for IdentityReward {
         }
         let (mut value, mut crop_gradients) = (0.0, Vec::new());
         for batch in faces.chunks(self.config.frames_per_batch) {
+            // Weight of the batch's mean in the mean over all faces.
             let share = batch.len() as f64 / faces.len() as f64;
             let crops = crops(video, batch);
             if grad.is_on() {
                 let (embeddings, pull) = self.networks.embedder().vjp(crops)?;
-                let mut part = pooled(&embeddings, references)?;
-                value += part.value * share;
-                part.gradient.iter_mut().for_each(|g| *g *= share as f32);
-                crop_gradients.push(pull.pull(part.gradient)?);
+                let mut batch_score = pooled(&embeddings, references)?;
+                value += batch_score.value * share;
+                batch_score.gradient.iter_mut().for_each(|g| *g *= share as f32);
+                crop_gradients.push(pull.pull(batch_score.gradient)?);
             } else {
                 let embeddings = self.networks.embedder().embed(crops, grad)?;
                 value += pooled(&embeddings, references)?.value * share;
@@ -172,8 +174,8 @@ impl RewardScorer for IdentityReward {
     }
 
     fn target_key(&self) -> Result<Option<String>> {
-        // The key depends on the target's executor instead of the requested one: `auto` and `own` produce the same
-        // bits.
+        // The key has the executor that computes the target instead of the requested one, because `auto` and `own`
+        // produce the same bits.
         let options = IdentityConfig { reward_model_path: String::new(), onnx: Executor::Auto, ..self.config.clone() };
         let settings =
             serde_json::to_string(&options).map_err(|e| Error::Misuse(format!("options of a reward as JSON: {e}")))?;
@@ -195,8 +197,8 @@ impl RewardScorer for IdentityReward {
 fn positions(faces: &[FrameFace], reference: &Video) -> Result<Tensor> {
     let [_, height, width] = reference.dims();
     let row = |face: &FrameFace| {
-        let shares = face.face.landmarks.into_iter().flat_map(|[x, y]| [x / width as f32, y / height as f32]);
-        std::iter::once(face.frame as f32).chain(shares).collect::<Vec<_>>()
+        let fractions = face.face.landmarks.into_iter().flat_map(|[x, y]| [x / width as f32, y / height as f32]);
+        std::iter::once(face.frame as f32).chain(fractions).collect::<Vec<_>>()
     };
     Tensor::new(faces.iter().flat_map(row).collect(), [faces.len(), 11])
 }
@@ -207,28 +209,30 @@ fn crops(video: &Video, faces: &[FrameFace]) -> Vec<f32> {
     crops.concat()
 }
 
-/// The mean over `embeddings` of their mean cosine similarity to all `references`, and its gradient.
+/// [`pooled_cosine`] of a batch. Fails if the references have another width.
 fn pooled(embeddings: &Embeddings, references: &Tensor) -> Result<Pooled> {
     let Embeddings { values, width } = embeddings;
     match *references.shape() {
-        [_, own] if own == *width => Ok(pooled_cosine(values, references.f32s()?, *width)),
+        [_, reference_width] if reference_width == *width => Ok(pooled_cosine(values, references.f32s()?, *width)),
         _ => Err(Error::shape("reference embeddings", format!("[N, {width}]"), references.shape())),
     }
 }
 
-/// The cotangent of the frames, of shape `shape`. `gradients` are those of the crops for a cotangent of 1.
+/// The cotangent of the frames, of shape `shape`. `gradients` are the gradients of the crops for a cotangent of 1,
+/// batch by batch.
 fn pull_crops(faces: &[FrameFace], gradients: Vec<Vec<f32>>, shape: Vec<usize>, cotangent: &Tensor) -> Result<Tensor> {
     let cotangent = cotangent.item()?;
     let mut crops = gradients.concat();
     crops.iter_mut().for_each(|g| *g *= cotangent);
     let mut frames = vec![0.0; shape.iter().product()];
-    let (frame, crop) = (shape[1..].iter().product::<usize>(), crops.len() / faces.len());
-    for (face, gradient) in faces.iter().zip(crops.chunks_exact(crop)) {
-        face.crop.pull(gradient, &mut frames[face.frame * frame..][..frame]);
+    let (frame_size, crop_size) = (shape[1..].iter().product::<usize>(), crops.len() / faces.len());
+    for (face, gradient) in faces.iter().zip(crops.chunks_exact(crop_size)) {
+        face.crop.pull(gradient, &mut frames[face.frame * frame_size..][..frame_size]);
     }
     Tensor::new(frames, shape)
 }
 
+/// Builds the reward from its options.
 fn build(config: IdentityConfig, context: &BuildContext) -> Result<IdentityReward> {
     config.check()?;
     let device = roll_backends::device(&context.backend)?;

@@ -1,4 +1,4 @@
-//! SCRFD's post-processing: anchors at strides 8, 16 and 32, two per position.
+//! Reads faces from the outputs of SCRFD: anchors at strides 8, 16 and 32, two per position.
 
 use roll_core::{Error, Result};
 
@@ -6,10 +6,11 @@ use super::detection::Face;
 
 /// Strides of the three output levels.
 pub const STRIDES: [usize; 3] = [8, 16, 32];
+/// Number of anchors per position.
 const ANCHORS: usize = 2;
 
-/// The raw outputs of one level. Anchor `(y * columns + x) * 2 + a` is at canvas pixel `(x, y) * stride`; distances are
-/// in units of the stride.
+/// The raw outputs of one level. Anchor `(y * columns + x) * 2 + a` is at canvas pixel `(x, y) * stride`. Distances and
+/// offsets are in units of the stride.
 #[derive(Clone, Copy, Debug)]
 pub struct Level<'a> {
     /// Distance between anchors in canvas pixels.

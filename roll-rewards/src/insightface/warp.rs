@@ -1,4 +1,4 @@
-//! Samples a picture along an affine map, with the transpose of this operation.
+//! A warp: samples a picture at positions given by an affine map. Its pullback is the transpose.
 
 use super::affine::Affine;
 
@@ -14,7 +14,8 @@ pub struct Warp {
     pub picture: [usize; 2],
 }
 
-/// At most four neighbours: offset in the plane, and weight.
+/// The four neighbours of a sampled point: offset in the plane, and weight; weight 0 for neighbours outside the
+/// picture.
 type Taps = [(usize, f32); 4];
 
 impl Warp {
@@ -69,6 +70,7 @@ impl Warp {
         }
     }
 
+    /// The neighbours of a point of the picture.
     fn taps(&self, [x, y]: [f64; 2]) -> Taps {
         let [height, width] = self.picture;
         let (left, top) = (x.floor(), y.floor());

@@ -1,10 +1,11 @@
-//! YuNet's post-processing: one prior per position at strides 8, 16 and 32.
+//! Reads faces from the outputs of YuNet: one prior per position at strides 8, 16 and 32.
 
 use roll_core::{Error, Result};
 
 use super::detection::Face;
 
-/// The raw outputs of one level for prior `y * columns + x`, in units of the stride.
+/// The raw outputs of one level. Prior `y * columns + x` is at canvas pixel `(x, y) * stride`. Offsets and sizes are in
+/// units of the stride.
 #[derive(Clone, Copy, Debug)]
 pub struct Level<'a> {
     /// Distance between priors in canvas pixels.

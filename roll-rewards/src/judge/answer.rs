@@ -1,4 +1,4 @@
-//! Scores from answers of a chat completion service.
+//! Reads scores from the answers of a chat completion service.
 
 use roll_core::{Error, Result};
 use roll_external::service::excerpt;
@@ -10,8 +10,8 @@ use serde_json::Value as Json;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AnswerKind {
-    /// P(yes) / (P(yes) + P(no)) of the first word, from its log-probabilities; 1 for yes and 0 for no if the service
-    /// sends no log-probabilities.
+    /// P(yes) / (P(yes) + P(no)) from the log-probabilities of the first word. If the service sends no
+    /// log-probabilities, 1 for yes and 0 for no.
     #[default]
     Yes,
     /// The first number of the answer, mapped from `[lowest, highest]` to [0, 1].
@@ -19,7 +19,7 @@ pub enum AnswerKind {
 }
 
 impl AnswerKind {
-    /// Fails unless the range of a number is one.
+    /// Fails unless the lowest number of a range is below the highest.
     pub fn check(self) -> Result<()> {
         match self {
             Self::Number([low, high]) if !(low < high && (high - low).is_finite()) => Err(Error::config(
@@ -30,7 +30,7 @@ impl AnswerKind {
         }
     }
 
-    /// The form of a valid answer: ends the question, and is named by errors.
+    /// The form of a valid answer, for the end of the question and for errors.
     pub fn form(self) -> String {
         match self {
             Self::Yes => "one word, yes or no".into(),
@@ -38,14 +38,14 @@ impl AnswerKind {
         }
     }
 
-    /// The score of an answer's body. Fails if the answer is invalid, and quotes its beginning.
+    /// The score of an answer's body. Fails if the answer is invalid; the error quotes the beginning of the answer.
     pub fn score(self, body: &[u8]) -> std::result::Result<f64, String> {
-        // A depth beyond 128 fails, too; the body's length is limited by the client.
+        // serde_json refuses a depth beyond 128, and the client limits the length of the body.
         let answer: Json = serde_json::from_slice(body).unwrap_or_default();
         let choice = &answer["choices"][0];
         let text = choice["message"]["content"].as_str();
         let score = match (self, first_word(choice)) {
-            (Self::Yes, Some(top)) => probability_of_yes(top),
+            (Self::Yes, Some(candidates)) => probability_of_yes(candidates),
             (Self::Yes, None) => text.and_then(yes_or_no),
             (Self::Number(range), _) => text.and_then(|text| number(text, range)),
         };
@@ -56,35 +56,37 @@ impl AnswerKind {
     }
 }
 
-/// The tokens that a request and its answer took, as the service counts them; 0 if it does not.
+/// The number of tokens of a request and its answer, as counted by the service; 0 if the service does not count them.
 pub fn tokens(body: &[u8]) -> u64 {
     let answer: Json = serde_json::from_slice(body).unwrap_or_default();
     u64::from(answer["usage"]["total_tokens"].as_u64().and_then(|tokens| u32::try_from(tokens).ok()).unwrap_or(0))
 }
 
-/// The most probable tokens in the place of the first one with a letter or digit; `None` without log-probabilities.
+/// The candidates (`top_logprobs`) for the first word of an answer, i.e. for its first token with a letter or digit.
+/// `None` without log-probabilities.
 fn first_word(choice: &Json) -> Option<&Vec<Json>> {
     let tokens = choice["logprobs"]["content"].as_array()?.iter();
     let mut listed = tokens.filter_map(|token| Some((token["token"].as_str()?, token["top_logprobs"].as_array()?)));
-    let (_, top) = listed.find(|(token, _)| token.contains(char::is_alphanumeric))?;
-    Some(top).filter(|top| !top.is_empty())
+    let (_, candidates) = listed.find(|(token, _)| token.contains(char::is_alphanumeric))?;
+    Some(candidates).filter(|candidates| !candidates.is_empty())
 }
 
-/// P(yes) / (P(yes) + P(no)); `None` if neither is among the tokens.
-fn probability_of_yes(top: &[Json]) -> Option<f64> {
-    let is = |token: &Json, word: &str| {
+/// P(yes) / (P(yes) + P(no)) from candidates for a token; `None` if neither word is among them.
+fn probability_of_yes(candidates: &[Json]) -> Option<f64> {
+    let is_word = |token: &Json, word: &str| {
         let token = token["token"].as_str().unwrap_or_default();
         token.trim_matches(|c: char| !c.is_alphanumeric()).eq_ignore_ascii_case(word)
     };
+    // The sum over the spellings of a word: "Yes", " yes", ...
     let probability = |word: &str| -> f64 {
-        let matching = top.iter().filter(|token| is(token, word));
-        matching.filter_map(|token| token["logprob"].as_f64()).map(|p| p.min(0.0).exp()).sum()
+        let spellings = candidates.iter().filter(|token| is_word(token, word));
+        spellings.filter_map(|token| token["logprob"].as_f64()).map(|p| p.min(0.0).exp()).sum()
     };
     let (yes, no) = (probability("yes"), probability("no"));
     (yes + no > 0.0).then(|| yes / (yes + no))
 }
 
-/// The score of a text that begins with yes or no.
+/// The score of a text whose first word is yes or no; `None` for another text.
 fn yes_or_no(text: &str) -> Option<f64> {
     let word = text.split(|c: char| !c.is_alphanumeric()).find(|word| !word.is_empty())?;
     match word.to_ascii_lowercase().as_str() {
@@ -94,7 +96,7 @@ fn yes_or_no(text: &str) -> Option<f64> {
     }
 }
 
-/// The place of the first number between `low` and `high`; `None` if it lies outside.
+/// The first number of a text, mapped from `[low, high]` to [0, 1]; `None` if it lies outside or there is no number.
 fn number(text: &str, [low, high]: [f64; 2]) -> Option<f64> {
     let digit = text.find(|c: char| c.is_ascii_digit())?;
     let start = text[..digit].trim_end_matches(['-', '.']).len();

@@ -1,4 +1,4 @@
-//! Descriptions of videos in words.
+//! Captions: descriptions of videos in words, as prompts for a video model.
 
 use roll_core::{Error, Fault, Result, Video};
 use roll_external::service::excerpt;
@@ -6,7 +6,7 @@ use serde_json::Value as Json;
 
 use super::{Answered, Judge};
 
-/// A question whose answer is a prompt for a video model.
+/// The question that asks for a caption.
 pub const CAPTION_QUESTION: &str = "\
     Describe the video in one paragraph of plain text, at most 120 words: who or what is seen and how it looks, what it \
     does and how it moves, the place, the light, and the movement of the camera. Begin with the subject itself, not with \
@@ -17,8 +17,8 @@ const MAX_TOKENS: u32 = 512;
 pub(super) const MAX_CAPTION: usize = 8 << 10;
 
 impl Judge {
-    /// Returns the answer to the first question as one line of text; [`CAPTION_QUESTION`] is one that asks for a
-    /// description. Fails if the service does not answer, or if its answers are empty, too long or cut off.
+    /// Returns the answer to the first of the configured questions (such as [`CAPTION_QUESTION`]) as one line of text.
+    /// Fails if the service does not answer, or if its answers are empty, too long or cut off.
     pub fn caption(&self, video: &Video, prompt: &str) -> Result<String> {
         let request = self.request(self.questions[0].replace("{prompt}", prompt), &self.pictures(video)?, MAX_TOKENS);
         let ask = || match self.client.ask(request.to_string().as_bytes()) {
@@ -26,7 +26,7 @@ impl Judge {
             Err(error) => Err(Error::component(Fault::Failure, error)),
         };
         let is_valid = |caption: &String| !caption.is_empty() && caption.len() <= MAX_CAPTION;
-        let (caption, _) = self.kept("caption", &request, is_valid, || self.until_valid(ask))?;
+        let (caption, _) = self.cached_or("caption", &request, is_valid, || self.until_valid(ask))?;
         caption.map_err(Error::failed("an invalid answer of the service"))
     }
 }
@@ -36,8 +36,8 @@ fn caption(body: &[u8]) -> Answered<String> {
     let answer: Json = serde_json::from_slice(body).unwrap_or_default();
     let choice = &answer["choices"][0];
     let text = choice["message"]["content"].as_str();
-    let words = text.unwrap_or_default().replace(char::is_control, " ");
-    let caption = words.split_whitespace().collect::<Vec<_>>().join(" ");
+    let printable = text.unwrap_or_default().replace(char::is_control, " ");
+    let caption = printable.split_whitespace().collect::<Vec<_>>().join(" ");
     let expected = match choice["finish_reason"].as_str() {
         _ if caption.is_empty() => "a description".into(),
         Some("length") => format!("a description of at most {MAX_TOKENS} tokens"),

@@ -1,4 +1,4 @@
-//! Requests to one or several addresses of a chat completion service.
+//! Sends requests to one or several addresses of a chat completion service.
 
 use std::io::Read;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -14,27 +14,33 @@ use super::JudgeConfig;
 const MAX_ANSWER: u64 = 1 << 20;
 /// Time for which an address that failed is asked only after the others.
 const REST: Duration = Duration::from_secs(60);
+/// Whether the service may receive a request twice. It may, because a question changes nothing at the service.
+const MAY_RECEIVE_TWICE: bool = true;
 
 /// The addresses of a service, asked round robin.
 pub(super) struct Client {
     addresses: Vec<Address>,
+    /// Number of the address that is asked first in the next request, before it wraps around.
     next: AtomicUsize,
     /// Number of requests that were sent.
     sent: AtomicU64,
     repeats: Repeats,
 }
 
+/// One address of the service.
 struct Address {
     service: Service,
-    /// The end of the time for which other addresses are asked first.
+    /// Until this time the address rests: other addresses are asked first.
     rests_until: Mutex<Instant>,
 }
 
 impl Address {
+    /// Whether the address rests, after it was busy or failed.
     fn rests(&self) -> bool {
         *self.rests_until.lock().unwrap_or_else(PoisonError::into_inner) > Instant::now()
     }
 
+    /// Sends one request and reads the answer.
     fn post(&self, body: &[u8]) -> std::result::Result<Vec<u8>, NoAnswer> {
         let mut answer = Vec::new();
         let read = self.service.post("application/json", body)?.take(MAX_ANSWER).read_to_end(&mut answer);
@@ -44,7 +50,7 @@ impl Address {
 }
 
 impl Client {
-    /// Sends nothing. Fails on invalid addresses and time limits.
+    /// Creates the client without sending anything. Fails on invalid addresses and time limits.
     pub fn new(config: &JudgeConfig) -> Result<Self> {
         let address = |url: &String| {
             let service = Service::new(ServiceOptions {
@@ -75,27 +81,28 @@ impl Client {
 
     /// Sends `body` until an address answers or the limits are reached; returns the body of the answer.
     pub fn ask(&self, body: &[u8]) -> std::result::Result<Vec<u8>, Unanswered> {
-        let (mut last, mut times) = (String::new(), 0);
-        let asked = self.repeats.ask("the service", true, || {
+        let (mut last_url, mut times) = (String::new(), 0);
+        let asked = self.repeats.ask("the service", MAY_RECEIVE_TWICE, || {
             self.ask_each(body, &mut times).map_err(|(url, no_answer)| {
-                last = url;
+                last_url = url;
                 no_answer
             })
         });
-        asked.map_err(|reason| Unanswered { peer: format!("the service {last} (`reward.url`)"), times, ..reason })
+        asked.map_err(|reason| Unanswered { peer: format!("the service {last_url} (`reward.url`)"), times, ..reason })
     }
 
-    /// Asks one address after the other until one answers or fails permanently. Otherwise returns the reason of one that
-    /// is busy, or of the last one.
+    /// Asks one address after the other until one answers or fails permanently. Adds the number of requests to `times`.
+    /// If all fail, returns an address with the reason: the last busy address or, if none is busy, the last address.
     fn ask_each(&self, body: &[u8], times: &mut u32) -> std::result::Result<Vec<u8>, (String, NoAnswer)> {
         let (resting, mut addresses): (Vec<_>, Vec<_>) = self.addresses.iter().partition(|address| address.rests());
         let next = self.next.fetch_add(1, Ordering::Relaxed) % addresses.len().max(1);
         addresses.rotate_left(next);
         let mut reason = None;
         for address in addresses.into_iter().chain(resting) {
-            let is_busy = matches!(reason, Some((_, NoAnswer::Busy(_))));
-            // A failed address may take its whole time limit to fail again.
-            if is_busy && address.rests() {
+            let another_is_busy = matches!(reason, Some((_, NoAnswer::Busy(_))));
+            // A resting address is not asked if waiting for a busy one may help, because a failed address may take its
+            // whole time limit to fail again.
+            if another_is_busy && address.rests() {
                 break;
             }
             *times += 1;
@@ -107,7 +114,7 @@ impl Client {
             };
             *address.rests_until.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now() + rest;
             let is_permanent = matches!(no_answer, NoAnswer::Rejected(_) | NoAnswer::Permanent(_));
-            if is_permanent || !is_busy {
+            if is_permanent || !another_is_busy {
                 reason = Some((address.service.url().to_string(), no_answer));
             }
             if is_permanent {

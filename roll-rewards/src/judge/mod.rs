@@ -1,9 +1,9 @@
 //! The reward `judge`: questions about a video's frames, answered by a model behind an OpenAI-compatible API that takes
 //! pictures (vLLM, SGLang, llama.cpp, hosted services).
 //!
-//! `client` sends requests, `answer` turns answers into scores, `caption` into prompts. Both are kept by the request, which
-//! has model, question and pictures, so a run that is killed and resumed has the same scores, even if the service would
-//! answer otherwise the second time.
+//! `client` sends requests, `answer` turns answers into scores, and `caption` turns them into prompts. Scores and
+//! prompts are cached on disk under a hash of the request, which has model, question and pictures. So a run that is
+//! killed and resumed has the same scores, even if the service would answer otherwise the second time.
 //!
 //! Safeguards: a request including its answer ends within `timeout`, at most 1 MiB of an answer is read, and redirects
 //! are not followed, so pictures and token are sent to `url` only.
@@ -52,24 +52,25 @@ const TOP_LOG_PROBABILITIES: u32 = 20;
 #[serde(default, deny_unknown_fields)]
 pub struct JudgeConfig {
     /// Base address of the service, such as `http://127.0.0.1:8000/v1`, or a list of addresses that serve the same
-    /// model. Requests go to `/chat/completions` below it, to one address after the other; an address that is busy or
-    /// fails is passed over.
+    /// model. Requests go to `/chat/completions` below the address. With several addresses they take turns, and an
+    /// address that is busy or fails is passed over.
     #[schemars(extend("x-required" = true))]
     pub url: Texts,
     /// Name of the model, as the service knows it.
     #[schemars(extend("x-required" = true))]
     pub model: String,
-    /// Environment variable with the service's token, which is sent as `Authorization: Bearer`. Default: no token. The
-    /// token itself is not part of the configuration, because runs store their configuration.
+    /// Environment variable with the service's token, which is sent as `Authorization: Bearer`. If absent, no token is
+    /// sent. The token itself is not part of the configuration, because runs store their configuration.
     pub token_env: Option<String>,
-    /// The questions: a list, or a text file with one per line; at most 64. `{prompt}` is replaced by the prompt of the
-    /// video, `{NAME}` by the column NAME of its row in the metadata. The score is the mean over the questions.
+    /// The questions: a list, or the name of a text file with one question per line; at most 64. `{prompt}` is replaced
+    /// by the prompt of the video, `{NAME}` by the column NAME of the video's row in the metadata. The score is the
+    /// mean over the questions.
     #[schemars(extend("x-required" = true))]
     pub questions: Texts,
     /// Number of frames that are shown, evenly spaced from the first to the last; with 1, the middle frame.
     #[schemars(range(min = 1, max = 64))]
     pub frames: usize,
-    /// How an answer becomes a score in [0, 1].
+    /// How an answer becomes a score in [0, 1]: `yes` or `{number: [lowest, highest]}`.
     pub answer: AnswerKind,
     /// Time limit of a request in seconds.
     #[schemars(extend("exclusiveMinimum" = 0))]
@@ -79,16 +80,16 @@ pub struct JudgeConfig {
     pub start_timeout: f64,
     /// How often a question is asked again after a failed connection, a 5xx answer or an invalid answer.
     pub retries: u32,
-    /// Time in seconds after which a question to busy addresses (429 or 503) fails.
+    /// Time in seconds after which a question fails if all addresses stay busy (429 or 503).
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub busy_timeout: f64,
-    /// Directory in which scores of answers are kept, for this run and later ones; several runs and ranks may share it.
-    /// `none` or `null`: every question is asked anew, also after a resume. `auto`: the directory in the environment
-    /// variable `ROLL_CACHE` (or `none`), else `roll` in `XDG_CACHE_HOME` or `~/.cache`.
+    /// Directory in which scores of answers are cached for this run and later ones. Several runs and ranks may share
+    /// it. `none` or `null`: every question is asked anew, also after a resume. `auto`: the directory in the
+    /// environment variable `ROLL_CACHE` (or `none`); without the variable, `roll` in `XDG_CACHE_HOME` or `~/.cache`.
     pub cache_dir: Option<String>,
     /// Name of the measured quantity, for labels, file names and metrics.
     pub label: String,
-    /// What happens with a video without frames, or with a question that has an invalid answer only.
+    /// What happens with a video that has no frames, or one of whose questions got only invalid answers.
     pub on_missing: OnMissing,
 }
 
@@ -123,6 +124,7 @@ pub enum Texts {
 }
 
 impl Texts {
+    /// The text or texts as a list.
     fn all(&self) -> &[String] {
         match self {
             Self::One(text) => std::slice::from_ref(text),
@@ -131,15 +133,16 @@ impl Texts {
     }
 }
 
-/// The scorer; [`Judge::caption`] describes videos instead.
+/// The reward `judge`. [`Judge::caption`] describes videos instead of scoring them.
 pub struct Judge {
     config: JudgeConfig,
     questions: Vec<String>,
     client: Client,
+    /// Directory of cached answers.
     cache: Option<PathBuf>,
-    /// Until the service rejects a request for them.
+    /// Whether requests ask for log-probabilities. They do until the service rejects such a request.
     requests_log_probabilities: AtomicBool,
-    /// The tokens of all answers so far.
+    /// Number of tokens of all requests and answers so far.
     tokens: AtomicU64,
 }
 
@@ -165,19 +168,19 @@ impl Judge {
         })
     }
 
-    /// The frames that are shown, as parts of a message.
+    /// The frames that the model sees, as parts of a message.
     fn pictures(&self, video: &Video) -> Result<Vec<Json>> {
         let frames = video.dims()[0];
         Frames::Uniform(self.config.frames.min(frames)).of(frames).into_iter().map(|t| picture(video, t)).collect()
     }
 
-    /// A request without log-probabilities.
+    /// The request for a question about pictures, without log-probabilities.
     fn request(&self, question: String, pictures: &[Json], max_tokens: u32) -> Json {
-        let shown = match pictures.len() {
+        let introduction = match pictures.len() {
             1 => String::new(),
             n => format!("These are {n} frames of one video, in their order. "),
         };
-        let text = json!({ "type": "text", "text": shown + &question });
+        let text = json!({ "type": "text", "text": introduction + &question });
         let content: Vec<Json> = pictures.iter().cloned().chain([text]).collect();
         json!({
             "model": self.config.model,
@@ -187,14 +190,15 @@ impl Judge {
         })
     }
 
-    /// The outcome of a question, and whether it was in the cache. Fails if the service does not answer.
+    /// The score of a question, and whether it was cached. Fails if the service does not answer.
     fn judge(&self, request: &Json) -> Result<(Answered<f64>, bool)> {
-        self.kept("judge", request, |score| (0.0..=1.0).contains(score), || self.until_valid(|| self.ask(request)))
+        let is_valid = |score: &f64| (0.0..=1.0).contains(score);
+        self.cached_or("judge", request, is_valid, || self.until_valid(|| self.ask(request)))
     }
 
-    /// The value of a request's answer in the cache, and otherwise of `ask`, which the cache keeps if it is valid.
-    /// Returns also whether it was there.
-    fn kept<T: FromStr + ToString>(
+    /// The cached value of a request's answer and true or, without one, the value that `ask` returns and false. A valid
+    /// value of `ask` is added to the cache. `kind` separates values of different types.
+    fn cached_or<T: FromStr + ToString>(
         &self,
         kind: &str,
         request: &Json,
@@ -205,21 +209,21 @@ impl Judge {
         let key = Fingerprint::new(kind).text("request", request).finish();
         let folder = cache.join(&key[..2]);
         let path = folder.join(&key);
-        let read = files::read_text(&path, caption::MAX_CAPTION as u64).ok().and_then(|text| text.parse().ok());
-        if let Some(value) = read.filter(is_valid) {
+        let cached = files::read_text(&path, caption::MAX_CAPTION as u64).ok().and_then(|text| text.parse().ok());
+        if let Some(value) = cached.filter(is_valid) {
             return Ok((Ok(value), true));
         }
-        let outcome = ask()?;
-        if let Ok(value) = &outcome {
-            let made = std::fs::create_dir_all(&folder).map_err(Error::file("create the directory", folder));
-            if let Err(error) = made.and_then(|()| files::write_atomically(&path, value.to_string().as_bytes())) {
+        let answered = ask()?;
+        if let Ok(value) = &answered {
+            let created = std::fs::create_dir_all(&folder).map_err(Error::file("create the directory", folder));
+            if let Err(error) = created.and_then(|()| files::write_atomically(&path, value.to_string().as_bytes())) {
                 tracing::warn!("an answer is not kept (`reward.cache_dir`): {}", error.chain());
             }
         }
-        Ok((outcome, false))
+        Ok((answered, false))
     }
 
-    /// Calls `ask` until an answer is valid, at most `retries` times more.
+    /// Calls `ask` until an answer is valid, at most `retries` + 1 times.
     fn until_valid<T>(&self, ask: impl Fn() -> Result<Answered<T>>) -> Result<Answered<T>> {
         for _ in 0..self.config.retries {
             match ask()? {
@@ -230,13 +234,13 @@ impl Judge {
         ask()
     }
 
-    /// Asks once, or twice if the service rejects log-probabilities.
+    /// Asks the service for a score, and once more without log-probabilities if the service rejects them.
     fn ask(&self, request: &Json) -> Result<Answered<f64>> {
         loop {
-            let log_probabilities = &self.requests_log_probabilities;
-            let with = self.config.answer == AnswerKind::Yes && log_probabilities.load(Ordering::Relaxed);
+            let requests_them = &self.requests_log_probabilities;
+            let with_log_probabilities = self.config.answer == AnswerKind::Yes && requests_them.load(Ordering::Relaxed);
             let mut request = request.clone();
-            if with {
+            if with_log_probabilities {
                 request["logprobs"] = true.into();
                 request["top_logprobs"] = TOP_LOG_PROBABILITIES.into();
             }
@@ -245,8 +249,8 @@ impl Judge {
                     self.tokens.fetch_add(answer::tokens(&answer), Ordering::Relaxed);
                     return Ok(self.config.answer.score(&answer));
                 }
-                Err(error) if with && error.was_rejected => {
-                    if log_probabilities.swap(false, Ordering::Relaxed) {
+                Err(error) if with_log_probabilities && error.was_rejected => {
+                    if requests_them.swap(false, Ordering::Relaxed) {
                         tracing::warn!("{error}; asking without log-probabilities from now on");
                     }
                 }
@@ -277,23 +281,23 @@ impl RewardScorer for Judge {
         if video.frames().is_empty() {
             return Ok((Score::Missing { reason: "the video has no pixels".into() }, None));
         }
+        // A shared reference for the threads that ask the questions.
         let (this, pictures) = (&*self, self.pictures(video)?);
         let filled = self.questions.iter().map(|question| filled(question, prompt, &target.columns));
         let questions = filled.collect::<Result<Vec<String>>>()?;
-        let counted = || [this.client.sent(), this.tokens.load(Ordering::Relaxed)];
-        let before = counted();
+        let (sent_before, tokens_before) = (this.client.sent(), this.tokens.load(Ordering::Relaxed));
         let mut asked: Vec<(&String, Option<Result<_>>)> = questions.iter().map(|question| (question, None)).collect();
         threads::in_parallel(&mut asked, questions.len(), |(question, outcome)| {
             let question = format!("{question} Answer with {}.", this.config.answer.form());
             *outcome = Some(this.judge(&this.request(question, &pictures, MAX_TOKENS)));
         });
-        let (mut sum, mut found, mut details) = (0.0, 0.0, BTreeMap::new());
+        let (mut sum, mut cached, mut details) = (0.0, 0.0, BTreeMap::new());
         for (i, outcome) in (1..).zip(asked.into_iter().filter_map(|(_, outcome)| outcome)) {
-            let (outcome, was_cached) = outcome?;
-            match outcome {
+            let (answered, was_cached) = outcome?;
+            match answered {
                 Ok(score) => {
                     sum += score;
-                    found += f64::from(u8::from(was_cached));
+                    cached += f64::from(u8::from(was_cached));
                     details.insert(format!("question_{i}"), score);
                 }
                 Err(problem) => {
@@ -303,9 +307,9 @@ impl RewardScorer for Judge {
             }
         }
         let count = self.questions.len() as f64;
-        details.insert("answered_from_cache".into(), found / count);
-        let [requests, tokens] = [0, 1].map(|i| (counted()[i] - before[i]) as f64);
-        details.insert("requests".into(), requests);
+        details.insert("answered_from_cache".into(), cached / count);
+        details.insert("requests".into(), (this.client.sent() - sent_before) as f64);
+        let tokens = (this.tokens.load(Ordering::Relaxed) - tokens_before) as f64;
         if tokens > 0.0 {
             details.insert("tokens".into(), tokens);
         }
@@ -321,7 +325,8 @@ impl RewardScorer for Judge {
     }
 }
 
-/// The questions of the option. Fails if a file cannot be read, and unless there are 1 to [`MAX_QUESTIONS`].
+/// The questions of the option `reward.questions`. Fails if the file cannot be read, and unless there are 1 to
+/// [`MAX_QUESTIONS`] questions with a text.
 fn questions(option: &Texts, context: &BuildContext) -> Result<Vec<String>> {
     let questions: Vec<String> = match option {
         Texts::One(file) if !file.is_empty() => {
@@ -341,8 +346,8 @@ fn questions(option: &Texts, context: &BuildContext) -> Result<Vec<String>> {
     }
 }
 
-/// A question about a video: `{prompt}` is replaced by its prompt, and other names in braces by the columns of its row.
-/// Fails on any other name.
+/// A question about a video: `{prompt}` is replaced by the video's prompt, and other names in braces by columns of the
+/// video's row. Fails on a name that is no column. A brace without a name stays as it is.
 fn filled(question: &str, prompt: &str, columns: &Columns) -> Result<String> {
     let (mut filled, mut rest) = (String::new(), question);
     while let Some((before, after)) = rest.split_once('{') {
@@ -366,7 +371,7 @@ fn filled(question: &str, prompt: &str, columns: &Columns) -> Result<String> {
     Ok(filled + rest)
 }
 
-/// The directory of kept scores. Fails if it cannot be one.
+/// The directory of cached answers. Fails if a file takes the place of the directory or of a parent.
 fn cache(option: Option<&str>, context: &BuildContext) -> Result<Option<PathBuf>> {
     let parent = match option {
         None | Some("none" | "") => None,
@@ -383,10 +388,11 @@ fn cache(option: Option<&str>, context: &BuildContext) -> Result<Option<PathBuf>
     }
 }
 
-/// A frame as a part of a message: a PNG in a data URL.
+/// Frame `t` as a part of a message: a PNG in a data URL.
 fn picture(video: &Video, t: usize) -> Result<Json> {
     let ([_, height, width], frame) = (video.dims(), video.frame(t));
     let plane = height * width;
+    // From planes in [-1, 1] to interleaved bytes.
     let byte = |i: usize| ((frame[i % 3 * plane + i / 3] + 1.0) * 127.5).round() as u8;
     let rgb: Vec<u8> = (0..3 * plane).map(byte).collect();
     let mut png = Vec::new();

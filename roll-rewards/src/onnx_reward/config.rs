@@ -18,13 +18,13 @@ pub struct OnnxConfig {
     pub frames: Frames,
     /// How frames become the network's input.
     pub input: Input,
-    /// The output that is read. Default: the first.
+    /// Name of the output that is read. If absent, the first output.
     pub output: Option<String>,
-    /// How the output for a frame becomes a score.
+    /// How the output for a frame becomes a score: `value`, `softmax`, `sigmoid`, `cosine` or `distance`.
     pub score: Measurement,
     /// Index into the output, for `value`, `softmax` and `sigmoid`.
     pub index: Option<usize>,
-    /// The vector that `cosine` and `distance` compare with. Default: the outputs for the frames of the reference
+    /// The vector that `cosine` and `distance` compare with. If absent, the outputs for the frames of the reference
     /// video.
     pub vector: Option<Vec<f32>>,
     /// How the scores of the frames are reduced to one.
@@ -69,8 +69,8 @@ pub enum Measurement {
     Sigmoid,
     /// The mean cosine similarity to the outputs for the reference's frames, or to `vector`.
     Cosine,
-    /// The negative root mean square difference to `vector`, or the mean of those to the outputs for the reference's
-    /// frames.
+    /// Minus the root mean square difference from `vector`, or minus the mean of these differences from the outputs for
+    /// the reference's frames.
     Distance,
 }
 
@@ -84,26 +84,26 @@ impl Measurement {
 impl OnnxConfig {
     /// Fails, and names the key, if a value is outside its range or has no effect.
     pub fn check(&self) -> Result<()> {
-        let wrong = |key: &str, problem: &str| Err(Error::config(format!("reward.{key}"), problem));
+        let invalid = |key: &str, problem: &str| Err(Error::config(format!("reward.{key}"), problem));
         if self.file.is_empty() {
-            return wrong("file", "missing: the ONNX file");
+            return invalid("file", "missing: the ONNX file");
         }
         self.frames.check()?;
         self.input.check("reward.input")?;
         check_ranges("reward", self)?;
         check_on_missing(self.on_missing)?;
         if self.score == Measurement::Softmax && self.index.is_none() {
-            return wrong("index", "missing: which class, counted from 0, since `score` is softmax");
+            return invalid("index", "missing: which class, counted from 0, since `score` is softmax");
         }
         if self.score.needs_comparison() && self.index.is_some() {
-            return wrong("index", "`score: cosine` and `distance` compare whole outputs: leave it out");
+            return invalid("index", "`score: cosine` and `distance` compare whole outputs: leave it out");
         }
         if let Some(vector) = &self.vector {
             if !self.score.needs_comparison() {
-                return wrong("vector", "goes with `score: cosine` or `distance`");
+                return invalid("vector", "goes with `score: cosine` or `distance`");
             }
             if vector.is_empty() || vector.iter().any(|v| !v.is_finite()) {
-                return wrong("vector", "expected finite numbers");
+                return invalid("vector", "expected finite numbers");
             }
         }
         Ok(())

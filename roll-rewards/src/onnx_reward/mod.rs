@@ -1,7 +1,7 @@
-//! The reward `onnx`: any network in an ONNX file, by configuration alone.
+//! The reward `onnx`: scores frames by any network in an ONNX file, without code.
 //!
 //! `picture_model.rs` adapts a model to pictures, [`row_score`] maps outputs to numbers, and [`config`] has the
-//! options.
+//! options. `picture/frame_scorer.rs` passes the frames through the network.
 
 pub mod config;
 mod picture_model;
@@ -74,7 +74,7 @@ impl OnnxReward {
         }
     }
 
-    /// Fails if the score cannot be read from outputs of `width` numbers.
+    /// Fails if the score cannot be computed from outputs of `width` numbers.
     fn check_width(&self, width: usize) -> Result<()> {
         match (self.config.score, &self.config.vector) {
             (Measurement::Value | Measurement::Sigmoid | Measurement::Softmax, _) => self.index(width).map(drop),
@@ -97,15 +97,14 @@ impl OnnxReward {
         Err(Error::config("reward.index", format!("{problem}; of {}", self.model.path().display())))
     }
 
+    /// Fails unless both rows have the same number of elements.
     fn comparable(&self, row: &[f32], other: &[f32]) -> Result<()> {
-        match row.len() == other.len() {
-            true => Ok(()),
-            false => {
-                let problem = format!("an output has {} numbers, what it is compared with {}", row.len(), other.len());
-                let path = self.model.path().into();
-                Err(Error::component(Fault::User, OnnxError::BadFile { path, problem }))
-            }
+        if row.len() != other.len() {
+            let problem = format!("an output has {} numbers, what it is compared with {}", row.len(), other.len());
+            let path = self.model.path().into();
+            return Err(Error::component(Fault::User, OnnxError::BadFile { path, problem }));
         }
+        Ok(())
     }
 }
 
@@ -152,19 +151,19 @@ impl RewardScorer for OnnxReward {
             }
             Measurement::Cosine => {
                 let direction = row_score::mean_direction(&self.compared_outputs(target)?);
-                let read = |row: &[f32]| {
+                let score_of_row = |row: &[f32]| {
                     self.comparable(row, &direction)?;
                     Ok(row_score::cosine(row, &direction))
                 };
-                scorer.score(video, &read, grad)
+                scorer.score(video, &score_of_row, grad)
             }
             Measurement::Distance => {
                 let compared_outputs = self.compared_outputs(target)?;
-                let read = |row: &[f32]| {
+                let score_of_row = |row: &[f32]| {
                     compared_outputs.iter().try_for_each(|other| self.comparable(row, other))?;
                     Ok(row_score::distance(row, &compared_outputs))
                 };
-                scorer.score(video, &read, grad)
+                scorer.score(video, &score_of_row, grad)
             }
         }
     }
@@ -181,6 +180,7 @@ impl RewardScorer for OnnxReward {
     }
 }
 
+/// Builds the reward from its options.
 fn build(config: OnnxConfig, context: &BuildContext) -> Result<OnnxReward> {
     config.check()?;
     let path = context.resolve(&config.file);

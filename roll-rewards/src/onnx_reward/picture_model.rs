@@ -1,4 +1,4 @@
-//! An ONNX model as a network that maps pictures to rows.
+//! An ONNX model as a [`RowNetwork`], which maps pictures to rows of numbers.
 
 use std::path::Path;
 
@@ -16,20 +16,22 @@ pub struct PictureModel {
 
 impl PictureModel {
     /// Fails if the model's input is not what `input` describes. If the file fixes height and width and `input` has no
-    /// size, the size is set to the file's.
+    /// size, `input` gets the size of the file.
     pub fn new(model: Model, input: &mut Input) -> Result<Self> {
-        let wrong = |problem: String| OnnxError::BadFile { path: model.path().into(), problem };
+        let unfit = |problem: String| OnnxError::BadFile { path: model.path().into(), problem };
         let [port] = model.inputs() else {
             let names: Vec<&str> = model.inputs().iter().map(|p| p.name.as_str()).collect();
-            return Err(wrong(format!("expected one input, of pictures, found `{}`", names.join("`, `"))).into());
+            return Err(unfit(format!("expected one input, of pictures, found `{}`", names.join("`, `"))).into());
         };
         let (layout, declared) = (input.layout, &port.shape);
-        let ours = layout.shape(2, [2, 2]);
-        let channels = ours.iter().position(|d| *d == 3).unwrap_or(1);
-        let fits = declared.is_empty() || declared.len() == ours.len() && declared[channels].is_none_or(|c| c == 3);
+        // Any shape in the layout shows the number of axes and, as the only 3, the axis of the channels.
+        let example = layout.shape(2, [2, 2]);
+        let channel_axis = example.iter().position(|d| *d == 3).unwrap_or(1);
+        let fits =
+            declared.is_empty() || declared.len() == example.len() && declared[channel_axis].is_none_or(|c| c == 3);
         if port.dtype != DType::F32 || !fits {
             let key = "`reward.input.layout`";
-            return Err(wrong(format!(
+            return Err(unfit(format!(
                 "expected a float input with axes {layout:?} ({key}) and 3 channels, found `{}` of {:?} {}",
                 port.name,
                 port.dtype,
@@ -43,7 +45,7 @@ impl PictureModel {
             (Some(size), height, width) => {
                 let [h, w] = size.sides();
                 if height.is_some_and(|d| d != h) || width.is_some_and(|d| d != w) {
-                    return Err(wrong(format!(
+                    return Err(unfit(format!(
                         "`reward.input.size` is [{h}, {w}], but `{}` is {}",
                         port.name,
                         written(declared)
@@ -56,23 +58,24 @@ impl PictureModel {
         Ok(Self { model })
     }
 
-    /// Runs the model once, so that what it cannot run is an error before the first video. Returns the number of outputs
-    /// for a picture if every video has the same.
+    /// Runs the model once, so that a model that does not run is an error before the first video. Returns the number of
+    /// outputs for a picture if it is the same for every video.
     ///
-    /// Where the file and `input` leave a side or the number of frames free, the model is tried with two inputs, of which
-    /// one must run: the first may be too small for it.
+    /// If the file and `input` leave a side or the number of frames free, the model is tried with two inputs. One of
+    /// them must run, because the first may be too small for the model.
     pub fn try_out(&self, input: &Input) -> Result<Option<usize>> {
         let layout = input.layout;
         let declared = &self.model.inputs()[0].shape;
         let frames = match layout {
             Layout::Ncthw => declared.get(2).copied().flatten(),
             Layout::Ntchw => declared.get(1).copied().flatten(),
-            // As many pictures as the file demands.
+            // The batch size of the file; 1 if it is free.
             Layout::Nchw | Layout::Nhwc => Some(declared.first().copied().flatten().unwrap_or(1)),
         };
+        // The sides and the number of frames of every input, if nothing is free.
         let fixed = input.size.map(Size::sides).zip(frames);
-        let tries = match fixed {
-            Some(known) => vec![known],
+        let attempts = match fixed {
+            Some(fixed) => vec![fixed],
             None => [([64, 64], 8), ([256, 320], 16)]
                 .map(|(sides, count)| (input.size.map_or(sides, Size::sides), frames.unwrap_or(count)))
                 .to_vec(),
@@ -80,15 +83,15 @@ impl PictureModel {
         let run = |(sides, frames): ([usize; 2], usize)| {
             let shape = layout.shape(frames, sides);
             let count = shape.iter().product::<usize>();
-            // No two pixels next to each other are equal, and none is 0.
+            // Test pixels: neighbours differ, and none is 0.
             let pixels = (0..count).map(|i| 0.25 + (i % 97) as f32 / 194.0).collect();
             let rows = self.rows(Tensor::new(pixels, shape)?)?;
             let items = if layout.is_video() { 1 } else { frames };
             check_rows(&rows, items)?;
             Ok::<_, Error>(rows.len() / items)
         };
-        let mut result = run(tries[0]);
-        if let (Err(_), Some(second)) = (&result, tries.get(1)) {
+        let mut result = run(attempts[0]);
+        if let (Err(_), Some(second)) = (&result, attempts.get(1)) {
             result = run(*second);
         }
         result.map(|width| fixed.map(|_| width))

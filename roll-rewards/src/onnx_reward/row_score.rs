@@ -1,4 +1,4 @@
-//! Functions from a network's output to a number, each returned with its gradient.
+//! Functions from a network's output row to a number. Each returns the number and its gradient with respect to the row.
 
 /// Computes `row[index]`.
 pub fn value(row: &[f32], index: usize) -> (f64, Vec<f32>) {
@@ -37,14 +37,14 @@ pub fn cosine(row: &[f32], direction: &[f32]) -> (f64, Vec<f32>) {
     (value, row.iter().zip(direction).map(slope).collect())
 }
 
-/// Computes minus the mean over `others` of the root mean square difference.
+/// Computes minus the mean over `others` of the root mean square difference between `row` and the other row.
 pub fn distance(row: &[f32], others: &[Vec<f32>]) -> (f64, Vec<f32>) {
     let (mut sum, mut gradient) = (0.0, vec![0.0f64; row.len()]);
     for other in others {
         let difference: Vec<f64> = row.iter().zip(other).map(|(a, b)| f64::from(*a) - f64::from(*b)).collect();
         let rms = (difference.iter().map(|d| d * d).sum::<f64>() / row.len() as f64).sqrt();
         sum += rms;
-        // The value of equal outputs is optimal and not differentiable; the gradient is 0.
+        // Equal rows have the best value, which is not differentiable there: the gradient is 0.
         if rms > 0.0 {
             gradient.iter_mut().zip(&difference).for_each(|(g, d)| *g += d / (rms * row.len() as f64));
         }

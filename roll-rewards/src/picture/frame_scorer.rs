@@ -1,11 +1,13 @@
-//! Passes frames through a network, reduces its output rows to one score, and pulls the gradient back.
+//! Passes frames of a video through a network, reduces the output rows to one score, and pulls the gradient back.
+//!
+//! An *item* is one element of the network's batch: a frame or, for networks that take videos, all selected frames.
 
 use rayon::prelude::*;
 use roll_core::{Error, Grad, Pullback, Result, Score, Tensor, Video};
 
 use super::{Frames, Input, OverFrames, Preprocess};
 
-/// Maps the cotangent of a network's rows to that of its input.
+/// Maps the cotangent of a network's rows to the cotangent of its input.
 pub type RowsPull = Box<dyn FnOnce(Tensor) -> Result<Tensor>>;
 
 /// A network with a row of numbers per item of its input.
@@ -16,7 +18,7 @@ pub trait RowNetwork: Send {
     fn rows_vjp(&self, input: Tensor) -> Result<(Tensor, RowsPull)>;
 }
 
-/// Maps a row to a value, returned with its gradient with respect to the row.
+/// Maps a row to a value. Returns the value and its gradient with respect to the row.
 pub type RowScore<'a> = dyn Fn(&[f32]) -> Result<(f64, Vec<f32>)> + 'a;
 
 /// How a network scores a video.
@@ -33,7 +35,7 @@ pub struct FrameScorer<'a> {
     pub batch: usize,
 }
 
-/// Gradients of the prepared frames: the frame's index, and `[3, height, width]`.
+/// Gradients with respect to prepared frames: the frame's index, and values `[3, height, width]`.
 type FrameGradients = Vec<(usize, Vec<f32>)>;
 
 impl FrameScorer<'_> {
@@ -63,7 +65,7 @@ impl FrameScorer<'_> {
             return Ok((Score::Missing { reason: "the video has no pixels".into() }, None));
         }
         let preprocess = self.preprocess(video, &items)?;
-        // The minimum is known only when all frames are scored; that frame is then scored again with its gradient.
+        // The frame with the minimum is known only when all frames are scored. It is then scored again with a gradient.
         let first_grad = if self.over == OverFrames::Min { Grad::Skip } else { grad };
         let (values, mut gradients) = self.pass(video, &preprocess, &items, read, first_grad)?;
         let least = (0..values.len()).min_by(|&a, &b| values[a].total_cmp(&values[b])).unwrap_or(0);
@@ -91,34 +93,33 @@ impl FrameScorer<'_> {
     /// The frames of each item.
     fn items(&self, video: &Video) -> Vec<Vec<usize>> {
         let mut frames = self.frames.of(video.dims()[0]);
-        match self.input.layout.is_video() {
-            true if frames.is_empty() => vec![],
-            true => vec![frames],
-            false => {
-                frames.dedup();
-                frames.into_iter().map(|t| vec![t]).collect()
-            }
+        if self.input.layout.is_video() {
+            return if frames.is_empty() { vec![] } else { vec![frames] };
         }
+        // A short video repeats frames, which are scored once.
+        frames.dedup();
+        frames.into_iter().map(|t| vec![t]).collect()
     }
 
+    /// The preparation of the video's frames. Without items nothing is prepared, and the video's own size may be 0, so
+    /// another size takes its place.
     fn preprocess(&self, video: &Video, items: &[Vec<usize>]) -> Result<Preprocess> {
         let [_, height, width] = video.dims();
-        match items.is_empty() {
-            true => Preprocess::new(self.input, [1, 1]),
-            false => Preprocess::new(self.input, [height, width]),
-        }
+        let frame_size = if items.is_empty() { [1, 1] } else { [height, width] };
+        Preprocess::new(self.input, frame_size)
     }
 
+    /// The network's input for a batch of items.
     fn batch_input(&self, video: &Video, preprocess: &Preprocess, items: &[Vec<usize>]) -> Result<Tensor> {
         let frames = items.concat();
         let pictures: Vec<Vec<f32>> = frames.par_iter().map(|&t| preprocess.forward(video.frame(t))).collect();
         let layout = self.input.layout;
-        let values = layout.rearranged(pictures.concat(), frames.len(), false);
+        let values = layout.frames_to_layout(pictures.concat(), frames.len());
         Tensor::new(values, layout.shape(frames.len(), preprocess.size()))
     }
 
-    /// Computes the value of each item and, with [`Grad::Record`], the gradient of their mean with respect to the
-    /// inputs.
+    /// Computes the value of each item and, with [`Grad::Record`], the gradient of the mean value with respect to the
+    /// prepared frames.
     fn pass(
         &self,
         video: &Video,
@@ -143,11 +144,11 @@ impl FrameScorer<'_> {
                 values.push(value);
                 cotangent.extend(gradient.iter().map(|g| g / items.len() as f32));
             }
-            let gradient = pull(Tensor::new(cotangent, rows.shape())?)?;
+            let input_gradient = pull(Tensor::new(cotangent, rows.shape())?)?;
             let frames = batch.concat();
-            let gradient = self.input.layout.rearranged(gradient.to_f32_vec(), frames.len(), true);
-            let pictures = gradient.chunks_exact(gradient.len() / frames.len()).map(<[f32]>::to_vec);
-            gradients.extend(frames.iter().copied().zip(pictures));
+            let gradient = self.input.layout.layout_to_frames(input_gradient.to_f32_vec(), frames.len());
+            let frame_gradients = gradient.chunks_exact(gradient.len() / frames.len()).map(<[f32]>::to_vec);
+            gradients.extend(frames.iter().copied().zip(frame_gradients));
         }
         Ok((values, gradients))
     }
@@ -168,7 +169,7 @@ pub(crate) fn check_rows(output: &Tensor, items: usize) -> Result<()> {
     }
 }
 
-/// The cotangent of `frames`. `gradients` are the gradients of the inputs for a cotangent of 1.
+/// The cotangent of `frames`. `gradients` are the gradients of the prepared frames for a cotangent of 1.
 fn pull_frames(frames: &Tensor, preprocess: &Preprocess, gradients: &FrameGradients, cotangent: f32) -> Result<Tensor> {
     let values = frames.f32s()?;
     let size = values.len() / frames.shape()[0];

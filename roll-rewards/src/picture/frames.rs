@@ -4,7 +4,8 @@ use roll_core::{Error, OnMissing, Result};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Maximum number of [`Frames::Uniform`]: a shorter video repeats frames, which all are in memory.
+/// Greatest number of [`Frames::Uniform`]. A shorter video repeats frames, so the number decides how many are in
+/// memory.
 const MAX_UNIFORM: usize = 4096;
 
 /// Which frames of a video are scored.
@@ -39,12 +40,12 @@ impl Frames {
             Self::FirstAndLast => vec![0, last],
             Self::Every(n) => (0..count).step_by(n.max(1)).collect(),
             Self::Uniform(1) => vec![last / 2],
-            // Halves round up, so the last of n indices is the last frame.
+            // i * last / (n - 1), rounded to the nearest integer; halves are rounded up.
             Self::Uniform(n) => (0..n).map(|i| (2 * i * last + n - 1) / (2 * (n - 1))).collect(),
         }
     }
 
-    /// Fails if the number is 0, or larger than that of any video's frames.
+    /// Fails if the number is 0 or above 4096.
     pub fn check(self) -> Result<()> {
         const KEY: &str = "reward.frames";
         match self {
@@ -64,13 +65,13 @@ pub enum OverFrames {
     /// The mean.
     #[default]
     Mean,
-    /// The minimum; the gradient is that frame's.
+    /// The minimum. Only the frame with the minimum has a gradient.
     Min,
     /// The value of the last scored frame.
     Last,
 }
 
-/// Fails, and names the key, if the score of a video without anything to score is not finite.
+/// Fails, and names the key, if `on_missing` is a score that is not finite.
 pub fn check_on_missing(on_missing: OnMissing) -> Result<()> {
     match on_missing {
         OnMissing::Value(value) if !value.is_finite() => {

@@ -1,4 +1,5 @@
-//! Preparation of frames for a network's input.
+//! Prepares frames as a network's input: resizing, cropping or padding, normalisation, the order of channels and axes.
+//! Every step has its pullback.
 
 use roll_core::{Error, Result};
 use schemars::JsonSchema;
@@ -13,22 +14,23 @@ use super::{Filter, Resize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Input {
-    /// Side of a square, or `[height, width]`. Default: the network's own size if it is fixed, otherwise the frames'
-    /// size.
+    /// Size in pixels: side of a square, or `[height, width]`. If absent, the network's own size if it is fixed,
+    /// otherwise the frames' size.
     pub size: Option<Size>,
-    /// How a frame of another aspect ratio is fitted into that size.
+    /// How a frame of another aspect ratio is fitted into `size`.
     pub fit: Fit,
-    /// Length of the shorter side after resizing with `crop`, if more is cropped than the aspect ratio requires.
+    /// Length of the frame's shorter side after resizing and before cropping, with `fit: crop`. If absent, the frame is
+    /// resized to just cover `size`.
     pub shorter_side: Option<usize>,
     /// Filter of the resizing.
     pub filter: Filter,
     /// Brightness around the frame with `letterbox`, from 0 (black) to 1 (white).
     pub padding: f32,
-    /// The values of black and white: `[0, 1]`, `[0, 255]`, `[-1, 1]`.
+    /// The values of black and white, such as `[0, 1]`, `[0, 255]` or `[-1, 1]`.
     pub range: [f32; 2],
-    /// Subtracted from each channel after `range`, in the network's channel order.
+    /// Subtracted from each channel after `range` was applied; in the network's channel order.
     pub mean: [f32; 3],
-    /// Divisor of each channel after that, in the network's channel order.
+    /// Divisor of each channel after `mean` was subtracted; in the network's channel order.
     pub std: [f32; 3],
     /// The network's channel order.
     pub order: ChannelOrder,
@@ -114,7 +116,7 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// Whether all frames form one item.
+    /// Whether all frames form one item of the batch.
     pub fn is_video(self) -> bool {
         matches!(self, Self::Ncthw | Self::Ntchw)
     }
@@ -138,22 +140,38 @@ impl Layout {
         }
     }
 
-    /// Rearranges `[T, 3, H, W]` to this order, or with `back` from it.
-    pub fn rearranged(self, values: Vec<f32>, frames: usize, back: bool) -> Vec<f32> {
+    /// Rearranges frames `[T, 3, H, W]` to this layout.
+    pub fn frames_to_layout(self, values: Vec<f32>, frames: usize) -> Vec<f32> {
+        self.rearranged(values, frames, |in_frames, in_layout| (in_frames, in_layout))
+    }
+
+    /// Rearranges values in this layout to frames `[T, 3, H, W]`.
+    pub fn layout_to_frames(self, values: Vec<f32>, frames: usize) -> Vec<f32> {
+        self.rearranged(values, frames, |in_frames, in_layout| (in_layout, in_frames))
+    }
+
+    /// Moves every value. `direction` returns its positions before and after from its positions in `[T, 3, H, W]` and
+    /// in this layout.
+    fn rearranged(
+        self,
+        values: Vec<f32>,
+        frames: usize,
+        direction: impl Fn(usize, usize) -> (usize, usize),
+    ) -> Vec<f32> {
+        if matches!(self, Self::Nchw | Self::Ntchw) {
+            return values;
+        }
         let plane = values.len() / (frames * 3).max(1);
-        let place = |t: usize, c: usize, i: usize| match self {
+        // The position of pixel `i` of channel `c` of frame `t`.
+        let position_in_layout = |t: usize, c: usize, i: usize| match self {
             Self::Nchw | Self::Ntchw => (t * 3 + c) * plane + i,
             Self::Nhwc => (t * plane + i) * 3 + c,
             Self::Ncthw => (c * frames + t) * plane + i,
         };
-        if matches!(self, Self::Nchw | Self::Ntchw) {
-            return values;
-        }
         let mut out = vec![0.0; values.len()];
         for (t, c) in (0..frames).flat_map(|t| (0..3).map(move |c| (t, c))) {
             for i in 0..plane {
-                let (own, other) = ((t * 3 + c) * plane + i, place(t, c, i));
-                let (from, to) = if back { (other, own) } else { (own, other) };
+                let (from, to) = direction((t * 3 + c) * plane + i, position_in_layout(t, c, i));
                 out[to] = values[from];
             }
         }
@@ -167,43 +185,67 @@ const MAX_SIDE: usize = 8192;
 impl Input {
     /// Fails, and names the key below `prefix`, if a value is out of range.
     pub fn check(&self, prefix: &str) -> Result<()> {
-        let wrong = |key: &str, problem: String| Err(Error::config(format!("{prefix}.{key}"), problem));
+        let invalid = |key: &str, problem: String| Err(Error::config(format!("{prefix}.{key}"), problem));
         let sides = self.size.into_iter().flat_map(Size::sides).chain(self.shorter_side);
         for side in sides {
             if !(1..=MAX_SIDE).contains(&side) {
-                return wrong("size", format!("expected 1 to {MAX_SIDE} pixels, found {side}"));
+                return invalid("size", format!("expected 1 to {MAX_SIDE} pixels, found {side}"));
             }
         }
         if let (Some(shorter), Some(size)) = (self.shorter_side, self.size) {
             let [h, w] = size.sides();
             if self.fit != Fit::Crop || shorter < h.max(w) {
                 let problem = format!("goes with `fit: crop` and is at least as large as `size`, found {shorter}");
-                return wrong("shorter_side", problem);
+                return invalid("shorter_side", problem);
             }
         }
         if let Some(std) = self.std.iter().find(|s| !(s.is_finite() && **s != 0.0)) {
-            return wrong("std", format!("expected finite numbers other than 0, found {std}"));
+            return invalid("std", format!("expected finite numbers other than 0, found {std}"));
         }
         let numbers = self.mean.iter().chain(&self.range).chain([&self.padding]);
         if let Some(odd) = numbers.into_iter().find(|v| !v.is_finite()) {
-            return wrong("mean", format!("expected finite numbers here and in `range` and `padding`, found {odd}"));
+            return invalid("mean", format!("expected finite numbers here and in `range` and `padding`, found {odd}"));
         }
         Ok(())
     }
 }
 
-/// [`Input`] for frames of one size. Linear in the frame, except for the clamp to the range of pixels.
+/// The preparation that an [`Input`] describes, for frames of one size. Linear in the frame, except for the clamp to
+/// the range of pixels.
 #[derive(Clone, Debug)]
 pub struct Preprocess {
     resize: Resize,
+    /// Whether resized pixels may exceed the range and are clamped.
     overshoots: bool,
+    /// `[height, width]` of the resized frame.
     resized: [usize; 2],
-    /// Position of the resized frame's upper left corner in the input; negative where the frame is cropped.
+    /// Position (y, x) of the resized frame's upper left corner in the input; negative if the frame is cropped.
     corner: [isize; 2],
+    /// `[height, width]` of the input.
     size: [usize; 2],
+    /// Pixel around the frame, in [-1, 1].
     padding: f32,
-    /// The frame's channel, and `a` and `b` in `a * pixel + b`, per channel of the input.
-    channels: [(usize, f32, f32); 3],
+    /// The channels of the input.
+    channels: [Channel; 3],
+}
+
+/// One channel of the input: `factor * pixel + offset` of a pixel in [-1, 1].
+#[derive(Clone, Copy, Debug)]
+struct Channel {
+    /// The channel of the frame.
+    source: usize,
+    factor: f32,
+    offset: f32,
+}
+
+/// One row of the intersection of resized frame and input.
+struct Row<'a> {
+    channel: &'a Channel,
+    /// Offset of the row's first pixel in the resized frame, `[3, height, width]`.
+    resized_start: usize,
+    /// Offset of the row's first pixel in the input, `[3, height, width]`.
+    input_start: usize,
+    length: usize,
 }
 
 /// A pixel that exceeds the range by at most this much, through rounding, still has a gradient.
@@ -214,12 +256,12 @@ impl Preprocess {
     pub fn new(input: &Input, frame: [usize; 2]) -> Result<Self> {
         let size = input.size.map_or(frame, Size::sides);
         let scales = [0, 1].map(|i| size[i] as f64 / frame[i] as f64);
-        let shorter = input.shorter_side.map(|side| side as f64 / frame[0].min(frame[1]) as f64);
-        // The longer side is rounded down, as by the processors of Hugging Face and torchvision.
-        let covering = shorter.unwrap_or(scales[0].max(scales[1]));
+        let shorter_side_scale = input.shorter_side.map(|side| side as f64 / frame[0].min(frame[1]) as f64);
+        let crop_scale = shorter_side_scale.unwrap_or(scales[0].max(scales[1]));
         let resized = match input.fit {
             Fit::Stretch => size,
-            Fit::Crop => frame.map(|side| (side as f64 * covering + 1e-9) as usize),
+            // The longer side is rounded down, as by the processors of Hugging Face and torchvision.
+            Fit::Crop => frame.map(|side| (side as f64 * crop_scale + 1e-9) as usize),
             Fit::Letterbox | Fit::LetterboxCorner => [0, 1].map(|i| {
                 let side = (frame[i] as f64 * scales[0].min(scales[1])).round() as usize;
                 side.min(size[i])
@@ -235,10 +277,11 @@ impl Preprocess {
         };
         let [low, high] = input.range;
         let channels = std::array::from_fn(|k| {
-            let channel = if input.order == ChannelOrder::Bgr { 2 - k } else { k };
-            // A pixel p in [-1, 1] becomes low + (high - low) * (p + 1) / 2.
+            let source = if input.order == ChannelOrder::Bgr { 2 - k } else { k };
+            // A pixel p in [-1, 1] becomes low + (high - low) * (p + 1) / 2, minus the mean, divided by std.
             let half = (high - low) / 2.0;
-            (channel, half / input.std[k], (low + half - input.mean[k]) / input.std[k])
+            let (factor, offset) = (half / input.std[k], (low + half - input.mean[k]) / input.std[k]);
+            Channel { source, factor, offset }
         });
         Ok(Self {
             resize: Resize::new(frame, resized, input.filter),
@@ -263,22 +306,23 @@ impl Preprocess {
             pixels.iter_mut().for_each(|p| *p = p.clamp(-1.0, 1.0));
         }
         let plane = self.size[0] * self.size[1];
-        let mut out: Vec<f32> =
-            self.channels.iter().flat_map(|(_, a, b)| std::iter::repeat_n(a * self.padding + b, plane)).collect();
-        self.rows(|k, a, b, from, to, length| {
-            let row = pixels[from..from + length].iter();
-            out[k * plane + to..][..length].iter_mut().zip(row).for_each(|(o, p)| *o = a * p + b);
+        let mut out = Vec::with_capacity(3 * plane);
+        for Channel { factor, offset, .. } in &self.channels {
+            out.extend(std::iter::repeat_n(factor * self.padding + offset, plane));
+        }
+        self.for_each_row(|Row { channel: Channel { factor, offset, .. }, resized_start, input_start, length }| {
+            let row = pixels[resized_start..][..length].iter();
+            out[input_start..][..length].iter_mut().zip(row).for_each(|(o, p)| *o = factor * p + offset);
         });
         out
     }
 
     /// The pullback: adds the cotangent of the frame to `gradient`, given the cotangent of the input.
     pub fn pull(&self, frame: &[f32], cotangent: &[f32], gradient: &mut [f32]) {
-        let plane = self.size[0] * self.size[1];
         let mut resized = vec![0.0; 3 * self.resized[0] * self.resized[1]];
-        self.rows(|k, a, _, to, from, length| {
-            let row = cotangent[k * plane + from..][..length].iter();
-            resized[to..to + length].iter_mut().zip(row).for_each(|(r, g)| *r = a * g);
+        self.for_each_row(|Row { channel: Channel { factor, .. }, resized_start, input_start, length }| {
+            let row = cotangent[input_start..][..length].iter();
+            resized[resized_start..][..length].iter_mut().zip(row).for_each(|(r, g)| *r = factor * g);
         });
         if self.overshoots {
             let pixels = self.resize.forward(frame);
@@ -287,18 +331,25 @@ impl Preprocess {
         gradient.iter_mut().zip(self.resize.pull(&resized)).for_each(|(g, r)| *g += r);
     }
 
-    /// Calls `f` for each row in the intersection of frame and input: the input's channel, `a`, `b`, the offset in the
-    /// resized frame, the offset in the input's plane, and the length.
-    fn rows(&self, mut f: impl FnMut(usize, f32, f32, usize, usize, usize)) {
-        let ([height, width], [rh, rw], [top, left]) = (self.size, self.resized, self.corner);
-        let (x_from, x_to) = ((-left).max(0) as usize, left.max(0) as usize);
-        let length = (rw - x_from.min(rw)).min(width - x_to.min(width));
-        for (k, (channel, a, b)) in self.channels.iter().enumerate() {
+    /// Calls `f` for each row in the intersection of resized frame and input, channel by channel.
+    fn for_each_row(&self, mut f: impl FnMut(Row<'_>)) {
+        let [height, width] = self.size;
+        let [resized_height, resized_width] = self.resized;
+        let [top, left] = self.corner;
+        // The first column of the intersection, in the resized frame and in the input.
+        let (resized_x, input_x) = ((-left).max(0) as usize, left.max(0) as usize);
+        let length = (resized_width - resized_x.min(resized_width)).min(width - input_x.min(width));
+        for (k, channel) in self.channels.iter().enumerate() {
             for y in 0..height {
-                let row = y as isize - top;
-                if (0..rh as isize).contains(&row) {
-                    let from = (channel * rh + row as usize) * rw + x_from;
-                    f(k, *a, *b, from, y * width + x_to, length);
+                let resized_y = y as isize - top;
+                if (0..resized_height as isize).contains(&resized_y) {
+                    let resized_row = channel.source * resized_height + resized_y as usize;
+                    f(Row {
+                        channel,
+                        resized_start: resized_row * resized_width + resized_x,
+                        input_start: (k * height + y) * width + input_x,
+                        length,
+                    });
                 }
             }
         }
@@ -364,10 +415,10 @@ mod tests {
     fn every_layout_round_trips() {
         let values = noise(7, 2 * 3 * 5);
         for layout in [Layout::Nchw, Layout::Nhwc, Layout::Ncthw, Layout::Ntchw] {
-            assert_eq!(layout.rearranged(layout.rearranged(values.clone(), 2, false), 2, true), values);
+            assert_eq!(layout.layout_to_frames(layout.frames_to_layout(values.clone(), 2), 2), values);
         }
         let twelve: Vec<f32> = (0..12).map(|v| v as f32).collect();
-        assert_eq!(Layout::Ncthw.rearranged(twelve, 2, false), [0., 1., 6., 7., 2., 3., 8., 9., 4., 5., 10., 11.]);
+        assert_eq!(Layout::Ncthw.frames_to_layout(twelve, 2), [0., 1., 6., 7., 2., 3., 8., 9., 4., 5., 10., 11.]);
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub fn lumas(video: &Video) -> Vec<Vec<f32>> {
     (0..frames).map(luma).collect()
 }
 
-/// The pullback of [`lumas`]: maps the cotangents of the planes to that of the frames, `[T, 3, H, W]`.
+/// The pullback of [`lumas`]: maps the cotangents of the planes to the cotangent of the frames, `[T, 3, H, W]`.
 pub fn pull(cotangents: &[Vec<f32>]) -> Vec<f32> {
     let channels = |plane: &Vec<f32>| {
         LUMA.map(|weight| plane.iter().map(|g| g * (weight / 2.0) as f32).collect::<Vec<f32>>()).concat()

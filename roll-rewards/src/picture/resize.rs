@@ -1,4 +1,4 @@
-//! Resizing, which is linear in the picture, and its transpose.
+//! Resizing of pictures. It is linear in the picture; the pullback is its transpose.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,8 +11,7 @@ pub enum Filter {
     Nearest,
     /// Pillow's `BOX`; OpenCV's `INTER_AREA` for integer reductions.
     Box,
-    /// Pillow's `BILINEAR`, torchvision's with `antialias=True`: the filter widens with the scale of a
-    /// reduction.
+    /// Pillow's `BILINEAR`, torchvision's with `antialias=True`. The more a picture is reduced, the wider the filter.
     #[default]
     Bilinear,
     /// Pillow's `BICUBIC` (a = -0.5), torchvision's with `antialias=True`.
@@ -41,6 +40,7 @@ impl Filter {
         }
     }
 
+    /// The filter's weight at a distance of `x` pixels from its centre, before normalisation.
     fn weight(self, x: f64) -> f64 {
         let cubic = |a: f64| match x.abs() {
             x if x < 1.0 => ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0,
@@ -62,7 +62,7 @@ impl Filter {
     }
 }
 
-/// Resizes planes.
+/// Resizes planes of one size, first their columns and then their rows.
 #[derive(Clone, Debug)]
 pub struct Resize {
     rows: Axis,
@@ -82,7 +82,7 @@ impl Resize {
     pub fn forward(&self, planes: &[f32]) -> Vec<f32> {
         let (rows, columns) = (&self.rows, &self.columns);
         assert_eq!(planes.len() % (rows.from * columns.from).max(1), 0, "planes of {} x {}", rows.from, columns.from);
-        // Widths first: the second pass then adds up whole rows, which have their new width already.
+        // Widths are resized first, so that the second pass adds up whole rows, which have their new width already.
         let mut resized_columns = vec![0.0; planes.len() / columns.from.max(1) * columns.to()];
         for (row, out) in planes.chunks_exact(columns.from).zip(resized_columns.chunks_exact_mut(columns.to())) {
             for (out, (first, weights)) in out.iter_mut().zip(&columns.taps) {
@@ -102,7 +102,7 @@ impl Resize {
         out
     }
 
-    /// The pullback: maps the cotangent of the resized planes to that of the planes.
+    /// The pullback: maps the cotangent of the resized planes to the cotangent of the planes.
     ///
     /// # Panics
     /// Panics unless `cotangent` is a whole number of resized planes.
@@ -136,10 +136,12 @@ impl Resize {
     }
 }
 
-/// One axis: for each output position the first input position, and the weights from there on.
+/// The resizing of one axis.
 #[derive(Clone, Debug)]
 struct Axis {
+    /// Length before.
     from: usize,
+    /// For each position after: the first position before, and the weights from there on.
     taps: Vec<(usize, Vec<f32>)>,
 }
 
@@ -157,6 +159,7 @@ impl Axis {
         Self { from, taps: taps.collect() }
     }
 
+    /// Length after.
     fn to(&self) -> usize {
         self.taps.len()
     }
@@ -173,7 +176,8 @@ fn widened_taps(centre: f64, widening: f64, from: usize, filter: Filter) -> (usi
     (first, weights.iter().map(|w| (w / total) as f32).collect())
 }
 
-/// The two or four nearest pixels. The last pixel is repeated beyond the edge.
+/// Returns the first pixel and the weights of the two or four nearest pixels. Beyond the edge, the last pixel is
+/// repeated.
 fn neighbour_taps(centre: f64, from: usize, filter: Filter) -> (usize, Vec<f32>) {
     let (at, reach) = (centre - 0.5, filter.reach() as i64);
     let below = at.floor() as i64;

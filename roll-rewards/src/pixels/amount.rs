@@ -1,4 +1,5 @@
-//! Rewards that measure an amount of luma variation in time or space.
+//! The common part of the rewards `motion`, `sharpness` and `flicker`, which measure an amount of luma variation in
+//! time or space. Each of them implements [`Amount`].
 
 use std::marker::PhantomData;
 
@@ -14,7 +15,7 @@ use crate::picture::luma;
 #[serde(default, deny_unknown_fields)]
 #[schemars(bound = "", rename = "AmountConfig")]
 pub struct AmountConfig<A: Amount> {
-    /// Target for the amount.
+    /// Target for the amount: `more`, `less`, `{level: ...}` or `reference`.
     pub wanted: Wanted,
     /// What happens with a video that is too short.
     pub on_missing: OnMissing,
@@ -52,8 +53,8 @@ pub trait Amount: Send + 'static {
     /// The default target.
     const WANTED: Wanted;
 
-    /// Measures the amount in `lumas`: planes `[height, width]`, at least [`Amount::FRAMES`] of them. Adds its gradient
-    /// to `gradient`, if there is one. Returns `None` if the planes are too small.
+    /// Measures the amount in `lumas`: at least [`Amount::FRAMES`] planes `[height, width]`. Adds the gradient of the
+    /// amount to `gradient`, if there is one. Returns `None` if the planes are too small.
     fn measure(lumas: &[Vec<f32>], size: [usize; 2], gradient: Option<&mut [Vec<f32>]>) -> Option<f64>;
 }
 
@@ -77,6 +78,8 @@ impl<A: Amount> AmountReward<A> {
         }
     }
 
+    /// The amount in a video; `None` if the video is too short or too small. Sets `gradient` to the gradient with
+    /// respect to the lumas.
     fn measure(video: &Video, gradient: Option<&mut Vec<Vec<f32>>>) -> Option<f64> {
         let [frames, height, width] = video.dims();
         if frames < A::FRAMES || height * width == 0 {
@@ -90,7 +93,7 @@ impl<A: Amount> AmountReward<A> {
         A::measure(&lumas, [height, width], gradient)
     }
 
-    /// The score of an amount, and its derivative.
+    /// The score of an amount, and the derivative of the score with respect to the amount.
     fn score_of(&self, amount: f64, target: &Target) -> Result<(f64, f64)> {
         let level = match self.config.wanted {
             Wanted::More => return Ok((amount, 1.0)),
@@ -101,8 +104,8 @@ impl<A: Amount> AmountReward<A> {
                 f64::from(target.tensors.get(LEVEL).ok_or_else(bad_target)?.item()?)
             }
         };
-        let off = amount / level - 1.0;
-        Ok((-off * off, -2.0 * off / level))
+        let deviation = amount / level - 1.0;
+        Ok((-deviation * deviation, -2.0 * deviation / level))
     }
 }
 

@@ -21,15 +21,15 @@ const PICTURE: &str = "picture";
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct FirstFrameConfig {
-    /// How frames are compared with the reference's first frame.
+    /// How frames are compared with the reference's first frame: `l1`, `ssim` or `perceptual`.
     pub measure: Likeness,
     /// Which frames are compared.
     pub frames: Frames,
-    /// ONNX file whose outputs `perceptual` compares.
+    /// ONNX file of the network whose outputs `perceptual` compares.
     pub file: String,
-    /// How frames become the input of the network of `perceptual`.
+    /// How frames become the input of this network.
     pub input: Input,
-    /// Output that `perceptual` compares. Default: the first.
+    /// Name of the output that `perceptual` compares. If absent, the first output.
     pub output: Option<String>,
     /// Handling of a video that has no frame to score.
     pub on_missing: OnMissing,
@@ -52,12 +52,12 @@ impl Default for FirstFrameConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Likeness {
-    /// Minus the mean absolute difference of values from 0 to 1.
+    /// Minus the mean absolute difference of pixels, whose values are scaled to 0 to 1.
     L1,
     /// Structural similarity per channel, at most 1.
     #[default]
     Ssim,
-    /// Minus the root mean square difference of a network's outputs for both.
+    /// Minus the root mean square difference between a network's outputs for frame and picture.
     Perceptual,
 }
 
@@ -70,7 +70,7 @@ pub struct FirstFrame {
 }
 
 impl FirstFrame {
-    /// Opens the network if `config` has one.
+    /// Creates the reward, and opens the network of [`Likeness::Perceptual`].
     pub fn new(config: FirstFrameConfig, context: &BuildContext) -> Result<Self> {
         config.frames.check()?;
         let network = match config.measure {
@@ -131,9 +131,10 @@ impl RewardScorer for FirstFrame {
         if frames.is_empty() || height * width == 0 {
             return Ok((Score::Missing { reason: "the video has no pixels".into() }, None));
         }
-        let picture = match [rows, columns] == [height, width] {
-            true => picture.to_f32_vec(),
-            false => Resize::new([rows, columns], [height, width], Filter::Bilinear).forward(picture.f32s()?),
+        let picture = if [rows, columns] == [height, width] {
+            picture.to_f32_vec()
+        } else {
+            Resize::new([rows, columns], [height, width], Filter::Bilinear).forward(picture.f32s()?)
         };
         let measure = self.config.measure;
         let compare = |&t: &usize| similarity(measure, video.frame(t), &picture, [height, width]);
@@ -144,8 +145,9 @@ impl RewardScorer for FirstFrame {
             Pullback::new(move |cotangent| {
                 let scale = cotangent.item()? / frames.len() as f32;
                 let mut gradient = vec![0.0; shape.iter().product()];
-                for (t, (_, own)) in frames.iter().zip(&compared) {
-                    gradient[t * own.len()..][..own.len()].iter_mut().zip(own).for_each(|(g, o)| *g += scale * o);
+                for (t, (_, slopes)) in frames.iter().zip(&compared) {
+                    let frame = &mut gradient[t * slopes.len()..][..slopes.len()];
+                    frame.iter_mut().zip(slopes).for_each(|(g, slope)| *g += scale * slope);
                 }
                 Tensor::new(gradient, shape)
             })
@@ -156,8 +158,8 @@ impl RewardScorer for FirstFrame {
     fn target_key(&self) -> Result<Option<String>> {
         match &self.network {
             Some(network) => {
-                let own = network.target_key()?;
-                Ok(own.map(|own| Fingerprint::new(NAME).text("network", own).finish()))
+                let network_key = network.target_key()?;
+                Ok(network_key.map(|key| Fingerprint::new(NAME).text("network", key).finish()))
             }
             None => Ok(Some(Fingerprint::new(NAME).finish())),
         }
@@ -172,16 +174,17 @@ impl RewardScorer for FirstFrame {
 fn similarity(measure: Likeness, frame: &[f32], picture: &[f32], dims: [usize; 2]) -> (f64, Vec<f32>) {
     if measure == Likeness::L1 {
         let count = frame.len() as f64;
-        let sizes = || frame.iter().zip(picture).map(|(f, p)| magnitude((f - p) / 2.0));
-        let value = -sizes().map(|(value, _)| f64::from(value)).sum::<f64>() / count;
-        return (value, sizes().map(|(_, slope)| -slope / (2.0 * count) as f32).collect());
+        let magnitudes = || frame.iter().zip(picture).map(|(f, p)| magnitude((f - p) / 2.0));
+        let value = -magnitudes().map(|(value, _)| f64::from(value)).sum::<f64>() / count;
+        return (value, magnitudes().map(|(_, slope)| -slope / (2.0 * count) as f32).collect());
     }
-    let unit = |plane: &[f32]| plane.iter().map(|v| (v + 1.0) / 2.0).collect::<Vec<f32>>();
+    let to_unit_range = |plane: &[f32]| plane.iter().map(|v| (v + 1.0) / 2.0).collect::<Vec<f32>>();
     let plane = dims[0] * dims[1];
     let (mut value, mut gradient) = (0.0, Vec::with_capacity(frame.len()));
     for (x, y) in frame.chunks_exact(plane).zip(picture.chunks_exact(plane)) {
-        let (own, slope) = ssim(&unit(x), &unit(y), dims);
-        value += own / 3.0;
+        let (channel_value, slope) = ssim(&to_unit_range(x), &to_unit_range(y), dims);
+        // The mean over three channels. The unit range halves the slope.
+        value += channel_value / 3.0;
         gradient.extend(slope.iter().map(|g| g / 6.0));
     }
     (value, gradient)

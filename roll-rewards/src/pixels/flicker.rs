@@ -1,10 +1,11 @@
-//! The reward `flicker`.
+//! The reward `flicker`: wavering of pixels from frame to frame.
 
 use super::amount::register_amount;
 use super::{Amount, Wanted, magnitude};
 
-/// Mean magnitude of half the second difference in time of each pixel's luma, i.e. of its distance from the mean of the
-/// frames before and after. Even fades have none, and uniform motion has none where luma changes linearly in space.
+/// Mean magnitude of half the second difference in time of each pixel's luma, i.e. of the distance from the mean of the
+/// previous and the next frame. Even fades have no flicker, and neither has uniform motion where luma changes linearly
+/// in space.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Flicker;
 

@@ -1,7 +1,8 @@
 //! Rewards that need no network: amount of motion, sharpness, flicker, and similarity to the first frame.
 //!
-//! `amount` is the common part of the first three, which differ by a function of the luma; [`first_frame`] compares with
-//! the reference, by [`ssim`] among others. All gradients are written by hand and checked against differences.
+//! `amount` is the common part of the first three, which differ by a function of the luma. [`first_frame`] compares
+//! with the reference, by [`ssim`] among others. All gradients are written by hand and checked against finite
+//! differences.
 
 mod amount;
 pub mod first_frame;

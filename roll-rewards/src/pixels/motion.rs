@@ -1,4 +1,4 @@
-//! The reward `motion`.
+//! The reward `motion`: change of pixels from frame to frame.
 
 use super::amount::register_amount;
 use super::{Amount, Wanted, magnitude};

@@ -1,11 +1,11 @@
-//! The reward `sharpness`.
+//! The reward `sharpness`: strength of edges in a frame.
 
 use super::amount::register_amount;
 use super::{Amount, SMOOTH, Wanted};
 
 /// Root mean square of the luma's Laplacian (the four neighbours minus four times the pixel), averaged over the frames.
 /// Its square is known as the variance of the Laplacian. Noise is sharp, too; `wanted: reference` or a level keeps a
-/// model from producing it.
+/// model from producing noise.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sharpness;
 
@@ -19,6 +19,7 @@ impl Amount for Sharpness {
             return None;
         }
         let count = ((h - 2) * (w - 2)) as f64;
+        // Positions of the pixels with four neighbours.
         let inner = move || (1..h - 1).flat_map(move |y| (1..w - 1).map(move |x| y * w + x));
         let mut sum = 0.0;
         for (t, luma) in lumas.iter().enumerate() {

@@ -4,12 +4,12 @@
 const SIGMA: f64 = 1.5;
 /// Side of the window in pixels; at most the side of the picture.
 const WINDOW: usize = 11;
-/// The constants C1 and C2 of the paper for values in a range of 1.
+/// The constants C1 and C2 of the paper for values in a range of length 1.
 const C1: f32 = 0.01 * 0.01;
 const C2: f32 = 0.03 * 0.03;
 
-/// The mean structural similarity of `x` and `y`, `[height, width]` with values in a range of 1, over all complete
-/// windows, and its gradient with respect to `x`.
+/// The mean structural similarity of the planes `x` and `y` over all complete windows, and its gradient with respect to
+/// `x`. Planes are `[height, width]` with values in a range of length 1.
 pub fn ssim(x: &[f32], y: &[f32], [height, width]: [usize; 2]) -> (f64, Vec<f32>) {
     let window = Window::new([height, width]);
     let times = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).collect::<Vec<f32>>();
@@ -23,7 +23,7 @@ pub fn ssim(x: &[f32], y: &[f32], [height, width]: [usize; 2]) -> (f64, Vec<f32>
         let (b1, b2) = (mx[i] * mx[i] + my[i] * my[i] + C1, vx + vy + C2);
         let value = a1 * a2 / (b1 * b2);
         sum += f64::from(value);
-        // Derivatives with respect to the windows' means of x, x^2 and x y.
+        // Derivatives of the value with respect to the window's means of x, x^2 and x y.
         slopes[0][i] = (2.0 * my[i] * (a2 - a1) / b2 + 2.0 * mx[i] * value * (b1 / b2 - 1.0)) / b1;
         slopes[1][i] = -value / b2;
         slopes[2][i] = 2.0 * a1 / (b1 * b2);
@@ -33,9 +33,11 @@ pub fn ssim(x: &[f32], y: &[f32], [height, width]: [usize; 2]) -> (f64, Vec<f32>
     (sum / count as f64, (0..x.len()).map(total).collect())
 }
 
-/// A separable Gaussian window.
+/// A separable Gaussian window that slides over a plane.
 struct Window {
+    /// `[height, width]` of the plane.
     size: [usize; 2],
+    /// Weights along height and width, each of sum 1.
     weights: [Vec<f32>; 2],
 }
 
@@ -50,7 +52,7 @@ impl Window {
         Self { size, weights: size.map(|side| gaussian(side.min(WINDOW))) }
     }
 
-    /// Size of the plane of complete windows.
+    /// Numbers of complete windows along height and width.
     fn inner(&self) -> [usize; 2] {
         [0, 1].map(|i| self.size[i] + 1 - self.weights[i].len())
     }

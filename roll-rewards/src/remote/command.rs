@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
-use super::child::{ChildError, ChildProcess};
+use super::child::{ChildError, ChildProcess, TensorPath};
 use super::{Message, OnError, RemoteReward, Transport, VERSION};
 use crate::picture::Frames;
 
@@ -33,14 +33,14 @@ pub struct CommandConfig {
     pub restarts: u32,
     /// Whether frames are sent through shared memory, if the program supports it.
     pub shared_memory: bool,
-    /// Sent to the program with `hello`.
+    /// Options of the program itself, which it receives with `hello`.
     pub options: Options,
     /// Which frames of a video are sent.
     pub frames: Frames,
     /// What happens with a sample that has nothing to score, or whose score is not finite.
     pub on_missing: OnMissing,
-    /// What happens when the program answers with an error, as after an exception on one clip: `stop` ends the run,
-    /// `skip` counts the clip as one with nothing to score (`on_missing`), with a warning.
+    /// What happens if the program answers with an error, such as an exception on one clip: `stop` ends the run; `skip`
+    /// logs a warning and treats the clip as one with nothing to score (`on_missing`).
     pub on_error: OnError,
 }
 
@@ -71,14 +71,15 @@ struct NoAnswer {
     source: ChildError,
 }
 
-/// A program that scores.
+/// The transport to a program that scores. It starts the program and restarts it after a failure.
 pub struct Program {
     config: CommandConfig,
+    /// Working directory of the program.
     directory: PathBuf,
     /// `None` before the first call and after the program died.
     process: Option<ChildProcess>,
-    /// Whether the running program accepts tensors in shared memory.
-    shares: bool,
+    /// How the running program receives tensors.
+    tensor_path: TensorPath,
 }
 
 impl Program {
@@ -91,7 +92,7 @@ impl Program {
         }
         check_seconds("reward.timeout", config.timeout)?;
         check_seconds("reward.start_timeout", config.start_timeout)?;
-        Ok(Self { config, directory, process: None, shares: false })
+        Ok(Self { config, directory, process: None, tensor_path: TensorPath::Pipe })
     }
 
     fn no_answer(&self, call: &'static str, starts: u32, source: ChildError) -> Error {
@@ -103,8 +104,14 @@ impl Program {
     fn start(&mut self) -> std::result::Result<(ChildProcess, Message), ChildError> {
         let mut process = ChildProcess::start(&self.config.command, &self.directory)?;
         let header = json!({ "call": "hello", "version": VERSION, "options": self.config.options });
-        let answer = process.call((header, Vec::new()), false, Duration::from_secs_f64(self.config.start_timeout))?;
-        self.shares = self.config.shared_memory && answer.0.get("shared") == Some(&Json::Bool(true));
+        let limit = Duration::from_secs_f64(self.config.start_timeout);
+        let answer = process.call((header, Vec::new()), TensorPath::Pipe, limit)?;
+        let accepts_shared_memory = answer.0.get("shared") == Some(&Json::Bool(true));
+        self.tensor_path = if self.config.shared_memory && accepts_shared_memory {
+            TensorPath::SharedMemory
+        } else {
+            TensorPath::Pipe
+        };
         Ok((process, answer))
     }
 
@@ -115,7 +122,7 @@ impl Program {
             None => self.start()?.0,
         };
         let message = (header.clone(), tensors.to_vec());
-        let answer = process.call(message, self.shares, Duration::from_secs_f64(self.config.timeout))?;
+        let answer = process.call(message, self.tensor_path, Duration::from_secs_f64(self.config.timeout))?;
         self.process = Some(process);
         Ok(answer)
     }

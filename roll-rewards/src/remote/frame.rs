@@ -1,6 +1,7 @@
-//! Messages between this program and a reward in a separate program.
+//! The format of messages between this program and a reward in a separate program. In this file a *frame* is an encoded
+//! message, not a picture.
 //!
-//! A frame consists of `ROLL`, the length of a header (u32, little-endian), the header (JSON), and the bytes of the
+//! A frame consists of `ROLL`, the length of the header (u32, little-endian), the header (JSON), and the bytes of the
 //! tensors that the header lists, in this order: row-major, little-endian, without padding. A tensor with the field
 //! `at` is not in the frame; it lies at that offset in shared memory ([`super::shared_memory`]).
 
@@ -16,7 +17,7 @@ use super::shared_memory::SharedMemory;
 const MAGIC: [u8; 4] = *b"ROLL";
 /// Greatest length of a header in bytes.
 const MAX_HEADER: usize = 1 << 20;
-/// Greatest number of bytes that an error quotes of a stream that is not a frame.
+/// Greatest number of bytes that an error quotes from a stream that is not a frame.
 const MAX_QUOTE: usize = 60;
 /// Greatest number of tensor bytes of an answer beyond those of its request: room for a target.
 const MAX_EXTRA_BYTES: usize = 64 << 20;
@@ -27,11 +28,12 @@ struct TensorEntry {
     name: String,
     dtype: DType,
     shape: Vec<usize>,
+    /// Offset in shared memory; absent if the tensor is in the frame.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     at: Option<u64>,
 }
 
-/// A header. Its other fields depend on the call.
+/// A header: the tensors, and the fields of `body`, which depend on the call.
 #[derive(Serialize, Deserialize)]
 struct Header<T> {
     #[serde(default)]
@@ -82,10 +84,10 @@ pub fn write_with<T: Serialize>(
     Ok(())
 }
 
-/// The numbers that Python writes and JSON does not have. Quoted by [`read`], they are strings of a header.
+/// Numbers that Python writes into JSON although JSON does not have them. [`read`] turns them into strings.
 const NONFINITE: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
 
-/// The header with every number of [`NONFINITE`] in quotation marks.
+/// A header in which every number of [`NONFINITE`] is put into quotation marks.
 fn quoted_nonfinite(header: &[u8]) -> Vec<u8> {
     let (mut quoted, mut at, mut in_string) = (Vec::with_capacity(header.len() + 16), 0, false);
     while let Some(&byte) = header.get(at) {
@@ -96,6 +98,7 @@ fn quoted_nonfinite(header: &[u8]) -> Vec<u8> {
                 at += word.len();
                 continue;
             }
+            // An escaped character, which may be a quotation mark.
             (None, b'\\') if in_string => 2,
             _ => 1,
         };
@@ -106,14 +109,15 @@ fn quoted_nonfinite(header: &[u8]) -> Vec<u8> {
     quoted
 }
 
-/// The number that [`read`] quoted; `None` for every other value.
+/// The number in a string that [`read`] made of a number of [`NONFINITE`]; `None` for every other value.
 pub(super) fn nonfinite(value: &serde_json::Value) -> Option<f64> {
     value.as_str().filter(|text| NONFINITE.contains(text)).and_then(|text| text.parse().ok())
 }
 
-/// Greatest number of tensor bytes of an answer to `question`. A gradient has the size of the frames.
-pub fn answer_bytes(question: &[(String, Tensor)]) -> usize {
-    question.iter().map(|(_, tensor)| tensor.as_bytes().len()).sum::<usize>().saturating_add(MAX_EXTRA_BYTES)
+/// Greatest number of tensor bytes of the answer to a request with these `tensors`. A gradient has the size of the
+/// video in the request.
+pub fn answer_bytes(tensors: &[(String, Tensor)]) -> usize {
+    tensors.iter().map(|(_, tensor)| tensor.as_bytes().len()).sum::<usize>().saturating_add(MAX_EXTRA_BYTES)
 }
 
 /// Reads a frame with at most `max_bytes` tensor bytes. Fails on anything that is not a frame, without allocating more
@@ -125,18 +129,18 @@ pub fn read<T: for<'a> Deserialize<'a>>(
     read_with(input, max_bytes, None)
 }
 
-/// Like [`read`]; tensors may lie in `shared_memory`, which they then keep alive.
+/// Like [`read`], but tensors may also lie in `shared_memory`. Such tensors keep the shared memory alive.
 pub fn read_with<T: for<'a> Deserialize<'a>>(
     input: &mut impl BufRead,
     max_bytes: usize,
     shared_memory: Option<&Arc<SharedMemory>>,
 ) -> Result<(T, Vec<(String, Tensor)>), FrameError> {
-    // Checks the bytes that are already available before it waits for more: a program that printed a word would not
-    // write eight bytes.
-    let there = input.fill_buf()?;
-    let begins = there.len().min(MAGIC.len());
-    if there[..begins] != MAGIC[..begins] {
-        return Err(not_a_frame(&there[..there.len().min(MAX_QUOTE)]));
+    // Checks the bytes that are already available before it waits for more, because a program that only printed a word
+    // may never write the eight bytes of a frame's beginning.
+    let available = input.fill_buf()?;
+    let compared = available.len().min(MAGIC.len());
+    if available[..compared] != MAGIC[..compared] {
+        return Err(not_a_frame(&available[..available.len().min(MAX_QUOTE)]));
     }
     let (mut magic, mut length) = ([0; 4], [0; 4]);
     input.read_exact(&mut magic)?;
@@ -181,8 +185,8 @@ pub fn read_with<T: for<'a> Deserialize<'a>>(
     Ok((header.body, tensors))
 }
 
-/// Reads the next `bytes` bytes of `input`. A header may promise bytes that are never sent: zeros take memory only when
-/// they are written to.
+/// Reads the next `bytes` bytes of `input`. A header may promise bytes that are never sent; these take no memory,
+/// because the system provides zeroed memory only when it is written to.
 fn read_bytes(input: &mut impl BufRead, name: &str, bytes: usize) -> Result<Vec<u8>, FrameError> {
     let mut data = vec![0; bytes];
     match input.read_exact(&mut data) {
@@ -193,6 +197,7 @@ fn read_bytes(input: &mut impl BufRead, name: &str, bytes: usize) -> Result<Vec<
     }
 }
 
+/// The error for a stream that begins with `start`.
 fn not_a_frame(start: &[u8]) -> FrameError {
     let text = String::from_utf8_lossy(start);
     let line = text.lines().next().unwrap_or_default();

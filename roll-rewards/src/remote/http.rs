@@ -1,12 +1,13 @@
-//! The reward `http`: a service that answers frames sent by POST.
+//! The reward `http`: a service that answers messages sent by POST.
 //!
-//! The body of request and answer is one frame ([`super::frame`]) of type `application/octet-stream`. Every header
-//! contains the options, so that a service needs no state per client. A busy service answers 429 or 503, optionally
-//! with `Retry-After` in seconds, and the run waits. `examples/reward_http/brightness.py` is a complete example.
+//! The body of a request or an answer is one message, encoded as in [`super::frame`], of type
+//! `application/octet-stream`. Every header contains the options, so that a service needs no state per client. A busy
+//! service answers 429 or 503, optionally with `Retry-After` in seconds, and the run waits.
+//! `examples/reward_http/brightness.py` is a complete example.
 //!
-//! Protection against a faulty service: the tensors of an answer have at most 64 MiB more than those of the request, a
-//! request including its answer ends within `timeout`, and redirects are not followed, so frames and token are sent to
-//! `url` only.
+//! Protection against a faulty service: the tensors of an answer have at most 64 MiB more than the tensors of the
+//! request, a request including its answer ends within `timeout`, and redirects are not followed, so that videos and
+//! token are sent to `url` only.
 
 use std::io::BufReader;
 
@@ -19,6 +20,9 @@ use serde_json::{Value as Json, json};
 use super::{Message, OnError, RemoteReward, Transport, VERSION, frame};
 use crate::picture::Frames;
 
+/// Whether the service may receive a request twice. It may, because no state is kept between calls.
+const MAY_RECEIVE_TWICE: bool = true;
+
 /// Options of the reward `http`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -27,8 +31,8 @@ pub struct HttpConfig {
     /// authorities; a service with another certificate needs a proxy.
     #[schemars(extend("x-required" = true))]
     pub url: String,
-    /// Environment variable with the service's token, which is sent as `Authorization: Bearer`. Default: no token. The
-    /// token itself is not part of the configuration, because runs store their configuration.
+    /// Environment variable with the service's token, which is sent as `Authorization: Bearer`. If absent, no token is
+    /// sent. The token itself is not part of the configuration, because runs store their configuration.
     pub token_env: Option<String>,
     /// Time limit of a request in seconds.
     #[schemars(extend("exclusiveMinimum" = 0))]
@@ -40,14 +44,14 @@ pub struct HttpConfig {
     /// Time in seconds after which a call to a busy service (429 or 503) fails.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub busy_timeout: f64,
-    /// Sent with every call.
+    /// Options of the service itself, which it receives with every call.
     pub options: Options,
     /// Which frames of a video are sent.
     pub frames: Frames,
     /// What happens with a sample that has nothing to score, or whose score is not finite.
     pub on_missing: OnMissing,
-    /// What happens when the service answers with an error, as after an exception on one clip: `stop` ends the run,
-    /// `skip` counts the clip as one with nothing to score (`on_missing`), with a warning.
+    /// What happens if the service answers with an error, such as an exception on one clip: `stop` ends the run; `skip`
+    /// logs a warning and treats the clip as one with nothing to score (`on_missing`).
     pub on_error: OnError,
 }
 
@@ -68,7 +72,7 @@ impl Default for HttpConfig {
     }
 }
 
-/// A service that scores.
+/// The transport to a service that scores.
 pub struct ScoringService {
     config: HttpConfig,
     service: Service,
@@ -76,7 +80,7 @@ pub struct ScoringService {
 }
 
 impl ScoringService {
-    /// Creates the client of the service of `config`; sends nothing.
+    /// Creates the client of the service in `config` without sending anything.
     pub fn new(config: HttpConfig) -> Result<Self> {
         let service = Service::new(ServiceOptions {
             section: "reward",
@@ -89,7 +93,7 @@ impl ScoringService {
         Ok(Self { config, service, repeats })
     }
 
-    /// Sends `body`. The tensors of the answer may have `max_bytes` bytes.
+    /// Sends `body` once. The tensors of the answer may have `max_bytes` bytes.
     fn try_call(&self, body: &[u8], max_bytes: usize) -> std::result::Result<Message, NoAnswer> {
         let answer = self.service.post("application/octet-stream", body)?;
         frame::read::<Json>(&mut BufReader::new(answer), max_bytes).map_err(|error| match error {
@@ -116,7 +120,7 @@ impl Transport for ScoringService {
             .map_err(|e| Error::Misuse(format!("a frame for {} could not be made: {e}", self.peer())))?;
         let max_bytes = frame::answer_bytes(tensors);
         let peer = format!("{} to `{call}`", self.peer());
-        let answer = self.repeats.ask(&peer, true, || self.try_call(&body, max_bytes));
+        let answer = self.repeats.ask(&peer, MAY_RECEIVE_TWICE, || self.try_call(&body, max_bytes));
         answer.map_err(|reason| Error::component(Fault::Failure, reason))
     }
 }

@@ -1,6 +1,7 @@
 //! Rewards that run elsewhere, in any language: a program ([`command`]) or a service ([`http`]).
 //!
-//! Both answer frames ([`frame`]) with frames. The header's field `call` names the call:
+//! Both receive messages and answer with messages, in the format of [`frame`]. A message is a header (JSON) and
+//! tensors. The header's field `call` names the call:
 //!
 //! | call      | header              | tensors              | answer                                                   |
 //! |-----------|---------------------|----------------------|----------------------------------------------------------|
@@ -8,8 +9,8 @@
 //! | `prepare` | `fps`               | `frames`             | the target's tensors; or `target` null with `reason`, if the reference has nothing to compare with |
 //! | `score`   | `fps`, `prompt`, `record`, `columns` (of the row, if it has others than `roll` reads) | `frames`, and the target's as `target/NAME` | `score` (a number, or null with `reason`; NaN and infinities as Python writes them, or as texts, count as null), `details`, and with `record` the tensor `gradient` of the score with respect to the frames |
 //!
-//! Frames are f32 `[T, 3, H, W]` in [-1, 1]. An answer with `error` is an error. The score is a scalar, so one gradient
-//! is the whole pullback, and no state is kept between calls.
+//! The tensor `frames` is a video, f32 `[T, 3, H, W]` in [-1, 1]. An answer with the field `error` is an error. The
+//! score is a scalar, so one gradient is the whole pullback, and no state is kept between calls.
 //!
 //! If a program's answer to `hello` has `shared`, it receives tensors in shared memory, described by `{"path", "bytes",
 //! "id"}` in the header's field `shared`. It may overwrite them with the tensors of its answer. Another `id` is another
@@ -61,14 +62,14 @@ pub enum AnswerError {
     Invalid { peer: String, call: &'static str, problem: String },
 }
 
-/// Reaction to a call that fails for one clip: the answer is an error, and the program or service works on.
+/// What happens after a call that fails for one clip: the answer is an error, and the program or service works on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OnError {
     /// The run stops.
     #[default]
     Stop,
-    /// The clip counts as one with nothing to score, with a warning.
+    /// A warning is logged, and the clip is treated as one with nothing to score.
     Skip,
 }
 
@@ -84,8 +85,8 @@ pub struct RemoteReward<T> {
 }
 
 impl<T: Transport> RemoteReward<T> {
-    /// Calls `hello`. `name` is the default if the answer has none. Of each video, `frames` are sent. Fails if their
-    /// number is out of its range.
+    /// Creates the reward and calls `hello`. `name` is the reward's name if the answer to `hello` has none. `frames`
+    /// selects the frames of each video that are sent. Fails if the number in `frames` is out of range.
     pub fn new(name: &str, transport: T, frames: Frames, on_missing: OnMissing) -> Result<Self> {
         frames.check()?;
         let (name, on_error) = (name.into(), OnError::default());
@@ -96,19 +97,19 @@ impl<T: Transport> RemoteReward<T> {
         if let Some(name) = hello.get("name").and_then(Json::as_str) {
             reward.name = name.into();
         }
-        let fact = |key: &str| hello.get(key).and_then(Json::as_bool);
-        reward.differentiable = fact("differentiable").unwrap_or(false);
-        reward.reads_reference = fact("reads_reference").unwrap_or(true);
+        let flag = |key: &str| hello.get(key).and_then(Json::as_bool);
+        reward.differentiable = flag("differentiable").unwrap_or(false);
+        reward.reads_reference = flag("reads_reference").unwrap_or(true);
         Ok(reward)
     }
 
-    /// The same reward with this reaction to a call that fails for one clip, which by default stops the run.
+    /// Sets what happens after a call that fails for one clip. By default, the run stops.
     #[must_use]
     pub fn with_on_error(self, on_error: OnError) -> Self {
         Self { on_error, ..self }
     }
 
-    /// Asks for one clip. Fails with [`Error::NothingToScore`] if the clip is left out by [`OnError::Skip`].
+    /// Makes a call about one clip. Fails with [`Error::NothingToScore`] if [`OnError::Skip`] leaves the clip out.
     fn ask(&mut self, call: &'static str, mut header: Json, tensors: &[(String, Tensor)]) -> Result<Message> {
         header["call"] = call.into();
         let answer = self.transport.ask(call, header, tensors)?;
@@ -125,7 +126,7 @@ impl<T: Transport> RemoteReward<T> {
         }
     }
 
-    /// Returns the answer unless it is an error.
+    /// Returns the answer, or fails if the answer is an error.
     fn accept(&self, call: &'static str, answer: Message) -> Result<Message> {
         match problem(&answer.0) {
             None => Ok(answer),
@@ -136,45 +137,47 @@ impl<T: Transport> RemoteReward<T> {
         }
     }
 
+    /// The error for an invalid answer to `call`.
     fn invalid(&self, call: &'static str, problem: String) -> Error {
         let error = AnswerError::Invalid { peer: self.transport.peer(), call, problem };
         Error::component(Fault::Failure, error)
     }
 
-    /// The frames of a video that are sent.
-    fn chosen(&self, video: &Video) -> Result<Tensor> {
+    /// The frames of a video that are sent, `[T, 3, H, W]`.
+    fn selected_frames(&self, video: &Video) -> Result<Tensor> {
         match self.frames {
             Frames::All => Ok(video.frames().clone()),
             frames => {
                 let ([count, height, width], mut values) = (video.dims(), Vec::new());
-                let chosen = frames.of(count);
-                chosen.iter().for_each(|t| values.extend_from_slice(video.frame(*t)));
-                Tensor::new(values, [chosen.len(), 3, height, width])
+                let selected = frames.of(count);
+                selected.iter().for_each(|t| values.extend_from_slice(video.frame(*t)));
+                Tensor::new(values, [selected.len(), 3, height, width])
             }
         }
     }
 
-    /// The pullback from an answer's gradient, which must have the shape of the frames that were sent, to that of all
-    /// frames of `video`.
-    fn gradient(&self, tensors: Vec<(String, Tensor)>, frames: &Tensor, video: &Video) -> Result<Pullback> {
+    /// The pullback to all frames of `video`, from the tensor `gradient` of an answer. It must have the shape of
+    /// `sent`, the frames that were sent.
+    fn pullback(&self, tensors: Vec<(String, Tensor)>, sent: &Tensor, video: &Video) -> Result<Pullback> {
         let gradient = tensors.into_iter().find(|(name, _)| name == "gradient").map(|(_, tensor)| tensor);
         let gradient =
             gradient.ok_or_else(|| self.invalid("score", "a gradient was asked for, and none came".into()))?;
-        if gradient.shape() != frames.shape() || gradient.f32s().is_err() {
-            let problem = format!("expected a gradient of f32 {:?}, found {gradient:?}", frames.shape());
+        if gradient.shape() != sent.shape() || gradient.f32s().is_err() {
+            let problem = format!("expected a gradient of f32 {:?}, found {gradient:?}", sent.shape());
             return Err(self.invalid("score", problem));
         }
-        let (frames, [count, height, width]) = (self.frames, video.dims());
+        let (selection, [count, height, width]) = (self.frames, video.dims());
         Ok(Pullback::new(move |cotangent| {
             let factor = cotangent.item()?;
             let scaled = gradient.f32s()?.par_iter().map(|v| factor * v).collect::<Vec<f32>>();
-            if frames == Frames::All {
+            if selection == Frames::All {
                 return Tensor::new(scaled, gradient.shape());
             }
-            let frame = 3 * height * width;
-            let mut all = vec![0.0; count * frame];
-            for (t, gradient) in frames.of(count).into_iter().zip(scaled.chunks_exact(frame)) {
-                all[t * frame..][..frame].iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
+            let frame_size = 3 * height * width;
+            let mut all = vec![0.0; count * frame_size];
+            // A short video repeats frames, whose gradients are added up.
+            for (t, gradient) in selection.of(count).into_iter().zip(scaled.chunks_exact(frame_size)) {
+                all[t * frame_size..][..frame_size].iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
             }
             Tensor::new(all, [count, 3, height, width])
         }))
@@ -195,14 +198,14 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
     }
 
     fn prepare(&mut self, reference: &Video) -> Result<Target> {
-        let frames = [("frames".to_string(), self.chosen(reference)?)];
+        let frames = [("frames".to_string(), self.selected_frames(reference)?)];
         let (answer, tensors) = self.ask("prepare", json!({ "fps": reference.fps() }), &frames)?;
         if answer.get("target") == Some(&Json::Null) {
             return Err(Error::nothing_to_score(reason(&answer)));
         }
-        // A target is kept for a long time, so it is copied out of the memory that the next frames use.
-        let own = |t: Tensor| Tensor::from_bytes(t.dtype(), t.shape(), Arc::new(t.as_bytes().to_vec()));
-        let tensors = tensors.into_iter().map(|(name, tensor)| own(tensor).map(|tensor| (name, tensor)));
+        // A target is kept for a long time, so it is copied out of the shared memory, which the next call uses again.
+        let copied = |t: Tensor| Tensor::from_bytes(t.dtype(), t.shape(), Arc::new(t.as_bytes().to_vec()));
+        let tensors = tensors.into_iter().map(|(name, tensor)| copied(tensor).map(|tensor| (name, tensor)));
         Ok(Target::of(tensors.collect::<Result<_>>()?))
     }
 
@@ -212,7 +215,7 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
         if !target.columns.is_empty() {
             header["columns"] = json!(*target.columns);
         }
-        let frames = self.chosen(video)?;
+        let frames = self.selected_frames(video)?;
         let mut tensors = vec![("frames".to_string(), frames.clone())];
         tensors.extend(target.tensors.iter().map(|(name, tensor)| (format!("target/{name}"), tensor.clone())));
         let (answer, tensors) = match self.ask("score", header, &tensors) {
@@ -232,7 +235,7 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
                 let details = answer.get("details").and_then(Json::as_object).into_iter().flatten();
                 let details: BTreeMap<String, f64> =
                     details.filter_map(|(k, v)| Some((k.clone(), v.as_f64()?))).collect();
-                let pullback = if record { Some(self.gradient(tensors, &frames, video)?) } else { None };
+                let pullback = if record { Some(self.pullback(tensors, &frames, video)?) } else { None };
                 Ok((Score::Value { value, details }, pullback))
             }
             None => Err(self.invalid("score", "it holds no `score`".into())),
@@ -248,7 +251,7 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
     }
 }
 
-/// The problem of an answer that is an error.
+/// The text of an answer's field `error`; `None` if the answer is not an error.
 fn problem(answer: &Json) -> Option<String> {
     let problem = answer.get("error").filter(|problem| !problem.is_null())?;
     Some(problem.as_str().map_or_else(|| problem.to_string(), String::from))

@@ -1,8 +1,9 @@
-//! Shared memory of roll and a program on the same machine, so that frames of a video need not pass through a pipe.
+//! Memory that roll shares with a program on the same machine, so that the frames of a video need not pass through a
+//! pipe.
 //!
-//! It is an unnamed file (memfd) that the program opens by its path in `/proc`. Its size is sealed: a program cannot
-//! shorten it and thereby crash this process. A program that writes to it at the wrong time only falsifies numbers,
-//! which it could return in its answer anyway.
+//! The memory is an unnamed file (memfd), which the program opens by its path in `/proc`. The size is sealed, so that a
+//! program cannot shorten the file and thereby crash this process. A program that writes to the memory at the wrong
+//! time only falsifies numbers, and it could return false numbers in its answer anyway.
 
 use std::fs::File;
 use std::io::Result;
@@ -24,6 +25,7 @@ const CHUNK: usize = 1 << 20;
 pub struct SharedMemory {
     map: MmapRaw,
     file: File,
+    /// A number that no other region of this process has.
     id: u64,
 }
 
@@ -32,12 +34,12 @@ impl SharedMemory {
     #[cfg(target_os = "linux")]
     pub fn new(bytes: usize) -> Result<Self> {
         use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create};
-        static MADE: AtomicU64 = AtomicU64::new(0);
+        static CREATED: AtomicU64 = AtomicU64::new(0);
         let file = File::from(memfd_create("roll", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
-        // Allocated now: missing memory would otherwise raise SIGBUS during a copy.
+        // Memory is allocated now, because missing memory would otherwise raise SIGBUS during a copy.
         fallocate(&file, FallocateFlags::empty(), 0, bytes as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Ok(Self { map: MmapRaw::map_raw(&file)?, file, id: MADE.fetch_add(1, Ordering::Relaxed) })
+        Ok(Self { map: MmapRaw::map_raw(&file)?, file, id: CREATED.fetch_add(1, Ordering::Relaxed) })
     }
 
     /// Fails, because this system has no memfd.
@@ -92,7 +94,8 @@ impl SharedMemory {
         offsets
     }
 
-    /// Returns `bytes` bytes from offset `at` on. While they are in use, the region is not written to.
+    /// Returns `bytes` bytes from offset `at` on, without a copy. As long as the result lives, the region is not
+    /// written to.
     pub fn slice(self: &Arc<Self>, at: u64, bytes: usize) -> Result<SharedBytes> {
         let start =
             usize::try_from(at).ok().filter(|start| start.checked_add(bytes).is_some_and(|e| e <= self.bytes()));

@@ -1,4 +1,4 @@
-//! Clips, questions and answers in the directory `votes` of a run.
+//! The files of votes: clips, questions and answers in the directory `votes` of a run.
 //!
 //! ```text
 //! <run>/votes/clips/<id>.mp4          a video; the id is a hash of its pixels
@@ -45,8 +45,8 @@ impl Question {
         self.reference.iter().fold(id, |id, reference| id.text("reference", reference)).finish()
     }
 
-    /// The positions of the clips in the order in which they are shown. It follows from the id: a clip is as often on
-    /// the left as on the right.
+    /// The positions of the clips in the order in which they are shown. The order follows from the id and is as good as
+    /// random, so that a clip is shown on the left as often as on the right.
     pub fn order(&self) -> Vec<usize> {
         let id = self.id();
         let mut order: Vec<usize> = (0..self.clips.len()).collect();
@@ -58,9 +58,9 @@ impl Question {
 /// The answer to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// None yet.
+    /// Nobody has voted yet.
     Open,
-    /// A file that holds no answer, and why: as if there were none.
+    /// The file is not an answer, for this reason. The question counts as open.
     Invalid(String),
     /// No clip is better than the others.
     Equal,
@@ -79,7 +79,8 @@ impl Answer {
 pub struct Votes(pub PathBuf);
 
 impl Votes {
-    /// Writes a clip, also if it is there: the file of a run that was killed may be cut. Returns its id.
+    /// Writes a clip and returns its id. Writes it even if the file exists, because the file of a run that was killed
+    /// may be cut.
     pub fn keep_clip(&self, video: &Video) -> Result<String> {
         let id = Fingerprint::new("clip").text("fps", video.fps()).tensor("frames", video.frames()).finish();
         let path = self.clip(&id)?;
@@ -88,7 +89,7 @@ impl Votes {
         Ok(id)
     }
 
-    /// Writes a question unless it is there and can be read. Returns its id.
+    /// Writes a question and returns its id. Leaves the file alone if it exists and can be read.
     pub fn ask(&self, question: &Question) -> Result<String> {
         let id = question.id();
         let path = self.path("questions", &id, "json")?;
@@ -98,16 +99,16 @@ impl Votes {
         Ok(id)
     }
 
-    /// The question with this id. Fails if it is not what a run writes.
+    /// The question with this id. Fails if the file is not a question as a run writes it.
     pub fn question(&self, id: &str) -> Result<Question> {
         let path = self.path("questions", id, "json")?;
         let question: Question = parse(&path)?;
         let is_valid = (2..=MAX_CLIPS).contains(&question.clips.len())
             && question.clips.iter().chain(&question.reference).all(|clip| is_id(clip));
-        match is_valid && question.id() == id {
-            true => Ok(question),
-            false => Err(Error::bad_file(path, "is not a question that a run asked; delete it")),
+        if !is_valid || question.id() != id {
+            return Err(Error::bad_file(path, "is not a question that a run asked; delete it"));
         }
+        Ok(question)
     }
 
     /// The path of a clip.
@@ -118,24 +119,30 @@ impl Votes {
     /// The answer to a question. Fails if the question cannot be read.
     pub fn answer(&self, id: &str) -> Result<Answer> {
         let order = self.question(id)?.order();
-        let choice = self.path("answers", id, "json").and_then(|path| match path.exists() {
-            false => Ok(None),
-            true => match parse::<usize>(&path)? {
-                choice if choice <= order.len() => Ok(Some(choice)),
-                choice => {
-                    Err(Error::bad_file(path, format!("expected a number from 0 to {}, found {choice}", order.len())))
-                }
-            },
-        });
-        Ok(match choice {
+        Ok(match self.choice(id, order.len()) {
             Ok(None) => Answer::Open,
-            Ok(Some(choice)) => choice.checked_sub(1).map_or(Answer::Equal, |shown| Answer::Clip(order[shown])),
+            Ok(Some(0)) => Answer::Equal,
+            Ok(Some(number)) => Answer::Clip(order[number - 1]),
             Err(problem) => Answer::Invalid(problem.chain()),
         })
     }
 
-    /// Stores the answer to a question: the number of a clip as shown, from 1, or 0 for "equal"; in place of one that is
-    /// invalid. Fails if the number is of no clip. Returns false if the question has an answer.
+    /// The number in the file of an answer: that of a clip as shown, from 1 to `clips`, or 0 for "equal". `None`
+    /// without a file.
+    fn choice(&self, id: &str, clips: usize) -> Result<Option<usize>> {
+        let path = self.path("answers", id, "json")?;
+        if !path.exists() {
+            return Ok(None);
+        }
+        let choice: usize = parse(&path)?;
+        if choice > clips {
+            return Err(Error::bad_file(path, format!("expected a number from 0 to {clips}, found {choice}")));
+        }
+        Ok(Some(choice))
+    }
+
+    /// Stores the answer to a question: the number of a clip as shown, from 1, or 0 for "equal". Replaces an invalid
+    /// answer. Fails if there is no clip with this number. Returns false if the question has a valid answer already.
     pub fn vote(&self, id: &str, choice: usize) -> Result<bool> {
         let clips = self.question(id)?.clips.len();
         if choice > clips {
@@ -144,20 +151,20 @@ impl Votes {
         if self.answer(id)?.is_given() {
             return Ok(false);
         }
-        // A link is not followed: the new file takes its place.
+        // The file itself may be a link. It is not followed, because the new file replaces it.
         let path = self.0.join("votes/answers").join(format!("{id}.json"));
         refuse_links(&self.0, path.parent().unwrap_or(&self.0))?;
         write(&path, &choice).map(|()| true)
     }
 
-    /// The ids of all questions, the oldest first, each with its time and whether it has an answer.
+    /// All questions, the oldest first: the time of the question, its id, and whether somebody has voted.
     pub fn questions(&self) -> Result<Vec<(SystemTime, String, bool)>> {
         let mut questions = Vec::new();
         for entry in std::fs::read_dir(self.0.join("votes/questions")).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             let Some(id) = name.strip_suffix(".json").filter(|id| is_id(id)) else { continue };
             let time = entry.metadata().and_then(|metadata| metadata.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
-            // A question that cannot be read is written anew by the run that asks it.
+            // A question that cannot be read counts as open. The run that asks it writes it anew.
             questions.push((time, id.into(), self.answer(id).is_ok_and(|answer| answer.is_given())));
         }
         questions.sort();

@@ -1,7 +1,7 @@
 //! The reward `vote`: people compare the videos of a prompt on the page of `roll watch --vote`.
 //!
-//! [`files`] keeps clips, questions and answers in the run directory, by their contents: a run that is killed and resumed
-//! finds the votes that it had.
+//! [`files`] keeps clips, questions and answers in the run directory. Ids are hashes of the contents, so that a run
+//! that is killed and resumed finds the votes that it had.
 
 pub mod files;
 #[cfg(test)]
@@ -33,12 +33,13 @@ const REMINDER: Duration = Duration::from_secs(600);
 pub struct VoteConfig {
     /// The question about the clips.
     pub question: String,
-    /// Number of clips side by side. If a prompt has more videos, there is a question for each of them, which shows it
-    /// beside the next ones in a ring; otherwise one question shows them all.
+    /// Number of clips that a question shows side by side. If a prompt has more videos, there is one question per
+    /// video, which shows this video and the next ones (after the last comes the first). Otherwise one question shows
+    /// all videos.
     #[schemars(range(min = 2, max = 9))]
     pub clips: usize,
-    /// Whether the reference picture is shown beside the clips: the first frame of the row's clip, or the row's picture
-    /// with `algo.reference: image`.
+    /// Whether the reference picture is shown next to the clips. It is the first frame of the row's clip, or the row's
+    /// picture with `algo.reference: image`.
     pub reference: bool,
 }
 
@@ -48,18 +49,20 @@ impl Default for VoteConfig {
     }
 }
 
-/// The fraction of its questions that a video won. A vote for "equal" is shared by the clips of the question.
+/// The reward `vote`. The score of a video is the fraction of its questions that it won. A vote for "equal" is shared
+/// by the clips of the question.
 pub struct Vote {
     config: VoteConfig,
     run_dir: Arc<OnceLock<PathBuf>>,
-    /// When the log last reported that the run waits.
+    /// When it was last logged that the run waits.
     reported: Option<Instant>,
-    /// Questions with a file that holds no answer, which the log has reported.
+    /// Questions whose invalid answer was logged.
     invalid: BTreeSet<String>,
 }
 
 impl Vote {
-    /// Fails if a value is outside its range, and in a job of several ranks: a rank that waits cannot be stopped.
+    /// Fails if a value is outside its range. Fails in a job of several ranks, because a rank that waits cannot be
+    /// stopped.
     pub fn new(config: VoteConfig, context: &BuildContext) -> Result<Self> {
         check_ranges("reward", &config)?;
         let ranks = context.ranks.world_size();
@@ -70,7 +73,8 @@ impl Vote {
         Ok(Self { config, run_dir: context.run_dir.clone(), reported: None, invalid: BTreeSet::new() })
     }
 
-    /// Waits for the answers to these questions: for each the position of the chosen clip, or `None` for "equal".
+    /// Waits for the answers to the questions with these `ids`. Returns for each the position of the chosen clip, or
+    /// `None` for "equal".
     fn answers(&mut self, votes: &Votes, ids: &[String], progress: &dyn Progress) -> Result<Vec<Option<usize>>> {
         loop {
             let answers = ids.iter().map(|id| votes.answer(id)).collect::<Result<Vec<_>>>()?;
@@ -89,12 +93,12 @@ impl Vote {
             if progress.interrupted() {
                 return Err(Error::Interrupted);
             }
-            let words = format!("waiting for {open} vote{}", if open == 1 { "" } else { "s" });
+            let waiting = format!("waiting for {open} vote{}", if open == 1 { "" } else { "s" });
             if self.reported.is_none_or(|reported| reported.elapsed() > REMINDER) {
-                tracing::info!("{words}: answer with `roll watch --vote {}`", shell_quoted(&votes.0));
+                tracing::info!("{waiting}: answer with `roll watch --vote {}`", shell_quoted(&votes.0));
                 self.reported = Some(Instant::now());
             }
-            progress.phase(&words);
+            progress.phase(&waiting);
             std::thread::sleep(POLL);
         }
     }
@@ -109,7 +113,7 @@ impl RewardScorer for Vote {
         false
     }
 
-    /// A row without a reference is compared without one.
+    /// Returns false, because the clips of a row without a reference are compared without a picture.
     fn reads_reference(&self) -> bool {
         false
     }
@@ -164,7 +168,8 @@ fn comparisons(videos: usize, clips: usize) -> Vec<Vec<usize>> {
     }
 }
 
-/// The scores by the position that was chosen in each comparison, `None` for "equal".
+/// The scores of `videos` videos. `shown` are the videos of each question, `chosen` the position of the chosen video
+/// among these, or `None` for "equal".
 fn scores(videos: usize, shown: &[Vec<usize>], chosen: &[Option<usize>]) -> Vec<Score> {
     let (mut won, mut asked) = (vec![0.0; videos], vec![0.0; videos]);
     for (shown, chosen) in shown.iter().zip(chosen) {

@@ -16,7 +16,7 @@ use crate::policy_gradient::{Method, SeveralRewards};
 use crate::sampling::{GuidanceScale, Sampling};
 use crate::scoring::{FrameRate, Reference};
 
-/// The loss that advantages weigh.
+/// The loss on noised copies of videos, weighted by advantages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Regression {
@@ -31,12 +31,13 @@ pub enum Regression {
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RewardGradient {
-    /// Weight of minus the score of the video that the velocity at a noised copy points at; 0, for rewards without a
-    /// gradient, leaves it out. The `reward_weight` of Reward-FL over its `reward_std` is such a weight: 0.625 by its
-    /// defaults.
+    /// Weight of a loss term that is minus a score. The score is that of the video that the velocity at a noised copy
+    /// points at. 0 leaves the term out; a reward without a gradient needs 0. In Reward-FL the corresponding weight is
+    /// `reward_weight / reward_std`, 0.625 by default.
     #[schemars(range(min = 0))]
     pub weight: f64,
-    /// Only copies of at most this noise level (timestep / 1000) are scored: nearly pure noise points at a blur.
+    /// Only copies of at most this noise level (timestep / 1000) are scored, because from nearly pure noise the
+    /// velocity points at a blur.
     pub max_timestep_boundary: f64,
 }
 
@@ -55,75 +56,78 @@ pub struct DiffusionNftConfig {
     /// Videos that are generated for each prompt and compared with one another.
     #[schemars(range(min = 2, max = 4096))]
     pub group_size: usize,
-    /// Number of these videos to train on, half of them those with the highest advantages and half those with the lowest;
-    /// all of them when absent.
+    /// Number of these videos to train on: the half with the highest advantages and the half with the lowest. If
+    /// absent, all videos are trained on.
     pub best_of: Option<usize>,
-    /// Videos of a prompt, and later samples of a regression, that the model computes together. More are faster on
-    /// small models, and take more memory in proportion.
+    /// Batch size of the model: videos of a prompt in generation, noised copies of videos in training. A larger batch
+    /// is faster on small models and takes proportionally more memory.
     #[schemars(range(min = 1))]
     pub at_once: usize,
-    /// Optimizer updates of a step, each at noise levels of its own.
+    /// Optimizer updates per training step. Each update draws noise levels of its own.
     #[schemars(range(min = 1))]
     pub updates_per_step: usize,
-    /// Noise levels at which each video is trained in an update, spread evenly over those of the sampler.
+    /// Noise levels at which each update trains each video, spread evenly over the sampler's noise levels.
     #[schemars(range(min = 1))]
     pub levels_per_video: usize,
-    /// Divisor of the advantages, of each of several rewards apart: the deviation of the scores of the `group`, of the
-    /// `step`, of the `largest_group`, or `none`.
+    /// Divisor of the advantages (per reward, if there are several): the standard deviation of the scores of the
+    /// `group`, of the whole `step`, or of the group where it is largest (`largest_group`); `none` does not divide.
     pub advantage_spread: Spread,
-    /// Bound on advantages.
+    /// Bound on the magnitude of advantages.
     pub advantage_clip: f64,
-    /// Which advantages count: `all`, `positive_only`, `negative_only`, `one_only` (1 or 0) or `binary` (their sign);
-    /// of the loss `nft`.
+    /// Use of advantages in the loss `nft`: `all`, `positive_only`, `negative_only`, `one_only` (1 if positive,
+    /// otherwise 0) or `binary` (the sign).
     pub advantage_mode: AdvantageMode,
-    /// Treatment of several rewards: each normalised `apart`, or their weighted `sum`.
+    /// How several rewards become one advantage: each reward is normalised `apart`, or their weighted `sum` is
+    /// normalised.
     pub several_rewards: SeveralRewards,
-    /// Distance of the implicit good and bad policies from the old one, in the loss `nft`.
+    /// Distance of the implicit good and bad policies from the old policy, in the loss `nft`.
     pub beta: f64,
-    /// Range that ratios are clipped to, around 1; of the loss `awm`.
+    /// Half-width of the range around 1 that probability ratios are clipped to, in the loss `awm`.
     pub clip_range: f64,
     /// Substitute for the log-probability, in the loss `awm`: `uniform`, `t`, `t_squared`, `huber` or `ghuber`.
     pub matching: Matching,
-    /// Weight of the squared distance of velocities to those of the policy of `kl_reference`.
+    /// Weight of the squared distance between the velocities of the policy and those of `kl_reference`.
     #[schemars(range(min = 0))]
     pub kl_weight: f64,
     /// The policy that the KL compares with, in training and in evaluations: `start` (where training starts,
     /// `model.lora_checkpoint` included: the KL of the first step is 0) or `base` (without `model.lora_checkpoint`).
     pub kl_reference: KlReference,
-    /// Weight of the same distance to the old policy.
+    /// Weight of the squared distance between the velocities of the policy and those of the old policy.
     #[schemars(range(min = 0))]
     pub old_kl_weight: f64,
     /// Weight of the loss of flow matching on the clip of each video's prompt, at one noise level that is drawn anew
     /// for every update. It keeps abilities that the reward does not measure. 0 leaves it out.
     #[schemars(range(min = 0))]
     pub data_weight: f64,
-    /// The gradient of the reward beside the regression, for rewards that have one.
+    /// The gradient of the reward in addition to the regression, for differentiable rewards.
     pub reward_gradient: RewardGradient,
-    /// How the policy that generates follows the one in training: `follow` (it is the same at every step), `ramp` (ever
-    /// more slowly, up to half of it stays) or `late_ramp` (from step 75 on, nearly all of it stays).
+    /// How the old policy, which generates, follows the policy in training after each step: `follow` (it becomes
+    /// equal), `ramp` (it keeps a growing part of itself, up to half) or `late_ramp` (it becomes equal before step 75,
+    /// and later keeps a growing part of itself, up to nearly all).
     pub old_policy: OldDecay,
     /// Denoising steps from noise to data.
     pub num_inference_steps: usize,
-    /// The timesteps of these steps themselves, before the shift, as distilled models list theirs.
+    /// The timesteps of the denoising steps before the shift, in place of `num_inference_steps` evenly spaced ones.
+    /// Distilled models list theirs.
     pub timesteps: Option<Vec<u32>>,
     /// Only noise levels (timestep / 1000) of at most this are trained.
     pub max_timestep_boundary: f64,
-    /// Only noise levels of at least this are trained.
+    /// Only noise levels (timestep / 1000) of at least this are trained.
     pub min_timestep_boundary: f64,
-    /// Shift of the noise levels; when absent that of the model's official configuration.
+    /// Shift of the noise levels. If absent, the shift of the model's official configuration.
     pub shift: Option<f64>,
-    /// The step from one noise level to the next: `euler` or `unipc`.
+    /// Sampler of the steps between noise levels: `euler` or `unipc`.
     pub sampler: Sampler,
-    /// The same in evaluations; as `sampler` when absent.
+    /// Sampler of evaluations: `euler` or `unipc`. If absent, `sampler`.
     pub evaluation_sampler: Option<Sampler>,
-    /// Scale of classifier-free guidance in videos, one number or `[high, low]`; 1 turns it off. The regression has
-    /// none.
+    /// Scale of classifier-free guidance in generated videos: one number, or `[high, low]` for the two experts; 1 turns
+    /// guidance off. The regression uses no guidance.
     pub guidance_scale: GuidanceScale,
     /// Negative prompt, which guidance leads away from.
     pub negative_prompt: String,
     /// The video or picture that the reward compares with.
     pub reference: Reference,
-    /// Frames a second of generated videos: those that the model was made with, or the clip's.
+    /// Frames per second of generated videos: the model's (16; 24 for TI2V-5B) or the clip's.
     pub frame_rate: FrameRate,
     /// The reaction to a loss or gradient that is not finite. A score that is not finite is missing
     /// (`reward.on_missing`).
@@ -168,13 +172,14 @@ impl Default for DiffusionNftConfig {
     }
 }
 
-/// What follows from the options and a model's facts.
+/// The checked options of a run, with the values that depend on the model's facts.
 pub(super) struct NftPlan {
     pub(super) sampling: Sampling,
     /// The steps of the schedule whose noise levels are trained, ascending.
     pub(super) steps: Vec<usize>,
     pub(super) nft: Nft,
-    pub(super) clip: ClipRange,
+    /// Range of probability ratios in the loss `awm`.
+    pub(super) ratio_range: ClipRange,
 }
 
 impl DiffusionNftConfig {
@@ -189,8 +194,8 @@ impl DiffusionNftConfig {
         let steps = acting_steps(schedule, facts, [self.min_timestep_boundary, self.max_timestep_boundary])?;
         let nft = Nft { beta: self.beta, bound: self.advantage_clip, mode: self.advantage_mode };
         nft.check().in_section("algo")?;
-        let clip = ClipRange::symmetric(self.clip_range).in_section("algo")?;
-        Ok(NftPlan { sampling, steps, nft, clip })
+        let ratio_range = ClipRange::symmetric(self.clip_range).in_section("algo")?;
+        Ok(NftPlan { sampling, steps, nft, ratio_range })
     }
 
     /// Whether velocities of the KL's reference are needed.

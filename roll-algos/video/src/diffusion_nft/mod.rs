@@ -1,12 +1,12 @@
 //! DiffusionNFT (arXiv:2509.16117) and its relatives: reinforcement learning in the noising direction, for rewards
 //! without a gradient.
 //!
-//! Per step: the old policy generates videos for each prompt by any sampler, they are scored, and advantages say how
-//! much better each is than the others of its prompt. Then the velocity at noised copies of the videos, `x_t = (1 - t)
-//! x_0 + t noise`, is regressed towards what would lead to the good ones and away from the bad ones ([`loss`]); at last
-//! the old policy follows a part of the way. Neither gradients nor probabilities of trajectories are needed. The cost
-//! is two passes (three with `kl_weight`) and one pull per video and noise level, whatever the sampler. The gradient of a
-//! reward that has one can be added ([`RewardGradient`]).
+//! Per step: the old policy generates videos for each prompt by any sampler. They are scored, and advantages say how
+//! much better each video is than the others of its prompt. Then the velocity at noised copies of the videos, `x_t = (1
+//! - t) x_0 + t noise`, is regressed towards the velocity that leads to good videos and away from the one that leads to
+//! bad videos ([`loss`]). At last the old policy follows the trained one a part of the way. Neither gradients nor
+//! probabilities of trajectories are needed. The cost is two passes (three with `kl_weight`) and one pull per video and
+//! noise level, whatever the sampler. The gradient of a differentiable reward can be added ([`RewardGradient`]).
 
 pub mod config;
 pub mod loss;
@@ -68,8 +68,13 @@ impl Method for DiffusionNftConfig {
         let mut round = RoundState::new(ctx);
 
         let old = state.old_policy.parameters(ctx.model)?.to_vec();
-        let (sampling, same_start, share_prefix) = (&plan.sampling, false, false);
-        let options = RoundOptions { algorithm: NAME, sampling, shared: &shared, same_start, share_prefix };
+        let options = RoundOptions {
+            algorithm: NAME,
+            sampling: &plan.sampling,
+            shared: &shared,
+            same_start: false,
+            share_prefix: false,
+        };
         let prepared = &mut state.prepared;
         let mut groups =
             with_parameters(ctx, &old, |ctx| generate(&options, prepared, ctx, &mut NoExploration, &mut round))?;
@@ -86,15 +91,17 @@ impl Method for DiffusionNftConfig {
     }
 }
 
-/// A noised copy of a video, and the predictions of other policies there.
+/// A noised copy of a video, and the velocities of other policies at it.
 struct NoisedCopy<'a> {
     video: &'a Rollout,
     conditions: &'a Conditions,
     sigma: Sigma,
-    /// The schedule's own timestep of that level: experts are chosen by its rounded value.
+    /// The schedule's own timestep of the level `sigma`, because its rounded value decides which expert runs.
     timestep: Timestep,
     noise: Tensor,
+    /// The noised latents x_t.
     x: Tensor,
+    /// The velocity of the old policy; empty until `accumulate` computes it.
     old: Tensor,
     /// The velocity of the KL's reference, if it is needed.
     reference: Option<Tensor>,
@@ -107,7 +114,7 @@ impl DiffusionNftConfig {
         ctx: &mut StepContext<'_>,
         plan: &NftPlan,
         group: &Group<()>,
-        old: &[f32],
+        old_parameters: &[f32],
         predictions: Option<&PredictionReward<'_>>,
         round: &mut RoundState<'_>,
     ) -> Result<()> {
@@ -118,27 +125,27 @@ impl DiffusionNftConfig {
         if copies.is_empty() || round.outcome.nonfinite.is_some() {
             return Ok(());
         }
-        // Experts that take turns on the device are changed once in a pass through all copies.
+        // Copies of high noise come first: experts that take turns on the device are then changed once per pass.
         let boundary = diffusion(ctx.model, NAME)?.schedule().boundary;
         copies.sort_by_key(|copy| boundary.is_some_and(|boundary| copy.timestep.uses_low_noise(boundary)));
         round.begin(REFERENCE, "predicting by the old policy")?;
-        with_parameters(ctx, old, |ctx| {
-            for copies in copies.chunks_mut(self.at_once) {
-                let old = velocities(ctx.model, copies, Adapter::On)?;
-                copies.iter_mut().zip(old).for_each(|(copy, old)| copy.old = old);
+        with_parameters(ctx, old_parameters, |ctx| {
+            for batch in copies.chunks_mut(self.at_once) {
+                let old = velocities(ctx.model, batch, Adapter::On)?;
+                batch.iter_mut().zip(old).for_each(|(copy, v)| copy.old = v);
                 if self.needs_reference() {
-                    let references = velocities(ctx.model, copies, self.kl_reference.adapter())?;
-                    copies.iter_mut().zip(references).for_each(|(copy, v)| copy.reference = Some(v));
+                    let references = velocities(ctx.model, batch, self.kl_reference.adapter())?;
+                    batch.iter_mut().zip(references).for_each(|(copy, v)| copy.reference = Some(v));
                 }
             }
             Ok(())
         })?;
-        for copies in copies.chunks(self.at_once) {
+        for batch in copies.chunks(self.at_once) {
             round.begin(FORWARD, "predicting velocities")?;
-            let inputs: Vec<VelocityInput<'_>> = copies.iter().map(NoisedCopy::input).collect();
+            let inputs: Vec<VelocityInput<'_>> = batch.iter().map(NoisedCopy::input).collect();
             let (velocities, pullback) = diffusion(ctx.model, NAME)?.velocities(&inputs, Adapter::On, Grad::Record)?;
             let mut cotangents = Vec::new();
-            for (copy, velocity) in copies.iter().zip(velocities.unstack()?) {
+            for (copy, velocity) in batch.iter().zip(velocities.unstack()?) {
                 let mut loss = self.loss_at(plan, copy, &velocity, &mut round.tally)?;
                 if let Some(predictions) = predictions {
                     predictions.add(ctx, copy, &velocity, &mut loss, round)?;
@@ -149,8 +156,8 @@ impl DiffusionNftConfig {
                     round.outcome.nonfinite = Some((what, loss.value));
                     return Ok(());
                 }
-                let share = group.weight / self.levels_per_video as f64;
-                let cotangent = loss.gradient.iter().map(|d| (share * d) as f32).collect::<Vec<f32>>();
+                let weight = group.weight / self.levels_per_video as f64;
+                let cotangent = loss.gradient.iter().map(|d| (weight * d) as f32).collect::<Vec<f32>>();
                 cotangents.push(Tensor::new(cotangent, velocity.shape())?);
             }
             round.begin(PULL, "pulling back")?;
@@ -162,7 +169,8 @@ impl DiffusionNftConfig {
         Ok(())
     }
 
-    /// The noised copies of one video in an update: at levels spread evenly over those of the sampler.
+    /// The noised copies of one video in the update number `update`: `levels_per_video` levels, spread evenly over
+    /// those of the sampler.
     fn noised_copies<'a>(
         &self,
         noise: &Noise,
@@ -178,10 +186,12 @@ impl DiffusionNftConfig {
         let noises = noise.normal(Purpose::Noising, step, key, &[count, n])?;
         let mut copies = Vec::new();
         for (i, noise) in noises.f32s()?.chunks_exact(n).enumerate() {
+            // Stratified: one draw in each of `count` equal parts of [0, 1). `uniform` draws from [-1, 1).
             let quantile = (i as f64 + 0.5 * (f64::from(uniform()) + 1.0)) / count as f64;
             let index = (quantile * plan.steps.len() as f64) as usize;
-            let step = plan.steps[index.min(plan.steps.len() - 1)];
-            let (sigma, timestep) = (plan.sampling.schedule.sigma(step), plan.sampling.schedule.timestep(step));
+            let position = plan.steps[index.min(plan.steps.len() - 1)];
+            let sigma = plan.sampling.schedule.sigma(position);
+            let timestep = plan.sampling.schedule.timestep(position);
             let x = group.conditions.prompt.with_first_frame(&mixed(&video.latents, noise, sigma)?)?;
             let noise = Tensor::new(noise.to_vec(), video.latents.shape())?;
             let old = Tensor::zeros([0]);
@@ -191,7 +201,7 @@ impl DiffusionNftConfig {
         Ok(copies)
     }
 
-    /// The loss at a noised copy, and its gradient in the velocity.
+    /// The loss at a noised copy, and its gradient with respect to the velocity.
     fn loss_at(
         &self,
         plan: &NftPlan,
@@ -206,9 +216,9 @@ impl DiffusionNftConfig {
             Regression::Nft => plan.nft.at(advantage, &at).loss,
             Regression::Awm => {
                 let AwmTerm { term, gradient, .. } =
-                    awm::at_level(self.matching, awm::GHUBER_POWER, advantage, plan.clip, &at);
+                    awm::at_level(self.matching, awm::GHUBER_POWER, advantage, plan.ratio_range, &at);
                 tally.mean("actor/ratio", term.ratio);
-                tally.mean("actor/clip_fraction", f64::from(u8::from(plan.clip.is_out(term.ratio))));
+                tally.mean("actor/clip_fraction", f64::from(u8::from(plan.ratio_range.is_out(term.ratio))));
                 ValueAndGradient { value: term.loss, gradient }
             }
         };
@@ -234,7 +244,7 @@ impl NoisedCopy<'_> {
         VelocityInput { latents, timestep: self.timestep, conditioning }
     }
 
-    /// The copy with a velocity there.
+    /// The input of the losses: this copy with `velocity`, the velocity of the policy in training at it.
     fn at<'b>(&'b self, velocity: &'b Tensor) -> Result<Noised<'b>> {
         let known = usize::from(self.conditions.prompt.first_frame.is_some());
         let at = Noised {
@@ -250,7 +260,7 @@ impl NoisedCopy<'_> {
     }
 }
 
-/// Velocities at noised copies, without a gradient.
+/// The model's velocities at noised copies, without gradient.
 fn velocities(model: &mut dyn Model, copies: &[NoisedCopy<'_>], adapter: Adapter) -> Result<Vec<Tensor>> {
     let inputs: Vec<VelocityInput<'_>> = copies.iter().map(NoisedCopy::input).collect();
     diffusion(model, NAME)?.velocities(&inputs, adapter, Grad::Skip)?.0.unstack()
@@ -263,25 +273,25 @@ roll_core::register! {
     plan: passes,
 }
 
-/// The passes for one prompt: its rollouts, and for each noised copy two (three with `kl_weight`), one of which is
-/// differentiated.
+/// The passes of the model for one prompt: its rollouts, and two passes per noised copy (three with `kl_weight`), one
+/// of which is differentiated.
 fn passes(options: &Options) -> Result<Passes> {
     let config: DiffusionNftConfig = parse_options(Kind::Algorithm.section(), options)?;
     let shared = config.shared();
-    let [steps, velocities] = shared.steps();
-    let videos = config.best_of.unwrap_or(config.group_size);
-    let draws = videos * config.levels_per_video * config.updates_per_step;
-    let references = draws * (1 + usize::from(config.needs_reference()));
-    let (forward, pulled) = (config.group_size * velocities * steps + draws, draws);
+    let (steps, velocities) = (shared.denoising_steps(), shared.velocities_per_step());
+    let trained_videos = config.best_of.unwrap_or(config.group_size);
+    let copies = trained_videos * config.levels_per_video * config.updates_per_step;
+    // Passes by the old policy and, with `kl_weight`, by the KL's reference.
+    let references = copies * (1 + usize::from(config.needs_reference()));
+    let (forward, pulled) = (config.group_size * velocities * steps + copies, copies);
     let videos = Videos { count: config.group_size, at_once: config.at_once };
-    let on_clip = shared.on_clip();
-    let steps = Some([steps, config.levels_per_video]);
-    // At most: copies of high noise may be left out.
-    let predicted = if config.reward_gradient.weight > 0.0 { draws } else { 0 };
+    let data_loss_passes = shared.data_loss_passes();
+    // An upper bound: copies above `reward_gradient.max_timestep_boundary` are not decoded.
+    let predicted = if config.reward_gradient.weight > 0.0 { copies } else { 0 };
     Ok(Passes {
-        forward: forward + on_clip,
-        pulled: pulled + on_clip,
-        steps,
+        forward: forward + data_loss_passes,
+        pulled: pulled + data_loss_passes,
+        steps: Some([steps, config.levels_per_video]),
         videos: Some(videos),
         references: Some(references),
         decoded: Some([config.group_size, predicted]),

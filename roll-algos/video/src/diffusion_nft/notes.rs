@@ -33,7 +33,7 @@ const IDLE: &[IdleKeys] = &[
     },
 ];
 
-/// Keys that weigh the difference between the policy in training and the old one.
+/// Keys without effect where the policy in training equals the old policy.
 const SAME_POLICY: IdleKeys = IdleKeys {
     keys: &["algo.beta", "algo.old_kl_weight", "algo.clip_range"],
     when: When::Always,

@@ -1,8 +1,9 @@
 //! The gradient of the reward in addition to the regression, on the same noised copies of the same videos.
 //!
-//! The velocity v at a copy `x_t` points at a video, `x_0 = x_t - t v`. It is decoded and scored, and `-weight * score`
-//! is added to the loss of the copy. That is what Reward-FL does with `trained_steps: {renoised: N}`, at the velocities
-//! that the regression computes and pulls back anyway: it costs a decoding and a score, and their pulls.
+//! The velocity v at a copy `x_t` points at a video, `x_0 = x_t - t v`. The video is decoded and scored, and `-weight *
+//! score` is added to the loss of the copy. Reward-FL does the same with `trained_steps: {renoised: N}`. Here the
+//! regression computes and pulls back the velocities anyway, so the additional cost is a decoding, a score, and their
+//! pulls.
 
 use std::sync::Arc;
 
@@ -18,33 +19,34 @@ use crate::policy_gradient::round::{Group, RoundState};
 use crate::scoring::{FrameRate, Measured, Prepared, PreparedTarget, pull_frames};
 
 impl RewardGradient {
-    /// Fails on a bound below all `levels` that are trained, and with a reward that has no gradient.
+    /// Fails if the bound is below all trained `levels`, which descend, or if the reward has no gradient.
     pub(super) fn check(&self, levels: &[Sigma], reward: &dyn RewardScorer) -> Result<()> {
-        let key = |name: &str, problem: String| Err(Error::config(format!("algo.reward_gradient.{name}"), problem));
+        let invalid = |key: &str, problem: String| Err(Error::config(format!("algo.reward_gradient.{key}"), problem));
         if self.weight == 0.0 {
             return Ok(());
         }
         if !levels.iter().any(|level| self.acts_at(*level)) {
-            let [first, last] = [levels.first(), levels.last()].map(|level| level.map_or(0.0, |level| level.0));
+            let highest = levels.first().map_or(0.0, |level| level.0);
+            let lowest = levels.last().map_or(0.0, |level| level.0);
             let found = self.max_timestep_boundary;
-            let problem = format!("no noise level that is trained, {last:.3} to {first:.3}, is at most {found}");
-            return key("max_timestep_boundary", problem);
+            let problem = format!("no noise level that is trained, {lowest:.3} to {highest:.3}, is at most {found}");
+            return invalid("max_timestep_boundary", problem);
         }
-        match reward.differentiable() {
-            true => Ok(()),
-            false => {
-                let name = reward.name();
-                key("weight", format!("the reward `{name}` has no gradient: leave it at 0, or choose another reward"))
-            }
+        if !reward.differentiable() {
+            let name = reward.name();
+            let problem = format!("the reward `{name}` has no gradient: leave it at 0, or choose another reward");
+            return invalid("weight", problem);
         }
+        Ok(())
     }
 
+    /// Whether copies at this noise level are scored.
     fn acts_at(&self, level: Sigma) -> bool {
         level.0 <= self.max_timestep_boundary
     }
 }
 
-/// The reward of the videos that velocities at noised copies point at, for one prompt.
+/// The reward term of one prompt: scores of the videos that velocities at noised copies point at.
 pub(super) struct PredictionReward<'a> {
     options: RewardGradient,
     sample: &'a Sample,
@@ -68,8 +70,8 @@ impl<'a> PredictionReward<'a> {
         Ok(Some(Self { options: config.reward_gradient, sample, target, frame_rate: config.frame_rate }))
     }
 
-    /// Adds `-weight * score` of the video that `velocity` points at to the loss of a copy, and its gradient. A
-    /// prediction without a score adds nothing.
+    /// Adds `-weight * score` of the video that `velocity` points at to the loss of a copy, and the term's gradient
+    /// with respect to `velocity` to the loss's gradient. A predicted video without a score adds nothing.
     pub(super) fn add(
         &self,
         ctx: &mut StepContext<'_>,
@@ -94,12 +96,12 @@ impl<'a> PredictionReward<'a> {
         let Measured::Score { value, pullback, .. } = measured else { return Ok(()) };
         round.tally.mean("actor/prediction_score", value);
         loss.value -= self.options.weight * value;
-        // The constant of a policy for missing scores has no gradient.
+        // No pullback: the score is the constant of `reward.on_missing`.
         let Some(pullback) = pullback else { return Ok(()) };
         round.begin(PULL, "pulling back through reward and decoder")?;
         let d_data = pull_frames(pullback, decode, -self.options.weight)?;
         let d_data = d_data.f32s()?;
-        // d x_0 / d v is -t, but for a first frame that is known.
+        // d x_0 / d v is -t, except in a known first frame, where it is 0.
         let mask = LossMask::after(usize::from(prompt.first_frame.is_some()), velocity.shape())?;
         mask.positions().for_each(|i| loss.gradient[i] -= t * f64::from(d_data[i]));
         Ok(())

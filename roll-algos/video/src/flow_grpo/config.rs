@@ -18,32 +18,33 @@ use crate::policy_gradient::{Method, SeveralRewards};
 use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, Sampling};
 use crate::scoring::{FrameRate, Reference};
 
-/// The distance by which the policy is kept near the KL's reference.
+/// The distance that keeps the policy near the KL's reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KlOf {
-    /// The squared distance of velocities, which weighs all steps alike.
+    /// The squared distance of velocities: the same weight for all steps.
     #[default]
     Velocity,
-    /// The divergence of the Gaussians of a step: the squared distance of means over twice the variance.
+    /// The KL divergence of a step's Gaussians: the squared distance of their means divided by twice the variance.
     Mean,
 }
 
-/// How the loss of a step is weighed against those of other steps. Weights have the mean 1 over the trained steps.
+/// Weight of a step's loss relative to the losses of other steps. Weights have the mean 1 over the trained steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StepWeight {
-    /// All alike.
+    /// The same weight for all steps.
     #[default]
     Even,
     /// The inverse scale of the step's own gradient (Flash-GRPO, arXiv:2605.15980).
     Rescaled,
-    /// The standard deviation of the step's noise, by which it explores (TempFlow-GRPO, arXiv:2508.04324).
+    /// The standard deviation of the step's noise, which measures how far the step explores (TempFlow-GRPO,
+    /// arXiv:2508.04324).
     Noise,
 }
 
 impl StepWeight {
-    /// The weight of a step, before it is divided by the mean.
+    /// The weight of a step, before division by the mean weight of the trained steps.
     pub fn of(self, step: &SdeStep) -> f64 {
         match self {
             Self::Even => 1.0,
@@ -60,63 +61,64 @@ pub struct FlowGrpoConfig {
     /// Videos that are generated for each prompt and compared with one another.
     #[schemars(range(min = 2, max = 4096))]
     pub group_size: usize,
-    /// Number of these videos to train on, half of them those with the highest advantages and half those with the lowest;
-    /// all of them when absent.
+    /// Number of these videos to train on: the half with the highest advantages and the half with the lowest. If
+    /// absent, all videos are trained on.
     pub best_of: Option<usize>,
-    /// Videos of a prompt that the model computes together, in generation and training alike. More are faster on small
-    /// models, and take more memory in proportion.
+    /// Batch size of the model, in generation and in training: videos of a prompt that it computes together. A larger
+    /// batch is faster on small models and takes proportionally more memory.
     #[schemars(range(min = 1))]
     pub at_once: usize,
     /// Whether the videos of a prompt start from the same noise, so that only stochastic steps tell them apart.
     pub same_latent: bool,
-    /// Whether the steps before the window are computed once for all videos of a prompt, which begin with the same
-    /// latents there. Needs `same_latent`.
+    /// Whether the denoising steps before the window are computed once for all videos of a prompt. Needs `same_latent`,
+    /// because only videos with the same initial latents have these steps in common.
     pub share_prefix: bool,
-    /// Optimizer updates of a step, all on the same videos.
+    /// Optimizer updates per training step, all on the same videos.
     #[schemars(range(min = 1))]
     pub updates_per_step: usize,
     /// Noise of the stochastic steps: `sde`, `wan`, `dance` or `cps`.
     pub sde: SdeKind,
-    /// The level of that noise; `wan` has none.
+    /// Level of the noise of the stochastic steps. `wan` does not use it.
     pub eta: f64,
-    /// Bound on the standard deviation of a step's noise; where `sde` and `eta` ask for more, which they do near pure
-    /// noise, the step has this much. If it is `null`, there is no bound.
+    /// Bound on the standard deviation of a step's noise. Near pure noise `sde` and `eta` ask for more; the step then
+    /// has this much. `null`: no bound.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub noise_limit: Option<f64>,
-    /// Stochastic steps of a video: those that are trained.
+    /// Number of consecutive denoising steps of a video that are stochastic and trained: the window.
     pub window: usize,
-    /// Where they stand: `fixed` at the first step of their range, `random` for each prompt of each round, or
-    /// `sliding`.
+    /// Position of the window in `window_range`: `fixed` at the first step, `random` for each prompt of each training
+    /// step, or `sliding`.
     pub window_kind: WindowKind,
-    /// First and last step of the range of windows, from 0; when absent the first half of the steps at which trainable
-    /// parameters act. The last step of all is never stochastic.
+    /// First and last denoising step that a window may hold, counted from 0. If absent, the first half of the steps at
+    /// which trainable parameters act. The last denoising step is never stochastic.
     pub window_range: Option<[usize; 2]>,
-    /// Steps that a sliding window moves by.
+    /// Number of denoising steps by which a sliding window moves.
     pub window_stride: usize,
-    /// Rounds that it stays.
+    /// Rounds (training steps) that a sliding window stays in one place.
     pub window_rounds: u64,
-    /// Whether the velocities of the first update take the place of those that the rollout was made by. Where
-    /// generation computes otherwise than training does, in another precision or on another engine, ratios then begin
-    /// at exactly 1; it costs nothing.
+    /// Whether the old log-probabilities are recomputed from the velocities of the first update instead of those of the
+    /// rollout, at no cost. Ratios then begin at exactly 1, even if generation used another precision or engine than
+    /// training.
     pub replay: bool,
-    /// Bound that holds the policy near the one that sampled: `clip`, `guard` or `dppo`.
+    /// How the loss keeps the policy near the one that generated the videos: `clip`, `guard` or `dppo`.
     pub loss: PolicyLoss,
-    /// Range that ratios are clipped to, around 1.
+    /// Half-width of the range around 1 that probability ratios are clipped to.
     pub clip_range: f64,
-    /// The same above 1, where it differs.
+    /// Width of the range above 1. If absent, `clip_range`.
     pub clip_range_high: Option<f64>,
-    /// Divergence from which `dppo` leaves out a sample that has moved along its advantage.
+    /// Divergence at which `dppo` begins to leave out samples that have moved in the direction of their advantage.
     pub divergence_threshold: f64,
-    /// Weight of each step's loss: `even`, `rescaled` (by the inverse scale of its gradient, as in Flash-GRPO) or `noise`
-    /// (by the standard deviation of its noise, as in TempFlow-GRPO).
+    /// Weight of each step's loss: `even`, `rescaled` (by the inverse scale of its gradient, as in Flash-GRPO) or
+    /// `noise` (by the standard deviation of its noise, as in TempFlow-GRPO).
     pub step_weight: StepWeight,
-    /// Divisor of the advantages, of each of several rewards apart: the deviation of the scores of the `group`, of the
-    /// `step`, of the `largest_group`, or `none`.
+    /// Divisor of the advantages (per reward, if there are several): the standard deviation of the scores of the
+    /// `group`, of the whole `step`, or of the group where it is largest (`largest_group`); `none` does not divide.
     pub advantage_spread: Spread,
-    /// Bound on advantages.
+    /// Bound on the magnitude of advantages.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub advantage_clip: f64,
-    /// Treatment of several rewards: each normalised `apart`, or their weighted `sum`.
+    /// How several rewards become one advantage: each reward is normalised `apart`, or their weighted `sum` is
+    /// normalised.
     pub several_rewards: SeveralRewards,
     /// Weight of the distance to the policy of `kl_reference`.
     #[schemars(range(min = 0))]
@@ -124,7 +126,8 @@ pub struct FlowGrpoConfig {
     /// The policy that the KL compares with, in training and in evaluations: `start` (where training starts,
     /// `model.lora_checkpoint` included: the KL of the first step is 0) or `base` (without `model.lora_checkpoint`).
     pub kl_reference: KlReference,
-    /// The distance: `velocity` or `mean`.
+    /// The distance to the policy of `kl_reference`: `velocity` (squared distance of velocities) or `mean` (divergence
+    /// of the step's Gaussians).
     pub kl_of: KlOf,
     /// Weight of the loss of flow matching on the clip of each video's prompt, at one noise level that is drawn anew
     /// for every update. It keeps abilities that the reward does not measure. 0 leaves it out.
@@ -132,25 +135,26 @@ pub struct FlowGrpoConfig {
     pub data_weight: f64,
     /// Denoising steps from noise to data.
     pub num_inference_steps: usize,
-    /// The timesteps of these steps themselves, before the shift, as distilled models list theirs.
+    /// The timesteps of the denoising steps before the shift, in place of `num_inference_steps` evenly spaced ones.
+    /// Distilled models list theirs.
     pub timesteps: Option<Vec<u32>>,
     /// Only noise levels (timestep / 1000) of at most this are trained.
     pub max_timestep_boundary: f64,
-    /// Only noise levels of at least this are trained.
+    /// Only noise levels (timestep / 1000) of at least this are trained.
     pub min_timestep_boundary: f64,
-    /// Shift of the noise levels; when absent that of the model's official configuration.
+    /// Shift of the noise levels. If absent, the shift of the model's official configuration.
     pub shift: Option<f64>,
-    /// The step of evaluations from one noise level to the next: `euler` or `unipc`. Training takes Euler steps.
+    /// Sampler of evaluations: `euler` or `unipc`. Training uses `euler`, and so do evaluations if this is absent.
     pub evaluation_sampler: Option<Sampler>,
-    /// Scale of classifier-free guidance, one number or `[high, low]`; 1 turns it off.
+    /// Scale of classifier-free guidance: one number, or `[high, low]` for the two experts; 1 turns guidance off.
     pub guidance_scale: GuidanceScale,
-    /// The velocities that the gradient passes through: `conditional`, that under the prompt alone, or `both`.
+    /// The velocities that the gradient passes through: `conditional` (the velocity under the prompt) or `both`.
     pub guidance_gradient: GuidanceGradient,
     /// Negative prompt, which guidance leads away from.
     pub negative_prompt: String,
     /// The video or picture that the reward compares with.
     pub reference: Reference,
-    /// Frames a second of generated videos: those that the model was made with, or the clip's.
+    /// Frames per second of generated videos: the model's (16; 24 for TI2V-5B) or the clip's.
     pub frame_rate: FrameRate,
     /// The reaction to a loss or gradient that is not finite. A score that is not finite is missing
     /// (`reward.on_missing`).
@@ -203,13 +207,14 @@ impl Default for FlowGrpoConfig {
     }
 }
 
-/// What follows from the options and a model's facts.
+/// The checked options of a run, with the values that depend on the model's facts.
 pub(super) struct FlowGrpoPlan {
     pub(super) sampling: Sampling,
     pub(super) windows: Windows,
-    /// The stochastic step at each position of the schedule that a window may hold.
+    /// The stochastic step for each step of the schedule; `None` for steps that no window may hold.
     pub(super) steps: Vec<Option<SdeStep>>,
-    pub(super) clip: ClipRange,
+    /// Range of probability ratios.
+    pub(super) ratio_range: ClipRange,
 }
 
 impl FlowGrpoConfig {
@@ -234,6 +239,8 @@ impl FlowGrpoConfig {
         let mut steps = vec![None; sampling.schedule.steps()];
         for i in windows.range.clone() {
             let step = SdeStep::limited(self.sde, self.eta, limit, sampling.schedule.sigmas(), i).in_section("algo")?;
+            // Noise levels descend, so the mean follows the velocity with a negative factor. A step whose mean does not
+            // could not be trained.
             if !step.is_stochastic() || step.of_velocity() >= 0.0 {
                 let problem = format!("{} brings no noise that could be trained on into step {i}", self.eta);
                 return Err(Error::config("algo.eta", problem));
@@ -248,22 +255,22 @@ impl FlowGrpoConfig {
             }
             steps[i] = Some(step);
         }
-        let clip =
+        let ratio_range =
             ClipRange::new(self.clip_range, self.clip_range_high.unwrap_or(self.clip_range)).in_section("algo")?;
-        Ok(FlowGrpoPlan { sampling, windows, steps, clip })
+        Ok(FlowGrpoPlan { sampling, windows, steps, ratio_range })
     }
 
-    /// The windows within the steps `trained`.
-    pub(super) fn windows(&self, trained: Range<usize>) -> Result<Windows> {
-        let key = |problem: String| Err(Error::config("algo.window_range", problem));
-        let (first, last) = (trained.start, trained.end.saturating_sub(1));
+    /// The windows within `trainable`, the steps at which trainable parameters act.
+    pub(super) fn windows(&self, trainable: Range<usize>) -> Result<Windows> {
+        let (first, last) = (trainable.start, trainable.end.saturating_sub(1));
         let range = match self.window_range {
-            None => first..first + trained.len().div_ceil(2).max(self.window.min(trained.len())),
+            // The first half, or as many steps as one window needs.
+            None => first..first + trainable.len().div_ceil(2).max(self.window.min(trainable.len())),
             Some([from, to]) if from <= to && (first..=last).contains(&from) && to <= last => from..to + 1,
             Some([from, to]) => {
-                return key(format!(
-                    "must be two steps within {first} to {last}, which are trained; found {from}, {to}"
-                ));
+                let problem =
+                    format!("must be two steps within {first} to {last}, which are trained; found {from}, {to}");
+                return Err(Error::config("algo.window_range", problem));
             }
         };
         let &Self { window: size, window_kind: kind, window_stride: stride, window_rounds: rounds, .. } = self;
@@ -272,7 +279,7 @@ impl FlowGrpoConfig {
         Ok(windows)
     }
 
-    /// Fails if no prefix can be shared.
+    /// Fails if `share_prefix` is set and the videos of a prompt have no step in common.
     fn check_prefix(&self, windows: &Windows) -> Result<()> {
         let problem = match (self.share_prefix, self.same_latent) {
             (true, false) => "needs `algo.same_latent: true`: videos with noises of their own have no step in common",
@@ -284,7 +291,7 @@ impl FlowGrpoConfig {
         Err(Error::config("algo.share_prefix", problem))
     }
 
-    /// No step but the last is left to be stochastic: the error names the key that leaves so few of `steps`.
+    /// The error if at most the last of `steps` denoising steps is left for training. It names the key to blame.
     fn too_few_steps(&self, steps: usize) -> Error {
         let bounded = steps > 1 && (self.max_timestep_boundary < 1.0 || self.min_timestep_boundary > 0.0);
         let key = match (bounded, &self.timesteps) {

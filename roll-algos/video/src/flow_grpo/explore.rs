@@ -1,4 +1,4 @@
-//! Stochastic steps in a rollout, and their records for training.
+//! Exploration of Flow-GRPO: makes the steps of a rollout's window stochastic, and records them for training.
 
 use std::ops::Range;
 
@@ -7,14 +7,15 @@ use roll_core::{Noise, Purpose, Result, Tensor};
 use super::config::FlowGrpoPlan;
 use crate::policy_gradient::round::Explore;
 
-/// The record of a stochastic step of a batch of videos.
+/// The record of one stochastic step of a batch of videos.
 pub(super) struct StepRecord {
     /// Index of the step in the schedule.
     pub(super) step: usize,
+    /// The transition of each video of the batch.
     pub(super) videos: Vec<Transition>,
 }
 
-/// A stochastic step of one video. Latents are f32: rounded latents would have another log-probability.
+/// A stochastic step of one video. Latents are kept as f32, because rounded latents would have another log-probability.
 pub(super) struct Transition {
     /// Latents before the step.
     pub(super) x: Tensor,
@@ -28,14 +29,19 @@ pub(super) struct Transition {
 pub(super) struct WindowExplorer<'a> {
     plan: &'a FlowGrpoPlan,
     noise: &'a Noise,
+    /// Number of the training step.
     round: u64,
+    /// The window of the current prompt.
     window: Range<usize>,
+    /// Keys of the draws of the videos of the current batch.
     keys: Vec<u64>,
+    /// Records of the current batch so far.
     records: Vec<StepRecord>,
 }
 
 impl<'a> WindowExplorer<'a> {
-    /// The window of all videos of a prompt, on any rank.
+    /// The window of the prompt in `row` of the data. It depends on the row alone, so that all videos of a prompt, on
+    /// any rank, have the same window.
     fn window(&self, row: u64) -> Range<usize> {
         let mut draw = self.noise.uniform(Purpose::Levels, self.round, row);
         self.plan.windows.at(self.round, 0.5 * (f64::from(draw()) + 1.0))
@@ -63,15 +69,15 @@ impl Explore for WindowExplorer<'_> {
         let Some(step) = self.plan.steps[i].filter(|_| self.window.contains(&i)) else { return Ok(None) };
         let mut videos = Vec::new();
         for ((x, v), key) in xs.iter().zip(vs).zip(&self.keys) {
-            // Each step of a video has its own noise.
+            // The number of the step enters the key, so that each step of a video has its own noise.
             let z = self.noise.normal(Purpose::Steps, self.round, key ^ ((i as u64) << 28), x.shape())?;
             let next = step.next(&step.mean(x.f32s()?, v.f32s()?), z.f32s()?);
             let next = Tensor::new(next.into_iter().map(|v| v as f32).collect::<Vec<f32>>(), x.shape())?;
             videos.push(Transition { x: x.clone(), next, velocity: v.clone() });
         }
-        let nexts = videos.iter().map(|video| video.next.clone()).collect();
+        let next_latents = videos.iter().map(|video| video.next.clone()).collect();
         self.records.push(StepRecord { step: i, videos });
-        Ok(Some(nexts))
+        Ok(Some(next_latents))
     }
 
     fn end(&mut self) -> Self::Record {
@@ -80,7 +86,7 @@ impl Explore for WindowExplorer<'_> {
 }
 
 impl Transition {
-    /// The latents after the step.
+    /// The latents after the step, in f64 for the log-probability.
     pub(super) fn next(&self) -> Result<Vec<f64>> {
         Ok(self.next.f32s()?.iter().map(|v| f64::from(*v)).collect())
     }

@@ -1,4 +1,5 @@
-//! Losses of a trained step of one sample, by its log-probability under the policy and under the one that sampled it.
+//! Losses of one trained step of one video. They compare the step's log-probability under the policy in training with
+//! that under the old policy, which sampled the step.
 
 use roll_core::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -6,42 +7,44 @@ use serde::{Deserialize, Serialize};
 use crate::policy_gradient::LossMask;
 use crate::policy_gradient::clip::{ClipRange, PolicyTerm, clipped};
 
-/// How far the policy may move in an update.
+/// How the loss keeps the policy near the old one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PolicyLoss {
     /// PPO's clip of the ratio, as in Flow-GRPO.
     #[default]
     Clip,
-    /// The clip of a ratio that is brought back around one and to one scale for all steps: GRPO-Guard
-    /// (arXiv:2510.22319).
+    /// GRPO-Guard (arXiv:2510.22319): PPO's clip of a normalised ratio, which is centred at 1 and has the same scale in
+    /// all steps.
     Guard,
-    /// No clip: a sample whose mean has moved too far, and along its advantage, is left out: Flow-DPPO
-    /// (arXiv:2606.11025).
+    /// Flow-DPPO (arXiv:2606.11025): no clip. A sample is left out if its mean has moved too far in the direction of
+    /// its advantage.
     Dppo,
 }
 
-/// Arguments of the loss.
+/// The difference between the policy in training and the old one in one step, and the step's constants.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PolicyShift {
-    /// Log-probability under the policy minus that under the old one.
+    /// Log-probability under the policy in training minus log-probability under the old policy.
     pub log_ratio: f64,
     /// `mean((mean - mean_old)^2)`.
     pub squared: f64,
     /// Standard deviation of the step's noise.
     pub std: f64,
-    /// Variance in its log-probability ([`SdeStep::variance`]).
+    /// Variance in the log-probability of the step ([`SdeStep::variance`]).
     ///
     /// [`SdeStep::variance`]: crate::policy_gradient::sde::SdeStep::variance
     pub variance: f64,
-    /// Root of the step's length.
+    /// h, the root of the step's length ([`SdeStep::root`]).
+    ///
+    /// [`SdeStep::root`]: crate::policy_gradient::sde::SdeStep::root
     pub root: f64,
 }
 
 /// A sample's part of the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepTerm {
-    /// Loss, ratio, and slope in the log-probability.
+    /// The loss, the ratio, and d loss / d log-probability.
     pub term: PolicyTerm,
     /// d loss / d `squared` of [`PolicyShift`].
     pub d_squared: f64,
@@ -54,32 +57,41 @@ pub fn mean_shift(mean: &[f64], old: &[f64], mask: LossMask) -> f64 {
     mask.mean(|i| (mean[i] - old[i]).powi(2))
 }
 
-/// The loss with a clip.
+/// The loss of [`PolicyLoss::Clip`].
 pub fn clip(shift: PolicyShift, advantage: f64, range: ClipRange) -> StepTerm {
     StepTerm { term: clipped(shift.log_ratio, advantage, range), d_squared: 0.0, is_dropped: false }
 }
 
-/// The ratio is `exp((log ratio + mean((mean - mean_old)^2) / (2 variance)) variance / std)`, which is `exp(mean(z (mean -
-/// mean_old)))` for the noise z of the sampled step: the log-probability has the bias and the scale that are taken away.
-/// For Gaussians, `variance / std` is `g h`. The loss is divided by h^2. The gradient passes through both.
+/// The loss of [`PolicyLoss::Guard`].
+///
+/// For the noise z of the sampled step, the log ratio of Gaussians is `mean(z (mean - mean_old)) std / variance` minus
+/// `mean((mean - mean_old)^2) / (2 variance)`. The subtrahend is a bias, and `std / variance` a scale that differs from
+/// step to step. The normalised ratio has neither:
+///
+/// ```text
+/// exp((log ratio + mean((mean - mean_old)^2) / (2 variance)) variance / std)
+/// ```
+///
+/// The loss is divided by h^2. The gradient passes through the log ratio and through the squared distance.
 pub fn guard(shift: PolicyShift, advantage: f64, range: ClipRange) -> StepTerm {
     let scale = shift.variance / shift.std;
-    let of_squared = 1.0 / (2.0 * shift.variance);
-    let term = clipped((shift.log_ratio + of_squared * shift.squared) * scale, advantage, range);
-    let share = 1.0 / (shift.root * shift.root);
-    let d_log_prob = share * scale * term.d_log_prob;
+    let bias_factor = 1.0 / (2.0 * shift.variance);
+    let term = clipped((shift.log_ratio + bias_factor * shift.squared) * scale, advantage, range);
+    let loss_factor = 1.0 / (shift.root * shift.root);
+    let d_log_prob = loss_factor * scale * term.d_log_prob;
     StepTerm {
-        term: PolicyTerm { loss: share * term.loss, ratio: term.ratio, d_log_prob },
-        d_squared: of_squared * d_log_prob,
+        term: PolicyTerm { loss: loss_factor * term.loss, ratio: term.ratio, d_log_prob },
+        d_squared: bias_factor * d_log_prob,
         is_dropped: false,
     }
 }
 
-/// `-A r`, or 0 where `divergence` is at least `threshold` and the ratio has moved along the advantage.
+/// The loss of [`PolicyLoss::Dppo`]: `-A r`, or 0 if `divergence` is at least `threshold` and the ratio has moved in
+/// the direction of the advantage.
 pub fn dppo(shift: PolicyShift, advantage: f64, divergence: f64, threshold: f64) -> StepTerm {
     let ratio = shift.log_ratio.exp();
-    let along = (ratio > 1.0 && advantage > 0.0) || (ratio < 1.0 && advantage < 0.0);
-    let is_dropped = divergence >= threshold && along;
+    let moved_along_advantage = (ratio > 1.0 && advantage > 0.0) || (ratio < 1.0 && advantage < 0.0);
+    let is_dropped = divergence >= threshold && moved_along_advantage;
     let loss = if is_dropped { 0.0 } else { -advantage * ratio };
     StepTerm { term: PolicyTerm { loss, ratio, d_log_prob: loss }, d_squared: 0.0, is_dropped }
 }

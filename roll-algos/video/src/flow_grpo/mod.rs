@@ -1,13 +1,14 @@
 //! Flow-GRPO (arXiv:2505.05470) and its variants: a policy gradient for rewards without a gradient.
 //!
-//! Per step: videos are generated for each prompt, a window of their denoising steps with noise in them
+//! Per training step: several videos are generated for each prompt. A window of their denoising steps has noise in it
 //! ([`crate::policy_gradient::sde`]), so that these steps have a probability. The videos are scored, and advantages say
-//! how much better each is than the others of its prompt. Then each stochastic step becomes more probable where the
-//! advantage is above 0, and less where it is below, within a range around the policy that took it ([`loss`]).
+//! how much better each video is than the others of its prompt. Then each stochastic step becomes more probable if the
+//! advantage of its video is above 0, and less probable if it is below, within a range around the old policy, which
+//! generated the videos ([`loss`]).
 //!
-//! Before the first update the ratio of probabilities is exactly 1: latents are kept in f32, and the trained velocity
-//! is computed from the same latents in the same company as the one that was sampled by. Where generation computes
-//! otherwise than training, `replay` takes the velocities of the first update for those that were sampled by.
+//! Before the first update the ratio of probabilities is exactly 1, because latents are kept in f32 and training
+//! computes velocities from the same latents in the same batches as the rollout. If generation computes otherwise than
+//! training, `replay` replaces the velocities of the rollout by those of the first update.
 
 pub mod config;
 pub mod loss;
@@ -64,8 +65,13 @@ impl Method for FlowGrpoConfig {
         let (shared, plan) = (self.shared(), self.plan(diffusion(ctx.model, NAME)?.schedule())?);
         let mut round = RoundState::new(ctx);
 
-        let (sampling, same_start, share_prefix) = (&plan.sampling, self.same_latent, self.share_prefix);
-        let options = RoundOptions { algorithm: NAME, sampling, shared: &shared, same_start, share_prefix };
+        let options = RoundOptions {
+            algorithm: NAME,
+            sampling: &plan.sampling,
+            shared: &shared,
+            same_start: self.same_latent,
+            share_prefix: self.share_prefix,
+        };
         let mut explorer = WindowExplorer::new(&plan, ctx.noise, ctx.step);
         let mut groups = generate(&options, &mut state.prepared, ctx, &mut explorer, &mut round)?;
         let is_finite = set_advantages(&shared, ctx, &mut groups, &mut round)?;
@@ -77,8 +83,17 @@ impl Method for FlowGrpoConfig {
     }
 }
 
+/// Factors of the terms of one step's loss.
+#[derive(Clone, Copy)]
+struct TermFactors {
+    /// Factor of the policy loss: `kl`, times the step's own weight (`algo.step_weight`).
+    policy: f64,
+    /// Factor of the KL: the weight of the sample, divided by the number of trained steps.
+    kl: f64,
+}
+
 impl FlowGrpoConfig {
-    /// One over the mean weight of the trained steps, over all ranks.
+    /// The inverse of the mean weight (`algo.step_weight`) of the trained steps of all ranks.
     fn weight_scale(
         &self,
         ctx: &StepContext<'_>,
@@ -112,21 +127,20 @@ impl FlowGrpoConfig {
             if videos.iter().all(|video| video.advantage == 0.0) {
                 continue;
             }
-            let share = *weight / steps.len() as f64;
+            let kl = *weight / steps.len() as f64;
             for record in steps {
                 if round.outcome.nonfinite.is_some() {
                     return Ok(());
                 }
                 let Some(step) = plan.steps[record.step] else { continue };
-                let factors = [share * weight_scale * self.step_weight.of(&step), share];
+                let factors = TermFactors { policy: kl * weight_scale * self.step_weight.of(&step), kl };
                 self.accumulate_step(ctx, plan, conditions, videos, record, &step, factors, round)?;
             }
         }
         Ok(())
     }
 
-    /// Adds the gradient of one stochastic step of a batch of videos. `factors` are those of the policy loss and of the
-    /// KL.
+    /// Adds the gradient of one stochastic step of a batch of videos.
     #[allow(clippy::too_many_arguments)]
     fn accumulate_step(
         &self,
@@ -136,21 +150,20 @@ impl FlowGrpoConfig {
         videos: &[Rollout],
         record: &mut StepRecord,
         step: &SdeStep,
-        factors: [f64; 2],
+        factors: TermFactors,
         round: &mut RoundState<'_>,
     ) -> Result<()> {
         let timestep = plan.sampling.schedule.timestep(record.step);
         let xs: Vec<Tensor> = record.videos.iter().map(|video| video.x.clone()).collect();
         let model = diffusion(ctx.model, NAME)?;
-        let references = match self.kl_weight > 0.0 {
-            false => Vec::new(),
-            true => {
-                round.begin(REFERENCE, "predicting by the reference")?;
-                let conditioning = &conditions.prompt;
-                let input = |latents| VelocityInput { latents, timestep, conditioning };
-                let inputs: Vec<VelocityInput<'_>> = xs.iter().map(input).collect();
-                model.velocities(&inputs, self.kl_reference.adapter(), Grad::Skip)?.0.unstack()?
-            }
+        let references = if self.kl_weight > 0.0 {
+            round.begin(REFERENCE, "predicting by the reference")?;
+            let conditioning = &conditions.prompt;
+            let input = |latents| VelocityInput { latents, timestep, conditioning };
+            let inputs: Vec<VelocityInput<'_>> = xs.iter().map(input).collect();
+            model.velocities(&inputs, self.kl_reference.adapter(), Grad::Skip)?.0.unstack()?
+        } else {
+            Vec::new()
         };
         round.begin(FORWARD, "predicting velocities")?;
         let guidance = &plan.sampling.guidance;
@@ -188,7 +201,8 @@ impl FlowGrpoConfig {
         ctx.strategy.accumulate(ctx.model)
     }
 
-    /// The loss of one video's step, and its cotangents: of the guided velocity, and of the one under the prompt.
+    /// Returns the loss of one video's step, the cotangent of the guided `velocity` and, with a `reference`, the
+    /// cotangent of `conditional`, the velocity under the prompt without guidance.
     #[allow(clippy::too_many_arguments)]
     fn loss_at(
         &self,
@@ -199,7 +213,7 @@ impl FlowGrpoConfig {
         transition: &Transition,
         [velocity, conditional]: [&Tensor; 2],
         reference: Option<&Tensor>,
-        [factor, share]: [f64; 2],
+        factors: TermFactors,
         tally: &mut Tally,
     ) -> Result<(f64, Tensor, Option<Tensor>)> {
         if video.advantage == 0.0 {
@@ -208,7 +222,8 @@ impl FlowGrpoConfig {
         }
         let known = usize::from(conditions.prompt.first_frame.is_some());
         let mask = LossMask::after(known, velocity.shape())?;
-        // Both in the same way from the same latents: equal velocities have the ratio 1, bit for bit.
+        // Both means are computed in the same way from the same latents, so that equal velocities have the ratio 1, bit
+        // for bit.
         let (x, next) = (transition.x.f32s()?, transition.next()?);
         let (mean, old_mean) = (step.mean(x, velocity.f32s()?), step.mean(x, transition.velocity.f32s()?));
         let shift = PolicyShift {
@@ -220,19 +235,20 @@ impl FlowGrpoConfig {
         };
         let advantage = clip::bounded(video.advantage, self.advantage_clip);
         let StepTerm { term, d_squared, is_dropped } = match self.loss {
-            PolicyLoss::Clip => loss::clip(shift, advantage, plan.clip),
-            PolicyLoss::Guard => guard(shift, advantage, plan.clip),
+            PolicyLoss::Clip => loss::clip(shift, advantage, plan.ratio_range),
+            PolicyLoss::Guard => guard(shift, advantage, plan.ratio_range),
             PolicyLoss::Dppo => dppo(shift, advantage, divergence(shift), self.divergence_threshold),
         };
-        // d mean / d velocity is one number.
+        // Chain rule from the loss through log-probability and squared distance to the mean. d mean / d velocity is the
+        // same number for all elements.
         let d_log_prob = step.d_mean(&next, &mean, mask);
-        let of_squared = 2.0 * d_squared / mask.count() as f64;
-        let d_mean = |i: usize| term.d_log_prob * d_log_prob[i] + of_squared * (mean[i] - old_mean[i]);
-        let d_velocity = mask.map(|i| factor * step.of_velocity() * d_mean(i));
+        let squared_slope = 2.0 * d_squared / mask.count() as f64;
+        let d_mean = |i: usize| term.d_log_prob * d_log_prob[i] + squared_slope * (mean[i] - old_mean[i]);
+        let d_velocity = mask.map(|i| factors.policy * step.of_velocity() * d_mean(i));
 
         let is_clipped = match self.loss {
             PolicyLoss::Dppo => is_dropped,
-            _ => plan.clip.is_out(term.ratio),
+            _ => plan.ratio_range.is_out(term.ratio),
         };
         tally.mean("actor/policy_loss", term.loss);
         tally.mean("actor/ratio", term.ratio);
@@ -244,6 +260,7 @@ impl FlowGrpoConfig {
             None => None,
             Some(reference) => {
                 let (c, r) = (conditional.f32s()?, reference.f32s()?);
+                // The means of a step differ by `of_velocity` times the difference of velocities.
                 let scale = match self.kl_of {
                     KlOf::Velocity => 1.0,
                     KlOf::Mean => 0.5 * (step.of_velocity() / step.std()).powi(2),
@@ -252,7 +269,7 @@ impl FlowGrpoConfig {
                 tally.mean("actor/kl_loss", kl);
                 value += self.kl_weight * kl;
                 let mut gradient = vec![0.0; c.len()];
-                let weight = share * self.kl_weight * scale;
+                let weight = factors.kl * self.kl_weight * scale;
                 distance::add_squared_gradient(&mut gradient, weight, c, r, mask);
                 Some(narrow(&gradient, conditional.shape())?)
             }
@@ -262,6 +279,7 @@ impl FlowGrpoConfig {
     }
 }
 
+/// A tensor of these values, rounded to f32.
 fn narrow(values: &[f64], shape: &[usize]) -> Result<Tensor> {
     Tensor::new(values.iter().map(|v| *v as f32).collect::<Vec<f32>>(), shape)
 }
@@ -273,28 +291,26 @@ roll_core::register! {
     plan: passes,
 }
 
-/// The passes for one prompt: its rollouts, and two passes for each stochastic step, one of which is differentiated. A
-/// shared prefix counts with its mean length over all places of the window.
+/// The passes of the model for one prompt: its rollouts, and two passes per stochastic step, one of which is
+/// differentiated. A shared prefix counts with its mean length over all places of the window.
 fn passes(options: &Options) -> Result<Passes> {
     let config: FlowGrpoConfig = parse_options(Kind::Algorithm.section(), options)?;
     let shared = config.shared();
-    let [steps, velocities] = shared.steps();
+    let (steps, velocities) = (shared.denoising_steps(), shared.velocities_per_step());
     let recorded = if config.guidance_gradient == GuidanceGradient::Both { velocities } else { 1 };
-    let draws = config.best_of.unwrap_or(config.group_size) * config.window * config.updates_per_step;
-    let references = if config.kl_weight > 0.0 { draws } else { 0 };
-    let prefix = match config.share_prefix {
-        true => config.windows(0..steps.saturating_sub(1))?.mean_start() as usize,
-        false => 0,
-    };
+    let trained_videos = config.best_of.unwrap_or(config.group_size);
+    let trained_steps = trained_videos * config.window * config.updates_per_step;
+    let references = if config.kl_weight > 0.0 { trained_steps } else { 0 };
+    let prefix =
+        if config.share_prefix { config.windows(0..steps.saturating_sub(1))?.mean_start() as usize } else { 0 };
     let denoising = config.group_size * steps - (config.group_size - 1) * prefix;
-    let (forward, pulled) = (velocities * (denoising + draws), recorded * draws);
+    let (forward, pulled) = (velocities * (denoising + trained_steps), recorded * trained_steps);
     let videos = Videos { count: config.group_size, at_once: recorded * config.at_once };
-    let on_clip = shared.on_clip();
-    let steps = Some([steps, config.window]);
+    let data_loss_passes = shared.data_loss_passes();
     Ok(Passes {
-        forward: forward + on_clip,
-        pulled: pulled + on_clip,
-        steps,
+        forward: forward + data_loss_passes,
+        pulled: pulled + data_loss_passes,
+        steps: Some([steps, config.window]),
         videos: Some(videos),
         references: Some(references),
         reference_is_start: config.kl_reference == KlReference::Start,

@@ -1,4 +1,4 @@
-//! Which steps of a rollout are stochastic, and trained.
+//! The window: the denoising steps of a rollout that are stochastic and trained.
 
 use std::ops::Range;
 
@@ -11,31 +11,32 @@ use serde::{Deserialize, Serialize};
 pub enum WindowKind {
     /// The window stays at the first step of its range.
     Fixed,
-    /// Each prompt of each round draws a place of its own, the same for all videos of the prompt: windows of their own
-    /// make the videos of a group differ by where they were noised.
+    /// Each prompt draws one place in each round (training step) for all of its videos. With a window each, scores
+    /// within a group would also differ because of where noise was added.
     #[default]
     Random,
-    /// It moves over the range as training goes on, and begins again at its end (MixGRPO, arXiv:2507.21802).
+    /// The window moves over the range as training goes on. Behind the end of the range it begins again at the start
+    /// (MixGRPO, arXiv:2507.21802).
     Sliding,
 }
 
-/// Windows within a range of steps.
+/// The windows of a run, within a range of denoising steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Windows {
-    /// How they move.
+    /// How the window moves.
     pub kind: WindowKind,
-    /// Steps of one.
+    /// Number of steps of a window.
     pub size: usize,
-    /// Where they may lie.
+    /// The steps that a window may hold.
     pub range: Range<usize>,
     /// Number of steps by which a sliding window moves.
     pub stride: usize,
-    /// Rounds that a sliding window stays.
+    /// Rounds (training steps) that a sliding window stays in one place.
     pub rounds: u64,
 }
 
 impl Windows {
-    /// Fails on sizes without a sense.
+    /// Fails if a size is 0 or no step is left for a window.
     pub fn check(&self) -> Result<()> {
         let at_least_one = [("window", self.size as u64), ("window_stride", self.stride as u64)];
         for (name, value) in at_least_one.into_iter().chain([("window_rounds", self.rounds)]) {
@@ -55,7 +56,7 @@ impl Windows {
         start as f64 + (self.places() - 1) as f64 / 2.0 * self.distance() as f64
     }
 
-    /// Number of places that a window may have.
+    /// Number of different first steps of windows.
     fn places(&self) -> usize {
         let Range { start, end } = self.range;
         match self.kind {
@@ -65,12 +66,12 @@ impl Windows {
         }
     }
 
-    /// Steps from one place to the next.
+    /// Number of steps from one place to the next.
     fn distance(&self) -> usize {
         if self.kind == WindowKind::Sliding { self.stride } else { 1 }
     }
 
-    /// The steps of round `round`; `draw` in [0, 1) is that of the prompt.
+    /// The window of a prompt in round `round`. `draw` is the prompt's random number in [0, 1).
     pub fn at(&self, round: u64, draw: f64) -> Range<usize> {
         let Range { start, end } = self.range;
         let places = self.places();

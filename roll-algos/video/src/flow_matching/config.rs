@@ -13,28 +13,32 @@ use crate::sampling::{GuidanceScale, Sampling, SamplingOptions, agreeing_steps};
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct FlowMatchingConfig {
-    /// How noise levels are drawn.
+    /// Distribution that noise levels are drawn from: `uniform`, `logit_normal` or `shifted`.
     pub timestep_sampling: TimestepSampling,
-    /// Shift of the noise levels, and of sample videos; when absent that of the model's official configuration.
+    /// Shift of the noise levels, in training and in sample videos. If absent, the shift of the model's official
+    /// configuration.
     pub shift: Option<f64>,
     /// Mean of the logit, for `logit_normal`.
     pub logit_mean: f64,
     /// Standard deviation of the logit, for `logit_normal`.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub logit_std: f64,
-    /// Only noise levels (timestep / 1000) of at most this are drawn; the experts under training tell when absent.
+    /// Only noise levels (timestep / 1000) of at most this are drawn. If absent, the upper end of the range of the
+    /// experts under training.
     #[schemars(range(min = 0, max = 1))]
     pub max_timestep_boundary: Option<f64>,
-    /// Only noise levels of at least this are drawn; the experts under training tell when absent.
+    /// Only noise levels (timestep / 1000) of at least this are drawn. If absent, the lower end of the range of the
+    /// experts under training.
     #[schemars(range(min = 0, max = 1))]
     pub min_timestep_boundary: Option<f64>,
-    /// Weight of a noise level in the loss.
+    /// Weight of a noise level in the loss: `uniform` or `bell`.
     pub loss_weighting: LossWeighting,
-    /// Number of noise levels at which every sample is trained in a step, spread evenly over their distribution.
+    /// Number of noise levels at which each training step trains every sample. They are stratified: one in each of as
+    /// many equally probable parts of the distribution.
     #[schemars(range(min = 1))]
     pub draws_per_sample: usize,
-    /// Number of draws that the model computes together. More are much faster on small models, and take more memory in
-    /// proportion.
+    /// Batch size of the model: draws that it computes together. A larger batch is much faster on small models and
+    /// takes proportionally more memory.
     #[schemars(range(min = 1))]
     pub draws_at_once: usize,
     /// Probability that the prompt is left empty, so that the model learns to work without one.
@@ -42,16 +46,16 @@ pub struct FlowMatchingConfig {
     pub prompt_dropout: f64,
     /// Denoising steps of sample videos.
     pub num_inference_steps: usize,
-    /// The timesteps of these steps themselves, before the shift, in place of `num_inference_steps` even ones.
+    /// The timesteps of these denoising steps before the shift, in place of `num_inference_steps` evenly spaced ones.
     pub timesteps: Option<Vec<u32>>,
-    /// The step of sample videos from one noise level to the next: `euler` or `unipc`.
+    /// Sampler of sample videos: `euler` or `unipc`.
     pub sampler: Sampler,
     /// Scale of classifier-free guidance in sample videos: one number, or `[high, low]` for the two experts; 1 turns
-    /// it off.
+    /// guidance off.
     pub guidance_scale: GuidanceScale,
     /// Negative prompt, which guidance leads away from.
     pub negative_prompt: String,
-    /// Bytes of encoded clips kept in memory; those beyond are encoded each time.
+    /// Bytes of encoded clips kept in memory. Clips for which there is no room are encoded again in each step.
     pub cache_bytes: usize,
     /// The reaction to a loss or gradient that is not finite.
     pub on_nonfinite: OnNonfinite,
@@ -85,7 +89,7 @@ impl Default for FlowMatchingConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LossWeighting {
-    /// All alike.
+    /// The same weight for all noise levels.
     Uniform,
     /// A bell around the middle, as in DiffSynth-Studio.
     Bell,

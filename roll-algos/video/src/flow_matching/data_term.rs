@@ -1,8 +1,8 @@
-//! The loss of flow matching on the clips beside that of another algorithm: abilities that the other does not ask for
-//! are not forgotten.
+//! The data term: the flow-matching loss on the samples' own clips, which another algorithm adds to its loss so that
+//! the model does not forget abilities that the other loss does not ask for.
 //!
-//! At one noise level a sample, drawn as in flow matching by default ([`FlowMatchingConfig`]): where the steps of the
-//! sampler lie, within the range of the experts under training.
+//! It is computed at one noise level per sample. The level is drawn by the defaults of [`FlowMatchingConfig`]: from the
+//! distribution of the sampler's steps, within the range of the experts under training.
 
 use roll_core::{Adapter, Error, Grad, Purpose, Result, ResultExt, Sample, ScheduleFacts, StepContext};
 use roll_step::AlgorithmError;
@@ -14,17 +14,17 @@ use super::{diffusion, uniform_draws};
 use crate::arithmetic::scaled;
 use crate::sample_cache::SampleCache;
 
-/// The loss on clips, and its weight.
+/// The data term of an algorithm, with the clips that it has encoded.
 pub(crate) struct DataTerm {
     weight: f64,
-    /// How noise levels are drawn.
+    /// The distribution of noise levels.
     config: FlowMatchingConfig,
     encoded: SampleCache<EncodedClip>,
 }
 
 impl DataTerm {
-    /// With this weight (`algo.data_weight`), of which 0 turns it off, and this shift of the noise levels
-    /// (`algo.shift`) in place of the model's.
+    /// Creates the term. `weight` is `algo.data_weight`; 0 turns the term off. `shift` is `algo.shift`; `None` means
+    /// the model's shift.
     pub(crate) fn new(weight: f64, shift: Option<f64>) -> Self {
         let config = FlowMatchingConfig { shift, ..FlowMatchingConfig::default() };
         Self { weight, encoded: SampleCache::new(config.cache_bytes), config }
@@ -43,7 +43,7 @@ impl DataTerm {
         self.weight
     }
 
-    /// Fails on a weight that can only be a mistake.
+    /// Fails on a negative or non-finite weight.
     pub(crate) fn check(&self, facts: ScheduleFacts) -> Result<()> {
         if !(self.weight.is_finite() && self.weight >= 0.0) {
             let problem =
@@ -53,9 +53,9 @@ impl DataTerm {
         self.config.levels(facts).map(drop)
     }
 
-    /// Adds the gradient of `share * weight * loss` of a sample's clip to the strategy, and returns the loss,
-    /// `mean((v - (noise - data))^2)` at one level. `key` is that of the sample's draws in the step. `None` if nothing
-    /// of the clip is left to predict; nothing is added then, nor for a loss that is not finite.
+    /// Adds the gradient of `share * weight * loss` to the strategy and returns the loss of a sample's clip,
+    /// `mean((v - (noise - data))^2)` at one noise level. `key` is the key of the sample's draws in the step. Returns
+    /// `None` and adds nothing if nothing of the clip is left to predict. Adds nothing for a loss that is not finite.
     pub(crate) fn accumulate(
         &mut self,
         ctx: &mut StepContext<'_>,

@@ -10,11 +10,12 @@ pub(super) struct EncodedClip {
     /// `[C, T, H, W]`.
     pub(super) latents: Tensor,
     pub(super) conditioning: Conditioning,
-    /// Weight of each position in the loss, `[T, H, W]`; `None`: all count alike.
+    /// Weight of each position in the loss, `[T, H, W]`; `None` if all positions have the weight 1.
     weights: Option<Vec<f32>>,
 }
 
 impl EncodedClip {
+    /// Encodes the clip of a sample, its prompt and its mask.
     pub(super) fn new(model: &mut dyn DiffusionModel, sample: &Sample) -> Result<Self> {
         let conditioning = model.encode(&conditioning_input(sample, &sample.prompt)?)?;
         let clip = sample.clip()?;
@@ -23,18 +24,18 @@ impl EncodedClip {
         Ok(Self { latents, conditioning, weights })
     }
 
-    /// The loss of a velocity for these latents with this noise, and its gradient.
+    /// The flow-matching loss of a velocity at these latents mixed with `noise`, and its gradient.
     pub(super) fn velocity_loss(&self, velocity: &Tensor, noise: &[f32]) -> Result<(f64, Tensor)> {
         velocity_loss(velocity, &self.latents, noise, self.known_frames(), self.weights.as_deref())
     }
 
-    /// Number of leading frames of the latents that the conditioning fixes. An end image fixes none: it enters the
-    /// conditioning channels.
+    /// Number of leading frames of the latents that the conditioning fixes. An end image fixes no frame, because it
+    /// enters the conditioning channels.
     fn known_frames(&self) -> usize {
         usize::from(self.conditioning.first_frame.is_some())
     }
 
-    /// The reason why nothing of the clip is left to predict, if that is so.
+    /// The reason if nothing of the clip is left to predict.
     pub(super) fn nothing_to_predict(&self) -> Option<&'static str> {
         let [_, frames, height, width] = *self.latents.shape() else { return None };
         let given = self.known_frames().min(frames) * height * width;
@@ -53,37 +54,47 @@ impl Bytes for EncodedClip {
     }
 }
 
-/// The means of a mask over the pixels of each position of the latents, `[T, H, W]`. The first frame of latents is the
-/// clip's first, each other one an equal part of the rest.
+/// The mean of a mask over the pixels of each position of latents of the shape `latents`. The mask has the clip's size
+/// `[frames, height, width]`, or one frame for all. The first frame of the latents covers the first frame of the clip;
+/// each later frame of the latents covers an equal part of the other frames.
 fn pooled(mask: &Tensor, [frames, height, width]: [usize; 3], latents: &[usize]) -> Result<Vec<f32>> {
-    let (&[_, t_count, h_count, w_count], &[given, h, w]) = (latents, mask.shape()) else {
+    let (&[_, t_count, h_count, w_count], &[mask_frames, mask_height, mask_width]) = (latents, mask.shape()) else {
         return Err(Error::shape("the mask", "[T, H, W]", mask.shape()));
     };
-    if ![1, frames].contains(&given) || [h, w] != [height, width] {
+    if ![1, frames].contains(&mask_frames) || [mask_height, mask_width] != [height, width] {
         return Err(Error::shape("the mask", format!("{:?}", [frames, height, width]), mask.shape()));
     }
     let values = mask.f32s()?;
-    let part = |i: usize, count: usize, of: usize| i * of / count..((i + 1) * of / count).max(i * of / count + 1);
+    // Part `i` of `length` pixels or frames that are divided into `count` parts; never empty.
+    let part = |i: usize, count: usize, length: usize| {
+        let start = i * length / count;
+        start..((i + 1) * length / count).max(start + 1)
+    };
     let mut means = Vec::with_capacity(t_count * h_count * w_count);
     for t in 0..t_count {
-        let times = match t {
+        let clip_frames = match t {
             0 => 0..1,
-            _ => part(t - 1, t_count - 1, frames - 1),
+            _ => {
+                let part = part(t - 1, t_count - 1, frames - 1);
+                part.start + 1..part.end + 1
+            }
         };
-        let times = times.map(|time| time + usize::from(t > 0));
         for (y, x) in (0..h_count).flat_map(|y| (0..w_count).map(move |x| (y, x))) {
             let (rows, columns) = (part(y, h_count, height), part(x, w_count, width));
-            let count = times.len() * rows.len() * columns.len();
-            let row = |at: usize| values[at + columns.start..at + columns.end].iter().sum::<f32>();
-            let frame = |t: usize| rows.clone().map(|y| row((t.min(given - 1) * height + y) * width)).sum::<f32>();
-            means.push(times.clone().map(frame).sum::<f32>() / count as f32);
+            let count = clip_frames.len() * rows.len() * columns.len();
+            let row_sum = |start: usize| values[start + columns.start..start + columns.end].iter().sum::<f32>();
+            let frame_sum = |frame: usize| {
+                let frame = frame.min(mask_frames - 1);
+                rows.clone().map(|row| row_sum((frame * height + row) * width)).sum::<f32>()
+            };
+            means.push(clip_frames.clone().map(frame_sum).sum::<f32>() / count as f32);
         }
     }
     Ok(means)
 }
 
 /// The prompt with the first and last frame of the clip. They condition the model on the clip itself, so the
-/// pictures of the row are not used.
+/// reference pictures of the data row are not used.
 pub(super) fn conditioning_input(sample: &Sample, prompt: &str) -> Result<ConditionInput> {
     let clip = sample.clip()?;
     let [frames, height, width] = clip.dims();

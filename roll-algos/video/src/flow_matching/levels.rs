@@ -2,7 +2,7 @@
 
 use roll_core::{Sigma, SigmaRange};
 
-/// Points of the table that inverts a distribution without a formula.
+/// Points of the table that inverts the distribution of logits, whose quantiles have no formula.
 const POINTS: usize = 1025;
 /// Standard deviations beyond which a normal density counts as 0.
 const REACH: f64 = 8.0;
@@ -11,11 +11,11 @@ const REACH: f64 = 8.0;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TimestepSampling {
-    /// Every noise level alike.
+    /// Every noise level with the same probability.
     Uniform,
-    /// The logistic function of a normal draw, as for Stable Diffusion 3: the middle more often.
+    /// The logistic function of a normal draw, as for Stable Diffusion 3. Levels in the middle are more frequent.
     LogitNormal,
-    /// As the steps of the sampler lie: `sigma = s u / (1 + (s - 1) u)` of a uniform u, with the shift s.
+    /// The distribution of the sampler's steps: `sigma = s u / (1 + (s - 1) u)`, with a uniform u and the shift s.
     Shifted,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct Logit {
     pub(super) deviation: f64,
 }
 
-/// Noise levels within a range, by their quantiles.
+/// The distribution of noise levels within a range. [`Levels::at`] turns a uniform draw into a level.
 #[derive(Clone, Debug)]
 pub struct Levels {
     range: SigmaRange,
@@ -35,17 +35,18 @@ pub struct Levels {
 
 #[derive(Clone, Debug)]
 enum Quantile {
-    /// Between the two ends on the unshifted scale, then shifted.
+    /// Uniform between the two ends (low, high) on the unshifted scale, then shifted.
     Shifted { shift: f64, ends: [f64; 2] },
-    /// Logits at equal distances, and the probability up to each.
+    /// A table of equidistant logits: the first logit, their distance, and the cumulative probability at each.
     Logits { first: f64, distance: f64, cumulative: Vec<f64> },
 }
 
 impl Levels {
     pub(super) fn new(sampling: TimestepSampling, shift: f64, logit: Logit, range: SigmaRange) -> Self {
         let shifted =
-            |shift: f64| Quantile::Shifted { shift, ends: [range.low, range.high].map(|s| unshift(s.0, shift)) };
+            |shift: f64| Quantile::Shifted { shift, ends: [range.low, range.high].map(|end| unshift(end.0, shift)) };
         let quantile = match sampling {
+            // A shift of 1 changes no level.
             TimestepSampling::Uniform => shifted(1.0),
             TimestepSampling::Shifted => shifted(shift),
             TimestepSampling::LogitNormal => logits(range, logit),
@@ -53,12 +54,12 @@ impl Levels {
         Self { range, quantile }
     }
 
-    /// The range.
+    /// The range of the levels.
     pub fn range(&self) -> SigmaRange {
         self.range
     }
 
-    /// The level below which a draw falls with probability `u`, in [0, 1).
+    /// The `u`-quantile, with `u` in [0, 1): the level below which a random level lies with probability `u`.
     pub fn at(&self, u: f64) -> Sigma {
         let sigma = match &self.quantile {
             Quantile::Shifted { shift, ends: [low, high] } => {
@@ -66,19 +67,21 @@ impl Levels {
                 shift * t / (1.0 + (shift - 1.0) * t)
             }
             Quantile::Logits { first, distance, cumulative } => {
+                // Linear interpolation between the points `above - 1` and `above` of the table.
                 let above = cumulative.partition_point(|c| *c <= u).clamp(1, cumulative.len() - 1);
                 let [before, after] = [cumulative[above - 1], cumulative[above]];
-                let part = if after > before { (u - before) / (after - before) } else { 0.0 };
-                logistic(first + distance * ((above - 1) as f64 + part))
+                let fraction = if after > before { (u - before) / (after - before) } else { 0.0 };
+                logistic(first + distance * ((above - 1) as f64 + fraction))
             }
         };
-        // Rounding must not hand a draw to the other expert.
+        // The upper end belongs to the other expert, unless it is pure noise. Rounding must not reach it.
         let SigmaRange { low, high } = self.range;
         let end = if high.0 < 1.0 { high.0.next_down() } else { high.0 };
         Sigma(sigma.clamp(low.0, end))
     }
 }
 
+/// The inverse of the shift: the u of `sigma = s u / (1 + (s - 1) u)`.
 fn unshift(sigma: f64, shift: f64) -> f64 {
     sigma / (shift - (shift - 1.0) * sigma)
 }
@@ -87,15 +90,16 @@ fn logistic(z: f64) -> f64 {
     1.0 / (1.0 + (-z).exp())
 }
 
-/// A normal density between the logits of the range's ends, by the trapezoidal rule.
+/// The table of a normal density between the logits of the range's ends, integrated by the trapezoidal rule.
 fn logits(range: SigmaRange, Logit { mean, deviation }: Logit) -> Quantile {
     let logit = |s: Sigma| (s.0 / (1.0 - s.0)).ln();
-    let near = |z: f64| z.clamp(mean - REACH * deviation, mean + REACH * deviation);
-    // A range further out than that keeps the one level at its near end.
-    let (first, last) = (near(logit(range.low)), near(logit(range.high)));
+    // A range beyond `REACH` on one side shrinks to one logit, so that `Levels::at` returns the range's nearer end.
+    let within_reach = |z: f64| z.clamp(mean - REACH * deviation, mean + REACH * deviation);
+    let (first, last) = (within_reach(logit(range.low)), within_reach(logit(range.high)));
     let distance = (last - first) / (POINTS - 1) as f64;
     let exponents: Vec<f64> =
         (0..POINTS).map(|i| -0.5 * ((first + distance * i as f64 - mean) / deviation).powi(2)).collect();
+    // Only ratios of densities matter: the greatest becomes 1, so that none underflows.
     let greatest = exponents.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let densities: Vec<f64> = exponents.iter().map(|e| (e - greatest).exp()).collect();
     let mut cumulative = vec![0.0];

@@ -1,17 +1,19 @@
-//! The objective: how far a velocity is from the one that leads from the data to the noise.
+//! The flow-matching loss: the squared distance of a velocity from `noise - data`, the velocity of the straight path
+//! between data and noise.
 
 use crate::FlowSchedule;
 use roll_core::{Error, Result, Sigma, Tensor};
 
-/// A point between data and noise: `x = (1 - sigma) data + sigma noise`.
+/// The noised data at a noise level: `x = (1 - sigma) data + sigma noise`.
 pub fn mixed(data: &Tensor, noise: &[f32], sigma: Sigma) -> Result<Tensor> {
     let s = sigma.0 as f32;
     let values = data.f32s()?.iter().zip(noise).map(|(x, e)| (1.0 - s) * x + s * e).collect::<Vec<f32>>();
     Tensor::new(values, data.shape())
 }
 
-/// The mean of `(v - (noise - data))^2`, and its gradient in `v`. The first `known` frames of `[C, T, H, W]` are given
-/// to the model: they do not count. `weights`, `[T, H, W]`, make it a weighted mean. Fails if nothing counts.
+/// Returns the mean of `(v - (noise - data))^2` over elements of `[C, T, H, W]`, and its gradient with respect to `v`.
+/// The first `known` frames are left out, because they are given to the model. With `weights`, `[T, H, W]`, the mean is
+/// weighted. Fails if the weights add up to 0.
 pub fn velocity_loss(
     v: &Tensor,
     data: &Tensor,
@@ -25,41 +27,42 @@ pub fn velocity_loss(
     if data.shape() != v.shape() || noise.len() != v.len() {
         return Err(Error::shape("velocity", format!("{:?}", data.shape()), v.shape()));
     }
-    let (channel, given) = (frames * height * width, known.min(frames) * height * width);
+    // Numbers of elements of one channel, and of its known frames.
+    let (channel, known) = (frames * height * width, known.min(frames) * height * width);
     if let Some(weights) = weights.filter(|weights| weights.len() != channel) {
         return Err(Error::shape("weights of the loss", format!("{:?}", [frames, height, width]), &[weights.len()]));
     }
     let weight = |i: usize| weights.map_or(1.0, |weights| weights[i]);
-    let counted = channels as f64 * (given..channel).map(|i| f64::from(weight(i))).sum::<f64>();
-    if counted <= 0.0 {
+    let total_weight = channels as f64 * (known..channel).map(|i| f64::from(weight(i))).sum::<f64>();
+    if total_weight <= 0.0 {
         return Err(Error::Misuse("a loss in which nothing counts".into()));
     }
-    let slope = (2.0 / counted) as f32;
+    let slope = (2.0 / total_weight) as f32;
     let mut squares = 0.0;
     let mut gradient = vec![0.0; v.len()];
     let (v, x) = (v.f32s()?, data.f32s()?);
     for start in (0..channels).map(|c| c * channel) {
-        for i in given..channel {
-            let (weight, i) = (weight(i), start + i);
+        for position in known..channel {
+            let (weight, i) = (weight(position), start + position);
             let difference = v[i] - (noise[i] - x[i]);
             squares += f64::from(weight) * f64::from(difference).powi(2);
             gradient[i] = slope * weight * difference;
         }
     }
-    Ok((squares / counted, Tensor::new(gradient, data.shape())?))
+    Ok((squares / total_weight, Tensor::new(gradient, data.shape())?))
 }
 
 /// Factor of the loss at each noise level.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Weighting {
-    /// One.
+    /// 1 at every level.
     Uniform,
-    /// The weight of the nearest level of a fine schedule.
+    /// The weight of the nearest level of a fine schedule: the schedule, and the weight of each of its steps.
     Table(FlowSchedule, Vec<f32>),
 }
 
 impl Weighting {
-    /// A bell around the middle, of mean one over levels drawn with this shift.
+    /// A bell around the middle whose mean is 1 over levels drawn with this shift.
     pub fn bell(shift: f64) -> Result<Self> {
         let schedule = FlowSchedule::new(1000, shift)?;
         let weights = schedule.training_weights();
@@ -72,10 +75,11 @@ impl Weighting {
             Self::Uniform => 1.0,
             Self::Table(schedule, weights) => {
                 let sigmas = &schedule.sigmas()[..schedule.steps()];
-                let after = sigmas.partition_point(|s| f64::from(*s) > sigma.0);
+                // The levels descend: `sigma` lies between entry `below - 1` and entry `below`.
+                let below = sigmas.partition_point(|s| f64::from(*s) > sigma.0);
                 let distance = |i: usize| (f64::from(sigmas[i]) - sigma.0).abs();
-                let around = after.saturating_sub(1)..=after.min(sigmas.len() - 1);
-                let nearest = around.min_by(|a, b| distance(*a).total_cmp(&distance(*b))).unwrap_or(0);
+                let neighbours = below.saturating_sub(1)..=below.min(sigmas.len() - 1);
+                let nearest = neighbours.min_by(|a, b| distance(*a).total_cmp(&distance(*b))).unwrap_or(0);
                 f64::from(weights[nearest])
             }
         }

@@ -1,8 +1,8 @@
 //! Flow matching: the training that makes a video diffusion model, from scratch or on one's own clips.
 //!
 //! Per sample: x_0 = encode(clip), a noise level sigma from a distribution ([`levels`]), x = (1 - sigma) x_0 + sigma
-//! eps, and loss = mean((velocity(x) - (eps - x_0))^2) ([`loss`]). It trains whatever parameters the model has,
-//! adapters or all weights, at the noise levels of the experts that have them.
+//! eps, and loss = mean((velocity(x) - (eps - x_0))^2) ([`loss`]). It trains all trainable parameters of the model,
+//! adapters or all weights, at the noise levels of the experts that have trainable parameters.
 
 pub mod config;
 pub mod levels;
@@ -40,6 +40,7 @@ use report::Tally;
 
 const NAME: &str = "flow_matching";
 
+/// Metric of the seconds that the sample video takes.
 const SAMPLE: &str = "time/sample";
 
 /// The algorithm `flow_matching`.
@@ -50,8 +51,9 @@ pub struct FlowMatching {
     no_prompt: Option<Tensor>,
     /// The embedding of the negative prompt.
     negative: Option<Tensor>,
-    /// This rank's part of the clips that are not trained on, if there are any.
+    /// This rank's part of the validation clips, which are not trained on; `None` without validation.
     held_out: Option<Vec<Sample>>,
+    /// The ranks that share a validation.
     ranks: Arc<dyn Communicator>,
 }
 
@@ -63,7 +65,7 @@ impl FlowMatching {
         Self { config, encoded, no_prompt: None, negative: None, held_out: None, ranks }
     }
 
-    /// Makes this one of several `ranks`, which share a validation.
+    /// Sets the `ranks` that share a validation.
     pub fn on(self, ranks: Arc<dyn Communicator>) -> Self {
         Self { ranks, ..self }
     }
@@ -119,17 +121,18 @@ struct Distribution {
     weighting: Weighting,
 }
 
-/// A noised clip.
+/// A clip noised to one level.
 struct NoisedClip {
     clip: Arc<EncodedClip>,
-    /// That of the clip, or that with the empty prompt.
+    /// The clip's conditioning, with its own prompt or with the empty one.
     conditioning: Conditioning,
     sigma: Sigma,
     noise: Vec<f32>,
+    /// The noised latents.
     x: Tensor,
-    /// Weight of its loss, without that of the sample.
+    /// Weight of the noise level (`algo.loss_weighting`), divided by the number of draws of the sample.
     weight: f64,
-    /// Weight of the sample.
+    /// The sample's own weight, from its data row.
     sample_weight: f64,
 }
 
@@ -221,18 +224,24 @@ impl FlowMatching {
         let (count, n) = (self.config.draws_per_sample, data.len());
         let mut uniform = uniform_draws(ctx.noise, ctx.step, key);
         let noise = ctx.noise.normal(Purpose::Latents, ctx.step, key, &[count, n])?;
-        let one = |(draw, noise): (usize, &[f32])| {
+        let mut noised = Vec::new();
+        for (draw, noise) in noise.f32s()?.chunks_exact(n).enumerate() {
             let sigma = distribution.levels.at((draw as f64 + uniform()) / count as f64);
             let conditioning = match (&unprompted, uniform() < self.config.prompt_dropout) {
                 (Some(unprompted), true) => unprompted.clone(),
                 _ => clip.conditioning.clone(),
             };
-            let x = conditioning.with_first_frame(&mixed(data, noise, sigma)?)?;
-            let weight = distribution.weighting.at(sigma) / count as f64;
-            let (clip, noise, sample_weight) = (clip.clone(), noise.to_vec(), sample.weight);
-            Ok(NoisedClip { clip, conditioning, sigma, noise, x, weight, sample_weight })
-        };
-        noise.f32s()?.chunks_exact(n).enumerate().map(one).collect::<Result<_>>().map(NoisedSample::Clips)
+            noised.push(NoisedClip {
+                x: conditioning.with_first_frame(&mixed(data, noise, sigma)?)?,
+                weight: distribution.weighting.at(sigma) / count as f64,
+                clip: clip.clone(),
+                conditioning,
+                sigma,
+                noise: noise.to_vec(),
+                sample_weight: sample.weight,
+            });
+        }
+        Ok(NoisedSample::Clips(noised))
     }
 
     /// The encoded clip of a sample, computed once while the cache has room.
@@ -279,8 +288,8 @@ impl FlowMatching {
     }
 }
 
-/// Adds the gradient of a batch to the strategy. After a loss that is not finite there is no update, so nothing is
-/// computed.
+/// Adds the gradient of a batch to the strategy. Does nothing after a loss of the step was not finite, because there
+/// will be no update.
 fn train(ctx: &mut StepContext<'_>, batch: &[NoisedClip], state: &mut StepState<'_>) -> Result<()> {
     let StepState { range, watch, tally, outcome } = state;
     if batch.is_empty() || outcome.nonfinite.is_some() {
@@ -339,7 +348,7 @@ fn passes(options: &Options) -> Result<Passes> {
         // Nothing is denoised.
         steps: Some([0, 0]),
         held: Some(config.draws_at_once),
-        // The clip is encoded, once, which takes about the memory and time of a decoding without gradient.
+        // The clip is encoded once, which takes about as much memory and time as a decoding without gradient.
         decoded: Some([1, 0]),
         ..Passes::default()
     })

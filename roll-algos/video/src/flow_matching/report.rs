@@ -5,17 +5,18 @@ use std::collections::BTreeMap;
 use roll_core::{Communicator, Result, Sigma, SigmaRange, communicator};
 use serde::{Deserialize, Serialize};
 
-/// Parts of the noise range whose losses are reported separately, because losses differ much between levels.
+/// Number of equal parts of the range of noise levels whose losses are reported separately, because losses differ much
+/// between levels.
 const PARTS: usize = 4;
 
 /// Sums over a step.
 #[derive(Default, Serialize, Deserialize)]
 pub(super) struct Tally {
-    /// Number of samples that were drawn from.
+    /// Number of samples with draws.
     pub(super) samples: usize,
-    /// Sum of their weighted losses.
+    /// Sum of the weighted losses of all draws.
     loss: f64,
-    /// Sum and number of the unweighted losses of each part.
+    /// Sum and number of the unweighted losses in each part of the range.
     parts: [(f64, u32); PARTS],
 }
 
@@ -36,9 +37,9 @@ impl Tally {
         for tally in communicator::join(ranks, self)? {
             all.samples += tally.samples;
             all.loss += tally.loss;
-            for ((sum, count), (more, further)) in all.parts.iter_mut().zip(tally.parts) {
-                *sum += more;
-                *count += further;
+            for ((sum, count), (rank_sum, rank_count)) in all.parts.iter_mut().zip(tally.parts) {
+                *sum += rank_sum;
+                *count += rank_count;
             }
         }
         Ok(all)
@@ -49,13 +50,17 @@ impl Tally {
         (self.samples > 0).then(|| self.loss / self.samples as f64)
     }
 
-    /// The mean loss of each part of `range` that has draws: `loss/0.225-0.450` is that of the noise levels between.
+    /// The mean loss of each part of `range` that has draws. Keys name the noise levels of the part:
+    /// `loss/0.225-0.450`.
     pub(super) fn losses_by_part(&self, range: SigmaRange) -> BTreeMap<String, f64> {
         let SigmaRange { low, high } = range;
-        let end = |i: usize| low.0 + (high.0 - low.0) * i as f64 / PARTS as f64;
-        let parts = self.parts.iter().enumerate().filter(|(_, (_, count))| *count > 0);
-        parts
-            .map(|(i, (sum, count))| (format!("loss/{:.3}-{:.3}", end(i), end(i + 1)), sum / f64::from(*count)))
-            .collect()
+        let start = |i: usize| low.0 + (high.0 - low.0) * i as f64 / PARTS as f64;
+        let mut losses = BTreeMap::new();
+        for (i, (sum, count)) in self.parts.iter().enumerate() {
+            if *count > 0 {
+                losses.insert(format!("loss/{:.3}-{:.3}", start(i), start(i + 1)), sum / f64::from(*count));
+            }
+        }
+        losses
     }
 }

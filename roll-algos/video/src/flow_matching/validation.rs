@@ -9,13 +9,15 @@ use roll_step::ranks::join_f64;
 use super::report::Tally;
 use super::{Distribution, FlowMatching, diffusion, mixed};
 
-/// Noise levels at which every clip is measured: the middles of equal parts of their distribution, one per level.
+/// Number of noise levels at which every clip is measured: the medians of as many equally probable parts of their
+/// distribution.
 const LEVELS: usize = 8;
 
 impl FlowMatching {
-    /// The loss of training, on the clips that were held out: without prompt dropout, and from the same noise at the
-    /// same levels each time, so that two values differ by the model alone. `val/loss`, and `val/loss/0.225-0.450` for
-    /// the noise levels between. Of several ranks each measures its own clips, and all know the result.
+    /// Measures the training loss on the held-out clips, without prompt dropout. Noise and noise levels are the same
+    /// each time, so that two values differ by the model alone. Returns the metrics `val/loss` and, per part of the
+    /// range of noise levels, `val/loss/0.225-0.450`. Each rank measures its own clips, and all ranks return the same
+    /// result.
     pub(super) fn validation(
         &mut self,
         model: &mut dyn Model,
@@ -24,24 +26,25 @@ impl FlowMatching {
     ) -> Result<Option<Validation>> {
         let Some(clips) = self.held_out.clone() else { return Ok(None) };
         let distribution = self.distribution(model)?;
-        let (mut tally, mut own) = (Tally::default(), Vec::new());
+        let (mut tally, mut own_losses) = (Tally::default(), Vec::new());
         for (i, sample) in clips.iter().enumerate() {
             if progress.interrupted() {
                 return Err(Error::Interrupted);
             }
             progress.phase(&format!("validating clip {} of {}", i + 1, clips.len()));
             let loss = self.measure(model, noise, progress, sample, &distribution, &mut tally);
-            own.extend(loss.while_doing(|| format!("validating on {}", sample.origin))?);
+            own_losses.extend(loss.while_doing(|| format!("validating on {}", sample.origin))?);
         }
-        let losses = join_f64(self.ranks.as_ref(), own)?;
+        let losses = join_f64(self.ranks.as_ref(), own_losses)?;
         let tally = tally.joined(self.ranks.as_ref())?;
         let parts = tally.losses_by_part(distribution.levels.range());
-        let loss = tally.loss().map(|loss| ("val/loss".to_string(), loss));
-        let metrics = parts.into_iter().map(|(name, loss)| (format!("val/{name}"), loss)).chain(loss);
+        let mean_loss = tally.loss().map(|loss| ("val/loss".to_string(), loss));
+        let metrics = parts.into_iter().map(|(name, loss)| (format!("val/{name}"), loss)).chain(mean_loss);
         Ok(Some(Validation { metrics: metrics.collect(), records: Vec::new(), losses }))
     }
 
-    /// Counts the draws of one clip. Returns its loss; `None` if nothing of it is predicted.
+    /// Counts the draws of one clip in `tally`. Returns the clip's loss; `None` if nothing of the clip is left to
+    /// predict.
     fn measure(
         &mut self,
         model: &mut dyn Model,
@@ -65,13 +68,13 @@ impl FlowMatching {
             draws.push((sigma, conditioning.with_first_frame(&mixed(data, noise, sigma)?)?, noise));
         }
         let mut sum = 0.0;
-        for draws in draws.chunks(self.config.draws_at_once) {
-            let inputs: Vec<VelocityInput<'_>> = draws
+        for batch in draws.chunks(self.config.draws_at_once) {
+            let inputs: Vec<VelocityInput<'_>> = batch
                 .iter()
                 .map(|(sigma, latents, _)| VelocityInput { latents, timestep: sigma.timestep(), conditioning })
                 .collect();
             let (velocities, _) = diffusion(model)?.velocities(&inputs, Adapter::On, Grad::Skip)?;
-            for ((sigma, _, noise), velocity) in draws.iter().zip(velocities.unstack()?) {
+            for ((sigma, _, noise), velocity) in batch.iter().zip(velocities.unstack()?) {
                 let (loss, _) = clip.velocity_loss(&velocity, noise)?;
                 let weight = distribution.weighting.at(*sigma) / LEVELS as f64;
                 sum += weight * loss;

@@ -1,50 +1,51 @@
 //! Advantages: how much better a video is than the others of its prompt.
 //!
-//! A score that is missing is left out of every statistic, and has the advantage 0; so has everything in a group of
-//! fewer than two scores, or of equal ones.
+//! A missing score is left out of every statistic and gets the advantage 0. All scores of a group get the advantage 0
+//! if the group has fewer than two scores or only equal scores.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Divisor of differences from the group's mean.
+/// The divisor of a score's difference from the mean of its group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Spread {
-    /// The standard deviation of the group: every prompt weighs alike, however alike its videos are.
+    /// The standard deviation of the group's scores. Every prompt then has the same weight, even if its scores differ
+    /// little.
     Group,
-    /// The spread of all scores of the step, over all ranks: a group of nearly equal scores does not make advantages of
-    /// noise.
+    /// The standard deviation of all scores of the step, over all ranks. Groups of nearly equal scores then keep small
+    /// advantages, because their differences may be noise.
     #[default]
     Step,
-    /// The spread of the group where it is largest.
+    /// The largest of the standard deviations of the step's groups.
     LargestGroup,
-    /// Nothing.
+    /// No division.
     None,
 }
 
-/// How small a standard deviation may be.
+/// How a standard deviation is kept from being a divisor near 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Floor {
-    /// This much is added to it.
+    /// This number is added to the deviation.
     Added(f64),
-    /// It counts as at least this much.
+    /// A deviation below this number is replaced by it.
     AtLeast(f64),
 }
 
 /// How differences from the group's mean are brought to one scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Normalization {
-    /// Their divisor.
+    /// The standard deviation that divides the differences.
     pub spread: Spread,
     /// Whether variances are divided by n - 1 in place of n.
     pub unbiased: bool,
-    /// How small the divisor may be.
+    /// How the divisor is kept away from 0.
     pub floor: Floor,
 }
 
 impl Normalization {
-    /// Flow-GRPO's, which DiffusionNFT took over: population deviation plus 1e-4.
+    /// The normalization of Flow-GRPO and DiffusionNFT: the divisor is the population deviation plus 1e-4.
     pub fn new(spread: Spread) -> Self {
         Self { spread, unbiased: false, floor: Floor::Added(1e-4) }
     }
@@ -68,31 +69,37 @@ impl Normalization {
 
 /// `(score - mean of its group) / spread`. Scores with equal `groups` form a group.
 pub fn normalized<G: Ord>(scores: &[Option<f64>], groups: &[G], how: Normalization) -> Vec<f64> {
-    let members = members(scores, groups);
-    let of = |positions: &[usize]| positions.iter().filter_map(|i| scores[*i]).collect::<Vec<f64>>();
-    let divisor = match how.spread {
+    let groups = members(scores, groups);
+    let scores_of = |group: &[usize]| group.iter().filter_map(|i| scores[*i]).collect::<Vec<f64>>();
+    // The divisor of all groups; `None` if each group has its own.
+    let common_divisor = match how.spread {
         Spread::None => Some(1.0),
-        Spread::Step => Some(how.divisor(how.deviation(&scores.iter().flatten().copied().collect::<Vec<_>>()))),
+        Spread::Step => {
+            let all_scores: Vec<f64> = scores.iter().flatten().copied().collect();
+            Some(how.divisor(how.deviation(&all_scores)))
+        }
         Spread::LargestGroup => {
-            Some(how.divisor(members.iter().map(|group| how.deviation(&of(group))).fold(0.0, f64::max)))
+            let largest = groups.iter().map(|group| how.deviation(&scores_of(group))).fold(0.0, f64::max);
+            Some(how.divisor(largest))
         }
         Spread::Group => None,
     };
     let mut advantages = vec![0.0; scores.len()];
-    for group in members {
-        let own = of(&group);
-        if own.len() < 2 || are_equal(&own) {
+    for group in groups {
+        let group_scores = scores_of(&group);
+        if group_scores.len() < 2 || are_equal(&group_scores) {
             continue;
         }
-        let (mean, divisor) = (mean(&own), divisor.unwrap_or_else(|| how.divisor(how.deviation(&own))));
-        group.iter().zip(own).for_each(|(i, score)| advantages[*i] = (score - mean) / divisor);
+        let mean = mean(&group_scores);
+        let divisor = common_divisor.unwrap_or_else(|| how.divisor(how.deviation(&group_scores)));
+        group.iter().zip(group_scores).for_each(|(i, score)| advantages[*i] = (score - mean) / divisor);
     }
     advantages
 }
 
-/// Several rewards, normalised apart by their own `spread`, then added by `weights`, centred and scaled over the step:
-/// rewards of different scales cannot drown one another. With [`Spread::Group`] this is GDPO (arXiv:2601.05242).
-/// `rewards` holds the scores of each reward.
+/// The advantages of several rewards. Each reward is normalised apart, by its own `spread`. The results are added by
+/// `weights`, then centred and scaled over the step. So a reward with a large scale cannot drown the others. With
+/// [`Spread::Group`] this is GDPO (arXiv:2601.05242). `rewards` holds the scores of each reward.
 pub fn normalized_apart<G: Ord>(
     rewards: &[Vec<Option<f64>>],
     weights: &[f64],
@@ -104,8 +111,8 @@ pub fn normalized_apart<G: Ord>(
     let mut sums = vec![0.0; groups.len()];
     let mut informative = vec![false; groups.len()];
     for (scores, weight) in rewards.iter().zip(weights) {
-        let own = normalized(scores, groups, how);
-        sums.iter_mut().zip(own).for_each(|(sum, advantage)| *sum += weight * advantage);
+        let advantages = normalized(scores, groups, how);
+        sums.iter_mut().zip(advantages).for_each(|(sum, advantage)| *sum += weight * advantage);
         for group in members(scores, groups) {
             let values: Vec<f64> = group.iter().filter_map(|i| scores[*i]).collect();
             if !are_equal(&values) {
@@ -113,16 +120,16 @@ pub fn normalized_apart<G: Ord>(
             }
         }
     }
-    // Videos that lack a score of any reward take no part.
-    let scored = |i: usize| rewards.iter().all(|scores| scores[i].is_some());
-    let present: Vec<f64> = (0..sums.len()).filter(|i| scored(*i)).map(|i| sums[i]).collect();
-    if present.len() < 2 || are_equal(&present) {
+    // Videos without a score of one of the rewards take no part.
+    let has_all_scores = |i: usize| rewards.iter().all(|scores| scores[i].is_some());
+    let complete_sums: Vec<f64> = (0..sums.len()).filter(|i| has_all_scores(*i)).map(|i| sums[i]).collect();
+    if complete_sums.len() < 2 || are_equal(&complete_sums) {
         return vec![0.0; sums.len()];
     }
-    let (centre, divisor) = (mean(&present), how.divisor(how.deviation(&present)));
-    // The centre is rarely exactly 0: subtracted from a group of equal scores, it would make advantages of rounding.
-    let counts = |i: usize| scored(i) && informative[i];
-    sums.iter().enumerate().map(|(i, sum)| if counts(i) { (sum - centre) / divisor } else { 0.0 }).collect()
+    let (centre, divisor) = (mean(&complete_sums), how.divisor(how.deviation(&complete_sums)));
+    // The centre is rarely exactly 0. Subtracted from a group of equal scores, it would turn rounding into advantages.
+    let has_advantage = |i: usize| has_all_scores(i) && informative[i];
+    sums.iter().enumerate().map(|(i, sum)| if has_advantage(i) { (sum - centre) / divisor } else { 0.0 }).collect()
 }
 
 /// Positions of the highest ceil(n / 2) scores, then of the lowest floor(n / 2), each part ascending. All scores if
@@ -134,18 +141,18 @@ pub fn best_and_worst(scores: &[Option<f64>], n: usize) -> Vec<usize> {
     if ascending.len() <= n {
         return ascending;
     }
-    let best = ascending.len() - n.div_ceil(2);
-    [&ascending[best..], &ascending[..n / 2]].concat()
+    let first_of_best = ascending.len() - n.div_ceil(2);
+    [&ascending[first_of_best..], &ascending[..n / 2]].concat()
 }
 
 /// Statistics of the groups of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GroupStatistics {
-    /// Groups with a score.
+    /// Number of groups with a score.
     pub groups: usize,
     /// Number of groups without advantages: fewer than two scores, or equal scores.
     pub uninformative: usize,
-    /// Mean over groups of the scores' population deviation.
+    /// The population deviation of the scores of a group, as a mean over the groups.
     pub deviation: f64,
 }
 
@@ -153,20 +160,21 @@ impl GroupStatistics {
     /// The statistics of `scores`; equal `groups` share a prompt.
     pub fn of<G: Ord>(scores: &[Option<f64>], groups: &[G]) -> Self {
         let how = Normalization::new(Spread::Group);
-        let members = members(scores, groups);
-        let deviations: Vec<f64> = members
-            .iter()
-            .map(|group| how.deviation(&group.iter().filter_map(|i| scores[*i]).collect::<Vec<_>>()))
-            .collect();
+        let groups = members(scores, groups);
+        let mut deviations = Vec::new();
+        for group in &groups {
+            let group_scores: Vec<f64> = group.iter().filter_map(|i| scores[*i]).collect();
+            deviations.push(how.deviation(&group_scores));
+        }
         Self {
-            groups: members.len(),
+            groups: groups.len(),
             uninformative: deviations.iter().filter(|deviation| **deviation == 0.0).count(),
             deviation: if deviations.is_empty() { 0.0 } else { mean(&deviations) },
         }
     }
 }
 
-/// Positions of the scores that are there, by group.
+/// The groups: for each, the positions of its scores that are not missing.
 fn members<G: Ord>(scores: &[Option<f64>], groups: &[G]) -> Vec<Vec<usize>> {
     let mut members: BTreeMap<&G, Vec<usize>> = BTreeMap::new();
     for (i, (score, group)) in scores.iter().zip(groups).enumerate() {

@@ -1,29 +1,30 @@
-//! The clipped policy loss of PPO (Schulman et al. 2017), of one sample.
+//! The clipped policy loss of PPO (Schulman et al. 2017), for one sample.
 
 use roll_core::{Error, Result};
 
 /// The range that a ratio of probabilities is clipped to: `1 - low` to `1 + high`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ClipRange {
-    /// Below one.
+    /// Width of the range below 1.
     pub low: f64,
-    /// Above one.
+    /// Width of the range above 1.
     pub high: f64,
 }
 
 /// A sample's part of a policy loss, before the mean over samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PolicyTerm {
-    /// Its value.
+    /// The loss.
     pub loss: f64,
-    /// Probability under the policy over that under the old one, as the loss takes it.
+    /// The ratio that was clipped: probability under the policy in training divided by probability under the old
+    /// policy, normalised if the loss normalises it.
     pub ratio: f64,
     /// d loss / d log-probability.
     pub d_log_prob: f64,
 }
 
 impl ClipRange {
-    /// As far on both sides. Fails unless it is above 0.
+    /// The range `1 - range` to `1 + range`. Fails unless `range` is above 0 and at most 1.
     pub fn symmetric(range: f64) -> Result<Self> {
         Self::new(range, range)
     }
@@ -57,14 +58,16 @@ impl ClipRange {
 /// `max(-A r, -A clip(r))` with r = e^`log_ratio`.
 pub fn clipped(log_ratio: f64, advantage: f64, range: ClipRange) -> PolicyTerm {
     let ratio = log_ratio.exp();
-    let free = -advantage * ratio;
-    let held = -advantage * ratio.clamp(1.0 - range.low, 1.0 + range.high);
-    // Within the range both are one; beyond it the gradient passes where the clip is the smaller loss.
-    let passes = free > held || !range.is_out(ratio);
-    PolicyTerm { loss: free.max(held), ratio, d_log_prob: if passes { free } else { 0.0 } }
+    let unclipped = -advantage * ratio;
+    let clipped = -advantage * ratio.clamp(1.0 - range.low, 1.0 + range.high);
+    // Within the range both losses are equal. Outside, the gradient passes only if the unclipped loss is the larger
+    // one.
+    let has_gradient = unclipped > clipped || !range.is_out(ratio);
+    // d ratio / d log-probability is the ratio, so the slope of the unclipped loss is the loss itself.
+    PolicyTerm { loss: unclipped.max(clipped), ratio, d_log_prob: if has_gradient { unclipped } else { 0.0 } }
 }
 
-/// An advantage within +-`bound`; NaN stays NaN.
+/// The advantage, clamped to `-bound..=bound`; NaN stays NaN.
 pub fn bounded(advantage: f64, bound: f64) -> f64 {
     advantage.clamp(-bound, bound)
 }

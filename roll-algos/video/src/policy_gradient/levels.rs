@@ -1,4 +1,4 @@
-//! The noise levels that are trained, and evaluations at them.
+//! The steps of a schedule at which policy gradients train, and the plan of their evaluations.
 
 use crate::FlowSchedule;
 use roll_core::{Error, Result, ScheduleFacts};
@@ -7,8 +7,8 @@ use crate::kl_reference::KlReference;
 use crate::reward_fl::{Adjoint, EarlyStop, RolloutPlan};
 use crate::sampling::Sampling;
 
-/// The steps of a schedule at whose noise levels trainable parameters act, within `low` to `high`. Fails if no
-/// step qualifies.
+/// The steps of a schedule at which trainable parameters act and whose noise level lies within `low` to `high`. Fails
+/// if there is no such step.
 pub(crate) fn acting_steps(schedule: &FlowSchedule, facts: ScheduleFacts, [low, high]: [f64; 2]) -> Result<Vec<usize>> {
     for (name, value) in [("min_timestep_boundary", low), ("max_timestep_boundary", high)] {
         if !(0.0..=1.0).contains(&value) {
@@ -17,7 +17,7 @@ pub(crate) fn acting_steps(schedule: &FlowSchedule, facts: ScheduleFacts, [low, 
     }
     let acts = |i: &usize| schedule.is_trained(*i, facts) && (low..=high).contains(&schedule.sigma(*i).0);
     let acting: Vec<usize> = (0..schedule.steps()).filter(acts).collect();
-    // Bounds that leave every noise level in are not to blame.
+    // The error blames the bounds unless they admit every noise level.
     let key = if low > 0.0 || high < 1.0 { "algo.min_timestep_boundary" } else { "algo.num_inference_steps" };
     match acting.is_empty() {
         false => Ok(acting),
@@ -35,8 +35,8 @@ pub(crate) fn acting_steps(schedule: &FlowSchedule, facts: ScheduleFacts, [low, 
     }
 }
 
-/// The rollout of an evaluation. Its KL, from the policy of `reference`, is a mean over the steps at which trainable
-/// parameters act.
+/// The plan of an evaluation's rollout. It measures the KL from the policy of `reference` as a mean over the steps at
+/// which trainable parameters act.
 pub(crate) fn evaluation_plan(sampling: Sampling, facts: ScheduleFacts, reference: KlReference) -> Result<RolloutPlan> {
     let Sampling { schedule, sampler, guidance } = sampling;
     let acting = acting_steps(&schedule, facts, [0.0, 1.0])?;

@@ -2,22 +2,24 @@
 
 use roll_core::{Error, Result};
 
-/// The elements of latents that enter a loss: all except those of the first frames if the model is given these.
+/// The elements of latents that enter a loss: all elements, except those of the first frames that the model is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LossMask {
+    /// Number of elements of the latents.
     len: usize,
-    /// Number of elements of one channel, and of those at its beginning that are masked.
+    /// Number of elements of one channel.
     channel: usize,
+    /// Number of masked elements, at the beginning of each channel.
     known: usize,
 }
 
 impl LossMask {
-    /// All of `len` elements.
+    /// A mask that contains all of `len` elements.
     pub fn all(len: usize) -> Self {
         Self { len, channel: len.max(1), known: 0 }
     }
 
-    /// All but the first `known` frames of latents `[C, T, H, W]`. Fails if nothing is left.
+    /// A mask that contains all but the first `known` frames of latents `[C, T, H, W]`. Fails if nothing is left.
     pub fn after(known: usize, shape: &[usize]) -> Result<Self> {
         let [channels, frames, height, width] = *shape else {
             return Err(Error::shape("latents", "[C, T, H, W]", shape));
@@ -30,30 +32,30 @@ impl LossMask {
         Ok(Self { len: channels * frames * frame, channel: frames * frame, known: known * frame })
     }
 
-    /// Number of elements.
+    /// Number of elements that enter the loss.
     pub fn count(&self) -> usize {
         self.len / self.channel * (self.channel - self.known)
     }
 
-    /// Their positions, ascending.
+    /// Positions of the elements that enter the loss, ascending.
     pub fn positions(&self) -> impl Iterator<Item = usize> + use<> {
         let Self { len, channel, known } = *self;
         (0..len).step_by(channel).flat_map(move |start| start + known..start + channel)
     }
 
-    /// The mean of `value` over their positions.
+    /// The mean of `value` over the positions of the mask.
     pub fn mean(&self, value: impl FnMut(usize) -> f64) -> f64 {
         self.positions().map(value).sum::<f64>() / self.count() as f64
     }
 
-    /// `value` at their positions, 0 elsewhere.
+    /// `value` at the positions of the mask, 0 elsewhere.
     pub fn map(&self, mut value: impl FnMut(usize) -> f64) -> Vec<f64> {
         let mut values = vec![0.0; self.len];
         self.positions().for_each(|i| values[i] = value(i));
         values
     }
 
-    /// Fails unless a tensor of `len` elements has these positions.
+    /// Fails unless `len`, the number of elements of a tensor, is that of the masked latents.
     pub(crate) fn fits(&self, what: &str, len: usize) -> Result<()> {
         match len == self.len {
             true => Ok(()),

@@ -1,8 +1,8 @@
 //! Policy gradients for video diffusion models, which train on a score without its gradient.
 //!
-//! Several videos are generated for each prompt and scored; each one's advantage says how much better it is than the
-//! others of its prompt. [`crate::diffusion_nft`] and [`crate::flow_grpo`] differ in their use of that. The maths here
-//! are functions of predictions, in f64 over f32 tensors.
+//! Several videos are generated for each prompt and scored. The advantage of a video says how much better it is than
+//! the other videos of its prompt. [`crate::diffusion_nft`] and [`crate::flow_grpo`] differ in the loss that uses the
+//! advantages. The maths here are functions of predictions, in f64 over f32 tensors.
 
 pub mod advantages;
 mod algorithm;

@@ -1,17 +1,18 @@
-//! The old policy, which generates and slowly follows the policy in training.
+//! The old policy, which generates the videos and slowly follows the policy in training.
 
 use roll_core::{Error, Model, Result, StateDict, StepContext, Tensor, flat};
 use serde::{Deserialize, Serialize};
 
-/// Name of its tensor in a state.
+/// Name of the old policy's tensor in a checkpoint.
 const OLD: &str = "old_policy";
 
-/// How much of the old policy stays when it follows the current one: `old <- d old + (1 - d) current`, d being a
-/// function of the steps done. Those of DiffusionNFT (arXiv:2509.16117), by its numbers.
+/// How much of the old policy stays when it follows the current one after a step: `old <- d old + (1 - d) current`,
+/// with a decay d that depends on the number n of the step. The variants are the decay types of DiffusionNFT
+/// (arXiv:2509.16117).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OldDecay {
-    /// d = 0: the current policy (type 0).
+    /// d = 0: the old policy becomes the current one (type 0).
     Follow,
     /// d = min(0.001 n, 0.5) (type 1).
     #[default]
@@ -55,16 +56,17 @@ impl OldPolicy {
         Ok(Self(Some(flat::read(model)?)))
     }
 
-    /// Its parameters; at first those of the model. Fails if their number is another.
+    /// The parameters of the old policy. At first they are copied from the model. Fails if their number is not that of
+    /// the model's parameters.
     pub(crate) fn parameters(&mut self, model: &dyn Model) -> Result<&[f32]> {
         let old = match &mut self.0 {
             Some(old) => old,
             none => none.insert(flat::read(model)?),
         };
-        match old.len() == model.parameter_count() {
-            true => Ok(old),
-            false => Err(Error::shape(OLD, format!("{} parameters", model.parameter_count()), &[old.len()])),
+        if old.len() != model.parameter_count() {
+            return Err(Error::shape(OLD, format!("{} parameters", model.parameter_count()), &[old.len()]));
         }
+        Ok(old)
     }
 
     /// Follows the model: `old <- d old + (1 - d) model`.
@@ -74,13 +76,13 @@ impl OldPolicy {
         Ok(())
     }
 
-    /// Its tensor, for a checkpoint.
+    /// The old policy's tensor, for a checkpoint.
     pub(crate) fn state(&self) -> Result<StateDict> {
         let tensor = |old: &Vec<f32>| Ok((OLD.to_string(), Tensor::new(old.clone(), [old.len()])?));
         self.0.iter().map(tensor).collect()
     }
 
-    /// Restores [`OldPolicy::state`].
+    /// Restores the result of [`OldPolicy::state`].
     pub(crate) fn load(&mut self, state: &StateDict) -> Result<()> {
         if let Some(name) = state.keys().find(|name| *name != OLD) {
             return Err(Error::Misuse(format!("the tensor `{name}` does not belong to this algorithm")));

@@ -1,4 +1,4 @@
-//! A round: videos for every prompt of a step, their scores, and the advantage of each score over the others.
+//! A round: the generation of videos for every prompt of a training step, their scores, and their advantages.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -31,7 +31,7 @@ pub(crate) struct RoundOptions<'a> {
     pub(crate) shared: &'a SharedOptions,
     /// Whether all videos of a prompt start from the same noise.
     pub(crate) same_start: bool,
-    /// Whether they also share the steps before the first one that is explored, which are computed once.
+    /// Whether the steps before the first explored step are computed once for all videos of a prompt.
     pub(crate) share_prefix: bool,
 }
 
@@ -53,11 +53,11 @@ impl<'a> RoundState<'a> {
     }
 
     /// Begins a phase of an update; the user can stop the step before the first update is done.
-    pub(crate) fn begin(&mut self, metric: &'static str, words: &str) -> Result<()> {
+    pub(crate) fn begin(&mut self, metric: &'static str, description: &str) -> Result<()> {
         match self.update {
-            0 => self.watch.begin(metric, Some(words)),
+            0 => self.watch.begin(metric, Some(description)),
             _ => {
-                self.watch.begin_after_update(metric, Some(words));
+                self.watch.begin_after_update(metric, Some(description));
                 Ok(())
             }
         }
@@ -70,9 +70,9 @@ impl<'a> RoundState<'a> {
     }
 }
 
-/// The videos of one prompt.
+/// The generated videos of one prompt.
 pub(crate) struct Group<T> {
-    /// Position of the sample among those of the step.
+    /// Position of the sample among this rank's samples of the step.
     pub(crate) sample: usize,
     /// Factor of the loss of its videos: the weight of the sample.
     pub(crate) weight: f64,
@@ -82,7 +82,7 @@ pub(crate) struct Group<T> {
     pub(crate) key: u64,
     pub(crate) conditions: Conditions,
     pub(crate) videos: Vec<Rollout>,
-    /// Records of the rollouts, one for each batch of `at_once` videos.
+    /// The records of [`Explore`], one for each batch of `at_once` videos.
     pub(crate) records: Vec<T>,
 }
 
@@ -93,37 +93,41 @@ impl<T> Group<T> {
     }
 }
 
-/// The key of the draws of a sample or video with the key `key` in an update: the updates of a step have their own.
+/// The key of a sample's or video's draws in an update, from the sample's or video's own `key`. Each update of a step
+/// has its own draws.
 pub(crate) fn key_in(key: u64, update: usize) -> u64 {
     key ^ ((update as u64) << 28)
 }
 
 /// One generated video.
 pub(crate) struct Rollout {
-    /// Key of its draws.
+    /// Key of the video's draws.
     pub(crate) key: u64,
-    /// The decoded latents, `[C, T, H, W]`.
+    /// The denoised latents, `[C, T, H, W]`.
     pub(crate) latents: Tensor,
-    /// Its scores; `None` if there was nothing to score.
+    /// The video's scores; `None` if there was nothing to score.
     scores: Option<Scores>,
-    /// Advantage of the score over the others; 0 trains nothing.
+    /// Advantage over the other videos of the prompt. A video with the advantage 0 is not trained on.
     pub(crate) advantage: f64,
 }
 
-/// The score of a video, and the terms that it is the sum of. All are finite.
+/// The scores of a video. All are finite.
 #[derive(Clone, Serialize, Deserialize)]
 struct Scores {
+    /// The score: the weighted sum of the rewards, if there are several.
     sum: f64,
+    /// The score of each reward, before weighting.
     terms: Vec<f64>,
 }
 
-/// Replaces sampler steps, and records them for the training.
+/// Exploration: replaces sampler steps of a rollout, and records them for training.
 pub(crate) trait Explore {
     /// The record of a batch of videos.
     type Record: Default;
-    /// Number of the first steps that are left to the sampler, of the sample in `row`.
+    /// Number of steps before the first explored step, for the sample in `row` of the data.
     fn prefix(&self, row: u64) -> usize;
-    /// Begins or continues the rollout of the videos with these keys, of the sample in `row`, and its record.
+    /// Begins or continues the rollout of a batch of videos of the sample in `row`. `keys` are the keys of their draws,
+    /// `record` is their record so far.
     fn begin(&mut self, row: u64, keys: &[u64], record: Self::Record);
     /// As [`crate::sampling::OwnStep`].
     fn step(&mut self, i: usize, xs: &[Tensor], vs: &[Tensor]) -> Result<Option<Vec<Tensor>>>;
@@ -148,33 +152,35 @@ impl Explore for NoExploration {
 
 /// A prompt whose videos are being generated.
 struct Pending<T> {
-    /// Position of the sample among those of the step.
+    /// Position of the sample among this rank's samples of the step.
     position: usize,
     /// Row of the sample in the data.
     row: u64,
-    /// How often the step had the sample before.
+    /// How often the sample already occurred in the same step.
     repeats: u64,
     target: Arc<PreparedTarget>,
     conditions: Conditions,
     /// Key of the sample's draws.
     key: u64,
-    /// Number of the first steps that all videos share.
+    /// Number of steps at the beginning that are computed once for all videos.
     shared_steps: usize,
-    /// The trajectory of these steps, until they are done.
+    /// The trajectory of the shared steps, until they are done.
     prefix: Option<Batch>,
     batches: Vec<PendingBatch<T>>,
 }
 
 /// Videos of a prompt that are generated together.
 struct PendingBatch<T> {
-    /// Keys of their draws.
+    /// Keys of the videos' draws.
     keys: Vec<u64>,
+    /// The trajectories of the videos.
     videos: Batch,
     record: T,
 }
 
-/// Generates and scores the videos of all prompts, with the current parameters of the model. All of them pass through the
-/// high-noise expert before the first enters the other: experts that take turns on the device are changed once.
+/// Generates and scores the videos of all prompts, with the current parameters of the model. All videos pass through
+/// the high-noise expert before the first one enters the low-noise expert, so that experts that take turns on the
+/// device are changed once.
 pub(crate) fn generate<E: Explore>(
     options: &RoundOptions<'_>,
     prepared: &mut Prepared,
@@ -183,23 +189,25 @@ pub(crate) fn generate<E: Explore>(
     round: &mut RoundState<'_>,
 ) -> Result<Vec<Group<E::Record>>> {
     let samples = ctx.samples;
-    let training = |position: usize| move || format!("training on {}", samples[position].origin);
+    // The context of errors.
+    let training_on = |position: usize| move || format!("training on {}", samples[position].origin);
     let mut prompts = Vec::new();
-    for (i, repeats) in repeats(ctx.strategy.ranks().data.as_ref(), samples)?.into_iter().enumerate() {
-        prompts.extend(begin(options, prepared, ctx, (i, repeats), explore, round).while_doing(training(i))?);
+    for (position, repeats) in repeats(ctx.strategy.ranks().data.as_ref(), samples)?.into_iter().enumerate() {
+        let pending = begin(options, prepared, ctx, (position, repeats), explore, round);
+        prompts.extend(pending.while_doing(training_on(position))?);
     }
     let model = diffusion(ctx.model, options.algorithm)?;
     let [high_noise, low_noise] = options.sampling.steps_of_experts(model.schedule().boundary);
     for prompt in &mut prompts {
         let position = prompt.position;
         let denoised = prompt.denoise(options, high_noise.clone(), model, explore, &mut round.watch);
-        denoised.while_doing(training(position))?;
+        denoised.while_doing(training_on(position))?;
     }
     let mut groups = Vec::new();
     for prompt in prompts {
         let position = prompt.position;
         let group = finish(options, prompt, low_noise.clone(), ctx, explore, round);
-        groups.extend(group.while_doing(training(position))?);
+        groups.extend(group.while_doing(training_on(position))?);
         if round.outcome.nonfinite.is_some() {
             break;
         }
@@ -207,7 +215,8 @@ pub(crate) fn generate<E: Explore>(
     Ok(groups)
 }
 
-/// Encodes the sample at a position of the step, which had it `repeats` times before, and draws the noise of its videos.
+/// Encodes the sample at `position` among those of the step, and draws the noise of its videos. The sample already
+/// occurred `repeats` times in the step. Returns `None` if the sample is skipped.
 fn begin<E: Explore>(
     options: &RoundOptions<'_>,
     prepared: &mut Prepared,
@@ -231,25 +240,33 @@ fn begin<E: Explore>(
     let conditions = prepared.conditions(diffusion(ctx.model, algorithm)?, sample, negative)?;
     let key = draw_key(sample, repeats);
     let noise = |key: u64| ctx.noise.latents(ctx.step, key, &conditions.prompt.latent_shape);
-    let same = if options.same_start { Some(noise(key)?) } else { None };
+    // The start of all videos of the prompt, if they have the same.
+    let common_start = if options.same_start { Some(noise(key)?) } else { None };
     let shared_steps = if options.share_prefix { explore.prefix(sample.index) } else { 0 };
-    let prefix = match &same {
+    let prefix = match &common_start {
         Some(start) if shared_steps > 0 => Some(sampling.begin(&conditions, std::slice::from_ref(start))?),
         _ => None,
     };
     let keys: Vec<u64> = (0..shared.group_size).map(|k| rollout_key(key, k)).collect();
-    let batch = |keys: &[u64]| {
-        let starts = keys.iter().map(|own| same.clone().map_or_else(|| noise(*own), Ok));
-        let videos = sampling.begin(&conditions, &starts.collect::<Result<Vec<_>>>()?)?;
-        Ok(PendingBatch { keys: keys.to_vec(), videos, record: E::Record::default() })
-    };
-    let batches = keys.chunks(shared.at_once.max(1)).map(batch).collect::<Result<_>>()?;
+    let mut batches = Vec::new();
+    for batch_keys in keys.chunks(shared.at_once.max(1)) {
+        let mut starts = Vec::new();
+        for video_key in batch_keys {
+            starts.push(match &common_start {
+                Some(start) => start.clone(),
+                None => noise(*video_key)?,
+            });
+        }
+        let videos = sampling.begin(&conditions, &starts)?;
+        batches.push(PendingBatch { keys: batch_keys.to_vec(), videos, record: E::Record::default() });
+    }
     let row = sample.index;
     Ok(Some(Pending { position, row, repeats, target, conditions, key, shared_steps, prefix, batches }))
 }
 
 impl<T: Default> Pending<T> {
-    /// Does the steps in `range` that all videos share. Returns whether the videos begin in `range` or before it.
+    /// Does those steps in `range` that all videos share. Returns whether all shared steps are done at the end of
+    /// `range`, so that the videos can go on by themselves.
     fn share_steps(
         &mut self,
         sampling: &Sampling,
@@ -263,8 +280,8 @@ impl<T: Default> Pending<T> {
                 watch.begin(ROLLOUT, Some(&format!("all videos: denoising step {} of {steps}", i + 1)))?;
                 Ok(None)
             };
-            let own = range.start..range.end.min(self.shared_steps);
-            sampling.advance(model, &self.conditions, shared, own, Adapter::On, &mut step)?;
+            let shared_range = range.start..range.end.min(self.shared_steps);
+            sampling.advance(model, &self.conditions, shared, shared_range, Adapter::On, &mut step)?;
         }
         if range.end < self.shared_steps {
             return Ok(false);
@@ -278,7 +295,7 @@ impl<T: Default> Pending<T> {
         Ok(true)
     }
 
-    /// Does the steps in `range` for all videos.
+    /// Does the steps in `range` for all videos of the prompt.
     fn denoise<E: Explore<Record = T>>(
         &mut self,
         options: &RoundOptions<'_>,
@@ -288,41 +305,41 @@ impl<T: Default> Pending<T> {
         watch: &mut Stopwatch<'_>,
     ) -> Result<()> {
         if self.share_steps(options.sampling, range.clone(), model, watch)? {
-            for part in 0..self.batches.len() {
-                self.advance(options, part, range.clone(), model, explore, watch)?;
+            for number in 0..self.batches.len() {
+                self.advance(options, number, range.clone(), model, explore, watch)?;
             }
         }
         Ok(())
     }
 
-    /// Does the steps in `range` for the batch number `part`.
+    /// Does those steps in `range` that are not shared, for the batch with this number.
     fn advance<E: Explore<Record = T>>(
         &mut self,
         options: &RoundOptions<'_>,
-        part: usize,
+        number: usize,
         range: Range<usize>,
         model: &mut dyn DiffusionModel,
         explore: &mut E,
         watch: &mut Stopwatch<'_>,
     ) -> Result<()> {
         let RoundOptions { sampling, shared, .. } = *options;
-        let (steps, batch) = (sampling.schedule.steps(), &mut self.batches[part]);
+        let (steps, batch) = (sampling.schedule.steps(), &mut self.batches[number]);
         explore.begin(self.row, &batch.keys, std::mem::take(&mut batch.record));
         let mut step = |i: usize, xs: &[Tensor], vs: &[Tensor]| {
-            let (video, videos, step) = (part * shared.at_once + 1, shared.group_size, i + 1);
-            let words = format!("video {video} of {videos}: denoising step {step} of {steps}");
-            watch.begin(ROLLOUT, Some(&words))?;
+            let (video, videos, step) = (number * shared.at_once + 1, shared.group_size, i + 1);
+            let description = format!("video {video} of {videos}: denoising step {step} of {steps}");
+            watch.begin(ROLLOUT, Some(&description))?;
             explore.step(i, xs, vs)
         };
-        let own = range.start.max(self.shared_steps)..range.end;
-        sampling.advance(model, &self.conditions, &mut batch.videos, own, Adapter::On, &mut step)?;
+        let own_range = range.start.max(self.shared_steps)..range.end;
+        sampling.advance(model, &self.conditions, &mut batch.videos, own_range, Adapter::On, &mut step)?;
         batch.record = explore.end();
         Ok(())
     }
 }
 
-/// Does the last steps, those in `range`, for the videos of a prompt, decodes and scores them. `None` if the prompt is
-/// skipped, or a score is not finite.
+/// Does the last denoising steps, `range`, for the videos of a prompt, decodes the videos and scores them. Returns
+/// `None` if the prompt is skipped or a score is not finite.
 fn finish<E: Explore>(
     options: &RoundOptions<'_>,
     mut prompt: Pending<E::Record>,
@@ -341,13 +358,15 @@ fn finish<E: Explore>(
     let target = Arc::clone(&prompt.target);
     let measure =
         |video: &Video, scorer: &mut dyn RewardScorer| Measured::of(video, sample, &target, scorer, Grad::Skip);
-    let (mut videos, mut measured, mut compared) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut videos, mut measured) = (Vec::new(), Vec::new());
+    // Decoded videos for a reward that compares them with one another: it scores them together at the end.
+    let mut compared = Vec::new();
     std::thread::scope(|threads| -> Result<()> {
         let mut scoring = Scoring { threads, measure: &measure, idle: Some(scorer), busy: None };
         prompt.share_steps(sampling, range.clone(), model, watch)?;
-        for part in 0..prompt.batches.len() {
-            prompt.advance(options, part, range.clone(), model, explore, watch)?;
-            let PendingBatch { keys, videos: batch, .. } = &mut prompt.batches[part];
+        for number in 0..prompt.batches.len() {
+            prompt.advance(options, number, range.clone(), model, explore, watch)?;
+            let PendingBatch { keys, videos: batch, .. } = &mut prompt.batches[number];
             for (key, latents) in keys.iter().zip(batch.latents.drain(..)) {
                 watch.begin(DECODE, Some("decoding"))?;
                 let (frames, _) = model.decode(&latents, Grad::Skip)?;
@@ -356,9 +375,10 @@ fn finish<E: Explore>(
                     outcome.show(sample, prompt.repeats, video.clone());
                 }
                 watch.begin(SCORING, Some("scoring"))?;
-                match compares {
-                    true => compared.push(video),
-                    false => measured.extend(scoring.begin(video)?),
+                if compares {
+                    compared.push(video);
+                } else {
+                    measured.extend(scoring.begin(video)?);
                 }
                 videos.push(Rollout { key: *key, latents, scores: None, advantage: 0.0 });
             }
@@ -383,8 +403,8 @@ fn finish<E: Explore>(
     Ok(Some(Group { sample: position, weight, row: sample.index, key, conditions, videos, records }))
 }
 
-/// Sets the scores of the videos of a sample, up to one that is not finite. Returns why a video has no score, if one has
-/// none.
+/// Sets the scores of a sample's videos. Stops at a score that is not finite and notes it in `round`. If some videos
+/// have no score, returns the reason of the last of them.
 fn set_scores(
     ctx: &StepContext<'_>,
     sample: &Sample,
@@ -414,23 +434,26 @@ fn set_scores(
     missing
 }
 
-/// Scores a video.
+/// A function that scores a video by a reward.
 type Measure<'a> = dyn Fn(&Video, &mut dyn RewardScorer) -> Result<Measured> + Sync + 'a;
 
-/// Scores videos one after the other. A reward that computes elsewhere scores a video while the next one is generated.
+/// Scores videos one after the other. A reward that computes elsewhere (on other hardware, in another process) scores a
+/// video on a thread of its own while the next one is generated.
 struct Scoring<'scope, 'env> {
     threads: &'scope Scope<'scope, 'env>,
     measure: &'scope Measure<'scope>,
-    /// The reward, unless it is busy.
+    /// The reward, unless a thread has it.
     idle: Option<&'scope mut dyn RewardScorer>,
+    /// The thread that scores a video, if there is one. It returns the reward.
     busy: Option<ScopedJoinHandle<'scope, (&'scope mut dyn RewardScorer, Result<Measured>)>>,
 }
 
 impl Scoring<'_, '_> {
-    /// Scores `video`, or begins to; returns the outcome of this video or of the one before, if it is known.
+    /// Scores `video` or begins to. Returns a result in the order of the videos: that of `video` if it is scored at
+    /// once, otherwise that of the previous video, if there is one.
     fn begin(&mut self, video: Video) -> Result<Option<Measured>> {
-        let before = self.end()?;
-        let Some(reward) = self.idle.take() else { return Ok(before) };
+        let previous = self.end()?;
+        let Some(reward) = self.idle.take() else { return Ok(previous) };
         let measure = self.measure;
         if reward.is_elsewhere() {
             let score = move || {
@@ -439,14 +462,14 @@ impl Scoring<'_, '_> {
             };
             let thread = threads::spawn_scoped(self.threads, "a reward", score);
             self.busy = Some(thread.map_err(Error::failed("a video could not be scored beside the generation"))?);
-            return Ok(before);
+            return Ok(previous);
         }
         let measured = measure(&video, reward);
         self.idle = Some(reward);
         measured.map(Some)
     }
 
-    /// Waits for the video that is scored, and returns its outcome.
+    /// Waits for the video that is being scored, if there is one, and returns its result.
     fn end(&mut self) -> Result<Option<Measured>> {
         let Some(thread) = self.busy.take() else { return Ok(None) };
         let (reward, measured) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -455,7 +478,7 @@ impl Scoring<'_, '_> {
     }
 }
 
-/// The score of a video with its terms; a term without a detail is NaN.
+/// The score of a video, with its terms from the `details` of the same names. A term without a detail is NaN.
 fn scores(ctx: &StepContext<'_>, sum: f64, details: &BTreeMap<String, f64>) -> Scores {
     let terms = ctx.reward.as_deref().map(|reward| reward.terms()).unwrap_or_default();
     let terms = terms.iter().map(|(name, _)| details.get(name).copied().unwrap_or(f64::NAN)).collect();
@@ -469,8 +492,9 @@ impl Scores {
     }
 }
 
-/// Sets the advantages of all videos, by the scores of all ranks: groups of one row are one, whichever rank generated
-/// them. Returns false if a score of any rank is not finite: then nothing is to be trained.
+/// Sets the advantages of this rank's videos from the scores of all ranks. Videos of the same data row form one group,
+/// also if several ranks generated them. Returns false if a score of any rank is not finite; nothing must be trained
+/// then.
 pub(crate) fn set_advantages<T>(
     shared: &SharedOptions,
     ctx: &StepContext<'_>,
@@ -481,18 +505,19 @@ pub(crate) fn set_advantages<T>(
         ctx.reward.as_deref().map(|r| r.terms()).unwrap_or_default().iter().map(|(_, w)| *w).collect();
     let RoundState { tally, outcome, .. } = round;
     let ranks = ctx.strategy.ranks().data.as_ref();
-    let own = RankScores {
+    let own_scores = RankScores {
         videos: groups.iter().flat_map(|g| g.videos.iter().map(|video| (g.row, video.scores.clone()))).collect(),
         is_finite: outcome.nonfinite.is_none(),
     };
-    let all = communicator::join(ranks, &own)?;
-    let is_finite = all.iter().all(|rank| rank.is_finite);
-    let first: usize = all[..ranks.rank().0].iter().map(|rank| rank.videos.len()).sum();
-    let (rows, scores): (Vec<u64>, Vec<Option<Scores>>) = all.into_iter().flat_map(|rank| rank.videos).unzip();
+    let all_scores = communicator::join(ranks, &own_scores)?;
+    let is_finite = all_scores.iter().all(|rank| rank.is_finite);
+    // Number of the videos of lower ranks, which come before those of this rank.
+    let first_own: usize = all_scores[..ranks.rank().0].iter().map(|rank| rank.videos.len()).sum();
+    let (rows, scores): (Vec<u64>, Vec<Option<Scores>>) = all_scores.into_iter().flat_map(|rank| rank.videos).unzip();
     tally.groups = GroupStatistics::of(&sums(&scores), &rows);
-    let mut advantages = advantages(shared, &weights, &scores, &rows).into_iter().skip(first);
+    let mut own_advantages = advantages(shared, &weights, &scores, &rows).into_iter().skip(first_own);
     for video in groups.iter_mut().flat_map(|group| &mut group.videos) {
-        video.advantage = advantages.next().unwrap_or(0.0);
+        video.advantage = own_advantages.next().unwrap_or(0.0);
         tally.mean("actor/advantage", video.advantage.abs());
         tally.trained += usize::from(video.advantage != 0.0);
     }
@@ -503,7 +528,8 @@ fn sums(scores: &[Option<Scores>]) -> Vec<Option<f64>> {
     scores.iter().map(|scores| Some(scores.as_ref()?.sum)).collect()
 }
 
-/// The advantages of videos with these scores, of rewards with these weights. Videos with equal `rows` form a group.
+/// The advantages of videos with these `scores`. `weights` are the weights of the rewards. Videos with equal `rows`
+/// form a group.
 fn advantages(shared: &SharedOptions, weights: &[f64], scores: &[Option<Scores>], rows: &[u64]) -> Vec<f64> {
     let mut advantages = match (shared.several_rewards, weights.len()) {
         (SeveralRewards::Apart, 2..) => {
@@ -520,35 +546,43 @@ fn advantages(shared: &SharedOptions, weights: &[f64], scores: &[Option<Scores>]
     advantages
 }
 
-/// Sets the advantage of all but the best and worst videos of each row to 0. Of several rewards normalised apart, the sum
-/// of the scores has another order, that of the reward with the largest scale.
+/// Sets the advantages of each row's videos to 0, except those of the `best_of` best and worst. The order is that of
+/// the advantages. If several rewards are normalised apart, the sums of scores would have another order, because the
+/// reward with the largest scale decides it.
 fn clear_all_but_best_and_worst(advantages: &mut [f64], has_score: &[bool], rows: &[u64], best_of: usize) {
-    let mut positions: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
-    rows.iter().enumerate().for_each(|(i, row)| positions.entry(*row).or_default().push(i));
-    for positions in positions.values() {
-        let own: Vec<Option<f64>> = positions.iter().map(|i| has_score[*i].then_some(advantages[*i])).collect();
-        let chosen = best_and_worst(&own, best_of);
-        positions.iter().enumerate().filter(|(i, _)| !chosen.contains(i)).for_each(|(_, at)| advantages[*at] = 0.0);
+    let mut positions_by_row: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+    rows.iter().enumerate().for_each(|(i, row)| positions_by_row.entry(*row).or_default().push(i));
+    for positions in positions_by_row.values() {
+        let row_advantages: Vec<Option<f64>> =
+            positions.iter().map(|i| has_score[*i].then_some(advantages[*i])).collect();
+        let chosen = best_and_worst(&row_advantages, best_of);
+        for (i, position) in positions.iter().enumerate() {
+            if !chosen.contains(&i) {
+                advantages[*position] = 0.0;
+            }
+        }
     }
 }
 
-/// A rank's scores for the other ranks.
+/// The scores of one rank, as sent to all ranks.
 #[derive(Serialize, Deserialize)]
 struct RankScores {
-    /// Row and scores of each video.
+    /// Data row and scores of each video.
     videos: Vec<(u64, Option<Scores>)>,
+    /// Whether no score of the rank was NaN or infinite.
     is_finite: bool,
 }
 
-/// Fails if all videos of a prompt would be the same.
+/// Fails if all videos of a prompt would be the same, because `noise_seed` fixes their noise.
 pub(crate) fn require_different_videos(ctx: &StepContext<'_>, algorithm: &str) -> Result<()> {
-    match ctx.noise.keys().1 {
+    let (_, noise_seed) = ctx.noise.keys();
+    match noise_seed {
         Some(_) => Err(same_videos(algorithm)),
         None => Ok(()),
     }
 }
 
-/// The error on a fixed seed of the noise.
+/// The error on a configured `noise_seed`.
 pub(crate) fn same_videos(algorithm: &str) -> Error {
     let problem = format!("`{algorithm}` compares the videos of a prompt, and they would be all the same: unset it");
     Error::config("noise_seed", problem)
@@ -572,8 +606,8 @@ mod tests {
         (0..4).filter(|i| advantages[*i] != 0.0).collect()
     }
 
-    /// Over their deviations 0.370 and 0.740 the scores are -1.28, -0.47, 0.34, 1.42 and 1.52, -1.18, 0.17, -0.51: their
-    /// sums are 0.24, -1.66, 0.51, 0.91. The sums of the scores themselves are 52, 50.3, 51.6, 51.5.
+    /// Over their deviations 0.370 and 0.740 the scores are -1.28, -0.47, 0.34, 1.42 and 1.52, -1.18, 0.17, -0.51:
+    /// their sums are 0.24, -1.66, 0.51, 0.91. The sums of the scores themselves are 52, 50.3, 51.6, 51.5.
     #[test]
     fn the_best_and_worst_of_rewards_normalised_apart_are_chosen_by_the_normalised_sum() {
         let rewards = [[0.0, 0.3, 0.6, 1.0], [52.0, 50.0, 51.0, 50.5]];

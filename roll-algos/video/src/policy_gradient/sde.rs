@@ -1,62 +1,70 @@
-//! Denoising steps with noise in them: a step of the flow's differential equation becomes a Gaussian whose mean the
-//! velocity decides, so that a sampled trajectory has a probability under the model.
+//! Stochastic denoising steps. A step of the flow's differential equation becomes a Gaussian whose mean depends on the
+//! velocity, so that a sampled trajectory has a probability under the model.
 //!
-//! A step goes from the noise level s to s' < s, dt = s' - s, h = sqrt(-dt), along the velocity v = d x / d sigma:
-//! `mean = a x + b v`, `x' = mean + std z`. Levels are those of the table as f32, everything after it is f64.
+//! A step goes from the noise level s to s' < s, with dt = s' - s, h = sqrt(-dt), the velocity v = d x / d sigma and
+//! standard normal noise z: `mean = a x + b v`, `x' = mean + std z`. With the noise scale g (see [`SdeKind`]), `std = g
+//! h`, `a = 1 + g^2 dt / (2 s)` and `b = (1 + g^2 (1 - s) / (2 s)) dt`; `cps` has other factors. Levels are the f32
+//! numbers of the schedule; all computation from them is in f64.
 
 use roll_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use super::LossMask;
 
-/// How much noise a step brings in, and its consequences.
+/// The noise scale g of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SdeKind {
-    /// g = eta sqrt(s / (1 - s)), where 1 - s is 1 minus the second level of the table at s = 1: Flow-GRPO's
-    /// (arXiv:2505.05470).
+    /// Flow-GRPO (arXiv:2505.05470): g = eta sqrt(s / (1 - s)). At s = 1, the second level of the schedule replaces the
+    /// s in 1 - s.
     #[default]
     Sde,
-    /// g between the last and the second level of the table, in proportion to s, without eta: Flow-GRPO's for Wan.
+    /// Flow-GRPO for Wan: g is a linear function of s, which is the last level of the schedule at s = 0 and the second
+    /// level at s = 1. eta is not used.
     Wan,
-    /// g = eta: DanceGRPO's (arXiv:2505.07818).
+    /// DanceGRPO (arXiv:2505.07818): g = eta.
     Dance,
-    /// Noise that keeps the latents at the level that the model expects: Flow-CPS (arXiv:2509.05952). Its
-    /// log-probability is the squared distance to the mean alone.
+    /// Flow-CPS (arXiv:2509.05952): noise that keeps the latents at the noise level that the model expects. The
+    /// log-probability is minus the squared distance to the mean.
     Cps,
 }
 
-/// One step.
+/// One stochastic step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SdeStep {
     kind: SdeKind,
+    /// a.
     of_latents: f64,
+    /// b.
     of_velocity: f64,
     std: f64,
+    /// g; the standard deviation for `cps`.
     level: f64,
+    /// h.
     root: f64,
 }
 
 impl SdeKind {
-    /// Fails on an `eta` that is no level of noise for this kind.
+    /// Fails unless `eta` is finite and at least 0; for `cps` it must also be at most 1.
     pub fn check(self, eta: f64) -> Result<()> {
         let most = if self == Self::Cps { 1.0 } else { f64::INFINITY };
-        match eta.is_finite() && (0.0..=most).contains(&eta) {
-            true => Ok(()),
-            false if self == Self::Cps => Err(Error::config("eta", format!("must lie within 0 and 1, found {eta}"))),
-            false => Err(Error::config("eta", format!("must be a number of at least 0, found {eta}"))),
+        if eta.is_finite() && (0.0..=most).contains(&eta) {
+            return Ok(());
         }
+        let expected = if self == Self::Cps { "must lie within 0 and 1" } else { "must be a number of at least 0" };
+        Err(Error::config("eta", format!("{expected}, found {eta}")))
     }
 }
 
 impl SdeStep {
-    /// Step `i` of a descending table of noise levels. Fails on levels between which there is no step.
+    /// Step `i` of a schedule of descending noise levels. Fails if the levels do not descend within 1 to 0, or if the
+    /// schedule has no step `i`.
     pub fn new(kind: SdeKind, eta: f64, sigmas: &[f32], i: usize) -> Result<Self> {
         Self::limited(kind, eta, f64::INFINITY, sigmas, i)
     }
 
-    /// The same, with a standard deviation of at most `limit`: near pure noise a level asks for more than there is room
-    /// for.
+    /// Like [`SdeStep::new`], with a standard deviation of at most `limit`. Near pure noise, g may ask for more noise
+    /// than the next level has.
     pub fn limited(kind: SdeKind, eta: f64, limit: f64, sigmas: &[f32], i: usize) -> Result<Self> {
         kind.check(eta)?;
         let (Some(&s), Some(&next)) = (sigmas.get(i), sigmas.get(i + 1)) else {
@@ -67,26 +75,41 @@ impl SdeStep {
             return Err(Error::Misuse(format!("noise levels descend within 0 and 1, found {s} to {next}")));
         }
         let [s, next] = [s, next].map(f64::from);
-        let table = |i: usize| f64::from(sigmas[i]);
         let (dt, root) = (next - s, (s - next).sqrt());
-        let step = |of_latents, of_velocity, std, level| Self { kind, of_latents, of_velocity, std, level, root };
         if kind == SdeKind::Cps {
+            // The mean is `data_factor x_0 + noise_factor noise`, with x_0 = x - s v and noise = x + (1 - s) v as the
+            // velocity predicts them. Together with the new noise, the noise in x' has the standard deviation s'.
             let std = (next * (0.5 * std::f64::consts::PI * eta).sin()).min(limit);
-            let kept = (next * next - std * std).max(0.0).sqrt();
-            let data = 1.0 - next;
-            return Ok(step(data + kept, kept * (1.0 - s) - data * s, std, std));
+            let noise_factor = (next * next - std * std).max(0.0).sqrt();
+            let data_factor = 1.0 - next;
+            return Ok(Self {
+                kind,
+                of_latents: data_factor + noise_factor,
+                of_velocity: noise_factor * (1.0 - s) - data_factor * s,
+                std,
+                level: std,
+                root,
+            });
         }
-        let level = match kind {
-            SdeKind::Sde => eta * (s / (1.0 - if s == 1.0 { table(1) } else { s })).sqrt(),
-            SdeKind::Wan => table(sigmas.len() - 1) + (table(1) - table(sigmas.len() - 1)) * s,
+        let (second, last) = (f64::from(sigmas[1]), f64::from(sigmas[sigmas.len() - 1]));
+        let unlimited = match kind {
+            SdeKind::Sde => eta * (s / (1.0 - if s == 1.0 { second } else { s })).sqrt(),
+            SdeKind::Wan => last + (second - last) * s,
             SdeKind::Dance | SdeKind::Cps => eta,
         };
-        let level = level.min(limit / root);
+        let level = unlimited.min(limit / root);
         let drift = level * level / (2.0 * s);
-        Ok(step(1.0 + drift * dt, (1.0 + drift * (1.0 - s)) * dt, level * root, level))
+        Ok(Self {
+            kind,
+            of_latents: 1.0 + drift * dt,
+            of_velocity: (1.0 + drift * (1.0 - s)) * dt,
+            std: level * root,
+            level,
+            root,
+        })
     }
 
-    /// Factor of the latents in the mean.
+    /// Factor of the latents in the mean: a.
     pub fn of_latents(&self) -> f64 {
         self.of_latents
     }
@@ -101,7 +124,7 @@ impl SdeStep {
         self.std
     }
 
-    /// The level of noise g; for `cps` the standard deviation.
+    /// The noise scale g; for `cps` the standard deviation.
     pub fn level(&self) -> f64 {
         self.level
     }
@@ -111,13 +134,13 @@ impl SdeStep {
         self.root
     }
 
-    /// Whether the step has a log-probability: without noise it has none.
+    /// Whether the step has noise. Without noise it has no log-probability.
     pub fn is_stochastic(&self) -> bool {
         self.level > 0.0 || (self.kind == SdeKind::Cps && self.std > 0.0)
     }
 
-    /// The variance in the log-probability, `-mean((x' - mean)^2) / (2 variance)` and a constant. That of `cps`, which is
-    /// the squared distance alone, is 1/2.
+    /// The variance in the log-probability, which is `-mean((x' - mean)^2) / (2 variance)` plus a constant. It is std^2
+    /// for Gaussians. For `cps`, where the log-probability is minus the squared distance, it is 1/2.
     pub fn variance(&self) -> f64 {
         match self.kind {
             SdeKind::Cps => 0.5,
@@ -125,30 +148,31 @@ impl SdeStep {
         }
     }
 
-    /// variance / (std |b|), of Gaussians std / |b|: undoes the step's own scale of d log p / d v, which is `b std z /
-    /// variance` (Flash-GRPO, arXiv:2605.15980).
+    /// The inverse of the step's own scale in d log p / d v, which is `b std z / variance`: variance / (std |b|), for
+    /// Gaussians std / |b| (Flash-GRPO, arXiv:2605.15980).
     pub fn rescale(&self) -> f64 {
         self.variance() / (self.std * self.of_velocity.abs())
     }
 
-    /// `a x + b v`.
+    /// The mean of the latents after the step: `a x + b v`.
     pub fn mean(&self, x: &[f32], v: &[f32]) -> Vec<f64> {
         x.iter().zip(v).map(|(x, v)| self.of_latents * f64::from(*x) + self.of_velocity * f64::from(*v)).collect()
     }
 
-    /// `mean + std z`.
+    /// The latents after the step, with standard normal noise `z`: `mean + std z`.
     pub fn next(&self, mean: &[f64], z: &[f32]) -> Vec<f64> {
         mean.iter().zip(z).map(|(mean, z)| mean + self.std * f64::from(*z)).collect()
     }
 
-    /// Log-density of `next`, as a mean over the elements that count; of `cps` minus the mean squared distance.
+    /// The log-probability: the log-density of `next` as a mean over the elements of `mask`; for `cps` minus the mean
+    /// squared distance.
     pub fn log_prob(&self, next: &[f64], mean: &[f64], mask: LossMask) -> f64 {
         let squares = mask.mean(|i| (next[i] - mean[i]).powi(2));
         match self.kind {
             SdeKind::Cps => -squares,
             _ => {
-                let normal = self.std.ln() + 0.5 * (2.0 * std::f64::consts::PI).ln();
-                -squares / (2.0 * self.std * self.std) - normal
+                let log_normalizer = self.std.ln() + 0.5 * (2.0 * std::f64::consts::PI).ln();
+                -squares / (2.0 * self.std * self.std) - log_normalizer
             }
         }
     }

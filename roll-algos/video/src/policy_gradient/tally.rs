@@ -15,7 +15,7 @@ pub(crate) const DATA_LOSS: &str = "actor/data_loss";
 /// Sums over the videos of a round.
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct Tally {
-    /// Sums and weights of metrics that are means.
+    /// Weighted sum and total weight of each metric that is a mean.
     means: BTreeMap<String, (Bits, Bits)>,
     /// Videos that were trained on.
     pub(crate) trained: usize,
@@ -55,7 +55,8 @@ impl Tally {
         Ok(joined)
     }
 
-    /// The metrics. `data_weight` is the weight of the loss on the clips, which is added to that of the videos.
+    /// The metrics of the round. `data_weight` is the weight of the flow-matching loss on the clips, which is part of
+    /// `actor/loss`.
     pub(crate) fn metrics(&self, data_weight: f64) -> BTreeMap<String, f64> {
         let means = self.means.iter().map(|(name, (sum, weight))| (name.clone(), sum.0 / weight.0));
         let mut metrics: BTreeMap<String, f64> = means.collect();

@@ -11,7 +11,7 @@ use crate::kl_reference::KlReference;
 use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, SamplingOptions, agreeing_steps};
 use crate::scoring::{FrameRate, Reference};
 
-/// The trained steps of a rollout: `window`, or one of the others with its number, as in `{last: 1}`.
+/// The trained steps of a rollout: `window`, or another variant with its number or options, as in `{last: 1}`.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainedSteps {
@@ -24,25 +24,28 @@ pub enum TrainedSteps {
     Random(usize),
     /// K equidistant steps, including the last.
     Uniform(usize),
-    /// One random step, drawn for every sample of every training step, from N noisings: the rollout runs to its end
-    /// without gradient, its latents are noised to the level of that step, and one step leads from there to the data,
-    /// which is decoded and scored. The loss is the mean over the noisings.
+    /// One random step, drawn for every sample of every training step, from N noisings. The rollout runs to its end
+    /// without gradient, its latents are noised N times to the level of that step, and from each copy one step leads to
+    /// the data, which is decoded and scored. The loss is the mean over the N copies.
     Renoised(usize),
     /// Two random steps, drawn for every sample of every training step. The gradient passes through two leaps: from the
-    /// first to the noise level of the second, and from there to the end of the rollout. Its keys are `discount` (0 to
-    /// 1, default 0.3), the factor of the gradient through the velocity of the second leap, and `similarity_floor`
-    /// (default 0.1, `null` for none), the least distance of a leap from the rollout that its weight is divided by.
+    /// first step to the noise level of the second, and from there to the end of the rollout. Keys: `discount` (0 to 1,
+    /// default 0.3) is the factor of the gradient through the velocity of the second leap. `similarity_floor` (default
+    /// 0.1, `null` for none) is the least value that counts as the distance of a leap from the rollout; the loss is
+    /// divided by the sum of these distances.
     Leap(Leap),
-    /// A short step from one random step's noise level, and one back, drawn for every sample of every training step:
-    /// the rollout runs to its end without gradient, and its latents are noised by the noise that it began with. As
-    /// this is known, the short step determines the data. They are scored under two prompts with a word before each,
-    /// `wanted` (default `Real`) and `unwanted` (default `Oil`). Further keys are `step` (the difference of noise
-    /// levels, default 0.02), `denoise_discount` and `inversion_discount` (default `[0.1, 0.25]` and `[0.3, 0.01]`),
-    /// the excess weight of one prompt at the lowest and at the highest trained noise level.
+    /// A short step down from the noise level of one random step, and the same step back up, drawn for every sample of
+    /// every training step. The rollout runs to its end without gradient, and its latents are noised again by the noise
+    /// that the rollout began with. Because this noise is known, each short step determines a video. The video is
+    /// scored under two prompts: the sample's prompt with the word `wanted` before it (default `Real`), and with the
+    /// word `unwanted` (default `Oil`). Further keys: `step` is the difference of noise levels (default 0.02).
+    /// `denoise_discount` (default `[0.1, 0.25]`) and `inversion_discount` (default `[0.3, 0.01]`) are the excess
+    /// weights of the first prompt in the step down and of the second in the step up, at the lowest and at the highest
+    /// trained noise level.
     Direct(Direct),
 }
 
-/// Options of the steps with known noise.
+/// Options of the steps with known noise (`trained_steps: {direct: ...}`).
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Direct {
@@ -50,14 +53,15 @@ pub struct Direct {
     pub wanted: String,
     /// Word before the prompt that describes the unwanted look.
     pub unwanted: String,
-    /// Difference of the noise levels of a step.
+    /// Difference between the two noise levels of a step.
     #[schemars(extend("exclusiveMinimum" = 0, "exclusiveMaximum" = 1))]
     pub step: f64,
-    /// Excess weight k of the wanted prompt in steps that denoise: at the lowest trained noise level, and at the
-    /// highest; on a line between them.
+    /// Excess weight k of the wanted prompt in steps that denoise: at the lowest and at the highest trained noise
+    /// level, linear in between.
     #[schemars(inner(range(min = 0)))]
     pub denoise_discount: [f64; 2],
-    /// Excess weight k of the unwanted prompt in steps that invert, likewise.
+    /// Excess weight k of the unwanted prompt in steps that invert: at the lowest and at the highest trained noise
+    /// level, linear in between.
     #[schemars(inner(range(min = 0)))]
     pub inversion_discount: [f64; 2],
 }
@@ -83,33 +87,36 @@ pub struct RewardFlConfig {
     /// The timesteps of the steps before the shift, instead of `num_inference_steps` equidistant ones. Distilled models
     /// list theirs (`[1000, 750, 500, 250]`).
     pub timesteps: Option<Vec<u32>>,
-    /// First step with gradient. Earlier steps run without.
+    /// First denoising step with gradient, counted from 0. Earlier steps run without gradient.
     pub mid_timestep: usize,
-    /// Last step. The latents after it are decoded.
+    /// Last denoising step of the rollout, counted from 0. The latents after it are decoded.
     pub final_timestep: usize,
-    /// Which of these steps are trained: `window` (all), `{last: K}`, `{random: K}`, `{uniform: K}`, or one random step
-    /// from several noisings of the finished latents, `{renoised: N}`, or two leaps over the rollout, `{leap:
-    /// {discount: A}}`, or a short step with known noise, `{direct: {wanted: Real, unwanted: Oil}}`. Fewer steps take
-    /// less memory and time; their gradient is a truncation of the whole rollout's gradient.
+    /// Which of the steps from `mid_timestep` to `final_timestep` are trained: `window` (all), `{last: K}`,
+    /// `{random: K}`, `{uniform: K}`; one random step from several noisings of the finished latents (`{renoised: N}`);
+    /// two leaps over the rollout (`{leap: {discount: A}}`); or a short step with known noise (`{direct: {wanted: Real,
+    /// unwanted: Oil}}`). Fewer steps take less memory and time; their gradient is a truncation of the whole rollout's
+    /// gradient.
     pub trained_steps: TrainedSteps,
-    /// With `last`, `random` and `uniform`: no gradient from one trained step to another. The latents that a velocity is
-    /// computed from are constants, so the gradient has no product over steps and does not explode, however many.
+    /// Whether the gradient stops between trained steps, with `last`, `random` and `uniform`. The latents that a
+    /// velocity is computed from are then constants, so the gradient has no product over steps and does not explode,
+    /// however many steps there are.
     pub stop_gradient: bool,
-    /// Train only steps whose timestep / 1000 is at most this. Other steps are constants for the gradient.
+    /// Train only steps whose noise level (timestep / 1000) is at most this. Other steps are constants for the
+    /// gradient.
     pub max_timestep_boundary: f64,
-    /// Train only steps whose timestep / 1000 is at least this.
+    /// Train only steps whose noise level (timestep / 1000) is at least this.
     pub min_timestep_boundary: f64,
-    /// Shift of the sigma schedule. Default: that of the model's official configuration.
+    /// Shift of the noise levels. If absent, the shift of the model's official configuration.
     pub shift: Option<f64>,
     /// Sampler of the steps between noise levels. Must be `euler`, the only one that gradients pass through.
     pub sampler: Sampler,
-    /// Sampler of evaluations, where nothing is trained: `euler` or `unipc`. Default: `sampler`.
+    /// Sampler of evaluations, where nothing is trained: `euler` or `unipc`. If absent, `sampler`.
     pub evaluation_sampler: Option<Sampler>,
     /// Scale s of classifier-free guidance, `v = u + s (c - u)`, with the velocities c under the prompt and u under
     /// `negative_prompt`: one number, or `[high, low]` for the two experts. With 1, for distilled models, only c is
     /// computed.
     pub guidance_scale: GuidanceScale,
-    /// The velocities that the gradient passes through: `conditional` (that under the prompt) or `both`.
+    /// The velocities that the gradient passes through: `conditional` (the velocity under the prompt) or `both`.
     pub guidance_gradient: GuidanceGradient,
     /// Negative prompt of classifier-free guidance.
     pub negative_prompt: String,
@@ -120,8 +127,8 @@ pub struct RewardFlConfig {
     pub reward_std: f64,
     /// Weight of the normalised score.
     pub reward_weight: f64,
-    /// Weight of the KL divergence from the policy of `kl_reference`. With 0 it is computed in evaluations alone, which
-    /// spares a pass of each trained step.
+    /// Weight of the KL divergence from the policy of `kl_reference`. With 0 the KL is computed in evaluations only,
+    /// which spares one pass per trained step.
     #[schemars(range(min = 0))]
     pub kl_weight: f64,
     /// The policy that the KL compares with: `start` (where training starts, `model.lora_checkpoint` included: the KL
@@ -137,9 +144,9 @@ pub struct RewardFlConfig {
     pub early_stop: EarlyStop,
     /// The video or picture that the reward compares with.
     pub reference: Reference,
-    /// Number of updates between separate measurements of the gradient norms of reward and KL by a second rollout; 0
-    /// disables them. Default: 25, or 0 above a billion trained parameters, because the measurement keeps three
-    /// copies of the gradient.
+    /// Number of updates between two measurements of the separate gradient norms of reward and KL, which take a second
+    /// rollout; 0 disables them. If absent, 25, or 0 above a billion trained parameters, because a measurement keeps
+    /// three copies of the gradient.
     pub gradient_split_every: Option<u64>,
     /// Frames per second of generated videos: the model's (16; 24 for TI2V-5B) or the clip's.
     pub frame_rate: FrameRate,
@@ -181,8 +188,8 @@ impl Default for RewardFlConfig {
 }
 
 impl RewardFlConfig {
-    /// The steps of a rollout under a model with these facts. Fails on contradicting values, and names the key and its
-    /// range.
+    /// The plan of a training rollout of a model with these facts. Fails on contradicting values; the error names the
+    /// key and its range.
     pub fn plan(&self, facts: ScheduleFacts) -> Result<RolloutPlan> {
         if self.sampler != Sampler::Euler {
             let problem = format!(
@@ -197,12 +204,12 @@ impl RewardFlConfig {
         Ok(RolloutPlan { adjoint: self.trained_steps.adjoint(self.stop_gradient)?, reference, ..plan })
     }
 
-    /// The steps of a rollout that is not trained on. Its KL covers all steps of the window, whichever of them are
-    /// trained.
+    /// The plan of an evaluation's rollout. Its KL covers all steps of the window, whichever of them are trained.
     pub fn evaluation_plan(&self, facts: ScheduleFacts) -> Result<RolloutPlan> {
         self.plan_with(self.evaluation_sampler.unwrap_or(self.sampler), facts)
     }
 
+    /// A plan that trains the whole window, by this sampler.
     fn plan_with(&self, sampler: Sampler, facts: ScheduleFacts) -> Result<RolloutPlan> {
         check_ranges("algo", self)?;
         let levels = SamplingOptions {
@@ -228,6 +235,7 @@ impl RewardFlConfig {
             return Err(Error::config("algo.min_timestep_boundary", problem));
         }
         let acting: Vec<usize> = trained.iter().copied().filter(|i| schedule.is_trained(*i, facts)).collect();
+        // Steps before the first one with trainable parameters cannot contribute to the gradient.
         trained.retain(|i| acting.first().is_none_or(|first| i >= first));
         Ok(RolloutPlan {
             schedule,
@@ -248,12 +256,12 @@ impl RewardFlConfig {
         let default = Self::default().num_inference_steps;
         agreeing_steps(self.timesteps.as_deref(), self.num_inference_steps, default).in_section("algo")?;
         let (mid, last) = (self.mid_timestep, self.final_timestep);
-        let (steps, of) = match &self.timesteps {
+        let (steps, source) = match &self.timesteps {
             Some(timesteps) => (timesteps.len(), format!("{} timesteps", timesteps.len())),
             None => (self.num_inference_steps, format!("num_inference_steps {}", self.num_inference_steps)),
         };
         if last >= steps {
-            let problem = format!("must be a step, 0 to {} with {of}; found {last}", steps.saturating_sub(1));
+            let problem = format!("must be a step, 0 to {} with {source}; found {last}", steps.saturating_sub(1));
             return Err(Error::config("algo.final_timestep", problem));
         }
         if mid > last {
@@ -263,17 +271,19 @@ impl RewardFlConfig {
         Ok(())
     }
 
-    /// Whether step `step` (from 0) measures the gradients of reward and KL separately.
+    /// Whether training step `step`, counted from 0, measures the gradients of reward and KL separately.
     pub(super) fn splits(&self, step: u64, parameters: usize) -> bool {
-        const EVERY: u64 = 25;
-        const AT_MOST: usize = 1_000_000_000;
-        let every = self.gradient_split_every.unwrap_or(if parameters > AT_MOST { 0 } else { EVERY });
+        const DEFAULT_EVERY: u64 = 25;
+        const MOST_PARAMETERS: usize = 1_000_000_000;
+        let configured = self.gradient_split_every;
+        let every = configured.unwrap_or(if parameters > MOST_PARAMETERS { 0 } else { DEFAULT_EVERY });
+        // Without a KL there is one gradient.
         let every = if self.kl_weight > 0.0 { every } else { 0 };
-        // Not in the first step: there the policy is usually the KL's reference, where the gradient is 0.
+        // `step + 1`, because in step 0 the policy usually equals the KL's reference and the KL's gradient is 0.
         every > 0 && (step + 1).is_multiple_of(every)
     }
 
-    /// The steps within the window and the boundaries, of either expert.
+    /// The steps from `mid_timestep` to `final_timestep` within the boundaries, of both experts.
     pub(super) fn window(&self, schedule: &FlowSchedule) -> Vec<usize> {
         let allowed = self.min_timestep_boundary..=self.max_timestep_boundary;
         (self.mid_timestep..=self.final_timestep).filter(|&i| allowed.contains(&schedule.sigma(i).0)).collect()

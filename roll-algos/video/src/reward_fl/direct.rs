@@ -2,14 +2,15 @@
 //! whose video is scored under two prompts.
 //!
 //! The latents x_0 of the finished rollout are noised again by e, the noise that the rollout began with. A step from
-//! noise level `at` to `to` then determines the data, because e is known:
+//! noise level `at` to `to` then determines the data x', because e is known:
 //!
 //! ```text
 //! x = (1 - at) x_0 + at e      x' = (x + (to - at) v(x, at) - to e) / (1 - to)
 //! ```
 //!
-//! A sample has two steps between a drawn level and the one `step` below. One denoises, with the score `r = (1 + k)
-//! r(wanted) - r(unwanted)`; the other one inverts it, and there the prompts change places.
+//! A sample has two steps between a drawn noise level and the level that lies `step` below it. The first step denoises:
+//! its score is `(1 + k) r(wanted) - r(unwanted)`. The second step inverts the first: its score is
+//! `(1 + k) r(unwanted) - r(wanted)`.
 
 use std::collections::BTreeMap;
 use std::sync::Once;
@@ -37,17 +38,19 @@ const LEAST_LEVEL: f64 = 1e-3;
 pub struct DirectStep {
     /// Noise level before the step.
     pub at: Sigma,
-    /// Noise level after it; above `at` if the step inverts.
+    /// Noise level after the step; above `at` if the step inverts.
     pub to: Sigma,
     /// Factors of the scores under the wanted and the unwanted prompt.
     pub factors: [f64; 2],
-    words: [String; 2],
+    /// Words before the sample's prompt: the wanted and the unwanted one.
+    prompt_prefixes: [String; 2],
+    /// e, the noise that the rollout began with.
     noise: Tensor,
 }
 
 impl Direct {
-    /// Restricts the plan to steps with room for both noise levels, at which trained parameters act. Fails without such
-    /// a step, and with equal words.
+    /// Restricts the plan to the steps whose noise level, and the level below it, suit a step with known noise. Fails
+    /// if there is no such step, or if both words are equal.
     pub(super) fn restricted(&self, plan: RolloutPlan, facts: ScheduleFacts) -> Result<RolloutPlan> {
         if self.wanted.trim() == self.unwanted.trim() {
             let problem = format!("expected another word than `wanted`, found `{}` for both", self.wanted);
@@ -56,8 +59,13 @@ impl Direct {
         let fits = |i: &usize| {
             let high = plan.schedule.sigma(*i);
             let low = Sigma(high.0 - self.step);
-            // Without noise the inversion has no KL; and it runs in the expert of the lower level.
-            high.0 < 1.0 && low.0 >= LEAST_LEVEL && FlowSchedule::between(low, high).is_trained(0, facts)
+            // At pure noise, x' of the inversion would be divided by 0.
+            let has_data = high.0 < 1.0;
+            // The inversion begins at `low`. At level 0 it would have no KL, which is divided by the squared level.
+            let has_noise = low.0 >= LEAST_LEVEL;
+            // The inversion runs in the expert of `low`, which need not be the expert of `high`.
+            let is_trained = FlowSchedule::between(low, high).is_trained(0, facts);
+            has_data && has_noise && is_trained
         };
         let chosen: Vec<usize> = plan.acting.iter().copied().filter(fits).collect();
         if chosen.is_empty() {
@@ -75,54 +83,59 @@ impl Direct {
     pub(super) fn starts(
         &self,
         plan: &RolloutPlan,
-        [data, noise]: [&Tensor; 2],
+        data: &Tensor,
+        noise: &Tensor,
         i: usize,
     ) -> Result<Vec<RolloutStart>> {
-        let level = |i: Option<&usize>| i.map_or(0.0, |i| plan.schedule.sigma(*i).0);
-        let [lowest, highest, high] = [plan.trained.last(), plan.trained.first(), Some(&i)].map(level);
-        let height = if highest > lowest { (high - lowest) / (highest - lowest) } else { 0.5 };
-        let start = |step: DirectStep| {
-            Ok(RolloutStart { plan: step.plan(plan), latents: step.latents(data)?, direct: Some(step) })
-        };
-        self.steps(Sigma(high), height, noise).into_iter().map(start).collect()
+        let lowest = plan.trained.last().map_or(0.0, |last| plan.schedule.sigma(*last).0);
+        let highest = plan.trained.first().map_or(0.0, |first| plan.schedule.sigma(*first).0);
+        let high = plan.schedule.sigma(i);
+        let relative_level = if highest > lowest { (high.0 - lowest) / (highest - lowest) } else { 0.5 };
+        let mut starts = Vec::new();
+        for step in self.steps(high, relative_level, noise) {
+            starts.push(RolloutStart { plan: step.plan(plan), latents: step.latents(data)?, direct: Some(step) });
+        }
+        Ok(starts)
     }
 
-    /// The step from the noise level `high` to the one below it, and back. `height` is the place of `high` between the
-    /// lowest trained noise level, 0, and the highest, 1; `noise` that of the rollout.
-    pub fn steps(&self, high: Sigma, height: f64, noise: &Tensor) -> [DirectStep; STEPS] {
+    /// The step from the noise level `high` to the level below it, and the step back. `relative_level` is the position
+    /// of `high` between the lowest trained noise level (0) and the highest (1). `noise` is the noise that the rollout
+    /// began with.
+    pub fn steps(&self, high: Sigma, relative_level: f64, noise: &Tensor) -> [DirectStep; STEPS] {
         let low = Sigma(high.0 - self.step);
-        let on_line = |[at_lowest, at_highest]: [f64; 2]| at_lowest + height * (at_highest - at_lowest);
+        let interpolated = |[at_lowest, at_highest]: [f64; 2]| at_lowest + relative_level * (at_highest - at_lowest);
         let step = |at, to, factors| {
-            let words = [self.wanted.clone(), self.unwanted.clone()];
-            DirectStep { at, to, factors, words, noise: noise.clone() }
+            let prompt_prefixes = [self.wanted.clone(), self.unwanted.clone()];
+            DirectStep { at, to, factors, prompt_prefixes, noise: noise.clone() }
         };
         [
-            step(high, low, [1.0 + on_line(self.denoise_discount), -1.0]),
-            step(low, high, [-1.0, 1.0 + on_line(self.inversion_discount)]),
+            step(high, low, [1.0 + interpolated(self.denoise_discount), -1.0]),
+            step(low, high, [-1.0, 1.0 + interpolated(self.inversion_discount)]),
         ]
     }
 }
 
 impl DirectStep {
-    /// The plan of this step alone.
+    /// A plan like `plan`, whose only step is this one.
     pub fn plan(&self, plan: &RolloutPlan) -> RolloutPlan {
         let (schedule, early_stop) = (FlowSchedule::between(self.at, self.to), EarlyStop::Decode);
         RolloutPlan { schedule, first: 0, last: 0, early_stop, ..plan.clone().training(vec![0]) }
     }
 
-    /// The latents x before the step.
+    /// The latents x before the step, from the rollout's `data` x_0.
     pub fn latents(&self, data: &Tensor) -> Result<Tensor> {
         mixed(data, self.noise.f32s()?, self.at)
     }
 
-    /// The trajectory of this step, with the data x' in place of its latents.
+    /// Continues the trajectory of this step from the latents after it to the data x'.
     pub fn finished(&self, trajectory: Trajectory, prompt: &Conditioning) -> Result<Trajectory> {
         let to = self.to.0 as f32;
         let data = scaled(&axpy(&trajectory.latents, -to, &self.noise)?, 1.0 / (1.0 - to))?;
         Ok(trajectory.continued(prompt.with_first_frame(&data)?, 1.0 / (1.0 - to)))
     }
 
-    /// The relative score r of a video. Details are those under the wanted prompt, and both scores.
+    /// The relative score of a video: the weighted sum of its scores under both prompts. Details are the reward's
+    /// details under the wanted prompt, and both scores.
     pub(super) fn measured(
         &self,
         video: &Video,
@@ -132,11 +145,14 @@ impl DirectStep {
     ) -> Result<Measured> {
         let (mut scores, mut all_details, mut pullbacks) = ([0.0; 2], BTreeMap::new(), Vec::new());
         for (i, name) in ["wanted", "unwanted"].into_iter().enumerate() {
-            let prompted = Sample { prompt: format!("{} {}", self.words[i], sample.prompt), ..sample.clone() };
+            let prompt = format!("{} {}", self.prompt_prefixes[i], sample.prompt);
+            let prompted = Sample { prompt, ..sample.clone() };
             match Measured::of(video, &prompted, target, reward, Grad::Record)? {
                 Measured::Skipped(reason) => return Ok(Measured::Skipped(reason)),
                 Measured::Score { value, details, pullback } => {
-                    all_details.extend(details.into_iter().filter(|_| i == 0));
+                    if i == 0 {
+                        all_details.extend(details);
+                    }
                     all_details.insert(name.to_string(), value);
                     pullbacks.extend(pullback.map(|pullback| (self.factors[i] as f32, pullback)));
                     scores[i] = value;
@@ -154,11 +170,11 @@ impl DirectStep {
         Ok(Measured::Score { value, details: all_details, pullback })
     }
 
-    /// Warns, once, of a reward that does not seem to read the prompt.
+    /// Warns once in a process if equal scores suggest that the reward does not read the prompt.
     fn warn_of_equal(&self, scores: [f64; 2], reward: &dyn RewardScorer) {
         static WARNED: Once = Once::new();
         if scores[0] == scores[1] {
-            let ([wanted, unwanted], reward) = (&self.words, reward.name());
+            let ([wanted, unwanted], reward) = (&self.prompt_prefixes, reward.name());
             WARNED.call_once(|| {
                 tracing::warn!(
                     "`{reward}` scores a video alike under `{wanted} ...` and `{unwanted} ...`: if it does not read the \

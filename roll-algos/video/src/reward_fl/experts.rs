@@ -1,5 +1,5 @@
-//! Which steps have trainable parameters: two experts divide the noise levels between them, and one of them may be
-//! frozen.
+//! Checks which of the trained steps have trainable parameters. A model with two experts divides the noise levels
+//! between them, and one expert may be frozen.
 
 use crate::FlowSchedule;
 use roll_core::{Error, Result, ScheduleFacts, Sigma, SigmaRange};
@@ -21,6 +21,7 @@ impl RewardFlConfig {
             return Ok(idle_expert(schedule, &self.evaluation_plan(facts)?.acting, facts).into_iter().collect());
         }
         let mut warnings = Vec::new();
+        // Steps of a frozen expert before the first step with trainable parameters.
         let before: Vec<usize> = window.iter().copied().filter(|i| !plan.trained.contains(i)).collect();
         if !before.is_empty() {
             warnings.push(format!(
@@ -30,6 +31,7 @@ impl RewardFlConfig {
                 plan.trained[0]
             ));
         }
+        // Steps of a frozen expert after it.
         let frozen: Vec<usize> = plan.trained.iter().copied().filter(|i| !plan.acting.contains(i)).collect();
         if !frozen.is_empty() {
             warnings.push(format!(
@@ -42,7 +44,7 @@ impl RewardFlConfig {
         Ok(warnings)
     }
 
-    /// Describes the trained steps and their experts if only some steps of the window are trained.
+    /// Describes the trained steps and their experts; `None` if the whole window is trained.
     pub(super) fn chosen_steps(&self, facts: ScheduleFacts) -> Result<Option<String>> {
         let RolloutPlan { schedule, trained, .. } = self.plan(facts)?;
         let how = match &self.trained_steps {
@@ -68,18 +70,22 @@ impl RewardFlConfig {
 
     /// The error if no trained step has trainable parameters.
     fn unreached(&self, schedule: &FlowSchedule, window: &[usize], trained: SigmaRange) -> Error {
-        let reaching: Vec<usize> =
+        let trainable: Vec<usize> =
             (0..schedule.steps()).filter(|i| trained.contains(schedule.expert_level(*i))).collect();
-        let (key, remedy) = match (reaching.first(), reaching.last()) {
+        let (key, remedy) = match (trainable.first(), trainable.last()) {
+            // All trainable steps come before the window.
             (Some(_), Some(last)) if *last < self.mid_timestep => ("mid_timestep", format!("set it to at most {last}")),
+            // All come after it.
             (Some(first), Some(_)) if *first > self.final_timestep => {
                 ("final_timestep", format!("set it to at least {first}"))
             }
+            // Some lie in the window, but the boundaries exclude them.
             (Some(_), Some(_)) => {
-                let words =
-                    format!("include some of {} in it and `algo.max_timestep_boundary`", steps(schedule, &reaching));
-                ("min_timestep_boundary", words)
+                let remedy =
+                    format!("include some of {} in it and `algo.max_timestep_boundary`", steps(schedule, &trainable));
+                ("min_timestep_boundary", remedy)
             }
+            // The rollout has no trainable step.
             _ => ("num_inference_steps", "take more steps, until some lie there".into()),
         };
         let problem = format!(
@@ -93,12 +99,12 @@ impl RewardFlConfig {
     }
 }
 
-/// Warns if both experts are trained and one of them is used by no trained step.
+/// The warning if both experts are under training and none of the trained steps `acting` uses one of them.
 fn idle_expert(schedule: &FlowSchedule, acting: &[usize], facts: ScheduleFacts) -> Option<String> {
     let boundary = Sigma(facts.boundary?);
     let is_high = |i: &usize| schedule.expert_level(*i) >= boundary;
     let both = facts.trained.low < boundary && boundary < facts.trained.high;
-    let (which, remedy) = match acting.iter().filter(|i| is_high(i)).count() {
+    let (expert, remedy) = match acting.iter().filter(|i| is_high(i)).count() {
         0 if both => {
             let last = (0..schedule.steps()).take_while(is_high).last()?;
             ("high-noise expert, which works from", format!("`algo.mid_timestep` of at most {last}"))
@@ -110,23 +116,25 @@ fn idle_expert(schedule: &FlowSchedule, acting: &[usize], facts: ScheduleFacts) 
         _ => return None,
     };
     Some(format!(
-        "both experts are under training, and what is trained is {}: the parameters of the {which} noise level {:.3}, \
+        "both experts are under training, and what is trained is {}: the parameters of the {expert} noise level {:.3}, \
          stay as they are; an {remedy} reaches them",
         steps(schedule, acting),
         boundary.0
     ))
 }
 
-/// Formats "steps 4 to 7 (noise levels 0.833 to 0.417)".
+/// Formats steps as "steps 4 to 7 (noise levels 0.833 to 0.417)".
 fn steps(schedule: &FlowSchedule, steps: &[usize]) -> String {
     match steps {
         [] => "no step".into(),
         [one] => format!("step {one} (noise level {:.3})", schedule.expert_level(*one).0),
         [first, .., last] => {
             let [high, low] = [first, last].map(|i| schedule.expert_level(*i).0);
-            let numbers = match last - first + 1 == steps.len() {
-                true => format!("{first} to {last}"),
-                false => steps.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
+            let are_consecutive = last - first + 1 == steps.len();
+            let numbers = if are_consecutive {
+                format!("{first} to {last}")
+            } else {
+                steps.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
             };
             format!("steps {numbers} (noise levels {high:.3} to {low:.3})")
         }

@@ -1,11 +1,12 @@
 //! LeapAlign (<https://arxiv.org/abs/2604.15311>): the gradient passes through two leaps in place of all steps.
 //!
-//! A leap follows the velocity of a recorded step k from its latents to the noise level of step j, and the velocity of
-//! step j from there to the end. The latents stay those of the rollout; the leaps determine the gradient alone:
+//! Two steps k < j of the rollout are recorded. The first leap follows the velocity of step k from its latents to the
+//! noise level of step j. The second leap follows the velocity of step j from there to the end. A constant is added
+//! where each leap lands, so that the latents keep the values of the rollout and the leaps determine the gradient only:
 //!
 //! ```text
-//! a  = x_k + (sigma_j - sigma_k) v_k                      x_j' = a + constant, equal to x_j
-//! b  = x_j' + (sigma_end - sigma_j) v_j(discount x_j' + constant)    x' = b + constant, equal to x_end
+//! a = x_k + (sigma_j - sigma_k) v_k                                  x_j'   = a + constant, equal to x_j
+//! b = x_j' + (sigma_end - sigma_j) v_j(discount x_j' + constant)     x_end' = b + constant, equal to x_end
 //! ```
 
 use roll_core::{Result, Tensor};
@@ -18,12 +19,13 @@ use crate::policy_gradient::LossMask;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Leap {
-    /// Factor of the gradient that reaches the first leap through the velocity of the second: 1 is the gradient of the
-    /// two leaps, 0 drops their product, which is what grows where steps are many.
+    /// Factor of the gradient that reaches the first leap through the velocity of the second. 1 is the exact gradient
+    /// of the two leaps. 0 drops the product of the derivatives of both velocities, which can explode.
     #[schemars(range(min = 0, max = 1))]
     pub discount: f64,
-    /// The loss on the score is divided by the sum of the distances of both leaps from the rollout (mean absolute
-    /// differences of latents), each at least this. `null` weights all rollouts equally.
+    /// Least value that counts as the distance of a leap from the rollout. The loss on the score is divided by the sum
+    /// of the distances of both leaps; a distance is the mean absolute difference of latents. `null` weights all
+    /// rollouts equally.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub similarity_floor: Option<f64>,
 }
@@ -35,40 +37,45 @@ impl Default for Leap {
 }
 
 impl Leap {
-    /// The similarity of the leaps to a rollout whose first `known` frames are given; `None` if it has no effect.
+    /// Begins to measure the similarity of the leaps to a rollout, in which the first `known` frames are given and do
+    /// not count. `None` if similarity has no effect.
     pub(super) fn similarity(self, known: usize) -> Option<Similarity> {
-        self.similarity_floor.map(|floor| Similarity { floor, known, aim: None, distances: 0.0 })
+        self.similarity_floor.map(|floor| Similarity { floor, known, landing: None, distances: 0.0 })
     }
 }
 
-/// The similarity of leaps to their rollout.
+/// Measures the similarity of leaps to their rollout.
 pub(super) struct Similarity {
+    /// Least distance of a leap.
     floor: f64,
+    /// Number of given first frames, which do not count.
     known: usize,
-    /// The end of the leap under way.
-    aim: Option<Tensor>,
-    /// Sum over the ended leaps.
+    /// The latents at which the current leap lands.
+    landing: Option<Tensor>,
+    /// Sum of the distances of the ended leaps.
     distances: f64,
 }
 
 impl Similarity {
-    /// Ends the leap under way at the rollout's `latents`, and begins one of `delta` along `velocity`.
+    /// Ends the current leap at the rollout's `latents`, and begins one from there over `delta` noise levels along
+    /// `velocity`.
     pub(super) fn leap(&mut self, latents: &Tensor, delta: f32, velocity: &Tensor) -> Result<()> {
-        self.land(latents)?;
-        self.aim = Some(axpy(latents, delta, velocity)?);
+        self.end_leap(latents)?;
+        self.landing = Some(axpy(latents, delta, velocity)?);
         Ok(())
     }
 
     /// The weight of the loss on the score of a rollout that ended at `latents`.
     pub(super) fn weight(mut self, latents: &Tensor) -> Result<f64> {
-        self.land(latents)?;
+        self.end_leap(latents)?;
         Ok(1.0 / self.distances)
     }
 
-    fn land(&mut self, latents: &Tensor) -> Result<()> {
-        let Some(aim) = self.aim.take() else { return Ok(()) };
-        let (x, aim) = (latents.f32s()?, aim.f32s()?);
-        let distance = LossMask::after(self.known, latents.shape())?.mean(|i| f64::from((x[i] - aim[i]).abs()));
+    /// Adds the distance between the landing of the current leap and the rollout's `latents` at the same noise level.
+    fn end_leap(&mut self, latents: &Tensor) -> Result<()> {
+        let Some(landing) = self.landing.take() else { return Ok(()) };
+        let (x, landing) = (latents.f32s()?, landing.f32s()?);
+        let distance = LossMask::after(self.known, latents.shape())?.mean(|i| f64::from((x[i] - landing[i]).abs()));
         self.distances += distance.max(self.floor);
         Ok(())
     }

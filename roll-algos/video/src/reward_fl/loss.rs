@@ -17,7 +17,8 @@ pub struct Loss {
 }
 
 impl Loss {
-    /// Computes the loss at `score` and `kl`, of a rollout with this similarity to its leaps (1 without leaps).
+    /// Computes the loss at `score` and `kl`. `similarity` is the weight of a rollout with leaps
+    /// ([`super::trajectory::Trajectory::similarity`]), 1 without leaps.
     pub fn at(score: f64, kl: f64, similarity: f64, config: &RewardFlConfig) -> Self {
         let weight = similarity * config.reward_weight;
         let reward = (score - config.reward_mean) / config.reward_std;
@@ -29,9 +30,9 @@ impl Loss {
     }
 }
 
-/// Computes the KL divergence of one step between two Gaussians of equal variance, `mean((v - u)^2 / (2 sigma^2))`, and
-/// its gradient with respect to `v`. Elements outside `mask`, those of a known first frame, do not count: the sampler
-/// replaces them, whatever their velocity.
+/// Computes the KL divergence of one step, between two Gaussians of equal variance: `mean((v - u)^2 / (2 sigma^2))`,
+/// and its gradient with respect to `v`. The mean is over the elements of `mask`, because the sampler replaces a known
+/// first frame, whatever its velocity.
 pub fn step_kl(v: &Tensor, u: &Tensor, sigma: Sigma, mask: LossMask) -> Result<(f64, Tensor)> {
     let (v, u, shape) = (v.f32s()?, u.f32s()?, v.shape());
     mask.fits("velocity", v.len())?;

@@ -1,10 +1,10 @@
 //! Reward-FL trains a video diffusion model by back-propagating a reward through the decoder and the last denoising
 //! steps, or through steps that [`truncation`] selects.
 //!
-//! A sample contributes a rollout from noise whose last steps are recorded ([`trajectory`]), frames = decode(latents),
+//! For each sample: a rollout from noise whose last steps are recorded ([`trajectory`]), frames = decode(latents),
 //! score = reward(frames), loss = -(score - mean) / std * weight + kl_weight * kl ([`loss`]), and the discrete adjoint
-//! back to the parameters. A flow-matching loss on the clip may be added to prevent forgetting. The gradients of all
-//! samples with a score are averaged into one update.
+//! back to the parameters. A flow-matching loss on the sample's clip may be added to prevent forgetting. The gradients
+//! of all samples with a score are averaged into one update.
 
 pub mod config;
 pub mod direct;
@@ -58,6 +58,7 @@ use crate::sampling::{Conditions, GuidanceGradient};
 use crate::scoring::{self, Generation, Measured, Prepared, PreparedTarget, pull_frames};
 use report::{Outcome, Scored, Tally};
 use split::GradientSplit;
+use truncation::StepCounts;
 
 const NAME: &str = "reward_fl";
 const PHASES: [&str; 8] = [ENCODE, ROLLOUT, REFERENCE, DECODE, SCORING, PULL, DATA, OPTIMIZER];
@@ -67,7 +68,7 @@ struct RolloutStart {
     plan: RolloutPlan,
     /// Latents `[C, T, H, W]` at the noise level of the plan's first step.
     latents: Tensor,
-    /// The step, if its noise is known.
+    /// The step with known noise, with `trained_steps: {direct: ..}`.
     direct: Option<DirectStep>,
 }
 
@@ -75,6 +76,7 @@ struct RolloutStart {
 pub struct RewardFl {
     config: RewardFlConfig,
     prepared: Prepared,
+    /// The flow-matching loss on the samples' own clips.
     data: DataTerm,
 }
 
@@ -139,14 +141,14 @@ struct StepState<'a> {
 /// The videos of one sample, whose losses are averaged.
 struct SampleVideos<'a> {
     sample: &'a Sample,
-    /// How often the step had the sample before.
+    /// How often the sample already occurred in the same training step.
     repeats: u64,
     /// Key of the sample's draws.
     key: u64,
     target: Arc<PreparedTarget>,
     conditions: Conditions,
     starts: Vec<RolloutStart>,
-    /// Factor of the gradient of each: the sample's weight over the number of videos.
+    /// Factor of the gradient of each video: the sample's weight divided by the number of videos.
     share: f64,
 }
 
@@ -162,8 +164,8 @@ impl RewardFl {
         };
         ctx.strategy.discard();
 
-        // All samples pass through the frozen high-noise expert before the first enters the other: experts that take
-        // turns on the device are changed once.
+        // All samples pass through the frozen high-noise expert before the first one enters the low-noise expert, so
+        // that experts that take turns on the device are changed once.
         let mut begun = Vec::new();
         let repeats = repeats(ctx.strategy.ranks().data.as_ref(), ctx.samples)?;
         for (sample, repeats) in ctx.samples.iter().zip(repeats) {
@@ -187,9 +189,9 @@ impl RewardFl {
 
         let StepState { split, mut watch, tally, mut outcome, .. } = state;
         watch.begin(OPTIMIZER, Some("updating parameters"))?;
-        let (scored, on_nonfinite, mut norms) = (tally.counted(), self.config.on_nonfinite, None);
-        let update = update::finish(ctx, scored, &mut outcome.nonfinite, on_nonfinite, |ranks, scored| {
-            norms = split.map(|split| split.norms(ranks, scored)).transpose()?;
+        let (own_samples, on_nonfinite, mut norms) = (tally.counted(), self.config.on_nonfinite, None);
+        let update = update::finish(ctx, own_samples, &mut outcome.nonfinite, on_nonfinite, |ranks, all_samples| {
+            norms = split.map(|split| split.norms(ranks, all_samples)).transpose()?;
             Ok(())
         })?;
         let mut metrics = tally.joined(ctx.strategy.ranks().data.as_ref())?.metrics();
@@ -200,8 +202,9 @@ impl RewardFl {
         outcome.report(ctx, watch, update.as_slice(), metrics)
     }
 
-    /// Encodes a sample and begins its videos: does the steps of a frozen high-noise expert. Returns the reason if the
-    /// sample is skipped. `repeats` counts earlier occurrences of the sample in this step.
+    /// Encodes a sample and does the steps of a frozen high-noise expert for its videos. Returns the reason as the
+    /// inner error if the sample is skipped. `repeats` counts earlier occurrences of the sample in the same training
+    /// step.
     fn begin<'a>(
         &mut self,
         ctx: &mut StepContext<'_>,
@@ -231,31 +234,34 @@ impl RewardFl {
         Ok(Ok(SampleVideos { sample, repeats, key, target, conditions, starts, share }))
     }
 
-    /// Adds the gradient of one sample's loss to the strategy.
+    /// Generates and scores the videos of one sample, and adds the gradient of its loss to the strategy.
     fn finish(
         &mut self,
         ctx: &mut StepContext<'_>,
         videos: &SampleVideos<'_>,
         state: &mut StepState<'_>,
     ) -> Result<Outcome> {
-        let (mut scored, mut unscored, mut starts) = (Vec::new(), String::new(), Vec::new());
+        let (mut scored_videos, mut scored_starts, mut missing_reason) = (Vec::new(), Vec::new(), String::new());
         for (i, start) in videos.starts.iter().enumerate() {
-            let is_last = i + 1 == videos.starts.len() && state.split.is_none();
-            match self.video(ctx, videos, i, is_last, state)? {
+            // A measurement of the separate gradients pulls again afterwards.
+            let is_last_pull = i + 1 == videos.starts.len() && state.split.is_none();
+            match self.video(ctx, videos, i, is_last_pull, state)? {
                 Outcome::Scored(video) => {
-                    scored.push(video);
-                    starts.push(start);
+                    scored_videos.push(video);
+                    scored_starts.push(start);
                 }
-                Outcome::Skipped(reason) => unscored = reason,
+                Outcome::Skipped(reason) => missing_reason = reason,
                 nonfinite => return Ok(nonfinite),
             }
         }
         // Without a score for any video, nothing was pulled back and all recordings are freed.
-        let Some(scored) = Scored::mean(scored, videos.starts.len()) else { return Ok(Outcome::Skipped(unscored)) };
+        let Some(scored) = Scored::mean(scored_videos, videos.starts.len()) else {
+            return Ok(Outcome::Skipped(missing_reason));
+        };
         match &mut state.split {
             Some(split) => {
                 let total = update::take_gradients(ctx.model)?;
-                let kl_alone = self.kl_gradient(ctx, videos, &starts, &mut state.watch)?;
+                let kl_alone = self.kl_gradient(ctx, videos, &scored_starts, &mut state.watch)?;
                 split.accumulate(ctx.strategy, ctx.model, total, &kl_alone)?;
             }
             None => ctx.strategy.accumulate(ctx.model)?,
@@ -263,7 +269,7 @@ impl RewardFl {
         self.with_data_term(ctx, videos, scored, &mut state.watch)
     }
 
-    /// The latents that the rollouts of a sample start from.
+    /// The conditions of a sample's videos, and the starts of their recorded rollouts.
     fn starts(
         &mut self,
         ctx: &mut StepContext<'_>,
@@ -282,8 +288,8 @@ impl RewardFl {
         Ok((conditions, starts))
     }
 
-    /// Computes the gradient of the weighted KL of the videos from `starts` alone and takes it from the model; repeats
-    /// the rollouts.
+    /// Computes the gradient of the weighted KL alone, for the videos that begin at `starts`, and takes it from the
+    /// model. Repeats the rollouts of these videos.
     fn kl_gradient(
         &self,
         ctx: &mut StepContext<'_>,
@@ -298,13 +304,14 @@ impl RewardFl {
         update::take_gradients(ctx.model)
     }
 
-    /// Computes one video, its score and its loss, and pulls the loss back to the parameters.
+    /// Computes video `number` of a sample, its score and its loss, and pulls the loss back to the parameters.
+    /// `is_last_pull` says whether this is the last pull before the strategy takes the gradient.
     fn video(
         &self,
         ctx: &mut StepContext<'_>,
         videos: &SampleVideos<'_>,
         number: usize,
-        is_last: bool,
+        is_last_pull: bool,
         state: &mut StepState<'_>,
     ) -> Result<Outcome> {
         let StepState { watch, tally, outcome, .. } = state;
@@ -348,12 +355,12 @@ impl RewardFl {
             None => None,
         };
         let (strategy, model) = (&mut *ctx.strategy, &mut *ctx.model);
-        let before_last = || if is_last { strategy.before_last_pull(model) } else { Ok(()) };
+        let before_last = || if is_last_pull { strategy.before_last_pull(model) } else { Ok(()) };
         trajectory.pull_with(d_latents.as_ref(), share * loss.d_kl, watch, before_last)?;
         Ok(Outcome::Scored(scored))
     }
 
-    /// Adds the loss on the sample's clip, and its gradient.
+    /// Adds the flow-matching loss on the sample's clip to its values, and the gradient of this loss to the strategy.
     fn with_data_term(
         &mut self,
         ctx: &mut StepContext<'_>,
@@ -364,11 +371,11 @@ impl RewardFl {
         if self.data.is_on() {
             watch.begin(DATA, Some("training on the clip"))?;
             scored.data_loss = self.data.accumulate(ctx, sample, key, scored.fraction * sample.weight)?;
-            let data = scored.data_loss.unwrap_or(0.0);
-            if !data.is_finite() {
-                return Ok(Outcome::NonFinite(format!("the loss on the clip of {}", sample.origin), data));
+            let data_loss = scored.data_loss.unwrap_or(0.0);
+            if !data_loss.is_finite() {
+                return Ok(Outcome::NonFinite(format!("the loss on the clip of {}", sample.origin), data_loss));
             }
-            scored.loss += self.data.weight() * data;
+            scored.loss += self.data.weight() * data_loss;
         }
         Ok(Outcome::Scored(scored))
     }
@@ -390,20 +397,21 @@ roll_core::register! {
     plan: passes,
 }
 
+/// The passes of the model for one sample: its rollout, the recorded steps, and the loss on its clip.
 fn passes(options: &Options) -> Result<Passes> {
     let config: RewardFlConfig = parse_options(Kind::Algorithm.section(), options)?;
     config.check_steps()?;
     let window = config.final_timestep + 1 - config.mid_timestep;
-    let [trained, more] = config.trained_steps.count(window);
-    let steps = config.final_timestep + 1 + more;
+    let StepCounts { trained, beside_rollout } = config.trained_steps.counts(window);
+    let steps = config.final_timestep + 1 + beside_rollout;
     // The loss on the clip computes one velocity, without guidance.
-    let on_clip = usize::from(config.data_weight > 0.0);
+    let data_loss_passes = usize::from(config.data_weight > 0.0);
     let (velocities, recorded) = match (config.guidance_scale.is_on(), config.guidance_gradient) {
         (false, _) => (1, 1),
         (true, GuidanceGradient::Conditional) => (2, 1),
         (true, GuidanceGradient::Both) => (2, 2),
     };
-    let (forward, pulled) = (velocities * steps + on_clip, recorded * trained + on_clip);
+    let (forward, pulled) = (velocities * steps + data_loss_passes, recorded * trained + data_loss_passes);
     // The videos of a sample are processed one after another, followed by its clip.
     let videos = config.trained_steps.videos();
     let reference_is_start = config.kl_reference == KlReference::Start;

@@ -24,6 +24,7 @@ const IDLE: &[IdleKeys] = &[
     KL_REFERENCE,
 ];
 
+/// `algo.early_stop` where the trained steps begin at noised copies of the finished latents.
 const fn no_early_stop(when: When) -> IdleKeys {
     let because = "`algo.trained_steps` noises finished latents, and goes on to the data";
     IdleKeys { keys: &["algo.early_stop"], when, because }

@@ -1,4 +1,4 @@
-//! The steps of a rollout, derived from the options and the model's schedule.
+//! The plan of a rollout: its steps and which of them are trained, derived from the options and the model's schedule.
 
 use crate::{FlowSchedule, Sampler};
 use roll_core::{Adapter, Sigma};
@@ -6,7 +6,7 @@ use roll_core::{Adapter, Sigma};
 use super::leap::Leap;
 use crate::sampling::Guidance;
 
-/// The steps of a rollout.
+/// The plan of a rollout.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RolloutPlan {
     /// Noise levels of the steps.
@@ -15,26 +15,26 @@ pub struct RolloutPlan {
     pub sampler: Sampler,
     /// Classifier-free guidance of the velocities.
     pub guidance: Guidance,
-    /// Indices of the steps with gradient, ascending. With two experts, the first of them has trainable parameters;
-    /// earlier steps cannot contribute to the gradient.
+    /// Indices of the steps with gradient, ascending. The first of them has trainable parameters, because earlier steps
+    /// cannot contribute to the gradient. Later ones may be steps of a frozen expert.
     pub trained: Vec<usize>,
-    /// Trained steps that have trainable parameters. The KL is a mean over these steps: a frozen expert does not
-    /// diverge from itself, and its zeros would only reduce the KL and thereby the pull towards the reference.
+    /// Trained steps that have trainable parameters. The KL is a mean over these steps only, because a frozen expert
+    /// does not diverge from itself: its zeros would reduce the KL and thereby the pull towards the reference.
     pub acting: Vec<usize>,
-    /// The way of the gradient back through the trained steps.
+    /// How the gradient passes back through the trained steps.
     pub adjoint: Adjoint,
     /// Index of the first step.
     pub first: usize,
     /// Index of the last step.
     pub last: usize,
-    /// The adapter of the policy that the KL compares with; `None`: there is no KL.
+    /// The adapter of the policy that the KL compares with; `None` if no KL is computed.
     pub reference: Option<Adapter>,
     /// The latents that are decoded if the rollout stops before the last step of the schedule.
     pub early_stop: EarlyStop,
 }
 
 impl RolloutPlan {
-    /// Trains these steps, all of which have trainable parameters.
+    /// The plan with other trained steps, all of which have trainable parameters.
     pub(super) fn training(self, steps: Vec<usize>) -> Self {
         Self { acting: steps.clone(), trained: steps, ..self }
     }
@@ -44,18 +44,21 @@ impl RolloutPlan {
         Self { first: step, last: step, early_stop: EarlyStop::PredictX0, ..self.training(vec![step]) }
     }
 
-    /// The steps of the high-noise expert apart from those of the other, for a rollout that is interrupted between them:
-    /// the second plan continues from the latents of the first. `None` unless both have steps, no gradient and no KL
-    /// depends on the first ones, and the sampler keeps nothing between steps.
+    /// Divides the plan into the steps of the high-noise expert and those of the low-noise expert, so that the rollout
+    /// can be interrupted in between; the second plan continues from the latents of the first. Returns `None` unless
+    /// both experts have steps, the high-noise steps contribute to no gradient and no KL, and the sampler keeps no
+    /// state between steps.
     pub(crate) fn divided(&self, boundary: Option<f64>) -> Option<[Self; 2]> {
         let is_low = |i: &usize| boundary.is_some_and(|boundary| self.schedule.timestep(*i).uses_low_noise(boundary));
-        let first_low = (self.first..=self.last).find(is_low).filter(|first_low| *first_low > self.first)?;
-        let depends = self.trained.iter().chain(&self.acting).any(|i| *i < first_low);
-        (!depends && self.sampler == Sampler::Euler).then(|| {
-            let (last, early_stop, adjoint) = (first_low - 1, EarlyStop::Decode, Adjoint::Chain);
-            let high = Self { last, early_stop, adjoint, ..self.clone() };
-            [high.training(Vec::new()), Self { first: first_low, ..self.clone() }]
-        })
+        let first_low = (self.first..=self.last).find(is_low)?;
+        let has_high = first_low > self.first;
+        let trains_high = self.trained.iter().chain(&self.acting).any(|i| *i < first_low);
+        if !has_high || trains_high || self.sampler != Sampler::Euler {
+            return None;
+        }
+        let (last, early_stop, adjoint) = (first_low - 1, EarlyStop::Decode, Adjoint::Chain);
+        let high = Self { last, early_stop, adjoint, ..self.clone() };
+        Some([high.training(Vec::new()), Self { first: first_low, ..self.clone() }])
     }
 
     /// The noise level after step `i`: that of the next step, or 0 if the step leads to the data.
@@ -66,8 +69,8 @@ impl RolloutPlan {
         }
     }
 
-    /// The noise level that the gradient of trained step `i` leads to: the end of the step or, of a leap, the next
-    /// trained step.
+    /// The noise level up to which the velocity of trained step `i` acts in the gradient: the end of the step or, for a
+    /// leap, the level of the next trained step.
     pub(super) fn reach(&self, i: usize) -> Sigma {
         match self.adjoint {
             Adjoint::Leap(_) => {
@@ -79,10 +82,10 @@ impl RolloutPlan {
     }
 }
 
-/// The way of the gradient back through the trained steps. The values are those of the rollout in any case.
+/// How the gradient passes back through the trained steps. The latents are those of the rollout in any case.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Adjoint {
-    /// The chain rule; steps that are not trained are constants.
+    /// The chain rule. The velocities of steps that are not trained are constants.
     #[default]
     Chain,
     /// Each trained step by itself: the latents that its velocity is computed from are constants.

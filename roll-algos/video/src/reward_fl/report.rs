@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::report::{SCORE, detail_metric};
 
-/// The outcome of a sample.
+/// The outcome of a sample or of one of its videos.
 pub(super) enum Outcome {
     Scored(Scored),
     /// Left out, with the reason.
@@ -17,11 +17,11 @@ pub(super) enum Outcome {
     NonFinite(String, f64),
 }
 
-/// The values of a sample that has a score, means over its scored videos; all but the details are finite.
+/// The values of a sample with a score: means over its scored videos. All but the details are finite.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Scored {
-    /// The fraction of its videos that have a score, by which it counts in the update and in means over samples: every
-    /// scored video of a step weighs the same.
+    /// The fraction of the sample's videos that have a score. It is the weight of the sample in the update and in means
+    /// over samples, so that every scored video of a step has the same weight.
     pub(super) fraction: f64,
     pub(super) loss: f64,
     pub(super) score: f64,
@@ -34,9 +34,9 @@ pub(super) struct Scored {
 }
 
 impl Scored {
-    /// Means over the scored ones of `count` videos of one sample; that of a detail covers the videos that have it.
-    /// `data_loss` stays `None`: it belongs to the sample, and the caller adds it afterwards. Returns `None` without
-    /// videos.
+    /// Means over the scored `videos` of one sample, which has `count` videos. The mean of a detail covers the videos
+    /// that have it. `data_loss` stays `None`, because it belongs to the sample and the caller adds it afterwards.
+    /// Returns `None` if no video has a score.
     pub(super) fn mean(mut videos: Vec<Self>, count: usize) -> Option<Self> {
         let fraction = videos.len() as f64 / count as f64;
         if videos.len() < 2 {
@@ -51,24 +51,26 @@ impl Scored {
     }
 }
 
-/// The mean of each detail over the samples that have it, by their fractions.
-fn detail_means(scored: &[Scored]) -> BTreeMap<&str, f64> {
-    let mut details: BTreeMap<&str, [f64; 2]> = BTreeMap::new();
-    for Scored { fraction, details: own, .. } in scored {
-        for (name, Bits(value)) in own {
-            let [sum, count] = details.entry(name).or_default();
+/// The mean of each detail over the samples that have it, weighted by their fractions.
+fn detail_means(samples: &[Scored]) -> BTreeMap<&str, f64> {
+    let mut sums: BTreeMap<&str, [f64; 2]> = BTreeMap::new();
+    for Scored { fraction, details, .. } in samples {
+        for (name, Bits(value)) in details {
+            let [sum, weight] = sums.entry(name).or_default();
             *sum += fraction * value;
-            *count += fraction;
+            *weight += fraction;
         }
     }
-    details.into_iter().map(|(name, [sum, count])| (name, sum / count)).collect()
+    sums.into_iter().map(|(name, [sum, weight])| (name, sum / weight)).collect()
 }
 
-/// The scored samples of a step; and how many values all decoded videos have, and how many of them are clamped.
+/// The scored samples and the clamped pixels of a training step.
 #[derive(Default, Serialize, Deserialize)]
 pub(super) struct Tally {
     pub(super) scored: Vec<Scored>,
+    /// Number of values of all decoded videos.
     values: u64,
+    /// Number of these values at the bounds of the decoder's clamp.
     clamped: u64,
 }
 
@@ -92,12 +94,13 @@ impl Tally {
         Ok(all)
     }
 
-    /// The number of samples with a score; one of which some videos have none counts in part.
+    /// The number of samples with a score. A sample counts by the fraction of its videos that have a score.
     pub(super) fn counted(&self) -> f64 {
         self.scored.iter().map(|scored| scored.fraction).sum()
     }
 
-    /// The number of samples with a score, means over them, and the fraction of clamped values.
+    /// The metrics of the step: the number of samples with a score, means over these samples, and the fraction of
+    /// clamped values.
     pub(super) fn metrics(&self) -> BTreeMap<String, f64> {
         let n = self.counted();
         let mut metrics = BTreeMap::from([("actor/samples".to_string(), self.scored.len() as f64)]);
@@ -105,14 +108,18 @@ impl Tally {
             metrics.insert("actor/clamped_fraction".into(), self.clamped as f64 / self.values as f64);
         }
         for scored in &self.scored {
-            let main = [("actor/loss", scored.loss), (SCORE, scored.score)];
-            for (name, value) in main.into_iter().chain(scored.kl.map(|kl| ("actor/kl_loss", kl))) {
+            let kl = scored.kl.map(|kl| ("actor/kl_loss", kl));
+            for (name, value) in [("actor/loss", scored.loss), (SCORE, scored.score)].into_iter().chain(kl) {
                 *metrics.entry(name.into()).or_default() += scored.fraction * value / n;
             }
         }
-        let data = self.scored.iter().filter_map(|scored| Some([scored.fraction * scored.data_loss?, scored.fraction]));
-        if let Some([sum, count]) = data.reduce(|[sum, count], [loss, fraction]| [sum + loss, count + fraction]) {
-            metrics.insert("actor/data_loss".into(), sum / count);
+        // The mean over the samples that have a loss on their clip, weighted by their fractions.
+        let data_losses =
+            self.scored.iter().filter_map(|scored| Some([scored.fraction * scored.data_loss?, scored.fraction]));
+        if let Some([sum, weight]) =
+            data_losses.reduce(|[sum, weight], [loss, fraction]| [sum + loss, weight + fraction])
+        {
+            metrics.insert("actor/data_loss".into(), sum / weight);
         }
         metrics.extend(detail_means(&self.scored).into_iter().map(|(name, mean)| (detail_metric(name), mean)));
         metrics

@@ -1,4 +1,7 @@
-//! Measures the gradients of reward and KL separately, to show which of them drives the update.
+//! Measures the norms of the gradients of reward and KL separately, to show which of them drives the update.
+//!
+//! The model accumulates one gradient. A second rollout computes the KL's part alone, and the reward's part is the
+//! difference.
 
 use std::collections::BTreeMap;
 
@@ -7,9 +10,11 @@ use roll_core::{
     Strategy,
 };
 
-/// Sums of gradients over samples.
+/// Sums of gradients over the samples of this rank.
 pub(super) struct GradientSplit {
+    /// Gradient of the whole loss.
     total: Vec<f32>,
+    /// Gradient of the KL's term.
     kl: Vec<f32>,
 }
 
@@ -18,7 +23,8 @@ impl GradientSplit {
         Self { total: vec![0.0; parameters], kl: vec![0.0; parameters] }
     }
 
-    /// Passes `gradients`, taken from the model, to the strategy, unchanged, and adds them to the sums.
+    /// Adds the gradients of one sample to the sums: `gradients` of the whole loss, taken from the model, and
+    /// `kl_alone`. Passes `gradients` on to the strategy unchanged.
     pub(super) fn accumulate(
         &mut self,
         strategy: &mut dyn Strategy,
@@ -31,7 +37,7 @@ impl GradientSplit {
         strategy.accumulate(&mut WithGradient { model, gradients })
     }
 
-    /// Norms of the gradients of reward and KL, averaged over `scored` samples of all ranks.
+    /// Returns the norms of the gradients of reward and KL, as means over the `scored` samples of all ranks.
     pub(super) fn norms(mut self, ranks: &dyn Communicator, scored: f64) -> Result<(f64, f64)> {
         ranks.all_reduce(&mut self.total)?;
         ranks.all_reduce(&mut self.kl)?;
@@ -55,7 +61,7 @@ impl Model for WithGradient<'_> {
         self.model.take_gradients(add_into)
     }
 
-    // The parts of the model would look for the gradient in the model.
+    // None, because parts would take the gradient from the model, which no longer has it.
     fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
         None
     }

@@ -34,7 +34,7 @@ impl Observer for Stopwatch<'_> {
     }
 }
 
-/// A recorded rollout.
+/// A rollout with the records of its trained steps.
 pub struct Trajectory {
     /// The latents to decode, `[C, T, H, W]`.
     pub latents: Tensor,
@@ -42,17 +42,19 @@ pub struct Trajectory {
     pub kl: f64,
     /// Factor of the loss on the score: the similarity of leaps to the rollout; 1 without leaps.
     pub similarity: f64,
+    /// See [`Adjoint::discount`].
     discount: f32,
-    /// Derivative of the latents with respect to those after the last step.
+    /// Derivative of `latents` with respect to the latents after the last step; 1 unless they were continued.
     slope: f32,
     steps: Vec<RecordedStep>,
+    /// Number of steps of the rollout, for descriptions.
     total_steps: usize,
 }
 
 /// The record of one step for the adjoint. Recording starts with the first trained step.
 struct RecordedStep {
     index: usize,
-    /// Difference of the noise levels that the gradient passes.
+    /// Factor of the velocity in the gradient: the difference of noise levels over which it acts.
     delta: f32,
     /// Whether the first frame of the latents was replaced after the step.
     replaced: bool,
@@ -66,15 +68,15 @@ struct TrainedStep {
     d_kl: Option<Tensor>,
 }
 
-/// Runs the steps of `plan` from `noise`, which is at the noise level of the plan's first step. A step is `x_{i+1} =
-/// x_i + (sigma_{i+1} - sigma_i) v_i` or that of another sampler; only the former supports gradients.
+/// Runs the steps of `plan` from `noise`, which is at the noise level of the plan's first step. A step of the Euler
+/// sampler is `x_{i+1} = x_i + (sigma_{i+1} - sigma_i) v_i`. Only Euler steps support gradients.
 ///
 /// The known first frame of TI2V models replaces that of the latents before the first step and after every step.
 /// Trained steps are recorded if `grad` is [`Grad::Record`]. All other steps run without gradient, so their velocities
 /// are constants.
 ///
-/// The KL compares the velocities under the prompt with those of the reference. So its weight has the same meaning at
-/// every guidance scale, and guidance costs no additional velocities for it.
+/// The KL compares velocities under the prompt, without guidance. So its weight has the same meaning at every guidance
+/// scale, and the reference needs no velocities under the negative prompt.
 pub fn rollout(
     model: &mut dyn DiffusionModel,
     conditions: &Conditions,
@@ -89,6 +91,7 @@ pub fn rollout(
     let RolloutPlan { schedule, trained, acting, first, last, guidance, .. } = plan;
     let total_steps = last + 1;
     let prompt = &conditions.prompt;
+    // Symbols: x latents, v guided velocity, c velocity under the prompt, u velocity of the KL's reference.
     let mut x = prompt.with_first_frame(noise)?;
     let mut sampler = plan.sampler.start();
     let mut steps = Vec::new();
@@ -144,21 +147,20 @@ pub fn rollout(
 }
 
 impl Trajectory {
-    /// The trajectory with other latents, which are a linear function of those after its last step, with this
-    /// derivative.
+    /// The trajectory with other latents, which are a linear function of the former latents with the derivative
+    /// `slope`.
     pub(super) fn continued(self, latents: Tensor, slope: f32) -> Self {
         Self { latents, slope: self.slope * slope, ..self }
     }
 
-    /// Pulls the cotangents of the latents (`None` is zero) and of the KL back to the parameters: `d_v = (sigma_{i+1} -
-    /// sigma_i) d_x`, `d_x += discount pull_i(d_v, d_kl/d_c_i)`, from the last step to the first trained step. A leap
-    /// passes the noise level of the next trained step in place of `sigma_{i+1}`.
+    /// Pulls the cotangents of the latents (`None` is zero) and of the KL back to the parameters, from the last step to
+    /// the first trained step: `d_v = (sigma_{i+1} - sigma_i) d_x`, `d_x += discount pull_i(d_v, d_kl/d_c_i)`. For a
+    /// leap, the noise level of the next trained step replaces `sigma_{i+1}`.
     pub fn pull(self, d_latents: Option<&Tensor>, d_kl: f64, observer: &mut dyn Observer) -> Result<()> {
         self.pull_with(d_latents, d_kl, observer, || Ok(()))
     }
 
-    /// Like [`Trajectory::pull`]. `before_last` is called before the last pullback, which is that of the first trained
-    /// step.
+    /// Like [`Trajectory::pull`]. `before_last` is called before the last pullback, the one of the first trained step.
     pub fn pull_with(
         self,
         d_latents: Option<&Tensor>,
@@ -171,7 +173,7 @@ impl Trajectory {
             None => Tensor::zeros(self.latents.shape()),
         };
         let mut before_last = Some(before_last);
-        let mut left = self.steps.iter().filter(|step| step.trained.is_some()).count();
+        let mut pulls_left = self.steps.iter().filter(|step| step.trained.is_some()).count();
         for RecordedStep { index, delta, replaced, trained } in self.steps.into_iter().rev() {
             if replaced {
                 d_x = without_first_frame(&d_x)?;
@@ -179,8 +181,8 @@ impl Trajectory {
             let Some(TrainedStep { pullback, d_kl: d_kl_i }) = trained else { continue };
             let description = format!("pulling back through denoising step {} of {}", index + 1, self.total_steps);
             observer.begin(PULL, Some(&description))?;
-            left -= 1;
-            let before_last = before_last.take_if(|_| left == 0);
+            pulls_left -= 1;
+            let before_last = before_last.take_if(|_| pulls_left == 0);
             let d_v = scaled(&d_x, delta)?;
             let d_c = d_kl_i.map(|d_kl_i| scaled(&d_kl_i, d_kl as f32)).transpose()?;
             let pulled = pullback.pull(&d_v, d_c.as_ref(), || before_last.map_or(Ok(()), |call| call()))?;
@@ -192,6 +194,7 @@ impl Trajectory {
     }
 }
 
+/// The cotangent with zeros in the first frame, because the latents of that frame were replaced.
 fn without_first_frame(x: &Tensor) -> Result<Tensor> {
     let [_, frames, height, width] = *x.shape() else {
         return Err(Error::shape("latents", "[C, T, H, W]", x.shape()));

@@ -1,12 +1,12 @@
 //! Truncation of a rollout's gradient: the selection of the trained steps.
 //!
 //! All variants select from the same steps: those from `mid_timestep` to `final_timestep`, within the bounds on the
-//! noise level, that have trainable parameters. DRaFT (<https://arxiv.org/abs/2309.17400>) trains the last K of them;
-//! its variant DRaFT-LV trains the last one from several noisings of the result. AlignProp
-//! (<https://arxiv.org/abs/2310.03739>) and ReFL (<https://arxiv.org/abs/2304.05977>) draw the position at random, and so
-//! do LeapAlign ([`super::leap`]) for its two and SRPO ([`super::direct`]). DRTune (<https://arxiv.org/abs/2405.00760>)
-//! and FlowBP (<https://arxiv.org/abs/2606.11075>) stop the gradient between the trained steps. [`Adjoint`] has these
-//! differences.
+//! noise level, that have trainable parameters. DRaFT (<https://arxiv.org/abs/2309.17400>) trains the last K of these
+//! steps; its variant DRaFT-LV trains the last step from several noisings of the result. AlignProp
+//! (<https://arxiv.org/abs/2310.03739>) and ReFL (<https://arxiv.org/abs/2304.05977>) draw the trained step at random.
+//! LeapAlign ([`super::leap`]) draws two steps and SRPO ([`super::direct`]) one. DRTune
+//! (<https://arxiv.org/abs/2405.00760>) and FlowBP (<https://arxiv.org/abs/2606.11075>) stop the gradient between the
+//! trained steps; [`Adjoint`] says how the gradient passes them.
 
 use roll_core::{Error, Noise, Purpose, Result, ScheduleFacts, Tensor};
 
@@ -16,18 +16,30 @@ use super::direct;
 use super::plan::{Adjoint, EarlyStop, RolloutPlan};
 use crate::flow_matching::mixed;
 
+/// Number of trained steps of LeapAlign.
 const LEAPS: usize = 2;
 
+/// Numbers of steps per sample.
+pub(super) struct StepCounts {
+    /// Trained steps.
+    pub(super) trained: usize,
+    /// Steps that are computed in addition to the rollout.
+    pub(super) beside_rollout: usize,
+}
+
 impl TrainedSteps {
-    /// The number of steps trained per sample, out of `steps`, and the number of steps in addition to the rollout.
-    pub(super) fn count(&self, steps: usize) -> [usize; 2] {
-        match *self {
-            Self::Window => [steps, 0],
-            Self::Last(k) | Self::Random(k) | Self::Uniform(k) => [k.min(steps), 0],
-            Self::Renoised(n) => [n, n],
-            Self::Direct(_) => [direct::STEPS; 2],
-            Self::Leap(_) => [LEAPS.min(steps), 0],
-        }
+    /// The numbers of steps per sample if the window has `steps` steps.
+    pub(super) fn counts(&self, steps: usize) -> StepCounts {
+        let (trained, beside_rollout) = match *self {
+            // Trained steps are steps of the rollout.
+            Self::Window => (steps, 0),
+            Self::Last(k) | Self::Random(k) | Self::Uniform(k) => (k.min(steps), 0),
+            Self::Leap(_) => (LEAPS.min(steps), 0),
+            // Trained steps follow the rollout.
+            Self::Renoised(n) => (n, n),
+            Self::Direct(_) => (direct::STEPS, direct::STEPS),
+        };
+        StepCounts { trained, beside_rollout }
     }
 
     /// The number of videos that are decoded and scored per sample, one after another.
@@ -39,9 +51,9 @@ impl TrainedSteps {
         }
     }
 
-    /// The way of the gradient through the selected steps. Fails if `stop_gradient` has no effect on it.
+    /// How the gradient passes through the selected steps. Fails if `stop_gradient` is set and has no effect.
     pub(super) fn adjoint(&self, stop_gradient: bool) -> Result<Adjoint> {
-        let effect = "`stop_gradient` applies to `algo.trained_steps` of `last`, `random` or `uniform`";
+        let scope = "`stop_gradient` applies to `algo.trained_steps` of `last`, `random` or `uniform`";
         let remedy = match *self {
             Self::Leap(leap) if !stop_gradient => return Ok(Adjoint::Leap(leap)),
             _ if !stop_gradient => return Ok(Adjoint::Chain),
@@ -53,21 +65,21 @@ impl TrainedSteps {
             Self::Renoised(_) => "leave it out: of `renoised`, each velocity is computed from constants",
             Self::Direct(_) => "leave it out: of `direct`, each velocity is computed from constants",
         };
-        Err(Error::config("algo.stop_gradient", format!("{effect}; {remedy}")))
+        Err(Error::config("algo.stop_gradient", format!("{scope}; {remedy}")))
     }
 
     /// Restricts the plan to the selected steps or, if they are random, to the steps that they are drawn from. Fails if
     /// the number is 0 or too large.
     pub(super) fn restricted(&self, plan: RolloutPlan, facts: ScheduleFacts) -> Result<RolloutPlan> {
-        let there = plan.acting.len();
+        let available = plan.acting.len();
         let (count, most) = match *self {
             Self::Window => return Ok(plan),
-            // No step can be selected; the check of the experts reports why.
-            _ if there == 0 => return Ok(plan),
+            // No step can be selected; `check_experts` reports why.
+            _ if available == 0 => return Ok(plan),
             Self::Direct(ref direct) => return direct.restricted(plan, facts),
             Self::Renoised(n) => (n, usize::MAX),
-            Self::Last(k) | Self::Random(k) | Self::Uniform(k) => (k, there),
-            Self::Leap(_) => (LEAPS, there),
+            Self::Last(k) | Self::Random(k) | Self::Uniform(k) => (k, available),
+            Self::Leap(_) => (LEAPS, available),
         };
         if count == 0 {
             return Err(Error::config("algo.trained_steps", "expected a number of at least 1, found 0"));
@@ -81,8 +93,8 @@ impl TrainedSteps {
             return Err(Error::config("algo.trained_steps", problem));
         }
         let chosen = match *self {
-            Self::Last(k) => plan.acting[there - k..].to_vec(),
-            Self::Uniform(k) => (1..=k).map(|i| plan.acting[i * there / k - 1]).collect(),
+            Self::Last(k) => plan.acting[available - k..].to_vec(),
+            Self::Uniform(k) => (1..=k).map(|i| plan.acting[i * available / k - 1]).collect(),
             _ => plan.acting.clone(),
         };
         Ok(plan.training(chosen))
@@ -96,6 +108,7 @@ impl TrainedSteps {
             Self::Leap(_) => LEAPS.min(from.len()),
             _ => return from.to_vec(),
         };
+        // Draws without replacement.
         let (mut left, mut drawn) = (from.to_vec(), Vec::new());
         let mut draw = noise.uniform(Purpose::Levels, step, key);
         for _ in 0..count {
@@ -106,8 +119,9 @@ impl TrainedSteps {
         drawn
     }
 
-    /// Returns the starts of a sample's videos. `plan` is narrowed already. `run` computes the final latents of a plan
-    /// from noise, without gradient.
+    /// Returns the starts of a sample's videos. `plan` is the result of [`TrainedSteps::restricted`], and `latents` is
+    /// the noise that the rollout begins with. `step` and `key` are the training step and the sample's key, for the
+    /// draws from `noise`. `run` computes the final latents of a plan from given latents, without gradient.
     pub(super) fn starts(
         &self,
         plan: &RolloutPlan,
@@ -117,12 +131,16 @@ impl TrainedSteps {
         run: impl FnOnce(&RolloutPlan, &Tensor) -> Result<Tensor>,
     ) -> Result<Vec<RolloutStart>> {
         let trained = self.drawn(&plan.trained, noise, step, key);
-        let finished = RolloutPlan { early_stop: EarlyStop::PredictX0, ..plan.clone().training(Vec::new()) };
+        // The whole rollout to the data, without a trained step.
+        let to_data = RolloutPlan { early_stop: EarlyStop::PredictX0, ..plan.clone().training(Vec::new()) };
         let (data, count) = match self {
-            Self::Renoised(count) => (run(&finished, &latents)?, *count),
+            Self::Renoised(count) => (run(&to_data, &latents)?, *count),
             Self::Direct(direct) => {
-                let data = run(&finished, &latents)?;
-                return trained.first().map_or(Ok(Vec::new()), |i| direct.starts(plan, [&data, &latents], *i));
+                let data = run(&to_data, &latents)?;
+                return match trained.first() {
+                    Some(i) => direct.starts(plan, &data, &latents, *i),
+                    None => Ok(Vec::new()),
+                };
             }
             _ => {
                 let plan = if *self == Self::Window { plan.clone() } else { plan.clone().training(trained) };

@@ -13,7 +13,7 @@ use super::prefetch::Prefetch;
 pub struct Batch {
     /// The samples of all micro-batches, in order.
     pub samples: Vec<Sample>,
-    /// Rows that were skipped (`on_bad_sample: skip`): their place and the reason.
+    /// Rows that were skipped (`on_bad_sample: skip`): the location of each in the metadata, and the reason.
     pub skipped: Vec<(String, String)>,
 }
 
@@ -34,12 +34,13 @@ pub struct Batch {
 pub struct Batches {
     dataset: Arc<Dataset>,
     noise: Noise,
+    /// Samples per step and rank.
     per_rank: usize,
     rank: Rank,
     world_size: usize,
     /// Samples per micro-batch; 1 if clips need not have one shape.
     micro: usize,
-    /// A pass and the order of its rows.
+    /// The number of the latest pass and the order of its rows, cached.
     order: Option<(u64, Vec<usize>)>,
     prefetch: Prefetch,
     /// One past the last step; nothing beyond is prefetched.
@@ -105,8 +106,8 @@ impl Batches {
         (first..first + self.per_rank as u64).map(|position| self.row(position)).collect()
     }
 
-    /// The prompts of this rank's samples from step `step` on: those of whole steps, at least one, until there are
-    /// `count` samples. Rows without a prompt are left out.
+    /// The prompts of this rank's samples in as many whole steps from step `step` on as have `count` samples, at least
+    /// in one step. Rows without a prompt are left out.
     pub fn prompts(&mut self, step: u64, count: usize) -> Vec<String> {
         let steps = count.div_ceil(self.per_rank).max(1) as u64;
         let indices: Vec<usize> = (step..step.saturating_add(steps)).flat_map(|step| self.indices(step)).collect();
@@ -118,7 +119,8 @@ impl Batches {
     /// `data.on_bad_sample` says.
     pub fn batch(&mut self, step: u64) -> Result<Batch> {
         let rows = self.indices(step);
-        let read = self.prefetch.take(&self.dataset, &rows)?;
+        let samples = self.prefetch.take(&self.dataset, &rows)?;
+        // Steps from `step + 1` on are pending already.
         for pending in self.prefetch.len() as u64..self.dataset.config().prefetch as u64 {
             let next = step + 1 + pending;
             if next < self.end {
@@ -127,7 +129,7 @@ impl Batches {
             }
         }
         let mut batch = Batch::default();
-        for sample in read {
+        for sample in samples {
             match sample {
                 Ok(sample) => batch.samples.push(sample),
                 Err(skipped) => batch.skipped.push(skipped),
@@ -136,6 +138,7 @@ impl Batches {
         Ok(batch)
     }
 
+    /// The row at a position of the endless sequence.
     fn row(&mut self, position: u64) -> usize {
         let n = self.pass_length();
         let (pass, within) = (position / n as u64, (position % n as u64) as usize);
@@ -163,7 +166,7 @@ impl Batches {
             batches.extend(rows.chunks(self.micro).map(<[usize]>::to_vec));
         }
         if shuffle {
-            // No pass number has the highest bit: this permutation is independent of that of the rows.
+            // No pass number has the highest bit, so this permutation is independent of the permutation of the rows.
             let order = self.noise.permutation(pass | 1 << 63, batches.len());
             return order.into_iter().flat_map(|i| std::mem::take(&mut batches[i])).collect();
         }
@@ -171,7 +174,7 @@ impl Batches {
         batches.concat()
     }
 
-    /// Number of rows of a pass; rows that complete a micro-batch count again.
+    /// Number of rows of a pass, including those that are repeated to complete a micro-batch.
     fn pass_length(&self) -> usize {
         if self.micro == 1 {
             return self.dataset.len();

@@ -18,12 +18,13 @@ pub struct Bucket {
     pub size: [usize; 2],
 }
 
-/// Default proportions of a generated video, `[height, width]`.
+/// Default proportions of a generated video, `[height, width]`: 832 x 480 pixels, as Wan generates.
 const SIZE: [usize; 2] = [480, 832];
 
 impl Bucket {
-    /// The shape of the video to generate for a prompt without a clip: the size of `config`, else that of its picture as
-    /// a clip's would be, else about `max_pixels` pixels in the proportions of 832 x 480.
+    /// The shape of the video to generate for a prompt without a clip. Its size is that of `config`. If `config` has
+    /// none, it follows from the size of the prompt's `picture`, as for a clip of that size. Without a picture, it has
+    /// about `max_pixels` pixels in the proportions of 832 x 480.
     pub fn without_clip(config: &DataConfig, picture: Option<&Path>, unit: VideoUnit) -> Result<Self> {
         let size = match picture {
             Some(picture) if config.height.is_none() => probe(picture, config.decoder)?.size,
@@ -36,10 +37,11 @@ impl Bucket {
     }
 }
 
-/// The shape of the samples of a row, and the number of frames that its clip has for them.
+/// The shape of the samples of a row, and the length of its clip.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Available {
     pub bucket: Bucket,
+    /// Number of frames of the clip at the rate `data.fps`.
     pub frames: usize,
 }
 
@@ -48,7 +50,7 @@ pub(crate) fn are_wanted(config: &DataConfig) -> bool {
     !config.bucket_ratios.is_empty() || !config.bucket_frames.is_empty()
 }
 
-/// The shape of each row. `None` for a row that cannot be read, if such rows are skipped; otherwise that is an error.
+/// The shape of each row. A row that cannot be read is `None` if such rows are skipped, and otherwise an error.
 pub(crate) fn assign(metadata: &Metadata, config: &DataConfig, unit: VideoUnit) -> Result<Vec<Option<Available>>> {
     let of = |row: &MetadataRow| -> Result<Option<Available>> {
         let found = match &row.video {
@@ -59,37 +61,37 @@ pub(crate) fn assign(metadata: &Metadata, config: &DataConfig, unit: VideoUnit) 
         };
         match found {
             Ok(found) => Ok(Some(found)),
-            Err(_) if config.on_bad_sample == OnBadSample::Skip => Ok(None), // reading it says why
+            Err(_) if config.on_bad_sample == OnBadSample::Skip => Ok(None), // reading the row gives the reason
             Err(error) => Err(error).while_doing(|| format!("reading {}", metadata.location(row))),
         }
     };
     metadata.rows.par_iter().map(of).collect()
 }
 
-/// Selects the nearest ratio, and the largest number of frames that the clip has. Fails if the clip is smaller than the
-/// model's unit.
+/// The bucket of a clip: the nearest of the configured ratios, and the largest of the configured lengths that the clip
+/// has. Fails if the clip is smaller than the model's unit.
 pub(crate) fn bucket(clip: &Probed, config: &DataConfig, unit: VideoUnit) -> Result<Available, String> {
     let frames = config.fps.map_or(clip.frames, |fps| clip.frames_at(fps));
     Ok(Available { bucket: fitted(clip.size, frames, config, unit)?, frames })
 }
 
-/// The bucket of a video of this size and number of frames.
-fn fitted(own: [usize; 2], available: usize, config: &DataConfig, unit: VideoUnit) -> Result<Bucket, String> {
-    let ratio = own[1] as f64 / own[0] as f64;
-    let distance = |r: &f64| (r / ratio).ln().abs();
+/// The bucket of a video of this size, `[height, width]`, and number of frames.
+fn fitted(video_size: [usize; 2], frames: usize, config: &DataConfig, unit: VideoUnit) -> Result<Bucket, String> {
+    let video_ratio = video_size[1] as f64 / video_size[0] as f64;
+    let distance = |ratio: &f64| (ratio / video_ratio).ln().abs();
     let nearest = config.bucket_ratios.iter().copied().min_by(|a, b| distance(a).total_cmp(&distance(b)));
     let size = match (nearest, config.height, config.width) {
-        (Some(ratio), ..) => ratio_size(ratio, own, config.max_pixels, unit),
+        (Some(ratio), ..) => ratio_size(ratio, video_size, config.max_pixels, unit),
         (None, Some(height), Some(width)) => [height, width],
-        _ => target_size(own, config.max_pixels, [unit.height, unit.width])?,
+        _ => target_size(video_size, config.max_pixels, [unit.height, unit.width])?,
     };
-    let available = unit.frames_within(available.min(config.num_frames));
-    let longest = config.bucket_frames.iter().copied().filter(|n| *n <= available).max();
-    Ok(Bucket { frames: longest.unwrap_or(available), size })
+    let most_frames = unit.frames_within(frames.min(config.num_frames));
+    let longest = config.bucket_frames.iter().copied().filter(|n| *n <= most_frames).max();
+    Ok(Bucket { frames: longest.unwrap_or(most_frames), size })
 }
 
-/// Height and width of the ratio, with about `max_pixels` pixels at most, but no larger than the clip: small clips are
-/// not enlarged.
+/// Height and width in this ratio of width to height: about `max_pixels` pixels, but no larger than the clip, because
+/// small clips are not enlarged.
 fn ratio_size(ratio: f64, clip: [usize; 2], max_pixels: usize, unit: VideoUnit) -> [usize; 2] {
     let [own_height, own_width] = clip.map(|side| side as f64);
     let height = (max_pixels as f64 / ratio).sqrt().min(own_height).min(own_width / ratio);

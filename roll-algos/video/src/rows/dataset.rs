@@ -29,22 +29,23 @@ impl Dataset {
         Self::new(Metadata::open(config)?, config, unit)
     }
 
-    /// Creates a data set from opened metadata. With buckets or windows all clips are probed now; other faults appear
-    /// when the files are read.
+    /// Creates a data set from opened metadata. With buckets or windows all clips are probed now. Other faults of files
+    /// appear when the files are read.
     pub fn new(mut metadata: Metadata, config: &DataConfig, unit: VideoUnit) -> Result<Self> {
         config.check_unit(unit)?;
         let (has_buckets, has_windows) = (buckets::are_wanted(config), config.windows != Windows::Head);
         let mut buckets = None;
         if has_buckets || has_windows {
-            let found = buckets::assign(&metadata, config, unit)?;
-            let found = metadata.divide(config.windows, found, unit)?.into_iter();
-            buckets = has_buckets.then(|| found.map(|found| found.map(|found| found.bucket)).collect());
+            let of_rows = buckets::assign(&metadata, config, unit)?;
+            // Now the metadata has one row per window.
+            let of_windows = metadata.divide(config.windows, of_rows, unit)?.into_iter();
+            buckets = has_buckets.then(|| of_windows.map(|available| available.map(|a| a.bucket)).collect());
         }
         let cache = Mutex::new(Cache { limit: config.cache_bytes, ..Cache::default() });
         Ok(Self { metadata, config: config.clone(), unit, buckets, cache })
     }
 
-    /// Number of rows; each window of a clip has one.
+    /// Number of rows; each window of a clip is a row.
     pub fn len(&self) -> usize {
         self.metadata.rows.len()
     }
@@ -86,8 +87,8 @@ impl Dataset {
         self.buckets.is_some()
     }
 
-    /// Reads the sample of row `index`: decoded, resized and cropped; its images have the size of the clip. Errors name
-    /// line and file, whatever `on_bad_sample` says.
+    /// Reads the sample of row `index`: decodes, resizes and crops its clip, and brings its pictures to the size of the
+    /// clip. A bad row is an error that names line and file, whatever `on_bad_sample` says.
     pub fn sample(&self, index: usize) -> Result<Sample> {
         let Some(row) = self.metadata.rows.get(index) else {
             return Err(Error::Misuse(format!("sample {index} of a data set of {}", self.len())));
@@ -96,7 +97,7 @@ impl Dataset {
     }
 
     /// Reads the sample of row `index` as [`Dataset::sample`] does. With `on_bad_sample: skip`, a bad row is an inner
-    /// `Err` with its place and the reason.
+    /// `Err` with its location in the metadata and the reason.
     pub fn sample_or_skip(&self, index: usize) -> Result<Result<Sample, (String, String)>> {
         let error = match self.sample(index) {
             Ok(sample) => return Ok(Ok(sample)),
@@ -158,8 +159,8 @@ impl Dataset {
         Ok(Clip { image: picture(row.image.as_deref())?, end_image: picture(row.end_image.as_deref())?, video, mask })
     }
 
-    /// Reads the mask of a clip, cropped and resized as the clip: `[T, H, W]`, or `[1, H, W]` from a picture; 1 where it
-    /// is white, 0 where it is black.
+    /// Reads the mask of a clip, cropped and resized as the clip: `[T, H, W]`, or `[1, H, W]` from a picture. White is
+    /// 1, black is 0.
     fn decode_mask(&self, path: &Path, window: Option<Window>, clip: Option<&Arc<Video>>) -> Result<Tensor> {
         let bad = |problem: String| Error::bad_file(path, problem);
         let clip = clip.ok_or_else(|| bad("is the mask of a row without a clip (`video`)".into()))?;
@@ -186,7 +187,7 @@ impl Dataset {
         Tensor::new((0..found * pixels).map(grey).collect(), [found, height, width])
     }
 
-    /// Reads the clip of row `index` as [`Dataset::sample`] does, in its own size.
+    /// Reads the clip of row `index` as [`Dataset::sample`] does, but in the clip's own size.
     pub fn clip_of_own_size(&self, index: usize) -> Result<Video> {
         let row = self.metadata.rows.get(index);
         let Some((row, path)) = row.and_then(|row| Some((row, row.video.as_ref()?))) else {
@@ -196,7 +197,7 @@ impl Dataset {
         clip.while_doing(|| format!("reading {}", self.metadata.location(row)))
     }
 
-    /// The size of clips of this bucket.
+    /// The size of the clips in this bucket, or of all clips without buckets.
     fn sizing(&self, bucket: Option<Bucket>) -> Sizing {
         let (config, unit) = (&self.config, self.unit);
         match (bucket, config.height, config.width) {
@@ -242,7 +243,7 @@ fn truncate_frames(video: Video, frames_kept: usize) -> Result<Video> {
     Video::new(Tensor::new(values, [frames_kept, 3, height, width])?, video.fps())
 }
 
-// A panic cannot leave the cache in an inconsistent state that matters.
+// A poisoned lock is used all the same, because no panic can leave the cache in an inconsistent state that matters.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -267,9 +268,13 @@ impl Clip {
 /// A least-recently-used cache of clips.
 #[derive(Debug, Default)]
 struct Cache {
+    /// Most bytes of all clips.
     limit: usize,
+    /// Bytes of all clips.
     bytes: usize,
+    /// Number of uses so far.
     clock: u64,
+    /// For each row, the number of its last use and its clip.
     clips: HashMap<usize, (u64, Arc<Clip>)>,
 }
 

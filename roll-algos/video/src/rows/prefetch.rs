@@ -9,12 +9,12 @@ use roll_core::{Result, Sample};
 
 use super::dataset::Dataset;
 
-/// The result of a row: its sample, or its place and the reason why it was skipped.
+/// The result of reading a row: its sample, or the row's location in the metadata and the reason why it was skipped.
 pub(crate) type ReadRow = std::result::Result<Sample, (String, String)>;
 
 /// Batches in flight, as lists of rows, each read on its own thread.
 ///
-/// A batch that is never requested is read, and dropped when a later one is taken. Threads end by themselves after one
+/// A batch that is never requested is still read, and is dropped when a later one is taken. A thread ends after its
 /// batch.
 #[derive(Debug, Default)]
 pub(crate) struct Prefetch {
@@ -38,7 +38,7 @@ impl Prefetch {
         let dataset = Arc::clone(dataset);
         let list = rows.clone();
         let thread = thread::Builder::new().name("prefetch".into()).spawn(move || read(&dataset, &list));
-        // Without a thread they are read on request.
+        // If no thread can be started, the rows are read on request.
         if let Ok(thread) = thread {
             self.pending.push_back((rows, thread));
         }

@@ -1,4 +1,4 @@
-//! Windows: several samples from a clip that is longer than `data.num_frames`.
+//! Windows (`data.windows`): several samples from a clip that is longer than `data.num_frames`.
 
 use roll_core::{Error, Result, VideoUnit};
 
@@ -6,11 +6,12 @@ use super::buckets::Available;
 use super::config::Windows;
 use super::metadata::{Metadata, MetadataRow, Window};
 
-/// Maximum number of windows of a clip: the frames that a file's index claims must not fill the memory.
+/// Maximum number of windows of a clip, so that the number of frames that a file's index claims cannot fill the memory.
 const MAX_WINDOWS: usize = 1 << 16;
 
 impl Windows {
-    /// The first frames of the windows of `length` frames in a clip of `available`; one if the clip is not longer.
+    /// The first frame of each window of `length` frames in a clip of `available` frames. There is one window if the
+    /// clip is not longer than a window.
     fn starts(self, available: usize, length: usize) -> Vec<usize> {
         let last = available.saturating_sub(length);
         let mut starts: Vec<usize> = match self {
@@ -21,40 +22,41 @@ impl Windows {
             }
             Self::Sliding(stride) => (0..=last).step_by(stride.max(1)).take(MAX_WINDOWS + 1).collect(),
         };
-        starts.dedup(); // fewer places than windows
+        starts.dedup(); // a clip may have fewer positions than windows are configured
         starts
     }
 }
 
 impl Metadata {
-    /// Replaces the row of each clip that is longer than its sample, by at least the unit, by one row for each window.
-    /// `available` has the frames of the rows, and the result those of the new ones.
+    /// Divides clips into windows: replaces the row of each clip that is longer than its sample by at least the model's
+    /// unit. It becomes one row per window. `available` belongs to the rows before, the result to the rows after.
     pub(crate) fn divide(
         &mut self,
         windows: Windows,
         available: Vec<Option<Available>>,
         unit: VideoUnit,
     ) -> Result<Vec<Option<Available>>> {
-        let (mut rows, mut divided) = (Vec::new(), Vec::new());
+        let (mut rows, mut available_of_rows) = (Vec::new(), Vec::new());
         for (row, found) in std::mem::take(&mut self.rows).into_iter().zip(available) {
             let frames = found.map_or(0, |found| found.bucket.frames);
-            // A shorter rest is lost to rounding, and windows that differ by it would be nearly alike.
-            let longer = found.map(|found| found.frames).filter(|have| unit.frames_within(*have) > frames);
-            let starts = longer.map_or(vec![0], |have| windows.starts(have, frames));
+            // Fewer frames than the unit are no reason for windows, which would be nearly the same.
+            let longer = found.map(|found| found.frames).filter(|length| unit.frames_within(*length) > frames);
+            let starts = longer.map_or(vec![0], |length| windows.starts(length, frames));
             if starts.len() > MAX_WINDOWS {
                 let problem = format!("more than {MAX_WINDOWS} windows in {}; choose fewer", self.location(&row));
                 return Err(Error::config("data.windows", problem));
             }
-            let one = |(number, first): (usize, &usize)| Window { number, first: *first, frames };
-            match starts.len() {
-                1 => rows.push(row),
-                _ => rows
-                    .extend(starts.iter().enumerate().map(one).map(|w| MetadataRow { window: Some(w), ..row.clone() })),
+            if starts.len() == 1 {
+                rows.push(row);
+            } else {
+                for (number, first) in starts.into_iter().enumerate() {
+                    rows.push(MetadataRow { window: Some(Window { number, first, frames }), ..row.clone() });
+                }
             }
-            divided.resize(rows.len(), found);
+            available_of_rows.resize(rows.len(), found);
         }
         self.rows = rows;
-        Ok(divided)
+        Ok(available_of_rows)
     }
 }
 

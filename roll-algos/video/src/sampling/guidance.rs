@@ -1,7 +1,7 @@
 //! Classifier-free guidance (Ho and Salimans 2022): `v = u + s (c - u)`, with the velocity c under the prompt and u
 //! under a negative prompt.
 //!
-//! It is composed of two velocities of the model, so models need no support for it.
+//! A guided velocity is composed of two velocities of the model, so that models need no support for guidance.
 
 use roll_core::{
     Adapter, Conditioning, DiffusionModel, Error, Grad, Pullback, Result, ScheduleFacts, Tensor, Timestep,
@@ -18,10 +18,11 @@ use crate::arithmetic::{axpy, scaled};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum GuidanceGradient {
-    /// The velocity under the prompt; the other is a constant. Records one velocity per step, as without guidance.
+    /// The velocity under the prompt only; the one under the negative prompt is a constant. Records one velocity per
+    /// step, as without guidance.
     #[default]
     Conditional,
-    /// Both: the exact gradient, which records two velocities per step.
+    /// Both velocities: the exact gradient, which records two velocities per step.
     Both,
 }
 
@@ -42,10 +43,11 @@ impl Conditions {
     }
 }
 
-/// The guidance of a model.
+/// The guidance of a model's velocities.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Guidance {
     scale: GuidanceScale,
+    /// Noise level between the model's experts, if it has two.
     boundary: Option<f64>,
     gradient: GuidanceGradient,
 }
@@ -56,14 +58,17 @@ pub struct Guided {
     pub velocity: Tensor,
     /// The velocity under the prompt, without guidance.
     pub conditional: Tensor,
-    /// The pullback of both, if it was requested.
+    /// The pullback of both velocities, if it was requested.
     pub pullback: Option<GuidedPullback>,
 }
 
-/// The pullback of a guided velocity.
+/// The pullback of a guided velocity and of the velocity under the prompt.
 pub struct GuidedPullback {
+    /// s.
     scale: f32,
+    /// The pullback of c.
     conditional: Pullback,
+    /// The pullback of u, if the gradient passes through it.
     negative: Option<Pullback>,
 }
 
@@ -90,8 +95,8 @@ impl Guidance {
         }
     }
 
-    /// Computes the velocity at `latents`. With scale 1 it is bit-identical to the model's velocity, and no other is
-    /// computed.
+    /// Computes the velocity at `latents`. With scale 1 it is the model's velocity bit for bit, and no velocity under
+    /// the negative prompt is computed.
     pub fn velocity(
         &self,
         model: &mut dyn DiffusionModel,
@@ -101,8 +106,9 @@ impl Guidance {
         adapter: Adapter,
         grad: Grad,
     ) -> Result<Guided> {
-        let at = |conditioning: &Conditioning, grad| model.velocity(latents, timestep, conditioning, adapter, grad);
-        self.guided(timestep, conditions, grad, at)
+        let velocity =
+            |conditioning: &Conditioning, grad| model.velocity(latents, timestep, conditioning, adapter, grad);
+        self.guided(timestep, conditions, grad, velocity)
     }
 
     /// Computes the velocities at several latents of the same noise level and shape, which the model may batch. Results
@@ -116,19 +122,20 @@ impl Guidance {
         adapter: Adapter,
         grad: Grad,
     ) -> Result<Guided> {
-        let at = |conditioning: &Conditioning, grad| {
+        let velocities = |conditioning: &Conditioning, grad| {
             let input = |latents| VelocityInput { latents, timestep, conditioning };
             model.velocities(&latents.iter().map(input).collect::<Vec<_>>(), adapter, grad)
         };
-        self.guided(timestep, conditions, grad, at)
+        self.guided(timestep, conditions, grad, velocities)
     }
 
+    /// Composes the guided velocity. `velocity` computes the model's velocity under a conditioning.
     fn guided(
         &self,
         timestep: Timestep,
         conditions: &Conditions,
         grad: Grad,
-        mut at: impl FnMut(&Conditioning, Grad) -> Result<(Tensor, Option<Pullback>)>,
+        mut velocity: impl FnMut(&Conditioning, Grad) -> Result<(Tensor, Option<Pullback>)>,
     ) -> Result<Guided> {
         let scale = self.at(timestep) as f32;
         // The negative prompt comes first. Unless its velocity is recorded too, all of its memory is free again when
@@ -136,30 +143,32 @@ impl Guidance {
         let negative = match (scale == 1.0, &conditions.negative, self.gradient) {
             (true, ..) => None,
             (_, None, _) => return Err(Error::Misuse("guidance needs the conditioning of a negative prompt".into())),
-            (_, Some(negative), GuidanceGradient::Conditional) => Some(at(negative, Grad::Skip)?),
-            (_, Some(negative), GuidanceGradient::Both) => Some(at(negative, grad)?),
+            (_, Some(negative), GuidanceGradient::Conditional) => Some(velocity(negative, Grad::Skip)?),
+            (_, Some(negative), GuidanceGradient::Both) => Some(velocity(negative, grad)?),
         };
-        let (conditional, pullback) = at(&conditions.prompt, grad)?;
-        let (velocity, negative) = match negative {
+        let (conditional, conditional_pullback) = velocity(&conditions.prompt, grad)?;
+        let (guided, negative_pullback) = match negative {
             None => (conditional.clone(), None),
             Some((u, pullback)) => (axpy(&u, scale, &axpy(&conditional, -1.0, &u)?)?, pullback),
         };
-        let pullback = match (grad, pullback) {
+        let pullback = match (grad, conditional_pullback) {
             (Grad::Skip, _) => None,
-            (Grad::Record, Some(conditional)) => Some(GuidedPullback { scale, conditional, negative }),
+            (Grad::Record, Some(conditional)) => {
+                Some(GuidedPullback { scale, conditional, negative: negative_pullback })
+            }
             (Grad::Record, None) => {
                 let what = format!("the velocity at timestep {:.1}", timestep.0);
                 return Err(AlgorithmError::NoPullback { what }.into());
             }
         };
-        Ok(Guided { velocity, conditional, pullback })
+        Ok(Guided { velocity: guided, conditional, pullback })
     }
 }
 
 impl GuidedPullback {
-    /// Returns the cotangent of the latents. Arguments are the cotangent of the guided velocity and that of the
-    /// velocity under the prompt from terms that depend on it alone (the KL). `before_last` is called before the
-    /// model's last pullback.
+    /// Returns the cotangent of the latents. `d_velocity` is the cotangent of the guided velocity. `d_conditional` is
+    /// the cotangent of the velocity under the prompt from loss terms that use this velocity directly (the KL).
+    /// `before_last` is called before the model's last pullback.
     pub fn pull(
         self,
         d_velocity: &Tensor,

@@ -59,8 +59,8 @@ impl Sampling {
         Ok(model.decode(&latents, Grad::Skip)?.0)
     }
 
-    /// Integrates the flow from `noise` (`[C, T, H, W]`) to data. The known first frame of TI2V models replaces that of
-    /// the latents before every step and at the end.
+    /// Integrates the flow from `noise` (`[C, T, H, W]`) to data. The known first frame of TI2V models replaces the
+    /// first frame of the latents before every step and at the end.
     pub fn generate(
         &self,
         model: &mut dyn DiffusionModel,
@@ -81,15 +81,14 @@ impl Sampling {
         Ok(x)
     }
 
-    /// Begins to generate several videos as a batch, from `starts`: latents `[C, T, H, W]`, before any step that is left
-    /// to do.
+    /// Begins to generate several videos as a batch. `starts` are their latents `[C, T, H, W]` before the next step.
     pub fn begin(&self, conditions: &Conditions, starts: &[Tensor]) -> Result<Batch> {
         let latents = starts.iter().map(|x| conditions.prompt.with_first_frame(x)).collect::<Result<_>>()?;
         Ok(Batch { latents, integrations: vec![self.sampler.start(); starts.len()] })
     }
 
-    /// Does the steps in `range`, which begins where the last call of `batch` ended. `step` receives the latents before
-    /// each step and their velocities; it may return the latents after the step and so replace the sampler.
+    /// Does the steps in `range`, which begins where the previous call for `batch` ended. `step` may replace the
+    /// sampler in a step (see [`OwnStep`]).
     pub fn advance(
         &self,
         model: &mut dyn DiffusionModel,
@@ -102,14 +101,14 @@ impl Sampling {
         let Self { schedule, guidance, .. } = self;
         for i in range {
             let xs = &batch.latents;
-            let found = guidance.velocities(model, xs, schedule.timestep(i), conditions, adapter, Grad::Skip)?;
-            let vs = found.velocity.unstack()?;
+            let guided = guidance.velocities(model, xs, schedule.timestep(i), conditions, adapter, Grad::Skip)?;
+            let vs = guided.velocity.unstack()?;
             let next = match step(i, xs, &vs)? {
                 Some(next) => next,
                 None => {
                     let (from, to) = (schedule.sigma(i), schedule.sigma(i + 1));
-                    let each = batch.integrations.iter_mut().zip(xs.iter().zip(&vs));
-                    each.map(|(steps, (x, v))| steps.step(from, to, x, v)).collect::<Result<Vec<_>>>()?
+                    let videos = batch.integrations.iter_mut().zip(xs.iter().zip(&vs));
+                    videos.map(|(sampler, (x, v))| sampler.step(from, to, x, v)).collect::<Result<Vec<_>>>()?
                 }
             };
             batch.latents = next.iter().map(|x| conditions.prompt.with_first_frame(x)).collect::<Result<_>>()?;
@@ -117,7 +116,8 @@ impl Sampling {
         Ok(())
     }
 
-    /// The steps of the high-noise expert, and those of the other; without a `boundary` there is one, which has all steps.
+    /// The steps of the high-noise expert and the steps of the low-noise expert. Without a `boundary` there is one
+    /// expert, and all steps are in the second range.
     pub(crate) fn steps_of_experts(&self, boundary: Option<f64>) -> [Range<usize>; 2] {
         let steps = self.schedule.steps();
         let is_low = |i: &usize| boundary.is_none_or(|boundary| self.schedule.timestep(*i).uses_low_noise(boundary));
@@ -126,18 +126,20 @@ impl Sampling {
     }
 }
 
-/// Videos that are generated as a batch, between two steps.
+/// The state between two steps of videos that are generated as a batch.
 pub struct Batch {
-    /// Their latents, `[C, T, H, W]` each.
+    /// The latents of each video, `[C, T, H, W]`.
     pub latents: Vec<Tensor>,
+    /// The sampler's state of each video.
     integrations: Vec<Integration>,
 }
 
-/// Receives the index of a step, the latents before it, and their velocities. Returns the latents after it, or `None`
-/// to leave the step to the sampler.
+/// A function that may replace the sampler in a step of a batch. Receives the index of the step, the latents before the
+/// step, and their velocities. Returns the latents after the step, or `None` to leave the step to the sampler.
 pub type OwnStep<'a> = dyn FnMut(usize, &[Tensor], &[Tensor]) -> Result<Option<Vec<Tensor>>> + 'a;
 
-/// Computes the text embedding of a negative prompt. `input` is that of any prompt; the model may require its pictures.
+/// Computes the text embedding of a negative prompt. `input` is the input of any prompt, because the model may require
+/// its pictures.
 pub fn negative_context(
     model: &mut dyn DiffusionModel,
     input: ConditionInput,

@@ -12,7 +12,7 @@ use super::{Guidance, GuidanceGradient, GuidanceScale, Sampling};
 pub struct SamplingOptions {
     /// Denoising steps from noise to data.
     pub num_inference_steps: usize,
-    /// The timesteps before the shift, for distilled models.
+    /// The timesteps of the steps before the shift, in place of `num_inference_steps` evenly spaced ones.
     pub timesteps: Option<Vec<u32>>,
     /// Shift of the noise levels. Default: the model's own.
     pub shift: Option<f64>,
@@ -38,8 +38,8 @@ impl Default for SamplingOptions {
 }
 
 impl SamplingOptions {
-    /// Reads the options of an algorithm as it samples in evaluations; options that the algorithm does not have get
-    /// their defaults.
+    /// Reads the sampling options of evaluations from the options of an algorithm. Options that the algorithm does not
+    /// have get their defaults.
     pub fn of(algorithm: &Options) -> Result<Self> {
         let mut options = algorithm.clone();
         options.retain(|_, value| !value.is_null());
@@ -65,7 +65,8 @@ impl SamplingOptions {
     }
 }
 
-/// Fails if `steps` is set (other than to its default) and contradicts the length of a list of timesteps.
+/// Fails if a list of timesteps is given and `steps` is neither its length nor `default`, the value of an option that
+/// is not set.
 pub(crate) fn agreeing_steps(timesteps: Option<&[u32]>, steps: usize, default: usize) -> Result<()> {
     match timesteps {
         Some(list) if steps != list.len() && steps != default => Err(Error::config(

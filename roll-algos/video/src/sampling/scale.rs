@@ -9,11 +9,11 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
-/// The scale of classifier-free guidance; 1 means no guidance. Written as a number, or as `[high, low]` for the two
-/// experts, in the order of `model_paths` (the reverse of Wan's own configurations).
+/// The scale of classifier-free guidance; 1 means no guidance. A configuration gives one number, or `[high, low]` for
+/// the two experts, in the order of `model_paths`. Wan's own configurations have the reverse order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GuidanceScale {
-    /// Scale of the high-noise expert or the only one.
+    /// Scale of the high-noise expert, or of the only expert.
     pub high: f64,
     /// Scale of the low-noise expert.
     pub low: f64,
@@ -30,16 +30,17 @@ impl GuidanceScale {
 
     /// Fails on numbers below 1, and on two numbers for a model with one expert.
     pub(super) fn check(self, facts: ScheduleFacts) -> Result<()> {
-        let problem = |problem: String| Err(Error::config("guidance_scale", problem));
+        let invalid = |problem: String| Err(Error::config("guidance_scale", problem));
         for scale in [self.high, self.low] {
             if !(scale.is_finite() && scale >= 1.0) {
-                return problem(format!("must be at least 1, which means no guidance; found {scale}"));
+                return invalid(format!("must be at least 1, which means no guidance; found {scale}"));
             }
         }
-        match self.high == self.low || facts.boundary.is_some() {
-            true => Ok(()),
-            false => problem(format!("this model has one expert: give one number instead of {self}")),
+        let has_two_experts = facts.boundary.is_some();
+        if self.high != self.low && !has_two_experts {
+            return invalid(format!("this model has one expert: give one number instead of {self}"));
         }
+        Ok(())
     }
 }
 
@@ -102,13 +103,13 @@ impl Serialize for GuidanceScale {
 
 impl<'de> Deserialize<'de> for GuidanceScale {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        deserializer.deserialize_any(Scale)
+        deserializer.deserialize_any(ScaleVisitor)
     }
 }
 
-struct Scale;
+struct ScaleVisitor;
 
-impl<'de> Visitor<'de> for Scale {
+impl<'de> Visitor<'de> for ScaleVisitor {
     type Value = GuidanceScale;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

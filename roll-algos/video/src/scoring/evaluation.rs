@@ -1,4 +1,4 @@
-//! Generates and scores videos without training.
+//! Evaluation: generates videos and scores them, without training.
 
 use roll_core::{Error, Evaluated, EvaluationContext, Grad, Result, ResultExt, Sample, Tensor, Video};
 use roll_step::update::diffusion;
@@ -17,8 +17,8 @@ pub(crate) struct Generation<'a> {
     pub(crate) plan: &'a RolloutPlan,
 }
 
-/// Generates a video for every sample of the context and scores it. If a reward has nothing to score, its policy
-/// applies, as in training.
+/// Generates a video for every sample of the context and scores it. If a reward has nothing to score, its policy for
+/// missing scores applies (`reward.on_missing`), as in training.
 pub(crate) fn evaluate(
     generation: &Generation<'_>,
     prepared: &mut Prepared,
@@ -43,12 +43,13 @@ pub(crate) fn evaluate(
     evaluated
 }
 
+/// The key of a sample in [`Prepared::begun`].
 fn key(sample: &Sample) -> (u64, String) {
     (sample.index, sample.origin.clone())
 }
 
-/// Does the steps of the high-noise expert for a sample and for those that come next: experts that take turns on the
-/// device are then changed once for all of them. Returns the latents of `sample`.
+/// Does the steps of the high-noise expert for `sample` and for the upcoming samples of the context, so that experts
+/// that take turns on the device are changed once for all of them. Returns the latents of `sample`.
 fn begin(
     generation: &Generation<'_>,
     prepared: &mut Prepared,
@@ -68,7 +69,7 @@ fn begin(
     Ok(denoised(generation, prepared, ctx, sample, high_noise, None)?.latents)
 }
 
-/// Runs the steps of `plan` for a sample, from `latents` or from noise.
+/// Runs the steps of `plan` for a sample, from `latents` or, without them, from noise.
 fn denoised(
     Generation { algorithm, negative_prompt, .. }: &Generation<'_>,
     prepared: &mut Prepared,
@@ -84,6 +85,7 @@ fn denoised(
     rollout(model, &conditions, &start, plan, Grad::Skip, &mut Unobserved)
 }
 
+/// Generates the video of one sample and scores it by every reward of the context.
 fn evaluate_sample(
     generation: &Generation<'_>,
     prepared: &mut Prepared,
@@ -92,7 +94,7 @@ fn evaluate_sample(
 ) -> Result<Evaluated> {
     let Generation { algorithm, reference, frame_rate, plan, .. } = generation;
     let boundary = diffusion(ctx.model, algorithm)?.schedule().boundary;
-    // The KL is that of Reward-FL, for every algorithm.
+    // For every algorithm, the KL is the one of Reward-FL's rollout.
     let Trajectory { latents, kl, .. } = match plan.divided(boundary) {
         None => denoised(generation, prepared, ctx, sample, plan, None)?,
         Some([high_noise, low_noise]) => {
@@ -108,7 +110,7 @@ fn evaluate_sample(
     let video = Video::new(frames, frame_rate.of(model, sample))?;
     let mut scores = Vec::new();
     for reward in ctx.rewards.iter_mut() {
-        // There is one video of a prompt: nothing to compare.
+        // An evaluation generates one video per prompt, so a reward that compares videos has no score.
         if reward.compares() {
             scores.push(None);
             continue;

@@ -11,12 +11,13 @@ use crate::VideoError;
 
 /// The score of a video, or the reason why it has none.
 pub(crate) enum Measured {
-    /// The pullback is `None` if it was not requested, or if the score is the constant of [`OnMissing::Value`].
     Score {
         value: f64,
         details: BTreeMap<String, f64>,
+        /// `None` if it was not requested, or if the score is the constant of [`OnMissing::Value`].
         pullback: Option<Pullback>,
     },
+    /// No score, with the reason. The sample is left out.
     Skipped(String),
 }
 
@@ -45,7 +46,7 @@ impl Measured {
         }
     }
 
-    /// Scores the videos of a sample together.
+    /// Scores the videos of a sample together, by a reward that compares them with one another.
     pub(crate) fn of_group(
         videos: &[Video],
         sample: &Sample,
@@ -68,7 +69,7 @@ impl Measured {
         measured.collect()
     }
 
-    /// Applies the reward's policy to a sample with nothing to score.
+    /// Applies the reward's policy for missing scores to a sample with nothing to score.
     pub(crate) fn missing(sample: &Sample, reward: &dyn RewardScorer, reason: String) -> Result<Self> {
         match reward.on_missing() {
             OnMissing::Skip => Ok(Self::Skipped(reason)),
@@ -81,7 +82,7 @@ impl Measured {
     }
 }
 
-/// Pulls d loss / d score back to the cotangent of the latents.
+/// Pulls `d_score`, d loss / d score, back through the reward and the decoder. Returns the cotangent of the latents.
 pub(crate) fn pull_frames(score: Pullback, decode: Option<Pullback>, d_score: f64) -> Result<Tensor> {
     let d_frames = score.pull(&Tensor::scalar(d_score as f32))?;
     decode.ok_or_else(|| AlgorithmError::NoPullback { what: "the decoder".into() })?.pull(&d_frames)

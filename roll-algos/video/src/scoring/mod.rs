@@ -1,5 +1,5 @@
-//! Scores of generated videos, for every algorithm with a reward on videos: the reward's target, its score with the
-//! policy for missing scores, and the evaluation of a configuration.
+//! Scores of generated videos, for every algorithm with a reward on videos: the target that a reward compares with, the
+//! score or the treatment of a missing one, and evaluations.
 
 mod evaluation;
 mod measure;
@@ -23,7 +23,7 @@ pub enum FrameRate {
     Clip,
 }
 
-/// Frames per second where neither the model nor a clip has a rate.
+/// Frames per second of generated videos if neither the model nor the sample's clip has a rate.
 const FPS: f64 = 16.0;
 
 /// The video or picture that the reward compares the generated video with.
@@ -41,12 +41,13 @@ pub enum Reference {
 impl FrameRate {
     /// Frames per second of the video generated for `sample`.
     pub(crate) fn of(self, model: &dyn DiffusionModel, sample: &Sample) -> f64 {
-        let (own, clip) = (model.frame_rate(), sample.video.clip().map(|clip| clip.fps()));
-        match self {
-            Self::Model => own.or(clip),
-            Self::Clip => clip.or(own),
-        }
-        .unwrap_or(FPS)
+        let model_rate = model.frame_rate();
+        let clip_rate = sample.video.clip().map(|clip| clip.fps());
+        let rate = match self {
+            Self::Model => model_rate.or(clip_rate),
+            Self::Clip => clip_rate.or(model_rate),
+        };
+        rate.unwrap_or(FPS)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Caches what depends on a sample alone: its conditioning and the reward's target.
+//! Caches of values that depend on a sample alone: its conditioning and the reward's target.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,22 +11,24 @@ use super::{Reference, reference_video};
 use crate::sample_cache::{Bytes, SampleCache};
 use crate::sampling::{Conditions, negative_context};
 
-/// Bytes of encodings in memory: about 75 clips of 480x480 with 81 frames, in addition to those in `data.cache_dir`.
+/// Most bytes of conditionings in memory: about 75 clips of 480x480 with 81 frames. `data.cache_dir` keeps more on
+/// disk.
 const CONDITIONING_BYTES: usize = 1 << 30;
-/// Bytes of targets in memory, which are far smaller.
+/// Most bytes of targets in memory. Targets are far smaller than conditionings.
 const TARGET_BYTES: usize = 64 << 20;
 
-/// Encodings and targets from earlier steps.
+/// Conditionings and targets of samples, kept from step to step.
 pub(crate) struct Prepared {
     conditionings: SampleCache<Conditioning>,
     targets: SampleCache<PreparedTarget>,
     /// The embedding of the negative prompt, which all samples share.
     negative: Option<Tensor>,
-    /// Latents of samples that are about to be evaluated, by index and origin, after the steps of the high-noise expert.
+    /// Latents after the steps of the high-noise expert, for samples that are about to be evaluated. Keys are index and
+    /// origin of the samples.
     pub(super) begun: BTreeMap<(u64, String), Tensor>,
 }
 
-/// The reference of a sample as prepared by the reward.
+/// The reference of a sample, as prepared by the reward.
 pub(crate) enum PreparedTarget {
     /// The reward's target.
     Target(Target),
@@ -42,8 +44,8 @@ impl Default for Prepared {
 }
 
 impl Prepared {
-    /// Returns the conditions of a sample's video, which are encoded once while there is room; with the negative prompt
-    /// if guidance is used.
+    /// Returns the conditions of a sample's video. They are encoded once, as long as the cache has room.
+    /// `negative_prompt` is given if guidance is used.
     pub(crate) fn conditions(
         &mut self,
         model: &mut dyn DiffusionModel,
@@ -57,8 +59,8 @@ impl Prepared {
         Ok(Conditions::new(&conditioning, negative_prompt.and(self.negative.clone())))
     }
 
-    /// Returns the prepared reference of a sample for the training's reward, which is prepared once while there is
-    /// room.
+    /// Returns the prepared reference of a sample for the reward of training. It is prepared once, as long as the cache
+    /// has room.
     pub(crate) fn target(
         &mut self,
         reward: &mut dyn RewardScorer,
@@ -70,8 +72,9 @@ impl Prepared {
 }
 
 impl PreparedTarget {
-    /// Prepares the reference of a sample. One with nothing to compare with is not an error here: the reward's policy
-    /// applies. The target of a sample without a reference has its columns alone.
+    /// Prepares the reference of a sample. A reference with nothing to compare with is not an error here, because the
+    /// reward's policy for missing scores applies later. A sample without a reference gets a target with its columns
+    /// only.
     pub(crate) fn new(reward: &mut dyn RewardScorer, sample: &Sample, reference: Reference) -> Result<Self> {
         let reference = match reference_video(sample, reference)? {
             Some(reference) => reference,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::Noised;
 use crate::policy_gradient::clip::{ClipRange, PolicyTerm, clipped};
 
-/// The proxy of the log-probability, m being the loss of flow matching at the noise level t.
+/// The proxy of a sample's log-probability, where m is the flow-matching loss at the noise level t.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Matching {
@@ -23,13 +23,13 @@ pub enum Matching {
     Ghuber,
 }
 
-/// Below this the roots are smooth.
+/// Added to m under a root, so that the slope is finite at m = 0.
 const SMOOTH: f64 = 1e-10;
 /// The power of [`Matching::Ghuber`].
 pub const GHUBER_POWER: f64 = 0.25;
 
 impl Matching {
-    /// The log-probability and its slope in m. `power` is that of [`Matching::Ghuber`].
+    /// Returns `[log-probability, d log-probability / d m]`. `power` is the p of [`Matching::Ghuber`].
     pub fn log_prob(self, m: f64, t: f64, power: f64) -> [f64; 2] {
         match self {
             Self::Uniform => [-m, -1.0],
@@ -50,18 +50,19 @@ impl Matching {
 /// The loss of one sample at one noise level, with its parts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AwmTerm {
-    /// Log-probabilities under the policy in training and under the old one.
+    /// Log-probabilities under the policy in training and under the old policy.
     pub log_probs: [f64; 2],
     /// The clipped policy loss.
     pub term: PolicyTerm,
-    /// Its gradient in the velocity.
+    /// d loss / d velocity.
     pub gradient: Vec<f64>,
 }
 
-/// The clipped loss of a sample at a noise level. `power` is that of [`Matching::Ghuber`].
+/// The clipped loss of a sample at a noise level. `power` is the p of [`Matching::Ghuber`].
 pub fn at_level(matching: Matching, power: f64, advantage: f64, range: ClipRange, at: &Noised<'_>) -> AwmTerm {
-    let log_prob = |velocity: &[f32]| matching.log_prob(at.matching(velocity), at.t, power);
-    let ([new, slope], [old, _]) = (log_prob(at.velocity), log_prob(at.old));
+    let log_prob = |velocity: &[f32]| matching.log_prob(at.flow_matching_loss(velocity), at.t, power);
+    let [new, slope] = log_prob(at.velocity);
+    let [old, _] = log_prob(at.old);
     let term = clipped(new - old, advantage, range);
-    AwmTerm { log_probs: [new, old], term, gradient: at.matching_gradient(term.d_log_prob * slope) }
+    AwmTerm { log_probs: [new, old], term, gradient: at.flow_matching_gradient(term.d_log_prob * slope) }
 }

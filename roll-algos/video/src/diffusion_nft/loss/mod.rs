@@ -1,8 +1,9 @@
 //! Losses of the velocity at a noised sample, weighted by its advantage.
 //!
-//! All of them compare the velocity v at `x_t = (1 - t) x_0 + t noise` with what would lead there from the sample x_0;
-//! the old policy's velocity is an input too. Each is a function of one sample at one noise level: its value, and its
-//! gradient in v, in f64. Means are over the elements that count.
+//! All of them compare the velocity v at `x_t = (1 - t) x_0 + t noise` with `noise - x_0`, the velocity of the straight
+//! path between the sample x_0 and the noise. The old policy's velocity at x_t is an input too. Each loss is a function
+//! of one sample at one noise level. It returns its value and its gradient with respect to v, in f64. Means are over
+//! the elements of a [`LossMask`].
 
 pub mod awm;
 pub mod nft;
@@ -14,7 +15,7 @@ use crate::policy_gradient::LossMask;
 /// Least weight that squared errors are divided by.
 const LEAST_WEIGHT: f64 = 1e-5;
 
-/// A sample at a noise level, and the velocities there.
+/// A sample at a noise level, and the velocities predicted for it.
 #[derive(Clone, Copy, Debug)]
 pub struct Noised<'a> {
     /// x_0.
@@ -23,9 +24,9 @@ pub struct Noised<'a> {
     pub noise: &'a [f32],
     /// The noise level.
     pub t: f64,
-    /// v, under the policy in training.
+    /// v, the velocity under the policy in training.
     pub velocity: &'a [f32],
-    /// The same under the old policy.
+    /// The velocity under the old policy.
     pub old: &'a [f32],
     /// The elements that enter the loss.
     pub mask: LossMask,
@@ -34,7 +35,7 @@ pub struct Noised<'a> {
 /// A loss of one sample at one noise level.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ValueAndGradient {
-    /// Its value.
+    /// The loss.
     pub value: f64,
     /// d value / d velocity; 0 at masked elements.
     pub gradient: Vec<f64>,
@@ -49,29 +50,29 @@ impl Noised<'_> {
         self.mask.fits("velocity of the old policy", self.old.len())
     }
 
-    /// `x_0 predicted by a velocity, minus x_0`: t (noise - x_0 - v).
+    /// The error of the x_0 that a velocity predicts: `(x_t - t v) - x_0 = t (noise - x_0 - v)`.
     fn data_error(&self, i: usize, velocity: f64) -> f64 {
         self.t * (self.target(i) - velocity)
     }
 
-    /// The velocity that leads from the sample to the noise.
+    /// The velocity of the straight path: `noise - x_0`.
     fn target(&self, i: usize) -> f64 {
         f64::from(self.noise[i]) - f64::from(self.data[i])
     }
 
-    /// `max(mean |error|, 1e-5)`, a weight without gradient.
+    /// `max(mean |data error|, 1e-5)`: the divisor of squared errors, a constant for the gradient.
     fn weight(&self, velocity: impl Fn(usize) -> f64) -> f64 {
         self.mask.mean(|i| self.data_error(i, velocity(i)).abs()).max(LEAST_WEIGHT)
     }
 
-    /// `mean((v - (noise - x_0))^2)`, the loss of flow matching.
-    pub fn matching(&self, velocity: &[f32]) -> f64 {
+    /// `mean((velocity - (noise - x_0))^2)`.
+    pub fn flow_matching_loss(&self, velocity: &[f32]) -> f64 {
         self.mask.mean(|i| (f64::from(velocity[i]) - self.target(i)).powi(2))
     }
 
-    /// The gradient of [`Noised::matching`] at the velocity in training, times `slope`.
-    fn matching_gradient(&self, slope: f64) -> Vec<f64> {
-        let slope = 2.0 * slope / self.mask.count() as f64;
-        self.mask.map(|i| slope * (f64::from(self.velocity[i]) - self.target(i)))
+    /// `slope` times the gradient of [`Noised::flow_matching_loss`] at the velocity of the policy in training.
+    fn flow_matching_gradient(&self, slope: f64) -> Vec<f64> {
+        let factor = 2.0 * slope / self.mask.count() as f64;
+        self.mask.map(|i| factor * (f64::from(self.velocity[i]) - self.target(i)))
     }
 }

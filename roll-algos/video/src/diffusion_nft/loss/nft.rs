@@ -1,8 +1,9 @@
-//! The loss of DiffusionNFT (arXiv:2509.16117): the policy in training, mixed with the old one, shall predict good
-//! samples; mirrored at the old one, bad samples.
+//! The loss of DiffusionNFT (arXiv:2509.16117): the mixture v+ of the policies in training and the old policy learns to
+//! predict good samples, and its mirror image v- about the old policy learns to predict bad samples.
 //!
-//! `v+ = beta v + (1 - beta) v_old`, `v- = (1 + beta) v_old - beta v`, e+- the errors of the samples that they predict,
-//! `L = bound (r mean(e+^2) / (w+ beta) + (1 - r) mean(e-^2) / (w- beta))` with weights w+- = mean |e+-| that carry no
+//! `v+ = beta v + (1 - beta) v_old` and `v- = (1 + beta) v_old - beta v`. Their predictions of x_0 have the errors e+
+//! and e-. With r in [0, 1], which says how good the sample is ([`Nft::share`]), the loss is `L = bound (r mean(e+^2) /
+//! (w+ beta) + (1 - r) mean(e-^2) / (w- beta))`. The weights w+ = mean |e+| and w- = mean |e-| are constants for the
 //! gradient.
 
 use roll_core::{Error, Result};
@@ -10,25 +11,25 @@ use serde::{Deserialize, Serialize};
 
 use super::{Noised, ValueAndGradient};
 
-/// Which advantages count.
+/// The use of advantages: which of them enter the loss, and by which value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AdvantageMode {
-    /// All, as they are.
+    /// All advantages, unchanged.
     #[default]
     All,
     /// Advantages below 0 count as 0.
     PositiveOnly,
     /// Advantages above 0 count as 0.
     NegativeOnly,
-    /// 1 above 0, and 0 otherwise.
+    /// Advantages above 0 count as 1, others as 0.
     OneOnly,
-    /// Their sign.
+    /// The sign of the advantage: 1, 0 or -1.
     Binary,
 }
 
 impl AdvantageMode {
-    /// The value that an advantage counts with.
+    /// The value by which an advantage enters the loss.
     pub fn of(self, advantage: f64) -> f64 {
         match self {
             Self::All => advantage,
@@ -41,21 +42,21 @@ impl AdvantageMode {
     }
 }
 
-/// The numbers of the loss.
+/// The constants of the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Nft {
-    /// How far the implicit policies are from the old one.
+    /// How far the implicit policies v+ and v- are from the old policy.
     pub beta: f64,
-    /// Bound on advantages; the loss is multiplied by it.
+    /// Bound on advantages (`algo.advantage_clip`); also a factor of the loss.
     pub bound: f64,
-    /// Which advantages count.
+    /// The use of advantages.
     pub mode: AdvantageMode,
 }
 
 /// The loss with its parts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NftTerm {
-    /// How good the sample is, from 0 to 1.
+    /// r: how good the sample is, from 0 to 1.
     pub share: f64,
     /// `mean(e+^2) / w+`.
     pub positive: f64,
@@ -68,27 +69,28 @@ pub struct NftTerm {
 }
 
 impl Nft {
-    /// Fails on numbers without a sense.
+    /// Fails unless `beta` and `bound` are above 0.
     pub fn check(&self) -> Result<()> {
-        let positive = |name: &str, value: f64| match value.is_finite() && value > 0.0 {
-            true => Ok(()),
-            false => Err(Error::config(name, format!("must be above 0, found {value}"))),
-        };
-        positive("beta", self.beta)?;
-        positive("advantage_clip", self.bound)
+        for (name, value) in [("beta", self.beta), ("advantage_clip", self.bound)] {
+            if !(value.is_finite() && value > 0.0) {
+                return Err(Error::config(name, format!("must be above 0, found {value}")));
+            }
+        }
+        Ok(())
     }
 
-    /// `A / bound / 2 + 1 / 2`, within 0 and 1.
+    /// r of a sample with the advantage A: `A / bound / 2 + 1 / 2`, within 0 and 1.
     pub fn share(&self, advantage: f64) -> f64 {
         let bounded = self.mode.of(advantage.clamp(-self.bound, self.bound));
         (bounded / self.bound / 2.0 + 0.5).clamp(0.0, 1.0)
     }
 
-    /// At one sample and noise level. beta cancels in the gradient:
+    /// The loss of one sample at one noise level. beta cancels in the gradient with respect to v:
     /// `bound (2 t / N) ((1 - r) e- / w- - r e+ / w+)`.
     pub fn at(&self, advantage: f64, at: &Noised<'_>) -> NftTerm {
         let &Self { beta, bound, .. } = self;
-        let (v, old) = (|i: usize| f64::from(at.velocity[i]), |i: usize| f64::from(at.old[i]));
+        let v = |i: usize| f64::from(at.velocity[i]);
+        let old = |i: usize| f64::from(at.old[i]);
         let plus = |i: usize| beta * v(i) + (1.0 - beta) * old(i);
         let minus = |i: usize| (1.0 + beta) * old(i) - beta * v(i);
         let weights = [at.weight(plus), at.weight(minus)];
@@ -98,8 +100,9 @@ impl Nft {
         let value = bound * (share * positive + (1.0 - share) * negative) / beta;
         let slope = bound * 2.0 * at.t / at.mask.count() as f64;
         let gradient = at.mask.map(|i| {
-            let (good, bad) = (at.data_error(i, plus(i)) / weights[0], at.data_error(i, minus(i)) / weights[1]);
-            slope * ((1.0 - share) * bad - share * good)
+            let plus_error = at.data_error(i, plus(i)) / weights[0];
+            let minus_error = at.data_error(i, minus(i)) / weights[1];
+            slope * ((1.0 - share) * minus_error - share * plus_error)
         });
         NftTerm { share, positive, negative, weights, loss: ValueAndGradient { value, gradient } }
     }

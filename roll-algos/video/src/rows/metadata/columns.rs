@@ -1,4 +1,4 @@
-//! Rows with all their columns, for copies of metadata.
+//! Rows of metadata with all their columns, for programs that copy metadata.
 
 use std::path::{Path, PathBuf};
 
@@ -22,9 +22,9 @@ pub struct RowColumns {
 }
 
 impl RowColumns {
-    /// Reads a table or a directory of clips as [`Metadata::read`](super::Metadata::read), with all columns. None is
-    /// necessary, and values are checked only when the copy is read. An object with several clips becomes one row for
-    /// each.
+    /// Reads a table or a directory of clips as [`Metadata::read`](super::Metadata::read) does, with all columns. No
+    /// column is required, and values are not checked here, because they are checked when the copy is read. An object
+    /// with several clips becomes one row per clip.
     pub fn read(path: &Path, base: Option<&Path>) -> Result<Vec<Self>> {
         if path.is_dir() {
             return folder::videos(path)?.into_iter().map(of_clip).collect();
@@ -48,14 +48,14 @@ impl RowColumns {
         Ok(objects.into_iter().flat_map(|(line, values)| rows(line, values, base)).collect())
     }
 
-    /// The clip, or the picture of a row without one.
+    /// The file to show for the row: its clip or, without a clip, its picture.
     pub fn shown(&self) -> Option<&Path> {
         let files = [VIDEO].into_iter().chain(IMAGES).filter_map(|column| self.values.get(column)?.as_str());
         files.map(Path::new).next()
     }
 
-    /// The values for a file in `directory`, an absolute path: files below it are named relative to it, others by
-    /// absolute paths.
+    /// The values for a metadata file in `directory`, an absolute path. Files below `directory` get relative paths,
+    /// others absolute paths.
     pub fn named_from(&self, directory: &Path) -> Map<String, Value> {
         let mut row = self.clone();
         row.change_paths(|file| {
@@ -94,7 +94,7 @@ fn rows(line: u64, values: Map<String, Value>, base: &Path) -> Vec<RowColumns> {
     clips.into_iter().map(row).collect()
 }
 
-/// The row of a clip of a directory, with the prompt beside it if there is one.
+/// The row of a clip of a directory, with the prompt in the `.txt` of the same name if there is one.
 fn of_clip(clip: PathBuf) -> Result<RowColumns> {
     let file = clip.with_extension("txt");
     let prompt = if file.is_file() { folder::text(&file)? } else { String::new() };

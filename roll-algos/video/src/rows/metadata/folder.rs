@@ -21,16 +21,16 @@ const PICTURES: [&str; 5] = ["webp", "png", "apng", "avif", "heif"];
 /// Metadata tables that an error points to if the directory has one.
 const TABLES: [&str; 4] = ["metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.json"];
 
-/// The videos in `directory`, sorted by name, without the files that macOS writes beside them (`._a.mp4`); a directory
-/// without one is an error.
+/// The videos in `directory`, sorted by name, without the files that macOS writes beside them (`._a.mp4`). A directory
+/// without a video is an error.
 pub(super) fn videos(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut videos: Vec<PathBuf> = Vec::new();
     for entry in std::fs::read_dir(directory).map_err(Error::file("list", directory))? {
         let path = entry.map_err(Error::file("list", directory))?.path();
         let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase()).unwrap_or_default();
         let extension = extension.as_str();
-        let may_be = VIDEOS.contains(&extension) || (PICTURES.contains(&extension) && is_animated(&path));
-        if may_be && path.is_file() && !is_resource_fork(&path) {
+        let is_video = VIDEOS.contains(&extension) || (PICTURES.contains(&extension) && is_animated(&path));
+        if is_video && path.is_file() && !is_resource_fork(&path) {
             videos.push(path);
         }
     }
@@ -57,10 +57,7 @@ pub(super) fn rows(directory: &Path, on_bad_sample: OnBadSample) -> Result<Vec<M
         let names = missing.iter().take(MAX_NAMES_IN_ERROR).filter_map(|path| path.file_name());
         let names: Vec<_> = names.map(|name| name.to_string_lossy()).collect();
         let more = if missing.len() > MAX_NAMES_IN_ERROR { ", ..." } else { "" };
-        let skip = match some_are_left {
-            true => "; `data.on_bad_sample: skip` leaves them out",
-            false => "",
-        };
+        let skip = if some_are_left { "; `data.on_bad_sample: skip` leaves them out" } else { "" };
         let problem = format!(
             "{} of its {} videos have no prompt beside them: expected {}{more}{skip}{}",
             missing.len(),
@@ -91,6 +88,7 @@ fn table_hint(directory: &Path) -> String {
     table.map(|table| format!("; {} is there: name that file instead", table.display())).unwrap_or_default()
 }
 
+/// The prompt in a file, on one line.
 pub(super) fn text(prompt_file: &Path) -> Result<String> {
     let text = text_of(prompt_file, MAX_PROMPT_BYTES as u64, "a prompt")?;
     // Line breaks are treated as wrapping, not as part of the prompt.

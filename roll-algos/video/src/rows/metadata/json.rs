@@ -13,7 +13,7 @@ use super::{COLUMNS, MASK, MetadataRow, VIDEO, checked_weight, listed, misspelt_
 
 /// Maximum size of an object in bytes. Parsed, it may take thirty times as much memory.
 const MAX_OBJECT: usize = 4 << 20;
-/// Maximum size of a list in bytes; a single object may be almost all of it.
+/// Maximum size of a list in bytes. A single object may be almost the whole list.
 const MAX_LIST: usize = 64 << 20;
 
 /// Reads one object per line.
@@ -26,7 +26,7 @@ pub(super) fn lines(path: &Path, text: &str, base: &Path) -> Result<Vec<Metadata
     Ok(found)
 }
 
-/// The objects of a text with one per line, and their lines.
+/// The objects of a text with one object per line, each with the number of its line.
 pub(super) fn objects(path: &Path, text: &str) -> impl Iterator<Item = Result<(u64, Map<String, Value>)>> {
     (1..).zip(text.lines()).filter(|(_, text)| !text.trim().is_empty()).map(move |(line, text)| {
         let bad = |problem: String| bad_line(path, line, problem);
@@ -44,14 +44,14 @@ fn bad_line(path: &Path, line: u64, problem: String) -> Error {
     Error::bad_file(path, format!("line {line}: {problem}"))
 }
 
-/// Reads a list of objects; the line of a row is the object's number in the list.
+/// Reads a list of objects. The field `line` of a row is the object's number in the list.
 pub(super) fn list(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataRow>> {
     if text.len() > MAX_LIST {
         let problem =
             format!("{} bytes are too many for a list (at most {MAX_LIST}); write its objects one a line", text.len());
         return Err(Error::bad_file(path, problem));
     }
-    // One object at a time: parsed values take ten times as much memory as their text.
+    // Objects are parsed one at a time, because parsed values take ten times as much memory as their text.
     let mut collected = ListVisitor { found: Vec::new(), problem: None, base };
     let mut reader = serde_json::Deserializer::from_str(text);
     let read = reader.deserialize_seq(&mut collected).and_then(|()| reader.end());
@@ -66,10 +66,12 @@ pub(super) fn list(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
     }
 }
 
-/// The rows of a list, up to the first invalid object.
+/// Collects the rows of a list, up to the first invalid object.
 struct ListVisitor<'a> {
     found: Vec<MetadataRow>,
+    /// The problem of the invalid object.
     problem: Option<String>,
+    /// The directory that relative paths start at.
     base: &'a Path,
 }
 

@@ -25,13 +25,13 @@ pub use columns::RowColumns;
 const MAX_BYTES: u64 = 256 << 20;
 /// The column or key of the clip.
 const VIDEO: &str = "video";
-/// The columns or keys that `roll` itself reads; others are for rewards.
+/// The columns or keys that `roll` itself reads. All others are for rewards.
 const COLUMNS: [&str; 7] = [VIDEO, "prompt", "image", "input_image", "end_image", "weight", MASK];
 /// The columns or keys of pictures; the second is another name of the first.
 const IMAGES: [&str; 3] = ["image", "input_image", "end_image"];
 /// The column or key of the mask of the clip.
 const MASK: &str = "mask";
-/// At most this many bytes of two files of one length are compared.
+/// Number of bytes by which two files of the same length are compared.
 const HEAD_BYTES: u64 = 64 << 10;
 /// Maximum size of a prompt; typical ones have a few hundred bytes, and a text encoder reads about a thousand.
 const MAX_PROMPT_BYTES: usize = 1 << 20;
@@ -39,9 +39,9 @@ const MAX_PROMPT_BYTES: usize = 1 << 20;
 /// A part of a clip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Its number among the windows of the clip, from 0.
+    /// Number among the windows of the clip, from 0.
     pub number: usize,
-    /// Its first frame, from 0, at the rate `data.fps` if that is set.
+    /// Number of the first frame, from 0; at the rate `data.fps` if it is set.
     pub first: usize,
     /// Number of frames.
     pub frames: usize,
@@ -56,8 +56,8 @@ pub struct MetadataRow {
     pub prompt: String,
     /// The reason why a clip of a directory has no prompt. Reading such a row is an error, like a damaged file.
     pub no_prompt: Option<String>,
-    /// The clip: a video file, an image, or a directory of images. `None`: the row is a prompt, or a prompt and a
-    /// picture.
+    /// The clip: a video file, an image, or a directory of images. `None` if the row has only a prompt, or a prompt and
+    /// a picture.
     pub video: Option<PathBuf>,
     /// Column `image` or `input_image`.
     pub image: Option<PathBuf>,
@@ -65,10 +65,10 @@ pub struct MetadataRow {
     pub end_image: Option<PathBuf>,
     /// Column `weight`: the factor of the row's loss, if one is set.
     pub weight: Option<f64>,
-    /// Column `mask`: which pixels of the clip count in a loss on it. A picture for all frames, or a video file or
-    /// directory of images with a frame for each of the clip's.
+    /// Column `mask`: which pixels of the clip count in a loss on the clip. A picture for all frames, or a video file
+    /// or directory of images with one frame per frame of the clip.
     pub mask: Option<PathBuf>,
-    /// All other columns, for rewards; without those that are empty.
+    /// All other columns that are not empty, for rewards.
     pub columns: Columns,
     /// The part of the clip that is this sample, if the clip has several.
     pub window: Option<Window>,
@@ -80,7 +80,7 @@ impl MetadataRow {
         [&self.video, &self.image, &self.end_image, &self.mask].into_iter().flatten().map(PathBuf::as_path)
     }
 
-    /// Whether no window of the same clip comes before.
+    /// Whether the row is the first window of its clip, or the whole clip.
     pub fn is_first_window(&self) -> bool {
         self.window.is_none_or(|window| window.number == 0)
     }
@@ -96,9 +96,8 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// Reads the table or directory that `config` names. With `on_bad_sample: error`, a row with a missing file or a
-    /// clip without a caption fails now instead of after hours of training; with `skip`, it is found when the row is
-    /// read.
+    /// Reads the table or directory that `config` names. With `on_bad_sample: error`, a missing file or caption is an
+    /// error now instead of after hours of training. With `skip`, it is noticed when the row is read.
     pub fn open(config: &DataConfig) -> Result<Self> {
         let Some(path) = &config.metadata else {
             return Err(Error::config(
@@ -123,9 +122,9 @@ impl Metadata {
     /// Reads the file at `path`: CSV with commas, semicolons or tabs, JSON with one object per line, a JSON list of
     /// objects, or (`.txt`) one prompt per line. Relative paths start at `base`, by default the directory of the file.
     ///
-    /// Requires the column (key) `prompt`, also uses `video`, `image` (or `input_image`), `end_image`, `weight` and `mask`;
-    /// others are for rewards. A row without a `video` is a prompt, perhaps with a picture. In JSON, `video` may be a list: several
-    /// clips with one prompt, one row each.
+    /// Requires the column (key) `prompt`, also uses `video`, `image` (or `input_image`), `end_image`, `weight` and
+    /// `mask`; others are for rewards. A row without a `video` is a prompt, perhaps with a picture. In JSON, `video`
+    /// may be a list: several clips with one prompt, one row each.
     ///
     /// If `path` is a directory, the rows are its videos, sorted by name; the prompt of `a.mp4` is the text of `a.txt`,
     /// and a video without one is an error.
@@ -153,8 +152,12 @@ impl Metadata {
         }
         let empty = rows.iter().filter(|row| row.prompt.trim().is_empty());
         if let (Some(first), count) = (empty.clone().next(), empty.count()) {
-            let of = rows.len();
-            tracing::warn!("{}: {count} of {of} prompts are empty, the first in line {}", path.display(), first.line);
+            let total = rows.len();
+            tracing::warn!(
+                "{}: {count} of {total} prompts are empty, the first in line {}",
+                path.display(),
+                first.line
+            );
         }
         Ok(Self { path: path.into(), rows })
     }
@@ -172,42 +175,46 @@ impl Metadata {
         }
     }
 
-    /// Those of the first `count` rows that `other` has, too: the same prompt, and the same clip and picture, or files
-    /// of one length and beginning.
+    /// The rows, among the first `count`, that `other` has too. Equal rows have the same prompt, and the same clip and
+    /// picture or files of the same length and the same first bytes.
     pub fn rows_in(&self, other: &Self, count: usize) -> Vec<&MetadataRow> {
-        let key = |row: &MetadataRow| {
+        // Rows with different keys are not equal. Only rows with the same key are compared by their files.
+        let comparison_key = |row: &MetadataRow| {
             let lengths = [&row.video, &row.image].map(|file| file.as_deref().map(length));
             (row.prompt.trim().to_string(), lengths)
         };
-        let mut others: HashMap<_, Vec<&MetadataRow>> = HashMap::new();
-        other.rows.iter().filter(|row| row.is_first_window()).for_each(|r| others.entry(key(r)).or_default().push(r));
-        let is_other = |row: &&MetadataRow| {
-            let others = others.get(&key(row)).into_iter().flatten();
-            others.into_iter().any(|other| {
-                let files = [(&row.video, &other.video), (&row.image, &other.image)];
-                files.into_iter().all(|(own, other)| match (own, other) {
-                    (Some(own), Some(other)) => own == other || head(own).is_some_and(|h| head(other) == Some(h)),
-                    _ => true,
-                })
+        let mut others_by_key: HashMap<_, Vec<&MetadataRow>> = HashMap::new();
+        for row in other.rows.iter().filter(|row| row.is_first_window()) {
+            others_by_key.entry(comparison_key(row)).or_default().push(row);
+        }
+        let has_equal_files = |row: &MetadataRow, other: &MetadataRow| {
+            let pairs = [(&row.video, &other.video), (&row.image, &other.image)];
+            pairs.into_iter().all(|pair| match pair {
+                (Some(a), Some(b)) => a == b || head(a).is_some_and(|h| head(b) == Some(h)),
+                _ => true,
             })
         };
-        self.rows.iter().take(count).filter(is_other).collect()
+        let is_in_other = |row: &&MetadataRow| {
+            let mut candidates = others_by_key.get(&comparison_key(row)).into_iter().flatten();
+            candidates.any(|candidate| has_equal_files(row, candidate))
+        };
+        self.rows.iter().take(count).filter(is_in_other).collect()
     }
 
-    /// Probes the first `most` clips; without those that cannot be read.
+    /// Probes the first `most` clips. Clips that cannot be read are left out of the result.
     pub fn probe_clips(&self, decoder: Decoder, most: usize) -> Vec<(&Path, Probed)> {
         let rows = self.rows.iter().filter(|row| row.is_first_window());
         let clips: Vec<&PathBuf> = rows.filter_map(|row| row.video.as_ref()).take(most).collect();
         clips.par_iter().filter_map(|clip| Some((clip.as_path(), probe(clip, decoder).ok()?))).collect()
     }
 
-    /// The first of the first `count` rows whose `video` is the file of a picture.
+    /// The first row, among the first `count`, whose `video` is the file of a picture.
     pub fn picture_as_clip(&self, count: usize) -> Option<&MetadataRow> {
         self.rows.par_iter().take(count).find_first(|row| row.video.as_deref().is_some_and(is_picture))
     }
 }
 
-/// Bytes of a file; 0 of one that cannot be read.
+/// Number of bytes of a file; 0 for a file that cannot be read.
 fn length(path: &Path) -> u64 {
     std::fs::metadata(path).map_or(0, |metadata| metadata.len())
 }
@@ -219,7 +226,7 @@ fn head(path: &Path) -> Option<Vec<u8>> {
     (!head.is_empty()).then_some(head)
 }
 
-/// Fails unless `weight` can be a factor of a loss; `found` is its text.
+/// Fails unless `weight` can be a factor of a loss. `found` is the text of the weight in the file.
 fn checked_weight(weight: Option<f64>, found: impl Display) -> Result<f64, String> {
     let weight = weight.filter(|weight| weight.is_finite() && *weight > 0.0);
     weight.ok_or_else(|| format!("`weight`: expected a number above 0, found {found}"))
@@ -233,6 +240,7 @@ fn has_prompt_lines(path: &Path, text: &str) -> bool {
     is_txt && !begins('{', ['"', '}']) && !begins('[', ['{', ']']) && !table::names_columns(text)
 }
 
+/// The text of a file. Fails if it has more than `max_bytes` or is not UTF-8. `what` describes the file in errors.
 fn text_of(path: &Path, max_bytes: u64, what: &str) -> Result<String> {
     let size = std::fs::metadata(path).map_err(Error::file("read the metadata", path))?.len();
     if size > max_bytes {
@@ -242,7 +250,7 @@ fn text_of(path: &Path, max_bytes: u64, what: &str) -> Result<String> {
     String::from_utf8(bytes).map_err(|e| Error::bad_file(path, format!("not UTF-8: {}", e.utf8_error())))
 }
 
-/// A column or key that is probably `video`, where that is missing.
+/// A column or key that is probably a misspelt `video`.
 fn misspelt_video<'a>(found: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     found.into_iter().find(|name| *name != VIDEO && nearest(VIDEO, [*name]).is_some())
 }

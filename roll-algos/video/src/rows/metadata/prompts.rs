@@ -6,7 +6,7 @@ use roll_core::{Error, Result};
 
 use super::MetadataRow;
 
-/// The lines with text; each is a row without a clip.
+/// The lines that are not empty, each as a row without a clip.
 pub(super) fn rows(path: &Path, text: &str) -> Result<Vec<MetadataRow>> {
     let lines = text.lines().map(str::trim).zip(1..).filter(|(prompt, _)| !prompt.is_empty());
     let rows: Vec<_> =

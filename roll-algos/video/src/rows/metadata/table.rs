@@ -24,7 +24,8 @@ fn open<'a>(path: &Path, text: &'a str) -> Result<(csv::Reader<&'a [u8]>, csv::S
     Ok((reader, headers))
 }
 
-/// The rows as objects without empty fields, and their lines. A `weight` is a number, as JSON metadata need it.
+/// The rows as objects without empty fields, each with the number of its line. A `weight` becomes a number, as metadata
+/// in JSON require.
 pub(super) fn objects(path: &Path, text: &str) -> Result<Vec<(u64, Map<String, Value>)>> {
     let (mut reader, headers) = open(path, text)?;
     let value = |name: &str, field: &str| match (name, field.parse::<f64>()) {
@@ -40,6 +41,7 @@ pub(super) fn objects(path: &Path, text: &str) -> Result<Vec<(u64, Map<String, V
     reader.records().map(object).collect()
 }
 
+/// Reads the rows of a table. Relative paths start at `base`.
 pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataRow>> {
     let bad = |problem: String| Error::bad_file(path, problem);
     let (mut reader, headers) = open(path, text)?;
@@ -93,15 +95,18 @@ pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
 fn unclosed_quote(text: &str, delimiter: u8) -> Option<u64> {
     #[derive(PartialEq)]
     enum QuoteState {
+        /// At the beginning of a field.
         Begin,
+        /// In a field without quotes, or after its closing quote.
         Plain,
+        /// Inside quotes.
         Quoted,
         /// After a quote inside quotes: either the closing quote, or the first of an escaped pair.
         Closed,
     }
-    let (mut at, mut line, mut opened) = (QuoteState::Begin, 1, 1);
+    let (mut state, mut line, mut opened) = (QuoteState::Begin, 1, 1);
     for byte in text.bytes() {
-        at = match (at, byte) {
+        state = match (state, byte) {
             (QuoteState::Begin, b'"') => {
                 opened = line;
                 QuoteState::Quoted
@@ -115,7 +120,7 @@ fn unclosed_quote(text: &str, delimiter: u8) -> Option<u64> {
         };
         line += u64::from(byte == b'\n');
     }
-    (at == QuoteState::Quoted).then_some(opened)
+    (state == QuoteState::Quoted).then_some(opened)
 }
 
 /// Whether the first line names the columns of a table.
@@ -139,6 +144,7 @@ fn delimiter(text: &str) -> u8 {
     DELIMITERS.into_iter().rev().max_by_key(|delimiter| columns(*delimiter)).unwrap_or(b',')
 }
 
+/// The text of an error for messages.
 fn problem(error: &csv::Error) -> String {
     match error.kind() {
         csv::ErrorKind::UnequalLengths { pos, expected_len, len } => {
