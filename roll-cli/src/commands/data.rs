@@ -1,4 +1,4 @@
-//! `roll data`: contents of a data set, and the same in files that every reader reads.
+//! `roll data`: lists the contents of a data set, writes them as training would see them, and exports votes.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -23,7 +23,7 @@ use crate::configuration::{Configuration, build_context};
 use crate::output::{controls_terminal, refuse_existing};
 use crate::progress::TerminalBar;
 
-/// Left-out clips that are named.
+/// At most this many left-out clips are named.
 const NAMED: usize = 50;
 
 pub fn data(args: Data) -> Result<()> {
@@ -72,7 +72,7 @@ fn votes(args: args::Votes) -> Result<()> {
 
 /// The data and the reward of a run.
 struct Opened {
-    /// Bad samples are skipped.
+    /// Skips bad samples, whatever the configuration says.
     dataset: Dataset,
     reward: Option<Box<dyn RewardScorer>>,
     loaded: LoadedConfig,
@@ -111,13 +111,17 @@ struct DataSummary {
     /// Rows without a clip.
     prompts: usize,
     usable: usize,
+    /// Clips of each file format.
     formats: BTreeMap<String, usize>,
+    /// Clips of each size in their files.
     sizes: BTreeMap<String, usize>,
+    /// Clips of each number of frames in their files.
     lengths: BTreeMap<usize, usize>,
+    /// Clips of each frame rate in their files.
     rates: BTreeMap<String, usize>,
-    /// The videos as training would see them.
+    /// Videos of each length and size that training would see.
     taken: BTreeMap<String, usize>,
-    /// Row and reason.
+    /// The rows that cannot be used, each with the reason.
     left_out: Vec<(String, String)>,
 }
 
@@ -198,7 +202,7 @@ fn print(summary: &DataSummary, rows: &str, path: &Path) {
     }
 }
 
-/// The most frequent first.
+/// Prints how often each value occurs, the most frequent first.
 fn table(what: &str, counts: &BTreeMap<impl std::fmt::Display, usize>) {
     let mut counts: Vec<_> = counts.iter().collect();
     counts.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
@@ -280,7 +284,7 @@ fn refuse_links_out(dataset: &Dataset) -> Result<()> {
         let directories = [&row.video, &row.mask].into_iter().flatten();
         let frames = directories.flat_map(std::fs::read_dir).flatten().flatten().map(|entry| entry.path());
         for path in row.files().map(Path::to_path_buf).chain(caption).chain(frames) {
-            // Metadata may name other places; a link does so unseen.
+            // A path that leads out of the directory is seen in the metadata; where a link leads is not.
             let Ok(inside) = path.strip_prefix(base) else { continue };
             if inside.components().any(|part| part == Component::ParentDir) {
                 continue;
@@ -295,7 +299,8 @@ fn refuse_links_out(dataset: &Dataset) -> Result<()> {
     Ok(())
 }
 
-/// Writes clip and pictures, and returns the line that names them.
+/// Writes clip, pictures and mask of a sample as files that begin with `name`. Returns the line of metadata that names
+/// them.
 fn write(out: &Path, name: &str, sample: &Sample) -> Result<String> {
     let mut line = serde_json::json!({});
     if let Some(clip) = sample.video.clip() {
@@ -304,8 +309,8 @@ fn write(out: &Path, name: &str, sample: &Sample) -> Result<String> {
         line["video"] = file.into();
     }
     line["prompt"] = sample.prompt.clone().into();
-    for (name, value) in &*sample.columns {
-        line[name] = value.clone();
+    for (column, value) in &*sample.columns {
+        line[column] = value.clone();
     }
     if sample.weight != 1.0 {
         line["weight"] = sample.weight.into();
@@ -330,6 +335,7 @@ fn write_mask(out: &Path, name: &str, mask: &Tensor) -> Result<String> {
     };
     let (values, pixels) = (mask.f32s()?, height * width);
     let grey = values.chunks_exact(pixels).flat_map(|frame| std::iter::repeat_n(frame, 3));
+    // Masks are in [0, 1], videos in [-1, 1].
     let grey = grey.flatten().map(|value| 2.0 * value - 1.0).collect();
     let video = Video::new(Tensor::new(grey, [frames, 3, height, width])?, 1.0)?;
     if frames > 1 {
@@ -342,6 +348,7 @@ fn write_mask(out: &Path, name: &str, mask: &Tensor) -> Result<String> {
     Ok(file)
 }
 
+/// The PNG of a picture `[3, H, W]` in [-1, 1].
 fn png(image: &Tensor) -> Result<Vec<u8>> {
     let one = image.reshape([&[1][..], image.shape()].concat())?;
     encode_png(&Picture::from_frame(&Video::new(one, 1.0)?, 0))

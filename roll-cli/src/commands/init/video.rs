@@ -1,4 +1,4 @@
-//! Questions about video models, their clips, and what is watched.
+//! Questions about video models, their clips, their reward, and the videos that show the progress.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,31 +12,35 @@ use roll_wan::paths::ComponentFiles;
 use super::answers::{Answers, Question};
 use super::{Interview, Place, context, open_model};
 
-/// Parameters of the transformers above which a model is a published one: videos in few steps need a distilled one.
+/// Number of parameters above which a model counts as a published one, and not as a toy. A published model makes videos
+/// in few steps only if it is distilled.
 const PUBLISHED: f64 = 1e9;
-/// Clips that are looked at.
+/// At most this many clips are probed for their size and length.
 const CLIPS: usize = 500;
-/// Size of videos without a clip, and the most pixels that are proposed.
+/// `[height, width]` that is proposed for prompts without clips. Sizes with more pixels are not proposed.
 const SIZE: [usize; 2] = [480, 832];
 /// The most frames that are proposed: five seconds of Wan.
 const FRAMES: usize = 81;
-/// Clips that are evaluated.
+/// Number of clips in an evaluation.
 const EVALUATED: u64 = 8;
 /// Videos in a step of Reward-FL, over all ranks.
 const BATCH: usize = 8;
 
-/// What the files of the model say.
+/// What the files of the model hold.
 struct Files {
+    /// Number of parameters of all experts.
     parameters: f64,
     experts: usize,
-    tokenizer: bool,
-    has_text: bool,
+    has_tokenizer: bool,
+    has_text_encoder: bool,
 }
 
-/// What the rows of the data say.
+/// What the rows of the data hold.
 #[derive(Default)]
 struct Clips {
+    /// Height and width of most clips; `None` without clips.
     size: Option<[usize; 2]>,
+    /// Median number of frames; 0 without clips.
     frames: usize,
     all_have_clips: bool,
     all_have_pictures: bool,
@@ -62,6 +66,7 @@ impl Interview<'_, '_> {
         open_model(self.registry, self.answers, None).map(|model| Some(model.parameter_count()))
     }
 
+    /// Asks for the files of the model. `None` without an answer, which means the demo.
     fn files(&mut self) -> Result<Option<Files>> {
         const HUB: &str = "model.model_id_with_origin_paths";
         let (key, asks) = match self.answers.is_given(HUB) {
@@ -79,40 +84,43 @@ impl Interview<'_, '_> {
             found = Some(Files {
                 parameters: files.experts().map(|(_, file)| count(file.shapes())).sum(),
                 experts: files.experts().count(),
-                tokenizer: files.tokenizer.is_some(),
-                has_text: files.text_encoder.is_some(),
+                has_tokenizer: files.tokenizer.is_some(),
+                has_text_encoder: files.text_encoder.is_some(),
             });
             answers.value(key, text)
         })?;
         Ok(found)
     }
 
-    /// Asks for the tokenizer, unless it lies beside the weights. Returns the steps in which sizes and lengths go.
+    /// Asks for the tokenizer, unless it lies beside the weights or the model has no text encoder. Opens the model, and
+    /// returns the unit of which heights and widths must be multiples.
     fn tokenizer(&mut self, files: &Files) -> Result<VideoUnit> {
         const KEY: &str = "model.tokenizer_path";
         let registry = self.registry;
         let mut unit = VideoUnit::default();
-        let mut opened = |answers: &Answers, value: &Json| -> Result<()> {
+        let mut open_with = |answers: &Answers, value: &Json| -> Result<()> {
             let mut model = open_model(registry, answers, Some(("tokenizer_path", value)))?;
             unit = model.as_diffusion().map(|model| model.video_unit()).unwrap_or_default();
             Ok(())
         };
-        if files.tokenizer || !files.has_text {
-            opened(self.answers, &Json::Null)?;
+        if files.has_tokenizer || !files.has_text_encoder {
+            open_with(self.answers, &Json::Null)?;
             return Ok(unit);
         }
+        // As the repository of Wan has it.
         let usual = Path::new("google/umt5-xxl");
-        let beside = Path::new(self.answers.text("model.model_paths")).parent().map(|folder| folder.join(usual));
-        let near = beside.filter(|path| path.is_dir()).unwrap_or_else(|| usual.into());
-        self.answers.ask(&Question::new(KEY, "Directory of its tokenizer", near.display()), |answers, text| {
+        let beside_weights =
+            Path::new(self.answers.text("model.model_paths")).parent().map(|folder| folder.join(usual));
+        let proposed = beside_weights.filter(|path| path.is_dir()).unwrap_or_else(|| usual.into());
+        self.answers.ask(&Question::new(KEY, "Directory of its tokenizer", proposed.display()), |answers, text| {
             let value = answers.value(KEY, text)?;
-            opened(answers, &value)?;
+            open_with(answers, &value)?;
             Ok(value)
         })?;
         Ok(unit)
     }
 
-    /// Settings of a published model: videos in four steps, memory.
+    /// Settings of a published model: a LoRA by which it makes videos in four steps, and options that save GPU memory.
     fn published(&mut self, algorithm: &str, files: &Files, place: &Place) -> Result<()> {
         const KEY: &str = "model.base_lora";
         let registry = self.registry;
@@ -141,7 +149,7 @@ impl Interview<'_, '_> {
         self.answers.put("model.lora_rank", 32)
     }
 
-    /// The steps that such a LoRA was distilled for.
+    /// Sets the four timesteps that such a LoRA was distilled for, and the options of algorithms that go with them.
     fn four_steps(&mut self, algorithm: &str, files: &Files) -> Result<()> {
         self.answers.put("algo.timesteps", json!([1000, 750, 500, 250]))?;
         if algorithm == "reward_fl" {
@@ -169,19 +177,19 @@ impl Interview<'_, '_> {
         let size = clips.size.and_then(|size| target_size(size, SIZE[0] * SIZE[1], [unit.height, unit.width]).ok());
         let [height, width] = size.unwrap_or(SIZE);
         let frames = unit.frames_within(if clips.frames > 0 { clips.frames.min(FRAMES) } else { FRAMES });
-        let multiple = |key: &'static str, of: usize| {
-            move |answers: &Answers, text: &str| {
+        let sides = [
+            ("data.height", "Height of the videos in pixels", height, unit.height),
+            ("data.width", "Width of the videos in pixels", width, unit.width),
+        ];
+        for (key, asks, proposed, multiple) in sides {
+            self.answers.ask(&Question::new(key, asks, proposed), |answers, text| {
                 let value = answers.value(key, text)?;
                 match value.as_u64() {
-                    Some(side) if side.is_multiple_of(of as u64) => Ok(value),
-                    _ => Err(Error::config(key, format!("expected a multiple of {of}, found {text}"))),
+                    Some(side) if side.is_multiple_of(multiple as u64) => Ok(value),
+                    _ => Err(Error::config(key, format!("expected a multiple of {multiple}, found {text}"))),
                 }
-            }
-        };
-        let (high, wide) = ("data.height", "data.width");
-        self.answers
-            .ask(&Question::new(high, "Height of the videos in pixels", height), multiple(high, unit.height))?;
-        self.answers.ask(&Question::new(wide, "Width of the videos in pixels", width), multiple(wide, unit.width))?;
+            })?;
+        }
         self.ask_value("data.num_frames", "Frames of a video", frames)?;
         Ok(clips)
     }
@@ -228,7 +236,7 @@ impl Interview<'_, '_> {
         );
         self.answers.ask(&question, |answers, text| {
             look(text, on_clips)?;
-            rows = Metadata::open(&data(text))?.rows.len();
+            rows = Metadata::open(&data_config(text))?.rows.len();
             answers.value(metadata, text)
         })?;
         if rows as u64 > EVALUATED {
@@ -238,7 +246,8 @@ impl Interview<'_, '_> {
         let size = size.map(|side| side as usize);
         let frames = self.answers.get("data.num_frames").and_then(Json::as_u64).unwrap_or(1) as usize;
         let mut model = open_model(self.registry, self.answers, None)?;
-        let mut is_refused = |prompt: &str, picture: Option<&str>| -> Result<()> {
+        // Fails if the model cannot make a video of the prompt, for want of a picture or because of the picture.
+        let mut check_input = |prompt: &str, picture: Option<&str>| -> Result<()> {
             let image = picture.map(|path| read_image(path, Sizing::Exact(size))).transpose()?;
             let frames = unit.frames_within(frames);
             let input = ConditionInput { prompt: prompt.into(), image, end_image: None, frames, size };
@@ -255,16 +264,16 @@ impl Interview<'_, '_> {
                 return answers.value(prompts, text);
             }
             let texts = match Path::new(text).is_file() {
-                true => Metadata::open(&data(text))?.rows.into_iter().map(|row| row.prompt).collect(),
+                true => Metadata::open(&data_config(text))?.rows.into_iter().map(|row| row.prompt).collect(),
                 false => vec![text.to_string()],
             };
-            needs_picture = texts.iter().any(|text| is_refused(text, None).is_err());
+            needs_picture = texts.iter().any(|text| check_input(text, None).is_err());
             Ok(Json::from(texts))
         })?;
         if needs_picture {
             let question = Question::new("evaluation.prompts.0.image", "Picture that these videos begin with", "");
             let picture = self.answers.answer(&question, |_, text| {
-                is_refused("", Some(text))?;
+                check_input("", Some(text))?;
                 Ok(text.to_string())
             })?;
             let texts = self.answers.get(prompts).and_then(Json::as_array).cloned().unwrap_or_default();
@@ -276,26 +285,28 @@ impl Interview<'_, '_> {
     }
 }
 
-fn data(path: &str) -> DataConfig {
+/// The configuration of the data in `path`, with defaults.
+fn data_config(path: &str) -> DataConfig {
     DataConfig { metadata: Some(path.into()), ..DataConfig::default() }
 }
 
 /// Reads the rows of a table, directory or file of prompts, and the headers of its clips; prints what it found.
 fn look(path: &str, on_clips: bool) -> Result<Clips> {
-    let config = data(path);
+    let config = data_config(path);
     let metadata = Metadata::open(&config)?;
     let rows = metadata.rows.len();
-    let has_clips = metadata.rows.iter().filter(|row| row.video.is_some()).count();
-    if on_clips && has_clips < rows {
-        let problem = format!("`flow_matching` trains on clips, and {} of {rows} rows have none", rows - has_clips);
+    let with_clip = metadata.rows.iter().filter(|row| row.video.is_some()).count();
+    if on_clips && with_clip < rows {
+        let problem = format!("`flow_matching` trains on clips, and {} of {rows} rows have none", rows - with_clip);
         return Err(Error::bad_file(path, problem));
     }
     let mut clips = Clips {
-        all_have_clips: has_clips == rows,
+        all_have_clips: with_clip == rows,
         all_have_pictures: metadata.rows.iter().all(|row| row.image.is_some()),
         ..Clips::default()
     };
     let probed = probe_clips(&metadata, config.decoder, CLIPS);
+    // If no clip can be read, the error of the first one says why.
     if let (Some(first), true) = (metadata.rows.iter().find_map(|row| row.video.as_ref()), probed.is_empty()) {
         probe(first, config.decoder)?;
     }
