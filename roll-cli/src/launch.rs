@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(found(&[]), None);
         assert_eq!(found(&[("WORLD_SIZE", "1"), ("RANK", "0"), ("PMI_SIZE", "no number")]), None);
         let at = [("MASTER_ADDR", "node1"), ("MASTER_PORT", "29500")];
-        for [size, rank, local] in LAUNCHERS {
+        for Launcher { size, rank, local_rank: local } in LAUNCHERS {
             let set = [&at[..], &[(size, "4"), (rank, "3"), (local, "1")]].concat();
             assert_eq!(found(&set), Some((3, 4, "node1".into(), 29500)));
             assert_eq!(local_rank(of(&set)), Some(1));

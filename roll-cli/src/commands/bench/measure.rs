@@ -306,7 +306,7 @@ fn mark(phase: &str) {
     }
 }
 
-/// The median. Of an even number of values it is the smaller of the middle two.
+/// The median; for an even number of values, the smaller of the middle two.
 fn median(mut seconds: Vec<f64>) -> Option<f64> {
     seconds.sort_by(f64::total_cmp);
     seconds.get(seconds.len().saturating_sub(1) / 2).copied()
