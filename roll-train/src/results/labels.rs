@@ -7,18 +7,21 @@ use super::scores::SetName;
 /// A label for each evaluated set, and a suffix for each score.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SetLabels {
+    /// The label of the training clips.
     train: String,
+    /// The labels of the rewards of `evaluation.check`.
     checks: Vec<String>,
 }
 
 impl SetLabels {
-    /// The set of training clips has the name of the quantity that the reward measures, or `train` without one.
-    /// `checks` are the labels of the rewards of `evaluation.check`.
+    /// Labels the set of training clips by the quantity that the reward measures, such as `identity`, or `train` if the
+    /// reward names none. `checks` are the labels of the rewards of `evaluation.check`.
     pub(crate) fn new(measure: &Measure, checks: Vec<String>) -> Self {
         let train = if measure.label == Measure::SCORE { "train" } else { &measure.label };
         Self { train: train.into(), checks }
     }
 
+    /// The labels of the rewards of `evaluation.check`.
     pub(crate) fn checks(&self) -> &[String] {
         &self.checks
     }
@@ -27,10 +30,11 @@ impl SetLabels {
     /// checks, and `_check_NAME` for each of several checks.
     pub(crate) fn suffixes(&self) -> Vec<String> {
         let several = if self.checks.len() > 1 { self.checks.as_slice() } else { &[] };
-        let each = several.iter().map(|name| format!("_check_{name}"));
-        [String::new(), "_check".into()].into_iter().chain(each).collect()
+        let of_each = several.iter().map(|name| format!("_check_{name}"));
+        [String::new(), "_check".into()].into_iter().chain(of_each).collect()
     }
 
+    /// The label of a set.
     pub(crate) fn of(&self, name: SetName) -> &str {
         match name {
             SetName::Train => &self.train,

@@ -1,4 +1,5 @@
-//! Evaluated clips as MP4 files: `samples/MOMENT/SET-000.mp4`.
+//! Evaluated clips as MP4 files: `samples/MOMENT/SET-000.mp4`. A moment is `reference`, `before`, `step-000025` or
+//! `after`.
 
 use std::path::PathBuf;
 
@@ -10,7 +11,7 @@ use super::labels::SetLabels;
 use super::scores::SetName;
 use crate::run_dir::RunDir;
 
-/// Names of the videos of sample prompts begin so.
+/// Beginning of the names of videos of sample prompts.
 pub const PROMPT: &str = "prompt-";
 
 /// The folder of a moment's clips; creates it.
@@ -42,7 +43,7 @@ pub fn prompt_path(dir: &RunDir, moment: &str, i: usize) -> Result<PathBuf> {
     Ok(folder(dir, moment)?.join(format!("{PROMPT}{i:03}.mp4")))
 }
 
-/// Reads the videos of one set that were saved at a moment; a process before this one may have generated them. A clip
+/// Reads the videos of the `count` clips of a set that were saved at a moment, perhaps by an earlier process. A clip
 /// without a file is `None`.
 pub fn read_saved(
     dir: &RunDir,
