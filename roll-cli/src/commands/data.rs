@@ -79,6 +79,7 @@ struct Opened {
     registry: Registry,
 }
 
+/// Opens the data that `args` name, with the configured reward if there is one.
 fn open(args: &DataSet) -> Result<Opened> {
     let configuration = Configuration::read(&args.config, &[])?;
     let registry = configuration.registry()?;
@@ -126,6 +127,7 @@ struct DataSummary {
 }
 
 impl DataSummary {
+    /// Counts a clip by the facts of its file. `probed` is `None` if the file cannot be read.
     fn count_file(&mut self, format: &str, probed: Option<Probed>) {
         *self.formats.entry(format.into()).or_default() += 1;
         if let Some(Probed { size: [height, width], frames, fps }) = probed {
@@ -136,6 +138,7 @@ impl DataSummary {
         }
     }
 
+    /// Counts a row by the video that training would see, or as left out, with the name of the row and the reason.
     fn count_sample(&mut self, read: std::result::Result<Sample, (String, String)>) {
         match read {
             Ok(sample) => {
@@ -148,12 +151,15 @@ impl DataSummary {
     }
 }
 
+/// Reads every row as a run would, and prints the counts. With a reward, a clip in which the reward finds nothing to
+/// compare with is left out, too.
 fn inspect(args: InspectData) -> Result<()> {
     let Opened { dataset, mut reward, loaded, registry } = open(&args.data)?;
     let bar = TerminalBar::new(dataset.len() as u64, "rows");
     let mut summary = DataSummary::default();
     for (i, row) in dataset.metadata().rows.iter().enumerate() {
         match &row.video {
+            // A clip with several windows has a row for each, and is counted once.
             Some(_) if !row.is_first_window() => {}
             Some(video) => {
                 summary.clips += 1;
@@ -211,6 +217,7 @@ fn table(what: &str, counts: &BTreeMap<impl std::fmt::Display, usize>) {
     }
 }
 
+/// Writes the videos of all rows as training would see them, with a `metadata.jsonl`.
 fn prepare(args: PrepareData) -> Result<()> {
     let out = &args.out;
     let Opened { dataset, loaded, .. } = open(&args.data)?;
@@ -231,8 +238,9 @@ fn prepare(args: PrepareData) -> Result<()> {
         };
         match read {
             Ok(sample) => {
-                let named = row.video.as_deref().or(row.image.as_deref()).and_then(Path::file_stem);
-                let stem = named.unwrap_or(OsStr::new("prompt")).to_string_lossy();
+                // Files are named by the row's clip or picture.
+                let stem = row.video.as_deref().or(row.image.as_deref()).and_then(Path::file_stem);
+                let stem = stem.unwrap_or(OsStr::new("prompt")).to_string_lossy();
                 let stem: String = stem.chars().map(|c| if controls_terminal(c) { '_' } else { c }).collect();
                 lines += &write(out, &format!("{:05}-{stem}", i + 1), &sample)?;
             }
@@ -275,12 +283,15 @@ fn crop_to_face(
 /// person's: what it names would be copied, and be passed on.
 fn refuse_links_out(dataset: &Dataset) -> Result<()> {
     let (metadata, base) = (dataset.metadata(), dataset.config().base_path.as_deref());
-    let of_metadata = if metadata.path.is_dir() { Some(metadata.path.as_path()) } else { metadata.path.parent() };
-    let base = base.or(of_metadata).unwrap_or(Path::new(""));
+    let directory_of_metadata =
+        if metadata.path.is_dir() { Some(metadata.path.as_path()) } else { metadata.path.parent() };
+    let base = base.or(directory_of_metadata).unwrap_or(Path::new(""));
     let root = if base.as_os_str().is_empty() { Path::new(".") } else { base };
     let root = root.canonicalize().map_err(Error::file("read", root))?;
     for row in &metadata.rows {
+        // A row of a directory has its prompt in a file beside the clip.
         let caption = row.video.iter().filter(|_| row.line == 0).map(|video| video.with_extension("txt"));
+        // A clip or a mask may be a directory of frames.
         let directories = [&row.video, &row.mask].into_iter().flatten();
         let frames = directories.flat_map(std::fs::read_dir).flatten().flatten().map(|entry| entry.path());
         for path in row.files().map(Path::to_path_buf).chain(caption).chain(frames) {

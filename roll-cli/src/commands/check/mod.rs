@@ -29,7 +29,7 @@ const LARGE: f64 = 3e9;
 
 /// Prints the findings; fails when the run would fail.
 pub fn check(args: Check) -> Result<()> {
-    // A mistake in the arguments is no problem of the run.
+    // Wrong arguments of this command fail it here: they are no finding about the run.
     cluster(&args.machine)?;
     let mut run = args.run;
     let resumed = run.resume.take().map(RunDir::open).transpose()?;
@@ -39,6 +39,7 @@ pub fn check(args: Check) -> Result<()> {
     let why_not_demo = configuration.why_not_demo();
     let loaded = configuration.or_demo()?.load(&registry)?;
     let config = &loaded.config;
+    // The error of opening the devices of the run on this machine, if there is one.
     let unusable = unusable_device(&config.backend, ranks::of_process(config, process().as_ref()));
     // The configuration by which the run is opened here.
     let opened = if unusable.is_some() { on_the_cpu(&loaded) } else { loaded.clone() };
@@ -66,9 +67,10 @@ pub fn check(args: Check) -> Result<()> {
     found.good(names.map(|(word, name)| format!("{word}`{name}`")).concat());
     found.good(format!("backend `{}`", config.backend));
     if let Some(error) = unusable {
-        let elsewhere = args.machine.on.is_some() && Backend::of(&config.backend).is_ok();
+        // No problem for a run on another machine (`--on`), which may have the devices.
+        let is_for_other_machine = args.machine.on.is_some() && Backend::of(&config.backend).is_ok();
         let why = format!("{}\neverything else is checked on the CPU", error.chain());
-        if elsewhere { found.note(why) } else { found.problem(why) }
+        if is_for_other_machine { found.note(why) } else { found.problem(why) }
     }
     found.good(config.training.rate_in_words());
     ranks_note(config, &args.machine)?.into_iter().for_each(|note| found.note(note));
@@ -94,6 +96,7 @@ pub fn check(args: Check) -> Result<()> {
     unopened.into_iter().for_each(|note| found.note(note));
     found.queued("model");
 
+    // The reward is tried with its gradient if the algorithm back-propagates its score.
     let passes = registry.passes(&config.algo.name, &config.algo.options);
     let pulls_score = passes.is_ok_and(|passes| {
         let [_, videos_with_gradient] = passes.decoded();

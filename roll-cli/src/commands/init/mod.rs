@@ -88,24 +88,24 @@ struct Interview<'a, 'b> {
 impl Interview<'_, '_> {
     /// Asks all questions. Returns the machine with GPUs that the run is for, as `--on` takes it.
     fn run(mut self, on: Option<String>) -> Result<Option<String>> {
-        self.algorithm()?;
+        self.ask_algorithm()?;
         let algorithm = self.answers.text("algo.name").to_string();
         let is_video = !["agentic_ppo", "sft"].contains(&algorithm.as_str());
         self.answers.put("model.name", if is_video { "wan2_2" } else { "causal_lm" })?;
-        let place = self.place(on)?;
+        let place = self.ask_place(on)?;
         let trained_parameters = match is_video {
-            true => self.video(&algorithm, &place)?,
-            false => self.text(&algorithm)?,
+            true => self.ask_video_model(&algorithm, &place)?,
+            false => self.ask_language_model(&algorithm)?,
         };
         // Without a model, the configuration is that of the demo, which has its own number of steps and learning rate.
         if let Some(trained_parameters) = trained_parameters {
-            self.length(&algorithm, trained_parameters)?;
+            self.ask_length(&algorithm, trained_parameters)?;
         }
         Ok(place.machine())
     }
 
     /// Asks for the algorithm, by what it trains.
-    fn algorithm(&mut self) -> Result<()> {
+    fn ask_algorithm(&mut self) -> Result<()> {
         list("What do you want to train?", &PURPOSES.map(|(what, _)| what));
         let registry = self.registry;
         self.answers.ask(&Question::new("algo.name", "Number or name of the algorithm", 1), |_, text| {
@@ -119,7 +119,7 @@ impl Interview<'_, '_> {
     }
 
     /// Asks where the run computes, unless `on` (`--on`) names the machine.
-    fn place(&mut self, on: Option<String>) -> Result<Place> {
+    fn ask_place(&mut self, on: Option<String>) -> Result<Place> {
         let gpu = [Backend::LibTorchCuda, Backend::Cuda].into_iter().find(|backend| backend.usable(0).is_ok());
         let gpu = gpu.unwrap_or(Backend::LibTorchCuda).name();
         let mut place = Place::default();
@@ -168,7 +168,7 @@ impl Interview<'_, '_> {
 
     /// Asks for a language model and for what it learns from. Returns the number of trained parameters; `None` for the
     /// demo.
-    fn text(&mut self, algorithm: &str) -> Result<Option<usize>> {
+    fn ask_language_model(&mut self, algorithm: &str) -> Result<Option<usize>> {
         let question = Question::optional(
             "model.model_path",
             "Directory or GGUF file of the model",
@@ -185,7 +185,7 @@ impl Interview<'_, '_> {
             return Ok(None);
         }
         if algorithm == "agentic_ppo" {
-            self.component(Kind::Environment, "frozen_lake", |registry, name, options, context| {
+            self.ask_component(Kind::Environment, "frozen_lake", |registry, name, options, context| {
                 registry.environment(name, options, context).map(drop)
             })?;
         } else {
@@ -207,7 +207,7 @@ impl Interview<'_, '_> {
 
     /// Asks for a component of `kind` until `make` makes it: for its name, for options without a default, and again for
     /// an option that an error of `make` names. If asking for options cannot help, another component is asked for.
-    fn component(
+    fn ask_component(
         &mut self,
         kind: Kind,
         default: &str,
@@ -226,7 +226,7 @@ impl Interview<'_, '_> {
             let mut asked_options = required(registration);
             loop {
                 for name in &asked_options {
-                    self.option(registration.name, &format!("{section}.{name}"))?;
+                    self.ask_option(registration.name, &format!("{section}.{name}"))?;
                 }
                 let options = self.answers.options(section)?;
                 let error = match make(registry, registration.name, &options, &context()) {
@@ -253,7 +253,7 @@ impl Interview<'_, '_> {
     }
 
     /// Asks for an option of a component, by the first sentence of its description.
-    fn option(&mut self, component: &str, key: &str) -> Result<()> {
+    fn ask_option(&mut self, component: &str, key: &str) -> Result<()> {
         let known = self.answers.key(key);
         let about = known.map(|known| known.about.as_str()).unwrap_or_default();
         let sentence = about.split(". ").next().unwrap_or_default().trim_end_matches('.');
@@ -263,7 +263,7 @@ impl Interview<'_, '_> {
     }
 
     /// Asks for the number of steps, the learning rate of `trained` parameters, and the steps between checkpoints.
-    fn length(&mut self, algorithm: &str, trained: usize) -> Result<()> {
+    fn ask_length(&mut self, algorithm: &str, trained: usize) -> Result<()> {
         let steps = STEPS.iter().find(|(name, _)| *name == algorithm).map_or(100, |(_, steps)| *steps);
         self.ask_value("steps", "Optimizer steps", steps)?;
         let default = self.registry.find(Kind::Algorithm, algorithm)?.learning_rate;

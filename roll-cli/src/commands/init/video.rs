@@ -48,18 +48,18 @@ struct Clips {
 
 impl Interview<'_, '_> {
     /// Asks for a video model, its data and its reward. Returns the number of trained parameters; `None` for the demo.
-    pub(super) fn video(&mut self, algorithm: &str, place: &Place) -> Result<Option<usize>> {
-        let Some(files) = self.files()? else { return Ok(None) };
-        let unit = self.tokenizer(&files)?;
+    pub(super) fn ask_video_model(&mut self, algorithm: &str, place: &Place) -> Result<Option<usize>> {
+        let Some(files) = self.ask_model_files()? else { return Ok(None) };
+        let unit = self.ask_tokenizer(&files)?;
         let on_clips = algorithm == "flow_matching";
         if files.parameters > PUBLISHED {
-            self.published(algorithm, &files, place)?;
+            self.set_published(algorithm, &files, place)?;
         }
-        let clips = self.clips(on_clips, unit)?;
+        let clips = self.ask_data(on_clips, unit)?;
         if !on_clips {
-            self.reward(algorithm, &clips)?;
+            self.ask_reward(algorithm, &clips)?;
         }
-        self.watched(unit)?;
+        self.ask_evaluation(unit)?;
         if algorithm == "reward_fl" {
             self.answers.put("training.gradient_accumulation_steps", (BATCH / place.devices.max(1)).max(1))?;
         }
@@ -67,7 +67,7 @@ impl Interview<'_, '_> {
     }
 
     /// Asks for the files of the model. `None` without an answer, which means the demo.
-    fn files(&mut self) -> Result<Option<Files>> {
+    fn ask_model_files(&mut self) -> Result<Option<Files>> {
         const HUB: &str = "model.model_id_with_origin_paths";
         let (key, asks) = match self.answers.is_given(HUB) {
             true => (HUB, "Published files"),
@@ -94,7 +94,7 @@ impl Interview<'_, '_> {
 
     /// Asks for the tokenizer, unless it lies beside the weights or the model has no text encoder. Opens the model, and
     /// returns the unit of which heights and widths must be multiples.
-    fn tokenizer(&mut self, files: &Files) -> Result<VideoUnit> {
+    fn ask_tokenizer(&mut self, files: &Files) -> Result<VideoUnit> {
         const KEY: &str = "model.tokenizer_path";
         let registry = self.registry;
         let mut unit = VideoUnit::default();
@@ -121,7 +121,7 @@ impl Interview<'_, '_> {
     }
 
     /// Settings of a published model: a LoRA by which it makes videos in four steps, and options that save GPU memory.
-    fn published(&mut self, algorithm: &str, files: &Files, place: &Place) -> Result<()> {
+    fn set_published(&mut self, algorithm: &str, files: &Files, place: &Place) -> Result<()> {
         const KEY: &str = "model.base_lora";
         let registry = self.registry;
         if algorithm != "flow_matching" {
@@ -139,7 +139,7 @@ impl Interview<'_, '_> {
                 Ok(value)
             })?;
             if is_merged {
-                self.four_steps(algorithm, files)?;
+                self.set_four_steps(algorithm, files)?;
             }
         }
         if place.devices > 0 {
@@ -150,7 +150,7 @@ impl Interview<'_, '_> {
     }
 
     /// Sets the four timesteps that such a LoRA was distilled for, and the options of algorithms that go with them.
-    fn four_steps(&mut self, algorithm: &str, files: &Files) -> Result<()> {
+    fn set_four_steps(&mut self, algorithm: &str, files: &Files) -> Result<()> {
         self.answers.put("algo.timesteps", json!([1000, 750, 500, 250]))?;
         if algorithm == "reward_fl" {
             self.answers.put("algo.trained_steps", json!({"leap": {"discount": 0.3}}))?;
@@ -166,7 +166,7 @@ impl Interview<'_, '_> {
     }
 
     /// Asks for the data, and proposes the size and length that it has.
-    fn clips(&mut self, on_clips: bool, unit: VideoUnit) -> Result<Clips> {
+    fn ask_data(&mut self, on_clips: bool, unit: VideoUnit) -> Result<Clips> {
         let mut clips = Clips::default();
         let question =
             Question::new("data.metadata", "Table or directory of clips, or text file of prompts", "data.csv");
@@ -195,11 +195,11 @@ impl Interview<'_, '_> {
     }
 
     /// Asks for a reward that the algorithm and the data allow.
-    fn reward(&mut self, algorithm: &str, clips: &Clips) -> Result<()> {
+    fn ask_reward(&mut self, algorithm: &str, clips: &Clips) -> Result<()> {
         let needs_gradient = algorithm == "reward_fl";
         let mut compares = false;
         let default = if clips.all_have_clips || clips.all_have_pictures { "insightface" } else { "motion" };
-        self.component(Kind::Reward, default, |registry, name, options, context| {
+        self.ask_component(Kind::Reward, default, |registry, name, options, context| {
             let reward = registry.reward(name, options, context)?;
             if needs_gradient && !reward.differentiable() {
                 let problem = format!(
@@ -225,7 +225,7 @@ impl Interview<'_, '_> {
     }
 
     /// Asks for clips and prompts that show the progress.
-    fn watched(&mut self, unit: VideoUnit) -> Result<()> {
+    fn ask_evaluation(&mut self, unit: VideoUnit) -> Result<()> {
         let (metadata, prompts) = ("evaluation.metadata", "evaluation.prompts");
         let on_clips = self.answers.text("algo.name") == "flow_matching";
         let mut rows = 0;
