@@ -119,7 +119,8 @@ fn check(args: &Generate, outputs: &[PathBuf]) -> Result<()> {
     std::fs::remove_file(&trial).map_err(Error::file("remove", &trial))
 }
 
-/// Frames and size: the arguments', else those of the configuration's data, which the model was trained for.
+/// The number of frames, and height and width: those of the arguments, or else those of the section `data`, for which
+/// the model was trained.
 fn size(args: &Generate, data: &DataConfig) -> (usize, [usize; 2]) {
     let height = args.height.or(data.height).unwrap_or(SIZE[0]);
     let width = args.width.or(data.width).unwrap_or(SIZE[1]);

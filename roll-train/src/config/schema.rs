@@ -120,12 +120,13 @@ pub(super) fn fill_learning_rate(tree: &mut Json, registry: &Registry, provenanc
         return;
     }
     let name = tree.pointer("/algo/name").and_then(Json::as_str).unwrap_or_default();
-    let rate = registry.find(Kind::Algorithm, name).ok().and_then(|registration| registration.learning_rate);
+    let rate_of_algorithm =
+        registry.find(Kind::Algorithm, name).ok().and_then(|registration| registration.learning_rate);
+    let default_rate = rate_of_algorithm.unwrap_or_else(|| TrainingConfig::default().learning_rate);
     let trains_all_weights = tree.pointer("/model/lora_rank").and_then(Json::as_u64) == Some(0);
     // By way of a decimal, because 1e-5 / 10 differs from 1e-6 in its last bit.
     let tenth = |rate: f64| format!("{:.6e}", rate / 10.0).parse().unwrap_or(rate);
-    let rate = rate.unwrap_or_else(|| TrainingConfig::default().learning_rate);
-    let rate = if trains_all_weights { tenth(rate) } else { rate };
+    let rate = if trains_all_weights { tenth(default_rate) } else { default_rate };
     let training = tree.as_object_mut().map(|tree| tree.entry("training").or_insert(Json::Null));
     if let Some(training @ (Json::Null | Json::Object(_))) = training {
         training["learning_rate"] = rate.into();

@@ -264,23 +264,24 @@ impl Interview<'_, '_> {
 
     /// Asks for the number of steps, the learning rate of `trained` parameters, and the steps between checkpoints.
     fn ask_length(&mut self, algorithm: &str, trained: usize) -> Result<()> {
-        let steps = STEPS.iter().find(|(name, _)| *name == algorithm).map_or(100, |(_, steps)| *steps);
-        self.ask_value("steps", "Optimizer steps", steps)?;
-        let default = self.registry.find(Kind::Algorithm, algorithm)?.learning_rate;
-        let default = default.unwrap_or_else(|| TrainingConfig::default().learning_rate);
-        let rate = if trained < SMALL { SMALL_RATE } else { default };
-        self.ask_value("training.learning_rate", "Learning rate of the adapter", format!("{rate:e}"))?;
-        let steps = self.answers.get("steps").and_then(Json::as_u64).unwrap_or(steps);
+        let proposed_steps = STEPS.iter().find(|(name, _)| *name == algorithm).map_or(100, |(_, steps)| *steps);
+        self.ask_value("steps", "Optimizer steps", proposed_steps)?;
+        let rate_of_algorithm = self.registry.find(Kind::Algorithm, algorithm)?.learning_rate;
+        let default_rate = rate_of_algorithm.unwrap_or_else(|| TrainingConfig::default().learning_rate);
+        let proposed_rate = if trained < SMALL { SMALL_RATE } else { default_rate };
+        self.ask_value("training.learning_rate", "Learning rate of the adapter", format!("{proposed_rate:e}"))?;
+        let steps = self.answers.get("steps").and_then(Json::as_u64).unwrap_or(proposed_steps);
         self.ask_value("save_steps", "Steps between checkpoints", steps.div_ceil(5).max(1))?;
-        // Answers of which any makes evaluations possible: they come with the checkpoints.
-        let measures = ["evaluation.metadata", "evaluation.prompts", "algo.val_data"];
-        if measures.iter().any(|key| self.answers.get(key).is_some()) {
+        // With an answer to any of these questions the run is evaluated, which it then is with every checkpoint.
+        let evaluated_on = ["evaluation.metadata", "evaluation.prompts", "algo.val_data"];
+        if evaluated_on.iter().any(|key| self.answers.get(key).is_some()) {
             let every = self.answers.get("save_steps").cloned().unwrap_or_default();
             self.answers.put("evaluation.every", every)?;
         }
         Ok(())
     }
 
+    /// Asks for the value of a key.
     fn ask_value(&mut self, key: &str, asks: &str, default: impl ToString) -> Result<()> {
         self.answers.ask(&Question::new(key, asks, default), |answers, text| answers.value(key, text)).map(drop)
     }
