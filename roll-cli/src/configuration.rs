@@ -1,4 +1,8 @@
-//! The configuration of a command, from files, the environment and arguments, and the components it may name.
+//! The configuration of a command, and the components that it may name.
+//!
+//! [`Configuration::read`] puts the layers of a configuration in their order, each above the one before it: the run
+//! that is continued, files, environment, arguments. A command may put a layer of its own below all of them, such as
+//! that of the demo.
 
 use std::path::Path;
 
@@ -6,7 +10,7 @@ use roll_core::{BuildContext, Error, Registry, Replaces, Result};
 use roll_train::config::{ConfigLayers, LoadedConfig, MergedConfig};
 use roll_train::run_dir::RunDir;
 
-use crate::args::{ConfigArgs, GivenValue};
+use crate::args::{ConfigArgs, GivenValue, KeyValue};
 use crate::{demo, ranks};
 
 /// A configuration that was read and not checked yet.
@@ -16,29 +20,31 @@ pub struct Configuration {
 }
 
 impl Configuration {
-    /// Reads files, environment, and arguments; `extra` are those of one command: key, value, name of the argument.
-    pub fn read(args: &ConfigArgs, extra: &[(&str, String, &str)]) -> Result<Self> {
+    /// Reads files, environment, and arguments. `extra` has the values of arguments that only one command has; they are
+    /// the highest layer.
+    pub fn read(args: &ConfigArgs, extra: &[KeyValue]) -> Result<Self> {
         Self::read_for(args, extra, ranks::process().world_size())
     }
 
     /// As [`Configuration::read`], for a job with this number of ranks.
-    pub fn read_for(args: &ConfigArgs, extra: &[(&str, String, &str)], ranks: usize) -> Result<Self> {
+    pub fn read_for(args: &ConfigArgs, extra: &[KeyValue], ranks: usize) -> Result<Self> {
         let mut layers = ConfigLayers::new().for_ranks(ranks);
         if let Some(run) = &args.run {
             layers = layers.file_of_run(run.config_path(), args.trust)?;
         }
         for file in &args.layers.files {
-            layers = match RunDir::has_config(file) {
-                _ if file.is_dir() => return Err(directory_as_file(file)),
-                true => layers.file_of_run(file, args.trust)?,
-                false => layers.file(file)?,
-            };
+            if file.is_dir() {
+                return Err(directory_as_file(file));
+            }
+            // The configuration of a run may be another person's: it needs consent (`--trust`).
+            let is_of_run = RunDir::has_config(file);
+            layers = if is_of_run { layers.file_of_run(file, args.trust)? } else { layers.file(file)? };
         }
         layers = layers.environment(std::env::vars())?;
         for value in &args.layers.values {
             layers = match value {
                 GivenValue::Assignment(assignment) => layers.set(assignment)?,
-                GivenValue::OfKey(key, value, origin) => layers.set_text(key, value, origin)?,
+                GivenValue::OfKey(KeyValue { key, value, origin }) => layers.set_text(key, value, origin)?,
                 GivenValue::Unset(key) => layers.set_text(key, "null", "--unset")?,
             };
         }
@@ -46,12 +52,13 @@ impl Configuration {
             layers = layers.set_text("plugins_replace", "true", "--plugins-replace")?;
         }
         if !args.plugins.is_empty() {
-            let mut paths = layers.merge()?.plugins()?.0;
+            // `--plugin` adds to the list of the layers below, where a value would replace it.
+            let (mut paths, _) = layers.merge()?.plugins()?;
             paths.extend(args.plugins.iter().cloned());
             let list: Vec<_> = paths.iter().map(|p| p.to_string_lossy()).collect();
             layers = layers.set_text("plugins", &serde_json::json!(list).to_string(), "--plugin")?;
         }
-        for (key, value, origin) in extra {
+        for KeyValue { key, value, origin } in extra {
             layers = layers.set_text(key, value, origin)?;
         }
         Self::of(layers)
@@ -71,18 +78,19 @@ impl Configuration {
         for path in paths {
             registry = registry.with_components(&roll_plugin::load(path)?.registrations(), replaces)?;
         }
-        for found in std::env::var_os(roll_plugin::PATH_VARIABLE).iter().flat_map(|dirs| roll_plugin::discover(dirs)) {
-            registry = registry.with_components(&found.registrations(), replaces)?;
+        let directories = std::env::var_os(roll_plugin::PATH_VARIABLE);
+        for plugin in directories.iter().flat_map(|directories| roll_plugin::discover(directories)) {
+            registry = registry.with_components(&plugin.registrations(), replaces)?;
         }
         Ok(registry)
     }
 
-    /// The same on top of `lowest`.
+    /// This configuration with the layer `lowest` below all others.
     pub fn over(self, lowest: ConfigLayers) -> Result<Self> {
         Self::of(self.layers.over(lowest))
     }
 
-    /// The same on top of a demo where it names neither a model nor data.
+    /// This configuration with the demo's as the lowest layer, if it names neither a model nor data; else unchanged.
     pub fn or_demo(self) -> Result<Self> {
         match demo::layers(&self.merged)? {
             Some(demo) => self.over(demo),
@@ -99,7 +107,7 @@ impl Configuration {
         demo::why_not_demo(&self.merged)
     }
 
-    /// Checks it, with the options of components, and logs its notes.
+    /// Checks the configuration, the options of components too, and logs notes about it as warnings.
     pub fn load(self, registry: &Registry) -> Result<LoadedConfig> {
         let loaded = self.merged.load(Some(registry))?;
         for note in &loaded.notes {
@@ -109,7 +117,7 @@ impl Configuration {
     }
 }
 
-/// The error on a directory where a configuration file is expected.
+/// The error about a directory that was named where a configuration file is expected.
 fn directory_as_file(path: &Path) -> Error {
     let problem = match RunDir::has_run(path) {
         true => {

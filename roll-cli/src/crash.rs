@@ -1,11 +1,12 @@
-//! Names the plugin whose call a signal ended: native code that crashes never returns to its caller.
+//! Reports a crash inside a plugin: native code that crashes never returns to its caller, so that a signal handler has
+//! to name the plugin.
 
 use std::ptr;
 use std::sync::OnceLock;
 
 use libc::{c_int, c_void, sigaction, siginfo_t};
 
-/// The signals of a fault, and their meanings.
+/// The signals of a fault, and how a message says that the process ended by them.
 const FAULTS: [(c_int, &str); 4] = [
     (libc::SIGSEGV, "the process was ended by SIGSEGV, an access to memory that is not its own,"),
     (libc::SIGBUS, "the process was ended by SIGBUS, an access to memory that is not there,"),
@@ -13,8 +14,9 @@ const FAULTS: [(c_int, &str); 4] = [
     (libc::SIGFPE, "the process was ended by SIGFPE, such as a division of whole numbers by zero,"),
 ];
 
-/// The actions that each of them had before. A handler may read them: they are set before it can be called.
-static BEFORE: [OnceLock<sigaction>; FAULTS.len()] = [const { OnceLock::new() }; FAULTS.len()];
+/// The action of each of [`FAULTS`] before [`report_plugin_crashes`] replaced it. It is set before the handler can run,
+/// so the handler may read it.
+static FORMER: [OnceLock<sigaction>; FAULTS.len()] = [const { OnceLock::new() }; FAULTS.len()];
 
 /// Installs handlers that name the plugin whose call ends the process by a fault or an abort. Its code may have
 /// called `abort`, panicked while it panicked, overflowed its stack, or followed a bad pointer.
@@ -26,21 +28,21 @@ pub fn report_plugin_crashes() {
     if let Err(error) = registered {
         tracing::debug!("a plugin that aborts will not be named: {error}");
     }
-    for ((number, _), before) in FAULTS.iter().zip(&BEFORE) {
+    for ((number, _), former) in FAULTS.iter().zip(&FORMER) {
         // signal-hook refuses these signals: its handlers would run on the stack that has overflowed.
         // SAFETY: the structure is plain data, for which zeros are valid; the pointers are valid for the calls; and
         // `on_fault` has the signature that SA_SIGINFO asks for.
-        let done = unsafe {
+        let is_installed = unsafe {
             let mut old: sigaction = std::mem::zeroed();
-            let known = libc::sigaction(*number, ptr::null(), &mut old) == 0 && before.set(old).is_ok();
-            let mut own: sigaction = std::mem::zeroed();
-            own.sa_sigaction = on_fault as *const () as usize;
+            let is_stored = libc::sigaction(*number, ptr::null(), &mut old) == 0 && former.set(old).is_ok();
+            let mut new: sigaction = std::mem::zeroed();
+            new.sa_sigaction = on_fault as *const () as usize;
             // The handler runs on the alternate stack that the standard library makes for each thread.
-            own.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-            libc::sigemptyset(&mut own.sa_mask);
-            known && libc::sigaction(*number, &own, ptr::null_mut()) == 0
+            new.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            libc::sigemptyset(&mut new.sa_mask);
+            is_stored && libc::sigaction(*number, &new, ptr::null_mut()) == 0
         };
-        if !done {
+        if !is_installed {
             tracing::debug!("a plugin that is ended by signal {number} will not be named");
         }
     }
@@ -48,15 +50,15 @@ pub fn report_plugin_crashes() {
 
 /// Passes the signal to its former handler, names the plugin, and lets the signal end the process.
 extern "C" fn on_fault(number: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    let Some(at) = FAULTS.iter().position(|(fault, _)| *fault == number) else { return };
-    if let Some(before) = BEFORE[at].get()
-        && ![libc::SIG_DFL, libc::SIG_IGN].contains(&before.sa_sigaction)
+    let Some(fault) = FAULTS.iter().position(|(fault, _)| *fault == number) else { return };
+    if let Some(former) = FORMER[fault].get()
+        && ![libc::SIG_DFL, libc::SIG_IGN].contains(&former.sa_sigaction)
     {
-        let handler = before.sa_sigaction as *const ();
-        // SAFETY: it is the function that the system would have called, with the arguments that its flags ask for. That
-        // of the standard library aborts where a stack has overflowed, and comes back otherwise.
+        let handler = former.sa_sigaction as *const ();
+        // SAFETY: the handler is the function that the system would have called, with the arguments that its flags ask
+        // for. The standard library's handler aborts if a stack has overflowed, and returns otherwise.
         unsafe {
-            if before.sa_flags & libc::SA_SIGINFO != 0 {
+            if former.sa_flags & libc::SA_SIGINFO != 0 {
                 type WithInfo = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
                 std::mem::transmute::<*const (), WithInfo>(handler)(number, info, context);
             } else {
@@ -64,8 +66,10 @@ extern "C" fn on_fault(number: c_int, info: *mut siginfo_t, context: *mut c_void
             }
         }
     }
-    report(FAULTS[at].1);
-    // SAFETY: both may be called in handlers. The signal is blocked until this one returns, and then ends the process.
+    let (_, how) = FAULTS[fault];
+    report(how);
+    // SAFETY: both functions may be called in signal handlers. The signal is blocked until this handler returns, and
+    // then ends the process.
     unsafe {
         libc::signal(number, libc::SIG_DFL);
         libc::raise(number);

@@ -1,32 +1,45 @@
-//! What launchers of several processes say about a job in environment variables.
+//! Reads what a launcher such as `torchrun` or `srun` says in environment variables: the rank of this process, the
+//! number of processes, and where they meet.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use roll_backends::tcp::{Place, SECRET_VARIABLE, Secret};
 use roll_core::{Error, Result};
 
-/// The variables of a launcher: number of processes, this process's number, its number on its machine.
-type Variables = [&'static str; 3];
+/// The environment variables of a launcher.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Launcher {
+    /// Number of processes of the job.
+    size: &'static str,
+    /// Number of this process in the job.
+    rank: &'static str,
+    /// Number of this process among those on its machine.
+    local_rank: &'static str,
+}
 
-const TORCH: Variables = ["WORLD_SIZE", "RANK", "LOCAL_RANK"];
-const SLURM: Variables = ["SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"];
-const OPEN_MPI: Variables = ["OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"];
+const TORCH: Launcher = Launcher { size: "WORLD_SIZE", rank: "RANK", local_rank: "LOCAL_RANK" };
+const SLURM: Launcher = Launcher { size: "SLURM_STEP_NUM_TASKS", rank: "SLURM_PROCID", local_rank: "SLURM_LOCALID" };
+const OPEN_MPI: Launcher =
+    Launcher { size: "OMPI_COMM_WORLD_SIZE", rank: "OMPI_COMM_WORLD_RANK", local_rank: "OMPI_COMM_WORLD_LOCAL_RANK" };
 /// MPICH and Intel MPI.
-const MPICH: Variables = ["PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"];
+const MPICH: Launcher = Launcher { size: "PMI_SIZE", rank: "PMI_RANK", local_rank: "MPI_LOCALRANKID" };
 /// `torchrun` and Open MPI's `mpirun` within a job of Slurm start more processes than Slurm did, so they come first.
-const LAUNCHERS: [Variables; 4] = [TORCH, OPEN_MPI, SLURM, MPICH];
+const LAUNCHERS: [Launcher; 4] = [TORCH, OPEN_MPI, SLURM, MPICH];
 
-/// Port of a job that sets no MASTER_PORT: this one, plus a number that follows from the job's.
+/// Lowest port of a job without MASTER_PORT. A number that is derived from the job is added, see [`slurm`] and
+/// [`one_machine`].
 const PORT: u16 = 20_000;
 
 /// The launcher that started several processes, and their number; `None` if there is one process.
-fn launcher(value: &impl Fn(&str) -> Option<String>) -> Option<(Variables, usize)> {
-    let count = |launcher: Variables| Some((launcher, number(value, launcher[0])?)).filter(|(_, count)| *count > 1);
-    let with_rank = |(launcher, _): &(Variables, usize)| number(value, launcher[1]).is_some();
-    // Batch scripts often set WORLD_SIZE themselves, without RANK.
-    LAUNCHERS.into_iter().filter_map(count).find(with_rank).or_else(|| LAUNCHERS.into_iter().find_map(count))
+fn launcher(value: &impl Fn(&str) -> Option<String>) -> Option<(Launcher, usize)> {
+    let with_size = |launcher: Launcher| Some((launcher, number(value, launcher.size)?)).filter(|(_, size)| *size > 1);
+    let sets_rank = |(launcher, _): &(Launcher, usize)| number(value, launcher.rank).is_some();
+    // A launcher that also sets the rank comes before one that does not: batch scripts often set WORLD_SIZE themselves,
+    // without RANK.
+    LAUNCHERS.into_iter().filter_map(with_size).find(sets_rank).or_else(|| LAUNCHERS.into_iter().find_map(with_size))
 }
 
+/// The value of the variable `name` as a number; `value` returns the values of variables.
 fn number(value: &impl Fn(&str) -> Option<String>, name: &str) -> Option<usize> {
     value(name)?.trim().parse().ok()
 }
@@ -39,27 +52,29 @@ pub fn place(value: impl Fn(&str) -> Option<String>) -> Result<Option<Place>> {
         Error::Unsupported(format!(
             "{} says that {size} processes were started, and {name}, {what}, is not set: start them with `torchrun \
              --no-python` or `srun`, which set it, or set it yourself; for one process, unset {}",
-            launcher[0], launcher[0]
+            launcher.size, launcher.size
         ))
     };
-    let rank = number(&value, launcher[1]).ok_or_else(|| missing(launcher[1], "the number of this process"))?;
+    let rank = number(&value, launcher.rank).ok_or_else(|| missing(launcher.rank, "the number of this process"))?;
     if rank >= size {
-        let (ranks, count) = (launcher[1], launcher[0]);
-        return Err(Error::Unsupported(format!("{ranks} is {rank}, expected a number below {size} ({count})")));
+        let (rank_variable, size_variable) = (launcher.rank, launcher.size);
+        return Err(Error::Unsupported(format!(
+            "{rank_variable} is {rank}, expected a number below {size} ({size_variable})"
+        )));
     }
-    let known = match launcher {
-        SLURM => slurm(&value),
-        OPEN_MPI => one_machine(&value, size),
-        _ => None,
+    // Host and port without MASTER_ADDR and MASTER_PORT, which `torchrun` always sets.
+    let (derived_host, derived_port) = match launcher {
+        SLURM => slurm(&value).unzip(),
+        OPEN_MPI => one_machine(&value, size).unzip(),
+        _ => (None, None),
     };
-    let given = (value("MASTER_ADDR"), number(&value, "MASTER_PORT").and_then(|port| u16::try_from(port).ok()));
-    let host = given.0.or_else(|| known.as_ref().map(|(host, _)| host.clone()));
-    let host = host.ok_or_else(|| missing("MASTER_ADDR", "the host of rank 0"))?;
-    let port = given.1.or(known.map(|(_, port)| port));
-    let port = port.ok_or_else(|| missing("MASTER_PORT", "a free port of rank 0's host"))?;
-    // `torchrun` listens at MASTER_PORT itself.
-    let taken = value("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|is| is.eq_ignore_ascii_case("true"));
-    let port = if taken { port.wrapping_add(1).max(1024) } else { port };
+    let host = value("MASTER_ADDR").or(derived_host).ok_or_else(|| missing("MASTER_ADDR", "the host of rank 0"))?;
+    let given_port = number(&value, "MASTER_PORT").and_then(|port| u16::try_from(port).ok());
+    let port = given_port.or(derived_port).ok_or_else(|| missing("MASTER_PORT", "a free port of rank 0's host"))?;
+    // `torchrun` listens at MASTER_PORT itself if its agent has the store, so the ranks take the next port.
+    let torchrun_listens = value("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|is| is.eq_ignore_ascii_case("true"));
+    let port = if torchrun_listens { port.wrapping_add(1).max(1024) } else { port };
+    // The name of the job and of its attempt: processes of another job that meet at the same port are refused.
     let names =
         ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE"];
     let job = names.into_iter().filter_map(&value).collect::<Vec<_>>().join(".");
@@ -78,22 +93,22 @@ fn secret(value: &impl Fn(&str) -> Option<String>) -> Result<Option<Secret>> {
     Secret::new(text.trim()).ok_or_else(empty).map(Some)
 }
 
-/// The host of rank 0 in a job of Slurm, and a port that jobs and steps do not share as a rule.
+/// The host of rank 0 in a job of Slurm, and a port that usually differs between jobs and steps.
 fn slurm(value: &impl Fn(&str) -> Option<String>) -> Option<(String, u16)> {
     let nodes = value("SLURM_STEP_NODELIST").or_else(|| value("SLURM_JOB_NODELIST"))?;
     let job = number(value, "SLURM_JOB_ID")? + number(value, "SLURM_STEP_ID").unwrap_or(0);
     Some((first_node(&nodes)?, PORT + (job % usize::from(PORT)) as u16))
 }
 
-/// This machine, where all processes of a job of Open MPI run on it, and a port that jobs do not share as a rule.
+/// This machine, if all processes of a job of Open MPI run on it, and a port that usually differs between jobs.
 fn one_machine(value: &impl Fn(&str) -> Option<String>, size: usize) -> Option<(String, u16)> {
-    let is_one = number(value, "OMPI_COMM_WORLD_LOCAL_SIZE")? == size;
+    let is_one_machine = number(value, "OMPI_COMM_WORLD_LOCAL_SIZE")? == size;
     let mut job = DefaultHasher::new();
     value("PMIX_NAMESPACE")?.hash(&mut job);
-    is_one.then(|| ("127.0.0.1".into(), PORT + (job.finish() % u64::from(PORT)) as u16))
+    is_one_machine.then(|| ("127.0.0.1".into(), PORT + (job.finish() % u64::from(PORT)) as u16))
 }
 
-/// The first of a list of nodes as Slurm abbreviates it: `gpu[03-05,7],login1` begins with `gpu03`.
+/// The first node of a list that Slurm has abbreviated: `gpu[03-05,7],login1` begins with `gpu03`.
 fn first_node(list: &str) -> Option<String> {
     let end = list.find([',', '[']).unwrap_or(list.len());
     let (prefix, rest) = list.split_at(end);
@@ -107,13 +122,13 @@ fn first_node(list: &str) -> Option<String> {
 
 /// The variable that says that several processes were started.
 pub fn size_variable(value: impl Fn(&str) -> Option<String>) -> Option<&'static str> {
-    launcher(&value).map(|(launcher, _)| launcher[0])
+    launcher(&value).map(|(launcher, _)| launcher.size)
 }
 
 /// The number of this process among those of its job on this machine; `None` unless a launcher sets it.
 pub fn local_rank(value: impl Fn(&str) -> Option<String>) -> Option<usize> {
     let (launcher, _) = launcher(&value)?;
-    number(&value, launcher[2])
+    number(&value, launcher.local_rank)
 }
 
 #[cfg(test)]
@@ -134,7 +149,7 @@ mod tests {
         assert_eq!(found(&[]), None);
         assert_eq!(found(&[("WORLD_SIZE", "1"), ("RANK", "0"), ("PMI_SIZE", "no number")]), None);
         let at = [("MASTER_ADDR", "node1"), ("MASTER_PORT", "29500")];
-        for [size, rank, local] in LAUNCHERS {
+        for Launcher { size, rank, local_rank: local } in LAUNCHERS {
             let set = [&at[..], &[(size, "4"), (rank, "3"), (local, "1")]].concat();
             assert_eq!(found(&set), Some((3, 4, "node1".into(), 29500)));
             assert_eq!(local_rank(of(&set)), Some(1));

@@ -1,4 +1,4 @@
-//! Logs go to standard error, in step with the progress bars.
+//! Log lines: they go to standard error, above the progress bars, without secrets and control characters.
 
 use std::io::{IsTerminal, Write};
 
@@ -11,10 +11,10 @@ use tracing_subscriber::{EnvFilter, fmt, prelude::*};
 use crate::output::{printable, wrapped};
 use crate::progress;
 
-/// Columns of the level before a message.
+/// Width of a line's level, such as ` INFO `: wrapped lines are indented by it.
 const LEVEL: usize = 6;
 
-/// Variables that hold a filter ("debug", "roll_wan=trace"), the first one that is there counts.
+/// Variables that hold a filter, such as "debug" or "roll_wan=trace". The first one that is set counts.
 const FILTERS: [&str; 2] = ["ROLL_LOG", "RUST_LOG"];
 
 roll_core::inventory::submit! { roll_core::Variable(FILTERS[0]) }
@@ -34,10 +34,14 @@ fn filter(quiet: bool, verbose: u8) -> (EnvFilter, bool) {
     }
 }
 
-/// Starts logging. `quiet`: warnings and errors only, and no progress bars; `verbose` 1 adds what each part does, 2
-/// everything else. A capable terminal shows colours and progress bars; elsewhere each line has its time. Lines of
-/// several processes have their rank as prefix, and so have those of threads that are ranks, but for the first. Ranks
-/// after the first only warn, unless a filter is set.
+/// Starts logging.
+///
+/// `quiet` leaves only warnings and errors, and no progress bars. A `verbose` of 1 adds what each part does, 2
+/// everything else. A capable terminal shows colours and progress bars; elsewhere each line begins with its time.
+///
+/// `rank` is that of this process in a job; `None` if it is alone. Lines of a job begin with the rank of their process.
+/// If this process is alone and its ranks are threads, lines of all ranks but the first begin with their rank. Ranks
+/// after the first log only warnings, unless a filter is set.
 pub fn init(quiet: bool, verbose: u8, rank: Option<usize>) {
     let terminal = std::io::stderr().is_terminal();
     let dumb = variable("TERM").is_some_and(|term| term == "dumb");
@@ -45,12 +49,18 @@ pub fn init(quiet: bool, verbose: u8, rank: Option<usize>) {
     if quiet || !terminal || dumb {
         progress::hide();
     }
-    let own = move || rank.or_else(ranks::of_thread).filter(|own| rank.is_some() || *own > 0);
-    let lines =
-        fmt::layer().with_writer(move || LogLine { prefix: prefix(own()) }).with_target(false).with_ansi(colours);
-    let (filter, asked) = filter(quiet, verbose);
+    let shown_rank = move || match rank {
+        Some(rank) => Some(rank),
+        None => ranks::of_thread().filter(|rank| *rank > 0),
+    };
+    let lines = fmt::layer()
+        .with_writer(move || LogLine { prefix: prefix(shown_rank()) })
+        .with_target(false)
+        .with_ansi(colours);
+    let (filter, filter_is_set) = filter(quiet, verbose);
+    // Levels are ordered from errors to traces.
     let of_rank = dynamic_filter_fn(move |event, _| {
-        asked || *event.level() <= Level::WARN || rank.or_else(ranks::of_thread).unwrap_or(0) == 0
+        filter_is_set || *event.level() <= Level::WARN || rank.or_else(ranks::of_thread).unwrap_or(0) == 0
     });
     match terminal && verbose == 0 {
         true => tracing_subscriber::registry().with(filter).with(lines.without_time().with_filter(of_rank)).init(),
@@ -58,7 +68,7 @@ pub fn init(quiet: bool, verbose: u8, rank: Option<usize>) {
     }
 }
 
-/// A variable that is set to something, as <https://no-color.org> has it.
+/// The value of an environment variable. An empty one counts as not set, as <https://no-color.org> asks for.
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
@@ -68,7 +78,7 @@ pub fn prefix(rank: Option<usize>) -> String {
     rank.map(|rank| format!("[rank {rank}] ")).unwrap_or_default()
 }
 
-/// One event: it is written at once, above the bars.
+/// The writer of one event, which the formatter passes to it as a whole.
 struct LogLine {
     prefix: String,
 }
@@ -77,7 +87,7 @@ impl Write for LogLine {
     fn write(&mut self, event: &[u8]) -> std::io::Result<usize> {
         let line = [self.prefix.as_bytes(), event].concat();
         let line = fitted(&coloured(&without_secrets(&String::from_utf8_lossy(&line))));
-        // A reader that went away, or a terminal that was closed, is no reason to stop.
+        // A write fails if the reader went away or the terminal was closed, which is no reason to stop.
         progress::above_bars(|| drop(std::io::stderr().write_all(line.as_bytes())));
         Ok(event.len())
     }
@@ -87,12 +97,13 @@ impl Write for LogLine {
     }
 }
 
-/// An event as [`printable`], with its colours: the formatter has escaped the ESC of fields.
+/// An event made [`printable`], except for the escape characters of its colours. The formatter has already escaped
+/// those in messages and fields.
 fn coloured(event: &str) -> String {
     event.split('\u{1b}').map(printable).collect::<Vec<_>>().join("\u{1b}")
 }
 
-/// The text as the terminal shows it, where standard error is one.
+/// The text with long lines wrapped, if standard error is a terminal.
 pub fn fitted(text: &str) -> String {
     progress::columns().map_or_else(|| text.into(), |columns| wrapped(text, columns, |_| LEVEL))
 }

@@ -39,7 +39,7 @@ use {roll_causal_lm as _, roll_wan as _};
 /// Exit codes: 0 done, 1 something failed, 2 the user can put it right, 3 ended by `evaluation.stop_when`, 130
 /// interrupted.
 fn main() -> ExitCode {
-    // The process that renders a foreign model's chat template is this program too.
+    // Chat templates of foreign models are rendered in a child process, which is this program with another argument.
     if std::env::args_os().nth(1).is_some_and(|argument| argument == chat::WORKER) {
         return chat::serve();
     }
@@ -87,13 +87,12 @@ fn report(error: &roll_core::Error, rank: Option<usize>) {
     };
     let numbered = errors.iter().flat_map(|error| error.messages().into_iter().enumerate());
     let lines = numbered.map(|(depth, message)| match depth {
-        // The run did as it was asked.
+        // An interrupted run did as it was asked, so this is not called an error.
         0 if error.fault() == Fault::Interrupt => format!("{prefix}{message}\n"),
         0 => format!("{prefix}error: {message}\n"),
         _ => format!("{prefix}  because: {message}\n"),
     });
     let lines = lines.collect::<String>();
-    // At once, so that the lines of several ranks do not mix.
-    // Its reader may have closed the pipe.
+    // One write, so that the lines of several ranks do not mix. It fails if the reader has closed the pipe.
     let _ = std::io::stderr().write_all(logging::fitted(&output::printable(&without_secrets(&lines))).as_bytes());
 }

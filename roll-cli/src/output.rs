@@ -1,5 +1,5 @@
-//! Standard output, whose reader may go away before all is written: `roll config | head`; and files that a command
-//! writes, which may be there already.
+//! What commands print and write: lines on standard output, whose reader may go away before the end (`roll config |
+//! head`), wrapped to the width of a terminal; and files that may exist already.
 
 use std::borrow::Cow;
 use std::fmt::Arguments;
@@ -9,7 +9,7 @@ use std::path::Path;
 use roll_core::{Error, Result};
 use roll_train::config::without_secrets;
 
-/// As the standard macro, which panics when the reader has closed the pipe.
+/// Prints a line by [`print_line`]. The standard macro of this name panics if the reader has closed the pipe.
 macro_rules! println {
     () => {
         $crate::output::print_line(format_args!(""))
@@ -24,8 +24,8 @@ pub fn controls_terminal(c: char) -> bool {
     c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// The text with characters that control a terminal, but line ends and tabs, as `\u001b`: names in files, paths and
-/// messages are other people's. JSON keeps its meaning.
+/// The text with characters that control a terminal escaped, such as `\u001b`, because names in files, paths and
+/// messages may come from other people. Line ends and tabs stay. JSON keeps its meaning.
 pub fn printable(text: &str) -> Cow<'_, str> {
     let controls = |c: char| controls_terminal(c) && c != '\n' && c != '\t';
     if !text.contains(controls) {
@@ -35,8 +35,8 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     text.chars().map(escaped).collect()
 }
 
-/// Prints a line as [`printable`], unless the reader went away. Another failure, such as a full disk behind a redirection, ends the
-/// process: nothing that is printed comes before the work is done.
+/// Prints a line, made [`printable`] and without secrets. If the reader went away, nothing happens. Another failure,
+/// such as a full disk behind a redirection, ends the process. That loses no work, because commands print after it.
 pub fn print_line(text: Arguments<'_>) {
     if let Err(error) = writeln!(std::io::stdout(), "{}", printable(&without_secrets(&text.to_string())))
         && error.kind() != ErrorKind::BrokenPipe
@@ -46,7 +46,7 @@ pub fn print_line(text: Arguments<'_>) {
     }
 }
 
-/// Prints a line for people; in a terminal, a longer line is wrapped below its last column.
+/// Prints a line for people. In a terminal, a line that is too long is wrapped, and continues below its last column.
 pub fn print_wrapped(text: Arguments<'_>) {
     let text = printable(&without_secrets(&text.to_string())).into_owned();
     let columns = console::Term::stdout().size_checked().filter(|_| std::io::stdout().is_terminal());
@@ -56,22 +56,27 @@ pub fn print_wrapped(text: Arguments<'_>) {
     }
 }
 
-/// As `println!`, by [`print_wrapped`].
+/// Prints a line by [`print_wrapped`].
 macro_rules! println_wrapped {
     ($($text:tt)*) => {
         $crate::output::print_wrapped(format_args!($($text)*))
     };
 }
 
-/// The start of the last column of a row, behind two spaces or more; 4 if that is beyond the middle.
+/// Where the last column of a row begins, behind two spaces or more. A column that begins far to the right would leave
+/// no room for wrapped words, so the indentation is then 4.
 fn last_column(row: &str) -> usize {
-    let begins = row.rfind("  ").map_or(0, |at| row[..at + 2].chars().count());
-    if begins > 60 { 4 } else { begins.max(2) }
+    /// Three quarters of a terminal of 80 columns.
+    const FAR_RIGHT: usize = 60;
+    let start = row.rfind("  ").map_or(0, |at| row[..at + 2].chars().count());
+    if start > FAR_RIGHT { 4 } else { start.max(2) }
 }
 
-/// Wraps lines that are longer than `columns` between words; `indent` returns the indentation of the rest of a line.
-/// Escape sequences take no column; a word that is too long is not broken. Lines are wrapped at double spaces if
-/// possible, so that `lr 2.3e-3` stays together.
+/// Wraps lines that are longer than `columns` between words. `indent` returns the indentation of what is left of a
+/// line.
+///
+/// Lines are wrapped at double spaces if possible, so that `lr 2.3e-3` stays together. A word that is too long is not
+/// broken. Escape sequences take no column.
 pub fn wrapped(text: &str, columns: usize, indent: fn(&str) -> usize) -> String {
     let mut wrapped = String::with_capacity(text.len());
     for (i, line) in text.split('\n').enumerate() {
@@ -82,16 +87,19 @@ pub fn wrapped(text: &str, columns: usize, indent: fn(&str) -> usize) -> String 
         let mut column = 0;
         let words = words(line);
         for (at, word) in words.iter().enumerate() {
-            let (width, alone) = (console::measure_text_width(word), console::measure_text_width(word.trim_start()));
-            let apart = word.starts_with("  ") && !words[at + 1..].is_empty();
-            // The words up to the next double space stay together where a line has room for them.
-            let group = if apart { group_width(&words[at..]) } else { width };
-            let together = if indent + group <= columns { group } else { width };
-            if column > indent && column + together > columns && indent + alone <= columns {
+            let width = console::measure_text_width(word);
+            let width_without_spaces = console::measure_text_width(word.trim_start());
+            // The words from one double space to the next are a group.
+            let begins_group = word.starts_with("  ") && !words[at + 1..].is_empty();
+            let width_of_group = if begins_group { group_width(&words[at..]) } else { width };
+            // A group stays together if a line has room for it.
+            let width_to_fit = if indent + width_of_group <= columns { width_of_group } else { width };
+            let is_first = column <= indent;
+            if !is_first && column + width_to_fit > columns && indent + width_without_spaces <= columns {
                 wrapped.push('\n');
                 wrapped.extend(std::iter::repeat_n(' ', indent));
                 wrapped.push_str(word.trim_start());
-                column = indent + alone;
+                column = indent + width_without_spaces;
             } else {
                 wrapped.push_str(word);
                 column += width;
@@ -101,10 +109,10 @@ pub fn wrapped(text: &str, columns: usize, indent: fn(&str) -> usize) -> String 
     wrapped
 }
 
-/// Columns of the first word and those behind it, up to the next double space.
+/// Columns of the group that begins with the first word and ends before the next double space.
 fn group_width(words: &[String]) -> usize {
-    let behind = words[1..].iter().take_while(|word| !word.starts_with("  "));
-    words[..1].iter().chain(behind).map(|word| console::measure_text_width(word)).sum()
+    let others = words[1..].iter().take_while(|word| !word.starts_with("  "));
+    words[..1].iter().chain(others).map(|word| console::measure_text_width(word)).sum()
 }
 
 /// Words, each with the spaces before it.
@@ -112,6 +120,7 @@ fn words(line: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     for next in line.chars() {
         match words.last_mut() {
+            // Only a space after a letter begins another word.
             Some(word) if next != ' ' || word.is_empty() || word.ends_with(' ') => word.push(next),
             _ => words.push(next.into()),
         }
@@ -119,11 +128,11 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// Fails where `path` is a file already, or a directory with something in it, unless `force` says that it may be
-/// replaced.
+/// Fails if `path` is an existing file, or a directory that is not empty. `force` is the argument `--force`, which
+/// allows to replace it.
 pub fn refuse_existing(path: &Path, force: bool) -> Result<()> {
-    let holds = || std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some());
-    match !force && (path.is_file() || holds()) {
+    let has_entries = || std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some());
+    match !force && (path.is_file() || has_entries()) {
         true => Err(Error::bad_file(path, "exists already; --force replaces it")),
         false => Ok(()),
     }

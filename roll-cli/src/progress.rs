@@ -1,4 +1,4 @@
-//! Progress bars of long work: steps, the phase, time left. Nothing where there is no terminal.
+//! Progress bars in a terminal: what is done of the work, the phase, and the time left. Elsewhere nothing is drawn.
 
 use std::fmt::Write;
 use std::io::{self, IsTerminal};
@@ -16,13 +16,14 @@ use crate::output::printable;
 fn bars() -> &'static MultiProgress {
     static BARS: OnceLock<MultiProgress> = OnceLock::new();
     BARS.get_or_init(|| {
-        let terminal = Unfilled { term: Term::buffered_stderr(), filler: Mutex::default() };
+        let terminal = UnpaddedTerminal { term: Term::buffered_stderr(), held_back: Mutex::default() };
         MultiProgress::with_draw_target(ProgressDrawTarget::term_like_with_hz(Box::new(terminal), DRAWS_A_SECOND))
     })
 }
 
 const DRAWS_A_SECOND: u8 = 20;
 
+/// Draws no bars from now on.
 pub fn hide() {
     bars().set_draw_target(ProgressDrawTarget::hidden());
     HIDDEN.store(true, Ordering::Relaxed);
@@ -39,33 +40,38 @@ pub fn clear() {
         return;
     }
     for line in 0..LINES.load(Ordering::Relaxed) {
+        // The cursor is on the lowest line. `ESC [1A` moves it up a line, and `ESC [2K` clears its line.
         let text = if line == 0 { "\r\x1b[2K" } else { "\x1b[1A\r\x1b[2K" };
         // Nothing can be done about a terminal that went away.
         let _ = rustix::io::write(std::io::stderr(), text.as_bytes());
     }
 }
 
-/// Elsewhere the last state of the bars stays.
+/// Leaves the bars as they are, on systems other than Unix.
 #[cfg(not(unix))]
 pub fn clear() {}
 
-/// A terminal whose last line ends where its text ends. indicatif fills it up with spaces, and then the `^C` that the
-/// terminal writes goes to the next line: clearing that line leaves the bar above it in the scrollback.
+/// A terminal whose last line ends where its text ends.
+///
+/// indicatif pads lines with spaces to the full width. After a padded last line, the `^C` that the terminal echoes
+/// would go to a further line, and clearing that one would leave the bar above it on the screen. So the spaces after a
+/// line are held back, and written only if another line follows.
 #[derive(Debug)]
-struct Unfilled<T> {
+struct UnpaddedTerminal<T> {
     term: T,
-    /// Spaces behind the line before, written when another line follows.
-    filler: Mutex<String>,
+    /// The spaces after the line that was written last.
+    held_back: Mutex<String>,
 }
 
-impl<T: TermLike> Unfilled<T> {
-    fn filled(&self) -> io::Result<()> {
-        let filler = std::mem::take(&mut *locked(&self.filler));
-        if filler.is_empty() { Ok(()) } else { self.term.write_str(&filler) }
+impl<T: TermLike> UnpaddedTerminal<T> {
+    /// Writes the spaces that were held back.
+    fn write_held_back(&self) -> io::Result<()> {
+        let spaces = std::mem::take(&mut *locked(&self.held_back));
+        if spaces.is_empty() { Ok(()) } else { self.term.write_str(&spaces) }
     }
 }
 
-impl<T: TermLike> TermLike for Unfilled<T> {
+impl<T: TermLike> TermLike for UnpaddedTerminal<T> {
     fn width(&self) -> u16 {
         self.term.width()
     }
@@ -91,14 +97,14 @@ impl<T: TermLike> TermLike for Unfilled<T> {
     }
 
     fn write_line(&self, text: &str) -> io::Result<()> {
-        self.filled()?;
+        self.write_held_back()?;
         self.term.write_line(text)
     }
 
     fn write_str(&self, text: &str) -> io::Result<()> {
-        self.filled()?;
+        self.write_held_back()?;
         match !text.is_empty() && text.bytes().all(|byte| byte == b' ') {
-            true => *locked(&self.filler) = text.into(),
+            true => *locked(&self.held_back) = text.into(),
             false => self.term.write_str(text)?,
         }
         Ok(())
@@ -109,7 +115,8 @@ impl<T: TermLike> TermLike for Unfilled<T> {
     }
 
     fn flush(&self) -> io::Result<()> {
-        locked(&self.filler).clear();
+        // No line follows in this drawing.
+        locked(&self.held_back).clear();
         self.term.flush()
     }
 }
@@ -125,15 +132,15 @@ pub fn columns() -> Option<usize> {
     size.map(|(_, columns)| usize::from(columns)).filter(|columns| *columns > 0)
 }
 
-/// Columns at the end of a line that stay free: a terminal writes `^C` behind it, and clearing a line that was wrapped
-/// clears half of it.
+/// Columns that stay free at the end of a line for the `^C` that a terminal writes there. A line that it wraps could be
+/// cleared only in part.
 const MARGIN: usize = 3;
-/// Columns of a bar, with the space behind it.
+/// Columns of a bar and of the space behind it.
 const BAR: usize = 21;
-/// Columns of a spinner and of its time.
+/// Columns of a spinner and of its seconds.
 const SPINNER: usize = 10;
 
-/// The beginning of `text` that fits behind `taken` columns.
+/// The beginning of `text` that fits into a line of `columns` behind `taken` ones.
 fn fitting(text: &str, taken: usize, columns: usize) -> String {
     printable(text).chars().take(columns.saturating_sub(taken + MARGIN)).collect()
 }
@@ -141,7 +148,8 @@ fn fitting(text: &str, taken: usize, columns: usize) -> String {
 /// The text behind a bar.
 #[derive(Default)]
 struct BarText {
-    left: String,
+    /// As [`time_left`] words it.
+    time_left: String,
     phase: String,
 }
 
@@ -149,7 +157,7 @@ fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Draws `bar` by `template`, in which `{text}` is the result of `text`.
+/// Shows `bar` as a line by `template`, in which `{text}` is the result of `text`.
 fn show(bar: &ProgressBar, template: &str, text: impl Fn(&ProgressState) -> String + Clone + Send + Sync + 'static) {
     let write = move |state: &ProgressState, line: &mut dyn Write| {
         // A line that cannot be drawn is not a failure.
@@ -168,6 +176,7 @@ fn remove(bar: &ProgressBar) {
     LINES.fetch_sub(1, Ordering::Relaxed);
 }
 
+/// Shows the progress of a run as a bar in the terminal.
 pub struct Terminal;
 
 impl Display for Terminal {
@@ -179,23 +188,24 @@ impl Display for Terminal {
 /// A bar over optimizer steps or clips.
 pub struct TerminalBar {
     bar: ProgressBar,
-    /// Time and value of the first reported position: steps of a process before this one took no time of this one.
+    /// When the first position was reported, and that position. The time left is reckoned from there, because steps
+    /// before it were done by the process that this one continues.
     first: Mutex<Option<(Instant, u64)>>,
     text: Arc<Mutex<BarText>>,
-    shown: AtomicBool,
+    is_shown: AtomicBool,
 }
 
 impl TerminalBar {
     pub fn new(total: u64, unit: &str) -> Self {
         let bar = bars().add(ProgressBar::new(total));
         let text = Arc::new(Mutex::new(BarText::default()));
-        let (shown, unit) = (Arc::clone(&text), unit.to_string());
+        let (text_to_draw, unit) = (Arc::clone(&text), unit.to_string());
         show(&bar, "{bar:20} {text}", move |state| {
-            let BarText { left, phase } = &*locked(&shown);
-            let text = format!("{}/{} {unit}{left}  {phase}", state.pos(), state.len().unwrap_or(total));
+            let BarText { time_left, phase } = &*locked(&text_to_draw);
+            let text = format!("{}/{} {unit}{time_left}  {phase}", state.pos(), state.len().unwrap_or(total));
             fitting(&text, BAR, columns().unwrap_or(80))
         });
-        Self { bar, first: Mutex::default(), text, shown: AtomicBool::new(true) }
+        Self { bar, first: Mutex::default(), text, is_shown: AtomicBool::new(true) }
     }
 }
 
@@ -208,38 +218,39 @@ impl Drop for TerminalBar {
 
 impl Bar for TerminalBar {
     fn set(&self, done: u64) {
-        let (since, begun) = *locked(&self.first).get_or_insert((Instant::now(), done));
+        let (since, first) = *locked(&self.first).get_or_insert((Instant::now(), done));
         let total = self.bar.length().unwrap_or(done);
-        locked(&self.text).left = time_left(since.elapsed(), done - begun.min(done), total.saturating_sub(done));
+        locked(&self.text).time_left = time_left(since.elapsed(), done - first.min(done), total.saturating_sub(done));
         self.bar.set_position(done);
     }
 
     fn phase(&self, phase: &str) {
         locked(&self.text).phase = phase.to_string();
-        // Draws it at once: the text is not in the template.
+        // Makes indicatif draw the bar at once. The message itself is not shown.
         self.bar.set_message(String::new());
     }
 
     fn finish(&self) {
-        if self.shown.swap(false, Ordering::Relaxed) {
+        if self.is_shown.swap(false, Ordering::Relaxed) {
             remove(&self.bar);
         }
     }
 }
 
-/// ", 12 min left"; nothing before one unit is done, as the time is not known.
-fn time_left(taken: Duration, done: u64, left: u64) -> String {
+/// ", 12 min left" if `done` units took the time `elapsed` and `left` units remain. Empty before the first unit is
+/// done, since the time is not known, and after the last.
+fn time_left(elapsed: Duration, done: u64, left: u64) -> String {
     if done == 0 || left == 0 {
         return String::new();
     }
-    let seconds = taken.as_secs_f64() / done as f64 * left as f64;
+    let seconds = elapsed.as_secs_f64() / done as f64 * left as f64;
     match seconds {
         ..100.0 => format!(", {:.0} s left", seconds.ceil()),
         _ => format!(", {} left", duration(seconds)),
     }
 }
 
-/// A line for work whose length is not known: its phase, and for how long.
+/// A line for work whose length is not known. It shows the phase and the seconds since the work began.
 pub struct Spinner {
     line: ProgressBar,
     text: Arc<Mutex<String>>,
@@ -249,9 +260,9 @@ impl Spinner {
     pub fn new(phase: &str) -> Self {
         let line = bars().add(ProgressBar::new_spinner());
         let text = Arc::new(Mutex::new(phase.to_string()));
-        let shown = Arc::clone(&text);
+        let text_to_draw = Arc::clone(&text);
         show(&line, "{spinner} {text}", move |state| {
-            let phase = fitting(&locked(&shown), SPINNER, columns().unwrap_or(80));
+            let phase = fitting(&locked(&text_to_draw), SPINNER, columns().unwrap_or(80));
             format!("{:.0} s  {phase}", state.elapsed().as_secs_f64())
         });
         Self { line, text }
@@ -312,7 +323,7 @@ mod tests {
 
     #[test]
     fn only_the_last_line_is_not_filled_with_spaces() -> io::Result<()> {
-        let paper = Unfilled { term: Paper::default(), filler: Mutex::default() };
+        let paper = UnpaddedTerminal { term: Paper::default(), held_back: Mutex::default() };
         for _ in 0..2 {
             for text in ["0/4 steps", "           ", "1/9 clips", "           "] {
                 paper.write_str(text)?;

@@ -1,4 +1,5 @@
-//! The processes of a job: one, or those that a launcher started.
+//! The processes of a job, which a launcher started, and the device of each. Without a launcher this process is alone,
+//! and its ranks may be threads.
 
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,23 +15,24 @@ use roll_core::{BuildContext, Communicator, Error, Fault, RanksError, Result, Si
 use crate::args::Collectives;
 use crate::launch;
 
-/// The ranks of the launcher's job: over TCP, and for a run over NCCL too.
+/// The communicator of the launcher's job: over TCP, and once [`with_collectives`] has joined NCCL, over both. `None`
+/// if this process is alone.
 static PROCESS: Mutex<Option<Arc<dyn Communicator>>> = Mutex::new(None);
 /// The argument `--collectives`, set once.
 static COLLECTIVES: OnceLock<Collectives> = OnceLock::new();
 
-/// The ranks that this process is one of: those of the launcher's job, or itself alone.
+/// The communicator of the launcher's job, or that of a single rank if this process is alone.
 pub fn process() -> Arc<dyn Communicator> {
-    own().clone().unwrap_or_else(|| Arc::new(SingleRank))
+    communicator_of_job().clone().unwrap_or_else(|| Arc::new(SingleRank))
 }
 
-fn own() -> MutexGuard<'static, Option<Arc<dyn Communicator>>> {
+fn communicator_of_job() -> MutexGuard<'static, Option<Arc<dyn Communicator>>> {
     PROCESS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How long processes wait for each other at the start.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// How long they wait without saying so.
+/// How long processes wait for each other before a message says so.
 const SOON: Duration = Duration::from_secs(10);
 
 /// How long NCCL may take to connect the processes.
@@ -57,11 +59,13 @@ impl Job {
             };
         };
         let ranks = Self::assemble(&place)?;
-        *own() = Some(ranks.communicator());
+        *communicator_of_job() = Some(ranks.communicator());
         Ok(Self(Some(ranks)))
     }
 
+    /// Waits for the other processes of the job. After [`SOON`], a message says what this process waits for.
     fn assemble(place: &Place) -> Result<TcpRanks> {
+        // The sender is dropped when all have joined, which ends the thread that would print the message.
         let (joined, waits) = mpsc::channel::<()>();
         let waiting = format!(
             "waiting up to {} s for all {} processes of the job at {}:{}; for one process, unset {}",
@@ -82,15 +86,15 @@ impl Job {
         Ok(ranks)
     }
 
-    /// This process among several.
+    /// The rank of this process; `None` if it is alone.
     pub fn rank(&self) -> Option<usize> {
         let ranks = process();
         (ranks.world_size() > 1).then(|| ranks.rank().0)
     }
 
-    /// Runs `f`; if it fails or panics, the other ranks receive the failure. A panic becomes an error: some
-    /// GPU libraries panic when memory runs out, and the others are to know it. An interrupt is no failure: all ranks
-    /// agreed on it.
+    /// Runs `f`. If it fails or panics, the other ranks receive the failure. A panic becomes an error, because some GPU
+    /// libraries panic when memory runs out, and the other ranks must learn of it. An interrupt is not passed on: all
+    /// ranks have agreed on it.
     pub fn run<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
         let result = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
             Err(Error::failed("panicked")(panic_message(panic.as_ref()).unwrap_or("no message").to_string()))
@@ -104,15 +108,17 @@ impl Job {
         result
     }
 
-    /// Leaves the job. A job that failed ends this process, since the other ranks know why; one that is done, or was
-    /// interrupted and has its checkpoint, is left by every rank in its own time.
+    /// Leaves the job after a command that ended with `fault` and the exit code `code`.
+    ///
+    /// If the command is done, or was interrupted and has its checkpoint, this waits for all ranks, and returns. If it
+    /// failed, the other ranks know already, so this does not wait for them and ends the process.
     pub fn leave(&self, fault: Option<Fault>, mut code: u8) {
         let Some(ranks) = &self.0 else { return };
         if matches!(fault, None | Some(Fault::Interrupt)) {
-            // Work that was begun ahead and that no rank wants any more.
-            let done = roll_backends::overlap::OverlappedRanks::of(process()).settle();
-            let Err(error) = done.and_then(|()| ranks.communicator().barrier()) else { return ranks.leave() };
-            // One write: those of several ranks to one stream come between each other.
+            // Ends exchanges that were begun ahead of their use.
+            let settled = roll_backends::overlap::OverlappedRanks::of(process()).settle();
+            let Err(error) = settled.and_then(|()| ranks.communicator().barrier()) else { return ranks.leave() };
+            // One write, so that the lines of several ranks do not mix.
             let line = format!("{}error: {error}\n", crate::logging::prefix(self.rank()));
             let _ = std::io::stderr().write_all(line.as_bytes());
             code = 1;
@@ -127,47 +133,49 @@ pub fn place() -> Result<Option<Place>> {
     launch::place(variable)
 }
 
-/// Gives the context of a run the collectives that `--collectives` asks for. All processes of a job call it.
+/// Sets the communicator of a run's context to the one that `--collectives` asks for. All processes of a job must call
+/// this.
 pub fn with_collectives(mut context: BuildContext) -> Result<BuildContext> {
     let ranks = context.ranks.clone();
     if ranks.world_size() == 1 {
         return Ok(context);
     }
     let collectives = COLLECTIVES.get().copied().unwrap_or(Collectives::Host);
-    context.ranks = carried(collectives, &context.backend, ranks, |ranks, device| {
+    context.ranks = choose_communicator(collectives, &context.backend, ranks, |ranks, device| {
         NcclRanks::join(ranks, device, START).map(|ranks| ranks as Arc<dyn Communicator>)
     })?;
-    *own() = Some(context.ranks.clone());
+    *communicator_of_job() = Some(context.ranks.clone());
     Ok(context)
 }
 
-/// The ranks that carry the values of a run on `backend`: `host`, or what `nccl` makes of it.
-fn carried(
+/// The communicator for a run on `backend`: `host`, which goes over TCP, or the one that `nccl` makes of it for a GPU.
+fn choose_communicator(
     collectives: Collectives,
     backend: &str,
     host: Arc<dyn Communicator>,
     nccl: impl FnOnce(Arc<dyn Communicator>, Gpu) -> Result<Arc<dyn Communicator>>,
 ) -> Result<Arc<dyn Communicator>> {
     let gpu = Backend::nvidia_gpu(backend);
-    // NCCL carries what is computed elsewhere, too, if it must.
-    let forced = || device_number().ok_or_else(|| "the launcher sets no number of this process on its machine".into());
-    let first = host.rank().0 == 0;
+    // With `--collectives nccl`, a backend without NVIDIA GPU uses the GPU of this process for the exchange alone.
+    let gpu_for_exchange =
+        || device_number().ok_or_else(|| "the launcher sets no number of this process on its machine".into());
+    let is_first = host.rank().0 == 0;
     let error = match collectives {
         Collectives::Host => return Ok(host),
-        Collectives::Nccl => return nccl(host, gpu.or_else(|_| forced())),
+        Collectives::Nccl => return nccl(host, gpu.or_else(|_| gpu_for_exchange())),
         Collectives::Auto => match nccl(host.clone(), gpu.clone()) {
             Ok(ranks) => {
-                if first {
+                if is_first {
                     tracing::info!("NCCL carries collectives of more than {SMALL} values");
                 }
                 return Ok(ranks);
             }
-            // The job is lost, not NCCL.
+            // An error of the ranks themselves: the job is lost, not only NCCL.
             Err(error) if RanksError::within(&error).is_some() => return Err(error),
             Err(error) => error.chain(),
         },
     };
-    match (first, gpu) {
+    match (is_first, gpu) {
         (true, Ok(_)) => tracing::warn!("TCP carries the collectives, through rank 0, since NCCL cannot: {error}"),
         (true, Err(_)) => tracing::info!("TCP carries the collectives, through rank 0: {error}"),
         (false, _) => tracing::debug!("TCP carries the collectives: {error}"),
@@ -179,11 +187,13 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// The device of this process: of a backend with several, and no number given, that of its place on the machine.
+/// The device of this process, such as `cuda:1`. If `backend` has several devices and names none, a process of a job
+/// takes the one with its number on the machine.
 pub fn device(backend: &str) -> String {
     device_number().map_or_else(|| backend.into(), |number| numbered(backend, number))
 }
 
+/// `backend` with a device number, if it has several devices and names none.
 fn numbered(backend: &str, number: usize) -> String {
     match roll_backends::Backend::is_numbered_name(backend) {
         true => format!("{backend}:{number}"),
@@ -191,7 +201,8 @@ fn numbered(backend: &str, number: usize) -> String {
     }
 }
 
-/// Adapts the context of a rank that is a thread of this process: as a process of a job, it has a device of its own.
+/// Adapts the context of a rank that is a thread of this process: it has a device of its own, as a process of a job
+/// has.
 pub fn adapt(mut context: BuildContext) -> Result<BuildContext> {
     if roll_train::ranks::of_thread().is_some() {
         let number = visible_device(context.ranks.rank().0, variable("CUDA_VISIBLE_DEVICES").as_deref());
@@ -216,8 +227,9 @@ fn device_number() -> Option<usize> {
     Some(visible_device(local, variable("CUDA_VISIBLE_DEVICES").as_deref()))
 }
 
-/// The device for the process of this place on its machine. A launcher may show each process its own device only, as
-/// `srun --gpus-per-task=1` does: devices are counted among the visible ones.
+/// The number of the device for the rank with this number on its machine. Devices are counted among the visible ones,
+/// because a launcher may show each process only its own device, as `srun --gpus-per-task=1` does. `visible` is the
+/// value of `CUDA_VISIBLE_DEVICES`.
 fn visible_device(local_rank: usize, visible: Option<&str>) -> usize {
     let count = visible.map_or(0, |list| list.split(',').filter(|device| !device.trim().is_empty()).count());
     if count == 0 { local_rank } else { local_rank % count }
@@ -232,7 +244,7 @@ mod tests {
     /// What carries the values, and the error: NCCL is a rank of its own here.
     fn chosen(collectives: Collectives, backend: &str, works: Result<()>) -> std::result::Result<&'static str, String> {
         let host: Arc<dyn Communicator> = Arc::new(ThreadRanks::group(1, PATIENCE).remove(0));
-        let carried = carried(collectives, backend, host.clone(), |_, gpu| match gpu {
+        let carried = choose_communicator(collectives, backend, host.clone(), |_, gpu| match gpu {
             Ok(_) => works.map(|()| Arc::new(SingleRank) as Arc<dyn Communicator>),
             Err(reason) => Err(Error::Unsupported(reason)),
         });

@@ -38,7 +38,7 @@ use roll_external::files::{self, sync_directory, temporary_beside};
 
 const MANIFEST: &str = "manifest.json";
 const FORMAT: u32 = 1;
-/// A manifest is small; a larger file is not one.
+/// Largest file that is read as a manifest. Manifests are far smaller.
 const MAX_MANIFEST_BYTES: u64 = 16 << 20;
 
 /// Size and hash of one file.
@@ -50,7 +50,7 @@ pub struct FileRecord {
     pub sha256: String,
 }
 
-/// The run that a checkpoint is of.
+/// The run that wrote a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunIdentity {
     /// Name of the experiment.
@@ -80,10 +80,12 @@ pub struct Manifest {
     pub info: serde_json::Value,
 }
 
-/// Writes one checkpoint. Dropped before [`CheckpointWriter::finish`], it leaves nothing.
+/// Writes one checkpoint. A writer that is dropped before [`CheckpointWriter::finish`] deletes what it has written.
 #[derive(Debug)]
 pub struct CheckpointWriter {
+    /// The directory while it is written.
     temporary: PathBuf,
+    /// The directory of the finished checkpoint.
     target: PathBuf,
     step: u64,
     run: Option<RunIdentity>,
@@ -165,7 +167,8 @@ impl CheckpointWriter {
 
 impl Drop for CheckpointWriter {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.temporary); // gone already when it was finished
+        // Fails after `finish`, which has renamed the directory.
+        let _ = fs::remove_dir_all(&self.temporary);
     }
 }
 
@@ -177,29 +180,31 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Reads the manifest of the checkpoint at `path` and checks that every file is there in its size; the hashes are
-    /// for [`Checkpoint::verify`].
+    /// Reads the manifest of the checkpoint at `path` and checks that every file exists and has its size. Hashes are
+    /// checked by [`Checkpoint::verify`].
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
-        let at = path.join(MANIFEST);
-        let size = fs::metadata(&at).map_err(Error::file("read the checkpoint's manifest", &at))?.len();
+        let manifest_path = path.join(MANIFEST);
+        let size =
+            fs::metadata(&manifest_path).map_err(Error::file("read the checkpoint's manifest", &manifest_path))?.len();
         if size > MAX_MANIFEST_BYTES {
-            return Err(Error::bad_file(at, format!("{size} bytes are too many for a manifest")));
+            return Err(Error::bad_file(manifest_path, format!("{size} bytes are too many for a manifest")));
         }
-        let text = files::read(&at, MAX_MANIFEST_BYTES).map_err(Error::file("read", &at))?;
+        let text = files::read(&manifest_path, MAX_MANIFEST_BYTES).map_err(Error::file("read", &manifest_path))?;
         let manifest: Manifest =
-            serde_json::from_slice(&text).map_err(|e| Error::bad_file(&at, format!("no manifest: {e}")))?;
+            serde_json::from_slice(&text).map_err(|e| Error::bad_file(&manifest_path, format!("no manifest: {e}")))?;
         if manifest.format != FORMAT {
             let problem = format!("expected layout {FORMAT} of checkpoints, found {}", manifest.format);
-            return Err(Error::bad_file(at, problem));
+            return Err(Error::bad_file(manifest_path, problem));
         }
-        if let Some(named) = path.file_name().and_then(|name| parse_step_name(name.to_str()?))
-            && named != manifest.step
+        if let Some(step_of_name) = path.file_name().and_then(|name| parse_step_name(name.to_str()?))
+            && step_of_name != manifest.step
         {
-            return Err(Error::bad_file(at, format!("expected step {named}, found {}", manifest.step)));
+            let problem = format!("expected step {step_of_name}, found {}", manifest.step);
+            return Err(Error::bad_file(manifest_path, problem));
         }
         if let Some(name) = manifest.files.keys().find(|n| !is_inside(n)) {
-            return Err(Error::bad_file(at, format!("the file name `{name}` leaves the checkpoint")));
+            return Err(Error::bad_file(manifest_path, format!("the file name `{name}` leaves the checkpoint")));
         }
         for (name, record) in &manifest.files {
             let file = path.join(name);
@@ -226,12 +231,12 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Its directory.
+    /// The directory of the checkpoint.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its manifest.
+    /// The manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -241,7 +246,7 @@ impl Checkpoint {
         self.manifest.step
     }
 
-    /// The path of a file of it. Fails when the manifest has no such file.
+    /// The path of a file in the checkpoint. Fails if the manifest has no such file.
     pub fn file(&self, name: &str) -> Result<PathBuf> {
         match self.manifest.files.contains_key(name) {
             true => Ok(self.path.join(name)),
@@ -249,14 +254,14 @@ impl Checkpoint {
         }
     }
 
-    /// The bytes of a file of it.
+    /// The bytes of a file in the checkpoint.
     pub fn read(&self, name: &str) -> Result<Vec<u8>> {
         let path = self.file(name)?;
         files::read(&path, u64::MAX).map_err(Error::file("read", path))
     }
 }
 
-/// Steps and directories of the checkpoints in `checkpoints`, oldest first; none when it is not there.
+/// Steps and directories of the checkpoints in the directory `checkpoints`, oldest first; none if it does not exist.
 pub fn list(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let entries = match fs::read_dir(checkpoints) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -273,7 +278,7 @@ pub fn list(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// The newest checkpoint that verifies. Those that do not are passed over with a warning.
+/// The newest checkpoint whose files all verify. Newer ones that do not verify are passed over with a warning.
 pub fn newest_whole(checkpoints: &Path) -> Result<Option<Checkpoint>> {
     for (_, path) in list(checkpoints)?.into_iter().rev() {
         match Checkpoint::open(&path).and_then(|c| c.verify().map(|()| c)) {
@@ -284,12 +289,12 @@ pub fn newest_whole(checkpoints: &Path) -> Result<Option<Checkpoint>> {
     Ok(None)
 }
 
-/// Deletes all but the newest `keep` checkpoints, and leftovers of killed writers. At least one is kept.
+/// Deletes all but the newest `keep` checkpoints. At least one is kept.
 pub fn prune(checkpoints: &Path, keep: usize) -> Result<()> {
     let all = list(checkpoints)?;
     let surplus = all.len().saturating_sub(keep.max(1));
     for (_, path) in &all[..surplus] {
-        // Renamed first: a half-deleted directory must not look like a checkpoint.
+        // Renamed first, because a half-deleted directory must not look like a checkpoint.
         let doomed = temporary_beside(path);
         fs::rename(path, &doomed).map_err(Error::file("delete the checkpoint", path))?;
         fs::remove_dir_all(&doomed).map_err(Error::file("delete the checkpoint", path))?;
@@ -297,7 +302,7 @@ pub fn prune(checkpoints: &Path, keep: usize) -> Result<()> {
     Ok(())
 }
 
-/// Deletes leftovers of killed writers in `checkpoints`. Only when no other process writes there.
+/// Deletes what killed writers left in `checkpoints`. Must be called only while no other process writes there.
 pub fn remove_leftovers(checkpoints: &Path) -> Result<()> {
     let Ok(entries) = fs::read_dir(checkpoints) else { return Ok(()) };
     for entry in entries.flatten() {
@@ -318,6 +323,7 @@ fn is_inside(name: &str) -> bool {
         && Path::new(name).components().all(|part| matches!(part, Component::Normal(_)))
 }
 
+/// The directories that hold the manifest's files, from `root` down.
 fn directories(root: &Path, manifest: &Manifest) -> Vec<PathBuf> {
     let mut directories: Vec<PathBuf> = manifest
         .files
@@ -338,7 +344,7 @@ fn hash(path: &Path) -> Result<FileRecord> {
     Ok(FileRecord { size, sha256 })
 }
 
-/// `step-000025`: sorts by step up to a million steps.
+/// The name of a checkpoint's directory: `step-000025`. Names sort by step up to a million steps.
 pub fn step_name(step: u64) -> String {
     format!("step-{step:06}")
 }

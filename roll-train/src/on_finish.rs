@@ -1,4 +1,5 @@
-//! Runs the `on_finish` command after success, failure or interruption.
+//! Runs the command of `on_finish` when a run ends, whether it succeeds, fails or is interrupted. The command learns
+//! the outcome from environment variables, and in full from JSON on its standard input.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -13,19 +14,19 @@ use crate::config::{RunConfig, without_secrets};
 use crate::on_metrics::RUN_DIR;
 use crate::trainer::RunSummary;
 
-/// A command that takes longer is killed: a run that is over must not hold its machine. Processes that it started end
-/// with it.
+/// A command that takes longer is killed, with the processes that it started, because a run that is over must not hold
+/// its machine.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// Most characters of an error.
+/// Most characters of the error in [`VARIABLES`]. The operating system allows 128 KiB for a variable.
 const MAX_ERROR: usize = 4096;
 
-/// Names of the variables of the command: status ("done", "stopped", "failed", "interrupted"), directory, steps
-/// done, and the error of a run that failed.
+/// The variables that the command gets: the status ("done", "stopped", "failed" or "interrupted"), the run directory,
+/// the steps done, and the error of a run that failed.
 pub const VARIABLES: [&str; 4] = ["ROLL_RUN_STATUS", RUN_DIR, "ROLL_RUN_STEPS", "ROLL_RUN_ERROR"];
 
-/// A note for each program of `on_finish` and `on_metrics` that is not there: otherwise it is missed when it is
-/// started.
+/// A note for each program of `on_finish` and `on_metrics` that does not exist. Without the note, this would show only
+/// when the program is started, which for `on_finish` is the end of the run.
 pub(crate) fn missing_programs(config: &RunConfig) -> Vec<String> {
     let commands = [("on_finish", &config.on_finish), ("on_metrics", &config.on_metrics)];
     let programs = commands.into_iter().filter_map(|(key, command)| Some((key, command.first()?)));
@@ -35,7 +36,7 @@ pub(crate) fn missing_programs(config: &RunConfig) -> Vec<String> {
         .collect()
 }
 
-/// Whether the file is there, in a directory of `PATH` if it has none of its own.
+/// Whether the program exists: at its path, or in a directory of `PATH` if it is a bare name.
 fn is_program(program: &Path) -> bool {
     let is_file = |path: PathBuf| path.is_file() || path.with_extension(std::env::consts::EXE_EXTENSION).is_file();
     match program.components().count() {
@@ -51,7 +52,7 @@ pub(crate) struct OnFinish {
 }
 
 impl OnFinish {
-    /// `None` without a directory (on all ranks but 0) or without a command.
+    /// `None` without a command, and on all ranks but 0, which have no directory.
     pub(crate) fn new(command: &[String], dir: Option<&Path>) -> Option<Self> {
         let dir = dir.filter(|_| !command.is_empty())?;
         Some(Self { command: command.to_vec(), dir: dir.to_path_buf() })
@@ -60,7 +61,7 @@ impl OnFinish {
     /// Runs the command. Its failure is a warning: the run has ended already.
     pub(crate) fn run(&self, steps: u64, outcome: &Result<RunSummary>) {
         if let Err(problem) = self.run_within(steps, outcome, TIME_LIMIT) {
-            // Without its arguments, which may hold a password.
+            // The arguments are not logged, because they may hold a password.
             tracing::warn!("`on_finish`: {} {problem}", self.command[0]);
         }
     }
@@ -88,8 +89,8 @@ impl OnFinish {
     }
 }
 
-/// The error as a variable holds it: without the byte that ends a variable and without secrets, and no longer than is of
-/// use; the system takes 128 KiB.
+/// The error as text for a variable: without secrets, without NUL characters, which would end the variable, and at most
+/// [`MAX_ERROR`] characters.
 fn error_text(error: &Error) -> String {
     let text = without_secrets(&error.chain()).replace('\0', "\u{fffd}");
     match text.char_indices().nth(MAX_ERROR) {

@@ -9,11 +9,11 @@ use std::time::Duration;
 use roll_core::threads;
 use roll_external::process::ChildGroup;
 
-/// The variable with the run directory, of `on_finish` too.
+/// The environment variable with the run directory, for this command and that of `on_finish`.
 pub(crate) const RUN_DIR: &str = "ROLL_RUN_DIR";
-/// At the end of the run the command has this time to finish its work; then it is killed.
+/// Time that the command has at the end of the run to finish its work, before it is killed.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
-/// Lines that wait for a slow command. Further lines are left out: training must not wait.
+/// Most lines that wait for a slow command. Further lines are left out, because training must not wait.
 const WAITING: usize = 4096;
 
 /// A running command.
@@ -21,7 +21,7 @@ const WAITING: usize = 4096;
 pub(crate) struct OnMetrics {
     program: String,
     group: ChildGroup,
-    /// Lines for the thread that writes them; `None` once they have ended.
+    /// Passes lines to the thread that writes them to the command; `None` at the end of the run.
     lines: Option<SyncSender<String>>,
     /// Whether a warning of lost lines has been given.
     warned: bool,
@@ -29,8 +29,8 @@ pub(crate) struct OnMetrics {
 }
 
 impl OnMetrics {
-    /// Starts the command, which finds the run directory in `ROLL_RUN_DIR`. `None` without a command, and with a warning
-    /// if it cannot be started: the metrics of the run are in its files anyway.
+    /// Starts the command, which finds the run directory in [`RUN_DIR`]. `None` without a command. A command that
+    /// cannot be started is only a warning, because the metrics are in the files of the run, too.
     pub(crate) fn start(command: &[String], run: &Path) -> Option<Self> {
         let [program, arguments @ ..] = command else { return None };
         let dir = std::path::absolute(run).unwrap_or_else(|_| run.into());
@@ -40,7 +40,7 @@ impl OnMetrics {
         let mut group = match ChildGroup::spawn(&mut command) {
             Ok(group) => group,
             Err(error) => {
-                // Without its arguments, which may hold a password.
+                // The arguments are not logged, because they may hold a password.
                 tracing::warn!("`on_metrics`: {program} cannot be started: {error}");
                 return None;
             }
@@ -49,8 +49,12 @@ impl OnMetrics {
         if let Some(mut stdin) = group.child().stdin.take() {
             // A command that does not read its input must not block the training.
             let writer = threads::spawn("`on_metrics`", move || {
-                let written = |line: String| stdin.write_all(line.as_bytes()).and_then(|()| stdin.flush()).is_ok();
-                let _ = received.into_iter().all(written);
+                // Ends with the channel, or at the first line that cannot be written.
+                for line in received {
+                    if stdin.write_all(line.as_bytes()).and_then(|()| stdin.flush()).is_err() {
+                        break;
+                    }
+                }
             });
             if let Err(error) = writer {
                 tracing::warn!("`on_metrics`: {program} gets no lines: {error}");
@@ -60,7 +64,7 @@ impl OnMetrics {
         Some(Self { program: program.clone(), group, lines: Some(lines), warned: false, limit: TIME_LIMIT })
     }
 
-    /// Passes on a line, which ends with a line break. A lost line is a warning, the first time.
+    /// Passes on a line, which must end with a line break. The first line that is lost is a warning.
     pub(crate) fn write(&mut self, line: &str) {
         let Some(lines) = &self.lines else { return };
         let problem = match lines.try_send(line.into()) {

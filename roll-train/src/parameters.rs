@@ -1,20 +1,23 @@
-//! Reading all parameters of a model, part by part: their norm, and a hash that shows whether they changed.
+//! Reads all parameters of a model, part by part, for their norm and a hash that shows whether they changed.
 
 use roll_core::{Model, Result};
 
+/// The metric with the norm of the parameters.
 pub(crate) const NORM: &str = "actor/param_norm";
 
-/// The sums of more parameters (those of a full training) are not computed: they would be copied at every step. Both
-/// experts of A14B with LoRA of rank 32 have 306,708,480.
+/// Most parameters whose norm and hash are computed, since each step copies all of them. A full training has more; LoRA
+/// of rank 32 on both experts of A14B has 306,708,480.
 const MAX_SUMMED: usize = 1 << 29;
 
-/// Whether the parameters of a model with `count` of them are summed.
+/// Whether norm and hash are computed for a model with `count` parameters.
 const fn are_summed(count: usize) -> bool {
     count <= MAX_SUMMED
 }
 
+/// What is computed from all parameters of a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct ParameterSums {
+    /// Sum of the squares.
     squares: f64,
     /// Equal hashes mean equal parameters.
     pub(crate) hash: u64,
@@ -27,11 +30,12 @@ impl ParameterSums {
             return Ok(None);
         }
         let mut sums = Self::default();
-        for_each_part(model, 1 << 22, |values| sums.add(values))?;
+        const VALUES_OF_PART: usize = 1 << 22;
+        for_each_part(model, VALUES_OF_PART, |values| sums.add(values))?;
         Ok(Some(sums))
     }
 
-    /// L2 norm.
+    /// The L2 norm of all parameters.
     pub(crate) fn norm(&self) -> f64 {
         self.squares.sqrt()
     }
@@ -39,14 +43,15 @@ impl ParameterSums {
     fn add(&mut self, values: &[f32]) {
         for value in values {
             self.squares += f64::from(*value).powi(2);
-            // FNV-1a over words: each step is a bijection, so a change of one value always changes the hash.
+            // FNV-1a over words. Each step is a bijection, so a change of one value always changes the hash.
             self.hash = (self.hash ^ u64::from(value.to_bits())).wrapping_mul(0x100_0000_01b3);
         }
     }
 }
 
-/// Calls `f` with all parameters in the flat layout: in parts of whole tensors of at most about `most` values if the
-/// model has access to single parameters, otherwise at once. All ranks must call it.
+/// Calls `f` with all parameters, in their order in the flat layout. If the model can read single tensors, each call
+/// has several whole tensors of at most `most` values together, or one larger tensor. Otherwise there is one call with
+/// all values. All ranks must call this.
 pub(crate) fn for_each_part(model: &mut dyn Model, most: usize, mut f: impl FnMut(&[f32])) -> Result<()> {
     let lengths: Vec<usize> = model.parameters().iter().map(|spec| spec.len()).collect();
     let Some(parts) = model.parts() else {
@@ -56,17 +61,17 @@ pub(crate) fn for_each_part(model: &mut dyn Model, most: usize, mut f: impl FnMu
         return Ok(());
     };
     let mut values = Vec::new();
-    let mut first = 0;
-    while first < lengths.len() {
-        let (mut end, mut length) = (first + 1, lengths[first]);
+    let mut first_tensor = 0;
+    while first_tensor < lengths.len() {
+        let (mut end, mut length) = (first_tensor + 1, lengths[first_tensor]);
         while end < lengths.len() && length + lengths[end] <= most {
             length += lengths[end];
             end += 1;
         }
         values.resize(length, 0.0);
-        parts.read_part(first..end, &mut values)?;
+        parts.read_part(first_tensor..end, &mut values)?;
         f(&values);
-        first = end;
+        first_tensor = end;
     }
     Ok(())
 }

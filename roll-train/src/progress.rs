@@ -1,11 +1,11 @@
-//! How a run shows its progress, and how it is asked to stop.
+//! How a run shows its progress and is asked to stop, and how counts and durations are written.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use roll_core::{Communicator, Result};
 
-/// `3 clips`, `1 clip`.
+/// A count with its noun, whose singular is `one`: `3 clips`, `1 clip`.
 pub fn counted(count: u64, one: &str) -> String {
     match count {
         1 => format!("1 {one}"),
@@ -13,7 +13,7 @@ pub fn counted(count: u64, one: &str) -> String {
     }
 }
 
-/// "5.3 s", "12 min", "3.4 h", "2.5 days".
+/// A duration in words: "5.3 s", "12 min", "3.4 h", "2.5 days".
 pub fn duration(seconds: f64) -> String {
     match seconds {
         ..100.0 => format!("{seconds:.1} s"),
@@ -23,7 +23,7 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
-/// `1,234,567`: a number that people read.
+/// A number with commas, for people: `1,234,567`.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -41,12 +41,13 @@ pub fn epochs(epochs: f64) -> String {
     if epochs < 1.0 { format!("{epochs:.2}") } else { format!("{epochs:.1}") }
 }
 
-/// A line of the overview of a run: its subject in a column of its own, and the rest.
+/// A line of the overview of a run: the subject in a column of its own, then the text.
 pub fn overview_line(subject: &str, text: &str) -> String {
     format!("{subject:<11} {text}")
 }
 
-/// The surroundings of a run: where progress is shown, and who may stop it. The default shows nothing and never stops.
+/// What a caller of a run provides: where progress is shown, and a signal to stop. The default shows nothing and never
+/// stops.
 pub struct RunSession {
     /// Shows progress on rank 0.
     pub display: Box<dyn Display>,
@@ -68,11 +69,11 @@ pub trait Display: Send + Sync {
 
 /// Progress of one piece of work.
 pub trait Bar: Send + Sync {
-    /// `done` units are done.
+    /// Shows that `done` units are done.
     fn set(&self, done: u64);
-    /// The current phase: "denoising step 3 of 8".
+    /// Shows the current phase, such as "denoising step 3 of 8".
     fn phase(&self, phase: &str);
-    /// The work is over.
+    /// Ends the display, since the work is over.
     fn finish(&self);
 }
 
@@ -92,17 +93,17 @@ impl Bar for Hidden {
     fn finish(&self) {}
 }
 
-/// Asks a run to stop; clones share one flag.
+/// A flag that asks a run to stop. Clones share the flag.
 #[derive(Clone, Debug, Default)]
 pub struct StopSignal(Arc<AtomicBool>);
 
 impl StopSignal {
-    /// From now on the run stops where it next can, after a checkpoint.
+    /// Asks the run to stop. It stops where it next can, after a checkpoint.
     pub fn ask(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was asked to.
+    /// Whether the run was asked to stop.
     pub fn is_asked(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
@@ -113,7 +114,7 @@ impl StopSignal {
     }
 }
 
-/// A progress bar, and the signal that may stop the work.
+/// A progress bar, together with the signal that may stop the work.
 pub struct StoppableBar {
     bar: Box<dyn Bar>,
     stop: StopSignal,
@@ -122,13 +123,15 @@ pub struct StoppableBar {
 }
 
 impl StoppableBar {
-    /// Shows `total` units if `shown`; `anywhere`: the work may stop between any two phases.
+    /// Begins work of `total` units. The bar is shown if `shown` is true, as on rank 0. With `anywhere`, the work may
+    /// stop between any two phases; otherwise only where it asks [`StoppableBar::is_asked_to_stop`].
     pub fn begin(session: &RunSession, total: u64, unit: &str, shown: bool, anywhere: bool) -> Self {
         let bar = if shown { session.display.begin(total, unit) } else { Box::new(Hidden) };
         Self { bar, stop: session.stop.clone(), anywhere }
     }
 
-    /// Whether any rank was asked to stop: signals do not reach all of them at once. A collective.
+    /// Whether any rank was asked to stop. A collective, because signals do not reach all ranks at the same time, and
+    /// they must agree.
     pub fn is_asked_to_stop(&self, ranks: &dyn Communicator) -> Result<bool> {
         let mut asked = [f32::from(u8::from(self.stop.is_asked()))];
         ranks.all_reduce(&mut asked)?;

@@ -6,17 +6,18 @@ use roll_core::{Communicator, Error, RanksError, Result, ThreadRanks};
 
 use crate::config::RunConfig;
 
-/// Bytes of a rank's stack: as the main thread has on Linux.
+/// Bytes of the stack of each thread, as many as the main thread has on Linux.
 const STACK: usize = 8 << 20;
-/// Ranks for each core above which a warning is logged: the demo has four, on any machine.
+/// Number of ranks for each core above which a warning is logged. The demo has four ranks, which must not warn on one
+/// core.
 const MOST_PER_CORE: usize = 4;
-/// The beginning of the name of a rank's threads; the number of the rank follows.
+/// Beginning of the names of a rank's threads. The number of the rank follows.
 const THREAD: &str = "rank ";
 /// Timeout of collectives until the strategy sets its own.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(1800);
 
-/// Number of ranks that this process has: [`RunConfig::ranks`], or one if it is one of several ranks already
-/// (`mpirun`).
+/// The number of ranks of this process: [`RunConfig::ranks`], or one if the process itself is one of the ranks of a
+/// `job` of several processes.
 pub fn of_process(config: &RunConfig, job: &dyn Communicator) -> usize {
     match job.world_size() {
         1 => config.ranks,
@@ -30,12 +31,12 @@ pub fn of_thread() -> Option<usize> {
     thread.name()?.strip_prefix(THREAD)?.split(',').next()?.parse().ok()
 }
 
-/// Runs `f` on every rank of this process and returns the result of rank 0. `f` receives the communicator of its rank,
-/// for its [`roll_core::BuildContext`]; `job` is the communicator of this process, which `f` receives itself if the
-/// process is one rank.
+/// Runs `f` on every rank of this process, and returns the result of rank 0. `f` receives the communicator of its rank,
+/// for its [`roll_core::BuildContext`]. `job` is the communicator of this process.
 ///
-/// A process has [`of_process`] ranks. Each is a thread with an equal share of the threads of rayon's pool. If ranks
-/// fail because one did, the error of that one is returned.
+/// If the process has one rank ([`of_process`]), `f` is called here with `job`. Otherwise each rank is a thread with an
+/// equal share of the threads of rayon's pool. If one rank fails, and others because of it, the error of that one is
+/// returned.
 pub fn run<T: Send>(
     config: &RunConfig,
     job: Arc<dyn Communicator>,
@@ -59,7 +60,7 @@ pub fn run<T: Send>(
     of_rank_0(results)
 }
 
-/// Warns if threads as ranks are too many for the cores.
+/// Warns if `ranks` threads as ranks are too many for the cores of this machine.
 pub(crate) fn warn_of_many(ranks: usize) {
     let cores = rayon::current_num_threads();
     if ranks > MOST_PER_CORE * cores {
@@ -67,10 +68,11 @@ pub(crate) fn warn_of_many(ranks: usize) {
     }
 }
 
-/// The result of rank 0, or the error that made others fail.
+/// The result of rank 0 if no rank failed. Otherwise the first error that is not about other ranks, since that one made
+/// the others fail, or else the first error.
 fn of_rank_0<T>(mut results: Vec<Result<T>>) -> Result<T> {
-    let cause =
-        results.iter().position(|result| result.as_ref().is_err_and(|error| RanksError::within(error).is_none()));
+    let is_cause = |result: &Result<T>| result.as_ref().is_err_and(|error| RanksError::within(error).is_none());
+    let cause = results.iter().position(is_cause);
     let chosen = cause.or_else(|| results.iter().position(Result::is_err)).unwrap_or(0);
     results.swap_remove(chosen)
 }

@@ -1,11 +1,11 @@
-//! The directory of one run.
+//! The directory of one run: which files it has, who may write it, and whose run its checkpoints belong to.
 //!
 //! ```text
-//! <run>/.lock                                the start of the process that writes the run, while it does
+//! <run>/.lock                                when the process that writes the run was started
 //!       config.yaml                          the resolved configuration
 //!       evaluations/                         results of an evaluation that is under way
 //!       metrics.jsonl                        one object per step
-//!       events.out.tfevents.*                the same for TensorBoard, and sample videos
+//!       events.out.tfevents.*                the metrics for TensorBoard, and sample videos
 //!       samples/step-000025/                 generated videos
 //!       votes/                               clips that people compare, questions and answers
 //!       checkpoints/step-000025/             see [`crate::checkpoint`]
@@ -22,46 +22,49 @@ use crate::checkpoint::{self, Checkpoint, RunIdentity};
 use crate::config::RunConfig;
 use crate::signature;
 
-/// The files and directories of which a run directory has one at least.
+/// Files and directories by which a run directory is recognized: it has at least one of them.
 const TRACES: [&str; 4] = ["config.yaml", "metrics.jsonl", "summary.json", "checkpoints"];
 
-/// The files and directories that a run writes, and that its later steps extend or delete.
+/// Files and directories that the steps of a run extend or delete.
 const WRITTEN: [&str; 6] = ["checkpoints", "samples", "evaluations", "votes", "metrics.jsonl", "trajectories.jsonl"];
 
-/// See [`RunDir::lock`].
+/// Keeps other processes from writing a run, see [`RunDir::lock`].
 #[derive(Debug)]
 pub struct RunLock {
+    /// The open directory. The operating system's lock ends when it is closed.
     _directory: Option<File>,
     /// The file that names this process.
-    start: PathBuf,
+    lock_file: PathBuf,
 }
 
 impl Drop for RunLock {
     fn drop(&mut self) {
-        // The lock counts; a file that stays names a process that does not hold it.
-        let _ = fs::remove_file(&self.start);
+        // If the file stays, it names a process that does not hold the lock, and only the lock counts.
+        let _ = fs::remove_file(&self.lock_file);
     }
 }
 
-/// When a process started, in clock ticks since the system did: `process` is its number, or "self". Unlike the number, it
-/// does not pass to another process. `None` where `/proc` does not list it.
+/// When a process started, in clock ticks since the system started. `process` is its number, or "self". A later process
+/// may get the same number, but not the same start. `None` if `/proc` does not list the process.
 pub fn process_start(process: &str) -> Option<u64> {
     let text = fs::read_to_string(Path::new("/proc").join(process).join("stat")).ok()?;
-    // The second field, the name, may have spaces and brackets of its own; the start is the 22nd.
-    text.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+    // The start is the 22nd field, and so the 20th behind the second one: the name of the program, which is in brackets
+    // and may have spaces and brackets itself.
+    let (_, fields_from_third) = text.rsplit_once(')')?;
+    fields_from_third.split_whitespace().nth(19)?.parse().ok()
 }
 
 /// The directory of one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunDir {
     path: PathBuf,
-    /// It did not exist, or was empty.
+    /// Whether [`RunDir::create`] made the directory, or found it empty.
     is_new: bool,
 }
 
 impl RunDir {
-    /// Makes the directory, or takes an existing one that holds no run yet. One that does is an error: two runs in one
-    /// directory would mix their metrics.
+    /// Makes the directory, or takes an existing one that holds no run yet. Fails if it holds a run, because two runs
+    /// in one directory would mix their metrics.
     pub fn create(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
         Self::would_create(&path)?;
@@ -71,7 +74,7 @@ impl RunDir {
         Ok(run)
     }
 
-    /// Fails where [`RunDir::create`] would refuse the directory; makes nothing.
+    /// Fails if [`RunDir::create`] would refuse the directory. Makes nothing.
     pub fn would_create(path: &Path) -> Result<()> {
         let run = Self { path: path.into(), is_new: false };
         match run.trace() {
@@ -90,12 +93,13 @@ impl RunDir {
         match run.trace() {
             Some(_) => run.refuse_links().map(|()| run),
             None => {
-                let of = run.path.parent().filter(|parent| parent.ends_with("checkpoints")).and_then(Path::parent);
-                let problem = match of {
-                    Some(of) => format!(
+                // The directory may be a checkpoint of a run.
+                let parent = run.path.parent().filter(|parent| parent.ends_with("checkpoints"));
+                let problem = match parent.and_then(Path::parent) {
+                    Some(its_run) => format!(
                         "is a checkpoint: a run goes on from the newest one of its directory, {}; move newer ones away to \
                          go on from this one",
-                        of.display()
+                        its_run.display()
                     ),
                     None => "holds no run (neither config.yaml nor checkpoints/ is there)".into(),
                 };
@@ -109,7 +113,8 @@ impl RunDir {
         Self { path: path.into(), is_new: false }.trace().is_some()
     }
 
-    /// The run at `path`, or the runs in the directories directly below it, by name; `path` itself without any.
+    /// `path` if it is the directory of a run; else the runs in the directories directly below it, by name; else `path`
+    /// again, in which a run may begin later.
     pub fn runs_at(path: &Path) -> Vec<PathBuf> {
         if Self::has_run(path) {
             return vec![path.into()];
@@ -120,7 +125,8 @@ impl RunDir {
         if runs.is_empty() { vec![path.into()] } else { runs }
     }
 
-    /// Whether the file at `path`, or the one that it links to, is the `config.yaml` of a run directory.
+    /// Whether the file at `path`, or the one that it links to, is the `config.yaml` of a run directory: whether the
+    /// directory also has metrics, a summary or checkpoints.
     pub fn has_config(path: &Path) -> bool {
         let is_of_run = |path: &Path| {
             path.ends_with(TRACES[0]) && TRACES[1..].iter().any(|name| path.with_file_name(name).exists())
@@ -128,11 +134,12 @@ impl RunDir {
         is_of_run(path) || path.canonicalize().is_ok_and(|path| is_of_run(&path))
     }
 
-    /// Keeps other processes from writing this run until the lock is dropped or the process ends, however it ends.
-    /// Fails when another one holds it. The lock has no effect on file systems without locks.
+    /// Keeps other processes from writing this run until the lock is dropped or this process ends, however it ends.
+    /// Fails if another process holds the lock. On file systems without locks, nothing keeps other processes away.
     pub fn lock(&self) -> Result<RunLock> {
+        // Only on Unix can a directory be opened and locked.
         if !cfg!(unix) {
-            return Ok(RunLock { _directory: None, start: self.lock_path() }); // directories cannot be opened
+            return Ok(RunLock { _directory: None, lock_file: self.lock_path() });
         }
         let directory = File::open(&self.path).map_err(Error::file("open the run directory", &self.path))?;
         if let Err(TryLockError::WouldBlock) = directory.try_lock() {
@@ -141,11 +148,11 @@ impl RunDir {
         if let Some(start) = process_start("self") {
             write_atomically(&self.lock_path(), format!("{start}\n").as_bytes())?;
         }
-        Ok(RunLock { _directory: Some(directory), start: self.lock_path() })
+        Ok(RunLock { _directory: Some(directory), lock_file: self.lock_path() })
     }
 
     /// The start of the process that locked this run last, as [`process_start`] returns it; `None` if no file names it.
-    /// The process may be gone: it writes the run only while it holds the lock.
+    /// That process may have ended: the file alone does not mean that the run is locked.
     pub fn locked_by(&self) -> Option<u64> {
         let path = self.lock_path();
         files::refuse_links(&self.path, &path).ok()?;
@@ -156,12 +163,12 @@ impl RunDir {
         self.path.join(".lock")
     }
 
-    /// Fails if something that the run writes or deletes is a link: it would do so in another place.
+    /// Fails if something that the run writes or deletes is a link, since the run would then change files elsewhere.
     fn refuse_links(&self) -> Result<()> {
         for name in WRITTEN {
             files::refuse_links(&self.path, &self.path.join(name))?;
         }
-        // The folders of steps.
+        // What is directly in these directories, such as the folders of steps, must not be a link either.
         for folder in [self.path.join("samples"), self.path.join("votes"), self.evaluations(), self.checkpoints()] {
             for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
                 files::refuse_links(&folder, &entry.path())?;
@@ -170,7 +177,7 @@ impl RunDir {
         Ok(())
     }
 
-    /// Deletes leftovers of killed writers. Only while the run is locked.
+    /// Deletes what killed processes left half written. Must be called only while the run is locked.
     pub fn remove_leftovers(&self) -> Result<()> {
         checkpoint::remove_leftovers(&self.checkpoints())?;
         let folders = [self.path.join("samples"), self.path.join("votes"), self.evaluations()];
@@ -185,8 +192,8 @@ impl RunDir {
         Ok(())
     }
 
-    /// Deletes a directory that [`RunDir::create`] made for a run that did not get through its first step. One that
-    /// held something before, or has metrics or checkpoints, stays.
+    /// Deletes the directory of a run that failed before the end of its first step. A directory that held something
+    /// before [`RunDir::create`], or that has metrics or checkpoints, stays.
     pub fn discard_beginning(&self) -> Result<()> {
         if !self.is_new || self.metrics_path().exists() || self.checkpoints().exists() {
             return Ok(());
@@ -197,7 +204,7 @@ impl RunDir {
         }
     }
 
-    /// The name of a file that only runs write.
+    /// The first of [`TRACES`] that the directory has.
     fn trace(&self) -> Option<&'static str> {
         TRACES.into_iter().find(|name| self.path.join(name).exists())
     }
@@ -232,12 +239,16 @@ impl RunDir {
         self.path.join("checkpoints")
     }
 
-    /// Writes `config.yaml`, with the fingerprint of the configuration that the run began with, and signed.
+    /// Writes the configuration `yaml` to `config.yaml`, with the fingerprint of the configuration that the run began
+    /// with, and with a signature. The fingerprint is that of the existing file, or else of the newest checkpoint, or
+    /// else of `yaml`.
     pub fn write_config(&self, yaml: &str) -> Result<()> {
-        let checkpoints = checkpoint::list(&self.checkpoints())?.into_iter().rev();
-        let of_checkpoint =
-            move || checkpoints.filter_map(|(_, path)| Checkpoint::open(path).ok()?.manifest().run.clone());
-        let begun = self.begun().or_else(|| of_checkpoint().map(|run| run.configuration).next());
+        let mut checkpoints = checkpoint::list(&self.checkpoints())?.into_iter().rev();
+        let of_newest_checkpoint = move || {
+            let run = checkpoints.find_map(|(_, path)| Checkpoint::open(path).ok()?.manifest().run.clone())?;
+            Some(run.configuration)
+        };
+        let begun = self.begun().or_else(of_newest_checkpoint);
         let begun = begun.unwrap_or_else(|| signature::fingerprint(yaml));
         write_atomically(&self.config_path(), signature::signed(yaml, &begun).as_bytes())
     }
@@ -248,7 +259,7 @@ impl RunDir {
         signature::begun(&text).map(String::from)
     }
 
-    /// The run, for its checkpoints.
+    /// The identity of the run, which its checkpoints have in their manifests.
     pub(crate) fn identity(&self, config: &RunConfig) -> Option<RunIdentity> {
         Some(RunIdentity {
             name: config.experiment().into(),
@@ -257,11 +268,11 @@ impl RunDir {
         })
     }
 
-    /// Fails if a checkpoint says that it is of another run or algorithm.
+    /// Fails if the manifest of a checkpoint names another run or algorithm.
     pub(crate) fn check_own(&self, checkpoint: &Checkpoint, config: &RunConfig) -> Result<()> {
-        let Some(of) = checkpoint.manifest().run.as_ref() else { return Ok(()) };
-        let begun = self.begun().unwrap_or_else(|| of.configuration.clone());
-        if (&of.algorithm, &of.configuration) == (&config.algo.name, &begun) {
+        let Some(found) = checkpoint.manifest().run.as_ref() else { return Ok(()) };
+        let begun = self.begun().unwrap_or_else(|| found.configuration.clone());
+        if (&found.algorithm, &found.configuration) == (&config.algo.name, &begun) {
             return Ok(());
         }
         let short = |fingerprint: &str| fingerprint.chars().take(12).collect::<String>();
@@ -272,9 +283,9 @@ impl RunDir {
             config.experiment(),
             config.algo.name,
             short(&begun),
-            of.name,
-            of.algorithm,
-            short(&of.configuration)
+            found.name,
+            found.algorithm,
+            short(&found.configuration)
         );
         Err(Error::bad_file(checkpoint.path(), problem))
     }

@@ -1,8 +1,9 @@
-//! The last lines of a run's `config.yaml`: a fingerprint of the configuration that the run began with, and a signature.
+//! The last two lines of a run's `config.yaml`: a fingerprint of the configuration that the run began with, and a
+//! signature.
 //!
-//! A run directory may come from another person, and its configuration names programs, libraries and addresses. What
-//! this user's runs wrote is known by an HMAC with a key that only this user can read. The lines are comments in the
-//! same file, so that no kill comes between the configuration and its signature.
+//! A run directory may come from another person, and its configuration may name programs, libraries and addresses. The
+//! signature shows that a run of this user wrote the file: it is an HMAC with a key that only this user can read. Both
+//! lines are comments in the same file, so that a killed process cannot leave a configuration without its signature.
 
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
@@ -21,29 +22,33 @@ pub const VARIABLE: &str = "ROLL_STATE";
 
 roll_core::inventory::submit! { roll_core::Variable(VARIABLE) }
 
+/// Beginning of the line with the fingerprint.
 const BEGUN: &str = "# The run began with configuration ";
+/// Beginning of the line with the signature.
 const SIGNED: &str = "# Signature: ";
 const KEY_FILE: &str = "signing-key";
 const KEY_BYTES: usize = 32;
 
+/// The directory of the key, see [`keep_key_in`].
 static DIRECTORY: OnceLock<Option<PathBuf>> = OnceLock::new();
 
-/// Signs the configurations that runs of this process write, with the key in `directory`, which is made when it is not
-/// there. Without a call, or with `None`, configurations are not signed, and all of them are other people's.
+/// Sets the directory of the key with which runs of this process sign configurations. The key is made when it is first
+/// needed. Without a call, or with `None`, configurations are not signed, and all of them count as other people's. Only
+/// the first call has an effect.
 pub fn keep_key_in(directory: Option<PathBuf>) {
-    let _ = DIRECTORY.set(directory); // the first call counts
+    let _ = DIRECTORY.set(directory);
 }
 
-/// The user's directory for the key: the one that [`VARIABLE`] names, or `roll` in `XDG_STATE_HOME` or `~/.local/state`;
-/// `variable` looks variables up. `None` without a home directory.
+/// The user's directory for the key: the one that [`VARIABLE`] names, or `roll` in `XDG_STATE_HOME`, or `roll` in
+/// `~/.local/state`. `None` without a home directory. `variable` returns the values of environment variables.
 pub fn directory_of_user(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
-    let given = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    if let Some(named) = given(VARIABLE) {
-        return Some(named);
+    let path = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(directory) = path(VARIABLE) {
+        return Some(directory);
     }
-    // The XDG specification ignores relative paths.
-    let state = given("XDG_STATE_HOME").filter(|path| path.is_absolute());
-    Some(state.or_else(|| Some(given("HOME")?.join(".local/state")))?.join("roll"))
+    // The XDG specification says that relative paths are ignored.
+    let state = path("XDG_STATE_HOME").filter(|path| path.is_absolute());
+    Some(state.or_else(|| Some(path("HOME")?.join(".local/state")))?.join("roll"))
 }
 
 /// The text of `config.yaml` for the configuration `yaml` of a run that began with the fingerprint `begun`.
@@ -51,7 +56,7 @@ pub(crate) fn signed(yaml: &str, begun: &str) -> String {
     sign(directory(), yaml, begun)
 }
 
-/// Whether a run of this user wrote this text, and nothing was changed since.
+/// Whether a run of this user wrote this text, and nothing in it was changed since.
 pub(crate) fn is_own(text: &str) -> bool {
     is_signed(directory(), text)
 }
@@ -60,10 +65,11 @@ fn directory() -> Option<&'static Path> {
     DIRECTORY.get()?.as_deref()
 }
 
+/// As [`signed`], with the key in `directory`. If there is no key, the text is not signed.
 fn sign(directory: Option<&Path>, yaml: &str, begun: &str) -> String {
     let line_end = if yaml.ends_with('\n') { "" } else { "\n" };
     let text = format!("{yaml}{line_end}{BEGUN}{begun}\n");
-    match directory.map(made_key).transpose() {
+    match directory.map(key_in).transpose() {
         Ok(Some(key)) => format!("{text}{SIGNED}{}\n", hmac(&key, text.as_bytes())),
         Ok(None) => text,
         Err(error) => {
@@ -76,18 +82,20 @@ fn sign(directory: Option<&Path>, yaml: &str, begun: &str) -> String {
     }
 }
 
+/// As [`is_own`], by the key in `directory`.
 fn is_signed(directory: Option<&Path>, text: &str) -> bool {
-    let key = directory.and_then(|directory| key(&directory.join(KEY_FILE)).ok());
+    let key = directory.and_then(|directory| read_key(&directory.join(KEY_FILE)).ok());
     let (Some(key), Some((signed, signature))) = (key, text.rsplit_once(SIGNED)) else { return false };
     hmac(&key, signed.as_bytes()) == signature.trim_end()
 }
 
-/// The fingerprint of the configuration that the run began with.
+/// The fingerprint in a `config.yaml`; `None` if the text has none.
 pub(crate) fn begun(text: &str) -> Option<&str> {
+    // The line before the signature, or the last line of a text without one.
     text.lines().rev().take(2).find_map(|line| line.strip_prefix(BEGUN))
 }
 
-/// The text without signature: for people.
+/// The text without the signature, for people.
 pub(crate) fn unsigned(text: &str) -> &str {
     text.rsplit_once(SIGNED).map_or(text, |(signed, _)| signed)
 }
@@ -97,7 +105,7 @@ pub(crate) fn fingerprint(yaml: &str) -> String {
     hex(&Sha256::digest(yaml.as_bytes()))
 }
 
-fn key(path: &Path) -> Result<Vec<u8>> {
+fn read_key(path: &Path) -> Result<Vec<u8>> {
     let bytes = files::read(path, KEY_BYTES as u64).map_err(Error::file("read the key", path))?;
     match bytes.len() {
         KEY_BYTES => Ok(bytes),
@@ -105,8 +113,8 @@ fn key(path: &Path) -> Result<Vec<u8>> {
     }
 }
 
-/// The key in `directory`, which is made at the first call.
-fn made_key(directory: &Path) -> Result<Vec<u8>> {
+/// The key in `directory`. The first call makes it.
+fn key_in(directory: &Path) -> Result<Vec<u8>> {
     let path = directory.join(KEY_FILE);
     if !path.exists() {
         fs::create_dir_all(directory).map_err(Error::file("create the directory", directory))?;
@@ -121,18 +129,20 @@ fn made_key(directory: &Path) -> Result<Vec<u8>> {
             file.write_all(&bytes)?;
             file.sync_all()
         });
-        // A link does not replace the key that another process made meanwhile; not every file system has links.
+        // A hard link puts the file into place without replacing a key that another process has made meanwhile. On file
+        // systems without hard links, the file is renamed.
         let placed = written.and_then(|()| fs::hard_link(&temporary, &path));
         let placed = placed
             .or_else(|error| if path.exists() { Ok(()) } else { fs::rename(&temporary, &path).map_err(|_| error) });
         let _ = fs::remove_file(&temporary);
         placed.map_err(Error::file("write the key", &path))?;
     }
-    key(&path)
+    read_key(&path)
 }
 
 /// HMAC-SHA256 (RFC 2104) in hexadecimal, for keys that are shorter than a block.
 fn hmac(key: &[u8], message: &[u8]) -> String {
+    // A hash that begins with the key, padded to a block and combined with `byte` by XOR.
     let padded = |byte: u8| {
         let mut block = [byte; 64];
         block.iter_mut().zip(key).for_each(|(block, key)| *block ^= key);

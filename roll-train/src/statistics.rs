@@ -1,4 +1,5 @@
-//! Differences between two measurements of the same clips: confidence intervals, sizes, and how they are written.
+//! Differences between two measurements of the same clips: means with confidence intervals, a sign test, and how many
+//! decimals they are written with.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,12 +8,12 @@ use serde::{Deserialize, Serialize};
 pub struct Gain {
     /// Mean of after - before.
     pub mean: f64,
-    /// Lower and upper end; NaN (`null` in JSON) for fewer than two pairs.
+    /// Lower and upper end of the interval; NaN (`null` in JSON) for fewer than two pairs.
     pub ci95: [f64; 2],
 }
 
 impl Gain {
-    /// Whether the interval includes 0; false without one.
+    /// Whether the interval includes 0; false if there is no interval.
     pub fn includes_0(&self) -> bool {
         self.ci95[0] <= 0.0 && self.ci95[1] >= 0.0
     }
@@ -28,11 +29,11 @@ impl Gain {
     }
 }
 
-/// The decimals that a difference is written with, and the values that differ by it: three, or more for two significant
-/// digits of the difference.
+/// The number of decimals to write a difference with, and the two values that differ by it: as many as show two
+/// significant digits of the difference, but at least three.
 pub fn decimals(difference: f64) -> usize {
     const LEAST: usize = 3;
-    // Smaller differences are rounding errors of scores in f32.
+    /// Differences that need more are rounding errors of scores in f32.
     const MOST: usize = 9;
     match difference.abs() {
         size if size > 0.0 && size.is_finite() => {
@@ -42,8 +43,8 @@ pub fn decimals(difference: f64) -> usize {
     }
 }
 
-/// Mean of `second - first` over pairs, with Student's interval for paired differences. It is wider than that of a
-/// bootstrap over the pairs for few of them, where the differences drawn are too much alike.
+/// Mean of `second - first` over pairs, with Student's interval for paired differences. A bootstrap over the pairs is
+/// not used, because its interval is too narrow for few pairs.
 pub fn paired_gain(pairs: &[[f64; 2]]) -> Gain {
     let differences: Vec<f64> = pairs.iter().map(|[first, second]| second - first).collect();
     let n = differences.len();
@@ -67,7 +68,8 @@ pub fn standard_deviation(values: &[f64]) -> f64 {
 /// Cornish-Fisher expansion about the normal quantile (Abramowitz and Stegun 26.7.5), within 0.2 %.
 fn student_975(degrees: usize) -> f64 {
     let z: f64 = 1.959_963_985;
-    let terms = [
+    // The coefficients of 1, 1/degrees, 1/degrees^2, and so on.
+    let coefficients = [
         z,
         (z.powi(3) + z) / 4.0,
         (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / 96.0,
@@ -78,16 +80,16 @@ fn student_975(degrees: usize) -> f64 {
         0 => f64::NAN,
         1 => 12.706,
         2 => 4.303,
-        _ => terms.iter().rev().fold(0.0, |sum, term| sum / degrees as f64 + term),
+        _ => coefficients.iter().rev().fold(0.0, |sum, coefficient| sum / degrees as f64 + coefficient),
     }
 }
 
-/// The probability that chance alone, a fair coin, divides `won + lost` pairs at least as unevenly: the two-sided sign
-/// test.
+/// The two-sided sign test: the probability that a fair coin divides `won + lost` pairs at least as unevenly.
 pub fn sign_test(won: u64, lost: u64) -> f64 {
     let pairs = won + lost;
+    // Sum over k of the binomial coefficient (pairs, k) times 2^-pairs.
     let mut tail = 0.0;
-    // Binomial coefficient times 2^-pairs; 2^-1074 is the least number.
+    // The power is cut at 2^-1000, because numbers below 2^-1074 are 0.
     let mut term = 0.5f64.powi(pairs.min(1000) as i32);
     for k in 0..=won.min(lost) {
         tail += term;

@@ -1,4 +1,7 @@
 //! Files and values of a configuration, in the order of the command line.
+//!
+//! clap collects the values of each argument apart. This module sorts them by their positions on the command line,
+//! since a later value overrides an earlier one.
 
 use std::path::PathBuf;
 
@@ -10,9 +13,9 @@ const FILES: &str = "files";
 /// Configuration files and values; later ones override earlier ones.
 #[derive(Clone, Debug, Default)]
 pub struct Layers {
-    /// Those of `--config`, and plain arguments of commands with [`ConfigFiles`].
+    /// Files of `--config`, and plain arguments of commands with [`ConfigFiles`].
     pub files: Vec<PathBuf>,
-    /// Those of the other arguments.
+    /// Values of `--set`, `--unset` and the arguments for one key each, such as `--algo`.
     pub values: Vec<GivenValue>,
 }
 
@@ -21,10 +24,20 @@ pub struct Layers {
 pub enum GivenValue {
     /// `KEY=VALUE` of `--set`.
     Assignment(String),
-    /// The value of a key, and the argument.
-    OfKey(&'static str, String, &'static str),
-    /// A key that is reset.
+    /// The value of an argument for one key.
+    OfKey(KeyValue),
+    /// The key of `--unset`.
     Unset(String),
+}
+
+/// The value of one configuration key.
+#[derive(Clone, Debug)]
+pub struct KeyValue {
+    pub key: &'static str,
+    /// The value as YAML.
+    pub value: String,
+    /// The argument that gave the value, for errors and for `roll config`.
+    pub origin: &'static str,
 }
 
 /// The arguments that [`Layers`] reads.
@@ -66,26 +79,27 @@ impl ClapArgs for Layers {
 impl FromArgMatches for Layers {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let Arguments { config, set, unset, algo, model, env, backend } = Arguments::from_arg_matches(matches)?;
-        let at = |name: &str| matches.indices_of(name).into_iter().flatten();
-        let mut files: Vec<(usize, PathBuf)> = at("config").zip(config).collect();
-        // Other commands have plain arguments of their own.
+        let positions = |argument: &str| matches.indices_of(argument).into_iter().flatten();
+        let mut files: Vec<(usize, PathBuf)> = positions("config").zip(config).collect();
+        // A command without `ConfigFiles` has no argument of this name, which is an error here.
         if let Ok(Some(plain)) = matches.try_get_many::<PathBuf>(FILES) {
-            files.extend(at(FILES).zip(plain.cloned()));
+            files.extend(positions(FILES).zip(plain.cloned()));
         }
-        let named = [
+        let mut values: Vec<(usize, GivenValue)> = Vec::new();
+        let arguments_for_one_key = [
             ("algo", "algo.name", "--algo", algo),
             ("model", "model.name", "--model", model),
             ("env", "env.name", "--env", env),
             ("backend", "backend", "--backend", backend),
         ];
-        let named = named.into_iter().flat_map(|(name, key, origin, value)| {
-            at(name).zip(value.map(|value| GivenValue::OfKey(key, value, origin)))
-        });
-        let mut values: Vec<(usize, GivenValue)> = named.collect();
-        values.extend(at("set").zip(set.into_iter().map(GivenValue::Assignment)));
-        values.extend(at("unset").zip(unset.into_iter().map(GivenValue::Unset)));
-        files.sort_by_key(|(at, _)| *at);
-        values.sort_by_key(|(at, _)| *at);
+        for (argument, key, origin, value) in arguments_for_one_key {
+            let value = value.map(|value| GivenValue::OfKey(KeyValue { key, value, origin }));
+            values.extend(positions(argument).zip(value));
+        }
+        values.extend(positions("set").zip(set.into_iter().map(GivenValue::Assignment)));
+        values.extend(positions("unset").zip(unset.into_iter().map(GivenValue::Unset)));
+        files.sort_by_key(|(position, _)| *position);
+        values.sort_by_key(|(position, _)| *position);
         let files = files.into_iter().map(|(_, file)| file).collect();
         Ok(Self { files, values: values.into_iter().map(|(_, value)| value).collect() })
     }

@@ -21,7 +21,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 pub use bench::Bench;
 pub use config::{Config, ReferenceFormat};
 pub use data::{CaptionData, Crop, Data, DataAction, DataSet, InspectData, PrepareData, Votes};
-pub use layers::{ConfigFiles, GivenValue, Layers};
+pub use layers::{ConfigFiles, GivenValue, KeyValue, Layers};
 pub use models::{Ask, Generate, SamplingArgs, Score};
 pub use plugins::{CheckPlugin, Plugins, PluginsAction};
 pub use rewards::{Rewards, RewardsAction, TryReward};
@@ -35,12 +35,12 @@ pub use weights::{
 /// Heading of the options that every command has, below its own.
 const GLOBAL: &str = "Options of every command";
 
-/// A number of at least 0.
+/// Parses a number of at least 0.
 fn whole(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| "expected a whole number of at least 0".into())
 }
 
-/// A number of at least 1.
+/// Parses a number of at least 1.
 fn positive(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("must be at least 1".into()),
@@ -64,8 +64,9 @@ pub struct Args {
     /// More log messages; twice for all of them. `ROLL_LOG` or `RUST_LOG` choose by crate: `roll_wan=debug`.
     #[arg(long, short, global = true, action = clap::ArgAction::Count, help_heading = GLOBAL)]
     pub verbose: u8,
-    /// Transport between the processes of a job in `run` and `check`: `nccl`, which needs a GPU for each process and leaves small
-    /// messages to `host`; `host`, in host memory, over TCP; or `auto`, NCCL if it starts on all of them, else TCP.
+    /// Transport between the processes of a job in `run` and `check`: `nccl`, which needs a GPU for each process and
+    /// leaves small messages to `host`; `host`, in host memory, over TCP; or `auto`, NCCL if it starts on all of them,
+    /// else TCP.
     #[arg(
         long,
         global = true,
@@ -97,7 +98,8 @@ fn version_and_features() -> String {
         (cfg!(feature = "hub"), "hub"),
         (cfg!(feature = "onnxruntime"), "onnxruntime"),
     ];
-    let features: Vec<&str> = features.into_iter().filter_map(|(is, name)| is.then_some(name)).collect();
+    let features: Vec<&str> =
+        features.into_iter().filter_map(|(is_built_in, name)| is_built_in.then_some(name)).collect();
     format!("{} ({})", env!("CARGO_PKG_VERSION"), features.join(", "))
 }
 
@@ -209,7 +211,7 @@ pub struct ConfigArgs {
     /// nothing is done.
     #[arg(long)]
     pub trust: bool,
-    /// The run that goes on: its configuration comes before the files.
+    /// The run that `--resume` of a command continues. Its configuration is the first layer, below the files.
     #[arg(skip)]
     pub run: Option<RunDir>,
     /// Let components of plugins replace built-in ones of the same name, as `plugins_replace`.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 
-use super::{ConfigArgs, ConfigFiles};
+use super::{ConfigArgs, ConfigFiles, KeyValue};
 
 /// Arguments of `roll init`.
 #[derive(Debug, ClapArgs)]
@@ -52,10 +52,10 @@ pub struct Run {
 }
 
 impl Run {
-    /// Keys that arguments of their own set, with value and argument.
-    pub fn keys(&self) -> Vec<(&'static str, String, &'static str)> {
-        let steps = self.steps.map(|n| ("steps", n.to_string(), "--steps"));
-        let ranks = self.ranks.map(|n| ("ranks", n.to_string(), "--ranks"));
+    /// Values of the keys for which `roll run` has arguments of its own.
+    pub fn keys(&self) -> Vec<KeyValue> {
+        let steps = self.steps.map(|n| KeyValue { key: "steps", value: n.to_string(), origin: "--steps" });
+        let ranks = self.ranks.map(|n| KeyValue { key: "ranks", value: n.to_string(), origin: "--ranks" });
         steps.into_iter().chain(ranks).collect()
     }
 
@@ -78,7 +78,8 @@ pub struct Check {
 }
 
 impl Check {
-    /// Estimate of a run on this machine.
+    /// The check that `roll check` makes of this run without arguments of its own: on this machine, with the default
+    /// number of references.
     pub fn of(run: Run) -> Self {
         Self { run, machine: MachineArgs::default(), samples: 16 }
     }

@@ -172,12 +172,12 @@ pub struct Inspect {
     pub json: bool,
 }
 
-/// `5GB` as a number; `1.5MiB` too.
+/// Parses a size such as `5GB` or `1.5MiB` as a number of bytes.
 fn bytes(text: &str) -> Result<u64, String> {
     const EXPECTED: &str = "expected a size such as 5GB or 1.5MiB";
     let text = text.trim();
-    let at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let unit: u64 = match text[at..].trim().to_ascii_uppercase().as_str() {
+    let number_end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let bytes_per_unit: u64 = match text[number_end..].trim().to_ascii_uppercase().as_str() {
         "" | "B" => 1,
         "KB" => 1_000,
         "MB" => 1_000_000,
@@ -187,8 +187,8 @@ fn bytes(text: &str) -> Result<u64, String> {
         "GIB" => 1 << 30,
         other => return Err(format!("{EXPECTED}, found the unit `{other}`")),
     };
-    let number: f64 = text[..at].parse().map_err(|_| EXPECTED.to_string())?;
-    match number * unit as f64 {
+    let number: f64 = text[..number_end].parse().map_err(|_| EXPECTED.to_string())?;
+    match number * bytes_per_unit as f64 {
         bytes if (1.0..1e18).contains(&bytes) => Ok(bytes as u64),
         _ => Err(format!("{EXPECTED}, found `{text}`")),
     }

@@ -6,23 +6,22 @@ use roll_core::{Error, Message, Result, Sampling};
 use roll_train::config::ConfigLayers;
 
 use super::adapters::open_model;
-use crate::args::Ask;
+use crate::args::{Ask, KeyValue};
 use crate::configuration::{Configuration, build_context};
 
-/// A language model without trainable adapters.
-const LOWEST: &str = "model:\n  name: causal_lm\n  lora_target_modules: \"\"\n";
+/// Lowest layer of the configuration with `--adapter`, whose file names the layers that it adapts.
+const MODEL: &str = "model:\n  name: causal_lm\n";
+/// Lowest layer of the configuration without `--adapter`: no layer of the network gets a trainable adapter.
+const MODEL_WITHOUT_ADAPTERS: &str = "model:\n  name: causal_lm\n  lora_target_modules: \"\"\n";
 
 /// Prints the answer, and on stderr how fast it came.
 pub fn ask(args: Ask) -> Result<()> {
-    let path = args.model_path.as_ref().map(|path| ("model.model_path", path.clone(), "--model-path"));
-    let configuration = Configuration::read(&args.config, path.as_slice())?;
+    let model_path = args.model_path.clone();
+    let model_path = model_path.map(|value| KeyValue { key: "model.model_path", value, origin: "--model-path" });
+    let configuration = Configuration::read(&args.config, model_path.as_slice())?;
     let registry = configuration.registry()?;
-    let lowest = match args.adapter.is_empty() {
-        // The adapter names its layers.
-        false => ConfigLayers::new().text("roll ask", "model:\n  name: causal_lm\n")?,
-        true => ConfigLayers::new().text("roll ask", LOWEST)?,
-    };
-    let loaded = configuration.over(lowest)?.load(&registry)?;
+    let lowest = if args.adapter.is_empty() { MODEL_WITHOUT_ADAPTERS } else { MODEL };
+    let loaded = configuration.over(ConfigLayers::new().text("roll ask", lowest)?)?.load(&registry)?;
     let context = build_context(&loaded);
     let name = &loaded.config.model.name;
     if loaded.config.model.options.get("model_path").is_some_and(serde_json::Value::is_null) {
@@ -36,8 +35,10 @@ pub fn ask(args: Ask) -> Result<()> {
     let text = if args.raw { args.prompt.clone() } else { model.render_chat(&messages, true)? };
     let prompt = model.tokenize(&text)?;
     if prompt.len() >= model.context_length() {
-        let (found, most) = (prompt.len(), model.context_length());
-        return Err(Error::Unsupported(format!("the prompt has {found} tokens, and the model's context is {most}")));
+        let (tokens, context) = (prompt.len(), model.context_length());
+        return Err(Error::Unsupported(format!(
+            "the prompt has {tokens} tokens, and the model's context is {context}"
+        )));
     }
     let sampling = Sampling {
         temperature: args.temperature,
@@ -46,22 +47,22 @@ pub fn ask(args: Ask) -> Result<()> {
         seed: args.seed,
         ..Sampling::greedy(args.max_new_tokens)
     };
-    sampling.check().map_err(of_flag)?;
+    sampling.check().map_err(named_by_flag)?;
     let begun = Instant::now();
-    let made = model.generate(std::slice::from_ref(&prompt), &sampling)?;
+    let generations = model.generate(std::slice::from_ref(&prompt), &sampling)?;
     let seconds = begun.elapsed().as_secs_f64();
-    let mut tokens = made.into_iter().next().map(|g| g.tokens).unwrap_or_default();
-    let count = tokens.len();
+    let mut tokens = generations.into_iter().next().map(|generation| generation.tokens).unwrap_or_default();
+    let generated = tokens.len();
     if tokens.last().is_some_and(|last| model.end_tokens().contains(last)) {
         tokens.pop();
     }
     println!("{}", model.detokenize(&tokens)?);
-    tracing::info!("{} tokens in, {count} out, {:.1} tokens a second", prompt.len(), count as f64 / seconds);
+    tracing::info!("{} tokens in, {generated} out, {:.1} tokens a second", prompt.len(), generated as f64 / seconds);
     Ok(())
 }
 
-/// An error of a field of [`Sampling`] as one of the flag that sets it: `top_p` is `--top-p`.
-fn of_flag(error: Error) -> Error {
+/// An error about a field of [`Sampling`] as one about the flag that sets it: `top_p` becomes `--top-p`.
+fn named_by_flag(error: Error) -> Error {
     match error {
         Error::Config { key, problem } => Error::Unsupported(format!("--{}: {problem}", key.replace('_', "-"))),
         other => other,

@@ -1,4 +1,7 @@
 //! `roll data caption`: a copy of metadata with prompts by a model that sees pictures.
+//!
+//! Several threads ask the service, each for one row at a time; this thread writes the answers. Each answer is appended
+//! to the output at once, so that a run that was killed or failed is continued by the same command.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::OpenOptions;
@@ -15,69 +18,76 @@ use roll_train::progress::Bar;
 use roll_video::rows::{DataConfig, RowColumns};
 use serde_json::{Value as Json, json};
 
-use crate::args::{CaptionData, ConfigArgs, GivenValue, Layers};
+use crate::args::{CaptionData, ConfigArgs, GivenValue, KeyValue, Layers};
 use crate::configuration::{Configuration, build_context};
 use crate::progress::TerminalBar;
 
-/// Number of rows which fail one after the other until the others are left alone: the service has failed, or the clips
-/// are elsewhere.
+/// Number of rows that fail one after the other before no further row is asked for: the service has failed, or the
+/// clips are elsewhere.
 const MAX_FAILURES_IN_A_ROW: usize = 16;
-/// Longest output of an earlier run in bytes.
+/// Longest output of an earlier run that is read, in bytes.
 const MAX_OUTPUT: u64 = 1 << 30;
 
-/// Runs the command. The output grows by a line per answer, and at the end has the order of the metadata.
+/// Runs the command. The output grows by a line per answer, and is written anew in the order of the metadata at the
+/// end.
 pub fn caption(args: CaptionData) -> Result<()> {
     let captioner = Captioner::open(&args)?;
     let output = std::path::absolute(&args.output).map_err(Error::file("write", &args.output))?;
     let rows = RowColumns::read(&args.path, captioner.data.base_path.as_deref())?;
-    let named: Vec<_> = rows.iter().map(|row| row.named_from(output.parent().unwrap_or(&output))).collect();
-    let mut prompts = known_prompts(&args, &output, &named)?;
-    let lines = |prompts: &[Option<String>]| -> String {
-        named.iter().zip(prompts).filter_map(|(row, prompt)| Some(line(row, prompt.as_ref()?))).collect()
+    // The columns of each row, whose paths are relative to the output's directory instead of the metadata's.
+    let columns: Vec<_> = rows.iter().map(|row| row.named_from(output.parent().unwrap_or(&output))).collect();
+    let mut prompts = known_prompts(&args, &output, &columns)?;
+    let in_order = |prompts: &[Option<String>]| -> String {
+        columns.iter().zip(prompts).filter_map(|(row, prompt)| Some(line(row, prompt.as_ref()?))).collect()
     };
-    files::write_atomically(&output, lines(&prompts).as_bytes())?;
-    let left: Vec<usize> = (0..rows.len()).filter(|i| prompts[*i].is_none()).collect();
+    files::write_atomically(&output, in_order(&prompts).as_bytes())?;
+    let unprompted: Vec<usize> = (0..rows.len()).filter(|row| prompts[*row].is_none()).collect();
     let mut file = OpenOptions::new().append(true).open(&output).map_err(Error::file("write", &output))?;
-    let (next, failures, mut failed) = (AtomicUsize::new(0), AtomicUsize::new(0), 0);
-    let bar = TerminalBar::new(left.len() as u64, "rows");
+    // The position in `unprompted` of the row that is asked for next.
+    let next = AtomicUsize::new(0);
+    let failures_in_a_row = AtomicUsize::new(0);
+    let mut failed = 0;
+    let bar = TerminalBar::new(unprompted.len() as u64, "rows");
     let (sender, receiver) = mpsc::channel();
     std::thread::scope(|threads| -> Result<()> {
-        for i in 0..left.len().min(args.requests.into()) {
+        for started in 0..unprompted.len().min(args.requests.into()) {
             let sender = sender.clone();
-            let asks = || {
+            let ask_for_rows = || {
                 let sender = sender;
-                while failures.load(Ordering::Relaxed) < MAX_FAILURES_IN_A_ROW {
-                    let Some(&i) = left.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
-                    let caption = captioner.caption(&rows[i]);
+                while failures_in_a_row.load(Ordering::Relaxed) < MAX_FAILURES_IN_A_ROW {
+                    let Some(&row) = unprompted.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+                    let caption = captioner.caption(&rows[row]);
                     match &caption {
-                        Ok(_) => failures.store(0, Ordering::Relaxed),
-                        Err(_) => _ = failures.fetch_add(1, Ordering::Relaxed),
+                        Ok(_) => failures_in_a_row.store(0, Ordering::Relaxed),
+                        Err(_) => _ = failures_in_a_row.fetch_add(1, Ordering::Relaxed),
                     }
-                    if sender.send((i, caption)).is_err() {
+                    // The receiver is gone if the output cannot be written.
+                    if sender.send((row, caption)).is_err() {
                         break;
                     }
                 }
             };
-            match roll_core::threads::spawn_scoped(threads, "a request", asks) {
+            match roll_core::threads::spawn_scoped(threads, "a request", ask_for_rows) {
                 Ok(_) => {}
-                Err(error) if i == 0 => return Err(Error::failed("nothing can be asked for")(error)),
+                Err(error) if started == 0 => return Err(Error::failed("nothing can be asked for")(error)),
                 Err(error) => {
-                    tracing::warn!("{i} requests at the same time instead of {}: {error}", args.requests);
+                    tracing::warn!("{started} requests at the same time instead of {}: {error}", args.requests);
                     break;
                 }
             }
         }
+        // The receiver ends when the threads have dropped their senders.
         drop(sender);
-        for (done, (i, caption)) in (1..).zip(receiver) {
+        for (done, (row, caption)) in (1..).zip(receiver) {
             match caption {
                 Ok(caption) => {
-                    let line = line(&named[i], &caption);
+                    let line = line(&columns[row], &caption);
                     file.write_all(line.as_bytes()).map_err(Error::file("write", &output))?;
-                    prompts[i] = Some(caption);
+                    prompts[row] = Some(caption);
                 }
                 Err(error) => {
                     failed += 1;
-                    tracing::warn!("{}: {}", location(&args.path, &rows[i]), error.chain());
+                    tracing::warn!("{}: {}", location(&args.path, &rows[row]), error.chain());
                 }
             }
             bar.set(done);
@@ -85,9 +95,9 @@ pub fn caption(args: CaptionData) -> Result<()> {
         Ok(())
     })?;
     bar.finish();
-    files::write_atomically(&output, lines(&prompts).as_bytes())?;
+    files::write_atomically(&output, in_order(&prompts).as_bytes())?;
     let missing = prompts.iter().filter(|prompt| prompt.is_none()).count();
-    let (all, new) = (rows.len(), left.len() - missing);
+    let (all, new) = (rows.len(), unprompted.len() - missing);
     println!("{}: {} of {all} rows have a prompt, {new} of them new", args.output.display(), all - missing);
     match missing {
         0 => Ok(()),
@@ -107,22 +117,22 @@ struct Captioner {
 
 impl Captioner {
     fn open(args: &CaptionData) -> Result<Self> {
-        let frames = args.frames.map(|frames| ("reward.frames", json!(frames), "--frames"));
-        let named = [
-            ("reward.name", json!("judge"), "`roll data caption`"),
-            ("reward.url", json!(args.url), "--url"),
-            ("reward.model", json!(args.model), "--model"),
+        let key_value = |key, value: Json, origin| KeyValue { key, value: value.to_string(), origin };
+        let mut service = vec![
+            key_value("reward.name", json!("judge"), "`roll data caption`"),
+            key_value("reward.url", json!(args.url), "--url"),
+            key_value("reward.model", json!(args.model), "--model"),
         ];
-        let named = named.into_iter().chain(frames);
-        let named: Vec<_> = named.map(|(key, value, origin)| (key, value.to_string(), origin)).collect();
+        service.extend(args.frames.map(|frames| key_value("reward.frames", json!(frames), "--frames")));
         let values = args.set.iter().cloned().map(GivenValue::Assignment).collect();
         let layers = Layers { values, ..Layers::default() };
-        let configuration = Configuration::read(&ConfigArgs { layers, ..ConfigArgs::default() }, &named)?;
+        let configuration = Configuration::read(&ConfigArgs { layers, ..ConfigArgs::default() }, &service)?;
         let loaded = configuration.load(&Registry::linked()?)?;
         let [reward] = loaded.config.reward.as_slice() else {
             return Err(Error::config("reward", "expected the options of `judge` alone"));
         };
         let mut config: JudgeConfig = parse_options("reward", &reward.options)?;
+        // Options that are about scores must have their defaults.
         let JudgeConfig { questions, answer, label, on_missing, .. } = JudgeConfig::default();
         if config != (JudgeConfig { questions, answer, label, on_missing, ..config.clone() }) {
             let problem = "`questions`, `answer`, `label` and `on_missing` have no effect on captions: leave them out, and \
@@ -135,14 +145,16 @@ impl Captioner {
         Ok(Self { judge, frames, data: loaded.section()? })
     }
 
+    /// Asks for the prompt of a row, with frames that are evenly spaced from the first to the last.
     fn caption(&self, row: &RowColumns) -> Result<String> {
         let Some(clip) = row.shown() else {
             return Err(Error::Unsupported("the row has neither a clip nor a picture".into()));
         };
         let last = probe(clip, self.data.decoder)?.frames.saturating_sub(1);
         let (skip, every) = match self.frames {
+            // One frame is the middle one.
             1 => (last / 2, 1),
-            n => (0, last / (n - 1)),
+            count => (0, last / (count - 1)),
         };
         let sizing = Sizing::MaxPixels { pixels: self.data.max_pixels, unit: [1, 1] };
         let (max_frames, decoder) = (Some(self.frames), self.data.decoder);
@@ -165,13 +177,13 @@ fn line(columns: &Columns, prompt: &str) -> String {
     format!("{}\n", Json::Object(columns))
 }
 
-/// The columns but the prompt, in the order of their names.
+/// What tells rows apart: the columns but the prompt, in the order of their names.
 fn identity(columns: &Columns) -> String {
     let others: BTreeMap<_, _> = columns.iter().filter(|(name, _)| *name != "prompt").collect();
     json!(others).to_string()
 }
 
-/// "metadata.csv line 3 (clips/a.mp4)", or the clip of a directory.
+/// The place of a row for messages: "metadata.csv line 3 (clips/a.mp4)". Rows of a directory have no line, only a clip.
 fn location(table: &Path, row: &RowColumns) -> String {
     match (row.line, row.shown()) {
         (0, Some(clip)) => clip.display().to_string(),
@@ -180,36 +192,39 @@ fn location(table: &Path, row: &RowColumns) -> String {
     }
 }
 
-/// The prompts of `rows` that are there: their own unless they are overwritten, and those in the output of a run that
-/// did not reach its end. Fails if the output has other rows: it is another file, or of other metadata.
+/// The prompt of each row that has one, so that it is not asked for: the prompt in the metadata, unless `--overwrite`
+/// is given, or the prompt in the output of an earlier run. Fails if the output has other rows: then it is an unrelated
+/// file, or belongs to other metadata.
 fn known_prompts(args: &CaptionData, output: &Path, rows: &[Columns]) -> Result<Vec<Option<String>>> {
     let text = match files::read_text(output, MAX_OUTPUT) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
         read => read.map_err(Error::file("read", output))?,
     };
-    let same = [output, &args.path].map(|path| path.canonicalize().ok());
+    let [output_file, metadata_file] = [output, &args.path].map(|path| path.canonicalize().ok());
     let foreign = || {
         let problem = format!("holds other rows than {}: name another file, or remove it", args.path.display());
         Error::bad_file(output, problem)
     };
-    if same[0].is_some() && same[0] == same[1] {
+    if output_file.is_some() && output_file == metadata_file {
         return Err(Error::config("--output", "expected another file than the metadata"));
     }
     let rows: Vec<_> = rows.iter().map(|row| (identity(row), prompt(row))).collect();
-    let mut found: HashMap<&str, String> =
+    // The prompt of each row in the output; empty if the output does not have the row.
+    let mut written: HashMap<&str, String> =
         rows.iter().map(|(identity, _)| (identity.as_str(), String::new())).collect();
     // A crash of the machine may have cut the last line off.
-    let whole = text.rfind('\n').map_or(text.as_str(), |end| &text[..=end]);
-    for line in whole.lines() {
+    let whole_lines = text.rfind('\n').map_or(text.as_str(), |end| &text[..=end]);
+    for line in whole_lines.lines() {
         let columns: Columns = serde_json::from_str(line).map_err(|_| foreign())?;
-        *found.get_mut(identity(&columns).as_str()).ok_or_else(foreign)? = prompt(&columns).into();
+        *written.get_mut(identity(&columns).as_str()).ok_or_else(foreign)? = prompt(&columns).into();
     }
-    let known = rows.iter().map(|(identity, own)| {
-        let asked = found[identity.as_str()].as_str();
+    let known = rows.iter().map(|(identity, in_metadata)| {
+        let in_output = written[identity.as_str()].as_str();
         let prompt = match args.overwrite {
-            true if asked == *own => "",
-            false if !own.is_empty() => own,
-            _ => asked,
+            // The output has the prompt that is to be overwritten: an earlier run without `--overwrite` copied it.
+            true if in_output == *in_metadata => "",
+            false if !in_metadata.is_empty() => in_metadata,
+            _ => in_output,
         };
         Some(prompt.to_string()).filter(|prompt| !prompt.is_empty())
     });

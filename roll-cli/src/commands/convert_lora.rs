@@ -18,7 +18,8 @@ pub fn convert_lora(args: ConvertLora) -> Result<()> {
     files.into_iter().try_for_each(|file| convert(file, base.as_ref(), several, &args))
 }
 
-/// Converts the adapters of one file; where `several` are written in all, each has its expert in its name.
+/// Converts the adapters of one file. With `several`, more than one output is written, each with its expert in its
+/// name.
 fn convert(mut file: LoraFile, base: Option<&Checkpoint>, several: bool, args: &ConvertLora) -> Result<()> {
     let metadata = std::mem::take(&mut file.metadata);
     let file_path = file.path.clone();
@@ -35,7 +36,9 @@ fn convert(mut file: LoraFile, base: Option<&Checkpoint>, several: bool, args: &
     };
     let from = file.convention;
     let mut adapters = match (args.expert, file.adapters.len()) {
+        // All of several adapters.
         (None, 2..) => file.adapters,
+        // The chosen one, or the only one.
         (expert, _) => {
             let expert = expert.map(|name| name.expert());
             let mut lora = file.one(expert)?;
@@ -74,10 +77,11 @@ fn convert(mut file: LoraFile, base: Option<&Checkpoint>, several: bool, args: &
 
 /// Fails if a LoRA of Wan has layers that neither Wan nor the `base` has: no program would find them.
 fn refuse_unknown(lora: &Lora, base: Option<&Checkpoint>, path: &Path) -> Result<()> {
-    let of_base = |layer: &&str| base.is_some_and(|base| base.contains(&format!("{layer}.weight")));
-    let unknown: Vec<&str> = lora.unknown_layers().into_iter().filter(|layer| !of_base(layer)).collect();
-    let undotted = lora.undotted.iter().any(|name| unknown.contains(&name.as_str()));
-    if unknown.is_empty() || undotted {
+    let is_in_base = |layer: &&str| base.is_some_and(|base| base.contains(&format!("{layer}.weight")));
+    let unknown: Vec<&str> = lora.unknown_layers().into_iter().filter(|layer| !is_in_base(layer)).collect();
+    // Names of kohya files that have lost their dots are `write_lora`'s to refuse: kohya files may keep them.
+    let has_undotted = lora.undotted.iter().any(|name| unknown.contains(&name.as_str()));
+    if unknown.is_empty() || has_undotted {
         return Ok(());
     }
     let problem = format!(
@@ -87,13 +91,12 @@ fn refuse_unknown(lora: &Lora, base: Option<&Checkpoint>, path: &Path) -> Result
     Err(Error::bad_file(path, problem))
 }
 
-/// Fails when the output is the input: tensors not yet read would be lost.
+/// Fails if the output is the input, whose tensors are read while the output is written.
 fn refuse_input(input: &Path, out: &Path) -> Result<()> {
-    let same = matches!((input.canonicalize(), out.canonicalize()), (Ok(a), Ok(b)) if a == b);
-    match same {
-        true => Err(Error::bad_file(out, "is the LoRA itself: write to another file")),
-        false => Ok(()),
+    if matches!((input.canonicalize(), out.canonicalize()), (Ok(a), Ok(b)) if a == b) {
+        return Err(Error::bad_file(out, "is the LoRA itself: write to another file"));
     }
+    Ok(())
 }
 
 /// `lora.safetensors` as `lora_low_noise.safetensors`.

@@ -1,4 +1,4 @@
-//! `roll data`: contents of a data set, and the same in files that every reader reads.
+//! `roll data`: lists the contents of a data set, writes them as training would see them, and exports votes.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -24,7 +24,7 @@ use crate::configuration::{Configuration, build_context};
 use crate::output::{controls_terminal, refuse_existing};
 use crate::progress::TerminalBar;
 
-/// Left-out clips that are named.
+/// At most this many left-out clips are named.
 const NAMED: usize = 50;
 
 pub fn data(args: Data) -> Result<()> {
@@ -73,13 +73,14 @@ fn votes(args: args::Votes) -> Result<()> {
 
 /// The data and the reward of a run.
 struct Opened {
-    /// Bad samples are skipped.
+    /// Skips bad samples, whatever the configuration says.
     dataset: Dataset,
     reward: Option<Box<dyn RewardScorer>>,
     loaded: LoadedConfig,
     registry: Registry,
 }
 
+/// Opens the data that `args` name, with the configured reward if there is one.
 fn open(args: &DataSet) -> Result<Opened> {
     let configuration = Configuration::read(&args.config, &[])?;
     let registry = configuration.registry()?;
@@ -112,17 +113,22 @@ struct DataSummary {
     /// Rows without a clip.
     prompts: usize,
     usable: usize,
+    /// Clips of each file format.
     formats: BTreeMap<String, usize>,
+    /// Clips of each size in their files.
     sizes: BTreeMap<String, usize>,
+    /// Clips of each number of frames in their files.
     lengths: BTreeMap<usize, usize>,
+    /// Clips of each frame rate in their files.
     rates: BTreeMap<String, usize>,
-    /// The videos as training would see them.
+    /// Videos of each length and size that training would see.
     taken: BTreeMap<String, usize>,
-    /// Row and reason.
+    /// The rows that cannot be used, each with the reason.
     left_out: Vec<(String, String)>,
 }
 
 impl DataSummary {
+    /// Counts a clip by the facts of its file. `probed` is `None` if the file cannot be read.
     fn count_file(&mut self, format: &str, probed: Option<Probed>) {
         *self.formats.entry(format.into()).or_default() += 1;
         if let Some(Probed { size: [height, width], frames, fps }) = probed {
@@ -133,6 +139,7 @@ impl DataSummary {
         }
     }
 
+    /// Counts a row by the video that training would see, or as left out, with the name of the row and the reason.
     fn count_sample(&mut self, read: std::result::Result<Sample, (String, String)>) {
         match read {
             Ok(sample) => {
@@ -145,12 +152,15 @@ impl DataSummary {
     }
 }
 
+/// Reads every row as a run would, and prints the counts. With a reward, a clip in which the reward finds nothing to
+/// compare with is left out, too.
 fn inspect(args: InspectData) -> Result<()> {
     let Opened { dataset, mut reward, loaded, registry } = open(&args.data)?;
     let bar = TerminalBar::new(dataset.len() as u64, "rows");
     let mut summary = DataSummary::default();
     for (i, row) in dataset.metadata().rows.iter().enumerate() {
         match &row.video {
+            // A clip with several windows has a row for each, and is counted once.
             Some(_) if !row.is_first_window() => {}
             Some(video) => {
                 summary.clips += 1;
@@ -199,7 +209,7 @@ fn print(summary: &DataSummary, rows: &str, path: &Path) {
     }
 }
 
-/// The most frequent first.
+/// Prints how often each value occurs, the most frequent first.
 fn table(what: &str, counts: &BTreeMap<impl std::fmt::Display, usize>) {
     let mut counts: Vec<_> = counts.iter().collect();
     counts.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
@@ -208,6 +218,7 @@ fn table(what: &str, counts: &BTreeMap<impl std::fmt::Display, usize>) {
     }
 }
 
+/// Writes the videos of all rows as training would see them, with a `metadata.jsonl`.
 fn prepare(args: PrepareData) -> Result<()> {
     let out = &args.out;
     let Opened { dataset, loaded, .. } = open(&args.data)?;
@@ -228,8 +239,9 @@ fn prepare(args: PrepareData) -> Result<()> {
         };
         match read {
             Ok(sample) => {
-                let named = row.video.as_deref().or(row.image.as_deref()).and_then(Path::file_stem);
-                let stem = named.unwrap_or(OsStr::new("prompt")).to_string_lossy();
+                // Files are named by the row's clip or picture.
+                let stem = row.video.as_deref().or(row.image.as_deref()).and_then(Path::file_stem);
+                let stem = stem.unwrap_or(OsStr::new("prompt")).to_string_lossy();
                 let stem: String = stem.chars().map(|c| if controls_terminal(c) { '_' } else { c }).collect();
                 lines += &write(out, &format!("{:05}-{stem}", i + 1), &sample)?;
             }
@@ -272,16 +284,19 @@ fn crop_to_face(
 /// person's: what it names would be copied, and be passed on.
 fn refuse_links_out(dataset: &Dataset) -> Result<()> {
     let (metadata, base) = (dataset.metadata(), dataset.config().base_path.as_deref());
-    let of_metadata = if metadata.path.is_dir() { Some(metadata.path.as_path()) } else { metadata.path.parent() };
-    let base = base.or(of_metadata).unwrap_or(Path::new(""));
+    let directory_of_metadata =
+        if metadata.path.is_dir() { Some(metadata.path.as_path()) } else { metadata.path.parent() };
+    let base = base.or(directory_of_metadata).unwrap_or(Path::new(""));
     let root = if base.as_os_str().is_empty() { Path::new(".") } else { base };
     let root = root.canonicalize().map_err(Error::file("read", root))?;
     for row in &metadata.rows {
+        // A row of a directory has its prompt in a file beside the clip.
         let caption = row.video.iter().filter(|_| row.line == 0).map(|video| video.with_extension("txt"));
+        // A clip or a mask may be a directory of frames.
         let directories = [&row.video, &row.mask].into_iter().flatten();
         let frames = directories.flat_map(std::fs::read_dir).flatten().flatten().map(|entry| entry.path());
         for path in row.files().map(Path::to_path_buf).chain(caption).chain(frames) {
-            // Metadata may name other places; a link does so unseen.
+            // A path that leads out of the directory is seen in the metadata; where a link leads is not.
             let Ok(inside) = path.strip_prefix(base) else { continue };
             if inside.components().any(|part| part == Component::ParentDir) {
                 continue;
@@ -296,7 +311,8 @@ fn refuse_links_out(dataset: &Dataset) -> Result<()> {
     Ok(())
 }
 
-/// Writes clip and pictures, and returns the line that names them.
+/// Writes clip, pictures and mask of a sample as files that begin with `name`. Returns the line of metadata that names
+/// them.
 fn write(out: &Path, name: &str, sample: &Sample) -> Result<String> {
     let mut line = serde_json::json!({});
     if let Some(clip) = sample.video.clip() {
@@ -305,8 +321,8 @@ fn write(out: &Path, name: &str, sample: &Sample) -> Result<String> {
         line["video"] = file.into();
     }
     line["prompt"] = sample.prompt.clone().into();
-    for (name, value) in &*sample.columns {
-        line[name] = value.clone();
+    for (column, value) in &*sample.columns {
+        line[column] = value.clone();
     }
     if sample.weight != 1.0 {
         line["weight"] = sample.weight.into();
@@ -331,6 +347,7 @@ fn write_mask(out: &Path, name: &str, mask: &Tensor) -> Result<String> {
     };
     let (values, pixels) = (mask.f32s()?, height * width);
     let grey = values.chunks_exact(pixels).flat_map(|frame| std::iter::repeat_n(frame, 3));
+    // Masks are in [0, 1], videos in [-1, 1].
     let grey = grey.flatten().map(|value| 2.0 * value - 1.0).collect();
     let video = Video::new(Tensor::new(grey, [frames, 3, height, width])?, 1.0)?;
     if frames > 1 {
@@ -343,6 +360,7 @@ fn write_mask(out: &Path, name: &str, mask: &Tensor) -> Result<String> {
     Ok(file)
 }
 
+/// The PNG of a picture `[3, H, W]` in [-1, 1].
 fn png(image: &Tensor) -> Result<Vec<u8>> {
     let one = image.reshape([&[1][..], image.shape()].concat())?;
     encode_png(&Picture::from_frame(&Video::new(one, 1.0)?, 0))

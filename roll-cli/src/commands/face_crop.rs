@@ -7,7 +7,7 @@ use roll_train::config::LoadedConfig;
 
 /// The reward whose detector finds the faces.
 const REWARD: &str = "insightface";
-/// Sides of the crop, in those of the box around the face in all frames.
+/// Side of the crop as a multiple of the side of the box around all faces of the clip.
 const MARGIN: f64 = 2.0;
 /// Faces are searched in about this many frames of a clip.
 const SEARCHED: usize = 16;
@@ -27,8 +27,8 @@ pub fn networks(loaded: &LoadedConfig, context: &BuildContext) -> Result<FaceNet
     FaceNetworks::load(&context.resolve(&config.reward_model_path), &config, &device)
 }
 
-/// Crops all frames of `clip` to one box around the largest face of each and scales them to `size`, height and width.
-/// `None` if no face is found.
+/// Crops all frames of `clip` to one box, which holds the largest face of every searched frame, and scales them to
+/// `size`, height and width. `None` if no face is found.
 pub fn around_face(networks: &FaceNetworks, clip: &Video, size: [usize; 2]) -> Result<Option<Video>> {
     let [count, height, width] = clip.dims();
     let searched: Vec<_> = (0..count).step_by(count.div_ceil(SEARCHED)).map(|t| (t, clip.frame(t))).collect();
@@ -40,31 +40,35 @@ pub fn around_face(networks: &FaceNetworks, clip: &Video, size: [usize; 2]) -> R
     let [top, left, rows, columns] = crop_box(&faces, [height, width], size);
     let mut values = Vec::new();
     for t in 0..count {
-        let whole = Picture::from_frame(clip, t);
-        let row = |y: usize| &whole.rgb[(y * width + left) * 3..][..columns * 3];
-        let rgb = (top..top + rows).flat_map(row).copied().collect();
+        let frame = Picture::from_frame(clip, t);
+        let row_in_box = |y: usize| &frame.rgb[(y * width + left) * 3..][..columns * 3];
+        let rgb = (top..top + rows).flat_map(row_in_box).copied().collect();
         let cropped = crop_and_resize(Picture { width: columns, height: rows, rgb }, size);
         values.extend_from_slice(cropped.to_tensor()?.f32s()?);
     }
     Video::new(Tensor::new(values, [count, 3, size[0], size[1]])?, clip.fps()).map(Some)
 }
 
-/// Top, left, height and width of the box of the ratio of `size` around all faces with their margin. It has at least
-/// `size`, so that nothing is enlarged, but lies within `frame`.
+/// The box around all faces with their margin: `[top, left, height, width]`. It has the ratio of `size`, is at least as
+/// large so that nothing is enlarged, and lies within `frame`. `frame` and `size` are height and width.
 fn crop_box(faces: &[Face], frame: [usize; 2], size: [usize; 2]) -> [usize; 4] {
-    let edge = |i: usize, pick: fn(f32, f32) -> f32| {
-        f64::from(faces.iter().map(|face| face.bounds[i]).reduce(pick).unwrap_or_default())
+    // `bounds` are left, top, right and bottom of a face.
+    let extreme = |bound: usize, pick: fn(f32, f32) -> f32| {
+        f64::from(faces.iter().map(|face| face.bounds[bound]).reduce(pick).unwrap_or_default())
     };
-    let (x, y) = ([edge(0, f32::min), edge(2, f32::max)], [edge(1, f32::min), edge(3, f32::max)]);
+    let (left, right) = (extreme(0, f32::min), extreme(2, f32::max));
+    let (top, bottom) = (extreme(1, f32::min), extreme(3, f32::max));
     let [[frame_height, frame_width], [height, width]] = [frame, size].map(|sides| sides.map(|side| side as f64));
     let ratio = width / height;
-    let wanted = (MARGIN * (y[1] - y[0])).max(MARGIN * (x[1] - x[0]) / ratio).max(height);
-    let rows = wanted.min(frame_height).min(frame_width / ratio);
+    let wanted_rows = (MARGIN * (bottom - top)).max(MARGIN * (right - left) / ratio).max(height);
+    let rows = wanted_rows.min(frame_height).min(frame_width / ratio);
     let columns = rows * ratio;
-    let first = |[from, to]: [f64; 2], side: f64, within: f64| {
-        ((from + to - side) / 2.0).clamp(0.0, (within - side).max(0.0)).floor()
+    // Where a side of the crop begins whose middle is that of the faces, moved as far as needed to lie within the
+    // frame.
+    let begin = |from: f64, to: f64, side: f64, frame_side: f64| {
+        ((from + to - side) / 2.0).clamp(0.0, (frame_side - side).max(0.0)).floor()
     };
-    [first(y, rows, frame_height), first(x, columns, frame_width), rows.round(), columns.round()]
+    [begin(top, bottom, rows, frame_height), begin(left, right, columns, frame_width), rows.round(), columns.round()]
         .map(|pixels| pixels as usize)
 }
 

@@ -1,4 +1,4 @@
-//! `roll generate`: a video from a prompt and an image.
+//! `roll generate`: a video from a prompt and an image, or one for each prompt of a file.
 
 use std::path::{Path, PathBuf};
 
@@ -16,15 +16,15 @@ use crate::configuration::{Configuration, build_context};
 use crate::output::refuse_existing;
 use crate::progress::Spinner;
 
-/// Size of a video where neither the arguments nor the configuration say it, `[height, width]`.
+/// `[height, width]` of a video if neither the arguments nor the configuration name a size.
 const SIZE: [usize; 2] = [480, 832];
 
-/// Frames a second where the model does not say them either.
+/// Frames a second if neither the arguments nor the model name a rate.
 const FPS: f64 = 16.0;
-/// Larger files of prompts are refused: at a few hundred bytes a line this is some hundred thousand videos.
+/// Largest file of prompts in bytes. At a few hundred bytes a line it holds some hundred thousand prompts.
 const MAX_PROMPTS_BYTES: u64 = 64 << 20;
 
-/// Generates and writes it, or one for each prompt of a file.
+/// Generates and writes the videos.
 pub fn generate(args: Generate) -> Result<()> {
     let prompts = prompts(&args)?;
     let outputs = outputs(&args.output, args.prompts.is_some(), prompts.len());
@@ -44,8 +44,8 @@ pub fn generate(args: Generate) -> Result<()> {
     let diffusion = model
         .as_diffusion()
         .ok_or_else(|| Error::config("model.name", format!("`{}` makes no videos", loaded.config.model.name)))?;
-    takes(diffusion.video_unit(), frames, size)?;
-    fits(frames, size)?;
+    check_taken(diffusion.video_unit(), frames, size)?;
+    check_memory(frames, size)?;
     let options = sampling_options(&loaded.config.algo.options, &args.sampling)?;
     let sampling = options.sampling(diffusion.schedule())?;
     let fps = args.fps.or(diffusion.frame_rate()).unwrap_or(FPS);
@@ -69,7 +69,7 @@ pub fn generate(args: Generate) -> Result<()> {
     Ok(())
 }
 
-/// The prompts: the lines of the file, or the one.
+/// The prompts: the lines of `--prompts`, or the one of `--prompt`.
 fn prompts(args: &Generate) -> Result<Vec<String>> {
     let Some(path) = &args.prompts else { return Ok(args.prompt.iter().cloned().collect()) };
     let text = files::read_text(path, MAX_PROMPTS_BYTES).map_err(Error::file("read", path))?;
@@ -81,8 +81,8 @@ fn prompts(args: &Generate) -> Result<Vec<String>> {
     }
 }
 
-/// Where the videos go: those of a file of prompts to `out-001.mp4`, `out-002.mp4`, ..., or for `out/` to `out/001.mp4`,
-/// `out/002.mp4`, ...
+/// The files of `count` videos. If they are `numbered`, `out.mp4` becomes `out-001.mp4`, `out-002.mp4`, ..., and `out/`
+/// becomes `out/001.mp4`, `out/002.mp4`, ...
 fn outputs(output: &Path, numbered: bool, count: usize) -> Vec<PathBuf> {
     if !numbered {
         return vec![output.into()];
@@ -95,7 +95,7 @@ fn outputs(output: &Path, numbered: bool, count: usize) -> Vec<PathBuf> {
     (1..=count).map(|n| output.with_file_name(format!("{stem}-{n:03}{extension}"))).collect()
 }
 
-/// Fails on mistakes that would show after the work.
+/// Fails on mistakes that would otherwise show only after the videos were generated.
 fn check(args: &Generate, outputs: &[PathBuf]) -> Result<()> {
     if args.sampling.steps == Some(0) {
         return Err(Error::Unsupported("--steps: must be at least 1, found 0".into()));
@@ -113,21 +113,22 @@ fn check(args: &Generate, outputs: &[PathBuf]) -> Result<()> {
     if let Some(directory) = outputs.iter().find(|path| path.extension().is_some() && path.is_dir()) {
         return Err(Error::Unsupported(format!("--output: {} is a directory", directory.display())));
     }
-    // Permission is known by trying alone.
+    // Only a trial shows whether this process may write there.
     let trial = roll_external::files::temporary_beside(first);
     std::fs::File::create(&trial).map_err(Error::file("write into the directory of", first))?;
     std::fs::remove_file(&trial).map_err(Error::file("remove", &trial))
 }
 
-/// Frames and size: the arguments', else those of the configuration's data, which the model was trained for.
+/// The number of frames, and height and width: those of the arguments, or else those of the section `data`, for which
+/// the model was trained.
 fn size(args: &Generate, data: &DataConfig) -> (usize, [usize; 2]) {
     let height = args.height.or(data.height).unwrap_or(SIZE[0]);
     let width = args.width.or(data.width).unwrap_or(SIZE[1]);
     (args.frames.unwrap_or(data.num_frames), [height, width])
 }
 
-/// Fails on a length or a size that the model does not take, with the nearest that it does.
-fn takes(unit: VideoUnit, frames: usize, [height, width]: [usize; 2]) -> Result<()> {
+/// Fails on a length or a size that the model does not take, and names the nearest one that it takes.
+fn check_taken(unit: VideoUnit, frames: usize, [height, width]: [usize; 2]) -> Result<()> {
     let refused = |argument: &str, problem: String| Err(Error::Unsupported(format!("{argument}: {problem}")));
     let near = unit.frames_within(frames).max(1);
     if near != frames {
@@ -144,28 +145,32 @@ fn takes(unit: VideoUnit, frames: usize, [height, width]: [usize; 2]) -> Result<
     Ok(())
 }
 
-/// Fails on a video that would not even be held in the memory of this machine.
-fn fits(frames: usize, [height, width]: [usize; 2]) -> Result<()> {
-    let (needed, there) = (12.0 * frames as f64 * height as f64 * width as f64, host_memory());
-    if there > 0.0 && needed > there {
+/// Fails on a video whose pixels alone take more than the memory of this machine.
+fn check_memory(frames: usize, [height, width]: [usize; 2]) -> Result<()> {
+    /// Three channels in f32.
+    const BYTES_PER_PIXEL: f64 = 12.0;
+    let needed = BYTES_PER_PIXEL * frames as f64 * height as f64 * width as f64;
+    let available = host_memory();
+    // 0: not known.
+    if available > 0.0 && needed > available {
         let problem = format!(
             "{frames} frames of {width}x{height} alone take {:.0} GB, and this machine has {:.0} GB",
             needed / 1e9,
-            there / 1e9
+            available / 1e9
         );
         return Err(Error::Unsupported(format!("--frames, --height, --width: {problem}")));
     }
     Ok(())
 }
 
-/// Lets a model that has the option take the last frame.
+/// Sets the option of the model by which it takes the last frame, if it has the option.
 fn ask_for_end_image(loaded: &mut LoadedConfig) {
     if let Some(inputs) = loaded.config.model.options.get_mut("extra_inputs") {
         *inputs = "input_image,end_image".into();
     }
 }
 
-/// Encodes prompt and pictures. Fails when the model takes no notice of a picture.
+/// Encodes prompt and pictures. Fails if the model ignores a picture.
 fn encode(model: &mut dyn DiffusionModel, input: &ConditionInput) -> Result<Conditioning> {
     let conditioning = model.encode(input)?;
     let Conditioning { channels, image_tokens, first_frame, .. } = &conditioning;
@@ -181,7 +186,7 @@ fn encode(model: &mut dyn DiffusionModel, input: &ConditionInput) -> Result<Cond
     }
 }
 
-/// As the evaluation of the configuration's algorithm samples, but for the arguments.
+/// The sampling of the algorithm's evaluations, changed by the arguments.
 fn sampling_options(algorithm: &Options, args: &SamplingArgs) -> Result<SamplingOptions> {
     let mut options = SamplingOptions::of(algorithm)?;
     if args.steps.is_some() || args.timesteps.is_some() {

@@ -8,7 +8,7 @@ use roll_wan::inspect::{FileDescription, GGUF, inspect};
 
 use crate::args::Inspect;
 
-/// Longest piece of a file's metadata that is printed.
+/// Most characters of an entry of a file's metadata that are printed.
 const SHOWN: usize = 100;
 
 /// Prints a summary of each weight file that `args.file` names.
@@ -36,10 +36,10 @@ pub fn print(args: Inspect) -> Result<()> {
             several => {
                 for one in several {
                     println!("{}", one.path.display());
-                    // The first of several shards has an index next to it.
-                    let place =
+                    // `path` of a network in shards is the first shard: its directory has the index of all of them.
+                    let whole =
                         if one.files == 1 { one.path.as_path() } else { one.path.parent().unwrap_or(&one.path) };
-                    keys(&Checkpoint::open_any(place)?);
+                    keys(&Checkpoint::open_any(whole)?);
                 }
             }
         }
@@ -77,8 +77,8 @@ fn show(about: &FileDescription) {
     }
 }
 
-/// The beginning of a long text, and its length: `--json` prints all of it. Commas are followed by spaces, so that a
-/// terminal has a place to end the line.
+/// The beginning of a long text, and its length; `--json` prints the whole text. A space follows each comma, so that
+/// lines can be wrapped there.
 fn shortened(text: &str) -> String {
     let spaced = text.replace(", ", ",").replace(',', ", ");
     let short: String = spaced.chars().take(SHOWN).collect();

@@ -1,4 +1,4 @@
-//! `roll merge-lora`: a base with a LoRA in it.
+//! `roll merge-lora`: writes a base network to which a LoRA is added.
 
 use std::path::{Path, PathBuf};
 
@@ -11,6 +11,7 @@ use crate::args::{ExpertName, MergeLora};
 use crate::output::refuse_existing;
 
 impl ExpertName {
+    /// The transformer that the argument names.
     pub fn expert(self) -> lora::Expert {
         match self {
             Self::High => lora::Expert::High,
@@ -28,15 +29,17 @@ pub fn merge_lora(args: MergeLora) -> Result<()> {
     }
     let expert = args.expert.map(ExpertName::expert);
     let mut files = LoraFile::open_named(&args.lora, expert)?;
+    // A run of both experts has a file for each.
     let (Some(file), true) = (files.pop(), files.is_empty()) else {
         return Err(Error::component(Fault::User, LoraError::TwoExperts { path: args.lora }));
     };
     let convention = file.convention;
-    let named = about::named_expert(&file.path, &file.metadata).map(|(expert, _)| expert);
+    let named_by_file = about::named_expert(&file.path, &file.metadata).map(|(expert, _)| expert);
     let lora = file.one(expert)?;
     let base = Checkpoint::open_any(&args.base)?;
-    let of_base = about::named_expert(base.path(), &base.metadata());
-    if let (Some(expert), Some((other, place))) = (lora.is_for().or(named), of_base)
+    // The expert that the base is, and where that is said: in its name or its header.
+    let named_by_base = about::named_expert(base.path(), &base.metadata());
+    if let (Some(expert), Some((other, place))) = (lora.is_for().or(named_by_file), named_by_base)
         && expert != other
     {
         tracing::warn!(
@@ -57,13 +60,13 @@ pub fn merge_lora(args: MergeLora) -> Result<()> {
     }
     merged.files.iter().for_each(|file| println!("{}", file.display()));
     if args.out.is_dir() {
-        let from = base.path().parent().unwrap_or(Path::new(""));
-        companions(from, &args.out)?.iter().for_each(|file| println!("{}", file.display()));
+        let base_directory = base.path().parent().unwrap_or(Path::new(""));
+        copy_companions(base_directory, &args.out)?.iter().for_each(|file| println!("{}", file.display()));
     }
     Ok(())
 }
 
-/// Files of a language model besides its weights and its `config.json`.
+/// Files of a language model besides its weights and its `config.json`, which the merge itself copies.
 const COMPANIONS: [&str; 10] = [
     "generation_config.json",
     "tokenizer.json",
@@ -77,8 +80,8 @@ const COMPANIONS: [&str; 10] = [
     "chat_template.json",
 ];
 
-/// Copies those in `from` into the new directory `to`.
-fn companions(from: &Path, to: &Path) -> Result<Vec<PathBuf>> {
+/// Copies the [`COMPANIONS`] in `from` into the new directory `to`, and returns the paths of the copies.
+fn copy_companions(from: &Path, to: &Path) -> Result<Vec<PathBuf>> {
     let mut copied = Vec::new();
     for name in COMPANIONS {
         let (source, target) = (from.join(name), to.join(name));

@@ -1,7 +1,7 @@
 //! One file per command.
 //!
-//! Each reads its arguments ([`crate::args`]) and the configuration, calls a library crate and prints the result. `bench`,
-//! `check`, `config`, `init` and `watch` are folders; `adapters` holds a part that several commands share.
+//! Each reads its arguments ([`crate::args`]) and the configuration, calls a library crate and prints the result.
+//! `bench`, `check`, `config`, `init` and `watch` are folders; `adapters` holds a part that several commands share.
 
 mod adapters;
 mod ask;
@@ -43,6 +43,7 @@ pub enum Ended {
     Stopped,
 }
 
+/// Runs the command.
 pub fn dispatch(command: Command) -> Result<Ended> {
     match command {
         Command::Run(args) if !args.dry_run => return run::run(args),

@@ -1,4 +1,7 @@
 //! `roll plan`: memory and time of a run, before it is started.
+//!
+//! The machine comes from the arguments or is measured; the model counts bytes and operations
+//! ([`Registry::needs`](roll_core::Registry::needs)). `roll check` and `roll run` print parts of the same estimate.
 
 use roll_core::plan::{MemoryItem, Needs, Passes, PlanInput, Speed};
 use roll_core::{Error, Registry, Result, ResultExt, VideoUnit};
@@ -21,7 +24,8 @@ pub fn plan(args: args::PlanArgs) -> Result<()> {
     let configuration = if args.network.is_some() { configuration } else { configuration.or_demo()? };
     let loaded = configuration.load(&registry)?;
     let machine = machine(&args.machine, &loaded)?;
-    // All ranks of a launcher plan the same. They measured the machine together, as they would share it.
+    // Only rank 0 prints, since all ranks of a launcher plan the same. They have measured the machine at the same time,
+    // and so each with its share of it.
     if process().rank().0 > 0 {
         return Ok(());
     }
@@ -33,12 +37,14 @@ pub fn plan(args: args::PlanArgs) -> Result<()> {
     Ok(())
 }
 
-/// The published model by the short name that `roll bench` has for it, or by its own.
+/// The name of a published model; `name` is that name or the model's short name in `roll bench`.
 fn network_name(name: &str) -> String {
     preset::PUBLISHED.iter().find(|(short, _)| *short == name).map_or(name, |(_, network)| *network).into()
 }
 
-/// Needs of each rank for clips of this size; of that of a full-HD clip, as the data set reads it, where it is `None`.
+/// The memory and time that each rank needs, and what they were counted for. `network` names a published model, instead
+/// of the configured one. `size` is height and width of the clips; `None` is that of a full-HD clip after the data
+/// set's resizing.
 pub fn estimate(
     loaded: &LoadedConfig,
     registry: &Registry,
@@ -70,7 +76,7 @@ pub fn estimate(
     Ok((input, needs))
 }
 
-/// Height and width of the frames of an upright clip of 1920x1080, as the data set reads it.
+/// Height and width to which the data set resizes a clip of 1920x1080.
 fn full_hd(data: &DataConfig) -> Result<[usize; 2]> {
     match data.height.zip(data.width) {
         Some((height, width)) => Ok([height, width]),
@@ -89,21 +95,23 @@ pub struct PlannedMachine {
     /// Bytes of one device.
     pub memory: f64,
     pub speed: Speed,
-    /// Device memory is host memory.
+    /// Whether the device computes in host memory, as a CPU does.
     pub shared: bool,
-    /// Bytes of host memory, of `--host-memory` or of this machine; 0 where they are not known.
+    /// Bytes of host memory; 0 if they are not known.
     pub host_memory: f64,
-    /// They are of `--host-memory`.
+    /// Whether `host_memory` was given by `--host-memory`. Otherwise it is that of this machine.
     pub host_memory_given: bool,
 }
 
-/// The cluster that the arguments name, and the number of devices.
+/// The cluster that `--on` names, and the number of devices: that of `--devices`, or of the cluster, or 1.
 pub fn cluster(args: &args::MachineArgs) -> Result<(Option<Cluster>, usize)> {
     let cluster = args.on.as_deref().map(Cluster::parse).transpose()?;
-    Ok((
-        cluster,
-        args.devices.map(|devices| devices as usize).or(cluster.map(|cluster| cluster.devices)).unwrap_or(1).max(1),
-    ))
+    let devices = match (args.devices, cluster) {
+        (Some(devices), _) => devices as usize,
+        (None, Some(cluster)) => cluster.devices,
+        (None, None) => 1,
+    };
+    Ok((cluster, devices.max(1)))
 }
 
 /// The machine that the arguments name, or this one.
@@ -118,14 +126,21 @@ pub fn machine(args: &args::MachineArgs, loaded: &LoadedConfig) -> Result<Planne
         None => {
             let device = roll_backends::device(&loaded.config.backend)
                 .while_doing(|| "to plan for another machine, name it: `--on 1x80` is one GPU of 80 GB".into())?;
-            // Ranks that are threads have equal shares of the cores.
-            let share = args.devices.map_or(ranks::of_process(&loaded.config, process().as_ref()), |_| 1);
-            let devices = args.devices.map_or(share * process().world_size(), |_| devices);
+            // With `--devices`, each rank has a device like the one here. Otherwise the ranks are those of the run, and
+            // those that are threads of this process have equal shares of its device.
+            let (ranks_on_device, devices) = match args.devices {
+                Some(_) => (1, devices),
+                None => {
+                    let threads = ranks::of_process(&loaded.config, process().as_ref());
+                    (threads, threads * process().world_size())
+                }
+            };
             let flops = match args.tflops {
                 // Replaced below.
                 Some(_) => 1.0,
-                None => roll_backends::sustained_flops(&device) / share as f64,
+                None => roll_backends::sustained_flops(&device) / ranks_on_device as f64,
             };
+            // Rates of links and of reading are assumed.
             let speed = Speed { flops, link: 5e9, read: 2e9 };
             let shared = !roll_backends::device::is_gpu(&device);
             let memory = match roll_backends::device::memory::total(&loaded.config.backend) {
@@ -154,7 +169,7 @@ pub fn machine(args: &args::MachineArgs, loaded: &LoadedConfig) -> Result<Planne
     Ok(machine)
 }
 
-/// Bytes of memory that this machine has; 0 where that is not known.
+/// Bytes of memory of this machine; 0 if they are not known.
 pub fn host_memory() -> f64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
@@ -187,6 +202,7 @@ fn print(needs: &Needs, input: &PlanInput, machine: &PlannedMachine, strategy: &
     }
 }
 
+/// Prints a table of the items of memory, their sums in each phase, and whether they fit.
 fn print_memory(needs: &Needs, input: &PlanInput, machine: &PlannedMachine) {
     let labels: Vec<String> = needs.memory.iter().map(MemoryItem::label).collect();
     let width = labels.iter().map(String::len).max().unwrap_or(0).max(24);
@@ -244,8 +260,8 @@ fn print_fit(needs: &Needs, input: &PlanInput, machine: &PlannedMachine, host: f
     }
 }
 
-/// What to say if the ranks need more than the `have` GB of host memory, which `--host-memory` names if `given`; 0: not
-/// known.
+/// A note if all ranks together need more than the `have` GB of host memory; a `have` of 0 is not known. With `given`,
+/// `have` is the value of `--host-memory`, otherwise the memory of this machine.
 fn host_memory_note(need: f64, have: f64, given: bool) -> Option<String> {
     (have > 0.0 && need > have).then(|| match given {
         true => format!("that is more than the {have:.0} GB of `--host-memory`"),
@@ -269,29 +285,34 @@ fn print_time(needs: &Needs, machine: &PlannedMachine) {
     println_wrapped!("at {:.2} TFLOP/s sustained by each rank", machine.speed.flops / 1e12);
 }
 
-/// The passes of a step over each sample, in words.
+/// The passes through the model that a step makes for each sample, in words.
 pub fn passes_in_words(passes: &Passes) -> String {
+    // A language model.
     if let [first, ..] = &passes.texts[..] {
         let recorded = passes.texts.iter().find(|pass| pass.grad).map_or(0, |pass| pass.at_once);
         return format!("{} texts a step, recorded {recorded} at a time", first.rows);
     }
     let [steps, trained] = passes.steps();
     match passes.videos {
+        // Policy gradients: several videos for each prompt.
         Some(videos) => {
             format!("{} videos of {steps} steps for each sample, trained at {trained} noise levels each", videos.count)
         }
+        // Flow matching: no video is generated.
         None if steps == 0 => format!("{} noise levels of each clip", passes.forward),
+        // Reward-FL with guidance, and without.
         None if passes.forward > steps => format!("{trained} of {steps} steps trained, guided: two velocities a step"),
         None => format!("{trained} of {steps} steps trained"),
     }
 }
 
-/// The most GB that are held at a time on the device, and on the host.
+/// Peak memory in GB over the phases of a step: `[device, host]`.
 pub fn totals(needs: &Needs) -> [f64; 2] {
     [needs.peak(|item| item.device).0, needs.peak(|item| item.host).0].map(gigabytes)
 }
 
-/// The most GB that are held at a time of the memory that is planned for.
+/// Peak memory in GB that has to fit into [`PlannedMachine::memory`]: that of the device, or that of device and host
+/// together where both are the same memory.
 pub fn needed(needs: &Needs, machine: &PlannedMachine) -> f64 {
     gigabytes(match machine.shared {
         true => needs.peak(|item| item.device + item.host).0,
@@ -299,7 +320,7 @@ pub fn needed(needs: &Needs, machine: &PlannedMachine) -> f64 {
     })
 }
 
-/// Bytes on the device and on the host in `phase`.
+/// Bytes that are held in `phase`: `[device, host]`.
 fn held_in(needs: &Needs, phase: &str) -> [usize; 2] {
     [needs.held_in(Some(phase), |item| item.device), needs.held_in(Some(phase), |item| item.host)]
 }
@@ -337,9 +358,9 @@ fn print_json(needs: &Needs, input: &PlanInput, machine: &PlannedMachine) {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cluster {
     pub devices: usize,
-    /// Memory of each, bytes.
+    /// Bytes of memory of each device.
     pub memory: f64,
-    /// Their sustained rate, as assumed.
+    /// Assumed rates of each device.
     speed: Speed,
 }
 

@@ -11,7 +11,7 @@ use roll_train::run_dir::RunDir;
 use crate::args::Plot;
 use crate::output::refuse_existing;
 
-/// One line per run, of one metric against another.
+/// Draws one line per run: the metric `--y` against the metric `--x`.
 pub fn plot(args: Plot) -> Result<()> {
     if args.output.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("png")) {
         let problem = format!("--output: plots are written as PNG; {} does not end in .png", args.output.display());
@@ -45,7 +45,7 @@ fn first_headline(runs: &[PathBuf]) -> Result<String> {
     Err(Error::Unsupported("these runs do not say which metric matters most: name one with `--y METRIC`".into()))
 }
 
-/// The lines of a run's `metrics.jsonl` that hold both.
+/// The points `[x, y]` of a run: one for each line of its `metrics.jsonl` that holds both metrics.
 fn points(run: &Path, x: &str, y: &str) -> Result<Vec<[f64; 2]>> {
     let path = run.join("metrics.jsonl");
     let rows = read_jsonl(&path)?;

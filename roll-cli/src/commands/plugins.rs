@@ -1,4 +1,5 @@
-//! `roll plugins`: the names for a configuration, and the offers of a library.
+//! `roll plugins`: lists the components that a configuration can name, describes those of a library, and tries its
+//! rewards.
 
 use std::path::Path;
 
@@ -28,7 +29,7 @@ pub fn plugins(args: Plugins) -> Result<()> {
 fn list(args: &ConfigArgs) -> Result<()> {
     let registry = Configuration::read(args, &[])?.registry()?;
     let origin = |entry: &Registration| format!("{} {}", entry.origin, entry.version);
-    // No wider than it must be: in a terminal of 80 columns the summaries need the room.
+    // As narrow as the origins allow, because the summaries need the room in a terminal of 80 columns.
     let width = registry.entries().iter().map(|entry| origin(entry).len()).max().unwrap_or_default().min(24);
     println_wrapped!("{:<12} {:<14} {:<width$}  summary", "kind", "name", "origin");
     for entry in registry.entries() {
@@ -46,8 +47,8 @@ fn list(args: &ConfigArgs) -> Result<()> {
 /// Shows a library by its path or a component by its name.
 fn info(path: &Path) -> Result<()> {
     let registry = Configuration::read(&ConfigArgs::default(), &[])?.registry()?;
-    let of_name = |section: &&Section| section.component.is_some_and(|(_, name)| Path::new(name) == path);
-    let named: Vec<_> = sections(&registry).into_iter().filter(|section| of_name(&section)).collect();
+    let is_named = |section: &&Section| section.component.is_some_and(|(_, name)| Path::new(name) == path);
+    let named: Vec<_> = sections(&registry).into_iter().filter(|section| is_named(&section)).collect();
     if !named.is_empty() && !path.is_file() {
         for section in &named {
             print_section(section);
@@ -58,6 +59,7 @@ fn info(path: &Path) -> Result<()> {
         }
         return Ok(());
     }
+    // A bare word that is no file was meant as the name of a component.
     if !path.exists() && path.components().count() == 1 && path.extension().is_none() {
         let names: Vec<_> = registry.entries().iter().map(|entry| entry.name).collect();
         let near = path.to_str().and_then(|name| nearest(name, names.iter().copied()));
@@ -65,7 +67,7 @@ fn info(path: &Path) -> Result<()> {
         return Err(Error::Unsupported(format!("{} is neither a file nor a component; {hint}", path.display())));
     }
     let plugin = load(path)?;
-    head(&plugin);
+    print_head(&plugin);
     for component in &plugin.components {
         println!("{} {}: {}", component.kind(), component.name(), component.registration().summary);
         for option in component.options() {
@@ -75,7 +77,8 @@ fn info(path: &Path) -> Result<()> {
     Ok(())
 }
 
-fn head(plugin: &Plugin) {
+/// Prints what a library says about itself.
+fn print_head(plugin: &Plugin) {
     let layout = if plugin.layout_checked { "types compared" } else { "types not described" };
     println!("{} {} ({})", plugin.name, plugin.version, plugin.path.display());
     for line in [&plugin.about, &plugin.authors].into_iter().filter(|l| !l.is_empty()) {
@@ -84,17 +87,18 @@ fn head(plugin: &Plugin) {
     println!("plugin ABI {}.{}, {layout}\n", plugin.abi[0], plugin.abi[1]);
 }
 
+/// Tries the built-in reward that `args` name, or the components of a library.
 fn check(args: &CheckPlugin) -> Result<()> {
     let linked = Registry::linked()?;
     if let Some(name) = args.path.to_str().filter(|name| linked.find(Kind::Reward, name).is_ok() && !args.path.exists())
     {
         println!("reward {name}");
-        return verdict(print_findings(&tried(&linked, name, args)?), &format!("the reward `{name}`"));
+        return verdict(print_findings(&try_reward(&linked, name, args)?), &format!("the reward `{name}`"));
     }
     let plugin = load(&args.path)?;
-    head(&plugin);
-    let wanted = |c: &&&'static PluginComponent| args.component.as_deref().is_none_or(|name| name == c.name());
-    let components: Vec<_> = plugin.components.iter().filter(wanted).collect();
+    print_head(&plugin);
+    let is_chosen = |c: &&&'static PluginComponent| args.component.as_deref().is_none_or(|name| name == c.name());
+    let components: Vec<_> = plugin.components.iter().filter(is_chosen).collect();
     if components.is_empty() {
         let offered: Vec<_> = plugin.components.iter().map(|c| c.name()).collect();
         return Err(Error::config("--component", format!("the plugin offers {}", offered.join(", "))));
@@ -104,7 +108,7 @@ fn check(args: &CheckPlugin) -> Result<()> {
     for component in components {
         println!("{} {}", component.kind(), component.name());
         let findings = match component.kind() {
-            Kind::Reward => tried(&registry, component.name(), args)?,
+            Kind::Reward => try_reward(&registry, component.name(), args)?,
             _ => Vec::new(),
         };
         if findings.is_empty() {
@@ -116,7 +120,7 @@ fn check(args: &CheckPlugin) -> Result<()> {
 }
 
 /// Tries the reward `name` on random videos.
-fn tried(registry: &Registry, name: &str, args: &CheckPlugin) -> Result<Vec<Finding>> {
+fn try_reward(registry: &Registry, name: &str, args: &CheckPlugin) -> Result<Vec<Finding>> {
     let context = BuildContext { seed: args.seed, ..BuildContext::new("flex") };
     Ok(match registry.reward(name, &options(&args.set)?, &context) {
         Ok(mut scorer) => check_reward(scorer.as_mut(), args.seed),
@@ -149,7 +153,7 @@ fn verdict(broken: usize, who: &str) -> Result<()> {
     }
 }
 
-/// `KEY=VALUE`, the value as YAML.
+/// The options in `KEY=VALUE` assignments. A value that is not JSON is a text.
 fn options(assignments: &[String]) -> Result<Options> {
     let mut options = Options::new();
     for assignment in assignments {

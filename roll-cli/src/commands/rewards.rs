@@ -1,4 +1,4 @@
-//! `roll rewards try`: a reward's score of a video, and the places of its gradient.
+//! `roll rewards try`: a reward's score of a video, and where in the video its gradient lies.
 
 use std::time::Instant;
 
@@ -10,18 +10,18 @@ use super::score::{ScoringInput, check_finite, prepare};
 use crate::args::{Rewards, RewardsAction, TryReward};
 use crate::output::refuse_existing;
 
-/// Frames in the picture.
+/// Number of frames in the picture of the gradient.
 const DRAWN: usize = 8;
-/// Characters of the longest bar.
+/// Number of characters of the longest bar in the table of frames.
 const BAR: f64 = 24.0;
 
 pub fn rewards(args: Rewards) -> Result<()> {
     match args.action {
-        RewardsAction::Try(args) => attempt(&args),
+        RewardsAction::Try(args) => try_reward(&args),
     }
 }
 
-fn attempt(args: &TryReward) -> Result<()> {
+fn try_reward(args: &TryReward) -> Result<()> {
     if let Some(output) = args.output.as_ref().filter(|path| path.extension().is_none_or(|found| found != "png")) {
         let problem = format!("the picture is written as PNG; {} does not end in .png", output.display());
         return Err(Error::config("--output", problem));
@@ -53,13 +53,13 @@ fn attempt(args: &TryReward) -> Result<()> {
     }
     let norms = gradient.as_ref().map(frame_norms).transpose()?;
     if let Some(gradient) = &gradient {
-        compare(scorer.as_mut(), &video, &args.prompt, &target, gradient)?;
+        print_change_along_gradient(scorer.as_mut(), &video, &args.prompt, &target, gradient)?;
     }
-    let alone = match args.no_frames {
+    let frame_scores = match args.no_frames {
         true => None,
-        false => Some(frames_alone(scorer.as_mut(), &video, &args.prompt, &target)?),
+        false => Some(scores_of_frames(scorer.as_mut(), &video, &args.prompt, &target)?),
     };
-    table(alone.as_deref(), norms.as_deref());
+    print_frames(frame_scores.as_deref(), norms.as_deref());
     match (&args.output, &gradient) {
         (Some(output), Some(gradient)) => {
             write_contact_sheet(output, &with_heat_map(&video, gradient)?, DRAWN)?;
@@ -71,15 +71,16 @@ fn attempt(args: &TryReward) -> Result<()> {
     Ok(())
 }
 
-/// The length of the gradient in each frame.
+/// The norm of the gradient in each frame.
 fn frame_norms(gradient: &Tensor) -> Result<Vec<f64>> {
-    let frame = gradient.len() / gradient.shape()[0].max(1);
+    let values_of_frame = gradient.len() / gradient.shape()[0].max(1);
     let norm = |g: &[f32]| g.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
-    Ok(gradient.f32s()?.chunks_exact(frame.max(1)).map(norm).collect())
+    Ok(gradient.f32s()?.chunks_exact(values_of_frame.max(1)).map(norm).collect())
 }
 
-/// Prints the change of the score along the gradient, and the change that the gradient predicts.
-fn compare(
+/// Prints the measured change of the score after a small step along the gradient, and the change that the gradient
+/// predicts.
+fn print_change_along_gradient(
     scorer: &mut dyn RewardScorer,
     video: &Video,
     prompt: &str,
@@ -91,14 +92,15 @@ fn compare(
         println!("  the gradient is {} everywhere", if largest == 0.0 { "0" } else { "not finite" });
         return Ok(());
     }
-    // The largest change of a pixel is below a step of 8 bits.
+    // The largest change of a pixel, 0.002 in [-1, 1], is below a step of 8 bits.
     let step = 2e-3 / largest;
-    let mut moved = |step: f32| -> Result<Option<f64>> {
+    let mut score_after = |step: f32| -> Result<Option<f64>> {
         let values = video.frames().f32s()?.iter().zip(gradient.f32s()?).map(|(v, g)| v + step * g);
         let moved = Video::new(Tensor::new(values.collect(), video.frames().shape())?, video.fps())?;
         Ok(scorer.score(&moved, prompt, target, Grad::Skip)?.0.value())
     };
-    if let (Some(above), Some(below)) = (moved(step)?, moved(-step)?) {
+    if let (Some(above), Some(below)) = (score_after(step)?, score_after(-step)?) {
+        // From -step to step along g, the score changes by 2 * step * |g|^2.
         let predicted = gradient.f32s()?.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>() * 2.0 * f64::from(step);
         println!(
             "  score change after a small step along the gradient: {:.3e} measured, {predicted:.3e} predicted",
@@ -108,30 +110,31 @@ fn compare(
     Ok(())
 }
 
-/// The score of each frame as a video of its own, where it has one.
-fn frames_alone(
+/// The score of each frame as a video of one frame; `None` for a frame with nothing to score.
+fn scores_of_frames(
     scorer: &mut dyn RewardScorer,
     video: &Video,
     prompt: &str,
     target: &Target,
 ) -> Result<Vec<Option<f64>>> {
     let [frames, height, width] = video.dims();
-    let one = |t: usize| {
+    let score_of = |t: usize| {
         let frame = Video::new(Tensor::new(video.frame(t).to_vec(), [1, 3, height, width])?, video.fps())?;
         Ok(scorer.score(&frame, prompt, target, Grad::Skip)?.0.value())
     };
-    (0..frames).map(one).collect()
+    (0..frames).map(score_of).collect()
 }
 
-fn table(alone: Option<&[Option<f64>]>, norms: Option<&[f64]>) {
-    let count = alone.map(<[_]>::len).or(norms.map(<[_]>::len)).unwrap_or(0);
+/// Prints a row for each frame: its own score, and the norm of its gradient with a bar.
+fn print_frames(scores: Option<&[Option<f64>]>, norms: Option<&[f64]>) {
+    let count = scores.map(<[_]>::len).or(norms.map(<[_]>::len)).unwrap_or(0);
     if count == 0 {
         return;
     }
     println!("{:>6}  {:>14}  {:>12}", "frame", "own score", "gradient");
     let largest = norms.into_iter().flatten().fold(0f64, |m, n| m.max(*n));
     for t in 0..count {
-        let score = match alone.map(|a| a[t]) {
+        let score = match scores.map(|scores| scores[t]) {
             Some(Some(value)) => format!("{value:.6}"),
             Some(None) | None => "-".into(),
         };
@@ -144,24 +147,26 @@ fn table(alone: Option<&[Option<f64>]>, norms: Option<&[f64]>) {
     }
 }
 
-/// Each frame with its gradient below: black where the gradient is 0, over red to white where it is largest.
+/// Each frame with its gradient below it as a heat map. Black is a gradient of 0; larger ones go over red and yellow to
+/// white.
 fn with_heat_map(video: &Video, gradient: &Tensor) -> Result<Video> {
     let [frames, height, width] = video.dims();
     let plane = height * width;
     let slopes = gradient.f32s()?;
-    let size = |t: usize, i: usize| (0..3).map(|c| slopes[(t * 3 + c) * plane + i].powi(2)).sum::<f32>().sqrt();
-    let sizes: Vec<f32> = (0..frames).flat_map(|t| (0..plane).map(move |i| size(t, i))).collect();
-    // A few pixels far above all others would leave the rest black.
-    let mut sorted = sizes.clone();
+    // The gradient of pixel `i` of frame `t`: the norm over its three channels.
+    let norm = |t: usize, i: usize| (0..3).map(|c| slopes[(t * 3 + c) * plane + i].powi(2)).sum::<f32>().sqrt();
+    let norms: Vec<f32> = (0..frames).flat_map(|t| (0..plane).map(move |i| norm(t, i))).collect();
+    // White begins at the 99.5th percentile: a few pixels far above all others would leave the rest black.
+    let mut sorted = norms.clone();
     sorted.sort_by(f32::total_cmp);
-    let full = sorted.get(sorted.len() * 995 / 1000).copied().unwrap_or(0.0).max(f32::MIN_POSITIVE);
+    let white = sorted.get(sorted.len() * 995 / 1000).copied().unwrap_or(0.0).max(f32::MIN_POSITIVE);
     let mut values = Vec::with_capacity(2 * slopes.len());
     for (t, planes) in video.planes().enumerate() {
         for (c, pixels) in planes.iter().enumerate() {
             values.extend_from_slice(pixels);
-            // Red comes first, then green, then blue.
-            let heat = |size: &f32| (3.0 * size / full - c as f32).clamp(0.0, 1.0) * 2.0 - 1.0;
-            values.extend(sizes[t * plane..][..plane].iter().map(heat));
+            // Red rises in the first third of the range, green in the second, blue in the last.
+            let heat = |norm: &f32| (3.0 * norm / white - c as f32).clamp(0.0, 1.0) * 2.0 - 1.0;
+            values.extend(norms[t * plane..][..plane].iter().map(heat));
         }
     }
     Video::new(Tensor::new(values, [frames, 3, 2 * height, width])?, video.fps())

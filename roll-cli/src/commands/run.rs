@@ -1,4 +1,4 @@
-//! `roll run`: train.
+//! `roll run`: trains, and prints the results of the run.
 
 use roll_core::{Error, Result, ResultExt};
 use roll_train::config::ConfigLayers;
@@ -22,7 +22,9 @@ pub fn run(args: args::Run) -> Result<Ended> {
     let resumed = args.resume.take().map(RunDir::open).transpose()?;
     args.config.run = resumed.clone();
     let configuration = Configuration::read_for(&args.config, &args.keys(), args.all_ranks())?;
-    resumed.as_ref().map(|dir| same_algorithm(dir, configuration.algorithm())).transpose()?;
+    if let Some(dir) = &resumed {
+        refuse_other_algorithm(dir, configuration.algorithm())?;
+    }
     let registry = configuration.registry()?;
     let why_not_demo = configuration.why_not_demo();
     let loaded = configuration.or_demo()?.load(&registry)?;
@@ -41,13 +43,14 @@ pub fn run(args: args::Run) -> Result<Ended> {
         Ok(RunSession { display: Box::new(progress::Terminal), stop: interrupt::catch()? })
     });
     let summary = match (trained, why_not_demo) {
-        // The model's own error would ask for files of the wrong model.
+        // The error itself would ask for files of the wrong model.
         (Err(error), Some(NotDemo::WrongModel(why))) if is_of_a_key(&error) => Err(Error::Unsupported(why)),
-        // The missing part would be there in the demo.
+        // The person may have expected the demo's model or clips.
         (Err(error), Some(NotDemo::MissingPart(why))) if is_of_a_key(&error) => Err(error).while_doing(|| why),
         (trained, _) => trained,
     }?;
-    // One rank reports: `mpirun` ends the whole job with the first that exits with another code than 0.
+    // Only rank 0 has a directory and reports. The others exit with 0 even if the run was stopped, because `mpirun`
+    // kills the whole job when any process exits with another code.
     let Some(dir) = &summary.dir else { return Ok(Ended::Done) };
     if let Some(why) = &summary.stopped {
         let (steps, path) = (counted(summary.steps, "step"), dir.path().display());
@@ -58,16 +61,16 @@ pub fn run(args: args::Run) -> Result<Ended> {
     Ok(if summary.stopped.is_some() { Ended::Stopped } else { Ended::Done })
 }
 
-/// Fails if a run is to be resumed with another algorithm, which cannot use its state.
-fn same_algorithm(dir: &RunDir, now: Option<&str>) -> Result<()> {
-    let before = ConfigLayers::new().file(dir.config_path())?.merge()?;
-    let before = before.peek("algo.name").and_then(|name| name.as_str()).map(String::from);
-    match (before, now) {
-        (Some(before), Some(now)) if before != now => {
+/// Fails if the run in `dir` is to be resumed with another algorithm, which cannot use its state.
+fn refuse_other_algorithm(dir: &RunDir, wanted: Option<&str>) -> Result<()> {
+    let config_of_run = ConfigLayers::new().file(dir.config_path())?.merge()?;
+    let begun_with = config_of_run.peek("algo.name").and_then(|name| name.as_str());
+    match (begun_with, wanted) {
+        (Some(begun_with), Some(wanted)) if begun_with != wanted => {
             let run = dir.path().display();
             let problem = format!(
-                "the run was begun with `{before}` and goes on with it; found `{now}`. To go on from its adapter, begin a \
-                 new run: roll run --algo {now} --set model.lora_checkpoint={run}"
+                "the run was begun with `{begun_with}` and goes on with it; found `{wanted}`. To go on from its adapter, \
+                 begin a new run: roll run --algo {wanted} --set model.lora_checkpoint={run}"
             );
             Err(Error::config("algo.name", problem))
         }
@@ -85,7 +88,7 @@ fn is_of_a_key(error: &Error) -> bool {
     }
 }
 
-/// The results of a run that is over, for people.
+/// Prints the results of a run that is over, for people.
 fn print(summary: &RunSummary, dir: &RunDir) {
     println!("{} in {:.0} s", counted(summary.steps, "step"), summary.seconds);
     for headline in summary.headlines.iter().filter(|headline| !headline.label.is_empty()) {
@@ -95,6 +98,7 @@ fn print(summary: &RunSummary, dir: &RunDir) {
             println!("  {:<9} {first:>10} at the first step, {last} at the last", headline.label);
         }
     }
+    // Without evaluations, first and last step cannot be compared: the key of held-out data is named.
     if summary.lines.is_empty() && summary.steps > 1 {
         let mut keys =
             summary.headlines.iter().filter_map(|headline| headline.held_out.as_ref().map(|data| data.key.as_str()));
@@ -110,8 +114,8 @@ fn print(summary: &RunSummary, dir: &RunDir) {
         println!("  {name:<15} {line}");
     }
     for file in &summary.adapter {
-        let adapter = file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("adapter"));
-        println!("  {:<15} {}", if adapter { "adapter" } else { "weights" }, file.display());
+        let is_adapter = file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("adapter"));
+        println!("  {:<15} {}", if is_adapter { "adapter" } else { "weights" }, file.display());
     }
     if dir.metrics_path().exists() {
         println!("  metrics         {}", dir.metrics_path().display());

@@ -6,7 +6,7 @@ use roll_core::{Error, Grad, Result, ResultExt, RewardScorer, Score, Target, Vid
 use roll_media::{ReadOptions, read_video};
 use roll_train::reward;
 
-use crate::args;
+use crate::args::{self, KeyValue};
 use crate::configuration::{Configuration, build_context};
 
 /// A reward, a video, and the target that the reward compares it with.
@@ -16,7 +16,8 @@ pub(super) struct ScoringInput {
     pub(super) target: Target,
 }
 
-/// Makes the configured reward, `name` if given, and reads `video` and the reference, or takes the video for it.
+/// Makes the configured reward, or the one called `name`, and reads every `every`-th frame of `video`. The target is
+/// prepared from the file `reference`; without one, from the video itself.
 pub(super) fn prepare(
     config: &args::ConfigArgs,
     name: Option<&str>,
@@ -24,8 +25,8 @@ pub(super) fn prepare(
     reference: Option<&Path>,
     every: usize,
 ) -> Result<ScoringInput> {
-    let named = name.map(|name| ("reward.name", name.to_string(), "the reward's name"));
-    let configuration = Configuration::read(config, named.as_slice())?;
+    let name = name.map(|name| KeyValue { key: "reward.name", value: name.to_string(), origin: "the reward's name" });
+    let configuration = Configuration::read(config, name.as_slice())?;
     let registry = configuration.registry()?;
     let loaded = configuration.load(&registry)?;
     let context = build_context(&loaded);
@@ -40,18 +41,18 @@ pub(super) fn prepare(
         return Err(Error::config("reward", problem));
     }
     let video = read_video(video, &ReadOptions { every, ..ReadOptions::default() })?;
-    let clip = match reference {
+    let compared_with = match reference {
         Some(path) => read_video(path, &ReadOptions::default())?,
         None => video.clone(),
     };
-    let target = scorer.prepare(&clip).while_doing(|| match reference {
+    let target = scorer.prepare(&compared_with).while_doing(|| match reference {
         Some(path) => format!("preparing the reference {}", path.display()),
         None => "preparing the reference, which is the video itself (no `--reference` is given)".into(),
     })?;
     Ok(ScoringInput { scorer, video, target })
 }
 
-/// Fails if the score is not finite, as that of a reward with damaged weights.
+/// Fails if the score is not finite, as a reward with damaged weights returns it.
 pub(super) fn check_finite(scorer: &dyn RewardScorer, value: f64) -> Result<f64> {
     match value.is_finite() {
         true => Ok(value),

@@ -27,6 +27,7 @@ pub fn split_shards(args: SplitShards) -> Result<()> {
     copy(&source, &outputs, dtype)
 }
 
+/// Writes all tensors of `source` to `outputs`, converted to `dtype` if one is named, and prints the paths.
 fn copy(source: &Checkpoint, outputs: &Outputs, dtype: Option<roll_core::DType>) -> Result<()> {
     let metadata: BTreeMap<String, String> = source.metadata();
     let files =
@@ -35,7 +36,8 @@ fn copy(source: &Checkpoint, outputs: &Outputs, dtype: Option<roll_core::DType>)
     Ok(())
 }
 
-/// Runs `work` under a bar over the bytes of `source`.
+/// Runs `work` under a progress bar over the bytes of `source`. `work` calls its argument with the number of source
+/// bytes of each piece that it has copied.
 pub fn megabytes<T>(source: &Checkpoint, work: impl FnOnce(&mut dyn FnMut(u64)) -> T) -> T {
     let total: u64 = source.paths().filter_map(|path| std::fs::metadata(path).ok()).map(|about| about.len()).sum();
     let bar = TerminalBar::new(total >> 20, "MB");

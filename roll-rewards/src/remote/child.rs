@@ -28,11 +28,19 @@ pub enum ChildError {
     NoAnswer(#[from] NoAnswer),
 }
 
+/// How the tensors of a message reach the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorPath {
+    /// Within the message, through the pipe.
+    Pipe,
+    /// In shared memory.
+    SharedMemory,
+}
+
 /// A message to send.
 struct Request {
     message: Message,
-    /// Whether the program accepts tensors in shared memory.
-    shared: bool,
+    tensor_path: TensorPath,
 }
 
 /// A running program.
@@ -56,23 +64,23 @@ impl ChildProcess {
         Responder::start(answers_on_stdout(&mut command), settings, converse).map(Self).map_err(ChildError::Start)
     }
 
-    /// Sends a message and waits for the answer. Tensors are sent through shared memory if `shared`. The program is
-    /// unusable after an error.
-    pub fn call(&mut self, message: Message, shared: bool, limit: Duration) -> Result<Message, ChildError> {
-        Ok(self.0.ask(Request { message, shared }, limit)?)
+    /// Sends a message and waits for the answer, at most for `limit`. The program is unusable after an error.
+    pub fn call(&mut self, message: Message, tensor_path: TensorPath, limit: Duration) -> Result<Message, ChildError> {
+        Ok(self.0.ask(Request { message, tensor_path }, limit)?)
     }
 }
 
 /// Writes a message as a frame and reads the frame of its answer.
 fn exchange(
     pipes: &mut Pipes,
-    Request { message: (mut header, tensors), shared }: Request,
+    Request { message: (mut header, tensors), tensor_path }: Request,
     shared_memory: &mut Option<Arc<SharedMemory>>,
 ) -> Result<Message, Unanswered> {
     let max_bytes = frame::answer_bytes(&tensors);
-    let offsets = match shared && !tensors.is_empty() {
-        true => place_in_shared_memory(shared_memory, &mut header, &tensors),
-        false => vec![],
+    let offsets = if tensor_path == TensorPath::SharedMemory && !tensors.is_empty() {
+        place_in_shared_memory(shared_memory, &mut header, &tensors)
+    } else {
+        vec![]
     };
     let answer = frame::write_with(&mut pipes.stdin, &header, &tensors, &offsets)
         .and_then(|()| frame::read_with::<Json>(&mut pipes.stdout, max_bytes, shared_memory.as_ref()));

@@ -1,5 +1,8 @@
 //! Hydra's composition of configuration files: a `defaults` list names other files, whose mappings merge.
 //!
+//! The *package* of a file is the key below which its mapping is put. By default, it is the directory of the file as
+//! the list names it: `optimizer/adam` sets keys below `optimizer`.
+//!
 //! Supported: entries `name`, `dir/name`, `/absolute`, `group: option`, `optional`, `null`, lists of options,
 //! `_self_` (the file's own keys; last when it is not in the list), packages (`@_here_`, `@_global_`, `@a.b`, a
 //! `# @package` line). Anything else is an error that names it. The number of files is bounded.
@@ -19,14 +22,15 @@ const MAX_FILES: usize = 100;
 /// Longest chain of files that name one another.
 const MAX_DEPTH: usize = 32;
 
-/// The mapping of a document, composed and interpolated where it asks for that, and the values of the environment in it.
+/// The mapping of a document, with other files merged if it has a `defaults` list, and with interpolations resolved if
+/// it has any. Also returns the values that came from environment variables.
 pub(super) fn compose(document: Document) -> Result<(Map, Vec<AsWritten>)> {
     let path = document.path.clone();
-    let composed = document.map.contains_key("defaults");
-    if !composed && !document.map.values().any(has_interpolation) {
+    let has_defaults = document.map.contains_key("defaults");
+    if !has_defaults && !document.map.values().any(has_interpolation) {
         return Ok((document.map, Vec::new()));
     }
-    let root = match composed {
+    let root = match has_defaults {
         true => Composer { root: directory(&path), stack: Vec::new(), files: 0 }.compose(document, &[])?,
         false => Value::new(None, ValueKind::Table(document.map)),
     };
@@ -34,23 +38,29 @@ pub(super) fn compose(document: Document) -> Result<(Map, Vec<AsWritten>)> {
 }
 
 struct Composer {
-    /// Start of absolute entries: the directory of the first file.
+    /// The directory of the first file, where absolute entries start.
     root: PathBuf,
+    /// The files that are being composed, each named by the `defaults` of the one before it.
     stack: Vec<PathBuf>,
+    /// Number of files so far.
     files: usize,
 }
 
+/// A file that a `defaults` list names.
 struct DefaultsEntry {
-    /// The file, without extension, from the directory of the list.
+    /// The path, usually without extension, relative to the directory of the list's file. A path with a root is
+    /// relative to [`Composer::root`].
     file: PathBuf,
-    /// Directory of the file as written: the place of its contents, unless a package is named.
+    /// The directory in `file`: the package of the contents, unless one is named.
     group: Vec<String>,
+    /// The package that the entry names after `@`.
     package: Option<String>,
+    /// Whether the file may be missing.
     optional: bool,
 }
 
 impl Composer {
-    /// Merges a document and the files that its `defaults` name, under `package`.
+    /// Merges a document and the files that its `defaults` name. The document's own keys are put below `package`.
     fn compose(&mut self, document: Document, package: &[String]) -> Result<Value> {
         let file = document.path.as_path();
         let identity = file.canonicalize().map_err(Error::file("read the configuration", file))?;
@@ -65,17 +75,18 @@ impl Composer {
         let mut map = document.map;
         let list = map.remove("defaults").map(|list| list.kind);
         let mut result = Value::new(None, ValueKind::Table(Map::new()));
-        let mut own = Some(map);
-        let put_own = |result: &mut Value, own: &mut Option<Map>| {
-            if let Some(own) = own.take() {
-                merge(result, "", wrap(package, own));
+        // The document's own keys, until they are merged: at `_self_`, or after the list.
+        let mut own_keys = Some(map);
+        let merge_own_keys = |result: &mut Value, own_keys: &mut Option<Map>| {
+            if let Some(own_keys) = own_keys.take() {
+                merge(result, "", wrap(package, own_keys));
             }
         };
         match list {
             Some(ValueKind::Array(entries)) => {
                 for entry in entries {
                     if matches!(&entry.kind, ValueKind::String(text) if text == "_self_") {
-                        put_own(&mut result, &mut own);
+                        merge_own_keys(&mut result, &mut own_keys);
                         continue;
                     }
                     for entry in entries_of(file, entry)? {
@@ -88,11 +99,13 @@ impl Composer {
             None | Some(ValueKind::Nil) => {}
             Some(other) => return Err(Error::bad_file(file, format!("`defaults`: expected a list, found {other}"))),
         }
-        put_own(&mut result, &mut own);
+        merge_own_keys(&mut result, &mut own_keys);
         self.stack.pop();
         Ok(result)
     }
 
+    /// Composes the file of an entry in the list of the file `from`, whose own package is `package`. `None` if the file
+    /// is optional and missing.
     fn include(&mut self, from: &Path, entry: &DefaultsEntry, package: &[String]) -> Result<Option<Value>> {
         let base = if entry.file.has_root() { self.root.clone() } else { directory(from) };
         let relative: PathBuf = entry.file.components().filter(|c| !matches!(c, Component::RootDir)).collect();
@@ -108,12 +121,11 @@ impl Composer {
             };
         }
         let document = Document::read(&file)?;
-        let named = match &entry.package {
+        let named_package = match &entry.package {
             Some(package) => Some(package.clone()),
             None => package_line(&document.text),
         };
-        let parts = |text: &str| text.split('.').filter(|p| !p.is_empty()).map(String::from).collect::<Vec<_>>();
-        let package: Vec<String> = match named.as_deref() {
+        let package_of_file: Vec<String> = match named_package.as_deref() {
             Some(text) => {
                 let (first, rest) = text.split_once('.').unwrap_or((text, ""));
                 let start: Vec<String> = match first {
@@ -122,40 +134,43 @@ impl Composer {
                     "_group_" => [package, &entry.group].concat(),
                     name => [package, &[name.to_string()]].concat(),
                 };
-                [start, parts(rest)].concat()
+                let rest = rest.split('.').filter(|part| !part.is_empty()).map(String::from);
+                start.into_iter().chain(rest).collect()
             }
             None => [package, &entry.group].concat(),
         };
-        self.compose(document, &package).map(Some)
+        self.compose(document, &package_of_file).map(Some)
     }
 }
 
-/// The files that an entry of a `defaults` list names.
+/// The files that an entry of a `defaults` list in `file` names.
 fn entries_of(file: &Path, entry: Value) -> Result<Vec<DefaultsEntry>> {
-    let bad = |found: &dyn std::fmt::Display| {
+    let bad_entry = |found: &dyn std::fmt::Display| {
         Error::bad_file(file, format!("`defaults`: expected a file or `group: option`, found {found}"))
     };
-    let normal = |path: &Path| -> Vec<String> {
+    let directory_names = |path: &Path| -> Vec<String> {
         let parts = path.components().filter(|c| matches!(c, Component::Normal(_)));
         parts.map(|c| c.as_os_str().to_string_lossy().into_owned()).collect()
     };
     match entry.kind {
+        // `dir/name` or `dir/name@package`.
         ValueKind::String(text) => {
             let (name, package) = split_package(&text);
             let path = PathBuf::from(name);
             if name.is_empty() || path.file_name().is_none() {
-                return Err(bad(&text));
+                return Err(bad_entry(&text));
             }
-            let group = normal(path.parent().unwrap_or(Path::new("")));
+            let group = directory_names(path.parent().unwrap_or(Path::new("")));
             Ok(vec![DefaultsEntry { file: path, group, package, optional: false }])
         }
+        // `group: option`, `optional group@package: [option, option]`.
         ValueKind::Table(map) if map.len() == 1 => {
             let Some((key, option)) = map.into_iter().next() else { return Ok(Vec::new()) };
             if let Some(rest) = key.strip_prefix("override ") {
                 // Hydra's own logging and launchers have no meaning here.
                 return match rest.trim().starts_with("hydra/") {
                     true => Ok(Vec::new()),
-                    false => Err(bad(&format!("`{key}`: overriding another list is not supported"))),
+                    false => Err(bad_entry(&format!("`{key}`: overriding another list is not supported"))),
                 };
             }
             let (optional, group) = match key.strip_prefix("optional ") {
@@ -170,21 +185,22 @@ fn entries_of(file: &Path, entry: Value) -> Result<Vec<DefaultsEntry>> {
                     .into_iter()
                     .map(|item| item.into_string())
                     .collect::<std::result::Result<_, _>>()
-                    .map_err(|e| bad(&e))?,
-                other => return Err(bad(&format!("`{key}: {other}`"))),
+                    .map_err(|e| bad_entry(&e))?,
+                other => return Err(bad_entry(&format!("`{key}: {other}`"))),
             };
             let entry = |option: String| DefaultsEntry {
                 file: Path::new(group).join(option),
-                group: normal(Path::new(group)),
+                group: directory_names(Path::new(group)),
                 package: package.clone(),
                 optional,
             };
             Ok(options.into_iter().map(entry).collect())
         }
-        other => Err(bad(&other)),
+        other => Err(bad_entry(&other)),
     }
 }
 
+/// Splits `name@package`.
 fn split_package(text: &str) -> (&str, Option<String>) {
     match text.split_once('@') {
         Some((name, package)) => (name, Some(package.to_string())),
@@ -198,8 +214,9 @@ fn package_line(text: &str) -> Option<String> {
     comments.find_map(|line| line.trim_start_matches('#').trim().strip_prefix("@package").map(|p| p.trim().to_string()))
 }
 
-fn wrap(package: &[String], own: Map) -> Value {
-    package.iter().rev().fold(Value::new(None, ValueKind::Table(own)), |inner, name| {
+/// The mapping nested below the names of `package`.
+fn wrap(package: &[String], map: Map) -> Value {
+    package.iter().rev().fold(Value::new(None, ValueKind::Table(map)), |inner, name| {
         Value::new(None, ValueKind::Table(Map::from([(name.clone(), inner)])))
     })
 }

@@ -1,4 +1,5 @@
-//! What the configuration of another person's run directory names outside of that directory.
+//! Lists what the configuration of another person's run directory names outside of that directory, so that a person can
+//! decide whether to trust it (`--trust`).
 
 use std::path::Path;
 
@@ -12,37 +13,40 @@ use super::yaml::{Map, child};
 /// Keys below which every text is part of a command.
 const COMMANDS: [&str; 3] = ["command", "on_finish", "on_metrics"];
 
-/// The programs, libraries, addresses, environment variables and files that a configuration names, one line each; read
-/// as it is written, with nothing resolved.
+/// The programs, libraries, addresses, environment variables and files that a configuration names, one line for each.
+/// The configuration is taken as it is written: nothing is interpolated, opened or loaded.
 pub(super) fn named_outside(map: &Map) -> Vec<String> {
     let mut lines = Vec::new();
     if reference::is_reference(map) {
         lines.push("a configuration of ROLL's, which no run writes".into());
     }
-    entries(map, "", &mut lines);
+    list_map(map, "", &mut lines);
     lines
 }
 
-fn entries(map: &Map, key: &str, lines: &mut Vec<String>) {
+/// Adds the lines of the values in a map, which is the value of `key`.
+fn list_map(map: &Map, key: &str, lines: &mut Vec<String>) {
     let mut names: Vec<&String> = map.keys().collect();
     names.sort();
     for name in names {
-        value(&child(key, name.replace('[', ".").replace(']', "")), &map[name], lines);
+        list_value(&child(key, name.replace('[', ".").replace(']', "")), &map[name], lines);
     }
 }
 
-fn value(key: &str, value_of_key: &Value, lines: &mut Vec<String>) {
-    match &value_of_key.kind {
-        ValueKind::Table(map) => entries(map, key, lines),
+/// Adds the lines of a value.
+fn list_value(key: &str, value: &Value, lines: &mut Vec<String>) {
+    match &value.kind {
+        ValueKind::Table(map) => list_map(map, key, lines),
+        // A list of texts, such as the words of a command, is one line if any of the texts has an effect.
         ValueKind::Array(items) if items.iter().all(|item| matches!(item.kind, ValueKind::String(_))) => {
             let words: Vec<String> = items.iter().filter_map(|item| item.clone().into_string().ok()).collect();
-            lines.extend(words.iter().find_map(|word| effect(key, word)).map(|what| line(key, what, &words)));
+            lines.extend(words.iter().find_map(|word| effect(key, word)).map(|effect| line(key, effect, &words)));
         }
         ValueKind::Array(items) => {
-            items.iter().enumerate().for_each(|(i, item)| value(&child(key, i), item, lines));
+            items.iter().enumerate().for_each(|(i, item)| list_value(&child(key, i), item, lines));
         }
         ValueKind::String(text) => {
-            lines.extend(effect(key, text).map(|what| line(key, what, std::slice::from_ref(text))));
+            lines.extend(effect(key, text).map(|effect| line(key, effect, std::slice::from_ref(text))));
         }
         // A small limit would delete what other runs keep in the user's cache.
         number if key.ends_with("cache_limit") => lines.extend(match number {
@@ -53,19 +57,23 @@ fn value(key: &str, value_of_key: &Value, lines: &mut Vec<String>) {
     }
 }
 
+/// The default of a key; `None` for options of components.
 fn default(key: &str) -> Option<&'static Json> {
     DEFAULTS.pointer(&format!("/{}", key.replace('.', "/")))
 }
 
-/// Escaped, as a text may hold characters that change what a terminal shows.
-fn line(key: &str, what: &str, words: &[String]) -> String {
+/// A line such as `on_finish runs "rm" "-rf"`. Key and texts are escaped, because they may hold characters that change
+/// what a terminal shows.
+fn line(key: &str, effect: &str, words: &[String]) -> String {
     let words: Vec<String> = words.iter().map(|word| format!("{word:?}")).collect();
-    format!("{} {what} {}", key.escape_debug(), words.join(" "))
+    format!("{} {effect} {}", key.escape_debug(), words.join(" "))
 }
 
-/// What is done with a text at `key`, if it is something outside of the run directory.
+/// The verb for what a run would do with the text at `key`; `None` if it does nothing outside of the run directory. The
+/// first case that fits counts.
 fn effect(key: &str, text: &str) -> Option<&'static str> {
     let is_below = |names: &[&str]| key.split('.').any(|part| names.contains(&part));
+    // The last name of the key, without the index in a list.
     let last = key.rsplit('.').find(|part| part.parse::<usize>().is_err()).unwrap_or_default();
     let is_default = || default(key).is_some_and(|default| default == text);
     match () {
@@ -79,7 +87,7 @@ fn effect(key: &str, text: &str) -> Option<&'static str> {
         () if is_default() => None,
         () if last == "cache_dir" && !["auto", "none"].contains(&text) => Some("keeps files in"),
         () if last == "output_dir" => Some("writes to"),
-        // A file, a directory, or a published model; a prompt has spaces, and is no file.
+        // A file, a directory, or a published model. A text with spaces is a prompt, unless such a file exists.
         () if !text.contains(char::is_whitespace) && text.contains(['/', '\\']) => Some("opens"),
         () if Path::new(text).exists() => Some("opens"),
         () => None,

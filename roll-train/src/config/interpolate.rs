@@ -22,11 +22,11 @@ const MAX_TEXT: usize = 4 << 20;
 /// Largest depth of values and of interpolations.
 const MAX_DEPTH: usize = 32;
 
-/// The mapping `root` of the file at `path` with every interpolation in it resolved, and nothing missing; and the values
-/// that come from the environment, as they are written.
+/// Resolves every interpolation in the mapping `root` of the file at `path`. Also returns the values that come from
+/// environment variables, each with its text as the file has it. Fails if a value is `???`.
 pub(super) fn interpolate(path: &Path, root: &Value) -> Result<(Map, Vec<AsWritten>)> {
     let mut resolver =
-        Resolver { root, following: Vec::new(), values: MAX_VALUES, text: MAX_TEXT, written: Vec::new() };
+        Resolver { root, following: Vec::new(), values_left: MAX_VALUES, text_left: MAX_TEXT, written: Vec::new() };
     let resolved = resolver.resolve(root, &mut Vec::new());
     let resolved = resolved.map_err(|problem| Error::bad_file(path, problem))?;
     let mut missing = Vec::new();
@@ -38,6 +38,7 @@ pub(super) fn interpolate(path: &Path, root: &Value) -> Result<(Map, Vec<AsWritt
     }
 }
 
+/// Whether a text in the value has an interpolation.
 pub(super) fn has_interpolation(value: &Value) -> bool {
     match &value.kind {
         ValueKind::String(text) => text.contains("${"),
@@ -47,7 +48,7 @@ pub(super) fn has_interpolation(value: &Value) -> bool {
     }
 }
 
-/// Adds the keys of the values `???` in `value`, which is at `key`, to `missing`.
+/// Adds the keys of all values `???` in `value` to `missing`. The key of `value` is `key`.
 fn find_missing(value: &Value, key: &str, missing: &mut Vec<String>) {
     match &value.kind {
         ValueKind::String(text) if text == "???" => missing.push(format!("{key}{}", place(value))),
@@ -67,21 +68,23 @@ struct Resolver<'a> {
     root: &'a Value,
     /// The keys whose values are being resolved, outermost first.
     following: Vec<String>,
-    /// Values that may still be made.
-    values: usize,
+    /// Number of values that may still be made.
+    values_left: usize,
     /// Bytes of text that may still be made.
-    text: usize,
+    text_left: usize,
     /// The values so far that come from the environment.
     written: Vec<AsWritten>,
 }
 
+/// What is wrong, in words. The caller adds the file.
 type Problem = String;
 
-/// A value, and its text with the interpolations of the environment in it as they are written, if there are any.
+/// A resolved value. If environment variables are in it, also its text with `${oc.env:NAME}` in the place of their
+/// values.
 type Resolved = (Value, Option<String>);
 
 impl Resolver<'_> {
-    /// Resolves every interpolation in `value`, which is at `path`.
+    /// Resolves every interpolation in `value`, whose key has the names `path`.
     fn resolve(&mut self, value: &Value, path: &mut Vec<String>) -> std::result::Result<Value, Problem> {
         let (resolved, written) = self.resolve_as_written(value, path)?;
         if let Some(text) = written {
@@ -90,9 +93,12 @@ impl Resolver<'_> {
         Ok(resolved)
     }
 
+    /// As [`Resolver::resolve`], but returns the text with variables instead of recording it.
     fn resolve_as_written(&mut self, value: &Value, path: &mut Vec<String>) -> std::result::Result<Resolved, Problem> {
-        self.values =
-            self.values.checked_sub(1).ok_or_else(|| format!("more than {MAX_VALUES} values after interpolation"))?;
+        self.values_left = self
+            .values_left
+            .checked_sub(1)
+            .ok_or_else(|| format!("more than {MAX_VALUES} values after interpolation"))?;
         if path.len() > MAX_DEPTH {
             return Err(format!("nested more than {MAX_DEPTH} deep after interpolation"));
         }
@@ -100,7 +106,7 @@ impl Resolver<'_> {
         let kind = match &value.kind {
             ValueKind::String(text) if text.contains("${") => {
                 return self.text(text, path, origin.as_ref()).map_err(|problem| match &origin {
-                    // The innermost place is the one to look at.
+                    // A problem that has a place already keeps it: the innermost place is the one to look at.
                     Some(at) if !problem.contains(" (at ") => format!("{problem} (at {at})"),
                     _ => problem,
                 });
@@ -128,18 +134,21 @@ impl Resolver<'_> {
         Ok((Value::new(origin.as_ref(), kind), None))
     }
 
-    /// Resolves text with interpolations. Text that is a single interpolation becomes its value, of any type.
+    /// Resolves a text with interpolations. If the whole text is one interpolation, the result is its value, of any
+    /// type; otherwise it is a text.
     fn text(
         &mut self,
         text: &str,
         path: &mut Vec<String>,
         origin: Option<&String>,
     ) -> std::result::Result<Resolved, Problem> {
-        let (mut result, mut written, mut of_environment) = (String::new(), String::new(), false);
+        // `result` has the values of variables, `written` their names.
+        let (mut result, mut written, mut has_variables) = (String::new(), String::new(), false);
         let mut rest = text;
         while let Some(start) = rest.find("${") {
-            if let Some(escaped) = rest[..start].strip_suffix('\\') {
-                result += escaped;
+            // `\${` is a `${` that begins no interpolation.
+            if let Some(before) = rest[..start].strip_suffix('\\') {
+                result += before;
                 result += "${";
                 written += &rest[..start + 2];
                 rest = &rest[start + 2..];
@@ -148,26 +157,27 @@ impl Resolver<'_> {
             let end = closing(&rest[start + 2..]).ok_or_else(|| format!("`{text}`: a `${{` without its `}}`"))?;
             let inner = &rest[start + 2..start + 2 + end];
             let after = &rest[start + 2 + end + 1..];
-            let (value, as_written) = self.expression(inner, path)?;
+            let (value, value_as_written) = self.expression(inner, path)?;
             if start == 0 && after.is_empty() && result.is_empty() {
-                // A value has the origin of its use; the entries of a map keep their own.
-                return Ok((Value::new(origin, value.kind), as_written));
+                // The origin is the place of the interpolation. If the value is a map, its entries keep their own
+                // origins.
+                return Ok((Value::new(origin, value.kind), value_as_written));
             }
             let piece = value.into_string().map_err(|_| format!("`${{{inner}}}` is no text within `{text}`"))?;
-            of_environment |= as_written.is_some();
+            has_variables |= value_as_written.is_some();
             written += &rest[..start];
-            written += &as_written.unwrap_or_else(|| secrets::escaped(&piece));
+            written += &value_as_written.unwrap_or_else(|| secrets::escaped(&piece));
             result += &rest[..start];
             result += &piece;
-            self.text = self
-                .text
+            self.text_left = self
+                .text_left
                 .checked_sub(result.len().max(written.len()))
                 .ok_or_else(|| format!("more than {MAX_TEXT} bytes of text after interpolation"))?;
             rest = after;
         }
         result += rest;
         written += rest;
-        Ok((Value::new(origin, result), of_environment.then_some(written)))
+        Ok((Value::new(origin, result), has_variables.then_some(written)))
     }
 
     /// The value of the text between `${` and `}`.
@@ -175,12 +185,14 @@ impl Resolver<'_> {
         if path.len() + self.following.len() > 2 * MAX_DEPTH {
             return Err(format!("`${{{inner}}}`: interpolations more than {MAX_DEPTH} deep"));
         }
+        // Interpolations within this one come first: `${oc.env:${name}}`.
         let inner = match inner.contains("${") {
             true => {
                 self.following.push("${}".into());
-                let text = self.text(inner, path, None);
+                let resolved = self.text(inner, path, None);
                 self.following.pop();
-                text?.0.into_string().map_err(|e| format!("`${{{inner}}}`: {e}"))?
+                let (text, _) = resolved?;
+                text.into_string().map_err(|e| format!("`${{{inner}}}`: {e}"))?
             }
             false => inner.to_string(),
         };
@@ -200,7 +212,7 @@ impl Resolver<'_> {
                     let default = default.map(|default| format!(",{default}")).unwrap_or_default();
                     let written = format!("${{oc.env:{first}{default}}}");
                     secrets::keep_out_of_messages(first, &text);
-                    Ok((of_variable(text), Some(written)))
+                    Ok((value_of_variable(text), Some(written)))
                 }
                 (Err(_), Some(default)) => literal(default),
                 (Err(_), None) => Err(format!("`${{{inner}}}`: the environment variable {first} is not set")),
@@ -210,6 +222,7 @@ impl Resolver<'_> {
                 (None, default) => literal(default.unwrap_or("null")),
             },
             ("now", _) => {
+                // One time for all uses in a process, so that file names made of it agree.
                 static START: LazyLock<SystemTime> = LazyLock::new(SystemTime::now);
                 let seconds = START.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
                 let date = date(seconds, arguments).map_err(|problem| format!("`${{{inner}}}`: {problem}"))?;
@@ -221,6 +234,8 @@ impl Resolver<'_> {
         }
     }
 
+    /// The resolved value of a dotted key; `None` if the key does not exist. Fails if the key is being resolved
+    /// already.
     fn look_up(&mut self, key: &str) -> std::result::Result<Option<Resolved>, Problem> {
         if self.following.iter().any(|k| k == key) {
             return Err(format!("`{key}` is defined by itself: {} -> {key}", self.following.join(" -> ")));
@@ -233,11 +248,12 @@ impl Resolver<'_> {
     }
 }
 
-/// The value of a variable of the environment: a number, `true`, a list, or its text, in which nothing is YAML's.
-fn of_variable(text: String) -> Value {
-    let is_of_yaml = text.trim_start().starts_with(['[', '{', '"', '\'']) && !text.contains('\n');
+/// The value of an environment variable: a number, `true` or `null`, or YAML in brackets or quotes. Any other text is
+/// taken as it is, also if YAML would read more into it, such as a map into `a: b`.
+fn value_of_variable(text: String) -> Value {
+    let has_brackets = text.trim_start().starts_with(['[', '{', '"', '\'']) && !text.contains('\n');
     match parse_value(&text, "the environment").map(|value| value.kind) {
-        Ok(ValueKind::String(_) | ValueKind::Table(_) | ValueKind::Array(_)) if !is_of_yaml => Value::new(None, text),
+        Ok(ValueKind::String(_) | ValueKind::Table(_) | ValueKind::Array(_)) if !has_brackets => Value::new(None, text),
         Ok(kind) => Value::new(None, kind),
         Err(_) => Value::new(None, text),
     }
@@ -246,13 +262,15 @@ fn of_variable(text: String) -> Value {
 /// The time `seconds` after 1970 (UTC) in the format of `strftime`.
 fn date(seconds: u64, format: &str) -> std::result::Result<String, Problem> {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // Days since 0000-03-01, in eras of 400 years; a year begins in March.
-    let (era, day) = ((days + 719_468) / 146_097, (days + 719_468) % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let (day, month) = (day - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
-    let year = era * 400 + year + u64::from(month < 3);
+    // The date in the Gregorian calendar (`civil_from_days` of Howard Hinnant's "chrono-Compatible Low-Level Date
+    // Algorithms"): days are counted from 0000-03-01, in eras of 400 years, and a year begins in March.
+    let (era, day_of_era) = ((days + 719_468) / 146_097, (days + 719_468) % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = era * 400 + year_of_era + u64::from(month < 3);
     let mut text = String::new();
     let mut rest = format.chars();
     while let Some(c) = rest.next() {
@@ -275,25 +293,26 @@ fn date(seconds: u64, format: &str) -> std::result::Result<String, Problem> {
     Ok(text)
 }
 
-/// The absolute key, `a.b.0` for `a.b[0]`: `.a` is a sibling of the value at `path`, `..a` one level up.
+/// The absolute dotted key of a key in an interpolation: `a.b.0` for `a.b[0]`. A key that begins with a dot is relative
+/// to the value with the names `path`: `.a` is a sibling of it, `..a` is one level up.
 fn absolute(key: &str, path: &[String]) -> std::result::Result<String, Problem> {
     let dots = key.bytes().take_while(|b| *b == b'.').count();
-    let own = key[dots..].replace('[', ".").replace(']', "");
+    let names = key[dots..].replace('[', ".").replace(']', "");
     let valid = |part: &str| !part.is_empty() && part.chars().all(|c| c.is_alphanumeric() || "_-@/ ".contains(c));
-    if own.is_empty() || !own.split('.').all(valid) {
+    if names.is_empty() || !names.split('.').all(valid) {
         return Err(format!("`${{{key}}}` is no key"));
     }
     match dots {
-        0 => Ok(own),
+        0 => Ok(names),
         _ => {
-            let up =
+            let kept =
                 path.len().checked_sub(dots).ok_or_else(|| format!("`${{{key}}}` leads above the configuration"))?;
-            Ok([&path[..up], &[own]].concat().join("."))
+            Ok([&path[..kept], &[names]].concat().join("."))
         }
     }
 }
 
-/// Finds the `}` of an interpolation whose `${` was removed.
+/// The position of the `}` that ends an interpolation. `text` begins after its `${`.
 fn closing(text: &str) -> Option<usize> {
     let mut depth = 0usize;
     for (at, c) in text.char_indices() {
@@ -340,13 +359,13 @@ mod tests {
     fn variables_are_no_yaml_but_numbers_words_and_lists() {
         let key = "-----BEGIN KEY-----\nMIIE\n-----END KEY-----\n";
         for text in [key, "-----BEGIN KEY-----\nMIIE: x\n", "a #b", "pass: word", "- x", "x", "a\n[1]"] {
-            assert_eq!(of_variable(text.into()).kind, ValueKind::String(text.into()), "{text}");
+            assert_eq!(value_of_variable(text.into()).kind, ValueKind::String(text.into()), "{text}");
         }
-        assert_eq!(of_variable("7".into()).kind, ValueKind::U64(7));
-        assert_eq!(of_variable("true".into()).kind, ValueKind::Boolean(true));
-        assert_eq!(of_variable("\"007\"".into()).kind, ValueKind::String("007".into()));
-        assert!(matches!(of_variable("[a, b]".into()).kind, ValueKind::Array(_)));
-        assert_eq!(of_variable("[a, b".into()).kind, ValueKind::String("[a, b".into()));
+        assert_eq!(value_of_variable("7".into()).kind, ValueKind::U64(7));
+        assert_eq!(value_of_variable("true".into()).kind, ValueKind::Boolean(true));
+        assert_eq!(value_of_variable("\"007\"".into()).kind, ValueKind::String("007".into()));
+        assert!(matches!(value_of_variable("[a, b]".into()).kind, ValueKind::Array(_)));
+        assert_eq!(value_of_variable("[a, b".into()).kind, ValueKind::String("[a, b".into()));
     }
 
     #[test]

@@ -18,7 +18,8 @@ use crate::{on_finish, signature};
 use roll_core::keys::suggest;
 use roll_core::{Error, Registry, Result, Variable, inventory};
 
-/// Variables of this repository's tests and scripts. Those of components are [`Variable`]s.
+/// Environment variables of this repository's tests and scripts, which are no configuration keys. Components declare
+/// theirs as [`Variable`]s.
 const TEST_VARIABLES: [&str; 7] = [
     "ROLL_FIXTURES",
     "ROLL_REFERENCE",
@@ -32,22 +33,23 @@ const TEST_VARIABLES: [&str; 7] = [
 /// Largest index in a key such as `reward[3]`, which makes a list of that length.
 const MAX_INDEX: usize = 63;
 
-/// A key has at most this many names: the deepest option has five.
+/// Most names in a key. The deepest option has five.
 const MAX_DEPTH: usize = 16;
 
 /// Collects layers, lowest first; [`ConfigLayers::merge`] merges them, [`ConfigLayers::load`] checks them too.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigLayers {
-    /// In the order of the layers: a later assignment to the same key wins.
+    /// Assignments of all layers, lowest first: a later assignment to the same key wins.
     assignments: Vec<Assignment>,
+    /// Notes for the user.
     notes: Vec<String>,
-    /// The values that come from the environment.
+    /// The values that files interpolate from the environment.
     written: Vec<AsWritten>,
-    /// Number of ranks of the job; by default, of the running job.
+    /// Number of ranks of the job; 1 if it is not set.
     ranks: Option<usize>,
 }
 
-/// A key and its value, which knows its origin.
+/// A key and its value, which knows its origin. The assignment of a whole file has the empty key.
 #[derive(Clone, Debug)]
 struct Assignment(Vec<Part>, Value);
 
@@ -57,39 +59,41 @@ impl ConfigLayers {
         Self::default()
     }
 
-    /// For a job with this number of ranks instead of one, which the translation of ROLL's files depends on; comes
-    /// before the files.
+    /// Sets the number of ranks of the job, on which the translation of ROLL's files depends. Must be called before
+    /// files are added.
     pub fn for_ranks(self, ranks: usize) -> Self {
         Self { ranks: Some(ranks), ..self }
     }
 
-    /// Adds a YAML file, with the files that its `defaults` name; one of ROLL's is translated. Fails when it cannot be
-    /// read or is no mapping.
+    /// Adds a YAML file, with the files that its `defaults` name. A configuration of ROLL is translated. Fails if the
+    /// file cannot be read or is no mapping.
     pub fn file(self, path: impl AsRef<Path>) -> Result<Self> {
         self.document(Document::read(path.as_ref())?)
     }
 
-    /// Adds the `config.yaml` of a run directory. Fails if this user's runs did not write it as it is and it names
-    /// something outside of its directory, unless it is trusted, which is logged; nothing is read or loaded before.
+    /// Adds the `config.yaml` of a run directory. A file that a run of this user wrote, and that was not changed, is
+    /// accepted. Any other is refused if it names something outside of its directory, before anything that it names is
+    /// read or loaded. With `is_trusted` it is accepted with a warning.
     pub fn file_of_run(self, path: impl AsRef<Path>, is_trusted: bool) -> Result<Self> {
         let document = Document::read(path.as_ref())?;
         let named = if signature::is_own(&document.text) { Vec::new() } else { named_outside(&document.map) };
-        let at = path.as_ref();
+        let path = path.as_ref();
         match (named.is_empty(), is_trusted) {
             (true, _) => {}
-            (false, true) => tracing::warn!("{} is trusted; it {}", at.display(), named.join("; ")),
+            (false, true) => tracing::warn!("{} is trusted; it {}", path.display(), named.join("; ")),
             (false, false) => {
                 let problem = format!(
                     "no run of yours wrote it as it is, and it names things outside of its directory; `--trust` takes it if \
                      you trust all of them:\n{}",
                     named.join("\n")
                 );
-                return Err(Error::bad_file(at, problem));
+                return Err(Error::bad_file(path, problem));
             }
         }
         self.document(document)
     }
 
+    /// Adds the mapping of a file, composed, interpolated and translated.
     fn document(mut self, document: Document) -> Result<Self> {
         let path = document.path.clone();
         let (mut map, written) = compose(document)?;
@@ -113,15 +117,17 @@ impl ConfigLayers {
         self.add(path, document.map)
     }
 
+    /// Adds the mapping of a file.
     fn add(mut self, path: &Path, mut map: Map) -> Result<Self> {
         if let Some(key) = map.keys().find(|k| !k.split(['.', '[']).all(|part| is_plain(part.trim_end_matches(']')))) {
             let problem = format!("`{key}` is no configuration key; write nested keys as nested maps, or with dots");
             return Err(Error::bad_file(path, problem));
         }
-        // An empty section (all of it commented out) has no effect.
+        // An empty section, all of whose keys are commented out, has no effect.
         map.retain(|key, value| {
             !(value.kind == ValueKind::Nil && matches!(DEFAULTS.get(key), Some(Json::Object(_) | Json::Array(_))))
         });
+        // One reward may be written without a list.
         if let Some(reward) = map.get_mut("reward")
             && let ValueKind::Table(_) = reward.kind
         {
@@ -130,7 +136,8 @@ impl ConfigLayers {
         }
         let mut keys: Vec<_> = map.into_iter().collect();
         keys.sort_by(|a, b| a.0.cmp(&b.0));
-        // `training.learning_rate: 1e-5` is what `roll config` prints. It is one map with the other keys of the file.
+        // A file may have dotted keys, such as `training.learning_rate: 1e-5`, which is what `roll config` prints. All
+        // keys are put into one nested map, so that the file is one layer.
         let origin = path.display().to_string();
         let mut nested = Value::new(None, ValueKind::Table(Map::new()));
         for (key, value) in keys {
@@ -141,8 +148,9 @@ impl ConfigLayers {
         Ok(self)
     }
 
-    /// Adds `variables` whose name begins with `ROLL_`: `ROLL_TRAINING__LEARNING_RATE` is `training.learning_rate`.
-    /// Values are YAML; empty variables are ignored, and so is every [`Variable`].
+    /// Adds those environment variables whose name begins with `ROLL_`: `ROLL_TRAINING__LEARNING_RATE` sets
+    /// `training.learning_rate`. Values are YAML. Empty variables are ignored, and so are those with a meaning of their
+    /// own (see [`Variable`]).
     pub fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Result<Self> {
         let components = inventory::iter::<Variable>.into_iter().map(|Variable(name)| *name);
         let reserved: Vec<&str> = components.chain(TEST_VARIABLES).chain(on_finish::VARIABLES).collect();
@@ -155,7 +163,8 @@ impl ConfigLayers {
         for (name, text) in variables {
             let key = name["ROLL_".len()..].to_lowercase().replace("__", ".");
             if !key.contains('.') && suggest(&key, schema::top_level(), &KEYS).is_none() {
-                // Other programs may use the prefix; a misspelt key is near a known one.
+                // Such a variable may be another program's, so it is noted only. A name near a known key is taken for a
+                // misspelt key, and is an error later.
                 self.notes.push(format!("the environment variable {name} is no configuration key and has no effect"));
                 continue;
             }
@@ -173,20 +182,20 @@ impl ConfigLayers {
         self.set_text(key.trim(), text, "--set")
     }
 
-    /// Sets `key` to `text`, as `origin` ("--model") is named in messages and listings.
+    /// Sets `key` to the YAML `text`. `origin`, such as "--model", names the source in messages and listings.
     pub fn set_text(mut self, key: &str, text: &str, origin: &str) -> Result<Self> {
         self.assignments.push(Assignment(path_of(key, origin)?, value_for(key, text, origin)?));
         Ok(self)
     }
 
-    /// Sets `key` to a value of a Rust program.
+    /// Sets `key` to a value that a Rust program passes.
     pub(crate) fn json(mut self, key: &str, value: Json) -> Result<Self> {
         let origin = "the program".to_string();
         self.assignments.push(Assignment(path_of(key, &origin)?, from_json(value, Some(&origin))));
         Ok(self)
     }
 
-    /// These layers on top of those of `lowest`.
+    /// These layers above those of `lowest`.
     pub fn over(self, lowest: Self) -> Self {
         let assignments = [lowest.assignments, self.assignments].concat();
         let written = [lowest.written, self.written].concat();
@@ -208,11 +217,13 @@ impl ConfigLayers {
     }
 }
 
+/// Whether `key` is a single name, without dots and brackets.
 fn is_plain(key: &str) -> bool {
     !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
 }
 
-/// The names and indices of a key: `reward.0.weight`, `reward[0].weight` and `reward.weight` are the same.
+/// The names and indices of a key. `reward.0.weight`, `reward[0].weight` and `reward.weight` are the same key: without
+/// an index, the first reward is meant.
 fn path_of(key: &str, origin: &str) -> Result<Vec<Part>> {
     let dotted = key.replace('[', ".").replace(']', "");
     if dotted.split('.').count() > MAX_DEPTH {
@@ -221,13 +232,13 @@ fn path_of(key: &str, origin: &str) -> Result<Vec<Part>> {
     let mut parts = dotted.split('.').peekable();
     let mut path = Vec::new();
     while let Some(part) = parts.next() {
-        let first = path.is_empty();
+        let is_first = path.is_empty();
         if !is_plain(part) {
             let problem = format!("not a key ({origin}); write it as training.learning_rate or reward.0.weight");
             return Err(Error::config(key, problem));
         }
         path.push(match part.parse::<usize>() {
-            Ok(index) if !first => {
+            Ok(index) if !is_first => {
                 if index > MAX_INDEX {
                     let problem = format!("index {index} is beyond {MAX_INDEX} ({origin})");
                     return Err(Error::config(key, problem));
@@ -236,7 +247,7 @@ fn path_of(key: &str, origin: &str) -> Result<Vec<Part>> {
             }
             _ => Part::Name(part.into()),
         });
-        if first && part == "reward" && parts.peek().is_some_and(|next| next.parse::<usize>().is_err()) {
+        if is_first && part == "reward" && parts.peek().is_some_and(|next| next.parse::<usize>().is_err()) {
             path.push(Part::Index(0));
         }
     }
@@ -248,14 +259,17 @@ fn shortened(key: &str) -> String {
     key.chars().take(60).chain("...".chars()).collect()
 }
 
+/// The value of `key` that the YAML `text` means.
 fn value_for(key: &str, text: &str, origin: &str) -> Result<Value> {
     let origin_name = origin.to_string();
     let value = parse_value(text, origin)
         .map_err(|problem| Error::config(key, format!("`{text}` is not a value ({origin}): {problem}")))?;
     let value = match value.kind {
+        // One reward without a list.
         ValueKind::Table(_) if key == "reward" => Value::new(Some(&origin_name), ValueKind::Array(vec![value])),
         ValueKind::String(_) => value,
         ValueKind::Nil if !text.trim().is_empty() => value,
+        // A key that takes only text takes `2026` as the text, too.
         _ if schema::is_text(key) => Value::new(Some(&origin_name), text.trim()),
         _ => value,
     };

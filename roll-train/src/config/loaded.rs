@@ -1,4 +1,4 @@
-//! A merged configuration that can say where its values came from.
+//! A checked configuration, which can say where each value came from.
 
 use serde_json::{Map, Value as Json};
 
@@ -27,11 +27,12 @@ pub struct LoadedConfig {
     pub config: RunConfig,
     /// The declared sections, by name; checked.
     pub(super) sections: Map<String, Json>,
-    /// Where they came from.
+    /// The origin of each value.
     pub provenance: Provenance,
     /// Notes for the user that are not errors.
     pub notes: Vec<String>,
-    /// The values that come from the environment.
+    /// The values that files interpolate from the environment, with their texts. These texts are written instead of the
+    /// values.
     pub(super) written: Vec<AsWritten>,
 }
 
@@ -54,7 +55,7 @@ impl LoadedConfig {
         self.sections.get(section)?.get(key)
     }
 
-    /// All values as JSON, in the order of the types.
+    /// All values as JSON, in the order of the structs' fields.
     pub fn tree(&self) -> Result<Json> {
         let mut tree =
             serde_json::to_value(&self.config).map_err(Error::failed("the configuration cannot be serialised"))?;
@@ -64,21 +65,22 @@ impl LoadedConfig {
         Ok(tree)
     }
 
-    /// All values as YAML, for `config.yaml` of the run directory; loading it yields the same configuration. A value of
-    /// the environment is written as the interpolation of its variable.
+    /// All values as YAML, for `config.yaml` of the run directory. Loading it yields the same configuration. A value
+    /// that came from an environment variable is written as the interpolation of the variable.
     pub fn resolved_yaml(&self) -> Result<String> {
         serde_saphyr::to_string(&self.tree_as_written()?)
             .map_err(Error::failed("the configuration cannot be written as YAML"))
     }
 
-    /// Every value with its origin, in the order of the types, as `roll config` prints them. Lists of plain values are
-    /// one entry.
+    /// Every value with its origin, as `roll config` prints them, in the order of the structs' fields. A list of plain
+    /// values is one entry.
     pub fn listing(&self) -> Result<Vec<Entry>> {
         let mut entries = Vec::new();
         self.list("", &self.tree_as_written()?, &mut entries);
         Ok(entries)
     }
 
+    /// All values as JSON, without secrets: see [`secrets::hide`].
     fn tree_as_written(&self) -> Result<Json> {
         let mut tree = self.tree()?;
         let variables = std::env::vars_os();
@@ -88,6 +90,7 @@ impl LoadedConfig {
         Ok(tree)
     }
 
+    /// Adds the entries of `value`, which is the value of `key`.
     fn list(&self, key: &str, value: &Json, entries: &mut Vec<Entry>) {
         match value {
             Json::Object(map) if !map.is_empty() => {
@@ -102,6 +105,7 @@ impl LoadedConfig {
             }
             leaf => {
                 let origin = match leaf {
+                    // Origins are noted for the entries of a list: the first one that has an origin counts.
                     Json::Array(items) => (0..items.len())
                         .find_map(|i| self.provenance.explicit(&child(key, i)))
                         .or(self.provenance.explicit(key))

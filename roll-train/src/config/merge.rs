@@ -1,7 +1,7 @@
-//! How a later value takes the place of an earlier one: maps merge, everything else is replaced.
+//! How the value of a higher layer is merged over that of a lower one: maps merge, everything else is replaced.
 //!
-//! Two kinds of map are choices, and a map that makes another choice replaces the earlier one: a component with another
-//! `name`, and a word with its value, such as `{last: 1}` after `{leap: {discount: 0.3}}`.
+//! Two kinds of map are *choices*, and are replaced if the higher layer makes another choice: a component with another
+//! `name`, and a map of one *word* with its value, such as `{last: 1}` over `{leap: {discount: 0.3}}`.
 
 use config::{Value, ValueKind};
 
@@ -17,7 +17,7 @@ pub(super) enum Part {
     Index(usize),
 }
 
-/// Puts `value` at `path` below `into`, the value of the dotted `key`.
+/// Merges `value` over what is at `path` within `into`. `key` is the dotted key of `into`.
 pub(super) fn put(into: &mut Value, key: &str, path: &[Part], value: Value) {
     let Some((first, rest)) = path.split_first() else { return merge(into, key, value) };
     match first {
@@ -25,13 +25,14 @@ pub(super) fn put(into: &mut Value, key: &str, path: &[Part], value: Value) {
             let is_word = schema::are_choices(key, [name, name]);
             let map = map_of(into);
             if is_word && rest.is_empty() && value.kind == ValueKind::Nil {
-                // Takes back this choice and no other.
+                // A word that is set to null is removed, if it is the one that was chosen.
                 if map.remove(name).is_some() && map.is_empty() {
                     *into = value;
                 }
                 return;
             }
             if is_word {
+                // The word replaces another word of the same choice.
                 map.retain(|other, _| other == name || !schema::are_choices(key, [other, name]));
             }
             put(map.entry(name.clone()).or_insert_with(nothing), &child(key, name), rest, value);
@@ -46,10 +47,10 @@ pub(super) fn put(into: &mut Value, key: &str, path: &[Part], value: Value) {
     }
 }
 
-/// Merges `from` over `into`, the value of the dotted `key`.
+/// Merges `from` over `into`. Both are values of the dotted `key`.
 pub(super) fn merge(into: &mut Value, key: &str, from: Value) {
     match (&mut into.kind, from) {
-        (ValueKind::Table(old), Value { kind: ValueKind::Table(new), .. }) if !is_another(key, old, &new) => {
+        (ValueKind::Table(old), Value { kind: ValueKind::Table(new), .. }) if !is_other_choice(key, old, &new) => {
             for (name, value) in new {
                 match old.get_mut(&name) {
                     Some(old) => merge(old, &child(key, &name), value),
@@ -61,8 +62,8 @@ pub(super) fn merge(into: &mut Value, key: &str, from: Value) {
     }
 }
 
-/// Whether `new` makes another choice than `old`.
-fn is_another(key: &str, old: &Map, new: &Map) -> bool {
+/// Whether both maps are choices, and `new` chooses something else than `old`.
+fn is_other_choice(key: &str, old: &Map, new: &Map) -> bool {
     let name = |map: &Map| map.get("name").map(|name| name.kind.clone());
     let is_renamed = || match (name(old), name(new)) {
         (Some(ValueKind::String(old)), Some(ValueKind::String(new))) => old != new,
@@ -77,7 +78,7 @@ fn is_another(key: &str, old: &Map, new: &Map) -> bool {
     schema::is_component(key) && is_renamed() || is_other_word()
 }
 
-/// The map that a value is; another value is replaced by an empty one.
+/// The map in a value. A value that is no map becomes an empty one.
 fn map_of(value: &mut Value) -> &mut Map {
     if !matches!(value.kind, ValueKind::Table(_)) {
         value.kind = ValueKind::Table(Map::new());
@@ -88,7 +89,7 @@ fn map_of(value: &mut Value) -> &mut Map {
     }
 }
 
-/// The list that a value is; another value is replaced by an empty one.
+/// The list in a value. A value that is no list becomes an empty one.
 fn list_of(value: &mut Value) -> &mut Vec<Value> {
     if !matches!(value.kind, ValueKind::Array(_)) {
         value.kind = ValueKind::Array(Vec::new());

@@ -13,13 +13,15 @@ use super::secrets::AsWritten;
 use super::{schema, trackers};
 use roll_core::{Error, Registry, Result, keys};
 
-/// A configuration that is merged but not checked: component names and options can be checked only with a registry,
-/// and which plugins the registry needs is part of the configuration.
+/// A configuration that is merged but not checked. Names and options of components can be checked only with a registry,
+/// and the configuration itself names the plugins of the registry.
 #[derive(Clone, Debug)]
 pub struct MergedConfig {
+    /// All values, defaults too.
     tree: Json,
     provenance: Provenance,
     notes: Vec<String>,
+    /// The values that files interpolate from the environment.
     written: Vec<AsWritten>,
 }
 
@@ -30,8 +32,8 @@ impl MergedConfig {
         Self { tree, provenance, notes, written }
     }
 
-    /// The values of `plugins` and `plugins_replace`: the libraries to load before names and options of components can
-    /// be checked.
+    /// The values of `plugins` and `plugins_replace`: the libraries to load, and whether their components replace
+    /// built-in ones of the same name.
     pub fn plugins(&self) -> Result<(Vec<PathBuf>, bool)> {
         let get = |key: &str| self.tree.get(key).cloned().unwrap_or_default();
         let wrong = |key: &str, wanted: &str, found: Json| {
@@ -58,8 +60,9 @@ impl MergedConfig {
                 Ok(_) => break,
                 Err(error) => error,
             };
-            // The values that remain are checked beside the default of the wrong one.
+            // To find further problems, the wrong value is removed, and the rest is checked again with its default.
             let is_removed = matches!(&error, Error::Config { key, .. } if remove(&mut self.tree, key));
+            // An error after the first that is not about a removable value may follow from a removal.
             if is_removed || problems.is_empty() {
                 problems.push(error);
             }
@@ -70,6 +73,7 @@ impl MergedConfig {
         Err(Error::several(problems))
     }
 
+    /// Checks the configuration up to the first problem.
     fn load_checked(self, registry: Option<&Registry>) -> Result<LoadedConfig> {
         let Self { mut tree, provenance, mut notes, written } = self;
         notes.extend(trackers::normalize(&mut tree));
@@ -101,8 +105,8 @@ impl MergedConfig {
     }
 }
 
-/// Removes the value of a key from the map that holds it. Returns whether there was one, and others can be checked
-/// without it: the keys of a component depend on its name.
+/// Removes the value of a key. Returns false if the key has no value, or if it is the name of a component, without
+/// which its options cannot be checked.
 fn remove(tree: &mut Json, key: &str) -> bool {
     let (parent, name) = key.rsplit_once('.').map_or(("", key), |(parent, name)| (parent, name));
     let pointer = if parent.is_empty() { String::new() } else { format!("/{}", parent.replace('.', "/")) };

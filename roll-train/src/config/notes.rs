@@ -1,4 +1,5 @@
-//! Keys of a configuration that have no effect, by the tables of its components and of the sections around them.
+//! Notes about keys that have no effect because of other keys. The tables of such keys are declared by each component
+//! for its options, and here for the sections that every configuration has.
 
 use std::collections::BTreeSet;
 
@@ -8,6 +9,7 @@ use serde_json::Value as Json;
 use super::loaded::LoadedConfig;
 use super::schema::DEFAULTS;
 
+/// Keys outside of components, and when they have no effect.
 const IDLE: &[IdleKeys] = &[
     IdleKeys {
         keys: &["training.num_train_epochs"],
@@ -19,20 +21,20 @@ const IDLE: &[IdleKeys] = &[
         when: When::Is("training.lr_scheduler_type", &["constant"]),
         because: "`training.lr_scheduler_type` is `constant`; `constant_with_warmup` warms up",
     },
-    unread(&["training.lr_scheduler_kwargs.num_cycles"], &["cosine", "cosine_with_restarts"]),
-    unread(&["training.lr_scheduler_kwargs.power", "training.lr_scheduler_kwargs.lr_end"], &["polynomial"]),
-    unread(&["training.lr_scheduler_kwargs.timescale"], &["inverse_sqrt"]),
+    only_for(&["training.lr_scheduler_kwargs.num_cycles"], &["cosine", "cosine_with_restarts"]),
+    only_for(&["training.lr_scheduler_kwargs.power", "training.lr_scheduler_kwargs.lr_end"], &["polynomial"]),
+    only_for(&["training.lr_scheduler_kwargs.timescale"], &["inverse_sqrt"]),
 ];
 
-/// An option of the learning-rate schedule that only these schedules read.
-const fn unread(keys: &'static [&'static str], schedules: &'static [&'static str]) -> IdleKeys {
+/// Options that only these learning-rate schedules read.
+const fn only_for(keys: &'static [&'static str], schedules: &'static [&'static str]) -> IdleKeys {
     let because = "`training.lr_scheduler_type` is of another shape";
     IdleKeys { keys, when: When::IsNot("training.lr_scheduler_type", schedules), because }
 }
 
 impl LoadedConfig {
-    /// A sentence for each key that has no effect because of others; a run logs them once at its start. Fails on a
-    /// value that can only be a mistake.
+    /// A sentence for each key that is set and has no effect because of other keys. Fails on a value that can only be a
+    /// mistake.
     pub fn without_effect(&self, registry: &Registry) -> Result<Vec<String>> {
         let config = object(self.tree()?);
         let mut defaults = object(DEFAULTS.clone());
@@ -40,7 +42,7 @@ impl LoadedConfig {
         for kind in Kind::ALL {
             let section = config.get(kind.section());
             match section.and_then(Json::as_array) {
-                // A list has no defaults.
+                // Components in a list have no defaults in `defaults`, whose keys have no indices.
                 Some(list) => components.extend(list.iter().filter_map(name).map(|name| (kind, name))),
                 None => {
                     let Some(name) = section.and_then(name) else { continue };
@@ -54,7 +56,7 @@ impl LoadedConfig {
         let configured = ConfiguredOptions::new(&config, &defaults);
         let mut notes = configured.idle(IDLE);
         for (kind, name) in components {
-            // A plugin's component that replaces a linked one has options of its own.
+            // The tables of linked components do not apply to a plugin's component of the same name.
             if registry.find(kind, name)?.is_linked {
                 notes.extend(OptionNotes::of(kind, name, &configured)?);
             }

@@ -1,4 +1,4 @@
-//! Where the values of a configuration came from.
+//! Where the values of a configuration came from: file and line, environment variable, or argument.
 
 use std::collections::BTreeMap;
 
@@ -13,6 +13,7 @@ use roll_core::Error;
 pub struct Provenance(BTreeMap<String, String>);
 
 impl Provenance {
+    /// Records the origin of a key.
     pub(super) fn note(&mut self, key: &str, origin: String) {
         if !key.is_empty() {
             self.0.insert(key.into(), origin);
@@ -29,25 +30,26 @@ impl Provenance {
         self.0.keys().any(|k| k == key || k.strip_prefix(key).is_some_and(|rest| rest.starts_with('.')))
     }
 
-    /// Whether an argument or a variable set the component `name`, and a file its option: the file may have meant
-    /// another component.
+    /// Whether the name of a component (at the key `name`) comes from an argument or an environment variable, but its
+    /// option (at the key `option`) from a file. The file may then have meant the component that was replaced.
     pub(super) fn is_renamed(&self, name: &str, option: &str) -> bool {
         let is_of_this_call = |origin: &str| origin.starts_with("--") || origin.starts_with("environment variable");
         self.explicit(name).is_some_and(is_of_this_call)
             && !is_of_this_call(self.place(option).trim_start_matches(" ("))
     }
 
-    /// Whether `key`, or the nearest key above it that has an origin, comes from `origin`.
+    /// Whether `origin` is that of `key`, or that of the nearest key above it if `key` has no origin of its own.
     pub(super) fn is_from(&self, key: &str, origin: &Option<String>) -> bool {
-        let above = std::iter::successors(Some(key), |key| key.rsplit_once('.').map(|(above, _)| above));
-        above.filter_map(|key| self.explicit(key)).next() == origin.as_deref()
+        let key_and_above = std::iter::successors(Some(key), |key| key.rsplit_once('.').map(|(above, _)| above));
+        key_and_above.filter_map(|key| self.explicit(key)).next() == origin.as_deref()
     }
 
+    /// The origin of `key` itself; `None` for a default, and for a key whose map has the origin.
     pub(super) fn explicit(&self, key: &str) -> Option<&str> {
         self.0.get(key).map(String::as_str)
     }
 
-    /// The same error, with the origin of its key.
+    /// The error with the origin of its key at the end of its message.
     pub(super) fn with_place(&self, error: Error) -> Error {
         match error {
             Error::Config { key, problem } => Error::Config { problem: format!("{problem}{}", self.place(&key)), key },
@@ -55,13 +57,14 @@ impl Provenance {
         }
     }
 
-    /// " (origin)" for the end of a message: of the key, of one below it, or of one above.
+    /// " (origin)" for the end of a message: the origin of `key`, or else that of the first key below it, or else that
+    /// of the nearest key above it. Empty if none of them has an origin.
     pub(super) fn place(&self, key: &str) -> String {
-        let mut key = key;
-        let within = format!("{key}.");
-        if let Some((_, origin)) = self.0.range(within.clone()..).next().filter(|(k, _)| k.starts_with(&within)) {
+        let below = format!("{key}.");
+        if let Some((_, origin)) = self.0.range(below.clone()..).next().filter(|(k, _)| k.starts_with(&below)) {
             return format!(" ({})", self.explicit(key).unwrap_or(origin));
         }
+        let mut key = key;
         loop {
             if let Some(origin) = self.explicit(key) {
                 return format!(" ({origin})");
@@ -74,7 +77,7 @@ impl Provenance {
     }
 }
 
-/// The tree as JSON with sorted keys; adds the origin of each value to `provenance`.
+/// The value of `key` as JSON with sorted keys. Records the origin of each value in `provenance`.
 pub(super) fn to_json(value: Value, key: &str, provenance: &mut Provenance) -> Json {
     if let Some(origin) = value.origin() {
         provenance.note(key, origin.into());

@@ -1,4 +1,4 @@
-//! The known keys, their defaults, and messages about the others.
+//! The known keys, their defaults and types. Fills in defaults, and checks the options of components with a registry.
 
 use std::sync::LazyLock;
 
@@ -12,7 +12,7 @@ use roll_core::{
     keys::{self, Key},
 };
 
-/// Every key but the options of components, as the types describe them.
+/// Every key but the options of components, as the structs of the configuration describe them.
 pub(super) static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
     let declared = DECLARED.iter().flat_map(|section| section.full_keys());
     keys::of::<RunConfig>().into_iter().chain(declared).collect()
@@ -27,6 +27,7 @@ pub(super) static SCHEMA: LazyLock<Json> = LazyLock::new(|| {
     schema
 });
 
+/// The default configuration, without options of components.
 pub(super) static DEFAULTS: LazyLock<Json> = LazyLock::new(|| {
     let mut defaults = serde_json::to_value(RunConfig::default()).unwrap_or_default();
     for section in DECLARED.iter() {
@@ -35,12 +36,13 @@ pub(super) static DEFAULTS: LazyLock<Json> = LazyLock::new(|| {
     defaults
 });
 
-/// The lists of components within declared sections: full key and kind.
+/// The keys of declared sections that hold lists of components, each with the kind of component.
 fn component_lists() -> impl Iterator<Item = (String, Kind)> {
     let lists = DECLARED.iter().flat_map(|section| section.components.iter().map(|list| (section.name, *list)));
     lists.map(|(section, (key, kind))| (format!("{section}.{key}"), kind))
 }
 
+/// The names of the top-level keys.
 pub(super) fn top_level() -> impl Iterator<Item = &'static str> + Clone {
     DEFAULTS.as_object().into_iter().flatten().map(|(name, _)| name.as_str())
 }
@@ -51,51 +53,54 @@ pub(super) fn is_text(key: &str) -> bool {
     KEYS.iter().any(|known| known.name == key && known.is_text())
 }
 
-/// `reward.0.align` and `reward[0].align` are `reward.N.align`.
+/// The key with `N` for each index: `reward.0.align` and `reward[0].align` become `reward.N.align`.
 pub fn general(key: &str) -> String {
     let dotted = key.replace('[', ".").replace(']', "");
-    let part = |part: &str| if part.parse::<usize>().is_ok() { "N".to_string() } else { part.to_string() };
-    dotted.split('.').map(part).collect::<Vec<_>>().join(".")
+    let general_name = |name: &str| if name.parse::<usize>().is_ok() { "N".to_string() } else { name.to_string() };
+    dotted.split('.').map(general_name).collect::<Vec<_>>().join(".")
 }
 
-/// The options of the linked components, by section.
+/// The options of each linked component, with the section of its kind.
 static OPTIONS: LazyLock<Vec<(&str, Vec<Key>)>> = LazyLock::new(|| {
     let linked = inventory::iter::<Registration>.into_iter();
     linked.map(|component| (component.factory.kind().section(), component.keys())).collect()
 });
 
-/// Whether the value of `key` is a choice among maps of one word, and `words` are two of these words. Options of
-/// plugins have no schema.
+/// Whether the value of `key` is a choice among maps of one word, see `merge.rs`, and both `words` are among the words
+/// to choose from. Options of plugins are never choices, because they have no schema.
 pub(super) fn are_choices(key: &str, words: [&str; 2]) -> bool {
-    let of_linked = |key: &str| {
+    let in_linked_component = || {
         let (section, option) = component_and_rest(key)?;
-        let mut own = OPTIONS.iter().filter(|(of, _)| *of == section).flat_map(|(_, keys)| keys);
-        Some(own.any(|known| known.are_choices(option, words)))
+        let mut options = OPTIONS.iter().filter(|(its_section, _)| *its_section == section).flat_map(|(_, keys)| keys);
+        Some(options.any(|known| known.are_choices(option, words)))
     };
-    !key.is_empty() && (KEYS.iter().any(|known| known.are_choices(key, words)) || of_linked(key).unwrap_or(false))
+    let in_sections = || KEYS.iter().any(|known| known.are_choices(key, words));
+    !key.is_empty() && (in_sections() || in_linked_component().unwrap_or(false))
 }
 
-/// Whether the value of `key` is a component: a name, and options of their own for each name.
+/// Whether the value of `key` is a component: a map with a name, and with options that depend on the name.
 pub(super) fn is_component(key: &str) -> bool {
     component_and_rest(key).is_some_and(|(_, rest)| rest.is_empty())
 }
 
-/// The section of the component in the value of which `key` is, and the key within the component.
+/// Splits the key of a component, or of one of its options, into the section of its kind and the rest: `reward.0.align`
+/// into `reward` and `align`. The rest is empty for the component itself. `None` for other keys.
 fn component_and_rest(key: &str) -> Option<(&'static str, &str)> {
-    let entry = |(list, kind): (String, Kind)| Some((kind.section(), key.strip_prefix(&list)?.strip_prefix('.')?));
-    let (section, rest) = match component_lists().find_map(entry) {
-        Some(entry) => entry,
+    let in_list = |(list, kind): (String, Kind)| Some((kind.section(), key.strip_prefix(&list)?.strip_prefix('.')?));
+    let (section, index_and_rest) = match component_lists().find_map(in_list) {
+        Some(section_and_rest) => section_and_rest,
         None => {
             let (name, rest) = key.split_once('.').unwrap_or((key, ""));
             (Kind::ALL.iter().map(|kind| kind.section()).find(|section| *section == name)?, rest)
         }
     };
-    let (first, within) = rest.split_once('.').unwrap_or((rest, ""));
-    Some((section, if first.parse::<usize>().is_ok() { within } else { rest }))
+    let (first, rest) = index_and_rest.split_once('.').unwrap_or((index_and_rest, ""));
+    let has_index = first.parse::<usize>().is_ok();
+    Some((section, if has_index { rest } else { index_and_rest }))
 }
 
-/// Replaces `null`, where it is not a value, by the default: `training: null` and `--unset seed` take back what lower
-/// layers set. Options of components have their defaults in the registry.
+/// Replaces `null` by the default, unless the default itself is `null`: `training: null` and `--unset seed` undo what
+/// lower layers set. Components are left out, because [`check_components`] fills in the defaults of their options.
 pub(super) fn fill_nulls(tree: &mut Json) {
     let is_component = |name: &String| Kind::ALL.iter().any(|kind| kind.section() == name);
     for (name, default) in DEFAULTS.as_object().into_iter().flatten() {
@@ -107,20 +112,21 @@ pub(super) fn fill_nulls(tree: &mut Json) {
     }
 }
 
-/// Sets the default learning rate, that of the algorithm if it has one of its own, unless a layer sets another: a tenth of
-/// it where all weights are trained (`model.lora_rank: 0`).
+/// Sets the learning rate, unless a layer sets it: to the default of the algorithm, or else of all runs. If all weights
+/// are trained (`model.lora_rank: 0`), a tenth of it.
 pub(super) fn fill_learning_rate(tree: &mut Json, registry: &Registry, provenance: &Provenance) {
     let is_null = tree.pointer("/training/learning_rate").is_none_or(Json::is_null);
     if !is_null && provenance.is_set("training.learning_rate") {
         return;
     }
     let name = tree.pointer("/algo/name").and_then(Json::as_str).unwrap_or_default();
-    let rate = registry.find(Kind::Algorithm, name).ok().and_then(|registration| registration.learning_rate);
-    let is_whole = tree.pointer("/model/lora_rank").and_then(Json::as_u64) == Some(0);
-    // The quotient of 1e-5 has another last bit than 1e-6.
+    let rate_of_algorithm =
+        registry.find(Kind::Algorithm, name).ok().and_then(|registration| registration.learning_rate);
+    let default_rate = rate_of_algorithm.unwrap_or_else(|| TrainingConfig::default().learning_rate);
+    let trains_all_weights = tree.pointer("/model/lora_rank").and_then(Json::as_u64) == Some(0);
+    // By way of a decimal, because 1e-5 / 10 differs from 1e-6 in its last bit.
     let tenth = |rate: f64| format!("{:.6e}", rate / 10.0).parse().unwrap_or(rate);
-    let rate = rate.unwrap_or_else(|| TrainingConfig::default().learning_rate);
-    let rate = if is_whole { tenth(rate) } else { rate };
+    let rate = if trains_all_weights { tenth(default_rate) } else { default_rate };
     let training = tree.as_object_mut().map(|tree| tree.entry("training").or_insert(Json::Null));
     if let Some(training @ (Json::Null | Json::Object(_))) = training {
         training["learning_rate"] = rate.into();
@@ -141,13 +147,15 @@ pub(super) fn check_components(tree: &mut Json, registry: &Registry, provenance:
             Some(item @ Json::Object(_)) => {
                 notes.extend(check_component(&section, kind, item, registry, provenance)?);
             }
-            // A section that may be left out.
+            // An optional section that is missing.
             _ => {}
         }
     }
     Ok(notes)
 }
 
+/// Checks the component at `key`, and fills in the defaults of its options. Returns a note if options were left out,
+/// because they belong to a component that an argument replaced (see [`Provenance::is_renamed`]).
 fn check_component(
     key: &str,
     kind: Kind,
@@ -176,6 +184,7 @@ fn check_component(
                 .filter(|other| other.options().contains_key(option))
                 .map(|other| format!("`{name_key}={}`", other.name))
                 .collect();
+            // Not a misspelt option, but one of another component.
             if keys::suggest(&option_key, siblings.clone(), &[]).is_none() && !others.is_empty() {
                 let problem = format!("`{name}` has no such key; it belongs to {}", others.join(", "));
                 return Err(provenance.with_place(Error::config(option_key, problem)));
@@ -208,8 +217,7 @@ fn at<'a>(map: &'a mut Map<String, Json>, path: &str) -> Option<&'a mut Json> {
     parts.try_fold(first, |value, part| value.get_mut(part))
 }
 
-/// Puts `default` where nothing was set; maps merge. A `null` that was set remains only where the default is `null` or
-/// a scalar: for a component both mean "not set".
+/// Replaces `null` in a value by what `default` has there. Maps are filled key by key.
 fn fill(value: &mut Json, default: &Json) {
     match (value, default) {
         (Json::Object(map), Json::Object(defaults)) => {

@@ -1,4 +1,5 @@
-//! Secrets of the environment in a configuration: `config.yaml` and the report name the variable instead of its value.
+//! Secrets that a configuration takes from environment variables. [`hide`] puts `${oc.env:NAME}` in their place in
+//! `config.yaml` and the report, [`without_secrets`] does so in messages.
 
 use std::sync::Mutex;
 
@@ -8,33 +9,44 @@ use serde_json::Value as Json;
 use super::provenance::{Provenance, to_json};
 use super::yaml::child;
 
-/// Parts of the names of variables that hold secrets.
-const NAMES: [&str; 8] =
+/// Parts of names of variables that hold secrets.
+const SECRET_PARTS: [&str; 8] =
     ["TOKEN", "SECRET", "PASSWORD", "PASSWD", "API_KEY", "ACCESS_KEY", "PRIVATE_KEY", "CREDENTIAL"];
-/// Shorter values are left alone: they occur by chance.
+/// Shortest value of such a variable that is replaced in a configuration. Shorter ones may occur there by chance.
 const SHORTEST: usize = 8;
 
-/// More such parts, of names of variables that a configuration interpolates.
-const MORE_NAMES: [&str; 7] = ["KEY", "PASS", "PWD", "AUTH", "COOKIE", "WEBHOOK", "SESSION"];
-/// And whole words of such names.
-const WORDS: [&str; 2] = ["PAT", "SAS"];
-/// Longer values are no names of experiments, backends and the like.
+/// Further parts, for the variables that a configuration interpolates.
+const MORE_SECRET_PARTS: [&str; 7] = ["KEY", "PASS", "PWD", "AUTH", "COOKIE", "WEBHOOK", "SESSION"];
+/// Whole words in names of such variables.
+const SECRET_WORDS: [&str; 2] = ["PAT", "SAS"];
+/// Longest value that may be the name of an experiment, a backend or the like, and so no secret.
 const LONGEST_NAME: usize = 24;
 
-/// Values of interpolated variables, longest first, what messages have instead of them, and whether they are replaced
-/// within a text, and not only where they are quoted.
-static OUT_OF_MESSAGES: Mutex<Vec<(String, String, bool)>> = Mutex::new(Vec::new());
-/// Shorter values are hidden only where a message quotes them alone.
-const SHORTEST_WITHIN: usize = 6;
-/// Messages cut long values: one that agrees in this number of characters is the same.
+/// A text that messages must not contain.
+struct Hidden {
+    value: String,
+    /// What messages have instead, `${oc.env:NAME}`.
+    written: String,
+    /// Whether the value is replaced anywhere in a message. Otherwise only where it is quoted by itself.
+    anywhere: bool,
+}
+
+/// Values of interpolated variables, longest first.
+static OUT_OF_MESSAGES: Mutex<Vec<Hidden>> = Mutex::new(Vec::new());
+/// Most values that are kept out of messages.
+const MAX_HIDDEN: usize = 4096;
+/// Shortest value that is replaced anywhere in a message.
+const SHORTEST_ANYWHERE: usize = 6;
+/// Messages cut long values. A text that begins with this many characters of a value is taken for the value.
 const HEAD: usize = 16;
 
-/// A value that comes from the environment.
+/// A value that a file interpolates from the environment.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct AsWritten {
+    /// Place of the interpolation.
     origin: Option<String>,
     value: Json,
-    /// Its text, with `${oc.env:NAME}` in it.
+    /// The text in the file, with `${oc.env:NAME}` in it.
     text: String,
 }
 
@@ -44,14 +56,14 @@ impl AsWritten {
         Self { origin, value: to_json(value.clone(), "", &mut Provenance::default()), text }
     }
 
-    /// Whether the variable is in its text.
+    /// Whether the text interpolates the variable, without or with a default.
     fn names(&self, variable: &str) -> bool {
-        let name = |end: char| self.text.contains(&format!("${{oc.env:{variable}{end}"));
-        name('}') || name(',')
+        let has = |end: char| self.text.contains(&format!("${{oc.env:{variable}{end}"));
+        has('}') || has(',')
     }
 }
 
-/// Text that is read again as it is.
+/// The text with every `${` escaped, so that interpolation yields the text itself.
 pub(super) fn escaped(text: &str) -> String {
     text.replace("${", "\\${")
 }
@@ -61,35 +73,38 @@ pub(super) fn keep_out_of_messages(name: &str, value: &str) {
     if value.is_empty() || value.parse::<f64>().is_ok() {
         return;
     }
-    let within = value.len() >= SHORTEST_WITHIN && may_be_secret(name, value);
+    let anywhere = value.len() >= SHORTEST_ANYWHERE && may_be_secret(name, value);
     let quoted = Json::from(value).to_string();
+    // As it is, as JSON escapes it, and without a line break at its end.
     let forms = [value, quoted.trim_matches('"'), value.trim_end()];
-    let Ok(mut known) = OUT_OF_MESSAGES.lock() else { return };
+    let Ok(mut hidden) = OUT_OF_MESSAGES.lock() else { return };
     for form in forms {
-        if known.len() < 4096 && known.iter().all(|(known, ..)| known != form) {
-            known.push((form.into(), format!("${{oc.env:{name}}}"), within));
+        if hidden.len() < MAX_HIDDEN && hidden.iter().all(|known| known.value != form) {
+            hidden.push(Hidden { value: form.into(), written: format!("${{oc.env:{name}}}"), anywhere });
         }
     }
-    known.sort_by_key(|(value, ..)| std::cmp::Reverse(value.len()));
+    hidden.sort_by_key(|known| std::cmp::Reverse(known.value.len()));
 }
 
-/// Whether the value of an interpolated variable may be a secret: a message that names a file, or the command that
-/// resumes a run, is of use as it is.
+/// Whether the value of an interpolated variable may be a secret. Names of files and of experiments are not, because a
+/// message with the path of a file, or with the command that resumes a run, is of use only as it is.
 fn may_be_secret(name: &str, value: &str) -> bool {
     let name = name.to_uppercase();
-    let is_name = value.len() <= LONGEST_NAME && value.chars().all(|c| c.is_alphanumeric() || "._-/".contains(c));
-    let is_named = NAMES.iter().chain(&MORE_NAMES).any(|part| name.contains(part))
-        || name.split('_').any(|word| WORDS.contains(&word));
-    !std::path::Path::new(value).exists() && (is_named || !is_name)
+    let has_secret_name = SECRET_PARTS.iter().chain(&MORE_SECRET_PARTS).any(|part| name.contains(part))
+        || name.split('_').any(|word| SECRET_WORDS.contains(&word));
+    let looks_like_name =
+        value.len() <= LONGEST_NAME && value.chars().all(|c| c.is_alphanumeric() || "._-/".contains(c));
+    !std::path::Path::new(value).exists() && (has_secret_name || !looks_like_name)
 }
 
-/// The text with `written` in the place of `value`, and of its beginning where a message cuts it.
+/// The text with `written` in the place of `value`, also where only the beginning of `value` is left of it (see
+/// [`HEAD`]).
 fn replaced(text: &str, value: &str, written: &str) -> String {
     let head = value.char_indices().nth(HEAD).map_or(value, |(end, _)| &value[..end]);
     let (mut result, mut rest) = (String::new(), text);
     while let Some(at) = rest.find(head) {
-        let same = rest[at..].chars().zip(value.chars()).take_while(|(found, own)| found == own);
-        let length: usize = same.map(|(c, _)| c.len_utf8()).sum();
+        let common = rest[at..].chars().zip(value.chars()).take_while(|(found, expected)| found == expected);
+        let length: usize = common.map(|(c, _)| c.len_utf8()).sum();
         result += &rest[..at];
         result += written;
         rest = &rest[at + length.max(1)..];
@@ -101,9 +116,9 @@ fn replaced(text: &str, value: &str, written: &str) -> String {
 /// interpolated.
 pub fn without_secrets(message: &str) -> String {
     let mut text = message.to_string();
-    let Ok(known) = OUT_OF_MESSAGES.lock() else { return text };
-    for (value, written, within) in known.iter() {
-        if *within {
+    let Ok(hidden) = OUT_OF_MESSAGES.lock() else { return text };
+    for Hidden { value, written, anywhere } in hidden.iter() {
+        if *anywhere {
             text = replaced(&text, value, written);
         }
         for quote in ['`', '"'] {
@@ -113,37 +128,42 @@ pub fn without_secrets(message: &str) -> String {
     text
 }
 
-/// Writes values of the environment as they were interpolated, and puts `${oc.env:NAME}` in the place of every secret
-/// among `variables` that occurs in another text of `value`; reading it again yields the same configuration if the
-/// variable is the same. What looks like an interpolation already is escaped. Numbers stay: they are no secrets, and a
-/// run goes on with them where the variable is not set.
+/// Replaces what came from the environment in the configuration `value`. Reading the result yields the same
+/// configuration, if the variables have the same values.
+///
+/// Values that files interpolated (`written`) become the texts of the files. In all other texts, `${oc.env:NAME}` takes
+/// the place of every secret among `variables`, the whole environment. A text that looks like an interpolation already
+/// is escaped. Numbers stay, because they are no secrets, and a run can then continue without the variable.
 pub(super) fn hide(
     value: &mut Json,
     provenance: &Provenance,
     written: &[AsWritten],
     variables: impl IntoIterator<Item = (String, String)>,
 ) {
-    let is_named = |name: &str| NAMES.iter().any(|part| name.to_uppercase().contains(part));
+    let has_secret_name = |name: &str| SECRET_PARTS.iter().any(|part| name.to_uppercase().contains(part));
     let is_interpolated = |name: &str| written.iter().any(|one| one.names(name));
     let mut secrets: Vec<(String, String)> = variables
         .into_iter()
         .filter(|(_, value)| value.len() >= SHORTEST)
-        .filter(|(name, value)| is_named(name) || (is_interpolated(name) && may_be_secret(name, value)))
-        // Read again it would be a number.
+        .filter(|(name, value)| has_secret_name(name) || (is_interpolated(name) && may_be_secret(name, value)))
+        // The text of an interpolated number would be read as a number.
         .filter(|(_, value)| value.parse::<f64>().is_err())
         .collect();
-    // A secret may contain another.
+    // Longest first, because a secret may contain another one.
     secrets.sort_by_key(|(name, value)| (std::cmp::Reverse(value.len()), name.clone()));
     Hiding { provenance, written, secrets }.hide("", value);
 }
 
+/// What [`hide`] looks for.
 struct Hiding<'a> {
     provenance: &'a Provenance,
     written: &'a [AsWritten],
+    /// Names and values of variables.
     secrets: Vec<(String, String)>,
 }
 
 impl Hiding<'_> {
+    /// Replaces secrets in the value of `key`.
     fn hide(&self, key: &str, value: &mut Json) {
         if matches!(value, Json::String(_) | Json::Array(_) | Json::Object(_))
             && let Some(one) =

@@ -20,8 +20,8 @@ pub enum Tracker {
 /// Trackers of Alibaba's ROLL, whose configurations are accepted, that do not exist here.
 const ROLL_ONLY: [&str; 3] = ["wandb", "swanlab", "stdout"];
 
-/// Turns one name into a list of one and `null` into the default, and removes the trackers of [`ROLL_ONLY`];
-/// if none is left, the default applies. Returns the note for the user.
+/// Makes the value of `track_with` a list: one name becomes a list of one. Trackers of [`ROLL_ONLY`] are removed, with
+/// a note for the user. The default applies to `null`, and if no tracker is left.
 pub(super) fn normalize(tree: &mut Json) -> Option<String> {
     let map = tree.as_object_mut()?;
     let value = map.get_mut(KEY)?;
@@ -32,7 +32,8 @@ pub(super) fn normalize(tree: &mut Json) -> Option<String> {
     let (ignored, kept): (Vec<Json>, Vec<Json>) = match value {
         Json::Array(names) => names.drain(..).partition(is_ignored),
         Json::Null => Default::default(),
-        _ => return None, // deserialization reports the wrong type
+        // Deserialization reports the wrong type.
+        _ => return None,
     };
     if kept.is_empty() && (value.is_null() || !ignored.is_empty()) {
         map.remove(KEY);

@@ -12,8 +12,9 @@ use crate::progress::counted;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainingConfig {
-    /// Highest learning rate of the schedule. Without it, 1e-4 for an adapter that learns from examples (`flow_matching`,
-    /// `sft`), 1e-5 for one that learns from rewards; a tenth of these for all weights (`model.lora_rank: 0`).
+    /// Highest learning rate of the schedule. Without it, 1e-4 for an adapter that learns from examples
+    /// (`flow_matching`, `sft`), 1e-5 for one that learns from rewards; a tenth of these for all weights
+    /// (`model.lora_rank: 0`).
     #[schemars(range(min = 0))]
     pub learning_rate: f64,
     /// Shape of the learning-rate schedule, by its name in Hugging Face transformers.
@@ -43,15 +44,17 @@ pub struct TrainingConfig {
     /// A gradient with a larger global L2 norm is scaled down to this norm. 0 turns clipping off.
     #[schemars(range(min = 0))]
     pub max_grad_norm: f64,
-    /// Most weight of the past in an average of the trained parameters; 0: no average. Evaluations, validations and
-    /// videos of `evaluation.prompts` use it, and it is saved in `averaged/` of the checkpoints. After step n: average <-
-    /// d average + (1 - d) parameters, with d = min((1 + n) / (10 + n), this number). The matrices of an adapter are
-    /// averaged one by one. Each rank keeps the average of all trained parameters, in f32.
+    /// Decay of an exponential moving average of the trained parameters. 0 keeps no average. Evaluations, validations
+    /// and videos of `evaluation.prompts` use the average, and it is saved in `averaged/` of the checkpoints. After
+    /// step n, average <- d average + (1 - d) parameters, with d = min((1 + n) / (10 + n), this number). The two
+    /// matrices of an adapter's layer are averaged separately. Each rank keeps the average of all trained parameters,
+    /// in f32.
     #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub average: f64,
-    /// The run stops after this many steps if nothing was trained in them, and says why: every sample was left out, or
-    /// every update, or no parameter changed. Later it stops after ten times as many such steps in a row; an agent
-    /// does so from the beginning. A run that never changed a parameter fails at its end. 0: never.
+    /// A run fails if nothing is trained in this many steps from its start: every sample or every update was left out,
+    /// or no parameter changed. Once something was trained, ten times as many such steps in a row make it fail. For an
+    /// agent it is ten times as many from the start, too, unless every update was left out. A run that never changed a
+    /// parameter fails at its end. 0 turns all of this off.
     pub max_skipped_steps: u64,
 }
 
@@ -77,7 +80,7 @@ impl Default for TrainingConfig {
 }
 
 impl TrainingConfig {
-    /// The part that a strategy takes.
+    /// The options of the optimizer, for the strategy.
     pub fn optimizer(&self) -> OptimizerConfig {
         OptimizerConfig {
             betas: self.betas,
@@ -87,7 +90,7 @@ impl TrainingConfig {
         }
     }
 
-    /// The learning rate of each of `steps` optimizer steps.
+    /// The learning-rate schedule of a run of `steps` optimizer steps.
     pub fn schedule(&self, steps: u64) -> LrSchedule {
         LrSchedule::new(self.lr_scheduler_type, self.learning_rate, self.warmup_steps, steps)
             .with_options(self.lr_scheduler_kwargs.clone())

@@ -1,7 +1,7 @@
-//! YAML, with the line of each value.
+//! Reads YAML into values that remember their file and line.
 //!
-//! Stricter than the `config` crate's own reader: duplicate keys, YAML 1.1 booleans, several documents, and documents
-//! that unfold beyond a configuration's size are errors.
+//! This reader is stricter than the `config` crate's own: duplicate keys, YAML 1.1 booleans (`yes`, `on`), several
+//! documents, and documents whose aliases unfold beyond the size of a configuration are errors.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,10 +16,11 @@ use serde_saphyr::{Location, Spanned};
 use roll_core::{Error, Result};
 use roll_external::files;
 
-/// Larger files are refused: no configuration is that large, and a wrong path (a checkpoint) is found out at once.
+/// Largest file that is read. No configuration is as large, and a wrong path, such as that of a checkpoint, is found
+/// out at once.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Nodes after aliases are unfolded. Bounds the memory of "billion laughs" documents.
+/// Most nodes after aliases are unfolded. This bounds the memory of "billion laughs" documents.
 const MAX_NODES: usize = 20_000;
 
 pub(super) type Map = HashMap<String, Value>;
@@ -28,9 +29,9 @@ pub(super) type Map = HashMap<String, Value>;
 pub(super) struct Document {
     /// The file, as the user named it.
     pub path: PathBuf,
-    /// Its text, comments included.
+    /// The text, comments included.
     pub text: String,
-    /// Its mapping; values remember their origin as `file:line`.
+    /// The mapping. Values remember their origin as `file:line`.
     pub map: Map,
 }
 
@@ -52,7 +53,7 @@ impl Document {
         Self::parse(path, text)
     }
 
-    /// Parses text that was read already; `path` names the file in messages and origins.
+    /// Parses the text of the file `path`, which names it in messages and origins.
     pub fn parse(path: &Path, text: String) -> Result<Self> {
         let document = parse(&text).map_err(|problem| Error::bad_file(path, problem))?;
         let name = path.display();
@@ -89,6 +90,7 @@ fn first_word(text: &str) -> &str {
     text.split_whitespace().next().unwrap_or_default()
 }
 
+/// Parses one document within the limits on its size.
 fn parse(text: &str) -> std::result::Result<Spanned<Node>, String> {
     if text.trim().is_empty() {
         return Ok(Spanned::new(Node::Scalar(ValueKind::Nil), Location::UNKNOWN, Location::UNKNOWN));
@@ -110,11 +112,11 @@ fn parse(text: &str) -> std::result::Result<Spanned<Node>, String> {
     };
     serde_saphyr::from_str_with_options(text, options).map_err(|e| {
         let message = e.to_string();
-        // The parser names its own options, which a configuration does not have.
+        // The parser's messages name options of its Rust interface, which a user cannot set.
         let message = message.replace(", set DuplicateKeyPolicy in Options if acceptable", "");
         let message = message.replace(" rejected by the configured policy", ", expected a finite number");
         match e.location() {
-            // Some messages bring their place along.
+            // Some messages have their place already.
             Some(at) if !message.contains("line ") => {
                 format!("line {}, column {}: {message}", at.line(), at.column())
             }
@@ -123,13 +125,14 @@ fn parse(text: &str) -> std::result::Result<Spanned<Node>, String> {
     })
 }
 
+/// A YAML value, before it gets its origin. Map keys keep their order, and may occur twice for the parser to refuse.
 enum Node {
     Scalar(ValueKind),
     List(Vec<Spanned<Node>>),
     Map(Vec<(String, Spanned<Node>)>),
 }
 
-/// The node as a value that remembers its origin, which `origin` makes of its line (0 if unknown).
+/// The node as a value that remembers its origin. `origin` words the origin of a line; line 0 is unknown.
 fn to_value(node: Spanned<Node>, origin: &dyn Fn(u64) -> String) -> Value {
     let at = origin(node.referenced.line());
     let kind = match node.value {
@@ -142,7 +145,7 @@ fn to_value(node: Spanned<Node>, origin: &dyn Fn(u64) -> String) -> Value {
     Value::new(Some(&at), kind)
 }
 
-/// The value at a dotted key; an entry of a list is a number.
+/// The value at a dotted key. The key of a list's entry is its index.
 pub(super) fn find<'a>(root: &'a Value, key: &str) -> Option<&'a Value> {
     key.split('.').try_fold(root, |value, name| match &value.kind {
         ValueKind::Table(map) => map.get(name),
@@ -210,7 +213,7 @@ impl<'de> Visitor<'de> for NodeVisitor {
         let mut items = Vec::new();
         while let Some(key) = map.next_key::<String>()? {
             let item = map.next_value::<Spanned<Node>>()?;
-            // `{last:1}` is one word to YAML, a key without a value.
+            // To YAML, `{last:1}` is a key `last:1` without a value.
             if let (Some((word, rest)), Node::Scalar(ValueKind::Nil)) = (key.split_once(':'), &item.value)
                 && !rest.is_empty()
             {

@@ -1,4 +1,4 @@
-//! One JSON object per line and step.
+//! `metrics.jsonl`: one JSON object for each logged step, a line each.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, OpenOptions};
@@ -10,10 +10,10 @@ use serde_json::{Map, Value};
 use roll_core::{Error, Result};
 use roll_external::files::{self, write_atomically_with};
 
-/// Greatest length of a line in bytes: many times that of a thousand metrics.
+/// Longest line in bytes, many times that of a thousand metrics.
 const MAX_LINE: u64 = 1 << 20;
 
-/// Appends lines; each is in the file when [`JsonlWriter::write`] returns.
+/// Appends lines to the file. A line is in the file when [`JsonlWriter::write`] returns.
 #[derive(Debug)]
 pub struct JsonlWriter {
     path: PathBuf,
@@ -21,14 +21,17 @@ pub struct JsonlWriter {
 }
 
 impl JsonlWriter {
-    /// Opens or makes the file. Lines of steps from `from_step` on, and a line cut short by a crash, are removed; so
-    /// are, with a warning, lines that hold no step: a power cut may leave anything at the end of a file.
+    /// Opens or makes the file of a run that begins or continues with step `from_step`.
     ///
-    /// Warns if lines of earlier steps are missing: each `every`-th step has one.
+    /// Lines of this step and later ones are removed, since the run takes these steps again. So is a last line that a
+    /// crash has cut short, and, with a warning, every line that holds no step: a power cut may leave anything at the
+    /// end of a file. Warns if lines of earlier steps are missing; every `every`-th step should have one.
     pub fn resume(path: &Path, from_step: u64, every: u64) -> Result<Self> {
-        let mut steps = 0;
+        // Number of lines of earlier steps, apart from step 0, which is measured before training.
+        let mut earlier_steps = 0;
         if path.exists() {
-            let kept = |line: &Line| match line {
+            // The step of a line that is kept.
+            let kept_step = |line: &Line| match line {
                 Line::Row(row) => step_of(row).filter(|step| *step < from_step),
                 Line::Invalid(_) | Line::Cut => None,
             };
@@ -38,14 +41,14 @@ impl JsonlWriter {
                 if !holds_step && !matches!(line, Line::Cut) {
                     tracing::warn!("a line of {} holds no step and is removed", path.display());
                 }
-                steps += u64::from(kept(&line).is_some_and(|step| step > 0));
-                is_changed |= kept(&line).is_none();
+                earlier_steps += u64::from(kept_step(&line).is_some_and(|step| step > 0));
+                is_changed |= kept_step(&line).is_none();
                 Ok(())
             })?;
             if is_changed {
                 write_atomically_with(path, |file| {
                     let mut out = BufWriter::new(file);
-                    let copied = each_line(path, |_, line, text| match kept(&line) {
+                    let copied = each_line(path, |_, line, text| match kept_step(&line) {
                         Some(_) => out.write_all(text).map_err(Error::file("write", path)),
                         None => Ok(()),
                     });
@@ -55,9 +58,11 @@ impl JsonlWriter {
             }
         }
         let expected = from_step.saturating_sub(1) / every.max(1);
-        if steps < expected {
+        if earlier_steps < expected {
             let path = path.display();
-            tracing::warn!("{path} holds {steps} of {expected} steps of before: curves and report lack the others");
+            tracing::warn!(
+                "{path} holds {earlier_steps} of {expected} steps of before: curves and report lack the others"
+            );
         }
         let file = OpenOptions::new().create(true).append(true).open(path).map_err(Error::file("open", path))?;
         Ok(Self { path: path.into(), file })
@@ -71,7 +76,7 @@ impl JsonlWriter {
         self.file.write_all(line(step, metrics).as_bytes()).map_err(Error::file("write", &self.path))
     }
 
-    /// Makes the lines written so far last over a power cut.
+    /// Syncs the file, so that the lines written so far survive a power cut.
     pub fn sync(&mut self) -> Result<()> {
         self.file.sync_data().map_err(Error::file("sync", &self.path))
     }
@@ -87,14 +92,17 @@ pub fn line(step: u64, metrics: &BTreeMap<String, f64>) -> String {
     Value::Object(object).to_string() + "\n"
 }
 
-/// Reads the objects of a file, one a line: of several lines of one step the last. A last line without its end is left
-/// out; anything else that is no object, or longer than 1 MiB, is an error that names the line.
+/// Reads the objects of a file, one for each line. If several lines have the same step, only the last of them is
+/// returned. A last line without a line break is left out. Any other line that is no object, or is longer than 1 MiB,
+/// is an error that names it.
 pub fn read_jsonl(path: &Path) -> Result<Vec<Map<String, Value>>> {
-    let (mut rows, mut places) = (Vec::new(), HashMap::new());
+    let mut rows = Vec::new();
+    // The index in `rows` of each step.
+    let mut indices = HashMap::new();
     each_line(path, |number, line, _| {
         match line {
-            Line::Row(row) => match step_of(&row).map(|step| *places.entry(step).or_insert(rows.len())) {
-                Some(place) if place < rows.len() => rows[place] = row,
+            Line::Row(row) => match step_of(&row).map(|step| *indices.entry(step).or_insert(rows.len())) {
+                Some(index) if index < rows.len() => rows[index] = row,
                 _ => rows.push(row),
             },
             Line::Invalid(problem) => return Err(Error::bad_file(path, format!("line {number} {problem}"))),
@@ -105,11 +113,12 @@ pub fn read_jsonl(path: &Path) -> Result<Vec<Map<String, Value>>> {
     Ok(rows)
 }
 
+/// What a line of the file is.
 enum Line {
     Row(Map<String, Value>),
-    /// No row, and why.
+    /// No JSON object, for the reason in words.
     Invalid(String),
-    /// The last line, without its end: a process was killed while it wrote it.
+    /// The last line, without a line break: the process was killed while it wrote the line.
     Cut,
 }
 
@@ -117,8 +126,8 @@ fn step_of(row: &Map<String, Value>) -> Option<u64> {
     row.get("step")?.as_u64()
 }
 
-/// Calls `take` with each line of a file: its number from 1, its contents and its bytes. Of a line that is longer than
-/// [`MAX_LINE`], no more bytes are kept.
+/// Calls `take` with each line of a file: its number from 1, its contents and its bytes. Only [`MAX_LINE`] bytes of a
+/// longer line are held in memory.
 fn each_line(path: &Path, mut take: impl FnMut(u64, Line, &[u8]) -> Result<()>) -> Result<()> {
     let failed = || Error::file("read", path);
     let mut reader = BufReader::new(files::open(path).map_err(failed())?);
@@ -150,7 +159,7 @@ fn each_line(path: &Path, mut take: impl FnMut(u64, Line, &[u8]) -> Result<()>) 
     Ok(())
 }
 
-/// Passes over the rest of a line; false if the file ends before the line does.
+/// Passes over the rest of a line. Returns false if the file ends without a line break.
 fn skip_line(reader: &mut impl BufRead) -> io::Result<bool> {
     loop {
         let bytes = reader.fill_buf()?;

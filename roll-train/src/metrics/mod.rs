@@ -1,6 +1,7 @@
 //! Metrics of a run: `metrics.jsonl` for programs, TensorBoard event files for people.
 //!
-//! [`MetricsWriter`] writes both at every step; a resumed run replaces the lines of the steps that it repeats.
+//! [`MetricsWriter`] writes both at every logged step. A resumed run replaces the lines of the steps that it takes
+//! again.
 
 mod jsonl;
 mod tensorboard;
@@ -15,7 +16,7 @@ use crate::config::{RunConfig, Tracker};
 use crate::on_metrics::OnMetrics;
 use roll_core::Result;
 
-/// Writes both, or the one that is wanted, and passes lines to the command of `on_metrics`.
+/// Writes the files that `track_with` names, and passes the lines to the command of `on_metrics`.
 #[derive(Debug)]
 pub struct MetricsWriter {
     jsonl: Option<JsonlWriter>,
@@ -24,15 +25,15 @@ pub struct MetricsWriter {
 }
 
 impl MetricsWriter {
-    /// Writes into the run directory `run`. Steps from `from_step` on that are already there are dropped: a run that
-    /// was killed after its last checkpoint does them again. Each `logging_steps`-th step has a line.
+    /// Opens the files in the run directory `run`. Lines of steps from `from_step` on are removed, because a run that
+    /// was killed after its last checkpoint takes these steps again.
     pub fn create(run: &Path, from_step: u64, config: &RunConfig) -> Result<Self> {
         let RunConfig { track_with, logging_steps: every, on_metrics, .. } = config;
-        let with = |tracker| track_with.contains(&tracker);
+        let is_wanted = |tracker| track_with.contains(&tracker);
         let jsonl = || JsonlWriter::resume(&run.join("metrics.jsonl"), from_step, *every);
         Ok(Self {
-            jsonl: with(Tracker::Jsonl).then(jsonl).transpose()?,
-            events: with(Tracker::Tensorboard).then(|| EventWriter::create(run)).transpose()?,
+            jsonl: is_wanted(Tracker::Jsonl).then(jsonl).transpose()?,
+            events: is_wanted(Tracker::Tensorboard).then(|| EventWriter::create(run)).transpose()?,
             command: OnMetrics::start(on_metrics, run),
         })
     }
@@ -52,12 +53,13 @@ impl MetricsWriter {
         events.flush()
     }
 
-    /// Makes the lines of `metrics.jsonl` last over a power cut: before a checkpoint of their steps is there.
+    /// Syncs `metrics.jsonl`, so that its lines survive a power cut. Called before the checkpoint of these steps is
+    /// written.
     pub fn sync(&mut self) -> Result<()> {
         self.jsonl.as_mut().map_or(Ok(()), JsonlWriter::sync)
     }
 
-    /// Shows a picture in TensorBoard: the bytes of a PNG, or of an animated GIF, which it plays.
+    /// Shows a picture in TensorBoard. `encoded` is a PNG, or an animated GIF, which TensorBoard plays.
     pub fn image(&mut self, step: u64, name: &str, encoded: &[u8], size: [usize; 2]) -> Result<()> {
         let Some(events) = &mut self.events else { return Ok(()) };
         events.image(name, encoded, size, step)?;

@@ -30,7 +30,8 @@ impl EventWriter {
     pub fn create(directory: &Path) -> Result<Self> {
         static COUNTER: AtomicU32 = AtomicU32::new(0);
         let (seconds, n) = (wall_time() as u64, COUNTER.fetch_add(1, Ordering::Relaxed));
-        // Names sort by time: of two values of one step TensorBoard shows that of the later file.
+        // The name begins with the time, because TensorBoard reads files in the order of their names, and shows the
+        // last value of a step.
         let path = directory.join(format!("events.out.tfevents.{seconds:010}.roll.{}.{n}", std::process::id()));
         let file = File::create_new(&path).map_err(Error::file("create", &path))?;
         let mut writer = Self { path, file: BufWriter::new(file) };
@@ -63,11 +64,12 @@ impl EventWriter {
         self.event(summary, step)
     }
 
-    /// Hands the bytes written so far to the system.
+    /// Passes the bytes written so far to the operating system.
     pub fn flush(&mut self) -> Result<()> {
         self.file.flush().map_err(Error::file("write", &self.path))
     }
 
+    /// Writes an `Event` with one `Summary.Value`.
     fn event(&mut self, summary_value: Message, step: u64) -> Result<()> {
         let mut summary = Message::default();
         summary.message(1, summary_value);
@@ -78,6 +80,7 @@ impl EventWriter {
         self.record(&event)
     }
 
+    /// Writes a record.
     fn record(&mut self, Message(bytes): &Message) -> Result<()> {
         let length = (bytes.len() as u64).to_le_bytes();
         let parts: [&[u8]; 4] = [&length, &masked_crc(&length).to_le_bytes(), bytes, &masked_crc(bytes).to_le_bytes()];
@@ -85,7 +88,7 @@ impl EventWriter {
     }
 }
 
-/// The CRC with the masking of TFRecord, without which the CRC of data that contain CRCs would be weak.
+/// The CRC-32C, masked as TFRecord requires. Without the mask, the CRC of data that contain CRCs would be weak.
 fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -94,7 +97,8 @@ fn wall_time() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map(|t| t.as_secs_f64()).unwrap_or(0.0)
 }
 
-/// A protocol buffer message under construction.
+/// A protocol buffer message under construction. Before each value comes a key with the field's number and the wire
+/// type: 0 for a varint, 1 for 8 bytes, 2 for a length and bytes, 5 for 4 bytes.
 #[derive(Default)]
 struct Message(Vec<u8>);
 

@@ -1,4 +1,5 @@
-//! Panels of curves from the `metrics.jsonl` of one or several runs, and `curves.png`.
+//! Panels of curves from the metrics of one or several runs, for the report, and for `curves.png`. A [`PanelSpec`] says
+//! which metrics a panel shows, and becomes a [`Panel`] with the values of the runs.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -18,12 +19,12 @@ const SMOOTHING: usize = 8;
 pub struct RunMetrics<'a> {
     /// The run's name, for legends.
     pub name: &'a str,
-    /// The lines of its `metrics.jsonl`.
+    /// The lines of the run's `metrics.jsonl`.
     pub rows: &'a [Map<String, Value>],
 }
 
 impl RunMetrics<'_> {
-    /// Step and value of a metric at each step that has it.
+    /// `[step, value]` of a metric for each step that has it.
     pub fn of(&self, metric: &str) -> Vec<[f64; 2]> {
         self.rows.iter().filter_map(|row| Some([row.get("step")?.as_f64()?, row.get(metric)?.as_f64()?])).collect()
     }
@@ -47,7 +48,8 @@ pub struct PanelSpec {
 
 /// How the values of a metric are drawn.
 pub enum CurveStyle {
-    /// Each step as a dot and the running mean as a line; of several runs only the running means, named by the runs.
+    /// A dot for each step, and a line for the running mean. If several runs are shown, only the running means are
+    /// drawn, each named by its run.
     Steps,
     /// A line with this name.
     Line(String),
@@ -56,7 +58,7 @@ pub enum CurveStyle {
 }
 
 impl PanelSpec {
-    /// The panel of one metric of steps.
+    /// The panel of one metric that each step has.
     pub fn steps(metric: &str, title: &str) -> Self {
         Self { title: title.into(), curves: vec![(metric.into(), CurveStyle::Steps)] }
     }
@@ -78,52 +80,53 @@ impl PanelSpec {
         self
     }
 
-    /// The panel; without series if the runs do not have these metrics. Each series of a single run has its own colour;
-    /// of several runs, each run
-    /// has a colour and each metric a dash pattern.
+    /// The panel with the values of the runs. It has no series if the runs do not have these metrics. If there is one
+    /// run, each series has its own colour. If there are several, each run has a colour and each metric a dash pattern.
     pub fn panel(&self, runs: &[RunMetrics<'_>]) -> Panel {
-        let alone = runs.len() == 1;
+        let is_one_run = runs.len() == 1;
         let mut series = Vec::new();
+        // The dash pattern of the metric, counted over the metrics that any run has.
         let mut dashes = 0;
         for (metric, style) in &self.curves {
-            let before = series.len();
-            for (r, run) in runs.iter().enumerate() {
-                for (name, points, style) in style.series(run.of(metric), alone) {
-                    let name = match (alone, style) {
+            let series_before = series.len();
+            for (run_index, run) in runs.iter().enumerate() {
+                for (name, points, style) in style.series(run.of(metric), is_one_run) {
+                    let name = match (is_one_run, style) {
                         (true, _) => name,
                         (false, SeriesStyle::Mean(_)) => run.name.to_string(),
                         (false, _) => format!("{}: {name}", run.name),
                     };
-                    let (colour, dashes) = if alone { (series.len(), 0) } else { (r, dashes) };
+                    let (colour, dashes) = if is_one_run { (series.len(), 0) } else { (run_index, dashes) };
                     series.push(Series { name, points, style, colour, dashes });
                 }
             }
-            dashes += usize::from(series.len() > before);
+            dashes += usize::from(series.len() > series_before);
         }
         Panel { title: self.title.clone(), axes: ["step".into(), String::new()], series }
     }
 }
 
 impl CurveStyle {
-    /// Name, points and style of each series that is not empty.
-    fn series(&self, points: Vec<[f64; 2]>, alone: bool) -> Vec<(String, Vec<[f64; 2]>, SeriesStyle)> {
-        let Some(&[_, first]) = points.first() else { return Vec::new() };
+    /// Name, points and style of the series that draw these points; none without points.
+    fn series(&self, points: Vec<[f64; 2]>, is_one_run: bool) -> Vec<(String, Vec<[f64; 2]>, SeriesStyle)> {
+        let Some(&[_, first_value]) = points.first() else { return Vec::new() };
         match self {
             Self::Steps => {
                 let mean = ("running mean".into(), points.clone(), SeriesStyle::Mean(SMOOTHING));
-                if alone { vec![mean, ("step".into(), points, SeriesStyle::Dots)] } else { vec![mean] }
+                if is_one_run { vec![mean, ("step".into(), points, SeriesStyle::Dots)] } else { vec![mean] }
             }
             Self::Line(name) => vec![(name.clone(), points, SeriesStyle::Line)],
             Self::Change(name) => {
-                let changes = points.iter().map(|[step, value]| [*step, value - first]).collect();
+                let changes = points.iter().map(|[step, value]| [*step, value - first_value]).collect();
                 vec![(name.clone(), changes, SeriesStyle::Line)]
             }
         }
     }
 }
 
-/// A panel for each headline metric that the runs have. The score's panel also shows evaluations, and the panel of a
-/// metric that is also measured on held-out data shows both.
+/// A panel for each headline metric that the runs have. The panel of the score also shows the scores of evaluations;
+/// without a score among the headlines, these have a panel of their own. The panel of a metric that is also measured on
+/// held-out data shows both.
 pub fn main_panels(runs: &[RunMetrics<'_>], headlines: &[Headline]) -> Vec<Panel> {
     let evaluations = || metric_names(runs).into_iter().filter(|name| is_evaluation(name));
     let spec = |headline: &Headline| match headline.is_score {
@@ -138,12 +141,13 @@ pub fn main_panels(runs: &[RunMetrics<'_>], headlines: &[Headline]) -> Vec<Panel
     panels(&specs, runs)
 }
 
-/// A panel for each metric that these do not show. Times are left out.
+/// A panel for each metric that the panels of `shown` do not have. Times are left out.
 pub fn other_panels(runs: &[RunMetrics<'_>], shown: &[&PanelSpec]) -> Vec<Panel> {
-    let shown: BTreeSet<&String> = shown.iter().flat_map(|s| &s.curves).map(|(metric, _)| metric).collect();
-    let other = |name: &String| name != "step" && !name.starts_with("time/") && !shown.contains(name);
+    let shown_metrics: BTreeSet<&String> =
+        shown.iter().flat_map(|spec| &spec.curves).map(|(metric, _)| metric).collect();
+    let is_other = |name: &String| name != "step" && !name.starts_with("time/") && !shown_metrics.contains(name);
     let specs: Vec<PanelSpec> =
-        metric_names(runs).into_iter().filter(other).map(|name| PanelSpec::steps(&name, &name)).collect();
+        metric_names(runs).into_iter().filter(is_other).map(|name| PanelSpec::steps(&name, &name)).collect();
     panels(&specs, runs)
 }
 
@@ -152,7 +156,8 @@ pub fn panels<'a>(specs: impl IntoIterator<Item = &'a PanelSpec>, runs: &[RunMet
     specs.into_iter().map(|spec| spec.panel(runs)).filter(|panel| !panel.series.is_empty()).collect()
 }
 
-/// Whether a metric is a score of evaluations that share an axis; each of several checks has a scale of its own.
+/// Whether a metric is a score of evaluations that can share an axis with the others. The KL and each of several checks
+/// have scales of their own.
 pub fn is_evaluation(name: &str) -> bool {
     let has_own_scale = name.ends_with("_kl") || name.contains("_check_") || name == FALLING;
     name.starts_with("eval/") && !has_own_scale

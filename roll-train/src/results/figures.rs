@@ -1,4 +1,4 @@
-//! Figures of a run for its metrics, `summary.json` and the terminal: scores before and after training.
+//! The numbers that sum up a run, for its metrics, `summary.json` and the terminal: scores before and after training.
 
 use std::collections::BTreeMap;
 
@@ -11,22 +11,22 @@ use super::scores::{self, Change, Results};
 use crate::progress::counted;
 use crate::statistics::{Gain, paired_gain};
 
-/// Metrics of an evaluation: `eval/unseen`, `eval/unseen_check`, `eval/unseen_kl`, and `eval/unseen_check_NAME` for
-/// each of several checks.
+/// The metrics of an evaluation, for each set of clips: `eval/unseen`, `eval/unseen_check`, `eval/unseen_kl`, and
+/// `eval/unseen_check_NAME` for each of several checks.
 pub fn metrics(results: &Results, labels: &SetLabels) -> BTreeMap<String, f64> {
     let mut metrics = BTreeMap::new();
     for (name, clips) in results {
         let label = labels.of(*name);
-        let means = labels.suffixes().into_iter().enumerate();
-        let means = means.map(|(place, suffix)| (suffix, scores::mean_score(clips, place)));
-        let values = means.chain([("_kl".to_string(), scores::mean_kl(clips))]);
+        let suffixes = labels.suffixes().into_iter().enumerate();
+        let mean_scores = suffixes.map(|(reward, suffix)| (suffix, scores::mean_score(clips, reward)));
+        let values = mean_scores.chain([("_kl".to_string(), scores::mean_kl(clips))]);
         metrics.extend(values.filter_map(|(suffix, value)| Some((format!("eval/{label}{suffix}"), value?))));
     }
     metrics
 }
 
-/// Scores of each set before and after training, first by the reward, then by the rewards of `evaluation.check`, their
-/// sum before each.
+/// The change of the scores of each set, with its name (`unseen`, `unseen_check`). Changes by the trained reward come
+/// first, then those by the sum of the rewards of `evaluation.check`, then those by each of these rewards.
 fn changes(record: &Record, labels: &SetLabels) -> Vec<(String, Change)> {
     let Some((before, after)) = record.first_and_last_evaluation() else { return Vec::new() };
     let mut changes = Vec::new();
@@ -45,7 +45,7 @@ fn kl(record: &Record) -> Option<f64> {
     scores::mean_kl(record.first_and_last_evaluation()?.1.iter().flat_map(|(_, clips)| clips))
 }
 
-/// A quantity on held-out data before and after training.
+/// A quantity on held-out data, before and after training.
 pub struct ValidationChange<'a> {
     pub held_out: &'a HeldOut,
     pub format: HeadlineFormat,
@@ -58,22 +58,28 @@ pub struct ValidationChange<'a> {
 /// The changes of the headline metrics that are validated.
 pub fn validation_changes<'a>(record: &Record, headlines: &'a [Headline]) -> Vec<ValidationChange<'a>> {
     let [first, .., last] = record.validations.as_slice() else { return Vec::new() };
-    let of = |validated: &ValidationMetrics, metric: &str| validated.metrics.get(metric).copied().flatten();
+    let value = |validated: &ValidationMetrics, metric: &str| validated.metrics.get(metric).copied().flatten();
     let pairs: Vec<[f64; 2]> = first.losses.iter().zip(&last.losses).map(|(first, last)| [*first, *last]).collect();
     let gain = (pairs.len() > 1 && first.losses.len() == last.losses.len()).then(|| paired_gain(&pairs));
     let change = |headline: &'a Headline| {
         let held_out = headline.held_out.as_ref()?;
-        let (before, after) = (of(first, &held_out.metric)?, of(last, &held_out.metric)?);
+        let (before, after) = (value(first, &held_out.metric)?, value(last, &held_out.metric)?);
+        // The pairs are losses of samples.
         let gain = gain.filter(|_| held_out.metric == "val/loss");
         Some(ValidationChange { held_out, format: headline.format, before, after, gain })
     };
     headlines.iter().filter_map(change).collect()
 }
 
-/// Figures for `summary.json`: `unseen_before`, `unseen_after`, `unseen_gain` (with its confidence interval),
-/// `unseen_clips` and `unseen_missing`, the same for the other sets and, with the suffix `_check`, for the rewards of
-/// `evaluation.check` (`_check_NAME` for each of several); `compared`, where videos after training were compared with
-/// those before; `kl` after training; `success_before` and `success_after` of an agent.
+/// The numbers in `summary.json`:
+///
+/// - for each set of clips `unseen_before`, `unseen_after`, `unseen_gain` (with its confidence interval),
+///   `unseen_clips` and `unseen_missing`; the same with the suffix `_check` for the rewards of `evaluation.check`
+///   (`_check_NAME` for each of several),
+/// - `compared`, if videos after training were compared with videos before,
+/// - `kl` after training,
+/// - for each quantity on held-out data, such as `success`, `success_before` and `success_after`; for a loss also its
+///   gain.
 pub fn figures(record: &Record, headlines: &[Headline], labels: &SetLabels) -> BTreeMap<String, Value> {
     let mut figures = BTreeMap::new();
     for ValidationChange { held_out, before, after, gain, .. } in validation_changes(record, headlines) {
@@ -99,7 +105,7 @@ pub fn figures(record: &Record, headlines: &[Headline], labels: &SetLabels) -> B
     figures
 }
 
-/// The same figures as lines of name and text for the terminal.
+/// The same numbers for the terminal: lines of a name and a text.
 pub fn lines(record: &Record, headlines: &[Headline], labels: &SetLabels) -> Vec<(String, String)> {
     let mut lines = Vec::new();
     for ValidationChange { held_out, format, before, after, gain } in validation_changes(record, headlines) {
@@ -109,13 +115,15 @@ pub fn lines(record: &Record, headlines: &[Headline], labels: &SetLabels) -> Vec
     }
     for (name, change) in changes(record, labels) {
         let [before, after] = change.ends();
-        let gone = if change.missing > 0 { format!(", {} without a score", change.missing) } else { String::new() };
-        let counted = counted(change.clips as u64, "clip");
-        // "+0.200 (95 % +0.152 to +0.248; 24 clips)"; one clip has no interval.
+        let without_score =
+            if change.missing > 0 { format!(", {} without a score", change.missing) } else { String::new() };
+        let clips = counted(change.clips as u64, "clip");
         let gain = change.gain.in_words();
         let gain = match gain.strip_suffix(')') {
-            Some(interval) => format!("{interval}; {counted}{gone})"),
-            None => format!("{gain} ({counted}{gone})"),
+            // "+0.200 (95 % +0.152 to +0.248; 24 clips)".
+            Some(gain_and_interval) => format!("{gain_and_interval}; {clips}{without_score})"),
+            // One clip has no interval.
+            None => format!("{gain} ({clips}{without_score})"),
         };
         lines.push((name.replace('_', " "), format!("{before} -> {after}, {gain}")));
     }

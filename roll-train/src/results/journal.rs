@@ -1,4 +1,7 @@
-//! Files that rank 0 writes during a run: configuration, headline metrics, metrics, trajectories, sample videos.
+//! The files that rank 0 writes during a run: configuration, headline metrics, metrics, trajectories, sample videos.
+//!
+//! All files but the configuration are opened when the first step of a process is done, by [`Journal::open`], so that a
+//! run that fails in its first step leaves no metrics. What comes before that is kept until then.
 
 use std::collections::BTreeMap;
 
@@ -17,37 +20,40 @@ use super::{figures, headlines, progress_file, samples};
 /// Longer side of the videos in TensorBoard, in pixels.
 const GIF_SIDE: usize = 256;
 
-/// Writer of these files. All but the configuration come after the first step.
+/// Writes these files.
 pub struct Journal {
     /// The run directory; `None` on all ranks but 0.
     pub dir: Option<RunDir>,
+    /// `None` until the journal is open.
     metrics: Option<MetricsWriter>,
     trajectories: Trajectories,
-    /// Episodes recorded before the journal opens.
-    early: Vec<serde_json::Value>,
-    /// Videos of prompts from before the journal opens.
-    early_prompts: Vec<Video>,
+    /// Episodes that are written when the journal opens.
+    kept_episodes: Vec<serde_json::Value>,
+    /// Videos of prompts that are written when the journal opens.
+    kept_prompts: Vec<Video>,
     /// Number of steps that earlier processes took.
-    before: u64,
+    earlier_steps: u64,
     headlines: Vec<Headline>,
     labels: SetLabels,
 }
 
 impl Journal {
-    pub(crate) fn new(dir: Option<&RunDir>, before: u64, headlines: Vec<Headline>, labels: SetLabels) -> Self {
+    /// `earlier_steps` is the number of steps that earlier processes took.
+    pub(crate) fn new(dir: Option<&RunDir>, earlier_steps: u64, headlines: Vec<Headline>, labels: SetLabels) -> Self {
         Self {
             dir: dir.cloned(),
             metrics: None,
             trajectories: Trajectories::new(dir),
-            early: Vec::new(),
-            early_prompts: Vec::new(),
-            before,
+            kept_episodes: Vec::new(),
+            kept_prompts: Vec::new(),
+            earlier_steps,
             headlines,
             labels,
         }
     }
 
-    /// Writes the configuration of a run that has none yet: with it the run can be resumed, if need be from its start.
+    /// Writes the configuration if the run has none yet. With it, the run can be resumed even before its first
+    /// checkpoint.
     pub(crate) fn begin(&self, loaded: &LoadedConfig) -> Result<()> {
         match &self.dir {
             Some(dir) if !dir.config_path().exists() => dir.write_config(&loaded.resolved_yaml()?),
@@ -55,16 +61,20 @@ impl Journal {
         }
     }
 
-    /// Writes the configuration and opens the metrics, which keep only the steps of earlier processes.
+    /// Writes the configuration and opens the other files, on rank 0 and if they are not open yet. Lines of steps that
+    /// an earlier process took after its last checkpoint are removed, because this process takes these steps again.
     pub(crate) fn open(&mut self, loaded: &LoadedConfig, record: &Record) -> Result<()> {
         let (Some(dir), None) = (&self.dir, &self.metrics) else { return Ok(()) };
         dir.write_config(&loaded.resolved_yaml()?)?;
         headlines::write(dir, &self.headlines)?;
-        let first = if self.before == 0 { 0 } else { self.before + 1 };
-        // An earlier process that stopped before the evaluation of its last step did not log that step.
-        let first = first - u64::from(self.before > 0 && record.pending.is_some());
-        let config = &loaded.config;
-        let metrics = MetricsWriter::create(dir.path(), first, config)?;
+        // The first step that this process logs. Step 0 is the measurement before training.
+        let first_step = match (self.earlier_steps, &record.pending) {
+            (0, _) => 0,
+            (earlier_steps, None) => earlier_steps + 1,
+            // The earlier process stopped before the evaluation after its last step, and did not log that step.
+            (earlier_steps, Some(_)) => earlier_steps,
+        };
+        let metrics = MetricsWriter::create(dir.path(), first_step, &loaded.config)?;
         let metrics = self.metrics.insert(metrics);
         let mut before_training = BTreeMap::new();
         for evaluation in record.evaluations.iter().filter(|e| e.step == 0) {
@@ -73,13 +83,13 @@ impl Journal {
         for validation in record.validations.iter().filter(|v| v.step == 0) {
             before_training.extend(record::restored(&validation.metrics));
         }
-        if self.before == 0 && !before_training.is_empty() {
+        if self.earlier_steps == 0 && !before_training.is_empty() {
             metrics.log(0, &before_training)?;
         }
-        write_prompts(metrics, self.before, &std::mem::take(&mut self.early_prompts))?;
-        self.trajectories.begin(self.before, record.pending.is_none())?;
+        write_prompts(metrics, self.earlier_steps, &std::mem::take(&mut self.kept_prompts))?;
+        self.trajectories.begin(self.earlier_steps, record.pending.is_none())?;
         self.write_progress(record)?;
-        self.trajectories.write(&std::mem::take(&mut self.early))
+        self.trajectories.write(&std::mem::take(&mut self.kept_episodes))
     }
 
     /// Adds episodes of an agent to `trajectories.jsonl`.
@@ -87,7 +97,7 @@ impl Journal {
         match self.metrics {
             Some(_) => self.trajectories.write(&episodes),
             None => {
-                self.early.extend(episodes);
+                self.kept_episodes.extend(episodes);
                 Ok(())
             }
         }
@@ -97,6 +107,7 @@ impl Journal {
     pub(crate) fn write_report(&mut self, step: u64, report: &StepReport) -> Result<()> {
         let (Some(dir), Some(metrics)) = (&self.dir, &mut self.metrics) else { return Ok(()) };
         self.trajectories.write(&report.records)?;
+        // Each sample and reason, and how often it occurs.
         let mut skipped: Vec<(&(String, String), u64)> = Vec::new();
         for left_out in &report.skipped {
             match skipped.iter_mut().find(|(other, _)| *other == left_out) {
@@ -113,14 +124,14 @@ impl Journal {
         }
         for (i, (name, video)) in report.videos.iter().enumerate() {
             write_mp4(samples::folder(dir, &step_name(step))?.join(format!("{name}.mp4")), video)?;
-            // One tag for all steps, whose clips differ: TensorBoard has a slider over the steps of a tag.
+            // The tag has no clip's name, so that all steps share it: TensorBoard has a slider over the steps of a tag.
             write_image(metrics, step, &format!("samples/{i}"), video)?;
         }
         Ok(())
     }
 
-    /// Shows the videos of `evaluation.prompts` in TensorBoard, once the metrics are open. Those before training come with
-    /// the first step.
+    /// Shows the videos of `evaluation.prompts` in TensorBoard. If the journal is not open yet, they are kept until
+    /// then.
     pub fn write_prompts(&mut self, step: u64, videos: Vec<Video>) -> Result<()> {
         if self.dir.is_none() {
             return Ok(());
@@ -128,12 +139,13 @@ impl Journal {
         match &mut self.metrics {
             Some(metrics) => write_prompts(metrics, step, &videos),
             None => {
-                self.early_prompts = videos;
+                self.kept_prompts = videos;
                 Ok(())
             }
         }
     }
 
+    /// Writes the metrics of a step, of `steps` in all, and logs its progress line.
     pub(crate) fn log(&mut self, step: u64, steps: u64, metrics: &BTreeMap<String, f64>) -> Result<()> {
         let Some(writer) = &mut self.metrics else { return Ok(()) };
         writer.log(step, metrics)?;
@@ -141,7 +153,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes `progress.json`, from which pages are made before the next checkpoint.
+    /// Writes `progress.json`, which a report reads until the next checkpoint.
     pub fn write_progress(&self, record: &Record) -> Result<()> {
         match &self.dir {
             Some(dir) => progress_file::write(dir, record, &self.headlines, &self.labels),
@@ -155,11 +167,12 @@ impl Journal {
     }
 }
 
-/// One tag for each prompt.
+/// Shows videos of prompts in TensorBoard, with one tag for each prompt.
 fn write_prompts(metrics: &mut MetricsWriter, step: u64, videos: &[Video]) -> Result<()> {
     videos.iter().enumerate().try_for_each(|(i, video)| write_image(metrics, step, &format!("prompts/{i}"), video))
 }
 
+/// Shows a video in TensorBoard as an animated GIF.
 fn write_image(metrics: &mut MetricsWriter, step: u64, tag: &str, video: &Video) -> Result<()> {
     let [_, height, width] = video.dims();
     metrics.image(step, tag, &encode_gif(video, GIF_SIDE)?, [height, width])

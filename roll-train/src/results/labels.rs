@@ -7,13 +7,15 @@ use super::scores::SetName;
 /// A label for each evaluated set, and a suffix for each score.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SetLabels {
+    /// The label of the training clips.
     train: String,
+    /// The labels of the rewards of `evaluation.check`.
     checks: Vec<String>,
 }
 
 impl SetLabels {
-    /// The set of training clips has the name of the quantity that the reward measures, or `train` without one.
-    /// `checks` are the labels of the rewards of `evaluation.check`.
+    /// Labels the set of training clips by the quantity that the reward measures, such as `identity`, or `train` if the
+    /// reward names none. `checks` are the labels of the rewards of `evaluation.check`.
     pub fn new(measure: &Measure, checks: Vec<String>) -> Self {
         let train = if measure.label == Measure::SCORE { "train" } else { &measure.label };
         Self { train: train.into(), checks }
@@ -28,8 +30,8 @@ impl SetLabels {
     /// checks, and `_check_NAME` for each of several checks.
     pub fn suffixes(&self) -> Vec<String> {
         let several = if self.checks.len() > 1 { self.checks.as_slice() } else { &[] };
-        let each = several.iter().map(|name| format!("_check_{name}"));
-        [String::new(), "_check".into()].into_iter().chain(each).collect()
+        let of_each = several.iter().map(|name| format!("_check_{name}"));
+        [String::new(), "_check".into()].into_iter().chain(of_each).collect()
     }
 
     /// The label of a set.

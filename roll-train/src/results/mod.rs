@@ -14,8 +14,8 @@
 //! | `comparison.mp4`, `comparison.png` | the task | at the end of a run with evaluations |
 //! | `report.html` | [`report`] | at the end, and by `roll report` |
 //!
-//! Headlines are the metrics to show first. `figures` computes [`scores`] before and after training from the [`record`]
-//! in a checkpoint, for `metrics.jsonl` and for `summary.json`, which [`crate::trainer`] writes.
+//! Headlines are the metrics to show first. `figures` computes the changes of [`scores`] from before to after training,
+//! by the [`record`] in a checkpoint, for `metrics.jsonl` and for `summary.json`, which [`crate::trainer`] writes.
 
 pub mod curves;
 pub mod headlines;

@@ -1,4 +1,5 @@
-//! Plots of series over an axis, as PNG.
+//! Plots: panels of series over two axes, drawn as PNG. The report draws the same panels by `charts.js`, with the
+//! colours here.
 
 use std::ops::Range;
 use std::path::Path;
@@ -22,6 +23,7 @@ const FONT: &str = "sans-serif";
 /// Font sizes in pixels.
 const TITLE: u32 = 19;
 const TEXT: u32 = 15;
+/// The palette, for a light page.
 const COLOURS: [RGBColor; 6] = [
     RGBColor(38, 98, 182),
     RGBColor(205, 92, 28),
@@ -30,7 +32,7 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(196, 160, 30),
     RGBColor(30, 160, 170),
 ];
-/// The same for a dark page.
+/// The palette for a dark page.
 const LIGHT_COLOURS: [RGBColor; 6] = [
     RGBColor(110, 168, 255),
     RGBColor(255, 148, 88),
@@ -44,27 +46,29 @@ const GRID: RGBColor = RGBColor(228, 228, 228);
 const AXIS: RGBColor = RGBColor(150, 150, 150);
 /// Most labels on the x axis and on the y axis.
 const TICKS: [usize; 2] = [8, 6];
-/// A series with more points is thinned out.
+/// Most points of a series, about. A series with more is thinned out.
 const POINTS: usize = 1500;
-/// A line with at most this many points gets a mark at each.
+/// Most points of a line that has a mark at each point.
 const MARKED: usize = 12;
-/// Larger values are left out: their range would overflow.
+/// Largest value that is drawn. The range of larger ones would overflow.
 const LARGEST: f64 = 1e300;
-/// The narrowest axis, relative to the largest value on it and absolute. Below it the rounding of f32 would fill the
-/// panel, and plotters' search for ticks need not end.
-const NARROWEST: [f64; 2] = [1e-6, 1e-12];
+/// Smallest margin of an axis beyond its values, as a part of the largest of them. On a narrower axis the rounding of
+/// f32 would fill the panel, and plotters' search for ticks might not end.
+const MIN_MARGIN_SHARE: f64 = 1e-6;
+/// The same as an absolute number, for values near 0.
+const MIN_MARGIN: f64 = 1e-12;
 
 /// A named sequence of points.
 pub struct Series {
-    /// Its name in the legend.
+    /// The name in the legend.
     pub name: String,
-    /// x and y. Points that are not finite are left out.
+    /// `[x, y]` of each point. Points that are not finite are left out.
     pub points: Vec<[f64; 2]>,
     /// How the points are drawn.
     pub style: SeriesStyle,
-    /// Index of its colour. The palette repeats.
+    /// Index of the colour. The palette repeats.
     pub colour: usize,
-    /// Index of its dash pattern on a page. A PNG has solid lines.
+    /// Index of the dash pattern on a page. A PNG has solid lines.
     pub dashes: usize,
 }
 
@@ -75,7 +79,8 @@ pub enum SeriesStyle {
     Line,
     /// A dot for each point.
     Dots,
-    /// A line of running means over this many points, or over half of them if there are fewer than twice this number.
+    /// A line of running means over this many points. If there are fewer than twice this number of points, over half of
+    /// the points.
     Mean(usize),
 }
 
@@ -98,8 +103,8 @@ impl Series {
     }
 }
 
-/// Means over a window of `width` points that ends at each point; none before the window is full, whose noise would
-/// look like an event.
+/// The mean over a window of `width` points that ends at each point. The first `width - 1` points have no mean, since
+/// the noise of means over fewer points would look like an event.
 fn smoothed(points: &[[f64; 2]], width: usize) -> Vec<[f64; 2]> {
     let mean = |window: &[[f64; 2]]| window.iter().map(|point| point[1]).sum::<f64>() / width as f64;
     points.windows(width).map(|window| [window[width - 1][0], mean(window)]).collect()
@@ -115,7 +120,7 @@ pub struct Panel {
     pub series: Vec<Series>,
 }
 
-/// Writes the panels below one another as PNG, with titles and legends.
+/// Writes the panels as a PNG, one below the other, with titles and legends.
 pub fn write(path: &Path, panels: &[Panel]) -> Result<()> {
     let (width, height) = (PNG_PANEL.0, PNG_PANEL.1 * panels.len().max(1) as u32);
     let mut rgb = vec![255; 3 * (width * height) as usize];
@@ -154,7 +159,7 @@ pub fn css_colour(index: usize) -> String {
     format!("var(--c{})", index % COLOURS.len())
 }
 
-/// The same for more parts than there are colours: the second round of the palette is paler.
+/// The colour of one of many parts in CSS. The second round of the palette is paler than the first.
 pub fn css_part_colour(index: usize) -> String {
     match index < COLOURS.len() {
         true => css_colour(index),
@@ -179,8 +184,8 @@ fn draw<B: DrawingBackend>(area: &DrawingArea<B, Shift>, panel: &Panel) -> std::
     });
     let (names, series): (Vec<String>, Vec<Vec<[f64; 2]>>) = panel.series.iter().map(Series::drawn).unzip();
     let ranges = [0, 1].map(|axis| padded(series.iter().flatten().map(|p| p[axis])));
-    let most = [most_ticks(&series), TICKS[1]];
-    let ticks = [0, 1].map(|axis| (most[axis], ticks(&ranges[axis], most[axis])));
+    let max_ticks = [most_ticks(&series), TICKS[1]];
+    let ticks = [0, 1].map(|axis| (max_ticks[axis], ticks(&ranges[axis], max_ticks[axis])));
     let [x_range, y_range] = ranges;
     let legend = legend_position(&series, &x_range, &y_range);
 
@@ -201,12 +206,13 @@ fn draw<B: DrawingBackend>(area: &DrawingArea<B, Shift>, panel: &Panel) -> std::
     Ok(())
 }
 
+/// Draws axes and grid. `ticks` has, for the x axis and the y axis, the most labels and the labelled values.
 fn draw_axes<B: DrawingBackend>(
     chart: &mut Chart<'_, B>,
     panel: &Panel,
     ticks: [(usize, Vec<f64>); 2],
 ) -> std::result::Result<(), DrawError<B>> {
-    let most = [ticks[0].0, ticks[1].0];
+    let [max_x_labels, max_y_labels] = [ticks[0].0, ticks[1].0];
     let formatters = ticks.map(|(_, ticks)| move |value: &f64| label(*value, &ticks));
     let mut mesh = chart.configure_mesh();
     mesh.light_line_style(TRANSPARENT)
@@ -214,8 +220,8 @@ fn draw_axes<B: DrawingBackend>(
         .axis_style(AXIS)
         .label_style((FONT, TEXT).into_font().color(&GREY))
         .set_all_tick_mark_size(4)
-        .x_labels(most[0])
-        .y_labels(most[1])
+        .x_labels(max_x_labels)
+        .y_labels(max_y_labels)
         .x_label_formatter(&formatters[0])
         .y_label_formatter(&formatters[1]);
     if !panel.axes[0].is_empty() {
@@ -227,6 +233,7 @@ fn draw_axes<B: DrawingBackend>(
     mesh.draw()
 }
 
+/// Draws the series, whose names and points are as [`Series::drawn`] returns them.
 fn draw_series<B: DrawingBackend>(
     chart: &mut Chart<'_, B>,
     panel: &Panel,
@@ -260,21 +267,22 @@ pub fn thinned(points: Vec<[f64; 2]>) -> Vec<[f64; 2]> {
     points.into_iter().enumerate().filter(|(i, _)| i % every == 0 || *i == last).map(|(_, p)| p).collect()
 }
 
-/// A range a little wider than the values.
+/// A range a little wider than that of the values.
 fn padded(values: impl Iterator<Item = f64>) -> Range<f64> {
     let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(v), h.max(v)));
+    // No values.
     if low > high {
         return 0.0..1.0;
     }
-    let space = match high - low {
+    let margin = match high - low {
         0.0 if low == 0.0 => 1.0,
         0.0 => 0.5 * low.abs().max(1e-6),
-        range => (0.05 * range).max(NARROWEST[0] * low.abs().max(high.abs())).max(NARROWEST[1]),
+        range => (0.05 * range).max(MIN_MARGIN_SHARE * low.abs().max(high.abs())).max(MIN_MARGIN),
     };
-    low - space..high + space
+    low - margin..high + margin
 }
 
-/// The number of ticks of the x axis: whole numbers such as steps have none between them.
+/// The most ticks of the x axis. If all x are whole numbers, such as steps, there are no ticks between them.
 fn most_ticks(series: &[Vec<[f64; 2]>]) -> usize {
     let xs = || series.iter().flatten().map(|point| point[0]);
     let (low, high) = xs().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)));
@@ -284,7 +292,7 @@ fn most_ticks(series: &[Vec<[f64; 2]>]) -> usize {
     }
 }
 
-/// The corner of a panel that holds the fewest points.
+/// The corner of the panel, of two fifths of its sides, that has the fewest points.
 fn legend_position(series: &[Vec<[f64; 2]>], x: &Range<f64>, y: &Range<f64>) -> SeriesLabelPosition {
     let share = |value: f64, range: &Range<f64>| (value - range.start) / (range.end - range.start);
     let corners = [
@@ -293,12 +301,12 @@ fn legend_position(series: &[Vec<[f64; 2]>], x: &Range<f64>, y: &Range<f64>) -> 
         (SeriesLabelPosition::UpperLeft, [0.0, 1.0]),
         (SeriesLabelPosition::LowerLeft, [0.0, 0.0]),
     ];
-    let points = |corner: [f64; 2]| {
+    let points_near = |corner: [f64; 2]| {
         let is_near =
             |p: &&[f64; 2]| (share(p[0], x) - corner[0]).abs() < 0.4 && (share(p[1], y) - corner[1]).abs() < 0.4;
         series.iter().flatten().filter(is_near).count()
     };
-    let [first, others @ ..] = corners.map(|(position, corner)| (points(corner), position));
+    let [first, others @ ..] = corners.map(|(position, corner)| (points_near(corner), position));
     others.into_iter().fold(first, |best, other| if other.0 < best.0 { other } else { best }).1
 }
 
@@ -307,12 +315,12 @@ fn ticks(range: &Range<f64>, at_most: usize) -> Vec<f64> {
     RangedCoordf64::from(range.clone()).key_points(BoldPoints(at_most))
 }
 
-/// A tick's value with the digits that distinguish it from its neighbours.
+/// A tick's value, with as many digits as tell it from its neighbours.
 fn label(value: f64, ticks: &[f64]) -> String {
     let [first, second, ..] = ticks else { return format!("{value:.2e}") };
     let step = second - first;
     let largest = ticks.iter().fold(0.0f64, |m, v| m.max(v.abs()));
-    // The remainder, by rounding, of a 0 on the axis.
+    // A 0 on the axis that rounding has made a tiny number.
     if value.abs() < 1e-9 * largest {
         return "0".into();
     }

@@ -1,5 +1,5 @@
-//! `progress.json`: the record of the run and its figures after the newest evaluation. The newest checkpoint may be older
-//! than that, and the run may have none yet.
+//! `progress.json`: the record and the figures of a run after its newest evaluation. A report of a run that goes on
+//! reads it, because the newest checkpoint may be older, or there may be none yet.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! The record of a run, part of every checkpoint: a resumed run ends with the same summary as one that never stopped.
+//! The record of a run: what its summary and its report are made of. It is part of every checkpoint, so that a resumed
+//! run ends with the same summary as one that never stopped.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +11,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::without_secrets;
 use crate::results::scores::Results;
 
-/// At most this many skipped samples are listed; the others are only counted.
+/// Most skipped samples that are listed. Further ones are only counted.
 const MAX_LISTED: usize = 200;
 
 /// Metrics by name; `None` where the value was not finite, which JSON cannot represent.
@@ -28,7 +29,7 @@ pub struct Record {
     pub last: Metrics,
     /// Number of samples that were left out.
     pub skipped_samples: u64,
-    /// The first of these samples.
+    /// The first of the samples that were left out.
     pub skipped: Vec<Skipped>,
     /// Number of updates that were left out because a value was not finite.
     pub skipped_updates: u64,
@@ -66,7 +67,7 @@ fn is_zero(count: &usize) -> bool {
 pub struct Skipped {
     /// The step, counted from 1.
     pub step: u64,
-    /// Its file and row.
+    /// The sample's file and row.
     pub sample: String,
     /// Why it was left out.
     pub reason: String,
@@ -81,7 +82,7 @@ pub struct Suspicion {
     pub text: String,
 }
 
-/// Evaluated clips by which of their two videos was preferred: that after training or that before.
+/// The numbers of evaluated clips by which of two videos was preferred: the one after training, or the one before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Comparison {
     /// Clips of which the video after training was better.
@@ -114,7 +115,8 @@ pub struct ValidationMetrics {
 }
 
 impl Record {
-    /// Counts samples and gradients that a step left out or clipped. `parameters_hash` is that after the step.
+    /// Counts the samples and the update that a step left out, and the clipping of its gradient. `parameters_hash` is
+    /// the hash of the parameters after the step; `None` if it is not computed.
     pub fn add_step(&mut self, step: u64, report: &StepReport, max_grad_norm: f64, parameters_hash: Option<u64>) {
         let changed = report.applied && (parameters_hash.is_none() || parameters_hash != self.parameters_hash);
         self.idle_steps = if changed { 0 } else { self.idle_steps + 1 };
@@ -129,7 +131,8 @@ impl Record {
         self.clipped_updates += u64::from(max_grad_norm > 0.0 && norm.is_some_and(|norm| *norm > max_grad_norm));
     }
 
-    /// Why samples were left out from step `first` on, by reason: how often, and the first sample.
+    /// The reasons for which samples were left out from step `first` on. Each has the number of samples and the first
+    /// of them.
     pub fn skip_reasons(&self, first: u64) -> BTreeMap<&str, (usize, &str)> {
         let mut reasons = BTreeMap::new();
         for skipped in self.skipped.iter().filter(|skipped| skipped.step >= first) {
@@ -158,8 +161,8 @@ impl Record {
 /// The record's file in a checkpoint.
 pub(crate) const RECORD_FILE: &str = "trainer/record.json";
 
-/// The record after the evaluation of the checkpoint's step, if the checkpoint was written before it. It is not in the
-/// manifest: it is added later, by a rename.
+/// The record after the evaluation of the checkpoint's step. A checkpoint that is written before the evaluation gets
+/// this file later, by a rename, so the manifest does not list it.
 const AMENDED_FILE: &str = "trainer/record-evaluated.json";
 
 /// Reads the record of a checkpoint; empty if the checkpoint's version of roll wrote none.
@@ -171,11 +174,11 @@ pub fn read_record(checkpoint: &Checkpoint) -> Result<Record> {
     let record: Record = serde_json::from_slice(&checkpoint.read(RECORD_FILE)?).map_err(problem)?;
     let amended = files::read(&checkpoint.path().join(AMENDED_FILE), files::MAX_TEXT).ok();
     let amended = amended.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    // If it cannot be read, the step is evaluated again.
+    // Without an amended record, or if it cannot be read, the step is evaluated again.
     Ok(amended.filter(|_| record.pending.is_some()).unwrap_or(record))
 }
 
-/// Adds measurements that were made after the checkpoint was written.
+/// Adds a record with measurements that were made after the checkpoint was written.
 pub(crate) fn amend(checkpoint: &Checkpoint, record: &Record) -> Result<()> {
     let json =
         serde_json::to_vec_pretty(record).map_err(Error::failed("the record of the run cannot be written as JSON"))?;

@@ -1,4 +1,5 @@
-//! Evaluated clips and sample videos as files: `samples/MOMENT/NAME.mp4`.
+//! Evaluated clips and sample videos as files: `samples/MOMENT/NAME.mp4`. A moment is `reference`, `before`,
+//! `step-000025` or `after`.
 
 use std::path::PathBuf;
 
@@ -6,7 +7,7 @@ use roll_core::{Error, Result};
 
 use crate::run_dir::RunDir;
 
-/// Names of the videos of sample prompts begin so.
+/// Beginning of the names of videos of sample prompts.
 pub const PROMPT: &str = "prompt-";
 
 /// The folder of a moment's clips; creates it.

@@ -1,4 +1,4 @@
-//! Scores of evaluated samples, and how they change from one evaluation to another.
+//! Scores of evaluated clips, how they change from one evaluation to another, and which changes count.
 
 use roll_core::Evaluated;
 use serde::{Deserialize, Serialize};
@@ -12,29 +12,29 @@ pub const FALLING: &str = "eval/checks_falling";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SetName {
-    /// Trained on.
+    /// Clips that are trained on.
     Train,
-    /// Not trained on.
+    /// Clips that are not trained on.
     Unseen,
 }
 
-/// The numbers of one moment, set by set.
+/// The results of one evaluation, set by set.
 pub type Results = Vec<(SetName, Vec<Clip>)>;
 
-/// The numbers of one clip.
+/// The results of one clip.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Clip {
     /// The sample's origin.
     pub origin: String,
-    /// Scores of the trained reward, if there is one; then the weighted sum of the checks, and each of them where there
-    /// are several. `None` where there was nothing to score, or the score was not finite.
+    /// Scores by position: that of the trained reward, then the weighted sum of the checks, then, if there are several
+    /// checks, that of each. `None` if there was nothing to score, or if the score was not finite.
     pub scores: Vec<Option<f64>>,
-    /// Divergence from the base model; `None` when it was not finite.
+    /// Divergence from the base model; `None` if it was not finite.
     pub kl: Option<f64>,
 }
 
 impl Clip {
-    /// The numbers of an evaluated sample, without those that are not finite.
+    /// The results of an evaluated sample. Values that are not finite are `None`.
     pub fn of(evaluated: &Evaluated) -> Self {
         let finite = |value: f64| value.is_finite().then_some(value);
         Self {
@@ -50,28 +50,31 @@ impl Clip {
 pub struct Change {
     /// Clips with a score both before and after.
     pub clips: usize,
-    /// Clips without one before or after.
+    /// Clips without a score before or after.
     pub missing: usize,
-    /// Mean before.
+    /// Mean score before.
     pub before: f64,
-    /// Mean after.
+    /// Mean score after.
     pub after: f64,
-    /// After minus before.
+    /// Mean of the score after minus the score before.
     pub gain: Gain,
-    /// Standard deviation between the clips before.
+    /// Standard deviation of the scores before, between clips.
     pub spread: f64,
 }
 
-/// A change in words. It has a sign if the confidence interval excludes 0, and a size if its mean is at least
-/// [`LEAST_SPREAD`] of the spread between clips before and [`LEAST_SHARE`] of the mean before: clips and noise of two
-/// evaluations are the same, so that any drift of one sign is significant, however small.
+/// The judgement of a change.
+///
+/// A rise or a fall must be both significant and large enough. It is significant if the confidence interval excludes 0.
+/// It is large enough if its mean is at least [`LEAST_SPREAD`] of the spread between clips before, and at least
+/// [`LEAST_SHARE`] of the mean before. Significance alone says little, because both evaluations have the same clips and
+/// noise, so that the smallest drift is significant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Fewer than [`MIN_CLIPS`] clips.
     TooFewClips,
-    /// The interval includes 0, and changes that would count.
+    /// Not significant, and a change that is large enough lies within the confidence interval.
     Undecided,
-    /// Too small to count.
+    /// Not large enough.
     Negligible,
     /// The mean rose.
     Rise,
@@ -79,7 +82,7 @@ pub enum Effect {
     Fall,
 }
 
-/// An interval from fewer pairs means little.
+/// Fewest clips for a judgement. A confidence interval from fewer pairs means little.
 pub const MIN_CLIPS: usize = 4;
 /// Smallest change that counts, in standard deviations between clips: Cohen's "small" effect (1988).
 pub const LEAST_SPREAD: f64 = 0.2;
@@ -87,7 +90,7 @@ pub const LEAST_SPREAD: f64 = 0.2;
 pub const LEAST_SHARE: f64 = 0.005;
 
 impl Change {
-    /// Whether the scores rose or fell.
+    /// Judges the change.
     pub fn effect(&self) -> Effect {
         let [low, high] = self.gain.ci95;
         let least = (LEAST_SPREAD * self.spread).max(LEAST_SHARE * self.before.abs());
@@ -100,19 +103,19 @@ impl Change {
         }
     }
 
-    /// The means before and after, with decimals that show them apart.
+    /// The means before and after, with as many decimals as show their difference.
     pub fn ends(&self) -> [String; 2] {
         let digits = decimals(self.gain.mean);
         [self.before, self.after].map(|mean| format!("{mean:.digits$}"))
     }
 }
 
-/// The set that a run is judged by: the clips that are not trained on, or training clips where there are no others.
+/// The set by which a run is judged: the clips that are not trained on, or the training clips if there are no others.
 pub fn judged_set(results: &Results) -> Option<SetName> {
     [SetName::Unseen, SetName::Train].into_iter().find(|set| !of(results, *set).is_empty())
 }
 
-/// The parts of one set.
+/// The clips of one set; empty if there is no such set.
 pub fn of<T>(sets: &[(SetName, Vec<T>)], name: SetName) -> &[T] {
     sets.iter().find(|(n, _)| *n == name).map(|(_, clips)| clips.as_slice()).unwrap_or_default()
 }
@@ -132,7 +135,8 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
-/// The change between two evaluations of the same clips, by the reward at place `reward`.
+/// The change between two evaluations of the same clips, by the score at position `reward` of [`Clip::scores`]. `None`
+/// if no clip has both scores.
 pub fn change(before: &[Clip], after: &[Clip], reward: usize) -> Option<Change> {
     let pairs: Vec<[f64; 2]> = before
         .iter()
@@ -142,8 +146,8 @@ pub fn change(before: &[Clip], after: &[Clip], reward: usize) -> Option<Change> 
     let n = pairs.len();
     (n > 0).then(|| {
         let mean = |side: usize| pairs.iter().map(|p| p[side]).sum::<f64>() / n as f64;
-        let firsts: Vec<f64> = pairs.iter().map(|pair| pair[0]).collect();
-        let (gain, spread) = (paired_gain(&pairs), standard_deviation(&firsts));
+        let scores_before: Vec<f64> = pairs.iter().map(|pair| pair[0]).collect();
+        let (gain, spread) = (paired_gain(&pairs), standard_deviation(&scores_before));
         Change { clips: n, missing: before.len() - n, before: mean(0), after: mean(1), gain, spread }
     })
 }

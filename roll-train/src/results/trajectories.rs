@@ -1,4 +1,4 @@
-//! `trajectories.jsonl`: an agent's episodes, one per line.
+//! `trajectories.jsonl`: the episodes of an agent, and answers of validations, one JSON object for each line.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -11,10 +11,11 @@ use crate::run_dir::RunDir;
 
 const FILE: &str = "trajectories.jsonl";
 
-/// Appends episodes; the first one creates the file.
+/// Appends episodes. The first one creates the file.
 pub(crate) struct Trajectories {
     /// The file's path; `None` on all ranks but 0, which write nothing.
     path: Option<PathBuf>,
+    /// `None` until the first episode is written.
     file: Option<File>,
 }
 
@@ -24,25 +25,27 @@ pub fn written(dir: &RunDir) -> Option<PathBuf> {
 }
 
 impl Trajectories {
+    /// The file of the run in `dir`.
     pub fn new(dir: Option<&RunDir>) -> Self {
         Self { path: dir.map(|dir| dir.path().join(FILE)), file: None }
     }
 
-    /// Removes episodes of earlier processes that are repeated: all after the first `done` steps, and the validation
-    /// after step `done` unless `validated` says that it was completed.
-    pub fn begin(&mut self, done: u64, validated: bool) -> Result<()> {
+    /// Removes those episodes of earlier processes that this process plays again, since it continues after step `done`:
+    /// all episodes of later steps, and those of the validation after step `done`, unless it was completed
+    /// (`is_validated`).
+    pub fn begin(&mut self, done: u64, is_validated: bool) -> Result<()> {
         let Some(path) = self.path.as_ref().filter(|path| path.is_file()) else { return Ok(()) };
         let text = files::read_text(path, u64::MAX).map_err(Error::file("read", path))?;
-        let is_done = |line: &&str| -> bool {
+        let is_kept = |line: &&str| -> bool {
             // A killed process may leave half a line at the end.
             let Ok(episode) = serde_json::from_str::<serde_json::Value>(line) else { return false };
-            let validation = episode["kind"] == "validation";
+            let is_of_validation = episode["kind"] == "validation";
             let step = episode["step"].as_u64().unwrap_or(u64::MAX);
-            // A run that starts from step 0 validates again.
-            done > 0 && (step < done || (step == done && (validated || !validation)))
+            // A run that starts from step 0 keeps nothing, since it validates again.
+            done > 0 && (step < done || (step == done && (is_validated || !is_of_validation)))
         };
-        let remaining: String = text.lines().filter(is_done).map(|line| format!("{line}\n")).collect();
-        write_atomically(path, remaining.as_bytes())
+        let kept: String = text.lines().filter(is_kept).map(|line| format!("{line}\n")).collect();
+        write_atomically(path, kept.as_bytes())
     }
 
     /// Appends one line per record, without buffering.

@@ -1,4 +1,5 @@
-//! The averaged parameters of a run: kept, evaluated and saved in `averaged/` of its checkpoints.
+//! The averaged parameters of a run (`training.average`): an exponential moving average that evaluations use, and that
+//! checkpoints have in `averaged/`.
 
 use std::collections::BTreeMap;
 
@@ -9,26 +10,28 @@ use super::Trainer;
 use crate::checkpoint::Checkpoint;
 
 impl Trainer {
+    /// Adds the parameters after a step to the average, if there is one.
     pub(super) fn update_average(&mut self) -> Result<()> {
         if let Some(average) = &mut self.average {
-            let d = decay(self.steps_done, self.loaded.config.training.average);
-            flat::blend(average, &flat::read(self.model.as_ref())?, d);
+            let decay = decay(self.steps_done, self.loaded.config.training.average);
+            flat::blend(average, &flat::read(self.model.as_ref())?, decay);
         }
         Ok(())
     }
 
-    /// Runs `work` with the averaged parameters in the model, if there are any, and restores the parameters in training,
-    /// also after an error. All ranks must call it.
+    /// Runs `work` while the model has the averaged parameters, if there is an average, and then writes the trained
+    /// parameters back, also after an error. All ranks must call this.
     pub(super) fn with_average<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let Some(average) = &self.average else { return work(self) };
-        let in_training = flat::read(self.model.as_ref())?;
+        let trained = flat::read(self.model.as_ref())?;
         self.model.write_parameters(average)?;
-        let done = work(self);
-        self.model.write_parameters(&in_training)?;
-        done
+        let result = work(self);
+        self.model.write_parameters(&trained)?;
+        result
     }
 
-    /// Restores the average from the adapters in `averaged/` of a checkpoint. The parameters in training are not kept.
+    /// Restores the average from the adapters in `averaged/` of a checkpoint. This leaves the averaged parameters in
+    /// the model, so the trained ones must be restored afterwards.
     pub(super) fn restore_average(&mut self, from: &Checkpoint) -> Result<()> {
         let adapters = adapters(from, Some(AVERAGED))?;
         let problem = match (&mut self.average, adapters.is_empty()) {
@@ -44,18 +47,18 @@ impl Trainer {
     }
 }
 
-/// Weight of the past after step `n`, counted from 1: `min((1 + n) / (10 + n), most)`, as DiffusionNFT
-/// (arXiv:2509.16117) has it.
+/// The weight of the old average after step `n`, counted from 1: `min((1 + n) / (10 + n), most)`, as in DiffusionNFT
+/// (arXiv:2509.16117).
 pub fn decay(n: u64, most: f64) -> f64 {
     (n.saturating_add(1) as f64 / n.saturating_add(10) as f64).min(most)
 }
 
-/// The adapters in a directory of a checkpoint, by name. `None`: those beside its other directories.
+/// The adapters in a directory of a checkpoint, by name. `None` is the checkpoint's own directory.
 pub(super) fn adapters(checkpoint: &Checkpoint, directory: Option<&str>) -> Result<BTreeMap<String, StateDict>> {
     let files = checkpoint.manifest().files.keys();
     let in_directory = files.filter_map(|file| match (file.rsplit_once('/'), directory) {
         (None, None) => Some((file, file.as_str())),
-        (Some((of, name)), Some(directory)) if of == directory => Some((file, name)),
+        (Some((parent, name)), Some(directory)) if parent == directory => Some((file, name)),
         _ => None,
     });
     let adapters = in_directory.filter_map(|(file, name)| Some((file, name.strip_suffix(".safetensors")?)));

@@ -1,59 +1,69 @@
-//! Stops a run in which nothing is trained, and fails it at its end.
+//! Fails a run in which nothing is trained: after too many such steps in a row, or at its end if no step trained
+//! anything.
+//!
+//! A step is *idle* if no parameter changed in it ([`Record::idle_steps`]).
 
 use roll_core::{Error, Result};
 
 use crate::progress::counted;
 use crate::results::record::Record;
 
-/// Number of reasons in the message: the most frequent ones.
+/// Most reasons in the message; the most frequent ones are listed.
 const MAX_REASONS: usize = 5;
 
-/// The limit is this many times larger once something was trained, as samples that are left out may come in a row, and
-/// where the algorithm brings its own data, as the first samples of an agent may all fail alike.
+/// Factor on the limit in two cases: once something was trained, since bad samples may come in a row; and if the
+/// algorithm brings its own data, since the first episodes of an agent may all fail.
 const PATIENCE: u64 = 10;
 
+/// How far a run is, and what the check depends on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RunProgress {
+    /// Steps that are done.
     pub(super) done: u64,
+    /// Steps of the whole run.
     pub(super) steps: u64,
-    /// Samples of a step over all ranks; 0 where the algorithm brings its own data.
+    /// Samples of a step over all ranks; 0 if the algorithm brings its own data.
     pub(super) batch: u64,
     /// `training.max_skipped_steps`.
     pub(super) limit: u64,
-    /// The learning rate of every step done is 0 although the base rate is not: the warm-up begins at 0.
+    /// Whether the learning rate was 0 in every step that is done, although the base rate is not 0. A warm-up begins
+    /// so.
     pub(super) warms_up: bool,
     /// As [`crate::task::TaskFacts::idle_hint`].
     pub(super) hint: &'static str,
 }
 
-/// Fails once too many steps in a row trained nothing. It depends on the record and the schedule alone, so that all
-/// ranks agree, and so does a run that was resumed.
+/// Fails after too many idle steps in a row. The result depends only on the record and the schedule, so that all ranks
+/// agree, and a resumed run agrees with one that never stopped.
 pub(super) fn check(record: &Record, progress: RunProgress) -> Result<()> {
     let RunProgress { done, steps, batch, limit, warms_up, hint } = progress;
     let idle = record.idle_steps;
     if limit == 0 || done == 0 || idle == 0 {
         return Ok(());
     }
-    let never = idle >= done;
-    let left_out = record.skipped_updates >= done;
-    // Not a mistake: people check a configuration with `--steps 1`.
-    if warms_up && !left_out {
+    let never_trained = idle >= done;
+    let every_update_was_left_out = record.skipped_updates >= done;
+    // Not a mistake: people try a configuration with `--steps 1`.
+    if warms_up && !every_update_was_left_out {
         return Ok(());
     }
-    let patience = if never && (batch > 0 || left_out) { limit } else { limit.saturating_mul(PATIENCE) };
-    if idle < patience && !(never && done >= steps) {
+    let is_impatient = never_trained && (batch > 0 || every_update_was_left_out);
+    let max_idle = if is_impatient { limit } else { limit.saturating_mul(PATIENCE) };
+    let ends_untrained = never_trained && done >= steps;
+    if idle < max_idle && !ends_untrained {
         return Ok(());
     }
-    let which = match never {
+    let which = match never_trained {
         true if idle == 1 => "the first step".to_string(),
         true => format!("the first {}", counted(idle, "step")),
         false => format!("the last {}, after step {}", counted(idle, "step"), done - idle),
     };
-    let before_training = record.skipped.iter().filter(|skipped| skipped.step == 0).count() as u64;
-    let skipped = record.skipped_samples.saturating_sub(before_training);
-    let (what, why) = if left_out && batch > 0 && skipped >= done * batch {
+    // Samples that were left out in steps, and not in the evaluation before training.
+    let skipped_before_training = record.skipped.iter().filter(|skipped| skipped.step == 0).count() as u64;
+    let skipped = record.skipped_samples.saturating_sub(skipped_before_training);
+    let (what, why) = if every_update_was_left_out && batch > 0 && skipped >= done * batch {
         (format!("all {skipped} samples of {which} were left out"), reasons(record))
-    } else if left_out || (!never && record.skipped_updates >= idle) {
+    } else if every_update_was_left_out || (!never_trained && record.skipped_updates >= idle) {
         let mut why = "values were not finite, or no sample could be trained on; the warnings above say which".into();
         if skipped > 0 {
             why = format!("{why}. Samples: {}", reasons(record));
@@ -68,7 +78,7 @@ pub(super) fn check(record: &Record, progress: RunProgress) -> Result<()> {
     Err(Error::failed(format!("nothing is trained: {what}"))(why))
 }
 
-/// The message at the end of a run that did no more than the first step of its warm-up, and changed nothing.
+/// The message at the end of a run that changed nothing because it ended at the beginning of its warm-up.
 pub(super) fn warmup_note(progress: RunProgress) -> Option<&'static str> {
     (progress.warms_up && progress.done >= progress.steps).then_some(
         "nothing was trained yet: the learning rate of the first step is 0, where the warm-up begins \
@@ -76,7 +86,7 @@ pub(super) fn warmup_note(progress: RunProgress) -> Option<&'static str> {
     )
 }
 
-/// Why samples were left out: the most frequent reasons, each with one sample.
+/// The most frequent reasons for which samples were left out, each with its first sample.
 fn reasons(record: &Record) -> String {
     let mut reasons: Vec<_> = record.skip_reasons(1).into_iter().collect();
     reasons.sort_by_key(|(_, (count, _))| std::cmp::Reverse(*count));

@@ -44,42 +44,44 @@ pub struct Trainer {
     strategy: Box<dyn Strategy>,
     task: Box<dyn Task>,
     schedule: LrSchedule,
-    /// The averaged parameters, a flat vector, with `training.average`.
+    /// The averaged parameters as a flat vector; `None` without `training.average`.
     average: Option<Vec<f32>>,
     noise: Noise,
+    /// Number of steps of the whole run.
     steps: u64,
-    /// Number of steps done, also before this process.
+    /// Number of steps that are done, those of earlier processes included.
     steps_done: u64,
     /// The course of the run so far, part of every checkpoint.
     record: Record,
-    /// Seconds of the processes before this one.
+    /// Seconds of the earlier processes of this run.
     seconds_before: f64,
-    /// The newest checkpoint that this process wrote or resumed from; `None` on the ranks that do not write.
+    /// The newest checkpoint that this process wrote or resumed from. Ranks that do not write have only the latter.
     saved: Option<Checkpoint>,
-    /// The step of the newest checkpoint, on every rank: all ranks must decide alike whether to write one.
+    /// The step of the newest checkpoint. Every rank has it, because all ranks must agree whether to write a
+    /// checkpoint.
     saved_step: Option<u64>,
     /// [`BuildContext::run_dir`](roll_core::BuildContext::run_dir).
     run_dir: Arc<OnceLock<PathBuf>>,
-    /// The reason that the run ended before its last step, in words.
+    /// The reason in words, if the run ended before its last step.
     stopped: Option<String>,
     pace: pace::Pace,
 }
 
 /// Work that may be due after a step.
 enum Work {
-    /// Writes a checkpoint, unless this step has one.
+    /// Write a checkpoint, unless this step has one.
     Save,
-    /// Lets the task measure.
+    /// Let the task measure.
     Measure,
-    /// Logs the metrics of the step; unless `always`, only if some are of a measurement.
+    /// Log the metrics of the step. If `always` is false, only if the task has measured something.
     Log { always: bool },
-    /// Adds the measurements to the checkpoint of this step, unless the checkpoint has it.
+    /// Add the measurements to the checkpoint of this step, if it was written before them.
     Amend,
 }
 
 impl Trainer {
-    /// Opens data and networks, on the ranks of `context`. With [`crate::config::RunConfig::ranks`] above 1 it belongs
-    /// inside [`crate::ranks::run`].
+    /// Opens data and networks, on the ranks of `context`. If [`crate::config::RunConfig::ranks`] is above 1, each rank
+    /// must call this within [`crate::ranks::run`].
     pub fn new(loaded: LoadedConfig, registry: &Registry, context: &BuildContext) -> Result<Self> {
         let (Network { model, strategy }, task) = open_run(&loaded, registry, context)?;
         let (config, steps) = (&loaded.config, task.facts().steps);
@@ -103,9 +105,11 @@ impl Trainer {
         })
     }
 
-    /// Trains, writing to `dir`, which only rank 0 has. The files that a resume needs are written before the first
-    /// evaluation; after a user error before the end of the first step they are removed. When the session asks it to
-    /// stop, it ends with [`Error::Interrupted`], after a checkpoint.
+    /// Trains, and runs the command of `on_finish`. Rank 0 writes to `dir`; other ranks pass `None`.
+    ///
+    /// The files that a resume needs are written before the first evaluation. They are removed again if the run fails
+    /// by a mistake of the user before the end of its first step. If the session asks the run to stop, it writes a
+    /// checkpoint and ends with [`Error::Interrupted`].
     pub fn run(self, dir: Option<&RunDir>, session: &RunSession) -> Result<RunSummary> {
         let on_finish = OnFinish::new(&self.loaded.config.on_finish, dir.map(RunDir::path));
         let (done, outcome) = self.run_to_end(dir, session);
@@ -115,7 +119,7 @@ impl Trainer {
         outcome
     }
 
-    /// Trains and finishes; also returns the number of steps done.
+    /// Trains and writes the results. Returns the number of steps that are done, and the outcome.
     fn run_to_end(mut self, dir: Option<&RunDir>, session: &RunSession) -> (u64, Result<RunSummary>) {
         let bar = StoppableBar::begin(session, self.steps, "steps", dir.is_some(), self.may_stop_within_steps());
         bar.set(self.steps_done);
@@ -132,6 +136,7 @@ impl Trainer {
         self.record.seconds = self.seconds_before + start.elapsed().as_secs_f64();
         let outcome = match trained {
             Err(error) if error.fault() == Fault::Interrupt => self.stop(&mut journal).and(Err(Error::Interrupted)),
+            // A run that failed by a mistake of the user before its first step was done leaves no directory.
             Err(error) => {
                 let discarded = match (dir, self.steps_done, error.fault()) {
                     (Some(dir), 0, Fault::User) => dir.discard_beginning(),
@@ -144,19 +149,21 @@ impl Trainer {
         (self.steps_done, outcome)
     }
 
+    /// The training loop: measures before training, takes the remaining steps, and ends the task.
     fn train(&mut self, journal: &mut Journal, session: &RunSession, bar: &StoppableBar, start: Instant) -> Result<()> {
         if self.steps_done == 0 {
             let begun = Instant::now();
             self.with_average(|trainer| trainer.measure(journal, session, bar))?;
             self.pace.add_evaluation(begun.elapsed().as_secs_f64());
         }
-        // A resumed run whose last step is saved but not logged: the earlier process was stopped during the evaluation after
-        // it. The remaining work of that step is done now.
+        // A resumed run whose last step is saved but not logged: the earlier process was stopped during the evaluation
+        // after it. The remaining work of that step is done now.
         if let Some(metrics) = self.record.pending.clone() {
             journal.open(&self.loaded, &self.record)?;
             self.complete(journal, session, bar, record::restored(&metrics))?;
         }
-        // `add_step` compares the hash after a step with the one before it, to see whether the step changed a parameter.
+        // `add_step` compares the hash after a step with the one before it, to see whether the step changed a
+        // parameter.
         if self.record.parameters_hash.is_none() {
             self.record.parameters_hash = ParameterSums::of(self.model.as_mut())?.map(|sums| sums.hash);
         }
@@ -179,8 +186,8 @@ impl Trainer {
             report.metrics.extend(sums.map(|sums| (parameters::NORM.to_string(), sums.norm())));
             let max_grad_norm = self.loaded.config.training.max_grad_norm;
             self.record.add_step(self.steps_done, &report, max_grad_norm, sums.map(|sums| sums.hash));
-            // Only the first call does something: it opens the metrics, without those of steps that earlier processes did
-            // after their last checkpoint.
+            // Only the first call does something: it opens the metrics, without those of steps that earlier processes
+            // did after their last checkpoint.
             journal.open(&self.loaded, &self.record)?;
             report.metrics.insert("time/total".into(), begun.elapsed().as_secs_f64());
             journal.write_report(self.steps_done, &report)?;
@@ -191,8 +198,8 @@ impl Trainer {
             let checked = self.check_idle();
             self.checkpoint_on_error(checked, journal)?;
         }
-        // Checked here too, as a resumed run may have no step left: one that failed this check after its last step must fail
-        // again.
+        // Checked here too, as a resumed run may have no step left: one that failed this check after its last step must
+        // fail again.
         self.check_idle()?;
         if let Some(note) = idle::warmup_note(self.training_progress()).filter(|_| journal.dir.is_some()) {
             tracing::warn!("{note}");
@@ -201,15 +208,15 @@ impl Trainer {
         self.with_task(journal, session, bar, |task, context| task.end(context, is_early))
     }
 
-    /// Completes a run that ends early: writes a checkpoint.
+    /// Writes a checkpoint with the measurements so far, for a run that ends early.
     fn end_early(&mut self, journal: &mut Journal) -> Result<()> {
-        // Not open yet if this process resumed a run that ends without a further step.
+        // The journal is not open yet if this process resumed a run that ends without a further step.
         journal.open(&self.loaded, &self.record)?;
         self.save(journal)?;
         self.add_late_measurements(journal)
     }
 
-    /// Logs the remaining time, once the first steps have been timed.
+    /// Logs the remaining time, once this process has timed its first steps. `seconds` is the time of the last step.
     fn log_pace(&mut self, seconds: f64, journal: &Journal) {
         let TaskFacts { measures, measured_every, .. } = *self.task.facts();
         let evaluations =
@@ -224,6 +231,7 @@ impl Trainer {
         idle::check(&self.record, self.training_progress())
     }
 
+    /// What [`idle`] needs to know.
     fn training_progress(&self) -> idle::RunProgress {
         let training = &self.loaded.config.training;
         idle::RunProgress {
@@ -236,7 +244,7 @@ impl Trainer {
         }
     }
 
-    /// Does the work that is due after a step.
+    /// Does the work that is due after a step, whose metrics are `metrics`.
     fn complete(
         &mut self,
         journal: &mut Journal,
@@ -278,20 +286,20 @@ impl Trainer {
         let due = |every: u64| self.steps_done == self.steps || (every > 0 && self.steps_done.is_multiple_of(every));
         let (measures, saves) = (due(self.task.facts().measured_every), due(config.save_steps));
         let work = [
-            // First: after a kill during the evaluation, the next process repeats no step and continues with the
-            // remaining clips.
+            // The checkpoint comes before an evaluation. After a kill during the evaluation, the next process then
+            // repeats no step, and continues with the clips that are not evaluated yet.
             (saves && measures && self.task.facts().measures, Work::Save),
             (measures, Work::Measure),
             (true, Work::Log { always: due(config.logging_steps) }),
-            // If the first `Save` was not due, nothing is evaluated after this step: this one writes the checkpoint, and `Amend`
-            // has nothing to add. If it was due, the step has its checkpoint, and `Amend` adds the evaluation.
+            // After an evaluation, the step has its checkpoint: this `Save` does nothing, and `Amend` adds the
+            // evaluation. Without an evaluation, this `Save` writes the checkpoint, and `Amend` has nothing to add.
             (saves, Work::Save),
             (saves, Work::Amend),
         ];
         work.into_iter().filter(|(is_due, _)| *is_due).map(|(_, work)| work).collect()
     }
 
-    /// The measurements of the task between steps; returns their metrics.
+    /// Lets the task measure, and returns the metrics.
     fn measure(
         &mut self,
         journal: &mut Journal,
@@ -301,7 +309,7 @@ impl Trainer {
         self.with_task(journal, session, bar, |task, context| task.measure(context))
     }
 
-    /// Runs `work` with the task and its surroundings.
+    /// Runs `work` with the task and the context that the trainer lends it.
     fn with_task<T>(
         &mut self,
         journal: &mut Journal,
@@ -323,18 +331,19 @@ impl Trainer {
         work(self.task.as_mut(), &mut context)
     }
 
-    /// Sample videos are written with the first step, every `sample_steps`, and with the last.
+    /// Whether the next step writes sample videos: the first step, every `sample_steps`-th one, and the last.
     fn wants_samples(&self) -> bool {
         let every = self.loaded.config.sample_steps;
         let next = self.steps_done + 1;
         every > 0 && (next.is_multiple_of(every) || next == self.steps || self.steps_done == 0)
     }
 
-    /// A single process may stop within a step; several must stop at the same point.
+    /// Whether the run may stop within a step. Several ranks must all stop at the same point, and so between steps.
     fn may_stop_within_steps(&self) -> bool {
         self.strategy.ranks().all.world_size() == 1
     }
 
+    /// Takes one step.
     fn step(&mut self, want_videos: bool, bar: &StoppableBar) -> Result<StepReport> {
         let learning_rate = self.schedule.at(self.steps_done);
         let mut context = StepContext {

@@ -1,11 +1,11 @@
-//! An overview of a run in a few lines, at its start.
+//! The overview of a run that is logged at its start, in a few lines.
 
 use super::Trainer;
 use crate::progress::{counted, grouped, overview_line};
 use crate::run_dir::RunDir;
 
 impl Trainer {
-    /// The run's parts: model, strategy, what is trained on, length, and the place of its files.
+    /// The lines of the overview: model, ranks, learning rate, what is trained on, length, and where files are written.
     pub(super) fn overview(&self, dir: &RunDir) -> Vec<String> {
         let config = &self.loaded.config;
         let mut lines = Vec::new();
@@ -18,12 +18,12 @@ impl Trainer {
         let (algorithm, model) = (&config.algo.name, &config.model.name);
         add("training", format!("{parameters} parameters of `{model}` by `{algorithm}`, on {}{ranks}", config.backend));
         add("", config.training.rate_in_words());
-        let going_on = match self.steps_done {
+        let resumed = match self.steps_done {
             0 => String::new(),
             done if done >= self.steps => ", all done; raise `steps` to train further".into(),
             done => format!(", {done} done"),
         };
-        for (subject, text) in self.task.overview(config, &going_on) {
+        for (subject, text) in self.task.overview(config, &resumed) {
             add(subject, text);
         }
         let saves = match config.save_steps {

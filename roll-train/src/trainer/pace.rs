@@ -1,26 +1,27 @@
-//! The remaining time of a run, logged once the first steps are known.
+//! The remaining time of a run, estimated from its first steps and logged once.
 
 use crate::progress::{counted, duration};
 
-/// The pace is logged after this number of steps of the process. The first is left out: it also encodes prompts and
-/// clips, and fills caches.
+/// Number of steps of this process after which the remaining time is estimated. The first step does not count, because
+/// it also encodes prompts and clips, and fills caches.
 const STEPS: usize = 3;
 
-/// Seconds of the first steps of this process and of its first evaluation.
+/// What the estimate is made from.
 #[derive(Default)]
 pub(super) struct Pace {
+    /// Seconds of the first steps of this process.
     steps: Vec<f64>,
+    /// Seconds of its first evaluation.
     evaluation: Option<f64>,
 }
 
 impl Pace {
-    /// Adds the duration of an evaluation; the first counts, as later ones take as long.
+    /// Adds the duration of an evaluation. Only the first one counts, since later ones take as long.
     pub(super) fn add_evaluation(&mut self, seconds: f64) {
         self.evaluation.get_or_insert(seconds);
     }
 
-    /// Adds the duration of a step. Once, after the first steps, returns the message on the remaining steps and
-    /// evaluations.
+    /// Adds the duration of a step. Returns the message about the remaining time once, after [`STEPS`] steps.
     pub(super) fn add_step(&mut self, seconds: f64, steps_left: u64, evaluations_left: u64) -> Option<String> {
         if self.steps.len() == STEPS {
             return None;
@@ -29,22 +30,23 @@ impl Pace {
         if self.steps.len() < STEPS || steps_left == 0 {
             return None;
         }
-        let step = self.steps[1..].iter().sum::<f64>() / (STEPS - 1) as f64;
-        let mut seconds = step * steps_left as f64;
-        let mut parts = format!("{} of {}", counted(steps_left, "step"), duration(step));
+        let seconds_of_step = self.steps[1..].iter().sum::<f64>() / (STEPS - 1) as f64;
+        let mut seconds_left = seconds_of_step * steps_left as f64;
+        let mut parts = format!("{} of {}", counted(steps_left, "step"), duration(seconds_of_step));
         match self.evaluation.filter(|_| evaluations_left > 0) {
             Some(evaluation) => {
-                seconds += evaluation * evaluations_left as f64;
+                seconds_left += evaluation * evaluations_left as f64;
                 parts += &format!(", {} of {}", counted(evaluations_left, "evaluation"), duration(evaluation));
             }
             None if evaluations_left > 0 => parts += ", and evaluations",
             None => {}
         }
-        Some(format!("about {} left: {parts}", duration(seconds)))
+        Some(format!("about {} left: {parts}", duration(seconds_left)))
     }
 }
 
-/// Evaluations after the step `done` of `steps`: every so often, and after the last.
+/// The number of evaluations that follow step `done` of `steps`: one after every `every`-th step, unless that is 0, and
+/// one after the last step.
 pub(super) fn evaluations_left(done: u64, steps: u64, every: u64) -> u64 {
     match every {
         0 => u64::from(done < steps),

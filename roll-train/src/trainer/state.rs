@@ -1,4 +1,4 @@
-//! Checkpoints: writing and reading the state of a run.
+//! Writes the state of a run into checkpoints, and resumes from them.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,15 +19,18 @@ use crate::task::{TaskState, remove_up_to};
 
 const OPTIMIZER_FILE: &str = "trainer/optimizer.safetensors";
 
-/// The trained adapters in a checkpoint, or the experts when all their weights are trained: those that evaluations use.
+/// The weight files in a checkpoint that evaluations use, and that a person would use: the trained adapters, or the
+/// experts if all their weights are trained. If the run keeps averaged parameters, these.
 pub(super) fn adapter_files(checkpoint: &Checkpoint) -> Vec<PathBuf> {
     let names = || checkpoint.manifest().files.keys();
-    let averaged: Vec<_> = names().filter(|name| name.split_once('/').is_some_and(|(at, _)| at == AVERAGED)).collect();
+    let is_averaged = |name: &&String| name.split_once('/').is_some_and(|(directory, _)| directory == AVERAGED);
+    let averaged: Vec<_> = names().filter(is_averaged).collect();
     let used = if averaged.is_empty() { names().filter(|name| is_adapter(name)).collect() } else { averaged };
     let used = used.into_iter().filter(|name| name.ends_with(".safetensors"));
     used.map(|name| checkpoint.path().join(name)).collect()
 }
 
+/// Whether the file is an adapter, or a whole expert, in the checkpoint's own directory.
 fn is_adapter(name: &str) -> bool {
     !name.contains('/') && name.ends_with(".safetensors")
 }
@@ -35,6 +38,7 @@ fn is_adapter(name: &str) -> bool {
 impl Trainer {
     /// Resumes from a checkpoint of this configuration, on any number of ranks.
     pub fn resume(&mut self, from: &Checkpoint) -> Result<()> {
+        // The average comes first, because this leaves the averaged parameters in the model.
         self.restore_average(from)?;
         self.model.import_adapter(&adapters(from, None)?)?;
         self.strategy.load_state(&roll_weights::Checkpoint::open(from.file(OPTIMIZER_FILE)?)?.all()?)?;
@@ -43,30 +47,28 @@ impl Trainer {
         self.steps_done = from.step();
         self.saved = Some(from.clone());
         self.saved_step = Some(from.step());
-        let now = self.task.facts().samples_per_step;
-        if let Some(before) = from.manifest().info["global_batch"].as_u64()
-            && now > 0
-            && before != now
+        let samples_now = self.task.facts().samples_per_step;
+        if let Some(samples_then) = from.manifest().info["global_batch"].as_u64()
+            && samples_now > 0
+            && samples_then != samples_now
         {
             tracing::warn!(
-                "a step had {before} samples over all ranks and now has {now}: the order of the data is not continued; \
+                "a step had {samples_then} samples over all ranks and now has {samples_now}: the order of the data is not continued; \
                  adjust `training.gradient_accumulation_steps` to keep the number"
             );
         }
-        match self.steps_done <= self.steps {
-            true => Ok(()),
-            false => {
-                let problem = format!(
-                    "the run has made {} steps already, and `steps` is {}: choose more",
-                    self.steps_done, self.steps
-                );
-                Err(Error::config("steps", problem))
-            }
+        if self.steps_done > self.steps {
+            let problem = format!(
+                "the run has made {} steps already, and `steps` is {}: choose more",
+                self.steps_done, self.steps
+            );
+            return Err(Error::config("steps", problem));
         }
+        Ok(())
     }
 
-    /// Writes a checkpoint of the steps that are done, unless there is one. All ranks take part: each has some of the
-    /// state. When it fails, the older checkpoints are unchanged.
+    /// Writes a checkpoint of the steps that are done, unless there is one already. All ranks take part, because each
+    /// has a part of the state; rank 0 writes. If this fails, older checkpoints are unchanged.
     pub(super) fn save(&mut self, journal: &mut Journal) -> Result<()> {
         if self.saved_step == Some(self.steps_done) {
             return Ok(());
@@ -97,16 +99,16 @@ impl Trainer {
         }
     }
 
-    /// The adapters of the model if this rank writes them. Sharded weights are gathered for it: the other ranks take part
-    /// until it is done.
+    /// The adapters of the model if this rank writes them, else none. Sharded weights are gathered for the rank that
+    /// writes, so the other ranks take part until it is done.
     fn export(&mut self, writes: bool) -> Result<BTreeMap<String, StateDict>> {
         let exported = if writes { self.model.export_adapter() } else { Ok(BTreeMap::new()) };
         self.strategy.ranks().all.barrier()?;
         exported
     }
 
-    /// Adds measurements that were made after the checkpoint of this step was written, and removes the partial results
-    /// of evaluations, which the checkpoint then has.
+    /// Adds measurements to the checkpoint of this step if they were made after it was written. Then removes the
+    /// partial results of evaluations, since the checkpoint has all of them.
     pub(super) fn add_late_measurements(&mut self, journal: &mut Journal) -> Result<()> {
         let (Some(dir), Some(saved)) = (journal.dir.clone(), &self.saved) else { return Ok(()) };
         if saved.step() == self.steps_done && read_record(saved)?.pending.is_some() {
@@ -116,6 +118,7 @@ impl Trainer {
         remove_up_to(&dir, self.steps_done)
     }
 
+    /// Writes the files of a checkpoint.
     fn write(
         &self,
         dir: &RunDir,
@@ -125,7 +128,8 @@ impl Trainer {
     ) -> Result<Checkpoint> {
         let mut writer = CheckpointWriter::begin(&dir.checkpoints(), self.steps_done)?;
         dir.identity(&self.loaded.config).into_iter().for_each(|run| writer.of_run(run));
-        // Identical for identical runs, because checkpoints are compared bit for bit.
+        // Facts for the headers of weight files. They must be the same for the same run, because checkpoints are
+        // compared bit for bit, and so have no time.
         let words = BTreeMap::from([
             (header::STEPS.to_string(), self.steps_done.to_string()),
             (header::RUN.to_string(), self.loaded.config.experiment().to_string()),
@@ -133,12 +137,12 @@ impl Trainer {
         for (name, tensors) in adapters {
             let file = format!("{name}.safetensors");
             writer.with(&file, |path| Ok(save_safetensors(path, tensors, &words)?))?;
-            let own = tensors.get(header::KEY).map(header::read).transpose()?.unwrap_or_default();
-            for (word, text) in own {
+            let words_of_model = tensors.get(header::KEY).map(header::read).transpose()?.unwrap_or_default();
+            for (word, text) in words_of_model {
                 // Words with the prefix `beside:` are text files to write next to the weights.
-                if let Some(beside) = word.strip_prefix(header::BESIDE) {
+                if let Some(file_name) = word.strip_prefix(header::BESIDE) {
                     let directory = name.rsplit_once('/').map(|(directory, _)| format!("{directory}/"));
-                    writer.bytes(&(directory.unwrap_or_default() + beside), text.as_bytes())?;
+                    writer.bytes(&(directory.unwrap_or_default() + file_name), text.as_bytes())?;
                 }
             }
         }
@@ -154,11 +158,11 @@ impl Trainer {
         writer.finish(info)
     }
 
-    /// Writes a checkpoint to resume from, when the run was asked to stop.
+    /// Writes a checkpoint to resume from, after the run was asked to stop.
     pub(super) fn stop(&mut self, journal: &mut Journal) -> Result<()> {
         journal.open(&self.loaded, &self.record)?;
         self.save(journal)?;
-        // The other ranks wait until it is written: `mpirun` ends the whole job with the first rank that exits.
+        // The other ranks wait until the checkpoint is written, because `mpirun` kills the whole job when a rank exits.
         self.strategy.ranks().all.barrier()?;
         if let Some(dir) = &journal.dir {
             let steps = counted(self.steps_done, "step");
@@ -167,9 +171,9 @@ impl Trainer {
         Ok(())
     }
 
-    /// Returns `outcome`. If it is an error other than an interrupt, first writes a checkpoint of the steps done, so
-    /// that a failing reward does not cost the training up to then. With several ranks none is written: when one fails,
-    /// the others have ended.
+    /// Returns `outcome`. If it is an error other than an interrupt, this first writes a checkpoint of the steps that
+    /// are done, so that a failing reward does not cost the training up to then. With several ranks no checkpoint is
+    /// written, since all of them would have to take part, and one has failed.
     pub(super) fn checkpoint_on_error<T>(&mut self, outcome: Result<T>, journal: &mut Journal) -> Result<T> {
         if outcome.as_ref().is_err_and(|error| error.fault() != Fault::Interrupt) {
             self.save_steps_done(journal);
@@ -177,14 +181,15 @@ impl Trainer {
         outcome
     }
 
+    /// Writes a checkpoint after a failure, if there are steps that are not saved, and logs whether that succeeded.
     fn save_steps_done(&mut self, journal: &mut Journal) {
         let Some(dir) = journal.dir.clone().filter(|_| self.strategy.ranks().all.world_size() == 1) else { return };
         if self.steps_done == 0 || self.saved_step == Some(self.steps_done) {
             return;
         }
-        let (steps, at) = (counted(self.steps_done, "step"), dir.checkpoints());
+        let (steps, checkpoints) = (counted(self.steps_done, "step"), dir.checkpoints());
         match self.save(journal) {
-            Ok(()) => tracing::warn!("the training of {steps} is saved in {}", at.display()),
+            Ok(()) => tracing::warn!("the training of {steps} is saved in {}", checkpoints.display()),
             Err(error) => tracing::warn!("the training of {steps} could not be saved: {}", error.chain()),
         }
     }

@@ -1,4 +1,4 @@
-//! Results of a run, written at its end.
+//! The summary of a run, and the result files that are written at its end.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -22,36 +22,36 @@ pub struct RunSummary {
     /// The reason, if the run ended before its last step (`evaluation.stop_when`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped: Option<String>,
-    /// Wall-clock seconds of the loop.
+    /// Wall-clock seconds of the training loop.
     pub seconds: f64,
-    /// The most bytes of host memory that each process had at a time, mapped files included, in the order of the ranks;
-    /// `null` where the system does not count them. Of a run that was resumed, those of the last process.
+    /// Peak of host memory of each process in bytes, mapped files included, in the order of the ranks; `null` if the
+    /// system does not count it. If the run was resumed, these are the peaks of its last processes.
     pub peak_memory: Vec<Option<u64>>,
-    /// Trainable parameters.
+    /// Number of trainable parameters.
     pub parameters: usize,
     /// Metrics of the first step.
     pub first: BTreeMap<String, f64>,
     /// Metrics of the last step.
     pub last: BTreeMap<String, f64>,
-    /// Samples that were left out.
+    /// Number of samples that were left out.
     pub skipped_samples: u64,
-    /// The first of them.
+    /// The first samples that were left out.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub skipped: Vec<Skipped>,
-    /// Updates that were left out because a value was not finite.
+    /// Number of updates that were left out because a value was not finite.
     pub skipped_updates: u64,
-    /// Updates whose gradient was scaled down to `training.max_grad_norm`.
+    /// Number of updates whose gradient was scaled down to `training.max_grad_norm`.
     pub clipped_updates: u64,
-    /// The trained adapters, or the experts when all their weights are trained.
+    /// The files of the trained adapters, or of the experts if all their weights are trained.
     pub adapter: Vec<PathBuf>,
-    /// Evaluations before and after: `unseen_before`, `unseen_after`, `unseen_gain`, ..., `kl`; of an agent
+    /// Measurements before and after training: `unseen_before`, `unseen_after`, `unseen_gain`, ..., `kl`; for an agent
     /// `success_before`, `success_after`.
     #[serde(flatten)]
     pub figures: BTreeMap<String, serde_json::Value>,
-    /// The same for people.
+    /// The same measurements for people, each with a name and a text.
     #[serde(skip)]
     pub lines: Vec<(String, String)>,
-    /// Encodings that were found in `data.cache_dir`, and those that were computed.
+    /// Number of encodings that were found in `data.cache_dir`, and of those that were computed.
     #[serde(skip)]
     pub encodings: Option<[u64; 2]>,
     /// The metrics to show first.
@@ -66,7 +66,7 @@ pub struct RunSummary {
 }
 
 impl Trainer {
-    /// Writes the last files of a run.
+    /// Writes the result files of a run, and returns its summary. All ranks must call this.
     pub(super) fn finish(self, dir: Option<&RunDir>) -> Result<RunSummary> {
         let peak_memory = peak_memory(self.strategy.ranks().all.as_ref())?;
         let TaskFacts { headlines, labels, .. } = self.task.facts();
@@ -108,9 +108,9 @@ impl Trainer {
     }
 }
 
-/// The peak of each process: ranks that are threads have one together.
+/// The peak of host memory of each process. Ranks that are threads of one process are counted once.
 fn peak_memory(ranks: &dyn Communicator) -> Result<Vec<Option<u64>>> {
-    // Not the process id, which may be the same on two machines.
+    // A random number that tells processes apart. Process ids do not, since two machines may have the same.
     static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
     let mut peaks = communicator::join(ranks, &(*PROCESS, memory::host_peak()))?;
     peaks.dedup_by_key(|(process, _)| *process);

@@ -1,4 +1,5 @@
-//! The state of a task in a checkpoint: JSON in the manifest, and a file of tensors.
+//! Where a checkpoint has the state of a task: JSON in the manifest, and tensors in a file. Each is left out if the
+//! task has none.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +9,13 @@ use roll_weights::save_safetensors;
 use crate::checkpoint::{Checkpoint, CheckpointWriter};
 use crate::task::TaskState;
 
-/// The tensors of the state; there when the task has some.
+/// The file of the tensors.
 const FILE: &str = "trainer/algorithm.safetensors";
-/// The key of the JSON in the manifest; there when the task has some.
+/// The key of the JSON in the manifest's `info`.
 const KEY: &str = "algorithm";
 
-/// Writes the state; its JSON goes to `info`, the manifest's part of the trainer.
+/// Writes the state. Its JSON is added to `info`, which becomes the part of the manifest that the trainer fills.
 pub(super) fn write(state: TaskState, checkpoint: &mut CheckpointWriter, info: &mut serde_json::Value) -> Result<()> {
-    // Most algorithms keep tensors, or nothing.
     if !state.facts.is_null() {
         info[KEY] = state.facts;
     }
@@ -25,7 +25,7 @@ pub(super) fn write(state: TaskState, checkpoint: &mut CheckpointWriter, info: &
     }
 }
 
-/// Reads the state.
+/// Reads the state, which is empty if the task had none.
 pub(super) fn read(from: &Checkpoint) -> Result<TaskState> {
     let facts = from.manifest().info.get(KEY).cloned().unwrap_or_default();
     let (tensors, origin) = match from.manifest().files.contains_key(FILE) {

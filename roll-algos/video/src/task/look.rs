@@ -1,4 +1,5 @@
-//! A closer look at the data that a run would train on, for `roll check`.
+//! A closer look at the data that a run would train on, for `roll check`: rows that can be read, sizes, references of
+//! the reward, one score.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,16 +18,16 @@ use crate::rows::{Batches, Bucket, Dataset, OnBadSample};
 
 /// At most this many clips of a data set are probed.
 const CLIPS: usize = 2000;
-/// Frames per second of a video without a clip, if `data.fps` does not say.
+/// Frames per second of the grey video that is scored for a row without a clip, unless `data.fps` is set.
 const FPS: f64 = 16.0;
 /// At most this many faults are named.
 const NAMED: usize = 3;
 /// At most this many sizes are named.
 const SIZES: usize = 4;
 
-/// Lists the rows. Returns height and width of the largest shape that is trained on.
+/// Lists rows and epochs. Returns height and width of the largest shape that is trained on.
 pub(super) fn rows(data: &Batches, steps: Option<u64>, unit: VideoUnit, found: &mut Listing) -> Option<[usize; 2]> {
-    let largest = set(data.dataset(), unit, found);
+    let largest = list_rows(data.dataset(), unit, found);
     if let Some(steps) = steps {
         let each = counted(data.global_batch() as u64, row_noun(data.dataset().metadata()));
         found.good(format!("{} of {each} each: {} epochs", counted(steps, "step"), epochs(data.epoch(steps))));
@@ -35,7 +36,7 @@ pub(super) fn rows(data: &Batches, steps: Option<u64>, unit: VideoUnit, found: &
 }
 
 /// Lists counts, sizes and lengths of a data set. Returns its largest size.
-fn set(dataset: &Dataset, unit: VideoUnit, found: &mut Listing) -> Option<[usize; 2]> {
+fn list_rows(dataset: &Dataset, unit: VideoUnit, found: &mut Listing) -> Option<[usize; 2]> {
     let config = dataset.config();
     let rows: Vec<_> = dataset.metadata().rows.iter().filter(|row| row.is_first_window()).collect();
     let looked_at = rows.len().min(CLIPS);
@@ -141,7 +142,7 @@ pub(super) fn score(
     grad: Grad,
     found: &mut Listing,
 ) {
-    // Other videos or people decide.
+    // Such a reward orders videos of one prompt, and scores none by itself.
     if reward.compares() {
         return;
     }
@@ -234,8 +235,9 @@ pub(super) fn references(
             },
         }
     }
+    // No row has a reference.
     if looked_at == 0 {
-        return true; // rows without a reference
+        return true;
     }
     let name = reward.name().to_string();
     let limit = format!("of the first {}", counted(looked_at as u64, "reference"));

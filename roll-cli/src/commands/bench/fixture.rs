@@ -20,26 +20,30 @@ use roll_wan::{Parts, Placement, Settings, Wan};
 use super::preset::{Preset, trainable};
 use super::scorer::Scorer;
 
+/// What a measured step works on.
 pub struct Fixture {
+    /// One transformer with a LoRA, and the VAE.
     pub model: Wan,
     pub scorer: Scorer,
     pub strategy: Zero,
+    /// `[C, T, H, W]` of the VAE's latents: what is denoised and decoded.
     pub latents: Tensor,
     pub conditioning: Conditioning,
-    /// `[T, 3, H, W]` in [-1, 1].
+    /// The video that is encoded, `[T, 3, H, W]` in [-1, 1].
     pub video: Tensor,
     pub timestep: Timestep,
 }
 
 impl Fixture {
+    /// Makes the networks of the preset on `device`. All inputs are random.
     pub fn new(preset: &Preset<'_>, device: &Device) -> Result<Self> {
         let (dit, vae) = (&preset.networks.dit, &preset.networks.vae);
         let codes = preset.args.weights_dtype.map(Codes::new).transpose()?;
-        let weights = || random(dit.weights(), preset.dtype, codes, device);
+        let dit_weights = || random_weights(dit.weights(), preset.dtype, codes, device);
         let store: Arc<dyn WeightStore> = match preset.args.weight_store {
-            Placement::Host => Arc::new(HostStore::new(weights(), device)?),
+            Placement::Host => Arc::new(HostStore::new(dit_weights(), device)?),
             Placement::Streamed => Arc::new(streamed(dit.weights(), preset.dtype, device)?),
-            _ => Arc::new(Resident::from_weights(weights().collect::<Result<_>>()?, device)),
+            _ => Arc::new(Resident::from_weights(dit_weights().collect::<Result<_>>()?, device)),
         };
         let memory = if preset.args.offload { Memory::Offload } else { Memory::Recompute };
         let mut expert = Dit::with_store(dit.clone(), store)
@@ -51,15 +55,17 @@ impl Fixture {
         expert.train(&trainable(), &noise, &StateDict::new())?;
         let statistics = LatentStatistics::published(vae.z_dim)
             .ok_or_else(|| Error::Misuse(format!("no statistics for {} channels", vae.z_dim)))?;
-        let weights = random(vae.weights(), DType::F32, None, device).collect::<Result<_>>()?;
-        let weights = Resident::from_weights(weights, device);
-        let vae = Vae::with_store(vae.clone(), &statistics, Arc::new(weights))?.with_decoder_dtype(preset.vae_dtype)?;
+        let vae_weights = random_weights(vae.weights(), DType::F32, None, device).collect::<Result<_>>()?;
+        let vae_store = Resident::from_weights(vae_weights, device);
+        let vae =
+            Vae::with_store(vae.clone(), &statistics, Arc::new(vae_store))?.with_decoder_dtype(preset.vae_dtype)?;
         let settings = Settings { shift: None, boundary: None, end_image: false, chunking: chunking(preset, device) };
         let mut model = Wan::new(Parts { dit: expert, dit2: None, vae, text: None, clip: None }, settings);
 
         let normal = |index: u64, shape: &[usize]| noise.normal(Purpose::Synthetic, 0, index, shape);
         let latent_shape = preset.latent_shape();
         let [_, t, h, w] = latent_shape;
+        // Channels that an image-to-video transformer takes besides those of the latents.
         let channels = match dit.in_channels - dit.out_channels {
             0 => None,
             extra => Some(normal(1, &[extra, t, h, w])?),
@@ -88,7 +94,8 @@ impl Fixture {
     }
 }
 
-/// A store over a temporary file of random weights. The file's name goes at once: a mapped file keeps its contents.
+/// A store that streams random weights from a temporary file. The file is deleted once it is mapped into memory: its
+/// contents stay until the mapping goes, and no file is left behind if the process is killed.
 fn streamed(shapes: Vec<(String, Vec<usize>)>, dtype: DType, device: &Device) -> Result<Streamed> {
     device.seed(0);
     let tensors = shapes.into_iter().map(|(name, shape)| {
@@ -104,7 +111,8 @@ fn streamed(shapes: Vec<(String, Vec<usize>)>, dtype: DType, device: &Device) ->
     Ok(Streamed::new(checkpoint, device).stored_as(dtype.into()).with_prefetch())
 }
 
-/// Chunking of the VAE: frames are not tiled; on GPUs, by default, each chunk is a checkpoint.
+/// Chunking of the VAE, without tiling. By default the decoder's pull keeps the caches of all chunks on a GPU, and the
+/// usual number of them on the CPU.
 fn chunking(preset: &Preset<'_>, device: &Device) -> Chunking {
     let offload = preset.args.offload && is_gpu(device);
     let checkpoints = match (preset.args.vae_checkpoints, is_gpu(device)) {
@@ -115,9 +123,9 @@ fn chunking(preset: &Preset<'_>, device: &Device) -> Chunking {
     Chunking { tiling: None, checkpoints, offload }
 }
 
-/// Weights that keep activations at their size: products by their number of inputs, norms one. `codes` are for the
-/// matrices of the blocks.
-fn random(
+/// Random weights under which activations neither grow nor shrink, see [`random_tensor`]. With `codes`, the matrices of
+/// the transformer's blocks are in eight bits.
+fn random_weights(
     shapes: Vec<(String, Vec<usize>)>,
     dtype: DType,
     codes: Option<Codes>,
@@ -136,6 +144,7 @@ fn random(
     })
 }
 
+/// A random weight: norms are 1, biases 0, and the deviation of matrices and kernels is 1 / sqrt(number of inputs).
 fn random_tensor(name: &str, shape: Vec<usize>, dtype: DType, device: &Device) -> NdTensor {
     let count: usize = shape.iter().product();
     let inputs: usize = shape[1..].iter().product();
@@ -151,8 +160,8 @@ fn random_tensor(name: &str, shape: Vec<usize>, dtype: DType, device: &Device) -
     NdTensor::from_flat(values.cast(dtype), shape)
 }
 
-/// Random numbers in eight bits, of which every matrix is made: rounding each matrix of a 14B transformer takes
-/// minutes.
+/// Random numbers in eight bits. Every matrix is a repetition of them, because rounding each matrix of a 14B
+/// transformer takes minutes.
 struct Codes(ScaledRows);
 
 impl Codes {
@@ -161,11 +170,12 @@ impl Codes {
         ScaledRows::quantised(&values, format).map(Self)
     }
 
-    fn rows(&self, shape: [usize; 2]) -> Result<ScaledRows> {
-        let (codes, count) = (self.0.codes(), shape[0] * shape[1]);
+    /// A matrix of `[rows, columns]`. Its deviation is 1 / sqrt(columns), which are the inputs of the product.
+    fn rows(&self, [rows, columns]: [usize; 2]) -> Result<ScaledRows> {
+        let (codes, count) = (self.0.codes(), rows * columns);
         let mut repeated = codes.repeat(count.div_ceil(codes.len()));
         repeated.truncate(count);
-        let scale = self.0.scales()[0] / (shape[1] as f32).sqrt();
-        ScaledRows::new(self.0.kind(), repeated, vec![scale], shape)
+        let scale = self.0.scales()[0] / (columns as f32).sqrt();
+        ScaledRows::new(self.0.kind(), repeated, vec![scale], [rows, columns])
     }
 }

@@ -1,4 +1,4 @@
-//! Timing the phases of a step.
+//! Times the phases of a step: [`measure_step`] runs the rounds, [`PhaseTimer`] takes the time of each phase.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -12,6 +12,7 @@ use roll_core::plan::Passes;
 use super::memory::Meter;
 use super::preset::Preset;
 
+/// The measurement of one phase.
 #[derive(Clone, Debug)]
 pub struct Phase {
     pub name: &'static str,
@@ -30,7 +31,7 @@ pub struct Phase {
 }
 
 impl Phase {
-    /// Whether it is a pass of the transformer, or the pull of one.
+    /// Whether the phase is a pass of the transformer, or the pull of one.
     pub fn is_transformer(&self) -> bool {
         self.name.contains("forward")
     }
@@ -68,11 +69,12 @@ impl Measurement {
 
     /// Floating-point operations per second of the transformer, over all its passes of a step.
     pub fn transformer_rate(&self) -> Option<f64> {
-        let parts = self.phases.iter().filter(|p| p.is_transformer());
-        let [flops, seconds] = parts.fold([0.0, 0.0], |[flops, seconds], p| {
-            let passes = p.passes as f64;
-            [flops + passes * p.flops.unwrap_or(0.0), seconds + passes * p.seconds]
-        });
+        let (mut flops, mut seconds) = (0.0, 0.0);
+        for phase in self.phases.iter().filter(|phase| phase.is_transformer()) {
+            let passes = phase.passes as f64;
+            flops += passes * phase.flops.unwrap_or(0.0);
+            seconds += passes * phase.seconds;
+        }
         (seconds > 0.0).then(|| flops / seconds)
     }
 
@@ -100,7 +102,7 @@ const PHASES: [&str; 10] = [
     "optimizer",
 ];
 
-/// The phases of a step, and how often it does each.
+/// The phases of a step, and how often a step runs each. Phases that it does not run are left out.
 pub fn phases_of(passes: &Passes) -> impl Iterator<Item = (&'static str, usize)> {
     let [videos_without_gradient, videos_with_gradient] = passes.decoded();
     let (without_gradient, with_gradient) = (passes.forward - passes.pulled, passes.pulled);
@@ -116,10 +118,13 @@ pub fn phases_of(passes: &Passes) -> impl Iterator<Item = (&'static str, usize)>
     PHASES.into_iter().map(move |name| (name, times(name))).filter(|(_, times)| *times > 0)
 }
 
-/// Operations a second of products of the transformer's own shapes, the best of several runs. The matrices are of
-/// random numbers: products of ones make a GPU switch fewer transistors, and so run faster than those of any network.
+/// Operations a second of matrix products in the transformer's own shapes, the best of several runs. The matrices hold
+/// random numbers, because products of ones switch fewer transistors of a GPU and run faster than those of any network.
 pub fn peak_product_rate(preset: &Preset<'_>, device: &Device) -> Result<f64> {
+    /// How long each shape is measured.
     const SECONDS: f64 = 1.0;
+    /// Products in the queue of the device before one wait, so that the wait takes a small part of the time.
+    const QUEUED: usize = 4;
     /// More rows make products on a CPU no faster, but take seconds each.
     const MAX_CPU_ROWS: usize = 8192;
     let dit = &preset.networks.dit;
@@ -137,41 +142,50 @@ pub fn peak_product_rate(preset: &Preset<'_>, device: &Device) -> Result<f64> {
         wait(x.clone().matmul(w.clone()))?;
         let begin = Instant::now();
         while begin.elapsed().as_secs_f64() < SECONDS {
-            const AT_ONCE: usize = 4;
             let start = Instant::now();
-            // Several are queued, so that the wait takes a small part of the time.
             let product = || x.clone().matmul(w.clone());
-            (1..AT_ONCE).for_each(|_| drop(product()));
+            (1..QUEUED).for_each(|_| drop(product()));
             wait(product())?;
-            let flops = 2.0 * (AT_ONCE * rows * inputs * outputs) as f64;
+            let flops = 2.0 * (QUEUED * rows * inputs * outputs) as f64;
             best = best.max(flops / start.elapsed().as_secs_f64());
         }
     }
     Ok(best)
 }
 
-/// Measures `rounds` rounds after one that warms up. A round runs each phase once, or with `whole_step` a whole step.
-/// The warm-up runs the phases one by one, unless both `whole_step` and `offload` are set. Times are medians without the
-/// warm-up. Peaks of phases include the warm-up, those of whole steps do not. `progress` is called after each phase, and
-/// after each round but the warm-up. `round_of` runs a whole step, or each phase once if its argument is false.
+/// The work of one round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Round {
+    /// Each phase once.
+    Phases,
+    /// A whole step, as training makes it.
+    WholeStep,
+}
+
+/// Measures `rounds` rounds after one that warms up. Rounds are whole steps with `--whole-step`, else
+/// [`Round::Phases`].
+///
+/// Times are medians without the warm-up. Peaks of phases include the warm-up, peaks of whole steps do not. `run_round`
+/// does the work of a round. `progress` is called after each phase, and after each round but the warm-up.
 pub fn measure_step(
     preset: &Preset<'_>,
     rounds: usize,
     meter: &Meter,
     progress: &dyn Fn(&Measurement) -> Result<()>,
-    mut round_of: impl FnMut(&mut PhaseTimer<'_>, bool) -> Result<()>,
+    mut run_round: impl FnMut(&mut PhaseTimer<'_>, Round) -> Result<()>,
 ) -> Result<Measurement> {
     let mut timer = PhaseTimer::new(preset, meter, progress);
     for round in 0..=rounds {
-        // The warm-up runs each phase once, which compiles kernels and fills allocators. With `offload` it is a whole
-        // step: nothing less allocates the host memory for all activations.
-        let is_whole = preset.args.whole_step && (round > 0 || preset.args.offload);
+        // The warm-up runs each phase once, which compiles kernels and fills allocators. With `--offload` the warm-up
+        // of whole steps is a whole step: nothing less allocates the host memory for all activations.
+        let is_warm_up = round == 0;
+        let is_whole = preset.args.whole_step && (!is_warm_up || preset.args.offload);
         meter.reset();
         let start = Instant::now();
-        round_of(&mut timer, is_whole)?;
+        run_round(&mut timer, if is_whole { Round::WholeStep } else { Round::Phases })?;
         let seconds = start.elapsed().as_secs_f64();
         tracing::debug!("round {round} of {rounds}: {seconds:.3} s");
-        if round == 0 {
+        if is_warm_up {
             timer.seconds.clear();
             continue;
         }
@@ -192,7 +206,7 @@ pub fn flops(preset: &Preset<'_>) -> BTreeMap<&'static str, f64> {
     let [videos_without_gradient, videos_with_gradient] = passes.decoded();
     // The plan has a total for all passes of a kind. A forward pass of the reference takes as many operations as one of
     // `time/rollout`.
-    let of = |name: &str| {
+    let flops_of_pass = |name: &str| {
         let (plan_phase, passes) = match name {
             "forward" | "forward, recorded" | "reference forward" => ("time/rollout", passes.forward),
             "pull of forward" => ("time/pull", passes.pulled),
@@ -202,7 +216,7 @@ pub fn flops(preset: &Preset<'_>) -> BTreeMap<&'static str, f64> {
         };
         counted.iter().find(|p| p.name == plan_phase).map(|p| p.flops / passes as f64)
     };
-    phases_of(passes).filter_map(|(name, _)| Some((name, of(name)?))).collect()
+    phases_of(passes).filter_map(|(name, _)| Some((name, flops_of_pass(name)?))).collect()
 }
 
 /// Times the phases of a step, and holds the measurements so far.
@@ -233,9 +247,11 @@ impl<'a> PhaseTimer<'a> {
         }
     }
 
-    /// Runs one pass of the phase `name`. `f` must end with its result in host memory: nothing else waits for the device.
+    /// Runs one pass of the phase `name`. `f` must end with its result in host memory: nothing else waits for the
+    /// device.
     pub fn time<T>(&mut self, name: &'static str, f: impl FnOnce() -> Result<T>) -> Result<T> {
-        // Asking the driver takes longer than some phases: a step that is timed as a whole is not interrupted for it.
+        // Reading the driver's count of memory takes longer than some phases, so it is left out while whole steps are
+        // timed.
         let meter = (!self.preset.args.whole_step).then_some(self.meter);
         if let Some(meter) = meter {
             meter.reset();
@@ -247,8 +263,8 @@ impl<'a> PhaseTimer<'a> {
         tracing::debug!("{name}: {seconds:.3} s");
         self.seconds.entry(name).or_default().push(seconds);
         if let Some(peak) = meter.and_then(Meter::peak) {
-            let most = self.peak.entry(name).or_default();
-            *most = peak.max(*most);
+            let highest = self.peak.entry(name).or_default();
+            *highest = peak.max(*highest);
         }
         (self.progress)(&self.measured())?;
         Ok(value)
@@ -290,7 +306,7 @@ fn mark(phase: &str) {
     }
 }
 
-/// The median; of two middle values the smaller.
+/// The median; for an even number of values, the smaller of the middle two.
 fn median(mut seconds: Vec<f64>) -> Option<f64> {
     seconds.sort_by(f64::total_cmp);
     seconds.get(seconds.len().saturating_sub(1) / 2).copied()

@@ -7,19 +7,20 @@ use roll_backends::device::{is_gpu, memory};
 pub enum Meter {
     /// Peak of this process in host memory: the kernel's high-water mark.
     Host,
-    /// Peak of GPU memory by the driver's count, less the memory in use before. The allocators of libtorch and CubeCL
-    /// keep all memory that they once took, so the use after a phase is the peak of that phase or of an earlier one.
-    Gpu { number: usize, before: u64 },
+    /// Peak of GPU memory by the driver's count, less the bytes that were in use when the meter was made. The
+    /// allocators of libtorch and CubeCL keep all memory that they once took, so the use after a phase is the peak of
+    /// that phase or of an earlier one.
+    Gpu { number: usize, used_before: u64 },
 }
 
 impl Meter {
     /// Watches the device that `backend` names. Make it before the first tensor on that device: GPU memory that is
     /// already in use is not counted.
     pub fn new(device: &Device, backend: &str) -> Self {
-        // Checked when the device was opened.
+        // A number that is not one was refused when the device was opened.
         let number = backend.split_once(':').and_then(|(_, number)| number.parse().ok()).unwrap_or(0);
         match is_gpu(device) {
-            true => Self::Gpu { number, before: memory::used(number).unwrap_or(0) },
+            true => Self::Gpu { number, used_before: memory::used(number).unwrap_or(0) },
             false => Self::Host,
         }
     }
@@ -36,7 +37,7 @@ impl Meter {
     pub fn peak(&self) -> Option<u64> {
         match self {
             Self::Host => memory::host_peak(),
-            Self::Gpu { number, before } => Some(memory::used(*number)?.saturating_sub(*before)),
+            Self::Gpu { number, used_before } => Some(memory::used(*number)?.saturating_sub(*used_before)),
         }
     }
 

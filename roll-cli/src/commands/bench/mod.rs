@@ -1,8 +1,8 @@
 //! `roll bench`: how fast this machine makes a step of an algorithm with a model of a given size, phase by phase.
 //!
 //! Networks have the preset's shapes and random weights, so nothing is downloaded. The phases sum up to the step that a
-//! run would make, and `--whole-step` makes it; they are measured against the fastest product of matrices of the same
-//! run.
+//! run would make; with `--whole-step`, whole steps are made. Rates are compared with that of the fastest matrix
+//! product of the same shapes on the same device.
 
 mod fixture;
 mod measure;
@@ -20,6 +20,7 @@ use roll_wan::{Placement, VaeDType};
 use crate::args::Bench;
 use crate::output::refuse_existing;
 use fixture::Fixture;
+use measure::Round;
 use memory::Meter;
 use preset::Preset;
 
@@ -43,17 +44,17 @@ pub fn bench(args: Bench) -> Result<()> {
         return Err(Error::config("--fp8-products", problem));
     }
     preset.vae_dtype = args.vae_dtype.map_or_else(|| VaeDType::Auto.of(DeviceTraits::of(&device)), Ok)?;
-    // Begins to count before the first tensor: all memory that this process takes is counted.
+    // Made before the first tensor, so that all memory of this process counts.
     let meter = Meter::new(&device, &args.backend);
     let measured = {
         let mut fixture = Fixture::new(&preset, &device)?;
         let save = |measured: &measure::Measurement| preset.save(measured, None);
-        measure::measure_step(&preset, args.rounds, &meter, &save, |timer, is_whole| match is_whole {
-            true => step::whole(&mut fixture, &preset, timer),
-            false => step::by_phases(&mut fixture, &preset, timer),
+        measure::measure_step(&preset, args.rounds, &meter, &save, |timer, round| match round {
+            Round::WholeStep => step::whole(&mut fixture, &preset, timer),
+            Round::Phases => step::by_phases(&mut fixture, &preset, timer),
         })?
     };
-    // After the step, whose memory it would add to.
+    // Measured last, because its matrices would count as memory of the step.
     let ceiling = measure::peak_product_rate(&preset, &device)?;
     preset.report(&measured, ceiling)
 }

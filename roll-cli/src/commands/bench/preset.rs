@@ -1,4 +1,4 @@
-//! The measured networks, video and dtype.
+//! The networks, video and dtypes that `roll bench` measures, by the name of a preset and the other arguments.
 
 use burn::tensor::DType;
 use roll_backends::EightBits;
@@ -18,6 +18,7 @@ use crate::args::Bench;
 /// Rank of the LoRA.
 pub const RANK: usize = 32;
 
+/// What is measured: a preset, changed by the arguments.
 pub struct Preset<'a> {
     pub args: &'a Bench,
     pub name: &'static str,
@@ -36,11 +37,11 @@ pub struct Preset<'a> {
     pub size: [usize; 2],
     /// Rows of the prompt embedding.
     pub text_len: usize,
-    /// How often a step passes through the model, and its other work.
+    /// Number of passes through each network in a step.
     pub passes: Passes,
 }
 
-/// Presets of published models, and their names in `roll plan`.
+/// Presets of published models: the preset's name, and the model's name in `roll plan`.
 pub const PUBLISHED: [(&str, &str); 3] =
     [("1.3b", "wan2_1-t2v-1_3b"), ("ti2v-5b", "wan2_2-ti2v-5b"), ("a14b", "wan2_2-i2v-a14b")];
 
@@ -49,11 +50,12 @@ const NAMES: [&str; 4] = ["tiny", "1.3b", "ti2v-5b", "a14b"];
 impl<'a> Preset<'a> {
     /// The preset that the arguments choose.
     pub fn of(args: &'a Bench) -> Result<Self> {
-        let asked = PUBLISHED
+        // A published model may be named as in `roll plan`, too.
+        let wanted = PUBLISHED
             .iter()
             .find(|(_, network)| *network == args.preset)
-            .map_or(args.preset.as_str(), |(short, _)| *short);
-        let name = NAMES.into_iter().find(|name| *name == asked).ok_or_else(|| Error::UnknownName {
+            .map_or(args.preset.as_str(), |(preset, _)| *preset);
+        let name = NAMES.into_iter().find(|name| *name == wanted).ok_or_else(|| Error::UnknownName {
             kind: "preset",
             name: args.preset.clone(),
             nearest: nearest(&args.preset, NAMES).map(Into::into),
@@ -62,7 +64,7 @@ impl<'a> Preset<'a> {
         let (mut networks, dtype, frames, size, text_len) = match name {
             "1.3b" => (published("wan2_1-t2v-1_3b")?, DType::BF16, 81, [480, 832], 512),
             "ti2v-5b" => (published("wan2_2-ti2v-5b")?, DType::BF16, 121, [704, 1280], 512),
-            // 18,900 tokens.
+            // 21 latent frames of 30x30 patches: 18,900 tokens.
             "a14b" => (published("wan2_2-i2v-a14b")?, DType::BF16, 81, [480, 480], 512),
             _ => (tiny(), DType::F32, 9, [64, 64], 32),
         };
@@ -96,8 +98,10 @@ impl<'a> Preset<'a> {
         Ok(preset)
     }
 
+    /// Fails on arguments that do not fit each other or the networks.
     fn check(&self) -> Result<()> {
-        if self.args.whole_step && self.passes.decoded()[1] == 0 {
+        let [_, videos_with_gradient] = self.passes.decoded();
+        if self.args.whole_step && videos_with_gradient == 0 {
             let problem = "expected an algorithm that back-propagates its score, reward_fl, since others record their \
                            passes a few at a time; leave it out to measure phases one by one";
             return Err(Error::config("--whole-step", problem));
@@ -180,7 +184,7 @@ fn passes(args: &Bench) -> Result<Passes> {
     let registry = Registry::linked()?;
     let mut layers = ConfigLayers::new().set_text("algo.name", &args.algo, "--algo")?;
     if args.guided {
-        // Any scale but 1 takes a second velocity, under the negative prompt and without gradient.
+        // Any scale but 1 takes a second velocity, for the negative prompt and without gradient.
         layers = layers.set_text("algo.guidance_scale", "2", "--guided")?;
     }
     for setting in &args.settings {
@@ -198,7 +202,7 @@ fn published(name: &str) -> Result<Networks> {
     Ok(network.ok_or_else(|| Error::Misuse(format!("no network is called `{name}`")))?.networks())
 }
 
-/// Seconds on a laptop.
+/// Networks whose step takes seconds on a laptop.
 fn tiny() -> Networks {
     let dit = DitConfig {
         dim: 256,

@@ -1,4 +1,4 @@
-//! The result as a table and as JSON.
+//! The result of `roll bench` as a table and as JSON.
 
 use burn::tensor::DType;
 use roll_core::{Error, Result};
@@ -9,18 +9,18 @@ use super::preset::Preset;
 use crate::commands::plan::passes_in_words;
 
 impl Preset<'_> {
-    /// Writes the JSON to its file, if one is named. `ceiling` is the rate of the fastest product of matrices, in
-    /// operations a second; without it the measurement is not complete.
+    /// Writes the JSON to its file, if one is named. `ceiling` is the rate of the fastest matrix product, in operations
+    /// a second. It is measured last, so `None` marks the measurement as incomplete.
     pub fn save(&self, measured: &Measurement, ceiling: Option<f64>) -> Result<()> {
         let Some(path) = self.args.json.as_ref().filter(|path| path.as_os_str() != "-") else { return Ok(()) };
-        // A reader, or the end of this process, finds a whole file.
-        let part = path.with_extension("part");
+        // Renaming replaces the file as a whole: a reader never finds half of it, even if this process is killed.
+        let unfinished = path.with_extension("part");
         let text = format!("{:#}\n", self.to_json(measured, ceiling));
-        std::fs::write(&part, text).map_err(Error::file("write", &part))?;
-        std::fs::rename(&part, path).map_err(Error::file("write", path))
+        std::fs::write(&unfinished, text).map_err(Error::file("write", &unfinished))?;
+        std::fs::rename(&unfinished, path).map_err(Error::file("write", path))
     }
 
-    /// Prints the table, or the JSON to the output.
+    /// Prints the table, or the JSON with `--json -`.
     pub fn report(&self, measured: &Measurement, ceiling: f64) -> Result<()> {
         self.save(measured, Some(ceiling))?;
         match &self.args.json {
@@ -100,17 +100,17 @@ impl Preset<'_> {
                 "peak_of": p.memory,
             })
         };
-        let name = |dtype: DType| format!("{dtype:?}").to_lowercase();
+        let dtype_name = |dtype: DType| format!("{dtype:?}").to_lowercase();
         let parameters: usize =
             self.networks.dit.weights().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "preset": self.name,
             "backend": args.backend,
-            "dtype": name(self.dtype),
+            "dtype": dtype_name(self.dtype),
             "eight_bits": args.weights_dtype.map(|format| format!("{format:?}").to_lowercase()),
             "fp8_products": args.fp8_products,
-            "vae": (!args.without_vae).then(|| name(self.vae_dtype)),
+            "vae": (!args.without_vae).then(|| dtype_name(self.vae_dtype)),
             "parameters": parameters,
             "layers": self.networks.dit.layers,
             "all_layers": self.all_layers,

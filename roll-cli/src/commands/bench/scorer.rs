@@ -5,23 +5,28 @@ use burn::tensor::{Device, Distribution, Tensor as Burn, module::conv2d, ops::Co
 use roll_backends::{NdTensor, Tape, host, ops, vjp};
 use roll_core::{Error, Pullback, Result, Tensor};
 
-/// Largest side of the scored square: that of a face embedder.
+/// Side of the scored square in pixels, the input of a face embedder. Smaller frames are scored whole.
 pub const SIDE: usize = 112;
-/// Channels after each convolution.
+/// Channels of the picture, and after each convolution.
 pub const WIDTHS: [usize; 5] = [3, 64, 128, 256, 512];
 
+/// The network.
 pub struct Scorer {
+    /// One `[outputs, inputs, 3, 3]` for each convolution.
     kernels: Vec<Burn<4>>,
     device: Device,
 }
 
 impl Scorer {
     pub fn new(device: &Device) -> Self {
-        let kernel = |pair: &[usize]| {
-            let deviation = 1.0 / (9.0 * pair[0] as f64).sqrt();
-            Burn::random([pair[1], pair[0], 3, 3], Distribution::Normal(0.0, deviation), device)
-        };
-        Self { kernels: WIDTHS.windows(2).map(kernel).collect(), device: device.clone() }
+        let mut kernels = Vec::new();
+        for channels in WIDTHS.windows(2) {
+            let (inputs, outputs) = (channels[0], channels[1]);
+            // Each output sums nine taps of every input: this deviation keeps activations at their size.
+            let deviation = 1.0 / (9.0 * inputs as f64).sqrt();
+            kernels.push(Burn::random([outputs, inputs, 3, 3], Distribution::Normal(0.0, deviation), device));
+        }
+        Self { kernels, device: device.clone() }
     }
 
     /// The score of frames `[T, 3, H, W]`, and its pullback to them.
@@ -32,6 +37,7 @@ impl Scorer {
         let [side_h, side_w] = [h.min(SIDE), w.min(SIDE)];
         let input = host::to_device_nd(frames, &self.device)?;
         let (values, recorded) = vjp(&[input], Tape::off(), |inputs, _| {
+            // The middle of each frame.
             let mut x = inputs[0].rank::<4>()?.narrow(2, (h - side_h) / 2, side_h).narrow(3, (w - side_w) / 2, side_w);
             for kernel in &self.kernels {
                 let options = ConvOptions::new([2, 2], [1, 1], [1, 1], 1);

@@ -6,7 +6,10 @@ use super::fixture::Fixture;
 use super::measure::PhaseTimer;
 use super::preset::Preset;
 
-/// Each phase once. Whatever ends in host memory has been computed by then.
+/// Learning rate of the optimizer's phase. The value does not change its time.
+const LEARNING_RATE: f64 = 1e-6;
+
+/// Runs each phase once.
 pub fn by_phases(fixture: &mut Fixture, preset: &Preset<'_>, timer: &mut PhaseTimer<'_>) -> Result<()> {
     let Fixture { model, latents, conditioning, timestep, .. } = &mut *fixture;
     let mut run =
@@ -17,16 +20,17 @@ pub fn by_phases(fixture: &mut Fixture, preset: &Preset<'_>, timer: &mut PhaseTi
     if !preset.args.without_vae {
         timer.time("encode", || fixture.model.encode_video(&fixture.video))?;
     }
+    // Without a gradient of the score, the velocity takes its place: it has the same shape.
     let d_latents = match preset.args.without_vae {
         true => velocity,
-        false => scored(fixture, preset, timer)?.unwrap_or(velocity),
+        false => score_and_pull(fixture, preset, timer)?.unwrap_or(velocity),
     };
     timer.time("pull of forward", || pullback.ok_or_else(unrecorded)?.pull(&d_latents))?;
     optimize(fixture, timer)
 }
 
-/// One step as Reward-FL makes it: every pass that is pulled back is recorded before the first pull. Nothing is
-/// encoded: `data.cache_dir` keeps encodings.
+/// Makes one step as Reward-FL does: every pass that is pulled back is recorded before the first pull. No video is
+/// encoded, as in a run whose `data.cache_dir` holds the encodings.
 pub fn whole(fixture: &mut Fixture, preset: &Preset<'_>, timer: &mut PhaseTimer<'_>) -> Result<()> {
     let passes = &preset.passes;
     let Fixture { model, latents, conditioning, timestep, .. } = &mut *fixture;
@@ -37,6 +41,7 @@ pub fn whole(fixture: &mut Fixture, preset: &Preset<'_>, timer: &mut PhaseTimer<
     }
     let mut pullbacks: Vec<Pullback> = Vec::new();
     let mut d_latents = Tensor::zeros(latents.shape());
+    // Passes of the reference go with the recorded ones, as far as there are as many.
     let mut references = 0..passes.references();
     for _ in 0..passes.pulled {
         let (velocity, pullback) = run("forward, recorded", Adapter::On, Grad::Record)?;
@@ -50,7 +55,7 @@ pub fn whole(fixture: &mut Fixture, preset: &Preset<'_>, timer: &mut PhaseTimer<
         run("reference forward", Adapter::Off, Grad::Skip)?;
     }
     if !preset.args.without_vae {
-        d_latents = scored(fixture, preset, timer)?.unwrap_or(d_latents);
+        d_latents = score_and_pull(fixture, preset, timer)?.unwrap_or(d_latents);
     }
     while let Some(pullback) = pullbacks.pop() {
         timer.time("pull of forward", || pullback.pull(&d_latents))?;
@@ -58,26 +63,30 @@ pub fn whole(fixture: &mut Fixture, preset: &Preset<'_>, timer: &mut PhaseTimer<
     optimize(fixture, timer)
 }
 
-/// Decodes, scores, and pulls the score back to the latents; `None` where the algorithm has no use for that.
-fn scored(fixture: &mut Fixture, preset: &Preset<'_>, timer: &mut PhaseTimer<'_>) -> Result<Option<Tensor>> {
+/// Decodes and scores the latents. Returns the gradient of the score for the latents; `None` if the algorithm does not
+/// back-propagate the score.
+fn score_and_pull(fixture: &mut Fixture, preset: &Preset<'_>, timer: &mut PhaseTimer<'_>) -> Result<Option<Tensor>> {
     let Fixture { model, scorer, latents, .. } = fixture;
-    // A step that decodes with a gradient and without is measured with it, which takes longer.
-    let with_gradient = preset.passes.decoded()[1] > 0;
+    // A step may decode some videos with a gradient and others without. One with a gradient is measured, which takes
+    // longer.
+    let [_, videos_with_gradient] = preset.passes.decoded();
+    let with_gradient = videos_with_gradient > 0;
     let grad = if with_gradient { Grad::Record } else { Grad::Skip };
-    let (frames, decoded) = timer.time("decode", || model.decode(latents, grad))?;
-    let (_, scored) = timer.time("score", || scorer.score(&frames))?;
+    let (frames, decode_pullback) = timer.time("decode", || model.decode(latents, grad))?;
+    let (_, score_pullback) = timer.time("score", || scorer.score(&frames))?;
     if !with_gradient {
         return Ok(None);
     }
-    let d_frames = timer.time("pull of score", || scored.pull(&Tensor::scalar(1.0)))?;
-    timer.time("pull of decode", || decoded.ok_or_else(unrecorded)?.pull(&d_frames)).map(Some)
+    let d_frames = timer.time("pull of score", || score_pullback.pull(&Tensor::scalar(1.0)))?;
+    timer.time("pull of decode", || decode_pullback.ok_or_else(unrecorded)?.pull(&d_frames)).map(Some)
 }
 
 fn optimize(fixture: &mut Fixture, timer: &mut PhaseTimer<'_>) -> Result<()> {
     let Fixture { model, strategy, .. } = fixture;
     timer.time("optimizer", || {
         strategy.accumulate(model)?;
-        let report = strategy.step(model, 1e-6, 1.0)?;
+        let (learning_rate, gradient_scale) = (LEARNING_RATE, 1.0);
+        let report = strategy.step(model, learning_rate, gradient_scale)?;
         match report.applied {
             true => Ok(()),
             false => Err(Error::Misuse("the gradient of the random networks is not finite".into())),

@@ -1,4 +1,4 @@
-//! Findings, section by section.
+//! Prints what `roll check` finds, section by section.
 
 use roll_core::{Error, Result};
 use roll_train::Finding;
@@ -10,14 +10,15 @@ const NAME: usize = 10;
 /// Prints findings as they come, and remembers whether the run would fail.
 #[derive(Debug, Default)]
 pub struct Findings {
+    /// The section whose name the next line shows; empty once a line has shown it.
     section: &'static str,
     problems: u64,
-    /// What was found before, with its section.
+    /// Findings of the opening of the run that are not printed yet, each with its section.
     queued: Vec<(&'static str, Finding)>,
 }
 
 impl Findings {
-    /// Findings of the opening of a run, each to be printed with its section.
+    /// Takes the findings of the opening of a run. [`Findings::queued`] prints them when their section comes.
     pub fn new(queued: Vec<(&'static str, Finding)>) -> Self {
         Self { queued, ..Self::default() }
     }
@@ -25,9 +26,9 @@ impl Findings {
     /// Prints the queued findings of this section.
     pub fn queued(&mut self, section: &str) {
         let queued = std::mem::take(&mut self.queued).into_iter();
-        let (own, others): (Vec<_>, Vec<_>) = queued.partition(|(of, _)| *of == section);
-        self.queued = others;
-        for (_, finding) in own {
+        let (of_section, of_others): (Vec<_>, Vec<_>) = queued.partition(|(its_section, _)| *its_section == section);
+        self.queued = of_others;
+        for (_, finding) in of_section {
             match finding {
                 Finding::Good(text) => self.good(text),
                 Finding::Note(text) => self.note(text),
@@ -73,7 +74,7 @@ impl Findings {
         }
     }
 
-    /// Says what to conclude.
+    /// Prints that there was no problem, or fails with the number of problems.
     pub fn end(self) -> Result<()> {
         match self.problems {
             0 => {

@@ -28,7 +28,7 @@ const LARGE: f64 = 3e9;
 
 /// Prints the findings; fails when the run would fail.
 pub fn check(args: Check) -> Result<()> {
-    // A mistake in the arguments is no problem of the run.
+    // Wrong arguments of this command fail it here: they are no finding about the run.
     cluster(&args.machine)?;
     let mut run = args.run;
     let resumed = run.resume.take().map(RunDir::open).transpose()?;
@@ -38,10 +38,13 @@ pub fn check(args: Check) -> Result<()> {
     let why_not_demo = configuration.why_not_demo();
     let loaded = configuration.or_demo()?.load(&registry)?;
     let config = &loaded.config;
+    // The error of opening the devices of the run on this machine, if there is one.
     let unusable = unusable_device(&config.backend, ranks::of_process(config, process().as_ref()));
+    // The configuration by which the run is opened here.
     let opened = if unusable.is_some() { on_the_cpu(&loaded) } else { loaded.clone() };
     let context = BuildContext { headers_only: true, ..crate::ranks::with_collectives(build_context(&opened))? };
     let files = model_files(&opened, &registry, &context);
+    // Why the model is not opened, if it is not.
     let unopened = match &files {
         Ok(Some(FilesFound { missing, .. })) => {
             missing.as_ref().map(|files| format!("a run would download files first: {files}"))
@@ -63,9 +66,10 @@ pub fn check(args: Check) -> Result<()> {
     found.good(names.map(|(word, name)| format!("{word}`{name}`")).concat());
     found.good(format!("backend `{}`", config.backend));
     if let Some(error) = unusable {
-        let elsewhere = args.machine.on.is_some() && Backend::of(&config.backend).is_ok();
+        // No problem for a run on another machine (`--on`), which may have the devices.
+        let is_for_other_machine = args.machine.on.is_some() && Backend::of(&config.backend).is_ok();
         let why = format!("{}\neverything else is checked on the CPU", error.chain());
-        if elsewhere { found.note(why) } else { found.problem(why) }
+        if is_for_other_machine { found.note(why) } else { found.problem(why) }
     }
     found.good(config.training.rate_in_words());
     ranks_note(config, &args.machine)?.into_iter().for_each(|note| found.note(note));
@@ -86,13 +90,18 @@ pub fn check(args: Check) -> Result<()> {
     found.queued("algo");
 
     found.section("model");
-    let complete = matches!(&files, Ok(files) if files.as_ref().is_none_or(|files| files.missing.is_none()));
+    let files_are_complete = matches!(&files, Ok(files) if files.as_ref().is_none_or(|files| files.missing.is_none()));
     files.into_iter().flatten().flat_map(|files| files.lines).for_each(|line| found.good(line));
     unopened.into_iter().for_each(|note| found.note(note));
     found.queued("model");
 
+    // The reward is tried with its gradient if the algorithm back-propagates its score.
     let passes = registry.passes(&config.algo.name, &config.algo.options);
-    let grad = if passes.is_ok_and(|passes| passes.decoded()[1] > 0) { Grad::Record } else { Grad::Skip };
+    let pulls_score = passes.is_ok_and(|passes| {
+        let [_, videos_with_gradient] = passes.decoded();
+        videos_with_gradient > 0
+    });
+    let grad = if pulls_score { Grad::Record } else { Grad::Skip };
     let (looked, size) = checked.look(config, args.samples, grad);
     found.look(looked);
     list_data(config, &mut found);
@@ -101,14 +110,15 @@ pub fn check(args: Check) -> Result<()> {
         None => fixed_size(&loaded)?,
     };
     found.section("memory");
-    match complete {
+    match files_are_complete {
         true => list_needs(&loaded, &registry, &args.machine, size, checked.steps, &mut found),
         false => found.note("no estimate without the model's files"),
     }
     found.end()
 }
 
-/// The configuration for the CPU of this machine, which can check files, data and rewards of a run for another machine.
+/// The same configuration for the CPU of this machine, on which files, data and rewards of a run for another machine
+/// can be checked.
 fn on_the_cpu(loaded: &LoadedConfig) -> LoadedConfig {
     let mut loaded = loaded.clone();
     loaded.config.backend = Backend::on_the_cpu().name().into();
@@ -120,7 +130,7 @@ fn rank_count(config: &RunConfig) -> usize {
     ranks::of_process(config, process().as_ref()) * process().world_size()
 }
 
-/// A note if the machine that the arguments name has more devices than the run has ranks, or fewer.
+/// A note if the arguments name a machine whose number of devices is not the run's number of ranks.
 fn ranks_note(config: &RunConfig, args: &MachineArgs) -> Result<Option<String>> {
     let (cluster, devices) = cluster(args)?;
     let ranks = rank_count(config);
@@ -136,11 +146,11 @@ fn ranks_note(config: &RunConfig, args: &MachineArgs) -> Result<Option<String>> 
     })
 }
 
-/// What is missing if the checkpoints of the run do not fit on the disk of its directory.
+/// The problem if the checkpoints of the run do not fit on the disk of its directory.
 fn disk_shortage(config: &RunConfig, checked: &Checked, dir: &Path) -> Option<String> {
     let (each, steps, free) = (checked.checkpoint_bytes?, checked.steps?, files::free_bytes(dir)?);
     let written = if config.save_steps == 0 { 1 } else { steps.div_ceil(config.save_steps) };
-    // The oldest is deleted once the newest is written.
+    // One more than is kept: the oldest is deleted once the newest is written.
     let kept = config.max_ckpt_to_keep.map_or(written, |keep| written.min(keep as u64 + 1));
     let all = each.saturating_mul(kept);
     (all > free).then(|| {
@@ -193,13 +203,13 @@ fn list_needs(
     });
     match planned {
         Ok((machine, needs)) => {
-            let known = args.on.is_some() || args.memory.is_some() || on_the_host(config);
-            memory(&needs, &machine, known, found);
+            let memory_is_known = args.on.is_some() || args.memory.is_some() || on_the_host(config);
+            memory(&needs, &machine, memory_is_known, found);
             time(&needs, steps, found);
             cpu_note(config, args.on.as_deref(), &needs).into_iter().for_each(|note| found.note(note));
         }
         Err(Error::Unsupported(why)) => found.note(format!("no estimate: {why}")),
-        // Found when the model was opened.
+        // The same error was found when the model was opened.
         Err(_) if found.has_problems() => found.note("no estimate after these problems"),
         Err(error) => found.problem(error.chain()),
     }
@@ -231,14 +241,15 @@ pub fn estimated(loaded: &LoadedConfig, registry: &Registry) -> Option<String> {
     }
     let [device, host] = totals(&needs);
     let seconds: f64 = needs.time.iter().map(|phase| phase.seconds).sum();
-    let together =
+    // Ranks that are threads share the memory of their process.
+    let of_process =
         gigabytes(needs.peak(|item| item.device + item.host).0) * ranks::of_process(config, process().as_ref()) as f64;
     let each = if process().world_size() > 1 { " for each rank" } else { "" };
     let memory = match on_the_host(config) {
-        true => format!("{together:.1} of {:.1} GB{each}", machine.memory / 1e9),
+        true => format!("{of_process:.1} of {:.1} GB{each}", machine.memory / 1e9),
         false => format!("{device:.1} GB on the device, {host:.1} GB of host memory"),
     };
-    // Clips of sizes of their own: the estimate is for the largest that a run would take.
+    // If each clip keeps a size of its own, the estimate is for the largest that a run would take.
     let bound = if size.is_some() { "" } else { "up to " };
     let reward = if config.reward.is_empty() { "" } else { " without the reward" };
     let time = if needs.time.is_empty() { String::new() } else { format!(", {bound}{} a step", duration(seconds)) };
@@ -246,12 +257,12 @@ pub fn estimated(loaded: &LoadedConfig, registry: &Registry) -> Option<String> {
     Some(overview_line("estimate", &text))
 }
 
-/// The device's memory is that of this machine.
+/// Whether the device computes in the memory of this machine, as a CPU does.
 fn on_the_host(config: &RunConfig) -> bool {
     Backend::of(&config.backend).is_ok_and(|backend| !backend.is_numbered())
 }
 
-/// The model's files that are there; `None` for the model of a plugin.
+/// The model's files, as far as they exist; `None` for the model of a plugin, whose files only the plugin knows.
 pub(super) fn model_files(
     loaded: &LoadedConfig,
     registry: &Registry,
@@ -263,15 +274,18 @@ pub(super) fn model_files(
     check.map(|check| (check.check)(&model.options, context)).transpose()
 }
 
-fn memory(needs: &Needs, machine: &PlannedMachine, known: bool, found: &mut Findings) {
+/// Lists the items of memory, and whether they fit. With `is_known` false, the memory of the devices that the run is
+/// for is not known.
+fn memory(needs: &Needs, machine: &PlannedMachine, is_known: bool, found: &mut Findings) {
     for item in needs.memory.iter().filter(|item| item.device + item.host > 0) {
         let host = if item.host > 0 { format!(", {} of host memory", in_words(item.host)) } else { String::new() };
         found.good(format!("{:<28} {:>11}{host}", item.label(), in_words(item.device)));
     }
-    let (need, device) = (needed(needs, machine), totals(needs)[0]);
+    let need = needed(needs, machine);
+    let [device, _] = totals(needs);
     let have = machine.memory / 1e9;
     let place = format!("on each device of {}, for {}", machine.name, needs.work);
-    match (known, need <= have) {
+    match (is_known, need <= have) {
         (false, _) => found.note(format!("{device:.1} GB {place}; `--memory GB` says whether that fits")),
         (true, true) => found.good(format!("{need:.1} of {have:.1} GB {place} (an estimate)")),
         (true, false) => {
@@ -282,6 +296,7 @@ fn memory(needs: &Needs, machine: &PlannedMachine, known: bool, found: &mut Find
     }
 }
 
+/// Lists the time of a step, and of all `steps` if their number is known.
 fn time(needs: &Needs, steps: Option<u64>, found: &mut Findings) {
     if needs.time.is_empty() {
         return;

@@ -11,11 +11,11 @@ use roll_train::config::{sections, select_sections};
 pub use reference::{print_section, wrapped};
 pub use template::inline;
 
-use crate::args::{Config, ReferenceFormat};
+use crate::args::{Config, KeyValue, ReferenceFormat};
 use crate::configuration::Configuration;
 
 pub fn config(args: Config) -> Result<()> {
-    let steps = args.steps.map(|n| ("steps", n.to_string(), "--steps"));
+    let steps = args.steps.map(|n| KeyValue { key: "steps", value: n.to_string(), origin: "--steps" });
     let configuration = Configuration::read(&args.config, steps.as_slice())?;
     let registry = configuration.registry()?;
     if let Some(key) = &args.reference {

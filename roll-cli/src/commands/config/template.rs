@@ -1,4 +1,5 @@
-//! A configuration to begin with: every key with its meaning; those that have their default are commented out.
+//! A configuration to begin with: every key after a comment with its meaning. Keys that have their default are
+//! commented out, so that the file changes nothing until a person uncomments one.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +11,7 @@ use super::reference::wrapped;
 
 /// Columns of a line.
 const COLUMNS: usize = 100;
-/// Columns of a level.
+/// Columns of indentation of each level of keys.
 const LEVEL: usize = 2;
 
 /// The configuration as YAML, which `--config` takes.
@@ -25,12 +26,14 @@ pub fn template(loaded: &LoadedConfig, sections: &[Section]) -> Result<String> {
     let mut writer = Writer { sections, set_keys, text: &mut text };
     let whole = tree.as_object().cloned().unwrap_or_default();
     let (plain, nested): (Map<_, _>, Map<_, _>) = whole.into_iter().partition(|(_, value)| !holds_keys(value));
+    // Plain values come before sections: after one, a person would take them for keys of the section.
     let top = MapContext { key: "", indent: 0, component: None };
     writer.map(&top, &plain);
     writer.map(&top, &nested);
     Ok(text)
 }
 
+/// Whether the value is written on lines of its own below its key.
 fn holds_keys(value: &Json) -> bool {
     match value {
         Json::Object(map) => !map.is_empty(),
@@ -46,25 +49,31 @@ struct Writer<'a> {
     text: &'a mut String,
 }
 
+/// A map that is being written.
 struct MapContext<'a> {
+    /// The key of the map, such as `algo`; empty for the whole configuration.
     key: &'a str,
     indent: usize,
-    /// The component around it.
+    /// The component whose options the map has, directly or in a nested map.
     component: Option<ComponentAt<'a>>,
 }
 
+/// A component of the configuration.
 #[derive(Clone, Copy)]
 struct ComponentAt<'a> {
     kind: Kind,
     name: &'a str,
+    /// The key of its section: `algo`, or `reward.0` for the first of several.
     key: &'a str,
 }
 
 impl<'a> Writer<'a> {
+    /// Writes the keys of a map, each after its documentation.
     fn map(&mut self, context: &MapContext<'_>, map: &Map<String, Json>) {
         let mut entries: Vec<_> = map.iter().collect();
         if context.component.is_some() {
-            // In the tree the keys that were given come first; here every key is in the order of its component.
+            // In the tree the keys that were set come first. Here `name` comes first, and then all options in the order
+            // of the component's documentation.
             entries.sort_by_key(|(name, _)| (*name != "name", self.rank(context, name)));
         }
         for (name, value) in entries {
@@ -79,15 +88,15 @@ impl<'a> Writer<'a> {
             } else if let Some(section) = sections.iter().find(|s| s.name == *name && s.component.is_none()) {
                 self.comment(context.indent, &section.about);
             }
-            // A component needs its name.
-            let active =
-                self.is_set(&key) || (context.component.is_some_and(|c| c.key == context.key) && name == "name");
+            let is_name_of_component = context.component.is_some_and(|c| c.key == context.key) && name == "name";
+            // A key that is not active is commented out. A component needs its name.
+            let active = self.is_set(&key) || is_name_of_component;
             let component = component(&key, value);
             let mark = if active { "" } else { "#" };
             match value {
                 // A map whose keys are listed one by one.
                 Json::Object(inner) if !inner.is_empty() && (documented.is_none() || component.is_some()) => {
-                    // An empty section has no effect.
+                    // A section is not commented out: with all of its keys commented out, it has no effect.
                     let mark = if context.indent == 0 { "" } else { mark };
                     self.line(context.indent, &format!("{mark}{name}:"));
                     let component = component.or(context.component);
@@ -104,7 +113,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// An entry of a list of components.
+    /// Writes an entry of a list: a component with its options, or any other value on one line.
     fn item(&mut self, key: &str, indent: usize, item: &Json) {
         let (Json::Object(map), component @ Some(_)) = (item, component(key, item)) else {
             return self.line(indent, &format!("- {}", inline(item)));
@@ -119,24 +128,26 @@ impl<'a> Writer<'a> {
     fn rank(&self, context: &MapContext<'_>, name: &str) -> usize {
         let Some(ComponentAt { kind, name: component, .. }) = context.component else { return 0 };
         let section = self.sections.iter().find(|s| s.component == Some((kind, component)));
-        let of = |key: &Key| key.name.split('.').any(|part| part == name);
-        section.and_then(|s| s.keys.iter().position(of)).unwrap_or(usize::MAX)
+        let has_name = |key: &Key| key.name.split('.').any(|part| part == name);
+        section.and_then(|s| s.keys.iter().position(has_name)).unwrap_or(usize::MAX)
     }
 
-    /// The documentation of a key: of a component's option from the component, of others from the sections.
+    /// The documentation of a key: that of the component around it, if the key is one of its options, or else that of
+    /// the sections which every configuration has.
     fn key(&self, context: &MapContext<'_>, key: &str) -> Option<&'a Key> {
         let sections: &'a [Section] = self.sections;
-        let of_component = context.component.and_then(|ComponentAt { kind, name, key: at }| {
-            let option = general(key.strip_prefix(at)?.trim_start_matches('.'));
-            let section = sections.iter().find(|s| s.component == Some((kind, name)))?;
-            section.keys.iter().find(|key| {
-                let own = key.name.strip_prefix(kind.section()).unwrap_or(&key.name);
-                own.trim_start_matches(".N").trim_start_matches('.') == option
+        let of_component = context.component.and_then(|component| {
+            let option = general(key.strip_prefix(component.key)?.trim_start_matches('.'));
+            let section = sections.iter().find(|s| s.component == Some((component.kind, component.name)))?;
+            section.keys.iter().find(|documented| {
+                // `reward.N.scale` documents the option `scale`.
+                let name = documented.name.strip_prefix(component.kind.section()).unwrap_or(&documented.name);
+                name.trim_start_matches(".N").trim_start_matches('.') == option
             })
         });
-        let key = general(key);
-        let typed = sections.iter().filter(|s| s.component.is_none()).flat_map(|s| &s.keys);
-        of_component.or_else(|| typed.into_iter().find(|known| known.name == key))
+        let general_key = general(key);
+        let of_sections = sections.iter().filter(|s| s.component.is_none()).flat_map(|s| &s.keys);
+        of_component.or_else(|| of_sections.into_iter().find(|documented| documented.name == general_key))
     }
 
     fn about(&mut self, indent: usize, key: &Key) {
@@ -164,7 +175,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// The component at a key.
+/// The component that `value` describes, if `key` is that of a component or of one in a list.
 fn component<'a>(key: &'a str, value: &'a Json) -> Option<ComponentAt<'a>> {
     let name = value.get("name")?.as_str()?;
     let kind = match general(key).as_str() {

@@ -1,4 +1,4 @@
-//! Questions and answers: of a terminal, of `--set`, or the defaults.
+//! Questions of `roll init`, and their answers: from `--set`, from the terminal, or the defaults.
 
 use std::io::{BufRead, Write};
 
@@ -6,13 +6,14 @@ use roll_core::serde_json::Value as Json;
 use roll_core::{Error, Key, Options, Result, ResultExt};
 use roll_train::config::{ConfigLayers, Section};
 
-/// A key that is asked for.
+/// A question for the value of a key.
 pub struct Question<'a> {
     pub key: &'a str,
+    /// The question as it is printed.
     pub asks: &'a str,
-    /// An empty line takes this answer; empty: none.
+    /// The answer that an empty line takes. An empty text: the question has no default.
     pub default: String,
-    /// Without an answer, the key is left out of the file, and this says what that means.
+    /// What it means to give no answer, in words; the key is then left out of the file. `None`: an answer is needed.
     pub without: Option<&'a str>,
 }
 
@@ -29,8 +30,9 @@ impl<'a> Question<'a> {
 /// The answers so far.
 pub struct Answers<'a> {
     pub sections: &'a [Section],
-    /// Those of `--set` whose question has not come yet.
+    /// Keys and texts of `--set` whose question has not come yet.
     given: Vec<(String, String)>,
+    /// Whether nothing is asked (`--yes`): the default answers every question that `--set` does not.
     takes_defaults: bool,
     /// Keys and values, in the order of the questions.
     values: Vec<(String, Json)>,
@@ -39,7 +41,7 @@ pub struct Answers<'a> {
 }
 
 impl<'a> Answers<'a> {
-    /// Answers of `assignments`, `key=value` each; with `takes_defaults`, all others are the defaults.
+    /// Begins with the answers in `assignments`, each `key=value`. With `takes_defaults` no other question is asked.
     pub fn new(assignments: &[String], takes_defaults: bool, sections: &'a [Section]) -> Result<Self> {
         let mut given = Vec::new();
         for assignment in assignments {
@@ -47,6 +49,7 @@ impl<'a> Answers<'a> {
                 return Err(Error::config(assignment, "expected key=value after --set"));
             };
             let key = key.trim();
+            // The one reward may be named as the first of a list.
             let key = key.strip_prefix("reward.0.").map_or_else(|| key.to_string(), |rest| format!("reward.{rest}"));
             given.push((key, text.to_string()));
         }
@@ -67,7 +70,7 @@ impl<'a> Answers<'a> {
         &self.values
     }
 
-    /// Sets a key, unless `--set` has another value for it.
+    /// Sets a key without a question. A value of `--set` for the key takes precedence.
     pub fn put(&mut self, key: &str, value: impl Into<Json>) -> Result<()> {
         let value = match self.take(key) {
             Some(text) => self.value(key, &text).while_doing(|| in_arguments(key, &text))?,
@@ -79,7 +82,7 @@ impl<'a> Answers<'a> {
 
     fn replace(&mut self, key: &str, value: Json) {
         match self.values.iter_mut().find(|(known, _)| known == key) {
-            Some((_, own)) => *own = value,
+            Some((_, old)) => *old = value,
             None => self.values.push((key.into(), value)),
         }
     }
@@ -89,16 +92,17 @@ impl<'a> Answers<'a> {
         self.values.retain(|(key, _)| !key.starts_with(&format!("{section}.")));
     }
 
-    /// The options of the component of a section, those of `--set` too.
+    /// The options of the component of a section: the answers so far, and those of `--set` whose question has not come
+    /// yet.
     pub fn options(&self, section: &str) -> Result<Options> {
         let mut options = Options::new();
-        let mut given = Vec::new();
+        let mut given_values = Vec::new();
         for (key, text) in &self.given {
-            given.push((key.clone(), self.value(key, text).while_doing(|| in_arguments(key, text))?));
+            given_values.push((key.clone(), self.value(key, text).while_doing(|| in_arguments(key, text))?));
         }
-        for (key, value) in self.values.iter().chain(&given) {
+        for (key, value) in self.values.iter().chain(&given_values) {
             let Some(name) = key.strip_prefix(section).and_then(|rest| rest.strip_prefix('.')) else { continue };
-            // The weight is the sum's, and not an option of the reward.
+            // The weight belongs to the sum of several rewards, and is not an option of the reward.
             if !["name", "weight"].contains(&name) {
                 insert(&mut options, name, value.clone());
             }
@@ -111,22 +115,24 @@ impl<'a> Answers<'a> {
         self.given.iter().any(|(known, _)| known == key)
     }
 
+    /// Removes the text of `--set` for a key, and returns it. The last of several texts counts.
     fn take(&mut self, key: &str) -> Option<String> {
-        let at = self.given.iter().rposition(|(known, _)| known == key)?;
-        let text = self.given.remove(at).1;
+        let last = self.given.iter().rposition(|(known, _)| known == key)?;
+        let (_, text) = self.given.remove(last);
         self.given.retain(|(known, _)| known != key);
         Some(text)
     }
 
-    /// Takes over the rest of `--set`: keys that nothing asks for.
+    /// Takes over the rest of `--set`: keys for which there was no question.
     pub fn take_rest(&mut self) -> Result<()> {
         while let Some((key, _)) = self.given.first().cloned() {
+            // The text of `--set` takes precedence over this null.
             self.put(&key, Json::Null)?;
         }
         Ok(())
     }
 
-    /// The key of the chosen components, or of a section.
+    /// The description of a key: of an option of the chosen components, or in a section that every configuration has.
     pub fn key(&self, key: &str) -> Option<&'a Key> {
         let chosen = |section: &&Section| {
             section.component.is_none_or(|(kind, name)| self.text(&format!("{}.name", kind.section())) == name)
@@ -135,18 +141,18 @@ impl<'a> Answers<'a> {
         keys.into_iter().find(|known| known.name.replacen(".N.", ".", 1) == key)
     }
 
-    /// The value that a text is for a key. Fails if the key takes no such value.
+    /// Parses `text` as a value of a key. Fails if the key takes no such value.
     pub fn value(&self, key: &str, text: &str) -> Result<Json> {
         let known = self.key(key);
         let mut value = match known {
             Some(known) if known.is_text() => Json::from(text),
-            // A command line; texts with spaces need the brackets of YAML.
+            // A command line, split at spaces. Arguments that have spaces need a YAML list, in brackets.
             _ if key.ends_with(".command") && !text.starts_with('[') => text.split_whitespace().collect(),
             // A question, or the name of a file of questions.
             _ if key == "reward.questions" && !text.starts_with('[') && !std::path::Path::new(text).exists() => {
                 Json::from(vec![text])
             }
-            // Any key whose values are not known reads YAML.
+            // Any other value is YAML. The key `algo.answer` does not exist and is never loaded; it serves to parse.
             _ => {
                 let merged = ConfigLayers::new().set_text("algo.answer", text, "--set")?.merge()?;
                 merged.peek("algo.answer").cloned().unwrap_or_default()
@@ -158,7 +164,8 @@ impl<'a> Answers<'a> {
         Ok(value)
     }
 
-    /// Asks until `accept` takes the answer. Returns whether there is one.
+    /// Asks until `accept` takes the answer, and sets the key to the accepted value. Returns whether there is an
+    /// answer.
     pub fn ask(&mut self, question: &Question, accept: impl FnMut(&Self, &str) -> Result<Json>) -> Result<bool> {
         let answer = self.answer(question, accept)?;
         let is_there = answer.is_some();
@@ -168,7 +175,7 @@ impl<'a> Answers<'a> {
         Ok(is_there)
     }
 
-    /// As [`Answers::ask`], of something that is no key; `--set` answers it all the same.
+    /// As [`Answers::ask`], but returns the accepted answer and sets no key. `--set` can answer it, too.
     pub fn answer<T>(
         &mut self,
         question: &Question,
@@ -202,7 +209,7 @@ impl<'a> Answers<'a> {
         }
     }
 
-    /// Prints why an answer is refused. Fails where nobody can give another one.
+    /// Prints why an answer is refused. Fails if no other answer can come, because defaults are taken.
     pub fn refuse(&mut self, key: &str, error: &Error) -> Result<()> {
         let problem = error.chain();
         if self.takes_defaults {
@@ -238,7 +245,7 @@ fn in_arguments(key: &str, text: &str) -> String {
     format!("reading `--set {key}={text}`")
 }
 
-/// Sets `name`, with dots, in nested maps.
+/// Sets the value of a dotted name in nested maps: `leap.discount` sets `discount` in the map `leap`.
 pub fn insert(map: &mut Options, name: &str, value: Json) {
     match name.split_once('.') {
         None => {

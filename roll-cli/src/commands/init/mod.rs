@@ -1,5 +1,7 @@
-//! `roll init`: asks what to train on what, and writes a configuration to begin with. Each answer is looked at when it
-//! is given.
+//! `roll init`: asks what to train on what, and writes a configuration to begin with.
+//!
+//! Each answer is tried when it is given: files are opened, components are made. An answer that fails is asked for
+//! again.
 
 mod answers;
 mod video;
@@ -14,7 +16,7 @@ use self::answers::{Answers, Question};
 use crate::args::{Check, ConfigArgs, Init, Layers, MachineArgs, Run};
 use crate::output::refuse_existing;
 
-/// What a user may want, and the algorithm for it.
+/// What a user may want to train, and the algorithm for it.
 const PURPOSES: [(&str, &str); 6] = [
     ("a video model, towards a reward that has a gradient", "reward_fl"),
     ("a video model, towards any reward, by comparing videos", "diffusion_nft"),
@@ -24,8 +26,8 @@ const PURPOSES: [(&str, &str); 6] = [
     ("a language model, on conversations", "sft"),
 ];
 
-/// Optimizer steps to propose for each. Clips and conversations are passed over several times; a step on a reward makes
-/// its videos or episodes first.
+/// Optimizer steps to propose for each algorithm. Steps on clips and conversations are cheap, and each sample is seen
+/// several times. A step on a reward first generates its videos or episodes.
 const STEPS: [(&str, u64); 6] = [
     ("reward_fl", 200),
     ("diffusion_nft", 300),
@@ -47,9 +49,9 @@ const PROPOSED: [(&str, &str, &str); 5] = [
     ("command", "reward.command", "python3 reward.py"),
 ];
 
-/// Trained parameters below which an adapter is one of a toy network, and learns at the demo's rate.
+/// Number of trained parameters below which the network is taken for a toy like the demo's.
 const SMALL: usize = 1_000_000;
-/// Learning rate of such an adapter.
+/// Learning rate of the adapter of a toy network, as in the demo.
 const SMALL_RATE: f64 = 1e-3;
 
 pub fn init(args: Init) -> Result<()> {
@@ -61,14 +63,14 @@ pub fn init(args: Init) -> Result<()> {
     println!("An empty answer takes the value in brackets.\n");
     let machine = Interview { registry: &registry, answers: &mut answers }.run(args.on)?;
     answers.take_rest()?;
-    let on = machine.as_ref().map(|machine| format!(" --on {machine}")).unwrap_or_default();
+    let on_machine = machine.as_ref().map(|machine| format!(" --on {machine}")).unwrap_or_default();
     let name = file.display();
     let about = format!(
-        "Written by `roll init`. `roll check {name}{on}` looks at all that it names; \
+        "Written by `roll init`. `roll check {name}{on_machine}` looks at all that it names; \
          `roll config --reference` explains all keys."
     );
     std::fs::write(file, written::written(&answers, &about)).map_err(Error::file("write", file))?;
-    println!("\nwrote {name}; checking it as `roll check {name}{on}` does\n");
+    println!("\nwrote {name}; checking it as `roll check {name}{on_machine}` does\n");
     let layers = Layers { files: vec![file.clone()], ..Layers::default() };
     let config = ConfigArgs { layers, ..ConfigArgs::default() };
     let run = Run { config, ..Run::default() };
@@ -86,23 +88,24 @@ struct Interview<'a, 'b> {
 impl Interview<'_, '_> {
     /// Asks all questions. Returns the machine with GPUs that the run is for, as `--on` takes it.
     fn run(mut self, on: Option<String>) -> Result<Option<String>> {
-        self.algorithm()?;
+        self.ask_algorithm()?;
         let algorithm = self.answers.text("algo.name").to_string();
         let is_video = !["agentic_ppo", "sft"].contains(&algorithm.as_str());
         self.answers.put("model.name", if is_video { "wan2_2" } else { "causal_lm" })?;
-        let place = self.place(on)?;
-        let model = match is_video {
-            true => self.video(&algorithm, &place)?,
-            false => self.text(&algorithm)?,
+        let place = self.ask_place(on)?;
+        let trained_parameters = match is_video {
+            true => self.ask_video_model(&algorithm, &place)?,
+            false => self.ask_language_model(&algorithm)?,
         };
-        // Without files, `roll run` takes those of the demo, its data and its settings.
-        if let Some(trained) = model {
-            self.length(&algorithm, trained)?;
+        // Without a model, the configuration is that of the demo, which has its own number of steps and learning rate.
+        if let Some(trained_parameters) = trained_parameters {
+            self.ask_length(&algorithm, trained_parameters)?;
         }
         Ok(place.machine())
     }
 
-    fn algorithm(&mut self) -> Result<()> {
+    /// Asks for the algorithm, by what it trains.
+    fn ask_algorithm(&mut self) -> Result<()> {
         list("What do you want to train?", &PURPOSES.map(|(what, _)| what));
         let registry = self.registry;
         self.answers.ask(&Question::new("algo.name", "Number or name of the algorithm", 1), |_, text| {
@@ -115,8 +118,8 @@ impl Interview<'_, '_> {
         Ok(())
     }
 
-    /// Asks where the run computes.
-    fn place(&mut self, on: Option<String>) -> Result<Place> {
+    /// Asks where the run computes, unless `on` (`--on`) names the machine.
+    fn ask_place(&mut self, on: Option<String>) -> Result<Place> {
         let gpu = [Backend::LibTorchCuda, Backend::Cuda].into_iter().find(|backend| backend.usable(0).is_ok());
         let gpu = gpu.unwrap_or(Backend::LibTorchCuda).name();
         let mut place = Place::default();
@@ -129,6 +132,7 @@ impl Interview<'_, '_> {
             self.answers.put("backend", gpu)?;
         } else {
             list("Where will it run?", &PLACES);
+            // Position in `PLACES`. A backend that is named counts as this machine.
             let mut chosen = 0;
             self.answers.ask(&Question::new("backend", "Number, or name of the backend", 1), |answers, text| {
                 chosen = choice(text, PLACES.len())?.unwrap_or(0);
@@ -141,11 +145,13 @@ impl Interview<'_, '_> {
                     }
                 }
             })?;
+            // GPUs.
             if chosen > 0 {
                 let ask = Question::new("--memory", "GB of memory of each GPU", 80);
                 let gigabytes = self.answers.answer(&ask, |_, text| positive(text))?;
                 place = Place { devices: 1, gigabytes: gigabytes.unwrap_or_default() };
             }
+            // Several GPUs.
             if chosen == 2 {
                 let ask = Question::new("ranks", "Number of GPUs", 8);
                 self.answers.ask(&ask, |answers, text| answers.value("ranks", text))?;
@@ -162,7 +168,7 @@ impl Interview<'_, '_> {
 
     /// Asks for a language model and for what it learns from. Returns the number of trained parameters; `None` for the
     /// demo.
-    fn text(&mut self, algorithm: &str) -> Result<Option<usize>> {
+    fn ask_language_model(&mut self, algorithm: &str) -> Result<Option<usize>> {
         let question = Question::optional(
             "model.model_path",
             "Directory or GGUF file of the model",
@@ -179,7 +185,7 @@ impl Interview<'_, '_> {
             return Ok(None);
         }
         if algorithm == "agentic_ppo" {
-            self.component(Kind::Environment, "frozen_lake", |registry, name, options, context| {
+            self.ask_component(Kind::Environment, "frozen_lake", |registry, name, options, context| {
                 registry.environment(name, options, context).map(drop)
             })?;
         } else {
@@ -199,104 +205,110 @@ impl Interview<'_, '_> {
         Ok(Some(trained))
     }
 
-    /// Asks for a component of `kind` until `make` makes it: its name, the options that must be given, and those that an
-    /// error names.
-    fn component(
+    /// Asks for a component of `kind` until `make` makes it: for its name, for options without a default, and again for
+    /// an option that an error of `make` names. If asking for options cannot help, another component is asked for.
+    fn ask_component(
         &mut self,
         kind: Kind,
         default: &str,
         mut make: impl FnMut(&Registry, &str, &Options, &BuildContext) -> Result<()>,
     ) -> Result<()> {
         let (registry, section) = (self.registry, kind.section());
-        let all = || registry.entries().iter().filter(|entry| entry.factory.kind() == kind);
         println!("{section}s:");
-        all().for_each(|entry| println!("  {:<12} {}", entry.name, entry.summary));
+        for entry in registry.entries().iter().filter(|entry| entry.factory.kind() == kind) {
+            println!("  {:<12} {}", entry.name, entry.summary);
+        }
         let name_key = format!("{section}.name");
-        'named: loop {
+        'component: loop {
             let question = Question::new(&name_key, "Which one", default);
             self.answers.ask(&question, |_, text| Ok(registry.find(kind, text)?.name.into()))?;
             let registration = registry.find(kind, self.answers.text(&name_key))?;
-            let mut keys = required(registration);
+            let mut asked_options = required(registration);
             loop {
-                for name in &keys {
-                    self.option(registration.name, &format!("{section}.{name}"))?;
+                for name in &asked_options {
+                    self.ask_option(registration.name, &format!("{section}.{name}"))?;
                 }
                 let options = self.answers.options(section)?;
                 let error = match make(registry, registration.name, &options, &context()) {
                     Ok(()) => return Ok(()),
                     Err(error) => error,
                 };
+                // The answers may be right: a service that they name does not answer now, for example.
                 if error.fault() == Fault::Failure {
                     println!("it cannot be tried now: {}", error.chain());
                     return Ok(());
                 }
                 self.answers.refuse(&name_key, &error)?;
                 match named_option(&error, registration) {
-                    Some(name) => keys = vec![name],
-                    None if error_is_of_files(&error) => keys = required(registration),
-                    None => keys.clear(),
+                    Some(name) => asked_options = vec![name],
+                    None if error_is_of_files(&error) => asked_options = required(registration),
+                    None => asked_options.clear(),
                 }
-                if keys.is_empty() {
+                if asked_options.is_empty() {
                     self.answers.forget(section);
-                    continue 'named;
+                    continue 'component;
                 }
             }
         }
     }
 
     /// Asks for an option of a component, by the first sentence of its description.
-    fn option(&mut self, component: &str, key: &str) -> Result<()> {
+    fn ask_option(&mut self, component: &str, key: &str) -> Result<()> {
         let known = self.answers.key(key);
         let about = known.map(|known| known.about.as_str()).unwrap_or_default();
         let sentence = about.split(". ").next().unwrap_or_default().trim_end_matches('.');
-        let proposed = PROPOSED.iter().find(|(of, name, _)| *of == component && *name == key);
+        let proposed = PROPOSED.iter().find(|(its_component, name, _)| *its_component == component && *name == key);
         let question = Question::new(key, sentence, proposed.map_or("", |(_, _, answer)| answer));
         self.answers.ask(&question, |answers, text| answers.value(key, text)).map(drop)
     }
 
-    /// Asks how long and how fast it learns.
-    fn length(&mut self, algorithm: &str, trained: usize) -> Result<()> {
-        let steps = STEPS.iter().find(|(name, _)| *name == algorithm).map_or(100, |(_, steps)| *steps);
-        self.ask_value("steps", "Optimizer steps", steps)?;
-        let default = self.registry.find(Kind::Algorithm, algorithm)?.learning_rate;
-        let default = default.unwrap_or_else(|| TrainingConfig::default().learning_rate);
-        let rate = if trained < SMALL { SMALL_RATE } else { default };
-        self.ask_value("training.learning_rate", "Learning rate of the adapter", format!("{rate:e}"))?;
-        let steps = self.answers.get("steps").and_then(Json::as_u64).unwrap_or(steps);
+    /// Asks for the number of steps, the learning rate of `trained` parameters, and the steps between checkpoints.
+    fn ask_length(&mut self, algorithm: &str, trained: usize) -> Result<()> {
+        let proposed_steps = STEPS.iter().find(|(name, _)| *name == algorithm).map_or(100, |(_, steps)| *steps);
+        self.ask_value("steps", "Optimizer steps", proposed_steps)?;
+        let rate_of_algorithm = self.registry.find(Kind::Algorithm, algorithm)?.learning_rate;
+        let default_rate = rate_of_algorithm.unwrap_or_else(|| TrainingConfig::default().learning_rate);
+        let proposed_rate = if trained < SMALL { SMALL_RATE } else { default_rate };
+        self.ask_value("training.learning_rate", "Learning rate of the adapter", format!("{proposed_rate:e}"))?;
+        let steps = self.answers.get("steps").and_then(Json::as_u64).unwrap_or(proposed_steps);
         self.ask_value("save_steps", "Steps between checkpoints", steps.div_ceil(5).max(1))?;
-        let measures = ["evaluation.metadata", "evaluation.prompts", "algo.val_data"];
-        if measures.iter().any(|key| self.answers.get(key).is_some()) {
+        // With an answer to any of these questions the run is evaluated, which it then is with every checkpoint.
+        let evaluated_on = ["evaluation.metadata", "evaluation.prompts", "algo.val_data"];
+        if evaluated_on.iter().any(|key| self.answers.get(key).is_some()) {
             let every = self.answers.get("save_steps").cloned().unwrap_or_default();
             self.answers.put("evaluation.every", every)?;
         }
         Ok(())
     }
 
+    /// Asks for the value of a key.
     fn ask_value(&mut self, key: &str, asks: &str, default: impl ToString) -> Result<()> {
         self.answers.ask(&Question::new(key, asks, default), |answers, text| answers.value(key, text)).map(drop)
     }
 }
 
-/// The machine that a run is for: GPUs of one kind, or none.
+/// The machine with GPUs of one kind that a run is for.
 #[derive(Default)]
 struct Place {
+    /// Number of GPUs; 0: the run computes on this machine.
     devices: usize,
-    /// Memory of each.
+    /// Memory of each GPU.
     gigabytes: f64,
 }
 
 impl Place {
+    /// The machine as `--on` takes it; `None` for this machine.
     fn machine(&self) -> Option<String> {
         (self.devices > 0).then(|| format!("{}x{}", self.devices, self.gigabytes))
     }
 }
 
-/// The context in which answers are tried: nothing is computed.
+/// The context in which answers are tried: headers of files are read, and nothing is computed.
 fn context() -> BuildContext {
     BuildContext { headers_only: true, ..BuildContext::new(Backend::Flex.name()) }
 }
 
-/// The model of the answers, with another option perhaps; its headers are read.
+/// Opens the model that the answers name, with one more option if `option` has its name and value.
 fn open_model(registry: &Registry, answers: &Answers, option: Option<(&str, &Json)>) -> Result<Box<dyn Model>> {
     let mut options = answers.options("model")?;
     if let Some((name, value)) = option {
@@ -310,19 +322,19 @@ fn required(registration: &Registration) -> Vec<String> {
     registration.keys().into_iter().filter(Key::is_required).map(|key| key.name).collect()
 }
 
-/// The option of the component that an error is about.
+/// The option of the component that an error is about; `None` if it is about something else.
 fn named_option(error: &Error, registration: &Registration) -> Option<String> {
     let Error::Config { key, .. } = root(error) else { return None };
     let name = key.split_once('.')?.1;
     registration.keys().into_iter().map(|known| known.name).find(|known| known == name)
 }
 
-/// Whether files are at fault, and others may be named.
+/// Whether files are at fault, so that naming other files may help.
 fn error_is_of_files(error: &Error) -> bool {
     matches!(root(error), Error::File { .. } | Error::BadFile { .. } | Error::Component { .. })
 }
 
-/// The error that others give the place of.
+/// The innermost error, without the contexts around it.
 fn root(error: &Error) -> &Error {
     match error {
         Error::Context { source, .. } => root(source),
@@ -330,7 +342,7 @@ fn root(error: &Error) -> &Error {
     }
 }
 
-/// The position of a choice from 1 to `most`; `None` for a word.
+/// The index of a choice that is written as a number from 1 to `most`; `None` if the text is a name.
 fn choice(text: &str, most: usize) -> Result<Option<usize>> {
     match text.parse::<usize>() {
         Ok(number) if (1..=most).contains(&number) => Ok(Some(number - 1)),
@@ -344,6 +356,7 @@ fn positive(text: &str) -> Result<f64> {
     number.ok_or_else(|| Error::Unsupported(format!("expected a number above 0, found `{text}`")))
 }
 
+/// Prints a question and its numbered options.
 fn list(asks: &str, options: &[&str]) {
     println!("{asks}");
     options.iter().enumerate().for_each(|(i, option)| println!("  {}  {option}", i + 1));

@@ -1,4 +1,4 @@
-//! Questions about video models, their clips, and what is watched.
+//! Questions about video models, their clips, their reward, and the videos that show the progress.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,31 +13,35 @@ use roll_wan::paths::ComponentFiles;
 use super::answers::{Answers, Question};
 use super::{Interview, Place, context, open_model};
 
-/// Parameters of the transformers above which a model is a published one: videos in few steps need a distilled one.
+/// Number of parameters above which a model counts as a published one, and not as a toy. A published model makes videos
+/// in few steps only if it is distilled.
 const PUBLISHED: f64 = 1e9;
-/// Clips that are looked at.
+/// At most this many clips are probed for their size and length.
 const CLIPS: usize = 500;
-/// Size of videos without a clip, and the most pixels that are proposed.
+/// `[height, width]` that is proposed for prompts without clips. Sizes with more pixels are not proposed.
 const SIZE: [usize; 2] = [480, 832];
 /// The most frames that are proposed: five seconds of Wan.
 const FRAMES: usize = 81;
-/// Clips that are evaluated.
+/// Number of clips in an evaluation.
 const EVALUATED: u64 = 8;
 /// Videos in a step of Reward-FL, over all ranks.
 const BATCH: usize = 8;
 
-/// What the files of the model say.
+/// What the files of the model hold.
 struct Files {
+    /// Number of parameters of all experts.
     parameters: f64,
     experts: usize,
-    tokenizer: bool,
-    has_text: bool,
+    has_tokenizer: bool,
+    has_text_encoder: bool,
 }
 
-/// What the rows of the data say.
+/// What the rows of the data hold.
 #[derive(Default)]
 struct Clips {
+    /// Height and width of most clips; `None` without clips.
     size: Option<[usize; 2]>,
+    /// Median number of frames; 0 without clips.
     frames: usize,
     all_have_clips: bool,
     all_have_pictures: bool,
@@ -45,25 +49,26 @@ struct Clips {
 
 impl Interview<'_, '_> {
     /// Asks for a video model, its data and its reward. Returns the number of trained parameters; `None` for the demo.
-    pub(super) fn video(&mut self, algorithm: &str, place: &Place) -> Result<Option<usize>> {
-        let Some(files) = self.files()? else { return Ok(None) };
-        let unit = self.tokenizer(&files)?;
+    pub(super) fn ask_video_model(&mut self, algorithm: &str, place: &Place) -> Result<Option<usize>> {
+        let Some(files) = self.ask_model_files()? else { return Ok(None) };
+        let unit = self.ask_tokenizer(&files)?;
         let on_clips = algorithm == "flow_matching";
         if files.parameters > PUBLISHED {
-            self.published(algorithm, &files, place)?;
+            self.set_published(algorithm, &files, place)?;
         }
-        let clips = self.clips(on_clips, unit)?;
+        let clips = self.ask_data(on_clips, unit)?;
         if !on_clips {
-            self.reward(algorithm, &clips)?;
+            self.ask_reward(algorithm, &clips)?;
         }
-        self.watched(unit)?;
+        self.ask_evaluation(unit)?;
         if algorithm == "reward_fl" {
             self.answers.put("training.gradient_accumulation_steps", (BATCH / place.devices.max(1)).max(1))?;
         }
         open_model(self.registry, self.answers, None).map(|model| Some(model.parameter_count()))
     }
 
-    fn files(&mut self) -> Result<Option<Files>> {
+    /// Asks for the files of the model. `None` without an answer, which means the demo.
+    fn ask_model_files(&mut self) -> Result<Option<Files>> {
         const HUB: &str = "model.model_id_with_origin_paths";
         let (key, asks) = match self.answers.is_given(HUB) {
             true => (HUB, "Published files"),
@@ -80,41 +85,44 @@ impl Interview<'_, '_> {
             found = Some(Files {
                 parameters: files.experts().map(|(_, file)| count(file.shapes())).sum(),
                 experts: files.experts().count(),
-                tokenizer: files.tokenizer.is_some(),
-                has_text: files.text_encoder.is_some(),
+                has_tokenizer: files.tokenizer.is_some(),
+                has_text_encoder: files.text_encoder.is_some(),
             });
             answers.value(key, text)
         })?;
         Ok(found)
     }
 
-    /// Asks for the tokenizer, unless it lies beside the weights. Returns the steps in which sizes and lengths go.
-    fn tokenizer(&mut self, files: &Files) -> Result<VideoUnit> {
+    /// Asks for the tokenizer, unless it lies beside the weights or the model has no text encoder. Opens the model, and
+    /// returns the unit of which heights and widths must be multiples.
+    fn ask_tokenizer(&mut self, files: &Files) -> Result<VideoUnit> {
         const KEY: &str = "model.tokenizer_path";
         let registry = self.registry;
         let mut unit = VideoUnit::default();
-        let mut opened = |answers: &Answers, value: &Json| -> Result<()> {
+        let mut open_with = |answers: &Answers, value: &Json| -> Result<()> {
             let mut model = open_model(registry, answers, Some(("tokenizer_path", value)))?;
             unit = model.as_diffusion().map(|model| model.video_unit()).unwrap_or_default();
             Ok(())
         };
-        if files.tokenizer || !files.has_text {
-            opened(self.answers, &Json::Null)?;
+        if files.has_tokenizer || !files.has_text_encoder {
+            open_with(self.answers, &Json::Null)?;
             return Ok(unit);
         }
+        // As the repository of Wan has it.
         let usual = Path::new("google/umt5-xxl");
-        let beside = Path::new(self.answers.text("model.model_paths")).parent().map(|folder| folder.join(usual));
-        let near = beside.filter(|path| path.is_dir()).unwrap_or_else(|| usual.into());
-        self.answers.ask(&Question::new(KEY, "Directory of its tokenizer", near.display()), |answers, text| {
+        let beside_weights =
+            Path::new(self.answers.text("model.model_paths")).parent().map(|folder| folder.join(usual));
+        let proposed = beside_weights.filter(|path| path.is_dir()).unwrap_or_else(|| usual.into());
+        self.answers.ask(&Question::new(KEY, "Directory of its tokenizer", proposed.display()), |answers, text| {
             let value = answers.value(KEY, text)?;
-            opened(answers, &value)?;
+            open_with(answers, &value)?;
             Ok(value)
         })?;
         Ok(unit)
     }
 
-    /// Settings of a published model: videos in four steps, memory.
-    fn published(&mut self, algorithm: &str, files: &Files, place: &Place) -> Result<()> {
+    /// Settings of a published model: a LoRA by which it makes videos in four steps, and options that save GPU memory.
+    fn set_published(&mut self, algorithm: &str, files: &Files, place: &Place) -> Result<()> {
         const KEY: &str = "model.base_lora";
         let registry = self.registry;
         if algorithm != "flow_matching" {
@@ -132,7 +140,7 @@ impl Interview<'_, '_> {
                 Ok(value)
             })?;
             if is_merged {
-                self.four_steps(algorithm, files)?;
+                self.set_four_steps(algorithm, files)?;
             }
         }
         if place.devices > 0 {
@@ -142,8 +150,8 @@ impl Interview<'_, '_> {
         self.answers.put("model.lora_rank", 32)
     }
 
-    /// The steps that such a LoRA was distilled for.
-    fn four_steps(&mut self, algorithm: &str, files: &Files) -> Result<()> {
+    /// Sets the four timesteps that such a LoRA was distilled for, and the options of algorithms that go with them.
+    fn set_four_steps(&mut self, algorithm: &str, files: &Files) -> Result<()> {
         self.answers.put("algo.timesteps", json!([1000, 750, 500, 250]))?;
         if algorithm == "reward_fl" {
             self.answers.put("algo.trained_steps", json!({"leap": {"discount": 0.3}}))?;
@@ -159,7 +167,7 @@ impl Interview<'_, '_> {
     }
 
     /// Asks for the data, and proposes the size and length that it has.
-    fn clips(&mut self, on_clips: bool, unit: VideoUnit) -> Result<Clips> {
+    fn ask_data(&mut self, on_clips: bool, unit: VideoUnit) -> Result<Clips> {
         let mut clips = Clips::default();
         let question =
             Question::new("data.metadata", "Table or directory of clips, or text file of prompts", "data.csv");
@@ -170,29 +178,29 @@ impl Interview<'_, '_> {
         let size = clips.size.and_then(|size| target_size(size, SIZE[0] * SIZE[1], [unit.height, unit.width]).ok());
         let [height, width] = size.unwrap_or(SIZE);
         let frames = unit.frames_within(if clips.frames > 0 { clips.frames.min(FRAMES) } else { FRAMES });
-        let multiple = |key: &'static str, of: usize| {
-            move |answers: &Answers, text: &str| {
+        let sides = [
+            ("data.height", "Height of the videos in pixels", height, unit.height),
+            ("data.width", "Width of the videos in pixels", width, unit.width),
+        ];
+        for (key, asks, proposed, multiple) in sides {
+            self.answers.ask(&Question::new(key, asks, proposed), |answers, text| {
                 let value = answers.value(key, text)?;
                 match value.as_u64() {
-                    Some(side) if side.is_multiple_of(of as u64) => Ok(value),
-                    _ => Err(Error::config(key, format!("expected a multiple of {of}, found {text}"))),
+                    Some(side) if side.is_multiple_of(multiple as u64) => Ok(value),
+                    _ => Err(Error::config(key, format!("expected a multiple of {multiple}, found {text}"))),
                 }
-            }
-        };
-        let (high, wide) = ("data.height", "data.width");
-        self.answers
-            .ask(&Question::new(high, "Height of the videos in pixels", height), multiple(high, unit.height))?;
-        self.answers.ask(&Question::new(wide, "Width of the videos in pixels", width), multiple(wide, unit.width))?;
+            })?;
+        }
         self.ask_value("data.num_frames", "Frames of a video", frames)?;
         Ok(clips)
     }
 
     /// Asks for a reward that the algorithm and the data allow.
-    fn reward(&mut self, algorithm: &str, clips: &Clips) -> Result<()> {
+    fn ask_reward(&mut self, algorithm: &str, clips: &Clips) -> Result<()> {
         let needs_gradient = algorithm == "reward_fl";
         let mut compares = false;
         let default = if clips.all_have_clips || clips.all_have_pictures { "insightface" } else { "motion" };
-        self.component(Kind::Reward, default, |registry, name, options, context| {
+        self.ask_component(Kind::Reward, default, |registry, name, options, context| {
             let reward = registry.reward(name, options, context)?;
             if needs_gradient && !reward.differentiable() {
                 let problem = format!(
@@ -218,7 +226,7 @@ impl Interview<'_, '_> {
     }
 
     /// Asks for clips and prompts that show the progress.
-    fn watched(&mut self, unit: VideoUnit) -> Result<()> {
+    fn ask_evaluation(&mut self, unit: VideoUnit) -> Result<()> {
         let (metadata, prompts) = ("evaluation.metadata", "evaluation.prompts");
         let on_clips = self.answers.text("algo.name") == "flow_matching";
         let mut rows = 0;
@@ -229,7 +237,7 @@ impl Interview<'_, '_> {
         );
         self.answers.ask(&question, |answers, text| {
             look(text, on_clips)?;
-            rows = Metadata::open(&data(text))?.rows.len();
+            rows = Metadata::open(&data_config(text))?.rows.len();
             answers.value(metadata, text)
         })?;
         if rows as u64 > EVALUATED {
@@ -239,7 +247,8 @@ impl Interview<'_, '_> {
         let size = size.map(|side| side as usize);
         let frames = self.answers.get("data.num_frames").and_then(Json::as_u64).unwrap_or(1) as usize;
         let mut model = open_model(self.registry, self.answers, None)?;
-        let mut is_refused = |prompt: &str, picture: Option<&str>| -> Result<()> {
+        // Fails if the model cannot make a video of the prompt, for want of a picture or because of the picture.
+        let mut check_input = |prompt: &str, picture: Option<&str>| -> Result<()> {
             let image = picture.map(|path| read_image(path, Sizing::Exact(size))).transpose()?;
             let frames = unit.frames_within(frames);
             let input = ConditionInput { prompt: prompt.into(), image, end_image: None, frames, size };
@@ -256,16 +265,16 @@ impl Interview<'_, '_> {
                 return answers.value(prompts, text);
             }
             let texts = match Path::new(text).is_file() {
-                true => Metadata::open(&data(text))?.rows.into_iter().map(|row| row.prompt).collect(),
+                true => Metadata::open(&data_config(text))?.rows.into_iter().map(|row| row.prompt).collect(),
                 false => vec![text.to_string()],
             };
-            needs_picture = texts.iter().any(|text| is_refused(text, None).is_err());
+            needs_picture = texts.iter().any(|text| check_input(text, None).is_err());
             Ok(Json::from(texts))
         })?;
         if needs_picture {
             let question = Question::new("evaluation.prompts.0.image", "Picture that these videos begin with", "");
             let picture = self.answers.answer(&question, |_, text| {
-                is_refused("", Some(text))?;
+                check_input("", Some(text))?;
                 Ok(text.to_string())
             })?;
             let texts = self.answers.get(prompts).and_then(Json::as_array).cloned().unwrap_or_default();
@@ -277,26 +286,28 @@ impl Interview<'_, '_> {
     }
 }
 
-fn data(path: &str) -> DataConfig {
+/// The configuration of the data in `path`, with defaults.
+fn data_config(path: &str) -> DataConfig {
     DataConfig { metadata: Some(path.into()), ..DataConfig::default() }
 }
 
 /// Reads the rows of a table, directory or file of prompts, and the headers of its clips; prints what it found.
 fn look(path: &str, on_clips: bool) -> Result<Clips> {
-    let config = data(path);
+    let config = data_config(path);
     let metadata = Metadata::open(&config)?;
     let rows = metadata.rows.len();
-    let has_clips = metadata.rows.iter().filter(|row| row.video.is_some()).count();
-    if on_clips && has_clips < rows {
-        let problem = format!("`flow_matching` trains on clips, and {} of {rows} rows have none", rows - has_clips);
+    let with_clip = metadata.rows.iter().filter(|row| row.video.is_some()).count();
+    if on_clips && with_clip < rows {
+        let problem = format!("`flow_matching` trains on clips, and {} of {rows} rows have none", rows - with_clip);
         return Err(Error::bad_file(path, problem));
     }
     let mut clips = Clips {
-        all_have_clips: has_clips == rows,
+        all_have_clips: with_clip == rows,
         all_have_pictures: metadata.rows.iter().all(|row| row.image.is_some()),
         ..Clips::default()
     };
     let probed = metadata.probe_clips(config.decoder, CLIPS);
+    // If no clip can be read, the error of the first one says why.
     if let (Some(first), true) = (metadata.rows.iter().find_map(|row| row.video.as_ref()), probed.is_empty()) {
         probe(first, config.decoder)?;
     }

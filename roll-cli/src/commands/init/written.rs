@@ -1,4 +1,4 @@
-//! The answers as a file.
+//! The answers of `roll init` as a YAML file.
 
 use roll_core::Options;
 use roll_core::serde_json::Value as Json;
@@ -32,7 +32,7 @@ pub fn written(answers: &Answers, about: &str) -> String {
 fn entry(text: &mut String, answers: &Answers, key: &str, name: &str, value: &Json) {
     let indent = if key == name { "" } else { "  " };
     if let Some(known) = answers.key(key) {
-        // The first paragraph says what it is.
+        // The first paragraph of a description says what the key is.
         comment(text, indent, known.about.split("\n\n").next().unwrap_or_default());
     }
     *text += &format!("{indent}{name}: {}\n", inline(value));

@@ -1,4 +1,8 @@
-//! An HTTP server for one person on this machine: one request a connection, and a limit to everything that comes in.
+//! An HTTP server for one person on this machine.
+//!
+//! A connection carries one request, and everything that comes in is limited in size and time. A request is answered
+//! only if it has the secret token of the address; until then its connection is a *newcomer*, which a newer one may
+//! end.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -13,16 +17,16 @@ use subtle::ConstantTimeEq;
 
 /// Request line and headers have at most this many bytes.
 const MAX_HEAD: usize = 8 << 10;
-/// A connection that has not shown the token ends after this time.
+/// A newcomer's connection ends after this time.
 const HEAD_TIME: Duration = Duration::from_secs(1);
-/// At most this many connections have not shown the token yet. A newer one ends the oldest: strangers cannot fill the
-/// places, as a browser sends its request at once.
+/// Most newcomers at a time. One more ends the oldest of them, so that strangers who connect and send nothing cannot
+/// keep a browser out, which sends its request at once.
 const MAX_NEWCOMERS: usize = 64;
-/// At most this many connections that have shown the token are served at a time; others get 503.
+/// Most connections with the token that are served at a time. Others get the status 503.
 const MAX_CONNECTIONS: usize = 32;
-/// A part of the answer is taken within this time.
+/// The reader must take each part of the answer within this time.
 const PART_TIME: Duration = Duration::from_secs(5);
-/// The answer is taken within this time: a clip may come through a slow tunnel.
+/// The reader must take the whole answer within this time. It is long, because a clip may go through a slow tunnel.
 const ANSWER_TIME: Duration = Duration::from_secs(600);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +36,7 @@ pub enum Method {
     Post,
 }
 
-/// A request that may be answered.
+/// A request with the token.
 #[derive(Debug)]
 pub struct Request {
     pub method: Method,
@@ -71,9 +75,10 @@ impl Response {
         Self { status, body: Body::Text(body.into()) }
     }
 
-    /// The answer's first lines, for `part` of `length` bytes. A page may run its own scripts, show videos of this server
-    /// and its own, and ask this server.
-    fn head(&self, status: u16, part: &Range<u64>, length: u64) -> String {
+    /// The status line and the headers for an answer with the bytes `sent` of a body of `length` bytes. The policy of a
+    /// page lets it run its own scripts, show videos of this server and in its own text, and send requests to this
+    /// server.
+    fn head(&self, status: u16, sent: &Range<u64>, length: u64) -> String {
         let (kind, policy) = match &self.body {
             Body::Page(_, nonce) => (
                 "text/html; charset=utf-8",
@@ -86,7 +91,7 @@ impl Response {
             Body::Video(_) => ("video/mp4", String::new()),
         };
         let range = match status {
-            206 => format!("Content-Range: bytes {}-{}/{length}\r\n", part.start, part.end - 1),
+            206 => format!("Content-Range: bytes {}-{}/{length}\r\n", sent.start, sent.end - 1),
             416 => format!("Content-Range: bytes */{length}\r\n"),
             _ => String::new(),
         };
@@ -96,35 +101,38 @@ impl Response {
              X-Content-Type-Options: nosniff\r\nCross-Origin-Resource-Policy: same-origin\r\n\
              Content-Security-Policy: default-src 'none'; {policy}base-uri 'none'; form-action 'none'; \
              frame-ancestors 'none'\r\n\r\n",
-            part.end - part.start,
+            sent.end - sent.start,
             if matches!(self.body, Body::Video(_)) { "bytes" } else { "none" },
         )
     }
 }
 
-/// The status for a video of `length` bytes, and its bytes that a header `Range` asks for: all of them without one, or
-/// if it asks for several parts.
-fn part(range: Option<&str>, length: u64) -> (u16, Range<u64>) {
-    let asked = range.and_then(|range| range.trim().strip_prefix("bytes=")?.split_once('-'));
-    let part = match asked.map(|(from, to)| (from, to, from.parse::<u64>(), to.parse::<u64>())) {
+/// The status of an answer with a video of `length` bytes, and the bytes of it that the header `Range` asks for. The
+/// whole video is sent without the header, and if the header cannot be read or asks for several ranges.
+fn byte_range(header: Option<&str>, length: u64) -> (u16, Range<u64>) {
+    let limits = header.and_then(|range| range.trim().strip_prefix("bytes=")?.split_once('-'));
+    let sent = match limits.map(|(from, to)| (from, to, from.parse::<u64>(), to.parse::<u64>())) {
+        // `bytes=100-`: from byte 100 to the end.
         Some((_, "", Ok(from), _)) => from..length,
+        // `bytes=100-199`: both ends are included.
         Some((_, _, Ok(from), Ok(to))) if from <= to => from..length.min(to.saturating_add(1)),
+        // `bytes=-100`: the last 100 bytes.
         Some(("", _, _, Ok(last))) => length.saturating_sub(last)..length,
         _ => return (200, 0..length),
     };
-    if part.is_empty() { (416, 0..0) } else { (206, part) }
+    if sent.is_empty() { (416, 0..0) } else { (206, sent) }
 }
 
-/// The conditions of an answer.
+/// What a request must show to be answered.
 #[derive(Clone, Debug)]
 pub struct Access {
     pub port: u16,
-    /// The secret of the address.
+    /// The secret in the address that `roll watch` prints.
     pub token: String,
 }
 
 impl Access {
-    /// The request in the bytes of its head, or the status that refuses it.
+    /// Parses the head of a request and checks host, token and origin. The error is the HTTP status that refuses it.
     fn admit(&self, head: &[u8]) -> Result<Request, u16> {
         let mut headers = [httparse::EMPTY_HEADER; 64];
         let mut parsed = httparse::Request::new(&mut headers);
@@ -139,31 +147,32 @@ impl Access {
             Some("POST") => Method::Post,
             _ => return Err(405),
         };
-        // A header that comes twice counts as missing.
+        // The value of a header. One that comes twice counts as missing.
         let header = |name: &str| {
             let mut values = parsed.headers.iter().filter(|header| header.name.eq_ignore_ascii_case(name));
             values.next().filter(|_| values.next().is_none()).map(|header| header.value)
         };
-        // A name of another site may lead to this machine (DNS rebinding), and a page of another site may send a POST.
+        // The host is checked because the name of another site may resolve to this machine (DNS rebinding), and the
+        // origin because a page of another site may send a POST.
         let names = ["127.0.0.1", "localhost"].map(|name| format!("{name}:{}", self.port));
         let is_ours = |value: &[u8]| names.iter().any(|name| value.eq_ignore_ascii_case(name.as_bytes()));
-        let is_host = header("host").is_some_and(is_ours);
-        let is_origin = header("origin").and_then(|origin| origin.strip_prefix(b"http://")).is_some_and(is_ours);
-        let (path, query) =
-            parsed.path.unwrap_or_default().split_once('?').unwrap_or((parsed.path.unwrap_or_default(), ""));
+        let host_is_ours = header("host").is_some_and(is_ours);
+        let origin_is_ours = header("origin").and_then(|origin| origin.strip_prefix(b"http://")).is_some_and(is_ours);
+        let target = parsed.path.unwrap_or_default();
+        let (path, query) = target.split_once('?').unwrap_or((target, ""));
         let range = header("range").and_then(|range| std::str::from_utf8(range).ok()).map(String::from);
         let request = Request { method, path: path.into(), query: query.into(), range };
         let token = match method {
             Method::Post => header("x-roll-token"),
             Method::Get | Method::Head => request.value("token").map(str::as_bytes),
         };
-        let is_token = token.is_some_and(|token| token.ct_eq(self.token.as_bytes()).into());
-        let admitted = is_host && is_token && (method != Method::Post || is_origin);
-        if admitted { Ok(request) } else { Err(403) }
+        let token_is_right = token.is_some_and(|token| token.ct_eq(self.token.as_bytes()).into());
+        let is_admitted = host_is_ours && token_is_right && (method != Method::Post || origin_is_ours);
+        if is_admitted { Ok(request) } else { Err(403) }
     }
 }
 
-/// Connections that have not shown the token, the oldest first, each by its number.
+/// Connections that have not shown the token yet, the oldest first, each with its number.
 #[derive(Default)]
 struct Newcomers(Mutex<VecDeque<(u64, TcpStream)>>);
 
@@ -175,7 +184,7 @@ impl Newcomers {
         if waiting.len() > MAX_NEWCOMERS
             && let Some((_, oldest)) = waiting.pop_front()
         {
-            // It may be gone.
+            // Fails if the connection has ended already.
             let _ = oldest.shutdown(Shutdown::Both);
         }
     }
@@ -189,13 +198,14 @@ impl Newcomers {
     }
 }
 
-/// One of the places of connections that have shown the token.
+/// One of [`MAX_CONNECTIONS`] places, held while a connection is served.
 struct Place<'a>(&'a AtomicUsize);
 
 impl<'a> Place<'a> {
+    /// Takes a place, counted in `taken`; `None` if all are taken.
     fn take(taken: &'a AtomicUsize) -> Option<Self> {
-        let next = |taken: usize| (taken < MAX_CONNECTIONS).then_some(taken + 1);
-        taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok().map(|_| Self(taken))
+        let one_more = |count: usize| (count < MAX_CONNECTIONS).then_some(count + 1);
+        taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok().map(|_| Self(taken))
     }
 }
 
@@ -209,7 +219,7 @@ struct Server<F> {
     access: Access,
     answer: F,
     newcomers: Newcomers,
-    /// Number of places that are taken.
+    /// Number of [`Place`]s that are taken.
     taken: AtomicUsize,
 }
 
@@ -225,20 +235,21 @@ pub fn serve(
         number += 1;
         let accepted = listener.accept().and_then(|(stream, _)| Ok((stream.try_clone()?, stream)));
         let Ok((handle, stream)) = accepted else {
-            // Too many open files, for example.
+            // Too many files are open, for example.
             std::thread::sleep(Duration::from_millis(50));
             continue;
         };
         server.newcomers.add(number, handle);
-        let of_thread = server.clone();
-        if std::thread::Builder::new().spawn(move || of_thread.converse(stream, number)).is_err() {
+        let server_of_thread = server.clone();
+        if std::thread::Builder::new().spawn(move || server_of_thread.serve_one(stream, number)).is_err() {
             server.newcomers.remove(number);
         }
     }
 }
 
 impl<F: Fn(&Request) -> Response> Server<F> {
-    fn converse(&self, mut stream: TcpStream, number: u64) {
+    /// Reads the request of a connection and answers it.
+    fn serve_one(&self, mut stream: TcpStream, number: u64) {
         let deadline = Instant::now() + HEAD_TIME;
         match read_head(&mut stream, deadline).and_then(|head| self.access.admit(&head)) {
             Ok(request) => {
@@ -248,34 +259,34 @@ impl<F: Fn(&Request) -> Response> Server<F> {
                     Some(_) => (self.answer)(&request),
                     None => Response::text(503, "too many connections\n"),
                 };
-                // The browser may be gone.
+                // Fails if the browser has closed the connection.
                 let _ = send(stream, response, Some(&request), Instant::now() + HEAD_TIME);
             }
             Err(status) => {
-                let words = match status {
+                let reason = match status {
                     403 => "use the address that `roll watch` printed\n",
                     _ => "the request cannot be read\n",
                 };
-                let _ = send(stream, Response::text(status, words), None, deadline);
+                let _ = send(stream, Response::text(status, reason), None, deadline);
                 self.newcomers.remove(number);
             }
         }
     }
 }
 
-/// The bytes up to the empty line behind the headers, or the status that refuses them. The body of a request is not
-/// read.
+/// Reads the head of a request: the bytes up to the empty line behind the headers. The error is an HTTP status. The
+/// body of a request is not read.
 fn read_head(stream: &mut TcpStream, deadline: Instant) -> Result<Vec<u8>, u16> {
     let mut head = Vec::new();
-    let mut part = [0; 1024];
+    let mut buffer = [0; 1024];
     while !head.windows(4).any(|end| end == b"\r\n\r\n") {
-        let room = part.len().min(MAX_HEAD - head.len());
+        let room = buffer.len().min(MAX_HEAD - head.len());
         if room == 0 {
             return Err(431);
         }
-        match read_before(stream, &mut part[..room], deadline) {
+        match read_before(stream, &mut buffer[..room], deadline) {
             Ok(0) => return Err(400),
-            Ok(n) => head.extend_from_slice(&part[..n]),
+            Ok(n) => head.extend_from_slice(&buffer[..n]),
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return Err(408),
             Err(_) => return Err(400),
         }
@@ -283,39 +294,41 @@ fn read_head(stream: &mut TcpStream, deadline: Instant) -> Result<Vec<u8>, u16> 
     Ok(head)
 }
 
+/// Reads some bytes; fails with [`ErrorKind::TimedOut`] after the deadline.
 fn read_before(stream: &mut TcpStream, buffer: &mut [u8], deadline: Instant) -> io::Result<usize> {
-    // No duration of zero, which would mean no limit.
+    // A timeout of zero would mean no limit.
     let left = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero());
     stream.set_read_timeout(Some(left.ok_or(ErrorKind::TimedOut)?))?;
     stream.read(buffer)
 }
 
-/// Sends the answer, without its body if only the head was asked for. Then takes the bytes that still come before
-/// `deadline`: closing the connection before would take the answer away from its reader.
+/// Sends the answer, without its body if the request is `HEAD`. Then reads what still comes until the reader closes the
+/// connection, at most until `deadline`: closing a connection with unread bytes resets it, and the reader may lose the
+/// answer.
 fn send(mut stream: TcpStream, response: Response, request: Option<&Request>, deadline: Instant) -> io::Result<()> {
-    let end = Instant::now() + ANSWER_TIME;
+    let answer_deadline = Instant::now() + ANSWER_TIME;
     stream.set_write_timeout(Some(PART_TIME))?;
     let length = match &response.body {
         Body::Text(text) | Body::Page(text, _) => text.len() as u64,
         Body::Video(file) => file.metadata()?.len(),
     };
-    let (status, part) = match &response.body {
-        Body::Video(_) => part(request.and_then(|request| request.range.as_deref()), length),
+    let (status, sent) = match &response.body {
+        Body::Video(_) => byte_range(request.and_then(|request| request.range.as_deref()), length),
         _ => (response.status, 0..length),
     };
-    stream.write_all(response.head(status, &part, length).as_bytes())?;
+    stream.write_all(response.head(status, &sent, length).as_bytes())?;
     if request.is_none_or(|request| request.method != Method::Head) {
-        let mut write = |bytes: &[u8]| match Instant::now() > end {
+        let mut write = |bytes: &[u8]| match Instant::now() > answer_deadline {
             true => Err(ErrorKind::TimedOut.into()),
             false => stream.write_all(bytes),
         };
         match response.body {
             Body::Text(text) | Body::Page(text, _) => text.as_bytes().chunks(1 << 16).try_for_each(&mut write)?,
             Body::Video(mut file) => {
-                file.seek(SeekFrom::Start(part.start))?;
-                let (mut file, mut buffer) = (file.take(part.end - part.start), vec![0; 1 << 16]);
+                file.seek(SeekFrom::Start(sent.start))?;
+                let (mut bytes, mut buffer) = (file.take(sent.end - sent.start), vec![0; 1 << 16]);
                 loop {
-                    match file.read(&mut buffer)? {
+                    match bytes.read(&mut buffer)? {
                         0 => break,
                         read => write(&buffer[..read])?,
                     }

@@ -26,13 +26,13 @@ use crate::args::Watch;
 #[cfg(target_os = "linux")]
 use self::writer::Process;
 
-/// A process that writes a run; only on Linux is it found.
+/// A process that writes a run. Such processes are found on Linux only, so elsewhere there is no value of this type.
 #[cfg(not(target_os = "linux"))]
 enum Process {}
 
 /// The page is made at most once in this time.
 const PAUSE: Duration = Duration::from_secs(1);
-/// A core works on the page for at most one part in this many of its time, which the run needs.
+/// At most 1 / `SHARE` of the time of one core goes into making the page; the run needs the rest.
 const SHARE: u32 = 20;
 
 /// Serves the page until the process ends.
@@ -52,11 +52,13 @@ pub fn watch(args: Watch) -> Result<()> {
     let port = listener.local_addr().map_err(failed())?.port();
     let access = Access { port, token: random() };
     let voting = args.vote.then(|| format!("/vote?token={}", access.token));
-    let second: String = voting.iter().map(|path| format!("\nhttp://127.0.0.1:{port}{path}")).collect();
-    println!("http://127.0.0.1:{port}/?token={}{second}", access.token);
+    println!("http://127.0.0.1:{port}/?token={}", access.token);
+    if let Some(path) = &voting {
+        println!("http://127.0.0.1:{port}{path}");
+    }
     let state = Mutex::new(State {
         runs: args.runs.clone(),
-        named: args.runs.into_iter().map(|path| Named { path, is_found: false }).collect(),
+        named: args.runs.into_iter().map(|path| NamedDirectory { path, is_found: false }).collect(),
         version: String::new(),
         html: "".into(),
         next: Instant::now(),
@@ -72,67 +74,71 @@ fn random() -> String {
     format!("{:032x}", rand::random::<u128>())
 }
 
-/// The runs, and the page of them.
+/// The watched runs and their page.
 struct Watched {
+    /// Whether the page may stop runs.
     control: bool,
-    /// Path of the page to vote on, if it is served.
+    /// Path of the page on which people vote, if it is served.
     voting: Option<String>,
-    /// The secret of the address, which the videos of the page have in theirs.
+    /// The secret of the page's address, and of the addresses of its videos.
     token: String,
-    /// One for all pages: the script parses a newer page under the policy of the first.
+    /// The nonce of scripts and style sheets of all pages. It stays the same, because the script of an open page
+    /// inserts parts of newer pages, and the browser applies the policy of the open page to them.
     nonce: String,
     state: Mutex<State>,
 }
 
 /// The newest page, and the processes that were asked to stop.
 struct State {
-    named: Vec<Named>,
-    /// The runs of the page. A run keeps its place, by which the page names it.
+    named: Vec<NamedDirectory>,
+    /// The runs of the page. A run keeps its position, by which requests name it.
     runs: Vec<PathBuf>,
+    /// Hash of what `html` shows; empty before the first page.
     version: String,
     html: Arc<str>,
-    /// The page is not made anew before.
+    /// The page is not made anew before this time.
     next: Instant,
     /// The processes that were asked to stop.
     stopped: Vec<Process>,
 }
 
-/// A directory that was named: of a run, or of several. Once it is there, `path` has no links: a link that is moved to
-/// another run while the page is open does not change what the page shows and its button stops.
-struct Named {
+/// A directory that an argument names: that of a run, or of several.
+struct NamedDirectory {
+    /// Once the directory exists, the path has no links. If a link is moved to another run while the page is open, the
+    /// page goes on to show the first run, and its button stops that one.
     path: PathBuf,
     is_found: bool,
 }
 
-/// The path without links, from the working directory if it lies there; `None` if it does not exist.
+/// The path without links, relative to the working directory if it lies there; `None` if it does not exist.
 fn resolved(path: &Path) -> Option<PathBuf> {
-    let whole = path.canonicalize().ok()?;
-    let here = std::env::current_dir().and_then(|here| here.canonicalize());
-    match here.as_ref().map(|here| whole.strip_prefix(here)) {
-        Ok(Ok(below)) if below.as_os_str().is_empty() => Some(".".into()),
-        Ok(Ok(below)) => Some(below.into()),
-        _ => Some(whole),
+    let absolute = path.canonicalize().ok()?;
+    let Ok(here) = std::env::current_dir().and_then(|here| here.canonicalize()) else { return Some(absolute) };
+    match absolute.strip_prefix(here) {
+        Ok(below) if below.as_os_str().is_empty() => Some(".".into()),
+        Ok(below) => Some(below.into()),
+        Err(_) => Some(absolute),
     }
 }
 
 impl State {
-    /// Adds runs that have begun below the named directories since.
+    /// Adds the runs that have begun in the named directories since the last call.
     fn look_for_runs(&mut self) {
         for named in &mut self.named {
             if !named.is_found
                 && let Some(path) = resolved(&named.path)
             {
                 self.runs.iter_mut().filter(|run| **run == named.path).for_each(|run| run.clone_from(&path));
-                *named = Named { path, is_found: true };
+                *named = NamedDirectory { path, is_found: true };
             }
             for run in RunDir::runs_at(&named.path) {
                 let run = if run == named.path { run } else { resolved(&run).unwrap_or(run) };
                 if self.runs.contains(&run) {
                     continue;
                 }
-                // The directory itself had the place of a run that had not begun.
+                // Until its first run begins, a named directory is listed in `runs` itself: the run takes its position.
                 match self.runs.iter_mut().find(|other| **other == named.path) {
-                    Some(place) => *place = run,
+                    Some(directory) => *directory = run,
                     None => self.runs.push(run),
                 }
             }
@@ -164,7 +170,7 @@ impl Watched {
         }
     }
 
-    /// The open questions, and whether every run has its summary and no process that writes it.
+    /// The open questions as JSON, see [`votes::next`]. A run has ended if it has its summary and no process writes it.
     fn next_question(&self) -> Result<String> {
         let runs = self.runs();
         let ended = |run: &PathBuf| {
@@ -174,7 +180,8 @@ impl Watched {
         votes::next(&runs, runs.iter().all(ended))
     }
 
-    /// The page, made anew if the runs have changed and it is time.
+    /// The state with the newest page. The page is made anew if the runs have changed, but not more often than
+    /// [`PAUSE`] and [`SHARE`] allow.
     fn refreshed(&self) -> Result<MutexGuard<'_, State>> {
         let mut state = self.lock();
         let begun = Instant::now();
@@ -208,18 +215,19 @@ impl Watched {
         state.runs.clone()
     }
 
+    /// The run that a request names by its position.
     fn run(&self, request: &Request) -> Option<PathBuf> {
         self.lock().runs.get(request.value("run")?.parse::<usize>().ok()?).cloned()
     }
 
-    /// A video of a run: a clip to vote on, by its `id`, or one of `samples/`, by its path `at`.
+    /// A video of a run: a clip to vote on, by the query's `id`, or a file of `samples/`, by the query's path `at`.
     fn video(&self, request: &Request) -> Response {
-        let path = |run: PathBuf| match request.value("id") {
+        let path_in = |run: PathBuf| match request.value("id") {
             Some(id) if self.voting.is_some() => Votes(run).clip(id).ok(),
             Some(_) => None,
             None => live::video(&run, request.value("at")?),
         };
-        match self.run(request).and_then(path).and_then(|path| files::open(&path).ok()) {
+        match self.run(request).and_then(path_in).and_then(|path| files::open(&path).ok()) {
             Some(file) => Response { status: 200, body: Body::Video(file) },
             None => Response::text(404, "no such video"),
         }
@@ -231,7 +239,7 @@ impl Watched {
         let (Some(run), Some(id), Some(choice)) = (self.run(request), request.value("id"), choice) else {
             return Response::text(404, "no such question");
         };
-        // The second of two votes at the same time is refused.
+        // One vote at a time: of two on the same question, the second is refused.
         let _one_at_a_time = self.lock();
         match Votes(run).vote(id, choice) {
             Err(error) => Response::text(404, &error.chain()),
@@ -240,7 +248,7 @@ impl Watched {
         }
     }
 
-    /// Asks for a stop with a checkpoint.
+    /// Asks the process of a run to stop with a checkpoint, once.
     #[cfg(target_os = "linux")]
     fn stop(&self, request: &Request) -> Response {
         let Some(run) = self.run(request) else {
@@ -264,14 +272,14 @@ impl Watched {
         }
     }
 
-    /// As on Linux.
+    /// Is never called: `--control` is refused on systems other than Linux.
     #[cfg(not(target_os = "linux"))]
     fn stop(&self, _request: &Request) -> Response {
         Response::text(404, "no such page")
     }
 }
 
-/// The process that writes the run; those of `stopped` were asked to stop.
+/// The state of the process that writes the run. `stopped` has the processes that were asked to stop.
 #[cfg(target_os = "linux")]
 fn writer(run: &Path, stopped: &[Process]) -> Writer {
     match writer::of(run) {
@@ -281,7 +289,7 @@ fn writer(run: &Path, stopped: &[Process]) -> Writer {
     }
 }
 
-/// As on Linux.
+/// The state of the process that writes the run, which is not known on systems other than Linux.
 #[cfg(not(target_os = "linux"))]
 fn writer(_run: &Path, _stopped: &[Process]) -> Writer {
     Writer::Unknown

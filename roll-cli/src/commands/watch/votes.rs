@@ -1,4 +1,4 @@
-//! The questions of runs to people who vote.
+//! The questions of runs with the reward `vote`, as the page on which people vote asks for them.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -8,16 +8,19 @@ use roll_rewards::vote::files::Votes;
 use roll_train::results::report::live;
 use serde_json::{Value, json};
 
-/// Most questions of an answer: the page shows the second one while the vote on the first can be taken back.
+/// Most questions in one answer to the page. It shows the second one while the vote on the first can be taken back.
 const QUESTIONS: usize = 2;
 
-/// The oldest open questions of the runs, with the ids of their clips in the order in which they are shown; the numbers of
-/// votes and of open questions; about how many will come; and whether all runs have `ended`: JSON.
+/// The oldest open questions of the runs as JSON, with the ids of their clips in the order in which they are shown. The
+/// JSON also has the numbers of votes (`given`), of open questions (`open`), and of questions that will probably come
+/// (`coming`), and whether all runs have `ended`.
 pub fn next(runs: &[PathBuf], ended: bool) -> Result<String> {
-    let (mut given, mut coming, mut open) = (0, 0, Vec::new());
+    let (mut given, mut coming) = (0, 0);
+    // Time, index of the run, and id of each question.
+    let mut open = Vec::new();
     for (run, path) in runs.iter().enumerate() {
         let questions = Votes(path.clone()).questions()?;
-        coming += expected(path, &questions).saturating_sub(questions.len());
+        coming += expected_questions(path, &questions).saturating_sub(questions.len());
         for (time, id, answered) in questions {
             match answered {
                 true => given += 1,
@@ -42,12 +45,13 @@ pub fn next(runs: &[PathBuf], ended: bool) -> Result<String> {
     Ok(answer.to_string())
 }
 
-/// Questions of the whole run, if each step asks as many as those that are logged; 0 before the first one.
-fn expected(run: &Path, questions: &[(SystemTime, String, bool)]) -> usize {
+/// The number of questions of the whole run, if each step asks as many as the logged steps did on average; 0 before the
+/// first step is logged. `questions` has the time, the id and whether there is an answer.
+fn expected_questions(run: &Path, questions: &[(SystemTime, String, bool)]) -> usize {
     let metrics = run.join("metrics.jsonl");
     let Ok(logged) = std::fs::metadata(&metrics).and_then(|metadata| metadata.modified()) else { return 0 };
-    let Some((done, steps)) = live::steps(run) else { return 0 };
-    // The questions of the step that goes on come after the last line of the metrics.
+    let Some((steps_done, all_steps)) = live::steps(run) else { return 0 };
+    // Questions that are newer than the last line of the metrics belong to a step that is not done.
     let asked = questions.iter().filter(|(time, ..)| *time <= logged).count();
-    (asked as u64 * steps).checked_div(done).unwrap_or_default() as usize
+    (asked as u64 * all_steps).checked_div(steps_done).unwrap_or_default() as usize
 }

@@ -1,5 +1,7 @@
-//! The process that writes a run: the holder of the lock that [`RunDir::lock`] takes, as `/proc` lists it, if the run
-//! names it by its start. The files of a run may be another person's: alone, they name no process.
+//! Finds the process that writes a run, and stops it.
+//!
+//! A process writes a run if `/proc` lists it as the holder of the run's lock ([`RunDir::lock`]), and the run names it
+//! by the time of its start. The files of a run alone are not believed, because another person may have written them.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -8,13 +10,15 @@ use roll_core::{Error, Result};
 use roll_train::run_dir::{RunDir, process_start};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// Asks for a stop with a checkpoint however often it comes; a second Ctrl-C would end the process at once.
+/// The signal by which a run stops with a checkpoint, however often it comes. A second SIGINT would end the process at
+/// once.
 const STOP: Signal = Signal::USR1;
 
-/// A process. No other one is equal to it, even if the number passes to one.
+/// A process. A later process with the same number is not equal to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process {
     pid: Pid,
+    /// When it started, see [`process_start`].
     start: u64,
 }
 
@@ -23,7 +27,7 @@ impl Process {
         Some(Self { pid, start: process_start(&pid.as_raw_nonzero().to_string())? })
     }
 
-    /// Whether it holds the lock of the run in this directory, which names it.
+    /// Whether the process holds the lock of the run in this directory, and the run names it.
     fn writes(self, run: &Path) -> bool {
         let named = RunDir::open(run).ok().and_then(|run| run.locked_by());
         named == Some(self.start) && Self::of(self.pid) == Some(self) && locks_directory(self.pid, run)
@@ -38,7 +42,7 @@ impl Process {
     /// Asks the process to stop if it writes the run, and catches the signal to write a checkpoint.
     pub fn stop(self, run: &Path) -> Result<()> {
         let failed = || Error::failed(format!("process {} cannot be stopped", self.pid.as_raw_nonzero()));
-        // From here on, no other process is meant by this handle, even if the number passes to one.
+        // The handle means this process, even if it ends and another one gets its number.
         let process = pidfd_open(self.pid, PidfdFlags::empty()).map_err(failed())?;
         let caught = status(self.pid, "SigCgt").and_then(|mask| u64::from_str_radix(&mask, 16).ok()).unwrap_or(0);
         let catches = caught >> (STOP.as_raw() - 1) & 1 == 1;
@@ -52,13 +56,14 @@ impl Process {
 /// The process that writes the run; `None` if no process of this user does.
 pub fn of(run: &Path) -> Option<Process> {
     let locks = std::fs::read_to_string("/proc/locks").ok()?;
-    // `5: FLOCK  ADVISORY  WRITE 31465 fe:00:11116657 0 EOF`. The device there is not always that of the directory.
+    // A line is `5: FLOCK  ADVISORY  WRITE 31465 fe:00:11116657 0 EOF`, with the process as its fifth word. Device and
+    // inode after it are not compared, since the device is not always that of the directory.
     let pids = locks.lines().filter(|line| line.contains(" FLOCK ")).filter_map(|line| line.split_whitespace().nth(4));
     let processes = pids.filter_map(|pid| Process::of(Pid::from_raw(pid.parse().ok()?)?));
     processes.into_iter().find(|process| process.writes(run))
 }
 
-/// Whether a process holds the lock of the directory by one of its open files.
+/// Whether one of the open files of a process is this directory, locked for writing.
 fn locks_directory(pid: Pid, directory: &Path) -> bool {
     let identity = |path: &Path| std::fs::metadata(path).map(|m| (m.is_dir(), m.dev(), m.ino())).ok();
     let process = directory_of(pid);

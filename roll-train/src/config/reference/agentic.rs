@@ -1,5 +1,8 @@
-//! ROLL's configurations of its agentic pipeline (`agent_val_frozen_lake.yaml`, `agentic_val_sokoban.yaml` and their
-//! siblings), in this project's keys.
+//! Translates ROLL's configurations of its agentic pipeline (`agent_val_frozen_lake.yaml`, `agentic_val_sokoban.yaml`
+//! and others like them) into this project's keys.
+//!
+//! Each function takes some of ROLL's keys `from` one tree and puts ours into the other. Keys that none of them takes
+//! are listed in a note, with the reason why they have no effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -18,7 +21,7 @@ use super::{
 };
 use roll_core::{Error, Result};
 
-/// Whether a configuration of ROLL is one of its agentic pipeline.
+/// Whether a configuration of ROLL is for its agentic pipeline.
 pub fn is_agentic(from: &ReferenceTree) -> bool {
     SECTIONS.iter().all(|key| from.get(key).is_some())
 }
@@ -44,17 +47,18 @@ pub fn translate(path: &Path, mut from: ReferenceTree) -> Result<(Map, Vec<Strin
     train_strategy(&mut from, &mut to);
     to.put("algo.name", constant(ALGORITHM));
     to.put("model.name", constant(MODEL));
-    // vLLM reports it there, and the correction compares it.
+    // ROLL's correction compares the log-probabilities that vLLM reports, which are raw: before temperature and top-p.
     if to.has("algo.train_infer_correction") {
         to.put("algo.infer_log_probs", constant("raw"));
     }
-    // ROLL sets it for every chat template.
+    // ROLL sets this for every chat template.
     to.put("model.chat_template_args.enable_thinking", constant(false));
     notes.extend(without_effect(path, &from));
     Ok((to.into_map(), notes))
 }
 
-/// The form of the policy gradient, which ROLL's usual worker does not read.
+/// Translates the form of the policy gradient, unless the configuration has ROLL's usual worker, which does not read
+/// it.
 fn policy_gradient(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     let class = from.get("actor_train.worker_cls").and_then(|class| class.clone().into_string().ok());
     if class.is_some_and(|class| !class.ends_with(PPO_WORKER)) {
@@ -62,7 +66,7 @@ fn policy_gradient(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     }
 }
 
-/// A filter of the correction without `enabled` is off in ROLL.
+/// Turns off filters of the correction that have no `enabled`, as in ROLL.
 fn filters(to: &mut TranslatedTree) {
     let key = "algo.train_infer_correction.filters";
     let Some(mut value) = to.get(key).cloned() else { return };
@@ -76,6 +80,7 @@ fn filters(to: &mut TranslatedTree) {
     to.put(key, value);
 }
 
+/// Translates the number of steps and of kept checkpoints.
 fn steps(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Result<()> {
     if let Some(steps) = from.take("max_steps") {
         match whole(&steps) {
@@ -90,7 +95,7 @@ fn steps(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Resu
     Ok(())
 }
 
-/// The trained part: adapters where their targets are named, all weights otherwise, as in ROLL.
+/// Translates what is trained: adapters if their targets are named, all weights otherwise, as in ROLL.
 fn model(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Result<()> {
     let pretrain = to.get("model.model_path").and_then(|name| name.clone().into_string().ok()).unwrap_or_default();
     if pretrain.split(['-', '_', '/']).any(|part| part.eq_ignore_ascii_case("vl")) {
@@ -105,6 +110,7 @@ fn model(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Resu
             if !matches!(&targets.kind, ValueKind::String(text) if text == "all-linear") {
                 to.put("model.lora_target_modules", targets);
             }
+            // ROLL's defaults: rank 8, and twice the rank as alpha.
             let rank = from.take(&format!("{args}.lora_rank")).unwrap_or_else(|| constant(8u64));
             if !to.has("model.lora_alpha") {
                 to.put("model.lora_alpha", constant(2 * whole(&rank).unwrap_or(8)));
@@ -120,7 +126,7 @@ fn model(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Resu
     Ok(())
 }
 
-/// How answers are drawn. Values of `actor_infer` hold for training and validation, as in ROLL.
+/// Translates how answers are drawn. Values of `actor_infer` hold for training and validation, as in ROLL.
 fn generation(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     let shared = "actor_infer.generating_args";
     let has_shared = from.get(shared).is_some();
@@ -128,7 +134,7 @@ fn generation(from: &mut ReferenceTree, to: &mut TranslatedTree) {
         .map(|section| if has_shared { shared.to_string() } else { format!("{section}.generating_args") });
     for (theirs, ours, of_validation) in GENERATION {
         if let Some(value) = from.take(&format!("{training}.{theirs}")) {
-            // vLLM's -1 is all.
+            // vLLM's `top_k: -1` means all tokens, which is 0 here.
             let is_all = matches!(value.kind, ValueKind::I64(-1)) && *theirs == "top_k";
             to.put(ours, if is_all { Value::new(origin(&value).as_ref(), 0u64) } else { value });
         }
@@ -138,12 +144,13 @@ fn generation(from: &mut ReferenceTree, to: &mut TranslatedTree) {
             to.put(ours, value);
         }
     }
-    if let Some(most) = from.take(&format!("{training}.max_new_tokens")) {
-        to.put("algo.max_tokens_per_step", most);
+    if let Some(limit) = from.take(&format!("{training}.max_new_tokens")) {
+        to.put("algo.max_tokens_per_step", limit);
     }
 }
 
-/// The environments that are played, of `custom_envs`.
+/// Translates those entries of `custom_envs` that the tags of training and validation name. One environment becomes
+/// `env`; several become the worlds of the environment `mixed`.
 fn environments(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree, notes: &mut Vec<String>) -> Result<()> {
     let trained = tags(path, from, "train_env_manager")?;
     let validated = tags(path, from, "val_env_manager")?;
@@ -176,7 +183,8 @@ fn environments(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree, 
     Ok(())
 }
 
-/// The agent's keys in the entries of the environments `played`, which hold for all of them here.
+/// Translates the agent's keys in the entries of the environments `played`. Here these keys hold for all environments,
+/// so that the first value counts, with a note if others differ.
 fn turns(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree, played: &[String], notes: &mut Vec<String>) {
     for (theirs, ours) in TURNS {
         let mut values: Vec<Value> = Vec::new();
@@ -185,7 +193,7 @@ fn turns(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree, played:
                 values.extend(from.take(&format!("custom_envs.{tag}.{theirs}")));
             }
         }
-        // ROLL's 0 is no limit.
+        // For this key, ROLL's 0 means no limit.
         values.retain(|value| *theirs != CONCURRENT || !matches!(value.clone().into_uint(), Ok(0)));
         let Some(first) = values.first().cloned() else { continue };
         if values.iter().any(|value| value.kind != first.kind) {
@@ -228,7 +236,7 @@ fn is_read(from: &ReferenceTree, tag: &str, name: &str) -> bool {
     }
 }
 
-/// The environments of a section.
+/// The names of the environments that a section plays.
 fn tags(path: &Path, from: &mut ReferenceTree, section: &str) -> Result<Vec<String>> {
     let key = format!("{section}.tags");
     let Some(value) = from.take(&key) else { return Ok(vec!["SimpleSokoban".into()]) };
@@ -241,14 +249,14 @@ fn tags(path: &Path, from: &mut ReferenceTree, section: &str) -> Result<Vec<Stri
     })
 }
 
-/// Our options of the entry `tag` of `custom_envs`.
+/// Our environment, with its options, for the entry `tag` of `custom_envs`.
 fn environment(path: &Path, from: &mut ReferenceTree, tag: &str) -> Result<Value> {
     let key = format!("custom_envs.{tag}");
     let Some(kind) = from.take(&format!("{key}.env_type")) else {
         return Err(Error::bad_file(path, format!("`{key}.env_type` is missing: which environment is `{tag}`?")));
     };
     let text = kind.clone().into_string().unwrap_or_default();
-    let Some((_, name, options)) = ENVIRONMENTS.iter().find(|(theirs, ..)| *theirs == text) else {
+    let Some((_, our_name, options)) = ENVIRONMENTS.iter().find(|(theirs, ..)| *theirs == text) else {
         let known = ENVIRONMENTS.iter().map(|(theirs, ..)| *theirs).collect::<Vec<_>>().join(", ");
         let problem = format!(
             "`{key}.env_type: {text}` is not here{}; there are {known}, and with `env.name: process` any program of \
@@ -257,16 +265,17 @@ fn environment(path: &Path, from: &mut ReferenceTree, tag: &str) -> Result<Value
         );
         return Err(Error::bad_file(path, problem));
     };
-    let mut own = Map::from([("name".to_string(), Value::new(origin(&kind).as_ref(), *name))]);
+    let mut component = Map::from([("name".to_string(), Value::new(origin(&kind).as_ref(), *our_name))]);
     for option in options.split_whitespace() {
         if let Some(value) = from.take(&format!("{key}.env_config.{option}")) {
-            own.insert(option.to_string(), value);
+            component.insert(option.to_string(), value);
         }
     }
-    Ok(Value::new(origin(&kind).as_ref(), ValueKind::Table(own)))
+    Ok(Value::new(origin(&kind).as_ref(), ValueKind::Table(component)))
 }
 
-/// `rollout_batch_size` episodes are one step, whatever number of them ROLL plays at the same time.
+/// Translates the number of episodes in a step, which is `rollout_batch_size`. ROLL's numbers of environments only say
+/// how many episodes it plays at the same time.
 fn groups(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Result<()> {
     let size = to.get("algo.group_size").and_then(whole).unwrap_or(1);
     let episodes = from.take("rollout_batch_size").unwrap_or_else(|| constant(128u64));
@@ -285,8 +294,9 @@ fn groups(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Res
     }
 }
 
-/// An update of ROLL takes `per_device_train_batch_size * gradient_accumulation_steps` samples on each group of devices
-/// that holds one copy of the model; the same number is taken here, on as many ranks as there are.
+/// Translates batches, generation ahead and warm-up. An update of ROLL takes `per_device_train_batch_size *
+/// gradient_accumulation_steps` samples on each group of devices that holds one copy of the model. An update here takes
+/// the same number in all, on any number of ranks.
 fn updates(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree, notes: &mut Vec<String>) -> Result<()> {
     let train = "actor_train.training_args";
     let accumulated = from.take(&format!("{train}.gradient_accumulation_steps")).and_then(|v| whole(&v)).unwrap_or(1);
@@ -301,7 +311,7 @@ fn updates(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree, notes
     let mini_batch = per_device.saturating_mul(accumulated).saturating_mul(copies);
     to.put("algo.mini_batch_size", Value::new(Some(&mapping.unwrap_or_else(|| ORIGIN.to_string())), mini_batch));
 
-    // ROLL may generate any number of steps ahead, this program one.
+    // ROLL may generate any number of steps ahead; this program generates one step ahead or none.
     if let Some(ratio) = from.take("async_generation_ratio") {
         let at = origin_or_roll(&ratio);
         let steps = ratio.into_float().unwrap_or(0.0);
@@ -314,14 +324,14 @@ fn updates(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree, notes
         to.put("algo.async_generation_ratio", Value::new(Some(&at), u64::from(steps > 0.0)));
     }
 
-    // Schedules of ROLL count updates, ours steps.
+    // ROLL's learning-rate schedule counts updates, ours counts steps of several updates.
     let number = |to: &TranslatedTree, key: &str| to.get(key).and_then(whole).unwrap_or(1);
     let episodes = number(to, "algo.num_env_groups") * number(to, "algo.group_size");
-    let per_step = (number(to, "algo.ppo_epochs") * episodes.div_ceil(mini_batch)).max(1);
+    let updates_per_step = (number(to, "algo.ppo_epochs") * episodes.div_ceil(mini_batch)).max(1);
     let ratio = from.take(&format!("{train}.warmup_ratio"));
     let warmup = from.take(&format!("{train}.warmup_steps"));
     if let Some((warmup, updates)) = warmup.and_then(|warmup| whole(&warmup).map(|updates| (warmup, updates))) {
-        to.put("training.warmup_steps", Value::new(Some(&origin_or_roll(&warmup)), updates.div_ceil(per_step)));
+        to.put("training.warmup_steps", Value::new(Some(&origin_or_roll(&warmup)), updates.div_ceil(updates_per_step)));
     } else if let Some(ratio) = ratio.and_then(|r| r.into_float().ok()).filter(|r| *r > 0.0) {
         let steps = number(to, "steps") as f64 * ratio;
         to.put("training.warmup_steps", constant(steps.ceil() as u64));
@@ -329,7 +339,8 @@ fn updates(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree, notes
     Ok(())
 }
 
-/// DeepSpeed's options keep their meaning; Megatron's distributed optimizer shards as stage 1 does, FSDP as stage 3.
+/// Translates the strategy. DeepSpeed's options keep their meaning. Megatron's distributed optimizer becomes ZeRO stage
+/// 1, FSDP stage 3, which shard the same things.
 fn train_strategy(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     let name = from.take("actor_train.strategy_args.strategy_name").and_then(|v| v.into_string().ok());
     strategy(from, to);
@@ -342,7 +353,7 @@ fn train_strategy(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     to.put("strategy.stage", constant(stage));
 }
 
-/// The keys that have no effect here, once each, by the reason; and how many have one.
+/// A note that lists the keys without effect by the reason, and says how many keys have an effect.
 fn without_effect(path: &Path, from: &ReferenceTree) -> Option<String> {
     let unused = from.unused(path);
     if unused.is_empty() {
@@ -350,6 +361,7 @@ fn without_effect(path: &Path, from: &ReferenceTree) -> Option<String> {
     }
     let mut by_reason: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     for key in &unused {
+        // A whole entry of `custom_envs`.
         let is_entry = key.strip_prefix("custom_envs.").is_some_and(|tag| !tag.contains('.'));
         let reason = match is_entry {
             true => Some("no tag names it"),
@@ -358,7 +370,7 @@ fn without_effect(path: &Path, from: &ReferenceTree) -> Option<String> {
         by_reason.entry(reason.unwrap_or("there is nothing like it")).or_default().insert(of_all_tags(key));
     }
     let keys = |keys: BTreeSet<String>| keys.into_iter().collect::<Vec<_>>().join(", ");
-    let listed = by_reason.into_iter().map(|(reason, of)| format!("{} ({reason})", keys(of)));
+    let listed = by_reason.into_iter().map(|(reason, its_keys)| format!("{} ({reason})", keys(its_keys)));
     let (with, without) = from.counts(path, &unused);
     Some(format!(
         "{}: an agentic configuration of ROLL; {with} keys have an effect here, {without} have none: {}",
@@ -367,7 +379,7 @@ fn without_effect(path: &Path, from: &ReferenceTree) -> Option<String> {
     ))
 }
 
-/// A key of one entry of `custom_envs` as that of all: they mostly have the same ones.
+/// A key in one entry of `custom_envs` with `*` for the entry's name, since most entries have the same keys.
 fn of_all_tags(key: &str) -> String {
     match key.strip_prefix("custom_envs.").and_then(|rest| rest.split_once('.')) {
         Some((_, rest)) => format!("custom_envs.*.{rest}"),

@@ -1,10 +1,12 @@
-//! Keys and defaults of ROLL's agentic configurations in this project's names, and why other keys have no effect.
+//! Tables for the translation of ROLL's agentic configurations: its keys and our names for them, its defaults that
+//! differ from ours, and why other keys have no effect.
 
-/// The algorithm that ROLL's agentic pipeline is here, and the model.
+/// Our algorithm for ROLL's agentic pipeline.
 pub const ALGORITHM: &str = "agentic_ppo";
+/// Our model for it.
 pub const MODEL: &str = "causal_lm";
 
-/// The environment that holds several.
+/// Our environment that consists of several environments.
 pub const SEVERAL: &str = "mixed";
 
 /// Sections that only an agentic configuration has.
@@ -38,7 +40,7 @@ pub const POLICY_GRADIENT: &[(&str, &str)] = &[
     ("actor_train.topr_negative_weight", "algo.topr_negative_weight"),
 ];
 
-/// End of the name of ROLL's usual worker, whose loss is the clipped surrogate.
+/// End of the class name of ROLL's usual worker, whose loss is PPO's clipped surrogate.
 pub const PPO_WORKER: &str = "agentic_actor_worker.ActorWorker";
 
 /// Keys of ROLL's top level that are options of the algorithm here, under the same name.
@@ -50,7 +52,7 @@ pub const ALGO: &str = "\
     step_reward_weight episode_reward_weight reward_normalization.grouping reward_normalization.method \
     reward_normalization.norm_mean_type reward_normalization.norm_std_type";
 
-/// Options of generation, of training and of validation: (ROLL's, ours for training, ours for validation).
+/// Options of sampling: (ROLL's, ours for training, ours for validation).
 pub const GENERATION: &[(&str, &str, Option<&str>)] = &[
     ("temperature", "algo.temperature", Some("algo.val_temperature")),
     ("top_p", "algo.top_p", None),
@@ -68,15 +70,16 @@ pub const TURNS: &[(&str, &str)] = &[
     (CONCURRENT, "algo.max_env_step_concurrent"),
 ];
 
-/// Key for the number of environments that work at the same time.
+/// ROLL's key for the number of environments that compute at the same time.
 pub const CONCURRENT: &str = "max_env_step_concurrent";
 
-/// Our key for the number of turns that an agent sees.
+/// Our key for the number of turns that a prompt shows.
 pub const HISTORY: &str = "algo.history_length";
-/// End of the name of ROLL's class in which each turn has a prompt of its own; by default, it shows one turn.
+/// End of the name of ROLL's class in which each turn has a prompt of its own. By default, such a prompt shows one
+/// turn.
 pub const STEP_MANAGER: &str = "step_env_manager.StepEnvManager";
 
-/// Environment of ROLL that writes its messages itself: ROLL does not read the templates of its entry.
+/// The environment of ROLL that writes its messages itself. ROLL does not read the templates in its entry.
 pub const OWN_MESSAGES: &str = "sokoban_native_env";
 
 /// Environments: (`env_type`, our name, the options that mean the same in both).
@@ -115,6 +118,7 @@ pub const DEFAULTS: &[(&str, &str)] = &[
     ("steps", "500"),
 ];
 
+// Reasons that several keys share.
 const ROLES: &str = "one program generates, scores and trains: there are no workers to place and no servers";
 const SHARED: &str = "there is one set of frozen weights, for generation, the KL and training";
 const OWN_FILES: &str = "metrics, TensorBoard files, trajectories and checkpoints are in the run directory";
@@ -124,7 +128,7 @@ const UNREAD: &str = "ROLL itself does not read it";
 const PPO_ONLY: &str = "ROLL's usual `worker_cls` does not read it; `agentic_actor_pg_worker.ActorWorker` does";
 const DRAWN: &str = "answers are drawn otherwise than in ROLL: `temperature`, `top_p` and `top_k` are all there is";
 
-/// Keys without effect, with the reason; `*` is any one name. The first that fits counts.
+/// Keys without effect, each with the reason. A `*` matches any one name. The first pattern that fits counts.
 pub const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("hydra", "it is Hydra's"),
     ("logging_dir", OWN_FILES),
@@ -205,7 +209,7 @@ pub const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("rollout_mock", "episodes are always played"),
 ];
 
-/// Whether `key` is `pattern`, or lies below it.
+/// Whether the pattern matches `key` or a key above it.
 pub fn fits(pattern: &str, key: &str) -> bool {
     let mut key = key.split('.');
     pattern.split('.').all(|part| key.next().is_some_and(|name| part == "*" || part == name))

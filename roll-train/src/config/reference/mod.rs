@@ -1,8 +1,8 @@
-//! ROLL's own configurations, in this project's keys: of Reward-FL (`reward_fl_config.yaml`), and of its agentic
-//! pipeline (`agentic.rs`).
+//! Translates ROLL's own configurations into this project's keys: those of Reward-FL (`reward_fl_config.yaml`) here,
+//! those of its agentic pipeline in `agentic.rs`.
 //!
-//! A key keeps its meaning, and its default where ROLL's differs from ours. Keys that have no effect here are listed
-//! once.
+//! A key keeps its meaning. A key that is missing gets ROLL's default if that differs from ours. Keys that have no
+//! effect here are listed in a note.
 //!
 //! Apart from the defaults of [`RunConfig`](super::RunConfig), this is the only module of this crate that knows
 //! components by name: a configuration of ROLL does not name them as ours do. The names and keys are in the tables.
@@ -27,12 +27,12 @@ use tree::{ReferenceTree, TranslatedTree};
 /// Origin of values that ROLL's code implies.
 const ORIGIN: &str = "as in ROLL";
 
-/// Whether a mapping is one of ROLL's.
+/// Whether a mapping is a configuration of ROLL.
 pub(super) fn is_reference(map: &Map) -> bool {
     SECTIONS.iter().any(|key| map.contains_key(*key))
 }
 
-/// The mapping of `path` in this project's keys for a job of `ranks` ranks, and notes for the user.
+/// Translates the mapping of the file `path`, for a job of `ranks` ranks. Also returns notes for the user.
 pub(super) fn translate(path: &Path, map: Map, ranks: usize) -> Result<(Map, Vec<String>)> {
     let mut from = ReferenceTree::new(map);
     if agentic::is_agentic(&from) {
@@ -51,7 +51,7 @@ pub(super) fn translate(path: &Path, map: Map, ranks: usize) -> Result<(Map, Vec
     network(&mut from, &mut to);
     limits(path, &mut from, &mut to)?;
     betas(&mut from, &mut to);
-    // DeepSpeed clips by this, if it is a number.
+    // DeepSpeed clips to this norm if it is a number; `auto` means `max_grad_norm`.
     if let Some(value) = from.take("actor_train.strategy_args.strategy_config.gradient_clipping")
         && !is_auto(&value)
     {
@@ -93,8 +93,8 @@ fn fill_defaults(to: &mut TranslatedTree, defaults: &[(&str, &str)]) {
     }
 }
 
-/// Network, trajectory and LoRA. Without `lora_base_model` ROLL trains every weight of `trainable_models`, and reads
-/// none of the keys about LoRA.
+/// Translates network, trajectory and LoRA. Without `lora_base_model` ROLL trains every weight of `trainable_models`,
+/// and reads none of the keys about LoRA.
 fn network(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     let base = format!("{CONFIG_KWARGS}.lora_base_model");
     let is_empty = |value: &Value| {
@@ -102,7 +102,7 @@ fn network(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     };
     let has_lora = from.get(&base).is_some_and(|value| !is_empty(value));
     if !has_lora {
-        // An empty value is the same as none.
+        // Taken, so that an empty value is not listed as one without effect.
         from.take(&base);
         to.put("model.lora_rank", Value::new(Some(&"as in ROLL without `lora_base_model`".to_string()), 0));
     }
@@ -115,7 +115,7 @@ fn network(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     }
 }
 
-/// The length of a run, and its files.
+/// Translates the length of a run and the number of kept checkpoints. Fails on a checkpoint to resume from.
 fn limits(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Result<()> {
     copy_keys(from, to, &[("max_steps", "max_steps")]);
     checkpoints_to_keep(from, to);
@@ -137,8 +137,8 @@ fn limits(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Res
     }
 }
 
+/// Translates the number of kept checkpoints. ROLL's 0 keeps all, which is our default, so it is left out.
 fn checkpoints_to_keep(from: &mut ReferenceTree, to: &mut TranslatedTree) {
-    // 0 keeps all in ROLL.
     if let Some(value) = from.take("max_ckpt_to_keep")
         && !matches!(value.kind, ValueKind::I64(0) | ValueKind::U64(0))
     {
@@ -146,6 +146,7 @@ fn checkpoints_to_keep(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     }
 }
 
+/// Translates the two decay rates of Adam into a list. One that is missing has ROLL's default.
 fn betas(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     let betas = [("adam_beta1", 0.9), ("adam_beta2", 0.999)]
         .map(|(key, default)| (from.take(&format!("actor_train.training_args.{key}")), default));
@@ -156,7 +157,7 @@ fn betas(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     }
 }
 
-/// The dtype of the frozen weights.
+/// Translates the dtype of the frozen weights. Other dtypes than bf16 and f32 have no effect.
 fn precision(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     let key = "actor_train.model_args.dtype";
     let text = from.get(key).and_then(|value| value.clone().into_string().ok()).unwrap_or_default();
@@ -170,7 +171,7 @@ fn precision(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     }
 }
 
-/// The reward; ROLL has one.
+/// Translates the path of the reward's networks. ROLL's pipeline has one reward, which it does not name.
 fn reward(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     let Some(path) = from.take(&format!("{CONFIG_KWARGS}.{REWARD_PATH}")) else { return };
     let (channels, order) = REWARD_CHANNELS;
@@ -179,6 +180,7 @@ fn reward(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     to.put("reward", constant(ValueKind::Array(vec![constant(ValueKind::Table(options))])));
 }
 
+/// Translates DeepSpeed's options of ZeRO. A value of `auto` leaves our default.
 fn strategy(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     from.take("actor_train.strategy_args.strategy_name");
     to.put("strategy.name", constant(STRATEGY));
@@ -192,8 +194,9 @@ fn strategy(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     }
 }
 
-/// An update of ROLL takes `per_device_train_batch_size * gradient_accumulation_steps` samples on each device of
-/// `device_mapping`; the same number is taken here, on `ranks` ranks.
+/// Translates the batch size. An update of ROLL takes `per_device_train_batch_size * gradient_accumulation_steps`
+/// samples on each device of `device_mapping`. An update here takes the same number in all, divided among `ranks`
+/// ranks.
 fn batch(
     path: &Path,
     ranks: u64,
@@ -211,7 +214,7 @@ fn batch(
         return Ok(());
     };
     let update = accumulated.saturating_mul(devices).saturating_mul(per_device);
-    let here = match accumulated.saturating_mul(devices).checked_rem(ranks) {
+    let accumulated_here = match accumulated.saturating_mul(devices).checked_rem(ranks) {
         Some(0) => accumulated * devices / ranks,
         _ => {
             notes.push(format!(
@@ -223,23 +226,24 @@ fn batch(
         }
     };
     let at = match mapping {
-        Some(at) if here != accumulated => format!("the {devices} devices at {at}, on {ranks} ranks"),
+        Some(at) if accumulated_here != accumulated => format!("the {devices} devices at {at}, on {ranks} ranks"),
         _ => origin_or_roll(&steps),
     };
-    to.put("training.gradient_accumulation_steps", Value::new(Some(&at), here));
-    // A step of ROLL goes over `train_batch_size` samples, in as many updates as that takes.
-    if let Some(global) = from.take("train_batch_size").as_ref().and_then(whole)
-        && global > update
+    to.put("training.gradient_accumulation_steps", Value::new(Some(&at), accumulated_here));
+    // `max_steps` of ROLL counts steps over `train_batch_size` samples, which may be several updates. Here a step is
+    // one update.
+    if let Some(step_samples) = from.take("train_batch_size").as_ref().and_then(whole)
+        && step_samples > update
         && let Some(steps) = to.get("max_steps").cloned()
         && let Some(limit) = whole(&steps)
     {
-        let limit = limit.saturating_mul(global.div_ceil(update));
+        let limit = limit.saturating_mul(step_samples.div_ceil(update));
         to.put("max_steps", Value::new(Some(&origin_or_roll(&steps)), limit));
     }
     Ok(())
 }
 
-/// The number of devices of the training, and the place of the list.
+/// The number of devices in `device_mapping`, and the place of that key in the file; 1 device without it.
 fn devices(path: &Path, from: &mut ReferenceTree) -> Result<(u64, Option<String>)> {
     let key = "actor_train.device_mapping";
     let Some(mapping) = from.take(key).filter(|mapping| mapping.kind != ValueKind::Nil) else { return Ok((1, None)) };
@@ -250,7 +254,7 @@ fn devices(path: &Path, from: &mut ReferenceTree) -> Result<(u64, Option<String>
     Ok((count, origin(&mapping)))
 }
 
-/// The number of devices in `list(range(0,8))`, `[0,1]`, or sums of them.
+/// The number of devices in a Python expression: `list(range(0,8))`, `[0,1]`, or a sum of such lists.
 fn count_devices(value: &Value) -> Option<u64> {
     if let ValueKind::Array(items) = &value.kind {
         return u64::try_from(items.len()).ok().filter(|n| *n > 0);
@@ -278,6 +282,7 @@ fn count_devices(value: &Value) -> Option<u64> {
     (count > 0).then_some(count)
 }
 
+/// A value that ROLL's code implies.
 fn constant(value: impl Into<ValueKind>) -> Value {
     Value::new(Some(&ORIGIN.to_string()), value)
 }
@@ -295,6 +300,7 @@ fn origin(value: &Value) -> Option<String> {
     value.origin().map(String::from)
 }
 
+/// The origin of a value; [`ORIGIN`] for a value that is in no file.
 fn origin_or_roll(value: &Value) -> String {
     value.origin().unwrap_or(ORIGIN).to_string()
 }

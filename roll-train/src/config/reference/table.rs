@@ -1,18 +1,18 @@
-//! Components, keys and defaults of ROLL's Reward-FL configuration, and the same in this project's names.
-//!
-//! The only table of component names in this crate.
+//! Tables for the translation of ROLL's Reward-FL configuration: components, keys, and defaults that differ from ours.
 
-/// The algorithm that ROLL's Reward-FL pipeline is here.
+/// Our algorithm for ROLL's Reward-FL pipeline.
 pub const ALGORITHM: &str = "reward_fl";
 
-/// The reward of ROLL's pipeline, and the order of colour channels of its embedder's pictures.
+/// Our reward for that of ROLL's pipeline.
 pub const REWARD: &str = "insightface";
+/// Option of the reward, and its value: the order of colour channels in which ROLL passes pictures to the face
+/// embedder.
 pub const REWARD_CHANNELS: (&str, &str) = ("channel_order", "bgr");
 
 /// The key of the reward's networks, in ROLL's block and among our reward's options.
 pub const REWARD_PATH: &str = "reward_model_path";
 
-/// The strategy that DeepSpeed is here.
+/// Our strategy for DeepSpeed.
 pub const STRATEGY: &str = "zero";
 
 /// Sections that only a configuration of ROLL has.
@@ -59,7 +59,7 @@ pub const NETWORK: &[(&str, &str)] = &[
 /// The keys that ROLL reads only when `lora_base_model` names the carrier of the LoRA.
 pub const LORA: &[&str] = &["lora_base_model", "lora_target_modules", "lora_rank", "lora_checkpoint"];
 
-/// Names that DeepSpeed's `zero_optimization` and the strategy `zero` share.
+/// Options that DeepSpeed's `zero_optimization` and the strategy `zero` share.
 pub const ZERO: &[&str] = &[
     "stage",
     "reduce_bucket_size",

@@ -1,4 +1,4 @@
-//! The two trees of a translation: ROLL's, which records the keys taken from it, and ours.
+//! The two trees of a translation: ROLL's, which records the keys that were taken from it, and ours.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,6 +11,7 @@ use super::super::yaml::{Map, find};
 /// ROLL's configuration. It records which keys were taken, so that the others can be listed.
 pub struct ReferenceTree {
     root: Value,
+    /// Dotted keys that were taken.
     taken: BTreeSet<String>,
 }
 
@@ -19,6 +20,7 @@ impl ReferenceTree {
         Self { root: Value::new(None, ValueKind::Table(map)), taken: BTreeSet::new() }
     }
 
+    /// The value of a dotted key, without counting it as taken.
     pub fn get(&self, key: &str) -> Option<&Value> {
         find(&self.root, key)
     }
@@ -30,7 +32,8 @@ impl ReferenceTree {
         Some(value)
     }
 
-    /// The keys that were not taken; a map of which nothing was taken is one key.
+    /// The keys that were not taken, of those in the file at `path`. A map from which nothing was taken is listed as
+    /// one key.
     pub fn unused(&self, path: &Path) -> Vec<String> {
         let mut unused = Vec::new();
         self.entries_of(path).for_each(|(key, value)| self.add_unused(key, value, &mut unused));
@@ -38,26 +41,31 @@ impl ReferenceTree {
         unused
     }
 
-    /// The numbers of values that were taken, and of those below the keys `unused`.
+    /// The numbers of values in the file at `path` that were taken, and that were not. `unused` is the result of
+    /// [`ReferenceTree::unused`].
     pub fn counts(&self, path: &Path, unused: &[String]) -> (usize, usize) {
         let all: usize = self.entries_of(path).map(|(_, value)| leaves(value)).sum();
-        let left = unused.iter().map(|key| self.get(key).map_or(1, leaves)).sum();
-        (all.saturating_sub(left), left)
+        let not_taken = unused.iter().map(|key| self.get(key).map_or(1, leaves)).sum();
+        (all.saturating_sub(not_taken), not_taken)
     }
 
-    /// The top-level entries of the file at `path`; those of other files are only there to be referred to.
+    /// The top-level entries that come from the file at `path`. Files that its `defaults` name bring entries that
+    /// values refer to; these are not counted.
     fn entries_of(&self, path: &Path) -> impl Iterator<Item = (&String, &Value)> {
-        let own = path.display().to_string();
+        let file = path.display().to_string();
         let map = if let ValueKind::Table(map) = &self.root.kind { Some(map) } else { None };
-        map.into_iter().flatten().filter(move |(_, value)| value.origin().is_none_or(|origin| origin.starts_with(&own)))
+        map.into_iter()
+            .flatten()
+            .filter(move |(_, value)| value.origin().is_none_or(|origin| origin.starts_with(&file)))
     }
 
+    /// Adds `key`, whose value is `value`, or the keys below it that were not taken.
     fn add_unused(&self, key: &str, value: &Value, unused: &mut Vec<String>) {
         let below = format!("{key}.");
-        let partly = self.taken.range(below.clone()..).next().is_some_and(|taken| taken.starts_with(&below));
+        let is_taken_in_part = self.taken.range(below.clone()..).next().is_some_and(|taken| taken.starts_with(&below));
         match &value.kind {
             _ if self.taken.contains(key) => {}
-            ValueKind::Table(map) if partly => {
+            ValueKind::Table(map) if is_taken_in_part => {
                 map.iter().for_each(|(name, value)| self.add_unused(&format!("{key}.{name}"), value, unused));
             }
             _ => unused.push(key.to_string()),
@@ -65,7 +73,7 @@ impl ReferenceTree {
     }
 }
 
-/// The number of values in a tree; a list counts as one.
+/// The number of values in a tree. A list counts as one value, and so does an empty map.
 fn leaves(value: &Value) -> usize {
     match &value.kind {
         ValueKind::Table(map) if !map.is_empty() => map.values().map(leaves).sum(),

@@ -1,4 +1,4 @@
-//! Panels of curves as the page has them: titles, legends, and points for `charts.js`.
+//! Panels of curves for the page: titles, legends, and points that `charts.js` draws.
 
 use minijinja::{Value, context};
 use roll_core::{Error, Result};
@@ -9,13 +9,14 @@ use crate::results::plot::{self, Panel, Series, SeriesStyle};
 /// Dash patterns of lines, as in `charts.js`.
 const DASHES: [&str; 4] = ["", "7 4", "2 4", "9 3 2 3"];
 
-/// The panels with their points, and their legends, which are empty for a single series.
+/// The values of the page's template for each panel: title, legend, and the series as JSON. A panel of a single series
+/// has an empty legend.
 pub fn charts(panels: Vec<Panel>) -> Result<Vec<Value>> {
     let chart = |panel: Panel| {
         let series: Vec<_> = panel.series.iter().map(points).collect();
         let series = serde_json::to_string(&series).map_err(Error::failed("the curves cannot be written as JSON"))?;
-        let shown = if panel.series.len() > 1 { panel.series.as_slice() } else { &[] };
-        let legend: Vec<Value> = shown.iter().map(legend_entry).collect();
+        let named_series = if panel.series.len() > 1 { panel.series.as_slice() } else { &[] };
+        let legend: Vec<Value> = named_series.iter().map(legend_entry).collect();
         Ok(context! { title => panel.title, legend, series })
     };
     panels.into_iter().map(chart).collect()
@@ -30,6 +31,7 @@ fn legend_entry(series: &Series) -> Value {
     }
 }
 
+/// A series as `charts.js` reads it. Its points are flat: x, y, x, y, and so on.
 fn points(series: &Series) -> serde_json::Value {
     let points = plot::thinned(plot::finite(&series.points));
     let flat: Vec<f64> = points.into_iter().flat_map(|[x, y]| [x, rounded(y)]).collect();
@@ -40,7 +42,8 @@ fn points(series: &Series) -> serde_json::Value {
     })
 }
 
-/// A value with seven digits, which is more than a screen can show: a page has thousands of them.
+/// The value rounded to seven digits, which are more than a screen can show. This keeps a page of thousands of values
+/// small.
 fn rounded(value: f64) -> f64 {
     format!("{value:.6e}").parse().unwrap_or(value)
 }

@@ -1,5 +1,5 @@
-//! Texts of language models on the page: episodes of an agent, the first ones and the best and the worst one of the
-//! last step; and answers to held-out conversations.
+//! Texts of language models on the page, from `trajectories.jsonl`: some episodes of an agent, and answers to held-out
+//! conversations before and after training.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -10,24 +10,26 @@ use roll_core::{Error, Result};
 use roll_external::files;
 use serde_json::Value as Json;
 
-/// Bytes that are read from the beginning of `trajectories.jsonl`, and from its end: the file may be large.
+/// Bytes that are read from the beginning of the file, and from its end. The file as a whole may be large.
 const BYTES: u64 = 4 << 20;
-/// Most answers to held-out conversations.
+/// Most answers to held-out conversations that are shown.
 const ANSWERS: usize = 3;
-/// Number of first episodes.
+/// Number of episodes from the beginning of the file that are shown.
 const FIRST: usize = 2;
-/// Turns of an episode that are shown: the first ones and the last.
+/// Most turns of an episode that are shown: the first ones, and the last one.
 const TURNS: usize = 6;
-/// Characters of an observation or an answer.
+/// Most characters of an observation or an answer that are shown.
 const CHARACTERS: usize = 1500;
 
-/// The records near the beginning of `trajectories.jsonl` and those near its end; none without the file.
+/// The records within [`BYTES`] of the beginning and of the end of the file. Both are empty if the run has no such
+/// file. In a small file they are the same.
 pub struct Texts {
     beginning: Vec<Json>,
     end: Vec<Json>,
 }
 
 impl Texts {
+    /// Reads the records of a run.
     pub fn read(run: &Path) -> Result<Self> {
         let path = run.join("trajectories.jsonl");
         files::refuse_links(run, &path)?;
@@ -46,54 +48,61 @@ impl Texts {
     }
 }
 
-/// Answers to held-out conversations before training and after the last validation.
+/// Answers to some held-out conversations, before training and in the last validation. Empty until there are two
+/// validations.
 pub fn answers(texts: &Texts) -> Vec<Value> {
-    fn answers(records: &[Json]) -> impl Iterator<Item = &Json> {
+    fn validation_answers(records: &[Json]) -> impl Iterator<Item = &Json> {
         records.iter().filter(|record| !is_trained(record) && record["answer"].is_string())
     }
-    let Some(first) = answers(&texts.beginning).next().map(|record| &record["step"]) else { return Vec::new() };
-    let Some(last) = answers(&texts.end).last().map(|record| &record["step"]).filter(|last| *last != first) else {
+    let first_step = validation_answers(&texts.beginning).next().map(|record| &record["step"]);
+    let last_step = validation_answers(&texts.end).last().map(|record| &record["step"]);
+    let (Some(first_step), Some(last_step)) = (first_step, last_step) else { return Vec::new() };
+    if first_step == last_step {
         return Vec::new();
-    };
-    let shown = answers(&texts.beginning).filter(|record| record["step"] == *first).filter_map(|before| {
-        let after = answers(&texts.end).find(|after| after["step"] == *last && after["row"] == before["row"])?;
+    }
+    let answers_before = validation_answers(&texts.beginning).filter(|record| record["step"] == *first_step);
+    let shown = answers_before.filter_map(|before| {
+        let is_same = |after: &&Json| after["step"] == *last_step && after["row"] == before["row"];
+        let after = validation_answers(&texts.end).find(is_same)?;
         Some(context! {
             row => before["row"].as_str(),
             prompt => cut(&before["prompt"]),
             wanted => cut(&before["wanted"]),
             before => cut(&before["answer"]),
             after => cut(&after["answer"]),
-            step => last.as_u64(),
+            step => last_step.as_u64(),
         })
     });
     shown.take(ANSWERS).collect()
 }
 
-/// The episodes to show.
+/// The episodes to show: the first ones of the run, and the best and the worst one of the last step.
 pub fn episodes(texts: &Texts) -> Vec<Value> {
     let Texts { beginning, end } = texts;
     let first = beginning.iter().filter(|episode| is_trained(episode)).take(FIRST);
     let mut shown: Vec<Value> = first.map(|episode| to_context("one of the first", episode)).collect();
-    let last = end.iter().filter(|episode| is_trained(episode)).filter_map(|episode| episode["step"].as_u64()).max();
-    let of_last = end.iter().filter(|episode| is_trained(episode) && episode["step"].as_u64() == last);
-    let mut of_last: Vec<&Json> = of_last.collect();
-    of_last.sort_by(|a, b| score(b).total_cmp(&score(a)));
-    if let [best, .., worst] = of_last[..] {
+    let last_step =
+        end.iter().filter(|episode| is_trained(episode)).filter_map(|episode| episode["step"].as_u64()).max();
+    let of_last_step = end.iter().filter(|episode| is_trained(episode) && episode["step"].as_u64() == last_step);
+    let mut of_last_step: Vec<&Json> = of_last_step.collect();
+    of_last_step.sort_by(|a, b| score(b).total_cmp(&score(a)));
+    if let [best, .., worst] = of_last_step[..] {
         shown.push(to_context("the best of the last step", best));
         shown.push(to_context("the worst of the last step", worst));
     }
     shown
 }
 
-/// The whole lines among the bytes from `from` on.
+/// The records among [`BYTES`] from the position `from` on.
 fn lines(file: &mut File, from: u64) -> std::io::Result<Vec<Json>> {
     let mut bytes = Vec::new();
     file.seek(SeekFrom::Start(from))?;
     file.take(BYTES).read_to_end(&mut bytes)?;
-    // A line that is cut off at an end is no JSON.
+    // The first and the last line may be cut off; they are then no JSON, and left out.
     Ok(bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect())
 }
 
+/// Whether the run was trained on the episode, and it is not one of a validation.
 fn is_trained(episode: &Json) -> bool {
     episode["kind"] != "validation"
 }
@@ -102,6 +111,7 @@ fn score(episode: &Json) -> f64 {
     episode["score"].as_f64().unwrap_or(f64::NEG_INFINITY)
 }
 
+/// The values of the page's template for an episode, which `which` describes in the title.
 fn to_context(which: &str, episode: &Json) -> Value {
     let turns = episode["turns"].as_array().map(Vec::as_slice).unwrap_or_default();
     let shown = turns.iter().enumerate().filter(|(i, _)| *i + 1 < TURNS || *i + 1 == turns.len());
@@ -119,6 +129,7 @@ fn to_context(which: &str, episode: &Json) -> Value {
     context! { title => format!("Step {step}, {which}: score {score:.3}{solved}"), turns }
 }
 
+/// The text, cut after [`CHARACTERS`].
 fn cut(text: &Json) -> String {
     let text = text.as_str().unwrap_or_default();
     match text.char_indices().nth(CHARACTERS) {

@@ -1,4 +1,5 @@
-//! Figures of the report: progress and results of each run.
+//! The table of results at the top of the report, and the status line of each run. The pictures on the page are
+//! `charts`.
 
 use std::fmt::Write;
 
@@ -16,22 +17,21 @@ pub fn status(run: &RunFiles) -> String {
     let (done, wanted) = run.steps();
     let seconds = match &run.summary {
         Some(summary) => summary.get("seconds").and_then(Value::as_f64).unwrap_or_default(),
-        // A sum of nothing would be -0.
+        // Not `sum`, which returns -0 for no values.
         None => run.values("time/total").iter().fold(0.0, |sum, seconds| sum + seconds),
     };
     let of = wanted.map(|wanted| format!(" of {wanted}")).unwrap_or_default();
-    let over = match &run.summary {
+    let end = match &run.summary {
         Some(summary) if summary.contains_key("stopped") => ", stopped by `evaluation.stop_when`",
         Some(_) if wanted.is_none_or(|wanted| done >= wanted) => "",
         _ => ", not finished",
     };
-    format!("{}: {done}{of} steps in {seconds:.0} s{over}", run.path.display())
+    format!("{}: {done}{of} steps in {seconds:.0} s{end}", run.path.display())
 }
 
-/// Figures of `summary.json`, and the first and last values of headline metrics: rows of a name and one value per run.
-/// A run without a figure has an empty value.
+/// The rows of the table: a name, and a value for each run. A run without this value has an empty text.
 pub fn table(runs: &[RunFiles]) -> Vec<minijinja::Value> {
-    let columns: Vec<Vec<(String, String)>> = runs.iter().map(of).collect();
+    let columns: Vec<Vec<(String, String)>> = runs.iter().map(column).collect();
     let mut names: Vec<&String> = Vec::new();
     for (name, _) in columns.iter().flatten() {
         if !names.contains(&name) {
@@ -55,10 +55,12 @@ fn number(value: f64) -> String {
     }
 }
 
-/// Names and figures of one run: first those of held-out data.
-fn of(run: &RunFiles) -> Vec<(String, String)> {
+/// The column of one run: names and values. Scores before and after training come first, and among them those of
+/// held-out data; then the first and last values of headline metrics, and facts about the model.
+fn column(run: &RunFiles) -> Vec<(String, String)> {
     let mut figures = Vec::new();
     let summary = &run.figures;
+    // Each quantity with a value before training, such as `unseen` with `unseen_before`.
     let measured = summary.iter().filter_map(|(name, v)| Some((name.strip_suffix("_before")?, v.as_f64()?)));
     let mut measured: Vec<(&str, f64)> = measured.collect();
     measured.sort_by_key(|(name, _)| !name.starts_with("unseen"));

@@ -1,4 +1,5 @@
-//! The page of runs while they go on: the report, the state of each run, and a script that replaces what has changed.
+//! The page that `roll watch` serves while runs go on: the report, the state of each run, and a script that replaces
+//! what has changed.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -18,23 +19,23 @@ use crate::run_dir::RunDir;
 /// The process that writes a run.
 #[derive(Clone, Copy, Debug)]
 pub enum Writer {
-    /// It writes the run; the most bytes of host memory that it had so far, if known.
+    /// A process writes the run. Its peak of host memory in bytes, if it is known.
     Running(Option<u64>),
-    /// It was asked to stop.
+    /// A process writes the run, and was asked to stop.
     Stopping,
     /// No process of this user on this machine writes the run.
     Absent,
-    /// This system does not tell.
+    /// The operating system does not say whether a process writes the run.
     Unknown,
 }
 
 /// The parts of the page that are not in the files of its runs.
 pub struct Live<'a> {
-    /// Version of the page: another one has other contents.
+    /// Version of the page, which changes with its contents.
     pub version: &'a str,
     /// Nonce of scripts and style sheets, hexadecimal.
     pub nonce: &'a str,
-    /// The secret of the address, for the addresses of the videos.
+    /// The secret in the page's address, which the addresses of videos need, too.
     pub token: &'a str,
     /// Whether the page can stop runs.
     pub control: bool,
@@ -44,8 +45,8 @@ pub struct Live<'a> {
     pub writers: &'a [Writer],
 }
 
-/// The page of the runs in these directories, which may have nothing in them yet. A run that cannot be read is shown
-/// with the reason.
+/// The page of the runs in these directories, which may be empty yet. A run that cannot be read is shown with the
+/// reason.
 pub fn page(runs: &[PathBuf], live: &Live<'_>) -> Result<String> {
     let read = |run: &PathBuf| match RunDir::has_run(run) {
         true => RunFiles::read(run).map_err(|error| error.chain()),
@@ -59,10 +60,11 @@ pub fn page(runs: &[PathBuf], live: &Live<'_>) -> Result<String> {
         })
         .unzip();
     super::disambiguate(&mut files);
+    // The page with the report of the runs `shown`, and the state of all runs.
     let html = |shown: &[RunFiles], problems: &[Option<String>]| {
-        let parts = files.iter().zip(live.writers).zip(problems);
+        let all_runs = files.iter().zip(live.writers).zip(problems);
         let states: Vec<Value> =
-            parts.map(|((run, writer), p)| state(run, *writer, p.as_deref(), live.control)).collect();
+            all_runs.map(|((run, writer), problem)| state(run, *writer, problem.as_deref(), live.control)).collect();
         let title = match (&files[..], live.writers) {
             ([run], [Writer::Running(_) | Writer::Stopping, ..]) => match run.steps() {
                 (done, Some(steps)) => format!("{done}/{steps} live, "),
@@ -74,7 +76,7 @@ pub fn page(runs: &[PathBuf], live: &Live<'_>) -> Result<String> {
             context! { title, version => live.version, nonce => live.nonce, voting => live.voting, runs => states };
         super::html(shown, values, Videos::Linked { runs: &files, token: live.token })
     };
-    // Videos are read with the page: if one cannot be, the page shows the reason and no run.
+    // If a file of the report, such as a video, cannot be read, the page shows the reason instead of the report.
     html(&files, &problems).or_else(|error| html(&[], &vec![Some(error.chain()); files.len()]))
 }
 
@@ -83,18 +85,18 @@ pub fn voting_page(nonce: &str) -> Result<String> {
     super::render("vote.html", &context! { nonce })
 }
 
-/// The file of a video of this page, by the `at` of its address; `None` if it is not the name of one.
+/// The file of a video on this page, by the value `at` of its address; `None` if that names no video of the run.
 pub fn video(run: &Path, at: &str) -> Option<PathBuf> {
     videos::linked(run, at)
 }
 
-/// The steps that a run has logged, and all its steps; `None` if the run cannot be read or has not begun.
+/// The last logged step of a run, and its number of steps; `None` if the run cannot be read or has not begun.
 pub fn steps(run: &Path) -> Option<(u64, u64)> {
     let (done, wanted) = RunFiles::read(run).ok()?.steps();
     Some((done, wanted?))
 }
 
-/// A number that changes with the files of the runs: a hash of their names, sizes and times.
+/// A number that changes with the files of the runs: a hash of names, sizes and times of modification.
 pub fn version(runs: &[PathBuf]) -> u64 {
     let mut hasher = DefaultHasher::new();
     runs.iter().for_each(|run| hash_files(run, &mut hasher));
@@ -103,11 +105,11 @@ pub fn version(runs: &[PathBuf]) -> u64 {
 
 fn hash_files(directory: &Path, hasher: &mut impl Hasher) {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    // Files that are being written are renamed when they are whole.
+    // Names with a dot are left out: files that are being written have such names until they are whole.
     let mut entries: Vec<_> = entries.filter(|entry| !entry.file_name().to_string_lossy().starts_with('.')).collect();
     entries.sort_by_key(|entry| entry.file_name());
     for entry in entries {
-        // Links are not followed.
+        // The metadata of a link is that of the link itself.
         let Ok(metadata) = entry.metadata() else { continue };
         entry.file_name().hash(hasher);
         match metadata.is_dir() {
@@ -117,7 +119,9 @@ fn hash_files(directory: &Path, hasher: &mut impl Hasher) {
     }
 }
 
-/// The state of a run in a sentence, with its mark and whether the button to stop it is shown.
+/// The state of a run for the page: a sentence with a mark, whether the button to stop the run is shown, and the steps
+/// for a progress bar. `problem` is the reason why the run cannot be read. `control` says whether the page may stop
+/// runs.
 fn state(run: &RunFiles, writer: Writer, problem: Option<&str>, control: bool) -> Value {
     let path = shell_quoted(&run.path);
     let has_files = RunDir::has_run(&run.path);
@@ -131,7 +135,7 @@ fn state(run: &RunFiles, writer: Writer, problem: Option<&str>, control: bool) -
         (None, _) if !has_files => (Mark::Open, "The run has not begun.".into()),
         (None, Writer::Unknown) => (Mark::Open, "The run has not ended.".into()),
         (None, Writer::Absent) => {
-            let done = run.steps().0;
+            let (done, _) = run.steps();
             let saved = checkpoint::list(&run.path.join("checkpoints")).unwrap_or_default().pop();
             let reason = match saved.is_some_and(|(step, _)| step == done) {
                 true => format!("The run stopped after step {done}, with a checkpoint."),
@@ -142,12 +146,12 @@ fn state(run: &RunFiles, writer: Writer, problem: Option<&str>, control: bool) -
     };
     let button = control && matches!(writer, Writer::Running(_));
     let (done, steps) = run.steps();
-    // A run that is over needs no bar.
+    // Without the number of steps, the page has no bar.
     let steps = steps.filter(|_| matches!(writer, Writer::Running(_) | Writer::Stopping));
     context! { name => run.name, mark, text, button, done, steps }
 }
 
-/// "step 3 of 60, 57.0 s left without evaluations, at most 1.2 GB of host memory".
+/// The progress of a run in words: "step 3 of 60, 57.0 s left without evaluations, at most 1.2 GB of host memory".
 fn progress(run: &RunFiles, memory: Option<u64>) -> String {
     let (done, wanted) = run.steps();
     let mut parts = match (done, wanted) {

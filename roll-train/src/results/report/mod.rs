@@ -1,8 +1,9 @@
 //! One HTML page that shows a run, or compares several. It needs no other file and no server.
 //!
-//! `run_files` reads what the runs left, `questions`, `figures`, `videos`, `timing` and `warnings` are the parts of the
-//! page, and `page.html`, `page.css`, `page.js`, `enlarge.js` and `charts.js` its template. [`live`] is the same page while the runs go on, with
-//! `live.html`, `live.css` and `live.js`; `vote.html`, `vote.css` and `vote.js` are the page on which people vote.
+//! `run_files` reads the files that runs have written. `questions`, `figures`, `videos`, `episodes`, `timing` and
+//! `warnings` make the parts of the page from them, and `charts` its curves. `page.html`, `page.css`, `page.js`,
+//! `enlarge.js` and `charts.js` are the template. [`live`] is the same page while the runs go on, with `live.html`,
+//! `live.css` and `live.js`. `vote.html`, `vote.css` and `vote.js` are the page on which people vote.
 
 pub mod live;
 
@@ -34,12 +35,12 @@ pub fn write(path: &Path, runs: &[PathBuf]) -> Result<()> {
     write_atomically(path, html(&files, Value::from(()), Videos::Embedded { budget: videos::BYTES })?.as_bytes())
 }
 
-/// The page of these runs; `live` is the part of a page that is served while they go on, or none.
+/// The page of these runs. `live` has the values of `live.html` for a page that `roll watch` serves; `()` for a file.
 fn html(files: &[RunFiles], live: Value, videos: Videos<'_>) -> Result<String> {
     render("page.html", &context! { live, ..page(files, videos)? })
 }
 
-/// Names runs of the same name by their whole path.
+/// Changes the names of runs that have the same name to their paths.
 fn disambiguate(runs: &mut [RunFiles]) {
     let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
     for run in runs.iter_mut().filter(|run| names.iter().filter(|name| **name == run.name).count() > 1) {
@@ -47,6 +48,7 @@ fn disambiguate(runs: &mut [RunFiles]) {
     }
 }
 
+/// Renders a template with values.
 fn render(template: &str, values: &Value) -> Result<String> {
     let rendered = environment().and_then(|environment| environment.get_template(template)?.render(values));
     rendered.map_err(|e| Error::Misuse(format!("rendering {template}: {e:#}")))
@@ -54,7 +56,7 @@ fn render(template: &str, values: &Value) -> Result<String> {
 
 fn environment() -> std::result::Result<Environment<'static>, minijinja::Error> {
     let mut environment = Environment::new();
-    // Names and reasons come from other people's data.
+    // Every value is escaped, because names and reasons come from other people's data.
     environment.set_auto_escape_callback(|_| AutoEscape::Html);
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
     environment.set_trim_blocks(true);
@@ -75,26 +77,31 @@ fn environment() -> std::result::Result<Environment<'static>, minijinja::Error> 
     Ok(environment)
 }
 
-/// The text as HTML, with what is between backticks as code.
+/// The filter `code` of the template: the text as HTML, in which text between backticks is code.
 fn code(text: String) -> Value {
     let escaped = minijinja::HtmlEscape(&text).to_string();
-    let parts = escaped.split('`').enumerate();
-    Value::from_safe_string(
-        parts.map(|(i, part)| if i % 2 == 1 { format!("<code>{part}</code>") } else { part.into() }).collect(),
-    )
+    let pieces = escaped.split('`').enumerate();
+    // Every second piece is between backticks.
+    let html = pieces.map(|(i, piece)| if i % 2 == 1 { format!("<code>{piece}</code>") } else { piece.into() });
+    Value::from_safe_string(html.collect())
 }
 
-/// The text of a cell as HTML: lines break between its parts and after the slashes of a path, not within a figure.
+/// The filter `parts` of the template: the text of a table's cell as HTML that breaks lines only between parts. A comma
+/// ends a part, and a bracket begins one, so that no number is torn apart. Paths and other long parts may break within,
+/// paths after each slash.
 fn parts(text: String) -> Value {
-    let part = |part: &str| {
+    /// Most bytes of a part that never breaks.
+    const MAX_UNBROKEN: usize = 30;
+    let to_html = |part: &str| {
         let escaped = minijinja::HtmlEscape(part).to_string();
-        match escaped.contains("&#x2f;") || part.len() > 30 {
+        let is_path = escaped.contains("&#x2f;");
+        match is_path || part.len() > MAX_UNBROKEN {
             true => escaped.replace("&#x2f;", "/<wbr>"),
             false => format!("<span class=\"part\">{escaped}</span>"),
         }
     };
     let split = text.replace(" (", "\n(").replace(", ", ",\n");
-    Value::from_safe_string(split.lines().map(part).collect::<Vec<_>>().join(" "))
+    Value::from_safe_string(split.lines().map(to_html).collect::<Vec<_>>().join(" "))
 }
 
 /// The values of `page.html`.
@@ -115,18 +122,20 @@ fn page(files: &[RunFiles], mut source: Videos<'_>) -> Result<Value> {
     });
     let runs = runs.collect::<Result<Vec<Value>>>()?;
 
+    // The headline metrics of all runs, each once.
     let mut headlines: Vec<Headline> = Vec::new();
     for headline in files.iter().flat_map(|run| &run.headlines) {
         if !headlines.iter().any(|known| known.metric == headline.metric) {
             headlines.push(headline.clone());
         }
     }
-    let curves: Vec<RunMetrics<'_>> = files.iter().map(|run| RunMetrics { name: &run.name, rows: &run.rows }).collect();
-    let questions = questions::questions(files, &curves, &headlines);
+    let metrics: Vec<RunMetrics<'_>> =
+        files.iter().map(|run| RunMetrics { name: &run.name, rows: &run.rows }).collect();
+    let questions = questions::questions(files, &metrics, &headlines);
     let shown: Vec<&PanelSpec> = questions.iter().flat_map(|question| &question.specs).collect();
-    let other_panels = charts::charts(curves::other_panels(&curves, &shown))?;
+    let other_panels = charts::charts(curves::other_panels(&metrics, &shown))?;
     let questions = questions.into_iter().map(|question| {
-        let panels = charts::charts(curves::panels(&question.specs, &curves))?;
+        let panels = charts::charts(curves::panels(&question.specs, &metrics))?;
         Ok(context! { title => question.title, id => question.id, answers => question.answers, panels })
     });
     Ok(context! {
@@ -143,7 +152,8 @@ fn page(files: &[RunFiles], mut source: Videos<'_>) -> Result<Value> {
     })
 }
 
-/// Settings in which the runs differ, with one value per run. A run without a setting has an empty value.
+/// The settings in which the runs differ, each with a value for every run. A run without the setting has an empty
+/// value.
 fn differences(runs: &[RunFiles]) -> Vec<Value> {
     let keys: BTreeSet<&String> = runs.iter().flat_map(|run| run.settings.keys()).collect();
     let value = |run: &RunFiles, key| run.settings.get(key).cloned().unwrap_or_default();

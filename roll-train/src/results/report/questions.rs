@@ -1,5 +1,8 @@
-//! The four questions of a reader: is it learning, is it hacking the reward, is it stable, where does the time go? Each
-//! has an answer in a sentence per run, and plots.
+//! The four questions that the report answers: is it learning, is it hacking the reward, is it stable, where does the
+//! time go? Each has an answer in words for every run, and panels of curves.
+//!
+//! The functions [`learning`], [`hacking`], [`stable`] and [`time`] make the answers. An answer is a [`Mark`], which
+//! colours it, and a text.
 
 use std::collections::BTreeSet;
 
@@ -15,46 +18,52 @@ use crate::results::record::Comparison;
 use crate::results::scores::{self, Change, Effect, FALLING, LEAST_SHARE, MIN_CLIPS, SetName};
 use crate::statistics::{decimals, sign_test};
 
-/// Number of first and of last steps whose means are compared if nothing was evaluated.
+/// Number of steps at each end of a run whose means are compared if nothing was evaluated.
 const STEPS_AT_ENDS: usize = 8;
-/// Greatest probability of a result by chance that still counts as a result.
+/// Largest probability that chance alone gives a result, at which it still counts as a result.
 const MAX_CHANCE: f64 = 0.05;
-/// Factor of growth of the gradient norm from which on the report calls it a problem.
+/// Largest growth of the gradient norm, as a factor, that is no problem.
 const MAX_GROWTH: f64 = 10.0;
 
+/// A question with its answers.
 pub struct Question {
     pub title: &'static str,
     /// Anchor in the page.
     pub id: &'static str,
-    /// One per run.
+    /// One answer for each run.
     pub answers: Vec<Answer>,
+    /// The panels below the answers.
     pub specs: Vec<PanelSpec>,
 }
 
+/// The answer for one run.
 #[derive(Serialize)]
 pub struct Answer {
+    /// Name of the run.
     pub run: String,
     pub mark: Mark,
     /// A sentence or two.
     pub text: String,
 }
 
-/// Class of an answer in the page.
+/// How an answer is marked on the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mark {
+    /// As it should be.
     Good,
+    /// A person should look at it.
     Attention,
-    /// Not judged: too little was measured, or there is nothing to judge, as with the times.
+    /// Not judged, because too little was measured, or because there is nothing to judge, as with the times.
     Open,
 }
 
 /// The questions that the files of these runs answer.
 pub fn questions(runs: &[RunFiles], curves: &[RunMetrics<'_>], headlines: &[Headline]) -> Vec<Question> {
     let names = metric_names(curves);
-    let question = |title, id, answer: fn(&RunFiles) -> (Mark, String), specs| {
+    let question = |title, id, answer_for: fn(&RunFiles) -> (Mark, String), specs| {
         let answers = runs.iter().map(|run| {
-            let (mark, text) = answer(run);
+            let (mark, text) = answer_for(run);
             Answer { run: run.name.clone(), mark, text }
         });
         Question { title, id, answers: answers.collect(), specs }
@@ -62,49 +71,52 @@ pub fn questions(runs: &[RunFiles], curves: &[RunMetrics<'_>], headlines: &[Head
     let panels_of = |subject| headlines.iter().filter(move |h| h.subject == subject).map(PanelSpec::headline);
     let mut learning_panels: Vec<PanelSpec> = panels_of(Subject::Learning).collect();
     // `is_evaluation` already excludes the KL and the single checks (`_check_NAME`).
-    let scores = names.iter().filter(|name| is_evaluation(name) && !name.ends_with("_check")).cloned();
-    let scores = PanelSpec { title: "Score of evaluated clips".into(), curves: Vec::new() }.with_evaluations(scores);
-    learning_panels.push(scores);
-    let kl = names.iter().filter(|name| name.starts_with("eval/") && name.ends_with("_kl")).cloned();
-    let mut divergence: Vec<PanelSpec> = panels_of(Subject::Divergence).collect();
+    let score_metrics = names.iter().filter(|name| is_evaluation(name) && !name.ends_with("_check")).cloned();
+    let evaluations = PanelSpec { title: "Score of evaluated clips".into(), curves: Vec::new() };
+    learning_panels.push(evaluations.with_evaluations(score_metrics));
+    let kl_metrics = names.iter().filter(|name| name.starts_with("eval/") && name.ends_with("_kl")).cloned();
+    let mut divergence_panels: Vec<PanelSpec> = panels_of(Subject::Divergence).collect();
     // The KL of the evaluations is drawn into the last panel of the divergence.
-    if let Some(last) = divergence.pop() {
-        divergence.push(last.with_evaluations(kl));
+    if let Some(last) = divergence_panels.pop() {
+        divergence_panels.push(last.with_evaluations(kl_metrics));
     }
-    let hacking_panels = checks(&names).into_iter().chain(divergence).collect();
+    let hacking_panels = check_panels(&names).into_iter().chain(divergence_panels).collect();
     let mut questions = vec![
         question("Is it learning?", "learning", learning, learning_panels),
         question("Is it hacking the reward?", "hacking", hacking, hacking_panels),
         question("Is it stable?", "stable", stable, panels_of(Subject::Stability).collect()),
         question("Where does the time go?", "time", time, vec![PanelSpec::steps("time/total", "Seconds of a step")]),
     ];
-    // Training without a reward has none to hack.
+    // Training without a reward has no reward to hack.
     questions.retain(|q| q.id != "hacking" || q.specs.iter().any(|spec| has(spec, &names)));
     questions
 }
 
+/// Whether a metric of the panel is among `names`.
 fn has(spec: &PanelSpec, names: &BTreeSet<String>) -> bool {
     spec.curves.iter().any(|(metric, _)| names.contains(metric))
 }
 
-/// A panel per check: its change and the reward's, on the clips that are not trained on (the set `unseen`), or else on
-/// the last set. Metrics of a set: `eval/SET` is the reward, `eval/SET_check` the sum of the checks,
-/// `eval/SET_check_NAME` each of several checks.
-fn checks(names: &BTreeSet<String>) -> Vec<PanelSpec> {
+/// A panel for each check, with the changes of the check and of the reward. They are those on the set `unseen`, the
+/// clips that are not trained on, or else on another set.
+///
+/// The metrics of a set are `eval/SET` (the reward), `eval/SET_check` (the sum of the checks) and `eval/SET_check_NAME`
+/// (each of several checks).
+fn check_panels(names: &BTreeSet<String>) -> Vec<PanelSpec> {
     let sets: Vec<&str> = names.iter().filter_map(|name| name.strip_prefix("eval/")?.strip_suffix("_check")).collect();
     let Some(set) = sets.iter().find(|set| **set == "unseen").or(sets.last()) else { return Vec::new() };
     let [reward, sum] = ["", "_check"].map(|suffix| format!("eval/{set}{suffix}"));
-    let each: Vec<&String> = names.iter().filter(|name| name.starts_with(&format!("{sum}_"))).collect();
-    let spec = |metric: &String, name: String| PanelSpec {
+    let single_checks: Vec<&String> = names.iter().filter(|name| name.starts_with(&format!("{sum}_"))).collect();
+    let panel = |metric: &String, name: String| PanelSpec {
         title: format!("Reward and {name} on {set} clips, change"),
         curves: vec![
             (reward.clone(), CurveStyle::Change("reward".into())),
             (metric.clone(), CurveStyle::Change(format!("{name}, never trained on"))),
         ],
     };
-    match each.as_slice() {
-        [] => vec![spec(&sum, "check".into())],
-        each => each.iter().map(|metric| spec(metric, format!("check {}", &metric[sum.len() + 1..]))).collect(),
+    match single_checks.as_slice() {
+        [] => vec![panel(&sum, "check".into())],
+        several => several.iter().map(|metric| panel(metric, format!("check {}", &metric[sum.len() + 1..]))).collect(),
     }
 }
 
@@ -113,21 +125,23 @@ const REWARD: usize = 0;
 /// Position of the weighted sum of the rewards of `evaluation.check`.
 const CHECK: usize = 1;
 
-/// The change since before training of the scores at a position: [`REWARD`] or [`CHECK`].
+/// The change of scores since before training, and the set of clips that it was measured on. `position` is [`REWARD`]
+/// or [`CHECK`]. `None` with fewer than two evaluations.
 fn change(run: &RunFiles, position: usize) -> Option<(SetName, Change)> {
     let (before, after) = run.record.first_and_last_evaluation()?;
     let set = scores::judged_set(before)?;
     Some((set, scores::change(scores::of(before, set), scores::of(after, set), position)?))
 }
 
-/// Whether people score the videos, and they alone: the mean of their votes is the same at every step.
+/// Whether votes of people are the only reward. The mean of their votes is the same at every step, since they compare
+/// the videos of a prompt with one another.
 fn is_voted(run: &RunFiles) -> bool {
     run.settings.get("reward.0.name").is_some_and(|name| name.trim_matches('"') == "vote")
         && !run.settings.contains_key("reward.1.name")
 }
 
-/// The answer by the comparison of videos after training with those before.
-fn compared(run: &RunFiles) -> Option<(Mark, String)> {
+/// The answer to "is it learning?" by a comparison of videos after training with videos before, if there was one.
+fn answer_by_comparison(run: &RunFiles) -> Option<(Mark, String)> {
     let Comparison { after, before, equal } = run.record.comparison?;
     let chance = sign_test(after, before);
     let (mark, verdict) = match after > before {
@@ -144,8 +158,10 @@ fn compared(run: &RunFiles) -> Option<(Mark, String)> {
     Some((mark, text))
 }
 
+/// Answers "is it learning?" by the best evidence that there is: a comparison of videos, then the scores of evaluated
+/// clips, then a measurement on held-out data, then the metrics of training.
 fn learning(run: &RunFiles) -> (Mark, String) {
-    if let Some((mark, text)) = compared(run) {
+    if let Some((mark, text)) = answer_by_comparison(run) {
         let check = change(run, CHECK).map(|(_, change)| {
             let [before, after] = change.ends();
             format!(" `evaluation.check` from {before} to {after}, {}.", change.gain.in_words())
@@ -156,8 +172,10 @@ fn learning(run: &RunFiles) -> (Mark, String) {
         let votes =
             "Votes compare the videos of a prompt with one another, so that their mean is the same at every step";
         let Some((_, change)) = change(run, CHECK) else {
-            let check =
-                if run.has("evaluation.check") { more(run) } else { " `evaluation.check` can name one.".into() };
+            let check = match run.has("evaluation.check") {
+                true => next_evaluation(run),
+                false => " `evaluation.check` can name one.".into(),
+            };
             return (Mark::Open, format!("{votes}: a second reward says more.{check}"));
         };
         let [before, after] = change.ends();
@@ -185,7 +203,7 @@ fn learning(run: &RunFiles) -> (Mark, String) {
         let [before, after] = change.ends();
         return (mark, format!("{verdict}: from {before} to {after}, {}, on {clips}.", change.gain.in_words()));
     }
-    if let Some(answer) = validated(run) {
+    if let Some(answer) = answer_by_validation(run) {
         return answer;
     }
     let headlines = || run.headlines.iter();
@@ -194,32 +212,35 @@ fn learning(run: &RunFiles) -> (Mark, String) {
         return (Mark::Open, text.into());
     };
     let values = run.values(&headline.metric);
-    let n = STEPS_AT_ENDS.min(values.len() / 2);
-    if n == 0 {
+    let at_ends = STEPS_AT_ENDS.min(values.len() / 2);
+    if at_ends == 0 {
         return (Mark::Open, "Too early to tell.".into());
     }
     let mean = |values: &[f64]| headline.format.write(values.iter().sum::<f64>() / values.len() as f64);
-    let [first, last] = [&values[..n], &values[values.len() - n..]].map(mean);
-    let compared =
-        if n == 1 { "first and last step".to_string() } else { format!("means of the first and last {n} steps") };
+    let [first, last] = [&values[..at_ends], &values[values.len() - at_ends..]].map(mean);
+    let compared = match at_ends {
+        1 => "first and last step".to_string(),
+        n => format!("means of the first and last {n} steps"),
+    };
     // For example "`algo.val_data`, held-out conversations, would say more."
     let better_evidence = match &headline.held_out {
-        Some(held_out) if held_out.key.is_empty() => more(run),
-        Some(held_out) if run.has(&held_out.key) => more(run),
+        Some(held_out) if held_out.key.is_empty() => next_evaluation(run),
+        Some(held_out) if run.has(&held_out.key) => next_evaluation(run),
         Some(held_out) => format!(" `{}`, {}, would say more.", held_out.key, held_out.data),
-        None if run.has("evaluation.metadata") => more(run),
+        None if run.has("evaluation.metadata") => next_evaluation(run),
         None => " Clips of `evaluation.metadata`, which are never trained on, would say more.".into(),
     };
     (Mark::Open, format!("{} in training from {first} to {last} ({compared}).{better_evidence}", headline.title))
 }
 
-/// When a quantity that is measured anyway is measured next; empty if it is not.
-fn more(run: &RunFiles) -> String {
+/// " The next evaluation is at step 50."; empty if no evaluation follows.
+fn next_evaluation(run: &RunFiles) -> String {
     run.next_evaluation().map(|step| format!(" The next evaluation is at step {step}.")).unwrap_or_default()
 }
 
-/// The answer by the first headline metric that is measured on held-out data.
-fn validated(run: &RunFiles) -> Option<(Mark, String)> {
+/// The answer to "is it learning?" by the first headline metric that is measured on held-out data, if there is one. A
+/// change is a result if it is at least twice [`LEAST_SHARE`] of the larger value.
+fn answer_by_validation(run: &RunFiles) -> Option<(Mark, String)> {
     let changes = validation_changes(&run.record, &run.headlines);
     let ValidationChange { held_out, before, after, gain: interval, .. } = changes.into_iter().next()?;
     let is_loss = held_out.metric.rsplit('/').next().is_some_and(|name| name.contains("loss"));
@@ -242,6 +263,7 @@ fn validated(run: &RunFiles) -> Option<(Mark, String)> {
     Some((mark, text))
 }
 
+/// Answers "is it hacking the reward?" by the rewards of `evaluation.check`.
 fn hacking(run: &RunFiles) -> (Mark, String) {
     if let Some(suspicion) = &run.record.suspicion {
         let text = format!("Suspected at step {}: the reward rose while a check fell.", suspicion.step);
@@ -252,7 +274,8 @@ fn hacking(run: &RunFiles) -> (Mark, String) {
             true => "Nothing measures this for an agent: read the episodes below, and more in trajectories.jsonl.",
             false if run.has("evaluation.check") => {
                 let evaluated = counted(run.record.evaluations.len() as u64, "evaluation");
-                return (Mark::Open, format!("Unknown yet: {evaluated} of `evaluation.check` so far.{}", more(run)));
+                let next = next_evaluation(run);
+                return (Mark::Open, format!("Unknown yet: {evaluated} of `evaluation.check` so far.{next}"));
             }
             false => "Unknown: `evaluation.check` can name a second reward, which is measured and never trained on.",
         };
@@ -279,7 +302,8 @@ fn warms_up(run: &RunFiles) -> bool {
     has_warmup && run.number("training.warmup_steps").is_some_and(|warmup| run.steps().0 as f64 <= warmup)
 }
 
-/// ", 1/150 of the difference between clips"; empty where clips do not differ.
+/// A change compared with the spread of scores: ", 1/150 of the difference between clips". Empty if the change is more
+/// than half of the spread, or 0.
 fn against_spread(change: &Change) -> String {
     let ratio = change.spread / change.gain.mean.abs();
     if ratio.is_finite() && ratio >= 2.0 {
@@ -289,6 +313,8 @@ fn against_spread(change: &Change) -> String {
     }
 }
 
+/// Answers "is it stable?": lists left-out updates, values that are not finite, and gradients that are clipped often,
+/// 0, or growing.
 fn stable(run: &RunFiles) -> (Mark, String) {
     let mut problems = Vec::new();
     if run.record.skipped_updates > 0 {
@@ -299,6 +325,7 @@ fn stable(run: &RunFiles) -> (Mark, String) {
         problems.push(format!("{} not finite at some step", counted(nonfinite.len() as u64, "metric")));
     }
     let clipped = warnings::clipped(run);
+    // More than half of the steps.
     if let Some((clipped, steps, _)) = clipped.filter(|(clipped, steps, _)| 2 * clipped > *steps) {
         problems.push(format!("gradients clipped in {clipped} of {steps} steps"));
     }
@@ -306,6 +333,7 @@ fn stable(run: &RunFiles) -> (Mark, String) {
     if !norms.is_empty() && norms.iter().all(|norm| *norm == 0.0) {
         problems.push("the gradient norm is 0 at every step: nothing was learnt".into());
     }
+    // The medians of the first and the last quarter of the steps.
     let quarter = norms.len() / 4;
     if quarter >= 2 {
         let [first, last] = [&norms[..quarter], &norms[norms.len() - quarter..]].map(median);
@@ -337,6 +365,7 @@ fn median(values: &[f64]) -> f64 {
     sorted[sorted.len() / 2]
 }
 
+/// Answers "where does the time go?" by the longest phases of a step.
 fn time(run: &RunFiles) -> (Mark, String) {
     let (phases, total) = timing::phases(run);
     if phases.is_empty() {
@@ -348,10 +377,10 @@ fn time(run: &RunFiles) -> (Mark, String) {
     let mut text = format!("{total:.1} s a step: {}.", longest.join(", "));
     let (done, wanted) = run.steps();
     let logged = run.values("time/total");
-    let rest = run.record.seconds - logged.iter().sum::<f64>();
-    // The rest is known only if every step is logged.
-    if logged.len() as u64 == done && rest > 0.05 * run.record.seconds {
-        let share = 100.0 * rest / run.record.seconds;
+    let between_steps = run.record.seconds - logged.iter().sum::<f64>();
+    // Known only if every step is logged, and mentioned above a twentieth of the run.
+    if logged.len() as u64 == done && between_steps > 0.05 * run.record.seconds {
+        let share = 100.0 * between_steps / run.record.seconds;
         text += &format!(" Evaluations and checkpoints take {share:.0} % of the whole run.");
     }
     let left = wanted.unwrap_or(done).saturating_sub(done);
@@ -461,13 +490,13 @@ mod tests {
 
     #[test]
     fn each_check_shares_a_panel_with_the_reward_on_unseen_clips() {
-        let one = checks(&names(&["eval/identity", "eval/identity_check", "eval/unseen", "eval/unseen_check"]));
+        let one = check_panels(&names(&["eval/identity", "eval/identity_check", "eval/unseen", "eval/unseen_check"]));
         let metrics: Vec<&str> = one.iter().flat_map(|s| &s.curves).map(|(metric, _)| metric.as_str()).collect();
         assert_eq!(metrics, ["eval/unseen", "eval/unseen_check"]);
         let two = ["eval/train", "eval/train_check", "eval/train_check_clip", "eval/train_check_sharp"];
-        let titles: Vec<String> = checks(&names(&two)).into_iter().map(|spec| spec.title).collect();
+        let titles: Vec<String> = check_panels(&names(&two)).into_iter().map(|spec| spec.title).collect();
         assert_eq!(titles.len(), 2);
         assert!(titles[0].contains("check clip on train clips"), "{titles:?}");
-        assert!(checks(&names(&["eval/unseen", "eval/unseen_kl"])).is_empty());
+        assert!(check_panels(&names(&["eval/unseen", "eval/unseen_kl"])).is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! The files of a run as the report reads them. Any of them may be missing, as the run may not have ended.
+//! Reads the files of a run for the report. Any of them may be missing, since the run may not have ended.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,34 +15,35 @@ use serde_json::{Map, Value};
 use crate::results::record::{self, Record};
 use crate::results::{headlines, progress_file, read_optional_json};
 
+/// The contents of a run directory. What is missing is empty.
 pub struct RunFiles {
-    /// The directory's name.
+    /// Name of the directory.
     pub name: String,
     pub path: PathBuf,
-    /// `metrics.jsonl`.
+    /// The lines of `metrics.jsonl`.
     pub rows: Vec<Map<String, Value>>,
-    /// `config.yaml`.
+    /// The text of `config.yaml`, without its signature.
     pub config: String,
-    /// The values of `config.yaml` by key.
+    /// The values of `config.yaml`, as one line of YAML each, by dotted key.
     pub settings: BTreeMap<String, String>,
     /// `summary.json`; `None` until the run has ended.
     pub summary: Option<Map<String, Value>>,
     /// `headlines.json`.
     pub headlines: Vec<Headline>,
-    /// The newest record: that of the newest checkpoint, or that of `progress.json`.
+    /// The newer one of the records in the newest checkpoint and in `progress.json`.
     pub record: Record,
-    /// Figures of `summary.json`, or of `progress.json` until the run has ended.
+    /// The figures of `summary.json`, or those of `progress.json` until the run has ended.
     pub figures: Map<String, Value>,
 }
 
 impl RunFiles {
-    /// A run of these metrics alone.
+    /// A run that has only metrics.
     #[cfg(test)]
     pub fn of_rows(rows: Value) -> Self {
         Self { rows: serde_json::from_value(rows).unwrap_or_default(), ..Self::empty(Path::new("")) }
     }
 
-    /// The run directory `path` without any file.
+    /// The contents of a run directory that has no files.
     pub fn empty(path: &Path) -> Self {
         Self {
             name: directory_name(path),
@@ -57,9 +58,11 @@ impl RunFiles {
         }
     }
 
+    /// Reads the files in the run directory `path`.
     pub fn read(path: &Path) -> Result<Self> {
         let dir = RunDir::open(path)?;
-        // The page is passed on, and the run may be another person's.
+        // Links are refused, because the run may be another person's: a link could bring any file of this machine onto
+        // a page that is passed on.
         for file in [
             dir.config_path(),
             dir.metrics_path(),
@@ -77,7 +80,7 @@ impl RunFiles {
             true => read_jsonl(&dir.metrics_path())?,
             false => Vec::new(),
         };
-        // Without checking hashes, which would read gigabytes of weights.
+        // Hashes are not checked, which would read gigabytes of weights.
         let newest =
             checkpoint::list(&dir.checkpoints())?.into_iter().rev().find_map(|(_, p)| Checkpoint::open(p).ok());
         let saved = newest.map(|c| record::read_record(&c)).transpose()?.unwrap_or_default();
@@ -95,15 +98,16 @@ impl RunFiles {
         })
     }
 
-    /// A number of the configuration.
+    /// The value of a configuration key, if it is a number.
     pub fn number(&self, key: &str) -> Option<f64> {
         self.settings.get(key)?.parse().ok()
     }
 
     /// Whether the configuration has a value at a key, which may be that of a section or of a list.
     pub fn has(&self, key: &str) -> bool {
-        let own = self.settings.get(key).is_some_and(|value| !matches!(value.as_str(), "null" | "[]" | "{}" | "\"\""));
-        own || self.settings.keys().any(|other| other.strip_prefix(key).is_some_and(|rest| rest.starts_with('.')))
+        let is_empty = |value: &String| matches!(value.as_str(), "null" | "[]" | "{}" | "\"\"");
+        let has_value = self.settings.get(key).is_some_and(|value| !is_empty(value));
+        has_value || self.settings.keys().any(|other| other.strip_prefix(key).is_some_and(|rest| rest.starts_with('.')))
     }
 
     /// The step of the next evaluation; `None` if the run has ended or has no step left.
@@ -122,7 +126,7 @@ impl RunFiles {
         (done, self.number("steps").map(|steps| steps as u64))
     }
 
-    /// Values of a metric, by step.
+    /// The values of a metric, in the order of the steps.
     pub fn values(&self, metric: &str) -> Vec<f64> {
         self.rows.iter().filter_map(|row| row.get(metric)?.as_f64()).collect()
     }
@@ -133,8 +137,8 @@ fn directory_name(path: &Path) -> String {
     full.file_name().unwrap_or(full.as_os_str()).to_string_lossy().into_owned()
 }
 
-/// Settings as they are written, not checked against the components. A configuration that this version cannot read has
-/// none.
+/// The values of a configuration by dotted key. Options of components are not checked. Empty if this version cannot
+/// read the configuration.
 fn settings(yaml: &str) -> BTreeMap<String, String> {
     let loaded = ConfigLayers::new().text("config.yaml", yaml).and_then(|layers| layers.load(None));
     let listing = loaded.and_then(|loaded| loaded.listing()).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Time of a step by phase.
+//! The mean time of a step, by phase.
 
 use std::collections::BTreeSet;
 
@@ -20,19 +20,19 @@ pub fn timing(run: &RunFiles) -> Value {
         }
     };
     let phases: Vec<Value> = phases.into_iter().enumerate().map(to_context).collect();
-    // A sum above the step needs an explanation beside the shares of the sum.
+    // If the phases sum up to more than the step, which ranks that wait for one another cause, the page explains the
+    // sum.
     let overlap = (sum > 1.005 * total).then(|| format!("{sum:.3}"));
     context! { phases, total => format!("{total:.3}"), overlap }
 }
 
-/// Sum of the seconds of all phases. With several ranks it may exceed the step: the time of a phase is that of
-/// its slowest rank.
+/// Sum of the seconds of all phases. With several ranks it may exceed the time of the step, since the time of each
+/// phase is that of its slowest rank.
 pub fn sum_of_phases(phases: &[(String, f64)]) -> f64 {
     phases.iter().map(|(_, seconds)| seconds).sum()
 }
 
-/// Mean seconds of each phase, longest first, and of the whole step. Time that no phase covers is
-/// appended as a phase.
+/// Mean seconds of each phase, longest first, and of the whole step. Time that no phase covers is a last phase.
 pub fn phases(run: &RunFiles) -> (Vec<(String, f64)>, f64) {
     let mean = |name: &str| {
         let values = run.values(name);
@@ -50,7 +50,7 @@ pub fn phases(run: &RunFiles) -> (Vec<(String, f64)>, f64) {
     let covered = sum_of_phases(&phases);
     // The trainer measures `time/total`, with reading the data; the algorithm measures `time/step`, without.
     let total = mean("time/total").or(mean("time/step")).unwrap_or(covered);
-    // A remainder below half a percent is left out.
+    // Less than half a percent is left out.
     if total - covered > 0.005 * total {
         phases.push(("reading data, and the rest".into(), total - covered));
     }

@@ -1,4 +1,7 @@
-//! Videos side by side: the same clips at several moments of one run, or at the end of several runs.
+//! The videos on the page: the same clips side by side at several moments of one run, or at the end of several runs,
+//! and samples of training.
+//!
+//! A *moment* is a folder of `samples/` in the run directory: `reference`, `before`, `step-000025`, `after`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -15,41 +18,43 @@ use crate::checkpoint::parse_step_name;
 use crate::results::PROMPT;
 use crate::results::scores::{self, Results, SetName};
 
-/// The table shows at most this many clips.
+/// Most clips in the table, and most sample prompts.
 const CLIPS: usize = 8;
-/// The table shows at most this many moments besides reference and before.
+/// Most moments in the table besides `reference` and `before`.
 const MOMENTS: usize = 4;
-/// A file of a page contains at most this many bytes of videos, and the paths of the others.
+/// Most bytes of videos in a page that is a file. It has only the paths of further videos.
 pub const BYTES: u64 = 64 << 20;
-/// Videos in a line of a wide screen.
+/// Most videos in a line of a wide screen.
 const COLUMNS: usize = 6;
 /// Label of the clips that are not trained on.
 const UNSEEN: &str = "unseen";
+/// The note below a table in which a row has the same inputs throughout.
 const SAME: &str = "The videos of a row have the same prompt, first frame and noise.";
-/// Names of samples of training begin so; other names are of clips of `evaluation`.
+/// Beginning of the names of samples of training. Other videos are evaluated clips.
 const TRAINING: &str = "sample-";
 
-/// How a page has its videos.
+/// How videos get onto a page.
 pub enum Videos<'a> {
-    /// In itself; the bytes that still fit into the page.
+    /// Within the page, as long as they fit into the bytes of `budget`, which are those left.
     Embedded { budget: u64 },
-    /// By addresses of the server that sends the page, which has these runs and answers to this token.
+    /// Linked by addresses of the server that sends the page. An address names a run by its position in `runs`, and has
+    /// the secret `token`.
     Linked { runs: &'a [RunFiles], token: &'a str },
 }
 
-/// Videos of one moment.
+/// A column of the table: the videos of one moment.
 #[derive(Default)]
 struct Column {
     heading: String,
-    /// Paths by the names of their clips.
+    /// Paths of the videos by the names of the clips.
     videos: BTreeMap<String, PathBuf>,
     /// The evaluation of these videos.
     results: Results,
 }
 
-/// Clips of evaluations, of one run at several moments or of several runs at their ends: rows of a name and videos,
-/// each with its heading and its score, the number of columns, a sentence about their noise, and the number of clips that
-/// are not shown.
+/// The table of evaluated clips, for the page's template. Its columns are moments of one run, or the ends of several
+/// runs. It has rows (a name, and videos with heading and score), the number of columns, a note about the videos'
+/// noise, and the number of clips that are not shown.
 pub fn clips(runs: &[RunFiles], source: &mut Videos<'_>) -> Result<Value> {
     let (columns, note) = match runs {
         [run] => (moments(run)?, SAME.to_string()),
@@ -58,7 +63,7 @@ pub fn clips(runs: &[RunFiles], source: &mut Videos<'_>) -> Result<Value> {
     let names: BTreeSet<&String> = columns.iter().flat_map(|column| column.videos.keys()).collect();
     let (prompts, mut clips): (Vec<&String>, Vec<&String>) =
         names.iter().copied().partition(|name| name.starts_with(PROMPT));
-    // `unseen`, the most important set, is last in the alphabet.
+    // The set `unseen` is the most important one, and comes first.
     clips.sort_by_key(|name| (!name.starts_with(UNSEEN), name.as_str()));
     let mut rows = Vec::new();
     for name in clips.iter().take(CLIPS).chain(prompts.iter().take(CLIPS)) {
@@ -74,11 +79,11 @@ pub fn clips(runs: &[RunFiles], source: &mut Videos<'_>) -> Result<Value> {
     Ok(context! { rows, more, note, columns => columns.len().clamp(1, COLUMNS) })
 }
 
-/// The score of a clip by the reward that is trained on.
+/// The score of a clip, such as `unseen-003`, by the reward that is trained on.
 fn score(results: &Results, name: &str) -> Option<f64> {
-    let (set, i) = name.rsplit_once('-')?;
+    let (set, index) = name.rsplit_once('-')?;
     let set = if set == UNSEEN { SetName::Unseen } else { SetName::Train };
-    *scores::of(results, set).get(i.parse::<usize>().ok()?)?.scores.first()?
+    *scores::of(results, set).get(index.parse::<usize>().ok()?)?.scores.first()?
 }
 
 /// The text of a sample prompt, by the name of its videos.
@@ -88,11 +93,11 @@ fn prompt(runs: &[RunFiles], name: &str) -> Option<String> {
     runs.iter().find_map(|run| serde_json::from_str(run.settings.get(&key)?).ok())
 }
 
-/// Sample videos that a run saved during training: two of each step, of some of the steps.
+/// Samples that a run saved during training, for the page's template: at most two of a step, of some of the steps.
 pub fn training_samples(run: &RunFiles, source: &mut Videos<'_>) -> Result<Vec<Value>> {
     let mut steps = Vec::new();
     for (step, path) in step_folders(&run.path)? {
-        steps.push((step, videos(&path, true)?));
+        steps.push((step, videos(&path, VideoKind::TrainingSample)?));
     }
     steps.retain(|(_, videos)| !videos.is_empty());
     let mut samples = Vec::new();
@@ -106,13 +111,14 @@ pub fn training_samples(run: &RunFiles, source: &mut Videos<'_>) -> Result<Vec<V
     Ok(samples)
 }
 
-/// Reference, before, and the evaluations of one run.
+/// The columns of one run: reference, before training, and evaluations.
 fn moments(run: &RunFiles) -> Result<Vec<Column>> {
     let mut evaluations: Vec<Column> = Vec::new();
     for (step, path) in step_folders(&run.path)? {
         let results = run.record.evaluations.iter().find(|evaluation| evaluation.step == step);
         let results = results.map(|evaluation| evaluation.results.clone()).unwrap_or_default();
-        evaluations.push(Column { heading: format!("step {step}"), videos: videos(&path, false)?, results });
+        let videos = videos(&path, VideoKind::Evaluated)?;
+        evaluations.push(Column { heading: format!("step {step}"), videos, results });
     }
     evaluations.retain(|column| !column.videos.is_empty());
     if evaluations.is_empty() {
@@ -124,16 +130,16 @@ fn moments(run: &RunFiles) -> Result<Vec<Column>> {
     Ok(columns)
 }
 
-/// References, then the runs' ends, each after the videos before its training; and a sentence about their noise. Runs
-/// whose videos before training are equal share a column of them.
+/// The columns of several runs, and a note about the videos' noise. The references come first. Then come the videos
+/// before training, in one column for all runs in which they are equal, followed by the ends of these runs.
 fn ends(runs: &[RunFiles]) -> Result<(Vec<Column>, String)> {
     let references = shared(runs, "reference")?;
     let before = shared(runs, "before")?;
-    let noise = |run: &RunFiles| {
-        let own = run.settings.get("noise_seed").filter(|seed| *seed != "null");
-        own.or(run.settings.get("seed")).cloned()
+    let noise_seed = |run: &RunFiles| {
+        let noise_seed = run.settings.get("noise_seed").filter(|seed| *seed != "null");
+        noise_seed.or(run.settings.get("seed")).cloned()
     };
-    let seeds_differ = runs.iter().any(|run| noise(run) != noise(&runs[0]));
+    let seeds_differ = runs.iter().any(|run| noise_seed(run) != noise_seed(&runs[0]));
     let note = if seeds_differ {
         "`seed` differs between these runs, and with it the noise of their videos: compare a run with its own `before`."
     } else if references.len() > 1 {
@@ -145,9 +151,9 @@ fn ends(runs: &[RunFiles]) -> Result<(Vec<Column>, String)> {
     };
     let mut columns: Vec<Column> = references.into_iter().map(|(_, column)| column).collect();
     let mut shown = BTreeSet::new();
-    for (of, column) in before {
+    for (indices, column) in before {
         columns.push(column);
-        for i in of {
+        for i in indices {
             shown.insert(i);
             columns.push(Column { heading: runs[i].name.clone(), ..moment(&runs[i], "after")? });
         }
@@ -159,38 +165,39 @@ fn ends(runs: &[RunFiles]) -> Result<(Vec<Column>, String)> {
     Ok((columns, note.into()))
 }
 
-/// The videos of a moment, once for all runs in which they are equal, with the numbers of these runs. Runs without
-/// videos of the moment are left out.
+/// The videos of a moment in several runs: one column for all runs in which they are equal, with the indices of these
+/// runs. Runs without videos of the moment are left out. Videos are compared for the clips that both runs have.
 fn shared(runs: &[RunFiles], name: &str) -> Result<Vec<(Vec<usize>, Column)>> {
     let mut groups: Vec<(Vec<usize>, Column)> = Vec::new();
     for (i, run) in runs.iter().enumerate() {
         let column = moment(run, name)?;
-        let Some(first) = column.videos.keys().next() else { continue };
-        let mut same = None;
-        for (at, (_, group)) in groups.iter().enumerate() {
+        let Some(first_clip) = column.videos.keys().next() else { continue };
+        let mut equal_group = None;
+        for (position, (_, group)) in groups.iter().enumerate() {
             let common: Vec<&String> = column.videos.keys().filter(|clip| group.videos.contains_key(*clip)).collect();
-            let equal = |clip: &&String| equal_files(&column.videos[*clip], &group.videos[*clip]);
-            if group.videos.contains_key(first)
-                && common.iter().map(equal).collect::<Result<Vec<_>>>()?.iter().all(|e| *e)
+            let is_equal = |clip: &&String| equal_files(&column.videos[*clip], &group.videos[*clip]);
+            if group.videos.contains_key(first_clip)
+                && common.iter().map(is_equal).collect::<Result<Vec<_>>>()?.iter().all(|is_equal| *is_equal)
             {
-                same = Some(at);
+                equal_group = Some(position);
                 break;
             }
         }
-        match same {
-            Some(at) => {
-                groups[at].0.push(i);
+        match equal_group {
+            Some(position) => {
+                let (indices, group) = &mut groups[position];
+                indices.push(i);
                 // A run may have evaluated more clips than the others.
                 for (clip, path) in column.videos {
-                    groups[at].1.videos.entry(clip).or_insert(path);
+                    group.videos.entry(clip).or_insert(path);
                 }
             }
             None => groups.push((vec![i], column)),
         }
     }
     if groups.len() > 1 {
-        for (of, column) in &mut groups {
-            let names: Vec<&str> = of.iter().map(|i| runs[*i].name.as_str()).collect();
+        for (indices, column) in &mut groups {
+            let names: Vec<&str> = indices.iter().map(|i| runs[*i].name.as_str()).collect();
             column.heading = format!("{name}, {}", names.join(", "));
         }
     }
@@ -212,6 +219,7 @@ fn spread<T>(items: Vec<T>, count: usize) -> Vec<T> {
     items.into_iter().enumerate().filter(|(i, _)| chosen.contains(i)).map(|(_, item)| item).collect()
 }
 
+/// The folders `samples/step-000025`, with their steps, in order.
 fn step_folders(run: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let mut folders = Vec::new();
     for path in entries(&run.join("samples"))? {
@@ -223,7 +231,7 @@ fn step_folders(run: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(folders)
 }
 
-/// The videos of evaluated clips at a moment of a run, and their scores.
+/// The column of a moment of a run.
 fn moment(run: &RunFiles, name: &str) -> Result<Column> {
     let evaluations = &run.record.evaluations;
     let evaluation = match name {
@@ -232,17 +240,26 @@ fn moment(run: &RunFiles, name: &str) -> Result<Column> {
         _ => None,
     };
     let results = evaluation.map(|evaluation| evaluation.results.clone()).unwrap_or_default();
-    Ok(Column { heading: name.into(), videos: videos(&run.path.join("samples").join(name), false)?, results })
+    let videos = videos(&run.path.join("samples").join(name), VideoKind::Evaluated)?;
+    Ok(Column { heading: name.into(), videos, results })
 }
 
-/// The MP4 files of a folder by name: samples of training, or clips of `evaluation`.
-fn videos(folder: &Path, training: bool) -> Result<BTreeMap<String, PathBuf>> {
+/// What the videos in a folder are. A step's folder may have both kinds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum VideoKind {
+    TrainingSample,
+    Evaluated,
+}
+
+/// The MP4 files of one kind in a folder, by their names without extension.
+fn videos(folder: &Path, kind: VideoKind) -> Result<BTreeMap<String, PathBuf>> {
     let mut found = BTreeMap::new();
     for path in entries(folder)? {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         files::refuse_links(folder, &path)?;
         let is_video = path.extension().is_some_and(|e| e == "mp4") && !name.starts_with('.');
-        if is_video && name.starts_with(TRAINING) == training {
+        let is_sample = name.starts_with(TRAINING);
+        if is_video && is_sample == (kind == VideoKind::TrainingSample) {
             found.insert(name, path);
         }
     }
@@ -257,7 +274,8 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// The path of a video, and its address on the page; no address if it does not fit into the page.
+/// A video for the page's template: its path, and the address of its contents. A video that does not fit into the page
+/// has no address.
 fn video(path: &Path, source: &mut Videos<'_>) -> Result<Value> {
     let failed = || Error::file("read", path);
     let metadata = files::open(path).and_then(|file| file.metadata()).map_err(failed())?;
@@ -266,30 +284,33 @@ fn video(path: &Path, source: &mut Videos<'_>) -> Result<Value> {
         Videos::Embedded { budget } => {
             *budget -= metadata.len();
             let bytes = files::read(path, BYTES).map_err(failed())?;
-            // Base64 has no characters to escape but `/`, which would take five times the room.
+            // Marked as safe, because escaping would replace each `/` of Base64 by five characters. Nothing else in it
+            // needs escaping.
             Some(Value::from_safe_string(format!("data:video/mp4;base64,{}", STANDARD.encode(bytes))))
         }
         Videos::Linked { runs, token } => {
-            let below = |(i, run): (usize, &RunFiles)| Some((i, path.strip_prefix(&run.path).ok()?.to_str()?));
-            // A file that is written anew has another address.
+            let within = |(i, run): (usize, &RunFiles)| Some((i, path.strip_prefix(&run.path).ok()?.to_str()?));
+            // The time is part of the address, so that the browser loads a file again after it was written anew.
             let written = metadata.modified().ok().and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
             let written = written.unwrap_or_default().as_nanos();
             let address = |(run, at)| {
                 let at = URL_SAFE_NO_PAD.encode(at);
                 Value::from(format!("video?run={run}&at={at}&written={written}&token={token}"))
             };
-            runs.iter().enumerate().find_map(below).map(address)
+            runs.iter().enumerate().find_map(within).map(address)
         }
     };
     Ok(context! { path => path.display().to_string(), src })
 }
 
-/// The file of a video by the `at` of its address; `None` if that is not the name of one.
+/// The file of a video by the value `at` of its address, which is the encoded path within the run directory. `None` if
+/// that is no video below `samples/`.
 pub fn linked(run: &Path, at: &str) -> Option<PathBuf> {
-    let at = PathBuf::from(String::from_utf8(URL_SAFE_NO_PAD.decode(at).ok()?).ok()?);
-    let is_plain = at.components().all(|part| matches!(part, Component::Normal(_)));
-    let path = run.join(&at);
-    let is_video = is_plain && at.starts_with("samples") && at.extension().is_some_and(|e| e == "mp4");
+    let within_run = PathBuf::from(String::from_utf8(URL_SAFE_NO_PAD.decode(at).ok()?).ok()?);
+    let is_plain = within_run.components().all(|part| matches!(part, Component::Normal(_)));
+    let path = run.join(&within_run);
+    let is_video =
+        is_plain && within_run.starts_with("samples") && within_run.extension().is_some_and(|e| e == "mp4");
     (is_video && files::refuse_links(run, &path).is_ok()).then_some(path)
 }
 

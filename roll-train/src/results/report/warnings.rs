@@ -1,13 +1,14 @@
-//! Warnings of the report: problems to know of before trusting the curves.
+//! The warnings of the report: problems that a person should know before trusting the curves.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use super::run_files::RunFiles;
 
-/// A warning names the fraction of pixels at the decoder's clamp if it is larger than this.
+/// Largest share of pixels at the limits of the decoder's range without a warning.
 const CLAMPED: f64 = 0.1;
 
+/// The warnings about a run.
 pub fn warnings(run: &RunFiles) -> Vec<String> {
     let mut warnings = Vec::new();
     warnings.extend(run.record.suspicion.iter().map(|suspicion| suspicion.text.clone()));
@@ -47,7 +48,8 @@ pub fn warnings(run: &RunFiles) -> Vec<String> {
     warnings
 }
 
-/// Steps whose gradient was clipped, all steps with a gradient, and the limit; `None` without a limit.
+/// The number of steps whose gradient was clipped, the number of steps with a gradient, and the limit of the norm;
+/// `None` if gradients are not clipped.
 pub fn clipped(run: &RunFiles) -> Option<(usize, usize, f64)> {
     let limit = run.number("training.max_grad_norm").filter(|limit| *limit > 0.0)?;
     let norms = run.values("actor/grad_norm");
