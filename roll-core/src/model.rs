@@ -221,7 +221,7 @@ pub mod header {
         Ok(())
     }
 
-    /// Removes the metadata from `state` and returns it; empty if there is none.
+    /// Removes the metadata from `state` and returns it; returns an empty map if `state` has no metadata.
     pub fn take(state: &mut StateDict) -> Result<BTreeMap<String, String>> {
         match state.remove(KEY) {
             Some(text) => read(&text),

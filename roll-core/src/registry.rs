@@ -278,7 +278,8 @@ impl Registry {
         &self.entries
     }
 
-    /// The implementation of `kind` called `name`. Fails if there is none; the error suggests the nearest name.
+    /// The implementation of `kind` called `name`. Fails if no implementation has this name; the error suggests the
+    /// nearest one.
     pub fn find(&self, kind: Kind, name: &str) -> Result<&'static Registration> {
         let known = || self.entries.iter().filter(|r| r.factory.kind() == kind).map(|r| r.name);
         self.entries.iter().find(|r| r.factory.kind() == kind && r.name == name).copied().ok_or_else(|| {
