@@ -218,12 +218,9 @@ pub trait DiffusionModel {
     /// Encodes frames (f32 `[T', 3, H', W']` in [-1, 1]) to latents `[C, T, H, W]`. Not differentiated.
     fn encode_video(&mut self, frames: &Tensor) -> Result<Tensor>;
 }
-
-/// The function behind `roll generate`: it returns the frames of a video (f32 `[T, 3, H, W]` in [-1, 1]) that the model
-/// generates with the adapter. The crate of the video algorithms submits one with `inventory::submit!`.
-///
-/// Its arguments are the options of an algorithm, whose evaluations sample in the same way; the model; the conditions
-/// of the video; a function that draws noise of a given latent shape; and the receiver of progress.
+/// Generates the frames of a video (f32 `[T, 3, H, W]` in [-1, 1]) with the adapter, sampled as an algorithm with these
+/// options does in evaluations; the closure draws the noise of a latent shape. The crate of the algorithms submits one
+/// with `inventory::submit!`.
 pub struct Generator(
     pub  fn(
         &Options,

@@ -213,11 +213,12 @@ fn share_threads() {
 fn libtorch_cuda(number: usize) -> std::result::Result<(), String> {
     if !tch::Cuda::is_available() {
         let has_cuda = std::fs::read_to_string("/proc/self/maps").is_ok_and(|maps| maps.contains("/libtorch_cuda"));
-        return Err(match has_cuda {
-            true => "libtorch finds no GPU: `nvidia-smi` must list one (in a container, started with `--gpus all`)",
-            false => "this build's libtorch has no CUDA: `scripts/setup-libtorch --cuda`, then build anew",
-        }
-        .into());
+        let problem = if has_cuda {
+            "libtorch finds no GPU: `nvidia-smi` must list one (in a container, started with `--gpus all`)"
+        } else {
+            "this build's libtorch has no CUDA: `scripts/setup-libtorch --cuda`, then build anew"
+        };
+        return Err(problem.into());
     }
     match usize::try_from(tch::Cuda::device_count()).unwrap_or(0) {
         count if number < count => Ok(()),

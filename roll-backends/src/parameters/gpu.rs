@@ -135,9 +135,11 @@ impl Gpu {
                 let mut to = whole.f_narrow(0, start as i64, len).map_err(failed)?;
                 to.f_copy_(&piece.f_narrow(0, at, len).map_err(failed)?).map_err(failed)?;
                 at += len;
-                match start + flat.len() == lens[tensor] {
-                    true => on_complete(tensor, Tensor::from_primitive::<LibTorch>(TchTensor::new(whole))),
-                    false => unfinished = Some(whole),
+                if start + flat.len() == lens[tensor] {
+                    on_complete(tensor, Tensor::from_primitive::<LibTorch>(TchTensor::new(whole)));
+                } else {
+                    // The rest of the tensor is in the next piece.
+                    unfinished = Some(whole);
                 }
             }
         }
