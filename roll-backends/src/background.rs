@@ -12,8 +12,8 @@ use roll_core::Result;
 
 use crate::sync::lock;
 
-/// What a thread does. Jobs of one purpose run one after the other; jobs of different purposes run at the same time,
-/// because a GPU copies in both directions at once.
+/// The purpose of a thread's jobs. Jobs of one purpose run one after the other; jobs of different purposes run at the
+/// same time, because a GPU copies in both directions at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Copies from the device to the host.
@@ -46,6 +46,7 @@ pub fn begin<T: Send + 'static>(
     // Sending fails if the receiver was dropped: the result is no longer needed.
     let job: Job = Box::new(move || send.send(job()).unwrap_or(()));
     if let Err(job) = queue(device, purpose, job) {
+        // Without a thread, the job runs here.
         job();
     }
     pending

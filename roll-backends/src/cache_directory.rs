@@ -1,4 +1,4 @@
-//! The directory of cached files: kept between runs, and recomputed if they are missing.
+//! The directory of files that are kept between runs and recomputed if they are missing.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -8,17 +8,18 @@ pub const VARIABLE: &str = "ROLL_CACHE";
 
 roll_core::inventory::submit! { roll_core::Variable(VARIABLE) }
 
-/// The directory that [`VARIABLE`] names, or `roll` in `XDG_CACHE_HOME` or `~/.cache`; `variable` looks variables up.
-/// `None` where it says `none`, or there is no home directory.
+/// The directory that [`VARIABLE`] names, or else the directory `roll` in `XDG_CACHE_HOME` or `~/.cache`. `None` if
+/// [`VARIABLE`] is `none`, or if there is no home directory. `variable` returns the value of an environment variable.
 pub fn of(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
-    let given = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    match given(VARIABLE) {
+    let path_in = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    match path_in(VARIABLE) {
         Some(path) if path.as_os_str() == "none" => None,
         Some(path) => Some(path),
         None => {
             // The XDG specification ignores relative paths.
-            let caches = given("XDG_CACHE_HOME").filter(|path| path.is_absolute());
-            Some(caches.or_else(|| Some(given("HOME")?.join(".cache")))?.join("roll"))
+            let xdg = path_in("XDG_CACHE_HOME").filter(|path| path.is_absolute());
+            let caches = xdg.or_else(|| Some(path_in("HOME")?.join(".cache")))?;
+            Some(caches.join("roll"))
         }
     }
 }

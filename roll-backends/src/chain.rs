@@ -18,7 +18,7 @@ pub trait Segment: Send + Sync {
     fn forward(&self, state: &NdTensor, shared: &[NdTensor], tape: &Tape) -> Result<NdTensor>;
 }
 
-/// The checkpoints of a recorded chain between its forward and backward pass.
+/// What a recorded chain keeps between its forward and its backward pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Memory {
     /// Every activation, as plain autodiff does: nothing is recomputed.
@@ -36,8 +36,9 @@ pub struct Chain {
     input_dtype: DType,
 }
 
-/// The checkpoints of [`Chain::forward`] for the backward pass.
+/// The record of a [`Chain::forward`] for the backward pass.
 pub struct ChainRecord {
+    /// The segments in order, with their checkpoints.
     steps: Vec<(Arc<dyn Segment>, Checkpointed)>,
     shared: Vec<NdTensor>,
     track_shared: bool,
@@ -51,7 +52,7 @@ enum Checkpointed {
     /// The segment's input, on the device.
     Input(NdTensor),
     /// The segment's input, in host memory.
-    Host(Offloaded),
+    HostInput(Offloaded),
 }
 
 impl Chain {
@@ -68,7 +69,7 @@ impl Chain {
 
     /// Runs the chain and returns its last state. If `grad` is [`Grad::Record`], also returns the record for the
     /// backward pass. `track_shared` makes the backward pass return the cotangents of `shared` too, which costs one
-    /// accumulation per segment. Gradients of trainable parameters are accumulated in `parameters`.
+    /// accumulation per segment. The backward pass adds the gradients of trainable parameters to `parameters`.
     pub fn forward(
         &self,
         state: NdTensor,
@@ -88,14 +89,15 @@ impl Chain {
                 continue;
             }
             if grad.is_on() {
-                if let Some((_, Checkpointed::Host(before))) = steps.last_mut() {
-                    before.release()?;
+                // The previous input was copied to the host while its segment ran.
+                if let Some((_, Checkpointed::HostInput(previous))) = steps.last_mut() {
+                    previous.release()?;
                 }
-                let checkpointed = match memory {
-                    Memory::Offload => Checkpointed::Host(Offloaded::new(state.cast(self.input_dtype))?),
+                let checkpoint = match memory {
+                    Memory::Offload => Checkpointed::HostInput(Offloaded::new(state.cast(self.input_dtype))?),
                     _ => Checkpointed::Input(state.cast(self.input_dtype)),
                 };
-                steps.push((segment.clone(), checkpointed));
+                steps.push((segment.clone(), checkpoint));
             }
             state = segment.forward(&state, &shared, &Tape::off())?.untracked();
         }
@@ -110,40 +112,45 @@ impl ChainRecord {
     pub fn pull(mut self, cotangent: NdTensor) -> Result<(NdTensor, Vec<Option<NdTensor>>)> {
         let mut cotangent = cotangent;
         let mut shared_cotangents: Vec<Option<NdTensor>> = self.shared.iter().map(|_| None).collect();
-        while let Some((segment, checkpointed)) = self.steps.pop() {
-            let recorded = match checkpointed {
+        while let Some((segment, checkpoint)) = self.steps.pop() {
+            let recorded = match checkpoint {
                 Checkpointed::Graph(recorded) => recorded,
                 Checkpointed::Input(input) => self.recompute(segment.as_ref(), &input.cast(DType::F32))?,
-                Checkpointed::Host(input) => {
+                Checkpointed::HostInput(input) => {
                     let input = input.into_device()?.cast(DType::F32);
-                    if let Some((_, Checkpointed::Host(next))) = self.steps.last_mut() {
+                    // The input of the segment that is pulled back next is copied while this one is.
+                    if let Some((_, Checkpointed::HostInput(next))) = self.steps.last_mut() {
                         next.prefetch()?;
                     }
                     self.recompute(segment.as_ref(), &input)?
                 }
             };
+            // The cotangents of the segment's input, and of `shared` if it is tracked.
             let mut pulled = recorded.pull(vec![Some(cotangent.clone())], self.parameters.as_ref()).into_iter();
             cotangent = match pulled.next().flatten() {
                 Some(cotangent) => cotangent,
-                // The segment does not depend on its state.
+                // The segment does not depend on its input.
                 None => NdTensor::from_flat(cotangent.flat().zeros_like(), cotangent.shape()),
             };
-            for (sum, part) in shared_cotangents.iter_mut().zip(pulled) {
-                *sum = match (sum.take(), part) {
-                    (Some(a), Some(b)) => Some(a.plus(b)),
-                    (a, b) => a.or(b),
+            for (sum, term) in shared_cotangents.iter_mut().zip(pulled) {
+                *sum = match (sum.take(), term) {
+                    (Some(sum), Some(term)) => Some(sum.plus(term)),
+                    (sum, term) => sum.or(term),
                 };
             }
         }
         Ok((cotangent, shared_cotangents))
     }
 
+    /// Runs a segment again from its input, this time recorded.
     fn recompute(&self, segment: &dyn Segment, input: &NdTensor) -> Result<vjp::Recorded> {
         let trains = self.parameters.is_some();
         Ok(record(segment, input, &self.shared, self.track_shared, trains)?.1)
     }
 }
 
+/// Runs a segment under autodiff. Its recorded inputs are `state`, and `shared` if that is tracked; with `trains`, its
+/// trainable parameters are recorded too.
 fn record(
     segment: &dyn Segment,
     state: &NdTensor,

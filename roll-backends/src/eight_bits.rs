@@ -26,15 +26,19 @@ impl EightBits {
         match self {
             Self::Int8 => f32::from(code as i8),
             Self::E4m3 => {
-                let size = match (code >> 3 & 15, code & 7) {
+                let (exponent, mantissa) = (code >> 3 & 15, code & 7);
+                let magnitude = match (exponent, mantissa) {
                     (15, 7) => f32::NAN,
+                    // Subnormal: mantissa / 8 * 2^-6.
                     (0, mantissa) => f32::from(mantissa) / 512.0,
+                    // The exponent's bias is 7 here and 127 in f32.
                     (exponent, mantissa) => {
                         f32::from_bits((u32::from(exponent) + 120) << 23) * (1.0 + f32::from(mantissa) / 8.0)
                     }
                 };
-                if code < 128 { size } else { -size }
+                if code < 128 { magnitude } else { -magnitude }
             }
+            // The upper byte of an f16.
             Self::E5m2 => f16::from_bits(u16::from(code) << 8).to_f32(),
         }
     }
@@ -57,21 +61,22 @@ impl EightBits {
     /// to [`EightBits::largest`].
     pub fn code(self, value: f32) -> u8 {
         let value = value.clamp(-self.largest(), self.largest());
-        let (mantissa, bias) = match self {
+        let (mantissa_bits, bias) = match self {
             Self::Int8 => return value.round_ties_even() as i8 as u8,
             Self::E4m3 => (3, 7),
             Self::E5m2 => (2, 15),
         };
         let (sign, bits) = ((value.is_sign_negative() as u8) << 7, value.abs().to_bits());
-        // Subnormal numbers are evenly spaced.
-        let smallest = f32::from_bits((128 - bias) << 23);
-        if value.abs() < smallest {
-            let steps = value.abs() / smallest * f32::from(1u8 << mantissa);
+        // Below the smallest normal number, 2^(1 - bias), numbers are evenly spaced.
+        let smallest_normal = f32::from_bits((128 - bias) << 23);
+        if value.abs() < smallest_normal {
+            let steps = value.abs() / smallest_normal * f32::from(1u8 << mantissa_bits);
             return sign | steps.round_ties_even() as u8;
         }
-        let dropped = 23 - mantissa;
-        let rounded = (bits + (1 << (dropped - 1)) - 1 + (bits >> dropped & 1)) >> dropped;
-        sign | (rounded - ((127 - bias) << mantissa)) as u8
+        // Normal numbers: drops the lower bits of f32's mantissa, to nearest with ties to even, and changes the bias.
+        let dropped_bits = 23 - mantissa_bits;
+        let rounded = (bits + (1 << (dropped_bits - 1)) - 1 + (bits >> dropped_bits & 1)) >> dropped_bits;
+        sign | (rounded - ((127 - bias) << mantissa_bits)) as u8
     }
 }
 
@@ -108,17 +113,18 @@ impl ScaledRows {
         };
         let values = tensor.to_f32_vec();
         let (mut codes, mut scales) = (vec![0; values.len()], vec![1.0; rows]);
+        // The iterators panic on a width of 0.
         let width = columns.max(1);
-        let parts = codes.par_chunks_mut(width).zip(values.par_chunks(width)).zip(&mut scales);
-        parts.for_each(|((codes, values), scale)| {
-            let most = values.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+        let matrix_rows = codes.par_chunks_mut(width).zip(values.par_chunks(width)).zip(&mut scales);
+        matrix_rows.for_each(|((codes, values), scale)| {
+            let largest = values.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
             // A row of zeros keeps the scale 1.
-            if most > 0.0 {
-                *scale = most / kind.largest();
+            if largest > 0.0 {
+                *scale = largest / kind.largest();
             }
             codes.iter_mut().zip(values).for_each(|(code, value)| *code = kind.code(value / *scale));
         });
-        // `f32::max` ignores NaN, so `most` does not show it.
+        // Checked here, because `f32::max` ignores NaN above.
         if !values.iter().all(|value| value.is_finite()) {
             return Err(Error::Misuse(
                 "a matrix with numbers that are not finite cannot be stored in eight bits".into(),
@@ -177,7 +183,7 @@ impl ScaledMatrix {
         Self::uploaded(rows, device, &mut SegmentMemory::default())
     }
 
-    /// Like [`ScaledMatrix::new`], to `memory` where it has room.
+    /// Like [`ScaledMatrix::new`], into `memory` if it has room.
     pub(crate) fn uploaded(rows: ScaledRows, device: &Device, memory: &mut SegmentMemory) -> Self {
         let codes = memory.upload_codes(rows.codes, rows.shape, device);
         let scales = memory.upload(Cow::Owned(rows.scales), [rows.shape[0]], device);

@@ -18,8 +18,8 @@ pub fn to_device<const D: usize>(tensor: &Tensor, device: &Device) -> Result<Bur
     Ok(upload(values(tensor), shape, device))
 }
 
-/// Copies f32 values to the device. Large values are copied by all threads on the way to a GPU of libtorch. Panics
-/// unless the values fill the shape.
+/// Copies f32 values to the device. On the way to a GPU of libtorch, all threads copy large values. Panics unless the
+/// values fill the shape.
 pub fn values_to_device<const D: usize>(values: Cow<'_, [f32]>, shape: [usize; D], device: &Device) -> Burn<D> {
     upload(values, shape, device)
 }
@@ -66,11 +66,13 @@ pub fn to_host<const D: usize>(tensor: Burn<D>) -> Result<Tensor> {
     Tensor::new(values, shape)
 }
 
-/// The first lines of an error message of a device's library; the rest is a kernel's source or a backtrace.
+/// The first lines of an error message of a device's library, as one line; the rest is a kernel's source or a
+/// backtrace.
 fn first_lines(error: &str) -> String {
-    const MOST: usize = 400;
-    let lines: Vec<_> = error.lines().map(str::trim).filter(|line| !line.is_empty()).take(6).collect();
-    lines.join(" ").chars().take(MOST).collect()
+    const MAX_LINES: usize = 6;
+    const MAX_CHARS: usize = 400;
+    let lines: Vec<_> = error.lines().map(str::trim).filter(|line| !line.is_empty()).take(MAX_LINES).collect();
+    lines.join(" ").chars().take(MAX_CHARS).collect()
 }
 
 /// Copies a device tensor of any rank to the host as f32.

@@ -1,4 +1,5 @@
-//! Layers by name: a forward pass looks up frozen weights, trainable parameters and LoRA matrices under one name.
+//! Layers by name: a forward pass names a layer, and [`Scope`] finds its frozen weights, trainable parameters and LoRA
+//! matrices and computes the layer from whichever of them there are.
 
 use std::sync::Arc;
 
@@ -37,10 +38,8 @@ impl Scope<'_> {
 
     /// The weight `name` as f32, or `None` if there is no such weight.
     pub fn optional<const D: usize>(&self, name: &str) -> Result<Option<Tensor<D>>> {
-        match self.weights.contains_key(name) || self.parameter::<D>(name).is_some() {
-            true => self.weight(name).map(Some),
-            false => Ok(None),
-        }
+        let exists = self.weights.contains_key(name) || self.parameter::<D>(name).is_some();
+        if exists { self.weight(name).map(Some) } else { Ok(None) }
     }
 
     /// The rows `ids` of the matrix `name`, as f32.
@@ -60,22 +59,26 @@ impl Scope<'_> {
         let key = format!("{name}.weight");
         let bias = self.optional::<1>(&format!("{name}.bias"))?;
         let lora = self.lora(name);
+        // A frozen block-quantised weight.
         if let Some(blocks) = self.blocks(&key) {
             let x = in_dtype(x, DType::F32);
-            let y = ops::linear_blocks(x.clone(), blocks, bias);
+            let base = ops::linear_blocks(x.clone(), blocks, bias);
             let y = match lora {
-                Some((down, up)) => y + ops::linear(ops::linear(x, down, None), up, None) * self.lora_scale,
-                None => y,
+                Some((down, up)) => base + ops::linear(ops::linear(x, down, None), up, None) * self.lora_scale,
+                None => base,
             };
             return Ok(in_dtype(y, dtype));
         }
+        // A frozen eight-bit weight.
         if let Some(scaled) = self.scaled(&key) {
             let lora = lora.map(|(down, up)| (down, up, self.lora_scale));
-            return Ok(match self.fp8 && scaled.kind == EightBits::E4m3 {
-                true => ops::linear_fp8(x, scaled, bias, lora, self.products),
-                false => ops::linear_scaled(x, scaled, bias, lora, self.products),
+            return Ok(if self.fp8 && scaled.kind == EightBits::E4m3 {
+                ops::linear_fp8(x, scaled, bias, lora, self.products)
+            } else {
+                ops::linear_scaled(x, scaled, bias, lora, self.products)
             });
         }
+        // A dense weight, frozen or trained.
         let weight = self.matrix(&key)?;
         Ok(match lora {
             Some((down, up)) => ops::linear_lora(x, weight, bias, down, up, self.lora_scale),
@@ -83,27 +86,33 @@ impl Scope<'_> {
         })
     }
 
-    /// Does what [`Scope::linear`] does, for passes that are not differentiated; see [`ops::linear_rows`].
+    /// Returns what [`Scope::linear`] returns, as f32, for passes that are not differentiated. On flex, the bits of a
+    /// row do not depend on the other rows, so that decoding a sequence alone and in a batch agree
+    /// ([`ops::linear_rows`]).
     pub fn linear_rows(&self, x: Tensor<2>, name: &str) -> Result<Tensor<2>> {
         let key = format!("{name}.weight");
         let bias = self.optional::<1>(&format!("{name}.bias"))?;
         let lora = self.lora(name);
-        let (x, y) = match self.blocks(&key) {
-            Some(blocks) => (x.clone(), ops::linear_blocks(x, blocks, bias)),
+        let blocks = self.blocks(&key);
+        // The operator of block-quantised weights takes every dtype.
+        let x = if blocks.is_some() { x } else { self.operand(x) };
+        let base = match blocks {
+            Some(blocks) => ops::linear_blocks(x.clone(), blocks, bias),
             None => {
                 let weight = match (self.products, self.parameter::<2>(&key)) {
+                    // Frozen, for products in f32: in its stored dtype, because the operator converts it piece by
+                    // piece.
                     (DType::F32, None) => weights::get(self.weights, &key)?.stored()?,
                     _ => self.matrix(&key)?,
                 };
-                let x = self.operand(x);
-                (x.clone(), ops::linear_rows(x, weight, bias))
+                ops::linear_rows(x.clone(), weight, bias)
             }
         };
-        let Some((down, up)) = lora else { return Ok(y) };
+        let Some((down, up)) = lora else { return Ok(base) };
         let dtype = x.dtype();
         let [down, up] = [down, up].map(|matrix| in_dtype(matrix, dtype));
         let inner = in_dtype(ops::linear_rows(x, down, None), dtype);
-        Ok(y + ops::linear_rows(inner, up, None) * self.lora_scale)
+        Ok(base + ops::linear_rows(inner, up, None) * self.lora_scale)
     }
 
     /// The weight `name`, if it is frozen and block-quantised.
@@ -116,6 +125,7 @@ impl Scope<'_> {
         if self.trains(name) { None } else { self.weights.get(name)?.scaled() }
     }
 
+    /// Whether `name` is a trainable parameter.
     fn trains(&self, name: &str) -> bool {
         self.trainable.is_some_and(|all| all.get(name).is_some())
     }
@@ -139,6 +149,7 @@ impl Scope<'_> {
         Ok(self.operand(value))
     }
 
+    /// The trainable parameter `name`, recorded on the tape. `None` if there is no such parameter of rank `D`.
     fn parameter<const D: usize>(&self, name: &str) -> Option<Tensor<D>> {
         let (index, shape, value) = self.trainable?.get(name)?;
         let shape: [usize; D] = shape.try_into().ok()?;

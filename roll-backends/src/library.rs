@@ -16,8 +16,11 @@ impl From<Missing> for String {
     }
 }
 
-/// A table of function pointers, with the signatures of the library's header. The library is never unloaded: the
-/// pointers are kept, and it may have threads of its own.
+/// Declares a struct of function pointers with the signatures of a library's header, and its constructor `find`, which
+/// looks them up. The library is never unloaded, because the pointers are kept and the library may have threads of its
+/// own.
+///
+/// `Table { field: "symbol" (argument types) -> result type, ... }`
 macro_rules! functions {
     ($(#[$doc:meta])* $name:ident {
         $($(#[$only:meta])* $field:ident: $symbol:literal ($($argument:ty),*) -> $result:ty,)*
@@ -55,19 +58,21 @@ pub(crate) fn open(path: &Path) -> Result<Library, String> {
     })
 }
 
-/// The first of these libraries that can be loaded, with its name; else the reasons.
+/// Loads the first of these libraries that can be loaded, and returns it with its name. If none can, the error has the
+/// reason for each.
 pub(crate) fn first<'a>(names: &[&'a str]) -> Result<(Library, &'a str), String> {
     let mut reasons = Vec::new();
-    let found = names.iter().find_map(|name| match open(Path::new(name)) {
-        Ok(library) => Some((library, *name)),
-        Err(reason) => {
-            reasons.push(reason);
-            None
+    for name in names {
+        match open(Path::new(name)) {
+            Ok(library) => return Ok((library, *name)),
+            Err(reason) => reasons.push(reason),
         }
-    });
-    found.ok_or_else(|| reasons.join("; "))
+    }
+    Err(reasons.join("; "))
 }
 
+/// Copies a C string of a library; null becomes an empty text.
+///
 /// # Safety
 /// `at` must be null or a valid C string for the duration of the call.
 pub(crate) unsafe fn text(at: *const std::ffi::c_char) -> String {

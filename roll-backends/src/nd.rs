@@ -48,10 +48,8 @@ impl NdTensor {
 
     /// Casts to `dtype`; shares the values if they already have it.
     pub fn cast(&self, dtype: DType) -> Self {
-        let flat = match self.flat.dtype() == dtype {
-            true => self.flat.clone(),
-            false => self.flat.clone().cast(dtype),
-        };
+        let flat = self.flat.clone();
+        let flat = if flat.dtype() == dtype { flat } else { flat.cast(dtype) };
         Self { flat, shape: self.shape.clone() }
     }
 
@@ -62,10 +60,10 @@ impl NdTensor {
 
     /// Detaches the values from any autodiff graph.
     pub fn untracked(self) -> Self {
-        match self.flat.device().is_autodiff() {
-            true => Self { flat: self.flat.inner(), shape: self.shape },
-            false => self,
+        if !self.flat.device().is_autodiff() {
+            return self;
         }
+        Self { flat: self.flat.inner(), shape: self.shape }
     }
 
     /// The elementwise sum of two tensors of the same shape.

@@ -12,6 +12,7 @@ use crate::{NdTensor, Parameters, ops};
 /// A tape that is off returns plain values and records nothing.
 #[derive(Debug)]
 pub struct Tape {
+    /// Index and leaf of each parameter; `None` if the tape is off.
     leaves: Option<RefCell<Vec<(usize, Tensor<1>)>>>,
 }
 
@@ -31,7 +32,8 @@ impl Tape {
         self.leaves.is_some()
     }
 
-    /// Returns parameter `index` with value `value`: a leaf if the tape is on, the same leaf on every call.
+    /// Returns parameter `index`, whose value is `value`. If the tape is on, the returned tensor is a leaf of the
+    /// autodiff graph, the same one on every call with this index.
     pub fn leaf(&self, index: usize, value: &Tensor<1>) -> Tensor<1> {
         let Some(leaves) = &self.leaves else { return value.clone() };
         let mut leaves = leaves.borrow_mut();
@@ -65,17 +67,19 @@ pub fn vjp(
 }
 
 impl Recorded {
-    /// Runs the backward pass: returns the cotangents of the inputs, given those of the outputs. `None` means zero, in
-    /// both directions. Gradients of the parameters on the tape are added to `parameters`.
+    /// Runs the backward pass: takes the cotangents of the outputs and returns the cotangents of the inputs. A
+    /// cotangent that is `None` is zero. Gradients of the parameters on the tape are added to `parameters`.
     pub fn pull(self, cotangents: Vec<Option<NdTensor>>, parameters: Option<&Parameters>) -> Vec<Option<NdTensor>> {
+        // A scalar whose gradient with respect to each output is the output's cotangent.
         let objective = self
             .outputs
             .into_iter()
             .zip(cotangents)
-            // An output that depends on no leaf has no pullback.
-            .filter_map(|(y, g)| g.filter(|_| y.device().is_autodiff()).map(|g| (y, g)))
-            .map(|(y, g)| ops::seed(y.flat().clone(), g.flat().clone()))
-            .reduce(|a, b| a + b);
+            // An output that depends on no leaf has no gradient.
+            .filter_map(|(output, cotangent)| Some((output, cotangent?)))
+            .filter(|(output, _)| output.device().is_autodiff())
+            .map(|(output, cotangent)| ops::seed(output.flat().clone(), cotangent.flat().clone()))
+            .reduce(|sum, term| sum + term);
         let Some(objective) = objective else { return self.inputs.iter().map(|_| None).collect() };
         let mut gradients = objective.backward();
         if let (Some(parameters), Some(leaves)) = (parameters, self.tape.leaves) {

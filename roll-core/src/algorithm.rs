@@ -74,8 +74,8 @@ pub trait Algorithm: Send {
         Ok(None)
     }
 
-    /// State that a resume needs beyond parameters and optimizer, as JSON. All ranks are asked at the same time, and
-    /// the first one's is saved.
+    /// State that a resume needs beyond parameters and optimizer, as JSON. Called on all ranks at the same time; the
+    /// state of rank 0 is saved.
     fn state(&self) -> serde_json::Value {
         serde_json::Value::Null
     }
@@ -85,17 +85,18 @@ pub trait Algorithm: Send {
         Ok(())
     }
 
-    /// Tensors that a resume needs beyond parameters and optimizer, by name: an older policy, an average. Whole and the
-    /// same on every rank; those of the first rank are saved with each checkpoint. Called after [`Algorithm::state`]:
-    /// names, shapes and dtypes depend on that state, the options and the model alone. A checkpoint is compared with
-    /// them: a run is not resumed from one that lacks a tensor, has another, or has one of another shape. Empty: the
-    /// algorithm keeps none.
+    /// Tensors that a resume needs beyond parameters and optimizer, by name: an older policy, an average. They are
+    /// whole and the same on every rank; the tensors of rank 0 are saved with each checkpoint. Empty if there are no
+    /// such tensors.
+    ///
+    /// Called after [`Algorithm::state`]. Names, shapes and dtypes must depend on that state, the options and the model
+    /// alone: a run is not resumed from a checkpoint whose tensors differ in them.
     fn tensors(&self) -> Result<StateDict> {
         Ok(StateDict::new())
     }
 
-    /// Restores [`Algorithm::tensors`]: after [`Algorithm::load_state`], and after parameters and optimizer. The names,
-    /// shapes and dtypes are those that [`Algorithm::tensors`] returns; not called if that returns `None`.
+    /// Restores [`Algorithm::tensors`], after [`Algorithm::load_state`] and after parameters and optimizer. `tensors`
+    /// have the names, shapes and dtypes that [`Algorithm::tensors`] returns. Not called if there are no tensors.
     fn load_tensors(&mut self, _tensors: &StateDict) -> Result<()> {
         Err(Error::Misuse("this algorithm gives tensors to save and does not take them back".into()))
     }

@@ -1,8 +1,8 @@
-//! Values as text with tensors beside it: a [`Tensor`] is written as its number among the tensors that go with the
-//! text.
+//! Values that contain tensors, as text for a message: the text has a number in place of each [`Tensor`], and a
+//! [`TensorCarrier`] holds the tensors of these numbers. So a message is a text and a list of tensors.
 //!
-//! serde passes nothing but the value, so the carrier of the tensors belongs to the thread while one value is written
-//! or read, as in Servo's `ipc-channel`.
+//! serde passes nothing but the value to `serialize`. The carrier is therefore a variable of the thread while one value
+//! is written or read ([`with_carrier`]), as in Servo's `ipc-channel`.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
 use crate::{Error, Result, Tensor};
 
-/// Holds the tensors of a value while the value is written as text, or read.
+/// Holds the tensors of a value while the value is written to text, or read from it.
 pub trait TensorCarrier {
     /// Adds a tensor and returns its number.
     fn put(&self, tensor: &Tensor) -> Result<usize>;
@@ -24,40 +24,40 @@ thread_local! {
     static CARRIER: RefCell<Option<Rc<dyn TensorCarrier>>> = const { RefCell::new(None) };
 }
 
-/// Puts the former carrier back, after a panic too.
-struct Outer(Option<Rc<dyn TensorCarrier>>);
+/// Restores the carrier of the call around this one when it is dropped, also after a panic.
+struct RestoreOnDrop(Option<Rc<dyn TensorCarrier>>);
 
-impl Drop for Outer {
+impl Drop for RestoreOnDrop {
     fn drop(&mut self) {
         CARRIER.set(self.0.take());
     }
 }
 
-/// Runs `f`, in which the tensors that this thread writes and reads are those of `carrier`.
+/// Runs `f`. Tensors that this thread writes or reads meanwhile are put into `carrier`, or taken from it.
 pub fn with_carrier<R>(carrier: Rc<dyn TensorCarrier>, f: impl FnOnce() -> R) -> R {
-    let _outer = Outer(CARRIER.replace(Some(carrier)));
+    let _restore = RestoreOnDrop(CARRIER.replace(Some(carrier)));
     f()
 }
 
-/// The carrier of this thread. Fails without one: a tensor has no text of its own.
+/// The carrier of this thread. Fails outside of [`with_carrier`], because a tensor cannot be written as text alone.
 fn carrier() -> Result<Rc<dyn TensorCarrier>> {
-    let alone = || Error::Misuse("a tensor is written and read only beside a message".into());
-    CARRIER.with_borrow(Clone::clone).ok_or_else(alone)
+    let no_carrier = || Error::Misuse("a tensor is written and read only beside a message".into());
+    CARRIER.with_borrow(Clone::clone).ok_or_else(no_carrier)
 }
 
-/// An error of roll as one of serde.
-fn written<E: ser::Error>(error: Error) -> E {
+/// Converts an error of roll to serde's error of writing.
+fn write_error<E: ser::Error>(error: Error) -> E {
     E::custom(crate::one_line(&error))
 }
 
-/// As [`written`], while reading.
-fn read<E: de::Error>(error: Error) -> E {
+/// Converts an error of roll to serde's error of reading.
+fn read_error<E: de::Error>(error: Error) -> E {
     E::custom(crate::one_line(&error))
 }
 
 impl Serialize for Tensor {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let number = carrier().and_then(|carrier| carrier.put(self)).map_err(written)?;
+        let number = carrier().and_then(|carrier| carrier.put(self)).map_err(write_error)?;
         serializer.serialize_u64(number as u64)
     }
 }
@@ -65,26 +65,27 @@ impl Serialize for Tensor {
 impl<'de> Deserialize<'de> for Tensor {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let number = usize::deserialize(deserializer)?;
-        carrier().and_then(|carrier| carrier.get(number)).map_err(read)
+        carrier().and_then(|carrier| carrier.get(number)).map_err(read_error)
     }
 }
 
-/// A list of f32 as a tensor: text would be long, and does not keep all values.
+/// For `#[serde(with)]`: a list of f32 as a tensor. As text it would be long, and values that are not finite have no
+/// JSON.
 pub(crate) mod list {
     use super::*;
 
     pub fn serialize<S: Serializer>(values: &[f32], serializer: S) -> Result<S::Ok, S::Error> {
         let tensor = Tensor::new(values.to_vec(), [values.len()]);
-        tensor.map_err(written)?.serialize(serializer)
+        tensor.map_err(write_error)?.serialize(serializer)
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f32>, D::Error> {
         let tensor = Tensor::deserialize(deserializer)?;
-        tensor.f32s().map(<[f32]>::to_vec).map_err(read)
+        tensor.f32s().map(<[f32]>::to_vec).map_err(read_error)
     }
 }
 
-/// A value that is shared, as itself.
+/// For `#[serde(with)]`: the value of an [`Arc`](std::sync::Arc), as if it were not shared.
 pub(crate) mod shared {
     use std::sync::Arc;
 
@@ -99,7 +100,7 @@ pub(crate) mod shared {
     }
 }
 
-/// A path as text; the parts that are no UTF-8 are replaced.
+/// For `#[serde(with)]`: a path as text, in which bytes that are not UTF-8 are replaced.
 pub(crate) mod path {
     use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Components as a configuration names them.
+//! Components as a configuration names them: a map with the name of an implementation and its options.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ use crate::Options;
 pub struct Component {
     /// Name in the registry: `roll plugins` lists them.
     pub name: String,
-    /// The rest of the map. A loaded configuration has the defaults filled in.
+    /// The other keys of the map. A loaded configuration has the defaults filled in.
     #[serde(flatten)]
     pub options: Options,
 }
@@ -28,10 +28,10 @@ impl Component {
 pub struct RewardComponent {
     /// Name in the registry: `roll plugins` lists them.
     pub name: String,
-    /// Factor of its score in the sum.
+    /// Factor of the reward's score in the sum.
     #[serde(default = "one")]
     pub weight: f64,
-    /// The rest of the map, as [`Component::options`].
+    /// The other keys of the map, as [`Component::options`].
     #[serde(flatten)]
     pub options: Options,
 }

@@ -1,4 +1,4 @@
-//! What a component is made with, besides its options.
+//! Facts of the run that every component is made with, besides its own options.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -28,26 +28,27 @@ pub struct BuildContext {
     pub seed: u64,
     /// Directory that relative paths of the options start from.
     pub base_dir: PathBuf,
-    /// Where the strategy wants frozen weights to be; a model may follow it where its own options leave it open.
+    /// Where the strategy wants the frozen weights. A model follows it if its own options leave the place open.
     pub placement: Option<WeightPlacement>,
     /// Passes that the algorithm records at a time ([`crate::plan::Passes::held`]), if its plan is known.
     #[serde(default)]
     pub recorded_passes: Option<usize>,
-    /// The component is opened to be checked: a model reads the headers of its files and no weights, so that no pass
-    /// through its network is possible, and downloads nothing.
+    /// Whether the component is opened for a check only. A model then downloads nothing and reads the headers of its
+    /// files but no weights, so that no pass through its network is possible.
     #[serde(default)]
     pub headers_only: bool,
-    /// The directory of the run, from its first step on: components are made before it.
+    /// The directory of the run. It is set after the components are made, before the first step.
     #[serde(skip)]
     pub run_dir: Arc<OnceLock<PathBuf>>,
     /// The ranks of the job. A component of a plugin receives them if it is a strategy or an algorithm.
     #[serde(skip, default = "alone")]
     pub ranks: Arc<dyn Communicator>,
-    /// The ranks that a model is to shard the tokens of each pass over ([`crate::StrategyRanks::tokens`]).
+    /// The ranks over which a model shards the tokens of each pass ([`crate::StrategyRanks::tokens`]).
     #[serde(skip)]
     pub token_ranks: Option<Arc<dyn Communicator>>,
 }
 
+/// A job of one rank.
 fn alone() -> Arc<dyn Communicator> {
     Arc::new(SingleRank)
 }
@@ -69,11 +70,8 @@ impl BuildContext {
         }
     }
 
-    /// `path` from where relative paths start; unchanged where that is the working directory.
+    /// `path` below [`BuildContext::base_dir`] if it is relative; unchanged if it is absolute or the directory is `.`.
     pub fn resolve(&self, path: impl AsRef<Path>) -> PathBuf {
-        match self.base_dir == Path::new(".") {
-            true => path.as_ref().into(),
-            false => self.base_dir.join(path),
-        }
+        if self.base_dir == Path::new(".") { path.as_ref().into() } else { self.base_dir.join(path) }
     }
 }

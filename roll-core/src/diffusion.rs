@@ -26,12 +26,12 @@ impl Sigma {
     }
 }
 
-/// Noise levels from `low` up to `high`, `high` itself left out unless it is 1.
+/// Noise levels from `low` to `high`, without `high` itself unless it is 1.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SigmaRange {
-    /// The first level.
+    /// The lowest level.
     pub low: Sigma,
-    /// The end.
+    /// The upper end.
     pub high: Sigma,
 }
 
@@ -39,7 +39,7 @@ impl SigmaRange {
     /// From data to pure noise.
     pub const ALL: Self = Self { low: Sigma(0.0), high: Sigma(1.0) };
 
-    /// Whether `sigma` is one of them.
+    /// Whether `sigma` is within the range.
     pub fn contains(&self, sigma: Sigma) -> bool {
         sigma >= self.low && (sigma < self.high || (self.high >= Sigma(1.0) && sigma == self.high))
     }
@@ -112,7 +112,7 @@ pub struct ScheduleFacts {
     /// Timesteps at or above `boundary * 1000` use the high-noise expert; `None` with one expert.
     #[serde(default, with = "crate::number")]
     pub boundary: Option<f64>,
-    /// The noise levels at which trainable parameters act: those of the experts under training.
+    /// The noise levels at which trainable parameters have an effect: the levels of the experts under training.
     #[serde(default = "all_levels")]
     pub trained: SigmaRange,
 }
@@ -121,30 +121,30 @@ fn all_levels() -> SigmaRange {
     SigmaRange::ALL
 }
 
-/// Where a velocity is asked for; see [`DiffusionModel::velocity`].
+/// The input of one velocity of [`DiffusionModel::velocities`].
 #[derive(Clone, Copy, Debug)]
 pub struct VelocityInput<'a> {
     /// f32 `[C, T, H, W]`.
     pub latents: &'a Tensor,
-    /// Their noise level.
+    /// Noise level of the latents.
     pub timestep: Timestep,
-    /// Their conditions.
+    /// Conditions of the video.
     pub conditioning: &'a Conditioning,
 }
 
-/// A video diffusion model that predicts the velocity d x / d sigma. One sample at a time, no batch axis, but in
-/// [`DiffusionModel::velocities`].
+/// A video diffusion model that predicts the velocity d x / d sigma. Each method takes one sample, without a batch
+/// axis; only [`DiffusionModel::velocities`] takes several.
 pub trait DiffusionModel {
     /// Facts of the checkpoint.
     fn schedule(&self) -> ScheduleFacts;
 
-    /// Sizes and lengths that [`DiffusionModel::encode`] takes: data sets bring their clips to them.
+    /// Sizes and lengths that [`DiffusionModel::encode`] takes. Data sets resize and cut their clips accordingly.
     fn video_unit(&self) -> VideoUnit {
         VideoUnit::default()
     }
 
-    /// Prompts that [`DiffusionModel::encode`] will be asked for soon, in that order: a model that must read a large
-    /// encoder for one may encode several at once. Each call replaces the last.
+    /// Announces the prompts of the next calls of [`DiffusionModel::encode`], in their order. A model that must read a
+    /// large encoder for one prompt may then encode several at once. Each call replaces the announcement before.
     fn expect_prompts(&mut self, prompts: &[String]) {
         let _ = prompts;
     }
@@ -173,9 +173,11 @@ pub trait DiffusionModel {
         grad: Grad,
     ) -> Result<(Tensor, Option<Pullback>)>;
 
-    /// Velocities at `inputs`, whose latents have one shape: f32 `[B, C, T, H, W]`. The pullback takes and returns
-    /// cotangents of that shape. Here one after the other; a model may compute them together, which small models are
-    /// much faster at, and then needs the memory of all of them at once.
+    /// Velocities at `inputs`, whose latents have one shape, stacked: f32 `[B, C, T, H, W]`. The pullback takes and
+    /// returns cotangents of this shape.
+    ///
+    /// The default computes one velocity after the other. A model may compute them together; that is much faster for
+    /// small models, and needs the memory of all passes at once.
     fn velocities(
         &mut self,
         inputs: &[VelocityInput<'_>],

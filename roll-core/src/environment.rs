@@ -22,15 +22,15 @@ pub struct Transition {
     /// Whether the task was solved or lost.
     #[serde(default)]
     pub terminated: bool,
-    /// Whether a limit cut it off.
+    /// Whether a limit of the environment ended the episode before the task was solved or lost.
     #[serde(default)]
     pub truncated: bool,
-    /// Whether the action was valid; if it is not said, it was.
+    /// Whether the action was valid, which is the default.
     #[serde(default = "crate::yes")]
     pub valid: bool,
 }
 
-/// The set that the start of an episode is taken from.
+/// The set of starts that an episode begins from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Split {
@@ -102,24 +102,25 @@ impl Split {
 /// # }
 /// ```
 pub trait Environment: Send {
-    /// Chooses the set of the next start, and says which group of episodes it is; called before each `reset`. Seeds of
-    /// validations differ from those of training anyway: only an environment with a finite set of starts, such as the
-    /// rows of a file, must keep the two apart.
+    /// Announces the next episode: the set that it starts from, and the number of its group (the episodes with the same
+    /// start). Called before each `reset`. An environment that makes its starts from the seed may ignore the set,
+    /// because seeds of validations differ from seeds of training. An environment with a finite set of starts, such as
+    /// the rows of a file, must keep the two sets apart.
     ///
-    /// `number` counts the groups of all steps and ranks from 0, in each world of `mixed` by itself: an environment
-    /// that plays n rows in their order takes row `number % n`, and is in epoch `number / n`. Each validation counts
-    /// from 0.
+    /// `number` counts the groups of all steps and ranks from 0, separately for each world of the environment `mixed`
+    /// and for each validation. An environment that plays n rows in their order takes row `number % n`, in epoch
+    /// `number / n`.
     fn enter(&mut self, _split: Split, _number: u64) -> Result<()> {
         Ok(())
     }
 
-    /// The episode is over, for whatever reason: the environment ended it, the agent used up its turns or tokens, or it
+    /// Ends the episode, whatever the reason: the environment ended it, the agent used up its turns or tokens, or it
     /// failed. Called once for each `reset`.
     fn leave(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// Starts anew.
+    /// Starts a new episode and returns its first observation.
     fn reset(&mut self, seed: u64) -> Result<Observation>;
     /// Applies the agent's text, which has no end-of-turn token.
     fn step(&mut self, action: &str) -> Result<Transition>;
@@ -130,8 +131,8 @@ pub trait Environment: Send {
         String::new()
     }
 
-    /// Names of the worlds that it has, where it has several: `reset` with seed s opens world `s % count`. Empty: it is
-    /// one world.
+    /// Names of the environment's worlds, if it has several: `reset` with seed s opens world `s % count`. Empty: the
+    /// environment is one world.
     fn kinds(&self) -> Vec<String> {
         Vec::new()
     }
@@ -142,8 +143,8 @@ pub trait Environment: Send {
         None
     }
 
-    /// The action that it read in the latest answer, for the history in later prompts. Empty: it found none, and the
-    /// history has the answer without its thoughts.
+    /// The action that the environment read from the latest answer, for the history in later prompts. Empty: the answer
+    /// had no action, and the history has the whole answer without its thoughts.
     fn action(&self) -> String {
         String::new()
     }

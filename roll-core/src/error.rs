@@ -147,7 +147,7 @@ impl Error {
         Self::Config { key: key.into(), problem: problem.into() }
     }
 
-    /// The only one of `errors`, or all of them as one.
+    /// A single error as it is; several as one [`Error::Several`].
     pub fn several(mut errors: Vec<Error>) -> Self {
         match errors.pop() {
             Some(only) if errors.is_empty() => only,
@@ -193,15 +193,15 @@ impl Error {
         messages(self)
     }
 
-    /// The same as one line.
+    /// These messages as one line, separated by colons.
     pub fn chain(&self) -> String {
         one_line(self)
     }
 
-    /// Who can put this right.
+    /// Who can put this error right.
     pub fn fault(&self) -> Fault {
         match self {
-            // A full disk or a failing device is no mistake of the configuration.
+            // The user can give another path or permission; a full disk or a failing device is a failure.
             Self::File { source, .. } => match source.kind() {
                 std::io::ErrorKind::NotFound
                 | std::io::ErrorKind::PermissionDenied
@@ -267,7 +267,7 @@ pub fn one_line(error: &dyn std::error::Error) -> String {
     messages(error).join(": ")
 }
 
-/// The known name nearest to `name`, if it is near enough to be meant.
+/// The known name nearest to `name`, if it is near enough to be meant: one edit, and one more for each four letters.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     known
         .into_iter()
@@ -277,20 +277,17 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, k)| k)
 }
 
-/// The text, cut after `most` characters.
-pub(crate) fn shortened(text: String, most: usize) -> String {
-    match text.char_indices().nth(most) {
+/// The text, cut after `max_chars` characters.
+pub(crate) fn shortened(text: String, max_chars: usize) -> String {
+    match text.char_indices().nth(max_chars) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text,
     }
 }
 
-/// The place of a wrong value: arguments are not keys of a configuration.
+/// The place of a wrong value: an argument of the program (`--size`), or a key of the configuration.
 fn place(key: &str) -> String {
-    match key.starts_with("--") {
-        true => key.into(),
-        false => format!("configuration key `{key}`"),
-    }
+    if key.starts_with("--") { key.into() } else { format!("configuration key `{key}`") }
 }
 
 fn suggestion(nearest: &Option<String>) -> String {

@@ -10,11 +10,12 @@ use crate::{Model, Noise, Progress, RewardScorer, Sample, Video};
 pub struct EvaluationContext<'a> {
     /// The samples to generate for; each gets the same noise at every evaluation of a run.
     pub samples: &'a [Sample],
-    /// Samples of the calls that follow, with the same parameters: work for them may be done together with this one's.
+    /// The samples of the next calls. The model's parameters stay the same until then, so that work for these samples
+    /// may be done together with work for `samples`.
     pub upcoming: &'a [Sample],
     /// The model.
     pub model: &'a mut dyn Model,
-    /// Rewards of each result, in order: that of the run first, then those that are only measured.
+    /// The rewards that score each result: first the run's own, then rewards that are only measured.
     pub rewards: Vec<&'a mut dyn RewardScorer>,
     /// Source of every random draw.
     pub noise: &'a Noise,
@@ -27,7 +28,7 @@ pub struct EvaluationContext<'a> {
 pub struct Evaluated {
     /// The sample's [`Sample::origin`].
     pub origin: String,
-    /// One per reward of the context; `None` where it found nothing to score.
+    /// One score per reward of the context; `None` if the reward found nothing to score.
     #[serde(with = "crate::number")]
     pub scores: Vec<Option<f64>>,
     /// KL divergence from the reference policy of the algorithm.
@@ -46,8 +47,8 @@ pub struct Validation {
     pub metrics: BTreeMap<String, f64>,
     /// As [`crate::StepReport::records`].
     pub records: Vec<serde_json::Value>,
-    /// The loss of each sample, always in the same order, if the loss is their mean: two validations are then compared
-    /// sample by sample.
+    /// The loss of each sample, always in the same order, so that two validations can be compared sample by sample.
+    /// Empty if the validation's loss is not the mean of losses of samples.
     #[serde(with = "crate::number")]
     pub losses: Vec<f64>,
 }

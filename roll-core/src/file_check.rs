@@ -1,4 +1,5 @@
-//! The files of a component before a run, for people: headers are read, weights are not, and nothing is written.
+//! The check of a component's files before a run: it reads headers but no weights, writes nothing, and reports lines
+//! for people.
 
 use crate::{BuildContext, Kind, Options, Result};
 

@@ -114,18 +114,18 @@ impl HeadlineFormat {
         self.with_decimals(value, 0)
     }
 
-    /// Both values in this format, with as many more decimals as show them apart.
+    /// Both values in this format, with the fewest additional decimals (at most 8) that make their texts differ.
     pub fn write_apart(self, values: [f64; 2]) -> [String; 2] {
-        let written = |more: usize| values.map(|value| self.with_decimals(value, more));
+        let written = |additional: usize| values.map(|value| self.with_decimals(value, additional));
         (0..=8).map(written).find(|[first, second]| first != second).unwrap_or_else(|| written(0))
     }
 
-    fn with_decimals(self, value: f64, more: usize) -> String {
+    fn with_decimals(self, value: f64, additional: usize) -> String {
         match self {
-            Self::Decimal => format!("{value:.*}", 4 + more),
+            Self::Decimal => format!("{value:.*}", 4 + additional),
             Self::Scientific if value == 0.0 => "0".into(),
-            Self::Scientific => format!("{value:.*e}", 2 + more),
-            Self::Percent => format!("{:.*} %", 1 + more, 100.0 * value),
+            Self::Scientific => format!("{value:.*e}", 2 + additional),
+            Self::Percent => format!("{:.*} %", 1 + additional, 100.0 * value),
         }
     }
 }

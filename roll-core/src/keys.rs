@@ -1,7 +1,9 @@
 //! Keys of a configuration: the meaning of each, the values that it takes, and its default.
 //!
-//! The types that a configuration is read into are the only source: documentation comments are the meanings, types and
-//! `#[schemars(range(min = 1))]` the values, [`Default`] the defaults. [`check`] holds values to the same schema.
+//! The types that a configuration is read into are the only source, through their JSON schema. Their documentation
+//! comments are the meanings of keys, their types and attributes (`#[schemars(range(min = 1))]` and others) describe
+//! the values, and [`Default`] has the defaults. [`of`] lists the keys of a type; [`check`] fails on values outside the
+//! schema.
 
 use serde_json::Value as Json;
 
@@ -16,17 +18,17 @@ pub struct Key {
     pub about: String,
     /// The values that it takes, in words: "a whole number of at least 1".
     pub values: String,
-    /// The values that have a meaning of their own, each with its meaning.
+    /// Values that are documented one by one (the variants of an enum): value and meaning.
     pub choices: Vec<(String, String)>,
-    /// The default; `None` for a key that must be given where its section is.
+    /// The default. `None`: the key must be given if its section is.
     pub default: Option<Json>,
     /// The JSON schema of its values; `null` if it is not known.
     pub schema: Json,
 }
 
 impl Key {
-    /// Whether its component cannot be made with the default: the name of a file, the address of a service. The field
-    /// has the attribute `#[schemars(extend("x-required" = true))]`.
+    /// Whether the component needs another value than the default: the name of a file, the address of a service. The
+    /// field of such a key has the attribute `#[schemars(extend("x-required" = true))]`.
     pub fn is_required(&self) -> bool {
         self.schema.get("x-required").and_then(Json::as_bool).unwrap_or(false)
     }
@@ -63,11 +65,11 @@ mod schema {
     use crate::error::{nearest, shortened};
     use crate::{Error, Result};
 
-    /// The keys of `T`, those of maps within it too, in the order of its fields.
+    /// The keys of `T` in the order of its fields, with the keys of the maps that it contains.
     pub fn of<T: JsonSchema + Serialize + Default>() -> Vec<Key> {
         let defaults = Json::Object(crate::default_options::<T>());
         let mut keys = Vec::new();
-        below("", &schema_of::<T>(), Some(&defaults), &mut keys);
+        add_keys("", &schema_of::<T>(), Some(&defaults), &mut keys);
         keys
     }
 
@@ -83,8 +85,9 @@ mod schema {
         check_value(&[], section, &schema_of::<T>(), &mut value)
     }
 
-    /// Fails if `value`, a map of `keys`, is outside `schema`: on the first value of another type, number outside its
-    /// range, unknown word, list of another length, and unknown key. Writes whole numbers as such (`5e8`).
+    /// Fails if the map `value` is outside `schema`: on the first value of another type, number outside its range,
+    /// unknown word, list of another length, or unknown key, for which `keys` are the suggestions. Replaces floats by
+    /// integers where the schema has integers: `5e8` becomes 500000000.
     pub fn check(keys: &[Key], schema: &Json, value: &mut Json) -> Result<()> {
         check_value(keys, "", schema, value)
     }
@@ -96,7 +99,8 @@ mod schema {
     }
 
     impl Key {
-        /// As [`check`], of a value of this key; `place` is its full name.
+        /// Checks a value of this key, as [`check`] does. `null` always passes. `place` is the full name of the key,
+        /// for errors.
         pub fn check(&self, place: &str, value: &mut Json) -> Result<()> {
             match value {
                 Json::Null => Ok(()),
@@ -106,26 +110,27 @@ mod schema {
 
         /// Whether every value of this key is text, or `null`.
         pub fn is_text(&self) -> bool {
-            let text =
+            let is_text_schema =
                 |schema: &Json| types(schema).is_some_and(|types| types.iter().all(|t| ["string", "null"].contains(t)));
-            alternatives(&self.schema).into_iter().all(text)
+            alternatives(&self.schema).into_iter().all(is_text_schema)
         }
 
-        /// Whether the value at `place`, the name of this key or of a value within it, is a choice among maps of one
-        /// word, and `words` are two of these words.
+        /// Whether the value at `place` is an enum whose variants are maps of one key, the variant's tag (`{value:
+        /// 0.5}`), and `words` are two of its tags. `place` is the name of this key, or of a value within it.
         pub fn are_choices(&self, place: &str, words: [&str; 2]) -> bool {
-            let mut place = place.split('.');
-            if !self.name.split('.').all(|part| place.next() == Some(part)) {
+            let mut parts = place.split('.');
+            if !self.name.split('.').all(|part| parts.next() == Some(part)) {
                 return false;
             }
-            let found = place.fold(vec![&self.schema], within);
-            let tags: Vec<&String> = found.into_iter().flat_map(alternatives).filter_map(tag).collect();
+            // The parts after the key's name lead to the value within it.
+            let schemas = parts.fold(vec![&self.schema], entry_schemas);
+            let tags: Vec<&String> = schemas.into_iter().flat_map(alternatives).filter_map(tag).collect();
             words.iter().all(|word| tags.iter().any(|tag| tag == word))
         }
     }
 
-    /// The error on a key that is not among `siblings`, the names at its level. It suggests the nearest of these, or of
-    /// the full names `all`.
+    /// The error on a key that is not among `siblings`, the names at its level. It suggests a known key if [`suggest`]
+    /// finds one.
     pub fn unknown<'a>(key: &str, siblings: impl Iterator<Item = &'a str> + Clone, all: &[Key]) -> Error {
         let hint = match suggest(key, siblings.clone(), all) {
             Some(near) => format!("did you mean `{near}`?"),
@@ -134,66 +139,71 @@ mod schema {
         Error::config(key, format!("unknown key; {hint}"))
     }
 
-    /// The known key that `key` may have meant: the nearest of `siblings`, the names at its level, or that of `all`
-    /// whose last name is the nearest.
+    /// The known key that the user may have meant by `key`: the nearest of `siblings`, which are the names at its
+    /// level; if none is near, the key of `all` with the nearest last name, at whatever level.
     pub fn suggest<'a>(key: &str, siblings: impl Iterator<Item = &'a str>, all: &[Key]) -> Option<String> {
         let (parent, name) = key.rsplit_once('.').unwrap_or(("", key));
         if let Some(near) = nearest(name, siblings) {
             return Some(joined(parent, near));
         }
-        fn last(key: &Key) -> &str {
+        fn last_name(key: &Key) -> &str {
             key.name.rsplit('.').next().unwrap_or_default()
         }
-        let near = nearest(name, all.iter().map(last))?;
-        all.iter().find(|key| last(key) == near).map(|key| key.name.clone())
+        let near = nearest(name, all.iter().map(last_name))?;
+        all.iter().find(|key| last_name(key) == near).map(|key| key.name.clone())
     }
 
     fn joined(parent: &str, name: &str) -> String {
         if parent.is_empty() { name.to_string() } else { format!("{parent}.{name}") }
     }
 
-    /// The fields of a map; `defaults` are those of the type around it, where that has any.
-    fn below(prefix: &str, schema: &Json, defaults: Option<&Json>, keys: &mut Vec<Key>) {
+    /// Appends the keys of a map with this `schema` to `keys`, each with `prefix` before its name, and then the keys of
+    /// the maps within it. `defaults` is the default of the whole map, if the type that contains it has one.
+    fn add_keys(prefix: &str, schema: &Json, defaults: Option<&Json>, keys: &mut Vec<Key>) {
         for (name, field) in fields(schema).into_iter().flatten() {
-            let own = defaults.and_then(|defaults| defaults.get(name)).or(field.get("default"));
+            let default = defaults.and_then(|defaults| defaults.get(name)).or(field.get("default"));
             let key = Key {
                 name: format!("{prefix}{name}"),
                 about: text(field),
                 values: values(field),
                 choices: choices(field),
-                default: own.cloned(),
+                default: default.cloned(),
                 schema: field.clone(),
             };
             let nested = format!("{}.", key.name);
             let section = nesting(field);
-            // A map adds nothing to its keys, which are listed one by one.
-            if section.is_none() || !own.is_some_and(Json::is_object) {
+            // A map with a default adds nothing to its keys, which are listed one by one.
+            if section.is_none() || !default.is_some_and(Json::is_object) {
                 keys.push(key);
             }
             match section {
-                Some(Nesting::Map(map)) => below(&nested, map, own.filter(|own| own.is_object()), keys),
-                Some(Nesting::Entries(entry)) => below(&format!("{nested}N."), entry, None, keys),
+                Some(Nesting::Map(map)) => add_keys(&nested, map, default.filter(|map| map.is_object()), keys),
+                Some(Nesting::Entries(entry)) => add_keys(&format!("{nested}N."), entry, None, keys),
                 None => {}
             }
         }
     }
 
-    /// The schemas of the entry `part` of maps and lists with these schemas.
-    fn within<'a>(schemas: Vec<&'a Json>, part: &str) -> Vec<&'a Json> {
-        let entry = |one: &'a Json| match part.parse::<usize>() {
-            Ok(_) => one.get("items"),
-            Err(_) => fields(one)?.get(part),
+    /// The schemas that an entry of maps or lists with these `schemas` may have: of the field `part`, or, if `part` is
+    /// a number, of the list's entries.
+    fn entry_schemas<'a>(schemas: Vec<&'a Json>, part: &str) -> Vec<&'a Json> {
+        let entry = |schema: &'a Json| match part.parse::<usize>() {
+            Ok(_) => schema.get("items"),
+            Err(_) => fields(schema)?.get(part),
         };
         schemas.into_iter().flat_map(alternatives).filter_map(entry).collect()
     }
 
+    /// The schema of the map whose keys a field brings along.
     enum Nesting<'a> {
+        /// The field is this map.
         Map(&'a Json),
+        /// The field is a list of such maps.
         Entries(&'a Json),
     }
 
-    /// The map, or the maps of a list, that a field holds. A map that is an alternative to words does not count; a list
-    /// of maps does.
+    /// The map, or the maps of a list, that a field holds. A map that is one of several alternatives does not count; a
+    /// list of maps does.
     fn nesting(field: &Json) -> Option<Nesting<'_>> {
         let present: Vec<&Json> = alternatives(field).into_iter().filter(|a| !is_null(a)).collect();
         match present[..] {
@@ -226,14 +236,15 @@ mod schema {
         }
     }
 
-    /// Documentation as one line a paragraph, without the links that only rustdoc follows.
+    /// The documentation of a schema, each paragraph as one line, without the brackets of rustdoc's links.
     fn text(schema: &Json) -> String {
         let about = schema.get("description").and_then(Json::as_str).unwrap_or_default();
         let paragraphs = about.split("\n\n").map(|paragraph| paragraph.replace('\n', " "));
         paragraphs.collect::<Vec<_>>().join("\n\n").replace("[`", "`").replace("`]", "`")
     }
 
-    /// Values with a documentation of their own.
+    /// The alternatives of a field, or of the entries of a list, that have a documentation of their own: value in words
+    /// and documentation.
     fn choices(field: &Json) -> Vec<(String, String)> {
         let several = alternatives(field.get("items").unwrap_or(field));
         if several.len() < 2 {
@@ -244,14 +255,14 @@ mod schema {
         documented.map(|a| (values(a), text(a))).filter(|(_, about)| !about.is_empty()).collect()
     }
 
-    /// Values in words.
+    /// The values that a schema takes, in words: "a whole number of at least 1 or `null`".
     fn values(schema: &Json) -> String {
-        let mut several: Vec<String> = alternatives(schema).into_iter().flat_map(of_one).collect();
+        let mut several: Vec<String> = alternatives(schema).into_iter().flat_map(values_of_one).collect();
         several.dedup();
         either(&several)
     }
 
-    /// "a, b or c".
+    /// Joins alternatives: "a, b or c".
     fn either(several: &[String]) -> String {
         match several {
             [] => "any value".into(),
@@ -260,14 +271,15 @@ mod schema {
         }
     }
 
-    fn of_one(schema: &Json) -> Vec<String> {
+    /// The values of a schema without alternatives, in words: one entry per word or type.
+    fn values_of_one(schema: &Json) -> Vec<String> {
         if let Some(value) = schema.get("const") {
             return vec![quoted(value)];
         }
         if let Some(Json::Array(values)) = schema.get("enum") {
             return values.iter().map(quoted).collect();
         }
-        let one = |name: &str| match name {
+        let type_in_words = |name: &str| match name {
             "boolean" => "`true` or `false`".into(),
             "integer" => format!("a whole number{}", range(schema)),
             "number" => format!("a number{}", range(schema)),
@@ -278,8 +290,8 @@ mod schema {
             other => format!("`{other}`"),
         };
         match schema.get("type") {
-            Some(Json::String(name)) => vec![one(name)],
-            Some(Json::Array(names)) => names.iter().filter_map(Json::as_str).map(one).collect(),
+            Some(Json::String(name)) => vec![type_in_words(name)],
+            Some(Json::Array(names)) => names.iter().filter_map(Json::as_str).map(type_in_words).collect(),
             _ => vec!["any value".into()],
         }
     }
@@ -291,6 +303,7 @@ mod schema {
         }
     }
 
+    /// A list in words: "2 entries, each a number".
     fn list(schema: &Json) -> String {
         let bound = |key: &str| schema.get(key).and_then(Json::as_u64);
         let count = match (bound("minItems"), bound("maxItems")) {
@@ -302,11 +315,12 @@ mod schema {
         format!("{count}, each {entry}")
     }
 
-    /// A map that is a word with a value is shown as it is written.
+    /// A map in words. A map of one key only is shown as it is written: "`{value: ...}` with a number".
     fn map(schema: &Json) -> String {
-        match fields(schema).filter(|_| is_closed(schema)).map(|map| map.iter().collect::<Vec<_>>()).as_deref() {
-            Some([(name, field)]) => format!("`{{{name}: ...}}` with {}", values(field)),
-            _ => "a map".into(),
+        let single = fields(schema).filter(|map| is_closed(schema) && map.len() == 1);
+        match single.and_then(|map| map.iter().next()) {
+            Some((name, field)) => format!("`{{{name}: ...}}` with {}", values(field)),
+            None => "a map".into(),
         }
     }
 
@@ -314,36 +328,41 @@ mod schema {
         schema.get(key).and_then(Json::as_f64)
     }
 
+    /// The range of a number in words, after a blank: " from 0 to 1", " above 0 and at most 8", " of at least 1". Empty
+    /// if there is no limit.
     fn range(schema: &Json) -> String {
         let limit = |key| limit(schema, key);
-        let least = limit("minimum").map(|n| format!("of at least {n}"));
-        let least = least.or(limit("exclusiveMinimum").map(|n| format!("above {n}")));
-        let most = limit("maximum").map(|n| format!("at most {n}"));
-        let most = most.or(limit("exclusiveMaximum").map(|n| format!("below {n}")));
-        match (limit("minimum").zip(limit("maximum")), least, most) {
-            (Some((least, most)), ..) => format!(" from {least} to {most}"),
-            (_, Some(least), Some(most)) => format!(" {least} and {most}"),
-            (_, Some(one), None) | (_, None, Some(one)) => format!(" {one}"),
-            (_, None, None) => String::new(),
+        if let (Some(least), Some(most)) = (limit("minimum"), limit("maximum")) {
+            return format!(" from {least} to {most}");
+        }
+        let lower = limit("minimum").map(|n| format!("of at least {n}"));
+        let lower = lower.or(limit("exclusiveMinimum").map(|n| format!("above {n}")));
+        let upper = limit("maximum").map(|n| format!("at most {n}"));
+        let upper = upper.or(limit("exclusiveMaximum").map(|n| format!("below {n}")));
+        match (lower, upper) {
+            (Some(lower), Some(upper)) => format!(" {lower} and {upper}"),
+            (Some(bound), None) | (None, Some(bound)) => format!(" {bound}"),
+            (None, None) => String::new(),
         }
     }
 
-    /// The JSON types that a schema takes; `None` where it does not say.
+    /// The JSON types that a schema takes. `None`: the schema does not restrict the type.
     fn types(schema: &Json) -> Option<Vec<&str>> {
-        match (schema.get("const").or(schema.get("enum")), schema.get("type")) {
-            (_, Some(Json::String(name))) => Some(vec![name]),
-            (_, Some(Json::Array(names))) => Some(names.iter().filter_map(Json::as_str).collect()),
-            (Some(_), _) => Some(vec!["string"]),
-            (None, _) => None,
+        match schema.get("type") {
+            Some(Json::String(name)) => Some(vec![name]),
+            Some(Json::Array(names)) => Some(names.iter().filter_map(Json::as_str).collect()),
+            // The words of an enum.
+            _ if schema.get("const").or(schema.get("enum")).is_some() => Some(vec!["string"]),
+            _ => None,
         }
     }
 
-    /// Whether a schema takes values of this one's type. A reader of numbers takes whole ones for any.
+    /// Whether a schema takes the JSON type of `value`.
     fn takes(schema: &Json, value: &Json) -> bool {
         let Some(types) = types(schema) else { return true };
         types.iter().any(|name| match *name {
             "boolean" => value.is_boolean(),
-            // Some are written as `5e8`.
+            // A whole number may be written as the float `5e8`.
             "integer" => value.as_f64().is_some_and(|number| number.fract() == 0.0),
             "number" => value.is_number(),
             "string" => value.is_string(),
@@ -354,7 +373,7 @@ mod schema {
         })
     }
 
-    /// Whether a map has the word that distinguishes this choice from the others, if it is one.
+    /// Whether a map has the tag of `schema` as its only key. True if the schema has no tag or `value` is no map.
     fn is_tagged(schema: &Json, value: &Json) -> bool {
         match (tag(schema), value) {
             (Some(word), Json::Object(map)) => map.len() == 1 && map.get(word).is_some_and(|inner| !inner.is_null()),
@@ -362,11 +381,12 @@ mod schema {
         }
     }
 
-    /// The word of a choice that is written as a map of a word and its value.
+    /// The tag of an enum's variant that holds a value: the only key of its map, such as `value` in `{value: 0.5}`.
     fn tag(schema: &Json) -> Option<&String> {
         let mut names = fields(schema).filter(|_| is_closed(schema))?.keys();
+        let (Some(name), None) = (names.next(), names.next()) else { return None };
         let required = schema.get("required").and_then(Json::as_array)?;
-        names.next().filter(|name| names.next().is_none() && required.iter().any(|one| one == *name))
+        required.iter().any(|one| one == name).then_some(name)
     }
 
     /// Fails if `value` is outside `schema`; `all` are the known keys, for suggestions.
@@ -374,20 +394,22 @@ mod schema {
         let several = alternatives(schema);
         let fitting: Vec<&Json> = several.into_iter().filter(|a| takes(a, value) && is_tagged(a, value)).collect();
         match fitting[..] {
-            // Numbers that are not finite have no JSON.
+            // serde_json writes a number that is not finite as `null`.
             [] if value.is_null() && types(schema).is_some_and(|types| types == ["number"]) => {
                 Err(Error::config(key, format!("expected {}, found one that is not finite", values(schema))))
             }
-            // The type that reads `null` knows its meaning.
+            // The schema does not say what `null` means; the type that is read from it decides.
             [] if value.is_null() => Ok(()),
-            [only] => check_one(all, key, only, schema, value),
-            _ if fitting.iter().any(|a| check_one(all, key, a, schema, &mut value.clone()).is_ok()) => Ok(()),
+            [only] => check_alternative(all, key, only, schema, value),
+            // Several alternatives have this type: one must accept the value.
+            _ if fitting.iter().any(|a| check_alternative(all, key, a, schema, &mut value.clone()).is_ok()) => Ok(()),
             _ => Err(wrong(key, schema, value)),
         }
     }
 
-    /// Checks `value` against `schema` among the choices of `whole`, which takes values of this type.
-    fn check_one(all: &[Key], key: &str, schema: &Json, whole: &Json, value: &mut Json) -> Result<()> {
+    /// Checks the range, word, length, entries and fields of `value` against `schema`, which takes its type. `schema`
+    /// is one alternative of `declared`, whose values errors describe.
+    fn check_alternative(all: &[Key], key: &str, schema: &Json, declared: &Json, value: &mut Json) -> Result<()> {
         let limit = |name| limit(schema, name);
         let found: &Json = value;
         let fits = match found {
@@ -409,13 +431,15 @@ mod schema {
             _ => true,
         };
         if !fits {
-            return Err(wrong(key, whole, value));
+            return Err(wrong(key, declared, value));
         }
         match value {
             Json::Number(number) if types(schema).is_some_and(|types| types.contains(&"integer")) => {
-                // A whole number below 2^53 is exact.
-                let whole = number.as_f64().filter(|whole| number.is_f64() && whole.abs() < 9e15);
-                whole.into_iter().for_each(|whole| *value = (whole as i64).into());
+                // A float below 2^53 (9.007e15) holds a whole number exactly.
+                let float = number.as_f64().filter(|float| number.is_f64() && float.abs() < 9e15);
+                if let Some(float) = float {
+                    *value = (float as i64).into();
+                }
                 Ok(())
             }
             Json::Array(items) => {
@@ -441,15 +465,14 @@ mod schema {
         Error::config(key, format!("expected {}, found {}", values(schema), shown(value)))
     }
 
-    /// A value that was found, for messages: texts apart from numbers, and not longer than a line.
+    /// A value that was found, for messages: text in backticks, so that it cannot be taken for a number, and at most 80
+    /// characters.
     fn shown(value: &Json) -> String {
-        shortened(
-            match value {
-                Json::String(text) => format!("`{text}`"),
-                other => other.to_string(),
-            },
-            80,
-        )
+        let text = match value {
+            Json::String(text) => format!("`{text}`"),
+            other => other.to_string(),
+        };
+        shortened(text, 80)
     }
 }
 

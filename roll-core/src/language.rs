@@ -26,17 +26,17 @@ impl Message {
 /// The answer to a prompt depends on the prompt, its number and the seed, never on the other prompts.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Sampling {
-    /// 0 is greedy.
+    /// Divisor of the logits; 0 is greedy.
     #[serde(with = "crate::number")]
     pub temperature: f64,
-    /// Nucleus mass; 1 keeps everything.
+    /// Probability mass of the likeliest tokens that are kept (nucleus sampling); 1 keeps all tokens.
     #[serde(with = "crate::number")]
     pub top_p: f64,
-    /// Number of likeliest tokens kept; 0 keeps everything.
+    /// Number of likeliest tokens that are kept; 0 keeps all tokens.
     pub top_k: usize,
     /// Most new tokens per prompt.
     pub max_new_tokens: usize,
-    /// Most new tokens of each prompt, where some may have fewer than `max_new_tokens`; empty: all may have those.
+    /// Most new tokens of each prompt, if prompts have limits of their own below `max_new_tokens`; otherwise empty.
     #[serde(default)]
     pub limits: Vec<usize>,
     /// Generation of a row ends after one of these texts.
@@ -44,14 +44,14 @@ pub struct Sampling {
     pub stop: Vec<String>,
     /// Key of the random draws.
     pub seed: u64,
-    /// Numbers of the prompts among all that are continued under this key, one each, so that ranks and batches can
-    /// share them out; empty counts from 0.
+    /// The number of each prompt among all prompts that are continued with this seed. Draws depend on it, so that ranks
+    /// and batches can share the prompts out and still draw the same. Empty: the prompts are numbered from 0.
     #[serde(default)]
     pub numbers: Vec<u64>,
 }
 
 impl Sampling {
-    /// The likeliest tokens, at most `max_new_tokens` of them.
+    /// Always draws the likeliest token, at most `max_new_tokens` times.
     pub fn greedy(max_new_tokens: usize) -> Self {
         Self {
             temperature: 0.0,
@@ -65,7 +65,8 @@ impl Sampling {
         }
     }
 
-    /// Fails on settings that draw nothing. The keys are the fields' names; the caller adds their section.
+    /// Fails on settings that no token can be drawn with. The error's key is the name of a field; the caller adds its
+    /// section.
     pub fn check(&self) -> Result<()> {
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
             let problem = format!("expected a number of at least 0, found {}", self.temperature);
@@ -106,7 +107,7 @@ pub struct Generation {
     pub raw_log_probs: Vec<f32>,
 }
 
-/// Statistics of given tokens, f32 `[B, L - 1]`: position t speaks of token t + 1.
+/// Statistics of given tokens, f32 `[B, L - 1]`: position t describes token t + 1.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct TokenStats {
     /// Log-probability of the next token.
@@ -123,8 +124,8 @@ pub trait LanguageModel {
     /// Tokens to text.
     fn detokenize(&self, tokens: &[u32]) -> Result<String>;
 
-    /// A conversation as the model's chat template writes it. `continue_as_assistant` ends it where the model speaks
-    /// next.
+    /// A conversation as the model's chat template writes it. With `continue_as_assistant`, the text ends with the
+    /// beginning of an assistant's message, so that the model speaks next.
     fn render_chat(&self, _messages: &[Message], _continue_as_assistant: bool) -> Result<String> {
         Err(Error::Unsupported("this model has no chat template".into()))
     }
@@ -155,7 +156,7 @@ pub trait LanguageModel {
     fn generate(&mut self, prompts: &[Vec<u32>], sampling: &Sampling) -> Result<Vec<Generation>>;
 
     /// A snapshot of the policy, separate from the model: it generates on another thread while the model is
-    /// updated. It shares the frozen weights and has a copy of the trained ones. The models of plugins have none.
+    /// updated. It shares the frozen weights and has a copy of the trained ones. Models of plugins have no snapshots.
     fn snapshot(&self) -> Result<Box<dyn LanguageModel + Send>> {
         Err(Error::Unsupported("this language model cannot generate while it is updated".into()))
     }

@@ -127,7 +127,7 @@ pub use video::{Columns, Sample, SampleVideo, Video, VideoUnit};
 
 pub use {inventory, serde, serde_json, tracing};
 
-/// The default of a flag that is set unless something else is said.
+/// For `#[serde(default)]`: the default of a flag that is set unless the input says otherwise.
 fn yes() -> bool {
     true
 }

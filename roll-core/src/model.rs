@@ -52,8 +52,8 @@ pub trait Model: Send {
     /// Adds the accumulated gradients to `add_into` and clears the accumulators.
     fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()>;
 
-    /// Access to single parameters, if the model has it: strategies then need no copy of all of them. A wrapper that
-    /// keeps gradients to itself returns `None`.
+    /// Access to single parameters, if the model supports it. Strategies then need no copy of all parameters. A wrapper
+    /// that collects the gradients itself returns `None`.
     fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
         None
     }
@@ -74,8 +74,8 @@ pub trait Model: Send {
     }
 
     /// The result of training for users, as files: name of the file (without directory or extension) and its
-    /// tensors under the names other programs read. The entries of a file's header are an entry of their own
-    /// ([`header`]).
+    /// tensors under the names other programs read. The metadata of a file's header is one further entry among its
+    /// tensors ([`header`]).
     fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>>;
 
     /// Loads the result of [`Model::export_adapter`]. Fails if a tensor is missing, unexpected or misshapen, and then
@@ -100,8 +100,8 @@ impl Default for Distribution {
     }
 }
 
-/// Single parameters of a model, and what strategies do with them during a pull or on their device. `which` are
-/// positions in [`Model::parameters`]; values are a range of the flat layout.
+/// Access to single parameters of a model, the delivery of their gradients during a pull, and updates on their device.
+/// `which` are positions in [`Model::parameters`]; the values of these parameters are a range of the flat layout.
 pub trait ParameterParts {
     /// As [`Model::read_parameters`].
     fn read_part(&self, which: Range<usize>, out: &mut [f32]) -> Result<()>;
@@ -110,8 +110,9 @@ pub trait ParameterParts {
     /// As [`Model::take_gradients`].
     fn take_gradients_part(&mut self, which: Range<usize>, add_into: &mut [f32]) -> Result<()>;
 
-    /// Makes pulls hand the gradient of each parameter to `sink` as soon as it is complete; `None` ends that. Returns
-    /// false if the model cannot: gradients then stay where [`Model::take_gradients`] finds them.
+    /// Makes pulls hand the gradient of each parameter to `sink` as soon as it is complete; `None` ends the delivery.
+    /// Returns false if the model does not support it. Gradients are then accumulated in the model, for
+    /// [`Model::take_gradients`].
     fn deliver_gradients(&mut self, _sink: Option<Arc<dyn GradientSink>>) -> bool {
         false
     }
@@ -125,13 +126,15 @@ pub trait ParameterParts {
 
 /// Takes gradients during a pull, so that their reduction overlaps the rest of the pull.
 pub trait GradientSink: Send + Sync {
-    /// Takes the gradient of the parameter at `position` in [`Model::parameters`]: the sum of earlier pulls and of this
-    /// one, row-major. The model does not keep it. A parameter that is used twice is delivered twice, and the parts add
-    /// up. Returns false to refuse the gradient: the model then accumulates it as if there were no sink.
+    /// Takes the gradient of the parameter at `position` in [`Model::parameters`]: the sum of the gradients of earlier
+    /// pulls, which the model has accumulated, and of this pull, row-major. The model does not keep it. The gradient of
+    /// a parameter that a pass uses twice is delivered in two parts, to be added. Returns false to refuse the gradient;
+    /// the model then accumulates it as if there were no sink.
     fn deliver(&self, position: usize, gradient: &[f32]) -> bool;
 }
 
-/// Flat vectors of parameters: their averages, and copies into named tensors and back, by the layout of `specs`.
+/// Flat vectors of parameters: moving averages of them, and their conversion to named tensors and back. `specs` are the
+/// names and shapes of the parameters, in the order of the flat layout.
 pub mod flat {
     use super::{Model, ParameterSpec, StateDict};
     use crate::{Error, Result, Tensor};
@@ -163,8 +166,8 @@ pub mod flat {
         Ok(state)
     }
 
-    /// Joins the tensors of `state` by `specs`. Fails on a missing, unexpected or misshapen tensor, and on a value that
-    /// is not finite. A [`super::header`] is passed over.
+    /// Joins the tensors of `state` in the order of `specs`. Fails on a missing, unexpected or misshapen tensor, and on
+    /// a value that is not finite. The entry of a [`super::header`] is ignored.
     pub fn from_state(specs: &[ParameterSpec], state: &StateDict) -> Result<Vec<f32>> {
         let mut values = Vec::with_capacity(specs.iter().map(ParameterSpec::len).sum());
         for spec in specs {
@@ -173,9 +176,9 @@ pub mod flat {
             if tensor.shape() != spec.shape {
                 return Err(Error::shape(&spec.name, format!("{:?}", spec.shape), tensor.shape()));
             }
-            let first = values.len();
+            let start = values.len();
             values.extend(tensor.to_f32_vec());
-            if let Some(value) = values[first..].iter().find(|value| !value.is_finite()) {
+            if let Some(value) = values[start..].iter().find(|value| !value.is_finite()) {
                 let problem = format!("the tensor `{}` holds {value}; every value must be finite", spec.name);
                 return Err(Error::Unsupported(problem));
             }
@@ -187,9 +190,9 @@ pub mod flat {
     }
 }
 
-/// Words for the header of a file, carried among its tensors: so they come along wherever tensors do, across the
-/// boundary of plugins too. Who writes the file puts them into its header; who reads the tensors alone passes them
-/// over.
+/// Metadata of a file of tensors: texts by name. They are carried as one more entry among the tensors, so that they
+/// pass wherever a [`StateDict`] passes, also across the boundary of plugins. The writer of a file moves them from
+/// there into the file's header; readers of tensors ignore the entry.
 pub mod header {
     use std::collections::BTreeMap;
 
@@ -199,25 +202,26 @@ pub mod header {
     /// Name of the entry, which no tensor of a safetensors file can have: JSON text, as `u8`.
     pub const KEY: &str = "__metadata__";
 
-    /// Word of an adapter's header: the optimizer steps that it was trained for.
+    /// Name of the optimizer steps that an adapter was trained for.
     pub const STEPS: &str = "roll.steps";
-    /// Word of an adapter's header: the name of the experiment.
+    /// Name of the experiment that trained an adapter.
     pub const RUN: &str = "roll.run";
 
-    /// Prefix of words that are text files to write next to the file, not part of its header; the rest is their name.
+    /// Prefix of the names of texts that do not belong in the header: each becomes a text file next to the file of
+    /// tensors, called by the rest of the name.
     pub const BESIDE: &str = "beside:";
 
-    /// Adds `words` to those of `state`.
-    pub fn put(state: &mut StateDict, words: BTreeMap<String, String>) -> Result<()> {
+    /// Adds `metadata` to the metadata of `state`.
+    pub fn put(state: &mut StateDict, metadata: BTreeMap<String, String>) -> Result<()> {
         let mut all = take(state)?;
-        all.extend(words);
+        all.extend(metadata);
         let text = serde_json::to_vec(&all).map_err(Error::failed("the header of a file cannot be written as JSON"))?;
         let length = text.len();
         state.insert(KEY.into(), Tensor::new(text, [length])?);
         Ok(())
     }
 
-    /// Takes the words out of `state`; none where it has none.
+    /// Removes the metadata from `state` and returns it; returns an empty map if `state` has no metadata.
     pub fn take(state: &mut StateDict) -> Result<BTreeMap<String, String>> {
         match state.remove(KEY) {
             Some(text) => read(&text),
@@ -225,7 +229,7 @@ pub mod header {
         }
     }
 
-    /// The words in `entry`, of the name [`KEY`].
+    /// The metadata in `entry`, the entry called [`KEY`].
     pub fn read(entry: &Tensor) -> Result<BTreeMap<String, String>> {
         serde_json::from_slice(entry.as_bytes())
             .map_err(|e| Error::Misuse(format!("`{KEY}`: expected texts by name, as JSON: {e}")))

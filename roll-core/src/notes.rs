@@ -1,7 +1,8 @@
-//! Keys that are accepted and have no effect because of others: a component lists them in a table.
+//! Notes on keys of a configuration that have no effect because of the values of other keys. A component lists such
+//! keys in a table ([`IdleKeys`]), and registers it as its [`OptionNotes`].
 //!
 //! A value that can only be a mistake is an error. A value that changes nothing is a note, which a run logs once at its
-//! start. Only values other than the defaults are noted: the configuration in a run directory holds every default.
+//! start. A key with its default value is not noted, because the configuration in a run directory holds every default.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +26,7 @@ pub struct IdleKeys {
 /// `null`.
 #[derive(Clone, Copy, Debug)]
 pub enum When {
-    /// Beside every value.
+    /// Holds whatever the values are.
     Always,
     /// The key has one of these values.
     Is(&'static str, &'static [&'static str]),
@@ -42,8 +43,8 @@ pub struct OptionNotes {
     pub name: &'static str,
     /// Keys without effect. A key is noted once, by the first row that applies.
     pub idle: &'static [IdleKeys],
-    /// Sentences that no table can say, and errors on values that can only be mistakes. It is called once for each
-    /// component of this name, before any is made.
+    /// Returns notes that a table cannot express; fails on values that can only be mistakes. Called once for each
+    /// component of this name, before any component is made.
     pub more: Option<fn(&ConfiguredOptions<'_>) -> Result<Vec<String>>>,
 }
 
@@ -84,8 +85,8 @@ impl<'a> ConfiguredOptions<'a> {
 
     /// Whether `key`, or a key below it, has another value than by default.
     pub fn changed(&self, key: &str) -> bool {
-        let plain = |tree| find(tree, key).filter(|value| !value.is_null());
-        match (plain(self.config), plain(self.defaults)) {
+        let set_value = |tree| find(tree, key).filter(|value| !value.is_null());
+        match (set_value(self.config), set_value(self.defaults)) {
             // 1 and 1.0 are one value.
             (Some(Json::Number(a)), Some(Json::Number(b))) => a.as_f64() != b.as_f64(),
             (found, default) => found != default,
@@ -118,7 +119,7 @@ impl<'a> ConfiguredOptions<'a> {
     }
 
     fn applies(&self, when: When) -> bool {
-        let is = |key: &str, values: &[&str]| {
+        let has_one_of = |key: &str, values: &[&str]| {
             let found = match find(self.config, key) {
                 // 1 and 1.0 are one value.
                 Some(Json::Number(number)) => number.as_f64().unwrap_or(f64::NAN).to_string(),
@@ -128,8 +129,8 @@ impl<'a> ConfiguredOptions<'a> {
         };
         match when {
             When::Always => true,
-            When::Is(key, values) => is(key, values),
-            When::IsNot(key, values) => !is(key, values),
+            When::Is(key, values) => has_one_of(key, values),
+            When::IsNot(key, values) => !has_one_of(key, values),
         }
     }
 
@@ -145,12 +146,13 @@ impl<'a> ConfiguredOptions<'a> {
     }
 }
 
+/// The value at the dotted `key`, in which a number names an entry of a list.
 fn find<'a>(tree: &'a Options, key: &str) -> Option<&'a Json> {
     let mut parts = key.split('.');
-    let first = tree.get(parts.next()?)?;
-    parts.try_fold(first, |tree, part| match tree {
+    let section = tree.get(parts.next()?)?;
+    parts.try_fold(section, |value, part| match value {
         Json::Array(items) => items.get(part.parse::<usize>().ok()?),
-        tree => tree.get(part),
+        map => map.get(part),
     })
 }
 

@@ -1,6 +1,7 @@
-//! Numbers as JSON that has them all: those that are not finite are the texts `NaN`, `inf` and `-inf`.
+//! Numbers in JSON, also those that are not finite: these are written as the texts `NaN`, `inf` and `-inf`.
 //!
-//! A field of type f64, or of options, lists and maps of it, is written so with `#[serde(with = "number")]`.
+//! The attribute `#[serde(with = "number")]` of a field selects this form. The field's type is f64, or made of f64 by
+//! options, lists and maps.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,27 +11,27 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A number, or a collection of numbers.
 pub trait Numbers: Sized {
-    /// The type that is written.
+    /// The same collection, with [`Any`] in place of each f64.
     type Written: Serialize + DeserializeOwned;
 
-    /// The form that is written.
+    /// Converts to the type that is written.
     fn written(&self) -> Self::Written;
 
-    /// The numbers of this form.
+    /// Converts back.
     fn read(written: Self::Written) -> Self;
 }
 
-/// Writes numbers; the half of a `with` module.
+/// Writes numbers, for `#[serde(with = "number")]`.
 pub fn serialize<N: Numbers, S: Serializer>(numbers: &N, serializer: S) -> Result<S::Ok, S::Error> {
     numbers.written().serialize(serializer)
 }
 
-/// Reads numbers; the other half.
+/// Reads numbers, for `#[serde(with = "number")]`.
 pub fn deserialize<'de, N: Numbers, D: Deserializer<'de>>(deserializer: D) -> Result<N, D::Error> {
     N::Written::deserialize(deserializer).map(N::read)
 }
 
-/// A number, whatever its value.
+/// A number that need not be finite.
 pub struct Any(f64);
 
 impl Numbers for f64 {
@@ -85,9 +86,10 @@ impl<N: Numbers> Numbers for BTreeMap<String, N> {
 
 impl Serialize for Any {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self.0.is_finite() {
-            true => serializer.serialize_f64(self.0),
-            false => serializer.serialize_str(&self.0.to_string()),
+        if self.0.is_finite() {
+            serializer.serialize_f64(self.0)
+        } else {
+            serializer.serialize_str(&self.0.to_string())
         }
     }
 }

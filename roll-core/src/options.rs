@@ -29,11 +29,12 @@ where
 }
 
 /// Converts the seconds of the option `key`, a limit of time, to a duration. Fails unless they are above 0 and less
-/// than a year: more is no limit, and [`Duration`] panics on much larger numbers.
+/// than a year: a longer time is no limit, and [`Duration`] panics on much larger numbers.
 pub fn check_seconds(key: &str, seconds: f64) -> Result<Duration> {
-    match seconds > 0.0 && seconds < 3.2e7 {
-        true => Ok(Duration::from_secs_f64(seconds)),
-        false => Err(Error::config(key, format!("expected seconds above 0 and below 3.2e7, a year; found {seconds}"))),
+    if seconds > 0.0 && seconds < 3.2e7 {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err(Error::config(key, format!("expected seconds above 0 and below 3.2e7, a year; found {seconds}")))
     }
 }
 
@@ -48,13 +49,14 @@ pub fn default_options<T: serde::Serialize + Default>() -> Options {
     }
 }
 
-/// Writes numbers of f32 with their shortest digits: 0.4 instead of 0.4000000059604645. Read as f32 they are
-/// the same.
+/// Replaces numbers that are exactly an f32 by the f64 with the f32's shortest digits: 0.4 instead of
+/// 0.4000000059604645. Both are the same f32 when an option of that type is read.
 fn shorten(value: &mut serde_json::Value) {
     match value {
         serde_json::Value::Number(number) if number.is_f64() => {
             let exact = number.as_f64().unwrap_or_default();
-            let short = (exact as f32).to_string().parse().ok().filter(|_| f64::from(exact as f32) == exact);
+            let is_f32 = f64::from(exact as f32) == exact;
+            let short = (exact as f32).to_string().parse().ok().filter(|_| is_f32);
             if let Some(short) = short.and_then(serde_json::Number::from_f64) {
                 *number = short;
             }

@@ -1,8 +1,8 @@
-//! The needs of a run, which its components estimate before anything is opened.
+//! Estimates of the memory and time of a run, made by its components before anything is opened.
 //!
-//! The strategy states how it shards the work, the algorithm how often it passes through the model, and the model what
-//! follows from both: bytes and seconds. All of it is computed from options, so that a plan costs no memory; a model may
-//! read the headers of its files.
+//! The strategy states how it shards the work ([`Division`]), and the algorithm how often it passes through the model
+//! ([`Passes`]). From both ([`PlanInput`]), the model computes bytes and seconds ([`Needs`]). Everything follows from
+//! options, so that a plan costs no memory; a model may read the headers of its files.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,30 +22,33 @@ pub enum Planner {
 pub struct Passes {
     /// Forward passes.
     pub forward: usize,
-    /// How many of them are differentiated (always the last ones).
+    /// How many of the forward passes are differentiated (always the last ones).
     pub pulled: usize,
-    /// Denoising steps, and those among them that are trained, where a step makes more than one pass (two of a guided
-    /// velocity); absent: one each.
+    /// `[denoising steps, trained steps]`, if a step makes more than one pass: a guided velocity makes two. Absent:
+    /// every pass is a step.
     #[serde(default)]
     pub steps: Option<[usize; 2]>,
-    /// Videos of a sample that are compared with one another; absent: one, whose score is back-propagated.
+    /// Videos of a sample that are compared with one another. Absent: a sample has one video, whose score is
+    /// back-propagated.
     #[serde(default)]
     pub videos: Option<Videos>,
-    /// Passes that are recorded at once, before they are pulled back; absent: all of those, or [`Videos::at_once`].
+    /// Passes that are recorded at once, before they are pulled back. Absent: [`Videos::at_once`], or if `videos` is
+    /// absent all `pulled` passes.
     #[serde(default)]
     pub held: Option<usize>,
-    /// Videos that are decoded without gradient, and those whose decoding is pulled back, one after another; absent:
-    /// one of the latter, or [`Videos::count`] of the former.
+    /// `[videos decoded without gradient, videos whose decoding is pulled back]`; the latter are decoded one after
+    /// another. Absent: all [`Videos::count`] videos without gradient, or if `videos` is absent one video with
+    /// gradient.
     #[serde(default)]
     pub decoded: Option<[usize; 2]>,
-    /// Further passes without a gradient: those of reference policies, and those that only weigh a loss; absent: one for
-    /// each trained step.
+    /// Further passes without a gradient: those of reference policies, and those that only weigh a loss. Absent: one
+    /// for each trained step.
     #[serde(default)]
     pub references: Option<usize>,
     /// Passes of reference policies run with the adapter that training starts from, of which the model keeps a copy.
     #[serde(default)]
     pub reference_is_start: bool,
-    /// Passes of a language model over texts, in place of all of the above; empty: the model makes videos.
+    /// Passes of a language model over texts, in place of all of the above. Empty: the model makes videos.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub texts: Vec<TextPass>,
 }
@@ -56,15 +59,15 @@ pub struct Passes {
 pub struct TextPass {
     /// The phase of the step: `rollout`, `update`.
     pub phase: String,
-    /// Sequences; those of an update, not of a step with several.
+    /// Sequences. If a step makes several updates, the sequences of one update.
     pub rows: usize,
-    /// Sequences in a row that the same rank has; 0 and 1: one.
+    /// Consecutive sequences that one rank computes; 0 means 1.
     pub group: usize,
     /// Sequences that a rank computes at once.
     pub at_once: usize,
-    /// Tokens of a sequence; `None`: the context of the model.
+    /// Tokens of a sequence. `None`: as many as the context of the model.
     pub tokens: Option<usize>,
-    /// Tokens at the end of a sequence that the model generates; 0: it reads given texts.
+    /// Tokens at the end of a sequence that the model generates; 0: the model reads given texts.
     pub generated: usize,
     /// The sequences of a group have the same prompt.
     pub shared_prompt: bool,
@@ -74,38 +77,39 @@ pub struct TextPass {
     pub grad: bool,
     /// Hidden states per token that are kept in host memory.
     pub hidden_states: usize,
-    /// It overlaps the other passes, with a copy of the trained parameters.
+    /// The pass overlaps the other passes, and has a copy of the trained parameters.
     pub ahead: bool,
 }
 
 /// Videos whose scores have no gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Videos {
-    /// How many; each is decoded once, and nothing is pulled back through the decoder.
+    /// How many videos; each is decoded once, and nothing is pulled back through the decoder.
     pub count: usize,
     /// Passes that are recorded at once before they are pulled back.
     pub at_once: usize,
 }
 
 impl Passes {
-    /// Denoising steps, and those among them that are trained.
+    /// `[denoising steps, trained steps]`: the field, or its meaning if it is absent.
     pub fn steps(&self) -> [usize; 2] {
         self.steps.unwrap_or([self.forward, self.pulled])
     }
 
-    /// Passes that are recorded at once, before they are pulled back.
+    /// Passes that are recorded at once: the field, or its meaning if it is absent.
     pub fn held(&self) -> usize {
         self.held.unwrap_or(self.videos.map_or(self.pulled, |videos| videos.at_once))
     }
 
-    /// Videos that are decoded without gradient, and those whose decoding is pulled back.
+    /// `[videos decoded without gradient, with gradient]`: the field, or its meaning if it is absent.
     pub fn decoded(&self) -> [usize; 2] {
         self.decoded.unwrap_or(self.videos.map_or([0, 1], |videos| [videos.count, 0]))
     }
 
-    /// Further passes without a gradient, of reference policies for the most part.
+    /// Further passes without a gradient: the field, or its meaning if it is absent.
     pub fn references(&self) -> usize {
-        self.references.unwrap_or(self.steps()[1])
+        let [_, trained_steps] = self.steps();
+        self.references.unwrap_or(trained_steps)
     }
 }
 
@@ -113,60 +117,76 @@ impl Passes {
 /// everything, with AdamW's two moments in f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Division {
-    /// Whether it trains on all ranks of a job, or on one.
+    /// Whether the strategy trains on all ranks of a job, or on one.
     pub all_ranks: bool,
     /// Stage in the sense of ZeRO (Rajbhandari et al. 2020): 0 shards nothing, 1 optimizer states, 2 gradients too,
     /// 3 frozen weights too.
     pub stage: u8,
-    /// Where it wants the frozen weights; as [`crate::Strategy::weight_placement`].
+    /// Where the strategy wants the frozen weights; as [`crate::Strategy::weight_placement`].
     pub placement: Option<WeightPlacement>,
-    /// Trained parameters up to which that state is on a GPU, where the run has one; above, and at 0, it is in host
-    /// memory.
+    /// Most trained parameters of a rank whose optimizer state is on a GPU, if the run has one. The state of more
+    /// parameters is in host memory; with 0 it always is.
     #[serde(default)]
     pub state_on_gpu: usize,
     /// Communication overlaps computation.
     pub overlap_comm: bool,
-    /// It reads all trained parameters into host memory at once to update them, unless the state is on a GPU.
+    /// The strategy reads all trained parameters into host memory at once to update them, unless the state is on a GPU.
     #[serde(default)]
     pub copies_parameters: bool,
-    /// Trained elements that are moved between ranks at a time, at most, but whole tensors; 0: nothing is.
+    /// Most trained elements that are moved between ranks at a time; a larger tensor is moved as a whole. 0: nothing is
+    /// moved.
     #[serde(default)]
     pub bucket: usize,
-    /// Ranks that work on one sample; 0 and 1: each rank has samples of its own.
+    /// Ranks that work on one sample. 0 and 1: each rank has samples of its own.
     #[serde(default)]
     pub token_ranks: usize,
 }
 
 impl Division {
-    /// Memory of the strategy on each of `ranks` for `n` trained parameters. A GPU that updates the parameters itself
-    /// holds the optimizer's state too.
+    /// Memory of the strategy on each of `ranks` for `n` trained parameters. `gpu`: the parameters are on a GPU, which
+    /// then holds the optimizer's state too, if it updates the parameters itself.
     pub fn memory(&self, n: usize, ranks: usize, gpu: bool) -> Vec<MemoryItem> {
-        let sharded = |from: u8| self.stage >= from && ranks > 1;
-        let part = |from| if sharded(from) { n.div_ceil(ranks) } else { n };
-        let share = |from| if sharded(from) { format!("{n} / {ranks}") } else { n.to_string() };
+        // The first stage that shards them.
+        const OPTIMIZER_STATES: u8 = 1;
+        const GRADIENTS: u8 = 2;
+        let is_sharded = |first_stage: u8| self.stage >= first_stage && ranks > 1;
+        let elements = |first_stage| if is_sharded(first_stage) { n.div_ceil(ranks) } else { n };
+        let elements_in_words =
+            |first_stage| if is_sharded(first_stage) { format!("{n} / {ranks}") } else { n.to_string() };
         let item =
             |name, bytes, on_gpu, formula| MemoryItem::new(name, if on_gpu { [bytes, 0] } else { [0, bytes] }, formula);
-        let on_gpu = gpu && part(1) <= self.state_on_gpu;
+        let state_on_gpu = gpu && elements(OPTIMIZER_STATES) <= self.state_on_gpu;
+        // Several ranks sum their gradients in host memory.
+        let sums_on_gpu = state_on_gpu && ranks == 1;
         let mut items = vec![
-            // Several ranks sum theirs in host memory.
-            item("sums of gradients", 4 * part(2), on_gpu && ranks == 1, format!("{} x 4 B", share(2))),
-            item("optimizer state", 8 * part(1), on_gpu, format!("{} x 8 B", share(1))),
+            item(
+                "sums of gradients",
+                4 * elements(GRADIENTS),
+                sums_on_gpu,
+                format!("{} x 4 B", elements_in_words(GRADIENTS)),
+            ),
+            item(
+                "optimizer state",
+                8 * elements(OPTIMIZER_STATES),
+                state_on_gpu,
+                format!("{} x 8 B", elements_in_words(OPTIMIZER_STATES)),
+            ),
         ];
-        if self.copies_parameters && !on_gpu {
+        if self.copies_parameters && !state_on_gpu {
             items.push(item("copy of the parameters", 4 * n, false, format!("{n} x 4 B, where they are updated")));
         }
         items
     }
 }
 
-/// Speeds that times follow from.
+/// Speeds from which a model estimates times.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Speed {
     /// Floating-point operations a second that a rank sustains.
     pub flops: f64,
     /// Bytes a second between ranks.
     pub link: f64,
-    /// Bytes a second from where streamed weights are.
+    /// Bytes a second that streamed weights are read with.
     pub read: f64,
 }
 
@@ -177,9 +197,9 @@ pub struct PlanInput {
     pub network: Option<String>,
     /// Frames of a video.
     pub frames: usize,
-    /// Height and width in pixels.
+    /// Height and width in pixels. `None`: the model chooses its usual size.
     pub size: Option<[usize; 2]>,
-    /// Bytes of the memory of each device; `None` where that is host memory.
+    /// Bytes of memory of each device. `None`: the device computes in host memory.
     #[serde(default)]
     pub memory: Option<u64>,
     /// Samples that a rank trains on in a step.
@@ -227,13 +247,14 @@ pub struct MemoryItem {
     pub host: usize,
     /// How it was computed, for people.
     pub formula: String,
-    /// When it is held, where that is not always. What belongs to different phases is never there at the same time.
+    /// The phase in which the memory is held; `None`: in all phases. Memory of two different phases is never held at
+    /// the same time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
 }
 
 impl MemoryItem {
-    /// Memory of all phases, on the device and on the host.
+    /// Memory that is held in all phases: bytes on the device and in host memory.
     pub fn new(name: &str, [device, host]: [usize; 2], formula: String) -> Self {
         Self { name: name.into(), device, host, formula, phase: None }
     }
@@ -270,12 +291,11 @@ impl Needs {
         self.memory.iter().filter(held).map(bytes).fold(0, usize::saturating_add)
     }
 
-    /// The largest of these sums over all phases, and its phase, if there are any.
+    /// The largest [`Needs::held_in`] of all phases, and its phase; the first of several that are equal. Without
+    /// phases, the sum over all items, and `None`.
     pub fn peak(&self, bytes: impl Fn(&MemoryItem) -> usize) -> (usize, Option<&str>) {
-        let phases = self.phases().into_iter().map(Some);
-        // Ties go to the first phase.
-        let largest =
-            phases.map(|phase| (self.held_in(phase, &bytes), phase)).reduce(|a, b| if b.0 > a.0 { b } else { a });
+        let sums = self.phases().into_iter().map(|phase| (self.held_in(Some(phase), &bytes), Some(phase)));
+        let largest = sums.reduce(|first, second| if second.0 > first.0 { second } else { first });
         largest.unwrap_or_else(|| (self.held_in(None, &bytes), None))
     }
 }

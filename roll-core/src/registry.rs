@@ -1,4 +1,7 @@
-//! Names of implementations, and how to make them.
+//! The registry: implementations of every kind by name, with their options, constructor and planner.
+//!
+//! A component registers itself with [`register!`](crate::register), a plugin's components are added with
+//! [`Registry::with_components`], and a program's own rewards with [`Registry::with_reward`].
 
 use crate::plan::{Division, Needs, Passes, PlanInput};
 use crate::{
@@ -6,8 +9,8 @@ use crate::{
     default_options, parse_options,
 };
 
-/// Variables that begin with `ROLL_` set keys of the configuration. This is one that does not. Submit with
-/// `inventory::submit!` where it is read.
+/// The name of an environment variable that begins with `ROLL_` and sets no key of the configuration, as such variables
+/// otherwise do. Submit with `inventory::submit!` where the variable is read.
 pub struct Variable(pub &'static str);
 
 inventory::collect!(Variable);
@@ -58,6 +61,7 @@ pub trait ComponentOptions: serde::Serialize + serde::de::DeserializeOwned + Def
 #[cfg(feature = "schema")]
 #[macro_export]
 macro_rules! register {
+    // The values of the optional arguments, or of their absence.
     (@plan $kind:ident) => {
         None
     };
@@ -76,6 +80,7 @@ macro_rules! register {
     (@check $check:expr) => {
         $check
     };
+    // The registration.
     (
         $kind:ident, $name:expr, $options:ty, $summary:expr, $make:expr
         $(, plan: $planner:expr)? $(, learning_rate: $rate:expr)? $(, is_default_check: $check:expr)? $(,)?
@@ -106,17 +111,17 @@ macro_rules! register {
     };
 }
 
-/// One implementation, under a name. Submit with `inventory::submit!`.
+/// One implementation, under a name. [`register!`](crate::register) submits it with `inventory::submit!`.
 pub struct Registration {
     /// The name in the configuration.
     pub name: &'static str,
     /// One line for listings.
     pub summary: &'static str,
-    /// Crate or file it comes from.
+    /// The crate or file that the implementation comes from.
     pub origin: &'static str,
     /// Version of that crate or file.
     pub version: &'static str,
-    /// Whether it is part of this program, and not of a library that was loaded.
+    /// Whether the implementation is linked into this program; false for plugins.
     pub is_linked: bool,
     /// Every option with its default; read it through [`Registration::options`].
     pub defaults: &'static (dyn Fn() -> Options + Send + Sync),
@@ -125,13 +130,14 @@ pub struct Registration {
     pub keys: &'static (dyn Fn() -> Vec<Key> + Send + Sync),
     /// The constructor.
     pub factory: Factory,
-    /// How to plan for it; `None` where `roll plan` cannot know.
+    /// Estimates for `roll plan`; `None` if the component has none.
     pub planner: Option<Planner>,
-    /// Default of `training.learning_rate` with this algorithm and an adapter, a tenth of it where all weights are
-    /// trained; `None`: that of the section `training`.
+    /// Default of `training.learning_rate` if this algorithm trains an adapter; the default is a tenth of it if the
+    /// algorithm trains all weights. `None`: the default of the section `training`.
     pub learning_rate: Option<f64>,
-    /// Whether `evaluation.check: auto` names this reward: with its default options it scores any video of the model,
-    /// at little cost, and a fall of its score beside a rise of the trained reward means a worse video.
+    /// Whether `evaluation.check: auto` selects this reward. Such a reward, with its default options, scores any video
+    /// of the model at little cost, and if its score falls while the trained reward rises, the videos have become
+    /// worse.
     pub is_default_check: bool,
 }
 
@@ -143,7 +149,7 @@ impl Registration {
         (self.defaults)()
     }
 
-    /// Every option, and those within options that are maps, with meaning, values and default.
+    /// Every option, and the keys of options that are maps, with meaning, values and default.
     pub fn keys(&self) -> Vec<Key> {
         (self.keys)()
     }
@@ -157,13 +163,14 @@ impl Registration {
     }
 }
 
-/// Whether a plugin's component replaces another of its kind and name.
+/// Whether a plugin's component replaces another component of its kind and name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Replaces {
-    /// Two of one name are an error.
+    /// Two components of one kind and name are an error.
     #[default]
     Nothing,
-    /// It takes the place of one that is linked in; two plugins of one name are still an error.
+    /// The plugin's component takes the place of a linked one. Two plugins' components of one kind and name are still
+    /// an error.
     LinkedIn,
 }
 
@@ -230,7 +237,7 @@ impl Registry {
         let make = move |options: &Options, context: &BuildContext| -> Result<Box<dyn RewardScorer>> {
             Ok(Box::new(make(parse_options(Kind::Reward.section(), options)?, context)?))
         };
-        let own = Registration {
+        let registration = Registration {
             name: String::from(name).leak(),
             summary: "A reward of this program",
             origin: "this program",
@@ -244,7 +251,7 @@ impl Registry {
             is_default_check: false,
         };
         let mut entries = self.entries;
-        entries.push(Box::leak(Box::new(own)));
+        entries.push(Box::leak(Box::new(registration)));
         Self::new(entries)
     }
 
@@ -253,6 +260,7 @@ impl Registry {
     pub fn with_components(self, added: &[&'static Registration], replaces: Replaces) -> Result<Self> {
         let mut entries = self.entries;
         for new in added {
+            // The same registration, not merely the same name: it was added before.
             if entries.iter().any(|old| std::ptr::eq(*old, *new)) {
                 continue;
             }
@@ -265,12 +273,13 @@ impl Registry {
         Self::new(entries)
     }
 
-    /// All of them.
+    /// All implementations, sorted by kind and name.
     pub fn entries(&self) -> &[&'static Registration] {
         &self.entries
     }
 
-    /// The one of `kind` called `name`.
+    /// The implementation of `kind` called `name`. Fails if no implementation has this name; the error suggests the
+    /// nearest one.
     pub fn find(&self, kind: Kind, name: &str) -> Result<&'static Registration> {
         let known = || self.entries.iter().filter(|r| r.factory.kind() == kind).map(|r| r.name);
         self.entries.iter().find(|r| r.factory.kind() == kind && r.name == name).copied().ok_or_else(|| {
@@ -341,7 +350,7 @@ impl Registry {
         }
     }
 
-    /// Needs of the model `name`. Fails if it has no planner.
+    /// Memory and time that the model `name` needs. Fails if it has no planner.
     pub fn needs(&self, name: &str, options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs> {
         let registration = self.find(Kind::Model, name)?;
         match registration.planner {

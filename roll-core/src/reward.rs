@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Columns, Grad, Progress, Pullback, Result, Tensor, Video};
 
-/// What a reward knows of a sample besides its prompt. The default is empty.
+/// The facts about a sample that a reward scores against, besides the prompt. The default is empty.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Target {
-    /// The result of [`RewardScorer::prepare`], computed from the reference once per sample: named tensors, the scorer's
-    /// own. They are cached and sent.
+    /// The result of [`RewardScorer::prepare`], computed from the reference once per sample: tensors whose names and
+    /// meaning the scorer chooses. They are cached, and sent to scorers in other processes.
     pub tensors: BTreeMap<String, Tensor>,
     /// The columns of the sample's row. [`RewardScorer::prepare`] leaves them empty, and the algorithm sets them.
     #[serde(with = "crate::carried::shared")]
@@ -39,7 +39,7 @@ pub enum Score {
     /// There was nothing to score (no face in any frame). It is never silently scored 0: the scorer's `on_missing`
     /// decides.
     Missing {
-        /// Why.
+        /// The reason, for logs.
         reason: String,
     },
 }
@@ -82,8 +82,8 @@ impl Score {
         Self::Value { value, details: BTreeMap::new() }
     }
 
-    /// The score as algorithms count it: one that is not finite, of a reward with this name, is missing, with a
-    /// warning.
+    /// The score as algorithms count it: a value that is not finite becomes [`Score::Missing`], with a warning that
+    /// names `reward`.
     #[must_use]
     pub fn finite_or_missing(self, reward: &str) -> Self {
         match self {
@@ -129,7 +129,7 @@ pub struct Measure {
 }
 
 impl Measure {
-    /// The label of rewards that say nothing more specific.
+    /// The label of rewards without a more specific one.
     pub const SCORE: &str = "score";
 
     /// A measure without a second name.
@@ -191,7 +191,7 @@ pub trait RewardScorer: Send {
     /// Name for logs and messages.
     fn name(&self) -> &str;
 
-    /// The quantity that it measures.
+    /// The quantity that the reward measures.
     fn measures(&self) -> Measure {
         Measure::default()
     }
@@ -203,13 +203,14 @@ pub trait RewardScorer: Send {
     /// when the reference holds nothing to compare with (no face in it): that is the fault of one sample, and
     /// [`RewardScorer::on_missing`] chooses the reaction. Any other error ends the run.
     ///
-    /// By default the target is empty, for rewards that do not look at the reference.
+    /// The default returns an empty target, for rewards that do not look at the reference.
     fn prepare(&mut self, _reference: &Video) -> Result<Target> {
         Ok(Target::default())
     }
 
-    /// Whether [`RewardScorer::prepare`] looks at the reference. If not, it is not called for a row without a clip, whose
-    /// target is empty; if it does, a run on such rows is refused before it starts.
+    /// Whether [`RewardScorer::prepare`] looks at the reference, which a row without a clip lacks. If true, a run on
+    /// such rows is refused before it starts. If false, such rows have an empty target, and `prepare` is not called for
+    /// them.
     fn reads_reference(&self) -> bool {
         true
     }
@@ -218,14 +219,15 @@ pub trait RewardScorer: Send {
     /// (scalar) and returns that of the frames (`[T, 3, H, W]`).
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)>;
 
-    /// Whether scores come from comparing the videos of one prompt: [`RewardScorer::score_group`] then scores training
-    /// videos, [`RewardScorer::score`] returns [`Score::Missing`], and evaluations leave the reward out.
+    /// Whether a score is the result of comparing the videos of one prompt. If true, [`RewardScorer::score_group`]
+    /// scores training videos, [`RewardScorer::score`] returns [`Score::Missing`], and evaluations leave the reward
+    /// out.
     fn compares(&self) -> bool {
         false
     }
 
-    /// Scores the videos of one prompt, in their order. A reward that compares them may wait for people: it then reports
-    /// a phase, and returns [`crate::Error::Interrupted`] once [`Progress::interrupted`] is true.
+    /// Scores the videos of one prompt, in their order. A reward that waits for people reports a phase to `progress`,
+    /// and returns [`crate::Error::Interrupted`] once [`Progress::interrupted`] is true.
     ///
     /// The default scores each video by itself.
     fn score_group(
@@ -238,8 +240,8 @@ pub trait RewardScorer: Send {
         videos.iter().map(|video| Ok(self.score(video, prompt, target, Grad::Skip)?.0)).collect()
     }
 
-    /// The rewards whose weighted sum this one is: the name of each one's score among the details, and its weight.
-    /// Empty if it is not a sum.
+    /// The terms of a reward that is a weighted sum of rewards: the name of the term's score among the details of
+    /// [`Score::Value`], and its weight. Empty if this reward is not a sum.
     fn terms(&self) -> Vec<(String, f64)> {
         Vec::new()
     }
@@ -250,8 +252,8 @@ pub trait RewardScorer: Send {
         Ok(None)
     }
 
-    /// Whether another process computes the score and this one only waits: other rewards are then scored meanwhile, and
-    /// algorithms without a gradient of the reward generate the next video.
+    /// Whether another process computes the score, so that this process only waits. Other rewards are then scored
+    /// meanwhile, and algorithms that need no gradient of the reward generate the next video.
     fn is_elsewhere(&self) -> bool {
         false
     }

@@ -1,4 +1,5 @@
-//! Does a reward keep its promises? On random inputs, with its pullback against differences.
+//! Checks that a reward keeps the promises of [`RewardScorer`] on random videos: it scores videos of several sizes,
+//! scores the same video the same, and has a pullback that agrees with finite differences of the score.
 
 use std::time::Instant;
 
@@ -6,14 +7,15 @@ use crate::{Error, Grad, Noise, Purpose, Result, RewardScorer, Score, Target, Te
 
 /// Frames, height and width of the videos a reward is tried on.
 const SIZES: [[usize; 3]; 3] = [[1, 32, 32], [5, 24, 40], [9, 64, 48]];
-/// Directions that the gradient is compared along, per size.
+/// Number of directions in which slopes are compared, per size.
 const DIRECTIONS: u64 = 3;
-/// Steps of the central differences; the best counts, since frames are f32 and rewards bend.
+/// Step sizes of the central differences. The one that agrees best counts: small steps suffer from the rounding of f32
+/// frames, large ones from the curvature of the reward.
 const STEPS: [f32; 6] = [3e-2, 1e-2, 3e-3, 1e-3, 1e-4, 3e-5];
 /// Largest relative error that passes.
 const TOLERANCE: f64 = 2e-2;
 
-/// The result of testing one promise.
+/// Whether a reward keeps a promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the variants are their own documentation
 pub enum Verdict {
@@ -22,12 +24,12 @@ pub enum Verdict {
     NotTried,
 }
 
-/// One promise.
+/// The result of testing one promise.
 #[derive(Clone, Debug)]
 pub struct Finding {
     /// The promise, as a sentence.
     pub promise: String,
-    /// The result.
+    /// Whether the reward keeps it.
     pub verdict: Verdict,
     /// The measurement, or the failure.
     pub detail: String,
@@ -52,10 +54,12 @@ pub fn check_reward(scorer: &mut dyn RewardScorer, seed: u64) -> Vec<Finding> {
     findings
 }
 
-/// A video and its reference.
+/// A random video, and the target that the reward prepared from a random reference of the same size.
 struct Trial {
+    /// Frames, height and width.
     size: [usize; 3],
     noise: Noise,
+    /// Key of the trial's random draws.
     sample: u64,
     video: Video,
     target: Target,
@@ -65,18 +69,20 @@ fn dims([frames, height, width]: [usize; 3]) -> String {
     format!("{frames} x {height} x {width}")
 }
 
-/// Frames without edges or sharp noise, within [-0.8, 0.8]: a few random waves per channel.
+/// Frames without edges or sharp noise, within [-0.8, 0.8]: each channel is the mean of three plane waves.
 fn random_video(noise: &Noise, sample: u64, [frames, height, width]: [usize; 3]) -> Result<Video> {
     let mut draw = noise.uniform(Purpose::Synthetic, 0, sample);
+    // Three channels of three waves: amplitude, frequencies in time, height and width, and phase.
     let waves: [[[f32; 5]; 3]; 3] = std::array::from_fn(|_| std::array::from_fn(|_| std::array::from_fn(|_| draw())));
     let mut values = Vec::with_capacity(frames * 3 * height * width);
-    for t in 0..frames {
+    for frame in 0..frames {
         for channel in &waves {
-            for y in 0..height {
-                for x in 0..width {
-                    let at = [t as f32 / 9.0, y as f32 / height as f32, x as f32 / width as f32];
-                    let wave =
-                        |[a, b, c, d, e]: &[f32; 5]| a * (6.0 * (b * at[0] + c * at[1] + d * at[2]) + 3.0 * e).sin();
+            for row in 0..height {
+                for column in 0..width {
+                    let [t, y, x] = [frame as f32 / 9.0, row as f32 / height as f32, column as f32 / width as f32];
+                    let wave = |[amplitude, in_t, in_y, in_x, phase]: &[f32; 5]| {
+                        amplitude * (6.0 * (in_t * t + in_y * y + in_x * x) + 3.0 * phase).sin()
+                    };
                     values.push(channel.iter().map(wave).sum::<f32>() * 0.8 / 3.0);
                 }
             }
@@ -98,13 +104,15 @@ impl Trial {
         Ok(scorer.score(video, "a prompt", &self.target, Grad::Skip)?.0)
     }
 
+    /// Tests all promises on this trial's video and appends the findings. Stops where a broken promise makes further
+    /// tests pointless; fails if a call of the reward fails.
     fn run(&mut self, scorer: &mut dyn RewardScorer, findings: &mut Vec<Finding>) -> Result<()> {
         use Verdict::{Broken, Kept, NotTried};
         let begun = Instant::now();
-        let first = self.score(scorer, &self.video)?;
+        let first_score = self.score(scorer, &self.video)?;
         let seconds = begun.elapsed().as_secs_f64();
         let promise = format!("it scores videos of {}", dims(self.size));
-        let value = match &first {
+        let value = match &first_score {
             Score::Missing { reason } => {
                 findings.push(finding(&promise, NotTried, format!("nothing to score: {reason}")));
                 return Ok(());
@@ -119,21 +127,23 @@ impl Trial {
             }
         };
 
-        let same = self.score(scorer, &self.video)? == first;
-        findings.push(finding("the same video gets the same score", if same { Kept } else { Broken }, ""));
+        let repeats = self.score(scorer, &self.video)? == first_score;
+        findings.push(finding("the same video gets the same score", if repeats { Kept } else { Broken }, ""));
 
-        let (recorded, pullback) = scorer.score(&self.video, "a prompt", &self.target, Grad::Record)?;
-        // A pass without gradient may add in another order.
-        let apart = match recorded {
+        let (recorded_score, pullback) = scorer.score(&self.video, "a prompt", &self.target, Grad::Record)?;
+        let difference = match recorded_score {
             Score::Value { value: recorded, .. } => (recorded - value).abs(),
-            _ => f64::INFINITY,
+            Score::Missing { .. } => f64::INFINITY,
         };
-        let same = apart <= 1e-5 * value.abs().max(1e-2);
-        findings.push(finding("the score is the same when a gradient is wanted", if same { Kept } else { Broken }, ""));
+        // Equal up to rounding: a pass without gradient may add in another order.
+        let agrees = difference <= 1e-5 * value.abs().max(1e-2);
+        let verdict = if agrees { Kept } else { Broken };
+        findings.push(finding("the score is the same when a gradient is wanted", verdict, ""));
         let Some(pullback) = pullback else {
-            let (verdict, detail) = match scorer.differentiable() {
-                true => (Broken, "it calls itself differentiable but gave no pullback"),
-                false => (NotTried, "it is not differentiable"),
+            let (verdict, detail) = if scorer.differentiable() {
+                (Broken, "it calls itself differentiable but gave no pullback")
+            } else {
+                (NotTried, "it is not differentiable")
             };
             findings.push(finding("its pullback agrees with differences", verdict, detail));
             return Ok(());
@@ -151,7 +161,8 @@ impl Trial {
         self.compare(scorer, value, gradient, findings)
     }
 
-    /// The gradient along random directions against central differences of the score.
+    /// Compares slopes in several directions: the product of gradient and direction with central differences of the
+    /// score.
     fn compare(
         &self,
         scorer: &mut dyn RewardScorer,
@@ -159,36 +170,38 @@ impl Trial {
         gradient: &[f32],
         findings: &mut Vec<Finding>,
     ) -> Result<()> {
-        let length = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
-        let mut worst = 0.0f64;
-        for direction in 0..DIRECTIONS {
-            // Towards the gradient, and away from it: along a random direction alone the slope of a video of many
-            // pixels drowns in rounding.
-            let mut draw = self.noise.uniform(Purpose::Synthetic, 1 + direction, self.sample);
-            let along: Vec<f32> = gradient
+        let gradient_norm = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
+        let mut largest_error = 0.0f64;
+        for number in 0..DIRECTIONS {
+            // Noise plus eight times the unit gradient. With noise alone, the slope of a video of many pixels would
+            // drown in rounding.
+            let mut draw = self.noise.uniform(Purpose::Synthetic, 1 + number, self.sample);
+            let direction: Vec<f32> = gradient
                 .iter()
-                .map(|g| draw() + if length > 0.0 { 8.0 * (f64::from(*g) / length) as f32 } else { 0.0 })
+                .map(|g| draw() + if gradient_norm > 0.0 { 8.0 * (f64::from(*g) / gradient_norm) as f32 } else { 0.0 })
                 .collect();
-            let slope: f64 = gradient.iter().zip(&along).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
-            let mut least = f64::INFINITY;
+            let slope: f64 = gradient.iter().zip(&direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
+            let mut error = f64::INFINITY;
             for step in STEPS {
-                let (above, below) = (self.moved(scorer, &along, step)?, self.moved(scorer, &along, -step)?);
-                let numeric = (above - below) / (2.0 * f64::from(step));
-                // A reward that is flat here has nothing to compare but rounding.
-                let scale = slope.abs().max(numeric.abs()).max(1e-6 * (1.0 + value.abs()));
-                least = least.min((numeric - slope).abs() / scale);
+                let above = self.score_moved(scorer, &direction, step)?;
+                let below = self.score_moved(scorer, &direction, -step)?;
+                let numeric_slope = (above - below) / (2.0 * f64::from(step));
+                // The lower bound is for a reward that is flat here, whose differences are rounding errors.
+                let scale = slope.abs().max(numeric_slope.abs()).max(1e-6 * (1.0 + value.abs()));
+                error = error.min((numeric_slope - slope).abs() / scale);
             }
-            worst = worst.max(least);
+            largest_error = largest_error.max(error);
         }
-        let verdict = if worst <= TOLERANCE { Verdict::Kept } else { Verdict::Broken };
-        let detail = format!("largest relative error {worst:.1e} along {DIRECTIONS} directions");
+        let verdict = if largest_error <= TOLERANCE { Verdict::Kept } else { Verdict::Broken };
+        let detail = format!("largest relative error {largest_error:.1e} along {DIRECTIONS} directions");
         findings.push(finding("its pullback agrees with differences", verdict, detail));
         Ok(())
     }
 
-    fn moved(&self, scorer: &mut dyn RewardScorer, along: &[f32], step: f32) -> Result<f64> {
+    /// The score of the video plus `step * direction`. Fails if there is nothing to score.
+    fn score_moved(&self, scorer: &mut dyn RewardScorer, direction: &[f32], step: f32) -> Result<f64> {
         let frames = self.video.frames();
-        let values = frames.f32s()?.iter().zip(along).map(|(v, d)| v + step * d).collect::<Vec<f32>>();
+        let values = frames.f32s()?.iter().zip(direction).map(|(v, d)| v + step * d).collect::<Vec<f32>>();
         match self.score(scorer, &Video::new(Tensor::new(values, frames.shape())?, self.video.fps())?)? {
             Score::Value { value, .. } => Ok(value),
             Score::Missing { reason } => Err(Error::Misuse(format!("nothing to score after a small change: {reason}"))),

@@ -8,13 +8,13 @@ use crate::{Model, Noise, Progress, RewardScorer, Sample, Strategy, Video};
 
 /// Everything one step works with; all of it is borrowed.
 pub struct StepContext<'a> {
-    /// From 0.
+    /// Number of the step, from 0.
     pub step: u64,
     /// The samples of this rank for this step: all micro-batches of one optimizer update.
     pub samples: &'a [Sample],
     /// The model under training.
     pub model: &'a mut dyn Model,
-    /// The reward; several are one weighted sum.
+    /// The reward. Several rewards of a configuration are one, their weighted sum.
     pub reward: Option<&'a mut dyn RewardScorer>,
     /// Optimizer and ranks.
     pub strategy: &'a mut dyn Strategy,
@@ -56,9 +56,9 @@ pub struct StepReport {
     /// Metrics by name, in the names of the reference: `actor/loss`, `time/decode` (seconds).
     #[serde(with = "crate::number")]
     pub metrics: BTreeMap<String, f64>,
-    /// Samples left out, with the reason.
+    /// Samples left out: origin ([`Sample::origin`]) and reason.
     pub skipped: Vec<(String, String)>,
-    /// Generated videos by name.
+    /// Generated videos: name and video.
     pub videos: Vec<(String, Video)>,
     /// Lines for `trajectories.jsonl`: the observations and answers of an agent, as JSON objects that a person can
     /// read.

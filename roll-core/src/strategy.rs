@@ -1,23 +1,23 @@
-//! How gradients become updates: one process, or ZeRO over many.
+//! The trait of strategies, which turn gradients into updates of the parameters, in one process or over many ranks.
 
 use std::sync::Arc;
 
 use crate::{Communicator, Model, Result, SingleRank, StateDict, WeightPlacement};
 
-/// AdamW and clipping.
+/// Settings of AdamW and of gradient clipping.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct OptimizerConfig {
     /// Decay rates of the moments.
     #[serde(with = "crate::number")]
     pub betas: [f64; 2],
-    /// Added to the root of the second moment.
+    /// Added to the square root of the second moment.
     #[serde(with = "crate::number")]
     pub eps: f64,
     /// Decoupled weight decay.
     #[serde(with = "crate::number")]
     pub weight_decay: f64,
-    /// Gradients are scaled down to this global norm; 0 turns clipping off.
+    /// Largest global norm of the gradient, which is scaled down to it; 0 turns clipping off.
     #[serde(with = "crate::number")]
     pub max_grad_norm: f64,
 }
@@ -34,7 +34,7 @@ pub struct StrategyReport {
     /// Global norm of the (scaled) gradient before clipping.
     #[serde(with = "crate::number")]
     pub grad_norm: f64,
-    /// Whether clipping scaled it.
+    /// Whether clipping scaled the gradient down.
     #[serde(default)]
     pub clipped: bool,
     /// False when a non-finite gradient left the parameters as they were.
@@ -46,16 +46,17 @@ pub struct StrategyReport {
 pub struct StrategyRanks {
     /// All ranks of the job.
     pub all: Arc<dyn Communicator>,
-    /// The ranks with samples of their own, one of each token group: a step's samples are divided and counted over
-    /// these. The same as `all` unless several ranks work on one sample.
+    /// The data-parallel ranks, over which the samples of a step are divided and counted: this rank, and the rank of
+    /// the same position in every other token group. The same as `all` unless several ranks work on one sample.
     pub data: Arc<dyn Communicator>,
-    /// The ranks that a model shards the tokens of each pass over, if it is to shard them. They make the same passes
-    /// with the same samples and noise, and each has the gradient of its tokens.
+    /// This rank's token group: the ranks over which a model shards the tokens of each pass. They make the same passes
+    /// with the same samples and noise, and each has the part of the gradient that its tokens contribute. `None`: each
+    /// rank computes all tokens.
     pub tokens: Option<Arc<dyn Communicator>>,
 }
 
 impl StrategyRanks {
-    /// Ranks that each have samples of their own.
+    /// Ranks that each have samples of their own: there are no token groups.
     pub fn new(all: Arc<dyn Communicator>) -> Self {
         Self { data: all.clone(), all, tokens: None }
     }
@@ -70,7 +71,7 @@ impl Default for StrategyRanks {
 
 /// Owns optimizer state and the gradient accumulator.
 pub trait Strategy: Send {
-    /// Where it wants the model to keep its frozen weights; known before a model is made
+    /// Where the strategy wants the model to keep its frozen weights. The model gets the answer when it is made
     /// ([`crate::BuildContext::placement`]). `None`: the model decides.
     fn weight_placement(&self) -> Option<WeightPlacement> {
         None
@@ -79,9 +80,9 @@ pub trait Strategy: Send {
     /// Takes over the optimization of `model`; reads its parameters.
     fn attach(&mut self, model: &mut dyn Model, optimizer: &OptimizerConfig) -> Result<()>;
 
-    /// Announces the last pull before [`Strategy::accumulate`]: gradients that it delivers are final, so that a
+    /// Announces the last pull before [`Strategy::accumulate`]. Gradients that this pull delivers are final, so that a
     /// strategy may reduce them while the pull goes on ([`crate::ParameterParts::deliver_gradients`]). The call is an
-    /// optional hint; leave it out if you read the model's gradients before `accumulate`.
+    /// optional hint. An algorithm that reads the model's gradients before `accumulate` must leave it out.
     fn before_last_pull(&mut self, _model: &mut dyn Model) -> Result<()> {
         Ok(())
     }
@@ -97,7 +98,7 @@ pub trait Strategy: Send {
     /// accumulator and is reported.
     fn step(&mut self, model: &mut dyn Model, learning_rate: f64, scale: f64) -> Result<StrategyReport>;
 
-    /// The ranks of the job; known before a model is made.
+    /// The ranks of the job. They are known before [`Strategy::attach`].
     fn ranks(&self) -> &StrategyRanks;
 
     /// Optimizer state, for a checkpoint.

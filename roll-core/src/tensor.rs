@@ -74,6 +74,7 @@ impl Element for u8 {
 /// Bytes with an owner that keeps them alive: a vector, a memory-mapped file, a plugin's buffer.
 type Bytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
+/// A vector of elements, as an owner of bytes.
 struct Elements<T>(Vec<T>);
 impl<T: Element> AsRef<[u8]> for Elements<T> {
     fn as_ref(&self) -> &[u8] {
@@ -105,7 +106,7 @@ impl Tensor {
         Ok(Self { dtype: T::DTYPE, shape, bytes: Arc::new(Elements(values)) })
     }
 
-    /// Shares `bytes` when they are aligned for `dtype`, else copies them.
+    /// Shares `bytes` if they are aligned for `dtype`; otherwise copies them.
     /// Fails when their number does not fit the shape.
     pub fn from_bytes(
         dtype: DType,
@@ -114,8 +115,8 @@ impl Tensor {
     ) -> Result<Self> {
         let shape = shape.into();
         let raw: &[u8] = (*bytes).as_ref();
-        let wanted = shape.iter().try_fold(dtype.size(), |n, &d| n.checked_mul(d));
-        if wanted != Some(raw.len()) {
+        let expected_bytes = shape.iter().try_fold(dtype.size(), |n, &d| n.checked_mul(d));
+        if expected_bytes != Some(raw.len()) {
             return Err(Error::shape(
                 format!("{} bytes of {dtype}", raw.len()),
                 format!("{shape:?}"),
@@ -131,7 +132,7 @@ impl Tensor {
         Ok(Self { dtype, shape, bytes })
     }
 
-    /// f32 tensors of one shape along a new first axis. Fails if `parts` is empty or the shapes differ.
+    /// Joins f32 tensors of one shape along a new first axis. Fails if `parts` is empty or the shapes differ.
     pub fn stack(parts: &[Self]) -> Result<Self> {
         let first = parts.first().ok_or_else(|| Error::Misuse("there is nothing to stack".into()))?;
         let mut values = Vec::with_capacity(parts.len() * first.len());
@@ -144,7 +145,7 @@ impl Tensor {
         Self::new(values, [&[parts.len()], first.shape.as_slice()].concat())
     }
 
-    /// The f32 tensors along the first axis.
+    /// Splits an f32 tensor along its first axis; the inverse of [`Tensor::stack`].
     pub fn unstack(&self) -> Result<Vec<Self>> {
         let (count, shape) = self.shape.split_first().ok_or_else(|| Error::shape("stack", "at least one axis", &[]))?;
         let n = shape.iter().product::<usize>();
@@ -214,20 +215,20 @@ impl Tensor {
     /// The elements converted to f32, whatever the dtype.
     pub fn to_f32_vec(&self) -> Vec<f32> {
         let bytes = self.as_bytes();
-        fn map<T: Element>(bytes: &[u8], f: impl Fn(T) -> f32) -> Vec<f32> {
-            bytemuck::cast_slice::<u8, T>(bytes).iter().map(|&x| f(x)).collect()
+        fn converted<T: Element>(bytes: &[u8], convert: impl Fn(T) -> f32) -> Vec<f32> {
+            bytemuck::cast_slice::<u8, T>(bytes).iter().map(|&x| convert(x)).collect()
         }
         match self.dtype {
-            DType::F32 => map::<f32>(bytes, |x| x),
-            DType::Bf16 => map::<bf16>(bytes, f32::from),
-            DType::F16 => map::<f16>(bytes, f32::from),
-            DType::I64 => map::<i64>(bytes, |x| x as f32),
-            DType::I32 => map::<i32>(bytes, |x| x as f32),
-            DType::U8 | DType::Bool => map::<u8>(bytes, f32::from),
+            DType::F32 => converted::<f32>(bytes, |x| x),
+            DType::Bf16 => converted::<bf16>(bytes, f32::from),
+            DType::F16 => converted::<f16>(bytes, f32::from),
+            DType::I64 => converted::<i64>(bytes, |x| x as f32),
+            DType::I32 => converted::<i32>(bytes, |x| x as f32),
+            DType::U8 | DType::Bool => converted::<u8>(bytes, f32::from),
         }
     }
 
-    /// The same values as `dtype` (one of the float types); shares when nothing changes.
+    /// The values converted to `dtype`, which must be a float type. Shares the bytes if the tensor has this dtype.
     pub fn to_float(&self, dtype: DType) -> Result<Self> {
         if dtype == self.dtype {
             return Ok(self.clone());
@@ -259,6 +260,7 @@ impl Tensor {
     }
 }
 
+/// A copy of `len` bytes that is aligned for every element type, because it is stored in words of eight bytes.
 struct Aligned {
     words: Vec<u64>,
     len: usize,

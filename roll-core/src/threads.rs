@@ -1,5 +1,5 @@
-//! Threads that may be refused: a user or a container may have only so many processes and threads, and
-//! `std::thread::spawn` panics beyond them.
+//! Starting threads without a panic. A system limits the threads of a user or a container, and `std::thread::spawn`
+//! panics beyond the limit; the functions here return an error, or work with fewer threads.
 
 use std::io;
 use std::sync::{Mutex, PoisonError};
@@ -27,11 +27,11 @@ fn refused(name: &str, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), reason)
 }
 
-/// Calls `f` for all items, for at most `at_once` of them at the same time. The calling thread calls it too, so that a
-/// thread that cannot be started makes the work slower and changes nothing else. A panic of `f` is passed on.
+/// Calls `f` for all items, for at most `at_once` of them at the same time. The calling thread takes part, so that the
+/// work is only slower if threads cannot be started. A panic of `f` is passed on.
 pub fn in_parallel<T: Send>(items: &mut [T], at_once: usize, f: impl Fn(&mut T) + Sync) {
-    let threads = items.len().min(at_once).saturating_sub(1);
-    beside(items, threads, f, || ());
+    let other_threads = items.len().min(at_once).saturating_sub(1);
+    beside(items, other_threads, f, || ());
 }
 
 /// Runs `here` on the calling thread, and meanwhile calls `f` for all items on at most `threads` others. Items that are
@@ -46,7 +46,7 @@ pub fn beside<T: Send, R>(items: &mut [T], threads: usize, f: impl Fn(&mut T) + 
         }
     };
     std::thread::scope(|scope| {
-        // The first refusal is the last attempt.
+        // Stops at the first thread that the system refuses.
         let started: Vec<_> = (0..threads).map_while(|_| spawn_scoped(scope, "concurrent work", work).ok()).collect();
         let result = here();
         work();

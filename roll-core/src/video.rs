@@ -20,7 +20,7 @@ pub struct Video {
     fps: f64,
 }
 
-/// A video that is read and not checked yet.
+/// The fields of a [`Video`] as they are deserialized, before they are checked.
 #[derive(Deserialize)]
 struct VideoText {
     frames: Tensor,
@@ -93,15 +93,16 @@ impl Video {
     }
 }
 
-/// Steps in which the heights, widths and lengths of a model's videos go.
+/// The heights, widths and numbers of frames that a model's videos can have. All fields are at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct VideoUnit {
-    /// Heights are multiples of this; at least 1, as the others.
+    /// Heights are multiples of this.
     pub height: usize,
     /// Widths are multiples of this.
     pub width: usize,
-    /// Numbers of frames are one more than a multiple of this: a causal video encoder takes the first frame alone.
+    /// Numbers of frames are one more than a multiple of this, because a causal video encoder takes the first frame
+    /// alone.
     pub frames: usize,
 }
 
@@ -113,7 +114,7 @@ impl Default for VideoUnit {
 }
 
 impl VideoUnit {
-    /// The largest number of frames within `available`; 0 of 0.
+    /// The largest possible number of frames of at most `available`; 0 if none is available.
     pub fn frames_within(&self, available: usize) -> usize {
         match available {
             0 => 0,
@@ -121,7 +122,7 @@ impl VideoUnit {
         }
     }
 
-    /// The largest height and width within these; 0 where a side is smaller than the unit.
+    /// The largest possible height and width of at most these; a side is 0 if it is smaller than the unit.
     pub fn size_within(&self, [height, width]: [usize; 2]) -> [usize; 2] {
         [height / self.height * self.height, width / self.width * self.width]
     }
@@ -165,7 +166,7 @@ impl SampleVideo {
 pub struct Sample {
     /// Position in the data set, stable over epochs and ranks: part of the key of this sample's noise.
     pub index: u64,
-    /// Where it came from, for messages: file and row.
+    /// File and row that the sample comes from, for messages.
     pub origin: String,
     /// Text prompt.
     pub prompt: String,
@@ -173,16 +174,16 @@ pub struct Sample {
     pub video: SampleVideo,
     /// A reference picture, `[3, H, W]` in [-1, 1], if the row has one; otherwise the clip's first frame is used.
     pub image: Option<Tensor>,
-    /// A picture for the last frame, as `image`.
+    /// A picture for the last frame, `[3, H, W]` in [-1, 1], if the row has one.
     pub end_image: Option<Tensor>,
     /// The clip's file.
     #[serde(default, with = "crate::carried::path")]
     pub path: Option<PathBuf>,
-    /// Factor of the sample's loss, above 0 and usually 1. Metrics are without it.
+    /// Factor of the sample's loss, above 0 and usually 1. Metrics do not include it.
     #[serde(default = "one", with = "crate::number")]
     pub weight: f64,
-    /// How much each pixel of the clip counts in a loss on the clip itself, from 0 to 1: `[T, H, W]`, or `[1, H, W]` for
-    /// all frames. `None`: all count alike.
+    /// The weight of each pixel of the clip in a loss on the clip itself, from 0 to 1: `[T, H, W]`, or `[1, H, W]` for
+    /// all frames. `None`: all pixels have the same weight.
     pub mask: Option<Tensor>,
     /// The other columns of the row, by name, for rewards ([`crate::Target::columns`]).
     #[serde(default, with = "crate::carried::shared")]

@@ -11,10 +11,10 @@ use roll_core::{Error, Result};
 /// has some 30 MB.
 pub const MAX_TEXT: u64 = 256 << 20;
 
-/// Opens the file at `path` to read it. Fails on directories, on named pipes and devices, which need not end, and on a
-/// file that is a stand-in for its contents: a Git LFS pointer, or the page that a server sent instead.
+/// Opens the file at `path` to read it. Fails on a directory, on a named pipe or a device, whose bytes need not end,
+/// and on a file that is a stand-in for its contents: a Git LFS pointer, or the page that a server sent instead.
 pub fn open(path: &Path) -> io::Result<File> {
-    // Checked before it is opened: opening a named pipe waits for its other end.
+    // The kind is checked first, because opening a named pipe waits for its other end.
     let kind = fs::metadata(path)?.file_type();
     if !kind.is_file() {
         let found = if kind.is_dir() { "a directory" } else { "a named pipe, a socket or a device" };
@@ -29,36 +29,36 @@ pub fn open(path: &Path) -> io::Result<File> {
     }
 }
 
-/// As [`open`], for weights, clips and other files that are not text: fails also on an empty file, and on one that begins
-/// with zeros.
+/// As [`open`], for weights, clips and other files that are not text: fails also on an empty file, and on one that
+/// begins with zeros.
 pub fn open_binary(path: &Path) -> io::Result<File> {
     let mut file = open(path)?;
     let head = head(&mut file)?;
-    let found = match head.len() {
-        0 => EMPTY,
-        HEAD if head.iter().all(|byte| *byte == 0) => {
-            "zeros: a download or a copy that was not finished; fetch the file again"
-        }
-        _ => return Ok(file),
+    let found = if head.is_empty() {
+        EMPTY
+    } else if head.len() == HEAD_LEN && head.iter().all(|byte| *byte == 0) {
+        "zeros: a download or a copy that was not finished; fetch the file again"
+    } else {
+        return Ok(file);
     };
     Err(io::Error::new(io::ErrorKind::InvalidData, format!("expected its contents, found {found}")))
 }
 
-/// Number of bytes that tell a stand-in from the contents of a file.
-const HEAD: usize = 512;
+/// Number of bytes at the beginning of a file that [`stand_in`] looks at.
+const HEAD_LEN: usize = 512;
 
 const EMPTY: &str = "an empty file: a download or a copy that was not finished; fetch the file again";
 
-/// The first bytes of a file, which is rewound.
+/// The first [`HEAD_LEN`] bytes of a file. Rewinds the file.
 fn head(file: &mut File) -> io::Result<Vec<u8>> {
-    let mut head = Vec::with_capacity(HEAD);
-    Read::by_ref(file).take(HEAD as u64).read_to_end(&mut head)?;
+    let mut head = Vec::with_capacity(HEAD_LEN);
+    Read::by_ref(file).take(HEAD_LEN as u64).read_to_end(&mut head)?;
     file.rewind()?;
     Ok(head)
 }
 
-/// Pages of servers in the place of a file, whole.
-const ANSWERS: [&str; 6] = [
+/// Complete texts that servers send in place of a file.
+const SERVER_ERRORS: [&str; 6] = [
     "404: Not Found",
     "Not Found",
     "Entry not found",
@@ -67,8 +67,8 @@ const ANSWERS: [&str; 6] = [
     "Forbidden",
 ];
 
-/// The stand-in for the contents of a file that begins with the bytes `head`, and a remedy. `None` if it is not known to be
-/// one.
+/// Recognises a file that is only a stand-in for its contents, by its first bytes `head`. Returns what the file is,
+/// with a remedy, for an error message; `None` if it is no known stand-in.
 pub fn stand_in(head: &[u8]) -> Option<&'static str> {
     let head = head.strip_prefix(BYTE_ORDER_MARK.as_bytes()).unwrap_or(head).trim_ascii();
     let begins = |text: &str| head.get(..text.len()).is_some_and(|start| start.eq_ignore_ascii_case(text.as_bytes()));
@@ -80,7 +80,10 @@ pub fn stand_in(head: &[u8]) -> Option<&'static str> {
         Some("a Xet pointer: fetch the contents (`git xet checkout`), or download the file")
     } else if begins("/annex/objects/") {
         Some("a git-annex pointer: fetch the contents (`git annex get`)")
-    } else if begins("<!doctype html") || begins("<html") || ANSWERS.iter().any(|answer| head == answer.as_bytes()) {
+    } else if begins("<!doctype html")
+        || begins("<html")
+        || SERVER_ERRORS.iter().any(|answer| head == answer.as_bytes())
+    {
         Some(web_page)
     } else if begins("<?xml") && head.windows(7).any(|tag| tag == b"<Error>") {
         Some("a server's message of an error instead of the file: fetch it again")
@@ -89,7 +92,7 @@ pub fn stand_in(head: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// The bytes of the file at `path`; fails as [`open`], and when there are more than `most`.
+/// The bytes of the file at `path`. Fails as [`open`] does, and if there are more than `most` bytes.
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let file = open(path)?;
     let too_long = |bytes: u64| io::Error::new(io::ErrorKind::InvalidData, format!("{bytes} bytes, more than {most}"));
@@ -98,7 +101,8 @@ pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
         return Err(too_long(length));
     }
     let mut bytes = Vec::with_capacity(length as usize);
-    // The file may grow meanwhile, and files of `/proc` report length 0.
+    // The reported length is not relied on: the file may grow meanwhile, and files of `/proc` report 0. One byte more
+    // than `most` is read to see whether there are more.
     file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most { Err(too_long(bytes.len() as u64)) } else { Ok(bytes) }
 }
@@ -106,8 +110,7 @@ pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 /// The byte order mark that editors and shells under Windows write before UTF-8 text.
 pub const BYTE_ORDER_MARK: &str = "\u{feff}";
 
-/// As [`read`], for JSON and other text: without the byte order mark. Whether the bytes are UTF-8 is left to their
-/// parser.
+/// As [`read`], for JSON and other text: a byte order mark is left out. The parser of the text checks that it is UTF-8.
 pub fn read_text_bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = read(path, most)?;
     if bytes.starts_with(BYTE_ORDER_MARK.as_bytes()) {
@@ -119,10 +122,10 @@ pub fn read_text_bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 /// As [`read_text_bytes`]; fails also on a file without text.
 pub fn read_filled(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let bytes = read_text_bytes(path, most)?;
-    match bytes.trim_ascii().is_empty() {
-        true => Err(io::Error::new(io::ErrorKind::InvalidData, format!("expected its contents, found {EMPTY}"))),
-        false => Ok(bytes),
+    if bytes.trim_ascii().is_empty() {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("expected its contents, found {EMPTY}")));
     }
+    Ok(bytes)
 }
 
 /// As [`read_text_bytes`]; fails if the file is not UTF-8.
@@ -131,25 +134,25 @@ pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
         .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, format!("not UTF-8: {}", e.utf8_error())))
 }
 
-/// Fails if `path`, or a directory between `root` and it, is a symbolic link: it may lead out of `root`, which can be
-/// another person's. `root` itself may be one.
+/// Fails if `path`, or a directory between `root` and `path`, is a symbolic link. Such a link may lead out of `root`,
+/// whose contents may come from another person. `root` itself may be a link. Accepts every path outside `root`.
 pub fn refuse_links(root: &Path, path: &Path) -> Result<()> {
-    let Ok(below) = path.strip_prefix(root) else { return Ok(()) };
-    let mut at = root.to_path_buf();
-    for part in below.components() {
-        at.push(part);
-        if at.is_symlink() {
+    let Ok(below_root) = path.strip_prefix(root) else { return Ok(()) };
+    let mut checked = root.to_path_buf();
+    for part in below_root.components() {
+        checked.push(part);
+        if checked.is_symlink() {
             let problem = "is a symbolic link, which is not followed: it may lead out of the directory. Put the file or \
                            directory that it names in its place";
-            return Err(Error::bad_file(at, problem));
+            return Err(Error::bad_file(checked, problem));
         }
     }
     Ok(())
 }
 
-/// Fails if no directory can be made at `path`, or written to if it exists. Makes nothing.
+/// Fails if a directory cannot be created at `path`, or if it exists and cannot be written to. Creates nothing.
 pub fn check_directory(path: &Path) -> Result<()> {
-    let existing = nearest(path);
+    let existing = nearest_existing(path);
     if !existing.is_dir() {
         let problem = "is in the way of a directory that is to be written: name another, or move it away";
         return Err(Error::bad_file(existing, problem));
@@ -163,13 +166,13 @@ pub fn check_directory(path: &Path) -> Result<()> {
 /// Free bytes of the file system on which `path` is, or would be. `None` where they are not known.
 pub fn free_bytes(path: &Path) -> Option<u64> {
     #[cfg(unix)]
-    return rustix::fs::statvfs(nearest(path)).ok().map(|of| of.f_bavail.saturating_mul(of.f_frsize));
+    return rustix::fs::statvfs(nearest_existing(path)).ok().map(|fs| fs.f_bavail.saturating_mul(fs.f_frsize));
     #[cfg(not(unix))]
-    return path.parent().and(None);
+    return path.parent().and(None); // uses the argument
 }
 
-/// What exists at `path`, or else nearest above it.
-fn nearest(path: &Path) -> PathBuf {
+/// The absolute `path` if it exists, otherwise its nearest ancestor that does.
+fn nearest_existing(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
     path.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(&path).into()
 }
@@ -180,10 +183,10 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 /// Replaces the file at `path` by the output of `write`. At every instant the path holds the old file or the whole new
-/// one, also after a power cut: the bytes go to a new file beside it, are synced, and renamed into place. If that
-/// fails, the old file stays and the new one is removed.
+/// one, also after a power cut: the bytes go to a new file beside it, which is synced and then renamed to `path`. If
+/// that fails, the old file stays and the new one is removed.
 ///
-/// Not promised: the permissions of the old file; that a symbolic link stays one.
+/// Not promised: that the new file has the old one's permissions, or that a symbolic link stays a link.
 pub fn write_atomically_with(path: &Path, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<()> {
     let temporary = temporary_beside(path);
     let written = File::create(&temporary).and_then(|mut file| {
@@ -198,7 +201,7 @@ pub fn write_atomically_with(path: &Path, write: impl FnOnce(&mut File) -> std::
     sync_directory(path.parent().unwrap_or(Path::new(".")))
 }
 
-/// Whether `name` is one that [`temporary_beside`] makes: a file that a killed process left.
+/// Whether a file with this name was created by [`temporary_beside`]. A killed process leaves such files.
 pub fn is_temporary(name: &str) -> bool {
     name.starts_with('.') && name.ends_with(".tmp")
 }
@@ -221,14 +224,11 @@ pub fn sync_directory(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The path as an argument in a command line for a shell.
+/// The path as an argument in a command line for a shell, quoted if it has special characters.
 pub fn shell_quoted(path: &Path) -> String {
     let text = path.display().to_string();
-    let plain = |c: char| c.is_alphanumeric() || "/._-+=:,@".contains(c);
-    match text.chars().all(plain) && !text.is_empty() {
-        true => text,
-        false => format!("'{}'", text.replace('\'', "'\\''")),
-    }
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@".contains(c);
+    if text.chars().all(is_plain) && !text.is_empty() { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! JSON with integers of any size, as Python reads and writes it.
 //!
 //! `serde_json` turns an integer beyond 64 bits into a float. Its feature `arbitrary_precision` was rejected: it
-//! changes how every number of every configuration is deserialized. Here such an integer becomes an object with one key, which
-//! passes through [`Value`] and `serde_json` unchanged and is written as digits again.
+//! changes how every number of every configuration is deserialized. Here such an integer becomes an object with one
+//! key, which passes through [`Value`] and `serde_json` unchanged and is written as digits again.
 
 use std::borrow::Cow;
 
@@ -20,14 +20,16 @@ pub fn parse<T: DeserializeOwned>(text: &str) -> serde_json::Result<T> {
 /// Returns `text` with objects in place of its integers beyond 64 bits, and 0 in place of -0, as Python reads it.
 pub fn with_integers(text: &str) -> Cow<'_, str> {
     let bytes = text.as_bytes();
+    // `written` replaces `text[..copied]`; the byte at `at` is looked at next.
     let (mut written, mut copied, mut at, mut in_string) = (String::new(), 0, 0, false);
     while at < bytes.len() {
         match bytes[at] {
+            // Skips the escaped character, which may be a quote.
             b'\\' if in_string => at += 1,
             b'"' => in_string = !in_string,
             b'-' | b'0'..=b'9' if !in_string => {
-                let is_part = |byte: &u8| matches!(byte, b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E');
-                let length = bytes[at..].iter().take_while(|byte| is_part(byte)).count();
+                let is_of_number = |byte: &u8| matches!(byte, b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E');
+                let length = bytes[at..].iter().take_while(|byte| is_of_number(byte)).count();
                 let number = &text[at..at + length];
                 let replacement = match number {
                     "-0" => Some("0".to_string()),
@@ -45,15 +47,13 @@ pub fn with_integers(text: &str) -> Cow<'_, str> {
         }
         at += 1;
     }
-    match copied {
-        0 => Cow::Borrowed(text),
-        _ => Cow::Owned(written + &text[copied..]),
-    }
+    if copied == 0 { Cow::Borrowed(text) } else { Cow::Owned(written + &text[copied..]) }
 }
 
 /// Whether `text` is an integer of JSON beyond 64 bits.
 fn is_wide(text: &str) -> bool {
     let digits = text.strip_prefix('-').unwrap_or(text);
+    // Eighteen digits always fit 64 bits.
     digits.len() > 18
         && !digits.starts_with('0')
         && digits.bytes().all(|byte| byte.is_ascii_digit())
@@ -61,7 +61,7 @@ fn is_wide(text: &str) -> bool {
         && text.parse::<u64>().is_err()
 }
 
-/// Returns the digits of an integer beyond 64 bits.
+/// Returns the digits, with the sign, of an integer beyond 64 bits; `None` if `value` is something else.
 pub fn integer(value: &Value) -> Option<&str> {
     let fields = value.as_object().filter(|fields| fields.len() == 1)?;
     fields.get(INTEGER)?.as_str().filter(|digits| is_wide(digits))
@@ -95,6 +95,8 @@ pub fn dumps(value: &Value) -> String {
     out
 }
 
+/// Appends `value` to `out`, with `scalar` for values that are neither lists nor maps. `separators` are the texts
+/// between entries, and between key and value.
 fn write(value: &Value, separators: [&str; 2], scalar: &impl Fn(&Value) -> String, out: &mut String) {
     let [comma, colon] = separators;
     match value {

@@ -1,4 +1,4 @@
-//! Process groups of child processes, and memory limits of worker processes.
+//! Child processes that end together with this process, and limits of this process: on memory and on open files.
 
 use std::io;
 use std::process::{Child, Command, ExitStatus};
@@ -8,18 +8,21 @@ use std::time::{Duration, Instant};
 /// Interval at which a child is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Variables with a secret of the Hugging Face hub or of the job.
+/// Environment variables with a secret of the Hugging Face hub or of the job.
 const SECRETS: [&str; 3] = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "ROLL_JOB_SECRET"];
 
-/// Prepares the environment of a program that answers for a component on its standard output. The secrets of the
-/// Hugging Face hub and of the job are removed, because the program may be somebody else's. `ROLL_ANSWERS_ON_STDOUT` tells the Python
-/// package `roll_reward` to keep `print` out of the answers.
+/// Prepares the environment of a program that answers for a component on its standard output. Removes the secrets of
+/// the Hugging Face hub and of the job, because the program may be somebody else's. `ROLL_ANSWERS_ON_STDOUT` makes the
+/// Python package `roll_reward` keep the output of `print` out of the answers.
 pub fn answers_on_stdout(command: &mut Command) -> &mut Command {
-    SECRETS.iter().fold(command.env("ROLL_ANSWERS_ON_STDOUT", "1"), |command, name| command.env_remove(name))
+    for name in SECRETS {
+        command.env_remove(name);
+    }
+    command.env("ROLL_ANSWERS_ON_STDOUT", "1")
 }
 
-/// A child in a process group of its own (Unix). When the child ends, the rest of its group is killed; dropping this
-/// kills all of them, and so does the end of this process, even by SIGKILL.
+/// A child process and the processes that it starts: a process group of its own (Unix). When the child ends, the rest
+/// of its group is killed. The whole group is killed when this value is dropped or this process ends, even by SIGKILL.
 ///
 /// A process that leaves the group (`setsid`) is not killed. Systems other than Unix kill only the child.
 #[derive(Debug)]
@@ -38,7 +41,7 @@ impl ChildGroup {
         Ok(Self { child, status: None })
     }
 
-    /// The child, for its pipes. Do not wait for it: its group would then not be killed.
+    /// The child, for access to its pipes. Do not call `wait` on it, because its group would then not be killed.
     pub fn child(&mut self) -> &mut Child {
         &mut self.child
     }
@@ -100,9 +103,10 @@ fn kill_group(child: &mut Child) {
     let _ = child.kill();
 }
 
-/// A shell that reads `+ GROUP` and `- GROUP`. Its input ends when this process ends, in whatever way; it then kills the
-/// groups that are left. `PR_SET_PDEATHSIG` would end the child with the thread that started it, and would spare the
-/// child's own children.
+/// The guard: a shell script that keeps a list of process groups. It reads lines `+ GROUP` and `- GROUP` until its
+/// input ends, which happens when this process ends, in whatever way; then it kills the groups in the list.
+/// `PR_SET_PDEATHSIG` was rejected: it ends the child with the thread that started it, and spares the child's own
+/// children.
 #[cfg(unix)]
 const GUARD: &str = r#"trap '' HUP INT TERM
 groups=
@@ -114,9 +118,10 @@ while read -r sign group; do
 done
 for group in $groups; do kill -s KILL -- "-$group"; done"#;
 
-/// Adds (`+`) the child's group to those that end with this process, or removes it (`-`), which must happen before the
-/// child is reaped: its number may then be another's. Starts the guard. Without one, a kill of this process leaves the
-/// children.
+/// Adds the child's group to the guard's list (`+`) or removes it (`-`). The first call starts the guard; if it cannot
+/// be started, the children survive a kill of this process.
+///
+/// A group must be removed before the child is reaped, because another process may then get its number.
 #[cfg(unix)]
 fn tell_guard(sign: char, child: &Child) {
     use std::io::Write;
@@ -144,12 +149,13 @@ pub fn limit_memory(more: u64) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     {
         use rustix::process::{Resource, Rlimit, setrlimit};
-        let pages = std::fs::read_to_string("/proc/self/statm")?;
-        let pages: u64 = pages.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or_default();
-        let most = pages.saturating_mul(rustix::param::page_size() as u64).saturating_add(more);
-        let limit = |most| Rlimit { current: Some(most), maximum: Some(most) };
+        // The first number is the size of the address space in pages.
+        let statm = std::fs::read_to_string("/proc/self/statm")?;
+        let pages: u64 = statm.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or_default();
+        let reserved = pages.saturating_mul(rustix::param::page_size() as u64);
+        let limit = |bytes| Rlimit { current: Some(bytes), maximum: Some(bytes) };
         setrlimit(Resource::Core, limit(0))?;
-        setrlimit(Resource::As, limit(most))?;
+        setrlimit(Resource::As, limit(reserved.saturating_add(more)))?;
     }
     let _ = more;
     Ok(())
@@ -159,8 +165,8 @@ pub fn limit_memory(more: u64) -> io::Result<()> {
 #[cfg(unix)]
 const MAX_OPEN_FILES: u64 = 1 << 16;
 
-/// Raises the number of files that this program may have open to the most that the system permits, and returns it.
-/// `None`: there is no limit, or the system is no Unix.
+/// Raises the number of files that this process may have open to the most that the system permits, but to no more than
+/// 65,536, and returns the limit. `None`: there is no limit, or the system is no Unix.
 pub fn open_files_limit() -> Option<u64> {
     #[cfg(unix)]
     {

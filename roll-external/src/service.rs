@@ -1,5 +1,5 @@
-//! Requests by POST to a service, for rewards and environments over HTTP: [`Service`] sends one, [`Repeats`] repeats
-//! those without an answer.
+//! POST requests to a service, for rewards and environments over HTTP. [`Service`] sends a request once; [`Repeats`]
+//! repeats a request that has no answer.
 //!
 //! Safeguards: a request has a time limit that includes its answer, and redirects are not followed, so that body and
 //! token are sent to one address only. The caller limits how much of an answer is read.
@@ -16,15 +16,15 @@ use roll_core::{Error, Result, check_seconds};
 const PAUSE: Duration = Duration::from_millis(500);
 /// Minimum delay before a retry.
 const LEAST_PAUSE: Duration = Duration::from_millis(20);
-/// How long a connection waits for another request where a repeated one does no harm.
+/// How long an idle connection is kept for another request, to services for which a repeated request does no harm.
 pub const IDLE_LIMIT: Duration = Duration::from_secs(15);
 /// Maximum number of bytes of an invalid answer that an error quotes.
-const QUOTED: usize = 300;
+const MAX_QUOTED: usize = 300;
 
 /// Address and request options of a service, from a section of the configuration.
 #[derive(Clone, Debug)]
 pub struct ServiceOptions<'a> {
-    /// The section, which errors name: `reward`, `env`.
+    /// The section of the configuration, which errors name: `reward`, `env`.
     pub section: &'a str,
     /// Address, `http://...` or `https://...`.
     pub url: &'a str,
@@ -32,8 +32,10 @@ pub struct ServiceOptions<'a> {
     pub token_env: Option<&'a str>,
     /// Seconds that a request may take with its answer.
     pub timeout: f64,
-    /// How long a connection waits for another request; `None`: it serves one. One that the service closed in the
-    /// meantime fails after the request was sent, so that it is unknown whether it arrived.
+    /// How long an idle connection is kept for another request. `None`: each connection serves one request.
+    ///
+    /// If the service closes an idle connection meanwhile, the next request fails after it was sent, and it is unknown
+    /// whether the request arrived.
     pub keeps_connections: Option<Duration>,
 }
 
@@ -74,7 +76,7 @@ impl Service {
         let authorization = token_env.map(|name| bearer(section, name)).transpose()?;
         let mut builder = ureq::Agent::config_builder()
             .timeout_global(Some(timeout))
-            // Answers of any status are looked at here.
+            // `post_within` looks at every status itself.
             .http_status_as_error(false)
             .max_redirects(0);
         builder = match keeps_connections {
@@ -101,8 +103,9 @@ impl Service {
         content_type: &str,
         body: &[u8],
     ) -> std::result::Result<Box<dyn Read>, NoAnswer> {
-        let own = self.agent.config().timeouts().global;
-        let request = self.agent.post(&self.url).config().timeout_global(own.into_iter().chain(limit).min()).build();
+        let service_limit = self.agent.config().timeouts().global;
+        let shorter_limit = service_limit.into_iter().chain(limit).min();
+        let request = self.agent.post(&self.url).config().timeout_global(shorter_limit).build();
         let mut request = request.header("Content-Type", content_type);
         if let Some(authorization) = &self.authorization {
             request = request.header("Authorization", authorization);
@@ -116,13 +119,13 @@ impl Service {
         };
         let header =
             |name: &str| response.headers().get(name).map(|v| String::from_utf8_lossy(v.as_bytes()).into_owned());
-        let (status, wait, location) = (response.status().as_u16(), header("Retry-After"), header("Location"));
+        let (status, retry_after, location) = (response.status().as_u16(), header("Retry-After"), header("Location"));
         let reader = response.into_body().into_reader();
         Err(match status {
             200 => return Ok(Box::new(reader)),
-            429 | 503 => NoAnswer::Busy(pause(wait.as_deref())),
+            429 | 503 => NoAnswer::Busy(pause(retry_after.as_deref())),
             300..400 => {
-                let to: String = location.unwrap_or("elsewhere".into()).chars().take(QUOTED).collect();
+                let to: String = location.unwrap_or("elsewhere".into()).chars().take(MAX_QUOTED).collect();
                 let key = format!("{}.url", self.section);
                 NoAnswer::Permanent(format!("status {status}: it redirects to {to}; name that address in `{key}`"))
             }
@@ -139,7 +142,8 @@ pub struct Repeats {
     retries: u32,
     busy_timeout: Duration,
     start_timeout: Duration,
-    /// Whether the service has answered: one that does not listen afterwards has failed.
+    /// Whether the service has ever answered. If so, it is not starting any more: when it does not listen, it has
+    /// failed.
     has_answered: AtomicBool,
 }
 
@@ -147,7 +151,7 @@ pub struct Repeats {
 #[derive(Debug, thiserror::Error)]
 #[error("no answer from {peer} (attempts: {times}): {problem}")]
 pub struct Unanswered {
-    /// What was asked, as errors name it.
+    /// The service, as errors name it.
     pub peer: String,
     /// Number of attempts.
     pub times: u32,
@@ -171,8 +175,8 @@ impl Repeats {
         Ok(Self { section, retries, busy_timeout, start_timeout, has_answered: AtomicBool::new(false) })
     }
 
-    /// Calls `attempt` until it has an answer or a limit is reached. Unless the service `may_receive_twice`, a request
-    /// that it may have received is not repeated.
+    /// Calls `attempt` until it has an answer or a limit is reached. `peer` names the service in errors. If
+    /// `may_receive_twice` is false, a request that the service may have received is not repeated.
     pub fn ask<T>(
         &self,
         peer: &str,
@@ -180,6 +184,7 @@ impl Repeats {
         mut attempt: impl FnMut() -> std::result::Result<T, NoAnswer>,
     ) -> std::result::Result<T, Unanswered> {
         let (begun, mut times, mut failures) = (Instant::now(), 0, 0);
+        // Each case either waits and continues with another attempt, or is the reason to give up.
         loop {
             times += 1;
             let no_answer = match attempt() {
@@ -257,9 +262,9 @@ fn bearer(section: &str, name: &str) -> Result<String> {
     }
 }
 
-/// The delay before a retry, from the header `Retry-After`.
-fn pause(header: Option<&str>) -> Duration {
-    let seconds = header.and_then(|wait| wait.trim().parse::<f64>().ok());
+/// The delay before a retry, from the header `Retry-After` if it has a number of seconds below an hour.
+fn pause(retry_after: Option<&str>) -> Duration {
+    let seconds = retry_after.and_then(|text| text.trim().parse::<f64>().ok());
     let wait = seconds.filter(|s| (0.0..3600.0).contains(s)).map(Duration::from_secs_f64);
     wait.unwrap_or(PAUSE).max(LEAST_PAUSE)
 }
@@ -268,7 +273,7 @@ fn pause(header: Option<&str>) -> Duration {
 pub fn excerpt(reader: impl Read) -> String {
     let mut bytes = Vec::new();
     // Text that was read before a failure counts too.
-    let _ = reader.take(QUOTED as u64).read_to_end(&mut bytes);
+    let _ = reader.take(MAX_QUOTED as u64).read_to_end(&mut bytes);
     let text = String::from_utf8_lossy(&bytes).replace(char::is_control, " ");
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -1,4 +1,5 @@
-//! Checks of a `tokenizer.json` before a tokenizer is made of it: the file often comes from another person.
+//! Checks of a `tokenizer.json` before a tokenizer is made of it. The file often comes from another person, and its
+//! normalizer or decoder could make a short text so long that memory runs out. [`Growth`] bounds the lengths.
 
 use std::time::Duration;
 
@@ -7,19 +8,19 @@ use serde_json::Value;
 
 /// Time limit for making a tokenizer and for tokenizing one text; usual times are milliseconds.
 pub const LIMIT: Duration = Duration::from_secs(60);
-/// Bytes of a text after normalization, at most. The tokenizer needs about fifty times that memory.
+/// Most bytes of a text after normalization. The tokenizer needs about fifty times that memory.
 const MAX_NORMALIZED: u64 = 32 << 20;
-/// Bytes that a decoder may put in the place of one token.
+/// Most bytes that a decoder may put in the place of one token.
 const MAX_DECODED: usize = 1024;
-/// Sequences within sequences.
+/// Most levels of normalizers or decoders within one another.
 const MAX_DEPTH: usize = 16;
 
-/// Bound on the length that the normalizer of a tokenizer adds to a text.
+/// An upper bound on the length of a text after normalization: `factor` times its length, plus `added`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Growth {
-    /// Bytes for each byte.
+    /// Normalized bytes per byte of the text.
     factor: u64,
-    /// Bytes for each text.
+    /// Further normalized bytes.
     added: u64,
 }
 
@@ -33,30 +34,32 @@ struct File {
 }
 
 impl Growth {
-    /// Computes the bound from the text of a `tokenizer.json`. Fails if it is not JSON, and on patterns that match
-    /// everywhere.
+    /// Computes the bound from the text of a `tokenizer.json`. Fails if the text is not JSON, if a normalizer or
+    /// decoder replaces an empty pattern, which matches everywhere, and on a decoder that makes tokens too long.
     pub fn of(json: &[u8]) -> Result<Self, String> {
         let file: File = serde_json::from_slice(json).map_err(|e| format!("expected JSON: {e}"))?;
         let mut growth = Self { factor: 1, added: 0 };
-        growth.add(&file.normalizer, 0)?;
-        decoded(&file.decoder, 0)?;
+        growth.add_normalizer(&file.normalizer, 0)?;
+        check_decoder(&file.decoder, 0)?;
         Ok(growth)
     }
 
-    /// Fails when `text` might become longer than a tokenizer should be given.
+    /// Fails if `text` may become longer by normalization than a tokenizer should be given.
     pub fn check(&self, text: &str) -> Result<(), String> {
         let most = (text.len() as u64).saturating_mul(self.factor).saturating_add(self.added);
-        match most <= MAX_NORMALIZED {
-            true => Ok(()),
-            false => Err(format!(
+        if most > MAX_NORMALIZED {
+            return Err(format!(
                 "a text of {} bytes is too long for this tokenizer, whose normalizer may make {most} of them (at most \
                  {MAX_NORMALIZED})",
                 text.len()
-            )),
+            ));
         }
+        Ok(())
     }
 
-    fn add(&mut self, normalizer: &Value, depth: usize) -> Result<(), String> {
+    /// Extends the bound by a further normalizer, which takes the output of those before. `depth` is the number of
+    /// sequences around it.
+    fn add_normalizer(&mut self, normalizer: &Value, depth: usize) -> Result<(), String> {
         if depth > MAX_DEPTH {
             return Err(format!("normalizers nested more than {MAX_DEPTH} deep"));
         }
@@ -66,14 +69,14 @@ impl Growth {
             "" => 1,
             "Sequence" => {
                 for part in normalizer["normalizers"].as_array().into_iter().flatten() {
-                    self.add(part, depth + 1)?;
+                    self.add_normalizer(part, depth + 1)?;
                 }
                 1
             }
             "Replace" => match normalizer["pattern"]["String"].as_str() {
                 Some("") => return Err("a normalizer replaces an empty pattern".into()),
                 Some(pattern) => length("content").div_ceil(pattern.len() as u64).max(1),
-                // It may match between any two characters.
+                // A regular expression may match between any two characters.
                 None => length("content") + 1,
             },
             "Prepend" => {
@@ -81,8 +84,9 @@ impl Growth {
                 1
             }
             "Precompiled" => longest_replacement(normalizer["precompiled_charsmap"].as_str().unwrap_or_default())?,
-            // U+FDFA is one character of three bytes and becomes 18 of 33.
+            // The worst case is U+FDFA: one character of three bytes becomes 18 characters of 33 bytes.
             "NFKC" | "NFKD" => 11,
+            // NFC and NFD at most triple the bytes; changes of case and the others add less.
             _ => 3,
         };
         self.factor = self.factor.saturating_mul(factor);
@@ -91,11 +95,13 @@ impl Growth {
     }
 }
 
-fn decoded(decoder: &Value, depth: usize) -> Result<(), String> {
+/// Fails on a decoder that replaces an empty pattern, or that replaces a token by more than [`MAX_DECODED`] bytes.
+/// `depth` is the number of sequences around it.
+fn check_decoder(decoder: &Value, depth: usize) -> Result<(), String> {
     if depth > MAX_DEPTH {
         return Err(format!("decoders nested more than {MAX_DEPTH} deep"));
     }
-    decoder["decoders"].as_array().into_iter().flatten().try_for_each(|part| decoded(part, depth + 1))?;
+    decoder["decoders"].as_array().into_iter().flatten().try_for_each(|part| check_decoder(part, depth + 1))?;
     if decoder["pattern"]["String"].as_str() == Some("") {
         return Err("a decoder replaces an empty pattern".into());
     }
@@ -105,13 +111,13 @@ fn decoded(decoder: &Value, depth: usize) -> Result<(), String> {
     }
 }
 
-/// Bytes of the longest text that sentencepiece's map of characters has for one: its texts end with zeros, after a trie
-/// whose size comes first.
+/// The number of bytes of the longest replacement of a character in sentencepiece's map of characters. The map consists
+/// of the size of a trie (u32), the trie, and the replacements, each of which ends with a zero byte.
 fn longest_replacement(base64: &str) -> Result<u64, String> {
     let map = from_base64(base64).ok_or("a `precompiled_charsmap` that is not base64")?;
-    let size = map.first_chunk::<4>().map_or(0, |bytes| u32::from_le_bytes(*bytes)) as usize;
-    let texts = map.get(4 + size..).ok_or("a `precompiled_charsmap` that is shorter than it says")?;
-    Ok(texts.split(|byte| *byte == 0).map(<[u8]>::len).max().unwrap_or(0).max(1) as u64)
+    let trie_size = map.first_chunk::<4>().map_or(0, |bytes| u32::from_le_bytes(*bytes)) as usize;
+    let replacements = map.get(4 + trie_size..).ok_or("a `precompiled_charsmap` that is shorter than it says")?;
+    Ok(replacements.split(|byte| *byte == 0).map(<[u8]>::len).max().unwrap_or(0).max(1) as u64)
 }
 
 fn from_base64(text: &str) -> Option<Vec<u8>> {

@@ -49,7 +49,9 @@ functions! {
 pub(crate) struct Cuda {
     functions: &'static Functions,
     device: c_int,
+    /// The handle of [`Stream::ToHost`], as a number.
     to_host: usize,
+    /// The handle of [`Stream::ToDevice`], as a number.
     to_device: usize,
 }
 
@@ -84,7 +86,8 @@ impl Functions {
     }
 }
 
-/// Finds the runtime in this process by name or by its mapping: libtorch's archives rename the file.
+/// Finds the runtime that is loaded in this process: by its usual names, or, because libtorch's archives rename the
+/// file, by the paths in the process's memory map.
 #[cfg(target_os = "linux")]
 fn loaded() -> Option<Library> {
     use libloading::os::unix::{Library as Unix, RTLD_NOW};
@@ -136,15 +139,15 @@ impl Cuda {
 
     /// Runs `call` with this GPU as the thread's current device, and restores the previous device.
     fn on_device<T>(&self, call: impl FnOnce() -> Result<T, RuntimeError>) -> Result<T, RuntimeError> {
-        let mut before = self.device;
+        let mut previous = self.device;
         // SAFETY: writes a number.
-        self.functions.check("cudaGetDevice", unsafe { (self.functions.get_device)(&mut before) })?;
-        if before == self.device {
+        self.functions.check("cudaGetDevice", unsafe { (self.functions.get_device)(&mut previous) })?;
+        if previous == self.device {
             return call();
         }
         self.set_device(self.device)?;
         let result = call();
-        self.set_device(before)?;
+        self.set_device(previous)?;
         result
     }
 
@@ -245,8 +248,8 @@ impl Runtime for Cuda {
     }
 }
 
-/// Bytes that may be pinned beyond the pool's peak use, so that the pieces in which parameters are copied do not evict
-/// the buffers of offloaded segment inputs.
+/// Bytes that may be pinned beyond the pool's peak use, so that buffers for copies of parameters do not evict the
+/// buffers of offloaded segment inputs.
 const SPARE: usize = 1 << 29;
 
 /// The copy streams of each GPU that was requested; `None` if they cannot be used.

@@ -17,8 +17,8 @@
 //! 1. A copy to the host begins after all kernel work that was queued before it: the tensor is complete then.
 //! 2. The tensor is held until the kernels have been made to wait for the copy. libtorch reuses the memory of a dropped
 //!    tensor at once, in the order of *its own stream*, so a later kernel would overwrite memory that the copy still
-//!    reads. Nor may a kernel change it in place: callers pass `source` as a Burn tensor, and Burn writes to new
-//!    memory if an operand has a second handle.
+//!    reads. Nor may a kernel change the tensor in place: callers pass `source` as a Burn tensor, and Burn writes to
+//!    new memory if an operand has a second handle.
 //! 3. Memory for a tensor that is copied to the GPU comes from libtorch, and earlier kernels may still use its former
 //!    content: the copy into it begins after all kernel work that was queued when the memory was allocated. Before the
 //!    tensor is handed out, kernels are made to wait for the copy. If the tensor is dropped instead, they are made to
@@ -85,6 +85,7 @@ pub(crate) struct Destination<R: Runtime, T> {
     copy_streams: Arc<CopyStreams<R>>,
     /// Reached when kernels no longer use the memory (rule 3).
     free: R::Event,
+    /// The copies into the memory.
     arriving: Vec<H2dCopy<R, T>>,
 }
 
@@ -101,13 +102,13 @@ impl From<RuntimeError> for roll_core::Error {
 }
 
 impl<R: Runtime> CopyStreams<R> {
-    /// Creates the streams. The pool may exceed its peak use by `spare` bytes, so that a few buffers of one size
-    /// do not evict those of another in every step.
+    /// Creates the streams. The pool may exceed its peak use by `spare` bytes, so that buffers of different sizes do
+    /// not evict one another in every step.
     pub(crate) fn new(runtime: R, spare: usize) -> Arc<Self> {
         Arc::new(Self { runtime, pool: Mutex::new(Pool::new(spare)) })
     }
 
-    /// Starts the copy of `bytes` at `device_address`, which belong to the memory of `source`, to the host.
+    /// Starts the copy of `bytes` bytes at `device_address`, which belong to the memory of `source`, to the host.
     ///
     /// # Safety
     /// `source` must keep that memory alive, on this GPU, and nothing may write to it while `source` lives.
@@ -145,7 +146,7 @@ impl<R: Runtime> CopyStreams<R> {
         }
     }
 
-    /// Ensures that `count` buffers of `bytes` are idle, so that one can be filled while others are copied.
+    /// Ensures that the pool has `count` idle buffers of `bytes`, so that one can be filled while others are copied.
     pub(crate) fn reserve(&self, bytes: usize, count: usize) -> Result<(), RuntimeError> {
         let mut pool = lock(&self.pool);
         let taken: Vec<_> = (0..count).map(|_| pool.take(&self.runtime, bytes)).collect();
@@ -159,7 +160,7 @@ impl<R: Runtime> CopyStreams<R> {
         result
     }
 
-    /// Queues a copy from `buffer` to memory that `to` owns and that kernels no longer use after `free`.
+    /// Queues a copy from `buffer` to `device_address`. `to` owns that memory; kernels no longer use it after `free`.
     ///
     /// # Safety
     /// The requirements of [`D2hCopy::begin_h2d`]. `free` must follow the copy that fills `buffer`, unless the host has
@@ -221,8 +222,8 @@ impl<R: Runtime, T> D2hCopy<R, T> {
             return Err(RuntimeError { call: "a copy to the GPU", reason: "its buffer is gone".into() });
         };
         let free = self.copy_streams.runtime.record_event(Stream::Compute)?;
-        // SAFETY: as the caller promises. Rule 5: the compute stream waits for `done` (`release`) before `free`, or this
-        // thread has waited (`Self::wait_for_bytes`, after which `release` does nothing).
+        // SAFETY: as the caller promises. Rule 5: the compute stream waits for `done` (`release`) before `free`, or
+        // this thread has waited (`Self::wait_for_bytes`, after which `release` does nothing).
         let copy = unsafe { self.copy_streams.queue_h2d(buffer, self.bytes, to, device_address, &free)? };
         buffer.last = Some(copy.done.clone());
         Ok(copy)
@@ -258,17 +259,19 @@ impl<R: Runtime, T> H2dCopy<R, T> {
 }
 
 impl<R: Runtime, T> Destination<R, T> {
-    /// Call this after the allocation, on the thread that queues kernels: copies wait for kernels queued before.
+    /// A destination whose copies wait for the kernels that are queued now. Call this after the allocation of the
+    /// memory, on the thread that queues kernels.
     pub(crate) fn new(copy_streams: &Arc<CopyStreams<R>>) -> Result<Self, RuntimeError> {
         let free = copy_streams.runtime.record_event(Stream::Compute)?;
         Ok(Self { copy_streams: copy_streams.clone(), free, arriving: Vec::new() })
     }
 
-    /// Fills a pinned buffer of `bytes` by `fill` and starts its copy to `device_address`. `to` owns that memory.
+    /// Lets `fill` write to a pinned buffer of `bytes`, and starts the buffer's copy to `device_address`. `to` owns
+    /// that memory.
     ///
     /// # Safety
-    /// The memory must have that size, be on this GPU, and be allocated before [`Destination::new`]. Work that is queued
-    /// later must not use it before [`Destination::arrive`].
+    /// The memory must have that size, be on this GPU, and be allocated before [`Destination::new`]. Work that is
+    /// queued later must not use it before [`Destination::arrive`].
     pub(crate) unsafe fn fill(
         &mut self,
         bytes: usize,

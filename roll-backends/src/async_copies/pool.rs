@@ -12,12 +12,15 @@ pub(super) struct Buffer<R: Runtime> {
     pub(super) last: Option<Arc<R::Event>>,
 }
 
-/// The idle buffers. Idle and used buffers together take little more than the peak use.
+/// The idle buffers. Idle and used buffers together take at most `spare` bytes more than the peak use.
 pub(super) struct Pool<R: Runtime> {
-    /// Idle buffers in the order in which they were returned: the copies of the first finish first.
+    /// Idle buffers in the order in which they were returned, which is the order in which their last copies finish.
     idle: Vec<Buffer<R>>,
+    /// Bytes of all buffers.
     pinned: usize,
+    /// Bytes of the buffers in use.
     used: usize,
+    /// The largest `used` so far.
     peak: usize,
     /// Bytes that may be pinned in addition to `peak`.
     spare: usize,
@@ -28,19 +31,19 @@ impl<R: Runtime> Pool<R> {
         Self { idle: Vec::new(), pinned: 0, used: 0, peak: 0, spare }
     }
 
-    /// Returns a buffer of `bytes`, or an idle one of up to twice the size.
+    /// Returns the smallest idle buffer of at least `bytes` and at most twice as many, or else a new one of `bytes`.
     pub(super) fn take(&mut self, runtime: &R, bytes: usize) -> Result<Buffer<R>, RuntimeError> {
         let bytes = bytes.max(1);
         let fits = |buffer: &Buffer<R>| (bytes..=bytes.saturating_mul(2)).contains(&buffer.capacity);
-        let best = (0..self.idle.len()).filter(|i| fits(&self.idle[*i])).min_by_key(|i| self.idle[*i].capacity);
-        if let Some(best) = best {
-            let buffer = self.idle.remove(best);
+        let smallest = (0..self.idle.len()).filter(|i| fits(&self.idle[*i])).min_by_key(|i| self.idle[*i].capacity);
+        if let Some(index) = smallest {
+            let buffer = self.idle.remove(index);
             self.used += buffer.capacity;
             self.peak = self.peak.max(self.used);
             return Ok(buffer);
         }
-        let room = self.peak.max(self.used + bytes);
-        self.shrink(runtime, (room + self.spare).saturating_sub(bytes))?;
+        let new_peak = self.peak.max(self.used + bytes);
+        self.shrink(runtime, (new_peak + self.spare).saturating_sub(bytes))?;
         let at = match runtime.pin(bytes) {
             Ok(at) => at,
             Err(_) => {
@@ -51,10 +54,11 @@ impl<R: Runtime> Pool<R> {
         };
         self.pinned += bytes;
         self.used += bytes;
-        self.peak = room;
+        self.peak = new_peak;
         Ok(Buffer { at, capacity: bytes, last: None })
     }
 
+    /// Takes a buffer back.
     pub(super) fn put(&mut self, buffer: Buffer<R>) {
         self.used -= buffer.capacity;
         self.idle.push(buffer);
@@ -65,7 +69,8 @@ impl<R: Runtime> Pool<R> {
         if self.pinned <= bytes || self.idle.is_empty() {
             return Ok(());
         }
-        // Draining both streams is acceptable: little is in flight then, and it happens once per kind of sample.
+        // Waiting for both streams is acceptable, because little is in flight then, and the pool only shrinks when
+        // samples of another size come.
         runtime.synchronize_stream(Stream::ToHost)?;
         runtime.synchronize_stream(Stream::ToDevice)?;
         while self.pinned > bytes && !self.idle.is_empty() {

@@ -1,4 +1,5 @@
-//! The GPU runtime calls that copies need.
+//! The GPU runtime calls that copies need, as a trait: `cuda.rs` implements it by the CUDA runtime, tests by a fake
+//! that checks the order of accesses.
 
 /// A queue of work on a GPU. Work of one stream runs in order; work of different streams is unordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -18,9 +19,10 @@ pub(crate) struct RuntimeError {
     pub(crate) reason: String,
 }
 
-/// The runtime of one GPU. All calls but `synchronize_event`, `synchronize_stream` and `pin` return before the work that they queue is done.
+/// The runtime of one GPU. Calls return before the work that they queue is done; only `synchronize_event`,
+/// `synchronize_stream` and `pin` block.
 ///
-/// Addresses are numbers: this process never dereferences addresses of the GPU.
+/// Addresses are numbers, because this process never dereferences addresses of the GPU.
 pub(crate) trait Runtime: Send + Sync + 'static {
     /// An event in a stream, reached when all work queued before it is done. Dropping it frees the handle and cancels
     /// nothing.

@@ -50,8 +50,8 @@ impl BlockMatrix {
 
     /// Returns a matrix whose row `i` is row `order[i]` of this matrix.
     pub fn reordered(&self, order: &[usize]) -> Self {
-        let width = self.row_bytes();
-        let bytes = order.iter().flat_map(|row| &self.bytes[row * width..][..width]).copied().collect();
+        let row_bytes = self.row_bytes();
+        let bytes = order.iter().flat_map(|row| &self.bytes[row * row_bytes..][..row_bytes]).copied().collect();
         Self { bytes, rows: order.len(), ..*self }
     }
 
@@ -64,18 +64,18 @@ impl BlockMatrix {
 
     /// Decodes some rows into `values`, which holds `rows.len() * columns` numbers.
     pub fn decode_into(&self, rows: Range<usize>, values: &mut [f32]) {
-        let width = self.row_bytes();
-        self.kind.decode_into(&self.bytes[rows.start * width..rows.end * width], values);
+        let row_bytes = self.row_bytes();
+        self.kind.decode_into(&self.bytes[rows.start * row_bytes..rows.end * row_bytes], values);
     }
 
     /// Decodes some columns of some rows into `values`, row-major. Panics if `columns` does not begin and end at a
     /// block boundary.
     pub fn decode_part(&self, rows: Range<usize>, columns: Range<usize>, values: &mut [f32]) {
-        let (width, unit) = (self.row_bytes(), self.kind.values());
+        let (row_bytes, unit) = (self.row_bytes(), self.kind.values());
         assert!(columns.start % unit == 0 && columns.end % unit == 0, "columns {columns:?} in blocks of {unit}");
-        let part = columns.start / unit * self.kind.bytes()..columns.end / unit * self.kind.bytes();
+        let bytes_in_row = columns.start / unit * self.kind.bytes()..columns.end / unit * self.kind.bytes();
         for (row, values) in rows.zip(values.chunks_exact_mut(columns.len().max(1))) {
-            self.kind.decode_into(&self.bytes[row * width..][part.clone()], values);
+            self.kind.decode_into(&self.bytes[row * row_bytes..][bytes_in_row.clone()], values);
         }
     }
 

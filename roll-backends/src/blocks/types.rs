@@ -25,6 +25,7 @@ pub enum BlockType {
 
 /// GGUF's name of the type with number `kind`, for messages. It also knows types that are not supported here.
 pub fn name_of(kind: u32) -> String {
+    // The numbers 4 and 5 belonged to types that were removed from GGUF.
     let known = [
         "F32", "F16", "Q4_0", "Q4_1", "4", "5", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
         "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS", "I8", "I16", "I32",
@@ -160,15 +161,18 @@ fn each<const B: usize, const V: usize>(bytes: &[u8], values: &mut [f32], decode
     blocks.iter().zip(values).for_each(|(block, values)| decode(block, values));
 }
 
+/// The f16 at byte `at` of a block, as f32.
 #[inline(always)]
 fn half_at(block: &[u8], at: usize) -> f32 {
-    // Read as f32, the shifted bits are the f16 value times 2^-112, subnormal numbers included.
-    const POWER: f32 = f32::from_bits((127 + 112) << 23);
+    // With its bits moved to their places in an f32, the f16 reads as its value times 2^-112, because the bias of the
+    // exponent is 15 instead of 127. That holds for subnormal numbers too. This constant is 2^112.
+    const BIAS_FACTOR: f32 = f32::from_bits((127 + 112) << 23);
     let bits = u16::from_le_bytes([block[at], block[at + 1]]);
+    // Infinity and NaN.
     if bits & 0x7c00 == 0x7c00 {
         return f16::from_bits(bits).to_f32();
     }
-    f32::from_bits((u32::from(bits & 0x8000) << 16) | (u32::from(bits & 0x7fff) << 13)) * POWER
+    f32::from_bits((u32::from(bits & 0x8000) << 16) | (u32::from(bits & 0x7fff) << 13)) * BIAS_FACTOR
 }
 
 /// Decodes 4-bit integers as `scale * q + offset`. The first half of `values` comes from the low nibbles, the second
@@ -180,8 +184,8 @@ fn nibbles(bytes: &[u8], scale: [f32; 2], offset: [f32; 2], values: &mut [f32]) 
     high.iter_mut().zip(bytes).for_each(|(value, q)| *value = scale[1] * f32::from(q >> 4) + offset[1]);
 }
 
-/// Decodes 5-bit integers as `scale * q + offset`: four bytes with the fifth bits, and sixteen bytes of nibbles, the low
-/// ones first.
+/// Decodes 5-bit integers as `scale * q + offset`: four bytes with the fifth bits, and sixteen bytes of nibbles, the
+/// low ones first.
 #[inline(always)]
 fn five_bits(bytes: &[u8], scale: f32, offset: f32, values: &mut [f32; 32]) {
     let fifth = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
@@ -196,14 +200,15 @@ fn five_bits(bytes: &[u8], scale: f32, offset: f32, values: &mut [f32; 32]) {
 #[inline(always)]
 fn scale_and_offset(block: &[u8], j: usize) -> (f32, f32) {
     let packed = &block[4..16];
-    let (s, m) = match j < 4 {
-        true => (packed[j] & 63, packed[j + 4] & 63),
-        false => {
-            let (low, s, m) = (packed[j + 4], packed[j - 4], packed[j]);
-            ((low & 15) | (s >> 6 << 4), (low >> 4) | (m >> 6 << 4))
-        }
+    let (scale, minimum) = if j < 4 {
+        // The lower six bits of a byte each.
+        (packed[j] & 63, packed[j + 4] & 63)
+    } else {
+        // The lower four bits of both are in one byte, the upper two in the upper bits of the bytes of group `j - 4`.
+        let (low, high_of_scale, high_of_minimum) = (packed[j + 4], packed[j - 4] >> 6, packed[j] >> 6);
+        ((low & 15) | (high_of_scale << 4), (low >> 4) | (high_of_minimum << 4))
     };
-    (half_at(block, 0) * f32::from(s), -half_at(block, 2) * f32::from(m))
+    (half_at(block, 0) * f32::from(scale), -half_at(block, 2) * f32::from(minimum))
 }
 
 /// Decodes a Q4_K block: eight groups of 32 values. The block holds its scales and 128 bytes of nibbles.
@@ -240,7 +245,8 @@ fn q3_k(block: &[u8; 110], values: &mut [f32; 256]) {
         let low = (packed[group % 8] >> (group / 8 * 4)) & 15;
         let high = (packed[8 + group % 4] >> (group / 4 * 2)) & 3;
         let factor = scale * (i32::from(low | (high << 4)) - 32) as f32;
-        // Eight groups share 32 bytes of bit pairs, two of them one pair of each byte.
+        // Eight groups (half a block) share 32 bytes of bit pairs. Two groups, of 16 bytes each, share one of the four
+        // pairs of these bytes.
         let (half, pair, first) = (group / 8, group / 2 % 4, group % 2 * 16);
         let (third, pairs) = (&block[first..][..16], &block[32 + 32 * half + first..][..16]);
         for ((value, third), pairs) in values.iter_mut().zip(third).zip(pairs) {
@@ -256,7 +262,8 @@ fn q3_k(block: &[u8; 110], values: &mut [f32; 256]) {
 fn q2_k(block: &[u8; 84], values: &mut [f32; 256]) {
     let (scale, minimum) = (half_at(block, 80), half_at(block, 82));
     for (group, values) in values.chunks_exact_mut(16).enumerate() {
-        // Eight groups share 32 bytes, two of them one pair of each byte.
+        // Eight groups (half a block) share 32 bytes of bit pairs. Two groups, of 16 bytes each, share one of the four
+        // pairs of these bytes.
         let (half, pair, first) = (group / 8, group / 2 % 4, group % 2 * 16);
         let (factor, offset) = (scale * f32::from(block[group] & 15), minimum * f32::from(block[group] >> 4));
         for (value, pairs) in values.iter_mut().zip(&block[16 + 32 * half + first..][..16]) {
@@ -283,8 +290,8 @@ fn iq4_xs(block: &[u8; 136], values: &mut [f32; 256]) {
     let (scale, high) = (half_at(block, 0), u16::from_le_bytes([block[2], block[3]]));
     for (group, values) in values.chunks_exact_mut(32).enumerate() {
         let low = (block[4 + group / 2] >> (group % 2 * 4)) & 15;
-        let six = i32::from(low) | i32::from((high >> (2 * group)) & 3) << 4;
-        levels(&block[8 + 16 * group..][..16], scale * (six - 32) as f32, values);
+        let group_scale = i32::from(low) | i32::from((high >> (2 * group)) & 3) << 4;
+        levels(&block[8 + 16 * group..][..16], scale * (group_scale - 32) as f32, values);
     }
 }
 
@@ -294,8 +301,8 @@ fn iq4_xs(block: &[u8; 136], values: &mut [f32; 256]) {
 fn q6_k(block: &[u8; 210], values: &mut [f32; 256]) {
     let scale = half_at(block, 208);
     for (group, values) in values.chunks_exact_mut(16).enumerate() {
-        // Eight groups (half a block) share 64 bytes of low nibbles and 32 bytes of upper bits; two groups share a
-        // quarter of them.
+        // Eight groups (half a block) share 64 bytes of low nibbles and 32 bytes of upper bit pairs. Two groups, of 16
+        // bytes each, have a quarter of both: one nibble of 32 bytes, and one of the four pairs of 32 bytes.
         let (half, quarter, first) = (group / 8, group / 2 % 4, group % 2 * 16);
         let low = &block[64 * half + 32 * (quarter % 2) + first..][..16];
         let high = &block[128 + 32 * half + first..][..16];

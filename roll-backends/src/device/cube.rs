@@ -9,14 +9,15 @@ use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 #[cfg(feature = "kernel-cache")]
 const SWITCH: &str = "ROLL_KERNEL_CACHE";
 
-/// Configures CubeCL. Must be called before the first device is opened; later calls have no effect. A `cubecl.toml` or
-/// `burn.toml` in the working directory or one of its parents takes precedence.
-pub fn set_up(own: impl FnOnce(&mut CubeClRuntimeConfig)) {
-    if has_own_settings() {
+/// Configures CubeCL; `change` makes the changes for one kind of device. Must be called before the first device is
+/// opened; later calls have no effect. A `cubecl.toml` or `burn.toml` in the working directory or one of its parents
+/// takes precedence.
+pub fn set_up(change: impl FnOnce(&mut CubeClRuntimeConfig)) {
+    if has_user_settings() {
         return;
     }
     let mut config = CubeClRuntimeConfig::default().override_from_env();
-    own(&mut config);
+    change(&mut config);
     keep_kernels(&mut config);
     CubeClRuntimeConfig::try_set(config);
 }
@@ -43,7 +44,8 @@ fn kernel_directory(variable: impl Fn(&str) -> Option<std::ffi::OsString>) -> Op
     }
 }
 
-fn has_own_settings() -> bool {
+/// Whether the user configures CubeCL by a file.
+fn has_user_settings() -> bool {
     const FILES: [&str; 4] = ["cubecl.toml", "CubeCL.toml", "burn.toml", "Burn.toml"];
     std::env::current_dir()
         .is_ok_and(|here| here.ancestors().any(|dir| FILES.iter().any(|file| dir.join(file).exists())))

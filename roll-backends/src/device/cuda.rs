@@ -29,8 +29,8 @@ pub fn set_up() {
     super::cube::set_up(|config| {
         // `cudaMallocAsync`: memory is allocated and freed in stream order, without a synchronisation.
         config.memory.cuda.allocator = CudaAllocator::Async;
-        // Every thread has a stream with memory pools of its own, and copies run on threads of their own: each further
-        // stream would hold further pools.
+        // CubeCL gives every thread a stream with memory pools of its own. Copies run on threads of their own, so that
+        // without a limit the streams of these threads would hold further pools.
         config.streaming.max_streams = STREAMS;
     });
 }

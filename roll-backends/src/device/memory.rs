@@ -10,19 +10,22 @@ use crate::library::{first, functions};
 /// `nvidia-smi` answers.
 pub fn total(backend: &str) -> Option<u64> {
     let (kind, number) = parse(backend).ok()?;
-    let driver = || Driver::open(&DRIVER)?.total(number);
-    matches!(kind, Backend::LibTorchCuda | Backend::Cuda)
-        .then(|| driver().or_else(|| query_nvidia_smi("memory.total", number)))?
+    if !matches!(kind, Backend::LibTorchCuda | Backend::Cuda) {
+        return None;
+    }
+    let from_driver = || Driver::open(&DRIVER)?.total(number);
+    from_driver().or_else(|| query_nvidia_smi("memory.total", number))
 }
 
-/// Bytes in use on NVIDIA's GPU `number` of those that this process sees, by all processes; `None` if neither
-/// `nvidia-smi` nor the driver answers. `nvidia-smi` is queried first: the driver answers only in a CUDA context, which
-/// takes memory itself.
+/// Bytes that all processes together use on an NVIDIA GPU; `number` counts the GPUs that this process sees. `None` if
+/// neither `nvidia-smi` nor the driver answers. `nvidia-smi` is queried first, because the driver answers only in a
+/// CUDA context, which takes memory itself.
 pub fn used(number: usize) -> Option<u64> {
     query_nvidia_smi("memory.used", number).or_else(|| Driver::open(&DRIVER)?.used(number))
 }
 
-/// File names of NVIDIA's driver library. Containers may have it without `nvidia-smi`: the capability `compute` alone.
+/// File names of NVIDIA's driver library. A container with the driver capability `compute` alone has it without
+/// `nvidia-smi`.
 pub const DRIVER: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
 functions! {
@@ -45,6 +48,7 @@ impl Driver {
         (unsafe { (driver.init)(0) } == 0).then_some(driver)
     }
 
+    /// The driver's handle of a GPU.
     fn device(&self, number: usize) -> Option<c_int> {
         let (mut device, number) = (0, c_int::try_from(number).ok()?);
         // SAFETY: the number outlives the call.
@@ -75,12 +79,11 @@ impl Driver {
     }
 }
 
+/// Bytes of the memory figure `what` of a GPU, as `nvidia-smi` reports it. `nvidia-smi` numbers all GPUs of the
+/// machine, so that `number` is looked up in CUDA_VISIBLE_DEVICES.
 fn query_nvidia_smi(what: &str, number: usize) -> Option<u64> {
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
-    let name = match visible.is_empty() {
-        true => number.to_string(),
-        false => visible.split(',').nth(number)?.trim().to_string(),
-    };
+    let name = if visible.is_empty() { number.to_string() } else { visible.split(',').nth(number)?.trim().to_string() };
     let arguments = [&format!("--query-gpu={what}"), "--format=csv,noheader,nounits", "--id", &name];
     let output = Command::new("nvidia-smi").args(arguments).output().ok()?;
     let mebibytes: u64 = String::from_utf8(output.stdout).ok()?.trim().parse().ok()?;

@@ -1,7 +1,7 @@
 //! Devices: their names on the command line, whether they can be used on this machine, and the dtypes they compute in.
 //!
-//! [`Backend`] lists the kinds of device. `cuda`, `wgpu` and `cube` configure those of CubeCL; [`memory`] reads the
-//! sizes of memory.
+//! [`Backend`] lists the kinds of device, and [`device()`] opens one by its name. The modules `cuda`, `wgpu` and `cube`
+//! configure CubeCL's devices; [`memory`] reads the sizes of memory.
 
 #[cfg(any(feature = "cuda", all(feature = "wgpu", feature = "kernel-cache")))]
 mod cube;
@@ -138,6 +138,7 @@ impl fmt::Display for Backend {
     }
 }
 
+/// The names of some backends, separated by commas.
 fn names(include: impl Fn(Backend) -> bool) -> String {
     let names: Vec<_> = Backend::ALL.into_iter().filter(|b| include(*b)).map(Backend::name).collect();
     names.join(", ")
@@ -154,14 +155,15 @@ pub fn device(name: &str) -> Result<Device> {
     open(backend, number).ok_or_else(|| backend_error(name, "it is not part of this build".into()))
 }
 
+/// Splits a device's name into backend and number, which is 0 if it is left out.
 fn parse(name: &str) -> Result<(Backend, usize)> {
-    let (kind, number) = match name.split_once(':') {
-        Some((kind, number)) => (kind, Some(number)),
+    let (backend_name, number) = match name.split_once(':') {
+        Some((backend_name, number)) => (backend_name, Some(number)),
         None => (name, None),
     };
-    let kind = if kind == "cpu" { "flex" } else { kind };
-    let known = Backend::ALL.into_iter().find(|b| b.name() == kind);
-    let backend = known.ok_or_else(|| backend_error(name, format!("the backends are {}", names(|_| true))))?;
+    let backend_name = if backend_name == "cpu" { "flex" } else { backend_name };
+    let found = Backend::ALL.into_iter().find(|backend| backend.name() == backend_name);
+    let backend = found.ok_or_else(|| backend_error(name, format!("the backends are {}", names(|_| true))))?;
     let Some(number) = number else { return Ok((backend, 0)) };
     if !backend.is_numbered() {
         return Err(backend_error(name, format!("`{backend}` has one device, without a number")));
@@ -211,11 +213,12 @@ fn share_threads() {
 fn libtorch_cuda(number: usize) -> std::result::Result<(), String> {
     if !tch::Cuda::is_available() {
         let has_cuda = std::fs::read_to_string("/proc/self/maps").is_ok_and(|maps| maps.contains("/libtorch_cuda"));
-        return Err(match has_cuda {
-            true => "libtorch finds no GPU: `nvidia-smi` must list one (in a container, started with `--gpus all`)",
-            false => "this build's libtorch has no CUDA: `scripts/setup-libtorch --cuda`, then build anew",
-        }
-        .into());
+        let problem = if has_cuda {
+            "libtorch finds no GPU: `nvidia-smi` must list one (in a container, started with `--gpus all`)"
+        } else {
+            "this build's libtorch has no CUDA: `scripts/setup-libtorch --cuda`, then build anew"
+        };
+        return Err(problem.into());
     }
     match usize::try_from(tch::Cuda::device_count()).unwrap_or(0) {
         count if number < count => Ok(()),
@@ -228,14 +231,15 @@ fn no_such_device(number: usize, count: usize) -> String {
     format!("there is no device {number}: {count} found, numbered from 0 (CUDA_VISIBLE_DEVICES hides some)")
 }
 
-/// The default dtype of matrix products with weights of `dtype`: bf16 for bf16 weights on GPUs that support it (tensor
-/// cores), f32 otherwise.
+/// The default dtype of matrix products with weights of `dtype`: bf16 if the weights are bf16 and the device is a GPU
+/// that supports it (with tensor cores), f32 otherwise.
 pub fn product_dtype(device: &Device, dtype: DType) -> DType {
     if dtype == DType::BF16 && is_gpu(device) && device.supports_dtype(dtype) { DType::BF16 } else { DType::F32 }
 }
 
-/// The dtype of activations between operators, if products are taken in `products`: bf16 if they are bf16 on a GPU of
-/// libtorch, whose operators read and write it natively; f32 elsewhere. Residual streams and parameters are always f32.
+/// The dtype of activations between operators, if matrix products are taken in the dtype `products`: bf16 for bf16
+/// products on a GPU of libtorch, whose operators read and write bf16 natively; f32 otherwise. Residual streams and
+/// parameters are always f32.
 pub fn activation_dtype(device: &Device, products: DType) -> DType {
     if products == DType::BF16 && libtorch_gpu(device).is_some() { DType::BF16 } else { DType::F32 }
 }
@@ -254,8 +258,8 @@ fn libtorch_gpu(_: &Device) -> Option<usize> {
     None
 }
 
-/// Whether the device stores integers of eight bits. Those of libtorch do, although Burn says otherwise: its casts on
-/// libtorch lack them.
+/// Whether the device stores integers of eight bits. Devices of libtorch do, although Burn reports that they do not,
+/// because its casts on libtorch lack these integers.
 pub fn has_bytes(device: &Device) -> bool {
     #[cfg(feature = "libtorch")]
     if let DispatchDevice::LibTorch(_) = device.clone().without_autodiff().as_dispatch() {

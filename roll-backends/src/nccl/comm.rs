@@ -1,4 +1,5 @@
-//! A communicator of NCCL that never blocks.
+//! An NCCL communicator that never blocks: calls return at once, and [`Comm::is_ready`] says when NCCL has done what
+//! they began.
 
 use std::ffi::c_int;
 use std::sync::mpsc;
@@ -10,6 +11,7 @@ use super::library::{Config, Cuda, Handle, IN_PROGRESS, Nccl, UniqueId};
 /// How long to wait until an aborted communicator has ended its kernels.
 pub(super) const ABORT: Duration = Duration::from_secs(10);
 
+/// `ncclComm_t` of this rank, with the libraries that it needs.
 pub(super) struct Comm {
     nccl: Nccl,
     cuda: Cuda,
@@ -21,7 +23,7 @@ pub(super) struct Comm {
 unsafe impl Send for Comm {}
 
 impl Comm {
-    /// Begins to connect this rank with the others. It is done when [`Comm::is_ready`] says so.
+    /// Begins to connect this rank with the others. They are connected when [`Comm::is_ready`] returns true.
     pub(super) fn begin(
         (nccl, cuda): (Nccl, Cuda),
         device: c_int,
@@ -49,17 +51,17 @@ impl Comm {
     pub(super) fn is_ready(&self) -> Result<bool, NcclError> {
         let mut state = IN_PROGRESS;
         // SAFETY: writes one integer.
-        let asked = unsafe { (self.nccl.comm_get_async_error)(self.handle, &mut state) };
-        self.nccl.check("ncclCommGetAsyncError", asked)?;
+        let returned = unsafe { (self.nccl.comm_get_async_error)(self.handle, &mut state) };
+        self.nccl.check("ncclCommGetAsyncError", returned)?;
         self.nccl.check("ncclCommGetAsyncError", state)?;
         Ok(state != IN_PROGRESS)
     }
 
-    /// Ends everything that is under way, whatever the other ranks do. Does not wait longer than [`ABORT`]: aborting
-    /// waits for NCCL's own threads.
+    /// Ends everything that is under way, whatever the other ranks do. Waits for NCCL's threads to end, but no longer
+    /// than [`ABORT`].
     pub(super) fn abort(self) {
         let (done, aborted) = mpsc::channel();
-        let aborts = move || {
+        let abort = move || {
             let comm = self;
             // SAFETY: the device exists; nobody uses the handle after this.
             unsafe {
@@ -68,13 +70,13 @@ impl Comm {
             }
             let _ = done.send(());
         };
-        let started = std::thread::Builder::new().name("aborts NCCL".into()).spawn(aborts);
+        let started = std::thread::Builder::new().name("aborts NCCL".into()).spawn(abort);
         if started.is_err() || aborted.recv_timeout(ABORT).is_err() {
             tracing::warn!("NCCL did not end within {} s of being aborted", ABORT.as_secs());
         }
     }
 
-    /// Releases a communicator that has nothing under way. The device is this thread's.
+    /// Releases a communicator that has nothing under way. The device must be this thread's current device.
     pub(super) fn destroy(self) {
         // SAFETY: nobody uses the handle after this.
         unsafe { (self.nccl.comm_destroy)(self.handle) };

@@ -33,7 +33,8 @@ pub(super) struct Config {
 }
 
 impl Config {
-    /// No call waits for other ranks: it returns [`IN_PROGRESS`], and `ncclCommGetAsyncError` how it went.
+    /// The configuration in which no call waits for other ranks: calls return [`IN_PROGRESS`], and
+    /// `ncclCommGetAsyncError` returns their result later.
     pub(super) fn non_blocking() -> Self {
         Self { size: size_of::<Self>(), magic: 0xcafe_beef, version: 21_400, blocking: 0, padding: 0 }
     }
@@ -46,7 +47,7 @@ pub(super) const NCCL_FLOAT32: c_int = 7;
 pub(super) const NCCL_SUM: c_int = 0;
 /// `ncclInProgress`.
 pub(super) const IN_PROGRESS: c_int = 7;
-/// `cudaStreamNonBlocking`: the stream waits for no kernels of others, and theirs not for it.
+/// `cudaStreamNonBlocking`: the stream does not wait for the default stream, nor the default stream for it.
 pub(super) const NON_BLOCKING: c_uint = 1;
 /// `cudaErrorNotReady`.
 pub(super) const NOT_READY: c_int = 600;
@@ -98,7 +99,7 @@ impl Nccl {
         Self::find(library).map_err(|missing| lacks(file, missing))
     }
 
-    /// Fails unless `code` is `ncclSuccess`, or `ncclInProgress` of a communicator that does not block.
+    /// Fails unless `code` is `ncclSuccess`, or `ncclInProgress`, which calls on a non-blocking communicator return.
     pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<(), NcclError> {
         match code {
             IN_PROGRESS => Ok(()),

@@ -6,14 +6,15 @@
 //!
 //! NCCL and the CUDA runtime are loaded at run time. The ranks find each other over the *host communicator*, which is
 //! TCP. It also carries small values, barriers and failures. NCCL itself neither notices nor names a rank that is
-//! missing, so every collective begins with a barrier of the host communicator. Nothing waits for ever: the communicator
-//! does not block, each wait has a timeout and asks the host communicator for failures, and after a failure the
-//! communicator is aborted, which ends kernels that wait for other ranks.
+//! missing, so every collective begins with a barrier of the host communicator. Nothing waits for ever: the
+//! communicator does not block, each wait has a timeout and asks the host communicator for failures, and after a
+//! failure the communicator is aborted, which ends kernels that wait for other ranks.
 //!
-//! Values lie in host memory, as [`Communicator`] requires. They are staged through pinned memory and one pair of device
-//! buffers, on a stream of their own that waits for no other kernels. All memory is allocated before the barrier: an
-//! allocation may wait until kernels end, and those of NCCL end only when every rank has started its own. Ranks that are
-//! threads of one process are refused for that reason: their networks allocate at any time.
+//! Values are in host memory, as [`Communicator`] requires. They are staged through pinned memory and one pair of
+//! device buffers, on a stream of their own that waits for no other kernels. All memory is allocated before the
+//! barrier, because an allocation may wait until running kernels end, and NCCL's kernels end only when every rank has
+//! started its own. Ranks that are threads of one process are refused for the same reason: their networks allocate at
+//! any time.
 //!
 //! NCCL breaks one promise of [`Communicator`]: it sums in the order of its rings and trees. The sums are equal on
 //! every rank, and in every run on the same machines, but the ZeRO stages then agree up to rounding instead of bit for
@@ -145,39 +146,41 @@ unsafe impl Send for NcclRanks {}
 unsafe impl Sync for NcclRanks {}
 
 impl NcclRanks {
-    /// Joins the job of `host`, with GPU `device` of this machine, or the reason why this process has none. Must be
-    /// called by every rank. Waits at most `limit` until NCCL has connected the ranks.
+    /// Joins the job of `host` with a GPU: `device` is its number on this machine, or the reason why this process has
+    /// no GPU. Must be called by every rank. Waits at most `limit` until NCCL has connected the ranks.
     ///
-    /// If any rank cannot join, every rank gets an error with the reason, and `host` can still be used, unless the error
-    /// is a [`RanksError`]: the job is lost then.
+    /// If any rank cannot join, every rank gets an error with the reason, and `host` can still be used. Only if the
+    /// error is a [`RanksError`], the job is lost.
     pub fn join(
         host: Arc<dyn Communicator>,
         device: std::result::Result<usize, String>,
         limit: Duration,
     ) -> Result<Arc<Self>> {
-        // All ranks must be ready before NCCL starts: it would wait until the limit for a missing rank.
+        // All ranks must be ready before NCCL starts, because it would wait until the limit for a missing rank.
         let prepared = device.map_err(|reason| NcclError::NoGpu { reason }).and_then(prepare);
-        let own = prepared.as_ref().map(|prepared| prepared.identity.clone()).map_err(ToString::to_string);
-        let all: Vec<std::result::Result<Identity, String>> = join(host.as_ref(), &own)?;
+        let own_identity = prepared.as_ref().map(|prepared| prepared.identity.clone()).map_err(ToString::to_string);
+        let identities: Vec<std::result::Result<Identity, String>> = join(host.as_ref(), &own_identity)?;
         let Prepared { nccl, cuda, device, .. } = prepared?;
-        check_identities(all)?;
+        check_identities(identities)?;
         let id = share_unique_id(host.as_ref(), &nccl)?;
         let started = match start(host.as_ref(), (nccl, cuda), device, id, limit) {
             Err(lost) if RanksError::within(&lost).is_some() => return Err(lost),
             started => started,
         };
-        let own = started.as_ref().err().map(ToString::to_string);
-        let all: Result<Vec<Option<String>>> = join(host.as_ref(), &own);
-        let failed = all.and_then(|all| {
-            let failed = all.into_iter().enumerate().find_map(|(rank, reason)| Some((rank, reason?)));
-            failed.map_or(Ok(()), |(rank, reason)| Err(NcclError::Rank { rank, reason }.into()))
+        // Every rank learns whether all of them have started.
+        let own_failure = started.as_ref().err().map(ToString::to_string);
+        let failures: Result<Vec<Option<String>>> = join(host.as_ref(), &own_failure);
+        let all_started = failures.and_then(|failures| {
+            let first = failures.into_iter().enumerate().find_map(|(rank, reason)| Some((rank, reason?)));
+            first.map_or(Ok(()), |(rank, reason)| Err(NcclError::Rank { rank, reason }.into()))
         });
-        let (comm, stream) = match (started, failed) {
+        let (comm, stream) = match (started, all_started) {
             (Ok(started), Ok(())) => started,
             (Ok((comm, _)), Err(error)) => {
                 comm.abort();
                 return Err(error);
             }
+            // This rank's own error says more than its text, unless the job is lost.
             (Err(own), Err(error)) => {
                 return Err(if RanksError::within(&error).is_some() { error } else { own });
             }
@@ -213,10 +216,10 @@ impl NcclRanks {
         }
         let done = self.staged(&mut state, what, send, receive, start);
         done.inspect_err(|error| {
-            let failed = || RanksError::Failed { rank: self.host.rank().0, reason: error.chain() };
-            let lost = RanksError::within(error).cloned().unwrap_or_else(failed);
+            let own_failure = || RanksError::Failed { rank: self.host.rank().0, reason: error.chain() };
+            let lost = RanksError::within(error).cloned().unwrap_or_else(own_failure);
             lock(&self.lost).get_or_insert_with(|| lost.clone());
-            // The first failure counts: this changes nothing where another rank told its own.
+            // Has no effect if another rank reported its failure before, because the first failure counts.
             self.host.fail(&match lost {
                 RanksError::Failed { rank, reason } if rank == self.host.rank().0 => reason,
                 lost => lost.to_string(),
@@ -226,6 +229,7 @@ impl NcclRanks {
         })
     }
 
+    /// Does the work of [`NcclRanks::collective`], but leaves the communicator as it is after a failure.
     fn staged(
         &self,
         state: &mut DeviceState,
@@ -237,8 +241,8 @@ impl NcclRanks {
         let (cuda, stream) = (&self.cuda, state.stream);
         // SAFETY: the device exists; the current device is per thread.
         cuda.check("cudaSetDevice", unsafe { (cuda.set_device)(self.device) })?;
-        let out = state.buffers[0].reserve(cuda, send.len())?;
-        let back = state.buffers[1].reserve(cuda, receive.len())?;
+        let send_buffer = state.buffers[0].reserve(cuda, send.len())?;
+        let receive_buffer = state.buffers[1].reserve(cuda, receive.len())?;
         let pinned = state.pinned.reserve(cuda, send.len().max(receive.len()).min(CHUNK))?;
         let copy = |to: *mut c_void, from: *const c_void, values: usize, direction: c_int| {
             // SAFETY: both buffers hold at least this number of values, and nothing else uses them.
@@ -249,7 +253,7 @@ impl NcclRanks {
         for (i, chunk) in send.chunks(CHUNK).enumerate() {
             // SAFETY: pinned memory holds a chunk; the copy before has ended.
             unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), pinned.cast(), chunk.len()) };
-            copy(out.wrapping_byte_add(4 * CHUNK * i), pinned, chunk.len(), TO_DEVICE)?;
+            copy(send_buffer.wrapping_byte_add(4 * CHUNK * i), pinned, chunk.len(), TO_DEVICE)?;
         }
         self.host.barrier()?;
         let comm = state.comm.as_ref().ok_or_else(|| Error::Misuse("NCCL was aborted".into()))?;
@@ -257,22 +261,23 @@ impl NcclRanks {
         // SAFETY: no arguments; the buffers hold the values of the collective.
         unsafe {
             nccl.check("ncclGroupStart", (nccl.group_start)())?;
-            let started = start(comm, out, back, stream);
+            let started = start(comm, send_buffer, receive_buffer, stream);
             let ended = (nccl.group_end)();
             nccl.check(what, started)?;
             nccl.check("ncclGroupEnd", ended)?;
         }
         self.wait(what, stream, Some(comm))?;
         for (i, chunk) in receive.chunks_mut(CHUNK).enumerate() {
-            copy(pinned, back.wrapping_byte_add(4 * CHUNK * i), chunk.len(), TO_HOST)?;
+            copy(pinned, receive_buffer.wrapping_byte_add(4 * CHUNK * i), chunk.len(), TO_HOST)?;
             // SAFETY: pinned memory holds a chunk; the copy into it has ended.
             unsafe { std::ptr::copy_nonoverlapping(pinned.cast(), chunk.as_mut_ptr(), chunk.len()) };
         }
         Ok(())
     }
 
-    /// Waits until the stream has finished, NCCL or another rank fails, another thread calls `fail`, or the timeout
-    /// expires. What `comm` has begun is on the stream only once it is ready.
+    /// Waits until the stream has finished. Fails if NCCL or another rank fails, if another thread calls `fail`, or if
+    /// the timeout expires. `comm` is `Some` if the stream waits for a collective, which NCCL puts on the stream some
+    /// time after it was begun: when the communicator is ready.
     fn wait(&self, what: &'static str, stream: Handle, comm: Option<&Comm>) -> Result<()> {
         let (since, timeout) = (Instant::now(), *lock(&self.timeout));
         let (mut checked, mut launched) = (since, comm.is_none());
@@ -296,7 +301,7 @@ impl NcclRanks {
                 self.host.check()?;
             }
             if since.elapsed() > timeout {
-                // All ranks have begun: which of them does not go on cannot be known.
+                // All ranks have passed the barrier, so that the one that hangs cannot be named.
                 return Err(RanksError::Absent { absent: Vec::new(), what: what.into(), waited: timeout }.into());
             }
             std::thread::yield_now();
@@ -304,6 +309,7 @@ impl NcclRanks {
     }
 }
 
+/// A rank that is ready to start NCCL.
 struct Prepared {
     nccl: Nccl,
     cuda: Cuda,
@@ -311,7 +317,7 @@ struct Prepared {
     identity: Identity,
 }
 
-/// Loads the libraries and takes the device.
+/// Loads the libraries, makes the device this thread's current device, and finds out its PCI address.
 fn prepare(device: usize) -> std::result::Result<Prepared, NcclError> {
     let cuda = Cuda::load()?;
     let nccl = Nccl::load()?;
@@ -341,18 +347,20 @@ fn prepare(device: usize) -> std::result::Result<Prepared, NcclError> {
 
 /// Fails unless each rank is a process with a GPU of its own.
 fn check_identities(all: Vec<std::result::Result<Identity, String>>) -> std::result::Result<(), NcclError> {
-    let mut before: Vec<Identity> = Vec::new();
+    let mut lower_ranks: Vec<Identity> = Vec::new();
     for (rank, identity) in all.into_iter().enumerate() {
-        let own = identity.map_err(|reason| NcclError::Rank { rank, reason })?;
-        if let Some(first) = before.iter().position(|other| other.process == own.process) {
+        let identity = identity.map_err(|reason| NcclError::Rank { rank, reason })?;
+        if let Some(first) = lower_ranks.iter().position(|other| other.process == identity.process) {
             return Err(NcclError::Threads { first, second: rank });
         }
-        let same_gpu =
-            |other: &Identity| !own.machine.is_empty() && (&other.machine, &other.gpu) == (&own.machine, &own.gpu);
-        if let Some(first) = before.iter().position(same_gpu) {
-            return Err(NcclError::SharedGpu { first, second: rank, gpu: own.gpu });
+        let has_same_gpu = |other: &Identity| {
+            let is_machine_known = !identity.machine.is_empty();
+            is_machine_known && (&other.machine, &other.gpu) == (&identity.machine, &identity.gpu)
+        };
+        if let Some(first) = lower_ranks.iter().position(has_same_gpu) {
+            return Err(NcclError::SharedGpu { first, second: rank, gpu: identity.gpu });
         }
-        before.push(own);
+        lower_ranks.push(identity);
     }
     Ok(())
 }
@@ -510,11 +518,11 @@ impl Communicator for NcclRanks {
     }
 
     fn fail(&self, reason: &str) {
-        let own = RanksError::Failed { rank: self.host.rank().0, reason: reason.into() };
-        lock(&self.lost).get_or_insert(own);
+        let failure = RanksError::Failed { rank: self.host.rank().0, reason: reason.into() };
+        lock(&self.lost).get_or_insert(failure);
         self.host.fail(reason);
-        // The process may end next, which would wait for kernels that wait for other ranks. A thread that is in a
-        // collective learns of the failure, and aborts it.
+        // Aborts the communicator: the process may end next, and its end would wait for kernels that wait for other
+        // ranks. If another thread holds the state, it is in a collective, notices the failure and aborts by itself.
         let since = Instant::now();
         while since.elapsed() < ABORT {
             let mut state = match self.state.try_lock() {
@@ -537,7 +545,7 @@ impl Communicator for NcclRanks {
 impl Drop for NcclRanks {
     fn drop(&mut self) {
         let mut state = lock(&self.state);
-        // What was aborted may still use its buffers, and the process ends anyway.
+        // Kernels of an aborted communicator may still use the buffers, which are leaked.
         let Some(comm) = state.comm.take() else { return };
         // SAFETY: nothing runs on the stream any more, and the handles are not used after this.
         unsafe {
@@ -545,8 +553,8 @@ impl Drop for NcclRanks {
             comm.destroy();
             (self.cuda.stream_destroy)(state.stream);
         }
-        let DeviceState { buffers: [out, back], pinned, .. } = &mut *state;
-        for buffer in [out, back, pinned] {
+        let DeviceState { buffers: [send, receive], pinned, .. } = &mut *state;
+        for buffer in [send, receive, pinned] {
             let _ = buffer.free(&self.cuda);
         }
     }

@@ -2,8 +2,9 @@
 //! of the same segment; the copy back is prefetched while the following segment is pulled back. The network waits only
 //! if copying takes longer than computing.
 //!
-//! Copies run on one background thread per direction. libtorch's threads share one stream per GPU, so copies from its
-//! GPUs are queued on copy streams instead, to and from pinned memory, and the host never waits (`overlapped.rs`).
+//! Copies run on one background thread per direction. For GPUs of libtorch this would not overlap, because all threads
+//! share one stream per GPU. There, copies are queued on copy streams of their own, to and from pinned memory, and the
+//! host never waits (`overlapped.rs`).
 
 #[cfg(feature = "libtorch")]
 mod overlapped;
@@ -55,6 +56,7 @@ enum TensorLocation<T: DeviceTensor> {
     /// In flight to host memory, on a background thread.
     ToHost(Receiver<Result<Tensor>>),
     Host(Tensor),
+    /// In host memory or in flight to it, on a copy stream.
     #[cfg(feature = "libtorch")]
     Overlapped(Overlapped<T>),
     ToDevice(InFlight<T>),
@@ -83,7 +85,8 @@ impl<T: DeviceTensor> Offloaded<T> {
         Ok(Self { location: TensorLocation::ToHost(pending), device })
     }
 
-    /// Frees the device memory: waits until the copy has finished, or makes later kernels wait for it.
+    /// Frees the device memory. Waits until the copy to the host has finished; on a copy stream, makes later kernels
+    /// wait for it instead.
     pub fn release(&mut self) -> Result<()> {
         match &mut self.location {
             TensorLocation::ToHost(pending) => self.location = TensorLocation::Host(received(pending)?),
@@ -102,7 +105,7 @@ impl<T: DeviceTensor> Offloaded<T> {
         Ok(())
     }
 
-    /// Returns the tensor on the device. Waits for the copy, which is started unless it is in flight.
+    /// Returns the tensor on the device. Starts the copy to the device unless it is in flight, and waits for it.
     pub fn into_device(mut self) -> Result<T> {
         match self.location {
             TensorLocation::ToDevice(in_flight) => in_flight.into_tensor(),
@@ -139,7 +142,7 @@ impl<T: DeviceTensor> Offloaded<T> {
 }
 
 impl<T> InFlight<T> {
-    /// Returns the tensor on the device; waits for the copy, or makes later kernels wait for it.
+    /// Returns the tensor on the device. Waits for the copy; on a copy stream, makes later kernels wait for it instead.
     pub fn into_tensor(self) -> Result<T> {
         match self.0 {
             Transfer::Background(pending) => received(&pending),
@@ -149,7 +152,7 @@ impl<T> InFlight<T> {
     }
 }
 
-/// bf16 stays bf16, other dtypes become f32.
+/// Floats: bf16 stays bf16, other dtypes become f32.
 impl DeviceTensor for NdTensor {
     fn device(&self) -> Device {
         self.device()

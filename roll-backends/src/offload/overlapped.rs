@@ -22,10 +22,8 @@ impl<T: DeviceTensor> Overlapped<T> {
         let (device, kind) = (values.device(), values.kind());
         let Device::Cuda(number) = device else { return None };
         let copy_streams = copy_streams(number)?;
-        let source = match values.is_contiguous() {
-            true => tensor.clone(),
-            false => T::from_tch(values.f_contiguous().ok()?, &shape),
-        };
+        let source =
+            if values.is_contiguous() { tensor.clone() } else { T::from_tch(values.f_contiguous().ok()?, &shape) };
         let (values, shape) = source.to_tch()?;
         let bytes = values.numel() * kind.elt_size_in_bytes();
         // SAFETY: `source` is a handle of Burn on contiguous memory of that size. No operation writes to memory that
@@ -39,8 +37,8 @@ impl<T: DeviceTensor> Overlapped<T> {
         }
     }
 
-    /// Makes kernels launched from now on wait for the copy and then releases the device memory. The host does not
-    /// wait, and the copy has usually finished long before.
+    /// Makes kernels launched from now on wait for the copy, which has usually finished long before, and then releases
+    /// the device memory. The host does not wait.
     pub(super) fn release(&mut self) -> Result<()> {
         Ok(self.copy.release()?)
     }
@@ -50,7 +48,7 @@ impl<T: DeviceTensor> Overlapped<T> {
         if self.kind != Kind::Float {
             return Err(Error::Misuse(format!("expected f32 in host memory, found {:?}", self.kind)));
         }
-        // Pinned memory begins at a page.
+        // The cast cannot fail: pinned memory begins at a page, and so is aligned for f32.
         Ok(bytemuck::cast_slice(self.copy.wait_for_bytes()?))
     }
 

@@ -49,7 +49,7 @@ impl AdamW {
         update(&self.coefficients(*step, learning_rate, [1.0; 2]), parameters, gradients, [exp_avg, exp_avg_sq]);
     }
 
-    /// The numbers of update number `step`, from 1 on; `scale` are factors of the gradient.
+    /// The coefficients of update number `step`, counted from 1. `scale` are the factors of [`AdamUpdate::scale`].
     pub fn coefficients(&self, step: u64, learning_rate: f64, scale: [f64; 2]) -> AdamUpdate {
         let [b1, b2] = self.betas;
         let correction = |beta: f64| 1.0 - beta.powf(step as f64);
@@ -65,24 +65,25 @@ impl AdamW {
     }
 }
 
-/// Applies an update to `parameters` and their first and second moment. Gradients are scaled already: the factors in
-/// `by` have no effect. Elements do not depend on each other, so that a part is updated as it is within the whole.
+/// Applies an update to `parameters` and their first and second moment. `gradients` must be scaled already, because
+/// [`AdamUpdate::scale`] is ignored here. Elements do not depend on each other, so that a part of the parameters can be
+/// updated by itself, with the same bits.
 ///
 /// # Panics
 /// When the lengths differ.
-pub fn update(by: &AdamUpdate, parameters: &mut [f32], gradients: &[f32], [first, second]: [&mut [f32]; 2]) {
+pub fn update(update: &AdamUpdate, parameters: &mut [f32], gradients: &[f32], [first, second]: [&mut [f32]; 2]) {
     let lengths = [gradients.len(), first.len(), second.len()];
     assert_eq!(lengths, [parameters.len(); 3], "gradients and moments of {} parameters", parameters.len());
     parameters
         .par_chunks_mut(BLOCK)
         .zip(gradients.par_chunks(BLOCK))
         .zip(first.par_chunks_mut(BLOCK).zip(second.par_chunks_mut(BLOCK)))
-        .for_each(|((p, g), (m, v))| widest(by, p, g, m, v));
+        .for_each(|((p, g), (m, v))| update_block_on_this_processor(update, p, g, m, v));
 }
 
-/// The loop, compiled for the widest registers that the processor has. Every width returns the same bits: the compiler
+/// [`update_block`], compiled for AVX2 if the processor has it. The bits are the same without it, because the compiler
 /// fuses no product with a sum.
-fn widest(c: &AdamUpdate, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
+fn update_block_on_this_processor(c: &AdamUpdate, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx2")]
@@ -97,7 +98,8 @@ fn widest(c: &AdamUpdate, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]
     update_block(c, p, g, m, v);
 }
 
-/// Branch-free over slices of one length, so that the compiler vectorises the loop.
+/// Updates a block: parameters `p`, gradients `g`, first moments `m` and second moments `v`. The loop has no branches,
+/// so that the compiler vectorises it.
 #[inline(always)]
 fn update_block(c: &AdamUpdate, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
     for (((p, &g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {

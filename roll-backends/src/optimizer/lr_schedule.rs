@@ -57,6 +57,7 @@ const TIMESCALE: u64 = 10_000;
 #[derive(Clone, Debug, PartialEq)]
 pub struct LrSchedule {
     shape: LrSchedulerType,
+    /// The base rate.
     base: f64,
     warmup_steps: u64,
     total_steps: u64,
@@ -74,24 +75,24 @@ impl LrSchedule {
         Self { options, ..self }
     }
 
-    /// The learning rate of update `step`, counted from 0. With warm-up the first is 0. Beyond `total_steps` a linear
-    /// schedule stays at 0 and a cosine rises again, as in transformers.
+    /// The learning rate of update `step`, counted from 0. With warm-up, the rate of update 0 is 0. Beyond
+    /// `total_steps`, a linear schedule stays at 0 and a cosine rises again, as in transformers.
     pub fn at(&self, step: u64) -> f64 {
         let (step, warmup, total) = (step as f64, self.warmup_steps as f64, self.total_steps as f64);
-        let remaining = (total - warmup).max(1.0);
-        let progress = (step - warmup) / remaining;
+        let steps_after_warmup = (total - warmup).max(1.0);
+        let progress = (step - warmup) / steps_after_warmup;
         let factor = match self.shape {
             LrSchedulerType::Constant => 1.0,
             _ if step < warmup => step / warmup.max(1.0),
             LrSchedulerType::ConstantWithWarmup => 1.0,
-            LrSchedulerType::Linear => ((total - step) / remaining).max(0.0),
+            LrSchedulerType::Linear => ((total - step) / steps_after_warmup).max(0.0),
             LrSchedulerType::Cosine => half_wave(self.options.num_cycles.unwrap_or(0.5) * 2.0 * progress),
             LrSchedulerType::CosineWithRestarts if progress >= 1.0 => 0.0,
             LrSchedulerType::CosineWithRestarts => half_wave(self.options.num_cycles.unwrap_or(1.0) * progress % 1.0),
             LrSchedulerType::Polynomial => return self.polynomial(progress),
             LrSchedulerType::InverseSqrt => {
-                let warmed_up = if self.warmup_steps > 0 { self.warmup_steps } else { TIMESCALE };
-                let timescale = self.options.timescale.unwrap_or(warmed_up) as f64;
+                let default = if self.warmup_steps > 0 { self.warmup_steps } else { TIMESCALE };
+                let timescale = self.options.timescale.unwrap_or(default) as f64;
                 ((step - warmup + timescale) / timescale).sqrt().recip()
             }
         };

@@ -34,30 +34,31 @@ use thread::{Queue, QueuedRequest};
 
 /// A kind of work that all ranks do together when any of them requests it.
 pub trait Service: Send + Sync {
-    /// Does the requested work with every rank; called on all ranks with the same `operands`. `contribution` is `None` on
-    /// ranks that did not request the work. The result is used on requesting ranks only.
+    /// Does the requested work with every rank. Called on all ranks with the same `operands`, whose meaning the service
+    /// defines (the number of a bucket, a range of tensors). `contribution` is `None` on ranks that did not request the
+    /// work. The result is used on requesting ranks only.
     fn serve(&self, ranks: &dyn Communicator, operands: [u32; 2], contribution: Option<&[f32]>) -> Result<Vec<f32>>;
 }
 
 /// The ranks of a job, with the services that they do for one another.
 ///
-/// As a [`Communicator`], waits until every rank has reached the same collective, and serves the requests of the ranks
-/// that have not.
+/// Each method of [`Communicator`] waits until every rank has reached the same collective. Until then, it serves the
+/// requests of the ranks that have not reached it.
 pub struct OverlappedRanks {
     sequencer: Arc<Sequencer>,
     queue: Arc<Queue>,
     overlap: AtomicBool,
 }
 
-/// The sequence of collectives of a rank; shared with the background thread.
+/// Runs the collectives of a rank one after the other; shared with the background thread.
 struct Sequencer {
     ranks: Arc<dyn Communicator>,
     services: Mutex<Vec<Arc<dyn Service>>>,
-    /// Serialises the requests of a rank's threads.
+    /// Held by the thread of this rank whose request or collective is under way.
     exclusive: Mutex<()>,
 }
 
-/// A rank's next request: a service (from 1 on) and its two operands. Service 0 means no request.
+/// A rank's next request: `[number of the service, operand, operand]`. Services are numbered from 1; 0 is no request.
 type Request = [u32; 3];
 
 const NO_REQUEST: Request = [0; 3];
@@ -69,10 +70,11 @@ impl OverlappedRanks {
         static KNOWN: Mutex<Vec<Weak<OverlappedRanks>>> = Mutex::new(Vec::new());
         let mut known = lock(&KNOWN);
         known.retain(|overlapped| overlapped.strong_count() > 0);
-        let same = |other: &Arc<Self>| std::ptr::addr_eq(Arc::as_ptr(&other.sequencer.ranks), Arc::as_ptr(&ranks));
-        // A single rank waits for no other; sharing would only mix unrelated jobs.
+        let is_of_ranks =
+            |other: &Arc<Self>| std::ptr::addr_eq(Arc::as_ptr(&other.sequencer.ranks), Arc::as_ptr(&ranks));
+        // A single rank waits for no other rank, and needs no common order with other jobs of one rank.
         if ranks.world_size() > 1
-            && let Some(overlapped) = known.iter().filter_map(Weak::upgrade).find(same)
+            && let Some(overlapped) = known.iter().filter_map(Weak::upgrade).find(is_of_ranks)
         {
             return overlapped;
         }
@@ -99,14 +101,14 @@ impl OverlappedRanks {
         self.overlap.store(overlap, Ordering::Relaxed);
     }
 
-    /// Requests work of service `number`, after the requests that precede it, and waits for the result.
+    /// Requests work of service `number`, after the requests in the queue, and waits for the result.
     pub fn request(&self, number: u32, operands: [u32; 2], contribution: &[f32]) -> Result<Vec<f32>> {
         self.queue.wait_idle()?;
         self.sequencer.request([number, operands[0], operands[1]], contribution)
     }
 
-    /// Queues a request behind everything queued before. Its error is returned by the next call. Blocks while the queue
-    /// is full.
+    /// Queues a request behind everything queued before. If the request fails, the next call returns its error. Blocks
+    /// while the queue is full.
     pub fn begin(&self, number: u32, operands: [u32; 2], contribution: Vec<f32>) -> Result<()> {
         self.enqueue(QueuedRequest {
             request: [number, operands[0], operands[1]],
@@ -142,7 +144,7 @@ impl OverlappedRanks {
         queued.run(&self.sequencer)
     }
 
-    /// Serves the other ranks until no rank has a request.
+    /// Serves the other ranks until all ranks have called this or another collective.
     pub fn settle(&self) -> Result<()> {
         self.when_settled(|_| Ok(()))
     }
@@ -154,7 +156,8 @@ impl OverlappedRanks {
         let _exclusive = lock(&sequencer.exclusive);
         if sequencer.ranks.world_size() > 1 {
             loop {
-                match sequencer.next(NO_REQUEST)? {
+                match sequencer.agree_on_next(NO_REQUEST)? {
+                    // No rank has a request: all have reached the collective.
                     NO_REQUEST => break,
                     request => drop(sequencer.perform(request, None)?),
                 }
@@ -171,30 +174,33 @@ impl Drop for OverlappedRanks {
 }
 
 impl Sequencer {
+    /// Does the work that the ranks request, until this rank's `request` is done, and returns its result.
     fn request(&self, request: Request, contribution: &[f32]) -> Result<Vec<f32>> {
         let _exclusive = lock(&self.exclusive);
         if self.ranks.world_size() == 1 {
             return self.perform(request, Some(contribution));
         }
         loop {
-            let next = self.next(request)?;
+            let next = self.agree_on_next(request)?;
             let is_own = next == request;
-            let done = self.perform(next, is_own.then_some(contribution))?;
+            let result = self.perform(next, is_own.then_some(contribution))?;
             if is_own {
-                return Ok(done);
+                return Ok(result);
             }
         }
     }
 
-    /// Returns the next work of all ranks, given this rank's request.
-    fn next(&self, request: Request) -> Result<Request> {
-        let mut all = vec![0f32; request.len() * self.ranks.world_size()];
-        self.ranks.all_gather(&request.map(f32::from_bits), &mut all)?;
+    /// Exchanges requests with all ranks and returns the work that all of them do next: the request of the lowest rank
+    /// that has one.
+    fn agree_on_next(&self, own_request: Request) -> Result<Request> {
+        let mut all = vec![0f32; own_request.len() * self.ranks.world_size()];
+        self.ranks.all_gather(&own_request.map(f32::from_bits), &mut all)?;
         let requests = all.as_chunks::<3>().0.iter().map(|request| request.map(f32::to_bits));
         Ok(requests.into_iter().find(|request| *request != NO_REQUEST).unwrap_or(NO_REQUEST))
     }
 
-    fn perform(&self, [number, a, b]: Request, contribution: Option<&[f32]>) -> Result<Vec<f32>> {
+    /// Does the work of a request with all ranks.
+    fn perform(&self, [number, operand_0, operand_1]: Request, contribution: Option<&[f32]>) -> Result<Vec<f32>> {
         let service = lock(&self.services).get((number as usize).wrapping_sub(1)).cloned();
         let service = service.ok_or_else(|| {
             Error::Misuse(format!(
@@ -202,7 +208,7 @@ impl Sequencer {
                  version and configuration?"
             ))
         })?;
-        service.serve(self.ranks.as_ref(), [a, b], contribution)
+        service.serve(self.ranks.as_ref(), [operand_0, operand_1], contribution)
     }
 }
 

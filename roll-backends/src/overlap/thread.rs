@@ -1,4 +1,4 @@
-//! The background thread that runs a rank's collectives.
+//! The background thread that makes a rank's queued requests, and its queue.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +9,8 @@ use roll_core::{Error, Result};
 use super::{Request, Sequencer};
 use crate::sync::lock;
 
-/// Number of queued values above which [`Queue::push`] blocks. A single contribution is always accepted, however large.
+/// Number of values in queued contributions above which [`Queue::push`] blocks. A contribution larger than that is
+/// queued when no other request is.
 const CAPACITY: usize = 1 << 24;
 
 pub(super) struct QueuedRequest {
@@ -39,10 +40,13 @@ struct QueueState {
     queued: VecDeque<QueuedRequest>,
     /// Number of values in the contributions of queued requests and of the one in progress.
     values: usize,
+    /// Whether a request is in progress.
     working: bool,
+    /// Whether the thread has been started.
     started: bool,
     /// The first error that has not been reported.
     failed: Option<Error>,
+    /// Whether the thread is to end.
     closed: bool,
 }
 
@@ -90,6 +94,7 @@ impl Queue {
         self.changed.notify_all();
     }
 
+    /// Makes requests until the queue is closed.
     fn work(&self, sequencer: &Sequencer) {
         let mut state = lock(&self.state);
         loop {

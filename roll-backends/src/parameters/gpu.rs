@@ -29,16 +29,21 @@ const IN_FLIGHT: usize = 2;
 
 /// The GPU of libtorch that holds the parameters.
 pub(super) struct Gpu {
+    /// `None` if they cannot be used; copies then go through pageable memory.
     copy_streams: Option<Arc<CopyStreams<Cuda>>>,
     device: tch::Device,
+    /// Elements per piece.
     piece: usize,
 }
 
-/// A range of one tensor, and its position in the flat layout.
+/// A range of the elements of one tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct TensorRange {
+    /// Index of the tensor.
     tensor: usize,
+    /// First element within the tensor.
     start: usize,
+    /// The same elements in the flat layout.
     flat: Range<usize>,
 }
 
@@ -55,8 +60,8 @@ impl Gpu {
         Some(Self { copy_streams: copy_streams(number), device: tch::Device::Cuda(number), piece: PIECE })
     }
 
-    /// Copies `tensors` (some may be `None`) to the host and calls `into` with each part of the flat layout `out` and
-    /// the values for it. `lens` has the number of elements of each tensor.
+    /// Copies `tensors` to the host, and calls `into` with slices of the flat layout `out` and the values for them. A
+    /// tensor that is `None` leaves its part of `out` as it is. `lens` has the number of elements of each tensor.
     pub(super) fn download(
         &self,
         tensors: Vec<Option<Tensor<1>>>,
@@ -107,8 +112,8 @@ impl Gpu {
         Ok(PieceCopy::Done(Vec::<f32>::try_from(&values).map_err(failed)?))
     }
 
-    /// Creates tensors of `lens` elements from the flat layout and passes each to `on_complete`, with its index, as soon as
-    /// it is complete.
+    /// Creates tensors of `lens` elements from the flat layout and passes each to `on_complete`, with its index, as
+    /// soon as it is complete.
     pub(super) fn upload(
         &self,
         lens: &[usize],
@@ -130,9 +135,11 @@ impl Gpu {
                 let mut to = whole.f_narrow(0, start as i64, len).map_err(failed)?;
                 to.f_copy_(&piece.f_narrow(0, at, len).map_err(failed)?).map_err(failed)?;
                 at += len;
-                match start + flat.len() == lens[tensor] {
-                    true => on_complete(tensor, Tensor::from_primitive::<LibTorch>(TchTensor::new(whole))),
-                    false => unfinished = Some(whole),
+                if start + flat.len() == lens[tensor] {
+                    on_complete(tensor, Tensor::from_primitive::<LibTorch>(TchTensor::new(whole)));
+                } else {
+                    // The rest of the tensor is in the next piece.
+                    unfinished = Some(whole);
                 }
             }
         }
@@ -186,8 +193,8 @@ fn merged(ranges: Vec<TensorRange>) -> Vec<Range<usize>> {
     merged
 }
 
-/// Returns the libtorch tensor as f32. Nothing writes to it meanwhile: a parameter has a second handle in its list, and
-/// a gradient was taken out of its list.
+/// Returns the libtorch tensor as f32. Nothing writes to its memory while it is copied: Burn writes to new memory if a
+/// tensor has a second handle, as a parameter has in its list; a gradient was taken out of its list.
 fn of_libtorch(tensor: Tensor<1>) -> Result<tch::Tensor> {
     let primitive = detached(tensor).try_into_primitive::<LibTorch>();
     let primitive = primitive.map_err(|_| Error::Misuse("a parameter is not on the GPU of its model".into()))?;

@@ -2,14 +2,15 @@
 //!
 //! The types that hold values, for replicated and sharded parameters (`sharded.rs`):
 //!
-//! | type               | values of                              | replicated            | sharded                                  |
-//! |--------------------|----------------------------------------|-----------------------|------------------------------------------|
-//! | `ParameterStorage` | [`Parameters`], now                    | tensors on the device | `ShardedParameters`, which gathers them  |
-//! | `Shards`           | one rank, now                          | -                     | its shard of each tensor, in host memory |
-//! | `SnapshotValues`   | [`Snapshot`], at one instant           | the tensors of then   | only the number of writes until then     |
-//! | `SegmentValues`    | [`ParameterSegment`], while it is used | the tensors of then   | its tensors, gathered to the device      |
+//! | type               | values of                          | replicated                 | sharded                         |
+//! |--------------------|------------------------------------|----------------------------|---------------------------------|
+//! | `ParameterStorage` | [`Parameters`], current            | tensors on the device      | `ShardedParameters`             |
+//! | `Shards`           | one rank, current                  | -                          | shards in host memory           |
+//! | `SnapshotValues`   | [`Snapshot`], when it was taken    | the tensors of that moment | the number of writes until then |
+//! | `SegmentValues`    | [`ParameterSegment`] of a snapshot | the tensors of that moment | tensors gathered to the device  |
 //!
-//! A segment of a sharded snapshot is an error once the parameters have been written again: the old values are gone.
+//! Once sharded parameters have been written again, the values of older snapshots are gone, and requesting a segment of
+//! such a snapshot is an error.
 
 #[cfg(feature = "libtorch")]
 mod gpu;
@@ -37,8 +38,9 @@ struct Shared {
     index: HashMap<String, usize>,
     device: Device,
     storage: ParameterStorage,
+    /// The sum of gradients of each parameter; `None` is zero.
     gradients: Mutex<Vec<Option<Tensor<1>>>>,
-    /// The sink of gradients, and the position there of the first parameter.
+    /// The sink of gradients, and the position of the first of these parameters among those of the sink.
     sink: Mutex<Option<(Arc<dyn GradientSink>, usize)>>,
 }
 
@@ -47,8 +49,8 @@ enum ParameterStorage {
     Sharded(Arc<ShardedParameters>),
 }
 
-/// The values at one instant. A forward pass and its pullback read them whatever is written meanwhile, segment by
-/// segment ([`Snapshot::segment`]).
+/// The values at one instant, so that a forward pass and its pullback read the same values even if the parameters are
+/// written meanwhile. They are read segment by segment ([`Snapshot::segment`]).
 #[derive(Clone)]
 pub struct Snapshot {
     parameters: Parameters,
@@ -58,7 +60,7 @@ pub struct Snapshot {
 #[derive(Clone)]
 enum SnapshotValues {
     All(Arc<Vec<Tensor<1>>>),
-    /// Sharded, as of this number of writes.
+    /// Sharded parameters, and the number of writes when the snapshot was taken.
     Sharded(Arc<ShardedParameters>, u32),
 }
 
@@ -136,10 +138,9 @@ impl Parameters {
         }
     }
 
-    /// Delivers gradients to `sink` from now on; the first parameter has position `first` there. `None` ends the
-    /// delivery.
-    pub fn deliver_gradients(&self, sink: Option<Arc<dyn GradientSink>>, first: usize) {
-        *lock(&self.shared.sink) = sink.map(|sink| (sink, first));
+    /// Delivers gradients to `sink` from now on, at positions from `first_position` on. `None` ends the delivery.
+    pub fn deliver_gradients(&self, sink: Option<Arc<dyn GradientSink>>, first_position: usize) {
+        *lock(&self.shared.sink) = sink.map(|sink| (sink, first_position));
     }
 
     /// Adds to the gradient of parameter `index`, and delivers the sum if a sink accepts it.
@@ -149,9 +150,9 @@ impl Parameters {
             None => gradient,
         };
         let sink = lock(&self.shared.sink).clone();
-        if let Some((sink, first)) = sink
+        if let Some((sink, first_position)) = sink
             && let Ok(values) = download(sum.clone())
-            && sink.deliver(first + index, &values)
+            && sink.deliver(first_position + index, &values)
         {
             return;
         }
@@ -253,6 +254,7 @@ impl Parameters {
         self.specs()[which].iter().map(ParameterSpec::len).collect()
     }
 
+    /// The slice of each of the parameters `which` in their part of the flat layout.
     fn split_mut<'a>(&'a self, which: Range<usize>, mut flat: &'a mut [f32]) -> impl Iterator<Item = &'a mut [f32]> {
         self.shared.specs[which].iter().map(move |spec| {
             let (head, tail) = std::mem::take(&mut flat).split_at_mut(spec.len());
@@ -261,15 +263,16 @@ impl Parameters {
         })
     }
 
+    /// Fails unless `which` is a range of parameters that have `found` elements.
     fn check_len(&self, which: &Range<usize>, found: usize) -> Result<()> {
         let specs = self.specs().get(which.clone()).ok_or_else(|| {
             Error::shape("parameters", format!("[{}]", self.specs().len()), &[which.start, which.end])
         })?;
         let expected: usize = specs.iter().map(ParameterSpec::len).sum();
-        match found == expected {
-            true => Ok(()),
-            false => Err(Error::shape("flat parameters", format!("[{expected}]"), &[found])),
+        if found != expected {
+            return Err(Error::shape("flat parameters", format!("[{expected}]"), &[found]));
         }
+        Ok(())
     }
 }
 

@@ -1,4 +1,7 @@
-//! Trainable values that are sharded over the ranks.
+//! Trainable values that are sharded over the ranks: each rank has a shard of every tensor in host memory.
+//!
+//! Every write increments a version. Gathered tensors carry it, so that values of different versions are never mixed
+//! and a pass never reads other values than those of its snapshot.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -16,19 +19,22 @@ const AT_ONCE: usize = 1 << 22;
 /// This rank's shard of every tensor. A segment is all-gathered when a pass needs it, and the next one is prefetched.
 pub(super) struct ShardedParameters {
     ranks: Arc<OverlappedRanks>,
+    /// Number of `shards` among the services of the ranks.
     service: u32,
     shards: Arc<Shards>,
     prefetcher: Prefetcher<Gathered>,
 }
 
-/// The positions of each tensor in the flat layout and in a rank's shard.
+/// The lengths of tensors and the positions of their shards, which are the same on every rank.
 struct ShardLayout {
     names: Vec<String>,
     /// Elements of each tensor.
     lens: Vec<usize>,
-    /// The start of each tensor's shard in a rank's values, and the end of the last one.
+    /// The start of each tensor's shard in [`ShardValues::shards`], and the end of the last one.
     starts: Vec<usize>,
+    /// This rank.
     rank: usize,
+    /// Number of ranks.
     world: usize,
 }
 
@@ -39,15 +45,17 @@ struct Shards {
 }
 
 struct ShardValues {
-    /// The shards of all tensors, concatenated.
-    parts: Vec<f32>,
+    /// This rank's shards of all tensors, concatenated.
+    shards: Vec<f32>,
     /// Number of writes so far; the same on every rank.
     version: u32,
 }
 
-/// Gathered tensors and the number of writes they date from; `None` if ranks wrote between gathering their parts.
+/// Gathered tensors.
 struct Gathered {
+    /// The version of the values; `None` if the ranks' shards had different versions.
     version: Option<u32>,
+    /// Index and values of each tensor.
     tensors: Vec<(usize, Vec<f32>)>,
 }
 
@@ -61,21 +69,22 @@ impl ShardedParameters {
         let (rank, world) = (ranks.rank().0, ranks.world_size());
         let lens: Vec<usize> = specs.iter().map(ParameterSpec::len).collect();
         let mut starts = vec![0];
-        starts.extend(lens.iter().scan(0, |at, len| {
-            *at += len.div_ceil(world);
-            Some(*at)
+        starts.extend(lens.iter().scan(0, |end, len| {
+            *end += len.div_ceil(world);
+            Some(*end)
         }));
         let names = specs.iter().map(|s| s.name.clone()).collect();
         let layout = ShardLayout { names, lens, starts, rank, world };
-        let mut parts = vec![0.0; layout.starts[specs.len()]];
+        let mut own_shards = vec![0.0; layout.starts[specs.len()]];
         for (index, spec) in specs.iter().enumerate() {
-            let whole = values(spec)?;
-            if whole.len() != spec.len() {
-                return Err(Error::shape(&spec.name, format!("{:?}", spec.shape), &[whole.len()]));
+            let tensor = values(spec)?;
+            if tensor.len() != spec.len() {
+                return Err(Error::shape(&spec.name, format!("{:?}", spec.shape), &[tensor.len()]));
             }
-            layout.store_shard(index, &whole, &mut parts);
+            layout.store_shard(index, &tensor, &mut own_shards);
         }
-        let shards = Arc::new(Shards { layout, values: Mutex::new(ShardValues { parts, version: 0 }) });
+        let values = Mutex::new(ShardValues { shards: own_shards, version: 0 });
+        let shards = Arc::new(Shards { layout, values });
         let service = ranks.register(shards.clone());
         Ok(Self { ranks, service, shards, prefetcher: Prefetcher::default() })
     }
@@ -85,10 +94,10 @@ impl ShardedParameters {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        4 * lock(&self.shards.values).parts.len()
+        4 * lock(&self.shards.values).shards.len()
     }
 
-    /// The tensors whose names start with `prefix`, by position, as of `version` writes. Fails with
+    /// Index and values of the tensors whose names start with `prefix`, in the given version. Fails with
     /// [`BackendError::OldParameters`] if they were written since.
     pub(super) fn segment(&self, prefix: &str, version: u32) -> Result<Vec<(usize, Vec<f32>)>> {
         let found = self.prefetcher.segment(prefix, self.ranks.overlaps(), |prefix| {
@@ -102,12 +111,13 @@ impl ShardedParameters {
         // The prefetched values are from before an update.
         let found = self.gather(self.shards.layout.range(prefix)?)?;
         match found.version.unwrap_or(version) {
-            now if now == version => Ok(found.tensors),
-            now => Err(BackendError::OldParameters { behind: now.wrapping_sub(version) }.into()),
+            current if current == version => Ok(found.tensors),
+            current => Err(BackendError::OldParameters { behind: current.wrapping_sub(version) }.into()),
         }
     }
 
-    /// All-gathers tensors and copies them to their part of the flat layout.
+    /// All-gathers the tensors `which`, at most [`AT_ONCE`] elements at a time (or one larger tensor), and copies them
+    /// to `out`, their part of the flat layout.
     pub(super) fn read(&self, which: Range<usize>, mut out: &mut [f32]) -> Result<()> {
         let mut first = which.start;
         while first < which.end {
@@ -127,17 +137,18 @@ impl ShardedParameters {
         Ok(())
     }
 
-    /// Stores this rank's shard of tensors, given their part of the flat layout.
+    /// Stores this rank's shards of the tensors `which`, given their part of the flat layout.
     pub(super) fn write(&self, which: Range<usize>, mut values: &[f32]) {
-        let mut own = lock(&self.shards.values);
+        let mut stored = lock(&self.shards.values);
         for index in which {
-            let (head, tail) = values.split_at(self.shards.layout.lens[index]);
-            self.shards.layout.store_shard(index, head, &mut own.parts);
+            let (tensor, tail) = values.split_at(self.shards.layout.lens[index]);
+            self.shards.layout.store_shard(index, tensor, &mut stored.shards);
             values = tail;
         }
-        own.version = own.version.wrapping_add(1);
+        stored.version = stored.version.wrapping_add(1);
     }
 
+    /// All-gathers the tensors `which`. Fails if the ranks' shards have different versions.
     fn gather(&self, which: Range<usize>) -> Result<Gathered> {
         let all = self.ranks.request(self.service, [which.start as u32, which.end as u32], &[])?;
         let gathered = self.shards.layout.assemble(which, &all)?;
@@ -154,10 +165,10 @@ impl ShardedParameters {
 impl ShardLayout {
     /// The range of tensors whose names start with `prefix`. Fails unless they are adjacent.
     fn range(&self, prefix: &str) -> Result<Range<usize>> {
-        let has = |name: &String| name.starts_with(prefix);
-        let start = self.names.iter().position(has).unwrap_or(0);
-        let count = self.names[start..].iter().take_while(|name| has(name)).count();
-        match self.names[start + count..].iter().find(|name| has(name)) {
+        let is_in_range = |name: &String| name.starts_with(prefix);
+        let start = self.names.iter().position(is_in_range).unwrap_or(0);
+        let count = self.names[start..].iter().take_while(|name| is_in_range(name)).count();
+        match self.names[start + count..].iter().find(|name| is_in_range(name)) {
             None => Ok(start..start + count),
             Some(name) => Err(Error::Misuse(format!(
                 "parameters that are sharded over the ranks must be listed segment by segment; `{name}` is apart from \
@@ -166,37 +177,39 @@ impl ShardLayout {
         }
     }
 
-    /// Copies this rank's shard of a tensor to `parts`.
-    fn store_shard(&self, index: usize, whole: &[f32], parts: &mut [f32]) {
-        let part = &mut parts[self.starts[index]..self.starts[index + 1]];
-        let start = (self.rank * part.len()).min(whole.len());
-        let end = (start + part.len()).min(whole.len());
-        part[..end - start].copy_from_slice(&whole[start..end]);
+    /// Copies this rank's shard of tensor `index` to its place in `own_shards`.
+    fn store_shard(&self, index: usize, tensor: &[f32], own_shards: &mut [f32]) {
+        let shard = &mut own_shards[self.starts[index]..self.starts[index + 1]];
+        let start = (self.rank * shard.len()).min(tensor.len());
+        let end = (start + shard.len()).min(tensor.len());
+        shard[..end - start].copy_from_slice(&tensor[start..end]);
     }
 
-    /// Assembles tensors from the shards of all ranks; each rank's values are followed by its number of writes.
-    fn assemble(&self, which: Range<usize>, all: &[f32]) -> Result<Gathered> {
+    /// Assembles the tensors `which` from `gathered`: the shards of each rank, followed by the bits of its version.
+    fn assemble(&self, which: Range<usize>, gathered: &[f32]) -> Result<Gathered> {
         let base = self.starts[which.start];
-        let length = self.starts[which.end] - base;
-        let ranks: Vec<&[f32]> = all.chunks_exact(length + 1).collect();
-        let version = |values: &[f32]| values[length].to_bits();
-        let Some(first) = ranks.first().filter(|_| ranks.len() == self.world) else {
-            return Err(Error::Misuse(format!("gathering {length} values of {} ranks gave {}", self.world, all.len())));
+        let shards_len = self.starts[which.end] - base;
+        let by_rank: Vec<&[f32]> = gathered.chunks_exact(shards_len + 1).collect();
+        let version = |of_rank: &[f32]| of_rank[shards_len].to_bits();
+        let Some(rank_0) = by_rank.first().filter(|_| by_rank.len() == self.world) else {
+            let (world, found) = (self.world, gathered.len());
+            return Err(Error::Misuse(format!("gathering {shards_len} values of {world} ranks gave {found}")));
         };
-        let same_version = ranks.iter().all(|values| version(values) == version(first));
+        let same_version = by_rank.iter().all(|of_rank| version(of_rank) == version(rank_0));
         let tensor = |index: usize| {
-            let at = self.starts[index] - base..self.starts[index + 1] - base;
-            let mut whole = Vec::with_capacity(at.len() * self.world);
-            ranks.iter().for_each(|values| whole.extend_from_slice(&values[at.clone()]));
-            whole.truncate(self.lens[index]);
-            (index, whole)
+            let shard = self.starts[index] - base..self.starts[index + 1] - base;
+            let mut values = Vec::with_capacity(shard.len() * self.world);
+            by_rank.iter().for_each(|of_rank| values.extend_from_slice(&of_rank[shard.clone()]));
+            // Without the padding of the last shards.
+            values.truncate(self.lens[index]);
+            (index, values)
         };
-        Ok(Gathered { version: same_version.then(|| version(first)), tensors: which.map(tensor).collect() })
+        Ok(Gathered { version: same_version.then(|| version(rank_0)), tensors: which.map(tensor).collect() })
     }
 }
 
 impl Service for Shards {
-    /// All-gathers the tensors `first..end`: every rank's shards, followed by its number of writes.
+    /// All-gathers the tensors `first..end`: every rank's shards, followed by the bits of its version.
     fn serve(
         &self,
         ranks: &dyn Communicator,
@@ -210,15 +223,15 @@ impl Service for Shards {
             )));
         }
         // Copied, so that the lock is not held while waiting for other ranks.
-        let own = {
+        let own_message = {
             let values = lock(&self.values);
-            let mut own = values.parts[self.layout.starts[first]..self.layout.starts[end]].to_vec();
-            own.push(f32::from_bits(values.version));
-            own
+            let mut message = values.shards[self.layout.starts[first]..self.layout.starts[end]].to_vec();
+            message.push(f32::from_bits(values.version));
+            message
         };
-        let mut all = vec![0.0; own.len() * self.layout.world];
-        ranks.all_gather(&own, &mut all)?;
-        Ok(if contribution.is_some() { all } else { Vec::new() })
+        let mut gathered = vec![0.0; own_message.len() * self.layout.world];
+        ranks.all_gather(&own_message, &mut gathered)?;
+        Ok(if contribution.is_some() { gathered } else { Vec::new() })
     }
 }
 

@@ -20,6 +20,7 @@ use moments::DeviceMoments;
 /// Device updates of several sets of parameters as one flat layout.
 struct ParameterUpdates<F> {
     tensors: Vec<UpdatedTensor>,
+    /// See [`Parameters::device_updates_after`].
     before_update: F,
 }
 
@@ -45,8 +46,8 @@ impl Parameters {
         Self::device_updates_after(|| {}, sets)
     }
 
-    /// [`Parameters::device_updates`] with the callback `before_update`, in which an owner drops results of the old
-    /// values.
+    /// As [`Parameters::device_updates`]. `before_update` is called before each update, so that the owner can drop what
+    /// it has computed from the old values.
     pub fn device_updates_after<'a>(
         before_update: impl FnMut() + Send + 'static,
         sets: impl IntoIterator<Item = &'a Self>,
@@ -95,13 +96,15 @@ impl FlatTensor {
 }
 
 impl UpdatedTensor {
-    fn add(&mut self, more: Tensor<1>) {
+    /// Adds to the sum of gradients.
+    fn add(&mut self, gradient: Tensor<1>) {
         self.gradient = Some(match self.gradient.take() {
-            Some(sum) => sum + more,
-            None => more,
+            Some(sum) => sum + gradient,
+            None => gradient,
         });
     }
 
+    /// Updates moments and value, and clears the sum of gradients.
     fn update(&mut self, update: &AdamUpdate) -> Result<()> {
         let value = self.moments.update(self.tensor.value()?, self.gradient.take(), update);
         self.tensor.parameters.replace(self.tensor.index, value);
@@ -141,17 +144,17 @@ impl<F: FnMut() + Send> DeviceUpdates for ParameterUpdates<F> {
         if gradients.is_empty() {
             return Ok(0.0);
         }
+        let sum_on_host = |gradient: &Tensor<1>| Ok(sum_of_squares(&download(gradient.clone())?));
         if !self.has_own_memory() {
-            return gradients.into_iter().map(|gradient| Ok(sum_of_squares(&download(gradient.clone())?))).sum();
+            return gradients.into_iter().map(sum_on_host).sum();
         }
         let sums = gradients.iter().map(|gradient| ((*gradient).clone() * (*gradient).clone()).sum()).collect();
         let sums = download(Tensor::cat(sums, 0))?;
-        let exact = |(sum, gradient): (f32, &Tensor<1>)| match sum.is_finite() {
-            true => Ok(f64::from(sum)),
-            // Squares of finite numbers may overflow f32, but never f64.
-            false => Ok(sum_of_squares(&download(gradient.clone())?)),
+        // Squares of finite numbers may overflow f32, but never f64.
+        let finite_sum = |(sum, gradient): (f32, &Tensor<1>)| {
+            if sum.is_finite() { Ok(f64::from(sum)) } else { sum_on_host(gradient) }
         };
-        sums.into_iter().zip(gradients).map(exact).sum()
+        sums.into_iter().zip(gradients).map(finite_sum).sum()
     }
 
     fn update(&mut self, update: &AdamUpdate) -> Result<()> {
@@ -170,7 +173,7 @@ impl<F: FnMut() + Send> DeviceUpdates for ParameterUpdates<F> {
     }
 
     fn write_moments(&mut self, [first, second]: [&[f32]; 2]) -> Result<()> {
-        // Checks the length.
+        // Only to check the length, before anything changes.
         drop(split_by_tensor(&mut self.tensors, second)?);
         let mut rest = second;
         for (updated, first) in split_by_tensor(&mut self.tensors, first)? {

@@ -1,5 +1,5 @@
-//! Strategies: they accumulate gradients, reduce them over ranks, and update the parameters. [`zero`] is for any number
-//! of ranks; `single` is [`zero`] on one.
+//! Strategies: they accumulate gradients, reduce them over ranks, and update the parameters. [`zero`] runs on any
+//! number of ranks; `single` is [`zero`] on one rank.
 
 mod optimizer_location;
 mod saved;
@@ -40,10 +40,10 @@ fn check_step(learning_rate: f64, scale: f64) -> Result<()> {
         let problem = format!("expected a finite number at every step, found {learning_rate}");
         return Err(Error::config("training.learning_rate", problem));
     }
-    match scale.is_finite() {
-        true => Ok(()),
-        false => Err(Error::Misuse(format!("the gradient's scale must be finite, found {scale}"))),
+    if !scale.is_finite() {
+        return Err(Error::Misuse(format!("the gradient's scale must be finite, found {scale}")));
     }
+    Ok(())
 }
 
 fn not_attached() -> Error {

@@ -19,7 +19,7 @@ pub enum OptimizerLocation {
 const AUTO_LIMIT: usize = 1 << 28;
 
 impl OptimizerLocation {
-    /// Parameters up to which a GPU updates them itself, and has their moments.
+    /// The most parameters that a GPU updates itself, with their moments in its memory.
     pub(super) fn most_on_gpu(self) -> usize {
         match self {
             Self::Host => 0,
@@ -28,8 +28,9 @@ impl OptimizerLocation {
         }
     }
 
-    /// Returns the device updates of `model`, if a rank with the moments of `count` parameters should update there,
-    /// else `None`. Fails if the device is required but impossible.
+    /// Returns the device updates of `model` if a rank that has the moments of `count` parameters should update them on
+    /// the device; `None` if it should update them in host memory. Fails if the device is required and the model has no
+    /// device updates.
     pub(super) fn updates(self, model: &mut dyn Model, count: usize) -> Result<Option<Box<dyn DeviceUpdates>>> {
         let mut on_device = || model.parts().and_then(|parts| parts.device_updates());
         match self {

@@ -1,6 +1,7 @@
 //! The optimizer's state in a checkpoint, the same for every strategy and number of ranks.
 //!
-//! `step` (an i64 scalar), and per parameter `exp_avg.NAME` and `exp_avg_sq.NAME` in its shape, in f32.
+//! Its tensors are `step` (an i64 scalar), and for each parameter `exp_avg.NAME` and `exp_avg_sq.NAME`: first and
+//! second moment, f32, in the shape of the parameter.
 
 use roll_core::{DType, Error, ParameterSpec, Result, StateDict, Tensor, flat};
 
@@ -31,8 +32,8 @@ pub(super) struct SavedOptimizerState<'a> {
 }
 
 impl<'a> SavedOptimizerState<'a> {
-    /// Checks a state. Fails if a tensor is missing, unexpected, misshapen, or holds values that are invalid for a
-    /// moment.
+    /// Checks a state. Fails if a tensor is missing, unexpected, misshapen, or holds values that no moment can have:
+    /// values that are not finite, and negative second moments.
     pub(super) fn check(specs: &[ParameterSpec], state: &'a StateDict) -> Result<Self> {
         let step = state.get(STEP).ok_or_else(|| bad(format!("`{STEP}` is missing")))?;
         let step = match step.as_slice::<i64>() {
@@ -59,11 +60,11 @@ impl<'a> SavedOptimizerState<'a> {
                 }
             }
         }
-        let known = |key: &str| {
+        let is_known = |key: &str| {
             let name = key.strip_prefix(EXP_AVG).or_else(|| key.strip_prefix(EXP_AVG_SQ));
             key == STEP || name.is_some_and(|name| specs.iter().any(|s| s.name == name))
         };
-        match state.keys().find(|key| !known(key)) {
+        match state.keys().find(|key| !is_known(key)) {
             Some(key) => Err(bad(format!("the tensor `{key}` does not belong to it"))),
             None => Ok(Self { state, step }),
         }
@@ -71,7 +72,7 @@ impl<'a> SavedOptimizerState<'a> {
 
     /// First and second moments of some parameters, in the flat layout.
     pub(super) fn flat(&self, specs: &[ParameterSpec]) -> Result<[Vec<f32>; 2]> {
-        let of = |kind: &str| {
+        let moments_of_kind = |kind: &str| {
             let mut flat = Vec::new();
             for spec in specs {
                 let name = format!("{kind}{}", spec.name);
@@ -80,7 +81,7 @@ impl<'a> SavedOptimizerState<'a> {
             }
             Ok::<_, Error>(flat)
         };
-        Ok([of(EXP_AVG)?, of(EXP_AVG_SQ)?])
+        Ok([moments_of_kind(EXP_AVG)?, moments_of_kind(EXP_AVG_SQ)?])
     }
 }
 

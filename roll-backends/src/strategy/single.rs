@@ -8,9 +8,10 @@ use super::{OptimizerLocation, Zero};
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SingleOptions {
-    /// Where AdamW keeps its moments and updates the parameters. `device`: where the parameters are, so that neither
-    /// they nor their gradients go through host memory. `host`: in host memory, which leaves the GPU eight bytes more a
-    /// parameter. `auto`: on GPUs up to 268,435,456 parameters, enough for adapters; in host memory otherwise.
+    /// Where AdamW keeps its moments and updates the parameters. `device`: on the device of the parameters, so that
+    /// neither parameters nor gradients go through host memory. `host`: in host memory, which saves eight bytes of GPU
+    /// memory per parameter. `auto`: on the GPU if there are at most 268,435,456 parameters, which is enough for
+    /// adapters; in host memory otherwise.
     pub optimizer_on: OptimizerLocation,
 }
 

@@ -1,25 +1,31 @@
 //! The messages between rank 0 and another process: a kind, a number, and bytes.
+//!
+//! On the wire, a message is one byte for the kind, the number (u64), the length of the bytes (u64) and the bytes, all
+//! little-endian.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::Instant;
 
-/// What a message is about.
+/// The kind of a message. Kinds are counted from the letter `r`, so that the first byte of other protocols (HTTP, TLS)
+/// is not a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::CheckedBitPattern)]
 #[repr(u8)]
 pub(super) enum Kind {
     /// Asks to join; the bytes are the JSON of a [`super::hello::Hello`].
     Hello = b'r',
-    /// The job has assembled, with the proof of rank 0 if the job has a secret; or a result, with its values.
+    /// Rank 0's answer to what the process asked for last. To `Hello`: the job has assembled; the bytes are the proof
+    /// of rank 0 if the job has a secret. To a collective: its result; the bytes are its values.
     Done,
     /// The process is not accepted; the bytes are the reason.
     Refused,
-    /// The JSON of a [`roll_core::RanksError`].
+    /// A collective failed; the bytes are the JSON of a [`roll_core::RanksError`].
     Lost,
-    /// A sign of life.
+    /// A sign of life, which rank 0 returns.
     Beat,
     /// The rank failed; the bytes are the reason.
     Fail,
+    /// The process leaves the job, which is no failure.
     Leave,
     /// Sets the timeout to the number, in milliseconds.
     Timeout,
@@ -40,9 +46,10 @@ pub(super) enum Kind {
     Proof,
 }
 
-/// The longest text of a failure.
+/// Bytes of the longest text of a failure.
 pub(super) const LONGEST_TEXT: u64 = 16 << 20;
-/// Bytes of the largest collective: four times the largest buckets of `zero` (2^24 values) from each of 64 ranks.
+/// Bytes of the largest collective: four times a default bucket of `zero` (2^24 values of four bytes) from each of 64
+/// ranks.
 pub(super) const LARGEST: u64 = 16 << 30;
 
 impl Kind {
@@ -56,22 +63,25 @@ impl Kind {
     }
 }
 
+/// A message.
 pub(super) struct Frame {
     pub kind: Kind,
     pub number: u64,
     pub bytes: Vec<u8>,
 }
 
-/// Bytes of the kind, the number and the length.
-const HEADER: usize = 17;
-/// Bytes that are allocated before any of a message has arrived.
+/// The header's fields: the kind is the first byte.
+const NUMBER_AT: usize = 1;
+const LENGTH_AT: usize = 9;
+const HEADER_LEN: usize = 17;
+/// Most bytes that are allocated for a message before any of its bytes has arrived.
 const AT_ONCE: u64 = 1 << 16;
 
 /// Writes a message as a whole.
 pub(super) fn write(mut stream: &TcpStream, kind: Kind, number: u64, bytes: &[u8]) -> io::Result<()> {
-    let mut header = [kind as u8; HEADER];
-    header[1..9].copy_from_slice(&number.to_le_bytes());
-    header[9..].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
+    let mut header = [kind as u8; HEADER_LEN];
+    header[NUMBER_AT..LENGTH_AT].copy_from_slice(&number.to_le_bytes());
+    header[LENGTH_AT..].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
     // One packet for a small message.
     match bytes.len() {
         0..=4096 => stream.write_all(&[&header, bytes].concat()),
@@ -79,27 +89,27 @@ pub(super) fn write(mut stream: &TcpStream, kind: Kind, number: u64, bytes: &[u8
     }
 }
 
-/// Reads the next message. `longest` returns the most bytes of a message of a kind. Memory grows with the bytes that
-/// arrive, whatever length the message claims.
+/// Reads the next message. `longest` returns the most bytes that a message of a kind may have. Memory grows with the
+/// bytes that arrive, whatever length the message claims.
 pub(super) fn read(mut stream: impl Read, longest: impl FnOnce(Kind) -> u64) -> io::Result<Frame> {
-    let mut header = [0; HEADER];
+    let mut header = [0; HEADER_LEN];
     stream.read_exact(&mut header)?;
-    let at = |i: usize| u64::from_le_bytes(std::array::from_fn(|k| header[i + k]));
+    let u64_at = |start: usize| u64::from_le_bytes(std::array::from_fn(|i| header[start + i]));
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, format!("no message of roll: {what}"));
     let kind: Kind =
         bytemuck::checked::try_pod_read_unaligned(&header[..1]).map_err(|_| invalid(format!("kind {}", header[0])))?;
-    let (length, longest) = (at(9), longest(kind));
+    let (length, longest) = (u64_at(LENGTH_AT), longest(kind));
     if length > longest {
         return Err(invalid(format!("{kind:?} of {length} bytes, expected at most {longest}")));
     }
     let mut bytes = Vec::with_capacity(length.min(AT_ONCE) as usize);
-    match stream.take(length).read_to_end(&mut bytes)? as u64 == length {
-        true => Ok(Frame { kind, number: at(1), bytes }),
-        false => Err(io::ErrorKind::UnexpectedEof.into()),
+    if stream.take(length).read_to_end(&mut bytes)? as u64 != length {
+        return Err(io::ErrorKind::UnexpectedEof.into());
     }
+    Ok(Frame { kind, number: u64_at(NUMBER_AT), bytes })
 }
 
-/// Reads from a connection until a point in time, however slowly bytes come.
+/// Reads from a connection, and fails at `end` even if bytes still come, however slowly.
 pub(super) struct Until<'a> {
     pub stream: &'a TcpStream,
     pub end: Instant,
@@ -107,11 +117,11 @@ pub(super) struct Until<'a> {
 
 impl Read for Until<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = self.end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let time_left = self.end.saturating_duration_since(Instant::now());
+        if time_left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        self.stream.set_read_timeout(Some(left))?;
+        self.stream.set_read_timeout(Some(time_left))?;
         let mut stream = self.stream;
         stream.read(buffer)
     }

@@ -1,4 +1,4 @@
-//! How a job assembles: rank 0 listens, the others connect.
+//! Assembling a job: rank 0 listens ([`as_root`]), the other processes connect ([`as_peer`]).
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -19,12 +19,13 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Timeout of collectives until the strategy sets its own.
 const TIMEOUT: Duration = Duration::from_secs(1800);
 
+/// Listens until all other processes have joined, at most for `patience`, and then starts the threads that serve them.
 pub(super) fn as_root(place: &Place, patience: Duration) -> Result<TcpRanks, TcpError> {
     let address = format!("{}:{}", place.host, place.port);
-    let listen = |source| TcpError::Listen { address: address.clone(), source };
-    let listener = listener(place).map_err(listen)?;
-    listener.set_nonblocking(true).map_err(listen)?;
-    let bound = listener.local_addr().map_err(listen)?;
+    let listen_error = |source| TcpError::Listen { address: address.clone(), source };
+    let listener = listener(place).map_err(listen_error)?;
+    listener.set_nonblocking(true).map_err(listen_error)?;
+    let bound = listener.local_addr().map_err(listen_error)?;
     if place.secret.is_none() && !bound.ip().is_loopback() {
         tracing::warn!(
             "whoever reaches {bound} can be a rank of this job, and read and change what it trains: set {VARIABLE} to \
@@ -32,6 +33,7 @@ pub(super) fn as_root(place: &Place, patience: Duration) -> Result<TcpRanks, Tcp
         );
     }
     let since = Instant::now();
+    // The processes in the order of their ranks; the entry of rank 0 stays empty.
     let mut joined: Vec<Option<Joined>> = (0..place.size).map(|_| None).collect();
     let mut newcomers = Newcomers::new(place);
     while joined.iter().skip(1).any(Option::is_none) {
@@ -50,20 +52,21 @@ pub(super) fn as_root(place: &Place, patience: Duration) -> Result<TcpRanks, Tcp
         }
     }
     drop(newcomers);
-    let mut group = ThreadRanks::group(place.size, TIMEOUT);
-    let own = group.remove(0);
-    let serve = |(ranks, joined): (ThreadRanks, Joined)| {
-        threads::spawn("a rank", move || server::serve(&joined.stream, ranks, &joined.welcome))
+    let mut ranks = ThreadRanks::group(place.size, TIMEOUT);
+    let rank_0 = ranks.remove(0);
+    let serve = |(rank, joined): (ThreadRanks, Joined)| {
+        threads::spawn("a rank", move || server::serve(&joined.stream, rank, &joined.welcome))
     };
-    let servers: io::Result<_> = group.into_iter().zip(joined.into_iter().flatten()).map(serve).collect();
+    let servers: io::Result<_> = ranks.into_iter().zip(joined.into_iter().flatten()).map(serve).collect();
     let servers = servers.map_err(|source| TcpError::NoThread { size: place.size, source })?;
-    Ok(TcpRanks { ranks: Arc::new(own), side: Side::Root(servers) })
+    Ok(TcpRanks { ranks: Arc::new(rank_0), side: Side::Root(servers) })
 }
 
-/// Listens at the address of rank 0, or, where that is not this machine's (a service's or a router's), everywhere.
+/// Listens at the address of rank 0. If that is not an address of this machine, but of a service or router in front of
+/// it, listens at all addresses of this machine.
 fn listener(place: &Place) -> io::Result<TcpListener> {
-    let own: Vec<SocketAddr> = (place.host.as_str(), place.port).to_socket_addrs()?.collect();
-    match TcpListener::bind(&own[..]) {
+    let of_rank_0: Vec<SocketAddr> = (place.host.as_str(), place.port).to_socket_addrs()?.collect();
+    match TcpListener::bind(&of_rank_0[..]) {
         Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable => {
             let all: [IpAddr; 2] = [Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()];
             TcpListener::bind(&all.map(|ip| SocketAddr::new(ip, place.port))[..])
@@ -72,6 +75,8 @@ fn listener(place: &Place) -> io::Result<TcpListener> {
     }
 }
 
+/// Connects to rank 0, again and again for at most `patience`, introduces this process, and waits until all processes
+/// have joined.
 pub(super) fn as_peer(place: &Place, patience: Duration) -> Result<TcpRanks, TcpError> {
     let (rank, address) = (place.rank, format!("{}:{}", place.host, place.port));
     let since = Instant::now();
@@ -87,9 +92,9 @@ pub(super) fn as_peer(place: &Place, patience: Duration) -> Result<TcpRanks, Tcp
     };
     let end = (since + patience).max(Instant::now() + INTRODUCTION);
     let closed = |source| TcpError::Closed { rank, address: address.clone(), source };
-    let (answer, expected) = introduce_oneself(&stream, place, end).map_err(closed)?;
+    let (answer, proof) = introduce_oneself(&stream, place, end).map_err(closed)?;
     match answer.kind {
-        Kind::Done if expected.is_some_and(|expected| expected.verifies(&answer.bytes)) => {}
+        Kind::Done if proof.accepts(&answer.bytes) => {}
         Kind::Done => return Err(TcpError::Unproven { rank, address }),
         Kind::Refused => {
             let reason = String::from_utf8_lossy(&answer.bytes).into_owned();
@@ -106,54 +111,56 @@ fn unexpected() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "it sent another message than expected")
 }
 
-/// What rank 0 must prove.
-enum Expected<'a> {
+/// The proof that this process expects from rank 0.
+enum ExpectedProof<'a> {
+    /// None, because this process has no secret.
     Nothing,
-    Proof(&'a super::Secret, Vec<u8>),
+    /// A proof of the secret for these bytes, which both sides have exchanged.
+    Of(&'a super::Secret, Vec<u8>),
+    /// A proof that cannot come: this process has a secret, and rank 0 asked for no proof of it.
+    Impossible,
 }
 
-impl Expected<'_> {
-    fn verifies(&self, found: &[u8]) -> bool {
+impl ExpectedProof<'_> {
+    fn accepts(&self, found: &[u8]) -> bool {
         match self {
             Self::Nothing => true,
-            Self::Proof(secret, exchanged) => secret.verifies(Prover::Root, exchanged, found),
+            Self::Of(secret, exchanged) => secret.verifies(Prover::Root, exchanged, found),
+            Self::Impossible => false,
         }
     }
 }
 
-/// Asks to join, and proves that this process knows the secret of the job if it has one. Returns the answer of rank 0,
-/// and what rank 0 must prove; `None` if rank 0 asked for no proof although this process has a secret.
-fn introduce_oneself<'a>(
-    stream: &TcpStream,
-    place: &'a Place,
-    end: Instant,
-) -> io::Result<(Frame, Option<Expected<'a>>)> {
+/// Asks to join, and proves that this process knows the secret of the job if it has one. Returns the last answer of
+/// rank 0 and the proof that it must contain. The steps are drawn at the top of `tcp`.
+fn introduce_oneself<'a>(stream: &TcpStream, place: &'a Place, end: Instant) -> io::Result<(Frame, ExpectedProof<'a>)> {
     configure(stream, INTRODUCTION)?;
     let hello = serde_json::to_vec(&Hello::of(place))?;
     frame::write(stream, Kind::Hello, 0, &hello)?;
-    let next = || frame::read(Until { stream, end }, |_| LONGEST);
-    let answer = next()?;
+    let next_answer = || frame::read(Until { stream, end }, |_| LONGEST);
+    let answer = next_answer()?;
     match (&place.secret, answer.kind) {
         (Some(secret), Kind::Challenge) => {
-            let own: [u8; RANDOM] = rand::random();
-            let exchanged = [&answer.bytes, &own[..], &hello].concat();
-            let proof = secret.proof(Prover::Peer, &exchanged);
-            frame::write(stream, Kind::Proof, 0, &[&own[..], &proof].concat())?;
-            Ok((next()?, Some(Expected::Proof(secret, exchanged))))
+            let own_random: [u8; RANDOM] = rand::random();
+            let exchanged = [&answer.bytes, &own_random[..], &hello].concat();
+            let own_proof = secret.proof(Prover::Peer, &exchanged);
+            frame::write(stream, Kind::Proof, 0, &[&own_random[..], &own_proof].concat())?;
+            Ok((next_answer()?, ExpectedProof::Of(secret, exchanged)))
         }
-        (Some(_), _) => Ok((answer, None)),
-        (None, _) => Ok((answer, Some(Expected::Nothing))),
+        (Some(_), _) => Ok((answer, ExpectedProof::Impossible)),
+        (None, _) => Ok((answer, ExpectedProof::Nothing)),
     }
 }
 
-/// Looks the name up anew each time: it may become known only when rank 0 has started.
+/// Connects to rank 0, at the first of its addresses that answers. Looks the host name up at each call, because it may
+/// become known only when rank 0 has started.
 fn connect(place: &Place) -> io::Result<TcpStream> {
-    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    let mut last_error = io::Error::from(io::ErrorKind::NotFound);
     for address in (place.host.as_str(), place.port).to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, INTRODUCTION) {
             Ok(stream) => return Ok(stream),
-            Err(e) => last = e,
+            Err(error) => last_error = error,
         }
     }
-    Err(last)
+    Err(last_error)
 }

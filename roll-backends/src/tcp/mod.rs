@@ -1,18 +1,19 @@
 //! Ranks over TCP: processes that a launcher started with the address of rank 0.
 //!
-//! The process of rank 0 holds all ranks as [`roll_core::ThreadRanks`]. Each other process has a connection to it, and
-//! sends the arguments of a collective; a thread there calls the collective in its name and sends back the result or
-//! the error. So sums, the order of calls and the names of missing ranks are those of `ThreadRanks`.
+//! The process of rank 0 holds all ranks as [`roll_core::ThreadRanks`]. Each other process has a connection to rank 0,
+//! and sends the arguments of a collective. A thread of rank 0 calls the collective in the name of that process, and
+//! sends back the result or the error. So sums, the order of calls and the names of missing ranks are those of
+//! `ThreadRanks`.
 //!
 //! All values pass through rank 0. That suffices for adapters, metrics and failures. Large values belong on NCCL, which
 //! runs over these ranks.
 //!
 //! Every process sends a sign of life each 5 s. A process that ends, or is silent for 25 s, has failed, and the others
-//! learn it at once.
+//! get an error at once.
 //!
-//! While the job assembles, anyone may connect. A connection has 5 s to say who it is; each has a thread, and their
-//! number is bounded, so strangers hold up neither the job nor the wait for it. With a [`Secret`], rank 0 and the other
-//! processes prove to each other that they know it:
+//! While the job assembles, anyone may connect. A connection has 5 s for its introduction and a thread of its own, and
+//! the number of connections is bounded, so that strangers cannot delay the job. With a [`Secret`], rank 0 and the
+//! other processes prove to each other that they know it:
 //!
 //! ```text
 //! process                                   rank 0
@@ -22,9 +23,9 @@
 //!                                       <-  Done  HMAC, when all have joined
 //! ```
 //!
-//! Both HMACs (SHA-256, the secret as the key) cover the random bytes of both sides and the `Hello`. Connections are not
-//! encrypted, as with NCCL: who can change packets on their way can change values. Ranks belong on a network that only
-//! their owner reaches.
+//! Both HMACs (SHA-256, the secret as the key) cover the random bytes of both sides and the `Hello`. Connections are
+//! not encrypted, as with NCCL: who can change packets on their way can change values. Ranks belong on a network that
+//! only their owner reaches.
 
 mod frame;
 mod hello;
@@ -127,9 +128,11 @@ pub struct TcpRanks {
     side: Side,
 }
 
+/// The side of the connections that this process is on.
 enum Side {
-    /// The threads of rank 0 that serve the other processes.
+    /// Rank 0, with the threads that serve the other processes.
     Root(Vec<JoinHandle<()>>),
+    /// Another process.
     Peer(Arc<peer::Peer>),
 }
 

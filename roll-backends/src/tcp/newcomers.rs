@@ -1,4 +1,5 @@
-//! Connections to rank 0 that have not said who they are.
+//! Connections to rank 0 that have not finished their introduction. Any stranger can make one, so that their number,
+//! their time and what they may send are bounded.
 
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -10,14 +11,14 @@ use super::frame::{self, Kind, Until};
 use super::hello::{Hello, INTRODUCTION, LONGEST, RANDOM, configure};
 use super::secret::{Prover, VARIABLE};
 
-/// Most connections that introduce themselves at a time. The others wait in the system's queue.
-const MOST: usize = 512;
-/// A connection that is silent for so long makes room for another one, if there are [`MOST`].
+/// Most connections that introduce themselves at the same time. Further ones wait in the system's queue.
+const MAX_WAITING: usize = 512;
+/// If there are [`MAX_WAITING`] connections, one that is older than this is closed to make room for another.
 const MAKES_ROOM: Duration = Duration::from_secs(1);
 /// How long rank 0 waits for an introduction before it looks for new connections.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Refusals that are logged: their number is up to strangers.
-const LOGGED: usize = 20;
+/// Most refusals that are logged, because strangers could cause any number of them.
+const MAX_LOGGED: usize = 20;
 /// Stack of the thread of a connection, which parses one small JSON object.
 const STACK: usize = 256 << 10;
 
@@ -25,16 +26,17 @@ const STACK: usize = 256 << 10;
 pub(super) struct Joined {
     pub rank: usize,
     pub stream: Arc<TcpStream>,
-    /// The proof of rank 0, sent when the job has assembled.
+    /// The proof of rank 0, sent when the job has assembled; empty if the job has no secret.
     pub welcome: Vec<u8>,
 }
 
+/// The result of an introduction.
 enum Introduction {
     Joins(Joined),
-    /// Rank and reason.
-    Refused(usize, String),
+    Refused { rank: usize, reason: String },
 }
 
+/// A connection whose introduction is under way.
 struct Newcomer {
     number: u64,
     since: Instant,
@@ -46,28 +48,32 @@ pub(super) struct Newcomers<'a> {
     place: &'a Place,
     /// The oldest first.
     waiting: Vec<Newcomer>,
-    number: u64,
+    /// Number of connections so far.
+    accepted: u64,
+    /// Number of refusals so far.
     refused: usize,
-    tell: mpsc::Sender<(u64, io::Result<Introduction>)>,
-    told: mpsc::Receiver<(u64, io::Result<Introduction>)>,
+    /// The threads send the number of the connection and the result.
+    sender: mpsc::Sender<(u64, io::Result<Introduction>)>,
+    results: mpsc::Receiver<(u64, io::Result<Introduction>)>,
 }
 
 impl<'a> Newcomers<'a> {
     pub(super) fn new(place: &'a Place) -> Self {
-        let (tell, told) = mpsc::channel();
-        Self { place, waiting: Vec::new(), number: 0, refused: 0, tell, told }
+        let (sender, results) = mpsc::channel();
+        Self { place, waiting: Vec::new(), accepted: 0, refused: 0, sender, results }
     }
 
-    /// Accepts the connections that wait, a bounded number at a time.
+    /// Accepts the connections in the system's queue, a bounded number per call.
     pub(super) fn accept(&mut self, listener: &TcpListener) {
-        for _ in 0..MOST {
-            if self.waiting.len() >= MOST && !self.make_room() {
+        for _ in 0..MAX_WAITING {
+            if self.waiting.len() >= MAX_WAITING && !self.make_room() {
                 return;
             }
             match listener.accept() {
                 Ok((stream, _)) => self.admit(stream),
-                // Somebody who went away again.
+                // The other side has closed the connection again.
                 Err(e) if matches!(e.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) => {}
+                // The queue is empty.
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 // The system has no descriptor left.
                 Err(_) => {
@@ -78,7 +84,7 @@ impl<'a> Newcomers<'a> {
         }
     }
 
-    /// Closes the oldest connection if it has had its time. Returns false if it has not.
+    /// Closes the oldest connection if it is older than [`MAKES_ROOM`]. Returns whether it was.
     fn make_room(&mut self) -> bool {
         let is_old = self.waiting.first().is_some_and(|oldest| oldest.since.elapsed() > MAKES_ROOM);
         if is_old {
@@ -87,50 +93,51 @@ impl<'a> Newcomers<'a> {
         is_old
     }
 
+    /// Starts the introduction of a connection.
     fn admit(&mut self, stream: TcpStream) {
-        self.number += 1;
-        let (number, since, stream) = (self.number, Instant::now(), Arc::new(stream));
-        let (place, tell, own) = (self.place.clone(), self.tell.clone(), stream.clone());
-        let introduces = move || {
-            let introduced = introduce(&own, &place, since + INTRODUCTION);
-            // The connection of a stranger ends with this thread.
-            let _ = tell.send((number, introduced));
+        self.accepted += 1;
+        let (number, since, stream) = (self.accepted, Instant::now(), Arc::new(stream));
+        let (place, sender, stream_of_thread) = (self.place.clone(), self.sender.clone(), stream.clone());
+        let introduction = move || {
+            let result = introduce(&stream_of_thread, &place, since + INTRODUCTION);
+            // Sending fails if the job has assembled; the stranger's connection ends with this thread.
+            let _ = sender.send((number, result));
         };
-        // A connection for which there is no thread is closed.
-        if std::thread::Builder::new().name("newcomer".into()).stack_size(STACK).spawn(introduces).is_ok() {
+        // Without a thread, the connection is closed here.
+        if std::thread::Builder::new().name("newcomer".into()).stack_size(STACK).spawn(introduction).is_ok() {
             self.waiting.push(Newcomer { number, since, stream });
         }
     }
 
-    /// Waits a moment, and returns the processes that belong to the job.
+    /// Waits up to [`PAUSE`] for results of introductions, and returns the processes that belong to the job.
     pub(super) fn introduced(&mut self) -> Vec<Joined> {
         let mut joined = Vec::new();
-        let mut next = self.told.recv_timeout(PAUSE).ok();
-        while let Some((number, introduced)) = next {
+        let mut next = self.results.recv_timeout(PAUSE).ok();
+        while let Some((number, result)) = next {
             self.waiting.retain(|newcomer| newcomer.number != number);
-            match introduced {
-                Ok(Introduction::Joins(newcomer)) => joined.push(newcomer),
-                Ok(Introduction::Refused(rank, reason)) => self.log(rank, &reason),
-                // It said nothing sensible, so it is somebody else's.
+            match result {
+                Ok(Introduction::Joins(process)) => joined.push(process),
+                Ok(Introduction::Refused { rank, reason }) => self.log_refusal(rank, &reason),
+                // The other side is no process of roll, or it is gone.
                 Err(error) => tracing::debug!("a connection to rank 0 is closed: {error}"),
             }
-            next = self.told.try_recv().ok();
+            next = self.results.try_recv().ok();
         }
         joined
     }
 
-    /// Tells a process why it cannot take part.
+    /// Sends a process the reason why it cannot take part.
     pub(super) fn refuse(&mut self, process: &Joined, reason: &str) {
-        self.log(process.rank, reason);
+        self.log_refusal(process.rank, reason);
         let _ = frame::write(&process.stream, Kind::Refused, 0, reason.as_bytes());
     }
 
-    fn log(&mut self, rank: usize, reason: &str) {
+    fn log_refusal(&mut self, rank: usize, reason: &str) {
         self.refused += 1;
-        if self.refused <= LOGGED {
+        if self.refused <= MAX_LOGGED {
             tracing::warn!("a process that wants to be rank {rank} is refused: {reason}");
         }
-        if self.refused == LOGGED {
+        if self.refused == MAX_LOGGED {
             tracing::warn!("further processes that are refused are not logged");
         }
     }
@@ -144,15 +151,16 @@ impl Drop for Newcomers<'_> {
     }
 }
 
-/// Reads who has connected, and has it prove that it knows the secret of the job.
+/// The side of rank 0 of an introduction: checks the `Hello` of the process, and if the job has a secret, checks the
+/// process's proof and prepares that of rank 0. The steps are drawn at the top of `tcp`.
 fn introduce(stream: &Arc<TcpStream>, place: &Place, end: Instant) -> io::Result<Introduction> {
     stream.set_nonblocking(false)?;
     configure(stream, INTRODUCTION)?;
-    let said = next(stream, end, Kind::Hello)?;
-    let hello: Hello = serde_json::from_slice(&said)?;
+    let hello_bytes = next(stream, end, Kind::Hello)?;
+    let hello: Hello = serde_json::from_slice(&hello_bytes)?;
     let refused = |reason: String| {
         let _ = frame::write(stream, Kind::Refused, 0, reason.as_bytes());
-        Ok(Introduction::Refused(hello.rank, reason))
+        Ok(Introduction::Refused { rank: hello.rank, reason })
     };
     if let Some(reason) = hello.refusal(&Hello::of(place)) {
         return refused(reason);
@@ -163,7 +171,7 @@ fn introduce(stream: &Arc<TcpStream>, place: &Place, end: Instant) -> io::Result
         frame::write(stream, Kind::Challenge, 0, &challenge)?;
         let answer = next(stream, end, Kind::Proof)?;
         let (random, proof) = answer.split_at_checked(RANDOM).ok_or(io::ErrorKind::InvalidData)?;
-        let exchanged = [&challenge[..], random, &said].concat();
+        let exchanged = [&challenge[..], random, &hello_bytes].concat();
         if !secret.verifies(Prover::Peer, &exchanged, proof) {
             return refused(format!("its {VARIABLE} is not that of rank 0"));
         }
@@ -175,9 +183,10 @@ fn introduce(stream: &Arc<TcpStream>, place: &Place, end: Instant) -> io::Result
 /// The bytes of the next message, which must be of this kind.
 fn next(stream: &TcpStream, end: Instant, kind: Kind) -> io::Result<Vec<u8>> {
     let longest = |found| if found == kind { LONGEST } else { 0 };
-    let said = frame::read(Until { stream, end }, longest)?;
-    match said.kind == kind {
-        true => Ok(said.bytes),
-        false => Err(io::Error::new(io::ErrorKind::InvalidData, format!("expected {kind:?}, found {:?}", said.kind))),
+    let message = frame::read(Until { stream, end }, longest)?;
+    if message.kind != kind {
+        let problem = format!("expected {kind:?}, found {:?}", message.kind);
+        return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
     }
+    Ok(message.bytes)
 }

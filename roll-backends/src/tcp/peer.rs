@@ -1,4 +1,4 @@
-//! The side of another process than that of rank 0: asks rank 0 to call its collectives.
+//! The side of the processes other than rank 0: a [`Communicator`] that asks rank 0 to call each collective for it.
 
 use std::io;
 use std::net::TcpStream;
@@ -12,15 +12,17 @@ use super::frame::{self, Kind, LARGEST, LONGEST_TEXT};
 use super::{BEAT, TcpError};
 use crate::sync::lock;
 
-/// Bytes of a reason that are sent. Rank 0 quotes it to the others, as JSON, which may be longer.
+/// Most bytes of a reason that are sent. Less than [`LONGEST_TEXT`], because rank 0 quotes the reason to the others as
+/// JSON, which may be longer.
 const LONGEST_REASON: usize = 1 << 20;
 
 /// The connection of a process to that of rank 0.
 pub(super) struct Peer {
     rank: usize,
     size: usize,
-    /// Serialises collectives.
+    /// Locked during a collective, so that only one is under way.
     reader: Mutex<TcpStream>,
+    /// Locked for one message at a time.
     writer: Arc<Mutex<TcpStream>>,
     /// The failure after which no further collective is started.
     lost: Mutex<Option<RanksError>>,
@@ -29,53 +31,55 @@ pub(super) struct Peer {
 impl Peer {
     pub(super) fn new(rank: usize, size: usize, stream: TcpStream) -> io::Result<Self> {
         let writer = Arc::new(Mutex::new(stream.try_clone()?));
-        let beating = Arc::downgrade(&writer);
-        let beat = move || {
+        let writer_of_thread = Arc::downgrade(&writer);
+        let send_signs_of_life = move || {
             loop {
                 std::thread::sleep(BEAT);
-                let Some(writer) = beating.upgrade() else { return };
+                let Some(writer) = writer_of_thread.upgrade() else { return };
                 if frame::write(&lock(&writer), Kind::Beat, 0, &[]).is_err() {
                     return;
                 }
             }
         };
-        std::thread::Builder::new().name("signs of life".into()).spawn(beat)?;
+        std::thread::Builder::new().name("signs of life".into()).spawn(send_signs_of_life)?;
         Ok(Self { rank, size, reader: Mutex::new(stream), writer, lost: Mutex::default() })
     }
 
-    /// Leaves the job: rank 0 takes the end of a process that did not as a failure.
+    /// Leaves the job. If a process ends without leaving, rank 0 reports that it failed.
     pub(super) fn leave(&self) {
         let _ = self.write(Kind::Leave, 0, &[]);
     }
 
-    /// Locks the writer for this message only: signs of life and failures are sent while a collective waits.
+    /// Sends a message. Other threads may send signs of life and failures while a collective waits for its answer.
     fn write(&self, kind: Kind, number: u64, bytes: &[u8]) -> io::Result<()> {
         frame::write(&lock(&self.writer), kind, number, bytes)
     }
 
-    /// Sends `values` to rank 0 for a collective, and waits for the result, which has `expected` values.
+    /// Sends `values` to rank 0 for a collective, and waits for the result, which has `expected` values. `what` is the
+    /// collective in errors.
     fn call(&self, kind: Kind, what: &str, number: u64, values: &[f32], expected: usize) -> Result<Vec<f32>> {
-        let (most, longest) = (LARGEST / 4, values.len().max(expected));
-        if longest as u64 > most {
-            return Err(TcpError::TooLarge { what: what.into(), values: longest, most }.into());
+        let (most, longer) = (LARGEST / 4, values.len().max(expected));
+        if longer as u64 > most {
+            return Err(TcpError::TooLarge { what: what.into(), values: longer, most }.into());
         }
         let reader = lock(&self.reader);
         if let Some(lost) = lock(&self.lost).clone() {
             return Err(lost.into());
         }
-        let answer = self
+        let result = self
             .write(kind, number, bytemuck::cast_slice(values))
             .and_then(|()| answer(&reader, expected))
             .unwrap_or_else(|_| Err(RanksError::Ended { rank: 0, what: what.into() }));
-        answer.map_err(|lost| lock(&self.lost).get_or_insert(lost).clone().into())
+        result.map_err(|lost| lock(&self.lost).get_or_insert(lost).clone().into())
     }
 }
 
-/// Waits for the answer to a request. Rank 0 returns each sign of life, so that silence means that it is gone.
+/// Waits for the answer to a request: the values, or the error of the job. Fails if the connection fails or is silent
+/// for too long; it cannot be silent while rank 0 lives, because rank 0 returns each sign of life.
 fn answer(reader: &TcpStream, expected: usize) -> io::Result<Result<Vec<f32>, RanksError>> {
-    let bytes = 4 * expected;
+    let expected_bytes = 4 * expected;
     let longest = |kind| match kind {
-        Kind::Done => bytes as u64,
+        Kind::Done => expected_bytes as u64,
         Kind::Lost => LONGEST_TEXT,
         _ => 0,
     };
@@ -83,7 +87,7 @@ fn answer(reader: &TcpStream, expected: usize) -> io::Result<Result<Vec<f32>, Ra
         let frame = frame::read(reader, longest)?;
         return match frame.kind {
             Kind::Beat => continue,
-            Kind::Done if frame.bytes.len() == bytes => Ok(Ok(bytemuck::pod_collect_to_vec(&frame.bytes))),
+            Kind::Done if frame.bytes.len() == expected_bytes => Ok(Ok(bytemuck::pod_collect_to_vec(&frame.bytes))),
             Kind::Lost => Ok(Err(serde_json::from_slice(&frame.bytes)?)),
             kind => Err(io::Error::new(io::ErrorKind::InvalidData, format!("rank 0 answered with {kind:?}"))),
         };
@@ -140,8 +144,8 @@ impl Communicator for Peer {
     }
 
     fn fail(&self, reason: &str) {
-        let own = RanksError::Failed { rank: self.rank, reason: reason.into() };
-        lock(&self.lost).get_or_insert(own);
+        let failure = RanksError::Failed { rank: self.rank, reason: reason.into() };
+        lock(&self.lost).get_or_insert(failure);
         let bytes = reason.as_bytes();
         let _ = self.write(Kind::Fail, 0, &bytes[..bytes.len().min(LONGEST_REASON)]);
     }

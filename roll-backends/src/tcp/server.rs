@@ -1,4 +1,5 @@
-//! The side of rank 0: calls the collectives that another process asks for.
+//! The side of rank 0 of a connection: calls the collectives that the other process asks for, as the rank of that
+//! process.
 
 use std::io;
 use std::net::TcpStream;
@@ -11,19 +12,21 @@ use super::SILENCE;
 use super::frame::{self, Frame, Kind};
 use crate::sync::lock;
 
-/// Why a process without a connection failed.
+/// The reported reason of failure of a process whose connection ended.
 const GONE: &str = "its process ended, or its machine or network is gone";
 
-/// Serves the process of `ranks` until it leaves. Two threads: one calls collectives, which may wait long for other
-/// ranks; the other reads, and so notices a failure or the end of the process meanwhile. `welcome` tells the process that
-/// the job has assembled.
+/// Serves a process until it leaves; `ranks` is its rank. First sends `welcome`, the bytes of the message that the job
+/// has assembled.
+///
+/// There are two threads. One calls collectives, which may wait long for other ranks. This one reads, and so notices a
+/// failure or the end of the process meanwhile.
 pub(super) fn serve(stream: &TcpStream, ranks: ThreadRanks, welcome: &[u8]) {
-    // A process that asks again before it has its answer is in disorder.
-    let (ask, asked) = mpsc::sync_channel::<Frame>(1);
+    // Room for one request: a process must not send another one before it has its answer.
+    let (sender, requests) = mpsc::sync_channel::<Frame>(1);
     let (ranks, writer) = (&ranks, &Mutex::new(stream));
     std::thread::scope(|scope| {
-        let answers = move || {
-            for frame in asked {
+        let answer_requests = move || {
+            for frame in requests {
                 let written = match answer(ranks, frame) {
                     Ok(values) => write(writer, Kind::Done, bytemuck::cast_slice(&values)),
                     Err(error) => write(writer, Kind::Lost, &serde_json::to_vec(&error).unwrap_or_default()),
@@ -33,25 +36,27 @@ pub(super) fn serve(stream: &TcpStream, ranks: ThreadRanks, welcome: &[u8]) {
                 }
             }
         };
-        if let Err(error) = threads::spawn_scoped(scope, "a rank", answers) {
+        if let Err(error) = threads::spawn_scoped(scope, "a rank", answer_requests) {
             return ranks.fail(&error.to_string());
         }
-        let started = stream.set_read_timeout(Some(SILENCE)).and_then(|()| stream.set_write_timeout(Some(SILENCE)));
-        let ended = started
+        let configured = stream.set_read_timeout(Some(SILENCE)).and_then(|()| stream.set_write_timeout(Some(SILENCE)));
+        let ended = configured
             .and_then(|()| write(writer, Kind::Done, welcome))
-            .and_then(|()| read_until_it_leaves(stream, ranks, writer, &ask));
+            .and_then(|()| read_until_it_leaves(stream, ranks, writer, &sender));
         if ended.is_err() {
-            ranks.fail(GONE); // A reason that the process gave before is kept.
+            ranks.fail(GONE); // has no effect if the process reported a reason before
         }
-        drop(ask);
+        drop(sender); // ends the other thread
     });
 }
 
+/// Reads messages of the process: passes requests for collectives to the other thread, and handles the other messages.
+/// Returns when the process leaves; fails if the connection ends before.
 fn read_until_it_leaves(
     stream: &TcpStream,
     ranks: &ThreadRanks,
     writer: &Mutex<&TcpStream>,
-    ask: &mpsc::SyncSender<Frame>,
+    requests: &mpsc::SyncSender<Frame>,
 ) -> io::Result<()> {
     loop {
         let frame = frame::read(stream, Kind::longest_request)?;
@@ -60,7 +65,7 @@ fn read_until_it_leaves(
             Kind::Beat => write(writer, Kind::Beat, &[])?,
             Kind::Fail => ranks.fail(&String::from_utf8_lossy(&frame.bytes)),
             Kind::Timeout => ranks.set_timeout(Duration::from_millis(frame.number)),
-            _ => ask.try_send(frame).map_err(io::Error::other)?,
+            _ => requests.try_send(frame).map_err(io::Error::other)?,
         }
     }
 }
@@ -69,7 +74,7 @@ fn write(writer: &Mutex<&TcpStream>, kind: Kind, bytes: &[u8]) -> io::Result<()>
     frame::write(&lock(writer), kind, 0, bytes)
 }
 
-/// Calls the collective that a frame asks for.
+/// Calls the collective that a frame asks for. Its values are the answer.
 fn answer(ranks: &ThreadRanks, Frame { kind, number, bytes }: Frame) -> Result<Vec<f32>, RanksError> {
     collective(ranks, kind, number, bytemuck::pod_collect_to_vec(&bytes)).map_err(|error| {
         let failed = || RanksError::Failed { rank: ranks.rank().0, reason: error.chain() };
@@ -78,13 +83,14 @@ fn answer(ranks: &ThreadRanks, Frame { kind, number, bytes }: Frame) -> Result<V
 }
 
 fn collective(ranks: &ThreadRanks, kind: Kind, number: u64, mut values: Vec<f32>) -> Result<Vec<f32>> {
-    let length = match kind {
+    // 0 for collectives that change `values` in place or have no values.
+    let out_len = match kind {
         Kind::ReduceScatter => values.len() / ranks.world_size(),
         Kind::AllGather => values.len() * ranks.world_size(),
         Kind::AllToAll => values.len(),
         _ => 0,
     };
-    let mut out = vec![0.0; length];
+    let mut out = vec![0.0; out_len];
     match kind {
         Kind::AllReduce => ranks.all_reduce(&mut values)?,
         Kind::Broadcast => ranks.broadcast(&mut values, Rank(number as usize))?,
@@ -95,5 +101,5 @@ fn collective(ranks: &ThreadRanks, kind: Kind, number: u64, mut values: Vec<f32>
         Kind::Check => ranks.check()?,
         _ => return Err(Error::Misuse(format!("{kind:?} is no collective"))),
     }
-    Ok(if length == 0 { values } else { out })
+    Ok(if out_len == 0 { values } else { out })
 }

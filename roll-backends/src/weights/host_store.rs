@@ -12,10 +12,10 @@ use crate::sync::lock;
 use crate::{EightBits, ScaledMatrix};
 
 /// A store whose weights are in host memory, in the device's storage format, and are copied to the device when needed.
-/// The next segment is prefetched, so that the device holds two segments at any time. Of a matrix in eight bits, the
-/// codes are copied; the scales of its rows stay on the device.
+/// The next segment is prefetched, so that the device holds two segments at any time. The scales of an eight-bit matrix
+/// stay on the device; only its codes are copied.
 ///
-/// The host memory of libtorch's GPUs is pinned, and copies overlap with kernels: a network waits only if a segment
+/// For libtorch's GPUs, the host memory is pinned, and copies overlap with kernels: a network waits only if a segment
 /// computes faster than it is copied (a block of 0.7 GB takes about 15 ms over PCI Express 5).
 pub struct HostStore {
     device: Device,
@@ -25,13 +25,15 @@ pub struct HostStore {
     prefetcher: Prefetcher<Vec<(String, Arrival)>>,
 }
 
-/// Returns a weight that is in flight, once it is on the device.
+/// Waits until a weight in flight is on the device, and returns it.
 type Arrival = Box<dyn FnOnce() -> Result<Weight> + Send>;
 
+/// A weight whose values (dense) or codes (eight-bit) are in host memory.
 struct OffloadedWeight {
     shape: Vec<usize>,
-    /// Bytes in host memory and, of the scales, on the device.
-    bytes: [usize; 2],
+    host_bytes: usize,
+    /// Bytes that stay on the device: the scales of an eight-bit matrix.
+    device_bytes: usize,
     values: OffloadedValues,
 }
 
@@ -44,12 +46,11 @@ impl OffloadedWeight {
     /// Copies a weight to host memory and waits for the copy. Fails if it is block-quantised.
     fn new(key: &str, weight: Weight) -> Result<Self> {
         let (shape, size) = (weight.shape().to_vec(), weight.size());
-        let (bytes, values) = match weight.value {
-            Value::Dense(tensor) => ([size, 0], OffloadedValues::Dense(released(Offloaded::new(tensor)?)?)),
+        let (device_bytes, values) = match weight.value {
+            Value::Dense(tensor) => (0, OffloadedValues::Dense(offloaded(tensor)?)),
             Value::Scaled(ScaledMatrix { kind, codes, scales, .. }) => {
-                let of_scales = 4 * shape[0];
-                let codes = released(Offloaded::new(codes)?)?;
-                ([size - of_scales, of_scales], OffloadedValues::Scaled { kind, codes, scales })
+                let scales_bytes = 4 * shape[0];
+                (scales_bytes, OffloadedValues::Scaled { kind, codes: offloaded(codes)?, scales })
             }
             Value::Blocks { .. } => {
                 return Err(Error::Unsupported(format!(
@@ -58,9 +59,10 @@ impl OffloadedWeight {
                 )));
             }
         };
-        Ok(Self { shape, bytes, values })
+        Ok(Self { shape, host_bytes: size - device_bytes, device_bytes, values })
     }
 
+    /// Starts the copy to the device.
     fn begin_upload(&self) -> Result<Arrival> {
         Ok(match &self.values {
             OffloadedValues::Dense(tensor) => {
@@ -75,9 +77,11 @@ impl OffloadedWeight {
     }
 }
 
-fn released<T: DeviceTensor>(mut tensor: Offloaded<T>) -> Result<Mutex<Offloaded<T>>> {
-    tensor.release()?;
-    Ok(Mutex::new(tensor))
+/// Moves a tensor to host memory and frees its device memory.
+fn offloaded<T: DeviceTensor>(tensor: T) -> Result<Mutex<Offloaded<T>>> {
+    let mut offloaded = Offloaded::new(tensor)?;
+    offloaded.release()?;
+    Ok(Mutex::new(offloaded))
 }
 
 impl HostStore {
@@ -88,24 +92,27 @@ impl HostStore {
     /// weights.
     pub fn new(weights: impl IntoIterator<Item = Result<(String, Weight)>>, device: &Device) -> Result<Self> {
         let (mut small, mut offloaded) = (BTreeMap::new(), BTreeMap::new());
-        for found in weights {
-            let (key, weight) = found?;
-            match weight.size() < Self::SMALL {
-                true => drop(small.insert(key, weight)),
-                false => drop(offloaded.insert(key.clone(), OffloadedWeight::new(&key, weight)?)),
+        for weight in weights {
+            let (key, weight) = weight?;
+            if weight.size() < Self::SMALL {
+                small.insert(key, weight);
+            } else {
+                let weight = OffloadedWeight::new(&key, weight)?;
+                offloaded.insert(key, weight);
             }
         }
         Ok(Self { device: device.clone(), small, offloaded, prefetcher: Prefetcher::default() })
     }
 
-    /// Bytes that are always on the device, and bytes in host memory. The device holds two segments besides.
+    /// Bytes that are always on the device, and bytes in host memory. In addition, the device holds two segments.
     pub fn bytes(&self) -> [usize; 2] {
         let small: usize = self.small.values().map(Weight::size).sum();
-        let add =
-            |[device, host]: [usize; 2], weight: &OffloadedWeight| [device + weight.bytes[1], host + weight.bytes[0]];
-        self.offloaded.values().fold([small, 0], add)
+        let on_device: usize = self.offloaded.values().map(|weight| weight.device_bytes).sum();
+        let on_host: usize = self.offloaded.values().map(|weight| weight.host_bytes).sum();
+        [small + on_device, on_host]
     }
 
+    /// Starts the copies of all offloaded weights of a segment.
     fn begin_uploads(&self, prefix: &str) -> Result<Vec<(String, Arrival)>> {
         let begin = |(key, weight): (&String, &OffloadedWeight)| Ok((key.clone(), weight.begin_upload()?));
         with_prefix(&self.offloaded, prefix).map(begin).collect()
@@ -119,7 +126,9 @@ fn with_prefix<'a, T>(map: &'a BTreeMap<String, T>, prefix: &'a str) -> impl Ite
 
 impl WeightStore for HostStore {
     fn segment(&self, prefix: &str) -> Result<Weights> {
-        let in_flight = self.prefetcher.segment(prefix, true, |prefix| {
+        let prefetch_next = true;
+        let in_flight = self.prefetcher.segment(prefix, prefetch_next, |prefix| {
+            // The copies run in the background already, so that their list is sent at once.
             let (send, pending) = mpsc::channel();
             // Cannot fail: the receiver is alive.
             send.send(self.begin_uploads(prefix)).unwrap_or(());

@@ -37,8 +37,11 @@ pub struct Weight {
 
 #[derive(Clone, Debug)]
 enum Value {
+    /// Floats on the device.
     Dense(NdTensor),
+    /// A block-quantised matrix in host memory, whose rows are decoded to `device`.
     Blocks { matrix: Arc<BlockMatrix>, shape: [usize; 2], device: Device },
+    /// An eight-bit matrix on the device.
     Scaled(ScaledMatrix),
 }
 
@@ -48,16 +51,17 @@ impl Weight {
         Self::uploaded(tensor, dtype, device, &mut SegmentMemory::default())
     }
 
-    /// Like [`Weight::new`], to `memory` where it has room.
+    /// Like [`Weight::new`], into `memory` if it has room.
     pub fn uploaded(tensor: &roll_core::Tensor, dtype: DType, device: &Device, memory: &mut SegmentMemory) -> Self {
-        let count = [tensor.len()];
+        let flat_shape = [tensor.len()];
         let flat = match (tensor.dtype(), dtype) {
             (roll_core::DType::Bf16, DType::BF16) => {
-                memory.upload(Cow::Borrowed(tensor.as_slice::<half::bf16>().unwrap_or(&[])), count, device)
+                memory.upload(Cow::Borrowed(tensor.as_slice::<half::bf16>().unwrap_or(&[])), flat_shape, device)
             }
             // Converted on the host: half the bytes are copied, and no f32 copy exists on the device.
-            (_, DType::BF16) => memory.upload(Cow::Owned(storage::narrowed(tensor)), count, device),
-            _ => memory.upload(values(tensor), count, device).cast(dtype),
+            (_, DType::BF16) => memory.upload(Cow::Owned(storage::narrowed(tensor)), flat_shape, device),
+            // Uploaded as f32.
+            _ => memory.upload(values(tensor), flat_shape, device).cast(dtype),
         };
         Self::from_tensor(NdTensor::from_flat(flat, tensor.shape()))
     }
@@ -67,7 +71,7 @@ impl Weight {
         Self { value: Value::Dense(value) }
     }
 
-    /// Wraps a block-quantised matrix, which stays in host memory; parts that are read are decoded to `device`.
+    /// Wraps a block-quantised matrix, which stays in host memory. The rows that a pass reads are decoded to `device`.
     pub fn from_blocks(matrix: BlockMatrix, device: &Device) -> Self {
         let shape = matrix.shape();
         Self { value: Value::Blocks { matrix: Arc::new(matrix), shape, device: device.clone() } }
@@ -109,7 +113,8 @@ impl Weight {
         }
     }
 
-    /// Some rows of a matrix, in the dtype of [`Weight::stored`]; of a quantised matrix only these rows are decoded.
+    /// `count` rows of a matrix, in the dtype of [`Weight::stored`]. If the matrix is quantised, only these rows are
+    /// decoded.
     pub fn rows(&self, start: usize, count: usize) -> Result<Tensor<2>> {
         match &self.value {
             Value::Dense(value) => Ok(value.rank::<2>()?.narrow(0, start, count)),
@@ -158,8 +163,8 @@ fn matrix_of(values: Vec<f32>, shape: [usize; 2], device: &Device) -> Tensor<2> 
 
 /// A source of the weights of a network, segment by segment.
 pub trait WeightStore: Send + Sync {
-    /// Returns all weights whose key starts with `prefix`. The caller drops them after the segment; stores may then
-    /// free them.
+    /// Returns all weights whose key starts with `prefix`. The caller drops the returned value when its pass has left
+    /// the segment, so that a store may free the weights.
     fn segment(&self, prefix: &str) -> Result<Weights>;
 
     /// The device of the returned weights, without autodiff.
@@ -173,6 +178,7 @@ pub trait WeightStore: Send + Sync {
 pub struct Resident {
     device: Device,
     weights: HashMap<String, Weight>,
+    /// The segments requested so far, by prefix; their weights share the values of `weights`.
     segments: std::sync::Mutex<HashMap<String, Weights>>,
 }
 
@@ -209,11 +215,10 @@ impl WeightStore for Resident {
         if let Some(found) = segments.get(prefix) {
             return Ok(found.clone());
         }
-        let part: HashMap<_, _> =
-            self.weights.iter().filter(|(k, _)| k.starts_with(prefix)).map(|(k, w)| (k.clone(), w.clone())).collect();
-        let part = Arc::new(part);
-        segments.insert(prefix.to_string(), part.clone());
-        Ok(part)
+        let in_segment = self.weights.iter().filter(|(key, _)| key.starts_with(prefix));
+        let segment: Weights = Arc::new(in_segment.map(|(key, weight)| (key.clone(), weight.clone())).collect());
+        segments.insert(prefix.to_string(), segment.clone());
+        Ok(segment)
     }
 
     fn device(&self) -> &Device {

@@ -15,8 +15,9 @@ pub type Pending<T> = Receiver<Result<T>>;
 /// Prefetches one segment. If the caller drops each segment before it requests the next, at most two exist: the one in
 /// use and the one in flight.
 ///
-/// The next segment is predicted: it is the one that last followed the same two segments. A wrong prediction costs one
-/// unnecessary fetch. If the order is given, nothing is predicted, and nothing is fetched beyond its end.
+/// The next segment is predicted: it is the one that followed the same two segments the last time. A wrong prediction
+/// costs one unnecessary fetch. If the order of segments is given ([`Prefetcher::in_order`]), the next segment follows
+/// from it, and nothing is prefetched after the last one.
 #[derive(Debug)]
 pub struct Prefetcher<T> {
     state: Mutex<State<T>>,
@@ -27,8 +28,9 @@ pub struct Prefetcher<T> {
 struct State<T> {
     /// The segment that last followed each pair of segments.
     followers: HashMap<[String; 2], String>,
-    /// The last two segments.
+    /// The last two segments that were requested, the latest last.
     last: [String; 2],
+    /// The name of the segment in flight, and its receiver.
     pending: Option<(String, Pending<T>)>,
 }
 
@@ -63,7 +65,7 @@ impl<T> Prefetcher<T> {
         last.rotate_left(1);
         last[1] = name.into();
         let next = match &self.order {
-            Some(order) => order.iter().position(|n| n == name).and_then(|at| order.get(at + 1)),
+            Some(order) => order.iter().position(|n| n == name).and_then(|position| order.get(position + 1)),
             None => followers.get(last),
         };
         if prefetch_next && let Some(next) = next.cloned() {

@@ -1,4 +1,4 @@
-//! Device memory for weights that another thread uploads.
+//! Device memory that is reserved for the weights of a segment before another thread uploads them.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -17,13 +17,14 @@ use crate::device::libtorch_gpu;
 use crate::sync::lock;
 
 /// Memory on a GPU of libtorch for the weights of a segment. The computing thread reserves it, and another thread
-/// fills it while kernels run. Without it, the memory would be allocated while the kernels of the current segment are
-/// queued, and the copies would wait for all of them (rule 3 of `async_copies`).
+/// fills it while kernels run. Without a reservation, the memory would be allocated while the kernels of the current
+/// segment are queued, and the copies would wait for all of these kernels (rule 3 of `async_copies`).
 ///
-/// The default has no memory: each weight is uploaded to memory of its own. So it is on other devices.
+/// The default has no reserved memory, and each weight is uploaded to memory of its own. Devices other than GPUs of
+/// libtorch always have the default.
 #[derive(Default)]
 pub struct SegmentMemory {
-    /// Bytes of all weights so far, whether they found room or not.
+    /// Bytes of all weights uploaded so far, in the reserved memory or in memory of their own.
     used: usize,
     #[cfg(feature = "libtorch")]
     reserved: Option<Reserved>,
@@ -31,12 +32,14 @@ pub struct SegmentMemory {
 
 #[cfg(feature = "libtorch")]
 struct Reserved {
+    /// Number of the GPU.
     gpu: usize,
+    /// The memory, as a tensor of bytes.
     bytes: tch::Tensor,
     destination: Destination<Cuda, tch::Tensor>,
 }
 
-/// Sizes of the segments that were fetched before: memory of that size is reserved for the next fetch.
+/// The size in bytes of each segment at its last fetch, by prefix. As much memory is reserved for the next fetch.
 #[derive(Default)]
 pub struct SegmentSizes(Mutex<HashMap<String, usize>>);
 
@@ -47,7 +50,8 @@ impl SegmentSizes {
         SegmentMemory::new(bytes, device)
     }
 
-    /// Makes kernels queued from now on wait until the weights of `prefix` are in `memory`.
+    /// Ends the fetch of the segment `prefix`: remembers its size, and makes kernels queued from now on wait until its
+    /// weights are in `memory`.
     pub fn arrived(&self, prefix: &str, memory: SegmentMemory) -> Result<()> {
         lock(&self.0).insert(prefix.to_string(), memory.used);
         #[cfg(feature = "libtorch")]
@@ -59,8 +63,8 @@ impl SegmentSizes {
 }
 
 impl SegmentMemory {
-    /// Copies values to a device, keeping their dtype: to this memory where it has room. Large values are copied by all
-    /// threads on the way to a GPU of libtorch.
+    /// Copies values to a device in their own dtype, into this memory if it has room. On the way to a GPU of libtorch,
+    /// all threads copy large values.
     pub(crate) fn upload<E: Element + Pod, const D: usize>(
         &mut self,
         values: Cow<'_, [E]>,
@@ -78,7 +82,7 @@ impl SegmentMemory {
         Burn::from_data(TensorData::new(values.into_owned(), shape), (device, dtype))
     }
 
-    /// Copies the codes of an eight-bit matrix to a device, to this memory where it has room.
+    /// Copies the codes of an eight-bit matrix to a device, into this memory if it has room.
     pub(crate) fn upload_codes(&mut self, codes: Vec<u8>, shape: [usize; 2], device: &Device) -> Burn<2, Int> {
         #[cfg(feature = "libtorch")]
         if let Some(tensor) = self.upload_to_gpu(&codes, tch::Kind::Uint8, device) {
@@ -95,7 +99,7 @@ impl SegmentMemory {
     }
 }
 
-/// Weights begin at multiples of this, as in memory of their own.
+/// Weights begin at multiples of this number of bytes, as memory of libtorch's allocator does.
 #[cfg(feature = "libtorch")]
 const ALIGNMENT: usize = 512;
 

@@ -13,42 +13,46 @@ use crate::overlap::{OverlappedRanks, Service};
 /// A store in which every rank holds an equal shard of every weight in host memory. A segment is assembled when it is
 /// requested, and not kept. If overlap is on ([`OverlappedRanks::overlaps`]), the next segment is prefetched in the
 /// background, which takes the memory of one more segment. Ranks may request different segments, and a different number
-/// of them.
+/// of segments.
 ///
 /// bf16 weights are stored and sent as bf16.
 pub struct Sharded {
     ranks: Arc<OverlappedRanks>,
+    /// Number of `shards` among the services of the ranks.
     service: u32,
     shards: Arc<Shards>,
     prefetcher: Prefetcher<(Weights, SegmentMemory)>,
     sizes: SegmentSizes,
 }
 
-/// The shards of one rank.
+/// The shards of one rank. Weights of any dtype are divided into words of four bytes, which travel as f32.
 struct Shards {
     /// The device that segments are assembled on.
     device: Device,
-    /// Sorted by key, so that a segment is a range.
+    /// One entry per weight, sorted by key, so that a segment is a range.
     entries: Vec<Entry>,
-    /// Words of four bytes: the shards of all entries, concatenated.
-    own: Vec<f32>,
+    /// This rank's shards of all entries, concatenated.
+    words: Vec<f32>,
+    /// Number of ranks.
     world: usize,
 }
 
+/// A weight of which each rank has a shard.
 struct Entry {
     key: String,
     shape: Vec<usize>,
     dtype: roll_core::DType,
+    /// Bytes of the whole weight.
     bytes: usize,
-    /// Its range in [`Shards::own`]; the same size on each rank.
-    words: Range<usize>,
+    /// The range of this weight's shard in [`Shards::words`], the same on every rank.
+    shard: Range<usize>,
 }
 
 impl Sharded {
     /// Stores this rank's shard of each of `tensors`, in the dtypes of `storage`. The tensors must be the same on all
-    /// ranks, and sorted by key. Each is dropped before the next one is requested, so that a rank never holds a whole
-    /// network that is merged or decoded while it is read. Only the shard is read from memory-mapped tensors that keep
-    /// their dtype.
+    /// ranks, and sorted by key. Each tensor is dropped before the next one is requested, so that a rank never holds
+    /// the whole network, even if tensors are merged or decoded while they are read. Of a memory-mapped tensor that
+    /// keeps its dtype, only the shard is read.
     pub fn new(
         tensors: impl IntoIterator<Item = Result<(String, Tensor)>>,
         storage: impl Into<Storage>,
@@ -58,42 +62,44 @@ impl Sharded {
         let storage = storage.into();
         let ranks = OverlappedRanks::of(ranks);
         let (rank, world) = (ranks.rank().0, ranks.world_size());
-        let (mut entries, mut own) = (Vec::<Entry>::new(), Vec::new());
+        let (mut entries, mut words) = (Vec::<Entry>::new(), Vec::new());
         for tensor in tensors {
             let (key, tensor) = tensor?;
             if entries.last().is_some_and(|last| last.key >= key) {
                 return Err(Error::Misuse(format!("weights to shard are sorted by key: `{key}` comes too late")));
             }
-            // Sharded in the stored dtype: f32 wherever the resident store would have f32.
+            // Sharded in the dtype of the resident store.
             let stored = match (tensor.dtype(), storage.of(&key, tensor.dtype())) {
                 (roll_core::DType::Bf16, DType::BF16) | (roll_core::DType::F32, DType::F32) => tensor.clone(),
                 (_, DType::BF16) => tensor.to_float(roll_core::DType::F32)?.to_float(roll_core::DType::Bf16)?,
                 _ => tensor.to_float(roll_core::DType::F32)?,
             };
             let bytes = stored.as_bytes();
-            let part = bytes.len().div_ceil(4 * world);
-            let start = own.len();
-            let cut = (4 * part * rank).min(bytes.len())..(4 * part * (rank + 1)).min(bytes.len());
-            let mut shard = bytes[cut].to_vec();
-            shard.resize(4 * part, 0);
-            own.extend(bytemuck::pod_collect_to_vec::<u8, f32>(&shard));
+            let shard_words = bytes.len().div_ceil(4 * world);
+            let shard_start = (4 * shard_words * rank).min(bytes.len());
+            let shard_end = (4 * shard_words * (rank + 1)).min(bytes.len());
+            let mut shard = bytes[shard_start..shard_end].to_vec();
+            // The shards of the last ranks are padded.
+            shard.resize(4 * shard_words, 0);
+            let first_word = words.len();
+            words.extend(bytemuck::pod_collect_to_vec::<u8, f32>(&shard));
             entries.push(Entry {
                 key,
                 shape: tensor.shape().to_vec(),
                 dtype: stored.dtype(),
                 bytes: bytes.len(),
-                words: start..start + part,
+                shard: first_word..first_word + shard_words,
             });
         }
-        own.shrink_to_fit();
-        let shards = Arc::new(Shards { device: device.clone(), entries, own, world });
+        words.shrink_to_fit();
+        let shards = Arc::new(Shards { device: device.clone(), entries, words, world });
         let service = ranks.register(shards.clone());
         Ok(Self { ranks, service, shards, prefetcher: Prefetcher::default(), sizes: SegmentSizes::default() })
     }
 
     /// Size of this rank's shards in bytes.
     pub fn bytes(&self) -> usize {
-        4 * self.shards.own.len()
+        4 * self.shards.words.len()
     }
 }
 
@@ -132,16 +138,16 @@ impl Shards {
         start..start + count
     }
 
-    /// Assembles the weights of some entries from the shards of all ranks.
+    /// Assembles the weights of a range of entries from `gathered`, the shards of all ranks (see [`Service::serve`]
+    /// below).
     fn assemble(&self, range: Range<usize>, gathered: &[f32], memory: &mut SegmentMemory) -> Result<Weights> {
         let entries = &self.entries[range];
-        let Range { start: base, end } = words_of(entries);
-        let length = end - base;
+        let segment = words_of(entries);
         let mut weights = HashMap::with_capacity(entries.len());
         for entry in entries {
-            let at = entry.words.start - base..entry.words.end - base;
-            let words = (0..self.world).flat_map(|rank| &gathered[rank * length..][at.clone()]).copied();
-            let bytes = Words { words: words.collect(), bytes: entry.bytes };
+            let in_segment = entry.shard.start - segment.start..entry.shard.end - segment.start;
+            let shards = (0..self.world).map(|rank| &gathered[rank * segment.len()..][in_segment.clone()]);
+            let bytes = PaddedBytes { words: shards.flatten().copied().collect(), len: entry.bytes };
             let tensor = Tensor::from_bytes(entry.dtype, entry.shape.clone(), Arc::new(bytes))?;
             let dtype = if entry.dtype == roll_core::DType::Bf16 { DType::BF16 } else { DType::F32 };
             weights.insert(entry.key.clone(), Weight::uploaded(&tensor, dtype, &self.device, memory));
@@ -150,9 +156,9 @@ impl Shards {
     }
 }
 
-/// The range of adjacent entries in [`Shards::own`].
+/// The range of the shards of adjacent entries in [`Shards::words`].
 fn words_of(entries: &[Entry]) -> Range<usize> {
-    entries.first().map_or(0, |e| e.words.start)..entries.last().map_or(0, |e| e.words.end)
+    entries.first().map_or(0, |e| e.shard.start)..entries.last().map_or(0, |e| e.shard.end)
 }
 
 impl Service for Shards {
@@ -169,22 +175,22 @@ impl Service for Shards {
                 self.entries.len()
             ))
         })?;
-        let words = words_of(entries);
-        let mut all = vec![0.0; words.len() * self.world];
-        ranks.all_gather(&self.own[words], &mut all)?;
-        Ok(if contribution.is_some() { all } else { Vec::new() })
+        let own_words = &self.words[words_of(entries)];
+        let mut gathered = vec![0.0; own_words.len() * self.world];
+        ranks.all_gather(own_words, &mut gathered)?;
+        Ok(if contribution.is_some() { gathered } else { Vec::new() })
     }
 }
 
-/// The bytes of a tensor; the last words may be padding.
-struct Words {
+/// The `len` bytes of a tensor, in words that may end with padding.
+struct PaddedBytes {
     words: Vec<f32>,
-    bytes: usize,
+    len: usize,
 }
 
-impl AsRef<[u8]> for Words {
+impl AsRef<[u8]> for PaddedBytes {
     fn as_ref(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.words)[..self.bytes]
+        &bytemuck::cast_slice(&self.words)[..self.len]
     }
 }
 

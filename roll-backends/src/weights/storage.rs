@@ -58,20 +58,21 @@ pub enum HostWeight {
 }
 
 impl HostWeight {
-    /// Converts the weight `key` to the format of `storage`. `wide` returns its values; `scaled` holds them if the file
-    /// stores eight bits. A tensor that keeps its dtype shares its bytes.
+    /// Converts the weight `key` to the format of `storage`. `in_file` is the weight if the file stores it in eight
+    /// bits; `read_floats` reads it as floats, and is called if the eight bits of the file cannot be used. A dense
+    /// tensor shares the bytes that `read_floats` returns.
     pub fn new(
         storage: Storage,
         key: &str,
-        scaled: Option<ScaledRows>,
-        wide: impl FnOnce() -> Result<Tensor>,
+        in_file: Option<ScaledRows>,
+        read_floats: impl FnOnce() -> Result<Tensor>,
     ) -> Result<Self> {
-        match (storage.matrices, scaled) {
+        match (storage.matrices, in_file) {
             (MatrixStorage::AsInFile, Some(rows)) => return Ok(Self::Scaled(rows)),
             (MatrixStorage::Eight(kind), Some(rows)) if rows.kind() == kind => return Ok(Self::Scaled(rows)),
             _ => {}
         }
-        let tensor = wide()?;
+        let tensor = read_floats()?;
         match storage.matrices {
             MatrixStorage::Eight(kind) if key.starts_with(BLOCKS) && tensor.shape().len() == 2 => {
                 Ok(Self::Scaled(ScaledRows::quantised(&tensor, kind)?))
@@ -80,7 +81,7 @@ impl HostWeight {
         }
     }
 
-    /// Uploads the weight `key` to `device`, to `memory` where it has room; a dense one in the dtype of `storage`.
+    /// Uploads the weight `key` to `device`, into `memory` if it has room. A dense weight gets the dtype of `storage`.
     pub fn upload(self, storage: Storage, key: &str, device: &Device, memory: &mut SegmentMemory) -> Weight {
         match self {
             Self::Dense(tensor) => Weight::uploaded(&tensor, storage.of(key, tensor.dtype()), device, memory),
@@ -89,16 +90,18 @@ impl HostWeight {
     }
 }
 
-/// Rounds values to bf16, to nearest with ties to even, as every backend does.
+/// Rounds values to bf16, to nearest with ties to even, as every backend does. f32 values are rounded by all threads.
 pub(super) fn narrowed(tensor: &Tensor) -> Vec<bf16> {
-    const PART: usize = 1 << 16;
+    /// Values that a thread rounds at a time.
+    const CHUNK: usize = 1 << 16;
     match tensor.as_slice::<f32>() {
         Ok(values) => {
             let mut narrow = vec![bf16::ZERO; values.len()];
-            let parts = narrow.par_chunks_mut(PART).zip(values.par_chunks(PART));
-            parts.for_each(|(to, from)| to.iter_mut().zip(from).for_each(|(to, from)| *to = bf16::from_f32(*from)));
+            let chunks = narrow.par_chunks_mut(CHUNK).zip(values.par_chunks(CHUNK));
+            chunks.for_each(|(to, from)| to.iter_mut().zip(from).for_each(|(to, from)| *to = bf16::from_f32(*from)));
             narrow
         }
+        // Another dtype.
         Err(_) => tensor.to_f32_vec().into_iter().map(bf16::from_f32).collect(),
     }
 }

@@ -1,4 +1,4 @@
-//! Networks of which only one is on the device at a time.
+//! Weight stores of networks that share one slot on the device: only one network is there at a time.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -9,8 +9,8 @@ use roll_core::Result;
 use super::{Resident, WeightStore, Weights};
 use crate::sync::lock;
 
-/// The slot on the device for one of several networks, e.g. experts that a trajectory uses one after the other. A
-/// network's weights are loaded when it is used, after the other network's weights are freed.
+/// The slot on the device for one of several networks, e.g. experts that a trajectory uses one after the other. When a
+/// network is used, the weights of the network in the slot are freed, and then its own weights are loaded.
 #[derive(Default)]
 pub struct DeviceSlot {
     /// The number and weights of the network on the device.
@@ -47,7 +47,7 @@ impl WeightStore for Swapped {
         {
             return resident.segment(prefix);
         }
-        // The other network is freed before this one is loaded.
+        // Frees the other network before this one is loaded.
         *loaded = None;
         let resident = (self.load)()?;
         let weights = resident.segment(prefix)?;

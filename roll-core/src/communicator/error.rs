@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Fault};
 
-/// Why the ranks of a job are no longer in step.
+/// The reason why a collective failed. The ranks of the job then no longer make the same calls, and the job is over.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the message of a variant names its fields
@@ -23,7 +23,7 @@ pub enum RanksError {
          (`strategy.timeout_seconds`)", list(.absent), .waited.as_secs_f64()
     )]
     Absent {
-        /// Which ones; empty when that cannot be known.
+        /// The ranks that did not come; empty if they cannot be known.
         absent: Vec<usize>,
         what: String,
         waited: Duration,
@@ -31,7 +31,7 @@ pub enum RanksError {
     /// Ranks called different collectives.
     #[error("the ranks are out of step: rank 0 calls {first}, rank {rank} {other}")]
     Disagree { first: String, rank: usize, other: String },
-    /// Lengths that do not belong together.
+    /// The longer buffer of a collective is not one part per rank.
     #[error("{what} over {ranks} ranks: {whole} values are not {ranks} parts of {part}")]
     Length { what: String, whole: usize, part: usize, ranks: usize },
     /// No such rank.
@@ -40,7 +40,7 @@ pub enum RanksError {
 }
 
 impl RanksError {
-    /// The error between ranks that `error` is, or that it has as its cause.
+    /// The [`RanksError`] that `error` is, or that is the cause of it; `None` for other errors.
     pub fn within(error: &Error) -> Option<&Self> {
         match error {
             Error::Component { source, .. } => source.downcast_ref(),

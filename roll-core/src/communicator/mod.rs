@@ -1,7 +1,11 @@
 //! Collectives over the ranks of a job.
 //!
-//! [`SingleRank`] is a process alone, [`FirstRank`] one of several that are only planned, [`ThreadRanks`] are threads of one process (tests, and jobs of one machine);
-//! roll-backends has ranks over TCP and NCCL. Components receive their ranks in a [`crate::BuildContext`].
+//! - [`SingleRank`]: a job of one process.
+//! - [`FirstRank`]: rank 0 of a job whose other ranks do not exist, for checks and plans.
+//! - [`ThreadRanks`]: ranks that are threads of one process, for tests and for jobs on one machine.
+//! - Ranks over TCP and NCCL are in `roll-backends`.
+//!
+//! Components receive their ranks in a [`crate::BuildContext`].
 
 mod error;
 mod threads;
@@ -23,14 +27,14 @@ use crate::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Rank(pub usize);
 
-/// Collectives on host memory. Every rank calls the same ones in the same order with the same lengths.
+/// Collectives on host memory. Every rank makes the same calls in the same order with the same lengths.
 ///
 /// Sums are taken in the order of the ranks, element by element: `((r0 + r1) + r2) + ...`. So a sum has the same bits
 /// whichever collective computed it, however the values were split, and at every run. Values that are only moved
-/// keep their bits, whatever they mean.
+/// keep their bits, even if these are not numbers.
 ///
-/// A call ends with an error when another rank failed or did not come in time; the job is then over: the ranks are no
-/// longer in step, and every later call fails too.
+/// A call ends with an error when another rank failed or did not come in time. The ranks then no longer make the same
+/// calls: the job is over, and every later call fails too.
 pub trait Communicator: Send + Sync {
     /// This process.
     fn rank(&self) -> Rank;
@@ -38,16 +42,17 @@ pub trait Communicator: Send + Sync {
     fn world_size(&self) -> usize;
     /// Sums `values` over ranks, in place.
     fn all_reduce(&self, values: &mut [f32]) -> Result<()>;
-    /// Sums over ranks and returns to each rank its own equal part: `values.len() == world_size * out.len()`.
+    /// Sums `values` over ranks. Rank `i` receives part `i` of the sum in `out`; parts are equal:
+    /// `values.len() == world_size * out.len()`.
     fn reduce_scatter(&self, values: &[f32], out: &mut [f32]) -> Result<()>;
-    /// Joins every rank's `part`: `out.len() == world_size * part.len()`.
+    /// Joins the `part`s of all ranks, in the order of the ranks: `out.len() == world_size * part.len()`.
     fn all_gather(&self, part: &[f32], out: &mut [f32]) -> Result<()>;
-    /// Sends rank `root`'s values to all.
+    /// Copies the `values` of rank `root` to all ranks.
     fn broadcast(&self, values: &mut [f32], root: Rank) -> Result<()>;
     /// Waits for all ranks.
     fn barrier(&self) -> Result<()>;
 
-    /// How long to wait for another rank before the job counts as lost.
+    /// Sets how long to wait for another rank before the job counts as lost.
     fn set_timeout(&self, _timeout: Duration) {}
 
     /// Reports to the other ranks that this one failed, and why: collectives that they wait for end with that error.
@@ -60,22 +65,22 @@ pub trait Communicator: Send + Sync {
         Ok(())
     }
 
-    /// The ranks that call it with the same `color`, in their order, as a job of their own. All ranks call it. Fails if
-    /// the transport has no groups.
+    /// Divides the ranks into groups, as MPI's `MPI_Comm_split` does: the ranks that pass the same `color` become a job
+    /// of their own, in their order. All ranks must call it. Fails if the transport has no groups.
     fn split(&self, _color: usize) -> Result<Arc<dyn Communicator>> {
         let ranks = self.world_size();
         Err(Error::Unsupported(format!("these {ranks} ranks cannot be divided into groups over this transport")))
     }
 
     /// All-to-all: sends part `i` of `values` to rank `i`, and receives part `i` of `out` from it. Parts are equal, one
-    /// per rank. A transport without all-to-all gathers the values of all ranks.
+    /// per rank. This default, for transports without all-to-all, gathers all values of all ranks.
     fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
-        let (ranks, own) = (self.world_size(), self.rank().0);
-        let part = check_parts(values, out, ranks)?;
+        let (ranks, own_rank) = (self.world_size(), self.rank().0);
+        let part_len = check_parts(values, out, ranks)?;
         let mut all = vec![0f32; ranks * values.len()];
         self.all_gather(values, &mut all)?;
-        for (from, out) in out.chunks_exact_mut(part.max(1)).enumerate() {
-            out.copy_from_slice(&all[from * values.len() + own * part..][..part]);
+        for (from, out) in out.chunks_exact_mut(part_len.max(1)).enumerate() {
+            out.copy_from_slice(&all[from * values.len() + own_rank * part_len..][..part_len]);
         }
         Ok(())
     }
@@ -88,60 +93,62 @@ impl fmt::Debug for dyn Communicator + '_ {
 }
 
 impl dyn Communicator + '_ {
-    /// Joins bytes of any length: every rank's, in the order of the ranks.
-    pub fn all_gather_bytes(&self, part: &[u8]) -> Result<Vec<Vec<u8>>> {
+    /// Gathers the bytes of all ranks, in the order of the ranks. Lengths may differ between ranks.
+    pub fn all_gather_bytes(&self, own_bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let ranks = self.world_size();
         if ranks == 1 {
-            return Ok(vec![part.to_vec()]);
+            return Ok(vec![own_bytes.to_vec()]);
         }
-        // Lengths and bytes travel as the bits of f32 values, which are moved and never computed with.
-        let length = part.len() as u64;
+        // Lengths and bytes travel as the bits of f32 values, which are moved and never computed with: the length
+        // first, as two values per rank, and then the bytes, four per value, padded to the length of the longest rank.
+        let own_length = own_bytes.len() as u64;
         let mut lengths = vec![0f32; 2 * ranks];
-        self.all_gather(&words(&length.to_le_bytes(), 2), &mut lengths)?;
+        self.all_gather(&to_words(&own_length.to_le_bytes(), 2), &mut lengths)?;
         let lengths: Vec<usize> = lengths
             .chunks_exact(2)
-            .map(|pair| u64::from(pair[0].to_bits()) | u64::from(pair[1].to_bits()) << 32)
+            .map(|halves| u64::from(halves[0].to_bits()) | u64::from(halves[1].to_bits()) << 32)
             .map(|length| length as usize)
             .collect();
-        let longest = lengths.iter().copied().max().unwrap_or(0).div_ceil(4);
-        let mut all = vec![0f32; longest * ranks];
-        self.all_gather(&words(part, longest), &mut all)?;
-        let bytes = |(length, words): (&usize, &[f32])| {
+        let words_per_rank = lengths.iter().copied().max().unwrap_or(0).div_ceil(4);
+        let mut all = vec![0f32; words_per_rank * ranks];
+        self.all_gather(&to_words(own_bytes, words_per_rank), &mut all)?;
+        if words_per_rank == 0 {
+            return Ok(vec![Vec::new(); ranks]);
+        }
+        let bytes_of_rank = |(length, words): (&usize, &[f32])| {
             words.iter().flat_map(|word| word.to_bits().to_le_bytes()).take(*length).collect()
         };
-        Ok(match longest {
-            0 => vec![Vec::new(); ranks],
-            _ => lengths.iter().zip(all.chunks_exact(longest)).map(bytes).collect(),
-        })
+        Ok(lengths.iter().zip(all.chunks_exact(words_per_rank)).map(bytes_of_rank).collect())
     }
 
-    /// Joins one value of every rank, in the order of the ranks; exact.
+    /// Gathers one value of every rank, in the order of the ranks, bit for bit.
     pub fn all_gather_f64(&self, value: f64) -> Result<Vec<f64>> {
         let joined = self.all_gather_bytes(&value.to_le_bytes())?;
         Ok(joined.iter().filter_map(|bytes| Some(f64::from_le_bytes(*bytes.first_chunk()?))).collect())
     }
 }
 
-/// `count` words that hold `bytes`, zeros behind them.
-fn words(bytes: &[u8], count: usize) -> Vec<f32> {
+/// Packs `bytes` into `count` words of four bytes, padded with zeros. The words are the bits of f32 values.
+fn to_words(bytes: &[u8], count: usize) -> Vec<f32> {
     let mut words = vec![0f32; count];
     for (word, bytes) in words.iter_mut().zip(bytes.chunks(4)) {
-        let mut full = [0; 4];
-        full[..bytes.len()].copy_from_slice(bytes);
-        *word = f32::from_bits(u32::from_le_bytes(full));
+        let mut padded = [0; 4];
+        padded[..bytes.len()].copy_from_slice(bytes);
+        *word = f32::from_bits(u32::from_le_bytes(padded));
     }
     words
 }
 
-/// The values of all ranks, in the order of the ranks. Values that are not finite do not survive JSON, which
-/// carries it: pass their bits.
+/// Gathers a value of every rank, in the order of the ranks. Values travel as JSON, which has neither NaN nor infinity:
+/// pass floats as their bits (`to_bits`).
 pub fn join<T: Serialize + DeserializeOwned>(ranks: &dyn Communicator, own: &T) -> Result<Vec<T>> {
-    let failed = |e: serde_json::Error| Error::failed("passing a value between ranks")(e);
-    let own = serde_json::to_vec(own).map_err(failed)?;
-    ranks.all_gather_bytes(&own)?.iter().map(|bytes| serde_json::from_slice(bytes).map_err(failed)).collect()
+    let json_error = |e: serde_json::Error| Error::failed("passing a value between ranks")(e);
+    let own_json = serde_json::to_vec(own).map_err(json_error)?;
+    ranks.all_gather_bytes(&own_json)?.iter().map(|bytes| serde_json::from_slice(bytes).map_err(json_error)).collect()
 }
 
-/// Adds the parts of all ranks, in their order, as [`Communicator`] promises. `parts` have the length of `out`.
+/// Writes the sum of `parts`, one per rank in the order of the ranks, to `out`, as [`Communicator`] promises. All
+/// slices have one length.
 pub fn sum_in_order<'a>(out: &mut [f32], parts: impl IntoIterator<Item = &'a [f32]>) {
     let mut parts = parts.into_iter();
     if let Some(first) = parts.next() {
@@ -165,15 +172,16 @@ pub fn panic_message(panic: &(dyn Any + Send)) -> Option<&str> {
     panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str))
 }
 
-/// Fails unless a collective's lengths belong together.
+/// Fails unless the longer buffer of the collective `what`, of `whole` values, is one part of `part` values per rank.
 pub fn check_lengths(what: &'static str, whole: usize, part: usize, ranks: usize) -> Result<()> {
-    match part.checked_mul(ranks) == Some(whole) {
-        true => Ok(()),
-        false => Err(RanksError::Length { what: what.into(), whole, part, ranks }.into()),
+    if part.checked_mul(ranks) == Some(whole) {
+        Ok(())
+    } else {
+        Err(RanksError::Length { what: what.into(), whole, part, ranks }.into())
     }
 }
 
-/// One process alone.
+/// The only rank of a job of one process.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SingleRank;
 
@@ -205,8 +213,8 @@ impl Communicator for SingleRank {
     }
 }
 
-/// Rank 0 of a job of this many ranks that are not there, for checks: what ranks would open that all hold the same.
-/// Collectives return what they would if every rank had passed the values of this one.
+/// Rank 0 of a job of this many ranks, of which the others do not exist. `roll check` opens with it what rank 0 would
+/// open. Collectives return what they would if every rank had passed the values of this one.
 #[derive(Clone, Copy, Debug)]
 pub struct FirstRank(pub usize);
 
@@ -218,8 +226,8 @@ impl Communicator for FirstRank {
         self.0
     }
     fn all_reduce(&self, values: &mut [f32]) -> Result<()> {
-        let own = values.to_vec();
-        sum_in_order(values, std::iter::repeat_n(&*own, self.0));
+        let values_of_each = values.to_vec();
+        sum_in_order(values, std::iter::repeat_n(&*values_of_each, self.0));
         Ok(())
     }
     fn reduce_scatter(&self, values: &[f32], out: &mut [f32]) -> Result<()> {

@@ -1,4 +1,5 @@
-//! Ranks that are threads of one process.
+//! Ranks that are threads of one process. They exchange values through memory that they share: every rank deposits its
+//! values, and the last one wakes the others, which then read the deposits of all.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,10 +15,11 @@ pub struct ThreadRanks {
     rank: Rank,
     timeout: Mutex<Duration>,
     shared: Arc<Shared>,
-    /// Divisions into groups so far.
+    /// Number of calls of [`Communicator::split`] so far, which is the same on all ranks.
     splits: AtomicU64,
 }
 
+/// The memory that the ranks of a job, or of a group, share.
 struct Shared {
     size: usize,
     state: Mutex<SharedState>,
@@ -25,27 +27,30 @@ struct Shared {
 }
 
 struct SharedState {
-    /// Contributions to the collective that is being called.
+    /// The deposit of each rank for the collective under way; `None` until the rank has called it.
     deposits: Vec<Option<Deposit>>,
-    /// Number of collectives done.
+    /// Number of completed collectives.
     done: u64,
-    /// The values of the last one. They suffice: no rank deposits for the next collective before it has read them, and
-    /// the next is done when all have deposited.
+    /// All deposits of the last completed collective. Those of the one before are not needed: the last collective was
+    /// completed by deposits of all ranks, and a rank deposits only after it has read the result of the one before.
     collected: Arc<Vec<Deposit>>,
     /// The error of all further collectives.
     failed: Option<RanksError>,
+    /// Whether each rank has ended.
     ended: Vec<bool>,
-    /// Groups of these ranks, by the number of the division and by color.
+    /// Groups of these ranks, by the number of the split and by color.
     groups: BTreeMap<(u64, usize), Weak<Shared>>,
 }
 
+/// The contribution of a rank to a collective.
 struct Deposit {
+    /// The call in words, which must be the same on all ranks: "all_reduce of 8 values".
     call: String,
     values: Vec<f32>,
 }
 
 impl ThreadRanks {
-    /// The ranks of a job of `size`. Who waits for another longer than `timeout` gets an error.
+    /// The ranks of a job of `size`. A rank that waits for another one longer than `timeout` gets an error.
     pub fn group(size: usize, timeout: Duration) -> Vec<Self> {
         let shared = Shared::new(size);
         (0..size).map(|rank| Self::of(rank, timeout, shared.clone())).collect()
@@ -62,7 +67,7 @@ impl ThreadRanks {
         timeout: Duration,
         f: impl Fn(Arc<dyn Communicator>) -> Result<T> + Sync,
     ) -> Vec<Result<T>> {
-        let one = &|ranks: Arc<ThreadRanks>| {
+        let run_rank = &|ranks: Arc<ThreadRanks>| {
             let result = catch_unwind(AssertUnwindSafe(|| f(ranks.clone())));
             let result = result.unwrap_or_else(|panic| {
                 let message = panic_message(panic.as_ref()).unwrap_or_default().to_string();
@@ -79,28 +84,30 @@ impl ThreadRanks {
             let group = Self::group(size, timeout);
             let start = |ranks: ThreadRanks| {
                 let (name, ranks) = (format!("rank {}", ranks.rank.0), Arc::new(ranks));
-                let own = Arc::clone(&ranks);
-                let started = threads::spawn_scoped(scope, &name, move || one(own));
-                // The ranks that run would wait for this one.
+                let ranks_of_thread = Arc::clone(&ranks);
+                let started = threads::spawn_scoped(scope, &name, move || run_rank(ranks_of_thread));
+                // The ranks that have started would wait for this one.
                 started.inspect_err(|error| ranks.fail(&error.to_string()))
             };
             let started: Vec<_> = group.into_iter().map(start).collect();
-            let lost = |_| Err(Error::Misuse("the thread of a rank panicked".into()));
-            let joined = started.into_iter().map(|thread| match thread {
-                Ok(thread) => thread.join().unwrap_or_else(lost),
+            let panicked = |_| Err(Error::Misuse("the thread of a rank panicked".into()));
+            let results = started.into_iter().map(|thread| match thread {
+                Ok(thread) => thread.join().unwrap_or_else(panicked),
                 Err(error) => Err(Error::failed("a rank could not be started")(error)),
             });
-            joined.collect()
+            results.collect()
         })
     }
 
-    /// Deposits `values` and waits for those of all ranks.
+    /// Deposits `values` for the collective `call`, waits until all ranks have deposited theirs, and returns all
+    /// deposits in the order of the ranks.
     fn deposit_and_wait(&self, call: String, values: Vec<f32>) -> Result<Arc<Vec<Deposit>>> {
         let (since, timeout) = (Instant::now(), *self.timeout.lock().unwrap_or_else(PoisonError::into_inner));
         let mut state = self.shared.lock();
         state.check()?;
-        let before = state.done;
+        let done_before = state.done;
         state.deposits[self.rank.0] = Some(Deposit { call: call.clone(), values });
+        // The last rank to come completes the collective.
         if state.deposits.iter().all(Option::is_some) {
             let collected: Vec<_> = state.deposits.iter_mut().filter_map(Option::take).collect();
             if let Some((rank, other)) = collected.iter().enumerate().find(|(_, d)| d.call != collected[0].call) {
@@ -113,18 +120,18 @@ impl ThreadRanks {
         }
         loop {
             state.check()?;
-            if state.done > before {
+            if state.done > done_before {
                 return Ok(state.collected.clone());
             }
             let ended = state.absent().find(|rank| state.ended[*rank]);
             if let Some(rank) = ended {
                 return Err(self.shared.fail(state, RanksError::Ended { rank, what: call }));
             }
-            let Some(left) = timeout.checked_sub(since.elapsed()).filter(|left| !left.is_zero()) else {
+            let Some(time_left) = timeout.checked_sub(since.elapsed()).filter(|left| !left.is_zero()) else {
                 let absent = state.absent().collect();
                 return Err(self.shared.fail(state, RanksError::Absent { absent, what: call, waited: timeout }));
             };
-            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.shared.changed.wait_timeout(state, time_left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
@@ -156,18 +163,23 @@ impl Shared {
         Arc::new(Self { size, state: Mutex::new(state), changed: Condvar::new() })
     }
 
-    /// A panic while the lock was held left the state as it was before or after: there is nothing half done in it.
+    /// Locks the state, even if a thread panicked while it held the lock: the state is consistent at every moment.
     fn lock(&self) -> MutexGuard<'_, SharedState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Makes all further collectives of these ranks and of their groups fail with `error`, or with the error of an
+    /// earlier failure. Returns that error.
     fn fail(&self, mut state: MutexGuard<'_, SharedState>, error: RanksError) -> Error {
         let failed = state.failed.get_or_insert(error).clone();
         let groups: Vec<_> = state.groups.values().filter_map(Weak::upgrade).collect();
         drop(state);
         self.changed.notify_all();
-        // Ranks of a group may wait for one that waits, or ended, here.
-        groups.into_iter().for_each(|group| drop(group.fail(group.lock(), failed.clone())));
+        // A rank in a collective of a group may wait for a rank that will never come: it failed or waits outside the
+        // group.
+        for group in groups {
+            drop(group.fail(group.lock(), failed.clone()));
+        }
         failed.into()
     }
 }
@@ -190,8 +202,8 @@ impl Communicator for ThreadRanks {
     fn reduce_scatter(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
         check_lengths("reduce_scatter", values.len(), out.len(), self.shared.size)?;
         let all = self.deposit_and_wait(format!("reduce_scatter of {} values", values.len()), values.to_vec())?;
-        let own = self.rank.0 * out.len()..(self.rank.0 + 1) * out.len();
-        sum_in_order(out, all.iter().map(|d| &d.values[own.clone()]));
+        let own_part = self.rank.0 * out.len()..(self.rank.0 + 1) * out.len();
+        sum_in_order(out, all.iter().map(|d| &d.values[own_part.clone()]));
         Ok(())
     }
 
@@ -234,31 +246,33 @@ impl Communicator for ThreadRanks {
 
     fn split(&self, color: usize) -> Result<Arc<dyn Communicator>> {
         let colors: Vec<usize> = join(self, &color)?;
-        let (number, own) = (self.splits.fetch_add(1, Ordering::Relaxed), self.rank.0);
-        let rank = colors[..own].iter().filter(|other| **other == color).count();
-        let size = colors.iter().filter(|other| **other == color).count();
+        let split_number = self.splits.fetch_add(1, Ordering::Relaxed);
+        let rank_in_group = colors[..self.rank.0].iter().filter(|other| **other == color).count();
+        let group_size = colors.iter().filter(|other| **other == color).count();
         let mut state = self.shared.lock();
-        let group = match state.groups.get(&(number, color)).and_then(Weak::upgrade) {
+        // The first rank of a group to come here creates its shared memory; the others find it.
+        let group = match state.groups.get(&(split_number, color)).and_then(Weak::upgrade) {
             Some(group) => group,
             None => {
-                let group = Shared::new(size);
-                state.groups.insert((number, color), Arc::downgrade(&group));
+                let group = Shared::new(group_size);
+                state.groups.insert((split_number, color), Arc::downgrade(&group));
                 group
             }
         };
         drop(state);
         let timeout = *self.timeout.lock().unwrap_or_else(PoisonError::into_inner);
-        let group = Self::of(rank, timeout, group);
-        // All ranks have joined before one of them can end.
+        let group = Self::of(rank_in_group, timeout, group);
+        // All ranks have found their group before one of them can end and free it.
         self.barrier()?;
         Ok(Arc::new(group))
     }
 
     fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
-        let part = check_parts(values, out, self.shared.size)?;
+        let part_len = check_parts(values, out, self.shared.size)?;
         let all = self.deposit_and_wait(format!("all_to_all of {} values", values.len()), values.to_vec())?;
         for (i, deposit) in all.iter().enumerate() {
-            out[i * part..(i + 1) * part].copy_from_slice(&deposit.values[self.rank.0 * part..][..part]);
+            out[i * part_len..(i + 1) * part_len]
+                .copy_from_slice(&deposit.values[self.rank.0 * part_len..][..part_len]);
         }
         Ok(())
     }

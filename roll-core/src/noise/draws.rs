@@ -76,9 +76,10 @@ fn torch_randn(seed: u32, n: usize) -> Vec<f32> {
         }
     };
     let mut values: Vec<f32> = (0..n.max(16)).map(|_| uniform()).collect();
-    let whole = values.len() / 16 * 16;
-    values[..whole].chunks_exact_mut(16).for_each(block);
-    if whole != values.len() {
+    let in_blocks = values.len() / 16 * 16;
+    values[..in_blocks].chunks_exact_mut(16).for_each(block);
+    // If the last block is not full, torch draws the last sixteen values again, with some of the block before.
+    if in_blocks != values.len() {
         let tail = values.len() - 16;
         values[tail..].iter_mut().for_each(|v| *v = uniform());
         block(&mut values[tail..]);

@@ -57,7 +57,7 @@ impl Noise {
         self
     }
 
-    /// The seed, and that of the fixed latents: both make the same source again.
+    /// The seed, and the seed of the fixed latents, if they are fixed. An equal source can be made from the two.
     pub fn keys(&self) -> (u64, Option<u32>) {
         (self.seed, self.fixed)
     }

@@ -29,10 +29,10 @@ const ARCHITECTURE: &CStr = c"--gpu-architecture=compute_80";
 /// `newest`, the CUDA that the driver supports (12040 is 12.4). The check runs once per process.
 pub fn usable(newest: c_int) -> Result<(), String> {
     static FOUND: OnceLock<Result<(), String>> = OnceLock::new();
-    FOUND.get_or_init(|| tried(newest)).clone()
+    FOUND.get_or_init(|| check(newest)).clone()
 }
 
-fn tried(newest: c_int) -> Result<(), String> {
+fn check(newest: c_int) -> Result<(), String> {
     let Ok((library, _)) = first(&KNOWN) else { return Err(missing()) };
     let path = cubecl::cuda::install::cuda_path().unwrap_or_else(|| "/usr/local/cuda".into()).join("include");
     if let Some(header) = HEADERS.into_iter().find(|header| !path.join(header).exists()) {

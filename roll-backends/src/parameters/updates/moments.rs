@@ -29,7 +29,7 @@ impl DeviceMoments {
         upload(values.to_vec(), &self.device)
     }
 
-    /// Updates the moments and returns the updated parameters. Without a gradient the moments decay all the same.
+    /// Updates the moments and returns the updated parameters. No gradient means zeros; the moments then decay.
     pub(super) fn update(
         &mut self,
         parameters: Tensor<1>,

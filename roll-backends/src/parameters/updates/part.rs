@@ -9,8 +9,8 @@ use super::super::download;
 use super::FlatTensor;
 use super::moments::DeviceMoments;
 
-/// The elements of several tensors, concatenated: one kernel updates them, with one copy in for gradients and one out
-/// for values.
+/// The elements of several tensors, concatenated. One kernel updates them all; their gradients are copied to the device
+/// at once, and the updated values to the host.
 pub(super) struct UpdatedPart {
     ranges: Vec<TensorRange>,
     moments: DeviceMoments,
@@ -30,27 +30,28 @@ impl UpdatedPart {
             return Err(Error::Misuse(format!("the range {which:?} is not within the {all} flat parameters")));
         };
         let moments = DeviceMoments::zeros(which.len(), first.device());
-        let (mut ranges, mut at) = (Vec::new(), 0);
+        let (mut ranges, mut tensor_at) = (Vec::new(), 0);
         for tensor in tensors {
-            let [start, end] = [which.start, which.end].map(|bound| bound.clamp(at, at + tensor.len) - at);
-            at += tensor.len;
+            // The intersection of `which` with the tensor, counted from the tensor's first element.
+            let in_tensor = |position: usize| position.clamp(tensor_at, tensor_at + tensor.len) - tensor_at;
+            let (start, end) = (in_tensor(which.start), in_tensor(which.end));
             if start < end {
                 ranges.push(TensorRange { tensor: tensor.clone(), elements: start..end });
             }
+            tensor_at += tensor.len;
         }
         Ok(Self { ranges, moments })
     }
 
     fn check_len(&self, found: usize) -> Result<()> {
-        match found == self.moments.len() {
-            true => Ok(()),
-            false => {
-                let expected = format!("[{}]", self.moments.len());
-                Err(Error::shape("a part of the flat parameters", expected, &[found]))
-            }
+        if found != self.moments.len() {
+            let expected = format!("[{}]", self.moments.len());
+            return Err(Error::shape("a part of the flat parameters", expected, &[found]));
         }
+        Ok(())
     }
 
+    /// The parameters of the part, concatenated.
     fn value(&self) -> Result<Tensor<1>> {
         let mut values = self.ranges.iter().map(TensorRange::value).collect::<Result<Vec<_>>>()?;
         Ok(match values.len() {
@@ -63,10 +64,10 @@ impl UpdatedPart {
 impl TensorRange {
     fn value(&self) -> Result<Tensor<1>> {
         let value = self.tensor.value()?;
-        Ok(match self.elements.len() == self.tensor.len {
-            true => value,
-            false => value.narrow(0, self.elements.start, self.elements.len()),
-        })
+        if self.elements.len() == self.tensor.len {
+            return Ok(value);
+        }
+        Ok(value.narrow(0, self.elements.start, self.elements.len()))
     }
 }
 

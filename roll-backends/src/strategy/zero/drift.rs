@@ -1,4 +1,4 @@
-//! Checks that all ranks hold the same parameters.
+//! Checks that all ranks hold the same parameters: each rank sends checksums, and differing ones are an error.
 
 use roll_core::{Communicator, Model, ParameterSpec, Result};
 
@@ -8,14 +8,15 @@ use crate::BackendError;
 
 /// Fails unless every rank trains the same parameters, by name and shape.
 pub(super) fn same_parameters(specs: &[ParameterSpec], ranks: &dyn Communicator) -> Result<()> {
-    let names: String = specs.iter().map(|s| format!("{} {:?}\n", s.name, s.shape)).collect();
-    let own = [specs.len() as u64, checksum(names.bytes().map(u32::from))];
-    let all = ranks.all_gather_bytes(&own.map(u64::to_le_bytes).concat())?;
-    let count = |bytes: &[u8]| bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-    match all.iter().position(|other| other != &all[0]) {
+    let names_and_shapes: String = specs.iter().map(|s| format!("{} {:?}\n", s.name, s.shape)).collect();
+    let own_message = [specs.len() as u64, checksum(names_and_shapes.bytes().map(u32::from))];
+    let messages = ranks.all_gather_bytes(&own_message.map(u64::to_le_bytes).concat())?;
+    let count = |message: &[u8]| message.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    match messages.iter().position(|message| message != &messages[0]) {
         None => Ok(()),
         Some(rank) => {
-            Err(BackendError::OtherParameters { rank, found: count(&all[rank]), expected: count(&all[0]) }.into())
+            let (found, expected) = (count(&messages[rank]), count(&messages[0]));
+            Err(BackendError::OtherParameters { rank, found, expected }.into())
         }
     }
 }
@@ -31,21 +32,26 @@ pub(super) fn same_values(
     if ranks.world_size() == 1 {
         return Ok(());
     }
-    let mut values = ParameterAccess::open(model)?;
-    let mut own = Vec::with_capacity(8 * specs.len());
+    let mut parameters = ParameterAccess::open(model)?;
+    // One checksum of eight bytes per tensor.
+    let mut own_checksums = Vec::with_capacity(8 * specs.len());
     for bucket in partition.buckets() {
-        let read = values.read(bucket)?;
-        let mut rest = read.as_slice();
+        let values = parameters.read(bucket)?;
+        let mut rest = values.as_slice();
         for spec in &specs[bucket.specs.clone()] {
-            let (head, tail) = rest.split_at(spec.len());
+            let (tensor, tail) = rest.split_at(spec.len());
             rest = tail;
-            own.extend(checksum(head.iter().map(|v| v.to_bits())).to_le_bytes());
+            own_checksums.extend(checksum(tensor.iter().map(|v| v.to_bits())).to_le_bytes());
         }
     }
-    let all = ranks.all_gather_bytes(&own)?;
-    let differs =
-        |spec: usize| all.iter().position(|other| other[8 * spec..8 * spec + 8] != all[0][8 * spec..8 * spec + 8]);
-    let differing: Vec<(usize, usize)> = (0..specs.len()).filter_map(|i| Some((i, differs(i)?))).collect();
+    let checksums_by_rank = ranks.all_gather_bytes(&own_checksums)?;
+    let first_differing_rank = |spec: usize| {
+        let of_tensor = 8 * spec..8 * spec + 8;
+        let of_rank_0 = &checksums_by_rank[0][of_tensor.clone()];
+        checksums_by_rank.iter().position(|checksums| &checksums[of_tensor.clone()] != of_rank_0)
+    };
+    let differing: Vec<(usize, usize)> =
+        (0..specs.len()).filter_map(|spec| Some((spec, first_differing_rank(spec)?))).collect();
     match differing.first() {
         None => Ok(()),
         Some((spec, rank)) => {
@@ -58,8 +64,9 @@ pub(super) fn same_values(
 /// A checksum that differs whenever a single word differs: each word is multiplied by its own odd number, which is
 /// invertible.
 fn checksum(words: impl Iterator<Item = u32>) -> u64 {
-    let term =
-        |(i, word): (usize, u32)| u64::from(word).wrapping_mul((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    // 2^64 over the golden ratio, whose multiples are spread evenly.
+    const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+    let term = |(i, word): (usize, u32)| u64::from(word).wrapping_mul((i as u64).wrapping_mul(SPREAD) | 1);
     words.enumerate().map(term).fold(0, u64::wrapping_add)
 }
 

@@ -1,4 +1,5 @@
-//! The sums of gradients over samples and ranks.
+//! The sums of gradients over samples and ranks, in host memory. They are reduced bucket by bucket, as a service of the
+//! ranks (see `overlap`), because ranks come to a bucket at different times.
 
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex};
@@ -15,12 +16,21 @@ use crate::sync::lock;
 pub(super) struct Gradients {
     partition: Arc<Partition>,
     replicated: bool,
+    /// All padded buckets if replicated, else all shards of this rank.
     sums: Mutex<Vec<f32>>,
+}
+
+/// The sums of a bucket that a caller reads; see [`Gradients::with`].
+pub(super) enum BucketSums {
+    /// The whole padded bucket.
+    Whole,
+    /// The shard of this rank.
+    ShardOf(usize),
 }
 
 impl Gradients {
     pub(super) fn new(partition: Arc<Partition>, replicated: bool) -> Self {
-        let length = if replicated { partition.padded() } else { partition.shard() };
+        let length = if replicated { partition.padded_len() } else { partition.shards_len() };
         Self { partition, replicated, sums: Mutex::new(vec![0.0; length]) }
     }
 
@@ -28,7 +38,7 @@ impl Gradients {
         clear(&mut lock(&self.sums));
     }
 
-    /// Adds the gradients of `model`, which is on the only rank: its shards are the flat layout.
+    /// Adds the gradients of `model` without a reduction, for a job of one rank, where the sums have the flat layout.
     pub(super) fn take(&self, model: &mut dyn Model) -> Result<()> {
         model.take_gradients(&mut lock(&self.sums))
     }
@@ -37,58 +47,57 @@ impl Gradients {
         scale(&mut lock(&self.sums), factor);
     }
 
-    /// The sum of squares over all ranks: the sum of each rank's shards, bucket by bucket, added in the order of the
-    /// ranks. Bit-identical whether the sums are sharded or not.
+    /// The sum of squares of all elements. It is computed for the shards of each rank, bucket by bucket, and then added
+    /// in the order of the ranks, so that it is bit-identical whether the sums are sharded or not.
     pub(super) fn sum_of_squares(&self, ranks: &dyn Communicator) -> Result<f64> {
         let sums = lock(&self.sums);
         let buckets = self.partition.buckets();
-        let squares = match self.replicated {
-            true => (0..self.partition.world())
-                .map(|rank| buckets.iter().map(|b| sum_of_squares(&sums[b.padded_own(rank)])).sum())
-                .collect(),
-            false => {
-                let own: f64 = buckets.iter().map(|b| sum_of_squares(&sums[b.in_shard()])).sum();
-                ranks.all_gather_f64(own)?
-            }
+        let squares_by_rank = if self.replicated {
+            let of_rank =
+                |rank| -> f64 { buckets.iter().map(|b| sum_of_squares(&sums[b.padded_shard_of(rank)])).sum() };
+            (0..self.partition.world()).map(of_rank).collect()
+        } else {
+            let own: f64 = buckets.iter().map(|b| sum_of_squares(&sums[b.in_own_shards()])).sum();
+            ranks.all_gather_f64(own)?
         };
-        Ok(squares.iter().sum())
+        Ok(squares_by_rank.iter().sum())
     }
 
-    /// Calls `f` with the sums of bucket `bucket`: the whole padded bucket if `whole` and the sums are replicated, else
-    /// the shard of `rank`.
-    pub(super) fn with<T>(&self, bucket: usize, rank: usize, whole: bool, f: impl FnOnce(&[f32]) -> T) -> T {
+    /// Calls `f` with sums of bucket `number`. Sharded sums have only the shard of this rank, which is what `f` then
+    /// gets in any case.
+    pub(super) fn with<T>(&self, number: usize, which: BucketSums, f: impl FnOnce(&[f32]) -> T) -> T {
         let sums = lock(&self.sums);
-        let bucket = &self.partition.buckets()[bucket];
-        f(match (self.replicated, whole) {
-            (true, true) => &sums[bucket.padded_at..bucket.padded_at + bucket.part * self.partition.world()],
-            (true, false) => &sums[bucket.padded_own(rank)],
-            (false, _) => &sums[bucket.in_shard()],
+        let bucket = &self.partition.buckets()[number];
+        f(match (self.replicated, which) {
+            (true, BucketSums::Whole) => {
+                &sums[bucket.padded_at..bucket.padded_at + bucket.shard_len * self.partition.world()]
+            }
+            (true, BucketSums::ShardOf(rank)) => &sums[bucket.padded_shard_of(rank)],
+            (false, _) => &sums[bucket.in_own_shards()],
         })
     }
 }
 
 impl Service for Gradients {
-    /// Reduces bucket `number`; a rank without a contribution adds zeros.
+    /// Sums the contributions of all ranks to bucket `number`, and adds the result to the sums of gradients. A rank
+    /// without a contribution adds zeros.
     fn serve(&self, ranks: &dyn Communicator, [number, _]: [u32; 2], contribution: Option<&[f32]>) -> Result<Vec<f32>> {
         let bucket = self.partition.buckets().get(number as usize).ok_or_else(|| {
             Error::Misuse(format!("there is no bucket {number} of gradients: the ranks train different models"))
         })?;
         let world = self.partition.world();
         let add = |sums: &mut [f32], values: &[f32]| sums.iter_mut().zip(values).for_each(|(sum, v)| *sum += v);
-        let zeros = || Cow::Owned(vec![0.0; bucket.part * world]);
+        let zeros = || Cow::Owned(vec![0.0; bucket.shard_len * world]);
         let contribution = contribution.map_or_else(zeros, Cow::Borrowed);
         // The sums are locked after the collective, so that a call that clears them does not wait for other ranks.
-        match self.replicated {
-            true => {
-                let mut values = contribution.into_owned();
-                ranks.all_reduce(&mut values)?;
-                add(&mut lock(&self.sums)[bucket.padded_at..bucket.padded_at + values.len()], &values);
-            }
-            false => {
-                let mut part = vec![0.0; bucket.part];
-                ranks.reduce_scatter(&contribution, &mut part)?;
-                add(&mut lock(&self.sums)[bucket.in_shard()], &part);
-            }
+        if self.replicated {
+            let mut values = contribution.into_owned();
+            ranks.all_reduce(&mut values)?;
+            add(&mut lock(&self.sums)[bucket.padded_at..bucket.padded_at + values.len()], &values);
+        } else {
+            let mut shard = vec![0.0; bucket.shard_len];
+            ranks.reduce_scatter(&contribution, &mut shard)?;
+            add(&mut lock(&self.sums)[bucket.in_own_shards()], &shard);
         }
         Ok(Vec::new())
     }

@@ -9,9 +9,9 @@
 //! started in that order, whether during the pass or after it (`reducer.rs`).
 //!
 //! Every stage computes the same bits: sums run over the ranks in their order whichever rank holds them, AdamW is
-//! elementwise, and the gradient norm is summed shard by shard. Another number of ranks sums in another order and
-//! differs by rounding. A rank alone that updates on the parameters' device sums its gradients
-//! there, and differs by rounding too.
+//! elementwise, and the gradient norm is summed shard by shard. Another number of ranks sums in another order, and the
+//! result differs by rounding. It also differs by rounding if a single rank updates on the parameters' device, because
+//! the gradients are then summed there.
 
 #[cfg(test)]
 mod device_tests;
@@ -45,10 +45,11 @@ use optimizer_state::{OptimizerState, Update};
 
 const NAME: &str = "zero";
 
-/// The strategy `zero`; with one rank alone also the strategy `single`.
+/// The strategy `zero`, and with a single rank also the strategy `single`.
 pub struct Zero {
     options: ZeroOptions,
     ranks: Arc<OverlappedRanks>,
+    /// The same ranks, with the groups of sequence parallelism.
     groups: StrategyRanks,
     attached: Option<Attached>,
 }
@@ -77,13 +78,13 @@ impl Zero {
 
     /// The strategy of one process, without a model: nothing is sharded, and all parameters are one bucket.
     pub(super) fn alone(optimizer_on: OptimizerLocation) -> Self {
-        let (stage, most) = (0, usize::MAX);
+        let unlimited = usize::MAX;
         let options = ZeroOptions {
-            stage,
+            stage: 0,
             optimizer_on,
-            reduce_bucket_size: most,
-            allgather_bucket_size: most,
-            sub_group_size: most,
+            reduce_bucket_size: unlimited,
+            allgather_bucket_size: unlimited,
+            sub_group_size: unlimited,
             ..ZeroOptions::default()
         };
         let ranks = OverlappedRanks::of(Arc::new(SingleRank));
@@ -116,8 +117,10 @@ impl Strategy for Zero {
 
     fn before_last_pull(&mut self, model: &mut dyn Model) -> Result<()> {
         let overlaps = self.ranks.overlaps();
-        // The remaining gradients can only be taken bucket by bucket if the model has parts.
-        if let Some(reducer) = self.attached()?.state.reducer().filter(|_| overlaps)
+        let attached = self.attached()?;
+        // The model needs parts, so that the gradients that are not delivered can be taken bucket by bucket.
+        if overlaps
+            && let Some(reducer) = attached.state.reducer()
             && let Some(parts) = model.parts()
             && parts.deliver_gradients(Some(reducer.clone()))
         {
@@ -150,14 +153,14 @@ impl Strategy for Zero {
             state.clear();
             return Ok(StrategyReport { grad_norm, clipped: false, applied: false });
         }
-        let coefficient = clip_coefficient(grad_norm, *max_grad_norm);
+        let clip = clip_coefficient(grad_norm, *max_grad_norm);
         *updates += 1;
-        state.update(model, &Update { optimizer, step: *updates, learning_rate, scale: [scale, coefficient] })?;
+        state.update(model, &Update { optimizer, step: *updates, learning_rate, scale, clip })?;
         state.clear();
         if check_every > 0 && updates.is_multiple_of(check_every) {
             drift::same_values(model, specs, partition, ranks.as_ref(), *updates)?;
         }
-        Ok(StrategyReport { grad_norm, clipped: coefficient < 1.0, applied: true })
+        Ok(StrategyReport { grad_norm, clipped: clip < 1.0, applied: true })
     }
 
     fn ranks(&self) -> &StrategyRanks {

@@ -1,4 +1,10 @@
 //! The sums of gradients and the optimizer state of a rank, on the parameters' device or in host memory.
+//!
+//! | ranks   | stage  | sums of gradients | moments, on the device or in host memory      |
+//! |---------|--------|-------------------|-----------------------------------------------|
+//! | one     | any    | as the moments    | of all parameters                             |
+//! | several | 0      | in host memory    | of all parameters, on every rank              |
+//! | several | 1 to 3 | in host memory    | of the rank's shard of each bucket            |
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -7,7 +13,7 @@ use std::sync::Arc;
 use roll_core::{AdamUpdate, Communicator, DeviceUpdates, Model, ParameterSpec, Result, StateDict};
 
 use super::ZeroOptions;
-use super::gradients::Gradients;
+use super::gradients::{BucketSums, Gradients};
 use super::parameter_access::ParameterAccess;
 use super::partition::{Bucket, Partition};
 use super::reducer::GradientReducer;
@@ -18,10 +24,10 @@ use crate::strategy::saved::{self, SavedOptimizerState};
 
 /// Sums of gradients, and AdamW's moments.
 pub(super) enum OptimizerState {
-    /// Moments of all parameters on their device. A rank alone sums its gradients there too; nothing passes through
-    /// host memory.
+    /// The device has the moments of all parameters. A single rank sums its gradients there too (`sums` is `None`), and
+    /// nothing passes through host memory.
     Device { updates: Box<dyn DeviceUpdates>, sums: Option<HostSums> },
-    /// Moments of each bucket: of all its parameters at stage 0, else of the rank's shard.
+    /// One [`Shard`] per bucket has the moments: of the whole bucket at stage 0, else of the rank's shard of it.
     Shards { shards: Vec<Shard>, sums: HostSums },
 }
 
@@ -30,20 +36,23 @@ pub(super) struct HostSums {
     partition: Arc<Partition>,
     gradients: Arc<Gradients>,
     ranks: Arc<OverlappedRanks>,
-    /// Reduces the gradients of several ranks.
+    /// Reduces the gradients of several ranks; `None` for a single rank.
     reducer: Option<Arc<GradientReducer>>,
-    /// Whether every rank updates all parameters, rather than its shards.
-    replicated: bool,
+    /// Whether every rank updates all parameters (stage 0), rather than its shards.
+    updates_all: bool,
 }
 
-/// An update, whose gradients are multiplied by both factors of `scale`; host sums have been multiplied by the first
-/// one already ([`OptimizerState::norm`]).
+/// The arguments of an update. Gradients are multiplied by `scale` and by `clip`; sums in host memory have been
+/// multiplied by `scale` before ([`OptimizerState::norm`]).
 pub(super) struct Update<'a> {
     pub(super) optimizer: &'a AdamW,
     /// Number of this update, from 1 on.
     pub(super) step: u64,
     pub(super) learning_rate: f64,
-    pub(super) scale: [f64; 2],
+    /// Factor for the mean over samples.
+    pub(super) scale: f64,
+    /// Factor that clips the gradient.
+    pub(super) clip: f64,
 }
 
 impl OptimizerState {
@@ -54,32 +63,42 @@ impl OptimizerState {
         partition: &Arc<Partition>,
         ranks: &Arc<OverlappedRanks>,
     ) -> Result<Self> {
-        let alone = ranks.world_size() == 1;
-        let whole = options.stage == 0 || alone;
+        let is_single_rank = ranks.world_size() == 1;
+        let updates_all = options.stage == 0 || is_single_rank;
         let all = model.parameter_count();
-        let count = if whole { all } else { partition.shard() };
-        let updates = options.optimizer_location().updates(model, count)?;
-        if updates.is_some() {
+        let count = if updates_all { all } else { partition.shards_len() };
+        let device_updates = options.optimizer_location().updates(model, count)?;
+        if device_updates.is_some() {
             tracing::info!("AdamW updates the parameters on the device they are on: {count} of {all} on this rank");
         }
-        if let Some(updates) = updates {
-            if whole {
-                let sums = (!alone).then(|| HostSums::zeros(options, model.parameters(), partition, ranks));
-                return Ok(Self::Device { updates, sums });
+        let host_sums = || HostSums::zeros(options, model.parameters(), partition, ranks);
+        let buckets = partition.buckets().iter();
+        match device_updates {
+            // On the device, all parameters.
+            Some(updates) if updates_all => {
+                let sums = (!is_single_rank).then(host_sums);
+                Ok(Self::Device { updates, sums })
             }
-            let sums = HostSums::zeros(options, model.parameters(), partition, ranks);
-            let part = |bucket: &Bucket| {
-                let Range { start, end } = sums.own(bucket);
-                updates.part(bucket.flat_at + start..bucket.flat_at + end).map(Shard::Device)
-            };
-            let shards = partition.buckets().iter().map(part).collect::<Result<_>>()?;
-            return Ok(Self::Shards { shards, sums });
+            // On the device, this rank's shard of each bucket.
+            Some(updates) => {
+                let sums = host_sums();
+                let shard = |bucket: &Bucket| {
+                    let Range { start, end } = sums.own(bucket);
+                    updates.part(bucket.flat_at + start..bucket.flat_at + end).map(Shard::Device)
+                };
+                let shards = buckets.map(shard).collect::<Result<_>>()?;
+                Ok(Self::Shards { shards, sums })
+            }
+            // In host memory.
+            None => {
+                let sums = host_sums();
+                let shards = buckets.map(|bucket| Shard::in_host_memory(sums.own(bucket).len())).collect();
+                Ok(Self::Shards { shards, sums })
+            }
         }
-        let sums = HostSums::zeros(options, model.parameters(), partition, ranks);
-        let shards = partition.buckets().iter().map(|bucket| Shard::in_host_memory(sums.own(bucket).len())).collect();
-        Ok(Self::Shards { shards, sums })
     }
 
+    /// The sums in host memory, if they are there.
     fn sums(&self) -> Option<&HostSums> {
         match self {
             Self::Device { sums, .. } => sums.as_ref(),
@@ -98,7 +117,7 @@ impl OptimizerState {
             Self::Device { sums: Some(sums), .. } | Self::Shards { sums, .. } => sums.accumulate(model),
             Self::Device { updates, sums: None } => match model.parts().and_then(|parts| parts.device_updates()) {
                 Some(_) => updates.accumulate(),
-                // A wrapper of the model may keep gradients in host memory.
+                // The model is a wrapper that collects its gradients in host memory.
                 None => {
                     let mut gradients = vec![0.0; model.parameter_count()];
                     model.take_gradients(&mut gradients)?;
@@ -116,7 +135,8 @@ impl OptimizerState {
         }
     }
 
-    /// The norm of the gradient over all ranks, times `scale`. Host sums are multiplied by `scale`.
+    /// The norm of the gradient over all ranks, times `scale`. Sums in host memory are multiplied by `scale`; sums on
+    /// the device are not, and are scaled by [`OptimizerState::update`].
     pub(super) fn norm(&mut self, scale: f64) -> Result<f64> {
         Ok(match self {
             Self::Device { sums: Some(sums), .. } | Self::Shards { sums, .. } => {
@@ -129,27 +149,30 @@ impl OptimizerState {
 
     /// Updates moments and parameters by the sums.
     pub(super) fn update(&mut self, model: &mut dyn Model, update: &Update<'_>) -> Result<()> {
-        let Update { optimizer, step, learning_rate, scale } = *update;
+        let Update { optimizer, step, learning_rate, scale, clip } = *update;
         if let Some(sums) = self.sums() {
-            sums.gradients.scale(scale[1]);
+            sums.gradients.scale(clip);
         }
-        let scaled = optimizer.coefficients(step, learning_rate, [1.0; 2]);
+        // Sums in host memory now have both factors.
+        let for_host_sums = optimizer.coefficients(step, learning_rate, [1.0; 2]);
         match self {
-            Self::Shards { shards, sums } => sums.update(model, shards, &scaled),
+            Self::Shards { shards, sums } => sums.update(model, shards, &for_host_sums),
             Self::Device { updates, sums: Some(sums) } => {
                 updates.discard();
                 updates.add(&sums.all())?;
-                updates.update(&scaled)
+                updates.update(&for_host_sums)
             }
-            Self::Device { updates, sums: None } => updates.update(&optimizer.coefficients(step, learning_rate, scale)),
+            Self::Device { updates, sums: None } => {
+                updates.update(&optimizer.coefficients(step, learning_rate, [scale, clip]))
+            }
         }
     }
 
-    /// Adds the moments of all ranks to `state`, on rank 0; must be called by all ranks.
+    /// Adds the moments of all parameters to `state` on rank 0. Must be called by all ranks.
     pub(super) fn save(&self, specs: &[ParameterSpec], state: &mut StateDict) -> Result<()> {
-        let saves = self.sums().is_none_or(|sums| sums.ranks.rank().0 == 0);
+        let is_rank_0 = self.sums().is_none_or(|sums| sums.ranks.rank().0 == 0);
         match self {
-            Self::Device { updates, .. } if saves => {
+            Self::Device { updates, .. } if is_rank_0 => {
                 saved::save_part(state, specs, updates.read_moments()?.each_ref().map(Vec::as_slice))
             }
             Self::Device { .. } => Ok(()),
@@ -157,7 +180,7 @@ impl OptimizerState {
                 for (bucket, shard) in sums.partition.buckets().iter().zip(shards) {
                     let [first, second] = shard.read()?;
                     let whole = [sums.gather(bucket, first)?, sums.gather(bucket, second)?];
-                    if saves {
+                    if is_rank_0 {
                         saved::save_part(state, &specs[bucket.specs.clone()], whole.each_ref().map(AsRef::as_ref))?;
                     }
                 }
@@ -166,14 +189,14 @@ impl OptimizerState {
         }
     }
 
-    /// Replaces the moments; a rank keeps its shards.
+    /// Replaces the moments: `saved` has those of all parameters, of which a rank keeps its shards.
     pub(super) fn load(&mut self, saved: &SavedOptimizerState<'_>, specs: &[ParameterSpec]) -> Result<()> {
         match self {
             Self::Device { updates, .. } => updates.write_moments(saved.flat(specs)?.each_ref().map(Vec::as_slice)),
             Self::Shards { shards, sums } => {
                 for (bucket, shard) in sums.partition.buckets().iter().zip(shards) {
                     let whole = saved.flat(&specs[bucket.specs.clone()])?;
-                    // Copied, so that the memory of the whole bucket is free again.
+                    // Copied, so that the memory of the whole bucket is freed.
                     shard.write(whole.map(|moments| moments[sums.own(bucket)].to_vec()))?;
                 }
                 Ok(())
@@ -195,7 +218,7 @@ impl HostSums {
             Arc::new(GradientReducer::new(partition.clone(), specs, ranks.clone(), service))
         });
         let (partition, ranks) = (partition.clone(), ranks.clone());
-        Self { partition, gradients, ranks, reducer, replicated: options.stage == 0 }
+        Self { partition, gradients, ranks, reducer, updates_all: options.stage == 0 }
     }
 
     fn accumulate(&self, model: &mut dyn Model) -> Result<()> {
@@ -208,23 +231,23 @@ impl HostSums {
 
     /// The elements of a bucket that this rank updates, without padding.
     fn own(&self, bucket: &Bucket) -> Range<usize> {
-        if self.replicated {
+        if self.updates_all {
             return 0..bucket.len;
         }
-        let Range { start, end } = bucket.own(self.ranks.rank().0);
+        let Range { start, end } = bucket.shard_of(self.ranks.rank().0);
         start.min(bucket.len)..end.min(bucket.len)
     }
 
-    /// Assembles a bucket from this rank's elements of it and those of the other ranks.
-    fn gather<'a>(&self, bucket: &Bucket, own: Cow<'a, [f32]>) -> Result<Cow<'a, [f32]>> {
+    /// Assembles the values of a whole bucket. Each rank passes the values of its own elements ([`HostSums::own`]).
+    fn gather<'a>(&self, bucket: &Bucket, own_values: Cow<'a, [f32]>) -> Result<Cow<'a, [f32]>> {
         let world = self.ranks.world_size();
-        if self.replicated || world == 1 {
-            return Ok(own);
+        if self.updates_all || world == 1 {
+            return Ok(own_values);
         }
-        let mut own = own.into_owned();
-        own.resize(bucket.part, 0.0);
-        let mut whole = vec![0.0; bucket.part * world];
-        self.ranks.all_gather(&own, &mut whole)?;
+        let mut shard = own_values.into_owned();
+        shard.resize(bucket.shard_len, 0.0);
+        let mut whole = vec![0.0; bucket.shard_len * world];
+        self.ranks.all_gather(&shard, &mut whole)?;
         whole.truncate(bucket.len);
         Ok(whole.into())
     }
@@ -232,29 +255,30 @@ impl HostSums {
     /// Updates the parameters of `model`, bucket by bucket.
     fn update(&self, model: &mut dyn Model, shards: &mut [Shard], update: &AdamUpdate) -> Result<()> {
         let rank = self.ranks.rank().0;
-        // Read again: a checkpoint or an import may have replaced the parameters since the last step.
-        let mut values = ParameterAccess::open(model)?;
+        // Read at each update, because a checkpoint or an import may have replaced the parameters since the last one.
+        let mut parameters = ParameterAccess::open(model)?;
         for (number, (bucket, shard)) in self.partition.buckets().iter().zip(shards).enumerate() {
             let own = self.own(bucket);
-            let read = || {
-                let mut values = values.read(bucket)?;
+            let read_own = || {
+                let mut values = parameters.read(bucket)?;
                 values.truncate(own.end);
                 values.drain(..own.start);
                 Ok(values)
             };
-            let updated = self.gradients.with(number, rank, self.replicated, |gradients| {
-                shard.updated(read, &gradients[..own.len()], update)
-            })?;
-            values.write(bucket, &self.gather(bucket, updated.into())?)?;
+            let which = if self.updates_all { BucketSums::Whole } else { BucketSums::ShardOf(rank) };
+            let updated = self
+                .gradients
+                .with(number, which, |gradients| shard.updated(read_own, &gradients[..own.len()], update))?;
+            parameters.write(bucket, &self.gather(bucket, updated.into())?)?;
         }
-        values.close()
+        parameters.close()
     }
 
-    /// The sums of all parameters, in the flat layout; they must be replicated.
+    /// The sums of all parameters, in the flat layout. Requires that every rank has all sums (stages 0 and 1).
     fn all(&self) -> Vec<f32> {
         let mut all = Vec::new();
         for (number, bucket) in self.partition.buckets().iter().enumerate() {
-            self.gradients.with(number, 0, true, |sums| all.extend_from_slice(&sums[..bucket.len]));
+            self.gradients.with(number, BucketSums::Whole, |sums| all.extend_from_slice(&sums[..bucket.len]));
         }
         all
     }

@@ -14,7 +14,7 @@ use crate::strategy::OptimizerLocation;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ZeroOptions {
-    /// What is sharded over the ranks: 0 nothing, 1 the optimizer state, 2 also the gradients, 3 also the frozen
+    /// What is sharded over the ranks. 0: nothing. 1: the optimizer state. 2: also the gradients. 3: also the frozen
     /// weights, for models that support it (`model.weight_store`).
     #[schemars(range(max = 3))]
     pub stage: u8,
@@ -40,13 +40,13 @@ pub struct ZeroOptions {
     /// Location of the frozen weights at stage 3; no effect below it, as in DeepSpeed.
     pub offload_param: Offload,
     /// Location of AdamW's moments and updates on each rank. `device`: the parameters' device. `host`: host memory.
-    /// `auto`: on GPUs if a rank updates at most 268,435,456 parameters, which is enough for adapters; in host memory
+    /// `auto`: the GPU if a rank updates at most 268,435,456 parameters, which is enough for adapters; host memory
     /// otherwise. Several ranks sum their gradients in host memory in any case.
     pub optimizer_on: OptimizerLocation,
-    /// Ranks that work on one sample, each on its part of the tokens of a pass: for videos whose tokens are too many
-    /// for one GPU (sequence parallelism as in DeepSpeed Ulysses). It must divide the ranks of the job, the heads of
-    /// the transformer and its tokens. Ranks that stand next to each other are a group; every group has samples of its
-    /// own. 1: every rank has.
+    /// Number of ranks that work on one sample, each on its part of the tokens of a pass. This is sequence parallelism
+    /// as in DeepSpeed Ulysses, for videos with too many tokens for one GPU. The number must divide the number of ranks
+    /// of the job, the heads of the transformer and its tokens. Consecutive ranks form a group, and each group has its
+    /// own samples. With 1, each rank has its own samples.
     #[schemars(range(min = 1))]
     pub sequence_parallel_size: usize,
     /// Number of updates between comparisons of the parameters of all ranks; 0 never compares.
@@ -104,7 +104,7 @@ const IDLE: &[IdleKeys] = &[
     IdleKeys { keys: &["strategy.contiguous_gradients"], when: When::Always, because: "buckets are always contiguous" },
 ];
 
-/// Location of data that is not in use.
+/// Where data is kept while it is not used.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Offload {
@@ -130,20 +130,20 @@ pub enum OffloadDevice {
 impl ZeroOptions {
     /// Fails on invalid values and combinations.
     pub(super) fn check(&self) -> Result<()> {
-        let key = |name: &str, problem: String| Err(Error::config(format!("strategy.{name}"), problem));
         check_ranges("strategy", self)?;
         if self.offload_optimizer.device == OffloadDevice::Nvme {
             let problem = "the optimizer's state cannot be kept on disk; `cpu` keeps it in host memory";
-            return key("offload_optimizer.device", problem.into());
+            return Err(Error::config("strategy.offload_optimizer.device", problem));
         }
         if self.optimizer_on == OptimizerLocation::Device && self.optimizer_location() == OptimizerLocation::Host {
             let problem = "`strategy.offload_optimizer.device: cpu` keeps the optimizer's state in host memory: expected \
                            `host` or `auto`, found `device`";
-            return key("optimizer_on", problem.into());
+            return Err(Error::config("strategy.optimizer_on", problem));
         }
         Ok(())
     }
 
+    /// The location of the optimizer's state that follows from `offload_optimizer` and `optimizer_on`.
     pub(super) fn optimizer_location(&self) -> OptimizerLocation {
         match self.offload_optimizer.device {
             OffloadDevice::None => self.optimizer_on,
@@ -151,8 +151,8 @@ impl ZeroOptions {
         }
     }
 
-    /// The placement of frozen weights. As in DeepSpeed, parameters are offloaded at stage 3 only. Streaming needs no
-    /// host memory for them at all and therefore takes precedence over sharding.
+    /// The placement of frozen weights; `None` leaves it to the model. As in DeepSpeed, parameters are offloaded at
+    /// stage 3 only. Streaming takes precedence over sharding, because it needs no host memory for the weights at all.
     pub(super) fn weight_placement(&self) -> Option<WeightPlacement> {
         match (self.offload_param.device, self.stage) {
             (OffloadDevice::Cpu | OffloadDevice::Nvme, 3) => Some(WeightPlacement::Streamed),
@@ -164,6 +164,7 @@ impl ZeroOptions {
     /// The division of memory over the ranks, for a plan.
     pub(super) fn division(&self) -> Division {
         Division {
+            // `zero` trains on every rank of the job, `single` on one.
             all_ranks: true,
             stage: self.stage,
             placement: self.weight_placement(),
@@ -175,6 +176,7 @@ impl ZeroOptions {
         }
     }
 
+    /// Maximum number of elements of a bucket.
     pub(super) fn bucket_size(&self) -> usize {
         self.reduce_bucket_size.min(self.allgather_bucket_size).min(self.sub_group_size)
     }

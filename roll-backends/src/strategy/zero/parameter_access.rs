@@ -1,4 +1,4 @@
-//! Reads and writes a model's parameters bucket by bucket.
+//! Reads and writes a model's parameters bucket by bucket, whether or not the model gives access to single parameters.
 
 use roll_core::{Model, ParameterParts, Result};
 
@@ -18,7 +18,8 @@ pub(super) enum ParameterAccess<'a> {
 impl<'a> ParameterAccess<'a> {
     /// Opens the parameters. Reads all of them if the model has no parts.
     pub(super) fn open(model: &'a mut dyn Model) -> Result<Self> {
-        // `parts` is called twice because a returned borrow would also extend into the other branch.
+        // `parts` is called twice, because the borrow checker extends the borrow of a returned value into the branch
+        // that returns another.
         if model.parts().is_none() {
             let mut values = vec![0.0; model.parameter_count()];
             model.read_parameters(&mut values)?;

@@ -1,4 +1,10 @@
-//! The partition of the flat layout into buckets and shards.
+//! The partition of the flat layout into buckets, and of each bucket into one shard per rank: who owns which elements.
+//!
+//! ```text
+//! flat layout      | bucket 0           | bucket 1         |
+//! padded buckets   | rank 0  | rank 1 . | rank 0 | rank 1 .|      (. is padding)
+//! shards of rank 0 | rank 0  | rank 0 |                           (of bucket 0, of bucket 1)
+//! ```
 
 use std::ops::Range;
 
@@ -8,17 +14,17 @@ use roll_core::ParameterSpec;
 /// after the last parameter make the shards equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bucket {
-    /// Indices of its parameters.
+    /// Indices of the bucket's parameters.
     pub specs: Range<usize>,
     /// Start of the bucket in the flat layout.
     pub flat_at: usize,
     /// Number of elements, without padding.
     pub len: usize,
     /// Number of elements of a shard.
-    pub part: usize,
+    pub shard_len: usize,
     /// Start of the bucket in the concatenation of all padded buckets.
     pub padded_at: usize,
-    /// Start of a rank's shard in the concatenation of all shards of that rank.
+    /// Start of a rank's shard of this bucket in the concatenation of all shards of that rank.
     pub shard_at: usize,
 }
 
@@ -51,9 +57,10 @@ impl Partition {
     }
 
     fn push(&mut self, specs: Range<usize>, len: usize) {
-        let (padded_at, shard_at) = (self.padded(), self.shard());
         let flat_at = self.buckets.last().map_or(0, |b| b.flat_at + b.len);
-        self.buckets.push(Bucket { specs, flat_at, len, part: len.div_ceil(self.world), padded_at, shard_at });
+        let shard_len = len.div_ceil(self.world);
+        let (padded_at, shard_at) = (self.padded_len(), self.shards_len());
+        self.buckets.push(Bucket { specs, flat_at, len, shard_len, padded_at, shard_at });
     }
 
     /// The buckets, in the order of their parameters.
@@ -67,31 +74,31 @@ impl Partition {
     }
 
     /// Number of elements of all padded buckets.
-    pub fn padded(&self) -> usize {
-        self.shard() * self.world
+    pub fn padded_len(&self) -> usize {
+        self.shards_len() * self.world
     }
 
     /// Number of elements of all shards of a rank.
-    pub fn shard(&self) -> usize {
-        self.buckets.last().map_or(0, |b| b.shard_at + b.part)
+    pub fn shards_len(&self) -> usize {
+        self.buckets.last().map_or(0, |b| b.shard_at + b.shard_len)
     }
 }
 
 impl Bucket {
     /// The range of the shard of `rank` in the padded bucket.
-    pub fn own(&self, rank: usize) -> Range<usize> {
-        rank * self.part..(rank + 1) * self.part
+    pub fn shard_of(&self, rank: usize) -> Range<usize> {
+        rank * self.shard_len..(rank + 1) * self.shard_len
     }
 
     /// The range of the shard of `rank` in the concatenation of all padded buckets.
-    pub fn padded_own(&self, rank: usize) -> Range<usize> {
-        let Range { start, end } = self.own(rank);
+    pub fn padded_shard_of(&self, rank: usize) -> Range<usize> {
+        let Range { start, end } = self.shard_of(rank);
         self.padded_at + start..self.padded_at + end
     }
 
-    /// The range of a rank's shard in the concatenation of its shards.
-    pub fn in_shard(&self) -> Range<usize> {
-        self.shard_at..self.shard_at + self.part
+    /// The range of a rank's shard of this bucket in the concatenation of all shards of that rank.
+    pub fn in_own_shards(&self) -> Range<usize> {
+        self.shard_at..self.shard_at + self.shard_len
     }
 }
 
@@ -117,15 +124,15 @@ mod tests {
                 let before: usize = specs[..bucket.specs.start].iter().map(ParameterSpec::len).sum();
                 assert_eq!(before, bucket.flat_at);
                 assert!(len <= size || bucket.specs.len() == 1);
-                assert!(bucket.part * world >= len && bucket.part * world < len + world);
+                assert!(bucket.shard_len * world >= len && bucket.shard_len * world < len + world);
             }
             assert_eq!(next, specs.len());
-            assert!(partition.padded() < 122 + world * partition.buckets().len());
+            assert!(partition.padded_len() < 122 + world * partition.buckets().len());
         }
     }
 
     #[test]
     fn an_empty_model_has_no_buckets() {
-        assert_eq!(Partition::new(&[], 8, 2).padded(), 0);
+        assert_eq!(Partition::new(&[], 8, 2).padded_len(), 0);
     }
 }

@@ -1,4 +1,5 @@
-//! Collects gradients during a backward pass and starts their reduction.
+//! Collects the gradients that a model delivers during a backward pass, and starts the reduction of each bucket as soon
+//! as its gradients are complete, so that it overlaps the rest of the pass.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -11,12 +12,12 @@ use crate::sync::lock;
 
 /// Collects gradients into buckets and starts the reduction of each bucket when it is complete.
 ///
-/// Reductions always start from the last bucket to the first, even if an earlier bucket is complete first. If the order
-/// differed between ranks, other buckets would be paired, and sums over several samples would round differently from
-/// run to run.
+/// Reductions always start in the same order, from the last bucket to the first, even if an earlier bucket is complete
+/// first. If the order differed between ranks, a reduction would pair different buckets of them, and sums over several
+/// samples would round differently from run to run.
 pub(super) struct GradientReducer {
     partition: Arc<Partition>,
-    /// The bucket of each parameter, and its offset and length there.
+    /// The place of each parameter in its bucket.
     slots: Vec<BucketSlot>,
     ranks: Arc<OverlappedRanks>,
     /// Number of the gradient service among the services of the ranks.
@@ -24,7 +25,9 @@ pub(super) struct GradientReducer {
     state: Mutex<ReducerState>,
 }
 
+/// The elements of a parameter in a bucket.
 struct BucketSlot {
+    /// Number of the bucket.
     bucket: usize,
     start: usize,
     len: usize,
@@ -36,9 +39,10 @@ struct ReducerState {
     open: bool,
     /// Incomplete buckets, by number.
     filling: BTreeMap<usize, PartialBucket>,
-    /// Buckets with smaller numbers have not been started.
-    next: usize,
-    /// Gradients that arrive after their bucket's reduction was started: of parameters that are used more than once.
+    /// The reductions of the buckets `0..unstarted` have not been started.
+    unstarted: usize,
+    /// By bucket, gradients that arrived after the bucket's reduction was started. They belong to parameters that a
+    /// pass uses more than once.
     late: BTreeMap<usize, Vec<f32>>,
     failed: Option<Error>,
 }
@@ -67,10 +71,10 @@ impl GradientReducer {
         Self { partition, slots, ranks, service, state: Mutex::default() }
     }
 
-    /// Accepts gradients from now on: they are the last ones of their parameters in this step.
+    /// Accepts gradients from now on, which must be the last ones of their parameters in this step.
     pub(super) fn open(&self) {
         *lock(&self.state) =
-            ReducerState { open: true, next: self.partition.buckets().len(), ..ReducerState::default() };
+            ReducerState { open: true, unstarted: self.partition.buckets().len(), ..ReducerState::default() };
     }
 
     /// Drops the gradients that have arrived and accepts no more.
@@ -81,29 +85,32 @@ impl GradientReducer {
     /// Takes the remaining gradients out of the model, and starts the reductions that have not been started. Fails with
     /// the first error of a reduction.
     pub(super) fn finish(&self, model: &mut dyn Model) -> Result<()> {
-        let ReducerState { open, mut filling, next, late, failed } = std::mem::take(&mut *lock(&self.state));
+        let ReducerState { open, mut filling, unstarted, late, failed } = std::mem::take(&mut *lock(&self.state));
         if let Some(error) = failed {
             return Err(error);
         }
         let buckets = self.partition.buckets();
-        let next = if open { next } else { buckets.len() };
-        let mut whole = None;
-        for number in (0..next).rev() {
+        // Without overlap, the reducer was never opened and no reduction has been started.
+        let unstarted = if open { unstarted } else { buckets.len() };
+        // All gradients of a model without parts, taken once.
+        let mut all_gradients = None;
+        for number in (0..unstarted).rev() {
             let bucket = &buckets[number];
             let mut values = match filling.remove(&number) {
                 Some(filling) => filling.values,
-                None => self.empty(number),
+                None => self.zeros(number),
             };
             match model.parts() {
                 Some(parts) => parts.take_gradients_part(bucket.specs.clone(), &mut values[..bucket.len])?,
                 None => {
-                    if whole.is_none() {
-                        let mut all = vec![0.0; model.parameter_count()];
-                        model.take_gradients(&mut all)?;
-                        whole = Some(all);
+                    if all_gradients.is_none() {
+                        let mut taken = vec![0.0; model.parameter_count()];
+                        model.take_gradients(&mut taken)?;
+                        all_gradients = Some(taken);
                     }
-                    let all = whole.as_deref().unwrap_or_default();
-                    values[..bucket.len].copy_from_slice(&all[bucket.flat_at..bucket.flat_at + bucket.len]);
+                    let all_gradients = all_gradients.as_deref().unwrap_or_default();
+                    let gradients = &all_gradients[bucket.flat_at..bucket.flat_at + bucket.len];
+                    values[..bucket.len].copy_from_slice(gradients);
                 }
             }
             self.reduce(number, values)?;
@@ -111,13 +118,14 @@ impl GradientReducer {
         late.into_iter().rev().try_for_each(|(number, values)| self.reduce(number, values))
     }
 
+    /// Queues the reduction of a padded bucket; see `Gradients::serve`.
     fn reduce(&self, bucket: usize, values: Vec<f32>) -> Result<()> {
         self.ranks.begin(self.service, [bucket as u32, 0], values)
     }
 
     /// Zeros of the size of a padded bucket.
-    fn empty(&self, bucket: usize) -> Vec<f32> {
-        vec![0.0; self.partition.buckets()[bucket].part * self.partition.world()]
+    fn zeros(&self, bucket: usize) -> Vec<f32> {
+        vec![0.0; self.partition.buckets()[bucket].shard_len * self.partition.world()]
     }
 }
 
@@ -131,21 +139,22 @@ impl GradientSink for GradientReducer {
         let add = |values: &mut [f32]| {
             values[*start..*start + *len].iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
         };
-        if *bucket >= state.next {
-            add(state.late.entry(*bucket).or_insert_with(|| self.empty(*bucket)));
+        if *bucket >= state.unstarted {
+            add(state.late.entry(*bucket).or_insert_with(|| self.zeros(*bucket)));
             return true;
         }
         let specs = &self.partition.buckets()[*bucket].specs;
-        let new = || PartialBucket { values: self.empty(*bucket), received: vec![false; specs.len()] };
-        let filling = state.filling.entry(*bucket).or_insert_with(new);
+        let new_bucket = || PartialBucket { values: self.zeros(*bucket), received: vec![false; specs.len()] };
+        let filling = state.filling.entry(*bucket).or_insert_with(new_bucket);
         add(&mut filling.values);
         filling.received[position - specs.start] = true;
-        while let Some(next) = state.next.checked_sub(1)
-            && state.filling.get(&next).is_some_and(|f| f.received.iter().all(|received| *received))
-            && let Some(whole) = state.filling.remove(&next)
+        // Starts the reductions of complete buckets, from the last unstarted bucket down to the first incomplete one.
+        while let Some(last) = state.unstarted.checked_sub(1)
+            && state.filling.get(&last).is_some_and(|f| f.received.iter().all(|received| *received))
+            && let Some(complete) = state.filling.remove(&last)
         {
-            state.next = next;
-            if let Err(error) = self.reduce(next, whole.values) {
+            state.unstarted = last;
+            if let Err(error) = self.reduce(last, complete.values) {
                 state.failed.get_or_insert(error);
             }
         }

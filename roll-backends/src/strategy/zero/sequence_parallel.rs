@@ -6,9 +6,10 @@
 //!           group 1   rank 2   rank 3
 //! ```
 //!
-//! A group shards the tokens of its sample; its ranks have the same inputs, noise and scores. The samples of a step are
-//! distributed over the ranks of equal position in their groups (the data-parallel ranks). Gradients are summed over all ranks: over a group
-//! to the gradient of its sample, and over the groups to the gradient of the step.
+//! A token group shards the tokens of its sample; its ranks have the same inputs, noise and scores. The samples of a
+//! step are distributed over the groups: rank `i` of every group belongs to the same set of *data-parallel ranks*.
+//! Gradients are summed over all ranks. The sum over a group is the gradient of its sample, and the sum over the groups
+//! is the gradient of the step.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,20 +18,21 @@ use roll_core::{Communicator, Error, Rank, Result, SingleRank, StrategyRanks};
 
 use crate::overlap::OverlappedRanks;
 
-/// The ranks over which the samples of a step are distributed. All ranks of the job must reach its collectives; until
-/// they have, each serves the requests of the others.
+/// The data-parallel ranks of a rank. A collective of them waits until all ranks of the job have reached their
+/// collective; until then, a rank serves the requests of the others ([`OverlappedRanks::settle`]).
 struct DataParallelRanks {
     all: Arc<OverlappedRanks>,
-    own: Arc<dyn Communicator>,
+    /// The data-parallel ranks themselves, as a job of their own.
+    members: Arc<dyn Communicator>,
 }
 
 /// Creates token groups of `size` ranks. Must be called by all ranks. Fails if groups of that size are impossible.
 pub(super) fn strategy_ranks(all: &Arc<OverlappedRanks>, size: usize, stage: u8) -> Result<StrategyRanks> {
     let (rank, world) = (all.rank().0, all.world_size());
     let invalid = |problem: String| Err(Error::config("strategy.sequence_parallel_size", problem));
-    let with_tokens = |tokens: Arc<dyn Communicator>, own: Arc<dyn Communicator>| {
-        let data = Arc::new(DataParallelRanks { all: all.clone(), own });
-        Ok(StrategyRanks { all: all.clone(), data, tokens: Some(tokens) })
+    let ranks_of = |token_group: Arc<dyn Communicator>, members: Arc<dyn Communicator>| {
+        let data = Arc::new(DataParallelRanks { all: all.clone(), members });
+        Ok(StrategyRanks { all: all.clone(), data, tokens: Some(token_group) })
     };
     if size == 1 {
         return Ok(StrategyRanks::new(all.clone()));
@@ -39,36 +41,39 @@ pub(super) fn strategy_ranks(all: &Arc<OverlappedRanks>, size: usize, stage: u8)
         return invalid(format!("expected a number that divides the {world} ranks of the job, found {size}"));
     }
     if size == world {
-        // All collectives of the job have the same order on all ranks, so these do too.
-        return with_tokens(all.clone(), Arc::new(SingleRank));
+        // The only token group is the whole job.
+        return ranks_of(all.clone(), Arc::new(SingleRank));
     }
     if stage > 2 {
-        // A rank that waits for tokens of its group would not serve the other groups.
+        // A rank that waits for its token group would not serve the weights that other groups request.
         return invalid(format!(
             "at `strategy.stage: 3` all ranks work on one sample: expected 1 or {world}, found {size}"
         ));
     }
     let ranks: &dyn Communicator = all.as_ref();
-    match ranks.split(rank / size).and_then(|tokens| Ok((tokens, ranks.split(rank % size)?))) {
-        Ok((tokens, own)) => with_tokens(tokens, own),
+    let (group, position_in_group) = (rank / size, rank % size);
+    match ranks.split(group).and_then(|token_group| Ok((token_group, ranks.split(position_in_group)?))) {
+        Ok((token_group, members)) => ranks_of(token_group, members),
+        // The transport has no groups.
         Err(Error::Unsupported(reason)) => invalid(format!("expected 1 or {world}, found {size}: {reason}")),
         Err(error) => Err(error),
     }
 }
 
 impl DataParallelRanks {
+    /// Waits until all ranks of the job have reached their collective.
     fn settled(&self) -> Result<&dyn Communicator> {
         self.all.settle()?;
-        Ok(self.own.as_ref())
+        Ok(self.members.as_ref())
     }
 }
 
 impl Communicator for DataParallelRanks {
     fn rank(&self) -> Rank {
-        self.own.rank()
+        self.members.rank()
     }
     fn world_size(&self) -> usize {
-        self.own.world_size()
+        self.members.world_size()
     }
     fn all_reduce(&self, values: &mut [f32]) -> Result<()> {
         self.settled()?.all_reduce(values)
@@ -86,7 +91,7 @@ impl Communicator for DataParallelRanks {
         self.settled()?.barrier()
     }
     fn set_timeout(&self, timeout: Duration) {
-        self.own.set_timeout(timeout);
+        self.members.set_timeout(timeout);
     }
     fn fail(&self, reason: &str) {
         self.all.fail(reason);

@@ -6,9 +6,11 @@ use roll_core::{AdamUpdate, DevicePart, Result};
 
 use crate::optimizer::update;
 
-/// First and second moment of a rank's elements of a bucket, without padding. They are updated where they are.
+/// First and second moment of a rank's elements of a bucket, without padding. The update runs where the moments are.
 pub(super) enum Shard {
+    /// First and second moment in host memory.
     Host([Vec<f32>; 2]),
+    /// The part of the model's device updates that has these moments.
     Device(Box<dyn DevicePart>),
 }
 
@@ -18,21 +20,21 @@ impl Shard {
         Self::Host([vec![0.0; count], vec![0.0; count]])
     }
 
-    /// Updates the moments by `gradients`, and returns the updated parameters. `parameters` reads them into host
-    /// memory, if they are updated there.
+    /// Updates the moments by `gradients`, and returns the updated parameters. `read_parameters` reads the parameters
+    /// into host memory; it is called only if they are updated there.
     pub(super) fn updated(
         &mut self,
-        parameters: impl FnOnce() -> Result<Vec<f32>>,
+        read_parameters: impl FnOnce() -> Result<Vec<f32>>,
         gradients: &[f32],
-        by: &AdamUpdate,
+        coefficients: &AdamUpdate,
     ) -> Result<Vec<f32>> {
         match self {
             Self::Host(moments) => {
-                let mut parameters = parameters()?;
-                update(by, &mut parameters, gradients, moments.each_mut().map(Vec::as_mut_slice));
+                let mut parameters = read_parameters()?;
+                update(coefficients, &mut parameters, gradients, moments.each_mut().map(Vec::as_mut_slice));
                 Ok(parameters)
             }
-            Self::Device(part) => part.updated(gradients, by),
+            Self::Device(part) => part.updated(gradients, coefficients),
         }
     }
 
