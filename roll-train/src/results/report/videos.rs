@@ -309,8 +309,7 @@ pub fn linked(run: &Path, at: &str) -> Option<PathBuf> {
     let within_run = PathBuf::from(String::from_utf8(URL_SAFE_NO_PAD.decode(at).ok()?).ok()?);
     let is_plain = within_run.components().all(|part| matches!(part, Component::Normal(_)));
     let path = run.join(&within_run);
-    let is_video =
-        is_plain && within_run.starts_with("samples") && within_run.extension().is_some_and(|e| e == "mp4");
+    let is_video = is_plain && within_run.starts_with("samples") && within_run.extension().is_some_and(|e| e == "mp4");
     (is_video && files::refuse_links(run, &path).is_ok()).then_some(path)
 }
 
