@@ -362,8 +362,8 @@ impl Deltas {
         Ok(())
     }
 
-    /// Fails if nothing of the LoRA is in the base, if a tensor is stored in eight bits, or if names are missing and
-    /// `options` do not allow that.
+    /// Fails if nothing of the LoRA is in the base, if a tensor is stored in a type that cannot be changed (eight bits), or
+    /// if names are missing and `options` do not allow that.
     fn check(&self, base: &Checkpoint, lora: &Lora, options: &MergeOptions) -> Result<(), LoraError> {
         if self.by_key.is_empty() {
             return Err(LoraError::NothingMatched {
@@ -372,9 +372,8 @@ impl Deltas {
                 wanted: some(lora.layers.keys().chain(lora.differences.keys()).map(String::as_str), 3),
             });
         }
-        // Tensors in eight bits have no dtype of their own.
-        let is_in_eight_bits = |key: &&String| base.info(key).is_some_and(|info| info.dtype.is_none());
-        if let Some(key) = self.by_key.keys().filter(is_in_eight_bits).min() {
+        let has_unsupported_type = |key: &&String| base.info(key).is_some_and(|info| info.dtype.is_none());
+        if let Some(key) = self.by_key.keys().filter(has_unsupported_type).min() {
             let found = base.info(key).map(|info| info.stored.clone()).unwrap_or_default();
             let problem = format!(
                 "`{key}` is stored in {found}, into which no LoRA can be merged: merge into the base in bf16 or f32, and \

@@ -239,16 +239,16 @@ impl LoraFile {
 fn open(path: &Path, assigned: Option<Expert>, strength: f64) -> Result<Vec<OpenedAdapter>> {
     let checkpoint = Checkpoint::open(path)?;
     // The file's adapters, each with the expert that tensor names or header say, and the header.
-    let adapters: Vec<(Option<Expert>, AdapterWeights, BTreeMap<String, String>)>;
-    if checkpoint.keys().any(is_lora_key) {
+    let is_lora = checkpoint.keys().any(is_lora_key);
+    let adapters: Vec<(Option<Expert>, AdapterWeights, BTreeMap<String, String>)> = if is_lora {
         let file = LoraFile::open(path)?;
         let header = file.metadata;
         let loras = file.adapters.into_iter();
-        adapters = loras.map(|lora| (lora.is_for(), AdapterWeights::Lora(lora), header.clone())).collect();
+        loras.map(|lora| (lora.is_for(), AdapterWeights::Lora(lora), header.clone())).collect()
     } else {
         let header = checkpoint.metadata();
-        adapters = vec![(about::expert(path, &header)?, AdapterWeights::Full(checkpoint.all()?), header)];
-    }
+        vec![(about::expert(path, &header)?, AdapterWeights::Full(checkpoint.all()?), header)]
+    };
     let (mut opened, has_both_experts) = (Vec::new(), adapters.len() > 1);
     for (stated, weights, header) in adapters {
         if let (Some(assigned), Some(stated)) = (assigned, stated)
