@@ -1,7 +1,7 @@
 //! Converts trained parameters to adapter files with PEFT's tensor names, and back.
 //!
-//! PEFT reads rank and scale (alpha / rank) from a second file, `adapter_config.json`. A `StateDict` is one file, so the
-//! contents of the second file are an entry of its header; saving writes them to a file of their own.
+//! PEFT reads rank and scale (alpha / rank) from a second file, `adapter_config.json`. A `StateDict` is one file, so
+//! the contents of the second file are an entry of its header; saving writes them to a file of their own.
 
 use roll_core::{ParameterSpec, Result, StateDict, header};
 use roll_network::lora::{about, put_peft_config};

@@ -33,8 +33,8 @@ pub struct ForwardPass {
     pub rope: (Tensor<2>, Tensor<2>),
     /// Rotary tables of layers with a window, if they differ.
     pub window_rope: Option<(Tensor<2>, Tensor<2>)>,
-    /// The cache, with the keys and values of earlier tokens, and where the tokens of this pass belong in it. A pass with
-    /// a cache is not recorded.
+    /// The cache, with the keys and values of earlier tokens, and where the tokens of this pass belong in it. A pass
+    /// with a cache is not recorded.
     pub cache: Option<(Arc<Cache>, CachedTokens)>,
 }
 
@@ -98,8 +98,8 @@ impl Segment for Block {
             let norm = |x: Tensor<2>, which: &str| self.pass.norm(scope, x, &format!("{name}.{which}"));
             let h = norm(x.clone(), "input_layernorm")?;
             let attended = self.attention(scope, h, &format!("{name}.self_attn"))?;
-            // With output norms, `post_attention_layernorm` normalises the output of attention; without, it is the input
-            // norm of the feed-forward layer.
+            // With output norms, `post_attention_layernorm` normalises the output of attention; without, it is the
+            // input norm of the feed-forward layer.
             if self.pass.config.output_norms {
                 let x = x + norm(attended, "post_attention_layernorm")?;
                 let h = norm(x.clone(), "pre_feedforward_layernorm")?;
@@ -113,8 +113,9 @@ impl Segment for Block {
     }
 }
 
-/// Splits the rows of `x` into the spans, which are contiguous and cover `x`. It splits by halves, because the gradient of
-/// a slice has the size of the sliced tensor: one slice of `x` per span would cost the size of `x` times their number.
+/// Splits the rows of `x` into the spans, which are contiguous and cover `x`. It splits by halves, because the gradient
+/// of a slice has the size of the sliced tensor: one slice of `x` per span would cost the size of `x` times their
+/// number.
 fn split_rows(x: Tensor<2>, spans: &[Range<usize>]) -> Vec<Tensor<2>> {
     let (first_half, second_half) = spans.split_at(spans.len() / 2);
     let ([first, ..], [middle, ..]) = (first_half, second_half) else { return vec![x; spans.len()] };
@@ -232,8 +233,8 @@ impl Block {
         self.linear(scope, gate * up, &format!("{name}.down_proj"))
     }
 
-    /// Normalises and rotates queries or keys. The channels of each head are permuted so that the two channels of a pair
-    /// are neighbours. The permutation is the same for queries and keys, so it does not change their products.
+    /// Normalises and rotates queries or keys. The channels of each head are permuted so that the two channels of a
+    /// pair are neighbours. The permutation is the same for queries and keys, so it does not change their products.
     fn rotated(&self, scope: &Scope<'_>, mut x: Tensor<2>, norm: &str, heads: usize) -> Result<Tensor<2>> {
         let config = &self.pass.config;
         let [tokens, width] = x.dims();
@@ -259,8 +260,8 @@ impl Block {
         x.expand([tokens, config.kv_heads, group, config.head_dim]).reshape([tokens, width * group])
     }
 
-    /// Attention of one query over all keys. The query heads that share a key head become rows of one call, so that no key
-    /// is copied.
+    /// Attention of one query over all keys. The query heads that share a key head become rows of one call, so that no
+    /// key is copied.
     fn attend_last(&self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>) -> Tensor<2> {
         let config = &self.pass.config;
         let (kv, group, d) = (config.kv_heads, config.heads / config.kv_heads, config.head_dim);

@@ -1,14 +1,14 @@
 //! The cache of keys and values during a generation.
 //!
 //! All prompts are packed in one tensor. A prompt is there once, even if several sequences continue it. Each sequence
-//! writes its new tokens into a slot of its own, in preallocated tensors that are written in place and grow by doubling. A
-//! sequence that reuses a slot overwrites the previous tokens and never attends to them.
+//! writes its new tokens into a slot of its own, in preallocated tensors that are written in place and grow by
+//! doubling. A sequence that reuses a slot overwrites the previous tokens and never attends to them.
 //!
 //! - *prompt*: the tokens that sequences continue. A prompt has a number, and a range among the packed prompts.
 //! - *slot*: a row of the preallocated tensors, which belongs to one sequence at a time.
 //! - *tail*: the tokens that a sequence has in its slot, after its prompt; also their number.
-//! - *known*: the first tokens of a prompt whose keys and values were computed before ([`Prefix`]). A pass computes only
-//!   the other tokens of the prompt; `read` is their range among the tokens of the pass.
+//! - *known*: the first tokens of a prompt whose keys and values were computed before ([`Prefix`]). A pass computes
+//!   only the other tokens of the prompt; `read` is their range among the tokens of the pass.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,7 +28,8 @@ pub type Prefix = Vec<Vec<KeysValues>>;
 /// Initial capacity of a slot in tokens.
 const FIRST_CAPACITY: usize = 32;
 
-/// Returns the capacity of slots that must hold `needed` tokens. `capacity` is the capacity before; 0 means no slots yet.
+/// Returns the capacity of slots that must hold `needed` tokens. `capacity` is the capacity before; 0 means no slots
+/// yet.
 pub(super) fn capacity_for(needed: usize, capacity: usize) -> usize {
     match capacity {
         0 => FIRST_CAPACITY.max(needed),
@@ -111,8 +112,8 @@ impl Cache {
     }
 
     /// Adds prompts, whose tokens the next pass computes. `known` has the length of each prompt's known prefix and its
-    /// keys and values; `read` has the range of the prompt's other tokens among the tokens of the pass. Returns the number
-    /// of the first added prompt.
+    /// keys and values; `read` has the range of the prompt's other tokens among the tokens of the pass. Returns the
+    /// number of the first added prompt.
     pub fn add_prompts(&self, known: Vec<(usize, Option<Prefix>)>, read: &[Range<usize>]) -> usize {
         let mut prompts = self.prompts.lock().unwrap_or_else(PoisonError::into_inner);
         let first = prompts.len();
@@ -139,8 +140,8 @@ impl Cache {
         self.layers[layer].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stores the keys and values of the added prompts: `k` and `v` have the tokens that this pass computed, those of each
-    /// prompt at its range in `read`. Returns the keys and values of all prompts, packed.
+    /// Stores the keys and values of the added prompts: `k` and `v` have the tokens that this pass computed, those of
+    /// each prompt at its range in `read`. Returns the keys and values of all prompts, packed.
     pub fn read_prompts(&self, layer: usize, k: Tensor<2>, v: Tensor<2>, read: &[Range<usize>]) -> KeysValues {
         let mut layer = self.layer(layer);
         let (k, v) = (as_dtype(k, self.dtype), as_dtype(v, self.dtype));
@@ -214,9 +215,9 @@ impl Cache {
         out
     }
 
-    /// Copies the keys and values of `prompt` and of the first `tail` tokens of `slot`. They are not views, because a view
-    /// of the slot would prevent writes in place, and a view of the prompt would keep the tensor of all present prompts
-    /// alive, although each added prompt makes a new tensor.
+    /// Copies the keys and values of `prompt` and of the first `tail` tokens of `slot`. They are not views, because a
+    /// view of the slot would prevent writes in place, and a view of the prompt would keep the tensor of all present
+    /// prompts alive, although each added prompt makes a new tensor.
     pub fn copy_prefix(&self, prompt: usize, slot: usize, tail: usize) -> Prefix {
         self.prefix(prompt, slot, tail, |x, rows| {
             let device = x.device();
@@ -224,8 +225,8 @@ impl Cache {
         })
     }
 
-    /// Like [`Cache::copy_prefix`], but returns views, which keep the cache's memory alive. This is for a cache that is not
-    /// written any more.
+    /// Like [`Cache::copy_prefix`], but returns views, which keep the cache's memory alive. This is for a cache that is
+    /// not written any more.
     pub fn view_prefix(&self, prompt: usize, slot: usize, tail: usize) -> Prefix {
         self.prefix(prompt, slot, tail, |x, rows| x.narrow(0, rows.start, rows.len()))
     }

@@ -1,7 +1,7 @@
 //! Generates continuations of many prompts at once.
 //!
-//! Rows enter in the order of the prompts as slots of the cache become free. Each round reads the prompts of the entering
-//! rows, draws one token for every row, and computes the logits after these tokens.
+//! Rows enter in the order of the prompts as slots of the cache become free. Each round reads the prompts of the
+//! entering rows, draws one token for every row, and computes the logits after these tokens.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,9 +17,9 @@ use super::packed::Packed;
 use super::prefixes::Prefixes;
 use super::sampling::{Drawn, draw};
 
-/// Greatest number of prompt tokens that one pass reads, unless a single prompt has more. A pass holds its results for all
-/// tokens at once, which would be gigabytes for a rollout of long prompts. The result of a token does not depend on this
-/// number.
+/// Greatest number of prompt tokens that one pass reads, unless a single prompt has more. A pass holds its results for
+/// all tokens at once, which would be gigabytes for a rollout of long prompts. The result of a token does not depend on
+/// this number.
 pub(super) const TOKENS_OF_A_PASS: usize = 1 << 14;
 
 /// The conditions that end a row, in addition to limits and the end of the context.
@@ -87,8 +87,8 @@ struct Generator<'a> {
 /// Continues each prompt until an ending, its limit, or the end of the context. A prompt that is empty or fills the
 /// context has an empty continuation. The result of a row depends only on its prompt, its number and the seed.
 ///
-/// Equal prompts are read once, and the tokens in `prefixes` are not read again. At most `at_once` rows are generated at a
-/// time; when a row ends, the next takes its slot.
+/// Equal prompts are read once, and the tokens in `prefixes` are not read again. At most `at_once` rows are generated
+/// at a time; when a row ends, the next takes its slot.
 pub fn generate(
     network: &Network,
     prompts: &[Vec<u32>],
@@ -145,8 +145,8 @@ pub fn generate(
 }
 
 impl Generator<'_> {
-    /// Assigns free slots to waiting rows, and returns these rows. The tokens of a row that had a slot before are kept in
-    /// `prefixes`.
+    /// Assigns free slots to waiting rows, and returns these rows. The tokens of a row that had a slot before are kept
+    /// in `prefixes`.
     fn enter(&mut self) -> Vec<Row> {
         let mut entering = Vec::new();
         while !self.free_slots.is_empty()
@@ -194,8 +194,8 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// Draws the next token of each row: of `rows`, whose logits are `logits`, then of `entering`, whose logits are those
-    /// of their prompts. `entering` is appended to `rows`.
+    /// Draws the next token of each row: of `rows`, whose logits are `logits`, then of `entering`, whose logits are
+    /// those of their prompts. `entering` is appended to `rows`.
     fn draw(&self, rows: &mut Vec<Row>, entering: Vec<Row>, logits: Option<&Tensor>) -> Result<Vec<Drawn>> {
         let logits_of_rows = logits.map_or(Ok(&[][..]), Tensor::f32s)?.chunks_exact(self.network.config().vocab);
         let logits_of_entering = entering.iter().filter_map(|row| Some(&*self.cached[row.prompt].as_ref()?.logits));
@@ -249,8 +249,9 @@ impl Generator<'_> {
 
     /// Whether a stop text may end with the token `id`. The text of a row is decoded only after such a token.
     ///
-    /// A stop text may end with a token whose text contains the last letter of a stop text, or whose text alone does not
-    /// say what it contributes: a part of a letter decodes to a replacement character, and a leading blank is dropped.
+    /// A stop text may end with a token whose text contains the last letter of a stop text, or whose text alone does
+    /// not say what it contributes: a part of a letter decodes to a replacement character, and a leading blank is
+    /// dropped.
     fn may_stop(&self, id: u32) -> Result<bool> {
         if self.sampling.stop.is_empty() {
             return Ok(false);
@@ -271,8 +272,9 @@ impl Generator<'_> {
 
 /// Returns whether the last tokens contain a stop text.
 fn stops(tokens: &[u32], sampling: &Sampling, endings: &Endings<'_>) -> Result<bool> {
-    // A token has at least one byte, so as many tokens as the longest stop text has bytes cover it. Four more are decoded,
-    // because a text that begins in the middle of a character (at most four bytes) decodes to replacement characters.
+    // A token has at least one byte, so as many tokens as the longest stop text has bytes cover it. Four more are
+    // decoded, because a text that begins in the middle of a character (at most four bytes) decodes to replacement
+    // characters.
     let Some(longest) = sampling.stop.iter().map(String::len).max() else { return Ok(false) };
     let last_tokens = &tokens[tokens.len().saturating_sub(longest + 4)..];
     let text = (endings.decode)(last_tokens)?;

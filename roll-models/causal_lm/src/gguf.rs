@@ -56,8 +56,8 @@ pub fn open(path: &Path, headers_only: bool) -> Result<LoadedModel> {
     Ok(LoadedModel { config, state, quantised, tokenizer, template, location: path.display().to_string() })
 }
 
-/// Makes the text files that a Hugging Face directory has next to its weights, by name, from the metadata of the file in
-/// `path`. Other programs need them to open the weights of a checkpoint.
+/// Makes the text files that a Hugging Face directory has next to its weights, by name, from the metadata of the file
+/// in `path`. Other programs need them to open the weights of a checkpoint.
 pub fn files_for_others(path: &Path) -> Result<BTreeMap<String, String>> {
     let file = GgufFile::open(path)?;
     let bad = |problem: String| Error::bad_file(path, problem);
@@ -80,8 +80,8 @@ pub fn files_for_others(path: &Path) -> Result<BTreeMap<String, String>> {
     Ok(files)
 }
 
-/// Returns the architecture of the network in `path`, and the size in bytes of each quantised matrix by its Hugging Face
-/// name. Only the header is read.
+/// Returns the architecture of the network in `path`, and the size in bytes of each quantised matrix by its Hugging
+/// Face name. Only the header is read.
 pub fn header(path: &Path) -> Result<(LmConfig, BTreeMap<String, usize>)> {
     let file = GgufFile::open(path)?;
     let config = config(&file).map_err(|problem| Error::bad_file(path, problem))?;
@@ -233,7 +233,8 @@ fn config(file: &GgufFile) -> Result<LmConfig, String> {
         return Err("rotary factors for long contexts (LongRoPE) are not supported".into());
     }
     let layers = metadata.required_size("block_count")?.min(MAX_LAYERS + 1);
-    // Files do not contain `query_pre_attn_scalar`. It is the width of a head except in the largest model of each family.
+    // Files do not contain `query_pre_attn_scalar`. It is the width of a head except in the largest model of each
+    // family.
     let is_largest = (gemma2 && layers == 46) || (gemma3 && layers == 62);
     let scalar = if is_largest { dim / heads.max(1) } else { head_dim };
     let config = LmConfig {
@@ -272,7 +273,8 @@ fn config(file: &GgufFile) -> Result<LmConfig, String> {
     Ok(config)
 }
 
-/// Reads the weights under their Hugging Face names: dense weights as f32, then quantised matrices in the file's blocks.
+/// Reads the weights under their Hugging Face names: dense weights as f32, then quantised matrices in the file's
+/// blocks.
 fn weights(file: &GgufFile, config: &LmConfig) -> Result<(StateDict, BTreeMap<String, BlockMatrix>)> {
     // Llama's converter interleaves the two halves of each head in queries and keys; see `separate_halves`.
     let is_interleaved = file.text("general.architecture") == Some("llama");
@@ -488,8 +490,8 @@ fn isolated(pattern: &str) -> Json {
     json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false })
 }
 
-/// Returns the pre-tokenizer called `kind`, and `ignore_merges`: whether a piece that is a token as a whole becomes that
-/// token without merges.
+/// Returns the pre-tokenizer called `kind`, and `ignore_merges`: whether a piece that is a token as a whole becomes
+/// that token without merges.
 fn pre_tokenizer(kind: &str) -> Result<(Json, bool), String> {
     /// Splits into contractions, words, numbers that match `digits`, punctuation, line breaks and blanks.
     fn pieces(digits: &str) -> Json {
@@ -585,7 +587,7 @@ mod tests {
         let encode = |kind: &str, text: &str| {
             let file = json!({
                 "version": "1.0", "added_tokens": [], "normalizer": null,
-                "pre_tokenizer": pre_tokenizer(kind).unwrap().0, "decoder": byte_level(true),
+                "pre_tokenizer": pre_tokenizer(kind).unwrap().0, "decoder": byte_level(Splitting::Gpt2),
                 "model": { "type": "BPE", "vocab": vocab,
                     "merges": ["\u{120} (", "\u{120} a", "\u{120} 1", "3 4", "2 3"] },
             });

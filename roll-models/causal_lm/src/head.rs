@@ -127,8 +127,8 @@ fn rows_per_chunk(vocab: usize) -> usize {
     (CHUNK_LOGITS / vocab.min(CHUNK_IDS)).max(1)
 }
 
-/// Sums over the logits of the chunks so far, per row, `[rows, 1]` each. They are relative to the largest logit, so that
-/// exponentials do not overflow.
+/// Sums over the logits of the chunks so far, per row, `[rows, 1]` each. They are relative to the largest logit, so
+/// that exponentials do not overflow.
 struct RunningSums {
     /// The largest logit.
     max: Tensor<2>,
@@ -165,8 +165,8 @@ impl RunningSums {
     }
 }
 
-/// Computes the statistics of `targets` under the distributions that `hidden` (`[N, D]`) predicts, and the record for the
-/// backward pass.
+/// Computes the statistics of `targets` under the distributions that `hidden` (`[N, D]`) predicts, and the record for
+/// the backward pass.
 pub fn evaluate(hidden: Tensor<2>, head: Head, targets: &[i64]) -> Result<(HeadStatistics, HeadRecord)> {
     let device = hidden.device();
     let [vocab, _] = head.weight.shape();
@@ -201,8 +201,8 @@ pub fn evaluate(hidden: Tensor<2>, head: Head, targets: &[i64]) -> Result<(HeadS
 }
 
 impl HeadRecord {
-    /// Returns the cotangent of the hidden states, given the cotangents of log-probabilities and entropies, `[N]` each. The
-    /// gradient of a trained weight is added to `parameters`.
+    /// Returns the cotangent of the hidden states, given the cotangents of log-probabilities and entropies, `[N]` each.
+    /// The gradient of a trained weight is added to `parameters`.
     pub fn pull(self, d_log_probs: &[f32], d_entropy: &[f32], parameters: Option<&Parameters>) -> Result<Tensor<2>> {
         let device = self.hidden.device();
         let [rows, _] = self.hidden.dims();
@@ -219,8 +219,8 @@ impl HeadRecord {
             (HeadWeight::Trained(_, index), Some(parameters)) => Some((*index, parameters)),
             _ => None,
         };
-        // d log p(target) / d l_v = [v = target] - p_v. The first term concerns only the targets' rows of the weight; it
-        // comes first. The second term is computed below, in chunks.
+        // d log p(target) / d l_v = [v = target] - p_v. The first term concerns only the targets' rows of the weight;
+        // it comes first. The second term is computed below, in chunks.
         let target_rows = head.weight.rows(&self.targets)?;
         let target_logits = head.softcapped((target_rows.clone() * self.hidden.clone()).sum_dim(1));
         let d_target = match head.softcap_slope(target_logits) {

@@ -2,8 +2,8 @@
 //! configured by `config.json`.
 //!
 //! Batches are packed without padding (`packed`). The network is a chain of segments (`block`), like the video
-//! transformer; the backward pass recomputes them one by one. The output layer ([`head`]) computes log-probabilities and
-//! entropies without holding the logits.
+//! transformer; the backward pass recomputes them one by one. The output layer ([`head`]) computes log-probabilities
+//! and entropies without holding the logits.
 //!
 //! It depends on `roll-core`, `roll-external`, `roll-backends` and `roll-network`, and knows no algorithm and no
 //! environment.

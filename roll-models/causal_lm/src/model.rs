@@ -95,8 +95,8 @@ impl CausalLm {
         if self.is_lora() { "adapter_model" } else { "model" }
     }
 
-    /// Applies `f` to the trainable parameters. If there are none, fails unless `count`, the length of the caller's list,
-    /// is 0.
+    /// Applies `f` to the trainable parameters. A network without trainable parameters accepts only a caller's list of
+    /// length 0: `count` is that length.
     fn with_parameters(&self, count: usize, f: impl FnOnce(&Parameters) -> Result<()>) -> Result<()> {
         match (self.network.parameters(), count) {
             (Some(parameters), _) => f(parameters),
@@ -180,8 +180,8 @@ impl ParameterParts for CausalLm {
     }
 
     fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
-        // Only gradients of adapters are delivered. In full training, the gradient of a tied embedding comes in two parts,
-        // whose sum would round differently.
+        // Only gradients of adapters are delivered. In full training, the gradient of a tied embedding comes in two
+        // parts, whose sum would round differently.
         let parameters = self.network.parameters().filter(|_| self.is_lora());
         parameters.map(|parameters| parameters.deliver_gradients(sink, 0)).is_some()
     }

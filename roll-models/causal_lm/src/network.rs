@@ -34,16 +34,16 @@ pub struct Network {
 }
 
 impl Network {
-    /// Creates a network from weights under their Hugging Face names, stored as `dtype`. Fails if a weight is missing or
-    /// has another shape. Weights that the network does not have are ignored, including an output layer that the
+    /// Creates a network from weights under their Hugging Face names, stored as `dtype`. Fails if a weight is missing
+    /// or has another shape. Weights that the network does not have are ignored, including an output layer that the
     /// configuration ties.
     pub fn new(config: LmConfig, state: &StateDict, dtype: DType, device: &Device) -> Result<Self> {
         let (no_matrices, keeps_quantised) = (BTreeMap::new(), true);
         Self::with_quantised(config, state, no_matrices, keeps_quantised, dtype, device)
     }
 
-    /// Like [`Network::new`], with some matrices in quantised blocks. They stay quantised if `keeps_quantised`. Otherwise
-    /// they are decoded and stored as `dtype`, one after the other.
+    /// Like [`Network::new`], with some matrices in quantised blocks. They stay quantised if `keeps_quantised`.
+    /// Otherwise they are decoded and stored as `dtype`, one after the other.
     pub fn with_quantised(
         config: LmConfig,
         state: &StateDict,
@@ -226,8 +226,8 @@ impl Network {
         Ok((stats, pullback))
     }
 
-    /// Computes all logits, `[B, L, V]`, 0 at padding. For small vocabularies and tests; [`Network::evaluate`] never holds
-    /// all of them.
+    /// Computes all logits, `[B, L, V]`, 0 at padding. For small vocabularies and tests; [`Network::evaluate`] never
+    /// holds all of them.
     pub fn logits(&self, tokens: &Tensor, mask: &Tensor, adapter: Adapter) -> Result<Tensor> {
         let batch = Batch::new(tokens, mask)?;
         self.check(&batch.packed)?;
@@ -254,7 +254,8 @@ impl Network {
     }
 
     /// Returns the logits after the last token of each sequence of `packed`, `[sequences, V]`. `tokens` says where the
-    /// tokens of `packed` belong in `cache`: their keys and values are added to it, those of earlier tokens read from it.
+    /// tokens of `packed` belong in `cache`: their keys and values are added to it, those of earlier tokens read from
+    /// it.
     pub(super) fn next_logits(
         &self,
         packed: &Packed,

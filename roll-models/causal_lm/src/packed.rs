@@ -47,8 +47,8 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Packs `tokens` (integers, `[B, L]`) where `mask` (`[B, L]`) is not 0. Positions begin at 0 in each row, wherever the
-    /// padding is.
+    /// Packs `tokens` (integers, `[B, L]`) where `mask` (`[B, L]`) is not 0. Positions begin at 0 in each row, wherever
+    /// the padding is.
     pub fn new(tokens: &Tensor, mask: &Tensor) -> Result<Self> {
         let [rows, columns] = *tokens.shape() else {
             return Err(Error::shape("tokens", "[B, L]", tokens.shape()));

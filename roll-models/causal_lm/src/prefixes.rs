@@ -5,8 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::cache::Prefix;
 
-/// Keys and values of the conversations of the present turn and of the previous turn. All generations with one seed are one
-/// turn. Keys and values of earlier turns are dropped, so that results never depend on generations long ago.
+/// Keys and values of the conversations of the present turn and of the previous turn. All generations with one seed are
+/// one turn. Keys and values of earlier turns are dropped, so that results never depend on generations long ago.
 #[derive(Default)]
 pub struct Prefixes(Mutex<Turns>);
 

@@ -18,8 +18,8 @@ const CHUNK: usize = 1 << 10;
 /// Number of most likely tokens that are first searched for the nucleus of top-p.
 const FIRST_CANDIDATES: usize = 1 << 8;
 
-/// Draws one token from a row of logits. With temperature 0 it is the most likely token (the lowest id of several equally
-/// likely ones), and both log-probabilities are those at temperature 1. Fails if the logits are not finite.
+/// Draws one token from a row of logits. With temperature 0 it is the most likely token (the lowest id of several
+/// equally likely ones), and both log-probabilities are those at temperature 1. Fails if the logits are not finite.
 pub fn draw(logits: &[f32], sampling: &Sampling, rng: &mut impl RngCore) -> Result<Drawn> {
     let nonfinite = || Error::NonFinite { what: "the logits of the next token".into(), value: f64::NAN };
     let max = largest(logits).filter(|max| max.is_finite()).ok_or_else(nonfinite)?;
@@ -84,7 +84,8 @@ impl Row<'_> {
         Likelihoods { sums: sums.collect(), values }
     }
 
-    /// Returns the log-probability of a token at a temperature. `total` is the sum of the likelihoods at this temperature.
+    /// Returns the log-probability of a token at a temperature. `total` is the sum of the likelihoods at this
+    /// temperature.
     fn log_prob(&self, id: usize, temperature: f64, total: f64) -> f32 {
         ((f64::from(self.logits[id]) - f64::from(self.max)) / temperature - total.ln()) as f32
     }

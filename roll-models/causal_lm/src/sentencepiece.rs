@@ -1,8 +1,8 @@
 //! Conversion of SentencePiece BPE vocabularies to a `tokenizer.json`.
 //!
-//! Such a vocabulary has pieces with scores and no list of merges: of all neighbours whose concatenation is a piece, those
-//! with the highest score are merged first. The equivalent merges are all splits of each piece into two pieces, in the
-//! order of the scores.
+//! Such a vocabulary has pieces with scores and no list of merges: of all neighbours whose concatenation is a piece,
+//! those with the highest score are merged first. The equivalent merges are all splits of each piece into two pieces,
+//! in the order of the scores.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -28,13 +28,14 @@ pub struct Piece<'a> {
     pub text: &'a str,
     /// Pieces with higher scores are merged first.
     pub score: f64,
-    /// 1: a normal token, 2: the unknown token, 3: a control token, 4: a user-defined token, 6: a byte, written `<0x0A>`.
+    /// 1: a normal token, 2: the unknown token, 3: a control token, 4: a user-defined token, 6: a byte, written
+    /// `<0x0A>`.
     pub kind: i64,
 }
 
-/// Returns the contents of a `tokenizer.json`. `unknown` is the id of the unknown token. With `begins_with_space`, a blank is
-/// added before each text. With `absorbs_blanks`, control tokens absorb the blanks after them, except tokens that begin or
-/// end a document.
+/// Returns the contents of a `tokenizer.json`. `unknown` is the id of the unknown token. With `begins_with_space`, a
+/// blank is added before each text. With `absorbs_blanks`, control tokens absorb the blanks after them, except tokens
+/// that begin or end a document.
 pub fn tokenizer(
     pieces: &[Piece<'_>],
     unknown: Option<usize>,

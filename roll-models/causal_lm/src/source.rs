@@ -22,8 +22,8 @@ const NEEDED: &[&str] = &["config.json", "*.safetensors"];
 /// Patterns of files that a published model may have: tokenizer, chat template, index of shards.
 const ALSO: &[&str] = &["*.json", "*.jinja"];
 
-/// Returns the path of the model `name`: `resolved` (`name` as an absolute path) if it exists, otherwise the path of the
-/// published model `name`, which is downloaded if it is missing. `ORG/NAME` is the directory of a published model,
+/// Returns the path of the model `name`: `resolved` (`name` as an absolute path) if it exists, otherwise the path of
+/// the published model `name`, which is downloaded if it is missing. `ORG/NAME` is the directory of a published model,
 /// `ORG/NAME:FILE.gguf` one of its files.
 pub fn locate(name: &Path, resolved: PathBuf, hub: &Hub) -> Result<PathBuf> {
     let name = name.to_string_lossy();

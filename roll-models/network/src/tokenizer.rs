@@ -39,8 +39,8 @@ impl Tokenizer {
         Ok(Self { inner: Arc::new(inner), growth })
     }
 
-    /// Returns the ids of `text`. Special tokens in the text are recognised; none are added. Fails if the text is too long,
-    /// or if the tokenizer fails, panics or takes longer than [`LIMIT`].
+    /// Returns the ids of `text`. Special tokens in the text are recognised; none are added. Fails if the text is too
+    /// long, or if the tokenizer fails, panics or takes longer than [`LIMIT`].
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let failed = |problem: String| Error::Unsupported(format!("cannot tokenize a text: {problem}"));
         self.growth.check(text).and_then(|()| self.ids(text.to_string())).map_err(failed)

@@ -94,7 +94,8 @@ fn check_rank(rank: usize, shape: &[usize]) -> Result<()> {
 }
 
 /// Returns names and shapes, then the initial values, of the adapters that `trainable` requests on the linear layers
-/// among `weights` (pairs of name and shape). A [rank, in] is uniform in +-1/sqrt(in), as in PEFT; B [out, rank] is zero.
+/// among `weights` (pairs of name and shape). A [rank, in] is uniform in +-1/sqrt(in), as in PEFT; B [out, rank] is
+/// zero.
 ///
 /// Fails if a target matches no layer; the error quotes `examples`, which names existing layers.
 pub fn lora_parameters(

@@ -93,7 +93,7 @@ pub(super) fn import(experts: &[Expert], files: &BTreeMap<String, StateDict>) ->
 }
 
 /// Renames parameters (`blocks.0.self_attn.q.lora_A.weight`) for a file. Adds an `alpha` per layer, unless the alpha
-/// equals the rank, which readers assume if there is none.
+/// equals the rank: readers of a file without `alpha` use the rank.
 fn to_file(parameters: StateDict, scale: f64) -> StateDict {
     let mut file = StateDict::new();
     for (name, tensor) in parameters {
@@ -109,8 +109,8 @@ fn to_file(parameters: StateDict, scale: f64) -> StateDict {
 }
 
 /// Reads the parameters of an adapter file in any convention; the inverse of [`to_file`]. If the file has adapters for
-/// both transformers, reads the adapter for `expert`. `name` is the file's name, for error messages. Fails if the file's
-/// scale is not `scale`, or if the file contains more than low-rank layers.
+/// both transformers, reads the adapter for `expert`. `name` is the file's name, for error messages. Fails if the
+/// file's scale is not `scale`, or if the file contains more than low-rank layers.
 fn from_file(name: &str, file: &StateDict, expert: lora::Expert, scale: f64) -> Result<StateDict> {
     let lora = LoraFile::from_state(name, file)?.one(Some(expert))?;
     if let Some(layer) = lora.differences.keys().next() {

@@ -1,4 +1,5 @@
-//! Merges the LoRAs of the option `base_lora` into the frozen weights of the transformers, whenever the weights are read.
+//! Merges the LoRAs of the option `base_lora` into the frozen weights of the transformers, whenever the weights are
+//! read.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

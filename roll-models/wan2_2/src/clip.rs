@@ -147,8 +147,8 @@ impl Clip {
         f(&Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape, products: DType::F32, fp8: false })
     }
 
-    /// The class token and the patch embedding, plus positions. The convolution of the patch embedding has a stride equal
-    /// to its kernel, so it is a product of patches (rows) with the kernel as a matrix.
+    /// The class token and the patch embedding, plus positions. The convolution of the patch embedding has a stride
+    /// equal to its kernel, so it is a product of patches (rows) with the kernel as a matrix.
     fn embed(&self, scope: &Scope<'_>, pixels: &[f32]) -> Result<Burn<2>> {
         let &ClipConfig { dim, patch, grid, .. } = &self.config;
         let side = grid * patch;

@@ -1,5 +1,5 @@
-//! Recognises the networks of Wan by the keys of their weights, renames the keys to the official ones, and reads what the
-//! weights do not contain: the number of heads, the length of prompts.
+//! Recognises the networks of Wan by the keys of their weights, renames the keys to the official ones, and reads what
+//! the weights do not contain: the number of heads, the length of prompts.
 
 use burn::tensor::DType;
 use roll_backends::EightBits;
@@ -67,8 +67,8 @@ enum Naming {
 }
 
 /// Recognises the network in `checkpoint`, and returns the checkpoint under official names. Prefixes such as
-/// `state_dict.` are removed, names of diffusers and transformers are translated, and the scales of eight-bit weights are
-/// left out.
+/// `state_dict.` are removed, names of diffusers and transformers are translated, and the scales of eight-bit weights
+/// are left out.
 ///
 /// If names are translated, fails on a key without an official name. A checkpoint with official names may have further
 /// keys, which are kept; [`dit_config`] refuses the keys of a variant of the transformer.
@@ -134,8 +134,8 @@ pub fn text_len(checkpoint: &Checkpoint) -> Option<usize> {
 /// Removes the prefixes of [`WRAPPERS`].
 fn unwrap(mut checkpoint: Checkpoint) -> Result<Checkpoint, WeightsError> {
     while let Some(wrapper) = WRAPPERS.iter().find(|w| checkpoint.keys().any(|key| key.starts_with(*w))) {
-        // Keys without the prefix are dropped: next to a wrapped dictionary there are only optimizer states, counters and
-        // the like.
+        // Keys without the prefix are dropped: next to a wrapped dictionary there are only optimizer states, counters
+        // and the like.
         checkpoint = checkpoint.rename(|key| key.strip_prefix(wrapper).map(str::to_string))?;
     }
     Ok(checkpoint)

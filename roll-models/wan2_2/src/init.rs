@@ -92,8 +92,8 @@ pub fn init_experts(directory: impl AsRef<Path>, kind: WanKind, sizes: &Sizes, s
     write_paths(directory, &listed)
 }
 
-/// Writes the folders of the experts, each with its weights and `config.json`. `weights` returns the weights of the expert
-/// with a number, from 0. Returns the paths of the weights relative to `directory`.
+/// Writes the folders of the experts, each with its weights and `config.json`. `weights` returns the weights of the
+/// expert with a number, from 0. Returns the paths of the weights relative to `directory`.
 pub(super) fn write_experts(
     directory: &Path,
     kind: WanKind,

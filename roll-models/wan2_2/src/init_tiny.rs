@@ -103,8 +103,8 @@ fn vae_state(kind: WanKind, seed: u64) -> Result<StateDict> {
     Ok(state)
 }
 
-/// Draws tensors with normal values. `rule` returns mean and deviation for a key and shape. The values of a tensor depend
-/// on `network` and the position of the tensor in `shapes`.
+/// Draws tensors with normal values. `rule` returns mean and deviation for a key and shape. The values of a tensor
+/// depend on `network` and the position of the tensor in `shapes`.
 fn state(
     noise: &Noise,
     network: u64,
@@ -124,7 +124,8 @@ fn state(
 const T5_NETWORK: u64 = 2;
 const CLIP_NETWORK: u64 = 3;
 
-/// The weights of a transformer. Every linear layer preserves the variance of its input, so the velocity is of order one.
+/// The weights of a transformer. Every linear layer preserves the variance of its input, so the velocity is of order
+/// one.
 fn dit_state(noise: &Noise, config: &DitConfig, expert: u64) -> Result<StateDict> {
     let deviation_of_modulation = 1.0 / (config.dim as f32).sqrt();
     state(noise, expert, &config.weights(), |key, shape| match key {
@@ -145,8 +146,8 @@ fn clip_state(noise: &Noise, config: &ClipConfig) -> Result<StateDict> {
     })
 }
 
-/// The weights of the text encoder, in bf16, as the file's name says. T5 does not scale its attention scores, so the query
-/// weights are smaller.
+/// The weights of the text encoder, in bf16, as the file's name says. T5 does not scale its attention scores, so the
+/// query weights are smaller.
 fn umt5_state(noise: &Noise, config: &Umt5Config) -> Result<StateDict> {
     let head_dim = (config.attention_dim / config.heads) as f32;
     let state = state(noise, T5_NETWORK, &config.weights(), |key, shape| match key {

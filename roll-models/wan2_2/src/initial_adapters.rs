@@ -46,8 +46,8 @@ fn check_component(adapter: &OpenedAdapter) -> Result<()> {
     }
 }
 
-/// Assigns adapters to experts. A file is for the expert that it names; if it names none, for the trained expert. Fails if
-/// the checkpoint does not have the file's expert or the configuration does not train it.
+/// Assigns adapters to experts. A file is for the expert that it names; if it names none, for the trained expert. Fails
+/// if the checkpoint does not have the file's expert or the configuration does not train it.
 fn assign(opened: Vec<OpenedAdapter>, options: &WanOptions, has_dit2: bool) -> Result<AdaptersByExpert> {
     // The experts that the configuration trains, with the key that says so.
     let configured = options.named_experts()?;

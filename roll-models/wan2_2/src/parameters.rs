@@ -1,5 +1,5 @@
-//! The trainable parameters of all experts as one flat vector, which callers read and write in parts. A part is a range of
-//! parameters and may include parameters of both experts.
+//! The trainable parameters of all experts as one flat vector, which callers read and write in parts. A part is a range
+//! of parameters and may include parameters of both experts.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -48,7 +48,8 @@ impl Wan {
         Ok(spans)
     }
 
-    /// Bytes of the trainable parameters in this process. If they are sharded between ranks, bytes of this rank's shard.
+    /// Bytes of the trainable parameters in this process. If they are sharded between ranks, bytes of this rank's
+    /// shard.
     pub fn parameter_bytes(&self) -> usize {
         self.trained().map(Parameters::bytes).sum()
     }

@@ -1,5 +1,5 @@
-//! Finds and opens the files of a Wan pipeline, which the options `model_paths` and `model_id_with_origin_paths` name as
-//! lists of files or as whole directories, and assigns each network to its role.
+//! Finds and opens the files of a Wan pipeline, which the options `model_paths` and `model_id_with_origin_paths` name
+//! as lists of files or as whole directories, and assigns each network to its role.
 
 use std::path::{Path, PathBuf};
 
@@ -43,16 +43,16 @@ impl ComponentFiles {
         opened.in_section("model")
     }
 
-    /// Opens the files of both options, like the reference implementation, which combines their entries. Errors name the
-    /// options without their section, which the caller adds.
+    /// Opens the files of both options, like the reference implementation, which combines their entries. Errors name
+    /// the options without their section, which the caller adds.
     ///
     /// `model_paths` is `wan22_paths.json`: a JSON list whose entries are a file, a list of shards, or a glob.
     /// Components are recognised by their keys; the first of two transformers is the high-noise expert. Paths are
     /// relative to the directory of the JSON file or, if they do not exist there, to the working directory. A directory
     /// in the official or the diffusers layout is accepted instead of the JSON file.
     ///
-    /// `model_ids` are `ORG/NAME:PATTERN` entries, separated by commas. Their files are searched for on this machine, or
-    /// downloaded. An entry without a pattern means the whole model.
+    /// `model_ids` are `ORG/NAME:PATTERN` entries, separated by commas. Their files are searched for on this machine,
+    /// or downloaded. An entry without a pattern means the whole model.
     pub fn resolve(model_paths: Option<&Path>, model_ids: Option<&str>, hub: &Hub) -> Result<Self> {
         let origin = match (model_paths, model_ids) {
             (Some(path), None) => path.display().to_string(),
@@ -76,8 +76,8 @@ impl ComponentFiles {
         assemble(found, &origin)
     }
 
-    /// Like [`ComponentFiles::resolve`], with the entries of `wan22_paths.json` instead of the file. They are relative to
-    /// `directory`.
+    /// Like [`ComponentFiles::resolve`], with the entries of `wan22_paths.json` instead of the file. They are relative
+    /// to `directory`.
     fn of_list(entries: &[PathEntry], directory: &Path, model_ids: Option<&str>, hub: &Hub) -> Result<Self> {
         let mut found = PipelineFiles::default();
         found.add_list(entries, "`model_paths`", directory)?;
@@ -172,8 +172,8 @@ impl PipelineFiles {
         Ok(())
     }
 
-    /// Adds all weights and the tokenizer in a directory. It has the official or the diffusers layout, or is the folder of
-    /// one component in the diffusers layout.
+    /// Adds all weights and the tokenizer in a directory. It has the official or the diffusers layout, or is the folder
+    /// of one component in the diffusers layout.
     fn add_directory(&mut self, directory: &Path) -> Result<()> {
         let escaped = glob::Pattern::escape(&directory.to_string_lossy());
         let count_before = self.weights.len();

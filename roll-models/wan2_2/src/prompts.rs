@@ -1,5 +1,5 @@
-//! Encodes prompts as text embeddings. Prompts that a run will need are encoded together, because the encoder streams its
-//! weights once per batch.
+//! Encodes prompts as text embeddings. Prompts that a run will need are encoded together, because the encoder streams
+//! its weights once per batch.
 
 use std::collections::BTreeMap;
 

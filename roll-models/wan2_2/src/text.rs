@@ -4,8 +4,8 @@
 //! escapes, ligatures, full-width characters, curly quotes, line breaks, control characters, composition (NFC), runs of
 //! white space. Three cases that captions rarely have are different:
 //! - ftfy repairs text that was decoded with the wrong character set (`schÃ¶n`), by guesses. Such text stays here.
-//! - ftfy resolves entities in capitals (`&EACUTE;`) and entities that are nested more than three deep. Here, only HTML's
-//!   entities are resolved, up to three times.
+//! - ftfy resolves entities in capitals (`&EACUTE;`) and entities that are nested more than three deep. Here, only
+//!   HTML's entities are resolved, up to three times.
 //! - Python drops references to characters that are not valid in HTML (`&#1;`) in text with `<`. They stay here.
 
 use htmlize::unescape;

@@ -16,7 +16,8 @@ const SPIECE: &str = "spiece.model";
 /// The token that ends every sequence.
 const END: &str = "</s>";
 
-/// Number of rows of Wan's text embedding, to which a prompt is padded or cut, unless a `config.json` has another number.
+/// Number of rows of Wan's text embedding, to which a prompt is padded or cut, unless a `config.json` has another
+/// number.
 pub const PROMPT_TOKENS: usize = 512;
 
 /// Converts prompts into token ids.
@@ -53,11 +54,11 @@ impl Tokenizer {
         &self.path
     }
 
-    /// Returns the ids of the cleaned `prompt`, cut to at most `length` ids. The last id is the end of the sequence. There
-    /// is no padding.
+    /// Returns the ids of the cleaned `prompt`, cut to at most `length` ids. The last id is the end of the sequence.
+    /// There is no padding.
     ///
-    /// Fails if `length` is zero, if the prompt is too long for the tokenizer, or if the tokenizer fails, panics or takes
-    /// longer than [`roll_external::tokenizer_json::LIMIT`].
+    /// Fails if `length` is zero, if the prompt is too long for the tokenizer, or if the tokenizer fails, panics or
+    /// takes longer than [`roll_external::tokenizer_json::LIMIT`].
     pub fn encode(&self, prompt: &str, length: usize) -> Result<Vec<u32>> {
         if length == 0 {
             return Err(Error::Misuse("expected a prompt length of at least 1 token, found 0".into()));

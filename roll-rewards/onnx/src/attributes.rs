@@ -102,7 +102,8 @@ impl<'a> Attributes<'a> {
     }
 }
 
-/// Converts `ints` to sizes. Fails on sizes below `least`, and above 2^31, so that sums of several sizes cannot overflow.
+/// Converts `ints` to sizes. Fails on sizes below `least`, and above 2^31, so that sums of several sizes cannot
+/// overflow.
 pub(super) fn sizes(name: &str, ints: &[i64], least: i64) -> Result<Vec<usize>, Problem> {
     ints.iter()
         .map(|&i| usize::try_from(i).ok().filter(|_| (least..=1 << 31).contains(&i)))
@@ -116,8 +117,8 @@ pub(super) struct OperatorSpec<'n, 'a> {
     /// The version of the default operator set.
     pub opset: i64,
     pub attributes: Attributes<'a>,
-    /// The inputs: `None` for an input that is left out, `Some(None)` for an input that is computed when the graph runs,
-    /// `Some(Some(_))` for a constant.
+    /// The inputs: `None` for an input that is left out, `Some(None)` for an input that is computed when the graph
+    /// runs, `Some(Some(_))` for a constant.
     pub inputs: Vec<Option<Option<&'n Constant>>>,
     /// Number of outputs that have a name.
     pub outputs: usize,
@@ -133,8 +134,8 @@ impl<'n> OperatorSpec<'n, '_> {
         self.inputs.get(index).is_some_and(Option::is_some)
     }
 
-    /// The constant at input `index`; `None` if the input is left out. Fails if the input is not constant. `what` is the
-    /// input's name in the error.
+    /// The constant at input `index`; `None` if the input is left out. Fails if the input is not constant. `what` is
+    /// the input's name in the error.
     pub fn constant(&self, index: usize, what: &str) -> Result<Option<&'n Constant>, Problem> {
         match self.inputs.get(index).copied().flatten() {
             None => Ok(None),

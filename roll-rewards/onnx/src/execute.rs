@@ -6,7 +6,8 @@ use super::ops::Run;
 use super::value::{ElementLimit, Value, elements};
 
 /// Greatest number of elements of a value, per element of the graph's inputs. The limit of [`element_limit`] adds the
-/// elements of constants and [`FOR_ANY_INPUT`]. Real networks are far below: a typical first layer maps 3 channels to 64.
+/// elements of constants and [`FOR_ANY_INPUT`]. Real networks are far below: a typical first layer maps 3 channels to
+/// 64.
 const PER_INPUT_ELEMENT: usize = 256;
 /// Number of elements that a value may have for any input: 64 MiB of f32.
 const FOR_ANY_INPUT: usize = 1 << 24;

@@ -57,8 +57,9 @@ impl Message {
         })
     }
 
-    /// Whether the field `number` may have the wire type `wire_type`. The parser reads some fields by their defined type and
-    /// ignores the file's wire type; without this check, a file could present one tree here and another to the parser.
+    /// Whether the field `number` may have the wire type `wire_type`. The parser reads some fields by their defined
+    /// type and ignores the file's wire type; without this check, a file could present one tree here and another to the
+    /// parser.
     fn allows(self, number: u64, wire_type: u64) -> bool {
         match (self, number) {
             // floats, ints: one by one or packed.

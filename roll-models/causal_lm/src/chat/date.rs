@@ -87,8 +87,8 @@ const DAYS_TO_1970: i64 = 719_468;
 /// Days of an era: 400 years, after which the Gregorian calendar repeats.
 const DAYS_OF_ERA: i64 = 146_097;
 
-/// Days since 1970 of a date of the Gregorian calendar. Years are counted from March, so that leap days end them. This is
-/// the algorithm `days_from_civil` of Howard Hinnant's "chrono-Compatible Low-Level Date Algorithms".
+/// Days since 1970 of a date of the Gregorian calendar. Years are counted from March, so that leap days end them. This
+/// is the algorithm `days_from_civil` of Howard Hinnant's "chrono-Compatible Low-Level Date Algorithms".
 fn from_civil(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;

@@ -1,7 +1,7 @@
 //! The chat template of a model, which formats conversations as in the model's training.
 //!
-//! A template is a program (in Jinja) from files that are not trusted. After a call of [`render_in_worker`], templates are
-//! rendered by a worker process whose memory and time are limited, so that nothing worse than an error can happen.
+//! A template is a program (in Jinja) from files that are not trusted. After a call of [`render_in_worker`], templates
+//! are rendered by a worker process whose memory and time are limited, so that nothing worse than an error can happen.
 //! Without such a call they are rendered in this process, with a limit on steps.
 
 mod date;
@@ -197,8 +197,8 @@ impl ChatTemplate {
     }
 }
 
-/// A message as one object: role, text as `content`, and further fields. A field `content` replaces the text, which is null
-/// if a message only calls tools.
+/// A message as one object: role, text as `content`, and further fields. A field `content` replaces the text, which is
+/// null if a message only calls tools.
 fn fields(message: &Message) -> Value {
     let mut fields = Map::new();
     fields.insert("role".into(), message.role.clone().into());

@@ -1,5 +1,5 @@
-//! Values of templates as Python writes them (`str`, `repr` and `json.dumps`), because templates were written for Jinja2
-//! in Python.
+//! Values of templates as Python writes them (`str`, `repr` and `json.dumps`), because templates were written for
+//! Jinja2 in Python.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -76,9 +76,9 @@ fn repr_text(text: &str, out: &mut String) {
     out.push(quote);
 }
 
-/// Whether Python's `repr` escapes the character by its code. Rust's `Debug` escapes the same characters, except blanks and
-/// the zero. It also escapes a combining mark, but only at the beginning of a text, so the character is tested after an
-/// `a`.
+/// Whether Python's `repr` escapes the character by its code. Rust's `Debug` escapes the same characters, except blanks
+/// and the zero. It also escapes a combining mark, but only at the beginning of a text, so the character is tested
+/// after an `a`.
 fn is_escaped(c: char) -> bool {
     let is_blank = c.is_whitespace() && c != ' ';
     is_blank || c == '\0' || format!("{:?}", format!("a{c}")).contains("\\u{")

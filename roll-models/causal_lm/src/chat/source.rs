@@ -4,8 +4,8 @@
 /// first false operand, but minijinja computes an `and` of constants when it parses, and then returns `false`.
 pub(super) const ALWAYS: &str = "__always";
 
-/// Returns `source` with three changes: line feeds are the only line ends, as in Jinja2; the tag `generation`, which marks
-/// the assistant's words and writes nothing, becomes `with`; and [`ALWAYS`] is added to each `and`.
+/// Returns `source` with three changes: line feeds are the only line ends, as in Jinja2; the tag `generation`, which
+/// marks the assistant's words and writes nothing, becomes `with`; and [`ALWAYS`] is added to each `and`.
 pub(super) fn rewrite(source: &str) -> String {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let mut out = String::with_capacity(source.len());

@@ -1,8 +1,8 @@
 //! A worker process that renders one template with limited memory and time: [`serve`] is its program, [`Worker`] the
 //! caller's side.
 //!
-//! Each request and each answer is one line of JSON. The first request is the template, and its answer the variables that
-//! the template reads. All further requests are conversations, and their answers rendered texts.
+//! Each request and each answer is one line of JSON. The first request is the template, and its answer the variables
+//! that the template reads. All further requests are conversations, and their answers rendered texts.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,8 +36,8 @@ const EXIT_LIMIT: Duration = Duration::from_secs(2);
 /// The answer to a request, or the problem.
 type Answer<T> = Result<T, String>;
 
-/// Reads requests from the standard input and writes answers to the standard output until the input ends. A process with
-/// the argument [`WORKER`] does nothing else.
+/// Reads requests from the standard input and writes answers to the standard output until the input ends. A process
+/// with the argument [`WORKER`] does nothing else.
 pub fn serve() -> std::process::ExitCode {
     let (lines, requests) = sync_channel::<String>(1);
     let started = limit_memory(MEMORY).and_then(|()| {

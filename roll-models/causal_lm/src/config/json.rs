@@ -208,7 +208,8 @@ impl From<Ids> for Vec<u32> {
 }
 
 impl LmConfig {
-    /// Reads a `config.json`, and further ids that end a turn from the `generation_config.json` next to it, if it exists.
+    /// Reads a `config.json`, and further ids that end a turn from the `generation_config.json` next to it, if it
+    /// exists.
     pub fn read(file: &Path) -> Result<Self> {
         let bytes = files::read_filled(file, files::MAX_TEXT).map_err(Error::file("read", file))?;
         let mut config = Self::parse(&bytes).map_err(|problem| Error::bad_file(file, problem))?;

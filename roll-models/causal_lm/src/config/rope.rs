@@ -33,8 +33,8 @@ pub enum RopeScaling {
         /// Context of pretraining.
         original: f64,
     },
-    /// YaRN (<https://arxiv.org/abs/2309.00071>, as transformers computes it): low frequencies are divided, high ones are
-    /// unchanged, with a ramp over the pairs in between; cosines and sines are scaled.
+    /// YaRN (<https://arxiv.org/abs/2309.00071>, as transformers computes it): low frequencies are divided, high ones
+    /// are unchanged, with a ramp over the pairs in between; cosines and sines are scaled.
     Yarn {
         /// Divisor of low frequencies.
         factor: f64,

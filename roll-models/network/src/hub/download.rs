@@ -352,8 +352,8 @@ fn range(response: &Response<Body>, start: u64) -> Option<(u64, u64)> {
     }
 }
 
-/// Checks the contents of a file if its ETag is a SHA-256, as for every large file. If the contents have another SHA-256,
-/// the file is removed and this fails.
+/// Checks the contents of a file if its ETag is a SHA-256, as for every large file. If the contents have another
+/// SHA-256, the file is removed and this fails.
 fn check_hash(file: &Path, etag: Option<&str>) -> Result<()> {
     let is_sha256 = |etag: &&str| etag.len() == 64 && etag.bytes().all(|b| b.is_ascii_hexdigit());
     let Some(expected) = etag.filter(is_sha256) else { return Ok(()) };

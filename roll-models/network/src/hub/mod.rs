@@ -102,8 +102,8 @@ impl Hub {
         Self { caches: cache.into_iter().collect(), folders: vec![folder], remote }
     }
 
-    /// Returns the files of `model` (`ORG/NAME`) that match `pattern`, sorted, from the first place with such files. They
-    /// are downloaded if no place has them, or if an earlier download of this pattern is incomplete.
+    /// Returns the files of `model` (`ORG/NAME`) that match `pattern`, sorted, from the first place with such files.
+    /// They are downloaded if no place has them, or if an earlier download of this pattern is incomplete.
     pub fn files(&self, model: &str, pattern: &str) -> Result<Vec<PathBuf>, HubError> {
         if !stays_inside(pattern) {
             let problem = "the pattern must be relative, without `..`";

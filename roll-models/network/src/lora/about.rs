@@ -163,8 +163,8 @@ fn words(name: &str) -> Vec<String> {
     words
 }
 
-/// Returns the entries that describe an adapter: format, ranks, alphas and target layers. `layers` are pairs of name and
-/// rank; `scale` is `alpha / rank`, which all layers share.
+/// Returns the entries that describe an adapter: format, ranks, alphas and target layers. `layers` are pairs of name
+/// and rank; `scale` is `alpha / rank`, which all layers share.
 pub fn adapter_entries<'a>(layers: impl IntoIterator<Item = (&'a str, usize)>, scale: f64) -> BTreeMap<String, String> {
     let (mut ranks, mut targets) = (Vec::new(), Vec::new());
     for (layer, rank) in layers {

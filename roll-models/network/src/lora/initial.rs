@@ -152,8 +152,8 @@ fn unchanged(lora: &Lora) -> InitialAdapter {
     InitialAdapter { trainable: Trainable::Layers { ranks, scale: common_scale }, parameters }
 }
 
-/// Concatenates several adapters (with their strengths and paths) into one whose rank is the sum of their ranks and whose
-/// scale is 1. Strengths and scales are multiplied into B.
+/// Concatenates several adapters (with their strengths and paths) into one whose rank is the sum of their ranks and
+/// whose scale is 1. Strengths and scales are multiplied into B.
 fn sum(loras: &[(Lora, f64, PathBuf)]) -> Result<InitialAdapter> {
     // The layers of each name, with the factor of B and the path of the file.
     let mut layers_by_name: BTreeMap<&str, Vec<(&Layer, f64, &Path)>> = BTreeMap::new();

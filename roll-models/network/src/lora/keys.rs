@@ -1,4 +1,5 @@
-//! Parses one key (name of a tensor) of a LoRA file: convention, transformer, layer, and which tensor of the layer it is.
+//! Parses one key (name of a tensor) of a LoRA file: convention, transformer, layer, and which tensor of the layer it
+//! is.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -94,9 +95,9 @@ struct Bare<'a> {
 }
 
 impl<'a> Bare<'a> {
-    /// Removes prefixes and wrappers from `name`, in any order. A second prefix is removed only if the rest is a layer of
-    /// Wan: `base_model.model.transformer.h.0` of a language model is its layer `transformer.h.0`. Returns `None` if two
-    /// prefixes name different experts.
+    /// Removes prefixes and wrappers from `name`, in any order. A second prefix is removed only if the rest is a layer
+    /// of Wan: `base_model.model.transformer.h.0` of a language model is its layer `transformer.h.0`. Returns `None` if
+    /// two prefixes name different experts.
     fn of(name: &'a str) -> Option<Self> {
         let mut bare = Self { convention: None, expert: None, layer: without_wrappers(name) };
         // The name behind the first prefix, once a second prefix is removed.
@@ -236,19 +237,19 @@ pub(super) fn parse<'a>(path: &Path, key: &'a str) -> Result<Key<'a>, LoraError>
         return Err(LoraError::invalid(path, problem));
     }
     let convention = match (convention, adapter) {
-        // By the prefix.
+        // The prefix decides.
         (Some(convention), _) => Some(convention),
-        // By the name of the layer.
+        // The name of the layer decides.
         (None, _) if layer_names::is_diffusers(&layer) => Some(Convention::Diffusers),
-        // By the name of an adapter.
+        // The presence of an adapter's name decides.
         (None, Some(_)) => Some(Convention::DiffSynth),
         (None, None) => None,
     };
     Ok(Key { convention, expert, layer, part, adapter })
 }
 
-/// Splits a key into the layer's name (with prefixes), the part, and the name of the adapter, if there is one. `None` if
-/// the key is not one of a LoRA.
+/// Splits a key into the layer's name (with prefixes), the part, and the name of the adapter, if there is one. `None`
+/// if the key is not one of a LoRA.
 fn split(key: &str) -> Option<(&str, Part, Option<&str>)> {
     for (infix, part) in MATRICES {
         let Some((layer, tail)) = key.rsplit_once(infix) else { continue };

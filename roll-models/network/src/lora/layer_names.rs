@@ -17,8 +17,8 @@ pub(super) fn official(layer: &str) -> String {
     renamed(layer, Direction::ToOfficial)
 }
 
-/// Like [`official`], but also accepts a name with dots in place of underscores, as musubi-tuner's converter writes them
-/// (`text.embedding.0`, `cross_attn.k.img`).
+/// Like [`official`], but also accepts a name with dots in place of underscores, as musubi-tuner's converter writes
+/// them (`text.embedding.0`, `cross_attn.k.img`).
 pub(super) fn dotted(layer: &str) -> String {
     let official = official(layer);
     if official != layer {

@@ -72,9 +72,9 @@ pub fn merge_lora(
 /// Returns `base` with `loras` (with their strengths and paths) added to its weights whenever they are read. The values
 /// are those of [`merge_lora`], except that several LoRAs are added before the sum is rounded.
 ///
-/// Fails if a layer of a LoRA is not in the base. Two kinds of layers are left out with a warning instead: layers of the
-/// image encoder's branch, which LightX2V's LoRAs for Wan2.2 have although Wan2.2 does not, and a patch embedding of
-/// another number of channels, as in a distillation of T2V that is used on I2V.
+/// Fails if a layer of a LoRA is not in the base. Two kinds of layers are left out with a warning instead: layers of
+/// the image encoder's branch, which LightX2V's LoRAs for Wan2.2 have although Wan2.2 does not, and a patch embedding
+/// of another number of channels, as in a distillation of T2V that is used on I2V.
 pub fn merged_on_read(base: Checkpoint, loras: &[(Lora, f64, PathBuf)]) -> Result<Checkpoint, LoraError> {
     let mut all = Vec::new();
     for (lora, strength, path) in loras {
@@ -111,8 +111,9 @@ pub(super) fn warn_of_image_branch(path: &Path, layers: &[&str]) {
     );
 }
 
-/// Whether a base lacks `layer` of a LoRA because the base has no branch for an image encoder. `has` returns whether the
-/// base has a layer. If the base has such a branch, or lacks even the block of the layer, the reason is another one.
+/// Whether a base lacks `layer` of a LoRA because the base has no branch for an image encoder. `has` returns whether
+/// the base has a layer. If the base has such a branch, or lacks even the block of the layer, the reason is another
+/// one.
 pub(super) fn lacks_image_branch(layer: &str, has: impl Fn(&str) -> bool) -> bool {
     let base_has_no_branch = || !has("blocks.0.cross_attn.k_img") && !has("img_emb.proj.1");
     let layer_of_same_block = layer.split_once(".cross_attn.").map(|(block, _)| format!("{block}.cross_attn.k"));
@@ -129,8 +130,8 @@ struct LeftOut<'a> {
     other: Vec<&'a str>,
 }
 
-/// Whether a convolution's weight of shape `base` differs from the shape `lora` that a LoRA needs in the number of input
-/// channels only, as the patch embeddings of T2V and I2V do.
+/// Whether a convolution's weight of shape `base` differs from the shape `lora` that a LoRA needs in the number of
+/// input channels only, as the patch embeddings of T2V and I2V do.
 fn differs_in_channels(base: &[usize], lora: &[usize]) -> bool {
     match (base, lora) {
         // Both are convolutions: [out, in, kernel].
@@ -362,8 +363,8 @@ impl Deltas {
         Ok(())
     }
 
-    /// Fails if nothing of the LoRA is in the base, if a tensor is stored in a type that cannot be changed (eight bits), or
-    /// if names are missing and `options` do not allow that.
+    /// Fails if nothing of the LoRA is in the base, if a tensor is stored in a type that cannot be changed (eight
+    /// bits), or if names are missing and `options` do not allow that.
     fn check(&self, base: &Checkpoint, lora: &Lora, options: &MergeOptions) -> Result<(), LoraError> {
         if self.by_key.is_empty() {
             return Err(LoraError::NothingMatched {
@@ -409,8 +410,8 @@ impl Change<LoraError> for Deltas {
     }
 }
 
-/// Fails unless the base's weight `[out, in, ...]` fits `product_shape`, the shape of the product of `B [out, rank]` and
-/// `A [rank, in, ...]`.
+/// Fails unless the base's weight `[out, in, ...]` fits `product_shape`, the shape of the product of `B [out, rank]`
+/// and `A [rank, in, ...]`.
 fn check_shape(base: &Checkpoint, key: &str, name: &str, product_shape: &[usize]) -> Result<(), LoraError> {
     let found = base.info(key).map(|info| info.shape.clone()).unwrap_or_default();
     // A convolution with a kernel of one may be stored as a matrix, and a matrix as such a convolution.

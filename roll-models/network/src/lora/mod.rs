@@ -8,8 +8,8 @@
 //! | ComfyUI | `diffusion_model.X.lora_A.weight` or `lora_down` | the tensor `X.alpha`, over the rank |
 //! | kohya | `lora_unet_X_with_underscores.lora_down.weight` | the tensor `.alpha`, over the rank |
 //!
-//! X is the name of a layer. A layer adds `alpha / rank * B A` to its weight. Without an `alpha` in the file, `alpha` is the rank. Layers have
-//! their official names of Wan if Wan has such a layer, and otherwise the names in the file.
+//! X is the name of a layer. A layer adds `alpha / rank * B A` to its weight. Without an `alpha` in the file, `alpha`
+//! is the rank. Layers have their official names of Wan if Wan has such a layer, and otherwise the names in the file.
 //!
 //! Conversions are exact: matrices are copied bit for bit. DiffSynth files have no place for a scale, so the scale is
 //! multiplied into `B`. If this cannot be undone exactly, the file also has the unscaled `B`, under a name that other
@@ -84,8 +84,8 @@ impl fmt::Display for Convention {
 }
 
 /// Reads the tensors of an adapter file for [`roll_core::Model::import_adapter`]. A LoRA is converted to ComfyUI's
-/// convention, so that the scale is among the tensors, wherever it is in the file. A file without a LoRA (all weights of
-/// a transformer) or with adapters for both transformers is returned unchanged.
+/// convention, so that the scale is among the tensors, wherever it is in the file. A file without a LoRA (all weights
+/// of a transformer) or with adapters for both transformers is returned unchanged.
 pub fn open_adapter(path: &Path) -> Result<StateDict, LoraError> {
     if path.is_file() {
         let checkpoint = Checkpoint::open(path)?;

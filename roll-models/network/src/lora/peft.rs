@@ -39,7 +39,8 @@ const OTHER_KINDS: &[(&str, &str)] = &[
 /// Values of `init_lora_weights` with which PEFT changes the weights of the base whenever it loads the adapter.
 const CHANGES_OF_BASE: &[&str] = &["pissa", "olora", "loftq", "corda", "lora_ga"];
 
-/// The part of a `LoraConfig` that determines what an adapter does: the scales of its layers, and which layers PEFT loads.
+/// The part of a `LoraConfig` that determines what an adapter does: the scales of its layers, and which layers PEFT
+/// loads.
 #[derive(Clone, Debug)]
 pub(super) struct Config {
     /// The file with the configuration.
@@ -275,8 +276,8 @@ impl Config {
         if self.rank_stabilised { alpha * (rank as f64).sqrt() } else { alpha }
     }
 
-    /// Fails if PEFT would not load this layer of the file, because the configuration does not select it, or has another
-    /// rank or no bias for it.
+    /// Fails if PEFT would not load this layer of the file, because the configuration does not select it, or has
+    /// another rank or no bias for it.
     pub fn check(&self, layer: &str, rank: usize, has_bias: bool) -> Result<(), LoraError> {
         let contradicts = |found: String| {
             let problem =

@@ -111,8 +111,8 @@ impl LoraFile {
         Ok(Self { path: path.into(), convention, names, adapters, metadata })
     }
 
-    /// Returns the only adapter, or the adapter for `expert` if the file has two. Fails if the file has two adapters and
-    /// `expert` is `None`, or if the only adapter is for another expert.
+    /// Returns the only adapter, or the adapter for `expert` if the file has two. Fails if the file has two adapters
+    /// and `expert` is `None`, or if the only adapter is for another expert.
     pub fn one(self, expert: Option<Expert>) -> Result<Lora, LoraError> {
         let Self { path, mut adapters, .. } = self;
         if adapters.len() > 1 {
@@ -187,7 +187,7 @@ fn object(path: &Path, bytes: &[u8]) -> Result<serde_json::Map<String, Value>, L
 /// An adapter whose tensors are being collected.
 #[derive(Default)]
 struct RawAdapter {
-    /// By the official name of the layer.
+    /// Each layer's tensors. The key is the layer's official name.
     layers: BTreeMap<String, RawLayer>,
     /// See [`Lora::undotted`].
     undotted: Vec<String>,

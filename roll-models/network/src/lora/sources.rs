@@ -138,8 +138,8 @@ fn with_strength(text: &str, resolve: &impl Fn(&Path) -> PathBuf) -> Result<(Pat
 }
 
 /// The adapter files of a path: the file itself, or the files in the directory of a PEFT adapter, of a checkpoint or of
-/// a run (its newest checkpoint). These are two files if each of two experts has a file of its own. If a checkpoint has an
-/// averaged policy, these are the files of the average.
+/// a run (its newest checkpoint). These are two files if each of two experts has a file of its own. If a checkpoint has
+/// an averaged policy, these are the files of the average.
 pub fn files(path: &Path) -> Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.into()]);

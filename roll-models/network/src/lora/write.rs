@@ -105,8 +105,8 @@ impl EncodedLora {
     fn add_layer(&mut self, stem: &str, layer: &Layer, convention: Convention, alpha: f64) {
         let (a, b) = matrix_names(convention);
         let mut up = layer.up.clone();
-        // DiffSynth has no alpha, so the scale is multiplied into B. If this cannot be undone exactly, the file also has
-        // the unscaled B. Layers with a bias have the scale 1 (`check_convention`).
+        // DiffSynth has no alpha, so the scale is multiplied into B. If this cannot be undone exactly, the file also
+        // has the unscaled B. Layers with a bias have the scale 1 (`check_convention`).
         if convention == Convention::DiffSynth && layer.scale() != 1.0 {
             match scaled(&up, layer.scale()) {
                 Some(exact) => up = exact,
@@ -131,8 +131,8 @@ impl EncodedLora {
         }
     }
 
-    /// Writes the file, then `adapter_config.json` next to it, both atomically. If an `adapter_config.json` exists there
-    /// that belongs to another adapter or cannot be read, this fails and writes nothing.
+    /// Writes the file, then `adapter_config.json` next to it, both atomically. If an `adapter_config.json` exists
+    /// there that belongs to another adapter or cannot be read, this fails and writes nothing.
     pub fn save(&self, path: &Path) -> Result<(), LoraError> {
         let config = self.adapter_config.as_ref();
         let config = config.map(|config| (path.with_file_name(peft::CONFIG_FILE), format!("{config:#}\n")));

@@ -1,5 +1,5 @@
-//! Where the weights of a network come from and where they are kept: GGUF files, and stores of weights that are streamed
-//! from a file, resident on the device or in host memory. `roll-weights` reads safetensors and torch files.
+//! Where the weights of a network come from and where they are kept: GGUF files, and stores of weights that are
+//! streamed from a file, resident on the device or in host memory. `roll-weights` reads safetensors and torch files.
 
 pub mod gguf;
 mod streamed;

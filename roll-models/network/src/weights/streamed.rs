@@ -49,9 +49,9 @@ impl Streamed {
         self
     }
 
-    /// Prefetches the next segment on a thread during the computation, which avoids the wait and takes the memory of one
-    /// more segment. The order of the segments is learned from the first pass, and the first segment of the next pass
-    /// waits in memory: this is for networks that run again and again.
+    /// Prefetches the next segment on a thread during the computation, which avoids the wait and takes the memory of
+    /// one more segment. The order of the segments is learned from the first pass, and the first segment of the next
+    /// pass waits in memory: this is for networks that run again and again.
     pub fn with_prefetch(mut self) -> Self {
         self.prefetcher = Some(Prefetcher::default());
         self
@@ -108,8 +108,8 @@ impl StreamSource {
     }
 }
 
-/// Uploads all weights of `checkpoint` to `device`. The mapped pages of each weight are released as soon as it is copied,
-/// so at most one weight of the file takes host memory.
+/// Uploads all weights of `checkpoint` to `device`. The mapped pages of each weight are released as soon as it is
+/// copied, so at most one weight of the file takes host memory.
 pub fn resident(checkpoint: &Checkpoint, storage: Storage, device: &Device) -> Result<Resident> {
     let mut weights = HashMap::with_capacity(checkpoint.len());
     for key in checkpoint.keys() {

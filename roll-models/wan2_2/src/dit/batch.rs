@@ -1,5 +1,5 @@
-//! The inputs of a pass over several samples: checked, cut into tokens, and joined to matrices whose rows are the tokens
-//! of one sample after the other.
+//! The inputs of a pass over several samples: checked, cut into tokens, and joined to matrices whose rows are the
+//! tokens of one sample after the other.
 
 use roll_core::{Conditioning, Error, Result, Tensor, Timestep, VelocityInput};
 

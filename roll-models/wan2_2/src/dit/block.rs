@@ -44,8 +44,8 @@ pub struct Pass {
     pub trains_modulation: bool,
     /// Number of image tokens in the context of a sample. They come before the text.
     pub image_rows: usize,
-    /// The ranks of sequence parallelism, if it is used. States, tables and groups then cover only this rank's tokens, and
-    /// there is one sample.
+    /// The ranks of sequence parallelism, if it is used. States, tables and groups then cover only this rank's tokens,
+    /// and there is one sample.
     pub token_ranks: Option<Arc<TokenRanks>>,
     /// Receives intermediate values.
     pub probe: Option<Probe>,
@@ -79,8 +79,9 @@ impl Pass {
         f(&Scope { weights: &weights, trainable, lora_scale, tape, products, fp8: self.fp8 })
     }
 
-    /// Expands a modulation from one row per group to one row per token, if it is trained and there are several groups. The
-    /// sums of its gradient over tokens then keep their order, and so their bits. Other modulations stay as they are.
+    /// Expands a modulation from one row per group to one row per token, if it is trained and there are several groups.
+    /// The sums of its gradient over tokens then keep their order, and so their bits. Other modulations stay as they
+    /// are.
     fn modulation(&self, rows: Tensor<2>) -> Tensor<2> {
         let [group_count, width] = rows.dims();
         let [first_size, ..] = self.groups.as_slice() else { return rows };
@@ -98,7 +99,8 @@ impl Pass {
         Tensor::cat(not_empty.map(expand).collect(), 0)
     }
 
-    /// Sizes of the groups of tokens that share a row of [`Pass::modulation`]. Empty if each token has a row of its own.
+    /// Sizes of the groups of tokens that share a row of [`Pass::modulation`]. Empty if each token has a row of its
+    /// own.
     fn row_groups(&self) -> &[usize] {
         if self.trains_modulation { &[] } else { &self.groups }
     }
@@ -251,8 +253,8 @@ impl Block {
         Ok(out)
     }
 
-    /// Cross-attention to the context with its projections. All rows of the context are keys, including padding, which the
-    /// reference implementation does not mask either. Image tokens have keys, values and an attention of their own.
+    /// Cross-attention to the context with its projections. All rows of the context are keys, including padding, which
+    /// the reference implementation does not mask either. Image tokens have keys, values and an attention of their own.
     fn cross_attention(&self, scope: &Scope<'_>, h: Tensor<2>, context: Tensor<2>, name: &str) -> Result<Tensor<2>> {
         let pass = &self.pass;
         let context = as_dtype(context, h.dtype());
@@ -276,8 +278,8 @@ impl Block {
         Ok(out)
     }
 
-    /// The projection `part` (`q`, `k`, `k_img`), its RMS norm over the full width, and the rotation of each head by the
-    /// rotary tables `rope`, if they are given.
+    /// The projection `part` (`q`, `k`, `k_img`), its RMS norm over the full width, and the rotation of each head by
+    /// the rotary tables `rope`, if they are given.
     fn projected_norm(
         &self,
         scope: &Scope<'_>,

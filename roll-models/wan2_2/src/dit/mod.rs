@@ -187,8 +187,8 @@ impl Dit {
     /// its heads and everything else for its tokens, so the number of ranks must divide the heads.
     ///
     /// All ranks must make the same passes with the same inputs. Each rank receives the whole velocity and the whole
-    /// cotangent of the latents. The parameter gradients of a rank cover its own tokens; the whole gradient is the sum over
-    /// ranks, in their order.
+    /// cotangent of the latents. The parameter gradients of a rank cover its own tokens; the whole gradient is the sum
+    /// over ranks, in their order.
     pub fn sharding_tokens(mut self, ranks: Arc<dyn Communicator>) -> Self {
         self.token_ranks = (ranks.world_size() > 1).then(|| Arc::new(TokenRanks::new(ranks)));
         self
@@ -213,8 +213,8 @@ impl Dit {
             Trainable::Full => {
                 let mut specs: Vec<_> =
                     self.config.weights().into_iter().map(|(name, shape)| ParameterSpec { name, shape }).collect();
-                // Parameters are in the order of the forward pass, so that a pullback fills their gradients from the last
-                // to the first.
+                // Parameters are in the order of the forward pass, so that a pullback fills their gradients from the
+                // last to the first.
                 specs.sort_by_key(|spec| segment_number(&spec.name));
                 self.parameters = Some(self.upload(specs, |spec| values_of(base, spec))?);
             }

@@ -1,5 +1,5 @@
-//! Converts between latents `[C, T, H, W]` and tokens. This happens on the host, because it moves only a few megabytes per
-//! pass.
+//! Converts between latents `[C, T, H, W]` and tokens. This happens on the host, because it moves only a few megabytes
+//! per pass.
 
 use roll_core::{Error, Result, Tensor};
 
@@ -62,9 +62,9 @@ impl Grid {
         Tensor::new(latents, [channels, t, h, w])
     }
 
-    /// Calls `pair` with the index of each element among the tokens and its index among the latents. Elements are visited
-    /// one row of tokens after the other, and within it by rows of latents, so that both are accessed in parts that fit
-    /// into a cache.
+    /// Calls `pair` with the index of each element among the tokens and its index among the latents. Elements are
+    /// visited one row of tokens after the other, and within it by rows of latents, so that both are accessed in parts
+    /// that fit into a cache.
     fn visit(&self, channels: usize, order: Order, mut pair: impl FnMut(usize, usize)) {
         // Numbers of patches along each axis, and the size of a patch.
         let ([gt, gh, gw], [pt, ph, pw]) = (self.patches, self.patch);

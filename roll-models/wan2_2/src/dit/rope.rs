@@ -7,9 +7,9 @@ use super::patch::Grid;
 /// Base of the frequencies.
 const THETA: f64 = 10_000.0;
 
-/// Computes the cosines and sines of each token's rotation angles, f32 `[tokens, head_dim / 2]` each. As in the official
-/// model, the pairs of elements of a head are divided between frames, rows and columns, in this order. Rows and columns
-/// have a third of the pairs each (rounded down), frames have the rest.
+/// Computes the cosines and sines of each token's rotation angles, f32 `[tokens, head_dim / 2]` each. As in the
+/// official model, the pairs of elements of a head are divided between frames, rows and columns, in this order. Rows
+/// and columns have a third of the pairs each (rounded down), frames have the rest.
 pub fn rotary_tables(grid: &Grid, head_dim: usize) -> Result<(Tensor, Tensor)> {
     let spatial_width = 2 * (head_dim / 6);
     // Elements of a head for frame, row and column.

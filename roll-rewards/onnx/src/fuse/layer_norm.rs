@@ -7,8 +7,8 @@ use super::super::value::Value;
 use super::index::GraphIndex;
 use super::{Fusion, constant, only_output};
 
-/// Returns the chain around the Sqrt node at `index` and the node that replaces it. `None` if the chain does not compute
-/// a layer norm.
+/// Returns the chain around the Sqrt node at `index` and the node that replaces it. `None` if the chain does not
+/// compute a layer norm.
 ///
 /// The chain is followed backwards from the Sqrt to `x`, then forwards to the result. Names that end in `_node` are
 /// indices of nodes, all other names are slots of values.

@@ -42,7 +42,7 @@ pub(super) fn fuse(graph: Graph, device: &Device) -> Graph {
 /// A chain of nodes, and the node that replaces it.
 type Fusion = (Vec<usize>, Node);
 
-/// Replaces the chains that `fusion_at` recognises at each node. Of chains with a common node the first is replaced.
+/// Replaces the chains that `fusion_at` recognises at each node. Chains with a common node: only the first is replaced.
 fn fuse_chains(graph: Graph, fusion_at: fn(&GraphIndex, usize) -> Option<Fusion>) -> Graph {
     let uses = GraphIndex::of(&graph);
     let mut replacements = Replacements::none(&graph);

@@ -118,8 +118,8 @@ fn split_padding<const D: usize, const S: usize>(
     }
 }
 
-/// A transposed convolution with symmetric padding, whose weights `[inputs, outputs / groups, ...]` are constants of the
-/// file.
+/// A transposed convolution with symmetric padding, whose weights `[inputs, outputs / groups, ...]` are constants of
+/// the file.
 #[derive(Debug)]
 struct ConvTranspose {
     window: Window,

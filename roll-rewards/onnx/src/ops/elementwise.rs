@@ -348,8 +348,8 @@ fn int_power(a: &Value, b: &NdTensor) -> Result<Value, Problem> {
     Ok(Value::Int { values, shape })
 }
 
-/// `a - b * q`, where q is the quotient `a / b` without its fraction. The quotient is computed in f64, because in f32 it
-/// could round up to the next integer.
+/// `a - b * q`, where q is the quotient `a / b` without its fraction. The quotient is computed in f64, because in f32
+/// it could round up to the next integer.
 fn remainder(a: &NdTensor, b: &NdTensor, shape: &[usize]) -> Result<NdTensor, Problem> {
     let (a_host, b_host) = (host_floats(a)?, host_floats(b)?);
     let quotient = |i: usize| {
@@ -372,8 +372,8 @@ fn pow_scalar(x: &NdTensor, power: f32) -> NdTensor {
     NdTensor::from_flat(y, x.shape())
 }
 
-/// PRelu. One slope for all elements or per channel uses the tensor library's operator; all other slopes are computed as
-/// relu(x) - slope * relu(-x).
+/// PRelu. One slope for all elements or per channel uses the tensor library's operator; all other slopes are computed
+/// as relu(x) - slope * relu(-x).
 fn prelu(x: &NdTensor, slope: &NdTensor) -> Result<NdTensor, Problem> {
     if broadcast::shape(x.shape(), slope.shape())? != x.shape() {
         let (x, slope) = (x.shape(), slope.shape());

@@ -158,8 +158,8 @@ impl Operator for Where {
     }
 }
 
-/// Returns `x` with the elements of `value` where `mask` is true. This is not a product with 0 and 1, because an infinity
-/// that is masked would become NaN.
+/// Returns `x` with the elements of `value` where `mask` is true. This is not a product with 0 and 1, because an
+/// infinity that is masked would become NaN.
 pub(super) fn masked(x: Tensor<1>, mask: Vec<bool>, value: Tensor<1>) -> Tensor<1> {
     let device = if x.device().is_autodiff() { x.device() } else { value.device() };
     let count = mask.len();

@@ -1,7 +1,7 @@
 //! Pooling over one to three spatial axes.
 //!
-//! The input is padded here, including the padding that `ceil_mode` adds, and averages are corrected for the padding. So
-//! results do not depend on the tensor library's interpretation of these attributes.
+//! The input is padded here, including the padding that `ceil_mode` adds, and averages are corrected for the padding.
+//! So results do not depend on the tensor library's interpretation of these attributes.
 
 use burn::tensor::ops::AvgPoolOptions;
 use burn::tensor::{Tensor, module};

@@ -1,7 +1,8 @@
 //! Resize and its predecessor Upsample: nearest, linear and cubic interpolation, one axis after the other.
 //!
 //! The positions and weights of the input elements that make an output element are computed on the host, from the
-//! formulas of the ONNX operator. So every coordinate mode is exact and independent of the tensor library's interpolation.
+//! formulas of the ONNX operator. So every coordinate mode is exact and independent of the tensor library's
+//! interpolation.
 
 use roll_backends::NdTensor;
 

@@ -91,8 +91,8 @@ impl Operator for Reshape {
 
     fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
         let [BatchInput::Batched(_), BatchInput::Constant(Value::Int { values, .. })] = inputs else { return None };
-        // The first length must be the number of items: a 1, which a run replaces, or a 0, which copies the length of the
-        // input. A -1 would follow from the other lengths, so it need not be the number of items.
+        // The first length must be the number of items: a 1, which a run replaces, or a 0, which copies the length of
+        // the input. A -1 would follow from the other lengths, so it need not be the number of items.
         let keeps_items = match values.first() {
             Some(1) => true,
             Some(0) => !self.keep_zero,
