@@ -517,11 +517,11 @@ mod tests {
     #[test]
     fn written_configurations_read_back() {
         let layers = [("a.q", (4, 2.0)), ("a.k", (4, 2.0)), ("b.q", (8, 2.5))];
-        let layers = layers.map(|(l, of)| (l.to_string(), of)).into();
+        let layers = layers.map(|(layer, (rank, alpha))| (layer.to_string(), RankAndAlpha { rank, alpha })).into();
         let fields = fields(&layers, false, "transformer.");
         assert_eq!(fields["transformer.rank_pattern"], json!({"b.q": 8}));
         let read = Config::read(Path::new("x"), &fields, "transformer.").unwrap().unwrap();
-        for (layer, (rank, alpha)) in &layers {
+        for (layer, RankAndAlpha { rank, alpha }) in &layers {
             assert_eq!(read.alpha(layer, *rank), *alpha);
         }
     }
