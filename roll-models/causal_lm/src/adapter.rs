@@ -1,6 +1,7 @@
-//! Adapter files with PEFT's tensor names. PEFT reads rank and scale (alpha / rank) from a file `adapter_config.json`
-//! beside the tensors. A `StateDict` is one file, so its header carries that file's contents as an entry, which saving
-//! writes out as the file of its own.
+//! Converts trained parameters to adapter files with PEFT's tensor names, and back.
+//!
+//! PEFT reads rank and scale (alpha / rank) from a second file, `adapter_config.json`. A `StateDict` is one file, so
+//! the contents of the second file are an entry of its header; saving writes them to a file of their own.
 
 use roll_core::{ParameterSpec, Result, StateDict, header};
 use roll_network::lora::{about, put_peft_config};
@@ -23,8 +24,8 @@ pub fn to_file(parameters: StateDict, specs: &[ParameterSpec], scale: f64, base:
     Ok(file)
 }
 
-/// Converts an adapter file to parameters. PEFT may insert the adapter's name, `default`
-/// (`lora_A.default.weight`); it is removed.
+/// Converts an adapter file to parameters. The adapter's name, which PEFT may insert (`lora_A.default.weight`), is
+/// removed.
 pub fn from_file(file: &StateDict) -> StateDict {
     let parameter_name = |name: &str| name.strip_prefix(PREFIX).unwrap_or(name).replace(".default.weight", ".weight");
     file.iter().map(|(name, tensor)| (parameter_name(name), tensor.clone())).collect()

@@ -33,8 +33,8 @@ pub struct ForwardPass {
     pub rope: (Tensor<2>, Tensor<2>),
     /// Rotary tables of layers with a window, if they differ.
     pub window_rope: Option<(Tensor<2>, Tensor<2>)>,
-    /// Keys and values of earlier tokens, and the tokens of this pass. Those of the new tokens are added. A pass with a
-    /// cache is not recorded.
+    /// The cache, with the keys and values of earlier tokens, and where the tokens of this pass belong in it. A pass
+    /// with a cache is not recorded.
     pub cache: Option<(Arc<Cache>, CachedTokens)>,
 }
 
@@ -47,6 +47,7 @@ impl ForwardPass {
         f(&Scope { weights: &weights, trainable, lora_scale, tape, products, fp8: false })
     }
 
+    /// RMS norm by the gains called `name`.
     fn norm(&self, scope: &Scope<'_>, x: Tensor<2>, name: &str) -> Result<Tensor<2>> {
         let gain = scope.weight::<1>(&format!("{name}.weight"))?;
         let gain = if self.config.gain_offset == 0.0 { gain } else { gain + self.config.gain_offset };
@@ -54,7 +55,7 @@ impl ForwardPass {
     }
 }
 
-/// Returns the cosines and sines of each position's angles, computed in f64.
+/// Returns the cosines and sines of each position's angles, `[positions, head_dim / 2]` each, computed in f64.
 pub fn rotary_tables(rope: &Rope, head_dim: usize, positions: &[usize], device: &Device) -> (Tensor<2>, Tensor<2>) {
     let (frequencies, magnitude) = (rope.frequencies(head_dim), rope.magnitude());
     let table = |f: fn(f64) -> f64| {
@@ -97,6 +98,8 @@ impl Segment for Block {
             let norm = |x: Tensor<2>, which: &str| self.pass.norm(scope, x, &format!("{name}.{which}"));
             let h = norm(x.clone(), "input_layernorm")?;
             let attended = self.attention(scope, h, &format!("{name}.self_attn"))?;
+            // With output norms, `post_attention_layernorm` normalises the output of attention; without, it is the
+            // input norm of the feed-forward layer.
             if self.pass.config.output_norms {
                 let x = x + norm(attended, "post_attention_layernorm")?;
                 let h = norm(x.clone(), "pre_feedforward_layernorm")?;
@@ -110,18 +113,20 @@ impl Segment for Block {
     }
 }
 
-/// Splits the rows of `x` at the spans, which are contiguous and cover it. It splits by halves, because the gradient of a
-/// slice has the size of the sliced tensor: direct slices would cost the size of `x` times their number.
+/// Splits the rows of `x` into the spans, which are contiguous and cover `x`. It splits by halves, because the gradient
+/// of a slice has the size of the sliced tensor: one slice of `x` per span would cost the size of `x` times their
+/// number.
 fn split_rows(x: Tensor<2>, spans: &[Range<usize>]) -> Vec<Tensor<2>> {
-    let (first, rest) = spans.split_at(spans.len() / 2);
-    let ([start, ..], [middle, ..]) = (first, rest) else { return vec![x; spans.len()] };
-    let (rows, before) = (x.dims()[0], middle.start - start.start);
-    let mut parts = split_rows(x.clone().narrow(0, 0, before), first);
-    parts.extend(split_rows(x.narrow(0, before, rows - before), rest));
+    let (first_half, second_half) = spans.split_at(spans.len() / 2);
+    let ([first, ..], [middle, ..]) = (first_half, second_half) else { return vec![x; spans.len()] };
+    let (rows, rows_of_first_half) = (x.dims()[0], middle.start - first.start);
+    let mut parts = split_rows(x.clone().narrow(0, 0, rows_of_first_half), first_half);
+    parts.extend(split_rows(x.narrow(0, rows_of_first_half, rows - rows_of_first_half), second_half));
     parts
 }
 
 impl Block {
+    /// Attention of every sequence over itself and its cached tokens, with all projections.
     fn attention(&self, scope: &Scope<'_>, h: Tensor<2>, name: &str) -> Result<Tensor<2>> {
         let config = &self.pass.config;
         let [q, k, v] = self.projections(scope, h, name)?;
@@ -129,6 +134,7 @@ impl Block {
         let k = self.rotated(scope, k, &format!("{name}.k_norm"), config.kv_heads)?;
         let spans: Vec<_> = self.pass.spans.iter().enumerate().filter(|(_, span)| !span.is_empty()).collect();
         let attended = match &self.pass.cache {
+            // Generation: one new token per sequence.
             Some((cache, CachedTokens::Next(next))) => {
                 let call = DecodeCall {
                     heads: config.heads,
@@ -139,16 +145,18 @@ impl Block {
                 };
                 cache.attend(self.index, q, [k, v], next, call)
             }
+            // Generation: the new tokens of prompts. Keys and values are those of all prompts in the cache.
             Some((cache, CachedTokens::Prompts { first })) => {
                 let (k, v) = cache.read_prompts(self.index, k, v, &self.pass.spans);
                 let part = |x: &Tensor<2>, span: &Range<usize>| x.clone().narrow(0, span.start, span.len());
-                // A prompt may have few new tokens, which are less work than waking a thread.
                 let attend = |(i, span): &(usize, &Range<usize>)| {
-                    let whole = cache.prompt(first + i);
-                    self.attend(part(&q, span), part(&k, &whole), part(&v, &whole))
+                    let prompt = cache.prompt(first + i);
+                    self.attend(part(&q, span), part(&k, &prompt), part(&v, &prompt))
                 };
+                // Several prompts per task, because a prompt with few new tokens is less work than waking a thread.
                 Tensor::cat(spans.par_iter().with_min_len(PROMPTS_PER_TASK).map(attend).collect(), 0)
             }
+            // Whole sequences.
             None => {
                 let spans: Vec<_> = spans.into_iter().map(|(_, span)| span.clone()).collect();
                 let [q, k, v] = [q, k, v].map(|x| split_rows(x, &spans));
@@ -159,6 +167,8 @@ impl Block {
         self.linear(scope, attended, &format!("{name}.o_proj"))
     }
 
+    /// A linear layer. In generation, the result of a row does not depend on the other rows of the batch, see
+    /// [`ops::linear_rows`].
     fn linear(&self, scope: &Scope<'_>, x: Tensor<2>, name: &str) -> Result<Tensor<2>> {
         match self.pass.cache {
             Some(_) => scope.linear_rows(x, name),
@@ -166,17 +176,16 @@ impl Block {
         }
     }
 
-    /// Attention of the last tokens of one sequence over the whole sequence.
+    /// Attention of the last tokens of one sequence (the rows of `q`) over the whole sequence.
     fn attend(&self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>) -> Tensor<2> {
         let config = &self.pass.config;
         match q.dims()[0] {
-            // A single query needs no causal mask: query heads that share a key head become rows of one call, and no
-            // key is copied.
+            // A single query attends to all keys in its window and needs no causal mask.
             1 => {
                 let keys = k.dims()[0];
                 let window = config.windows[self.index].unwrap_or(keys).min(keys);
-                let last = |x: Tensor<2>| x.narrow(0, keys - window, window);
-                self.attend_last(q, last(k), last(v))
+                let within_window = |x: Tensor<2>| x.narrow(0, keys - window, window);
+                self.attend_last(q, within_window(k), within_window(v))
             }
             _ => {
                 let window = config.windows[self.index];
@@ -191,12 +200,13 @@ impl Block {
         AttentionOptions { products: Some(self.pass.products), scale, softcap, ..Default::default() }
     }
 
+    /// Queries, keys and values.
     fn projections(&self, scope: &Scope<'_>, h: Tensor<2>, name: &str) -> Result<[Tensor<2>; 3]> {
         let config = &self.pass.config;
         if config.fused {
             let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-            let x = self.linear(scope, h, &format!("{name}.qkv_proj"))?;
-            return Ok([(0, q), (q, kv), (q + kv, kv)].map(|(start, width)| x.clone().narrow(1, start, width)));
+            let qkv = self.linear(scope, h, &format!("{name}.qkv_proj"))?;
+            return Ok([(0, q), (q, kv), (q + kv, kv)].map(|(start, width)| qkv.clone().narrow(1, start, width)));
         }
         Ok([
             self.linear(scope, h.clone(), &format!("{name}.q_proj"))?,
@@ -207,15 +217,14 @@ impl Block {
 
     fn feed_forward(&self, scope: &Scope<'_>, h: Tensor<2>, name: &str) -> Result<Tensor<2>> {
         let config = &self.pass.config;
-        let [gate, up] = match config.fused {
-            true => {
-                let x = self.linear(scope, h, &format!("{name}.gate_up_proj"))?;
-                [0, config.ffn_dim].map(|start| x.clone().narrow(1, start, config.ffn_dim))
-            }
-            false => [
+        let [gate, up] = if config.fused {
+            let gate_up = self.linear(scope, h, &format!("{name}.gate_up_proj"))?;
+            [0, config.ffn_dim].map(|start| gate_up.clone().narrow(1, start, config.ffn_dim))
+        } else {
+            [
                 self.linear(scope, h.clone(), &format!("{name}.gate_proj"))?,
                 self.linear(scope, h, &format!("{name}.up_proj"))?,
-            ],
+            ]
         };
         let gate = match config.gate {
             Gate::Silu => ops::silu(gate),
@@ -224,15 +233,15 @@ impl Block {
         self.linear(scope, gate * up, &format!("{name}.down_proj"))
     }
 
-    /// Normalises and rotates queries or keys. The channels of each head are permuted so that those of a pair are
-    /// neighbours. The permutation is the same for queries and keys, so it does not change their products.
+    /// Normalises and rotates queries or keys. The channels of each head are permuted so that the two channels of a
+    /// pair are neighbours. The permutation is the same for queries and keys, so it does not change their products.
     fn rotated(&self, scope: &Scope<'_>, mut x: Tensor<2>, norm: &str, heads: usize) -> Result<Tensor<2>> {
         let config = &self.pass.config;
         let [tokens, width] = x.dims();
         if config.qk_norm {
             x = self.pass.norm(scope, x.reshape([tokens * heads, config.head_dim]), norm)?;
         }
-        // Checkpoints rotate channel i with i + d/2; the operator rotates neighbours.
+        // In checkpoints, channels i and i + d/2 are a pair; the operator rotates neighbours.
         let paired = x.reshape([tokens, heads, 2, config.head_dim / 2]).swap_dims(2, 3).reshape([tokens, width]);
         let window_rope = self.pass.window_rope.as_ref().filter(|_| config.windows[self.index].is_some());
         let (cos, sin) = window_rope.unwrap_or(&self.pass.rope);
@@ -251,7 +260,8 @@ impl Block {
         x.expand([tokens, config.kv_heads, group, config.head_dim]).reshape([tokens, width * group])
     }
 
-    /// Attention of one query over all keys.
+    /// Attention of one query over all keys. The query heads that share a key head become rows of one call, so that no
+    /// key is copied.
     fn attend_last(&self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>) -> Tensor<2> {
         let config = &self.pass.config;
         let (kv, group, d) = (config.kv_heads, config.heads / config.kv_heads, config.head_dim);

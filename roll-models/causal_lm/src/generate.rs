@@ -1,4 +1,7 @@
-//! Generation of many continuations at once.
+//! Generates continuations of many prompts at once.
+//!
+//! Rows enter in the order of the prompts as slots of the cache become free. Each round reads the prompts of the
+//! entering rows, draws one token for every row, and computes the logits after these tokens.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,25 +17,26 @@ use super::packed::Packed;
 use super::prefixes::Prefixes;
 use super::sampling::{Drawn, draw};
 
-/// Tokens of prompts that one pass reads, unless a single prompt has more: a pass holds its results for all tokens at
-/// once, gigabytes for a rollout of long prompts. The result of a token does not depend on it.
+/// Greatest number of prompt tokens that one pass reads, unless a single prompt has more. A pass holds its results for
+/// all tokens at once, which would be gigabytes for a rollout of long prompts. The result of a token does not depend on
+/// this number.
 pub(super) const TOKENS_OF_A_PASS: usize = 1 << 14;
 
-/// The conditions that end a row, besides limits.
+/// The conditions that end a row, in addition to limits and the end of the context.
 pub struct Endings<'a> {
-    /// Ids that end a row; they are part of it.
+    /// Ids that end a row. Such an id is part of the row.
     pub ids: &'a [u32],
     /// Decodes tokens, to find stop texts.
     pub decode: &'a dyn Fn(&[u32]) -> Result<String>,
 }
 
-/// A row that has not ended.
+/// A continuation that has not ended.
 struct Row {
-    /// Its number among the caller's prompts.
+    /// Index among the caller's prompts.
     index: usize,
-    /// The number of its prompt among the distinct prompts.
+    /// Index of the prompt among the distinct prompts.
     prompt: usize,
-    /// The slot of its tokens in the cache.
+    /// Slot of the row's tokens in the cache.
     slot: usize,
     rng: rand_chacha::ChaCha8Rng,
     generation: Generation,
@@ -40,9 +44,9 @@ struct Row {
 
 /// A row that has ended, whose slot is not reused yet.
 struct EndedRow {
-    /// The tokens in the cache, with those of the prompt.
+    /// The tokens in the cache, including the tokens of the prompt.
     tokens: Vec<u32>,
-    /// The number of its prompt in the cache.
+    /// The number of the prompt in the cache.
     prompt: usize,
     /// Number of tokens in the slot.
     tail: usize,
@@ -51,9 +55,9 @@ struct EndedRow {
 /// A prompt that is in the cache.
 #[derive(Clone)]
 struct CachedPrompt {
-    /// Its number in the cache.
+    /// The prompt's number in the cache.
     number: usize,
-    /// Logits of the token after it.
+    /// Logits of the token after the prompt.
     logits: Arc<[f32]>,
 }
 
@@ -65,22 +69,26 @@ struct Generator<'a> {
     endings: &'a Endings<'a>,
     prefixes: &'a Prefixes,
     cache: Arc<Cache>,
-    /// The distinct prompts, and those of them that are in the cache.
+    /// The distinct prompts.
     prompts: Vec<&'a [u32]>,
+    /// Each distinct prompt, if it is in the cache.
     cached: Vec<Option<CachedPrompt>>,
+    /// Rows that have no slot yet.
     waiting: VecDeque<Row>,
     free_slots: Vec<usize>,
     /// Ended rows by their slot.
     ended: BTreeMap<usize, EndedRow>,
+    /// The results, by index of the caller's prompt.
     finished: Vec<Generation>,
-    /// Ids that were drawn, and whether a stop text may end with them: the text of a row is decoded only then.
+    /// The results of [`Generator::may_stop`] for ids that were drawn.
     may_stop: Mutex<HashMap<u32, bool>>,
 }
 
 /// Continues each prompt until an ending, its limit, or the end of the context. A prompt that is empty or fills the
-/// context has an empty continuation. The result of a row depends only on its prompt, its number and the seed. Equal
-/// prompts are read once, and the tokens in `prefixes` are not read again. At most `at_once` rows are generated at a
-/// time: when one ends, the next takes its slot.
+/// context has an empty continuation. The result of a row depends only on its prompt, its number and the seed.
+///
+/// Equal prompts are read once, and the tokens in `prefixes` are not read again. At most `at_once` rows are generated
+/// at a time; when a row ends, the next takes its slot.
 pub fn generate(
     network: &Network,
     prompts: &[Vec<u32>],
@@ -92,17 +100,19 @@ pub fn generate(
     sampling.check()?;
     let config = network.config();
     let noise = Noise::new(sampling.seed);
-    let fits = |index: &usize| (1..config.context).contains(&prompts[*index].len()) && sampling.limit(*index) > 0;
-    let (mut distinct, mut numbers) = (Vec::new(), HashMap::new());
-    let row = |index: usize| {
-        let prompt = *numbers.entry(&prompts[index]).or_insert_with(|| {
-            distinct.push(prompts[index].as_slice());
+    let (mut distinct, mut index_in_distinct) = (Vec::new(), HashMap::new());
+    let mut waiting: VecDeque<Row> = VecDeque::new();
+    for (index, prompt) in prompts.iter().enumerate() {
+        if !(1..config.context).contains(&prompt.len()) || sampling.limit(index) == 0 {
+            continue;
+        }
+        let distinct_index = *index_in_distinct.entry(prompt).or_insert_with(|| {
+            distinct.push(prompt.as_slice());
             distinct.len() - 1
         });
         let rng = noise.generator(Purpose::Tokens, 0, sampling.number(index));
-        Row { index, prompt, slot: 0, rng, generation: Generation::default() }
-    };
-    let waiting: VecDeque<Row> = (0..prompts.len()).filter(fits).map(row).collect();
+        waiting.push_back(Row { index, prompt: distinct_index, slot: 0, rng, generation: Generation::default() });
+    }
     prefixes.begin_turn(sampling.seed);
     let mut generator = Generator {
         network,
@@ -119,7 +129,7 @@ pub fn generate(
         finished: prompts.iter().map(|_| Generation::default()).collect(),
         may_stop: Mutex::default(),
     };
-    // The rows of `logits` are in the order of `rows`.
+    // The rows in generation, and the logits of their next tokens in the same order.
     let (mut rows, mut logits): (Vec<Row>, Option<Tensor>) = (Vec::new(), None);
     while !rows.is_empty() || !generator.waiting.is_empty() {
         let entering = generator.enter();
@@ -135,7 +145,8 @@ pub fn generate(
 }
 
 impl Generator<'_> {
-    /// Assigns free slots to waiting rows.
+    /// Assigns free slots to waiting rows, and returns these rows. The tokens of a row that had a slot before are kept
+    /// in `prefixes`.
     fn enter(&mut self) -> Vec<Row> {
         let mut entering = Vec::new();
         while !self.free_slots.is_empty()
@@ -160,14 +171,15 @@ impl Generator<'_> {
         while !unread.is_empty() {
             let (mut packed, mut known) = (Packed::default(), Vec::new());
             for prompt in unread.iter().map(|prompt| self.prompts[*prompt]) {
-                // An upper bound, because the length of a known prefix is only found by taking it.
+                // `prompt.len()` is an upper bound of the unknown tokens, because the length of a known prefix is found
+                // only by taking it.
                 if !packed.is_empty() && packed.len() + prompt.len() > TOKENS_OF_A_PASS {
                     break;
                 }
-                let (length, prefix) = self.prefixes.take(prompt).unzip();
-                let length = length.unwrap_or(0);
-                packed.push(prompt[length..].iter().map(|id| i64::from(*id)), length);
-                known.push((length, prefix));
+                let (known_length, prefix) = self.prefixes.take(prompt).unzip();
+                let known_length = known_length.unwrap_or(0);
+                packed.push(prompt[known_length..].iter().map(|id| i64::from(*id)), known_length);
+                known.push((known_length, prefix));
             }
             let (now, later) = unread.split_at(known.len());
             let first = self.cache.add_prompts(known, &packed.spans);
@@ -182,36 +194,39 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// Draws the next token of each of `rows`, whose logits are `logits`, and of `entering`, which are appended to `rows`.
+    /// Draws the next token of each row: of `rows`, whose logits are `logits`, then of `entering`, whose logits are
+    /// those of their prompts. `entering` is appended to `rows`.
     fn draw(&self, rows: &mut Vec<Row>, entering: Vec<Row>, logits: Option<&Tensor>) -> Result<Vec<Drawn>> {
-        let continuing = logits.map_or(Ok(&[][..]), Tensor::f32s)?.chunks_exact(self.network.config().vocab);
-        let first = entering.iter().filter_map(|row| Some(&*self.cached[row.prompt].as_ref()?.logits));
-        let logits: Vec<&[f32]> = continuing.chain(first).collect();
+        let logits_of_rows = logits.map_or(Ok(&[][..]), Tensor::f32s)?.chunks_exact(self.network.config().vocab);
+        let logits_of_entering = entering.iter().filter_map(|row| Some(&*self.cached[row.prompt].as_ref()?.logits));
+        let all_logits: Vec<&[f32]> = logits_of_rows.chain(logits_of_entering).collect();
         rows.extend(entering);
-        let (sampling, draws) = (self.sampling, rows.par_iter_mut().zip(logits));
-        draws.map(|(row, logits)| draw(logits, sampling, &mut row.rng)).collect()
+        let sampling = self.sampling;
+        let rows_and_logits = rows.par_iter_mut().zip(all_logits);
+        rows_and_logits.map(|(row, logits)| draw(logits, sampling, &mut row.rng)).collect()
     }
 
     /// Appends the drawn tokens. Returns the rows that do not end with them, and the logits of their next tokens.
     fn append(&mut self, rows: Vec<Row>, drawn: Vec<Drawn>) -> Result<(Vec<Row>, Option<Tensor>)> {
         let (mut continuing, mut places, mut packed) = (Vec::new(), Vec::new(), Packed::default());
         for (mut row, drawn) in rows.into_iter().zip(drawn) {
-            // The drawn token is not in the cache yet.
+            // The tokens in the row's slot; the drawn token is not in the cache yet.
             let tail = row.generation.tokens.len();
             let position = self.prompts[row.prompt].len() + tail;
-            let number = self.cached[row.prompt].as_ref().map_or(0, |cached| cached.number);
+            let prompt_number = self.cached[row.prompt].as_ref().map_or(0, |cached| cached.number);
             row.generation.tokens.push(drawn.id);
             row.generation.log_probs.push(drawn.log_prob);
             row.generation.raw_log_probs.push(drawn.raw_log_prob);
             if self.ends(&row, drawn.id, position)? {
                 let tokens = self.prompts[row.prompt].iter().chain(&row.generation.tokens);
                 let tokens = tokens.take(position).copied().collect();
-                self.ended.insert(row.slot, EndedRow { tokens, prompt: number, tail });
+                self.ended.insert(row.slot, EndedRow { tokens, prompt: prompt_number, tail });
                 self.free_slots.push(row.slot);
                 self.finished[row.index] = row.generation;
             } else {
                 packed.push(std::iter::once(i64::from(drawn.id)), position);
-                places.push(CachedSequence { prompt: self.cache.prompt(number), slot: row.slot, tail, skip: 0 });
+                let prompt = self.cache.prompt(prompt_number);
+                places.push(CachedSequence { prompt, slot: row.slot, tail, skip: 0 });
                 continuing.push(row);
             }
         }
@@ -232,33 +247,37 @@ impl Generator<'_> {
             || (self.may_stop(id)? && stops(tokens, self.sampling, self.endings)?))
     }
 
-    /// Whether a stop text may end with a token: its text alone has the last letter of one, or hides what it is (a part
-    /// of a letter, a blank that is dropped at the start).
+    /// Whether a stop text may end with the token `id`. The text of a row is decoded only after such a token.
+    ///
+    /// A stop text may end with a token whose text contains the last letter of a stop text, or whose text alone does
+    /// not say what it contributes: a part of a letter decodes to a replacement character, and a leading blank is
+    /// dropped.
     fn may_stop(&self, id: u32) -> Result<bool> {
         if self.sampling.stop.is_empty() {
             return Ok(false);
         }
-        let mut known = self.may_stop.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = known.get(&id) {
-            return Ok(*known);
+        let mut by_id = self.may_stop.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(may_stop) = by_id.get(&id) {
+            return Ok(*may_stop);
         }
         let text = (self.endings.decode)(&[id])?;
-        let mut last = self.sampling.stop.iter().filter_map(|stop| stop.chars().next_back());
-        let may = text.is_empty()
+        let mut last_letters = self.sampling.stop.iter().filter_map(|stop| stop.chars().next_back());
+        let may_stop = text.is_empty()
             || text.contains(char::REPLACEMENT_CHARACTER)
-            || last.any(|c| c.is_whitespace() || text.contains(c));
-        known.insert(id, may);
-        Ok(may)
+            || last_letters.any(|c| c.is_whitespace() || text.contains(c));
+        by_id.insert(id, may_stop);
+        Ok(may_stop)
     }
 }
 
-/// Returns whether the last tokens contain one of the stop texts.
+/// Returns whether the last tokens contain a stop text.
 fn stops(tokens: &[u32], sampling: &Sampling, endings: &Endings<'_>) -> Result<bool> {
-    // A token has at least one byte, so this number of tokens covers the longest stop text. Four more are decoded, because
-    // a text that begins in the middle of a character decodes to replacement characters.
+    // A token has at least one byte, so as many tokens as the longest stop text has bytes cover it. Four more are
+    // decoded, because a text that begins in the middle of a character (at most four bytes) decodes to replacement
+    // characters.
     let Some(longest) = sampling.stop.iter().map(String::len).max() else { return Ok(false) };
-    let tail = &tokens[tokens.len().saturating_sub(longest + 4)..];
-    let text = (endings.decode)(tail)?;
+    let last_tokens = &tokens[tokens.len().saturating_sub(longest + 4)..];
+    let text = (endings.decode)(last_tokens)?;
     Ok(sampling.stop.iter().any(|stop| text.contains(stop.as_str())))
 }
 

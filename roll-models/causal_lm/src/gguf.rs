@@ -1,4 +1,5 @@
-//! A language model in one GGUF file: architecture, weights, tokenizer and chat template.
+//! Opens a language model in one GGUF file: architecture, weights, tokenizer and chat template. The file's names are
+//! translated to those of Hugging Face.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,12 +13,13 @@ use serde_json::{Value as Json, json};
 use super::chat::ChatTemplate;
 use super::config::{Gate, LmConfig, MAX_LAYERS, Rope, RopeScaling};
 use super::loaded::LoadedModel;
-use super::sentencepiece::{self, Piece};
+use super::sentencepiece::{self, ADDED, AddedToken, CONTROL, NORMAL, Piece};
 
 /// Supported architectures.
 const KNOWN: [&str; 6] = ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"];
 
-/// Tokens with these texts end a turn in any model, as in llama.cpp: many files name only the token that ends a text.
+/// Tokens with these texts end a turn in any model, as in llama.cpp, because many files name only the token that ends a
+/// whole text.
 const ENDS: [&str; 8] = [
     "<|eot_id|>",
     "<|eom_id|>",
@@ -37,21 +39,25 @@ pub fn open(path: &Path, headers_only: bool) -> Result<LoadedModel> {
     let file = GgufFile::open(path)?;
     let bad = |problem: String| Error::bad_file(path, problem);
     let config = config(&file).map_err(bad)?;
-    let (state, quantised) = match headers_only {
-        true => header(path).map(|_| Default::default())?,
-        false => weights(&file, &config)?,
+    let (state, quantised) = if headers_only {
+        // Checks the shapes.
+        header(path)?;
+        Default::default()
+    } else {
+        weights(&file, &config)?
     };
     let vocabulary = Vocabulary::read(&file).map_err(bad)?;
     let tokenizer = vocabulary.as_ref().map(|v| v.tokenizer(&file)).transpose().map_err(bad)?;
     let special = |key: &str| vocabulary.as_ref().and_then(|v| v.special(&file, key)).unwrap_or_default();
-    let template = file.text("tokenizer.chat_template");
-    let template = template.map(|source| ChatTemplate::new(source.into(), special("bos"), special("eos")));
-    let template = template.transpose().map_err(bad)?;
+    let template = match file.text("tokenizer.chat_template") {
+        Some(source) => Some(ChatTemplate::new(source.into(), special("bos"), special("eos")).map_err(bad)?),
+        None => None,
+    };
     Ok(LoadedModel { config, state, quantised, tokenizer, template, location: path.display().to_string() })
 }
 
-/// Makes the text files that a Hugging Face directory has besides its weights, by name, from the metadata of this file:
-/// other programs need them to open the weights of a checkpoint.
+/// Makes the text files that a Hugging Face directory has next to its weights, by name, from the metadata of the file
+/// in `path`. Other programs need them to open the weights of a checkpoint.
 pub fn files_for_others(path: &Path) -> Result<BTreeMap<String, String>> {
     let file = GgufFile::open(path)?;
     let bad = |problem: String| Error::bad_file(path, problem);
@@ -74,8 +80,8 @@ pub fn files_for_others(path: &Path) -> Result<BTreeMap<String, String>> {
     Ok(files)
 }
 
-/// Returns the architecture of the network in `path`, and the size in bytes of each quantised matrix by its Hugging Face
-/// name. Only the header is read.
+/// Returns the architecture of the network in `path`, and the size in bytes of each quantised matrix by its Hugging
+/// Face name. Only the header is read.
 pub fn header(path: &Path) -> Result<(LmConfig, BTreeMap<String, usize>)> {
     let file = GgufFile::open(path)?;
     let config = config(&file).map_err(|problem| Error::bad_file(path, problem))?;
@@ -90,14 +96,17 @@ pub fn header(path: &Path) -> Result<(LmConfig, BTreeMap<String, usize>)> {
     Ok((config, blocks))
 }
 
+/// Fails if the file has the tensor `name` in another shape. A missing tensor passes: reading it fails.
 fn check_shape(file: &GgufFile, name: &str, shape: &[usize]) -> Result<()> {
-    match file.shape(name).filter(|found| *found != shape) {
-        None => Ok(()),
-        Some(found) => Err(Error::shape(format!("{name} of {}", file.path().display()), format!("{shape:?}"), found)),
+    match file.shape(name) {
+        Some(found) if found != shape => {
+            Err(Error::shape(format!("{name} of {}", file.path().display()), format!("{shape:?}"), found))
+        }
+        _ => Ok(()),
     }
 }
 
-/// The metadata of one architecture: keys are named without its prefix.
+/// The metadata of the file's architecture. Methods take keys without the prefix `ARCHITECTURE.`.
 struct Metadata<'a> {
     file: &'a GgufFile,
     family: &'a str,
@@ -106,10 +115,10 @@ struct Metadata<'a> {
 impl<'a> Metadata<'a> {
     fn new(file: &'a GgufFile) -> Result<Self, String> {
         let family = file.text("general.architecture").ok_or("the key `general.architecture` is missing")?;
-        match KNOWN.contains(&family) {
-            true => Ok(Self { file, family }),
-            false => Err(format!("the architecture `{family}` is not supported; known: {}", KNOWN.join(", "))),
+        if !KNOWN.contains(&family) {
+            return Err(format!("the architecture `{family}` is not supported; known: {}", KNOWN.join(", ")));
         }
+        Ok(Self { file, family })
     }
 
     fn key(&self, key: &str) -> String {
@@ -141,30 +150,34 @@ impl<'a> Metadata<'a> {
         }
     }
 
+    /// Reads the attention window of each layer.
     fn windows(&self, layers: usize) -> Result<Vec<Option<usize>>, String> {
-        // Every layer whose number (from 1) is a multiple of this has full attention.
-        let mut pattern = match self.family {
+        // Every layer whose number (from 1) is a multiple of the pattern has full attention. The file can have another
+        // pattern, or a list with 0 for each layer with full attention.
+        let default_pattern = match self.family {
             "gemma2" => 2,
             "gemma3" => 6,
             "phi3" => usize::MAX,
             _ => return Ok(vec![None; layers]),
         };
-        let window = self.size("attention.sliding_window")?.filter(|window| *window > 0);
-        let key = self.key("attention.sliding_window_pattern");
-        let has_window: Option<&[i64]> = match self.file.value(&key).filter(|_| window.is_some()) {
-            Some(Value::Integers(each)) if each.len() == layers => Some(each),
-            Some(Value::Integer(n)) if *n > 0 => {
-                pattern = *n as usize;
-                None
-            }
-            None => None,
-            Some(other) => return Err(format!("`{key}`: {other:?} for {layers} layers")),
+        let Some(window) = self.size("attention.sliding_window")?.filter(|window| *window > 0) else {
+            return Ok(vec![None; layers]);
         };
-        let has_window =
-            |layer: usize| has_window.map_or(!(layer + 1).is_multiple_of(pattern), |each| each[layer] != 0);
-        Ok((0..layers).map(|layer| window.filter(|_| has_window(layer))).collect())
+        let by_pattern = |pattern: usize| {
+            (0..layers).map(|layer| if (layer + 1).is_multiple_of(pattern) { None } else { Some(window) }).collect()
+        };
+        let key = self.key("attention.sliding_window_pattern");
+        match self.file.value(&key) {
+            None => Ok(by_pattern(default_pattern)),
+            Some(Value::Integer(pattern)) if *pattern > 0 => Ok(by_pattern(*pattern as usize)),
+            Some(Value::Integers(list)) if list.len() == layers => {
+                Ok(list.iter().map(|has_window| if *has_window == 0 { None } else { Some(window) }).collect())
+            }
+            Some(other) => Err(format!("`{key}`: {other:?} for {layers} layers")),
+        }
     }
 
+    /// Reads the rotary frequencies: factors of single frequencies in a tensor, or a rule in the metadata.
     fn rope(&self) -> Result<Rope, String> {
         let default_theta = if self.family == "gemma3" { 1e6 } else { 1e4 };
         let theta = self.number("rope.freq_base").unwrap_or(default_theta);
@@ -186,7 +199,7 @@ impl<'a> Metadata<'a> {
         Ok(Rope { theta, scaling })
     }
 
-    /// Reads the ids that end a turn: those that the file names, and those of tokens whose text is in [`ENDS`].
+    /// Reads the ids that end a turn: ids that the metadata name, and ids of tokens whose text is in [`ENDS`].
     fn end_ids(&self) -> Vec<u32> {
         let id = |name| u32::try_from(self.file.integer(&format!("tokenizer.ggml.{name}_token_id"))?).ok();
         let mut ids: Vec<u32> = ["eos", "eot", "eom"].into_iter().filter_map(id).collect();
@@ -220,7 +233,8 @@ fn config(file: &GgufFile) -> Result<LmConfig, String> {
         return Err("rotary factors for long contexts (LongRoPE) are not supported".into());
     }
     let layers = metadata.required_size("block_count")?.min(MAX_LAYERS + 1);
-    // Files do not contain `query_pre_attn_scalar`. It is the width of a head except in the largest model of each family.
+    // Files do not contain `query_pre_attn_scalar`. It is the width of a head except in the largest model of each
+    // family.
     let is_largest = (gemma2 && layers == 46) || (gemma3 && layers == 62);
     let scalar = if is_largest { dim / heads.max(1) } else { head_dim };
     let config = LmConfig {
@@ -259,21 +273,24 @@ fn config(file: &GgufFile) -> Result<LmConfig, String> {
     Ok(config)
 }
 
-/// Reads the weights under their Hugging Face names: dense ones as f32, and quantised matrices in the file's blocks.
+/// Reads the weights under their Hugging Face names: dense weights as f32, then quantised matrices in the file's
+/// blocks.
 fn weights(file: &GgufFile, config: &LmConfig) -> Result<(StateDict, BTreeMap<String, BlockMatrix>)> {
-    let interleaved = file.text("general.architecture") == Some("llama");
+    // Llama's converter interleaves the two halves of each head in queries and keys; see `separate_halves`.
+    let is_interleaved = file.text("general.architecture") == Some("llama");
     let (mut state, mut matrices) = (StateDict::new(), BTreeMap::new());
     for (name, shape) in config.weights() {
         let stored = stored_name(&name, config);
         check_shape(file, &stored, &shape)?;
-        let heads = match interleaved {
-            true if name.contains(".q_proj.") => Some(config.heads),
-            true if name.contains(".k_proj.") => Some(config.kv_heads),
-            _ => None,
+        let row_order = if is_interleaved && name.contains(".q_proj.") {
+            Some(separate_halves(shape[0], config.heads))
+        } else if is_interleaved && name.contains(".k_proj.") {
+            Some(separate_halves(shape[0], config.kv_heads))
+        } else {
+            None
         };
-        let order = heads.map(|heads| separate_halves(shape[0], heads));
         if let Some(matrix) = file.blocks(&stored)? {
-            let matrix = match order {
+            let matrix = match row_order {
                 Some(order) => matrix.reordered(&order),
                 None => matrix,
             };
@@ -281,9 +298,9 @@ fn weights(file: &GgufFile, config: &LmConfig) -> Result<(StateDict, BTreeMap<St
             continue;
         }
         let tensor = file.tensor(&stored)?;
-        let tensor = match order {
+        let tensor = match row_order {
             Some(order) => reordered(&tensor, &order)?,
-            // The file has the gains with the offset added.
+            // The file has the gains with the offset added, Hugging Face without it.
             None if config.gain_offset != 0.0 && name.ends_with("norm.weight") => {
                 let gains = tensor.to_f32_vec().into_iter().map(|gain| gain - config.gain_offset as f32);
                 Tensor::new(gains.collect(), tensor.shape().to_vec())?
@@ -297,6 +314,7 @@ fn weights(file: &GgufFile, config: &LmConfig) -> Result<(StateDict, BTreeMap<St
 
 /// Returns the GGUF name of a weight that Hugging Face calls `name`.
 fn stored_name(name: &str, config: &LmConfig) -> String {
+    /// Names of layers within a block: Hugging Face, GGUF.
     const LAYERS: [(&str, &str); 13] = [
         ("self_attn.qkv_proj", "attn_qkv"),
         // The concatenation of gate and up.
@@ -313,6 +331,7 @@ fn stored_name(name: &str, config: &LmConfig) -> String {
         ("input_layernorm", "attn_norm"),
         ("post_attention_layernorm", "ffn_norm"),
     ];
+    /// The names of norms in architectures with [`LmConfig::output_norms`], which precede those in [`LAYERS`].
     const WITH_OUTPUT_NORMS: [(&str, &str); 3] = [
         ("post_attention_layernorm", "post_attention_norm"),
         ("pre_feedforward_layernorm", "ffn_norm"),
@@ -324,25 +343,31 @@ fn stored_name(name: &str, config: &LmConfig) -> String {
         "lm_head.weight" => return "output.weight".into(),
         _ => {}
     }
-    let within = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
-    let found = within.and_then(|(block, rest)| {
+    // `model.layers.BLOCK.LAYER.PART`, where the part is `weight` or `bias`.
+    let name_in_block = || {
+        let (block, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
         let (layer, part) = rest.rsplit_once('.')?;
-        let output_norms = WITH_OUTPUT_NORMS.iter().filter(|_| config.output_norms);
-        let (_, gguf) = output_norms.chain(&LAYERS).find(|(hugging_face, _)| *hugging_face == layer)?;
+        let output_norms: &[(&str, &str)] = if config.output_norms { &WITH_OUTPUT_NORMS } else { &[] };
+        let (_, gguf) = output_norms.iter().chain(&LAYERS).find(|(hugging_face, _)| *hugging_face == layer)?;
         Some(format!("blk.{block}.{gguf}.{part}"))
-    });
-    found.unwrap_or_else(|| name.into())
+    };
+    name_in_block().unwrap_or_else(|| name.into())
 }
 
-/// Returns the order of rows that separates the two halves of each head, which the converter of Llama interleaves (its
-/// rotary positions rotate neighbours).
+/// Returns the order of rows that separates the two halves of each head. Llama's converter interleaves the halves,
+/// because the rotary positions of GGUF rotate neighbours, those of Hugging Face the two halves.
 fn separate_halves(rows: usize, heads: usize) -> Vec<usize> {
-    let per_head = rows / heads;
-    let row = |head: usize, half: usize, pair: usize| head * per_head + 2 * pair + half;
-    let halves = (0..heads).flat_map(|head| [(head, 0), (head, 1)]);
-    halves.flat_map(|(head, half)| (0..per_head / 2).map(move |pair| row(head, half, pair))).collect()
+    let rows_per_head = rows / heads;
+    let mut order = Vec::with_capacity(rows);
+    for head in 0..heads {
+        for half in [0, 1] {
+            order.extend((0..rows_per_head / 2).map(|pair| head * rows_per_head + 2 * pair + half));
+        }
+    }
+    order
 }
 
+/// Returns the rows of `tensor` in the given order.
 fn reordered(tensor: &Tensor, order: &[usize]) -> Result<Tensor> {
     let values = tensor.to_f32_vec();
     let width = values.len() / order.len().max(1);
@@ -350,13 +375,15 @@ fn reordered(tensor: &Tensor, order: &[usize]) -> Result<Tensor> {
     Tensor::new(values, tensor.shape().to_vec())
 }
 
+/// The tokens of the file, by id.
 struct Vocabulary {
     texts: Vec<String>,
-    /// The type of each token: 3 is a control token, 4 a user-defined one.
+    /// The type of each token; [`Piece::kind`] lists them.
     kinds: Vec<i64>,
 }
 
 impl Vocabulary {
+    /// Reads the tokens. Returns `None` if the file has no tokenizer.
     fn read(file: &GgufFile) -> Result<Option<Self>, String> {
         let texts = match file.value("tokenizer.ggml.tokens") {
             None => return Ok(None),
@@ -365,7 +392,7 @@ impl Vocabulary {
         };
         let kinds = match file.value("tokenizer.ggml.token_type") {
             Some(Value::Integers(kinds)) if kinds.len() == texts.len() => kinds.clone(),
-            None => vec![1; texts.len()],
+            None => vec![NORMAL; texts.len()],
             Some(_) => return Err("`tokenizer.ggml.token_type`: expected a number for each token".into()),
         };
         Ok(Some(Self { texts, kinds }))
@@ -381,6 +408,7 @@ impl Vocabulary {
         Tokenizer::parse(self.tokenizer_json(file)?.to_string().as_bytes())
     }
 
+    /// Builds the contents of a `tokenizer.json`.
     fn tokenizer_json(&self, file: &GgufFile) -> Result<Json, String> {
         match file.text("tokenizer.ggml.model").unwrap_or("missing") {
             "gpt2" => self.byte_level(file),
@@ -413,36 +441,48 @@ impl Vocabulary {
         let Some(Value::Texts(merges)) = file.value("tokenizer.ggml.merges") else {
             return Err("`tokenizer.ggml.merges`: expected a list of texts".into());
         };
-        let named = file.text("tokenizer.ggml.pre");
-        let kind = named.unwrap_or("default");
+        let declared = file.text("tokenizer.ggml.pre");
+        let kind = declared.unwrap_or("default");
         if kind == "default" {
             tracing::warn!(
                 "{}: {} (tokenizer.ggml.pre), so texts are split by llama.cpp's default rules, which may not be those of \
                  the model's training: convert the model again with a present llama.cpp",
                 file.path().display(),
-                if named.is_some() { "the pre-tokenizer is `default`" } else { "no pre-tokenizer is named" },
+                if declared.is_some() { "the pre-tokenizer is `default`" } else { "no pre-tokenizer is named" },
             );
         }
         let (pre_tokenizer, ignore_merges) = pre_tokenizer(kind)?;
         let vocab: serde_json::Map<String, Json> =
             self.texts.iter().enumerate().map(|(id, text)| (text.clone(), json!(id))).collect();
-        let added = self.texts.iter().zip(&self.kinds).enumerate().filter(|(_, (_, kind))| matches!(kind, 3 | 4));
-        let added: Vec<Json> =
-            added.map(|(id, (text, kind))| sentencepiece::added_token(id, text, *kind == 3, false)).collect();
+        let mut added: Vec<Json> = Vec::new();
+        for (id, (text, kind)) in self.texts.iter().zip(&self.kinds).enumerate() {
+            if matches!(*kind, CONTROL | ADDED) {
+                let token = AddedToken { id, text, is_special: *kind == CONTROL, absorbs_blanks: false };
+                added.push(token.to_json());
+            }
+        }
         Ok(json!({
             "version": "1.0",
             "added_tokens": added,
             "normalizer": if kind == "qwen2" { json!({ "type": "NFC" }) } else { Json::Null },
             "pre_tokenizer": pre_tokenizer,
-            "decoder": byte_level(true),
+            "decoder": byte_level(Splitting::Gpt2),
             "model": { "type": "BPE", "vocab": vocab, "merges": merges, "ignore_merges": ignore_merges },
         }))
     }
 }
 
-/// `split` also splits the text by GPT-2's pattern.
-fn byte_level(split: bool) -> Json {
-    json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": split })
+/// Whether the byte-level step also splits the text, by GPT-2's pattern.
+#[derive(PartialEq)]
+enum Splitting {
+    None,
+    Gpt2,
+}
+
+/// The step that maps bytes to characters and back.
+fn byte_level(splitting: Splitting) -> Json {
+    let use_regex = splitting == Splitting::Gpt2;
+    json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex })
 }
 
 /// Makes every match of `pattern`, and every text between two matches, a piece of its own.
@@ -450,15 +490,15 @@ fn isolated(pattern: &str) -> Json {
     json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false })
 }
 
-/// Returns the pre-tokenizer called `kind`, and `ignore_merges`: whether a piece that is a token as a whole is taken as
-/// that token, without merges.
+/// Returns the pre-tokenizer called `kind`, and `ignore_merges`: whether a piece that is a token as a whole becomes
+/// that token without merges.
 fn pre_tokenizer(kind: &str) -> Result<(Json, bool), String> {
     /// Splits into contractions, words, numbers that match `digits`, punctuation, line breaks and blanks.
     fn pieces(digits: &str) -> Json {
         let pattern = format!(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
         );
-        json!({ "type": "Sequence", "pretokenizers": [isolated(&pattern), byte_level(false)] })
+        json!({ "type": "Sequence", "pretokenizers": [isolated(&pattern), byte_level(Splitting::None)] })
     }
     Ok(match kind {
         "default" => {
@@ -470,13 +510,13 @@ fn pre_tokenizer(kind: &str) -> Result<(Json, bool), String> {
                 "[0-9][0-9][0-9]",
             ];
             let mut steps = patterns.map(isolated).to_vec();
-            steps.push(byte_level(false));
+            steps.push(byte_level(Splitting::None));
             (json!({ "type": "Sequence", "pretokenizers": steps }), false)
         }
-        "gpt-2" | "gpt2" => (byte_level(true), false),
+        "gpt-2" | "gpt2" => (byte_level(Splitting::Gpt2), false),
         "smollm" => {
             let digits = json!({ "type": "Digits", "individual_digits": true });
-            (json!({ "type": "Sequence", "pretokenizers": [digits, byte_level(true)] }), false)
+            (json!({ "type": "Sequence", "pretokenizers": [digits, byte_level(Splitting::Gpt2)] }), false)
         }
         "qwen2" => (pieces(r"\p{N}"), false),
         "llama-bpe" | "llama3" | "llama-v3" => (pieces(r"\p{N}{1,3}"), true),
@@ -547,7 +587,7 @@ mod tests {
         let encode = |kind: &str, text: &str| {
             let file = json!({
                 "version": "1.0", "added_tokens": [], "normalizer": null,
-                "pre_tokenizer": pre_tokenizer(kind).unwrap().0, "decoder": byte_level(true),
+                "pre_tokenizer": pre_tokenizer(kind).unwrap().0, "decoder": byte_level(Splitting::Gpt2),
                 "model": { "type": "BPE", "vocab": vocab,
                     "merges": ["\u{120} (", "\u{120} a", "\u{120} 1", "3 4", "2 3"] },
             });

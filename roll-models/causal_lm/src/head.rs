@@ -10,15 +10,15 @@ use roll_network::precision::as_dtype;
 
 use super::integers;
 
-/// Logits of one chunk: 16 MiB in f32.
+/// Number of logits in one chunk: 16 MiB in f32.
 pub(super) const CHUNK_LOGITS: usize = 1 << 22;
-/// Token ids of one chunk.
+/// Number of token ids in one chunk.
 pub(super) const CHUNK_IDS: usize = 1 << 13;
 
 /// The output layer.
 #[derive(Clone)]
 pub struct Head {
-    /// Weight.
+    /// The weight.
     pub weight: HeadWeight,
     /// Bound of the logits: `l` becomes `softcap * tanh(l / softcap)`.
     pub softcap: Option<f32>,
@@ -33,7 +33,7 @@ pub enum HeadWeight {
     Trained(Tensor<2>, usize),
 }
 
-/// Statistics of each token of `[N]`.
+/// Statistics of each of N predictions.
 pub struct HeadStatistics {
     /// Log-probability of the target.
     pub log_probs: Vec<f32>,
@@ -41,14 +41,14 @@ pub struct HeadStatistics {
     pub entropy: Vec<f32>,
 }
 
-/// What the backward pass needs. Nothing has the size of the logits.
+/// What the backward pass needs of N predictions. Nothing has the size of the logits.
 pub struct HeadRecord {
     hidden: Tensor<2>,
     head: Head,
     targets: Tensor<1, Int>,
-    /// Logarithm of the sum of exponentials, `[N, 1]`.
+    /// Logarithm of the sum of exponentials of the logits, `[N, 1]`.
     log_sum: Tensor<2>,
-    /// `[N, 1]`.
+    /// Entropy of the predicted distribution, `[N, 1]`.
     entropy: Tensor<2>,
 }
 
@@ -88,7 +88,7 @@ impl Head {
         Ok(Tensor::cat(chunks.collect::<Result<_>>()?, 1))
     }
 
-    /// As [`Head::logits`], for passes that are not differentiated: see [`ops::linear_rows`].
+    /// Like [`Head::logits`], for generation: a row's logits do not depend on the other rows; see [`ops::linear_rows`].
     pub fn next_logits(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
         Ok(self.softcapped(match &self.weight {
             HeadWeight::Trained(weight, _) => ops::linear_rows(hidden, weight.clone(), None),
@@ -110,7 +110,7 @@ impl Head {
         }
     }
 
-    /// Returns the derivative of the softcap, from its results `logits`.
+    /// Returns the derivative of the softcap, computed from its results `logits`; `None` without a softcap.
     fn softcap_slope(&self, logits: Tensor<2>) -> Option<Tensor<2>> {
         let tanh = logits / self.softcap?;
         Some(-(tanh.clone() * tanh) + 1.0)
@@ -122,60 +122,76 @@ fn chunks(total: usize, size: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..total).step_by(size.max(1)).map(move |start| (start, size.min(total - start)))
 }
 
+/// Number of rows whose logits are computed at a time.
 fn rows_per_chunk(vocab: usize) -> usize {
     (CHUNK_LOGITS / vocab.min(CHUNK_IDS)).max(1)
 }
 
-/// Computes the statistics of `targets` under the distributions that `hidden` (`[N, D]`) predicts, and the record for the
-/// backward pass.
+/// Sums over the logits of the chunks so far, per row, `[rows, 1]` each. They are relative to the largest logit, so
+/// that exponentials do not overflow.
+struct RunningSums {
+    /// The largest logit.
+    max: Tensor<2>,
+    /// Sum of `exp(l - max)`.
+    sum: Tensor<2>,
+    /// Sum of `exp(l - max) * (l - max)`.
+    weighted: Tensor<2>,
+}
+
+impl RunningSums {
+    /// The sums over the logits of one chunk and of the chunks before.
+    fn with_chunk(before: Option<Self>, logits: Tensor<2>) -> Self {
+        let chunk_max = logits.clone().max_dim(1);
+        let (max, rescaled) = match before {
+            None => (chunk_max, None),
+            Some(Self { max: old_max, sum, weighted }) => {
+                let max = old_max.clone().max_pair(chunk_max);
+                let shift = old_max - max.clone();
+                let scale = shift.clone().exp();
+                // Sums over (l - old max) become sums over (l - max).
+                let weighted = (weighted + sum.clone() * shift) * scale.clone();
+                (max, Some((sum * scale, weighted)))
+            }
+        };
+        let centred = logits - max.clone();
+        let exponentials = centred.clone().exp();
+        let mut sum = exponentials.clone().sum_dim(1);
+        let mut weighted = (exponentials * centred).sum_dim(1);
+        if let Some((sum_before, weighted_before)) = rescaled {
+            sum = sum + sum_before;
+            weighted = weighted + weighted_before;
+        }
+        Self { max, sum, weighted }
+    }
+}
+
+/// Computes the statistics of `targets` under the distributions that `hidden` (`[N, D]`) predicts, and the record for
+/// the backward pass.
 pub fn evaluate(hidden: Tensor<2>, head: Head, targets: &[i64]) -> Result<(HeadStatistics, HeadRecord)> {
     let device = hidden.device();
     let [vocab, _] = head.weight.shape();
     let rows = targets.len();
     let targets = integers(targets.to_vec(), &device);
-    let mut parts: Vec<[Tensor<2>; 2]> = Vec::new();
-    for (first, len) in chunks(rows, rows_per_chunk(vocab)) {
-        let h = hidden.clone().narrow(0, first, len);
-        // The largest logit of the chunks so far, the sum of exp(l - max), and the sum of exp(l - max) (l - max).
-        let mut running: Option<[Tensor<2>; 3]> = None;
-        for (start, ids) in chunks(vocab, CHUNK_IDS) {
-            let logits = head.logits_of(h.clone(), head.weight.chunk(start, ids)?);
-            let chunk_max = logits.clone().max_dim(1);
-            let (max, previous) = match running {
-                None => (chunk_max, None),
-                Some([max, sum, weighted]) => {
-                    let larger = max.clone().max_pair(chunk_max);
-                    let shift = max - larger.clone();
-                    let scale = shift.clone().exp();
-                    // Sums over (l - old max) become sums over (l - new max).
-                    let weighted = (weighted + sum.clone() * shift) * scale.clone();
-                    (larger, Some((sum * scale, weighted)))
-                }
-            };
-            let centred = logits - max.clone();
-            let exponentials = centred.clone().exp();
-            let mut sum = exponentials.clone().sum_dim(1);
-            let mut weighted = (exponentials * centred).sum_dim(1);
-            if let Some((old_sum, old_weighted)) = previous {
-                sum = sum + old_sum;
-                weighted = weighted + old_weighted;
-            }
-            running = Some([max, sum, weighted]);
-        }
-        if let Some([max, sum, weighted]) = running {
-            let log = sum.clone().log();
-            parts.push([max + log.clone(), log - weighted / sum]);
-        }
-    }
-    let column = |i: usize| match parts.is_empty() {
-        true => Tensor::zeros([0, 1], &device),
-        false => Tensor::cat(parts.iter().map(|p| p[i].clone()).collect(), 0),
-    };
-    let (log_sum, entropy) = (column(0), column(1));
     if rows == 0 {
-        let record = HeadRecord { hidden, head, targets, log_sum, entropy };
+        let empty = Tensor::zeros([0, 1], &device);
+        let record = HeadRecord { hidden, head, targets, log_sum: empty.clone(), entropy: empty };
         return Ok((HeadStatistics { log_probs: Vec::new(), entropy: Vec::new() }, record));
     }
+    let (mut log_sums, mut entropies) = (Vec::new(), Vec::new());
+    for (first_row, row_count) in chunks(rows, rows_per_chunk(vocab)) {
+        let h = hidden.clone().narrow(0, first_row, row_count);
+        let mut running: Option<RunningSums> = None;
+        for (first_id, id_count) in chunks(vocab, CHUNK_IDS) {
+            let logits = head.logits_of(h.clone(), head.weight.chunk(first_id, id_count)?);
+            running = Some(RunningSums::with_chunk(running, logits));
+        }
+        if let Some(RunningSums { max, sum, weighted }) = running {
+            let log = sum.clone().log();
+            log_sums.push(max + log.clone());
+            entropies.push(log - weighted / sum);
+        }
+    }
+    let (log_sum, entropy) = (Tensor::cat(log_sums, 0), Tensor::cat(entropies, 0));
     let logits = head.softcapped((head.weight.rows(&targets)? * hidden.clone()).sum_dim(1));
     let statistics = HeadStatistics {
         log_probs: roll_backends::to_host(logits - log_sum.clone())?.to_f32_vec(),
@@ -185,8 +201,8 @@ pub fn evaluate(hidden: Tensor<2>, head: Head, targets: &[i64]) -> Result<(HeadS
 }
 
 impl HeadRecord {
-    /// Returns the cotangent of the hidden states, given those of log-probabilities and entropies, `[N]` each. The gradient
-    /// of a trained weight is added to `parameters`.
+    /// Returns the cotangent of the hidden states, given the cotangents of log-probabilities and entropies, `[N]` each.
+    /// The gradient of a trained weight is added to `parameters`.
     pub fn pull(self, d_log_probs: &[f32], d_entropy: &[f32], parameters: Option<&Parameters>) -> Result<Tensor<2>> {
         let device = self.hidden.device();
         let [rows, _] = self.hidden.dims();
@@ -198,11 +214,13 @@ impl HeadRecord {
             Tensor::<2>::from_data(TensorData::new(values.to_vec(), [values.len(), 1]), (&device, DType::F32))
         };
         let (d_log, d_entropy) = (column(d_log_probs), column(d_entropy));
-        let trains = match (&head.weight, parameters) {
+        // Where the gradient of the weight is added, if the weight is trained.
+        let weight_gradient = match (&head.weight, parameters) {
             (HeadWeight::Trained(_, index), Some(parameters)) => Some((*index, parameters)),
             _ => None,
         };
-        // d log p(target) / d l_v = [v = target] - p_v. The first term concerns only the targets' rows of the weight.
+        // d log p(target) / d l_v = [v = target] - p_v. The first term concerns only the targets' rows of the weight;
+        // it comes first. The second term is computed below, in chunks.
         let target_rows = head.weight.rows(&self.targets)?;
         let target_logits = head.softcapped((target_rows.clone() * self.hidden.clone()).sum_dim(1));
         let d_target = match head.softcap_slope(target_logits) {
@@ -210,40 +228,41 @@ impl HeadRecord {
             None => d_log.clone(),
         };
         let mut d_hidden = target_rows * d_target.clone();
-        let mut d_weight = Vec::new();
-        for (start, ids) in chunks(vocab, CHUNK_IDS) {
-            let weight = head.weight.chunk(start, ids)?;
-            let mut d_chunk: Option<Tensor<2>> = None;
-            let mut d_rows = Vec::new();
-            for (first, len) in chunks(rows, rows_per_chunk(vocab)) {
-                let part = |x: &Tensor<2>| x.clone().narrow(0, first, len);
+        // The second term of the weight's gradient, per chunk of ids.
+        let mut d_weight_chunks = Vec::new();
+        for (first_id, id_count) in chunks(vocab, CHUNK_IDS) {
+            let weight = head.weight.chunk(first_id, id_count)?;
+            let mut d_weight_chunk: Option<Tensor<2>> = None;
+            let mut d_hidden_parts = Vec::new();
+            for (first_row, row_count) in chunks(rows, rows_per_chunk(vocab)) {
+                let part = |x: &Tensor<2>| x.clone().narrow(0, first_row, row_count);
                 let h = part(&self.hidden);
                 let logits = head.logits_of(h.clone(), weight.clone());
                 let softcap_slope = head.softcap_slope(logits.clone());
                 let log_p = logits - part(&self.log_sum);
                 // d H / d l_v = -p_v (log p_v + H).
                 let slope = (log_p.clone() + part(&self.entropy)) * part(&d_entropy) + part(&d_log);
-                let d_logits = -(log_p.exp() * slope);
-                let d_logits = match softcap_slope {
-                    Some(slope) => d_logits * slope,
-                    None => d_logits,
-                };
-                d_rows.push(ops::product(d_logits.clone(), weight.clone()));
-                if trains.is_some() {
-                    let d = ops::product(d_logits.transpose(), h);
-                    d_chunk = Some(match d_chunk {
-                        Some(sum) => sum + d,
-                        None => d,
+                let mut d_logits = -(log_p.exp() * slope);
+                if let Some(softcap_slope) = softcap_slope {
+                    d_logits = d_logits * softcap_slope;
+                }
+                d_hidden_parts.push(ops::product(d_logits.clone(), weight.clone()));
+                if weight_gradient.is_some() {
+                    let d_weight = ops::product(d_logits.transpose(), h);
+                    d_weight_chunk = Some(match d_weight_chunk {
+                        Some(sum) => sum + d_weight,
+                        None => d_weight,
                     });
                 }
             }
-            d_hidden = d_hidden + Tensor::cat(d_rows, 0);
-            d_weight.extend(d_chunk);
+            d_hidden = d_hidden + Tensor::cat(d_hidden_parts, 0);
+            d_weight_chunks.extend(d_weight_chunk);
         }
-        if let Some((index, parameters)) = trains {
-            let dense = Tensor::cat(d_weight, 0);
-            let d_rows = self.hidden * d_target;
-            let d_weight = dense.select_assign(0, self.targets, d_rows, burn::tensor::IndexingUpdateOp::Add);
+        if let Some((index, parameters)) = weight_gradient {
+            let second_term = Tensor::cat(d_weight_chunks, 0);
+            let first_term_rows = self.hidden * d_target;
+            let add = burn::tensor::IndexingUpdateOp::Add;
+            let d_weight = second_term.select_assign(0, self.targets, first_term_rows, add);
             let count = d_weight.shape().num_elements();
             parameters.add_gradient(index, d_weight.reshape([count]));
         }

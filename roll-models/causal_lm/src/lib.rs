@@ -1,8 +1,9 @@
 //! Causal language models: Qwen2, Qwen2.5, Qwen3, Llama, Mistral, Gemma 2 and 3, and Phi-3 in one implementation,
 //! configured by `config.json`.
 //!
-//! Batches are packed without padding (`packed`). The network is a chain of recomputed segments (`block`), like the video
-//! transformer; the output layer ([`head`]) computes log-probabilities and entropies without holding the logits.
+//! Batches are packed without padding (`packed`). The network is a chain of segments (`block`), like the video
+//! transformer; the backward pass recomputes them one by one. The output layer ([`head`]) computes log-probabilities
+//! and entropies without holding the logits.
 //!
 //! It depends on `roll-core`, `roll-external`, `roll-backends` and `roll-network`, and knows no algorithm and no
 //! environment.

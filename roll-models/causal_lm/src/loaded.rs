@@ -1,4 +1,5 @@
-//! A language model as its files contain it.
+//! A language model as its files contain it: the result of reading a directory or a GGUF file, before the network is
+//! made.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use roll_network::tokenizer::Tokenizer;
 use super::chat::ChatTemplate;
 use super::config::LmConfig;
 
-/// A model as its files have it, before it is on a device.
+/// A model in host memory, before it is on a device.
 pub struct LoadedModel {
     pub config: LmConfig,
     /// Weights under their Hugging Face names, except those in `quantised`.
@@ -22,7 +23,7 @@ pub struct LoadedModel {
     pub location: String,
 }
 
-/// Dequantises `quantised` to f32 and adds them to `state`.
+/// Dequantises the matrices of `quantised` to f32 and adds them to `state`.
 pub fn decode(state: &mut StateDict, quantised: &BTreeMap<String, BlockMatrix>) -> Result<()> {
     for (name, matrix) in quantised {
         state.insert(name.clone(), decoded(matrix)?);

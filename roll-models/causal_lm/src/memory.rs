@@ -1,4 +1,4 @@
-//! The memory of a rollout besides the weights.
+//! Estimates the memory of a rollout, other than the weights, for `roll plan`.
 
 use super::cache::capacity_for;
 use super::config::LmConfig;
@@ -28,13 +28,13 @@ pub(super) struct RolloutBytes {
 }
 
 impl RolloutShape {
-    /// Returns the memory with a network of `config` whose cached keys and values have `width` bytes each.
-    pub fn bytes(&self, config: &LmConfig, width: usize) -> RolloutBytes {
-        let token_bytes = 2 * config.kv_heads * config.head_dim * width;
-        // The last token of a row is never read.
-        let needed = self.new_tokens.saturating_sub(1);
-        let mut capacity = if needed == 0 { 0 } else { capacity_for(1, 0) };
-        while capacity < needed {
+    /// Returns the memory with a network of `config` whose cached keys and values have `element_bytes` bytes each.
+    pub fn bytes(&self, config: &LmConfig, element_bytes: usize) -> RolloutBytes {
+        let token_bytes = 2 * config.kv_heads * config.head_dim * element_bytes;
+        // The last token of a row is never read, so it is not cached. Slots grow as in [`super::cache`].
+        let cached_tokens = self.new_tokens.saturating_sub(1);
+        let mut capacity = if cached_tokens == 0 { 0 } else { capacity_for(1, 0) };
+        while capacity < cached_tokens {
             capacity = capacity_for(capacity + 1, capacity);
         }
         let slots = self.rows * capacity * token_bytes;
@@ -42,7 +42,8 @@ impl RolloutShape {
         let tokens_of_pass =
             (TOKENS_OF_A_PASS / self.prompt_tokens.max(1)).clamp(1, self.prompts.max(1)) * self.prompt_tokens;
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-        // The residual and its norm, with queries, keys, values and the output of attention, or with gate, up and product.
+        // Values per token: the residual and its norm, with queries, keys, values and the output of attention, or with
+        // gate, up and their product.
         let widest = 2 * config.dim + (2 * q + 2 * kv).max(3 * config.ffn_dim);
         RolloutBytes {
             keys_values: config.layers * (slots + prompts),

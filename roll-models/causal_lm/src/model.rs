@@ -53,9 +53,10 @@ impl Origin {
 }
 
 impl CausalLm {
-    /// Creates a model around a network whose trainable parameters are already chosen. Fails if the tokenizer has ids
-    /// without an embedding, except those of added tokens: Gemma 3's small models have one for images, which no text
-    /// contains. [`LanguageModel::tokenize`] refuses a text that does.
+    /// Creates a model around a network whose trainable parameters are already chosen.
+    ///
+    /// Fails if the tokenizer has ids without an embedding. Ids of added tokens are excepted, because Gemma 3's small
+    /// models have an added token for images without an embedding; [`LanguageModel::tokenize`] refuses a text with it.
     pub fn new(network: Network, tokenizer: Option<Tokenizer>, template: Option<ChatTemplate>) -> Result<Self> {
         let vocab = network.config().vocab;
         if let Some(found) = tokenizer.as_ref().map(Tokenizer::base_vocabulary).filter(|found| *found > vocab) {
@@ -94,7 +95,8 @@ impl CausalLm {
         if self.is_lora() { "adapter_model" } else { "model" }
     }
 
-    /// Applies `f` to the trainable parameters. Without any, fails unless the caller has `count` 0 of them.
+    /// Applies `f` to the trainable parameters. A network without trainable parameters accepts only a caller's list of
+    /// length 0: `count` is that length.
     fn with_parameters(&self, count: usize, f: impl FnOnce(&Parameters) -> Result<()>) -> Result<()> {
         match (self.network.parameters(), count) {
             (Some(parameters), _) => f(parameters),
@@ -139,17 +141,13 @@ impl Model for CausalLm {
     fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
         let Some(parameters) = self.network.parameters() else { return Ok(BTreeMap::new()) };
         let mut state = flat::to_state(parameters.specs(), &flat::read(self)?)?;
-        match self.is_lora() {
-            true => {
-                let base = self.origin.base.as_deref();
-                state = adapter::to_file(state, parameters.specs(), self.network.lora_scale(), base)?;
-            }
-            false if self.origin.files.is_empty() => {}
-            false => {
-                let files = self.origin.files.iter();
-                let beside = files.map(|(name, text)| (format!("{}{name}", header::BESIDE), text.clone()));
-                header::put(&mut state, beside.collect())?;
-            }
+        if self.is_lora() {
+            let base = self.origin.base.as_deref();
+            state = adapter::to_file(state, parameters.specs(), self.network.lora_scale(), base)?;
+        } else if !self.origin.files.is_empty() {
+            let files = self.origin.files.iter();
+            let files_beside = files.map(|(name, text)| (format!("{}{name}", header::BESIDE), text.clone()));
+            header::put(&mut state, files_beside.collect())?;
         }
         Ok(BTreeMap::from([(self.adapter_file().to_string(), state)]))
     }
@@ -182,7 +180,8 @@ impl ParameterParts for CausalLm {
     }
 
     fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
-        // Adapters only: the gradient of a tied embedding comes in two parts, whose sum would round differently.
+        // Only gradients of adapters are delivered. In full training, the gradient of a tied embedding comes in two
+        // parts, whose sum would round differently.
         let parameters = self.network.parameters().filter(|_| self.is_lora());
         parameters.map(|parameters| parameters.deliver_gradients(sink, 0)).is_some()
     }
@@ -197,17 +196,15 @@ impl LanguageModel for CausalLm {
     fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
         let (tokenizer, vocab) = (self.tokenizer()?, self.network.config().vocab);
         let ids = tokenizer.encode(text)?;
-        match ids.iter().find(|id| **id as usize >= vocab) {
-            None => Ok(ids),
-            Some(id) => {
-                let token = tokenizer.token(*id).unwrap_or_default();
-                let problem = format!(
-                    "the text has the token `{token}` (id {id}), for which the model, with {vocab} embeddings, has none: \
-                     remove it from the text"
-                );
-                Err(Error::Unsupported(problem))
-            }
+        if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
+            let token = tokenizer.token(*id).unwrap_or_default();
+            let problem = format!(
+                "the text has the token `{token}` (id {id}), for which the model, with {vocab} embeddings, has none: \
+                 remove it from the text"
+            );
+            return Err(Error::Unsupported(problem));
         }
+        Ok(ids)
     }
 
     fn detokenize(&self, tokens: &[u32]) -> Result<String> {

@@ -22,22 +22,28 @@ use super::packed::{Batch, Packed};
 /// A decoder-only language model.
 pub struct Network {
     config: LmConfig,
+    /// The frozen weights.
     store: Arc<dyn WeightStore>,
+    /// The trainable parameters: adapters, or a copy of every weight.
     parameters: Option<Parameters>,
     lora_scale: f64,
+    /// Dtype of the blocks' matrix products.
     products: DType,
+    /// What a recorded pass keeps for its pullback.
     memory: Memory,
 }
 
 impl Network {
-    /// Creates a network from weights under their Hugging Face names, stored as `dtype`. Fails if one is missing or has
-    /// another shape. Other weights are ignored, and so is an output layer that the configuration ties.
+    /// Creates a network from weights under their Hugging Face names, stored as `dtype`. Fails if a weight is missing
+    /// or has another shape. Weights that the network does not have are ignored, including an output layer that the
+    /// configuration ties.
     pub fn new(config: LmConfig, state: &StateDict, dtype: DType, device: &Device) -> Result<Self> {
-        Self::with_quantised(config, state, BTreeMap::new(), true, dtype, device)
+        let (no_matrices, keeps_quantised) = (BTreeMap::new(), true);
+        Self::with_quantised(config, state, no_matrices, keeps_quantised, dtype, device)
     }
 
-    /// As [`Network::new`], with some matrices in quantised blocks. They stay so if `keeps_quantised`; otherwise each
-    /// is stored as `dtype` before the next one is decoded.
+    /// Like [`Network::new`], with some matrices in quantised blocks. They stay quantised if `keeps_quantised`.
+    /// Otherwise they are decoded and stored as `dtype`, one after the other.
     pub fn with_quantised(
         config: LmConfig,
         state: &StateDict,
@@ -62,7 +68,8 @@ impl Network {
         Ok(Self::with_store(config, Resident::from_weights(weights, device)))
     }
 
-    /// Creates a network without its weights, which cannot compute: for checks of what belongs to it.
+    /// Creates a network without weights, which cannot compute. It is for checks of configuration, tokenizer and
+    /// parameters.
     pub fn without_weights(config: LmConfig, device: &Device) -> Self {
         Self::with_store(config, Resident::from_weights(HashMap::new(), device))
     }
@@ -78,14 +85,14 @@ impl Network {
         self
     }
 
-    /// Sets the memory use of the pullback.
+    /// Sets what a recorded pass keeps for its pullback.
     pub fn with_memory(mut self, memory: Memory) -> Self {
         self.memory = memory;
         self
     }
 
-    /// Adds trainable parameters. Full training starts from the weights in `base`; the frozen ones stay, as the reference
-    /// policy.
+    /// Adds trainable parameters. Full training starts from the weights in `base`. The frozen weights stay as the
+    /// reference policy.
     pub fn train(&mut self, trainable: &Trainable, noise: &Noise, base: &StateDict) -> Result<()> {
         let (specs, values) = match trainable {
             Trainable::Frozen => {
@@ -100,9 +107,9 @@ impl Network {
             Trainable::Full => {
                 let (mut specs, mut values) = (Vec::new(), Vec::new());
                 for (name, shape) in self.config.weights() {
-                    let value = base.get(&name);
-                    let value =
-                        value.ok_or_else(|| Error::Misuse(format!("full training needs the weight `{name}`")))?;
+                    let Some(value) = base.get(&name) else {
+                        return Err(Error::Misuse(format!("full training needs the weight `{name}`")));
+                    };
                     values.push(value.to_f32_vec());
                     specs.push(ParameterSpec { name, shape });
                 }
@@ -119,8 +126,8 @@ impl Network {
             let specs = trained.specs().to_vec();
             let mut flat = vec![0.0; specs.iter().map(ParameterSpec::len).sum()];
             trained.read(&mut flat)?;
-            let mut flat = flat.into_iter();
-            let values = specs.iter().map(|spec| flat.by_ref().take(spec.len()).collect()).collect();
+            let mut rest = flat.into_iter();
+            let values = specs.iter().map(|spec| rest.by_ref().take(spec.len()).collect()).collect();
             Ok::<_, Error>(Parameters::new(specs, values, self.store.device()))
         };
         Ok(Self {
@@ -153,7 +160,7 @@ impl Network {
         self.lora_scale
     }
 
-    /// Computes the log-probability and entropy of each token of `tokens` given those before it; see
+    /// Computes the log-probability and entropy of each token of `tokens` given the tokens before it; see
     /// [`roll_core::LanguageModel::evaluate`].
     pub fn evaluate(
         &self,
@@ -170,26 +177,32 @@ impl Network {
         let head = self.head(trainable.as_ref())?;
         let device = self.store.device().clone();
         // Without parameters, a pullback has nothing to return.
-        let recorded = if parameters.is_some() { grad } else { Grad::Skip };
+        let grad_of_chain = if parameters.is_some() { grad } else { Grad::Skip };
 
-        let rows = integers(predictions.rows.clone(), &device);
-        let (predicting, total, record) = match batch.packed.is_empty() {
-            true => (Burn::zeros([0, self.config.dim], (&device, DType::F32)), 0, None),
-            false => {
-                let pass = self.pass(&batch.packed, trainable, None);
-                let start = NdTensor::from(Burn::<1>::zeros([1], (&device, DType::F32)));
-                let (hidden, record) =
-                    chain(&pass).forward(start, Vec::new(), recorded, self.memory, false, parameters.clone())?;
-                let hidden = hidden.rank::<2>()?;
-                let total = hidden.dims()[0];
-                (hidden.select(0, rows.clone()), total, record)
-            }
+        // The hidden states that predict a token, among those of all tokens.
+        let predicting_rows = integers(predictions.rows.clone(), &device);
+        let (predicting, token_count, record) = if batch.packed.is_empty() {
+            (Burn::zeros([0, self.config.dim], (&device, DType::F32)), 0, None)
+        } else {
+            let pass = self.pass(&batch.packed, trainable, None);
+            let (hidden, record) = chain(&pass).forward(
+                self.unused_state(),
+                Vec::new(),
+                grad_of_chain,
+                self.memory,
+                TRACK_SHARED,
+                parameters.clone(),
+            )?;
+            let hidden = hidden.rank::<2>()?;
+            let token_count = hidden.dims()[0];
+            (hidden.select(0, predicting_rows.clone()), token_count, record)
         };
         let (statistics, head_record) = head::evaluate(predicting, head, &predictions.targets)?;
         let stats = TokenStats {
             log_probs: batch.spread(&statistics.log_probs, &predictions)?,
             entropy: batch.spread(&statistics.entropy, &predictions)?,
         };
+        // Log-probabilities and entropies, stacked.
         let shape = [2, batch.rows, batch.columns.saturating_sub(1)];
         let dim = self.config.dim;
         let pullback = grad.is_on().then(|| {
@@ -197,30 +210,33 @@ impl Network {
                 if cotangent.shape() != shape {
                     return Err(Error::shape("cotangent of token statistics", format!("{shape:?}"), cotangent.shape()));
                 }
-                let empty = Tensor::new(Vec::<f32>::new(), [0])?;
-                let Some(record) = record else { return Ok(empty) };
+                // The input, tokens, has no gradient; gradients of parameters accumulate in the network.
+                let no_gradient = Tensor::new(Vec::<f32>::new(), [0])?;
+                let Some(record) = record else { return Ok(no_gradient) };
                 let (d_log_probs, d_entropy) = cotangent.f32s()?.split_at(shape[1] * shape[2]);
-                let of = |values: &[f32]| predictions.places.iter().map(|p| values[*p]).collect::<Vec<_>>();
-                let d = head_record.pull(&of(d_log_probs), &of(d_entropy), parameters.as_ref())?;
-                let hidden = Burn::zeros([total, dim], (&device, DType::F32));
-                let hidden = hidden.select_assign(0, rows, d, burn::tensor::IndexingUpdateOp::Add);
-                record.pull(hidden.into())?;
-                Ok(empty)
+                let packed = |values: &[f32]| predictions.places.iter().map(|p| values[*p]).collect::<Vec<_>>();
+                let d_predicting = head_record.pull(&packed(d_log_probs), &packed(d_entropy), parameters.as_ref())?;
+                let zeros = Burn::zeros([token_count, dim], (&device, DType::F32));
+                let d_hidden =
+                    zeros.select_assign(0, predicting_rows, d_predicting, burn::tensor::IndexingUpdateOp::Add);
+                record.pull(d_hidden.into())?;
+                Ok(no_gradient)
             })
         });
         Ok((stats, pullback))
     }
 
-    /// Computes all logits, `[B, L, V]`, 0 at padding. For small vocabularies and tests; [`Network::evaluate`] never holds
-    /// all of them.
+    /// Computes all logits, `[B, L, V]`, 0 at padding. For small vocabularies and tests; [`Network::evaluate`] never
+    /// holds all of them.
     pub fn logits(&self, tokens: &Tensor, mask: &Tensor, adapter: Adapter) -> Result<Tensor> {
         let batch = Batch::new(tokens, mask)?;
         self.check(&batch.packed)?;
         let trainable = self.trainable(adapter);
         let head = self.head(trainable.as_ref())?;
-        let values = match batch.packed.is_empty() {
-            true => Vec::new(),
-            false => to_host(head.logits(self.hidden(&self.pass(&batch.packed, trainable, None))?)?)?.to_f32_vec(),
+        let values = if batch.packed.is_empty() {
+            Vec::new()
+        } else {
+            to_host(head.logits(self.hidden(&self.pass(&batch.packed, trainable, None))?)?)?.to_f32_vec()
         };
         batch.spread_rows(&values, self.config.vocab)
     }
@@ -229,15 +245,17 @@ impl Network {
     pub fn hidden_states(&self, tokens: &Tensor, mask: &Tensor, adapter: Adapter) -> Result<Tensor> {
         let batch = Batch::new(tokens, mask)?;
         self.check(&batch.packed)?;
-        let values = match batch.packed.is_empty() {
-            true => Vec::new(),
-            false => to_host(self.hidden(&self.pass(&batch.packed, self.trainable(adapter), None))?)?.to_f32_vec(),
+        let values = if batch.packed.is_empty() {
+            Vec::new()
+        } else {
+            to_host(self.hidden(&self.pass(&batch.packed, self.trainable(adapter), None))?)?.to_f32_vec()
         };
         batch.spread_rows(&values, self.config.dim)
     }
 
-    /// Returns the logits after the last token of each sequence of `packed`, `[sequences, V]`. Keys and values of earlier
-    /// tokens are read from `cache`, and those of the new `tokens` are added to it.
+    /// Returns the logits after the last token of each sequence of `packed`, `[sequences, V]`. `tokens` says where the
+    /// tokens of `packed` belong in `cache`: their keys and values are added to it, those of earlier tokens read from
+    /// it.
     pub(super) fn next_logits(
         &self,
         packed: &Packed,
@@ -247,9 +265,9 @@ impl Network {
     ) -> Result<Tensor> {
         self.check(packed)?;
         let hidden = self.hidden(&self.pass(packed, trainable.cloned(), Some((cache.clone(), tokens))))?;
-        let last: Vec<i64> = packed.spans.iter().map(|s| s.end as i64 - 1).collect();
-        let last = hidden.select(0, integers(last, self.store.device()));
-        to_host(self.head(trainable)?.next_logits(last)?)
+        let last_rows: Vec<i64> = packed.spans.iter().map(|s| s.end as i64 - 1).collect();
+        let last_hidden = hidden.select(0, integers(last_rows, self.store.device()));
+        to_host(self.head(trainable)?.next_logits(last_hidden)?)
     }
 
     /// Dtype of matrix products, and of cached keys and values.
@@ -262,11 +280,19 @@ impl Network {
         self.parameters.as_ref().filter(|_| adapter == Adapter::On).map(Parameters::snapshot)
     }
 
+    /// Returns the hidden states after the final norm, `[N, D]`, without recording them.
     fn hidden(&self, pass: &Arc<ForwardPass>) -> Result<Burn<2>> {
-        let start = NdTensor::from(Burn::<1>::zeros([1], (self.store.device(), DType::F32)));
-        chain(pass).forward(start, Vec::new(), Grad::Skip, self.memory, false, None)?.0.rank::<2>()
+        let (hidden, _) =
+            chain(pass).forward(self.unused_state(), Vec::new(), Grad::Skip, self.memory, TRACK_SHARED, None)?;
+        hidden.rank::<2>()
     }
 
+    /// The first state of the chain, which [`Embedding`] ignores.
+    fn unused_state(&self) -> NdTensor {
+        NdTensor::from(Burn::<1>::zeros([1], (self.store.device(), DType::F32)))
+    }
+
+    /// The inputs of a forward pass over `packed`.
     fn pass(
         &self,
         packed: &Packed,
@@ -289,12 +315,14 @@ impl Network {
         })
     }
 
+    /// The output layer, with its trained weight if it is among the trainable parameters.
     fn head(&self, trainable: Option<&Snapshot>) -> Result<Head> {
         let name = self.config.head_weight();
         let trainable = trainable.map(|all| all.segment(name)).transpose()?;
         let weight = match trainable.as_ref().and_then(|s| s.get(name)) {
             Some((index, shape, value)) => HeadWeight::Trained(value.clone().reshape([shape[0], shape[1]]), index),
             None => {
+                // Segments are named by the prefix of their weights, `lm_head.`.
                 let prefix = &name[..name.len() - "weight".len()];
                 HeadWeight::Frozen(weights::get(&self.store.segment(prefix)?, name)?.clone())
             }
@@ -318,7 +346,10 @@ impl Network {
     }
 }
 
-/// Returns the names, shapes and initial values of the adapters that `trainable` requests.
+/// The chain has no inputs that its segments share, so it tracks none.
+const TRACK_SHARED: bool = false;
+
+/// Returns names and shapes, then the initial values, of the adapters that `trainable` requests.
 pub(super) fn adapters(
     config: &LmConfig,
     trainable: &Trainable,
@@ -333,6 +364,7 @@ pub(super) fn adapters(
     )
 }
 
+/// The segments of a forward pass: embedding, blocks, final norm.
 fn chain(pass: &Arc<ForwardPass>) -> Chain {
     let mut segments: Vec<Arc<dyn Segment>> = vec![Arc::new(Embedding(pass.clone()))];
     for index in 0..pass.config.layers {

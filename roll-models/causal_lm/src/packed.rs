@@ -1,4 +1,5 @@
-//! Batches without padding, in which the tokens of all sequences are concatenated.
+//! Batches without padding, in which the tokens of all sequences are concatenated: made from rectangular tensors with
+//! padding, and results spread to such tensors again.
 
 use std::ops::Range;
 
@@ -15,12 +16,12 @@ pub struct Packed {
 }
 
 impl Packed {
-    /// Adds a sequence, or the part of one that starts at position `from`.
-    pub fn push(&mut self, ids: impl Iterator<Item = i64>, from: usize) {
+    /// Adds a sequence, or a part of a sequence. `first_position` is the position of the first id in its sequence.
+    pub fn push(&mut self, ids: impl Iterator<Item = i64>, first_position: usize) {
         let start = self.ids.len();
         self.ids.extend(ids);
         let end = self.ids.len();
-        self.positions.extend(from..from + end - start);
+        self.positions.extend(first_position..first_position + end - start);
         self.spans.push(start..end);
     }
 
@@ -33,20 +34,21 @@ impl Packed {
     }
 }
 
-/// A rectangular batch, packed.
+/// A rectangular batch `[B, L]`, packed.
 #[derive(Clone, Debug)]
 pub struct Batch {
     pub packed: Packed,
     /// Index of each token in `[B, L]`, row-major.
     places: Vec<usize>,
+    /// Number of rows, B.
     pub rows: usize,
-    /// Number of columns, padding included.
+    /// Number of columns, L, including padding.
     pub columns: usize,
 }
 
 impl Batch {
-    /// Packs `tokens` (integers, `[B, L]`) where `mask` (`[B, L]`) is not 0. Positions begin at 0 in each row, wherever the
-    /// padding is.
+    /// Packs `tokens` (integers, `[B, L]`) where `mask` (`[B, L]`) is not 0. Positions begin at 0 in each row, wherever
+    /// the padding is.
     pub fn new(tokens: &Tensor, mask: &Tensor) -> Result<Self> {
         let [rows, columns] = *tokens.shape() else {
             return Err(Error::shape("tokens", "[B, L]", tokens.shape()));
@@ -65,23 +67,24 @@ impl Batch {
         Ok(Self { packed, places, rows, columns })
     }
 
-    /// Returns the predicted tokens: all but the first of each sequence.
+    /// Returns the predicted tokens: all tokens except the first of each sequence.
     pub fn predictions(&self) -> Predictions {
-        let mut found = Predictions::default();
+        let mut predictions = Predictions::default();
         let width = self.columns.saturating_sub(1);
         for span in &self.packed.spans {
-            for at in span.start..span.end.saturating_sub(1) {
-                // A prediction is in the column before its token.
-                let place = self.places[at + 1];
-                found.rows.push(at as i64);
-                found.targets.push(self.packed.ids[at + 1]);
-                found.places.push(place / self.columns * width + place % self.columns - 1);
+            for token in span.start..span.end.saturating_sub(1) {
+                let target = token + 1;
+                // In `[B, L - 1]`, a prediction is in the column before its target.
+                let place = self.places[target];
+                predictions.rows.push(token as i64);
+                predictions.targets.push(self.packed.ids[target]);
+                predictions.places.push(place / self.columns * width + place % self.columns - 1);
             }
         }
-        found
+        predictions
     }
 
-    /// Spreads one value per prediction to `[B, L - 1]`, 0 elsewhere.
+    /// Spreads one value per prediction to `[B, L - 1]`, with 0 elsewhere.
     pub fn spread(&self, values: &[f32], predictions: &Predictions) -> Result<Tensor> {
         let width = self.columns.saturating_sub(1);
         let mut out = vec![0.0f32; self.rows * width];
@@ -91,7 +94,7 @@ impl Batch {
         Tensor::new(out, [self.rows, width])
     }
 
-    /// Spreads `width` values per token to `[B, L, width]`, 0 at padding.
+    /// Spreads `width` values per token to `[B, L, width]`, with 0 at padding.
     pub fn spread_rows(&self, values: &[f32], width: usize) -> Result<Tensor> {
         let mut out = vec![0.0f32; self.rows * self.columns * width];
         for (row, place) in values.chunks_exact(width.max(1)).zip(&self.places) {
@@ -104,13 +107,15 @@ impl Batch {
 /// The predicted tokens of a batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Predictions {
-    /// Row of the hidden state that predicts each token.
+    /// Index of the packed token whose hidden state predicts each token.
     pub rows: Vec<i64>,
+    /// Id of each predicted token.
     pub targets: Vec<i64>,
-    /// Index of each token in `[B, L - 1]`, row-major.
+    /// Index of each prediction in `[B, L - 1]`, row-major.
     pub places: Vec<usize>,
 }
 
+/// The elements of an integer tensor, which errors call `what`.
 fn integers(what: &str, tensor: &Tensor) -> Result<Vec<i64>> {
     use roll_core::DType;
     match tensor.dtype() {

@@ -1,25 +1,29 @@
-//! Keys and values of conversations between their turns: the next turn reads only the new tokens.
+//! Keeps the keys and values of conversations between their turns, so that the next turn reads only the new tokens.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::cache::Prefix;
 
-/// Keys and values of the conversations of this turn and of the previous one. All calls with one seed are one turn. Those
-/// of earlier turns are dropped, so that results never depend on calls long ago.
+/// Keys and values of the conversations of the present turn and of the previous turn. All generations with one seed are
+/// one turn. Keys and values of earlier turns are dropped, so that results never depend on generations long ago.
 #[derive(Default)]
 pub struct Prefixes(Mutex<Turns>);
 
 #[derive(Default)]
 struct Turns {
+    /// The seed of the present turn.
     seed: Option<u64>,
+    /// What the present turn can take.
     previous: PrefixTable,
+    /// What the next turn will be able to take.
     present: PrefixTable,
 }
 
 #[derive(Default)]
 struct PrefixTable {
     by_tokens: HashMap<Vec<u32>, Prefix>,
+    /// The lengths of the prefixes, for finding the longest.
     lengths: BTreeSet<usize>,
 }
 

@@ -3,6 +3,7 @@
 use rand::RngCore;
 use roll_core::{Error, Result, Sampling};
 
+/// A drawn token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Drawn {
     pub id: u32,
@@ -12,31 +13,32 @@ pub struct Drawn {
     pub raw_log_prob: f32,
 }
 
-/// Number of likelihoods per partial sum. The drawn token is searched in one such chunk.
+/// Number of likelihoods per partial sum. The chunk of the drawn token is found by these sums, the token within it.
 const CHUNK: usize = 1 << 10;
 /// Number of most likely tokens that are first searched for the nucleus of top-p.
 const FIRST_CANDIDATES: usize = 1 << 8;
 
-/// Draws one token from a row of logits. With temperature 0 it is the most likely token, the lowest id among equals, with
-/// its log-probability at temperature 1. Fails if the logits are not finite.
+/// Draws one token from a row of logits. With temperature 0 it is the most likely token (the lowest id of several
+/// equally likely ones), and both log-probabilities are those at temperature 1. Fails if the logits are not finite.
 pub fn draw(logits: &[f32], sampling: &Sampling, rng: &mut impl RngCore) -> Result<Drawn> {
     let nonfinite = || Error::NonFinite { what: "the logits of the next token".into(), value: f64::NAN };
     let max = largest(logits).filter(|max| max.is_finite()).ok_or_else(nonfinite)?;
     let row = Row { logits, max };
-    let raw = |id: usize| row.log_prob(id, 1.0, row.likelihoods(1.0).total());
+    let raw_log_prob_of = |id: usize| row.log_prob(id, 1.0, row.likelihoods(1.0).total());
     if sampling.temperature == 0.0 {
         let best = logits.iter().position(|l| *l == max).ok_or_else(nonfinite)?;
-        let log_prob = raw(best);
+        let log_prob = raw_log_prob_of(best);
         return Ok(Drawn { id: best as u32, log_prob, raw_log_prob: log_prob });
     }
     let likelihoods = row.likelihoods(sampling.temperature);
     // 53 bits of a uniform number in [0, 1).
     let uniform = (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+    // Without top-k and top-p, all tokens are candidates and need no sorting.
     if sampling.top_k == 0 && sampling.top_p >= 1.0 {
         let total = likelihoods.total();
-        let id = likelihoods.at(uniform * total);
+        let id = likelihoods.token_at(uniform * total);
         let log_prob = row.log_prob(id, sampling.temperature, total);
-        let raw_log_prob = if sampling.temperature == 1.0 { log_prob } else { raw(id) };
+        let raw_log_prob = if sampling.temperature == 1.0 { log_prob } else { raw_log_prob_of(id) };
         return Ok(Drawn { id: id as u32, log_prob, raw_log_prob });
     }
     let candidates = likelihoods.candidates(sampling);
@@ -46,13 +48,14 @@ pub fn draw(logits: &[f32], sampling: &Sampling, rng: &mut impl RngCore) -> Resu
         remaining -= f64::from(*likelihood);
         remaining < 0.0
     });
-    // Because of rounding, the search can pass the last candidate; then the first one is taken.
+    // Because of rounding, the search can pass the last candidate; then the first candidate is taken.
     let id = chosen.or(candidates.first()).ok_or_else(nonfinite)?.0 as usize;
     let log_prob = row.log_prob(id, sampling.temperature, total);
-    Ok(Drawn { id: id as u32, log_prob, raw_log_prob: raw(id) })
+    Ok(Drawn { id: id as u32, log_prob, raw_log_prob: raw_log_prob_of(id) })
 }
 
-/// Returns the largest logit, or `None` if `logits` is empty or contains a NaN.
+/// Returns the largest logit, or `None` if `logits` is empty or contains a NaN. Sixteen maxima at a time use the vector
+/// unit.
 fn largest(logits: &[f32]) -> Option<f32> {
     let mut lanes = [f32::NEG_INFINITY; 16];
     let (chunks, rest) = logits.as_chunks::<16>();
@@ -73,7 +76,7 @@ struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// Returns the likelihood of each token relative to the most likely one.
+    /// Returns the likelihood of each token relative to the most likely token.
     fn likelihoods(&self, temperature: f64) -> Likelihoods {
         let inverse = (1.0 / temperature) as f32;
         let mut values: Vec<f32> = self.logits.iter().map(|l| (l - self.max) * inverse).collect();
@@ -81,13 +84,14 @@ impl Row<'_> {
         Likelihoods { sums: sums.collect(), values }
     }
 
-    /// Returns the log-probability of a token at a temperature, if the likelihoods add up to `total`.
+    /// Returns the log-probability of a token at a temperature. `total` is the sum of the likelihoods at this
+    /// temperature.
     fn log_prob(&self, id: usize, temperature: f64, total: f64) -> f32 {
         ((f64::from(self.logits[id]) - f64::from(self.max)) / temperature - total.ln()) as f32
     }
 }
 
-/// Likelihoods of all tokens, relative to the most likely one.
+/// Likelihoods of all tokens, relative to the most likely token.
 struct Likelihoods {
     values: Vec<f32>,
     /// Sum of each chunk.
@@ -100,13 +104,14 @@ impl Likelihoods {
     }
 
     /// Returns the token at which the cumulative sum exceeds `mass`.
-    fn at(&self, mass: f64) -> usize {
+    fn token_at(&self, mass: f64) -> usize {
         let mut remaining = mass;
         let chunk = self.sums.iter().position(|sum| {
             remaining -= sum;
             remaining < 0.0
         });
-        // Because of rounding, the search can pass the last token; then the last with a positive likelihood is taken.
+        // Because of rounding, the search can pass the last token; then the last token with a positive likelihood is
+        // taken.
         let chunk = chunk.unwrap_or(self.sums.len() - 1);
         remaining += self.sums[chunk];
         let first = chunk * CHUNK;
@@ -129,7 +134,9 @@ impl Likelihoods {
         if sampling.top_p >= 1.0 {
             return candidates;
         }
-        let wanted = sampling.top_p * candidates.iter().map(|(_, likelihood)| f64::from(*likelihood)).sum::<f64>();
+        // The least mass of the nucleus.
+        let nucleus_mass =
+            sampling.top_p * candidates.iter().map(|(_, likelihood)| f64::from(*likelihood)).sum::<f64>();
         // Only the most likely tokens are sorted, and more of them until they have the mass.
         let mut count = FIRST_CANDIDATES;
         loop {
@@ -137,16 +144,16 @@ impl Likelihoods {
             if !is_all {
                 candidates.select_nth_unstable_by(count, descending);
             }
-            let first = if is_all { &mut candidates[..] } else { &mut candidates[..count] };
-            first.sort_unstable_by(descending);
-            // The token that reaches the mass belongs to the nucleus.
-            let reached = first.iter().scan(0.0, |mass, (_, likelihood)| {
+            let most_likely = if is_all { &mut candidates[..] } else { &mut candidates[..count] };
+            most_likely.sort_unstable_by(descending);
+            let cumulative_masses = most_likely.iter().scan(0.0, |mass, (_, likelihood)| {
                 *mass += f64::from(*likelihood);
                 Some(*mass)
             });
-            let short = reached.take_while(|mass| *mass < wanted).count();
-            if is_all || short < count {
-                candidates.truncate(short + 1);
+            // The token that reaches the mass also belongs to the nucleus.
+            let below_mass = cumulative_masses.take_while(|mass| *mass < nucleus_mass).count();
+            if is_all || below_mass < count {
+                candidates.truncate(below_mass + 1);
                 return candidates;
             }
             count *= 8;

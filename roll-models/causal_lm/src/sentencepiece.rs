@@ -1,8 +1,8 @@
 //! Conversion of SentencePiece BPE vocabularies to a `tokenizer.json`.
 //!
-//! Such a vocabulary has pieces with scores and no list of merges: of all neighbours whose concatenation is a piece, those
-//! with the highest score are merged first. The equivalent merges are all splits of each piece into two pieces, in the
-//! order of the scores.
+//! Such a vocabulary has pieces with scores and no list of merges: of all neighbours whose concatenation is a piece,
+//! those with the highest score are merged first. The equivalent merges are all splits of each piece into two pieces,
+//! in the order of the scores.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -11,13 +11,15 @@ use serde_json::{Value as Json, json};
 
 /// The character for a blank within pieces.
 const BLANK: &str = "\u{2581}";
-/// Maximal size of a piece in bytes, because every position is tried as a split. A file with a longer one is wrong or
+/// Maximal size of a piece in bytes, because every position is tried as a split. A file with a longer piece is wrong or
 /// hostile.
 const MAX_PIECE: usize = 1 << 12;
 
+// Types of pieces; see [`Piece::kind`].
+pub(super) const NORMAL: i64 = 1;
 const UNKNOWN: i64 = 2;
-const CONTROL: i64 = 3;
-const ADDED: i64 = 4;
+pub(super) const CONTROL: i64 = 3;
+pub(super) const ADDED: i64 = 4;
 const BYTE: i64 = 6;
 
 /// A piece of the vocabulary. Its index is its id.
@@ -26,33 +28,38 @@ pub struct Piece<'a> {
     pub text: &'a str,
     /// Pieces with higher scores are merged first.
     pub score: f64,
-    /// 2: the unknown token, 3: a control token, 4: a user-defined token, 6: a byte, written `<0x0A>`.
+    /// 1: a normal token, 2: the unknown token, 3: a control token, 4: a user-defined token, 6: a byte, written
+    /// `<0x0A>`.
     pub kind: i64,
 }
 
-/// Returns the contents of a `tokenizer.json`. `unknown` is the id of the unknown token. With `begins_with_space`, a blank is
-/// added before each text. With `strips`, control tokens absorb the blanks after them, except those that begin or end a
-/// document.
+/// Returns the contents of a `tokenizer.json`. `unknown` is the id of the unknown token. With `begins_with_space`, a
+/// blank is added before each text. With `absorbs_blanks`, control tokens absorb the blanks after them, except tokens
+/// that begin or end a document.
 pub fn tokenizer(
     pieces: &[Piece<'_>],
     unknown: Option<usize>,
     begins_with_space: bool,
-    strips: bool,
+    absorbs_blanks: bool,
 ) -> Result<Json, String> {
     if let Some(long) = pieces.iter().find(|piece| piece.text.len() > MAX_PIECE) {
         return Err(format!("a token of {} bytes; expected at most {MAX_PIECE}", long.text.len()));
     }
-    let unknown = unknown.or_else(|| pieces.iter().position(|piece| piece.kind == UNKNOWN));
-    let unknown = unknown.and_then(|id| pieces.get(id)).map(|piece| piece.text);
+    let unknown_id = unknown.or_else(|| pieces.iter().position(|piece| piece.kind == UNKNOWN));
+    let unknown_text = unknown_id.and_then(|id| pieces.get(id)).map(|piece| piece.text);
     let vocab: serde_json::Map<String, Json> =
         pieces.iter().enumerate().map(|(id, piece)| (piece.text.to_string(), json!(id))).collect();
-    let added = pieces.iter().enumerate().filter(|(_, piece)| matches!(piece.kind, CONTROL | ADDED));
-    let added: Vec<Json> = added
-        .map(|(id, piece)| {
-            let rstrip = strips && !matches!(piece.text, "<s>" | "<|endoftext|>");
-            added_token(id, piece.text, piece.kind == CONTROL, rstrip)
-        })
-        .collect();
+    let mut added: Vec<Json> = Vec::new();
+    for (id, piece) in pieces.iter().enumerate().filter(|(_, piece)| matches!(piece.kind, CONTROL | ADDED)) {
+        let is_end_of_document = matches!(piece.text, "<s>" | "<|endoftext|>");
+        let token = AddedToken {
+            id,
+            text: piece.text,
+            is_special: piece.kind == CONTROL,
+            absorbs_blanks: absorbs_blanks && !is_end_of_document,
+        };
+        added.push(token.to_json());
+    }
     let replace = |from: &str, to: &str| json!({ "type": "Replace", "pattern": { "String": from }, "content": to });
     let mut normalizers = vec![replace(" ", BLANK)];
     let mut decoders = vec![replace(BLANK, " "), json!({ "type": "ByteFallback" }), json!({ "type": "Fuse" })];
@@ -67,23 +74,37 @@ pub fn tokenizer(
         "pre_tokenizer": null,
         "decoder": { "type": "Sequence", "decoders": decoders },
         "model": {
-            "type": "BPE", "unk_token": unknown, "fuse_unk": true, "byte_fallback": true,
+            "type": "BPE", "unk_token": unknown_text, "fuse_unk": true, "byte_fallback": true,
             "vocab": vocab, "merges": merges(pieces),
         },
     }))
 }
 
-/// Returns an entry of `added_tokens`. With `rstrip` the token absorbs the blanks after it.
-pub fn added_token(id: usize, text: &str, special: bool, rstrip: bool) -> Json {
-    json!({
-        "id": id, "content": text, "special": special, "single_word": false, "lstrip": false, "rstrip": rstrip,
-        "normalized": false,
-    })
+/// A token that is recognised in the text before all others.
+pub struct AddedToken<'a> {
+    pub id: usize,
+    pub text: &'a str,
+    /// Whether decoding can leave the token out.
+    pub is_special: bool,
+    /// Whether the token absorbs the blanks after it.
+    pub absorbs_blanks: bool,
 }
 
-/// Returns the pairs of pieces whose concatenation is a piece, in the order of merging.
+impl AddedToken<'_> {
+    /// Returns the entry of `added_tokens`.
+    pub fn to_json(&self) -> Json {
+        json!({
+            "id": self.id, "content": self.text, "special": self.is_special, "single_word": false, "lstrip": false,
+            "rstrip": self.absorbs_blanks, "normalized": false,
+        })
+    }
+}
+
+/// Returns the pairs of pieces whose concatenation is a piece, in the order of merging: by descending score of the
+/// concatenation, then by descending lengths of the two pieces, then by their ids.
 fn merges<'a>(pieces: &[Piece<'a>]) -> Vec<[&'a str; 2]> {
     let ids: HashMap<&str, usize> = pieces.iter().enumerate().map(|(id, piece)| (piece.text, id)).collect();
+    // Pairs with the score of their concatenation.
     let mut found = Vec::new();
     for piece in pieces.iter().filter(|piece| !matches!(piece.kind, UNKNOWN | CONTROL | BYTE)) {
         let splits = piece.text.char_indices().skip(1).map(|(at, _)| piece.text.split_at(at));
@@ -92,8 +113,8 @@ fn merges<'a>(pieces: &[Piece<'a>]) -> Vec<[&'a str; 2]> {
         found.extend(pairs.into_iter().map(|(.., pair)| (piece.score, pair)));
     }
     let length = |text: &str| Reverse(text.chars().count());
-    found.sort_by(|(score, [a, b]), (other, [c, d])| {
-        other.total_cmp(score).then_with(|| (length(a), length(b)).cmp(&(length(c), length(d))))
+    found.sort_by(|(score, [a, b]), (other_score, [c, d])| {
+        other_score.total_cmp(score).then_with(|| (length(a), length(b)).cmp(&(length(c), length(d))))
     });
     found.into_iter().map(|(_, pair)| pair).collect()
 }

@@ -1,4 +1,5 @@
-//! The sources of a model: a Hugging Face directory, a GGUF file, the Hugging Face hub, or the program itself.
+//! Finds and reads the files of a model: a Hugging Face directory, a GGUF file, a model of the Hugging Face hub, or the
+//! model that is built into the program.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,17 +19,18 @@ use super::model::Origin;
 
 /// Patterns of files that every published model has.
 const NEEDED: &[&str] = &["config.json", "*.safetensors"];
-/// Patterns of files that it may have: tokenizer, chat template, index of shards.
+/// Patterns of files that a published model may have: tokenizer, chat template, index of shards.
 const ALSO: &[&str] = &["*.json", "*.jinja"];
 
-/// Returns the path of the model `name`: the path `resolved`, or that of a published model, which is downloaded if it is
-/// missing. `ORG/NAME` is its directory, `ORG/NAME:FILE.gguf` one of its files. An existing path takes precedence.
+/// Returns the path of the model `name`: `resolved` (`name` as an absolute path) if it exists, otherwise the path of
+/// the published model `name`, which is downloaded if it is missing. `ORG/NAME` is the directory of a published model,
+/// `ORG/NAME:FILE.gguf` one of its files.
 pub fn locate(name: &Path, resolved: PathBuf, hub: &Hub) -> Result<PathBuf> {
     let name = name.to_string_lossy();
     let (model, file) = name.split_once(':').map_or((&*name, None), |(model, file)| (model, Some(file)));
     let is_published =
         model.split('/').filter(|part| !part.is_empty()).count() == 2 && !name.starts_with(['.', '/', '~']);
-    // `FOLDER/NAME.gguf` is a path that does not exist.
+    // `FOLDER/NAME.gguf` looks like a published model, but is a path that does not exist.
     if resolved.exists() || !is_published || (file.is_none() && model.ends_with(".gguf")) {
         return Ok(resolved);
     }
@@ -43,10 +45,7 @@ pub fn locate(name: &Path, resolved: PathBuf, hub: &Hub) -> Result<PathBuf> {
 
 /// Reads the model at `path`: a directory or a GGUF file. With `headers_only`, weights are checked and not read.
 pub fn open(path: &Path, headers_only: bool) -> Result<LoadedModel> {
-    match is_gguf(path)? {
-        true => gguf::open(path, headers_only),
-        false => directory(path, headers_only),
-    }
+    if is_gguf(path)? { gguf::open(path, headers_only) } else { open_directory(path, headers_only) }
 }
 
 /// Returns whether `path` is a GGUF file (by its name) and not a directory. Fails if it does not exist or is another
@@ -57,18 +56,16 @@ pub(super) fn is_gguf(path: &Path) -> Result<bool> {
                        Qwen/Qwen2.5-0.5B-Instruct";
         return Err(Error::bad_file(path, problem));
     }
-    let gguf = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
-    match path.is_file() && !gguf {
-        false => Ok(gguf),
-        true => {
-            let problem =
-                "expected the directory of a model (config.json, tokenizer.json, safetensors) or a .gguf file";
-            Err(Error::bad_file(path, problem))
-        }
+    let is_gguf = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
+    if path.is_file() && !is_gguf {
+        let problem = "expected the directory of a model (config.json, tokenizer.json, safetensors) or a .gguf file";
+        return Err(Error::bad_file(path, problem));
     }
+    Ok(is_gguf)
 }
 
-fn directory(directory: &Path, headers_only: bool) -> Result<LoadedModel> {
+/// Reads the model in a Hugging Face directory.
+fn open_directory(directory: &Path, headers_only: bool) -> Result<LoadedModel> {
     let mut config = LmConfig::read(&directory.join("config.json"))?;
     let weights = open_weights(directory)?;
     if headers_only {
@@ -83,7 +80,7 @@ fn directory(directory: &Path, headers_only: bool) -> Result<LoadedModel> {
     }
     Ok(LoadedModel {
         config,
-        // Of safetensors, tensors point into the mapped file.
+        // Tensors of safetensors files point into the mapped file, so this reads nothing.
         state: weights.all()?,
         quantised: BTreeMap::new(),
         tokenizer,
@@ -92,7 +89,7 @@ fn directory(directory: &Path, headers_only: bool) -> Result<LoadedModel> {
     })
 }
 
-/// Returns the `eos_token` of a directory's `tokenizer_config.json`: many fine-tunes name the end of a turn there alone.
+/// Returns the `eos_token` of a directory's `tokenizer_config.json`. Many fine-tunes name the end of a turn only there.
 fn end_of_tokenizer(directory: &Path) -> Result<Option<String>> {
     let file = directory.join("tokenizer_config.json");
     if !file.exists() {
@@ -121,7 +118,7 @@ pub(super) fn open_weights(directory: &Path) -> Result<Checkpoint> {
     })
 }
 
-/// Text files of a model's directory that other programs need beside the weights.
+/// Text files of a model's directory that other programs need next to the weights.
 const BESIDE: [&str; 7] = [
     "config.json",
     "generation_config.json",
@@ -132,8 +129,8 @@ const BESIDE: [&str; 7] = [
     "chat_template.jinja",
 ];
 
-/// Returns how other programs find the model at `path` (the built-in one without), `published` under that name. With
-/// `with_files`, the text files that they need beside the weights are read too.
+/// Returns how other programs find the model at `path` (`None`: the built-in model). `published` is the model's name if
+/// it is a published one. With `with_files`, also reads the text files that other programs need next to the weights.
 pub fn origin(path: Option<&Path>, published: Option<PathBuf>, with_files: bool) -> Result<Origin> {
     let mut origin = Origin::default();
     let Some(path) = path else {
@@ -160,6 +157,7 @@ pub fn origin(path: Option<&Path>, published: Option<PathBuf>, with_files: bool)
     Ok(origin)
 }
 
+// The files of the built-in model.
 const CONFIG: &[u8] = include_bytes!("../assets/demo_agent/config.json");
 const TOKENIZER: &[u8] = include_bytes!("../assets/demo_agent/tokenizer.json");
 const TEMPLATE: &str = include_str!("../assets/demo_agent/chat_template.jinja");

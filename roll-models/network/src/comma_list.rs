@@ -1,6 +1,6 @@
-//! Options that are lists, written as a YAML list or, as in ROLL, as one text with commas.
+//! Reads options that are lists: a YAML list or, as in ROLL, one text with commas.
 //!
-//! Both forms are stored as the text, so that the record of a run does not depend on the form.
+//! Both forms become the text with commas, so that the record of a run does not depend on the form.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
@@ -14,6 +14,7 @@ enum CommaList {
 }
 
 impl CommaList {
+    /// Returns the text with commas. Fails if an entry of a list contains a comma.
     fn joined<E: Error>(self) -> Result<String, E> {
         match self {
             Self::Text(text) => Ok(text),
@@ -25,7 +26,7 @@ impl CommaList {
     }
 }
 
-/// Splits a text with commas into its entries: trimmed, without empty ones.
+/// Splits a text with commas into its entries, which are trimmed. Empty entries are left out.
 pub fn split(list: &str) -> Vec<String> {
     list.split(',').map(str::trim).filter(|s| !s.is_empty()).map(Into::into).collect()
 }

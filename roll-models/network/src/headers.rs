@@ -4,8 +4,8 @@ use roll_core::{Error, Result, plan};
 
 use crate::weights::Checkpoint;
 
-/// Fails unless the file has every tensor of `wanted`, in its shape. The error names the first tensor that is missing
-/// or has another shape.
+/// Fails unless the file has every tensor of `wanted` (pairs of name and shape). The error names the first tensor that
+/// is missing or has another shape.
 pub fn check_tensors(file: &Checkpoint, wanted: &[(String, Vec<usize>)]) -> Result<()> {
     for (name, shape) in wanted {
         match file.info(name) {

@@ -1,13 +1,13 @@
-//! Key names of Wan's networks in other libraries, and their translation into official names.
+//! Translates keys of Wan's networks between official names and the names of other libraries: diffusers
+//! (`WanTransformer3DModel`, `AutoencoderKLWan`) and transformers (`UMT5EncoderModel`).
 //!
-//! The tables list what diffusers (`WanTransformer3DModel`, `AutoencoderKLWan`) and transformers (`UMT5EncoderModel`)
-//! call each layer. Every table is a bijection on the keys of a whole model; the tests check both directions.
+//! Every table is a bijection on the keys of a whole model; the tests check both directions.
 
-/// Pairs of patterns (official, other) for dotted keys. `#` matches a number, `*` as the last part any remainder; both
-/// are carried over.
+/// Pairs of patterns (official, other) for dotted keys. `#` matches a number, `*` as the last part matches any
+/// remainder. The matches of one pattern are inserted into the other pattern, in their order.
 type Table = &'static [(&'static str, &'static str)];
 
-/// Official names and those of diffusers' `WanTransformer3DModel`.
+/// Names of the transformer: official, diffusers' `WanTransformer3DModel`.
 const DIT: Table = &[
     ("patch_embedding.*", "patch_embedding.*"),
     ("text_embedding.0.*", "condition_embedder.text_embedder.linear_1.*"),
@@ -45,7 +45,7 @@ const DIT: Table = &[
     ("blocks.#.ffn.2.*", "blocks.#.ffn.net.2.*"),
 ];
 
-/// Official names and those of diffusers' `AutoencoderKLWan`, for the parts that both generations of the VAE share.
+/// Names of the VAE: official, diffusers' `AutoencoderKLWan`; for the parts that both generations of the VAE share.
 /// Names inside residual blocks are in [`RESIDUAL`].
 const VAE: Table = &[
     ("conv1.*", "quant_conv.*"),
@@ -105,7 +105,7 @@ const RESIDUAL: Table = &[
     ("shortcut.*", "conv_shortcut.*"),
 ];
 
-/// Official names and those of transformers' `UMT5EncoderModel`.
+/// Names of the text encoder: official, transformers' `UMT5EncoderModel`.
 const UMT5: Table = &[
     ("token_embedding.weight", "shared.weight"),
     ("norm.weight", "encoder.final_layer_norm.weight"),
@@ -156,15 +156,17 @@ pub fn umt5(key: &str, direction: Direction) -> Option<String> {
     look_up(UMT5, key, direction)
 }
 
-fn vae(path: Table, key: &str, direction: Direction) -> Option<String> {
-    let renamed = look_up(VAE, key, direction).or_else(|| look_up(path, key, direction))?;
-    // So far the block's path is translated; the names inside a residual block still follow.
+/// Translates a VAE key. `generation` is the table of the down and up path of this generation.
+fn vae(generation: Table, key: &str, direction: Direction) -> Option<String> {
+    /// Least number of parts in the path of a residual block, such as `encoder.middle.0`. Nearer to the root, the same
+    /// names belong to other layers, such as `encoder.conv1`.
+    const MIN_BLOCK_PARTS: usize = 3;
+    // First the path of the block, then the name inside the block, if it is a residual block.
+    let renamed = look_up(VAE, key, direction).or_else(|| look_up(generation, key, direction))?;
     let parts: Vec<&str> = renamed.split('.').collect();
-    for at in 1..parts.len() {
-        if let Some(inside) = look_up(RESIDUAL, &parts[at..].join("."), direction)
-            && at >= 3
-        {
-            return Some(format!("{}.{inside}", parts[..at].join(".")));
+    for block_parts in MIN_BLOCK_PARTS..parts.len() {
+        if let Some(inside) = look_up(RESIDUAL, &parts[block_parts..].join("."), direction) {
+            return Some(format!("{}.{inside}", parts[..block_parts].join(".")));
         }
     }
     Some(renamed)
@@ -178,13 +180,14 @@ fn look_up(table: Table, key: &str, direction: Direction) -> Option<String> {
     })
 }
 
-/// Rewrites `key` from one pattern to the other; `None` if it does not match.
+/// Rewrites `key` from the pattern `from` to the pattern `to`; `None` if `key` does not match `from`.
 fn substitute(from: &str, to: &str, key: &str) -> Option<String> {
     let mut parts = key.split('.');
+    // The matches of `#`, and the match of `*`.
     let mut numbers = Vec::new();
     let mut rest = None;
-    for wanted in from.split('.') {
-        match wanted {
+    for expected in from.split('.') {
+        match expected {
             "*" => {
                 let tail: Vec<&str> = parts.by_ref().collect();
                 rest = Some(tail.join(".")).filter(|tail| !tail.is_empty());
@@ -200,7 +203,7 @@ fn substitute(from: &str, to: &str, key: &str) -> Option<String> {
         return None;
     }
     let mut numbers = numbers.into_iter();
-    let named: Option<Vec<&str>> = to
+    let renamed: Option<Vec<&str>> = to
         .split('.')
         .map(|part| match part {
             "*" => rest.as_deref(),
@@ -208,7 +211,7 @@ fn substitute(from: &str, to: &str, key: &str) -> Option<String> {
             name => Some(name),
         })
         .collect();
-    Some(named?.join("."))
+    Some(renamed?.join("."))
 }
 
 #[cfg(test)]

@@ -1,4 +1,7 @@
-//! The tokenizer: text to token ids and back.
+//! The tokenizer of a `tokenizer.json`: text to token ids and back.
+//!
+//! The file is not trusted: it is parsed and run within the limits of [`roll_external::contain`], and a text that could
+//! grow too much is refused first ([`Growth`]).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,6 +15,7 @@ use tokenizers::Tokenizer as Inner;
 /// A tokenizer from a `tokenizer.json`.
 pub struct Tokenizer {
     inner: Arc<Inner>,
+    /// How much longer the file's rules can make a text.
     growth: Growth,
 }
 
@@ -35,14 +39,14 @@ impl Tokenizer {
         Ok(Self { inner: Arc::new(inner), growth })
     }
 
-    /// Returns the ids of `text`. Special tokens in the text are recognised; none are added. Fails if the text is too long,
-    /// or if the tokenizer fails, panics or takes longer than [`LIMIT`].
+    /// Returns the ids of `text`. Special tokens in the text are recognised; none are added. Fails if the text is too
+    /// long, or if the tokenizer fails, panics or takes longer than [`LIMIT`].
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let failed = |problem: String| Error::Unsupported(format!("cannot tokenize a text: {problem}"));
         self.growth.check(text).and_then(|()| self.ids(text.to_string())).map_err(failed)
     }
 
-    /// As [`Tokenizer::encode`], for a text that [`Tokenizer::growth`] allows.
+    /// Like [`Tokenizer::encode`], without the check of the length: [`Tokenizer::growth`] must allow `text`.
     pub fn ids(&self, text: String) -> std::result::Result<Vec<u32>, String> {
         let inner = Arc::clone(&self.inner);
         let encoding = contain(LIMIT, move || inner.encode_fast(text, false))?;
@@ -61,13 +65,13 @@ impl Tokenizer {
         contain(LIMIT, move || inner.decode(&ids, false)).map_err(failed)?.map_err(|e| failed(e.to_string()))
     }
 
-    /// Returns the number of ids, those of added tokens included.
+    /// Returns the number of ids, including the ids of added tokens.
     pub fn vocabulary(&self) -> usize {
-        // Ids may have gaps, so the largest counts.
+        // Ids may have gaps, so the number follows from the largest id.
         self.inner.get_vocab(true).values().max().map_or(0, |id| *id as usize + 1)
     }
 
-    /// Returns the number of ids without those of added tokens, which a text need not contain.
+    /// Returns the number of ids without the ids of added tokens (special tokens and the like).
     pub fn base_vocabulary(&self) -> usize {
         let added = self.inner.get_added_tokens_decoder();
         let ids = self.inner.get_vocab(true).into_values().filter(|id| !added.contains_key(id));

@@ -1,4 +1,4 @@
-//! The trained part of a network, and the initial values of adapters.
+//! Which parameters of a network are trained ([`Trainable`]), and the initial values of new adapters.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use roll_backends::Memory;
 use roll_backends::layers::{lora_a, lora_b};
 use roll_core::{Error, IdleKeys, Noise, ParameterSpec, Purpose, Result, When};
 
-/// Options of `wan2_2` and `causal_lm` that have no effect in combination with others.
+/// Options of `wan2_2` and `causal_lm` that have no effect if another option has a certain value.
 pub const IDLE_KEYS: &[IdleKeys] = &[
     IdleKeys {
         keys: &["model.lora_alpha", "model.lora_target_modules"],
@@ -20,7 +20,8 @@ pub const IDLE_KEYS: &[IdleKeys] = &[
     },
 ];
 
-/// The memory use of the pullback that `use_gradient_checkpointing` and its `_offload` select.
+/// What a recorded pass keeps for its pullback, by the options `use_gradient_checkpointing` and
+/// `use_gradient_checkpointing_offload`.
 pub fn kept_for_pullback(checkpointing: bool, offload: bool) -> Memory {
     match (checkpointing, offload) {
         (_, true) => Memory::Offload,
@@ -70,28 +71,31 @@ pub fn is_target(layer: &str, target: &str) -> bool {
     layer.strip_suffix(target).is_some_and(|head| head.is_empty() || head.ends_with('.'))
 }
 
-/// Fails unless `alpha` is finite and above 0: with 0 every gradient of the adapters would stay 0.
+/// Fails unless `alpha` is finite and above 0. With 0, every gradient of the adapters would stay 0.
 pub fn check_alpha(alpha: Option<f64>) -> Result<()> {
-    match alpha.filter(|alpha| !(alpha.is_finite() && *alpha > 0.0)) {
-        Some(alpha) => Err(Error::config("model.lora_alpha", format!("expected a number above 0, found {alpha}"))),
-        None => Ok(()),
+    match alpha {
+        Some(alpha) if !(alpha.is_finite() && alpha > 0.0) => {
+            Err(Error::config("model.lora_alpha", format!("expected a number above 0, found {alpha}")))
+        }
+        _ => Ok(()),
     }
 }
 
-/// Fails if the rank exceeds both widths of a layer. Such a rank is a mistake that could exhaust the memory before it
-/// is noticed.
+/// Fails if the rank exceeds both lengths of a layer's `shape`. Such a rank is a mistake that could exhaust the memory
+/// before it is noticed.
 fn check_rank(rank: usize, shape: &[usize]) -> Result<()> {
     match shape.iter().max() {
-        Some(most) if rank > *most => {
-            let problem = format!("expected at most {most}, the width of a layer of {shape:?}; found {rank}");
+        Some(width) if rank > *width => {
+            let problem = format!("expected at most {width}, the width of a layer of {shape:?}; found {rank}");
             Err(Error::config("lora_rank", problem))
         }
         _ => Ok(()),
     }
 }
 
-/// Returns the names, shapes and initial values of the adapters that `trainable` requests on the linear layers among
-/// `weights` (pairs of name and shape): A [rank, in] is uniform in +-1/sqrt(in), as in PEFT, and B [out, rank] is zero.
+/// Returns names and shapes, then the initial values, of the adapters that `trainable` requests on the linear layers
+/// among `weights` (pairs of name and shape). A [rank, in] is uniform in +-1/sqrt(in), as in PEFT; B [out, rank] is
+/// zero.
 ///
 /// Fails if a target matches no layer; the error quotes `examples`, which names existing layers.
 pub fn lora_parameters(
@@ -105,6 +109,7 @@ pub fn lora_parameters(
         .filter_map(|(name, shape)| Some((name.strip_suffix(".weight")?.to_string(), shape)))
         .filter(|(_, shape)| shape.len() == 2)
         .collect();
+    // The rank of the adapter of a layer; `None` for a layer without adapter.
     let rank_of: Box<dyn Fn(&str) -> Option<usize> + '_> = match trainable {
         Trainable::Lora { rank, targets, .. } => {
             if *rank == 0 {
@@ -129,13 +134,13 @@ pub fn lora_parameters(
     let (mut specs, mut values) = (Vec::new(), Vec::new());
     for (name, shape) in &layers {
         let Some(rank) = rank_of(name) else { continue };
-        // Ranks of an adapter file need no check: they are those of its tensors.
+        // The ranks of an adapter file need no check, because its tensors have them.
         if let Trainable::Lora { .. } = trainable {
             check_rank(rank, shape)?;
         }
         let (out, input) = (shape[0], shape[1]);
         let bound = 1.0 / (input as f32).sqrt();
-        // Each layer has its own random numbers, by the number of specs before it.
+        // Each layer has a stream of random numbers of its own, numbered by the parameters before the layer.
         let mut draws = noise.uniform(Purpose::Parameters, 0, specs.len() as u64);
         values.push((0..rank * input).map(|_| draws() * bound).collect());
         values.push(vec![0.0; out * rank]);

@@ -1,4 +1,4 @@
-//! Saving and loading of trained experts: their adapters, or all of their weights.
+//! Converts the trained parameters of the experts to files and back: adapters, or all weights of a transformer.
 
 use std::collections::BTreeMap;
 
@@ -11,18 +11,18 @@ use super::initial_adapters::BaseNetwork;
 /// Name, without extension, of a transformer's weight file in the official repositories.
 pub(super) const EXPERT_FILE: &str = "diffusion_pytorch_model";
 
-/// Prefix that ComfyUI and diffusers expect in LoRA files of Wan.
+/// Prefix of tensor names that ComfyUI and diffusers expect in LoRA files of Wan.
 const PREFIX: &str = "diffusion_model.";
 
 /// Number of trained experts.
-fn trained(experts: &[Expert]) -> usize {
+fn trained_count(experts: &[Expert]) -> usize {
     experts.iter().filter(|e| e.dit.parameters().is_some()).count()
 }
 
 /// Name of the file of an expert's adapter or weights.
 fn file_name(experts: &[Expert], expert: &Expert) -> String {
     let stem = if expert.trains_adapters { "adapter" } else { EXPERT_FILE };
-    match (trained(experts), expert.name) {
+    match (trained_count(experts), expert.name) {
         (1, _) => stem.into(),
         (_, "dit") => format!("{stem}_high_noise"),
         _ => format!("{stem}_low_noise"),
@@ -36,11 +36,10 @@ pub(super) fn export(experts: &[Expert]) -> Result<BTreeMap<String, StateDict>> 
         let Some(parameters) = expert.dit.parameters() else { continue };
         let mut values = vec![0.0; parameters.specs().iter().map(ParameterSpec::len).sum()];
         parameters.read(&mut values)?;
-        let state = flat::to_state(parameters.specs(), &values)?;
-        let mut state = match expert.trains_adapters {
-            true => to_file(state, expert.dit.lora_scale()),
-            false => state,
-        };
+        let mut state = flat::to_state(parameters.specs(), &values)?;
+        if expert.trains_adapters {
+            state = to_file(state, expert.dit.lora_scale());
+        }
         header::put(&mut state, metadata(expert, experts.len() > 1))?;
         files.insert(file_name(experts, expert), state);
     }
@@ -49,13 +48,13 @@ pub(super) fn export(experts: &[Expert]) -> Result<BTreeMap<String, StateDict>> 
 
 /// Returns the header's entries for the expert's file.
 fn metadata(expert: &Expert, is_one_of_two: bool) -> BTreeMap<String, String> {
-    let mut entries = match expert.trains_adapters {
-        true => {
-            let specs = expert.dit.parameters().map(|parameters| parameters.specs()).unwrap_or_default();
-            let ranks = specs.iter().filter_map(|s| Some((s.name.strip_suffix(".lora_A.weight")?, s.shape[0])));
-            about::adapter_entries(ranks, expert.dit.lora_scale())
-        }
-        false => BTreeMap::from([(about::FORMAT.0.to_string(), about::FORMAT.1.to_string())]),
+    let mut entries = if expert.trains_adapters {
+        let specs = expert.dit.parameters().map(|parameters| parameters.specs()).unwrap_or_default();
+        let ranks = specs.iter().filter_map(|s| Some((s.name.strip_suffix(".lora_A.weight")?, s.shape[0])));
+        about::adapter_entries(ranks, expert.dit.lora_scale())
+    } else {
+        let (format_key, format_version) = about::FORMAT;
+        BTreeMap::from([(format_key.to_string(), format_version.to_string())])
     };
     if is_one_of_two {
         entries.insert(about::EXPERT.into(), expert.lora_expert().to_string());
@@ -64,25 +63,26 @@ fn metadata(expert: &Expert, is_one_of_two: bool) -> BTreeMap<String, String> {
     entries
 }
 
-/// Loads files that [`export`] returned. If one of them does not fit, nothing is loaded.
+/// Loads files that [`export`] returned. If a file does not fit, nothing is loaded.
 pub(super) fn import(experts: &[Expert], files: &BTreeMap<String, StateDict>) -> Result<()> {
-    // All files are read and checked before any parameter is written.
+    // All files are read and checked before any parameter is written: pairs of parameters and new values.
     let mut loaded = Vec::new();
     for expert in experts {
         let Some(parameters) = expert.dit.parameters() else { continue };
         let name = file_name(experts, expert);
         // A single adapter is accepted under any file name.
-        let only = files.values().next().filter(|_| files.len() == 1 && trained(experts) == 1);
-        let file = files.get(&name).or(only).ok_or_else(|| {
+        let only_file = files.values().next().filter(|_| files.len() == 1 && trained_count(experts) == 1);
+        let file = files.get(&name).or(only_file).ok_or_else(|| {
             let found = files.keys().cloned().collect::<Vec<_>>().join(", ");
             Error::Unsupported(format!(
                 "the adapter has no file `{name}` for expert `{}`; it has: {found}",
                 expert.name
             ))
         })?;
-        let state = match expert.trains_adapters {
-            true => from_file(&name, file, expert.lora_expert(), expert.dit.lora_scale())?,
-            false => file.clone(),
+        let state = if expert.trains_adapters {
+            from_file(&name, file, expert.lora_expert(), expert.dit.lora_scale())?
+        } else {
+            file.clone()
         };
         loaded.push((parameters.clone(), flat::from_state(parameters.specs(), &state)?));
     }
@@ -92,12 +92,14 @@ pub(super) fn import(experts: &[Expert], files: &BTreeMap<String, StateDict>) ->
     Ok(())
 }
 
-/// Renames parameters (`blocks.0.self_attn.q.lora_A.weight`) for a file. Writes an `alpha` for each layer unless it
-/// equals the rank, which readers assume without it.
+/// Renames parameters (`blocks.0.self_attn.q.lora_A.weight`) for a file. Adds an `alpha` per layer, unless the alpha
+/// equals the rank: readers of a file without `alpha` use the rank.
 fn to_file(parameters: StateDict, scale: f64) -> StateDict {
     let mut file = StateDict::new();
     for (name, tensor) in parameters {
-        if let (Some(layer), true) = (name.strip_suffix(".lora_A.weight"), scale != 1.0) {
+        if scale != 1.0
+            && let Some(layer) = name.strip_suffix(".lora_A.weight")
+        {
             let rank = tensor.shape()[0] as f64;
             file.insert(format!("{PREFIX}{layer}.alpha"), Tensor::scalar((scale * rank) as f32));
         }
@@ -106,9 +108,9 @@ fn to_file(parameters: StateDict, scale: f64) -> StateDict {
     file
 }
 
-/// Reads the parameters of an adapter file in any convention; the inverse of [`to_file`]. A file with adapters for both
-/// transformers yields `expert`'s. `name` is the file's name, for error messages. Fails if the file's scale is not
-/// `scale`, or if the file contains more than low-rank layers.
+/// Reads the parameters of an adapter file in any convention; the inverse of [`to_file`]. If the file has adapters for
+/// both transformers, reads the adapter for `expert`. `name` is the file's name, for error messages. Fails if the
+/// file's scale is not `scale`, or if the file contains more than low-rank layers.
 fn from_file(name: &str, file: &StateDict, expert: lora::Expert, scale: f64) -> Result<StateDict> {
     let lora = LoraFile::from_state(name, file)?.one(Some(expert))?;
     if let Some(layer) = lora.differences.keys().next() {

@@ -1,4 +1,5 @@
-//! The LoRAs of `base_lora`, which become part of the frozen weights when these are read.
+//! Merges the LoRAs of the option `base_lora` into the frozen weights of the transformers, whenever the weights are
+//! read.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,6 +22,7 @@ pub(super) fn merge(
     opened.and_then(|adapters| merge_all(adapters, files)).while_doing(|| "`model.base_lora`".into())
 }
 
+/// Like [`merge`], with the adapters that were opened.
 fn merge_all(adapters: Vec<OpenedAdapter>, files: &mut ComponentFiles) -> Result<BTreeMap<&'static str, String>> {
     let mut by_expert: BTreeMap<&'static str, Vec<(Lora, f64, PathBuf)>> = BTreeMap::new();
     for adapter in adapters {
@@ -36,16 +38,15 @@ fn merge_all(adapters: Vec<OpenedAdapter>, files: &mut ComponentFiles) -> Result
         };
         by_expert.entry(expert).or_default().push((lora, adapter.strength, adapter.path));
     }
-    let transformers = [("dit", Some(&mut files.dit)), ("dit2", files.dit2.as_mut())];
-    for (name, file) in transformers.into_iter().filter_map(|(name, file)| Some((name, file?))) {
-        let Some(loras) = by_expert.get_mut(name) else { continue };
+    for (expert, file) in [("dit", Some(&mut files.dit)), ("dit2", files.dit2.as_mut())] {
+        let (Some(file), Some(loras)) = (file, by_expert.get_mut(expert)) else { continue };
         loras.iter_mut().for_each(|(lora, ..)| lora.resolve(file.keys()));
         *file = merged_on_read(file.clone(), loras)?;
     }
     Ok(by_expert.into_iter().map(|(expert, loras)| (expert, names(&loras))).collect())
 }
 
-/// `a.safetensors, b.safetensors=0.5`.
+/// The file names with their strengths, for messages and headers: `a.safetensors, b.safetensors=0.5`.
 fn names(loras: &[(Lora, f64, PathBuf)]) -> String {
     let name = |(_, strength, path): &(Lora, f64, PathBuf)| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -1,4 +1,4 @@
-//! The files of a model, for people, by their headers. Opening the model checks them.
+//! Describes the files of a model for people, from their headers. Their contents are checked when the model is opened.
 
 use roll_core::{BuildContext, FileCheck, FilesFound, Kind, Options, Result, parse_options};
 use roll_network::headers::summary;
@@ -20,19 +20,19 @@ roll_core::inventory::submit! {
 fn check(options: &Options, context: &BuildContext) -> Result<FilesFound> {
     let options: WanOptions = parse_options(Kind::Model.section(), options)?;
     let downloads = Hub::from_env().remote.is_some();
-    let files = match ComponentFiles::open(&options, context, &Hub::of(context)) {
+    let mut files = match ComponentFiles::open(&options, context, &Hub::of(context)) {
+        // A run would download the files.
         Err(error) if options.model_id_with_origin_paths.is_some() && downloads => {
             return Ok(FilesFound { missing: Some(error.chain()), ..FilesFound::default() });
         }
         files => files?,
     };
-    let mut files = files;
     let base_loras = base_lora::merge(&options, context, &mut files)?;
     let (adapters, trained) = initial_adapters::open(&options, context, &files)?;
-    let line = |(name, file)| {
-        let how = match options.trainable(&trained, name) {
+    let expert_line = |(name, file)| {
+        let training = match options.trainable(&trained, name) {
             Trainable::Frozen => "frozen".into(),
-            // The rank is in the file that the LoRA starts from.
+            // The file from which the LoRA starts determines the rank.
             Trainable::Lora { .. } if adapters.contains_key(name) => {
                 "the LoRA of `model.lora_checkpoint` is trained".into()
             }
@@ -41,9 +41,9 @@ fn check(options: &Options, context: &BuildContext) -> Result<FilesFound> {
             Trainable::Full => "all weights are trained".into(),
         };
         let merged = base_loras.get(name).map(|loras| format!(" with {loras} merged in")).unwrap_or_default();
-        format!("{}{merged}; {how}", summary(&format!("transformer `{name}`"), file))
+        format!("{}{merged}; {training}", summary(&format!("transformer `{name}`"), file))
     };
-    let mut lines: Vec<String> = files.experts().map(line).collect();
+    let mut lines: Vec<String> = files.experts().map(expert_line).collect();
     lines.push(summary(&files.vae_kind.to_string(), &files.vae));
     if let Some(file) = &files.text_encoder {
         lines.push(summary(&Component::TextEncoder.to_string(), file));

@@ -1,6 +1,7 @@
-//! The CLIP image encoder of Wan2.1 I2V (ViT-H/14 of open-clip's xlm-roberta model), inference only.
+//! The CLIP image encoder of Wan2.1 I2V (ViT-H/14 of open-clip's xlm-roberta model): a picture to image tokens, without
+//! gradient.
 //!
-//! Wan uses the output of the second-to-last block, class token included: `[257, 1280]`.
+//! Wan uses the output of the second-to-last block, including the class token: `[257, 1280]`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +14,9 @@ use roll_network::weights::{Checkpoint, Streamed};
 use super::resize::bicubic;
 use super::shapes::WeightShapes;
 
+/// Epsilon of every norm.
 const EPS: f64 = 1e-5;
+// Mean and standard deviation of pictures per colour channel, with which CLIP was trained.
 const MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
 const STD: [f32; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
 
@@ -31,7 +34,7 @@ pub struct ClipConfig {
     pub grid: usize,
     /// Width of the feed-forward layer.
     pub ffn_dim: usize,
-    /// Number of blocks in the checkpoint; the last one is not run.
+    /// Number of blocks in the checkpoint. The last block is not run.
     pub layers: usize,
     /// Number of attention heads.
     pub heads: usize,
@@ -138,42 +141,44 @@ impl Clip {
         to_host(x)
     }
 
+    /// Runs `f` with the weights whose names begin with `prefix`.
     fn scoped<T>(&self, prefix: &str, tape: &Tape, f: impl FnOnce(&Scope<'_>) -> Result<T>) -> Result<T> {
         let weights = self.store.segment(prefix)?;
         f(&Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape, products: DType::F32, fp8: false })
     }
 
-    /// The patch embedding. Its convolution has a stride equal to its kernel, so it is a product of patches (rows) with
-    /// the kernel as a matrix.
+    /// The class token and the patch embedding, plus positions. The convolution of the patch embedding has a stride
+    /// equal to its kernel, so it is a product of patches (rows) with the kernel as a matrix.
     fn embed(&self, scope: &Scope<'_>, pixels: &[f32]) -> Result<Burn<2>> {
         let &ClipConfig { dim, patch, grid, .. } = &self.config;
         let side = grid * patch;
         let mut rows = Vec::with_capacity(grid * grid * 3 * patch * patch);
-        for (gy, gx) in (0..grid).flat_map(|y| (0..grid).map(move |x| (y, x))) {
+        for (grid_y, grid_x) in (0..grid).flat_map(|y| (0..grid).map(move |x| (y, x))) {
             for (channel, y) in (0..3).flat_map(|c| (0..patch).map(move |y| (c, y))) {
-                let start = (channel * side + gy * patch + y) * side + gx * patch;
+                let start = (channel * side + grid_y * patch + y) * side + grid_x * patch;
                 rows.extend_from_slice(&pixels[start..start + patch]);
             }
         }
         let device = self.store.device();
         let rows = to_device::<2>(&Tensor::new(rows, [grid * grid, 3 * patch * patch])?, device)?;
         let kernel = scope.weight::<4>("visual.patch_embedding.weight")?.reshape([dim, 3 * patch * patch]);
-        let class = self.store.segment("visual.cls_embedding")?;
-        let class = roll_backends::weights::get(&class, "visual.cls_embedding")?.f32::<3>()?.reshape([1, dim]);
+        let class_segment = self.store.segment("visual.cls_embedding")?;
+        let class = roll_backends::weights::get(&class_segment, "visual.cls_embedding")?.f32::<3>()?.reshape([1, dim]);
         let tokens = Burn::cat(vec![class, ops::linear(rows, kernel, None)], 0);
         let position = scope.weight::<3>("visual.pos_embedding")?.reshape([self.config.tokens(), dim]);
         norm(scope, tokens + position, "visual.pre_norm")
     }
 
+    /// Transformer block `i`: self-attention and a feed-forward layer.
     fn block(&self, scope: &Scope<'_>, i: usize, x: Burn<2>) -> Result<Burn<2>> {
         let name = |part: &str| format!("visual.transformer.{i}.{part}");
         let dim = self.config.dim;
         let qkv = scope.linear(norm(scope, x.clone(), &name("norm1"))?, &name("attn.to_qkv"))?;
         let part = |n: usize| qkv.clone().narrow(1, n * dim, dim);
-        let mixed = ops::attention(part(0), part(1), part(2), self.config.heads);
-        let x = x + scope.linear(mixed, &name("attn.proj"))?;
-        let wide = activation::gelu(scope.linear(norm(scope, x.clone(), &name("norm2"))?, &name("mlp.0"))?);
-        Ok(x + scope.linear(wide, &name("mlp.2"))?)
+        let attended = ops::attention(part(0), part(1), part(2), self.config.heads);
+        let x = x + scope.linear(attended, &name("attn.proj"))?;
+        let hidden = activation::gelu(scope.linear(norm(scope, x.clone(), &name("norm2"))?, &name("mlp.0"))?);
+        Ok(x + scope.linear(hidden, &name("mlp.2"))?)
     }
 }
 

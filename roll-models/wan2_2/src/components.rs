@@ -1,4 +1,5 @@
-//! Recognises the networks of Wan by the keys of their weights.
+//! Recognises the networks of Wan by the keys of their weights, renames the keys to the official ones, and reads what
+//! the weights do not contain: the number of heads, the length of prompts.
 
 use burn::tensor::DType;
 use roll_backends::EightBits;
@@ -42,7 +43,8 @@ impl std::fmt::Display for Component {
 const WRAPPERS: &[&str] =
     &["state_dict.", "model_state.", "model.diffusion_model.", "diffusion_model.", "model.", "module."];
 
-/// The keys that identify a component. All keys of a row must be present.
+/// Components, how their keys are named, and the keys that identify them. All keys of a row must be present. The first
+/// row that fits decides.
 const SIGNATURES: &[(Component, Naming, &[&str])] = &[
     (Component::Clip, Naming::Official, &["visual.patch_embedding.weight", "visual.pre_norm.weight"]),
     (Component::Dit, Naming::Official, &["patch_embedding.weight", "head.modulation"]),
@@ -55,6 +57,7 @@ const SIGNATURES: &[(Component, Naming, &[&str])] = &[
     (Component::Vae21, Naming::Other, &["post_quant_conv.weight", "encoder.down_blocks.0.conv1.weight"]),
 ];
 
+/// Which names a checkpoint's keys have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Naming {
     /// The names of the official repositories.
@@ -63,12 +66,12 @@ enum Naming {
     Other,
 }
 
-/// Recognises the network in `checkpoint` and returns the checkpoint under official names. Prefixes such as
-/// `state_dict.` are removed, names of diffusers and transformers translated, and the scales of eight-bit weights left
-/// out.
+/// Recognises the network in `checkpoint`, and returns the checkpoint under official names. Prefixes such as
+/// `state_dict.` are removed, names of diffusers and transformers are translated, and the scales of eight-bit weights
+/// are left out.
 ///
-/// Fails on a key without an official name if the names had to be translated. A checkpoint with official names may have
-/// other keys, which are kept; [`dit_config`] refuses those of a variant of the transformer.
+/// If names are translated, fails on a key without an official name. A checkpoint with official names may have further
+/// keys, which are kept; [`dit_config`] refuses the keys of a variant of the transformer.
 pub fn recognise(checkpoint: Checkpoint) -> Result<(Component, Checkpoint), WeightsError> {
     if checkpoint.keys().any(is_lora_key) {
         return Ok((Component::Lora, checkpoint));
@@ -90,7 +93,7 @@ pub fn recognise(checkpoint: Checkpoint) -> Result<(Component, Checkpoint), Weig
     }
 }
 
-/// The sizes of a transformer. Without `heads`, the number of attention heads is that of [`heads`].
+/// The sizes of a transformer. Without `heads`, the number of attention heads is read by [`heads`].
 pub fn dit_config(checkpoint: &Checkpoint, heads: Option<usize>) -> roll_core::Result<DitConfig> {
     checkpoint.keys().try_for_each(|key| checkpoint.refuse_packed(key))?;
     DitConfig::from_shapes(&checkpoint.shapes(), heads.or_else(|| self::heads(checkpoint)))
@@ -102,7 +105,8 @@ pub fn heads(checkpoint: &Checkpoint) -> Option<usize> {
     number(checkpoint, &["num_heads", "num_attention_heads"])
 }
 
-/// The number under one of `keys` in the `config.json` next to the file, or under the first in its metadata.
+/// The number under one of `keys` in the `config.json` next to the file, or under the first of `keys` in the file's
+/// metadata.
 fn number(checkpoint: &Checkpoint, keys: &[&str]) -> Option<usize> {
     let config = checkpoint.config_json();
     let in_config = |key: &&str| usize::try_from(config.as_ref()?.get(*key)?.as_u64()?).ok();
@@ -127,9 +131,11 @@ pub fn text_len(checkpoint: &Checkpoint) -> Option<usize> {
     number(checkpoint, &["text_len"]).filter(|n| *n > 0)
 }
 
+/// Removes the prefixes of [`WRAPPERS`].
 fn unwrap(mut checkpoint: Checkpoint) -> Result<Checkpoint, WeightsError> {
     while let Some(wrapper) = WRAPPERS.iter().find(|w| checkpoint.keys().any(|key| key.starts_with(*w))) {
-        // A wrapped dictionary lies next to optimizer states, counters and the like, which are not weights.
+        // Keys without the prefix are dropped: next to a wrapped dictionary there are only optimizer states, counters
+        // and the like.
         checkpoint = checkpoint.rename(|key| key.strip_prefix(wrapper).map(str::to_string))?;
     }
     Ok(checkpoint)
@@ -137,31 +143,28 @@ fn unwrap(mut checkpoint: Checkpoint) -> Result<Checkpoint, WeightsError> {
 
 /// Removes the scales of eight-bit weights: [`Checkpoint`] finds the scale of a weight by itself.
 fn without_scales(checkpoint: Checkpoint) -> Result<Checkpoint, WeightsError> {
-    let has_scales = checkpoint.keys().any(is_auxiliary);
-    match has_scales {
-        true => checkpoint.rename(|key| (!is_auxiliary(key)).then(|| key.to_string())),
-        false => Ok(checkpoint),
+    if !checkpoint.keys().any(is_auxiliary) {
+        return Ok(checkpoint);
     }
+    checkpoint.rename(|key| (!is_auxiliary(key)).then(|| key.to_string()))
 }
 
+/// Renames the keys of diffusers or transformers to the official ones.
 fn translate(checkpoint: Checkpoint, component: Component) -> Result<Checkpoint, WeightsError> {
+    // transformers stores the embedding under two names; newer versions store it only under this second name.
+    let second_name = "encoder.embed_tokens.weight";
+    let has_both_names = component == Component::TextEncoder && checkpoint.contains("shared.weight");
     let rename = |key: &str| match component {
+        _ if key == second_name => Some("token_embedding.weight".to_string()),
         Component::Dit => names::dit(key, Direction::ToOfficial),
         Component::Vae21 => names::vae_21(key, Direction::ToOfficial),
         Component::Vae22 => names::vae_22(key, Direction::ToOfficial),
         Component::TextEncoder => names::umt5(key, Direction::ToOfficial),
         Component::Clip | Component::Lora => Some(key.to_string()),
     };
-    // transformers stores the embedding under two names; newer versions store only the second.
-    let second = "encoder.embed_tokens.weight";
-    let both = component == Component::TextEncoder && checkpoint.contains("shared.weight");
-    let rename = |key: &str| match key == second {
-        true => Some("token_embedding.weight".to_string()),
-        false => rename(key),
-    };
     if let Some(key) = checkpoint.keys().find(|key| rename(key).is_none()) {
         let problem = format!("expected the keys of a {component} of diffusers or transformers, found `{key}`");
         return Err(WeightsError::invalid(checkpoint.path(), problem));
     }
-    checkpoint.rename(|key| if both && key == second { None } else { rename(key) })
+    checkpoint.rename(|key| if has_both_names && key == second_name { None } else { rename(key) })
 }

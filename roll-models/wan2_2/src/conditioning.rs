@@ -11,7 +11,7 @@ use super::vae::{Chunking, Vae};
 /// The mask has one channel per video frame of a latent frame, and is 1 where the video frame is known. The first
 /// latent frame encodes a single video frame, so all its channels are 1.
 ///
-/// Fails if the pictures differ in size, or if the VAE cannot encode a video of that length.
+/// Fails if the pictures differ in size, or if the VAE cannot encode a video of `frames` frames.
 pub fn image_channels(
     vae: &Vae,
     image: &Tensor,
@@ -37,19 +37,21 @@ pub fn image_channels(
     let &[channels, _, lh, lw] = latents.shape() else {
         return Err(Error::shape("image latents", "[C, T, H, W]", latents.shape()));
     };
-    let stride = vae.config().temporal_stride();
+    let mask_channels = vae.config().temporal_stride();
     let plane = lh * lw;
-    let mut values = vec![0f32; stride * latent_frames * plane];
-    for channel in 0..stride {
-        let first = channel * latent_frames * plane;
-        values[first..first + plane].fill(1.0);
+    // The mask, `[mask_channels, latent_frames, lh, lw]`. The first latent frame is known in all channels.
+    let mut values = vec![0f32; mask_channels * latent_frames * plane];
+    for channel in 0..mask_channels {
+        let first_frame = channel * latent_frames * plane;
+        values[first_frame..first_frame + plane].fill(1.0);
     }
+    // The end image is the last video frame of the last latent frame: the last plane of the last channel.
     if end_image.is_some() {
-        let last = values.len() - plane;
-        values[last..].fill(1.0);
+        let last_plane = values.len() - plane;
+        values[last_plane..].fill(1.0);
     }
     values.extend_from_slice(latents.f32s()?);
-    Tensor::new(values, [stride + channels, latent_frames, lh, lw])
+    Tensor::new(values, [mask_channels + channels, latent_frames, lh, lw])
 }
 
 /// Encodes `image`, f32 `[3, H', W']` in [-1, 1], as the known first latent frame of TI2V models, f32 `[C, 1, H, W]`.
@@ -58,6 +60,7 @@ pub fn first_frame_latents(vae: &Vae, image: &Tensor, chunking: &Chunking) -> Re
     Ok(vae.encode_with(&image.reshape([1, 3, h, w])?, chunking, Grad::Skip)?.0)
 }
 
+/// Height and width of a picture, which errors call `what`.
 fn picture_size(what: &str, picture: &Tensor) -> Result<[usize; 2]> {
     match *picture.shape() {
         [3, h, w] => Ok([h, w]),

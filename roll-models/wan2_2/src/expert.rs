@@ -1,4 +1,4 @@
-//! A transformer of the model together with its trained parameters.
+//! One of the model's transformers, by its name, with its trained parameters.
 
 use roll_core::{ParameterSpec, Sigma, SigmaRange};
 use roll_network::lora;
@@ -29,17 +29,17 @@ impl Expert {
         if self.name == "dit" { lora::Expert::High } else { lora::Expert::Low }
     }
 
-    /// The trainable parameters; the expert's name is their prefix.
+    /// Names and shapes of the trainable parameters. The names begin with the expert's name.
     pub(super) fn specs(&self) -> impl Iterator<Item = ParameterSpec> {
         let specs = self.dit.parameters().map(|p| p.specs()).unwrap_or_default();
         specs.iter().map(|s| ParameterSpec { name: format!("{}.{}", self.name, s.name), shape: s.shape.clone() })
     }
 }
 
-/// The noise levels at which the trained experts are used: all levels if both are trained or neither is.
+/// The noise levels at which the trained experts are used: all levels if both experts are trained or neither is.
 pub(super) fn trained_levels(experts: &[Expert], boundary: Option<f64>) -> SigmaRange {
-    let trains = |i: usize| experts.get(i).is_some_and(|e: &Expert| e.dit.parameters().is_some());
-    match (boundary.map(Sigma), trains(0), trains(1)) {
+    let is_trained = |i: usize| experts.get(i).is_some_and(|e: &Expert| e.dit.parameters().is_some());
+    match (boundary.map(Sigma), is_trained(0), is_trained(1)) {
         (Some(boundary), true, false) => SigmaRange { low: boundary, ..SigmaRange::ALL },
         (Some(boundary), false, true) => SigmaRange { high: boundary, ..SigmaRange::ALL },
         _ => SigmaRange::ALL,

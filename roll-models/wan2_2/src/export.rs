@@ -14,32 +14,28 @@ use super::init::{make_directory, save};
 /// Writes the transformer in `trained` to `out/diffusion_pytorch_model.safetensors`, stored as `dtype`, and returns the
 /// file's path. `trained` is the checkpoint directory of a run with `lora_rank: 0`, or a weight file.
 ///
-/// `base` is the directory of the expert that the training started from; its `config.json` is copied. `out` may be
-/// `base` itself. Fails if the sizes of the weights contradict that `config.json`.
+/// `base` is the directory of the expert from which the training started; its `config.json` is copied. `out` may be
+/// `base` itself. Fails if the sizes of the weights contradict the `config.json`.
 pub fn export_expert(trained: &Path, base: &Path, out: &Path, dtype: DType) -> Result<PathBuf> {
-    let source = match trained.is_dir() {
-        true => only_expert(trained)?,
-        false => trained.to_path_buf(),
-    };
+    let source = if trained.is_dir() { only_expert(trained)? } else { trained.to_path_buf() };
     let checkpoint = Checkpoint::open(&source)?;
     let config_file = base.join("config.json");
     let config_json = files::read_filled(&config_file, files::MAX_TEXT).map_err(Error::file("read", &config_file))?;
     let described = serde_json::from_slice::<serde_json::Value>(&config_json)
         .map_err(|e| Error::bad_file(&config_file, format!("expected JSON: {e}")))?;
-    let count =
-        described.get("num_heads").and_then(|n| usize::try_from(n.as_u64()?).ok()).or_else(|| heads(&checkpoint));
-    let config = DitConfig::from_shapes(&checkpoint.shapes(), count)
+    let described_heads = described.get("num_heads").and_then(|n| usize::try_from(n.as_u64()?).ok());
+    let config = DitConfig::from_shapes(&checkpoint.shapes(), described_heads.or_else(|| heads(&checkpoint)))
         .map_err(|e| Error::bad_file(&source, format!("expected every weight of a transformer: {e}")))?;
     check_sizes(&described, &config).map_err(|problem| {
         let base = config_file.display();
         Error::bad_file(&source, format!("is not of the base that {base} describes: {problem}"))
     })?;
-    let stored: Result<StateDict> =
+    let state: Result<StateDict> =
         checkpoint.all()?.into_iter().map(|(key, tensor)| Ok((key, tensor.to_float(dtype)?))).collect();
     make_directory(out)?;
     let shards = old_shards(out)?;
     let file = out.join(format!("{EXPERT_FILE}.safetensors"));
-    save(&file, &stored?)?;
+    save(&file, &state?)?;
     // Next to the new file, the old shards would be a second transformer.
     for shard in shards {
         std::fs::remove_file(&shard).map_err(Error::file("remove", &shard))?;
@@ -49,8 +45,9 @@ pub fn export_expert(trained: &Path, base: &Path, out: &Path, dtype: DType) -> R
     Ok(file)
 }
 
-/// Fails with a description if the sizes of the weights differ from those in a `config.json`.
+/// Fails if the sizes of the weights, `config`, differ from the sizes in a `config.json`, `described`.
 fn check_sizes(described: &serde_json::Value, config: &DitConfig) -> std::result::Result<(), String> {
+    // Official name and diffusers' name of each size.
     let sizes = [
         (["dim", ""], config.dim),
         (["ffn_dim", "ffn_dim"], config.ffn_dim),
@@ -59,15 +56,17 @@ fn check_sizes(described: &serde_json::Value, config: &DitConfig) -> std::result
         (["out_dim", "out_channels"], config.out_channels),
     ];
     for (names, found) in sizes {
-        let named = names.iter().find_map(|name| Some((name, described.get(name)?.as_u64()?)));
-        if let Some((name, expected)) = named.filter(|(_, expected)| *expected != found as u64) {
+        let described_size = names.iter().find_map(|name| Some((name, described.get(name)?.as_u64()?)));
+        if let Some((name, expected)) = described_size
+            && expected != found as u64
+        {
             return Err(format!("expected `{name}` {expected}, found {found}"));
         }
     }
     Ok(())
 }
 
-/// The old shards of a transformer in `directory`, with their index. One new file replaces them.
+/// The shards of a transformer that are already in `directory`, and their index. One new file replaces them.
 fn old_shards(directory: &Path) -> Result<Vec<PathBuf>> {
     let escaped = glob::Pattern::escape(&directory.to_string_lossy());
     let mut shards = Vec::new();

@@ -1,4 +1,4 @@
-//! Transformers of any size to train from scratch, initialised like the official model.
+//! Writes untrained transformers of any size, initialised like the official model, to train them from scratch.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -85,15 +85,15 @@ impl Sizes {
 pub fn init_experts(directory: impl AsRef<Path>, kind: WanKind, sizes: &Sizes, seed: u64) -> Result<PathBuf> {
     let directory = directory.as_ref();
     let config = sizes.config(kind)?;
-    let weights = |number| initial_weights(&config, &Noise::new(seed), number);
+    let weights = |expert| initial_weights(&config, &Noise::new(seed), expert);
     let mut listed = write_experts(directory, kind, &config, sizes.text_len, weights)?;
     listed.extend(["models_t5_*".into(), format!("{}.*", kind.vae_file())]);
     listed.extend(kind.has_clip().then(|| "models_clip_*".into()));
     write_paths(directory, &listed)
 }
 
-/// Writes the folders of the experts, each with its weights and `config.json`. `weights` returns those of an expert
-/// by its number. Returns the paths of the weights relative to `directory`.
+/// Writes the folders of the experts, each with its weights and `config.json`. `weights` returns the weights of the
+/// expert with a number, from 0. Returns the paths of the weights relative to `directory`.
 pub(super) fn write_experts(
     directory: &Path,
     kind: WanKind,
@@ -125,7 +125,7 @@ pub(super) fn write_paths(directory: &Path, entries: &[String]) -> Result<PathBu
 /// sqrt(dim); norms are one. The last layer is zero, so the first velocity is zero. `network` selects the random
 /// numbers and differs between experts.
 pub fn initial_weights(config: &DitConfig, noise: &Noise, network: u64) -> Result<StateDict> {
-    let weight = |(i, (key, shape)): (usize, (String, Vec<usize>))| {
+    let initial_weight = |(i, (key, shape)): (usize, (String, Vec<usize>))| {
         let n: usize = shape.iter().product();
         let normal = |deviation: f32| -> Result<Vec<f32>> {
             let drawn = noise.normal(Purpose::Parameters, network, i as u64, &[n])?;
@@ -142,13 +142,15 @@ pub fn initial_weights(config: &DitConfig, noise: &Noise, network: u64) -> Resul
             "patch_embedding.bias" => uniform(1.0 / (config.patch_in() as f32).sqrt()),
             k if k.ends_with("modulation") => normal(1.0 / (config.dim as f32).sqrt())?,
             k if k.ends_with("bias") => vec![0.0; n],
+            // Norms.
             k if shape.len() == 1 => vec![if k.ends_with("weight") { 1.0 } else { 0.0 }; n],
             k if k.starts_with("text_embedding") || k.starts_with("time_embedding") => normal(0.02)?,
+            // Xavier-uniform.
             _ => uniform((6.0 / (fan_in + shape[0]) as f32).sqrt()),
         };
         Ok((key, Tensor::new(values, shape)?))
     };
-    config.weights().into_iter().enumerate().map(weight).collect()
+    config.weights().into_iter().enumerate().map(initial_weight).collect()
 }
 
 /// The text of a `config.json` as in the official repositories. It contains the number of heads and the length of
@@ -170,36 +172,35 @@ fn config_json(config: &DitConfig, kind: WanKind, text_len: usize) -> String {
     format!("{value:#}\n")
 }
 
+/// Creates a directory and its parents.
 pub(super) fn make_directory(path: &Path) -> Result<()> {
-    // Removes a trailing `.`, which cannot be created.
+    // A trailing `.` cannot be created; `components` leaves it out.
     let path: PathBuf = path.components().collect();
     std::fs::create_dir_all(&path).map_err(Error::file("create the directory", &path))
 }
 
 /// Fails if `directory` is not empty, so that no file of the user is overwritten.
 pub fn require_empty(directory: &Path) -> Result<()> {
-    let entry = match std::fs::read_dir(directory) {
+    let first_entry = match std::fs::read_dir(directory) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         listing => listing.map_err(Error::file("list", directory))?.next(),
     };
-    match entry {
-        None => Ok(()),
-        Some(entry) => {
-            let entry = entry.map_err(Error::file("list", directory))?;
-            let problem = format!(
-                "expected a new or empty directory, found `{}` in it; --force replaces files of the same names",
-                entry.file_name().to_string_lossy()
-            );
-            Err(Error::bad_file(directory, problem))
-        }
-    }
+    let Some(entry) = first_entry else { return Ok(()) };
+    let entry = entry.map_err(Error::file("list", directory))?;
+    let problem = format!(
+        "expected a new or empty directory, found `{}` in it; --force replaces files of the same names",
+        entry.file_name().to_string_lossy()
+    );
+    Err(Error::bad_file(directory, problem))
 }
 
+/// Writes weights to a safetensors file.
 pub(super) fn save(path: &Path, state: &StateDict) -> Result<()> {
     let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
     Ok(save_safetensors(path, state, &metadata)?)
 }
 
+/// Writes a text file.
 pub(super) fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).map_err(Error::file("write", path))
 }

@@ -1,5 +1,5 @@
-//! Small Wan checkpoints with random weights in the layout of the official repositories, to try a configuration and for
-//! tests.
+//! Writes small Wan checkpoints with random weights, in the layout of the official repositories, for trying a
+//! configuration and for tests.
 
 use std::path::{Path, PathBuf};
 
@@ -28,7 +28,7 @@ pub struct TinyFiles {
 pub fn init_tiny(directory: impl AsRef<Path>, kind: WanKind, seed: u64) -> Result<TinyFiles> {
     let directory = directory.as_ref();
     let (noise, config) = (Noise::new(seed), dit_config(kind));
-    let weights = |number| dit_state(&noise, &config, number);
+    let weights = |expert| dit_state(&noise, &config, expert);
     let mut listed = write_experts(directory, kind, &config, PROMPT_TOKENS, weights)?;
     save(&directory.join(T5), &umt5_state(&noise, &umt5_config())?)?;
     listed.push(T5.into());
@@ -45,6 +45,7 @@ pub fn init_tiny(directory: impl AsRef<Path>, kind: WanKind, seed: u64) -> Resul
     Ok(TinyFiles { model_paths: write_paths(directory, &listed)?, tokenizer })
 }
 
+// File names of the official repositories.
 const T5: &str = "models_t5_umt5-xxl-enc-bf16.safetensors";
 const CLIP: &str = "models_clip_open-clip-xlm-roberta-large-vit-huge-14-onlyvisual.safetensors";
 
@@ -65,11 +66,12 @@ pub fn dit_config(kind: WanKind) -> DitConfig {
     }
 }
 
-/// One head of the official width, and four patches.
+/// The sizes of the CLIP image encoder: one head of the official width, and four patches.
 fn clip_config() -> ClipConfig {
     ClipConfig { dim: 80, patch: 14, grid: 2, ffn_dim: 160, layers: 2, heads: 1 }
 }
 
+/// The sizes of the text encoder.
 fn umt5_config() -> Umt5Config {
     Umt5Config { vocab: tiny_vocabulary(), dim: 32, attention_dim: 32, ffn_dim: 64, heads: 4, buckets: 32, layers: 2 }
 }
@@ -101,8 +103,8 @@ fn vae_state(kind: WanKind, seed: u64) -> Result<StateDict> {
     Ok(state)
 }
 
-/// Draws tensors with normal values. `rule` returns mean and deviation for a key and shape. Each tensor depends on its
-/// own position only, not on the order of drawing.
+/// Draws tensors with normal values. `rule` returns mean and deviation for a key and shape. The values of a tensor
+/// depend on `network` and the position of the tensor in `shapes`.
 fn state(
     noise: &Noise,
     network: u64,
@@ -118,40 +120,47 @@ fn state(
     shapes.iter().enumerate().map(tensor).collect()
 }
 
-/// Every linear layer preserves the variance of its input, so the velocity is of order one.
+// Numbers of networks for `state`. The transformers have 0 and 1, by the expert.
+const T5_NETWORK: u64 = 2;
+const CLIP_NETWORK: u64 = 3;
+
+/// The weights of a transformer. Every linear layer preserves the variance of its input, so the velocity is of order
+/// one.
 fn dit_state(noise: &Noise, config: &DitConfig, expert: u64) -> Result<StateDict> {
-    let width = (config.dim as f32).sqrt();
+    let deviation_of_modulation = 1.0 / (config.dim as f32).sqrt();
     state(noise, expert, &config.weights(), |key, shape| match key {
-        _ if key.ends_with("modulation") => (0.0, 1.0 / width),
+        _ if key.ends_with("modulation") => (0.0, deviation_of_modulation),
         _ if key.contains("norm") && key.ends_with("weight") => (1.0, 0.02),
         _ if key.ends_with("bias") => (0.0, 0.02),
-        _ => (0.0, fan_in(shape)),
+        _ => (0.0, preserving_deviation(shape)),
     })
 }
 
+/// The weights of the CLIP image encoder.
 fn clip_state(noise: &Noise, config: &ClipConfig) -> Result<StateDict> {
-    state(noise, 3, &config.weights(), |key, shape| match key {
+    state(noise, CLIP_NETWORK, &config.weights(), |key, shape| match key {
         _ if key.contains("norm") && key.ends_with("weight") => (1.0, 0.02),
         _ if key.ends_with("bias") => (0.0, 0.02),
         _ if key.ends_with("embedding") => (0.0, 0.3),
-        _ => (0.0, fan_in(shape)),
+        _ => (0.0, preserving_deviation(shape)),
     })
 }
 
-/// T5 does not scale its attention scores, so the query weights are smaller. Stored in bf16, as the file's name
-/// says.
+/// The weights of the text encoder, in bf16, as the file's name says. T5 does not scale its attention scores, so the
+/// query weights are smaller.
 fn umt5_state(noise: &Noise, config: &Umt5Config) -> Result<StateDict> {
-    let head = (config.attention_dim / config.heads) as f32;
-    let state = state(noise, 2, &config.weights(), |key, shape| match key {
+    let head_dim = (config.attention_dim / config.heads) as f32;
+    let state = state(noise, T5_NETWORK, &config.weights(), |key, shape| match key {
         _ if key.contains("norm") => (1.0, 0.02),
         _ if key.contains("embedding") => (0.0, 1.0),
-        _ if key.ends_with("attn.q.weight") => (0.0, fan_in(shape) / head.sqrt()),
-        _ => (0.0, fan_in(shape)),
+        _ if key.ends_with("attn.q.weight") => (0.0, preserving_deviation(shape) / head_dim.sqrt()),
+        _ => (0.0, preserving_deviation(shape)),
     })?;
     state.into_iter().map(|(key, tensor)| Ok((key, tensor.to_float(DType::Bf16)?))).collect()
 }
 
-fn fan_in(shape: &[usize]) -> f32 {
+/// The deviation of weights with which a linear layer preserves the variance of its input: 1 / sqrt(fan-in).
+fn preserving_deviation(shape: &[usize]) -> f32 {
     1.0 / (shape[1..].iter().product::<usize>().max(1) as f32).sqrt()
 }
 

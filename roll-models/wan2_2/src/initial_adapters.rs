@@ -1,4 +1,5 @@
-//! Assigns the adapter files of `lora_checkpoint` to the experts.
+//! Reads the adapter files of the option `lora_checkpoint` and assigns them to the experts; compares the base networks
+//! that adapter files name ([`BaseNetwork`]).
 
 use std::collections::BTreeMap;
 
@@ -32,7 +33,7 @@ pub(super) fn open(
     Ok((adapters, trained))
 }
 
-/// Fails if the weights are those of another network than a transformer.
+/// Fails if the file has all weights of a network other than a transformer.
 fn check_component(adapter: &OpenedAdapter) -> Result<()> {
     let AdapterWeights::Full(_) = adapter.weights else { return Ok(()) };
     match recognise(Checkpoint::open(&adapter.path)?) {
@@ -45,37 +46,43 @@ fn check_component(adapter: &OpenedAdapter) -> Result<()> {
     }
 }
 
-/// Assigns adapters to experts. A file is for the expert that it names, or else for the trained expert. Fails if the
-/// checkpoint does not have the file's expert or the configuration does not train it.
+/// Assigns adapters to experts. A file is for the expert that it names; if it names none, for the trained expert. Fails
+/// if the checkpoint does not have the file's expert or the configuration does not train it.
 fn assign(opened: Vec<OpenedAdapter>, options: &WanOptions, has_dit2: bool) -> Result<AdaptersByExpert> {
-    let named = options.named_experts()?;
+    // The experts that the configuration trains, with the key that says so.
+    let configured = options.named_experts()?;
     let mut adapters = AdaptersByExpert::new();
     for adapter in opened {
         let expert = match expert_in_file(&adapter, has_dit2)? {
             Some(expert) => expert,
-            None => default_expert(&adapter, named.as_ref().map(|(_, names)| names.as_slice()))?,
+            None => default_expert(&adapter, configured.as_ref().map(|(_, trained)| trained.as_slice()))?,
         };
-        if let Some((key, names)) = &named
+        if let Some((key, trained)) = &configured
             && has_dit2
-            && !names.iter().any(|name| name == expert)
+            && !trained.iter().any(|name| name == expert)
         {
             let described = if expert == "dit" { "`dit`, high_noise" } else { "`dit2`, low_noise" };
-            let problem = format!("is an adapter for {described}; `{key}` trains `{}`", names.join(","));
+            let problem = format!("is an adapter for {described}; `{key}` trains `{}`", trained.join(","));
             return Err(Error::bad_file(adapter.path, problem));
         }
         adapters.entry(expert).or_default().push(adapter);
     }
-    if let Some((_, names)) = named.filter(|_| !adapters.is_empty() && has_dit2) {
-        for expert in names.iter().filter(|name| !adapters.contains_key(name.as_str())) {
+    if let Some((_, trained)) = configured
+        && has_dit2
+        && !adapters.is_empty()
+    {
+        for expert in trained.iter().filter(|name| !adapters.contains_key(name.as_str())) {
             tracing::info!("`{expert}` starts with a new adapter: `model.lora_checkpoint` has none for it");
         }
     }
     Ok(adapters)
 }
 
-/// The expert that a file is for: the only one, or the one that it names. Fails if the checkpoint does not have it.
+/// The expert that a file is for: the checkpoint's only expert, or the expert that the file names. `None` if the file
+/// names none of two. Fails if the checkpoint does not have the named expert.
 pub(super) fn expert_in_file(adapter: &OpenedAdapter, has_dit2: bool) -> Result<Option<&'static str>> {
     match (adapter.expert, has_dit2) {
+        // A file name is only a guess, so it does not make a file fail.
         (Some(Expert::Low), false) if !adapter.expert_from_file_name => {
             let problem = "is an adapter for `dit2`, low_noise; this checkpoint has one expert, `dit`";
             Err(Error::bad_file(&adapter.path, problem))
@@ -86,9 +93,9 @@ pub(super) fn expert_in_file(adapter: &OpenedAdapter, has_dit2: bool) -> Result<
     }
 }
 
-/// The expert of a file that names none.
-fn default_expert(adapter: &OpenedAdapter, named: Option<&[String]>) -> Result<&'static str> {
-    let expert = match named.unwrap_or(&["dit2".to_string()]) {
+/// The expert of a file that names none: the only trained expert, which is `dit2` without a configuration.
+fn default_expert(adapter: &OpenedAdapter, trained: Option<&[String]>) -> Result<&'static str> {
+    let expert = match trained.unwrap_or(&["dit2".to_string()]) {
         [one] if one == "dit" => "dit",
         [_] => "dit2",
         _ => {
@@ -101,9 +108,9 @@ fn default_expert(adapter: &OpenedAdapter, named: Option<&[String]>) -> Result<&
     Ok(expert)
 }
 
-/// The network that adapters are trained on, as named in their files.
+/// The network that adapters are trained on, as their files describe it.
 pub(super) struct BaseNetwork {
-    /// Kind, directory and file.
+    /// Kind of network, and the last two parts of the file's path.
     name: String,
     /// Fingerprint of the last layer.
     fingerprint: String,
@@ -114,39 +121,42 @@ pub(super) struct BaseNetwork {
 impl BaseNetwork {
     /// Describes a transformer's weight file.
     pub(super) fn of(file: &Checkpoint, config: &DitConfig, loras: Option<String>) -> Result<Self> {
-        // Rounded to bf16, because copies of the official f32 files are stored in bf16.
-        let last = file.tensor("head.head.weight")?.to_float(DType::Bf16)?;
-        let parts: Vec<_> = file.path().components().rev().take(2).collect();
-        let file_name: Vec<_> = parts.iter().rev().map(|part| part.as_os_str().to_string_lossy()).collect();
-        let mut fingerprint = Fingerprint::new("base of an adapter").tensor("head.head.weight", &last).finish();
+        // Rounded to bf16, because the official files are f32 and many copies of them bf16.
+        let last_layer = file.tensor("head.head.weight")?.to_float(DType::Bf16)?;
+        let last_parts: Vec<_> = file.path().components().rev().take(2).collect();
+        let short_path: Vec<_> = last_parts.iter().rev().map(|part| part.as_os_str().to_string_lossy()).collect();
+        let mut fingerprint = Fingerprint::new("base of an adapter").tensor("head.head.weight", &last_layer).finish();
         fingerprint.truncate(16);
-        Ok(Self { name: format!("{} ({})", config.kind(), file_name.join("/")), fingerprint, loras })
+        Ok(Self { name: format!("{} ({})", config.kind(), short_path.join("/")), fingerprint, loras })
     }
 
     /// The header's entries for an adapter that is trained on this network.
     pub(super) fn metadata(&self) -> impl Iterator<Item = (String, String)> {
-        let entries = [(about::BASE, Some(&self.name)), (about::BASE_FINGERPRINT, Some(&self.fingerprint))];
-        let entries = entries.into_iter().chain([(about::BASE_LORA, self.loras.as_ref())]);
-        entries.filter_map(|(key, value)| Some((key.to_string(), value?.clone())))
+        let entries = [
+            (about::BASE, Some(&self.name)),
+            (about::BASE_FINGERPRINT, Some(&self.fingerprint)),
+            (about::BASE_LORA, self.loras.as_ref()),
+        ];
+        entries.into_iter().filter_map(|(key, value)| Some((key.to_string(), value?.clone())))
     }
 
     /// Warns if the adapter was trained on another network.
     pub(super) fn compare(&self, adapter: &OpenedAdapter) {
-        let (lora, own) = (adapter.header.get(about::BASE_LORA), self.loras.as_ref());
-        if adapter.header.contains_key(about::BASE_FINGERPRINT) && lora != own {
-            let name = |lora: Option<&String>| lora.map_or("none", String::as_str).to_string();
+        let (trained_with, present) = (adapter.header.get(about::BASE_LORA), self.loras.as_ref());
+        if adapter.header.contains_key(about::BASE_FINGERPRINT) && trained_with != present {
+            let name = |loras: Option<&String>| loras.map_or("none", String::as_str).to_string();
             tracing::warn!(
                 "{} was trained with the base LoRA {}; `model.base_lora` has {}: set the key to match, unless the weights \
                  have that LoRA merged in",
                 adapter.path.display(),
-                name(lora),
-                name(own)
+                name(trained_with),
+                name(present)
             );
         }
-        let Some(found) = adapter.header.get(about::BASE_FINGERPRINT).filter(|found| **found != self.fingerprint)
-        else {
+        let Some(found) = adapter.header.get(about::BASE_FINGERPRINT) else { return };
+        if *found == self.fingerprint {
             return;
-        };
+        }
         let base = adapter.header.get(about::BASE).map_or("which it does not name", String::as_str);
         tracing::warn!(
             "{} was trained on another base, {base} with the fingerprint {found}: on {} with the fingerprint {} it does \

@@ -1,4 +1,4 @@
-//! Description of a weight file: format, network, convention.
+//! Describes any weight file for `roll inspect`: format, network, convention.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -37,8 +37,8 @@ pub struct FileDescription {
     pub metadata: BTreeMap<String, String>,
 }
 
-/// Describes a weight file, a GGUF file, an index of shards, a directory or a glob. Only headers are read, and the tensors of
-/// adapters.
+/// Describes a weight file, a GGUF file, an index of shards, a directory or a glob. Only headers and the tensors of
+/// adapters are read.
 ///
 /// A directory with a whole model, or with the adapters of two experts, has one entry per network. A run directory is
 /// described by its newest checkpoint.
@@ -51,8 +51,8 @@ pub fn inspect(path: &Path) -> Result<Vec<FileDescription>> {
     if path.extension().is_some_and(|extension| extension == "gguf") {
         return Ok(vec![describe_gguf(&GgufFile::open(path)?)]);
     }
-    let peft = path.is_dir() && path.join("adapter_config.json").is_file();
-    if peft {
+    let is_peft_adapter = path.is_dir() && path.join("adapter_config.json").is_file();
+    if is_peft_adapter {
         return Ok(vec![describe(Checkpoint::open(path.join("adapter_model.safetensors"))?)?]);
     }
     let networks = if path.is_dir() { networks(path).unwrap_or_default() } else { Vec::new() };
@@ -91,11 +91,12 @@ fn describe(checkpoint: Checkpoint) -> Result<FileDescription> {
         }
         return Ok(description);
     }
+    // The keys as they are in the file; recognising translates them.
     let with_file_names = checkpoint.clone();
     match recognise(checkpoint) {
-        Ok((component, checkpoint)) => {
+        Ok((component, with_official_names)) => {
             description.what = component.to_string();
-            description.network(component, &checkpoint, &with_file_names);
+            description.network(component, &with_official_names, &with_file_names);
         }
         Err(WeightsError::Unrecognised { .. }) => {
             description.what = "no network of Wan".into();
@@ -106,9 +107,12 @@ fn describe(checkpoint: Checkpoint) -> Result<FileDescription> {
     Ok(description)
 }
 
+/// Describes a GGUF file.
 fn describe_gguf(file: &GgufFile) -> FileDescription {
     let mut dtypes = BTreeMap::new();
-    file.names().filter_map(|name| file.type_name(name)).for_each(|name| *dtypes.entry(name).or_default() += 1);
+    for type_name in file.names().filter_map(|name| file.type_name(name)) {
+        *dtypes.entry(type_name).or_default() += 1;
+    }
     let shapes = || file.names().filter_map(|name| file.shape(name));
     let mut description = FileDescription {
         path: file.path().to_path_buf(),
@@ -122,11 +126,14 @@ fn describe_gguf(file: &GgufFile) -> FileDescription {
     };
     let architecture = file.text("general.architecture").unwrap_or_default();
     for (name, key) in [("kind", "general.architecture"), ("model", "general.name")] {
-        file.text(key).into_iter().for_each(|text| description.detail(name, text));
+        if let Some(text) = file.text(key) {
+            description.detail(name, text);
+        }
     }
     for (name, key) in [("blocks", "block_count"), ("width", "embedding_length"), ("context", "context_length")] {
-        let number = file.integer(&format!("{architecture}.{key}"));
-        number.into_iter().for_each(|number| description.detail(name, number.to_string()));
+        if let Some(number) = file.integer(&format!("{architecture}.{key}")) {
+            description.detail(name, number.to_string());
+        }
     }
     description
 }
@@ -136,6 +143,7 @@ impl FileDescription {
         self.details.push((name.into(), value.into()));
     }
 
+    /// Adds the facts about a LoRA file.
     fn lora(&mut self, file: &LoraFile) {
         self.what = "LoRA".into();
         let names = match file.names {
@@ -167,9 +175,11 @@ impl FileDescription {
         }
     }
 
+    /// Adds the facts about a network, whose checkpoint is given under official names and under those of the file.
     fn network(&mut self, component: Component, official: &Checkpoint, file: &Checkpoint) {
-        let same = official.keys().eq(file.keys().filter(|key| !is_auxiliary(key)));
-        self.detail("names", if same { "official" } else { "another library's, or wrapped" });
+        let has_official_names = official.keys().eq(file.keys().filter(|key| !is_auxiliary(key)));
+        self.detail("names", if has_official_names { "official" } else { "another library's, or wrapped" });
+        // Number of weights in eight bits, by their type.
         let mut eight_bits: BTreeMap<&str, usize> = BTreeMap::new();
         let scaled = official.keys().filter(|key| official.is_scaled(key)).filter_map(|key| official.info(key));
         scaled.for_each(|info| *eight_bits.entry(&info.stored).or_default() += 1);
@@ -197,6 +207,7 @@ impl FileDescription {
 /// Returns the name of a layer with the number of its block replaced by `#`: `blocks.#.ffn.0`.
 fn family(layer: &str) -> String {
     let mut parts: Vec<&str> = layer.split('.').collect();
+    // Names of two parts, such as `ffn.0`, have no block.
     if let Some(number) = parts.iter_mut().skip(1).find(|p| p.bytes().all(|b| b.is_ascii_digit()))
         && layer.split('.').count() > 2
     {

@@ -1,8 +1,8 @@
-//! The published Wan models whose architectures `init-tiny` can create.
+//! The published Wan models whose architectures this crate can write as new checkpoints (`init_tiny.rs`, `init.rs`).
 
 use roll_core::{Error, Result};
 
-/// Architecture of a checkpoint that `init-tiny` writes, named after the published model that it follows.
+/// Architecture of a new checkpoint, named after the published model with the same architecture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WanKind {
@@ -27,7 +27,7 @@ impl WanKind {
         }
     }
 
-    /// Folders of the transformers in a checkpoint (`.`: its own), the high-noise expert first.
+    /// Folders of the transformers in a checkpoint, the high-noise expert first. `.` is the checkpoint's own folder.
     pub(super) fn folders(self) -> &'static [&'static str] {
         match self {
             Self::I2v | Self::T2v => &["high_noise_model", "low_noise_model"],

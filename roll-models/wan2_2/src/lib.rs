@@ -2,11 +2,11 @@
 //! variant.
 //!
 //! [`dit`] is the transformer, [`vae`] encoder and decoder of the latents, [`umt5`] the text encoder and [`clip`] the
-//! image encoder. `model.rs` composes them into [`roll_core::DiffusionModel`], `loading.rs` opens them from options, and
-//! [`components`] recognises checkpoints of other libraries. [`inspect`] describes any weight file.
+//! image encoder. `model.rs` composes them into [`roll_core::DiffusionModel`], `loading.rs` opens them from options,
+//! and [`components`] recognises checkpoints of other libraries. [`inspect`] describes any weight file.
 //!
-//! It depends on `roll-core`, `roll-external`, `roll-backends` and `roll-network`, and knows no reward and no algorithm.
-//! Start at `dit/mod.rs` and `vae/mod.rs`, which are meant to be read beside their papers.
+//! It depends on `roll-core`, `roll-external`, `roll-backends` and `roll-network`, and knows no reward and no
+//! algorithm. Start at `dit/mod.rs` and `vae/mod.rs`, which are meant to be read beside their papers.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 

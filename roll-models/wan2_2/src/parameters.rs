@@ -1,4 +1,5 @@
-//! The trainable parameters of all experts as one flat vector, accessed in parts.
+//! The trainable parameters of all experts as one flat vector, which callers read and write in parts. A part is a range
+//! of parameters and may include parameters of both experts.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,31 +26,36 @@ impl Wan {
 
     /// Splits the parameters `which` by expert. Fails unless they have `found` values in total.
     fn spans(&self, which: Range<usize>, found: usize) -> Result<Vec<Span<'_>>> {
-        let expected = count(self.specs.get(which.clone()).unwrap_or_default());
+        let expected = value_count(self.specs.get(which.clone()).unwrap_or_default());
         if found != expected {
             return Err(Error::shape("part of the parameters", format!("[{expected}]"), &[found]));
         }
-        let (mut spans, mut first, mut at) = (Vec::new(), 0, 0);
+        // The number of parameters of the experts before, and the number of values in the spans before.
+        let (mut first_of_expert, mut values_before) = (0, 0);
+        let mut spans = Vec::new();
         for parameters in self.trained() {
             let specs = parameters.specs();
-            let positions = which.start.max(first) - first..which.end.min(first + specs.len()).max(first) - first;
-            first += specs.len();
-            if positions.start < positions.end {
-                let values = at..at + count(&specs[positions.clone()]);
-                at = values.end;
-                spans.push(Span { parameters, positions, values });
+            let end_of_expert = first_of_expert + specs.len();
+            let start = which.start.max(first_of_expert) - first_of_expert;
+            let end = which.end.min(end_of_expert).max(first_of_expert) - first_of_expert;
+            first_of_expert = end_of_expert;
+            if start < end {
+                let values = values_before..values_before + value_count(&specs[start..end]);
+                values_before = values.end;
+                spans.push(Span { parameters, positions: start..end, values });
             }
         }
         Ok(spans)
     }
 
-    /// Bytes of the trainable parameters in this process: its own shard if they are sharded between ranks.
+    /// Bytes of the trainable parameters in this process. If they are sharded between ranks, bytes of this rank's
+    /// shard.
     pub fn parameter_bytes(&self) -> usize {
         self.trained().map(Parameters::bytes).sum()
     }
 }
 
-fn count(specs: &[ParameterSpec]) -> usize {
+fn value_count(specs: &[ParameterSpec]) -> usize {
     specs.iter().map(ParameterSpec::len).sum()
 }
 
@@ -62,8 +68,8 @@ impl ParameterParts for Wan {
     }
 
     fn write_part(&mut self, which: Range<usize>, values: &[f32]) -> Result<()> {
-        for Span { parameters, positions, values: own } in self.spans(which, values.len())? {
-            parameters.write_part(positions, &values[own])?;
+        for Span { parameters, positions, values: range } in self.spans(which, values.len())? {
+            parameters.write_part(positions, &values[range])?;
         }
         Ok(())
     }

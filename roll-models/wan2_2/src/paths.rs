@@ -1,4 +1,5 @@
-//! The files of a Wan pipeline: `model_paths`, `model_id_with_origin_paths`, and whole directories.
+//! Finds and opens the files of a Wan pipeline, which the options `model_paths` and `model_id_with_origin_paths` name
+//! as lists of files or as whole directories, and assigns each network to its role.
 
 use std::path::{Path, PathBuf};
 
@@ -42,16 +43,16 @@ impl ComponentFiles {
         opened.in_section("model")
     }
 
-    /// Resolves the two options of the model; like the reference implementation, it combines the entries of both.
-    /// Errors name the options without their section, which the caller adds.
+    /// Opens the files of both options, like the reference implementation, which combines their entries. Errors name
+    /// the options without their section, which the caller adds.
     ///
     /// `model_paths` is `wan22_paths.json`: a JSON list whose entries are a file, a list of shards, or a glob.
     /// Components are recognised by their keys; the first of two transformers is the high-noise expert. Paths are
     /// relative to the directory of the JSON file or, if they do not exist there, to the working directory. A directory
     /// in the official or the diffusers layout is accepted instead of the JSON file.
     ///
-    /// `model_ids` are `ORG/NAME:PATTERN` entries, separated by commas, which are searched for on this machine or
-    /// downloaded. An entry without a pattern means the whole model.
+    /// `model_ids` are `ORG/NAME:PATTERN` entries, separated by commas. Their files are searched for on this machine,
+    /// or downloaded. An entry without a pattern means the whole model.
     pub fn resolve(model_paths: Option<&Path>, model_ids: Option<&str>, hub: &Hub) -> Result<Self> {
         let origin = match (model_paths, model_ids) {
             (Some(path), None) => path.display().to_string(),
@@ -75,7 +76,8 @@ impl ComponentFiles {
         assemble(found, &origin)
     }
 
-    /// The same for the entries of `wan22_paths.json` themselves, relative to `directory`.
+    /// Like [`ComponentFiles::resolve`], with the entries of `wan22_paths.json` instead of the file. They are relative
+    /// to `directory`.
     fn of_list(entries: &[PathEntry], directory: &Path, model_ids: Option<&str>, hub: &Hub) -> Result<Self> {
         let mut found = PipelineFiles::default();
         found.add_list(entries, "`model_paths`", directory)?;
@@ -105,6 +107,7 @@ struct PipelineFiles {
 }
 
 impl PipelineFiles {
+    /// Adds the files of `wan22_paths.json`, or of a directory.
     fn add_json(&mut self, path: &Path) -> Result<()> {
         if path.is_dir() {
             return self.add_directory(path);
@@ -121,7 +124,7 @@ impl PipelineFiles {
         self.add_list(&entries, &path.display().to_string(), path.parent().unwrap_or(Path::new("")))
     }
 
-    /// Adds the entries of the list `origin`.
+    /// Adds the entries of a list. `origin` is the list's name in errors.
     fn add_list(&mut self, entries: &[PathEntry], origin: &str, directory: &Path) -> Result<()> {
         if entries.is_empty() {
             let problem = format!("expected a list of weight files, found an empty list in {origin}");
@@ -133,24 +136,27 @@ impl PipelineFiles {
         Ok(())
     }
 
+    /// Adds an entry: a path, a glob of shards, a directory, or a list of shards.
     fn add_entry(&mut self, entry: &PathEntry, directory: &Path) -> Result<()> {
-        let mut shards = Vec::new();
-        match entry {
+        let checkpoint = match entry {
+            PathEntry::One(path) => match locate(path, directory)?.as_slice() {
+                [one] if one.is_dir() => return self.add_directory(one),
+                [one] => Checkpoint::open(one)?,
+                shards => Checkpoint::open_shards(shards)?,
+            },
             PathEntry::Shards(entries) => {
+                let mut shards = Vec::new();
                 for shard in entries {
                     shards.extend(locate(shard, directory)?);
                 }
+                Checkpoint::open_shards(&shards)?
             }
-            PathEntry::One(path) => shards = locate(path, directory)?,
-        }
-        self.weights.push(match (entry, shards.as_slice()) {
-            (PathEntry::One(_), [one]) if one.is_dir() => return self.add_directory(one),
-            (PathEntry::One(_), [one]) => Checkpoint::open(one)?,
-            (_, shards) => Checkpoint::open_shards(shards)?,
-        });
+        };
+        self.weights.push(checkpoint);
         Ok(())
     }
 
+    /// Adds the files of published models.
     fn add_ids(&mut self, ids: &str, hub: &Hub) -> Result<()> {
         for id in ids.split(',').map(str::trim).filter(|id| !id.is_empty()) {
             match id.split_once(':') {
@@ -166,29 +172,30 @@ impl PipelineFiles {
         Ok(())
     }
 
-    /// Adds all weights and the tokenizer in a directory of the official or the diffusers layout, or in one component's
-    /// directory of the latter.
+    /// Adds all weights and the tokenizer in a directory. It has the official or the diffusers layout, or is the folder
+    /// of one component in the diffusers layout.
     fn add_directory(&mut self, directory: &Path) -> Result<()> {
         let escaped = glob::Pattern::escape(&directory.to_string_lossy());
-        let count = self.weights.len();
+        let count_before = self.weights.len();
         for (folder, stem) in FOLDERS {
             let index = directory.join(folder).join(format!("{stem}.safetensors.index.json"));
             if index.is_file() {
                 self.weights.push(Checkpoint::open(index)?);
                 continue;
             }
-            let inside = match folder.is_empty() {
-                true => escaped.clone(),
-                false => format!("{escaped}/{folder}"),
+            let found = if folder.is_empty() {
+                open_glob(&format!("{escaped}/{stem}*.safetensors"), Matching::ExceptTopLevelNames)?
+            } else {
+                open_glob(&format!("{escaped}/{folder}/{stem}*.safetensors"), Matching::All)?
             };
-            self.weights.extend(open_glob(&format!("{inside}/{stem}*.safetensors"), folder.is_empty())?);
+            self.weights.extend(found);
         }
-        for name in TOP {
-            self.weights.extend(open_glob(&format!("{escaped}/{name}"), false)?);
+        for name in TOP_LEVEL_NAMES {
+            self.weights.extend(open_glob(&format!("{escaped}/{name}"), Matching::All)?);
         }
         let tokenizer = TOKENIZERS.iter().map(|t| directory.join(t)).find(|t| t.is_file());
         self.tokenizer = self.tokenizer.take().or(tokenizer);
-        if self.weights.len() == count {
+        if self.weights.len() == count_before {
             return Err(WeightsError::Directory {
                 path: directory.into(),
                 hint:
@@ -202,7 +209,7 @@ impl PipelineFiles {
     }
 }
 
-/// The files that match a path or glob of the JSON file.
+/// The files that match an entry of a list, a path or glob that is relative to `directory` or to the working directory.
 fn locate(entry: &str, directory: &Path) -> Result<Vec<PathBuf>> {
     // `join` returns an absolute path unchanged.
     let candidates = [directory.join(entry), PathBuf::from(entry)];
@@ -210,11 +217,11 @@ fn locate(entry: &str, directory: &Path) -> Result<Vec<PathBuf>> {
         return Ok(vec![path.clone()]);
     }
     if entry.contains(['*', '?', '[']) {
-        let next_to_json = format!("{}/{entry}", glob::Pattern::escape(&directory.to_string_lossy()));
-        let patterns = match (Path::new(entry).is_absolute(), directory.as_os_str().is_empty()) {
-            (false, false) => vec![next_to_json, entry.to_string()],
-            _ => vec![entry.to_string()],
-        };
+        let mut patterns = vec![entry.to_string()];
+        if !Path::new(entry).is_absolute() && !directory.as_os_str().is_empty() {
+            let in_directory = format!("{}/{entry}", glob::Pattern::escape(&directory.to_string_lossy()));
+            patterns.insert(0, in_directory);
+        }
         for pattern in &patterns {
             match expand_glob(pattern) {
                 Err(WeightsError::NoMatch { .. }) => {}
@@ -227,8 +234,8 @@ fn locate(entry: &str, directory: &Path) -> Result<Vec<PathBuf>> {
     Err(WeightsError::io("read", &candidates[0])(missing).into())
 }
 
-/// Folders of a whole model and the stem of the files in them, the high-noise expert first. An empty folder is the
-/// model's own directory.
+/// Folders of a whole model, and the beginning of the names of their files; the high-noise expert comes first. An empty
+/// folder is the model's own directory.
 const FOLDERS: &[(&str, &str)] = &[
     ("high_noise_model", "diffusion_pytorch_model"),
     ("low_noise_model", "diffusion_pytorch_model"),
@@ -241,7 +248,7 @@ const FOLDERS: &[(&str, &str)] = &[
 ];
 
 /// Files at the top level of official repositories.
-const TOP: &[&str] = &["models_t5_*", "Wan2.1_VAE.*", "Wan2.2_VAE.*", "models_clip_*"];
+const TOP_LEVEL_NAMES: &[&str] = &["models_t5_*", "Wan2.1_VAE.*", "Wan2.2_VAE.*", "models_clip_*"];
 
 /// Paths of tokenizers in the official and the diffusers layout. Opening a `spiece.model` is an error.
 const TOKENIZERS: &[&str] = &[
@@ -251,7 +258,8 @@ const TOKENIZERS: &[&str] = &[
     "tokenizer/spiece.model",
 ];
 
-/// The weights in the directory of a whole model, of one network, or of the files of two experts.
+/// The weights in a directory: of a whole model, of one network, or of the files of two experts (adapters or
+/// transformers).
 pub fn networks(directory: &Path) -> Result<Vec<Checkpoint>> {
     let escaped = glob::Pattern::escape(&directory.to_string_lossy());
     let pairs = ["adapter", "diffusion_pytorch_model"]
@@ -267,24 +275,31 @@ pub fn networks(directory: &Path) -> Result<Vec<Checkpoint>> {
     Ok(found.weights)
 }
 
-/// The checkpoint whose shards match `pattern`; `None` without a match. A `loose` pattern may also match the files of
-/// another network (`model*` matches `models_t5_*`); files with a pattern of their own are excluded.
-fn open_glob(pattern: &str, loose: bool) -> Result<Option<Checkpoint>> {
+/// Which of the files that match a pattern belong to the network.
+#[derive(PartialEq)]
+enum Matching {
+    All,
+    /// All except files of [`TOP_LEVEL_NAMES`]: `model*` also matches `models_t5_*`.
+    ExceptTopLevelNames,
+}
+
+/// The checkpoint whose shards match `pattern`; `None` without a match.
+fn open_glob(pattern: &str, matching: Matching) -> Result<Option<Checkpoint>> {
     let mut files = match expand_glob(pattern) {
         Err(WeightsError::NoMatch { .. }) => return Ok(None),
         files => files?,
     };
-    if loose {
+    if matching == Matching::ExceptTopLevelNames {
         files.retain(|f| !f.file_name().is_some_and(|n| n.to_string_lossy().starts_with("models_")));
     }
     // If the same network is present in both formats, safetensors are used.
     if files.iter().any(|f| f.extension().is_some_and(|e| e == "safetensors")) {
         files.retain(|f| f.extension().is_some_and(|e| e == "safetensors"));
     }
-    match files.is_empty() {
-        true => Ok(None),
-        false => Ok(Some(Checkpoint::open_shards(&files)?)),
+    if files.is_empty() {
+        return Ok(None);
     }
+    Ok(Some(Checkpoint::open_shards(&files)?))
 }
 
 /// Assigns every network to its role. Fails if a network is missing or appears too often.
@@ -294,6 +309,7 @@ fn assemble(found: PipelineFiles, origin: &str) -> Result<ComponentFiles> {
     for checkpoint in found.weights {
         let (component, checkpoint) = recognise(checkpoint)?;
         let path = checkpoint.path().to_path_buf();
+        // A checkpoint that already has the role, if there is one too many.
         let previous: Option<Checkpoint> = match component {
             Component::Dit => {
                 dits.push(checkpoint);
@@ -342,7 +358,7 @@ fn assemble(found: PipelineFiles, origin: &str) -> Result<ComponentFiles> {
     Ok(ComponentFiles { dit, dit2, text_encoder, vae, vae_kind, clip, tokenizer })
 }
 
-/// The tokenizer next to the text encoder's file.
+/// The tokenizer next to the text encoder's file, or in the directory above.
 fn tokenizer_next_to(text_encoder: &Checkpoint) -> Option<PathBuf> {
     let directory = text_encoder.path().parent()?;
     let directories = [Some(directory), directory.parent()];

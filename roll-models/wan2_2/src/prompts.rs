@@ -1,4 +1,5 @@
-//! Encodes prompts as embeddings, several at a time.
+//! Encodes prompts as text embeddings. Prompts that a run will need are encoded together, because the encoder streams
+//! its weights once per batch.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use super::umt5::{Umt5, padded};
 /// computed ahead of its use takes at most 8 MB.
 const BATCH: usize = 32;
 
-/// Encodes prompts as embeddings.
+/// The text encoder with its tokenizer.
 pub struct TextEncoder {
     /// Converts text into ids.
     pub tokenizer: Tokenizer,
@@ -35,11 +36,12 @@ impl TextEncoder {
     }
 }
 
-/// The prompts that are expected, and embeddings that were computed ahead of their use.
+/// The prompts that will be needed, and embeddings that were computed ahead of their use.
 #[derive(Default)]
 pub(super) struct Prompts {
+    /// Prompts that will be needed.
     expected: Vec<String>,
-    /// Embeddings without padding.
+    /// Embeddings without padding, by prompt.
     ready: BTreeMap<String, Tensor>,
 }
 
@@ -47,10 +49,11 @@ impl Prompts {
     /// See [`roll_core::DiffusionModel::expect_prompts`]. The tokenizer warns of the first prompt that it cuts.
     pub(super) fn expect(&mut self, prompts: &[String], text: Option<&TextEncoder>) {
         if let Some(text) = text {
-            // Only for the warning: an error is reported when the sample's prompt is encoded.
-            let new =
-                prompts.iter().filter(|prompt| !self.expected.contains(prompt) && !self.ready.contains_key(*prompt));
-            new.for_each(|prompt| drop(text.tokenizer.encode(prompt, text.length)));
+            // New prompts are tokenized only for the warning. An error is reported when the sample's prompt is encoded.
+            let is_new = |prompt: &&String| !self.expected.contains(prompt) && !self.ready.contains_key(*prompt);
+            for prompt in prompts.iter().filter(is_new) {
+                let _ = text.tokenizer.encode(prompt, text.length);
+            }
         }
         self.expected = prompts.to_vec();
     }

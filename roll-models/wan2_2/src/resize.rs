@@ -2,7 +2,7 @@
 
 use roll_core::{Error, Result, Tensor};
 
-/// The parameter `a` of torch's cubic kernel.
+/// The parameter `a` of Keys' cubic kernel, as torch has it.
 const A: f64 = -0.75;
 
 /// Resizes f32 `[3, H, W]` to `[3, h, w]`, returned as a flat vector. There is no antialiasing, as in the reference
@@ -32,15 +32,17 @@ pub fn bicubic(picture: &Tensor, [h, w]: [usize; 2]) -> Result<Vec<f32>> {
     Ok(out)
 }
 
-/// Returns for each output position the four input positions, clamped to the edge, and their weights.
+/// For each output position of an axis, the four input positions (clamped to the edge) and their weights. `input` and
+/// `output` are the lengths of the axis.
 fn taps(input: usize, output: usize) -> Vec<[(usize, f64); 4]> {
     let scale = input as f64 / output as f64;
-    let near = |t: f64| ((A + 2.0) * t - (A + 3.0)) * t * t + 1.0;
-    let far = |t: f64| ((A * t - 5.0 * A) * t + 8.0 * A) * t - 4.0 * A;
+    // Keys' cubic kernel at a distance of at most 1, and at a distance from 1 to 2.
+    let near = |d: f64| ((A + 2.0) * d - (A + 3.0)) * d * d + 1.0;
+    let far = |d: f64| ((A * d - 5.0 * A) * d + 8.0 * A) * d - 4.0 * A;
     (0..output)
         .map(|i| {
-            let at = scale * (i as f64 + 0.5) - 0.5;
-            let (floor, t) = (at.floor(), at - at.floor());
+            let source = scale * (i as f64 + 0.5) - 0.5;
+            let (floor, t) = (source.floor(), source - source.floor());
             let weights = [far(t + 1.0), near(t), near(1.0 - t), far(2.0 - t)];
             std::array::from_fn(|n| {
                 let position = (floor + n as f64 - 1.0).clamp(0.0, (input - 1) as f64);

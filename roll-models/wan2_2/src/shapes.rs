@@ -1,4 +1,4 @@
-//! Shapes of a network's weights, from which its sizes are read.
+//! Reads the sizes of a network from the shapes of its weights, and checks these shapes.
 
 use std::collections::BTreeMap;
 
@@ -19,12 +19,12 @@ impl WeightShapes<'_> {
         shape.try_into().map_err(|_| Error::shape(format!("the weight `{key}`"), format!("rank {N}"), shape))
     }
 
-    /// Number of blocks, counted by the key of a weight that each block has.
+    /// Number of blocks. `key` returns the key of a weight that every block has, from the block's number.
     pub fn blocks(&self, key: impl Fn(usize) -> String) -> usize {
         (0..).take_while(|i| self.shapes.contains_key(&key(*i))).count()
     }
 
-    /// Fails unless every weight is present in its shape.
+    /// Fails unless every weight of `weights` (pairs of key and shape) is present in its shape.
     pub fn check(&self, weights: &[(String, Vec<usize>)]) -> Result<()> {
         for (key, expected) in weights {
             match self.shapes.get(key) {

@@ -4,7 +4,8 @@
 //! escapes, ligatures, full-width characters, curly quotes, line breaks, control characters, composition (NFC), runs of
 //! white space. Three cases that captions rarely have are different:
 //! - ftfy repairs text that was decoded with the wrong character set (`schÃ¶n`), by guesses. Such text stays here.
-//! - ftfy resolves entities in capitals (`&EACUTE;`) and those nested more than three deep. Only HTML's are known here.
+//! - ftfy resolves entities in capitals (`&EACUTE;`) and entities that are nested more than three deep. Here, only
+//!   HTML's entities are resolved, up to three times.
 //! - Python drops references to characters that are not valid in HTML (`&#1;`) in text with `<`. They stay here.
 
 use htmlize::unescape;
@@ -23,12 +24,14 @@ fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
+/// The part of ftfy's `fix_text` that works on single characters, and composition (NFC).
 fn fix(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text.chars().peekable();
     while let Some(c) = rest.next() {
         match c {
             '\u{1b}' if rest.peek() == Some(&'[') => skip_terminal_escape(&mut rest),
+            // Ligatures.
             '\u{fb00}' => out.push_str("ff"),
             '\u{fb01}' => out.push_str("fi"),
             '\u{fb02}' => out.push_str("fl"),
@@ -42,12 +45,16 @@ fn fix(text: &str) -> String {
             '\u{1f1}' => out.push_str("DZ"),
             '\u{1f2}' => out.push_str("Dz"),
             '\u{1f3}' => out.push_str("dz"),
+            // Full-width characters.
             '\u{3000}' => out.push(' '),
             '\u{ff01}'..='\u{ff5e}' => out.extend(char::from_u32(c as u32 - 0xfee0)),
+            // Curly quotes.
             '\u{2bc}' | '\u{2018}'..='\u{201b}' => out.push('\''),
             '\u{201c}'..='\u{201f}' => out.push('"'),
+            // Line breaks.
             '\r' if rest.peek() == Some(&'\n') => {}
             '\r' | '\u{2028}' | '\u{2029}' | '\u{85}' => out.push('\n'),
+            // Control characters.
             '\0'..='\u{8}' | '\u{b}' | '\u{e}'..='\u{1f}' | '\u{7f}' => {}
             '\u{206a}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffc}' => {}
             c => out.push(c),
@@ -58,7 +65,7 @@ fn fix(text: &str) -> String {
     composed.get().to_string()
 }
 
-/// Skips `[ parameters letter`.
+/// Skips the rest of a terminal escape: `[`, parameters, a letter.
 fn skip_terminal_escape(rest: &mut std::iter::Peekable<std::str::Chars<'_>>) {
     rest.next();
     rest.find(|c| !matches!(c, '0'..='9' | ';'));

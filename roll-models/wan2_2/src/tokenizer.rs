@@ -11,19 +11,22 @@ use serde_json::{Value, json};
 use super::text::clean;
 
 const FILE: &str = "tokenizer.json";
-/// SentencePiece's format of the tokenizer, which is not supported.
+/// The tokenizer's file in SentencePiece's format, which is not supported.
 const SPIECE: &str = "spiece.model";
+/// The token that ends every sequence.
 const END: &str = "</s>";
 
-/// Number of rows of Wan's text embedding, to which a prompt is padded or cut, unless a `config.json` has another.
+/// Number of rows of Wan's text embedding, to which a prompt is padded or cut, unless a `config.json` has another
+/// number.
 pub const PROMPT_TOKENS: usize = 512;
 
 /// Converts prompts into token ids.
 pub struct Tokenizer {
     inner: Inner,
+    /// Id of [`END`].
     end: u32,
     path: PathBuf,
-    /// Whether the log reports a prompt that was cut.
+    /// Whether a cut prompt was logged. Further cut prompts are not logged.
     cut_logged: AtomicBool,
 }
 
@@ -51,8 +54,10 @@ impl Tokenizer {
         &self.path
     }
 
-    /// Returns the ids of the cleaned `prompt`, cut to at most `length`, the last of which is the end of the sequence.
-    /// There is no padding. Fails if `length` is zero, if the prompt is too long, or if the tokenizer fails, panics or
+    /// Returns the ids of the cleaned `prompt`, cut to at most `length` ids. The last id is the end of the sequence.
+    /// There is no padding.
+    ///
+    /// Fails if `length` is zero, if the prompt is too long for the tokenizer, or if the tokenizer fails, panics or
     /// takes longer than [`roll_external::tokenizer_json::LIMIT`].
     pub fn encode(&self, prompt: &str, length: usize) -> Result<Vec<u32>> {
         if length == 0 {
@@ -81,10 +86,8 @@ impl Tokenizer {
 /// Finds the `tokenizer.json` for `path`. Fails if there is only a `spiece.model`.
 fn find(path: &Path, hub: &Hub) -> Result<PathBuf> {
     if path.is_file() {
-        return match path.file_name().is_some_and(|name| name == SPIECE) {
-            true => Err(only_spiece(path)),
-            false => Ok(path.to_path_buf()),
-        };
+        let is_spiece = path.file_name().is_some_and(|name| name == SPIECE);
+        return if is_spiece { Err(only_spiece(path)) } else { Ok(path.to_path_buf()) };
     }
     if path.is_dir() {
         let inside = |file: &str| {
@@ -101,18 +104,19 @@ fn find(path: &Path, hub: &Hub) -> Result<PathBuf> {
     }
     let name = path.to_string_lossy();
     let looks_like_a_model = name.split('/').count() == 2 && !name.starts_with(['.', '/']);
-    match looks_like_a_model.then(|| hub.directory(&name, &["**/tokenizer.json"], &[])) {
-        Some(Ok(directory)) => find(&directory, &Hub::default()),
-        Some(Err(e)) => Err(e.into()),
-        None => Err(Error::config(
+    if !looks_like_a_model {
+        return Err(Error::config(
             "tokenizer_path",
             format!(
                 "expected a directory with `{FILE}`, that file, or a model such as google/umt5-xxl; {name} does not exist"
             ),
-        )),
+        ));
     }
+    let directory = hub.directory(&name, &["**/tokenizer.json"], &[])?;
+    find(&directory, &Hub::default())
 }
 
+/// The error for a tokenizer in SentencePiece's format only.
 fn only_spiece(spiece: &Path) -> Error {
     let problem = format!(
         "expected `{FILE}`, found only {}, which is not read: add `{FILE}` beside it; google/umt5-xxl and the official \
@@ -171,6 +175,7 @@ pub fn tiny_vocabulary() -> usize {
     tiny_pieces().len()
 }
 
+/// The pieces of [`tiny_tokenizer_json`] with their scores. A piece's index is its id.
 fn tiny_pieces() -> Vec<(String, f64)> {
     let mut pieces: Vec<(String, f64)> = ["<pad>", END, "<unk>"].map(|s| (s.to_string(), 0.0)).into();
     pieces.extend((0..=255u8).map(|byte| (format!("<0x{byte:02X}>"), -12.0)));

@@ -1,4 +1,6 @@
-//! The attributes of a node. Every attribute is read once; one that is not read is an error.
+//! The parts of a node in the file from which its operator is built: attributes and constant inputs.
+//!
+//! Every attribute is read once. An attribute that the operator does not read is an error.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +8,7 @@ use onnx_rs::ast;
 
 use super::error::Problem;
 use super::tensor_proto;
-use super::value::{Constant, Value};
+use super::value::Constant;
 
 /// The attributes of a node that have not been read.
 pub(super) struct Attributes<'a> {
@@ -81,8 +83,8 @@ impl<'a> Attributes<'a> {
         }
     }
 
-    /// Reads a list of sizes, each at least `least`; `default` if the attribute is missing. Fails if its length is not
-    /// that of `default`.
+    /// Reads a list of sizes, each at least `least`; `default` if the attribute is missing. Fails if the list and
+    /// `default` differ in length.
     pub fn sizes(&mut self, name: &str, least: i64, default: &[usize]) -> Result<Vec<usize>, Problem> {
         let Some(ints) = self.ints(name)? else { return Ok(default.to_vec()) };
         if ints.len() != default.len() {
@@ -100,7 +102,8 @@ impl<'a> Attributes<'a> {
     }
 }
 
-/// Converts `ints` to sizes of at least `least`. Sizes above 2^31 are refused, so that sums of several cannot overflow.
+/// Converts `ints` to sizes. Fails on sizes below `least`, and above 2^31, so that sums of several sizes cannot
+/// overflow.
 pub(super) fn sizes(name: &str, ints: &[i64], least: i64) -> Result<Vec<usize>, Problem> {
     ints.iter()
         .map(|&i| usize::try_from(i).ok().filter(|_| (least..=1 << 31).contains(&i)))
@@ -114,8 +117,8 @@ pub(super) struct OperatorSpec<'n, 'a> {
     /// The version of the default operator set.
     pub opset: i64,
     pub attributes: Attributes<'a>,
-    /// The inputs: `None` for an input that is left out, `Some(None)` for one that is not constant, and the value of a
-    /// constant.
+    /// The inputs: `None` for an input that is left out, `Some(None)` for an input that is computed when the graph
+    /// runs, `Some(Some(_))` for a constant.
     pub inputs: Vec<Option<Option<&'n Constant>>>,
     /// Number of outputs that have a name.
     pub outputs: usize,
@@ -126,11 +129,13 @@ pub(super) struct OperatorSpec<'n, 'a> {
 }
 
 impl<'n> OperatorSpec<'n, '_> {
+    /// Whether the node has the input `index`.
     pub fn has(&self, index: usize) -> bool {
         self.inputs.get(index).is_some_and(Option::is_some)
     }
 
-    /// The constant at input `index`; `None` if the input is left out. Fails if the input is not constant.
+    /// The constant at input `index`; `None` if the input is left out. Fails if the input is not constant. `what` is
+    /// the input's name in the error.
     pub fn constant(&self, index: usize, what: &str) -> Result<Option<&'n Constant>, Problem> {
         match self.inputs.get(index).copied().flatten() {
             None => Ok(None),
@@ -157,8 +162,8 @@ impl<'n> OperatorSpec<'n, '_> {
         self.inputs.get(index).copied().flatten().flatten().map(|c| c.value.shape())
     }
 
-    /// A list of integers that is an attribute in older operator sets and input `index` in newer ones; `None` if it is
-    /// missing.
+    /// A list of integers that is an attribute in older operator sets and the input `index` in newer operator sets;
+    /// `None` if it is missing.
     pub fn ints_or_input(&mut self, name: &str, index: usize) -> Result<Option<Vec<i64>>, Problem> {
         match self.attributes.ints(name)? {
             Some(ints) => Ok(Some(ints)),
@@ -172,19 +177,13 @@ impl<'n> OperatorSpec<'n, '_> {
         if !inputs.contains(&given) || self.inputs[..*inputs.start()].iter().any(Option::is_none) {
             return Err(format!("expected {inputs:?} inputs, found {given} or a missing one").into());
         }
-        match self.read_outputs <= outputs {
-            true => Ok(()),
-            false => {
-                let read = self.read_outputs;
-                Err(format!("its output {read} is read; only the first {outputs} of this operator is computed here")
-                    .into())
-            }
+        let read = self.read_outputs;
+        if read > outputs {
+            return Err(format!(
+                "its output {read} is read; only the first {outputs} of this operator is computed here"
+            )
+            .into());
         }
+        Ok(())
     }
-}
-
-/// Creates an integer value: a scalar or a list.
-pub(super) fn int_value(values: Vec<i64>, scalar: bool) -> Value {
-    let shape = if scalar { vec![] } else { vec![values.len()] };
-    Value::Int { values, shape }
 }

@@ -10,8 +10,9 @@
 use super::graph::Graph;
 use super::ops::BatchInput;
 
-/// Whether every node of `graph` is batchable. `input_rank` is the rank of its inputs.
+/// Whether every node of `graph` is batchable. `input_rank` is the rank of the graph's inputs.
 pub(super) fn is_batchable(graph: &Graph, input_rank: usize) -> bool {
+    // The rank of the value in each slot, if it is proven to have the batch along axis 0.
     let mut ranks: Vec<Option<usize>> = vec![None; graph.slot_count];
     for &slot in &graph.input_slots {
         ranks[slot] = Some(input_rank);

@@ -16,7 +16,7 @@ pub enum OnnxError {
     #[error("{}: {problem}", path.display())]
     BadFile {
         path: PathBuf,
-        /// The expected and the found.
+        /// What was expected and what was found.
         problem: String,
     },
     /// The executor does not support an operator.
@@ -36,7 +36,7 @@ pub enum OnnxError {
         /// The node's name, or the name of its first output if it has none.
         node: String,
         operator: String,
-        /// The expected and the found.
+        /// What was expected and what was found.
         problem: String,
     },
     /// A tensor does not fit the graph's input or output.
@@ -66,7 +66,7 @@ pub enum OnnxError {
          or take this project's own executor (`onnx: own`)"
     )]
     Library {
-        /// The expected and the found library.
+        /// Which library was expected and what was found.
         problem: String,
     },
     /// ONNX Runtime refused a file or failed to run it.

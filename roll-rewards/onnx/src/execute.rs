@@ -5,12 +5,13 @@ use super::graph::{Graph, Node};
 use super::ops::Run;
 use super::value::{ElementLimit, Value, elements};
 
-/// Greatest number of elements of a value per element of the inputs; the elements in the file and [`FOR_ANY_INPUT`] are
-/// added to this. Real networks are far below: a typical first layer maps 3 channels to 64.
+/// Greatest number of elements of a value, per element of the graph's inputs. The limit of [`element_limit`] adds the
+/// elements of constants and [`FOR_ANY_INPUT`]. Real networks are far below: a typical first layer maps 3 channels to
+/// 64.
 const PER_INPUT_ELEMENT: usize = 256;
 /// Number of elements that a value may have for any input: 64 MiB of f32.
 const FOR_ANY_INPUT: usize = 1 << 24;
-/// Greatest number of elements of all values in a run, as a multiple of the limit for one value.
+/// Greatest number of elements of all values in a run together, as a multiple of the limit for one value.
 const MAX_TOTAL: usize = 16;
 
 /// Computes the outputs `wanted` (indices into the graph's outputs) for `inputs`, one per input of the graph.
@@ -71,7 +72,7 @@ pub(super) fn execute(
         .collect()
 }
 
-/// The greatest number of elements of one value.
+/// The greatest number of elements that one value may have in a run with these inputs.
 fn element_limit(graph: &Graph, inputs: &[Value]) -> usize {
     let input_elements: usize = inputs.iter().map(count).sum();
     let weights = graph.constant_elements().saturating_add(graph.fused_elements);
@@ -96,7 +97,9 @@ pub(super) fn run_node(node: &Node, inputs: &[Option<&Value>], run: Run) -> Resu
 
 /// The nodes that the wanted outputs depend on, and the last use of each value.
 struct Liveness {
+    /// Whether a wanted output depends on each node.
     needed: Vec<bool>,
+    /// The last node that reads each slot, `usize::MAX` for a wanted output, 0 for a value that nothing reads.
     last_use: Vec<usize>,
 }
 

@@ -52,20 +52,26 @@ enum Batching {
 }
 
 impl Batching {
+    /// Chooses from the declared inputs; [`Model`] has the rules.
     fn of(graph: &Graph) -> Self {
         let [Port { dtype: DType::F32, shape: declared, .. }] = graph.inputs.as_slice() else {
-            return match graph.inputs.iter().all(|i| i.shape.first() == Some(&Some(1))) {
-                true => Self::ItemByItem,
-                false => Self::AsDeclared,
-            };
+            // Several inputs, or an integer input.
+            let is_for_one_item = graph.inputs.iter().all(|input| input.shape.first() == Some(&Some(1)));
+            return if is_for_one_item { Self::ItemByItem } else { Self::AsDeclared };
         };
         match declared.first() {
-            Some(Some(1)) | None if !declared.is_empty() && is_batchable(graph, declared.len()) => Self::Stacked,
-            Some(Some(1)) | None => Self::ItemByItem,
+            // No declared shape, or a scalar.
+            None => Self::ItemByItem,
+            // Exported for a batch of one.
+            Some(Some(1)) if is_batchable(graph, declared.len()) => Self::Stacked,
+            Some(Some(1)) => Self::ItemByItem,
+            // Exported for a fixed batch of several items.
+            Some(Some(_)) => Self::AsDeclared,
+            // A free batch axis.
             Some(None) if !graph.nodes.iter().any(|n| fixes_batch(n, graph)) => Self::AsDeclared,
+            // An axis that is declared free and that a node fixes to 1.
             Some(None) if is_batchable(graph, declared.len()) => Self::Stacked,
             Some(None) => Self::ItemByItem,
-            Some(Some(_)) => Self::AsDeclared,
         }
     }
 }
@@ -74,14 +80,14 @@ impl Model {
     /// Reads the file and uploads its weights to `device`. Fails if the file is damaged or needs an unsupported
     /// feature; the error names operator, node and file.
     pub fn open(path: &Path, device: &Device) -> Result<Self, OnnxError> {
-        let file = |source| OnnxError::File { path: path.to_owned(), source };
-        let metadata = std::fs::metadata(path).map_err(file)?;
+        let read_error = |source| OnnxError::File { path: path.to_owned(), source };
+        let metadata = std::fs::metadata(path).map_err(read_error)?;
         if !metadata.is_file() || metadata.len() > MAX_FILE {
             let problem = "it should be a file of at most 2 GiB".to_owned();
             return Err(OnnxError::BadFile { path: path.to_owned(), problem });
         }
         let mut bytes = Vec::new();
-        files::open_binary(path).and_then(|mut open| open.read_to_end(&mut bytes)).map_err(file)?;
+        files::open_binary(path).and_then(|mut file| file.read_to_end(&mut bytes)).map_err(read_error)?;
         Self::parse(path, &bytes, device)
     }
 
@@ -181,9 +187,9 @@ impl Model {
         self.batching != Batching::AsDeclared
     }
 
-    /// Concatenates the outputs of several items along axis 0.
-    pub(super) fn stacked(&self, parts: Vec<NdTensor>) -> Result<NdTensor> {
-        Ok(self.float(self.stack(parts.into_iter().map(Value::Float).collect())?)?)
+    /// Concatenates one output of several runs along axis 0.
+    pub(super) fn stacked(&self, runs: Vec<NdTensor>) -> Result<NdTensor> {
+        Ok(self.float(self.stack(runs.into_iter().map(Value::Float).collect())?)?)
     }
 
     /// Fails unless there is one value per input, of the declared type and shape.
@@ -194,36 +200,38 @@ impl Model {
             let (expected, found) = (names.join("`, `"), values.len());
             return Err(OnnxError::Inputs { path: path.clone(), expected, found });
         }
-        let mut items = None;
+        let mut items_of_previous = None;
         for (port, value) in ports.iter().zip(values) {
-            let floats = matches!(value, Value::Float(_));
-            if floats != (port.dtype == DType::F32) {
-                let found = if floats { "floats" } else { "integers" };
+            let is_float = matches!(value, Value::Float(_));
+            if is_float != (port.dtype == DType::F32) {
+                let found = if is_float { "floats" } else { "integers" };
                 let (port, expected) = (port.name.clone(), port.dtype);
                 return Err(OnnxError::Type { path: path.clone(), port, expected, found });
             }
-            // If items run one by one, every input must have the same number of items as the first.
-            let alike =
-                self.batching != Batching::ItemByItem || items.is_none_or(|i| value.shape().first() == Some(&i));
-            if !self.fits(port, value.shape()) || !alike {
+            // If items run one by one, every input must have the same number of items.
+            let same_items = self.batching != Batching::ItemByItem
+                || items_of_previous.is_none_or(|items| value.shape().first() == Some(&items));
+            if !self.fits(port, value.shape()) || !same_items {
                 return Err(self.misfit(port, value.shape()));
             }
-            items = value.shape().first().copied();
+            items_of_previous = value.shape().first().copied();
         }
         Ok(())
     }
 
+    /// Whether a tensor of the shape `found` can be the input `port`.
     fn fits(&self, port: &Port, found: &[usize]) -> bool {
         let free_batch = self.batching != Batching::AsDeclared;
-        let declared = port.shape.is_empty()
+        let matches_declared = port.shape.is_empty()
             || port.shape.len() == found.len()
                 && port.shape.iter().zip(found).enumerate().all(|(axis, (declared, &found))| {
                     axis == 0 && free_batch || declared.is_none_or(|declared| declared == found)
                 });
         // A scalar has no items; it is accepted only if the graph runs as declared.
-        declared && (!found.is_empty() || !free_batch) && !found.contains(&0)
+        matches_declared && (!found.is_empty() || !free_batch) && !found.contains(&0)
     }
 
+    /// The error for a tensor that is not the input `port`.
     fn misfit(&self, port: &Port, found: &[usize]) -> OnnxError {
         let free_batch = self.batching != Batching::AsDeclared;
         let expected = port.shape.iter().enumerate().map(|(axis, d)| match d {
@@ -239,25 +247,28 @@ impl Model {
         inputs.iter().map(|tensor| Value::from_host(tensor, &self.device)).collect()
     }
 
+    /// Computes the outputs with the indices `outputs`, without gradient.
     fn forward(&self, inputs: &[Value], outputs: Range<usize>) -> Result<Vec<Value>> {
         self.check(inputs)?;
         thread_pool::run_in_pool(&self.device, || {
-            let (parts, items) = self.parts(inputs);
-            let mut columns: Vec<Vec<Value>> = vec![vec![]; outputs.len()];
-            for part in &parts {
-                let row = execute(&self.graph, part, outputs.clone(), items)?;
-                columns.iter_mut().zip(row).for_each(|(column, value)| column.push(value));
+            let (runs, items) = self.runs(inputs);
+            let mut values_by_output: Vec<Vec<Value>> = vec![vec![]; outputs.len()];
+            for run_inputs in &runs {
+                let values = execute(&self.graph, run_inputs, outputs.clone(), items)?;
+                for (values_of_output, value) in values_by_output.iter_mut().zip(values) {
+                    values_of_output.push(value);
+                }
             }
-            columns.into_iter().map(|parts| Ok(self.stack(parts)?)).collect()
+            values_by_output.into_iter().map(|values| Ok(self.stack(values)?)).collect()
         })
     }
 
-    /// Computes the output for the one input, which is a float tensor, and its pullback.
+    /// Computes the selected output for the one input, which is a float tensor, and its pullback.
     fn recorded(&self, input: &[Value; 1]) -> Result<(NdTensor, Recorded)> {
-        let (parts, items) = self.parts(input);
+        let (runs, items) = self.runs(input);
         let (mut values, mut records) = (vec![], vec![]);
-        for part in parts {
-            let floats: Vec<NdTensor> = part.into_iter().map(|value| self.float(value)).collect::<Result<_, _>>()?;
+        for inputs in runs {
+            let floats: Vec<NdTensor> = inputs.into_iter().map(|value| self.float(value)).collect::<Result<_, _>>()?;
             let (value, record) = vjp(&floats, Tape::off(), |tracked, _| {
                 let inputs: Vec<Value> = tracked.iter().cloned().map(Value::Float).collect();
                 let outputs = execute(&self.graph, &inputs, self.output..self.output + 1, items)?;
@@ -266,7 +277,7 @@ impl Model {
             records.push(record);
             values.extend(value.into_iter().map(Value::Float));
         }
-        let leading = values.iter().map(|v| v.shape().first().copied().unwrap_or(1)).collect();
+        let output_lengths = values.iter().map(|v| v.shape().first().copied().unwrap_or(1)).collect();
         let value = self.float(self.stack(values)?)?;
         let recorded = Recorded {
             path: self.graph.path.clone(),
@@ -274,27 +285,30 @@ impl Model {
             input_shape: input[0].shape().to_vec(),
             output_shape: value.shape().to_vec(),
             device: self.device.clone(),
-            leading,
+            output_lengths,
             records,
         };
         Ok((value, recorded))
     }
 
-    /// The inputs of each run, and the number of items if constants of the file must be rewritten to it.
-    fn parts(&self, inputs: &[Value]) -> (Vec<Vec<Value>>, Option<usize>) {
+    /// The inputs of each run of the graph. The second part is the number of items that replaces the file's constant
+    /// batch of one, if it must be replaced.
+    fn runs(&self, inputs: &[Value]) -> (Vec<Vec<Value>>, Option<usize>) {
         let items = inputs[0].shape().first().copied().unwrap_or(1);
         match self.batching {
             _ if items == 1 => (vec![inputs.to_vec()], None),
             Batching::AsDeclared => (vec![inputs.to_vec()], None),
             Batching::Stacked => (vec![inputs.to_vec()], Some(items)),
             Batching::ItemByItem => {
-                let mut columns: Vec<_> = inputs.iter().map(|v| v.split(&vec![1; items]).into_iter()).collect();
-                let part = |_| columns.iter_mut().filter_map(Iterator::next).collect();
-                ((0..items).map(part).collect(), None)
+                // One iterator per input, over its items.
+                let mut items_by_input: Vec<_> = inputs.iter().map(|v| v.split(&vec![1; items]).into_iter()).collect();
+                let next_items = |_| items_by_input.iter_mut().filter_map(Iterator::next).collect();
+                ((0..items).map(next_items).collect(), None)
             }
         }
     }
 
+    /// Returns the float tensor of an output. Fails for integers.
     fn float(&self, value: Value) -> Result<NdTensor, OnnxError> {
         match value {
             Value::Float(tensor) => Ok(tensor),
@@ -305,16 +319,17 @@ impl Model {
         }
     }
 
-    fn stack(&self, parts: Vec<Value>) -> Result<Value, OnnxError> {
+    /// Concatenates one output of several runs along axis 0.
+    fn stack(&self, runs: Vec<Value>) -> Result<Value, OnnxError> {
         let error = |problem: Problem| OnnxError::BadFile {
             path: self.graph.path.clone(),
             problem: format!("its outputs for several items cannot be put together: {}", problem.0),
         };
-        Value::concatenate(parts).map_err(error)
+        Value::concatenate(runs).map_err(error)
     }
 }
 
-/// Whether `node` sets axis 0 to the constant length 1 although the file declares the axis free.
+/// Whether `node` is a Reshape to a constant shape that begins with 1.
 fn fixes_batch(node: &Node, graph: &Graph) -> bool {
     let shape = node.inputs.get(1).copied().flatten().and_then(|slot| graph.constants[slot].as_ref());
     node.kind == "Reshape" && shape.is_some_and(|s| s.value.ints().is_ok_and(|ints| ints.first() == Some(&1)))

@@ -105,28 +105,29 @@ impl Network {
     /// The session for a pass, if it runs on ONNX Runtime. [`Executor::Auto`] uses ONNX Runtime only if no gradient
     /// depends on the outputs.
     fn session_for(&self, used_by_gradient: bool) -> Option<&Session> {
-        self.session.as_ref().filter(|_| self.executor == Executor::OnnxRuntime || !used_by_gradient)
+        let may_use_runtime = self.executor == Executor::OnnxRuntime || !used_by_gradient;
+        if may_use_runtime { self.session.as_ref() } else { None }
     }
 
+    /// Computes every output with ONNX Runtime, which runs the original graph: item by item, if it was exported for a
+    /// batch of one.
     fn run_on(&self, session: &Session, input: &NdTensor) -> Result<Vec<NdTensor>> {
         self.model.check(&[Value::Float(input.clone())])?;
         let host = to_host_nd(&input.clone().untracked())?;
-        let items = match self.model.is_for_one_item() && host.shape()[0] != 1 {
-            true => host
-                .unstack()?
-                .into_iter()
-                .map(|item| item.reshape([&[1], item.shape()].concat()))
-                .collect::<Result<_>>()?,
-            false => vec![host],
+        let run_inputs = if self.model.is_for_one_item() && host.shape()[0] != 1 {
+            let items = host.unstack()?.into_iter();
+            items.map(|item| item.reshape([&[1], item.shape()].concat())).collect::<Result<_>>()?
+        } else {
+            vec![host]
         };
-        let mut items_by_output: Vec<Vec<NdTensor>> = vec![];
-        for item in items {
-            let outputs = session.run(&[item])?;
-            items_by_output.resize_with(outputs.len(), Vec::new);
-            for (items, output) in items_by_output.iter_mut().zip(&outputs) {
-                items.push(to_device_nd(output, self.model.device())?);
+        let mut runs_by_output: Vec<Vec<NdTensor>> = vec![];
+        for run_input in run_inputs {
+            let outputs = session.run(&[run_input])?;
+            runs_by_output.resize_with(outputs.len(), Vec::new);
+            for (runs, output) in runs_by_output.iter_mut().zip(&outputs) {
+                runs.push(to_device_nd(output, self.model.device())?);
             }
         }
-        items_by_output.into_iter().map(|items| self.model.stacked(items)).collect()
+        runs_by_output.into_iter().map(|runs| self.model.stacked(runs)).collect()
     }
 }

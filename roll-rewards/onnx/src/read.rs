@@ -1,4 +1,5 @@
-//! Converts onnx-rs's syntax tree to a graph that can run: typed operators in execution order, with constants folded.
+//! Reads the bytes of an ONNX file to a [`Graph`] that can run: typed operators in execution order. The crate onnx-rs
+//! parses the file; nodes whose inputs are all constant are computed here, once (constant folding).
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -12,7 +13,7 @@ use super::error::{OnnxError, Problem, no_panic};
 use super::execute::run_node;
 use super::graph::{Graph, Node, Port};
 use super::ops::{self, Run};
-use super::value::{Constant, ElementLimit};
+use super::value::{Constant, ElementLimit, Value};
 use super::{nesting, tensor_proto};
 
 const OPSETS: std::ops::RangeInclusive<i64> = 7..=23;
@@ -61,7 +62,9 @@ struct GraphReader<'a> {
     graph: &'a ast::Graph<'a>,
     opset: i64,
     device: &'a Device,
+    /// The slot of each value, by its name in the file.
     slots: HashMap<&'a str, usize>,
+    /// The value in each slot, if it is constant.
     constants: Vec<Option<Constant>>,
     /// Names of the values that are read by an output of the graph, or by a node on which one depends.
     read_names: HashSet<&'a str>,
@@ -100,8 +103,8 @@ impl<'a> GraphReader<'a> {
             return Err(self.bad("the graph has no output".into()));
         }
         let order = self.order()?;
-        let read = order.iter().flat_map(|index| &self.graph.node[*index].input).copied();
-        self.read_names = read.chain(self.graph.output.iter().map(|output| output.name)).collect();
+        let read_by_nodes = order.iter().flat_map(|index| &self.graph.node[*index].input).copied();
+        self.read_names = read_by_nodes.chain(self.graph.output.iter().map(|output| output.name)).collect();
         let mut nodes = vec![];
         for index in order {
             nodes.extend(self.node(&self.graph.node[index])?);
@@ -123,10 +126,11 @@ impl<'a> GraphReader<'a> {
             input_slots,
             outputs,
         };
-        graph.drop_unused_constants(); // folded weights
+        graph.drop_unused_constants(); // inputs of folded nodes
         Ok(graph)
     }
 
+    /// The error for a problem of the file.
     fn bad(&self, problem: String) -> OnnxError {
         OnnxError::BadFile { path: self.path.to_owned(), problem }
     }
@@ -141,7 +145,8 @@ impl<'a> GraphReader<'a> {
         }
     }
 
-    /// The nodes that the outputs depend on, in topological order. Not recursive, because chains may be long.
+    /// The nodes that the outputs depend on, in topological order: a depth-first search. Its stack is a list instead of
+    /// recursion, because chains may be long.
     fn order(&self) -> Result<Vec<usize>, OnnxError> {
         let nodes = &self.graph.node;
         let mut producers = HashMap::new();
@@ -160,7 +165,7 @@ impl<'a> GraphReader<'a> {
                 stack.pop();
                 continue;
             }
-            let inputs = nodes[index].input.iter().filter(|i| !i.is_empty() && !self.slots.contains_key(*i));
+            // Seen for the second time: the producers of its inputs, which were pushed above it, are done.
             if started[index] {
                 done[index] = true;
                 order.push(index);
@@ -168,7 +173,8 @@ impl<'a> GraphReader<'a> {
                 continue;
             }
             started[index] = true;
-            for input in inputs {
+            let computed = nodes[index].input.iter().filter(|i| !i.is_empty() && !self.slots.contains_key(*i));
+            for input in computed {
                 let Some(&producer) = producers.get(input) else {
                     let node = node_name(&nodes[index]);
                     return Err(self.bad(format!("node `{node}` reads `{input}`, which nothing computes")));
@@ -207,15 +213,19 @@ impl<'a> GraphReader<'a> {
             outputs.push(if is_read { Some(self.define(output)?) } else { None });
         }
         let node = Node { name: name.clone(), kind: kind.clone(), operator, inputs, outputs };
-        let fixed: Option<Vec<_>> = node
+        // The constant inputs; `None` if an input is not constant.
+        let constant_inputs: Option<Vec<Option<&Value>>> = node
             .inputs
             .iter()
-            .map(|slot| slot.map_or(Some(None), |s| self.constants[s].as_ref().map(|c| Some(&c.value))))
+            .map(|slot| match slot {
+                None => Some(None), // an optional input that is left out
+                Some(slot) => self.constants[*slot].as_ref().map(|constant| Some(&constant.value)),
+            })
             .collect();
-        let Some(fixed) = fixed else { return Ok(Some(node)) };
+        let Some(constant_inputs) = constant_inputs else { return Ok(Some(node)) };
         let values = {
             let _limit = ElementLimit::new(self.fold_budget);
-            run_node(&node, &fixed, Run { items: None }).map_err(|p| error(self.path, p))?
+            run_node(&node, &constant_inputs, Run { items: None }).map_err(|p| error(self.path, p))?
         };
         for (slot, value) in node.outputs.iter().zip(values) {
             let count = value.shape().iter().product::<usize>();
@@ -236,6 +246,7 @@ impl<'a> GraphReader<'a> {
         node.output.iter().rposition(is_read).map_or(0, |last| last + 1)
     }
 
+    /// Builds the operator of `node` from its attributes and constant inputs. Fails if it leaves an attribute unread.
     fn operator(&self, node: &ast::Node<'a>, inputs: &[Option<usize>], builder: ops::Builder) -> ops::Built {
         let mut spec = OperatorSpec {
             operator: node.op_type.as_str(),
@@ -252,6 +263,7 @@ impl<'a> GraphReader<'a> {
     }
 }
 
+/// The name of `node` in messages: the name of its first output if it has none.
 fn node_name<'a>(node: &ast::Node<'a>) -> &'a str {
     if node.name.is_empty() { node.output.first().copied().unwrap_or("") } else { node.name }
 }
@@ -265,7 +277,7 @@ fn port(value: &ast::ValueInfo, dtype: DType) -> Port {
     Port { name: value.name.to_owned(), dtype, shape: shape.collect() }
 }
 
-/// The type of an input; f32 if the file does not declare it, `None` if it is not supported.
+/// The declared type of an input. It is f32 if the file declares no type, and `None` if the type is not supported.
 fn dtype(input: &ast::ValueInfo) -> Option<DType> {
     Some(match input.tensor_elem_type() {
         None | Some(ast::DataType::Undefined | ast::DataType::Float) => DType::F32,
@@ -277,6 +289,7 @@ fn dtype(input: &ast::ValueInfo) -> Option<DType> {
     })
 }
 
+/// The type in which an output is computed.
 fn output_dtype(output: &ast::ValueInfo) -> DType {
     use ast::DataType::{Bfloat16, Double, Float, Float16, Undefined};
     match output.tensor_elem_type() {

@@ -18,13 +18,15 @@ pub struct Recorded {
     pub(super) output_shape: Vec<usize>,
     /// The device of the weights.
     pub(super) device: Device,
-    /// The length along axis 0 of each record's output.
-    pub(super) leading: Vec<usize>,
+    /// The length of each record's output along axis 0.
+    pub(super) output_lengths: Vec<usize>,
+    /// One record per run of the graph: one in all, or one per item.
     pub(super) records: Vec<roll_backends::vjp::Recorded>,
 }
 
 impl Recorded {
-    /// Maps the cotangent of the output to that of the input. It is zero if the output does not depend on the input.
+    /// Maps the cotangent of the output to the cotangent of the input, which is zero if the output does not depend on
+    /// the input.
     pub fn pull(self, cotangent: NdTensor) -> Result<NdTensor> {
         let device = self.device.clone();
         thread_pool::run_in_pool(&device, || self.pull_here(cotangent))
@@ -39,17 +41,19 @@ impl Recorded {
         let cotangent = Value::Float(cotangent.untracked());
         let cotangents = match self.records.len() {
             1 => vec![cotangent],
-            _ => cotangent.split(&self.leading),
+            _ => cotangent.split(&self.output_lengths),
         };
-        let shape = part_shape(&self.input_shape, self.records.len());
+        let input_shape = part_shape(&self.input_shape, self.records.len());
         let pulled = no_panic(|| {
             let mut gradients = vec![];
             for (record, cotangent) in self.records.into_iter().zip(cotangents) {
                 let cotangent = cotangent.float()?.clone();
                 let device = plain_device(&cotangent);
                 let gradient = record.pull(vec![Some(cotangent)], None).into_iter().flatten().next();
-                let zeros =
-                    || NdTensor::from_flat(Burn::zeros([shape.iter().product::<usize>()], &device), shape.clone());
+                let zeros = || {
+                    let flat = Burn::zeros([input_shape.iter().product::<usize>()], &device);
+                    NdTensor::from_flat(flat, input_shape.clone())
+                };
                 gradients.push(Value::Float(gradient.unwrap_or_else(zeros)));
             }
             Value::concatenate(gradients)?.float().cloned()

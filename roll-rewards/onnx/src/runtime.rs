@@ -92,6 +92,7 @@ mod imp {
         Ok(library()?.build)
     }
 
+    /// Converts an error of ONNX Runtime.
     fn problem<R>(error: ort::Error<R>) -> Problem {
         Problem(error.to_string())
     }

@@ -1,10 +1,10 @@
-//! Tensors stored in the file.
+//! Converts the tensors that an ONNX file stores (`TensorProto`) to constants of the graph.
 
 use burn::tensor::Device;
 use onnx_rs::ast::{DataLocation, DataType, TensorProto};
 
 use super::error::Problem;
-use super::value::{Constant, MAX_INTS, Value, elements, upload};
+use super::value::{Constant, MAX_HOST_FLOATS, MAX_INTS, Value, elements, upload};
 
 /// Reads a stored tensor: floats are uploaded to the device as f32, integers and booleans stay on the host as i64.
 pub(super) fn constant(tensor: &TensorProto, device: &Device) -> Result<Constant, Problem> {
@@ -32,7 +32,7 @@ pub(super) fn constant(tensor: &TensorProto, device: &Device) -> Result<Constant
                 // Resize's empty `roi` and `scales`, which are not used in computations.
                 return Ok(Constant { value: Value::list(vec![]), floats: Some(vec![]) });
             }
-            let floats = (values.len() <= 64).then(|| values.clone());
+            let floats = (values.len() <= MAX_HOST_FLOATS).then(|| values.clone());
             Ok(Constant { value: Value::Float(upload(values, shape, device)), floats })
         }
         Numbers::Int(values) if values.len() > MAX_INTS => {
@@ -56,6 +56,7 @@ impl Numbers {
     }
 }
 
+/// Decodes the elements: from raw little-endian bytes, or from the list for their type.
 fn numbers(tensor: &TensorProto) -> Result<Numbers, Problem> {
     let data_type = tensor.data_type();
     if let Some(raw) = tensor.as_raw() {
@@ -74,13 +75,16 @@ fn numbers(tensor: &TensorProto) -> Result<Numbers, Problem> {
             other => return Err(format!("numbers of type {other:?} are not read").into()),
         });
     }
-    // A 16-bit float is stored as the low half of an int32.
-    let words = |f: fn(u16) -> f32| tensor.as_i32().unwrap_or_default().iter().map(|&i| f(i as u16)).collect();
+    // In lists, a 16-bit float is stored as the low half of an int32.
+    let low_halves = |decode: fn(u16) -> f32| {
+        let ints = tensor.as_i32().unwrap_or_default();
+        Numbers::Float(ints.iter().map(|&i| decode(i as u16)).collect())
+    };
     Ok(match data_type {
         DataType::Float => Numbers::Float(tensor.as_f32().unwrap_or_default().into_owned()),
         DataType::Double => Numbers::Float(tensor.as_f64().unwrap_or_default().iter().map(|&v| v as f32).collect()),
-        DataType::Float16 => Numbers::Float(words(|w| half::f16::from_bits(w).to_f32())),
-        DataType::Bfloat16 => Numbers::Float(words(|w| half::bf16::from_bits(w).to_f32())),
+        DataType::Float16 => low_halves(|bits| half::f16::from_bits(bits).to_f32()),
+        DataType::Bfloat16 => low_halves(|bits| half::bf16::from_bits(bits).to_f32()),
         DataType::Int64 => Numbers::Int(tensor.as_i64().unwrap_or_default().into_owned()),
         DataType::Int32 | DataType::Int16 | DataType::Int8 | DataType::Uint16 | DataType::Uint8 | DataType::Bool => {
             Numbers::Int(tensor.as_i32().unwrap_or_default().iter().map(|&v| v.into()).collect())
@@ -89,6 +93,7 @@ fn numbers(tensor: &TensorProto) -> Result<Numbers, Problem> {
     })
 }
 
+/// Decodes elements of `W` bytes each. Fails if `raw` is not a whole number of elements.
 fn decode_each<const W: usize, T>(raw: &[u8], read: fn([u8; W]) -> T) -> Result<Vec<T>, Problem> {
     let (words, rest) = raw.as_chunks::<W>();
     if !rest.is_empty() {

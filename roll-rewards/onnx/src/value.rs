@@ -12,6 +12,8 @@ use super::error::Problem;
 pub(super) const MAX_ELEMENTS: usize = 1 << 30;
 /// Greatest number of elements of an integer tensor on the host: shapes, axes, indices, tokens and masks (2048 x 2048).
 pub(super) const MAX_INTS: usize = 1 << 22;
+/// Greatest number of elements of a constant float tensor that is also kept on the host ([`Constant::floats`]).
+pub(super) const MAX_HOST_FLOATS: usize = 64;
 
 thread_local! {
     /// Greatest number of elements of a tensor in the current operation of this thread.
@@ -21,19 +23,20 @@ thread_local! {
 /// Limits the number of elements of tensors on this thread while the guard lives. Operators call [`elements`] before
 /// they create a tensor.
 pub(super) struct ElementLimit {
-    before: usize,
+    /// The limit that the guard restores.
+    previous: usize,
 }
 
 impl ElementLimit {
     /// Sets the limit to the smaller of `max_elements` and [`MAX_ELEMENTS`].
     pub fn new(max_elements: usize) -> Self {
-        Self { before: ELEMENT_LIMIT.replace(max_elements.min(MAX_ELEMENTS)) }
+        Self { previous: ELEMENT_LIMIT.replace(max_elements.min(MAX_ELEMENTS)) }
     }
 }
 
 impl Drop for ElementLimit {
     fn drop(&mut self) {
-        ELEMENT_LIMIT.set(self.before);
+        ELEMENT_LIMIT.set(self.previous);
     }
 }
 
@@ -80,6 +83,7 @@ impl Value {
         }
     }
 
+    /// Creates an integer tensor with one axis.
     pub fn list(values: Vec<i64>) -> Self {
         let shape = vec![values.len()];
         Self::Int { values, shape }
@@ -127,11 +131,11 @@ impl Value {
         let mut start = 0;
         let piece = |&length: &usize| {
             let shape: Vec<usize> = [length].iter().chain(&self.shape()[1..]).copied().collect();
-            let (first, count) = (start * inner, length * inner);
+            let (offset, count) = (start * inner, length * inner);
             start += length;
             match self {
-                Self::Float(x) => Self::Float(NdTensor::from_flat(x.flat().clone().narrow(0, first, count), shape)),
-                Self::Int { values, .. } => Self::Int { values: values[first..][..count].to_vec(), shape },
+                Self::Float(x) => Self::Float(NdTensor::from_flat(x.flat().clone().narrow(0, offset, count), shape)),
+                Self::Int { values, .. } => Self::Int { values: values[offset..][..count].to_vec(), shape },
             }
         };
         lengths.iter().map(piece).collect()
@@ -142,13 +146,13 @@ impl Value {
         if let [_] = parts.as_slice() {
             return parts.pop().ok_or_else(|| "nothing was computed".into());
         }
-        let first = parts.first().map(|p| p.shape().to_vec()).unwrap_or_default();
-        let alike = |p: &Self| p.shape().len() == first.len() && p.shape().get(1..) == first.get(1..);
-        if first.is_empty() || !parts.iter().all(alike) {
+        let first_shape = parts.first().map(|p| p.shape().to_vec()).unwrap_or_default();
+        let fits = |p: &Self| p.shape().len() == first_shape.len() && p.shape().get(1..) == first_shape.get(1..);
+        if first_shape.is_empty() || !parts.iter().all(fits) {
             return Err("their shapes differ from item to item, or are scalars".into());
         }
         let rows = parts.iter().map(|p| p.shape()[0]).sum();
-        let shape: Vec<usize> = [rows].iter().chain(&first[1..]).copied().collect();
+        let shape: Vec<usize> = [rows].iter().chain(&first_shape[1..]).copied().collect();
         if let Self::Int { .. } = parts[0] {
             let lists: Vec<&[i64]> = parts.iter().map(Self::ints).collect::<Result<_, _>>()?;
             return Ok(Self::Int { values: lists.concat(), shape });
@@ -162,7 +166,9 @@ impl Constant {
     /// Creates a constant and keeps the elements of a small float tensor on the host, too.
     pub fn new(value: Value) -> Result<Self, Problem> {
         let floats = match &value {
-            Value::Float(tensor) if elements(tensor.shape())? <= 64 => Some(to_host_nd(tensor)?.to_f32_vec()),
+            Value::Float(tensor) if elements(tensor.shape())? <= MAX_HOST_FLOATS => {
+                Some(to_host_nd(tensor)?.to_f32_vec())
+            }
             _ => None,
         };
         Ok(Self { value, floats })
@@ -196,7 +202,7 @@ pub(super) fn split_around_axis(tensor: &NdTensor, axis: usize) -> Tensor<3> {
     tensor.flat().clone().reshape([outer, shape[axis], inner])
 }
 
-/// Reverts [`split_around_axis`]: the shape of `like`, with the new length of `axis`.
+/// Reverts [`split_around_axis`]. The result has the shape of `like`, except for the length of `axis`.
 pub(super) fn merge_axes(tensor: Tensor<3>, like: &NdTensor, axis: usize) -> NdTensor {
     let mut shape = like.shape().to_vec();
     shape[axis] = tensor.dims()[1];
@@ -225,7 +231,7 @@ pub(super) fn upload(values: Vec<f32>, shape: Vec<usize>, device: &Device) -> Nd
     NdTensor::from_flat(Tensor::from_data(data, (device, DType::F32)), shape)
 }
 
-/// The device without autodiff, for constants.
+/// The device of `tensor` without autodiff, for constants.
 pub(super) fn plain_device(tensor: &NdTensor) -> Device {
     let device = tensor.device();
     if device.is_autodiff() { device.inner() } else { device }

@@ -1,4 +1,4 @@
-//! The date that templates ask for.
+//! The function `strftime_now` of chat templates: the present date as Python's `strftime` writes it.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -18,8 +18,8 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 
-/// The present date and time (UTC) as Python's `strftime` writes it with `format`. `fixed`, a date as `2026-11-28`,
-/// takes its place. Fails on a directive that is not known.
+/// The present date and time (UTC) as Python's `strftime` writes it with `format`. If `fixed` is given, a date such as
+/// `2026-11-28`, it replaces the present date. Fails on a directive that is not known.
 pub(super) fn strftime(format: &str, fixed: Option<&str>) -> Result<String, String> {
     let seconds = match fixed {
         Some(date) => parse(date).ok_or_else(|| format!("expected a date as 2026-11-28, found `{date}`"))? * 86_400,
@@ -28,9 +28,10 @@ pub(super) fn strftime(format: &str, fixed: Option<&str>) -> Result<String, Stri
     let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
     let (year, month, day) = civil(days);
     let (hour, minute) = (second / 3600, second / 60 % 60);
+    // 1970-01-01 was a Thursday, number 4 of `DAYS`.
     let weekday = DAYS[(days + 4).rem_euclid(7) as usize];
     let month_name = MONTHS[month as usize - 1];
-    let twelve = (hour + 11) % 12 + 1;
+    let hour_of_twelve = (hour + 11) % 12 + 1;
     let mut out = String::new();
     let mut letters = format.chars();
     while let Some(c) = letters.next() {
@@ -38,12 +39,13 @@ pub(super) fn strftime(format: &str, fixed: Option<&str>) -> Result<String, Stri
             out.push(c);
             continue;
         }
+        // `%-d` is `%d` without the leading zero.
         let mut directive = letters.next();
-        let pads = directive != Some('-');
-        if !pads {
+        let has_leading_zero = directive != Some('-');
+        if !has_leading_zero {
             directive = letters.next();
         }
-        let two = |number: i64| if pads { format!("{number:02}") } else { number.to_string() };
+        let two = |number: i64| if has_leading_zero { format!("{number:02}") } else { number.to_string() };
         out += &match directive {
             Some('Y') => year.to_string(),
             Some('y') => two(year % 100),
@@ -51,7 +53,7 @@ pub(super) fn strftime(format: &str, fixed: Option<&str>) -> Result<String, Stri
             Some('d') => two(day),
             Some('e') => format!("{day:2}"),
             Some('H') => two(hour),
-            Some('I') => two(twelve),
+            Some('I') => two(hour_of_twelve),
             Some('M') => two(minute),
             Some('S') => two(second % 60),
             Some('j') => format!("{:03}", days - from_civil(year, 1, 1) + 1),
@@ -72,6 +74,7 @@ pub(super) fn strftime(format: &str, fixed: Option<&str>) -> Result<String, Stri
     Ok(out)
 }
 
+/// Days since 1970 of a date such as `2026-11-28`; `None` if there is no such date.
 fn parse(date: &str) -> Option<i64> {
     let mut parts = date.split('-').map(|part| part.parse::<i64>().ok());
     let (year, month, day) = (parts.next()??, parts.next()??, parts.next()??);
@@ -79,21 +82,29 @@ fn parse(date: &str) -> Option<i64> {
     (parts.next().is_none() && (1..=9999).contains(&year) && civil(days) == (year, month, day)).then_some(days)
 }
 
-/// Days since 1970 of a date of the Gregorian calendar. Years are counted from March, so that leap days end them.
+/// Days from 0000-03-01 to 1970-01-01.
+const DAYS_TO_1970: i64 = 719_468;
+/// Days of an era: 400 years, after which the Gregorian calendar repeats.
+const DAYS_OF_ERA: i64 = 146_097;
+
+/// Days since 1970 of a date of the Gregorian calendar. Years are counted from March, so that leap days end them. This
+/// is the algorithm `days_from_civil` of Howard Hinnant's "chrono-Compatible Low-Level Date Algorithms".
 fn from_civil(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
-    let of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
-    year * 365 + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + of_year - 719_468
+    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    year * 365 + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + day_of_year - DAYS_TO_1970
 }
 
+/// Year, month (from 1) and day (from 1) of a number of days since 1970; the inverse of [`from_civil`].
 fn civil(days: i64) -> (i64, i64, i64) {
-    let days = days + 719_468;
-    let (era, of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
-    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let month = (5 * of_year + 2) / 153;
-    let (day, month) = (of_year - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
-    (year + era * 400 + i64::from(month <= 2), month, day)
+    let days = days + DAYS_TO_1970;
+    let (era, day_of_era) = (days.div_euclid(DAYS_OF_ERA), days.rem_euclid(DAYS_OF_ERA));
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    (year_of_era + era * 400 + i64::from(month <= 2), month, day)
 }
 
 #[cfg(test)]

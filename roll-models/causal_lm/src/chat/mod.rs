@@ -1,8 +1,8 @@
-//! The chat template of a model, which formats conversations as in its training.
+//! The chat template of a model, which formats conversations as in the model's training.
 //!
-//! A template is a program and comes from files that are not trusted. After [`render_in_worker`], templates are rendered
-//! by a worker process whose memory and time are limited, so that nothing worse than an error can happen. Otherwise they
-//! are rendered in this process, with a limit on steps.
+//! A template is a program (in Jinja) from files that are not trusted. After a call of [`render_in_worker`], templates
+//! are rendered by a worker process whose memory and time are limited, so that nothing worse than an error can happen.
+//! Without such a call they are rendered in this process, with a limit on steps.
 
 mod date;
 mod python;
@@ -22,13 +22,13 @@ use self::template::{Conversation, Template, TemplateSource};
 use self::worker::Worker;
 pub use self::worker::{WORKER, serve};
 
-/// The variable of templates that turns thinking off.
+/// The template variable that switches thinking on or off.
 const THINKING: &str = "enable_thinking";
 
-/// Maximal size of a template in bytes. The longest published ones have some 20 KB.
+/// Maximal size of a template in bytes. The longest published templates have some 20 KB.
 const MAX_SOURCE: usize = 1 << 20;
 
-/// Name of the template that transformers takes where tools are given.
+/// Name of the template that transformers uses for conversations with tools.
 const TOOL_USE: &str = "tool_use";
 
 /// The template variable with the descriptions of tools.
@@ -54,48 +54,50 @@ pub struct ChatTemplate {
     arguments: Map<String, Value>,
 }
 
+/// A template and where it is rendered.
 enum Renderer {
+    /// In this process.
     Local(Template),
+    /// In a worker process.
     Worker(Worker),
 }
 
 impl ChatTemplate {
-    /// Loads the template of a model directory: `chat_template.jinja`, else the one in `tokenizer_config.json`. The
-    /// template `tool_use` of that file, or of `additional_chat_templates/`, renders conversations with tools. Returns
-    /// `None` if there is no template.
+    /// Loads the template of a model directory: `chat_template.jinja`, else the template in `tokenizer_config.json`. If
+    /// `additional_chat_templates/` or `tokenizer_config.json` has a template `tool_use`, it renders conversations with
+    /// tools. Returns `None` if there is no template.
     pub fn load(directory: &Path) -> Result<Option<Self>> {
-        let file = directory.join("tokenizer_config.json");
-        let config: Map<String, Value> = match file.exists() {
-            true => {
-                let bytes = files::read_filled(&file, files::MAX_TEXT).map_err(Error::file("read", &file))?;
-                serde_json::from_slice(&bytes).map_err(|e| Error::bad_file(&file, e.to_string()))?
-            }
-            false => Map::new(),
+        let config_file = directory.join("tokenizer_config.json");
+        let config: Map<String, Value> = if config_file.exists() {
+            let bytes = files::read_filled(&config_file, files::MAX_TEXT).map_err(Error::file("read", &config_file))?;
+            serde_json::from_slice(&bytes).map_err(|e| Error::bad_file(&config_file, e.to_string()))?
+        } else {
+            Map::new()
         };
         let jinja = directory.join("chat_template.jinja");
-        let named = directory.join("additional_chat_templates").join(format!("{TOOL_USE}.jinja"));
+        let tools_jinja = directory.join("additional_chat_templates").join(format!("{TOOL_USE}.jinja"));
         let read = |path: &Path| files::read_text(path, MAX_SOURCE as u64).map_err(Error::file("read", path));
-        let mut with_tools = named.exists().then(|| read(&named)).transpose()?;
+        let mut with_tools = tools_jinja.exists().then(|| read(&tools_jinja)).transpose()?;
         let (source, path) = match (jinja.exists(), config.get("chat_template")) {
+            // A file of its own.
             (true, _) => (read(&jinja)?, jinja),
             (false, None | Some(Value::Null)) => return Ok(None),
-            (false, Some(Value::String(template))) => (template.clone(), file),
+            // One template in the configuration.
+            (false, Some(Value::String(template))) => (template.clone(), config_file),
+            // A list of named templates in the configuration.
             (false, Some(list)) => {
                 let list = list.as_array().map_or(&[][..], Vec::as_slice);
-                let template = |name: &str| {
+                let template_called = |name: &str| {
                     let entry = list.iter().find(|entry| entry["name"] == name);
                     entry.and_then(|entry| entry["template"].as_str()).map(String::from)
                 };
-                with_tools = with_tools.or_else(|| template(TOOL_USE));
+                with_tools = with_tools.or_else(|| template_called(TOOL_USE));
                 let first = || list.first().and_then(|entry| entry["template"].as_str()).map(String::from);
-                match template("default").or_else(first) {
-                    Some(template) => (template, file),
-                    None => {
-                        let problem =
-                            "`chat_template`: expected a text, or a list of entries with `name` and `template`";
-                        return Err(Error::bad_file(file, problem));
-                    }
-                }
+                let Some(template) = template_called("default").or_else(first) else {
+                    let problem = "`chat_template`: expected a text, or a list of entries with `name` and `template`";
+                    return Err(Error::bad_file(config_file, problem));
+                };
+                (template, config_file)
             }
         };
         // A special token is a text, or an object with its text in `content`.
@@ -134,11 +136,11 @@ impl ChatTemplate {
         Ok(Self { renderer: Mutex::new(renderer), with_tools: None, variables, arguments: Map::new() })
     }
 
-    /// Sets further variables, such as `enable_thinking`. Fails on a variable that the template does not read, except
-    /// `enable_thinking: false`: most templates without it are of models that do not think.
+    /// Sets further variables, such as `enable_thinking`. Fails on a variable that the template does not read. The
+    /// exception is `enable_thinking: false`, because most models whose template does not read it do not think.
     pub fn with_arguments(mut self, mut arguments: Map<String, Value>) -> Result<Self> {
-        let reads = self.variables.iter().any(|name| name == THINKING);
-        if !reads && arguments.get(THINKING) == Some(&Value::Bool(false)) {
+        let reads_thinking = self.variables.iter().any(|name| name == THINKING);
+        if !reads_thinking && arguments.get(THINKING) == Some(&Value::Bool(false)) {
             arguments.remove(THINKING);
             tracing::info!(
                 "the model's chat template does not read `{THINKING}`: a model that thinks goes on thinking"
@@ -162,7 +164,7 @@ impl ChatTemplate {
         self.variables.iter().any(|name| name == TOOLS)
     }
 
-    /// As [`ChatTemplate::render`], with descriptions of tools.
+    /// Like [`ChatTemplate::render`], with descriptions of tools.
     pub fn render_with_tools(
         &self,
         messages: &[Message],
@@ -195,7 +197,8 @@ impl ChatTemplate {
     }
 }
 
-/// A message as one object. A field `content` takes the place of the text: null where a message only calls tools.
+/// A message as one object: role, text as `content`, and further fields. A field `content` replaces the text, which is
+/// null if a message only calls tools.
 fn fields(message: &Message) -> Value {
     let mut fields = Map::new();
     fields.insert("role".into(), message.role.clone().into());

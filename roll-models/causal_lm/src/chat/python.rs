@@ -1,4 +1,5 @@
-//! Values as Python writes them: `str`, `repr` and `json.dumps`.
+//! Values of templates as Python writes them (`str`, `repr` and `json.dumps`), because templates were written for
+//! Jinja2 in Python.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -20,6 +21,7 @@ pub(super) fn text(value: &Value) -> String {
     }
 }
 
+/// Appends `repr(value)`.
 fn repr(value: &Value, out: &mut String) {
     match value.kind() {
         ValueKind::Undefined => out.push_str("Undefined"),
@@ -74,13 +76,15 @@ fn repr_text(text: &str, out: &mut String) {
     out.push(quote);
 }
 
-/// Whether `repr` of Python escapes the character by its code. `Debug` of Rust escapes the same ones, except for blanks
-/// and the zero; it also escapes a combining mark at the beginning of a text, so that `a` precedes the character here.
+/// Whether Python's `repr` escapes the character by its code. Rust's `Debug` escapes the same characters, except blanks
+/// and the zero. It also escapes a combining mark, but only at the beginning of a text, so the character is tested
+/// after an `a`.
 fn is_escaped(c: char) -> bool {
     let is_blank = c.is_whitespace() && c != ' ';
     is_blank || c == '\0' || format!("{:?}", format!("a{c}")).contains("\\u{")
 }
 
+/// A number as Python writes it.
 fn number(value: &Value) -> String {
     match f64::try_from(value.clone()) {
         Ok(x) if !value.is_integer() => json::float(x),
@@ -108,7 +112,7 @@ pub(super) fn is_integer(value: &Value) -> bool {
     value.is_integer() || value.downcast_object_ref::<WideInteger>().is_some()
 }
 
-/// The value of a template for a value of JSON that [`json::parse`] has read.
+/// Converts a JSON value that [`json::parse`] has read.
 pub(super) fn value(from: &serde_json::Value) -> Value {
     use serde_json::Value as Json;
     match (from, json::integer(from)) {
@@ -127,15 +131,19 @@ pub(super) fn value(from: &serde_json::Value) -> Value {
 struct Dumps {
     ensure_ascii: bool,
     indent: Option<String>,
-    separators: (String, String),
+    /// Between items.
+    item_separator: String,
+    /// After keys.
+    key_separator: String,
     sort_keys: bool,
 }
 
 /// The filter `tojson` of transformers: `json.dumps` with its arguments, in the same order.
 pub(super) fn tojson(value: &Value, arguments: Rest<Value>) -> Result<Value, Error> {
     let (positional, named): (&[Value], Kwargs) = from_args(&arguments)?;
-    let argument = |place: usize, name: &str| -> Result<Option<Value>, Error> {
-        let value = match positional.get(place) {
+    // The argument at a position or with a name; `None` if it is missing or none.
+    let argument = |position: usize, name: &str| -> Result<Option<Value>, Error> {
+        let value = match positional.get(position) {
             Some(value) => Some(value.clone()),
             None => named.get::<Option<Value>>(name)?,
         };
@@ -150,9 +158,9 @@ pub(super) fn tojson(value: &Value, arguments: Rest<Value>) -> Result<Value, Err
             Some(" ".repeat(width.ok_or_else(|| invalid("`indent`: expected a text or at most 64 blanks".into()))?))
         }
     };
-    let comma = if indent.is_some() { "," } else { ", " };
-    let separators = match argument(2, "separators")? {
-        None => (comma.to_string(), ": ".to_string()),
+    let default_item_separator = if indent.is_some() { "," } else { ", " };
+    let (item_separator, key_separator) = match argument(2, "separators")? {
+        None => (default_item_separator.to_string(), ": ".to_string()),
         Some(pair) => {
             let texts: Vec<String> = pair.try_iter()?.map(|text| text.to_string()).collect();
             let [item, key] = <[String; 2]>::try_from(texts).map_err(|_| {
@@ -165,11 +173,13 @@ pub(super) fn tojson(value: &Value, arguments: Rest<Value>) -> Result<Value, Err
     let (ensure_ascii, sort_keys) = (flag(argument(0, "ensure_ascii")?), flag(argument(3, "sort_keys")?));
     named.assert_all_used()?;
     let mut out = String::new();
-    Dumps { ensure_ascii, indent, separators, sort_keys }.write(value, 0, &mut out).map_err(invalid)?;
+    let dumps = Dumps { ensure_ascii, indent, item_separator, key_separator, sort_keys };
+    dumps.write(value, 0, &mut out).map_err(invalid)?;
     Ok(out.into())
 }
 
 impl Dumps {
+    /// Appends a value that is inside `depth` lists and objects.
     fn write(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), String> {
         match value.kind() {
             ValueKind::None => out.push_str("null"),
@@ -198,7 +208,7 @@ impl Dumps {
                         _ => number(&key),
                     };
                     self.write_text(&name, out);
-                    out.push_str(&self.separators.1);
+                    out.push_str(&self.key_separator);
                     self.write(&value.get_item(&key).map_err(|e| e.to_string())?, depth + 1, out)
                 })?;
             }
@@ -208,6 +218,7 @@ impl Dumps {
         Ok(())
     }
 
+    /// Appends a list or an object: `open`, each of `items` by `write_item`, `close`.
     fn write_items(
         &self,
         open: char,
@@ -215,9 +226,9 @@ impl Dumps {
         depth: usize,
         items: impl Iterator<Item = Value>,
         out: &mut String,
-        mut write: impl FnMut(Value, &mut String) -> Result<(), String>,
+        mut write_item: impl FnMut(Value, &mut String) -> Result<(), String>,
     ) -> Result<(), String> {
-        let begin = |depth: usize, out: &mut String| {
+        let begin_line = |depth: usize, out: &mut String| {
             if let Some(indent) = &self.indent {
                 out.push('\n');
                 out.push_str(&indent.repeat(depth));
@@ -226,13 +237,13 @@ impl Dumps {
         out.push(open);
         let mut is_empty = true;
         for item in items {
-            out.push_str(if is_empty { "" } else { &self.separators.0 });
+            out.push_str(if is_empty { "" } else { &self.item_separator });
             is_empty = false;
-            begin(depth + 1, out);
-            write(item, out)?;
+            begin_line(depth + 1, out);
+            write_item(item, out)?;
         }
         if !is_empty {
-            begin(depth, out);
+            begin_line(depth, out);
         }
         out.push(close);
         Ok(())

@@ -1,11 +1,11 @@
-//! Rewrites a template of transformers in the words of minijinja.
+//! Rewrites the source of a template for transformers (Jinja2), so that minijinja renders the same text.
 
-/// Variable that is true. In `x and ALWAYS and y` minijinja does not fold constants, for which its `and` returns false
-/// and not, as Python's, the first false operand.
+/// Name of a variable that is always true. `x and y` is rewritten to `x and __always and y`: Python's `and` returns its
+/// first false operand, but minijinja computes an `and` of constants when it parses, and then returns `false`.
 pub(super) const ALWAYS: &str = "__always";
 
-/// Returns `source` with line feeds as its only line ends, as Jinja2 reads it, and without the tag `generation`, which
-/// marks the assistant's words and writes nothing.
+/// Returns `source` with three changes: line feeds are the only line ends, as in Jinja2; the tag `generation`, which
+/// marks the assistant's words and writes nothing, becomes `with`; and [`ALWAYS`] is added to each `and`.
 pub(super) fn rewrite(source: &str) -> String {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let mut out = String::with_capacity(source.len());
@@ -13,7 +13,8 @@ pub(super) fn rewrite(source: &str) -> String {
     while let Some(at) = rest.find("{{").into_iter().chain(rest.find("{%")).chain(rest.find("{#")).min() {
         out += &rest[..at];
         rest = &rest[at..];
-        let end = if rest.starts_with("{#") {
+        // The length of what follows and is copied unchanged: a comment, or raw text after its tag.
+        let copied = if rest.starts_with("{#") {
             rest.find("#}").map_or(rest.len(), |end| end + 2)
         } else {
             let (tag, length) = rewrite_tag(rest);
@@ -21,9 +22,9 @@ pub(super) fn rewrite(source: &str) -> String {
             rest = &rest[length..];
             if tag_name(&tag) == "raw" { rest.find("endraw").unwrap_or(rest.len()) } else { 0 }
         };
-        out += &rest[..end];
-        rest = &rest[end..];
-        // The tag that ends raw text has lost its beginning.
+        out += &rest[..copied];
+        rest = &rest[copied..];
+        // The beginning of the tag that ends raw text, `{%`, was copied with the raw text; now its rest.
         if rest.starts_with("endraw") {
             let end = rest.find("%}").map_or(rest.len(), |end| end + 2);
             out += &rest[..end];
@@ -33,6 +34,7 @@ pub(super) fn rewrite(source: &str) -> String {
     out + rest
 }
 
+/// The first word of a tag; empty for an expression.
 fn tag_name(tag: &str) -> &str {
     let inner = tag.strip_prefix("{%").unwrap_or_default().trim_start_matches(['-', '+']).trim_start();
     &inner[..inner.find(|c: char| !is_word(c)).unwrap_or(inner.len())]
@@ -42,23 +44,25 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Rewrites the tag or expression that `text` begins with. Also returns its length in `text`.
+/// Rewrites the tag or expression at the beginning of `text`. Also returns its length in `text`.
 fn rewrite_tag(text: &str) -> (String, usize) {
     let close = if text.starts_with("{{") { "}}" } else { "%}" };
     let mut out = text[..2].to_string();
-    let (mut at, mut depth, mut before) = (2, 0_usize, ' ');
+    // The position in `text`, the number of open brackets, and the first character of the token before, without blanks.
+    let (mut at, mut depth, mut previous) = (2, 0_usize, ' ');
     while let Some(c) = text[at..].chars().next() {
         if depth == 0 && text[at..].starts_with(close) {
             out += close;
             return (out, at + 2);
         }
-        let length = match c {
+        let token_length = match c {
+            // A text in quotes.
             '"' | '\'' => {
-                let mut escaped = false;
+                let mut is_escaped = false;
                 let end = text[at + 1..].find(|d| {
-                    let ends = d == c && !escaped;
-                    escaped = d == '\\' && !escaped;
-                    ends
+                    let is_end = d == c && !is_escaped;
+                    is_escaped = d == '\\' && !is_escaped;
+                    is_end
                 });
                 end.map_or(text.len() - at, |end| end + 2)
             }
@@ -70,17 +74,18 @@ fn rewrite_tag(text: &str) -> (String, usize) {
             '}' | ']' | ')' => depth = depth.saturating_sub(1),
             _ => {}
         }
-        match &text[at..at + length] {
-            "and" if before != '.' => out += &format!("and {ALWAYS} and"),
-            // The words are a scope of their own, as in transformers.
+        match &text[at..at + token_length] {
+            // The operator, not an attribute.
+            "and" if previous != '.' => out += &format!("and {ALWAYS} and"),
+            // The tag `with` opens a scope of variables, as `generation` does in transformers.
             "generation" if tag_name(text) == "generation" => out += "with",
             "endgeneration" if tag_name(text) == "endgeneration" => out += "endwith",
-            word => out += word,
+            token => out += token,
         }
         if !c.is_whitespace() {
-            before = c;
+            previous = c;
         }
-        at += length;
+        at += token_length;
     }
     (out, at)
 }

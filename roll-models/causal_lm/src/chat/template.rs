@@ -1,4 +1,4 @@
-//! Rendering of a template in this process.
+//! Parses and renders a template in this process, with minijinja set up like the Jinja2 of transformers.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ const STRFTIME: &str = "strftime_now";
 /// Variable with the fixed date.
 const FIXED_DATE: &str = "__date";
 /// Variables that transformers sets to none if they are absent.
-const NONE: [&str; 2] = ["tools", "documents"];
+const NONE_IF_ABSENT: [&str; 2] = ["tools", "documents"];
 /// Maximal number of steps of a rendering.
 const FUEL: u64 = 2_000_000;
 
@@ -67,10 +67,10 @@ impl Template {
         });
         environment.add_filter("tojson", python::tojson);
         environment.add_filter("string", |value: &Value| python::text(value));
-        // In Python texts and objects have a length and items too.
+        // In Python, texts and dictionaries are sequences, too.
         let is_sequence = |value: &Value| matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map);
         environment.add_test("sequence", is_sequence);
-        // In Python none is not iterable, and an undefined value is an empty sequence.
+        // In Jinja2, none is not iterable, and an undefined value is an empty sequence.
         let is_iterable = move |value: &Value| {
             is_sequence(value) || matches!(value.kind(), ValueKind::Iterable | ValueKind::Undefined)
         };
@@ -93,9 +93,11 @@ impl Template {
         names
     }
 
+    /// Renders a conversation.
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<String, String> {
         let rendered = self.environment.get_template(NAME).and_then(|template| {
-            let mut variables: BTreeMap<Cow<'_, str>, Value> = NONE.map(|name| (name.into(), Value::from(()))).into();
+            let mut variables: BTreeMap<Cow<'_, str>, Value> =
+                NONE_IF_ABSENT.map(|name| (name.into(), Value::from(()))).into();
             for (name, value) in &*conversation.arguments {
                 let name = if name == STRFTIME { FIXED_DATE } else { name };
                 variables.insert(name.into(), python::value(value));
@@ -110,7 +112,8 @@ impl Template {
     }
 }
 
-/// A message as a template reads it: as in transformers, thoughts have two names.
+/// A message as templates read it. Thoughts, which have three names in use, are set as `thinking` and as
+/// `reasoning_content`, as in transformers.
 fn message(message: &serde_json::Value) -> Value {
     let mut message = message.clone();
     let thoughts = ["reasoning_content", "thinking", "reasoning"].map(|key| message[key].clone());

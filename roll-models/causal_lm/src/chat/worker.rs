@@ -1,6 +1,8 @@
-//! A worker process that renders one template with limited memory and time.
+//! A worker process that renders one template with limited memory and time: [`serve`] is its program, [`Worker`] the
+//! caller's side.
 //!
-//! Each request and each answer is one line of JSON. The first request is the template, the others are conversations.
+//! Each request and each answer is one line of JSON. The first request is the template, and its answer the variables
+//! that the template reads. All further requests are conversations, and their answers rendered texts.
 
 use std::io::{BufRead, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,7 +23,7 @@ use super::template::{Conversation, Template, TemplateSource};
 /// The only argument of a process that must call [`serve`].
 pub const WORKER: &str = "template-worker";
 
-/// Memory limit in bytes, beyond that of the program itself.
+/// Memory limit in bytes, in addition to the memory of the program itself.
 const MEMORY: u64 = 512 << 20;
 /// Stack size in bytes, a part of the memory limit. Templates nest a few levels.
 const STACK: usize = 64 << 20;
@@ -30,16 +32,17 @@ const MAX_ANSWER: usize = 64 << 20;
 /// Time limit of a request. Usual templates take less than a millisecond.
 const LIMIT: Duration = Duration::from_secs(20);
 
+/// The answer to a request, or the problem.
 type Answer<T> = Result<T, String>;
 
-/// Reads requests from the standard input and writes answers to the standard output until the input ends. A process with
-/// the argument [`WORKER`] does nothing else.
+/// Reads requests from the standard input and writes answers to the standard output until the input ends. A process
+/// with the argument [`WORKER`] does nothing else.
 pub fn serve() -> std::process::ExitCode {
     let (lines, requests) = sync_channel::<String>(1);
     let started = limit_memory(MEMORY).and_then(|()| {
         thread::Builder::new().name("template".into()).stack_size(STACK).spawn(move || {
             let _ = catch_unwind(AssertUnwindSafe(|| answer(&requests)));
-            // The main thread may be waiting for input.
+            // The whole process ends, because the main thread may be waiting for input.
             std::process::exit(1);
         })
     });
@@ -56,6 +59,7 @@ pub fn serve() -> std::process::ExitCode {
     std::process::ExitCode::SUCCESS
 }
 
+/// Answers all requests.
 fn answer(requests: &Receiver<String>) {
     let mut out = std::io::stdout().lock();
     let mut template: Option<Template> = None;
@@ -98,6 +102,7 @@ impl Worker {
         Ok((worker, variables))
     }
 
+    /// Starts a process and sends the template. Returns the variables that the template reads.
     fn start_process(&mut self) -> Answer<Vec<String>> {
         let mut process = WorkerProcess::start(&self.program)?;
         let variables: Answer<Vec<String>> = process
@@ -119,13 +124,14 @@ impl Worker {
     }
 }
 
+/// A running worker process: requests are lines of JSON, and so are answers.
 struct WorkerProcess(Responder<String, Vec<u8>>);
 
 impl WorkerProcess {
     fn start(program: &Path) -> Answer<Self> {
         let mut command = Command::new(program);
         command.arg(WORKER);
-        // The system's message about its end does not concern the user.
+        // What a process prints when the system ends it does not concern the user.
         let settings = Settings { stderr: StderrUse::Discarded, ..Settings::default() };
         let converse = |pipes: &mut Pipes, line: String| {
             pipes.stdin.write_all(line.as_bytes())?;

@@ -1,4 +1,4 @@
-//! The architecture from a `config.json` of Hugging Face.
+//! Reads an [`LmConfig`] from a `config.json` of Hugging Face, and writes it as one.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use super::{Gate, LmConfig, MAX_LAYERS, Rope, RopeScaling};
 /// Supported values of `model_type`.
 const KNOWN: [&str; 7] = ["qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3"];
 
-/// Types of layers: with full attention, and with a window.
+/// Types of layers in `layer_types`: with full attention, and with a window.
 const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
 
@@ -61,6 +61,7 @@ impl ConfigFile {
         self.model_type.starts_with("gemma")
     }
 
+    /// Returns the activation of the gate.
     fn gate(&self) -> Result<Gate, String> {
         let default = if self.is_gemma() { "gelu_pytorch_tanh" } else { "silu" };
         match self.hidden_activation.as_deref().or(self.hidden_act.as_deref()).unwrap_or(default) {
@@ -72,23 +73,23 @@ impl ConfigFile {
 
     /// Returns the attention window of each layer.
     fn windows(&self) -> Result<Vec<Option<usize>>, String> {
-        // A larger number of layers is rejected later.
+        // `LmConfig::check` rejects more than MAX_LAYERS.
         let layers = self.num_hidden_layers.min(MAX_LAYERS + 1);
-        let full = vec![None; layers];
-        let qwen = self.model_type.starts_with("qwen");
-        if (qwen && !self.use_sliding_window.unwrap_or(false)) || self.model_type == "llama" {
-            return Ok(full);
+        let no_windows = vec![None; layers];
+        let is_qwen = self.model_type.starts_with("qwen");
+        if (is_qwen && !self.use_sliding_window.unwrap_or(false)) || self.model_type == "llama" {
+            return Ok(no_windows);
         }
         match self.sliding_window {
-            None if qwen => Err("`use_sliding_window` needs the number `sliding_window`".into()),
-            None => Ok(full),
+            None if is_qwen => Err("`use_sliding_window` needs the number `sliding_window`".into()),
+            None => Ok(no_windows),
             Some(0) => Err("`sliding_window` is 0; expected at least 1".into()),
-            Some(window) => (0..layers).map(|layer| Ok(self.slides(layer)?.then_some(window))).collect(),
+            Some(window) => (0..layers).map(|layer| Ok(self.has_window(layer)?.then_some(window))).collect(),
         }
     }
 
-    /// Returns whether a layer of a model with sliding attention has a window.
-    fn slides(&self, layer: usize) -> Result<bool, String> {
+    /// Returns whether a layer (from 0) of a model with sliding attention has a window.
+    fn has_window(&self, layer: usize) -> Result<bool, String> {
         if let Some(types) = &self.layer_types {
             return match types.get(layer).map(String::as_str) {
                 Some(SLIDING) => Ok(true),
@@ -96,20 +97,21 @@ impl ConfigFile {
                 found => Err(format!("the type of layer {layer} in `layer_types` is {found:?}")),
             };
         }
-        let every = |default: usize| self.sliding_window_pattern.unwrap_or(default).max(1);
+        // The defaults are those of transformers.
+        let pattern = |default: usize| self.sliding_window_pattern.unwrap_or(default).max(1);
         Ok(match self.model_type.as_str() {
-            "gemma2" => !(layer + 1).is_multiple_of(every(2)),
-            "gemma3_text" => !(layer + 1).is_multiple_of(every(6)),
-            // 28 is the default of transformers.
+            "gemma2" => !(layer + 1).is_multiple_of(pattern(2)),
+            "gemma3_text" => !(layer + 1).is_multiple_of(pattern(6)),
             "qwen2" | "qwen3" => layer >= self.max_window_layers.unwrap_or(28),
             _ => true,
         })
     }
 
+    /// Returns the rotary frequencies of layers with full attention. `context` is the context of pretraining.
     fn rope(&self, context: usize) -> Result<Rope, String> {
         let default_theta = if self.model_type == "gemma3_text" { 1e6 } else { 1e4 };
-        let nested = self.nested_rope()?;
-        let (key, parameters) = match (&self.rope_scaling, nested.or(self.rope_parameters.as_ref())) {
+        let parameters = self.nested_rope()?.or(self.rope_parameters.as_ref());
+        let (key, parameters) = match (&self.rope_scaling, parameters) {
             (Some(scaling), Some(parameters)) if scaling != parameters => {
                 return Err("`rope_scaling` and `rope_parameters` differ: remove one of them".into());
             }
@@ -120,7 +122,7 @@ impl ConfigFile {
         Rope::parse(key, parameters, self.rope_theta, default_theta, context)
     }
 
-    /// Returns the rotary frequencies of layers with a window, if they differ from those of the others.
+    /// Returns the rotary frequencies of layers with a window, if the file has them apart.
     fn window_rope(&self, context: usize) -> Result<Option<Rope>, String> {
         let is_gemma3 = self.model_type == "gemma3_text";
         let parameters = self.rope_parameters_of(SLIDING);
@@ -132,7 +134,8 @@ impl ConfigFile {
         Rope::parse("rope_parameters.sliding_attention", parameters, theta, 10_000.0, context).map(Some)
     }
 
-    /// Returns the rotary parameters of layers with full attention, if there are some for each type of layer.
+    /// Returns the rotary parameters of layers with full attention, if `rope_parameters` has an object for each type of
+    /// layer.
     fn nested_rope(&self) -> Result<Option<&Value>, String> {
         let Some(Value::Object(parameters)) = &self.rope_parameters else { return Ok(None) };
         if !parameters.values().any(Value::is_object) {
@@ -144,21 +147,25 @@ impl ConfigFile {
         Ok(Some(parameters.get(FULL).unwrap_or(&Value::Null)))
     }
 
-    /// Returns the rotary parameters of a type of layer, which the newest files have.
+    /// Returns the rotary parameters of one type of layer, if `rope_parameters` has an object for each type.
     fn rope_parameters_of(&self, layer_type: &str) -> Option<&Value> {
         self.rope_parameters.as_ref()?.get(layer_type)
     }
 
+    /// Returns the factor of the products of queries and keys; see [`LmConfig::attention_scale`].
     fn attention_scale(&self) -> Result<Option<f32>, String> {
+        if !self.is_gemma() {
+            return Ok(None);
+        }
         match self.query_pre_attn_scalar {
-            _ if !self.is_gemma() => Ok(None),
             Some(scalar) if scalar > 0.0 => Ok(Some(scalar.sqrt().recip() as f32)),
             Some(scalar) => Err(format!("`query_pre_attn_scalar` is {scalar}; expected a positive number")),
-            // The default of transformers.
+            // The default of transformers is a scalar of 256.
             None => Ok(Some(1.0 / 16.0)),
         }
     }
 
+    /// Returns the bound of the key, which has an effect in Gemma only.
     fn softcap(&self, key: &str, bound: Option<f32>) -> Result<Option<f32>, String> {
         match bound.filter(|_| self.is_gemma()) {
             Some(bound) if !(bound > 0.0 && bound.is_finite()) => {
@@ -169,7 +176,7 @@ impl ConfigFile {
     }
 }
 
-/// Removes the keys whose value is null: transformers writes them, and they mean the default, as absent ones do.
+/// Removes the keys whose value is null. transformers writes such keys; they mean the default, like absent keys.
 fn remove_nulls(json: &mut Value) {
     if let Value::Object(fields) = json {
         fields.retain(|_, value| !value.is_null());
@@ -177,6 +184,7 @@ fn remove_nulls(json: &mut Value) {
     }
 }
 
+/// Ids of tokens: a number or a list.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Ids {
@@ -184,6 +192,7 @@ enum Ids {
     Many(Vec<u32>),
 }
 
+/// The keys of a `generation_config.json` that are read.
 #[derive(Deserialize)]
 struct GenerationFile {
     eos_token_id: Option<Ids>,
@@ -199,7 +208,8 @@ impl From<Ids> for Vec<u32> {
 }
 
 impl LmConfig {
-    /// Reads a `config.json`, and further ids that end a turn from the `generation_config.json` next to it, if it exists.
+    /// Reads a `config.json`, and further ids that end a turn from the `generation_config.json` next to it, if it
+    /// exists.
     pub fn read(file: &Path) -> Result<Self> {
         let bytes = files::read_filled(file, files::MAX_TEXT).map_err(Error::file("read", file))?;
         let mut config = Self::parse(&bytes).map_err(|problem| Error::bad_file(file, problem))?;
@@ -241,7 +251,8 @@ impl LmConfig {
             ["qwen2", "qwen3", "gemma2", "gemma3_text", "phi3"].map(|name| file.model_type == name);
         let gemma = file.is_gemma();
         let mut context = declared_context;
-        let rope = file.rope(context)?;
+        let rope = file.rope(declared_context)?;
+        // YaRN multiplies the context of pretraining.
         if let RopeScaling::Yarn { factor, original, .. } = rope.scaling {
             context = context.max((factor * original) as usize);
         }
@@ -279,8 +290,8 @@ impl LmConfig {
         Ok(config)
     }
 
-    /// Returns the `config.json` of a model of this architecture; `family` is GGUF's name of it. Fails on an
-    /// architecture that a `config.json` cannot express.
+    /// Returns the `config.json` of a model of this architecture. `family` is the architecture's name in GGUF. Fails on
+    /// an architecture that a `config.json` cannot express.
     pub fn to_json(&self, family: &str) -> Result<Value, String> {
         let (model_type, class) = match family {
             "qwen2" => ("qwen2", "Qwen2ForCausalLM"),
@@ -303,8 +314,8 @@ impl LmConfig {
         json[if model_type.starts_with("gemma") { "hidden_activation" } else { "hidden_act" }] = activation.into();
         if let Some(window) = self.windows.iter().flatten().next() {
             json["sliding_window"] = json!(window);
-            let kind = |window: &Option<usize>| if window.is_some() { SLIDING } else { FULL };
-            json["layer_types"] = self.windows.iter().map(kind).collect();
+            let layer_type = |window: &Option<usize>| if window.is_some() { SLIDING } else { FULL };
+            json["layer_types"] = self.windows.iter().map(layer_type).collect();
         }
         if let Some(scale) = self.attention_scale {
             json["query_pre_attn_scalar"] = json!(f64::from(scale).powi(-2).round());
@@ -314,11 +325,13 @@ impl LmConfig {
         if let Some(rope) = &self.window_rope {
             json["rope_local_base_freq"] = json!(rope.theta);
         }
+        // Reading the result must return this architecture. The rotary factors of GGUF are written as a rule, which
+        // `scaling_json` has compared.
         let read = Self::parse(json.to_string().as_bytes())?;
-        match (Self { rope: self.rope.clone(), ..read }) == *self {
-            true => Ok(json),
-            false => Err(format!("a config.json of the model_type `{model_type}` cannot express its architecture")),
+        if (Self { rope: self.rope.clone(), ..read }) != *self {
+            return Err(format!("a config.json of the model_type `{model_type}` cannot express its architecture"));
         }
+        Ok(json)
     }
 }
 

@@ -8,7 +8,7 @@ mod rope;
 
 pub use rope::{Rope, RopeScaling};
 
-/// Maximal size. A file with a larger one is wrong or hostile.
+/// Maximal size, such as a width or the vocabulary. A file with a larger size is wrong or hostile.
 const MAX_SIZE: usize = 1 << 24;
 /// Maximal number of blocks. With more, the names of the weights alone could exhaust the memory.
 pub(super) const MAX_LAYERS: usize = 1 << 12;
@@ -25,9 +25,9 @@ pub struct LmConfig {
     pub ffn_dim: usize,
     /// Number of blocks.
     pub layers: usize,
-    /// Attention heads of queries.
+    /// Number of attention heads of queries.
     pub heads: usize,
-    /// Attention heads of keys and values; `heads / kv_heads` query heads share one.
+    /// Number of attention heads of keys and values. `heads / kv_heads` query heads share one of them.
     pub kv_heads: usize,
     /// Width of one head.
     pub head_dim: usize,
@@ -49,15 +49,16 @@ pub struct LmConfig {
     pub context: usize,
     /// Ids of the tokens that end a turn.
     pub end_ids: Vec<u32>,
-    /// Attention window of each layer in tokens, the query's own included. `None`: full causal attention.
+    /// Attention window of each layer: the number of tokens that a query attends to, including its own token. `None`:
+    /// full causal attention.
     pub windows: Vec<Option<usize>>,
-    /// Rotary frequencies of layers with a window, if they differ.
+    /// Rotary frequencies of layers with a window, if they differ from `rope`.
     pub window_rope: Option<Rope>,
     /// Factor of the products of queries and keys. `None`: `1 / sqrt(head_dim)`.
     pub attention_scale: Option<f32>,
     /// Bound of the attention scores: `x` becomes `bound * tanh(x / bound)`.
     pub attention_softcap: Option<f32>,
-    /// Bound of the logits, in the same form.
+    /// Bound of the logits: `x` becomes `bound * tanh(x / bound)`.
     pub logit_softcap: Option<f32>,
     /// Factor of the token embeddings; 1 in most families.
     pub embedding_scale: f64,
@@ -95,9 +96,9 @@ impl LmConfig {
             ("max_position_embeddings", self.context),
         ];
         for (name, size) in sizes {
-            let most = if name == "num_hidden_layers" { MAX_LAYERS } else { MAX_SIZE };
-            if size == 0 || size > most {
-                return Err(format!("`{name}` is {size}; expected 1 to {most}"));
+            let max_size = if name == "num_hidden_layers" { MAX_LAYERS } else { MAX_SIZE };
+            if size == 0 || size > max_size {
+                return Err(format!("`{name}` is {size}; expected 1 to {max_size}"));
             }
         }
         if self.heads % self.kv_heads != 0 {
@@ -128,8 +129,8 @@ impl LmConfig {
         Ok(())
     }
 
-    /// Returns the name and shape of every weight, in the order of the network. A tied output layer has no weight of
-    /// its own.
+    /// Returns the Hugging Face name and shape of every weight, in the order of the network. A tied output layer has no
+    /// weight of its own.
     pub fn weights(&self) -> Vec<(String, Vec<usize>)> {
         let mut weights = vec![("model.embed_tokens.weight".to_string(), vec![self.vocab, self.dim])];
         let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
@@ -176,9 +177,10 @@ impl LmConfig {
     /// Returns the names of the linear layers of a block, separated by commas, as in
     /// `lora_target_modules`.
     pub fn linear_layers(&self) -> &'static str {
-        match self.fused {
-            true => "qkv_proj,o_proj,gate_up_proj,down_proj",
-            false => "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj",
+        if self.fused {
+            "qkv_proj,o_proj,gate_up_proj,down_proj"
+        } else {
+            "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
         }
     }
 

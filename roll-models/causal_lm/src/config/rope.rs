@@ -1,4 +1,4 @@
-//! Rotary position frequencies.
+//! Frequencies of rotary positions: read from a `config.json`, and computed for each pair of channels.
 
 /// Rotary frequencies `theta^(-2i/d)`, and their scaling for longer contexts.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -20,7 +20,7 @@ pub enum RopeScaling {
         /// The factor.
         factor: f64,
     },
-    /// Each frequency is divided by its own factor, as GGUF files have them.
+    /// Each frequency is divided by a factor of its own, one per pair of channels. GGUF files have such factors.
     Factors(Vec<f64>),
     /// Llama 3.1: low frequencies are divided, high ones are unchanged, with a ramp in between.
     Llama3 {
@@ -33,8 +33,8 @@ pub enum RopeScaling {
         /// Context of pretraining.
         original: f64,
     },
-    /// YaRN (<https://arxiv.org/abs/2309.00071>, as transformers computes it): low frequencies are divided, high ones are
-    /// unchanged, with a ramp over the pairs in between; cosines and sines are scaled.
+    /// YaRN (<https://arxiv.org/abs/2309.00071>, as transformers computes it): low frequencies are divided, high ones
+    /// are unchanged, with a ramp over the pairs in between; cosines and sines are scaled.
     Yarn {
         /// Divisor of low frequencies.
         factor: f64,
@@ -51,7 +51,7 @@ pub enum RopeScaling {
     },
 }
 
-/// Keys of rotary parameters that a rule reads; `finetuned` has no effect in any.
+/// Keys of rotary parameters that are read. `finetuned` has no effect.
 const KEYS: [&str; 15] = [
     "rope_type",
     "type",
@@ -71,23 +71,23 @@ const KEYS: [&str; 15] = [
 ];
 
 impl Rope {
-    /// Parses the value of `key` (`rope_scaling`, `rope_parameters`) in a `config.json`. `theta` is the file's
-    /// `rope_theta`, which one among the parameters precedes; `context` its `max_position_embeddings`.
+    /// Parses `parameters`, the value of the key `section` (`rope_scaling`, `rope_parameters`) in a `config.json`.
+    /// `theta` and `context` are the file's `rope_theta` and `max_position_embeddings`. A `rope_theta` among the
+    /// parameters takes precedence over `theta`.
     pub(super) fn parse(
-        key: &str,
-        scaling: &serde_json::Value,
+        section: &str,
+        parameters: &serde_json::Value,
         theta: Option<f64>,
         default_theta: f64,
         context: usize,
     ) -> Result<Self, String> {
-        let section = key;
-        let number = |key: &str| scaling.get(key).and_then(serde_json::Value::as_f64);
+        let number = |key: &str| parameters.get(key).and_then(serde_json::Value::as_f64);
         let needed = |key: &str| match number(key) {
             Some(value) if value > 0.0 && value.is_finite() => Ok(value),
             _ => Err(format!("`{section}` needs a positive number `{key}`")),
         };
-        for (key, value) in scaling.as_object().into_iter().flatten() {
-            // Of short_factor and long_factor, `rope_type` says more.
+        for (key, value) in parameters.as_object().into_iter().flatten() {
+            // `short_factor` and `long_factor` (LongRoPE) pass here, because the error about `rope_type` says more.
             if !KEYS.contains(&key.as_str()) && !key.ends_with("_factor") {
                 return Err(format!("`{section}`: the key `{key}` is not supported; known: {}", KEYS.join(", ")));
             }
@@ -102,7 +102,7 @@ impl Rope {
             ));
         }
         let theta = number("rope_theta").or(theta).unwrap_or(default_theta);
-        let kind = ["rope_type", "type"].iter().find_map(|key| scaling.get(key)?.as_str()).unwrap_or("default");
+        let kind = ["rope_type", "type"].iter().find_map(|key| parameters.get(key)?.as_str()).unwrap_or("default");
         let scaling = match kind {
             "default" => RopeScaling::None,
             "linear" => RopeScaling::Linear { factor: needed("factor")? },
@@ -114,7 +114,8 @@ impl Rope {
             },
             "yarn" => {
                 let factor = needed("factor")?;
-                let scale = |weight: f64| if factor > 1.0 { 0.1 * weight * factor.ln() + 1.0 } else { 1.0 };
+                // `get_mscale` of transformers.
+                let magnitude = |mscale: f64| if factor > 1.0 { 0.1 * mscale * factor.ln() + 1.0 } else { 1.0 };
                 let mscales = number("mscale").zip(number("mscale_all_dim")).filter(|(a, b)| *a != 0.0 && *b != 0.0);
                 RopeScaling::Yarn {
                     factor,
@@ -122,11 +123,11 @@ impl Rope {
                     slow: number("beta_slow").unwrap_or(1.0),
                     original: number("original_max_position_embeddings").unwrap_or(context as f64),
                     magnitude: match (number("attention_factor"), mscales) {
-                        (Some(given), _) => given,
-                        (None, Some((one, all))) => scale(one) / scale(all),
-                        (None, None) => scale(1.0),
+                        (Some(attention_factor), _) => attention_factor,
+                        (None, Some((mscale, mscale_all_dim))) => magnitude(mscale) / magnitude(mscale_all_dim),
+                        (None, None) => magnitude(1.0),
                     },
-                    truncate: match scaling.get("truncate") {
+                    truncate: match parameters.get("truncate") {
                         None => true,
                         Some(serde_json::Value::Bool(truncate)) => *truncate,
                         Some(other) => {
@@ -145,25 +146,24 @@ impl Rope {
     }
 
     /// Returns the value of `rope_scaling` in a `config.json`. Factors of single frequencies, as in the GGUF files of
-    /// Llama 3.1 and 3.2, must be those of Llama's rule.
+    /// Llama 3.1 and 3.2, are written as Llama's rule. Fails if this rule does not yield the same frequencies.
     pub(super) fn scaling_json(&self, head_dim: usize) -> Result<serde_json::Value, String> {
         match &self.scaling {
             RopeScaling::None => Ok(serde_json::Value::Null),
             RopeScaling::Linear { factor } => Ok(serde_json::json!({ "rope_type": "linear", "factor": factor })),
             RopeScaling::Factors(factors) => {
                 let factor = factors.iter().copied().fold(1.0, f64::max);
+                // The values of Llama 3.1 and 3.2.
                 let [low, high, original] = [1.0, 4.0, 8192.0];
                 let rule = Self { scaling: RopeScaling::Llama3 { factor, low, high, original }, ..self.clone() };
                 let mut pairs = rule.frequencies(head_dim).into_iter().zip(self.frequencies(head_dim));
-                match pairs.all(|(a, b)| (a / b - 1.0).abs() < 1e-4) {
-                    true => Ok(serde_json::json!({
-                        "rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high,
-                        "original_max_position_embeddings": original as usize,
-                    })),
-                    false => {
-                        Err("its rotary factors are not those of Llama 3.1, which a config.json can express".into())
-                    }
+                if !pairs.all(|(by_rule, by_factor)| (by_rule / by_factor - 1.0).abs() < 1e-4) {
+                    return Err("its rotary factors are not those of Llama 3.1, which a config.json can express".into());
                 }
+                Ok(serde_json::json!({
+                    "rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high,
+                    "original_max_position_embeddings": original as usize,
+                }))
             }
             other => Err(format!("a config.json is not written for the rotary scaling {other:?}")),
         }
@@ -179,32 +179,33 @@ impl Rope {
 
     /// Returns the angle per position of each pair of channels of a head of width `head_dim`.
     pub fn frequencies(&self, head_dim: usize) -> Vec<f64> {
-        let plain = (0..head_dim / 2).map(|i| self.theta.powf(-2.0 * i as f64 / head_dim as f64));
+        let unscaled = (0..head_dim / 2).map(|i| self.theta.powf(-2.0 * i as f64 / head_dim as f64));
         match &self.scaling {
-            RopeScaling::None => plain.collect(),
-            RopeScaling::Linear { factor } => plain.map(|f| f / factor).collect(),
-            RopeScaling::Factors(factors) => plain.zip(factors).map(|(f, factor)| f / factor).collect(),
-            &RopeScaling::Llama3 { factor, low, high, original } => plain
+            RopeScaling::None => unscaled.collect(),
+            RopeScaling::Linear { factor } => unscaled.map(|f| f / factor).collect(),
+            RopeScaling::Factors(factors) => unscaled.zip(factors).map(|(f, factor)| f / factor).collect(),
+            &RopeScaling::Llama3 { factor, low, high, original } => unscaled
                 .map(|f| {
                     let rotations = original * f / std::f64::consts::TAU;
-                    // 0 where the frequency is low, 1 where it is high.
-                    let ramp = ((rotations - low) / (high - low)).clamp(0.0, 1.0);
-                    f * ramp + f / factor * (1.0 - ramp)
+                    // The part of the frequency that is unchanged: 0 for low frequencies, 1 for high ones.
+                    let unchanged = ((rotations - low) / (high - low)).clamp(0.0, 1.0);
+                    f * unchanged + f / factor * (1.0 - unchanged)
                 })
                 .collect(),
             &RopeScaling::Yarn { factor, fast, slow, original, truncate, .. } => {
-                // The pair with this number of rotations over the context of pretraining.
-                let pair = |rotations: f64| {
+                // The (fractional) number of the pair that rotates so often over the context of pretraining.
+                let pair_with = |rotations: f64| {
                     head_dim as f64 * (original / (rotations * std::f64::consts::TAU)).ln() / (2.0 * self.theta.ln())
                 };
-                let (first, last) = match truncate {
-                    true => (pair(fast).floor(), pair(slow).ceil()),
-                    false => (pair(fast), pair(slow)),
-                };
-                let (first, last) = (first.max(0.0), last.min(head_dim as f64 - 1.0));
-                let width = if last == first { 0.001 } else { last - first };
-                let ramp = |i: usize| 1.0 - ((i as f64 - first) / width).clamp(0.0, 1.0);
-                plain.enumerate().map(|(i, f)| f * ramp(i) + f / factor * (1.0 - ramp(i))).collect()
+                let (mut ramp_start, mut ramp_end) = (pair_with(fast), pair_with(slow));
+                if truncate {
+                    (ramp_start, ramp_end) = (ramp_start.floor(), ramp_end.ceil());
+                }
+                let (ramp_start, ramp_end) = (ramp_start.max(0.0), ramp_end.min(head_dim as f64 - 1.0));
+                // A ramp of no width becomes a step, as in transformers.
+                let width = if ramp_end == ramp_start { 0.001 } else { ramp_end - ramp_start };
+                let unchanged = |pair: usize| 1.0 - ((pair as f64 - ramp_start) / width).clamp(0.0, 1.0);
+                unscaled.enumerate().map(|(i, f)| f * unchanged(i) + f / factor * (1.0 - unchanged(i))).collect()
             }
         }
     }

@@ -28,7 +28,7 @@ const MAX_LIST: u64 = 64 << 20;
 /// Maximal length of a hash that names a blob or a commit.
 const MAX_HASH: usize = 128;
 /// Maximal number of file names in an error.
-const LISTED: usize = 20;
+const MAX_LISTED: usize = 20;
 /// Bytes that are read at a time.
 const CHUNK: usize = 1 << 20;
 /// Progress is logged for files of at least this size, in bytes.
@@ -57,11 +57,13 @@ pub(super) struct Download<'a> {
 struct ModelInfo {
     /// The commit.
     sha: String,
+    /// All files of the model.
     siblings: Vec<ModelFile>,
 }
 
 #[derive(Deserialize)]
 struct ModelFile {
+    /// The file's path in the model.
     rfilename: String,
 }
 
@@ -91,15 +93,17 @@ impl<'a> Download<'a> {
         self.needed.iter().any(|pattern| unfinished.contains(*pattern))
     }
 
-    /// Downloads the files that the cache lacks, from the revision of the cached snapshot, or from `main`. Only one
-    /// process downloads at a time; the others wait and then return if `is_done` returns true.
+    /// Downloads the files that the cache lacks, from the revision of the cached snapshot, or from `main`.
+    ///
+    /// Only one process downloads a model at a time. A process that had to wait returns without a download if `is_done`
+    /// then returns true.
     pub(super) fn run(&self, is_done: impl Fn() -> Result<bool, HubError>) -> Result<(), HubError> {
-        let local = |e: io::Error| self.failed(self.model, e.into());
-        fs::create_dir_all(self.repository.join("refs")).map_err(local)?;
-        let lock = File::create(self.repository.join(".roll-lock")).map_err(local)?;
+        let cache_error = |e: io::Error| self.failed(self.model, e.into());
+        fs::create_dir_all(self.repository.join("refs")).map_err(cache_error)?;
+        let lock = File::create(self.repository.join(".roll-lock")).map_err(cache_error)?;
         if lock.try_lock().is_err() {
             tracing::info!(model = self.model, "waiting for another process that downloads this model");
-            lock.lock().map_err(local)?;
+            lock.lock().map_err(cache_error)?;
             if is_done()? {
                 return Ok(());
             }
@@ -108,7 +112,7 @@ impl<'a> Download<'a> {
         let revision = cached.as_deref().and_then(Path::file_name).map_or("main".into(), |name| name.to_string_lossy());
         let (commit, names) = self.list(&revision).map_err(|e| self.failed(self.model, e))?;
         if let Some(pattern) = self.needed.iter().find(|pattern| !names.iter().any(|name| matches(pattern, name))) {
-            let listed = names[..names.len().min(LISTED)].join(", ");
+            let listed = names[..names.len().min(MAX_LISTED)].join(", ");
             let Remote { endpoint, .. } = self.remote;
             let message = format!("the model `{}` at {endpoint} has no file `{pattern}`; it has: {listed}", self.model);
             return Err(HubError::user(message));
@@ -116,23 +120,23 @@ impl<'a> Download<'a> {
         let mut unfinished = self.unfinished();
         unfinished.extend(self.needed.iter().map(|pattern| pattern.to_string()));
         if cached.is_none() {
-            // A new snapshot contains only the files requested now.
+            // A new snapshot will contain only the files that are requested now, so it is incomplete for all others.
             unfinished.insert("**".into());
         }
-        self.write_unfinished(&unfinished).map_err(local)?;
+        self.write_unfinished(&unfinished).map_err(cache_error)?;
         let snapshot = self.repository.join("snapshots").join(&commit);
         let is_wanted = |name: &str| self.needed.iter().chain(self.also).any(|pattern| matches(pattern, name));
         for name in names.iter().filter(|name| is_wanted(name) && !snapshot.join(name).exists()) {
             let file = format!("{}/{name}", self.model);
             self.fetch_with_retries(&commit, name).map_err(|e| self.failed(&file, e))?;
         }
-        fs::write(self.repository.join("refs/main"), &commit).map_err(local)?;
+        fs::write(self.repository.join("refs/main"), &commit).map_err(cache_error)?;
         unfinished.retain(|pattern| !self.needed.contains(&pattern.as_str()));
-        self.write_unfinished(&unfinished).map_err(local)
+        self.write_unfinished(&unfinished).map_err(cache_error)
     }
 
-    /// Returns the commit of a revision and the names of its files. Names that lead out of the snapshot, and those with
-    /// control characters, are left out.
+    /// Returns the commit of a revision and the names of its files. Names that lead out of the snapshot or contain
+    /// control characters are left out.
     fn list(&self, revision: &str) -> Result<(String, Vec<String>)> {
         let url = format!("{}/api/models/{}/revision/{revision}", self.remote.endpoint, self.model);
         let (mut response, _) = self.get(&url, None)?;
@@ -150,6 +154,8 @@ impl<'a> Download<'a> {
     fn fetch_with_retries(&self, commit: &str, name: &str) -> Result<()> {
         let mut attempt = 1;
         while let Err(error) = self.fetch(commit, name) {
+            // A request that the server refuses is not repeated, except on a timeout (408), a part that was longer than
+            // the file and is removed now (416), and too many requests (429).
             let is_refused =
                 matches!(error, ureq::Error::StatusCode(code @ 400..500) if ![408, 416, 429].contains(&code));
             if attempt == ATTEMPTS || is_refused {
@@ -169,14 +175,14 @@ impl<'a> Download<'a> {
         let unique = unique_name(commit, name);
         let part = blobs.join(format!("{unique}.part"));
         // The last byte is requested again, so that a part that is already complete is no special case.
-        let start = fs::metadata(&part).map_or(0, |part| part.len().saturating_sub(1));
+        let requested_start = fs::metadata(&part).map_or(0, |part| part.len().saturating_sub(1));
         let url = format!("{}/{}/resolve/{commit}/{}", self.remote.endpoint, self.model, in_url(name));
-        let (response, etag) = self.get(&url, Some(start)).inspect_err(|error| {
+        let (response, etag) = self.get(&url, Some(requested_start)).inspect_err(|error| {
             if matches!(error, ureq::Error::StatusCode(416)) {
                 let _ = fs::remove_file(&part); // it is longer than the file
             }
         })?;
-        let (start, size) = range(&response, start).ok_or_else(|| invalid("range of bytes"))?;
+        let (start, size) = range(&response, requested_start).ok_or_else(|| invalid("range of bytes"))?;
         // As in the Python library, a blob is named by the ETag of its file.
         let etag = etag.as_deref().map(|etag| etag.trim_start_matches("W/").trim_matches('"'));
         let etag = etag.filter(|etag| is_plain(etag));
@@ -186,21 +192,21 @@ impl<'a> Download<'a> {
             check_hash(&part, etag)?;
             fs::rename(&part, &blob)?;
         }
-        let place = self.repository.join("snapshots").join(commit).join(name);
-        fs::create_dir_all(place.parent().unwrap_or(&self.repository))?;
-        let _ = fs::remove_file(&place); // a dangling link
+        let link = self.repository.join("snapshots").join(commit).join(name);
+        fs::create_dir_all(link.parent().unwrap_or(&self.repository))?;
+        let _ = fs::remove_file(&link); // a dangling link
         let depth = Path::new(name).components().filter(|c| matches!(c, Component::Normal(_))).count();
         let target = PathBuf::from("../".repeat(depth + 1)).join("blobs").join(blob.file_name().unwrap_or_default());
         #[cfg(unix)]
-        let placed = std::os::unix::fs::symlink(target, place);
+        let linked = std::os::unix::fs::symlink(target, link);
         // Where links cannot be created, the snapshot contains the file itself.
         #[cfg(not(unix))]
-        let placed = std::os::windows::fs::symlink_file(target, &place).or_else(|_| fs::rename(blob, place));
-        Ok(placed?)
+        let linked = std::os::windows::fs::symlink_file(target, &link).or_else(|_| fs::rename(blob, link));
+        Ok(linked?)
     }
 
-    /// Sends a GET request, for the bytes from `start` on if it is given. Follows redirects, to the endpoint itself
-    /// with the token and to other servers without it. Returns the response and the ETag that the endpoint sent.
+    /// Sends a GET request, for the bytes from `start` on if it is given. Returns the response and the ETag that the
+    /// endpoint sent. Follows redirects: paths of the endpoint with the token, other servers without the token.
     fn get(&self, url: &str, start: Option<u64>) -> Result<(Response<Body>, Option<String>)> {
         let (mut url, mut token, mut etag) = (url.to_string(), self.remote.token.as_ref(), None);
         for _ in 0..=MAX_REDIRECTS {
@@ -221,7 +227,7 @@ impl<'a> Download<'a> {
             etag = etag.or(header(&response, "x-linked-etag").or(header(&response, "etag")).map(String::from));
             match (location, response.status().as_u16()) {
                 (Some(elsewhere), _) => (url, token) = (elsewhere.into(), None),
-                // An empty file has no first byte.
+                // "Range not satisfiable" from byte 0 on: the file is empty.
                 (None, 416) if start == Some(0) => return Ok((response, etag)),
                 (None, code @ 300..) => return Err(ureq::Error::StatusCode(code)),
                 (None, _) => return Ok((response, etag)),
@@ -230,7 +236,8 @@ impl<'a> Download<'a> {
         Err(ureq::Error::TooManyRedirects)
     }
 
-    /// Writes the body to `part` from byte `start` on. Fails unless the file then has `size` bytes.
+    /// Writes the body to `part` from byte `start` on. Fails unless the file then has `size` bytes. `name` is for the
+    /// log.
     fn receive(&self, mut response: Response<Body>, part: &Path, start: u64, size: u64, name: &str) -> Result<()> {
         let megabytes = size / 1_000_000;
         tracing::info!(model = self.model, file = name, megabytes, "downloading");
@@ -257,10 +264,10 @@ impl<'a> Download<'a> {
         if received > size {
             fs::remove_file(part)?;
         }
-        match received == size {
-            true => Ok(file.sync_all()?),
-            false => Err(invalid(&format!("number of bytes: expected {size}, received {received}"))),
+        if received != size {
+            return Err(invalid(&format!("number of bytes: expected {size}, received {received}")));
         }
+        Ok(file.sync_all()?)
     }
 
     /// Returns the patterns whose download is incomplete.
@@ -269,6 +276,7 @@ impl<'a> Download<'a> {
         text.lines().map(Into::into).collect()
     }
 
+    /// Writes the patterns whose download is incomplete; without patterns, removes their file.
     fn write_unfinished(&self, patterns: &BTreeSet<String>) -> io::Result<()> {
         let path = self.repository.join(UNFINISHED);
         let lines: Vec<&str> = patterns.iter().map(String::as_str).collect();
@@ -303,7 +311,8 @@ fn matches(pattern: &str, name: &str) -> bool {
     pattern == name || glob::Pattern::new(pattern).is_ok_and(|p| p.matches_with(name, options))
 }
 
-/// Returns the path of a file in an address: other characters than letters, digits and `-._~/` as `%20`.
+/// Returns the path of a file as part of an address: each byte other than letters, digits and `-._~/` is written as `%`
+/// and its hexadecimal code.
 fn in_url(name: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     let escaped = |byte| if plain(byte) { char::from(byte).into() } else { format!("%{byte:02X}") };
@@ -325,7 +334,8 @@ fn header<'a>(response: &'a Response<Body>, name: &str) -> Option<&'a str> {
     response.headers().get(name)?.to_str().ok()
 }
 
-/// Returns the first byte of a body and the size of the whole file, if the body begins at `start` or is the whole file.
+/// Returns the position in the file of a body's first byte, and the size of the whole file. `None` unless the body
+/// begins at `start` or is the whole file.
 fn range(response: &Response<Body>, start: u64) -> Option<(u64, u64)> {
     match response.status().as_u16() {
         // The server does not support ranges.
@@ -336,12 +346,14 @@ fn range(response: &Response<Body>, start: u64) -> Option<(u64, u64)> {
             let begins_at_start = bytes.split('-').next()?.parse() == Ok(start);
             (begins_at_start && start < size).then_some((start, size))
         }
+        // An empty file, see [`Download::get`].
         416 => Some((0, 0)),
         _ => None,
     }
 }
 
-/// Removes the file and fails if its ETag is a SHA-256, as that of every large file, and its contents have another.
+/// Checks the contents of a file if its ETag is a SHA-256, as for every large file. If the contents have another
+/// SHA-256, the file is removed and this fails.
 fn check_hash(file: &Path, etag: Option<&str>) -> Result<()> {
     let is_sha256 = |etag: &&str| etag.len() == 64 && etag.bytes().all(|b| b.is_ascii_hexdigit());
     let Some(expected) = etag.filter(is_sha256) else { return Ok(()) };
@@ -355,6 +367,7 @@ fn check_hash(file: &Path, etag: Option<&str>) -> Result<()> {
     Err(invalid(&format!("file: expected the SHA-256 {expected}, found {found}")))
 }
 
+/// The error for an invalid answer of the server.
 fn invalid(what: &str) -> ureq::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("the server sent an invalid {what}")).into()
 }

@@ -74,12 +74,13 @@ impl Hub {
         Self::from_lookup(|name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from))
     }
 
-    /// As [`Hub::from_env`], but without downloads if the component is only opened to be checked.
+    /// Like [`Hub::from_env`], but without downloads if the component is only opened to be checked.
     pub fn of(context: &BuildContext) -> Self {
         let hub = Self::from_env();
         if context.headers_only { Self { remote: None, ..hub } } else { hub }
     }
 
+    /// Like [`Hub::from_env`], with `var` instead of the environment.
     fn from_lookup(var: impl Fn(&str) -> Option<PathBuf>) -> Self {
         let text = |name: &str| var(name).map(|value| value.to_string_lossy().trim().to_string());
         let home = var("HF_HOME")
@@ -91,18 +92,18 @@ impl Hub {
         let folder = var("DIFFSYNTH_MODEL_BASE_PATH").unwrap_or_else(|| "models".into());
         let offline = text("HF_HUB_OFFLINE").is_some_and(|v| ["1", "true", "yes", "on"].contains(&&*v.to_lowercase()));
         let remote = (cfg!(feature = "hub") && !offline).then(|| {
-            let login = || files::read_text(&home.as_ref()?.join("token"), files::MAX_TEXT).ok();
+            let login_token = || files::read_text(&home.as_ref()?.join("token"), files::MAX_TEXT).ok();
             let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
             Remote {
                 endpoint: endpoint.trim_end_matches('/').into(),
-                token: text("HF_TOKEN").or_else(login).map(|t| t.trim().to_string()).filter(|t| !t.is_empty()),
+                token: text("HF_TOKEN").or_else(login_token).map(|t| t.trim().to_string()).filter(|t| !t.is_empty()),
             }
         });
         Self { caches: cache.into_iter().collect(), folders: vec![folder], remote }
     }
 
-    /// Returns the files of `model` (`ORG/NAME`) that match `pattern`, sorted, from the first place that has any. Files
-    /// are downloaded if no place has any, or if an earlier download of this pattern is incomplete.
+    /// Returns the files of `model` (`ORG/NAME`) that match `pattern`, sorted, from the first place with such files.
+    /// They are downloaded if no place has them, or if an earlier download of this pattern is incomplete.
     pub fn files(&self, model: &str, pattern: &str) -> Result<Vec<PathBuf>, HubError> {
         if !stays_inside(pattern) {
             let problem = "the pattern must be relative, without `..`";
@@ -112,7 +113,7 @@ impl Hub {
     }
 
     /// Returns the directory of `model` (`ORG/NAME`) in the first place that has files for all patterns of `needed`. If
-    /// no place has them, files that match `needed` or `also` are downloaded. `**` matches any folders.
+    /// no place has them, the files that match `needed` or `also` are downloaded. `**` matches any folders.
     pub fn directory(&self, model: &str, needed: &[&str], also: &[&str]) -> Result<PathBuf, HubError> {
         let complete = |root: &Path| has_files(root, needed).then(|| root.to_path_buf());
         self.find(model, needed, also, complete).or_else(|e| {
@@ -122,24 +123,25 @@ impl Hub {
         })
     }
 
-    /// Returns the result of `find` for the first place that has one, before or after a download.
+    /// Returns the result of `find_in` for the first place where it finds something; downloads the files if it finds
+    /// nothing.
     fn find<T>(
         &self,
         model: &str,
         needed: &[&str],
         also: &[&str],
-        find: impl Fn(&Path) -> Option<T>,
+        find_in: impl Fn(&Path) -> Option<T>,
     ) -> Result<T, HubError> {
         // Places are listed again for each search, because a download may create a snapshot.
-        let search = || Ok::<_, HubError>(self.roots(model)?.iter().find_map(|root| find(root)));
+        let search = || Ok::<_, HubError>(self.roots(model)?.iter().find_map(|root| find_in(root)));
         #[cfg(feature = "hub")]
         if let (Some(remote), Some(cache)) = (&self.remote, self.caches.first()) {
             let download = download::Download::new(remote, cache, model, needed, also);
-            let complete = || Ok(search()?.filter(|_| !download.is_unfinished()));
-            if let Some(found) = complete()? {
+            let search_complete = || Ok(search()?.filter(|_| !download.is_unfinished()));
+            if let Some(found) = search_complete()? {
                 return Ok(found);
             }
-            download.run(|| Ok(complete()?.is_some()))?;
+            download.run(|| Ok(search_complete()?.is_some()))?;
         }
         #[cfg(not(feature = "hub"))]
         let _ = also;
@@ -160,8 +162,8 @@ impl Hub {
     /// Returns every directory that may contain the files of `model`, existing or not.
     fn roots(&self, model: &str) -> Result<Vec<PathBuf>, HubError> {
         let (org, name) = model.split_once('/').ok_or_else(|| HubError::identifier(model, "there is no `/`"))?;
-        let plain = |s: &str| !s.is_empty() && !s.contains(['/', '\\']) && s != "." && s != "..";
-        if !plain(org) || !plain(name) {
+        let is_plain = |s: &str| !s.is_empty() && !s.contains(['/', '\\']) && s != "." && s != "..";
+        if !is_plain(org) || !is_plain(name) {
             return Err(HubError::identifier(model, "ORG and NAME must be plain names"));
         }
         let mut roots: Vec<PathBuf> = self.folders.iter().map(|f| f.join(org).join(name)).collect();
@@ -178,7 +180,7 @@ fn repository_name(model: &str) -> String {
     format!("models--{}", model.replace('/', "--"))
 }
 
-/// Returns the snapshot that `refs/main` names, or the only snapshot.
+/// Returns the directory of the snapshot that `refs/main` names; without `refs/main`, of the only snapshot.
 fn snapshot(repository: &Path) -> Option<PathBuf> {
     let snapshots = repository.join("snapshots");
     if let Ok(hash) = files::read_text(&repository.join("refs/main"), files::MAX_TEXT) {
@@ -191,14 +193,15 @@ fn snapshot(repository: &Path) -> Option<PathBuf> {
 
 /// Returns whether `root` is a directory with files for all patterns of `needed`.
 fn has_files(root: &Path, needed: &[&str]) -> bool {
-    let any = |pattern: &&str| {
+    let has_file = |pattern: &&str| {
+        // In the crate glob, a final `**` matches directories only.
         let pattern = if *pattern == "**" { "**/*" } else { pattern };
         glob::glob(&below(root, pattern)).is_ok_and(|found| found.flatten().any(|path| path.is_file()))
     };
-    root.is_dir() && needed.iter().all(any)
+    root.is_dir() && needed.iter().all(has_file)
 }
 
-/// Returns the pattern for files below `root`, whose own name is taken literally.
+/// Returns the pattern for files below `root`. Special characters in the name of `root` are escaped.
 fn below(root: &Path, pattern: &str) -> String {
     format!("{}/{pattern}", glob::Pattern::escape(&root.to_string_lossy()))
 }

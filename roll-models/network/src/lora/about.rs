@@ -1,5 +1,7 @@
-//! Metadata of an adapter in the header of its file (`roll.*`): transformer, rank, layers, base network, number of
-//! steps and experiment. Other programs ignore these entries; this project follows them.
+//! What the header of an adapter's file says about the adapter (`roll.*`): transformer, rank, layers, base network,
+//! number of steps and experiment. Other programs ignore these entries; this project reads and writes them.
+//!
+//! The header may also lack the transformer. [`named_expert`] then looks for it in names.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,7 +12,7 @@ use super::Expert;
 use super::error::LoraError;
 use super::keys::ALPHAS_KEY;
 
-/// Version of these entries: key and value.
+/// Version of the `roll.*` entries: key and value.
 pub const FORMAT: (&str, &str) = ("roll.format", "1");
 /// Key of the adapter's expert, `high_noise` or `low_noise`; absent if the model has one transformer.
 pub const EXPERT: &str = "roll.expert";
@@ -22,10 +24,10 @@ pub const ALPHA: &str = "roll.alpha";
 pub const TARGETS: &str = "roll.targets";
 /// Key of the kind and file of the network that the adapter was trained on.
 pub const BASE: &str = "roll.base";
-/// Key of the fingerprint of that network's last layer, which distinguishes two bases of the same name.
+/// Key of the fingerprint of the base's last layer, which distinguishes two bases of the same name.
 pub const BASE_FINGERPRINT: &str = "roll.base_fingerprint";
 
-/// Key of the LoRAs that are merged into that network (`model.base_lora`).
+/// Key of the LoRAs that are merged into the base (`model.base_lora`).
 pub const BASE_LORA: &str = "roll.base_lora";
 
 /// The transformer that a header names. Fails if the name is not a known expert.
@@ -55,8 +57,8 @@ pub fn expert_of_header(header: &BTreeMap<String, String>) -> Option<(Expert, &'
     NAMES.into_iter().find_map(|key| Some((expert_in(header.get(key)?)?, key)))
 }
 
-/// The transformer that the name of a file, a name in its header or the name of its directory contains, and which of
-/// these it is. Names may be wrong: this is for warnings.
+/// The transformer that a name contains, and which name: of the file, else in the file's header, else of the file's
+/// directory. Names may be wrong, so this is for warnings.
 pub fn named_expert(path: &Path, header: &BTreeMap<String, String>) -> Option<(Expert, String)> {
     let of_directory = || expert_in(&path.parent()?.file_name()?.to_string_lossy());
     expert_of_name(path)
@@ -65,21 +67,21 @@ pub fn named_expert(path: &Path, header: &BTreeMap<String, String>) -> Option<(E
         .or_else(|| of_directory().map(|expert| (expert, "the name of its directory".into())))
 }
 
-/// Warns if a file is used for one expert and a name says the other one.
+/// Warns if a file is used for one expert and its name contains the other expert.
 pub fn warn_of_exchange(path: &Path, header: &BTreeMap<String, String>, used: Expert) {
     if let Some((named, place)) = named_expert(path, header).filter(|(named, _)| *named != used) {
-        let key = |expert| if expert == Expert::High { "dit" } else { "dit2" };
+        let config_key = |expert| if expert == Expert::High { "dit" } else { "dit2" };
         tracing::warn!(
             "{} is used for `{}`, {used}, and {place} says {named} (`{}`): are the two experts exchanged?",
             path.display(),
-            key(used),
-            key(named)
+            config_key(used),
+            config_key(named)
         );
     }
 }
 
-/// Words after which `high` and `low` say nothing about noise: `low_vram`, `high_quality`.
-const OTHER_HEIGHTS: [&str; 24] = [
+/// Words before which `high` and `low` say nothing about noise: `low_vram`, `high_quality`.
+const NOT_NOISE: [&str; 24] = [
     "rank",
     "vram",
     "memory",
@@ -106,38 +108,45 @@ const OTHER_HEIGHTS: [&str; 24] = [
     "dim",
 ];
 
-/// The transformer that the words of a name say; `None` if they say none or both.
+/// The transformer that the words of a name say; `None` if they say no transformer or both.
+///
+/// There are three rules, from the clearest to the vaguest. A rule returns the transformer that one word says together
+/// with the next word. The first rule that applies to a word of the name decides.
 fn expert_in(name: &str) -> Option<Expert> {
     let words = words(name);
     let next = |at: usize| words.get(at + 1).map(String::as_str);
-    let of = |says: &dyn Fn(usize, &str) -> Option<Expert>| {
-        let mut found = words.iter().enumerate().filter_map(|(at, word)| says(at, word));
-        let first = found.next();
-        (first, found.any(|other| Some(other) != first))
-    };
-    let noise = |at: usize, word: &str| match (word, next(at)) {
+    // `high_noise`, `lownoise`.
+    let by_noise = |at: usize, word: &str| match (word, next(at)) {
         ("highnoise", _) | ("high", Some("noise")) => Some(Expert::High),
         ("lownoise", _) | ("low", Some("noise")) => Some(Expert::Low),
         _ => None,
     };
-    let number = |at: usize, word: &str| match (word, next(at)) {
+    // `transformer_2` anywhere; `transformer`, `dit` and `dit2` only as the whole name.
+    let by_number = |at: usize, word: &str| match (word, next(at)) {
         ("transformer", Some("2")) | ("transformer2", _) => Some(Expert::Low),
         ("dit2", None) if at == 0 => Some(Expert::Low),
         ("transformer", Some("1") | None) | ("dit", None) if at == 0 => Some(Expert::High),
         _ => None,
     };
-    let alone = |at: usize, word: &str| match word {
-        _ if next(at).is_some_and(|next| OTHER_HEIGHTS.contains(&next)) => None,
+    // `high`, `low`.
+    let by_height = |at: usize, word: &str| match word {
+        _ if next(at).is_some_and(|next| NOT_NOISE.contains(&next)) => None,
         "high" => Some(Expert::High),
         "low" => Some(Expert::Low),
         _ => None,
     };
-    let all: [&dyn Fn(usize, &str) -> Option<Expert>; 3] = [&noise, &number, &alone];
-    let (expert, has_both) = all.into_iter().map(of).find(|(expert, _)| expert.is_some())?;
-    expert.filter(|_| !has_both)
+    let rules: [&dyn Fn(usize, &str) -> Option<Expert>; 3] = [&by_noise, &by_number, &by_height];
+    for rule in rules {
+        let experts: Vec<Expert> = words.iter().enumerate().filter_map(|(at, word)| rule(at, word)).collect();
+        if let Some(first) = experts.first() {
+            let says_both = experts.iter().any(|other| other != first);
+            return if says_both { None } else { Some(*first) };
+        }
+    }
+    None
 }
 
-/// The words of a name in lower case: runs of letters and digits, which also end before a capital after a small letter.
+/// The words of a name in lower case: runs of letters and digits. A capital after a small letter begins a new word.
 fn words(name: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut was_small = false;
@@ -154,8 +163,8 @@ fn words(name: &str) -> Vec<String> {
     words
 }
 
-/// Returns the entries that describe an adapter: its format, ranks, alphas and target layers. `layers` are pairs of
-/// name and rank; `scale` is `alpha / rank` of all layers.
+/// Returns the entries that describe an adapter: format, ranks, alphas and target layers. `layers` are pairs of name
+/// and rank; `scale` is `alpha / rank`, which all layers share.
 pub fn adapter_entries<'a>(layers: impl IntoIterator<Item = (&'a str, usize)>, scale: f64) -> BTreeMap<String, String> {
     let (mut ranks, mut targets) = (Vec::new(), Vec::new());
     for (layer, rank) in layers {
@@ -166,11 +175,13 @@ pub fn adapter_entries<'a>(layers: impl IntoIterator<Item = (&'a str, usize)>, s
     ranks.dedup();
     targets.sort();
     targets.dedup();
-    let listed = |value: &dyn Fn(usize) -> String| ranks.iter().map(|rank| value(*rank)).collect::<Vec<_>>().join(",");
+    let ranks_as_text: Vec<String> = ranks.iter().map(|rank| rank.to_string()).collect();
+    let alphas_as_text: Vec<String> = ranks.iter().map(|rank| (scale * *rank as f64).to_string()).collect();
+    let (format_key, format_version) = FORMAT;
     [
-        (FORMAT.0, FORMAT.1.to_string()),
-        (RANK, listed(&|rank| rank.to_string())),
-        (ALPHA, listed(&|rank| (scale * rank as f64).to_string())),
+        (format_key, format_version.to_string()),
+        (RANK, ranks_as_text.join(",")),
+        (ALPHA, alphas_as_text.join(",")),
         (TARGETS, targets.join(",")),
     ]
     .map(|(name, value)| (name.to_string(), value))
@@ -178,7 +189,7 @@ pub fn adapter_entries<'a>(layers: impl IntoIterator<Item = (&'a str, usize)>, s
 }
 
 /// Returns entries by kohya's names, which Civitai and programs around ComfyUI show. `layers` are pairs of rank and
-/// alpha; base network, steps and run are those of `header`, if it has them.
+/// alpha. Base network, steps and run are copied from `header`, if it has them.
 pub fn kohya_entries(
     layers: impl IntoIterator<Item = (usize, f64)>,
     header: &BTreeMap<String, String>,
@@ -189,14 +200,17 @@ pub fn kohya_entries(
         ("ss_network_dim".to_string(), one_or_dynamic(&ranks)),
         ("ss_network_alpha".to_string(), one_or_dynamic(&alphas)),
     ]);
-    let known = [
+    // Pairs of kohya's key and this project's key.
+    let copied = [
         ("ss_base_model_version", BASE),
         ("ss_steps", header::STEPS),
         ("ss_output_name", header::RUN),
         ("modelspec.title", header::RUN),
     ];
-    for (name, ours) in known {
-        entries.extend(header.get(ours).map(|value| (name.to_string(), value.clone())));
+    for (kohya_key, our_key) in copied {
+        if let Some(value) = header.get(our_key) {
+            entries.insert(kohya_key.to_string(), value.clone());
+        }
     }
     entries
 }
@@ -215,13 +229,13 @@ pub fn layer_alphas<'a>(layers: impl IntoIterator<Item = (&'a str, usize)>, scal
     Some((ALPHAS_KEY.into(), serde_json::to_string(&alphas).ok()?))
 }
 
-/// The name of a layer after the number of its block: `self_attn.q` of `blocks.0.self_attn.q`.
+/// The name of a layer after the number of its block: `self_attn.q` of `blocks.0.self_attn.q`. Without a number, the
+/// whole name.
 fn target(layer: &str) -> String {
     let mut parts = layer.split('.');
-    match parts.by_ref().any(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit())) {
-        true => parts.collect::<Vec<_>>().join("."),
-        false => layer.to_string(),
-    }
+    // `any` consumes the parts up to the number.
+    let has_number = parts.by_ref().any(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()));
+    if has_number { parts.collect::<Vec<_>>().join(".") } else { layer.to_string() }
 }
 
 #[cfg(test)]

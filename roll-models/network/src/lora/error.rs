@@ -72,11 +72,11 @@ impl From<LoraError> for Error {
     }
 }
 
-/// Describes the layers of a LoRA that the base does not have, in the words that all commands share: the names, and whose
-/// they are if they are those of another family of networks.
+/// Describes the layers of a LoRA that the base does not have, for the errors of all commands: their names, and a guess
+/// which networks have such layers. `total` is the number of the LoRA's layers.
 pub fn not_in_base(missing: &[&str], total: usize) -> String {
     let is_of_language_model = |name: &&str| name.contains("layers.") && name.contains("_proj");
-    let whose = match missing {
+    let guess = match missing {
         all if all.iter().all(is_of_language_model) => "it is one of a language model",
         all if all.iter().all(|name| layer_names::is_known(name.trim_end_matches(".weight"))) => {
             "they are layers of Wan: is it for a model of another kind or size?"
@@ -84,13 +84,13 @@ pub fn not_in_base(missing: &[&str], total: usize) -> String {
         _ => "is it for another model?",
     };
     format!(
-        "{} of {total} layers of the LoRA are not in the base: {}; {whose}",
+        "{} of {total} layers of the LoRA are not in the base: {}; {guess}",
         missing.len(),
         some(missing.iter().copied(), 40)
     )
 }
 
-/// Formats the first names of a list for a message.
+/// Formats the first `at_most` names of a list for a message.
 pub(super) fn some<'a>(names: impl IntoIterator<Item = &'a str>, at_most: usize) -> String {
     let all: Vec<&str> = names.into_iter().collect();
     let mut shown = all.iter().take(at_most).map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", ");

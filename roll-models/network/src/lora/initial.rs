@@ -1,4 +1,5 @@
-//! Initial adapters of a network: ranks, layers and scale come from their files.
+//! The adapter with which a network begins, made from adapter files (`lora_checkpoint`): ranks, layers and scale come
+//! from the files and must not contradict the configuration.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -34,8 +35,8 @@ pub struct InitialAdapter {
 }
 
 impl InitialAdapter {
-    /// Adds up one or several adapters of one network. `linear` are the names of the network's layers. Fails if the
-    /// configuration requests another rank, alpha or set of layers than the files have; the error names both.
+    /// Adds up one or several adapters of one network. `linear` are the names of the network's linear layers. Fails if
+    /// the configuration requests another rank, alpha or set of layers than the files have.
     pub fn new(adapters: Vec<OpenedAdapter>, request: &LoraRequest, linear: &[String]) -> Result<Self> {
         let files: Vec<String> = adapters.iter().map(|adapter| adapter.path.display().to_string()).collect();
         let files = files.join(", ");
@@ -70,7 +71,8 @@ impl InitialAdapter {
             }
         }
         let initial = match loras.as_slice() {
-            [(lora, 1.0, _)] => one(lora),
+            // One adapter of strength 1.
+            [(lora, 1.0, _)] => unchanged(lora),
             _ => sum(&loras)?,
         };
         if let Trainable::Layers { ranks, scale } = &initial.trainable {
@@ -79,25 +81,26 @@ impl InitialAdapter {
         Ok(initial)
     }
 
-    /// Fails if this is a whole network, and not one of these `weights`.
+    /// If this is a whole network, fails unless it has every tensor of `weights` (pairs of name and shape).
     pub fn check_weights(&self, weights: &[(String, Vec<usize>)]) -> Result<()> {
         if self.trainable != Trainable::Full {
             return Ok(());
         }
-        let other = |problem: String| Error::config("lora_checkpoint", format!("holds another network: {problem}"));
+        let misfit = |problem: String| Error::config("lora_checkpoint", format!("holds another network: {problem}"));
         for (name, shape) in weights {
             match self.parameters.get(name).map(Tensor::shape) {
                 Some(found) if found == shape => {}
-                Some(found) => return Err(other(format!("expected `{name}` of shape {shape:?}, found {found:?}"))),
-                None => return Err(other(format!("the tensor `{name}` is missing"))),
+                Some(found) => return Err(misfit(format!("expected `{name}` of shape {shape:?}, found {found:?}"))),
+                None => return Err(misfit(format!("the tensor `{name}` is missing"))),
             }
         }
         Ok(())
     }
 }
 
-/// Leaves out the layers of an image encoder's branch that the network does not have. Fails on adapters that cannot be
-/// trained further or added up, and on layers that are not among the `linear` ones.
+/// Returns `lora` without the layers of an image encoder's branch, if the network does not have this branch. Fails on
+/// other layers that are not in `linear`, and on parts that cannot be trained or added up: whole differences, biases,
+/// adapters of convolutions.
 fn checked(mut lora: Lora, path: &Path, linear: &[String]) -> Result<Lora> {
     let refuse = |what: &str, layer: &str| {
         Err(Error::bad_file(
@@ -114,52 +117,54 @@ fn checked(mut lora: Lora, path: &Path, linear: &[String]) -> Result<Lora> {
     if let Some((layer, _)) = lora.layers.iter().find(|(_, layer)| layer.down.shape().len() != 2) {
         return refuse("adapters of convolutions", layer);
     }
-    let has = |layer: &str| linear.iter().any(|own| own == layer);
-    let missing: Vec<String> = lora.layers.keys().filter(|layer| !has(layer)).cloned().collect();
+    let is_linear = |layer: &str| linear.iter().any(|name| name == layer);
+    let missing: Vec<String> = lora.layers.keys().filter(|layer| !is_linear(layer)).cloned().collect();
     let (image, other): (Vec<&str>, Vec<&str>) =
-        missing.iter().map(String::as_str).partition(|layer| lacks_image_branch(layer, has));
+        missing.iter().map(String::as_str).partition(|layer| lacks_image_branch(layer, is_linear));
     if !other.is_empty() {
         let problem = format!("{}: {}", path.display(), not_in_base(&other, lora.layers.len()));
         return Err(Error::config("lora_checkpoint", problem));
     }
     if !image.is_empty() {
         warn_of_image_branch(path, &image);
-        lora.layers.retain(|layer, _| has(layer));
+        lora.layers.retain(|layer, _| is_linear(layer));
     }
-    match lora.layers.is_empty() {
-        true => Err(Error::bad_file(path, "has no low-rank layer")),
-        false => Ok(lora),
+    if lora.layers.is_empty() {
+        return Err(Error::bad_file(path, "has no low-rank layer"));
     }
+    Ok(lora)
 }
 
 /// Uses one adapter as it is. If the scales of its layers differ, they are multiplied into B and the common scale is 1.
-fn one(lora: &Lora) -> InitialAdapter {
+fn unchanged(lora: &Lora) -> InitialAdapter {
     let mut scales = lora.layers.values().map(Layer::scale);
     let first = scales.next().unwrap_or(1.0);
-    let scale = if scales.all(|scale| scale == first) { first } else { 1.0 };
+    let common_scale = if scales.all(|scale| scale == first) { first } else { 1.0 };
     let mut ranks = BTreeMap::new();
     let mut parameters = StateDict::new();
     for (name, layer) in &lora.layers {
-        let own = layer.scale() / scale;
-        let up = if own == 1.0 { layer.up.clone() } else { rounded(&layer.up, own) };
+        let factor = layer.scale() / common_scale;
+        let up = if factor == 1.0 { layer.up.clone() } else { rounded(&layer.up, factor) };
         ranks.insert(name.clone(), layer.rank());
         parameters.insert(format!("{name}.lora_A.weight"), layer.down.clone());
         parameters.insert(format!("{name}.lora_B.weight"), up);
     }
-    InitialAdapter { trainable: Trainable::Layers { ranks, scale }, parameters }
+    InitialAdapter { trainable: Trainable::Layers { ranks, scale: common_scale }, parameters }
 }
 
-/// Concatenates several adapters, each multiplied by its strength, into one whose rank is the sum of their ranks.
+/// Concatenates several adapters (with their strengths and paths) into one whose rank is the sum of their ranks and
+/// whose scale is 1. Strengths and scales are multiplied into B.
 fn sum(loras: &[(Lora, f64, PathBuf)]) -> Result<InitialAdapter> {
-    let mut parts: BTreeMap<&str, Vec<(&Layer, f64, &Path)>> = BTreeMap::new();
+    // The layers of each name, with the factor of B and the path of the file.
+    let mut layers_by_name: BTreeMap<&str, Vec<(&Layer, f64, &Path)>> = BTreeMap::new();
     for (lora, strength, path) in loras {
         for (name, layer) in &lora.layers {
-            parts.entry(name).or_default().push((layer, strength * layer.scale(), path));
+            layers_by_name.entry(name).or_default().push((layer, strength * layer.scale(), path));
         }
     }
     let mut ranks = BTreeMap::new();
     let mut parameters = StateDict::new();
-    for (name, layers) in parts {
+    for (name, layers) in layers_by_name {
         let [(first, ..), ..] = layers.as_slice() else { continue };
         let (out, input) = (first.up.shape()[0], first.down.shape()[1]);
         if let Some((layer, _, path)) =
@@ -171,14 +176,15 @@ fn sum(loras: &[(Lora, f64, PathBuf)]) -> Result<InitialAdapter> {
                 format!("layer `{name}`: expected one of [{out}, {input}], as in the other file; found {found:?}"),
             ));
         }
+        // The rows of all A below each other, the columns of all B beside each other.
         let rank: usize = layers.iter().map(|(layer, ..)| layer.rank()).sum();
         let mut down = Vec::with_capacity(rank * input);
         let mut up = vec![0.0; out * rank];
         let mut column = 0;
         for (layer, factor, _) in layers {
             down.extend(layer.down.to_f32_vec());
-            let own = rounded(&layer.up, factor).to_f32_vec();
-            for (row, values) in up.chunks_exact_mut(rank).zip(own.chunks_exact(layer.rank())) {
+            let layer_up = rounded(&layer.up, factor).to_f32_vec();
+            for (row, values) in up.chunks_exact_mut(rank).zip(layer_up.chunks_exact(layer.rank())) {
                 row[column..column + layer.rank()].copy_from_slice(values);
             }
             column += layer.rank();
@@ -190,6 +196,7 @@ fn sum(loras: &[(Lora, f64, PathBuf)]) -> Result<InitialAdapter> {
     Ok(InitialAdapter { trainable: Trainable::Layers { ranks, scale: 1.0 }, parameters })
 }
 
+/// Fails if the configuration requests another rank, alpha or set of layers than the files have; the error names both.
 fn check_request(
     ranks: &BTreeMap<String, usize>,
     scale: f64,
@@ -203,10 +210,9 @@ fn check_request(
             format!("{requested} is requested, and {files} has {found}: leave the key out to follow the file"),
         ))
     };
-    let mut found: Vec<usize> = ranks.values().copied().collect();
-    found.sort_unstable();
-    found.dedup();
-    let listed = |values: &[String]| values.join(", ");
+    let mut found_ranks: Vec<usize> = ranks.values().copied().collect();
+    found_ranks.sort_unstable();
+    found_ranks.dedup();
     match request.rank {
         Some(0) => {
             let problem = format!(
@@ -215,25 +221,24 @@ fn check_request(
             );
             return Err(Error::config("lora_rank", problem));
         }
-        Some(rank) if found != [rank] => {
-            let found: Vec<String> = found.iter().map(usize::to_string).collect();
-            return differs("lora_rank", format!("rank {rank}"), format!("rank {}", listed(&found)));
+        Some(rank) if found_ranks != [rank] => {
+            let found: Vec<String> = found_ranks.iter().map(usize::to_string).collect();
+            return differs("lora_rank", format!("rank {rank}"), format!("rank {}", found.join(", ")));
         }
         _ => {}
     }
     if let Some(alpha) = request.alpha {
-        let alphas: Vec<f64> = found.iter().map(|rank| scale * *rank as f64).collect();
-        if alphas.iter().any(|own| (own - alpha).abs() > 1e-6 * alpha.abs()) {
-            let alphas: Vec<String> = alphas.iter().map(f64::to_string).collect();
-            return differs("lora_alpha", format!("alpha {alpha}"), format!("alpha {}", listed(&alphas)));
+        let found_alphas: Vec<f64> = found_ranks.iter().map(|rank| scale * *rank as f64).collect();
+        if found_alphas.iter().any(|found| (found - alpha).abs() > 1e-6 * alpha.abs()) {
+            let found: Vec<String> = found_alphas.iter().map(f64::to_string).collect();
+            return differs("lora_alpha", format!("alpha {alpha}"), format!("alpha {}", found.join(", ")));
         }
     }
     if let Some(targets) = &request.targets {
-        let wanted = |layer: &str| targets.iter().any(|target| is_target(layer, target));
-        let too_many: Vec<&String> = ranks.keys().filter(|layer| !wanted(layer)).collect();
-        let missing: Vec<&String> =
-            linear.iter().filter(|layer| wanted(layer) && !ranks.contains_key(*layer)).collect();
-        let example = match (too_many.first(), missing.first()) {
+        let is_requested = |layer: &str| targets.iter().any(|target| is_target(layer, target));
+        let not_requested = ranks.keys().find(|layer| !is_requested(layer));
+        let missing = linear.iter().find(|layer| is_requested(layer) && !ranks.contains_key(*layer));
+        let example = match (not_requested, missing) {
             (Some(layer), _) => format!("`{layer}` too"),
             (_, Some(layer)) => format!("no `{layer}`"),
             _ => return Ok(()),

@@ -1,4 +1,5 @@
-//! Parses one key of a LoRA file.
+//! Parses one key (name of a tensor) of a LoRA file: convention, transformer, layer, and which tensor of the layer it
+//! is.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -13,10 +14,13 @@ pub(super) const ALPHAS_KEY: &str = "lora_alphas";
 /// The tensor of a layer that a key names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
+    /// Matrix A.
     Down,
+    /// Matrix B.
     Up,
     UpBias,
     Alpha,
+    /// Difference of the whole weight.
     Difference,
     DifferenceOfBias,
     DifferenceOfModulation,
@@ -25,6 +29,7 @@ pub(super) enum Part {
 }
 
 impl Part {
+    /// The name in error messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Down => "matrix A (lora_A, lora_down)",
@@ -42,7 +47,8 @@ impl Part {
 /// The parts of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Key<'a> {
-    /// The convention. `None` if the key fits several: without prefix and without the name of an adapter.
+    /// The convention. `None` if the key fits several conventions, because it has neither a prefix nor the name of an
+    /// adapter.
     pub convention: Option<Convention>,
     pub expert: Option<Expert>,
     /// The layer's name in the file.
@@ -53,7 +59,7 @@ pub(super) struct Key<'a> {
 }
 
 /// The suffix of an unscaled `B`. Readers of DiffSynth files search for `.lora_B.` and `.lora_A.` only, so they ignore
-/// it.
+/// such a tensor.
 pub(super) const UNSCALED: &str = ".unscaled_B.default.weight";
 
 /// Prefixes of a layer's name, each with its convention and the transformer that it names.
@@ -61,7 +67,7 @@ const PREFIXES: &[(&str, Convention, Option<Expert>)] = &[
     (PEFT, Convention::Peft, None),
     ("model.diffusion_model.", Convention::ComfyUi, None),
     ("diffusion_model.", Convention::ComfyUi, None),
-    // ai-toolkit's files of both experts have these behind `diffusion_model.`.
+    // In ai-toolkit's files with both experts, `transformer_1.` and `transformer_2.` follow `diffusion_model.`.
     ("transformer_1.", Convention::Diffusers, Some(Expert::High)),
     ("transformer_2.", Convention::Diffusers, Some(Expert::Low)),
     ("transformer.", Convention::Diffusers, None),
@@ -89,11 +95,12 @@ struct Bare<'a> {
 }
 
 impl<'a> Bare<'a> {
-    /// Removes prefixes and wrappers from `name`, in any order. A second prefix is removed only if the rest is a layer of
-    /// Wan: `base_model.model.transformer.h.0` of a language model is its layer `transformer.h.0`. Returns `None` if two
-    /// prefixes name different experts.
+    /// Removes prefixes and wrappers from `name`, in any order. A second prefix is removed only if the rest is a layer
+    /// of Wan: `base_model.model.transformer.h.0` of a language model is its layer `transformer.h.0`. Returns `None` if
+    /// two prefixes name different experts.
     fn of(name: &'a str) -> Option<Self> {
         let mut bare = Self { convention: None, expert: None, layer: without_wrappers(name) };
+        // The name behind the first prefix, once a second prefix is removed.
         let mut after_first: Option<Cow<'a, str>> = None;
         loop {
             if let Some(rest) = without_prefix(&bare.layer, PARALLEL) {
@@ -118,13 +125,16 @@ impl<'a> Bare<'a> {
                 break;
             }
         }
-        if let (Some(layer), false) = (after_first, layer_names::is_known(&bare.layer)) {
+        if let Some(layer) = after_first
+            && !layer_names::is_known(&bare.layer)
+        {
             bare.layer = layer;
         }
         Some(bare)
     }
 }
 
+/// The name without `prefix`; `None` if it does not begin with `prefix`.
 fn without_prefix<'a>(name: &Cow<'a, str>, prefix: &str) -> Option<Cow<'a, str>> {
     match name {
         Cow::Borrowed(name) => name.strip_prefix(prefix).map(Cow::Borrowed),
@@ -134,26 +144,31 @@ fn without_prefix<'a>(name: &Cow<'a, str>, prefix: &str) -> Option<Cow<'a, str>>
 
 /// The name without [`WRAPPERS`], wherever they are.
 fn without_wrappers(name: &str) -> Cow<'_, str> {
-    match name.split('.').any(|part| WRAPPERS.contains(&part)) {
-        true => name.split('.').filter(|part| !WRAPPERS.contains(part)).collect::<Vec<_>>().join(".").into(),
-        false => name.into(),
+    if !name.split('.').any(|part| WRAPPERS.contains(&part)) {
+        return name.into();
     }
+    name.split('.').filter(|part| !WRAPPERS.contains(part)).collect::<Vec<_>>().join(".").into()
 }
 
-/// The name of kohya's layer without underscored prefixes and wrappers, if the rest is a layer of Wan.
+/// The name of a layer in kohya's convention without prefixes and wrappers, whose dots are underscores there, too. The
+/// name is unchanged if the rest is not a layer of Wan.
 fn flat_layer(name: Cow<'_, str>) -> Cow<'_, str> {
     if layer_names::unflatten(&name).is_some() {
         return name;
     }
-    let mut rest = format!("_{name}");
+    // The underscore lets a wrapper at the beginning of the name match, too.
+    let mut unwrapped = format!("_{name}");
     for wrapper in WRAPPERS {
-        rest = rest.replace(&format!("_{wrapper}_"), "_");
+        unwrapped = unwrapped.replace(&format!("_{wrapper}_"), "_");
     }
-    let mut rest = rest.trim_start_matches('_');
-    let underscored = |prefix: &str| prefix.replace('.', "_");
+    let mut rest = unwrapped.trim_start_matches('_');
     let prefixes = || PREFIXES.iter().filter(|(.., expert)| expert.is_none()).map(|(prefix, ..)| *prefix);
-    while let Some(shorter) = prefixes().chain([PARALLEL]).find_map(|prefix| rest.strip_prefix(&*underscored(prefix))) {
-        rest = shorter.trim_start_matches('_');
+    let leading_prefix_length = |rest: &str| {
+        let mut underscored = prefixes().chain([PARALLEL]).map(|prefix| prefix.replace('.', "_"));
+        underscored.find(|prefix| rest.starts_with(prefix.as_str())).map(|prefix| prefix.len())
+    };
+    while let Some(prefix_length) = leading_prefix_length(rest) {
+        rest = rest[prefix_length..].trim_start_matches('_');
     }
     match layer_names::unflatten(rest) {
         Some(_) => rest.to_string().into(),
@@ -173,6 +188,7 @@ const MATRICES: &[(&str, Part)] = &[
     (".lora_linear_layer.up.", Part::Up),
 ];
 
+/// Parts of keys that belong to other kinds of adapters, with the kind.
 const OTHER_KINDS: &[(&str, &str)] = &[
     ("dora_scale", "a DoRA"),
     ("lora_magnitude_vector", "a DoRA"),
@@ -221,17 +237,22 @@ pub(super) fn parse<'a>(path: &Path, key: &'a str) -> Result<Key<'a>, LoraError>
         return Err(LoraError::invalid(path, problem));
     }
     let convention = match (convention, adapter) {
+        // The prefix decides.
         (Some(convention), _) => Some(convention),
-        _ if layer_names::is_diffusers(&layer) => Some(Convention::Diffusers),
+        // The name of the layer decides.
+        (None, _) if layer_names::is_diffusers(&layer) => Some(Convention::Diffusers),
+        // The presence of an adapter's name decides.
         (None, Some(_)) => Some(Convention::DiffSynth),
         (None, None) => None,
     };
     Ok(Key { convention, expert, layer, part, adapter })
 }
 
-fn split(rest: &str) -> Option<(&str, Part, Option<&str>)> {
+/// Splits a key into the layer's name (with prefixes), the part, and the name of the adapter, if there is one. `None`
+/// if the key is not one of a LoRA.
+fn split(key: &str) -> Option<(&str, Part, Option<&str>)> {
     for (infix, part) in MATRICES {
-        let Some((layer, tail)) = rest.rsplit_once(infix) else { continue };
+        let Some((layer, tail)) = key.rsplit_once(infix) else { continue };
         let (adapter, last) = match tail.rsplit_once('.') {
             Some((adapter, last)) => (Some(adapter), last),
             None => (None, tail),
@@ -249,7 +270,7 @@ fn split(rest: &str) -> Option<(&str, Part, Option<&str>)> {
         (".diff_b", Part::DifferenceOfBias),
         (".diff_m", Part::DifferenceOfModulation),
     ];
-    suffixes.iter().find_map(|(suffix, part)| Some((rest.strip_suffix(suffix)?, *part, None)))
+    suffixes.iter().find_map(|(suffix, part)| Some((key.strip_suffix(suffix)?, *part, None)))
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! Names of layers: official, of diffusers, and both with underscores instead of dots.
+//! Names of layers: official names, diffusers names, and both with underscores instead of dots (*flat* names).
 
 use crate::names::{self, Direction};
 
-/// The naming scheme of a file's layers if the convention allows several (PEFT).
+/// The naming scheme of a file's layers. The convention PEFT allows both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Names {
     /// Names of the official repository: `blocks.0.self_attn.q`.
@@ -17,13 +17,14 @@ pub(super) fn official(layer: &str) -> String {
     renamed(layer, Direction::ToOfficial)
 }
 
-/// As [`official`], also of a name with dots in place of underscores, as musubi-tuner's converter writes them
-/// (`text.embedding.0`, `cross_attn.k.img`).
+/// Like [`official`], but also accepts a name with dots in place of underscores, as musubi-tuner's converter writes
+/// them (`text.embedding.0`, `cross_attn.k.img`).
 pub(super) fn dotted(layer: &str) -> String {
-    match official(layer) {
-        name if name == layer => unflatten(&flat(layer)).unwrap_or(name),
-        name => name,
+    let official = official(layer);
+    if official != layer {
+        return official;
     }
+    unflatten(&flat(layer)).unwrap_or(official)
 }
 
 /// Returns the official name of a parameter that is neither a weight nor a bias (`blocks.0.modulation`). An unknown
@@ -56,8 +57,8 @@ pub(super) fn known_end(layer: &str) -> Option<&str> {
     layer.match_indices(".blocks.").map(|(at, _)| &layer[at + 1..]).find(|end| is_known(end))
 }
 
-/// Whether the layer, by its official name, belongs to the branch of Wan2.1 I2V for the image encoder, which other
-/// transformers do not have.
+/// Whether the layer with this official name belongs to the branch for the image encoder, which only the transformer of
+/// Wan2.1 I2V has.
 pub(super) fn is_of_image_branch(layer: &str) -> bool {
     let in_block = |end: &str| match_flat(&format!("blocks.#.cross_attn.{end}"), &flat(layer)).is_some();
     layer == "img_emb" || layer.starts_with("img_emb.") || ["k_img", "v_img", "norm_k_img"].into_iter().any(in_block)
@@ -70,7 +71,7 @@ pub(super) fn flat(layer: &str) -> String {
 
 /// Returns the official name of a layer of Wan from its name with underscores; `None` if Wan has no such layer.
 pub(super) fn unflatten(flat_name: &str) -> Option<String> {
-    // Blocks and the head have a modulation, which files change as a whole.
+    // Blocks and the head count as layers, too: files may have a difference of their modulation.
     let modulated = [("blocks.#", "blocks.#"), ("head", "head")];
     names::dit_layers().chain(modulated).find_map(|(official, other)| {
         [official, other].into_iter().find_map(|pattern| {
@@ -89,6 +90,7 @@ fn match_flat<'a>(pattern: &str, name: &'a str) -> Option<&'a str> {
     (!number.is_empty() && number.bytes().all(|b| b.is_ascii_digit())).then_some(number)
 }
 
+/// Translates the name of a layer by the name of its weight. An unknown name is returned unchanged.
 fn renamed(layer: &str, direction: Direction) -> String {
     names::dit(&format!("{layer}.weight"), direction)
         .and_then(|name| name.strip_suffix(".weight").map(str::to_string))

@@ -19,9 +19,9 @@ use super::read::shape_error;
 pub struct MergeOptions {
     /// Factor of all additions, in addition to the LoRA's own scale `alpha / rank`.
     pub strength: f64,
-    /// Dtype of the output's float tensors. `None` keeps the dtype of each.
+    /// Dtype of the output's float tensors. `None` keeps the dtype of each tensor.
     pub dtype: Option<DType>,
-    /// Whether to merge the layers that are in the base if some are not.
+    /// Whether layers of the LoRA that are not in the base are left out instead of failing.
     pub allow_missing: bool,
 }
 
@@ -60,10 +60,7 @@ pub fn merge_lora(
 ) -> Result<MergeResult, LoraError> {
     let mut deltas = Deltas::find(base, lora, options)?;
     let is_file = out.extension().is_some_and(|e| e.eq_ignore_ascii_case("safetensors"));
-    let outputs = match is_file {
-        true => Outputs::one_file(base, out),
-        false => Outputs::like(base, out),
-    };
+    let outputs = if is_file { Outputs::one_file(base, out) } else { Outputs::like(base, out) };
     let mut metadata = base.metadata();
     if is_file {
         metadata.extend(config_entries(base));
@@ -72,12 +69,12 @@ pub fn merge_lora(
     Ok(MergeResult { files, changed: deltas.by_key.len(), missing: deltas.missing })
 }
 
-/// Returns `base` with LoRAs added to its weights whenever they are read, each with its strength: the values of
-/// [`merge_lora`], but that several LoRAs are added before the sum is rounded.
+/// Returns `base` with `loras` (with their strengths and paths) added to its weights whenever they are read. The values
+/// are those of [`merge_lora`], except that several LoRAs are added before the sum is rounded.
 ///
-/// Fails if a layer of a LoRA is not in the base. With a warning are left out: layers of the image encoder's branch, which
-/// Wan2.2 does not have and LoRAs of LightX2V for it do, and the patch embedding of another number of channels, as in a
-/// distillation of T2V that is used on I2V.
+/// Fails if a layer of a LoRA is not in the base. Two kinds of layers are left out with a warning instead: layers of
+/// the image encoder's branch, which LightX2V's LoRAs for Wan2.2 have although Wan2.2 does not, and a patch embedding
+/// of another number of channels, as in a distillation of T2V that is used on I2V.
 pub fn merged_on_read(base: Checkpoint, loras: &[(Lora, f64, PathBuf)]) -> Result<Checkpoint, LoraError> {
     let mut all = Vec::new();
     for (lora, strength, path) in loras {
@@ -114,37 +111,43 @@ pub(super) fn warn_of_image_branch(path: &Path, layers: &[&str]) {
     );
 }
 
-/// Whether a base lacks a layer of a LoRA because it has no branch for an image encoder. `has` is whether the base has a
-/// weight: a base with such a branch lacks no layer of it, and one without has the block that the layer is in.
+/// Whether a base lacks `layer` of a LoRA because the base has no branch for an image encoder. `has` returns whether
+/// the base has a layer. If the base has such a branch, or lacks even the block of the layer, the reason is another
+/// one.
 pub(super) fn lacks_image_branch(layer: &str, has: impl Fn(&str) -> bool) -> bool {
-    let without_branch = || !has("blocks.0.cross_attn.k_img") && !has("img_emb.proj.1");
-    let block = layer.split_once(".cross_attn.").map(|(block, _)| format!("{block}.cross_attn.k"));
-    is_of_image_branch(layer) && without_branch() && block.is_none_or(|layer| has(&layer))
+    let base_has_no_branch = || !has("blocks.0.cross_attn.k_img") && !has("img_emb.proj.1");
+    let layer_of_same_block = layer.split_once(".cross_attn.").map(|(block, _)| format!("{block}.cross_attn.k"));
+    is_of_image_branch(layer) && base_has_no_branch() && layer_of_same_block.is_none_or(|layer| has(&layer))
 }
 
 /// Names of a LoRA that a base does not have, by the reason.
 struct LeftOut<'a> {
     /// Layers of the branch for an image encoder, which the base does not have.
     image: Vec<&'a str>,
-    /// The patch embedding, of another number of channels: that of another task.
+    /// The patch embedding, if it has another number of channels, because the LoRA is for another task.
     patches: Vec<&'a str>,
-    /// Any others: the LoRA is not for this base.
+    /// All other names: the LoRA is not for this base.
     other: Vec<&'a str>,
 }
 
-/// Whether a weight of shape `found` differs from the `wanted` one of a convolution in the number of input channels
-/// alone, as the patch embeddings of T2V and I2V do. A LoRA may have its matrix A flattened.
-fn differs_in_channels(found: &[usize], wanted: &[usize]) -> bool {
-    match (found, wanted) {
-        ([a, c, kernel @ ..], [b, d, own @ ..]) if kernel == own => a == b && c != d,
-        ([a, c, kernel @ ..], [b, columns]) => {
+/// Whether a convolution's weight of shape `base` differs from the shape `lora` that a LoRA needs in the number of
+/// input channels only, as the patch embeddings of T2V and I2V do.
+fn differs_in_channels(base: &[usize], lora: &[usize]) -> bool {
+    match (base, lora) {
+        // Both are convolutions: [out, in, kernel].
+        ([out, input, kernel @ ..], [lora_out, lora_input, lora_kernel @ ..]) if kernel == lora_kernel => {
+            out == lora_out && input != lora_input
+        }
+        // The matrix A of the LoRA is flattened: [out, in * kernel].
+        ([out, input, kernel @ ..], [lora_out, columns]) => {
             let kernel: usize = kernel.iter().product();
-            a == b && kernel > 0 && columns.is_multiple_of(kernel) && columns / kernel != *c
+            out == lora_out && kernel > 0 && columns.is_multiple_of(kernel) && columns / kernel != *input
         }
         _ => false,
     }
 }
 
+/// The LoRAs of [`merged_on_read`].
 struct OnRead(Vec<Deltas>);
 
 impl ChangeOnRead for OnRead {
@@ -169,24 +172,28 @@ impl ChangeOnRead for OnRead {
 /// single file, which has no `config.json`.
 fn config_entries(base: &Checkpoint) -> Vec<(String, String)> {
     let config = base.config_json().unwrap_or_default();
-    let named = [("num_heads", "num_heads"), ("num_heads", "num_attention_heads"), ("text_len", "text_len")];
-    named
+    // Pairs of key in the header and key in `config.json`.
+    let copied = [("num_heads", "num_heads"), ("num_heads", "num_attention_heads"), ("text_len", "text_len")];
+    copied
         .iter()
         .filter_map(|(ours, theirs)| Some((ours.to_string(), config.get(*theirs)?.as_u64()?.to_string())))
         .collect()
 }
 
-/// Additions to each tensor of the base, by the tensor's key.
+/// What one LoRA adds to the tensors of a base.
 struct Deltas {
+    /// The additions to each tensor, by its key in the base.
     by_key: HashMap<String, Vec<Delta<Tensor>>>,
-    /// Names of layers, or of parameters of whole differences.
+    /// Names of layers and differences of the LoRA that the base does not have.
     missing: Vec<String>,
-    /// Those of `missing` that are the patch embedding of another number of channels.
+    /// The names in `missing` that are a patch embedding of another number of channels.
     other_channels: Vec<String>,
     /// Number of layers and differences of the LoRA.
     total: usize,
+    /// The path of the base.
     path: PathBuf,
-    /// The tensor whose rows are being changed, and its additions in f32. Only one tensor is converted at a time.
+    /// The key of the tensor whose rows are being changed, and its additions in f32. Only one tensor is converted at a
+    /// time.
     current: (String, Vec<Delta<Vec<f32>>>),
 }
 
@@ -218,15 +225,15 @@ impl Delta<Vec<f32>> {
         }
     }
 
-    /// Adds to some rows of the tensor.
+    /// Adds to the rows `rows` of the tensor; `values` are these rows.
     fn add_to(&self, rows: Range<usize>, values: &mut [f32]) {
         match self {
             Self::LowRank { up, down, rank, scale } => {
                 add_product(values, &up[rows.start * rank..rows.end * rank], down, *rank, *scale);
             }
             Self::Whole { values: added, scale } => {
-                let first = rows.start * (values.len() / rows.len().max(1));
-                values.iter_mut().zip(&added[first..]).for_each(|(v, d)| *v += scale * d);
+                let row_length = values.len() / rows.len().max(1);
+                values.iter_mut().zip(&added[rows.start * row_length..]).for_each(|(v, d)| *v += scale * d);
             }
         }
     }
@@ -235,14 +242,16 @@ impl Delta<Vec<f32>> {
 /// Prefixes that programs put before the names of a base.
 const WRAPPERS: &[&str] = &["model.diffusion_model.", "diffusion_model."];
 
+/// The key without such a prefix.
 fn bare(key: &str) -> &str {
     WRAPPERS.iter().find_map(|wrapper| key.strip_prefix(wrapper)).unwrap_or(key)
 }
 
 impl Deltas {
+    /// Finds the tensor of `base` for each layer and difference of `lora`.
     fn find(base: &Checkpoint, lora: &Lora, options: &MergeOptions) -> Result<Self, LoraError> {
-        // Names are compared with underscores, because kohya's names have lost the dots. No two parameters differ in
-        // dots and underscores alone.
+        // The base's keys by the flat name of the parameter. Names are compared with underscores, because kohya's names
+        // have lost the dots. No two parameters differ in dots and underscores only.
         let mut by_name: HashMap<String, &str> = HashMap::new();
         for key in base.keys() {
             let (layer, end) = match bare(key).rsplit_once('.') {
@@ -259,33 +268,35 @@ impl Deltas {
         let strength = options.strength as f32;
         for (name, layer) in &lora.layers {
             deltas.total += 1;
-            let bias = layer.bias.as_ref().map(|bias| (bias, find(name, "bias")));
-            let (Some(weight), false) = (find(name, "weight"), bias.is_some_and(|(_, found)| found.is_none())) else {
+            let bias_key = find(name, "bias");
+            let lacks_bias = layer.bias.is_some() && bias_key.is_none();
+            let (Some(weight_key), false) = (find(name, "weight"), lacks_bias) else {
                 deltas.missing.push(name.clone());
                 continue;
             };
-            let wanted = [&layer.up.shape()[..1], &layer.down.shape()[1..]].concat();
-            if deltas.is_for_other_channels(base, weight, name, &wanted) {
+            let product_shape = [&layer.up.shape()[..1], &layer.down.shape()[1..]].concat();
+            if deltas.is_for_other_channels(base, weight_key, name, &product_shape) {
                 deltas.leave_out_patches(name.clone());
                 continue;
             }
-            check_shape(base, weight, name, &wanted)?;
+            check_shape(base, weight_key, name, &product_shape)?;
             let scale = (options.strength * layer.scale()) as f32;
             let rank = layer.rank();
             let (up, down) = (layer.up.clone(), layer.down.clone());
-            deltas.add(weight, Delta::LowRank { up, down, rank, scale });
-            if let Some((bias, Some(key))) = bias {
+            deltas.add(weight_key, Delta::LowRank { up, down, rank, scale });
+            if let (Some(bias), Some(key)) = (&layer.bias, bias_key) {
                 deltas.add_whole(base, key, name, bias, scale)?;
             }
         }
         for (name, difference) in &lora.differences {
-            let whole = by_name.get(&flat(name)).copied();
+            // A parameter that is neither a weight nor a bias: the difference of its `weight` has its whole name.
+            let parameter_key = by_name.get(&flat(name)).copied();
             let parts =
                 [("weight", &difference.weight), ("bias", &difference.bias), ("modulation", &difference.modulation)];
             for (end, tensor) in parts {
                 let Some(tensor) = tensor else { continue };
                 deltas.total += 1;
-                match find(name, end).or(whole.filter(|_| end == "weight")) {
+                match find(name, end).or(parameter_key.filter(|_| end == "weight")) {
                     Some(key) if deltas.is_for_other_channels(base, key, name, tensor.shape()) => {
                         deltas.leave_out_patches(format!("{name}.{end}"));
                     }
@@ -298,11 +309,11 @@ impl Deltas {
         Ok(deltas)
     }
 
-    /// Whether the layer is the patch embedding, the one layer whose shape depends on the task, of another number of
-    /// channels than that of the base.
-    fn is_for_other_channels(&self, base: &Checkpoint, key: &str, layer: &str, wanted: &[usize]) -> bool {
-        let found = base.info(key).map(|info| info.shape.as_slice()).unwrap_or_default();
-        layer == "patch_embedding" && found.len() > 2 && differs_in_channels(found, wanted)
+    /// Whether `layer` is the patch embedding and has another number of channels than in the base. Its shape depends on
+    /// the task, unlike the shapes of all other layers. `lora_shape` is the shape of the LoRA's addition.
+    fn is_for_other_channels(&self, base: &Checkpoint, key: &str, layer: &str, lora_shape: &[usize]) -> bool {
+        let base_shape = base.info(key).map(|info| info.shape.as_slice()).unwrap_or_default();
+        layer == "patch_embedding" && base_shape.len() > 2 && differs_in_channels(base_shape, lora_shape)
     }
 
     fn leave_out_patches(&mut self, name: String) {
@@ -312,19 +323,21 @@ impl Deltas {
 
     /// The missing names by the reason why the base does not have them.
     fn left_out(&self, base: &Checkpoint) -> LeftOut<'_> {
-        let names: HashSet<String> =
+        let base_layers: HashSet<String> =
             base.keys().filter_map(|key| Some(official(bare(key).strip_suffix(".weight")?))).collect();
         let (patches, missing): (Vec<&str>, Vec<&str>) = self
             .missing
             .iter()
             .map(String::as_str)
             .partition(|name| self.other_channels.iter().any(|other| other == name));
-        let layer = |name: &str| {
-            let end = [".weight", ".bias", ".modulation"].into_iter().find_map(|end| name.strip_suffix(end));
-            end.unwrap_or(name).to_string()
+        // Names of differences end in the parameter.
+        let layer_of = |name: &str| {
+            let layer = [".weight", ".bias", ".modulation"].into_iter().find_map(|end| name.strip_suffix(end));
+            layer.unwrap_or(name).to_string()
         };
-        let (image, other) =
-            missing.into_iter().partition(|name| lacks_image_branch(&layer(name), |layer| names.contains(layer)));
+        let (image, other) = missing
+            .into_iter()
+            .partition(|name| lacks_image_branch(&layer_of(name), |layer| base_layers.contains(layer)));
         LeftOut { image, patches, other }
     }
 
@@ -332,6 +345,7 @@ impl Deltas {
         self.by_key.entry(key.to_string()).or_default().push(delta);
     }
 
+    /// Adds the difference of a whole parameter. Fails if the base's tensor has another shape.
     fn add_whole(
         &mut self,
         base: &Checkpoint,
@@ -349,6 +363,8 @@ impl Deltas {
         Ok(())
     }
 
+    /// Fails if nothing of the LoRA is in the base, if a tensor is stored in a type that cannot be changed (eight
+    /// bits), or if names are missing and `options` do not allow that.
     fn check(&self, base: &Checkpoint, lora: &Lora, options: &MergeOptions) -> Result<(), LoraError> {
         if self.by_key.is_empty() {
             return Err(LoraError::NothingMatched {
@@ -357,8 +373,8 @@ impl Deltas {
                 wanted: some(lora.layers.keys().chain(lora.differences.keys()).map(String::as_str), 3),
             });
         }
-        let stored = |key: &&String| base.info(key).is_some_and(|info| info.dtype.is_none());
-        if let Some(key) = self.by_key.keys().filter(stored).min() {
+        let has_unsupported_type = |key: &&String| base.info(key).is_some_and(|info| info.dtype.is_none());
+        if let Some(key) = self.by_key.keys().filter(has_unsupported_type).min() {
             let found = base.info(key).map(|info| info.stored.clone()).unwrap_or_default();
             let problem = format!(
                 "`{key}` is stored in {found}, into which no LoRA can be merged: merge into the base in bf16 or f32, and \
@@ -366,14 +382,12 @@ impl Deltas {
             );
             return Err(LoraError::invalid(base.path(), problem));
         }
-        match self.missing.is_empty() || options.allow_missing {
-            true => Ok(()),
-            false => {
-                let missing: Vec<&str> = self.missing.iter().map(String::as_str).collect();
-                let problem = format!("{}; --allow-missing merges the rest", not_in_base(&missing, self.total));
-                Err(LoraError::invalid(base.path(), problem))
-            }
+        if self.missing.is_empty() || options.allow_missing {
+            return Ok(());
         }
+        let missing: Vec<&str> = self.missing.iter().map(String::as_str).collect();
+        let problem = format!("{}; --allow-missing merges the rest", not_in_base(&missing, self.total));
+        Err(LoraError::invalid(base.path(), problem))
     }
 }
 
@@ -387,31 +401,29 @@ impl Change<LoraError> for Deltas {
             let converted = self.by_key.get(key).into_iter().flatten().map(Delta::to_f32).collect();
             self.current = (key.to_string(), converted);
         }
-        self.current.1.iter().for_each(|delta| delta.add_to(rows.clone(), values));
-        match values.iter().all(|v| v.is_finite()) {
-            true => Ok(()),
-            false => {
-                Err(LoraError::NotFinite { path: self.path.clone(), what: "merged weight", name: key.to_string() })
-            }
+        let (_, deltas) = &self.current;
+        deltas.iter().for_each(|delta| delta.add_to(rows.clone(), values));
+        if !values.iter().all(|v| v.is_finite()) {
+            return Err(LoraError::NotFinite { path: self.path.clone(), what: "merged weight", name: key.to_string() });
         }
+        Ok(())
     }
 }
 
-/// Checks that a weight `[out, in, ...]` fits the `wanted` shape of the product of `B [out, rank]` and `A [rank, in, ...]`.
-fn check_shape(base: &Checkpoint, key: &str, name: &str, wanted: &[usize]) -> Result<(), LoraError> {
+/// Fails unless the base's weight `[out, in, ...]` fits `product_shape`, the shape of the product of `B [out, rank]`
+/// and `A [rank, in, ...]`.
+fn check_shape(base: &Checkpoint, key: &str, name: &str, product_shape: &[usize]) -> Result<(), LoraError> {
     let found = base.info(key).map(|info| info.shape.clone()).unwrap_or_default();
     // A convolution with a kernel of one may be stored as a matrix, and a matrix as such a convolution.
-    let flat = |shape: &[usize]| [shape.first().copied().unwrap_or(1), shape.iter().skip(1).product()];
-    match flat(&found) == flat(wanted) {
-        true => Ok(()),
-        false => {
-            let expected = format!("{wanted:?}, by the LoRA, for `{key}`");
-            Err(shape_error(base.path(), name, &expected, &format!("{found:?}")))
-        }
+    let as_matrix = |shape: &[usize]| [shape.first().copied().unwrap_or(1), shape.iter().skip(1).product()];
+    if as_matrix(&found) != as_matrix(product_shape) {
+        let expected = format!("{product_shape:?}, by the LoRA, for `{key}`");
+        return Err(shape_error(base.path(), name, &expected, &format!("{found:?}")));
     }
+    Ok(())
 }
 
-/// Computes `values += scale * up down`; all matrices are row-major.
+/// Computes `values += scale * up * down`, a product of matrices. All matrices are row-major.
 fn add_product(values: &mut [f32], up: &[f32], down: &[f32], rank: usize, scale: f32) {
     if rank == 0 || values.is_empty() {
         return;

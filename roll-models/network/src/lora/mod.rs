@@ -1,5 +1,4 @@
-//! LoRA files of every common convention. This folder reads and writes them, converts between conventions, and merges
-//! them into a base.
+//! Reads and writes LoRA files of every common convention, converts between conventions, and merges LoRAs into a base.
 //!
 //! | convention | name of a tensor | scale |
 //! |---|---|---|
@@ -9,8 +8,8 @@
 //! | ComfyUI | `diffusion_model.X.lora_A.weight` or `lora_down` | the tensor `X.alpha`, over the rank |
 //! | kohya | `lora_unet_X_with_underscores.lora_down.weight` | the tensor `.alpha`, over the rank |
 //!
-//! A layer adds `alpha / rank * B A` to its weight. Without an `alpha` in the file, `alpha` is the rank. Layers have
-//! their official names of Wan if Wan has such a layer, and otherwise the names in the file.
+//! X is the name of a layer. A layer adds `alpha / rank * B A` to its weight. Without an `alpha` in the file, `alpha`
+//! is the rank. Layers have their official names of Wan if Wan has such a layer, and otherwise the names in the file.
 //!
 //! Conversions are exact: matrices are copied bit for bit. DiffSynth files have no place for a scale, so the scale is
 //! multiplied into `B`. If this cannot be undone exactly, the file also has the unscaled `B`, under a name that other
@@ -85,8 +84,8 @@ impl fmt::Display for Convention {
 }
 
 /// Reads the tensors of an adapter file for [`roll_core::Model::import_adapter`]. A LoRA is converted to ComfyUI's
-/// convention, so that the scale is among the tensors wherever the file keeps it. A file without a LoRA (all weights of
-/// a transformer) or with adapters for both transformers is returned unchanged.
+/// convention, so that the scale is among the tensors, wherever it is in the file. A file without a LoRA (all weights
+/// of a transformer) or with adapters for both transformers is returned unchanged.
 pub fn open_adapter(path: &Path) -> Result<StateDict, LoraError> {
     if path.is_file() {
         let checkpoint = Checkpoint::open(path)?;
@@ -104,8 +103,8 @@ pub fn open_adapter(path: &Path) -> Result<StateDict, LoraError> {
     }
 }
 
-/// Adds the `adapter_config.json` that PEFT needs beside a file of these tensors to their header ([`header::BESIDE`]).
-/// `fields` replace fields of it.
+/// Adds the `adapter_config.json` that PEFT needs next to a file with these tensors to the header of `file`
+/// ([`header::BESIDE`]). `fields` replace fields of this configuration.
 pub fn put_peft_config(file: &mut StateDict, fields: &[(&str, Option<&str>)]) -> roll_core::Result<()> {
     let lora = LoraFile::from_state("the adapter", file)?.one(None)?;
     let options = WriteOptions { convention: Convention::Peft, names: Names::Official };
@@ -119,7 +118,7 @@ pub fn put_peft_config(file: &mut StateDict, fields: &[(&str, Option<&str>)]) ->
     }
 }
 
-/// The one of Wan2.2's two transformers that an adapter is for.
+/// One of Wan2.2's two transformers, for which an adapter is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Expert {
     /// The first transformer: high noise.
@@ -227,12 +226,15 @@ impl Lora {
         });
     }
 
-    /// The names of layers that Wan does not have, if the LoRA is one of Wan's: others of its layers are in Wan's blocks.
+    /// The names of layers that Wan does not have. If no layer is in one of Wan's blocks, the LoRA is for another model
+    /// and only its undotted names are returned.
     pub fn unknown_layers(&self) -> Vec<&str> {
         let names = || self.layers.keys().chain(self.differences.keys()).map(String::as_str);
-        match names().any(|name| name.starts_with("blocks.") && layer_names::is_known(name)) {
-            true => names().filter(|name| !layer_names::is_known(name)).collect(),
-            false => self.undotted.iter().map(String::as_str).collect(),
+        let is_for_wan = names().any(|name| name.starts_with("blocks.") && layer_names::is_known(name));
+        if is_for_wan {
+            names().filter(|name| !layer_names::is_known(name)).collect()
+        } else {
+            self.undotted.iter().map(String::as_str).collect()
         }
     }
 

@@ -1,5 +1,5 @@
-//! PEFT's `LoraConfig`: `adapter_config.json` next to a file, or `lora_adapter_metadata` in the header of a diffusers
-//! file.
+//! Reads and writes PEFT's `LoraConfig`: `adapter_config.json` next to a PEFT file, or `lora_adapter_metadata` in the
+//! header of a diffusers file. It has the scales of the layers.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,8 @@ const OTHER_KINDS: &[(&str, &str)] = &[
 /// Values of `init_lora_weights` with which PEFT changes the weights of the base whenever it loads the adapter.
 const CHANGES_OF_BASE: &[&str] = &["pissa", "olora", "loftq", "corda", "lora_ga"];
 
-/// The part of a `LoraConfig` that determines what an adapter does: the scales of its layers, and which layers PEFT loads.
+/// The part of a `LoraConfig` that determines what an adapter does: the scales of its layers, and which layers PEFT
+/// loads.
 #[derive(Clone, Debug)]
 pub(super) struct Config {
     /// The file with the configuration.
@@ -56,10 +57,12 @@ pub(super) struct Config {
     selection: Option<Selection>,
 }
 
-/// Which layers of a model carry the adapter.
+/// Which layers of a model have an adapter.
 #[derive(Clone, Debug)]
 struct Selection {
+    /// `target_modules`; `None` selects all linear layers.
     targets: Option<Modules>,
+    /// `exclude_modules`.
     excluded: Option<Modules>,
     /// `layers_to_transform`: numbers of blocks.
     blocks: Vec<i64>,
@@ -102,6 +105,7 @@ impl<'a> Fields<'a> {
         LoraError::invalid(self.path, problem)
     }
 
+    /// The error for the value `found` of the field `key`.
     fn unexpected(&self, key: &str, expected: &str, found: &Value) -> LoraError {
         self.problem(format!("`{key}`: expected {expected}, found {found}"))
     }
@@ -121,13 +125,13 @@ impl<'a> Fields<'a> {
         rank.map(|rank| rank as f64).ok_or_else(|| self.unexpected(key, "a whole number above 0", value))
     }
 
-    /// Compiles `expression`, which contains the `pattern` of a field.
+    /// Compiles `expression`, which is made of the `pattern` in the field `key`.
     fn regex(&self, key: &str, pattern: &str, expression: &str) -> Result<Regex, LoraError> {
         Regex::new(expression)
             .map_err(|e| self.problem(format!("`{key}`: expected a regular expression, found `{pattern}`: {e}")))
     }
 
-    /// A map from patterns of names to numbers, in its own order.
+    /// A map from patterns of names to numbers, in the order of the file.
     fn patterns(
         &self,
         key: &str,
@@ -144,7 +148,7 @@ impl<'a> Fields<'a> {
         map.iter().map(entry).collect()
     }
 
-    /// A list of texts, or one.
+    /// A list of texts, or one text. Empty if the field is missing.
     fn texts(&self, key: &str) -> Result<Vec<String>, LoraError> {
         let expected = "a text or a list of texts";
         match self.get(key) {
@@ -171,6 +175,7 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// Reads the fields that select layers.
     fn selection(&self) -> Result<Selection, LoraError> {
         let is_all = |value: &Value| value.as_str().is_some_and(|text| text.eq_ignore_ascii_case("all-linear"));
         let targets = match self.get("target_modules") {
@@ -186,12 +191,11 @@ impl<'a> Fields<'a> {
             Some(one) => vec![number(one)?],
         };
         let patterns: Vec<String> = self.texts("layers_pattern")?.into_iter().filter(|p| !p.is_empty()).collect();
-        let block_of = match patterns.is_empty() {
-            true => vec![self.regex("layers_pattern", "", r"^.*?\.[^.]*\.(\d+)\.")?],
-            false => {
-                let compile = |p: &String| self.regex("layers_pattern", p, &format!(r"^.*?\.(?:{p})\.(\d+)\."));
-                patterns.iter().map(compile).collect::<Result<_, _>>()?
-            }
+        let block_of = if patterns.is_empty() {
+            vec![self.regex("layers_pattern", "", r"^.*?\.[^.]*\.(\d+)\.")?]
+        } else {
+            let compile = |p: &String| self.regex("layers_pattern", p, &format!(r"^.*?\.(?:{p})\.(\d+)\."));
+            patterns.iter().map(compile).collect::<Result<_, _>>()?
         };
         Ok(Selection { targets, excluded: self.modules("exclude_modules")?, blocks, block_of })
     }
@@ -227,18 +231,18 @@ impl<'a> Fields<'a> {
         if let Some(bias) = self.get("bias").filter(|bias| bias.as_str() != Some("none")) {
             return refuse("bias", bias, "biases of the base were trained, too; if it has none, set it to none");
         }
-        let initial = self.get("init_lora_weights").filter(|value| {
+        let changes_base = |value: &Value| {
             let name = value.as_str().unwrap_or_default().to_lowercase();
             CHANGES_OF_BASE.iter().any(|change| name.starts_with(change))
-        });
-        match initial {
-            Some(value) => refuse(
+        };
+        match self.get("init_lora_weights") {
+            Some(value) if changes_base(value) => refuse(
                 "init_lora_weights",
                 value,
                 "the weights of its base were changed, too; save it as a LoRA of the unchanged base \
                  (PEFT's path_initial_model_for_weight_conversion)",
             ),
-            None => Ok(()),
+            _ => Ok(()),
         }
     }
 }
@@ -265,44 +269,45 @@ impl Config {
         }))
     }
 
-    /// Returns the alpha of a layer of this rank, such that its scale is `alpha / rank`.
+    /// Returns the alpha of a layer of this rank, such that its scale is `alpha / rank`. A rank-stabilised scale is
+    /// `alpha / sqrt(rank)`, so its alpha is multiplied by `sqrt(rank)`.
     pub fn alpha(&self, layer: &str, rank: usize) -> f64 {
         let alpha = first_match(&self.alpha_pattern, layer).unwrap_or(self.lora_alpha);
         if self.rank_stabilised { alpha * (rank as f64).sqrt() } else { alpha }
     }
 
-    /// Fails if PEFT would not load this layer of the file: it is not among those that the configuration selects, or the
-    /// configuration gives it another rank or no bias.
+    /// Fails if PEFT would not load this layer of the file, because the configuration does not select it, or has
+    /// another rank or no bias for it.
     pub fn check(&self, layer: &str, rank: usize, has_bias: bool) -> Result<(), LoraError> {
         let contradicts = |found: String| {
             let problem =
                 format!("layer `{layer}`: {found}, so PEFT would not load it; they belong to different adapters");
             Err(LoraError::invalid(&self.path, problem))
         };
-        let in_pattern = first_match(&self.rank_pattern, layer).map(|own| ("rank_pattern", own));
-        if let Some((key, own)) = in_pattern.or(self.rank.map(|own| ("r", own)))
-            && own != rank as f64
+        let by_pattern = first_match(&self.rank_pattern, layer).map(|rank| ("rank_pattern", rank));
+        if let Some((key, configured)) = by_pattern.or(self.rank.map(|rank| ("r", rank)))
+            && configured != rank as f64
         {
-            return contradicts(format!("its matrices have rank {rank}, `{key}` says {own}"));
+            return contradicts(format!("its matrices have rank {rank}, `{key}` says {configured}"));
         }
         if has_bias && self.has_bias == Some(false) {
             return contradicts("it has a bias of B, `lora_bias` is false".into());
         }
-        match self.selection.as_ref().and_then(|selection| selection.against(layer)) {
+        match self.selection.as_ref().and_then(|selection| selection.excluding_key(layer)) {
             Some(key) => contradicts(format!("`{key}` leaves it out")),
             None => Ok(()),
         }
     }
 }
 
-/// PEFT's rule: the first pattern that is the whole name or its end after a dot.
+/// The value of the first pattern that matches the layer's whole name or its end after a dot, as in PEFT.
 fn first_match(patterns: &[(Regex, f64)], layer: &str) -> Option<f64> {
     patterns.iter().find(|(pattern, _)| pattern.is_match(layer).unwrap_or(false)).map(|(_, value)| *value)
 }
 
 impl Selection {
-    /// The key that leaves out a layer; `None` if the layer is selected.
-    fn against(&self, layer: &str) -> Option<&'static str> {
+    /// The configuration's key that leaves out `layer`; `None` if the layer is selected.
+    fn excluding_key(&self, layer: &str) -> Option<&'static str> {
         if self.excluded.as_ref().is_some_and(|excluded| excluded.contains(layer)) {
             return Some("exclude_modules");
         }
@@ -311,7 +316,7 @@ impl Selection {
             return Some("target_modules");
         }
         match targets {
-            // A list limits the blocks, unless it names the whole layer.
+            // `layers_to_transform` limits the blocks of layers that a list selects by the end of their names.
             Modules::Names(names) if !self.blocks.is_empty() && !names.iter().any(|name| name == layer) => {
                 let block = self.block_of.iter().find_map(|pattern| pattern.captures(layer).ok().flatten()?.get(1));
                 let block = block.and_then(|number| number.as_str().parse().ok());
@@ -322,23 +327,32 @@ impl Selection {
     }
 }
 
+/// The rank and alpha of a layer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RankAndAlpha {
+    pub rank: usize,
+    pub alpha: f64,
+}
+
 /// Returns the fields of a `LoraConfig` for layers of these ranks and alphas, by layer name. Each key begins with
-/// `prefix`.
-pub(super) fn fields(layers: &BTreeMap<String, (usize, f64)>, bias: bool, prefix: &str) -> Map<String, Value> {
-    let rank = most_common(layers.values().map(|(rank, _)| *rank as f64));
-    let alpha = most_common(layers.values().map(|(_, alpha)| *alpha));
-    let pattern = |value: &dyn Fn(&(usize, f64)) -> f64, common: f64| -> Value {
-        let others =
-            layers.iter().map(|(layer, rank_alpha)| (layer.clone(), value(rank_alpha))).filter(|(_, v)| *v != common);
-        Value::Object(others.map(|(layer, v)| (layer, number(v))).collect())
+/// `prefix`. `has_bias` is whether matrices B have biases.
+pub(super) fn fields(layers: &BTreeMap<String, RankAndAlpha>, has_bias: bool, prefix: &str) -> Map<String, Value> {
+    let rank_of = |layer: &RankAndAlpha| layer.rank as f64;
+    let alpha_of = |layer: &RankAndAlpha| layer.alpha;
+    let common_rank = most_common(layers.values().map(rank_of));
+    let common_alpha = most_common(layers.values().map(alpha_of));
+    // The values of the layers that do not have the common value.
+    let exceptions = |value_of: &dyn Fn(&RankAndAlpha) -> f64, common: f64| -> Value {
+        let values = layers.iter().map(|(name, layer)| (name.clone(), value_of(layer)));
+        Value::Object(values.filter(|(_, v)| *v != common).map(|(name, v)| (name, number(v))).collect())
     };
     let fields = [
-        ("r", number(rank)),
-        ("lora_alpha", number(alpha)),
-        ("rank_pattern", pattern(&|(rank, _)| *rank as f64, rank)),
-        ("alpha_pattern", pattern(&|(_, alpha)| *alpha, alpha)),
+        ("r", number(common_rank)),
+        ("lora_alpha", number(common_alpha)),
+        ("rank_pattern", exceptions(&rank_of, common_rank)),
+        ("alpha_pattern", exceptions(&alpha_of, common_alpha)),
         ("target_modules", layers.keys().cloned().collect()),
-        ("lora_bias", json!(bias)),
+        ("lora_bias", json!(has_bias)),
         ("use_dora", json!(false)),
     ];
     fields.into_iter().map(|(key, value)| (format!("{prefix}{key}"), value)).collect()
@@ -356,15 +370,14 @@ pub(super) fn adapter_config(fields: Map<String, Value>) -> Value {
     config
 }
 
-/// Writes whole numbers as integers: `r` must be an integer.
+/// A JSON number: an integer if the value is a whole number, because `r` must be an integer.
 fn number(value: f64) -> Value {
-    match value.fract() == 0.0 && value.abs() < 1e15 {
-        true => json!(value as i64),
-        false => json!(value),
-    }
+    // Whole numbers below 1e15 are exact in f64.
+    let is_integer = value.fract() == 0.0 && value.abs() < 1e15;
+    if is_integer { json!(value as i64) } else { json!(value) }
 }
 
-/// The most frequent value, the largest of equally frequent ones; 0 without values.
+/// The most frequent value; the largest of several equally frequent values; 0 without values.
 fn most_common(values: impl Iterator<Item = f64>) -> f64 {
     let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
     values.for_each(|v| *counts.entry(v.to_bits()).or_default() += 1);
@@ -504,11 +517,11 @@ mod tests {
     #[test]
     fn written_configurations_read_back() {
         let layers = [("a.q", (4, 2.0)), ("a.k", (4, 2.0)), ("b.q", (8, 2.5))];
-        let layers = layers.map(|(l, of)| (l.to_string(), of)).into();
+        let layers = layers.map(|(layer, (rank, alpha))| (layer.to_string(), RankAndAlpha { rank, alpha })).into();
         let fields = fields(&layers, false, "transformer.");
         assert_eq!(fields["transformer.rank_pattern"], json!({"b.q": 8}));
         let read = Config::read(Path::new("x"), &fields, "transformer.").unwrap().unwrap();
-        for (layer, (rank, alpha)) in &layers {
+        for (layer, RankAndAlpha { rank, alpha }) in &layers {
             assert_eq!(read.alpha(layer, *rank), *alpha);
         }
     }

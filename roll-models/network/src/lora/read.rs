@@ -36,10 +36,7 @@ impl LoraFile {
     /// Opens a file or the directory of a PEFT adapter. Matrices stay memory-mapped until they are used.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, LoraError> {
         let path = path.as_ref();
-        let file = match path.is_dir() {
-            true => path.join(peft::WEIGHTS_FILE),
-            false => path.to_path_buf(),
-        };
+        let file = if path.is_dir() { path.join(peft::WEIGHTS_FILE) } else { path.to_path_buf() };
         let checkpoint = Checkpoint::open(&file)?;
         if !checkpoint.keys().any(keys::is_lora_key) {
             return Err(no_lora(&file, &some(checkpoint.keys(), 3)));
@@ -69,7 +66,7 @@ impl LoraFile {
         mut metadata: BTreeMap<String, String>,
         config: Option<(&Path, &[u8])>,
     ) -> Result<Self, LoraError> {
-        // Read before the tensors: it names the kind of an adapter whose tensors are not those of a LoRA.
+        // The configuration is read before the keys, because it can name the kind of an adapter that is not a LoRA.
         let config = match config {
             Some((path, bytes)) if state.keys().any(|key| key.starts_with(keys::PEFT)) => {
                 Config::read(path, &object(path, bytes)?, "")?
@@ -81,13 +78,11 @@ impl LoraFile {
         let convention = convention(path, &keys)?;
         let config = config.filter(|_| convention == Convention::Peft);
         let header = Header::take(path, &mut metadata, convention)?;
-        let names = match keys.iter().any(|(_, key)| layer_names::is_diffusers(&key.layer)) {
-            true => Names::Diffusers,
-            false => Names::Official,
-        };
+        let has_diffusers_names = keys.iter().any(|(_, key)| layer_names::is_diffusers(&key.layer));
+        let names = if has_diffusers_names { Names::Diffusers } else { Names::Official };
         let mut adapters: BTreeMap<Option<Expert>, RawAdapter> = BTreeMap::new();
-        for (full, key) in &keys {
-            adapters.entry(key.expert).or_default().add(path, full, key, convention, &state[*full])?;
+        for (text, key) in &keys {
+            adapters.entry(key.expert).or_default().add(path, text, key, convention, &state[*text])?;
         }
         // If the file has an adapter for the second transformer, the adapter without a number is for the first.
         if adapters.contains_key(&Some(Expert::Low))
@@ -101,8 +96,9 @@ impl LoraFile {
             return Err(LoraError::invalid(path, problem));
         }
         let adapters = adapters.into_iter().map(|(expert, raw)| {
-            let prefix = expert.filter(|expert| *expert == Expert::Low);
-            let config = config.as_ref().or_else(|| header.diffusers.get(&prefix));
+            // In the header, only the second transformer has a prefix of its own.
+            let expert_of_prefix = expert.filter(|expert| *expert == Expert::Low);
+            let config = config.as_ref().or_else(|| header.diffusers.get(&expert_of_prefix));
             raw.finish(path, expert, &Scales { convention, config, alphas: header.alphas.as_ref() })
         });
         let mut adapters = adapters.collect::<Result<Vec<Lora>, LoraError>>()?;
@@ -115,8 +111,8 @@ impl LoraFile {
         Ok(Self { path: path.into(), convention, names, adapters, metadata })
     }
 
-    /// Returns one adapter: the `expert`'s if the file has two, else the only one. Fails if the file has two and
-    /// `expert` is `None`, or if the adapter is for another expert.
+    /// Returns the only adapter, or the adapter for `expert` if the file has two. Fails if the file has two adapters
+    /// and `expert` is `None`, or if the only adapter is for another expert.
     pub fn one(self, expert: Option<Expert>) -> Result<Lora, LoraError> {
         let Self { path, mut adapters, .. } = self;
         if adapters.len() > 1 {
@@ -126,7 +122,9 @@ impl LoraFile {
         }
         let lora = adapters.pop().ok_or_else(|| no_lora(&path, "no tensors"))?;
         match (expert, lora.is_for()) {
-            (Some(expert), Some(own)) if own != expert => Err(LoraError::NoExpert { path, expert, found: Some(own) }),
+            (Some(expert), Some(found)) if found != expert => {
+                Err(LoraError::NoExpert { path, expert, found: Some(found) })
+            }
             _ => Ok(lora),
         }
     }
@@ -136,9 +134,9 @@ fn no_lora(path: &Path, found: &str) -> LoraError {
     LoraError::invalid(path, format!("expected the tensors of a LoRA, found {found}"))
 }
 
-/// The common convention of all keys. Fails if two keys have different conventions.
+/// The common convention of all keys (text and parsed key). Fails if two keys have different conventions.
 fn convention(path: &Path, keys: &[(&str, Key<'_>)]) -> Result<Convention, LoraError> {
-    let mut known = keys.iter().filter_map(|(full, key)| Some((*full, key.convention?)));
+    let mut known = keys.iter().filter_map(|(text, key)| Some((*text, key.convention?)));
     let Some((first, convention)) = known.next() else { return Ok(Convention::DiffSynth) };
     if let Some((second, other)) = known.find(|(_, other)| *other != convention) {
         let problem = format!("two conventions in one file: `{first}` ({convention}) and `{second}` ({other})");
@@ -147,7 +145,7 @@ fn convention(path: &Path, keys: &[(&str, Key<'_>)]) -> Result<Convention, LoraE
     Ok(convention)
 }
 
-/// Scales in the header.
+/// Scales that a file has in its header.
 #[derive(Default)]
 struct Header {
     /// diffusers' configuration, by the transformer of its prefix.
@@ -181,17 +179,21 @@ impl Header {
     }
 }
 
+/// Parses a JSON object.
 fn object(path: &Path, bytes: &[u8]) -> Result<serde_json::Map<String, Value>, LoraError> {
     serde_json::from_slice(bytes).map_err(|e| LoraError::invalid(path, format!("expected a JSON object: {e}")))
 }
 
-/// An adapter whose keys are being collected, by the official name of the layer.
+/// An adapter whose tensors are being collected.
 #[derive(Default)]
 struct RawAdapter {
+    /// Each layer's tensors. The key is the layer's official name.
     layers: BTreeMap<String, RawLayer>,
+    /// See [`Lora::undotted`].
     undotted: Vec<String>,
 }
 
+/// A layer whose tensors are being collected.
 #[derive(Default)]
 struct RawLayer {
     /// The layer's name in the file.
@@ -201,7 +203,7 @@ struct RawLayer {
     adapter: Option<String>,
 }
 
-/// The sources of a layer's alpha besides its own tensor.
+/// Where the alpha of a layer can be, other than in a tensor of the layer.
 struct Scales<'a> {
     convention: Convention,
     /// PEFT's configuration, next to the file or in the header.
@@ -211,10 +213,11 @@ struct Scales<'a> {
 }
 
 impl RawAdapter {
+    /// Adds a tensor; `key` is its parsed name `text`. Fails if the layer already has such a tensor.
     fn add(
         &mut self,
         path: &Path,
-        full: &str,
+        text: &str,
         key: &Key<'_>,
         convention: Convention,
         tensor: &Tensor,
@@ -232,7 +235,7 @@ impl RawAdapter {
         let layer = self.layers.entry(official.clone()).or_default();
         layer.name = key.layer.to_string();
         let twice = |part: &str| {
-            let problem = format!("the {part} of the layer `{official}` appears twice, the second time as `{full}`");
+            let problem = format!("the {part} of the layer `{official}` appears twice, the second time as `{text}`");
             Err(LoraError::invalid(path, problem))
         };
         if layer.parts.iter().any(|(part, _)| *part == key.part) {
@@ -244,13 +247,14 @@ impl RawAdapter {
             _ => {}
         }
         if !matches!(tensor.dtype(), DType::F32 | DType::Bf16 | DType::F16) && key.part != Part::Alpha {
-            let found = format!("{} in `{full}`", tensor.dtype());
+            let found = format!("{} in `{text}`", tensor.dtype());
             return Err(shape_error(path, &official, "values of f32, bf16 or f16", &found));
         }
         layer.parts.push((key.part, tensor.clone()));
         Ok(())
     }
 
+    /// Makes the adapter of its tensors. Fails if a layer is not complete.
     fn finish(self, path: &Path, expert: Option<Expert>, scales: &Scales<'_>) -> Result<Lora, LoraError> {
         let mut lora = Lora { expert, undotted: self.undotted, ..Lora::default() };
         for (name, mut raw) in self.layers {
@@ -270,11 +274,13 @@ impl RawAdapter {
 }
 
 impl RawLayer {
+    /// Removes a tensor and returns it.
     fn take(&mut self, part: Part) -> Option<Tensor> {
         let at = self.parts.iter().position(|(p, _)| *p == part)?;
         Some(self.parts.swap_remove(at).1)
     }
 
+    /// Makes the layer of its tensors. `name` is its official name.
     fn finish(mut self, path: &Path, name: &str, scales: &Scales<'_>) -> Result<Layer, LoraError> {
         let missing = |part: Part| {
             let problem = format!("the layer `{name}` has no {}, expected both matrices of every layer", part.name());
@@ -289,14 +295,18 @@ impl RawLayer {
         }
         let alpha = self.alpha(path, name, down.shape()[0], scales)?;
         let mut layer = Layer { down, up, alpha, bias };
-        let in_header = scales.alphas.is_some_and(|alphas| alphas.contains_key(name));
-        match (self.take(Part::UnscaledUp), in_header && scales.convention == Convention::DiffSynth) {
+        // A DiffSynth file of this project has the scale in `B`, which is undone here; see the module's documentation.
+        let alpha_in_header = scales.alphas.is_some_and(|alphas| alphas.contains_key(name));
+        let b_has_scale = alpha_in_header && scales.convention == Convention::DiffSynth;
+        match (self.take(Part::UnscaledUp), b_has_scale) {
+            // A file of another program or convention.
             (None, false) => {}
+            // The file also has the unscaled `B`.
             (Some(unscaled), true) => {
                 check_shapes(path, name, &layer.down, &unscaled, None)?;
                 layer.up = unscaled;
             }
-            // Written by this project: `B` contains the scale, which is a power of two.
+            // The scale can be divided out exactly, unless it is 0.
             (None, true) if layer.scale() == 0.0 => {
                 let problem = format!("layer `{name}`: the header says alpha 0, which cannot be undone");
                 return Err(LoraError::invalid(path, problem));
@@ -315,7 +325,7 @@ impl RawLayer {
 
     /// The alpha of the layer; `None` if it equals the rank. Fails if the header contradicts the configuration.
     fn alpha(&mut self, path: &Path, name: &str, rank: usize, scales: &Scales<'_>) -> Result<Option<f64>, LoraError> {
-        let own = match self.take(Part::Alpha) {
+        let in_tensor = match self.take(Part::Alpha) {
             None => None,
             Some(alpha) if alpha.len() == 1 => Some(f64::from(alpha.to_f32_vec()[0])),
             Some(alpha) => {
@@ -334,12 +344,12 @@ impl RawLayer {
             );
             return Err(LoraError::invalid(path, problem));
         }
-        let alpha = own.or(in_config).or(in_header).filter(|alpha| *alpha != rank as f64);
+        let alpha = in_tensor.or(in_config).or(in_header).filter(|alpha| *alpha != rank as f64);
         // The scale is used as an f32.
-        match alpha.is_some_and(|alpha| !(alpha as f32).is_finite()) {
-            true => Err(LoraError::NotFinite { path: path.into(), what: "alpha", name: name.into() }),
-            false => Ok(alpha),
+        if alpha.is_some_and(|alpha| !(alpha as f32).is_finite()) {
+            return Err(LoraError::NotFinite { path: path.into(), what: "alpha", name: name.into() });
         }
+        Ok(alpha)
     }
 }
 
@@ -347,6 +357,7 @@ pub(super) fn shape_error(path: &Path, layer: &str, expected: &str, found: &str)
     LoraError::invalid(path, format!("layer `{layer}`: expected {expected}, found {found}"))
 }
 
+/// Fails unless A is `[rank, in, ...]`, B `[out, rank, 1, ...]` and the bias, if there is one, `[out]`.
 fn check_shapes(path: &Path, name: &str, down: &Tensor, up: &Tensor, bias: Option<&Tensor>) -> Result<(), LoraError> {
     match (down.shape(), up.shape()) {
         ([rank, _, ..], [out, columns, rest @ ..]) if rank == columns && *rank > 0 && rest.iter().all(|d| *d == 1) => {
@@ -357,9 +368,9 @@ fn check_shapes(path: &Path, name: &str, down: &Tensor, up: &Tensor, bias: Optio
                 _ => Ok(()),
             }
         }
-        (a, b) => {
+        (down, up) => {
             let expected = "A of [rank, in, ...] and B of [out, rank, 1, ...]";
-            Err(shape_error(path, name, expected, &format!("A {a:?}, B {b:?}")))
+            Err(shape_error(path, name, expected, &format!("A {down:?}, B {up:?}")))
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Values of `lora_checkpoint` and `--adapter`: files, directories or pairs of files, with strengths.
+//! Finds and opens the adapters that `lora_checkpoint` and `--adapter` name: files, directories or pairs of files, with
+//! strengths.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -53,7 +54,7 @@ pub struct OpenedAdapter {
     pub path: PathBuf,
     /// The transformer that the adapter is for, from the configuration, the tensor names, the header or the file name.
     pub expert: Option<Expert>,
-    /// Whether only the file name, or a name in the header, contains the transformer.
+    /// Whether `expert` is only a guess, from the file name or a name in the header.
     pub expert_from_file_name: bool,
     /// Factor of the adapter's additions.
     pub strength: f64,
@@ -89,10 +90,10 @@ impl AdapterSources {
                 }
             }
         }
-        match opened.is_empty() {
-            true => Err(Error::Unsupported("expected at least one adapter, found none".into())),
-            false => Ok(opened),
+        if opened.is_empty() {
+            return Err(Error::Unsupported("expected at least one adapter, found none".into()));
         }
+        Ok(opened)
     }
 }
 
@@ -137,8 +138,8 @@ fn with_strength(text: &str, resolve: &impl Fn(&Path) -> PathBuf) -> Result<(Pat
 }
 
 /// The adapter files of a path: the file itself, or the files in the directory of a PEFT adapter, of a checkpoint or of
-/// a run (its newest checkpoint). Returns two files if each of two experts has its own. A checkpoint with an
-/// averaged policy returns that one.
+/// a run (its newest checkpoint). These are two files if each of two experts has a file of its own. If a checkpoint has
+/// an averaged policy, these are the files of the average.
 pub fn files(path: &Path) -> Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.into()]);
@@ -168,6 +169,7 @@ pub fn newest_checkpoint(path: &Path) -> Result<Option<PathBuf>> {
     if !weight_files(path)?.is_empty() {
         return Ok(None);
     }
+    // `path` is a run, or a directory of checkpoints.
     let checkpoints = [path.join("checkpoints"), path.to_path_buf()].into_iter().find(|directory| directory.is_dir());
     let mut steps = entries(&checkpoints.unwrap_or_default())?;
     steps.retain(|step| {
@@ -179,6 +181,7 @@ pub fn newest_checkpoint(path: &Path) -> Result<Option<PathBuf>> {
     Ok(steps.pop())
 }
 
+/// The paths of a directory's entries, sorted.
 fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
     let listing = std::fs::read_dir(directory).map_err(Error::file("list", directory))?;
     let mut paths: Vec<PathBuf> = listing.filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -193,8 +196,9 @@ fn weight_files(directory: &Path) -> Result<Vec<PathBuf>> {
 
 /// Selects the weight files in `directory` that make up one adapter. Fails if the choice is ambiguous.
 fn one_adapter(directory: &Path, weights: Vec<PathBuf>) -> Result<Vec<PathBuf>> {
+    /// Names of adapter files in this project, PEFT, and of whole transformers in diffusers.
     const STEMS: [&str; 4] = ["adapter", "adapter_model", "model", "diffusion_pytorch_model"];
-    let stem = |file: &Path| {
+    let stem_without_expert = |file: &Path| {
         let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         stem.trim_end_matches("_high_noise").trim_end_matches("_low_noise").to_string()
     };
@@ -202,9 +206,10 @@ fn one_adapter(directory: &Path, weights: Vec<PathBuf>) -> Result<Vec<PathBuf>> 
         let experts: Vec<_> = files.iter().map(|file| about::expert_of_name(file)).collect();
         matches!(experts[..], [Some(a), Some(b)] if a != b)
     };
-    let known: Vec<&PathBuf> = weights.iter().filter(|file| STEMS.contains(&stem(file).as_str())).collect();
+    let with_known_stem: Vec<&PathBuf> =
+        weights.iter().filter(|file| STEMS.contains(&stem_without_expert(file).as_str())).collect();
     let all: Vec<&PathBuf> = weights.iter().collect();
-    for files in [known, all] {
+    for files in [with_known_stem, all] {
         if files.len() == 1 || has_both_experts(&files) {
             return Ok(files.into_iter().cloned().collect());
         }
@@ -215,14 +220,16 @@ fn one_adapter(directory: &Path, weights: Vec<PathBuf>) -> Result<Vec<PathBuf>> 
 
 impl LoraFile {
     /// Opens a file, the directory of a PEFT adapter or a checkpoint, or a run (its newest checkpoint), as `--adapter`
-    /// does. Returns two files if each of two experts has its own and `expert` is `None`.
+    /// does. Returns two files if each of two experts has a file of its own and `expert` is `None`.
     pub fn open_named(path: &Path, expert: Option<Expert>) -> Result<Vec<Self>> {
         let mut opened = files(path)?.iter().map(Self::open).collect::<Result<Vec<_>, _>>()?;
-        if let (2.., Some(expert)) = (opened.len(), expert) {
-            opened.retain(|file| file.adapters.iter().any(|lora| lora.is_for() == Some(expert)));
-        }
-        if let (true, Some(expert)) = (opened.is_empty(), expert) {
-            return Err(LoraError::NoExpert { path: path.into(), expert, found: None }.into());
+        if let Some(expert) = expert {
+            if opened.len() >= 2 {
+                opened.retain(|file| file.adapters.iter().any(|lora| lora.is_for() == Some(expert)));
+            }
+            if opened.is_empty() {
+                return Err(LoraError::NoExpert { path: path.into(), expert, found: None }.into());
+            }
         }
         Ok(opened)
     }
@@ -231,42 +238,40 @@ impl LoraFile {
 /// Reads the adapters of a file. Fails if the file is for another expert than `assigned`.
 fn open(path: &Path, assigned: Option<Expert>, strength: f64) -> Result<Vec<OpenedAdapter>> {
     let checkpoint = Checkpoint::open(path)?;
-    let adapters: Vec<(Option<Expert>, AdapterWeights, BTreeMap<String, String>)> = match checkpoint
-        .keys()
-        .any(is_lora_key)
-    {
-        true => {
-            let file = LoraFile::open(path)?;
-            let header = file.metadata;
-            file.adapters.into_iter().map(|lora| (lora.is_for(), AdapterWeights::Lora(lora), header.clone())).collect()
-        }
-        false => {
-            let header = checkpoint.metadata();
-            vec![(about::expert(path, &header)?, AdapterWeights::Full(checkpoint.all()?), header)]
-        }
+    // The file's adapters, each with the expert that tensor names or header say, and the header.
+    let is_lora = checkpoint.keys().any(is_lora_key);
+    let adapters: Vec<(Option<Expert>, AdapterWeights, BTreeMap<String, String>)> = if is_lora {
+        let file = LoraFile::open(path)?;
+        let header = file.metadata;
+        let loras = file.adapters.into_iter();
+        loras.map(|lora| (lora.is_for(), AdapterWeights::Lora(lora), header.clone())).collect()
+    } else {
+        let header = checkpoint.metadata();
+        vec![(about::expert(path, &header)?, AdapterWeights::Full(checkpoint.all()?), header)]
     };
     let (mut opened, has_both_experts) = (Vec::new(), adapters.len() > 1);
-    for (own, weights, header) in adapters {
-        if let (Some(assigned), Some(own)) = (assigned, own)
-            && assigned != own
+    for (stated, weights, header) in adapters {
+        if let (Some(assigned), Some(stated)) = (assigned, stated)
+            && assigned != stated
         {
             // Only the requested expert of a file with both is used.
             if has_both_experts {
                 continue;
             }
             let name = |expert| if expert == Expert::High { "`dit`, high_noise" } else { "`dit2`, low_noise" };
-            let problem = format!("is an adapter for {}; it was to be used for {}", name(own), name(assigned));
+            let problem = format!("is an adapter for {}; it was to be used for {}", name(stated), name(assigned));
             return Err(Error::bad_file(path, problem));
         }
-        let in_a_name =
+        let known = assigned.or(stated);
+        let guessed =
             about::expert_of_name(path).or_else(|| about::expert_of_header(&header).map(|(expert, _)| expert));
-        if let (Some(used), false) = (assigned.or(own), has_both_experts) {
+        if let (Some(used), false) = (known, has_both_experts) {
             about::warn_of_exchange(path, &header, used);
         }
         opened.push(OpenedAdapter {
             path: path.into(),
-            expert: assigned.or(own).or(in_a_name),
-            expert_from_file_name: assigned.or(own).is_none() && in_a_name.is_some(),
+            expert: known.or(guessed),
+            expert_from_file_name: known.is_none() && guessed.is_some(),
             strength,
             weights,
             header,

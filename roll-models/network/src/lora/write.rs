@@ -1,4 +1,4 @@
-//! Writes LoRA files of any convention.
+//! Writes LoRA files of any convention. [`super`] describes where each convention has the scale.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use super::about;
 use super::error::{LoraError, some};
 use super::keys::{ALPHAS_KEY, UNSCALED};
 use super::layer_names::{self, Names};
-use super::peft;
+use super::peft::{self, RankAndAlpha};
 use super::{Convention, Layer, Lora};
 
 /// Options of a LoRA file.
@@ -21,8 +21,8 @@ use super::{Convention, Layer, Lora};
 pub struct WriteOptions {
     /// The convention of the tensor names.
     pub convention: Convention,
-    /// The naming scheme of the layers in a PEFT file: that of the model into which PEFT will load it. Other
-    /// conventions determine it themselves.
+    /// The naming scheme of the layers in a PEFT file: that of the model into which PEFT will load the file. Other
+    /// conventions have one naming scheme each.
     pub names: Names,
 }
 
@@ -38,8 +38,8 @@ pub struct EncodedLora {
 }
 
 impl EncodedLora {
-    /// Names the tensors of `lora`. The header has `metadata`, that of the original file, and the expert. Fails if the
-    /// convention cannot represent the LoRA.
+    /// Names the tensors of `lora`. The header has the entries of `metadata` (the header of the original file) and the
+    /// expert. Fails if the convention cannot represent the LoRA.
     pub fn new(lora: &Lora, options: WriteOptions, metadata: &BTreeMap<String, String>) -> Result<Self, LoraError> {
         let WriteOptions { convention, names } = options;
         check_convention(lora, convention)?;
@@ -47,7 +47,9 @@ impl EncodedLora {
         if let Some(expert) = lora.is_for() {
             written.metadata.insert(about::EXPERT.into(), expert.to_string());
         }
+        // Alphas that differ from the rank, by the name of the layer.
         let mut alphas = BTreeMap::new();
+        // Rank and alpha of every layer, by the name that PEFT's configuration has.
         let mut config = BTreeMap::new();
         for (name, layer) in &lora.layers {
             let stem = stem(name, convention, names);
@@ -55,9 +57,10 @@ impl EncodedLora {
             if layer.alpha.is_some() {
                 alphas.insert(name.clone(), alpha);
             }
-            let configured = stem.strip_prefix(prefix(convention)).unwrap_or(&stem);
-            config.insert(configured.to_string(), (layer.rank(), alpha));
-            if written.state.contains_key(&format!("{stem}{}.weight", matrix_names(convention).0)) {
+            let name_in_config = stem.strip_prefix(prefix(convention)).unwrap_or(&stem);
+            config.insert(name_in_config.to_string(), RankAndAlpha { rank: layer.rank(), alpha });
+            let (a, _) = matrix_names(convention);
+            if written.state.contains_key(&format!("{stem}{a}.weight")) {
                 let what = "two layers whose names differ in dots and underscores alone";
                 return Err(unrepresentable(convention, what, name, "ComfyUI or PEFT"));
             }
@@ -73,12 +76,14 @@ impl EncodedLora {
                 }
             }
         }
-        let bias = lora.layers.values().any(|layer| layer.bias.is_some());
+        let has_bias = lora.layers.values().any(|layer| layer.bias.is_some());
         match convention {
-            Convention::Peft => written.adapter_config = Some(peft::adapter_config(peft::fields(&config, bias, ""))),
+            Convention::Peft => {
+                written.adapter_config = Some(peft::adapter_config(peft::fields(&config, has_bias, "")));
+            }
             // diffusers derives the configuration itself if all scales are 1.
             Convention::Diffusers if !alphas.is_empty() => {
-                let fields = peft::fields(&config, bias, prefix(convention));
+                let fields = peft::fields(&config, has_bias, prefix(convention));
                 written.metadata.insert(peft::DIFFUSERS_KEY.into(), Value::Object(fields).to_string());
             }
             _ => {}
@@ -100,8 +105,8 @@ impl EncodedLora {
     fn add_layer(&mut self, stem: &str, layer: &Layer, convention: Convention, alpha: f64) {
         let (a, b) = matrix_names(convention);
         let mut up = layer.up.clone();
-        // DiffSynth has no alpha: the scale is multiplied into B. If that rounds, the file has the unscaled B too. Layers
-        // with a bias have the scale 1 (`check_convention`).
+        // DiffSynth has no alpha, so the scale is multiplied into B. If this cannot be undone exactly, the file also
+        // has the unscaled B. Layers with a bias have the scale 1 (`check_convention`).
         if convention == Convention::DiffSynth && layer.scale() != 1.0 {
             match scaled(&up, layer.scale()) {
                 Some(exact) => up = exact,
@@ -126,8 +131,8 @@ impl EncodedLora {
         }
     }
 
-    /// Writes the file, then `adapter_config.json` next to it, both atomically. Writes nothing and fails if an
-    /// `adapter_config.json` exists there that belongs to another adapter or cannot be read.
+    /// Writes the file, then `adapter_config.json` next to it, both atomically. If an `adapter_config.json` exists
+    /// there that belongs to another adapter or cannot be read, this fails and writes nothing.
     pub fn save(&self, path: &Path) -> Result<(), LoraError> {
         let config = self.adapter_config.as_ref();
         let config = config.map(|config| (path.with_file_name(peft::CONFIG_FILE), format!("{config:#}\n")));
@@ -196,7 +201,7 @@ fn prefix(convention: Convention) -> &'static str {
     }
 }
 
-/// Name endings of a layer's matrices A and B.
+/// Endings of the names of a layer's matrices A and B, before `.weight`.
 fn matrix_names(convention: Convention) -> (&'static str, &'static str) {
     match convention {
         Convention::Kohya => (".lora_down", ".lora_up"),
@@ -205,6 +210,7 @@ fn matrix_names(convention: Convention) -> (&'static str, &'static str) {
     }
 }
 
+/// The beginning of the names of a layer's tensors: prefix and layer.
 fn stem(layer: &str, convention: Convention, names: Names) -> String {
     let prefix = prefix(convention);
     match (convention, names) {
@@ -216,6 +222,7 @@ fn stem(layer: &str, convention: Convention, names: Names) -> String {
     }
 }
 
+/// The error for a part of a LoRA that the convention cannot represent. `instead` names conventions that can.
 fn unrepresentable(convention: Convention, what: &str, layer: &str, instead: &str) -> LoraError {
     LoraError::Unrepresentable(format!(
         "{convention} files have no place for {what} (layer `{layer}`); choose {instead}"
@@ -231,17 +238,17 @@ fn check_convention(lora: &Lora, convention: Convention) -> Result<(), LoraError
             some(lora.undotted.iter().map(String::as_str), 5)
         )));
     }
-    let has_differences = matches!(convention, Convention::ComfyUi | Convention::Kohya);
+    let is_comfyui_or_kohya = matches!(convention, Convention::ComfyUi | Convention::Kohya);
     if let Some(layer) = lora.differences.keys().next()
-        && !has_differences
+        && !is_comfyui_or_kohya
     {
         let what = "differences of whole parameters (.diff, .diff_b, .diff_m)";
         return Err(unrepresentable(convention, what, layer, "ComfyUI or kohya"));
     }
-    let has_no_place = |layer: &Layer| {
-        layer.bias.is_some() && (has_differences || (convention == Convention::DiffSynth && layer.scale() != 1.0))
+    let has_unrepresentable_bias = |layer: &Layer| {
+        layer.bias.is_some() && (is_comfyui_or_kohya || (convention == Convention::DiffSynth && layer.scale() != 1.0))
     };
-    if let Some((name, _)) = lora.layers.iter().find(|(_, layer)| has_no_place(layer)) {
+    if let Some((name, _)) = lora.layers.iter().find(|(_, layer)| has_unrepresentable_bias(layer)) {
         return Err(unrepresentable(convention, "a scaled bias (lora_B.bias)", name, "PEFT or diffusers"));
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! Weights as models hold them: GGUF files, and weights that are streamed, on the device or in host memory. The files
-//! are those of `roll-weights`.
+//! Where the weights of a network come from and where they are kept: GGUF files, and stores of weights that are
+//! streamed from a file, resident on the device or in host memory. `roll-weights` reads safetensors and torch files.
 
 pub mod gguf;
 mod streamed;

@@ -1,4 +1,5 @@
-//! Weights that are read from their files one segment at a time.
+//! Stores of a network's weights from a checkpoint file: streamed one segment at a time ([`Streamed`]), resident on the
+//! device ([`resident`]), or in host memory ([`from_host`], [`in_host_memory`]).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -20,14 +21,18 @@ use crate::precision::DeviceTraits;
 /// long as the system has room.
 pub struct Streamed {
     source: Arc<StreamSource>,
-    ahead: Option<Prefetcher<(Weights, SegmentMemory)>>,
+    /// Reads the next segment during the computation; `None` reads each segment when it is requested.
+    prefetcher: Option<Prefetcher<(Weights, SegmentMemory)>>,
+    /// Sizes of the segments that were read before, for reserving device memory.
     sizes: SegmentSizes,
 }
 
+/// What a background thread needs to read a segment.
 #[derive(Clone)]
 struct StreamSource {
     checkpoint: Checkpoint,
     device: Device,
+    /// `None` keeps the file's dtype.
     storage: Option<Storage>,
 }
 
@@ -35,7 +40,7 @@ impl Streamed {
     /// Creates a store over `checkpoint`, whose keys must be those that the network requests.
     pub fn new(checkpoint: Checkpoint, device: &Device) -> Self {
         let source = StreamSource { checkpoint, device: device.clone(), storage: None };
-        Self { source: Arc::new(source), ahead: None, sizes: SegmentSizes::default() }
+        Self { source: Arc::new(source), prefetcher: None, sizes: SegmentSizes::default() }
     }
 
     /// Stores the weights on the device as `storage` says instead of in the file's dtype.
@@ -44,26 +49,29 @@ impl Streamed {
         self
     }
 
-    /// Prefetches the next segment on a thread during the computation. This takes the memory of one more segment and
-    /// avoids the wait, for networks that run through the same segments again and again.
+    /// Prefetches the next segment on a thread during the computation, which avoids the wait and takes the memory of
+    /// one more segment. The order of the segments is learned from the first pass, and the first segment of the next
+    /// pass waits in memory: this is for networks that run again and again.
     pub fn with_prefetch(mut self) -> Self {
-        self.ahead = Some(Prefetcher::default());
+        self.prefetcher = Some(Prefetcher::default());
         self
     }
 
-    /// Prefetches like [`Streamed::with_prefetch`], for a network that runs through the segments in this order, but
-    /// rarely: the first pass is prefetched, too, and no segment waits in memory for the next pass.
+    /// Prefetches like [`Streamed::with_prefetch`], but in the given order: the first pass is prefetched, too, and no
+    /// segment waits in memory for the next pass. This is for networks that run rarely.
     pub fn with_prefetch_order(mut self, order: Vec<String>) -> Self {
-        self.ahead = Some(Prefetcher::in_order(order));
+        self.prefetcher = Some(Prefetcher::in_order(order));
         self
     }
 }
 
 impl WeightStore for Streamed {
     fn segment(&self, prefix: &str) -> Result<Weights> {
-        let Some(ahead) = &self.ahead else { return self.source.read(prefix, &mut SegmentMemory::default()) };
+        let Some(prefetcher) = &self.prefetcher else {
+            return self.source.read(prefix, &mut SegmentMemory::default());
+        };
         let device = &self.source.device;
-        let (weights, memory) = ahead.segment(prefix, true, |prefix| {
+        let (weights, memory) = prefetcher.segment(prefix, true, |prefix| {
             let (source, name, mut memory) =
                 (self.source.clone(), prefix.to_string(), self.sizes.reserve(prefix, device));
             Ok(begin(device, Purpose::Weights, move || Ok((source.read(&name, &mut memory)?, memory))))
@@ -82,6 +90,7 @@ impl WeightStore for Streamed {
 }
 
 impl StreamSource {
+    /// Uploads the weights whose keys begin with `prefix`, to `memory` where it has room.
     fn read(&self, prefix: &str, memory: &mut SegmentMemory) -> Result<Weights> {
         let mut weights = HashMap::new();
         for key in self.checkpoint.keys().filter(|key| key.starts_with(prefix)) {
@@ -104,8 +113,8 @@ impl StreamSource {
     }
 }
 
-/// Uploads all weights of `checkpoint` to `device`. Each is released as soon as it is copied, so at most one weight of
-/// a mapped file takes host memory next to its copy.
+/// Uploads all weights of `checkpoint` to `device`. The mapped pages of each weight are released as soon as it is
+/// copied, so at most one weight of the file takes host memory.
 pub fn resident(checkpoint: &Checkpoint, storage: Storage, device: &Device) -> Result<Resident> {
     let mut weights = HashMap::with_capacity(checkpoint.len());
     for key in checkpoint.keys() {
@@ -138,12 +147,13 @@ pub fn in_host_memory(checkpoint: &Checkpoint, storage: Storage) -> Result<BTree
                     _ => roll_core::DType::F32,
                 };
                 // A tensor that needs no conversion is copied: otherwise it would keep pointing into the file.
-                HostWeight::Dense(match tensor.dtype() == dtype {
-                    true => Tensor::from_bytes(dtype, tensor.shape(), Arc::new(tensor.as_bytes().to_vec()))?,
-                    false => tensor.to_float(dtype)?,
+                HostWeight::Dense(if tensor.dtype() == dtype {
+                    Tensor::from_bytes(dtype, tensor.shape(), Arc::new(tensor.as_bytes().to_vec()))?
+                } else {
+                    tensor.to_float(dtype)?
                 })
             }
-            scaled => scaled,
+            eight_bits => eight_bits,
         };
         checkpoint.release(key);
         weights.insert(key.to_string(), weight);

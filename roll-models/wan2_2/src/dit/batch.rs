@@ -1,4 +1,5 @@
-//! A batch of inputs, whose tokens are the rows of one matrix, sample after sample.
+//! The inputs of a pass over several samples: checked, cut into tokens, and joined to matrices whose rows are the
+//! tokens of one sample after the other.
 
 use roll_core::{Conditioning, Error, Result, Tensor, Timestep, VelocityInput};
 
@@ -25,7 +26,7 @@ pub(super) struct Batch {
     pub(super) image_rows: usize,
 }
 
-/// Number of samples, and the patch grid that they share.
+/// Number of samples, and the patch grid that all of them have.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) struct BatchShape {
     pub(super) samples: usize,
@@ -33,6 +34,7 @@ pub(super) struct BatchShape {
 }
 
 impl Batch {
+    /// Fails unless the inputs fit the model and each other.
     pub(super) fn new(inputs: &[VelocityInput<'_>], config: &DitConfig) -> Result<Self> {
         let Some(first) = inputs.first() else {
             return Err(Error::Misuse("velocities of no inputs were requested".into()));
@@ -43,20 +45,22 @@ impl Batch {
         let shape = BatchShape { samples: inputs.len(), grid: Grid::new(&latents.shape()[1..], config.patch)? };
 
         // The tokens of a known first frame (TI2V) come first and have timestep zero.
-        let known = |input: &VelocityInput<'_>| input.conditioning.first_frame.is_some();
-        if inputs.iter().any(|input| known(input) != known(first)) {
+        let has_known_frame = |input: &VelocityInput<'_>| input.conditioning.first_frame.is_some();
+        if inputs.iter().any(|input| has_known_frame(input) != has_known_frame(first)) {
             let problem = "some samples of a batch have a known first frame and others do not";
             return Err(Error::Misuse(problem.into()));
         }
         let (tokens, tokens_per_frame) = (shape.grid.tokens(), shape.grid.tokens_per_frame());
         let (mut timesteps, mut groups) = (Vec::new(), Vec::new());
         for input in inputs {
-            if known(input) {
+            let mut denoised_tokens = tokens;
+            if has_known_frame(input) {
                 timesteps.push(Timestep(0.0));
                 groups.push(tokens_per_frame);
+                denoised_tokens -= tokens_per_frame;
             }
             timesteps.push(input.timestep);
-            groups.push(if known(input) { tokens - tokens_per_frame } else { tokens });
+            groups.push(denoised_tokens);
         }
 
         let contexts: Vec<Tensor> = inputs.iter().map(|input| input.conditioning.context.clone()).collect();
@@ -91,10 +95,10 @@ impl BatchShape {
 
     /// Reassembles tokens `[B * tokens, C * patch]` to `[B, C, T, H, W]`.
     pub(super) fn to_latents(self, tokens: &Tensor, order: Order) -> Result<Tensor> {
-        let each = [self.samples, self.grid.tokens(), tokens.shape()[1]];
-        let parts: Result<Vec<Tensor>> =
-            tokens.reshape(each)?.unstack()?.iter().map(|x| self.grid.to_latents(x, order)).collect();
-        Tensor::stack(&parts?)
+        let by_sample = tokens.reshape([self.samples, self.grid.tokens(), tokens.shape()[1]])?;
+        let latents: Result<Vec<Tensor>> =
+            by_sample.unstack()?.iter().map(|x| self.grid.to_latents(x, order)).collect();
+        Tensor::stack(&latents?)
     }
 }
 
@@ -126,8 +130,8 @@ fn with_channels(config: &DitConfig, latents: &Tensor, conditioning: &Conditioni
     let [c, t, h, w] = *latents.shape() else {
         return Err(Error::shape("latents", "[C, T, H, W]", latents.shape()));
     };
-    let extra = conditioning.channels.as_ref().map_or(0, |y| y.shape()[0]);
-    if c != config.out_channels || c + extra != config.in_channels {
+    let extra_channels = conditioning.channels.as_ref().map_or(0, |extra| extra.shape()[0]);
+    if c != config.out_channels || c + extra_channels != config.in_channels {
         return Err(Error::Shape {
             what: "latents with their conditioning channels".into(),
             expected: format!(
@@ -135,13 +139,14 @@ fn with_channels(config: &DitConfig, latents: &Tensor, conditioning: &Conditioni
                 config.out_channels,
                 config.in_channels.saturating_sub(config.out_channels)
             ),
-            found: vec![c, extra],
+            found: vec![c, extra_channels],
         });
     }
-    let Some(y) = &conditioning.channels else { return Ok(latents.clone()) };
-    if y.shape()[1..] != [t, h, w] {
-        return Err(Error::shape("conditioning channels", format!("[{extra}, {t}, {h}, {w}]"), y.shape()));
+    let Some(extra) = &conditioning.channels else { return Ok(latents.clone()) };
+    if extra.shape()[1..] != [t, h, w] {
+        let expected = format!("[{extra_channels}, {t}, {h}, {w}]");
+        return Err(Error::shape("conditioning channels", expected, extra.shape()));
     }
-    let values = [latents.f32s()?, y.f32s()?].concat();
-    Tensor::new(values, [c + extra, t, h, w])
+    let values = [latents.f32s()?, extra.f32s()?].concat();
+    Tensor::new(values, [c + extra_channels, t, h, w])
 }

@@ -44,8 +44,8 @@ pub struct Pass {
     pub trains_modulation: bool,
     /// Number of image tokens in the context of a sample. They come before the text.
     pub image_rows: usize,
-    /// The ranks of sequence parallelism, if it is used. States, tables and groups are then this rank's, and there is
-    /// one sample.
+    /// The ranks of sequence parallelism, if it is used. States, tables and groups then cover only this rank's tokens,
+    /// and there is one sample.
     pub token_ranks: Option<Arc<TokenRanks>>,
     /// Receives intermediate values.
     pub probe: Option<Probe>,
@@ -62,9 +62,10 @@ pub mod shared {
 }
 
 impl Pass {
-    /// Runs `f` with the weights whose names begin with `prefix`. `products` are f32 in embeddings and head, because
-    /// they are cheap and all modulations depend on the embedded time: its angles reach 1000, of which bf16 keeps eight
-    /// bits.
+    /// Runs `f` with the weights whose names begin with `prefix`. `products` is the dtype of its matrix products.
+    ///
+    /// Embeddings and head use f32. They are cheap, and all modulations depend on the embedded time, whose angles reach
+    /// 1000; bf16 would keep only eight bits of them.
     pub fn scoped<T>(
         &self,
         prefix: &str,
@@ -73,32 +74,33 @@ impl Pass {
         f: impl FnOnce(&Scope<'_>) -> Result<T>,
     ) -> Result<T> {
         let trainable = self.trainable.as_ref().map(|all| all.segment(prefix)).transpose()?;
-        let weights = match self.full && trainable.is_some() {
-            true => Weights::default(),
-            false => self.store.segment(prefix)?,
-        };
+        let weights = if self.full && trainable.is_some() { Weights::default() } else { self.store.segment(prefix)? };
         let (trainable, lora_scale) = (trainable.as_ref(), self.lora_scale);
         f(&Scope { weights: &weights, trainable, lora_scale, tape, products, fp8: self.fp8 })
     }
 
-    /// Expands a modulation from one row per group to one row per token, if it is trained and there are several groups:
-    /// the sums of its gradient over tokens keep their order, and so their bits. Other modulations stay as they are.
+    /// Expands a modulation from one row per group to one row per token, if it is trained and there are several groups.
+    /// The sums of its gradient over tokens then keep their order, and so their bits. Other modulations stay as they
+    /// are.
     fn modulation(&self, rows: Tensor<2>) -> Tensor<2> {
-        let [count, width] = rows.dims();
-        let [first, ..] = self.groups.as_slice() else { return rows };
-        if count == 1 || !self.trains_modulation {
+        let [group_count, width] = rows.dims();
+        let [first_size, ..] = self.groups.as_slice() else { return rows };
+        if group_count == 1 || !self.trains_modulation {
             return rows;
         }
-        if self.groups.iter().all(|n| n == first) {
-            return rows.reshape([count, 1, width]).expand([count, *first, width]).reshape([count * first, width]);
+        // Groups of one size are expanded at once.
+        if self.groups.iter().all(|size| size == first_size) {
+            let expanded = rows.reshape([group_count, 1, width]).expand([group_count, *first_size, width]);
+            return expanded.reshape([group_count * first_size, width]);
         }
-        let spread = |(i, n): (usize, &usize)| rows.clone().narrow(0, i, 1).expand([*n, width]);
-        // A rank may have no token of some group.
-        let present = self.groups.iter().enumerate().filter(|(_, n)| **n > 0);
-        Tensor::cat(present.map(spread).collect(), 0)
+        let expand = |(i, size): (usize, &usize)| rows.clone().narrow(0, i, 1).expand([*size, width]);
+        // A rank may have no token of a group.
+        let not_empty = self.groups.iter().enumerate().filter(|(_, size)| **size > 0);
+        Tensor::cat(not_empty.map(expand).collect(), 0)
     }
 
-    /// Sizes of the groups of tokens that share a row of [`Pass::modulation`]; none if each token has its own.
+    /// Sizes of the groups of tokens that share a row of [`Pass::modulation`]. Empty if each token has a row of its
+    /// own.
     fn row_groups(&self) -> &[usize] {
         if self.trains_modulation { &[] } else { &self.groups }
     }
@@ -111,6 +113,7 @@ impl Pass {
             return ops::attention_with(q, k, v, heads, options);
         }
         let [rows, width] = q.dims();
+        // `[samples * n, width]` becomes `[n, samples * width]`.
         let fold = |x: Tensor<2>| {
             let n = x.dims()[0] / samples;
             x.reshape([samples, n, width]).swap_dims(0, 1).reshape([n, samples * width])
@@ -119,7 +122,7 @@ impl Pass {
         attended.reshape([rows / samples, samples, width]).swap_dims(0, 1).reshape([rows, width])
     }
 
-    /// Attention between all tokens of the sample, also those on other ranks.
+    /// Attention between all tokens of the sample, including tokens on other ranks.
     fn attention_among_tokens(
         &self,
         q: Tensor<2>,
@@ -140,11 +143,11 @@ impl Pass {
     /// Concatenates per sample: the rows of `first`, then the rows of `second`.
     pub(super) fn interleaved(&self, first: Tensor<2>, second: Tensor<2>) -> Tensor<2> {
         let width = first.dims()[1];
-        let each = |x: Tensor<2>| {
+        let by_sample = |x: Tensor<2>| {
             let n = x.dims()[0] / self.samples;
             x.reshape([self.samples, n, width])
         };
-        let both = Tensor::cat(vec![each(first), each(second)], 1);
+        let both = Tensor::cat(vec![by_sample(first), by_sample(second)], 1);
         let rows = self.samples * both.dims()[1];
         both.reshape([rows, width])
     }
@@ -152,10 +155,11 @@ impl Pass {
     /// Selects the same range of rows of each sample.
     fn rows_of_each(&self, x: Tensor<2>, start: usize, count: usize) -> Tensor<2> {
         let [rows, width] = x.dims();
-        let each = x.reshape([self.samples, rows / self.samples, width]);
-        each.narrow(1, start, count).reshape([self.samples * count, width])
+        let by_sample = x.reshape([self.samples, rows / self.samples, width]);
+        by_sample.narrow(1, start, count).reshape([self.samples * count, width])
     }
 
+    /// Passes an intermediate value to the probe, if there is one.
     fn probe_value(&self, name: impl FnOnce() -> String, value: &Tensor<2>) {
         if let Some(probe) = &self.probe {
             probe(&name(), value);
@@ -204,30 +208,33 @@ impl Segment for Block {
 }
 
 impl Block {
+    /// Runs the block on the residual stream `x`.
     fn apply(&self, scope: &Scope<'_>, x: Tensor<2>, modulation: Tensor<2>, context: Tensor<2>) -> Result<Tensor<2>> {
         let (pass, name) = (&self.pass, format!("blocks.{}", self.index));
         let dim = pass.config.dim;
+        // Six parts: shift, scale and gate of self-attention, then of the feed-forward layer. A gain is 1 + scale.
         let bias = scope.weight::<3>(&format!("{name}.modulation"))?.reshape([1, 6 * dim]);
         let modulation = modulation + bias;
-        let row = |i: usize| modulation.clone().narrow(1, i * dim, dim);
-        let shift_or_gate = |i: usize| pass.modulation(row(i));
-        let gain = |i: usize| pass.modulation(row(i) + 1.0);
+        let part = |i: usize| modulation.clone().narrow(1, i * dim, dim);
+        let shift_or_gate = |i: usize| pass.modulation(part(i));
+        let gain = |i: usize| pass.modulation(part(i) + 1.0);
 
         let groups = pass.row_groups();
-        let modulated =
+        let modulated_norm =
             |x: &Tensor<2>, gain, shift| ops::layer_norm_groups(x.clone(), gain, shift, groups, EPS, pass.activations);
 
-        let h = modulated(&x, gain(1), shift_or_gate(0));
+        let h = modulated_norm(&x, gain(1), shift_or_gate(0));
         let attended = self.self_attention(scope, h, &format!("{name}.self_attn"))?;
         let x = ops::gated_add_groups(x, attended, shift_or_gate(2), groups);
 
-        let norm = |part: &str| scope.weight::<1>(&format!("{name}.norm3.{part}"));
-        let [gain3, shift3] = [norm("weight")?, norm("bias")?].map(|row| row.unsqueeze());
+        // The norm before cross-attention has weights of its own instead of a modulation.
+        let norm3 = |part: &str| scope.weight::<1>(&format!("{name}.norm3.{part}"));
+        let [gain3, shift3] = [norm3("weight")?, norm3("bias")?].map(|row| row.unsqueeze());
         let h = ops::layer_norm_as(x.clone(), gain3, shift3, EPS, pass.activations);
         let attended = self.cross_attention(scope, h, context, &format!("{name}.cross_attn"))?;
         let x = ops::gated_add(x, attended, None);
 
-        let h = modulated(&x, gain(4), shift_or_gate(3));
+        let h = modulated_norm(&x, gain(4), shift_or_gate(3));
         let h = ops::gelu_tanh(scope.linear(h, &format!("{name}.ffn.0"))?);
         let h = scope.linear(h, &format!("{name}.ffn.2"))?;
         let x = ops::gated_add_groups(x, h, shift_or_gate(5), groups);
@@ -235,9 +242,10 @@ impl Block {
         Ok(x)
     }
 
+    /// Self-attention with its projections.
     fn self_attention(&self, scope: &Scope<'_>, h: Tensor<2>, name: &str) -> Result<Tensor<2>> {
         let (cos, sin) = &self.pass.rope;
-        let rotated = |part: &str| self.normed(scope, h.clone(), name, part, Some([cos.clone(), sin.clone()]));
+        let rotated = |part: &str| self.projected_norm(scope, h.clone(), name, part, Some([cos.clone(), sin.clone()]));
         let (q, k) = (rotated("q")?, rotated("k")?);
         let v = scope.linear(h.clone(), &format!("{name}.v"))?;
         let out = scope.linear(self.pass.attention_among_tokens(q, k, v, self.kept.clone()), &format!("{name}.o"))?;
@@ -245,8 +253,8 @@ impl Block {
         Ok(out)
     }
 
-    /// Cross-attention to the context. All its rows are keys, padding included: the reference implementation does not
-    /// mask them.
+    /// Cross-attention to the context with its projections. All rows of the context are keys, including padding, which
+    /// the reference implementation does not mask either. Image tokens have keys, values and an attention of their own.
     fn cross_attention(&self, scope: &Scope<'_>, h: Tensor<2>, context: Tensor<2>, name: &str) -> Result<Tensor<2>> {
         let pass = &self.pass;
         let context = as_dtype(context, h.dtype());
@@ -255,13 +263,13 @@ impl Block {
             0 => context.clone(),
             _ => pass.rows_of_each(context.clone(), image_rows, rows - image_rows),
         };
-        let q = self.normed(scope, h, name, "q", None)?;
-        let k = self.normed(scope, text.clone(), name, "k", None)?;
+        let q = self.projected_norm(scope, h, name, "q", None)?;
+        let k = self.projected_norm(scope, text.clone(), name, "k", None)?;
         let v = scope.linear(text, &format!("{name}.v"))?;
         let mut attended = pass.attention(q.clone(), k, v, None);
         if image_rows > 0 {
             let image = pass.rows_of_each(context, 0, image_rows);
-            let k = self.normed(scope, image.clone(), name, "k_img", None)?;
+            let k = self.projected_norm(scope, image.clone(), name, "k_img", None)?;
             let v = scope.linear(image, &format!("{name}.v_img"))?;
             attended = attended + pass.attention(q, k, v, None);
         }
@@ -270,18 +278,19 @@ impl Block {
         Ok(out)
     }
 
-    /// A projection, its RMS norm over the full width, and the rotation of each head if `angles` are given.
-    fn normed(
+    /// The projection `part` (`q`, `k`, `k_img`), its RMS norm over the full width, and the rotation of each head by
+    /// the rotary tables `rope`, if they are given.
+    fn projected_norm(
         &self,
         scope: &Scope<'_>,
         x: Tensor<2>,
         name: &str,
         part: &str,
-        angles: Option<[Tensor<2>; 2]>,
+        rope: Option<[Tensor<2>; 2]>,
     ) -> Result<Tensor<2>> {
         let projected = scope.linear(x, &format!("{name}.{part}"))?;
         let gain = scope.weight::<1>(&format!("{name}.norm_{part}.weight"))?;
-        Ok(ops::rms_rope(projected, gain, angles, self.pass.config.heads, EPS))
+        Ok(ops::rms_rope(projected, gain, rope, self.pass.config.heads, EPS))
     }
 }
 
@@ -294,10 +303,11 @@ impl Segment for Head {
         pass.scoped("head.", DType::F32, tape, |scope| {
             let x = state.rank::<2>()?;
             let dim = pass.config.dim;
+            // Two parts: shift and scale. The gain is 1 + scale.
             let bias = scope.weight::<3>("head.modulation")?;
             let time = shared[shared::TIME].rank::<2>()?;
-            let row = |i: usize| time.clone() + bias.clone().narrow(1, i, 1).reshape([1, dim]);
-            let [gain, shift] = [row(1) + 1.0, row(0)].map(|rows| pass.modulation(rows));
+            let part = |i: usize| time.clone() + bias.clone().narrow(1, i, 1).reshape([1, dim]);
+            let [gain, shift] = [part(1) + 1.0, part(0)].map(|rows| pass.modulation(rows));
             let h = ops::layer_norm_groups(x, gain, shift, pass.row_groups(), EPS, DType::F32);
             let out = scope.linear(h, "head.head")?;
             pass.probe_value(|| "head".into(), &out);

@@ -34,8 +34,8 @@ pub struct DitConfig {
     pub image_dim: Option<usize>,
 }
 
-/// Whether a tensor is the state of a training, which some files have next to the weights.
-fn is_counter(key: &str, shape: &[usize]) -> bool {
+/// Whether a tensor is a counter or an optimizer state of a training, which some files have next to the weights.
+fn is_training_state(key: &str, shape: &[usize]) -> bool {
     shape.is_empty() || key.starts_with("optimizer")
 }
 
@@ -57,7 +57,8 @@ impl DitConfig {
     }
 
     /// Reads the sizes from the shapes of the weights (official key names), and checks that every weight is present in
-    /// its shape. Fails on a weight that the network does not have: a variant would compute something else without it.
+    /// its shape. Fails on a weight that the network does not have, because a variant of the network would compute
+    /// something else without it.
     ///
     /// `heads` comes from the checkpoint's `config.json` or from the user. Without it, heads are 128 wide, as in every
     /// published model.
@@ -94,23 +95,26 @@ impl DitConfig {
             ffn_dim,
             layers: weights.blocks(|i| format!("blocks.{i}.modulation")),
             heads,
-            image_dim: match shapes.contains_key("img_emb.proj.1.weight") {
-                true => Some(weights.get::<2>("img_emb.proj.1.weight")?[1]),
-                false => None,
+            image_dim: if shapes.contains_key("img_emb.proj.1.weight") {
+                Some(weights.get::<2>("img_emb.proj.1.weight")?[1])
+            } else {
+                None
             },
         };
-        let own = config.weights();
-        weights.check(&own)?;
-        let own: BTreeSet<&str> = own.iter().map(|(key, _)| key.as_str()).collect();
-        let unknown = |(key, shape): &(&String, &Vec<usize>)| !own.contains(key.as_str()) && !is_counter(key, shape);
-        match shapes.iter().find(unknown) {
-            None => Ok(config),
-            Some((key, _)) => Err(Error::Unsupported(format!(
+        let expected = config.weights();
+        weights.check(&expected)?;
+        let expected_keys: BTreeSet<&str> = expected.iter().map(|(key, _)| key.as_str()).collect();
+        let is_unknown = |(key, shape): &(&String, &Vec<usize>)| {
+            !expected_keys.contains(key.as_str()) && !is_training_state(key, shape)
+        };
+        if let Some((key, _)) = shapes.iter().find(is_unknown) {
+            return Err(Error::Unsupported(format!(
                 "the weight `{key}` is not one of a plain Wan transformer: the file is damaged, or of a variant with \
                  further inputs (first-last-frame, VACE, Fun-Control, camera, Animate, speech), which is not supported; \
                  use the T2V, I2V or TI2V checkpoint"
-            ))),
+            )));
         }
+        Ok(config)
     }
 
     /// Width of one head.

@@ -26,7 +26,8 @@ pub fn sinusoid(timesteps: &[Timestep], width: usize, device: &Device) -> Tensor
     Tensor::from_data(TensorData::new(values, [timesteps.len(), 2 * half]), (device, DType::F32))
 }
 
-/// Embeds the sinusoids of G timesteps: `[G, dim]` for the head and `[G, 6 * dim]` for the blocks.
+/// Embeds the sinusoids of G timesteps. Returns the embedded timesteps `[G, dim]` for the head, and the modulations
+/// `[G, 6 * dim]` for the blocks.
 pub fn time(scope: &Scope<'_>, sinusoid: Tensor<2>) -> Result<(Tensor<2>, Tensor<2>)> {
     let hidden = ops::silu(scope.linear(sinusoid, "time_embedding.0")?);
     let embedded = scope.linear(hidden, "time_embedding.2")?;

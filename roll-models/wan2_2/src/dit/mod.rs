@@ -46,8 +46,11 @@ const EMBEDDINGS: [&str; 3] = ["time_", "text_", "img_"];
 /// A transformer: the only one or one of two experts.
 pub struct Dit {
     config: DitConfig,
+    /// The frozen weights.
     store: Arc<dyn WeightStore>,
+    /// The trainable parameters: adapters, or every weight.
     parameters: Option<Parameters>,
+    /// The parameters of [`Adapter::Start`].
     start: Option<Start>,
     /// Whether every weight is among the parameters.
     full: bool,
@@ -60,7 +63,9 @@ pub struct Dit {
     fp8_products: bool,
     /// Dtype between operators, if the user chose one.
     activations: Option<DType>,
+    /// The default of [`PassMemory::memory`].
     memory: Memory,
+    /// The default of [`PassMemory::attention`].
     keeps_attention: bool,
     probe: Option<Probe>,
     rotary: Rotary,
@@ -69,20 +74,20 @@ pub struct Dit {
 /// What a recorded pass keeps until its pullback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PassMemory {
-    /// Inputs of blocks, and where they are.
+    /// Whether the inputs of blocks, or everything, are kept, and where.
     pub memory: Memory,
     /// Whether the results of self-attention stay on the device.
     pub attention: bool,
 }
 
-/// The trained parameters at the start of training, where they are those of a file.
+/// The trained parameters at the start of training, if they come from a file.
 struct Start {
     state: StateDict,
-    /// On the device, from the first pass that uses them.
+    /// The parameters on the device, from the first pass that uses them.
     parameters: Mutex<Option<Parameters>>,
 }
 
-/// Cache of the rotary tables of the last pass, on the device. A run has few shapes, a trajectory has one.
+/// Cache of the rotary tables of the last pass, on the device. A run has few shapes, a trajectory has one shape.
 #[derive(Default)]
 struct Rotary(Mutex<Option<(BatchShape, [Burn<2>; 2])>>);
 
@@ -90,15 +95,15 @@ impl Rotary {
     fn tables(&self, shape: BatchShape, head_dim: usize, device: &Device) -> Result<[Burn<2>; 2]> {
         // A poisoned lock is harmless, because the tables are replaced in one assignment.
         let mut cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*cached {
-            Some((of, tables)) if *of == shape => Ok(tables.clone()),
-            _ => {
-                let (cos, sin) = shape.rotary_tables(head_dim)?;
-                let tables = [to_device(&cos, device)?, to_device(&sin, device)?];
-                *cached = Some((shape, tables.clone()));
-                Ok(tables)
-            }
+        if let Some((cached_shape, tables)) = &*cached
+            && *cached_shape == shape
+        {
+            return Ok(tables.clone());
         }
+        let (cos, sin) = shape.rotary_tables(head_dim)?;
+        let tables = [to_device(&cos, device)?, to_device(&sin, device)?];
+        *cached = Some((shape, tables.clone()));
+        Ok(tables)
     }
 }
 
@@ -138,8 +143,8 @@ impl Dit {
         self
     }
 
-    /// Keeps the results of self-attention on the device between a recorded pass and its pullback, which then recomputes
-    /// everything else: for each block `[tokens, dim]` in the dtype of products, and a number for each token and head.
+    /// Keeps the results of self-attention on the device between a recorded pass and its pullback, which recomputes
+    /// everything else. Per block, this is `[tokens, dim]` in the dtype of products, and a number per token and head.
     pub fn keeping_attention(mut self, keeps: bool) -> Self {
         self.keeps_attention = keeps;
         self
@@ -181,9 +186,9 @@ impl Dit {
     /// Shards the tokens of every pass between `ranks` (sequence parallelism). Each rank computes self-attention for
     /// its heads and everything else for its tokens, so the number of ranks must divide the heads.
     ///
-    /// All ranks must make the same passes with the same inputs. Each receives the whole velocity and the whole
-    /// cotangent of the latents. Parameter gradients cover a rank's own tokens; the gradient is their sum in the order
-    /// of the ranks.
+    /// All ranks must make the same passes with the same inputs. Each rank receives the whole velocity and the whole
+    /// cotangent of the latents. The parameter gradients of a rank cover its own tokens; the whole gradient is the sum
+    /// over ranks, in their order.
     pub fn sharding_tokens(mut self, ranks: Arc<dyn Communicator>) -> Self {
         self.token_ranks = (ranks.world_size() > 1).then(|| Arc::new(TokenRanks::new(ranks)));
         self
@@ -208,8 +213,8 @@ impl Dit {
             Trainable::Full => {
                 let mut specs: Vec<_> =
                     self.config.weights().into_iter().map(|(name, shape)| ParameterSpec { name, shape }).collect();
-                // Parameters follow the order of the forward pass, so that a pullback fills the layout from its end to
-                // its beginning.
+                // Parameters are in the order of the forward pass, so that a pullback fills their gradients from the
+                // last to the first.
                 specs.sort_by_key(|spec| segment_number(&spec.name));
                 self.parameters = Some(self.upload(specs, |spec| values_of(base, spec))?);
             }
@@ -244,17 +249,17 @@ impl Dit {
     ) -> Result<(Tensor, Option<Pullback>)> {
         let input = VelocityInput { latents, timestep, conditioning };
         let (velocities, pullback) = self.velocities(&[input], adapter, grad)?;
-        let alone = latents.shape().to_vec();
-        let stacked = velocities.shape().to_vec();
+        let shape = latents.shape().to_vec();
+        let batch_shape = velocities.shape().to_vec();
         let pullback = pullback.map(|pullback| {
-            Pullback::new(move |cotangent: &Tensor| pullback.pull(&cotangent.reshape(stacked)?)?.reshape(alone))
+            Pullback::new(move |cotangent: &Tensor| pullback.pull(&cotangent.reshape(batch_shape)?)?.reshape(shape))
         });
         Ok((velocities.reshape(latents.shape())?, pullback))
     }
 
     /// Computes the velocities of `inputs`, whose latents have the same shape, as one batch: `[B, C, T, H, W]`. The
-    /// pullback takes and returns cotangents of that shape. Every linear layer sees the tokens of all samples as the
-    /// rows of one matrix.
+    /// pullback takes and returns cotangents of this shape. In linear layers, the tokens of all samples are the rows of
+    /// one matrix.
     pub fn velocities(
         &self,
         inputs: &[VelocityInput<'_>],
@@ -264,12 +269,12 @@ impl Dit {
         self.velocities_keeping(inputs, adapter, grad, self.keeps())
     }
 
-    /// What a recorded pass keeps until its pullback, unless the pass says otherwise.
+    /// What a recorded pass keeps until its pullback, unless [`Dit::velocities_keeping`] says otherwise.
     pub fn keeps(&self) -> PassMemory {
         PassMemory { memory: self.memory, attention: self.keeps_attention }
     }
 
-    /// Like [`Dit::velocities`], with what this pass keeps until its pullback.
+    /// Like [`Dit::velocities`]. `keeps` is what this pass keeps until its pullback.
     pub fn velocities_keeping(
         &self,
         inputs: &[VelocityInput<'_>],
@@ -280,9 +285,9 @@ impl Dit {
         let device = self.store.device().clone();
         let batch = Batch::new(inputs, &self.config)?;
         let [cos, sin] = self.rotary.tables(batch.shape, self.config.head_dim(), &device)?;
-        // This rank's part of the tokens, if they are sharded.
-        let own = self.own_tokens(&batch)?;
-        let [cos, sin] = [cos, sin].map(|table| own.select(table));
+        // This rank's tokens: all, unless they are sharded.
+        let own_tokens = self.own_tokens(&batch)?;
+        let [cos, sin] = [cos, sin].map(|table| own_tokens.select(table));
         let trainable = match adapter {
             Adapter::On => self.parameters.as_ref().map(Parameters::snapshot),
             Adapter::Start => self.start()?,
@@ -290,11 +295,10 @@ impl Dit {
         };
         // The embeddings need gradients only if their own weights are trained.
         let trained = trainable.as_ref().map(|s| s.parameters().clone());
-        let trains_embeddings = grad.is_on()
-            && trained.as_ref().is_some_and(|parameters| {
-                let is_embedding = |name: &str| EMBEDDINGS.iter().any(|prefix| name.starts_with(prefix));
-                parameters.specs().iter().any(|spec| is_embedding(&spec.name))
-            });
+        let is_embedding = |name: &str| EMBEDDINGS.iter().any(|prefix| name.starts_with(prefix));
+        let has_trained_embedding =
+            trained.as_ref().is_some_and(|parameters| parameters.specs().iter().any(|spec| is_embedding(&spec.name)));
+        let trains_embeddings = grad.is_on() && has_trained_embedding;
         let pass = Arc::new(Pass {
             config: self.config.clone(),
             store: self.store.clone(),
@@ -306,7 +310,7 @@ impl Dit {
             activations: self.activations.unwrap_or_else(|| activation_dtype(&device, self.products)),
             rope: (cos, sin),
             samples: inputs.len(),
-            groups: own.groups(&batch.groups),
+            groups: own_tokens.groups(&batch.groups),
             trains_modulation: self.full || trains_embeddings,
             image_rows: batch.image_rows,
             token_ranks: self.token_ranks.clone(),
@@ -314,25 +318,26 @@ impl Dit {
         });
 
         let tape = if trains_embeddings { Tape::on() } else { Tape::off() };
-        let (shared, embedded) = vjp(&[], tape, |_, tape| embed_all(&pass, tape, &batch, &device))?;
+        let (shared, recorded_embeddings) = vjp(&[], tape, |_, tape| embed_all(&pass, tape, &batch, &device))?;
 
-        let state = NdTensor::from(own.select(to_device::<2>(&batch.tokens, &device)?));
+        let state = NdTensor::from(own_tokens.select(to_device::<2>(&batch.tokens, &device)?));
         let chain = chain(&pass, keeps.attention && grad.is_on());
         let (out, record) = chain.forward(state, shared, grad, keeps.memory, trains_embeddings, trained.clone())?;
-        let velocities = batch.shape.to_latents(&own.gather(to_host(out.rank::<2>()?)?)?, Order::ChannelLast)?;
+        let velocities = batch.shape.to_latents(&own_tokens.gather(to_host(out.rank::<2>()?)?)?, Order::ChannelLast)?;
 
         let shape = batch.shape;
         let channels = self.config.out_channels;
         let pullback = record.map(|record| {
             Pullback::new(move |cotangents: &Tensor| {
-                let tokens = shape.to_tokens(cotangents, Order::ChannelLast)?;
-                let cotangent = own.select(to_device::<2>(&tokens, &device)?).into();
-                let (input, shared) = record.pull(cotangent)?;
+                let d_velocity_tokens = shape.to_tokens(cotangents, Order::ChannelLast)?;
+                let d_out = own_tokens.select(to_device::<2>(&d_velocity_tokens, &device)?).into();
+                let (d_tokens, d_shared) = record.pull(d_out)?;
                 if trains_embeddings {
-                    embedded.pull(shared, trained.as_ref());
+                    recorded_embeddings.pull(d_shared, trained.as_ref());
                 }
-                let input = shape.to_latents(&own.gather(to_host(input.rank::<2>()?)?)?, Order::ChannelFirst)?;
-                first_channels(&input, channels)
+                let d_tokens = own_tokens.gather(to_host(d_tokens.rank::<2>()?)?)?;
+                // The conditioning channels, which come after the latents, need no cotangent.
+                first_channels(&shape.to_latents(&d_tokens, Order::ChannelFirst)?, channels)
             })
         });
         Ok((velocities, pullback))
@@ -343,17 +348,19 @@ impl Dit {
         self.start = Some(Start { state, parameters: Mutex::default() });
     }
 
+    /// The parameters of [`Adapter::Start`], which are uploaded now if they are not on the device yet.
     fn start(&self) -> Result<Option<Snapshot>> {
-        let (Some(Start { state, parameters }), Some(own)) = (&self.start, &self.parameters) else { return Ok(None) };
-        let mut parameters = parameters.lock().unwrap_or_else(PoisonError::into_inner);
-        if parameters.is_none() {
-            let specs = own.specs().to_vec();
-            *parameters = Some(self.upload(specs, |spec| values_of(state, spec))?);
+        let (Some(start), Some(trained)) = (&self.start, &self.parameters) else { return Ok(None) };
+        let mut uploaded = start.parameters.lock().unwrap_or_else(PoisonError::into_inner);
+        if uploaded.is_none() {
+            let specs = trained.specs().to_vec();
+            *uploaded = Some(self.upload(specs, |spec| values_of(&start.state, spec))?);
         }
-        Ok(parameters.as_ref().map(Parameters::snapshot))
+        Ok(uploaded.as_ref().map(Parameters::snapshot))
     }
 
-    /// Parameters on the device, sharded if all weights are and are trained.
+    /// Creates parameters on the device. They are sharded between ranks if all weights are trained and
+    /// [`Dit::sharding_weights`] was called.
     fn upload(
         &self,
         specs: Vec<ParameterSpec>,
@@ -384,11 +391,13 @@ impl Dit {
                  ranks that divides both, or another size of the video"
             )));
         }
-        let each = tokens / count;
-        Ok(OwnTokens { rows: group.rank() * each..(group.rank() + 1) * each, group: Some(group) })
+        let tokens_per_rank = tokens / count;
+        let start = group.rank() * tokens_per_rank;
+        Ok(OwnTokens { rows: start..start + tokens_per_rank, group: Some(group) })
     }
 }
 
+/// The values of a parameter in `state`. Fails if it is missing.
 fn values_of(state: &StateDict, spec: &ParameterSpec) -> Result<Vec<f32>> {
     match state.get(&spec.name) {
         Some(value) => Ok(value.to_f32_vec()),
@@ -396,9 +405,11 @@ fn values_of(state: &StateDict, spec: &ParameterSpec) -> Result<Vec<f32>> {
     }
 }
 
-/// The rows of all tokens that this rank computes.
+/// The tokens that this rank computes.
 struct OwnTokens {
+    /// Their rows in the matrix of all tokens.
     rows: Range<usize>,
+    /// The ranks between which the tokens are sharded; `None` if this rank computes all tokens.
     group: Option<Arc<TokenRanks>>,
 }
 
@@ -411,21 +422,21 @@ impl OwnTokens {
         }
     }
 
-    /// Number of this rank's tokens in each group.
-    fn groups(&self, all: &[usize]) -> Vec<usize> {
+    /// Number of this rank's tokens in each group. `sizes` are the numbers of all tokens in each group.
+    fn groups(&self, sizes: &[usize]) -> Vec<usize> {
         let mut start = 0;
-        let own = |n: &usize| {
-            let group = start..start + n;
+        let own_size = |size: &usize| {
+            let group = start..start + size;
             start = group.end;
             group.end.min(self.rows.end).saturating_sub(group.start.max(self.rows.start))
         };
-        all.iter().map(own).collect()
+        sizes.iter().map(own_size).collect()
     }
 
     /// Gathers the matrix of all tokens from the rows of every rank.
     fn gather(&self, own: Tensor) -> Result<Tensor> {
         let Some(group) = &self.group else { return Ok(own) };
-        // Reports an all-to-all that failed during the pass.
+        // Fails if an all-to-all failed during the pass.
         group.check()?;
         let shape = [own.shape()[0] * group.count(), own.shape()[1]];
         Tensor::new(group.all_gather(own.f32s()?)?, shape)
@@ -434,14 +445,16 @@ impl OwnTokens {
 
 /// Position of a weight's segment in a pass: embeddings, patch embedding, blocks, head.
 fn segment_number(name: &str) -> usize {
-    const FIRST: [&str; 4] = ["time_", "text_embedding.", "img_emb.", "patch_embedding."];
-    let block = || name.strip_prefix("blocks.")?.split('.').next()?.parse::<usize>().ok();
-    match FIRST.iter().position(|prefix| name.starts_with(prefix)) {
-        Some(place) => place,
-        None => block().map_or(usize::MAX, |block| FIRST.len() + block),
+    const BEFORE_BLOCKS: [&str; 4] = ["time_", "text_embedding.", "img_emb.", "patch_embedding."];
+    if let Some(position) = BEFORE_BLOCKS.iter().position(|prefix| name.starts_with(prefix)) {
+        return position;
     }
+    let block = || name.strip_prefix("blocks.")?.split('.').next()?.parse::<usize>().ok();
+    // Without a block, it is the head.
+    block().map_or(usize::MAX, |block| BEFORE_BLOCKS.len() + block)
 }
 
+/// The segments of a pass. With `keeps_attention`, each block keeps the result of its self-attention.
 fn chain(pass: &Arc<Pass>, keeps_attention: bool) -> Chain {
     let mut segments: Vec<Arc<dyn Segment>> = vec![Arc::new(PatchEmbedding(pass.clone()))];
     for index in 0..pass.config.layers {
@@ -475,11 +488,13 @@ fn first_channels(stack: &Tensor, channels: usize) -> Result<Tensor> {
         return Err(Error::shape("latents", "[B, C, T, H, W]", stack.shape()));
     };
     let volume = t * h * w;
-    let first = stack.f32s()?.chunks_exact(all * volume).flat_map(|one| &one[..channels * volume]).copied();
-    Tensor::new(first.collect::<Vec<f32>>(), [count, channels, t, h, w])
+    let by_sample = stack.f32s()?.chunks_exact(all * volume);
+    let selected: Vec<f32> = by_sample.flat_map(|sample| &sample[..channels * volume]).copied().collect();
+    Tensor::new(selected, [count, channels, t, h, w])
 }
 
-/// Adapters for a transformer of these sizes; see [`roll_network::trainable::lora_parameters`].
+/// Names, shapes and initial values of the adapters for a transformer of these sizes; see
+/// [`roll_network::trainable::lora_parameters`].
 pub fn lora_parameters(
     config: &DitConfig,
     trainable: &Trainable,

@@ -1,4 +1,5 @@
-//! Conversion between latents `[C, T, H, W]` and tokens, on the host: a few megabytes are moved once per call.
+//! Converts between latents `[C, T, H, W]` and tokens. This happens on the host, because it moves only a few megabytes
+//! per pass.
 
 use roll_core::{Error, Result, Tensor};
 
@@ -7,15 +8,16 @@ use roll_core::{Error, Result, Tensor};
 pub struct Grid {
     /// Number of patches per axis, `[t, h, w]`.
     pub patches: [usize; 3],
+    /// Size of a patch in latent positions, `[t, h, w]`.
     patch: [usize; 3],
 }
 
-/// Memory order of a token's elements. Conv3d weights are `[out, c, t, h, w]`, the head's output is `[t, h, w, c]`.
+/// Memory order of a token's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Channels first, as input tokens have them.
+    /// `[c, t, h, w]`: the order of input tokens, which are multiplied by weights `[out, c, t, h, w]`.
     ChannelFirst,
-    /// Channels last, as output tokens have them.
+    /// `[t, h, w, c]`: the order of output tokens, as the head computes them.
     ChannelLast,
 }
 
@@ -60,24 +62,29 @@ impl Grid {
         Tensor::new(latents, [channels, t, h, w])
     }
 
-    /// Calls `pair` with the indices of each element in token order and in latent order. Rows of latents follow each
-    /// other as their tokens do: both are read and written in parts that fit into a cache.
+    /// Calls `pair` with the index of each element among the tokens and its index among the latents. Elements are
+    /// visited one row of tokens after the other, and within it by rows of latents, so that both are accessed in parts
+    /// that fit into a cache.
     fn visit(&self, channels: usize, order: Order, mut pair: impl FnMut(usize, usize)) {
+        // Numbers of patches along each axis, and the size of a patch.
         let ([gt, gh, gw], [pt, ph, pw]) = (self.patches, self.patch);
-        let size = channels * pt * ph * pw;
-        for (f, y) in (0..gt).flat_map(|f| (0..gh).map(move |y| (f, y))) {
+        let token_size = channels * pt * ph * pw;
+        // Position of a row of patches: frame and row of the grid.
+        for (grid_t, grid_y) in (0..gt).flat_map(|t| (0..gh).map(move |y| (t, y))) {
             for c in 0..channels {
-                for (i, j) in (0..pt).flat_map(|i| (0..ph).map(move |j| (i, j))) {
-                    let latent = (((c * gt + f) * pt + i) * gh * ph + y * ph + j) * gw * pw;
-                    let inner = (i * ph + j) * pw;
-                    let (element, step) = match order {
-                        Order::ChannelFirst => (c * pt * ph * pw + inner, 1),
-                        Order::ChannelLast => (inner * channels + c, channels),
+                // Position within a patch: frame and row.
+                for (t, y) in (0..pt).flat_map(|t| (0..ph).map(move |y| (t, y))) {
+                    let latent_row = (((c * gt + grid_t) * pt + t) * gh * ph + grid_y * ph + y) * gw * pw;
+                    let patch_row = (t * ph + y) * pw;
+                    // The index in a token of the first element of this row, and the distance to the next element.
+                    let (first_element, step) = match order {
+                        Order::ChannelFirst => (c * pt * ph * pw + patch_row, 1),
+                        Order::ChannelLast => (patch_row * channels + c, channels),
                     };
-                    let token = (f * gh + y) * gw * size + element;
-                    for x in 0..gw {
-                        for k in 0..pw {
-                            pair(token + x * size + k * step, latent + x * pw + k);
+                    let first_token = (grid_t * gh + grid_y) * gw * token_size + first_element;
+                    for grid_x in 0..gw {
+                        for x in 0..pw {
+                            pair(first_token + grid_x * token_size + x * step, latent_row + grid_x * pw + x);
                         }
                     }
                 }

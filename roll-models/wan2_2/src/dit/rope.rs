@@ -1,16 +1,18 @@
-//! Rotary position embedding over frame, row and column.
+//! Tables of the rotary position embedding over frame, row and column.
 
 use roll_core::{Result, Tensor};
 
 use super::patch::Grid;
 
+/// Base of the frequencies.
 const THETA: f64 = 10_000.0;
 
 /// Computes the cosines and sines of each token's rotation angles, f32 `[tokens, head_dim / 2]` each. As in the
-/// official model, the pairs of elements of a head are split between frames, rows and columns, in this order: rows and
-/// columns have a third each (rounded down), frames the rest.
+/// official model, the pairs of elements of a head are divided between frames, rows and columns, in this order. Rows
+/// and columns have a third of the pairs each (rounded down), frames have the rest.
 pub fn rotary_tables(grid: &Grid, head_dim: usize) -> Result<(Tensor, Tensor)> {
     let spatial_width = 2 * (head_dim / 6);
+    // Elements of a head for frame, row and column.
     let widths = [head_dim - 2 * spatial_width, spatial_width, spatial_width];
     let [gt, gh, gw] = grid.patches;
     let half = head_dim / 2;

@@ -1,4 +1,7 @@
 //! A chain of causal layers that runs over a video chunk by chunk, forward and backward.
+//!
+//! A chunk is a `[C, T, H, W]` tensor on the device. [`CausalChain::advance`] maps a chunk and the [`ChainState`]
+//! before it to the output and the state after it; [`CausalChain::pull`] is the pullback of that map.
 
 use std::sync::Arc;
 
@@ -29,26 +32,45 @@ pub(super) struct CausalChain {
 /// [`ChunkLayout::copy_frames`]. Clones share memory.
 #[derive(Clone, Debug)]
 pub(super) struct ChainState {
-    pub first: bool,
+    /// Whether the next chunk is the first of the video.
+    pub is_first_chunk: bool,
+    /// [`Layer::slots`] entries per layer. `None` before the first chunk.
     pub caches: Vec<Option<NdTensor>>,
 }
 
-/// Cotangents of a [`ChainState`].
+/// Cotangents of the caches of a [`ChainState`], in the same order. `None` is a cotangent of zero.
 pub(super) type ChainStateCotangent = Vec<Option<NdTensor>>;
 
-/// The inputs of a layer, stored to run the layer again under autodiff.
+/// The inputs of a layer, stored to pull the layer back.
 struct LayerInputs {
+    /// The chunk that the layer reads. A shortcut reads the input of its block.
     x: Tensor<4>,
     caches: Vec<Option<NdTensor>>,
+}
+
+/// The results of [`CausalChain::run`].
+struct ChunkRun {
+    output: Tensor<4>,
+    /// The caches after the chunk.
+    caches: Vec<Option<NdTensor>>,
+    /// The inputs of each layer. Empty unless they are recorded.
+    inputs: Vec<LayerInputs>,
+}
+
+/// Whether [`CausalChain::run`] returns the inputs of each layer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RecordInputs {
+    Yes,
+    No,
 }
 
 impl CausalChain {
     /// Returns the state before the first chunk.
     pub fn start(&self) -> ChainState {
-        ChainState { first: true, caches: vec![None; self.slots()] }
+        ChainState { is_first_chunk: true, caches: vec![None; self.slots()] }
     }
 
-    /// Returns the state's cotangent after the last chunk: none for any cache.
+    /// Returns the cotangent of the state after the last chunk: zero, because nothing reads that state.
     pub fn no_cotangent(&self) -> ChainStateCotangent {
         vec![None; self.slots()]
     }
@@ -60,13 +82,14 @@ impl CausalChain {
         state: &ChainState,
         probe: Option<Probe<'_>>,
     ) -> Result<(Tensor<4>, ChainState)> {
-        let (y, caches, _) = self.run(x, state, self.layers.len(), false, probe)?;
-        Ok((y, ChainState { first: false, caches }))
+        let run = self.run(x, state, self.layers.len(), RecordInputs::No, probe)?;
+        Ok((run.output, ChainState { is_first_chunk: false, caches: run.caches }))
     }
 
-    /// The pullback of a chunk: maps the cotangents of the output and of the state after the chunk to those of the
-    /// input and of the state before it. It runs the chunk again and keeps the input of each layer; then it runs one
-    /// layer at a time under autodiff and pulls it back, so that only one layer's graph exists at a time.
+    /// The pullback of a chunk: maps `cotangent`, of the output, and `after`, the cotangent of the state after the
+    /// chunk, to the cotangents of the input and of `state`, the state before the chunk. It runs the chunk again and
+    /// keeps the inputs of each layer; then it pulls back one layer at a time, last layer first, so that at most one
+    /// layer's autodiff graph exists at a time.
     pub fn pull(
         &self,
         x: Tensor<4>,
@@ -74,42 +97,54 @@ impl CausalChain {
         cotangent: Tensor<4>,
         mut after: ChainStateCotangent,
     ) -> Result<(Tensor<4>, ChainStateCotangent)> {
-        // The output of the last layer is not needed.
+        // The output of the last layer is not needed, so the last layer does not run.
         let Some((last, others)) = self.layers.split_last() else { return Ok((cotangent, after)) };
-        let (x, _, mut tape) = self.run(x, state, others.len(), true, None)?;
-        let caches = state.caches[state.caches.len() - last.slots()..].to_vec();
-        tape.push(LayerInputs { x: as_dtype(x, last.dtype(self.dtype)), caches });
+        let run = self.run(x, state, others.len(), RecordInputs::Yes, None)?;
+        let mut inputs_of_layers = run.inputs;
+        let last_caches = state.caches[state.caches.len() - last.slots()..].to_vec();
+        inputs_of_layers.push(LayerInputs { x: as_dtype(run.output, last.dtype(self.dtype)), caches: last_caches });
+        let is_first_chunk = state.is_first_chunk;
+        // Last cache first.
         let mut before = Vec::with_capacity(after.len());
         let mut cotangent = cotangent;
-        let mut branches: Vec<Tensor<4>> = Vec::new();
-        for (layer, inputs) in self.layers.iter().zip(tape).rev() {
-            let slots = after.split_off(after.len() - layer.slots());
+        // Cotangents of the inputs of the blocks that are being pulled back, innermost block last.
+        let mut branch_cotangents: Vec<Tensor<4>> = Vec::new();
+        for (layer, inputs) in self.layers.iter().zip(inputs_of_layers).rev() {
+            let layer_after = after.split_off(after.len() - layer.slots());
             cotangent = as_dtype(cotangent, layer.dtype(self.dtype));
             match layer.kind {
+                // The start of a block: its input has been read by the block's layers and by its shortcut.
                 LayerKind::Branch => {
-                    if let Some(branch) = branches.pop() {
-                        let branch = as_dtype(branch, cotangent.dtype());
-                        cotangent = cotangent + branch;
+                    if let Some(of_shortcut) = branch_cotangents.pop() {
+                        let of_shortcut = as_dtype(of_shortcut, cotangent.dtype());
+                        cotangent = cotangent + of_shortcut;
                     }
                 }
+                // The end of a block is a sum, so the block's layers receive `cotangent` as it is.
                 LayerKind::AddResidual { .. } | LayerKind::AddAverage { .. } | LayerKind::AddDuplicate { .. } => {
-                    branches.push(self.pull_shortcut(layer, inputs.x, state.first, &cotangent)?);
+                    branch_cotangents.push(self.pull_shortcut(layer, inputs.x, is_first_chunk, &cotangent)?);
                 }
                 LayerKind::Conv { .. } | LayerKind::Activated { .. } => {
-                    let (x, cache) = self.pull_linear(layer, inputs, state.first, cotangent, slots)?;
+                    let (x, cache) = self.pull_convolution(layer, inputs, is_first_chunk, cotangent, layer_after)?;
                     cotangent = x;
                     before.push(cache);
                 }
-                // The layer is recorded by autodiff with the other layout, because another order of sums would change
+                // In the other layout `pull_layer` pulls an upsampling back, because another order of sums would change
                 // bits.
                 LayerKind::Upsample { .. } if self.layout == ChunkLayout::ChannelsLast => {
-                    let cached = layer.slots() > 0;
-                    let (x, cache) = self.pull_linear(layer, inputs, state.first, cotangent, slots)?;
+                    let has_cache = layer.slots() > 0;
+                    let (x, cache) = self.pull_convolution(layer, inputs, is_first_chunk, cotangent, layer_after)?;
                     cotangent = x;
-                    before.extend(cached.then_some(cache));
+                    before.extend(has_cache.then_some(cache));
                 }
-                _ => {
-                    let (x, caches) = self.pull_layer(layer, inputs, state.first, cotangent, slots)?;
+                LayerKind::Patchify
+                | LayerKind::Unpatchify
+                | LayerKind::FromLatents { .. }
+                | LayerKind::ToLatents { .. }
+                | LayerKind::Attention { .. }
+                | LayerKind::Upsample { .. }
+                | LayerKind::Downsample { .. } => {
+                    let (x, caches) = self.pull_layer(layer, inputs, is_first_chunk, cotangent, layer_after)?;
                     cotangent = x;
                     before.extend(caches.into_iter().rev());
                 }
@@ -119,143 +154,180 @@ impl CausalChain {
         Ok((cotangent, before))
     }
 
+    /// Number of caches of all layers.
     fn slots(&self) -> usize {
         self.layers.iter().map(Layer::slots).sum()
     }
 
-    /// Runs the first `count` layers. With `record` it returns the input of each layer; that of a shortcut is its branch.
+    /// Runs the first `count` layers.
     fn run(
         &self,
-        x: Tensor<4>,
+        mut x: Tensor<4>,
         state: &ChainState,
         count: usize,
-        record: bool,
+        record: RecordInputs,
         mut probe: Option<Probe<'_>>,
-    ) -> Result<(Tensor<4>, Vec<Option<NdTensor>>, Vec<LayerInputs>)> {
-        let mut x = x;
-        let mut rest = &state.caches[..];
-        let mut next = Vec::with_capacity(state.caches.len());
-        let mut tape = Vec::new();
+    ) -> Result<ChunkRun> {
+        // The caches of the layers that have not run yet.
+        let mut remaining_caches = &state.caches[..];
+        let mut new_caches = Vec::with_capacity(state.caches.len());
+        let mut recorded = Vec::new();
+        // Inputs of the blocks that are being run, innermost block last.
         let mut branches: Vec<Tensor<4>> = Vec::new();
         for layer in &self.layers[..count] {
-            let (own, others) = rest.split_at(layer.slots());
-            rest = others;
+            let (layer_caches, later_caches) = remaining_caches.split_at(layer.slots());
+            remaining_caches = later_caches;
             x = as_dtype(x, layer.dtype(self.dtype));
             match layer.kind {
+                // The start of a block.
                 LayerKind::Branch => {
                     branches.push(x.clone());
-                    if record {
-                        tape.push(LayerInputs { x: x.clone(), caches: vec![] });
+                    if record == RecordInputs::Yes {
+                        recorded.push(LayerInputs { x: x.clone(), caches: vec![] });
                     }
                 }
+                // The end of a block.
                 LayerKind::AddResidual { .. } | LayerKind::AddAverage { .. } | LayerKind::AddDuplicate { .. } => {
                     let Some(branch) = branches.pop() else { continue };
-                    if record {
-                        tape.push(LayerInputs { x: branch.clone(), caches: vec![] });
+                    if record == RecordInputs::Yes {
+                        recorded.push(LayerInputs { x: branch.clone(), caches: vec![] });
                     }
-                    x = x + self.with_context(layer, state.first, |context| layer.shortcut(branch, context))?;
+                    let term =
+                        self.with_context(layer, state.is_first_chunk, |context| layer.shortcut(branch, context))?;
+                    x = x + term;
                 }
+                // A layer outside or inside a block.
                 _ => {
-                    if record {
-                        tape.push(LayerInputs { x: x.clone(), caches: own.to_vec() });
+                    if record == RecordInputs::Yes {
+                        recorded.push(LayerInputs { x: x.clone(), caches: layer_caches.to_vec() });
                     }
-                    let caches = self.restored(own)?;
-                    let (y, new) = self.forward(layer, x, caches, state.first)?;
+                    let caches = self.restored(layer_caches)?;
+                    let (y, caches) = self.forward(layer, x, caches, state.is_first_chunk)?;
                     x = y;
-                    next.extend(new.into_iter().map(|cache| cache.map(|cache| self.layout.copy_frames(cache))));
+                    new_caches
+                        .extend(caches.into_iter().map(|cache| cache.map(|cache| self.layout.copy_frames(cache))));
                 }
             }
             if let Some(probe) = probe.as_mut().filter(|_| layer.is_probed()) {
                 probe(&layer.name, &to_host(x.clone())?);
             }
         }
-        Ok((x, next, tape))
+        Ok(ChunkRun { output: x, caches: new_caches, inputs: recorded })
     }
 
-    /// Pulls back a layer by recording it under autodiff. Its caches are flat tensors in the order of their axes.
+    /// Pulls back a layer by running it under autodiff. Returns the cotangents of its input and of its caches. Layers
+    /// with caches come here only with [`ChunkLayout::ChannelsFirst`], so a stored cache has the axes of a chunk.
     fn pull_layer(
         &self,
         layer: &Layer,
         inputs: LayerInputs,
-        first: bool,
+        is_first_chunk: bool,
         cotangent: Tensor<4>,
         after: ChainStateCotangent,
     ) -> Result<(Tensor<4>, ChainStateCotangent)> {
         let LayerInputs { x, caches } = inputs;
         let dims = x.dims();
-        let present: Vec<bool> = caches.iter().map(Option::is_some).collect();
+        let has_value: Vec<bool> = caches.iter().map(Option::is_some).collect();
         let leaves: Vec<NdTensor> = [Some(x.into())].into_iter().chain(caches).flatten().collect();
         let mut cotangents = vec![Some(NdTensor::from(cotangent))];
         let (_, recorded) = vjp(&leaves, Tape::off(), |leaves, _| {
-            let mut cached = leaves[1..].iter();
-            let caches = present.iter().map(|&p| match p {
-                true => cached.next().map(NdTensor::rank::<4>).transpose(),
-                false => Ok(None),
+            let mut cache_leaves = leaves[1..].iter();
+            let caches = has_value.iter().map(|&has_value| {
+                if has_value { cache_leaves.next().map(NdTensor::rank::<4>).transpose() } else { Ok(None) }
             });
-            let (y, new) = self.forward(layer, leaves[0].rank()?, caches.collect::<Result<_>>()?, first)?;
+            let (y, new_caches) =
+                self.forward(layer, leaves[0].rank()?, caches.collect::<Result<_>>()?, is_first_chunk)?;
+            // A cache without cotangent is no output.
             let mut outputs = vec![NdTensor::from(y)];
-            for (new, cotangent) in new.into_iter().zip(after) {
-                if let (Some(new), Some(cotangent)) = (new, cotangent) {
-                    outputs.push(new.into());
+            for (cache, cotangent) in new_caches.into_iter().zip(after) {
+                if let (Some(cache), Some(cotangent)) = (cache, cotangent) {
+                    outputs.push(cache.into());
                     cotangents.push(Some(cotangent));
                 }
             }
             Ok(outputs)
         })?;
+        // One entry per leaf: the input, then the caches that have a value.
         let mut pulled = recorded.pull(cotangents, None).into_iter();
         let x = match pulled.next().flatten() {
             Some(x) => x.rank()?,
             None => Tensor::zeros(dims, self.store.device()),
         };
-        let before = present.iter().map(|&p| if p { pulled.next().flatten() } else { None }).collect();
+        let before =
+            has_value.iter().map(|&has_value| if has_value { pulled.next().flatten() } else { None }).collect();
         Ok((x, before))
     }
 
-    /// Pulls back a convolution without running it again: it is linear in its input.
-    fn pull_linear(
+    /// Pulls back a layer's convolution without running it again (the convolution is linear), and the norm and SiLU
+    /// before it. Returns the cotangents of the layer's input and of its only cache.
+    fn pull_convolution(
         &self,
         layer: &Layer,
         inputs: LayerInputs,
-        first: bool,
+        is_first_chunk: bool,
         cotangent: Tensor<4>,
         after: ChainStateCotangent,
     ) -> Result<(Tensor<4>, Option<NdTensor>)> {
-        let next = after.into_iter().next().flatten().map(|next| self.layout.restore_frames(&next)).transpose()?;
-        self.with_context(layer, first, |context| {
-            let (cache, input) = match layer.kind {
-                LayerKind::Upsample { .. } => layer.pull_upsample(cotangent, next, context)?,
-                _ => layer.pull_convolution(cotangent, next, context)?,
+        let after = after.into_iter().next().flatten().map(|after| self.layout.restore_frames(&after)).transpose()?;
+        self.with_context(layer, is_first_chunk, |context| {
+            let (cache, convolved) = match layer.kind {
+                LayerKind::Upsample { .. } => layer.pull_upsample(cotangent, after, context)?,
+                _ => layer.pull_convolution(cotangent, after, context)?,
             };
-            let cached = matches!(inputs.caches.first(), Some(Some(_)));
-            let cache = cache.filter(|_| cached).map(|cache| self.layout.copy_frames(cache));
-            let LayerKind::Activated { norm, .. } = layer.kind else { return Ok((input, cache)) };
-            Ok((ops::channel_norm_silu_pull(inputs.x, layer.gamma(norm, context)?, input), cache))
+            // In the second chunk an upsampling reads zeros instead of a cache: there is no cotangent to return.
+            let has_cache = matches!(inputs.caches.first(), Some(Some(_)));
+            let cache = cache.filter(|_| has_cache).map(|cache| self.layout.copy_frames(cache));
+            let LayerKind::Activated { norm, .. } = layer.kind else { return Ok((convolved, cache)) };
+            Ok((ops::channel_norm_silu_pull(inputs.x, layer.gamma(norm, context)?, convolved), cache))
         })
     }
 
-    fn pull_shortcut(&self, layer: &Layer, branch: Tensor<4>, first: bool, cotangent: &Tensor<4>) -> Result<Tensor<4>> {
+    /// Maps the cotangent of a block's output to the cotangent of the block's input (`branch`) by way of the shortcut.
+    fn pull_shortcut(
+        &self,
+        layer: &Layer,
+        branch: Tensor<4>,
+        is_first_chunk: bool,
+        cotangent: &Tensor<4>,
+    ) -> Result<Tensor<4>> {
         match layer.kind {
+            // The shortcut is the identity.
             LayerKind::AddResidual { input, output } if input == output => Ok(cotangent.clone()),
-            _ => self
-                .with_context(layer, first, |context| pull(branch, cotangent.clone(), |x| layer.shortcut(x, context))),
+            _ => self.with_context(layer, is_first_chunk, |context| {
+                pull(branch, cotangent.clone(), |x| layer.shortcut(x, context))
+            }),
         }
     }
 
-    fn forward(&self, layer: &Layer, x: Tensor<4>, caches: Caches, first: bool) -> Result<(Tensor<4>, Caches)> {
-        self.with_context(layer, first, |context| layer.forward(x, caches, context))
+    /// Runs a layer that is not part of a shortcut. Returns its output and its caches after the chunk.
+    fn forward(
+        &self,
+        layer: &Layer,
+        x: Tensor<4>,
+        caches: Caches,
+        is_first_chunk: bool,
+    ) -> Result<(Tensor<4>, Caches)> {
+        self.with_context(layer, is_first_chunk, |context| layer.forward(x, caches, context))
     }
 
-    fn with_context<T>(&self, layer: &Layer, first: bool, f: impl FnOnce(&LayerContext<'_>) -> Result<T>) -> Result<T> {
+    /// Calls `f` with the layer's weights, read from the store, and the other operands.
+    fn with_context<T>(
+        &self,
+        layer: &Layer,
+        is_first_chunk: bool,
+        f: impl FnOnce(&LayerContext<'_>) -> Result<T>,
+    ) -> Result<T> {
         let weights = self.store.segment(&format!("{}.", layer.name))?;
-        f(&LayerContext { weights: &weights, statistics: &self.statistics, first, layout: self.layout })
+        f(&LayerContext { weights: &weights, statistics: &self.statistics, is_first_chunk, layout: self.layout })
     }
 
+    /// Stored caches as the layer reads them.
     fn restored(&self, caches: &[Option<NdTensor>]) -> Result<Caches> {
         caches.iter().map(|cache| cache.as_ref().map(|cache| self.layout.restore_frames(cache)).transpose()).collect()
     }
 }
 
-/// Maps the cotangent of `f(x)` to the cotangent of `x`.
+/// Maps the cotangent of `f(x)` to the cotangent of `x`, by running `f` under autodiff.
 fn pull(x: Tensor<4>, cotangent: Tensor<4>, f: impl FnOnce(Tensor<4>) -> Result<Tensor<4>>) -> Result<Tensor<4>> {
     let dims = x.dims();
     let device = x.device();

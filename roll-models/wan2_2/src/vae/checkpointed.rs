@@ -1,4 +1,5 @@
-//! Checkpointed states of a chain.
+//! Checkpointed states of a chain: a [`ChainState`] goes in, is kept on the device or in host memory, and comes out
+//! again.
 
 use roll_backends::{NdTensor, Offloaded};
 use roll_core::Result;
@@ -10,7 +11,8 @@ pub(super) enum CheckpointedState {
     OnDevice(ChainState),
     /// The state lies in host memory, or is being copied from or to it.
     OnHost {
-        first: bool,
+        /// See [`ChainState::is_first_chunk`].
+        is_first_chunk: bool,
         caches: Vec<Option<Offloaded>>,
     },
 }
@@ -18,32 +20,34 @@ pub(super) enum CheckpointedState {
 impl CheckpointedState {
     /// Starts the copy of a state to host memory.
     pub fn offload(state: &ChainState) -> Result<Self> {
-        let send = |cache: &Option<NdTensor>| cache.clone().map(Offloaded::new).transpose();
-        Ok(Self::OnHost { first: state.first, caches: state.caches.iter().map(send).collect::<Result<_>>()? })
+        let offload = |cache: &Option<NdTensor>| cache.clone().map(Offloaded::new).transpose();
+        let caches = state.caches.iter().map(offload).collect::<Result<_>>()?;
+        Ok(Self::OnHost { is_first_chunk: state.is_first_chunk, caches })
     }
 
-    /// Waits for the copy to host memory and frees the state's memory on the device.
+    /// Waits for the copy to host memory and frees the state's memory on the device. Does nothing to a state that stays
+    /// on the device.
     pub fn settle(&mut self) -> Result<()> {
-        self.each(Offloaded::release)
+        self.for_each_offloaded(Offloaded::release)
     }
 
-    /// Starts the copy back to the device.
+    /// Starts the copy back to the device. Does nothing to a state that stays on the device.
     pub fn prefetch(&mut self) -> Result<()> {
-        self.each(Offloaded::prefetch)
+        self.for_each_offloaded(Offloaded::prefetch)
     }
 
     /// Returns the state on the device.
     pub fn restore(self) -> Result<ChainState> {
         match self {
             Self::OnDevice(state) => Ok(state),
-            Self::OnHost { first, caches } => {
+            Self::OnHost { is_first_chunk, caches } => {
                 let caches = caches.into_iter().map(|cache| cache.map(Offloaded::into_device).transpose());
-                Ok(ChainState { first, caches: caches.collect::<Result<_>>()? })
+                Ok(ChainState { is_first_chunk, caches: caches.collect::<Result<_>>()? })
             }
         }
     }
 
-    fn each(&mut self, f: impl Fn(&mut Offloaded) -> Result<()>) -> Result<()> {
+    fn for_each_offloaded(&mut self, f: impl Fn(&mut Offloaded) -> Result<()>) -> Result<()> {
         match self {
             Self::OnDevice(_) => Ok(()),
             Self::OnHost { caches, .. } => caches.iter_mut().flatten().try_for_each(f),

@@ -3,10 +3,11 @@
 use rayon::prelude::*;
 use roll_core::{Error, Pullback, Tensor};
 
-/// Clamps the values of frames of `shape` to [-1, 1], in place. NaN stays NaN. The cotangent of the frames is zero
-/// where they were outside.
+/// Clamps the values of frames of `shape` to [-1, 1], in place. NaN stays NaN. Returns the pullback, which sets the
+/// cotangent to zero at the values that were outside.
 pub(super) fn clamp(values: &mut [f32], shape: &[usize]) -> Pullback {
-    // Bit mask of the values outside. Threads work on whole words, so that none is shared.
+    // One bit per value: whether the value was outside. Threads work on whole words, so that no two threads share a
+    // word.
     let mut outside = vec![0u64; values.len().div_ceil(WORD)];
     let parts = values.par_chunks_mut(WORD).zip(&mut outside).with_min_len(WORDS_PER_TASK);
     parts.for_each(|(values, outside)| {

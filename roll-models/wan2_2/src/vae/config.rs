@@ -1,4 +1,5 @@
-//! Sizes of the VAE, read from its checkpoint, and the list of layers that follows from them.
+//! Sizes of the VAE, read from the names and shapes of its checkpoint's weights, and the list of layers that follows
+//! from the sizes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -85,26 +86,26 @@ impl VaeConfig {
     /// stride plus one.
     pub fn latent_frames(&self, frames: usize) -> Result<usize> {
         let stride = self.temporal_stride();
-        match frames > 0 && (frames - 1).is_multiple_of(stride) {
-            true => Ok(1 + (frames - 1) / stride),
-            false => Err(Error::Unsupported(format!(
+        if frames == 0 || !(frames - 1).is_multiple_of(stride) {
+            return Err(Error::Unsupported(format!(
                 "the VAE takes a multiple of {stride} frames plus one (1, {}, {}, ...), found {frames}",
                 1 + stride,
                 1 + 2 * stride
-            ))),
+            )));
         }
+        Ok(1 + (frames - 1) / stride)
     }
 
     /// Latent height and width of a picture. Fails unless the size is a multiple of the spatial stride.
     pub fn latent_size(&self, size: [usize; 2]) -> Result<[usize; 2]> {
         let stride = self.spatial_stride();
-        match size.iter().all(|&n| n > 0 && n.is_multiple_of(stride)) {
-            true => Ok(size.map(|n| n / stride)),
-            false => Err(Error::Unsupported(format!(
+        if size.iter().any(|&n| n == 0 || !n.is_multiple_of(stride)) {
+            return Err(Error::Unsupported(format!(
                 "the VAE takes heights and widths that are multiples of {stride}, found {} x {}: resize or crop",
                 size[0], size[1]
-            ))),
+            )));
         }
+        Ok(size.map(|n| n / stride))
     }
 
     /// Name (official) and shape of every weight.
@@ -118,12 +119,14 @@ impl VaeConfig {
         let tensor = |(i, (key, shape)): (usize, (String, Vec<usize>))| {
             let mut uniform = noise.uniform(Purpose::Parameters, 0, i as u64);
             let fan_in: usize = shape.iter().skip(1).product();
-            let (centre, width) = match key.rsplit('.').next() {
+            // Uniform in `centre` plus or minus `half_width`.
+            let (centre, half_width) = match key.rsplit('.').next() {
                 Some("gamma") => (1.0, 0.1),
                 Some("bias") => (0.0, 0.02),
+                // Kernels. The variance, `half_width^2 / 3`, is 1 / fan_in.
                 _ => (0.0, (3.0 / fan_in as f32).sqrt()),
             };
-            let values = (0..shape.iter().product()).map(|_| centre + width * uniform()).collect::<Vec<f32>>();
+            let values = (0..shape.iter().product()).map(|_| centre + half_width * uniform()).collect::<Vec<f32>>();
             Ok((key.clone(), Tensor::new(values, shape)?))
         };
         self.weights().into_iter().enumerate().map(tensor).collect()
@@ -139,19 +142,21 @@ impl VaeConfig {
         }
         let pixels = 3 * self.pixel_patch() * self.pixel_patch();
         layers.push(Layer::new("encoder.conv1", LayerKind::Conv { input: pixels, output: dims[0] }));
+        // Channels between the layers so far and the next layer.
         let mut input = dims[0];
         let mut names = LayerNames::new("encoder.downsamples", "downsamples", nested);
         for (stage, &output) in dims.iter().enumerate() {
-            let last = stage + 1 == dims.len();
-            let temporal = !last && self.temporal_downsample[stage];
-            let factors = Factors { time: 1 + usize::from(temporal), space: 2 - usize::from(last), channels: output };
+            let is_last = stage + 1 == dims.len();
+            let temporal = !is_last && self.temporal_downsample[stage];
+            let factors =
+                Factors { time: if temporal { 2 } else { 1 }, space: if is_last { 1 } else { 2 }, channels: output };
             let stage_input = input;
             names.open_stage(&mut layers);
             for _ in 0..self.num_res_blocks {
                 residual(&mut layers, names.next(), input, output);
                 input = output;
             }
-            if !last {
+            if !is_last {
                 layers.push(Layer::new(names.next(), LayerKind::Downsample { channels: output, temporal }));
             }
             names.close_stage(&mut layers, LayerKind::AddAverage { input: stage_input, factors });
@@ -174,29 +179,33 @@ impl VaeConfig {
             Layer::new("conv2", LayerKind::FromLatents { channels: self.z_dim }),
             Layer::new("decoder.conv1", LayerKind::Conv { input: self.z_dim, output: dims[0] }),
         ];
+        // Channels between the layers so far and the next layer.
         let mut input = dims[0];
         middle(&mut layers, "decoder", input);
         let mut names = LayerNames::new("decoder.upsamples", "upsamples", nested);
         for (stage, &output) in dims.iter().enumerate() {
-            let last = stage + 1 == dims.len();
+            let is_last = stage + 1 == dims.len();
             let stage_input = input;
             // The last stage has no shortcut.
-            if !last {
+            if !is_last {
                 names.open_stage(&mut layers);
             }
+            // One block more than in the encoder.
             for _ in 0..=self.num_res_blocks {
                 residual(&mut layers, names.next(), input, output);
                 input = output;
             }
-            if last {
+            if is_last {
                 break;
             }
-            // The decoder doubles the time axis in the reverse order of the encoder's halving.
+            // The decoder doubles the time axis in the reverse order of the encoder's halving. The last entry of
+            // `temporal_downsample`, at `dims.len() - 2`, is the decoder's first stage.
             let temporal = self.temporal_downsample[dims.len() - 2 - stage];
+            // Upsampling halves the channels in the Wan2.1 VAE and keeps them in the Wan2.2 VAE.
             let resampled = if nested { output } else { output / 2 };
             layers.push(Layer::new(names.next(), LayerKind::Upsample { input: output, output: resampled, temporal }));
             input = resampled;
-            let factors = Factors { time: 1 + usize::from(temporal), space: 2, channels: output };
+            let factors = Factors { time: if temporal { 2 } else { 1 }, space: 2, channels: output };
             names.close_stage(&mut layers, LayerKind::AddDuplicate { input: stage_input, factors });
         }
         let pixels = 3 * self.pixel_patch() * self.pixel_patch();
@@ -207,16 +216,19 @@ impl VaeConfig {
         layers
     }
 
-    fn widths(&self, dim: usize) -> Vec<usize> {
-        self.dim_mult.iter().map(|m| m * dim).collect()
+    /// Channels of each stage, in the encoder's order. `narrowest` is the width at a multiple of 1.
+    fn widths(&self, narrowest: usize) -> Vec<usize> {
+        self.dim_mult.iter().map(|multiple| multiple * narrowest).collect()
     }
 
+    /// Fails unless `shapes` contains every weight in its shape. Further keys are allowed unless they begin with
+    /// `encoder.` or `decoder.`.
     fn check(&self, shapes: &BTreeMap<String, Vec<usize>>) -> Result<()> {
         let weights = self.weights();
         weight_shapes(shapes).check(&weights)?;
         let expected: BTreeSet<_> = weights.iter().map(|(key, _)| key).collect();
-        let of_vae = |key: &&String| key.starts_with("encoder.") || key.starts_with("decoder.");
-        if let Some(key) = shapes.keys().filter(of_vae).find(|key| !expected.contains(key)) {
+        let is_in_network = |key: &&String| key.starts_with("encoder.") || key.starts_with("decoder.");
+        if let Some(key) = shapes.keys().filter(is_in_network).find(|key| !expected.contains(key)) {
             return Err(Error::Unsupported(format!(
                 "the weight `{key}` does not belong to a Wan VAE with {} stages of {} residual blocks",
                 self.dim_mult.len(),
@@ -232,6 +244,8 @@ impl VaeConfig {
 
 /// A residual block: twice norm, SiLU and convolution, plus a shortcut.
 fn residual(layers: &mut Vec<Layer>, name: String, input: usize, output: usize) {
+    // The official block is the list [norm, SiLU, convolution, norm, SiLU, dropout, convolution]; `norm` and `conv` are
+    // positions in this list.
     let inside = format!("{name}.residual");
     layers.push(Layer::new(&name, LayerKind::Branch));
     layers.push(Layer::new(&inside, LayerKind::Activated { input, output, norm: "0", conv: "2" }));
@@ -239,18 +253,23 @@ fn residual(layers: &mut Vec<Layer>, name: String, input: usize, output: usize) 
     layers.push(Layer::new(name, LayerKind::AddResidual { input, output }));
 }
 
-fn middle(layers: &mut Vec<Layer>, part: &str, channels: usize) {
-    residual(layers, format!("{part}.middle.0"), channels, channels);
-    layers.push(Layer::new(format!("{part}.middle.1"), LayerKind::Attention { channels }));
-    residual(layers, format!("{part}.middle.2"), channels, channels);
+/// Two residual blocks with an attention between them. `network` is `encoder` or `decoder`.
+fn middle(layers: &mut Vec<Layer>, network: &str, channels: usize) {
+    residual(layers, format!("{network}.middle.0"), channels, channels);
+    layers.push(Layer::new(format!("{network}.middle.1"), LayerKind::Attention { channels }));
+    residual(layers, format!("{network}.middle.2"), channels, channels);
 }
 
-/// Generates layer names: numbered consecutively in the Wan2.1 VAE, per stage in the Wan2.2 VAE.
+/// Generates layer names: `{outer}.{layer}`, numbered consecutively, in the Wan2.1 VAE, and
+/// `{outer}.{stage}.{inner}.{layer}`, numbered per stage, in the Wan2.2 VAE.
 struct LayerNames {
     outer: &'static str,
     inner: &'static str,
+    /// Whether names contain the stage.
     nested: bool,
+    /// Number of the current stage. Stays 0 unless names contain it.
     stage: usize,
+    /// Number of the next layer.
     layer: usize,
 }
 
@@ -261,20 +280,19 @@ impl LayerNames {
 
     fn next(&mut self) -> String {
         let Self { outer, inner, stage, layer, .. } = self;
-        let name = match self.nested {
-            true => format!("{outer}.{stage}.{inner}.{layer}"),
-            false => format!("{outer}.{layer}"),
-        };
+        let name = if self.nested { format!("{outer}.{stage}.{inner}.{layer}") } else { format!("{outer}.{layer}") };
         self.layer += 1;
         name
     }
 
+    /// Appends the start of the stage's shortcut. Stages of the Wan2.1 VAE have no shortcuts.
     fn open_stage(&self, layers: &mut Vec<Layer>) {
         if self.nested {
             layers.push(Layer::new(format!("{}.{}", self.outer, self.stage), LayerKind::Branch));
         }
     }
 
+    /// Appends the end of the stage's shortcut, and goes on to the next stage.
     fn close_stage(&mut self, layers: &mut Vec<Layer>, shortcut: LayerKind) {
         if self.nested {
             layers.push(Layer::new(format!("{}.{}", self.outer, self.stage), shortcut));
@@ -284,24 +302,25 @@ impl LayerNames {
     }
 }
 
-/// Derives the configuration from a few weights; `check` then compares it with every weight.
+/// Derives the configuration from a few weights; [`VaeConfig::check`] then compares it with every weight.
 fn read(shapes: &BTreeMap<String, Vec<usize>>) -> Result<VaeConfig> {
     let missing = |key: &str| weight_shapes(shapes).missing(key);
-    let first = |key: &str| -> Result<usize> {
+    // The first axis of a weight is its output channels.
+    let output_channels = |key: &str| -> Result<usize> {
         match shapes.get(key).ok_or_else(|| missing(key))?.first() {
             Some(&n) if n > 0 => Ok(n),
             _ => Err(Error::shape(format!("the weight `{key}`"), "at least one output channel", &shapes[key])),
         }
     };
     let nested = shapes.keys().any(|k| k.starts_with("encoder.downsamples.0.downsamples."));
-    let encoder_dim = first("encoder.conv1.weight")?;
+    let encoder_dim = output_channels("encoder.conv1.weight")?;
     let stages = if nested { nested_stages(shapes) } else { flat_stages(shapes) };
-    let Some((last, inner)) = stages.split_last() else { return Err(missing("encoder.downsamples.0")) };
+    let Some((last_stage, other_stages)) = stages.split_last() else { return Err(missing("encoder.downsamples.0")) };
     let mut dim_mult = Vec::new();
     for stage in &stages {
         let block = stage.blocks.last().ok_or_else(|| missing(&format!("{}.residual.6.weight", stage.name)))?;
         let key = format!("{block}.residual.6.weight");
-        let width = first(&key)?;
+        let width = output_channels(&key)?;
         if !width.is_multiple_of(encoder_dim) {
             return Err(Error::shape(
                 format!("the weight `{key}`"),
@@ -311,31 +330,37 @@ fn read(shapes: &BTreeMap<String, Vec<usize>>) -> Result<VaeConfig> {
         }
         dim_mult.push(width / encoder_dim);
     }
+    // The decoder's last stage is as wide as its head's input.
     let decoder_key = "decoder.head.0.gamma";
-    let width = first(decoder_key)?;
-    if !width.is_multiple_of(dim_mult[0]) {
+    let decoder_width = output_channels(decoder_key)?;
+    if !decoder_width.is_multiple_of(dim_mult[0]) {
         let expected = format!("a multiple of {}, as in the encoder", dim_mult[0]);
         return Err(Error::shape(format!("the weight `{decoder_key}`"), expected, &shapes[decoder_key]));
     }
     Ok(VaeConfig {
         version: if nested { VaeVersion::V2_2 } else { VaeVersion::V2_1 },
         encoder_dim,
-        decoder_dim: width / dim_mult[0],
-        z_dim: first("conv2.weight")?,
-        num_res_blocks: last.blocks.len(),
-        temporal_downsample: inner.iter().map(|stage| stage.temporal).collect(),
+        decoder_dim: decoder_width / dim_mult[0],
+        z_dim: output_channels("conv2.weight")?,
+        num_res_blocks: last_stage.blocks.len(),
+        temporal_downsample: other_stages.iter().map(|stage| stage.temporal).collect(),
         dim_mult,
     })
 }
 
-/// An encoder stage and its residual blocks.
+/// An encoder stage.
 #[derive(Default)]
 struct Stage {
+    /// A name for error messages: the stage's, or its last layer's if stages have no names.
     name: String,
+    /// Names of the residual blocks.
     blocks: Vec<String>,
+    /// Whether the stage halves the time axis.
     temporal: bool,
 }
 
+/// The encoder's stages in the Wan2.1 VAE, whose layers are numbered without regard to stages: a stage ends at its
+/// downsampling, and the last stage at the last layer.
 fn flat_stages(shapes: &BTreeMap<String, Vec<usize>>) -> Vec<Stage> {
     let mut stages = vec![Stage::default()];
     for i in 0.. {
@@ -343,6 +368,7 @@ fn flat_stages(shapes: &BTreeMap<String, Vec<usize>>) -> Vec<Stage> {
         let has = |part: &str| shapes.contains_key(&format!("{name}.{part}.weight"));
         let Some(stage) = stages.last_mut() else { break };
         stage.name.clone_from(&name);
+        // A downsampling, a residual block, or the end.
         if has("resample.1") {
             stage.temporal = has("time_conv");
             stages.push(Stage::default());
@@ -355,12 +381,14 @@ fn flat_stages(shapes: &BTreeMap<String, Vec<usize>>) -> Vec<Stage> {
     stages
 }
 
+/// The encoder's stages in the Wan2.2 VAE, whose layers are numbered per stage: residual blocks, then the downsampling.
 fn nested_stages(shapes: &BTreeMap<String, Vec<usize>>) -> Vec<Stage> {
     let mut stages = Vec::new();
     for i in 0.. {
         let name = format!("encoder.downsamples.{i}");
         let layers = (0..).map(|j| format!("{name}.downsamples.{j}"));
-        let blocks: Vec<_> = layers.take_while(|l| shapes.contains_key(&format!("{l}.residual.6.weight"))).collect();
+        let is_block = |layer: &String| shapes.contains_key(&format!("{layer}.residual.6.weight"));
+        let blocks: Vec<_> = layers.take_while(is_block).collect();
         if blocks.is_empty() {
             break;
         }

@@ -1,5 +1,6 @@
-//! Copies windows of host volumes to the device and back. Each copy costs a GPU a wait, so one copy transfers several
-//! chunks. Whole frames are copied to the host while the GPU computes the next ones, and all threads write them.
+//! Copies windows of host volumes to the device ([`ChunkReader`]) and back ([`ChunkAccumulator`]). A GPU waits for each
+//! copy, so one copy transfers several chunks. Whole frames are copied to the host while the GPU computes the next
+//! chunks, and all threads add them to the volume.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -15,28 +16,23 @@ use super::volume::{Volume, Window};
 
 /// Bytes per copy. While a GPU works on the chunks of one copy, the host prepares the next.
 const COPY_BYTES: usize = 1 << 26;
-/// Values that a thread adds at a time.
-const PART: usize = 1 << 16;
+/// Values that one task of a thread adds.
+const VALUES_PER_TASK: usize = 1 << 16;
 
 /// Number of chunks of `frames` frames per copy.
 pub(super) fn chunks_per_copy(volume: &Volume, frames: usize, device: &Device) -> usize {
-    match is_gpu(device) {
-        true => chunks_per_gpu_copy(volume, frames),
-        false => 1,
-    }
+    if is_gpu(device) { chunks_per_gpu_copy(volume, frames) } else { 1 }
 }
 
 fn chunks_per_gpu_copy(volume: &Volume, frames: usize) -> usize {
-    let frame = volume.len() / volume.frames.max(1);
-    (COPY_BYTES / (4 * frame * frames).max(1)).max(1)
+    let values_per_frame = volume.len() / volume.frames.max(1);
+    let chunk_bytes = size_of::<f32>() * values_per_frame * frames;
+    (COPY_BYTES / chunk_bytes.max(1)).max(1)
 }
 
 /// The frames of chunk `number`. The first chunk has one frame, every other chunk has `frames`.
 pub(super) fn chunk_frames(number: usize, frames: usize) -> Range<usize> {
-    match number {
-        0 => 0..1,
-        k => 1 + (k - 1) * frames..1 + k * frames,
-    }
+    if number == 0 { 0..1 } else { 1 + (number - 1) * frames..1 + number * frames }
 }
 
 /// A volume that is read chunk by chunk.
@@ -48,7 +44,7 @@ pub(super) struct ChunkReader<'a> {
     frames: usize,
     /// Number of chunks per copy. With 1, only the requested window is copied.
     chunks_per_copy: usize,
-    /// The frames that were copied last, and their range.
+    /// The frames that were copied last: their range, and their values in the volume's order of axes.
     copied: Option<(Range<usize>, Burn<4>)>,
 }
 
@@ -69,13 +65,14 @@ impl<'a> ChunkReader<'a> {
             let values = self.volume.read(self.values, window, blend);
             return values_to_device(values.into(), self.volume.window_shape(window), self.device);
         }
-        let (first, copied) = self.copied_with(number);
-        let frames = window.frames.start - first..window.frames.end - first;
-        let [channels, _, rows, columns] = self.volume.window_shape(window);
+        let (first_frame, copied) = self.copied_with(number);
+        let start_in_copy = window.frames.start - first_frame;
+        let [channels, frames, rows, columns] = self.volume.window_shape(window);
         let (top, left) = (window.rows.start, window.columns.start);
-        let x = match self.volume.frames_first {
-            true => copied.narrow(0, frames.start, frames.len()).swap_dims(0, 1),
-            false => copied.narrow(1, frames.start, frames.len()),
+        let x = if self.volume.frames_first {
+            copied.narrow(0, start_in_copy, frames).swap_dims(0, 1)
+        } else {
+            copied.narrow(1, start_in_copy, frames)
         };
         let x = x.narrow(2, top, rows).narrow(3, left, columns);
         debug_assert_eq!(x.dims()[0], channels);
@@ -88,13 +85,13 @@ impl<'a> ChunkReader<'a> {
         }
     }
 
-    /// Returns the frames that one copy transfers with chunk `number`: the number of the first one, and their values in
-    /// the volume's order of axes.
+    /// Returns the frames of the copy that transfers chunk `number`: the number of the first frame, and the values of
+    /// all frames in the volume's order of axes.
     fn copied_with(&mut self, number: usize) -> (usize, Burn<4>) {
-        let first = number / self.chunks_per_copy * self.chunks_per_copy;
-        let last = first + self.chunks_per_copy - 1;
-        let start = chunk_frames(first, self.frames).start;
-        let frames = start..chunk_frames(last, self.frames).end.min(self.volume.frames);
+        let first_chunk = number / self.chunks_per_copy * self.chunks_per_copy;
+        let last_chunk = first_chunk + self.chunks_per_copy - 1;
+        let start = chunk_frames(first_chunk, self.frames).start;
+        let frames = start..chunk_frames(last_chunk, self.frames).end.min(self.volume.frames);
         if let Some((range, values)) = &self.copied
             && *range == frames
         {
@@ -104,16 +101,13 @@ impl<'a> ChunkReader<'a> {
         self.copied = None;
         let [h, w] = self.volume.size;
         let (channels, count) = (self.volume.channels, frames.len());
-        let (values, shape) = match self.volume.frames_first {
-            true => {
-                let frame = channels * h * w;
-                let values = &self.values[frames.start * frame..frames.end * frame];
-                (Cow::Borrowed(values), [count, channels, h, w])
-            }
-            false => {
-                let window = Window { frames: frames.clone(), rows: 0..h, columns: 0..w };
-                (Cow::Owned(self.volume.read(self.values, &window, None)), [channels, count, h, w])
-            }
+        let (values, shape) = if self.volume.frames_first {
+            let values_per_frame = channels * h * w;
+            let values = &self.values[frames.start * values_per_frame..frames.end * values_per_frame];
+            (Cow::Borrowed(values), [count, channels, h, w])
+        } else {
+            let window = Window { frames: frames.clone(), rows: 0..h, columns: 0..w };
+            (Cow::Owned(self.volume.read(self.values, &window, None)), [channels, count, h, w])
         };
         let values = values_to_device(values, shape, self.device);
         self.copied = Some((frames, values.clone()));
@@ -124,11 +118,12 @@ impl<'a> ChunkReader<'a> {
 /// A volume in host memory to which results are added, chunk by chunk.
 pub(super) struct ChunkAccumulator<'a> {
     volume: &'a Volume,
+    /// The sums so far.
     values: Vec<f32>,
     chunks_per_copy: usize,
     /// Results that are not copied to the host yet.
     pending: Vec<(Window, Burn<4>)>,
-    /// Whole frames on their way to the host, and the number of the first.
+    /// Whole consecutive frames on their way to the host: the number of the first frame, and the values of all.
     in_flight: Option<(usize, Offloaded)>,
 }
 
@@ -168,10 +163,10 @@ impl<'a> ChunkAccumulator<'a> {
     fn settle(&mut self) -> Result<()> {
         let Some((start, mut copy)) = self.in_flight.take() else { return Ok(()) };
         let frames = copy.values()?;
-        let frame = self.volume.len() / self.volume.frames;
-        let target = &mut self.values[start * frame..][..frames.len()];
-        let parts = target.par_chunks_mut(PART).zip(frames.par_chunks(PART));
-        parts.for_each(|(target, values)| target.iter_mut().zip(values).for_each(|(t, v)| *t += v));
+        let values_per_frame = self.volume.len() / self.volume.frames;
+        let target = &mut self.values[start * values_per_frame..][..frames.len()];
+        let tasks = target.par_chunks_mut(VALUES_PER_TASK).zip(frames.par_chunks(VALUES_PER_TASK));
+        tasks.for_each(|(target, values)| target.iter_mut().zip(values).for_each(|(t, v)| *t += v));
         Ok(())
     }
 
@@ -179,11 +174,13 @@ impl<'a> ChunkAccumulator<'a> {
     fn flush(&mut self) -> Result<()> {
         self.settle()?;
         let pending = std::mem::take(&mut self.pending);
-        let whole = |window: &Window| [window.rows.len(), window.columns.len()] == self.volume.size;
-        let ends: Vec<usize> = pending.iter().map(|(window, _)| window.frames.end).collect();
-        let starts = pending.iter().skip(1).map(|(window, _)| window.frames.start);
-        let consecutive = ends.iter().zip(starts).all(|(end, start)| *end == start);
-        if !(self.volume.frames_first && consecutive && pending.iter().all(|(window, _)| whole(window))) {
+        let has_whole_frames = |window: &Window| [window.rows.len(), window.columns.len()] == self.volume.size;
+        let all_have_whole_frames = pending.iter().all(|(window, _)| has_whole_frames(window));
+        let ends = pending.iter().map(|(window, _)| window.frames.end);
+        let next_starts = pending.iter().skip(1).map(|(window, _)| window.frames.start);
+        let are_consecutive = ends.zip(next_starts).all(|(end, next_start)| end == next_start);
+        // The values of such frames are contiguous in the volume.
+        if !(self.volume.frames_first && are_consecutive && all_have_whole_frames) {
             for (window, x) in pending {
                 self.volume.add(&mut self.values, &window, to_host(x)?.f32s()?, None);
             }

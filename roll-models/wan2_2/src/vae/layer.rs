@@ -8,10 +8,11 @@ use super::conv::{conv, conv_pull};
 use super::layout::ChunkLayout;
 use super::rearrange::{Factors, average_down, duplicate_up, pad_bottom_right, patchify, unpatchify};
 
-/// Frames of the previous chunk that a causal convolution over three frames reads.
+/// Frames before the chunk that a causal convolution over three frames reads.
 pub(super) const CONTEXT: usize = 2;
 
 /// The operation of a layer. Every layer is causal: its caches contain what it needs of the frames before the chunk.
+/// `input` and `output` are numbers of channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LayerKind {
     /// Pixel-unshuffle by 2.
@@ -24,7 +25,8 @@ pub(super) enum LayerKind {
     ToLatents { channels: usize },
     /// Causal 3x3x3 convolution.
     Conv { input: usize, output: usize },
-    /// Norm, SiLU and causal 3x3x3 convolution. `norm` and `conv` are their numbers in the checkpoint's keys.
+    /// Norm, SiLU and causal 3x3x3 convolution. `norm` and `conv` are the numbers of the norm and of the convolution in
+    /// the checkpoint's keys.
     Activated { input: usize, output: usize, norm: &'static str, conv: &'static str },
     /// Single-head self-attention within each frame, with a residual connection.
     Attention { channels: usize },
@@ -60,14 +62,15 @@ pub(super) struct Layer {
 pub(super) struct LayerContext<'a> {
     pub weights: &'a Weights,
     pub statistics: &'a Statistics,
-    /// Whether this is the first chunk of a video: one frame without predecessors. It may also be several such frames
-    /// of different videos.
-    pub first: bool,
+    /// Whether this is the first chunk of a video: one frame without predecessors. The chunk may also consist of
+    /// several such frames, each of another video.
+    pub is_first_chunk: bool,
     /// Memory order of a chunk's axes.
     pub layout: ChunkLayout,
 }
 
-/// A layer's caches: frames of previous chunks, or `None` before the first.
+/// A layer's caches: the last frames that the layer (`time_conv`, if the layer has several convolutions) read in
+/// previous chunks. `None` means frames of zeros.
 pub(super) type Caches = Vec<Option<Tensor<4>>>;
 
 impl Layer {
@@ -75,14 +78,15 @@ impl Layer {
         Self { name: name.into(), kind }
     }
 
-    /// The dtype of the layer's computation in a network of `dtype`. Latents, frames and attention (whose products are
+    /// The dtype of the layer's computation in a network of the dtype `network`. Latents, frames and attention (whose
+    /// products are
     /// small) stay f32: rounding a frame to bf16 would change it by up to half a step of eight bits.
-    pub fn dtype(&self, dtype: DType) -> DType {
+    pub fn dtype(&self, network: DType) -> DType {
         match self.kind {
             LayerKind::FromLatents { .. } | LayerKind::ToLatents { .. } | LayerKind::Attention { .. } => DType::F32,
             LayerKind::Patchify | LayerKind::Unpatchify => DType::F32,
             LayerKind::Activated { .. } if self.name.ends_with(".head") => DType::F32,
-            _ => dtype,
+            _ => network,
         }
     }
 
@@ -148,20 +152,20 @@ impl Layer {
             LayerKind::AddDuplicate { input, factors: f } => (f.channels * f.time * f.space * f.space, input),
             _ => return Ok(()),
         };
-        match to > 0 && from.is_multiple_of(to) {
-            true => Ok(()),
-            false => Err(Error::Unsupported(format!(
+        if to == 0 || !from.is_multiple_of(to) {
+            return Err(Error::Unsupported(format!(
                 "the shortcut of `{}` cannot turn {from} block values into {to} channels evenly",
                 self.name
-            ))),
+            )));
         }
+        Ok(())
     }
 
     /// Computes the layer's output on a chunk `[C, T, H, W]`, and its caches for the next chunk. The chain itself
     /// handles [`LayerKind::Branch`] and the shortcuts.
     pub fn forward(&self, x: Tensor<4>, caches: Caches, context: &LayerContext<'_>) -> Result<(Tensor<4>, Caches)> {
-        let mut caches = caches.into_iter();
-        let mut cache = || caches.next().flatten();
+        // No layer has more than one cache.
+        let cache = caches.into_iter().next().flatten();
         match self.kind {
             LayerKind::Patchify => Ok((patchify(x), vec![])),
             LayerKind::Unpatchify => Ok((unpatchify(x), vec![])),
@@ -175,18 +179,19 @@ impl Layer {
                 let Statistics { mean, std } = context.statistics;
                 Ok(((context.layout.pointwise(x, matrix, bias) - mean.clone()) / std.clone(), vec![]))
             }
-            LayerKind::Conv { .. } => self.convolve(x, cache(), "", context),
+            LayerKind::Conv { .. } => self.convolve(x, cache, "", context),
             LayerKind::Activated { norm, conv, .. } => {
                 let gamma = self.gamma(norm, context)?;
-                if context.layout == ChunkLayout::ChannelsLast && !context.first {
-                    let extended = ops::channel_norm_silu_after(past(cache(), &x, CONTEXT), x, gamma);
+                if context.layout == ChunkLayout::ChannelsLast && !context.is_first_chunk {
+                    // One operator computes norm and SiLU and writes the result after the cached frames.
+                    let extended = ops::channel_norm_silu_after(past(cache, &x, CONTEXT), x, gamma);
                     return self.convolve_extended(extended, conv, context);
                 }
-                self.convolve(ops::channel_norm_silu(x, gamma), cache(), conv, context)
+                self.convolve(ops::channel_norm_silu(x, gamma), cache, conv, context)
             }
             LayerKind::Attention { channels } => Ok((self.attend(x, channels, context)?, vec![])),
-            LayerKind::Upsample { temporal, .. } => self.upsample(x, temporal, cache(), context),
-            LayerKind::Downsample { temporal, .. } => self.downsample(x, temporal, cache(), context),
+            LayerKind::Upsample { temporal, .. } => self.upsample(x, temporal, cache, context),
+            LayerKind::Downsample { temporal, .. } => self.downsample(x, temporal, cache, context),
             LayerKind::Branch
             | LayerKind::AddResidual { .. }
             | LayerKind::AddAverage { .. }
@@ -194,11 +199,11 @@ impl Layer {
         }
     }
 
-    /// Computes the term that a shortcut adds, from the stored input.
+    /// Computes the term that a shortcut adds. `branched` is the input of the shortcut's block.
     pub fn shortcut(&self, branched: Tensor<4>, context: &LayerContext<'_>) -> Result<Tensor<4>> {
         match self.kind {
             LayerKind::AddAverage { factors, .. } => Ok(average_down(branched, factors)),
-            LayerKind::AddDuplicate { factors, .. } => Ok(duplicate_up(branched, factors, context.first)),
+            LayerKind::AddDuplicate { factors, .. } => Ok(duplicate_up(branched, factors, context.is_first_chunk)),
             LayerKind::AddResidual { input, output } if input != output => {
                 self.conv(branched, "shortcut", [1, 1, 1], 0, context)
             }
@@ -206,50 +211,55 @@ impl Layer {
         }
     }
 
-    /// The pullback of [`LayerKind::Conv`] and [`LayerKind::Activated`], which does not run the convolution again.
-    /// `next` is the cotangent of the cache for the next chunk. Returns the cotangent of the cache (`None` in the first
-    /// chunk) and that of the convolution's input (for `Activated`, after norm and SiLU).
+    /// The pullback of the convolution in [`LayerKind::Conv`] and [`LayerKind::Activated`]; the convolution does not
+    /// run again. `after` is the cotangent of the cache that the layer leaves for the next chunk. Returns the cotangent
+    /// of the cache that the layer read (`None` in the first chunk), and the cotangent of the convolution's input (for
+    /// `Activated`, after norm and SiLU).
     pub fn pull_convolution(
         &self,
         cotangent: Tensor<4>,
-        next: Option<Tensor<4>>,
+        after: Option<Tensor<4>>,
         context: &LayerContext<'_>,
     ) -> Result<(Option<Tensor<4>>, Tensor<4>)> {
         let part = if let LayerKind::Activated { conv, .. } = self.kind { conv } else { "" };
         let kernel = self.kernel(part, context)?;
         let frames = cotangent.dims()[1];
-        if context.first {
-            let extended = conv_pull(cotangent, last_tap(kernel), [1, 1]);
-            let newest = next.map(|next| next.narrow(1, CONTEXT - 1, 1));
-            return Ok((None, context.layout.add_to_end(extended, newest)));
+        if context.is_first_chunk {
+            let x = conv_pull(cotangent, last_tap(kernel), [1, 1]);
+            // The cache is zeros and the chunk's last frame (see `convolve`).
+            let after_last_frame = after.map(|after| after.narrow(1, CONTEXT - 1, 1));
+            return Ok((None, context.layout.add_to_end(x, after_last_frame)));
         }
-        let extended = context.layout.add_to_end(conv_pull(cotangent, kernel, [1, 1]), next);
+        // The cotangent of the cached frames followed by the chunk.
+        let extended = context.layout.add_to_end(conv_pull(cotangent, kernel, [1, 1]), after);
         Ok((Some(extended.clone().narrow(1, 0, CONTEXT)), extended.narrow(1, CONTEXT, frames)))
     }
 
-    /// The pullback of [`LayerKind::Upsample`], which is linear as a whole. Arguments and result are those of
+    /// The pullback of [`LayerKind::Upsample`], which is linear as a whole. Arguments and result are like those of
     /// [`Layer::pull_convolution`].
     pub fn pull_upsample(
         &self,
         cotangent: Tensor<4>,
-        next: Option<Tensor<4>>,
+        after: Option<Tensor<4>>,
         context: &LayerContext<'_>,
     ) -> Result<(Option<Tensor<4>>, Tensor<4>)> {
         let doubled = conv_pull(cotangent, self.kernel("resample.1", context)?, [1, 1]);
         let x = context.layout.double_pull(doubled);
-        if context.first || self.slots() == 0 {
+        // Time was not doubled.
+        if context.is_first_chunk || self.slots() == 0 {
             return Ok((None, x));
         }
         let pairs = context.layout.interleave_pull(x);
         let frames = pairs.dims()[1];
+        // The cotangent of the cached frames followed by the chunk.
         let extended = conv_pull(pairs, self.kernel("time_conv", context)?, [0, 0]);
-        let extended = context.layout.add_to_end(extended, next);
+        let extended = context.layout.add_to_end(extended, after);
         Ok((Some(extended.clone().narrow(1, 0, CONTEXT)), extended.narrow(1, CONTEXT, frames)))
     }
 
-    /// The causal convolution over three frames, and the cache for the next chunk. Frames before the first chunk are
-    /// zero, so only the kernel's last tap contributes there. Hence several frames of a first chunk are independent
-    /// stills.
+    /// Returns the causal convolution over three frames, and the cache for the next chunk: the last two frames of the
+    /// cached frames followed by the chunk. Frames before the first chunk are zero, so only the kernel's last tap
+    /// contributes in the first chunk. Hence several frames of a first chunk are independent stills.
     fn convolve(
         &self,
         x: Tensor<4>,
@@ -258,7 +268,7 @@ impl Layer {
         context: &LayerContext<'_>,
     ) -> Result<(Tensor<4>, Caches)> {
         let [c, t, h, w] = x.dims();
-        if context.first {
+        if context.is_first_chunk {
             let bias = self.weight::<1>(&join(part, "bias"), context)?;
             let kernel = self.kernel(part, context)?;
             let zeros = Tensor::zeros([c, CONTEXT - 1, h, w], (&x.device(), x.dtype()));
@@ -295,15 +305,16 @@ impl Layer {
         cache: Option<Tensor<4>>,
         context: &LayerContext<'_>,
     ) -> Result<(Tensor<4>, Caches)> {
-        let (x, next) = match temporal {
-            true if context.first => (x, vec![None]),
-            true => {
-                let (x, next) = extend(cache, x, CONTEXT, context.layout);
-                (context.layout.interleave(self.conv(x, "time_conv", [1, 1, 1], 0, context)?), vec![Some(next)])
-            }
-            false => (x, vec![]),
+        let (x, caches) = if !temporal {
+            (x, vec![])
+        } else if context.is_first_chunk {
+            (x, vec![None])
+        } else {
+            let (extended, next) = extend(cache, x, CONTEXT, context.layout);
+            let pairs = self.conv(extended, "time_conv", [1, 1, 1], 0, context)?;
+            (context.layout.interleave(pairs), vec![Some(next)])
         };
-        Ok((self.conv(context.layout.double(x), "resample.1", [1, 1, 1], 1, context)?, next))
+        Ok((self.conv(context.layout.double(x), "resample.1", [1, 1, 1], 1, context)?, caches))
     }
 
     /// Downsampling. The time axis of the first chunk, a single frame, is not halved.
@@ -318,30 +329,36 @@ impl Layer {
         if !temporal {
             return Ok((x, vec![]));
         }
-        if context.first {
+        if context.is_first_chunk {
             return Ok((x.clone(), vec![Some(x)]));
         }
-        let (x, next) = extend(cache, x, 1, context.layout);
-        Ok((self.conv(x, "time_conv", [2, 1, 1], 0, context)?, vec![Some(next)]))
+        // The kernel has three frames and the stride is 2, so one earlier frame suffices.
+        let (extended, next) = extend(cache, x, 1, context.layout);
+        Ok((self.conv(extended, "time_conv", [2, 1, 1], 0, context)?, vec![Some(next)]))
     }
 
+    /// Self-attention with one head among the positions of each frame, added to `x`.
     fn attend(&self, x: Tensor<4>, channels: usize, context: &LayerContext<'_>) -> Result<Tensor<4>> {
         let [c, t, h, w] = x.dims();
         let normed = ops::channel_norm(x.clone(), self.gamma("norm", context)?);
         let matrix = self.weight::<4>("to_qkv.weight", context)?.flatten::<2>(1, 3);
         let qkv = context.layout.pointwise(normed, matrix, self.weight::<1>("to_qkv.bias", context)?);
         let frames = (0..t).map(|frame| {
-            let part = |i: usize| {
-                let part = qkv.clone().narrow(0, i * channels, channels).narrow(1, frame, 1);
-                part.reshape([channels, h * w]).transpose()
+            // One of queries, keys and values, `[positions, channels]`.
+            let operand = |index: usize| {
+                let operand = qkv.clone().narrow(0, index * channels, channels).narrow(1, frame, 1);
+                operand.reshape([channels, h * w]).transpose()
             };
-            ops::attention(part(0), part(1), part(2), 1).transpose().reshape([c, 1, h, w])
+            let heads = 1;
+            ops::attention(operand(0), operand(1), operand(2), heads).transpose().reshape([c, 1, h, w])
         });
         let attended = Tensor::cat(frames.collect(), 1);
         let matrix = self.weight::<4>("proj.weight", context)?.flatten::<2>(1, 3);
         Ok(x + context.layout.pointwise(attended, matrix, self.weight::<1>("proj.bias", context)?))
     }
 
+    /// A convolution with the weights of `part`. The caller pads in time; `padding` is the zeros on each side of height
+    /// and width.
     fn conv(
         &self,
         x: Tensor<4>,
@@ -359,19 +376,24 @@ impl Layer {
         let key = self.key(&join(part, "weight"));
         let weight = weights::get(context.weights, &key)?;
         match weight.shape().len() {
+            // Without a time axis.
             4 => Ok(weight.f32::<4>()?.unsqueeze_dim(2)),
             _ => weight.f32::<5>(),
         }
     }
 
+    /// The scale of the norm `part`, `[C]`.
     pub fn gamma(&self, part: &str, context: &LayerContext<'_>) -> Result<Tensor<1>> {
         let weight = weights::get(context.weights, &self.key(&join(part, "gamma")))?;
         match weight.shape().len() {
+            // The norm of an attention: `[C, 1, 1]`.
             3 => Ok(weight.f32::<3>()?.flatten(0, 2)),
+            // Other norms: `[C, 1, 1, 1]`.
             _ => Ok(weight.f32::<4>()?.flatten(0, 3)),
         }
     }
 
+    /// The weight with the key `{layer}.{part}`, in f32.
     fn weight<const D: usize>(&self, part: &str, context: &LayerContext<'_>) -> Result<Tensor<D>> {
         weights::get(context.weights, &self.key(part))?.f32()
     }
@@ -381,6 +403,7 @@ impl Layer {
     }
 }
 
+/// `{part}.{last}`. The part is empty if the layer is a single convolution.
 fn join(part: &str, last: &str) -> String {
     match part {
         "" => last.to_string(),
@@ -394,7 +417,7 @@ fn last_tap(kernel: Tensor<5>) -> Tensor<5> {
     kernel.narrow(2, frames - 1, 1)
 }
 
-/// Appends `x` to `count` cached frames (zeros before the first chunk). Returns all of them, and the last `count`.
+/// Appends `x` to `count` cached frames, or to zeros if nothing is cached. Returns all frames, and the last `count`.
 fn extend(cache: Option<Tensor<4>>, x: Tensor<4>, count: usize, layout: ChunkLayout) -> (Tensor<4>, Tensor<4>) {
     let frames = x.dims()[1];
     let extended = layout.concat(vec![past(cache, &x, count), x]);
@@ -402,7 +425,7 @@ fn extend(cache: Option<Tensor<4>>, x: Tensor<4>, count: usize, layout: ChunkLay
     (extended, next)
 }
 
-/// The cached frames, or `count` frames of zeros before the first chunk.
+/// The cached frames, or `count` frames of zeros if nothing is cached.
 fn past(cache: Option<Tensor<4>>, x: &Tensor<4>, count: usize) -> Tensor<4> {
     let [c, _, h, w] = x.dims();
     cache.unwrap_or_else(|| Tensor::zeros([c, count, h, w], (&x.device(), x.dtype())))

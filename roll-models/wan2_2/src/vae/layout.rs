@@ -1,5 +1,5 @@
-//! Memory order of a chunk's axes. The shape is `[C, T, H, W]` in either order, and so are the values. An operator
-//! copies a tensor whose order it cannot use.
+//! Memory order of a chunk's axes, and the operations on chunks that depend on it. The shape is `[C, T, H, W]` in both
+//! orders, and the values are the same. An operator copies a tensor whose order it cannot use.
 
 use burn::tensor::ops::AvgPoolOptions;
 use burn::tensor::{Device, Tensor, module};
@@ -38,10 +38,12 @@ impl ChunkLayout {
         match self {
             // Flattening copies a tensor that is not contiguous.
             Self::ChannelsFirst => frames.into(),
+            // A concatenation copies.
             Self::ChannelsLast if count > 1 => {
                 let parts = vec![frames.clone().narrow(1, 0, 1), frames.narrow(1, 1, count - 1)];
                 to_thwc(self.concat(parts)).into()
             }
+            // One frame is contiguous, so this is a view. Networks with this layout cache pairs of frames.
             Self::ChannelsLast => to_thwc(frames).into(),
         }
     }
@@ -91,14 +93,16 @@ impl ChunkLayout {
     /// Adds `end` to the last frames of `x`.
     pub fn add_to_end(self, x: Tensor<4>, end: Option<Tensor<4>>) -> Tensor<4> {
         let Some(end) = end else { return x };
-        let ([c, all, h, w], count) = (x.dims(), end.dims()[1]);
-        let before = all - count;
-        let sum = x.clone().narrow(1, before, count) + end;
-        match (before, self) {
-            (0, _) => sum,
-            (_, Self::ChannelsFirst) => Tensor::cat(vec![x.narrow(1, 0, before), sum], 1),
+        let ([c, frames, h, w], added) = (x.dims(), end.dims()[1]);
+        let unchanged = frames - added;
+        let sum = x.clone().narrow(1, unchanged, added) + end;
+        if unchanged == 0 {
+            return sum;
+        }
+        match self {
+            Self::ChannelsFirst => Tensor::cat(vec![x.narrow(1, 0, unchanged), sum], 1),
             // This happens in place: `x` is not used elsewhere.
-            (_, Self::ChannelsLast) => x.slice_assign([0..c, before..all, 0..h, 0..w], sum),
+            Self::ChannelsLast => x.slice_assign([0..c, unchanged..frames, 0..h, 0..w], sum),
         }
     }
 

@@ -1,16 +1,17 @@
-//! Chooses tiles and checkpoints of the VAE by the available memory.
+//! Chooses tiles and checkpoints of the VAE by the available memory: [`MemoryBudget`] says how much memory there is,
+//! and [`decoder_bytes`] how much the decoder and its pullback need.
 
 use super::DEFAULT_CHECKPOINTS;
 use super::config::VaeConfig;
 use super::layer::{CONTEXT, LayerKind};
 use super::tiling::Tiling;
 
-/// Memory of one chunk and its pullback besides checkpoints, in tenths of a state ([`feature_cache_bytes`]): both grow
-/// with the widths and positions of the layers. Measured at 128x128 in f32 with 17 frames, all of whose four states are
-/// checkpoints: 931 MiB besides weights (example `vae_memory` of commit ac7d28a). 65 frames take 358 MiB more, two
-/// states and the frames in host memory.
+/// Memory of one chunk and its pullback without checkpoints, in tenths of a state ([`feature_cache_bytes`]): this
+/// memory and a state's grow alike, with the widths and positions of the layers. Measured at 128x128 in f32 with 17
+/// frames, all of whose four states are checkpoints: 931 MiB, weights not included (example `vae_memory` of commit
+/// ac7d28a). 65 frames take 358 MiB more: two states, and the frames in host memory.
 const CHUNK_TENTHS: usize = 22;
-/// States that the recomputation from a checkpoint holds.
+/// States on the device that the recomputation from a checkpoint needs in addition to checkpoints.
 const RECOMPUTED_STATES: usize = 2;
 /// States on the device if checkpoints lie in host memory: the one in use, and the next one on its way.
 pub const RESTORED_STATES: usize = 2;
@@ -41,13 +42,13 @@ impl MemoryBudget {
         all.clone().find(fits).unwrap_or_else(|| all.last().flatten())
     }
 
-    /// The number of checkpoints that fit into half of the memory that remains besides the decoder and its pullback,
-    /// with this tiling. The other half is a reserve for uncounted memory. The result is at least
-    /// `DEFAULT_CHECKPOINTS`, which `occupied` includes, and at most the number of chunks minus one.
+    /// The number of checkpoints for this tiling: `DEFAULT_CHECKPOINTS`, whose memory `occupied` includes, and as many
+    /// more as fit into half of the memory that is left. The other half is a reserve for uncounted memory. The result
+    /// is at most the number of chunks (latent frames) minus one, unless `DEFAULT_CHECKPOINTS` is more.
     pub fn checkpoints(&self, vae: &VaeConfig, tiling: Option<Tiling>, latents: [usize; 3]) -> usize {
         let [t, h, w] = latents;
-        let available = self.bytes.saturating_sub(self.occupied(vae, tiling, latents));
-        let more = available / 2 / feature_cache_bytes(vae, tiling, [h, w], self.element_size).max(1);
+        let left = self.bytes.saturating_sub(self.occupied(vae, tiling, latents));
+        let more = left / 2 / feature_cache_bytes(vae, tiling, [h, w], self.element_size).max(1);
         (DEFAULT_CHECKPOINTS + more).min(t.saturating_sub(1).max(DEFAULT_CHECKPOINTS))
     }
 
@@ -59,42 +60,48 @@ impl MemoryBudget {
     }
 }
 
-/// Like [`MemoryBudget::checkpoints`], in host memory: the number that fits into half of the memory that is free now.
-/// The result is `DEFAULT_CHECKPOINTS` if the system does not report its memory. `state` is the size of a checkpoint
-/// in bytes.
-pub fn checkpoints_in_host_memory(chunks: usize, state: usize) -> usize {
-    let more = free_host_memory().unwrap_or(0) / 2 / state.max(1);
-    more.clamp(DEFAULT_CHECKPOINTS, chunks.saturating_sub(1).max(DEFAULT_CHECKPOINTS))
+/// The number of checkpoints, if they lie in host memory: as many as fit into half of the memory that is free now, but
+/// at least `DEFAULT_CHECKPOINTS`, and at most the number of chunks minus one unless `DEFAULT_CHECKPOINTS` is more. The
+/// result is `DEFAULT_CHECKPOINTS` if the system does not report its memory. `checkpoint_bytes` is the size of one.
+pub fn checkpoints_in_host_memory(chunks: usize, checkpoint_bytes: usize) -> usize {
+    let fitting = free_host_memory().unwrap_or(0) / 2 / checkpoint_bytes.max(1);
+    fitting.clamp(DEFAULT_CHECKPOINTS, chunks.saturating_sub(1).max(DEFAULT_CHECKPOINTS))
 }
 
+/// Bytes of free host memory, if the system reports them.
 fn free_host_memory() -> Option<usize> {
     let system = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = system.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(line.split_whitespace().next()?.parse::<usize>().ok()? << 10)
+    let kibibytes: usize = line.split_whitespace().next()?.parse().ok()?;
+    Some(kibibytes << 10)
 }
 
 /// Bytes of the decoder's feature cache at a chunk border, with `element_size` bytes per element, for frames or tiles
 /// of `[height, width]` latent pixels.
 pub fn feature_cache_bytes(vae: &VaeConfig, tiling: Option<Tiling>, [h, w]: [usize; 2], element_size: usize) -> usize {
     let tile = tiling.map_or([h, w], |tiling| [tiling.size[0].min(h), tiling.size[1].min(w)]);
-    let (mut scale, mut elements) = (1, 0);
+    // Side of the square of positions that represents a latent pixel between the layers so far and the next layer.
+    let mut scale = 1;
+    let mut elements_per_latent = 0;
     for layer in vae.decoder_layers() {
-        let input = match layer.kind {
+        let cached_channels = match layer.kind {
             LayerKind::Conv { input, .. } | LayerKind::Activated { input, .. } => input,
-            LayerKind::Upsample { input, temporal, .. } => {
-                elements += if temporal { CONTEXT * input * scale * scale } else { 0 };
-                scale *= 2;
-                continue;
-            }
-            _ => continue,
+            LayerKind::Upsample { input, temporal: true, .. } => input,
+            // Without a cache.
+            _ => 0,
         };
-        elements += CONTEXT * input * scale * scale;
+        // Upsampling doubles time first, so the cached frames still have the size of the layer's input.
+        elements_per_latent += CONTEXT * cached_channels * scale * scale;
+        if matches!(layer.kind, LayerKind::Upsample { .. }) {
+            scale *= 2;
+        }
     }
-    elements * tile[0] * tile[1] * element_size
+    elements_per_latent * tile[0] * tile[1] * element_size
 }
 
-/// Bytes of the device that the decoder and its pullback need besides weights, for latents `[T, H, W]` and
-/// `element_size` bytes per element. `checkpoints` of its states are on the device, or all if they are fewer.
+/// Bytes of the device that the decoder and its pullback need, weights not included, for latents `[T, H, W]` and
+/// `element_size` bytes per element. `checkpoints` of the states at chunk borders are on the device, or all states if
+/// there are fewer borders.
 pub fn decoder_bytes(
     vae: &VaeConfig,
     tiling: Option<Tiling>,
@@ -105,7 +112,8 @@ pub fn decoder_bytes(
     let borders = t.saturating_sub(1);
     let kept = borders.min(checkpoints);
     let recomputed = if borders > DEFAULT_CHECKPOINTS { RECOMPUTED_STATES } else { 0 };
-    feature_cache_bytes(vae, tiling, [h, w], element_size) * (CHUNK_TENTHS + 10 * (kept + recomputed)) / 10
+    let tenths = CHUNK_TENTHS + 10 * (kept + recomputed);
+    feature_cache_bytes(vae, tiling, [h, w], element_size) * tenths / 10
 }
 
 #[cfg(test)]

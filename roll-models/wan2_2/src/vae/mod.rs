@@ -1,14 +1,15 @@
 //! The Wan VAEs encode videos to latents and decode latents to videos. The memory of their pullbacks does not grow with
 //! the number of frames.
 //!
-//! Both networks are chains of causal layers (`layer`). A video passes through them in chunks of one latent frame;
-//! convolutions read the last frames of the previous chunk from a feature cache. The result equals that of the whole
-//! video at once.
+//! Both networks, the encoder and the decoder, are chains of causal layers (`layer`). A video passes through them in
+//! chunks of one latent frame; convolutions read the last frames of the previous chunk from a feature cache. The result
+//! is the same as if the whole video passed at once.
 //!
-//! The pullback visits the chunks in reverse order, with gradients flowing through the caches. Besides the first, at
-//! most [`Chunking::checkpoints`] caches at chunk borders are stored, on the device or in host memory; the others are
-//! recomputed (`schedule`). Within a chunk, one layer at a time is pulled back (`chain`). Names and order of the layers
-//! follow the official `wan/modules/vae2_1.py` and `vae2_2.py`.
+//! The pullback visits the chunks in reverse order, with gradients flowing through the caches. The cache before each
+//! chunk is needed again. The cache before the first chunk and at most [`Chunking::checkpoints`] other caches are
+//! stored for this, on the device or in host memory; the rest is recomputed from the stored ones (`schedule`). Within a
+//! chunk, one layer at a time is pulled back (`chain`). Names and order of the layers follow the official
+//! `wan/modules/vae2_1.py` and `vae2_2.py`.
 
 mod chain;
 mod checkpointed;
@@ -52,11 +53,11 @@ use volume::Volume;
 pub struct Chunking {
     /// Tiles of the latent plane; `None` processes whole frames.
     pub tiling: Option<Tiling>,
-    /// Number of feature caches at chunk borders that are stored for the pullback, besides the first. Fewer need less
-    /// memory and more time; the results are the same. At 128 x 128 pixels one cache of the published Wan2.1 VAE takes
-    /// about 150 MB ([`feature_cache_bytes`]).
+    /// Number of feature caches between two chunks that are stored for the pullback. Fewer caches need less memory and
+    /// more time; the results are the same. At 128 x 128 pixels one cache of the published Wan2.1 VAE takes about 150
+    /// MB ([`feature_cache_bytes`]).
     pub checkpoints: usize,
-    /// Whether these caches are stored in host memory. The results are the same.
+    /// Whether these caches are stored in host memory instead of on the device. The results are the same.
     pub offload: bool,
 }
 
@@ -104,6 +105,7 @@ impl Vae {
     /// Creates a VAE with the weights of a store, under official keys. Fails unless there is one finite mean and one
     /// positive deviation per latent channel.
     pub fn with_store(config: VaeConfig, statistics: &LatentStatistics, store: Arc<dyn WeightStore>) -> Result<Self> {
+        // Checks a mean or a deviation (`what`), and copies it to the device.
         let on_device = |what: &str, values: &[f32]| {
             if values.len() != config.z_dim {
                 let expected = format!("[{}], one value per latent channel", config.z_dim);
@@ -117,14 +119,14 @@ impl Vae {
         };
         let statistics =
             layer::Statistics { mean: on_device("mean", &statistics.mean)?, std: on_device("std", &statistics.std)? };
-        let layout = ChunkLayout::of(store.device());
+        let decoder_layout = ChunkLayout::of(store.device());
         let chain = |layers: Vec<Layer>, layout| {
             let (statistics, store) = (statistics.clone(), store.clone());
             Arc::new(CausalChain { layers, statistics, store, dtype: DType::F32, layout })
         };
         // Pictures are encoded once per run, so the encoder's speed matters little: it uses one layout on all devices.
-        let (encoder, decoder) =
-            (chain(config.encoder_layers(), ChunkLayout::ChannelsFirst), chain(config.decoder_layers(), layout));
+        let encoder = chain(config.encoder_layers(), ChunkLayout::ChannelsFirst);
+        let decoder = chain(config.decoder_layers(), decoder_layout);
         Ok(Self { config, encoder, decoder })
     }
 
@@ -145,6 +147,7 @@ impl Vae {
         self.decoder.dtype.size()
     }
 
+    /// Changes the decoder of this clone; other clones keep theirs.
     fn with_decoder(self, change: impl FnOnce(&mut CausalChain)) -> Self {
         let mut decoder = (*self.decoder).clone();
         change(&mut decoder);
@@ -166,16 +169,18 @@ impl Vae {
         let &[frames, 3, h, w] = video.shape() else {
             return Err(Error::shape("video to encode", "[T, 3, H, W]", video.shape()));
         };
-        let (config, scale) = (&self.config, self.config.spatial_stride());
+        let config = &self.config;
         let latent_frames = config.latent_frames(frames)?;
-        let size = config.latent_size([h, w])?;
+        let latent_size = config.latent_size([h, w])?;
+        let [input_scale, output_scale] = [config.spatial_stride(), 1];
         let pass = Pass {
             chain: self.encoder.clone(),
             input: Volume { channels: 3, frames, size: [h, w], frames_first: true },
-            output: Volume { channels: config.z_dim, frames: latent_frames, size, frames_first: false },
-            chunk: [config.temporal_stride(), 1], // frames of input and output of each chunk but the first
+            output: Volume { channels: config.z_dim, frames: latent_frames, size: latent_size, frames_first: false },
+            input_chunk: config.temporal_stride(),
+            output_chunk: 1,
             chunks: latent_frames,
-            tiles: Tiling::tiles(chunking.tiling.as_ref(), size, [scale, 1])?,
+            tiles: Tiling::tiles(chunking.tiling.as_ref(), latent_size, [input_scale, output_scale])?,
             checkpoints: chunking.checkpoints,
             offload: chunking.offload,
         };
@@ -203,17 +208,21 @@ impl Vae {
         Ok(self.decoding(latents, &Chunking::default())?.run(latents, Grad::Skip, Some(probe))?.0)
     }
 
+    /// The decoder's pass over latents of this shape, not run yet.
     fn decoding(&self, latents: &Tensor, chunking: &Chunking) -> Result<Pass> {
-        let (config, scale) = (&self.config, self.config.spatial_stride());
+        let config = &self.config;
         let [latent_frames, h, w] = self.check_latents(latents.shape())?;
-        let (size, frames) = ([h, w], 1 + (latent_frames - 1) * config.temporal_stride());
+        let latent_size = [h, w];
+        let frames = 1 + (latent_frames - 1) * config.temporal_stride();
+        let [input_scale, output_scale] = [1, config.spatial_stride()];
         Ok(Pass {
             chain: self.decoder.clone(),
-            input: Volume { channels: config.z_dim, frames: latent_frames, size, frames_first: false },
-            output: Volume { channels: 3, frames, size: size.map(|n| n * scale), frames_first: true },
-            chunk: [1, config.temporal_stride()],
+            input: Volume { channels: config.z_dim, frames: latent_frames, size: latent_size, frames_first: false },
+            output: Volume { channels: 3, frames, size: latent_size.map(|n| n * output_scale), frames_first: true },
+            input_chunk: 1,
+            output_chunk: config.temporal_stride(),
             chunks: latent_frames,
-            tiles: Tiling::tiles(chunking.tiling.as_ref(), size, [1, scale])?,
+            tiles: Tiling::tiles(chunking.tiling.as_ref(), latent_size, [input_scale, output_scale])?,
             checkpoints: chunking.checkpoints,
             offload: chunking.offload,
         })
@@ -229,6 +238,7 @@ impl Vae {
     }
 }
 
+/// Shapes of the weights, under their official keys.
 fn shapes(state: &StateDict) -> BTreeMap<String, Vec<usize>> {
     state.iter().map(|(key, tensor)| (official(key).to_string(), tensor.shape().to_vec())).collect()
 }

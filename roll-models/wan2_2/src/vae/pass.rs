@@ -1,5 +1,5 @@
 //! A pass of the encoder or decoder over a whole video, tile by tile and chunk by chunk, and its pullback in reverse
-//! order.
+//! order. Input, output and cotangents are tensors in host memory.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,21 +15,28 @@ use super::schedule::{Reversible, Schedule};
 use super::tiling::Tile;
 use super::volume::{Volume, Window};
 
-/// Geometry of a pass. The first chunk is one frame of input and output; every other chunk is `chunk` frames.
+/// A network, the geometry of the video that passes through it, and what the pullback keeps. The first chunk is one
+/// frame of the input and one frame of the output.
 pub(super) struct Pass {
     pub chain: Arc<CausalChain>,
     pub input: Volume,
     pub output: Volume,
-    /// Frames per chunk of the input and of the output, except in the first chunk.
-    pub chunk: [usize; 2],
+    /// Frames of the input per chunk, except in the first chunk.
+    pub input_chunk: usize,
+    /// Frames of the output per chunk, except in the first chunk.
+    pub output_chunk: usize,
+    /// Number of chunks.
     pub chunks: usize,
     /// Tiles with their windows in the input and in the output.
     pub tiles: Vec<Tile>,
-    /// Number of checkpoints for the pullback, besides the first state.
+    /// Number of checkpoints for the pullback. The state before the first chunk is not counted.
     pub checkpoints: usize,
     /// Whether checkpoints are kept in host memory.
     pub offload: bool,
 }
+
+/// States before some chunks, ascending, each with its chunk's number.
+type Checkpoints = Vec<(usize, CheckpointedState)>;
 
 impl Pass {
     /// Computes the output and, with [`Grad::Record`], the pullback to the input.
@@ -46,25 +53,27 @@ impl Pass {
     pub fn run_clamped(self, input: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
         let shape = self.output.shape();
         let (mut values, pullback) = self.values(input, grad, None)?;
-        let clamp = clamp(&mut values, &shape);
-        let pullback = pullback.map(|pullback| Pullback::new(move |cotangent| pullback.pull(&clamp.pull(cotangent)?)));
+        let clamp_pullback = clamp(&mut values, &shape);
+        let pullback =
+            pullback.map(|pullback| Pullback::new(move |cotangent| pullback.pull(&clamp_pullback.pull(cotangent)?)));
         Ok((Tensor::new(values, shape)?, pullback))
     }
 
+    /// Computes the values of the output, in the order of its volume, and the pullback like [`Pass::run`].
     fn values(self, input: &Tensor, grad: Grad, mut probe: Option<Probe<'_>>) -> Result<(Vec<f32>, Option<Pullback>)> {
         let schedule = Schedule::new(self.chunks, self.checkpoints);
         let positions = schedule.checkpoint_positions();
         let store_checkpoints = grad.is_on() && self.tiles.len() == 1;
         let mut checkpoints = Vec::new();
-        let mut reader = self.reader(&self.input, input.f32s()?, self.chunk[0]);
-        let mut output = self.accumulator(&self.output, self.chunk[1]);
+        let mut reader = self.reader(&self.input, input.f32s()?, self.input_chunk);
+        let mut output = self.accumulator(&self.output, self.output_chunk);
         for tile in &self.tiles {
             let mut state = self.chain.start();
-            for k in 0..self.chunks {
-                if store_checkpoints && positions.contains(&k) {
-                    self.checkpoint(&mut checkpoints, k, &state)?;
+            for chunk in 0..self.chunks {
+                if store_checkpoints && positions.contains(&chunk) {
+                    self.checkpoint(&mut checkpoints, chunk, &state)?;
                 }
-                let x = reader.read(k, &window(&tile.input, k, self.chunk[0]), None);
+                let x = reader.read(chunk, &window(&tile.input, chunk, self.input_chunk), None);
                 // An explicit reborrow: `as_deref_mut` cannot shorten the lifetime of a boxed closure's captures.
                 let probe: Option<Probe<'_>> = match &mut probe {
                     Some(probe) => Some(&mut **probe),
@@ -72,7 +81,7 @@ impl Pass {
                 };
                 let (y, next) = self.chain.advance(x, &state, probe)?;
                 state = next;
-                output.add(window(&tile.output, k, self.chunk[1]), y, tile.blend.as_deref())?;
+                output.add(window(&tile.output, chunk, self.output_chunk), y, tile.blend.as_deref())?;
             }
         }
         let output = output.finish()?;
@@ -84,26 +93,25 @@ impl Pass {
         Ok((output, pullback))
     }
 
-    fn pull(
-        &self,
-        input: &Tensor,
-        cotangent: &Tensor,
-        schedule: &Schedule,
-        mut checkpoints: Vec<(usize, CheckpointedState)>,
-    ) -> Result<Tensor> {
+    /// Maps the cotangent of the output to the cotangent of the input. `stored` is empty unless there is one tile,
+    /// whose checkpoints the forward pass has stored.
+    fn pull(&self, input: &Tensor, cotangent: &Tensor, schedule: &Schedule, mut stored: Checkpoints) -> Result<Tensor> {
         if cotangent.shape() != self.output.shape() {
             let expected = format!("{:?}", self.output.shape());
             return Err(Error::shape("cotangent of the VAE's result", expected, cotangent.shape()));
         }
-        let mut input = self.reader(&self.input, input.f32s()?, self.chunk[0]);
-        let mut cotangent = self.reader(&self.output, cotangent.f32s()?, self.chunk[1]);
-        let mut gradient = self.accumulator(&self.input, self.chunk[0]);
+        let mut input = self.reader(&self.input, input.f32s()?, self.input_chunk);
+        let mut cotangent = self.reader(&self.output, cotangent.f32s()?, self.output_chunk);
+        let mut gradient = self.accumulator(&self.input, self.input_chunk);
         for tile in &self.tiles {
             let after = self.chain.no_cotangent();
-            let checkpoints = match std::mem::take(&mut checkpoints) {
-                stored if !stored.is_empty() => stored,
-                _ if self.offload => self.recompute_checkpoints(tile, &mut input, schedule)?,
-                _ => vec![(0, CheckpointedState::OnDevice(self.chain.start()))],
+            let checkpoints = if !stored.is_empty() {
+                std::mem::take(&mut stored)
+            } else if self.offload {
+                self.recompute_checkpoints(tile, &mut input, schedule)?
+            } else {
+                // The reversal makes further checkpoints itself, on the device.
+                vec![(0, CheckpointedState::OnDevice(self.chain.start()))]
             };
             let (input, cotangent, gradient) = (&mut input, &mut cotangent, &mut gradient);
             schedule.reverse(&mut TilePull { pass: self, tile, input, cotangent, gradient, after }, checkpoints)?;
@@ -117,28 +125,25 @@ impl Pass {
         tile: &Tile,
         input: &mut ChunkReader<'_>,
         schedule: &Schedule,
-    ) -> Result<Vec<(usize, CheckpointedState)>> {
+    ) -> Result<Checkpoints> {
         let positions = schedule.checkpoint_positions();
         let (mut state, mut checkpoints) = (self.chain.start(), Vec::new());
-        for k in 0..=positions.last().copied().unwrap_or(0) {
-            if k > 0 {
-                let x = input.read(k - 1, &window(&tile.input, k - 1, self.chunk[0]), None);
+        for position in 0..=positions.last().copied().unwrap_or(0) {
+            // `state` becomes the state before chunk `position`.
+            if position > 0 {
+                let chunk = position - 1;
+                let x = input.read(chunk, &window(&tile.input, chunk, self.input_chunk), None);
                 state = self.chain.advance(x, &state, None)?.1;
             }
-            if positions.contains(&k) {
-                self.checkpoint(&mut checkpoints, k, &state)?;
+            if positions.contains(&position) {
+                self.checkpoint(&mut checkpoints, position, &state)?;
             }
         }
         Ok(checkpoints)
     }
 
-    /// Appends `state` to the checkpoints.
-    fn checkpoint(
-        &self,
-        checkpoints: &mut Vec<(usize, CheckpointedState)>,
-        position: usize,
-        state: &ChainState,
-    ) -> Result<()> {
+    /// Appends `state`, the state before chunk `position`, to the checkpoints.
+    fn checkpoint(&self, checkpoints: &mut Checkpoints, position: usize, state: &ChainState) -> Result<()> {
         // At most one state may be in flight to the host, because the device has memory for only one.
         if let Some((_, previous)) = checkpoints.last_mut() {
             previous.settle()?;
@@ -147,38 +152,41 @@ impl Pass {
         Ok(())
     }
 
+    /// Keeps a state on the device, or starts its copy to host memory.
     fn checkpointed(&self, state: &ChainState) -> Result<CheckpointedState> {
-        match self.offload {
-            true => CheckpointedState::offload(state),
-            false => Ok(CheckpointedState::OnDevice(state.clone())),
-        }
+        if self.offload { CheckpointedState::offload(state) } else { Ok(CheckpointedState::OnDevice(state.clone())) }
     }
 
+    /// A reader of `values`, in chunks of `frames` frames.
     fn reader<'a>(&'a self, volume: &'a Volume, values: &'a [f32], frames: usize) -> ChunkReader<'a> {
         let device = self.chain.store.device();
         ChunkReader::new(volume, values, frames, chunks_per_copy(volume, frames, device), device)
     }
 
+    /// An accumulator of chunks of `frames` frames.
     fn accumulator<'a>(&self, volume: &'a Volume, frames: usize) -> ChunkAccumulator<'a> {
         ChunkAccumulator::new(volume, chunks_per_copy(volume, frames, self.chain.store.device()))
     }
 }
 
-/// The pullback of one tile, last chunk first.
+/// The pullback of one tile, last chunk first. A step is a chunk.
 struct TilePull<'a, 'v> {
     pass: &'a Pass,
     tile: &'a Tile,
+    /// The input of the pass.
     input: &'a mut ChunkReader<'v>,
+    /// The cotangent of the output.
     cotangent: &'a mut ChunkReader<'v>,
+    /// The cotangent of the input, to which the tile's part is added.
     gradient: &'a mut ChunkAccumulator<'v>,
     /// Cotangent of the state after the chunk that is pulled back next.
     after: ChainStateCotangent,
 }
 
 impl TilePull<'_, '_> {
-    /// Copies the input of a chunk to the device.
-    fn upload(&mut self, step: usize) -> Burn<4> {
-        self.input.read(step, &window(&self.tile.input, step, self.pass.chunk[0]), None)
+    /// The input of a chunk, on the device.
+    fn input_of(&mut self, step: usize) -> Burn<4> {
+        self.input.read(step, &window(&self.tile.input, step, self.pass.input_chunk), None)
     }
 }
 
@@ -192,6 +200,7 @@ impl Reversible for TilePull<'_, '_> {
 
     fn hold(&mut self, state: ChainState) -> Result<CheckpointedState> {
         let mut checkpoint = self.pass.checkpointed(&state)?;
+        // Another owner would keep the state's memory on the device after `settle`.
         drop(state);
         checkpoint.settle()?;
         Ok(checkpoint)
@@ -202,21 +211,23 @@ impl Reversible for TilePull<'_, '_> {
     }
 
     fn advance(&mut self, step: usize, state: &ChainState) -> Result<ChainState> {
-        let x = self.upload(step);
+        let x = self.input_of(step);
         Ok(self.pass.chain.advance(x, state, None)?.1)
     }
 
     fn pull(&mut self, step: usize, state: &ChainState) -> Result<()> {
-        let x = self.upload(step);
+        let x = self.input_of(step);
         let Self { pass, tile, .. } = self;
-        let output = window(&tile.output, step, pass.chunk[1]);
-        let cotangent = self.cotangent.read(step, &output, tile.blend.as_deref());
-        let (x, before) = pass.chain.pull(x, state, cotangent, std::mem::take(&mut self.after))?;
+        let output_window = window(&tile.output, step, pass.output_chunk);
+        let cotangent = self.cotangent.read(step, &output_window, tile.blend.as_deref());
+        let (gradient, before) = pass.chain.pull(x, state, cotangent, std::mem::take(&mut self.after))?;
+        // The state before this chunk is the state after the chunk that is pulled back next.
         self.after = before;
-        self.gradient.add(window(&tile.input, step, pass.chunk[0]), x, None)
+        self.gradient.add(window(&tile.input, step, pass.input_chunk), gradient, None)
     }
 }
 
+/// The window of chunk number `chunk` in a tile with these rows and columns, if chunks have `frames` frames.
 fn window(plane: &[Range<usize>; 2], chunk: usize, frames: usize) -> Window {
     Window { frames: chunk_frames(chunk, frames), rows: plane[0].clone(), columns: plane[1].clone() }
 }

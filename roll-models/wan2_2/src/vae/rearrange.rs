@@ -1,4 +1,5 @@
-//! Linear maps without weights: pixel shuffles, and the shortcuts of the Wan2.2 VAE.
+//! Linear maps without weights, from `[C, T, H, W]` to `[C', T', H', W']`: pixel shuffles, and the shortcuts of the
+//! Wan2.2 VAE.
 
 use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
 use burn::tensor::{DType, Tensor, module};
@@ -53,34 +54,30 @@ pub struct Factors {
     pub channels: usize,
 }
 
-/// Shortcut of a downsampling stage: space-time blocks become channels, and groups of channels are averaged. Missing
-/// frames are zeros before the first frame.
+/// Shortcut of a downsampling stage: the values of a space-time block become channels, and groups of consecutive
+/// channels are averaged. If the frames are no multiple of `time`, zeros are put before the first frame.
 pub fn average_down(x: Tensor<4>, Factors { time, space, channels }: Factors) -> Tensor<4> {
     let [c, t, h, w] = x.dims();
     let missing = (time - t % time) % time;
-    let x = match missing {
-        0 => x,
-        _ => {
-            let zeros = Tensor::zeros([c, missing, h, w], &x.device());
-            Tensor::cat(vec![zeros, x], 1)
-        }
+    let x = if missing == 0 {
+        x
+    } else {
+        let zeros = Tensor::zeros([c, missing, h, w], &x.device());
+        Tensor::cat(vec![zeros, x], 1)
     };
     let [t, h, w] = [(t + missing) / time, h / space, w / space];
-    let group = c * time * space * space / channels;
+    let group_size = c * time * space * space / channels;
     let blocks: Tensor<7> = x.reshape([c, t, time, h, space, w, space]).permute([0, 2, 4, 6, 1, 3, 5]);
-    blocks.reshape([channels, group, t * h * w]).mean_dim(1).reshape([channels, t, h, w])
+    blocks.reshape([channels, group_size, t * h * w]).mean_dim(1).reshape([channels, t, h, w])
 }
 
-/// Shortcut of an upsampling stage: repeated channels become space-time blocks. The first chunk of a video has no past,
-/// so the first `time - 1` output frames are removed.
-pub fn duplicate_up(x: Tensor<4>, Factors { time, space, channels }: Factors, first_chunk: bool) -> Tensor<4> {
+/// Shortcut of an upsampling stage: channels are repeated, and groups of consecutive channels become space-time blocks.
+/// The first chunk of a video has no past, so the first `time - 1` output frames are removed.
+pub fn duplicate_up(x: Tensor<4>, Factors { time, space, channels }: Factors, is_first_chunk: bool) -> Tensor<4> {
     let [c, t, h, w] = x.dims();
     let repeats = channels * time * space * space / c;
     let repeated: Tensor<3> = x.reshape([c, 1, t * h * w]).expand([c, repeats, t * h * w]);
     let blocks: Tensor<7> = repeated.reshape([channels, time, space, space, t, h, w]).permute([0, 4, 1, 5, 2, 6, 3]);
     let y = blocks.reshape([channels, t * time, h * space, w * space]);
-    match first_chunk {
-        true => y.narrow(1, time - 1, t * time - (time - 1)),
-        false => y,
-    }
+    if is_first_chunk { y.narrow(1, time - 1, t * time - (time - 1)) } else { y }
 }

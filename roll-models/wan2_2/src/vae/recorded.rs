@@ -1,4 +1,5 @@
-//! Encoding and decoding inside the caller's autodiff graph, to train a VAE.
+//! Encoding and decoding inside the caller's autodiff graph, to train a VAE. Videos and latents are tensors on the
+//! device, `[C, T, H, W]`.
 //!
 //! Every operation on weights is recorded, so memory grows with the video. Suitable for small networks and short clips.
 
@@ -6,6 +7,7 @@ use burn::tensor::Tensor as Burn;
 use roll_core::{Error, Result};
 
 use super::chain::CausalChain;
+use super::frames::chunk_frames;
 use super::{Vae, VaeVersion};
 
 impl Vae {
@@ -38,7 +40,8 @@ impl Vae {
         self.run_stills(&self.decoder, latents)
     }
 
-    /// Frames of a first chunk are independent of one another, except in the shortcuts of the Wan2.2 VAE.
+    /// Runs videos of one frame each, `[C, N, H, W]`. Frames of a first chunk are independent of one another, except in
+    /// the shortcuts of the Wan2.2 VAE; there, each frame passes alone.
     fn run_stills(&self, chain: &CausalChain, x: Burn<4>) -> Result<Burn<4>> {
         let frames_per_pass = match self.config.version {
             VaeVersion::V2_1 => x.dims()[1],
@@ -49,23 +52,25 @@ impl Vae {
         Ok(Burn::cat(results, 1))
     }
 
+    /// Returns the number of frames. Fails unless the video is `[3, T, H, W]` of a size that the encoder takes.
     fn check_video(&self, video: &Burn<4>) -> Result<usize> {
         let [channels, frames, h, w] = video.dims();
         self.config.latent_size([h, w])?;
-        match channels == 3 && frames > 0 {
-            true => Ok(frames),
-            false => Err(Error::shape("video to encode", "[3, T, H, W], T above 0", &video.dims())),
+        if channels != 3 || frames == 0 {
+            return Err(Error::shape("video to encode", "[3, T, H, W], T above 0", &video.dims()));
         }
+        Ok(frames)
     }
 }
 
-/// Runs a first chunk of one frame, then chunks of `stride` frames.
-fn run(chain: &CausalChain, x: Burn<4>, chunks: usize, stride: usize) -> Result<Burn<4>> {
+/// Runs a chain over a whole video or its latents: a first chunk of one frame, then chunks of `frames_per_chunk`
+/// frames.
+fn run(chain: &CausalChain, x: Burn<4>, chunks: usize, frames_per_chunk: usize) -> Result<Burn<4>> {
     let mut state = chain.start();
     let mut results = Vec::with_capacity(chunks);
-    for k in 0..chunks {
-        let (start, frames) = if k == 0 { (0, 1) } else { (1 + (k - 1) * stride, stride) };
-        let (y, next) = chain.advance(x.clone().narrow(1, start, frames), &state, None)?;
+    for chunk in 0..chunks {
+        let frames = chunk_frames(chunk, frames_per_chunk);
+        let (y, next) = chain.advance(x.clone().narrow(1, frames.start, frames.len()), &state, None)?;
         results.push(y);
         state = next;
     }

@@ -1,8 +1,9 @@
 //! Reverses a chain of steps of which only a few states can be checkpointed.
 //!
-//! Step `k` maps state `k` to state `k + 1`; its pullback needs state `k`. Checkpoints lie where they save most
-//! recomputation: the optimal (binomial) checkpointing of Griewank and Walther, found by dynamic programming instead of
-//! closed formulas.
+//! Step `k` maps state `k` to state `k + 1`; its pullback needs state `k`. [`Schedule`] gets the number of steps and of
+//! checkpoints and says which states are checkpointed; [`Schedule::reverse`] calls the work, a [`Reversible`], in that
+//! order. Checkpoints lie where they save most recomputation: the optimal (binomial) checkpointing of Griewank and
+//! Walther, found by dynamic programming instead of closed formulas.
 
 use roll_core::Result;
 
@@ -12,9 +13,9 @@ pub trait Reversible {
     type State: Clone;
     /// A checkpointed state.
     type Checkpoint;
-    /// Starts to load the checkpoint that is needed next, before the steps after it are pulled back.
+    /// Starts to load the checkpoint that is restored next. Other steps are pulled back in the meantime.
     fn prefetch(&mut self, checkpoint: &mut Self::Checkpoint) -> Result<()>;
-    /// Checkpoints a state that is needed again only after others.
+    /// Checkpoints a state that is needed again only after the pullbacks of later steps.
     fn hold(&mut self, state: Self::State) -> Result<Self::Checkpoint>;
     /// Restores a checkpointed state.
     fn restore(&mut self, checkpoint: Self::Checkpoint) -> Result<Self::State>;
@@ -28,58 +29,72 @@ pub trait Reversible {
 #[derive(Debug)]
 pub struct Schedule {
     steps: usize,
+    /// Maximum number of checkpoints at the same time. The first state is not counted.
     slots: usize,
-    /// `[slots][steps]`: the best split to reverse `steps` steps from a known first state.
+    /// `backward[s][n]`: the best split to reverse `n` steps with `s` slots, from their first state.
     backward: Vec<Vec<Split>>,
-    /// The same, if the forward pass advances through all steps in any case.
+    /// `forward[s][n]`: like `backward`, if a forward pass, whose advances are not counted, can make the checkpoints.
     forward: Vec<Vec<Split>>,
 }
 
-/// The position of the first checkpoint, and the number of advances that the reversal then needs.
+/// Where a range of steps is split.
 #[derive(Clone, Copy, Debug)]
 struct Split {
+    /// Number of advances that the reversal of the range needs.
     cost: u64,
+    /// Position of the first checkpoint, in steps from the start of the range. 0 means no checkpoint.
     at: usize,
 }
 
+impl Split {
+    /// For a range of at most one step: nothing is recomputed.
+    const NONE: Self = Self { cost: 0, at: 0 };
+}
+
 impl Schedule {
-    /// Plans `steps` steps with at most `slots` checkpoints besides the first state.
+    /// Plans `steps` steps with at most `slots` checkpoints. The first state is not counted.
     pub fn new(steps: usize, slots: usize) -> Self {
         let slots = slots.min(steps.saturating_sub(1));
-        let without: Vec<_> = (0..=steps as u64).map(|n| Split { cost: n * n.saturating_sub(1) / 2, at: 0 }).collect();
-        let (mut backward, mut forward) = (vec![without.clone()], vec![without]);
+        // Each step advances from the first state again: 0 + 1 + ... + (n - 1) advances.
+        let without_slots: Vec<_> =
+            (0..=steps as u64).map(|n| Split { cost: n * n.saturating_sub(1) / 2, at: 0 }).collect();
+        let (mut backward, mut forward) = (vec![without_slots.clone()], vec![without_slots]);
         for s in 1..=slots {
-            let mut row: Vec<Split> = vec![Split { cost: 0, at: 0 }; 2.min(steps + 1)];
+            // Split at m: advance by m, reverse the n - m last steps with one slot less, then the first m steps with
+            // all slots.
+            let mut backward_row: Vec<Split> = vec![Split::NONE; 2.min(steps + 1)];
             for n in 2..=steps {
-                let cost = |m: usize| m as u64 + backward[s - 1][n - m].cost + row[m].cost;
-                let best = (1..n).map(|m| Split { cost: cost(m), at: m }).min_by_key(|c| c.cost);
-                row.extend(best);
+                let cost = |m: usize| m as u64 + backward[s - 1][n - m].cost + backward_row[m].cost;
+                let best = (1..n).map(|m| Split { cost: cost(m), at: m }).min_by_key(|split| split.cost);
+                backward_row.extend(best);
             }
-            let free = (0..=steps).map(|n| {
-                let cost = |m: usize| forward[s - 1][n - m].cost + row[m].cost;
-                let best = (1..n).map(|m| Split { cost: cost(m), at: m }).min_by_key(|c| c.cost);
-                best.unwrap_or(Split { cost: 0, at: 0 })
+            // As above, but the forward pass advances by m, and stores the checkpoints of the n - m last steps.
+            let forward_row = (0..=steps).map(|n| {
+                let cost = |m: usize| forward[s - 1][n - m].cost + backward_row[m].cost;
+                let best = (1..n).map(|m| Split { cost: cost(m), at: m }).min_by_key(|split| split.cost);
+                best.unwrap_or(Split::NONE)
             });
-            let free = free.collect();
-            forward.push(free);
-            backward.push(row);
+            let forward_row = forward_row.collect();
+            forward.push(forward_row);
+            backward.push(backward_row);
         }
         Self { steps, slots, backward, forward }
     }
 
     /// Positions of the states to keep during the forward pass, ascending and including the first state (0).
     pub fn checkpoint_positions(&self) -> Vec<usize> {
-        let (mut at, mut slots) = (0, self.slots);
+        let (mut position, mut free_slots) = (0, self.slots);
         let mut positions = vec![0];
-        while slots > 0 && self.steps - at > 1 {
-            at += self.forward[slots][self.steps - at].at;
-            positions.push(at);
-            slots -= 1;
+        while free_slots > 0 && self.steps - position > 1 {
+            position += self.forward[free_slots][self.steps - position].at;
+            positions.push(position);
+            free_slots -= 1;
         }
         positions
     }
 
-    /// Pulls back all steps from `checkpoints` at ascending positions, the first of which is 0.
+    /// Pulls back all steps. `checkpoints` are states with their positions, ascending from position 0: those of
+    /// [`Schedule::checkpoint_positions`], or fewer.
     pub fn reverse<R: Reversible>(&self, work: &mut R, mut checkpoints: Vec<(usize, R::Checkpoint)>) -> Result<()> {
         let mut end = self.steps;
         while let Some((begin, checkpoint)) = checkpoints.pop() {
@@ -87,12 +102,16 @@ impl Schedule {
             if let Some((_, next)) = checkpoints.last_mut() {
                 work.prefetch(next)?;
             }
-            self.reverse_range(work, begin, end, state, self.slots - checkpoints.len().min(self.slots))?;
+            // The first state occupies no slot. The other checkpoints that are left occupy one each, and so does
+            // `state`. If `state` is the first state, no checkpoint is left.
+            let occupied_slots = checkpoints.len().min(self.slots);
+            self.reverse_range(work, begin, end, state, self.slots - occupied_slots)?;
             end = begin;
         }
         Ok(())
     }
 
+    /// Pulls back the steps `begin..end`, last step first. `state` is state `begin`; `slots` are free.
     fn reverse_range<R: Reversible>(
         &self,
         work: &mut R,
@@ -101,8 +120,10 @@ impl Schedule {
         state: R::State,
         slots: usize,
     ) -> Result<()> {
+        // Computes state `to` from state `begin`.
         let advance_to =
             |work: &mut R, to: usize| (begin..to).try_fold(state.clone(), |state, step| work.advance(step, &state));
+        // Checkpoints `state`, reverses the later part of the range from a state in its middle, then the earlier part.
         if end - begin > 1 && slots > 0 {
             let middle = begin + self.backward[slots][end - begin].at;
             let state_at_middle = advance_to(work, middle)?;

@@ -1,4 +1,5 @@
-//! Tiles of the latent plane, and the weights with which their results are blended.
+//! Tiles of the latent plane, and the weights with which their results are blended. [`Tiling::tiles`] maps the size of
+//! a plane to the list of its tiles.
 
 use std::ops::Range;
 
@@ -9,7 +10,7 @@ use roll_core::{Error, Result};
 pub struct Tiling {
     /// Size of a tile.
     pub size: [usize; 2],
-    /// Distance between tiles, at most their size.
+    /// Distance between the starts of neighbouring tiles, at most their size.
     pub stride: [usize; 2],
 }
 
@@ -33,9 +34,10 @@ pub struct Tile {
 }
 
 impl Tiling {
-    /// Divides a latent plane of `extent` into tiles. Input and output are `scales` times as large as the latents.
-    /// Fails on tiles that leave gaps.
+    /// Divides a latent plane of `extent`, `[height, width]`, into tiles. The planes of `[input, output]` are `scales`
+    /// times as large as the latent plane. Fails on tiles that leave gaps.
     pub fn tiles(tiling: Option<&Self>, extent: [usize; 2], scales: [usize; 2]) -> Result<Vec<Tile>> {
+        // Maps rows and columns of the latent plane to those of `[input, output]`.
         let scaled = |latent: &[Range<usize>; 2]| {
             scales.map(|scale| latent.clone().map(|range| range.start * scale..range.end * scale))
         };
@@ -50,39 +52,45 @@ impl Tiling {
         if rows.len() * columns.len() == 1 {
             return Ok(vec![whole]);
         }
-        let scale = scales[1];
-        let border = [0, 1].map(|axis| size[axis].saturating_sub(tiling.stride[axis]) * scale);
+        // From here, all pixels are the output's.
+        let [_, scale] = scales;
+        let overlap = [0, 1].map(|axis| size[axis].saturating_sub(tiling.stride[axis]) * scale);
         let width = extent[1] * scale;
-        let mut total = vec![0f32; extent[0] * scale * width];
+        // Sum of the masks of all tiles at each pixel.
+        let mut mask_sums = vec![0f32; extent[0] * scale * width];
         let mut tiles = Vec::with_capacity(rows.len() * columns.len());
         for y in &rows {
             for x in &columns {
                 let [input, output] = scaled(&[y.clone(), x.clone()]);
-                let bound = [y.start == 0, y.end == extent[0], x.start == 0, x.end == extent[1]];
-                let blend = blend_mask([output[0].len(), output[1].len()], border, bound);
-                for (row, values) in output[0].clone().zip(blend.chunks_exact(output[1].len())) {
-                    let sums = &mut total[row * width..][output[1].clone()];
+                let [at_top, at_bottom] = [y.start == 0, y.end == extent[0]];
+                let [at_left, at_right] = [x.start == 0, x.end == extent[1]];
+                let sides = [at_top, at_bottom, at_left, at_right];
+                let mask = blend_mask([output[0].len(), output[1].len()], overlap, sides);
+                for (row, values) in output[0].clone().zip(mask.chunks_exact(output[1].len())) {
+                    let sums = &mut mask_sums[row * width..][output[1].clone()];
                     sums.iter_mut().zip(values).for_each(|(sum, v)| *sum += v);
                 }
-                tiles.push(Tile { input, output, blend: Some(blend) });
+                tiles.push(Tile { input, output, blend: Some(mask) });
             }
         }
+        // Masks become weights, which sum to one.
         for Tile { output, blend, .. } in &mut tiles {
-            let rows = blend.iter_mut().flat_map(|s| s.chunks_exact_mut(output[1].len()));
+            let rows = blend.iter_mut().flat_map(|mask| mask.chunks_exact_mut(output[1].len()));
             for (row, values) in output[0].clone().zip(rows) {
-                values.iter_mut().zip(&total[row * width..][output[1].clone()]).for_each(|(v, sum)| *v /= sum);
+                let sums = &mask_sums[row * width..][output[1].clone()];
+                values.iter_mut().zip(sums).for_each(|(v, sum)| *v /= sum);
             }
         }
         Ok(tiles)
     }
 
-    /// Latent pixels of all tiles of a plane of `extent`, those in several tiles counted in each.
+    /// Number of latent pixels in all tiles of a plane of `extent`. A pixel counts once per tile that contains it.
     pub fn covered(&self, extent: [usize; 2]) -> usize {
-        let axis = |i: usize| {
-            let cuts = cuts(extent[i], self.size[i].min(extent[i]), self.stride[i].max(1));
+        let [rows, columns] = [0, 1].map(|axis| {
+            let cuts = cuts(extent[axis], self.size[axis].min(extent[axis]), self.stride[axis].max(1));
             cuts.iter().map(Range::len).sum::<usize>()
-        };
-        axis(0) * axis(1)
+        });
+        rows * columns
     }
 
     /// Fails on tiles that leave gaps. Errors name the model's options without their section, which the caller adds.
@@ -99,7 +107,7 @@ impl Tiling {
     }
 }
 
-/// Intervals of at most `size`, every `stride`, until the end is covered.
+/// Cuts one axis into intervals of at most `size`, whose starts are `stride` apart, until the end is covered.
 fn cuts(extent: usize, size: usize, stride: usize) -> Vec<Range<usize>> {
     let mut cuts: Vec<_> = std::iter::once(0..size.min(extent)).collect();
     while let Some(last) = cuts.last().filter(|last| last.start + size < extent) {
@@ -109,22 +117,24 @@ fn cuts(extent: usize, size: usize, stride: usize) -> Vec<Range<usize>> {
     cuts
 }
 
-/// The blend mask of the reference implementation, row-major: the minimum of the two axes' ramps. A ramp is linear over
-/// `border` pixels from each side, except at the sides of the picture. `bound` says whether top, bottom, left and right
-/// are such sides.
+/// The blend mask of the reference implementation, row-major: the minimum of the two axes' ramps. A ramp rises linearly
+/// over `border` pixels from each side of the tile, except from a side of the picture, where the ramp is 1. `bound`
+/// says whether the tile's top, bottom, left and right are sides of the picture.
 pub fn blend_mask(size: [usize; 2], border: [usize; 2], bound: [bool; 4]) -> Vec<f32> {
     let rows = ramps(size[0], border[0], [bound[0], bound[1]]);
     let columns = ramps(size[1], border[1], [bound[2], bound[3]]);
     rows.iter().flat_map(|r| columns.iter().map(|c| c.min(*r))).collect()
 }
 
+/// The ramps of one axis. `bound` says whether its start and its end are sides of the picture.
 fn ramps(length: usize, border: usize, bound: [bool; 2]) -> Vec<f32> {
+    let [start_is_bound, end_is_bound] = bound;
     let ramp = |i: usize| (i + 1) as f32 / border as f32;
     let mut values = vec![1.0; length];
-    if !bound[0] {
+    if !start_is_bound {
         (0..border.min(length)).for_each(|i| values[i] = ramp(i));
     }
-    if !bound[1] {
+    if !end_is_bound {
         // The far ramp takes precedence where the two overlap, as in the reference.
         (0..border.min(length)).for_each(|i| values[length - 1 - i] = ramp(i));
     }

@@ -1,4 +1,4 @@
-//! Pattern matching on chains of nodes.
+//! The index by which fusions find chains of nodes: who computes and who reads each value.
 
 use super::super::graph::Graph;
 use super::super::ops::{Arithmetic, Role};
@@ -8,9 +8,9 @@ use super::{constant, consumers, only_output};
 /// The nodes that compute and read each value of a graph.
 pub struct GraphIndex<'a> {
     pub graph: &'a Graph,
-    /// The nodes that read each value; [`super::GRAPH_OUTPUT`] represents the outputs.
+    /// The nodes that read each slot; [`super::GRAPH_OUTPUT`] represents the graph's outputs.
     pub consumers: Vec<Vec<usize>>,
-    /// The node that computes each value.
+    /// The node that computes each slot; `None` for inputs of the graph and constants.
     pub producers: Vec<Option<usize>>,
 }
 
@@ -23,7 +23,7 @@ impl<'a> GraphIndex<'a> {
         Self { graph, consumers: consumers(graph), producers }
     }
 
-    /// The only node that reads a value, and the slot of its output.
+    /// The node that reads `slot`, if it is the only reader and has one output, and the slot of this output.
     pub fn only_consumer(&self, slot: usize) -> Option<(usize, usize)> {
         match *self.consumers[slot].as_slice() {
             [reader] => Some((reader, only_output(self.graph.nodes.get(reader)?)?)),
@@ -31,21 +31,25 @@ impl<'a> GraphIndex<'a> {
         }
     }
 
-    /// The other operand of `node`, if it applies `arithmetic` to `slot` and another value.
+    /// The other operand of `node`, if the node applies `arithmetic` to `slot` and another value.
     pub fn other_operand(&self, node: usize, arithmetic: Arithmetic, slot: usize) -> Option<usize> {
         let node = &self.graph.nodes[node];
-        match (node.operator.role(), node.inputs.as_slice()) {
-            (Role::Arithmetic(found), [Some(a), Some(b)]) if found == arithmetic && a != b => match slot {
-                slot if slot == *a => Some(*b),
-                slot if slot == *b => Some(*a),
-                _ => None,
-            },
-            _ => None,
+        let (Role::Arithmetic(found), [Some(a), Some(b)]) = (node.operator.role(), node.inputs.as_slice()) else {
+            return None;
+        };
+        if found != arithmetic || a == b {
+            None
+        } else if slot == *a {
+            Some(*b)
+        } else if slot == *b {
+            Some(*a)
+        } else {
+            None
         }
     }
 
-    /// The slot that a node multiplies by a constant number, and the number.
-    pub fn scaled(&self, node: usize) -> Option<(usize, f32)> {
+    /// The slot that `node` multiplies by a constant number, and the number.
+    pub fn times_constant(&self, node: usize) -> Option<(usize, f32)> {
         let node = &self.graph.nodes[node];
         let (Role::Arithmetic(arithmetic), [Some(a), Some(b)]) = (node.operator.role(), node.inputs.as_slice()) else {
             return None;
@@ -58,13 +62,14 @@ impl<'a> GraphIndex<'a> {
         }
     }
 
+    /// Whether `node` adds the constant 1 to a value.
     pub fn adds_one(&self, node: usize) -> bool {
         let node = &self.graph.nodes[node];
         let is_sum = matches!(node.operator.role(), Role::Arithmetic(Arithmetic::Add));
         is_sum && node.inputs.len() == 2 && node.inputs.iter().flatten().any(|&slot| self.number(slot) == Some(1.0))
     }
 
-    /// The number of a constant with one element.
+    /// The element of a constant that has one element and at most one axis.
     pub fn number(&self, slot: usize) -> Option<f32> {
         let floats = self.graph.constants[slot].as_ref()?.floats.as_deref()?;
         match (floats, constant(self.graph, slot)?) {

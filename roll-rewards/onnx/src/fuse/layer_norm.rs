@@ -7,14 +7,20 @@ use super::super::value::Value;
 use super::index::GraphIndex;
 use super::{Fusion, constant, only_output};
 
-/// The chain around the Sqrt node at `index`, if it computes a layer norm, and the node that replaces it.
+/// Returns the chain around the Sqrt node at `index` and the node that replaces it. `None` if the chain does not
+/// compute a layer norm.
+///
+/// The chain is followed backwards from the Sqrt to `x`, then forwards to the result. Names that end in `_node` are
+/// indices of nodes, all other names are slots of values.
 pub fn layer_norm_at(uses: &GraphIndex, index: usize) -> Option<Fusion> {
     let node = |index: usize| &uses.graph.nodes[index];
-    let Role::Sqrt = node(index).operator.role() else { return None };
-    let argument = node(index).inputs.first().copied().flatten()?;
-    let plus = only_producer(uses, argument, index)?;
+    let sqrt_node = index;
+    let Role::Sqrt = node(sqrt_node).operator.role() else { return None };
+    // sqrt(variance + epsilon)
+    let argument = node(sqrt_node).inputs.first().copied().flatten()?;
+    let add_epsilon_node = only_producer(uses, argument, sqrt_node)?;
     let (Role::Arithmetic(Arithmetic::Add), [Some(a), Some(b)]) =
-        (node(plus).operator.role(), node(plus).inputs.as_slice())
+        (node(add_epsilon_node).operator.role(), node(add_epsilon_node).inputs.as_slice())
     else {
         return None;
     };
@@ -23,39 +29,53 @@ pub fn layer_norm_at(uses: &GraphIndex, index: usize) -> Option<Fusion> {
         (Some(epsilon), None) => (*b, epsilon),
         _ => return None,
     };
-    let (mean_square, square) = row_mean(uses, variance, plus)?;
-    let squared = only_producer(uses, square, mean_square)?;
-    let centred = match (node(squared).operator.role(), node(squared).inputs.as_slice()) {
+    // variance = mean(centred^2), the square as a power or as a product with itself
+    let (variance_node, squares) = row_mean(uses, variance, add_epsilon_node)?;
+    let square_node = only_producer(uses, squares, variance_node)?;
+    let centred = match (node(square_node).operator.role(), node(square_node).inputs.as_slice()) {
         (Role::Square, [Some(x), _]) => *x,
         (Role::Arithmetic(Arithmetic::Mul), [Some(a), Some(b)]) if a == b => *a,
         _ => return None,
     };
-    let minus = uses.producers[centred]?;
+    // centred = x - mean(x)
+    let centre_node = uses.producers[centred]?;
     let (Role::Arithmetic(Arithmetic::Sub), [Some(x), Some(mean)]) =
-        (node(minus).operator.role(), node(minus).inputs.as_slice())
+        (node(centre_node).operator.role(), node(centre_node).inputs.as_slice())
     else {
         return None;
     };
-    let (mean, of) = row_mean(uses, *mean, minus)?;
-    let (divided, quotient) = uses.only_consumer(only_output(node(index))?)?;
-    let is_quotient = matches!(node(divided).operator.role(), Role::Arithmetic(Arithmetic::Div))
-        && node(divided).inputs == [Some(centred), only_output(node(index))];
-    // No other node may read the centred value.
-    let alone = uses.consumers[centred].iter().all(|reader| [squared, divided].contains(reader));
-    if of != *x || !is_quotient || !alone {
+    let (mean_node, averaged) = row_mean(uses, *mean, centre_node)?;
+    // centred / sqrt(..)
+    let (divide_node, quotient) = uses.only_consumer(only_output(node(sqrt_node))?)?;
+    let is_quotient = matches!(node(divide_node).operator.role(), Role::Arithmetic(Arithmetic::Div))
+        && node(divide_node).inputs == [Some(centred), only_output(node(sqrt_node))];
+    let only_chain_reads_centred =
+        uses.consumers[centred].iter().all(|reader| [square_node, divide_node].contains(reader));
+    if averaged != *x || !is_quotient || !only_chain_reads_centred {
         return None;
     }
-    let (times, scaled) = uses.only_consumer(quotient)?;
-    let gain = uses.other_operand(times, Arithmetic::Mul, quotient)?;
-    let (added, y) = uses.only_consumer(scaled)?;
-    let shift = uses.other_operand(added, Arithmetic::Add, scaled)?;
-    let width = row(uses, gain)?;
-    if row(uses, shift)? != width || epsilon.is_nan() || epsilon <= 0.0 {
+    // quotient * gain + shift
+    let (multiply_node, scaled) = uses.only_consumer(quotient)?;
+    let gain = uses.other_operand(multiply_node, Arithmetic::Mul, quotient)?;
+    let (add_shift_node, y) = uses.only_consumer(scaled)?;
+    let shift = uses.other_operand(add_shift_node, Arithmetic::Add, scaled)?;
+    let width = row_length(uses, gain)?;
+    if row_length(uses, shift)? != width || epsilon.is_nan() || epsilon <= 0.0 {
         return None;
     }
-    let nodes = vec![mean, minus, squared, mean_square, plus, index, divided, times, added];
+    let nodes = vec![
+        mean_node,
+        centre_node,
+        square_node,
+        variance_node,
+        add_epsilon_node,
+        sqrt_node,
+        divide_node,
+        multiply_node,
+        add_shift_node,
+    ];
     let fused = Node {
-        name: node(index).name.clone(),
+        name: node(sqrt_node).name.clone(),
         kind: "LayerNormalization".to_owned(),
         operator: layer_norm_of_rows(epsilon),
         inputs: [*x, gain, shift].map(Some).to_vec(),
@@ -69,18 +89,19 @@ fn only_producer(uses: &GraphIndex, slot: usize, reader: usize) -> Option<usize>
     (uses.consumers[slot] == [reader]).then(|| uses.producers[slot])?
 }
 
-/// The node that computes `slot` as a mean over rows, and the slot that it averages, if `reader` is its only reader.
+/// The node that computes `slot` as a mean over rows, and the slot that it averages, if `reader` is the only reader of
+/// `slot`.
 fn row_mean(uses: &GraphIndex, slot: usize, reader: usize) -> Option<(usize, usize)> {
-    let maker = only_producer(uses, slot, reader)?;
-    match (uses.graph.nodes[maker].operator.role(), uses.graph.nodes[maker].inputs.first()) {
-        (Role::RowMean, Some(Some(of))) => Some((maker, *of)),
+    let producer = only_producer(uses, slot, reader)?;
+    match (uses.graph.nodes[producer].operator.role(), uses.graph.nodes[producer].inputs.first()) {
+        (Role::RowMean, Some(Some(averaged))) => Some((producer, *averaged)),
         _ => None,
     }
 }
 
-/// The length of a constant row. Rows of fewer than two numbers are excluded, because they broadcast to longer rows of
-/// x.
-fn row(uses: &GraphIndex, slot: usize) -> Option<usize> {
+/// The length of the constant row in `slot`. Rows of fewer than two numbers are excluded, because they broadcast to
+/// longer rows of x.
+fn row_length(uses: &GraphIndex, slot: usize) -> Option<usize> {
     match constant(uses.graph, slot)? {
         Value::Float(row) => match *row.shape() {
             [width] if width >= 2 => Some(width),

@@ -1,4 +1,4 @@
-//! Fuses a product with a constant matrix and the sum with a constant row after it.
+//! Fuses a MatMul with a constant matrix and the Add of a constant row after it into one linear layer.
 
 use super::super::graph::Node;
 use super::super::ops::{Arithmetic, Linear, Role};
@@ -6,13 +6,14 @@ use super::super::value::Value;
 use super::index::GraphIndex;
 use super::{Fusion, constant, only_output};
 
-/// The product at `index` and the sum after it, if both are fused, and the node that replaces them.
+/// Returns the MatMul at `index` and the Add after it, and the node that replaces both. `None` if they are no linear
+/// layer with constant weights.
 pub fn linear_at(uses: &GraphIndex, index: usize) -> Option<Fusion> {
     let node = &uses.graph.nodes[index];
     let (Role::MatMul, [Some(x), Some(weight)]) = (node.operator.role(), node.inputs.as_slice()) else { return None };
     let product = only_output(node)?;
-    let (added, y) = uses.only_consumer(product)?;
-    let bias = uses.other_operand(added, Arithmetic::Add, product)?;
+    let (add_node, y) = uses.only_consumer(product)?;
+    let bias = uses.other_operand(add_node, Arithmetic::Add, product)?;
     let (Value::Float(weight), Value::Float(bias)) = (constant(uses.graph, *weight)?, constant(uses.graph, bias)?)
     else {
         return None;
@@ -20,5 +21,5 @@ pub fn linear_at(uses: &GraphIndex, index: usize) -> Option<Fusion> {
     let operator = Box::new(Linear::new(weight, bias)?);
     let (name, kind) = (node.name.clone(), node.kind.clone());
     let node = Node { name, kind, operator, inputs: vec![Some(*x)], outputs: vec![Some(y)] };
-    Some((vec![index, added], node))
+    Some((vec![index, add_node], node))
 }

@@ -1,8 +1,9 @@
 //! Graph fusion: replaces chains of nodes by one operator when a graph is opened.
 //!
-//! A convolution absorbs what follows it. Normalisations by constants, and sums and products with one constant per
-//! channel, are folded into its weights. One sum with another value and one elementwise function after it run in the
-//! epilogue of the convolution. A value is fused away only if no other node reads it and it is not an output.
+//! A convolution absorbs the nodes after it. Normalisations by constants, and sums and products with one constant per
+//! channel, are folded into its weights and bias. After these, one sum with another value and one elementwise function
+//! run in the epilogue of the convolution. A value is fused away only if no other node reads it and it is not an output
+//! of the graph.
 //!
 //! Functions that exporters write as several nodes (`gelu`, `layer_norm`, `linear`, `norm`) become one node.
 //!
@@ -41,7 +42,7 @@ pub(super) fn fuse(graph: Graph, device: &Device) -> Graph {
 /// A chain of nodes, and the node that replaces it.
 type Fusion = (Vec<usize>, Node);
 
-/// Replaces the chains that `fusion_at` recognises at a node. Chains with a common node are not both replaced.
+/// Replaces the chains that `fusion_at` recognises at each node. Chains with a common node: only the first is replaced.
 fn fuse_chains(graph: Graph, fusion_at: fn(&GraphIndex, usize) -> Option<Fusion>) -> Graph {
     let uses = GraphIndex::of(&graph);
     let mut replacements = Replacements::none(&graph);
@@ -55,8 +56,10 @@ fn fuse_chains(graph: Graph, fusion_at: fn(&GraphIndex, usize) -> Option<Fusion>
     replacements.apply(graph)
 }
 
+/// Changes of a graph's nodes, by the index of the original node.
 struct Replacements {
     removed: Vec<bool>,
+    /// The node that takes the place of the original node.
     inserted: Vec<Option<Node>>,
 }
 
@@ -66,8 +69,8 @@ impl Replacements {
         Self { removed: vec![false; count], inserted: (0..count).map(|_| None).collect() }
     }
 
-    /// Replaces `nodes` by `node` at the position of the last of them, because its inputs may be computed immediately
-    /// before.
+    /// Replaces `nodes` by `node`, at the position of the last of `nodes`: earlier, an input of `node` might not be
+    /// computed yet.
     fn replace(&mut self, nodes: &[usize], node: Node) {
         nodes.iter().for_each(|&i| self.removed[i] = true);
         if let Some(last) = nodes.iter().max() {
@@ -97,7 +100,7 @@ fn fuse_convolutions(graph: Graph, device: &Device) -> Graph {
     replacements.apply(graph)
 }
 
-/// The nodes that read each value. [`GRAPH_OUTPUT`] is a reader of every output.
+/// The nodes that read each slot. [`GRAPH_OUTPUT`] is a reader of every output of the graph.
 fn consumers(graph: &Graph) -> Vec<Vec<usize>> {
     let mut consumers = vec![vec![]; graph.slot_count];
     for (index, node) in graph.nodes.iter().enumerate() {
@@ -107,28 +110,40 @@ fn consumers(graph: &Graph) -> Vec<Vec<usize>> {
     consumers
 }
 
+/// The index of no node: the reader that represents the graph's outputs.
 const GRAPH_OUTPUT: usize = usize::MAX;
 
-/// A convolution and the nodes after it that are already fused.
+/// `[factor, offset]` per output channel: `y * factor + offset`.
+type Affine = Vec<[f64; 2]>;
+
+/// A convolution and the nodes after it that are already fused with it.
 struct Chain {
     nodes: Vec<usize>,
-    /// The slots of the convolution's input and of the last node's output.
+    /// Slot of the convolution's input.
     input: usize,
+    /// Slot of the last node's output.
     output: usize,
+    /// Slot of the convolution's weights.
     weight: usize,
+    /// Slot of the convolution's bias.
     bias: Option<usize>,
     conv: Conv,
+    /// Number of output channels.
     channels: usize,
     /// Number of axes of the result.
     rank: usize,
-    /// Factor of the weights and offset of each output channel, if anything was folded.
-    affine: Option<Vec<[f64; 2]>>,
+    /// Applied to the result of the convolution, if anything was folded.
+    affine: Option<Affine>,
+    /// Slot of the value that the epilogue adds.
     added: Option<usize>,
-    then: Epilogue,
+    /// The function that the epilogue applies last.
+    epilogue: Epilogue,
+    /// The slopes of [`Epilogue::Slopes`], per channel.
     slopes: Option<Vec<f32>>,
 }
 
 impl Chain {
+    /// Begins a chain at the node `index`; `None` if it is no convolution that can be fused.
     fn start(graph: &Graph, index: usize) -> Option<Self> {
         let node = &graph.nodes[index];
         let Role::Conv(conv) = node.operator.role() else { return None };
@@ -136,9 +151,9 @@ impl Chain {
         let weight = node.inputs.get(1).copied().flatten()?;
         let shape = constant(graph, weight)?.shape();
         let bias = node.inputs.get(2).copied().flatten();
-        let fits = |slot: usize| constant(graph, slot).is_some_and(|b| b.shape() == [shape[0]]);
-        // Other inputs are left to the operator, which refuses or computes them.
-        if graph.constants[input].is_some() || !(3..=4).contains(&shape.len()) || !bias.is_none_or(fits) {
+        let bias_fits = |slot: usize| constant(graph, slot).is_some_and(|b| b.shape() == [shape[0]]);
+        // A constant input, more than two spatial axes, or an unusual bias: the operator Conv computes or refuses it.
+        if graph.constants[input].is_some() || !(3..=4).contains(&shape.len()) || !bias.is_none_or(bias_fits) {
             return None;
         }
         Some(Self {
@@ -152,25 +167,26 @@ impl Chain {
             rank: shape.len(),
             affine: None,
             added: None,
-            then: Epilogue::Nothing,
+            epilogue: Epilogue::Nothing,
             slopes: None,
         })
     }
 
-    /// Fuses the next node if possible.
+    /// Fuses the next node if possible. Returns whether it did.
     fn extend(&mut self, graph: &Graph, consumers: &[Vec<usize>], removed: &[bool]) -> bool {
         match *consumers[self.output].as_slice() {
             [next] if next != GRAPH_OUTPUT && !removed[next] => {
-                self.fold(graph, next) || self.add(graph, next) || self.end(graph, next)
+                self.fuse_affine(graph, next) || self.fuse_sum(graph, next) || self.fuse_function(graph, next)
             }
             [a, b] if a != GRAPH_OUTPUT && b != GRAPH_OUTPUT && !removed[a] && !removed[b] => {
-                self.silu(graph, consumers, [a, b])
+                self.fuse_silu(graph, consumers, [a, b])
             }
             _ => false,
         }
     }
 
-    fn take(&mut self, graph: &Graph, index: usize) -> bool {
+    /// Appends the node `index` to the chain; false if the node has not exactly one output.
+    fn append(&mut self, graph: &Graph, index: usize) -> bool {
         let Some(output) = only_output(&graph.nodes[index]) else { return false };
         self.nodes.push(index);
         self.output = output;
@@ -178,54 +194,59 @@ impl Chain {
     }
 
     /// Folds a normalisation, or a sum or product with one number per channel, into weights and bias.
-    fn fold(&mut self, graph: &Graph, next: usize) -> bool {
-        if self.added.is_some() || self.then != Epilogue::Nothing {
+    fn fuse_affine(&mut self, graph: &Graph, next: usize) -> bool {
+        if self.added.is_some() || self.epilogue != Epilogue::Nothing {
             return false;
         }
         let node = &graph.nodes[next];
-        let found = match node.operator.role() {
+        let next_affine = match node.operator.role() {
             Role::BatchNorm(epsilon) if node.inputs.first().copied().flatten() == Some(self.output) => {
                 normalisation(graph, node, self.channels, epsilon)
             }
-            Role::Arithmetic(arithmetic) => self.arithmetic(graph, node, arithmetic),
+            Role::Arithmetic(arithmetic) => self.affine_of(graph, node, arithmetic),
             _ => None,
         };
-        let Some(found) = found else { return false };
-        let finite = |[factor, offset]: &[f64; 2]| factor.is_finite() && offset.is_finite();
-        if !found.iter().all(finite) || only_output(node).is_none() {
+        let Some(next_affine) = next_affine else { return false };
+        let is_finite = |[factor, offset]: &[f64; 2]| factor.is_finite() && offset.is_finite();
+        if !next_affine.iter().all(is_finite) || only_output(node).is_none() {
             return false;
         }
-        let before = self.affine.take().unwrap_or_else(|| vec![[1.0, 0.0]; self.channels]);
-        let both = before.iter().zip(&found).map(|([a, b], [factor, offset])| [a * factor, b * factor + offset]);
-        self.affine = Some(both.collect());
-        self.take(graph, next)
+        let affine = self.affine.take().unwrap_or_else(|| vec![[1.0, 0.0]; self.channels]);
+        let composed =
+            affine.iter().zip(&next_affine).map(|([a, b], [factor, offset])| [a * factor, b * factor + offset]);
+        self.affine = Some(composed.collect());
+        self.append(graph, next)
     }
 
-    fn arithmetic(&self, graph: &Graph, node: &Node, arithmetic: Arithmetic) -> Option<Vec<[f64; 2]>> {
+    /// The sum, difference, product or quotient of the chain's output and a constant, as an affine function of the
+    /// output.
+    fn affine_of(&self, graph: &Graph, node: &Node, arithmetic: Arithmetic) -> Option<Affine> {
         let [Some(left), Some(right)] = *node.inputs.as_slice() else { return None };
-        let (first, other) = if left == self.output { (true, right) } else { (false, left) };
-        let values = self.by_channel(graph, other)?;
-        let pair = |v: f32| {
+        let output_is_left = left == self.output;
+        let values = self.by_channel(graph, if output_is_left { right } else { left })?;
+        let factor_and_offset = |v: f32| {
             let v = f64::from(v);
-            Some(match (arithmetic, first) {
+            Some(match (arithmetic, output_is_left) {
                 (Arithmetic::Add, _) => [1.0, v],
                 (Arithmetic::Sub, true) => [1.0, -v],
                 (Arithmetic::Sub, false) => [-1.0, v],
                 (Arithmetic::Mul, _) => [v, 0.0],
                 (Arithmetic::Div, true) => [1.0 / v, 0.0],
+                // A constant divided by the output is not affine.
                 (Arithmetic::Div, false) => return None,
             })
         };
-        values.into_iter().map(pair).collect()
+        values.into_iter().map(factor_and_offset).collect()
     }
 
-    /// A constant as one number per channel, if it is constant along all other axes.
+    /// The constant in `slot` as one number per channel, if it is constant along all other axes.
     fn by_channel(&self, graph: &Graph, slot: usize) -> Option<Vec<f32>> {
         let Value::Float(constant) = constant(graph, slot)? else { return None };
         let shape = constant.shape();
-        let axis = |i: usize| i + self.rank - shape.len();
+        // Broadcasting aligns the last axes; the channels are axis 1 of the result.
+        let axis_of_result = |i: usize| i + self.rank - shape.len();
         if shape.len() > self.rank
-            || !shape.iter().enumerate().all(|(i, &d)| d == 1 || axis(i) == 1 && d == self.channels)
+            || !shape.iter().enumerate().all(|(i, &d)| d == 1 || axis_of_result(i) == 1 && d == self.channels)
         {
             return None;
         }
@@ -237,7 +258,7 @@ impl Chain {
     }
 
     /// Fuses a sum with another value into the epilogue.
-    fn add(&mut self, graph: &Graph, next: usize) -> bool {
+    fn fuse_sum(&mut self, graph: &Graph, next: usize) -> bool {
         let node = &graph.nodes[next];
         let (Role::Arithmetic(Arithmetic::Add), [Some(left), Some(right)]) =
             (node.operator.role(), node.inputs.as_slice())
@@ -245,24 +266,24 @@ impl Chain {
             return false;
         };
         let other = if *left == self.output { *right } else { *left };
-        if self.added.is_some() || self.then != Epilogue::Nothing || graph.constants[other].is_some() {
+        if self.added.is_some() || self.epilogue != Epilogue::Nothing || graph.constants[other].is_some() {
             return false;
         }
-        let taken = self.take(graph, next);
-        if taken {
+        let appended = self.append(graph, next);
+        if appended {
             self.added = Some(other);
         }
-        taken
+        appended
     }
 
-    /// Fuses an elementwise function into the epilogue, which ends the chain.
-    fn end(&mut self, graph: &Graph, next: usize) -> bool {
+    /// Fuses an elementwise function into the epilogue. The chain ends with it.
+    fn fuse_function(&mut self, graph: &Graph, next: usize) -> bool {
         let node = &graph.nodes[next];
-        if self.then != Epilogue::Nothing || node.inputs.first().copied().flatten() != Some(self.output) {
+        if self.epilogue != Epilogue::Nothing || node.inputs.first().copied().flatten() != Some(self.output) {
             return false;
         }
-        let (then, slopes) = match node.operator.role() {
-            Role::Epilogue(then) => (then, None),
+        let (epilogue, slopes) = match node.operator.role() {
+            Role::Epilogue(function) => (function, None),
             Role::LeakyRelu(slope) => (Epilogue::Slopes, Some(vec![slope; self.channels])),
             Role::PRelu => match node.inputs.get(1).copied().flatten().and_then(|s| self.by_channel(graph, s)) {
                 Some(slopes) => (Epilogue::Slopes, Some(slopes)),
@@ -270,33 +291,34 @@ impl Chain {
             },
             _ => return false,
         };
-        let taken = self.take(graph, next);
-        if taken {
-            (self.then, self.slopes) = (then, slopes);
+        let appended = self.append(graph, next);
+        if appended {
+            (self.epilogue, self.slopes) = (epilogue, slopes);
         }
-        taken
+        appended
     }
 
-    /// Fuses a product with its own sigmoid into the epilogue (SiLU), which ends the chain, too.
-    fn silu(&mut self, graph: &Graph, consumers: &[Vec<usize>], pair: [usize; 2]) -> bool {
+    /// Fuses SiLU, the product of the chain's output and its sigmoid, into the epilogue. The chain ends with it.
+    /// `readers` are the two nodes that read the output.
+    fn fuse_silu(&mut self, graph: &Graph, consumers: &[Vec<usize>], readers: [usize; 2]) -> bool {
         let is_sigmoid = |i: usize| matches!(graph.nodes[i].operator.role(), Role::Epilogue(Epilogue::Sigmoid));
-        let [sigmoid, product] = if is_sigmoid(pair[0]) { pair } else { [pair[1], pair[0]] };
+        let [sigmoid, product] = if is_sigmoid(readers[0]) { readers } else { [readers[1], readers[0]] };
         let product_node = &graph.nodes[product];
         let (true, Role::Arithmetic(Arithmetic::Mul)) = (is_sigmoid(sigmoid), product_node.operator.role()) else {
             return false;
         };
         let Some(gate) = only_output(&graph.nodes[sigmoid]) else { return false };
         let operands = [Some(self.output), Some(gate)];
-        let both = product_node.inputs == operands || product_node.inputs == [operands[1], operands[0]];
-        if self.then != Epilogue::Nothing || !both || consumers[gate] != [product] {
+        let multiplies_both = product_node.inputs == operands || product_node.inputs == [operands[1], operands[0]];
+        if self.epilogue != Epilogue::Nothing || !multiplies_both || consumers[gate] != [product] {
             return false;
         }
-        let taken = self.take(graph, product);
-        if taken {
+        let appended = self.append(graph, product);
+        if appended {
             self.nodes.push(sigmoid);
-            self.then = Epilogue::Silu;
+            self.epilogue = Epilogue::Silu;
         }
-        taken
+        appended
     }
 
     /// The fused node; `None` if the original operators must run.
@@ -311,11 +333,12 @@ impl Chain {
             Some(affine) => folded(weight, bias.as_ref(), affine, device)?,
         };
         let slopes = self.slopes.clone().map(|slopes| upload(slopes, vec![self.channels], device));
-        let operator = FusedConv::new(&self.conv, &weight, bias.as_ref(), (self.then, slopes), self.added.is_some())?;
-        let first = &graph.nodes[self.nodes[0]];
+        let epilogue = (self.epilogue, slopes);
+        let operator = FusedConv::new(&self.conv, &weight, bias.as_ref(), epilogue, self.added.is_some())?;
+        let convolution = &graph.nodes[self.nodes[0]];
         Some(Node {
-            name: first.name.clone(),
-            kind: first.kind.clone(),
+            name: convolution.name.clone(),
+            kind: convolution.kind.clone(),
             operator: Box::new(operator),
             inputs: [Some(self.input)].into_iter().chain(self.added.map(Some)).collect(),
             outputs: vec![Some(self.output)],
@@ -323,29 +346,31 @@ impl Chain {
     }
 }
 
-/// Multiplies weights and adds to the bias per output channel. `None` if a result exceeds the range of f32.
+/// Weights and bias of a convolution whose result is that of the given weights and bias after `affine`. `None` if a
+/// number exceeds the range of f32.
 fn folded(
     weight: &NdTensor,
     bias: Option<&NdTensor>,
     affine: &[[f64; 2]],
     device: &Device,
 ) -> Option<(NdTensor, Option<NdTensor>)> {
-    let mut values = to_host_nd(weight).ok()?.to_f32_vec();
-    let before = match bias {
+    let channels = affine.len();
+    let mut weights = to_host_nd(weight).ok()?.to_f32_vec();
+    let biases = match bias {
         Some(bias) => to_host_nd(bias).ok()?.to_f32_vec(),
-        None => vec![0.0; affine.len()],
+        None => vec![0.0; channels],
     };
-    let row = values.len() / affine.len().max(1);
-    for (row, [factor, _]) in values.chunks_exact_mut(row.max(1)).zip(affine) {
-        row.iter_mut().for_each(|w| *w = (f64::from(*w) * factor) as f32);
+    let weights_per_channel = weights.len() / channels.max(1);
+    for (weights_of_channel, [factor, _]) in weights.chunks_exact_mut(weights_per_channel.max(1)).zip(affine) {
+        weights_of_channel.iter_mut().for_each(|w| *w = (f64::from(*w) * factor) as f32);
     }
-    let bias: Vec<f32> =
-        before.iter().zip(affine).map(|(b, [factor, offset])| (f64::from(*b) * factor + offset) as f32).collect();
-    if !values.iter().chain(&bias).all(|v| v.is_finite()) {
+    let folded_biases: Vec<f32> =
+        biases.iter().zip(affine).map(|(b, [factor, offset])| (f64::from(*b) * factor + offset) as f32).collect();
+    if !weights.iter().chain(&folded_biases).all(|v| v.is_finite()) {
         return None;
     }
-    let channels = affine.len();
-    Some((upload(values, weight.shape().to_vec(), device), Some(upload(bias, vec![channels], device))))
+    let weight = upload(weights, weight.shape().to_vec(), device);
+    Some((weight, Some(upload(folded_biases, vec![channels], device))))
 }
 
 /// The output of a node that has exactly one.
@@ -356,20 +381,24 @@ fn only_output(node: &Node) -> Option<usize> {
     }
 }
 
+/// The value in `slot`, if it is constant.
 fn constant(graph: &Graph, slot: usize) -> Option<&Value> {
     graph.constants[slot].as_ref().map(|c| &c.value)
 }
 
-/// Factor and offset per channel of a normalisation, if its statistics are constants.
-fn normalisation(graph: &Graph, node: &Node, channels: usize, epsilon: f32) -> Option<Vec<[f64; 2]>> {
-    let one = |index: usize| {
-        let Value::Float(values) = constant(graph, node.inputs.get(index).copied().flatten()?)? else { return None };
-        (values.shape() == [channels]).then(|| to_host_nd(values).ok())?.map(|t| t.to_f32_vec())
+/// The BatchNorm `node` as an affine function, if its parameters are constants.
+fn normalisation(graph: &Graph, node: &Node, channels: usize, epsilon: f32) -> Option<Affine> {
+    let parameter = |input: usize| {
+        let Value::Float(values) = constant(graph, node.inputs.get(input).copied().flatten()?)? else { return None };
+        if values.shape() != [channels] {
+            return None;
+        }
+        Some(to_host_nd(values).ok()?.to_f32_vec())
     };
-    let (scale, bias, mean, variance) = (one(1)?, one(2)?, one(3)?, one(4)?);
-    let affine = |c: usize| {
+    let (scale, bias, mean, variance) = (parameter(1)?, parameter(2)?, parameter(3)?, parameter(4)?);
+    let factor_and_offset = |c: usize| {
         let factor = f64::from(scale[c]) / (f64::from(variance[c]) + f64::from(epsilon)).sqrt();
         [factor, f64::from(bias[c]) - f64::from(mean[c]) * factor]
     };
-    Some((0..channels).map(affine).collect())
+    Some((0..channels).map(factor_and_offset).collect())
 }

@@ -1,4 +1,5 @@
-//! Fuses a BatchNorm and the activation after it. An earlier pass fused BatchNorms that follow a convolution into it.
+//! Fuses a BatchNorm and the activation after it. A BatchNorm after a convolution is already part of the convolution:
+//! that pass runs first, see [`super::fuse`].
 
 use roll_backends::ops::Epilogue;
 
@@ -8,7 +9,7 @@ use super::super::value::Value;
 use super::index::GraphIndex;
 use super::{Fusion, constant, normalisation, only_output};
 
-/// Returns the BatchNorm at `index`, with the activation that is its only consumer, if there is one, and the node
+/// Returns the BatchNorm at `index`, the activation after it, if there is one that is its only consumer, and the node
 /// that replaces them. `None` if the node is no BatchNorm with constant parameters.
 pub fn norm_at(uses: &GraphIndex, index: usize) -> Option<Fusion> {
     let node = &uses.graph.nodes[index];

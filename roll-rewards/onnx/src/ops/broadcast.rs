@@ -9,9 +9,8 @@ use super::super::value::elements;
 /// The shape to which `a` and `b` broadcast. Fails if they do not.
 pub(super) fn shape(a: &[usize], b: &[usize]) -> Result<Vec<usize>, Problem> {
     let rank = a.len().max(b.len());
-    let at = |s: &[usize], axis: usize| (axis + s.len()).checked_sub(rank).map_or(1, |i| s[i]);
     let shape: Option<Vec<usize>> = (0..rank)
-        .map(|axis| match (at(a, axis), at(b, axis)) {
+        .map(|axis| match (length_at(a, axis, rank), length_at(b, axis, rank)) {
             (m, n) if m == n => Some(m),
             (1, n) | (n, 1) => Some(n),
             _ => None,
@@ -22,10 +21,15 @@ pub(super) fn shape(a: &[usize], b: &[usize]) -> Result<Vec<usize>, Problem> {
     Ok(shape)
 }
 
+/// The length of `axis` of a tensor of shape `s` that broadcasts to `rank` axes: 1 for the axes that it lacks in front.
+fn length_at(s: &[usize], axis: usize, rank: usize) -> usize {
+    (axis + s.len()).checked_sub(rank).map_or(1, |i| s[i])
+}
+
 /// Applies `f` to two tensors that broadcast.
 ///
 /// Neighbouring axes that broadcast in the same way are merged into one, so four axes suffice for all real cases. The
-/// common ones (equal shapes, a scalar, one number per channel) need one to three.
+/// common cases (equal shapes, a scalar, one number per channel) need one to three.
 pub(super) fn apply(
     a: &NdTensor,
     b: &NdTensor,
@@ -54,24 +58,30 @@ pub(super) fn source(mut index: usize, to: &[usize], from: &[usize]) -> usize {
     for axis in (0..to.len()).rev() {
         let position = index % to[axis];
         index /= to[axis];
-        let Some(own) = (axis + from.len()).checked_sub(to.len()) else { continue };
-        if from[own] != 1 {
+        let Some(from_axis) = (axis + from.len()).checked_sub(to.len()) else { continue };
+        if from[from_axis] != 1 {
             flat += position * stride;
         }
-        stride *= from[own];
+        stride *= from[from_axis];
     }
     flat
 }
 
+/// Shapes with four axes that broadcast to each other as `a` and `b` do, with the elements in the same order. Fails if
+/// `a` and `b` need more axes.
 fn collapse(a: &[usize], b: &[usize]) -> Result<([usize; 4], [usize; 4]), Problem> {
     let rank = a.len().max(b.len());
-    let at = |s: &[usize], axis: usize| (axis + s.len()).checked_sub(rank).map_or(1, |i| s[i]);
-    // Pairs of lengths (in a, in b), with neighbouring axes of the same kind merged.
+    // Pairs of lengths (in a, in b). Neighbouring axes are merged if both are equal in a and b, or if both broadcast in
+    // the same one of a and b, where their length is 1.
     let mut runs: Vec<(usize, usize)> = vec![];
-    let kind = |(m, n): (usize, usize)| m.cmp(&n);
-    for pair in (0..rank).map(|axis| (at(a, axis), at(b, axis))).filter(|pair| *pair != (1, 1)) {
+    let broadcast_side = |(m, n): (usize, usize)| m.cmp(&n);
+    for axis in 0..rank {
+        let pair = (length_at(a, axis, rank), length_at(b, axis, rank));
+        if pair == (1, 1) {
+            continue;
+        }
         match runs.last_mut() {
-            Some(last) if kind(*last) == kind(pair) => *last = (last.0 * pair.0, last.1 * pair.1),
+            Some(last) if broadcast_side(*last) == broadcast_side(pair) => *last = (last.0 * pair.0, last.1 * pair.1),
             _ => runs.push(pair),
         }
     }

@@ -3,11 +3,12 @@
 use burn::tensor::{Device, Tensor};
 use roll_backends::NdTensor;
 
-use super::super::attributes::{OperatorSpec, int_value, sizes};
+use super::super::attributes::{OperatorSpec, sizes};
 use super::super::error::Problem;
 use super::super::value::{Constant, MAX_INTS, Value, elements, host_floats, upload};
 use super::{BatchInput, Built, Operator, Run, input, only_first_batched};
 
+/// Identity, and Dropout, which changes nothing outside training.
 #[derive(Debug)]
 struct Identity;
 
@@ -52,9 +53,10 @@ enum CastTarget {
 pub(super) fn cast(spec: &mut OperatorSpec) -> Built {
     spec.arity(1..=1, 1)?;
     spec.attributes.int("saturate")?;
+    // Numbers of TensorProto.DataType in onnx.proto.
     let to = match spec.attributes.int("to")? {
-        Some(1 | 10 | 11 | 16) => CastTarget::Float,
-        Some(2..=7) => CastTarget::Int,
+        Some(1 | 10 | 11 | 16) => CastTarget::Float, // float, float16, double, bfloat16
+        Some(2..=7) => CastTarget::Int,              // uint8, int8, uint16, int16, int32, int64
         Some(9) => CastTarget::Bool,
         other => return Err(format!("`to` is {other:?}: only floats, integers and booleans are cast to here").into()),
     };
@@ -65,8 +67,8 @@ impl Operator for Cast {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         Ok(vec![match (input(inputs, 0)?, self.to) {
             (Value::Float(x), CastTarget::Int | CastTarget::Bool) => {
-                let read = |v: f32| if self.to == CastTarget::Bool { i64::from(v != 0.0) } else { v as i64 };
-                Value::Int { values: host_floats(x)?.into_iter().map(read).collect(), shape: x.shape().to_vec() }
+                let to_int = |v: f32| if self.to == CastTarget::Bool { i64::from(v != 0.0) } else { v as i64 };
+                Value::Int { values: host_floats(x)?.into_iter().map(to_int).collect(), shape: x.shape().to_vec() }
             }
             (Value::Int { values, shape }, CastTarget::Float) if !values.is_empty() => {
                 let values = values.iter().map(|&v| v as f32).collect();
@@ -75,7 +77,8 @@ impl Operator for Cast {
             (Value::Int { values, shape }, CastTarget::Bool) => {
                 Value::Int { values: values.iter().map(|&v| i64::from(v != 0)).collect(), shape: shape.clone() }
             }
-            (same, _) => same.clone(),
+            // Already of the type, or an empty list.
+            (unchanged, _) => unchanged.clone(),
         }])
     }
 
@@ -84,6 +87,7 @@ impl Operator for Cast {
     }
 }
 
+/// A node without inputs: its value is an attribute.
 #[derive(Debug)]
 struct ConstantOperator(Value);
 
@@ -100,9 +104,9 @@ pub(super) fn constant(spec: &mut OperatorSpec) -> Built {
         let shape = vec![values.len()];
         floats(values, shape)?
     } else if let Some(value) = attributes.int("value_int")? {
-        Constant::new(int_value(vec![value], true))?
+        Constant::new(Value::Int { values: vec![value], shape: vec![] })?
     } else if let Some(values) = attributes.ints("value_ints")? {
-        Constant::new(int_value(values, false))?
+        Constant::new(Value::list(values))?
     } else {
         return Err("it has no value, or one that is neither float nor integer".into());
     };
@@ -115,6 +119,7 @@ impl Operator for ConstantOperator {
     }
 }
 
+/// A tensor of the shape in input 0, filled with one number.
 #[derive(Debug)]
 struct ConstantOfShape {
     number: Constant,

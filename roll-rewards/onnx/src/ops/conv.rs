@@ -32,14 +32,14 @@ pub(super) fn conv(spec: &mut OperatorSpec) -> Built {
     Ok(Box::new(Conv { window: Window::build(spec, Some(kernel))?, groups }))
 }
 
-/// The bias; `None` if it is left out.
+/// The bias, input 2; `None` if it is left out. Fails unless it has `expected` elements.
 fn bias(inputs: &[Option<&Value>], expected: usize) -> Result<Option<Tensor<1>>, Problem> {
     let Some(value) = inputs.get(2).copied().flatten() else { return Ok(None) };
     let bias = value.float()?.rank::<1>()?;
-    match bias.dims() == [expected] {
-        true => Ok(Some(bias)),
-        false => Err(format!("expected a bias of {expected}, found {:?}", value.shape()).into()),
+    if bias.dims() != [expected] {
+        return Err(format!("expected a bias of {expected}, found {:?}", value.shape()).into());
     }
+    Ok(Some(bias))
 }
 
 impl Operator for Conv {
@@ -49,14 +49,16 @@ impl Operator for Conv {
         let bias = bias(inputs, weight.shape()[0])?;
         let Window { stride, dilation, .. } = &self.window;
         let y = match (pads.as_slice(), stride.as_slice(), dilation.as_slice()) {
+            // Three spatial axes.
             (&[t, h, w], &[st, sh, sw], &[dt, dh, dw]) => {
-                let (x_ncthw, inside) = padded(x.rank::<5>()?, [t, h, w])?;
-                let options = ConvOptions::new([st, sh, sw], inside, [dt, dh, dw], self.groups);
+                let (x_ncthw, padding) = split_padding(x.rank::<5>()?, [t, h, w])?;
+                let options = ConvOptions::new([st, sh, sw], padding, [dt, dh, dw], self.groups);
                 module::conv3d(x_ncthw, weight.rank()?, bias, options).into()
             }
+            // One or two spatial axes.
             _ => {
-                let (x_nchw, inside) = padded(as_nchw(x)?, pair(&pads, (0, 0)))?;
-                let options = ConvOptions::new(pair(stride, 1), inside, pair(dilation, 1), self.groups);
+                let (x_nchw, padding) = split_padding(as_nchw(x)?, pair(&pads, (0, 0)))?;
+                let options = ConvOptions::new(pair(stride, 1), padding, pair(dilation, 1), self.groups);
                 from_nchw(module::conv2d(x_nchw, as_nchw(weight)?, bias, options), x)?
             }
         };
@@ -103,17 +105,21 @@ impl Conv {
     }
 }
 
-/// Leaves symmetric padding to the library and pads `x` with any other padding.
-fn padded<const D: usize, const S: usize>(
+/// Pads `x`, unless the padding is symmetric. Returns the padding that is left to the tensor library, which supports
+/// symmetric padding only.
+fn split_padding<const D: usize, const S: usize>(
     x: Tensor<D>,
     pads: [(usize, usize); S],
 ) -> Result<(Tensor<D>, [usize; S]), Problem> {
-    match pads.iter().all(|(before, after)| before == after) {
-        true => Ok((x, pads.map(|(before, _)| before))),
-        false => Ok((pad(x, pads, 0.0)?, [0; S])),
+    if pads.iter().all(|(before, after)| before == after) {
+        Ok((x, pads.map(|(before, _)| before)))
+    } else {
+        Ok((pad(x, pads, 0.0)?, [0; S]))
     }
 }
 
+/// A transposed convolution with symmetric padding, whose weights `[inputs, outputs / groups, ...]` are constants of
+/// the file.
 #[derive(Debug)]
 struct ConvTranspose {
     window: Window,
@@ -159,9 +165,9 @@ impl Operator for ConvTranspose {
         let Padding::Explicit(pads) = &self.window.padding else { return Err("automatic padding is not run".into()) };
         let mut shape = vec![n, per_group.saturating_mul(self.groups)];
         for (i, &length) in x.shape()[2..].iter().enumerate() {
-            let whole = (length - 1).saturating_mul(self.window.stride[i]).saturating_add(self.window.extent(i));
-            let kept = whole.saturating_add(self.output_padding[i]).checked_sub(2 * pads[i].0).filter(|l| *l > 0);
-            shape.push(kept.ok_or("the padding leaves nothing of the output")?);
+            let unpadded = (length - 1).saturating_mul(self.window.stride[i]).saturating_add(self.window.extent(i));
+            let output = unpadded.saturating_add(self.output_padding[i]).checked_sub(2 * pads[i].0).filter(|l| *l > 0);
+            shape.push(output.ok_or("the padding leaves nothing of the output")?);
         }
         elements(&shape)?;
         let options = ConvTransposeOptions::new(

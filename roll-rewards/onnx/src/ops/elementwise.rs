@@ -36,12 +36,17 @@ const FUNCTIONS: [(&str, fn(Tensor<1>) -> Tensor<1>); 17] = [
 enum Unary {
     /// One of [`FUNCTIONS`].
     Function(&'static str, fn(Tensor<1>) -> Tensor<1>),
+    /// With the slope of negative numbers.
     LeakyRelu(f32),
+    /// `clamp(alpha * x + beta, 0, 1)` with alpha and beta.
     HardSigmoid(f32, f32),
+    /// With alpha.
     Elu(f32),
     Gelu {
+        /// The approximation by tanh instead of the exact function.
         tanh: bool,
     },
+    /// With the least and the greatest result, if they are bounded.
     Clip(Option<f32>, Option<f32>),
 }
 
@@ -68,6 +73,7 @@ pub(super) fn unary(spec: &mut OperatorSpec) -> Built {
     Ok(Box::new(unary))
 }
 
+/// Reads the limits of Clip: attributes in older operator sets, inputs 1 and 2 in newer operator sets.
 fn clip(spec: &mut OperatorSpec) -> Result<Unary, Problem> {
     let scalar = |floats: Option<&[f32]>| match floats {
         None => Ok(None),
@@ -88,6 +94,7 @@ fn clip(spec: &mut OperatorSpec) -> Result<Unary, Problem> {
 impl Operator for Unary {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = match (self, input(inputs, 0)?) {
+            // The functions that are also defined for integers.
             (Self::Function(name @ ("Neg" | "Abs" | "Sign"), _), Value::Int { values, shape }) => {
                 let function: fn(i64) -> i64 = match *name {
                     "Neg" => i64::wrapping_neg,
@@ -138,10 +145,10 @@ pub(in super::super) fn exact_gelu() -> Box<dyn Operator> {
     Box::new(Unary::Gelu { tanh: false })
 }
 
-/// Applies the function that was fused after a convolution.
-pub(super) fn apply_epilogue(then: Epilogue, slopes: Option<&NdTensor>, z: &NdTensor) -> Result<NdTensor, Problem> {
+/// Applies the function that was fused after a convolution to its result `z`.
+pub(super) fn apply_epilogue(epilogue: Epilogue, slopes: Option<&NdTensor>, z: &NdTensor) -> Result<NdTensor, Problem> {
     let flat = z.flat().clone();
-    let y = match (then, slopes) {
+    let y = match (epilogue, slopes) {
         (Epilogue::Nothing, _) => flat,
         (Epilogue::Relu, _) => activation::relu(flat),
         (Epilogue::Clip(low, high), _) => clamp(flat, Some(low), Some(high)),
@@ -155,8 +162,14 @@ pub(super) fn apply_epilogue(then: Epilogue, slopes: Option<&NdTensor>, z: &NdTe
 }
 
 fn clamp(x: Tensor<1>, low: Option<f32>, high: Option<f32>) -> Tensor<1> {
-    let x = low.map_or(x.clone(), |low| x.clamp_min(low));
-    high.map_or(x.clone(), |high| x.clamp_max(high))
+    let x = match low {
+        Some(low) => x.clamp_min(low),
+        None => x,
+    };
+    match high {
+        Some(high) => x.clamp_max(high),
+        None => x,
+    }
 }
 
 /// An elementwise function of two tensors.
@@ -166,9 +179,9 @@ enum Binary {
     Sub,
     Mul,
     Div,
-    /// The remainder with the sign of the divisor; of integers alone.
+    /// The remainder with the sign of the divisor, for integers only.
     Mod,
-    /// The remainder with the sign of the dividend.
+    /// The remainder with the sign of the dividend, for integers and floats.
     Fmod,
     Pow,
     Max,
@@ -176,10 +189,11 @@ enum Binary {
     PRelu,
 }
 
-/// Folds the inputs with `binary`. `power` is Pow's exponent if it is a constant of the file.
+/// Applies a function of two tensors to inputs 0 and 1, then to the result and input 2, and so on.
 #[derive(Debug)]
 struct Fold {
     binary: Binary,
+    /// The exponent of Pow, if it is a constant of the file with one element.
     power: Option<f32>,
 }
 
@@ -199,8 +213,9 @@ pub(super) fn binary(spec: &mut OperatorSpec) -> Built {
         other => return Err(format!("{other} is not a function of two elements").into()),
     };
     spec.arity(inputs, 1)?;
-    let power = match (binary, spec.inputs[1..].first()) {
-        (Binary::Pow, Some(Some(Some(exponent)))) => match (&exponent.value, exponent.floats.as_deref()) {
+    let second_constant = spec.inputs.get(1).copied().flatten().flatten();
+    let power = match (binary, second_constant) {
+        (Binary::Pow, Some(exponent)) => match (&exponent.value, exponent.floats.as_deref()) {
             (_, Some([power])) => Some(*power),
             (Value::Int { values, .. }, _) if values.len() == 1 => Some(values[0] as f32),
             _ => None,
@@ -220,7 +235,7 @@ impl Operator for Fold {
         for index in 1..inputs.len() {
             result = match (&result, input(inputs, index)?) {
                 (Value::Float(a), Value::Float(b)) => Value::Float(self.floats(a, b)?),
-                // A power has the type of its base.
+                // Pow accepts two types; the result has the type of the base.
                 (Value::Float(a), Value::Int { values, shape }) if self.binary == Binary::Pow && !values.is_empty() => {
                     let exponents = values.iter().map(|v| *v as f32).collect();
                     Value::Float(self.floats(a, &upload(exponents, shape.clone(), &plain_device(a)))?)
@@ -243,13 +258,13 @@ impl Operator for Fold {
 
     fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
         let rank = inputs.iter().filter_map(|i| i.batched()).max()?;
-        let alike = |i: &BatchInput| match i {
+        let is_elementwise_per_item = |i: &BatchInput| match i {
             BatchInput::Batched(r) => *r == rank,
-            // Next to items, a constant must not have a batch axis.
+            // A constant must be the same for all items: it has no batch axis, or one of length 1.
             BatchInput::Constant(c) => c.shape().len() < rank || c.shape().len() == rank && c.shape()[0] == 1,
             BatchInput::Absent => false,
         };
-        inputs.iter().all(alike).then_some(rank)
+        inputs.iter().all(is_elementwise_per_item).then_some(rank)
     }
 
     fn role(&self) -> Role<'_> {
@@ -304,8 +319,10 @@ impl Fold {
                     (1, _) => Some(1),
                     (-1, _) => Some(if b % 2 == 0 { 1 } else { -1 }),
                     (0, _) => None,
-                    // A fraction below 1, or beyond 64 bits.
-                    _ => (b < 0).then_some(0),
+                    // A negative exponent: a fraction below 1, rounded to 0.
+                    _ if b < 0 => Some(0),
+                    // An exponent above 2^32: a result beyond 64 bits.
+                    _ => None,
                 },
                 Binary::Max => Some(a.max(b)),
                 Binary::Min => Some(a.min(b)),
@@ -331,8 +348,8 @@ fn int_power(a: &Value, b: &NdTensor) -> Result<Value, Problem> {
     Ok(Value::Int { values, shape })
 }
 
-/// `a - b * q`, where q is the quotient without its fraction, computed in f64: that of two f32 could round up to the
-/// next integer.
+/// `a - b * q`, where q is the quotient `a / b` without its fraction. The quotient is computed in f64, because in f32
+/// it could round up to the next integer.
 fn remainder(a: &NdTensor, b: &NdTensor, shape: &[usize]) -> Result<NdTensor, Problem> {
     let (a_host, b_host) = (host_floats(a)?, host_floats(b)?);
     let quotient = |i: usize| {
@@ -355,13 +372,15 @@ fn pow_scalar(x: &NdTensor, power: f32) -> NdTensor {
     NdTensor::from_flat(y, x.shape())
 }
 
-/// One slope per channel uses the fused operator; all other slopes use relu(x) - slope * relu(-x).
+/// PRelu. One slope for all elements or per channel uses the tensor library's operator; all other slopes are computed
+/// as relu(x) - slope * relu(-x).
 fn prelu(x: &NdTensor, slope: &NdTensor) -> Result<NdTensor, Problem> {
     if broadcast::shape(x.shape(), slope.shape())? != x.shape() {
         let (x, slope) = (x.shape(), slope.shape());
         return Err(format!("a slope of shape {slope:?} does not broadcast to {x:?}").into());
     }
     let (rank, count) = (x.shape().len(), elements(slope.shape())?);
+    // The first axis of x along which slopes differ.
     let axis = slope.shape().iter().position(|&d| d != 1).map(|i| i + rank - slope.shape().len());
     if rank >= 2 && (axis == Some(1) && count == x.shape()[1] || axis.is_none()) {
         let inner: usize = x.shape()[2..].iter().product();

@@ -28,8 +28,8 @@ impl Operator for Expand {
         let shape = broadcast::shape(x.shape(), &wanted)?;
         Ok(vec![match x {
             Value::Float(x) => Value::Float(broadcast::expand(x, &shape)?),
-            Value::Int { values, shape: own } => {
-                let values = (0..integers::count(&shape)?).map(|i| values[source(i, &shape, own)]).collect();
+            Value::Int { values, shape: x_shape } => {
+                let values = (0..integers::count(&shape)?).map(|i| values[source(i, &shape, x_shape)]).collect();
                 Value::Int { values, shape }
             }
         }])
@@ -64,10 +64,10 @@ impl Operator for Tile {
                     let whole = once.expand([outer, times, length * inner]).reshape([outer, times * length, inner]);
                     Value::Float(merge_axes(whole, x, a))
                 }
-                Value::Int { values, shape: own } => {
+                Value::Int { values, shape: shape_before } => {
                     integers::count(&shape)?;
                     let picks: Vec<usize> = (0..shape[a]).map(|i| i % length).collect();
-                    integers::picked(values, own, a, &picks)
+                    integers::picked(values, shape_before, a, &picks)
                 }
             };
         }
@@ -75,7 +75,7 @@ impl Operator for Tile {
     }
 }
 
-/// The numbers from a start to a limit (exclusive).
+/// The numbers from a start (input 0) to a limit (input 1, exclusive) by a step (input 2).
 #[derive(Debug)]
 struct Range {
     device: burn::tensor::Device,
@@ -123,9 +123,10 @@ fn range_length(distance: f64, step: f64) -> Result<usize, Problem> {
     Ok(length.max(0.0) as usize)
 }
 
-/// A matrix with zeros below (or above) a diagonal.
+/// Replaces the elements of matrices on one side of a diagonal by zeros. Input 1 is the number of the diagonal.
 #[derive(Debug)]
 struct Trilu {
+    /// Keeps the part above the diagonal instead of the part below it.
     upper: bool,
 }
 
@@ -164,11 +165,11 @@ impl Operator for Trilu {
     }
 }
 
-/// Sums of the elements up to each one along an axis; exporters count position ids from a mask with them.
+/// Cumulative sums along an axis. Exporters compute position ids from a mask with them.
 #[derive(Debug)]
 struct CumulativeSum {
     axis: i64,
-    /// Whether an element is not part of its own sum.
+    /// Whether each sum is without the element at its own position.
     exclusive: bool,
     /// Whether the sums begin at the end of the axis.
     reverse: bool,
@@ -187,16 +188,16 @@ impl Operator for CumulativeSum {
         let a = axis(self.axis, x.shape().len())?;
         let (values, shape) = match x {
             Value::Float(x) => {
-                let mut whole = split_around_axis(x, a);
-                let [outer, length, inner] = whole.dims();
+                let mut summands = split_around_axis(x, a);
+                let [outer, length, inner] = summands.dims();
                 if self.reverse {
-                    whole = whole.flip([1]);
+                    summands = summands.flip([1]);
                 }
                 if self.exclusive {
                     let zeros = Tensor::zeros([outer, 1, inner], &plain_device(x));
-                    whole = Tensor::cat(vec![zeros, whole], 1).narrow(1, 0, length);
+                    summands = Tensor::cat(vec![zeros, summands], 1).narrow(1, 0, length);
                 }
-                let sums = whole.cumsum(1);
+                let sums = summands.cumsum(1);
                 let sums = if self.reverse { sums.flip([1]) } else { sums };
                 return Ok(vec![Value::Float(merge_axes(sums, x, a))]);
             }
@@ -208,11 +209,11 @@ impl Operator for CumulativeSum {
             for column in 0..inner {
                 let mut sum = 0i64;
                 for i in 0..length {
-                    let i = if self.reverse { length - 1 - i } else { i };
-                    let place = (block * length + i) * inner + column;
-                    let after = sum.checked_add(values[place]).ok_or("the sum is beyond 64 bits")?;
-                    sums[place] = if self.exclusive { sum } else { after };
-                    sum = after;
+                    let position = if self.reverse { length - 1 - i } else { i };
+                    let flat = (block * length + position) * inner + column;
+                    let with_element = sum.checked_add(values[flat]).ok_or("the sum is beyond 64 bits")?;
+                    sums[flat] = if self.exclusive { sum } else { with_element };
+                    sum = with_element;
                 }
             }
         }

@@ -15,10 +15,12 @@ use super::{BatchInput, Operator, Run, broadcast, input};
 pub(in super::super) struct FusedConv {
     conv: Conv,
     weight_shape: Vec<usize>,
-    computed: Conv2d,
-    then: Epilogue,
-    /// `[C, 1, ...]`, with one axis less than the input.
+    /// The operator of the backend, with weights, bias and epilogue.
+    conv2d: Conv2d,
+    epilogue: Epilogue,
+    /// The slopes of [`Epilogue::Slopes`], `[C, 1, ...]`, with one axis less than the input.
     slopes: Option<NdTensor>,
+    /// Whether input 1 is added.
     adds_input: bool,
 }
 
@@ -29,42 +31,50 @@ impl FusedConv {
         conv: &Conv,
         weight: &NdTensor,
         bias: Option<&NdTensor>,
-        (then, slopes): (Epilogue, Option<NdTensor>),
+        (epilogue, slopes): (Epilogue, Option<NdTensor>),
         adds_input: bool,
     ) -> Option<Self> {
         let axes = conv.window.kernel.len();
         let outputs = *weight.shape().first()?;
-        let fit = |t: &NdTensor| t.shape() == [outputs];
-        let sizes = weight.shape().len() == axes + 2 && !weight.shape().contains(&0) && outputs % conv.groups == 0;
-        if axes > 2 || !is_usual(&conv.window) || !sizes || !bias.is_none_or(fit) || !slopes.as_ref().is_none_or(fit) {
+        let is_per_output = |t: &NdTensor| t.shape() == [outputs];
+        let weight_fits =
+            weight.shape().len() == axes + 2 && !weight.shape().contains(&0) && outputs % conv.groups == 0;
+        if axes > 2
+            || !is_usual(&conv.window)
+            || !weight_fits
+            || !bias.is_none_or(is_per_output)
+            || !slopes.as_ref().is_none_or(is_per_output)
+        {
             return None;
         }
-        let steps = Conv2dOptions {
+        let options = Conv2dOptions {
             stride: pair(&conv.window.stride, 1),
             dilation: pair(&conv.window.dilation, 1),
             groups: conv.groups,
         };
-        let (bias, given) = (bias.map(|b| b.flat().clone()), slopes.as_ref().map(|s| s.flat().clone()));
-        let computed = Conv2d::new(as_nchw(weight).ok()?, bias, steps, then, given);
+        let (flat_bias, flat_slopes) = (bias.map(|b| b.flat().clone()), slopes.as_ref().map(|s| s.flat().clone()));
+        let conv2d = Conv2d::new(as_nchw(weight).ok()?, flat_bias, options, epilogue, flat_slopes);
         let slopes = slopes.map(|s| {
             let shape: Vec<usize> = [outputs].into_iter().chain(std::iter::repeat_n(1, axes)).collect();
             NdTensor::from_flat(s.flat().clone(), shape)
         });
-        Some(Self { conv: conv.clone(), weight_shape: weight.shape().to_vec(), computed, then, slopes, adds_input })
+        Some(Self { conv: conv.clone(), weight_shape: weight.shape().to_vec(), conv2d, epilogue, slopes, adds_input })
     }
 }
 
-/// Whether strides and padding have the sizes of real networks; the fused kernels support no others.
+/// Whether strides, padding and the extent of the window are at most those of real networks. The fused kernels support
+/// no larger ones.
 fn is_usual(window: &Window) -> bool {
-    const STRIDE: usize = 64;
-    const REACH: usize = 1 << 12;
-    let padded = match &window.padding {
-        Padding::Explicit(pads) => pads.iter().all(|(before, after)| *before.max(after) <= REACH),
+    const MAX_STRIDE: usize = 64;
+    /// Greatest padding at one end, and greatest extent of a dilated kernel.
+    const MAX_REACH: usize = 1 << 12;
+    let padding_is_usual = match &window.padding {
+        Padding::Explicit(pads) => pads.iter().all(|(before, after)| *before.max(after) <= MAX_REACH),
         Padding::Same { .. } => true,
     };
-    padded
-        && window.stride.iter().all(|stride| *stride <= STRIDE)
-        && (0..window.kernel.len()).all(|axis| window.extent(axis) <= REACH)
+    padding_is_usual
+        && window.stride.iter().all(|stride| *stride <= MAX_STRIDE)
+        && (0..window.kernel.len()).all(|axis| window.extent(axis) <= MAX_REACH)
 }
 
 impl Operator for FusedConv {
@@ -72,19 +82,17 @@ impl Operator for FusedConv {
         let x = input(inputs, 0)?.float()?;
         let ConvPlacement { pads, shape } = self.conv.placement(x.shape(), &self.weight_shape)?;
         let (x_nchw, pads) = (as_nchw(x)?, pair(&pads, (0, 0)));
-        let y = match self.adds_input {
-            false => from_nchw(self.computed.apply(x_nchw, None, pads), x)?,
-            true => {
-                let added = input(inputs, 1)?.float()?;
-                if added.shape() == shape {
-                    from_nchw(self.computed.apply(x_nchw, Some(as_nchw(added)?), pads), x)?
-                } else {
-                    // One of the two broadcasts along axes of the other.
-                    let sums = from_nchw(self.computed.without_epilogue().apply(x_nchw, None, pads), x)?;
-                    let sums = broadcast::apply(&sums, added, |sums, added| sums + added)?;
-                    apply_epilogue(self.then, self.slopes.as_ref(), &sums)?
-                }
-            }
+        if !self.adds_input {
+            return Ok(vec![Value::Float(from_nchw(self.conv2d.apply(x_nchw, None, pads), x)?)]);
+        }
+        let added = input(inputs, 1)?.float()?;
+        let y = if added.shape() == shape {
+            from_nchw(self.conv2d.apply(x_nchw, Some(as_nchw(added)?), pads), x)?
+        } else {
+            // The added value broadcasts to the result of the convolution, or the result to the added value.
+            let convolved = from_nchw(self.conv2d.without_epilogue().apply(x_nchw, None, pads), x)?;
+            let sum = broadcast::apply(&convolved, added, |convolved, added| convolved + added)?;
+            apply_epilogue(self.epilogue, self.slopes.as_ref(), &sum)?
         };
         Ok(vec![Value::Float(y)])
     }

@@ -20,7 +20,7 @@ pub(super) fn pick(x: &NdTensor, a: usize, picks: &[usize]) -> NdTensor {
     merge_axes(select(split_around_axis(x, a), picks), x, a)
 }
 
-/// As [`pick`], for either type of value.
+/// Like [`pick`], for either type of value.
 fn picked(x: &Value, a: usize, picks: &[usize]) -> Value {
     match x {
         Value::Float(x) => Value::Float(pick(x, a, picks)),
@@ -28,6 +28,7 @@ fn picked(x: &Value, a: usize, picks: &[usize]) -> Value {
     }
 }
 
+/// Selects slices along one axis. The shape of the indices takes the place of the axis.
 #[derive(Debug)]
 struct Gather {
     axis: i64,
@@ -80,6 +81,7 @@ pub(super) fn gather_elements(spec: &mut OperatorSpec) -> Built {
 impl Operator for GatherElements {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let (x, indices) = (input(inputs, 0)?, input(inputs, 1)?);
+        // The output has the shape of the indices.
         let (from, to) = (x.shape(), indices.shape());
         let a = axis(self.axis, from.len())?;
         let within = to.len() == from.len() && (0..to.len()).all(|i| i == a || to[i] <= from[i]);
@@ -87,21 +89,22 @@ impl Operator for GatherElements {
             return Err(format!("indices of shape {to:?} do not fit {from:?}").into());
         }
         let strides = integers::strides(from);
-        let mut flat = Vec::with_capacity(indices.ints()?.len());
-        for (i, &index) in indices.ints()?.iter().enumerate() {
-            let mut rest = i;
-            let mut at = 0;
+        let mut flat_sources = Vec::with_capacity(indices.ints()?.len());
+        for (output, &index) in indices.ints()?.iter().enumerate() {
+            let mut rest = output;
+            let mut flat_source = 0;
             for k in (0..to.len()).rev() {
                 let position = rest % to[k];
                 rest /= to[k];
-                at +=
-                    strides[k] * if k == a { axis(index, from[a]).map_err(|_| out_of_range(from))? } else { position };
+                let source_position =
+                    if k == a { axis(index, from[a]).map_err(|_| out_of_range(from))? } else { position };
+                flat_source += strides[k] * source_position;
             }
-            flat.push(at);
+            flat_sources.push(flat_source);
         }
         elements(to)?;
-        let list = x.reshaped(vec![elements(from)?])?;
-        Ok(vec![picked(&list, 0, &flat).reshaped(to.to_vec())?])
+        let flat_x = x.reshaped(vec![elements(from)?])?;
+        Ok(vec![picked(&flat_x, 0, &flat_sources).reshaped(to.to_vec())?])
     }
 }
 
@@ -109,21 +112,24 @@ fn out_of_range(shape: &[usize]) -> Problem {
     Problem(format!("the indices reach beyond {shape:?}"))
 }
 
-/// The number of the slice at `index` of the axes `named`, within the item `batch` of the axes before them.
-fn slice_position(batch: usize, index: &[i64], named: &[usize]) -> Result<usize, Problem> {
-    index.iter().zip(named).try_fold(batch, |position, (&i, &length)| Ok(position * length + axis(i, length)?))
+/// The flat number of a slice: `batch` is its flat number on the batch axes, `index` its position on the axes after
+/// them, whose lengths are `indexed`. Fails if a position is out of range.
+fn slice_number(batch: usize, index: &[i64], indexed: &[usize]) -> Result<usize, Problem> {
+    index.iter().zip(indexed).try_fold(batch, |number, (&i, &length)| Ok(number * length + axis(i, length)?))
 }
 
-/// Selects slices; the rows of the indices are their leading positions.
+/// Selects slices. Each row along the last axis of the indices is the position of one slice, on the axes of x after the
+/// batch axes.
 #[derive(Debug)]
 struct GatherNd {
-    batch: usize,
+    /// Number of leading axes that x and the indices share.
+    batch_axes: usize,
 }
 
 pub(super) fn gather_nd(spec: &mut OperatorSpec) -> Built {
     spec.arity(2..=2, 1)?;
     let batch = spec.attributes.int("batch_dims")?.unwrap_or(0);
-    Ok(Box::new(GatherNd { batch: usize::try_from(batch).map_err(|_| "`batch_dims` is negative")? }))
+    Ok(Box::new(GatherNd { batch_axes: usize::try_from(batch).map_err(|_| "`batch_dims` is negative")? }))
 }
 
 impl Operator for GatherNd {
@@ -131,27 +137,31 @@ impl Operator for GatherNd {
         let (x, indices) = (input(inputs, 0)?, input(inputs, 1)?);
         let (from, to) = (x.shape(), indices.shape());
         let misfit = || Problem(format!("indices of shape {to:?} do not fit {from:?}"));
+        let batch_axes = self.batch_axes;
+        // The indices are `rows` lists of `width` numbers; each number is a position on one of the axes `indexed` of x.
         let (&width, rows) = to.split_last().ok_or_else(misfit)?;
-        let named = from.get(self.batch..self.batch.saturating_add(width)).ok_or_else(misfit)?;
-        let inner = &from[self.batch + width..];
-        if width == 0 || rows.contains(&0) || from.contains(&0) || rows.get(..self.batch) != Some(&from[..self.batch]) {
+        let indexed = from.get(batch_axes..batch_axes.saturating_add(width)).ok_or_else(misfit)?;
+        let slice_shape = &from[batch_axes + width..];
+        let same_batch = rows.get(..batch_axes) == Some(&from[..batch_axes]);
+        if width == 0 || rows.contains(&0) || from.contains(&0) || !same_batch {
             return Err(misfit());
         }
-        let per_batch: usize = rows[self.batch..].iter().product();
-        let mut at = vec![];
+        let rows_per_batch: usize = rows[batch_axes..].iter().product();
+        let mut picks = vec![];
         for (row, index) in indices.ints()?.chunks_exact(width).enumerate() {
-            at.push(slice_position(row / per_batch, index, named).map_err(|_| out_of_range(from))?);
+            picks.push(slice_number(row / rows_per_batch, index, indexed).map_err(|_| out_of_range(from))?);
         }
-        let shape: Vec<usize> = rows.iter().chain(inner).copied().collect();
+        let shape: Vec<usize> = rows.iter().chain(slice_shape).copied().collect();
         elements(&shape)?;
-        let slices = vec![elements(from)? / elements(inner)?, elements(inner)?];
-        Ok(vec![picked(&x.reshaped(slices)?, 0, &at).reshaped(shape)?])
+        let x_by_slice = vec![elements(from)? / elements(slice_shape)?, elements(slice_shape)?];
+        Ok(vec![picked(&x.reshaped(x_by_slice)?, 0, &picks).reshaped(shape)?])
     }
 }
 
-/// Replaces slices by those of the updates; the rows of the indices are their leading positions.
+/// Replaces slices of the data (input 0) by the slices of the updates (input 2). Each row along the last axis of the
+/// indices (input 1) is the position of one slice.
 ///
-/// Each slice of the output is selected from the slices of the data and of the updates, so that both have a gradient.
+/// Each slice of the output is selected from the slices of data and updates together, so that both have a gradient.
 #[derive(Debug)]
 struct ScatterNd;
 
@@ -171,35 +181,39 @@ impl Operator for ScatterNd {
         let misfit =
             || Problem(format!("indices of shape {to:?} and updates {:?} do not fit {shape:?}", updates.shape()));
         let (&width, rows) = to.split_last().filter(|(width, _)| **width > 0).ok_or_else(misfit)?;
-        let (named, inner) = shape.split_at_checked(width).ok_or_else(misfit)?;
-        if to.contains(&0) || shape.contains(&0) || updates.shape() != [rows, inner].concat() {
+        let (indexed, slice_shape) = shape.split_at_checked(width).ok_or_else(misfit)?;
+        if to.contains(&0) || shape.contains(&0) || updates.shape() != [rows, slice_shape].concat() {
             return Err(misfit());
         }
-        let (slices, length) = (elements(named)?, elements(inner)?);
+        let (slices, slice_length) = (elements(indexed)?, elements(slice_shape)?);
+        // The source of each output slice: the number of a slice of the data or, after these, of the updates.
         let mut picks: Vec<usize> = (0..slices).collect();
         // ONNX leaves the result of equal indices open; here the last one applies.
         for (row, index) in indices.ints()?.chunks_exact(width).enumerate() {
-            picks[slice_position(0, index, named).map_err(|_| out_of_range(shape))?] = slices + row;
+            picks[slice_number(0, index, indexed).map_err(|_| out_of_range(shape))?] = slices + row;
         }
-        let joined = vec![slices + elements(rows)?, length];
-        elements(&joined)?;
-        let all = match x {
+        let joined_shape = vec![slices + elements(rows)?, slice_length];
+        elements(&joined_shape)?;
+        let joined = match x {
             Value::Float(x) => {
                 let flat = Tensor::cat(vec![x.flat().clone(), updates.float()?.flat().clone()], 0);
-                Value::Float(NdTensor::from_flat(flat, joined))
+                Value::Float(NdTensor::from_flat(flat, joined_shape))
             }
-            Value::Int { values, .. } => Value::Int { values: [values, updates.ints()?].concat(), shape: joined },
+            Value::Int { values, .. } => Value::Int { values: [values, updates.ints()?].concat(), shape: joined_shape },
         };
-        Ok(vec![picked(&all, 0, &picks).reshaped(shape.to_vec())?])
+        Ok(vec![picked(&joined, 0, &picks).reshaped(shape.to_vec())?])
     }
 }
 
 /// The index of the largest (or least) element along an axis. It has no gradient.
 #[derive(Debug)]
 struct ArgExtremum {
+    /// Looks for the least element instead of the largest.
     least: bool,
     axis: i64,
-    keep: bool,
+    /// Keeps the axis, with length 1.
+    keep_axis: bool,
+    /// Returns the last of several equal elements instead of the first.
     last: bool,
 }
 
@@ -209,13 +223,14 @@ pub(super) fn arg_extremum(spec: &mut OperatorSpec) -> Built {
     Ok(Box::new(ArgExtremum {
         least: spec.operator == "ArgMin",
         axis: attributes.int("axis")?.unwrap_or(0),
-        keep: attributes.int("keepdims")?.unwrap_or(1) != 0,
+        keep_axis: attributes.int("keepdims")?.unwrap_or(1) != 0,
         last: attributes.flag("select_last_index")?,
     }))
 }
 
 impl ArgExtremum {
-    fn of<T: PartialOrd + Copy>(&self, column: &[T]) -> i64 {
+    /// The index of the extremum in `column`.
+    fn index_in<T: PartialOrd + Copy>(&self, column: &[T]) -> i64 {
         let mut best = 0;
         for (i, value) in column.iter().enumerate().skip(1) {
             let better = if self.least { *value < column[best] } else { *value > column[best] };
@@ -237,10 +252,10 @@ impl Operator for ArgExtremum {
             return Err(format!("the largest of {shape:?} numbers is not looked for here").into());
         }
         let values = match x {
-            Value::Float(t) => integers::columns(&host_floats(t)?, &shape, a).map(|c| self.of(&c)).collect(),
-            Value::Int { values, .. } => integers::columns(values, &shape, a).map(|c| self.of(&c)).collect(),
+            Value::Float(t) => integers::columns(&host_floats(t)?, &shape, a).map(|c| self.index_in(&c)).collect(),
+            Value::Int { values, .. } => integers::columns(values, &shape, a).map(|c| self.index_in(&c)).collect(),
         };
-        if self.keep {
+        if self.keep_axis {
             shape[a] = 1;
         } else {
             shape.remove(a);

@@ -1,4 +1,4 @@
-//! Operations on the axes of integer tensors in host memory.
+//! Operations on the axes of integer tensors in host memory, for operators whose float tensors use the tensor library.
 
 use super::super::error::Problem;
 use super::super::value::{MAX_INTS, Value, elements};
@@ -24,9 +24,11 @@ pub(super) fn columns<'v, T: Copy>(values: &'v [T], shape: &[usize], axis: usize
     (0..outer).flat_map(move |o| (0..inner).map(move |i| column(o, i)))
 }
 
+/// Transposes: axis `k` of the result is axis `order[k]` of the tensor.
 pub(super) fn permuted(values: &[i64], shape: &[usize], order: &[usize]) -> Value {
     let strides = strides(shape);
     let to: Vec<usize> = order.iter().map(|&a| shape[a]).collect();
+    // The flat index of the element that moves to the flat index `index`.
     let source = |mut index: usize| {
         let mut flat = 0;
         for k in (0..to.len()).rev() {
@@ -53,7 +55,8 @@ pub(super) fn picked(values: &[i64], shape: &[usize], axis: usize, picks: &[usiz
     Value::Int { values: out, shape }
 }
 
-/// Concatenates parts along `axis` to `shape`. Each part comes with its length on that axis.
+/// Concatenates `parts` along `axis`; the result has the shape `shape`. A part is its elements and its length along
+/// `axis`.
 pub(super) fn concatenated(parts: &[(&[i64], usize)], shape: Vec<usize>, axis: usize) -> Result<Value, Problem> {
     count(&shape)?;
     let (outer, inner) = (shape[..axis].iter().product::<usize>(), shape[axis + 1..].iter().product::<usize>());

@@ -11,6 +11,7 @@ use super::{BatchInput, Built, Operator, Run, input, integers, only_first_batche
 
 #[derive(Debug)]
 struct Transpose {
+    /// The axis of the input that becomes each axis of the output; `None` reverses the axes.
     order: Option<Vec<usize>>,
 }
 
@@ -53,17 +54,18 @@ impl Operator for Transpose {
 }
 
 fn permuted(x: &NdTensor, order: &[usize]) -> Result<NdTensor, Problem> {
-    fn fixed<const D: usize>(x: &NdTensor, order: &[usize]) -> Result<NdTensor, Problem> {
+    // The tensor library needs the rank at compile time.
+    fn permuted_rank<const D: usize>(x: &NdTensor, order: &[usize]) -> Result<NdTensor, Problem> {
         let axes: [isize; D] = std::array::from_fn(|i| order[i] as isize);
         Ok(x.rank::<D>()?.permute(axes).into())
     }
     match order.len() {
         0 | 1 => Ok(x.clone()),
-        2 => fixed::<2>(x, order),
-        3 => fixed::<3>(x, order),
-        4 => fixed::<4>(x, order),
-        5 => fixed::<5>(x, order),
-        6 => fixed::<6>(x, order),
+        2 => permuted_rank::<2>(x, order),
+        3 => permuted_rank::<3>(x, order),
+        4 => permuted_rank::<4>(x, order),
+        5 => permuted_rank::<5>(x, order),
+        6 => permuted_rank::<6>(x, order),
         rank => Err(format!("tensors of rank {rank} are not transposed here").into()),
     }
 }
@@ -88,8 +90,8 @@ impl Operator for Concat {
         shape[a] = 0;
         for value in &values {
             let found = value.shape();
-            let same = |i: usize| i == a || found[i] == shape[i];
-            if found.len() != shape.len() || !(0..shape.len()).all(same) {
+            let fits_along = |i: usize| i == a || found[i] == shape[i];
+            if found.len() != shape.len() || !(0..shape.len()).all(fits_along) {
                 return Err(format!("{:?} and {found:?} differ beyond axis {a}", first.shape()).into());
             }
             shape[a] += found[a];
@@ -105,26 +107,28 @@ impl Operator for Concat {
 
     fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
         let rank = inputs.first()?.batched()?;
-        let alike = inputs.iter().all(|i| i.batched() == Some(rank));
-        (alike && axis(self.axis, rank).is_ok_and(|a| a != 0)).then_some(rank)
+        let same_rank = inputs.iter().all(|i| i.batched() == Some(rank));
+        (same_rank && axis(self.axis, rank).is_ok_and(|a| a != 0)).then_some(rank)
     }
 }
 
+/// Selects a range of each of several axes.
 #[derive(Debug)]
 struct Slice {
-    /// Starts, ends and axes, if they are attributes (old operator sets).
-    fixed: Option<[Option<Vec<i64>>; 3]>,
+    /// Starts, ends and axes, if they are attributes (operator sets before 10). Otherwise they are inputs 1 to 3, and
+    /// the steps input 4.
+    attributes: Option<[Option<Vec<i64>>; 3]>,
 }
 
 pub(super) fn slice(spec: &mut OperatorSpec) -> Built {
     if spec.opset >= 10 {
         spec.arity(3..=5, 1)?;
-        return Ok(Box::new(Slice { fixed: None }));
+        return Ok(Box::new(Slice { attributes: None }));
     }
     spec.arity(1..=1, 1)?;
     let attributes = &mut spec.attributes;
-    let fixed = [attributes.ints("starts")?, attributes.ints("ends")?, attributes.ints("axes")?];
-    Ok(Box::new(Slice { fixed: Some(fixed) }))
+    let lists = [attributes.ints("starts")?, attributes.ints("ends")?, attributes.ints("axes")?];
+    Ok(Box::new(Slice { attributes: Some(lists) }))
 }
 
 /// The part of one axis that a slice selects.
@@ -136,6 +140,7 @@ struct SliceRange {
 }
 
 impl Slice {
+    /// The selected range of each axis, from the lists of [`Slice::lists`].
     fn ranges(&self, lists: [Option<&[i64]>; 4]) -> Result<Vec<SliceRange>, Problem> {
         let [Some(starts), Some(ends), axes, steps] = lists else { return Err("`starts` or `ends` is missing".into()) };
         let count = starts.len();
@@ -153,10 +158,11 @@ impl Slice {
             .collect())
     }
 
-    fn lists<'v>(&'v self, constants: impl Fn(usize) -> Option<&'v [i64]>) -> [Option<&'v [i64]>; 4] {
-        match &self.fixed {
+    /// Starts, ends, axes and steps: attributes, or the integers that `input` returns for the index of an input.
+    fn lists<'v>(&'v self, input: impl Fn(usize) -> Option<&'v [i64]>) -> [Option<&'v [i64]>; 4] {
+        match &self.attributes {
             Some([starts, ends, axes]) => [starts.as_deref(), ends.as_deref(), axes.as_deref(), None],
-            None => [constants(1), constants(2), constants(3), constants(4)],
+            None => [input(1), input(2), input(3), input(4)],
         }
     }
 }
@@ -169,7 +175,7 @@ impl SliceRange {
         let (start, end) = (from_start(self.start), from_start(self.end));
         let picks: Vec<usize> = match self.step {
             1.. => (start.clamp(0, n)..end.clamp(0, n)).step_by(self.step as usize).map(|i| i as usize).collect(),
-            // Down to `end`, exclusive. An end before the axis selects everything down to its start.
+            // Downwards from `start` to `end`, exclusive. An end before the axis selects everything down to index 0.
             ..=-1 => {
                 let (start, end) = (start.clamp(-1, n - 1), if self.end < -n { -1 } else { end.clamp(-1, n - 1) });
                 (end + 1..=start).rev().step_by(self.step.unsigned_abs() as usize).map(|i| i as usize).collect()
@@ -182,9 +188,9 @@ impl SliceRange {
 
 impl Operator for Slice {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
-        let constants = |i: usize| inputs.get(i).copied().flatten().and_then(|v| v.ints().ok());
+        let ints = |i: usize| inputs.get(i).copied().flatten().and_then(|v| v.ints().ok());
         let mut value = input(inputs, 0)?.clone();
-        for range in self.ranges(self.lists(constants))? {
+        for range in self.ranges(self.lists(ints))? {
             let a = axis(range.axis, value.shape().len())?;
             let picks = range.picks(value.shape()[a])?;
             value = match &value {
@@ -201,11 +207,11 @@ impl Operator for Slice {
 
     fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
         let rank = only_first_batched(inputs)?;
-        let constants = |i: usize| match inputs.get(i) {
+        let constant_ints = |i: usize| match inputs.get(i) {
             Some(BatchInput::Constant(value)) => value.ints().ok(),
             _ => None,
         };
-        let ranges = self.ranges(self.lists(constants)).ok()?;
+        let ranges = self.ranges(self.lists(constant_ints)).ok()?;
         ranges.iter().all(|range| axis(range.axis, rank).is_ok_and(|a| a != 0)).then_some(rank)
     }
 }
@@ -240,21 +246,22 @@ impl Operator for Split {
         let x = input(inputs, 0)?;
         let a = axis(self.axis, x.shape().len())?;
         let length = x.shape()[a];
-        // Equal parts; the last is smaller if the length is not divisible.
-        let most = length.div_ceil(self.outputs.max(1));
-        let equal = || (0..self.outputs).map(|i| length.saturating_sub(i * most).min(most)).collect();
-        let lengths: Vec<usize> = self.lengths.clone().unwrap_or_else(equal);
+        // Equal parts; the last part is smaller if the length is not divisible.
+        let part_length = length.div_ceil(self.outputs.max(1));
+        let equal_lengths =
+            || (0..self.outputs).map(|i| length.saturating_sub(i * part_length).min(part_length)).collect();
+        let lengths: Vec<usize> = self.lengths.clone().unwrap_or_else(equal_lengths);
         if lengths.iter().sum::<usize>() != length || lengths.contains(&0) {
             return Err(format!("axis {a} of {:?} is not cut into {lengths:?}", x.shape()).into());
         }
         let mut start = 0;
         let piece = |&length: &usize| {
-            let first = start;
+            let offset = start;
             start += length;
             match x {
-                Value::Float(x) => Value::Float(merge_axes(split_around_axis(x, a).narrow(1, first, length), x, a)),
+                Value::Float(x) => Value::Float(merge_axes(split_around_axis(x, a).narrow(1, offset, length), x, a)),
                 Value::Int { values, shape } => {
-                    integers::picked(values, shape, a, &(first..first + length).collect::<Vec<_>>())
+                    integers::picked(values, shape, a, &(offset..offset + length).collect::<Vec<_>>())
                 }
             }
         };
@@ -270,7 +277,9 @@ impl Operator for Split {
 /// Constant padding, before and after each axis.
 #[derive(Debug)]
 struct Pad {
+    /// The padding before each of the axes, then the padding after each.
     pads: Vec<usize>,
+    /// `None` pads every axis.
     axes: Option<Vec<i64>>,
     number: f32,
 }
@@ -329,7 +338,8 @@ impl Operator for Pad {
 
     fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
         let rank = only_first_batched(inputs)?;
-        let untouched = self.axes.is_none() && self.pads.len() == 2 * rank && self.pads[0] == 0 && self.pads[rank] == 0;
-        untouched.then_some(rank)
+        let keeps_axis_0 =
+            self.axes.is_none() && self.pads.len() == 2 * rank && self.pads[0] == 0 && self.pads[rank] == 0;
+        keeps_axis_0.then_some(rank)
     }
 }

@@ -1,5 +1,5 @@
 //! Comparisons, logic, and Where. Booleans are the integers 0 and 1 on the host. Only [`Where`] has a gradient, with
-//! respect to its second and third inputs.
+//! respect to the two tensors from which it selects.
 
 use burn::tensor::{Bool, Tensor, TensorData};
 use roll_backends::NdTensor;
@@ -59,15 +59,16 @@ impl Operator for BinaryPredicate {
         let (a, b) = (input(inputs, 0)?, input(inputs, 1)?);
         let shape = host_shape(a.shape(), b.shape())?;
         let count = elements(&shape)?;
-        let at = |i: usize| (source(i, &shape, a.shape()), source(i, &shape, b.shape()));
+        let a_index = |i: usize| source(i, &shape, a.shape());
+        let b_index = |i: usize| source(i, &shape, b.shape());
         let values = match (a, b) {
             (Value::Float(a), Value::Float(b)) => {
                 let (a, b) = (host_floats(a)?, host_floats(b)?);
-                (0..count).map(|i| i64::from(self.holds(a[at(i).0], b[at(i).1]))).collect()
+                (0..count).map(|i| i64::from(self.holds(a[a_index(i)], b[b_index(i)]))).collect()
             }
             (a, b) => {
                 let (a, b) = (a.ints()?, b.ints()?);
-                (0..count).map(|i| i64::from(self.holds(a[at(i).0], b[at(i).1]))).collect()
+                (0..count).map(|i| i64::from(self.holds(a[a_index(i)], b[b_index(i)]))).collect()
             }
         };
         Ok(vec![Value::Int { values, shape }])
@@ -110,15 +111,16 @@ impl Operator for UnaryPredicate {
             Self::Not => x.ints()?.iter().map(|&v| i64::from(v == 0)).collect(),
             Self::IsNan => host_floats(x.float()?)?.iter().map(|v| i64::from(v.is_nan())).collect(),
             Self::IsInfinite { negative, positive } => {
-                let is = |v: &f32| i64::from(*v == f32::INFINITY && positive || *v == f32::NEG_INFINITY && negative);
-                host_floats(x.float()?)?.iter().map(is).collect()
+                let is_infinite =
+                    |v: &f32| i64::from(*v == f32::INFINITY && positive || *v == f32::NEG_INFINITY && negative);
+                host_floats(x.float()?)?.iter().map(is_infinite).collect()
             }
         };
         Ok(vec![Value::Int { values, shape: x.shape().to_vec() }])
     }
 }
 
-/// Where: elements of the second input where the first is true, of the third elsewhere.
+/// Where: selects elements of input 1 where input 0 is true, and elements of input 2 elsewhere.
 #[derive(Debug)]
 struct Where;
 
@@ -132,8 +134,8 @@ impl Operator for Where {
         let (condition, yes, no) = (input(inputs, 0)?, input(inputs, 1)?, input(inputs, 2)?);
         let shape = host_shape(&broadcast::shape(condition.shape(), yes.shape())?, no.shape())?;
         let count = elements(&shape)?;
-        let is_true = condition.ints()?;
-        let is_true = |i: usize| is_true[source(i, &shape, condition.shape())] != 0;
+        let condition_ints = condition.ints()?;
+        let is_true = |i: usize| condition_ints[source(i, &shape, condition.shape())] != 0;
         Ok(vec![match (yes, no) {
             (Value::Float(yes), Value::Float(no)) => {
                 let (yes, no) = (broadcast::expand(yes, &shape)?, broadcast::expand(no, &shape)?);
@@ -143,9 +145,12 @@ impl Operator for Where {
             }
             (yes, no) => {
                 let (yes_ints, no_ints) = (yes.ints()?, no.ints()?);
-                let pick = |i: usize| match is_true(i) {
-                    true => yes_ints[source(i, &shape, yes.shape())],
-                    false => no_ints[source(i, &shape, no.shape())],
+                let pick = |i: usize| {
+                    if is_true(i) {
+                        yes_ints[source(i, &shape, yes.shape())]
+                    } else {
+                        no_ints[source(i, &shape, no.shape())]
+                    }
                 };
                 Value::Int { values: (0..count).map(pick).collect(), shape }
             }
@@ -153,8 +158,8 @@ impl Operator for Where {
     }
 }
 
-/// Returns `x` with the elements of `value` where `mask` is true. Multiplication by 0 and 1 would not do: a hidden
-/// infinity would become NaN.
+/// Returns `x` with the elements of `value` where `mask` is true. This is not a product with 0 and 1, because an
+/// infinity that is masked would become NaN.
 pub(super) fn masked(x: Tensor<1>, mask: Vec<bool>, value: Tensor<1>) -> Tensor<1> {
     let device = if x.device().is_autodiff() { x.device() } else { value.device() };
     let count = mask.len();

@@ -9,6 +9,7 @@ use super::super::error::Problem;
 use super::super::value::{Value, elements, reshaped};
 use super::{BatchInput, Built, Operator, Role, Run, broadcast, input, only_first_batched};
 
+/// The matrix product of the last two axes; the axes before them broadcast.
 #[derive(Debug)]
 struct MatMul;
 
@@ -23,11 +24,11 @@ impl Operator for MatMul {
         let misfit = || Problem(format!("{:?} and {:?} do not multiply", a.shape(), b.shape()));
         // A vector is a row on the left and a column on the right; the added axis is removed from the result.
         let (mut a_shape, mut b_shape) = (a.shape().to_vec(), b.shape().to_vec());
-        let (row, column) = (a_shape.len() == 1, b_shape.len() == 1);
-        if row {
+        let (a_is_vector, b_is_vector) = (a_shape.len() == 1, b_shape.len() == 1);
+        if a_is_vector {
             a_shape.insert(0, 1);
         }
-        if column {
+        if b_is_vector {
             b_shape.push(1);
         }
         let ([a_batch @ .., m, k], [b_batch @ .., k_b, n]) = (a_shape.as_slice(), b_shape.as_slice()) else {
@@ -38,23 +39,31 @@ impl Operator for MatMul {
         }
         let batch = broadcast::shape(a_batch, b_batch)?;
         let mut shape = batch.clone();
-        shape.extend(std::iter::once(*m).filter(|_| !row).chain(std::iter::once(*n).filter(|_| !column)));
+        if !a_is_vector {
+            shape.push(*m);
+        }
+        if !b_is_vector {
+            shape.push(*n);
+        }
         let count = elements(&shape)?;
         let (a_count, b_count) = (elements(a_batch)?, elements(b_batch)?);
         let batch_count = elements(&batch)?;
         let flat = if b_count == 1 {
+            // One matrix on the right: the rows of all matrices on the left are one matrix.
             let a = a.flat().clone().reshape([a_count * m, *k]);
             product(a, b.flat().clone().reshape([*k, *n])).reshape([count])
         } else {
-            let repeats = b_count == batch_count && (a_count == batch_count || a_count == 1);
-            // Matrices of `x` for every item of the batch, if they cannot be repeated in the product.
-            let matrices = |x: &NdTensor, own: &[usize], items: usize, sides: [usize; 2]| {
-                let whole = match repeats {
-                    true => return Ok(x.flat().clone().reshape([items, sides[0], sides[1]])),
-                    false => reshaped(x, [own, &sides].concat())?,
-                };
-                let whole = broadcast::expand(&whole, &[batch.as_slice(), &sides].concat())?;
-                Ok::<Tensor<3>, Problem>(whole.flat().clone().reshape([batch_count, sides[0], sides[1]]))
+            // Whether the tensor library's product broadcasts these batches by itself.
+            let library_broadcasts = b_count == batch_count && (a_count == batch_count || a_count == 1);
+            // The matrices of `x`; one for every item of the batch, unless the library broadcasts them.
+            let matrices = |x: &NdTensor, x_batch: &[usize], x_count: usize, matrix_shape: [usize; 2]| {
+                let [rows, columns] = matrix_shape;
+                if library_broadcasts {
+                    return Ok(x.flat().clone().reshape([x_count, rows, columns]));
+                }
+                let x = reshaped(x, [x_batch, &matrix_shape].concat())?;
+                let repeated = broadcast::expand(&x, &[batch.as_slice(), &matrix_shape].concat())?;
+                Ok::<Tensor<3>, Problem>(repeated.flat().clone().reshape([batch_count, rows, columns]))
             };
             let a = matrices(a, a_batch, a_count, [*m, *k])?;
             a.matmul(matrices(b, b_batch, b_count, [*k, *n])?).reshape([count])
@@ -90,9 +99,9 @@ impl Linear {
         if bias.shape() != [outputs] || inputs == 0 || outputs == 0 {
             return None;
         }
-        let weight = weight.flat().clone().reshape([inputs, outputs]).transpose();
-        // Transposed in memory, once.
-        let weight = weight.reshape([inputs * outputs]).reshape([outputs, inputs]);
+        let transposed = weight.flat().clone().reshape([inputs, outputs]).transpose();
+        // The reshapes move the elements in memory, now instead of in every product.
+        let weight = transposed.reshape([inputs * outputs]).reshape([outputs, inputs]);
         Some(Self { weight, bias: bias.flat().clone() })
     }
 }
@@ -101,13 +110,13 @@ impl Operator for Linear {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = input(inputs, 0)?.float()?;
         let [outputs, width] = self.weight.dims();
-        // A vector is a row.
-        let Some((_, rest)) = x.shape().split_last().filter(|(last, _)| **last == width) else {
+        // All axes but the last count rows; a vector is one row.
+        let Some((_, row_axes)) = x.shape().split_last().filter(|(last, _)| **last == width) else {
             return Err(format!("{:?} and [{width}, {outputs}] do not multiply", x.shape()).into());
         };
-        let shape = [rest, &[outputs]].concat();
+        let shape = [row_axes, &[outputs]].concat();
         elements(&shape)?;
-        let rows = x.flat().clone().reshape([elements(rest)?, width]);
+        let rows = x.flat().clone().reshape([elements(row_axes)?, width]);
         let y = linear(rows, self.weight.clone(), Some(self.bias.clone()));
         Ok(vec![Value::Float(NdTensor::from_flat(y.reshape([elements(&shape)?]), shape))])
     }
@@ -117,7 +126,7 @@ impl Operator for Linear {
     }
 }
 
-/// y = alpha * A' B' + beta * C.
+/// `y = alpha * A * B + beta * C`, where A and B may be transposed. Inputs 0 to 2 are A, B and C.
 #[derive(Debug)]
 struct Gemm {
     alpha: f32,

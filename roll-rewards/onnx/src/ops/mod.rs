@@ -33,10 +33,10 @@ pub(super) use fused_conv::FusedConv;
 pub(super) use matmul::Linear;
 pub(super) use norm::{ChannelAffine, layer_norm_of_rows};
 
-/// Settings of a run.
+/// Settings of one run of the graph.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
-    /// The number of items along axis 0, if it replaces the file's constant 1.
+    /// The number of items along axis 0, if it replaces a constant 1 of the file; see [`super::batch`].
     pub items: Option<usize>,
 }
 
@@ -51,13 +51,13 @@ pub(super) trait Operator: std::fmt::Debug + Send + Sync {
         None
     }
 
-    /// The operator's part in [`super::fuse`].
+    /// What the operator computes, as far as [`super::fuse`] needs to know.
     fn role(&self) -> Role<'_> {
         Role::Other
     }
 }
 
-/// The part that an operator has in a fused chain.
+/// What an operator computes, for finding chains of nodes that are fused.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Role<'a> {
     /// A convolution over one or two axes.
@@ -74,7 +74,7 @@ pub(super) enum Role<'a> {
     PRelu,
     Erf,
     Sqrt,
-    /// The square of its first input.
+    /// The square of the first input; the second is the exponent.
     Square,
     /// The mean over the last axis, which is kept.
     RowMean,
@@ -116,6 +116,7 @@ impl BatchInput<'_> {
     }
 }
 
+/// The operator of a node, or why it is not supported.
 pub(super) type Built = Result<Box<dyn Operator>, Problem>;
 /// Builds the operator of a node.
 pub(super) type Builder = fn(&mut OperatorSpec) -> Built;

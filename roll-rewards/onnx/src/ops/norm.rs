@@ -26,7 +26,8 @@ pub(super) fn batch_norm(spec: &mut OperatorSpec) -> Built {
     Ok(Box::new(BatchNorm { epsilon: attributes.float("epsilon")?.unwrap_or(1e-5) }))
 }
 
-/// Reshapes `x` to `[N, C, L]`, and the inputs from 1 on, with one number per channel, to `[1, C, 1]`.
+/// Returns input 0 as it is and as `[N, C, L]`, and the `P` inputs after it, which have one number per channel, as
+/// `[1, C, 1]`.
 fn per_channel<const P: usize>(inputs: &[Option<&Value>]) -> Result<(NdTensor, Tensor<3>, [Tensor<3>; P]), Problem> {
     let x = input(inputs, 0)?.float()?;
     let [n, c, ref rest @ ..] = *x.shape() else {
@@ -49,7 +50,8 @@ fn per_channel<const P: usize>(inputs: &[Option<&Value>]) -> Result<(NdTensor, T
     Ok((x.clone(), x_ncl, parameters))
 }
 
-fn like(x: &NdTensor, y: Tensor<3>) -> Vec<Value> {
+/// Returns `y` in the shape of `x`, as the only output.
+fn output_like(x: &NdTensor, y: Tensor<3>) -> Vec<Value> {
     vec![Value::Float(NdTensor::from_flat(y.reshape([x.shape().iter().product::<usize>()]), x.shape()))]
 }
 
@@ -58,7 +60,7 @@ impl Operator for BatchNorm {
         let (x, x_ncl, [scale, bias, mean, variance]) = per_channel::<4>(inputs)?;
         let gain = scale / variance.add_scalar(self.epsilon).sqrt();
         let offset = bias - mean * gain.clone();
-        Ok(like(&x, x_ncl * gain + offset))
+        Ok(output_like(&x, x_ncl * gain + offset))
     }
 
     fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
@@ -74,24 +76,25 @@ impl Operator for BatchNorm {
 #[derive(Debug)]
 pub(in super::super) struct ChannelAffine {
     channels: usize,
-    /// A depthwise 1x1 convolution.
-    computed: Conv2d,
+    /// A depthwise 1x1 convolution, whose weights are the factors and whose bias the offsets.
+    conv2d: Conv2d,
 }
 
 impl ChannelAffine {
-    /// Creates the operator. `slope` belongs to [`Epilogue::Slopes`]. `None` if there are no channels or a number exceeds
-    /// f32.
-    pub fn new(affine: &[[f64; 2]], then: Epilogue, slope: Option<f32>, device: &Device) -> Option<Self> {
+    /// Creates the operator from `[factor, offset]` per channel. `slope` belongs to [`Epilogue::Slopes`]. `None` if
+    /// there are no channels or a number exceeds the range of f32.
+    pub fn new(affine: &[[f64; 2]], epilogue: Epilogue, slope: Option<f32>, device: &Device) -> Option<Self> {
         let channels = affine.len();
-        let [factors, offsets] = [0, 1].map(|i| affine.iter().map(|pair| pair[i] as f32).collect::<Vec<_>>());
+        let factors: Vec<f32> = affine.iter().map(|[factor, _]| *factor as f32).collect();
+        let offsets: Vec<f32> = affine.iter().map(|[_, offset]| *offset as f32).collect();
         if channels == 0 || !factors.iter().chain(&offsets).all(|v| v.is_finite()) {
             return None;
         }
         let row = |values: Vec<f32>| upload(values, vec![channels], device).flat().clone();
         let weight = row(factors).reshape([channels, 1, 1, 1]);
-        let steps = Conv2dOptions { stride: [1; 2], dilation: [1; 2], groups: channels };
+        let options = Conv2dOptions { stride: [1; 2], dilation: [1; 2], groups: channels };
         let slopes = slope.map(|slope| row(vec![slope; channels]));
-        Some(Self { channels, computed: Conv2d::new(weight, Some(row(offsets)), steps, then, slopes) })
+        Some(Self { channels, conv2d: Conv2d::new(weight, Some(row(offsets)), options, epilogue, slopes) })
     }
 }
 
@@ -105,7 +108,7 @@ impl Operator for ChannelAffine {
             return Err(format!("expected {} channels, found {:?}", self.channels, x.shape()).into());
         }
         let x_nchw = x.flat().clone().reshape([n, c, 1, elements(rest)?]);
-        let y = self.computed.apply(x_nchw, None, [(0, 0); 2]);
+        let y = self.conv2d.apply(x_nchw, None, [(0, 0); 2]);
         Ok(vec![Value::Float(NdTensor::from_flat(y.reshape([elements(x.shape())?]), x.shape()))])
     }
 
@@ -132,7 +135,7 @@ impl Operator for InstanceNorm {
         let mean = |x: Tensor<3>| long_mean(x.reshape([n * c, length, 1])).reshape([n, c, 1]);
         let centred = x_ncl.clone() - mean(x_ncl);
         let variance = mean(centred.clone() * centred.clone());
-        Ok(like(&x, centred / variance.add_scalar(self.epsilon).sqrt() * scale + bias))
+        Ok(output_like(&x, centred / variance.add_scalar(self.epsilon).sqrt() * scale + bias))
     }
 
     fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
@@ -140,7 +143,8 @@ impl Operator for InstanceNorm {
     }
 }
 
-/// Normalisation over the axes from `axis` on by their own statistics, then an optional scale and bias.
+/// Normalisation by the mean and variance over the axes from `axis` on, then an optional scale (input 1) and bias
+/// (input 2).
 #[derive(Debug)]
 struct LayerNorm {
     axis: i64,
@@ -168,6 +172,7 @@ impl Operator for LayerNorm {
         let x = input(inputs, 0)?.float()?;
         let (outer, inner) = x.shape().split_at(axis(self.axis, x.shape().len())?);
         let rows = x.flat().clone().reshape([elements(outer)?, elements(inner)?]);
+        // The usual case, a scale and a bias per element of a row, has an operator of its own.
         if let [_, Some(Value::Float(scale)), Some(Value::Float(bias))] = *inputs
             && [scale.shape(), bias.shape()] == [inner; 2]
         {
@@ -181,7 +186,9 @@ impl Operator for LayerNorm {
         let variance = mean(centred.clone() * centred.clone());
         let y = centred / variance.add_scalar(self.epsilon).sqrt();
         let mut y = NdTensor::from_flat(y.reshape([elements(x.shape())?]), x.shape());
-        for (index, scales) in [(1, true), (2, false)] {
+        const SCALE: usize = 1;
+        const BIAS: usize = 2;
+        for index in [SCALE, BIAS] {
             let Some(parameter) = inputs.get(index).copied().flatten() else { continue };
             let parameter = parameter.float()?;
             if broadcast::shape(inner, parameter.shape())? != inner {
@@ -189,7 +196,7 @@ impl Operator for LayerNorm {
                     format!("input {index} of shape {:?} does not broadcast to {inner:?}", parameter.shape()).into()
                 );
             }
-            y = broadcast::apply(&y, parameter, |y, p| if scales { y * p } else { y + p })?;
+            y = broadcast::apply(&y, parameter, |y, p| if index == SCALE { y * p } else { y + p })?;
         }
         Ok(vec![Value::Float(y)])
     }

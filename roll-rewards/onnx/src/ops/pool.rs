@@ -1,12 +1,12 @@
 //! Pooling over one to three spatial axes.
 //!
-//! The input is padded here, including the padding that `ceil_mode` adds, and averages are corrected for it. So the
-//! tensor library's interpretation of these attributes does not matter.
+//! The input is padded here, including the padding that `ceil_mode` adds, and averages are corrected for the padding.
+//! So results do not depend on the tensor library's interpretation of these attributes.
 
 use burn::tensor::ops::AvgPoolOptions;
 use burn::tensor::{Tensor, module};
 use roll_backends::NdTensor;
-use roll_backends::ops::{MaxPoolWindow, max_pool as largest};
+use roll_backends::ops::{MaxPoolWindow, max_pool as max_pool_2d};
 
 use super::super::attributes::OperatorSpec;
 use super::super::error::Problem;
@@ -39,8 +39,10 @@ impl Window2d {
     }
 }
 
-/// Applies `pool` over the spatial axes of the padded input: over the last two at once and, if there are three, over
-/// the first afterwards. Maxima and means of a box can be computed axis by axis.
+/// Applies `pool` over the spatial axes of the input, padded with the number `padding`.
+///
+/// Two axes are pooled at once. Of three axes, the last two are pooled at once and the first afterwards, because maxima
+/// and means of a box can be computed axis by axis.
 fn pooled(
     x: &NdTensor,
     window: &Window,
@@ -48,18 +50,20 @@ fn pooled(
     padding: f32,
     pool: impl Fn(Tensor<4>, Window2d) -> Tensor<4>,
 ) -> Result<NdTensor, Problem> {
-    let plane = |axes| Window2d::of(window, axes);
     let (pads, [n, c]) = (placement.padding.as_slice(), [x.shape()[0], x.shape()[1]]);
     let y = match *x.shape() {
         [_, _, t, h, w] => {
             let frames = x.flat().clone().reshape([n, c * t, h, w]);
-            let frames = pool(pad(frames, pair(&pads[1..], (0, 0)), padding)?, plane(1..3));
+            let frames = pool(pad(frames, pair(&pads[1..], (0, 0)), padding)?, Window2d::of(window, 1..3));
             let [_, _, h, w] = frames.dims();
             let (kernel, stride, dilation) = (window.kernel[0], window.stride[0], window.dilation[0]);
             let over_time = Window2d { kernel: [kernel, 1], stride: [stride, 1], dilation: [dilation, 1] };
             pool(pad(frames.reshape([n * c, 1, t, h * w]), [pads[0], (0, 0)], padding)?, over_time)
         }
-        _ => pool(pad(as_nchw(x)?, pair(pads, (0, 0)), padding)?, plane(0..window.kernel.len())),
+        _ => {
+            let window_2d = Window2d::of(window, 0..window.kernel.len());
+            pool(pad(as_nchw(x)?, pair(pads, (0, 0)), padding)?, window_2d)
+        }
     };
     let shape = [&[n, c], placement.output.as_slice()].concat();
     Ok(NdTensor::from_flat(y.reshape([elements(&shape)?]), shape))
@@ -81,6 +85,7 @@ fn spatial(x: &NdTensor) -> Result<&[usize], Problem> {
     x.shape().get(2..).ok_or_else(|| format!("expected [N, C, ...], found {:?}", x.shape()).into())
 }
 
+/// Reads the window of a pooling operator.
 fn window(spec: &mut OperatorSpec) -> Result<Window, Problem> {
     let ceil = spec.attributes.flag("ceil_mode")?;
     Ok(Window { ceil, ..Window::build(spec, None)? })
@@ -91,19 +96,23 @@ impl Operator for MaxPool {
         let x = input(inputs, 0)?.float()?;
         let placement = self.0.place(spatial(x)?)?;
         let y = match *x.shape() {
+            // One or two spatial axes: the operator pads by itself.
             [n, c, _, ref rest @ ..] if rest.len() < 2 => {
                 let padding = pair(&placement.padding, (0, 0));
                 let x_nchw = as_nchw(x)?;
                 let [_, _, rows, columns] = x_nchw.dims();
-                // The padded input is bounded, too.
-                let along = |length: usize, (before, after)| length.saturating_add(before).saturating_add(after);
-                elements(&[n, c, along(rows, padding[0]), along(columns, padding[1])])?;
+                // The size of the padded input is bounded, too.
+                let padded = |length: usize, (before, after)| length.saturating_add(before).saturating_add(after);
+                elements(&[n, c, padded(rows, padding[0]), padded(columns, padding[1])])?;
                 let shape = [&[n, c], placement.output.as_slice()].concat();
                 let count = elements(&shape)?;
-                let plane = Window2d::of(&self.0, 0..self.0.kernel.len());
-                NdTensor::from_flat(largest(x_nchw, plane.padded(padding)).reshape([count]), shape)
+                let window_2d = Window2d::of(&self.0, 0..self.0.kernel.len());
+                NdTensor::from_flat(max_pool_2d(x_nchw, window_2d.padded(padding)).reshape([count]), shape)
             }
-            _ => pooled(x, &self.0, &placement, f32::NEG_INFINITY, |x, plane| largest(x, plane.padded([(0, 0); 2])))?,
+            _ => {
+                let pool = |x, window_2d: Window2d| max_pool_2d(x, window_2d.padded([(0, 0); 2]));
+                pooled(x, &self.0, &placement, f32::NEG_INFINITY, pool)?
+            }
         };
         Ok(vec![Value::Float(y)])
     }
@@ -116,6 +125,7 @@ impl Operator for MaxPool {
 #[derive(Debug)]
 struct AveragePool {
     window: Window,
+    /// Whether the zeros of the requested padding count as elements of a window.
     count_padding: bool,
 }
 
@@ -137,9 +147,9 @@ impl Operator for AveragePool {
             module::avg_pool2d(x, AvgPoolOptions::new(kernel).with_stride(stride))
         })?;
         if let Some(factors) = self.factors(&x.shape()[2..], &placement) {
-            let (shape, places) = (y.shape().to_vec(), factors.len());
-            let factors = upload(factors, vec![1, places], &plain_device(x)).rank::<2>()?;
-            let scaled = y.flat().clone().reshape([shape[0] * shape[1], places]) * factors;
+            let (shape, positions) = (y.shape().to_vec(), factors.len());
+            let factors = upload(factors, vec![1, positions], &plain_device(x)).rank::<2>()?;
+            let scaled = y.flat().clone().reshape([shape[0] * shape[1], positions]) * factors;
             y = NdTensor::from_flat(scaled.reshape([elements(&shape)?]), shape);
         }
         Ok(vec![Value::Float(y)])
@@ -151,8 +161,11 @@ impl Operator for AveragePool {
 }
 
 impl AveragePool {
-    /// Kernel size divided by the number of elements that count, per output; `None` if every window is whole.
+    /// The factor per output position that turns the mean over a whole window into the mean over the elements that
+    /// count: the size of the window divided by their number. `None` if all elements of every window count. `input` has
+    /// the spatial lengths.
     fn factors(&self, input: &[usize], placement: &WindowPlacement) -> Option<Vec<f32>> {
+        // The number of positions that count in each window along axis `i`.
         let axis_counts = |i: usize| -> Vec<usize> {
             let (before, _) = placement.padding[i];
             let counted_after = match (&self.window.padding, self.count_padding) {
@@ -160,12 +173,14 @@ impl AveragePool {
                 (Padding::Same { .. }, true) => placement.padding[i].1,
                 (_, false) => 0,
             };
-            let first = if self.count_padding { 0 } else { before };
-            let end = before + input[i] + counted_after;
+            // Positions from `counted_start` to `counted_end` of the padded axis count.
+            let counted_start = if self.count_padding { 0 } else { before };
+            let counted_end = before + input[i] + counted_after;
             (0..placement.output[i])
                 .map(|o| {
-                    let start = o * self.window.stride[i];
-                    (start + self.window.kernel[i]).min(end).saturating_sub(start.max(first))
+                    let window_start = o * self.window.stride[i];
+                    let window_end = window_start + self.window.kernel[i];
+                    window_end.min(counted_end).saturating_sub(window_start.max(counted_start))
                 })
                 .collect()
         };
@@ -173,13 +188,17 @@ impl AveragePool {
         if counts.iter().zip(&self.window.kernel).all(|(counts, kernel)| counts.iter().all(|c| c == kernel)) {
             return None;
         }
-        let factor = |i: usize, count: usize| self.window.kernel[i] as f32 / count.max(1) as f32;
-        Some(counts.iter().enumerate().fold(vec![1.0], |before, (i, counts)| {
-            before.iter().flat_map(|f| counts.iter().map(move |&count| f * factor(i, count))).collect()
-        }))
+        // The factors of a window multiply over the axes.
+        let mut factors = vec![1.0];
+        for (counts, &kernel) in counts.iter().zip(&self.window.kernel) {
+            let axis_factor = |count: usize| kernel as f32 / count.max(1) as f32;
+            factors = factors.iter().flat_map(|f| counts.iter().map(move |&count| f * axis_factor(count))).collect();
+        }
+        Some(factors)
     }
 }
 
+/// The mean or maximum over all spatial axes.
 #[derive(Debug)]
 struct Global {
     max: bool,
@@ -197,12 +216,11 @@ impl Operator for Global {
             return Err(format!("expected [N, C, ...], found {:?}", x.shape()).into());
         };
         let x_ncl = x.flat().clone().reshape([n, c, elements(spatial)?]);
-        let y = match self.max {
-            true => x_ncl.max_dim(2),
-            false => {
-                let length = x_ncl.dims()[2];
-                long_mean(x_ncl.reshape([n * c, length, 1])).reshape([n, c, 1])
-            }
+        let y = if self.max {
+            x_ncl.max_dim(2)
+        } else {
+            let length = x_ncl.dims()[2];
+            long_mean(x_ncl.reshape([n * c, length, 1])).reshape([n, c, 1])
         };
         let shape: Vec<usize> = [n, c].into_iter().chain(spatial.iter().map(|_| 1)).collect();
         Ok(vec![Value::Float(NdTensor::from_flat(y.reshape([n * c]), shape))])

@@ -12,6 +12,7 @@ use super::{BatchInput, Built, Operator, Role, Run, input, integers, only_first_
 enum Reduction {
     Mean,
     Sum,
+    /// The Euclidean norm.
     Norm,
     Max,
     Min,
@@ -23,7 +24,8 @@ struct Reduce {
     reduction: Reduction,
     /// `None` reduces every axis.
     axes: Option<Vec<i64>>,
-    keep: bool,
+    /// Keeps the reduced axes, with length 1.
+    keep_axes: bool,
 }
 
 pub(super) fn reduce(spec: &mut OperatorSpec) -> Built {
@@ -37,14 +39,15 @@ pub(super) fn reduce(spec: &mut OperatorSpec) -> Built {
         _ => Reduction::Norm,
     };
     let axes = spec.ints_or_input("axes", 1)?.filter(|axes| !axes.is_empty());
-    let keep = spec.attributes.int("keepdims")?.unwrap_or(1) != 0;
+    let keep_axes = spec.attributes.int("keepdims")?.unwrap_or(1) != 0;
     if spec.attributes.flag("noop_with_empty_axes")? && axes.is_none() {
         return Err("`noop_with_empty_axes` without axes is not run here".into());
     }
-    Ok(Box::new(Reduce { reduction, axes, keep }))
+    Ok(Box::new(Reduce { reduction, axes, keep_axes }))
 }
 
 impl Reduce {
+    /// The reduced axes of a tensor of rank `rank`.
     fn axes(&self, rank: usize) -> Result<Vec<usize>, Problem> {
         match &self.axes {
             None => Ok((0..rank).collect()),
@@ -55,7 +58,7 @@ impl Reduce {
 
 impl Operator for Reduce {
     fn role(&self) -> Role<'_> {
-        match (self.reduction, self.axes.as_deref(), self.keep) {
+        match (self.reduction, self.axes.as_deref(), self.keep_axes) {
             (Reduction::Mean, Some([-1]), true) => Role::RowMean,
             _ => Role::Other,
         }
@@ -73,20 +76,20 @@ impl Operator for Reduce {
             y = squared(&y);
         }
         for &a in &axes {
-            let whole = split_around_axis(&y, a);
+            let around_axis = split_around_axis(&y, a);
             let reduced = match self.reduction {
-                Reduction::Mean => long_mean(whole),
-                Reduction::Sum | Reduction::Norm => long_sum(whole),
-                Reduction::Max => whole.max_dim(1),
-                Reduction::Min => whole.min_dim(1),
-                Reduction::Product => product(whole),
+                Reduction::Mean => long_mean(around_axis),
+                Reduction::Sum | Reduction::Norm => long_sum(around_axis),
+                Reduction::Max => around_axis.max_dim(1),
+                Reduction::Min => around_axis.min_dim(1),
+                Reduction::Product => product(around_axis),
             };
             y = merge_axes(reduced, &y, a);
         }
         if let Reduction::Norm = self.reduction {
-            y = NdTensor::from_flat(root(y.flat().clone()).0, y.shape());
+            y = NdTensor::from_flat(root(y.flat().clone()).value, y.shape());
         }
-        if !self.keep {
+        if !self.keep_axes {
             let kept = without(y.shape(), &axes);
             y = reshaped(&y, kept)?;
         }
@@ -96,30 +99,32 @@ impl Operator for Reduce {
     fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
         let rank = only_first_batched(inputs)?;
         let axes = self.axes(rank).ok()?;
-        (!axes.contains(&0)).then_some(if self.keep { rank } else { rank.checked_sub(axes.len())? })
+        (!axes.contains(&0)).then_some(if self.keep_axes { rank } else { rank.checked_sub(axes.len())? })
     }
 }
 
 impl Reduce {
+    /// Reduces an integer tensor. Fails if a result exceeds 64 bits, and for norms.
     fn integers(&self, values: &[i64], shape: &[usize], axes: &[usize]) -> Result<Value, Problem> {
         let overflow = || Problem(format!("{:?} of integers of shape {shape:?} has no value", self.reduction));
         let (mut values, mut shape) = (values.to_vec(), shape.to_vec());
         for &a in axes {
-            let one = |column: Vec<i64>| -> Option<i64> {
-                let add = |column: &[i64]| column.iter().try_fold(0i64, |sum, v| sum.checked_add(*v));
+            let reduce_column = |column: Vec<i64>| -> Option<i64> {
+                let sum = |column: &[i64]| column.iter().try_fold(0i64, |sum, v| sum.checked_add(*v));
                 match self.reduction {
-                    Reduction::Sum => add(&column),
-                    Reduction::Mean => add(&column)?.checked_div(column.len() as i64),
+                    Reduction::Sum => sum(&column),
+                    Reduction::Mean => sum(&column)?.checked_div(column.len() as i64),
                     Reduction::Product => column.iter().try_fold(1i64, |product, v| product.checked_mul(*v)),
                     Reduction::Max => column.into_iter().max(),
                     Reduction::Min => column.into_iter().min(),
                     Reduction::Norm => None,
                 }
             };
-            values = integers::columns(&values, &shape, a).map(one).collect::<Option<_>>().ok_or_else(overflow)?;
+            let reduced: Option<_> = integers::columns(&values, &shape, a).map(reduce_column).collect();
+            values = reduced.ok_or_else(overflow)?;
             shape[a] = 1;
         }
-        Ok(Value::Int { values, shape: if self.keep { shape } else { without(&shape, axes) } })
+        Ok(Value::Int { values, shape: if self.keep_axes { shape } else { without(&shape, axes) } })
     }
 }
 
@@ -132,22 +137,23 @@ fn squared(x: &NdTensor) -> NdTensor {
     NdTensor::from_flat(x.flat().clone() * x.flat().clone(), x.shape())
 }
 
-/// Numbers that are summed one after the other in f32. Longer axes are summed by halves, so that the error grows with the
-/// logarithm of the length.
-const MOST_IN_A_ROW: usize = 1024;
+/// Greatest length of an axis that is summed sequentially in f32. Longer axes are summed by halves, so that the error
+/// grows with the logarithm of the length.
+const MAX_SEQUENTIAL: usize = 1024;
 
 /// The sum over axis 1, which is kept.
 pub(super) fn long_sum(x: Tensor<3>) -> Tensor<3> {
-    if x.dims()[1] <= MOST_IN_A_ROW { x.sum_dim(1) } else { by_halves(x, |first, second| first + second) }
+    if x.dims()[1] <= MAX_SEQUENTIAL { x.sum_dim(1) } else { by_halves(x, |first, second| first + second) }
 }
 
-/// Combines the entries of axis 1, which is kept, the first half with the second until one is left.
+/// Combines the first half of axis 1 with the second half, again and again, until axis 1 has length 1.
 fn by_halves(mut x: Tensor<3>, combine: impl Fn(Tensor<3>, Tensor<3>) -> Tensor<3>) -> Tensor<3> {
     while let length @ 2.. = x.dims()[1] {
         let half = length / 2;
         let pairs = combine(x.clone().narrow(1, 0, half), x.clone().narrow(1, half, half));
         x = match length % 2 {
             0 => pairs,
+            // The last entry has no partner.
             _ => Tensor::cat(vec![pairs, x.narrow(1, 2 * half, 1)], 1),
         };
     }
@@ -157,57 +163,64 @@ fn by_halves(mut x: Tensor<3>, combine: impl Fn(Tensor<3>, Tensor<3>) -> Tensor<
 /// The mean over axis 1, which is kept.
 pub(super) fn long_mean(x: Tensor<3>) -> Tensor<3> {
     match x.dims()[1] {
-        ..=MOST_IN_A_ROW => x.mean_dim(1),
+        ..=MAX_SEQUENTIAL => x.mean_dim(1),
         length => long_sum(x) / length as f64,
     }
 }
 
-/// The product over axis 1, which is kept. Halves are multiplied, so that the gradient divides by nothing.
+/// The product over axis 1, which is kept. Halves are multiplied, because then the gradient has no division, which
+/// would fail at elements that are 0.
 fn product(x: Tensor<3>) -> Tensor<3> {
     by_halves(x, |first, second| first * second)
 }
 
-/// The square root of a sum of squares, and where it is 0. The gradient there is 0, where that of a square root alone
-/// would be infinite.
-fn root<const D: usize>(squares: Tensor<D>) -> (Tensor<D>, Tensor<D, Bool>) {
-    let is_zero = squares.clone().equal_elem(0.0);
-    let root = squares.mask_fill(is_zero.clone(), 1.0).sqrt();
-    (root.mask_fill(is_zero.clone(), 0.0), is_zero)
+/// Square roots, with a gradient of 0 where they are 0.
+struct Root<const D: usize> {
+    value: Tensor<D>,
+    is_zero: Tensor<D, Bool>,
 }
 
+/// The square roots of sums of squares. The masks replace the gradient at 0, which would be infinite.
+fn root<const D: usize>(squares: Tensor<D>) -> Root<D> {
+    let is_zero = squares.clone().equal_elem(0.0);
+    let root = squares.mask_fill(is_zero.clone(), 1.0).sqrt();
+    Root { value: root.mask_fill(is_zero.clone(), 0.0), is_zero }
+}
+
+/// Softmax or LogSoftmax.
 #[derive(Debug)]
 struct Softmax {
     log: bool,
     axis: i64,
-    /// Whether the axes from `axis` on count as one (before operator set 13).
-    rest: bool,
+    /// Whether the axes from `axis` on count as one axis (before operator set 13).
+    merges_last_axes: bool,
 }
 
 pub(super) fn softmax(spec: &mut OperatorSpec) -> Built {
     spec.arity(1..=1, 1)?;
-    let rest = spec.opset < 13;
-    let axis = spec.attributes.int("axis")?.unwrap_or(if rest { 1 } else { -1 });
-    Ok(Box::new(Softmax { log: spec.operator == "LogSoftmax", axis, rest }))
+    let merges_last_axes = spec.opset < 13;
+    let axis = spec.attributes.int("axis")?.unwrap_or(if merges_last_axes { 1 } else { -1 });
+    Ok(Box::new(Softmax { log: spec.operator == "LogSoftmax", axis, merges_last_axes }))
 }
 
 impl Operator for Softmax {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = input(inputs, 0)?.float()?;
         let a = axis(self.axis, x.shape().len())?;
-        let mut whole = split_around_axis(x, a);
-        if self.rest {
-            let [outer, length, inner] = whole.dims();
-            whole = whole.reshape([outer, length * inner, 1]);
+        let mut around_axis = split_around_axis(x, a);
+        if self.merges_last_axes {
+            let [outer, length, inner] = around_axis.dims();
+            around_axis = around_axis.reshape([outer, length * inner, 1]);
         }
-        let y = match (whole.dims()[1] > MOST_IN_A_ROW, self.log) {
-            (false, false) => activation::softmax(whole, 1),
-            (false, true) => activation::log_softmax(whole, 1),
-            (true, log) => {
-                let shifted = whole.clone() - whole.max_dim(1).detach();
-                let exponentials = shifted.clone().exp();
-                let sum = long_sum(exponentials.clone());
-                if log { shifted - sum.log() } else { exponentials / sum }
-            }
+        let y = if around_axis.dims()[1] > MAX_SEQUENTIAL {
+            let shifted = around_axis.clone() - around_axis.max_dim(1).detach();
+            let exponentials = shifted.clone().exp();
+            let sum = long_sum(exponentials.clone());
+            if self.log { shifted - sum.log() } else { exponentials / sum }
+        } else if self.log {
+            activation::log_softmax(around_axis, 1)
+        } else {
+            activation::softmax(around_axis, 1)
         };
         let count = x.shape().iter().product::<usize>();
         Ok(vec![Value::Float(NdTensor::from_flat(y.reshape([count]), x.shape()))])
@@ -223,7 +236,7 @@ impl Operator for Softmax {
 #[derive(Debug)]
 struct LpNormalization {
     axis: i64,
-    /// Whether the norm is the sum of absolute values instead of the Euclidean one.
+    /// Whether the norm is the sum of absolute values instead of the Euclidean norm.
     absolute: bool,
 }
 
@@ -241,17 +254,17 @@ impl Operator for LpNormalization {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = input(inputs, 0)?.float()?;
         let a = axis(self.axis, x.shape().len())?;
-        let whole = split_around_axis(x, a);
-        let (norm, is_zero) = match self.absolute {
-            true => {
-                let sum = long_sum(whole.clone().abs());
-                let is_zero = sum.clone().equal_elem(0.0);
-                (sum, is_zero)
-            }
-            false => root(long_sum(whole.clone() * whole.clone())),
+        let around_axis = split_around_axis(x, a);
+        let (norm, is_zero) = if self.absolute {
+            let sum = long_sum(around_axis.clone().abs());
+            let is_zero = sum.clone().equal_elem(0.0);
+            (sum, is_zero)
+        } else {
+            let Root { value, is_zero } = root(long_sum(around_axis.clone() * around_axis.clone()));
+            (value, is_zero)
         };
-        let quotient = whole.clone() / norm.mask_fill(is_zero.clone(), 1.0);
-        let y = quotient.mask_fill(is_zero.expand(whole.dims()), 0.0);
+        let quotient = around_axis.clone() / norm.mask_fill(is_zero.clone(), 1.0);
+        let y = quotient.mask_fill(is_zero.expand(around_axis.dims()), 0.0);
         Ok(vec![Value::Float(NdTensor::from_flat(y.reshape([elements(x.shape())?]), x.shape()))])
     }
 

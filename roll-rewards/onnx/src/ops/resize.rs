@@ -1,7 +1,8 @@
-//! Resize and its predecessor Upsample, nearest, linear and cubic, axis by axis.
+//! Resize and its predecessor Upsample: nearest, linear and cubic interpolation, one axis after the other.
 //!
-//! Source positions and weights of each output are computed on the host from the formulas of the ONNX operator. So
-//! every coordinate mode is exact and independent of the tensor library's interpolation.
+//! The positions and weights of the input elements that make an output element are computed on the host, from the
+//! formulas of the ONNX operator. So every coordinate mode is exact and independent of the tensor library's
+//! interpolation.
 
 use roll_backends::NdTensor;
 
@@ -11,6 +12,7 @@ use super::super::value::{Value, elements, merge_axes, plain_device, split_aroun
 use super::index::select;
 use super::{BatchInput, Built, Operator, Run, input};
 
+/// How the position of an output element maps to a position on the input's axis (`coordinate_transformation_mode`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Coordinates {
     HalfPixel,
@@ -19,6 +21,7 @@ enum Coordinates {
     Asymmetric,
 }
 
+/// How a position is rounded to the nearest element (`nearest_mode`).
 #[derive(Clone, Copy, Debug)]
 enum Nearest {
     RoundPreferFloor,
@@ -43,15 +46,15 @@ struct Resize {
 }
 
 pub(super) fn resize(spec: &mut OperatorSpec) -> Built {
-    let old = spec.operator == "Upsample" || spec.opset < 11;
+    let before_opset_11 = spec.operator == "Upsample" || spec.opset < 11;
     let mode = spec.attributes.text("mode", "nearest")?;
-    let (scales_at, coordinates, nearest, cubic) = if old {
+    let (scales_input, coordinates, nearest, cubic) = if before_opset_11 {
         spec.arity(1..=2, 1)?;
         (1, "asymmetric".to_owned(), "floor".to_owned(), None)
     } else {
         spec.arity(1..=4, 1)?;
         let attributes = &mut spec.attributes;
-        // These have no effect on the other modes.
+        // `cubic_coeff_a` has no effect on modes other than cubic, `extrapolation_value` on all modes here.
         let a = attributes.float("cubic_coeff_a")?.unwrap_or(-0.75);
         attributes.float("extrapolation_value")?;
         let exclude_outside = attributes.flag("exclude_outside")?;
@@ -76,11 +79,11 @@ pub(super) fn resize(spec: &mut OperatorSpec) -> Built {
         other => return Err(format!("`coordinate_transformation_mode` {other} is not run here").into()),
     };
     let interpolation = interpolation(&mode, &nearest, cubic)?;
-    let has_sizes = !old && spec.has(3);
+    let has_sizes = !before_opset_11 && spec.has(3);
     let scales = match spec.attributes.floats("scales")? {
         Some(scales) => Some(scales),
         None if has_sizes => None,
-        None => spec.constant_floats(scales_at, "scales")?.map(<[f32]>::to_vec),
+        None => spec.constant_floats(scales_input, "scales")?.map(<[f32]>::to_vec),
     };
     match &scales {
         Some(scales) if scales.iter().all(|s| s.is_finite() && *s > 0.0) => {}
@@ -90,7 +93,7 @@ pub(super) fn resize(spec: &mut OperatorSpec) -> Built {
     Ok(Box::new(Resize { interpolation, coordinates, scales }))
 }
 
-/// `cubic` is missing in operator sets without the mode cubic.
+/// Reads the attributes `mode` and `nearest_mode`. `cubic` is `None` in operator sets without the mode cubic.
 fn interpolation(mode: &str, nearest: &str, cubic: Option<CubicKernel>) -> Result<Interpolation, Problem> {
     Ok(match (mode, nearest, cubic) {
         ("linear" | "bilinear", ..) => Interpolation::Linear,
@@ -134,7 +137,7 @@ impl Operator for Resize {
         elements(&output.iter().zip(x.shape()).map(|(&o, &i)| o.max(i)).collect::<Vec<_>>())?;
         for a in 0..rank {
             if output[a] != x.shape()[a] || scales[a] != 1.0 {
-                x = self.along(&x, a, output[a], scales[a])?;
+                x = self.resize_axis(&x, a, output[a], scales[a])?;
             }
         }
         Ok(vec![Value::Float(x)])
@@ -153,9 +156,11 @@ impl Operator for Resize {
 }
 
 impl Resize {
-    fn along(&self, x: &NdTensor, a: usize, output: usize, scale: f64) -> Result<NdTensor, Problem> {
+    /// Resizes the axis `a` to the length `output`.
+    fn resize_axis(&self, x: &NdTensor, a: usize, output: usize, scale: f64) -> Result<NdTensor, Problem> {
         let length = x.shape()[a];
         let last = (length - 1) as f64;
+        // The position on the input's axis of output element `o`.
         let source = |o: usize| {
             let o = o as f64;
             match self.coordinates {
@@ -180,20 +185,22 @@ impl Resize {
             Nearest::Ceil => s.ceil(),
         };
         let picks: Vec<usize> = sources.map(|s| round(s).clamp(0.0, last) as usize).collect();
-        let whole = split_around_axis(x, a);
-        let times = output / length;
-        if output % length == 0 && picks.iter().enumerate().all(|(o, i)| *i == o / times) {
-            let [outer, _, inner] = whole.dims();
-            let repeated = whole.reshape([outer, length, 1, inner]).expand([outer, length, times, inner]);
+        let around_axis = split_around_axis(x, a);
+        let repeats = output / length;
+        // If each element is repeated equally often, an expansion is faster than a selection.
+        if output % length == 0 && picks.iter().enumerate().all(|(o, i)| *i == o / repeats) {
+            let [outer, _, inner] = around_axis.dims();
+            let repeated = around_axis.reshape([outer, length, 1, inner]).expand([outer, length, repeats, inner]);
             return Ok(merge_axes(repeated.reshape([outer, output, inner]), x, a));
         }
-        Ok(merge_axes(select(whole, &picks), x, a))
+        Ok(merge_axes(select(around_axis, &picks), x, a))
     }
 }
 
-/// An element of the input and its weight in one output.
+/// The index of an input element, and its weight in one output element.
 type Tap = (usize, f32);
 
+/// The two elements around the position `source`.
 fn linear_taps(source: f64, length: usize) -> [Tap; 2] {
     let source = source.clamp(0.0, (length - 1) as f64);
     let below = source as usize;
@@ -201,27 +208,29 @@ fn linear_taps(source: f64, length: usize) -> [Tap; 2] {
     [(below, 1.0 - weight), ((below + 1).min(length - 1), weight)]
 }
 
-/// Keys' cubic convolution.
+/// Keys' cubic convolution kernel.
 #[derive(Clone, Copy, Debug)]
 struct CubicKernel {
+    /// The kernel's parameter, `cubic_coeff_a`.
     a: f64,
-    /// Elements outside the input have no weight; otherwise they equal the element at the border.
+    /// Gives elements outside the input no weight; otherwise they equal the element at the border.
     exclude_outside: bool,
 }
 
 impl CubicKernel {
+    /// The four elements around the position `source`.
     fn taps(self, source: f64, length: usize) -> [Tap; 4] {
         let last = (length - 1) as f64;
         let positions = [-1.0, 0.0, 1.0, 2.0].map(|step| source.floor() + step);
-        let weights = positions.map(|position| match self.exclude_outside && !(0.0..=last).contains(&position) {
-            true => 0.0,
-            false => self.weight((source - position).abs()),
+        let weights = positions.map(|position| {
+            let is_excluded = self.exclude_outside && !(0.0..=last).contains(&position);
+            if is_excluded { 0.0 } else { self.weight((source - position).abs()) }
         });
         let sum = if self.exclude_outside { weights.iter().sum() } else { 1.0 };
         std::array::from_fn(|k| (positions[k].clamp(0.0, last) as usize, (weights[k] / sum) as f32))
     }
 
-    /// The weight of an element at a distance of at most 2.
+    /// The weight of an element at the distance `d`, which is at most 2.
     fn weight(self, d: f64) -> f64 {
         let a = self.a;
         if d <= 1.0 {
@@ -231,14 +240,18 @@ impl CubicKernel {
     }
 }
 
-/// Computes each output along the axis `a` from its taps.
+/// Computes each output element along the axis `a` as the weighted sum of its taps.
 fn weighted<const TAPS: usize>(x: &NdTensor, a: usize, taps: Vec<[Tap; TAPS]>) -> Result<NdTensor, Problem> {
-    let (device, whole) = (plain_device(x), split_around_axis(x, a));
-    let part = |k: usize| {
+    let (device, around_axis) = (plain_device(x), split_around_axis(x, a));
+    // The summands of tap `k` for all output elements.
+    let summands = |k: usize| {
         let (picks, weights): (Vec<usize>, Vec<f32>) = taps.iter().map(|taps| taps[k]).unzip();
-        let column = upload(weights, vec![1, taps.len(), 1], &device).rank::<3>()?;
-        Ok::<_, Problem>(select(whole.clone(), &picks) * column)
+        let weights = upload(weights, vec![1, taps.len(), 1], &device).rank::<3>()?;
+        Ok::<_, Problem>(select(around_axis.clone(), &picks) * weights)
     };
-    let sum = (1..TAPS).try_fold(part(0)?, |sum, k| Ok::<_, Problem>(sum + part(k)?))?;
+    let mut sum = summands(0)?;
+    for k in 1..TAPS {
+        sum = sum + summands(k)?;
+    }
     Ok(merge_axes(sum, x, a))
 }

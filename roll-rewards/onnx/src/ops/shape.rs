@@ -21,8 +21,8 @@ pub(super) fn shape(spec: &mut OperatorSpec) -> Built {
 impl Operator for Shape {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let shape = input(inputs, 0)?.shape();
-        let (start, end) =
-            (clamped_position(self.start, shape.len()), clamped_position(self.end.unwrap_or(i64::MAX), shape.len()));
+        let start = clamped_position(self.start, shape.len());
+        let end = clamped_position(self.end.unwrap_or(i64::MAX), shape.len());
         Ok(vec![Value::list(shape.get(start..end).unwrap_or_default().iter().map(|&d| d as i64).collect())])
     }
 }
@@ -49,8 +49,10 @@ fn clamped_position(position: i64, length: usize) -> usize {
     from_start.clamp(0, length as i64) as usize
 }
 
+/// Reshapes input 0 to the shape in input 1. A length of -1 follows from the other lengths.
 #[derive(Debug)]
 struct Reshape {
+    /// Whether a length of 0 means 0 (`allowzero`) instead of the input's length of this axis.
     keep_zero: bool,
 }
 
@@ -65,11 +67,11 @@ impl Operator for Reshape {
         let wanted = input(inputs, 1)?.ints()?;
         let impossible = || Problem(format!("{:?} cannot become {wanted:?}", x.shape()));
         let mut shape = vec![];
-        let mut free = None;
+        let mut free_axis = None;
         for (i, &d) in wanted.iter().enumerate() {
             shape.push(match d {
-                -1 if free.is_none() => {
-                    free = Some(i);
+                -1 if free_axis.is_none() => {
+                    free_axis = Some(i);
                     1
                 }
                 0 if !self.keep_zero => *x.shape().get(i).ok_or_else(impossible)?,
@@ -79,21 +81,28 @@ impl Operator for Reshape {
         if let (Some(items), Some(first)) = (run.items, shape.first_mut()) {
             *first = items;
         }
-        if let Some(free) = free {
+        if let Some(free_axis) = free_axis {
             let known = elements(&shape)?;
             let count = elements(x.shape())?;
-            shape[free] = count.checked_div(known).filter(|d| d * known == count).ok_or_else(impossible)?;
+            shape[free_axis] = count.checked_div(known).filter(|d| d * known == count).ok_or_else(impossible)?;
         }
         Ok(vec![x.reshaped(shape)?])
     }
 
     fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
         let [BatchInput::Batched(_), BatchInput::Constant(Value::Int { values, .. })] = inputs else { return None };
-        // A leading -1 is excluded: the leading length of one item would follow only from its other axes.
-        matches!(values.as_slice(), [0 | 1, ..]).then_some(values.len()).filter(|_| !self.keep_zero || values[0] == 1)
+        // The first length must be the number of items: a 1, which a run replaces, or a 0, which copies the length of
+        // the input. A -1 would follow from the other lengths, so it need not be the number of items.
+        let keeps_items = match values.first() {
+            Some(1) => true,
+            Some(0) => !self.keep_zero,
+            _ => false,
+        };
+        keeps_items.then_some(values.len())
     }
 }
 
+/// Reshapes to a matrix: the axes before `axis` become the rows, the others the columns.
 #[derive(Debug)]
 struct Flatten {
     axis: i64,
@@ -118,10 +127,12 @@ impl Operator for Flatten {
     }
 }
 
-/// Squeeze or Unsqueeze.
+/// Squeeze, which removes axes of length 1, or Unsqueeze, which inserts them.
 #[derive(Debug)]
 struct Squeeze {
+    /// Removes axes instead of inserting them.
     remove: bool,
+    /// `None` removes all axes of length 1.
     axes: Option<Vec<i64>>,
 }
 
@@ -167,9 +178,10 @@ impl Operator for Squeeze {
     fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
         let rank = only_first_batched(inputs)?;
         let axes = self.axes.as_ref()?;
-        let full = if self.remove { rank } else { rank + axes.len() };
-        let named: Vec<usize> = axes.iter().map(|&a| axis(a, full).ok()).collect::<Option<_>>()?;
-        let result = if self.remove { rank.checked_sub(axes.len())? } else { full };
-        (!named.contains(&0)).then_some(result)
+        // The axes are those of the input if they are removed, of the output if they are inserted.
+        let (named_rank, output_rank) =
+            if self.remove { (rank, rank.checked_sub(axes.len())?) } else { (rank + axes.len(), rank + axes.len()) };
+        let named: Vec<usize> = axes.iter().map(|&a| axis(a, named_rank).ok()).collect::<Option<_>>()?;
+        (!named.contains(&0)).then_some(output_rank)
     }
 }

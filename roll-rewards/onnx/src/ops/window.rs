@@ -91,8 +91,8 @@ impl Window {
                     let steps = length.div_ceil(stride).checked_sub(1);
                     let steps = steps.ok_or_else(|| format!("spatial axis {i} is empty"))?;
                     let total = (steps * stride).saturating_add(extent).saturating_sub(length);
-                    let (less, more) = (total / 2, total - total / 2);
-                    if *odd_after { (less, more) } else { (more, less) }
+                    let (smaller_half, larger_half) = (total / 2, total - total / 2);
+                    if *odd_after { (smaller_half, larger_half) } else { (larger_half, smaller_half) }
                 }
             };
             let padded = length.saturating_add(before).saturating_add(after);
@@ -104,15 +104,15 @@ impl Window {
             if self.ceil && (count - 1) * stride >= length + before {
                 count -= 1;
             }
-            let reach = ((count - 1) * stride).saturating_add(extent);
-            padding.push((before, reach.saturating_sub(length + before)));
+            let last_window_end = ((count - 1) * stride).saturating_add(extent);
+            padding.push((before, last_window_end.saturating_sub(length + before)));
             output.push(count);
         }
         Ok(WindowPlacement { padding, output })
     }
 }
 
-/// Returns `[N, C, H, W]`: `[N, C, W]` gets a height of one. Fails on other ranks.
+/// Returns `x` as `[N, C, H, W]`: `[N, C, W]` gets a height of one. Fails on other ranks.
 pub(super) fn as_nchw(x: &NdTensor) -> Result<Tensor<4>, Problem> {
     match *x.shape() {
         [n, c, w] => Ok(x.flat().clone().reshape([n, c, 1, w])),
@@ -127,8 +127,8 @@ pub(super) fn from_nchw(y: Tensor<4>, like: &NdTensor) -> Result<NdTensor, Probl
     if like.shape().len() == 3 { reshaped(&y, vec![n, c, w]) } else { Ok(y) }
 }
 
-/// Returns the values for rows and columns from a list with one per spatial axis. With one axis, its value is that of
-/// the columns, and rows get `default`.
+/// Converts a list with one entry per spatial axis to the entries of rows and columns. With one axis, its entry is that
+/// of the columns, and the rows get `default`.
 pub(super) fn pair<T: Copy>(list: &[T], default: T) -> [T; 2] {
     match *list {
         [w] => [default, w],
