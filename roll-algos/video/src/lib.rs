@@ -26,6 +26,10 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+// The tests load configurations that name its model.
+#[cfg(test)]
+use roll_wan as _;
+
 mod arithmetic;
 pub mod diffusion_nft;
 mod draw_keys;

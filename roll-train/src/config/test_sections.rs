@@ -14,7 +14,7 @@ inventory::submit!(SectionType::of::<Data>());
 inventory::submit!(SectionType::of::<Evaluation>());
 
 /// Training data.
-#[derive(Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Data {
     metadata: Option<PathBuf>,
@@ -25,6 +25,22 @@ struct Data {
     fps: Option<f64>,
     repeat: u64,
     on_bad_sample: OnBadSample,
+    cache_limit: u64,
+}
+
+impl Default for Data {
+    fn default() -> Self {
+        Self {
+            metadata: None,
+            base_path: None,
+            height: None,
+            width: None,
+            fps: None,
+            repeat: 1,
+            on_bad_sample: OnBadSample::Error,
+            cache_limit: 20 << 30,
+        }
+    }
 }
 
 #[derive(Default, Serialize, Deserialize, JsonSchema)]
