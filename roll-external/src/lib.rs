@@ -1,7 +1,7 @@
 //! Access to external files, programs and services, bounded in size and time.
 //!
 //! - [`files`]: files read up to a length, and files written whole or not at all.
-//! - [`Fingerprint`]: keys of caches, made of files and settings.
+//! - [`Fingerprint`]: keys of caches, made of files and settings; [`sha256`]: hashes of files.
 //! - [`json`]: JSON with integers of any size, as Python reads and writes it.
 //! - [`process`]: child processes that end together with the processes they started.
 //! - [`contain`](mod@contain): calls into other crates that may panic or hang.
@@ -41,4 +41,4 @@ pub mod process;
 pub mod service;
 pub mod tokenizer_json;
 
-pub use fingerprint::Fingerprint;
+pub use fingerprint::{Fingerprint, hex, sha256};
