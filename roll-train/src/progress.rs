@@ -97,7 +97,7 @@ impl Bar for Hidden {
 pub struct StopSignal(Arc<AtomicBool>);
 
 impl StopSignal {
-    /// From now on the run stops where it next can, after a checkpoint.
+    /// From now on the run stops where it next can, after a checkpoint. Signal handlers may call this.
     pub fn ask(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -105,11 +105,6 @@ impl StopSignal {
     /// Whether it was asked to.
     pub fn is_asked(&self) -> bool {
         self.0.load(Ordering::Relaxed)
-    }
-
-    /// The flag itself, for signal handlers.
-    pub fn flag(&self) -> Arc<AtomicBool> {
-        self.0.clone()
     }
 }
 
