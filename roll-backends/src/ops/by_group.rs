@@ -1,10 +1,9 @@
 //! Row-wise operators whose rows are in groups, each with its own row of the other operands.
 
-use burn::backend::{TensorMetadata, tensor::FloatTensor as Floats};
-
 use super::Kernels;
 use super::expression::Expression;
 use super::operator::{Operator, Pullback};
+use crate::backend::{TensorMetadata, tensor::FloatTensor as Floats};
 
 /// Applies an operator to each group of rows, with one row of the operands that `grouped` marks: `[G, D]` for G groups.
 /// No operand is expanded to a row for each row of the others.

@@ -1,11 +1,11 @@
 //! Arithmetic on a backend's primitive tensors, for the default kernels, which are composed of the backend's
-//! operations. Kernels run below Burn's dispatch, on the primitives of one backend, where `burn::Tensor` cannot be
-//! used.
+//! operations. Kernels run below Burn's dispatch, on the primitives of one backend, where a `Tensor` cannot be used.
 
 use std::ops::{Add, Div, Mul, Range, Sub};
 
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
-use burn::tensor::{DType, FloatDType, Shape, Slice};
+use burn_tensor::{DType, FloatDType, Shape, Slice};
+
+use crate::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 
 /// A float tensor of the backend `B`. Operations are evaluated at once, and broadcast axes of length one, as Burn's do.
 pub struct Expression<B: Backend>(pub Floats<B>);

@@ -3,7 +3,7 @@
 //! Only the logits of a few hundred rows and a few thousand ids exist at a time. The forward pass keeps two numbers per
 //! row (the logarithm of the sum of exponentials and the entropy); the backward pass computes the logits again.
 
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn_tensor::{DType, Int, Tensor, TensorData};
 use roll_backends::{Parameters, Weight, ops};
 use roll_core::Result;
 use roll_network::precision::as_dtype;
@@ -243,7 +243,7 @@ impl HeadRecord {
         if let Some((index, parameters)) = trains {
             let dense = Tensor::cat(d_weight, 0);
             let d_rows = self.hidden * d_target;
-            let d_weight = dense.select_assign(0, self.targets, d_rows, burn::tensor::IndexingUpdateOp::Add);
+            let d_weight = dense.select_assign(0, self.targets, d_rows, burn_tensor::IndexingUpdateOp::Add);
             let count = d_weight.shape().num_elements();
             parameters.add_gradient(index, d_weight.reshape([count]));
         }

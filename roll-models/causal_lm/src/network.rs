@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, Tensor as Burn};
+use burn_tensor::{DType, Device, Tensor as Burn};
 use roll_backends::{
     BlockMatrix, Chain, Memory, NdTensor, Parameters, Resident, Segment, Snapshot, Weight, WeightStore, to_host,
     weights,
@@ -203,7 +203,7 @@ impl Network {
                 let of = |values: &[f32]| predictions.places.iter().map(|p| values[*p]).collect::<Vec<_>>();
                 let d = head_record.pull(&of(d_log_probs), &of(d_entropy), parameters.as_ref())?;
                 let hidden = Burn::zeros([total, dim], (&device, DType::F32));
-                let hidden = hidden.select_assign(0, rows, d, burn::tensor::IndexingUpdateOp::Add);
+                let hidden = hidden.select_assign(0, rows, d, burn_tensor::IndexingUpdateOp::Add);
                 record.pull(hidden.into())?;
                 Ok(empty)
             })

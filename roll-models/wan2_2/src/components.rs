@@ -1,6 +1,6 @@
 //! Recognises the networks of Wan by the keys of their weights.
 
-use burn::tensor::DType;
+use burn_tensor::DType;
 use roll_backends::EightBits;
 use roll_network::lora::is_lora_key;
 use roll_network::names::{self, Direction};

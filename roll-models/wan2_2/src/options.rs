@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::path::PathBuf;
 
-use burn::tensor::{DType, Device};
+use burn_tensor::{DType, Device};
 use roll_backends::device::channels_innermost;
 use roll_core::{
     ConfiguredOptions, Error, IdleKeys, Kind, OptionNotes, Result, ResultExt, WeightPlacement, When, parse_options,

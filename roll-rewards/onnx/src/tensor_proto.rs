@@ -1,6 +1,6 @@
 //! Tensors stored in the file.
 
-use burn::tensor::Device;
+use burn_tensor::Device;
 use onnx_rs::ast::{DataLocation, DataType, TensorProto};
 
 use super::error::Problem;

@@ -1,6 +1,6 @@
 //! The transformer of a tower as a chain of segments. The backward pass recomputes one layer at a time.
 
-use burn::tensor::{DType, Device, Tensor as Burn, activation};
+use burn_tensor::{DType, Device, Tensor as Burn, activation};
 use roll_backends::ops::{self, AttentionOptions};
 use roll_backends::{NdTensor, Scope, Segment, Tape, Weights};
 use roll_core::{Error, Result};

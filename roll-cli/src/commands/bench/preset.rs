@@ -1,6 +1,6 @@
 //! The measured networks, video and dtype.
 
-use burn::tensor::DType;
+use burn_tensor::DType;
 use roll_backends::EightBits;
 use roll_core::plan::{Division, Passes, PlanInput, Speed};
 use roll_core::{Error, Registry, Result, nearest};

@@ -11,7 +11,7 @@ mod presets;
 mod tests;
 mod time;
 
-use burn::tensor::DType;
+use burn_tensor::DType;
 use roll_backends::EightBits;
 use roll_backends::weights::HostStore;
 use roll_core::plan::PlanInput;

@@ -113,7 +113,7 @@ fn trained_elements_equal_those_of_the_model() {
     let zeros = |(name, shape): (String, Vec<usize>)| (name, roll_core::Tensor::zeros(shape));
     let state: StateDict = plan.networks.dit.weights().into_iter().map(zeros).collect();
     assert_eq!(plan.networks.dit_elements(), state.values().map(|t| t.len()).sum::<usize>());
-    let mut dit = Dit::new(&state, Some(2), burn::tensor::DType::F32, &device).unwrap();
+    let mut dit = Dit::new(&state, Some(2), burn_tensor::DType::F32, &device).unwrap();
     for trainable in [lora(4), Trainable::Full] {
         dit.train(&trainable, &Noise::new(0), &state).unwrap();
         plan.trainable = trainable;
