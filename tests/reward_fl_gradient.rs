@@ -30,7 +30,7 @@ impl Observer for Velocities {
 fn bench() -> Bench {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/reward_fl_step");
     let setting =
-        Setting { backend: "flex", device: roll_backends::device("flex").unwrap(), dtype: burn::tensor::DType::F32 };
+        Setting { backend: "flex", device: roll_backends::device("flex").unwrap(), dtype: burn_tensor::DType::F32 };
     let mut bench = Bench::open(&Case::on(&dir, setting).unwrap()).unwrap();
     let schedule = bench.plan().unwrap().schedule;
     let low = |i: &usize| schedule.timestep(*i).uses_low_noise(0.9);

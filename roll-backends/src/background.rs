@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::mpsc::{self, Receiver, Sender};
 
-use burn::tensor::Device;
+use burn_tensor::Device;
 use roll_core::Result;
 
 use crate::sync::lock;

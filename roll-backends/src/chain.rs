@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::DType;
+use burn_tensor::DType;
 use roll_core::{Grad, Result};
 
 use crate::offload::Offloaded;

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use burn::tensor::{Device, Int, Tensor};
+use burn_tensor::{Device, Int, Tensor};
 use half::f16;
 use rayon::prelude::*;
 use roll_core::{Error, Result};
@@ -209,7 +209,7 @@ impl ScaledMatrix {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::TensorData;
+    use burn_tensor::TensorData;
 
     use super::*;
 

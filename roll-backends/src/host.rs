@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use burn::tensor::{DType, Device, Tensor as Burn};
+use burn_tensor::{DType, Device, Tensor as Burn};
 use roll_core::{Error, Result, Tensor};
 
 use crate::weights::SegmentMemory;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Int, Tensor};
+use burn_tensor::{DType, Int, Tensor};
 use roll_core::Result;
 
 use crate::{BlockMatrix, EightBits, ParameterSegment, ScaledMatrix, Tape, Weights, ops, weights};

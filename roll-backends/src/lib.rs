@@ -41,6 +41,7 @@
 
 #[cfg(any(feature = "libtorch", test))]
 mod async_copies;
+mod backend;
 pub mod background;
 pub mod blocks;
 pub mod cache_directory;

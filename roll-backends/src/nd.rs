@@ -1,6 +1,6 @@
 //! Tensors whose rank is only known at run time.
 
-use burn::tensor::{DType, Device, Tensor};
+use burn_tensor::{DType, Device, Tensor};
 use roll_core::Result;
 
 use crate::BackendError;

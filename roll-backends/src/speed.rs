@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use burn::tensor::{Device, Tensor};
+use burn_tensor::{Device, Tensor};
 
 /// Measures the f32 matrix product throughput of `device`, in operations per second (a multiply-add counts two): the
 /// best of four products, each with the copy of its result to the host. An estimate: products of ones are faster on a

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use burn::tensor::Tensor;
+use burn_tensor::Tensor;
 use roll_core::Result;
 
 use crate::{NdTensor, Parameters, ops};

@@ -21,15 +21,12 @@ static FORMER: [OnceLock<sigaction>; FAULTS.len()] = [const { OnceLock::new() };
 /// Installs handlers that name the plugin whose call ends the process by a fault or an abort. Its code may have
 /// called `abort`, panicked while it panicked, overflowed its stack, or followed a bad pointer.
 pub fn report_plugin_crashes() {
-    // SAFETY: the action reads a variable of its thread and writes to a descriptor: it neither allocates nor locks, and
-    // it does not panic. `abort` ends the process behind it.
-    let registered =
-        unsafe { signal_hook::low_level::register(signal_hook::consts::SIGABRT, || report("the process was aborted")) };
-    if let Err(error) = registered {
-        tracing::debug!("a plugin that aborts will not be named: {error}");
+    // SAFETY: `on_abort` has the signature of a handler. It reads a variable of its thread and writes to a descriptor:
+    // it neither allocates nor locks, and it does not panic.
+    if unsafe { libc::signal(libc::SIGABRT, on_abort as extern "C" fn(c_int) as usize) } == libc::SIG_ERR {
+        tracing::debug!("a plugin that aborts will not be named: {}", std::io::Error::last_os_error());
     }
     for ((number, _), former) in FAULTS.iter().zip(&FORMER) {
-        // signal-hook refuses these signals: its handlers would run on the stack that has overflowed.
         // SAFETY: the structure is plain data, for which zeros are valid; the pointers are valid for the calls; and
         // `on_fault` has the signature that SA_SIGINFO asks for.
         let is_installed = unsafe {
@@ -46,6 +43,11 @@ pub fn report_plugin_crashes() {
             tracing::debug!("a plugin that is ended by signal {number} will not be named");
         }
     }
+}
+
+/// `abort` ends the process once this returns.
+extern "C" fn on_abort(_: c_int) {
+    report("the process was aborted");
 }
 
 /// Passes the signal to its former handler, names the plugin, and lets the signal end the process.

@@ -1,11 +1,12 @@
 //! Catches the signals that ask a run to stop with a checkpoint.
 
+use std::io;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
+use libc::{SIGINT, SIGTERM, c_int};
 use roll_core::{Error, Result};
 use roll_train::StopSignal;
-use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::progress;
 
@@ -15,7 +16,7 @@ const CODE: i32 = 130;
 /// Signals that ask a run to stop. `mpirun` hands SIGUSR1 on to every rank at once; on SIGTERM and Ctrl-C it waits for
 /// `odls_base_sigkill_timeout` seconds first, and kills after as many more. SIGHUP comes when the terminal is closed.
 #[cfg(unix)]
-const SIGNALS: [i32; 4] = [SIGINT, SIGTERM, signal_hook::consts::SIGUSR1, SIGHUP];
+const SIGNALS: [i32; 4] = [SIGINT, SIGTERM, libc::SIGUSR1, SIGHUP];
 #[cfg(not(unix))]
 const SIGNALS: [i32; 2] = [SIGINT, SIGTERM];
 
@@ -29,33 +30,42 @@ const SIGHUP: i32 = 1;
 /// `roll watch` may each send one. Only a second SIGINT, the Ctrl-C of a person who waits at a terminal, ends the
 /// process at once. `nohup roll run` starts with SIGHUP ignored, and keeps it ignored when the terminal is closed.
 pub fn catch() -> Result<StopSignal> {
-    static CAUGHT: Mutex<Option<StopSignal>> = Mutex::new(None);
-    let mut caught = CAUGHT.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(signal) = &*caught {
+    if let Some(signal) = STOP.get() {
         return Ok(signal.clone());
     }
-    let signal = StopSignal::default();
-    let failed = |number| Error::failed(format!("signal {number} cannot be caught"));
-    // Set by the first SIGINT.
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let interrupted_before = interrupted.clone();
-    let clear_bars = move || {
-        if interrupted_before.load(Ordering::Relaxed) {
-            progress::clear();
-        }
-    };
-    // Three handlers of SIGINT run in the order of their registration. The first two act only if the flag is set
-    // already, on the second SIGINT; the third sets it, and must come last. SAFETY: the action reads atomics and writes
-    // to a descriptor: it neither allocates nor locks, nor panics.
-    unsafe { signal_hook::low_level::register(SIGINT, clear_bars) }
-        .and_then(|_| signal_hook::flag::register_conditional_shutdown(SIGINT, CODE, interrupted.clone()))
-        .and_then(|_| signal_hook::flag::register(SIGINT, interrupted))
-        .map_err(failed(SIGINT))?;
+    let signal = STOP.get_or_init(StopSignal::default);
     for number in SIGNALS.into_iter().filter(|number| *number != SIGHUP || !is_ignored(SIGHUP)) {
-        signal_hook::flag::register(number, signal.flag()).map_err(failed(number))?;
+        install(number).map_err(Error::failed(format!("signal {number} cannot be caught")))?;
     }
-    *caught = Some(signal.clone());
-    Ok(signal)
+    Ok(signal.clone())
+}
+
+/// The run that the signals stop. It is set before the handlers are installed.
+static STOP: OnceLock<StopSignal> = OnceLock::new();
+/// Whether SIGINT came.
+static PRESSED: AtomicBool = AtomicBool::new(false);
+
+fn install(number: c_int) -> io::Result<()> {
+    // SAFETY: `on_signal` has the signature of a handler. It reads and writes atomics, writes to a descriptor and may
+    // end the process: it neither allocates nor locks, nor panics.
+    match unsafe { libc::signal(number, on_signal as extern "C" fn(c_int) as usize) } {
+        libc::SIG_ERR => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+extern "C" fn on_signal(number: c_int) {
+    if number == SIGINT && PRESSED.swap(true, Ordering::Relaxed) {
+        progress::clear();
+        // SAFETY: it may be called in handlers.
+        unsafe { libc::_exit(CODE) }
+    }
+    if let Some(signal) = STOP.get() {
+        signal.ask();
+    }
+    // Unix keeps the handler; elsewhere it is for one signal.
+    #[cfg(not(unix))]
+    let _ = install(number);
 }
 
 /// Whether the process ignores a signal; false on systems without `/proc`.

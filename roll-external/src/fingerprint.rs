@@ -1,10 +1,10 @@
 //! Cache keys: hashes of the inputs of a computation.
 
-use std::fmt::Display;
-use std::io::{Read, Seek, SeekFrom};
+use std::fmt::{self, Display};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
-use sha2::{Digest, Sha256};
+use ring::digest::{Context, SHA256};
 
 use roll_core::{Error, Result, Tensor};
 
@@ -16,13 +16,41 @@ const BLOCK: usize = 4096;
 
 /// A SHA-256 over named parts and files. Two fingerprints are equal if all parts are, in the same order. Only samples
 /// of a large file count, except with [`Fingerprint::whole_file`].
-#[derive(Clone, Debug)]
-pub struct Fingerprint(Sha256);
+#[derive(Clone)]
+pub struct Fingerprint(Context);
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Fingerprint")
+    }
+}
+
+/// Returns the SHA-256 of all bytes of `reader`, in lower-case hexadecimal, and their number.
+pub fn sha256(mut reader: impl Read) -> io::Result<(String, u64)> {
+    let (mut digest, mut bytes) = (Context::new(&SHA256), 0);
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        match reader.read(&mut buffer) {
+            Ok(0) => return Ok((hex(digest.finish().as_ref()), bytes)),
+            Ok(count) => {
+                digest.update(&buffer[..count]);
+                bytes += count as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Bytes in lower-case hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
 
 impl Fingerprint {
     /// Starts a fingerprint for one kind of object.
     pub fn new(kind: &str) -> Self {
-        Self(Sha256::new()).text("kind", kind)
+        Self(Context::new(&SHA256)).text("kind", kind)
     }
 
     /// Adds a setting.
@@ -57,7 +85,7 @@ impl Fingerprint {
         let last = size - BLOCK as u64;
         for at in (0..last).step_by(STRIDE as usize).chain([last]) {
             file.seek(SeekFrom::Start(at)).and_then(|_| file.read_exact(&mut block)).map_err(failed())?;
-            self.0.update(block);
+            self.0.update(&block);
         }
         Ok(self)
     }
@@ -71,13 +99,13 @@ impl Fingerprint {
 
     /// Returns the hash in lower-case hexadecimal.
     pub fn finish(self) -> String {
-        self.0.finalize().iter().map(|b| format!("{b:02x}")).collect()
+        hex(self.0.finish().as_ref())
     }
 
     /// Adds a part with its lengths, so that the end of one part cannot be taken for the beginning of the next.
     fn part(mut self, name: &str, bytes: &[u8]) -> Self {
         for piece in [name.as_bytes(), bytes] {
-            self.0.update((piece.len() as u64).to_le_bytes());
+            self.0.update(&(piece.len() as u64).to_le_bytes());
             self.0.update(piece);
         }
         self
@@ -87,6 +115,19 @@ impl Fingerprint {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Values of FIPS 180-4, and one of a fingerprint: keys of caches that were written before stay valid.
+    #[test]
+    fn hashes_are_those_of_the_standard() {
+        let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+        assert_eq!(sha256(&b""[..]).unwrap(), (empty.into(), 0));
+        let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(sha256(&b"abc"[..]).unwrap(), (abc.into(), 3));
+        let million = "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0";
+        assert_eq!(sha256(io::repeat(b'a').take(1_000_000)).unwrap(), (million.into(), 1_000_000));
+        let key = Fingerprint::new("k").text("a", 1).f32s("v", &[0.5]).finish();
+        assert_eq!(key, "4d6d22111b0bb74b0af08a10d6085ee7545cc0f0910631492307e5961fe7ff93");
+    }
 
     #[test]
     fn every_part_changes_the_fingerprint() {

@@ -1,7 +1,7 @@
 //! Access to external files, programs and services, bounded in size and time.
 //!
 //! - [`files`]: files read up to a length, and files written whole or not at all.
-//! - [`Fingerprint`]: keys of caches, made of files and settings.
+//! - [`Fingerprint`]: keys of caches, made of files and settings; [`sha256`]: hashes of files.
 //! - [`json`]: JSON with integers of any size, as Python reads and writes it.
 //! - [`process`]: child processes that end together with the processes they started.
 //! - [`responder`]: child processes that answer requests, within limits of time.
@@ -43,4 +43,4 @@ pub mod responder;
 pub mod service;
 pub mod tokenizer_json;
 
-pub use fingerprint::Fingerprint;
+pub use fingerprint::{Fingerprint, hex, sha256};

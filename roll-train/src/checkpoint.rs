@@ -27,11 +27,10 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{BufReader, Write};
+use std::io::Write;
 use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use roll_core::{Error, Result};
 use roll_external::files::{self, sync_directory, temporary_beside};
@@ -337,10 +336,7 @@ fn directories(root: &Path, manifest: &Manifest) -> Vec<PathBuf> {
 
 fn hash(path: &Path) -> Result<FileRecord> {
     let file = files::open(path).map_err(Error::file("read", path))?;
-    let mut digest = Sha256::new();
-    let mut reader = BufReader::with_capacity(1 << 20, file);
-    let size = std::io::copy(&mut reader, &mut digest).map_err(Error::file("read", path))?;
-    let sha256 = digest.finalize().iter().map(|b| format!("{b:02x}")).collect();
+    let (sha256, size) = roll_external::sha256(file).map_err(Error::file("read", path))?;
     Ok(FileRecord { size, sha256 })
 }
 

@@ -98,7 +98,7 @@ impl Bar for Hidden {
 pub struct StopSignal(Arc<AtomicBool>);
 
 impl StopSignal {
-    /// Asks the run to stop. It stops where it next can, after a checkpoint.
+    /// Asks the run to stop. It stops where it next can, after a checkpoint. Signal handlers may call this.
     pub fn ask(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -106,11 +106,6 @@ impl StopSignal {
     /// Whether the run was asked to stop.
     pub fn is_asked(&self) -> bool {
         self.0.load(Ordering::Relaxed)
-    }
-
-    /// The flag itself, for signal handlers.
-    pub fn flag(&self) -> Arc<AtomicBool> {
-        self.0.clone()
     }
 }
 

@@ -13,9 +13,9 @@ use std::sync::OnceLock;
 
 use rand::TryRngCore;
 use rand::rngs::OsRng;
+use ring::{digest, hmac};
 use roll_core::{Error, Result};
-use roll_external::files;
-use sha2::{Digest, Sha256};
+use roll_external::{files, hex};
 
 /// The environment variable that names the directory of the key.
 pub const VARIABLE: &str = "ROLL_STATE";
@@ -70,7 +70,7 @@ fn sign(directory: Option<&Path>, yaml: &str, begun: &str) -> String {
     let line_end = if yaml.ends_with('\n') { "" } else { "\n" };
     let text = format!("{yaml}{line_end}{BEGUN}{begun}\n");
     match directory.map(key_in).transpose() {
-        Ok(Some(key)) => format!("{text}{SIGNED}{}\n", hmac(&key, text.as_bytes())),
+        Ok(Some(key)) => format!("{text}{SIGNED}{}\n", signature(&key, &text)),
         Ok(None) => text,
         Err(error) => {
             let why = error.chain();
@@ -86,7 +86,7 @@ fn sign(directory: Option<&Path>, yaml: &str, begun: &str) -> String {
 fn is_signed(directory: Option<&Path>, text: &str) -> bool {
     let key = directory.and_then(|directory| read_key(&directory.join(KEY_FILE)).ok());
     let (Some(key), Some((signed, signature))) = (key, text.rsplit_once(SIGNED)) else { return false };
-    hmac(&key, signed.as_bytes()) == signature.trim_end()
+    self::signature(&key, signed) == signature.trim_end()
 }
 
 /// The fingerprint in a `config.yaml`; `None` if the text has none.
@@ -102,7 +102,7 @@ pub(crate) fn unsigned(text: &str) -> &str {
 
 /// SHA-256 of a configuration, in hexadecimal.
 pub(crate) fn fingerprint(yaml: &str) -> String {
-    hex(&Sha256::digest(yaml.as_bytes()))
+    hex(digest::digest(&digest::SHA256, yaml.as_bytes()).as_ref())
 }
 
 fn read_key(path: &Path) -> Result<Vec<u8>> {
@@ -140,20 +140,9 @@ fn key_in(directory: &Path) -> Result<Vec<u8>> {
     read_key(&path)
 }
 
-/// HMAC-SHA256 (RFC 2104) in hexadecimal, for keys that are shorter than a block.
-fn hmac(key: &[u8], message: &[u8]) -> String {
-    // A hash that begins with the key, padded to a block and combined with `byte` by XOR.
-    let padded = |byte: u8| {
-        let mut block = [byte; 64];
-        block.iter_mut().zip(key).for_each(|(block, key)| *block ^= key);
-        Sha256::new().chain_update(block)
-    };
-    let inner = padded(0x36).chain_update(message).finalize();
-    hex(&padded(0x5c).chain_update(inner).finalize())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+/// HMAC-SHA256 in hexadecimal.
+fn signature(key: &[u8], text: &str) -> String {
+    hex(hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), text.as_bytes()).as_ref())
 }
 
 #[cfg(test)]
@@ -161,8 +150,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hmac_is_that_of_rfc_4231() {
-        let found = hmac(b"Jefe", b"what do ya want for nothing?");
+    fn a_signature_is_the_hmac_of_rfc_4231() {
+        let found = signature(b"Jefe", "what do ya want for nothing?");
         assert_eq!(found, "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
     }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use burn::tensor::{DType as Burn, Device};
+use burn_tensor::{DType as Burn, Device};
 use roll_backends::Backend;
 use roll_core::{DType, StateDict, Tensor};
 use serde::de::DeserializeOwned;

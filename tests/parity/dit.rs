@@ -52,7 +52,7 @@ pub fn run(case: &Case) -> Outcome<Report> {
     let seen: Arc<Mutex<BTreeMap<String, Tensor>>> = Arc::default();
     let sink = seen.clone();
     let mut dit = network(&weights, &config.model, case)?.with_probe(Arc::new(
-        move |name: &str, value: &burn::tensor::Tensor<2>| {
+        move |name: &str, value: &burn_tensor::Tensor<2>| {
             if let (Ok(value), Ok(mut seen)) = (roll_backends::to_host(value.clone()), sink.lock()) {
                 seen.entry(name.into()).or_insert(value);
             }
@@ -110,7 +110,7 @@ fn embeddings(
     let weights = roll_backends::WeightStore::segment(&resident, "")?;
     let tape = roll_backends::Tape::off();
     // As in a pass, whatever its products are taken in.
-    let products = burn::tensor::DType::F32;
+    let products = burn_tensor::DType::F32;
     let scope =
         roll_backends::Scope { weights: &weights, trainable: None, lora_scale: 1.0, tape: &tape, products, fp8: false };
     let known = if config.model.seperated_timestep { grid.tokens_per_frame() } else { 0 };

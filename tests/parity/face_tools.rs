@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use burn::tensor::activation::silu;
-use burn::tensor::module::conv2d;
-use burn::tensor::ops::ConvOptions;
-use burn::tensor::{Device, Tensor as Burn};
+use burn_tensor::activation::silu;
+use burn_tensor::module::conv2d;
+use burn_tensor::ops::ConvOptions;
+use burn_tensor::{Device, Tensor as Burn};
 use roll_backends::host::to_host_nd;
 use roll_backends::{NdTensor, Tape, to_device, vjp};
 use roll_core::{StateDict, Tensor};

@@ -1,7 +1,7 @@
 //! Log-probabilities and entropies of tokens from given logits, through the output layer of the language models: the
 //! logits are passed as hidden states, and the weight of the output layer is the identity.
 
-use burn::tensor::DType;
+use burn_tensor::DType;
 use roll_backends::{Weight, to_device, to_host};
 use roll_causal_lm::head::{self, Head, HeadRecord, HeadWeight};
 use roll_core::Tensor;

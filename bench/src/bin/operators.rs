@@ -7,8 +7,8 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use burn::tensor::ops::ConvOptions;
-use burn::tensor::{Device, Distribution, Tensor, module};
+use burn_tensor::ops::ConvOptions;
+use burn_tensor::{Device, Distribution, Tensor, module};
 use roll_backends::ops;
 
 const DIM: usize = 1536;

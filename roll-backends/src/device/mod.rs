@@ -13,14 +13,14 @@ mod wgpu;
 
 use std::fmt;
 
-#[cfg(any(feature = "flex", feature = "libtorch", feature = "cube"))]
-use burn::backend::DispatchDevice;
-#[cfg(feature = "libtorch")]
-use burn::backend::LibTorchDevice;
-use burn::tensor::{DType, Device};
+use burn_tensor::{DType, Device};
 use roll_core::Result;
 
 use crate::BackendError;
+#[cfg(any(feature = "flex", feature = "libtorch", feature = "cube"))]
+use crate::backend::DispatchDevice;
+#[cfg(feature = "libtorch")]
+use crate::backend::LibTorchDevice;
 
 /// A kind of device, as `--backend` names it (without the device number).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -339,7 +339,7 @@ mod tests {
                     let found = [DType::F32, DType::BF16].map(|products| activation_dtype(&device, products));
                     let bf16 = if backend == Backend::LibTorchCuda { DType::BF16 } else { DType::F32 };
                     assert_eq!(found, [DType::F32, bf16]);
-                    let two = burn::tensor::Tensor::<1>::ones([2], &device).sum();
+                    let two = burn_tensor::Tensor::<1>::ones([2], &device).sum();
                     assert_eq!(crate::to_host(two).unwrap().to_f32_vec(), [2.0]);
                 }
                 (Err(error), Err(reason)) => assert!(error.to_string().contains(&reason)),

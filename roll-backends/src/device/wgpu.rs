@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use burn::tensor::{Device, DeviceKind};
+use burn_tensor::{Device, DeviceKind};
 
 use crate::sync::lock;
 

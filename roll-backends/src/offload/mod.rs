@@ -11,14 +11,14 @@ mod overlapped;
 
 use std::sync::mpsc::Receiver;
 
-#[cfg(feature = "libtorch")]
-use burn::backend::{LibTorch, libtorch::TchTensor};
-use burn::tensor::{DType, Device, Int, Tensor as Burn, TensorData};
+use burn_tensor::{DType, Device, Int, Tensor as Burn, TensorData};
 use half::bf16;
 use roll_core::{Error, Result, Tensor};
 
 #[cfg(feature = "libtorch")]
 use crate::async_copies::{Cuda, H2dCopy};
+#[cfg(feature = "libtorch")]
+use crate::backend::{LibTorch, libtorch::TchTensor};
 use crate::background::{Purpose, begin};
 use crate::host::{to_device_nd, to_host_nd};
 use crate::{BackendError, NdTensor};
@@ -214,7 +214,7 @@ impl DeviceTensor for Burn<2, Int> {
     }
 }
 
-fn downloaded<E: burn::tensor::Element>(values: TensorData) -> Result<Vec<E>> {
+fn downloaded<E: burn_tensor::Element>(values: TensorData) -> Result<Vec<E>> {
     // Burn reads all integers of libtorch as i64.
     Ok(values.convert::<E>().try_into_vec::<E>().map_err(|e| BackendError::Offload { reason: format!("{e:?}") })?)
 }

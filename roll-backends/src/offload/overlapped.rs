@@ -69,7 +69,7 @@ fn failed(e: TchError) -> BackendError {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{DType, Int, Tensor as Burn, TensorData};
+    use burn_tensor::{DType, Int, Tensor as Burn, TensorData};
 
     use super::*;
     use crate::NdTensor;

@@ -1,11 +1,11 @@
 //! Elementwise activations. The result has the dtype of the operand, f32 or bf16.
 
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
-use burn::tensor::{DType, Tensor};
+use burn_tensor::{DType, Tensor};
 
 use super::Kernels;
 use super::expression::Expression;
 use super::operator::{Operator, Pullback, call};
+use crate::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 
 /// GELU, tanh approximation.
 pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {

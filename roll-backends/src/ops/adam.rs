@@ -1,11 +1,11 @@
 //! The AdamW update on a device.
 
-use burn::backend::{Backend, tensor::FloatTensor as Floats};
-use burn::tensor::Tensor;
+use burn_tensor::Tensor;
 use roll_core::AdamUpdate;
 
 use super::expression::Expression;
 use super::operator::{Primitives, with_backend};
+use crate::backend::{Backend, tensor::FloatTensor as Floats};
 
 /// Applies one AdamW update and returns the new parameters and the new first and second moment. All tensors are f32 of
 /// one length, without autodiff. Operands may be overwritten only if they have no other handle.

@@ -3,12 +3,12 @@
 
 use std::sync::{Arc, Mutex};
 
-use burn::backend::{TensorMetadata, tensor::FloatTensor as Floats};
-use burn::tensor::{DType, Tensor, TensorData, read_sync};
+use burn_tensor::{DType, Tensor, TensorData, read_sync};
 use roll_core::{Communicator, Error, Result};
 
 use super::Kernels;
 use super::operator::{Operator, Pullback, call};
+use crate::backend::{TensorMetadata, tensor::FloatTensor as Floats};
 use crate::sync::lock;
 
 /// The ranks over which the tokens of a sequence are sharded, in equal parts, in the order of the ranks. All ranks must

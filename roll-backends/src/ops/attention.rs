@@ -5,12 +5,12 @@ pub mod tiled;
 use std::any::Any;
 use std::sync::{Arc, Mutex};
 
-use burn::backend::tensor::FloatTensor as Floats;
-use burn::tensor::{DType, Tensor};
+use burn_tensor::{DType, Tensor};
 
 use super::Kernels;
 use super::operator::{Cotangents, Operator, Pullback, call};
 use super::product::ProductKernel;
+use crate::backend::tensor::FloatTensor as Floats;
 use crate::sync::lock;
 
 /// Options of [`attention_with`].

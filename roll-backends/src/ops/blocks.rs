@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
-use burn::tensor::{DType, Tensor, TensorData};
+use burn_tensor::{DType, Tensor, TensorData};
 
 use super::Kernels;
 use super::expression::Expression;
@@ -11,6 +10,7 @@ use super::linear::{bias_gradient, checked_bias};
 use super::operator::{Operator, Pullback, call};
 use super::product::ProductKernel;
 use crate::BlockMatrix;
+use crate::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 
 /// Returns `x W^T + b` for a frozen, block-quantised weight: x `[L, in]` (converted to f32), weight `[out, in]`, bias
 /// `[out]`, result f32 `[L, out]`. Differentiable in x and the bias.

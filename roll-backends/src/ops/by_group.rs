@@ -1,11 +1,10 @@
 //! Row-wise operators for tokens in groups, e.g. of tokens that share a timestep: some operands have one row per group
 //! (the gate of the timestep), the others one row per token.
 
-use burn::backend::{TensorMetadata, tensor::FloatTensor as Floats};
-
 use super::Kernels;
 use super::expression::Expression;
 use super::operator::{Operator, Pullback};
+use crate::backend::{TensorMetadata, tensor::FloatTensor as Floats};
 
 /// Applies an operator to each group of rows. The operands that `grouped` marks are `[G, D]` for G groups, and each
 /// group reads its row of them. Nothing is expanded to one row per token.

@@ -1,11 +1,11 @@
 //! The RMS norm of the Wan VAE, over the channels of each position of a video, alone or followed by SiLU.
 
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
-use burn::tensor::Tensor;
+use burn_tensor::Tensor;
 
 use super::Kernels;
 use super::expression::Expression;
 use super::operator::{Cotangents, Operator, Primitives, Pullback, call, with_backend};
+use crate::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 
 /// The RMS norm of the Wan VAE: `x / max(|x|, 1e-12) * sqrt(C) * gain`, where `|x|` is the L2 norm over the channels of
 /// x `[C, T, H, W]` and gain is `[C]`. The result has the dtype of x, f32 or bf16; norms are computed in f32.

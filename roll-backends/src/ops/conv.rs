@@ -1,12 +1,12 @@
 //! 3-d convolution over time and space.
 
-use burn::backend::{Backend, tensor::FloatTensor as Floats};
-use burn::tensor::ops::ConvOptions;
-use burn::tensor::{Tensor, module};
+use burn_tensor::ops::ConvOptions;
+use burn_tensor::{Tensor, module};
 
 use super::Kernels;
 use super::expression::Expression;
 use super::operator::{Cotangents, Operator, Primitives, Pullback, call, with_backend};
+use crate::backend::{Backend, tensor::FloatTensor as Floats};
 use crate::device::{channels_innermost, is_flex, is_gpu};
 
 /// 3-d convolution of one volume with stride 1. Shapes: x `[C_in, T, H, W]`, weight `[C_out, C_in, kt, kh, kw]`, bias

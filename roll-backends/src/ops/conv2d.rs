@@ -4,13 +4,13 @@ use std::sync::Arc;
 #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 use std::sync::OnceLock;
 
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
-use burn::tensor::ops::{ConvOptions, PadMode};
-use burn::tensor::{FloatDType, Shape, Tensor};
+use burn_tensor::ops::{ConvOptions, PadMode};
+use burn_tensor::{FloatDType, Shape, Tensor};
 
 use super::Kernels;
 use super::expression::Expression;
 use super::operator::{Operator, Pullback, call};
+use crate::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 use crate::device::is_flex;
 
 /// The epilogue of a convolution: an activation that is applied to each sum `z` (products, bias and residual).

@@ -1,10 +1,10 @@
 //! Starts backward passes from a given cotangent.
 
-use burn::backend::{TensorMetadata, tensor::FloatTensor as Floats};
-use burn::tensor::{FloatDType, Shape, Tensor};
+use burn_tensor::{FloatDType, Shape, Tensor};
 
 use super::Kernels;
 use super::operator::{Operator, Pullback, call};
+use crate::backend::{TensorMetadata, tensor::FloatTensor as Floats};
 
 /// A scalar whose gradient with respect to `y` is `cotangent`. Its value is 0 and meaningless.
 ///

@@ -5,13 +5,13 @@ use std::any::Any;
 use std::ops::{Deref, Range};
 use std::sync::{Arc, Mutex};
 
-use burn::backend::tensor::{Device, FloatTensor as Floats, IntTensor};
-use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{IndexingUpdateOp, Tensor, TensorData};
+use burn_tensor::{IndexingUpdateOp, Tensor, TensorData};
 
 use super::ProductKernel;
 use super::expression::Expression;
 use super::operator::{Primitives, with_backend};
+use crate::backend::tensor::{Device, FloatTensor as Floats, IntTensor};
+use crate::backend::{Backend, TensorMetadata};
 use crate::sync::lock;
 
 /// The cached keys of one sequence: a prompt that sequences may share, and a tail of generated tokens.

@@ -1,10 +1,11 @@
 //! Arithmetic on a backend's primitive tensors, in which the default kernels are written. Kernels run below Burn's
-//! dispatch, on the primitives of one backend, where `burn::Tensor` cannot be used.
+//! dispatch, on the primitives of one backend, where `Tensor` of Burn cannot be used.
 
 use std::ops::{Add, Div, Mul, Range, Sub};
 
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
-use burn::tensor::{DType, FloatDType, Shape, Slice};
+use burn_tensor::{DType, FloatDType, Shape, Slice};
+
+use crate::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 
 /// A float tensor of the backend `B`. Like Burn's, operations are evaluated at once and broadcast axes of length one.
 pub struct Expression<B: Backend>(pub Floats<B>);

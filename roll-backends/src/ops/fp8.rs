@@ -1,13 +1,13 @@
 //! Linear layers whose products with frozen fp8 weights are taken in fp8.
 
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats, tensor::IntTensor};
-use burn::tensor::{DType, FloatDType, Shape, Tensor};
+use burn_tensor::{DType, FloatDType, Shape, Tensor};
 
 use super::Kernels;
 use super::expression::Expression;
 use super::linear::{Lora, bias_gradient, check_lora, checked_bias, low_rank, low_rank_pull};
 use super::operator::{Cotangents, Operator, Primitives, Pullback, call};
 use super::scaled::ScaledKernel;
+use crate::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats, tensor::IntTensor};
 use crate::{EightBits, ScaledMatrix};
 
 /// Returns what [`super::linear_scaled`] returns, for a weight in e4m3, but computes the products with the weight in

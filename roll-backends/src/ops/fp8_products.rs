@@ -1,6 +1,6 @@
 //! Which devices multiply in fp8.
 
-use burn::tensor::Device;
+use burn_tensor::Device;
 
 /// How a device takes products in fp8.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,13 +1,13 @@
 //! The gated residual of a transformer block: the block's output y, times a gate, is added to the residual stream x.
 
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
-use burn::tensor::{DType, Tensor};
+use burn_tensor::{DType, Tensor};
 
 use super::Kernels;
 use super::by_group::ByGroup;
 use super::expression::{Expression, sum_if_shared};
 use super::norm::{assert_group_operand, assert_row_operand};
 use super::operator::{Cotangents, Operator, Pullback, call};
+use crate::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 
 /// `x + y * gate`, or `x + y` without a gate; x and y are `[L, D]`, gate is `[1, D]` or `[L, D]`. x, gate and the
 /// result are f32; y may be bf16, so that the residual stream stays exact next to operators that return bf16.

@@ -1,12 +1,12 @@
 //! Linear layers, with and without LoRA.
 
-use burn::backend::{Backend, tensor::FloatTensor as Floats};
-use burn::tensor::{DType, Tensor};
+use burn_tensor::{DType, Tensor};
 
 use super::Kernels;
 use super::expression::Expression;
 use super::operator::{Cotangents, Operator, Primitives, Pullback, call, with_backend};
 use super::product::ProductKernel;
+use crate::backend::{Backend, tensor::FloatTensor as Floats};
 
 /// Returns `x W^T + b`: x `[L, in]`, weight `[out, in]` as checkpoints store it, bias `[out]`, result `[L, out]` in the
 /// dtype of x, f32 or bf16. Panics if the shapes do not match.

@@ -1,13 +1,13 @@
 //! 2-d max pooling.
 
-use burn::backend::tensor::{FloatTensor as Floats, IntTensor};
-use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings};
-use burn::tensor::Tensor;
-use burn::tensor::ops::PadMode;
+use burn_tensor::Tensor;
+use burn_tensor::ops::PadMode;
 
 use super::Kernels;
 use super::conv2d::has_own_kernel;
 use super::operator::{Operator, Pullback, call};
+use crate::backend::tensor::{FloatTensor as Floats, IntTensor};
+use crate::backend::{Backend, TensorMetadata, get_or_init_device_settings};
 
 /// The window of a max pooling. Axes are rows, columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -117,7 +117,7 @@ macro_rules! kernels {
 
         // Flex uses the composed kernels instead of its own. This tests them for the other backends, which use them
         // wherever they have no kernel of their own.
-        $(#[cfg(feature = "portable-kernels")] impl $kernel for burn::backend::Flex {})*
+        $(#[cfg(feature = "portable-kernels")] impl $kernel for crate::backend::Flex {})*
     };
 }
 
@@ -127,8 +127,8 @@ kernels! {
 }
 
 #[cfg(feature = "flex")]
-impl Kernels for burn::backend::Flex {}
+impl Kernels for crate::backend::Flex {}
 #[cfg(feature = "libtorch")]
-impl Kernels for burn::backend::LibTorch {}
+impl Kernels for crate::backend::LibTorch {}
 #[cfg(feature = "cube")]
-impl Kernels for burn::backend::Cube {}
+impl Kernels for crate::backend::Cube {}

@@ -1,12 +1,12 @@
 //! Layer norm, and the kernel that RMS norm shares with it.
 
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
-use burn::tensor::{DType, Tensor};
+use burn_tensor::{DType, Tensor};
 
 use super::Kernels;
 use super::by_group::ByGroup;
 use super::expression::{Expression, sum_if_shared};
 use super::operator::{Cotangents, Operator, Pullback, call};
+use crate::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats};
 
 /// Layer norm over the last axis of `[L, D]`: `(x - mean) / sqrt(var + eps) * gain + shift`; gain and shift are
 /// `[1, D]` or `[L, D]`. All tensors are f32.

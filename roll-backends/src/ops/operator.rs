@@ -5,23 +5,23 @@
 
 use std::fmt;
 
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::NoCheckpointing};
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
-use burn::backend::tensor::FloatTensor as Floats;
-use burn::backend::{
+use burn_tensor::Tensor;
+
+use super::Kernels;
+use crate::backend::autodiff::checkpoint::{base::Checkpointer, strategy::NoCheckpointing};
+use crate::backend::autodiff::grads::Gradients;
+use crate::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use crate::backend::tensor::FloatTensor as Floats;
+use crate::backend::{
     Autodiff, AutodiffBackend, Backend, BackendTensor, DispatchAutodiffContext, DispatchKindConversion, DispatchTensor,
     DispatchTensorKind,
 };
-use burn::tensor::Tensor;
-
-use super::Kernels;
 
 /// Evaluates an expression in which the type `$B` is the backend of the tensor `$x`, a [`DispatchTensor`]. `$B`
 /// implements [`Kernels`]. Panics if this build has no kernels for the backend.
 macro_rules! with_backend {
     ($x:expr, $B:ident => $result:expr) => {{
-        use burn::backend::DispatchTensorKind;
+        use crate::backend::DispatchTensorKind;
         let kind = match &$x.kind {
             DispatchTensorKind::Autodiff(kind) => kind,
             kind => kind,
@@ -29,17 +29,17 @@ macro_rules! with_backend {
         match kind {
             #[cfg(feature = "flex")]
             DispatchTensorKind::Flex(_) => {
-                type $B = burn::backend::Flex;
+                type $B = crate::backend::Flex;
                 $result
             }
             #[cfg(feature = "libtorch")]
             DispatchTensorKind::LibTorch(_) => {
-                type $B = burn::backend::LibTorch;
+                type $B = crate::backend::LibTorch;
                 $result
             }
             #[cfg(feature = "cube")]
             DispatchTensorKind::Cube(_) => {
-                type $B = burn::backend::Cube;
+                type $B = crate::backend::Cube;
                 $result
             }
             _ => panic!("this build has no operators for the backend of a tensor"),

@@ -3,12 +3,12 @@
 //! `Tensor::matmul` leaves both to the backend: it may round the sums of bf16 products, and on NVIDIA GPUs CubeCL
 //! computes f32 in TF32, which keeps eleven significant bits per operand.
 
-use burn::backend::{Backend, tensor::FloatTensor as Floats};
-use burn::tensor::{DType, Tensor};
+use burn_tensor::{DType, Tensor};
 
 use super::Kernels;
 use super::expression::Expression;
 use super::operator::{Operator, Pullback, call};
+use crate::backend::{Backend, tensor::FloatTensor as Floats};
 
 /// The product `a b` of `[M, K]` and `[K, N]`, in f32. It equals `Tensor::matmul` of f32 operands on backends that
 /// compute f32 in f32.

@@ -1,14 +1,14 @@
 //! RMS norm, alone or followed by rotary position embedding as for queries and keys; fused where a backend has a kernel
 //! for it.
 
-use burn::backend::{TensorMetadata, tensor::FloatTensor as Floats};
-use burn::tensor::{DType, Tensor};
+use burn_tensor::{DType, Tensor};
 
 use super::Kernels;
 use super::expression::Expression;
 use super::norm::{NormKernel, SavedNorm, assert_row_operand};
 use super::operator::{Cotangents, Operator, Pullback, call};
 use super::rope::{Direction, RopeKernel, assert_angles};
+use crate::backend::{TensorMetadata, tensor::FloatTensor as Floats};
 
 /// RMS norm over the last axis of `[L, D]`: `x / sqrt(mean(x^2) + eps) * gain`; gain is `[D]`. All tensors are f32.
 pub fn rms_norm(x: Tensor<2>, gain: Tensor<1>, eps: f64) -> Tensor<2> {

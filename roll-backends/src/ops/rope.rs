@@ -1,11 +1,11 @@
 //! Rotary position embedding.
 
-use burn::backend::{Backend, tensor::FloatTensor as Floats};
-use burn::tensor::Tensor;
+use burn_tensor::Tensor;
 
 use super::Kernels;
 use super::expression::Expression;
 use super::operator::{Operator, Pullback, call};
+use crate::backend::{Backend, tensor::FloatTensor as Floats};
 
 /// Rotates adjacent pairs of each head of `x` `[L, heads * d]` by angles with the given cosines and sines,
 /// `[L, d / 2]`. The angles are constants: no gradient reaches them. Panics if the shapes do not match.

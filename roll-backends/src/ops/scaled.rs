@@ -1,14 +1,14 @@
 //! Linear layers with eight-bit weights, and the decoding of such weights.
 
-use burn::backend::tensor::{FloatTensor as Floats, IntTensor};
-use burn::backend::{BackendTensor, TensorMetadata};
-use burn::tensor::{DType, Int, IntDType, Shape, Tensor, TensorData};
+use burn_tensor::{DType, Int, IntDType, Shape, Tensor, TensorData};
 
 use super::Kernels;
 use super::expression::Expression;
 use super::linear::{Lora, SavedLinear, check_lora, checked_bias};
 use super::operator::{Operator, Primitives, Pullback, call, with_backend};
 use super::product::ProductKernel;
+use crate::backend::tensor::{FloatTensor as Floats, IntTensor};
+use crate::backend::{BackendTensor, TensorMetadata};
 use crate::{EightBits, ScaledMatrix};
 
 /// Returns `x W^T + b` and, with `lora` (A, B and their factor), `+ scale * (x A^T) B^T`, for a frozen eight-bit

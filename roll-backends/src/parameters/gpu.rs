@@ -8,9 +8,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::backend::LibTorch;
-use burn::backend::libtorch::TchTensor;
-use burn::tensor::{Device, Tensor};
+use burn_tensor::{Device, Tensor};
 use rayon::prelude::*;
 use roll_core::{Error, Result};
 use tch::{Kind, TchError};
@@ -18,6 +16,8 @@ use tch::{Kind, TchError};
 use super::detached;
 use crate::BackendError;
 use crate::async_copies::{CopyStreams, Cuda, D2hCopy, copy_streams, disable, upload};
+use crate::backend::LibTorch;
+use crate::backend::libtorch::TchTensor;
 use crate::device::libtorch_gpu;
 
 /// Elements per piece (64 MiB).

@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_tensor::{DType, Device, Tensor, TensorData};
 use roll_core::{Communicator, Error, GradientSink, ParameterSpec, Result};
 
 use crate::sync::lock;

@@ -8,7 +8,7 @@ mod part;
 
 use std::ops::Range;
 
-use burn::tensor::{Device, Tensor};
+use burn_tensor::{Device, Tensor};
 use roll_core::{AdamUpdate, DevicePart, DeviceUpdates, Error, ParameterSpec, Result};
 
 use super::{ParameterStorage, Parameters, detached, download};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn_tensor::{Device, Tensor, TensorData};
 use roll_core::{DeviceUpdates, GradientSink, Model, ParameterParts, ParameterSpec, Result, StateDict};
 
 use crate::Parameters;

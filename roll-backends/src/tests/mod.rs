@@ -6,7 +6,7 @@ pub(crate) mod device_model;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use burn::tensor::Device;
+use burn_tensor::Device;
 use roll_core::{Communicator, Rank, Result};
 
 use crate::Backend;

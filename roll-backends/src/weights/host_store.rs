@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, mpsc};
 
-use burn::tensor::{Device, Int, Tensor};
+use burn_tensor::{Device, Int, Tensor};
 use roll_core::{Error, Result};
 
 use super::{Prefetcher, Value, Weight, WeightStore, Weights};
@@ -154,7 +154,7 @@ impl WeightStore for HostStore {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::DType;
+    use burn_tensor::DType;
     use roll_core::Tensor;
 
     use super::*;

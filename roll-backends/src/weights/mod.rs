@@ -12,7 +12,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_tensor::{DType, Device, Int, Tensor, TensorData};
 use roll_core::{ParameterSpec, Result, StateDict};
 
 pub use host_store::HostStore;

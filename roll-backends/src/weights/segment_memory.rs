@@ -4,14 +4,14 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-#[cfg(feature = "libtorch")]
-use burn::backend::{LibTorch, libtorch::TchTensor};
-use burn::tensor::{DType, Device, Element, Int, Tensor as Burn, TensorData};
+use burn_tensor::{DType, Device, Element, Int, Tensor as Burn, TensorData};
 use bytemuck::Pod;
 use roll_core::Result;
 
 #[cfg(feature = "libtorch")]
 use crate::async_copies::{Cuda, Destination, copy_streams, disable, upload, upload_to};
+#[cfg(feature = "libtorch")]
+use crate::backend::{LibTorch, libtorch::TchTensor};
 #[cfg(feature = "libtorch")]
 use crate::device::libtorch_gpu;
 use crate::sync::lock;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device};
+use burn_tensor::{DType, Device};
 use roll_core::{Communicator, Error, Result, Tensor};
 
 use super::{Prefetcher, SegmentMemory, SegmentSizes, Storage, Weight, WeightStore, Weights};

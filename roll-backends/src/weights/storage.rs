@@ -1,6 +1,6 @@
 //! The storage formats of weights, and weights in host memory in the format of a device.
 
-use burn::tensor::{DType, Device};
+use burn_tensor::{DType, Device};
 use half::bf16;
 use rayon::prelude::*;
 use roll_core::{Result, Tensor};
@@ -118,7 +118,7 @@ mod tests {
         let weight = crate::Weight::new(&Tensor::new(values.clone(), [values.len()]).unwrap(), DType::BF16, &device);
         let stored = weight.stored::<1>().unwrap();
         assert_eq!(stored.dtype(), DType::BF16);
-        let cast = burn::tensor::Tensor::<1>::from_data(values.as_slice(), &device).cast(DType::BF16);
+        let cast = burn_tensor::Tensor::<1>::from_data(values.as_slice(), &device).cast(DType::BF16);
         assert_eq!(stored.into_data(), cast.into_data());
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use burn::tensor::Device;
+use burn_tensor::Device;
 use roll_core::Result;
 
 use super::{Resident, WeightStore, Weights};
@@ -68,7 +68,7 @@ impl WeightStore for Swapped {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use burn::tensor::DType;
+    use burn_tensor::DType;
     use roll_core::{Error, StateDict, Tensor};
 
     use super::*;

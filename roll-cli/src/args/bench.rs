@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use burn::tensor::DType;
+use burn_tensor::DType;
 use clap::Args as ClapArgs;
 use roll_backends::EightBits;
 use roll_wan::Placement;

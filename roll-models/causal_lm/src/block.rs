@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_tensor::{DType, Device, Int, Tensor, TensorData};
 use rayon::prelude::*;
 use roll_backends::ops::{self, AttentionOptions, DecodeCall};
 use roll_backends::{NdTensor, Scope, Segment, Snapshot, Tape, WeightStore};

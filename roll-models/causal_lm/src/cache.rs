@@ -13,7 +13,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn::tensor::{DType, Tensor};
+use burn_tensor::{DType, Tensor};
 use roll_backends::ops::{self, CachedSequence, CachedSequences, DecodeCall, TailPlaces};
 use roll_network::precision::as_dtype;
 

@@ -286,7 +286,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use std::collections::BTreeSet;
 
-    use burn::tensor::DType;
+    use burn_tensor::DType;
     use rand_distr::{Distribution, StandardNormal};
     use roll_core::StateDict;
 

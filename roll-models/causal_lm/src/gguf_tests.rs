@@ -1,7 +1,7 @@
 //! Models in GGUF files that the tests write, compared with the same weights under their Hugging Face names.
 #![allow(clippy::unwrap_used)]
 
-use burn::tensor::DType;
+use burn_tensor::DType;
 use rand_distr::{Distribution, StandardNormal};
 use roll_core::{Adapter, Noise, Purpose, StateDict, Tensor};
 use roll_network::tokenizer::Tokenizer;

@@ -3,7 +3,7 @@
 //! Only the logits of a few hundred rows and a few thousand ids exist at a time. The forward pass keeps two numbers per
 //! row (the logarithm of the sum of exponentials and the entropy); the backward pass computes the logits again.
 
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn_tensor::{DType, Int, Tensor, TensorData};
 use roll_backends::{Parameters, Weight, ops};
 use roll_core::Result;
 use roll_network::precision::as_dtype;
@@ -261,7 +261,7 @@ impl HeadRecord {
         if let Some((index, parameters)) = weight_gradient {
             let second_term = Tensor::cat(d_weight_chunks, 0);
             let first_term_rows = self.hidden * d_target;
-            let add = burn::tensor::IndexingUpdateOp::Add;
+            let add = burn_tensor::IndexingUpdateOp::Add;
             let d_weight = second_term.select_assign(0, self.targets, first_term_rows, add);
             let count = d_weight.shape().num_elements();
             parameters.add_gradient(index, d_weight.reshape([count]));

@@ -37,7 +37,7 @@ mod sampling;
 mod sentencepiece;
 mod source;
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn_tensor::{Device, Int, Tensor, TensorData};
 pub use roll_network::tokenizer::Tokenizer;
 
 pub use chat::ChatTemplate;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use burn::tensor::DType;
+use burn_tensor::DType;
 use roll_backends::{Backend, Memory};
 use roll_core::{BuildContext, Error, LanguageModel, Message, Noise, Options, Result, ResultExt, flat};
 use roll_network::comma_list::{self, split};

@@ -274,7 +274,7 @@ impl LanguageModel for CausalLm {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use burn::tensor::DType;
+    use burn_tensor::DType;
     use rand_distr::{Distribution, StandardNormal};
     use roll_backends::optimizer::AdamW;
     use roll_core::{Noise, OptimizerConfig, Purpose};

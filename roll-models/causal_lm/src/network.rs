@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, Tensor as Burn};
+use burn_tensor::{DType, Device, Tensor as Burn};
 use roll_backends::{
     BlockMatrix, Chain, Memory, NdTensor, Parameters, Resident, Segment, Snapshot, Weight, WeightStore, to_host,
     weights,
@@ -218,7 +218,7 @@ impl Network {
                 let d_predicting = head_record.pull(&packed(d_log_probs), &packed(d_entropy), parameters.as_ref())?;
                 let zeros = Burn::zeros([token_count, dim], (&device, DType::F32));
                 let d_hidden =
-                    zeros.select_assign(0, predicting_rows, d_predicting, burn::tensor::IndexingUpdateOp::Add);
+                    zeros.select_assign(0, predicting_rows, d_predicting, burn_tensor::IndexingUpdateOp::Add);
                 record.pull(d_hidden.into())?;
                 Ok(no_gradient)
             })

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use burn::tensor::DType;
+use burn_tensor::DType;
 use roll_backends::{Backend, Memory};
 use roll_core::{
     BuildContext, Error, Kind, Noise, Options, ParameterSpec, Result, ResultExt, parse_options,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use burn::tensor::DType;
+use burn_tensor::DType;
 use rand::RngCore;
 use rand_distr::{Distribution, StandardNormal};
 use roll_backends::blocks::{BlockMatrix, BlockType};

@@ -1,6 +1,6 @@
 //! Dtypes of frozen weights and of matrix products.
 
-use burn::tensor::{DType, Device, Tensor};
+use burn_tensor::{DType, Device, Tensor};
 use roll_backends::EightBits;
 use roll_backends::device::{channels_innermost, has_bytes, is_gpu};
 use roll_backends::ops::Fp8Products;

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, Tensor as Burn, activation};
+use burn_tensor::{DType, Device, Tensor as Burn, activation};
 use roll_backends::{Scope, Tape, WeightStore, ops, to_device, to_host};
 use roll_core::{Error, Result, Tensor};
 use roll_network::weights::{Checkpoint, Streamed};

@@ -1,7 +1,7 @@
 //! Recognises the networks of Wan by the keys of their weights, renames the keys to the official ones, and reads what
 //! the weights do not contain: the number of heads, the length of prompts.
 
-use burn::tensor::DType;
+use burn_tensor::DType;
 use roll_backends::EightBits;
 use roll_network::lora::is_lora_key;
 use roll_network::names::{self, Direction};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use burn::tensor::DType;
+use burn_tensor::DType;
 use roll_backends::{EightBits, Memory, WeightStore};
 use roll_core::{
     Adapter, BuildContext, ConditionInput, Conditioning, DiffusionModel, Grad, Model, Noise, Purpose, Result,

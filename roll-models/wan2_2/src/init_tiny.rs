@@ -206,7 +206,7 @@ mod tests {
 
             assert_eq!(heads(&files.dit), Some(2));
             let state = files.dit.all().unwrap();
-            let dit = Dit::new(&state, heads(&files.dit), burn::tensor::DType::F32, &device).unwrap();
+            let dit = Dit::new(&state, heads(&files.dit), burn_tensor::DType::F32, &device).unwrap();
             assert_eq!(dit.config(), &dit_config(kind));
             let c = dit.config().out_channels;
             let noise = Noise::new(2);

@@ -1,7 +1,7 @@
 //! Where the parts of a model lie on a machine, and what its recorded passes keep there. It is decided once, by options,
 //! networks and machine: the loader executes a [`Layout`], and `roll plan` counts its bytes.
 
-use burn::tensor::{DType, Device};
+use burn_tensor::{DType, Device};
 use roll_backends::EightBits;
 use roll_backends::weights::{MatrixStorage, Storage};
 use roll_core::plan::PlanInput;

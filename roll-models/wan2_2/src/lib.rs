@@ -21,6 +21,7 @@ pub mod dit;
 mod eight_bits_tests;
 mod expert;
 pub mod export;
+mod html;
 pub mod init;
 pub mod init_tiny;
 mod initial_adapters;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device};
+use burn_tensor::{DType, Device};
 use roll_backends::ops::Fp8Products;
 use roll_backends::weights::{DeviceSlot, HostWeight, MatrixStorage, SegmentMemory};
 use roll_backends::{Backend, Resident, Sharded, WeightStore};

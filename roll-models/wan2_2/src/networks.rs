@@ -1,6 +1,6 @@
 //! The networks of a model, and the bytes of their weights.
 
-use burn::tensor::DType;
+use burn_tensor::DType;
 use roll_backends::EightBits;
 use roll_backends::weights::HostStore;
 use roll_core::{Result, ResultExt};

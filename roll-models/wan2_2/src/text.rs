@@ -2,20 +2,20 @@
 //!
 //! The result equals `fix_text` of ftfy 6.3.1 with its defaults, followed by `html.unescape` twice: entities, terminal
 //! escapes, ligatures, full-width characters, curly quotes, line breaks, control characters, composition (NFC), runs of
-//! white space. Three cases that captions rarely have are different:
+//! white space. Two cases that captions rarely have are different:
 //! - ftfy repairs text that was decoded with the wrong character set (`schÃ¶n`), by guesses. Such text stays here.
 //! - ftfy resolves entities in capitals (`&EACUTE;`) and entities that are nested more than three deep. Here, only
 //!   HTML's entities are resolved, up to three times.
-//! - Python drops references to characters that are not valid in HTML (`&#1;`) in text with `<`. They stay here.
 
-use htmlize::unescape;
 use tokenizers::NormalizedString;
+
+use crate::html::unescape;
 
 /// Returns `text` as one line without entities and surrounding white space.
 pub fn clean(text: &str) -> String {
     // ftfy resolves entities only in text without markup; the reference then resolves them twice in any text.
     let fixed = fix(&if text.contains('<') { text.into() } else { unescape(text) });
-    let plain = unescape(unescape(fixed));
+    let plain = unescape(&unescape(&fixed));
     plain.split(is_space).filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
@@ -90,6 +90,7 @@ mod tests {
         assert_eq!(clean("&ampfoo &notit; &times2 &alpha; &#128; &#x80; &hellip;"), "&foo ¬it; ×2 α € € …");
         assert_eq!(clean("&&&&amp;;"), "&&&&;");
         assert_eq!(clean("&ngE;"), "≧\u{338}");
+        assert_eq!(clean("<i> &#1;a&#x1fffe;b"), "<i> ab");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, Int, Tensor as Burn, activation};
+use burn_tensor::{DType, Device, Int, Tensor as Burn, activation};
 use roll_backends::{Resident, Scope, Tape, WeightStore, ops, to_host};
 use roll_core::{Error, Result, StateDict, Tensor};
 use roll_network::precision::DeviceTraits;

@@ -71,7 +71,7 @@ fn batched_prompts_are_bit_exact_and_read_each_weight_once() {
             self.1.lock().unwrap().push(prefix.into());
             self.0.segment(prefix)
         }
-        fn device(&self) -> &burn::tensor::Device {
+        fn device(&self) -> &burn_tensor::Device {
             self.0.device()
         }
         fn shape(&self, key: &str) -> Option<Vec<usize>> {
@@ -79,7 +79,7 @@ fn batched_prompts_are_bit_exact_and_read_each_weight_once() {
         }
     }
     let store = Arc::new(Counting(
-        Resident::new(&random(&config(), DType::F32), burn::tensor::DType::F32, &device()),
+        Resident::new(&random(&config(), DType::F32), burn_tensor::DType::F32, &device()),
         Default::default(),
     ));
     let model = Umt5::with_store(config(), store.clone());

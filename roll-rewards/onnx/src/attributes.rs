@@ -75,7 +75,7 @@ impl<'a> Attributes<'a> {
     }
 
     /// Reads a tensor; `None` if the attribute is missing.
-    pub fn tensor(&mut self, name: &str, device: &burn::tensor::Device) -> Result<Option<Constant>, Problem> {
+    pub fn tensor(&mut self, name: &str, device: &burn_tensor::Device) -> Result<Option<Constant>, Problem> {
         match self.take(name, ast::AttributeType::Tensor)? {
             None => Ok(None),
             Some(ast::Attribute { t: Some(t), .. }) => tensor_proto::constant(t, device).map(Some),
@@ -125,7 +125,7 @@ pub(super) struct OperatorSpec<'n, 'a> {
     /// Number of outputs up to the last one that is read.
     pub read_outputs: usize,
     /// The device of constants.
-    pub device: &'n burn::tensor::Device,
+    pub device: &'n burn_tensor::Device,
 }
 
 impl<'n> OperatorSpec<'n, '_> {

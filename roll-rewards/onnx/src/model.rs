@@ -4,7 +4,7 @@ use std::io::Read;
 use std::ops::Range;
 use std::path::Path;
 
-use burn::tensor::Device;
+use burn_tensor::Device;
 use roll_backends::{NdTensor, Tape, vjp};
 use roll_core::{DType, Result, Tensor};
 use roll_external::files;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use burn::tensor::Device;
+use burn_tensor::Device;
 use roll_backends::NdTensor;
 use roll_backends::device::is_host;
 use roll_backends::host::{to_device_nd, to_host_nd};

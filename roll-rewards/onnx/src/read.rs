@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-use burn::tensor::Device;
+use burn_tensor::Device;
 use onnx_rs::ast;
 use roll_core::DType;
 

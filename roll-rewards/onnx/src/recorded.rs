@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use burn::tensor::{Device, Tensor as Burn};
+use burn_tensor::{Device, Tensor as Burn};
 use roll_backends::NdTensor;
 use roll_core::Result;
 

@@ -1,6 +1,6 @@
 //! Converts the tensors that an ONNX file stores (`TensorProto`) to constants of the graph.
 
-use burn::tensor::Device;
+use burn_tensor::Device;
 use onnx_rs::ast::{DataLocation, DataType, TensorProto};
 
 use super::error::Problem;

@@ -1,6 +1,6 @@
 //! Runs a whole pass inside rayon's thread pool.
 
-use burn::tensor::Device;
+use burn_tensor::Device;
 use roll_backends::device::is_flex;
 
 /// Calls `f` and returns its result. On the backend `flex`, `f` runs on a thread of rayon's pool. A pass has hundreds

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_tensor::{DType, Device, Tensor, TensorData};
 use roll_backends::NdTensor;
 use roll_backends::host::{to_device_nd, to_host_nd};
 

@@ -1,6 +1,6 @@
 //! The end of SigLIP's image tower: one learned query that attends to all patches of a picture.
 
-use burn::tensor::{Device, Tensor as Burn};
+use burn_tensor::{Device, Tensor as Burn};
 use roll_backends::ops::{self, AttentionOptions};
 use roll_backends::{NdTensor, Segment, Tape, Weights};
 use roll_core::Result;

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use burn::tensor::{DType as Stored, Device};
+use burn_tensor::{DType as Stored, Device};
 use roll_backends::{Weight, Weights};
 use roll_core::{DType, Error, Result, Tensor};
 use roll_external::files;

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use burn::tensor::Device;
+use burn_tensor::Device;
 use roll_backends::host::{to_device_nd, to_host_nd};
 use roll_backends::{Chain, Memory, Segment};
 use roll_core::{

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use burn::tensor::{Device, Int, Tensor as Burn, TensorData};
+use burn_tensor::{Device, Int, Tensor as Burn, TensorData};
 use roll_backends::{Tape, Weights, to_host};
 use roll_core::{Error, Result};
 use roll_external::contain::contain;

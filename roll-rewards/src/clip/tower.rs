@@ -1,7 +1,7 @@
 //! The layers of a tower as segments of a chain: the embedding of patches, transformer layers (which the text tower
 //! also uses), and the pooling to an embedding. The backward pass recomputes one layer at a time.
 
-use burn::tensor::{DType, Device, Tensor as Burn, activation};
+use burn_tensor::{DType, Device, Tensor as Burn, activation};
 use roll_backends::ops::{self, AttentionOptions};
 use roll_backends::{NdTensor, Scope, Segment, Tape, Weights};
 use roll_core::{Error, Result};

@@ -1,6 +1,6 @@
 //! Face detection with SCRFD or YuNet.
 
-use burn::tensor::Device;
+use burn_tensor::Device;
 use rayon::prelude::*;
 use roll_backends::host::{to_device_nd, to_host_nd};
 use roll_core::{Error, Grad, Result, Tensor};

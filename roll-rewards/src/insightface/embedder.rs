@@ -1,6 +1,6 @@
 //! Face embedding with an ArcFace network.
 
-use burn::tensor::Device;
+use burn_tensor::Device;
 use roll_backends::NdTensor;
 use roll_backends::host::{to_device_nd, to_host_nd};
 use roll_core::{Error, Grad, Result, Tensor};

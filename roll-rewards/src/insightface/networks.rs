@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use burn::tensor::Device;
+use burn_tensor::Device;
 use roll_core::{Error, Grad, Result};
 use roll_onnx::Network;
 

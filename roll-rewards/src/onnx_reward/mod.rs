@@ -36,7 +36,7 @@ pub struct OnnxReward {
 
 impl OnnxReward {
     /// Opens the file of `config` at `path`, with weights on `device`.
-    pub fn open(mut config: OnnxConfig, path: &std::path::Path, device: &burn::tensor::Device) -> Result<Self> {
+    pub fn open(mut config: OnnxConfig, path: &std::path::Path, device: &burn_tensor::Device) -> Result<Self> {
         config.check()?;
         let mut model = Model::open(path, device)?;
         if let Some(output) = &config.output {

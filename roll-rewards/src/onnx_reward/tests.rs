@@ -14,7 +14,7 @@ fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/exported").join(name)
 }
 
-fn device() -> burn::tensor::Device {
+fn device() -> burn_tensor::Device {
     roll_backends::device(std::env::var("ROLL_TEST_BACKEND").as_deref().unwrap_or("flex")).unwrap()
 }
 

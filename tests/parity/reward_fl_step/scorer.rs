@@ -1,6 +1,6 @@
 //! The case's scorer: a small convolutional embedder of frames and the pooled cosine to reference embeddings.
 
-use burn::tensor::{Device, Tensor as Burn, activation::silu, module::conv2d, ops::ConvOptions};
+use burn_tensor::{Device, Tensor as Burn, activation::silu, module::conv2d, ops::ConvOptions};
 use roll_backends::{NdTensor, Tape, host, vjp};
 use roll_core::{Error, Grad, Pullback, Result, RewardScorer, Score, StateDict, Target, Tensor, Video};
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device};
+use burn_tensor::{DType, Device};
 use roll_backends::{NdTensor, Parameters, Resident, Segment, Tape, to_device, vjp};
 use roll_core::{Noise, StateDict};
 use roll_wan::dit::{Block, DitConfig, Grid, Pass, Trainable, lora_parameters, rotary_tables};

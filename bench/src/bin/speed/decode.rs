@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use burn::tensor::Device;
+use burn_tensor::Device;
 use roll_core::{Grad, Tensor};
 use roll_wan::vae::{Chunking, LatentStatistics, Vae, VaeConfig};
 

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
-use burn::tensor::DType;
+use burn_tensor::DType;
 use case::{Case, Setting};
 use roll_video::reward_fl::Loss;
 use roll_core::{Noise, Purpose, Tensor};

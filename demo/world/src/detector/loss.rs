@@ -1,6 +1,6 @@
 //! The detector's loss: cross-entropy of the scores, distances of boxes and landmarks.
 
-use burn::tensor::{Device, Tensor, activation};
+use burn_tensor::{Device, Tensor, activation};
 use roll_backends::NdTensor;
 use roll_core::Result;
 

@@ -1,6 +1,6 @@
 //! The CosFace loss: classification of people by the cosine between an embedding and one learned direction per person.
 
-use burn::tensor::{Device, Tensor, activation};
+use burn_tensor::{Device, Tensor, activation};
 use roll_backends::Scope;
 use roll_core::{ParameterSpec, Result};
 

@@ -1,7 +1,7 @@
 //! Evaluation of a network on Burn.
 
-use burn::tensor::ops::ConvOptions;
-use burn::tensor::{Tensor, activation, module};
+use burn_tensor::ops::ConvOptions;
+use burn_tensor::{Tensor, activation, module};
 use roll_backends::{NdTensor, Scope};
 use roll_core::Result;
 

@@ -1,4 +1,4 @@
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_tensor::{DType, Device, Tensor, TensorData};
 use roll_backends::{NdTensor, Parameters, Scope, Tape, Weights};
 use roll_core::{Noise, Purpose};
 use roll_onnx::Model;
@@ -27,7 +27,7 @@ fn difference(network: &Network) -> f32 {
         trainable: Some(&parameters),
         lora_scale: 1.0,
         tape: &tape,
-        products: burn::tensor::DType::F32,
+        products: burn_tensor::DType::F32,
         fp8: false,
     };
     let wanted: Vec<Value> = network.outputs.iter().map(|o| o.1).collect();

@@ -1,6 +1,6 @@
 //! The loss of the text encoder: classification of a prompt's attributes from the mean hidden state.
 
-use burn::tensor::{Device, Tensor, activation};
+use burn_tensor::{Device, Tensor, activation};
 use roll_backends::Scope;
 use roll_core::Result;
 use roll_wan::umt5::Umt5;

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_tensor::{DType, Device, Tensor, TensorData};
 use roll_backends::optimizer::{AdamW, LrSchedule, LrSchedulerType, Moments, clip_coefficient, norm, scale};
 use roll_backends::{NdTensor, Parameters, Scope, Tape, Weights, vjp};
 use roll_core::{Error, Noise, OptimizerConfig, ParameterSpec, Purpose, Result};

@@ -2,7 +2,7 @@
 //! layers in neural networks"). Directions that are rare in gradients then move as fast as common ones. The fine
 //! details of a small autoencoder depend on such directions.
 
-use burn::tensor::{Device, Tensor};
+use burn_tensor::{Device, Tensor};
 use roll_core::{ParameterSpec, Result};
 
 use super::upload;

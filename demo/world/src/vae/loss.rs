@@ -1,6 +1,6 @@
 //! The loss of the VAE: reconstruction of frames, and latents that a diffusion model can learn.
 
-use burn::tensor::{Device, Tensor};
+use burn_tensor::{Device, Tensor};
 
 use super::moments::Moments;
 use crate::training::upload;

@@ -8,7 +8,7 @@ mod samples;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn::tensor::{Device, Tensor};
+use burn_tensor::{Device, Tensor};
 use roll_backends::{Resident, Scope};
 use roll_core::{Error, ParameterSpec, Result, StateDict};
 use roll_wan::vae::{LatentStatistics, Vae, VaeConfig};

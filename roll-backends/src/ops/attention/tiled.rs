@@ -6,10 +6,10 @@
 
 use std::ops::Range;
 
-use burn::backend::{TensorMetadata, tensor::FloatTensor as Floats};
-use burn::tensor::{DType, TensorData};
+use burn_tensor::{DType, TensorData};
 
 use super::AttentionCall;
+use crate::backend::{TensorMetadata, tensor::FloatTensor as Floats};
 use crate::ops::expression::Expression;
 use crate::ops::operator::Cotangents;
 use crate::ops::product::ProductKernel;

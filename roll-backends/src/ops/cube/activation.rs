@@ -1,10 +1,10 @@
 //! Activations, each in one pass over memory; GELU's exact form is composed of Burn's operations.
 
-use burn::backend::{Cube, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::{elementwise_launch, empty_like, values};
+use crate::backend::{Cube, TensorMetadata};
 use crate::ops::activation::{composed_gelu, composed_gelu_backward};
 use crate::ops::expression::Expression;
 use crate::ops::{Activation, ActivationKernel};

@@ -1,11 +1,11 @@
 //! The RMS norm of the Wan VAE: one unit per position. Neighbouring units have neighbouring positions, so that reads of
 //! each channel are coalesced.
 
-use burn::backend::{Cube, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::{elementwise_launch, empty, empty_like, values};
+use crate::backend::{Cube, TensorMetadata};
 use crate::ops::channel_norm::{MIN_NORM, composed_backward};
 use crate::ops::{ChannelNormKernel, Cotangents};
 

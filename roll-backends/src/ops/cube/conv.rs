@@ -7,15 +7,15 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Cube, TensorMetadata};
-use burn::tensor::{DType, TensorData};
 use burn_cubecl::kernel::conv::{ConvStrategy, conv_data_backward, conv_forward, conv_weight_backward};
 use burn_cubecl::tensor::CubeTensor;
+use burn_tensor::{DType, TensorData};
 use cubecl::prelude::Scalar;
 use cubecl::tf32;
 
 use super::{cached, to_host};
+use crate::backend::ops::FloatTensorOps;
+use crate::backend::{Cube, TensorMetadata};
 use crate::ops::conv::{options, with_batch, without_batch};
 use crate::ops::expression::Expression;
 use crate::ops::{ConvKernel, Cotangents};

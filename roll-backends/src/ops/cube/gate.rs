@@ -1,10 +1,10 @@
 //! The gated residual.
 
-use burn::backend::{Cube, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::{elementwise_launch, empty_like, values};
+use crate::backend::{Cube, TensorMetadata};
 use crate::ops::expression::{Expression, sum_if_shared};
 use crate::ops::{Cotangents, GateKernel};
 

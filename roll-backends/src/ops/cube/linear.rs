@@ -1,10 +1,10 @@
 //! Linear layers: cubek's products, and one epilogue kernel for bias and LoRA.
 
-use burn::backend::{Cube, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::{elementwise_launch, values};
+use crate::backend::{Cube, TensorMetadata};
 use crate::ops::expression::Expression;
 use crate::ops::{LinearKernel, Lora};
 

@@ -19,12 +19,10 @@ mod rope;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Cube, TensorMetadata};
-use burn::tensor::{DType, FloatDType, Shape};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
+use burn_tensor::{DType, FloatDType, Shape};
 use cubecl::ir::ElemType;
 use cubecl::prelude::Scalar;
 use cubecl::{CubeCount, CubeDim, calculate_cube_count_elemwise};
@@ -33,6 +31,8 @@ use half::bf16;
 use super::{
     AdamKernel, BlockKernel, Conv2dKernel, DecodeKernel, Fp8Kernel, MaxPoolKernel, RmsRopeKernel, ScaledKernel,
 };
+use crate::backend::ops::FloatTensorOps;
+use crate::backend::{Cube, TensorMetadata};
 use crate::sync::lock;
 #[cfg(all(test, feature = "wgpu"))]
 use burn_cubecl::CubeDevice;
@@ -89,7 +89,7 @@ fn to_host(x: CubeTensor) -> Option<Vec<f32>> {
 #[cfg(all(test, feature = "wgpu"))]
 fn test_device() -> Option<CubeDevice> {
     match crate::device("wgpu").map(|device| device.without_autodiff().as_dispatch().clone()) {
-        Ok(burn::backend::DispatchDevice::Cube(device)) => Some(device),
+        Ok(crate::backend::DispatchDevice::Cube(device)) => Some(device),
         found => {
             let reason = found.err().map_or_else(String::new, |error| error.to_string());
             roll_testing::skip!(reason, needs = "vulkan")
@@ -113,7 +113,7 @@ fn cube_per_row(like: &CubeTensor, rows: usize, units: u32) -> (CubeCount, CubeD
 #[allow(clippy::unwrap_used)]
 #[cfg(test)]
 mod tests {
-    use burn::tensor::TensorData;
+    use burn_tensor::TensorData;
 
     use super::*;
     use crate::ops::{ChannelNormKernel, GateKernel, LinearKernel, NormKernel, SavedNorm};

@@ -1,12 +1,12 @@
 //! Layer norm and RMS norm over the rows of a matrix: one cube of units per row, which after the first pass is read
 //! from the cache.
 
-use burn::backend::{Cube, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::reduction::sum_over_units;
 use super::{cube_per_row, empty, empty_like, values};
+use crate::backend::{Cube, TensorMetadata};
 use crate::ops::norm::composed_backward;
 use crate::ops::{Cotangents, NormKernel, SavedNorm};
 

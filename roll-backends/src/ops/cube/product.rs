@@ -8,11 +8,9 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Cube, TensorMetadata};
-use burn::tensor::{DType, FloatDType, TensorData};
 use burn_cubecl::kernel::matmul::{MatmulStrategy, init_matmul_output, matmul};
 use burn_cubecl::tensor::CubeTensor;
+use burn_tensor::{DType, FloatDType, TensorData};
 use cubecl::prelude::{Scalar, TensorBinding};
 use cubecl::tf32;
 use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems, MatmulSetupError};
@@ -27,6 +25,8 @@ use cubek::matmul::routine::BlueprintStrategy::Inferred;
 use cubek::std::InputBinding;
 
 use super::{cached, elem, empty, to_host};
+use crate::backend::ops::FloatTensorOps;
+use crate::backend::{Cube, TensorMetadata};
 use crate::ops::ProductKernel;
 use crate::ops::expression::Expression;
 

@@ -1,10 +1,10 @@
 //! Rotary position embedding: each unit (thread) rotates one pair of values.
 
-use burn::backend::{Cube, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::{elementwise_launch, empty_like, values};
+use crate::backend::{Cube, TensorMetadata};
 use crate::ops::{Direction, RopeKernel};
 
 impl RopeKernel for Cube {

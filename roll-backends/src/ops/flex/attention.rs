@@ -1,8 +1,7 @@
 //! Attention on flex.
 
-use burn::backend::{Flex, TensorMetadata, flex::FlexTensor};
-
 use super::{Values, cast, tensor};
+use crate::backend::{Flex, TensorMetadata, flex::FlexTensor};
 use crate::ops::kernels::attention::{AttentionShape, RowSoftmax, Saved, backward, forward};
 use crate::ops::{AttentionCall, AttentionKernel, Cotangents};
 

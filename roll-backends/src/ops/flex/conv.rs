@@ -1,8 +1,7 @@
 //! 3-d convolution on flex: by Winograd where [`is_winograd_shape`] says so, else tap by tap.
 
-use burn::backend::{Flex, TensorMetadata, flex::FlexTensor};
-
 use super::{Values, cast, tensor};
+use crate::backend::{Flex, TensorMetadata, flex::FlexTensor};
 use crate::ops::conv::is_winograd_shape;
 use crate::ops::kernels::conv::{ConvKind, ConvShape, backward, forward};
 use crate::ops::kernels::winograd::convolve;

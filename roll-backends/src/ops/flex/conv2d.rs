@@ -1,8 +1,7 @@
 //! 2-d convolution with constant weights on flex.
 
-use burn::backend::{Flex, TensorMetadata, flex::FlexTensor};
-
 use super::{Values, tensor};
+use crate::backend::{Flex, TensorMetadata, flex::FlexTensor};
 use crate::ops::conv2d::{Conv2dCall, Conv2dKernel, Conv2dOptions, Epilogue};
 use crate::ops::kernels::conv2d::{self as kernels, BackwardWeights, Conv2dShape, KernelEpilogue, Weights};
 

@@ -1,9 +1,9 @@
 //! Decoding with a KV cache on flex.
 
-use burn::backend::{Flex, TensorMetadata, flex::FlexTensor};
-use burn::tensor::DType;
+use burn_tensor::DType;
 
 use super::{Values, cast};
+use crate::backend::{Flex, TensorMetadata, flex::FlexTensor};
 use crate::ops::decode::{CachedSequence, DecodeCall, DecodeKernel, TailPlaces, store_by_index};
 use crate::ops::kernels::decode::attend;
 

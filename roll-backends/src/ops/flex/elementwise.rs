@@ -1,8 +1,7 @@
 //! Activations, rotary embedding and gates on flex.
 
-use burn::backend::{Flex, TensorMetadata, flex::FlexTensor};
-
 use super::Values;
+use crate::backend::{Flex, TensorMetadata, flex::FlexTensor};
 use crate::ops::kernels::rope::rotate;
 use crate::ops::kernels::rows::RowOperand;
 use crate::ops::kernels::{activation, norm};

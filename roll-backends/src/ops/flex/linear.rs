@@ -1,10 +1,10 @@
 //! Linear layers on flex, with and without LoRA.
 
-use burn::backend::{Flex, TensorMetadata, flex::FlexTensor};
-use burn::tensor::DType;
+use burn_tensor::DType;
 use half::bf16;
 
 use super::{Values, cast, tensor};
+use crate::backend::{Flex, TensorMetadata, flex::FlexTensor};
 use crate::ops::kernels::linear::{self as kernels, LinearShape, Weight};
 use crate::ops::kernels::parallel::in_pool;
 use crate::ops::kernels::row_products::{self, Stored};

@@ -1,10 +1,9 @@
 //! Max pooling on flex.
 
-use burn::backend::flex::FlexTensor;
-use burn::backend::tensor::IntTensor;
-use burn::backend::{Flex, TensorMetadata};
-
 use super::{Values, tensor};
+use crate::backend::flex::FlexTensor;
+use crate::backend::tensor::IntTensor;
+use crate::backend::{Flex, TensorMetadata};
 use crate::ops::kernels::max_pool::{self as kernels, MaxPoolShape};
 use crate::ops::{MaxPoolKernel, MaxPoolWindow};
 

@@ -13,10 +13,11 @@ mod max_pool;
 mod norm;
 mod quantised;
 
-use burn::backend::Flex;
-use burn::backend::flex::{FlexTensor, Layout};
-use burn::backend::ops::FloatTensorOps;
-use burn::tensor::{Bytes, DType, FloatDType, Shape};
+use burn_tensor::{Bytes, DType, FloatDType, Shape};
+
+use crate::backend::Flex;
+use crate::backend::flex::{FlexTensor, Layout};
+use crate::backend::ops::FloatTensorOps;
 
 impl super::AdamKernel for Flex {}
 impl super::ProductKernel for Flex {}

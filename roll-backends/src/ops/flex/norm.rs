@@ -1,8 +1,7 @@
 //! Layer norm, RMS norm and the RMS norm of the Wan VAE on flex.
 
-use burn::backend::{Flex, TensorMetadata, flex::FlexTensor};
-
 use super::{Values, tensor};
+use crate::backend::{Flex, TensorMetadata, flex::FlexTensor};
 use crate::ops::kernels::rows::RowOperand;
 use crate::ops::kernels::{channel_norm, norm};
 use crate::ops::{ChannelNormKernel, Cotangents, NormKernel, SavedNorm, SharedShift};

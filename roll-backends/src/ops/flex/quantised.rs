@@ -1,10 +1,10 @@
 //! Linear layers with block-quantised weights, and eight-bit matrices, on flex.
 
-use burn::backend::{Flex, TensorMetadata, flex::FlexTensor};
-use burn::tensor::DType;
+use burn_tensor::DType;
 use rayon::prelude::*;
 
 use super::{Values, cast, tensor};
+use crate::backend::{Flex, TensorMetadata, flex::FlexTensor};
 use crate::ops::kernels::row_products::{Stored, forward, pull};
 use crate::ops::{BlockKernel, Fp8Kernel, ScaledKernel};
 use crate::{BlockMatrix, EightBits};

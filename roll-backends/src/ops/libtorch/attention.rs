@@ -4,10 +4,10 @@
 use std::collections::BTreeSet;
 use std::sync::{Mutex, OnceLock};
 
-use burn::backend::{LibTorch, libtorch::TchTensor};
 use tch::{CModule, IValue, Tensor};
 
 use super::fresh;
+use crate::backend::{LibTorch, libtorch::TchTensor};
 use crate::ops::{AttentionCall, AttentionKernel, Cotangents, tiled};
 use crate::sync::lock;
 

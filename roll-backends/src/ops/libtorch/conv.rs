@@ -8,10 +8,10 @@
 //! algorithms. Benchmark mode (`cudnn_set_benchmark`) may be faster, but may select other algorithms, with other bits,
 //! in the next run.
 
-use burn::backend::{LibTorch, libtorch::TchTensor};
 use tch::Tensor;
 
 use super::fresh;
+use crate::backend::{LibTorch, libtorch::TchTensor};
 use crate::ops::ConvKernel;
 
 impl ConvKernel for LibTorch {

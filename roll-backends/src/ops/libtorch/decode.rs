@@ -1,8 +1,7 @@
 //! In-place writes to the KV cache on libtorch.
 
-use burn::backend::LibTorch;
-use burn::backend::libtorch::TchTensor;
-
+use crate::backend::LibTorch;
+use crate::backend::libtorch::TchTensor;
 use crate::ops::DecodeKernel;
 use crate::ops::decode::{TailPlaces, store_by_index};
 

@@ -1,11 +1,11 @@
 //! Activations, rotary embedding, gates and the AdamW update on libtorch: one or two passes over memory each.
 
-use burn::backend::{LibTorch, libtorch::TchTensor};
-use burn::tensor::DType;
+use burn_tensor::DType;
 use roll_core::AdamUpdate;
 use tch::{Kind, Tensor};
 
 use super::{fresh, fused};
+use crate::backend::{LibTorch, libtorch::TchTensor};
 use crate::ops::activation::Activation;
 use crate::ops::adam::composed;
 use crate::ops::{ActivationKernel, AdamKernel, Cotangents, Direction, GateKernel, RopeKernel};

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use burn::backend::LibTorch;
-use burn::backend::libtorch::TchTensor;
-use burn::tensor::DType;
+use burn_tensor::DType;
 use tch::{Device, Kind, Tensor};
 
 use super::linear::{in_f32, scaled};
 use super::{fresh, wide_product};
+use crate::backend::LibTorch;
+use crate::backend::libtorch::TchTensor;
 use crate::ops::fp8::{Fp8Weight, SavedFp8, SavedLora};
 use crate::ops::{Cotangents, Fp8Kernel, Lora};
 use crate::sync::lock;

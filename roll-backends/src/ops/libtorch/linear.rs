@@ -1,10 +1,10 @@
 //! Linear layers on libtorch, with LoRA accumulated in place.
 
-use burn::backend::{LibTorch, libtorch::TchTensor};
-use burn::tensor::DType;
+use burn_tensor::DType;
 use tch::{Kind, Tensor};
 
 use super::{fresh, wide_product};
+use crate::backend::{LibTorch, libtorch::TchTensor};
 use crate::ops::{Cotangents, LinearKernel, Lora, SavedLinear};
 
 impl LinearKernel for LibTorch {

@@ -13,13 +13,13 @@ mod fused;
 mod linear;
 mod norm;
 
-use burn::backend::LibTorch;
-use burn::backend::libtorch::TchTensor;
-use burn::tensor::DType;
+use burn_tensor::DType;
 use tch::{Kind, Tensor};
 
 use super::{BlockKernel, Conv2dKernel, MaxPoolKernel, ProductKernel, ScaledKernel};
 use crate::EightBits;
+use crate::backend::LibTorch;
+use crate::backend::libtorch::TchTensor;
 
 pub(super) use fp8::check_gpu as check_fp8_gpu;
 

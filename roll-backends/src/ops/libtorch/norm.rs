@@ -1,11 +1,11 @@
 //! Layer norm, RMS norm and the RMS norm of the Wan VAE on libtorch.
 
-use burn::backend::{LibTorch, libtorch::TchTensor};
-use burn::tensor::DType;
+use burn_tensor::DType;
 use tch::{Kind, Tensor};
 
 use super::elementwise::sum_if_shared;
 use super::{fresh, fused, pull_through};
+use crate::backend::{LibTorch, libtorch::TchTensor};
 use crate::ops::channel_norm::{MIN_NORM, composed_pull};
 use crate::ops::expression::Expression;
 use crate::ops::rms_rope::{self, Rotation, SavedRmsRope};

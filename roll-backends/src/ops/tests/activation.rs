@@ -1,6 +1,6 @@
 //! Tests of activations.
 
-use burn::tensor::Device;
+use burn_tensor::Device;
 
 use super::{Exact, check, devices, download, noise};
 use crate::ops::{gelu, gelu_tanh, silu};

@@ -1,6 +1,6 @@
 //! Tests of attention.
 
-use burn::tensor::DType;
+use burn_tensor::DType;
 
 use super::{BF16, Exact, assert_near, bf16_devices, check, devices, download, noise, to_bf16};
 use crate::device::is_gpu;

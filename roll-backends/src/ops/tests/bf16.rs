@@ -1,6 +1,6 @@
 //! Tests of operators with bf16 operands or results, compared with themselves in f32.
 
-use burn::tensor::{DType, Device, Tensor};
+use burn_tensor::{DType, Device, Tensor};
 
 use super::rope::angles;
 use super::{BF16, Exact, assert_near, bf16_devices, download, noise, to_bf16};

@@ -1,6 +1,6 @@
 //! Tests of the channel norm.
 
-use burn::tensor::{DType, Tensor};
+use burn_tensor::{DType, Tensor};
 
 use super::activation::silu_in_f64;
 use super::{BF16, Exact, assert_near, check, devices, download, noise};

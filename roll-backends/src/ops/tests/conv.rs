@@ -1,6 +1,6 @@
 //! Tests of 3-d convolution.
 
-use burn::tensor::{DType, Tensor, module};
+use burn_tensor::{DType, Tensor, module};
 
 use super::{BF16, assert_near, bf16_devices, check, devices, download, noise};
 use crate::ops::{conv, conv3d, seed};

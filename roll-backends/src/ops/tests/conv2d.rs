@@ -1,6 +1,6 @@
 //! Tests of 2-d convolution with constant weights and its epilogues.
 
-use burn::tensor::Tensor;
+use burn_tensor::Tensor;
 
 use super::{Exact, check, noise};
 use crate::ops::{Conv2d, Conv2dOptions, Epilogue};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Tensor};
+use burn_tensor::{DType, Tensor};
 
 use super::{Exact, assert_near, devices, download, noise};
 use crate::ops::{CachedSequence, CachedSequences, DecodeCall, TailPlaces, attend_rows, decode, store_rows};
@@ -57,9 +57,9 @@ fn attend(places: &[CachedSequence; 4], scale: Option<f32>, softcap: Option<f32>
     }
     #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
     {
-        use burn::backend::Flex;
-        use burn::backend::ops::FloatTensorOps;
-        use burn::tensor::TensorData;
+        use crate::backend::Flex;
+        use crate::backend::ops::FloatTensorOps;
+        use burn_tensor::TensorData;
         let upload = |x: &Exact, shape: Vec<usize>| {
             let values: Vec<f32> = x.values.iter().map(|v| *v as f32).collect();
             Flex::float_from_data(TensorData::new(values, shape), &Default::default())
@@ -105,9 +105,9 @@ fn store_writes_rows_to_their_slots() {
 #[test]
 #[cfg(feature = "flex")]
 fn store_by_index_is_exact() {
-    use burn::backend::Flex;
-    use burn::backend::ops::FloatTensorOps;
-    use burn::tensor::TensorData;
+    use crate::backend::Flex;
+    use crate::backend::ops::FloatTensorOps;
+    use burn_tensor::TensorData;
     let upload = |values: &[f32], shape: [usize; 2]| {
         Flex::float_from_data(TensorData::new(values.to_vec(), shape), &Default::default())
     };
@@ -122,9 +122,9 @@ fn store_by_index_is_exact() {
 #[test]
 #[cfg(feature = "flex")]
 fn decode_attention_of_bf16_has_scores_in_f32() {
-    use burn::backend::Flex;
-    use burn::backend::ops::FloatTensorOps;
-    use burn::tensor::{FloatDType, TensorData};
+    use crate::backend::Flex;
+    use crate::backend::ops::FloatTensorOps;
+    use burn_tensor::{FloatDType, TensorData};
     let (width, keys) = (16, 12);
     let rounded = |rows, seed| {
         let mut x = noise(rows, width, seed);
@@ -157,9 +157,9 @@ fn decode_attention_of_bf16_has_scores_in_f32() {
 #[test]
 #[cfg(feature = "flex")]
 fn indices_are_uploaded_once_for_all_layers() {
-    use burn::backend::Flex;
-    use burn::backend::ops::FloatTensorOps;
-    use burn::tensor::TensorData;
+    use crate::backend::Flex;
+    use crate::backend::ops::FloatTensorOps;
+    use burn_tensor::TensorData;
     let upload = |shape: Vec<usize>| {
         let values = vec![0.5f32; shape.iter().product()];
         Flex::float_from_data(TensorData::new(values, shape), &Default::default())

@@ -1,6 +1,6 @@
 //! Tests of products in fp8, compared with f64 products of rounded operands and of the operands before rounding.
 
-use burn::tensor::{DType, Device, Tensor};
+use burn_tensor::{DType, Device, Tensor};
 
 use super::linear::product_in_f64;
 use super::scaled::{transposed, vector, with_bytes};

@@ -1,6 +1,6 @@
 //! Tests of linear layers and matrix products.
 
-use burn::tensor::{DType, Tensor};
+use burn_tensor::{DType, Tensor};
 
 use super::{BF16, Exact, assert_near, bf16_devices, check, download, noise, to_bf16};
 use crate::ops::{linear, linear_lora, product, seed};

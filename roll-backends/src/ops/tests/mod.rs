@@ -20,7 +20,7 @@ mod scaled;
 mod strided;
 mod video;
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_tensor::{DType, Device, Tensor, TensorData};
 
 use super::test_noise::states;
 use crate::Backend;

@@ -1,6 +1,6 @@
 //! Tests of layer norm and RMS norm.
 
-use burn::tensor::{DType, Tensor};
+use burn_tensor::{DType, Tensor};
 
 use super::{Exact, assert_near, check, devices, download, noise};
 use crate::ops::{gated_add, gated_add_groups, layer_norm, layer_norm_groups, rms_norm, seed};

@@ -1,6 +1,6 @@
 //! Tests of rotary embedding, alone and after an RMS norm.
 
-use burn::tensor::Device;
+use burn_tensor::Device;
 
 use super::norm::rms_norm_in_f64;
 use super::{Exact, check, devices, download, noise};

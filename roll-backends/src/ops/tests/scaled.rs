@@ -1,6 +1,6 @@
 //! Tests of products with eight-bit matrices, compared with the same products in f64.
 
-use burn::tensor::{DType, Device, Tensor};
+use burn_tensor::{DType, Device, Tensor};
 
 use super::linear::product_in_f64;
 use super::{BF16, Exact, assert_near, bf16_devices, devices, download, noise, to_bf16};

@@ -3,7 +3,7 @@
 //! The cotangent is zero outside of a few rows. Only the probabilities of these rows contribute to the gradients, which
 //! are computed in f64 within a second, while the kernel passes over every row.
 
-use burn::tensor::{DType, Device};
+use burn_tensor::{DType, Device};
 
 use super::{BF16, Exact, assert_near, bf16_devices, download, noise, to_bf16};
 use crate::ops::{AttentionOptions, attention_with, seed};

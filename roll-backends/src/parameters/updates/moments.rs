@@ -1,6 +1,6 @@
 //! AdamW's moments on a device.
 
-use burn::tensor::{DType, Device, Tensor};
+use burn_tensor::{DType, Device, Tensor};
 use roll_core::{AdamUpdate, Result};
 
 use super::super::{download, upload};

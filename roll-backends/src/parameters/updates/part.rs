@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use burn::tensor::Tensor;
+use burn_tensor::Tensor;
 use roll_core::{AdamUpdate, DevicePart, Error, Result};
 
 use super::super::download;

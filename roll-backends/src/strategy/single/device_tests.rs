@@ -1,7 +1,7 @@
 //! Tests of the strategy `single` with updates on the parameters' device.
 #![allow(clippy::unwrap_used)]
 
-use burn::tensor::{Tensor, TensorData};
+use burn_tensor::{Tensor, TensorData};
 use roll_core::{Model, OptimizerConfig, Strategy, StrategyReport};
 
 use super::*;

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn_tensor::{Device, Tensor, TensorData};
 use roll_core::{SingleRank, ThreadRanks};
 
 use super::*;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, Distribution, Tensor as Burn};
+use burn_tensor::{DType, Device, Distribution, Tensor as Burn};
 use roll_backends::device::is_gpu;
 use roll_backends::host::to_host_nd;
 use roll_backends::strategy::{SingleOptions, Zero, single};

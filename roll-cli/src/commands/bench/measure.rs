@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use burn::tensor::{DType, Device, Distribution, Tensor as Burn};
+use burn_tensor::{DType, Device, Distribution, Tensor as Burn};
 use roll_backends::device::is_gpu;
 use roll_backends::product_dtype;
 use roll_core::Result;

@@ -1,6 +1,6 @@
 //! How much memory a phase takes at most.
 
-use burn::tensor::Device;
+use burn_tensor::Device;
 use roll_backends::device::{is_gpu, memory};
 
 /// Reads the peak memory of a phase.

@@ -1,6 +1,6 @@
 //! The networks, video and dtypes that `roll bench` measures, by the name of a preset and the other arguments.
 
-use burn::tensor::DType;
+use burn_tensor::DType;
 use roll_backends::EightBits;
 use roll_core::plan::{Division, Passes, PlanInput, Speed};
 use roll_core::{Error, Registry, Result, nearest};

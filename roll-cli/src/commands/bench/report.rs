@@ -1,6 +1,6 @@
 //! The result of `roll bench` as a table and as JSON.
 
-use burn::tensor::DType;
+use burn_tensor::DType;
 use roll_core::{Error, Result};
 use serde_json::{Value, json};
 

@@ -1,7 +1,7 @@
 //! A reward of random weights that costs about as much as a small face embedder: a few strided convolutions over the
 //! middle of every frame.
 
-use burn::tensor::{Device, Distribution, Tensor as Burn, module::conv2d, ops::ConvOptions};
+use burn_tensor::{Device, Distribution, Tensor as Burn, module::conv2d, ops::ConvOptions};
 use roll_backends::{NdTensor, Tape, host, ops, vjp};
 use roll_core::{Error, Pullback, Result, Tensor};
 

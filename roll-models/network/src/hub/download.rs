@@ -12,7 +12,6 @@ use std::time::Duration;
 use roll_core::Fault;
 use roll_external::Fingerprint;
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
 use ureq::{Body, http::Response};
 
 use super::{HubError, Remote, repository_name, snapshot, stays_inside};
@@ -357,9 +356,7 @@ fn range(response: &Response<Body>, start: u64) -> Option<(u64, u64)> {
 fn check_hash(file: &Path, etag: Option<&str>) -> Result<()> {
     let is_sha256 = |etag: &&str| etag.len() == 64 && etag.bytes().all(|b| b.is_ascii_hexdigit());
     let Some(expected) = etag.filter(is_sha256) else { return Ok(()) };
-    let mut hash = Sha256::new();
-    io::copy(&mut File::open(file)?, &mut hash)?;
-    let found: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    let (found, _) = roll_external::sha256(File::open(file)?)?;
     if found == expected {
         return Ok(());
     }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device};
+use burn_tensor::{DType, Device};
 use roll_backends::background::{Purpose, begin};
 use roll_backends::weights::{HostStore, HostWeight, MatrixStorage, Prefetcher, SegmentMemory, SegmentSizes, Storage};
 use roll_backends::{Resident, Weight, WeightStore, Weights};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Tensor};
+use burn_tensor::{DType, Tensor};
 use roll_backends::ops::{self, AllToAll, AttentionOptions, KeptAttention, Sharding, TokenRanks};
 use roll_backends::{NdTensor, Scope, Segment, Snapshot, Tape, WeightStore, Weights};
 use roll_core::Result;

@@ -1,6 +1,6 @@
 //! Embeddings of time, text and image tokens, which all blocks read.
 
-use burn::tensor::{DType, Device, Tensor, TensorData, activation};
+use burn_tensor::{DType, Device, Tensor, TensorData, activation};
 use roll_backends::{Scope, ops};
 use roll_core::{Result, Timestep};
 

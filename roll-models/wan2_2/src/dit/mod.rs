@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn::tensor::{DType, Device, Tensor as Burn};
+use burn_tensor::{DType, Device, Tensor as Burn};
 use roll_backends::ops::{KeptAttention, TokenRanks};
 use roll_backends::{
     Chain, Memory, NdTensor, Parameters, Resident, Segment, Snapshot, Tape, WeightStore, activation_dtype, to_device,

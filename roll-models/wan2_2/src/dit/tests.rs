@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use burn::tensor::DType;
+use burn_tensor::DType;
 use roll_core::{Purpose, ThreadRanks};
 
 use super::*;

@@ -1,6 +1,6 @@
 //! Published models by name.
 
-use burn::tensor::DType;
+use burn_tensor::DType;
 
 use super::super::dit::DitConfig;
 use super::super::networks::Networks;

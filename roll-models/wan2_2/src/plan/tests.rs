@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
-use burn::tensor::DType;
+use burn_tensor::DType;
 use roll_backends::weights::HostStore;
 use roll_backends::{Weight, WeightStore};
 use roll_core::plan::{Division, MemoryItem, Needs, Passes, Speed, TextPass, Videos};
@@ -110,7 +110,7 @@ fn trained_elements_equal_those_of_the_model() {
     let zeros = |(name, shape): (String, Vec<usize>)| (name, roll_core::Tensor::zeros(shape));
     let state: StateDict = plan.layout.networks.dit.weights().into_iter().map(zeros).collect();
     assert_eq!(plan.layout.networks.dit_elements(), state.values().map(|t| t.len()).sum::<usize>());
-    let mut dit = Dit::new(&state, Some(2), burn::tensor::DType::F32, &device).unwrap();
+    let mut dit = Dit::new(&state, Some(2), burn_tensor::DType::F32, &device).unwrap();
     for trainable in [lora(4), Trainable::Full] {
         dit.train(&trainable, &Noise::new(0), &state).unwrap();
         plan.trainable = trainable;

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Tensor};
+use burn_tensor::{DType, Tensor};
 use roll_backends::{NdTensor, Tape, WeightStore, ops, to_host, vjp};
 use roll_core::Result;
 use roll_network::precision::as_dtype;

@@ -1,6 +1,6 @@
 //! The convolutions of the VAE. Kernel and bias are f32 and are rounded to the dtype of the input.
 
-use burn::tensor::{Tensor, module, ops::ConvOptions};
+use burn_tensor::{Tensor, module, ops::ConvOptions};
 use roll_backends::ops;
 use roll_network::precision::as_dtype;
 

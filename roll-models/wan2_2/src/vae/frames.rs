@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use burn::tensor::{DType, Device, Tensor as Burn, TensorData};
+use burn_tensor::{DType, Device, Tensor as Burn, TensorData};
 use rayon::prelude::*;
 use roll_backends::device::is_gpu;
 use roll_backends::host::values_to_device;

@@ -1,6 +1,6 @@
 //! One layer of the encoder's or decoder's chain: its weights and its forward pass on a chunk of frames.
 
-use burn::tensor::{DType, Tensor};
+use burn_tensor::{DType, Tensor};
 use roll_backends::{Weights, ops, weights};
 use roll_core::{Error, Result};
 

@@ -1,8 +1,8 @@
 //! Memory order of a chunk's axes, and the operations on chunks that depend on it. The shape is `[C, T, H, W]` in both
 //! orders, and the values are the same. An operator copies a tensor whose order it cannot use.
 
-use burn::tensor::ops::AvgPoolOptions;
-use burn::tensor::{Device, Tensor, module};
+use burn_tensor::ops::AvgPoolOptions;
+use burn_tensor::{Device, Tensor, module};
 use roll_backends::{NdTensor, device, ops};
 use roll_core::Result;
 use roll_network::precision::as_dtype;

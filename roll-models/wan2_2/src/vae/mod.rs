@@ -31,7 +31,7 @@ mod volume;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, Tensor as Burn};
+use burn_tensor::{DType, Device, Tensor as Burn};
 use roll_backends::{Resident, WeightStore};
 use roll_core::{Error, Grad, Pullback, Result, StateDict, Tensor};
 

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::Tensor as Burn;
+use burn_tensor::Tensor as Burn;
 use roll_core::{Error, Grad, Pullback, Result, Tensor};
 
 use super::chain::{CausalChain, ChainState, ChainStateCotangent, Probe};

@@ -1,8 +1,8 @@
 //! Linear maps without weights, from `[C, T, H, W]` to `[C', T', H', W']`: pixel shuffles, and the shortcuts of the
 //! Wan2.2 VAE.
 
-use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
-use burn::tensor::{DType, Tensor, module};
+use burn_tensor::ops::{InterpolateMode, InterpolateOptions};
+use burn_tensor::{DType, Tensor, module};
 
 /// Pixel-unshuffle by 2: `[C, T, 2H, 2W]` to `[C * 4, T, H, W]`, channels in the order (C, column, row).
 pub fn patchify(x: Tensor<4>) -> Tensor<4> {

@@ -3,7 +3,7 @@
 //!
 //! Every operation on weights is recorded, so memory grows with the video. Suitable for small networks and short clips.
 
-use burn::tensor::Tensor as Burn;
+use burn_tensor::Tensor as Burn;
 use roll_core::{Error, Result};
 
 use super::chain::CausalChain;

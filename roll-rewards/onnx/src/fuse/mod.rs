@@ -15,7 +15,7 @@ mod layer_norm;
 mod linear;
 mod norm;
 
-use burn::tensor::Device;
+use burn_tensor::Device;
 use roll_backends::NdTensor;
 use roll_backends::host::to_host_nd;
 use roll_backends::ops::Epilogue;

@@ -1,6 +1,6 @@
 //! Broadcasting between tensors of any rank.
 
-use burn::tensor::Tensor;
+use burn_tensor::Tensor;
 use roll_backends::NdTensor;
 
 use super::super::error::Problem;

@@ -1,6 +1,6 @@
 //! Constants, and operators that return their input unchanged or in another type.
 
-use burn::tensor::{Device, Tensor};
+use burn_tensor::{Device, Tensor};
 use roll_backends::NdTensor;
 
 use super::super::attributes::{OperatorSpec, sizes};

@@ -1,7 +1,7 @@
 //! Convolutions over one to three spatial axes, and transposed convolutions over one or two.
 
-use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
-use burn::tensor::{Tensor, module};
+use burn_tensor::ops::{ConvOptions, ConvTransposeOptions};
+use burn_tensor::{Tensor, module};
 
 use super::super::attributes::{OperatorSpec, sizes};
 use super::super::error::Problem;

@@ -1,6 +1,6 @@
 //! Elementwise functions of one tensor, and of two tensors with broadcasting.
 
-use burn::tensor::{Tensor, activation};
+use burn_tensor::{Tensor, activation};
 use roll_backends::NdTensor;
 use roll_backends::ops::{self, Epilogue};
 

@@ -1,6 +1,6 @@
 //! Operators that generate or repeat numbers: Expand, Tile, Range, Trilu, CumSum.
 
-use burn::tensor::Tensor;
+use burn_tensor::Tensor;
 use roll_backends::NdTensor;
 
 use super::super::attributes::{OperatorSpec, sizes};
@@ -78,7 +78,7 @@ impl Operator for Tile {
 /// The numbers from a start (input 0) to a limit (input 1, exclusive) by a step (input 2).
 #[derive(Debug)]
 struct Range {
-    device: burn::tensor::Device,
+    device: burn_tensor::Device,
 }
 
 pub(super) fn range(spec: &mut OperatorSpec) -> Built {

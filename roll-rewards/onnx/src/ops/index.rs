@@ -1,6 +1,6 @@
 //! Operators that look up elements by index, and find the index of the largest element.
 
-use burn::tensor::{Int, Tensor, TensorData};
+use burn_tensor::{Int, Tensor, TensorData};
 use roll_backends::NdTensor;
 
 use super::super::attributes::OperatorSpec;

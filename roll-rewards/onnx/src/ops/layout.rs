@@ -1,6 +1,6 @@
 //! Operators that rearrange elements along axes: Transpose, Concat, Slice, Split, Pad.
 
-use burn::tensor::Tensor;
+use burn_tensor::Tensor;
 use roll_backends::NdTensor;
 
 use super::super::attributes::{OperatorSpec, sizes};

@@ -1,7 +1,7 @@
 //! Comparisons, logic, and Where. Booleans are the integers 0 and 1 on the host. Only [`Where`] has a gradient, with
 //! respect to the two tensors from which it selects.
 
-use burn::tensor::{Bool, Tensor, TensorData};
+use burn_tensor::{Bool, Tensor, TensorData};
 use roll_backends::NdTensor;
 
 use super::super::attributes::OperatorSpec;

@@ -1,6 +1,6 @@
 //! Matrix products.
 
-use burn::tensor::Tensor;
+use burn_tensor::Tensor;
 use roll_backends::NdTensor;
 use roll_backends::ops::{linear, product};
 

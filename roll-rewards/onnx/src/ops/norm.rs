@@ -1,6 +1,6 @@
 //! Normalisations per channel, and over the last axes.
 
-use burn::tensor::{Device, Tensor};
+use burn_tensor::{Device, Tensor};
 use roll_backends::NdTensor;
 use roll_backends::ops::{self, Conv2d, Conv2dOptions, Epilogue};
 

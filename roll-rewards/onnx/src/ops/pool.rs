@@ -3,8 +3,8 @@
 //! The input is padded here, including the padding that `ceil_mode` adds, and averages are corrected for the padding.
 //! So results do not depend on the tensor library's interpretation of these attributes.
 
-use burn::tensor::ops::AvgPoolOptions;
-use burn::tensor::{Tensor, module};
+use burn_tensor::ops::AvgPoolOptions;
+use burn_tensor::{Tensor, module};
 use roll_backends::NdTensor;
 use roll_backends::ops::{MaxPoolWindow, max_pool as max_pool_2d};
 

@@ -1,6 +1,6 @@
 //! Sums, means, norms and extremes over axes, and softmax along one.
 
-use burn::tensor::{Bool, Tensor, activation};
+use burn_tensor::{Bool, Tensor, activation};
 use roll_backends::NdTensor;
 
 use super::super::attributes::OperatorSpec;

@@ -1,6 +1,6 @@
 //! Windows that slide over spatial axes (kernel, stride, dilation, padding), for convolutions and pooling.
 
-use burn::tensor::Tensor;
+use burn_tensor::Tensor;
 use roll_backends::NdTensor;
 
 use super::super::attributes::OperatorSpec;
@@ -151,7 +151,7 @@ pub(super) fn pad<const D: usize, const S: usize>(
     if pads == [(0, 0); S] {
         return Ok(x);
     }
-    Ok(x.pad(pads, burn::tensor::ops::PadMode::Constant(value)))
+    Ok(x.pad(pads, burn_tensor::ops::PadMode::Constant(value)))
 }
 
 #[cfg(test)]

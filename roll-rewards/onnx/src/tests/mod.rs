@@ -10,7 +10,7 @@ mod text;
 
 use std::path::Path;
 
-use burn::tensor::Device;
+use burn_tensor::Device;
 use onnx_rs::ast::{
     Attribute, AttributeType, DataType, Dimension, Graph, Node, OpType, OperatorSetId, TensorProto, TensorShape,
     TensorShapeDimension, TensorTypeProto, TypeProto, TypeValue, ValueInfo,

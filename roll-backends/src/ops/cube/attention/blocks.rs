@@ -7,14 +7,14 @@
 
 use std::ops::Range;
 
-use burn::backend::{Cube, TensorMetadata};
-use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
+use burn_tensor::DType;
 
 use super::super::product::product_with_contiguous_rows;
 use super::super::values;
 use super::padded;
 use super::softmax::{Block, Softmax, softmax, softmax_backward};
+use crate::backend::{Cube, TensorMetadata};
 use crate::ops::expression::Expression;
 use crate::ops::{AttentionCall, Cotangents, tiled};
 
@@ -247,8 +247,8 @@ fn accumulate(sum: &mut Option<Heads>, part: CubeTensor) {
 #[allow(clippy::unwrap_used)]
 #[cfg(test)]
 mod tests {
-    use burn::backend::ops::FloatTensorOps;
-    use burn::tensor::TensorData;
+    use crate::backend::ops::FloatTensorOps;
+    use burn_tensor::TensorData;
 
     use super::super::super::{empty, test_device, to_host};
     use super::*;

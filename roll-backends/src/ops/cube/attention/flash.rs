@@ -4,7 +4,6 @@
 //! that neither a large key nor a large value overflows. Products, softmax, sums and the result are f32, because cubek
 //! has no bf16 accumulator fragment.
 
-use burn::backend::{Cube, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::CubeDim;
 use cubecl::prelude::Scalar;
@@ -22,6 +21,7 @@ use half::bf16;
 
 use super::super::{elem, empty};
 use super::padded;
+use crate::backend::{Cube, TensorMetadata};
 use crate::ops::AttentionCall;
 use crate::ops::expression::Expression;
 

@@ -9,13 +9,13 @@ mod softmax;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use burn::backend::ops::FloatTensorOps;
-use burn::backend::{Cube, TensorMetadata};
-use burn::tensor::{DType, FloatDType, TensorData};
 use burn_cubecl::tensor::CubeTensor;
+use burn_tensor::{DType, FloatDType, TensorData};
 use cubek::attention::forward::routines::Routine;
 
 use super::{cached, empty, to_host};
+use crate::backend::ops::FloatTensorOps;
+use crate::backend::{Cube, TensorMetadata};
 use crate::ops::{AttentionCall, AttentionKernel, Cotangents};
 
 /// Environment variable that selects the kernel of bf16 attention, for comparisons: `flash` (the default, if the check

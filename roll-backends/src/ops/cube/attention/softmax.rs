@@ -4,8 +4,8 @@
 //! The scores of a block are `[heads, rows, columns]`, f32, row-major: the products of queries and keys before scaling.
 //! Columns from `keys` on and rows past the last query are padding. Masked columns get the weight 0.
 
-use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
+use burn_tensor::DType;
 use cubecl::prelude::*;
 use half::bf16;
 
