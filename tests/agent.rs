@@ -34,7 +34,7 @@ fn an_agent_run_writes_curves_trajectories_and_figures() {
     let peaks = summary["peak_memory"].as_array().unwrap();
     assert_eq!(peaks.len(), 1, "one of each process: the ranks are threads");
     assert!(peaks[0].as_u64().is_none_or(|bytes| bytes > 1 << 20), "{peaks:?}");
-    for file in ["curves.png", "report.html", "config.yaml", "checkpoints/step-000002/adapter_model.safetensors"] {
+    for file in ["curves.svg", "report.html", "config.yaml", "checkpoints/step-000002/adapter_model.safetensors"] {
         assert!(run.join(file).exists(), "{file}");
     }
     let metrics = lines(&run.join("metrics.jsonl"));

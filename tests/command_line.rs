@@ -113,7 +113,7 @@ fn existing_files_are_not_overwritten() {
     let photo = photo[0].strip_prefix(world.path("")).unwrap_or(&photo[0]).to_str().unwrap().to_string();
     for (name, command) in [
         (photo.as_str(), &["rewards", "try", "brightness", &photo, "--output", &photo][..]),
-        ("curve.png", &["plot", "run", "--y", "actor/score", "--output", "curve.png"]),
+        ("curve.svg", &["plot", "run", "--y", "actor/score", "--output", "curve.svg"]),
         ("page.html", &["report", "run", "--output", "page.html"]),
         ("votes.jsonl", &["data", "votes", "run", "votes.jsonl"]),
         ("step.json", &["bench", "--json", "step.json"]),
@@ -273,7 +273,7 @@ fn rejects_invalid_arguments_by_name() {
     fails(&world.roll(&clip), 2, &["algo.name", "agentic_ppo"]);
     fails(&world.roll(&["plan", "--algo", "agentic_ppo", "--model", "wan2_2"]), 2, &["model.name", "causal_lm"]);
     fails(&world.roll(&["ask", "--temperature", "-1", "hi"]), 2, &["temperature", "-1"]);
-    fails(&world.roll(&["plot", "nowhere", "--output", "curves.svg"]), 2, &["--output", "PNG"]);
+    fails(&world.roll(&["plot", "nowhere", "--output", "curves.png"]), 2, &["--output", "SVG"]);
     let settings = SETTINGS.iter().flat_map(|setting| ["--set", setting]);
     let generate = ["generate", "--prompt", "x", "--output", "x.mp4", "--frames", "10"];
     let generate: Vec<&str> = generate.into_iter().chain(settings).collect();

@@ -38,7 +38,7 @@ fn the_demo_reports_its_results_and_is_reproducible() {
     }
     let [low, high] = [0, 1].map(|i| figures["unseen_gain"]["ci95"][i].as_f64().unwrap());
     assert!(low <= high);
-    for file in ["curves.png", "comparison.mp4", "comparison.png", "report.html", "samples/before", "samples/after"] {
+    for file in ["curves.svg", "comparison.mp4", "comparison.png", "report.html", "samples/before", "samples/after"] {
         assert!(run.join(file).exists(), "{file}");
     }
     let rows = metrics(&run);

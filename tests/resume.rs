@@ -407,7 +407,7 @@ const MOMENTS: [Moment; 13] = [
     ("the evaluation is added", |run| run.has("checkpoints/step-000004/trainer/record-evaluated.json")),
     ("a clip is evaluated at the end", |run| run.holds("evaluations/step-000006", 1)),
     ("the summary is there", |run| run.has("summary.json")),
-    ("the curves are there", |run| run.has("curves.png")),
+    ("the curves are there", |run| run.has("curves.svg")),
     ("the report is there", |run| run.has("report.html")),
 ];
 

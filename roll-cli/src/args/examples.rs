@@ -107,7 +107,7 @@ The page is for this machine alone, and for those who have its address. From
 another machine: ssh -L 4711:127.0.0.1:4711 HOST, with --port 4711.";
 
 pub const PLOT: &str = r"Example:
-  roll plot runs/a runs/b --x eval/unseen_kl --y eval/unseen --output plot.png";
+  roll plot runs/a runs/b --x eval/unseen_kl --y eval/unseen --output plot.svg";
 
 pub const INIT_EXPERTS: &str = r"Example:
   roll init-experts small --dim 256 --heads 8 --layers 12";

@@ -174,7 +174,7 @@ pub struct Plot {
     /// Metric of the vertical axis. Default: the first headline metric of the run's algorithm.
     #[arg(long, value_name = "METRIC")]
     pub y: Option<String>,
-    /// PNG to write.
+    /// SVG to write.
     #[arg(long, short, value_name = "FILE")]
     pub output: PathBuf,
     /// Replace an existing file.

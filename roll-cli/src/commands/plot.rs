@@ -13,8 +13,8 @@ use crate::output::refuse_existing;
 
 /// Draws one line per run: the metric `--y` against the metric `--x`.
 pub fn plot(args: Plot) -> Result<()> {
-    if args.output.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("png")) {
-        let problem = format!("--output: plots are written as PNG; {} does not end in .png", args.output.display());
+    if args.output.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("svg")) {
+        let problem = format!("--output: plots are written as SVG; {} does not end in .svg", args.output.display());
         return Err(Error::Unsupported(problem));
     }
     refuse_existing(&args.output, args.force)?;

@@ -1,4 +1,4 @@
-//! Panels of curves from the metrics of one or several runs, for the report, and for `curves.png`. A [`PanelSpec`] says
+//! Panels of curves from the metrics of one or several runs, for the report, and for `curves.svg`. A [`PanelSpec`] says
 //! which metrics a panel shows, and becomes a [`Panel`] with the values of the runs.
 
 use std::collections::BTreeSet;
@@ -30,9 +30,9 @@ impl RunMetrics<'_> {
     }
 }
 
-/// Writes the headline metrics of a run as `curves.png`; returns its path.
+/// Writes the headline metrics of a run as `curves.svg`; returns its path.
 pub fn write(dir: &RunDir, headlines: &[Headline]) -> Result<PathBuf> {
-    let path = dir.path().join("curves.png");
+    let path = dir.path().join("curves.svg");
     let rows = read_jsonl(&dir.metrics_path())?;
     plot::write(&path, &main_panels(&[RunMetrics { name: "", rows: &rows }], headlines))?;
     Ok(path)

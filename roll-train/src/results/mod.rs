@@ -10,7 +10,7 @@
 //! | `trajectories.jsonl` | [`trajectories`], through `journal` | with each step of an agent, and each validation |
 //! | `samples/step-000025/sample-*.mp4` | `journal` | with each step that has sample videos |
 //! | `samples/{reference,before,step-000025,after}/*.mp4` | the task, in the folders of `samples` | with each evaluation |
-//! | `curves.png` | [`curves`], drawn by [`plot`] | at the end |
+//! | `curves.svg` | [`curves`], drawn by [`plot`] | at the end |
 //! | `comparison.mp4`, `comparison.png` | the task | at the end of a run with evaluations |
 //! | `report.html` | [`report`] | at the end, and by `roll report` |
 //!

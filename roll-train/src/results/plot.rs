@@ -1,49 +1,30 @@
-//! Plots: panels of series over two axes, drawn as PNG. The report draws the same panels by `charts.js`, with the
+//! Plots: panels of series over two axes, drawn as SVG. The report draws the same panels by `charts.js`, with the
 //! colours here.
 
+use std::fmt::{self, Write};
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Once;
 
-use plotters::coord::Shift;
-use plotters::coord::ranged1d::{BoldPoints, Ranged};
-use plotters::coord::types::RangedCoordf64;
-use plotters::prelude::*;
-use plotters::style::{FontStyle, register_font};
 use roll_core::{Error, Result};
 use roll_external::files::write_atomically;
 use roll_media::{Picture, encode_png};
 
 use crate::progress::counted;
 
-/// Width and height of a panel in a PNG, in pixels.
-const PNG_PANEL: (u32, u32) = (820, 300);
-/// Name of the bundled font.
-const FONT: &str = "sans-serif";
+/// Width and height of a panel, in pixels.
+const PANEL: [f64; 2] = [820.0, 300.0];
+/// Space between the edges of a panel and its axes: left, top, right and bottom.
+const MARGINS: [f64; 4] = [80.0, 40.0, 10.0, 50.0];
 /// Font sizes in pixels.
-const TITLE: u32 = 19;
-const TEXT: u32 = 15;
-/// The palette, for a light page.
-const COLOURS: [RGBColor; 6] = [
-    RGBColor(38, 98, 182),
-    RGBColor(205, 92, 28),
-    RGBColor(46, 134, 72),
-    RGBColor(128, 72, 160),
-    RGBColor(196, 160, 30),
-    RGBColor(30, 160, 170),
-];
-/// The palette for a dark page.
-const LIGHT_COLOURS: [RGBColor; 6] = [
-    RGBColor(110, 168, 255),
-    RGBColor(255, 148, 88),
-    RGBColor(98, 202, 130),
-    RGBColor(200, 156, 236),
-    RGBColor(230, 200, 92),
-    RGBColor(80, 208, 218),
-];
-const GREY: RGBColor = RGBColor(90, 90, 90);
-const GRID: RGBColor = RGBColor(228, 228, 228);
-const AXIS: RGBColor = RGBColor(150, 150, 150);
+const TITLE: u32 = 18;
+const TEXT: u32 = 13;
+/// Width of a character of the legend: an estimate that suits common fonts.
+const CHARACTER: f64 = 0.58 * TEXT as f64;
+const COLOURS: [&str; 6] = ["#2662B6", "#CD5C1C", "#2E8648", "#8048A0", "#C4A01E", "#1EA0AA"];
+/// The same for a dark page.
+const LIGHT_COLOURS: [&str; 6] = ["#6EA8FF", "#FF9458", "#62CA82", "#C89CEC", "#E6C85C", "#50D0DA"];
+/// Dash patterns of lines, as in `charts.js`.
+pub const DASHES: [&str; 4] = ["", "7 4", "2 4", "9 3 2 3"];
 /// Most labels on the x axis and on the y axis.
 const TICKS: [usize; 2] = [8, 6];
 /// Most points of a series, about. A series with more is thinned out.
@@ -52,11 +33,9 @@ const POINTS: usize = 1500;
 const MARKED: usize = 12;
 /// Largest value that is drawn. The range of larger ones would overflow.
 const LARGEST: f64 = 1e300;
-/// Smallest margin of an axis beyond its values, as a part of the largest of them. On a narrower axis the rounding of
-/// f32 would fill the panel, and plotters' search for ticks might not end.
-const MIN_MARGIN_SHARE: f64 = 1e-6;
-/// The same as an absolute number, for values near 0.
-const MIN_MARGIN: f64 = 1e-12;
+/// The narrowest axis, relative to the largest value on it and absolute. Below it the rounding of f32 would fill the
+/// panel.
+const NARROWEST: [f64; 2] = [1e-6, 1e-12];
 
 /// A named sequence of points.
 pub struct Series {
@@ -68,7 +47,7 @@ pub struct Series {
     pub style: SeriesStyle,
     /// Index of the colour. The palette repeats.
     pub colour: usize,
-    /// Index of the dash pattern on a page. A PNG has solid lines.
+    /// Index of its dash pattern. The patterns repeat.
     pub dashes: usize,
 }
 
@@ -112,7 +91,7 @@ fn smoothed(points: &[[f64; 2]], width: usize) -> Vec<[f64; 2]> {
 
 /// One pair of axes with its series.
 pub struct Panel {
-    /// Drawn above the axes of a PNG.
+    /// Drawn above the axes.
     pub title: String,
     /// Names of the x and y axes; an empty name is not drawn.
     pub axes: [String; 2],
@@ -120,38 +99,35 @@ pub struct Panel {
     pub series: Vec<Series>,
 }
 
-/// Writes the panels as a PNG, one below the other, with titles and legends.
+/// Writes the panels below one another as SVG, with titles and legends.
 pub fn write(path: &Path, panels: &[Panel]) -> Result<()> {
-    let (width, height) = (PNG_PANEL.0, PNG_PANEL.1 * panels.len().max(1) as u32);
-    let mut rgb = vec![255; 3 * (width * height) as usize];
-    draw_all(&mut rgb, (width, height), panels).map_err(|e| problem(&path.display().to_string(), &e))?;
-    let picture = Picture { width: width as usize, height: height as usize, rgb };
-    write_atomically(path, &encode_png(&picture)?)
+    let mut svg = String::new();
+    picture(&mut svg, panels).map_err(Error::failed(format!("the plot {} cannot be drawn", path.display())))?;
+    write_atomically(path, svg.as_bytes())
 }
 
-fn draw_all<'a>(
-    rgb: &'a mut [u8],
-    size: (u32, u32),
-    panels: &[Panel],
-) -> std::result::Result<(), DrawError<BitMapBackend<'a>>> {
-    let root = BitMapBackend::with_buffer(rgb, size).into_drawing_area();
-    root.fill(&WHITE)?;
-    for (area, panel) in root.split_evenly((panels.len().max(1), 1)).iter().zip(panels) {
-        draw(area, panel)?;
+fn picture(svg: &mut String, panels: &[Panel]) -> fmt::Result {
+    let [width, height] = [PANEL[0], PANEL[1] * panels.len().max(1) as f64];
+    writeln!(
+        svg,
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
+         viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" font-size=\"{TEXT}\">\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>"
+    )?;
+    for (i, panel) in panels.iter().enumerate() {
+        writeln!(svg, "<g transform=\"translate(0 {})\">", PANEL[1] * i as f64)?;
+        draw(svg, panel)?;
+        writeln!(svg, "</g>")?;
     }
-    root.present()
+    writeln!(svg, "</svg>")
 }
 
 /// The CSS variables of the palette, for a light page and for a dark one.
 pub fn css_palettes() -> [String; 2] {
-    let variables = |colours: &[RGBColor]| -> String {
-        colours.iter().enumerate().map(|(i, colour)| format!("--c{i}: {}; ", hex(*colour))).collect()
+    let variables = |colours: &[&str]| -> String {
+        colours.iter().enumerate().map(|(i, colour)| format!("--c{i}: {colour}; ")).collect()
     };
     [variables(&COLOURS), variables(&LIGHT_COLOURS)]
-}
-
-fn hex(RGBColor(red, green, blue): RGBColor) -> String {
-    format!("#{red:02X}{green:02X}{blue:02X}")
 }
 
 /// The colour of a series in CSS.
@@ -167,93 +143,138 @@ pub fn css_part_colour(index: usize) -> String {
     }
 }
 
-/// Axes over a drawing area.
-type Chart<'a, B> = ChartContext<'a, B, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
-type DrawError<B> = DrawingAreaErrorKind<<B as DrawingBackend>::ErrorType>;
+/// Where values lie in a panel.
+struct Axes([Range<f64>; 2]);
 
-fn problem(plot: &str, error: &dyn std::error::Error) -> Error {
-    Error::Misuse(format!("drawing the plot {plot}: {error}"))
+impl Axes {
+    const LEFT: f64 = MARGINS[0];
+    const TOP: f64 = MARGINS[1];
+    const RIGHT: f64 = PANEL[0] - MARGINS[2];
+    const BOTTOM: f64 = PANEL[1] - MARGINS[3];
+
+    fn at(&self, [x, y]: [f64; 2]) -> [f64; 2] {
+        let [x_range, y_range] = &self.0;
+        [
+            Self::LEFT + share(x, x_range) * (Self::RIGHT - Self::LEFT),
+            Self::BOTTOM - share(y, y_range) * (Self::BOTTOM - Self::TOP),
+        ]
+    }
 }
 
-/// Draws a panel over the whole area.
-fn draw<B: DrawingBackend>(area: &DrawingArea<B, Shift>, panel: &Panel) -> std::result::Result<(), DrawError<B>> {
-    static FONTS: Once = Once::new();
-    FONTS.call_once(|| {
-        // The only failure is a font that cannot be parsed; drawing then reports it.
-        let _ = register_font(FONT, FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT);
-    });
+/// The part of the range below a value.
+fn share(value: f64, range: &Range<f64>) -> f64 {
+    (value - range.start) / (range.end - range.start)
+}
+
+fn draw(svg: &mut String, panel: &Panel) -> fmt::Result {
     let (names, series): (Vec<String>, Vec<Vec<[f64; 2]>>) = panel.series.iter().map(Series::drawn).unzip();
-    let ranges = [0, 1].map(|axis| padded(series.iter().flatten().map(|p| p[axis])));
-    let max_ticks = [most_ticks(&series), TICKS[1]];
-    let ticks = [0, 1].map(|axis| (max_ticks[axis], ticks(&ranges[axis], max_ticks[axis])));
-    let [x_range, y_range] = ranges;
-    let legend = legend_position(&series, &x_range, &y_range);
-
-    let mut chart = ChartBuilder::on(area);
-    chart.margin(10).x_label_area_size(40).y_label_area_size(70).caption(&panel.title, (FONT, TITLE));
-    let mut chart = chart.build_cartesian_2d(x_range, y_range)?;
-    draw_axes(&mut chart, panel, ticks)?;
-    draw_series(&mut chart, panel, names, series)?;
+    let axes = Axes([0, 1].map(|axis| padded(series.iter().flatten().map(|p| p[axis]))));
+    draw_axes(svg, panel, &axes, most_ticks(&series))?;
+    for (drawn, points) in panel.series.iter().zip(&series) {
+        draw_series(svg, drawn, points, &axes)?;
+    }
     if panel.series.len() > 1 {
-        chart
-            .configure_series_labels()
-            .position(legend)
-            .background_style(WHITE.mix(0.8))
-            .border_style(RGBColor(200, 200, 200))
-            .label_font((FONT, TEXT))
-            .draw()?;
+        draw_legend(svg, panel, &names, legend_corner(&series, &axes.0))?;
     }
     Ok(())
 }
 
-/// Draws axes and grid. `ticks` has, for the x axis and the y axis, the most labels and the labelled values.
-fn draw_axes<B: DrawingBackend>(
-    chart: &mut Chart<'_, B>,
-    panel: &Panel,
-    ticks: [(usize, Vec<f64>); 2],
-) -> std::result::Result<(), DrawError<B>> {
-    let [max_x_labels, max_y_labels] = [ticks[0].0, ticks[1].0];
-    let formatters = ticks.map(|(_, ticks)| move |value: &f64| label(*value, &ticks));
-    let mut mesh = chart.configure_mesh();
-    mesh.light_line_style(TRANSPARENT)
-        .bold_line_style(GRID)
-        .axis_style(AXIS)
-        .label_style((FONT, TEXT).into_font().color(&GREY))
-        .set_all_tick_mark_size(4)
-        .x_labels(max_x_labels)
-        .y_labels(max_y_labels)
-        .x_label_formatter(&formatters[0])
-        .y_label_formatter(&formatters[1]);
-    if !panel.axes[0].is_empty() {
-        mesh.x_desc(&panel.axes[0]);
+fn draw_axes(svg: &mut String, panel: &Panel, axes: &Axes, most_x: usize) -> fmt::Result {
+    let (left, top, right, bottom) = (Axes::LEFT, Axes::TOP, Axes::RIGHT, Axes::BOTTOM);
+    let [x_middle, y_middle] = [(left + right) / 2.0, (top + bottom) / 2.0];
+    let text = |svg: &mut String, attributes: fmt::Arguments<'_>, text: &str| {
+        writeln!(svg, "<text {attributes}>{}</text>", escaped(text))
+    };
+    let middle = "text-anchor=\"middle\"";
+    text(svg, format_args!("x=\"{x_middle}\" y=\"26\" {middle} font-size=\"{TITLE}\""), &panel.title)?;
+    writeln!(svg, "<g fill=\"#5A5A5A\" stroke-width=\"1\">")?;
+    let [xs, ys] = [ticks(&axes.0[0], most_x), ticks(&axes.0[1], TICKS[1])];
+    for value in &xs {
+        let x = axes.at([*value, axes.0[1].start])[0];
+        writeln!(svg, "<path d=\"M{x:.1} {top}V{bottom}\" stroke=\"#E4E4E4\"/>")?;
+        text(svg, format_args!("x=\"{x:.1}\" y=\"{}\" {middle}", bottom + 17.0), &label(*value, &xs))?;
     }
-    if !panel.axes[1].is_empty() {
-        mesh.y_desc(&panel.axes[1]);
+    for value in &ys {
+        let y = axes.at([axes.0[0].start, *value])[1];
+        writeln!(svg, "<path d=\"M{left} {y:.1}H{right}\" stroke=\"#E4E4E4\"/>")?;
+        let at = format_args!("x=\"{}\" y=\"{:.1}\" text-anchor=\"end\"", left - 6.0, y + 4.0);
+        text(svg, at, &label(*value, &ys))?;
     }
-    mesh.draw()
+    let [x_name, y_name] = &panel.axes;
+    if !x_name.is_empty() {
+        text(svg, format_args!("x=\"{x_middle}\" y=\"{}\" {middle}", bottom + 38.0), x_name)?;
+    }
+    if !y_name.is_empty() {
+        text(svg, format_args!("transform=\"translate(16 {y_middle}) rotate(-90)\" {middle}"), y_name)?;
+    }
+    writeln!(svg, "<path d=\"M{left} {top}V{bottom}H{right}\" fill=\"none\" stroke=\"#969696\"/>\n</g>")
 }
 
-/// Draws the series, whose names and points are as [`Series::drawn`] returns them.
-fn draw_series<B: DrawingBackend>(
-    chart: &mut Chart<'_, B>,
-    panel: &Panel,
-    names: Vec<String>,
-    series: Vec<Vec<[f64; 2]>>,
-) -> std::result::Result<(), DrawError<B>> {
-    for ((drawn, name), points) in panel.series.iter().zip(names).zip(series) {
-        let colour = COLOURS[drawn.colour % COLOURS.len()];
-        let mark = if points.len() <= MARKED { 3 } else { 0 };
-        let points = points.into_iter().map(|[x, y]| (x, y));
-        let drawn = match drawn.is_line() {
+fn draw_series(svg: &mut String, series: &Series, points: &[[f64; 2]], axes: &Axes) -> fmt::Result {
+    let colour = COLOURS[series.colour % COLOURS.len()];
+    let points = points.iter().map(|point| axes.at(*point));
+    if series.is_line() {
+        write!(svg, "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"{} points=\"", dashes(series))?;
+        points.clone().try_for_each(|[x, y]| write!(svg, "{x:.1},{y:.1} "))?;
+        writeln!(svg, "\"/>")?;
+    }
+    let (radius, opacity) = if series.is_line() { (3, 1.0) } else { (2, 0.5) };
+    if !series.is_line() || points.len() <= MARKED {
+        writeln!(svg, "<g fill=\"{colour}\" fill-opacity=\"{opacity}\">")?;
+        for [x, y] in points {
+            writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\"/>")?;
+        }
+        writeln!(svg, "</g>")?;
+    }
+    Ok(())
+}
+
+/// An attribute; empty for a solid line.
+fn dashes(series: &Series) -> String {
+    match DASHES[series.dashes % DASHES.len()] {
+        "" => String::new(),
+        pattern => format!(" stroke-dasharray=\"{pattern}\""),
+    }
+}
+
+fn draw_legend(svg: &mut String, panel: &Panel, names: &[String], [right, top]: [bool; 2]) -> fmt::Result {
+    let longest = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+    let (width, line) = (40.0 + CHARACTER * longest as f64, 19.0);
+    let height = line * names.len() as f64 + 6.0;
+    let x = if right { Axes::RIGHT - width - 8.0 } else { Axes::LEFT + 8.0 };
+    let y = if top { Axes::TOP + 8.0 } else { Axes::BOTTOM - height - 8.0 };
+    writeln!(
+        svg,
+        "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" fill=\"white\" \
+         fill-opacity=\"0.8\" stroke=\"#C8C8C8\"/>"
+    )?;
+    for (i, (series, name)) in panel.series.iter().zip(names).enumerate() {
+        let (colour, y) = (COLOURS[series.colour % COLOURS.len()], y + 12.0 + line * i as f64);
+        match series.is_line() {
             true => {
-                let style = colour.stroke_width(2).filled();
-                chart.draw_series(LineSeries::new(points, style).point_size(mark))?
+                let (from, pattern) = (x + 7.0, dashes(series));
+                writeln!(svg, "<path d=\"M{from:.1} {y:.1}h20\" stroke=\"{colour}\" stroke-width=\"3\"{pattern}/>")?;
             }
-            false => chart.draw_series(points.map(|p| Circle::new(p, 2, colour.mix(0.5).filled())))?,
-        };
-        drawn.label(name).legend(move |(x, y)| Rectangle::new([(x, y - 2), (x + 16, y + 2)], colour.filled()));
+            false => writeln!(svg, "<circle cx=\"{:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>", x + 17.0)?,
+        }
+        writeln!(svg, "<text x=\"{:.1}\" y=\"{:.1}\">{}</text>", x + 33.0, y + 4.5, escaped(name))?;
     }
     Ok(())
+}
+
+/// Text for XML, which has no control characters.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push(char::REPLACEMENT_CHARACTER),
+            c => out.push(c),
+        }
+    }
+    out
 }
 
 /// Points without those that cannot be drawn.
@@ -292,27 +313,27 @@ fn most_ticks(series: &[Vec<[f64; 2]>]) -> usize {
     }
 }
 
-/// The corner of the panel, of two fifths of its sides, that has the fewest points.
-fn legend_position(series: &[Vec<[f64; 2]>], x: &Range<f64>, y: &Range<f64>) -> SeriesLabelPosition {
-    let share = |value: f64, range: &Range<f64>| (value - range.start) / (range.end - range.start);
-    let corners = [
-        (SeriesLabelPosition::LowerRight, [1.0, 0.0]),
-        (SeriesLabelPosition::UpperRight, [1.0, 1.0]),
-        (SeriesLabelPosition::UpperLeft, [0.0, 1.0]),
-        (SeriesLabelPosition::LowerLeft, [0.0, 0.0]),
-    ];
-    let points_near = |corner: [f64; 2]| {
-        let is_near =
-            |p: &&[f64; 2]| (share(p[0], x) - corner[0]).abs() < 0.4 && (share(p[1], y) - corner[1]).abs() < 0.4;
+/// The corner of a panel that holds the fewest points: whether it is on the right, and whether it is at the top.
+fn legend_corner(series: &[Vec<[f64; 2]>], ranges: &[Range<f64>; 2]) -> [bool; 2] {
+    let points = |corner: [bool; 2]| {
+        let is_near = |point: &&[f64; 2]| {
+            (0..2).all(|axis| (share(point[axis], &ranges[axis]) - f64::from(u8::from(corner[axis]))).abs() < 0.4)
+        };
         series.iter().flatten().filter(is_near).count()
     };
-    let [first, others @ ..] = corners.map(|(position, corner)| (points_near(corner), position));
-    others.into_iter().fold(first, |best, other| if other.0 < best.0 { other } else { best }).1
+    let corners = [[true, false], [true, true], [false, true], [false, false]];
+    corners.into_iter().min_by_key(|corner| points(*corner)).unwrap_or(corners[0])
 }
 
-/// The values that plotters labels.
+/// Multiples of 1, 2 or 5 times a power of ten in a range, at most about as many as asked for.
 fn ticks(range: &Range<f64>, at_most: usize) -> Vec<f64> {
-    RangedCoordf64::from(range.clone()).key_points(BoldPoints(at_most))
+    let least = (range.end - range.start) / at_most as f64;
+    let power = 10f64.powf(least.log10().floor());
+    let step = [1.0, 2.0, 5.0].map(|digit| digit * power).into_iter().find(|step| *step >= least * (1.0 - 1e-9));
+    let step = step.unwrap_or(10.0 * power);
+    let first = (range.start / step - 1e-9).ceil();
+    let ticks = (0..=at_most).map(|i| (first + i as f64) * step);
+    ticks.take_while(|value| *value <= range.end + 1e-9 * step).collect()
 }
 
 /// A tick's value, with as many digits as tell it from its neighbours.
@@ -343,32 +364,70 @@ mod tests {
         Panel { title: "t".into(), axes: ["a<b".into(), "y".into()], series }
     }
 
+    /// The picture, and how many numbers its lines and marks have.
+    fn drawn(panels: &[Panel]) -> (String, usize) {
+        let mut svg = String::new();
+        picture(&mut svg, panels).unwrap();
+        let mut count = 0;
+        for (attribute, most) in [("points=\"", PANEL[0]), ("cx=\"", PANEL[0]), ("cy=\"", PANEL[1])] {
+            for found in svg.split(attribute).skip(1) {
+                for number in found.split('"').next().unwrap().split([' ', ',']).filter(|text| !text.is_empty()) {
+                    let number: f64 = number.parse().unwrap();
+                    assert!((0.0..=most).contains(&number), "{number} in {svg}");
+                    count += 1;
+                }
+            }
+        }
+        (svg, count)
+    }
+
     #[test]
     fn draws_extreme_and_missing_values() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("plot.png");
         let at = |ys: &[f64]| ys.iter().enumerate().map(|(i, &y)| [i as f64, y]).collect::<Vec<_>>();
         // Steps without a value.
         let steps = [u64::MAX as f64, u64::MAX as f64 - 4096.0, i64::MAX as f64, -5.0, 1e308, f64::MIN_POSITIVE];
         for [x, y] in steps.iter().flat_map(|&x| [0.0, 0.5, 1e308].map(|y| [x, y])) {
-            write(&path, &[panel(vec![[0.0, 1.0], [x, y], [x, -y]])]).unwrap();
-            write(&path, &[panel(vec![[x, y]])]).unwrap();
+            drawn(&[panel(vec![[0.0, 1.0], [x, y], [x, -y]]), panel(vec![[x, y]])]);
         }
-        for ys in [
-            &[][..],
-            &[1.0],
-            &[f64::NAN, 2.0, 1e-9],
-            &[1e300, -1e300],
-            &[f64::MAX, f64::MIN, f64::INFINITY],
-            &[0.0, f64::MIN_POSITIVE],
-            &[4096.0, 4096.000000000001],
-            &[1e300, 1.0000000000000002e300],
+        for (ys, finite) in [
+            (&[][..], 0),
+            (&[1.0], 1),
+            (&[f64::NAN, 2.0, 1e-9], 2),
+            (&[1e300, -1e300], 2),
+            (&[f64::MAX, f64::MIN, f64::INFINITY], 0),
+            (&[0.0, f64::MIN_POSITIVE], 2),
+            (&[4096.0, 4096.000000000001], 2),
+            (&[1e300, 1.0000000000000002e300], 1),
         ] {
-            let panel = panel(at(ys));
-            write(&path, &[panel]).unwrap();
-            let drawn = roll_media::read_image(&path, roll_media::Sizing::Exact([304, 816])).unwrap();
-            assert!(drawn.f32s().unwrap().iter().any(|&v| v < 0.0), "nothing is drawn");
+            // In the line, and as the centre of a mark.
+            assert_eq!(drawn(&[panel(at(ys))]).1, 4 * finite, "{ys:?}");
         }
+    }
+
+    #[test]
+    fn the_picture_has_titles_axes_series_and_a_legend() {
+        let series = |name: &str, style, colour| {
+            let points = (0..20).map(|i| [f64::from(i), f64::from(i * i)]).collect();
+            Series { name: name.into(), points, style, colour, dashes: colour }
+        };
+        let all = vec![series("a & b", SeriesStyle::Line, 0), series("\u{1b}[1m", SeriesStyle::Dots, 1)];
+        let both = Panel { title: "<title>".into(), axes: ["step".into(), "y".into()], series: all };
+        let mean = Panel { series: vec![series("m", SeriesStyle::Mean(4), 1)], ..panel(Vec::new()) };
+        let (svg, _) = drawn(&[both, mean]);
+        for part in [
+            "height=\"600\"",
+            ">&lt;title&gt;</text>",
+            ">step</text>",
+            ">a &amp; b</text>",
+            ">\u{fffd}[1m</text>",
+            ">a&lt;b</text>",
+            ">300</text>",
+            "stroke-dasharray=\"7 4\"",
+        ] {
+            assert!(svg.contains(part), "no {part} in {svg}");
+        }
+        assert_eq!((svg.matches("<polyline").count(), svg.matches("<circle").count()), (2, 20 + 1));
+        assert_eq!(svg.matches('<').count(), svg.matches('>').count());
     }
 
     #[test]
@@ -401,9 +460,9 @@ mod tests {
     #[test]
     fn the_legend_is_in_the_emptiest_corner() {
         let falling = vec![(0..10).map(|i| [f64::from(i), -f64::from(i)]).collect()];
-        assert!(matches!(legend_position(&falling, &(0.0..9.0), &(-9.0..0.0)), SeriesLabelPosition::UpperRight));
+        assert_eq!(legend_corner(&falling, &[0.0..9.0, -9.0..0.0]), [true, true]);
         let rising = vec![(0..10).map(|i| [f64::from(i), f64::from(i)]).collect()];
-        assert!(matches!(legend_position(&rising, &(0.0..9.0), &(0.0..9.0)), SeriesLabelPosition::LowerRight));
+        assert_eq!(legend_corner(&rising, &[0.0..9.0, 0.0..9.0]), [true, false]);
     }
 
     #[test]

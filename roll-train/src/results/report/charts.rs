@@ -6,9 +6,6 @@ use serde_json::json;
 
 use crate::results::plot::{self, Panel, Series, SeriesStyle};
 
-/// Dash patterns of lines, as in `charts.js`.
-const DASHES: [&str; 4] = ["", "7 4", "2 4", "9 3 2 3"];
-
 /// The values of the page's template for each panel: title, legend, and the series as JSON. A panel of a single series
 /// has an empty legend.
 pub fn charts(panels: Vec<Panel>) -> Result<Vec<Value>> {
@@ -26,7 +23,7 @@ fn legend_entry(series: &Series) -> Value {
     context! {
         name => series.name,
         colour => plot::css_colour(series.colour),
-        dashes => DASHES[series.dashes % DASHES.len()],
+        dashes => plot::DASHES[series.dashes % plot::DASHES.len()],
         line => series.is_line(),
     }
 }
