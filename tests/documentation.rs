@@ -411,14 +411,18 @@ fn every_command_is_documented() {
     }
 }
 
+/// What cargo prints.
+fn cargo(arguments: &[&str]) -> String {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let output = cargo.args(arguments).arg("--offline").current_dir(root()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
 /// The crates of the workspace that each crate depends on, by cargo.
 fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    let output =
-        cargo.args(["metadata", "--no-deps", "--offline", "--format-version", "1"]).current_dir(root()).output();
-    let output = output.unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let metadata: serde_json::Value =
+        serde_json::from_str(&cargo(&["metadata", "--no-deps", "--format-version", "1"])).unwrap();
     let package = |package: &serde_json::Value| {
         let all = package["dependencies"].as_array().unwrap().iter();
         let own = all.filter(|d| d["kind"].is_null() && d["path"].is_string());
@@ -426,6 +430,29 @@ fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
         (package["name"].as_str().unwrap().to_string(), names.collect())
     };
     metadata["packages"].as_array().unwrap().iter().map(package).collect()
+}
+
+/// How many packages, ours included, `cargo build` of a fresh checkout compiles at most.
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+const MOST_PACKAGES: usize = 300;
+
+#[test]
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+fn the_default_build_has_few_packages() {
+    let tree = ["tree", "-p", "roll-cli", "-e", "normal,build", "--prefix", "none", "--no-dedupe"];
+    let packages: BTreeSet<String> = cargo(&tree)
+        .lines()
+        .filter_map(|line| line.split_once(" v").map(|(name, rest)| (name, rest.split(' ').next().unwrap_or(rest))))
+        .map(|(name, version)| format!("{name} {version}"))
+        .collect();
+    assert!(packages.contains("roll-core 0.1.0"), "{packages:?}");
+    assert!(
+        packages.len() <= MOST_PACKAGES,
+        "{} packages, at most {MOST_PACKAGES}: let a dependency that is new replace another, leave its features out, or \
+         make it optional; `cargo {}` lists them",
+        packages.len(),
+        tree.join(" ")
+    );
 }
 
 /// A circle in a small crate, through a name that the root exports again, and the files that a folder shares.
