@@ -7,7 +7,6 @@ use std::path::Path;
 
 use roll_core::{Error, Result};
 use roll_external::files::write_atomically;
-use roll_media::{Picture, encode_png};
 
 use crate::progress::counted;
 
@@ -33,9 +32,11 @@ const POINTS: usize = 1500;
 const MARKED: usize = 12;
 /// Largest value that is drawn. The range of larger ones would overflow.
 const LARGEST: f64 = 1e300;
-/// The narrowest axis, relative to the largest value on it and absolute. Below it the rounding of f32 would fill the
-/// panel.
-const NARROWEST: [f64; 2] = [1e-6, 1e-12];
+/// Smallest margin of an axis beyond its values, as a part of the largest of them. On a narrower axis the rounding of
+/// f32 would fill the panel.
+const MIN_MARGIN_SHARE: f64 = 1e-6;
+/// The same as an absolute number, for values near 0.
+const MIN_MARGIN: f64 = 1e-12;
 
 /// A named sequence of points.
 pub struct Series {
