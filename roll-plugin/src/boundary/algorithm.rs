@@ -398,17 +398,14 @@ mod tests {
     #[test]
     fn a_row_without_a_clip_crosses_with_all_that_it_has() {
         let columns = Columns::new([("answer".to_string(), serde_json::json!({ "b": 1, "a": [0.1, null] }))].into());
+        let shape = SampleVideo::Shape([5, 16, 32]);
         let sample = Sample {
-            index: u64::MAX,
-            origin: "prompts.txt line 1".into(),
-            prompt: "a \"dog\"\n\u{1f436}".into(),
-            video: SampleVideo::Shape([5, 16, 32]),
-            image: None,
             end_image: Some(Tensor::full([3, 4, 4], 0.5)),
             path: Some("clips/a.mp4".into()),
             weight: 2.0,
             mask: Some(Tensor::zeros([1, 4, 4])),
             columns,
+            ..Sample::new(u64::MAX, "prompts.txt line 1", "a \"dog\"\n\u{1f436}", shape)
         };
         let mut theirs = theirs();
         assert!(theirs.hold_out(std::slice::from_ref(&sample)));

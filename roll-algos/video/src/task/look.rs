@@ -44,14 +44,13 @@ fn set(dataset: &Dataset, unit: VideoUnit, found: &mut Listing) -> Option<[usize
             bad.push(format!("{}: {reason}", dataset.metadata().location(row)));
             continue;
         }
-        let others = [row.image.as_deref(), row.end_image.as_deref(), row.mask.as_deref()];
         let shape = match &row.video {
             Some(video) => probe(video, config.decoder).map(|probed| (probed.size, probed.frames)),
             None => {
                 Bucket::without_clip(config, row.image.as_deref(), unit).map(|video| (video.size, dataset.longest()))
             }
         };
-        match shape.and_then(|shape| files_are_there(&others).map(|()| shape)) {
+        match shape.and_then(|shape| files_are_there(row.files()).map(|()| shape)) {
             Ok((size, frames)) => {
                 *sizes.entry(size).or_default() += 1;
                 short += usize::from(frames < dataset.longest());
@@ -125,11 +124,8 @@ fn listed(faults: &[String]) -> String {
     faults[..faults.len() - more].join("\n") + &rest
 }
 
-fn files_are_there(paths: &[Option<&Path>]) -> Result<()> {
-    for path in paths.iter().copied().flatten() {
-        std::fs::metadata(path).map_err(roll_core::Error::file("read", path))?;
-    }
-    Ok(())
+fn files_are_there<'a>(mut paths: impl Iterator<Item = &'a Path>) -> Result<()> {
+    paths.try_for_each(|path| std::fs::metadata(path).map(drop).map_err(roll_core::Error::file("read", path)))
 }
 
 /// Scores the first clip, or a grey video for a row without one, and pulls the gradient if a run does.
