@@ -136,18 +136,7 @@ fn lora_and_full_training_learn_a_clip() {
     for (lora_rank, rate) in [(4, 2e-2), (0, 1e-3)] {
         let dir = tempfile::tempdir().unwrap();
         let mut model = open(dir.path(), WanKind::I2v, lora_rank);
-        let sample = Sample {
-            index: 0,
-            origin: "a clip".into(),
-            prompt: "a wave".into(),
-            video: SampleVideo::Clip(Arc::new(clip(5, 32))),
-            image: None,
-            end_image: None,
-            path: None,
-            weight: 1.0,
-            mask: None,
-            columns: Default::default(),
-        };
+        let sample = Sample::new(0, "a clip", "a wave", SampleVideo::Clip(Arc::new(clip(5, 32))));
         let mut algorithm = FlowMatching::new(FlowMatchingConfig {
             draws_per_sample: 4,
             draws_at_once: 4,

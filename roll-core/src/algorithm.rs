@@ -5,42 +5,22 @@ use crate::{
     StateDict, StepContext, StepReport, Validation,
 };
 
-/// Where the samples of a step come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DataSource {
+/// An algorithm, by where the samples of its steps come from.
+pub enum Samples {
     /// The rows of the configuration's section `data`.
-    Clips,
+    Clips(Box<dyn ClipAlgorithm>),
     /// The algorithm brings or makes its own: [`StepContext::samples`] is empty.
-    Own {
-        /// Steps of one pass over it, where it has an end.
-        steps_per_epoch: Option<u64>,
-    },
+    Own(Box<dyn OwnDataAlgorithm>),
 }
 
-/// A training algorithm.
+/// A training algorithm. It is a [`ClipAlgorithm`] or an [`OwnDataAlgorithm`], too, as [`Algorithm::samples`] says.
 pub trait Algorithm: Send {
+    /// Says where its samples come from: `Samples::Clips(self)` or `Samples::Own(self)`. Called once, before everything
+    /// else.
+    fn samples(self: Box<Self>) -> Samples;
+
     /// Checks model and reward once, before the first step.
     fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()>;
-
-    /// Where its samples come from.
-    fn data_source(&self) -> DataSource {
-        DataSource::Clips
-    }
-
-    /// The reason why a row without a clip cannot be trained on, or evaluated, as the end of "... needs a clip: "; `None`
-    /// if it can. `has_image`: whether the row has a picture of its own. `reference_reader`: the name of a reward that
-    /// reads its reference ([`RewardScorer::reads_reference`]), if one does. Called before the model is opened, and only
-    /// with [`DataSource::Clips`].
-    fn needs_clip(&self, _has_image: bool, _reference_reader: Option<&str>) -> Option<String> {
-        Some("it trains on the clips".into())
-    }
-
-    /// Takes the environments that the agent acts in; called once, before [`Algorithm::check`], when the configuration
-    /// names one. `make` makes one more each time it is called.
-    fn open_environments(&mut self, _make: &mut dyn FnMut() -> Result<Box<dyn Environment>>) -> Result<()> {
-        Err(Error::config("env", "this algorithm acts in no environment; leave the section out"))
-    }
 
     /// Its headline metrics, the most important one first; the others are logged too.
     fn headlines(&self) -> Vec<Headline> {
@@ -49,19 +29,6 @@ pub trait Algorithm: Send {
 
     /// One optimizer update.
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport>;
-
-    /// Generates for samples and scores the results, as training would but without gradient. `None`: this algorithm
-    /// has no evaluation on clips.
-    fn evaluate(&mut self, _context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
-        Ok(None)
-    }
-
-    /// Takes clips that are not trained on, this rank's part of them, for [`Algorithm::validate`]; called once, before
-    /// the first step. Returns false if the algorithm does not use them; the trainer then generates and scores videos for
-    /// these clips ([`Algorithm::evaluate`]).
-    fn hold_out(&mut self, _clips: &[Sample]) -> bool {
-        false
-    }
 
     /// Runs the model on tasks that training never sees, without training it. `None`: this algorithm has no validation.
     fn validate(
@@ -100,4 +67,74 @@ pub trait Algorithm: Send {
     fn load_tensors(&mut self, _tensors: &StateDict) -> Result<()> {
         Err(Error::Misuse("this algorithm gives tensors to save and does not take them back".into()))
     }
+}
+
+/// An algorithm on the rows of `data.metadata`: on their clips, or on their prompts and pictures.
+pub trait ClipAlgorithm: Algorithm {
+    /// The use of the clips of rows; by default it trains on them. Called before the model is opened.
+    fn clip_use(&self) -> ClipUse {
+        ClipUse::default()
+    }
+
+    /// Generates for samples and scores the results, as training would but without gradient. `None`: this algorithm
+    /// has no evaluation on clips.
+    fn evaluate(&mut self, _context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
+        Ok(None)
+    }
+
+    /// Takes clips that are not trained on, this rank's part of them, for [`Algorithm::validate`]; called once, before
+    /// the first step. Returns false if the algorithm does not use them; videos for these clips are then generated and
+    /// scored ([`ClipAlgorithm::evaluate`]).
+    fn hold_out(&mut self, _clips: &[Sample]) -> bool {
+        false
+    }
+}
+
+/// The use that an algorithm has for the clips of rows.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+pub struct ClipUse {
+    /// Why a row without a clip cannot be trained on or evaluated, whatever the rewards: "it trains on the clips". `None`
+    /// if such a row can be.
+    pub trained_on: Option<String>,
+    /// The part of a row that rewards compare its videos with.
+    pub reference: Reference,
+}
+
+impl Default for ClipUse {
+    fn default() -> Self {
+        Self { trained_on: Some("it trains on the clips".into()), reference: Reference::Clip }
+    }
+}
+
+/// The video or picture that the reward compares the generated video with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Reference {
+    /// All frames of the sample's clip, as in the reference implementation. A row without a clip has no reference.
+    Clip,
+    /// The first frame of the clip.
+    FirstFrame,
+    /// The sample's picture, or the clip's first frame for a sample without a picture.
+    Image,
+}
+
+/// An algorithm that brings or makes its own samples: conversations, episodes of an agent.
+pub trait OwnDataAlgorithm: Algorithm {
+    /// Steps of one pass over its data, where they have an end.
+    fn steps_per_epoch(&self) -> Option<u64> {
+        None
+    }
+
+    /// Takes the environments that the agent acts in; called once, before [`Algorithm::check`], when the configuration
+    /// names one. `make` makes one more each time it is called.
+    fn open_environments(&mut self, _make: &mut dyn FnMut() -> Result<Box<dyn Environment>>) -> Result<()> {
+        Err(acts_in_no_environment())
+    }
+}
+
+/// The error of an algorithm that has no use for the section `env`.
+pub fn acts_in_no_environment() -> Error {
+    Error::config("env", "this algorithm acts in no environment; leave the section out")
 }

@@ -54,7 +54,6 @@ impl SigmaRange {
 
 /// Conditions of a video, as the user specifies them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
 pub struct ConditionInput {
     /// Text.
     pub prompt: String,

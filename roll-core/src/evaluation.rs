@@ -40,15 +40,15 @@ pub struct Evaluated {
 
 /// The result of a validation: metrics of tasks that training never sees.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct Validation {
     /// Metrics by name: `val/env/success`.
     #[serde(with = "crate::number")]
     pub metrics: BTreeMap<String, f64>,
     /// As [`crate::StepReport::records`].
+    #[serde(default)]
     pub records: Vec<serde_json::Value>,
     /// The loss of each sample, always in the same order, so that two validations can be compared sample by sample.
     /// Empty if the validation's loss is not the mean of losses of samples.
-    #[serde(with = "crate::number")]
+    #[serde(default, with = "crate::number")]
     pub losses: Vec<f64>,
 }

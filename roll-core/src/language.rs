@@ -94,7 +94,6 @@ impl Sampling {
 
 /// One generated continuation.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
-#[serde(default)]
 pub struct Generation {
     /// New tokens.
     pub tokens: Vec<u32>,
@@ -103,7 +102,7 @@ pub struct Generation {
     pub log_probs: Vec<f32>,
     /// Log-probability of each at temperature 1 over all tokens, as [`LanguageModel::evaluate`] computes it. Empty if
     /// the model does not provide it.
-    #[serde(with = "crate::carried::list")]
+    #[serde(default, with = "crate::carried::list")]
     pub raw_log_probs: Vec<f32>,
 }
 

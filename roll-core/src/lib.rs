@@ -91,7 +91,7 @@ pub mod threads;
 mod video;
 
 pub use adapter::Adapter;
-pub use algorithm::{Algorithm, DataSource};
+pub use algorithm::{Algorithm, ClipAlgorithm, ClipUse, OwnDataAlgorithm, Reference, Samples, acts_in_no_environment};
 pub use carried::{TensorCarrier, with_carrier};
 pub use communicator::{Communicator, FirstRank, Rank, RanksError, SingleRank, ThreadRanks};
 pub use component::{Component, RewardComponent};

@@ -51,17 +51,19 @@ impl StepContext<'_> {
 
 /// The outcome of one step.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
 pub struct StepReport {
     /// Metrics by name, in the names of the reference: `actor/loss`, `time/decode` (seconds).
-    #[serde(with = "crate::number")]
+    #[serde(default, with = "crate::number")]
     pub metrics: BTreeMap<String, f64>,
     /// Samples left out: origin ([`Sample::origin`]) and reason.
+    #[serde(default)]
     pub skipped: Vec<(String, String)>,
     /// Generated videos: name and video.
+    #[serde(default)]
     pub videos: Vec<(String, Video)>,
     /// Lines for `trajectories.jsonl`: the observations and answers of an agent, as JSON objects that a person can
     /// read.
+    #[serde(default)]
     pub records: Vec<serde_json::Value>,
     /// False when a non-finite value left the parameters as they were.
     pub applied: bool,

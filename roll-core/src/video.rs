@@ -195,6 +195,22 @@ fn one() -> f64 {
 }
 
 impl Sample {
+    /// A row of a prompt and a clip, or the shape of a video to generate; without pictures, mask and columns, of weight 1.
+    pub fn new(index: u64, origin: impl Into<String>, prompt: impl Into<String>, video: SampleVideo) -> Self {
+        Self {
+            index,
+            origin: origin.into(),
+            prompt: prompt.into(),
+            video,
+            image: None,
+            end_image: None,
+            path: None,
+            weight: 1.0,
+            mask: None,
+            columns: Columns::default(),
+        }
+    }
+
     /// The clip. Fails for a row without one.
     pub fn clip(&self) -> Result<&Arc<Video>> {
         let missing = || Error::Unsupported(format!("{} has no clip, and one is needed here", self.origin));

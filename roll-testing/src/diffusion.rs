@@ -386,16 +386,6 @@ impl Strategy for Descent {
 /// A sample with a clip of two frames, as row `index` of a data set.
 pub fn sample(index: u64, prompt: &str) -> Sample {
     let frames = Tensor::new(values(100 + index, PIXELS), FRAMES).unwrap();
-    Sample {
-        index,
-        origin: format!("row {index}"),
-        prompt: prompt.into(),
-        video: SampleVideo::Clip(Arc::new(Video::new(frames, 8.0).unwrap())),
-        image: None,
-        end_image: None,
-        path: None,
-        weight: 1.0,
-        mask: None,
-        columns: Columns::default(),
-    }
+    let clip = Arc::new(Video::new(frames, 8.0).unwrap());
+    Sample::new(index, format!("row {index}"), prompt, SampleVideo::Clip(clip))
 }

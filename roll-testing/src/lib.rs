@@ -21,14 +21,18 @@
 //!
 //! ```
 //! use roll_core::{
-//!     Adapter, Algorithm, ConditionInput, Error, Grad, Model, Noise, Result, RewardScorer, Score, Silent, StepContext,
-//!     StepReport, Tensor, Timestep, Video,
+//!     Adapter, Algorithm, ClipAlgorithm, ConditionInput, Error, Grad, Model, Noise, Result, RewardScorer, Samples, Score,
+//!     Silent, StepContext, StepReport, Tensor, Timestep, Video,
 //! };
 //! use roll_testing::{Descent, MockDiffusion, Sines, sample};
 //!
 //! struct OneStep;
 //!
 //! impl Algorithm for OneStep {
+//!     fn samples(self: Box<Self>) -> Samples {
+//!         Samples::Clips(self)
+//!     }
+//!
 //!     fn check(&mut self, model: &mut dyn Model, _: Option<&dyn RewardScorer>) -> Result<()> {
 //!         model.as_diffusion().map(|_| ()).ok_or_else(|| Error::Misuse("expected a diffusion model".into()))
 //!     }
@@ -65,6 +69,8 @@
 //!         Ok(report)
 //!     }
 //! }
+//!
+//! impl ClipAlgorithm for OneStep {}
 //!
 //! # fn main() -> Result<()> {
 //! let (mut model, mut reward, mut strategy) = (MockDiffusion::new(), Sines::new(), Descent::default());

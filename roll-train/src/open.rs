@@ -1,7 +1,9 @@
 //! From a configuration to everything that a run consists of.
 
 use roll_backends::overlap::OverlappedRanks;
-use roll_core::{BuildContext, Communicator, Error, Grad, Registry, Result};
+use roll_core::{
+    BuildContext, Communicator, Error, Grad, OwnDataAlgorithm, Registry, Result, Samples, acts_in_no_environment,
+};
 
 use crate::config::{LoadedConfig, RunConfig};
 use crate::findings::{Finding, Findings, Listing};
@@ -80,35 +82,44 @@ fn open(
     if has_device {
         reward = found.open("reward", || TrainedReward::open(&config.reward, registry, context)).flatten();
     }
-    let Some(opened) = open_algorithm(&opening, reward.is_some(), found) else {
-        let mut network = opening.network(found);
-        if let Some(network) = &mut network {
-            network.attach(config, found);
-        }
-        TaskType::all().for_each(|task| (task.check_sections)(&opening, network.as_mut(), found));
-        return (None, network);
-    };
-    let source = opened.algorithm.data_source();
-    match found.open("algo", || TaskType::of(source, &config.algo.name)) {
-        Some(task) => (task.open)(&opening, opened, reward, found),
-        None => (None, None),
-    }
-}
-
-/// Makes the algorithm and the environments that it acts in.
-fn open_algorithm(opening: &Opening<'_>, has_reward: bool, found: &mut Findings) -> Option<OpenedAlgorithm> {
-    let Opening { loaded, registry, context, .. } = *opening;
-    let config = &loaded.config;
     // In a validation, ranks play different numbers of turns: a rank that is done must send its part of sharded weights
     // to the others until all are done.
     let serving = BuildContext { ranks: OverlappedRanks::of(context.ranks.clone()), ..context.clone() };
-    let mut algorithm = found.open("algo", || registry.algorithm(&config.algo.name, &config.algo.options, &serving))?;
-    let mut can_check = has_reward || config.reward.is_empty();
-    if let Some(env) = &config.env {
-        let mut make = || registry.environment(&env.name, &env.options, context);
-        can_check &= found.open("env", || algorithm.open_environments(&mut make)).is_some();
+    let algorithm = found.open("algo", || registry.algorithm(&config.algo.name, &config.algo.options, &serving));
+    let can_check = reward.is_some() || config.reward.is_empty();
+    match algorithm.map(|algorithm| algorithm.samples()) {
+        Some(Samples::Clips(algorithm)) => {
+            let no_env = || config.env.as_ref().map_or(Ok(()), |_| Err(acts_in_no_environment()));
+            let can_check = found.open("env", no_env).is_some() && can_check;
+            match found.open("algo", || TaskType::of_clips(&config.algo.name)) {
+                Some(task) => (task.open)(&opening, OpenedAlgorithm { algorithm, can_check }, reward, found),
+                None => (None, None),
+            }
+        }
+        Some(Samples::Own(mut algorithm)) => {
+            let can_check = open_environments(&opening, algorithm.as_mut(), found) && can_check;
+            match found.open("algo", || TaskType::of_own_data(&config.algo.name)) {
+                Some(task) => (task.open)(&opening, OpenedAlgorithm { algorithm, can_check }, reward, found),
+                None => (None, None),
+            }
+        }
+        None => {
+            let mut network = opening.network(found);
+            if let Some(network) = &mut network {
+                network.attach(config, found);
+            }
+            TaskType::all().for_each(|task| task.check_sections(&opening, network.as_mut(), found));
+            (None, network)
+        }
     }
-    Some(OpenedAlgorithm { algorithm, can_check })
+}
+
+/// Makes the environments that the algorithm acts in, if the configuration names one. Returns false after a problem.
+fn open_environments(opening: &Opening<'_>, algorithm: &mut dyn OwnDataAlgorithm, found: &mut Findings) -> bool {
+    let Opening { loaded, registry, context, .. } = *opening;
+    let Some(env) = &loaded.config.env else { return true };
+    let mut make = || registry.environment(&env.name, &env.options, context);
+    found.open("env", || algorithm.open_environments(&mut make)).is_some()
 }
 
 /// Fails if the configuration asks for threads as ranks and this is not one of them.

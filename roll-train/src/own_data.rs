@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use roll_core::{
-    Algorithm, DataSource, Error, Grad, Result, ResultExt, RewardScorer, StepContext, StepReport, inventory,
-};
+use roll_core::{Error, Grad, OwnDataAlgorithm, Result, ResultExt, RewardScorer, StepContext, StepReport, inventory};
 use serde_json::Value as Json;
 
 use crate::config::{LoadedConfig, RunConfig};
@@ -12,22 +10,21 @@ use crate::findings::{Findings, Listing};
 use crate::progress::counted;
 use crate::rewards::TrainedReward;
 use crate::task::{
-    self, Network, OpenedAlgorithm, OpenedTask, Opening, Task, TaskContext, TaskFacts, TaskState, TaskType,
+    self, Network, OpenTask, OpenedAlgorithm, OpenedTask, Opening, Task, TaskContext, TaskFacts, TaskState, TaskType,
 };
 
-inventory::submit!(TaskType {
-    takes: |source| matches!(source, DataSource::Own { .. }),
+inventory::submit!(TaskType::Own(OpenTask {
     open: |opening, algorithm, reward, found| {
         let (parts, network) = OwnDataParts::open(opening, algorithm, reward, found);
         (Some(Box::new(parts)), network)
     },
     // It declares no section.
     check_sections: |_, _, _| (),
-});
+}));
 
 /// The parts of a run whose algorithm brings its own data.
 struct OwnDataParts {
-    algorithm: Box<dyn Algorithm>,
+    algorithm: Box<dyn OwnDataAlgorithm>,
     reward: Option<Box<dyn RewardScorer>>,
     /// The number of optimizer steps; `None` after a problem.
     steps: Option<u64>,
@@ -39,26 +36,23 @@ impl OwnDataParts {
     /// Opens the network and connects it.
     fn open(
         opening: &Opening<'_>,
-        mut opened: OpenedAlgorithm,
+        opened: OpenedAlgorithm<dyn OwnDataAlgorithm>,
         reward: Option<TrainedReward>,
         found: &mut Findings,
     ) -> (Self, Option<Network>) {
         let (loaded, config) = (opening.loaded, &opening.loaded.config);
         let reward = reward.map(|reward| reward.scorer);
-        let steps_per_epoch = match opened.algorithm.data_source() {
-            DataSource::Own { steps_per_epoch } => steps_per_epoch,
-            DataSource::Clips => None,
-        };
+        let OpenedAlgorithm { mut algorithm, can_check } = opened;
         let evaluation = Evaluation::of(loaded);
         let mut network = opening.network(found);
         if let Some(network) = &mut network {
-            network.connect(&mut opened, reward.as_deref(), config, found);
+            network.connect(algorithm.as_mut(), can_check, reward.as_deref(), config, found);
             found.open("evaluation", || evaluation.refuse_prompts(config, network));
         }
         found.note("evaluation", || evaluation.unused(config));
-        let of_data = steps_per_epoch.map(|steps| steps.saturating_mul(config.training.num_train_epochs));
+        let of_data = algorithm.steps_per_epoch().map(|steps| steps.saturating_mul(config.training.num_train_epochs));
         let steps = opening.steps(of_data, found);
-        (Self { algorithm: opened.algorithm, reward, steps, measured_every: evaluation.every }, network)
+        (Self { algorithm, reward, steps, measured_every: evaluation.every }, network)
     }
 }
 
@@ -138,7 +132,7 @@ impl Evaluation {
 /// A run of an algorithm that brings its own data, and validates itself.
 struct OwnDataTask {
     facts: TaskFacts,
-    algorithm: Box<dyn Algorithm>,
+    algorithm: Box<dyn OwnDataAlgorithm>,
     reward: Option<Box<dyn RewardScorer>>,
 }
 

@@ -330,18 +330,8 @@ fn training(report: &mut Report, bench: &mut Bench, config: &Config, tolerance: 
 /// A row of data whose clip has the size of `video`, `[1, 3, T, H, W]`; the scorer has its own target.
 fn sample(video: &Tensor) -> Outcome<Sample> {
     let &[_, channels, t, h, w] = video.shape() else { return Err("video is not [1, 3, T, H, W]".into()) };
-    Ok(Sample {
-        index: 0,
-        origin: "the case's sample".into(),
-        prompt: String::new(),
-        video: SampleVideo::Clip(Arc::new(Video::new(Tensor::zeros([t, channels, h, w]), FPS)?)),
-        image: None,
-        end_image: None,
-        path: None,
-        weight: 1.0,
-        mask: None,
-        columns: Default::default(),
-    })
+    let clip = Video::new(Tensor::zeros([t, channels, h, w]), FPS)?;
+    Ok(Sample::new(0, "the case's sample", "", SampleVideo::Clip(Arc::new(clip))))
 }
 
 /// `[T, 3, H, W]` to `[3, T, H, W]`.

@@ -40,7 +40,7 @@ pub(crate) const NO_KL: IdleKeys = IdleKeys {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use roll_core::{BuildContext, EvaluationContext, Noise, Options, Registry, Silent};
+    use roll_core::{BuildContext, EvaluationContext, Noise, Options, Registry, Samples, Silent};
     use roll_testing::diffusion::{MockDiffusion, Sines, sample};
     use serde_json::json;
 
@@ -63,7 +63,8 @@ mod tests {
                     model.start = Some(model.adapter.clone());
                     let (mut reward, samples) = (Sines::new(), [sample(0, "a")]);
                     let (options, context) = (options(name, reference, kl_weight), BuildContext::new("flex"));
-                    let mut algorithm = Registry::linked().unwrap().algorithm(name, &options, &context).unwrap();
+                    let algorithm = Registry::linked().unwrap().algorithm(name, &options, &context).unwrap();
+                    let Samples::Clips(mut algorithm) = algorithm.samples() else { panic!("`{name}` is on clips") };
                     algorithm.check(&mut model, Some(&reward)).unwrap();
                     let mut context = EvaluationContext {
                         samples: &samples,

@@ -1,6 +1,6 @@
 //! [`Algorithm`] across the boundary. Model, reward, strategy and progress, its arguments, are objects of the host.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
 use super::environment::{self, RemoteEnvironment};
@@ -8,13 +8,14 @@ use super::message::{Incoming, Outgoing};
 use super::model;
 use super::object::{Answered, Gift, Loan, Remote};
 use super::progress::RemoteProgress;
-use super::remote::{Argument, remote};
+use super::remote::{Argument, Fact, log, remote};
 use super::remote_model::RemoteModel;
 use super::reward::{self, RemoteReward};
 use super::strategy::{self, RemoteStrategy};
 use crate::{
-    Algorithm, DataSource, Environment, Error, Evaluated, EvaluationContext, Headline, Model, Noise, Progress, Result,
-    RewardScorer, Sample, StateDict, StepContext, StepReport, Validation,
+    Algorithm, ClipAlgorithm, ClipUse, Environment, Evaluated, EvaluationContext, Headline, Model, Noise,
+    OwnDataAlgorithm, Progress, Result, RewardScorer, Sample, Samples, StateDict, StepContext, StepReport, Validation,
+    acts_in_no_environment,
 };
 
 /// The answer of `needs_clip` in the place of an algorithm without that method. It ends a sentence "... needs a clip:
@@ -27,15 +28,7 @@ const NO_ANSWER: &str = "it does not say that it can do without";
 remote! {
     trait Algorithm for RemoteAlgorithm {
         fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()>;
-        fn data_source(&self) -> DataSource { DataSource::Clips }
-        fn needs_clip(&self, has_image: bool, reference_reader: Option<&str>) -> Option<String> {
-            Some(NO_ANSWER.into())
-        }
-        fn open_environments(&mut self, make: Make<'_>) -> Result<()> {
-            Err(Error::config("env", "this algorithm acts in no environment; leave the section out"))
-        }
         fn headlines(&self) -> Vec<Headline> { Vec::new() }
-        fn hold_out(&mut self, clips: &[Sample]) -> bool { false }
         fn validate(&mut self, step: u64, model: &mut dyn Model, noise: &Noise, progress: &dyn Progress)
             -> Result<Option<Validation>> { Ok(None) }
         fn state(&self) -> Json { Json::Null }
@@ -47,6 +40,17 @@ remote! {
         fn load_tensors(&mut self, tensors: &StateDict) -> Result<()>;
     }
     by hand others {
+        fn samples(self: Box<Self>) -> Samples {
+            let source = self.remote.ask("data_source", &[]).unwrap_or_else(|error| {
+                log(&error);
+                None
+            });
+            match source {
+                Some(DataSource::Own) => Samples::Own(self),
+                Some(DataSource::Clips) | None => Samples::Clips(self),
+            }
+        }
+
         fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
             let reward = context.reward.as_deref_mut().map(|scorer| reward::lend(scorer));
             self.remote.must("step", &[
@@ -61,18 +65,64 @@ remote! {
                 ("want_videos", &context.want_videos),
             ])
         }
+    }
+}
 
-        fn evaluate(&mut self, context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
-            let rewards: Vec<Loan<'_>> = context.rewards.iter_mut().map(|scorer| reward::lend(&mut **scorer)).collect();
-            let evaluated = self.remote.ask("evaluate", &[
-                ("samples", &context.samples),
-                ("upcoming", &context.upcoming),
-                ("model", &model::lend(context.model)),
-                ("rewards", &rewards),
-                ("noise", &context.noise),
-                ("progress", &Argument::lend(context.progress)),
-            ]);
-            Ok(evaluated?.flatten())
+/// The methods of algorithms on clips.
+mod clips {
+    use super::*;
+
+    remote! {
+        trait ClipAlgorithm for RemoteAlgorithm {
+            fn clip_use(&self) -> ClipUse {
+                ClipUse { trained_on: Some(NO_ANSWER.into()), ..ClipUse::default() }
+            }
+            fn hold_out(&mut self, clips: &[Sample]) -> bool { false }
+        }
+        by hand others {
+            fn evaluate(&mut self, context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
+                let rewards = context.rewards.iter_mut().map(|scorer| reward::lend(&mut **scorer));
+                let rewards: Vec<Loan<'_>> = rewards.collect();
+                let evaluated = self.remote.ask("evaluate", &[
+                    ("samples", &context.samples),
+                    ("upcoming", &context.upcoming),
+                    ("model", &model::lend(context.model)),
+                    ("rewards", &rewards),
+                    ("noise", &context.noise),
+                    ("progress", &Argument::lend(context.progress)),
+                ]);
+                Ok(evaluated?.flatten())
+            }
+        }
+    }
+
+    /// Methods beside those that are declared.
+    fn others(algorithm: &mut (dyn ClipAlgorithm + '_), method: &str, message: &Incoming) -> Answered {
+        match method {
+            "data_source" => Outgoing::of(&DataSource::Clips).map(Some),
+            "evaluate" => evaluate(algorithm, message).map(Some),
+            _ => super::answer(algorithm, method, message),
+        }
+    }
+}
+
+/// The methods of algorithms that bring their own data.
+mod own_data {
+    use super::*;
+
+    remote! {
+        trait OwnDataAlgorithm for RemoteAlgorithm {
+            fn steps_per_epoch(&self) -> Option<u64> { None }
+            fn open_environments(&mut self, make: Make<'_>) -> Result<()> { Err(acts_in_no_environment()) }
+        }
+        by hand others {}
+    }
+
+    /// Methods beside those that are declared.
+    fn others(algorithm: &mut (dyn OwnDataAlgorithm + '_), method: &str, message: &Incoming) -> Answered {
+        match method {
+            "data_source" => Outgoing::of(&DataSource::Own).map(Some),
+            _ => super::answer(algorithm, method, message),
         }
     }
 }
@@ -82,11 +132,20 @@ pub(super) struct RemoteAlgorithm {
     pub(super) remote: Remote,
 }
 
+/// Where an algorithm has its samples from: [`Samples`] as it crosses. Without an answer: from clips.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum DataSource {
+    Clips,
+    Own,
+}
+
+impl Fact for DataSource {}
+
 /// Answers the methods that the declaration leaves to be written by hand.
 fn others(algorithm: &mut (dyn Algorithm + '_), method: &str, message: &Incoming) -> Answered {
     match method {
         "step" => step(algorithm, message).map(Some),
-        "evaluate" => evaluate(algorithm, message).map(Some),
         _ => Ok(None),
     }
 }
@@ -136,7 +195,7 @@ struct Evaluate {
     progress: Remote,
 }
 
-fn evaluate(algorithm: &mut (dyn Algorithm + '_), message: &Incoming) -> Result<Outgoing> {
+fn evaluate(algorithm: &mut (dyn ClipAlgorithm + '_), message: &Incoming) -> Result<Outgoing> {
     let arguments: Evaluate = message.read()?;
     let mut rewards = arguments.rewards.into_iter().map(RemoteReward::new).collect::<Result<Vec<_>>>()?;
     let evaluated = algorithm.evaluate(&mut EvaluationContext {
@@ -150,9 +209,16 @@ fn evaluate(algorithm: &mut (dyn Algorithm + '_), message: &Incoming) -> Result<
     Outgoing::of(&evaluated)
 }
 
-/// Hands over an algorithm; calls reach it by the generated `answer`.
-pub(super) fn give(mut algorithm: Box<dyn Algorithm>) -> Gift {
-    Gift::exclusive(move |method, message| answer(algorithm.as_mut(), method, message))
+/// Hands over an algorithm; calls reach it by the generated `answer` of its kind.
+pub(super) fn give(algorithm: Box<dyn Algorithm>) -> Gift {
+    match algorithm.samples() {
+        Samples::Clips(mut algorithm) => {
+            Gift::exclusive(move |method, message| clips::answer(algorithm.as_mut(), method, message))
+        }
+        Samples::Own(mut algorithm) => {
+            Gift::exclusive(move |method, message| own_data::answer(algorithm.as_mut(), method, message))
+        }
+    }
 }
 
 type Make<'a> = &'a mut dyn FnMut() -> Result<Box<dyn Environment>>;
@@ -184,7 +250,9 @@ impl<'a> Argument for Make<'a> {
 mod tests {
     use super::super::object::tests::{across, without};
     use super::*;
-    use crate::{Columns, SampleVideo, Tensor};
+    use serde_json::json;
+
+    use crate::{Columns, ConditionInput, Generation, Reference, SampleVideo, Tensor};
 
     /// Keeps what it is given.
     #[derive(Default)]
@@ -194,21 +262,14 @@ mod tests {
     }
 
     impl Algorithm for Keeper {
+        fn samples(self: Box<Self>) -> Samples {
+            Samples::Clips(self)
+        }
         fn check(&mut self, _: &mut dyn Model, _: Option<&dyn RewardScorer>) -> Result<()> {
             Ok(())
         }
         fn step(&mut self, _: &mut StepContext<'_>) -> Result<StepReport> {
             Ok(StepReport::default())
-        }
-        fn needs_clip(&self, has_image: bool, reference_reader: Option<&str>) -> Option<String> {
-            reference_reader.filter(|_| !has_image).map(|reward| format!("`{reward}` reads it"))
-        }
-        fn data_source(&self) -> DataSource {
-            DataSource::Own { steps_per_epoch: Some(3) }
-        }
-        fn hold_out(&mut self, clips: &[Sample]) -> bool {
-            self.seen = format!("{clips:?}");
-            true
         }
         fn state(&self) -> Json {
             self.seen.clone().into()
@@ -222,8 +283,43 @@ mod tests {
         }
     }
 
+    impl ClipAlgorithm for Keeper {
+        fn clip_use(&self) -> ClipUse {
+            ClipUse { trained_on: None, reference: Reference::Image }
+        }
+        fn hold_out(&mut self, clips: &[Sample]) -> bool {
+            self.seen = format!("{clips:?}");
+            true
+        }
+    }
+
+    /// Plays.
+    struct Player;
+
+    impl Algorithm for Player {
+        fn samples(self: Box<Self>) -> Samples {
+            Samples::Own(self)
+        }
+        fn check(&mut self, _: &mut dyn Model, _: Option<&dyn RewardScorer>) -> Result<()> {
+            Ok(())
+        }
+        fn step(&mut self, _: &mut StepContext<'_>) -> Result<StepReport> {
+            Ok(StepReport::default())
+        }
+    }
+
+    impl OwnDataAlgorithm for Player {
+        fn steps_per_epoch(&self) -> Option<u64> {
+            Some(3)
+        }
+    }
+
     fn keeper() -> Gift {
         give(Box::new(Keeper { tensors: [("old".to_string(), Tensor::full([2, 3], 0.5))].into(), ..Keeper::default() }))
+    }
+
+    fn remote(gift: Gift) -> Box<RemoteAlgorithm> {
+        Box::new(RemoteAlgorithm { remote: across(gift) })
     }
 
     fn theirs() -> RemoteAlgorithm {
@@ -231,13 +327,51 @@ mod tests {
     }
 
     #[test]
-    fn the_need_of_a_clip_crosses_with_its_reason() {
-        assert_eq!(theirs().needs_clip(false, Some("faces")).as_deref(), Some("`faces` reads it"));
-        assert_eq!([theirs().needs_clip(true, Some("faces")), theirs().needs_clip(false, None)], [None, None]);
-        let older = RemoteAlgorithm { remote: without("needs_clip", keeper()) };
-        assert_eq!(older.needs_clip(true, None).as_deref(), Some(NO_ANSWER));
-        assert_eq!(theirs().data_source(), DataSource::Own { steps_per_epoch: Some(3) });
-        assert_eq!(RemoteAlgorithm { remote: without("data_source", keeper()) }.data_source(), DataSource::Clips);
+    fn the_use_of_clips_crosses() {
+        let uses =
+            |trained_on: Option<&str>, reference| ClipUse { trained_on: trained_on.map(str::to_string), reference };
+        assert_eq!(theirs().clip_use(), uses(None, Reference::Image));
+        let older = RemoteAlgorithm { remote: without("clip_use", keeper()) };
+        assert_eq!(older.clip_use(), uses(Some(NO_ANSWER), Reference::Clip));
+        // A fact that is left out is not "no".
+        let empty: ClipUse = serde_json::from_str("{}").unwrap();
+        assert_eq!(empty, ClipUse::default());
+    }
+
+    #[test]
+    fn the_source_of_samples_crosses_with_its_methods() {
+        assert!(matches!(remote(keeper()).samples(), Samples::Clips(_)));
+        let older = Box::new(RemoteAlgorithm { remote: without("data_source", keeper()) });
+        assert!(matches!(older.samples(), Samples::Clips(_)));
+        let Samples::Own(mut player) = remote(give(Box::new(Player))).samples() else {
+            panic!("expected its own data")
+        };
+        assert_eq!(player.steps_per_epoch(), Some(3));
+        let message = player.open_environments(&mut || Err(acts_in_no_environment())).unwrap_err().to_string();
+        assert!(message.contains("acts in no environment"), "{message}");
+        // Methods of the other kind are not there.
+        assert!(!remote(give(Box::new(Player))).hold_out(&[]));
+    }
+
+    /// What an answer says by leaving it out would be something else than nothing: no update, no token, no frame.
+    #[test]
+    fn facts_without_a_meaningful_default_must_be_there() {
+        fn problem<T: serde::de::DeserializeOwned>(answer: Json) -> String {
+            serde_json::from_value::<T>(answer).err().map(|e| e.to_string()).unwrap_or_default()
+        }
+        let missing = |field: &str| format!("missing field `{field}`");
+        assert_eq!(problem::<StepReport>(json!({ "metrics": {} })), missing("applied"));
+        assert_eq!(problem::<Generation>(json!({ "tokens": [1] })), missing("log_probs"));
+        assert_eq!(problem::<Generation>(json!({ "log_probs": [] })), missing("tokens"));
+        assert_eq!(problem::<Validation>(json!({ "records": [] })), missing("metrics"));
+        let whole = json!({ "prompt": "a", "frames": 5, "size": [16, 16] });
+        for field in ["prompt", "frames", "size"] {
+            let mut input = whole.clone();
+            input.as_object_mut().unwrap().remove(field);
+            assert_eq!(problem::<ConditionInput>(input), missing(field));
+        }
+        assert_eq!(problem::<ConditionInput>(whole), "");
+        assert_eq!(problem::<StepReport>(json!({ "applied": true })), "");
     }
 
     #[test]
@@ -269,17 +403,14 @@ mod tests {
     #[test]
     fn a_row_without_a_clip_crosses_with_all_that_it_has() {
         let columns = Columns::new([("answer".to_string(), serde_json::json!({ "b": 1, "a": [0.1, null] }))].into());
+        let shape = SampleVideo::Shape([5, 16, 32]);
         let sample = Sample {
-            index: u64::MAX,
-            origin: "prompts.txt line 1".into(),
-            prompt: "a \"dog\"\n\u{1f436}".into(),
-            video: SampleVideo::Shape([5, 16, 32]),
-            image: None,
             end_image: Some(Tensor::full([3, 4, 4], 0.5)),
             path: Some("clips/a.mp4".into()),
             weight: 2.0,
             mask: Some(Tensor::zeros([1, 4, 4])),
             columns,
+            ..Sample::new(u64::MAX, "prompts.txt line 1", "a \"dog\"\n\u{1f436}", shape)
         };
         let mut theirs = theirs();
         assert!(theirs.hold_out(std::slice::from_ref(&sample)));

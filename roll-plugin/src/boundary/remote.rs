@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 use super::message::{Answer, Incoming, lent_list, put_list};
 use super::tensor;
 use crate::{
-    Adapter, ConditionInput, Conditioning, DataSource, Distribution, Evaluated, Generation, Grad, Headline, Message,
+    Adapter, ClipUse, ConditionInput, Conditioning, Distribution, Evaluated, Generation, Grad, Headline, Message,
     Noise, Observation, OptimizerConfig, Rank, Result, Sample, Sampling, ScheduleFacts, Score, Split, StepReport,
     StrategyReport, Target, Tensor, Timestep, TokenStats, Transition, Validation, Video, VideoUnit, WeightPlacement,
     number,
@@ -206,7 +206,7 @@ macro_rules! facts {
 
 facts! {
     (), bool, u32, u64, usize, f64, String, (String, f64), serde_json::Value,
-    ConditionInput, Conditioning, DataSource, Distribution, Evaluated, Generation, Headline, Message, Noise,
+    ClipUse, ConditionInput, Conditioning, Distribution, Evaluated, Generation, Headline, Message, Noise,
     Observation, OptimizerConfig, Sample, Sampling, ScheduleFacts, Score, StepReport, StrategyReport, Target, Tensor,
     TokenStats, Transition, Validation, Video, VideoUnit, WeightPlacement,
 }

@@ -48,7 +48,7 @@ fn compare(expected: &StateDict, saved: &StateDict) -> std::result::Result<(), S
 
 #[cfg(test)]
 mod tests {
-    use roll_core::{Model, RewardScorer, StepContext, StepReport};
+    use roll_core::{Model, OwnDataAlgorithm, RewardScorer, Samples, StepContext, StepReport};
 
     use super::*;
 
@@ -56,7 +56,12 @@ mod tests {
     #[derive(Clone)]
     struct WithTensors(StateDict);
 
+    impl OwnDataAlgorithm for WithTensors {}
+
     impl Algorithm for WithTensors {
+        fn samples(self: Box<Self>) -> Samples {
+            Samples::Own(self)
+        }
         fn check(&mut self, _: &mut dyn Model, _: Option<&dyn RewardScorer>) -> Result<()> {
             Ok(())
         }

@@ -27,7 +27,7 @@ pub use algorithm_state::{restore, state};
 pub use opening::{Network, OpenedAlgorithm, Opening};
 pub(crate) use partial::remove_up_to;
 pub use partial::{PartialResults, key};
-pub use registration::{OpenedTask, TaskType};
+pub use registration::{OpenTask, OpenedTask, TaskType};
 pub use validation::validate;
 
 /// What a run trains on.

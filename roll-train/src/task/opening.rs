@@ -21,10 +21,10 @@ pub struct Opening<'a> {
     pub has_model: bool,
 }
 
-/// The algorithm, with what it needs of the configuration.
-pub struct OpenedAlgorithm {
+/// The algorithm `A`, with what it needs of the configuration.
+pub struct OpenedAlgorithm<A: ?Sized> {
     /// The algorithm.
-    pub algorithm: Box<dyn Algorithm>,
+    pub algorithm: Box<A>,
     /// Whether it can be checked: it has the environments and the reward that are configured.
     pub can_check: bool,
 }
@@ -56,17 +56,19 @@ impl Opening<'_> {
 }
 
 impl Network {
-    /// Checks that the parts work together, and attaches the model to the strategy.
+    /// Checks that the parts work together, unless they could not be opened (`can_check`, as [`OpenedAlgorithm`] has it),
+    /// and attaches the model to the strategy.
     pub fn connect(
         &mut self,
-        opened: &mut OpenedAlgorithm,
+        algorithm: &mut dyn Algorithm,
+        can_check: bool,
         reward: Option<&dyn RewardScorer>,
         config: &RunConfig,
         found: &mut Findings,
     ) {
         let Self { model, strategy } = self;
-        if opened.can_check {
-            found.open("algo", || opened.algorithm.check(model.as_mut(), reward));
+        if can_check {
+            found.open("algo", || algorithm.check(model.as_mut(), reward));
         }
         self::attach(strategy.as_mut(), model.as_mut(), config, found);
     }

@@ -1,22 +1,28 @@
 //! Registration of tasks: a crate that has one submits its [`TaskType`].
 
-use roll_core::{DataSource, Error, Grad, Result, inventory};
+use roll_core::{ClipAlgorithm, Error, Grad, OwnDataAlgorithm, Result, inventory};
 
 use super::{Network, OpenedAlgorithm, Opening, Task};
 use crate::config::RunConfig;
 use crate::findings::{Findings, Listing};
 use crate::rewards::TrainedReward;
 
-/// A kind of task. It is part of every program in which it is submitted with `inventory::submit!`.
-pub struct TaskType {
-    /// Whether a run whose algorithm has its samples from there is one of this kind. A program has one task for each
-    /// source.
-    pub takes: fn(DataSource) -> bool,
+/// A kind of task, by where its samples come from. It is part of every program in which it is submitted with
+/// `inventory::submit!`.
+pub enum TaskType {
+    /// A task of rows of clips and prompts.
+    Clips(OpenTask<dyn ClipAlgorithm>),
+    /// A task of algorithms that bring their own data.
+    Own(OpenTask<dyn OwnDataAlgorithm>),
+}
+
+/// How a task of algorithms `A` is opened.
+pub struct OpenTask<A: ?Sized + 'static> {
     /// Opens the parts of a run and its network, in the order in which mistakes are cheap to find. `None` after a problem
     /// that leaves nothing to look at.
     pub open: fn(
         &Opening<'_>,
-        OpenedAlgorithm,
+        OpenedAlgorithm<A>,
         Option<TrainedReward>,
         &mut Findings,
     ) -> (Option<Box<dyn OpenedTask>>, Option<Network>),
@@ -31,19 +37,37 @@ impl TaskType {
         inventory::iter::<Self>.into_iter()
     }
 
-    /// The task of runs whose algorithm has its samples from `source`.
-    pub(crate) fn of(source: DataSource, algorithm: &str) -> Result<&'static Self> {
-        Self::all().find(|task| (task.takes)(source)).ok_or_else(|| {
-            let samples = match source {
-                DataSource::Clips => "the rows of `data.metadata`",
-                DataSource::Own { .. } => "data of its own",
-            };
-            Error::Unsupported(format!(
-                "`{algorithm}` trains on {samples}, and no crate of this program has a task for that: link one, such as \
-                 `use roll_video as _;` for rows"
-            ))
-        })
+    /// The task of the algorithm `name` on rows.
+    pub(crate) fn of_clips(name: &str) -> Result<&'static OpenTask<dyn ClipAlgorithm>> {
+        let task = Self::all().find_map(|task| match task {
+            Self::Clips(task) => Some(task),
+            Self::Own(_) => None,
+        });
+        task.ok_or_else(|| no_task(name, "the rows of `data.metadata`"))
     }
+
+    /// The task of the algorithm `name` on its own data.
+    pub(crate) fn of_own_data(name: &str) -> Result<&'static OpenTask<dyn OwnDataAlgorithm>> {
+        let task = Self::all().find_map(|task| match task {
+            Self::Own(task) => Some(task),
+            Self::Clips(_) => None,
+        });
+        task.ok_or_else(|| no_task(name, "data of its own"))
+    }
+
+    pub(crate) fn check_sections(&self, opening: &Opening<'_>, network: Option<&mut Network>, found: &mut Findings) {
+        match self {
+            Self::Clips(task) => (task.check_sections)(opening, network, found),
+            Self::Own(task) => (task.check_sections)(opening, network, found),
+        }
+    }
+}
+
+fn no_task(algorithm: &str, samples: &str) -> Error {
+    Error::Unsupported(format!(
+        "`{algorithm}` trains on {samples}, and no crate of this program has a task for that: link one, such as `use \
+         roll_video as _;` for rows"
+    ))
 }
 
 /// The parts of a task, opened as far as they can be.

@@ -7,11 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use roll_plugin::plan::{Division, Needs, Passes};
 use roll_plugin::{
-    Adapter, Algorithm, BuildContext, ConditionInput, Conditioning, DiffusionModel, Distribution, Environment, Error,
-    Evaluated, EvaluationContext, Grad, GradientSink, Headline, HeadlineFormat, Measure, Model, Observation, OnMissing,
-    OptimizerConfig, ParameterParts, ParameterSpec, Planner, Pullback, Result, RewardScorer, ScheduleFacts, Score,
-    Sigma, SigmaRange, Split, StateDict, StepContext, StepReport, Strategy, StrategyRanks, StrategyReport, Target,
-    Tensor, Timestep, Transition, Video, VideoUnit, WeightPlacement, flat, parse_options, serde_json,
+    Adapter, Algorithm, BuildContext, ClipAlgorithm, ConditionInput, Conditioning, DiffusionModel, Distribution,
+    Environment, Error, Evaluated, EvaluationContext, Grad, GradientSink, Headline, HeadlineFormat, Measure, Model,
+    Observation, OnMissing, OptimizerConfig, ParameterParts, ParameterSpec, Planner, Pullback, Result, RewardScorer,
+    Samples, ScheduleFacts, Score, Sigma, SigmaRange, Split, StateDict, StepContext, StepReport, Strategy,
+    StrategyRanks, StrategyReport, Target, Tensor, Timestep, Transition, Video, VideoUnit, WeightPlacement, flat,
+    parse_options, serde_json,
 };
 use roll_testing::{Bigram, Descent, MockDiffusion, Sines};
 
@@ -369,7 +370,30 @@ fn no(what: &str) -> Error {
     Error::Misuse(format!("there is no {what}"))
 }
 
+impl ClipAlgorithm for ToyAlgorithm {
+    fn evaluate(&mut self, ctx: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
+        self.fault.at("algorithm_evaluate")?;
+        let one = |sample: &roll_plugin::Sample, rewards: &mut [&mut dyn RewardScorer]| -> Result<Evaluated> {
+            let (clip, mut scores) = (sample.clip()?, Vec::new());
+            for reward in rewards {
+                let target = reward.prepare(clip)?;
+                scores.push(match reward.score(clip, "", &target, Grad::Skip)?.0 {
+                    Score::Value { value, .. } => Some(value),
+                    Score::Missing { .. } => None,
+                });
+            }
+            let video = sample.index.is_multiple_of(2).then(|| (**clip).clone());
+            Ok(Evaluated { origin: sample.origin.clone(), scores, kl: 0.5, video })
+        };
+        let rewards = &mut ctx.rewards;
+        ctx.samples.iter().map(|s| one(s, rewards)).collect::<Result<_>>().map(Some)
+    }
+}
+
 impl Algorithm for ToyAlgorithm {
+    fn samples(self: Box<Self>) -> Samples {
+        Samples::Clips(self)
+    }
     fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()> {
         self.fault.at("check")?;
         self.sum = vec![0.0; model.parameter_count()];
@@ -429,23 +453,6 @@ impl Algorithm for ToyAlgorithm {
     fn headlines(&self) -> Vec<Headline> {
         let score = Headline::new("score", "score", "Score").written(HeadlineFormat::Scientific).score();
         vec![score.validated_by("val/score", "held out", "samples that were not trained on")]
-    }
-    fn evaluate(&mut self, ctx: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
-        self.fault.at("algorithm_evaluate")?;
-        let one = |sample: &roll_plugin::Sample, rewards: &mut [&mut dyn RewardScorer]| -> Result<Evaluated> {
-            let (clip, mut scores) = (sample.clip()?, Vec::new());
-            for reward in rewards {
-                let target = reward.prepare(clip)?;
-                scores.push(match reward.score(clip, "", &target, Grad::Skip)?.0 {
-                    Score::Value { value, .. } => Some(value),
-                    Score::Missing { .. } => None,
-                });
-            }
-            let video = sample.index.is_multiple_of(2).then(|| (**clip).clone());
-            Ok(Evaluated { origin: sample.origin.clone(), scores, kl: 0.5, video })
-        };
-        let rewards = &mut ctx.rewards;
-        ctx.samples.iter().map(|s| one(s, rewards)).collect::<Result<_>>().map(Some)
     }
     fn state(&self) -> serde_json::Value {
         serde_json::json!({ "steps": self.steps })

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use roll_core::{
-    Algorithm, Communicator, DataSource, Environment, Error, Headline, HeadlineFormat, LanguageModel, Model, Noise,
-    Progress, Result, ResultExt, RewardScorer, SingleRank, StateDict, StepContext, StepReport, Tensor, Validation,
-    communicator, flat,
+    Algorithm, Communicator, Environment, Error, Headline, HeadlineFormat, LanguageModel, Model, Noise,
+    OwnDataAlgorithm, Progress, Result, ResultExt, RewardScorer, Samples, SingleRank, StateDict, StepContext,
+    StepReport, Tensor, Validation, communicator, flat,
 };
 use roll_step::ranks::share;
 use roll_step::stopwatch::Stopwatch;
@@ -88,7 +88,28 @@ impl AgenticPpo {
     }
 }
 
+impl OwnDataAlgorithm for AgenticPpo {
+    fn open_environments(&mut self, make: &mut dyn FnMut() -> Result<Box<dyn Environment>>) -> Result<()> {
+        // Number of environments that this rank plays; at least one, for its part of a validation.
+        let groups = share(self.ranks.as_ref(), self.config.num_env_groups).len();
+        let needed = (groups * self.config.played_group_size()).max(1);
+        // Raises this process's limit on open files, because connections and tools need descriptors too.
+        roll_external::process::open_files_limit();
+        let opened = (0..needed).map(|i| match i {
+            // If the first cannot be made, its options are wrong, whatever its number.
+            0 => make(),
+            i => make().while_doing(|| format!("making environment {} of {needed}", i + 1)),
+        });
+        self.prefetcher = Prefetcher::new(opened.collect::<Result<_>>()?);
+        Ok(())
+    }
+}
+
 impl Algorithm for AgenticPpo {
+    fn samples(self: Box<Self>) -> Samples {
+        Samples::Own(self)
+    }
+
     fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()> {
         language(model, NAME)?;
         update::check_trainable(model)?;
@@ -122,25 +143,6 @@ impl Algorithm for AgenticPpo {
             tracing::warn!("{warning}");
         }
         check_beginning(&self.config, language(model, NAME)?, environments[0].as_mut())
-    }
-
-    fn data_source(&self) -> DataSource {
-        DataSource::Own { steps_per_epoch: None }
-    }
-
-    fn open_environments(&mut self, make: &mut dyn FnMut() -> Result<Box<dyn Environment>>) -> Result<()> {
-        // Number of environments that this rank plays; at least one, for its part of a validation.
-        let groups = share(self.ranks.as_ref(), self.config.num_env_groups).len();
-        let needed = (groups * self.config.played_group_size()).max(1);
-        // Raises this process's limit on open files, because connections and tools need descriptors too.
-        roll_external::process::open_files_limit();
-        let opened = (0..needed).map(|i| match i {
-            // If the first cannot be made, its options are wrong, whatever its number.
-            0 => make(),
-            i => make().while_doing(|| format!("making environment {} of {needed}", i + 1)),
-        });
-        self.prefetcher = Prefetcher::new(opened.collect::<Result<_>>()?);
-        Ok(())
     }
 
     fn headlines(&self) -> Vec<Headline> {

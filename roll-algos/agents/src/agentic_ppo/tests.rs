@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use roll_backends::strategy::{Zero, ZeroOptions};
 use roll_core::{
-    Algorithm, Environment, Error, Model, Noise, Observation, OptimizerConfig, Progress, Result, Silent, StateDict,
-    StepContext, StepReport, Strategy, Tensor, ThreadRanks, Transition,
+    Algorithm, Environment, Error, Model, Noise, Observation, OptimizerConfig, OwnDataAlgorithm, Progress, Result,
+    Silent, StateDict, StepContext, StepReport, Strategy, Tensor, ThreadRanks, Transition,
 };
 use roll_testing::{Bigram, Descent};
 

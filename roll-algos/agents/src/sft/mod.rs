@@ -13,9 +13,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use roll_core::{
-    Adapter, Algorithm, BuildContext, Communicator, DataSource, Error, Grad, Headline, HeadlineFormat, LanguageModel,
-    Model, Noise, Options, Progress, Pullback, Result, ResultExt, RewardScorer, SingleRank, StepContext, StepReport,
-    Tensor, Validation,
+    Adapter, Algorithm, BuildContext, Communicator, Error, Grad, Headline, HeadlineFormat, LanguageModel, Model, Noise,
+    Options, OwnDataAlgorithm, Progress, Pullback, Result, ResultExt, RewardScorer, Samples, SingleRank, StepContext,
+    StepReport, Tensor, Validation,
     keys::check_ranges,
     parse_options,
     plan::{Passes, TextPass},
@@ -133,7 +133,17 @@ impl Sft {
     }
 }
 
+impl OwnDataAlgorithm for Sft {
+    fn steps_per_epoch(&self) -> Option<u64> {
+        Some(self.conversations.len().div_ceil(self.config.batch_size) as u64)
+    }
+}
+
 impl Algorithm for Sft {
+    fn samples(self: Box<Self>) -> Samples {
+        Samples::Own(self)
+    }
+
     fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()> {
         update::check_trainable(model)?;
         if let Some(reward) = reward {
@@ -150,11 +160,6 @@ impl Algorithm for Sft {
             Some(held_out) => held_out.check("algo.val_data", &self.config, model),
             None => Ok(()),
         }
-    }
-
-    fn data_source(&self) -> DataSource {
-        let steps = self.conversations.len().div_ceil(self.config.batch_size);
-        DataSource::Own { steps_per_epoch: Some(steps as u64) }
     }
 
     fn headlines(&self) -> Vec<Headline> {

@@ -34,8 +34,8 @@ impl DataTerm {
         self.weight > 0.0
     }
 
-    /// See [`roll_core::Algorithm::needs_clip`].
-    pub(crate) fn needs_clip(&self) -> Option<String> {
+    /// See [`roll_core::ClipUse::trained_on`].
+    pub(crate) fn trained_on(&self) -> Option<String> {
         self.is_on().then(|| format!("`algo.data_weight: {}` trains on it, and 0 does not", self.weight))
     }
 

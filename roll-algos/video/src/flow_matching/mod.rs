@@ -18,9 +18,10 @@ mod validation;
 use std::sync::Arc;
 
 use roll_core::{
-    Adapter, Algorithm, Communicator, Conditioning, DiffusionModel, Grad, Headline, HeadlineFormat, Kind, Model, Noise,
-    Options, Progress, Purpose, Result, ResultExt, RewardScorer, Sample, Sigma, SigmaRange, SingleRank, StepContext,
-    StepReport, Tensor, Validation, VelocityInput, Video, parse_options, plan::Passes,
+    Adapter, Algorithm, ClipAlgorithm, Communicator, Conditioning, DiffusionModel, Grad, Headline, HeadlineFormat,
+    Kind, Model, Noise, Options, Progress, Purpose, Result, ResultExt, RewardScorer, Sample, Samples, Sigma,
+    SigmaRange, SingleRank, StepContext, StepReport, Tensor, Validation, VelocityInput, Video, parse_options,
+    plan::Passes,
 };
 use roll_step::stopwatch::{ENCODE, FORWARD, OPTIMIZER, PULL, Stopwatch};
 use roll_step::{AlgorithmError, update};
@@ -72,6 +73,10 @@ impl FlowMatching {
 }
 
 impl Algorithm for FlowMatching {
+    fn samples(self: Box<Self>) -> Samples {
+        Samples::Clips(self)
+    }
+
     fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()> {
         let facts = diffusion(model)?.schedule();
         update::check_trainable(model)?;
@@ -95,11 +100,6 @@ impl Algorithm for FlowMatching {
         ]
     }
 
-    fn hold_out(&mut self, clips: &[Sample]) -> bool {
-        self.held_out = Some(clips.to_vec());
-        true
-    }
-
     fn validate(
         &mut self,
         _step: u64,
@@ -112,6 +112,13 @@ impl Algorithm for FlowMatching {
 
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
         update::discard_on_error(context, |context| self.update(context))
+    }
+}
+
+impl ClipAlgorithm for FlowMatching {
+    fn hold_out(&mut self, clips: &[Sample]) -> bool {
+        self.held_out = Some(clips.to_vec());
+        true
     }
 }
 

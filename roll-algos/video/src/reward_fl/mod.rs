@@ -32,8 +32,9 @@ mod truncation_tests;
 use std::sync::Arc;
 
 use roll_core::{
-    Algorithm, DiffusionModel, Evaluated, EvaluationContext, Grad, Headline, Kind, Model, Options, Result, ResultExt,
-    RewardScorer, Sample, StepContext, StepReport, Tensor, Video, parse_options, plan::Passes,
+    Algorithm, ClipAlgorithm, ClipUse, DiffusionModel, Evaluated, EvaluationContext, Grad, Headline, Kind, Model,
+    Options, Result, ResultExt, RewardScorer, Sample, Samples, StepContext, StepReport, Tensor, Video, parse_options,
+    plan::Passes,
 };
 use roll_step::ranks::Bits;
 use roll_step::stopwatch::{DATA, DECODE, ENCODE, OPTIMIZER, PULL, REFERENCE, ROLLOUT, SCORING, Stopwatch};
@@ -89,6 +90,10 @@ impl RewardFl {
 }
 
 impl Algorithm for RewardFl {
+    fn samples(self: Box<Self>) -> Samples {
+        Samples::Clips(self)
+    }
+
     fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()> {
         let facts = diffusion(model)?.schedule();
         update::check_trainable(model)?;
@@ -102,16 +107,18 @@ impl Algorithm for RewardFl {
         self.data.check(facts)
     }
 
-    fn needs_clip(&self, has_image: bool, reference_reader: Option<&str>) -> Option<String> {
-        self.data.needs_clip().or_else(|| self.config.reference.needs_clip(has_image, reference_reader))
-    }
-
     fn headlines(&self) -> Vec<Headline> {
         headlines()
     }
 
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
         update::discard_on_error(context, |context| self.update(context))
+    }
+}
+
+impl ClipAlgorithm for RewardFl {
+    fn clip_use(&self) -> ClipUse {
+        ClipUse { trained_on: self.data.trained_on(), reference: self.config.reference }
     }
 
     fn evaluate(&mut self, context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {

@@ -127,16 +127,13 @@ impl Dataset {
             }
         };
         Ok(Sample {
-            index: index as u64,
-            origin: self.metadata.location(row),
-            prompt: row.prompt.clone(),
-            video: clip.video.clone(),
             image: clip.image.clone(),
             end_image: clip.end_image.clone(),
             path: row.video.clone(),
             weight: row.weight.unwrap_or(1.0),
             mask: clip.mask.clone(),
             columns: row.columns.clone(),
+            ..Sample::new(index as u64, self.metadata.location(row), &row.prompt, clip.video.clone())
         })
     }
 

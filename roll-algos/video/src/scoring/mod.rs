@@ -9,6 +9,8 @@ use std::sync::Arc;
 
 use roll_core::{DiffusionModel, Result, Sample, SampleVideo, Tensor, Video};
 
+pub use roll_core::Reference;
+
 pub(crate) use evaluation::{Generation, evaluate};
 pub(crate) use measure::{Measured, pull_frames};
 pub(crate) use prepared::{Prepared, PreparedTarget};
@@ -26,18 +28,6 @@ pub enum FrameRate {
 /// Frames per second of generated videos if neither the model nor the sample's clip has a rate.
 const FPS: f64 = 16.0;
 
-/// The video or picture that the reward compares the generated video with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Reference {
-    /// All frames of the sample's clip, as in the reference implementation. A row without a clip has no reference.
-    Clip,
-    /// The first frame of the clip.
-    FirstFrame,
-    /// The sample's picture, or the clip's first frame for a sample without a picture.
-    Image,
-}
-
 impl FrameRate {
     /// Frames per second of the video generated for `sample`.
     pub(crate) fn of(self, model: &dyn DiffusionModel, sample: &Sample) -> f64 {
@@ -48,20 +38,6 @@ impl FrameRate {
             Self::Clip => clip_rate.or(model_rate),
         };
         rate.unwrap_or(FPS)
-    }
-}
-
-impl Reference {
-    /// See [`roll_core::Algorithm::needs_clip`], for an algorithm that generates its videos and scores them.
-    pub(crate) fn needs_clip(self, has_image: bool, reader: Option<&str>) -> Option<String> {
-        let name = match self {
-            Self::Clip => "clip",
-            Self::FirstFrame => "first_frame",
-            Self::Image if has_image => return None,
-            Self::Image => "image",
-        };
-        let hint = if has_image { "; `image` compares with the picture of the row" } else { "" };
-        reader.map(|reward| format!("the reward `{reward}` compares with it (`algo.reference: {name}`{hint})"))
     }
 }
 

@@ -106,18 +106,7 @@ mod tests {
     #[test]
     fn clips_are_laid_out_in_rows_and_columns() {
         let video = |value: f32, size: usize| Video::new(Tensor::full([2, 3, size, size], value), 8.0).unwrap();
-        let sample = |size| Sample {
-            index: 0,
-            origin: String::new(),
-            prompt: String::new(),
-            video: SampleVideo::Clip(Arc::new(video(-1.0, size))),
-            image: None,
-            end_image: None,
-            path: None,
-            weight: 1.0,
-            mask: None,
-            columns: Default::default(),
-        };
+        let sample = |size| Sample::new(0, "", "", SampleVideo::Clip(Arc::new(video(-1.0, size))));
         let some = |value, size| Some(video(value, size));
         let grid = grid(
             &[sample(32), sample(32), sample(16)],

@@ -6,15 +6,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use roll_core::{Error, Grad, Result, RewardScorer, Sample, Score, Target, Tensor, Video, VideoUnit};
+use roll_core::{Error, Grad, Reference, Result, RewardScorer, Sample, Score, Target, Tensor, Video, VideoUnit};
 use roll_media::probe;
-use roll_train::config::RunConfig;
 use roll_train::findings::Listing;
 use roll_train::progress::{counted, epochs};
 
 use super::rows::{counted_rows, row_noun};
-use crate::reward_fl::{Reference, reference_video};
 use crate::rows::{Batches, Bucket, Dataset, OnBadSample};
+use crate::scoring::reference_video;
 
 /// At most this many clips of a data set are probed.
 const CLIPS: usize = 2000;
@@ -46,14 +45,13 @@ fn list_rows(dataset: &Dataset, unit: VideoUnit, found: &mut Listing) -> Option<
             bad.push(format!("{}: {reason}", dataset.metadata().location(row)));
             continue;
         }
-        let others = [row.image.as_deref(), row.end_image.as_deref(), row.mask.as_deref()];
         let shape = match &row.video {
             Some(video) => probe(video, config.decoder).map(|probed| (probed.size, probed.frames)),
             None => {
                 Bucket::without_clip(config, row.image.as_deref(), unit).map(|video| (video.size, dataset.longest()))
             }
         };
-        match shape.and_then(|shape| files_are_there(&others).map(|()| shape)) {
+        match shape.and_then(|shape| files_are_there(row.files()).map(|()| shape)) {
             Ok((size, frames)) => {
                 *sizes.entry(size).or_default() += 1;
                 short += usize::from(frames < dataset.longest());
@@ -127,16 +125,13 @@ fn listed(faults: &[String]) -> String {
     faults[..faults.len() - more].join("\n") + &rest
 }
 
-fn files_are_there(paths: &[Option<&Path>]) -> Result<()> {
-    for path in paths.iter().copied().flatten() {
-        std::fs::metadata(path).map_err(roll_core::Error::file("read", path))?;
-    }
-    Ok(())
+fn files_are_there<'a>(mut paths: impl Iterator<Item = &'a Path>) -> Result<()> {
+    paths.try_for_each(|path| std::fs::metadata(path).map(drop).map_err(roll_core::Error::file("read", path)))
 }
 
 /// Scores the first clip, or a grey video for a row without one, and pulls the gradient if a run does.
 pub(super) fn score(
-    config: &RunConfig,
+    reference: Reference,
     dataset: &Dataset,
     reward: &mut dyn RewardScorer,
     grad: Grad,
@@ -149,7 +144,7 @@ pub(super) fn score(
     let Some(sample) = (0..dataset.len().min(CLIPS)).find_map(|i| dataset.sample(i).ok()) else { return };
     let what = if sample.video.clip().is_some() { "the first clip" } else { "a grey video" };
     let (name, begun) = (reward.name().to_string(), Instant::now());
-    match score_of(config, dataset, &sample, reward, grad) {
+    match score_of(reference, dataset, &sample, reward, grad) {
         Ok(Some(Score::Value { value, .. })) if value.is_finite() => {
             let with = if grad.is_on() { " with its gradient" } else { "" };
             let seconds = begun.elapsed().as_secs_f64();
@@ -166,13 +161,13 @@ pub(super) fn score(
 
 /// `None` if the sample has no reference that the reward can use.
 fn score_of(
-    config: &RunConfig,
+    reference: Reference,
     dataset: &Dataset,
     sample: &Sample,
     reward: &mut dyn RewardScorer,
     grad: Grad,
 ) -> Result<Option<Score>> {
-    let mut target = match reference_video(sample, reference_kind(config))?.map(|video| reward.prepare(&video)) {
+    let mut target = match reference_video(sample, reference)?.map(|video| reward.prepare(&video)) {
         Some(Err(error)) if error.missing_reason().is_some() => return Ok(None),
         Some(prepared) => prepared?,
         None if reward.reads_reference() => return Ok(None),
@@ -198,20 +193,14 @@ fn score_of(
     Ok(Some(score))
 }
 
-fn reference_kind(config: &RunConfig) -> Reference {
-    let kind = config.algo.options.get("reference").cloned();
-    kind.and_then(|kind| serde_json::from_value(kind).ok()).unwrap_or(Reference::Clip)
-}
-
 /// Counts the first references in which the reward finds something to compare with. Returns false after a problem.
 pub(super) fn references(
-    config: &RunConfig,
+    reference: Reference,
     dataset: &Dataset,
     reward: &mut dyn RewardScorer,
     samples: usize,
     found: &mut Listing,
 ) -> bool {
-    let kind = reference_kind(config);
     let mut looked_at = dataset.len().min(samples);
     let (mut prepared, mut without) = (0, Vec::new());
     for i in 0..dataset.len().min(samples) {
@@ -222,7 +211,7 @@ pub(super) fn references(
                 continue;
             }
         };
-        let reference = reference_video(&sample, kind);
+        let reference = reference_video(&sample, reference);
         match reference.and_then(|video| video.map(|video| reward.prepare(&video)).transpose()) {
             Ok(Some(_)) => prepared += 1,
             Ok(None) => looked_at -= 1,

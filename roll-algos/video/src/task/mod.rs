@@ -25,7 +25,7 @@ mod suspicion;
 
 use std::collections::BTreeMap;
 
-use roll_core::{Algorithm, Result, ResultExt, RewardScorer, StepContext, StepReport, communicator};
+use roll_core::{ClipAlgorithm, Result, ResultExt, RewardScorer, StepContext, StepReport, communicator};
 use roll_train::config::RunConfig;
 use roll_train::results;
 use roll_train::results::record::Record;
@@ -47,7 +47,7 @@ const EXPECTED_PROMPTS: usize = 64;
 struct ClipTask {
     facts: TaskFacts,
     config: ClipConfig,
-    algorithm: Box<dyn Algorithm>,
+    algorithm: Box<dyn ClipAlgorithm>,
     /// The batches of this rank.
     data: Batches,
     /// The reward that is trained on, if there is one.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use roll_core::{
-    Algorithm, BuildContext, Communicator, ConditionInput, DataSource, Error, Grad, Headline, Kind, Result,
+    Algorithm, BuildContext, ClipAlgorithm, ClipUse, Communicator, ConditionInput, Error, Grad, Headline, Kind, Result,
     RewardScorer, Tensor, VideoUnit, inventory,
 };
 use roll_train::config::RunConfig;
@@ -11,7 +11,7 @@ use roll_train::findings::{Findings, Listing};
 use roll_train::progress::counted;
 use roll_train::results::SetLabels;
 use roll_train::rewards::TrainedReward;
-use roll_train::task::{Network, OpenedAlgorithm, OpenedTask, Opening, Task, TaskFacts, TaskType};
+use roll_train::task::{Network, OpenTask, OpenedAlgorithm, OpenedTask, Opening, Task, TaskFacts, TaskType};
 
 use super::cache::{self, CacheStore, CachedModel, CachedReward};
 use super::config::ClipConfig;
@@ -25,15 +25,14 @@ use crate::rows::{Batches, DataConfig, Dataset, Metadata};
 /// Number of prompts whose length is checked before the first step.
 const CHECKED_PROMPTS: usize = 2000;
 
-inventory::submit!(TaskType {
-    takes: |source| source == DataSource::Clips,
+inventory::submit!(TaskType::Clips(OpenTask {
     open: |opening, algorithm, reward, found| {
         let Some(clips) = found.open("evaluation", || ClipConfig::of(opening.loaded)) else { return (None, None) };
         let (parts, network) = ClipParts::open(opening, clips, algorithm, reward, found);
         (Some(Box::new(parts)), network)
     },
     check_sections: check_prompts,
-});
+}));
 
 /// Checks that a reward that compares the videos of a prompt is used in training alone, by an algorithm that can.
 fn check_comparing(opening: &Opening<'_>, clips: &ClipConfig, reward: &dyn RewardScorer, found: &mut Findings) {
@@ -65,7 +64,8 @@ struct ClipParts {
     steps: Option<u64>,
     /// Steps in which the model's videos go.
     unit: VideoUnit,
-    algorithm: Box<dyn Algorithm>,
+    algorithm: Box<dyn ClipAlgorithm>,
+    clip_use: ClipUse,
     prompts: Option<SamplePrompts>,
     store: Option<CacheStore>,
     config: ClipConfig,
@@ -80,35 +80,37 @@ impl ClipParts {
     fn open(
         opening: &Opening<'_>,
         clips: ClipConfig,
-        mut opened: OpenedAlgorithm,
+        opened: OpenedAlgorithm<dyn ClipAlgorithm>,
         reward: Option<TrainedReward>,
         found: &mut Findings,
     ) -> (Self, Option<Network>) {
         let config = &opening.loaded.config;
+        let OpenedAlgorithm { mut algorithm, can_check } = opened;
+        let clip_use = algorithm.clip_use();
         if let Some(reward) = &reward {
             check_comparing(opening, &clips, reward.scorer.as_ref(), found);
         }
         let (reward, reader) = reward.map_or((None, None), |reward| (Some(reward.scorer), reward.reference_reader));
         let Sources { data_config, store, train, evaluation } = Sources::open(opening, &clips, found);
         let sets = sets(&clips, reader.as_deref(), evaluation.as_ref(), train.as_ref());
-        check_rows(&sets, config, &clips, opened.algorithm.as_ref(), found);
+        check_rows(&sets, config, &clips, &clip_use, found);
         let unseen = evaluation.as_ref().and_then(EvaluationSources::unseen);
         let seen = train.as_ref().zip(unseen).map_or(0, |(train, unseen)| count_seen(&clips, train, unseen, found));
 
         let mut network = opening.network(found);
         let model = network.as_mut().map(VideoModel::of).unwrap_or_default();
         if let Some(network) = &mut network {
-            check_model(network, &sets, config, &clips, opened.algorithm.as_ref(), found);
+            check_model(network, &sets, config, &clips, &clip_use, found);
         }
         let has_references = evaluation
             .as_ref()
-            .is_none_or(|sources| has_references(&sets, sources, opened.algorithm.as_ref(), model.takes_image));
-        let trains_on_clips = opened.algorithm.needs_clip(true, None).is_some();
+            .is_none_or(|sources| has_references(config, &sets, sources, &clip_use, model.takes_image));
+        let trains_on_clips = clip_use.trained_on.is_some();
         let dataset = train.and_then(|rows| open_dataset(rows, &data_config, &model, trains_on_clips, opening, found));
 
         let (reward, mut network) = cached(reward, network, store.as_ref(), found);
         if let Some(network) = &mut network {
-            network.connect(&mut opened, reward.as_deref(), config, found);
+            network.connect(algorithm.as_mut(), can_check, reward.as_deref(), config, found);
         }
         let [all_ranks, data_ranks] = match &network {
             Some(network) => [&network.strategy.ranks().all, &network.strategy.ranks().data].map(Arc::clone),
@@ -127,7 +129,6 @@ impl ClipParts {
             let open = || SamplePrompts::open(config, &clips, network.as_mut(), model.unit, opening.context);
             found.open("evaluation", open).flatten()
         });
-        let mut algorithm = opened.algorithm;
         let held_out = evaluator.as_ref().and_then(Evaluator::unseen);
         let validates = held_out.is_some_and(|clips| algorithm.hold_out(clips));
         found.note("evaluation", || match validates {
@@ -144,7 +145,8 @@ impl ClipParts {
         let epochs = config.training.num_train_epochs;
         let steps = data.as_ref().and_then(|data| opening.steps(Some(data.steps(epochs)), found));
         let (unit, config) = (model.unit, clips);
-        let parts = Self { reward, data, evaluator, steps, unit, algorithm, prompts, store, config, validates, seen };
+        let parts =
+            Self { reward, data, evaluator, steps, unit, algorithm, clip_use, prompts, store, config, validates, seen };
         (parts, network)
     }
 }
@@ -177,7 +179,7 @@ impl OpenedTask for ClipParts {
         Some(Box::new(ClipTask { facts, config, algorithm, data, reward, store, held_out, prompts, seen }))
     }
 
-    fn look(&mut self, config: &RunConfig, references: usize, grad: Grad, found: &mut Listing) -> Option<[usize; 2]> {
+    fn look(&mut self, _: &RunConfig, references: usize, grad: Grad, found: &mut Listing) -> Option<[usize; 2]> {
         found.section("evaluation");
         if let Some(evaluator) = &self.evaluator {
             found.good(format!("{} to evaluate can be read", counted(evaluator.clips() as u64, "clip")));
@@ -188,13 +190,15 @@ impl OpenedTask for ClipParts {
         let largest = look::rows(data, self.steps, self.unit, found);
         found.section("reward");
         if let Some(reward) = &mut self.reward
-            && look::references(config, dataset, reward.as_mut(), references, found)
+            && look::references(self.clip_use.reference, dataset, reward.as_mut(), references, found)
         {
-            look::score(config, dataset, reward.as_mut(), grad, found);
+            look::score(self.clip_use.reference, dataset, reward.as_mut(), grad, found);
         }
         found.section("evaluation");
         if let Some(evaluator) = &mut self.evaluator {
-            evaluator.check_scorers().for_each(|check| look::score(config, dataset, check, Grad::Skip, found));
+            evaluator
+                .check_scorers()
+                .for_each(|check| look::score(self.clip_use.reference, dataset, check, Grad::Skip, found));
         }
         largest
     }
@@ -341,16 +345,10 @@ fn sets<'a>(
 }
 
 /// Checks that algorithm and rewards can use the rows.
-fn check_rows(
-    sets: &[Rows<'_>],
-    config: &RunConfig,
-    clips: &ClipConfig,
-    algorithm: &dyn Algorithm,
-    found: &mut Findings,
-) {
+fn check_rows(sets: &[Rows<'_>], config: &RunConfig, clips: &ClipConfig, clip_use: &ClipUse, found: &mut Findings) {
     for rows in sets {
         let section = if rows.key == "data.metadata" { "data" } else { "evaluation" };
-        if found.open(section, || rows.check(config, clips, algorithm)).is_none() {
+        if found.open(section, || rows.check(config, clips, clip_use)).is_none() {
             break;
         }
         if rows.key == "evaluation.metadata" {
@@ -392,7 +390,7 @@ fn check_model(
     sets: &[Rows<'_>],
     config: &RunConfig,
     clips: &ClipConfig,
-    algorithm: &dyn Algorithm,
+    clip_use: &ClipUse,
     found: &mut Findings,
 ) {
     if network.strategy.ranks().tokens.is_some() {
@@ -405,7 +403,7 @@ fn check_model(
         sets.iter().try_for_each(|rows| rows.check_pictures(model, &clip))
     });
     if !model.takes_image() {
-        found.note("data", || sets.iter().find_map(|rows| rows.unused_images(config, clips, algorithm)));
+        found.note("data", || sets.iter().find_map(|rows| rows.unused_images(config, clips, clip_use)));
     }
 }
 
@@ -419,15 +417,16 @@ fn any_clip(unit: VideoUnit) -> ConditionInput {
 /// Whether each evaluated row has the reference that default checks read, and the model takes a picture: without one,
 /// its videos have no first frame in common with the reference.
 fn has_references(
+    config: &RunConfig,
     sets: &[Rows<'_>],
     sources: &EvaluationSources,
-    algorithm: &dyn Algorithm,
+    clip_use: &ClipUse,
     takes_image: bool,
 ) -> bool {
     let mut default_readers = sources.reference_readers(true);
     default_readers.all(|reader| {
         let mut evaluated = sets.iter().filter(|rows| rows.key != "data.metadata");
-        takes_image && evaluated.all(|rows| rows.without_clip(algorithm, Some(reader)).is_none())
+        takes_image && evaluated.all(|rows| rows.without_clip(config, clip_use, Some(reader)).is_none())
     })
 }
 

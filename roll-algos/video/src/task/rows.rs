@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use roll_core::{Algorithm, ConditionInput, DiffusionModel, Error, Result, ResultExt};
+use roll_core::{ClipUse, ConditionInput, DiffusionModel, Error, Reference, Result, ResultExt};
 use roll_media::Probed;
 use roll_train::config::RunConfig;
 use roll_train::progress::counted;
@@ -35,20 +35,21 @@ impl Rows<'_> {
     /// The first row that lacks a clip that the algorithm or the reward `reader` needs, and the reason.
     pub(super) fn without_clip(
         &self,
-        algorithm: &dyn Algorithm,
+        config: &RunConfig,
+        clip_use: &ClipUse,
         reader: Option<&str>,
     ) -> Option<(&MetadataRow, String)> {
-        let needs = [false, true].map(|has_image| algorithm.needs_clip(has_image, reader));
+        let needs = [false, true].map(|has_image| need(config, clip_use, has_image, reader));
         let mut without = self.rows().filter(|row| row.video.is_none());
         without.find_map(|row| Some((row, needs[usize::from(row.image.is_some())].clone()?)))
     }
 
     /// Fails if a row lacks a clip that the algorithm or a reward needs, or has a picture as its clip.
-    pub(super) fn check(&self, config: &RunConfig, clips: &ClipConfig, algorithm: &dyn Algorithm) -> Result<()> {
+    pub(super) fn check(&self, config: &RunConfig, clips: &ClipConfig, clip_use: &ClipUse) -> Result<()> {
         let name = &config.algo.name;
         for reader in [None].into_iter().chain(self.reference_readers.iter().copied().map(Some)) {
-            if let Some((row, reason)) = self.without_clip(algorithm, reader) {
-                let picture_suffices = algorithm.needs_clip(true, reader).is_none();
+            if let Some((row, reason)) = self.without_clip(config, clip_use, reader) {
+                let picture_suffices = need(config, clip_use, true, reader).is_none();
                 let or_picture = if picture_suffices { ", or a picture in the column `image`" } else { "" };
                 let problem = format!(
                     "{} has no clip, and `{name}` needs one: {reason}; name a clip in the column `video`{or_picture}",
@@ -57,7 +58,7 @@ impl Rows<'_> {
                 return Err(Error::config(self.key, problem));
             }
         }
-        let (frames, generates) = (clips.data.num_frames, algorithm.needs_clip(true, None).is_none());
+        let (frames, generates) = (clips.data.num_frames, clip_use.trained_on.is_none());
         if frames > 1
             && (generates || !config.reward.is_empty())
             && let Some(row) = self.metadata.picture_as_clip(self.count)
@@ -90,22 +91,32 @@ impl Rows<'_> {
     }
 
     /// A note on pictures that neither model nor reward uses, for a model that takes none.
-    pub(super) fn unused_images(
-        &self,
-        config: &RunConfig,
-        clips: &ClipConfig,
-        algorithm: &dyn Algorithm,
-    ) -> Option<String> {
-        let compares =
-            |reader: &str| algorithm.needs_clip(true, Some(reader)) != algorithm.needs_clip(false, Some(reader));
+    pub(super) fn unused_images(&self, config: &RunConfig, clips: &ClipConfig, clip_use: &ClipUse) -> Option<String> {
+        let is_compared = clip_use.reference == Reference::Image && !self.reference_readers.is_empty();
         // The size of the video is that of its picture.
         let sizes = |row: &MetadataRow| row.video.is_none() && clips.data.height.is_none();
         let unused = self.rows().filter(|row| row.image.is_some() && !sizes(row)).count();
-        (unused > 0 && !self.reference_readers.iter().copied().any(compares)).then(|| {
+        (unused > 0 && !is_compared).then(|| {
             let (rows, key, model) = (counted(unused as u64, "row"), self.key, &config.model.name);
             format!("`image` of {rows} of `{key}` has no effect: this `{model}` makes videos of the prompt alone")
         })
     }
+}
+
+/// The reason why a row needs a clip, as the end of "... needs a clip: "; `None` if it can do without. `reader`: the name
+/// of a reward that reads its reference, if one does.
+fn need(config: &RunConfig, clip_use: &ClipUse, has_image: bool, reader: Option<&str>) -> Option<String> {
+    let reference = match clip_use.reference {
+        _ if clip_use.trained_on.is_some() => return clip_use.trained_on.clone(),
+        Reference::Clip => "clip",
+        Reference::FirstFrame => "first_frame",
+        Reference::Image if has_image => return None,
+        Reference::Image => "image",
+    };
+    let hint = if has_image { "; `image` compares with the picture of the row" } else { "" };
+    let has_option = config.algo.options.contains_key("reference");
+    let option = if has_option { format!(" (`algo.reference: {reference}`{hint})") } else { String::new() };
+    reader.map(|reward| format!("the reward `{reward}` compares with it{option}"))
 }
 
 /// "2 clips", "5 prompts", "2 clips and 5 prompts", or "6 windows of 2 clips".

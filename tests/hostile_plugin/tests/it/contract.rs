@@ -7,9 +7,10 @@ use std::time::Duration;
 use hostile_plugin::{Fault, toy};
 use roll_core::plan::{PlanInput, Planner, Speed};
 use roll_core::{
-    Adapter, Algorithm, BuildContext, ConditionInput, Environment, Error, EvaluationContext, Fault as Whose, Grad,
-    GradientSink, Model, Noise, OnMissing, OptimizerConfig, Options, Progress, Result, RewardScorer, Sample, Sampling,
-    Score, Silent, Split, StepContext, StepReport, Strategy, Tensor, ThreadRanks, Timestep, VideoUnit, WeightPlacement,
+    Adapter, Algorithm, BuildContext, ClipAlgorithm, ConditionInput, Environment, Error, EvaluationContext,
+    Fault as Whose, Grad, GradientSink, Model, Noise, OnMissing, OptimizerConfig, Options, Progress, Result,
+    RewardScorer, Sample, Samples, Sampling, Score, Silent, Split, StepContext, StepReport, Strategy, Tensor,
+    ThreadRanks, Timestep, VideoUnit, WeightPlacement,
 };
 use roll_plugin::load;
 use roll_testing::{Bigram, sample};
@@ -55,7 +56,7 @@ pub(super) struct World {
     pub(super) model: Box<dyn Model>,
     pub(super) reward: Box<dyn RewardScorer>,
     pub(super) strategy: Box<dyn Strategy>,
-    pub(super) algorithm: Box<dyn Algorithm>,
+    pub(super) algorithm: Box<dyn ClipAlgorithm>,
 }
 
 impl World {
@@ -63,7 +64,8 @@ impl World {
     pub(super) fn new(bits: u32, faulty: &str) -> Self {
         let bit = |n: u32| bits & (1 << n) != 0;
         let (model, reward) = (model(bit(0), faulty), reward(bit(1), faulty));
-        Self { model, reward, strategy: strategy(bit(2), faulty), algorithm: algorithm(bit(3), faulty) }
+        let Samples::Clips(algorithm) = algorithm(bit(3), faulty).samples() else { panic!("expected one on clips") };
+        Self { model, reward, strategy: strategy(bit(2), faulty), algorithm }
     }
 
     pub(super) fn step(&mut self, step: u64, progress: &dyn Progress) -> Result<StepReport> {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use roll_core::{
-    Algorithm, BuildContext, Communicator, Error, Evaluated, EvaluationContext, Model, Noise, Registry, Result,
+    BuildContext, ClipAlgorithm, Communicator, Error, Evaluated, EvaluationContext, Model, Noise, Registry, Result,
     RewardComponent, RewardScorer, Sample, VideoUnit, communicator,
 };
 use roll_train::progress::StoppableBar;
@@ -43,7 +43,7 @@ struct Set {
 
 /// Inputs of an evaluation besides its clips and rewards.
 pub(crate) struct EvaluationInputs<'a> {
-    pub algorithm: &'a mut dyn Algorithm,
+    pub algorithm: &'a mut dyn ClipAlgorithm,
     pub model: &'a mut dyn Model,
     /// The reward that is trained on.
     pub reward: Option<&'a mut (dyn RewardScorer + 'static)>,
