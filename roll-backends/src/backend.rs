@@ -2,6 +2,6 @@
 
 pub use burn_backend::*;
 pub use burn_dispatch::backends::*;
-#[cfg(any(feature = "cube", feature = "libtorch"))]
+#[cfg(feature = "libtorch")]
 pub use burn_dispatch::devices::*;
 pub use burn_dispatch::{device::*, tensor::*};
