@@ -166,7 +166,7 @@ fn built_in_rewards_are_checked_by_name() {
 #[test]
 fn a_score_that_is_not_finite_is_an_error() {
     let world = World::new(1);
-    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../roll-rewards/tests/data/clip_tiny");
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../roll-rewards/scorers/tests/data/clip_tiny");
     std::fs::create_dir(world.path("clip")).unwrap();
     for file in std::fs::read_dir(from).unwrap().map(Result::unwrap).filter(|file| file.path().is_file()) {
         std::fs::copy(file.path(), world.path("clip").join(file.file_name())).unwrap();

@@ -168,7 +168,7 @@ fn every_reward_with_every_algorithm_is_a_file_that_the_check_accepts() {
     let faces = in_root("demo/assets/clips/unseen/metadata.csv");
     let options = |reward: &str| -> Vec<String> {
         match reward {
-            "clip" => vec![format!("reward.path={}", in_root("roll-rewards/tests/data/clip_tiny"))],
+            "clip" => vec![format!("reward.path={}", in_root("roll-rewards/scorers/tests/data/clip_tiny"))],
             "command" => vec![format!("reward.command=python3 {}", in_root("examples/reward_command/brightness.py"))],
             "http" => vec![format!("reward.url={url}")],
             "insightface" => {

@@ -113,10 +113,10 @@ const PROMISES: [Promise; 51] = [
         "face identity, CLIP, PickScore, HPSv2",
         &[
             "tests/face_reward.rs::score_gradients_match_central_differences_with_every_option",
-            "roll-rewards/src/clip/tests.rs::gradients_of_every_score_match_finite_differences",
-            "roll-rewards/src/clip/tests.rs::towers_of_the_published_sizes_are_those_of_transformers",
+            "roll-rewards/scorers/src/clip/tests.rs::gradients_of_every_score_match_finite_differences",
+            "roll-rewards/scorers/src/clip/tests.rs::towers_of_the_published_sizes_are_those_of_transformers",
             concat!(
-                "roll-rewards/src/clip/tests.rs::",
+                "roll-rewards/scorers/src/clip/tests.rs::",
                 "weights_of_open_clip_score_as_hpsv2_and_a_pth_head_as_the_aesthetic_predictor"
             ),
         ],
@@ -124,10 +124,10 @@ const PROMISES: [Promise; 51] = [
     (
         "any ONNX network, pixels, a PyTorch function, a plugin; or a sum of them",
         &[
-            "roll-rewards/src/onnx_reward/tests.rs::exported_networks_match_pytorch_values_and_gradients",
-            "roll-rewards/src/pixels/sharpness.rs::gradient_matches_finite_differences_for_every_target",
+            "roll-rewards/scorers/src/onnx_reward/tests.rs::exported_networks_match_pytorch_values_and_gradients",
+            "roll-rewards/scorers/src/pixels/sharpness.rs::gradient_matches_finite_differences_for_every_target",
             concat!(
-                "roll-rewards/src/remote/python_tests.rs::",
+                "roll-rewards/scorers/src/remote/python_tests.rs::",
                 "autograd_gradient_matches_finite_differences_as_program_and_service"
             ),
             "tests/plugins.rs::a_third_party_reward_trains",
@@ -139,8 +139,8 @@ const PROMISES: [Promise; 51] = [
         &[
             "tests/judge.rs::a_killed_run_resumes_bit_for_bit_with_the_answers_that_it_had",
             "tests/vote.rs::a_run_that_waits_for_votes_stops_with_a_checkpoint_and_resumes_bit_for_bit",
-            "roll-rewards/src/remote/http_tests.rs::service_receives_options_and_returns_gradients",
-            "roll-rewards/src/remote/command_tests.rs::python_example_passes_check_reward",
+            "roll-rewards/scorers/src/remote/http_tests.rs::service_receives_options_and_returns_gradients",
+            "roll-rewards/scorers/src/remote/command_tests.rs::python_example_passes_check_reward",
         ],
     ),
     (
@@ -257,7 +257,7 @@ const PROMISES: [Promise; 51] = [
         "returns its value and a *pullback*",
         &[
             "tests/hostile_plugin/tests/it/files.rs::check_reward_passes_good_plugins_and_finds_a_wrong_gradient",
-            "roll-rewards/src/onnx_reward/tests.rs::exported_networks_match_pytorch_values_and_gradients",
+            "roll-rewards/scorers/src/onnx_reward/tests.rs::exported_networks_match_pytorch_values_and_gradients",
         ],
     ),
     (

@@ -5,7 +5,7 @@
 
 The program reads frames from its standard input and answers each on its standard output; whatever it wants to say to
 people goes to standard error. A frame: b"ROLL", length of the header (u32, little-endian), the header (JSON), the bytes
-of the tensors that the header lists. See roll-rewards/src/remote/mod.rs for the calls.
+of the tensors that the header lists. See roll-rewards/scorers/src/remote/mod.rs for the calls.
 """
 
 import array

@@ -5,7 +5,7 @@
     roll score clip.mp4 --reward http --set reward.url=http://127.0.0.1:8080
 
 Every request is one frame and every answer another: b"ROLL", length of the header (u32, little-endian), the header
-(JSON), the bytes of the tensors that the header lists. See roll-rewards/src/remote/mod.rs for the calls. A service that
+(JSON), the bytes of the tensors that the header lists. See roll-rewards/scorers/src/remote/mod.rs for the calls. A service that
 is busy answers 503 with Retry-After, and is asked again.
 """
 

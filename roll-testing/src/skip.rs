@@ -7,7 +7,7 @@ use std::io::Write;
 pub const CAPABILITIES: [(&str, &str); 13] = [
     ("cc", "a C compiler, `cc`"),
     ("chromium", "Chromium or Chrome, with H.264"),
-    ("clip", "CLIP directories of `roll-rewards/tests/data/make_clip.py`, in `$ROLL_TEST_CLIP`"),
+    ("clip", "CLIP directories of `roll-rewards/scorers/tests/data/make_clip.py`, in `$ROLL_TEST_CLIP`"),
     ("diffusers", "a Python (`$PYTHON`) with diffusers and PEFT"),
     ("ffmpeg", "`ffmpeg` and `ffprobe`, with the usual codecs"),
     ("gguf", "SmolLM2-135M-Instruct.Q4_1.gguf, named by `$ROLL_TEST_GGUF`"),

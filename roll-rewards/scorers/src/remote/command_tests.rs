@@ -13,7 +13,7 @@ fn reward(body: &str, change: impl FnOnce(&mut CommandConfig)) -> Option<Result<
     if std::process::Command::new("python3").arg("--version").output().is_err() {
         roll_testing::skip!("reward commands are not tested without python3", needs = "python");
     }
-    let example = include_str!("../../../examples/reward_command/brightness.py");
+    let example = include_str!("../../../../examples/reward_command/brightness.py");
     let functions = example.split("def main").next().unwrap();
     let program = match body {
         "" => example.to_string(),

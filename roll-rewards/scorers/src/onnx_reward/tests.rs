@@ -104,7 +104,7 @@ fn video_network_gradient_matches_finite_differences() {
 /// A network in the folder `models` of ROLL_TEST_DATA, which is not part of the repository. `None` skips the test.
 fn published(file: &str) -> Option<PathBuf> {
     let root = std::env::var_os("ROLL_TEST_DATA").map(PathBuf::from);
-    let root = root.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared"));
+    let root = root.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared"));
     let path = root.join("models").join(file);
     if !path.exists() {
         roll_testing::skip!(format!("{} is not there; set ROLL_TEST_DATA", path.display()), needs = "media");

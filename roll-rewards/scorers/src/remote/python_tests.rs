@@ -33,7 +33,7 @@ fn torch() -> Option<PathBuf> {
 }
 
 fn package() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../python/roll_reward")
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../python/roll_reward")
 }
 
 fn script(body: &str) -> String {
