@@ -1,8 +1,8 @@
 //! Catches the signals that ask a run to stop with a checkpoint.
 
 use std::io;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use libc::{SIGINT, SIGTERM, c_int};
 use roll_core::{Error, Result};
@@ -30,13 +30,16 @@ const SIGHUP: i32 = 1;
 /// `roll watch` may each send one. Only a second SIGINT, the Ctrl-C of a person who waits at a terminal, ends the
 /// process at once. `nohup roll run` starts with SIGHUP ignored, and keeps it ignored when the terminal is closed.
 pub fn catch() -> Result<StopSignal> {
-    if let Some(signal) = STOP.get() {
+    static INSTALLED: Mutex<bool> = Mutex::new(false);
+    let mut are_installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+    let signal = STOP.get_or_init(StopSignal::default);
+    if *are_installed {
         return Ok(signal.clone());
     }
-    let signal = STOP.get_or_init(StopSignal::default);
     for number in SIGNALS.into_iter().filter(|number| *number != SIGHUP || !is_ignored(SIGHUP)) {
         install(number).map_err(Error::failed(format!("signal {number} cannot be caught")))?;
     }
+    *are_installed = true;
     Ok(signal.clone())
 }
 

@@ -45,6 +45,10 @@ impl Filter {
                 None => wrong.push(directive),
             }
         }
+        if levels.is_empty() {
+            // Errors are shown whatever the filter, for example if all of its directives are wrong.
+            levels.push((String::new(), LevelFilter::ERROR));
+        }
         // The longest beginning counts; of equal ones the last.
         levels.sort_by_key(|(target, _)| target.len());
         (Self(levels), wrong)
@@ -106,7 +110,11 @@ pub fn init(quiet: bool, verbose: u8, rank: Option<usize>) {
         log::set_max_level(log.max.to_string().parse().unwrap_or(log::LevelFilter::Off));
     }
     for directive in wrong {
-        tracing::warn!("{source}: expected LEVEL or TARGET=LEVEL, found `{directive}`, which is ignored");
+        // Past the filter, which may hide warnings.
+        log.write(
+            Level::WARN,
+            &format!("{source}: expected LEVEL or TARGET=LEVEL, found `{directive}`, which is ignored"),
+        );
     }
 }
 

@@ -21,7 +21,7 @@ const LAST_LINES: usize = 8;
 /// Length of such a line in bytes; a longer line is split.
 const LINE_BYTES: u64 = 4096;
 /// Time for a child whose output is closed to end, and then for the rest of its standard error to arrive.
-const GRACE_PERIOD: Duration = Duration::from_secs(1);
+const GRACE_PERIOD: Duration = Duration::from_secs(2);
 /// Interval at which the reader of standard error is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Time after which a slow answer is logged.
@@ -59,9 +59,14 @@ pub struct Pipes {
 }
 
 impl Pipes {
-    /// Whether there is output that no request asked for. Only what is buffered already is known on systems other than
-    /// Unix.
-    pub fn has_unasked_output(&self) -> bool {
+    /// Whether the child wrote a line that no request asked for. White space before an answer is no line.
+    pub fn has_unasked_line(&mut self) -> io::Result<bool> {
+        // Reading blocks if there is no output.
+        Ok(self.has_output() && self.stdout.fill_buf()?.contains(&b'\n'))
+    }
+
+    /// Whether output can be read without blocking. On systems other than Unix, only what is buffered already is known.
+    fn has_output(&self) -> bool {
         if !self.stdout.buffer().is_empty() {
             return true;
         }
@@ -192,7 +197,10 @@ impl<Q: Send + 'static, A: Send + 'static> Responder<Q, A> {
         }
         let reason = match self.wait(limit) {
             Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(Unanswered::Invalid(problem))) => Reason::Invalid(problem),
+            Ok(Err(Unanswered::Invalid(problem))) => {
+                self.group.kill();
+                Reason::Invalid(problem)
+            }
             Ok(Err(Unanswered::Closed)) | Err(RecvTimeoutError::Disconnected) => {
                 // Its output is closed, so that it usually ends soon. `wait_for` then kills the rest of its group, which
                 // may hold its standard error open.
@@ -284,7 +292,7 @@ mod tests {
 
     fn lines(script: &str, settings: Settings) -> Responder<String, String> {
         let converse = |pipes: &mut Pipes, request: String| {
-            if pipes.has_unasked_output() {
+            if pipes.has_unasked_line()? {
                 return Err(Unanswered::Invalid("it wrote without a request".into()));
             }
             pipes.stdin.write_all(format!("{request}\n").as_bytes()).and_then(|()| pipes.stdin.flush())?;
@@ -303,7 +311,8 @@ mod tests {
             ("read -r line; exec >&-; exec sleep 600", long, "it closed its standard output"),
             ("exec sleep 600", short, "it did not answer within 0.2 s and was ended"),
             (r"read -r line; printf '\377\n'; exec sleep 600", long, "it wrote no UTF-8"),
-            ("head -c 1000 /dev/zero; exec sleep 600", long, "without a request"),
+            ("echo early; exec sleep 600", long, "without a request"),
+            ("printf ' '; read -r line; exit 4", long, "it ended (exit status: 4)"),
             ("read -r line; head -c 1000 /dev/zero; exec sleep 600", long, "a line of more than 100 bytes"),
         ] {
             let mut child = lines(script, Settings::default());

@@ -22,7 +22,7 @@ use super::layout::{Layout, Machine};
 use super::model::{EncodingSources, Parts, Settings, Wan};
 use super::networks::Networks;
 use super::options::{IdleExpert, Placement, WanOptions};
-use super::paths::ComponentFiles;
+use super::paths::{ComponentFiles, reading};
 use super::prompts::TextEncoder;
 use super::tokenizer::{PROMPT_TOKENS, Tokenizer};
 use super::umt5::Umt5;
@@ -44,11 +44,9 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
     base_loras.iter().for_each(|(expert, loras)| tracing::info!("`{expert}` has the base LoRA {loras}"));
     let (mut adapters, trained) = initial_adapters::open(options, context, &files)?;
     let machine = Machine::of_run(context, &device);
-    let layout = Networks::of(&files, options)
-        .and_then(|networks| Layout::of(options, networks, machine))
-        .while_doing(|| reading(&files.dit))?;
+    let layout = Layout::of(options, Networks::of(&files, options)?, machine)?;
     warn_of_idle_expert(&layout, options, context);
-    let fp8 = options.products.of(layout.eight_bits, &device).while_doing(|| reading(&files.dit))?;
+    let fp8 = options.products.of(layout.eight_bits, &device)?;
     log_precision(&layout, fp8.as_ref());
     let experts = Experts { layout: &layout, fp8, device: &device, turns: Arc::default() };
     let (mut dits, mut bases) = (Vec::new(), Vec::new());
@@ -108,10 +106,6 @@ fn encoding_sources(
             .collect(),
         settings: format!("{kernels}, {tokens:?} tokens, end image {end_image}, tiles {tiles:?}"),
     })
-}
-
-pub(super) fn reading(file: &Checkpoint) -> String {
-    format!("reading {}", file.path().display())
 }
 
 /// Name of the backend. Encodings depend on its kernels, but not on which device of a machine runs them.

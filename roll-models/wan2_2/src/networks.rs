@@ -7,8 +7,9 @@ use roll_core::{Result, ResultExt};
 
 use super::components;
 use super::dit::DitConfig;
+
 use super::options::WanOptions;
-use super::paths::ComponentFiles;
+use super::paths::{ComponentFiles, reading};
 use super::vae::VaeConfig;
 
 /// The networks of a model.
@@ -32,12 +33,14 @@ type NamedShape = (String, Vec<usize>);
 impl Networks {
     /// Those of a model's files.
     pub(super) fn of(files: &ComponentFiles, options: &WanOptions) -> Result<Self> {
+        let dit = components::dit_config(&files.dit, options.num_heads).in_section("model");
+        let vae = VaeConfig::from_shapes(&files.vae.shapes());
         Ok(Self {
-            dit: components::dit_config(&files.dit, options.num_heads).in_section("model")?,
+            dit: dit.while_doing(|| reading(&files.dit))?,
             experts: files.experts().count(),
             stored: components::dit_dtype(&files.dit),
             eight_bits: components::eight_bits(&files.dit),
-            vae: VaeConfig::from_shapes(&files.vae.shapes())?,
+            vae: vae.while_doing(|| reading(&files.vae))?,
         })
     }
 

@@ -366,6 +366,11 @@ fn tokenizer_next_to(text_encoder: &Checkpoint) -> Option<PathBuf> {
     candidates.find(|t| t.is_file())
 }
 
+/// What an error was doing: reading this file.
+pub(super) fn reading(file: &Checkpoint) -> String {
+    format!("reading {}", file.path().display())
+}
+
 #[cfg(test)]
 #[path = "paths_tests.rs"]
 mod tests;

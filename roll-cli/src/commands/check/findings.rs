@@ -7,7 +7,7 @@ use roll_train::progress::counted;
 /// Width of the names of sections.
 const NAME: usize = 10;
 
-/// Prints findings as they come, and remembers whether the run would fail.
+/// Prints findings in the order of their sections, and remembers whether the run would fail.
 #[derive(Debug, Default)]
 pub struct Findings {
     /// The section whose name the next line shows; empty once a line has shown it.

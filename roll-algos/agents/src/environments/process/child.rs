@@ -49,7 +49,7 @@ impl Child {
 
 /// Writes a line and reads the line that answers it.
 fn exchange(pipes: &mut Pipes, request: &str, line_bytes: usize) -> Result<String, Unanswered> {
-    if pipes.has_unasked_output() {
+    if pipes.has_unasked_line()? {
         let line = read_line(pipes, line_bytes)?;
         return Err(Unanswered::Invalid(format!("it wrote a line without a request: {}", shortened(&line))));
     }
