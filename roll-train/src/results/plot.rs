@@ -32,8 +32,8 @@ const POINTS: usize = 1500;
 const MARKED: usize = 12;
 /// Largest value that is drawn. The range of larger ones would overflow.
 const LARGEST: f64 = 1e300;
-/// Smallest margin of an axis beyond its values, as a part of the largest of them. On a narrower axis the rounding of
-/// f32 would fill the panel.
+/// Smallest margin of an axis beyond its values, as a part of the largest of them. The rounding of f32 would fill the
+/// panel of a narrower axis.
 const MIN_MARGIN_SHARE: f64 = 1e-6;
 /// The same as an absolute number, for values near 0.
 const MIN_MARGIN: f64 = 1e-12;
