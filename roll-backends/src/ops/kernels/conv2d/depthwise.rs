@@ -111,7 +111,7 @@ impl PlaneLayout {
 
 /// Computes `passes`, which must have the same read step, with a weight `[channels, taps]`. If `pulled` is given,
 /// `call.x` holds cotangents of outputs, and the epilogue is pulled back before the passes.
-pub fn correlate(call: &Call, weight: &[f32], pulled: Option<Pulled>, passes: Vec<Pass>, taps: usize) {
+pub fn run_passes(call: &Call, weight: &[f32], pulled: Option<Pulled>, passes: Vec<Pass>, taps: usize) {
     let layout = PlaneLayout::of(&passes, call.read[1]);
     let passes: Vec<OffsetPass> = passes.into_iter().map(|pass| layout.with_offsets(pass)).collect();
     // Multiplications per plane; the copy and the epilogue count as one each per position.

@@ -20,8 +20,9 @@ use crate::ops::kernels::tile::{MR, NR, SUMS, accumulate};
 
 /// Columns per task, approximately (NC in BLIS terms).
 const NC: usize = 8;
-/// Depth block (KC in BLIS terms), approximately: a tile reads 16 KiB of a panel.
-const KC: usize = 256;
+/// Largest depth block (KC in BLIS terms): a tile reads 16 KiB of a panel. Other products use the KC of
+/// [`crate::ops::kernels::tile`].
+const MAX_BLOCK_DEPTH: usize = 256;
 /// Tiles of output channels that are computed for one column after another (MC in BLIS terms): their weights stay in
 /// the L2 cache.
 const MC: usize = 16;
@@ -83,7 +84,7 @@ fn work(call: &Call, pass: &Pass, packed: &PackedWeight) -> usize {
 
 fn tasks(call: &Call, pass: &Pass, packed: &PackedWeight) -> Vec<Task> {
     let positions = call.items * pass.grid[0] * pass.grid[1];
-    let (columns, tiles) = (positions.div_ceil(NR), packed.outputs.div_ceil(MR));
+    let (columns, tile_count) = (positions.div_ceil(NR), packed.outputs.div_ceil(MR));
     let threads = rayon::current_num_threads();
     // A small number of tasks that is not a multiple of the threads would leave threads idle.
     let position_blocks = match columns.div_ceil(NC) {
@@ -92,14 +93,14 @@ fn tasks(call: &Call, pass: &Pass, packed: &PackedWeight) -> Vec<Task> {
     };
     // If there are few positions, output channels are divided too; the same panels are then packed several times.
     let wanted_tasks = (2 * threads).min(work(call, pass, packed) / TASK).max(1);
-    let channel_parts = wanted_tasks.div_ceil(position_blocks * call.groups.max(1)).clamp(1, tiles.max(1));
-    let tiles_per_task = tiles.div_ceil(channel_parts).max(1);
+    let channel_parts = wanted_tasks.div_ceil(position_blocks * call.groups.max(1)).clamp(1, tile_count.max(1));
+    let tiles_per_task = tile_count.div_ceil(channel_parts).max(1);
     let mut tasks = vec![];
     for group in 0..call.groups {
         for block in 0..position_blocks {
             let start_of = |block: usize| (block * columns / position_blocks * NR).min(positions);
-            for tile in (0..tiles).step_by(tiles_per_task) {
-                let tiles = tile..(tile + tiles_per_task).min(tiles);
+            for first in (0..tile_count).step_by(tiles_per_task) {
+                let tiles = first..(first + tiles_per_task).min(tile_count);
                 tasks.push(Task { group, positions: start_of(block)..start_of(block + 1), tiles });
             }
         }
@@ -123,11 +124,12 @@ thread_local! {
 }
 
 /// Computes a pass of `call` with its packed weight.
-pub fn correlate(call: &Call, pass: &Pass, packed: &PackedWeight) {
+pub fn run_pass(call: &Call, pass: &Pass, packed: &PackedWeight) {
+    // A 1 x 1 pass over contiguous rows is computed as one long row.
     let (pass, read, written) = pass.clone().flat(call.read, call.written);
     let call = Call { read, written, ..*call };
     let tasks = tasks(&call, &pass, packed);
-    let run = |task| SCRATCH.with_borrow_mut(|scratch| run(&call, &pass, packed, task, scratch));
+    let run = |task| SCRATCH.with_borrow_mut(|scratch| run_task(&call, &pass, packed, task, scratch));
     if tasks.len() <= 1 || work(&call, &pass, packed) <= ONE_THREAD {
         tasks.iter().for_each(run);
     } else {
@@ -137,10 +139,10 @@ pub fn correlate(call: &Call, pass: &Pass, packed: &PackedWeight) {
 
 /// Computes a task, in blocks of the depth. Between blocks, sums are kept as `[tiles, columns]`. After the last block
 /// they go through the epilogue to the output.
-fn run(call: &Call, pass: &Pass, packed: &PackedWeight, task: &Task, scratch: &mut Scratch) {
+fn run_task(call: &Call, pass: &Pass, packed: &PackedWeight, task: &Task, scratch: &mut Scratch) {
     let columns = task.positions.len().div_ceil(NR);
     let depth = packed.depth;
-    let depth_blocks = depth.div_ceil(KC).max(1);
+    let depth_blocks = depth.div_ceil(MAX_BLOCK_DEPTH).max(1);
     let block_depth = depth.div_ceil(depth_blocks).max(1);
     let (input_runs, output_runs) = (runs(pass.grid, task.positions.clone()), output_runs(call, pass, task));
     // With one block, the sums of a tile are complete at once and their memory is reused.
@@ -152,13 +154,15 @@ fn run(call: &Call, pass: &Pass, packed: &PackedWeight, task: &Task, scratch: &m
         let range = (block * block_depth).min(depth)..((block + 1) * block_depth).min(depth);
         let panel = &mut panel[..range.len() * columns];
         panel::pack(&PanelSpec { call, pass, group: task.group, runs: &input_runs, range: range.clone() }, panel);
-        for tiles in (task.tiles.start..task.tiles.end).step_by(MC).map(|low| low..(low + MC).min(task.tiles.end)) {
+        for first_tile in task.tiles.clone().step_by(MC) {
+            let tile_block = first_tile..(first_tile + MC).min(task.tiles.end);
             for column in 0..columns {
                 let inputs = bytemuck::cast_slice(&panel[column * range.len()..][..range.len()]);
-                for tile in tiles.clone() {
+                for tile in tile_block.clone() {
                     let index = if depth_blocks == 1 { 0 } else { (tile - task.tiles.start) * columns + column };
                     let sums = &mut sums[index].0;
-                    accumulate(packed.tile(task.group, tile, range.clone()), inputs, sums, block > 0);
+                    let adds_to_sums = block > 0;
+                    accumulate(packed.tile(task.group, tile, range.clone()), inputs, sums, adds_to_sums);
                     if block + 1 == depth_blocks {
                         let channel = task.group * packed.outputs + tile * MR;
                         let count = MR.min(packed.outputs - tile * MR);

@@ -95,7 +95,7 @@ thread_local! {
 pub fn correlate(call: &Call, before: [isize; 2], kernels: &Kernels) {
     let grid = TileGrid::new(call.items, call.written);
     let tasks = tasks(call, grid);
-    let run = |task| SCRATCH.with_borrow_mut(|scratch| run(call, before, kernels, grid, task, scratch));
+    let run = |task| SCRATCH.with_borrow_mut(|scratch| run_task(call, before, kernels, grid, task, scratch));
     let work = (grid.tiles * ELEMENTS).saturating_mul(call.inputs).saturating_mul(call.outputs);
     if tasks.len() <= 1 || work <= ONE_THREAD {
         tasks.iter().for_each(run);
@@ -105,7 +105,14 @@ pub fn correlate(call: &Call, before: [isize; 2], kernels: &Kernels) {
 }
 
 /// Computes a task.
-fn run(call: &Call, before: [isize; 2], kernels: &Kernels, grid: TileGrid, task: &Task, scratch: &mut Scratch) {
+fn run_task(
+    call: &Call,
+    before: [isize; 2],
+    kernels: &Kernels,
+    grid: TileGrid,
+    task: &Task,
+    scratch: &mut Scratch,
+) {
     let (inputs, panels, blocks) = (call.inputs, task.panels.len(), task.blocks.len());
     // Distances in lines between two elements of the transform, in the patches of a panel and in the sums. They are
     // odd, because with an even distance the same lanes of all elements would share cache sets.
@@ -128,7 +135,8 @@ fn run(call: &Call, before: [isize; 2], kernels: &Kernels, grid: TileGrid, task:
                 for first in (0..inputs).step_by(KC) {
                     let range = first..(first + KC).min(inputs);
                     let (weights, patches) = (&weights[first * MR..range.end * MR], &patches[first * NR..]);
-                    accumulate(weights, &patches[..range.len() * NR], sums, first > 0);
+                    let adds_to_sums = first > 0;
+                    accumulate(weights, &patches[..range.len() * NR], sums, adds_to_sums);
                 }
             }
         }
