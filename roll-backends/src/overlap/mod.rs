@@ -155,11 +155,12 @@ impl OverlappedRanks {
         let sequencer = self.sequencer.as_ref();
         let _exclusive = lock(&sequencer.exclusive);
         if sequencer.ranks.world_size() > 1 {
+            let no_contribution = None;
             loop {
                 match sequencer.agree_on_next(NO_REQUEST)? {
                     // No rank has a request: all have reached the collective.
                     NO_REQUEST => break,
-                    request => drop(sequencer.perform(request, None)?),
+                    request => drop(sequencer.perform(request, no_contribution)?),
                 }
             }
         }

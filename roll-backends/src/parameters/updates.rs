@@ -134,13 +134,13 @@ impl<F: FnMut() + Send> DeviceUpdates for ParameterUpdates<F> {
     }
 
     fn discard(&mut self) {
-        self.tensors.iter_mut().for_each(|tensor| tensor.gradient = None);
+        self.tensors.iter_mut().for_each(|updated| updated.gradient = None);
     }
 
     /// The sum of squares of each tensor is f32 on a GPU, with rounding errors in the last digits; sums of tensors are
     /// added in f64.
     fn sum_of_squares(&mut self) -> Result<f64> {
-        let gradients: Vec<&Tensor<1>> = self.tensors.iter().filter_map(|tensor| tensor.gradient.as_ref()).collect();
+        let gradients: Vec<&Tensor<1>> = self.tensors.iter().filter_map(|updated| updated.gradient.as_ref()).collect();
         if gradients.is_empty() {
             return Ok(0.0);
         }
@@ -159,7 +159,7 @@ impl<F: FnMut() + Send> DeviceUpdates for ParameterUpdates<F> {
 
     fn update(&mut self, update: &AdamUpdate) -> Result<()> {
         (self.before_update)();
-        self.tensors.iter_mut().try_for_each(|tensor| tensor.update(update))
+        self.tensors.iter_mut().try_for_each(|updated| updated.update(update))
     }
 
     fn read_moments(&self) -> Result<[Vec<f32>; 2]> {

@@ -70,7 +70,9 @@ impl Sharded {
             }
             // Sharded in the dtype of the resident store.
             let stored = match (tensor.dtype(), storage.of(&key, tensor.dtype())) {
+                // The dtype of the file.
                 (roll_core::DType::Bf16, DType::BF16) | (roll_core::DType::F32, DType::F32) => tensor.clone(),
+                // Other dtypes are rounded to bf16 by way of f32.
                 (_, DType::BF16) => tensor.to_float(roll_core::DType::F32)?.to_float(roll_core::DType::Bf16)?,
                 _ => tensor.to_float(roll_core::DType::F32)?,
             };

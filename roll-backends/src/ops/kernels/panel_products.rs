@@ -136,11 +136,12 @@ impl<N: Number> RightMatrix<'_, N> {
             } else {
                 self.pack(first, steps, columns.clone(), right);
             }
+            let adds_to_sums = first > depths.start;
             for group in ranges(row_blocks, MICRO_PANELS) {
                 for (panel, sums) in right.chunks_exact(steps * NR).zip(sums.chunks_exact_mut(row_blocks * SUMS)) {
                     for (row_block, sums) in group.clone().zip(sums[group.start * SUMS..].as_chunks_mut().0) {
                         let left = &left[(row_block * depths.len() + first - depths.start) * MR..][..steps * MR];
-                        accumulate(left, panel, sums, first > depths.start);
+                        accumulate(left, panel, sums, adds_to_sums);
                     }
                 }
             }

@@ -153,32 +153,32 @@ fn forward_blocks(blocks: &Blocks, [q, k, v]: [CubeTensor; 3]) -> (CubeTensor, C
     (out, Expression::cat(softmaxes, 0).0)
 }
 
-/// Returns the gradients of q, k and v that are `wanted`. `softmax` holds the statistics that [`forward`] returned. If
-/// it is empty, they are recomputed from the scores, which the backward pass computes anyway.
+/// Returns the gradients of q, k and v that are `wanted`. `statistics` are the softmax statistics that [`forward`]
+/// returned. If empty, they are recomputed from the scores, which the backward pass computes anyway.
 pub fn backward(
     qkv: [CubeTensor; 3],
     out: CubeTensor,
-    softmax: CubeTensor,
+    statistics: CubeTensor,
     d_out: CubeTensor,
     call: AttentionCall,
     wanted: [bool; 3],
 ) -> Cotangents<Cube, 3> {
     let blocks = Blocks::new([&qkv[0], &qkv[1]], call);
     if blocks.is_empty() {
-        return tiled::backward::<Cube>(qkv, out, softmax, d_out, call, wanted);
+        return tiled::backward::<Cube>(qkv, out, statistics, d_out, call, wanted);
     }
-    backward_blocks(&blocks, qkv, [out, d_out], softmax, wanted)
+    backward_blocks(&blocks, qkv, [out, d_out], statistics, wanted)
 }
 
 fn backward_blocks(
     blocks: &Blocks,
     [q, k, v]: [CubeTensor; 3],
     [out, d_out]: [CubeTensor; 2],
-    kept: CubeTensor,
+    statistics: CubeTensor,
     wanted: [bool; 3],
 ) -> Cotangents<Cube, 3> {
     let dtype = q.dtype;
-    let kept = Some(heads(kept)).filter(|kept| !kept.is_empty());
+    let statistics = Some(heads(statistics)).filter(|statistics| !statistics.is_empty());
     let (q, k, v) = (
         blocks.split_heads(q, blocks.rows),
         blocks.split_heads(k, blocks.columns),
@@ -199,13 +199,14 @@ fn backward_blocks(
             let (q, d_out) = (of_block(&q), of_block(&d_out));
             let block = blocks.block(&group, &rows);
             let scores = product(q.clone(), k.clone().t());
-            let [max, inverse] = match &kept {
-                Some(kept) => {
-                    let kept = of_block(kept);
-                    [0..1, 1..2].map(|column| values(kept.clone().narrow(2, column).0))
+            let [max, inverse] = match &statistics {
+                Some(statistics) => {
+                    let statistics = of_block(statistics);
+                    [0..1, 1..2].map(|column| values(statistics.clone().narrow(2, column).0))
                 }
                 None => {
-                    let Softmax { max, inverse, .. } = softmax(&scores, block, None);
+                    let no_exponentials = None;
+                    let Softmax { max, inverse, .. } = softmax(&scores, block, no_exponentials);
                     [max, inverse]
                 }
             };
