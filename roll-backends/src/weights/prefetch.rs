@@ -53,12 +53,13 @@ impl<T> Prefetcher<T> {
         let mut state = lock(&self.state);
         let segment = match state.pending.take() {
             Some((guess, pending)) if guess == name => receive(name, pending)?,
-            other => {
-                // A wrong segment is awaited and dropped before the right one is fetched. Its error, if any, is
+            Some((_, wrong)) => {
+                // The wrong segment is awaited and dropped before the right one is fetched. Its error, if any, is
                 // ignored: it was not requested.
-                drop(other.map(|(_, pending)| pending.recv()));
+                drop(wrong.recv());
                 receive(name, fetch(name)?)?
             }
+            None => receive(name, fetch(name)?)?,
         };
         let State { followers, last, pending } = &mut *state;
         followers.insert(last.clone(), name.into());

@@ -107,7 +107,10 @@ const ALIGNMENT: usize = 512;
 impl SegmentMemory {
     fn new(bytes: usize, device: &Device) -> Self {
         let reserve = || {
-            let gpu = libtorch_gpu(device).filter(|_| bytes > 0)?;
+            if bytes == 0 {
+                return None;
+            }
+            let gpu = libtorch_gpu(device)?;
             let copy_streams = copy_streams(gpu)?;
             let memory = tch::Tensor::f_empty([bytes as i64], (tch::Kind::Uint8, tch::Device::Cuda(gpu))).ok()?;
             let destination = Destination::new(&copy_streams).map_err(|failed| disable(gpu, &failed)).ok()?;

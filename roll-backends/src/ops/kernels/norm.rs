@@ -78,7 +78,7 @@ pub fn sum_of_rows(rows: usize, d_y: &[f32]) -> Vec<f32> {
     sum_rows(rows, width, |i, sum| add(&d_y[i * width..][..width], sum))
 }
 
-/// `x + y * gate`.
+/// Returns `x + y * gate`.
 pub fn gated_add(x: &[f32], y: &[f32], rows: usize, gate: RowOperand) -> Vec<f32> {
     let mut z = x.to_vec();
     for_rows(&mut z, rows, |i, z| add_product(&y[i * z.len()..][..z.len()], gate.row(i), z));

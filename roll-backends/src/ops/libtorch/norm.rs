@@ -22,11 +22,11 @@ impl NormKernel for LibTorch {
         };
         let width = x.size()[1];
         let shift = &shift.tensor;
-        let shared = gain.size()[0] == 1 && shift.size()[0] == 1;
+        let are_shared = gain.size()[0] == 1 && shift.size()[0] == 1;
         // ATen's layer norm takes gain and shift only if all rows share them; otherwise they are applied afterwards.
-        let row = |operand: &Tensor| shared.then(|| operand.reshape([width]));
+        let row = |operand: &Tensor| are_shared.then(|| operand.reshape([width]));
         let (y, mean, inverse) = x.native_layer_norm([width], row(gain), row(shift), eps);
-        let y = if shared { y } else { shift.addcmul(&y, gain) };
+        let y = if are_shared { y } else { shift.addcmul(&y, gain) };
         (fresh(y), fresh(Tensor::cat(&[mean, inverse], 1)))
     }
 
@@ -39,11 +39,10 @@ impl NormKernel for LibTorch {
         };
         let (mean, inverse) = (moments.narrow(1, 0, 1), moments.narrow(1, 1, 1));
         let d_gain = wanted[1].then(|| sum_if_shared((x - mean) * &inverse * d_y, gain));
-        let d_shift = wanted[2].then(|| match shared_shift {
-            true => d_y.sum_dim_intlist([0i64].as_slice(), true, None::<Kind>),
-            false => d_y.copy(),
+        let d_shift = wanted[2].then(|| {
+            if shared_shift { d_y.sum_dim_intlist([0i64].as_slice(), true, None::<Kind>) } else { d_y.copy() }
         });
-        let d_x = wanted[0].then(|| layer_pull(x, gain, saved.eps, d_y)).flatten();
+        let d_x = if wanted[0] { layer_pull(x, gain, saved.eps, d_y) } else { None };
         [d_x, d_gain, d_shift].map(|d| d.map(fresh))
     }
 
@@ -71,8 +70,8 @@ impl NormKernel for LibTorch {
     ) -> Cotangents<Self, 3> {
         let (x, gain, moments) = (&saved.x.tensor, &saved.gain.tensor, &saved.moments.tensor);
         let pull = || fused::ops_in_bf16(&d_y.tensor)?.layer_norm_pull(x, gain, moments, &d_y.tensor.contiguous());
-        let d_x = x_wanted.then(pull).flatten().map(fresh);
-        // What the fused kernel did not compute.
+        let d_x = if x_wanted { pull().map(fresh) } else { None };
+        // The gradients that the fused kernel has not computed.
         let wanted = [x_wanted && d_x.is_none(), gain_wanted, shift_wanted];
         if wanted == [false; 3] {
             return [d_x, None, None];
@@ -106,8 +105,8 @@ impl RmsRopeKernel for LibTorch {
         let (x, gain, inverse) = (&saved.x.tensor, &saved.gain.tensor, &saved.moments.tensor);
         let (angles, heads) = angles_of(&saved.rotation);
         let pull = || fused::ops_in_bf16(x)?.rms_rope_pull(x, gain, inverse, angles, heads, &d_y.tensor.contiguous());
-        let d_x = x_wanted.then(pull).flatten().map(fresh);
-        // What the fused kernel did not compute.
+        let d_x = if x_wanted { pull().map(fresh) } else { None };
+        // The gradients that the fused kernel has not computed.
         let wanted = [x_wanted && d_x.is_none(), gain_wanted];
         if wanted == [false; 2] {
             return [d_x, None];
@@ -144,6 +143,7 @@ fn rms_pull(x: &Tensor, gain: &Tensor, inverse: &Tensor, d_y: &Tensor) -> Tensor
 /// The gradient of x through a layer norm by ATen's fused backward pass, which recomputes the norm.
 fn layer_pull(x: &Tensor, gain: &Tensor, eps: f64, d_y: &Tensor) -> Option<Tensor> {
     let width = x.size()[1];
+    // ATen takes a gain that all rows share. Any other gain multiplies the cotangent.
     let row = (gain.size()[0] == 1).then(|| gain.reshape([width]));
     let scaled = row.is_none().then(|| d_y * gain);
     let [d_x] =

@@ -133,24 +133,24 @@ fn forward_blocks(blocks: &Blocks, [q, k, v]: [CubeTensor; 3]) -> (CubeTensor, C
         blocks.split_heads(k, blocks.columns),
         blocks.split_heads(v, blocks.columns),
     );
-    let (mut outs, mut softmaxes) = (Vec::new(), Vec::new());
+    let (mut outs, mut statistics) = (Vec::new(), Vec::new());
     for group in blocks.head_groups() {
         let of_group = |x: &Heads| x.clone().narrow(0, group.clone());
         let (q, k, v) = (of_group(&q), of_group(&k), of_group(&v));
-        let (mut out_rows, mut softmax_rows) = (Vec::new(), Vec::new());
+        let (mut out_rows, mut statistics_rows) = (Vec::new(), Vec::new());
         for rows in blocks.row_blocks() {
             let scores = product(q.clone().narrow(1, rows.clone()), k.clone().t());
             let Softmax { exponentials, max, inverse } = softmax(&scores, blocks.block(&group, &rows), Some(dtype));
             drop(scores);
             let inverse = heads(inverse);
             out_rows.push(heads(product(heads(exponentials), v.clone())) * inverse.clone());
-            softmax_rows.push(Expression::cat(vec![heads(max), inverse], 2));
+            statistics_rows.push(Expression::cat(vec![heads(max), inverse], 2));
         }
         outs.push(Expression::cat(out_rows, 1));
-        softmaxes.push(Expression::cat(softmax_rows, 1));
+        statistics.push(Expression::cat(statistics_rows, 1));
     }
     let out = blocks.merge_heads(Expression::cat(outs, 0), blocks.queries, dtype);
-    (out, Expression::cat(softmaxes, 0).0)
+    (out, Expression::cat(statistics, 0).0)
 }
 
 /// Returns the gradients of q, k and v that are `wanted`. `statistics` are the softmax statistics that [`forward`]
@@ -175,7 +175,7 @@ fn backward_blocks(
     [q, k, v]: [CubeTensor; 3],
     [out, d_out]: [CubeTensor; 2],
     statistics: CubeTensor,
-    wanted: [bool; 3],
+    [q_wanted, k_wanted, v_wanted]: [bool; 3],
 ) -> Cotangents<Cube, 3> {
     let dtype = q.dtype;
     let statistics = Some(heads(statistics)).filter(|statistics| !statistics.is_empty());
@@ -215,17 +215,17 @@ fn backward_blocks(
                 softmax_backward(&scores, &d_weights, [max, inverse, values(of_block(&mean).0)], block, dtype)
                     .map(heads);
             drop((scores, d_weights));
-            if wanted[2] {
+            if v_wanted {
                 accumulate(&mut dv_sum, product(weights.t(), d_out));
             }
-            if wanted[1] {
+            if k_wanted {
                 accumulate(&mut dk_sum, product(d_scores.clone().t(), q));
             }
-            if wanted[0] {
+            if q_wanted {
                 dq_rows.push(heads(product(d_scores, k.clone())));
             }
         }
-        if wanted[0] {
+        if q_wanted {
             dq.push(Expression::cat(dq_rows, 1));
         }
         dk.extend(dk_sum);
