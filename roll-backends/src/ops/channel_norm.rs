@@ -133,7 +133,8 @@ pub trait ChannelNormKernel: Backend {
 /// The default of [`ChannelNormKernel::channel_norm_silu_pull`], composed of the kernel's other methods.
 pub(super) fn composed_pull<B: ChannelNormKernel>(x: Floats<B>, gain: Floats<B>, d_y: Floats<B>) -> Floats<B> {
     let factors = B::channel_norm_factors(x.clone(), gain.clone());
-    let [d_x, _] = B::channel_norm_backward([x, gain, factors], WITH_SILU, d_y.clone(), [true, false]);
+    let only_x = [true, false];
+    let [d_x, _] = B::channel_norm_backward([x, gain, factors], WITH_SILU, d_y.clone(), only_x);
     // The gradient of x is wanted, so that it is always returned.
     d_x.unwrap_or(d_y)
 }

@@ -48,10 +48,11 @@ impl NormKernel for Cube {
     }
 
     fn norm_backward(saved: SavedNorm<CubeTensor>, d_y: CubeTensor, wanted: [bool; 3]) -> Cotangents<Self, 3> {
-        let d_x = wanted[0].then(|| backward_x(&saved, d_y.clone()));
+        let [x_wanted, gain_wanted, shift_wanted] = wanted;
+        let d_x = x_wanted.then(|| backward_x(&saved, d_y.clone()));
         // Composed operations: these sums over rows are rarely wanted, because gains and shifts are frozen or computed
         // from a single timestep.
-        let [_, d_gain, d_shift] = composed_backward::<Self>(saved, d_y, [false, wanted[1], wanted[2]]);
+        let [_, d_gain, d_shift] = composed_backward::<Self>(saved, d_y, [false, gain_wanted, shift_wanted]);
         [d_x, d_gain, d_shift]
     }
 }

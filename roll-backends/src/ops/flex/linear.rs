@@ -56,7 +56,8 @@ impl LinearKernel for Flex {
     }
 
     fn rows_forward(x: FlexTensor, weight: FlexTensor, bias: FlexTensor) -> FlexTensor {
-        let LinearShape { rows, inputs, outputs, .. } = shape(&x, &weight, None);
+        let no_lora = None;
+        let LinearShape { rows, inputs, outputs, .. } = shape(&x, &weight, no_lora);
         let (x, weight, bias) = (Values::of(x), ContiguousWeight::of(weight), Values::of(bias));
         let stored = match weight.stored() {
             Weight::F32(values) => Stored::F32(values),

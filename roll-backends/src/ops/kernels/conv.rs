@@ -19,16 +19,23 @@ pub fn forward(shape: ConvShape, x: &[f32], weight: &[f32], bias: &[f32]) -> Vec
 }
 
 /// Returns the gradients of x, weight and bias that are `wanted`.
-pub fn backward(shape: ConvShape, x: &[f32], weight: &[f32], d_y: &[f32], wanted: [bool; 3]) -> [Option<Vec<f32>>; 3] {
+pub fn backward(
+    shape: ConvShape,
+    x: &[f32],
+    weight: &[f32],
+    d_y: &[f32],
+    [x_wanted, weight_wanted, bias_wanted]: [bool; 3],
+) -> [Option<Vec<f32>>; 3] {
     in_pool(multiply_adds(shape), || {
         let Some(output) = shape.output() else { return [None, None, None] };
-        let d_x = wanted[0].then(|| {
+        let d_x = x_wanted.then(|| {
             let transposed = shape.transposed(output);
             let packed = Packed::new(shape, weight, ConvKind::Transposed);
-            correlate(transposed, &Padded::input(transposed, d_y), &packed, None)
+            let no_bias = None;
+            correlate(transposed, &Padded::input(transposed, d_y), &packed, no_bias)
         });
-        let d_weight = wanted[1].then(|| weight_gradient(shape, output, x, d_y));
-        let d_bias = wanted[2].then(|| {
+        let d_weight = weight_wanted.then(|| weight_gradient(shape, output, x, d_y));
+        let d_bias = bias_wanted.then(|| {
             let per_channel = output.iter().product::<usize>();
             d_y.chunks_exact(per_channel).map(|d| d.iter().map(|&v| f64::from(v)).sum::<f64>() as f32).collect()
         });

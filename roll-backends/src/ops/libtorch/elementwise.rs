@@ -89,7 +89,10 @@ impl AdamKernel for LibTorch {
     fn adam_update(operands: [TchTensor; 4], update: &AdamUpdate) -> [TchTensor; 3] {
         let tensors = operands.each_ref().map(|operand| &operand.tensor);
         let new = fused::ops(tensors[0]).and_then(|ops| ops.adam(tensors, update));
-        new.map(|new| new.map(fresh)).unwrap_or_else(|| composed::<Self>(operands, update))
+        match new {
+            Some(new) => new.map(fresh),
+            None => composed::<Self>(operands, update),
+        }
     }
 }
 
