@@ -23,11 +23,16 @@ pub fn linear_blocks(x: Tensor<2>, weight: &Arc<BlockMatrix>, bias: Option<Tenso
 struct LinearBlocks(Arc<BlockMatrix>);
 
 impl Operator<2> for LinearBlocks {
-    fn record<B: Kernels>(self, [x, bias]: [Floats<B>; 2], wanted: [bool; 2]) -> (Floats<B>, impl Pullback<B, 2>) {
+    fn record<B: Kernels>(
+        self,
+        [x, bias]: [Floats<B>; 2],
+        [x_wanted, bias_wanted]: [bool; 2],
+    ) -> (Floats<B>, impl Pullback<B, 2>) {
         let y = B::blocks_forward(x, bias, &self.0);
         (y, move |d_y: Floats<B>| {
-            let d_bias = wanted[1].then(|| bias_gradient::<B>(d_y.clone()));
-            [wanted[0].then(|| B::blocks_backward(d_y, &self.0)), d_bias]
+            let d_bias = bias_wanted.then(|| bias_gradient::<B>(d_y.clone()));
+            let d_x = x_wanted.then(|| B::blocks_backward(d_y, &self.0));
+            [d_x, d_bias]
         })
     }
 }

@@ -152,12 +152,13 @@ impl Operator<1> for Applied {
 impl Operator<2> for Applied {
     fn record<B: Kernels>(self, [x, residual]: [Floats<B>; 2], wanted: [bool; 2]) -> (Floats<B>, impl Pullback<B, 2>) {
         let (call, shape) = (self.on::<B>(), x.shape().dims());
+        let [x_wanted, residual_wanted] = wanted;
         let recorded = wanted.contains(&true);
         let (y, saved) = B::conv2d_forward(x, Some(residual), &call, recorded);
         (y, move |d_y| {
             let d_sums = B::conv2d_pull_epilogue(saved, &call, d_y);
-            let d_x = wanted[0].then(|| B::conv2d_pull_convolution(shape, &call, d_sums.clone()));
-            [d_x, wanted[1].then_some(d_sums)]
+            let d_x = x_wanted.then(|| B::conv2d_pull_convolution(shape, &call, d_sums.clone()));
+            [d_x, residual_wanted.then_some(d_sums)]
         })
     }
 }

@@ -62,13 +62,18 @@ impl LinearFp8 {
 }
 
 impl Operator<2> for LinearFp8 {
-    fn record<B: Kernels>(self, [x, bias]: [Floats<B>; 2], wanted: [bool; 2]) -> (Floats<B>, impl Pullback<B, 2>) {
+    fn record<B: Kernels>(
+        self,
+        [x, bias]: [Floats<B>; 2],
+        [x_wanted, bias_wanted]: [bool; 2],
+    ) -> (Floats<B>, impl Pullback<B, 2>) {
         let products = x.dtype();
         let no_lora = None;
         let (y, _) = B::fp8_forward(x, self.weight::<B>(), bias, no_lora, self.dtype);
         (y, move |d_y| {
             let saved = SavedFp8 { weight: self.weight::<B>(), products, lora: None };
-            let [d_x, d_bias, ..] = B::fp8_backward(saved, d_y, [wanted[0], wanted[1], false, false]);
+            let wanted = [x_wanted, bias_wanted, false, false];
+            let [d_x, d_bias, ..] = B::fp8_backward(saved, d_y, wanted);
             [d_x, d_bias]
         })
     }

@@ -89,12 +89,12 @@ pub trait GateKernel: Backend {
         y: Floats<Self>,
         gate: Floats<Self>,
         d_z: Floats<Self>,
-        wanted: [bool; 2],
+        [y_wanted, gate_wanted]: [bool; 2],
     ) -> Cotangents<Self, 2> {
         let (y, gate, d_z) = (Expression::<Self>(y), Expression(gate), Expression(d_z));
         let shared = gate.dims::<2>()[0] == 1;
-        let d_y = wanted[0].then(|| (d_z.clone() * gate).0);
-        let d_gate = wanted[1].then(|| sum_if_shared(y * d_z, shared).0);
+        let d_y = y_wanted.then(|| (d_z.clone() * gate).0);
+        let d_gate = gate_wanted.then(|| sum_if_shared(y * d_z, shared).0);
         [d_y, d_gate]
     }
 

@@ -34,8 +34,9 @@ impl GateKernel for LibTorch {
     }
 
     fn gated_add_backward(y: TchTensor, gate: TchTensor, d_z: TchTensor, wanted: [bool; 2]) -> Cotangents<Self, 2> {
-        let d_y = wanted[0].then(|| fresh(&d_z.tensor * &gate.tensor));
-        let d_gate = wanted[1].then(|| fresh(sum_if_shared(&y.tensor * &d_z.tensor, &gate.tensor)));
+        let [y_wanted, gate_wanted] = wanted;
+        let d_y = y_wanted.then(|| fresh(&d_z.tensor * &gate.tensor));
+        let d_gate = gate_wanted.then(|| fresh(sum_if_shared(&y.tensor * &d_z.tensor, &gate.tensor)));
         [d_y, d_gate]
     }
 

@@ -31,18 +31,19 @@ impl NormKernel for LibTorch {
     }
 
     fn norm_backward(saved: SavedNorm<TchTensor>, d_y: TchTensor, wanted: [bool; 3]) -> Cotangents<Self, 3> {
+        let [x_wanted, gain_wanted, shift_wanted] = wanted;
         let (x, gain, moments, d_y) = (&saved.x.tensor, &saved.gain.tensor, &saved.moments.tensor, &d_y.tensor);
         let Some(SharedShift(shared_shift)) = saved.layer else {
-            let d_gain = wanted[1].then(|| sum_if_shared(d_y * (x * moments), gain));
-            let d_x = wanted[0].then(|| rms_pull(x, gain, moments, d_y));
+            let d_gain = gain_wanted.then(|| sum_if_shared(d_y * (x * moments), gain));
+            let d_x = x_wanted.then(|| rms_pull(x, gain, moments, d_y));
             return [d_x.map(fresh), d_gain.map(fresh), None];
         };
         let (mean, inverse) = (moments.narrow(1, 0, 1), moments.narrow(1, 1, 1));
-        let d_gain = wanted[1].then(|| sum_if_shared((x - mean) * &inverse * d_y, gain));
-        let d_shift = wanted[2].then(|| {
+        let d_gain = gain_wanted.then(|| sum_if_shared((x - mean) * &inverse * d_y, gain));
+        let d_shift = shift_wanted.then(|| {
             if shared_shift { d_y.sum_dim_intlist([0i64].as_slice(), true, None::<Kind>) } else { d_y.copy() }
         });
-        let d_x = if wanted[0] { layer_pull(x, gain, saved.eps, d_y) } else { None };
+        let d_x = if x_wanted { layer_pull(x, gain, saved.eps, d_y) } else { None };
         [d_x, d_gain, d_shift].map(|d| d.map(fresh))
     }
 
@@ -167,15 +168,15 @@ impl ChannelNormKernel for LibTorch {
         [x, gain, factors]: [TchTensor; 3],
         silu: bool,
         d_y: TchTensor,
-        wanted: [bool; 2],
+        [x_wanted, gain_wanted]: [bool; 2],
     ) -> Cotangents<Self, 2> {
         let (factors, gain) = (&factors.tensor, by_channel(&gain.tensor));
         let normed = scaled(&x.tensor, factors);
         // The cotangent of `normed * gain`, before SiLU; below, of `normed`, and then of x.
         let mut d = if silu { scaled(&normed, &gain).silu_backward(&d_y.tensor) } else { d_y.tensor.copy() };
         let d_gain =
-            wanted[1].then(|| fresh((&normed * &d).sum_dim_intlist([1i64, 2, 3].as_slice(), false, None::<Kind>)));
-        let d_x = wanted[0].then(|| {
+            gain_wanted.then(|| fresh((&normed * &d).sum_dim_intlist([1i64, 2, 3].as_slice(), false, None::<Kind>)));
+        let d_x = x_wanted.then(|| {
             let _ = d.g_mul_(&gain);
             let along = (&normed * &d).mean_dim([0i64].as_slice(), true, Kind::Float);
             let _ = d.addcmul_(&normed, &(-along).to_kind(d.kind()));
