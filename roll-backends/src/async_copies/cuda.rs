@@ -255,7 +255,7 @@ impl Runtime for Cuda {
 static KNOWN: Mutex<Vec<(usize, Option<Arc<CopyStreams<Cuda>>>)>> = Mutex::new(Vec::new());
 
 /// The copy streams of a GPU, in libtorch's numbering. `None` if they cannot be used, which was logged.
-pub(crate) fn copy_streams(device: usize) -> Option<Arc<CopyStreams<Cuda>>> {
+pub(crate) fn copy_streams_of(device: usize) -> Option<Arc<CopyStreams<Cuda>>> {
     let mut known = lock(&KNOWN);
     if let Some((_, copy_streams)) = known.iter().find(|(number, _)| *number == device) {
         return copy_streams.clone();

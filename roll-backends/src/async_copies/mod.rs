@@ -47,7 +47,7 @@ use std::mem;
 use std::sync::{Arc, Mutex, PoisonError};
 
 #[cfg(feature = "libtorch")]
-pub(crate) use cuda::{Cuda, copy_streams, disable};
+pub(crate) use cuda::{Cuda, copy_streams_of, disable};
 use pool::{Buffer, Pool};
 pub(crate) use runtime::{Runtime, RuntimeError, Stream};
 #[cfg(feature = "libtorch")]

@@ -7,7 +7,7 @@ use bytemuck::Pod;
 use rayon::prelude::*;
 use tch::{Device, Kind, Tensor};
 
-use super::{Cuda, Destination, RuntimeError, copy_streams, disable};
+use super::{Cuda, Destination, RuntimeError, copy_streams_of, disable};
 
 /// Size of a staging buffer in bytes.
 const PIECE: usize = 1 << 26;
@@ -24,7 +24,7 @@ pub(crate) fn upload<E: Pod>(values: &[E], kind: Kind, number: usize) -> Option<
     if size_of_val(values) < SMALL {
         return None;
     }
-    let copy_streams = copy_streams(number)?;
+    let copy_streams = copy_streams_of(number)?;
     let tensor = Tensor::f_empty([values.len() as i64], (kind, Device::Cuda(number))).ok()?;
     let copy = || {
         let mut destination = Destination::new(&copy_streams)?;

@@ -42,19 +42,19 @@ pub trait BlockKernel: ProductKernel {
     /// See [`linear_blocks`].
     fn blocks_forward(x: Floats<Self>, bias: Floats<Self>, weight: &BlockMatrix) -> Floats<Self> {
         let [outputs, _] = weight.shape();
-        let decoded = decoded::<Self>(weight, &bias);
+        let decoded = decode_whole::<Self>(weight, &bias);
         (Expression::<Self>(x).matmul(decoded.t()) + Expression::<Self>(bias).reshape([1, outputs])).0
     }
 
     /// The cotangent of x, for the cotangent `d_y` of the result.
     fn blocks_backward(d_y: Floats<Self>, weight: &BlockMatrix) -> Floats<Self> {
-        let decoded = decoded::<Self>(weight, &d_y);
+        let decoded = decode_whole::<Self>(weight, &d_y);
         Expression::<Self>(d_y).matmul(decoded).0
     }
 }
 
 /// Decodes the whole matrix to f32, on the device of `like`.
-fn decoded<B: Backend>(weight: &BlockMatrix, like: &Floats<B>) -> Expression<B> {
+fn decode_whole<B: Backend>(weight: &BlockMatrix, like: &Floats<B>) -> Expression<B> {
     let shape = weight.shape();
     Expression(B::float_from_data(TensorData::new(weight.decode(0..shape[0]), shape), &like.device()))
 }

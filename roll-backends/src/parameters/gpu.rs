@@ -15,7 +15,7 @@ use tch::{Kind, TchError};
 
 use super::detached;
 use crate::BackendError;
-use crate::async_copies::{CopyStreams, Cuda, D2hCopy, copy_streams, disable, upload};
+use crate::async_copies::{CopyStreams, Cuda, D2hCopy, copy_streams_of, disable, upload};
 use crate::backend::LibTorch;
 use crate::backend::libtorch::TchTensor;
 use crate::device::libtorch_gpu;
@@ -57,7 +57,7 @@ impl Gpu {
     /// The GPU of `device`; `None` unless it is a GPU of libtorch.
     pub(super) fn of(device: &Device) -> Option<Self> {
         let number = libtorch_gpu(device)?;
-        Some(Self { copy_streams: copy_streams(number), device: tch::Device::Cuda(number), piece: PIECE })
+        Some(Self { copy_streams: copy_streams_of(number), device: tch::Device::Cuda(number), piece: PIECE })
     }
 
     /// Copies `tensors` to the host, and calls `into` with slices of the flat layout `out` and the values for them. A

@@ -89,16 +89,16 @@ pub(super) fn write(mut stream: &TcpStream, kind: Kind, number: u64, bytes: &[u8
     }
 }
 
-/// Reads the next message. `longest` returns the most bytes that a message of a kind may have. Memory grows with the
+/// Reads the next message. `longest_of` returns the most bytes that a message of a kind may have. Memory grows with the
 /// bytes that arrive, whatever length the message claims.
-pub(super) fn read(mut stream: impl Read, longest: impl FnOnce(Kind) -> u64) -> io::Result<Frame> {
+pub(super) fn read(mut stream: impl Read, longest_of: impl FnOnce(Kind) -> u64) -> io::Result<Frame> {
     let mut header = [0; HEADER_LEN];
     stream.read_exact(&mut header)?;
     let u64_at = |start: usize| u64::from_le_bytes(std::array::from_fn(|i| header[start + i]));
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, format!("no message of roll: {what}"));
     let kind: Kind =
         bytemuck::checked::try_pod_read_unaligned(&header[..1]).map_err(|_| invalid(format!("kind {}", header[0])))?;
-    let (length, longest) = (u64_at(LENGTH_AT), longest(kind));
+    let (length, longest) = (u64_at(LENGTH_AT), longest_of(kind));
     if length > longest {
         return Err(invalid(format!("{kind:?} of {length} bytes, expected at most {longest}")));
     }

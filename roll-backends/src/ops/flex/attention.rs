@@ -5,14 +5,14 @@ use crate::backend::{Flex, TensorMetadata, flex::FlexTensor};
 use crate::ops::kernels::attention::{AttentionShape, RowSoftmax, Saved, backward, forward};
 use crate::ops::{AttentionCall, AttentionKernel, Cotangents};
 
-fn shape(q: &FlexTensor, k: &FlexTensor, call: AttentionCall) -> AttentionShape {
+fn shape_of(q: &FlexTensor, k: &FlexTensor, call: AttentionCall) -> AttentionShape {
     let ([queries, channels], [keys, _]) = (q.shape().dims::<2>(), k.shape().dims::<2>());
     AttentionShape { call, queries, keys, width: channels / call.heads }
 }
 
 impl AttentionKernel for Flex {
     fn attention_forward([q, k, v]: [FlexTensor; 3], call: AttentionCall) -> (FlexTensor, FlexTensor) {
-        let (shape, dtype) = (shape(&q, &k, call), q.dtype());
+        let (shape, dtype) = (shape_of(&q, &k, call), q.dtype());
         let (q, k, v) = (Values::of(q), Values::of(k), Values::of(v));
         let mut out = vec![0.0; q.slice().len()];
         let mut rows = vec![RowSoftmax::default(); call.heads * shape.queries];
@@ -29,7 +29,7 @@ impl AttentionKernel for Flex {
         call: AttentionCall,
         wanted: [bool; 3],
     ) -> Cotangents<Self, 3> {
-        let (shape, dtype) = (shape(&q, &k, call), q.dtype());
+        let (shape, dtype) = (shape_of(&q, &k, call), q.dtype());
         let (q, k, v) = (Values::of(q), Values::of(k), Values::of(v));
         let (out, statistics, d_out) = (Values::of(out), Values::of(statistics), Values::of(d_out));
         let saved = Saved {

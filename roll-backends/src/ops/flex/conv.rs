@@ -7,7 +7,7 @@ use crate::ops::kernels::conv::{ConvKind, ConvShape, backward, forward};
 use crate::ops::kernels::winograd::convolve;
 use crate::ops::{ConvKernel, Cotangents};
 
-fn shape(x: &FlexTensor, weight: &FlexTensor, padding: [usize; 3]) -> ConvShape {
+fn shape_of(x: &FlexTensor, weight: &FlexTensor, padding: [usize; 3]) -> ConvShape {
     let ([inputs, size @ ..], [outputs, _, kernel @ ..]) = (x.shape().dims::<4>(), weight.shape().dims::<5>());
     ConvShape { inputs, outputs, size, kernel, padding }
 }
@@ -18,7 +18,7 @@ fn uses_winograd(weight: &FlexTensor) -> bool {
 
 impl ConvKernel for Flex {
     fn conv_forward([x, weight, bias]: [FlexTensor; 3], padding: [usize; 3]) -> FlexTensor {
-        let (shape, by_winograd) = (shape(&x, &weight, padding), uses_winograd(&weight));
+        let (shape, by_winograd) = (shape_of(&x, &weight, padding), uses_winograd(&weight));
         let [t, h, w] = shape.output().unwrap_or_default();
         let (x, weight, bias) = (Values::of(x), Values::of(weight), Values::of(bias));
         let y = if by_winograd {
@@ -36,7 +36,7 @@ impl ConvKernel for Flex {
         wanted: [bool; 3],
     ) -> Cotangents<Self, 3> {
         let [x_wanted, weight_wanted, bias_wanted] = wanted;
-        let (shape, by_winograd) = (shape(&x, &weight, padding), uses_winograd(&weight));
+        let (shape, by_winograd) = (shape_of(&x, &weight, padding), uses_winograd(&weight));
         // Winograd computes the gradient of x only.
         let d_x_by_winograd = (by_winograd && x_wanted).then(|| Self::conv_pull(d_y.clone(), weight.clone(), padding));
         let wanted_by_tap = [x_wanted && !by_winograd, weight_wanted, bias_wanted];

@@ -6,7 +6,7 @@ use crate::ops::conv2d::{Conv2dCall, Conv2dKernel, Conv2dOptions, Epilogue};
 use crate::ops::kernels::conv2d::{self as kernels, BackwardWeights, Conv2dShape, KernelEpilogue, Weights};
 
 /// The sizes of a call for x `[N, C, H, W]`.
-fn shape([items, inputs, h, w]: [usize; 4], call: &Conv2dCall<FlexTensor>) -> Conv2dShape {
+fn shape_of([items, inputs, h, w]: [usize; 4], call: &Conv2dCall<FlexTensor>) -> Conv2dShape {
     let [outputs, _, kernel @ ..] = call.weight.shape().dims::<4>();
     let Conv2dOptions { stride, dilation, groups } = call.options;
     let (size, before) = ([h, w], call.padding.map(|(before, _)| before));
@@ -30,7 +30,7 @@ impl Conv2dKernel for Flex {
         call: &Conv2dCall<FlexTensor>,
         recorded: bool,
     ) -> (FlexTensor, Option<FlexTensor>) {
-        let shape = shape(x.shape().dims(), call);
+        let shape = shape_of(x.shape().dims(), call);
         let pack = || Weights::new(shape, Values::of(call.weight.clone()).slice());
         let weights = call.packed.forward.get_or_init(pack);
         let (x, bias, slopes) = (Values::of(x), Values::of(call.bias.clone()), Values::of(call.slopes.clone()));
@@ -60,7 +60,7 @@ impl Conv2dKernel for Flex {
     }
 
     fn conv2d_pull_convolution(x_shape: [usize; 4], call: &Conv2dCall<FlexTensor>, d_sums: FlexTensor) -> FlexTensor {
-        let shape = shape(x_shape, call);
+        let shape = shape_of(x_shape, call);
         let d_sums = Values::of(d_sums);
         tensor(kernels::pull_convolution(shape, backward_weights(call, shape), d_sums.slice()), x_shape)
     }
@@ -72,7 +72,7 @@ impl Conv2dKernel for Flex {
         d_y: FlexTensor,
     ) -> FlexTensor {
         let Some(saved) = saved else { return Self::conv2d_pull_convolution(x_shape, call, d_y) };
-        let shape = shape(x_shape, call);
+        let shape = shape_of(x_shape, call);
         let (saved, d_y, slopes) = (Values::of(saved), Values::of(d_y), Values::of(call.slopes.clone()));
         let weights = backward_weights(call, shape);
         let epilogue = KernelEpilogue { kind: call.epilogue, slopes: slopes.slice() };

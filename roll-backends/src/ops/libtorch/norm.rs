@@ -146,16 +146,16 @@ fn layer_pull(x: &Tensor, gain: &Tensor, eps: f64, d_y: &Tensor) -> Option<Tenso
     let width = x.size()[1];
     // ATen takes a gain that all rows share. Any other gain multiplies the cotangent.
     let row = (gain.size()[0] == 1).then(|| gain.reshape([width]));
-    let scaled = row.is_none().then(|| d_y * gain);
-    let [d_x] =
-        pull_through([x], [true], scaled.as_ref().unwrap_or(d_y), |[x]| x.layer_norm([width], row, None, eps, false));
+    let scaled_d_y = row.is_none().then(|| d_y * gain);
+    let d_y = scaled_d_y.as_ref().unwrap_or(d_y);
+    let [d_x] = pull_through([x], [true], d_y, |[x]| x.layer_norm([width], row, None, eps, false));
     d_x
 }
 
 impl ChannelNormKernel for LibTorch {
     fn channel_norm_forward(x: TchTensor, gain: TchTensor, silu: bool) -> (TchTensor, TchTensor) {
         let x = &x.tensor;
-        let factors = factors(x);
+        let factors = factors_of(x);
         let mut y = scaled(x, &factors);
         let _ = y.g_mul_(&by_channel(&gain.tensor));
         if silu {
@@ -199,7 +199,7 @@ impl ChannelNormKernel for LibTorch {
         if ops.and_then(|ops| ops.channel_norm_silu(&x_rows, &gain_row, MIN_NORM as f32, &rows)).is_some() {
             return fresh(joined);
         }
-        let mut y = x.mul_out(&joined.narrow(1, past_frames, t), &factors(x));
+        let mut y = x.mul_out(&joined.narrow(1, past_frames, t), &factors_of(x));
         let _ = y.g_mul_(&by_channel(&gain.tensor));
         let _ = y.silu_();
         fresh(joined)
@@ -215,12 +215,12 @@ impl ChannelNormKernel for LibTorch {
     }
 
     fn channel_norm_factors(x: TchTensor, _: TchTensor) -> TchTensor {
-        fresh(factors(&x.tensor))
+        fresh(factors_of(&x.tensor))
     }
 }
 
 /// `sqrt(C) / max(|x|, 1e-12)` of each position, f32.
-fn factors(x: &Tensor) -> Tensor {
+fn factors_of(x: &Tensor) -> Tensor {
     let root = (x.size()[0] as f64).sqrt();
     let norms = match x.kind() {
         Kind::Float => x.norm_scalaropt_dim(2.0, [0i64].as_slice(), true),

@@ -59,7 +59,7 @@ impl<T> Lists<T> {
 
 /// Divides `range`, which counts the positions of all items, into columns of [`NR`] positions, and returns the runs of
 /// each column. The last column may be shorter.
-pub fn runs(grid: [usize; 2], range: Range<usize>) -> Lists<Run> {
+pub fn runs_of_columns(grid: [usize; 2], range: Range<usize>) -> Lists<Run> {
     let mut columns = Lists::with_capacity(range.len().div_ceil(NR));
     for start in range.clone().step_by(NR) {
         let (end, mut next) = ((start + NR).min(range.end), start);
@@ -233,7 +233,7 @@ fn fill_avx2(x: &[f32], tap_runs: &[TapRun], step: usize, line: &mut [f32; NR]) 
             let (low, high) = unsafe { (_mm256_loadu_ps(pairs.as_ptr()), _mm256_loadu_ps(pairs.as_ptr().add(8))) };
             *half = in_order(_mm256_shuffle_ps::<0b10_00_10_00>(low, high));
         }
-        return store(halves, line);
+        return write_line(halves, line);
     }
     for run in tap_runs {
         let last = run.from + (run.count - 1) * step;
@@ -263,14 +263,14 @@ fn fill_avx2(x: &[f32], tap_runs: &[TapRun], step: usize, line: &mut [f32; NR]) 
             *half = _mm256_or_ps(*half, in_order(even));
         }
     }
-    store(halves, line);
+    write_line(halves, line);
 }
 
 /// Writes both halves of a line.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 #[inline]
-fn store(halves: [std::arch::x86_64::__m256; 2], line: &mut [f32; NR]) {
+fn write_line(halves: [std::arch::x86_64::__m256; 2], line: &mut [f32; NR]) {
     for (half, line) in halves.into_iter().zip(line.chunks_exact_mut(8)) {
         // SAFETY: the chunk has eight numbers.
         unsafe { std::arch::x86_64::_mm256_storeu_ps(line.as_mut_ptr(), half) };

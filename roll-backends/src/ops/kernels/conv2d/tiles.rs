@@ -13,7 +13,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::Call;
-use super::panel::{self, Line, Lists, PanelSpec, Run, runs};
+use super::panel::{self, Line, Lists, PanelSpec, Run, runs_of_columns};
 use super::passes::{Conv2dShape, Pass};
 use crate::ops::kernels::simd::{MulAdd, vectorised};
 use crate::ops::kernels::tile::{MR, NR, SUMS, accumulate};
@@ -77,12 +77,13 @@ struct Task {
 }
 
 /// Number of multiplications of a call.
-fn work(call: &Call, pass: &Pass, packed: &PackedWeight) -> usize {
+fn multiplications(call: &Call, pass: &Pass, packed: &PackedWeight) -> usize {
     let positions = call.items * pass.grid[0] * pass.grid[1];
     positions.saturating_mul(packed.depth).saturating_mul(packed.outputs * call.groups)
 }
 
-fn tasks(call: &Call, pass: &Pass, packed: &PackedWeight) -> Vec<Task> {
+/// Divides a pass into tasks.
+fn split_into_tasks(call: &Call, pass: &Pass, packed: &PackedWeight) -> Vec<Task> {
     let positions = call.items * pass.grid[0] * pass.grid[1];
     let (columns, tile_count) = (positions.div_ceil(NR), packed.outputs.div_ceil(MR));
     let threads = rayon::current_num_threads();
@@ -92,7 +93,7 @@ fn tasks(call: &Call, pass: &Pass, packed: &PackedWeight) -> Vec<Task> {
         blocks => blocks.max(1),
     };
     // If there are few positions, output channels are divided too; the same panels are then packed several times.
-    let wanted_tasks = (2 * threads).min(work(call, pass, packed) / TASK).max(1);
+    let wanted_tasks = (2 * threads).min(multiplications(call, pass, packed) / TASK).max(1);
     let channel_parts = wanted_tasks.div_ceil(position_blocks * call.groups.max(1)).clamp(1, tile_count.max(1));
     let tiles_per_task = tile_count.div_ceil(channel_parts).max(1);
     let mut tasks = vec![];
@@ -128,9 +129,9 @@ pub fn run_pass(call: &Call, pass: &Pass, packed: &PackedWeight) {
     // A 1 x 1 pass over contiguous rows is computed as one long row.
     let (pass, read, written) = pass.clone().flat(call.read, call.written);
     let call = Call { read, written, ..*call };
-    let tasks = tasks(&call, &pass, packed);
+    let tasks = split_into_tasks(&call, &pass, packed);
     let run = |task| SCRATCH.with_borrow_mut(|scratch| run_task(&call, &pass, packed, task, scratch));
-    if tasks.len() <= 1 || work(&call, &pass, packed) <= ONE_THREAD {
+    if tasks.len() <= 1 || multiplications(&call, &pass, packed) <= ONE_THREAD {
         tasks.iter().for_each(run);
     } else {
         tasks.par_iter().for_each(run);
@@ -144,7 +145,8 @@ fn run_task(call: &Call, pass: &Pass, packed: &PackedWeight, task: &Task, scratc
     let depth = packed.depth;
     let depth_blocks = depth.div_ceil(MAX_BLOCK_DEPTH).max(1);
     let block_depth = depth.div_ceil(depth_blocks).max(1);
-    let (input_runs, output_runs) = (runs(pass.grid, task.positions.clone()), output_runs(call, pass, task));
+    let input_runs = runs_of_columns(pass.grid, task.positions.clone());
+    let output_runs = output_locations(call, pass, task);
     // With one block, the sums of a tile are complete at once and their memory is reused.
     let tile_sums = if depth_blocks > 1 { task.tiles.len() * columns } else { 1 };
     let Scratch { panel, sums } = scratch;
@@ -166,7 +168,7 @@ fn run_task(call: &Call, pass: &Pass, packed: &PackedWeight, task: &Task, scratc
                     if block + 1 == depth_blocks {
                         let channel = task.group * packed.outputs + tile * MR;
                         let count = MR.min(packed.outputs - tile * MR);
-                        finish(call, output_runs.list(column), channel..channel + count, sums);
+                        finish_tile(call, output_runs.list(column), channel..channel + count, sums);
                     }
                 }
             }
@@ -186,7 +188,7 @@ pub struct OutputRun {
 }
 
 /// The output locations of each column of a task.
-fn output_runs(call: &Call, pass: &Pass, task: &Task) -> Lists<OutputRun> {
+fn output_locations(call: &Call, pass: &Pass, task: &Task) -> Lists<OutputRun> {
     let plane = call.written[0] * call.written[1];
     let in_order = pass.write_step == [1; 2] && pass.grid == call.written;
     // Contiguous rows count as one.
@@ -205,7 +207,7 @@ fn output_runs(call: &Call, pass: &Pass, task: &Task) -> Lists<OutputRun> {
             step: pass.write_step[1],
         }
     };
-    let runs = runs(grid, task.positions.clone());
+    let runs = runs_of_columns(grid, task.positions.clone());
     let mut output_runs = Lists::with_capacity(runs.len());
     (0..runs.len()).for_each(|column| output_runs.push(runs.list(column).iter().map(output_run)));
     output_runs
@@ -213,7 +215,7 @@ fn output_runs(call: &Call, pass: &Pass, task: &Task) -> Lists<OutputRun> {
 
 vectorised! {
     /// The epilogue: adds bias and residual to the sums of some channels, applies the activation, and writes them.
-    fn finish<M>(call: &Call, output_runs: &[OutputRun], channels: Range<usize>, sums: &mut [f32; SUMS]) {
+    fn finish_tile<M>(call: &Call, output_runs: &[OutputRun], channels: Range<usize>, sums: &mut [f32; SUMS]) {
         let plane = call.written[0] * call.written[1];
         for (channel, values) in channels.zip(sums.as_chunks_mut::<NR>().0) {
             if let Some(bias) = call.finish.bias {

@@ -55,7 +55,8 @@ struct Task {
     blocks: Range<usize>,
 }
 
-fn tasks(call: &Call, grid: TileGrid) -> Vec<Task> {
+/// Divides a convolution into tasks.
+fn split_into_tasks(call: &Call, grid: TileGrid) -> Vec<Task> {
     let (panels, blocks) = (grid.panels(), call.outputs.div_ceil(MR));
     let threads = rayon::current_num_threads();
     let panels_in = |kib: usize| kib / (call.inputs + call.outputs);
@@ -94,7 +95,7 @@ thread_local! {
 /// skips rows or columns instead.
 pub fn correlate(call: &Call, before: [isize; 2], kernels: &Kernels) {
     let grid = TileGrid::new(call.items, call.written);
-    let tasks = tasks(call, grid);
+    let tasks = split_into_tasks(call, grid);
     let run = |task| SCRATCH.with_borrow_mut(|scratch| run_task(call, before, kernels, grid, task, scratch));
     let work = (grid.tiles * ELEMENTS).saturating_mul(call.inputs).saturating_mul(call.outputs);
     if tasks.len() <= 1 || work <= ONE_THREAD {
