@@ -75,7 +75,7 @@ impl Backend {
         Ok(parse(name)?.0)
     }
 
-    /// Returns the number of the NVIDIA GPU that `name` names. Fails with the reason if it is another device.
+    /// Returns the number of the NVIDIA GPU that `name` names. Fails with the reason if `name` names no NVIDIA GPU.
     pub fn nvidia_gpu(name: &str) -> std::result::Result<usize, String> {
         match parse(name) {
             Ok((Self::LibTorchCuda | Self::Cuda, number)) => Ok(number),

@@ -1,5 +1,5 @@
-//! An NCCL communicator that never blocks: calls return at once, and [`Comm::is_ready`] says when NCCL has done what
-//! they began.
+//! An NCCL communicator that never blocks: calls return at once, and [`Comm::is_ready`] returns whether NCCL has
+//! finished the work that they began.
 
 use std::ffi::c_int;
 use std::sync::mpsc;
@@ -46,8 +46,8 @@ impl Comm {
         self.handle
     }
 
-    /// Whether NCCL has done what was begun: connected the ranks, or put a collective on its stream. Fails if that
-    /// failed, or if NCCL lost another rank meanwhile.
+    /// Whether NCCL has finished the work that was begun: connecting the ranks, or putting a collective on its stream.
+    /// Fails if that work failed, or if NCCL lost another rank meanwhile.
     pub(super) fn is_ready(&self) -> Result<bool, NcclError> {
         let mut state = IN_PROGRESS;
         // SAFETY: writes one integer.

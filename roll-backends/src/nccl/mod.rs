@@ -130,7 +130,7 @@ enum Side {
     Pinned,
 }
 
-/// A rank as the others see it, before NCCL starts.
+/// The process and the GPU of a rank, which the ranks exchange before NCCL starts.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 struct Identity {
     process: u64,

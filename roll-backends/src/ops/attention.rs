@@ -55,8 +55,8 @@ pub fn attention(q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, heads: usize) -> Tens
     attention_with(q, k, v, heads, AttentionOptions::default())
 }
 
-/// Does what [`attention`] does, with the scale, mask and soft cap of `options`. Panics if the shapes do not match or a
-/// window is given without `causal`.
+/// [`attention`] with the scale, mask and soft cap of `options`. Panics if the shapes do not match or a window is given
+/// without `causal`.
 pub fn attention_with(q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, heads: usize, options: AttentionOptions) -> Tensor<2> {
     let ([_, channels], [keys, k_channels]) = (q.dims(), k.dims());
     assert!(

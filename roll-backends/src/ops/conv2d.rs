@@ -223,10 +223,11 @@ pub trait Conv2dKernel: Backend {
             Epilogue::Silu => (z.clone() * Expression(Self::sigmoid(z.0.clone()))).0,
             Epilogue::HardSwish => (z.clone() * hard_sigmoid(z.clone())).0,
         };
-        // These epilogues are pulled back from their results, the others from the sums.
         let saved = match call.epilogue {
+            // Pulled back from their results.
             Epilogue::Relu | Epilogue::Clip(..) | Epilogue::Sigmoid => y.clone(),
-            _ => z.0,
+            // Pulled back from the sums. (`Nothing` has returned above.)
+            Epilogue::Nothing | Epilogue::Slopes | Epilogue::Silu | Epilogue::HardSwish => z.0,
         };
         (y, recorded.then_some(saved))
     }

@@ -10,9 +10,8 @@ use super::scaled::ScaledKernel;
 use crate::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats, tensor::IntTensor};
 use crate::{EightBits, ScaledMatrix};
 
-/// Returns what [`super::linear_scaled`] returns, for a weight in e4m3, but computes the products with the weight in
-/// fp8, in both passes. `lora` is A, B and their factor. Panics if the shapes do not match or the weight is in another
-/// format.
+/// The layer of [`super::linear_scaled`] for a weight in e4m3, with the products with the weight in fp8, in both passes.
+/// `lora` is A, B and their factor. Panics if the shapes do not match or the weight is in another format.
 ///
 /// Each row of x is divided by its scale, `amax / 448`, and rounded to e4m3 (to nearest, ties to even). The products of
 /// the codes are summed in f32 and multiplied by the scale of the row and the scale of the weight's row. Tensor cores
@@ -143,7 +142,8 @@ pub trait Fp8Kernel: ScaledKernel {
         emulated_forward::<Self>(x, weight, bias, lora, dtype)
     }
 
-    /// Returns the gradients of x, bias, down and up that are `wanted`. That of x has its dtype, the others are f32.
+    /// Returns the gradients of x, bias, down and up that are `wanted`. The gradient of x has the dtype of x, all other
+    /// gradients are f32.
     fn fp8_backward(saved: SavedFp8<Self>, d_y: Floats<Self>, wanted: [bool; 4]) -> Cotangents<Self, 4> {
         emulated_backward::<Self>(saved, d_y, wanted)
     }

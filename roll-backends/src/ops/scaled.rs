@@ -1,4 +1,4 @@
-//! Linear layers with eight-bit weights, and the decoding of such weights.
+//! Linear layers with eight-bit weights, and the decoding of eight-bit matrices.
 
 use burn_tensor::{DType, Int, IntDType, Shape, Tensor, TensorData};
 

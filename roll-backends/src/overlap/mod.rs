@@ -50,7 +50,7 @@ pub struct OverlappedRanks {
     overlap: AtomicBool,
 }
 
-/// Runs the collectives of a rank one after the other; shared with the background thread.
+/// Runs the collectives of a rank in sequence. It is shared with the background thread.
 struct Sequencer {
     ranks: Arc<dyn Communicator>,
     services: Mutex<Vec<Arc<dyn Service>>>,

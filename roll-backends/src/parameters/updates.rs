@@ -46,8 +46,8 @@ impl Parameters {
         Self::device_updates_after(|| {}, sets)
     }
 
-    /// As [`Parameters::device_updates`]. `before_update` is called before each update, so that the owner can drop what
-    /// it has computed from the old values.
+    /// [`Parameters::device_updates`] with a function that is called before each update, so that the owner can drop
+    /// results that it has computed from the old values.
     pub fn device_updates_after<'a>(
         before_update: impl FnMut() + Send + 'static,
         sets: impl IntoIterator<Item = &'a Self>,

@@ -21,7 +21,7 @@ const GONE: &str = "its process ended, or its machine or network is gone";
 /// There are two threads. One calls collectives, which may wait long for other ranks. This one reads, and so notices a
 /// failure or the end of the process meanwhile.
 pub(super) fn serve(stream: &TcpStream, ranks: ThreadRanks, welcome: &[u8]) {
-    // Room for one request: a process must not send another one before it has its answer.
+    // Room for one request: a process must not send a second one before it has the answer to the first.
     let (sender, requests) = mpsc::sync_channel::<Frame>(1);
     let (ranks, writer) = (&ranks, &Mutex::new(stream));
     std::thread::scope(|scope| {

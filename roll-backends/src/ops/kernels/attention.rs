@@ -252,7 +252,7 @@ impl Task<'_> {
             let v = shape.head(saved.v, shape.keys, head).rows(attended.clone());
             let softmax = &saved.softmax[head * shape.queries..][start..stop];
 
-            // First the scores, then the probabilities.
+            // The scores, replaced below by the probabilities.
             let p = &mut scratch.probabilities[..rows * keys];
             shape.scores([q, k], p, rows);
             if let Some(cap) = shape.call.softcap {
@@ -270,7 +270,7 @@ impl Task<'_> {
             if dq.is_none() && dk.is_none() {
                 continue;
             }
-            // First the cotangents of the probabilities, then those of the products of queries and keys.
+            // The cotangents of the probabilities, replaced below by the cotangents of the products of queries and keys.
             let ds = &mut scratch.d_scores[..rows * keys];
             ViewMut::new(ds, rows, keys).product(d_out, v.t(), 1.0, Update::Overwrite, Threads::One);
             for (i, ds) in ds.chunks_exact_mut(keys).enumerate() {
@@ -290,8 +290,8 @@ impl Task<'_> {
     }
 }
 
-/// Zeroes the masked scores of a row and returns the others. `row` begins at key `first_key`; the query attends to the
-/// keys `visible`.
+/// Zeroes the masked scores of a row and returns its unmasked scores. `row` begins at key `first_key`; the query attends
+/// to the keys `visible`.
 fn mask(row: &mut [f32], visible: Range<usize>, first_key: usize) -> &mut [f32] {
     let columns = visible.start.saturating_sub(first_key)..visible.end.saturating_sub(first_key);
     row[..columns.start].fill(0.0);
@@ -339,7 +339,7 @@ pub fn exponentials(row: &mut [f32]) -> f32 {
 }
 
 vectorised! {
-    /// Turns the cotangents of the probabilities p of a row, which `ds` holds, into those of the products of query and
+    /// Replaces `ds`, the cotangents of the probabilities p of a row, by the cotangents of the products of query and
     /// keys: `p * (ds - mean) * scale`, where `mean` is `sum(p ds)`.
     fn softmax_backward<M>(ds: &mut [f32], p: &[f32], mean: f32, scale: f32) {
         for (ds, &p) in ds.iter_mut().zip(p) {

@@ -53,8 +53,8 @@ fn multiply_adds(shape: ConvShape) -> usize {
 fn weight_gradient(shape: ConvShape, output: [usize; 3], x: &[f32], d_y: &[f32]) -> Vec<f32> {
     let (taps, pairs) = (shape.kernel.iter().product::<usize>(), shape.inputs * shape.outputs);
     let x = Padded::input(shape, x);
-    // `d_y` gets zeros on the right, so that its rows are as wide as those of the padded input. A frame is then one
-    // contiguous span in both, and one product covers it: columns of the input without an output meet a zero.
+    // `d_y` gets zeros on the right, so that its rows are as wide as the rows of the padded input. A frame is then one
+    // contiguous span in both, and one product covers it. Input columns without an output are multiplied by zeros.
     let d_y = Padded::new(d_y, shape.outputs, output, [0; 3], [output[0], output[1], x.size[2]]);
     // Positions of a frame from its first to its last output.
     let span = (output[1] - 1) * x.size[2] + output[2];

@@ -86,7 +86,7 @@ vectorised! {
     }
 }
 
-/// Replaces each element of y by the maximum of it and the element of x; NaN if either is NaN.
+/// Replaces each element of y by the larger of the elements of y and x; NaN if either is NaN.
 #[inline(always)]
 fn max_into<'a>(y: &mut [f32], x: impl Iterator<Item = &'a f32>) {
     for (y, x) in y.iter_mut().zip(x) {

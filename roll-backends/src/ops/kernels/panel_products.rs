@@ -179,7 +179,7 @@ impl<N: Number> RightMatrix<'_, N> {
             for lane in (0..NR.min(rows.len() - panel * NR)).step_by(LANES) {
                 let count = LANES.min(rows.len() - panel * NR - lane);
                 let from = &self.values[(rows.start + panel * NR + lane) * self.inputs + first..];
-                // The leading columns by intrinsics, if there are enough rows, and the others one by one.
+                // The leading columns are transposed by intrinsics if there are enough rows, the remaining one by one.
                 let transposed = if count == LANES { transpose(from, self.inputs, steps, &mut out[lane..]) } else { 0 };
                 for (r, from) in from.chunks(self.inputs).take(count).enumerate() {
                     for k in transposed..steps {

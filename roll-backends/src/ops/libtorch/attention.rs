@@ -34,7 +34,7 @@ impl AttentionKernel for LibTorch {
         // The argument `none` of `attention.py`: passed to ATen for the optional inputs that are not used here (a bias,
         // the lengths of several sequences).
         let none = Tensor::new();
-        // All three gradients; those that are not wanted are dropped.
+        // All three gradients. Gradients that are not wanted are dropped.
         let gradients: [Tensor; 3] =
             run(&format!("{kernel}_backward"), [d_out, q, k, v, out, statistics.tensor, none], call);
         let mut gradients = gradients.into_iter();

@@ -1,8 +1,11 @@
 //! 2-d convolution with constant weights on the CPU: forward with a fused epilogue, and the gradient of the input.
 //!
-//! `passes` describes which input each tap reads. Convolutions with several channels per group are computed by `tiles`
-//! (im2col and micro-kernel) or, for 3 x 3 kernels with stride 1, by `winograd`; depthwise ones by `depthwise`; input
-//! gradients of non-overlapping windows by `patches`.
+//! `passes` describes which input each tap reads. The modules compute:
+//!
+//! - `tiles`: convolutions with several channels per group, by im2col and micro-kernel
+//! - `winograd`: of these, the ones with 3 x 3 kernels and stride 1
+//! - `depthwise`: depthwise convolutions
+//! - `patches`: input gradients of convolutions with non-overlapping windows
 
 mod depthwise;
 mod epilogue;
@@ -106,10 +109,11 @@ impl BackwardWeights {
     }
 }
 
-/// A result and, if wanted, the sums before [`KernelEpilogue`].
+/// The results of [`forward`].
 pub struct Outputs {
     /// `[items, outputs, rows, columns]`.
     pub y: Vec<f32>,
+    /// The sums before [`KernelEpilogue`], in the shape of `y`, if they were requested.
     pub sums: Option<Vec<f32>>,
 }
 
@@ -165,6 +169,7 @@ fn fill(shape: Conv2dShape, x: &[f32], weights: &Weights, finish: Finish, y: &Sh
             let no_epilogue = None;
             depthwise::run_passes(&call, weight, no_epilogue, vec![pass], shape.taps());
         }
+        // Extreme strides or dilations.
         Weights::Depthwise(weight) => tiles::run_pass(&call, &pass, &tiles::pack_forward(shape, weight)),
     }
 }
@@ -189,7 +194,7 @@ pub fn pull_convolution(shape: Conv2dShape, weights: &BackwardWeights, d_sums: &
                 tiles::run_pass(call, &pass, &packed[row_phase * shape.stride[1] + column_phase]);
             }
         }),
-        // The transposed convolution of a 3 x 3 kernel has 2 zeros before each axis, less those of the convolution.
+        // The transposed convolution of a 3 x 3 kernel has 2 - n zeros before an axis, if the convolution has n.
         BackwardWeights::Winograd(kernels) => gradient(shape, d_sums, |call| {
             winograd::correlate(call, shape.before.map(|before| 2 - before as isize), kernels);
         }),
@@ -217,8 +222,8 @@ pub fn pull_both(
     saved: &[f32],
     d_y: &[f32],
 ) -> Vec<f32> {
-    // The depthwise kernel pulls the epilogue back while it copies a plane; the other kernels need a pass before
-    // theirs.
+    // The depthwise kernel pulls the epilogue back while it copies a plane. For all other kernels this takes a pass of
+    // its own.
     if let BackwardWeights::Depthwise(weight) = weights {
         let passes = shape.backward();
         if depthwise::fits(&passes, shape.output) {

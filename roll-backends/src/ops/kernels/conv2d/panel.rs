@@ -79,7 +79,7 @@ pub fn runs_of_columns(grid: [usize; 2], range: Range<usize>) -> Lists<Run> {
     columns
 }
 
-/// What a panel contains.
+/// The contents of a panel.
 pub struct PanelSpec<'a, 'c, 'p> {
     pub call: &'a Call<'c, 'p>,
     pub pass: &'a Pass,

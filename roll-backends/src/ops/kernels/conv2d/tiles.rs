@@ -23,8 +23,8 @@ const NC: usize = 8;
 /// Largest depth block (KC in BLIS terms): a tile reads 16 KiB of a panel. Other products use the KC of
 /// [`crate::ops::kernels::tile`].
 const MAX_BLOCK_DEPTH: usize = 256;
-/// Tiles of output channels that are computed for one column after another (MC in BLIS terms): their weights stay in
-/// the L2 cache.
+/// Tiles of output channels that are computed for all columns before the next tiles (MC in BLIS terms): their weights
+/// stay in the L2 cache.
 const MC: usize = 16;
 /// Minimum number of multiplications of a task, unless there is only one task.
 const TASK: usize = 1 << 18;
@@ -138,8 +138,8 @@ pub fn run_pass(call: &Call, pass: &Pass, packed: &PackedWeight) {
     }
 }
 
-/// Computes a task, in blocks of the depth. Between blocks, sums are kept as `[tiles, columns]`. After the last block
-/// they go through the epilogue to the output.
+/// Computes a task, in blocks of the depth. Between blocks, the sums of all tiles are kept, in the order `[tiles,
+/// columns]`. After the last block, they go through the epilogue to the output.
 fn run_task(call: &Call, pass: &Pass, packed: &PackedWeight, task: &Task, scratch: &mut Scratch) {
     let columns = task.positions.len().div_ceil(NR);
     let depth = packed.depth;
@@ -147,7 +147,7 @@ fn run_task(call: &Call, pass: &Pass, packed: &PackedWeight, task: &Task, scratc
     let block_depth = depth.div_ceil(depth_blocks).max(1);
     let input_runs = runs_of_columns(pass.grid, task.positions.clone());
     let output_runs = output_locations(call, pass, task);
-    // With one block, the sums of a tile are complete at once and their memory is reused.
+    // With one block, the sums of a tile are complete at once, and the next tile reuses their memory.
     let tile_sums = if depth_blocks > 1 { task.tiles.len() * columns } else { 1 };
     let Scratch { panel, sums } = scratch;
     panel.resize((block_depth * columns).max(panel.len()), Line::default());
