@@ -86,8 +86,8 @@ impl Scope<'_> {
         })
     }
 
-    /// The result of [`Scope::linear`] as f32, for passes that are not differentiated. On flex, the bits of a row do not
-    /// depend on the other rows, so that decoding a sequence alone and in a batch agree ([`ops::linear_rows`]).
+    /// The result of [`Scope::linear`] as f32, for passes that are not differentiated. On flex, the bits of a row do
+    /// not depend on the other rows, so that decoding a sequence alone and in a batch agree ([`ops::linear_rows`]).
     pub fn linear_rows(&self, x: Tensor<2>, name: &str) -> Result<Tensor<2>> {
         let key = format!("{name}.weight");
         let bias = self.optional::<1>(&format!("{name}.bias"))?;

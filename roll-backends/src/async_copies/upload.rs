@@ -18,8 +18,8 @@ const BUFFERS: usize = 3;
 /// Bytes that a host thread copies at a time.
 const CHUNK: usize = 1 << 18;
 
-/// Copies values to a new tensor on GPU `number`, complete for kernels queued from now on. `None` if the values take less
-/// than [`SMALL`] bytes or copy streams cannot be used; the caller must then copy them by itself.
+/// Copies values to a new tensor on GPU `number`, complete for kernels queued from now on. `None` if the values take
+/// less than [`SMALL`] bytes or copy streams cannot be used; the caller must then copy them by itself.
 pub(crate) fn upload<E: Pod>(values: &[E], kind: Kind, number: usize) -> Option<Tensor> {
     if size_of_val(values) < SMALL {
         return None;

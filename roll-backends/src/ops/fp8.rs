@@ -10,8 +10,9 @@ use super::scaled::ScaledKernel;
 use crate::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats, tensor::IntTensor};
 use crate::{EightBits, ScaledMatrix};
 
-/// The layer of [`super::linear_scaled`] for a weight in e4m3, with the products with the weight in fp8, in both passes.
-/// `lora` is A, B and their factor. Panics if the shapes do not match or the weight is in another format.
+/// Returns the result of [`super::linear_scaled`] for a weight in e4m3. The products with the weight are computed in
+/// fp8, in both passes. `lora` is A, B and their factor. Panics if the shapes do not match or the weight is in another
+/// format.
 ///
 /// Each row of x is divided by its scale, `amax / 448`, and rounded to e4m3 (to nearest, ties to even). The products of
 /// the codes are summed in f32 and multiplied by the scale of the row and the scale of the weight's row. Tensor cores

@@ -270,7 +270,7 @@ impl Task<'_> {
             if dq.is_none() && dk.is_none() {
                 continue;
             }
-            // The cotangents of the probabilities, replaced below by the cotangents of the products of queries and keys.
+            // The cotangents of the probabilities, replaced below by those of the products of queries and keys.
             let ds = &mut scratch.d_scores[..rows * keys];
             ViewMut::new(ds, rows, keys).product(d_out, v.t(), 1.0, Update::Overwrite, Threads::One);
             for (i, ds) in ds.chunks_exact_mut(keys).enumerate() {
@@ -290,8 +290,8 @@ impl Task<'_> {
     }
 }
 
-/// Zeroes the masked scores of a row and returns its unmasked scores. `row` begins at key `first_key`; the query attends
-/// to the keys `visible`.
+/// Zeroes the masked scores of a row and returns its unmasked scores. `row` begins at key `first_key`; the query
+/// attends to the keys `visible`.
 fn mask(row: &mut [f32], visible: Range<usize>, first_key: usize) -> &mut [f32] {
     let columns = visible.start.saturating_sub(first_key)..visible.end.saturating_sub(first_key);
     row[..columns.start].fill(0.0);

@@ -18,8 +18,8 @@ pub(super) enum ParameterAccess<'a> {
 impl<'a> ParameterAccess<'a> {
     /// Opens the parameters. Reads all of them if the model has no parts.
     pub(super) fn open(model: &'a mut dyn Model) -> Result<Self> {
-        // `parts` is called twice. The borrow checker would extend the borrow of a single call to both branches, because
-        // one of them returns the borrowed value.
+        // `parts` is called twice. The borrow checker would extend the borrow of a single call to both branches,
+        // because one of them returns the borrowed value.
         if model.parts().is_none() {
             let mut values = vec![0.0; model.parameter_count()];
             model.read_parameters(&mut values)?;

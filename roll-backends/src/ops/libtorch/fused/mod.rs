@@ -8,9 +8,9 @@
 //! `driver` launches them, `launch` chooses grids and blocks. Launches go to the default stream, which `tch` always
 //! uses: operands have been queued before, and torch may reuse an operand's memory as soon as the call returns.
 //!
-//! Every function returns `None` if it does not support a call, and the caller then uses ATen. Not supported are tensors
-//! on the CPU, GPUs without NVRTC or driver (which is logged once), and other dtypes, widths or layouts of operands.
-//! `ROLL_FUSED=0` disables the kernels, for comparisons.
+//! Every function returns `None` if it does not support a call, and the caller then uses ATen. Not supported are
+//! tensors on the CPU, GPUs without NVRTC or driver (which is logged once), and other dtypes, widths or layouts of
+//! operands. `ROLL_FUSED=0` disables the kernels, for comparisons.
 
 mod driver;
 mod launch;
