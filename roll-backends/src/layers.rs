@@ -111,8 +111,9 @@ impl Scope<'_> {
         let Some((down, up)) = lora else { return Ok(base) };
         let dtype = x.dtype();
         let [down, up] = [down, up].map(|matrix| in_dtype(matrix, dtype));
-        let inner = in_dtype(ops::linear_rows(x, down, None), dtype);
-        Ok(base + ops::linear_rows(inner, up, None) * self.lora_scale)
+        let without_bias = |x: Tensor<2>, matrix: Tensor<2>| ops::linear_rows(x, matrix, None);
+        let inner = in_dtype(without_bias(x, down), dtype);
+        Ok(base + without_bias(inner, up) * self.lora_scale)
     }
 
     /// The weight `name`, if it is frozen and block-quantised.

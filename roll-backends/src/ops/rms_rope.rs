@@ -12,7 +12,8 @@ use crate::backend::{TensorMetadata, tensor::FloatTensor as Floats};
 
 /// RMS norm over the last axis of `[L, D]`: `x / sqrt(mean(x^2) + eps) * gain`; gain is `[D]`. All tensors are f32.
 pub fn rms_norm(x: Tensor<2>, gain: Tensor<1>, eps: f64) -> Tensor<2> {
-    rms_rope(x, gain, None, 1, eps)
+    let (no_angles, one_head) = (None, 1);
+    rms_rope(x, gain, no_angles, one_head, eps)
 }
 
 /// Applies [`rms_norm`] to whole rows of x `[L, heads * d]` with `gain` `[heads * d]` and then, if `angles`

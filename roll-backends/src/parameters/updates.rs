@@ -163,13 +163,13 @@ impl<F: FnMut() + Send> DeviceUpdates for ParameterUpdates<F> {
     }
 
     fn read_moments(&self) -> Result<[Vec<f32>; 2]> {
-        let mut all = [Vec::new(), Vec::new()];
+        let mut flat_moments = [Vec::new(), Vec::new()];
         for updated in &self.tensors {
-            for (all, moment) in all.iter_mut().zip(updated.moments.read()?) {
-                all.extend(moment);
+            for (flat, moment) in flat_moments.iter_mut().zip(updated.moments.read()?) {
+                flat.extend(moment);
             }
         }
-        Ok(all)
+        Ok(flat_moments)
     }
 
     fn write_moments(&mut self, [first, second]: [&[f32]; 2]) -> Result<()> {

@@ -56,7 +56,8 @@ impl ConvKernel for Flex {
         let shape = ConvShape { inputs, outputs, size, kernel, padding };
         let (cotangent, weight) = (Values::of(cotangent), Values::of(weight));
         let d_x = if winograd {
-            convolve(shape.transposed(output), cotangent.slice(), weight.slice(), ConvKind::Transposed, None)
+            let no_bias = None;
+            convolve(shape.transposed(output), cotangent.slice(), weight.slice(), ConvKind::Transposed, no_bias)
         } else {
             // The gradient of x is computed without x.
             let (x, wanted) = (&[], [true, false, false]);

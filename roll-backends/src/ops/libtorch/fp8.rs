@@ -126,7 +126,10 @@ fn product(a: &Tensor, b: &Tensor, [rows, columns]: [&Tensor; 2], bias: Option<&
             Kind::BFloat16 => (bias.map(|bias| bias.to_kind(kind)), None),
             _ => (None, bias),
         };
-        let y = a.internal_scaled_mm(b, rows, columns, fused_bias, None, Kind::BFloat16, false).to_kind(kind);
+        let (no_result_scale, fast_accumulation) = (None, false);
+        let y = a
+            .internal_scaled_mm(b, rows, columns, fused_bias, no_result_scale, Kind::BFloat16, fast_accumulation)
+            .to_kind(kind);
         return match later_bias {
             Some(bias) => y + bias.to_kind(kind),
             None => y,

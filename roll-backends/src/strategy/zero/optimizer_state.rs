@@ -225,7 +225,8 @@ impl HostSums {
     fn accumulate(&self, model: &mut dyn Model) -> Result<()> {
         let Some(reducer) = &self.reducer else { return self.gradients.take(model) };
         if let Some(parts) = model.parts() {
-            parts.deliver_gradients(None);
+            let no_sink = None;
+            parts.deliver_gradients(no_sink);
         }
         reducer.finish(model)
     }
