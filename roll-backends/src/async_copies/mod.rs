@@ -12,7 +12,7 @@
 //! `in k` is the input of block k, and `pull k` its backward pass.
 //!
 //! Two streams are ordered by events only, by the following rules. Each is implemented below, and a test fails without
-//! it (`tests.rs`):
+//! it (`tests`):
 //!
 //! 1. A copy to the host begins after all kernel work that was queued before it: the tensor is complete then.
 //! 2. The tensor is held until the kernels have been made to wait for the copy. libtorch reuses the memory of a dropped

@@ -20,12 +20,12 @@ pub type Pending<T> = Receiver<Result<T>>;
 /// from it, and nothing is prefetched after the last one.
 #[derive(Debug)]
 pub struct Prefetcher<T> {
-    state: Mutex<State<T>>,
+    state: Mutex<PrefetchState<T>>,
     order: Option<Vec<String>>,
 }
 
 #[derive(Debug)]
-struct State<T> {
+struct PrefetchState<T> {
     /// The segment that last followed each pair of segments.
     followers: HashMap<[String; 2], String>,
     /// The last two segments that were requested, the latest last.
@@ -36,7 +36,7 @@ struct State<T> {
 
 impl<T> Default for Prefetcher<T> {
     fn default() -> Self {
-        let state = State { followers: HashMap::new(), last: Default::default(), pending: None };
+        let state = PrefetchState { followers: HashMap::new(), last: Default::default(), pending: None };
         Self { state: Mutex::new(state), order: None }
     }
 }
@@ -61,7 +61,7 @@ impl<T> Prefetcher<T> {
             }
             None => receive(name, fetch(name)?)?,
         };
-        let State { followers, last, pending } = &mut *state;
+        let PrefetchState { followers, last, pending } = &mut *state;
         followers.insert(last.clone(), name.into());
         last.rotate_left(1);
         last[1] = name.into();

@@ -2,7 +2,7 @@
 
 use super::{Values, cast, tensor};
 use crate::backend::{Flex, TensorMetadata, flex::FlexTensor};
-use crate::ops::kernels::attention::{AttentionShape, RowSoftmax, Saved, backward, forward};
+use crate::ops::kernels::attention::{AttentionShape, RowSoftmax, SavedAttention, backward, forward};
 use crate::ops::{AttentionCall, AttentionKernel, Cotangents};
 
 fn shape_of(q: &FlexTensor, k: &FlexTensor, call: AttentionCall) -> AttentionShape {
@@ -32,7 +32,7 @@ impl AttentionKernel for Flex {
         let (shape, dtype) = (shape_of(&q, &k, call), q.dtype());
         let (q, k, v) = (Values::of(q), Values::of(k), Values::of(v));
         let (out, statistics, d_out) = (Values::of(out), Values::of(statistics), Values::of(d_out));
-        let saved = Saved {
+        let saved = SavedAttention {
             q: q.slice(),
             k: k.slice(),
             v: v.slice(),

@@ -127,7 +127,7 @@ pub fn forward(shape: AttentionShape, q: &[f32], k: &[f32], v: &[f32], out: &mut
 
 /// Operands and results of [`forward`], and the cotangent of its output.
 #[derive(Clone, Copy)]
-pub struct Saved<'a> {
+pub struct SavedAttention<'a> {
     pub q: &'a [f32],
     pub k: &'a [f32],
     pub v: &'a [f32],
@@ -140,7 +140,7 @@ pub struct Saved<'a> {
 /// Returns the gradients of q, k and v; `None` if not wanted.
 pub fn backward(
     shape: AttentionShape,
-    saved: Saved,
+    saved: SavedAttention,
     [q_wanted, k_wanted, v_wanted]: [bool; 3],
 ) -> [Option<Vec<f32>>; 3] {
     let (queries, keys, channels) = (shape.queries, shape.keys, shape.channels());
@@ -170,6 +170,7 @@ pub fn backward(
             .map(|(share, head, dk, dv)| Task {
                 head,
                 first: share * rows_per_share,
+                // The tasks of a head come in the order of the shares, as its parts of dq do.
                 dq: dq_parts[head].next(),
                 dk,
                 dv,
@@ -234,7 +235,7 @@ struct Task<'a> {
 
 impl Task<'_> {
     /// Computes the gradients through the query rows up to `end`, `block` rows at a time.
-    fn run(self, shape: AttentionShape, saved: &Saved, block: usize, end: usize, scratch: &mut Scratch) {
+    fn run(self, shape: AttentionShape, saved: &SavedAttention, block: usize, end: usize, scratch: &mut Scratch) {
         let Task { head, first, dq, mut dk, mut dv } = self;
         let mut dq_blocks = dq.map_or_else(Vec::new, |dq| dq.split_rows(block)).into_iter();
         for start in (first..end).step_by(block) {

@@ -98,9 +98,11 @@ pub fn backward(
         })
         .collect();
     let d_gain = gain_wanted.then(|| {
-        let mut sum = vec![0.0f64; channels];
-        d_gain_parts.iter().for_each(|part| sum.iter_mut().zip(part).for_each(|(s, &p)| *s += f64::from(p)));
-        sum.into_iter().map(|s| s as f32).collect()
+        let mut sums = vec![0.0f64; channels];
+        for part in &d_gain_parts {
+            sums.iter_mut().zip(part).for_each(|(sum, &value)| *sum += f64::from(value));
+        }
+        sums.into_iter().map(|sum| sum as f32).collect()
     });
     [x_wanted.then_some(d_x), d_gain]
 }
