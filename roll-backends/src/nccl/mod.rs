@@ -295,6 +295,7 @@ impl NcclRanks {
     /// some time after it was begun: when the communicator is ready.
     fn wait(&self, what: &'static str, stream: Handle, comm: Option<&Comm>) -> Result<()> {
         let (since, timeout) = (Instant::now(), *lock(&self.timeout));
+        // Copies are on the stream at once, a collective when the communicator is ready.
         let (mut checked, mut launched) = (since, comm.is_none());
         loop {
             if let Some(comm) = comm {
@@ -380,7 +381,7 @@ fn check_identities(all: Vec<std::result::Result<Identity, String>>) -> std::res
     Ok(())
 }
 
-/// The job's `ncclUniqueId`, made by rank 0 and sent to every rank.
+/// The job's `ncclUniqueId`, which rank 0 creates and sends to every rank.
 fn share_unique_id(host: &dyn Communicator, nccl: &Nccl) -> Result<UniqueId> {
     let mut id = UniqueId([0; UniqueId::BYTES]);
     let mut created = Ok(());

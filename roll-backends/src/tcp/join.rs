@@ -44,7 +44,7 @@ pub(super) fn as_root(place: &Place, patience: Duration) -> Result<TcpRanks, Tcp
         newcomers.accept(&listener);
         for newcomer in newcomers.introduced() {
             match &mut joined[newcomer.rank] {
-                seat @ None => *seat = Some(newcomer),
+                free @ None => *free = Some(newcomer),
                 Some(other) => {
                     newcomers.refuse(&newcomer, &format!("another process is rank {} already", other.rank));
                 }

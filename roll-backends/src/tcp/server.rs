@@ -39,11 +39,13 @@ pub(super) fn serve(stream: &TcpStream, ranks: ThreadRanks, welcome: &[u8]) {
         if let Err(error) = threads::spawn_scoped(scope, "a rank", answer_requests) {
             return ranks.fail(&error.to_string());
         }
-        let configured = stream.set_read_timeout(Some(SILENCE)).and_then(|()| stream.set_write_timeout(Some(SILENCE)));
-        let ended = configured
-            .and_then(|()| write(writer, Kind::Done, welcome))
-            .and_then(|()| read_until_it_leaves(stream, ranks, writer, &sender));
-        if ended.is_err() {
+        let welcome_and_read = || {
+            stream.set_read_timeout(Some(SILENCE))?;
+            stream.set_write_timeout(Some(SILENCE))?;
+            write(writer, Kind::Done, welcome)?;
+            read_until_it_leaves(stream, ranks, writer, &sender)
+        };
+        if welcome_and_read().is_err() {
             ranks.fail(GONE); // has no effect if the process reported a reason before
         }
         drop(sender); // ends the other thread

@@ -52,6 +52,7 @@ impl<T> Prefetcher<T> {
     pub fn segment(&self, name: &str, prefetch_next: bool, fetch: impl Fn(&str) -> Result<Pending<T>>) -> Result<T> {
         let mut state = lock(&self.state);
         let segment = match state.pending.take() {
+            // The prediction was right.
             Some((guess, pending)) if guess == name => receive(name, pending)?,
             Some((_, wrong)) => {
                 // The wrong segment is awaited and dropped before the right one is fetched. Its error, if any, is
@@ -59,6 +60,7 @@ impl<T> Prefetcher<T> {
                 drop(wrong.recv());
                 receive(name, fetch(name)?)?
             }
+            // Nothing is in flight.
             None => receive(name, fetch(name)?)?,
         };
         let PrefetchState { followers, last, pending } = &mut *state;

@@ -106,14 +106,7 @@ pub fn correlate(call: &Call, before: [isize; 2], kernels: &Kernels) {
 }
 
 /// Computes a task.
-fn run_task(
-    call: &Call,
-    before: [isize; 2],
-    kernels: &Kernels,
-    grid: TileGrid,
-    task: &Task,
-    scratch: &mut Scratch,
-) {
+fn run_task(call: &Call, before: [isize; 2], kernels: &Kernels, grid: TileGrid, task: &Task, scratch: &mut Scratch) {
     let (inputs, panels, blocks) = (call.inputs, task.panels.len(), task.blocks.len());
     // Distances in lines between two elements of the transform, in the patches of a panel and in the sums. They are
     // odd, because with an even distance the same lanes of all elements would share cache sets.
