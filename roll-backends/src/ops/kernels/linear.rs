@@ -143,7 +143,9 @@ pub fn backward(
         _ => None,
     };
     let d_b = match lora {
-        Some((lora, inner)) if b_wanted => Some(product(outputs, rank, d.t(), View::new(inner, rows, rank), lora.scale)),
+        Some((lora, inner)) if b_wanted => {
+            Some(product(outputs, rank, d.t(), View::new(inner, rows, rank), lora.scale))
+        }
         _ => None,
     };
     [d_x, d_weight, d_bias, d_a, d_b]
