@@ -63,7 +63,7 @@ impl Comm {
         let (done, aborted) = mpsc::channel();
         let abort = move || {
             let comm = self;
-            // SAFETY: the device exists; nobody uses the handle after this.
+            // SAFETY: the device exists; the handle is not used after this.
             unsafe {
                 (comm.cuda.set_device)(comm.device);
                 (comm.nccl.comm_abort)(comm.handle);
@@ -78,7 +78,7 @@ impl Comm {
 
     /// Releases a communicator that has nothing under way. The device must be this thread's current device.
     pub(super) fn destroy(self) {
-        // SAFETY: nobody uses the handle after this.
+        // SAFETY: the handle is not used after this.
         unsafe { (self.nccl.comm_destroy)(self.handle) };
     }
 }

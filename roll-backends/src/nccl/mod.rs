@@ -184,7 +184,7 @@ impl NcclRanks {
                 comm.abort();
                 return Err(error);
             }
-            // This rank's own error says more than its text, unless the job is lost.
+            // This rank's own error is more specific than the message that it exchanged, unless the job is lost.
             (Err(own), Err(error)) => {
                 return Err(if RanksError::within(&error).is_some() { error } else { own });
             }

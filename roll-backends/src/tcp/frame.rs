@@ -1,7 +1,7 @@
 //! The messages between rank 0 and another process: a kind, a number, and bytes.
 //!
-//! On the wire, a message is one byte for the kind, the number (u64), the length of the bytes (u64) and the bytes, all
-//! little-endian.
+//! A message on the wire is one byte for the kind, the number (u64), the length of the bytes (u64) and the bytes, all
+//! little-endian. The number is the root of a broadcast, the milliseconds of a timeout, and else 0.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -66,6 +66,7 @@ impl Kind {
 /// A message.
 pub(super) struct Frame {
     pub kind: Kind,
+    /// The root of a broadcast, the milliseconds of a timeout, and else 0.
     pub number: u64,
     pub bytes: Vec<u8>,
 }

@@ -7,7 +7,9 @@ use super::partition::Bucket;
 /// Access to parameters, in parts if the model supports it, else through a copy of all of them.
 pub(super) enum ParameterAccess<'a> {
     Parts(&'a mut dyn ParameterParts),
-    /// `values` has the flat layout; `changed` says whether it differs from the model.
+    /// A copy of all parameters.
+    ///
+    /// `values` has the flat layout. `changed` is true if it may differ from the model.
     Copy {
         model: &'a mut dyn Model,
         values: Vec<f32>,

@@ -41,8 +41,8 @@ struct ReducerState {
     filling: BTreeMap<usize, PartialBucket>,
     /// The reductions of the buckets `0..unstarted` have not been started.
     unstarted: usize,
-    /// By bucket, gradients that arrived after the bucket's reduction was started. They belong to parameters that a
-    /// pass uses more than once.
+    /// Gradients that arrived after the reduction of their bucket was started, by bucket. They belong to parameters
+    /// that a pass uses more than once.
     late: BTreeMap<usize, Vec<f32>>,
     failed: Option<Error>,
 }
