@@ -91,7 +91,8 @@ pub trait NormKernel: Backend {
         eps: f64,
     ) -> (Floats<Self>, Floats<Self>) {
         let (x, gain) = (Expression::<Self>(x), Expression(gain));
-        let mean = shift.is_some().then(|| x.clone().mean(1));
+        let is_layer_norm = shift.is_some();
+        let mean = is_layer_norm.then(|| x.clone().mean(1));
         let x = match mean.clone() {
             Some(mean) => x - mean,
             None => x,

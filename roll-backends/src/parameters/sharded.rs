@@ -234,7 +234,8 @@ impl Service for Shards {
         };
         let mut gathered = vec![0.0; own_message.len() * self.layout.world];
         ranks.all_gather(&own_message, &mut gathered)?;
-        Ok(if contribution.is_some() { gathered } else { Vec::new() })
+        let is_requested_here = contribution.is_some();
+        Ok(if is_requested_here { gathered } else { Vec::new() })
     }
 }
 

@@ -180,7 +180,8 @@ impl Service for Shards {
         let own_words = &self.words[words_of(entries)];
         let mut gathered = vec![0.0; own_words.len() * self.world];
         ranks.all_gather(own_words, &mut gathered)?;
-        Ok(if contribution.is_some() { gathered } else { Vec::new() })
+        let is_requested_here = contribution.is_some();
+        Ok(if is_requested_here { gathered } else { Vec::new() })
     }
 }
 

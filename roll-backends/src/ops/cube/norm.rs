@@ -15,12 +15,12 @@ const UNITS: u32 = 128;
 
 impl NormKernel for Cube {
     fn norm_forward(x: CubeTensor, gain: CubeTensor, shift: Option<CubeTensor>, eps: f64) -> (CubeTensor, CubeTensor) {
-        let layer = shift.is_some();
+        let is_layer_norm = shift.is_some();
         let (x, gain) = (values(x), values(gain));
         // A kernel launch needs all operands; an RMS norm does not read this one.
         let shift = shift.map_or_else(|| empty(&x, [1]), values);
         let [rows, width] = x.shape().dims::<2>();
-        let (y, moments) = (empty_like(&x), empty(&x, [rows, if layer { 2 } else { 1 }]));
+        let (y, moments) = (empty_like(&x), empty(&x, [rows, if is_layer_norm { 2 } else { 1 }]));
         if rows * width > 0 {
             let (cubes, dim) = cube_per_row(&x, rows, UNITS);
             let (client, address) = (x.client.clone(), x.required_address_type());
@@ -40,7 +40,7 @@ impl NormKernel for Cube {
                 gains,
                 shifts,
                 eps as f32,
-                layer,
+                is_layer_norm,
                 UNITS,
             );
         }
@@ -61,6 +61,7 @@ fn backward_x(saved: &SavedNorm<CubeTensor>, d_y: CubeTensor) -> CubeTensor {
     let (x, gain, d_y) = (values(saved.x.clone()), values(saved.gain.clone()), values(d_y));
     let moments = saved.moments.clone();
     let d_x = empty_like(&x);
+    let is_layer_norm = saved.layer.is_some();
     let [rows, width] = x.shape().dims::<2>();
     if rows * width > 0 {
         let (cubes, dim) = cube_per_row(&x, rows, UNITS);
@@ -79,7 +80,7 @@ fn backward_x(saved: &SavedNorm<CubeTensor>, d_y: CubeTensor) -> CubeTensor {
             rows,
             width,
             gains,
-            saved.layer.is_some(),
+            is_layer_norm,
             UNITS,
         );
     }

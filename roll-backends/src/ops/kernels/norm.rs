@@ -30,13 +30,14 @@ pub fn forward(
     if x.is_empty() {
         return (y, moments);
     }
+    let is_layer_norm = shift.is_some();
     let step = rows_per_task(width);
     let tasks = y.par_chunks_mut(step * width).zip(moments.par_chunks_mut(step)).enumerate();
     tasks.with_min_len(min_items_per_task(step * width * ELEMENT_COST)).for_each(|(task, (y, moments))| {
         for (i, (y, moments)) in y.chunks_exact_mut(width).zip(moments).enumerate() {
             let row = task * step + i;
             let x = &x[row * width..][..width];
-            *moments = moments_of(x, shift.is_some(), eps);
+            *moments = moments_of(x, is_layer_norm, eps);
             match shift {
                 Some(shift) => normalise_and_shift(x, *moments, gain.row(row), shift.row(row), y),
                 None => normalise(x, *moments, gain.row(row), y),

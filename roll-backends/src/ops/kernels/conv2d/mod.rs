@@ -164,7 +164,7 @@ fn fill(shape: Conv2dShape, x: &[f32], weights: &Weights, finish: Finish, y: &Sh
     let call = Call::new(shape, x, y, finish);
     match weights {
         Weights::Tiles(packed) => tiles::run_pass(&call, &pass, packed),
-        Weights::Winograd(kernels) => winograd::correlate(&call, shape.before.map(|before| before as isize), kernels),
+        Weights::Winograd(kernels) => winograd::run_convolution(&call, shape.before.map(|before| before as isize), kernels),
         Weights::Depthwise(weight) if depthwise::fits(std::slice::from_ref(&pass), shape.size) => {
             let no_epilogue = None;
             depthwise::run_passes(&call, weight, no_epilogue, vec![pass], shape.taps());
@@ -196,7 +196,7 @@ pub fn pull_convolution(shape: Conv2dShape, weights: &BackwardWeights, d_sums: &
         }),
         // The transposed convolution of a 3 x 3 kernel has 2 - n zeros before an axis, if the convolution has n.
         BackwardWeights::Winograd(kernels) => gradient(shape, d_sums, |call| {
-            winograd::correlate(call, shape.before.map(|before| 2 - before as isize), kernels);
+            winograd::run_convolution(call, shape.before.map(|before| 2 - before as isize), kernels);
         }),
     }
 }

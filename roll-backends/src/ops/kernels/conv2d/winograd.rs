@@ -93,7 +93,7 @@ thread_local! {
 
 /// Computes the convolution. `before` is the number of zeros above and to the left of the input; a negative number
 /// skips rows or columns instead.
-pub fn correlate(call: &Call, before: [isize; 2], kernels: &Kernels) {
+pub fn run_convolution(call: &Call, before: [isize; 2], kernels: &Kernels) {
     let grid = TileGrid::new(call.items, call.written);
     let tasks = split_into_tasks(call, grid);
     let run = |task| SCRATCH.with_borrow_mut(|scratch| run_task(call, before, kernels, grid, task, scratch));
