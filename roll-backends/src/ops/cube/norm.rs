@@ -101,7 +101,7 @@ fn forward(
     gains: usize,
     shifts: usize,
     eps: f32,
-    #[comptime] layer: bool,
+    #[comptime] is_layer_norm: bool,
     #[comptime] units: u32,
 ) {
     if CUBE_POS >= rows {
@@ -115,7 +115,7 @@ fn forward(
     let gain_start = start % gains;
 
     let mut mean = 0.0f32;
-    if comptime!(layer) {
+    if comptime!(is_layer_norm) {
         let mut sum = 0.0f32;
         let mut i = UNIT_POS as usize;
         while i < width {
@@ -136,7 +136,7 @@ fn forward(
     let mut i = UNIT_POS as usize;
     while i < width {
         let mut value = (x[start + i] - mean) * inverse * gain[gain_start + i];
-        if comptime!(layer) {
+        if comptime!(is_layer_norm) {
             let shift_start = start % shifts;
             value += shift[shift_start + i];
         }
@@ -144,7 +144,7 @@ fn forward(
         i += step;
     }
     if UNIT_POS == 0 {
-        if comptime!(layer) {
+        if comptime!(is_layer_norm) {
             moments[2 * CUBE_POS] = mean;
             moments[2 * CUBE_POS + 1] = inverse;
         } else {
@@ -165,7 +165,7 @@ fn backward(
     rows: usize,
     width: usize,
     gains: usize,
-    #[comptime] layer: bool,
+    #[comptime] is_layer_norm: bool,
     #[comptime] units: u32,
 ) {
     if CUBE_POS >= rows {
@@ -177,10 +177,10 @@ fn backward(
     let count = f32::cast_from(width);
     let gain_start = start % gains;
     let mut mean = 0.0f32;
-    if comptime!(layer) {
+    if comptime!(is_layer_norm) {
         mean = moments[2 * CUBE_POS];
     }
-    let inverse = if comptime!(layer) { moments[2 * CUBE_POS + 1] } else { moments[CUBE_POS] };
+    let inverse = if comptime!(is_layer_norm) { moments[2 * CUBE_POS + 1] } else { moments[CUBE_POS] };
 
     let mut sum_nd = 0.0f32;
     let mut sum_d = 0.0f32;
@@ -193,7 +193,7 @@ fn backward(
     }
     let mean_nd = sum_over_units(&mut partial, sum_nd) / count;
     let mut mean_d = 0.0f32;
-    if comptime!(layer) {
+    if comptime!(is_layer_norm) {
         mean_d = sum_over_units(&mut partial, sum_d) / count;
     }
 

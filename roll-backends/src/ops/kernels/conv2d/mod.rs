@@ -164,7 +164,9 @@ fn fill(shape: Conv2dShape, x: &[f32], weights: &Weights, finish: Finish, y: &Sh
     let call = Call::new(shape, x, y, finish);
     match weights {
         Weights::Tiles(packed) => tiles::run_pass(&call, &pass, packed),
-        Weights::Winograd(kernels) => winograd::run_convolution(&call, shape.before.map(|before| before as isize), kernels),
+        Weights::Winograd(kernels) => {
+            winograd::run_convolution(&call, shape.before.map(|before| before as isize), kernels);
+        }
         Weights::Depthwise(weight) if depthwise::fits(std::slice::from_ref(&pass), shape.size) => {
             let no_epilogue = None;
             depthwise::run_passes(&call, weight, no_epilogue, vec![pass], shape.taps());
