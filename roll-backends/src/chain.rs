@@ -18,7 +18,7 @@ pub trait Segment: Send + Sync {
     fn forward(&self, state: &NdTensor, shared: &[NdTensor], tape: &Tape) -> Result<NdTensor>;
 }
 
-/// What a recorded chain keeps between its forward and its backward pass.
+/// The values that a recorded chain keeps between its forward and its backward pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Memory {
     /// Every activation, as plain autodiff does: nothing is recomputed.
@@ -83,7 +83,8 @@ impl Chain {
         let mut steps = Vec::new();
         for segment in &self.segments {
             if grad.is_on() && memory == Memory::Hold {
-                let (next, recorded) = record(segment.as_ref(), &state, &shared, track_shared, parameters.is_some())?;
+                let trains = parameters.is_some();
+                let (next, recorded) = run_recorded(segment.as_ref(), &state, &shared, track_shared, trains)?;
                 steps.push((segment.clone(), Checkpointed::Graph(recorded)));
                 state = next;
                 continue;
@@ -95,7 +96,8 @@ impl Chain {
                 }
                 let checkpoint = match memory {
                     Memory::Offload => Checkpointed::HostInput(Offloaded::new(state.cast(self.input_dtype))?),
-                    _ => Checkpointed::Input(state.cast(self.input_dtype)),
+                    // `Hold` was handled above.
+                    Memory::Recompute | Memory::Hold => Checkpointed::Input(state.cast(self.input_dtype)),
                 };
                 steps.push((segment.clone(), checkpoint));
             }
@@ -145,13 +147,13 @@ impl ChainRecord {
     /// Runs a segment again from its input, this time recorded.
     fn recompute(&self, segment: &dyn Segment, input: &NdTensor) -> Result<vjp::Recorded> {
         let trains = self.parameters.is_some();
-        Ok(record(segment, input, &self.shared, self.track_shared, trains)?.1)
+        Ok(run_recorded(segment, input, &self.shared, self.track_shared, trains)?.1)
     }
 }
 
 /// Runs a segment under autodiff. Its recorded inputs are `state`, and `shared` if that is tracked; with `trains`, its
 /// trainable parameters are recorded too.
-fn record(
+fn run_recorded(
     segment: &dyn Segment,
     state: &NdTensor,
     shared: &[NdTensor],

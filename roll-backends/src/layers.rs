@@ -86,33 +86,34 @@ impl Scope<'_> {
         })
     }
 
-    /// Returns what [`Scope::linear`] returns, as f32, for passes that are not differentiated. On flex, the bits of a
-    /// row do not depend on the other rows, so that decoding a sequence alone and in a batch agree
-    /// ([`ops::linear_rows`]).
+    /// The result of [`Scope::linear`] as f32, for passes that are not differentiated. On flex, the bits of a row do
+    /// not depend on the other rows, so that decoding a sequence alone and in a batch agree ([`ops::linear_rows`]).
     pub fn linear_rows(&self, x: Tensor<2>, name: &str) -> Result<Tensor<2>> {
         let key = format!("{name}.weight");
         let bias = self.optional::<1>(&format!("{name}.bias"))?;
         let lora = self.lora(name);
         let blocks = self.blocks(&key);
-        // The operator of block-quantised weights takes every dtype.
+        // The operator of block-quantised weights takes x in every dtype.
         let x = if blocks.is_some() { x } else { self.operand(x) };
-        let base = match blocks {
-            Some(blocks) => ops::linear_blocks(x.clone(), blocks, bias),
-            None => {
-                let weight = match (self.products, self.parameter::<2>(&key)) {
-                    // Frozen, for products in f32: in its stored dtype, because the operator converts it piece by
-                    // piece.
-                    (DType::F32, None) => weights::get(self.weights, &key)?.stored()?,
-                    _ => self.matrix(&key)?,
-                };
-                ops::linear_rows(x.clone(), weight, bias)
-            }
+        let base = if let Some(blocks) = blocks {
+            ops::linear_blocks(x.clone(), blocks, bias)
+        } else {
+            let is_frozen = self.parameter::<2>(&key).is_none();
+            // Both cases dequantise an eight-bit weight as a whole. A frozen weight for products in f32 keeps its
+            // stored dtype, because the operator converts it piece by piece.
+            let weight = if is_frozen && self.products == DType::F32 {
+                weights::get(self.weights, &key)?.stored()?
+            } else {
+                self.matrix(&key)?
+            };
+            ops::linear_rows(x.clone(), weight, bias)
         };
         let Some((down, up)) = lora else { return Ok(base) };
         let dtype = x.dtype();
         let [down, up] = [down, up].map(|matrix| in_dtype(matrix, dtype));
-        let inner = in_dtype(ops::linear_rows(x, down, None), dtype);
-        Ok(base + ops::linear_rows(inner, up, None) * self.lora_scale)
+        let without_bias = |x: Tensor<2>, matrix: Tensor<2>| ops::linear_rows(x, matrix, None);
+        let inner = in_dtype(without_bias(x, down), dtype);
+        Ok(base + without_bias(inner, up) * self.lora_scale)
     }
 
     /// The weight `name`, if it is frozen and block-quantised.

@@ -48,7 +48,7 @@ macro_rules! functions {
 
 pub(crate) use functions;
 
-/// Loads a library; the error is a sentence with the reason.
+/// Loads a library. Fails with a sentence that contains the reason.
 pub(crate) fn open(path: &Path) -> Result<Library, String> {
     // SAFETY: the initialisers of NVIDIA's libraries have no effect outside of the libraries.
     unsafe { Library::new(path) }.map_err(|e| {

@@ -25,6 +25,9 @@ const NON_BLOCKING: c_uint = 1;
 const WITHOUT_TIMING: c_uint = 2;
 /// `cudaHostAllocDefault`.
 const DEFAULT: c_uint = 0;
+/// Bytes that the pool of pinned memory ([`super::pool::Pool`]) may hold beyond its peak use, so that buffers for
+/// copies of parameters do not evict the buffers of offloaded segment inputs.
+const SPARE: usize = 1 << 29;
 
 functions! {
     Functions {
@@ -239,7 +242,7 @@ impl Runtime for Cuda {
         })
     }
 
-    unsafe fn unpin(&self, at: usize, _: usize) {
+    unsafe fn unpin(&self, at: usize, _bytes: usize) {
         // SAFETY: as the caller promises.
         let code = unsafe { (self.functions.free_host)(std::ptr::with_exposed_provenance_mut(at)) };
         if let Err(failed) = self.functions.check("cudaFreeHost", code) {
@@ -248,15 +251,11 @@ impl Runtime for Cuda {
     }
 }
 
-/// Bytes that may be pinned beyond the pool's peak use, so that buffers for copies of parameters do not evict the
-/// buffers of offloaded segment inputs.
-const SPARE: usize = 1 << 29;
-
 /// The copy streams of each GPU that was requested; `None` if they cannot be used.
 static KNOWN: Mutex<Vec<(usize, Option<Arc<CopyStreams<Cuda>>>)>> = Mutex::new(Vec::new());
 
 /// The copy streams of a GPU, in libtorch's numbering. `None` if they cannot be used, which was logged.
-pub(crate) fn copy_streams(device: usize) -> Option<Arc<CopyStreams<Cuda>>> {
+pub(crate) fn copy_streams_of(device: usize) -> Option<Arc<CopyStreams<Cuda>>> {
     let mut known = lock(&KNOWN);
     if let Some((_, copy_streams)) = known.iter().find(|(number, _)| *number == device) {
         return copy_streams.clone();

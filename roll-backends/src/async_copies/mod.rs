@@ -12,7 +12,7 @@
 //! `in k` is the input of block k, and `pull k` its backward pass.
 //!
 //! Two streams are ordered by events only, by the following rules. Each is implemented below, and a test fails without
-//! it (`tests.rs`):
+//! it (`tests`):
 //!
 //! 1. A copy to the host begins after all kernel work that was queued before it: the tensor is complete then.
 //! 2. The tensor is held until the kernels have been made to wait for the copy. libtorch reuses the memory of a dropped
@@ -47,7 +47,7 @@ use std::mem;
 use std::sync::{Arc, Mutex, PoisonError};
 
 #[cfg(feature = "libtorch")]
-pub(crate) use cuda::{Cuda, copy_streams, disable};
+pub(crate) use cuda::{Cuda, copy_streams_of, disable};
 use pool::{Buffer, Pool};
 pub(crate) use runtime::{Runtime, RuntimeError, Stream};
 #[cfg(feature = "libtorch")]
@@ -266,8 +266,8 @@ impl<R: Runtime, T> Destination<R, T> {
         Ok(Self { copy_streams: copy_streams.clone(), free, arriving: Vec::new() })
     }
 
-    /// Lets `fill` write to a pinned buffer of `bytes`, and starts the buffer's copy to `device_address`. `to` owns
-    /// that memory.
+    /// Lets `write` fill a pinned buffer of `bytes`, and starts the buffer's copy to `device_address`. `to` owns that
+    /// memory.
     ///
     /// # Safety
     /// The memory must have that size, be on this GPU, and be allocated before [`Destination::new`]. Work that is
@@ -275,7 +275,7 @@ impl<R: Runtime, T> Destination<R, T> {
     pub(crate) unsafe fn fill(
         &mut self,
         bytes: usize,
-        fill: impl FnOnce(&mut [u8]),
+        write: impl FnOnce(&mut [u8]),
         to: T,
         device_address: usize,
     ) -> Result<(), RuntimeError> {
@@ -286,7 +286,7 @@ impl<R: Runtime, T> Destination<R, T> {
             runtime.synchronize_event(&last)?;
         }
         // SAFETY: `buffer` is unshared memory of at least that size, and no copy uses it.
-        fill(unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(buffer.at), bytes) });
+        write(unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(buffer.at), bytes) });
         // If this fails, the copy may be in flight. The buffer is leaked, too.
         // SAFETY: as the caller promises.
         let copy = unsafe { self.copy_streams.queue_h2d(&buffer, bytes, to, device_address, &self.free) }?;

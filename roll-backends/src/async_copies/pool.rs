@@ -12,7 +12,7 @@ pub(super) struct Buffer<R: Runtime> {
     pub(super) last: Option<Arc<R::Event>>,
 }
 
-/// The idle buffers. Idle and used buffers together take at most `spare` bytes more than the peak use.
+/// The pool's idle buffers. Idle and used buffers together take at most `spare` bytes more than the peak use.
 pub(super) struct Pool<R: Runtime> {
     /// Idle buffers in the order in which they were returned, which is the order in which their last copies finish.
     idle: Vec<Buffer<R>>,

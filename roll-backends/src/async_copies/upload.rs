@@ -7,7 +7,7 @@ use bytemuck::Pod;
 use rayon::prelude::*;
 use tch::{Device, Kind, Tensor};
 
-use super::{Cuda, Destination, RuntimeError, copy_streams, disable};
+use super::{Cuda, Destination, RuntimeError, copy_streams_of, disable};
 
 /// Size of a staging buffer in bytes.
 const PIECE: usize = 1 << 26;
@@ -18,13 +18,13 @@ const BUFFERS: usize = 3;
 /// Bytes that a host thread copies at a time.
 const CHUNK: usize = 1 << 18;
 
-/// Copies values to a new tensor on GPU `number`, complete for kernels queued from now on. `None` if the values are few
-/// or copy streams cannot be used; the caller then copies in another way.
+/// Copies values to a new tensor on GPU `number`, complete for kernels queued from now on. `None` if the values take
+/// less than [`SMALL`] bytes or copy streams cannot be used; the caller must then copy them by itself.
 pub(crate) fn upload<E: Pod>(values: &[E], kind: Kind, number: usize) -> Option<Tensor> {
     if size_of_val(values) < SMALL {
         return None;
     }
-    let copy_streams = copy_streams(number)?;
+    let copy_streams = copy_streams_of(number)?;
     let tensor = Tensor::f_empty([values.len() as i64], (kind, Device::Cuda(number))).ok()?;
     let copy = || {
         let mut destination = Destination::new(&copy_streams)?;

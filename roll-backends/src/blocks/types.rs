@@ -23,7 +23,7 @@ pub enum BlockType {
     Iq4Xs,
 }
 
-/// GGUF's name of the type with number `kind`, for messages. It also knows types that are not supported here.
+/// GGUF's name of the type with number `kind`, for messages. Includes types that are not supported here.
 pub fn name_of(kind: u32) -> String {
     // The numbers 4 and 5 belonged to types that were removed from GGUF.
     let known = [

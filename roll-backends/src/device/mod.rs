@@ -75,7 +75,7 @@ impl Backend {
         Ok(parse(name)?.0)
     }
 
-    /// Returns the number of the NVIDIA GPU that `name` names. Fails with the reason if it is another device.
+    /// Returns the number of the NVIDIA GPU that `name` names. Fails with the reason if `name` names no NVIDIA GPU.
     pub fn nvidia_gpu(name: &str) -> std::result::Result<usize, String> {
         match parse(name) {
             Ok((Self::LibTorchCuda | Self::Cuda, number)) => Ok(number),
@@ -163,7 +163,8 @@ fn parse(name: &str) -> Result<(Backend, usize)> {
     };
     let backend_name = if backend_name == "cpu" { "flex" } else { backend_name };
     let found = Backend::ALL.into_iter().find(|backend| backend.name() == backend_name);
-    let backend = found.ok_or_else(|| backend_error(name, format!("the backends are {}", names(|_| true))))?;
+    let all = |_: Backend| true;
+    let backend = found.ok_or_else(|| backend_error(name, format!("the backends are {}", names(all))))?;
     let Some(number) = number else { return Ok((backend, 0)) };
     if !backend.is_numbered() {
         return Err(backend_error(name, format!("`{backend}` has one device, without a number")));

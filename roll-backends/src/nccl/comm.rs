@@ -1,5 +1,5 @@
-//! An NCCL communicator that never blocks: calls return at once, and [`Comm::is_ready`] says when NCCL has done what
-//! they began.
+//! An NCCL communicator that never blocks: calls return at once, and [`Comm::is_ready`] returns whether NCCL has
+//! finished the work that they began.
 
 use std::ffi::c_int;
 use std::sync::mpsc;
@@ -46,8 +46,8 @@ impl Comm {
         self.handle
     }
 
-    /// Whether NCCL has done what was begun: connected the ranks, or put a collective on its stream. Fails if that
-    /// failed, or if NCCL lost another rank meanwhile.
+    /// Whether NCCL has finished the work that was begun: connecting the ranks, or putting a collective on its stream.
+    /// Fails if that work failed, or if NCCL lost another rank meanwhile.
     pub(super) fn is_ready(&self) -> Result<bool, NcclError> {
         let mut state = IN_PROGRESS;
         // SAFETY: writes one integer.
@@ -63,7 +63,7 @@ impl Comm {
         let (done, aborted) = mpsc::channel();
         let abort = move || {
             let comm = self;
-            // SAFETY: the device exists; nobody uses the handle after this.
+            // SAFETY: the device exists; the handle is not used after this.
             unsafe {
                 (comm.cuda.set_device)(comm.device);
                 (comm.nccl.comm_abort)(comm.handle);
@@ -78,7 +78,7 @@ impl Comm {
 
     /// Releases a communicator that has nothing under way. The device must be this thread's current device.
     pub(super) fn destroy(self) {
-        // SAFETY: nobody uses the handle after this.
+        // SAFETY: the handle is not used after this.
         unsafe { (self.nccl.comm_destroy)(self.handle) };
     }
 }

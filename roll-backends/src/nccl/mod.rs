@@ -130,7 +130,7 @@ enum Side {
     Pinned,
 }
 
-/// A rank as the others see it, before NCCL starts.
+/// The process and the GPU of a rank, which the ranks exchange before NCCL starts.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 struct Identity {
     process: u64,
@@ -163,24 +163,28 @@ impl NcclRanks {
         let Prepared { nccl, cuda, device, .. } = prepared?;
         check_identities(identities)?;
         let id = share_unique_id(host.as_ref(), &nccl)?;
-        let started = match start(host.as_ref(), (nccl, cuda), device, id, limit) {
+        let connected = match connect(host.as_ref(), (nccl, cuda), device, id, limit) {
             Err(lost) if RanksError::within(&lost).is_some() => return Err(lost),
-            started => started,
+            connected => connected,
         };
-        // Every rank learns whether all of them have started.
-        let own_failure = started.as_ref().err().map(ToString::to_string);
+        // Every rank learns whether all of them are connected.
+        let own_failure = connected.as_ref().err().map(ToString::to_string);
         let failures: Result<Vec<Option<String>>> = join(host.as_ref(), &own_failure);
-        let all_started = failures.and_then(|failures| {
-            let first = failures.into_iter().enumerate().find_map(|(rank, reason)| Some((rank, reason?)));
-            first.map_or(Ok(()), |(rank, reason)| Err(NcclError::Rank { rank, reason }.into()))
+        let all_connected = failures.and_then(|failures| {
+            let first_failure = failures.into_iter().enumerate().find_map(|(rank, reason)| Some((rank, reason?)));
+            match first_failure {
+                Some((rank, reason)) => Err(NcclError::Rank { rank, reason }.into()),
+                None => Ok(()),
+            }
         });
-        let (comm, stream) = match (started, all_started) {
-            (Ok(started), Ok(())) => started,
+        let (comm, stream) = match (connected, all_connected) {
+            (Ok(connected), Ok(())) => connected,
+            // Another rank failed, or the job is lost.
             (Ok((comm, _)), Err(error)) => {
                 comm.abort();
                 return Err(error);
             }
-            // This rank's own error says more than its text, unless the job is lost.
+            // This rank's own error is more specific than the message that it exchanged, unless the job is lost.
             (Err(own), Err(error)) => {
                 return Err(if RanksError::within(&error).is_some() { error } else { own });
             }
@@ -214,19 +218,29 @@ impl NcclRanks {
         if let Some(lost) = lock(&self.lost).clone() {
             return Err(lost.into());
         }
-        let done = self.staged(&mut state, what, send, receive, start);
-        done.inspect_err(|error| {
-            let own_failure = || RanksError::Failed { rank: self.host.rank().0, reason: error.chain() };
-            let lost = RanksError::within(error).cloned().unwrap_or_else(own_failure);
-            lock(&self.lost).get_or_insert_with(|| lost.clone());
-            // Has no effect if another rank reported its failure before, because the first failure counts.
-            self.host.fail(&match lost {
-                RanksError::Failed { rank, reason } if rank == self.host.rank().0 => reason,
-                lost => lost.to_string(),
-            });
-            // NCCL may access the buffers until it has ended: they are leaked.
-            state.comm.take().into_iter().for_each(Comm::abort);
-        })
+        let result = self.staged(&mut state, what, send, receive, start);
+        if let Err(error) = &result {
+            self.give_up(&mut state, error);
+        }
+        result
+    }
+
+    /// Keeps the failure of a collective as the error of later ones, reports it to the other ranks, and aborts the
+    /// communicator.
+    fn give_up(&self, state: &mut DeviceState, error: &Error) {
+        let own_failure = || RanksError::Failed { rank: self.host.rank().0, reason: error.chain() };
+        let lost = RanksError::within(error).cloned().unwrap_or_else(own_failure);
+        lock(&self.lost).get_or_insert_with(|| lost.clone());
+        let reason = match lost {
+            RanksError::Failed { rank, reason } if rank == self.host.rank().0 => reason,
+            lost => lost.to_string(),
+        };
+        // Has no effect if another rank reported its failure before, because the first failure counts.
+        self.host.fail(&reason);
+        // NCCL may access the buffers until it has ended: they are leaked.
+        if let Some(comm) = state.comm.take() {
+            comm.abort();
+        }
     }
 
     /// Does the work of [`NcclRanks::collective`], but leaves the communicator as it is after a failure.
@@ -248,7 +262,8 @@ impl NcclRanks {
             // SAFETY: both buffers hold at least this number of values, and nothing else uses them.
             let copied = unsafe { (cuda.memcpy_async)(to, from, 4 * values, direction, stream) };
             cuda.check("cudaMemcpyAsync", copied)?;
-            self.wait(what, stream, None)
+            let no_collective = None;
+            self.wait(what, stream, no_collective)
         };
         for (i, chunk) in send.chunks(CHUNK).enumerate() {
             // SAFETY: pinned memory holds a chunk; the copy before has ended.
@@ -276,10 +291,11 @@ impl NcclRanks {
     }
 
     /// Waits until the stream has finished. Fails if NCCL or another rank fails, if another thread calls `fail`, or if
-    /// the timeout expires. `comm` is `Some` if the stream waits for a collective, which NCCL puts on the stream some
-    /// time after it was begun: when the communicator is ready.
+    /// the timeout expires. `comm` is `Some` if the stream waits for a collective. NCCL puts a collective on the stream
+    /// some time after it was begun: when the communicator is ready.
     fn wait(&self, what: &'static str, stream: Handle, comm: Option<&Comm>) -> Result<()> {
         let (since, timeout) = (Instant::now(), *lock(&self.timeout));
+        // Copies are on the stream at once, a collective when the communicator is ready.
         let (mut checked, mut launched) = (since, comm.is_none());
         loop {
             if let Some(comm) = comm {
@@ -365,7 +381,7 @@ fn check_identities(all: Vec<std::result::Result<Identity, String>>) -> std::res
     Ok(())
 }
 
-/// The job's `ncclUniqueId`, made by rank 0 and sent to every rank.
+/// The job's `ncclUniqueId`, which rank 0 creates and sends to every rank.
 fn share_unique_id(host: &dyn Communicator, nccl: &Nccl) -> Result<UniqueId> {
     let mut id = UniqueId([0; UniqueId::BYTES]);
     let mut created = Ok(());
@@ -383,7 +399,7 @@ fn share_unique_id(host: &dyn Communicator, nccl: &Nccl) -> Result<UniqueId> {
 }
 
 /// Connects this rank with the others, and makes the stream of its collectives.
-fn start(
+fn connect(
     host: &dyn Communicator,
     (nccl, cuda): (Nccl, Cuda),
     device: c_int,
@@ -533,7 +549,10 @@ impl Communicator for NcclRanks {
                     continue;
                 }
             };
-            return state.comm.take().into_iter().for_each(Comm::abort);
+            if let Some(comm) = state.comm.take() {
+                comm.abort();
+            }
+            return;
         }
     }
 

@@ -56,9 +56,10 @@ enum TensorLocation<T: DeviceTensor> {
     /// In flight to host memory, on a background thread.
     ToHost(Receiver<Result<Tensor>>),
     Host(Tensor),
-    /// In host memory or in flight to it, on a copy stream.
+    /// In pinned host memory, or in flight to it on a copy stream.
     #[cfg(feature = "libtorch")]
-    Overlapped(Overlapped<T>),
+    OnCopyStream(Overlapped<T>),
+    /// In flight to the device; no longer in host memory.
     ToDevice(InFlight<T>),
 }
 
@@ -70,7 +71,7 @@ enum Transfer<T> {
     Background(Receiver<Result<T>>),
     /// A copy stream copies while kernels run.
     #[cfg(feature = "libtorch")]
-    Overlapped(H2dCopy<Cuda, T>),
+    OnCopyStream(H2dCopy<Cuda, T>),
 }
 
 impl<T: DeviceTensor> Offloaded<T> {
@@ -79,7 +80,7 @@ impl<T: DeviceTensor> Offloaded<T> {
         let device = tensor.device();
         #[cfg(feature = "libtorch")]
         if let Some(overlapped) = Overlapped::new(&tensor) {
-            return Ok(Self { location: TensorLocation::Overlapped(overlapped), device });
+            return Ok(Self { location: TensorLocation::OnCopyStream(overlapped), device });
         }
         let pending = begin(&device, Purpose::ToHost, move || tensor.to_host());
         Ok(Self { location: TensorLocation::ToHost(pending), device })
@@ -91,8 +92,8 @@ impl<T: DeviceTensor> Offloaded<T> {
         match &mut self.location {
             TensorLocation::ToHost(pending) => self.location = TensorLocation::Host(received(pending)?),
             #[cfg(feature = "libtorch")]
-            TensorLocation::Overlapped(overlapped) => overlapped.release()?,
-            _ => {}
+            TensorLocation::OnCopyStream(overlapped) => overlapped.release()?,
+            TensorLocation::Host(_) | TensorLocation::ToDevice(_) => {}
         }
         Ok(())
     }
@@ -121,8 +122,10 @@ impl<T: DeviceTensor> Offloaded<T> {
         match &mut self.location {
             TensorLocation::Host(tensor) => tensor.f32s(),
             #[cfg(feature = "libtorch")]
-            TensorLocation::Overlapped(overlapped) => overlapped.values(),
-            _ => Err(Error::Misuse("expected a tensor in host memory, found one that returns to its device".into())),
+            TensorLocation::OnCopyStream(overlapped) => overlapped.values(),
+            TensorLocation::ToHost(_) | TensorLocation::ToDevice(_) => {
+                Err(Error::Misuse("expected a tensor in host memory, found one that returns to its device".into()))
+            }
         }
     }
 
@@ -135,8 +138,9 @@ impl<T: DeviceTensor> Offloaded<T> {
                 Transfer::Background(begin(&self.device, Purpose::ToDevice, move || T::to_device(&tensor, &device)))
             }
             #[cfg(feature = "libtorch")]
-            TensorLocation::Overlapped(overlapped) => Transfer::Overlapped(overlapped.upload()?),
-            _ => return Err(copy_panicked()),
+            TensorLocation::OnCopyStream(overlapped) => Transfer::OnCopyStream(overlapped.upload()?),
+            // `release` has replaced `ToHost`, and a tensor on its way to the device is not uploaded again.
+            TensorLocation::ToHost(_) | TensorLocation::ToDevice(_) => return Err(copy_panicked()),
         }))
     }
 }
@@ -147,7 +151,7 @@ impl<T> InFlight<T> {
         match self.0 {
             Transfer::Background(pending) => received(&pending),
             #[cfg(feature = "libtorch")]
-            Transfer::Overlapped(copy) => Ok(copy.into_tensor()?),
+            Transfer::OnCopyStream(copy) => Ok(copy.into_tensor()?),
         }
     }
 }

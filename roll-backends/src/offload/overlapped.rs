@@ -5,7 +5,7 @@ use tch::{Device, Kind, TchError, Tensor};
 
 use super::DeviceTensor;
 use crate::BackendError;
-use crate::async_copies::{Cuda, D2hCopy, H2dCopy, copy_streams, disable};
+use crate::async_copies::{Cuda, D2hCopy, H2dCopy, copy_streams_of, disable};
 
 /// A tensor in pinned host memory, or in flight to it.
 pub(super) struct Overlapped<T> {
@@ -21,7 +21,7 @@ impl<T: DeviceTensor> Overlapped<T> {
         let (values, shape) = tensor.to_tch()?;
         let (device, kind) = (values.device(), values.kind());
         let Device::Cuda(number) = device else { return None };
-        let copy_streams = copy_streams(number)?;
+        let copy_streams = copy_streams_of(number)?;
         let source =
             if values.is_contiguous() { tensor.clone() } else { T::from_tch(values.f_contiguous().ok()?, &shape) };
         let (values, shape) = source.to_tch()?;

@@ -43,10 +43,12 @@ impl TokenRanks {
         Ok(all)
     }
 
-    /// Fails if an all-to-all has failed since the last check. Results that depend on it are
-    /// meaningless.
+    /// Fails if an all-to-all has failed since the last check. Results that depend on it are meaningless.
     pub fn check(&self) -> Result<()> {
-        lock(&self.failed).take().map_or(Ok(()), Err)
+        match lock(&self.failed).take() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
     }
 
     /// Runs the all-to-all of x `[rows, columns]`. Returns zeros if it fails, and keeps the error for

@@ -39,8 +39,8 @@ pub struct AttentionOptions {
 pub struct KeptAttention(Arc<Mutex<Option<Box<dyn Any + Send>>>>);
 
 impl KeptAttention {
-    fn store<B: Kernels>(&self, out: Floats<B>, softmax: Floats<B>) {
-        *lock(&self.0) = Some(Box::new((out, softmax)));
+    fn store<B: Kernels>(&self, out: Floats<B>, statistics: Floats<B>) {
+        *lock(&self.0) = Some(Box::new((out, statistics)));
     }
 
     fn take<B: Kernels>(&self) -> Option<(Floats<B>, Floats<B>)> {
@@ -55,8 +55,8 @@ pub fn attention(q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, heads: usize) -> Tens
     attention_with(q, k, v, heads, AttentionOptions::default())
 }
 
-/// Does what [`attention`] does, with the scale, mask and soft cap of `options`. Panics if the shapes do not match or a
-/// window is given without `causal`.
+/// [`attention`] with the scale, mask and soft cap of `options`. Panics if the shapes do not match or a window is given
+/// without `causal`.
 pub fn attention_with(q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, heads: usize, options: AttentionOptions) -> Tensor<2> {
     let ([_, channels], [keys, k_channels]) = (q.dims(), k.dims());
     assert!(
@@ -88,8 +88,8 @@ struct KeptCall {
 
 impl Operator<3> for KeptCall {
     fn forward<B: Kernels>(self, qkv: [Floats<B>; 3]) -> Floats<B> {
-        let (out, softmax) = B::attention_forward(qkv, self.attention);
-        self.kept.store::<B>(out.clone(), softmax);
+        let (out, statistics) = B::attention_forward(qkv, self.attention);
+        self.kept.store::<B>(out.clone(), statistics);
         out
     }
 
@@ -138,26 +138,26 @@ pub trait AttentionKernel: ProductKernel {
         tiled::forward::<Self>(qkv, call)
     }
 
-    /// The gradients of q, k and v that are `wanted`.
+    /// The gradients of q, k and v that are `wanted`, given the results of the forward pass.
     fn attention_backward(
         qkv: [Floats<Self>; 3],
         out: Floats<Self>,
-        softmax: Floats<Self>,
+        statistics: Floats<Self>,
         d_out: Floats<Self>,
         call: AttentionCall,
         wanted: [bool; 3],
     ) -> Cotangents<Self, 3> {
-        tiled::backward::<Self>(qkv, out, softmax, d_out, call, wanted)
+        tiled::backward::<Self>(qkv, out, statistics, d_out, call, wanted)
     }
 }
 
 /// Returns the result of a forward pass, and its pullback, which owns operands, result and softmax statistics.
 fn with_pullback<B: AttentionKernel>(
-    (out, softmax): (Floats<B>, Floats<B>),
+    (out, statistics): (Floats<B>, Floats<B>),
     qkv: [Floats<B>; 3],
     call: AttentionCall,
     wanted: [bool; 3],
 ) -> (Floats<B>, impl Pullback<B, 3>) {
     let saved = out.clone();
-    (out, move |d_out| B::attention_backward(qkv, saved, softmax, d_out, call, wanted))
+    (out, move |d_out| B::attention_backward(qkv, saved, statistics, d_out, call, wanted))
 }

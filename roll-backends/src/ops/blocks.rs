@@ -23,11 +23,16 @@ pub fn linear_blocks(x: Tensor<2>, weight: &Arc<BlockMatrix>, bias: Option<Tenso
 struct LinearBlocks(Arc<BlockMatrix>);
 
 impl Operator<2> for LinearBlocks {
-    fn record<B: Kernels>(self, [x, bias]: [Floats<B>; 2], wanted: [bool; 2]) -> (Floats<B>, impl Pullback<B, 2>) {
+    fn record<B: Kernels>(
+        self,
+        [x, bias]: [Floats<B>; 2],
+        [x_wanted, bias_wanted]: [bool; 2],
+    ) -> (Floats<B>, impl Pullback<B, 2>) {
         let y = B::blocks_forward(x, bias, &self.0);
         (y, move |d_y: Floats<B>| {
-            let d_bias = wanted[1].then(|| bias_gradient::<B>(d_y.clone()));
-            [wanted[0].then(|| B::blocks_backward(d_y, &self.0)), d_bias]
+            let d_bias = bias_wanted.then(|| bias_gradient::<B>(d_y.clone()));
+            let d_x = x_wanted.then(|| B::blocks_backward(d_y, &self.0));
+            [d_x, d_bias]
         })
     }
 }
@@ -37,19 +42,19 @@ pub trait BlockKernel: ProductKernel {
     /// See [`linear_blocks`].
     fn blocks_forward(x: Floats<Self>, bias: Floats<Self>, weight: &BlockMatrix) -> Floats<Self> {
         let [outputs, _] = weight.shape();
-        let decoded = decoded::<Self>(weight, &bias);
+        let decoded = decode_whole::<Self>(weight, &bias);
         (Expression::<Self>(x).matmul(decoded.t()) + Expression::<Self>(bias).reshape([1, outputs])).0
     }
 
     /// The cotangent of x, for the cotangent `d_y` of the result.
     fn blocks_backward(d_y: Floats<Self>, weight: &BlockMatrix) -> Floats<Self> {
-        let decoded = decoded::<Self>(weight, &d_y);
+        let decoded = decode_whole::<Self>(weight, &d_y);
         Expression::<Self>(d_y).matmul(decoded).0
     }
 }
 
 /// Decodes the whole matrix to f32, on the device of `like`.
-fn decoded<B: Backend>(weight: &BlockMatrix, like: &Floats<B>) -> Expression<B> {
+fn decode_whole<B: Backend>(weight: &BlockMatrix, like: &Floats<B>) -> Expression<B> {
     let shape = weight.shape();
     Expression(B::float_from_data(TensorData::new(weight.decode(0..shape[0]), shape), &like.device()))
 }

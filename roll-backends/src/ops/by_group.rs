@@ -1,5 +1,5 @@
-//! Row-wise operators for tokens in groups, e.g. of tokens that share a timestep: some operands have one row per group
-//! (the gate of the timestep), the others one row per token.
+//! Row-wise operators for tokens in groups, e.g. of tokens that share a timestep. Some operands have one row per group
+//! (the gate of the timestep); all other operands have one row per token.
 
 use super::Kernels;
 use super::expression::Expression;

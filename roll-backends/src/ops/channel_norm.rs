@@ -133,7 +133,8 @@ pub trait ChannelNormKernel: Backend {
 /// The default of [`ChannelNormKernel::channel_norm_silu_pull`], composed of the kernel's other methods.
 pub(super) fn composed_pull<B: ChannelNormKernel>(x: Floats<B>, gain: Floats<B>, d_y: Floats<B>) -> Floats<B> {
     let factors = B::channel_norm_factors(x.clone(), gain.clone());
-    let [d_x, _] = B::channel_norm_backward([x, gain, factors], WITH_SILU, d_y.clone(), [true, false]);
+    let only_x = [true, false];
+    let [d_x, _] = B::channel_norm_backward([x, gain, factors], WITH_SILU, d_y.clone(), only_x);
     // The gradient of x is wanted, so that it is always returned.
     d_x.unwrap_or(d_y)
 }
@@ -143,7 +144,7 @@ pub(super) fn composed_backward<B: Backend>(
     [x, gain, factors]: [Floats<B>; 3],
     silu: bool,
     d_y: Floats<B>,
-    wanted: [bool; 2],
+    [x_wanted, gain_wanted]: [bool; 2],
 ) -> Cotangents<B, 2> {
     let (x, gain, factors) = (Expression::<B>(x), Expression(gain), Expression::<B>(factors));
     let shape @ [channels, ..]: [usize; 4] = x.dims();
@@ -158,8 +159,8 @@ pub(super) fn composed_backward<B: Backend>(
     } else {
         d_y
     };
-    let d_gain = wanted[1].then(|| (normed.clone() * d_scaled.clone()).sum(1).reshape([channels]).0);
-    let d_x = wanted[0].then(|| {
+    let d_gain = gain_wanted.then(|| (normed.clone() * d_scaled.clone()).sum(1).reshape([channels]).0);
+    let d_x = x_wanted.then(|| {
         let d_normed = d_scaled * gain;
         // Below `MIN_NORM` the divisor does not depend on x, and the gradient has no projection. This needs no case of
         // its own: in practice x is exactly zero there, and so are `normed` and `projection`.

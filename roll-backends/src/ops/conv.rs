@@ -52,7 +52,8 @@ pub fn conv3d_pull(cotangent: Tensor<4>, weight: Tensor<5>, padding: [usize; 3])
     if !uses_winograd(&cotangent, &weight) {
         let [_, _, kernel @ ..] = weight.dims();
         let flipped = weight.flip([2, 3, 4]).swap_dims(0, 1);
-        return conv3d(cotangent, flipped, None, transposed_padding(kernel, padding));
+        let no_bias = None;
+        return conv3d(cotangent, flipped, no_bias, transposed_padding(kernel, padding));
     }
     let ([channels, t, h, w], [outputs, _, kernel @ ..], dtype) = (cotangent.dims(), weight.dims(), cotangent.dtype());
     // Size n of the cotangent, kernel size k and padding p of each axis; x has n + k - 1 - 2p positions.
@@ -120,14 +121,14 @@ pub trait ConvKernel: Backend {
         [x, weight]: [Floats<Self>; 2],
         padding: [usize; 3],
         d_y: Floats<Self>,
-        wanted: [bool; 3],
+        [x_wanted, weight_wanted, bias_wanted]: [bool; 3],
     ) -> Cotangents<Self, 3> {
         let (x, d_y) = (with_batch::<Self>(x), with_batch::<Self>(d_y));
-        let d_x = wanted[0].then(|| {
+        let d_x = x_wanted.then(|| {
             without_batch::<Self>(Self::conv3d_x_backward(x.clone(), weight.clone(), d_y.clone(), options(padding)))
         });
-        let d_weight = wanted[1].then(|| Self::conv3d_weight_backward(x, weight, d_y.clone(), options(padding)));
-        let d_bias = wanted[2].then(|| {
+        let d_weight = weight_wanted.then(|| Self::conv3d_weight_backward(x, weight, d_y.clone(), options(padding)));
+        let d_bias = bias_wanted.then(|| {
             let d_y = Expression::<Self>(d_y);
             let [_, outputs, t, h, w] = d_y.dims();
             d_y.reshape([outputs, t * h * w]).sum(1).reshape([outputs]).0

@@ -143,19 +143,22 @@ impl Applied {
 impl Operator<1> for Applied {
     fn record<B: Kernels>(self, [x]: [Floats<B>; 1], [wanted]: [bool; 1]) -> (Floats<B>, impl Pullback<B, 1>) {
         let (call, shape) = (self.on::<B>(), x.shape().dims());
-        let (y, saved) = B::conv2d_forward(x, None, &call, wanted);
-        (y, move |d_y| [Some(B::conv2d_pull_backward(shape, saved, &call, d_y))])
+        let no_residual = None;
+        let (y, saved) = B::conv2d_forward(x, no_residual, &call, wanted);
+        (y, move |d_y| [Some(B::conv2d_pull_both(shape, saved, &call, d_y))])
     }
 }
 
 impl Operator<2> for Applied {
     fn record<B: Kernels>(self, [x, residual]: [Floats<B>; 2], wanted: [bool; 2]) -> (Floats<B>, impl Pullback<B, 2>) {
         let (call, shape) = (self.on::<B>(), x.shape().dims());
-        let (y, saved) = B::conv2d_forward(x, Some(residual), &call, wanted.contains(&true));
+        let [x_wanted, residual_wanted] = wanted;
+        let recorded = wanted.contains(&true);
+        let (y, saved) = B::conv2d_forward(x, Some(residual), &call, recorded);
         (y, move |d_y| {
-            let d_sums = B::conv2d_pull(saved, &call, d_y);
-            let d_x = wanted[0].then(|| B::conv2d_backward(shape, &call, d_sums.clone()));
-            [d_x, wanted[1].then_some(d_sums)]
+            let d_sums = B::conv2d_pull_epilogue(saved, &call, d_y);
+            let d_x = x_wanted.then(|| B::conv2d_pull_convolution(shape, &call, d_sums.clone()));
+            [d_x, residual_wanted.then_some(d_sums)]
         })
     }
 }
@@ -191,8 +194,8 @@ impl<T> Conv2dCall<T> {
 
 /// The convolution and the gradient of its input on one backend.
 pub trait Conv2dKernel: Backend {
-    /// Returns the result and, if `recorded` is true, the tensor that [`Conv2dKernel::conv2d_pull`] needs (`None` if it
-    /// needs none).
+    /// Returns the result and, if `recorded` is true, the tensor that [`Conv2dKernel::conv2d_pull_epilogue`] needs
+    /// (`None` if it needs none).
     fn conv2d_forward(
         x: Floats<Self>,
         residual: Option<Floats<Self>>,
@@ -220,17 +223,22 @@ pub trait Conv2dKernel: Backend {
             Epilogue::Silu => (z.clone() * Expression(Self::sigmoid(z.0.clone()))).0,
             Epilogue::HardSwish => (z.clone() * hard_sigmoid(z.clone())).0,
         };
-        // These epilogues are pulled back from their results, the others from the sums.
         let saved = match call.epilogue {
+            // Pulled back from their results.
             Epilogue::Relu | Epilogue::Clip(..) | Epilogue::Sigmoid => y.clone(),
-            _ => z.0,
+            // Pulled back from the sums. (`Nothing` has returned above.)
+            Epilogue::Nothing | Epilogue::Slopes | Epilogue::Silu | Epilogue::HardSwish => z.0,
         };
         (y, recorded.then_some(saved))
     }
 
     /// The gradient of the sums before the epilogue, given the gradient of the result and the tensor that the forward
     /// pass saved.
-    fn conv2d_pull(saved: Option<Floats<Self>>, call: &Conv2dCall<Floats<Self>>, d_y: Floats<Self>) -> Floats<Self> {
+    fn conv2d_pull_epilogue(
+        saved: Option<Floats<Self>>,
+        call: &Conv2dCall<Floats<Self>>,
+        d_y: Floats<Self>,
+    ) -> Floats<Self> {
         let Some(saved) = saved else { return d_y };
         // Returns `d` where `x` is positive, else 0.
         let where_positive =
@@ -263,20 +271,24 @@ pub trait Conv2dKernel: Backend {
     }
 
     /// The gradient of x, whose shape `[N, inputs, H, W]` is `x_shape`, given the gradient of the sums.
-    fn conv2d_backward(x_shape: [usize; 4], call: &Conv2dCall<Floats<Self>>, d_sums: Floats<Self>) -> Floats<Self> {
+    fn conv2d_pull_convolution(
+        x_shape: [usize; 4],
+        call: &Conv2dCall<Floats<Self>>,
+        d_sums: Floats<Self>,
+    ) -> Floats<Self> {
         // Burn reads only the shape of x.
         let x = Self::float_empty(Shape::new(x_shape), &d_sums.device(), FloatDType::F32);
         Self::conv2d_x_backward(x, call.weight.clone(), d_sums, call.burn_options())
     }
 
     /// The gradient of x, given the gradient of the result and the tensor that the forward pass saved.
-    fn conv2d_pull_backward(
+    fn conv2d_pull_both(
         x_shape: [usize; 4],
         saved: Option<Floats<Self>>,
         call: &Conv2dCall<Floats<Self>>,
         d_y: Floats<Self>,
     ) -> Floats<Self> {
-        Self::conv2d_backward(x_shape, call, Self::conv2d_pull(saved, call, d_y))
+        Self::conv2d_pull_convolution(x_shape, call, Self::conv2d_pull_epilogue(saved, call, d_y))
     }
 }
 

@@ -10,7 +10,7 @@ use super::scaled::ScaledKernel;
 use crate::backend::{Backend, TensorMetadata, tensor::FloatTensor as Floats, tensor::IntTensor};
 use crate::{EightBits, ScaledMatrix};
 
-/// Returns what [`super::linear_scaled`] returns, for a weight in e4m3, but computes the products with the weight in
+/// Returns the result of [`super::linear_scaled`] for a weight in e4m3. The products with the weight are computed in
 /// fp8, in both passes. `lora` is A, B and their factor. Panics if the shapes do not match or the weight is in another
 /// format.
 ///
@@ -62,12 +62,18 @@ impl LinearFp8 {
 }
 
 impl Operator<2> for LinearFp8 {
-    fn record<B: Kernels>(self, [x, bias]: [Floats<B>; 2], wanted: [bool; 2]) -> (Floats<B>, impl Pullback<B, 2>) {
+    fn record<B: Kernels>(
+        self,
+        [x, bias]: [Floats<B>; 2],
+        [x_wanted, bias_wanted]: [bool; 2],
+    ) -> (Floats<B>, impl Pullback<B, 2>) {
         let products = x.dtype();
-        let (y, _) = B::fp8_forward(x, self.weight::<B>(), bias, None, self.dtype);
+        let no_lora = None;
+        let (y, _) = B::fp8_forward(x, self.weight::<B>(), bias, no_lora, self.dtype);
         (y, move |d_y| {
             let saved = SavedFp8 { weight: self.weight::<B>(), products, lora: None };
-            let [d_x, d_bias, ..] = B::fp8_backward(saved, d_y, [wanted[0], wanted[1], false, false]);
+            let wanted = [x_wanted, bias_wanted, false, false];
+            let [d_x, d_bias, ..] = B::fp8_backward(saved, d_y, wanted);
             [d_x, d_bias]
         })
     }
@@ -137,7 +143,8 @@ pub trait Fp8Kernel: ScaledKernel {
         emulated_forward::<Self>(x, weight, bias, lora, dtype)
     }
 
-    /// Returns the gradients of x, bias, down and up that are `wanted`. That of x has its dtype, the others are f32.
+    /// Returns the gradients of x, bias, down and up that are `wanted`. The gradient of x has the dtype of x, all other
+    /// gradients are f32.
     fn fp8_backward(saved: SavedFp8<Self>, d_y: Floats<Self>, wanted: [bool; 4]) -> Cotangents<Self, 4> {
         emulated_backward::<Self>(saved, d_y, wanted)
     }

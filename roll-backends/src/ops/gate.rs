@@ -51,7 +51,8 @@ impl Operator<3> for GatedAdd {
         (z, move |d_z: Floats<B>| {
             let d_gate = saved.and_then(|y| {
                 let y = Expression::<B>(y).cast(DType::F32).0;
-                let [_, d_gate] = B::gated_add_backward(y, gate.clone(), d_z.clone(), [false, true]);
+                let only_gate = [false, true];
+                let [_, d_gate] = B::gated_add_backward(y, gate.clone(), d_z.clone(), only_gate);
                 d_gate
             });
             let d_y = y_wanted.then(|| B::residual_backward(Some(gate), d_z.clone(), dtype));
@@ -61,11 +62,17 @@ impl Operator<3> for GatedAdd {
 }
 
 impl Operator<2> for GatedAdd {
-    fn record<B: Kernels>(self, [x, y]: [Floats<B>; 2], wanted: [bool; 2]) -> (Floats<B>, impl Pullback<B, 2>) {
+    fn record<B: Kernels>(
+        self,
+        [x, y]: [Floats<B>; 2],
+        [x_wanted, y_wanted]: [bool; 2],
+    ) -> (Floats<B>, impl Pullback<B, 2>) {
         let dtype = y.dtype();
-        (B::residual_forward(x, y, None), move |d_z: Floats<B>| {
-            let d_y = wanted[1].then(|| B::residual_backward(None, d_z.clone(), dtype));
-            [wanted[0].then_some(d_z), d_y]
+        let no_gate = None;
+        (B::residual_forward(x, y, no_gate), move |d_z: Floats<B>| {
+            let no_gate = None;
+            let d_y = y_wanted.then(|| B::residual_backward(no_gate, d_z.clone(), dtype));
+            [x_wanted.then_some(d_z), d_y]
         })
     }
 }
@@ -82,12 +89,12 @@ pub trait GateKernel: Backend {
         y: Floats<Self>,
         gate: Floats<Self>,
         d_z: Floats<Self>,
-        wanted: [bool; 2],
+        [y_wanted, gate_wanted]: [bool; 2],
     ) -> Cotangents<Self, 2> {
         let (y, gate, d_z) = (Expression::<Self>(y), Expression(gate), Expression(d_z));
         let shared = gate.dims::<2>()[0] == 1;
-        let d_y = wanted[0].then(|| (d_z.clone() * gate).0);
-        let d_gate = wanted[1].then(|| sum_if_shared(y * d_z, shared).0);
+        let d_y = y_wanted.then(|| (d_z.clone() * gate).0);
+        let d_gate = gate_wanted.then(|| sum_if_shared(y * d_z, shared).0);
         [d_y, d_gate]
     }
 
@@ -105,7 +112,8 @@ pub trait GateKernel: Backend {
         let d_y = match gate {
             // The first argument stands in for y, on which the gradient of y does not depend.
             Some(gate) => {
-                let [d_y, _] = Self::gated_add_backward(d_z.clone(), gate, d_z.clone(), [true, false]);
+                let only_y = [true, false];
+                let [d_y, _] = Self::gated_add_backward(d_z.clone(), gate, d_z.clone(), only_y);
                 d_y.unwrap_or(d_z)
             }
             None => d_z,

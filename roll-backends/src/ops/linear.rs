@@ -119,7 +119,8 @@ impl Operator<3> for Linear {
         [x, weight, bias]: [Floats<B>; 3],
         [x_wanted, weight_wanted, bias_wanted]: [bool; 3],
     ) -> (Floats<B>, impl Pullback<B, 3>) {
-        let (y, _) = B::linear_forward_as(x.clone(), weight.clone(), bias, None, self.dtype);
+        let no_lora = None;
+        let (y, _) = B::linear_forward_as(x.clone(), weight.clone(), bias, no_lora, self.dtype);
         (y, move |d_y| {
             let saved = SavedLinear { x, weight, lora: None };
             let wanted = [x_wanted, weight_wanted, bias_wanted, false, false];
@@ -206,30 +207,34 @@ pub trait LinearKernel: ProductKernel {
     fn rows_forward(x: Floats<Self>, weight: Floats<Self>, bias: Floats<Self>) -> Floats<Self> {
         let (x, weight, bias) = (Expression::<Self>(x), Expression::<Self>(weight), Expression::<Self>(bias));
         let dtype = x.dtype();
+        let no_lora = None;
         if dtype == weight.dtype() {
-            return Self::linear_forward(x.0, weight.0, bias.0, None).0;
+            return Self::linear_forward(x.0, weight.0, bias.0, no_lora).0;
         }
         let [outputs, _] = weight.dims::<2>();
         let parts = (0..outputs).step_by(CAST_OUTPUTS).map(|first| {
             let part = first..(first + CAST_OUTPUTS).min(outputs);
             let weight = weight.clone().narrow(0, part.clone()).cast(dtype);
-            Expression::<Self>(Self::linear_forward(x.0.clone(), weight.0, bias.clone().narrow(0, part).0, None).0)
+            let bias = bias.clone().narrow(0, part);
+            let no_lora = None;
+            Expression::<Self>(Self::linear_forward(x.0.clone(), weight.0, bias.0, no_lora).0)
         });
         Expression::<Self>::cat(parts.collect(), 1).0
     }
 
     /// Returns the gradients of x, weight, bias, down and up that are `wanted`.
     fn linear_backward(saved: SavedLinear<Floats<Self>>, d_y: Floats<Self>, wanted: [bool; 5]) -> Cotangents<Self, 5> {
+        let [x_wanted, weight_wanted, bias_wanted, down_wanted, up_wanted] = wanted;
         let (x, weight, d_y) = (Expression::<Self>(saved.x), Expression::<Self>(saved.weight), Expression(d_y));
         let dtype = weight.dtype();
-        let d_bias = wanted[2].then(|| bias_gradient::<Self>(d_y.clone().cast(DType::F32).0));
+        let d_bias = bias_wanted.then(|| bias_gradient::<Self>(d_y.clone().cast(DType::F32).0));
         let d_y = d_y.cast(dtype);
-        let d_weight = wanted[1].then(|| d_y.clone().t().matmul(x.clone()).0);
-        let d_x = wanted[0].then(|| d_y.clone().matmul(weight));
+        let d_weight = weight_wanted.then(|| d_y.clone().t().matmul(x.clone()).0);
+        let d_x = x_wanted.then(|| d_y.clone().matmul(weight));
         let Some((lora, inner)) = saved.lora else {
             return [d_x.map(|d| d.cast(dtype).0), d_weight, d_bias, None, None];
         };
-        let lora_wanted = [wanted[0], wanted[3], wanted[4]];
+        let lora_wanted = [x_wanted, down_wanted, up_wanted];
         let [d_x_of_lora, d_down, d_up] = low_rank_pull(x, lora, Expression(inner), d_y, lora_wanted);
         // Both parts exist if the gradient of x is wanted.
         let d_x = d_x.zip(d_x_of_lora).map(|(d_x, of_lora)| (d_x + of_lora).cast(dtype).0);

@@ -57,6 +57,9 @@ impl Operator<1> for MaxPoolWindow {
     }
 }
 
+/// Burn's argument `ceil_mode`: sizes of outputs are rounded down.
+const CEIL_MODE: bool = false;
+
 /// The operator and its gradient on one backend. The default methods require windows without padding.
 pub trait MaxPoolKernel: Backend {
     /// Returns the result and, if `recorded` is true and the backend's backward pass uses them, the indices of the
@@ -68,10 +71,10 @@ pub trait MaxPoolKernel: Backend {
     ) -> (Floats<Self>, Option<IntTensor<Self>>) {
         let MaxPoolWindow { kernel, stride, dilation, .. } = window;
         if !recorded {
-            return (Self::max_pool2d(x, kernel, stride, [0; 2], dilation, false), None);
+            return (Self::max_pool2d(x, kernel, stride, [0; 2], dilation, CEIL_MODE), None);
         }
         let dtype = get_or_init_device_settings::<Self>(&x.device()).int_dtype;
-        let found = Self::max_pool2d_with_indices(x, kernel, stride, [0; 2], dilation, false, dtype);
+        let found = Self::max_pool2d_with_indices(x, kernel, stride, [0; 2], dilation, CEIL_MODE, dtype);
         (found.output, Some(found.indices))
     }
 
@@ -86,8 +89,8 @@ pub trait MaxPoolKernel: Backend {
         let MaxPoolWindow { kernel, stride, dilation, .. } = window;
         let dtype = get_or_init_device_settings::<Self>(&x.device()).int_dtype;
         let indices = indices.unwrap_or_else(|| {
-            Self::max_pool2d_with_indices(x.clone(), kernel, stride, [0; 2], dilation, false, dtype).indices
+            Self::max_pool2d_with_indices(x.clone(), kernel, stride, [0; 2], dilation, CEIL_MODE, dtype).indices
         });
-        Self::max_pool2d_with_indices_backward(x, kernel, stride, [0; 2], dilation, false, d_y, indices).x_grad
+        Self::max_pool2d_with_indices_backward(x, kernel, stride, [0; 2], dilation, CEIL_MODE, d_y, indices).x_grad
     }
 }

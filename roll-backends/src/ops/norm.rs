@@ -91,7 +91,8 @@ pub trait NormKernel: Backend {
         eps: f64,
     ) -> (Floats<Self>, Floats<Self>) {
         let (x, gain) = (Expression::<Self>(x), Expression(gain));
-        let mean = shift.is_some().then(|| x.clone().mean(1));
+        let is_layer_norm = shift.is_some();
+        let mean = is_layer_norm.then(|| x.clone().mean(1));
         let x = match mean.clone() {
             Some(mean) => x - mean,
             None => x,
@@ -138,7 +139,7 @@ pub trait NormKernel: Backend {
 pub(super) fn composed_backward<B: NormKernel>(
     saved: SavedNorm<Floats<B>>,
     d_y: Floats<B>,
-    wanted: [bool; 3],
+    [x_wanted, gain_wanted, shift_wanted]: [bool; 3],
 ) -> Cotangents<B, 3> {
     let (x, gain, moments) = (Expression::<B>(saved.x), Expression(saved.gain), Expression(saved.moments));
     let d_y = Expression(d_y);
@@ -150,12 +151,12 @@ pub(super) fn composed_backward<B: NormKernel>(
     };
     let normed = x * inverse.clone();
     let shared_gain = gain.dims::<2>()[0] == 1;
-    let d_gain = wanted[1].then(|| sum_if_shared(normed.clone() * d_y.clone(), shared_gain).0);
+    let d_gain = gain_wanted.then(|| sum_if_shared(normed.clone() * d_y.clone(), shared_gain).0);
     let d_shift = match saved.layer {
-        Some(SharedShift(shared_shift)) if wanted[2] => Some(sum_if_shared(d_y.clone(), shared_shift).0),
+        Some(SharedShift(shared_shift)) if shift_wanted => Some(sum_if_shared(d_y.clone(), shared_shift).0),
         _ => None,
     };
-    let d_x = wanted[0].then(|| {
+    let d_x = x_wanted.then(|| {
         let d_normed = d_y * gain;
         let projection = (normed.clone() * d_normed.clone()).mean(1);
         let centered = match saved.layer {

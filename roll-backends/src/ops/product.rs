@@ -21,12 +21,16 @@ pub fn product(a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
 struct Product;
 
 impl Operator<2> for Product {
-    fn record<B: Kernels>(self, [a, b]: [Floats<B>; 2], wanted: [bool; 2]) -> (Floats<B>, impl Pullback<B, 2>) {
+    fn record<B: Kernels>(
+        self,
+        [a, b]: [Floats<B>; 2],
+        [a_wanted, b_wanted]: [bool; 2],
+    ) -> (Floats<B>, impl Pullback<B, 2>) {
         let y = B::product(a.clone(), b.clone());
         (y, move |d_y| {
             let (a, b, d_y) = (Expression::<B>(a), Expression::<B>(b), Expression::<B>(d_y));
-            let d_a = wanted[0].then(|| d_y.clone().matmul(b.t()).0);
-            let d_b = wanted[1].then(|| a.t().matmul(d_y).0);
+            let d_a = a_wanted.then(|| d_y.clone().matmul(b.t()).0);
+            let d_b = b_wanted.then(|| a.t().matmul(d_y).0);
             [d_a, d_b]
         })
     }

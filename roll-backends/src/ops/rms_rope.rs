@@ -12,7 +12,8 @@ use crate::backend::{TensorMetadata, tensor::FloatTensor as Floats};
 
 /// RMS norm over the last axis of `[L, D]`: `x / sqrt(mean(x^2) + eps) * gain`; gain is `[D]`. All tensors are f32.
 pub fn rms_norm(x: Tensor<2>, gain: Tensor<1>, eps: f64) -> Tensor<2> {
-    rms_rope(x, gain, None, 1, eps)
+    let (no_angles, one_head) = (None, 1);
+    rms_rope(x, gain, no_angles, one_head, eps)
 }
 
 /// Applies [`rms_norm`] to whole rows of x `[L, heads * d]` with `gain` `[heads * d]` and then, if `angles`
@@ -98,7 +99,8 @@ pub(super) fn composed_forward<B: RmsRopeKernel>(
     eps: f64,
 ) -> (Floats<B>, Floats<B>) {
     let dtype = x.dtype();
-    let (y, moments) = B::norm_forward(Expression::<B>(x).cast(DType::F32).0, gain, None, eps);
+    let no_shift = None;
+    let (y, moments) = B::norm_forward(Expression::<B>(x).cast(DType::F32).0, gain, no_shift, eps);
     let y = match rotation {
         Some(Rotation { angles, heads }) => B::rotate(y, angles, heads, Direction::Forward),
         None => y,
@@ -111,7 +113,7 @@ pub(super) fn composed_forward<B: RmsRopeKernel>(
 pub(super) fn composed_backward<B: RmsRopeKernel>(
     saved: SavedRmsRope<Floats<B>>,
     d_y: Floats<B>,
-    wanted: [bool; 2],
+    [x_wanted, gain_wanted]: [bool; 2],
 ) -> Cotangents<B, 2> {
     let SavedRmsRope { x, gain, moments, rotation, eps } = saved;
     let dtype = x.dtype();
@@ -121,6 +123,6 @@ pub(super) fn composed_backward<B: RmsRopeKernel>(
         None => d_y,
     };
     let saved = SavedNorm { x: Expression::<B>(x).cast(DType::F32).0, gain, moments, layer: None, eps };
-    let [d_x, d_gain, _] = B::norm_backward(saved, d_y, [wanted[0], wanted[1], false]);
+    let [d_x, d_gain, _] = B::norm_backward(saved, d_y, [x_wanted, gain_wanted, false]);
     [d_x.map(|d_x| Expression::<B>(d_x).cast(dtype).0), d_gain]
 }

@@ -1,4 +1,4 @@
-//! Linear layers with eight-bit weights, and the decoding of such weights.
+//! Linear layers with eight-bit weights, and the decoding of eight-bit matrices.
 
 use burn_tensor::{DType, Int, IntDType, Shape, Tensor, TensorData};
 
@@ -77,11 +77,17 @@ impl LinearScaled {
 }
 
 impl Operator<2> for LinearScaled {
-    fn record<B: Kernels>(self, [x, bias]: [Floats<B>; 2], wanted: [bool; 2]) -> (Floats<B>, impl Pullback<B, 2>) {
-        let (y, _) = B::linear_forward_as(x.clone(), self.decoded::<B>(), bias, None, self.dtype);
+    fn record<B: Kernels>(
+        self,
+        [x, bias]: [Floats<B>; 2],
+        [x_wanted, bias_wanted]: [bool; 2],
+    ) -> (Floats<B>, impl Pullback<B, 2>) {
+        let no_lora = None;
+        let (y, _) = B::linear_forward_as(x.clone(), self.decoded::<B>(), bias, no_lora, self.dtype);
         (y, move |d_y| {
             let saved = SavedLinear { x, weight: self.decoded::<B>(), lora: None };
-            let [d_x, _, d_bias, ..] = B::linear_backward(saved, d_y, [wanted[0], false, wanted[1], false, false]);
+            let wanted = [x_wanted, false, bias_wanted, false, false];
+            let [d_x, _, d_bias, ..] = B::linear_backward(saved, d_y, wanted);
             [d_x, d_bias]
         })
     }

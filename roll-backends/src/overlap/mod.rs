@@ -50,7 +50,7 @@ pub struct OverlappedRanks {
     overlap: AtomicBool,
 }
 
-/// Runs the collectives of a rank one after the other; shared with the background thread.
+/// Runs the collectives of a rank in sequence. It is shared with the background thread.
 struct Sequencer {
     ranks: Arc<dyn Communicator>,
     services: Mutex<Vec<Arc<dyn Service>>>,
@@ -155,11 +155,12 @@ impl OverlappedRanks {
         let sequencer = self.sequencer.as_ref();
         let _exclusive = lock(&sequencer.exclusive);
         if sequencer.ranks.world_size() > 1 {
+            let no_contribution = None;
             loop {
                 match sequencer.agree_on_next(NO_REQUEST)? {
                     // No rank has a request: all have reached the collective.
                     NO_REQUEST => break,
-                    request => drop(sequencer.perform(request, None)?),
+                    request => drop(sequencer.perform(request, no_contribution)?),
                 }
             }
         }

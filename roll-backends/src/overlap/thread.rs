@@ -82,7 +82,10 @@ impl Queue {
         while state.working || !state.queued.is_empty() {
             state = self.wait(state);
         }
-        state.failed.take().map_or(Ok(()), Err)
+        match state.failed.take() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
     }
 
     /// Stops the thread after its current request. Queued requests are dropped, and with them the senders of their

@@ -15,7 +15,7 @@ use tch::{Kind, TchError};
 
 use super::detached;
 use crate::BackendError;
-use crate::async_copies::{CopyStreams, Cuda, D2hCopy, copy_streams, disable, upload};
+use crate::async_copies::{CopyStreams, Cuda, D2hCopy, copy_streams_of, disable, upload};
 use crate::backend::LibTorch;
 use crate::backend::libtorch::TchTensor;
 use crate::device::libtorch_gpu;
@@ -57,7 +57,7 @@ impl Gpu {
     /// The GPU of `device`; `None` unless it is a GPU of libtorch.
     pub(super) fn of(device: &Device) -> Option<Self> {
         let number = libtorch_gpu(device)?;
-        Some(Self { copy_streams: copy_streams(number), device: tch::Device::Cuda(number), piece: PIECE })
+        Some(Self { copy_streams: copy_streams_of(number), device: tch::Device::Cuda(number), piece: PIECE })
     }
 
     /// Copies `tensors` to the host, and calls `into` with slices of the flat layout `out` and the values for them. A
@@ -85,11 +85,14 @@ impl Gpu {
             Ok::<_, Error>(())
         };
         for ranges in pieces(lens, &is_present, self.piece) {
-            let parts = ranges.iter().filter_map(|s| Some((tensors[s.tensor].as_ref()?, s)));
-            let parts = parts.map(|(tensor, s)| tensor.f_narrow(0, s.start as i64, s.flat.len() as i64));
-            let parts = parts.collect::<std::result::Result<Vec<_>, _>>().map_err(failed)?;
-            let together = tch::Tensor::f_cat(&parts, 0).map_err(failed)?;
-            in_flight.push_back((merged(ranges), self.begin_download(together)?));
+            let mut parts = Vec::new();
+            for TensorRange { tensor, start, flat } in &ranges {
+                if let Some(values) = &tensors[*tensor] {
+                    parts.push(values.f_narrow(0, *start as i64, flat.len() as i64).map_err(failed)?);
+                }
+            }
+            let piece = tch::Tensor::f_cat(&parts, 0).map_err(failed)?;
+            in_flight.push_back((merged(ranges), self.begin_download(piece)?));
             if in_flight.len() > IN_FLIGHT
                 && let Some(first) = in_flight.pop_front()
             {
@@ -120,17 +123,18 @@ impl Gpu {
         values: &[f32],
         mut on_complete: impl FnMut(usize, Tensor<1>),
     ) -> Result<()> {
-        let empty = |tensor: usize| tch::Tensor::f_empty([lens[tensor] as i64], (Kind::Float, self.device));
+        let new_tensor = |index: usize| tch::Tensor::f_empty([lens[index] as i64], (Kind::Float, self.device));
+        let all_present = vec![true; lens.len()];
         let mut unfinished: Option<tch::Tensor> = None;
-        for ranges in pieces(lens, &vec![true; lens.len()], self.piece) {
+        for ranges in pieces(lens, &all_present, self.piece) {
             let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { continue };
             let piece = self.upload_piece(&values[first.flat.start..last.flat.end])?;
             let mut at = 0;
             for TensorRange { tensor, start, flat } in ranges {
                 let len = flat.len() as i64;
                 let whole = match unfinished.take() {
-                    Some(tensor) => tensor,
-                    None => empty(tensor).map_err(failed)?,
+                    Some(unfinished) => unfinished,
+                    None => new_tensor(tensor).map_err(failed)?,
                 };
                 let mut to = whole.f_narrow(0, start as i64, len).map_err(failed)?;
                 to.f_copy_(&piece.f_narrow(0, at, len).map_err(failed)?).map_err(failed)?;

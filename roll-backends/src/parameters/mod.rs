@@ -40,7 +40,7 @@ struct Shared {
     storage: ParameterStorage,
     /// The sum of gradients of each parameter; `None` is zero.
     gradients: Mutex<Vec<Option<Tensor<1>>>>,
-    /// The sink of gradients, and the position of the first of these parameters among those of the sink.
+    /// The sink of gradients, and the position of the first of these parameters in the sink's numbering.
     sink: Mutex<Option<(Arc<dyn GradientSink>, usize)>>,
 }
 

@@ -100,20 +100,22 @@ impl ShardedParameters {
     /// Index and values of the tensors whose names start with `prefix`, in the given version. Fails with
     /// [`BackendError::OldParameters`] if they were written since.
     pub(super) fn segment(&self, prefix: &str, version: u32) -> Result<Vec<(usize, Vec<f32>)>> {
-        let found = self.prefetcher.segment(prefix, self.ranks.overlaps(), |prefix| {
+        let prefetched = self.prefetcher.segment(prefix, self.ranks.overlaps(), |prefix| {
             let (range, shards) = (self.shards.layout.range(prefix)?, self.shards.clone());
             let operands = [range.start as u32, range.end as u32];
             self.ranks.begin_with(self.service, operands, move |all| shards.layout.assemble(range, &all))
         })?;
-        if found.version == Some(version) {
-            return Ok(found.tensors);
+        if prefetched.version == Some(version) {
+            return Ok(prefetched.tensors);
         }
         // The prefetched values are from before an update.
-        let found = self.gather(self.shards.layout.range(prefix)?)?;
-        match found.version.unwrap_or(version) {
-            current if current == version => Ok(found.tensors),
-            current => Err(BackendError::OldParameters { behind: current.wrapping_sub(version) }.into()),
+        let gathered = self.gather(self.shards.layout.range(prefix)?)?;
+        // There is a version, because gathering fails if the ranks' versions differ.
+        let current = gathered.version.unwrap_or(version);
+        if current != version {
+            return Err(BackendError::OldParameters { behind: current.wrapping_sub(version) }.into());
         }
+        Ok(gathered.tensors)
     }
 
     /// All-gathers the tensors `which`, at most [`AT_ONCE`] elements at a time (or one larger tensor), and copies them
@@ -191,11 +193,12 @@ impl ShardLayout {
         let shards_len = self.starts[which.end] - base;
         let by_rank: Vec<&[f32]> = gathered.chunks_exact(shards_len + 1).collect();
         let version = |of_rank: &[f32]| of_rank[shards_len].to_bits();
-        let Some(rank_0) = by_rank.first().filter(|_| by_rank.len() == self.world) else {
+        let is_complete = by_rank.len() == self.world;
+        let Some(rank_0) = by_rank.first().filter(|_| is_complete) else {
             let (world, found) = (self.world, gathered.len());
             return Err(Error::Misuse(format!("gathering {shards_len} values of {world} ranks gave {found}")));
         };
-        let same_version = by_rank.iter().all(|of_rank| version(of_rank) == version(rank_0));
+        let is_same_version = by_rank.iter().all(|of_rank| version(of_rank) == version(rank_0));
         let tensor = |index: usize| {
             let shard = self.starts[index] - base..self.starts[index + 1] - base;
             let mut values = Vec::with_capacity(shard.len() * self.world);
@@ -204,7 +207,7 @@ impl ShardLayout {
             values.truncate(self.lens[index]);
             (index, values)
         };
-        Ok(Gathered { version: same_version.then(|| version(rank_0)), tensors: which.map(tensor).collect() })
+        Ok(Gathered { version: is_same_version.then(|| version(rank_0)), tensors: which.map(tensor).collect() })
     }
 }
 
@@ -231,7 +234,8 @@ impl Service for Shards {
         };
         let mut gathered = vec![0.0; own_message.len() * self.layout.world];
         ranks.all_gather(&own_message, &mut gathered)?;
-        Ok(if contribution.is_some() { gathered } else { Vec::new() })
+        let is_requested_here = contribution.is_some();
+        Ok(if is_requested_here { gathered } else { Vec::new() })
     }
 }
 

@@ -46,8 +46,8 @@ impl Parameters {
         Self::device_updates_after(|| {}, sets)
     }
 
-    /// As [`Parameters::device_updates`]. `before_update` is called before each update, so that the owner can drop what
-    /// it has computed from the old values.
+    /// [`Parameters::device_updates`] with a function that is called before each update, so that the owner can drop
+    /// results that it has computed from the old values.
     pub fn device_updates_after<'a>(
         before_update: impl FnMut() + Send + 'static,
         sets: impl IntoIterator<Item = &'a Self>,
@@ -134,13 +134,13 @@ impl<F: FnMut() + Send> DeviceUpdates for ParameterUpdates<F> {
     }
 
     fn discard(&mut self) {
-        self.tensors.iter_mut().for_each(|tensor| tensor.gradient = None);
+        self.tensors.iter_mut().for_each(|updated| updated.gradient = None);
     }
 
     /// The sum of squares of each tensor is f32 on a GPU, with rounding errors in the last digits; sums of tensors are
     /// added in f64.
     fn sum_of_squares(&mut self) -> Result<f64> {
-        let gradients: Vec<&Tensor<1>> = self.tensors.iter().filter_map(|tensor| tensor.gradient.as_ref()).collect();
+        let gradients: Vec<&Tensor<1>> = self.tensors.iter().filter_map(|updated| updated.gradient.as_ref()).collect();
         if gradients.is_empty() {
             return Ok(0.0);
         }
@@ -159,17 +159,17 @@ impl<F: FnMut() + Send> DeviceUpdates for ParameterUpdates<F> {
 
     fn update(&mut self, update: &AdamUpdate) -> Result<()> {
         (self.before_update)();
-        self.tensors.iter_mut().try_for_each(|tensor| tensor.update(update))
+        self.tensors.iter_mut().try_for_each(|updated| updated.update(update))
     }
 
     fn read_moments(&self) -> Result<[Vec<f32>; 2]> {
-        let mut all = [Vec::new(), Vec::new()];
+        let mut flat_moments = [Vec::new(), Vec::new()];
         for updated in &self.tensors {
-            for (all, moment) in all.iter_mut().zip(updated.moments.read()?) {
-                all.extend(moment);
+            for (flat, moment) in flat_moments.iter_mut().zip(updated.moments.read()?) {
+                flat.extend(moment);
             }
         }
-        Ok(all)
+        Ok(flat_moments)
     }
 
     fn write_moments(&mut self, [first, second]: [&[f32]; 2]) -> Result<()> {

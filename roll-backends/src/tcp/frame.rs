@@ -1,7 +1,7 @@
 //! The messages between rank 0 and another process: a kind, a number, and bytes.
 //!
-//! On the wire, a message is one byte for the kind, the number (u64), the length of the bytes (u64) and the bytes, all
-//! little-endian.
+//! A message on the wire is one byte for the kind, the number (u64), the length of the bytes (u64) and the bytes, all
+//! little-endian. The number is the root of a broadcast, the milliseconds of a timeout, and else 0.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -66,6 +66,7 @@ impl Kind {
 /// A message.
 pub(super) struct Frame {
     pub kind: Kind,
+    /// The root of a broadcast, the milliseconds of a timeout, and else 0.
     pub number: u64,
     pub bytes: Vec<u8>,
 }
@@ -89,16 +90,16 @@ pub(super) fn write(mut stream: &TcpStream, kind: Kind, number: u64, bytes: &[u8
     }
 }
 
-/// Reads the next message. `longest` returns the most bytes that a message of a kind may have. Memory grows with the
+/// Reads the next message. `longest_of` returns the most bytes that a message of a kind may have. Memory grows with the
 /// bytes that arrive, whatever length the message claims.
-pub(super) fn read(mut stream: impl Read, longest: impl FnOnce(Kind) -> u64) -> io::Result<Frame> {
+pub(super) fn read(mut stream: impl Read, longest_of: impl FnOnce(Kind) -> u64) -> io::Result<Frame> {
     let mut header = [0; HEADER_LEN];
     stream.read_exact(&mut header)?;
     let u64_at = |start: usize| u64::from_le_bytes(std::array::from_fn(|i| header[start + i]));
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, format!("no message of roll: {what}"));
     let kind: Kind =
         bytemuck::checked::try_pod_read_unaligned(&header[..1]).map_err(|_| invalid(format!("kind {}", header[0])))?;
-    let (length, longest) = (u64_at(LENGTH_AT), longest(kind));
+    let (length, longest) = (u64_at(LENGTH_AT), longest_of(kind));
     if length > longest {
         return Err(invalid(format!("{kind:?} of {length} bytes, expected at most {longest}")));
     }

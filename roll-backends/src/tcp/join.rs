@@ -23,7 +23,7 @@ const TIMEOUT: Duration = Duration::from_secs(1800);
 pub(super) fn as_root(place: &Place, patience: Duration) -> Result<TcpRanks, TcpError> {
     let address = format!("{}:{}", place.host, place.port);
     let listen_error = |source| TcpError::Listen { address: address.clone(), source };
-    let listener = listener(place).map_err(listen_error)?;
+    let listener = bind_listener(place).map_err(listen_error)?;
     listener.set_nonblocking(true).map_err(listen_error)?;
     let bound = listener.local_addr().map_err(listen_error)?;
     if place.secret.is_none() && !bound.ip().is_loopback() {
@@ -44,7 +44,7 @@ pub(super) fn as_root(place: &Place, patience: Duration) -> Result<TcpRanks, Tcp
         newcomers.accept(&listener);
         for newcomer in newcomers.introduced() {
             match &mut joined[newcomer.rank] {
-                seat @ None => *seat = Some(newcomer),
+                free @ None => *free = Some(newcomer),
                 Some(other) => {
                     newcomers.refuse(&newcomer, &format!("another process is rank {} already", other.rank));
                 }
@@ -64,7 +64,7 @@ pub(super) fn as_root(place: &Place, patience: Duration) -> Result<TcpRanks, Tcp
 
 /// Listens at the address of rank 0. If that is not an address of this machine, but of a service or router in front of
 /// it, listens at all addresses of this machine.
-fn listener(place: &Place) -> io::Result<TcpListener> {
+fn bind_listener(place: &Place) -> io::Result<TcpListener> {
     let of_rank_0: Vec<SocketAddr> = (place.host.as_str(), place.port).to_socket_addrs()?.collect();
     match TcpListener::bind(&of_rank_0[..]) {
         Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable => {

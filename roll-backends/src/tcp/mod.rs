@@ -8,8 +8,8 @@
 //! All values pass through rank 0. That suffices for adapters, metrics and failures. Large values belong on NCCL, which
 //! runs over these ranks.
 //!
-//! Every process sends a sign of life each 5 s. A process that ends, or is silent for 25 s, has failed, and the others
-//! get an error at once.
+//! Every process sends a sign of life each 5 s. If a process ends, or is silent for 25 s, it has failed, and all other
+//! processes get an error at once.
 //!
 //! While the job assembles, anyone may connect. A connection has 5 s for its introduction and a thread of its own, and
 //! the number of connections is bounded, so that strangers cannot delay the job. With a [`Secret`], rank 0 and the

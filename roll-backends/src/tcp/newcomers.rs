@@ -1,5 +1,5 @@
-//! Connections to rank 0 that have not finished their introduction. Any stranger can make one, so that their number,
-//! their time and what they may send are bounded.
+//! Connections to rank 0 that have not finished their introduction. Any stranger can make one. Their number, their time
+//! and the bytes that they may send are therefore bounded.
 
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -13,7 +13,7 @@ use super::secret::{Prover, VARIABLE};
 
 /// Most connections that introduce themselves at the same time. Further ones wait in the system's queue.
 const MAX_WAITING: usize = 512;
-/// If there are [`MAX_WAITING`] connections, one that is older than this is closed to make room for another.
+/// If there are [`MAX_WAITING`] connections, the oldest is closed to make room for a new one if it is older than this.
 const MAKES_ROOM: Duration = Duration::from_secs(1);
 /// How long rank 0 waits for an introduction before it looks for new connections.
 const PAUSE: Duration = Duration::from_millis(5);

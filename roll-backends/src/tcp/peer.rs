@@ -50,13 +50,15 @@ impl Peer {
         let _ = self.write(Kind::Leave, 0, &[]);
     }
 
-    /// Sends a message. Other threads may send signs of life and failures while a collective waits for its answer.
+    /// Sends a message. `number` is the root of a broadcast, the milliseconds of a timeout, and else 0. Other threads
+    /// may send signs of life and failures while a collective waits for its answer.
     fn write(&self, kind: Kind, number: u64, bytes: &[u8]) -> io::Result<()> {
         frame::write(&lock(&self.writer), kind, number, bytes)
     }
 
     /// Sends `values` to rank 0 for a collective, and waits for the result, which has `expected` values. `what` is the
-    /// collective in errors.
+    /// collective in errors, and `number` that of [`Peer::write`]. The first failure is kept, and is the error of every
+    /// later call.
     fn call(&self, kind: Kind, what: &str, number: u64, values: &[f32], expected: usize) -> Result<Vec<f32>> {
         let (most, longer) = (LARGEST / 4, values.len().max(expected));
         if longer as u64 > most {
@@ -66,16 +68,19 @@ impl Peer {
         if let Some(lost) = lock(&self.lost).clone() {
             return Err(lost.into());
         }
-        let result = self
-            .write(kind, number, bytemuck::cast_slice(values))
-            .and_then(|()| answer(&reader, expected))
-            .unwrap_or_else(|_| Err(RanksError::Ended { rank: 0, what: what.into() }));
+        let sent = self.write(kind, number, bytemuck::cast_slice(values));
+        let result = match sent.and_then(|()| answer(&reader, expected)) {
+            Ok(result) => result,
+            // The connection failed.
+            Err(_) => Err(RanksError::Ended { rank: 0, what: what.into() }),
+        };
         result.map_err(|lost| lock(&self.lost).get_or_insert(lost).clone().into())
     }
 }
 
-/// Waits for the answer to a request: the values, or the error of the job. Fails if the connection fails or is silent
-/// for too long; it cannot be silent while rank 0 lives, because rank 0 returns each sign of life.
+/// Waits for the answer to a request: the values, or the error of the job (the inner result). Fails if the connection
+/// fails or is silent for too long (the outer result). While rank 0 lives the connection is not silent, because rank 0
+/// returns each sign of life.
 fn answer(reader: &TcpStream, expected: usize) -> io::Result<Result<Vec<f32>, RanksError>> {
     let expected_bytes = 4 * expected;
     let longest = |kind| match kind {

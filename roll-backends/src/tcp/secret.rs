@@ -9,7 +9,7 @@ pub const VARIABLE: &str = "ROLL_JOB_SECRET";
 
 roll_core::inventory::submit! { roll_core::Variable(VARIABLE) }
 
-/// A text that all processes of a job know, and nobody else. It is never sent.
+/// A text that only the processes of a job know. It is never sent.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Vec<u8>);
 
@@ -19,7 +19,8 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Who proves that it knows the secret. The proofs of the two sides differ: one cannot be sent back.
+/// The side that proves that it knows the secret. The proofs of the two sides differ, so that a side cannot send back
+/// the proof that it has received.
 #[derive(Clone, Copy)]
 pub(super) enum Prover {
     Root,
@@ -32,7 +33,8 @@ impl Secret {
         (!text.is_empty()).then(|| Self(text.into()))
     }
 
-    /// HMAC-SHA256 of the bytes that both sides of a connection have exchanged: random ones of either, and who joins.
+    /// HMAC-SHA256 of the bytes that both sides of a connection have exchanged: the random bytes of both, and the
+    /// `Hello`.
     pub(super) fn proof(&self, prover: Prover, exchanged: &[u8]) -> Vec<u8> {
         hmac::sign(&self.key(), &message(prover, exchanged)).as_ref().to_vec()
     }

@@ -21,7 +21,7 @@ const GONE: &str = "its process ended, or its machine or network is gone";
 /// There are two threads. One calls collectives, which may wait long for other ranks. This one reads, and so notices a
 /// failure or the end of the process meanwhile.
 pub(super) fn serve(stream: &TcpStream, ranks: ThreadRanks, welcome: &[u8]) {
-    // Room for one request: a process must not send another one before it has its answer.
+    // Room for one request: a process must not send a second one before it has the answer to the first.
     let (sender, requests) = mpsc::sync_channel::<Frame>(1);
     let (ranks, writer) = (&ranks, &Mutex::new(stream));
     std::thread::scope(|scope| {
@@ -39,11 +39,13 @@ pub(super) fn serve(stream: &TcpStream, ranks: ThreadRanks, welcome: &[u8]) {
         if let Err(error) = threads::spawn_scoped(scope, "a rank", answer_requests) {
             return ranks.fail(&error.to_string());
         }
-        let configured = stream.set_read_timeout(Some(SILENCE)).and_then(|()| stream.set_write_timeout(Some(SILENCE)));
-        let ended = configured
-            .and_then(|()| write(writer, Kind::Done, welcome))
-            .and_then(|()| read_until_it_leaves(stream, ranks, writer, &sender));
-        if ended.is_err() {
+        let welcome_and_read = || {
+            stream.set_read_timeout(Some(SILENCE))?;
+            stream.set_write_timeout(Some(SILENCE))?;
+            write(writer, Kind::Done, welcome)?;
+            read_until_it_leaves(stream, ranks, writer, &sender)
+        };
+        if welcome_and_read().is_err() {
             ranks.fail(GONE); // has no effect if the process reported a reason before
         }
         drop(sender); // ends the other thread

@@ -15,8 +15,8 @@ use crate::{EightBits, ScaledMatrix};
 /// The next segment is prefetched, so that the device holds two segments at any time. The scales of an eight-bit matrix
 /// stay on the device; only its codes are copied.
 ///
-/// For libtorch's GPUs, the host memory is pinned, and copies overlap with kernels: a network waits only if a segment
-/// computes faster than it is copied (a block of 0.7 GB takes about 15 ms over PCI Express 5).
+/// The host memory of weights for libtorch's GPUs is pinned, and copies overlap with kernels. A network waits only if a
+/// segment computes faster than it is copied (a block of 0.7 GB takes about 15 ms over PCI Express 5).
 pub struct HostStore {
     device: Device,
     /// Weights that stay on the device.

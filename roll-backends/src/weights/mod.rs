@@ -55,12 +55,13 @@ impl Weight {
     pub fn uploaded(tensor: &roll_core::Tensor, dtype: DType, device: &Device, memory: &mut SegmentMemory) -> Self {
         let flat_shape = [tensor.len()];
         let flat = match (tensor.dtype(), dtype) {
+            // Uploaded as it is.
             (roll_core::DType::Bf16, DType::BF16) => {
                 memory.upload(Cow::Borrowed(tensor.as_slice::<half::bf16>().unwrap_or(&[])), flat_shape, device)
             }
             // Converted on the host: half the bytes are copied, and no f32 copy exists on the device.
             (_, DType::BF16) => memory.upload(Cow::Owned(storage::narrowed(tensor)), flat_shape, device),
-            // Uploaded as f32.
+            // Uploaded as f32, and converted on the device if another dtype is requested.
             _ => memory.upload(values(tensor), flat_shape, device).cast(dtype),
         };
         Self::from_tensor(NdTensor::from_flat(flat, tensor.shape()))

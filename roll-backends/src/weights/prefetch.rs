@@ -20,12 +20,12 @@ pub type Pending<T> = Receiver<Result<T>>;
 /// from it, and nothing is prefetched after the last one.
 #[derive(Debug)]
 pub struct Prefetcher<T> {
-    state: Mutex<State<T>>,
+    state: Mutex<PrefetchState<T>>,
     order: Option<Vec<String>>,
 }
 
 #[derive(Debug)]
-struct State<T> {
+struct PrefetchState<T> {
     /// The segment that last followed each pair of segments.
     followers: HashMap<[String; 2], String>,
     /// The last two segments that were requested, the latest last.
@@ -36,7 +36,7 @@ struct State<T> {
 
 impl<T> Default for Prefetcher<T> {
     fn default() -> Self {
-        let state = State { followers: HashMap::new(), last: Default::default(), pending: None };
+        let state = PrefetchState { followers: HashMap::new(), last: Default::default(), pending: None };
         Self { state: Mutex::new(state), order: None }
     }
 }
@@ -52,15 +52,18 @@ impl<T> Prefetcher<T> {
     pub fn segment(&self, name: &str, prefetch_next: bool, fetch: impl Fn(&str) -> Result<Pending<T>>) -> Result<T> {
         let mut state = lock(&self.state);
         let segment = match state.pending.take() {
+            // The prediction was right.
             Some((guess, pending)) if guess == name => receive(name, pending)?,
-            other => {
-                // A wrong segment is awaited and dropped before the right one is fetched. Its error, if any, is
+            Some((_, wrong)) => {
+                // The wrong segment is awaited and dropped before the right one is fetched. Its error, if any, is
                 // ignored: it was not requested.
-                drop(other.map(|(_, pending)| pending.recv()));
+                drop(wrong.recv());
                 receive(name, fetch(name)?)?
             }
+            // Nothing is in flight.
+            None => receive(name, fetch(name)?)?,
         };
-        let State { followers, last, pending } = &mut *state;
+        let PrefetchState { followers, last, pending } = &mut *state;
         followers.insert(last.clone(), name.into());
         last.rotate_left(1);
         last[1] = name.into();

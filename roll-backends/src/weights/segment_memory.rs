@@ -9,7 +9,7 @@ use bytemuck::Pod;
 use roll_core::Result;
 
 #[cfg(feature = "libtorch")]
-use crate::async_copies::{Cuda, Destination, copy_streams, disable, upload, upload_to};
+use crate::async_copies::{Cuda, Destination, copy_streams_of, disable, upload, upload_to};
 #[cfg(feature = "libtorch")]
 use crate::backend::{LibTorch, libtorch::TchTensor};
 #[cfg(feature = "libtorch")]
@@ -107,8 +107,11 @@ const ALIGNMENT: usize = 512;
 impl SegmentMemory {
     fn new(bytes: usize, device: &Device) -> Self {
         let reserve = || {
-            let gpu = libtorch_gpu(device).filter(|_| bytes > 0)?;
-            let copy_streams = copy_streams(gpu)?;
+            if bytes == 0 {
+                return None;
+            }
+            let gpu = libtorch_gpu(device)?;
+            let copy_streams = copy_streams_of(gpu)?;
             let memory = tch::Tensor::f_empty([bytes as i64], (tch::Kind::Uint8, tch::Device::Cuda(gpu))).ok()?;
             let destination = Destination::new(&copy_streams).map_err(|failed| disable(gpu, &failed)).ok()?;
             Some(Reserved { gpu, bytes: memory, destination })

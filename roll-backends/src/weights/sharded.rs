@@ -70,7 +70,9 @@ impl Sharded {
             }
             // Sharded in the dtype of the resident store.
             let stored = match (tensor.dtype(), storage.of(&key, tensor.dtype())) {
+                // The dtype of the file.
                 (roll_core::DType::Bf16, DType::BF16) | (roll_core::DType::F32, DType::F32) => tensor.clone(),
+                // Other dtypes are rounded to bf16 by way of f32.
                 (_, DType::BF16) => tensor.to_float(roll_core::DType::F32)?.to_float(roll_core::DType::Bf16)?,
                 _ => tensor.to_float(roll_core::DType::F32)?,
             };
@@ -178,7 +180,8 @@ impl Service for Shards {
         let own_words = &self.words[words_of(entries)];
         let mut gathered = vec![0.0; own_words.len() * self.world];
         ranks.all_gather(own_words, &mut gathered)?;
-        Ok(if contribution.is_some() { gathered } else { Vec::new() })
+        let is_requested_here = contribution.is_some();
+        Ok(if is_requested_here { gathered } else { Vec::new() })
     }
 }
 

@@ -98,7 +98,9 @@ pub(super) fn narrowed(tensor: &Tensor) -> Vec<bf16> {
         Ok(values) => {
             let mut narrow = vec![bf16::ZERO; values.len()];
             let chunks = narrow.par_chunks_mut(CHUNK).zip(values.par_chunks(CHUNK));
-            chunks.for_each(|(to, from)| to.iter_mut().zip(from).for_each(|(to, from)| *to = bf16::from_f32(*from)));
+            chunks.for_each(|(narrow, values)| {
+                narrow.iter_mut().zip(values).for_each(|(to, from)| *to = bf16::from_f32(*from));
+            });
             narrow
         }
         // Another dtype.

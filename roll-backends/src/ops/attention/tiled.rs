@@ -145,35 +145,35 @@ pub fn forward<B: ProductKernel>(qkv: [Floats<B>; 3], call: AttentionCall) -> (F
     let [q, k, v] = qkv.map(|x| tiling.split_heads::<B>(x));
     if tiling.queries * tiling.keys * tiling.width == 0 {
         let out = q.zeros([call.heads, tiling.queries, tiling.width]);
-        let softmax = q.zeros([call.heads, tiling.queries, 2]);
-        return (tiling.merge_heads(out, dtype), softmax.0);
+        let statistics = q.zeros([call.heads, tiling.queries, 2]);
+        return (tiling.merge_heads(out, dtype), statistics.0);
     }
-    let (mut outs, mut softmaxes) = (Vec::new(), Vec::new());
+    let (mut outs, mut statistics) = (Vec::new(), Vec::new());
     for heads in tiling.head_groups() {
         let of_heads = |x: &Heads<B>| x.clone().narrow(0, heads.clone());
         let (q, k, v) = (of_heads(&q), of_heads(&k), of_heads(&v));
-        let (mut out_rows, mut softmax_rows) = (Vec::new(), Vec::new());
+        let (mut out_rows, mut statistics_rows) = (Vec::new(), Vec::new());
         for rows in tiling.row_blocks() {
             let (scores, mask) = tiling.scores(&q.clone().narrow(1, rows.clone()), &k, &rows);
             let Softmax { exponentials, max, inverse } = Softmax::of(scores, mask);
             out_rows.push(exponentials.cast(dtype).matmul(v.clone()) * inverse.clone());
-            softmax_rows.push(Expression::cat(vec![max, inverse], 2));
+            statistics_rows.push(Expression::cat(vec![max, inverse], 2));
         }
         outs.push(Expression::cat(out_rows, 1));
-        softmaxes.push(Expression::cat(softmax_rows, 1));
+        statistics.push(Expression::cat(statistics_rows, 1));
     }
-    (tiling.merge_heads(Expression::cat(outs, 0), dtype), Expression::cat(softmaxes, 0).0)
+    (tiling.merge_heads(Expression::cat(outs, 0), dtype), Expression::cat(statistics, 0).0)
 }
 
-/// Returns the gradients of q, k and v that are `wanted`. `softmax` holds the statistics that [`forward`] returned. If
-/// it is empty, they are recomputed from the scores, which the backward pass computes anyway.
+/// Returns the gradients of q, k and v that are wanted. `statistics` are the softmax statistics that [`forward`]
+/// returned. If empty, they are recomputed from the scores, which the backward pass computes anyway.
 pub fn backward<B: ProductKernel>(
     qkv: [Floats<B>; 3],
     out: Floats<B>,
-    softmax: Floats<B>,
+    statistics: Floats<B>,
     d_out: Floats<B>,
     call: AttentionCall,
-    wanted: [bool; 3],
+    [q_wanted, k_wanted, v_wanted]: [bool; 3],
 ) -> Cotangents<B, 3> {
     let (tiling, dtype) = (Tiling::new::<B>(&qkv, call), qkv[0].dtype());
     let [q, k, v] = qkv.map(|x| tiling.split_heads::<B>(x));
@@ -185,7 +185,7 @@ pub fn backward<B: ProductKernel>(
     // `out * d_out`.
     let mean = (out.cast(DType::F32) * d_out.clone().cast(DType::F32)).sum(2);
     let d_out = d_out.cast(dtype);
-    let softmax = Some(Expression::<B>(softmax)).filter(|softmax| !softmax.is_empty());
+    let statistics = Some(Expression::<B>(statistics)).filter(|statistics| !statistics.is_empty());
     let (scale, softcap) = (f64::from(call.scale), call.softcap.map(f64::from));
     let (mut dq, mut dk, mut dv) = (Vec::new(), Vec::new(), Vec::new());
     for heads in tiling.head_groups() {
@@ -199,9 +199,9 @@ pub fn backward<B: ProductKernel>(
             // Derivative of the soft cap, `1 - (score / cap)^2`. For a masked score it only has to be finite, because
             // the probability is 0.
             let slope = softcap.map(|cap| (scores.clone() * (1.0 / cap)).clamp_abs(1.0).squared() * -1.0 + 1.0);
-            let probabilities = match softmax.as_ref().map(of_block) {
-                Some(softmax) => {
-                    let (max, inverse) = (softmax.clone().narrow(2, 0..1), softmax.narrow(2, 1..2));
+            let probabilities = match statistics.as_ref().map(of_block) {
+                Some(statistics) => {
+                    let (max, inverse) = (statistics.clone().narrow(2, 0..1), statistics.narrow(2, 1..2));
                     times((scores - max).exp(), mask) * inverse
                 }
                 None => {
@@ -209,22 +209,22 @@ pub fn backward<B: ProductKernel>(
                     exponentials * inverse
                 }
             };
-            if wanted[2] {
+            if v_wanted {
                 accumulate(&mut dv_sum, probabilities.clone().cast(dtype).t().matmul(d_out.clone()));
             }
-            if wanted[0] || wanted[1] {
+            if q_wanted || k_wanted {
                 let d_probabilities = d_out.matmul(v.clone().t());
                 let d_scores = probabilities * (d_probabilities - of_block(&mean)) * scale;
                 let d_scores = times(d_scores, slope).cast(dtype);
-                if wanted[1] {
+                if k_wanted {
                     accumulate(&mut dk_sum, d_scores.clone().t().matmul(q));
                 }
-                if wanted[0] {
+                if q_wanted {
                     dq_rows.push(d_scores.matmul(k.clone()));
                 }
             }
         }
-        if wanted[0] {
+        if q_wanted {
             dq.push(Expression::cat(dq_rows, 1));
         }
         dk.extend(dk_sum);

@@ -19,9 +19,9 @@ impl ChannelNormKernel for Cube {
             let (cubes, dim) = elementwise_launch(&x, positions);
             let (client, address) = (x.client.clone(), x.required_address_type());
             let (x, gain) = (x.into_buffer_arg(), gain.into_buffer_arg());
-            let (out, kept) = (y.clone().into_buffer_arg(), factors.clone().into_buffer_arg());
+            let (out, out_factors) = (y.clone().into_buffer_arg(), factors.clone().into_buffer_arg());
             let least = MIN_NORM as f32;
-            forward::launch(&client, cubes, dim, address, x, gain, out, kept, channels, positions, least, silu);
+            forward::launch(&client, cubes, dim, address, x, gain, out, out_factors, channels, positions, least, silu);
         }
         (y, factors)
     }
@@ -30,15 +30,17 @@ impl ChannelNormKernel for Cube {
         [x, gain, factors]: [CubeTensor; 3],
         silu: bool,
         d_y: CubeTensor,
-        wanted: [bool; 2],
+        [x_wanted, gain_wanted]: [bool; 2],
     ) -> Cotangents<Self, 2> {
         let (x, gain, d_y) = (values(x), values(gain), values(d_y));
-        let d_gain = wanted[1].then(|| {
-            let saved = [x.clone(), gain.clone(), factors.clone()];
-            let [_, d_gain] = composed_backward::<Self>(saved, silu, d_y.clone(), [false, true]);
+        let d_gain = if gain_wanted {
+            let (saved, only_gain) = ([x.clone(), gain.clone(), factors.clone()], [false, true]);
+            let [_, d_gain] = composed_backward::<Self>(saved, silu, d_y.clone(), only_gain);
             d_gain
-        });
-        let d_x = wanted[0].then(|| {
+        } else {
+            None
+        };
+        let d_x = x_wanted.then(|| {
             let d_x = empty_like(&x);
             let [channels, t, h, w] = x.shape().dims::<4>();
             let positions = t * h * w;
@@ -51,7 +53,7 @@ impl ChannelNormKernel for Cube {
             }
             d_x
         });
-        [d_x, d_gain.flatten()]
+        [d_x, d_gain]
     }
 }
 

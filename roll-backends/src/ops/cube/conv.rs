@@ -26,7 +26,7 @@ impl ConvKernel for Cube {
     fn conv_forward(operands: [CubeTensor; 3], padding: [usize; 3]) -> CubeTensor {
         let dtype = operands[0].dtype;
         let [x, weight, bias] = operands.map(in_f32);
-        let use_tensor_cores = use_tensor_cores(&x);
+        let use_tensor_cores = tensor_cores_are_usable(&x);
         let x = with_batch::<Self>(x);
         let y = run_conv(use_tensor_cores, |strategy| {
             conv_forward::<3>(x.clone(), weight.clone(), Some(bias.clone()), options(padding), strategy)
@@ -42,7 +42,7 @@ impl ConvKernel for Cube {
     ) -> Cotangents<Self, 3> {
         let dtype = x.dtype;
         let [x, weight, d_y] = [x, weight, d_y].map(in_f32);
-        let use_tensor_cores = use_tensor_cores(&x);
+        let use_tensor_cores = tensor_cores_are_usable(&x);
         let gradients = conv_gradients([x, weight], padding, d_y, wanted, use_tensor_cores);
         gradients.map(|gradient| gradient.map(|gradient| Expression::<Self>(gradient).cast(dtype).0))
     }
@@ -58,21 +58,21 @@ fn conv_gradients(
     [x, weight]: [CubeTensor; 2],
     padding: [usize; 3],
     d_y: CubeTensor,
-    wanted: [bool; 3],
+    [x_wanted, weight_wanted, bias_wanted]: [bool; 3],
     use_tensor_cores: bool,
 ) -> Cotangents<Cube, 3> {
     let (x, d_y) = (with_batch::<Cube>(x), with_batch::<Cube>(d_y));
-    let d_x = wanted[0].then(|| {
+    let d_x = x_wanted.then(|| {
         without_batch::<Cube>(run_conv(use_tensor_cores, |strategy| {
             conv_data_backward::<3>(d_y.clone(), weight.clone(), x.shape(), options(padding), strategy)
         }))
     });
-    let d_weight = wanted[1].then(|| {
+    let d_weight = weight_wanted.then(|| {
         run_conv(use_tensor_cores, |strategy| {
             conv_weight_backward::<3>(x.clone(), d_y.clone(), weight.shape(), options(padding), strategy)
         })
     });
-    let d_bias = wanted[2].then(|| {
+    let d_bias = bias_wanted.then(|| {
         let d_y = Expression::<Cube>(d_y);
         let [_, outputs, t, h, w] = d_y.dims();
         d_y.reshape([outputs, t * h * w]).sum(1).reshape([outputs]).0
@@ -94,9 +94,9 @@ fn run_conv<E: std::fmt::Debug>(
     }
 }
 
-/// Whether convolutions of f32 on the device of `like` use TF32. Decided once per device: TF32 must be supported and
-/// agree with f32 in a check.
-fn use_tensor_cores(like: &CubeTensor) -> bool {
+/// Whether convolutions of f32 on the device of `like` use TF32 on tensor cores. Decided once per device: TF32 must be
+/// supported and agree with f32 in a check.
+fn tensor_cores_are_usable(like: &CubeTensor) -> bool {
     static DECIDED: Mutex<BTreeMap<String, bool>> = Mutex::new(BTreeMap::new());
     let has_tf32 = like.client.properties().supports_type(tf32::elem_type_native());
     if !has_tf32 {
@@ -138,8 +138,9 @@ fn disagreement(like: &CubeTensor) -> Option<String> {
         let y = run_conv(use_tensor_cores, |strategy| {
             conv_forward::<3>(input.clone(), weight.clone(), Some(bias.clone()), options(PADDING), strategy)
         });
+        let all_but_bias = [true, true, false];
         let [d_x, d_weight, _] =
-            conv_gradients([x.clone(), weight.clone()], PADDING, d_y.clone(), [true, true, false], use_tensor_cores);
+            conv_gradients([x.clone(), weight.clone()], PADDING, d_y.clone(), all_but_bias, use_tensor_cores);
         [Some(y), d_x, d_weight]
     };
     let names = ["the result", "the gradient of x", "the gradient of the weight"];

@@ -25,11 +25,12 @@ impl GateKernel for Cube {
     }
 
     fn gated_add_backward(y: CubeTensor, gate: CubeTensor, d_z: CubeTensor, wanted: [bool; 2]) -> Cotangents<Self, 2> {
+        let [y_wanted, gate_wanted] = wanted;
         let (gate, d_z) = (Expression::<Self>(gate), Expression(d_z));
-        let shared = gate.dims::<2>()[0] == 1;
-        let d_gate = wanted[1].then(|| sum_if_shared(Expression(y) * d_z.clone(), shared).0);
+        let is_shared = gate.dims::<2>()[0] == 1;
+        let d_gate = gate_wanted.then(|| sum_if_shared(Expression(y) * d_z.clone(), is_shared).0);
         // One elementwise product: an own kernel would not be faster than Burn's.
-        let d_y = wanted[0].then(|| (d_z * gate).0);
+        let d_y = y_wanted.then(|| (d_z * gate).0);
         [d_y, d_gate]
     }
 }

@@ -15,12 +15,12 @@ const UNITS: u32 = 128;
 
 impl NormKernel for Cube {
     fn norm_forward(x: CubeTensor, gain: CubeTensor, shift: Option<CubeTensor>, eps: f64) -> (CubeTensor, CubeTensor) {
-        let layer = shift.is_some();
+        let is_layer_norm = shift.is_some();
         let (x, gain) = (values(x), values(gain));
         // A kernel launch needs all operands; an RMS norm does not read this one.
         let shift = shift.map_or_else(|| empty(&x, [1]), values);
         let [rows, width] = x.shape().dims::<2>();
-        let (y, moments) = (empty_like(&x), empty(&x, [rows, if layer { 2 } else { 1 }]));
+        let (y, moments) = (empty_like(&x), empty(&x, [rows, if is_layer_norm { 2 } else { 1 }]));
         if rows * width > 0 {
             let (cubes, dim) = cube_per_row(&x, rows, UNITS);
             let (client, address) = (x.client.clone(), x.required_address_type());
@@ -40,7 +40,7 @@ impl NormKernel for Cube {
                 gains,
                 shifts,
                 eps as f32,
-                layer,
+                is_layer_norm,
                 UNITS,
             );
         }
@@ -48,10 +48,11 @@ impl NormKernel for Cube {
     }
 
     fn norm_backward(saved: SavedNorm<CubeTensor>, d_y: CubeTensor, wanted: [bool; 3]) -> Cotangents<Self, 3> {
-        let d_x = wanted[0].then(|| backward_x(&saved, d_y.clone()));
+        let [x_wanted, gain_wanted, shift_wanted] = wanted;
+        let d_x = x_wanted.then(|| backward_x(&saved, d_y.clone()));
         // Composed operations: these sums over rows are rarely wanted, because gains and shifts are frozen or computed
         // from a single timestep.
-        let [_, d_gain, d_shift] = composed_backward::<Self>(saved, d_y, [false, wanted[1], wanted[2]]);
+        let [_, d_gain, d_shift] = composed_backward::<Self>(saved, d_y, [false, gain_wanted, shift_wanted]);
         [d_x, d_gain, d_shift]
     }
 }
@@ -60,6 +61,7 @@ fn backward_x(saved: &SavedNorm<CubeTensor>, d_y: CubeTensor) -> CubeTensor {
     let (x, gain, d_y) = (values(saved.x.clone()), values(saved.gain.clone()), values(d_y));
     let moments = saved.moments.clone();
     let d_x = empty_like(&x);
+    let is_layer_norm = saved.layer.is_some();
     let [rows, width] = x.shape().dims::<2>();
     if rows * width > 0 {
         let (cubes, dim) = cube_per_row(&x, rows, UNITS);
@@ -78,7 +80,7 @@ fn backward_x(saved: &SavedNorm<CubeTensor>, d_y: CubeTensor) -> CubeTensor {
             rows,
             width,
             gains,
-            saved.layer.is_some(),
+            is_layer_norm,
             UNITS,
         );
     }
@@ -99,7 +101,7 @@ fn forward(
     gains: usize,
     shifts: usize,
     eps: f32,
-    #[comptime] layer: bool,
+    #[comptime] is_layer_norm: bool,
     #[comptime] units: u32,
 ) {
     if CUBE_POS >= rows {
@@ -113,7 +115,7 @@ fn forward(
     let gain_start = start % gains;
 
     let mut mean = 0.0f32;
-    if comptime!(layer) {
+    if comptime!(is_layer_norm) {
         let mut sum = 0.0f32;
         let mut i = UNIT_POS as usize;
         while i < width {
@@ -134,7 +136,7 @@ fn forward(
     let mut i = UNIT_POS as usize;
     while i < width {
         let mut value = (x[start + i] - mean) * inverse * gain[gain_start + i];
-        if comptime!(layer) {
+        if comptime!(is_layer_norm) {
             let shift_start = start % shifts;
             value += shift[shift_start + i];
         }
@@ -142,7 +144,7 @@ fn forward(
         i += step;
     }
     if UNIT_POS == 0 {
-        if comptime!(layer) {
+        if comptime!(is_layer_norm) {
             moments[2 * CUBE_POS] = mean;
             moments[2 * CUBE_POS + 1] = inverse;
         } else {
@@ -163,7 +165,7 @@ fn backward(
     rows: usize,
     width: usize,
     gains: usize,
-    #[comptime] layer: bool,
+    #[comptime] is_layer_norm: bool,
     #[comptime] units: u32,
 ) {
     if CUBE_POS >= rows {
@@ -175,10 +177,10 @@ fn backward(
     let count = f32::cast_from(width);
     let gain_start = start % gains;
     let mut mean = 0.0f32;
-    if comptime!(layer) {
+    if comptime!(is_layer_norm) {
         mean = moments[2 * CUBE_POS];
     }
-    let inverse = if comptime!(layer) { moments[2 * CUBE_POS + 1] } else { moments[CUBE_POS] };
+    let inverse = if comptime!(is_layer_norm) { moments[2 * CUBE_POS + 1] } else { moments[CUBE_POS] };
 
     let mut sum_nd = 0.0f32;
     let mut sum_d = 0.0f32;
@@ -191,7 +193,7 @@ fn backward(
     }
     let mean_nd = sum_over_units(&mut partial, sum_nd) / count;
     let mut mean_d = 0.0f32;
-    if comptime!(layer) {
+    if comptime!(is_layer_norm) {
         mean_d = sum_over_units(&mut partial, sum_d) / count;
     }
 

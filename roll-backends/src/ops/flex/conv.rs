@@ -1,4 +1,4 @@
-//! 3-d convolution on flex: by Winograd where [`is_winograd_shape`] says so, else tap by tap.
+//! 3-d convolution on flex: by Winograd's algorithm if [`is_winograd_shape`] is true, else tap by tap.
 
 use super::{Values, cast, tensor};
 use crate::backend::{Flex, TensorMetadata, flex::FlexTensor};
@@ -7,7 +7,7 @@ use crate::ops::kernels::conv::{ConvKind, ConvShape, backward, forward};
 use crate::ops::kernels::winograd::convolve;
 use crate::ops::{ConvKernel, Cotangents};
 
-fn shape(x: &FlexTensor, weight: &FlexTensor, padding: [usize; 3]) -> ConvShape {
+fn shape_of(x: &FlexTensor, weight: &FlexTensor, padding: [usize; 3]) -> ConvShape {
     let ([inputs, size @ ..], [outputs, _, kernel @ ..]) = (x.shape().dims::<4>(), weight.shape().dims::<5>());
     ConvShape { inputs, outputs, size, kernel, padding }
 }
@@ -18,10 +18,10 @@ fn uses_winograd(weight: &FlexTensor) -> bool {
 
 impl ConvKernel for Flex {
     fn conv_forward([x, weight, bias]: [FlexTensor; 3], padding: [usize; 3]) -> FlexTensor {
-        let (shape, winograd) = (shape(&x, &weight, padding), uses_winograd(&weight));
+        let (shape, by_winograd) = (shape_of(&x, &weight, padding), uses_winograd(&weight));
         let [t, h, w] = shape.output().unwrap_or_default();
         let (x, weight, bias) = (Values::of(x), Values::of(weight), Values::of(bias));
-        let y = if winograd {
+        let y = if by_winograd {
             convolve(shape, x.slice(), weight.slice(), ConvKind::Forward, Some(bias.slice()))
         } else {
             forward(shape, x.slice(), weight.slice(), bias.slice())
@@ -35,10 +35,11 @@ impl ConvKernel for Flex {
         d_y: FlexTensor,
         wanted: [bool; 3],
     ) -> Cotangents<Self, 3> {
-        let (shape, winograd) = (shape(&x, &weight, padding), uses_winograd(&weight));
+        let [x_wanted, weight_wanted, bias_wanted] = wanted;
+        let (shape, by_winograd) = (shape_of(&x, &weight, padding), uses_winograd(&weight));
         // Winograd computes the gradient of x only.
-        let d_x_by_winograd = (winograd && wanted[0]).then(|| Self::conv_pull(d_y.clone(), weight.clone(), padding));
-        let wanted_by_tap = [wanted[0] && !winograd, wanted[1], wanted[2]];
+        let d_x_by_winograd = (by_winograd && x_wanted).then(|| Self::conv_pull(d_y.clone(), weight.clone(), padding));
+        let wanted_by_tap = [x_wanted && !by_winograd, weight_wanted, bias_wanted];
         let (x_dtype, weight_dtype) = (x.dtype(), weight.dtype());
         let (x, weight, d_y) = (Values::of(x), Values::of(weight), Values::of(d_y));
         let [d_x, d_weight, d_bias] = backward(shape, x.slice(), weight.slice(), d_y.slice(), wanted_by_tap);
@@ -55,7 +56,8 @@ impl ConvKernel for Flex {
         let shape = ConvShape { inputs, outputs, size, kernel, padding };
         let (cotangent, weight) = (Values::of(cotangent), Values::of(weight));
         let d_x = if winograd {
-            convolve(shape.transposed(output), cotangent.slice(), weight.slice(), ConvKind::Transposed, None)
+            let no_bias = None;
+            convolve(shape.transposed(output), cotangent.slice(), weight.slice(), ConvKind::Transposed, no_bias)
         } else {
             // The gradient of x is computed without x.
             let (x, wanted) = (&[], [true, false, false]);

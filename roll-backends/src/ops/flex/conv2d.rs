@@ -6,7 +6,7 @@ use crate::ops::conv2d::{Conv2dCall, Conv2dKernel, Conv2dOptions, Epilogue};
 use crate::ops::kernels::conv2d::{self as kernels, BackwardWeights, Conv2dShape, KernelEpilogue, Weights};
 
 /// The sizes of a call for x `[N, C, H, W]`.
-fn shape([items, inputs, h, w]: [usize; 4], call: &Conv2dCall<FlexTensor>) -> Conv2dShape {
+fn shape_of([items, inputs, h, w]: [usize; 4], call: &Conv2dCall<FlexTensor>) -> Conv2dShape {
     let [outputs, _, kernel @ ..] = call.weight.shape().dims::<4>();
     let Conv2dOptions { stride, dilation, groups } = call.options;
     let (size, before) = ([h, w], call.padding.map(|(before, _)| before));
@@ -30,50 +30,52 @@ impl Conv2dKernel for Flex {
         call: &Conv2dCall<FlexTensor>,
         recorded: bool,
     ) -> (FlexTensor, Option<FlexTensor>) {
-        let shape = shape(x.shape().dims(), call);
-        let weights = &call.packed.forward;
-        let weights = weights.get_or_init(|| Weights::new(shape, Values::of(call.weight.clone()).slice()));
+        let shape = shape_of(x.shape().dims(), call);
+        let pack = || Weights::new(shape, Values::of(call.weight.clone()).slice());
+        let weights = call.packed.forward.get_or_init(pack);
         let (x, bias, slopes) = (Values::of(x), Values::of(call.bias.clone()), Values::of(call.slopes.clone()));
-        let (residual, epilogue) =
-            (residual.map(Values::of), KernelEpilogue { kind: call.epilogue, slopes: slopes.slice() });
-        let saves_sums = recorded && epilogue.needs_sums();
+        let residual = residual.map(Values::of);
         let residual = residual.as_ref().map(Values::slice);
-        let found = kernels::forward(shape, x.slice(), weights, bias.slice(), residual, epilogue, saves_sums);
-        let size = [shape.items, shape.outputs, shape.output[0], shape.output[1]];
-        let y = tensor(found.y, size);
-        // The pullback needs the sums, or can do with the result, or needs nothing.
-        let saved = match found.sums {
-            Some(sums) => Some(tensor(sums, size)),
-            None => (recorded && call.epilogue != Epilogue::Nothing).then(|| y.clone()),
+        let epilogue = KernelEpilogue { kind: call.epilogue, slopes: slopes.slice() };
+        let saves_sums = recorded && epilogue.needs_sums();
+        let outputs = kernels::forward(shape, x.slice(), weights, bias.slice(), residual, epilogue, saves_sums);
+        let y_shape = [shape.items, shape.outputs, shape.output[0], shape.output[1]];
+        let y = tensor(outputs.y, y_shape);
+        let saved = match outputs.sums {
+            Some(sums) => Some(tensor(sums, y_shape)),
+            // The pullback of the epilogue can be computed from the result.
+            None if recorded && call.epilogue != Epilogue::Nothing => Some(y.clone()),
+            // There is no pullback, or it reads neither.
+            None => None,
         };
         (y, saved)
     }
 
-    fn conv2d_pull(saved: Option<FlexTensor>, call: &Conv2dCall<FlexTensor>, d_y: FlexTensor) -> FlexTensor {
+    fn conv2d_pull_epilogue(saved: Option<FlexTensor>, call: &Conv2dCall<FlexTensor>, d_y: FlexTensor) -> FlexTensor {
         let Some(saved) = saved else { return d_y };
         let [_, channels, rows, columns] = d_y.shape().dims();
         let (saved, d_y, slopes) = (Values::of(saved), Values::of(d_y), Values::of(call.slopes.clone()));
         let epilogue = KernelEpilogue { kind: call.epilogue, slopes: slopes.slice() };
-        d_y.like(kernels::pull(channels, rows * columns, epilogue, saved.slice(), d_y.slice()))
+        d_y.like(kernels::pull_epilogue(channels, rows * columns, epilogue, saved.slice(), d_y.slice()))
     }
 
-    fn conv2d_backward(x_shape: [usize; 4], call: &Conv2dCall<FlexTensor>, d_sums: FlexTensor) -> FlexTensor {
-        let shape = shape(x_shape, call);
+    fn conv2d_pull_convolution(x_shape: [usize; 4], call: &Conv2dCall<FlexTensor>, d_sums: FlexTensor) -> FlexTensor {
+        let shape = shape_of(x_shape, call);
         let d_sums = Values::of(d_sums);
-        tensor(kernels::backward(shape, backward_weights(call, shape), d_sums.slice()), x_shape)
+        tensor(kernels::pull_convolution(shape, backward_weights(call, shape), d_sums.slice()), x_shape)
     }
 
-    fn conv2d_pull_backward(
+    fn conv2d_pull_both(
         x_shape: [usize; 4],
         saved: Option<FlexTensor>,
         call: &Conv2dCall<FlexTensor>,
         d_y: FlexTensor,
     ) -> FlexTensor {
-        let Some(saved) = saved else { return Self::conv2d_backward(x_shape, call, d_y) };
-        let shape = shape(x_shape, call);
+        let Some(saved) = saved else { return Self::conv2d_pull_convolution(x_shape, call, d_y) };
+        let shape = shape_of(x_shape, call);
         let (saved, d_y, slopes) = (Values::of(saved), Values::of(d_y), Values::of(call.slopes.clone()));
         let weights = backward_weights(call, shape);
         let epilogue = KernelEpilogue { kind: call.epilogue, slopes: slopes.slice() };
-        tensor(kernels::backward_fused(shape, weights, epilogue, saved.slice(), d_y.slice()), x_shape)
+        tensor(kernels::pull_both(shape, weights, epilogue, saved.slice(), d_y.slice()), x_shape)
     }
 }

@@ -27,12 +27,15 @@ impl GateKernel for Flex {
     }
 
     fn gated_add_backward(y: FlexTensor, gate: FlexTensor, d_z: FlexTensor, wanted: [bool; 2]) -> Cotangents<Self, 2> {
+        let [y_wanted, gate_wanted] = wanted;
         let [rows, width] = y.shape().dims::<2>();
         let (y, gate, d_z) = (Values::of(y), Values::of(gate), Values::of(d_z));
         let operand = RowOperand::new(gate.slice(), rows, width);
-        let d_y = wanted[0].then(|| y.like(norm::gated_add_backward_y(rows, operand, d_z.slice())));
-        let d_gate = wanted[1]
-            .then(|| gate.like(norm::gated_add_backward_gate(rows, y.slice(), operand.is_shared(), d_z.slice())));
+        let d_y = y_wanted.then(|| y.like(norm::gated_add_backward_y(rows, operand, d_z.slice())));
+        let d_gate = gate_wanted.then(|| {
+            let d_gate = norm::gated_add_backward_gate(rows, y.slice(), operand.is_shared(), d_z.slice());
+            gate.like(d_gate)
+        });
         [d_y, d_gate]
     }
 }

@@ -10,7 +10,7 @@ use crate::ops::kernels::parallel::in_pool;
 use crate::ops::kernels::row_products::{self, Stored};
 use crate::ops::{Cotangents, LinearKernel, Lora, SavedLinear};
 
-fn shape(x: &FlexTensor, weight: &FlexTensor, lora: Option<&Lora<FlexTensor>>) -> LinearShape {
+fn shape_of(x: &FlexTensor, weight: &FlexTensor, lora: Option<&Lora<FlexTensor>>) -> LinearShape {
     let ([rows, inputs], [outputs, _]) = (x.shape().dims::<2>(), weight.shape().dims::<2>());
     let rank = lora.map_or(0, |lora| lora.down.shape().dims::<2>()[0]);
     LinearShape { rows, inputs, outputs, rank }
@@ -45,7 +45,7 @@ impl LinearKernel for Flex {
         bias: FlexTensor,
         lora: Option<Lora<FlexTensor>>,
     ) -> (FlexTensor, Option<FlexTensor>) {
-        let shape = shape(&x, &weight, lora.as_ref());
+        let shape = shape_of(&x, &weight, lora.as_ref());
         let (x, weight, bias) = (Values::of(x), ContiguousWeight::of(weight), Values::of(bias));
         let lora = lora.map(|lora| lora.map(Values::of));
         let lora_slices = lora.as_ref().map(|lora| lora.as_ref().map(Values::slice));
@@ -56,7 +56,8 @@ impl LinearKernel for Flex {
     }
 
     fn rows_forward(x: FlexTensor, weight: FlexTensor, bias: FlexTensor) -> FlexTensor {
-        let LinearShape { rows, inputs, outputs, .. } = shape(&x, &weight, None);
+        let no_lora = None;
+        let LinearShape { rows, inputs, outputs, .. } = shape_of(&x, &weight, no_lora);
         let (x, weight, bias) = (Values::of(x), ContiguousWeight::of(weight), Values::of(bias));
         let stored = match weight.stored() {
             Weight::F32(values) => Stored::F32(values),
@@ -68,7 +69,7 @@ impl LinearKernel for Flex {
 
     fn linear_backward(saved: SavedLinear<FlexTensor>, d_y: FlexTensor, wanted: [bool; 5]) -> Cotangents<Self, 5> {
         let lora = saved.lora.as_ref().map(|(lora, _)| lora);
-        let (shape, dtype) = (shape(&saved.x, &saved.weight, lora), saved.x.dtype());
+        let (shape, dtype) = (shape_of(&saved.x, &saved.weight, lora), saved.x.dtype());
         let (x, weight, d_y) = (Values::of(saved.x), ContiguousWeight::of(saved.weight), Values::of(d_y));
         let lora = saved.lora.map(|(lora, inner)| (lora.map(Values::of), Values::of(inner)));
         let lora_slices = lora.as_ref().map(|(lora, inner)| (lora.as_ref().map(Values::slice), inner.slice()));

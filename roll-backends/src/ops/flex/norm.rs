@@ -17,6 +17,7 @@ impl NormKernel for Flex {
     }
 
     fn norm_backward(saved: SavedNorm<FlexTensor>, d_y: FlexTensor, wanted: [bool; 3]) -> Cotangents<Self, 3> {
+        let [x_wanted, gain_wanted, shift_wanted] = wanted;
         let [rows, width] = saved.x.shape().dims::<2>();
         let (x, gain_values, moments) = (Values::of(saved.x), Values::of(saved.gain), Values::of(saved.moments));
         let d_y_values = Values::of(d_y.clone());
@@ -24,11 +25,12 @@ impl NormKernel for Flex {
         let moments = bytemuck::cast_slice(moments.slice());
         let d = d_y_values.slice();
         let is_layer_norm = saved.layer.is_some();
-        let d_x = wanted[0].then(|| x.like(norm::backward_x(is_layer_norm, x.slice(), moments, gain, d)));
-        let d_gain = wanted[1].then(|| gain_values.like(norm::backward_gain(x.slice(), moments, gain.is_shared(), d)));
+        let d_x = x_wanted.then(|| x.like(norm::backward_x(is_layer_norm, x.slice(), moments, gain, d)));
+        let backward_gain = || norm::backward_gain(x.slice(), moments, gain.is_shared(), d);
+        let d_gain = gain_wanted.then(|| gain_values.like(backward_gain()));
         let d_shift = match saved.layer {
-            Some(SharedShift(true)) if wanted[2] => Some(tensor(norm::sum_of_rows(rows, d), [1, width])),
-            Some(SharedShift(false)) if wanted[2] => Some(d_y),
+            Some(SharedShift(true)) if shift_wanted => Some(tensor(norm::sum_of_rows(rows, d), [1, width])),
+            Some(SharedShift(false)) if shift_wanted => Some(d_y),
             _ => None,
         };
         [d_x, d_gain, d_shift]

@@ -127,7 +127,7 @@ pub fn forward(shape: AttentionShape, q: &[f32], k: &[f32], v: &[f32], out: &mut
 
 /// Operands and results of [`forward`], and the cotangent of its output.
 #[derive(Clone, Copy)]
-pub struct Saved<'a> {
+pub struct SavedAttention<'a> {
     pub q: &'a [f32],
     pub k: &'a [f32],
     pub v: &'a [f32],
@@ -140,7 +140,7 @@ pub struct Saved<'a> {
 /// Returns the gradients of q, k and v; `None` if not wanted.
 pub fn backward(
     shape: AttentionShape,
-    saved: Saved,
+    saved: SavedAttention,
     [q_wanted, k_wanted, v_wanted]: [bool; 3],
 ) -> [Option<Vec<f32>>; 3] {
     let (queries, keys, channels) = (shape.queries, shape.keys, shape.channels());
@@ -170,6 +170,7 @@ pub fn backward(
             .map(|(share, head, dk, dv)| Task {
                 head,
                 first: share * rows_per_share,
+                // The tasks of a head come in the order of the shares, as its parts of dq do.
                 dq: dq_parts[head].next(),
                 dk,
                 dv,
@@ -234,7 +235,7 @@ struct Task<'a> {
 
 impl Task<'_> {
     /// Computes the gradients through the query rows up to `end`, `block` rows at a time.
-    fn run(self, shape: AttentionShape, saved: &Saved, block: usize, end: usize, scratch: &mut Scratch) {
+    fn run(self, shape: AttentionShape, saved: &SavedAttention, block: usize, end: usize, scratch: &mut Scratch) {
         let Task { head, first, dq, mut dk, mut dv } = self;
         let mut dq_blocks = dq.map_or_else(Vec::new, |dq| dq.split_rows(block)).into_iter();
         for start in (first..end).step_by(block) {
@@ -252,7 +253,7 @@ impl Task<'_> {
             let v = shape.head(saved.v, shape.keys, head).rows(attended.clone());
             let softmax = &saved.softmax[head * shape.queries..][start..stop];
 
-            // First the scores, then the probabilities.
+            // The scores, replaced below by the probabilities.
             let p = &mut scratch.probabilities[..rows * keys];
             shape.scores([q, k], p, rows);
             if let Some(cap) = shape.call.softcap {
@@ -270,7 +271,7 @@ impl Task<'_> {
             if dq.is_none() && dk.is_none() {
                 continue;
             }
-            // First the cotangents of the probabilities, then those of the products of queries and keys.
+            // The cotangents of the probabilities, replaced below by those of the products of queries and keys.
             let ds = &mut scratch.d_scores[..rows * keys];
             ViewMut::new(ds, rows, keys).product(d_out, v.t(), 1.0, Update::Overwrite, Threads::One);
             for (i, ds) in ds.chunks_exact_mut(keys).enumerate() {
@@ -290,8 +291,8 @@ impl Task<'_> {
     }
 }
 
-/// Zeroes the masked scores of a row and returns the others. `row` begins at key `first_key`; the query attends to the
-/// keys `visible`.
+/// Zeroes the masked scores of a row and returns its unmasked scores. `row` begins at key `first_key`; the query
+/// attends to the keys `visible`.
 fn mask(row: &mut [f32], visible: Range<usize>, first_key: usize) -> &mut [f32] {
     let columns = visible.start.saturating_sub(first_key)..visible.end.saturating_sub(first_key);
     row[..columns.start].fill(0.0);
@@ -339,7 +340,7 @@ pub fn exponentials(row: &mut [f32]) -> f32 {
 }
 
 vectorised! {
-    /// Turns the cotangents of the probabilities p of a row, which `ds` holds, into those of the products of query and
+    /// Replaces `ds`, the cotangents of the probabilities p of a row, by the cotangents of the products of query and
     /// keys: `p * (ds - mean) * scale`, where `mean` is `sum(p ds)`.
     fn softmax_backward<M>(ds: &mut [f32], p: &[f32], mean: f32, scale: f32) {
         for (ds, &p) in ds.iter_mut().zip(p) {

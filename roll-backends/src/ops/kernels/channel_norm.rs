@@ -47,12 +47,12 @@ pub fn backward(
     factors: &[f32],
     d_y: &[f32],
     silu: bool,
-    wanted: [bool; 2],
+    [x_wanted, gain_wanted]: [bool; 2],
 ) -> [Option<Vec<f32>>; 2] {
     let channels = gain.len();
     let positions = factors.len();
-    let mut d_x = vec![0.0; if wanted[0] { x.len() } else { 0 }];
-    let outputs: Vec<_> = if wanted[0] {
+    let mut d_x = vec![0.0; if x_wanted { x.len() } else { 0 }];
+    let outputs: Vec<_> = if x_wanted {
         position_blocks(&mut d_x, channels, positions).into_iter().map(Some).collect()
     } else {
         (0..positions.div_ceil(POSITIONS)).map(|_| None).collect()
@@ -71,7 +71,7 @@ pub fn backward(
             // The sum over channels of `x * gain * d_pre`, where `d_pre` is the cotangent before SiLU.
             let mut products = [0.0; POSITIONS];
             let mut d_pre = [0.0; POSITIONS];
-            let mut d_gain = vec![0.0; if wanted[1] { channels } else { 0 }];
+            let mut d_gain = vec![0.0; if gain_wanted { channels } else { 0 }];
             let write_d_pre = |c: usize, d_pre: &mut [f32]| {
                 if silu {
                     silu_cotangent(&x[at(c)], factors, gain[c], &d_y[at(c)], d_pre);
@@ -82,7 +82,7 @@ pub fn backward(
             for c in 0..channels {
                 write_d_pre(c, &mut d_pre[..n]);
                 add_product(&x[at(c)], &d_pre[..n], gain[c], &mut products[..n]);
-                if wanted[1] {
+                if gain_wanted {
                     d_gain[c] = dot3(&x[at(c)], factors, &d_pre[..n]);
                 }
             }
@@ -97,12 +97,14 @@ pub fn backward(
             d_gain
         })
         .collect();
-    let d_gain = wanted[1].then(|| {
-        let mut sum = vec![0.0f64; channels];
-        d_gain_parts.iter().for_each(|part| sum.iter_mut().zip(part).for_each(|(s, &p)| *s += f64::from(p)));
-        sum.into_iter().map(|s| s as f32).collect()
+    let d_gain = gain_wanted.then(|| {
+        let mut sums = vec![0.0f64; channels];
+        for part in &d_gain_parts {
+            sums.iter_mut().zip(part).for_each(|(sum, &value)| *sum += f64::from(value));
+        }
+        sums.into_iter().map(|sum| sum as f32).collect()
     });
-    [wanted[0].then_some(d_x), d_gain]
+    [x_wanted.then_some(d_x), d_gain]
 }
 
 /// Number of positions of a task.

@@ -19,16 +19,23 @@ pub fn forward(shape: ConvShape, x: &[f32], weight: &[f32], bias: &[f32]) -> Vec
 }
 
 /// Returns the gradients of x, weight and bias that are `wanted`.
-pub fn backward(shape: ConvShape, x: &[f32], weight: &[f32], d_y: &[f32], wanted: [bool; 3]) -> [Option<Vec<f32>>; 3] {
+pub fn backward(
+    shape: ConvShape,
+    x: &[f32],
+    weight: &[f32],
+    d_y: &[f32],
+    [x_wanted, weight_wanted, bias_wanted]: [bool; 3],
+) -> [Option<Vec<f32>>; 3] {
     in_pool(multiply_adds(shape), || {
         let Some(output) = shape.output() else { return [None, None, None] };
-        let d_x = wanted[0].then(|| {
+        let d_x = x_wanted.then(|| {
             let transposed = shape.transposed(output);
             let packed = Packed::new(shape, weight, ConvKind::Transposed);
-            correlate(transposed, &Padded::input(transposed, d_y), &packed, None)
+            let no_bias = None;
+            correlate(transposed, &Padded::input(transposed, d_y), &packed, no_bias)
         });
-        let d_weight = wanted[1].then(|| weight_gradient(shape, output, x, d_y));
-        let d_bias = wanted[2].then(|| {
+        let d_weight = weight_wanted.then(|| weight_gradient(shape, output, x, d_y));
+        let d_bias = bias_wanted.then(|| {
             let per_channel = output.iter().product::<usize>();
             d_y.chunks_exact(per_channel).map(|d| d.iter().map(|&v| f64::from(v)).sum::<f64>() as f32).collect()
         });
@@ -46,8 +53,8 @@ fn multiply_adds(shape: ConvShape) -> usize {
 fn weight_gradient(shape: ConvShape, output: [usize; 3], x: &[f32], d_y: &[f32]) -> Vec<f32> {
     let (taps, pairs) = (shape.kernel.iter().product::<usize>(), shape.inputs * shape.outputs);
     let x = Padded::input(shape, x);
-    // `d_y` gets zeros on the right, so that its rows are as wide as those of the padded input. A frame is then one
-    // contiguous span in both, and one product covers it: columns of the input without an output meet a zero.
+    // `d_y` gets zeros on the right, so that its rows are as wide as the rows of the padded input. A frame is then one
+    // contiguous span in both, and one product covers it. Input columns without an output are multiplied by zeros.
     let d_y = Padded::new(d_y, shape.outputs, output, [0; 3], [output[0], output[1], x.size[2]]);
     // Positions of a frame from its first to its last output.
     let span = (output[1] - 1) * x.size[2] + output[2];

@@ -8,14 +8,14 @@ use super::matrix::ViewMut;
 use super::simd::vectorised;
 use super::tile::{MR, NR};
 
-/// Input channels between two visits of a tile (KC in BLIS terms): their weights (10 KiB at 27 taps) stay in the L1
-/// cache.
-const KC: usize = 16;
+/// Input channels that are accumulated in a tile before the next tile (KC in BLIS terms): their weights (10 KiB at 27
+/// taps) stay in the L1 cache.
+const CHANNEL_BLOCK: usize = 16;
 /// Positions per task (NC in BLIS terms): their input stays in the L2 cache.
 const NC: usize = 512;
 
-/// A weight packed for [`correlate`]: blocks of [`KC`] input channels; in each, blocks of [`MR`] output channels
-/// (the last padded with zeros); in each, the order input channel, tap, output channel.
+/// A weight packed for [`correlate`]: blocks of [`CHANNEL_BLOCK`] input channels. Each consists of blocks of [`MR`]
+/// output channels, the last padded with zeros. Within these, the order is input channel, tap, output channel.
 pub struct Packed {
     values: Vec<f32>,
     taps: usize,
@@ -34,12 +34,12 @@ impl Packed {
         let per_input = taps * outputs.next_multiple_of(MR);
         let mut values = vec![0.0; inputs * per_input];
         if per_input > 0 {
-            values.par_chunks_mut(KC * per_input).enumerate().for_each(|(input_block, values)| {
+            values.par_chunks_mut(CHANNEL_BLOCK * per_input).enumerate().for_each(|(input_block, values)| {
                 let channels = values.len() / per_input;
                 for (output_block, values) in values.chunks_exact_mut(channels * taps * MR).enumerate() {
                     for (channel, by_tap) in values.chunks_exact_mut(taps * MR).enumerate() {
                         for lane in 0..MR.min(outputs - output_block * MR) {
-                            let (input, output) = (input_block * KC + channel, output_block * MR + lane);
+                            let (input, output) = (input_block * CHANNEL_BLOCK + channel, output_block * MR + lane);
                             let pair = match kind {
                                 ConvKind::Forward => output * shape.inputs + input,
                                 ConvKind::Transposed => input * shape.inputs + output,
@@ -96,8 +96,8 @@ pub fn correlate(shape: ConvShape, x: &Padded, weight: &Packed, bias: Option<&[f
         sums.clear();
         sums.resize(padded_outputs * length, 0.0);
         let start = (frame * x.size[1] + first_row) * stride;
-        for channel in (0..weight.inputs).step_by(KC) {
-            let channels = KC.min(weight.inputs - channel);
+        for channel in (0..weight.inputs).step_by(CHANNEL_BLOCK) {
+            let channels = CHANNEL_BLOCK.min(weight.inputs - channel);
             let inputs = &x.values[channel * channel_size + start..];
             for (weight, sums) in weight.block(channel, channels).zip(sums.chunks_exact_mut(MR * length)) {
                 accumulate(inputs, channel_size, &offsets, weight, sums, length);

@@ -115,14 +115,14 @@ pub fn backward(
     wanted: [bool; 5],
 ) -> [Option<Vec<f32>>; 5] {
     let LinearShape { rows, inputs, outputs, rank } = shape;
-    let [want_x, want_weight, want_bias, want_a, want_b] = wanted;
+    let [x_wanted, weight_wanted, bias_wanted, a_wanted, b_wanted] = wanted;
     let d = shape.y(d_y);
     // LoRA's matrices and the cotangent of `x A^T`, which the gradients of x and A both need.
     let d_inner = match lora {
-        Some((lora, _)) if want_x || want_a => Some((lora, product(rows, rank, d, shape.b(lora), lora.scale))),
+        Some((lora, _)) if x_wanted || a_wanted => Some((lora, product(rows, rank, d, shape.b(lora), lora.scale))),
         _ => None,
     };
-    let d_x = want_x.then(|| {
+    let d_x = x_wanted.then(|| {
         let mut d_x = vec![0.0; rows * inputs];
         shape.add_product(d_y, weight, AS_STORED, &mut d_x);
         if let Some((lora, d_inner)) = &d_inner {
@@ -131,19 +131,21 @@ pub fn backward(
         }
         d_x
     });
-    let d_weight = want_weight.then(|| product(outputs, inputs, d.t(), shape.x(x), 1.0));
-    let d_bias = want_bias.then(|| match rows {
+    let d_weight = weight_wanted.then(|| product(outputs, inputs, d.t(), shape.x(x), 1.0));
+    let d_bias = bias_wanted.then(|| match rows {
         0 => vec![0.0; outputs],
         _ => sum_of_rows(rows, d_y),
     });
     let d_a = match &d_inner {
-        Some((_, d_inner)) if want_a => {
+        Some((_, d_inner)) if a_wanted => {
             Some(product(rank, inputs, View::new(d_inner, rows, rank).t(), shape.x(x), 1.0))
         }
         _ => None,
     };
     let d_b = match lora {
-        Some((lora, inner)) if want_b => Some(product(outputs, rank, d.t(), View::new(inner, rows, rank), lora.scale)),
+        Some((lora, inner)) if b_wanted => {
+            Some(product(outputs, rank, d.t(), View::new(inner, rows, rank), lora.scale))
+        }
         _ => None,
     };
     [d_x, d_weight, d_bias, d_a, d_b]

@@ -128,8 +128,7 @@ impl<'a> ViewMut<'a> {
         ViewMut { start, rows: rows.len(), owner: PhantomData, ..*self }
     }
 
-    /// Computes `factor * a b`, and writes or adds it to this matrix. `threads` says whether the product may use
-    /// several threads.
+    /// Computes `factor * a b`, and writes or adds it to this matrix.
     pub fn product(&mut self, a: View, b: View, factor: f32, update: Update, threads: Threads) {
         assert!(
             a.columns == b.rows && a.rows == self.rows && b.columns == self.columns,

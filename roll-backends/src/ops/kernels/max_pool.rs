@@ -48,11 +48,11 @@ impl MaxPoolShape {
 /// Max-pools x `[planes, size]` to `[planes, output]`. NaN is larger than any number; a window outside of the input is
 /// negative infinity.
 pub fn forward(shape: MaxPoolShape, x: &[f32]) -> Vec<f32> {
-    let ([rows, columns], [high, wide]) = (shape.size, shape.output);
+    let ([rows, columns], [output_rows, output_columns]) = (shape.size, shape.output);
     assert_eq!(x.len(), shape.planes * rows * columns, "the input of {shape:?}");
-    let mut y = vec![0.0; shape.planes * high * wide];
+    let mut y = vec![0.0; shape.planes * output_rows * output_columns];
     if !x.is_empty() && !y.is_empty() {
-        let planes = y.par_chunks_mut(high * wide).zip(x.par_chunks(rows * columns));
+        let planes = y.par_chunks_mut(output_rows * output_columns).zip(x.par_chunks(rows * columns));
         planes.with_min_len(shape.planes_per_task()).for_each(|(y, x)| pool_plane(shape, x, y));
     }
     y
@@ -86,7 +86,7 @@ vectorised! {
     }
 }
 
-/// Replaces each element of y by the maximum of it and the element of x; NaN if either is NaN.
+/// Replaces each element of y by the larger of the elements of y and x; NaN if either is NaN.
 #[inline(always)]
 fn max_into<'a>(y: &mut [f32], x: impl Iterator<Item = &'a f32>) {
     for (y, x) in y.iter_mut().zip(x) {
@@ -99,16 +99,16 @@ fn max_into<'a>(y: &mut [f32], x: impl Iterator<Item = &'a f32>) {
 /// Returns the gradient of x, given the output `y` and its cotangent. Among equal maxima the first receives the
 /// gradient; among several NaN, the last.
 pub fn backward(shape: MaxPoolShape, x: &[f32], y: &[f32], d_y: &[f32]) -> Vec<f32> {
-    let ([rows, columns], [high, wide]) = (shape.size, shape.output);
+    let ([rows, columns], [output_rows, output_columns]) = (shape.size, shape.output);
     assert_eq!(x.len(), shape.planes * rows * columns, "the input of {shape:?}");
-    assert!(y.len() == shape.planes * high * wide && d_y.len() == y.len(), "the output of {shape:?}");
+    assert!(y.len() == shape.planes * output_rows * output_columns && d_y.len() == y.len(), "the output of {shape:?}");
     let mut d_x = vec![0.0; x.len()];
     if !x.is_empty() && !y.is_empty() {
-        let outputs = y.par_chunks(high * wide).zip(d_y.par_chunks(high * wide));
+        let outputs = y.par_chunks(output_rows * output_columns).zip(d_y.par_chunks(output_rows * output_columns));
         let planes = d_x.par_chunks_mut(rows * columns).zip(x.par_chunks(rows * columns)).zip(outputs);
         planes.with_min_len(shape.planes_per_task()).for_each_init(Vec::new, |argmax, ((d_x, x), (y, d_y))| {
-            for row in 0..high {
-                let of_row = row * wide..(row + 1) * wide;
+            for row in 0..output_rows {
+                let of_row = row * output_columns..(row + 1) * output_columns;
                 row_backward(shape, row, x, &y[of_row.clone()], &d_y[of_row], argmax, d_x);
             }
         });
@@ -134,7 +134,8 @@ fn row_backward(
             let (columns, first_input) = shape.columns(tap);
             let inputs = (input_row * shape.size[1] + first_input..).step_by(shape.window.stride[1]);
             for ((index, y), at) in argmax[columns.clone()].iter_mut().zip(&y[columns]).zip(inputs) {
-                if index.is_none() && x[at] == *y || x[at].is_nan() {
+                let is_first_maximum = index.is_none() && x[at] == *y;
+                if is_first_maximum || x[at].is_nan() {
                     *index = Some(at);
                 }
             }

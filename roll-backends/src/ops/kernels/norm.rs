@@ -30,13 +30,14 @@ pub fn forward(
     if x.is_empty() {
         return (y, moments);
     }
+    let is_layer_norm = shift.is_some();
     let step = rows_per_task(width);
     let tasks = y.par_chunks_mut(step * width).zip(moments.par_chunks_mut(step)).enumerate();
     tasks.with_min_len(min_items_per_task(step * width * ELEMENT_COST)).for_each(|(task, (y, moments))| {
         for (i, (y, moments)) in y.chunks_exact_mut(width).zip(moments).enumerate() {
             let row = task * step + i;
             let x = &x[row * width..][..width];
-            *moments = moments_of(x, shift.is_some(), eps);
+            *moments = moments_of(x, is_layer_norm, eps);
             match shift {
                 Some(shift) => normalise_and_shift(x, *moments, gain.row(row), shift.row(row), y),
                 None => normalise(x, *moments, gain.row(row), y),
@@ -46,15 +47,15 @@ pub fn forward(
     (y, moments)
 }
 
-/// The gradient of x, given the gradient of the result, for a layer norm (if `layer`) or an RMS norm.
-pub fn backward_x(layer: bool, x: &[f32], moments: &[RowMoments], gain: RowOperand, d_y: &[f32]) -> Vec<f32> {
+/// The gradient of x, given the gradient of the result, for a layer norm (if `is_layer_norm`) or an RMS norm.
+pub fn backward_x(is_layer_norm: bool, x: &[f32], moments: &[RowMoments], gain: RowOperand, d_y: &[f32]) -> Vec<f32> {
     let mut d_x = vec![0.0; x.len()];
     let width = x.len() / moments.len().max(1);
     for_rows(&mut d_x, moments.len(), |i, d_x| {
         let at = i * width..(i + 1) * width;
         let sums = cotangent_sums(&x[at.clone()], moments[i], gain.row(i), &d_y[at.clone()]);
         let n = width as f32;
-        let mean_d_hat = if layer { sums.d_hat / n } else { 0.0 };
+        let mean_d_hat = if is_layer_norm { sums.d_hat / n } else { 0.0 };
         let mean_product = sums.product / n;
         normalise_backward(&x[at.clone()], moments[i], gain.row(i), &d_y[at], [mean_d_hat, mean_product], d_x);
     });
@@ -78,7 +79,7 @@ pub fn sum_of_rows(rows: usize, d_y: &[f32]) -> Vec<f32> {
     sum_rows(rows, width, |i, sum| add(&d_y[i * width..][..width], sum))
 }
 
-/// `x + y * gate`.
+/// Returns `x + y * gate`.
 pub fn gated_add(x: &[f32], y: &[f32], rows: usize, gate: RowOperand) -> Vec<f32> {
     let mut z = x.to_vec();
     for_rows(&mut z, rows, |i, z| add_product(&y[i * z.len()..][..z.len()], gate.row(i), z));
@@ -112,10 +113,10 @@ fn each_or_sum(rows: usize, width: usize, shared: bool, add: impl Fn(usize, &mut
     each
 }
 
-/// Mean and inverse deviation of the row x of a layer norm (if `layer`) or an RMS norm.
-fn moments_of(x: &[f32], layer: bool, eps: f64) -> RowMoments {
+/// Mean and inverse deviation of the row x of a layer norm (if `is_layer_norm`) or an RMS norm.
+fn moments_of(x: &[f32], is_layer_norm: bool, eps: f64) -> RowMoments {
     let n = x.len() as f64;
-    let mean = if layer { (f64::from(total(x)) / n) as f32 } else { 0.0 };
+    let mean = if is_layer_norm { (f64::from(total(x)) / n) as f32 } else { 0.0 };
     let variance = f64::from(sum_of_squares(x, mean)) / n;
     RowMoments { mean, inverse: (1.0 / (variance + eps).sqrt()) as f32 }
 }

@@ -136,11 +136,12 @@ impl<N: Number> RightMatrix<'_, N> {
             } else {
                 self.pack(first, steps, columns.clone(), right);
             }
+            let adds_to_sums = first > depths.start;
             for group in ranges(row_blocks, MICRO_PANELS) {
                 for (panel, sums) in right.chunks_exact(steps * NR).zip(sums.chunks_exact_mut(row_blocks * SUMS)) {
                     for (row_block, sums) in group.clone().zip(sums[group.start * SUMS..].as_chunks_mut().0) {
                         let left = &left[(row_block * depths.len() + first - depths.start) * MR..][..steps * MR];
-                        accumulate(left, panel, sums, first > depths.start);
+                        accumulate(left, panel, sums, adds_to_sums);
                     }
                 }
             }
@@ -178,7 +179,7 @@ impl<N: Number> RightMatrix<'_, N> {
             for lane in (0..NR.min(rows.len() - panel * NR)).step_by(LANES) {
                 let count = LANES.min(rows.len() - panel * NR - lane);
                 let from = &self.values[(rows.start + panel * NR + lane) * self.inputs + first..];
-                // The leading columns by intrinsics, if there are enough rows, and the others one by one.
+                // The leading columns are transposed by intrinsics if there are enough rows, the remaining one by one.
                 let transposed = if count == LANES { transpose(from, self.inputs, steps, &mut out[lane..]) } else { 0 };
                 for (r, from) in from.chunks(self.inputs).take(count).enumerate() {
                     for k in transposed..steps {

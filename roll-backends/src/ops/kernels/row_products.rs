@@ -102,10 +102,13 @@ fn column_block(out: &mut ViewMut, x: &[f32], inputs: usize, weight: &[f32], bia
     let block = (CACHE_BLOCK / inputs / X_ROWS).max(1) * X_ROWS;
     if rows == 1 {
         let whole = outputs / W_ROWS_FOR_ONE * W_ROWS_FOR_ONE;
-        (0..whole)
-            .step_by(W_ROWS_FOR_ONE)
-            .for_each(|o| tile::<1, W_ROWS_FOR_ONE>(out, x, inputs, weight, bias, [0, o]));
-        return (whole..outputs).for_each(|o| tile::<1, 1>(out, x, inputs, weight, bias, [0, o]));
+        for o in (0..whole).step_by(W_ROWS_FOR_ONE) {
+            tile::<1, W_ROWS_FOR_ONE>(out, x, inputs, weight, bias, [0, o]);
+        }
+        for o in whole..outputs {
+            tile::<1, 1>(out, x, inputs, weight, bias, [0, o]);
+        }
+        return;
     }
     for first in (0..rows).step_by(block) {
         let end = (first + block).min(rows);
@@ -113,8 +116,8 @@ fn column_block(out: &mut ViewMut, x: &[f32], inputs: usize, weight: &[f32], bia
         while o < outputs {
             let step = if o + W_ROWS <= outputs { W_ROWS } else { 1 };
             for r in (first..end).step_by(X_ROWS) {
-                // Rows of x that are left, and rows of the weight.
-                match (end - r, step) {
+                let rows_left = end - r;
+                match (rows_left, step) {
                     (1, 1) => tile::<1, 1>(out, x, inputs, weight, bias, [r, o]),
                     (2, 1) => tile::<2, 1>(out, x, inputs, weight, bias, [r, o]),
                     (_, 1) => tile::<X_ROWS, 1>(out, x, inputs, weight, bias, [r, o]),

@@ -45,25 +45,25 @@ fn avx2(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
         _MM_HINT_T0, _mm_prefetch, _mm256_add_ps, _mm256_broadcast_ss, _mm256_fmadd_ps, _mm256_loadu_ps,
         _mm256_setzero_ps, _mm256_storeu_ps,
     };
-    // The sums are needed last and may be in a slower cache.
+    // The old sums are read last and may be in a slower cache.
     for row in sums.chunks_exact(NR) {
         _mm_prefetch::<_MM_HINT_T0>(row.as_ptr().cast());
     }
-    let mut all = [[_mm256_setzero_ps(); 2]; MR];
+    let mut products = [[_mm256_setzero_ps(); 2]; MR];
     for (left, columns) in left.as_chunks::<MR>().0.iter().zip(right.as_chunks::<NR>().0) {
         // SAFETY: sixteen numbers are two times eight.
         let (low, high) = unsafe { (_mm256_loadu_ps(columns.as_ptr()), _mm256_loadu_ps(columns.as_ptr().add(8))) };
         for o in 0..MR {
             let value = _mm256_broadcast_ss(&left[o]);
-            all[o][0] = _mm256_fmadd_ps(value, low, all[o][0]);
-            all[o][1] = _mm256_fmadd_ps(value, high, all[o][1]);
+            products[o][0] = _mm256_fmadd_ps(value, low, products[o][0]);
+            products[o][1] = _mm256_fmadd_ps(value, high, products[o][1]);
         }
     }
-    for (all, sums) in all.iter().zip(sums.chunks_exact_mut(NR)) {
-        for (all, sums) in all.iter().zip(sums.chunks_exact_mut(8)) {
+    for (row, sums) in products.iter().zip(sums.chunks_exact_mut(NR)) {
+        for (half, sums) in row.iter().zip(sums.chunks_exact_mut(8)) {
             // SAFETY: the chunk has eight numbers.
             unsafe {
-                let sum = if add { _mm256_add_ps(_mm256_loadu_ps(sums.as_ptr()), *all) } else { *all };
+                let sum = if add { _mm256_add_ps(_mm256_loadu_ps(sums.as_ptr()), *half) } else { *half };
                 _mm256_storeu_ps(sums.as_mut_ptr(), sum);
             }
         }
@@ -81,18 +81,18 @@ fn avx512(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
     for row in sums.chunks_exact(NR) {
         _mm_prefetch::<_MM_HINT_T0>(row.as_ptr().cast());
     }
-    let mut all = [_mm512_setzero_ps(); MR];
+    let mut products = [_mm512_setzero_ps(); MR];
     for (left, columns) in left.as_chunks::<MR>().0.iter().zip(right.as_chunks::<NR>().0) {
         // SAFETY: there are sixteen numbers.
         let columns = unsafe { _mm512_loadu_ps(columns.as_ptr()) };
         for o in 0..MR {
-            all[o] = _mm512_fmadd_ps(_mm512_set1_ps(left[o]), columns, all[o]);
+            products[o] = _mm512_fmadd_ps(_mm512_set1_ps(left[o]), columns, products[o]);
         }
     }
-    for (all, sums) in all.iter().zip(sums.chunks_exact_mut(NR)) {
+    for (row, sums) in products.iter().zip(sums.chunks_exact_mut(NR)) {
         // SAFETY: the chunk has sixteen numbers.
         unsafe {
-            let sum = if add { _mm512_add_ps(_mm512_loadu_ps(sums.as_ptr()), *all) } else { *all };
+            let sum = if add { _mm512_add_ps(_mm512_loadu_ps(sums.as_ptr()), *row) } else { *row };
             _mm512_storeu_ps(sums.as_mut_ptr(), sum);
         }
     }
@@ -101,16 +101,16 @@ fn avx512(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
 /// The micro-kernel for any processor.
 #[cfg_attr(target_arch = "x86_64", inline(never))]
 pub fn portable<M: MulAdd>(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
-    let mut all = [[0.0f32; NR]; MR];
+    let mut products = [[0.0f32; NR]; MR];
     for (left, columns) in left.as_chunks::<MR>().0.iter().zip(right.as_chunks::<NR>().0) {
         for o in 0..MR {
             for l in 0..NR {
-                all[o][l] = M::mul_add(left[o], columns[l], all[o][l]);
+                products[o][l] = M::mul_add(left[o], columns[l], products[o][l]);
             }
         }
     }
-    for (all, sum) in all.iter().flatten().zip(sums) {
-        *sum = if add { *sum + all } else { *all };
+    for (product, sum) in products.iter().flatten().zip(sums) {
+        *sum = if add { *sum + product } else { *product };
     }
 }
 

@@ -13,28 +13,30 @@ use crate::sync::lock;
 
 impl AttentionKernel for LibTorch {
     fn attention_forward(qkv: [TchTensor; 3], call: AttentionCall) -> (TchTensor, TchTensor) {
-        let Some(kernel) = kernel(&qkv, call) else { return tiled::forward::<Self>(qkv, call) };
-        let [out, softmax] = run(kernel, by_head(&qkv, call), call);
-        (merge_heads(&out), fresh(softmax))
+        let Some(kernel) = fused_kernel(&qkv, call) else { return tiled::forward::<Self>(qkv, call) };
+        let [out, statistics] = run(kernel, by_head(&qkv, call), call);
+        (merge_heads(&out), fresh(statistics))
     }
 
     fn attention_backward(
         qkv: [TchTensor; 3],
         out: TchTensor,
-        softmax: TchTensor,
+        statistics: TchTensor,
         d_out: TchTensor,
         call: AttentionCall,
         wanted: [bool; 3],
     ) -> Cotangents<Self, 3> {
-        let Some(kernel) = kernel(&qkv, call) else {
-            return tiled::backward::<Self>(qkv, out, softmax, d_out, call, wanted);
+        let Some(kernel) = fused_kernel(&qkv, call) else {
+            return tiled::backward::<Self>(qkv, out, statistics, d_out, call, wanted);
         };
         let [q, k, v] = by_head(&qkv, call);
         let [out, d_out] = [out, d_out].map(|x| split_heads(&x, call.heads));
-        let undefined = Tensor::new();
-        // All three gradients; those that are not wanted are dropped.
+        // The argument `none` of `attention.py`: passed to ATen for the optional inputs that are not used here (a bias,
+        // the lengths of several sequences).
+        let none = Tensor::new();
+        // All three gradients. Gradients that are not wanted are dropped.
         let gradients: [Tensor; 3] =
-            run(&format!("{kernel}_backward"), [d_out, q, k, v, out, softmax.tensor, undefined], call);
+            run(&format!("{kernel}_backward"), [d_out, q, k, v, out, statistics.tensor, none], call);
         let mut gradients = gradients.into_iter();
         wanted.map(|wanted| {
             let gradient = gradients.next()?;
@@ -43,10 +45,10 @@ impl AttentionKernel for LibTorch {
     }
 }
 
-/// The function of `attention.pt` that computes a call. `None` where ATen has no fused kernel: its causal mask aligns
-/// the first query with the first key, it knows neither windows nor soft caps, and its kernels for GPUs take heads of a
-/// multiple of 8 channels.
-fn kernel(qkv: &[TchTensor; 3], call: AttentionCall) -> Option<&'static str> {
+/// The function of `attention.pt` that computes a call. `None` where ATen has no fused kernel. Its causal mask aligns
+/// the first query with the first key, which is right only for as many queries as keys. It supports neither windows nor
+/// soft caps. Its kernels for GPUs take heads of a multiple of 8 channels.
+fn fused_kernel(qkv: &[TchTensor; 3], call: AttentionCall) -> Option<&'static str> {
     let (queries, keys) = (qkv[0].tensor.size()[0], qkv[1].tensor.size()[0]);
     let channels = qkv[0].tensor.size()[1];
     if queries * keys * channels == 0 || !call.is_plain() || (call.causal && queries != keys) {
@@ -56,14 +58,15 @@ fn kernel(qkv: &[TchTensor; 3], call: AttentionCall) -> Option<&'static str> {
         return Some("cpu");
     }
     let width = channels / call.heads as i64;
-    let choice = || {
+    let atens_choice = || {
         // ATen's choice depends on whether gradients are wanted. The kernel is always the one for calls with gradients.
         let [q, k, v] = by_head(qkv, call).map(|x| x.detach().set_requires_grad(true));
         let scale = f64::from(call.scale);
         Tensor::f_internal_fused_sdp_choice(&q, &k, &v, None::<Tensor>, 0.0, call.causal, scale, false).ok()
     };
+    let choice = if width % 8 == 0 { atens_choice() } else { None };
     // The numbers of ATen's `SDPBackend`.
-    let kernel = match (width % 8 == 0).then(choice).flatten() {
+    let kernel = match choice {
         Some(1) => Some("flash"),
         Some(2) => Some("efficient"),
         Some(3) => Some("cudnn"),
@@ -82,7 +85,7 @@ fn log(call_kind: &str, kernel: Option<&str>) {
     }
 }
 
-/// Runs a function of `attention.pt` (`attention.py` says what they are). Panics with ATen's message if that fails.
+/// Runs the function `name` of `attention.pt`, whose source is `attention.py`. Panics with ATen's message if it fails.
 fn run<const N: usize>(name: &str, tensors: impl IntoIterator<Item = Tensor>, call: AttentionCall) -> [Tensor; N] {
     static MODULE: OnceLock<CModule> = OnceLock::new();
     let module = MODULE.get_or_init(|| {

@@ -18,10 +18,9 @@ impl ConvKernel for LibTorch {
     fn conv_forward([x, weight, bias]: [TchTensor; 3], padding: [usize; 3]) -> TchTensor {
         let (x, weight) = (&x.tensor, &weight.tensor);
         let bias = (bias.tensor.numel() > 0).then_some(&bias.tensor);
-        fresh(match x.device().is_cuda() {
-            true => channels_last(x, weight, bias, padding.map(|n| n as i64)),
-            false => channels_first(x, weight, bias, padding.map(|n| n as i64)),
-        })
+        let padding = padding.map(|n| n as i64);
+        let convolve = if x.device().is_cuda() { channels_last } else { channels_first };
+        fresh(convolve(x, weight, bias, padding))
     }
 }
 

@@ -11,7 +11,8 @@ impl DecodeKernel for LibTorch {
     fn store(into: TchTensor, rows: TchTensor, places: &TailPlaces) -> TchTensor {
         let shape = into.tensor.size();
         // Another tensor may share the memory, or the rows may not be adjacent.
-        let (true, true, [slots, capacity, width]) = (into.can_mut(), into.tensor.is_contiguous(), &shape[..]) else {
+        let can_write_in_place = into.can_mut() && into.tensor.is_contiguous();
+        let (true, [slots, capacity, width]) = (can_write_in_place, &shape[..]) else {
             return store_by_index::<Self>(into, rows, places);
         };
         let places = places.uploaded_rows::<Self>(*capacity as usize, &rows).tensor;

@@ -34,8 +34,9 @@ impl GateKernel for LibTorch {
     }
 
     fn gated_add_backward(y: TchTensor, gate: TchTensor, d_z: TchTensor, wanted: [bool; 2]) -> Cotangents<Self, 2> {
-        let d_y = wanted[0].then(|| fresh(&d_z.tensor * &gate.tensor));
-        let d_gate = wanted[1].then(|| fresh(sum_if_shared(&y.tensor * &d_z.tensor, &gate.tensor)));
+        let [y_wanted, gate_wanted] = wanted;
+        let d_y = y_wanted.then(|| fresh(&d_z.tensor * &gate.tensor));
+        let d_gate = gate_wanted.then(|| fresh(sum_if_shared(&y.tensor * &d_z.tensor, &gate.tensor)));
         [d_y, d_gate]
     }
 
@@ -89,7 +90,10 @@ impl AdamKernel for LibTorch {
     fn adam_update(operands: [TchTensor; 4], update: &AdamUpdate) -> [TchTensor; 3] {
         let tensors = operands.each_ref().map(|operand| &operand.tensor);
         let new = fused::ops(tensors[0]).and_then(|ops| ops.adam(tensors, update));
-        new.map(|new| new.map(fresh)).unwrap_or_else(|| composed::<Self>(operands, update))
+        match new {
+            Some(new) => new.map(fresh),
+            None => composed::<Self>(operands, update),
+        }
     }
 }
 

@@ -30,7 +30,8 @@ impl Fp8Kernel for LibTorch {
         dtype: DType,
     ) -> (TchTensor, Option<TchTensor>) {
         let (x, kind) = (x.tensor, kind_of(dtype));
-        let (numbers, row_scales) = rows_in_e4m3(&x, None);
+        let no_column_scales = None;
+        let (numbers, row_scales) = rows_in_e4m3(&x, no_column_scales);
         let weight_scales = weight.scales.tensor.unsqueeze(0);
         let codes = weight.codes.tensor.view_dtype(E4M3);
         let mut y = product(&numbers, &codes.tr(), [&row_scales, &weight_scales], Some(&bias.tensor), kind);
@@ -83,7 +84,8 @@ fn pulled(d_y: &Tensor, weight: &Fp8Weight<LibTorch>, kind: Kind) -> Tensor {
     // Tensor cores need a second matrix whose columns are contiguous. Those of the codes `[out, in]` are not.
     let by_columns = codes.tr().contiguous().view_dtype(E4M3).tr();
     let ones = Tensor::ones([1, codes.size()[1]], (Kind::Float, codes.device()));
-    product(&numbers, &by_columns, [&row_scales, &ones], None, kind)
+    let no_bias = None;
+    product(&numbers, &by_columns, [&row_scales, &ones], no_bias, kind)
 }
 
 /// Numbers that are converted at a time: 64 MB in f32.
@@ -124,7 +126,10 @@ fn product(a: &Tensor, b: &Tensor, [rows, columns]: [&Tensor; 2], bias: Option<&
             Kind::BFloat16 => (bias.map(|bias| bias.to_kind(kind)), None),
             _ => (None, bias),
         };
-        let y = a.internal_scaled_mm(b, rows, columns, fused_bias, None, Kind::BFloat16, false).to_kind(kind);
+        let (no_result_scale, fast_accumulation) = (None, false);
+        let y = a
+            .internal_scaled_mm(b, rows, columns, fused_bias, no_result_scale, Kind::BFloat16, fast_accumulation)
+            .to_kind(kind);
         return match later_bias {
             Some(bias) => y + bias.to_kind(kind),
             None => y,

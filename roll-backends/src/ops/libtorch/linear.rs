@@ -43,28 +43,29 @@ impl LinearKernel for LibTorch {
     }
 
     fn linear_backward(saved: SavedLinear<TchTensor>, d_y: TchTensor, wanted: [bool; 5]) -> Cotangents<Self, 5> {
+        let [x_wanted, weight_wanted, bias_wanted, down_wanted, up_wanted] = wanted;
         let (x, weight) = (&saved.x.tensor, &saved.weight.tensor);
         let kind = weight.kind();
-        let d_bias = wanted[2].then(|| d_y.tensor.sum_dim_intlist([0i64].as_slice(), false, Kind::Float));
+        let d_bias = bias_wanted.then(|| d_y.tensor.sum_dim_intlist([0i64].as_slice(), false, Kind::Float));
         let d_y = d_y.tensor.to_kind(kind);
-        let d_weight = wanted[1].then(|| d_y.tr().matmul(x));
+        let d_weight = weight_wanted.then(|| d_y.tr().matmul(x));
         let Some((Lora { down, up, scale }, inner)) = saved.lora else {
-            let d_x = wanted[0].then(|| d_y.matmul(weight));
+            let d_x = x_wanted.then(|| d_y.matmul(weight));
             return [d_x, d_weight, d_bias, None, None].map(|d| d.map(fresh));
         };
         // The cotangent of `x A^T`, which the gradients of x and A both need.
-        let d_inner = (wanted[0] || wanted[3]).then(|| d_y.matmul(&scaled(&up.tensor, scale).to_kind(kind)));
+        let d_inner = (x_wanted || down_wanted).then(|| d_y.matmul(&scaled(&up.tensor, scale).to_kind(kind)));
         let (mut d_x, mut d_down) = (None, None);
         if let Some(d_inner) = d_inner {
-            d_x = wanted[0].then(|| {
+            d_x = x_wanted.then(|| {
                 // LoRA's part first, as in `rounded_once`: the sum is accumulated before it is rounded.
                 let mut d_x = d_inner.matmul(&down.tensor.to_kind(kind));
                 let _ = d_x.addmm_(&d_y, weight);
                 d_x
             });
-            d_down = wanted[3].then(|| in_f32(&d_inner.tr(), x));
+            d_down = down_wanted.then(|| in_f32(&d_inner.tr(), x));
         }
-        let d_up = wanted[4].then(|| scaled(&in_f32(&d_y.tr(), &inner.tensor), scale));
+        let d_up = up_wanted.then(|| scaled(&in_f32(&d_y.tr(), &inner.tensor), scale));
         [d_x, d_weight, d_bias, d_down, d_up].map(|d| d.map(fresh))
     }
 }

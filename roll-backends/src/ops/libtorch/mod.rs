@@ -102,6 +102,7 @@ fn pull_through<const N: usize>(
             Err(_) => (y * d_y).sum(None::<Kind>),
         }
     });
-    let mut gradients = Tensor::run_backward(&[scalar], &tracked, false, false).into_iter();
+    let (keep_graph, create_graph) = (false, false);
+    let mut gradients = Tensor::run_backward(&[scalar], &tracked, keep_graph, create_graph).into_iter();
     wanted.map(|wanted| if wanted { gradients.next() } else { None })
 }

@@ -22,28 +22,28 @@ impl NormKernel for LibTorch {
         };
         let width = x.size()[1];
         let shift = &shift.tensor;
-        let shared = gain.size()[0] == 1 && shift.size()[0] == 1;
+        let are_shared = gain.size()[0] == 1 && shift.size()[0] == 1;
         // ATen's layer norm takes gain and shift only if all rows share them; otherwise they are applied afterwards.
-        let row = |operand: &Tensor| shared.then(|| operand.reshape([width]));
+        let row = |operand: &Tensor| are_shared.then(|| operand.reshape([width]));
         let (y, mean, inverse) = x.native_layer_norm([width], row(gain), row(shift), eps);
-        let y = if shared { y } else { shift.addcmul(&y, gain) };
+        let y = if are_shared { y } else { shift.addcmul(&y, gain) };
         (fresh(y), fresh(Tensor::cat(&[mean, inverse], 1)))
     }
 
     fn norm_backward(saved: SavedNorm<TchTensor>, d_y: TchTensor, wanted: [bool; 3]) -> Cotangents<Self, 3> {
+        let [x_wanted, gain_wanted, shift_wanted] = wanted;
         let (x, gain, moments, d_y) = (&saved.x.tensor, &saved.gain.tensor, &saved.moments.tensor, &d_y.tensor);
         let Some(SharedShift(shared_shift)) = saved.layer else {
-            let d_gain = wanted[1].then(|| sum_if_shared(d_y * (x * moments), gain));
-            let d_x = wanted[0].then(|| rms_pull(x, gain, moments, d_y));
+            let d_gain = gain_wanted.then(|| sum_if_shared(d_y * (x * moments), gain));
+            let d_x = x_wanted.then(|| rms_pull(x, gain, moments, d_y));
             return [d_x.map(fresh), d_gain.map(fresh), None];
         };
         let (mean, inverse) = (moments.narrow(1, 0, 1), moments.narrow(1, 1, 1));
-        let d_gain = wanted[1].then(|| sum_if_shared((x - mean) * &inverse * d_y, gain));
-        let d_shift = wanted[2].then(|| match shared_shift {
-            true => d_y.sum_dim_intlist([0i64].as_slice(), true, None::<Kind>),
-            false => d_y.copy(),
+        let d_gain = gain_wanted.then(|| sum_if_shared((x - mean) * &inverse * d_y, gain));
+        let d_shift = shift_wanted.then(|| {
+            if shared_shift { d_y.sum_dim_intlist([0i64].as_slice(), true, None::<Kind>) } else { d_y.copy() }
         });
-        let d_x = wanted[0].then(|| layer_pull(x, gain, saved.eps, d_y)).flatten();
+        let d_x = if x_wanted { layer_pull(x, gain, saved.eps, d_y) } else { None };
         [d_x, d_gain, d_shift].map(|d| d.map(fresh))
     }
 
@@ -71,8 +71,8 @@ impl NormKernel for LibTorch {
     ) -> Cotangents<Self, 3> {
         let (x, gain, moments) = (&saved.x.tensor, &saved.gain.tensor, &saved.moments.tensor);
         let pull = || fused::ops_in_bf16(&d_y.tensor)?.layer_norm_pull(x, gain, moments, &d_y.tensor.contiguous());
-        let d_x = x_wanted.then(pull).flatten().map(fresh);
-        // What the fused kernel did not compute.
+        let d_x = if x_wanted { pull().map(fresh) } else { None };
+        // The gradients that the fused kernel has not computed.
         let wanted = [x_wanted && d_x.is_none(), gain_wanted, shift_wanted];
         if wanted == [false; 3] {
             return [d_x, None, None];
@@ -106,8 +106,8 @@ impl RmsRopeKernel for LibTorch {
         let (x, gain, inverse) = (&saved.x.tensor, &saved.gain.tensor, &saved.moments.tensor);
         let (angles, heads) = angles_of(&saved.rotation);
         let pull = || fused::ops_in_bf16(x)?.rms_rope_pull(x, gain, inverse, angles, heads, &d_y.tensor.contiguous());
-        let d_x = x_wanted.then(pull).flatten().map(fresh);
-        // What the fused kernel did not compute.
+        let d_x = if x_wanted { pull().map(fresh) } else { None };
+        // The gradients that the fused kernel has not computed.
         let wanted = [x_wanted && d_x.is_none(), gain_wanted];
         if wanted == [false; 2] {
             return [d_x, None];
@@ -144,17 +144,18 @@ fn rms_pull(x: &Tensor, gain: &Tensor, inverse: &Tensor, d_y: &Tensor) -> Tensor
 /// The gradient of x through a layer norm by ATen's fused backward pass, which recomputes the norm.
 fn layer_pull(x: &Tensor, gain: &Tensor, eps: f64, d_y: &Tensor) -> Option<Tensor> {
     let width = x.size()[1];
+    // ATen takes a gain that all rows share. Any other gain multiplies the cotangent.
     let row = (gain.size()[0] == 1).then(|| gain.reshape([width]));
-    let scaled = row.is_none().then(|| d_y * gain);
-    let [d_x] =
-        pull_through([x], [true], scaled.as_ref().unwrap_or(d_y), |[x]| x.layer_norm([width], row, None, eps, false));
+    let scaled_d_y = row.is_none().then(|| d_y * gain);
+    let d_y = scaled_d_y.as_ref().unwrap_or(d_y);
+    let [d_x] = pull_through([x], [true], d_y, |[x]| x.layer_norm([width], row, None, eps, false));
     d_x
 }
 
 impl ChannelNormKernel for LibTorch {
     fn channel_norm_forward(x: TchTensor, gain: TchTensor, silu: bool) -> (TchTensor, TchTensor) {
         let x = &x.tensor;
-        let factors = factors(x);
+        let factors = factors_of(x);
         let mut y = scaled(x, &factors);
         let _ = y.g_mul_(&by_channel(&gain.tensor));
         if silu {
@@ -167,15 +168,15 @@ impl ChannelNormKernel for LibTorch {
         [x, gain, factors]: [TchTensor; 3],
         silu: bool,
         d_y: TchTensor,
-        wanted: [bool; 2],
+        [x_wanted, gain_wanted]: [bool; 2],
     ) -> Cotangents<Self, 2> {
         let (factors, gain) = (&factors.tensor, by_channel(&gain.tensor));
         let normed = scaled(&x.tensor, factors);
         // The cotangent of `normed * gain`, before SiLU; below, of `normed`, and then of x.
         let mut d = if silu { scaled(&normed, &gain).silu_backward(&d_y.tensor) } else { d_y.tensor.copy() };
         let d_gain =
-            wanted[1].then(|| fresh((&normed * &d).sum_dim_intlist([1i64, 2, 3].as_slice(), false, None::<Kind>)));
-        let d_x = wanted[0].then(|| {
+            gain_wanted.then(|| fresh((&normed * &d).sum_dim_intlist([1i64, 2, 3].as_slice(), false, None::<Kind>)));
+        let d_x = x_wanted.then(|| {
             let _ = d.g_mul_(&gain);
             let along = (&normed * &d).mean_dim([0i64].as_slice(), true, Kind::Float);
             let _ = d.addcmul_(&normed, &(-along).to_kind(d.kind()));
@@ -198,7 +199,7 @@ impl ChannelNormKernel for LibTorch {
         if ops.and_then(|ops| ops.channel_norm_silu(&x_rows, &gain_row, MIN_NORM as f32, &rows)).is_some() {
             return fresh(joined);
         }
-        let mut y = x.mul_out(&joined.narrow(1, past_frames, t), &factors(x));
+        let mut y = x.mul_out(&joined.narrow(1, past_frames, t), &factors_of(x));
         let _ = y.g_mul_(&by_channel(&gain.tensor));
         let _ = y.silu_();
         fresh(joined)
@@ -214,12 +215,12 @@ impl ChannelNormKernel for LibTorch {
     }
 
     fn channel_norm_factors(x: TchTensor, _: TchTensor) -> TchTensor {
-        fresh(factors(&x.tensor))
+        fresh(factors_of(&x.tensor))
     }
 }
 
 /// `sqrt(C) / max(|x|, 1e-12)` of each position, f32.
-fn factors(x: &Tensor) -> Tensor {
+fn factors_of(x: &Tensor) -> Tensor {
     let root = (x.size()[0] as f64).sqrt();
     let norms = match x.kind() {
         Kind::Float => x.norm_scalaropt_dim(2.0, [0i64].as_slice(), true),

@@ -25,8 +25,9 @@ struct TensorRange {
 impl UpdatedPart {
     /// The elements `which` of the concatenated `tensors`. Fails if the range is out of bounds.
     pub(super) fn of<'a>(tensors: impl Iterator<Item = &'a FlatTensor> + Clone, which: Range<usize>) -> Result<Self> {
-        let all = tensors.clone().map(|tensor| tensor.len).sum();
-        let Some(first) = tensors.clone().next().filter(|_| which.start <= which.end && which.end <= all) else {
+        let all: usize = tensors.clone().map(|tensor| tensor.len).sum();
+        let is_within = which.start <= which.end && which.end <= all;
+        let Some(first) = tensors.clone().next().filter(|_| is_within) else {
             return Err(Error::Misuse(format!("the range {which:?} is not within the {all} flat parameters")));
         };
         let moments = DeviceMoments::zeros(which.len(), first.device());

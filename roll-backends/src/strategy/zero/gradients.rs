@@ -63,18 +63,17 @@ impl Gradients {
         Ok(squares_by_rank.iter().sum())
     }
 
-    /// Calls `f` with sums of bucket `number`. Sharded sums have only the shard of this rank, which is what `f` then
-    /// gets in any case.
+    /// Calls `f` with the sums `which` of bucket `number`. If the sums are sharded, `f` gets the shard of this rank
+    /// whatever `which` is.
     pub(super) fn with<T>(&self, number: usize, which: BucketSums, f: impl FnOnce(&[f32]) -> T) -> T {
         let sums = lock(&self.sums);
         let bucket = &self.partition.buckets()[number];
-        f(match (self.replicated, which) {
-            (true, BucketSums::Whole) => {
-                &sums[bucket.padded_at..bucket.padded_at + bucket.shard_len * self.partition.world()]
-            }
-            (true, BucketSums::ShardOf(rank)) => &sums[bucket.padded_shard_of(rank)],
-            (false, _) => &sums[bucket.in_own_shards()],
-        })
+        let range = match which {
+            _ if !self.replicated => bucket.in_own_shards(),
+            BucketSums::Whole => bucket.padded_at..bucket.padded_at + bucket.shard_len * self.partition.world(),
+            BucketSums::ShardOf(rank) => bucket.padded_shard_of(rank),
+        };
+        f(&sums[range])
     }
 }
 

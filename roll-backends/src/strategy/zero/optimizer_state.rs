@@ -27,7 +27,8 @@ pub(super) enum OptimizerState {
     /// The device has the moments of all parameters. A single rank sums its gradients there too (`sums` is `None`), and
     /// nothing passes through host memory.
     Device { updates: Box<dyn DeviceUpdates>, sums: Option<HostSums> },
-    /// One [`Shard`] per bucket has the moments: of the whole bucket at stage 0, else of the rank's shard of it.
+    /// One [`Shard`] per bucket has the moments: at stage 0 of the whole bucket, at other stages of the rank's shard of
+    /// the bucket.
     Shards { shards: Vec<Shard>, sums: HostSums },
 }
 
@@ -189,7 +190,7 @@ impl OptimizerState {
         }
     }
 
-    /// Replaces the moments: `saved` has those of all parameters, of which a rank keeps its shards.
+    /// Replaces the moments. `saved` has the moments of all parameters; a rank keeps its shards of them.
     pub(super) fn load(&mut self, saved: &SavedOptimizerState<'_>, specs: &[ParameterSpec]) -> Result<()> {
         match self {
             Self::Device { updates, .. } => updates.write_moments(saved.flat(specs)?.each_ref().map(Vec::as_slice)),
@@ -224,7 +225,8 @@ impl HostSums {
     fn accumulate(&self, model: &mut dyn Model) -> Result<()> {
         let Some(reducer) = &self.reducer else { return self.gradients.take(model) };
         if let Some(parts) = model.parts() {
-            parts.deliver_gradients(None);
+            let no_sink = None;
+            parts.deliver_gradients(no_sink);
         }
         reducer.finish(model)
     }

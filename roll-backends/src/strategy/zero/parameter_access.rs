@@ -7,7 +7,9 @@ use super::partition::Bucket;
 /// Access to parameters, in parts if the model supports it, else through a copy of all of them.
 pub(super) enum ParameterAccess<'a> {
     Parts(&'a mut dyn ParameterParts),
-    /// `values` has the flat layout; `changed` says whether it differs from the model.
+    /// A copy of all parameters.
+    ///
+    /// `values` has the flat layout. `changed` is true if it may differ from the model.
     Copy {
         model: &'a mut dyn Model,
         values: Vec<f32>,
@@ -18,8 +20,8 @@ pub(super) enum ParameterAccess<'a> {
 impl<'a> ParameterAccess<'a> {
     /// Opens the parameters. Reads all of them if the model has no parts.
     pub(super) fn open(model: &'a mut dyn Model) -> Result<Self> {
-        // `parts` is called twice, because the borrow checker extends the borrow of a returned value into the branch
-        // that returns another.
+        // `parts` is called twice. The borrow checker would extend the borrow of a single call to both branches,
+        // because one of them returns the borrowed value.
         if model.parts().is_none() {
             let mut values = vec![0.0; model.parameter_count()];
             model.read_parameters(&mut values)?;

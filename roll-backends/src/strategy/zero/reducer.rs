@@ -41,8 +41,8 @@ struct ReducerState {
     filling: BTreeMap<usize, PartialBucket>,
     /// The reductions of the buckets `0..unstarted` have not been started.
     unstarted: usize,
-    /// By bucket, gradients that arrived after the bucket's reduction was started. They belong to parameters that a
-    /// pass uses more than once.
+    /// Gradients that arrived after the reduction of their bucket was started, by bucket. They belong to parameters
+    /// that a pass uses more than once.
     late: BTreeMap<usize, Vec<f32>>,
     failed: Option<Error>,
 }
@@ -51,6 +51,13 @@ struct PartialBucket {
     values: Vec<f32>,
     /// The parameters whose gradients have arrived.
     received: Vec<bool>,
+}
+
+impl PartialBucket {
+    /// Whether the gradients of all its parameters have arrived.
+    fn is_complete(&self) -> bool {
+        self.received.iter().all(|received| *received)
+    }
 }
 
 impl GradientReducer {
@@ -97,7 +104,7 @@ impl GradientReducer {
         for number in (0..unstarted).rev() {
             let bucket = &buckets[number];
             let mut values = match filling.remove(&number) {
-                Some(filling) => filling.values,
+                Some(partial) => partial.values,
                 None => self.zeros(number),
             };
             match model.parts() {
@@ -145,12 +152,12 @@ impl GradientSink for GradientReducer {
         }
         let specs = &self.partition.buckets()[*bucket].specs;
         let new_bucket = || PartialBucket { values: self.zeros(*bucket), received: vec![false; specs.len()] };
-        let filling = state.filling.entry(*bucket).or_insert_with(new_bucket);
-        add(&mut filling.values);
-        filling.received[position - specs.start] = true;
+        let partial = state.filling.entry(*bucket).or_insert_with(new_bucket);
+        add(&mut partial.values);
+        partial.received[position - specs.start] = true;
         // Starts the reductions of complete buckets, from the last unstarted bucket down to the first incomplete one.
         while let Some(last) = state.unstarted.checked_sub(1)
-            && state.filling.get(&last).is_some_and(|f| f.received.iter().all(|received| *received))
+            && state.filling.get(&last).is_some_and(PartialBucket::is_complete)
             && let Some(complete) = state.filling.remove(&last)
         {
             state.unstarted = last;

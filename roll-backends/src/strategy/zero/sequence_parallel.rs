@@ -52,7 +52,8 @@ pub(super) fn strategy_ranks(all: &Arc<OverlappedRanks>, size: usize, stage: u8)
     }
     let ranks: &dyn Communicator = all.as_ref();
     let (group, position_in_group) = (rank / size, rank % size);
-    match ranks.split(group).and_then(|token_group| Ok((token_group, ranks.split(position_in_group)?))) {
+    let split = || Ok::<_, Error>((ranks.split(group)?, ranks.split(position_in_group)?));
+    match split() {
         Ok((token_group, members)) => ranks_of(token_group, members),
         // The transport has no groups.
         Err(Error::Unsupported(reason)) => invalid(format!("expected 1 or {world}, found {size}: {reason}")),

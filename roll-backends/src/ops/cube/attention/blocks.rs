@@ -133,52 +133,52 @@ fn forward_blocks(blocks: &Blocks, [q, k, v]: [CubeTensor; 3]) -> (CubeTensor, C
         blocks.split_heads(k, blocks.columns),
         blocks.split_heads(v, blocks.columns),
     );
-    let (mut outs, mut softmaxes) = (Vec::new(), Vec::new());
+    let (mut outs, mut statistics) = (Vec::new(), Vec::new());
     for group in blocks.head_groups() {
         let of_group = |x: &Heads| x.clone().narrow(0, group.clone());
         let (q, k, v) = (of_group(&q), of_group(&k), of_group(&v));
-        let (mut out_rows, mut softmax_rows) = (Vec::new(), Vec::new());
+        let (mut out_rows, mut statistics_rows) = (Vec::new(), Vec::new());
         for rows in blocks.row_blocks() {
             let scores = product(q.clone().narrow(1, rows.clone()), k.clone().t());
             let Softmax { exponentials, max, inverse } = softmax(&scores, blocks.block(&group, &rows), Some(dtype));
             drop(scores);
             let inverse = heads(inverse);
             out_rows.push(heads(product(heads(exponentials), v.clone())) * inverse.clone());
-            softmax_rows.push(Expression::cat(vec![heads(max), inverse], 2));
+            statistics_rows.push(Expression::cat(vec![heads(max), inverse], 2));
         }
         outs.push(Expression::cat(out_rows, 1));
-        softmaxes.push(Expression::cat(softmax_rows, 1));
+        statistics.push(Expression::cat(statistics_rows, 1));
     }
     let out = blocks.merge_heads(Expression::cat(outs, 0), blocks.queries, dtype);
-    (out, Expression::cat(softmaxes, 0).0)
+    (out, Expression::cat(statistics, 0).0)
 }
 
-/// Returns the gradients of q, k and v that are `wanted`. `softmax` holds the statistics that [`forward`] returned. If
-/// it is empty, they are recomputed from the scores, which the backward pass computes anyway.
+/// Returns the gradients of q, k and v that are `wanted`. `statistics` are the softmax statistics that [`forward`]
+/// returned. If empty, they are recomputed from the scores, which the backward pass computes anyway.
 pub fn backward(
     qkv: [CubeTensor; 3],
     out: CubeTensor,
-    softmax: CubeTensor,
+    statistics: CubeTensor,
     d_out: CubeTensor,
     call: AttentionCall,
     wanted: [bool; 3],
 ) -> Cotangents<Cube, 3> {
     let blocks = Blocks::new([&qkv[0], &qkv[1]], call);
     if blocks.is_empty() {
-        return tiled::backward::<Cube>(qkv, out, softmax, d_out, call, wanted);
+        return tiled::backward::<Cube>(qkv, out, statistics, d_out, call, wanted);
     }
-    backward_blocks(&blocks, qkv, [out, d_out], softmax, wanted)
+    backward_blocks(&blocks, qkv, [out, d_out], statistics, wanted)
 }
 
 fn backward_blocks(
     blocks: &Blocks,
     [q, k, v]: [CubeTensor; 3],
     [out, d_out]: [CubeTensor; 2],
-    kept: CubeTensor,
-    wanted: [bool; 3],
+    statistics: CubeTensor,
+    [q_wanted, k_wanted, v_wanted]: [bool; 3],
 ) -> Cotangents<Cube, 3> {
     let dtype = q.dtype;
-    let kept = Some(heads(kept)).filter(|kept| !kept.is_empty());
+    let statistics = Some(heads(statistics)).filter(|statistics| !statistics.is_empty());
     let (q, k, v) = (
         blocks.split_heads(q, blocks.rows),
         blocks.split_heads(k, blocks.columns),
@@ -199,13 +199,14 @@ fn backward_blocks(
             let (q, d_out) = (of_block(&q), of_block(&d_out));
             let block = blocks.block(&group, &rows);
             let scores = product(q.clone(), k.clone().t());
-            let [max, inverse] = match &kept {
-                Some(kept) => {
-                    let kept = of_block(kept);
-                    [0..1, 1..2].map(|column| values(kept.clone().narrow(2, column).0))
+            let [max, inverse] = match &statistics {
+                Some(statistics) => {
+                    let statistics = of_block(statistics);
+                    [0..1, 1..2].map(|column| values(statistics.clone().narrow(2, column).0))
                 }
                 None => {
-                    let Softmax { max, inverse, .. } = softmax(&scores, block, None);
+                    let no_exponentials = None;
+                    let Softmax { max, inverse, .. } = softmax(&scores, block, no_exponentials);
                     [max, inverse]
                 }
             };
@@ -214,17 +215,17 @@ fn backward_blocks(
                 softmax_backward(&scores, &d_weights, [max, inverse, values(of_block(&mean).0)], block, dtype)
                     .map(heads);
             drop((scores, d_weights));
-            if wanted[2] {
+            if v_wanted {
                 accumulate(&mut dv_sum, product(weights.t(), d_out));
             }
-            if wanted[1] {
+            if k_wanted {
                 accumulate(&mut dk_sum, product(d_scores.clone().t(), q));
             }
-            if wanted[0] {
+            if q_wanted {
                 dq_rows.push(heads(product(d_scores, k.clone())));
             }
         }
-        if wanted[0] {
+        if q_wanted {
             dq.push(Expression::cat(dq_rows, 1));
         }
         dk.extend(dk_sum);

@@ -97,13 +97,15 @@ impl Routine for TensorCores {
     }
 }
 
-/// Whether cubek's kernel computes this call: its scale is fixed to `1 / sqrt(d)`, and its causal mask differs if the
-/// lengths of queries and keys differ.
+/// Whether cubek's kernel computes this call. Its scale is fixed to `1 / sqrt(d)`. Its causal mask differs from this
+/// project's if the lengths of queries and keys differ.
 pub fn supports([q, k, _]: &[CubeTensor; 3], call: AttentionCall) -> bool {
     let ([queries, channels], [keys, _]) = (q.shape().dims::<2>(), k.shape().dims::<2>());
     let fixed_scale = 1.0 / ((channels / call.heads) as f32).sqrt();
-    let plain = queries * keys * channels > 0 && call.is_plain();
-    plain && (call.scale - fixed_scale).abs() <= 1e-6 * fixed_scale && (!call.causal || queries == keys)
+    let is_plain = queries * keys * channels > 0 && call.is_plain();
+    let has_fixed_scale = (call.scale - fixed_scale).abs() <= 1e-6 * fixed_scale;
+    let has_fixed_mask = !call.causal || queries == keys;
+    is_plain && has_fixed_scale && has_fixed_mask
 }
 
 /// Returns the attended values, `[rows, heads * d]` in the dtype of q. Fails, with cubek's reason, if the kernel does
@@ -132,12 +134,13 @@ pub fn forward<R: Routine<Strategy = ()>>(
     };
     let client = q.client.clone();
     let [q, k, v] = [q, k, v].map(split_heads);
+    let no_mask = None;
     launch_attention::<R>(
         &client,
         q.binding(),
         k.binding(),
         v.binding(),
-        None,
+        no_mask,
         // The same memory with axes swapped: the kernel writes `[rows, heads * d]`.
         split_heads(out.clone()).binding(),
         &types,

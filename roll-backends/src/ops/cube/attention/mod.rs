@@ -32,8 +32,8 @@ impl AttentionKernel for Cube {
             && let Ok(out) = flash::forward::<flash::TensorCores>(qkv.clone(), call)
         {
             // The flash kernel returns no statistics; the backward pass recomputes them.
-            let no_softmax = empty(&out, [0]);
-            return (out, no_softmax);
+            let no_statistics = empty(&out, [0]);
+            return (out, no_statistics);
         }
         blocks::forward(qkv, call)
     }
@@ -41,12 +41,12 @@ impl AttentionKernel for Cube {
     fn attention_backward(
         qkv: [CubeTensor; 3],
         out: CubeTensor,
-        softmax: CubeTensor,
+        statistics: CubeTensor,
         d_out: CubeTensor,
         call: AttentionCall,
         wanted: [bool; 3],
     ) -> Cotangents<Self, 3> {
-        blocks::backward(qkv, out, softmax, d_out, call, wanted)
+        blocks::backward(qkv, out, statistics, d_out, call, wanted)
     }
 }
 

@@ -69,9 +69,11 @@ impl PlaneLayout {
         // For each tap of each pass, its read offset and the number of positions of its pass.
         let taps_along =
             |axis: usize| passes.iter().flat_map(move |p| p.taps.iter().map(move |t| (t.at[axis], p.grid[axis])));
+        // As many zeros as the tap reads that reaches furthest above or to the left.
         let before: [usize; 2] =
             std::array::from_fn(|i| taps_along(i).map(|(at, _)| (-at).max(0) as usize).max().unwrap_or(0));
         let size: [usize; 2] = std::array::from_fn(|i| {
+            // The end of the rows or columns of a phase plane that a tap reads.
             let end_of_tap = |(at, count): (isize, usize)| (before[i] as isize + at) as usize / step[i] + count;
             // A pass without taps still writes its positions.
             let largest_grid = passes.iter().map(|p| p.grid[i]).max().unwrap_or(1);
@@ -109,16 +111,17 @@ impl PlaneLayout {
     }
 }
 
-/// Computes `passes`, which must have the same read step, with a weight `[channels, taps]`. If `pulled` is given,
-/// `call.x` holds cotangents of outputs, and the epilogue is pulled back before the passes.
-pub fn correlate(call: &Call, weight: &[f32], pulled: Option<Pulled>, passes: Vec<Pass>, taps: usize) {
+/// Computes `passes`, which must have the same read step, with a weight `[channels, taps]`, where `taps` is the number
+/// of taps of the kernel. If `pulled` is given, `call.x` holds cotangents of outputs, and the epilogue is pulled back
+/// before the passes.
+pub fn run_passes(call: &Call, weight: &[f32], pulled: Option<Pulled>, passes: Vec<Pass>, taps: usize) {
     let layout = PlaneLayout::of(&passes, call.read[1]);
     let passes: Vec<OffsetPass> = passes.into_iter().map(|pass| layout.with_offsets(pass)).collect();
-    // Multiplications per plane; the copy and the epilogue count as one each per position.
+    // Multiplications per plane. The copy and the epilogue are counted as one multiplication each per position.
     let work = passes.iter().map(|p| p.pass.grid[0] * p.pass.grid[1] * (p.taps.len() + 2)).sum::<usize>().max(1);
     let planes = call.items * call.outputs;
     let planes_per_task = (TASK / work).clamp(1, planes.max(1));
-    let run = |scratch: &mut Scratch, first: usize| {
+    let compute_planes = |scratch: &mut Scratch, first: usize| {
         for plane in first..(first + planes_per_task).min(planes) {
             copy_plane(call, pulled, &layout, plane, scratch);
             for pass in &passes {
@@ -128,10 +131,10 @@ pub fn correlate(call: &Call, weight: &[f32], pulled: Option<Pulled>, passes: Ve
     };
     if planes.saturating_mul(work) <= ONE_THREAD {
         let scratch = &mut Scratch::default();
-        (0..planes).step_by(planes_per_task).for_each(|first| run(scratch, first));
+        (0..planes).step_by(planes_per_task).for_each(|first| compute_planes(scratch, first));
     } else {
         let tasks = (0..planes).into_par_iter().step_by(planes_per_task);
-        tasks.for_each_init(Scratch::default, run);
+        tasks.for_each_init(Scratch::default, compute_planes);
     }
 }
 
@@ -213,7 +216,7 @@ vectorised! {
                 }
                 sums[at..at + LANES].copy_from_slice(&values);
             }
-            // Not applied to `values` above, which would have to leave their registers.
+            // Not applied to `values` in the loop above, because they would have to leave their registers.
             if whole_strips {
                 finish.epilogue.apply::<M>(channel, &mut sums[..length]);
             }

@@ -42,25 +42,25 @@ impl KernelEpilogue<'_> {
     /// `saved`: the sums if [`KernelEpilogue::needs_sums`] is true, else the outputs.
     #[inline(always)]
     pub fn pull<M: MulAdd>(self, channel: usize, saved: &[f32], d_y: &[f32], d_z: &mut [f32]) {
-        let all = saved.iter().zip(d_y).zip(d_z);
+        let elements = saved.iter().zip(d_y).zip(d_z);
         // A saved number is called y if it is an output, and z if it is a sum. For `Slopes` it is an output only if
         // outputs have the signs of the sums (see `needs_sums`).
         match self.kind {
-            Epilogue::Nothing => all.for_each(|((_, d_y), d_z)| *d_z = *d_y),
-            Epilogue::Relu => all.for_each(|((y, d_y), d_z)| *d_z = if *y > 0.0 { *d_y } else { 0.0 }),
+            Epilogue::Nothing => elements.for_each(|((_, d_y), d_z)| *d_z = *d_y),
+            Epilogue::Relu => elements.for_each(|((y, d_y), d_z)| *d_z = if *y > 0.0 { *d_y } else { 0.0 }),
             Epilogue::Slopes => {
                 let slope = self.slopes[channel];
-                all.for_each(|((z, d_y), d_z)| *d_z = if *z > 0.0 { *d_y } else { slope * *d_y });
+                elements.for_each(|((z, d_y), d_z)| *d_z = if *z > 0.0 { *d_y } else { slope * *d_y });
             }
             Epilogue::Clip(low, high) => {
-                all.for_each(|((y, d_y), d_z)| *d_z = if *y <= low || *y >= high { 0.0 } else { *d_y });
+                elements.for_each(|((y, d_y), d_z)| *d_z = if *y <= low || *y >= high { 0.0 } else { *d_y });
             }
-            Epilogue::Sigmoid => all.for_each(|((y, d_y), d_z)| *d_z = *d_y * *y * (1.0 - *y)),
-            Epilogue::Silu => all.for_each(|((z, d_y), d_z)| {
+            Epilogue::Sigmoid => elements.for_each(|((y, d_y), d_z)| *d_z = *d_y * *y * (1.0 - *y)),
+            Epilogue::Silu => elements.for_each(|((z, d_y), d_z)| {
                 let s = sigmoid::<M>(*z);
                 *d_z = *d_y * s * (1.0 + *z * (1.0 - s));
             }),
-            Epilogue::HardSwish => all.for_each(|((z, d_y), d_z)| {
+            Epilogue::HardSwish => elements.for_each(|((z, d_y), d_z)| {
                 let slope = if *z > -3.0 && *z < 3.0 { *z / 6.0 } else { 0.0 };
                 *d_z = *d_y * (hard_sigmoid(*z) + slope);
             }),

@@ -1,8 +1,11 @@
 //! 2-d convolution with constant weights on the CPU: forward with a fused epilogue, and the gradient of the input.
 //!
-//! `passes` describes which input each tap reads. Convolutions with several channels per group are computed by `tiles`
-//! (im2col and micro-kernel) or, for 3 x 3 kernels with stride 1, by `winograd`; depthwise ones by `depthwise`; input
-//! gradients of non-overlapping windows by `patches`.
+//! `passes` describes which input each tap reads. The modules compute:
+//!
+//! - `tiles`: convolutions with several channels per group, by im2col and micro-kernel
+//! - `winograd`: of these, the ones with 3 x 3 kernels and stride 1
+//! - `depthwise`: depthwise convolutions
+//! - `patches`: input gradients of convolutions with non-overlapping windows
 
 mod depthwise;
 mod epilogue;
@@ -24,8 +27,8 @@ use crate::ops::kernels::winograd::Kernels;
 pub use self::epilogue::KernelEpilogue;
 pub use self::passes::Conv2dShape;
 
-/// The operands of a correlation, forward or backward: it reads x, of shape `[items, inputs, read]`, and writes y, of
-/// shape `[items, outputs, written]`. In a backward pass, x holds the cotangents of the convolution's sums.
+/// The operands of a forward or backward pass: it reads x, of shape `[items, inputs, read]`, and writes y, of shape
+/// `[items, outputs, written]`. In a backward pass, x holds the cotangents of the convolution's sums.
 struct Call<'a, 'p> {
     items: usize,
     /// Number of channel groups.
@@ -106,10 +109,11 @@ impl BackwardWeights {
     }
 }
 
-/// A result and, if wanted, the sums before [`KernelEpilogue`].
+/// The results of [`forward`].
 pub struct Outputs {
     /// `[items, outputs, rows, columns]`.
     pub y: Vec<f32>,
+    /// The sums before [`KernelEpilogue`], in the shape of `y`, if they were requested.
     pub sums: Option<Vec<f32>>,
 }
 
@@ -141,8 +145,8 @@ pub fn forward(
     Outputs { y, sums }
 }
 
-/// The last steps for each sum of products, in the order of the fields: bias and residual are added, the sum is written
-/// to `sums`, and the epilogue's activation is applied.
+/// The last steps for each sum of products, in the order of the fields: the bias is added, the residual is added, the
+/// sum is written to `sums`, and the epilogue's activation is applied.
 #[derive(Clone, Copy, Default)]
 pub struct Finish<'a, 'p> {
     /// One number per output channel.
@@ -159,37 +163,42 @@ fn fill(shape: Conv2dShape, x: &[f32], weights: &Weights, finish: Finish, y: &Sh
     let pass = shape.forward();
     let call = Call::new(shape, x, y, finish);
     match weights {
-        Weights::Tiles(packed) => tiles::correlate(&call, &pass, packed),
-        Weights::Winograd(kernels) => winograd::correlate(&call, shape.before.map(|before| before as isize), kernels),
-        Weights::Depthwise(weight) if depthwise::fits(std::slice::from_ref(&pass), shape.size) => {
-            depthwise::correlate(&call, weight, None, vec![pass], shape.taps());
+        Weights::Tiles(packed) => tiles::run_pass(&call, &pass, packed),
+        Weights::Winograd(kernels) => {
+            winograd::run_convolution(&call, shape.before.map(|before| before as isize), kernels);
         }
-        Weights::Depthwise(weight) => tiles::correlate(&call, &pass, &tiles::pack_forward(shape, weight)),
+        Weights::Depthwise(weight) if depthwise::fits(std::slice::from_ref(&pass), shape.size) => {
+            let no_epilogue = None;
+            depthwise::run_passes(&call, weight, no_epilogue, vec![pass], shape.taps());
+        }
+        // Extreme strides or dilations.
+        Weights::Depthwise(weight) => tiles::run_pass(&call, &pass, &tiles::pack_forward(shape, weight)),
     }
 }
 
 /// Returns the gradient of x, given the gradient `d_sums` of the sums.
-pub fn backward(shape: Conv2dShape, weights: &BackwardWeights, d_sums: &[f32]) -> Vec<f32> {
+pub fn pull_convolution(shape: Conv2dShape, weights: &BackwardWeights, d_sums: &[f32]) -> Vec<f32> {
     match weights {
         BackwardWeights::Depthwise(weight) => {
             let passes = shape.backward();
             if !depthwise::fits(&passes, shape.output) {
-                return backward(shape, &BackwardWeights::general(shape, weight), d_sums);
+                return pull_convolution(shape, &BackwardWeights::general(shape, weight), d_sums);
             }
-            gradient(shape, d_sums, |call| depthwise::correlate(call, weight, None, passes, shape.taps()))
+            let no_epilogue = None;
+            gradient(shape, d_sums, |call| depthwise::run_passes(call, weight, no_epilogue, passes, shape.taps()))
         }
-        BackwardWeights::Patches(packed) => patches::backward(shape, packed, d_sums),
+        BackwardWeights::Patches(packed) => patches::pull_convolution(shape, packed, d_sums),
         // The passes together cover every input position.
         BackwardWeights::Tiles(packed) => gradient(shape, d_sums, |call| {
             for pass in shape.backward() {
                 let [row_phase, column_phase] =
                     std::array::from_fn(|i| (pass.write_first[i] + shape.before[i]) % shape.stride[i]);
-                tiles::correlate(call, &pass, &packed[row_phase * shape.stride[1] + column_phase]);
+                tiles::run_pass(call, &pass, &packed[row_phase * shape.stride[1] + column_phase]);
             }
         }),
-        // The transposed convolution of a 3 x 3 kernel has 2 zeros before each axis, less those of the convolution.
+        // The transposed convolution of a 3 x 3 kernel has 2 - n zeros before an axis, if the convolution has n.
         BackwardWeights::Winograd(kernels) => gradient(shape, d_sums, |call| {
-            winograd::correlate(call, shape.before.map(|before| 2 - before as isize), kernels);
+            winograd::run_convolution(call, shape.before.map(|before| 2 - before as isize), kernels);
         }),
     }
 }
@@ -208,30 +217,31 @@ fn gradient(shape: Conv2dShape, cotangent: &[f32], convolve: impl FnOnce(&Call))
 
 /// Returns the gradient of x, given the gradient `d_y` of the result and the `saved` tensor of
 /// [`KernelEpilogue::pull`].
-pub fn backward_fused(
+pub fn pull_both(
     shape: Conv2dShape,
     weights: &BackwardWeights,
     epilogue: KernelEpilogue,
     saved: &[f32],
     d_y: &[f32],
 ) -> Vec<f32> {
-    // The depthwise kernel pulls the epilogue back while it copies a plane; the other kernels need a pass before
-    // theirs.
+    // The depthwise kernel pulls the epilogue back while it copies a plane. For all other kernels this takes a pass of
+    // its own.
     if let BackwardWeights::Depthwise(weight) = weights {
         let passes = shape.backward();
         if depthwise::fits(&passes, shape.output) {
             return gradient(shape, d_y, |call| {
-                depthwise::correlate(call, weight, Some((epilogue, saved)), passes, shape.taps());
+                depthwise::run_passes(call, weight, Some((epilogue, saved)), passes, shape.taps());
             });
         }
     }
     let plane = shape.output[0] * shape.output[1];
-    backward(shape, weights, &pull(shape.outputs, plane, epilogue, saved, d_y))
+    let d_sums = pull_epilogue(shape.outputs, plane, epilogue, saved, d_y);
+    pull_convolution(shape, weights, &d_sums)
 }
 
 /// Returns the gradient of the sums, given the gradient `d_y` of the result and the `saved` tensor of
 /// [`KernelEpilogue::pull`], for `channels` channels of `plane` positions.
-pub fn pull(channels: usize, plane: usize, epilogue: KernelEpilogue, saved: &[f32], d_y: &[f32]) -> Vec<f32> {
+pub fn pull_epilogue(channels: usize, plane: usize, epilogue: KernelEpilogue, saved: &[f32], d_y: &[f32]) -> Vec<f32> {
     assert_eq!(saved.len(), d_y.len(), "the outputs of a convolution and their cotangents");
     // SAFETY: every plane belongs to a task.
     unsafe {

@@ -59,7 +59,7 @@ impl<T> Lists<T> {
 
 /// Divides `range`, which counts the positions of all items, into columns of [`NR`] positions, and returns the runs of
 /// each column. The last column may be shorter.
-pub fn runs(grid: [usize; 2], range: Range<usize>) -> Lists<Run> {
+pub fn runs_of_columns(grid: [usize; 2], range: Range<usize>) -> Lists<Run> {
     let mut columns = Lists::with_capacity(range.len().div_ceil(NR));
     for start in range.clone().step_by(NR) {
         let (end, mut next) = ((start + NR).min(range.end), start);
@@ -79,7 +79,7 @@ pub fn runs(grid: [usize; 2], range: Range<usize>) -> Lists<Run> {
     columns
 }
 
-/// What a panel contains.
+/// The contents of a panel.
 pub struct PanelSpec<'a, 'c, 'p> {
     pub call: &'a Call<'c, 'p>,
     pub pass: &'a Pass,
@@ -131,41 +131,48 @@ fn pack_avx2(spec: &PanelSpec, panel: &mut [Line]) {
 #[inline(always)]
 fn pack_with(spec: &PanelSpec, panel: &mut [Line], fill: impl Fn(&[f32], &[TapRun], usize, &mut [f32; NR])) {
     let PanelSpec { call, pass, runs, range, .. } = spec;
-    let (taps, rows, columns, step) = (pass.taps.len(), range.len(), runs.len(), pass.read_step[1]);
-    // The first tap and the number of taps of the panel: all, or fewer if the panel is shallower than the kernel.
-    let (first_tap, panel_taps) = if rows < taps { (range.start % taps, rows) } else { (0, taps) };
-    // For each tap, in the order in which the panel meets the taps, the runs of each column.
-    let mut tap_runs = Lists::with_capacity(panel_taps * columns);
+    let (taps, step) = (pass.taps.len(), pass.read_step[1]);
+    let (depth, columns_of_panel) = (range.len(), runs.len());
+    // A panel has all taps of the kernel from tap 0 on. A panel shallower than the kernel has `depth` taps from that of
+    // its first line on; tap 0 follows the kernel's last tap.
+    let (first_tap, panel_taps) = if depth < taps { (range.start % taps, depth) } else { (0, taps) };
+    // The runs of each column for each tap of the panel. Here taps are counted from `first_tap`, not from the kernel's
+    // first tap.
+    let mut tap_runs = Lists::with_capacity(panel_taps * columns_of_panel);
     for tap in (first_tap..taps).chain(0..first_tap).take(panel_taps) {
-        (0..columns).for_each(|column| tap_runs.push(spec.tap_runs(&pass.taps[tap], runs.list(column))));
+        for column in 0..columns_of_panel {
+            tap_runs.push(spec.tap_runs(&pass.taps[tap], runs.list(column)));
+        }
     }
     // A 1 x 1 kernel reads these columns from contiguous memory.
     let contiguous = if taps == 1 && step == 1 { tap_runs.contiguous() } else { 0 };
     let plane = call.read[0] * call.read[1];
-    // Each round packs the rows (pairs of channel and tap) of one channel, from row `row` and tap `tap` on.
-    let (mut row, mut tap, mut channel) = (0, range.start % taps, range.start / taps);
-    while row < rows {
-        let channel_rows = (taps - tap).min(rows - row);
-        // Index of `tap` in `tap_runs`.
+    // Each round packs the lines of one channel, from the depth `start` within the panel and the tap `tap` on.
+    let (mut start, mut tap, mut channel) = (0, range.start % taps, range.start / taps);
+    while start < depth {
+        let lines_of_channel = (taps - tap).min(depth - start);
+        // `tap`, counted from `first_tap`.
         let first_index = (tap + taps - first_tap) % taps;
         let x = &call.x[channel * plane..];
         if contiguous > 0
             && let Some(TapRun { from, .. }) = tap_runs.list(0).first()
         {
             let numbers = x[*from..][..contiguous * NR].as_chunks::<NR>().0;
-            panel[row..].iter_mut().step_by(rows).zip(numbers).for_each(|(line, numbers)| line.0 = *numbers);
+            // The lines at the same depth of successive columns.
+            let lines = panel[start..].iter_mut().step_by(depth);
+            lines.zip(numbers).for_each(|(line, numbers)| line.0 = *numbers);
         }
-        for column in contiguous..columns {
-            let lines = &mut panel[column * rows + row..][..channel_rows];
+        for column in contiguous..columns_of_panel {
+            let lines = &mut panel[column * depth + start..][..lines_of_channel];
             for (line, tap_index) in lines.iter_mut().zip(first_index..) {
                 // The common case first: a whole line of adjacent inputs.
-                match tap_runs.list(tap_index * columns + column) {
+                match tap_runs.list(tap_index * columns_of_panel + column) {
                     &[TapRun { count: NR, from, .. }] if step == 1 => line.0.copy_from_slice(&x[from..][..NR]),
                     runs => fill(x, runs, step, &mut line.0),
                 }
             }
         }
-        (row, tap, channel) = (row + channel_rows, 0, channel + 1);
+        (start, tap, channel) = (start + lines_of_channel, 0, channel + 1);
     }
 }
 
@@ -188,8 +195,10 @@ impl PanelSpec<'_, '_, '_> {
     }
 }
 
-/// Tables of load masks, for steps of one and two: a mask that begins `lane` entries before the middle enables the
-/// elements from lane `lane` on.
+/// Tables of load masks, for steps of one and two. The mask that begins `lane * step` entries before the middle enables
+/// the elements from lane `lane` on. For lines of four numbers and a step of one, the table would be
+/// `0 0 0 0 -1 -1 -1 -1`, and the mask from lane 1 on begins at its entry 4 - 1: `0 -1 -1 -1`. For a step of two, only
+/// every second element is enabled: `0 0 0 0 0 0 0 0 -1 0 -1 0 -1 0 -1 0`.
 #[cfg(target_arch = "x86_64")]
 const LANES_FROM: ([i32; 2 * NR], [i32; 4 * NR]) = {
     let (mut one, mut two) = ([0; 2 * NR], [0; 4 * NR]);
@@ -213,18 +222,18 @@ fn fill_avx2(x: &[f32], tap_runs: &[TapRun], step: usize, line: &mut [f32; NR]) 
     };
     let table: &[i32] = if step == 1 { &LANES_FROM.0 } else { &LANES_FROM.1 };
     assert!(step == 1 || step == 2, "a step of {step}");
-    let mut all = [_mm256_setzero_ps(); 2];
+    let mut halves = [_mm256_setzero_ps(); 2];
     // The shuffle leaves pairs in the order 0, 2, 1, 3.
     let in_order = |x: __m256| _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_castps_pd(x)));
     if let (&[TapRun { count: NR, from, .. }], 2) = (tap_runs, step)
         && let Some(pairs) = x[from..].first_chunk::<{ 2 * NR }>()
     {
-        for (all, pairs) in all.iter_mut().zip(pairs.as_chunks::<NR>().0) {
+        for (half, pairs) in halves.iter_mut().zip(pairs.as_chunks::<NR>().0) {
             // SAFETY: sixteen numbers are two times eight.
             let (low, high) = unsafe { (_mm256_loadu_ps(pairs.as_ptr()), _mm256_loadu_ps(pairs.as_ptr().add(8))) };
-            *all = in_order(_mm256_shuffle_ps::<0b10_00_10_00>(low, high));
+            *half = in_order(_mm256_shuffle_ps::<0b10_00_10_00>(low, high));
         }
-        return store(all, line);
+        return write_line(halves, line);
     }
     for run in tap_runs {
         let last = run.from + (run.count - 1) * step;
@@ -237,31 +246,31 @@ fn fill_avx2(x: &[f32], tap_runs: &[TapRun], step: usize, line: &mut [f32; NR]) 
             // less than 2 * step = NR * step / 8, so that at least eight entries follow it. The mask enables only
             // elements of `x` from index `run.from` to `last` (asserted to be in bounds); no other memory is touched.
             unsafe {
-                let from = |lane: usize| {
+                let lanes_from = |lane: usize| {
                     let start = table.as_ptr().add((NR - lane) * step + 8 * part);
                     _mm256_loadu_si256(start.cast::<__m256i>())
                 };
-                let mask = _mm256_andnot_si256(from(run.lane + run.count), from(run.lane));
+                let mask = _mm256_andnot_si256(lanes_from(run.lane + run.count), lanes_from(run.lane));
                 _mm256_maskload_ps(start.wrapping_add(8 * part), mask)
             }
         };
         if step == 1 {
-            all = [_mm256_or_ps(all[0], load(0)), _mm256_or_ps(all[1], load(1))];
+            halves = [_mm256_or_ps(halves[0], load(0)), _mm256_or_ps(halves[1], load(1))];
             continue;
         }
-        for (half, all) in all.iter_mut().enumerate() {
-            let even = _mm256_shuffle_ps::<0b10_00_10_00>(load(2 * half), load(2 * half + 1));
-            *all = _mm256_or_ps(*all, in_order(even));
+        for (index, half) in halves.iter_mut().enumerate() {
+            let even = _mm256_shuffle_ps::<0b10_00_10_00>(load(2 * index), load(2 * index + 1));
+            *half = _mm256_or_ps(*half, in_order(even));
         }
     }
-    store(all, line);
+    write_line(halves, line);
 }
 
 /// Writes both halves of a line.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 #[inline]
-fn store(halves: [std::arch::x86_64::__m256; 2], line: &mut [f32; NR]) {
+fn write_line(halves: [std::arch::x86_64::__m256; 2], line: &mut [f32; NR]) {
     for (half, line) in halves.into_iter().zip(line.chunks_exact_mut(8)) {
         // SAFETY: the chunk has eight numbers.
         unsafe { std::arch::x86_64::_mm256_storeu_ps(line.as_mut_ptr(), half) };
@@ -271,7 +280,7 @@ fn store(halves: [std::arch::x86_64::__m256; 2], line: &mut [f32; NR]) {
 fn fill_portable(x: &[f32], tap_runs: &[TapRun], step: usize, line: &mut [f32; NR]) {
     *line = [0.0; NR];
     for run in tap_runs {
-        let row = x[run.from..].iter().step_by(step);
-        line[run.lane..][..run.count].iter_mut().zip(row).for_each(|(to, from)| *to = *from);
+        let inputs = x[run.from..].iter().step_by(step);
+        line[run.lane..][..run.count].iter_mut().zip(inputs).for_each(|(to, from)| *to = *from);
     }
 }

@@ -1,5 +1,5 @@
-//! Which input each tap of a 2-d convolution reads. The forward pass is one [`Pass`]. The backward pass is one per
-//! phase of the stride, each of which reads with stride one.
+//! The input that each tap of a 2-d convolution reads. The forward pass is one [`Pass`]. The backward pass consists of
+//! one [`Pass`] per phase of the stride (position modulo stride), each of which reads with stride one.
 
 /// Sizes of one call. Axes are rows, columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

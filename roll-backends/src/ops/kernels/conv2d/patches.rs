@@ -16,7 +16,7 @@ pub fn applies(shape: Conv2dShape) -> bool {
 
 /// The matrix product as a 1 x 1 convolution. It reads the cotangents of the sums; its output channels are the pairs of
 /// input channel and tap.
-fn product(shape: Conv2dShape) -> Conv2dShape {
+fn as_convolution(shape: Conv2dShape) -> Conv2dShape {
     Conv2dShape {
         inputs: shape.outputs,
         outputs: shape.inputs * shape.taps(),
@@ -28,20 +28,20 @@ fn product(shape: Conv2dShape) -> Conv2dShape {
     }
 }
 
-/// Packs the weight `[outputs, inputs, taps]` for [`backward`].
+/// Packs the weight `[outputs, inputs, taps]` for [`pull_convolution`].
 pub fn pack(shape: Conv2dShape, weight: &[f32]) -> PackedWeight {
     let pairs = shape.inputs * shape.taps();
     PackedWeight::new([1, pairs, shape.outputs, 1], |_, pair, output, _| weight[output * pairs + pair])
 }
 
 /// Returns the gradient of x, given the gradient of the sums.
-pub fn backward(shape: Conv2dShape, packed: &PackedWeight, d_sums: &[f32]) -> Vec<f32> {
-    let product = product(shape);
+pub fn pull_convolution(shape: Conv2dShape, packed: &PackedWeight, d_sums: &[f32]) -> Vec<f32> {
+    let product = as_convolution(shape);
     let plane = shape.output[0] * shape.output[1];
     // SAFETY: the forward pass covers every output position, and every channel belongs to a task.
     let by_tap = unsafe {
         filled(shape.items * product.outputs * plane, |y| {
-            tiles::correlate(&Call::new(product, d_sums, y, Finish::default()), &product.forward(), packed);
+            tiles::run_pass(&Call::new(product, d_sums, y, Finish::default()), &product.forward(), packed);
         })
     };
     let [rows, columns] = shape.size;

@@ -105,9 +105,9 @@ fn check(s: Conv2dShape) {
         d_x[x] += f64::from(case.d_y[y]) * factor * f64::from(case.weight[w]);
     });
     let weights = BackwardWeights::new(s, &case.weight);
-    assert_near(&format!("gradient of {what}"), &backward_fused(s, &weights, epilogue, &found_sums, &case.d_y), &d_x);
-    let d_sums = pull(s.outputs, plane, epilogue, &found_sums, &case.d_y);
-    assert_near(&format!("gradient in two steps of {what}"), &backward(s, &weights, &d_sums), &d_x);
+    assert_near(&format!("gradient of {what}"), &pull_both(s, &weights, epilogue, &found_sums, &case.d_y), &d_x);
+    let d_sums = pull_epilogue(s.outputs, plane, epilogue, &found_sums, &case.d_y);
+    assert_near(&format!("gradient in two steps of {what}"), &pull_convolution(s, &weights, &d_sums), &d_x);
 }
 
 const BASE: Conv2dShape = Conv2dShape {
@@ -212,7 +212,7 @@ fn packed_weights_do_not_depend_on_padding() {
     let [first, second] = [[[0, 1]; 2], [[1, 0]; 2]].map(|padding| padded(shape, padding).unwrap());
     let case = Case::new(second);
     let [own, other] = [second, first].map(|shape| BackwardWeights::new(shape, &case.weight));
-    assert!(backward(second, &own, &case.d_y) == backward(second, &other, &case.d_y));
+    assert!(pull_convolution(second, &own, &case.d_y) == pull_convolution(second, &other, &case.d_y));
 }
 
 #[test]
@@ -220,11 +220,11 @@ fn positions_outside_of_all_windows_have_zero_gradient() {
     // Rows 1 and 3 are outside of all windows.
     let shape = Conv2dShape { size: [5, 5], stride: [2, 2], output: [3, 3], ..BASE };
     let weights = BackwardWeights::new(shape, &[2.0]);
-    let d_x = backward(shape, &weights, &[1.0; 9]);
+    let d_x = pull_convolution(shape, &weights, &[1.0; 9]);
     let expected: Vec<f32> = (0..25).map(|i| if i / 5 % 2 == 0 && i % 5 % 2 == 0 { 2.0 } else { 0.0 }).collect();
     assert_eq!(d_x, expected);
     let tiles = Conv2dShape { inputs: 2, ..shape };
-    let d_x = backward(tiles, &BackwardWeights::new(tiles, &[2.0, 3.0]), &[1.0; 9]);
+    let d_x = pull_convolution(tiles, &BackwardWeights::new(tiles, &[2.0, 3.0]), &[1.0; 9]);
     assert_eq!(d_x[..25], expected);
 }
 
@@ -246,7 +246,7 @@ fn bits_do_not_depend_on_threads() {
                 let y = forward(shape, &case.x, &weights, &case.bias, Some(&case.added), plain(Epilogue::Silu), true);
                 let weights = BackwardWeights::new(shape, &case.weight);
                 let sums = y.sums.unwrap();
-                let d_x = backward_fused(shape, &weights, plain(Epilogue::Silu), &sums, &case.d_y);
+                let d_x = pull_both(shape, &weights, plain(Epilogue::Silu), &sums, &case.d_y);
                 (y.y, sums, d_x)
             })
         };
@@ -282,7 +282,7 @@ fn epilogues_and_their_derivatives_match_f64() {
         let expected: Vec<f64> = z.iter().map(|z| (f(f64::from(*z) + h) - f(f64::from(*z) - h)) / (2.0 * h)).collect();
         assert_near(
             &format!("slope of {epilogue:?}"),
-            &pull(1, z.len(), epilogue, kept, &vec![1.0; z.len()]),
+            &pull_epilogue(1, z.len(), epilogue, kept, &vec![1.0; z.len()]),
             &expected,
         );
     }

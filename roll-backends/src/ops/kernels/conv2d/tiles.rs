@@ -13,17 +13,18 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::Call;
-use super::panel::{self, Line, Lists, PanelSpec, Run, runs};
+use super::panel::{self, Line, Lists, PanelSpec, Run, runs_of_columns};
 use super::passes::{Conv2dShape, Pass};
 use crate::ops::kernels::simd::{MulAdd, vectorised};
 use crate::ops::kernels::tile::{MR, NR, SUMS, accumulate};
 
 /// Columns per task, approximately (NC in BLIS terms).
 const NC: usize = 8;
-/// Depth block (KC in BLIS terms), approximately: a tile reads 16 KiB of a panel.
-const KC: usize = 256;
-/// Tiles of output channels that are computed for one column after another (MC in BLIS terms): their weights stay in
-/// the L2 cache.
+/// Largest depth block (KC in BLIS terms): a tile reads 16 KiB of a panel. Other products use the KC of
+/// [`crate::ops::kernels::tile`].
+const MAX_BLOCK_DEPTH: usize = 256;
+/// Tiles of output channels that are computed for all columns before the next tiles (MC in BLIS terms): their weights
+/// stay in the L2 cache.
 const MC: usize = 16;
 /// Minimum number of multiplications of a task, unless there is only one task.
 const TASK: usize = 1 << 18;
@@ -76,14 +77,15 @@ struct Task {
 }
 
 /// Number of multiplications of a call.
-fn work(call: &Call, pass: &Pass, packed: &PackedWeight) -> usize {
+fn multiplications(call: &Call, pass: &Pass, packed: &PackedWeight) -> usize {
     let positions = call.items * pass.grid[0] * pass.grid[1];
     positions.saturating_mul(packed.depth).saturating_mul(packed.outputs * call.groups)
 }
 
-fn tasks(call: &Call, pass: &Pass, packed: &PackedWeight) -> Vec<Task> {
+/// Divides a pass into tasks.
+fn split_into_tasks(call: &Call, pass: &Pass, packed: &PackedWeight) -> Vec<Task> {
     let positions = call.items * pass.grid[0] * pass.grid[1];
-    let (columns, tiles) = (positions.div_ceil(NR), packed.outputs.div_ceil(MR));
+    let (columns, tile_count) = (positions.div_ceil(NR), packed.outputs.div_ceil(MR));
     let threads = rayon::current_num_threads();
     // A small number of tasks that is not a multiple of the threads would leave threads idle.
     let position_blocks = match columns.div_ceil(NC) {
@@ -91,15 +93,15 @@ fn tasks(call: &Call, pass: &Pass, packed: &PackedWeight) -> Vec<Task> {
         blocks => blocks.max(1),
     };
     // If there are few positions, output channels are divided too; the same panels are then packed several times.
-    let wanted_tasks = (2 * threads).min(work(call, pass, packed) / TASK).max(1);
-    let channel_parts = wanted_tasks.div_ceil(position_blocks * call.groups.max(1)).clamp(1, tiles.max(1));
-    let tiles_per_task = tiles.div_ceil(channel_parts).max(1);
+    let wanted_tasks = (2 * threads).min(multiplications(call, pass, packed) / TASK).max(1);
+    let channel_parts = wanted_tasks.div_ceil(position_blocks * call.groups.max(1)).clamp(1, tile_count.max(1));
+    let tiles_per_task = tile_count.div_ceil(channel_parts).max(1);
     let mut tasks = vec![];
     for group in 0..call.groups {
         for block in 0..position_blocks {
             let start_of = |block: usize| (block * columns / position_blocks * NR).min(positions);
-            for tile in (0..tiles).step_by(tiles_per_task) {
-                let tiles = tile..(tile + tiles_per_task).min(tiles);
+            for first in (0..tile_count).step_by(tiles_per_task) {
+                let tiles = first..(first + tiles_per_task).min(tile_count);
                 tasks.push(Task { group, positions: start_of(block)..start_of(block + 1), tiles });
             }
         }
@@ -123,27 +125,29 @@ thread_local! {
 }
 
 /// Computes a pass of `call` with its packed weight.
-pub fn correlate(call: &Call, pass: &Pass, packed: &PackedWeight) {
+pub fn run_pass(call: &Call, pass: &Pass, packed: &PackedWeight) {
+    // A 1 x 1 pass over contiguous rows is computed as one long row.
     let (pass, read, written) = pass.clone().flat(call.read, call.written);
     let call = Call { read, written, ..*call };
-    let tasks = tasks(&call, &pass, packed);
-    let run = |task| SCRATCH.with_borrow_mut(|scratch| run(&call, &pass, packed, task, scratch));
-    if tasks.len() <= 1 || work(&call, &pass, packed) <= ONE_THREAD {
+    let tasks = split_into_tasks(&call, &pass, packed);
+    let run = |task| SCRATCH.with_borrow_mut(|scratch| run_task(&call, &pass, packed, task, scratch));
+    if tasks.len() <= 1 || multiplications(&call, &pass, packed) <= ONE_THREAD {
         tasks.iter().for_each(run);
     } else {
         tasks.par_iter().for_each(run);
     }
 }
 
-/// Computes a task, in blocks of the depth. Between blocks, sums are kept as `[tiles, columns]`. After the last block
-/// they go through the epilogue to the output.
-fn run(call: &Call, pass: &Pass, packed: &PackedWeight, task: &Task, scratch: &mut Scratch) {
+/// Computes a task, in blocks of the depth. Between blocks, the sums of all tiles are kept, in the order `[tiles,
+/// columns]`. After the last block, they go through the epilogue to the output.
+fn run_task(call: &Call, pass: &Pass, packed: &PackedWeight, task: &Task, scratch: &mut Scratch) {
     let columns = task.positions.len().div_ceil(NR);
     let depth = packed.depth;
-    let depth_blocks = depth.div_ceil(KC).max(1);
+    let depth_blocks = depth.div_ceil(MAX_BLOCK_DEPTH).max(1);
     let block_depth = depth.div_ceil(depth_blocks).max(1);
-    let (input_runs, output_runs) = (runs(pass.grid, task.positions.clone()), output_runs(call, pass, task));
-    // With one block, the sums of a tile are complete at once and their memory is reused.
+    let input_runs = runs_of_columns(pass.grid, task.positions.clone());
+    let output_runs = output_locations(call, pass, task);
+    // With one block, the sums of a tile are complete at once, and the next tile reuses their memory.
     let tile_sums = if depth_blocks > 1 { task.tiles.len() * columns } else { 1 };
     let Scratch { panel, sums } = scratch;
     panel.resize((block_depth * columns).max(panel.len()), Line::default());
@@ -152,17 +156,19 @@ fn run(call: &Call, pass: &Pass, packed: &PackedWeight, task: &Task, scratch: &m
         let range = (block * block_depth).min(depth)..((block + 1) * block_depth).min(depth);
         let panel = &mut panel[..range.len() * columns];
         panel::pack(&PanelSpec { call, pass, group: task.group, runs: &input_runs, range: range.clone() }, panel);
-        for tiles in (task.tiles.start..task.tiles.end).step_by(MC).map(|low| low..(low + MC).min(task.tiles.end)) {
+        for first_tile in task.tiles.clone().step_by(MC) {
+            let tile_block = first_tile..(first_tile + MC).min(task.tiles.end);
             for column in 0..columns {
                 let inputs = bytemuck::cast_slice(&panel[column * range.len()..][..range.len()]);
-                for tile in tiles.clone() {
+                for tile in tile_block.clone() {
                     let index = if depth_blocks == 1 { 0 } else { (tile - task.tiles.start) * columns + column };
                     let sums = &mut sums[index].0;
-                    accumulate(packed.tile(task.group, tile, range.clone()), inputs, sums, block > 0);
+                    let adds_to_sums = block > 0;
+                    accumulate(packed.tile(task.group, tile, range.clone()), inputs, sums, adds_to_sums);
                     if block + 1 == depth_blocks {
                         let channel = task.group * packed.outputs + tile * MR;
                         let count = MR.min(packed.outputs - tile * MR);
-                        finish(call, output_runs.list(column), channel..channel + count, sums);
+                        finish_tile(call, output_runs.list(column), channel..channel + count, sums);
                     }
                 }
             }
@@ -182,7 +188,7 @@ pub struct OutputRun {
 }
 
 /// The output locations of each column of a task.
-fn output_runs(call: &Call, pass: &Pass, task: &Task) -> Lists<OutputRun> {
+fn output_locations(call: &Call, pass: &Pass, task: &Task) -> Lists<OutputRun> {
     let plane = call.written[0] * call.written[1];
     let in_order = pass.write_step == [1; 2] && pass.grid == call.written;
     // Contiguous rows count as one.
@@ -201,7 +207,7 @@ fn output_runs(call: &Call, pass: &Pass, task: &Task) -> Lists<OutputRun> {
             step: pass.write_step[1],
         }
     };
-    let runs = runs(grid, task.positions.clone());
+    let runs = runs_of_columns(grid, task.positions.clone());
     let mut output_runs = Lists::with_capacity(runs.len());
     (0..runs.len()).for_each(|column| output_runs.push(runs.list(column).iter().map(output_run)));
     output_runs
@@ -209,7 +215,7 @@ fn output_runs(call: &Call, pass: &Pass, task: &Task) -> Lists<OutputRun> {
 
 vectorised! {
     /// The epilogue: adds bias and residual to the sums of some channels, applies the activation, and writes them.
-    fn finish<M>(call: &Call, output_runs: &[OutputRun], channels: Range<usize>, sums: &mut [f32; SUMS]) {
+    fn finish_tile<M>(call: &Call, output_runs: &[OutputRun], channels: Range<usize>, sums: &mut [f32; SUMS]) {
         let plane = call.written[0] * call.written[1];
         for (channel, values) in channels.zip(sums.as_chunks_mut::<NR>().0) {
             if let Some(bias) = call.finish.bias {

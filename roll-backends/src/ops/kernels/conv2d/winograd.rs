@@ -55,7 +55,8 @@ struct Task {
     blocks: Range<usize>,
 }
 
-fn tasks(call: &Call, grid: TileGrid) -> Vec<Task> {
+/// Divides a convolution into tasks.
+fn split_into_tasks(call: &Call, grid: TileGrid) -> Vec<Task> {
     let (panels, blocks) = (grid.panels(), call.outputs.div_ceil(MR));
     let threads = rayon::current_num_threads();
     let panels_in = |kib: usize| kib / (call.inputs + call.outputs);
@@ -92,10 +93,10 @@ thread_local! {
 
 /// Computes the convolution. `before` is the number of zeros above and to the left of the input; a negative number
 /// skips rows or columns instead.
-pub fn correlate(call: &Call, before: [isize; 2], kernels: &Kernels) {
+pub fn run_convolution(call: &Call, before: [isize; 2], kernels: &Kernels) {
     let grid = TileGrid::new(call.items, call.written);
-    let tasks = tasks(call, grid);
-    let run = |task| SCRATCH.with_borrow_mut(|scratch| run(call, before, kernels, grid, task, scratch));
+    let tasks = split_into_tasks(call, grid);
+    let run = |task| SCRATCH.with_borrow_mut(|scratch| run_task(call, before, kernels, grid, task, scratch));
     let work = (grid.tiles * ELEMENTS).saturating_mul(call.inputs).saturating_mul(call.outputs);
     if tasks.len() <= 1 || work <= ONE_THREAD {
         tasks.iter().for_each(run);
@@ -105,7 +106,7 @@ pub fn correlate(call: &Call, before: [isize; 2], kernels: &Kernels) {
 }
 
 /// Computes a task.
-fn run(call: &Call, before: [isize; 2], kernels: &Kernels, grid: TileGrid, task: &Task, scratch: &mut Scratch) {
+fn run_task(call: &Call, before: [isize; 2], kernels: &Kernels, grid: TileGrid, task: &Task, scratch: &mut Scratch) {
     let (inputs, panels, blocks) = (call.inputs, task.panels.len(), task.blocks.len());
     // Distances in lines between two elements of the transform, in the patches of a panel and in the sums. They are
     // odd, because with an even distance the same lanes of all elements would share cache sets.
@@ -128,7 +129,8 @@ fn run(call: &Call, before: [isize; 2], kernels: &Kernels, grid: TileGrid, task:
                 for first in (0..inputs).step_by(KC) {
                     let range = first..(first + KC).min(inputs);
                     let (weights, patches) = (&weights[first * MR..range.end * MR], &patches[first * NR..]);
-                    accumulate(weights, &patches[..range.len() * NR], sums, first > 0);
+                    let adds_to_sums = first > 0;
+                    accumulate(weights, &patches[..range.len() * NR], sums, adds_to_sums);
                 }
             }
         }

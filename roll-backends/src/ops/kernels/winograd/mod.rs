@@ -162,8 +162,7 @@ fn write_tiles(
 #[derive(Debug)]
 pub struct Kernels {
     values: Vec<f32>,
-    /// Kernel frames.
-    taps: usize,
+    kernel_frames: usize,
     inputs: usize,
     /// Input channels per block; the last block may have fewer.
     channel_block: usize,
@@ -173,9 +172,9 @@ impl Kernels {
     /// Transforms `weight` (see [`convolve`] for its shape and kind). Size and padding of `shape` are not read.
     pub fn new(shape: ConvShape, weight: &[f32], kind: ConvKind) -> Self {
         let transposed = kind == ConvKind::Transposed;
-        let ConvShape { inputs, outputs, kernel: [taps, ..], .. } = shape;
-        let channel_block = (KC / taps).clamp(1, inputs.max(1));
-        let depth = taps * inputs;
+        let ConvShape { inputs, outputs, kernel: [kernel_frames, ..], .. } = shape;
+        let channel_block = (KC / kernel_frames).clamp(1, inputs.max(1));
+        let depth = kernel_frames * inputs;
         let mut values = vec![0.0; outputs.div_ceil(MR) * ELEMENTS * depth * MR];
         let block_size = ELEMENTS * depth * MR;
         values.par_chunks_mut(block_size.max(1)).enumerate().for_each(|(block, values)| {
@@ -183,29 +182,31 @@ impl Kernels {
             for first in (0..inputs).step_by(channel_block) {
                 let width = channel_block.min(inputs - first);
                 for c in 0..width {
-                    for tap in 0..taps {
+                    for packed_frame in 0..kernel_frames {
                         // The 3 x 3 kernels of the block's output channels, one per lane.
                         let mut g = [[0.0; 8]; 9];
                         for lane in 0..lanes {
                             let (input, output) = (first + c, block * MR + lane);
                             let pair = if transposed { input * outputs + output } else { output * inputs + input };
-                            let frame = if transposed { taps - 1 - tap } else { tap };
-                            let kernel = &weight[(pair * taps + frame) * 9..][..9];
+                            let frame = if transposed { kernel_frames - 1 - packed_frame } else { packed_frame };
+                            let kernel = &weight[(pair * kernel_frames + frame) * 9..][..9];
                             for (i, &value) in kernel.iter().enumerate() {
-                                g[if transposed { 8 - i } else { i }][lane] = value;
+                                let position = if transposed { 8 - i } else { i };
+                                g[position][lane] = value;
                             }
                         }
-                        kernel_transform(&g, &mut values[(first * taps + tap * width + c) * MR..], depth * MR);
+                        let start = (first * kernel_frames + packed_frame * width + c) * MR;
+                        kernel_transform(&g, &mut values[start..], depth * MR);
                     }
                 }
             }
         });
-        Self { values, taps, inputs, channel_block }
+        Self { values, kernel_frames, inputs, channel_block }
     }
 
     /// The packed kernels of a block of output channels for an element.
     pub fn at(&self, block: usize, element: usize) -> &[f32] {
-        let size = self.taps * self.inputs * MR;
+        let size = self.kernel_frames * self.inputs * MR;
         &self.values[(block * ELEMENTS + element) * size..][..size]
     }
 }
@@ -243,9 +244,9 @@ fn patches_of(shape: ConvShape, grid: TileGrid, x: &[f32], first: usize, channel
 /// Computes the sums over input channels and kernel frames, in the order element, block of output channels, panel,
 /// frame, output channel of the block, tile.
 fn products(shape: ConvShape, kernels: &Kernels, patches: &[f32], panels: usize, sums: &mut [f32]) {
-    let Kernels { taps, inputs, channel_block, .. } = *kernels;
+    let Kernels { kernel_frames, inputs, channel_block, .. } = *kernels;
     let padded_frames = shape.size[0] + 2 * shape.padding[0];
-    let frames = padded_frames + 1 - taps;
+    let frames = padded_frames + 1 - kernel_frames;
     // The input's frames among the padded ones.
     let (input_start, input_end) = (shape.padding[0], shape.padding[0] + shape.size[0]);
     let group_size = BLOCKS * panels * frames * SUMS;
@@ -258,17 +259,20 @@ fn products(shape: ConvShape, kernels: &Kernels, patches: &[f32], panels: usize,
                     [..padded_frames * inputs * NR];
                 for frame in 0..frames {
                     // The kernel frames that read real input frames.
-                    let (from, to) = (input_start.saturating_sub(frame).min(taps), (input_end - frame).min(taps));
+                    let from = input_start.saturating_sub(frame).min(kernel_frames);
+                    let to = (input_end - frame).min(kernel_frames);
                     for first in (0..inputs).step_by(channel_block) {
                         let width = channel_block.min(inputs - first);
                         let patches = &patches[(first * padded_frames + (frame + from) * width) * NR..];
                         let patches = &patches[..(to - from) * width * NR];
                         for block in 0..blocks {
                             let weights = kernels.at(group * BLOCKS + block, element);
-                            let weights = &weights[(first * taps + from * width) * MR..][..(to - from) * width * MR];
+                            let weights = &weights[(first * kernel_frames + from * width) * MR..];
+                            let weights = &weights[..(to - from) * width * MR];
                             let at = ((block * panels + panel) * frames + frame) * SUMS;
                             let Some(sums) = sums[at..].first_chunk_mut() else { continue };
-                            accumulate(weights, patches, sums, first > 0);
+                            let adds_to_sums = first > 0;
+                            accumulate(weights, patches, sums, adds_to_sums);
                         }
                     }
                 }

@@ -123,8 +123,8 @@ impl LaunchShape {
     /// latency of 800 ns at 4.3 TB/s, each of its 132 multiprocessors needs 26 KB in flight. Registers limit a
     /// multiprocessor to six blocks of kernels that read one row in bf16 (10 KB), and to three of kernels that read
     /// several operands (20 to 30 KB): at least 60 KB are in flight, enough even while half of the blocks reduce or
-    /// write. With 16 numbers per thread, no more bytes would be in flight, and a
-    /// tenth more instructions would be issued.
+    /// write. With 16 numbers per thread, no more bytes would be in flight, and a tenth more instructions would be
+    /// issued.
     pub(super) fn row_reduction(rows: i32, width: i32) -> Self {
         let (rows, width) = (rows.unsigned_abs(), width.unsigned_abs());
         // Threads per row, and rows per block.

@@ -8,9 +8,9 @@
 //! `driver` launches them, `launch` chooses grids and blocks. Launches go to the default stream, which `tch` always
 //! uses: operands have been queued before, and torch may reuse an operand's memory as soon as the call returns.
 //!
-//! Every function returns `None` if it does not support a call: tensors on the CPU, a GPU without NVRTC or driver
-//! (which is logged once), or operands of another dtype, width or layout. The caller then uses ATen. `ROLL_FUSED=0`
-//! disables the kernels, for comparisons.
+//! Every function returns `None` if it does not support a call, and the caller then uses ATen. Not supported are
+//! tensors on the CPU, GPUs without NVRTC or driver (which is logged once), and other dtypes, widths or layouts of
+//! operands. `ROLL_FUSED=0` disables the kernels, for comparisons.
 
 mod driver;
 mod launch;
@@ -36,12 +36,12 @@ pub(super) fn ops(tensor: &Tensor) -> Option<FusedOps<Arc<driver::Gpu>>> {
 /// Returns [`ops`] for bf16 operands only. In pure f32 runs the kernels are neither compiled nor is their absence
 /// logged.
 pub(super) fn ops_in_bf16(tensor: &Tensor) -> Option<FusedOps<Arc<driver::Gpu>>> {
-    (tensor.kind() == Kind::BFloat16).then(|| ops(tensor)).flatten()
+    if tensor.kind() == Kind::BFloat16 { ops(tensor) } else { None }
 }
 
 /// Returns [`ops`] for matrices only: nothing is compiled for volumes in another layout.
 pub(super) fn ops_of_matrix(tensor: &Tensor) -> Option<FusedOps<Arc<driver::Gpu>>> {
-    (tensor.dim() == 2).then(|| ops(tensor)).flatten()
+    if tensor.dim() == 2 { ops(tensor) } else { None }
 }
 
 /// The fused operators on one launcher.
@@ -226,12 +226,12 @@ impl Rows {
         let size = x.size();
         let [rows, width] = size.as_slice() else { return None };
         let (rows, width) = (i32::try_from(*rows).ok()?, i32::try_from(*width).ok()?);
-        let known = (1..=MAX_ROWS).contains(&rows) && width > 0 && width % 8 == 0;
+        let is_supported_size = (1..=MAX_ROWS).contains(&rows) && width > 0 && width % 8 == 0;
         let found = Self { rows, width, device: x.device() };
-        (known && found.supports(x, kind)).then_some(found)
+        (is_supported_size && found.supports(x, kind)).then_some(found)
     }
 
-    /// Checks that the kernels can hold a row in registers.
+    /// These rows, if the kernels can hold one in registers.
     fn in_registers(self) -> Option<Self> {
         (self.width <= MAX_WIDTH).then_some(self)
     }
@@ -241,7 +241,7 @@ impl Rows {
         can_be_read(tensor, kind, self.device)
     }
 
-    /// Checks size, dtype and layout of an operand.
+    /// `Some` if an operand has this size and dtype, and a layout that the kernels can read.
     fn expect(&self, tensor: &Tensor, size: [i64; 2], kind: Kind) -> Option<()> {
         (tensor.size() == size && self.supports(tensor, kind)).then_some(())
     }
@@ -271,8 +271,8 @@ impl Rows {
     }
 
     /// The number of angles per token (0 without a rotation), if the kernels support them. A thread rotates four pairs,
-    /// which must belong to one head; the number per head must be a power of two, because the kernel masks indices
-    /// instead of dividing (a division takes as long as the rotation).
+    /// which must belong to one head. The number of pairs per head must be a power of two, because the kernel masks
+    /// indices instead of dividing (a division takes as long as the rotation).
     fn half(&self, rotation: Option<[&Tensor; 2]>, heads: i64) -> Option<i32> {
         let Some(rotation) = rotation else { return Some(0) };
         let heads = i32::try_from(heads).ok().filter(|heads| (1..=self.width / 8).contains(heads))?;
