@@ -76,7 +76,12 @@ impl CausalChain {
     }
 
     /// Runs a chunk without autodiff. Returns its output and the next state.
-    pub fn advance(
+    pub fn advance(&self, x: Tensor<4>, state: &ChainState) -> Result<(Tensor<4>, ChainState)> {
+        self.advance_probed(x, state, None)
+    }
+
+    /// Like [`CausalChain::advance`]; `probe` receives every layer's output.
+    pub fn advance_probed(
         &self,
         x: Tensor<4>,
         state: &ChainState,

@@ -79,7 +79,7 @@ impl Pass {
                     Some(probe) => Some(&mut **probe),
                     None => None,
                 };
-                let (y, next) = self.chain.advance(x, &state, probe)?;
+                let (y, next) = self.chain.advance_probed(x, &state, probe)?;
                 state = next;
                 output.add(window(&tile.output, chunk, self.output_chunk), y, tile.blend.as_deref())?;
             }
@@ -133,7 +133,7 @@ impl Pass {
             if position > 0 {
                 let chunk = position - 1;
                 let x = input.read(chunk, &window(&tile.input, chunk, self.input_chunk), None);
-                state = self.chain.advance(x, &state, None)?.1;
+                state = self.chain.advance(x, &state)?.1;
             }
             if positions.contains(&position) {
                 self.checkpoint(&mut checkpoints, position, &state)?;
@@ -212,7 +212,7 @@ impl Reversible for TilePull<'_, '_> {
 
     fn advance(&mut self, step: usize, state: &ChainState) -> Result<ChainState> {
         let x = self.input_of(step);
-        Ok(self.pass.chain.advance(x, state, None)?.1)
+        Ok(self.pass.chain.advance(x, state)?.1)
     }
 
     fn pull(&mut self, step: usize, state: &ChainState) -> Result<()> {
