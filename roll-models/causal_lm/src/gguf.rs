@@ -144,9 +144,12 @@ impl<'a> Metadata<'a> {
 
     /// Reads the bound of a softcap; 0 disables it.
     fn softcap(&self, key: &str, default: Option<f32>) -> Result<Option<f32>, String> {
-        match self.number(key).map(|bound| bound as f32).or(default).filter(|bound| *bound != 0.0) {
+        let bound = self.number(key).map(|bound| bound as f32).or(default).filter(|bound| *bound != 0.0);
+        match bound {
             Some(bound) if !(bound > 0.0 && bound.is_finite()) => Err(format!("`{}` is {bound}", self.key(key))),
-            bound => Ok(bound.filter(|_| self.family.starts_with("gemma"))),
+            bound if self.family.starts_with("gemma") => Ok(bound),
+            // Other families do not have softcaps.
+            _ => Ok(None),
         }
     }
 
