@@ -166,7 +166,7 @@ fn warn_of_idle_expert(layout: &Layout, options: &WanOptions, context: &BuildCon
     }
 }
 
-/// What all experts have in common.
+/// Settings that all experts share.
 struct Experts<'a> {
     layout: &'a Layout,
     /// How products with fp8 weights are taken in fp8, if they are.

@@ -30,7 +30,7 @@ pub struct Networks {
 type NamedShape = (String, Vec<usize>);
 
 impl Networks {
-    /// Those of a model's files.
+    /// Reads the sizes of the networks in a model's files.
     pub(super) fn of(files: &ComponentFiles, options: &WanOptions) -> Result<Self> {
         Ok(Self {
             dit: components::dit_config(&files.dit, options.num_heads).in_section("model")?,

@@ -14,7 +14,7 @@ use tokenizers::{Tokenizer, TruncationParams};
 
 use super::config::{Family, ModelConfig, TextConfig};
 use super::files::{Tensors, json};
-use super::tower::{Layer, TowerDims, norm, pair, scope};
+use super::tower::{Layer, TowerDims, frozen_scope, norm, pair};
 
 /// Encodes texts as embeddings.
 pub struct TextTower {
@@ -85,7 +85,8 @@ impl TextTower {
         let failed = |problem: String| Error::Unsupported(format!("cannot tokenize a text: {problem}"));
         self.growth.check(text).map_err(failed)?;
         let (tokenizer, text) = (Arc::clone(&self.tokenizer), text.to_string());
-        let encoding = contain(LIMIT, move || tokenizer.encode(text, true)).map_err(failed)?;
+        let add_special_tokens = true;
+        let encoding = contain(LIMIT, move || tokenizer.encode(text, add_special_tokens)).map_err(failed)?;
         let mut ids = encoding.map_err(|e| failed(e.to_string()))?.get_ids().to_vec();
         if let Some(padding) = self.padding {
             ids.resize(self.config.max_position_embeddings, padding);
@@ -105,7 +106,7 @@ impl TextTower {
             ids.truncate(self.end(&ids)? + 1);
         }
         let (tokens, tape) = (ids.len(), Tape::off());
-        let scope = scope(&self.weights, &tape);
+        let scope = frozen_scope(&self.weights, &tape);
         let indices = TensorData::new(ids.iter().map(|id| *id as i32).collect::<Vec<_>>(), [tokens]);
         let indices = Burn::<1, Int>::from_data(indices, &self.device);
         let words = scope.weight::<2>("text_model.embeddings.token_embedding.weight")?.select(0, indices);
