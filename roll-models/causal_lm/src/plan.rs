@@ -104,6 +104,7 @@ impl<'a> MemoryPlan<'a> {
     fn new(options: &'a CausalLmOptions, input: &'a PlanInput, context: &BuildContext) -> Result<Self> {
         let (config, stored, in_blocks) = headers(options, context)?;
         let config = options.checked(config)?;
+        // Only a GPU has a memory of its own.
         let gpu = input.memory.is_some();
         let initial_adapter = initial_adapter(options, context, &config)?;
         let trainable =

@@ -67,7 +67,10 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
     let text =
         files.text_encoder.as_ref().map(|file| open_text(file, &files, options, context, &device)).transpose()?;
     let clip = match &files.clip {
-        Some(file) => Some(Clip::streamed(file, None, &device).while_doing(|| reading(file))?),
+        Some(file) => {
+            let configured_heads = None;
+            Some(Clip::streamed(file, configured_heads, &device).while_doing(|| reading(file))?)
+        }
         None => None,
     };
     if options.shift.is_some() {

@@ -43,16 +43,25 @@ impl Pass {
     ///
     /// A pass with one tile stores the checkpoints for the pullback. If there are several tiles, the pullback runs each
     /// tile again, so that only one tile's states are in memory at a time.
-    pub fn run(self, input: &Tensor, grad: Grad, probe: Option<Probe<'_>>) -> Result<(Tensor, Option<Pullback>)> {
+    pub fn run(self, input: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
         let shape = self.output.shape();
-        let (values, pullback) = self.values(input, grad, probe)?;
+        let no_probe = None;
+        let (values, pullback) = self.values(input, grad, no_probe)?;
         Ok((Tensor::new(values, shape)?, pullback))
+    }
+
+    /// Like [`Pass::run`] without a gradient. `probe` receives every layer's output, chunk by chunk.
+    pub fn run_probed(self, input: &Tensor, probe: Probe<'_>) -> Result<Tensor> {
+        let shape = self.output.shape();
+        let (values, _) = self.values(input, Grad::Skip, Some(probe))?;
+        Tensor::new(values, shape)
     }
 
     /// Like [`Pass::run`], with an output clamped to [-1, 1]. Values that the clamp changed receive no gradient.
     pub fn run_clamped(self, input: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
         let shape = self.output.shape();
-        let (mut values, pullback) = self.values(input, grad, None)?;
+        let no_probe = None;
+        let (mut values, pullback) = self.values(input, grad, no_probe)?;
         let clamp_pullback = clamp(&mut values, &shape);
         let pullback =
             pullback.map(|pullback| Pullback::new(move |cotangent| pullback.pull(&clamp_pullback.pull(cotangent)?)));
