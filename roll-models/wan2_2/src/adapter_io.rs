@@ -40,7 +40,8 @@ pub(super) fn export(experts: &[Expert]) -> Result<BTreeMap<String, StateDict>> 
         if expert.trains_adapters {
             state = to_file(state, expert.dit.lora_scale());
         }
-        header::put(&mut state, metadata(expert, experts.len() > 1))?;
+        let is_one_of_two = experts.len() > 1;
+        header::put(&mut state, metadata(expert, is_one_of_two))?;
         files.insert(file_name(experts, expert), state);
     }
     Ok(files)

@@ -41,8 +41,9 @@ impl MemoryBudget {
     /// smallest tiles if even they do not fit.
     pub fn tiling(&self, vae: &VaeConfig, latents: [usize; 3]) -> Option<Tiling> {
         let fits = |tiling: &Option<Tiling>| self.occupied(vae, *tiling, latents) <= self.bytes;
-        let all = std::iter::once(None).chain(TILES.into_iter().map(Some));
-        all.clone().find(fits).unwrap_or_else(|| all.last().flatten())
+        let mut largest_first = std::iter::once(None).chain(TILES.map(Some));
+        let [.., smallest] = TILES;
+        largest_first.find(fits).unwrap_or(Some(smallest))
     }
 
     /// The number of checkpoints for this tiling: `DEFAULT_CHECKPOINTS`, whose memory `occupied` includes, and as many
