@@ -121,8 +121,8 @@ fn hints(plan: &Plan) -> Vec<String> {
     let [videos_without_gradient, _] = plan.input.passes.decoded();
     let is_useful = !shards_tokens && videos_without_gradient == 0;
     if let Some(n) = (2..=ranks).find(|n| is_useful && plan.can_shard_tokens(*n)) {
-        hint(true, &format!("strategy.sequence_parallel_size={n} shards the tokens of a video between {n} ranks"));
+        hints.push(format!("strategy.sequence_parallel_size={n} shards the tokens of a video between {n} ranks"));
     }
-    hint(true, "fewer frames or pixels: data.num_frames, data.height and data.width");
+    hints.push("fewer frames or pixels: data.num_frames, data.height and data.width".to_string());
     hints
 }
