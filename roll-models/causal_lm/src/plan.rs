@@ -312,8 +312,8 @@ impl<'a> MemoryPlan<'a> {
     }
 
     /// Returns the bytes of a recorded block. `extra_ffn` is the number of additional widths of the feed-forward layer:
-    /// 0 until the backward pass, 1 during it ([`BLOCK_WORDS`]). The bytes include the weights that are converted to the
-    /// dtype of products. Quantised weights are decoded in parts.
+    /// 0 until the backward pass, 1 during it ([`BLOCK_WORDS`]). The bytes include the weights that are converted to
+    /// the dtype of products. Quantised weights are decoded in parts.
     fn block(&self, tokens: usize, extra_ffn: usize) -> usize {
         let (config, [dim, queries, ffn]) = (&self.config, BLOCK_WORDS);
         let rank = |spec: &ParameterSpec| spec.shape[0] * usize::from(spec.name.ends_with(".lora_A.weight"));

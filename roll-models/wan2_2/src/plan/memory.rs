@@ -74,9 +74,9 @@ impl Plan {
         let (tokens, dim, segments) = (self.own_tokens(), self.networks().dit.dim, self.networks().dit.segments());
         let (passes, element) = (self.input.passes.held(), self.layout.products.size());
         let input_bytes = |passes: usize| passes * block_input_bytes(&self.networks().dit, tokens, element);
-        // If inputs are offloaded, the device holds those of the passes that fit. It also holds, in f32, the input in use
-        // and the one in flight of the other passes. On the CPU, device and host are the same memory, and the copies are
-        // made all the same.
+        // If inputs are offloaded, the device holds those of the passes that fit. It also holds, in f32, the input in
+        // use and the one in flight of the other passes. On the CPU, device and host are the same memory, and the
+        // copies are made all the same.
         let on_device = if self.layout.offload_inputs { self.video.passes_on_device.min(passes) } else { passes };
         let in_flight = if on_device < passes { 2 * 4 * tokens * dim } else { 0 };
         let (device, host) = (input_bytes(on_device) + in_flight, input_bytes(passes - on_device));

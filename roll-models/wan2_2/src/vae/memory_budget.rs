@@ -1,8 +1,8 @@
 //! Chooses tiles and checkpoints of the VAE by the available memory: [`MemoryBudget`] says how much memory there is,
 //! and [`decoder_bytes`] how much the decoder and its pullback need.
 //!
-//! A *state* is the decoder's feature cache between two chunks ([`feature_cache_bytes`]). A *checkpoint* is a state that
-//! is kept for the pullback.
+//! A *state* is the decoder's feature cache between two chunks ([`feature_cache_bytes`]). A *checkpoint* is a state
+//! that is kept for the pullback.
 
 use super::DEFAULT_CHECKPOINTS;
 use super::config::VaeConfig;

@@ -40,9 +40,9 @@ impl Vae {
         self.run_stills(&self.decoder, latents)
     }
 
-    /// Runs videos of one frame each, `[C, N, H, W]`. The frames of a first chunk are independent of one another, because
-    /// its convolutions apply only the tap of the newest frame (see `Layer::convolve`). The shortcuts of the Wan2.2 VAE
-    /// take the frames for consecutive ones of a video; there, each frame passes alone.
+    /// Runs videos of one frame each, `[C, N, H, W]`. The frames of a first chunk are independent of one another,
+    /// because its convolutions apply only the tap of the newest frame (see `Layer::convolve`). The shortcuts of the
+    /// Wan2.2 VAE take the frames for consecutive ones of a video; there, each frame passes alone.
     fn run_stills(&self, chain: &CausalChain, x: Burn<4>) -> Result<Burn<4>> {
         let frames_per_pass = match self.config.version {
             VaeVersion::V2_1 => x.dims()[1],
