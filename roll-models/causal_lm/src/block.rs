@@ -132,7 +132,7 @@ impl Block {
         let [q, k, v] = self.projections(scope, h, name)?;
         let q = self.rotated(scope, q, &format!("{name}.q_norm"), config.heads)?;
         let k = self.rotated(scope, k, &format!("{name}.k_norm"), config.kv_heads)?;
-        let spans: Vec<_> = self.pass.spans.iter().enumerate().filter(|(_, span)| !span.is_empty()).collect();
+        let numbered_spans: Vec<_> = self.pass.spans.iter().enumerate().filter(|(_, span)| !span.is_empty()).collect();
         let attended = match &self.pass.cache {
             // Generation: one new token per sequence.
             Some((cache, CachedTokens::Next(next))) => {
@@ -154,11 +154,11 @@ impl Block {
                     self.attend(part(&q, span), part(&k, &prompt), part(&v, &prompt))
                 };
                 // Several prompts per task, because a prompt with few new tokens is less work than waking a thread.
-                Tensor::cat(spans.par_iter().with_min_len(PROMPTS_PER_TASK).map(attend).collect(), 0)
+                Tensor::cat(numbered_spans.par_iter().with_min_len(PROMPTS_PER_TASK).map(attend).collect(), 0)
             }
             // Whole sequences.
             None => {
-                let spans: Vec<_> = spans.into_iter().map(|(_, span)| span.clone()).collect();
+                let spans: Vec<_> = numbered_spans.into_iter().map(|(_, span)| span.clone()).collect();
                 let [q, k, v] = [q, k, v].map(|x| split_rows(x, &spans));
                 let attended = q.into_iter().zip(k).zip(v).map(|((q, k), v)| self.attend(q, k, v));
                 Tensor::cat(attended.collect(), 0)
@@ -243,8 +243,11 @@ impl Block {
         }
         // In checkpoints, channels i and i + d/2 are a pair; the operator rotates neighbours.
         let paired = x.reshape([tokens, heads, 2, config.head_dim / 2]).swap_dims(2, 3).reshape([tokens, width]);
-        let window_rope = self.pass.window_rope.as_ref().filter(|_| config.windows[self.index].is_some());
-        let (cos, sin) = window_rope.unwrap_or(&self.pass.rope);
+        let has_window = config.windows[self.index].is_some();
+        let (cos, sin) = match &self.pass.window_rope {
+            Some(window_rope) if has_window => window_rope,
+            _ => &self.pass.rope,
+        };
         Ok(ops::rope(paired, cos.clone(), sin.clone(), heads))
     }
 

@@ -34,7 +34,7 @@ pub struct Endings<'a> {
 struct Row {
     /// Index among the caller's prompts.
     index: usize,
-    /// Index of the prompt among the distinct prompts.
+    /// Index of the prompt among the distinct prompts ([`Generator::prompts`]).
     prompt: usize,
     /// Slot of the row's tokens in the cache.
     slot: usize,
@@ -47,7 +47,7 @@ struct EndedRow {
     /// The tokens in the cache, including the tokens of the prompt.
     tokens: Vec<u32>,
     /// The number of the prompt in the cache.
-    prompt: usize,
+    prompt_number: usize,
     /// Number of tokens in the slot.
     tail: usize,
 }
@@ -138,8 +138,8 @@ pub fn generate(
         (rows, logits) = generator.append(rows, drawn)?;
     }
     let Generator { ended, cache, finished, .. } = generator;
-    for (slot, EndedRow { tokens, prompt, tail }) in ended {
-        prefixes.keep(tokens, cache.view_prefix(prompt, slot, tail));
+    for (slot, EndedRow { tokens, prompt_number, tail }) in ended {
+        prefixes.keep(tokens, cache.view_prefix(prompt_number, slot, tail));
     }
     Ok(finished)
 }
@@ -153,8 +153,8 @@ impl Generator<'_> {
             && let Some(mut row) = self.waiting.pop_front()
         {
             row.slot = self.free_slots.pop().unwrap_or_default();
-            if let Some(EndedRow { tokens, prompt, tail }) = self.ended.remove(&row.slot) {
-                self.prefixes.keep(tokens, self.cache.copy_prefix(prompt, row.slot, tail));
+            if let Some(EndedRow { tokens, prompt_number, tail }) = self.ended.remove(&row.slot) {
+                self.prefixes.keep(tokens, self.cache.copy_prefix(prompt_number, row.slot, tail));
             }
             entering.push(row);
         }
@@ -220,7 +220,7 @@ impl Generator<'_> {
             if self.ends(&row, drawn.id, position)? {
                 let tokens = self.prompts[row.prompt].iter().chain(&row.generation.tokens);
                 let tokens = tokens.take(position).copied().collect();
-                self.ended.insert(row.slot, EndedRow { tokens, prompt: prompt_number, tail });
+                self.ended.insert(row.slot, EndedRow { tokens, prompt_number, tail });
                 self.free_slots.push(row.slot);
                 self.finished[row.index] = row.generation;
             } else {

@@ -38,7 +38,7 @@ const MAX_TOKENS: usize = 1 << 22;
 pub fn open(path: &Path, headers_only: bool) -> Result<LoadedModel> {
     let file = GgufFile::open(path)?;
     let bad = |problem: String| Error::bad_file(path, problem);
-    let config = config(&file).map_err(bad)?;
+    let config = read_config(&file).map_err(bad)?;
     let (state, quantised) = if headers_only {
         // Checks the shapes.
         header(path)?;
@@ -62,7 +62,7 @@ pub fn files_for_others(path: &Path) -> Result<BTreeMap<String, String>> {
     let file = GgufFile::open(path)?;
     let bad = |problem: String| Error::bad_file(path, problem);
     let family = Metadata::new(&file).map_err(bad)?.family;
-    let config = config(&file).map_err(bad)?;
+    let config = read_config(&file).map_err(bad)?;
     let mut files =
         BTreeMap::from([("config.json".to_string(), format!("{:#}\n", config.to_json(family).map_err(bad)?))]);
     let Some(vocabulary) = Vocabulary::read(&file).map_err(bad)? else { return Ok(files) };
@@ -84,7 +84,7 @@ pub fn files_for_others(path: &Path) -> Result<BTreeMap<String, String>> {
 /// Face name. Only the header is read.
 pub fn header(path: &Path) -> Result<(LmConfig, BTreeMap<String, usize>)> {
     let file = GgufFile::open(path)?;
-    let config = config(&file).map_err(|problem| Error::bad_file(path, problem))?;
+    let config = read_config(&file).map_err(|problem| Error::bad_file(path, problem))?;
     let mut blocks = BTreeMap::new();
     for (name, shape) in config.weights() {
         let stored = stored_name(&name, &config);
@@ -144,9 +144,12 @@ impl<'a> Metadata<'a> {
 
     /// Reads the bound of a softcap; 0 disables it.
     fn softcap(&self, key: &str, default: Option<f32>) -> Result<Option<f32>, String> {
-        match self.number(key).map(|bound| bound as f32).or(default).filter(|bound| *bound != 0.0) {
+        let bound = self.number(key).map(|bound| bound as f32).or(default).filter(|bound| *bound != 0.0);
+        match bound {
             Some(bound) if !(bound > 0.0 && bound.is_finite()) => Err(format!("`{}` is {bound}", self.key(key))),
-            bound => Ok(bound.filter(|_| self.family.starts_with("gemma"))),
+            bound if self.family.starts_with("gemma") => Ok(bound),
+            // Other families do not have softcaps.
+            _ => Ok(None),
         }
     }
 
@@ -214,7 +217,7 @@ impl<'a> Metadata<'a> {
 }
 
 /// Returns the architecture, from the metadata and the names of the tensors.
-fn config(file: &GgufFile) -> Result<LmConfig, String> {
+fn read_config(file: &GgufFile) -> Result<LmConfig, String> {
     let metadata = Metadata::new(file)?;
     let [gemma2, gemma3, phi3] = ["gemma2", "gemma3", "phi3"].map(|family| metadata.family == family);
     let gemma = gemma2 || gemma3;

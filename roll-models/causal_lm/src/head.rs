@@ -83,9 +83,11 @@ impl Head {
     /// Computes the logits of all ids, `[N, V]`, for few rows.
     pub fn logits(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
         let [vocab, _] = self.weight.shape();
-        let chunks = chunks(vocab, CHUNK_IDS)
-            .map(|(start, len)| Ok(self.logits_of(hidden.clone(), self.weight.chunk(start, len)?)));
-        Ok(Tensor::cat(chunks.collect::<Result<_>>()?, 1))
+        let mut logits = Vec::new();
+        for (first_id, id_count) in chunks(vocab, CHUNK_IDS) {
+            logits.push(self.logits_of(hidden.clone(), self.weight.chunk(first_id, id_count)?));
+        }
+        Ok(Tensor::cat(logits, 1))
     }
 
     /// Like [`Head::logits`], for generation: a row's logits do not depend on the other rows; see [`ops::linear_rows`].

@@ -113,7 +113,7 @@ impl CausalLmOptions {
 
     /// Returns the ids of `end_tokens`.
     fn end_ids(&self, config: &LmConfig, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>> {
-        let id = |token: &String| {
+        let id_of = |token: &String| {
             let id = tokenizer.and_then(|tokenizer| tokenizer.id(token)).filter(|id| (*id as usize) < config.vocab);
             id.ok_or_else(|| {
                 let problem =
@@ -121,7 +121,7 @@ impl CausalLmOptions {
                 Error::config("model.end_tokens", problem)
             })
         };
-        self.end_tokens.iter().map(id).collect()
+        self.end_tokens.iter().map(id_of).collect()
     }
 
     /// What is trained without `lora_checkpoint`.
@@ -165,32 +165,31 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     };
     let mut config = options.checked(config)?;
     config.add_end_ids(options.end_ids(&config, tokenizer.as_ref())?);
-    let template = match (template, options.chat_template_args.is_empty()) {
-        (Some(template), false) => Some(template.with_arguments(options.chat_template_args.clone())?),
-        (None, false) => {
+    let has_arguments = !options.chat_template_args.is_empty();
+    let template = match template {
+        Some(template) if has_arguments => Some(template.with_arguments(options.chat_template_args.clone())?),
+        None if has_arguments => {
             return Err(Error::config(
                 "model.chat_template_args",
                 "the model has no chat template that would read them",
             ));
         }
-        (template, true) => template,
+        template => template,
     };
     let reading = || format!("reading {location}");
     // The final norm represents the file: it is never quantised, and has the dtype of the other unquantised weights.
     let stored = state.get("model.norm.weight").map_or(DType::F32, stored_dtype);
     let traits = DeviceTraits::of(&device);
     let dtype = options.weights_dtype.of(stored, traits)?;
-    let initial_adapter = initial_adapter(options, context, &config)?;
-    let trainable =
-        initial_adapter.as_ref().map_or_else(|| options.trainable(&config), |initial| initial.trainable.clone());
-    let (trainable, initial_adapter) = match context.headers_only && trainable == Trainable::Full {
+    let initial = initial_adapter(options, context, &config)?;
+    let trainable = initial.as_ref().map_or_else(|| options.trainable(&config), |initial| initial.trainable.clone());
+    let (trainable, initial) = if context.headers_only && trainable == Trainable::Full {
         // With `headers_only`, a configuration is only checked, and weights are placeholders. Training all of them would
         // still allocate parameters and gradients: a LoRA of rank 1 takes their place.
-        true => {
-            let targets = split(config.linear_layers());
-            (Trainable::Lora { rank: 1, alpha: 1.0, targets }, None)
-        }
-        false => (trainable, initial_adapter),
+        let targets = split(config.linear_layers());
+        (Trainable::Lora { rank: 1, alpha: 1.0, targets }, None)
+    } else {
+        (trainable, initial)
     };
     let keeps_quantised = options.keeps_quantised(Backend::of(&context.backend)?);
     // Full training needs decoded weights in any case; the quantised ones, where they are kept too, are the frozen
@@ -209,16 +208,15 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     if trains_all && !options.end_tokens.is_empty() {
         origin.set_end_ids(&config.end_ids)?;
     }
-    let network = match context.headers_only {
-        true => Network::without_weights(config, &device),
-        false => {
-            Network::with_quantised(config, &state, quantised, keeps_quantised, dtype, &device).while_doing(reading)?
-        }
+    let network = if context.headers_only {
+        Network::without_weights(config, &device)
+    } else {
+        Network::with_quantised(config, &state, quantised, keeps_quantised, dtype, &device).while_doing(reading)?
     };
     let mut network = network.with_memory(options.memory()).with_products(options.compute_dtype.of(dtype, traits)?);
     network.train(&trainable, &Noise::new(context.seed), &state).in_section("model")?;
-    if let (Some(adapter), Some(parameters)) = (&initial_adapter, network.parameters()) {
-        let values = flat::from_state(parameters.specs(), &adapter.parameters);
+    if let (Some(initial), Some(parameters)) = (&initial, network.parameters()) {
+        let values = flat::from_state(parameters.specs(), &initial.parameters);
         parameters.write(&values.while_doing(|| "`model.lora_checkpoint`".into())?)?;
     }
     let model = CausalLm::new(network, tokenizer, template).while_doing(reading)?;
@@ -228,12 +226,13 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     Ok(model.with_rows_at_once(options.rows_at_once).with_origin(origin))
 }
 
-/// Says so if the chat template ends an answer with no token that ends one for the model, as in many base models: what
-/// it writes would go on to the limit, also after it was trained. `None` for a model without a chat template.
+/// Returns a warning if the chat template ends an answer with a token that does not end one for the model, as in many
+/// base models: its answers would go on to the limit, even after training. `None` for a model without a chat template.
 fn unended_turn(model: &CausalLm) -> Option<String> {
     const ANSWER: &str = "answer";
     let messages = [Message::new("user", "question"), Message::new("assistant", ANSWER)];
-    let text = model.render_chat(&messages, false).ok()?;
+    let continue_as_assistant = false;
+    let text = model.render_chat(&messages, continue_as_assistant).ok()?;
     let (_, after) = text.rsplit_once(ANSWER)?;
     let ids = model.tokenize(after.trim_start()).ok()?;
     let ends = model.end_tokens();

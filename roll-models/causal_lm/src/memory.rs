@@ -33,7 +33,7 @@ impl RolloutShape {
         let token_bytes = 2 * config.kv_heads * config.head_dim * element_bytes;
         // The last token of a row is never read, so it is not cached. Slots grow as in [`super::cache`].
         let cached_tokens = self.new_tokens.saturating_sub(1);
-        let mut capacity = if cached_tokens == 0 { 0 } else { capacity_for(1, 0) };
+        let mut capacity = 0;
         while capacity < cached_tokens {
             capacity = capacity_for(capacity + 1, capacity);
         }

@@ -65,7 +65,7 @@ impl CausalLm {
             )));
         }
         let (tokenizer, template) = (tokenizer.map(Arc::new), template.map(Arc::new));
-        let (prefixes, origin) = Default::default();
+        let (prefixes, origin) = (Arc::default(), Arc::default());
         Ok(Self { network, tokenizer, template, prefixes, rows_at_once: usize::MAX, origin })
     }
 
@@ -182,8 +182,14 @@ impl ParameterParts for CausalLm {
     fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
         // Only gradients of adapters are delivered. In full training, the gradient of a tied embedding comes in two
         // parts, whose sum would round differently.
-        let parameters = self.network.parameters().filter(|_| self.is_lora());
-        parameters.map(|parameters| parameters.deliver_gradients(sink, 0)).is_some()
+        match self.network.parameters() {
+            Some(parameters) if self.is_lora() => {
+                let first_position = 0;
+                parameters.deliver_gradients(sink, first_position);
+                true
+            }
+            _ => false,
+        }
     }
 
     fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {

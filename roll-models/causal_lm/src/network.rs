@@ -184,7 +184,7 @@ impl Network {
         let (predicting, token_count, record) = if batch.packed.is_empty() {
             (Burn::zeros([0, self.config.dim], (&device, DType::F32)), 0, None)
         } else {
-            let pass = self.pass(&batch.packed, trainable, None);
+            let pass = self.pass(&batch.packed, trainable, NO_CACHE);
             let (hidden, record) = chain(&pass).forward(
                 self.unused_state(),
                 Vec::new(),
@@ -236,7 +236,8 @@ impl Network {
         let values = if batch.packed.is_empty() {
             Vec::new()
         } else {
-            to_host(head.logits(self.hidden(&self.pass(&batch.packed, trainable, None))?)?)?.to_f32_vec()
+            let hidden = self.hidden(&self.pass(&batch.packed, trainable, NO_CACHE))?;
+            to_host(head.logits(hidden)?)?.to_f32_vec()
         };
         batch.spread_rows(&values, self.config.vocab)
     }
@@ -248,7 +249,8 @@ impl Network {
         let values = if batch.packed.is_empty() {
             Vec::new()
         } else {
-            to_host(self.hidden(&self.pass(&batch.packed, self.trainable(adapter), None))?)?.to_f32_vec()
+            let pass = self.pass(&batch.packed, self.trainable(adapter), NO_CACHE);
+            to_host(self.hidden(&pass)?)?.to_f32_vec()
         };
         batch.spread_rows(&values, self.config.dim)
     }
@@ -277,7 +279,7 @@ impl Network {
 
     /// Returns the present trainable parameters if the adapter is on.
     pub(super) fn trainable(&self, adapter: Adapter) -> Option<Snapshot> {
-        self.parameters.as_ref().filter(|_| adapter == Adapter::On).map(Parameters::snapshot)
+        if adapter == Adapter::On { self.parameters.as_ref().map(Parameters::snapshot) } else { None }
     }
 
     /// Returns the hidden states after the final norm, `[N, D]`, without recording them.
@@ -348,6 +350,9 @@ impl Network {
 
 /// The chain has no inputs that its segments share, so it tracks none.
 const TRACK_SHARED: bool = false;
+
+/// The cache of a pass over whole sequences.
+const NO_CACHE: Option<(Arc<Cache>, CachedTokens)> = None;
 
 /// Returns names and shapes, then the initial values, of the adapters that `trainable` requests.
 pub(super) fn adapters(

@@ -62,7 +62,8 @@ impl Batch {
         for row in 0..rows {
             let unmasked = (row * columns..(row + 1) * columns).filter(|i| mask[*i] != 0.0);
             places.extend(unmasked.clone());
-            packed.push(unmasked.map(|i| ids[i]), 0);
+            let first_position = 0;
+            packed.push(unmasked.map(|i| ids[i]), first_position);
         }
         Ok(Self { packed, places, rows, columns })
     }

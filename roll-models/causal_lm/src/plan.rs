@@ -69,14 +69,12 @@ fn check(input: &PlanInput) -> Result<()> {
             format!("the model `causal_lm` cannot divide the tokens of a pass among {found} ranks: expected 1");
         return Err(Error::config("strategy.sequence_parallel_size", problem));
     }
-    match input.passes.texts.is_empty() {
-        false => Ok(()),
-        true => {
-            let problem = "the algorithm does not say what it does with a language model, such as `causal_lm`: expected \
-                           `agentic_ppo` or `sft`; those that make videos train `wan2_2`";
-            Err(Error::config("algo.name", problem))
-        }
+    if input.passes.texts.is_empty() {
+        let problem = "the algorithm does not say what it does with a language model, such as `causal_lm`: expected \
+                       `agentic_ppo` or `sft`; those that make videos train `wan2_2`";
+        return Err(Error::config("algo.name", problem));
     }
+    Ok(())
 }
 
 struct MemoryPlan<'a> {
@@ -106,6 +104,7 @@ impl<'a> MemoryPlan<'a> {
     fn new(options: &'a CausalLmOptions, input: &'a PlanInput, context: &BuildContext) -> Result<Self> {
         let (config, stored, in_blocks) = headers(options, context)?;
         let config = options.checked(config)?;
+        // Only a GPU has a memory of its own.
         let gpu = input.memory.is_some();
         let initial_adapter = initial_adapter(options, context, &config)?;
         let trainable =
@@ -125,15 +124,18 @@ impl<'a> MemoryPlan<'a> {
         let (mut frozen, mut quantised, mut opened) = (0, 0, 0);
         for (name, shape) in &weights {
             let elements: usize = shape.iter().product();
-            let in_file = in_blocks.as_ref().map(|blocks| blocks.get(name).copied());
-            let block_bytes = in_file.flatten().filter(|_| keeps_quantised);
-            frozen += block_bytes.unwrap_or(elements * weights_dtype.size());
-            quantised += block_bytes.unwrap_or(0);
-            // A LoRA's matrices are decoded one at a time. Other formats are mapped.
-            opened += match in_file {
-                Some(Some(bytes)) if gpu => bytes + if full { 4 * elements } else { 0 },
-                Some(None) if gpu => 4 * elements,
-                _ => 0,
+            let block_bytes = in_blocks.as_ref().and_then(|blocks| blocks.get(name).copied());
+            let kept_bytes = if keeps_quantised { block_bytes } else { None };
+            frozen += kept_bytes.unwrap_or(elements * weights_dtype.size());
+            quantised += kept_bytes.unwrap_or(0);
+            let is_copied = gpu && in_blocks.is_some();
+            opened += match block_bytes {
+                // Files of other formats are mapped.
+                _ if !is_copied => 0,
+                // Full training decodes all matrices, a LoRA one at a time.
+                Some(bytes) => bytes + if full { 4 * elements } else { 0 },
+                // Dense tensors are read as f32.
+                None => 4 * elements,
             };
         }
         let ranks = input.ranks();
@@ -221,15 +223,16 @@ impl<'a> MemoryPlan<'a> {
         let prompts = if pass.shared_prompt { called.min(rows / pass.group.max(1)) } else { called };
         let turn = RolloutShape { rows: called.min(self.options.rows_at_once), prompts, prompt_tokens, new_tokens };
         let bytes = turn.bytes(config, width);
-        // Sequences that have ended and left their slot, and those of other calls. Keys and values of the previous turn
-        // are kept until the last prompts of a call are read; a pass over all prompts frees them layer by layer.
+        // Tokens of sequences that have ended and left their slot.
         let ended = (called - turn.rows) * length;
-        let prefix_tokens = match pass.continues {
-            false => ended + (rows - called) * length,
-            true => {
-                let rows_of_pass = (TOKENS_OF_A_PASS / prompt_tokens.max(1)).min(turn.rows).max(1);
-                ended + (rows - (called - 1) % rows_of_pass - 1) * prompt_tokens
-            }
+        let prefix_tokens = if pass.continues {
+            // Keys and values of the previous turn are kept until the last prompts of a call are read. A pass over all
+            // prompts frees them layer by layer.
+            let rows_of_pass = (TOKENS_OF_A_PASS / prompt_tokens.max(1)).min(turn.rows).max(1);
+            ended + (rows - (called - 1) % rows_of_pass - 1) * prompt_tokens
+        } else {
+            // The sequences of other calls are complete.
+            ended + (rows - called) * length
         };
         let token_bytes = config.layers * 2 * config.kv_heads * config.head_dim * width;
         let formula =
@@ -237,7 +240,7 @@ impl<'a> MemoryPlan<'a> {
         let phase = if pass.ahead { "" } else { &pass.phase };
         let largest = [bytes.pass, bytes.logits, bytes.growth].into_iter().max().unwrap_or(0);
         let copy = if pass.ahead { 4 * self.trained() } else { 0 };
-        // Of several ranks, each waits for its rollout before a checkpoint.
+        // Several ranks wait for their rollouts before a checkpoint, and keep no policy.
         let kept = if self.ranks == 1 { copy } else { 0 };
         vec![
             item(phase, "keys and values", [bytes.keys_values, 0], formula),
@@ -278,13 +281,18 @@ impl<'a> MemoryPlan<'a> {
         };
         let block_backward = || row("backward of one block", [self.block(tokens, 1), 0], format!("{tokens} tokens"));
         let embedding = config.vocab * config.dim;
-        let of_block: usize = self.specs.iter().filter(|spec| in_first_block(&spec.name)).map(ParameterSpec::len).sum();
-        let first = of_block + if self.full { embedding } else { 0 };
+        let specs_of_block = self.specs.iter().filter(|spec| in_first_block(&spec.name));
+        let trained_in_block: usize = specs_of_block.map(ParameterSpec::len).sum();
+        // Gradients that are allocated first: those of the output layer and of one block.
+        let first_gradients = trained_in_block + if self.full { embedding } else { 0 };
         let head =
             row("output layer", [self.output_layer(tokens), 0], format!("{tokens} tokens, {LOGITS} chunks of logits"));
         let mut moments = vec![
+            // The start of the backward pass.
             vec![inputs(config.layers), head],
-            vec![inputs(config.layers), gradients(first), block_backward()],
+            // Its first block, which is the last of the network.
+            vec![inputs(config.layers), gradients(first_gradients), block_backward()],
+            // Its last block.
             vec![inputs(1), gradients(n), block_backward()],
         ];
         if self.full {
@@ -303,14 +311,17 @@ impl<'a> MemoryPlan<'a> {
         moments.into_iter().max_by_key(|items| items.iter().map(MemoryItem::bytes).sum::<usize>()).unwrap_or_default()
     }
 
-    /// Returns the bytes of a recorded block, with `more` widths of the feed-forward layer. They include the weights
-    /// that are converted to the dtype of products. Quantised weights are decoded in parts.
-    fn block(&self, tokens: usize, more: usize) -> usize {
+    /// Returns the bytes of a recorded block. `extra_ffn` is the number of additional widths of the feed-forward layer:
+    /// 0 until the backward pass, 1 during it ([`BLOCK_WORDS`]). The bytes include the weights that are converted to
+    /// the dtype of products. Quantised weights are decoded in parts.
+    fn block(&self, tokens: usize, extra_ffn: usize) -> usize {
         let (config, [dim, queries, ffn]) = (&self.config, BLOCK_WORDS);
         let rank = |spec: &ParameterSpec| spec.shape[0] * usize::from(spec.name.ends_with(".lora_A.weight"));
         let ranks: usize = self.specs.iter().filter(|spec| in_first_block(&spec.name)).map(rank).sum();
-        let words =
-            dim * config.dim + queries * config.heads * config.head_dim + (ffn + more) * config.ffn_dim + 2 * ranks;
+        let words = dim * config.dim
+            + queries * config.heads * config.head_dim
+            + (ffn + extra_ffn) * config.ffn_dim
+            + 2 * ranks;
         let converted = !self.full && self.quantised == 0 && self.weights_dtype != self.compute_dtype;
         let weights = config.weights().into_iter().filter(|(name, shape)| in_first_block(name) && shape.len() == 2);
         let elements: usize = weights.map(|(_, shape)| shape.iter().product::<usize>()).sum();
@@ -319,9 +330,11 @@ impl<'a> MemoryPlan<'a> {
 
     fn output_layer(&self, tokens: usize) -> usize {
         let (dim, vocab) = (self.config.dim, self.config.vocab);
-        let weight = match (self.full, self.weights_dtype != DType::F32 || self.quantised > 0) {
+        let is_converted = self.weights_dtype != DType::F32 || self.quantised > 0;
+        let weight = match (self.full, is_converted) {
             // The chunks of the gradient, and their concatenation.
             (true, _) => 2 * vocab * dim,
+            // A chunk of the weight in f32.
             (false, true) => CHUNK_IDS.min(vocab) * dim,
             (false, false) => 0,
         };

@@ -14,9 +14,9 @@ pub struct Prefixes(Mutex<Turns>);
 struct Turns {
     /// The seed of the present turn.
     seed: Option<u64>,
-    /// What the present turn can take.
+    /// Prefixes that the present turn can take.
     previous: PrefixTable,
-    /// What the next turn will be able to take.
+    /// Prefixes that the next turn will be able to take.
     present: PrefixTable,
 }
 

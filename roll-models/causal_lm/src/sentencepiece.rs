@@ -1,8 +1,8 @@
 //! Conversion of SentencePiece BPE vocabularies to a `tokenizer.json`.
 //!
-//! Such a vocabulary has pieces with scores and no list of merges: of all neighbours whose concatenation is a piece,
-//! those with the highest score are merged first. The equivalent merges are all splits of each piece into two pieces,
-//! in the order of the scores.
+//! A SentencePiece vocabulary has pieces with scores and no list of merges: of all neighbours whose concatenation is a
+//! piece, those with the highest score are merged first. The equivalent merges are all splits of each piece into two
+//! pieces, in the order of the scores.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -132,7 +132,7 @@ mod tests {
             Piece { text: "<end>", score: 0.0, kind: CONTROL },
         ];
         pieces.extend(["<0x0A>", "<0xC3>", "<0xA9>"].map(|text| Piece { text, score: 0.0, kind: BYTE }));
-        // In the order of SentencePiece: the highest score first, characters last.
+        // SentencePiece orders pieces by their scores: the highest first, characters last.
         let learnt = ["he", "ll", "\u{2581}he", "hell", "llo", "\u{2581}", "h", "e", "l", "o"];
         pieces.extend(learnt.iter().enumerate().map(|(i, text)| Piece { text, score: -(i as f64), kind: 1 }));
         pieces

@@ -134,8 +134,10 @@ const BESIDE: [&str; 7] = [
 pub fn origin(path: Option<&Path>, published: Option<PathBuf>, with_files: bool) -> Result<Origin> {
     let mut origin = Origin::default();
     let Some(path) = path else {
-        let files = built_in_files().into_iter().filter(|_| with_files);
-        origin.files = files.map(|(name, bytes)| (name.into(), String::from_utf8_lossy(bytes).into())).collect();
+        if with_files {
+            let files = built_in_files().into_iter();
+            origin.files = files.map(|(name, bytes)| (name.into(), String::from_utf8_lossy(bytes).into())).collect();
+        }
         return Ok(origin);
     };
     if is_gguf(path)? {

@@ -9,7 +9,7 @@ use roll_core::{Error, Result};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What a device offers to weights and products.
+/// Traits of a device that determine how weights are stored and products are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceTraits {
     /// Whether it is a GPU.
@@ -43,9 +43,10 @@ impl DeviceTraits {
 
     /// bf16. Fails with the configuration's `key` on a device without it.
     pub fn bf16(self, key: &str) -> Result<DType> {
-        match self.has_bf16 {
-            true => Ok(DType::BF16),
-            false => Err(Error::config(key, "expected auto or f32: the device of this backend has no bf16")),
+        if self.has_bf16 {
+            Ok(DType::BF16)
+        } else {
+            Err(Error::config(key, "expected auto or f32: the device of this backend has no bf16"))
         }
     }
 }

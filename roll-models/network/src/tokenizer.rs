@@ -49,7 +49,8 @@ impl Tokenizer {
     /// Like [`Tokenizer::encode`], without the check of the length: [`Tokenizer::growth`] must allow `text`.
     pub fn ids(&self, text: String) -> std::result::Result<Vec<u32>, String> {
         let inner = Arc::clone(&self.inner);
-        let encoding = contain(LIMIT, move || inner.encode_fast(text, false))?;
+        let add_special_tokens = false;
+        let encoding = contain(LIMIT, move || inner.encode_fast(text, add_special_tokens))?;
         Ok(encoding.map_err(|e| e.to_string())?.get_ids().to_vec())
     }
 
@@ -62,7 +63,9 @@ impl Tokenizer {
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         let failed = |problem: String| Error::Unsupported(format!("cannot turn tokens into text: {problem}"));
         let (inner, ids) = (Arc::clone(&self.inner), ids.to_vec());
-        contain(LIMIT, move || inner.decode(&ids, false)).map_err(failed)?.map_err(|e| failed(e.to_string()))
+        let skip_special_tokens = false;
+        let text = contain(LIMIT, move || inner.decode(&ids, skip_special_tokens)).map_err(failed)?;
+        text.map_err(|e| failed(e.to_string()))
     }
 
     /// Returns the number of ids, including the ids of added tokens.

@@ -40,7 +40,8 @@ pub(super) fn export(experts: &[Expert]) -> Result<BTreeMap<String, StateDict>> 
         if expert.trains_adapters {
             state = to_file(state, expert.dit.lora_scale());
         }
-        header::put(&mut state, metadata(expert, experts.len() > 1))?;
+        let is_one_of_two = experts.len() > 1;
+        header::put(&mut state, metadata(expert, is_one_of_two))?;
         files.insert(file_name(experts, expert), state);
     }
     Ok(files)
@@ -71,7 +72,8 @@ pub(super) fn import(experts: &[Expert], files: &BTreeMap<String, StateDict>) ->
         let Some(parameters) = expert.dit.parameters() else { continue };
         let name = file_name(experts, expert);
         // A single adapter is accepted under any file name.
-        let only_file = files.values().next().filter(|_| files.len() == 1 && trained_count(experts) == 1);
+        let is_single = files.len() == 1 && trained_count(experts) == 1;
+        let only_file = if is_single { files.values().next() } else { None };
         let file = files.get(&name).or(only_file).ok_or_else(|| {
             let found = files.keys().cloned().collect::<Vec<_>>().join(", ");
             Error::Unsupported(format!(

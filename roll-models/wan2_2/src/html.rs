@@ -60,8 +60,8 @@ fn numeric(text: &str, out: &mut String) -> Option<usize> {
 
 /// Appends the characters of the longest name at the beginning of `text`. Returns the length of the name.
 fn named(text: &str, out: &mut String) -> Option<usize> {
-    let ends = text.char_indices().take(MAX_NAME + 1);
-    let ends = ends.take_while(|(_, c)| !"\t\n\u{c} <&#".contains(*c)).map(|(at, c)| at + c.len_utf8());
+    let beginning = text.char_indices().take(MAX_NAME + 1);
+    let ends = beginning.take_while(|(_, c)| !"\t\n\u{c} <&#".contains(*c)).map(|(at, c)| at + c.len_utf8());
     let found = ends.filter_map(|end| NAMED.get(&text[..end]).map(|characters| (end, characters))).last();
     found.map(|(end, characters)| {
         out.push_str(characters);

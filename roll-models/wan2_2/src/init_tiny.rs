@@ -105,7 +105,7 @@ fn vae_state(kind: WanKind, seed: u64) -> Result<StateDict> {
 
 /// Draws tensors with normal values. `rule` returns mean and deviation for a key and shape. The values of a tensor
 /// depend on `network` and the position of the tensor in `shapes`.
-fn state(
+fn drawn_state(
     noise: &Noise,
     network: u64,
     shapes: &[(String, Vec<usize>)],
@@ -120,7 +120,7 @@ fn state(
     shapes.iter().enumerate().map(tensor).collect()
 }
 
-// Numbers of networks for `state`. The transformers have 0 and 1, by the expert.
+// Numbers of networks for `drawn_state`. The transformers have 0 and 1, by the expert.
 const T5_NETWORK: u64 = 2;
 const CLIP_NETWORK: u64 = 3;
 
@@ -128,7 +128,7 @@ const CLIP_NETWORK: u64 = 3;
 /// one.
 fn dit_state(noise: &Noise, config: &DitConfig, expert: u64) -> Result<StateDict> {
     let deviation_of_modulation = 1.0 / (config.dim as f32).sqrt();
-    state(noise, expert, &config.weights(), |key, shape| match key {
+    drawn_state(noise, expert, &config.weights(), |key, shape| match key {
         _ if key.ends_with("modulation") => (0.0, deviation_of_modulation),
         _ if key.contains("norm") && key.ends_with("weight") => (1.0, 0.02),
         _ if key.ends_with("bias") => (0.0, 0.02),
@@ -138,7 +138,7 @@ fn dit_state(noise: &Noise, config: &DitConfig, expert: u64) -> Result<StateDict
 
 /// The weights of the CLIP image encoder.
 fn clip_state(noise: &Noise, config: &ClipConfig) -> Result<StateDict> {
-    state(noise, CLIP_NETWORK, &config.weights(), |key, shape| match key {
+    drawn_state(noise, CLIP_NETWORK, &config.weights(), |key, shape| match key {
         _ if key.contains("norm") && key.ends_with("weight") => (1.0, 0.02),
         _ if key.ends_with("bias") => (0.0, 0.02),
         _ if key.ends_with("embedding") => (0.0, 0.3),
@@ -150,7 +150,7 @@ fn clip_state(noise: &Noise, config: &ClipConfig) -> Result<StateDict> {
 /// query weights are smaller.
 fn umt5_state(noise: &Noise, config: &Umt5Config) -> Result<StateDict> {
     let head_dim = (config.attention_dim / config.heads) as f32;
-    let state = state(noise, T5_NETWORK, &config.weights(), |key, shape| match key {
+    let state = drawn_state(noise, T5_NETWORK, &config.weights(), |key, shape| match key {
         _ if key.contains("norm") => (1.0, 0.02),
         _ if key.contains("embedding") => (0.0, 1.0),
         _ if key.ends_with("attn.q.weight") => (0.0, preserving_deviation(shape) / head_dim.sqrt()),

@@ -55,11 +55,11 @@ pub fn inspect(path: &Path) -> Result<Vec<FileDescription>> {
     if is_peft_adapter {
         return Ok(vec![describe(Checkpoint::open(path.join("adapter_model.safetensors"))?)?]);
     }
-    let networks = if path.is_dir() { networks(path).unwrap_or_default() } else { Vec::new() };
-    match networks.len() {
-        0 | 1 => Ok(vec![describe(Checkpoint::open_any(path)?)?]),
-        _ => networks.into_iter().map(describe).collect(),
+    let found = if path.is_dir() { networks(path).unwrap_or_default() } else { Vec::new() };
+    if found.len() > 1 {
+        return found.into_iter().map(describe).collect();
     }
+    Ok(vec![describe(Checkpoint::open_any(path)?)?])
 }
 
 /// Describes one network or adapter.
@@ -190,7 +190,8 @@ impl FileDescription {
         if component != Component::Dit {
             return;
         }
-        match dit_config(official, None) {
+        let configured_heads = None;
+        match dit_config(official, configured_heads) {
             Ok(c) => {
                 self.detail("kind", c.kind());
                 self.detail(

@@ -28,7 +28,7 @@ const TRAINED_BYTES: usize = 20;
 /// What a layout depends on besides options and networks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Machine {
-    /// What its device offers.
+    /// Traits of the device.
     pub device: DeviceTraits,
     /// Bytes of the device's memory, if it is a GPU and they are known.
     pub memory: Option<u64>,
@@ -69,7 +69,7 @@ impl Machine {
 pub struct Layout {
     /// Location of the transformers' frozen weights; not `Auto`.
     pub placement: Placement,
-    /// Location of those of the expert that is not in use, if weights are resident; not `Auto`.
+    /// Location of the frozen weights of the expert that is not in use, if weights are resident; not `Auto`.
     pub idle: IdleExpert,
     /// Storage of the transformers' frozen weights.
     pub storage: Storage,
@@ -150,7 +150,7 @@ impl Layout {
                 return Err(Error::config("model.weights_dtype", problem));
             }
             (MatrixStorage::Eight(kind), _) => Some(kind),
-            // Sharding decodes them.
+            // Sharding decodes matrices in eight bits.
             (MatrixStorage::AsInFile, Placement::Sharded) | (MatrixStorage::Dense, _) => None,
             (MatrixStorage::AsInFile, _) => networks.eight_bits,
         };
@@ -175,11 +175,11 @@ impl Layout {
             keep_attention: options.recomputed_attention(),
         };
         if placement == Placement::Resident && layout.networks.experts > 1 {
-            let all = layout.networks.experts * layout.expert_bytes();
+            let bytes = layout.networks.experts * layout.expert_bytes();
             let is_converted = layout.networks.stored != storage.dtype
                 || options.base_lora.is_some()
                 || matches!(storage.matrices, MatrixStorage::Eight(_));
-            layout.idle = options.idle_expert.chosen(all, device.is_gpu, machine.memory, is_converted);
+            layout.idle = options.idle_expert.chosen(bytes, device.is_gpu, machine.memory, is_converted);
         }
         Ok(layout)
     }
@@ -208,7 +208,8 @@ impl Layout {
         experts * self.expert_bytes() + 4 * self.networks.vae_elements()
     }
 
-    /// Whether states of the decoder are stored in host memory. The CPU has no other.
+    /// Whether states of the decoder (its feature caches) are offloaded to host memory. The CPU has no other memory to
+    /// offload from.
     pub(super) fn offloads_states(&self) -> bool {
         self.offload_inputs && self.machine.device.is_gpu
     }
@@ -292,12 +293,12 @@ impl Layout {
         }
         let held = if keep_attention { passes.unwrap_or(1).saturating_mul(attention) } else { 0 };
         let room = free.saturating_sub(held);
-        let all = passes.filter(|passes| passes.saturating_mul(inputs) <= room);
-        (keep_attention, all.unwrap_or(room.saturating_sub(in_flight) / inputs.max(1)))
+        let all_passes = passes.filter(|passes| passes.saturating_mul(inputs) <= room);
+        (keep_attention, all_passes.unwrap_or(room.saturating_sub(in_flight) / inputs.max(1)))
     }
 
-    /// The part of `budget` that kept results of attention leave to the decoder, where the memory decides on them.
-    /// Otherwise `budget` has them in it already.
+    /// The part of `budget` that kept results of attention leave to the decoder. If the option decides on them instead
+    /// of the memory, `budget` already includes them.
     fn beside_attention(&self, budget: MemoryBudget, keep_attention: bool) -> MemoryBudget {
         if self.keep_attention != KeepAttention::Auto || !keep_attention {
             return budget;

@@ -53,9 +53,9 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
     for (name, file) in files.experts() {
         let mut dit = open_dit(name, file, options, context, &experts)?;
         let base = BaseNetwork::of(file, dit.config(), base_loras.remove(name)).while_doing(|| reading(file))?;
-        let adapters = adapters.remove(name).unwrap_or_default();
-        adapters.iter().for_each(|adapter| base.compare(adapter));
-        train(&mut dit, name, file, options, &trained, adapters, context)?;
+        let adapters_of_expert = adapters.remove(name).unwrap_or_default();
+        adapters_of_expert.iter().for_each(|adapter| base.compare(adapter));
+        train(&mut dit, name, file, options, &trained, adapters_of_expert, context)?;
         dits.push(dit);
         bases.push(base);
     }
@@ -65,7 +65,10 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
     let text =
         files.text_encoder.as_ref().map(|file| open_text(file, &files, options, context, &device)).transpose()?;
     let clip = match &files.clip {
-        Some(file) => Some(Clip::streamed(file, None, &device).while_doing(|| reading(file))?),
+        Some(file) => {
+            let configured_heads = None;
+            Some(Clip::streamed(file, configured_heads, &device).while_doing(|| reading(file))?)
+        }
         None => None,
     };
     if options.shift.is_some() {
@@ -79,17 +82,18 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
         end_image: options.wants("end_image"),
         chunking: Chunking { offload: layout.offloads_states(), ..Chunking::default() },
     };
-    let encoding_sources = encoding_sources(&files, text.as_ref(), context, settings.end_image, layout.tile_choice())?;
+    let sources = encoding_sources(&files, text.as_ref(), context, settings.end_image, layout.tile_choice())?;
     let mut dits = dits.into_iter();
     let Some(dit) = dits.next() else { return Err(Error::Misuse("a pipeline without a transformer".into())) };
     let mut model = Wan::new(Parts { dit, dit2: dits.next(), vae, text, clip }, settings);
     model.experts.iter_mut().zip(bases).for_each(|(expert, base)| expert.base = Some(base));
-    model.encoding_sources = Some(encoding_sources);
+    model.encoding_sources = Some(sources);
     model.placement = Some(layout.placement.in_memory());
     model.layout = Some(layout);
     Ok(model)
 }
 
+/// The files and settings that encodings depend on.
 fn encoding_sources(
     files: &ComponentFiles,
     text: Option<&TextEncoder>,
@@ -151,7 +155,7 @@ fn warn_of_idle_expert(layout: &Layout, options: &WanOptions, context: &BuildCon
         (_, IdleExpert::Drop) => Some(("model.idle_expert: drop", "model.idle_expert: host")),
         _ => None,
     };
-    if let Some((given, better)) = again.filter(|_| options.base_lora.is_some()) {
+    if let (Some((given, better)), Some(_)) = (again, &options.base_lora) {
         tracing::warn!(
             "with `{given}` the LoRAs of `model.base_lora` are merged each time weights are read; `{better}` merges \
              them once"
@@ -159,7 +163,7 @@ fn warn_of_idle_expert(layout: &Layout, options: &WanOptions, context: &BuildCon
     }
 }
 
-/// What all experts have in common.
+/// Settings that all experts share.
 struct Experts<'a> {
     layout: &'a Layout,
     /// How products with fp8 weights are taken in fp8, if they are.
@@ -205,10 +209,10 @@ fn open_dit(
 ) -> Result<Dit> {
     let (device, storage, placement) = (experts.device, experts.layout.storage, experts.layout.placement);
     let memory = kept_for_pullback(options.use_gradient_checkpointing, options.use_gradient_checkpointing_offload);
-    let opened = || -> Result<Dit> {
+    let open = || -> Result<Dit> {
         let config = components::dit_config(file, options.num_heads)?;
         let store: Arc<dyn WeightStore> = match placement {
-            // Reads a segment when it is used.
+            // A check reads no weights: this store reads a segment when it is used.
             _ if context.headers_only => Arc::new(Streamed::new(file.clone(), device)),
             Placement::Auto | Placement::Resident => experts.store(name, file)?,
             Placement::Streamed => Arc::new(Streamed::new(file.clone(), device).stored_as(storage).with_prefetch()),
@@ -233,18 +237,18 @@ fn open_dit(
             None => Ok(dit),
         }
     };
-    opened().in_section("model").while_doing(|| reading(file))
+    open().in_section("model").while_doing(|| reading(file))
 }
 
 fn sharding_tokens(dit: Dit, ranks: Arc<dyn Communicator>) -> Result<Dit> {
     let (heads, count) = (dit.config().heads, ranks.world_size());
-    match heads.is_multiple_of(count) {
-        true => Ok(dit.sharding_tokens(ranks)),
-        false => Err(Error::Unsupported(format!(
+    if !heads.is_multiple_of(count) {
+        return Err(Error::Unsupported(format!(
             "{count} ranks cannot divide the {heads} heads of the transformer into equal parts: \
              `strategy.sequence_parallel_size` must divide them"
-        ))),
+        )));
     }
+    Ok(dit.sharding_tokens(ranks))
 }
 
 /// Sets the trained part of `dit`: that of `adapters`, with their values, or that of the options.
@@ -261,20 +265,21 @@ fn train(
     let layers =
         weights.iter().filter(|(_, shape)| shape.len() == 2).filter_map(|(key, _)| key.strip_suffix(".weight"));
     let layers: Vec<String> = layers.map(Into::into).collect();
-    let initial = match adapters.is_empty() {
-        true => None,
-        false => {
-            let initial = InitialAdapter::new(adapters, &options.lora_request(), &layers).in_section("model")?;
-            initial.check_weights(&weights).in_section("model")?;
-            Some(initial)
-        }
+    let initial = if adapters.is_empty() {
+        None
+    } else {
+        let initial = InitialAdapter::new(adapters, &options.lora_request(), &layers).in_section("model")?;
+        initial.check_weights(&weights).in_section("model")?;
+        Some(initial)
     };
     let trainable =
         initial.as_ref().map_or_else(|| options.trainable(trained, name), |initial| initial.trainable.clone());
-    let (trainable, initial) = match context.headers_only && trainable == Trainable::Full {
-        // Parameters take the memory of the weights several times: a few represent them in a check.
-        true => (Trainable::Lora { rank: 1, alpha: 1.0, targets: WanOptions::default().lora_targets() }, None),
-        false => (trainable, initial),
+    let (trainable, initial) = if context.headers_only && trainable == Trainable::Full {
+        // All parameters would take the memory of the weights several times. In a check, a LoRA of rank 1 takes their
+        // place.
+        (Trainable::Lora { rank: 1, alpha: 1.0, targets: WanOptions::default().lora_targets() }, None)
+    } else {
+        (trainable, initial)
     };
     // The name of the expert is part of the seed, so that new adapters of the two experts differ.
     let noise = Noise::new(context.seed ^ u64::from(name == "dit2"));
@@ -314,15 +319,14 @@ pub(super) fn open_tokenizer(
         return Err(Error::config("model.tokenizer_path", problem));
     };
     let tokenizer = Tokenizer::load_with(&path, &Hub::of(context)).in_section("model")?;
-    match tokenizer.vocabulary() {
-        ids if ids > embeddings => Err(Error::bad_file(
-            path,
-            format!(
-                "the tokenizer has {ids} ids, the text encoder {embeddings} embeddings: they do not belong together"
-            ),
-        )),
-        _ => Ok(tokenizer),
+    let ids = tokenizer.vocabulary();
+    if ids > embeddings {
+        let problem = format!(
+            "the tokenizer has {ids} ids, the text encoder {embeddings} embeddings: they do not belong together"
+        );
+        return Err(Error::bad_file(path, problem));
     }
+    Ok(tokenizer)
 }
 
 /// Greatest plausible number of text rows. A larger number is a mistake in the file, and attention over that number of
@@ -331,18 +335,18 @@ const MAX_TEXT_LEN: usize = 1 << 14;
 
 /// Number of rows of the text embedding. Fails if the experts of a checkpoint disagree.
 pub(super) fn text_len(files: &ComponentFiles) -> Result<usize> {
-    let of = |file: &Checkpoint| components::text_len(file).unwrap_or(PROMPT_TOKENS);
-    let length = of(&files.dit);
+    let length_of = |file: &Checkpoint| components::text_len(file).unwrap_or(PROMPT_TOKENS);
+    let length = length_of(&files.dit);
     if length > MAX_TEXT_LEN {
         let problem = format!("has `text_len` {length}; prompts have at most {MAX_TEXT_LEN} tokens");
         return Err(Error::bad_file(files.dit.path(), problem));
     }
-    match files.dit2.as_ref().filter(|low| of(low) != length) {
-        Some(low) => Err(Error::bad_file(
+    match &files.dit2 {
+        Some(low) if length_of(low) != length => Err(Error::bad_file(
             low.path(),
-            format!("the experts were trained with prompts of {length} and of {} tokens (`text_len`)", of(low)),
+            format!("the experts were trained with prompts of {length} and of {} tokens (`text_len`)", length_of(low)),
         )),
-        None => Ok(length),
+        _ => Ok(length),
     }
 }
 

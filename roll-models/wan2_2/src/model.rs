@@ -121,8 +121,8 @@ impl Wan {
         let config = parts.dit.config().clone();
         let from_text = config.in_channels == config.out_channels;
         let default_boundary = if from_text { T2V_BOUNDARY } else { I2V_BOUNDARY };
-        let shift = if from_text && parts.dit2.is_some() { T2V_A14B_SHIFT } else { SHIFT };
-        let shift = settings.shift.unwrap_or(shift);
+        let default_shift = if from_text && parts.dit2.is_some() { T2V_A14B_SHIFT } else { SHIFT };
+        let shift = settings.shift.unwrap_or(default_shift);
         let boundary = parts.dit2.as_ref().map(|_| settings.boundary.unwrap_or(default_boundary));
         let experts: Vec<_> = [("dit", Some(parts.dit)), ("dit2", parts.dit2)]
             .into_iter()
@@ -151,8 +151,8 @@ impl Wan {
 
     /// Index of the expert for `timestep`: the first at or above the boundary, the second below.
     fn expert(&self, timestep: Timestep) -> usize {
-        let low = |boundary| self.experts.len() > 1 && timestep.uses_low_noise(boundary);
-        usize::from(self.schedule.boundary.is_some_and(low))
+        let uses_second = |boundary| self.experts.len() > 1 && timestep.uses_low_noise(boundary);
+        usize::from(self.schedule.boundary.is_some_and(uses_second))
     }
 
     /// What a video with latents of shape [T, H, W] keeps on the device, if the model has a layout.
@@ -160,19 +160,20 @@ impl Wan {
         self.layout.as_ref().map(|layout| layout.video(self.parameter_count(), latents))
     }
 
-    /// What a recorded pass of `count` videos with latents of `shape` keeps, and the guard that counts it among those on
-    /// the device until it is pulled back or dropped.
+    /// What a recorded pass of `count` videos with latents of `shape` keeps. If its block inputs stay on the device
+    /// although others are in host memory, also the guard that counts it until it is pulled back or dropped.
     fn keeps(&self, dit: &Dit, count: usize, shape: &[usize]) -> (PassMemory, Option<OnDevice>) {
-        let keeps = dit.keeps();
-        let [_, t, h, w] = shape else { return (keeps, None) };
-        let Some(video) = self.video_layout([*t, *h, *w]) else { return (keeps, None) };
-        let keeps = PassMemory { attention: video.keep_attention, ..keeps };
-        if keeps.memory != Memory::Offload {
-            return (keeps, None);
+        let default = dit.keeps();
+        let [_, t, h, w] = shape else { return (default, None) };
+        let Some(video) = self.video_layout([*t, *h, *w]) else { return (default, None) };
+        let by_layout = PassMemory { attention: video.keep_attention, ..default };
+        if by_layout.memory != Memory::Offload {
+            return (by_layout, None);
         }
         match OnDevice::within(video.passes_on_device, count, &self.on_device) {
-            Some(guard) => (PassMemory { memory: Memory::Recompute, ..keeps }, Some(guard)),
-            None => (keeps, None),
+            // The block inputs fit on the device.
+            Some(guard) => (PassMemory { memory: Memory::Recompute, ..by_layout }, Some(guard)),
+            None => (by_layout, None),
         }
     }
 
@@ -307,10 +308,12 @@ impl DiffusionModel for Wan {
         let config = self.experts[0].dit.config();
         let extra = config.in_channels - config.out_channels;
         let channels = match (extra, &input.image) {
+            // The transformer reads latents only.
             (0, _) => None,
+            // The transformer also reads the encoded picture and a mask of the known frames.
             (n, Some(image)) if n == MASK_CHANNELS + latent_shape[0] => {
-                let end = input.end_image.as_ref().filter(|_| self.end_image);
-                Some(conditioning::image_channels(&self.vae, image, end, input.frames, &chunking)?)
+                let end_image = if self.end_image { input.end_image.as_ref() } else { None };
+                Some(conditioning::image_channels(&self.vae, image, end_image, input.frames, &chunking)?)
             }
             (n, _) => {
                 return Err(Error::Unsupported(format!("models with {n} conditioning channels are not known")));
@@ -342,9 +345,9 @@ impl DiffusionModel for Wan {
     ) -> Result<(Tensor, Option<Pullback>)> {
         let input = VelocityInput { latents, timestep, conditioning };
         let (velocities, pullback) = self.velocities(&[input], adapter, grad)?;
-        let (alone, stacked) = (latents.shape().to_vec(), velocities.shape().to_vec());
+        let (shape, batch_shape) = (latents.shape().to_vec(), velocities.shape().to_vec());
         let pullback = pullback.map(|pullback| {
-            Pullback::new(move |cotangent: &Tensor| pullback.pull(&cotangent.reshape(stacked)?)?.reshape(alone))
+            Pullback::new(move |cotangent: &Tensor| pullback.pull(&cotangent.reshape(batch_shape)?)?.reshape(shape))
         });
         Ok((velocities.reshape(latents.shape())?, pullback))
     }
@@ -363,9 +366,10 @@ impl DiffusionModel for Wan {
                 continue;
             }
             let batch: Vec<VelocityInput<'_>> = positions.iter().map(|i| inputs[*i]).collect();
-            let (keeps, on_device) = match grad.is_on() {
-                true => self.keeps(&expert.dit, batch.len(), batch[0].latents.shape()),
-                false => (expert.dit.keeps(), None),
+            let (keeps, on_device) = if grad.is_on() {
+                self.keeps(&expert.dit, batch.len(), batch[0].latents.shape())
+            } else {
+                (expert.dit.keeps(), None)
             };
             let (value, pullback) = expert.dit.velocities_keeping(&batch, adapter, grad, keeps)?;
             scatter(&mut values, &positions, value)?;
@@ -374,6 +378,7 @@ impl DiffusionModel for Wan {
         let count = inputs.len();
         let pull = move |cotangents: &Tensor| {
             let (cotangents, mut pulled) = (cotangents.unstack()?, vec![None; count]);
+            // `_on_device` is dropped after its pass has been pulled back.
             for (positions, pullback, _on_device) in pullbacks {
                 let batch: Vec<Tensor> = positions.iter().map(|i| cotangents[*i].clone()).collect();
                 scatter(&mut pulled, &positions, pullback.pull(&Tensor::stack(&batch)?)?)?;
@@ -417,7 +422,7 @@ pub(super) fn video_unit(vae: &VaeConfig, dit: &DitConfig) -> VideoUnit {
     VideoUnit { height: stride * height, width: stride * width, frames: vae.temporal_stride() }
 }
 
-/// Stores the tensors of a stack in the slots `positions`.
+/// Stores the tensors of `stack` in the slots at `positions`.
 fn scatter(slots: &mut [Option<Tensor>], positions: &[usize], stack: Tensor) -> Result<()> {
     for (position, part) in positions.iter().zip(stack.unstack()?) {
         slots[*position] = Some(part);

@@ -31,7 +31,7 @@ pub struct Networks {
 type NamedShape = (String, Vec<usize>);
 
 impl Networks {
-    /// Those of a model's files.
+    /// Reads the sizes of the networks in a model's files.
     pub(super) fn of(files: &ComponentFiles, options: &WanOptions) -> Result<Self> {
         let dit = components::dit_config(&files.dit, options.num_heads).in_section("model");
         let vae = VaeConfig::from_shapes(&files.vae.shapes());
@@ -74,19 +74,19 @@ fn elements(weights: &[NamedShape]) -> usize {
 pub(super) struct WeightBytes {
     /// Weights smaller than [`HostStore::SMALL`], and scales.
     pub small: usize,
-    /// All others.
+    /// All other weights.
     pub large: usize,
 }
 
 impl WeightBytes {
-    /// Counts weights of a transformer with `each` bytes per element. With `eight_bits`, the matrices of its blocks have
-    /// one byte per element and four for the scale of each row.
-    pub fn of(weights: &[NamedShape], each: usize, eight_bits: bool) -> Self {
+    /// Counts weights of a transformer with `element_bytes` bytes per element. With `eight_bits`, the matrices of its
+    /// blocks have one byte per element and four for the scale of each row.
+    pub fn of(weights: &[NamedShape], element_bytes: usize, eight_bits: bool) -> Self {
         let mut sum = Self::default();
         for (name, shape) in weights {
             let [scales, values] = match shape.as_slice() {
                 [rows, columns] if eight_bits && name.starts_with("blocks.") => [4 * rows, rows * columns],
-                shape => [0, each * shape.iter().product::<usize>()],
+                shape => [0, element_bytes * shape.iter().product::<usize>()],
             };
             let is_small = scales + values < HostStore::SMALL;
             sum.small += scales + if is_small { values } else { 0 };

@@ -262,8 +262,11 @@ impl IdleExpert {
     /// known. `converted` says whether weights are computed while they are read: the files have another dtype, or
     /// LoRAs are merged. This is slower than a copy, so such experts stay in host memory instead of being read again.
     pub(super) fn chosen(self, bytes: usize, gpu: bool, memory: Option<u64>, converted: bool) -> Self {
+        let take_at_most_half = |memory: u64| 2 * bytes as u64 <= memory;
         match self {
-            Self::Auto if !gpu || memory.is_some_and(|memory| 2 * bytes as u64 <= memory) => Self::Keep,
+            // The CPU computes in host memory.
+            Self::Auto if !gpu => Self::Keep,
+            Self::Auto if memory.is_some_and(take_at_most_half) => Self::Keep,
             Self::Auto if converted => Self::Host,
             Self::Auto => Self::Drop,
             given => given,
@@ -315,8 +318,8 @@ fn word_or<'de, D: Deserializer<'de>, C: Copy, T: de::DeserializeOwned>(
     if let Some((_, choice)) = words.iter().find(|(name, _)| word == Some(*name)) {
         return Ok(*choice);
     }
-    let wrong = || de::Error::custom(format!("expected {expected}, found {value}"));
-    serde_json::from_value(value.clone()).map(of).map_err(|_| wrong())
+    let unexpected = |_| de::Error::custom(format!("expected {expected}, found {value}"));
+    serde_json::from_value(value.clone()).map(of).map_err(unexpected)
 }
 
 /// Number of checkpoints in the VAE's decoder.
@@ -474,6 +477,7 @@ impl WanOptions {
     pub fn trained_experts(&self, has_dit2: bool, with_adapter: &[&str]) -> Result<Vec<String>> {
         let Some((key, names)) = self.named_experts()? else {
             return Ok(match (with_adapter, has_dit2) {
+                // Neither a key nor an adapter selects experts: the low-noise expert, or the only one.
                 ([], true) => vec!["dit2".into()],
                 ([], false) => vec!["dit".into()],
                 (experts, _) => experts.iter().map(|name| name.to_string()).collect(),
@@ -514,10 +518,8 @@ impl WanOptions {
 
     /// `keep_attention`, which has no effect unless blocks are recomputed.
     pub(super) fn recomputed_attention(&self) -> KeepAttention {
-        match self.use_gradient_checkpointing || self.use_gradient_checkpointing_offload {
-            true => self.keep_attention,
-            false => KeepAttention::Of(false),
-        }
+        let recomputes_blocks = self.use_gradient_checkpointing || self.use_gradient_checkpointing_offload;
+        if recomputes_blocks { self.keep_attention } else { KeepAttention::Of(false) }
     }
 
     /// The tiles of the VAE in the options; `None` for `auto` and for whole frames.

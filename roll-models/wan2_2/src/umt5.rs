@@ -123,7 +123,8 @@ pub struct Umt5 {
     probe: Option<Probe>,
 }
 
-/// The embedding table. It stays on the host, where a few rows are read: on the device it would be the largest weight.
+/// The embedding table. It stays on the host, where a few rows are read, because it would be the largest weight on the
+/// device.
 enum Embedding {
     Loaded(Tensor),
     /// Read on demand: only the used rows of a mapped file are paged in.
@@ -201,6 +202,7 @@ impl Umt5 {
         self.hidden_all(&[(ids, keys)])?.pop().map_or_else(no_sequence, Ok)
     }
 
+    /// Like [`Umt5::hidden_recorded`], for several pairs of ids and key positions.
     fn hidden_all(&self, sequences: &[(&[u32], &[usize])]) -> Result<Vec<Burn<2>>> {
         if let Some((ids, keys)) =
             sequences.iter().find(|(ids, keys)| keys.is_empty() || keys.iter().any(|&k| k >= ids.len()))
@@ -221,8 +223,8 @@ impl Umt5 {
                 products: DType::F32,
                 fp8: false,
             };
-            let block = |(x, positions)| self.block(&scope, i, x, positions);
-            states = states.into_iter().zip(&positions).map(block).collect::<Result<_>>()?;
+            let run_block = |(x, positions)| self.block(&scope, i, x, positions);
+            states = states.into_iter().zip(&positions).map(run_block).collect::<Result<_>>()?;
         }
         let weights = self.store.segment(FINAL_NORM)?;
         let scope = Scope {
@@ -338,7 +340,8 @@ pub fn head_bias(table: &[f32], config: &Umt5Config, head: usize, queries: usize
 fn attention([q, k, v]: [Burn<2>; 3], table: Burn<2>, positions: &Positions, device: &Device) -> Burn<2> {
     let heads = table.dims()[1];
     let width = q.dims()[1] / heads;
-    let blocks: Vec<_> = (0..positions.queries)
+    // Ranges of queries, and the buckets of their pairs with all keys.
+    let query_ranges: Vec<_> = (0..positions.queries)
         .step_by(QUERY_ROWS)
         .map(|start| {
             let rows = start..(start + QUERY_ROWS).min(positions.queries);
@@ -346,18 +349,18 @@ fn attention([q, k, v]: [Burn<2>; 3], table: Burn<2>, positions: &Positions, dev
             (rows, Burn::<1, Int>::from_data(buckets.as_slice(), device))
         })
         .collect();
-    let columns = (0..heads).map(|head| {
+    let outputs_of_heads = (0..heads).map(|head| {
         let part = |t: &Burn<2>| t.clone().narrow(1, head * width, width);
         let (q, k, v) = (part(&q), part(&k).transpose(), part(&v));
-        let column = table.clone().narrow(1, head, 1).flatten::<1>(0, 1);
-        let rows = blocks.iter().map(|(rows, buckets)| {
-            let bias = column.clone().select(0, buckets.clone()).reshape([rows.len(), positions.keys.len()]);
+        let bias_by_bucket = table.clone().narrow(1, head, 1).flatten::<1>(0, 1);
+        let outputs = query_ranges.iter().map(|(rows, buckets)| {
+            let bias = bias_by_bucket.clone().select(0, buckets.clone()).reshape([rows.len(), positions.keys.len()]);
             let scores = ops::product(q.clone().narrow(0, rows.start, rows.len()), k.clone()) + bias;
             ops::product(activation::softmax(scores, 1), v.clone())
         });
-        Burn::cat(rows.collect(), 0)
+        Burn::cat(outputs.collect(), 0)
     });
-    Burn::cat(columns.collect(), 1)
+    Burn::cat(outputs_of_heads.collect(), 1)
 }
 
 /// The bucket of a distance (key position minus query position). The upper half of the `buckets` is for keys after the

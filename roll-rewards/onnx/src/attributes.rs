@@ -105,8 +105,12 @@ impl<'a> Attributes<'a> {
 /// Converts `ints` to sizes. Fails on sizes below `least`, and above 2^31, so that sums of several sizes cannot
 /// overflow.
 pub(super) fn sizes(name: &str, ints: &[i64], least: i64) -> Result<Vec<usize>, Problem> {
+    let size = |&int: &i64| {
+        let is_within_limits = (least..=1 << 31).contains(&int);
+        if is_within_limits { usize::try_from(int).ok() } else { None }
+    };
     ints.iter()
-        .map(|&i| usize::try_from(i).ok().filter(|_| (least..=1 << 31).contains(&i)))
+        .map(size)
         .collect::<Option<_>>()
         .ok_or_else(|| format!("`{name}` should be at least {least} and at most 2^31, found {ints:?}").into())
 }

@@ -222,11 +222,12 @@ impl Model {
     /// Whether a tensor of the shape `found` can be the input `port`.
     fn fits(&self, port: &Port, found: &[usize]) -> bool {
         let free_batch = self.batching != Batching::AsDeclared;
-        let matches_declared = port.shape.is_empty()
-            || port.shape.len() == found.len()
-                && port.shape.iter().zip(found).enumerate().all(|(axis, (declared, &found))| {
-                    axis == 0 && free_batch || declared.is_none_or(|declared| declared == found)
-                });
+        let mut sizes = port.shape.iter().zip(found).enumerate();
+        let sizes_fit = sizes.all(|(axis, (declared, &found))| {
+            axis == 0 && free_batch || declared.is_none_or(|declared| declared == found)
+        });
+        // If no shape is declared, every shape fits.
+        let matches_declared = port.shape.is_empty() || port.shape.len() == found.len() && sizes_fit;
         // A scalar has no items; it is accepted only if the graph runs as declared.
         matches_declared && (!found.is_empty() || !free_batch) && !found.contains(&0)
     }

@@ -99,7 +99,8 @@ impl Network {
     /// Name and version of ONNX Runtime if it computes outputs on which gradients depend; `None` if this project's own
     /// executor does. The two executors differ in the last bits, so caches of outputs must include this in their key.
     pub fn external_runtime(&self) -> Option<String> {
-        self.session_for(true).map(|_| format!("onnxruntime: {}", runtime_version().unwrap_or_default()))
+        let used_by_gradient = true;
+        self.session_for(used_by_gradient).map(|_| format!("onnxruntime: {}", runtime_version().unwrap_or_default()))
     }
 
     /// The session for a pass, if it runs on ONNX Runtime. [`Executor::Auto`] uses ONNX Runtime only if no gradient

@@ -30,7 +30,7 @@ pub(super) fn read(path: &Path, bytes: &[u8], device: &Device) -> Result<Graph, 
     let model = parsed.map_err(|p| bad(p.0))?;
     let graph =
         model.graph.as_ref().ok_or_else(|| bad("it holds no graph: it is no ONNX model, or is cut off".into()))?;
-    let opset = model.opset_import.iter().find(|o| default_domain(o.domain)).map(|o| o.version);
+    let opset = model.opset_import.iter().find(|o| is_default_domain(o.domain)).map(|o| o.version);
     let opset = opset.ok_or_else(|| bad("it does not say which operator set it uses".into()))?;
     if !OPSETS.contains(&opset) {
         return Err(bad(format!("it uses the operator set {opset}; this build knows {OPSETS:?}")));
@@ -53,7 +53,7 @@ pub(super) fn read(path: &Path, bytes: &[u8], device: &Device) -> Result<Graph, 
     .read()
 }
 
-fn default_domain(domain: &str) -> bool {
+fn is_default_domain(domain: &str) -> bool {
     domain.is_empty() || domain == "ai.onnx"
 }
 
@@ -201,8 +201,10 @@ impl<'a> GraphReader<'a> {
             operator: kind.clone(),
             problem: problem.0,
         };
-        let Some(builder) = ops::builder(&kind).filter(|_| default_domain(node.domain)) else {
-            let operator = if default_domain(node.domain) { kind } else { format!("{}.{kind}", node.domain) };
+        let is_standard = is_default_domain(node.domain);
+        let builder = if is_standard { ops::builder(&kind) } else { None };
+        let Some(builder) = builder else {
+            let operator = if is_standard { kind } else { format!("{}.{kind}", node.domain) };
             return Err(OnnxError::Operator { path: self.path.to_owned(), node: name, operator });
         };
         let inputs: Vec<Option<usize>> = node.input.iter().map(|i| self.slots.get(i).copied()).collect();
@@ -212,9 +214,9 @@ impl<'a> GraphReader<'a> {
             let is_read = !output.is_empty() && self.read_names.contains(output);
             outputs.push(if is_read { Some(self.define(output)?) } else { None });
         }
-        let node = Node { name: name.clone(), kind: kind.clone(), operator, inputs, outputs };
+        let converted = Node { name: name.clone(), kind: kind.clone(), operator, inputs, outputs };
         // The constant inputs; `None` if an input is not constant.
-        let constant_inputs: Option<Vec<Option<&Value>>> = node
+        let constant_inputs: Option<Vec<Option<&Value>>> = converted
             .inputs
             .iter()
             .map(|slot| match slot {
@@ -222,12 +224,12 @@ impl<'a> GraphReader<'a> {
                 Some(slot) => self.constants[*slot].as_ref().map(|constant| Some(&constant.value)),
             })
             .collect();
-        let Some(constant_inputs) = constant_inputs else { return Ok(Some(node)) };
+        let Some(constant_inputs) = constant_inputs else { return Ok(Some(converted)) };
         let values = {
             let _limit = ElementLimit::new(self.fold_budget);
-            run_node(&node, &constant_inputs, Run { items: None }).map_err(|p| error(self.path, p))?
+            run_node(&converted, &constant_inputs, Run { items: None }).map_err(|p| error(self.path, p))?
         };
-        for (slot, value) in node.outputs.iter().zip(values) {
+        for (slot, value) in converted.outputs.iter().zip(values) {
             let count = value.shape().iter().product::<usize>();
             let too_many = || Problem(format!("constants computed from others come to more than {MAX_FOLDED} numbers"));
             self.fold_budget_left =

@@ -21,7 +21,7 @@ pub(super) fn constant(tensor: &TensorProto, device: &Device) -> Result<Constant
         .collect::<Result<_, _>>()
         .map_err(|_| format!("its shape is {:?}", tensor.dims()))?;
     let count = elements(&shape)?;
-    let numbers = numbers(tensor)?;
+    let numbers = decode_numbers(tensor)?;
     if numbers.len() != count {
         let found = numbers.len();
         return Err(format!("its shape {shape:?} means {count} numbers, but the file holds {found}").into());
@@ -57,7 +57,7 @@ impl Numbers {
 }
 
 /// Decodes the elements: from raw little-endian bytes, or from the list for their type.
-fn numbers(tensor: &TensorProto) -> Result<Numbers, Problem> {
+fn decode_numbers(tensor: &TensorProto) -> Result<Numbers, Problem> {
     let data_type = tensor.data_type();
     if let Some(raw) = tensor.as_raw() {
         return Ok(match data_type {

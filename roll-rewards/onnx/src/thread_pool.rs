@@ -7,8 +7,5 @@ use roll_backends::device::is_flex;
 /// of short parallel loops. Inside the pool each loop begins at once; outside, each would wait until a pool thread
 /// wakes, and then until the caller wakes. For networks of small pictures these waits are most of the time.
 pub(super) fn run_in_pool<T: Send>(device: &Device, f: impl FnOnce() -> T + Send) -> T {
-    match is_flex(device) {
-        true => rayon::scope(|_| f()),
-        false => f(),
-    }
+    if is_flex(device) { rayon::scope(|_| f()) } else { f() }
 }

@@ -56,9 +56,9 @@ pub struct ChatTemplate {
 
 /// A template and where it is rendered.
 enum Renderer {
-    /// In this process.
+    /// Rendered in this process.
     Local(Template),
-    /// In a worker process.
+    /// Rendered in a worker process.
     Worker(Worker),
 }
 
@@ -182,7 +182,8 @@ impl ChatTemplate {
         continue_as_assistant: bool,
         arguments: Cow<'_, Map<String, Value>>,
     ) -> Result<String> {
-        let with_tools = self.with_tools.as_ref().filter(|_| arguments.contains_key(TOOLS));
+        let has_tools = arguments.contains_key(TOOLS);
+        let with_tools = if has_tools { self.with_tools.as_ref() } else { None };
         let conversation = Conversation {
             messages: messages.iter().map(fields).collect(),
             add_generation_prompt: continue_as_assistant,

@@ -86,8 +86,10 @@ impl Template {
     /// Returns the variables that the template reads.
     pub fn variables(&self) -> Vec<String> {
         let template = self.environment.get_template(NAME);
+        // Attributes are left out.
+        let nested = false;
         let mut names: Vec<String> =
-            template.map(|template| template.undeclared_variables(false).into_iter().collect()).unwrap_or_default();
+            template.map(|template| template.undeclared_variables(nested).into_iter().collect()).unwrap_or_default();
         names.retain(|name| name != ALWAYS);
         names.sort();
         names

@@ -131,7 +131,7 @@ impl WorkerProcess {
     fn start(program: &Path) -> Answer<Self> {
         let mut command = Command::new(program);
         command.arg(WORKER);
-        // What a process prints when the system ends it does not concern the user.
+        // Discards messages of the system when it ends a process, because they do not concern the user.
         let settings = Settings { stderr: StderrUse::Discarded, ..Settings::default() };
         let converse = |pipes: &mut Pipes, line: String| {
             pipes.stdin.write_all(line.as_bytes())?;

@@ -102,7 +102,9 @@ impl ConfigFile {
         Ok(match self.model_type.as_str() {
             "gemma2" => !(layer + 1).is_multiple_of(pattern(2)),
             "gemma3_text" => !(layer + 1).is_multiple_of(pattern(6)),
+            // The first layers have full attention.
             "qwen2" | "qwen3" => layer >= self.max_window_layers.unwrap_or(28),
+            // All layers have windows.
             _ => true,
         })
     }
@@ -129,7 +131,9 @@ impl ConfigFile {
         if parameters.is_none() && !is_gemma3 {
             return Ok(None);
         }
-        let theta = self.rope_local_base_freq.or(self.rope_theta.filter(|_| !is_gemma3));
+        // The `rope_theta` of Gemma 3 is that of layers with full attention.
+        let shared_theta = if is_gemma3 { None } else { self.rope_theta };
+        let theta = self.rope_local_base_freq.or(shared_theta);
         let parameters = parameters.unwrap_or(&Value::Null);
         Rope::parse("rope_parameters.sliding_attention", parameters, theta, 10_000.0, context).map(Some)
     }
@@ -165,9 +169,12 @@ impl ConfigFile {
         }
     }
 
-    /// Returns the bound of the key, which has an effect in Gemma only.
+    /// Checks the softcap `bound`, the value of `key`, and returns it. Families other than Gemma ignore the key.
     fn softcap(&self, key: &str, bound: Option<f32>) -> Result<Option<f32>, String> {
-        match bound.filter(|_| self.is_gemma()) {
+        if !self.is_gemma() {
+            return Ok(None);
+        }
+        match bound {
             Some(bound) if !(bound > 0.0 && bound.is_finite()) => {
                 Err(format!("`{key}` is {bound}; expected a positive number"))
             }
@@ -311,7 +318,8 @@ impl LmConfig {
             "eos_token_id": self.end_ids,
         });
         let activation = if self.gate == Gate::Gelu { "gelu_pytorch_tanh" } else { "silu" };
-        json[if model_type.starts_with("gemma") { "hidden_activation" } else { "hidden_act" }] = activation.into();
+        let activation_key = if model_type.starts_with("gemma") { "hidden_activation" } else { "hidden_act" };
+        json[activation_key] = activation.into();
         if let Some(window) = self.windows.iter().flatten().next() {
             json["sliding_window"] = json!(window);
             let layer_type = |window: &Option<usize>| if window.is_some() { SLIDING } else { FULL };

@@ -217,7 +217,8 @@ impl<'a> Download<'a> {
                 request = request.header("Authorization", format!("Bearer {token}"));
             }
             let response = request.call()?;
-            let location = header(&response, "location").filter(|_| response.status().is_redirection());
+            let is_redirection = response.status().is_redirection();
+            let location = if is_redirection { header(&response, "location") } else { None };
             if let Some(path) = location.filter(|to| to.starts_with('/') && !to.starts_with("//")) {
                 let origin = url.match_indices('/').nth(2).map_or(url.len(), |(at, _)| at);
                 url = format!("{}{path}", &url[..origin]);
@@ -225,6 +226,7 @@ impl<'a> Download<'a> {
             }
             etag = etag.or(header(&response, "x-linked-etag").or(header(&response, "etag")).map(String::from));
             match (location, response.status().as_u16()) {
+                // Another server.
                 (Some(elsewhere), _) => (url, token) = (elsewhere.into(), None),
                 // "Range not satisfiable" from byte 0 on: the file is empty.
                 (None, 416) if start == Some(0) => return Ok((response, etag)),

@@ -137,7 +137,12 @@ impl Hub {
         #[cfg(feature = "hub")]
         if let (Some(remote), Some(cache)) = (&self.remote, self.caches.first()) {
             let download = download::Download::new(remote, cache, model, needed, also);
-            let search_complete = || Ok(search()?.filter(|_| !download.is_unfinished()));
+            let search_complete = || -> Result<Option<T>, HubError> {
+                match search()? {
+                    Some(_) if download.is_unfinished() => Ok(None),
+                    found => Ok(found),
+                }
+            };
             if let Some(found) = search_complete()? {
                 return Ok(found);
             }
@@ -188,7 +193,9 @@ fn snapshot(repository: &Path) -> Option<PathBuf> {
         return stays_inside(hash).then(|| snapshots.join(hash));
     }
     let mut found = std::fs::read_dir(snapshots).ok()?.flatten().map(|entry| entry.path()).filter(|p| p.is_dir());
-    found.next().filter(|_| found.next().is_none())
+    let first = found.next();
+    let is_only = found.next().is_none();
+    if is_only { first } else { None }
 }
 
 /// Returns whether `root` is a directory with files for all patterns of `needed`.

@@ -113,7 +113,7 @@ const NOT_NOISE: [&str; 24] = [
 /// There are three rules, from the clearest to the vaguest. A rule returns the transformer that one word says together
 /// with the next word. The first rule that applies to a word of the name decides.
 fn expert_in(name: &str) -> Option<Expert> {
-    let words = words(name);
+    let words = words_of(name);
     let next = |at: usize| words.get(at + 1).map(String::as_str);
     // `high_noise`, `lownoise`.
     let by_noise = |at: usize, word: &str| match (word, next(at)) {
@@ -147,7 +147,7 @@ fn expert_in(name: &str) -> Option<Expert> {
 }
 
 /// The words of a name in lower case: runs of letters and digits. A capital after a small letter begins a new word.
-fn words(name: &str) -> Vec<String> {
+fn words_of(name: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut was_small = false;
     for letter in name.chars() {

@@ -242,7 +242,7 @@ impl Delta<Vec<f32>> {
 /// Prefixes that programs put before the names of a base.
 const WRAPPERS: &[&str] = &["model.diffusion_model.", "diffusion_model."];
 
-/// The key without such a prefix.
+/// The key without its prefix in [`WRAPPERS`], if it has one.
 fn bare(key: &str) -> &str {
     WRAPPERS.iter().find_map(|wrapper| key.strip_prefix(wrapper)).unwrap_or(key)
 }
@@ -261,16 +261,23 @@ impl Deltas {
             let name = end.map_or_else(|| flat(&layer), |end| format!("{}_{end}", flat(&layer)));
             by_name.insert(name, key);
         }
-        let find = |layer: &str, end: &str| by_name.get(&format!("{}_{end}", flat(layer))).copied();
+        let key_of = |layer: &str, end: &str| by_name.get(&format!("{}_{end}", flat(layer))).copied();
         let path = base.path().to_path_buf();
-        let (by_key, current) = Default::default();
-        let mut deltas = Self { by_key, missing: Vec::new(), other_channels: Vec::new(), total: 0, path, current };
+        let mut deltas = Self {
+            by_key: HashMap::new(),
+            missing: Vec::new(),
+            other_channels: Vec::new(),
+            total: 0,
+            path,
+            current: Default::default(),
+        };
         let strength = options.strength as f32;
         for (name, layer) in &lora.layers {
             deltas.total += 1;
-            let bias_key = find(name, "bias");
+            let bias_key = key_of(name, "bias");
             let lacks_bias = layer.bias.is_some() && bias_key.is_none();
-            let (Some(weight_key), false) = (find(name, "weight"), lacks_bias) else {
+            // A layer is merged as a whole or not at all.
+            let (Some(weight_key), false) = (key_of(name, "weight"), lacks_bias) else {
                 deltas.missing.push(name.clone());
                 continue;
             };
@@ -296,7 +303,8 @@ impl Deltas {
             for (end, tensor) in parts {
                 let Some(tensor) = tensor else { continue };
                 deltas.total += 1;
-                match find(name, end).or(parameter_key.filter(|_| end == "weight")) {
+                let whole_name_key = if end == "weight" { parameter_key } else { None };
+                match key_of(name, end).or(whole_name_key) {
                     Some(key) if deltas.is_for_other_channels(base, key, name, tensor.shape()) => {
                         deltas.leave_out_patches(format!("{name}.{end}"));
                     }
@@ -316,6 +324,7 @@ impl Deltas {
         layer == "patch_embedding" && base_shape.len() > 2 && differs_in_channels(base_shape, lora_shape)
     }
 
+    /// Notes that `name` is a patch embedding of another number of channels.
     fn leave_out_patches(&mut self, name: String) {
         self.other_channels.push(name.clone());
         self.missing.push(name);

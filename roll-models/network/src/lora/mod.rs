@@ -94,8 +94,10 @@ pub fn open_adapter(path: &Path) -> Result<StateDict, LoraError> {
         }
     }
     let mut file = LoraFile::open(path)?;
-    match (file.adapters.pop(), file.adapters.is_empty()) {
-        (Some(lora), true) => {
+    let last = file.adapters.pop();
+    let is_only = file.adapters.is_empty();
+    match last {
+        Some(lora) if is_only => {
             let options = WriteOptions { convention: Convention::ComfyUi, names: Names::Official };
             Ok(EncodedLora::new(&lora, options, &BTreeMap::new())?.state)
         }

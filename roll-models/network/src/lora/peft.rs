@@ -170,7 +170,9 @@ impl<'a> Fields<'a> {
                 Ok(Some(Modules::Pattern(self.regex(key, pattern, &format!(r"\A(?:{pattern})\z"))?)))
             }
             _ => {
-                Ok(Some(self.texts(key)?).filter(|names| names.iter().any(|name| !name.is_empty())).map(Modules::Names))
+                let names = self.texts(key)?;
+                let has_name = names.iter().any(|name| !name.is_empty());
+                Ok(has_name.then_some(Modules::Names(names)))
             }
         }
     }
@@ -221,10 +223,10 @@ impl<'a> Fields<'a> {
                 return refuse(key, value, what);
             }
         }
-        let known = |key: &str| key == "use_rslora" || OTHER_KINDS.iter().any(|(other, _)| *other == key);
+        let is_known = |key: &str| key == "use_rslora" || OTHER_KINDS.iter().any(|(other, _)| *other == key);
         for (key, value) in self.object {
             let Some(key) = key.strip_prefix(self.prefix) else { continue };
-            if key.starts_with("use_") && is_set(value) && !known(key) {
+            if key.starts_with("use_") && is_set(value) && !is_known(key) {
                 return refuse(key, value, "a kind of LoRA that is not known here");
             }
         }

@@ -41,11 +41,11 @@ impl LoraFile {
         if !checkpoint.keys().any(keys::is_lora_key) {
             return Err(no_lora(&file, &some(checkpoint.keys(), 3)));
         }
-        let beside = file.with_file_name(peft::CONFIG_FILE);
-        let config = match files::read_filled(&beside, files::MAX_TEXT) {
-            Ok(bytes) => Some((beside, bytes)),
+        let config_path = file.with_file_name(peft::CONFIG_FILE);
+        let config = match files::read_filled(&config_path, files::MAX_TEXT) {
+            Ok(bytes) => Some((config_path, bytes)),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
-            Err(e) => return Err(WeightsError::io("read", beside)(e).into()),
+            Err(e) => return Err(WeightsError::io("read", config_path)(e).into()),
         };
         let config = config.as_ref().map(|(path, bytes)| (path.as_path(), bytes.as_slice()));
         Self::read(&file, &checkpoint.all()?, checkpoint.metadata(), config)
@@ -67,16 +67,16 @@ impl LoraFile {
         config: Option<(&Path, &[u8])>,
     ) -> Result<Self, LoraError> {
         // The configuration is read before the keys, because it can name the kind of an adapter that is not a LoRA.
-        let config = match config {
+        let config_of_file = match config {
             Some((path, bytes)) if state.keys().any(|key| key.starts_with(keys::PEFT)) => {
-                Config::read(path, &object(path, bytes)?, "")?
+                Config::read(path, &parse_object(path, bytes)?, "")?
             }
             _ => None,
         };
         let keys = state.keys().map(|key| Ok((key.as_str(), keys::parse(path, key)?)));
         let keys = keys.collect::<Result<Vec<(&str, Key<'_>)>, LoraError>>()?;
-        let convention = convention(path, &keys)?;
-        let config = config.filter(|_| convention == Convention::Peft);
+        let convention = common_convention(path, &keys)?;
+        let peft_config = if convention == Convention::Peft { config_of_file } else { None };
         let header = Header::take(path, &mut metadata, convention)?;
         let has_diffusers_names = keys.iter().any(|(_, key)| layer_names::is_diffusers(&key.layer));
         let names = if has_diffusers_names { Names::Diffusers } else { Names::Official };
@@ -98,7 +98,7 @@ impl LoraFile {
         let adapters = adapters.into_iter().map(|(expert, raw)| {
             // In the header, only the second transformer has a prefix of its own.
             let expert_of_prefix = expert.filter(|expert| *expert == Expert::Low);
-            let config = config.as_ref().or_else(|| header.diffusers.get(&expert_of_prefix));
+            let config = peft_config.as_ref().or_else(|| header.diffusers.get(&expert_of_prefix));
             raw.finish(path, expert, &Scales { convention, config, alphas: header.alphas.as_ref() })
         });
         let mut adapters = adapters.collect::<Result<Vec<Lora>, LoraError>>()?;
@@ -135,10 +135,11 @@ fn no_lora(path: &Path, found: &str) -> LoraError {
 }
 
 /// The common convention of all keys (text and parsed key). Fails if two keys have different conventions.
-fn convention(path: &Path, keys: &[(&str, Key<'_>)]) -> Result<Convention, LoraError> {
-    let mut known = keys.iter().filter_map(|(text, key)| Some((*text, key.convention?)));
-    let Some((first, convention)) = known.next() else { return Ok(Convention::DiffSynth) };
-    if let Some((second, other)) = known.find(|(_, other)| *other != convention) {
+fn common_convention(path: &Path, keys: &[(&str, Key<'_>)]) -> Result<Convention, LoraError> {
+    // Some keys are the same in several conventions.
+    let mut conventions = keys.iter().filter_map(|(text, key)| Some((*text, key.convention?)));
+    let Some((first, convention)) = conventions.next() else { return Ok(Convention::DiffSynth) };
+    if let Some((second, other)) = conventions.find(|(_, other)| *other != convention) {
         let problem = format!("two conventions in one file: `{first}` ({convention}) and `{second}` ({other})");
         return Err(LoraError::invalid(path, problem));
     }
@@ -161,7 +162,7 @@ impl Header {
         if let Some(text) = metadata.remove(peft::DIFFUSERS_KEY)
             && convention == Convention::Diffusers
         {
-            let object = object(path, text.as_bytes())?;
+            let object = parse_object(path, text.as_bytes())?;
             for (expert, prefix) in [(None, "transformer."), (Some(Expert::Low), "transformer_2.")] {
                 if let Some(config) = Config::read(path, &object, prefix)? {
                     header.diffusers.insert(expert, config);
@@ -180,7 +181,7 @@ impl Header {
 }
 
 /// Parses a JSON object.
-fn object(path: &Path, bytes: &[u8]) -> Result<serde_json::Map<String, Value>, LoraError> {
+fn parse_object(path: &Path, bytes: &[u8]) -> Result<serde_json::Map<String, Value>, LoraError> {
     serde_json::from_slice(bytes).map_err(|e| LoraError::invalid(path, format!("expected a JSON object: {e}")))
 }
 
@@ -306,11 +307,12 @@ impl RawLayer {
                 check_shapes(path, name, &layer.down, &unscaled, None)?;
                 layer.up = unscaled;
             }
-            // The scale can be divided out exactly, unless it is 0.
+            // A scale of 0 cannot be divided out.
             (None, true) if layer.scale() == 0.0 => {
                 let problem = format!("layer `{name}`: the header says alpha 0, which cannot be undone");
                 return Err(LoraError::invalid(path, problem));
             }
+            // The scale is divided out: in the matrix's own dtype if that is exact, otherwise in f32.
             (None, true) => {
                 let factor = 1.0 / layer.scale();
                 layer.up = scaled(&layer.up, factor).unwrap_or_else(|| rounded(&layer.up, factor));

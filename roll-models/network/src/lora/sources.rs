@@ -265,7 +265,9 @@ fn open(path: &Path, assigned: Option<Expert>, strength: f64) -> Result<Vec<Open
         let known = assigned.or(stated);
         let guessed =
             about::expert_of_name(path).or_else(|| about::expert_of_header(&header).map(|(expert, _)| expert));
-        if let (Some(used), false) = (known, has_both_experts) {
+        if let Some(used) = known
+            && !has_both_experts
+        {
             about::warn_of_exchange(path, &header, used);
         }
         opened.push(OpenedAdapter {

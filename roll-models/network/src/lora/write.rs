@@ -50,15 +50,15 @@ impl EncodedLora {
         // Alphas that differ from the rank, by the name of the layer.
         let mut alphas = BTreeMap::new();
         // Rank and alpha of every layer, by the name that PEFT's configuration has.
-        let mut config = BTreeMap::new();
+        let mut ranks_and_alphas = BTreeMap::new();
         for (name, layer) in &lora.layers {
-            let stem = stem(name, convention, names);
+            let stem = stem_of(name, convention, names);
             let alpha = layer.alpha.unwrap_or(layer.rank() as f64);
             if layer.alpha.is_some() {
                 alphas.insert(name.clone(), alpha);
             }
-            let name_in_config = stem.strip_prefix(prefix(convention)).unwrap_or(&stem);
-            config.insert(name_in_config.to_string(), RankAndAlpha { rank: layer.rank(), alpha });
+            let name_in_config = stem.strip_prefix(prefix_of(convention)).unwrap_or(&stem);
+            ranks_and_alphas.insert(name_in_config.to_string(), RankAndAlpha { rank: layer.rank(), alpha });
             let (a, _) = matrix_names(convention);
             if written.state.contains_key(&format!("{stem}{a}.weight")) {
                 let what = "two layers whose names differ in dots and underscores alone";
@@ -67,7 +67,7 @@ impl EncodedLora {
             written.add_layer(&stem, layer, convention, alpha);
         }
         for (name, difference) in &lora.differences {
-            let stem = stem(name, convention, names);
+            let stem = stem_of(name, convention, names);
             let parts =
                 [(".diff", &difference.weight), (".diff_b", &difference.bias), (".diff_m", &difference.modulation)];
             for (suffix, tensor) in parts {
@@ -79,11 +79,11 @@ impl EncodedLora {
         let has_bias = lora.layers.values().any(|layer| layer.bias.is_some());
         match convention {
             Convention::Peft => {
-                written.adapter_config = Some(peft::adapter_config(peft::fields(&config, has_bias, "")));
+                written.adapter_config = Some(peft::adapter_config(peft::fields(&ranks_and_alphas, has_bias, "")));
             }
             // diffusers derives the configuration itself if all scales are 1.
             Convention::Diffusers if !alphas.is_empty() => {
-                let fields = peft::fields(&config, has_bias, prefix(convention));
+                let fields = peft::fields(&ranks_and_alphas, has_bias, prefix_of(convention));
                 written.metadata.insert(peft::DIFFUSERS_KEY.into(), Value::Object(fields).to_string());
             }
             _ => {}
@@ -136,20 +136,20 @@ impl EncodedLora {
     pub fn save(&self, path: &Path) -> Result<(), LoraError> {
         let config = self.adapter_config.as_ref();
         let config = config.map(|config| (path.with_file_name(peft::CONFIG_FILE), format!("{config:#}\n")));
-        if let Some((beside, text)) = &config {
-            match files::read(beside, files::MAX_TEXT) {
+        if let Some((config_path, text)) = &config {
+            match files::read(config_path, files::MAX_TEXT) {
                 Ok(found) if found == text.as_bytes() => {}
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
                 Ok(_) => {
                     let problem = "belongs to another adapter; write into a directory of its own";
-                    return Err(LoraError::invalid(beside, problem));
+                    return Err(LoraError::invalid(config_path, problem));
                 }
-                Err(e) => return Err(WeightsError::io("read", beside)(e).into()),
+                Err(e) => return Err(WeightsError::io("read", config_path)(e).into()),
             }
         }
         save_safetensors(path, &self.state, &self.metadata)?;
         match &config {
-            Some((beside, text)) => write_config(beside, text),
+            Some((config_path, text)) => write_config(config_path, text),
             None => Ok(()),
         }
     }
@@ -191,7 +191,7 @@ pub fn write_lora(
 
 /// The prefix of a convention. diffusers' loader drops every key without `transformer.`, even those for the second
 /// transformer, which its caller chooses by `load_into_transformer_2`.
-fn prefix(convention: Convention) -> &'static str {
+fn prefix_of(convention: Convention) -> &'static str {
     match convention {
         Convention::Peft => "base_model.model.",
         Convention::DiffSynth => "",
@@ -211,8 +211,8 @@ fn matrix_names(convention: Convention) -> (&'static str, &'static str) {
 }
 
 /// The beginning of the names of a layer's tensors: prefix and layer.
-fn stem(layer: &str, convention: Convention, names: Names) -> String {
-    let prefix = prefix(convention);
+fn stem_of(layer: &str, convention: Convention, names: Names) -> String {
+    let prefix = prefix_of(convention);
     match (convention, names) {
         (Convention::Kohya, _) => format!("{prefix}{}", layer_names::flat(layer)),
         (Convention::Diffusers, _) | (Convention::Peft, Names::Diffusers) => {

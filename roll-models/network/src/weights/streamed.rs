@@ -27,7 +27,7 @@ pub struct Streamed {
     sizes: SegmentSizes,
 }
 
-/// What a background thread needs to read a segment.
+/// The files and settings with which a background thread reads a segment.
 #[derive(Clone)]
 struct StreamSource {
     checkpoint: Checkpoint,
@@ -71,9 +71,10 @@ impl WeightStore for Streamed {
             return self.source.read(prefix, &mut SegmentMemory::default());
         };
         let device = &self.source.device;
-        let (weights, memory) = prefetcher.segment(prefix, true, |prefix| {
-            let (source, name, mut memory) =
-                (self.source.clone(), prefix.to_string(), self.sizes.reserve(prefix, device));
+        let prefetch_next = true;
+        let (weights, memory) = prefetcher.segment(prefix, prefetch_next, |prefix| {
+            let (source, name) = (self.source.clone(), prefix.to_string());
+            let mut memory = self.sizes.reserve(prefix, device);
             Ok(begin(device, Purpose::Weights, move || Ok((source.read(&name, &mut memory)?, memory))))
         })?;
         self.sizes.arrived(prefix, memory)?;

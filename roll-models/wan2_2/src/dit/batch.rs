@@ -67,7 +67,7 @@ impl Batch {
         if contexts[0].shape().len() != 2 || contexts[0].shape()[1] != config.text_dim {
             return Err(Error::shape("text embedding", format!("[L, {}]", config.text_dim), contexts[0].shape()));
         }
-        let image_tokens = image_tokens(inputs, config)?;
+        let image_tokens = collect_image_tokens(inputs, config)?;
         Ok(Self {
             shape,
             tokens: shape.to_tokens(&latents, Order::ChannelFirst)?,
@@ -112,7 +112,7 @@ fn concat_rows(parts: &[Tensor]) -> Result<Tensor> {
 }
 
 /// The CLIP image tokens of all inputs; `None` if the model has no image branch.
-fn image_tokens(inputs: &[VelocityInput<'_>], config: &DitConfig) -> Result<Option<Tensor>> {
+fn collect_image_tokens(inputs: &[VelocityInput<'_>], config: &DitConfig) -> Result<Option<Tensor>> {
     if config.image_dim.is_none() {
         return Ok(None);
     }

@@ -321,7 +321,7 @@ impl Dit {
         let (shared, recorded_embeddings) = vjp(&[], tape, |_, tape| embed_all(&pass, tape, &batch, &device))?;
 
         let state = NdTensor::from(own_tokens.select(to_device::<2>(&batch.tokens, &device)?));
-        let chain = chain(&pass, keeps.attention && grad.is_on());
+        let chain = chain_of_segments(&pass, keeps.attention && grad.is_on());
         let (out, record) = chain.forward(state, shared, grad, keeps.memory, trains_embeddings, trained.clone())?;
         let velocities = batch.shape.to_latents(&own_tokens.gather(to_host(out.rank::<2>()?)?)?, Order::ChannelLast)?;
 
@@ -367,9 +367,9 @@ impl Dit {
         value: impl Fn(&ParameterSpec) -> Result<Vec<f32>>,
     ) -> Result<Parameters> {
         let device = self.store.device();
-        match self.ranks.as_ref().filter(|_| self.full) {
-            Some(ranks) => Parameters::sharded(specs, value, device, ranks.clone()),
-            None => {
+        match &self.ranks {
+            Some(ranks) if self.full => Parameters::sharded(specs, value, device, ranks.clone()),
+            _ => {
                 let values = specs.iter().map(value).collect::<Result<_>>()?;
                 Ok(Parameters::new(specs, values, device))
             }
@@ -449,13 +449,13 @@ fn segment_number(name: &str) -> usize {
     if let Some(position) = BEFORE_BLOCKS.iter().position(|prefix| name.starts_with(prefix)) {
         return position;
     }
-    let block = || name.strip_prefix("blocks.")?.split('.').next()?.parse::<usize>().ok();
-    // Without a block, it is the head.
-    block().map_or(usize::MAX, |block| BEFORE_BLOCKS.len() + block)
+    let block_number = || name.strip_prefix("blocks.")?.split('.').next()?.parse::<usize>().ok();
+    // A name outside the blocks is the head's.
+    block_number().map_or(usize::MAX, |block| BEFORE_BLOCKS.len() + block)
 }
 
 /// The segments of a pass. With `keeps_attention`, each block keeps the result of its self-attention.
-fn chain(pass: &Arc<Pass>, keeps_attention: bool) -> Chain {
+fn chain_of_segments(pass: &Arc<Pass>, keeps_attention: bool) -> Chain {
     let mut segments: Vec<Arc<dyn Segment>> = vec![Arc::new(PatchEmbedding(pass.clone()))];
     for index in 0..pass.config.layers {
         segments.push(Arc::new(Block {

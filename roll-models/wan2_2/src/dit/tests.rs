@@ -120,8 +120,9 @@ fn a_row_of_modulation_for_each_timestep_has_the_bits_of_one_for_each_token() {
         });
         let shared = embed_all(&pass, &Tape::off(), &batch, &device()).unwrap();
         let tokens = to_device::<2>(&batch.tokens, &device()).unwrap();
-        let (out, _) =
-            chain(&pass, false).forward(tokens.into(), shared, Grad::Skip, Memory::Hold, false, None).unwrap();
+        let (out, _) = chain_of_segments(&pass, false)
+            .forward(tokens.into(), shared, Grad::Skip, Memory::Hold, false, None)
+            .unwrap();
         to_host(out.rank::<2>().unwrap()).unwrap()
     };
     assert_eq!(output(false).as_bytes(), output(true).as_bytes());

@@ -15,17 +15,18 @@ use super::Plan;
 const PROCESS: usize = 60 << 20;
 
 impl Plan {
-    /// The memory of a rank at its peak. Of the pullbacks of transformer and decoder, which run at different times, the
-    /// larger counts.
+    /// The memory of a rank at its peak. The pullbacks of transformer and decoder run at different times, so only the
+    /// larger one counts.
     pub fn memory(&self) -> Result<Vec<MemoryItem>> {
         let (networks, division, passes) = (self.networks(), &self.input.division, &self.input.passes);
+        // Only a GPU has a memory of its own.
         let (ranks, gpu) = (self.input.ranks(), self.input.memory.is_some());
         let mut items = vec![item("process", 0, PROCESS, "60 MiB".into())];
         if gpu {
             let formula = "CUDA's context, rewards' networks; an estimate".into();
             items.push(item("context and rewards", RESERVE, 0, formula));
         }
-        // With full training, weights count twice: as they are loaded, and as f32 parameters.
+        // In full training, weights count twice: as they are loaded, and as f32 parameters.
         items.push(self.transformer_weights());
         let vae = networks.vae_elements();
         items.push(item("VAE weights", 4 * vae, 0, format!("{vae} x 4 B")));
@@ -72,12 +73,13 @@ impl Plan {
     fn block_inputs(&self) -> MemoryItem {
         let (tokens, dim, segments) = (self.own_tokens(), self.networks().dit.dim, self.networks().dit.segments());
         let (passes, element) = (self.input.passes.held(), self.layout.products.size());
-        let inputs = |passes: usize| passes * block_input_bytes(&self.networks().dit, tokens, element);
-        // With offloading, the device holds the passes that fit, and of others, in f32, the input in use and the one in
-        // flight. On the CPU both are the same memory, and the copies are made all the same.
+        let input_bytes = |passes: usize| passes * block_input_bytes(&self.networks().dit, tokens, element);
+        // If inputs are offloaded, the device holds those of the passes that fit. It also holds, in f32, the input in
+        // use and the one in flight of the other passes. On the CPU, device and host are the same memory, and the
+        // copies are made all the same.
         let on_device = if self.layout.offload_inputs { self.video.passes_on_device.min(passes) } else { passes };
         let in_flight = if on_device < passes { 2 * 4 * tokens * dim } else { 0 };
-        let (device, host) = (inputs(on_device) + in_flight, inputs(passes - on_device));
+        let (device, host) = (input_bytes(on_device) + in_flight, input_bytes(passes - on_device));
         let formula = format!("{passes} velocities x {segments} segments x {tokens} tokens x {dim} x {element} B");
         item("block inputs", device, host, formula)
     }
@@ -176,10 +178,10 @@ impl Plan {
     /// Bytes that the decoder and its pullback hold besides weights, with this number of checkpoints.
     pub fn decoder_pullback(&self, checkpoints: usize) -> usize {
         let (vae, element) = (&self.networks().vae, self.layout.decoder.size());
-        // On the CPU, the decoder does not offload its states.
-        let offload = self.layout.offload_inputs && self.input.memory.is_some();
-        let checkpoints = if offload { RESTORED_STATES } else { checkpoints };
-        decoder_bytes(vae, self.video.tiling, self.latent_size(), element, checkpoints)
+        // The decoder offloads its states on GPUs only.
+        let on_gpu = self.input.memory.is_some();
+        let on_device = if self.layout.offload_inputs && on_gpu { RESTORED_STATES } else { checkpoints };
+        decoder_bytes(vae, self.video.tiling, self.latent_size(), element, on_device)
     }
 }
 

@@ -24,9 +24,11 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
         return Err(Error::config("model.name", problem));
     }
     let networks = find_networks(&options, input.network.as_deref(), context)?;
-    // `&[]`: the experts that adapter files are for. The plan reads no adapter.
-    let trained = options.trained_experts(networks.experts > 1, &[])?;
-    // What is trained is the same in all trained experts: the first represents them.
+    let has_dit2 = networks.experts > 1;
+    // The plan reads no adapter.
+    let with_adapter: [&str; 0] = [];
+    let trained = options.trained_experts(has_dit2, &with_adapter)?;
+    // The same parts are trained in all trained experts, so the first one represents them.
     let first_trained = trained.first().map_or("", String::as_str);
     let trainable = options.trainable(&trained, first_trained);
     let layout = Layout::of(&options, networks, Machine::planned(input))?;
@@ -49,18 +51,18 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
 
 /// The networks of the published model `network`, or of the model's files.
 fn find_networks(options: &WanOptions, network: Option<&str>, context: &BuildContext) -> Result<Networks> {
-    let known = || PublishedModel::ALL.iter().map(|n| n.name);
+    let names = || PublishedModel::ALL.iter().map(|n| n.name);
     if let Some(name) = network {
         let found = PublishedModel::ALL.iter().find(|n| n.name == name);
         return found.map(PublishedModel::networks).ok_or_else(|| Error::UnknownName {
             kind: "network",
             name: name.into(),
-            nearest: nearest(name, known()).map(Into::into),
-            known: known().collect::<Vec<_>>().join(", "),
+            nearest: nearest(name, names()).map(Into::into),
+            known: names().collect::<Vec<_>>().join(", "),
         });
     }
     if options.model_paths.is_none() && options.model_id_with_origin_paths.is_none() {
-        let known = known().collect::<Vec<_>>().join(", ");
+        let known = names().collect::<Vec<_>>().join(", ");
         return Err(Error::config("model.model_paths", format!("name files, or a published model: --network {known}")));
     }
     let files = ComponentFiles::open(options, context, &Hub::from_env())?;
@@ -70,17 +72,15 @@ fn find_networks(options: &WanOptions, network: Option<&str>, context: &BuildCon
 /// Fails, as a run would, unless tokens and heads can be sharded between the ranks.
 fn check_token_ranks(plan: &Plan) -> Result<()> {
     let found = plan.input.division.token_ranks.max(1);
-    match plan.can_shard_tokens(found) {
-        true => Ok(()),
-        false => {
-            let (tokens, heads, ranks) = (plan.tokens(), plan.networks().dit.heads, plan.input.ranks());
-            let problem = format!(
-                "expected a number that divides the {ranks} ranks of the job (`--devices`), the {tokens} tokens of a \
-                 video and the {heads} heads; with `strategy.stage: 3` only 1 or {ranks}; found {found}"
-            );
-            Err(Error::config("strategy.sequence_parallel_size", problem))
-        }
+    if plan.can_shard_tokens(found) {
+        return Ok(());
     }
+    let (tokens, heads, ranks) = (plan.tokens(), plan.networks().dit.heads, plan.input.ranks());
+    let problem = format!(
+        "expected a number that divides the {ranks} ranks of the job (`--devices`), the {tokens} tokens of a \
+         video and the {heads} heads; with `strategy.stage: 3` only 1 or {ranks}; found {found}"
+    );
+    Err(Error::config("strategy.sequence_parallel_size", problem))
 }
 
 /// Settings that would save memory and are not set yet.
@@ -121,8 +121,8 @@ fn hints(plan: &Plan) -> Vec<String> {
     let [videos_without_gradient, _] = plan.input.passes.decoded();
     let is_useful = !shards_tokens && videos_without_gradient == 0;
     if let Some(n) = (2..=ranks).find(|n| is_useful && plan.can_shard_tokens(*n)) {
-        hint(true, &format!("strategy.sequence_parallel_size={n} shards the tokens of a video between {n} ranks"));
+        hints.push(format!("strategy.sequence_parallel_size={n} shards the tokens of a video between {n} ranks"));
     }
-    hint(true, "fewer frames or pixels: data.num_frames, data.height and data.width");
+    hints.push("fewer frames or pixels: data.num_frames, data.height and data.width".to_string());
     hints
 }

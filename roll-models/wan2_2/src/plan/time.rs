@@ -12,6 +12,10 @@ const HOST_RATE: f64 = 10e9;
 /// Rates of the decoder and of its pull on a GPU, in bf16, relative to the rate of the transformer. Measured on an H200:
 /// 123 and 181 of 550 TFLOP/s (bench/results/gpu/2026-11-28-h200.md).
 const DECODER_RATES: [f64; 2] = [0.22, 0.33];
+/// Operations of a 3x3x3 convolution per position, input channel and output channel: 27 products and 27 sums.
+const CONV3D_FLOPS: f64 = 2.0 * 27.0;
+/// Operations of a 3x3 convolution per position, input channel and output channel.
+const CONV2D_FLOPS: f64 = 2.0 * 9.0;
 
 impl Plan {
     /// The phases of a step, of all samples of a rank, under the names of their metrics. Transfers overlap computation
@@ -22,7 +26,8 @@ impl Plan {
         let pixels = (input.frames * self.size().iter().product::<usize>()) as f64;
         let decode = decoder_flops(&self.networks().vae) * pixels * self.tile_overlap();
         let weights = self.layout.expert_bytes() as f64;
-        let (moved, rate) = match self.layout.placement {
+        // The bytes of weights that a pass transfers, and the rate of the transfer.
+        let (moved_per_pass, rate) = match self.layout.placement {
             Placement::Sharded => (weights * (1.0 - 1.0 / input.ranks() as f64), speed.link),
             Placement::Streamed => (weights, speed.read),
             Placement::Host => (weights, HOST_RATE),
@@ -35,7 +40,7 @@ impl Plan {
         };
         // `exchanges`: how often a pass exchanges tokens for heads and back, which does not overlap computation.
         let phase = |name, passes: f64, flops: f64, exchanges: f64| {
-            let (flops, moved) = (flops * passes, moved * passes);
+            let (flops, moved) = (flops * passes, moved_per_pass * passes);
             let exchanged = exchanges * self.all_to_all_bytes() * passes;
             let (compute, transfer) = (flops / speed.flops, moved / rate);
             let seconds = if overlaps { compute.max(transfer) } else { compute + transfer };
@@ -49,7 +54,9 @@ impl Plan {
         let [unrecorded, decoded] = input.passes.decoded();
         let [samples, velocities, recorded, references] =
             [input.samples, input.passes.forward, input.passes.pulled, input.passes.references()].map(|n| n as f64);
-        let rates = if input.memory.is_some() { DECODER_RATES } else { [1.0; 2] };
+        // Only a GPU has a memory of its own.
+        let on_gpu = input.memory.is_some();
+        let [decode_rate, decoder_pull_rate] = if on_gpu { DECODER_RATES } else { [1.0; 2] };
         let decoder = |name: &str, flops: f64, rate: f64| PhaseCost {
             name: name.into(),
             flops,
@@ -59,21 +66,18 @@ impl Plan {
         let mut phases = vec![
             phase("time/rollout", samples * velocities, forward, 1.0),
             phase("time/reference", samples * references, forward, 1.0),
-            decoder("time/decode", samples * (unrecorded + decoded) as f64 * decode, rates[0]),
+            decoder("time/decode", samples * (unrecorded + decoded) as f64 * decode, decode_rate),
             phase("time/pull", samples * recorded, pull, 2.0),
         ];
         if decoded > 0 {
             // The decoder is recomputed and then pulled back.
-            phases.push(decoder("time/pull (decoder)", samples * decoded as f64 * 2.0 * decode, rates[1]));
+            phases.push(decoder("time/pull (decoder)", samples * decoded as f64 * 2.0 * decode, decoder_pull_rate));
         }
         phases.extend(self.expert_changes(weights));
         phases
     }
 
-    /// The changes of experts that take turns on the device. Samples whose score is pulled back pass through a frozen
-    /// high-noise expert together, otherwise one by one through both. Videos that are compared with one another pass
-    /// through both together, for all samples, and each sample's update about twice again: more often where a window of
-    /// stochastic steps crosses the boundary.
+    /// The changes of experts that take turns on the device. `None` if no expert is moved as a whole.
     fn expert_changes(&self, weights: f64) -> Option<PhaseCost> {
         let rate = match (self.layout.placement, self.layout.idle) {
             (Placement::Auto | Placement::Resident, IdleExpert::Host) => HOST_RATE,
@@ -81,16 +85,22 @@ impl Plan {
             _ => return None,
         };
         let samples = self.input.samples;
+        // A round uses both experts in turn, so it has two changes.
         let rounds = match (&self.input.passes.videos, &self.trained_experts[..]) {
+            // Videos that are compared with one another. The rollouts of all samples share one round. The update of
+            // each sample takes about two (more if a window of stochastic steps crosses the boundary).
             (Some(_), _) => 1 + 2 * samples,
+            // The score is pulled back through the low-noise expert only. All samples pass through the frozen
+            // high-noise expert first.
             (None, [trained]) if trained == "dit2" => 1,
+            // The score is pulled back through the high-noise expert too. The samples pass through both one by one.
             (None, _) => samples,
         };
         let moved = 2.0 * weights * rounds as f64;
         Some(PhaseCost { name: "change of experts".into(), flops: 0.0, moved, seconds: moved / rate })
     }
 
-    /// Latent pixels of all tiles of the VAE for each one of a frame.
+    /// Latent pixels that the tiles of the VAE compute, overlaps counted again, divided by those of the frame.
     fn tile_overlap(&self) -> f64 {
         let [_, height, width] = self.latent_size();
         let tiles = |tiling: &Tiling| tiling.covered([height, width]) as f64 / (height * width).max(1) as f64;
@@ -151,10 +161,10 @@ fn decoder_flops(vae: &VaeConfig) -> f64 {
         let width = (vae.decoder_dim * vae.dim_mult[stage]) as f64;
         // The middle of the network has the size of the latents.
         let count = if stage + 1 == stages { convolutions + 4.0 } else { convolutions };
-        flops += positions * count * 54.0 * width * width;
+        flops += positions * count * CONV3D_FLOPS * width * width;
         if stage + 1 < stages {
             let from = (vae.decoder_dim * vae.dim_mult[stage + 1]) as f64;
-            flops += positions * 18.0 * from * from / 2.0;
+            flops += positions * CONV2D_FLOPS * from * from / 2.0;
             let time = if vae.temporal_downsample[stage] { 2.0 } else { 1.0 };
             positions /= 4.0 * time;
         }

@@ -76,7 +76,12 @@ impl CausalChain {
     }
 
     /// Runs a chunk without autodiff. Returns its output and the next state.
-    pub fn advance(
+    pub fn advance(&self, x: Tensor<4>, state: &ChainState) -> Result<(Tensor<4>, ChainState)> {
+        self.advance_probed(x, state, None)
+    }
+
+    /// Like [`CausalChain::advance`]; `probe` receives every layer's output.
+    pub fn advance_probed(
         &self,
         x: Tensor<4>,
         state: &ChainState,
@@ -99,7 +104,8 @@ impl CausalChain {
     ) -> Result<(Tensor<4>, ChainStateCotangent)> {
         // The output of the last layer is not needed, so the last layer does not run.
         let Some((last, others)) = self.layers.split_last() else { return Ok((cotangent, after)) };
-        let run = self.run(x, state, others.len(), RecordInputs::Yes, None)?;
+        let no_probe = None;
+        let run = self.run(x, state, others.len(), RecordInputs::Yes, no_probe)?;
         let mut inputs_of_layers = run.inputs;
         let last_caches = state.caches[state.caches.len() - last.slots()..].to_vec();
         inputs_of_layers.push(LayerInputs { x: as_dtype(run.output, last.dtype(self.dtype)), caches: last_caches });
@@ -201,14 +207,17 @@ impl CausalChain {
                     if record == RecordInputs::Yes {
                         recorded.push(LayerInputs { x: x.clone(), caches: layer_caches.to_vec() });
                     }
-                    let caches = self.restored(layer_caches)?;
-                    let (y, caches) = self.forward(layer, x, caches, state.is_first_chunk)?;
+                    let caches_before = self.restored(layer_caches)?;
+                    let (y, caches_after) = self.forward(layer, x, caches_before, state.is_first_chunk)?;
                     x = y;
-                    new_caches
-                        .extend(caches.into_iter().map(|cache| cache.map(|cache| self.layout.copy_frames(cache))));
+                    for cache in caches_after {
+                        new_caches.push(cache.map(|cache| self.layout.copy_frames(cache)));
+                    }
                 }
             }
-            if let Some(probe) = probe.as_mut().filter(|_| layer.is_probed()) {
+            if layer.is_probed()
+                && let Some(probe) = probe.as_mut()
+            {
                 probe(&layer.name, &to_host(x.clone())?);
             }
         }
@@ -237,7 +246,7 @@ impl CausalChain {
             });
             let (y, new_caches) =
                 self.forward(layer, leaves[0].rank()?, caches.collect::<Result<_>>()?, is_first_chunk)?;
-            // A cache without cotangent is no output.
+            // A cache without a cotangent is not an output of the differentiated function.
             let mut outputs = vec![NdTensor::from(y)];
             for (cache, cotangent) in new_caches.into_iter().zip(after) {
                 if let (Some(cache), Some(cotangent)) = (cache, cotangent) {
@@ -276,7 +285,7 @@ impl CausalChain {
             };
             // In the second chunk an upsampling reads zeros instead of a cache: there is no cotangent to return.
             let has_cache = matches!(inputs.caches.first(), Some(Some(_)));
-            let cache = cache.filter(|_| has_cache).map(|cache| self.layout.copy_frames(cache));
+            let cache = if has_cache { cache.map(|cache| self.layout.copy_frames(cache)) } else { None };
             let LayerKind::Activated { norm, .. } = layer.kind else { return Ok((convolved, cache)) };
             Ok((ops::channel_norm_silu_pull(inputs.x, layer.gamma(norm, context)?, convolved), cache))
         })

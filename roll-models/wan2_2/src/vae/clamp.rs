@@ -10,9 +10,9 @@ pub(super) fn clamp(values: &mut [f32], shape: &[usize]) -> Pullback {
     // word.
     let mut outside = vec![0u64; values.len().div_ceil(WORD)];
     let parts = values.par_chunks_mut(WORD).zip(&mut outside).with_min_len(WORDS_PER_TASK);
-    parts.for_each(|(values, outside)| {
-        for (i, v) in values.iter_mut().enumerate() {
-            *outside |= u64::from(v.abs() > 1.0) << i;
+    parts.for_each(|(values_of_word, word)| {
+        for (i, v) in values_of_word.iter_mut().enumerate() {
+            *word |= u64::from(v.abs() > 1.0) << i;
             *v = v.clamp(-1.0, 1.0);
         }
     });

@@ -17,13 +17,13 @@ pub fn conv(
     layout: ChunkLayout,
 ) -> Tensor<4> {
     let [out, _, kt, kh, kw] = kernel.dims();
-    // The same linear map at every position.
+    // A kernel of size 1 is the same linear map at every position.
     if [kt, kh, kw] == [1, 1, 1] && stride == [1, 1, 1] {
         return layout.pointwise(x, kernel.flatten::<2>(1, 4), bias);
     }
     let (kernel, bias) = (as_dtype(kernel, x.dtype()), as_dtype(bias, x.dtype()));
     if stride == [1, 1, 1] {
-        // The project's own operator, which has no strides.
+        // The project's own operator has no strides.
         return ops::conv3d(x, kernel, Some(bias), [0, padding[0], padding[1]]);
     }
     let [c, t, h, w] = x.dims();

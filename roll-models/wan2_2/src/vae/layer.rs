@@ -78,9 +78,9 @@ impl Layer {
         Self { name: name.into(), kind }
     }
 
-    /// The dtype of the layer's computation in a network of the dtype `network`. Latents, frames and attention (whose
-    /// products are
-    /// small) stay f32: rounding a frame to bf16 would change it by up to half a step of eight bits.
+    /// The dtype of the layer's computation in a network of the dtype `network`. Latents, frames and
+    /// attention (whose products are small) stay f32. Rounding a frame to bf16 would change it by up to half a step of
+    /// eight bits.
     pub fn dtype(&self, network: DType) -> DType {
         match self.kind {
             LayerKind::FromLatents { .. } | LayerKind::ToLatents { .. } | LayerKind::Attention { .. } => DType::F32,
@@ -297,7 +297,7 @@ impl Layer {
     }
 
     /// Upsampling. The time axis of the first chunk, a single frame, is not doubled. The second chunk has zeros before
-    /// it instead of the first chunk, as in training.
+    /// it instead of the first chunk, as in training: the first chunk leaves the cache `None`.
     fn upsample(
         &self,
         x: Tensor<4>,

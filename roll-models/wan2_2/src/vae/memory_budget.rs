@@ -1,15 +1,18 @@
 //! Chooses tiles and checkpoints of the VAE by the available memory: [`MemoryBudget`] says how much memory there is,
 //! and [`decoder_bytes`] how much the decoder and its pullback need.
+//!
+//! A *state* is the decoder's feature cache between two chunks ([`feature_cache_bytes`]). A *checkpoint* is a state
+//! that is kept for the pullback.
 
 use super::DEFAULT_CHECKPOINTS;
 use super::config::VaeConfig;
 use super::layer::{CONTEXT, LayerKind};
 use super::tiling::Tiling;
 
-/// Memory of one chunk and its pullback without checkpoints, in tenths of a state ([`feature_cache_bytes`]): this
-/// memory and a state's grow alike, with the widths and positions of the layers. Measured at 128x128 in f32 with 17
-/// frames, all of whose four states are checkpoints: 931 MiB, weights not included (example `vae_memory` of commit
-/// ac7d28a). 65 frames take 358 MiB more: two states, and the frames in host memory.
+/// Memory of one chunk and its pullback, without checkpoints, in tenths of a state: one chunk with its pullback takes
+/// 2.2 states. Both this memory and a state's are proportional to the widths and positions of the layers. Measured at
+/// 128x128 in f32 with 17 frames, all of whose four states are checkpoints: 931 MiB, weights not included (example
+/// `vae_memory` of commit ac7d28a). 65 frames take 358 MiB more: two states, and the frames in host memory.
 const CHUNK_TENTHS: usize = 22;
 /// States on the device that the recomputation from a checkpoint needs in addition to checkpoints.
 const RECOMPUTED_STATES: usize = 2;
@@ -38,18 +41,19 @@ impl MemoryBudget {
     /// smallest tiles if even they do not fit.
     pub fn tiling(&self, vae: &VaeConfig, latents: [usize; 3]) -> Option<Tiling> {
         let fits = |tiling: &Option<Tiling>| self.occupied(vae, *tiling, latents) <= self.bytes;
-        let all = std::iter::once(None).chain(TILES.into_iter().map(Some));
-        all.clone().find(fits).unwrap_or_else(|| all.last().flatten())
+        let mut largest_first = std::iter::once(None).chain(TILES.map(Some));
+        let [.., smallest] = TILES;
+        largest_first.find(fits).unwrap_or(Some(smallest))
     }
 
     /// The number of checkpoints for this tiling: `DEFAULT_CHECKPOINTS`, whose memory `occupied` includes, and as many
     /// more as fit into half of the memory that is left. The other half is a reserve for uncounted memory. The result
-    /// is at most the number of chunks (latent frames) minus one, unless `DEFAULT_CHECKPOINTS` is more.
+    /// is limited by the number of chunks (latent frames), see `limited`.
     pub fn checkpoints(&self, vae: &VaeConfig, tiling: Option<Tiling>, latents: [usize; 3]) -> usize {
-        let [t, h, w] = latents;
+        let [chunks, h, w] = latents;
         let left = self.bytes.saturating_sub(self.occupied(vae, tiling, latents));
         let more = left / 2 / feature_cache_bytes(vae, tiling, [h, w], self.element_size).max(1);
-        (DEFAULT_CHECKPOINTS + more).min(t.saturating_sub(1).max(DEFAULT_CHECKPOINTS))
+        limited(DEFAULT_CHECKPOINTS + more, chunks)
     }
 
     /// Bytes of the recorded steps, the decoder and its pullback.
@@ -60,12 +64,19 @@ impl MemoryBudget {
     }
 }
 
-/// The number of checkpoints, if they lie in host memory: as many as fit into half of the memory that is free now, but
-/// at least `DEFAULT_CHECKPOINTS`, and at most the number of chunks minus one unless `DEFAULT_CHECKPOINTS` is more. The
-/// result is `DEFAULT_CHECKPOINTS` if the system does not report its memory. `checkpoint_bytes` is the size of one.
+/// The number of checkpoints if they lie in host memory: as many as fit into half of the memory that is free now,
+/// limited by the number of chunks (see `limited`). The result is `DEFAULT_CHECKPOINTS` if the system does not report
+/// its memory. `checkpoint_bytes` is the size of one checkpoint.
 pub fn checkpoints_in_host_memory(chunks: usize, checkpoint_bytes: usize) -> usize {
     let fitting = free_host_memory().unwrap_or(0) / 2 / checkpoint_bytes.max(1);
-    fitting.clamp(DEFAULT_CHECKPOINTS, chunks.saturating_sub(1).max(DEFAULT_CHECKPOINTS))
+    limited(fitting, chunks)
+}
+
+/// Limits a number of checkpoints to the number of states, which is `chunks` minus one. The result is never below
+/// `DEFAULT_CHECKPOINTS`, even if there are fewer states.
+fn limited(checkpoints: usize, chunks: usize) -> usize {
+    let states = chunks.saturating_sub(1);
+    checkpoints.clamp(DEFAULT_CHECKPOINTS, states.max(DEFAULT_CHECKPOINTS))
 }
 
 /// Bytes of free host memory, if the system reports them.
@@ -79,8 +90,11 @@ fn free_host_memory() -> Option<usize> {
 /// Bytes of the decoder's feature cache at a chunk border, with `element_size` bytes per element, for frames or tiles
 /// of `[height, width]` latent pixels.
 pub fn feature_cache_bytes(vae: &VaeConfig, tiling: Option<Tiling>, [h, w]: [usize; 2], element_size: usize) -> usize {
-    let tile = tiling.map_or([h, w], |tiling| [tiling.size[0].min(h), tiling.size[1].min(w)]);
-    // Side of the square of positions that represents a latent pixel between the layers so far and the next layer.
+    let [tile_height, tile_width] = match tiling {
+        Some(Tiling { size: [height, width], .. }) => [height.min(h), width.min(w)],
+        None => [h, w],
+    };
+    // Side of the square of positions that represents one latent pixel in the input of the current layer.
     let mut scale = 1;
     let mut elements_per_latent = 0;
     for layer in vae.decoder_layers() {
@@ -96,22 +110,23 @@ pub fn feature_cache_bytes(vae: &VaeConfig, tiling: Option<Tiling>, [h, w]: [usi
             scale *= 2;
         }
     }
-    elements_per_latent * tile[0] * tile[1] * element_size
+    elements_per_latent * tile_height * tile_width * element_size
 }
 
 /// Bytes of the device that the decoder and its pullback need, weights not included, for latents `[T, H, W]` and
-/// `element_size` bytes per element. `checkpoints` of the states at chunk borders are on the device, or all states if
-/// there are fewer borders.
+/// `element_size` bytes per element. `checkpoints` is the number of states that are kept on the device; if there are
+/// fewer states, all are kept.
 pub fn decoder_bytes(
     vae: &VaeConfig,
     tiling: Option<Tiling>,
-    [t, h, w]: [usize; 3],
+    [chunks, h, w]: [usize; 3],
     element_size: usize,
     checkpoints: usize,
 ) -> usize {
-    let borders = t.saturating_sub(1);
-    let kept = borders.min(checkpoints);
-    let recomputed = if borders > DEFAULT_CHECKPOINTS { RECOMPUTED_STATES } else { 0 };
+    let states = chunks.saturating_sub(1);
+    let kept = states.min(checkpoints);
+    // States that are not kept are recomputed.
+    let recomputed = if states > DEFAULT_CHECKPOINTS { RECOMPUTED_STATES } else { 0 };
     let tenths = CHUNK_TENTHS + 10 * (kept + recomputed);
     feature_cache_bytes(vae, tiling, [h, w], element_size) * tenths / 10
 }

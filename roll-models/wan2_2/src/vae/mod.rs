@@ -184,13 +184,13 @@ impl Vae {
             checkpoints: chunking.checkpoints,
             offload: chunking.offload,
         };
-        pass.run(video, grad, None)
+        pass.run(video, grad)
     }
 
     /// Decodes normalised latents, f32 `[C, T, H, W]`, to frames, f32 `[T', 3, H', W']`, not clamped. The pullback
     /// returns the cotangent of the latents.
     pub fn decode(&self, latents: &Tensor, chunking: &Chunking, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
-        self.decoding(latents, chunking)?.run(latents, grad, None)
+        self.decoding(latents, chunking)?.run(latents, grad)
     }
 
     /// Like [`Vae::decode`], with frames clamped to [-1, 1]. Values that the clamp changed receive no gradient.
@@ -205,7 +205,7 @@ impl Vae {
 
     /// Like [`Vae::decode`] without gradient and tiles. `probe` receives every layer's output, chunk by chunk.
     pub fn decode_probed(&self, latents: &Tensor, probe: Probe<'_>) -> Result<Tensor> {
-        Ok(self.decoding(latents, &Chunking::default())?.run(latents, Grad::Skip, Some(probe))?.0)
+        self.decoding(latents, &Chunking::default())?.run_probed(latents, probe)
     }
 
     /// The decoder's pass over latents of this shape, not run yet.

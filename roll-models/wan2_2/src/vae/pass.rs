@@ -43,16 +43,25 @@ impl Pass {
     ///
     /// A pass with one tile stores the checkpoints for the pullback. If there are several tiles, the pullback runs each
     /// tile again, so that only one tile's states are in memory at a time.
-    pub fn run(self, input: &Tensor, grad: Grad, probe: Option<Probe<'_>>) -> Result<(Tensor, Option<Pullback>)> {
+    pub fn run(self, input: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
         let shape = self.output.shape();
-        let (values, pullback) = self.values(input, grad, probe)?;
+        let no_probe = None;
+        let (values, pullback) = self.values(input, grad, no_probe)?;
         Ok((Tensor::new(values, shape)?, pullback))
+    }
+
+    /// Like [`Pass::run`] without a gradient. `probe` receives every layer's output, chunk by chunk.
+    pub fn run_probed(self, input: &Tensor, probe: Probe<'_>) -> Result<Tensor> {
+        let shape = self.output.shape();
+        let (values, _) = self.values(input, Grad::Skip, Some(probe))?;
+        Tensor::new(values, shape)
     }
 
     /// Like [`Pass::run`], with an output clamped to [-1, 1]. Values that the clamp changed receive no gradient.
     pub fn run_clamped(self, input: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
         let shape = self.output.shape();
-        let (mut values, pullback) = self.values(input, grad, None)?;
+        let no_probe = None;
+        let (mut values, pullback) = self.values(input, grad, no_probe)?;
         let clamp_pullback = clamp(&mut values, &shape);
         let pullback =
             pullback.map(|pullback| Pullback::new(move |cotangent| pullback.pull(&clamp_pullback.pull(cotangent)?)));
@@ -79,7 +88,7 @@ impl Pass {
                     Some(probe) => Some(&mut **probe),
                     None => None,
                 };
-                let (y, next) = self.chain.advance(x, &state, probe)?;
+                let (y, next) = self.chain.advance_probed(x, &state, probe)?;
                 state = next;
                 output.add(window(&tile.output, chunk, self.output_chunk), y, tile.blend.as_deref())?;
             }
@@ -133,7 +142,7 @@ impl Pass {
             if position > 0 {
                 let chunk = position - 1;
                 let x = input.read(chunk, &window(&tile.input, chunk, self.input_chunk), None);
-                state = self.chain.advance(x, &state, None)?.1;
+                state = self.chain.advance(x, &state)?.1;
             }
             if positions.contains(&position) {
                 self.checkpoint(&mut checkpoints, position, &state)?;
@@ -212,7 +221,7 @@ impl Reversible for TilePull<'_, '_> {
 
     fn advance(&mut self, step: usize, state: &ChainState) -> Result<ChainState> {
         let x = self.input_of(step);
-        Ok(self.pass.chain.advance(x, state, None)?.1)
+        Ok(self.pass.chain.advance(x, state)?.1)
     }
 
     fn pull(&mut self, step: usize, state: &ChainState) -> Result<()> {

@@ -40,15 +40,20 @@ impl Vae {
         self.run_stills(&self.decoder, latents)
     }
 
-    /// Runs videos of one frame each, `[C, N, H, W]`. Frames of a first chunk are independent of one another, except in
-    /// the shortcuts of the Wan2.2 VAE; there, each frame passes alone.
+    /// Runs videos of one frame each, `[C, N, H, W]`. The frames of a first chunk are independent of one another,
+    /// because its convolutions apply only the tap of the newest frame (see `Layer::convolve`). The shortcuts of the
+    /// Wan2.2 VAE take the frames for consecutive ones of a video; there, each frame passes alone.
     fn run_stills(&self, chain: &CausalChain, x: Burn<4>) -> Result<Burn<4>> {
         let frames_per_pass = match self.config.version {
             VaeVersion::V2_1 => x.dims()[1],
             VaeVersion::V2_2 => 1,
         };
-        let stills = x.split(frames_per_pass, 1).into_iter();
-        let results = stills.map(|x| Ok(chain.advance(x, &chain.start(), None)?.0)).collect::<Result<_>>()?;
+        let start = chain.start();
+        let mut results = Vec::new();
+        for stills in x.split(frames_per_pass, 1) {
+            let (y, _) = chain.advance(stills, &start)?;
+            results.push(y);
+        }
         Ok(Burn::cat(results, 1))
     }
 
@@ -70,7 +75,7 @@ fn run(chain: &CausalChain, x: Burn<4>, chunks: usize, frames_per_chunk: usize) 
     let mut results = Vec::with_capacity(chunks);
     for chunk in 0..chunks {
         let frames = chunk_frames(chunk, frames_per_chunk);
-        let (y, next) = chain.advance(x.clone().narrow(1, frames.start, frames.len()), &state, None)?;
+        let (y, next) = chain.advance(x.clone().narrow(1, frames.start, frames.len()), &state)?;
         results.push(y);
         state = next;
     }

@@ -47,7 +47,7 @@ struct Split {
 }
 
 impl Split {
-    /// For a range of at most one step: nothing is recomputed.
+    /// The split of a range of at most one step, in which nothing is recomputed.
     const NONE: Self = Self { cost: 0, at: 0 };
 }
 

@@ -47,8 +47,8 @@ impl Tiling {
         tiling.check()?;
         // An axis that one tile covers has no borders to blend, so the tile can be cut to the axis.
         let size = [0, 1].map(|axis| tiling.size[axis].min(extent[axis]));
-        let rows = cuts(extent[0], size[0], tiling.stride[0]);
-        let columns = cuts(extent[1], size[1], tiling.stride[1]);
+        let rows = intervals(extent[0], size[0], tiling.stride[0]);
+        let columns = intervals(extent[1], size[1], tiling.stride[1]);
         if rows.len() * columns.len() == 1 {
             return Ok(vec![whole]);
         }
@@ -87,7 +87,7 @@ impl Tiling {
     /// Number of latent pixels in all tiles of a plane of `extent`. A pixel counts once per tile that contains it.
     pub fn covered(&self, extent: [usize; 2]) -> usize {
         let [rows, columns] = [0, 1].map(|axis| {
-            let cuts = cuts(extent[axis], self.size[axis].min(extent[axis]), self.stride[axis].max(1));
+            let cuts = intervals(extent[axis], self.size[axis].min(extent[axis]), self.stride[axis].max(1));
             cuts.iter().map(Range::len).sum::<usize>()
         });
         rows * columns
@@ -108,7 +108,7 @@ impl Tiling {
 }
 
 /// Cuts one axis into intervals of at most `size`, whose starts are `stride` apart, until the end is covered.
-fn cuts(extent: usize, size: usize, stride: usize) -> Vec<Range<usize>> {
+fn intervals(extent: usize, size: usize, stride: usize) -> Vec<Range<usize>> {
     let mut cuts: Vec<_> = std::iter::once(0..size.min(extent)).collect();
     while let Some(last) = cuts.last().filter(|last| last.start + size < extent) {
         let start = last.start + stride;

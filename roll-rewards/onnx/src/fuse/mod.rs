@@ -42,7 +42,8 @@ pub(super) fn fuse(graph: Graph, device: &Device) -> Graph {
 /// A chain of nodes, and the node that replaces it.
 type Fusion = (Vec<usize>, Node);
 
-/// Replaces the chains that `fusion_at` recognises at each node. Chains with a common node: only the first is replaced.
+/// Replaces the chains that `fusion_at` recognises at each node. If chains have a common node, only the first one is
+/// replaced.
 fn fuse_chains(graph: Graph, fusion_at: fn(&GraphIndex, usize) -> Option<Fusion>) -> Graph {
     let uses = GraphIndex::of(&graph);
     let mut replacements = Replacements::none(&graph);
@@ -69,8 +70,8 @@ impl Replacements {
         Self { removed: vec![false; count], inserted: (0..count).map(|_| None).collect() }
     }
 
-    /// Replaces `nodes` by `node`, at the position of the last of `nodes`: earlier, an input of `node` might not be
-    /// computed yet.
+    /// Replaces `nodes` by `node`, at the position of the last of `nodes`. At an earlier position, an input of `node`
+    /// might not be computed yet.
     fn replace(&mut self, nodes: &[usize], node: Node) {
         nodes.iter().for_each(|&i| self.removed[i] = true);
         if let Some(last) = nodes.iter().max() {

@@ -83,7 +83,8 @@ impl Operator for Cast {
     }
 
     fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
-        only_first_batched(inputs).filter(|_| self.to == CastTarget::Float)
+        let rank = only_first_batched(inputs)?;
+        (self.to == CastTarget::Float).then_some(rank)
     }
 }
 

@@ -33,7 +33,7 @@ pub(super) fn conv(spec: &mut OperatorSpec) -> Built {
 }
 
 /// The bias, input 2; `None` if it is left out. Fails unless it has `expected` elements.
-fn bias(inputs: &[Option<&Value>], expected: usize) -> Result<Option<Tensor<1>>, Problem> {
+fn bias_input(inputs: &[Option<&Value>], expected: usize) -> Result<Option<Tensor<1>>, Problem> {
     let Some(value) = inputs.get(2).copied().flatten() else { return Ok(None) };
     let bias = value.float()?.rank::<1>()?;
     if bias.dims() != [expected] {
@@ -46,7 +46,7 @@ impl Operator for Conv {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let (x, weight) = (input(inputs, 0)?.float()?, input(inputs, 1)?.float()?);
         let ConvPlacement { pads, .. } = self.placement(x.shape(), weight.shape())?;
-        let bias = bias(inputs, weight.shape()[0])?;
+        let bias = bias_input(inputs, weight.shape()[0])?;
         let Window { stride, dilation, .. } = &self.window;
         let y = match (pads.as_slice(), stride.as_slice(), dilation.as_slice()) {
             // Three spatial axes.
@@ -155,7 +155,7 @@ impl Operator for ConvTranspose {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = input(inputs, 0)?.float()?;
         let weight = as_nchw(input(inputs, 1)?.float()?)?;
-        let bias = bias(inputs, weight.dims()[1].saturating_mul(self.groups))?;
+        let bias = bias_input(inputs, weight.dims()[1].saturating_mul(self.groups))?;
         let x_nchw = as_nchw(x)?;
         let ([n, c, ..], [c_in, per_group, ..]) = (x_nchw.dims(), weight.dims());
         if c != c_in || c % self.groups != 0 || x.shape().len() != self.window.kernel.len() + 2 {

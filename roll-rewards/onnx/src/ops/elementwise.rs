@@ -51,7 +51,8 @@ enum Unary {
 }
 
 pub(super) fn unary(spec: &mut OperatorSpec) -> Built {
-    spec.arity(1..=if spec.operator == "Clip" { 3 } else { 1 }, 1)?;
+    let max_inputs = if spec.operator == "Clip" { 3 } else { 1 };
+    spec.arity(1..=max_inputs, 1)?;
     let attributes = &mut spec.attributes;
     let unary = match spec.operator {
         "LeakyRelu" => Unary::LeakyRelu(attributes.float("alpha")?.unwrap_or(0.01)),
@@ -382,7 +383,8 @@ fn prelu(x: &NdTensor, slope: &NdTensor) -> Result<NdTensor, Problem> {
     let (rank, count) = (x.shape().len(), elements(slope.shape())?);
     // The first axis of x along which slopes differ.
     let axis = slope.shape().iter().position(|&d| d != 1).map(|i| i + rank - slope.shape().len());
-    if rank >= 2 && (axis == Some(1) && count == x.shape()[1] || axis.is_none()) {
+    let is_one_slope = axis.is_none();
+    if rank >= 2 && (is_one_slope || axis == Some(1) && count == x.shape()[1]) {
         let inner: usize = x.shape()[2..].iter().product();
         let x_ncl = x.flat().clone().reshape([x.shape()[0], x.shape()[1], inner]);
         let y = activation::prelu(x_ncl, slope.flat().clone());

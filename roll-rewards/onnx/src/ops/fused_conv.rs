@@ -89,7 +89,7 @@ impl Operator for FusedConv {
         let y = if added.shape() == shape {
             from_nchw(self.conv2d.apply(x_nchw, Some(as_nchw(added)?), pads), x)?
         } else {
-            // The added value broadcasts to the result of the convolution, or the result to the added value.
+            // The shapes differ: one value is broadcast to the other's shape, which the backend's epilogue cannot do.
             let convolved = from_nchw(self.conv2d.without_epilogue().apply(x_nchw, None, pads), x)?;
             let sum = broadcast::apply(&convolved, added, |convolved, added| convolved + added)?;
             apply_epilogue(self.epilogue, self.slopes.as_ref(), &sum)?
@@ -99,7 +99,9 @@ impl Operator for FusedConv {
 
     fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
         let rank = inputs.first()?.batched()?;
-        // The added value is never a constant: a constant would be part of the bias or not be fused.
-        inputs.iter().all(|i| i.batched() == Some(rank)).then_some(rank)
+        // The added value must have a batch of its own, with as many axes: then each item gets its own. (It is never a
+        // constant: fusion folds a constant into the bias or leaves the sum a node.)
+        let all_have_the_batch = inputs.iter().all(|input| input.batched() == Some(rank));
+        all_have_the_batch.then_some(rank)
     }
 }

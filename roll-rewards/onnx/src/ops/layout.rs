@@ -177,8 +177,9 @@ impl SliceRange {
             1.. => (start.clamp(0, n)..end.clamp(0, n)).step_by(self.step as usize).map(|i| i as usize).collect(),
             // Downwards from `start` to `end`, exclusive. An end before the axis selects everything down to index 0.
             ..=-1 => {
-                let (start, end) = (start.clamp(-1, n - 1), if self.end < -n { -1 } else { end.clamp(-1, n - 1) });
-                (end + 1..=start).rev().step_by(self.step.unsigned_abs() as usize).map(|i| i as usize).collect()
+                let first = start.clamp(-1, n - 1);
+                let end = if self.end < -n { -1 } else { end.clamp(-1, n - 1) };
+                (end + 1..=first).rev().step_by(self.step.unsigned_abs() as usize).map(|i| i as usize).collect()
             }
             0 => return Err("`steps` should not be 0".into()),
         };

@@ -50,8 +50,8 @@ impl Operator for MatMul {
         let batch_count = elements(&batch)?;
         let flat = if b_count == 1 {
             // One matrix on the right: the rows of all matrices on the left are one matrix.
-            let a = a.flat().clone().reshape([a_count * m, *k]);
-            product(a, b.flat().clone().reshape([*k, *n])).reshape([count])
+            let a_rows = a.flat().clone().reshape([a_count * m, *k]);
+            product(a_rows, b.flat().clone().reshape([*k, *n])).reshape([count])
         } else {
             // Whether the tensor library's product broadcasts these batches by itself.
             let library_broadcasts = b_count == batch_count && (a_count == batch_count || a_count == 1);
@@ -65,8 +65,8 @@ impl Operator for MatMul {
                 let repeated = broadcast::expand(&x, &[batch.as_slice(), &matrix_shape].concat())?;
                 Ok::<Tensor<3>, Problem>(repeated.flat().clone().reshape([batch_count, rows, columns]))
             };
-            let a = matrices(a, a_batch, a_count, [*m, *k])?;
-            a.matmul(matrices(b, b_batch, b_count, [*k, *n])?).reshape([count])
+            let a_matrices = matrices(a, a_batch, a_count, [*m, *k])?;
+            a_matrices.matmul(matrices(b, b_batch, b_count, [*k, *n])?).reshape([count])
         };
         Ok(vec![Value::Float(NdTensor::from_flat(flat, shape))])
     }

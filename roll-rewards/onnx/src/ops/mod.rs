@@ -181,5 +181,6 @@ fn input<'v>(inputs: &[Option<&'v Value>], index: usize) -> Result<&'v Value, Pr
 /// The rank of input 0, if it is batched and every other input is constant.
 fn only_first_batched(inputs: &[BatchInput]) -> Option<usize> {
     let (first, rest) = inputs.split_first()?;
-    first.batched().filter(|_| rest.iter().all(|i| i.is_constant()))
+    let others_are_constant = rest.iter().all(|i| i.is_constant());
+    if others_are_constant { first.batched() } else { None }
 }

@@ -77,7 +77,7 @@ pub(super) fn max_pool(spec: &mut OperatorSpec) -> Built {
     if spec.attributes.flag("storage_order")? {
         return Err("`storage_order` 1 is not run here".into());
     }
-    Ok(Box::new(MaxPool(window(spec)?)))
+    Ok(Box::new(MaxPool(read_window(spec)?)))
 }
 
 /// The spatial axes of `[N, C, ...]`.
@@ -86,7 +86,7 @@ fn spatial(x: &NdTensor) -> Result<&[usize], Problem> {
 }
 
 /// Reads the window of a pooling operator.
-fn window(spec: &mut OperatorSpec) -> Result<Window, Problem> {
+fn read_window(spec: &mut OperatorSpec) -> Result<Window, Problem> {
     let ceil = spec.attributes.flag("ceil_mode")?;
     Ok(Window { ceil, ..Window::build(spec, None)? })
 }
@@ -132,7 +132,7 @@ struct AveragePool {
 pub(super) fn average_pool(spec: &mut OperatorSpec) -> Built {
     spec.arity(1..=1, 1)?;
     let count_padding = spec.attributes.flag("count_include_pad")?;
-    let window = window(spec)?;
+    let window = read_window(spec)?;
     if window.dilation.iter().any(|d| *d != 1) {
         return Err("an average over dilated windows is not run here".into());
     }
@@ -201,6 +201,7 @@ impl AveragePool {
 /// The mean or maximum over all spatial axes.
 #[derive(Debug)]
 struct Global {
+    /// Whether the maximum is computed instead of the mean.
     max: bool,
 }
 

@@ -99,7 +99,9 @@ impl Operator for Reduce {
     fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
         let rank = only_first_batched(inputs)?;
         let axes = self.axes(rank).ok()?;
-        (!axes.contains(&0)).then_some(if self.keep_axes { rank } else { rank.checked_sub(axes.len())? })
+        let result_rank = if self.keep_axes { rank } else { rank.checked_sub(axes.len())? };
+        let keeps_batch = !axes.contains(&0);
+        keeps_batch.then_some(result_rank)
     }
 }
 

@@ -78,7 +78,7 @@ pub(super) fn resize(spec: &mut OperatorSpec) -> Built {
         "asymmetric" => Coordinates::Asymmetric,
         other => return Err(format!("`coordinate_transformation_mode` {other} is not run here").into()),
     };
-    let interpolation = interpolation(&mode, &nearest, cubic)?;
+    let interpolation = parse_interpolation(&mode, &nearest, cubic)?;
     let has_sizes = !before_opset_11 && spec.has(3);
     let scales = match spec.attributes.floats("scales")? {
         Some(scales) => Some(scales),
@@ -94,7 +94,7 @@ pub(super) fn resize(spec: &mut OperatorSpec) -> Built {
 }
 
 /// Reads the attributes `mode` and `nearest_mode`. `cubic` is `None` in operator sets without the mode cubic.
-fn interpolation(mode: &str, nearest: &str, cubic: Option<CubicKernel>) -> Result<Interpolation, Problem> {
+fn parse_interpolation(mode: &str, nearest: &str, cubic: Option<CubicKernel>) -> Result<Interpolation, Problem> {
     Ok(match (mode, nearest, cubic) {
         ("linear" | "bilinear", ..) => Interpolation::Linear,
         ("nearest", "round_prefer_floor", _) => Interpolation::Nearest(Nearest::RoundPreferFloor),
@@ -213,7 +213,7 @@ fn linear_taps(source: f64, length: usize) -> [Tap; 2] {
 struct CubicKernel {
     /// The kernel's parameter, `cubic_coeff_a`.
     a: f64,
-    /// Gives elements outside the input no weight; otherwise they equal the element at the border.
+    /// Whether elements outside the input have no weight. Otherwise they equal the element at the border.
     exclude_outside: bool,
 }
 

@@ -123,7 +123,10 @@ impl Operator for Flatten {
     }
 
     fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
-        only_first_batched(inputs).filter(|&rank| axis(self.axis, rank) == Ok(1)).map(|_| 2)
+        let rank = only_first_batched(inputs)?;
+        // The rows of the result must be the items.
+        let cuts_after_batch = axis(self.axis, rank) == Ok(1);
+        cuts_after_batch.then_some(2)
     }
 }
 

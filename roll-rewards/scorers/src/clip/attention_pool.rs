@@ -6,7 +6,7 @@ use roll_backends::{NdTensor, Segment, Tape, Weights};
 use roll_core::Result;
 
 use super::files::Tensors;
-use super::tower::{Head, TowerDims, activated, norm, pair, scope};
+use super::tower::{Head, TowerDims, activated, frozen_scope, norm, pair};
 
 /// Maps `[N * tokens, width]` to embeddings `[N, width]` or to the output of a head: attention, then a feed-forward
 /// layer with a residual connection (`SiglipMultiheadAttentionPoolingHead` of `transformers`).
@@ -48,7 +48,7 @@ impl AttentionPool {
 impl Segment for AttentionPool {
     fn forward(&self, state: &NdTensor, _: &[NdTensor], tape: &Tape) -> Result<NdTensor> {
         let TowerDims { width, heads, activation, eps, .. } = self.dims;
-        let scope = scope(&self.weights, tape);
+        let scope = frozen_scope(&self.weights, tape);
         let full_name = |name: &str| format!("{NAME}.{name}");
         let x = norm(&scope, state.rank::<2>()?, POST_NORM, eps)?;
         let items = x.dims()[0] / self.tokens;

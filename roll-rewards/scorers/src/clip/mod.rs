@@ -158,13 +158,17 @@ impl VisionTower {
 impl RowNetwork for VisionTower {
     fn rows(&self, input: Tensor) -> Result<Tensor> {
         let input = to_device_nd(&input, &self.device)?;
-        to_host_nd(&self.chain.forward(input, vec![], Grad::Skip, Memory::Recompute, false, None)?.0)
+        let (shared, tracks_shared, parameters) = (vec![], false, None);
+        let (rows, _) = self.chain.forward(input, shared, Grad::Skip, Memory::Recompute, tracks_shared, parameters)?;
+        to_host_nd(&rows)
     }
 
     fn rows_vjp(&self, input: Tensor) -> Result<(Tensor, RowsPull)> {
         let device = self.device.clone();
         let input = to_device_nd(&input, &device)?;
-        let (rows, record) = self.chain.forward(input, vec![], Grad::Record, Memory::Recompute, false, None)?;
+        let (shared, tracks_shared, parameters) = (vec![], false, None);
+        let (rows, record) =
+            self.chain.forward(input, shared, Grad::Record, Memory::Recompute, tracks_shared, parameters)?;
         let record = record.ok_or_else(|| Error::Misuse("a recorded chain gave no record".into()))?;
         let pull = move |cotangent: Tensor| to_host_nd(&record.pull(to_device_nd(&cotangent, &device)?)?.0);
         Ok((to_host_nd(&rows)?, Box::new(pull)))
@@ -224,7 +228,8 @@ impl ClipReward {
         };
         let mut input = config::input(directory, model.family, model.vision_config.image_size)?;
         if let Some(fit) = config.fit {
-            input = Input { fit, shorter_side: input.shorter_side.filter(|_| fit == Fit::Crop), ..input };
+            let shorter_side = if fit == Fit::Crop { input.shorter_side } else { None };
+            input = Input { fit, shorter_side, ..input };
         }
         let mut files = vec![directory.join("config.json")];
         files.extend(config::preprocessing(directory));

@@ -14,7 +14,7 @@ use tokenizers::{Tokenizer, TruncationParams};
 
 use super::config::{Family, ModelConfig, TextConfig};
 use super::files::{Tensors, json};
-use super::tower::{Layer, TowerDims, norm, pair, scope};
+use super::tower::{Layer, TowerDims, frozen_scope, norm, pair};
 
 /// Encodes texts as embeddings.
 pub struct TextTower {
@@ -61,11 +61,13 @@ impl TextTower {
             eps: config.layer_norm_eps,
             causal: family == Family::Clip,
         };
-        let layer = |i| Layer::load(tensors, format!("text_model.encoder.layers.{i}"), dims, 1, device);
-        let (tokenizer, growth) = tokenizer(&directory.join("tokenizer.json"), config.max_position_embeddings)?;
+        // Texts differ in length: `Layer::run` receives the number of tokens of each.
+        let tokens_per_item = 1;
+        let layer = |i| Layer::load(tensors, format!("text_model.encoder.layers.{i}"), dims, tokens_per_item, device);
+        let (tokenizer, growth) = open_tokenizer(&directory.join("tokenizer.json"), config.max_position_embeddings)?;
         let padding = match family {
             Family::Clip => None,
-            Family::Siglip => Some(padding(&tokenizer, directory, &config)?),
+            Family::Siglip => Some(padding_token(&tokenizer, directory, &config)?),
         };
         Ok(Self {
             tokenizer: Arc::new(tokenizer),
@@ -85,7 +87,8 @@ impl TextTower {
         let failed = |problem: String| Error::Unsupported(format!("cannot tokenize a text: {problem}"));
         self.growth.check(text).map_err(failed)?;
         let (tokenizer, text) = (Arc::clone(&self.tokenizer), text.to_string());
-        let encoding = contain(LIMIT, move || tokenizer.encode(text, true)).map_err(failed)?;
+        let add_special_tokens = true;
+        let encoding = contain(LIMIT, move || tokenizer.encode(text, add_special_tokens)).map_err(failed)?;
         let mut ids = encoding.map_err(|e| failed(e.to_string()))?.get_ids().to_vec();
         if let Some(padding) = self.padding {
             ids.resize(self.config.max_position_embeddings, padding);
@@ -105,7 +108,7 @@ impl TextTower {
             ids.truncate(self.end(&ids)? + 1);
         }
         let (tokens, tape) = (ids.len(), Tape::off());
-        let scope = scope(&self.weights, &tape);
+        let scope = frozen_scope(&self.weights, &tape);
         let indices = TensorData::new(ids.iter().map(|id| *id as i32).collect::<Vec<_>>(), [tokens]);
         let indices = Burn::<1, Int>::from_data(indices, &self.device);
         let words = scope.weight::<2>("text_model.embeddings.token_embedding.weight")?.select(0, indices);
@@ -139,7 +142,7 @@ impl TextTower {
 }
 
 /// The padding token: `pad_token` of `tokenizer_config.json`, or `pad_token_id` of `config.json`.
-fn padding(tokenizer: &Tokenizer, directory: &Path, config: &TextConfig) -> Result<u32> {
+fn padding_token(tokenizer: &Tokenizer, directory: &Path, config: &TextConfig) -> Result<u32> {
     let path = directory.join("tokenizer_config.json");
     let written: Json = if path.exists() { json(&path)? } else { Json::Null };
     let token = &written["pad_token"];
@@ -152,7 +155,7 @@ fn padding(tokenizer: &Tokenizer, directory: &Path, config: &TextConfig) -> Resu
 }
 
 /// Reads `tokenizer.json`. The tokenizer cuts texts to `positions` tokens and does not pad them.
-fn tokenizer(path: &Path, positions: usize) -> Result<(Tokenizer, Growth)> {
+fn open_tokenizer(path: &Path, positions: usize) -> Result<(Tokenizer, Growth)> {
     let bytes = files::read_filled(path, files::MAX_TEXT).map_err(Error::file("read", path))?;
     let invalid = |problem: String| Error::bad_file(path, format!("no tokenizer.json: {problem}"));
     let growth = Growth::of(&bytes).map_err(invalid)?;

@@ -54,7 +54,7 @@ impl Layer {
     /// Computes the layer's output for `x`, `[items * tokens, width]`. Tokens attend to tokens of their own item.
     pub fn run(&self, x: Burn<2>, tokens: usize, tape: &Tape) -> Result<Burn<2>> {
         let TowerDims { heads, causal, eps, .. } = self.dims;
-        let scope = scope(&self.weights, tape);
+        let scope = frozen_scope(&self.weights, tape);
         let full_name = |name: &str| format!("{}.{name}", self.name);
         let normed = norm(&scope, x.clone(), &full_name("layer_norm1"), eps)?;
         let project = |projection: &str| scope.linear(normed.clone(), &full_name(&format!("self_attn.{projection}")));
@@ -134,7 +134,7 @@ impl Embed {
 impl Segment for Embed {
     fn forward(&self, state: &NdTensor, _: &[NdTensor], tape: &Tape) -> Result<NdTensor> {
         let (g, p, width) = (self.grid, self.patch, self.width);
-        let scope = scope(&self.weights, tape);
+        let scope = frozen_scope(&self.weights, tape);
         let pixels = state.rank::<4>()?;
         let [items, ..] = pixels.dims();
         if pixels.dims() != [items, 3, g * p, g * p] {
@@ -184,7 +184,7 @@ impl Pool {
 
 impl Segment for Pool {
     fn forward(&self, state: &NdTensor, _: &[NdTensor], tape: &Tape) -> Result<NdTensor> {
-        let scope = scope(&self.weights, tape);
+        let scope = frozen_scope(&self.weights, tape);
         let x = state.rank::<2>()?;
         let [rows, width] = x.dims();
         let items = rows / self.tokens;
@@ -243,7 +243,7 @@ pub fn pair(name: &str, shape: &[usize]) -> [(String, Vec<usize>); 2] {
 }
 
 /// A scope over frozen f32 weights.
-pub fn scope<'a>(weights: &'a Weights, tape: &'a Tape) -> Scope<'a> {
+pub fn frozen_scope<'a>(weights: &'a Weights, tape: &'a Tape) -> Scope<'a> {
     Scope { weights, trainable: None, lora_scale: 1.0, tape, products: DType::F32, fp8: false }
 }
 

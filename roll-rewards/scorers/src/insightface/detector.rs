@@ -43,7 +43,7 @@ impl Detector {
     pub fn new(network: Network, config: &IdentityConfig, device: &Device) -> Result<Self> {
         let side = config.det_size;
         let model = network.model();
-        let kind = kind(model)?;
+        let kind = recognise(model)?;
         let shape = &model.inputs()[0].shape;
         match shape[..] {
             [_, Some(3) | None, h, w] if [h, w].into_iter().all(|d| d.is_none_or(|d| d == side)) => {}
@@ -140,7 +140,7 @@ fn row(output: &Tensor, item: usize, items: usize) -> Result<&[f32]> {
 }
 
 /// Recognises a detection network by its outputs: YuNet's by their names, SCRFD's by their number.
-fn kind(model: &Model) -> Result<Kind> {
+fn recognise(model: &Model) -> Result<Kind> {
     let outputs = model.outputs();
     let find_output = |part: &str, stride: usize| outputs.iter().position(|o| o.name == format!("{part}_{stride}"));
     let yunet = scrfd::STRIDES.map(|stride| ["cls", "obj", "bbox", "kps"].map(|part| find_output(part, stride)));

@@ -93,6 +93,7 @@ impl RewardScorer for IdentityReward {
 
     fn prepare(&mut self, reference: &Video) -> Result<Target> {
         let [count, ..] = reference.dims();
+        // The first frame of a clip does not count; a picture is one frame.
         let first = usize::from(count > 1);
         // The gradient of the score depends on the reference's embeddings.
         let faces = self.faces(reference, first, Grad::Record)?;
@@ -106,12 +107,12 @@ impl RewardScorer for IdentityReward {
         }
         let (mut values, mut width) = (vec![], 0);
         for batch in faces.chunks(self.config.frames_per_batch) {
-            let embeddings = self.networks.embedder().embed(crops(reference, batch), Grad::Record)?;
+            let embeddings = self.networks.embedder().embed(crop_pixels(reference, batch), Grad::Record)?;
             width = embeddings.width;
             values.extend(embeddings.values);
         }
         let references = Tensor::new(values, [faces.len(), width])?;
-        let positions = positions(&faces, reference)?;
+        let positions = positions_tensor(&faces, reference)?;
         Ok(Target::of(BTreeMap::from([(REFERENCES.to_string(), references), (POSITIONS.to_string(), positions)])))
     }
 
@@ -149,7 +150,7 @@ impl RewardScorer for IdentityReward {
         for batch in faces.chunks(self.config.frames_per_batch) {
             // Weight of the batch's mean in the mean over all faces.
             let share = batch.len() as f64 / faces.len() as f64;
-            let crops = crops(video, batch);
+            let crops = crop_pixels(video, batch);
             if grad.is_on() {
                 let (embeddings, pull) = self.networks.embedder().vjp(crops)?;
                 let mut batch_score = pooled(&embeddings, references)?;
@@ -194,7 +195,7 @@ impl RewardScorer for IdentityReward {
 }
 
 /// Computes the tensor [`POSITIONS`].
-fn positions(faces: &[FrameFace], reference: &Video) -> Result<Tensor> {
+fn positions_tensor(faces: &[FrameFace], reference: &Video) -> Result<Tensor> {
     let [_, height, width] = reference.dims();
     let row = |face: &FrameFace| {
         let fractions = face.face.landmarks.into_iter().flat_map(|[x, y]| [x / width as f32, y / height as f32]);
@@ -203,8 +204,8 @@ fn positions(faces: &[FrameFace], reference: &Video) -> Result<Tensor> {
     Tensor::new(faces.iter().flat_map(row).collect(), [faces.len(), 11])
 }
 
-/// The crops of `faces`, `[N, 3, 112, 112]`.
-fn crops(video: &Video, faces: &[FrameFace]) -> Vec<f32> {
+/// The pixels of the crops of `faces`, `[N, 3, 112, 112]`.
+fn crop_pixels(video: &Video, faces: &[FrameFace]) -> Vec<f32> {
     let crops: Vec<Vec<f32>> = faces.par_iter().map(|face| face.crop.forward(video.frame(face.frame))).collect();
     crops.concat()
 }

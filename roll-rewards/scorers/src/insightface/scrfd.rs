@@ -45,12 +45,12 @@ pub fn decode(level: Level<'_>, side: usize, threshold: f32) -> Result<Vec<Face>
             let position = anchor / ANCHORS;
             let (x, y) = ((position % columns * stride) as f32, (position / columns * stride) as f32);
             let s = stride as f32;
-            let d = &boxes[4 * anchor..4 * anchor + 4];
-            let k = &landmarks[10 * anchor..10 * anchor + 10];
+            let distances = &boxes[4 * anchor..4 * anchor + 4];
+            let offsets = &landmarks[10 * anchor..10 * anchor + 10];
             Face {
-                bounds: [x - d[0] * s, y - d[1] * s, x + d[2] * s, y + d[3] * s],
+                bounds: [x - distances[0] * s, y - distances[1] * s, x + distances[2] * s, y + distances[3] * s],
                 score,
-                landmarks: std::array::from_fn(|i| [x + k[2 * i] * s, y + k[2 * i + 1] * s]),
+                landmarks: std::array::from_fn(|i| [x + offsets[2 * i] * s, y + offsets[2 * i + 1] * s]),
             }
         })
         .collect())

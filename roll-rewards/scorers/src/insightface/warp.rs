@@ -33,8 +33,8 @@ impl Warp {
         );
         let mut out = vec![0.0; planes.len() / size * out_size];
         self.each(|at, taps| {
-            for (plane, out) in planes.chunks_exact(size).zip(out.chunks_exact_mut(out_size)) {
-                out[at] = taps.iter().map(|&(offset, weight)| plane[offset] * weight).sum();
+            for (plane, out_plane) in planes.chunks_exact(size).zip(out.chunks_exact_mut(out_size)) {
+                out_plane[at] = taps.iter().map(|&(offset, weight)| plane[offset] * weight).sum();
             }
         });
         out
@@ -51,9 +51,10 @@ impl Warp {
         }
         assert_eq!(cotangent.len() / out_size, gradient.len() / size, "the same number of planes");
         self.each(|at, taps| {
-            for (gradient, cotangent) in gradient.chunks_exact_mut(size).zip(cotangent.chunks_exact(out_size)) {
+            let planes = gradient.chunks_exact_mut(size).zip(cotangent.chunks_exact(out_size));
+            for (gradient_plane, cotangent_plane) in planes {
                 for &(offset, weight) in taps {
-                    gradient[offset] += cotangent[at] * weight;
+                    gradient_plane[offset] += cotangent_plane[at] * weight;
                 }
             }
         });

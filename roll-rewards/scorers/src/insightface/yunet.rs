@@ -43,13 +43,14 @@ pub fn decode(level: Level<'_>, side: usize, threshold: f32) -> Result<Vec<Face>
     Ok(above
         .map(|prior| {
             let (x, y) = ((prior % columns) as f32, (prior / columns) as f32);
-            let b = &boxes[4 * prior..4 * prior + 4];
-            let k = &landmarks[10 * prior..10 * prior + 10];
-            let ([cx, cy], [w, h]) = ([(x + b[0]) * s, (y + b[1]) * s], [b[2].exp() * s, b[3].exp() * s]);
+            let prior_box = &boxes[4 * prior..4 * prior + 4];
+            let offsets = &landmarks[10 * prior..10 * prior + 10];
+            let [cx, cy] = [(x + prior_box[0]) * s, (y + prior_box[1]) * s];
+            let [w, h] = [prior_box[2].exp() * s, prior_box[3].exp() * s];
             Face {
                 bounds: [cx - w / 2.0, cy - h / 2.0, cx + w / 2.0, cy + h / 2.0],
                 score: score(prior),
-                landmarks: std::array::from_fn(|i| [(x + k[2 * i]) * s, (y + k[2 * i + 1]) * s]),
+                landmarks: std::array::from_fn(|i| [(x + offsets[2 * i]) * s, (y + offsets[2 * i + 1]) * s]),
             }
         })
         .collect())

@@ -140,8 +140,8 @@ pub struct Judge {
     client: Client,
     /// Directory of cached answers.
     cache: Option<PathBuf>,
-    /// Whether requests ask for log-probabilities. They do until the service rejects such a request.
-    requests_log_probabilities: AtomicBool,
+    /// Whether the service returns log-probabilities. True until it rejects a request for them.
+    service_has_log_probabilities: AtomicBool,
     /// Number of tokens of all requests and answers so far.
     tokens: AtomicU64,
 }
@@ -163,7 +163,7 @@ impl Judge {
             client: Client::new(&config)?,
             cache: cache(config.cache_dir.as_deref(), context)?,
             config,
-            requests_log_probabilities: AtomicBool::new(true),
+            service_has_log_probabilities: AtomicBool::new(true),
             tokens: AtomicU64::new(0),
         })
     }
@@ -196,8 +196,8 @@ impl Judge {
         self.cached_or("judge", request, is_valid, || self.until_valid(|| self.ask(request)))
     }
 
-    /// The cached value of a request's answer and true or, without one, the value that `ask` returns and false. A valid
-    /// value of `ask` is added to the cache. `kind` separates values of different types.
+    /// The value of a request's answer, and whether it was cached. Calls `ask` if no valid value is cached, and adds a
+    /// valid value to the cache. `kind` separates values of different types.
     fn cached_or<T: FromStr + ToString>(
         &self,
         kind: &str,
@@ -237,8 +237,8 @@ impl Judge {
     /// Asks the service for a score, and once more without log-probabilities if the service rejects them.
     fn ask(&self, request: &Json) -> Result<Answered<f64>> {
         loop {
-            let requests_them = &self.requests_log_probabilities;
-            let with_log_probabilities = self.config.answer == AnswerKind::Yes && requests_them.load(Ordering::Relaxed);
+            let has_log_probabilities = self.service_has_log_probabilities.load(Ordering::Relaxed);
+            let with_log_probabilities = self.config.answer == AnswerKind::Yes && has_log_probabilities;
             let mut request = request.clone();
             if with_log_probabilities {
                 request["logprobs"] = true.into();
@@ -249,8 +249,10 @@ impl Judge {
                     self.tokens.fetch_add(answer::tokens(&answer), Ordering::Relaxed);
                     return Ok(self.config.answer.score(&answer));
                 }
+                // The next turn asks without log-probabilities.
                 Err(error) if with_log_probabilities && error.was_rejected => {
-                    if requests_them.swap(false, Ordering::Relaxed) {
+                    let was_first_rejection = self.service_has_log_probabilities.swap(false, Ordering::Relaxed);
+                    if was_first_rejection {
                         tracing::warn!("{error}; asking without log-probabilities from now on");
                     }
                 }
@@ -283,21 +285,21 @@ impl RewardScorer for Judge {
         }
         // A shared reference for the threads that ask the questions.
         let (this, pictures) = (&*self, self.pictures(video)?);
-        let filled = self.questions.iter().map(|question| filled(question, prompt, &target.columns));
-        let questions = filled.collect::<Result<Vec<String>>>()?;
+        let of_video = self.questions.iter().map(|question| filled(question, prompt, &target.columns));
+        let questions = of_video.collect::<Result<Vec<String>>>()?;
         let (sent_before, tokens_before) = (this.client.sent(), this.tokens.load(Ordering::Relaxed));
         let mut asked: Vec<(&String, Option<Result<_>>)> = questions.iter().map(|question| (question, None)).collect();
         threads::in_parallel(&mut asked, questions.len(), |(question, outcome)| {
             let question = format!("{question} Answer with {}.", this.config.answer.form());
             *outcome = Some(this.judge(&this.request(question, &pictures, MAX_TOKENS)));
         });
-        let (mut sum, mut cached, mut details) = (0.0, 0.0, BTreeMap::new());
+        let (mut sum, mut cached_count, mut details) = (0.0, 0.0, BTreeMap::new());
         for (i, outcome) in (1..).zip(asked.into_iter().filter_map(|(_, outcome)| outcome)) {
             let (answered, was_cached) = outcome?;
             match answered {
                 Ok(score) => {
                     sum += score;
-                    cached += f64::from(u8::from(was_cached));
+                    cached_count += f64::from(u8::from(was_cached));
                     details.insert(format!("question_{i}"), score);
                 }
                 Err(problem) => {
@@ -307,7 +309,7 @@ impl RewardScorer for Judge {
             }
         }
         let count = self.questions.len() as f64;
-        details.insert("answered_from_cache".into(), cached / count);
+        details.insert("answered_from_cache".into(), cached_count / count);
         details.insert("requests".into(), (this.client.sent() - sent_before) as f64);
         let tokens = (this.tokens.load(Ordering::Relaxed) - tokens_before) as f64;
         if tokens > 0.0 {
@@ -356,8 +358,10 @@ fn filled(question: &str, prompt: &str, columns: &Columns) -> Result<String> {
         filled += before;
         rest = if is_name { end } else { after };
         filled += &match (is_name, name, columns.get(name)) {
+            // A brace that encloses no name.
             (false, ..) => "{".into(),
             (true, "prompt", _) => prompt.into(),
+            // A column: a text without quotes, other values as JSON.
             (true, _, Some(Json::String(text))) => text.clone(),
             (true, _, Some(value)) => value.to_string(),
             (true, _, None) => {

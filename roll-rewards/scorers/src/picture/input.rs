@@ -319,16 +319,21 @@ impl Preprocess {
 
     /// The pullback: adds the cotangent of the frame to `gradient`, given the cotangent of the input.
     pub fn pull(&self, frame: &[f32], cotangent: &[f32], gradient: &mut [f32]) {
-        let mut resized = vec![0.0; 3 * self.resized[0] * self.resized[1]];
+        let mut resized_cotangent = vec![0.0; 3 * self.resized[0] * self.resized[1]];
         self.for_each_row(|Row { channel: Channel { factor, .. }, resized_start, input_start, length }| {
             let row = cotangent[input_start..][..length].iter();
-            resized[resized_start..][..length].iter_mut().zip(row).for_each(|(r, g)| *r = factor * g);
+            let resized_row = &mut resized_cotangent[resized_start..][..length];
+            resized_row.iter_mut().zip(row).for_each(|(r, g)| *r = factor * g);
         });
         if self.overshoots {
-            let pixels = self.resize.forward(frame);
-            resized.iter_mut().zip(pixels).filter(|(_, p)| p.abs() > 1.0 + SLACK).for_each(|(r, _)| *r = 0.0);
+            // Pixels that were clamped have no gradient.
+            for (r, pixel) in resized_cotangent.iter_mut().zip(self.resize.forward(frame)) {
+                if pixel.abs() > 1.0 + SLACK {
+                    *r = 0.0;
+                }
+            }
         }
-        gradient.iter_mut().zip(self.resize.pull(&resized)).for_each(|(g, r)| *g += r);
+        gradient.iter_mut().zip(self.resize.pull(&resized_cotangent)).for_each(|(g, r)| *g += r);
     }
 
     /// Calls `f` for each row in the intersection of resized frame and input, channel by channel.

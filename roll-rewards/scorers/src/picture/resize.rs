@@ -84,18 +84,18 @@ impl Resize {
         assert_eq!(planes.len() % (rows.from * columns.from).max(1), 0, "planes of {} x {}", rows.from, columns.from);
         // Widths are resized first, so that the second pass adds up whole rows, which have their new width already.
         let mut resized_columns = vec![0.0; planes.len() / columns.from.max(1) * columns.to()];
-        for (row, out) in planes.chunks_exact(columns.from).zip(resized_columns.chunks_exact_mut(columns.to())) {
-            for (out, (first, weights)) in out.iter_mut().zip(&columns.taps) {
-                *out = row[*first..].iter().zip(weights).map(|(v, w)| v * w).sum();
+        for (row, resized) in planes.chunks_exact(columns.from).zip(resized_columns.chunks_exact_mut(columns.to())) {
+            for (value, (first, weights)) in resized.iter_mut().zip(&columns.taps) {
+                *value = row[*first..].iter().zip(weights).map(|(v, w)| v * w).sum();
             }
         }
         let width = columns.to();
         let mut out = vec![0.0; resized_columns.len() / rows.from.max(1) * rows.to()];
-        for (plane, out) in resized_columns.chunks_exact(rows.from * width).zip(out.chunks_exact_mut(rows.to() * width))
-        {
-            for (out, (first, weights)) in out.chunks_exact_mut(width).zip(&rows.taps) {
+        let resized_planes = out.chunks_exact_mut(rows.to() * width);
+        for (plane, resized) in resized_columns.chunks_exact(rows.from * width).zip(resized_planes) {
+            for (resized_row, (first, weights)) in resized.chunks_exact_mut(width).zip(&rows.taps) {
                 for (row, weight) in plane[first * width..].chunks_exact(width).zip(weights) {
-                    out.iter_mut().zip(row).for_each(|(o, v)| *o += v * weight);
+                    resized_row.iter_mut().zip(row).for_each(|(o, v)| *o += v * weight);
                 }
             }
         }
@@ -139,9 +139,9 @@ impl Resize {
 /// The resizing of one axis.
 #[derive(Clone, Debug)]
 struct Axis {
-    /// Length before.
+    /// Length before resizing.
     from: usize,
-    /// For each position after: the first position before, and the weights from there on.
+    /// The taps of each position after resizing: the first position before resizing, and the weights from it on.
     taps: Vec<(usize, Vec<f32>)>,
 }
 
@@ -159,7 +159,7 @@ impl Axis {
         Self { from, taps: taps.collect() }
     }
 
-    /// Length after.
+    /// Length after resizing.
     fn to(&self) -> usize {
         self.taps.len()
     }

@@ -130,7 +130,8 @@ impl<A: Amount> RewardScorer for AmountReward<A> {
         if !self.reads_reference() {
             return Ok(Target::default());
         }
-        match Self::measure(reference, None) {
+        let no_gradient = None;
+        match Self::measure(reference, no_gradient) {
             Some(level) if level > 0.0 => Ok(Target::of([(LEVEL.to_string(), Tensor::scalar(level as f32))].into())),
             Some(_) => Err(Error::nothing_to_score(format!("the reference has no {} at all", A::NAME))),
             None => Err(Error::nothing_to_score(format!("the reference has fewer than {} frames", A::FRAMES))),

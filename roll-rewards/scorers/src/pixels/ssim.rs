@@ -61,15 +61,15 @@ impl Window {
     fn mean(&self, plane: &[f32]) -> Vec<f32> {
         let ([height, width], [rows, columns]) = (self.size, self.inner());
         let mut narrow = vec![0.0; height * columns];
-        for (row, out) in plane.chunks_exact(width).zip(narrow.chunks_exact_mut(columns)) {
+        for (row, narrow_row) in plane.chunks_exact(width).zip(narrow.chunks_exact_mut(columns)) {
             for (k, weight) in self.weights[1].iter().enumerate() {
-                out.iter_mut().zip(&row[k..]).for_each(|(o, v)| *o += weight * v);
+                narrow_row.iter_mut().zip(&row[k..]).for_each(|(o, v)| *o += weight * v);
             }
         }
         let mut out = vec![0.0; rows * columns];
-        for (y, out) in out.chunks_exact_mut(columns).enumerate() {
+        for (y, out_row) in out.chunks_exact_mut(columns).enumerate() {
             for (k, weight) in self.weights[0].iter().enumerate() {
-                out.iter_mut().zip(&narrow[(y + k) * columns..]).for_each(|(o, v)| *o += weight * v);
+                out_row.iter_mut().zip(&narrow[(y + k) * columns..]).for_each(|(o, v)| *o += weight * v);
             }
         }
         out
@@ -85,9 +85,9 @@ impl Window {
             }
         }
         let mut out = vec![0.0; height * width];
-        for (row, out) in narrow.chunks_exact(columns).zip(out.chunks_exact_mut(width)) {
+        for (row, out_row) in narrow.chunks_exact(columns).zip(out.chunks_exact_mut(width)) {
             for (k, weight) in self.weights[1].iter().enumerate() {
-                out[k..].iter_mut().zip(row).for_each(|(o, g)| *o += weight * g);
+                out_row[k..].iter_mut().zip(row).for_each(|(o, g)| *o += weight * g);
             }
         }
         out

@@ -73,10 +73,11 @@ pub fn write_with<T: Serialize>(
         at: offsets.get(i).copied(),
     });
     let header = Header { tensors: listed.collect(), body };
-    let header = serde_json::to_vec(&header).map_err(|e| FrameError::NotAFrame(format!("writing a header: {e}")))?;
+    let header_bytes =
+        serde_json::to_vec(&header).map_err(|e| FrameError::NotAFrame(format!("writing a header: {e}")))?;
     out.write_all(&MAGIC)?;
-    out.write_all(&(header.len() as u32).to_le_bytes())?;
-    out.write_all(&header)?;
+    out.write_all(&(header_bytes.len() as u32).to_le_bytes())?;
+    out.write_all(&header_bytes)?;
     for (_, tensor) in tensors.iter().skip(offsets.len()) {
         out.write_all(tensor.as_bytes())?;
     }
@@ -152,10 +153,10 @@ pub fn read_with<T: for<'a> Deserialize<'a>>(
     if length > MAX_HEADER {
         return Err(FrameError::NotAFrame(format!("a header of {length} bytes, more than {MAX_HEADER}")));
     }
-    let mut header = vec![0; length];
-    input.read_exact(&mut header)?;
-    let header: Header<T> = serde_json::from_slice(&header)
-        .or_else(|_| serde_json::from_slice(&quoted_nonfinite(&header)))
+    let mut header_bytes = vec![0; length];
+    input.read_exact(&mut header_bytes)?;
+    let header: Header<T> = serde_json::from_slice(&header_bytes)
+        .or_else(|_| serde_json::from_slice(&quoted_nonfinite(&header_bytes)))
         .map_err(|e| FrameError::NotAFrame(format!("a header that makes no sense: {e}")))?;
     let mut tensors = Vec::new();
     let mut remaining = max_bytes;

@@ -40,9 +40,14 @@ pub struct Question {
 impl Question {
     /// A hash of the contents.
     pub fn id(&self) -> String {
-        let id = Fingerprint::new("question").text("prompt", &self.prompt).text("question", &self.question);
-        let id = self.clips.iter().fold(id, |id, clip| id.text("clip", clip));
-        self.reference.iter().fold(id, |id, reference| id.text("reference", reference)).finish()
+        let mut hash = Fingerprint::new("question").text("prompt", &self.prompt).text("question", &self.question);
+        for clip in &self.clips {
+            hash = hash.text("clip", clip);
+        }
+        if let Some(reference) = &self.reference {
+            hash = hash.text("reference", reference);
+        }
+        hash.finish()
     }
 
     /// The positions of the clips in the order in which they are shown. The order follows from the id and is as good as

@@ -148,8 +148,8 @@ impl RewardScorer for Vote {
         let keep = |(picture, video): (&Tensor, &Video)| votes.keep_clip(&Video::new(picture.clone(), video.fps())?);
         let reference = target.tensors.get(PICTURE).zip(videos.first()).map(keep).transpose()?;
         let shown = comparisons(videos.len(), self.config.clips);
-        let ask = |shown: &Vec<usize>| {
-            let clips = shown.iter().map(|i| clips[*i].clone()).collect();
+        let ask = |shown_videos: &Vec<usize>| {
+            let clips = shown_videos.iter().map(|i| clips[*i].clone()).collect();
             let (prompt, question) = (prompt.into(), self.config.question.clone());
             votes.ask(&Question { prompt, question, clips, reference: reference.clone() })
         };
@@ -172,12 +172,12 @@ fn comparisons(videos: usize, clips: usize) -> Vec<Vec<usize>> {
 /// among these, or `None` for "equal".
 fn scores(videos: usize, shown: &[Vec<usize>], chosen: &[Option<usize>]) -> Vec<Score> {
     let (mut won, mut asked) = (vec![0.0; videos], vec![0.0; videos]);
-    for (shown, chosen) in shown.iter().zip(chosen) {
-        for (position, video) in shown.iter().enumerate() {
+    for (shown_videos, choice) in shown.iter().zip(chosen) {
+        for (position, video) in shown_videos.iter().enumerate() {
             asked[*video] += 1.0;
-            won[*video] += match chosen {
-                Some(chosen) => f64::from(u8::from(*chosen == position)),
-                None => 1.0 / shown.len() as f64,
+            won[*video] += match choice {
+                Some(chosen_position) => f64::from(u8::from(*chosen_position == position)),
+                None => 1.0 / shown_videos.len() as f64,
             };
         }
     }
