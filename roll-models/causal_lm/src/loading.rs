@@ -216,7 +216,7 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
         }
     };
     let mut network = network.with_memory(options.memory()).with_products(options.compute_dtype.of(dtype, traits)?);
-    network.train(&trainable, &Noise::new(context.seed), &state).in_section("model")?;
+    network.add_trainable(&trainable, &Noise::new(context.seed), &state).in_section("model")?;
     if let (Some(adapter), Some(parameters)) = (&initial_adapter, network.parameters()) {
         let values = flat::from_state(parameters.specs(), &adapter.parameters);
         parameters.write(&values.while_doing(|| "`model.lora_checkpoint`".into())?)?;

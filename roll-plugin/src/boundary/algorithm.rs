@@ -53,7 +53,7 @@ remote! {
 
         fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
             let reward = context.reward.as_deref_mut().map(|scorer| reward::lend(scorer));
-            self.remote.must("step", &[
+            self.remote.call_required("step", &[
                 ("step", &context.step),
                 ("samples", &context.samples),
                 ("model", &model::lend(context.model)),

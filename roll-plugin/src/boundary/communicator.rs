@@ -51,7 +51,7 @@ unsafe impl Sync for RemoteCommunicator {}
 
 impl RemoteCommunicator {
     pub(super) fn new(remote: Remote) -> Result<Self> {
-        Ok(Self { about: remote.must("about", &[])?, remote })
+        Ok(Self { about: remote.call_required("about", &[])?, remote })
     }
 }
 

@@ -243,7 +243,7 @@ impl Remote {
     }
 
     /// Calls a method and reads the answer. Fails if the object has no such method.
-    pub(super) fn must<A: Answer>(&self, method: &'static str, arguments: &Named<'_>) -> Result<A> {
+    pub(super) fn call_required<A: Answer>(&self, method: &'static str, arguments: &Named<'_>) -> Result<A> {
         self.ask(method, arguments)?.ok_or_else(|| self.lacks(method))
     }
 
@@ -367,9 +367,9 @@ pub(super) mod tests {
     #[test]
     fn a_panic_in_the_words_of_an_error_is_a_panic_of_the_object() {
         let theirs = across(Gift::exclusive(|_, _| Err(Error::component(crate::Fault::Failure, Unspeakable))));
-        let error = theirs.must::<()>("speak", &[]).unwrap_err().to_string();
+        let error = theirs.call_required::<()>("speak", &[]).unwrap_err().to_string();
         assert!(error.contains("no words"), "{error}");
-        let error = theirs.must::<()>("speak", &[]).unwrap_err().to_string();
+        let error = theirs.call_required::<()>("speak", &[]).unwrap_err().to_string();
         assert!(error.contains("not called again") && error.contains("no words"), "{error}");
     }
 
@@ -407,13 +407,13 @@ pub(super) mod tests {
         }));
         // SAFETY: lent: `first` lives to the end.
         let second = unsafe { Remote::new(RollObject { release: None, ..first.object }, Source::Host) };
-        let waiting = std::thread::spawn(move || first.must::<()>("wait", &[]).map(|()| first));
+        let waiting = std::thread::spawn(move || first.call_required::<()>("wait", &[]).map(|()| first));
         has_begun.recv().unwrap();
-        let error = second.must::<()>("hurry", &[]).unwrap_err();
+        let error = second.call_required::<()>("hurry", &[]).unwrap_err();
         assert!(error.to_string().contains("while another call of the object goes on"), "{error}");
         end.send(()).unwrap();
         let first = waiting.join().unwrap().unwrap();
-        assert!(second.must::<()>("hurry", &[]).is_ok());
+        assert!(second.call_required::<()>("hurry", &[]).is_ok());
         drop(first);
     }
 }

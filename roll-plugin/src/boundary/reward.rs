@@ -96,7 +96,7 @@ pub(super) struct RemoteReward {
 
 impl RemoteReward {
     pub(super) fn new(remote: Remote) -> Result<Self> {
-        Ok(Self { about: remote.must("about", &[])?, remote })
+        Ok(Self { about: remote.call_required("about", &[])?, remote })
     }
 
     /// Checks a score: with `grad`, the score of a differentiable scorer must have a pullback, whose gradient must have

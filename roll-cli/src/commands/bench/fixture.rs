@@ -52,7 +52,7 @@ impl Fixture {
             .with_products(product_dtype(device, preset.dtype))
             .with_fp8_products(preset.args.fp8_products);
         let noise = Noise::new(0);
-        expert.train(&trainable(), &noise, &StateDict::new())?;
+        expert.add_trainable(&trainable(), &noise, &StateDict::new())?;
         let statistics = LatentStatistics::published(vae.z_dim)
             .ok_or_else(|| Error::Misuse(format!("no statistics for {} channels", vae.z_dim)))?;
         let vae_weights = random_weights(vae.weights(), DType::F32, None, device).collect::<Result<_>>()?;
