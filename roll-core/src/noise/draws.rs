@@ -62,8 +62,8 @@ impl Noise {
 }
 
 /// `torch.randn(n)` of the CPU generator seeded with `seed`: 24-bit uniforms of MT19937, then Box-Muller on blocks of
-/// sixteen, which pairs the first eight of a block with the last eight. Torch draws fewer than sixteen values by another
-/// method; this function returns the first of sixteen instead.
+/// sixteen, which pairs the first eight of a block with the last eight. Torch draws fewer than sixteen values by
+/// another method; this function returns the first of sixteen instead.
 fn torch_randn(seed: u32, n: usize) -> Vec<f32> {
     let mut mt = rand_mt::Mt::new(seed);
     let mut uniform = || (mt.next_u32() & 0xff_ffff) as f32 / (1 << 24) as f32;

@@ -130,7 +130,7 @@ struct Make {
     input: Option<PlanInput>,
 }
 
-/// Makes a component, and hands it over.
+/// Makes a component and passes its ownership to the host.
 fn make(components: &[&Registration], message: &Incoming) -> Result<Outgoing> {
     let Make { kind, name, options, context, ranks, .. } = message.read()?;
     let registration = find(components, kind, &name)?;
@@ -141,7 +141,7 @@ fn make(components: &[&Registration], message: &Incoming) -> Result<Outgoing> {
     Outgoing::of(&made_object(&registration.factory, &options, &context)?)
 }
 
-/// The needs of a run with a component, if it can tell them.
+/// The needs of a run with a component. `None` if the component has no planner.
 fn plan(components: &[&Registration], message: &Incoming) -> Answered {
     let Make { kind, name, options, context, input, .. } = message.read()?;
     match find(components, kind, &name)?.planner {

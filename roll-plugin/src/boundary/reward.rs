@@ -149,7 +149,8 @@ pub(super) fn lend<'a>(scorer: &'a mut (dyn RewardScorer + 'a)) -> Loan<'a> {
     Loan::exclusive(move |method, message| answer_all(scorer, method, message))
 }
 
-/// A scorer that is lent by `&self`: it answers `about` and the methods by `&self`, but not those that score.
+/// A scorer that is lent by `&self`. It answers `about` and the methods by `&self`, but not the methods that score,
+/// which take `&mut self`.
 impl<'a> Argument for Option<&'a (dyn RewardScorer + 'a)> {
     type Lent = Option<Loan<'a>>;
     type Received = Option<Remote>;
