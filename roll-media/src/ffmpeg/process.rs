@@ -75,7 +75,7 @@ impl Program {
         self.start_within(LIMIT, arguments, is_transport_stream)
     }
 
-    /// Like [`Program::start`], with another time limit.
+    /// As [`Program::start`], with another time limit.
     fn start_within(
         self,
         limit: Duration,
@@ -165,11 +165,11 @@ impl FfmpegProcess {
             }
         };
         let (name, limit) = (self.program.name(), self.limit);
-        let is_late = self.started.elapsed() >= limit;
+        let was_ended_by_watchdog = self.started.elapsed() >= limit;
         if status.success() {
             return Ok(());
         }
-        if is_late {
+        if was_ended_by_watchdog {
             return Err(format!("{name} took longer than {} s and was ended", limit.as_secs_f64()));
         }
         let messages = self.messages();
