@@ -24,8 +24,8 @@ pub fn plan(args: args::PlanArgs) -> Result<()> {
     let configuration = if args.network.is_some() { configuration } else { configuration.or_demo()? };
     let loaded = configuration.load(&registry)?;
     let machine = machine(&args.machine, &loaded)?;
-    // Only rank 0 prints, since all ranks of a launcher plan the same. They have measured the machine at the same time,
-    // and so each with its share of it.
+    // Only rank 0 prints, since all ranks of a launcher plan the same. All of them measure the machine at the same
+    // time, so that each measures its share.
     if process().rank().0 > 0 {
         return Ok(());
     }
@@ -56,9 +56,10 @@ pub fn estimate(
     let data: DataConfig = loaded.section()?;
     let passes = registry.passes(&config.algo.name, &config.algo.options)?;
     let division = registry.division(&config.strategy.name, &config.strategy.options)?;
+    let makes_videos = passes.texts.is_empty();
     let size = match size {
-        // Texts have no size.
-        None if passes.texts.is_empty() => Some(full_hd(&data)?),
+        None if makes_videos => Some(full_hd(&data)?),
+        // A given size. Texts have none.
         size => size,
     };
     let input = PlanInput {
@@ -136,7 +137,7 @@ pub fn machine(args: &args::MachineArgs, loaded: &LoadedConfig) -> Result<Planne
                 }
             };
             let flops = match args.tflops {
-                // Replaced below.
+                // `--tflops` replaces this value below.
                 Some(_) => 1.0,
                 None => roll_backends::sustained_flops(&device) / ranks_on_device as f64,
             };
@@ -260,10 +261,11 @@ fn print_fit(needs: &Needs, input: &PlanInput, machine: &PlannedMachine, host: f
     }
 }
 
-/// A note if all ranks together need more than the `have` GB of host memory; a `have` of 0 is not known. With `given`,
-/// `have` is the value of `--host-memory`, otherwise the memory of this machine.
-fn host_memory_note(need: f64, have: f64, given: bool) -> Option<String> {
-    (have > 0.0 && need > have).then(|| match given {
+/// A note if all ranks together need more than the `have` GB of host memory; a `have` of 0 is not known. With
+/// `is_given`, `have` is the value of `--host-memory`, otherwise the memory of this machine.
+fn host_memory_note(need: f64, have: f64, is_given: bool) -> Option<String> {
+    let is_known = have > 0.0;
+    (is_known && need > have).then(|| match is_given {
         true => format!("that is more than the {have:.0} GB of `--host-memory`"),
         false => format!("that is more than the {have:.0} GB of this machine; `--host-memory` names those of another"),
     })

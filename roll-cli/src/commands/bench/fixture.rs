@@ -20,7 +20,7 @@ use roll_wan::{Parts, Placement, Settings, Wan};
 use super::preset::{Preset, trainable};
 use super::scorer::Scorer;
 
-/// What a measured step works on.
+/// The model, reward, strategy and inputs of a measured step.
 pub struct Fixture {
     /// One transformer with a LoRA, and the VAE.
     pub model: Wan,

@@ -27,7 +27,7 @@ const EVALUATED: u64 = 8;
 /// Videos in a step of Reward-FL, over all ranks.
 const BATCH: usize = 8;
 
-/// What the files of the model hold.
+/// Facts of the model from the headers of its files.
 struct Files {
     /// Number of parameters of all experts.
     parameters: f64,
@@ -36,7 +36,7 @@ struct Files {
     has_text_encoder: bool,
 }
 
-/// What the rows of the data hold.
+/// Facts of the rows of the data.
 #[derive(Default)]
 struct Clips {
     /// Height and width of most clips; `None` without clips.
@@ -132,9 +132,9 @@ impl Interview<'_, '_> {
             };
             let question = Question::optional(KEY, asks, "the files are distilled themselves");
             let is_merged = self.answers.ask(&question, |answers, text| {
-                let value = match text.split_once(',').filter(|_| files.experts > 1) {
-                    Some((high, low)) => json!({"dit": high.trim(), "dit2": low.trim()}),
-                    None => answers.value(KEY, text)?,
+                let value = match text.split_once(',') {
+                    Some((high, low)) if files.experts > 1 => json!({"dit": high.trim(), "dit2": low.trim()}),
+                    _ => answers.value(KEY, text)?,
                 };
                 open_model(registry, answers, Some(("base_lora", &value)))?;
                 Ok(value)
@@ -150,7 +150,8 @@ impl Interview<'_, '_> {
         self.answers.put("model.lora_rank", 32)
     }
 
-    /// Sets the four timesteps that such a LoRA was distilled for, and the options of algorithms that go with them.
+    /// Sets the four timesteps that a LoRA such as Lightning's was distilled for, and the options of algorithms that go
+    /// with them.
     fn set_four_steps(&mut self, algorithm: &str, files: &Files) -> Result<()> {
         self.answers.put("algo.timesteps", json!([1000, 750, 500, 250]))?;
         if algorithm == "reward_fl" {
@@ -291,7 +292,8 @@ fn data_config(path: &str) -> DataConfig {
     DataConfig { metadata: Some(path.into()), ..DataConfig::default() }
 }
 
-/// Reads the rows of a table, directory or file of prompts, and the headers of its clips; prints what it found.
+/// Reads the rows of a table, directory or file of prompts, and the headers of its clips. Prints the number of rows,
+/// and the usual size and length of the clips.
 fn look(path: &str, on_clips: bool) -> Result<Clips> {
     let config = data_config(path);
     let metadata = Metadata::open(&config)?;
@@ -308,7 +310,9 @@ fn look(path: &str, on_clips: bool) -> Result<Clips> {
     };
     let probed = metadata.probe_clips(config.decoder, CLIPS);
     // If no clip can be read, the error of the first one says why.
-    if let (Some(first), true) = (metadata.rows.iter().find_map(|row| row.video.as_ref()), probed.is_empty()) {
+    if probed.is_empty()
+        && let Some(first) = metadata.rows.iter().find_map(|row| row.video.as_ref())
+    {
         probe(first, config.decoder)?;
     }
     let mut sizes = BTreeMap::<[usize; 2], usize>::new();
