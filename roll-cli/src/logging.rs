@@ -41,9 +41,9 @@ impl Filter {
                 },
             };
             let is_target = target.chars().all(|c| c.is_alphanumeric() || "_:-".contains(c));
-            match level.filter(|_| is_target) {
-                Some(level) => levels.push((target.to_string(), level)),
-                None => wrong.push(directive),
+            match level {
+                Some(level) if is_target => levels.push((target.to_string(), level)),
+                _ => wrong.push(directive),
             }
         }
         // The last entry that fits counts: the longest beginning, and the last of several equal ones.

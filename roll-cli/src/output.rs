@@ -72,8 +72,8 @@ fn last_column(row: &str) -> usize {
     if start > FAR_RIGHT { 4 } else { start.max(2) }
 }
 
-/// Wraps lines that are longer than `columns` between words. `indent` returns the indentation of what is left of a
-/// line.
+/// Wraps lines that are longer than `columns` between words. `indent` returns the indentation of the lines on which a
+/// line continues.
 ///
 /// Lines are wrapped at double spaces if possible, so that `lr 2.3e-3` stays together. A word that is too long is not
 /// broken. Escape sequences take no column.

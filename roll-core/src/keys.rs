@@ -381,7 +381,7 @@ mod schema {
         })
     }
 
-    /// Whether a map has the tag of `schema` as its only key. True if the schema has no tag or `value` is no map.
+    /// Whether a map has the tag of `schema` as its only key. True if the schema has no tag or `value` is not a map.
     fn is_tagged(schema: &Json, value: &Json) -> bool {
         match (tag(schema), value) {
             (Some(word), Json::Object(map)) => map.len() == 1 && map.get(word).is_some_and(|inner| !inner.is_null()),
@@ -391,7 +391,10 @@ mod schema {
 
     /// The tag of an enum's variant that holds a value: the only key of its map, such as `value` in `{value: 0.5}`.
     fn tag(schema: &Json) -> Option<&String> {
-        let mut names = fields(schema).filter(|_| is_closed(schema))?.keys();
+        if !is_closed(schema) {
+            return None;
+        }
+        let mut names = fields(schema)?.keys();
         let (Some(name), None) = (names.next(), names.next()) else { return None };
         let required = schema.get("required").and_then(Json::as_array)?;
         required.iter().any(|one| one == name).then_some(name)

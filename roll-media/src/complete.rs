@@ -132,8 +132,8 @@ fn ogg_end(file: &mut (impl Read + Seek), length: u64) -> Option<u64> {
     Some(from + at as u64 + header as u64 + body)
 }
 
-/// Where the last tag of an FLV file ends. Fails if another FLV file follows, because ffmpeg and players show nothing
-/// of it.
+/// Where the last tag of an FLV file ends. Fails if another FLV file follows, because ffmpeg and players show the first
+/// file only.
 fn flv_end(file: &mut (impl Read + Seek), length: u64) -> std::result::Result<Option<u64>, String> {
     // The first tag follows the header of 9 bytes and the size of a previous tag, which is 0.
     let mut position = 9 + 4;

@@ -179,7 +179,7 @@ fn line(columns: &Columns, prompt: &str) -> String {
     format!("{}\n", Json::Object(columns))
 }
 
-/// What tells rows apart: the columns but the prompt, in the order of their names.
+/// The columns of a row besides the prompt, in the order of their names. They identify the row.
 fn identity(columns: &Columns) -> String {
     let others: BTreeMap<_, _> = columns.iter().filter(|(name, _)| *name != "prompt").collect();
     json!(others).to_string()

@@ -296,7 +296,8 @@ fn refuse_links_out(dataset: &Dataset) -> Result<()> {
     let root = root.canonicalize().map_err(Error::file("read", root))?;
     for row in &metadata.rows {
         // A row of a directory has its prompt in a file beside the clip.
-        let caption = row.video.iter().filter(|_| row.line == 0).map(|video| video.with_extension("txt"));
+        let is_row_of_directory = row.line == 0;
+        let caption = row.video.iter().filter(|_| is_row_of_directory).map(|video| video.with_extension("txt"));
         // A clip or a mask may be a directory of frames.
         let directories = [&row.video, &row.mask].into_iter().flatten();
         let frames = directories.flat_map(std::fs::read_dir).flatten().flatten().map(|entry| entry.path());

@@ -100,7 +100,7 @@ pub struct PlannedMachine {
     pub shared: bool,
     /// Bytes of host memory; 0 if they are not known.
     pub host_memory: f64,
-    /// Whether `host_memory` was given by `--host-memory`. Otherwise it is that of this machine.
+    /// Whether `host_memory` is the value of `--host-memory`. Otherwise it is the memory of this machine.
     pub host_memory_given: bool,
 }
 

@@ -252,19 +252,21 @@ impl Layout {
     }
 }
 
-/// Where in the file the last segment ends that a `sidx` box lists. The box itself ends at byte `anchor`.
+/// The byte of the file at which the last segment of a `sidx` box ends. The box itself ends at byte `anchor`.
 fn segments_end(mut sidx: Cursor<'_>, anchor: u64) -> Option<u64> {
     let version = sidx.version()?;
     sidx.take(8)?; // id of the stream, ticks per second
+    // The earliest time is skipped. After it comes the distance of the first segment from `anchor`.
     let first = match version {
         0 => sidx.take(4).and(sidx.u32()).map(u64::from)?,
         _ => sidx.take(8).and(sidx.u64())?,
     };
-    sidx.take(2)?;
+    sidx.take(2)?; // reserved
     let mut end = anchor.checked_add(first)?;
     for _ in 0..sidx.u16()? {
+        // The highest bit is the type of the entry.
         let size = sidx.u32()? & 0x7fff_ffff;
-        sidx.take(8)?;
+        sidx.take(8)?; // duration, access points
         end = end.checked_add(size.into())?;
     }
     Some(end)
@@ -294,7 +296,8 @@ fn first_sps(file: &mut File, first: &SampleRange, description: &SampleDescripti
     Err("no sequence parameter set".into())
 }
 
-/// The NAL units of a sample, in which each is preceded by its length. A length beyond the sample is an error.
+/// The NAL units of a sample. The length of each unit precedes it in `length_size` bytes. A length beyond the sample is
+/// an error.
 fn nal_units(mut bytes: &[u8], length_size: usize) -> impl Iterator<Item = Result<&[u8], String>> {
     std::iter::from_fn(move || {
         if bytes.is_empty() {

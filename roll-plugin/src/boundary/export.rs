@@ -349,7 +349,7 @@ macro_rules! component {
     };
 }
 
-/// Calls `make`. The signature tells the compiler the types of a closure's arguments.
+/// Calls `make`. A closure that is passed here gets the types of its arguments from this signature.
 pub fn made<O, T>(options: O, context: &BuildContext, make: impl FnOnce(O, &BuildContext) -> Result<T>) -> Result<T> {
     make(options, context)
 }

@@ -239,7 +239,7 @@ fn component_of(
         defaults: Box::leak(Box::new(|| OptionSpec::defaults(&component.options))),
         keys: Box::leak(Box::new(|| component.options.iter().map(OptionSpec::key).collect())),
         factory: factory(component),
-        planner: planner(component).filter(|_| plans),
+        planner: if plans { planner(component) } else { None },
         learning_rate: None,
         is_default_check: false,
     });

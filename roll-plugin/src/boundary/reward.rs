@@ -113,7 +113,7 @@ impl RemoteReward {
         if grad.is_on() && self.about.differentiable && pullback.is_none() {
             return Err(Error::Misuse("it calls itself differentiable but returned no pullback".into()));
         }
-        let pullback = pullback.filter(|_| grad.is_on());
+        let pullback = if grad.is_on() { pullback } else { None };
         Ok((score, pullback::shaped(pullback, video.frames(), &self.remote.source)))
     }
 

@@ -13,7 +13,7 @@ pub struct Question<'a> {
     pub asks: &'a str,
     /// The answer that an empty line takes. An empty text: the question has no default.
     pub default: String,
-    /// What it means to give no answer, in words; the key is then left out of the file. `None`: an answer is needed.
+    /// The meaning of an empty answer, in words. The key is then left out of the file. `None`: an answer is needed.
     pub without: Option<&'a str>,
 }
 
