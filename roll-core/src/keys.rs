@@ -134,20 +134,20 @@ mod schema {
         }
     }
 
-    /// The error on a key that is not among `siblings`, the names at its level. The error suggests a known key if
-    /// [`suggest`] finds one.
-    pub fn unknown<'a>(key: &str, siblings: impl Iterator<Item = &'a str> + Clone, all: &[Key]) -> Error {
-        let hint = match suggest(key, siblings.clone(), all) {
+    /// The error on the key at `path`, which is not among `siblings`, the names at its level. The error suggests a
+    /// known key if [`suggest`] finds one.
+    pub fn unknown<'a>(path: &str, siblings: impl Iterator<Item = &'a str> + Clone, all: &[Key]) -> Error {
+        let hint = match suggest(path, siblings.clone(), all) {
             Some(near) => format!("did you mean `{near}`?"),
             None => format!("known keys: {}", siblings.collect::<Vec<_>>().join(", ")),
         };
-        Error::config(key, format!("unknown key; {hint}"))
+        Error::config(path, format!("unknown key; {hint}"))
     }
 
-    /// The known key that the user may have meant by `key`: the nearest of `siblings`, which are the names at its
-    /// level; if none is near, the key of `all` with the nearest last name, at whatever level.
-    pub fn suggest<'a>(key: &str, siblings: impl Iterator<Item = &'a str>, all: &[Key]) -> Option<String> {
-        let (parent, name) = key.rsplit_once('.').unwrap_or(("", key));
+    /// The known key that the user may have meant by `path`. This is the nearest of `siblings`, the names at its level.
+    /// If none of them is near, it is the key of `all` with the nearest last name, at any level.
+    pub fn suggest<'a>(path: &str, siblings: impl Iterator<Item = &'a str>, all: &[Key]) -> Option<String> {
+        let (parent, name) = path.rsplit_once('.').unwrap_or(("", path));
         if let Some(near) = nearest(name, siblings) {
             return Some(joined(parent, near));
         }
@@ -313,10 +313,11 @@ mod schema {
 
     /// A list in words: "2 entries, each a number".
     fn list(schema: &Json) -> String {
-        let bound = |key: &str| schema.get(key).and_then(Json::as_u64);
-        let count = match (bound("minItems"), bound("maxItems")) {
+        let length = |keyword: &str| schema.get(keyword).and_then(Json::as_u64);
+        let count = match (length("minItems"), length("maxItems")) {
             (Some(least), Some(most)) if least == most => format!("{least} entries"),
             (Some(least), None) => format!("at least {least} entries"),
+            // Other ranges of lengths are not described.
             _ => "a list".into(),
         };
         let entry = schema.get("items").map(values).unwrap_or_else(|| "any value".into());
@@ -332,14 +333,15 @@ mod schema {
         }
     }
 
-    fn limit(schema: &Json, key: &str) -> Option<f64> {
-        schema.get(key).and_then(Json::as_f64)
+    /// The number of a keyword of JSON schema, such as `minimum`.
+    fn keyword_number(schema: &Json, keyword: &str) -> Option<f64> {
+        schema.get(keyword).and_then(Json::as_f64)
     }
 
     /// The range of a number in words, with a blank before it: " from 0 to 1", " above 0 and at most 8", " of at least
     /// 1". Empty if there is no limit.
     fn range(schema: &Json) -> String {
-        let limit = |key| limit(schema, key);
+        let limit = |keyword| keyword_number(schema, keyword);
         if let (Some(least), Some(most)) = (limit("minimum"), limit("maximum")) {
             return format!(" from {least} to {most}");
         }
@@ -423,7 +425,7 @@ mod schema {
     /// Checks the range, word, length, entries and fields of the value at `path` against `schema`, which takes its
     /// type. `schema` is one alternative of `declared`, whose values errors describe.
     fn check_alternative(all: &[Key], path: &str, schema: &Json, declared: &Json, value: &mut Json) -> Result<()> {
-        let limit = |name| limit(schema, name);
+        let limit = |keyword| keyword_number(schema, keyword);
         let found: &Json = value;
         // The value itself; entries and fields are checked below.
         let fits = match found {

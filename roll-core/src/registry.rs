@@ -235,7 +235,7 @@ impl Registry {
         T: serde::Serialize + serde::de::DeserializeOwned + Default + 'static,
         R: RewardScorer + 'static,
     {
-        let make = move |options: &Options, context: &BuildContext| -> Result<Box<dyn RewardScorer>> {
+        let make_boxed = move |options: &Options, context: &BuildContext| -> Result<Box<dyn RewardScorer>> {
             Ok(Box::new(make(parse_options(Kind::Reward.section(), options)?, context)?))
         };
         let registration = Registration {
@@ -246,7 +246,7 @@ impl Registry {
             is_linked: true,
             defaults: &default_options::<T>,
             keys: &crate::keys::of_defaults::<T>,
-            factory: Factory::Reward(Box::leak(Box::new(make))),
+            factory: Factory::Reward(Box::leak(Box::new(make_boxed))),
             planner: None,
             learning_rate: None,
             is_default_check: false,

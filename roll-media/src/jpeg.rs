@@ -129,7 +129,7 @@ impl<'a> Jpeg<'a> {
         check_size(width, height)?;
         let (count, rest) = rest.split_first().ok_or_else(short)?;
         let specifications = rest.get(..3 * usize::from(*count)).ok_or_else(short)?.chunks_exact(3);
-        let component = |specification: &[u8]| Component {
+        let specified = |specification: &[u8]| Component {
             id: specification[0],
             sampling: [usize::from(specification[1] >> 4), usize::from(specification[1] & 15)],
             // Set below, once the sampling of all components is known.
@@ -137,7 +137,7 @@ impl<'a> Jpeg<'a> {
             nonzero: Vec::new(),
             has_scan: false,
         };
-        self.components = specifications.map(component).collect();
+        self.components = specifications.map(specified).collect();
         let is_valid = |component: &Component| component.sampling.iter().all(|sampling| (1..=4).contains(sampling));
         if self.components.is_empty() || self.components.len() > 4 || !self.components.iter().all(is_valid) {
             return Err(damaged("its header has impossible components"));
