@@ -267,7 +267,8 @@ pub fn one_line(error: &dyn std::error::Error) -> String {
     messages(error).join(": ")
 }
 
-/// The known name nearest to `name`, if it is near enough to be meant: one edit, and one more for each four letters.
+/// The known name nearest to `name`. `None` unless the names differ by at most one edit, and one more for each four
+/// letters.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let with_distance = |known_name: &'a str| {
         let distance = strsim::damerau_levenshtein(&name.to_lowercase(), &known_name.to_lowercase());

@@ -291,7 +291,8 @@ impl Needs {
         phases
     }
 
-    /// The sum of `bytes` over the items that are held in `phase`: those of the phase, and those without one.
+    /// The sum of `bytes` over the items that are held in `phase`: the items of this phase, and the items without a
+    /// phase.
     pub fn held_in(&self, phase: Option<&str>, bytes: impl Fn(&MemoryItem) -> usize) -> usize {
         let held = |item: &&MemoryItem| item.phase.is_none() || item.phase.as_deref() == phase;
         self.memory.iter().filter(held).map(bytes).fold(0, usize::saturating_add)

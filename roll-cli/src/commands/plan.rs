@@ -29,7 +29,8 @@ pub fn plan(args: args::PlanArgs) -> Result<()> {
     if process().rank().0 > 0 {
         return Ok(());
     }
-    let (input, needs) = estimate(&loaded, &registry, args.network.as_deref().map(network_name), None, &machine)?;
+    let (network, size_of_full_hd) = (args.network.as_deref().map(network_name), None);
+    let (input, needs) = estimate(&loaded, &registry, network, size_of_full_hd, &machine)?;
     match args.json {
         true => print_json(&needs, &input, &machine),
         false => print(&needs, &input, &machine, &loaded.config.strategy.name),
@@ -42,9 +43,9 @@ fn network_name(name: &str) -> String {
     preset::PUBLISHED.iter().find(|(short, _)| *short == name).map_or(name, |(_, network)| *network).into()
 }
 
-/// The memory and time that each rank needs, and what they were counted for. `network` names a published model, instead
-/// of the configured one. `size` is height and width of the clips; `None` is that of a full-HD clip after the data
-/// set's resizing.
+/// The work that is planned, and the memory and time that each rank needs for it. `network` names a published model, in
+/// place of the configured one. `size` is height and width of the clips. `None` is the size of a full-HD clip after the
+/// data set's resizing.
 pub fn estimate(
     loaded: &LoadedConfig,
     registry: &Registry,

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use roll_core::serde_json::Value;
 
-use super::Failure;
 use super::description::{StreamDescription, ffprobe};
+use super::{DETECTED, Failure};
 use crate::picture::square_size;
 use crate::probed::Probed;
 
@@ -13,11 +13,11 @@ use crate::probed::Probed;
 /// A stream that was cut without encoding may begin with pictures whose references are missing. Such a stream is
 /// decoded, because only decoding shows how many of these pictures appear.
 pub(crate) fn probe(path: &Path) -> Result<Probed, Failure> {
-    let stream = StreamDescription::of(path, None)?;
-    let answer = ffprobe(path, None, "packet=pts_time,duration_time,flags")?;
+    let stream = StreamDescription::of(path, DETECTED)?;
+    let answer = ffprobe(path, DETECTED, "packet=pts_time,duration_time,flags")?;
     let packets = &answer["packets"];
     let (frames, seconds) = if may_lack_references(packets) {
-        let answer = ffprobe(path, None, "frame=best_effort_timestamp_time,pkt_duration_time,duration_time")?;
+        let answer = ffprobe(path, DETECTED, "frame=best_effort_timestamp_time,pkt_duration_time,duration_time")?;
         shown(&answer["frames"])
     } else {
         shown(packets)

@@ -33,6 +33,9 @@ use crate::resize::square_pixels;
 const FORMATS: &str = "mov,mp4,matroska,webm,avi,mpeg,mpegts,mpegvideo,m4v,h264,hevc,obu,ivf,flv,asf,ogg,mxf,nut,rm,\
                        dv,mjpeg,swf,wtv,apng,webp_pipe,av1,vvc,bmp_pipe,tiff_pipe";
 
+/// The format of a file that ffmpeg detects itself.
+const DETECTED: Option<&str> = None;
+
 /// The reason why decoding failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
@@ -62,7 +65,7 @@ enum FaultHandling {
 /// Decodes the frames that `options` select. A file with faults is accepted if no frame is damaged and no frame is
 /// missing.
 pub(crate) fn decode(path: &Path, options: &ReadOptions) -> Result<Frames, Failure> {
-    let stream = StreamDescription::of(path, None)?;
+    let stream = StreamDescription::of(path, DETECTED)?;
     let max_frames =
         options.max_frames.map(|max| max.saturating_add(options.skip).saturating_mul(options.every.max(1)));
     let resampling = options.fps.map(|fps| {
@@ -73,7 +76,8 @@ pub(crate) fn decode(path: &Path, options: &ReadOptions) -> Result<Frames, Failu
     let decode_with = |handling| {
         let mut frames = Frames::new(options);
         frames.source_fps = stream.fps;
-        let read = pictures(path, None, &stream, &filters, max_frames, handling, |picture| frames.push(picture, 1));
+        let add = |picture| frames.push(picture, 1);
+        let read = pictures(path, DETECTED, &stream, &filters, max_frames, handling, add);
         (frames, read)
     };
     let (frames, read) = decode_with(FaultHandling::Strict);

@@ -96,7 +96,7 @@ mod clips {
         }
     }
 
-    /// Answers the methods by hand, `data_source`, and those of [`Algorithm`].
+    /// Answers `evaluate`, `data_source`, and the methods of [`Algorithm`].
     fn others(algorithm: &mut (dyn ClipAlgorithm + '_), method: &str, message: &Incoming) -> Answered {
         match method {
             "data_source" => Outgoing::of(&DataSource::Clips).map(Some),

@@ -46,8 +46,8 @@ remote! {
     }
 }
 
-/// Answers the methods that the declaration above does not have: `about`, `has_parts`, and those of the model's further
-/// traits.
+/// Answers the methods that the declaration above does not have: `about`, `has_parts`, and the methods of the model's
+/// further traits.
 fn others(model: &mut (dyn Model + '_), method: &str, message: &Incoming) -> Answered {
     match method {
         "about" => {

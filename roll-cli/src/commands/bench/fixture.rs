@@ -55,7 +55,8 @@ impl Fixture {
         expert.add_trainable(&trainable(), &noise, &StateDict::new())?;
         let statistics = LatentStatistics::published(vae.z_dim)
             .ok_or_else(|| Error::Misuse(format!("no statistics for {} channels", vae.z_dim)))?;
-        let vae_weights = random_weights(vae.weights(), DType::F32, None, device).collect::<Result<_>>()?;
+        let no_codes = None;
+        let vae_weights = random_weights(vae.weights(), DType::F32, no_codes, device).collect::<Result<_>>()?;
         let vae_store = Resident::from_weights(vae_weights, device);
         let vae =
             Vae::with_store(vae.clone(), &statistics, Arc::new(vae_store))?.with_decoder_dtype(preset.vae_dtype)?;

@@ -25,6 +25,8 @@ use crate::ranks::{process, unusable_device};
 
 /// Number of parameters above which a step on a CPU takes hours.
 const LARGE: f64 = 3e9;
+/// The network of an [`estimate`] for the configuration as it is.
+const CONFIGURED_NETWORK: Option<String> = None;
 
 /// Prints the findings; fails when the run would fail.
 pub fn check(args: Check) -> Result<()> {
@@ -209,7 +211,7 @@ fn list_needs(
     let config = &loaded.config;
     let planned = machine(args, loaded).and_then(|mut machine| {
         machine.devices = rank_count(config);
-        let (_, needs) = estimate(loaded, registry, None, size, &machine)?;
+        let (_, needs) = estimate(loaded, registry, CONFIGURED_NETWORK, size, &machine)?;
         Ok((machine, needs))
     });
     match planned {
@@ -250,7 +252,7 @@ pub fn estimated(loaded: &LoadedConfig, registry: &Registry) -> Option<String> {
     let config = &loaded.config;
     let machine = machine(&MachineArgs::default(), loaded).ok()?;
     let size = fixed_size(loaded).ok()?;
-    let (_, needs) = estimate(loaded, registry, None, size, &machine).ok()?;
+    let (_, needs) = estimate(loaded, registry, CONFIGURED_NETWORK, size, &machine).ok()?;
     if let Some(note) = cpu_note(config, None, &needs) {
         tracing::warn!("{note}");
     }

@@ -92,8 +92,8 @@ impl<'a> Answers<'a> {
         self.values.retain(|(key, _)| !key.starts_with(&format!("{section}.")));
     }
 
-    /// The options of the component of a section: the answers so far, and those of `--set` whose question has not come
-    /// yet.
+    /// The options of the component of a section: the answers so far, and the values of `--set` whose question has not
+    /// come yet.
     pub fn options(&self, section: &str) -> Result<Options> {
         let mut options = Options::new();
         let mut given_values = Vec::new();

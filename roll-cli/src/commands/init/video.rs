@@ -26,6 +26,8 @@ const FRAMES: usize = 81;
 const EVALUATED: u64 = 8;
 /// Videos in a step of Reward-FL, over all ranks.
 const BATCH: usize = 8;
+/// The option of [`open_model`] if only the answers so far count.
+const NO_FURTHER_OPTION: Option<(&str, &Json)> = None;
 
 /// Facts of the model from the headers of its files.
 struct Files {
@@ -64,7 +66,8 @@ impl Interview<'_, '_> {
         if algorithm == "reward_fl" {
             self.answers.put("training.gradient_accumulation_steps", (BATCH / place.devices.max(1)).max(1))?;
         }
-        open_model(self.registry, self.answers, None).map(|model| Some(model.parameter_count()))
+        let model = open_model(self.registry, self.answers, NO_FURTHER_OPTION)?;
+        Ok(Some(model.parameter_count()))
     }
 
     /// Asks for the files of the model. `None` without an answer, which means the demo.
@@ -247,7 +250,7 @@ impl Interview<'_, '_> {
         let size = ["data.height", "data.width"].map(|key| self.answers.get(key).and_then(Json::as_u64).unwrap_or(0));
         let size = size.map(|side| side as usize);
         let frames = self.answers.get("data.num_frames").and_then(Json::as_u64).unwrap_or(1) as usize;
-        let mut model = open_model(self.registry, self.answers, None)?;
+        let mut model = open_model(self.registry, self.answers, NO_FURTHER_OPTION)?;
         // Fails if the model cannot make a video of the prompt, for want of a picture or because of the picture.
         let mut check_input = |prompt: &str, picture: Option<&str>| -> Result<()> {
             let image = picture.map(|path| read_image(path, Sizing::Exact(size))).transpose()?;
@@ -269,7 +272,8 @@ impl Interview<'_, '_> {
                 true => Metadata::open(&data_config(text))?.rows.into_iter().map(|row| row.prompt).collect(),
                 false => vec![text.to_string()],
             };
-            needs_picture = texts.iter().any(|text| check_input(text, None).is_err());
+            let without_picture = None;
+            needs_picture = texts.iter().any(|text| check_input(text, without_picture).is_err());
             Ok(Json::from(texts))
         })?;
         if needs_picture {

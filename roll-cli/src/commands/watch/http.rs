@@ -272,7 +272,8 @@ impl<F: Fn(&Request) -> Response> Server<F> {
                     403 => "use the address that `roll watch` printed\n",
                     _ => "the request cannot be read\n",
                 };
-                let _ = send(stream, Response::text(status, reason), None, deadline);
+                let refused = None;
+                let _ = send(stream, Response::text(status, reason), refused, deadline);
                 self.newcomers.remove(number);
             }
         }
