@@ -122,8 +122,9 @@ impl<'a> Writer<'a> {
         };
         let name = map.get("name").map(inline).unwrap_or_default();
         self.line(indent, &format!("- name: {name}"));
-        let rest = map.iter().filter(|(name, _)| *name != "name").map(|(k, v)| (k.clone(), v.clone())).collect();
-        self.map(&MapContext { key, indent: indent + LEVEL, component }, &rest);
+        let mut options = map.clone();
+        options.retain(|name, _| name != "name");
+        self.map(&MapContext { key, indent: indent + LEVEL, component }, &options);
     }
 
     /// The position of an option among those of its component.
