@@ -124,14 +124,16 @@ fn wrong_model(user: &MergedConfig) -> Option<String> {
 
 /// The reason, if a video model is named without clips, or clips without a model.
 fn missing_part(user: &MergedConfig) -> Option<String> {
-    let is_one_of =
-        |key: &str, names: &[&str]| user.peek(key).and_then(|v| v.as_str()).is_some_and(|v| names.contains(&v));
+    let is_one_of = |key: &str, names: &[&str]| {
+        let value = user.peek(key).and_then(|value| value.as_str());
+        value.is_some_and(|value| names.contains(&value))
+    };
     if !(is_one_of("algo.name", VIDEO.algorithms) && is_one_of("model.name", &[VIDEO.model])) {
         return None;
     }
     // The reward is missing, too, unless one is named or the algorithm uses none.
-    let needs_reward =
-        !is_one_of("algo.name", &["flow_matching"]) && user.peek("reward").is_none_or(|rewards| *rewards == json!([]));
+    let names_no_reward = || user.peek("reward").is_none_or(|rewards| *rewards == json!([]));
+    let needs_reward = !is_one_of("algo.name", &["flow_matching"]) && names_no_reward();
     let (also, too) = if needs_reward { (" and reward", ", `reward`") } else { ("", "") };
     let files = WAN_FILES.into_iter().find(|key| user.peek(key).is_some());
     let (named, unused, needed) = match (files, user.peek(WAN_CLIPS)) {

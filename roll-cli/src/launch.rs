@@ -1,5 +1,5 @@
-//! Reads what a launcher such as `torchrun` or `srun` says in environment variables: the rank of this process, the
-//! number of processes, and where they meet.
+//! Reads the environment variables of a launcher such as `torchrun` or `srun`: the rank of this process, the number of
+//! processes, and the host and port where they meet.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -93,7 +93,7 @@ fn secret(value: &impl Fn(&str) -> Option<String>) -> Result<Option<Secret>> {
     Secret::new(text.trim()).ok_or_else(empty).map(Some)
 }
 
-/// The host of rank 0 in a job of Slurm, and a port that usually differs between jobs and steps.
+/// The host of rank 0 in a job of Slurm, and a port that usually differs between jobs and their steps.
 fn slurm(value: &impl Fn(&str) -> Option<String>) -> Option<(String, u16)> {
     let nodes = value("SLURM_STEP_NODELIST").or_else(|| value("SLURM_JOB_NODELIST"))?;
     let job = number(value, "SLURM_JOB_ID")? + number(value, "SLURM_STEP_ID").unwrap_or(0);

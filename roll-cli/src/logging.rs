@@ -27,7 +27,8 @@ roll_core::inventory::submit! { roll_core::Variable(FILTERS[0]) }
 struct Filter(Vec<(String, LevelFilter)>);
 
 impl Filter {
-    /// Reads directives that commas separate, `LEVEL`, `TARGET` or `TARGET=LEVEL`. Returns the wrong ones beside.
+    /// Reads directives that commas separate: `LEVEL`, `TARGET` or `TARGET=LEVEL`. Returns the filter, and the
+    /// directives that are invalid.
     fn parse(text: &str) -> (Self, Vec<&str>) {
         let mut wrong = Vec::new();
         let mut levels = Vec::new();
@@ -40,16 +41,16 @@ impl Filter {
                 },
             };
             let is_target = target.chars().all(|c| c.is_alphanumeric() || "_:-".contains(c));
-            match level.filter(|_| is_target) {
-                Some(level) => levels.push((target.to_string(), level)),
-                None => wrong.push(directive),
+            match level {
+                Some(level) if is_target => levels.push((target.to_string(), level)),
+                _ => wrong.push(directive),
             }
         }
         if levels.is_empty() {
             // Errors are shown whatever the filter, for example if all of its directives are wrong.
             levels.push((String::new(), LevelFilter::ERROR));
         }
-        // The longest beginning counts; of equal ones the last.
+        // The last entry that fits counts: the longest beginning, and the last of several equal ones.
         levels.sort_by_key(|(target, _)| target.len());
         (Self(levels), wrong)
     }
@@ -141,7 +142,8 @@ struct Log {
 
 impl Log {
     fn is_enabled(&self, target: &str, level: Level) -> bool {
-        level <= self.filter.level(target) && (self.is_set || level <= Level::WARN || self.own_rank().unwrap_or(0) == 0)
+        let is_first_rank = || self.own_rank().unwrap_or(0) == 0;
+        level <= self.filter.level(target) && (self.is_set || level <= Level::WARN || is_first_rank())
     }
 
     fn own_rank(&self) -> Option<usize> {
@@ -150,8 +152,9 @@ impl Log {
 
     /// Writes a line at once, above the bars.
     fn write(&self, level: Level, message: &str) {
-        let rank = self.own_rank().filter(|own| self.rank.is_some() || *own > 0);
-        let line = self.line(&prefix(rank), SystemTime::now(), level, message);
+        // Without a job, the first of several threads has no prefix.
+        let shown_rank = self.own_rank().filter(|own| self.rank.is_some() || *own > 0);
+        let line = self.line(&prefix(shown_rank), SystemTime::now(), level, message);
         // A reader that went away, or a terminal that was closed, is no reason to stop.
         progress::above_bars(|| drop(std::io::stderr().write_all(fitted(&line).as_bytes())));
     }

@@ -72,8 +72,8 @@ fn last_column(row: &str) -> usize {
     if start > FAR_RIGHT { 4 } else { start.max(2) }
 }
 
-/// Wraps lines that are longer than `columns` between words. `indent` returns the indentation of what is left of a
-/// line.
+/// Wraps lines that are longer than `columns` between words. `indent` returns the indentation of the lines on which a
+/// line continues.
 ///
 /// Lines are wrapped at double spaces if possible, so that `lr 2.3e-3` stays together. A word that is too long is not
 /// broken. Escape sequences take no column.
@@ -83,7 +83,7 @@ pub fn wrapped(text: &str, columns: usize, indent: fn(&str) -> usize) -> String 
         if i > 0 {
             wrapped.push('\n');
         }
-        let indent = indent(line);
+        let indentation = indent(line);
         let mut column = 0;
         let words = words(line);
         for (at, word) in words.iter().enumerate() {
@@ -93,13 +93,13 @@ pub fn wrapped(text: &str, columns: usize, indent: fn(&str) -> usize) -> String 
             let begins_group = word.starts_with("  ") && !words[at + 1..].is_empty();
             let width_of_group = if begins_group { group_width(&words[at..]) } else { width };
             // A group stays together if a line has room for it.
-            let width_to_fit = if indent + width_of_group <= columns { width_of_group } else { width };
-            let is_first = column <= indent;
-            if !is_first && column + width_to_fit > columns && indent + width_without_spaces <= columns {
+            let width_to_fit = if indentation + width_of_group <= columns { width_of_group } else { width };
+            let is_first = column <= indentation;
+            if !is_first && column + width_to_fit > columns && indentation + width_without_spaces <= columns {
                 wrapped.push('\n');
-                wrapped.extend(std::iter::repeat_n(' ', indent));
+                wrapped.extend(std::iter::repeat_n(' ', indentation));
                 wrapped.push_str(word.trim_start());
-                column = indent + width_without_spaces;
+                column = indentation + width_without_spaces;
             } else {
                 wrapped.push_str(word);
                 column += width;

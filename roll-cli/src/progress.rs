@@ -121,7 +121,7 @@ impl<T: TermLike> TermLike for UnpaddedTerminal<T> {
     }
 }
 
-/// Runs `write` while the bars are hidden.
+/// Runs `write` while the bars are cleared, so that its lines are above them.
 pub fn above_bars(write: impl FnOnce()) {
     bars().suspend(write);
 }

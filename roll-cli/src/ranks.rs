@@ -75,7 +75,7 @@ impl Job {
             place.port,
             launch::size_variable(variable).unwrap_or_default()
         );
-        // Without the thread there is no message, and nothing else is missing.
+        // If the thread cannot be started, only the message is missing.
         let _ = threads::spawn("a message", move || {
             if waits.recv_timeout(SOON) == Err(mpsc::RecvTimeoutError::Timeout) {
                 tracing::warn!("{waiting}");
@@ -93,8 +93,8 @@ impl Job {
     }
 
     /// Runs `f`. If it fails or panics, the other ranks receive the failure. A panic becomes an error, because some GPU
-    /// libraries panic when memory runs out, and the other ranks must learn of it. An interrupt is not passed on: all
-    /// ranks have agreed on it.
+    /// libraries panic when memory runs out, and the other ranks must not wait for this one. An interrupt is not passed
+    /// on, because all ranks have agreed on it.
     pub fn run<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
         let result = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
             Err(Error::failed("panicked")(panic_message(panic.as_ref()).unwrap_or("no message").to_string()))
@@ -148,7 +148,8 @@ pub fn with_collectives(mut context: BuildContext) -> Result<BuildContext> {
     Ok(context)
 }
 
-/// The communicator for a run on `backend`: `host`, which goes over TCP, or the one that `nccl` makes of it for a GPU.
+/// The communicator for a run on `backend`: `host`, which uses TCP, or the result of `nccl`, which uses the GPU, and
+/// `host` for small messages.
 fn choose_communicator(
     collectives: Collectives,
     backend: &str,

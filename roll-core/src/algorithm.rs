@@ -9,20 +9,20 @@ use crate::{
 pub enum Samples {
     /// The rows of the configuration's section `data`.
     Clips(Box<dyn ClipAlgorithm>),
-    /// The algorithm brings or makes its own: [`StepContext::samples`] is empty.
+    /// Samples that the algorithm brings or makes itself. [`StepContext::samples`] is empty.
     Own(Box<dyn OwnDataAlgorithm>),
 }
 
 /// A training algorithm. It is a [`ClipAlgorithm`] or an [`OwnDataAlgorithm`], too, as [`Algorithm::samples`] says.
 pub trait Algorithm: Send {
-    /// Says where its samples come from: `Samples::Clips(self)` or `Samples::Own(self)`. Called once, before everything
-    /// else.
+    /// Wraps the algorithm in the source of its samples: `Samples::Clips(self)` or `Samples::Own(self)`. Called once,
+    /// before everything else.
     fn samples(self: Box<Self>) -> Samples;
 
     /// Checks model and reward once, before the first step.
     fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()>;
 
-    /// Its headline metrics, the most important one first; the others are logged too.
+    /// Its headline metrics, the most important one first. Metrics that are no headlines are logged, too.
     fn headlines(&self) -> Vec<Headline> {
         Vec::new()
     }
@@ -82,8 +82,8 @@ pub trait ClipAlgorithm: Algorithm {
         Ok(None)
     }
 
-    /// Takes clips that are not trained on, this rank's part of them, for [`Algorithm::validate`]; called once, before
-    /// the first step. Returns false if the algorithm does not use them; videos for these clips are then generated and
+    /// Takes this rank's part of the clips that are not trained on, for [`Algorithm::validate`]. Called once, before
+    /// the first step. Returns false if the algorithm does not use them. Videos for these clips are then generated and
     /// scored ([`ClipAlgorithm::evaluate`]).
     fn hold_out(&mut self, _clips: &[Sample]) -> bool {
         false
@@ -94,8 +94,8 @@ pub trait ClipAlgorithm: Algorithm {
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct ClipUse {
-    /// Why a row without a clip cannot be trained on or evaluated, whatever the rewards: "it trains on the clips". `None`
-    /// if such a row can be.
+    /// Why a row without a clip cannot be trained on or evaluated, whatever the rewards: "it trains on the clips".
+    /// `None`: a row needs no clip.
     pub trained_on: Option<String>,
     /// The part of a row that rewards compare its videos with.
     pub reference: Reference,
@@ -122,7 +122,7 @@ pub enum Reference {
 
 /// An algorithm that brings or makes its own samples: conversations, episodes of an agent.
 pub trait OwnDataAlgorithm: Algorithm {
-    /// Steps of one pass over its data, where they have an end.
+    /// Steps of one pass over its data. `None`: the data have no end.
     fn steps_per_epoch(&self) -> Option<u64> {
         None
     }

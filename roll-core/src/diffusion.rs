@@ -9,7 +9,7 @@ use crate::{Adapter, Error, Grad, Pullback, Result, Tensor, VideoUnit};
 pub struct Timestep(#[serde(with = "crate::number")] pub f64);
 
 impl Timestep {
-    /// Returns true where the low-noise expert works: below `boundary * 1000`.
+    /// Whether the low-noise expert computes this timestep: whether it is below `boundary * 1000`.
     pub fn uses_low_noise(self, boundary: f64) -> bool {
         self.0 < boundary * 1000.0
     }
@@ -59,7 +59,7 @@ pub struct ConditionInput {
     pub prompt: String,
     /// First frame, f32 `[3, H, W]` in [-1, 1].
     pub image: Option<Tensor>,
-    /// Last frame, likewise.
+    /// Last frame, f32 `[3, H, W]` in [-1, 1].
     pub end_image: Option<Tensor>,
     /// Frames to generate.
     pub frames: usize,
@@ -143,7 +143,7 @@ pub trait DiffusionModel {
     }
 
     /// Announces the prompts of the next calls of [`DiffusionModel::encode`], in their order. A model that must read a
-    /// large encoder for one prompt may then encode several at once. Each call replaces the announcement before.
+    /// large encoder for one prompt may then encode several at once. Each announcement replaces the previous one.
     fn expect_prompts(&mut self, prompts: &[String]) {
         let _ = prompts;
     }

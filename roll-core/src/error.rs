@@ -8,7 +8,7 @@ use std::path::PathBuf;
 /// Result with [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Who can put an error right.
+/// The kind of an error, by who can put it right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The input, the configuration or a file is wrong: the user can fix it.
@@ -267,14 +267,16 @@ pub fn one_line(error: &dyn std::error::Error) -> String {
     messages(error).join(": ")
 }
 
-/// The known name nearest to `name`, if it is near enough to be meant: one edit, and one more for each four letters.
+/// The known name nearest to `name`. `None` unless the names differ by at most one edit, and one more for each four
+/// letters.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    known
-        .into_iter()
-        .map(|k| (strsim::damerau_levenshtein(&name.to_lowercase(), &k.to_lowercase()), k))
-        .filter(|(distance, k)| *distance <= 1 + k.len().max(name.len()) / 4)
-        .min_by_key(|(distance, _)| *distance)
-        .map(|(_, k)| k)
+    let with_distance = |known_name: &'a str| {
+        let distance = strsim::damerau_levenshtein(&name.to_lowercase(), &known_name.to_lowercase());
+        (distance, known_name)
+    };
+    let is_near = |(distance, known_name): &(usize, &str)| *distance <= 1 + known_name.len().max(name.len()) / 4;
+    let near = known.into_iter().map(with_distance).filter(is_near);
+    near.min_by_key(|(distance, _)| *distance).map(|(_, known_name)| known_name)
 }
 
 /// The text, cut after `max_chars` characters.

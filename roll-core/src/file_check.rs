@@ -10,8 +10,8 @@ pub struct FileCheck {
     pub kind: Kind,
     /// Its name.
     pub name: &'static str,
-    /// Fails if a file is missing and would not be downloaded; opening the component with
-    /// [`BuildContext::headers_only`] checks what is in them.
+    /// Fails if a file is missing and would not be downloaded. The contents of the files are checked when the component
+    /// is opened with [`BuildContext::headers_only`].
     pub check: fn(&Options, &BuildContext) -> Result<FilesFound>,
 }
 

@@ -99,50 +99,55 @@ mod schema {
     }
 
     impl Key {
-        /// Checks a value of this key, as [`check`] does. `null` always passes. `place` is the full name of the key,
-        /// for errors.
-        pub fn check(&self, place: &str, value: &mut Json) -> Result<()> {
+        /// Checks a value of this key, as [`check`] does. `null` always passes. Errors name the key by `path`.
+        pub fn check(&self, path: &str, value: &mut Json) -> Result<()> {
             match value {
                 Json::Null => Ok(()),
-                value => check_value(&[], place, &self.schema, value),
+                value => check_value(&[], path, &self.schema, value),
             }
         }
 
         /// Whether every value of this key is text, or `null`.
         pub fn is_text(&self) -> bool {
-            let is_text_schema =
-                |schema: &Json| types(schema).is_some_and(|types| types.iter().all(|t| ["string", "null"].contains(t)));
+            let is_text_schema = |schema: &Json| match types(schema) {
+                Some(types) => types.iter().all(|name| ["string", "null"].contains(name)),
+                None => false,
+            };
             alternatives(&self.schema).into_iter().all(is_text_schema)
         }
 
-        /// Whether the value at `place` is an enum whose variants are maps of one key, the variant's tag (`{value:
-        /// 0.5}`), and `words` are two of its tags. `place` is the name of this key, or of a value within it.
-        pub fn are_choices(&self, place: &str, words: [&str; 2]) -> bool {
-            let mut parts = place.split('.');
-            if !self.name.split('.').all(|part| parts.next() == Some(part)) {
+        /// Whether the value at `path` is an enum whose variants are maps of one key, the variant's tag (`{value:
+        /// 0.5}`), and both `words` are among its tags. Layers of a configuration are merged by this: a later layer's
+        /// `{other: 1}` then replaces `{value: 0.5}` instead of merging with it.
+        ///
+        /// `path` is the name of this key, or of a value within it.
+        pub fn are_tags_of_one_enum(&self, path: &str, words: [&str; 2]) -> bool {
+            let mut parts = path.split('.');
+            let is_within_key = self.name.split('.').all(|part| parts.next() == Some(part));
+            if !is_within_key {
                 return false;
             }
             // The parts after the key's name lead to the value within it.
-            let schemas = parts.fold(vec![&self.schema], entry_schemas);
+            let schemas = parts.fold(vec![&self.schema], schemas_one_step_down);
             let tags: Vec<&String> = schemas.into_iter().flat_map(alternatives).filter_map(tag).collect();
             words.iter().all(|word| tags.iter().any(|tag| tag == word))
         }
     }
 
-    /// The error on a key that is not among `siblings`, the names at its level. It suggests a known key if [`suggest`]
-    /// finds one.
-    pub fn unknown<'a>(key: &str, siblings: impl Iterator<Item = &'a str> + Clone, all: &[Key]) -> Error {
-        let hint = match suggest(key, siblings.clone(), all) {
+    /// The error on the key at `path`, which is not among `siblings`, the names at its level. The error suggests a
+    /// known key if [`suggest`] finds one.
+    pub fn unknown<'a>(path: &str, siblings: impl Iterator<Item = &'a str> + Clone, all: &[Key]) -> Error {
+        let hint = match suggest(path, siblings.clone(), all) {
             Some(near) => format!("did you mean `{near}`?"),
             None => format!("known keys: {}", siblings.collect::<Vec<_>>().join(", ")),
         };
-        Error::config(key, format!("unknown key; {hint}"))
+        Error::config(path, format!("unknown key; {hint}"))
     }
 
-    /// The known key that the user may have meant by `key`: the nearest of `siblings`, which are the names at its
-    /// level; if none is near, the key of `all` with the nearest last name, at whatever level.
-    pub fn suggest<'a>(key: &str, siblings: impl Iterator<Item = &'a str>, all: &[Key]) -> Option<String> {
-        let (parent, name) = key.rsplit_once('.').unwrap_or(("", key));
+    /// The known key that the user may have meant by `path`. This is the nearest of `siblings`, the names at its level.
+    /// If none of them is near, it is the key of `all` with the nearest last name, at any level.
+    pub fn suggest<'a>(path: &str, siblings: impl Iterator<Item = &'a str>, all: &[Key]) -> Option<String> {
+        let (parent, name) = path.rsplit_once('.').unwrap_or(("", path));
         if let Some(near) = nearest(name, siblings) {
             return Some(joined(parent, near));
         }
@@ -157,8 +162,9 @@ mod schema {
         if parent.is_empty() { name.to_string() } else { format!("{parent}.{name}") }
     }
 
-    /// Appends the keys of a map with this `schema` to `keys`, each with `prefix` before its name, and then the keys of
-    /// the maps within it. `defaults` is the default of the whole map, if the type that contains it has one.
+    /// Appends the keys of a map with this `schema` to `keys`, each with `prefix` before its name. The keys of a map
+    /// within it follow the key that holds the map. `defaults` is the default of the whole map, if the type that
+    /// contains it has one.
     fn add_keys(prefix: &str, schema: &Json, defaults: Option<&Json>, keys: &mut Vec<Key>) {
         for (name, field) in fields(schema).into_iter().flatten() {
             let default = defaults.and_then(|defaults| defaults.get(name)).or(field.get("default"));
@@ -172,8 +178,9 @@ mod schema {
             };
             let nested = format!("{}.", key.name);
             let section = nesting(field);
-            // A map with a default adds nothing to its keys, which are listed one by one.
-            if section.is_none() || !default.is_some_and(Json::is_object) {
+            // A map whose default is a map is not listed itself: its keys are, each with its own default.
+            let is_listed_by_its_keys = section.is_some() && default.is_some_and(Json::is_object);
+            if !is_listed_by_its_keys {
                 keys.push(key);
             }
             match section {
@@ -184,26 +191,27 @@ mod schema {
         }
     }
 
-    /// The schemas that an entry of maps or lists with these `schemas` may have: of the field `part`, or, if `part` is
-    /// a number, of the list's entries.
-    fn entry_schemas<'a>(schemas: Vec<&'a Json>, part: &str) -> Vec<&'a Json> {
-        let entry = |schema: &'a Json| match part.parse::<usize>() {
+    /// One step down a path: the schemas that the entry `part` may have within a value with one of these `schemas`.
+    fn schemas_one_step_down<'a>(schemas: Vec<&'a Json>, part: &str) -> Vec<&'a Json> {
+        let schema_of_part = |schema: &'a Json| match part.parse::<usize>() {
+            // A number is an entry of a list.
             Ok(_) => schema.get("items"),
+            // Any other part is a field of a map.
             Err(_) => fields(schema)?.get(part),
         };
-        schemas.into_iter().flat_map(alternatives).filter_map(entry).collect()
+        schemas.into_iter().flat_map(alternatives).filter_map(schema_of_part).collect()
     }
 
-    /// The schema of the map whose keys a field brings along.
+    /// A map within a field, whose keys are listed after the field's own key.
     enum Nesting<'a> {
-        /// The field is this map.
+        /// The schema of the field, which is a map.
         Map(&'a Json),
-        /// The field is a list of such maps.
+        /// The schema of each entry of the field, which is a list of maps.
         Entries(&'a Json),
     }
 
-    /// The map, or the maps of a list, that a field holds. A map that is one of several alternatives does not count; a
-    /// list of maps does.
+    /// The map, or the maps of a list, that a field holds. `None` for a map that is one of several alternatives; a list
+    /// of maps may be one of several.
     fn nesting(field: &Json) -> Option<Nesting<'_>> {
         let present: Vec<&Json> = alternatives(field).into_iter().filter(|a| !is_null(a)).collect();
         match present[..] {
@@ -305,10 +313,11 @@ mod schema {
 
     /// A list in words: "2 entries, each a number".
     fn list(schema: &Json) -> String {
-        let bound = |key: &str| schema.get(key).and_then(Json::as_u64);
-        let count = match (bound("minItems"), bound("maxItems")) {
+        let length = |keyword: &str| schema.get(keyword).and_then(Json::as_u64);
+        let count = match (length("minItems"), length("maxItems")) {
             (Some(least), Some(most)) if least == most => format!("{least} entries"),
             (Some(least), None) => format!("at least {least} entries"),
+            // Other ranges of lengths are not described.
             _ => "a list".into(),
         };
         let entry = schema.get("items").map(values).unwrap_or_else(|| "any value".into());
@@ -324,14 +333,15 @@ mod schema {
         }
     }
 
-    fn limit(schema: &Json, key: &str) -> Option<f64> {
-        schema.get(key).and_then(Json::as_f64)
+    /// The number of a keyword of JSON schema, such as `minimum`.
+    fn keyword_number(schema: &Json, keyword: &str) -> Option<f64> {
+        schema.get(keyword).and_then(Json::as_f64)
     }
 
-    /// The range of a number in words, after a blank: " from 0 to 1", " above 0 and at most 8", " of at least 1". Empty
-    /// if there is no limit.
+    /// The range of a number in words, with a blank before it: " from 0 to 1", " above 0 and at most 8", " of at least
+    /// 1". Empty if there is no limit.
     fn range(schema: &Json) -> String {
-        let limit = |key| limit(schema, key);
+        let limit = |keyword| keyword_number(schema, keyword);
         if let (Some(least), Some(most)) = (limit("minimum"), limit("maximum")) {
             return format!(" from {least} to {most}");
         }
@@ -373,7 +383,7 @@ mod schema {
         })
     }
 
-    /// Whether a map has the tag of `schema` as its only key. True if the schema has no tag or `value` is no map.
+    /// Whether a map has the tag of `schema` as its only key. True if the schema has no tag or `value` is not a map.
     fn is_tagged(schema: &Json, value: &Json) -> bool {
         match (tag(schema), value) {
             (Some(word), Json::Object(map)) => map.len() == 1 && map.get(word).is_some_and(|inner| !inner.is_null()),
@@ -383,35 +393,41 @@ mod schema {
 
     /// The tag of an enum's variant that holds a value: the only key of its map, such as `value` in `{value: 0.5}`.
     fn tag(schema: &Json) -> Option<&String> {
-        let mut names = fields(schema).filter(|_| is_closed(schema))?.keys();
+        if !is_closed(schema) {
+            return None;
+        }
+        let mut names = fields(schema)?.keys();
         let (Some(name), None) = (names.next(), names.next()) else { return None };
         let required = schema.get("required").and_then(Json::as_array)?;
         required.iter().any(|one| one == name).then_some(name)
     }
 
-    /// Fails if `value` is outside `schema`; `all` are the known keys, for suggestions.
-    fn check_value(all: &[Key], key: &str, schema: &Json, value: &mut Json) -> Result<()> {
+    /// Fails if the value at `path` is outside `schema`; `all` are the known keys, for suggestions.
+    fn check_value(all: &[Key], path: &str, schema: &Json, value: &mut Json) -> Result<()> {
         let several = alternatives(schema);
         let fitting: Vec<&Json> = several.into_iter().filter(|a| takes(a, value) && is_tagged(a, value)).collect();
         match fitting[..] {
             // serde_json writes a number that is not finite as `null`.
             [] if value.is_null() && types(schema).is_some_and(|types| types == ["number"]) => {
-                Err(Error::config(key, format!("expected {}, found one that is not finite", values(schema))))
+                Err(Error::config(path, format!("expected {}, found one that is not finite", values(schema))))
             }
             // The schema does not say what `null` means; the type that is read from it decides.
             [] if value.is_null() => Ok(()),
-            [only] => check_alternative(all, key, only, schema, value),
+            // One alternative has this type: its error is the most precise one.
+            [only] => check_alternative(all, path, only, schema, value),
             // Several alternatives have this type: one must accept the value.
-            _ if fitting.iter().any(|a| check_alternative(all, key, a, schema, &mut value.clone()).is_ok()) => Ok(()),
-            _ => Err(wrong(key, schema, value)),
+            _ if fitting.iter().any(|a| check_alternative(all, path, a, schema, &mut value.clone()).is_ok()) => Ok(()),
+            // No alternative has this type, or none of several accepts the value.
+            _ => Err(wrong(path, schema, value)),
         }
     }
 
-    /// Checks the range, word, length, entries and fields of `value` against `schema`, which takes its type. `schema`
-    /// is one alternative of `declared`, whose values errors describe.
-    fn check_alternative(all: &[Key], key: &str, schema: &Json, declared: &Json, value: &mut Json) -> Result<()> {
-        let limit = |name| limit(schema, name);
+    /// Checks the range, word, length, entries and fields of the value at `path` against `schema`, which takes its
+    /// type. `schema` is one alternative of `declared`, whose values errors describe.
+    fn check_alternative(all: &[Key], path: &str, schema: &Json, declared: &Json, value: &mut Json) -> Result<()> {
+        let limit = |keyword| keyword_number(schema, keyword);
         let found: &Json = value;
+        // The value itself; entries and fields are checked below.
         let fits = match found {
             Json::Number(number) => {
                 let number = number.as_f64().unwrap_or(f64::NAN);
@@ -431,7 +447,7 @@ mod schema {
             _ => true,
         };
         if !fits {
-            return Err(wrong(key, declared, value));
+            return Err(wrong(path, declared, value));
         }
         match value {
             Json::Number(number) if types(schema).is_some_and(|types| types.contains(&"integer")) => {
@@ -445,15 +461,15 @@ mod schema {
             Json::Array(items) => {
                 let Some(entry) = schema.get("items") else { return Ok(()) };
                 let mut items = items.iter_mut().enumerate();
-                items.try_for_each(|(i, item)| check_value(all, &format!("{key}.{i}"), entry, item))
+                items.try_for_each(|(i, item)| check_value(all, &format!("{path}.{i}"), entry, item))
             }
             Json::Object(map) => {
                 let Some(fields) = fields(schema) else { return Ok(()) };
                 if let Some(name) = map.keys().find(|name| is_closed(schema) && !fields.contains_key(*name)) {
-                    return Err(unknown(&joined(key, name), fields.keys().map(String::as_str), all));
+                    return Err(unknown(&joined(path, name), fields.keys().map(String::as_str), all));
                 }
                 fields.iter().try_for_each(|(name, field)| match map.get_mut(name) {
-                    Some(value) => check_value(all, &joined(key, name), field, value),
+                    Some(value) => check_value(all, &joined(path, name), field, value),
                     None => Ok(()),
                 })
             }
@@ -461,8 +477,8 @@ mod schema {
         }
     }
 
-    fn wrong(key: &str, schema: &Json, value: &Json) -> Error {
-        Error::config(key, format!("expected {}, found {}", values(schema), shown(value)))
+    fn wrong(path: &str, schema: &Json, value: &Json) -> Error {
+        Error::config(path, format!("expected {}, found {}", values(schema), shown(value)))
     }
 
     /// A value that was found, for messages: text in backticks, so that it cannot be taken for a number, and at most 80
@@ -644,11 +660,11 @@ mod tests {
 
     #[test]
     fn words_of_a_choice_are_known() {
-        assert!(key("missing").are_choices("missing", ["value", "other"]));
-        assert!(!key("missing").are_choices("missing", ["value", "skip"]), "`skip` is no map");
-        assert!(!key("missing").are_choices("count", ["value", "other"]));
-        assert!(key("listed").are_choices("listed.3.missing", ["value", "other"]));
-        assert!(!key("listed").are_choices("listed.3", ["missing", "missing"]), "a map of keys");
+        assert!(key("missing").are_tags_of_one_enum("missing", ["value", "other"]));
+        assert!(!key("missing").are_tags_of_one_enum("missing", ["value", "skip"]), "`skip` is no map");
+        assert!(!key("missing").are_tags_of_one_enum("count", ["value", "other"]));
+        assert!(key("listed").are_tags_of_one_enum("listed.3.missing", ["value", "other"]));
+        assert!(!key("listed").are_tags_of_one_enum("listed.3", ["missing", "missing"]), "a map of keys");
     }
 
     #[test]

@@ -44,8 +44,8 @@ pub struct Sampling {
     pub stop: Vec<String>,
     /// Key of the random draws.
     pub seed: u64,
-    /// The number of each prompt among all prompts that are continued with this seed. Draws depend on it, so that ranks
-    /// and batches can share the prompts out and still draw the same. Empty: the prompts are numbered from 0.
+    /// The number of each prompt among all prompts that are continued with this seed. Draws depend on this number, so
+    /// that the draws for a prompt are the same on any rank and in any batch. Empty: the prompts are numbered from 0.
     #[serde(default)]
     pub numbers: Vec<u64>,
 }
@@ -160,8 +160,9 @@ pub trait LanguageModel {
         Err(Error::Unsupported("this language model cannot generate while it is updated".into()))
     }
 
-    /// Hidden states after the last layer's norm, f32 `[B, L, D]`, 0 at padding: position t has read tokens 0 to t.
-    /// They are inputs of parts that learn on top of the model, such as a critic; no gradient flows through them.
+    /// Hidden states after the last layer's norm, f32 `[B, L, D]`, 0 at padding. The state at position t depends on
+    /// tokens 0 to t. Parts that learn on top of the model, such as a critic, read the states. No gradient flows
+    /// through them.
     fn hidden_states(&mut self, _tokens: &Tensor, _mask: &Tensor, _adapter: Adapter) -> Result<Tensor> {
         Err(Error::Unsupported("this language model does not give its hidden states, which a critic reads".into()))
     }

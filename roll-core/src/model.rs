@@ -183,16 +183,18 @@ pub mod flat {
                 return Err(Error::Unsupported(problem));
             }
         }
-        if let Some(name) = state.keys().find(|k| *k != super::header::KEY && !specs.iter().any(|s| &s.name == *k)) {
+        let is_unexpected =
+            |name: &&String| *name != super::header::KEY && !specs.iter().any(|spec| &spec.name == *name);
+        if let Some(name) = state.keys().find(is_unexpected) {
             return Err(Error::Misuse(format!("the tensor `{name}` is not one that is expected")));
         }
         Ok(values)
     }
 }
 
-/// Metadata of a file of tensors: texts by name. They are carried as one more entry among the tensors, so that they
-/// pass wherever a [`StateDict`] passes, also across the boundary of plugins. The writer of a file moves them from
-/// there into the file's header; readers of tensors ignore the entry.
+/// Metadata of a file of tensors: texts by name. A [`StateDict`] carries the metadata as one more entry, so that they
+/// pass wherever tensors pass, also across the boundary of plugins. The writer of a file moves the entry into the
+/// file's header. Readers of tensors ignore the entry.
 pub mod header {
     use std::collections::BTreeMap;
 
@@ -207,8 +209,8 @@ pub mod header {
     /// Name of the experiment that trained an adapter.
     pub const RUN: &str = "roll.run";
 
-    /// Prefix of the names of texts that do not belong in the header: each becomes a text file next to the file of
-    /// tensors, called by the rest of the name.
+    /// Prefix of the names of texts that do not belong in the header. Each becomes a text file next to the file of
+    /// tensors. The rest of the name is the name of the text file.
     pub const BESIDE: &str = "beside:";
 
     /// Adds `metadata` to the metadata of `state`.

@@ -99,14 +99,14 @@ impl<'a> ConfiguredOptions<'a> {
         let rows = table.iter().filter(|row| self.applies(row.when));
         let sentences = rows.filter_map(|row| {
             let keys = row.keys.iter().flat_map(|key| self.keys(key));
-            let keys: Vec<String> = keys.filter(|key| noted.insert(key.clone())).collect();
-            Some(format!("{} no effect: {}", self.named(&keys)?, row.because))
+            let not_noted_before: Vec<String> = keys.filter(|key| noted.insert(key.clone())).collect();
+            Some(format!("{} no effect: {}", self.named(&not_noted_before)?, row.because))
         });
         sentences.collect()
     }
 
-    /// Returns the keys among `keys` whose value is not the default, with the value, in the words of a message: "`a.b:
-    /// 3` and `a.c: 4` have". `None` if all have their defaults.
+    /// The keys among `keys` whose value is not the default, each with its value, as the subject and verb of a
+    /// sentence: "`a.b: 3` and `a.c: 4` have". `None` if all have their defaults.
     pub fn named<K: AsRef<str>>(&self, keys: &[K]) -> Option<String> {
         let changed = keys.iter().map(AsRef::as_ref).filter(|key| self.changed(key));
         let shown: Vec<String> =

@@ -56,8 +56,8 @@ fn shorten(value: &mut serde_json::Value) {
         serde_json::Value::Number(number) if number.is_f64() => {
             let exact = number.as_f64().unwrap_or_default();
             let is_f32 = f64::from(exact as f32) == exact;
-            let short = (exact as f32).to_string().parse().ok().filter(|_| is_f32);
-            if let Some(short) = short.and_then(serde_json::Number::from_f64) {
+            let short: Option<f64> = (exact as f32).to_string().parse().ok();
+            if is_f32 && let Some(short) = short.and_then(serde_json::Number::from_f64) {
                 *number = short;
             }
         }

@@ -24,28 +24,29 @@ pub struct Passes {
     pub forward: usize,
     /// How many of the forward passes are differentiated (always the last ones).
     pub pulled: usize,
-    /// `[denoising steps, trained steps]`, if a step makes more than one pass: a guided velocity makes two. Absent:
-    /// every pass is a step.
+    /// `[denoising steps, trained steps]`, if a denoising step makes more than one pass: with guidance it makes two.
+    /// Absent: every pass is a denoising step.
     #[serde(default)]
     pub steps: Option<[usize; 2]>,
     /// Videos of a sample that are compared with one another. Absent: a sample has one video, whose score is
     /// back-propagated.
     #[serde(default)]
     pub videos: Option<Videos>,
-    /// Passes that are recorded at once, before they are pulled back. Absent: [`Videos::at_once`], or if `videos` is
-    /// absent all `pulled` passes.
+    /// Passes that are recorded at once, before they are pulled back. Absent: [`Videos::at_once`], or all `pulled`
+    /// passes if `videos` is absent, too.
     #[serde(default)]
     pub held: Option<usize>,
-    /// `[videos decoded without gradient, videos whose decoding is pulled back]`; the latter are decoded one after
-    /// another. Absent: all [`Videos::count`] videos without gradient, or if `videos` is absent one video with
-    /// gradient.
+    /// `[videos decoded without gradient, videos whose decoding is pulled back]`. The decodings that are pulled back
+    /// follow one another. Absent: all [`Videos::count`] videos without gradient, or one video with gradient if
+    /// `videos` is absent, too.
     #[serde(default)]
     pub decoded: Option<[usize; 2]>,
-    /// Further passes without a gradient: those of reference policies, and those that only weigh a loss. Absent: one
+    /// Further passes without a gradient: passes of reference policies, and passes that only weight a loss. Absent: one
     /// for each trained step.
     #[serde(default)]
     pub references: Option<usize>,
-    /// Passes of reference policies run with the adapter that training starts from, of which the model keeps a copy.
+    /// Whether passes of reference policies run with the adapter that training starts from. The model keeps a copy of
+    /// it.
     #[serde(default)]
     pub reference_is_start: bool,
     /// Passes of a language model over texts, in place of all of the above. Empty: the model makes videos.
@@ -65,19 +66,19 @@ pub struct TextPass {
     pub group: usize,
     /// Sequences that a rank computes at once.
     pub at_once: usize,
-    /// Tokens of a sequence. `None`: as many as the context of the model.
+    /// Tokens of a sequence. `None`: the context length of the model.
     pub tokens: Option<usize>,
     /// Tokens at the end of a sequence that the model generates; 0: the model reads given texts.
     pub generated: usize,
-    /// The sequences of a group have the same prompt.
+    /// Whether the sequences of a group have the same prompt.
     pub shared_prompt: bool,
-    /// Sequences continue in a later call, for which the KV cache is kept.
+    /// Whether sequences continue in a later call, for which the KV cache is kept.
     pub continues: bool,
-    /// The pass is recorded and pulled back.
+    /// Whether the pass is recorded and pulled back.
     pub grad: bool,
     /// Hidden states per token that are kept in host memory.
     pub hidden_states: usize,
-    /// The pass overlaps the other passes, and has a copy of the trained parameters.
+    /// Whether the pass overlaps the other passes, and has a copy of the trained parameters.
     pub ahead: bool,
 }
 
@@ -124,13 +125,14 @@ pub struct Division {
     pub stage: u8,
     /// Where the strategy wants the frozen weights; as [`crate::Strategy::weight_placement`].
     pub placement: Option<WeightPlacement>,
-    /// Most trained parameters of a rank whose optimizer state is on a GPU, if the run has one. The state of more
-    /// parameters is in host memory; with 0 it always is.
+    /// Most trained parameters of a rank whose optimizer state is on a GPU, if the run has one. A larger state is in
+    /// host memory. With 0 the state always is.
     #[serde(default)]
     pub state_on_gpu: usize,
-    /// Communication overlaps computation.
+    /// Whether communication overlaps computation.
     pub overlap_comm: bool,
-    /// The strategy reads all trained parameters into host memory at once to update them, unless the state is on a GPU.
+    /// Whether the strategy reads all trained parameters into host memory at once to update them. It does not if the
+    /// optimizer state is on a GPU.
     #[serde(default)]
     pub copies_parameters: bool,
     /// Most trained elements that are moved between ranks at a time; a larger tensor is moved as a whole. 0: nothing is
@@ -143,37 +145,41 @@ pub struct Division {
 }
 
 impl Division {
-    /// Memory of the strategy on each of `ranks` for `n` trained parameters. `gpu`: the parameters are on a GPU, which
-    /// then holds the optimizer's state too, if it updates the parameters itself.
+    /// Memory of the strategy on each of `ranks` for `n` trained parameters. With `gpu`, the parameters are on a GPU.
+    /// The GPU also holds the optimizer's state if [`Division::state_on_gpu`] allows it.
     pub fn memory(&self, n: usize, ranks: usize, gpu: bool) -> Vec<MemoryItem> {
-        // The first stage that shards them.
+        // The first stages that shard optimizer states and gradients.
         const OPTIMIZER_STATES: u8 = 1;
         const GRADIENTS: u8 = 2;
         let is_sharded = |first_stage: u8| self.stage >= first_stage && ranks > 1;
         let elements = |first_stage| if is_sharded(first_stage) { n.div_ceil(ranks) } else { n };
         let elements_in_words =
             |first_stage| if is_sharded(first_stage) { format!("{n} / {ranks}") } else { n.to_string() };
-        let item =
-            |name, bytes, on_gpu, formula| MemoryItem::new(name, if on_gpu { [bytes, 0] } else { [0, bytes] }, formula);
-        let state_on_gpu = gpu && elements(OPTIMIZER_STATES) <= self.state_on_gpu;
+        let item = |name, bytes, is_on_gpu, formula| {
+            let [device, host] = if is_on_gpu { [bytes, 0] } else { [0, bytes] };
+            MemoryItem::new(name, [device, host], formula)
+        };
+        let state_is_on_gpu = gpu && elements(OPTIMIZER_STATES) <= self.state_on_gpu;
         // Several ranks sum their gradients in host memory.
-        let sums_on_gpu = state_on_gpu && ranks == 1;
+        let sums_are_on_gpu = state_is_on_gpu && ranks == 1;
         let mut items = vec![
             item(
                 "sums of gradients",
                 4 * elements(GRADIENTS),
-                sums_on_gpu,
+                sums_are_on_gpu,
                 format!("{} x 4 B", elements_in_words(GRADIENTS)),
             ),
             item(
                 "optimizer state",
                 8 * elements(OPTIMIZER_STATES),
-                state_on_gpu,
+                state_is_on_gpu,
                 format!("{} x 8 B", elements_in_words(OPTIMIZER_STATES)),
             ),
         ];
-        if self.copies_parameters && !state_on_gpu {
-            items.push(item("copy of the parameters", 4 * n, false, format!("{n} x 4 B, where they are updated")));
+        if self.copies_parameters && !state_is_on_gpu {
+            let copy_is_on_gpu = false;
+            let formula = format!("{n} x 4 B, where they are updated");
+            items.push(item("copy of the parameters", 4 * n, copy_is_on_gpu, formula));
         }
         items
     }
@@ -186,14 +192,14 @@ pub struct Speed {
     pub flops: f64,
     /// Bytes a second between ranks.
     pub link: f64,
-    /// Bytes a second that streamed weights are read with.
+    /// Bytes a second at which streamed weights are read.
     pub read: f64,
 }
 
 /// The work that a model plans for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanInput {
-    /// A published network, by the model's own name for it, in place of the files of its options.
+    /// The model's name of a published network, which is planned for instead of the network in the configured files.
     pub network: Option<String>,
     /// Frames of a video.
     pub frames: usize,
@@ -226,7 +232,7 @@ impl PlanInput {
 pub struct Needs {
     /// The work in words, such as "81 frames of 832x480, 32760 tokens".
     pub work: String,
-    /// Numbers worth reading out, by name: `tokens`.
+    /// Numbers for programs that read the plan, by name: `tokens`.
     pub facts: std::collections::BTreeMap<String, f64>,
     /// Memory by item.
     pub memory: Vec<MemoryItem>,
@@ -285,13 +291,14 @@ impl Needs {
         phases
     }
 
-    /// The sum of `bytes` over the items that are held in `phase`: those of the phase, and those without one.
+    /// The sum of `bytes` over the items that are held in `phase`: the items of this phase, and the items without a
+    /// phase.
     pub fn held_in(&self, phase: Option<&str>, bytes: impl Fn(&MemoryItem) -> usize) -> usize {
         let held = |item: &&MemoryItem| item.phase.is_none() || item.phase.as_deref() == phase;
         self.memory.iter().filter(held).map(bytes).fold(0, usize::saturating_add)
     }
 
-    /// The largest [`Needs::held_in`] of all phases, and its phase; the first of several that are equal. Without
+    /// The largest [`Needs::held_in`] of all phases, and its phase. Of several equal ones, the first. If there are no
     /// phases, the sum over all items, and `None`.
     pub fn peak(&self, bytes: impl Fn(&MemoryItem) -> usize) -> (usize, Option<&str>) {
         let sums = self.phases().into_iter().map(|phase| (self.held_in(Some(phase), &bytes), Some(phase)));

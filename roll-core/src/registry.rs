@@ -132,8 +132,8 @@ pub struct Registration {
     pub factory: Factory,
     /// Estimates for `roll plan`; `None` if the component has none.
     pub planner: Option<Planner>,
-    /// Default of `training.learning_rate` if this algorithm trains an adapter; the default is a tenth of it if the
-    /// algorithm trains all weights. `None`: the default of the section `training`.
+    /// Default of `training.learning_rate` if this algorithm trains an adapter. If it trains all weights, the default
+    /// is a tenth of this value. `None`: the default of the section `training`.
     pub learning_rate: Option<f64>,
     /// Whether `evaluation.check: auto` selects this reward. Such a reward, with its default options, scores any video
     /// of the model at little cost, and if its score falls while the trained reward rises, the videos have become
@@ -187,6 +187,7 @@ impl Registry {
 
     fn new(mut entries: Vec<&'static Registration>) -> Result<Self> {
         entries.sort_by_key(|r| (r.factory.kind(), r.name));
+        // Sorted, so that two of one kind and name are neighbours.
         for pair in entries.windows(2) {
             let [a, b] = pair else { continue };
             if (a.factory.kind(), a.name) == (b.factory.kind(), b.name) {
@@ -234,7 +235,7 @@ impl Registry {
         T: serde::Serialize + serde::de::DeserializeOwned + Default + 'static,
         R: RewardScorer + 'static,
     {
-        let make = move |options: &Options, context: &BuildContext| -> Result<Box<dyn RewardScorer>> {
+        let make_boxed = move |options: &Options, context: &BuildContext| -> Result<Box<dyn RewardScorer>> {
             Ok(Box::new(make(parse_options(Kind::Reward.section(), options)?, context)?))
         };
         let registration = Registration {
@@ -245,7 +246,7 @@ impl Registry {
             is_linked: true,
             defaults: &default_options::<T>,
             keys: &crate::keys::of_defaults::<T>,
-            factory: Factory::Reward(Box::leak(Box::new(make))),
+            factory: Factory::Reward(Box::leak(Box::new(make_boxed))),
             planner: None,
             learning_rate: None,
             is_default_check: false,
@@ -265,8 +266,10 @@ impl Registry {
                 continue;
             }
             if replaces == Replaces::LinkedIn {
-                entries
-                    .retain(|old| !(old.is_linked && (old.factory.kind(), old.name) == (new.factory.kind(), new.name)));
+                let is_replaced = |old: &&Registration| {
+                    old.is_linked && (old.factory.kind(), old.name) == (new.factory.kind(), new.name)
+                };
+                entries.retain(|old| !is_replaced(old));
             }
             entries.push(new);
         }
@@ -281,15 +284,15 @@ impl Registry {
     /// The implementation of `kind` called `name`. Fails if no implementation has this name; the error suggests the
     /// nearest one.
     pub fn find(&self, kind: Kind, name: &str) -> Result<&'static Registration> {
-        let known = || self.entries.iter().filter(|r| r.factory.kind() == kind).map(|r| r.name);
-        self.entries.iter().find(|r| r.factory.kind() == kind && r.name == name).copied().ok_or_else(|| {
-            Error::UnknownName {
-                kind: kind.word(),
-                name: name.into(),
-                nearest: crate::error::nearest(name, known()).map(Into::into),
-                known: known().collect::<Vec<_>>().join(", "),
-            }
-        })
+        let of_kind = || self.entries.iter().filter(|entry| entry.factory.kind() == kind);
+        let known_names = || of_kind().map(|entry| entry.name);
+        let unknown_name = || Error::UnknownName {
+            kind: kind.word(),
+            name: name.into(),
+            nearest: crate::error::nearest(name, known_names()).map(Into::into),
+            known: known_names().collect::<Vec<_>>().join(", "),
+        };
+        of_kind().find(|entry| entry.name == name).copied().ok_or_else(unknown_name)
     }
 
     /// Makes a model.

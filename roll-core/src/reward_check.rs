@@ -176,21 +176,22 @@ impl Trial {
             // Noise plus eight times the unit gradient. With noise alone, the slope of a video of many pixels would
             // drown in rounding.
             let mut draw = self.noise.uniform(Purpose::Synthetic, 1 + number, self.sample);
-            let direction: Vec<f32> = gradient
-                .iter()
-                .map(|g| draw() + if gradient_norm > 0.0 { 8.0 * (f64::from(*g) / gradient_norm) as f32 } else { 0.0 })
-                .collect();
+            let along_gradient = |g: f32| match gradient_norm > 0.0 {
+                true => 8.0 * (f64::from(g) / gradient_norm) as f32,
+                false => 0.0,
+            };
+            let direction: Vec<f32> = gradient.iter().map(|g| draw() + along_gradient(*g)).collect();
             let slope: f64 = gradient.iter().zip(&direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
-            let mut error = f64::INFINITY;
+            let mut smallest_error = f64::INFINITY;
             for step in STEPS {
                 let above = self.score_moved(scorer, &direction, step)?;
                 let below = self.score_moved(scorer, &direction, -step)?;
                 let numeric_slope = (above - below) / (2.0 * f64::from(step));
                 // The lower bound is for a reward that is flat here, whose differences are rounding errors.
                 let scale = slope.abs().max(numeric_slope.abs()).max(1e-6 * (1.0 + value.abs()));
-                error = error.min((numeric_slope - slope).abs() / scale);
+                smallest_error = smallest_error.min((numeric_slope - slope).abs() / scale);
             }
-            largest_error = largest_error.max(error);
+            largest_error = largest_error.max(smallest_error);
         }
         let verdict = if largest_error <= TOLERANCE { Verdict::Kept } else { Verdict::Broken };
         let detail = format!("largest relative error {largest_error:.1e} along {DIRECTIONS} directions");

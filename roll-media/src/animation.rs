@@ -27,69 +27,71 @@ pub(crate) struct Length {
     pub seconds: Option<f64>,
 }
 
-/// Decodes the frames of an animation one by one. Calls `length` first, with the announced length, and then `each` with
-/// each frame and its duration in seconds, until `each` breaks. Fails if the frames have more than
+/// Decodes the frames of an animation one by one. Calls `announce` first, with the length that the headers state, and
+/// then `each` with each frame and its duration in seconds, until `each` breaks. Fails if the frames have more than
 /// [`MAX_PIXELS_OF_ALL`] pixels in total.
 pub(crate) fn decode_animation(
     kind: Animation,
     file: File,
-    length: impl FnOnce(Length),
+    announce: impl FnOnce(Length),
     each: impl FnMut(Picture, f64) -> Result<ControlFlow<()>, String>,
 ) -> Result<(), String> {
-    decode_up_to(MAX_PIXELS_OF_ALL, kind, file, length, each)
+    decode_up_to(MAX_PIXELS_OF_ALL, kind, file, announce, each)
 }
 
 fn decode_up_to(
     max_pixels: usize,
     kind: Animation,
     mut file: File,
-    length: impl FnOnce(Length),
+    announce: impl FnOnce(Length),
     each: impl FnMut(Picture, f64) -> Result<ControlFlow<()>, String>,
 ) -> Result<(), String> {
     match kind {
         Animation::Gif => {
-            length(length_of_gif(&file)?);
+            announce(length_of_gif(&file)?);
             file.rewind().map_err(read_failure)?;
             let mut reader = GifReader::new(BufReader::new(file))?;
-            frames_up_to(max_pixels, || reader.next_frame(false), each)
+            let ignore_transparency = false;
+            frames_up_to(max_pixels, || reader.next_frame(ignore_transparency), each)
         }
         Animation::Webp => {
             let mut reader = WebPDecoder::new(BufReader::new(file)).map_err(webp_failure)?;
             let frames = reader.num_frames() as usize;
             // The header's duration is the sum of delays as they are in the file, not as players show them.
-            length(Length { frames, seconds: None });
+            announce(Length { frames, seconds: None });
             let (width, height) = (reader.dimensions().0 as usize, reader.dimensions().1 as usize);
             check_size(width, height)?;
             let channels = if reader.has_alpha() { 4 } else { 3 };
             let mut samples = vec![0; width * height * channels];
-            let mut left = frames;
-            let next = || {
-                if left == 0 {
+            let mut frames_left = frames;
+            let next_frame = || {
+                if frames_left == 0 {
                     return Ok(None);
                 }
-                left -= 1;
+                frames_left -= 1;
                 let milliseconds = reader.read_frame(&mut samples).map_err(webp_failure)?;
                 let rgb = to_rgb(samples.clone(), channels);
                 Ok(Some((Picture { width, height, rgb }, shown_seconds(f64::from(milliseconds) / 1000.0))))
             };
-            frames_up_to(max_pixels, next, each)
+            frames_up_to(max_pixels, next_frame, each)
         }
         Animation::Png => {
             let mut reader = PngReader::new(BufReader::new(file))?;
-            length(Length { frames: reader.left, seconds: None });
+            announce(Length { frames: reader.left, seconds: None });
             frames_up_to(max_pixels, || reader.next_frame(), each)
         }
     }
 }
 
-/// Calls `each` with each frame that `next` returns. Fails if all frames together have more than `max_pixels` pixels.
+/// Calls `each` with each frame that `next_frame` returns, and its duration in seconds. Fails if all frames together
+/// have more than `max_pixels` pixels.
 fn frames_up_to(
     max_pixels: usize,
-    mut next: impl FnMut() -> Result<Option<(Picture, f64)>, String>,
+    mut next_frame: impl FnMut() -> Result<Option<(Picture, f64)>, String>,
     mut each: impl FnMut(Picture, f64) -> Result<ControlFlow<()>, String>,
 ) -> Result<(), String> {
     let mut pixels = 0;
-    while let Some((picture, seconds)) = next()? {
+    while let Some((picture, seconds)) = next_frame()? {
         pixels += picture.width * picture.height;
         if pixels > max_pixels {
             return Err(format!("its frames have more than {max_pixels} pixels together; convert it to a video"));
@@ -103,7 +105,8 @@ fn frames_up_to(
 
 /// Decodes the first frame of a GIF. Transparent pixels have their colour in the palette.
 pub(crate) fn decode_first_frame(file: impl Read) -> Result<Picture, String> {
-    let frame = GifReader::new(file)?.next_frame(true)?;
+    let ignore_transparency = true;
+    let frame = GifReader::new(file)?.next_frame(ignore_transparency)?;
     frame.map(|(picture, _)| picture).ok_or_else(|| "a GIF without frames".into())
 }
 
@@ -157,6 +160,7 @@ impl<R: Read> GifReader<R> {
                 if pixel[3] != 0 || ignore_transparency {
                     shown.rgb[rgb.clone()].copy_from_slice(&pixel[..3]);
                 }
+                // The pixel over which the next frame is drawn.
                 match disposal {
                     DisposalMethod::Any | DisposalMethod::Keep => {
                         canvas.rgb[rgb.clone()].copy_from_slice(&shown.rgb[rgb]);
@@ -198,8 +202,9 @@ impl<R: std::io::BufRead + Seek> PngReader<R> {
         let reader = decoder.read_info().map_err(png_failure)?;
         let left = reader.info().animation_control().map_or(1, |control| control.num_frames as usize);
         let mut new = Self { reader, left, size: [height, width], canvas: vec![[0; 4]; width * height] };
-        // Without a frame's header before it, the first picture is only for programs that cannot show animations.
-        if new.reader.info().frame_control().is_none() {
+        // A first picture without a frame's header is only for programs that cannot show animations. It is skipped.
+        let first_is_no_frame = new.reader.info().frame_control().is_none();
+        if first_is_no_frame {
             new.next_samples()?;
         }
         Ok(new)
@@ -236,13 +241,14 @@ impl<R: std::io::BufRead + Seek> PngReader<R> {
         let mut shown = self.canvas.clone();
         for (y, row) in (top..height).zip(samples.chunks_exact(across.max(1))) {
             for (x, pixel) in (left..width).zip(row) {
-                let at = &mut shown[y * width + x];
-                *at = match control.blend_op {
+                let shown_pixel = &mut shown[y * width + x];
+                *shown_pixel = match control.blend_op {
                     png::BlendOp::Source => *pixel,
-                    png::BlendOp::Over => over(*pixel, *at),
+                    png::BlendOp::Over => over(*pixel, *shown_pixel),
                 };
+                // The pixel over which the next frame is drawn.
                 match control.dispose_op {
-                    png::DisposeOp::None => self.canvas[y * width + x] = *at,
+                    png::DisposeOp::None => self.canvas[y * width + x] = *shown_pixel,
                     png::DisposeOp::Background => self.canvas[y * width + x] = [0; 4],
                     png::DisposeOp::Previous => {}
                 }
@@ -258,14 +264,14 @@ impl<R: std::io::BufRead + Seek> PngReader<R> {
 
 /// A pixel drawn over another one with transparency (blend operation `Over` of the PNG specification).
 fn over(above: [u8; 4], below: [u8; 4]) -> [u8; 4] {
-    let [a, b] = [above[3], below[3]].map(u32::from);
-    match (a, b) {
+    let [alpha_above, alpha_below] = [above[3], below[3]].map(u32::from);
+    match (alpha_above, alpha_below) {
         (255, _) | (_, 0) => return above,
         (0, _) => return below,
         _ => {}
     }
     // The weights of both pixels, in units of 1 / (255 x 255).
-    let (weight_above, weight_below) = (a * 255, (255 - a) * b);
+    let (weight_above, weight_below) = (alpha_above * 255, (255 - alpha_above) * alpha_below);
     let total = weight_above + weight_below;
     let mixed = |i: usize| {
         let sum = u32::from(above[i]) * weight_above + u32::from(below[i]) * weight_below;

@@ -42,7 +42,7 @@ impl Matrix {
         1.0 - self.kr - self.kb
     }
 
-    /// The extent of luma and the extent of chroma in code values, and the luma of black.
+    /// The extents of luma and of chroma in code values, and the luma of black.
     fn range(self) -> (f64, f64, i32) {
         if self.full_range { (255.0, 255.0, 0) } else { (219.0, 224.0, 16) }
     }
@@ -185,9 +185,9 @@ pub(crate) fn from_rgb(picture: &Picture, matrix: Matrix) -> YuvPlanes {
     let (w, h) = (picture.width, picture.height);
     let (luma, chroma, black) = matrix.range();
     let (kr, kg, kb) = (matrix.kr as f32, matrix.kg() as f32, matrix.kb as f32);
-    let (ys, black) = (luma as f32 / 255.0, black as f32);
-    let us = chroma as f32 / 255.0 / (2.0 * (1.0 - kb));
-    let vs = chroma as f32 / 255.0 / (2.0 * (1.0 - kr));
+    let (y_scale, black) = (luma as f32 / 255.0, black as f32);
+    let u_scale = chroma as f32 / 255.0 / (2.0 * (1.0 - kb));
+    let v_scale = chroma as f32 / 255.0 / (2.0 * (1.0 - kr));
 
     let mut planes = YuvPlanes { y: vec![0; w * h], u: vec![0; w * h / 4], v: vec![0; w * h / 4] };
     // Colour differences are summed over two rows, and then weighted 1, 2, 1 around every second column.
@@ -201,9 +201,9 @@ pub(crate) fn from_rgb(picture: &Picture, matrix: Matrix) -> YuvPlanes {
             for (((pixel, y_out), du), dv) in line.chunks_exact(3).zip(out).zip(&mut du).zip(&mut dv) {
                 let [r, g, b] = [f32::from(pixel[0]), f32::from(pixel[1]), f32::from(pixel[2])];
                 let y = kr * r + kg * g + kb * b;
-                *y_out = (y * ys + black + 0.5) as u8;
-                *du += (b - y) * us;
-                *dv += (r - y) * vs;
+                *y_out = (y * y_scale + black + 0.5) as u8;
+                *du += (b - y) * u_scale;
+                *dv += (r - y) * v_scale;
             }
         }
         for (sums, plane) in [(&du, &mut planes.u), (&dv, &mut planes.v)] {

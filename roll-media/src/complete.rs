@@ -42,14 +42,18 @@ fn check_stream(file: File, length: u64, container: Container) -> std::result::R
     if file.read_exact(&mut head).and_then(|()| file.rewind()).is_err() {
         return Ok(()); // too short for any container
     }
+    // The length that the container says, if it says one.
     let needed = match &head {
+        // Matroska, by the magic number of EBML.
         [0x1a, 0x45, 0xdf, 0xa3, ..] => matroska_end(&mut file, length),
         [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P'] => webp_end(&mut file, length)?,
+        // AVI.
         [b'R', b'I', b'F', b'F', a, b, c, d, ..] => match u32::from_le_bytes([*a, *b, *c, *d]) {
             0 | u32::MAX => None, // written as a stream
             size => Some(8 + u64::from(size)),
         },
         [b'O', b'g', b'g', b'S', ..] => ogg_end(&mut file, length),
+        // An MPEG transport stream, and one with a time before each packet (M2TS).
         [b'G', ..] => transport_end(&mut file, length, 0)?,
         [_, _, _, _, b'G', ..] if container == Container::OtherVideo("MPEG") => {
             transport_end(&mut file, length, M2TS_TIME)?
@@ -64,19 +68,19 @@ fn check_stream(file: File, length: u64, container: Container) -> std::result::R
 }
 
 /// The next variable-length number of EBML (RFC 8794): its value, and whether all of its bits are set, which means
-/// "unknown size". The first byte begins with zeros and a one, which tell the number of bytes; an id keeps them in its
-/// value.
+/// "unknown size". The first byte begins with zeros and a one: the number of zeros is the number of further bytes. With
+/// `is_id`, this prefix is part of the value.
 fn ebml_number(file: &mut impl Read, is_id: bool) -> Option<(u64, bool)> {
     let mut byte = [0];
     file.read_exact(&mut byte).ok()?;
-    let extra = byte[0].leading_zeros();
-    if extra > 7 {
+    let further_bytes = byte[0].leading_zeros();
+    if further_bytes > 7 {
         return None;
     }
-    let mask = 0x7f >> extra;
+    let mask = 0x7f >> further_bytes;
     let mut value = u64::from(if is_id { byte[0] } else { byte[0] & mask });
     let mut all_bits_set = byte[0] & mask == mask;
-    for _ in 0..extra {
+    for _ in 0..further_bytes {
         file.read_exact(&mut byte).ok()?;
         value = value << 8 | u64::from(byte[0]);
         all_bits_set &= byte[0] == 0xff;
@@ -84,8 +88,11 @@ fn ebml_number(file: &mut impl Read, is_id: bool) -> Option<(u64, bool)> {
     Some((value, all_bits_set))
 }
 
-/// Where the last outermost element of a Matroska or WebM file ends (RFC 8794). Elements of unknown size, as in live
-/// streams, are entered, and the elements within them are followed.
+/// The argument of [`ebml_number`] for the id of an element.
+const IS_ID: bool = true;
+
+/// Where the last outermost element of a Matroska or WebM file ends (RFC 8794). An element of unknown size, as in live
+/// streams, is entered: the elements within it are looked at, too.
 fn matroska_end(file: &mut (impl Read + Seek), length: u64) -> Option<u64> {
     let mut end = 0;
     for number in 0..MAX_ELEMENTS {
@@ -93,10 +100,9 @@ fn matroska_end(file: &mut (impl Read + Seek), length: u64) -> Option<u64> {
         if position >= length {
             break;
         }
+        let (id, size) = (ebml_number(file, IS_ID), ebml_number(file, !IS_ID));
         // Bytes behind the last element that are no element do not matter.
-        let (Some((id, _)), Some((size, is_unknown))) = (ebml_number(file, true), ebml_number(file, false)) else {
-            break;
-        };
+        let (Some((id, _)), Some((size, is_unknown))) = (id, size) else { break };
         if number == 1 && id != SEGMENT {
             return None; // not Matroska, or damaged, which the decoder reports
         }
@@ -126,8 +132,8 @@ fn ogg_end(file: &mut (impl Read + Seek), length: u64) -> Option<u64> {
     Some(from + at as u64 + header as u64 + body)
 }
 
-/// Where the last tag of an FLV file ends. Fails if another FLV file follows, because ffmpeg and players show nothing
-/// of it.
+/// Where the last tag of an FLV file ends. Fails if another FLV file follows, because ffmpeg and players show the first
+/// file only.
 fn flv_end(file: &mut (impl Read + Seek), length: u64) -> std::result::Result<Option<u64>, String> {
     // The first tag follows the header of 9 bytes and the size of a previous tag, which is 0.
     let mut position = 9 + 4;
@@ -152,17 +158,22 @@ fn flv_end(file: &mut (impl Read + Seek), length: u64) -> std::result::Result<Op
 }
 
 /// Where the last, incomplete packet of an MPEG transport stream would end (ISO/IEC 13818-1, 2.4.3). `prefix` is the
-/// number of bytes before each packet. `None` if all packets are complete, or if the end of the file has no packets at
-/// multiples of their length. Fails if no packet begins at a multiple in between, because decoders pass over such
-/// damage.
+/// number of bytes before each packet. `None` if all packets are complete, or if the file does not end with packets at
+/// multiples of their length. Fails if no packet begins at an earlier multiple, because decoders skip such damage
+/// without a message.
 fn transport_end(file: &mut (impl Read + Seek), length: u64, prefix: u64) -> std::result::Result<Option<u64>, String> {
     let packet_length = prefix + TRANSPORT_PACKET;
     let complete = length / packet_length * packet_length;
-    let mut is_packet = |at: u64| {
+    let mut begins_packet = |at: u64| {
         let mut sync = [0];
-        file.seek(SeekFrom::Start(at + prefix)).and_then(|_| file.read_exact(&mut sync)).is_ok() && sync == *b"G"
+        let is_read = file.seek(SeekFrom::Start(at + prefix)).and_then(|_| file.read_exact(&mut sync)).is_ok();
+        is_read && sync == *b"G"
     };
-    if complete < packet_length || !is_packet(complete - packet_length) || (length > complete && !is_packet(complete)) {
+    if complete < packet_length || !begins_packet(complete - packet_length) {
+        return Ok(None);
+    }
+    let has_rest = length > complete;
+    if has_rest && !begins_packet(complete) {
         return Ok(None);
     }
     file.rewind().map_err(|error| error.to_string())?;
@@ -173,7 +184,7 @@ fn transport_end(file: &mut (impl Read + Seek), length: u64, prefix: u64) -> std
             return Err(format!("it is damaged: no packet begins at byte {at}"));
         }
     }
-    Ok((length > complete).then_some(complete + packet_length))
+    Ok(has_rest.then_some(complete + packet_length))
 }
 
 /// Where the chunks of a WebP file end (RFC 9649, 2.3 and 2.4). Fails if a chunk has no valid name, because readers

@@ -89,9 +89,9 @@ impl Frames {
         if !self.is_full() {
             let selected_before = self.selected_of(self.frames_seen);
             self.frames_seen = self.frames_seen.saturating_add(times);
-            match self.selected_of(self.frames_seen) - selected_before {
-                0 => {}
-                selected => self.take(picture, selected).inspect_err(|_| self.is_rejected = true)?,
+            let selected = self.selected_of(self.frames_seen) - selected_before;
+            if selected > 0 {
+                self.take(picture, selected).inspect_err(|_| self.is_rejected = true)?;
             }
         }
         Ok(if self.is_full() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
@@ -132,8 +132,10 @@ impl Frames {
             if self.is_full() {
                 break;
             }
+            // Before the first frame, all announced ones must fit the memory.
             let to_come = if self.frame_count == 0 { self.announced_to_keep().max(1) } else { 1 };
-            if (self.values.len() + to_come.saturating_mul(picture.rgb.len())).saturating_mul(4) > self.max_bytes {
+            let values_needed = self.values.len() + to_come.saturating_mul(picture.rgb.len());
+            if values_needed.saturating_mul(4) > self.max_bytes {
                 return Err(format!(
                     "more than {} frames of {} x {} pixels do not fit the memory for one video of this kind and size \
                      ({} bytes); ask for fewer or smaller ones",

@@ -4,8 +4,9 @@
 //! entropy-coded data of every scan (ITU-T T.81, annexes F and G) without computing pixels. Errors are: a code that
 //! does not exist, a scan that has fewer or more data than blocks, and restart markers out of order.
 //!
-//! Words of the standard: an *MCU* is a group of blocks of all components in a scan, a *band* a range of coefficients
-//! in a progressive scan.
+//! Words of the standard: an *MCU* is a group of blocks of all components in a scan. A *band* is a range of
+//! coefficients in a progressive scan. A *run* is a number of coefficients that are zero before one that is not. The
+//! *size* of a coefficient is the number of its bits.
 
 use crate::picture::check_size;
 
@@ -85,7 +86,7 @@ struct Component {
     sampling: [usize; 2],
     /// Blocks per row, including those that fill the last MCU.
     stride: usize,
-    /// For each block of a progressive picture, one bit for each coefficient that is not zero.
+    /// For each block of a progressive picture: bit `k` is set if coefficient `k` is not zero.
     nonzero: Vec<u64>,
     has_scan: bool,
 }
@@ -128,15 +129,15 @@ impl<'a> Jpeg<'a> {
         check_size(width, height)?;
         let (count, rest) = rest.split_first().ok_or_else(short)?;
         let specifications = rest.get(..3 * usize::from(*count)).ok_or_else(short)?.chunks_exact(3);
-        self.components = specifications
-            .map(|specification| Component {
-                id: specification[0],
-                sampling: [usize::from(specification[1] >> 4), usize::from(specification[1] & 15)],
-                stride: 0,
-                nonzero: Vec::new(),
-                has_scan: false,
-            })
-            .collect();
+        let specified = |specification: &[u8]| Component {
+            id: specification[0],
+            sampling: [usize::from(specification[1] >> 4), usize::from(specification[1] & 15)],
+            // Set below, once the sampling of all components is known.
+            stride: 0,
+            nonzero: Vec::new(),
+            has_scan: false,
+        };
+        self.components = specifications.map(specified).collect();
         let is_valid = |component: &Component| component.sampling.iter().all(|sampling| (1..=4).contains(sampling));
         if self.components.is_empty() || self.components.len() > 4 || !self.components.iter().all(is_valid) {
             return Err(damaged("its header has impossible components"));
@@ -171,11 +172,13 @@ impl<'a> Jpeg<'a> {
             let mut symbols = rest.get(16..16 + total).ok_or_else(bad)?.iter();
             let mut table = vec![(0, 0); 1 << 16];
             let mut code = 0;
+            // `code` is the next code, followed by zeros up to 16 bits.
             for (length, count) in (1u8..).zip(counts) {
                 for symbol in symbols.by_ref().take(usize::from(*count)) {
-                    let room = 1usize << (16 - length);
-                    table.get_mut(code..code + room).ok_or_else(bad)?.fill((length, *symbol));
-                    code += room;
+                    // Any bits may follow the code.
+                    let continuations = 1usize << (16 - length);
+                    table.get_mut(code..code + continuations).ok_or_else(bad)?.fill((length, *symbol));
+                    code += continuations;
                 }
             }
             let [kind, slot] = [class >> 4, class & 15].map(usize::from);
@@ -208,7 +211,8 @@ impl<'a> Jpeg<'a> {
             true => Band { first, last, is_refinement: approximation >> 4 != 0 },
             false => Band { first: 0, last: 63, is_refinement: false },
         };
-        if band.last > 63 || band.first > band.last || (self.is_progressive && band.first == 0 && band.last != 0) {
+        let mixes_dc_and_ac = self.is_progressive && band.first == 0 && band.last != 0;
+        if band.last > 63 || band.first > band.last || mixes_dc_and_ac {
             return Err(bad());
         }
         // For each component of the scan: its index, and the slots of its DC and AC tables.
@@ -217,6 +221,7 @@ impl<'a> Jpeg<'a> {
             let index = self.components.iter().position(|component| component.id == selector[0]).ok_or_else(bad)?;
             chosen.push((index, usize::from(selector[1] >> 4), usize::from(selector[1] & 15)));
         }
+        // A scan of AC coefficients has one component.
         if chosen.is_empty() || (band.first > 0 && chosen.len() > 1) {
             return Err(bad());
         }
@@ -230,7 +235,7 @@ impl<'a> Jpeg<'a> {
         };
         let mut components = std::mem::take(&mut self.components);
         let mut bits = EntropyBits::new(self.bytes, self.position);
-        // `end_of_band` is the number of blocks to come without further new coefficients.
+        // Number of further blocks without new coefficients, and the number (0 to 7) of the next restart marker.
         let (mut end_of_band, mut restarts) = (0u32, 0u8);
         for mcu in 0..across * down {
             if self.restart_interval > 0 && mcu > 0 && mcu.is_multiple_of(self.restart_interval) {
@@ -250,6 +255,7 @@ impl<'a> Jpeg<'a> {
                         false => &mut unused,
                     };
                     match (self.is_progressive, band.first) {
+                        // All coefficients.
                         (false, _) => bits.baseline_block(tables)?,
                         // The DC coefficient: one more bit, or its first bits.
                         (true, 0) if band.is_refinement => drop(bits.take(1)?),
@@ -361,8 +367,11 @@ impl<'a> EntropyBits<'a> {
             let symbol = self.symbol(ac)?;
             let (run, size) = (symbol >> 4, symbol & 15);
             match (size, run) {
+                // Sixteen zeros.
                 (0, 15) => k += 16,
+                // Zeros to the end of the block.
                 (0, _) => return Ok(()),
+                // `run` zeros and a coefficient.
                 _ => {
                     k += u32::from(run) + 1;
                     self.take(size)?;
@@ -375,7 +384,8 @@ impl<'a> EntropyBits<'a> {
         }
     }
 
-    /// Walks over a block in the first scan of a band of AC coefficients.
+    /// Walks over a block in the first scan of a band of AC coefficients. `end_of_band` is the number of blocks from
+    /// this one on that have no coefficients.
     fn band_block(
         &mut self,
         table: Option<&Huffman>,
@@ -392,11 +402,14 @@ impl<'a> EntropyBits<'a> {
             let symbol = self.symbol(table)?;
             let (run, size) = (symbol >> 4, symbol & 15);
             match (size, run) {
+                // Sixteen zeros.
                 (0, 15) => k += 16,
+                // Zeros to the end of this block, and in whole blocks after it.
                 (0, _) => {
                     *end_of_band = (1 << run) + self.take(run)? as u32 - 1;
                     return Ok(());
                 }
+                // `run` zeros and a coefficient.
                 _ => {
                     k += run;
                     self.take(size)?;
@@ -412,7 +425,8 @@ impl<'a> EntropyBits<'a> {
     }
 
     /// Walks over a block in a later scan of a band. The scan has one more bit for each coefficient that was not zero
-    /// before, and new coefficients in between.
+    /// in the earlier scans, and new coefficients in between. `end_of_band` is the number of blocks from this one on
+    /// that have no new coefficients.
     fn refined_block(
         &mut self,
         table: Option<&Huffman>,
@@ -425,11 +439,14 @@ impl<'a> EntropyBits<'a> {
             let symbol = self.symbol(table)?;
             let (mut run, size) = (symbol >> 4, symbol & 15);
             match (size, run) {
+                // Sixteen zeros.
                 (0, 15) => {}
+                // Zeros to the end of this block, and in whole blocks after it.
                 (0, _) => {
                     *end_of_band = (1 << run) + self.take(run)? as u32;
                     break;
                 }
+                // `run` zeros and a new coefficient, whose sign is the next bit.
                 (1, _) => drop(self.take(1)?),
                 _ => return Err(damaged("a coefficient is too large")),
             }

@@ -17,7 +17,7 @@ impl Orientation {
     /// (ISO/IEC 14496-12, `tkhd`). Only quarter turns and mirrors are supported; other matrices are ignored.
     pub fn from_matrix([a, b, c, d]: [i32; 4]) -> Self {
         let mirrored = i64::from(a) * i64::from(d) < i64::from(b) * i64::from(c);
-        // The first column of the rotation tells its angle. The mirror before the rotation inverted this column.
+        // The first column of the rotation determines its angle. The mirror before the rotation inverted this column.
         let sign = if mirrored { -1 } else { 1 };
         let quarters = match (sign * a.signum(), sign * b.signum()) {
             (1, 0) => 0,

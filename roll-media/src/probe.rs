@@ -6,12 +6,13 @@ use std::path::Path;
 use roll_core::{Error, Result};
 use roll_external::files;
 
-use crate::animation::decode_animation;
+use crate::animation::{Length, decode_animation};
 use crate::complete;
 use crate::container::{Container, FileHead};
 use crate::ffmpeg;
 use crate::frames::STILL_FPS;
 use crate::mp4::Mp4Reader;
+use crate::picture::Picture;
 use crate::probed::Probed;
 use crate::read::{or_ffmpeg, pictures_in};
 use crate::read_options::Decoder;
@@ -45,18 +46,15 @@ pub fn probe(path: impl AsRef<Path>, decoder: Decoder) -> Result<Probed> {
         },
         (Container::Animation(kind), _) => {
             let (mut size, mut seconds, mut frames) = ([0, 0], 0.0, 0);
-            decode_animation(
-                kind,
-                open()?,
-                |_| (),
-                |picture, delay| {
-                    size = [picture.height, picture.width];
-                    seconds += delay;
-                    frames += 1;
-                    Ok(ControlFlow::Continue(()))
-                },
-            )
-            .map_err(bad)?;
+            // The announced length does not count, because the frames themselves are counted.
+            let announced = |_: Length| ();
+            let count = |picture: Picture, delay: f64| {
+                size = [picture.height, picture.width];
+                seconds += delay;
+                frames += 1;
+                Ok(ControlFlow::Continue(()))
+            };
+            decode_animation(kind, open()?, announced, count).map_err(bad)?;
             Ok(Probed { size, frames, fps: frames as f64 / seconds })
         }
         (Container::Picture | Container::OtherPicture(..), _) => still(path, 1),

@@ -31,26 +31,28 @@ pub fn read_video(path: impl AsRef<Path>, options: &ReadOptions) -> Result<Video
     }
     let head = FileHead::read(path)?;
     complete::check(path, head.container())?;
+    let bad_file = |problem: String| Error::bad_file(path, problem);
     let by_ffmpeg = || ffmpeg::decode(path, options);
     let frames = match (head.container(), options.decoder) {
         (Container::Picture | Container::OtherPicture(..), decoder) => {
             let mut frames = Frames::new(options);
             let taken = read_picture(path, decoder).and_then(|picture| frames.push(picture, 1));
-            taken.map(|_| frames).map_err(|problem| Error::bad_file(path, problem))
+            taken.map(|_| frames).map_err(bad_file)
         }
         (Container::Animation(kind), _) => {
             let mut frames = Frames::new(options);
-            read_animation(kind, path, &mut frames).map(|()| frames).map_err(|problem| Error::bad_file(path, problem))
+            read_animation(kind, path, &mut frames).map(|()| frames).map_err(bad_file)
         }
         (Container::Mp4, Decoder::Auto | Decoder::Own) => {
             let mut frames = Frames::new(options);
             match read_mp4(path, &mut frames) {
                 Ok(()) => Ok(frames),
                 // Another decoder would not help.
-                Err(problem) if frames.is_rejected => Err(Error::bad_file(path, problem)),
+                Err(problem) if frames.is_rejected => Err(bad_file(problem)),
                 Err(problem) => or_ffmpeg(path, options.decoder, problem, by_ffmpeg),
             }
         }
+        // Other containers, and MP4 if the options ask for ffmpeg.
         (_, decoder) => or_ffmpeg(path, decoder, head.unreadable_reason(), by_ffmpeg),
     };
     frames?.finish(path)
@@ -64,6 +66,7 @@ pub(crate) fn or_ffmpeg<T>(
     by_ffmpeg: impl FnOnce() -> std::result::Result<T, Failure>,
 ) -> Result<T> {
     let is_empty = std::fs::metadata(path).is_ok_and(|file| file.len() == 0);
+    // The failure of ffmpeg; `None` if it was not tried.
     let decoded = match decoder {
         Decoder::Own => Err(None),
         _ if is_empty => Err(None),
@@ -75,7 +78,9 @@ pub(crate) fn or_ffmpeg<T>(
             (Some(Failure::NotInstalled(program)), _) => {
                 with_remedy(problem, path, &format!("install ffmpeg (`{program}` is not in the PATH), or convert it"))
             }
+            // The user asked for ffmpeg, so that `problem` does not matter.
             (Some(Failure::Failed(message)), Decoder::Ffmpeg) => message,
+            // Both readers failed.
             (Some(Failure::Failed(message)), _) => format!("{problem}; {message}"),
         };
         Error::bad_file(path, problem)
@@ -93,8 +98,8 @@ pub fn read_image_by(path: &Path, sizing: Sizing, decoder: Decoder) -> Result<Te
     picture.map_err(|problem| Error::bad_file(path, problem))?.to_tensor()
 }
 
-/// The problem with a remedy and a command that converts the file, if the problem is a kind of file that cannot be
-/// read.
+/// The text of a problem. If the problem is a kind of file that cannot be read, a remedy and a command that converts
+/// the file are added.
 fn with_remedy(problem: String, path: &Path, remedy: &str) -> String {
     if !problem.contains("can be read") && !problem.contains("cannot be read") {
         return problem;
@@ -187,9 +192,10 @@ fn natural_order(a: &Path, b: &Path) -> Ordering {
     loop {
         let digits = rests.map(|rest| rest.iter().take_while(|byte| byte.is_ascii_digit()).count());
         let order = match (rests, digits) {
+            // The names are equal up to leading zeros.
             ([[], []], _) => return a.cmp(b),
+            // Both go on with a number. Without leading zeros, the longer number is the larger one.
             (_, [x, y]) if x > 0 && y > 0 => {
-                // After leading zeros are removed, the longer number is the larger one.
                 let numbers = [0, 1].map(|i| {
                     let number = &rests[i][..digits[i]];
                     &number[number.iter().take_while(|digit| **digit == b'0').count()..]
@@ -197,10 +203,12 @@ fn natural_order(a: &Path, b: &Path) -> Ordering {
                 rests = [&rests[0][x..], &rests[1][y..]];
                 numbers[0].len().cmp(&numbers[1].len()).then(numbers[0].cmp(numbers[1]))
             }
+            // Any other character.
             ([[x, a @ ..], [y, b @ ..]], _) => {
                 rests = [a, b];
                 x.cmp(y)
             }
+            // One name has ended.
             ([x, y], _) => x.len().cmp(&y.len()),
         };
         if order.is_ne() {

@@ -75,18 +75,17 @@ const PRECISION_BITS: u32 = 22;
 fn weights(input: usize, output: usize) -> Vec<(usize, Vec<i32>)> {
     let scale = input as f64 / output as f64;
     let support = scale.max(1.0);
-    (0..output)
-        .map(|i| {
-            let center = (i as f64 + 0.5) * scale;
-            let first = ((center - support + 0.5) as i64).max(0) as usize;
-            let last = ((center + support + 0.5) as usize).min(input);
-            let raw: Vec<f64> =
-                (first..last).map(|x| (1.0 - ((x as f64 - center + 0.5) / support).abs()).max(0.0)).collect();
-            let sum: f64 = raw.iter().sum();
-            let fixed = raw.iter().map(|w| (0.5 + w / sum * f64::from(1u32 << PRECISION_BITS)) as i32).collect();
-            (first, fixed)
-        })
-        .collect()
+    let weights_of = |i: usize| -> (usize, Vec<i32>) {
+        let center = (i as f64 + 0.5) * scale;
+        let first = ((center - support + 0.5) as i64).max(0) as usize;
+        let end = ((center + support + 0.5) as usize).min(input);
+        let triangle = |x: usize| (1.0 - ((x as f64 - center + 0.5) / support).abs()).max(0.0);
+        let raw: Vec<f64> = (first..end).map(triangle).collect();
+        let sum: f64 = raw.iter().sum();
+        let fixed_point = |weight: &f64| (0.5 + weight / sum * f64::from(1u32 << PRECISION_BITS)) as i32;
+        (first, raw.iter().map(fixed_point).collect())
+    };
+    (0..output).map(weights_of).collect()
 }
 
 /// A weighted sum as a byte. Sums begin with [`HALF`], so that the shift rounds.

@@ -93,13 +93,15 @@ impl<'a> Tiff<'a> {
             return unreadable("a plane for each colour");
         }
         let photometric = first(PHOTOMETRIC, 1);
+        // Compressions: none (1), LZW (5), deflate (8 and 32946), PackBits (32773), and those of fax (2 to 4).
         match (first(COMPRESSION, 1), photometric, samples) {
-            // No compression, LZW, deflate (8 and 32946) or PackBits: grey, perhaps with alpha; RGB, perhaps with
-            // alpha.
-            (1 | 5 | 8 | 32773 | 32946, 0 | 1, 1..=2) | (1 | 5 | 8 | 32773 | 32946, 2, 3..=4) => {}
-            // The same compressions: palettes.
+            // Grey, perhaps with alpha.
+            (1 | 5 | 8 | 32773 | 32946, 0 | 1, 1..=2) => {}
+            // RGB, perhaps with alpha.
+            (1 | 5 | 8 | 32773 | 32946, 2, 3..=4) => {}
+            // A palette.
             (1 | 5 | 8 | 32773 | 32946, 3, 1) => {}
-            // Fax compressions: black and white.
+            // Black and white.
             (2..=4, 0 | 1, 1) => {}
             (compression, ..) => {
                 return unreadable(&format!(

@@ -87,6 +87,7 @@ pub fn contact_sheet(video: &Video, max_frames: usize) -> Result<Picture> {
     if n == 0 {
         return Err(Error::Misuse("a contact sheet of no frames".into()));
     }
+    // The fewest columns of a sheet that is at least as wide as high.
     let mut columns = 1;
     while columns * columns * width < n * height {
         columns += 1;

@@ -213,9 +213,9 @@ impl DiffusionModel for MockDiffusion {
             (Adapter::On, Some((above, adapter))) if timestep.0 > *above => Some(adapter),
             (Adapter::On, _) => Some(&self.adapter),
         };
-        let matrix: Vec<f32> = match added.filter(|_| is_within) {
-            Some(added) => self.base.iter().zip(added).map(|(a, b)| a + b).collect(),
-            None => self.base.clone(),
+        let matrix: Vec<f32> = match added {
+            Some(added) if is_within => self.base.iter().zip(added).map(|(a, b)| a + b).collect(),
+            _ => self.base.clone(),
         };
         let t = timestep.0 as f32 / 1000.0 + self.prompted * length;
         let v: Vec<f32> = product(&matrix, &x).iter().zip(&self.bias).map(|(a, b)| (a + b * t).tanh()).collect();

@@ -134,9 +134,8 @@ impl LanguageModel for Bigram {
         let mut text = String::new();
         for (i, m) in messages.iter().enumerate() {
             let is_dropped = self.forgets && m.role == "assistant" && i < last;
-            let thoughts =
-                m.fields.get("reasoning_content").and_then(|t| t.as_str()).filter(|_| !is_dropped).unwrap_or_default();
-            let content = if is_dropped { "" } else { &m.content };
+            let thoughts = m.fields.get("reasoning_content").and_then(|t| t.as_str()).unwrap_or_default();
+            let (thoughts, content) = if is_dropped { ("", "") } else { (thoughts, m.content.as_str()) };
             text += &format!("{}:{thoughts}{content}${}", &m.role[..1], self.after_end);
         }
         Ok(if continue_as_assistant { text + "a:" } else { text })
@@ -186,7 +185,7 @@ impl LanguageModel for Bigram {
         Ok(Box::new(Self { forgets, context, fails, refuses_system, ..copy }))
     }
 
-    /// The last character as a one-hot vector of the length sqrt(V), which the final norm of a real model would give.
+    /// The last character as a one-hot vector of the length sqrt(V), as after the final norm of a real model.
     fn hidden_states(&mut self, tokens: &Tensor, mask: &Tensor, _adapter: Adapter) -> Result<Tensor> {
         let (ids, mask) = (tokens.as_slice::<i64>()?, mask.to_f32_vec());
         let mut states = vec![0.0f32; ids.len() * V];

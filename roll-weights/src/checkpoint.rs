@@ -301,9 +301,9 @@ impl Checkpoint {
         serde_json::from_slice(&bytes).ok()
     }
 
-    /// Returns the same tensors under the names that `new_name` returns for their present names, without those for
-    /// which it returns `None`. Fails if two tensors would have the same name. A change of [`Checkpoint::with_change`]
-    /// is dropped, because it knows tensors by their old names.
+    /// Returns the same tensors under the names that `new_name` returns for their present names. A tensor for which it
+    /// returns `None` is left out. Fails if two tensors would have the same name. A change of
+    /// [`Checkpoint::with_change`] is dropped, because it knows tensors by their old names.
     pub fn rename(self, new_name: impl Fn(&str) -> Option<String>) -> Result<Self, WeightsError> {
         let mut index: BTreeMap<String, StoredTensor> = BTreeMap::new();
         for (key, stored) in self.index {
@@ -345,7 +345,7 @@ fn split_shard_name(path: &Path) -> Option<(String, u32, String)> {
     let five_digits = |s: &str| (s.len() == 5).then(|| s.parse::<u32>().ok()).flatten();
     let (before, after) = (name.get(..middle)?, name.get(middle + 4..)?);
     let stem = before.get(..before.len().checked_sub(5)?)?;
-    five_digits(before.get(stem.len()..)?)?;
+    let _number = five_digits(before.get(stem.len()..)?)?;
     let count = five_digits(after.get(..5)?)?;
     Some((stem.into(), count, after.get(5..)?.into()))
 }

@@ -107,9 +107,11 @@ impl Checkpoint {
             |end: &str| (end.contains("scale") || end.contains("zero")) && !end.contains('.') && !is_auxiliary(end);
         let keys = || self.files().flat_map(WeightFile::keys);
         let unknown_scale = keys().find(|key| key.strip_prefix(layer).is_some_and(is_unknown_scale));
+        let any_weight_has_scale = || keys().any(|key| SCALES.contains(&last_part(key)));
         let found = match unknown_scale {
             Some(other) => format!("found `{other}`, whose meaning is not known"),
-            None if has_scale || keys().any(|key| SCALES.contains(&last_part(key))) => return None,
+            None if has_scale || any_weight_has_scale() => return None,
+            // Without a mark, the scale is 1.
             None => format!("found `{}`, which marks scaled fp8", keys().find(|key| last_part(key) == MARK)?),
         };
         let known = SCALES.map(|end| format!("`{layer}{end}`")).join(" or ");

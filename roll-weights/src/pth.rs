@@ -37,6 +37,7 @@ pub(crate) fn open(path: &Path) -> Result<(PytorchReader, BTreeMap<String, Tenso
     refuse_objects(path, &values, &mut Vec::new())?;
     let reader = PytorchReader::new(path).map_err(|e| broken(path, e))?;
     let tensors: BTreeMap<_, _> = reader.tensors().iter().map(|(name, t)| (name.clone(), info(t))).collect();
+    // `None` if the number overflows.
     let bytes = reader.tensors().values().try_fold(0u64, |sum, tensor| {
         let elements = tensor.shape().iter().try_fold(1u64, |n, &d| n.checked_mul(d as u64))?;
         sum.checked_add(elements.checked_mul(tensor.dtype().size() as u64)?)

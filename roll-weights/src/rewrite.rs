@@ -87,15 +87,12 @@ impl Outputs {
         }
         let (name, count) = (series_name(source), shards.len());
         let stem = name.strip_suffix(".safetensors").unwrap_or(&name);
-        let files = shards
-            .into_iter()
-            .enumerate()
-            .map(|(i, (_, keys))| (PathBuf::from(format!("{stem}-{:05}-of-{count:05}.safetensors", i + 1)), keys));
-        Ok(Self {
-            directory: Some(directory.into()),
-            files: files.collect(),
-            index: Some(format!("{name}.index.json")),
-        })
+        let file_of_shard = |(i, (_, keys)): (usize, (u64, Vec<String>))| {
+            let file = format!("{stem}-{:05}-of-{count:05}.safetensors", i + 1);
+            (PathBuf::from(file), keys)
+        };
+        let files = shards.into_iter().enumerate().map(file_of_shard).collect();
+        Ok(Self { directory: Some(directory.into()), files, index: Some(format!("{name}.index.json")) })
     }
 
     /// Number of files.
@@ -208,6 +205,7 @@ impl<E: From<WeightsError>> Rewriter<'_, E> {
             return Err(info.unsupported_dtype(source.path(), key).into());
         }
         let Some((from, to)) = dtypes.filter(|(from, to)| changed || to != from) else {
+            // Neither values nor dtype change: the bytes are copied.
             for at in (0..input.length).step_by(4 * CHUNK) {
                 input.read(at, 4 * CHUNK, &mut buffer)?;
                 (self.progress)(buffer.len() as u64);

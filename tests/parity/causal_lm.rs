@@ -39,7 +39,7 @@ fn model(case: &Case, memory: Memory) -> Outcome<CausalLm> {
     let state = case.tensors("model.safetensors")?;
     let dtype = case.setting.dtype;
     let mut network = Network::new(config, &state, dtype, case.device())?.with_memory(memory).with_products(dtype);
-    network.train(&Trainable::Full, &Noise::new(0), &state)?;
+    network.add_trainable(&Trainable::Full, &Noise::new(0), &state)?;
     Ok(CausalLm::new(network, None, None)?)
 }
 

@@ -58,7 +58,7 @@ pub fn run(case: &Case) -> Outcome<Report> {
             }
         },
     ));
-    dit.train(&Trainable::Full, &Noise::new(0), &weights)?;
+    dit.add_trainable(&Trainable::Full, &Noise::new(0), &weights)?;
     let (velocity, pullback) = dit.velocity(&latents, timestep, &conditioning, Adapter::On, Grad::Record)?;
     report.compare("velocity", &velocity);
     report.compare("grad_latents", &pullback.ok_or("no pullback")?.pull(&cotangent)?);
@@ -151,7 +151,8 @@ pub fn attach_lora(dit: &mut Dit, lora: &StateDict, config: &Lora) -> Outcome {
         .map(str::to_string)
         .collect();
     targets.dedup();
-    dit.train(&Trainable::Lora { rank: config.r, alpha: config.alpha, targets }, &Noise::new(0), &StateDict::new())?;
+    let trainable = Trainable::Lora { rank: config.r, alpha: config.alpha, targets };
+    dit.add_trainable(&trainable, &Noise::new(0), &StateDict::new())?;
     let parameters = dit.parameters().ok_or("no parameters")?;
     let state = lora.iter().map(|(k, t)| (own_name(k), t.clone())).collect();
     parameters.write(&roll_core::flat::from_state(parameters.specs(), &state)?)?;

@@ -9,6 +9,7 @@ use super::{ConfigArgs, ConfigFiles};
 pub struct Config {
     #[command(flatten)]
     pub config: ConfigArgs,
+    // Has no value: lets `config` read plain arguments as files, too.
     #[command(flatten)]
     pub _files: ConfigFiles,
     /// Number of optimizer steps.

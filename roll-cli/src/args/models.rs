@@ -13,6 +13,7 @@ use super::{ConfigArgs, ConfigFiles};
 pub struct Generate {
     #[command(flatten)]
     pub config: ConfigArgs,
+    // Has no value: lets `config` read plain arguments as files, too.
     #[command(flatten)]
     pub _files: ConfigFiles,
     /// Prompt: a description of the video.

@@ -32,7 +32,8 @@ pub fn ask(args: Ask) -> Result<()> {
         model.as_language().ok_or_else(|| Error::config("model.name", format!("`{name}` is not a language model")))?;
     let mut messages: Vec<Message> = args.system.iter().map(|text| Message::new("system", text.as_str())).collect();
     messages.push(Message::new("user", args.prompt.as_str()));
-    let text = if args.raw { args.prompt.clone() } else { model.render_chat(&messages, true)? };
+    let continue_as_assistant = true;
+    let text = if args.raw { args.prompt.clone() } else { model.render_chat(&messages, continue_as_assistant)? };
     let prompt = model.tokenize(&text)?;
     if prompt.len() >= model.context_length() {
         let (tokens, context) = (prompt.len(), model.context_length());

@@ -53,13 +53,15 @@ pub fn caption(args: CaptionData) -> Result<()> {
         for started in 0..unprompted.len().min(args.requests.into()) {
             let sender = sender.clone();
             let ask_for_rows = || {
+                // Moved here, so that the thread drops it at its end.
                 let sender = sender;
                 while failures_in_a_row.load(Ordering::Relaxed) < MAX_FAILURES_IN_A_ROW {
                     let Some(&row) = unprompted.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
                     let caption = captioner.caption(&rows[row]);
-                    match &caption {
-                        Ok(_) => failures_in_a_row.store(0, Ordering::Relaxed),
-                        Err(_) => _ = failures_in_a_row.fetch_add(1, Ordering::Relaxed),
+                    if caption.is_ok() {
+                        failures_in_a_row.store(0, Ordering::Relaxed);
+                    } else {
+                        failures_in_a_row.fetch_add(1, Ordering::Relaxed);
                     }
                     // The receiver is gone if the output cannot be written.
                     if sender.send((row, caption)).is_err() {
@@ -177,7 +179,7 @@ fn line(columns: &Columns, prompt: &str) -> String {
     format!("{}\n", Json::Object(columns))
 }
 
-/// What tells rows apart: the columns but the prompt, in the order of their names.
+/// The columns of a row besides the prompt, in the order of their names. They identify the row.
 fn identity(columns: &Columns) -> String {
     let others: BTreeMap<_, _> = columns.iter().filter(|(name, _)| *name != "prompt").collect();
     json!(others).to_string()
@@ -223,7 +225,9 @@ fn known_prompts(args: &CaptionData, output: &Path, rows: &[Columns]) -> Result<
         let prompt = match args.overwrite {
             // The output has the prompt that is to be overwritten: an earlier run without `--overwrite` copied it.
             true if in_output == *in_metadata => "",
+            // Without `--overwrite`, a prompt in the metadata stays.
             false if !in_metadata.is_empty() => in_metadata,
+            // The prompt of an earlier run, or none.
             _ => in_output,
         };
         Some(prompt.to_string()).filter(|prompt| !prompt.is_empty())

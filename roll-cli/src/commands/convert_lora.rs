@@ -57,9 +57,9 @@ fn convert(mut file: LoraFile, base: Option<&Checkpoint>, several: bool, args: &
         }
     }
     for lora in &adapters {
-        let out = match lora.is_for().filter(|_| several) {
-            Some(expert) => with_suffix(&args.out, &expert.to_string()),
-            None => args.out.clone(),
+        let out = match lora.is_for() {
+            Some(expert) if several => with_suffix(&args.out, &expert.to_string()),
+            _ => args.out.clone(),
         };
         refuse_input(&file_path, &out)?;
         refuse_existing(&out, args.force)?;

@@ -100,10 +100,13 @@ fn open(args: &DataSet) -> Result<Opened> {
 /// The frame rate of the videos that the model was trained on, if its files are there.
 fn frame_rate(loaded: &LoadedConfig, registry: &Registry) -> Option<f64> {
     let context = BuildContext { headers_only: true, ..build_context(loaded) };
-    let files = model_files(loaded, registry, &context).ok().flatten().filter(|files| files.missing.is_none());
-    let model = &loaded.config.model;
-    let model = files.and_then(|_| registry.model(&model.name, &model.options, &context).ok());
-    model?.as_diffusion()?.frame_rate()
+    let files = model_files(loaded, registry, &context).ok().flatten()?;
+    if files.missing.is_some() {
+        return None;
+    }
+    let config = &loaded.config.model;
+    let mut model = registry.model(&config.name, &config.options, &context).ok()?;
+    model.as_diffusion()?.frame_rate()
 }
 
 /// Counts over the rows of a data set.
@@ -134,8 +137,9 @@ impl DataSummary {
         if let Some(Probed { size: [height, width], frames, fps }) = probed {
             *self.sizes.entry(format!("{width}x{height}")).or_default() += 1;
             *self.lengths.entry(frames).or_default() += 1;
-            *self.rates.entry(format!("{:.3}", fps).trim_end_matches('0').trim_end_matches('.').into()).or_default() +=
-                1;
+            let rate = format!("{fps:.3}");
+            let rate = rate.trim_end_matches('0').trim_end_matches('.');
+            *self.rates.entry(rate.into()).or_default() += 1;
         }
     }
 
@@ -260,7 +264,8 @@ fn prepare(args: PrepareData) -> Result<()> {
     Ok(())
 }
 
-/// The sample of row `index` with its clip cropped around the face; a clip without a face is an inner `Err`.
+/// The sample of row `index` with its clip cropped around the face. The inner error is a row that is left out: its
+/// origin and the reason.
 fn crop_to_face(
     faces: &FaceNetworks,
     dataset: &Dataset,
@@ -280,8 +285,8 @@ fn crop_to_face(
     })
 }
 
-/// Fails if a clip, a caption or a picture is a link that leads out of the directory of the data, which may be another
-/// person's: what it names would be copied, and be passed on.
+/// Fails if a clip, a caption or a picture is a link that leads out of the directory of the data. The data may be
+/// another person's, and the target of such a link would be copied and perhaps passed on.
 fn refuse_links_out(dataset: &Dataset) -> Result<()> {
     let (metadata, base) = (dataset.metadata(), dataset.config().base_path.as_deref());
     let directory_of_metadata =
@@ -291,7 +296,8 @@ fn refuse_links_out(dataset: &Dataset) -> Result<()> {
     let root = root.canonicalize().map_err(Error::file("read", root))?;
     for row in &metadata.rows {
         // A row of a directory has its prompt in a file beside the clip.
-        let caption = row.video.iter().filter(|_| row.line == 0).map(|video| video.with_extension("txt"));
+        let is_row_of_directory = row.line == 0;
+        let caption = row.video.iter().filter(|_| is_row_of_directory).map(|video| video.with_extension("txt"));
         // A clip or a mask may be a directory of frames.
         let directories = [&row.video, &row.mask].into_iter().flatten();
         let frames = directories.flat_map(std::fs::read_dir).flatten().flatten().map(|entry| entry.path());

@@ -34,8 +34,8 @@ pub fn generate(args: Generate) -> Result<()> {
     let mut loaded = configuration.or_demo()?.load(&registry)?;
     let context = build_context(&loaded);
     let (frames, size) = size(&args, &loaded.section()?);
-    let picture = |path: &Option<PathBuf>| path.as_ref().map(|p| read_image(p, Sizing::Exact(size))).transpose();
-    let (image, end_image) = (picture(&args.image)?, picture(&args.end_image)?);
+    let read = |path: &Option<PathBuf>| path.as_ref().map(|path| read_image(path, Sizing::Exact(size))).transpose();
+    let (image, end_image) = (read(&args.image)?, read(&args.end_image)?);
     if end_image.is_some() {
         ask_for_end_image(&mut loaded);
     }

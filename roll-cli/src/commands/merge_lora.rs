@@ -37,7 +37,7 @@ pub fn merge_lora(args: MergeLora) -> Result<()> {
     let named_by_file = about::named_expert(&file.path, &file.metadata).map(|(expert, _)| expert);
     let lora = file.one(expert)?;
     let base = Checkpoint::open_any(&args.base)?;
-    // The expert that the base is, and where that is said: in its name or its header.
+    // The expert that the base is, and the place that says so: its name or its header.
     let named_by_base = about::named_expert(base.path(), &base.metadata());
     if let (Some(expert), Some((other, place))) = (lora.is_for().or(named_by_file), named_by_base)
         && expert != other

@@ -24,12 +24,13 @@ pub fn plan(args: args::PlanArgs) -> Result<()> {
     let configuration = if args.network.is_some() { configuration } else { configuration.or_demo()? };
     let loaded = configuration.load(&registry)?;
     let machine = machine(&args.machine, &loaded)?;
-    // Only rank 0 prints, since all ranks of a launcher plan the same. They have measured the machine at the same time,
-    // and so each with its share of it.
+    // Only rank 0 prints, since all ranks of a launcher plan the same. All of them measure the machine at the same
+    // time, so that each measures its share.
     if process().rank().0 > 0 {
         return Ok(());
     }
-    let (input, needs) = estimate(&loaded, &registry, args.network.as_deref().map(network_name), None, &machine)?;
+    let (network, size_of_full_hd) = (args.network.as_deref().map(network_name), None);
+    let (input, needs) = estimate(&loaded, &registry, network, size_of_full_hd, &machine)?;
     match args.json {
         true => print_json(&needs, &input, &machine),
         false => print(&needs, &input, &machine, &loaded.config.strategy.name),
@@ -42,9 +43,9 @@ fn network_name(name: &str) -> String {
     preset::PUBLISHED.iter().find(|(short, _)| *short == name).map_or(name, |(_, network)| *network).into()
 }
 
-/// The memory and time that each rank needs, and what they were counted for. `network` names a published model, instead
-/// of the configured one. `size` is height and width of the clips; `None` is that of a full-HD clip after the data
-/// set's resizing.
+/// The work that is planned, and the memory and time that each rank needs for it. `network` names a published model, in
+/// place of the configured one. `size` is height and width of the clips. `None` is the size of a full-HD clip after the
+/// data set's resizing.
 pub fn estimate(
     loaded: &LoadedConfig,
     registry: &Registry,
@@ -56,9 +57,10 @@ pub fn estimate(
     let data: DataConfig = loaded.section()?;
     let passes = registry.passes(&config.algo.name, &config.algo.options)?;
     let division = registry.division(&config.strategy.name, &config.strategy.options)?;
+    let makes_videos = passes.texts.is_empty();
     let size = match size {
-        // Texts have no size.
-        None if passes.texts.is_empty() => Some(full_hd(&data)?),
+        None if makes_videos => Some(full_hd(&data)?),
+        // A given size. Texts have none.
         size => size,
     };
     let input = PlanInput {
@@ -99,7 +101,7 @@ pub struct PlannedMachine {
     pub shared: bool,
     /// Bytes of host memory; 0 if they are not known.
     pub host_memory: f64,
-    /// Whether `host_memory` was given by `--host-memory`. Otherwise it is that of this machine.
+    /// Whether `host_memory` is the value of `--host-memory`. Otherwise it is the memory of this machine.
     pub host_memory_given: bool,
 }
 
@@ -136,7 +138,7 @@ pub fn machine(args: &args::MachineArgs, loaded: &LoadedConfig) -> Result<Planne
                 }
             };
             let flops = match args.tflops {
-                // Replaced below.
+                // `--tflops` replaces this value below.
                 Some(_) => 1.0,
                 None => roll_backends::sustained_flops(&device) / ranks_on_device as f64,
             };
@@ -260,10 +262,11 @@ fn print_fit(needs: &Needs, input: &PlanInput, machine: &PlannedMachine, host: f
     }
 }
 
-/// A note if all ranks together need more than the `have` GB of host memory; a `have` of 0 is not known. With `given`,
-/// `have` is the value of `--host-memory`, otherwise the memory of this machine.
-fn host_memory_note(need: f64, have: f64, given: bool) -> Option<String> {
-    (have > 0.0 && need > have).then(|| match given {
+/// A note if all ranks together need more than the `have` GB of host memory; a `have` of 0 is not known. With
+/// `is_given`, `have` is the value of `--host-memory`, otherwise the memory of this machine.
+fn host_memory_note(need: f64, have: f64, is_given: bool) -> Option<String> {
+    let is_known = have > 0.0;
+    (is_known && need > have).then(|| match is_given {
         true => format!("that is more than the {have:.0} GB of `--host-memory`"),
         false => format!("that is more than the {have:.0} GB of this machine; `--host-memory` names those of another"),
     })

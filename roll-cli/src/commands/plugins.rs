@@ -90,8 +90,8 @@ fn print_head(plugin: &Plugin) {
 /// Tries the built-in reward that `args` name, or the components of a library.
 fn check(args: &CheckPlugin) -> Result<()> {
     let linked = Registry::linked()?;
-    if let Some(name) = args.path.to_str().filter(|name| linked.find(Kind::Reward, name).is_ok() && !args.path.exists())
-    {
+    let is_built_in = |name: &&str| linked.find(Kind::Reward, name).is_ok() && !args.path.exists();
+    if let Some(name) = args.path.to_str().filter(is_built_in) {
         println!("reward {name}");
         return verdict(print_findings(&try_reward(&linked, name, args)?), &format!("the reward `{name}`"));
     }

@@ -1,5 +1,6 @@
 //! `roll rewards try`: a reward's score of a video, and where in the video its gradient lies.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 use roll_core::{Error, Grad, Result, RewardScorer, Score, Target, Tensor, Video};
@@ -22,7 +23,8 @@ pub fn rewards(args: Rewards) -> Result<()> {
 }
 
 fn try_reward(args: &TryReward) -> Result<()> {
-    if let Some(output) = args.output.as_ref().filter(|path| path.extension().is_none_or(|found| found != "png")) {
+    let is_no_png = |path: &&PathBuf| path.extension().is_none_or(|extension| extension != "png");
+    if let Some(output) = args.output.as_ref().filter(is_no_png) {
         let problem = format!("the picture is written as PNG; {} does not end in .png", output.display());
         return Err(Error::config("--output", problem));
     }

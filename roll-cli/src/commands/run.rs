@@ -106,8 +106,8 @@ fn print(summary: &RunSummary, dir: &RunDir) {
         println!("  (each step has other samples; `{key}` compares the same ones before and after)");
     }
     if summary.skipped_samples + summary.skipped_updates > 0 {
-        let [samples, updates] =
-            [(summary.skipped_samples, "sample"), (summary.skipped_updates, "update")].map(|(n, one)| counted(n, one));
+        let samples = counted(summary.skipped_samples, "sample");
+        let updates = counted(summary.skipped_updates, "update");
         println!("  left out: {samples}, {updates}");
     }
     for (name, line) in &summary.lines {

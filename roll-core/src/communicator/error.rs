@@ -40,7 +40,7 @@ pub enum RanksError {
 }
 
 impl RanksError {
-    /// The [`RanksError`] that `error` is, or that is the cause of it; `None` for other errors.
+    /// The [`RanksError`] in `error`, also inside [`Error::Context`]; `None` for other errors.
     pub fn within(error: &Error) -> Option<&Self> {
         match error {
             Error::Component { source, .. } => source.downcast_ref(),

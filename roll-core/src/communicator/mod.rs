@@ -79,8 +79,9 @@ pub trait Communicator: Send + Sync {
         let part_len = check_parts(values, out, ranks)?;
         let mut all = vec![0f32; ranks * values.len()];
         self.all_gather(values, &mut all)?;
-        for (from, out) in out.chunks_exact_mut(part_len.max(1)).enumerate() {
-            out.copy_from_slice(&all[from * values.len() + own_rank * part_len..][..part_len]);
+        for (sender, part) in out.chunks_exact_mut(part_len.max(1)).enumerate() {
+            // Part `own_rank` of the values of rank `sender`.
+            part.copy_from_slice(&all[sender * values.len() + own_rank * part_len..][..part_len]);
         }
         Ok(())
     }
@@ -104,11 +105,8 @@ impl dyn Communicator + '_ {
         let own_length = own_bytes.len() as u64;
         let mut lengths = vec![0f32; 2 * ranks];
         self.all_gather(&to_words(&own_length.to_le_bytes(), 2), &mut lengths)?;
-        let lengths: Vec<usize> = lengths
-            .chunks_exact(2)
-            .map(|halves| u64::from(halves[0].to_bits()) | u64::from(halves[1].to_bits()) << 32)
-            .map(|length| length as usize)
-            .collect();
+        let length_of_halves = |halves: &[f32]| u64::from(halves[0].to_bits()) | u64::from(halves[1].to_bits()) << 32;
+        let lengths: Vec<usize> = lengths.chunks_exact(2).map(|halves| length_of_halves(halves) as usize).collect();
         let words_per_rank = lengths.iter().copied().max().unwrap_or(0).div_ceil(4);
         let mut all = vec![0f32; words_per_rank * ranks];
         self.all_gather(&to_words(own_bytes, words_per_rank), &mut all)?;
@@ -213,8 +211,8 @@ impl Communicator for SingleRank {
     }
 }
 
-/// Rank 0 of a job of this many ranks, of which the others do not exist. `roll check` opens with it what rank 0 would
-/// open. Collectives return what they would if every rank had passed the values of this one.
+/// Rank 0 of a job of this many ranks. The other ranks do not exist: `roll check` opens with this type what rank 0 of
+/// a run would open. Collectives return what they would if every rank had passed the values of rank 0.
 #[derive(Clone, Copy, Debug)]
 pub struct FirstRank(pub usize);
 

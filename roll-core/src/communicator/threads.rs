@@ -31,8 +31,8 @@ struct SharedState {
     deposits: Vec<Option<Deposit>>,
     /// Number of completed collectives.
     done: u64,
-    /// All deposits of the last completed collective. Those of the one before are not needed: the last collective was
-    /// completed by deposits of all ranks, and a rank deposits only after it has read the result of the one before.
+    /// All deposits of the last completed collective. The deposits of earlier collectives are not needed: a rank
+    /// deposits for a collective only after it has read the result of the previous one.
     collected: Arc<Vec<Deposit>>,
     /// The error of all further collectives.
     failed: Option<RanksError>,
@@ -60,8 +60,8 @@ impl ThreadRanks {
         Self { rank: Rank(rank), timeout: Mutex::new(timeout), shared, splits: AtomicU64::new(0) }
     }
 
-    /// Runs `f` on a thread for each of `size` ranks, and returns the results in their order.
-    /// A rank that returns an error or panics fails the others. An interrupt does not: all ranks agreed on it.
+    /// Runs `f` on a thread for each of `size` ranks, and returns the results in the order of the ranks. A rank that
+    /// returns an error or panics fails the others. An interrupt does not fail them, because all ranks agreed on it.
     pub fn run<T: Send>(
         size: usize,
         timeout: Duration,
@@ -86,7 +86,7 @@ impl ThreadRanks {
                 let (name, ranks) = (format!("rank {}", ranks.rank.0), Arc::new(ranks));
                 let ranks_of_thread = Arc::clone(&ranks);
                 let started = threads::spawn_scoped(scope, &name, move || run_rank(ranks_of_thread));
-                // The ranks that have started would wait for this one.
+                // The ranks that have started would otherwise wait for this one.
                 started.inspect_err(|error| ranks.fail(&error.to_string()))
             };
             let started: Vec<_> = group.into_iter().map(start).collect();
@@ -107,11 +107,12 @@ impl ThreadRanks {
         state.check()?;
         let done_before = state.done;
         state.deposits[self.rank.0] = Some(Deposit { call: call.clone(), values });
-        // The last rank to come completes the collective.
-        if state.deposits.iter().all(Option::is_some) {
+        let is_last_to_come = state.deposits.iter().all(Option::is_some);
+        if is_last_to_come {
             let collected: Vec<_> = state.deposits.iter_mut().filter_map(Option::take).collect();
-            if let Some((rank, other)) = collected.iter().enumerate().find(|(_, d)| d.call != collected[0].call) {
-                let (first, other) = (collected[0].call.clone(), other.call.clone());
+            let first = collected[0].call.clone();
+            if let Some((rank, deposit)) = collected.iter().enumerate().find(|(_, deposit)| deposit.call != first) {
+                let other = deposit.call.clone();
                 state.failed = Some(RanksError::Disagree { first, rank, other });
             }
             state.collected = Arc::new(collected);
@@ -210,8 +211,8 @@ impl Communicator for ThreadRanks {
     fn all_gather(&self, part: &[f32], out: &mut [f32]) -> Result<()> {
         check_lengths("all_gather", out.len(), part.len(), self.shared.size)?;
         let all = self.deposit_and_wait(format!("all_gather of {} values each", part.len()), part.to_vec())?;
-        for (i, deposit) in all.iter().enumerate() {
-            out[i * part.len()..(i + 1) * part.len()].copy_from_slice(&deposit.values);
+        for (rank, deposit) in all.iter().enumerate() {
+            out[rank * part.len()..(rank + 1) * part.len()].copy_from_slice(&deposit.values);
         }
         Ok(())
     }
@@ -270,9 +271,9 @@ impl Communicator for ThreadRanks {
     fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
         let part_len = check_parts(values, out, self.shared.size)?;
         let all = self.deposit_and_wait(format!("all_to_all of {} values", values.len()), values.to_vec())?;
-        for (i, deposit) in all.iter().enumerate() {
-            out[i * part_len..(i + 1) * part_len]
-                .copy_from_slice(&deposit.values[self.rank.0 * part_len..][..part_len]);
+        for (sender, deposit) in all.iter().enumerate() {
+            let part = &deposit.values[self.rank.0 * part_len..][..part_len];
+            out[sender * part_len..(sender + 1) * part_len].copy_from_slice(part);
         }
         Ok(())
     }

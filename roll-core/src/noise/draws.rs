@@ -31,9 +31,10 @@ impl Noise {
         Tensor::new(values, shape)
     }
 
-    /// The latents that a sample's trajectory starts from.
+    /// The latents that a sample's trajectory starts from: with fixed latents the same for all samples and steps, as in
+    /// the reference implementation.
     pub fn latents(&self, step: u64, sample: u64, shape: &[usize]) -> Result<Tensor> {
-        match self.fixed {
+        match self.fixed_latents_seed {
             Some(seed) => Tensor::new(torch_randn(seed, shape.iter().product()), shape),
             None => self.normal(Purpose::Latents, step, sample, shape),
         }
@@ -41,7 +42,7 @@ impl Noise {
 
     /// The latents that the evaluation of a sample starts from: the same at every step.
     pub fn evaluation_latents(&self, sample: u64, shape: &[usize]) -> Result<Tensor> {
-        match self.fixed {
+        match self.fixed_latents_seed {
             Some(_) => self.latents(0, sample, shape),
             None => self.normal(Purpose::Evaluation, 0, sample, shape),
         }
@@ -52,7 +53,7 @@ impl Noise {
         let mut rng = self.generator(Purpose::Shuffle, epoch, 0);
         let mut order: Vec<usize> = (0..n).collect();
         for i in (1..n).rev() {
-            // Lemire's multiply-shift: without modulo bias worth speaking of at 64 bits.
+            // Lemire's multiply-shift; its bias at 64 bits is negligible.
             let j = ((u128::from(rng.next_u64()) * (i as u128 + 1)) >> 64) as usize;
             order.swap(i, j);
         }
@@ -61,12 +62,12 @@ impl Noise {
 }
 
 /// `torch.randn(n)` of the CPU generator seeded with `seed`: 24-bit uniforms of MT19937, then Box-Muller on blocks of
-/// sixteen, the first eight of a block with the last eight. Fewer than sixteen values take another path there and are
-/// drawn here as the head of sixteen.
+/// sixteen, which pairs the first eight of a block with the last eight. Torch draws fewer than sixteen values by
+/// another method; this function returns the first of sixteen instead.
 fn torch_randn(seed: u32, n: usize) -> Vec<f32> {
     let mut mt = rand_mt::Mt::new(seed);
     let mut uniform = || (mt.next_u32() & 0xff_ffff) as f32 / (1 << 24) as f32;
-    let block = |values: &mut [f32]| {
+    let box_muller = |values: &mut [f32]| {
         for j in 0..8 {
             let (u1, u2) = (1.0 - values[j], values[j + 8]);
             let radius = (-2.0 * u1.ln()).sqrt();
@@ -76,13 +77,13 @@ fn torch_randn(seed: u32, n: usize) -> Vec<f32> {
         }
     };
     let mut values: Vec<f32> = (0..n.max(16)).map(|_| uniform()).collect();
-    let in_blocks = values.len() / 16 * 16;
-    values[..in_blocks].chunks_exact_mut(16).for_each(block);
+    let in_full_blocks = values.len() / 16 * 16;
+    values[..in_full_blocks].chunks_exact_mut(16).for_each(box_muller);
     // If the last block is not full, torch draws the last sixteen values again, with some of the block before.
-    if in_blocks != values.len() {
+    if in_full_blocks != values.len() {
         let tail = values.len() - 16;
         values[tail..].iter_mut().for_each(|v| *v = uniform());
-        block(&mut values[tail..]);
+        box_muller(&mut values[tail..]);
     }
     values.truncate(n);
     values

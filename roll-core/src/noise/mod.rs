@@ -41,24 +41,26 @@ pub enum Purpose {
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Noise {
     seed: u64,
-    fixed: Option<u32>,
+    /// The torch seed of [`Noise::with_fixed_latents`].
+    #[serde(rename = "fixed")]
+    fixed_latents_seed: Option<u32>,
 }
 
 impl Noise {
     /// Draws keyed by `seed`.
     pub fn new(seed: u64) -> Self {
-        Self { seed, fixed: None }
+        Self { seed, fixed_latents_seed: None }
     }
 
-    /// As the reference: every sample of every step starts from the same latents, those of
-    /// `torch.randn(..., generator=manual_seed(seed))` on the CPU.
+    /// Makes every sample of every step start from the same latents, as in the reference implementation: those of
+    /// `torch.randn(..., generator=manual_seed(torch_seed))` on the CPU.
     pub fn with_fixed_latents(mut self, torch_seed: u32) -> Self {
-        self.fixed = Some(torch_seed);
+        self.fixed_latents_seed = Some(torch_seed);
         self
     }
 
-    /// The seed, and the seed of the fixed latents, if they are fixed. An equal source can be made from the two.
+    /// The seed, and the torch seed of the latents if they are fixed. An equal source can be made from the two.
     pub fn keys(&self) -> (u64, Option<u32>) {
-        (self.seed, self.fixed)
+        (self.seed, self.fixed_latents_seed)
     }
 }

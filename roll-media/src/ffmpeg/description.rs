@@ -58,15 +58,13 @@ impl StreamDescription {
         let size = [side("width"), side("height")];
         check_size(size[0], size[1])?;
         let format = text("pix_fmt");
-        let samples = match format {
-            f if ["yuv420p", "yuvj420p", "yuva420p", "nv12", "nv21", "p010", "p016"]
-                .iter()
-                .any(|p| f.starts_with(p)) =>
-            {
-                PixelFormat::Yuv420p
-            }
-            f if f == "pal8" || ["rgb", "bgr", "gbr"].iter().any(|part| f.contains(part)) => PixelFormat::Rgb,
-            _ => PixelFormat::Other,
+        let yuv420_formats = ["yuv420p", "yuvj420p", "yuva420p", "nv12", "nv21", "p010", "p016"];
+        let is_yuv420 = yuv420_formats.iter().any(|begin| format.starts_with(begin));
+        let is_rgb = format == "pal8" || ["rgb", "bgr", "gbr"].iter().any(|part| format.contains(part));
+        let samples = match (is_yuv420, is_rgb) {
+            (true, _) => PixelFormat::Yuv420p,
+            (false, true) => PixelFormat::Rgb,
+            (false, false) => PixelFormat::Other,
         };
         let matrix = match text("color_space") {
             "bt709" => 1,

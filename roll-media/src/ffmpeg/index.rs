@@ -4,20 +4,20 @@ use std::path::Path;
 
 use roll_core::serde_json::Value;
 
-use super::Failure;
 use super::description::{StreamDescription, ffprobe};
+use super::{DETECTED, Failure};
 use crate::picture::square_size;
 use crate::probed::Probed;
 
 /// The size, number of frames and frame rate of a video. They follow from the packets that are shown, without decoding.
 /// A stream that was cut without encoding may begin with pictures whose references are missing. Such a stream is
-/// decoded, because only decoding tells how many of these pictures are shown.
+/// decoded, because only decoding shows how many of these pictures appear.
 pub(crate) fn probe(path: &Path) -> Result<Probed, Failure> {
-    let stream = StreamDescription::of(path, None)?;
-    let answer = ffprobe(path, None, "packet=pts_time,duration_time,flags")?;
+    let stream = StreamDescription::of(path, DETECTED)?;
+    let answer = ffprobe(path, DETECTED, "packet=pts_time,duration_time,flags")?;
     let packets = &answer["packets"];
     let (frames, seconds) = if may_lack_references(packets) {
-        let answer = ffprobe(path, None, "frame=best_effort_timestamp_time,pkt_duration_time,duration_time")?;
+        let answer = ffprobe(path, DETECTED, "frame=best_effort_timestamp_time,pkt_duration_time,duration_time")?;
         shown(&answer["frames"])
     } else {
         shown(packets)
@@ -53,10 +53,11 @@ fn may_lack_references(packets: &Value) -> bool {
     !has_flag(first, 'K') || packets.any(is_shown_before)
 }
 
-/// The number of packets or frames that are not marked as discarded, and the seconds that they cover, if known. If the
-/// last one has no duration, it lasts as long as the others on average.
+/// The number of packets or frames that are not marked as discarded, and the seconds that they cover, if known. A last
+/// one without a duration gets the mean duration of the others.
 fn shown(packets: &Value) -> (usize, Option<f64>) {
-    let (mut frames, mut first, mut last, mut duration) = (0, f64::INFINITY, f64::NEG_INFINITY, None);
+    let (mut frames, mut first, mut last) = (0, f64::INFINITY, f64::NEG_INFINITY);
+    let mut duration_of_last = None;
     for packet in packets.as_array().into_iter().flatten() {
         if has_flag(packet, 'D') {
             continue;
@@ -66,12 +67,12 @@ fn shown(packets: &Value) -> (usize, Option<f64>) {
             first = first.min(from);
             if from >= last {
                 last = from;
-                duration = seconds(packet, &["duration_time", "pkt_duration_time"]);
+                duration_of_last = seconds(packet, &["duration_time", "pkt_duration_time"]);
             }
         }
     }
     let between = last - first;
-    let seconds = between + duration.unwrap_or(between / (frames as f64 - 1.0));
+    let seconds = between + duration_of_last.unwrap_or(between / (frames as f64 - 1.0));
     (frames, (seconds.is_finite() && seconds > 0.0).then_some(seconds))
 }
 

@@ -33,6 +33,9 @@ use crate::resize::square_pixels;
 const FORMATS: &str = "mov,mp4,matroska,webm,avi,mpeg,mpegts,mpegvideo,m4v,h264,hevc,obu,ivf,flv,asf,ogg,mxf,nut,rm,\
                        dv,mjpeg,swf,wtv,apng,webp_pipe,av1,vvc,bmp_pipe,tiff_pipe";
 
+/// The format of a file that ffmpeg detects itself.
+const DETECTED: Option<&str> = None;
+
 /// The reason why decoding failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
@@ -50,19 +53,19 @@ impl From<String> for Failure {
 
 /// How ffmpeg treats faults of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mood {
+enum FaultHandling {
     /// Any fault ends the program, even a harmless one.
     Strict,
-    /// The program goes on. Its messages tell whether pixels are damaged.
+    /// The program goes on. Its messages say whether pixels are damaged.
     Tolerant,
-    /// Like `Strict`, but faults that are frequent in pictures, such as unknown tags, do not end the program.
+    /// As `Strict`, but faults that are frequent in pictures, such as unknown tags, do not end the program.
     Picture,
 }
 
 /// Decodes the frames that `options` select. A file with faults is accepted if no frame is damaged and no frame is
 /// missing.
 pub(crate) fn decode(path: &Path, options: &ReadOptions) -> Result<Frames, Failure> {
-    let stream = StreamDescription::of(path, None)?;
+    let stream = StreamDescription::of(path, DETECTED)?;
     let max_frames =
         options.max_frames.map(|max| max.saturating_add(options.skip).saturating_mul(options.every.max(1)));
     let resampling = options.fps.map(|fps| {
@@ -70,28 +73,29 @@ pub(crate) fn decode(path: &Path, options: &ReadOptions) -> Result<Frames, Failu
         format!("setpts=PTS-STARTPTS,fps=fps={fps}:round=up,")
     });
     let filters = resampling.unwrap_or_default() + &stream.filters();
-    let decode_in = |mood| {
+    let decode_with = |handling| {
         let mut frames = Frames::new(options);
         frames.source_fps = stream.fps;
-        let read = pictures(path, None, &stream, &filters, max_frames, mood, |picture| frames.push(picture, 1));
+        let add = |picture| frames.push(picture, 1);
+        let read = pictures(path, DETECTED, &stream, &filters, max_frames, handling, add);
         (frames, read)
     };
-    let (frames, read) = decode_in(Mood::Strict);
+    let (frames, read) = decode_with(FaultHandling::Strict);
     match read {
         Ok(()) => return Ok(frames),
         Err(failure @ Failure::NotInstalled(_)) => return Err(failure),
         Err(failure) if frames.is_rejected => return Err(failure),
         Err(_) => {} // tolerant decoding shows whether the fault matters
     }
-    let (frames, read) = decode_in(Mood::Tolerant);
+    let (frames, read) = decode_with(FaultHandling::Tolerant);
     read?;
     let index = probe(path)?;
     // At another rate the number of frames is rounded, so that one frame may be missing.
-    let (expected, rounding) = match options.fps {
+    let (expected, tolerated) = match options.fps {
         None => (index.frames, 0),
         Some(fps) => (times_before(index.frames as f64 / index.fps, fps), 1),
     };
-    if !frames.is_full() && frames.seen() + rounding < expected {
+    if !frames.is_full() && frames.seen() + tolerated < expected {
         let problem = format!("{} frames can be decoded, its index has {expected}: it is damaged", frames.seen());
         return Err(Failure::Failed(problem));
     }
@@ -104,7 +108,8 @@ pub(crate) fn picture(path: &Path, format: Option<&str>, orientation: Option<Ori
     let mut stream = StreamDescription::of(path, format)?;
     stream.orientation = orientation.unwrap_or(stream.orientation);
     let mut found = None;
-    pictures(path, format, &stream, &stream.filters(), Some(1), Mood::Picture, |picture| {
+    let (one_frame, handling) = (Some(1), FaultHandling::Picture);
+    pictures(path, format, &stream, &stream.filters(), one_frame, handling, |picture| {
         found = Some(picture);
         Ok(ControlFlow::Break(()))
     })?;
@@ -118,15 +123,15 @@ fn pictures(
     stream: &StreamDescription,
     filters: &str,
     max_frames: Option<usize>,
-    mood: Mood,
+    handling: FaultHandling,
     mut each: impl FnMut(Picture) -> Result<ControlFlow<()>, String>,
 ) -> Result<(), Failure> {
-    // Frames are rotated here, not by ffmpeg: after chroma was upsampled, so that it is rotated exactly as luma.
+    // Frames are rotated here, after chroma was upsampled, and not by ffmpeg: chroma is then rotated exactly as luma.
     let mut arguments: Vec<OsString> = ["-nostdin", "-noautorotate"].map(Into::into).into();
-    match mood {
-        Mood::Strict => arguments.extend(["-xerror", "-err_detect", "explode"].map(Into::into)),
-        Mood::Tolerant => arguments.extend(["-v", "warning"].map(Into::into)),
-        Mood::Picture => arguments.push("-xerror".into()),
+    match handling {
+        FaultHandling::Strict => arguments.extend(["-xerror", "-err_detect", "explode"].map(Into::into)),
+        FaultHandling::Tolerant => arguments.extend(["-v", "warning"].map(Into::into)),
+        FaultHandling::Picture => arguments.push("-xerror".into()),
     }
     arguments.extend(["-max_pixels".into(), MAX_PIXELS.to_string().into()]);
     arguments.extend(input(path, format));

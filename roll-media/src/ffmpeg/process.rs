@@ -75,7 +75,7 @@ impl Program {
         self.start_within(LIMIT, arguments, is_transport_stream)
     }
 
-    /// Like [`Program::start`], with another time limit.
+    /// As [`Program::start`], with another time limit.
     fn start_within(
         self,
         limit: Duration,
@@ -126,7 +126,8 @@ impl Program {
 
     /// Runs the program and returns its output. Fails if the output exceeds [`MAX_INDEX_BYTES`].
     pub fn output(self, arguments: &[OsString]) -> Result<Vec<u8>, Failure> {
-        let (mut ffmpeg, stdout) = self.start(arguments, false)?;
+        let is_transport_stream = false;
+        let (mut ffmpeg, stdout) = self.start(arguments, is_transport_stream)?;
         let mut output = Vec::new();
         let read = stdout.take(MAX_INDEX_BYTES + 1).read_to_end(&mut output);
         if output.len() as u64 > MAX_INDEX_BYTES {
@@ -165,11 +166,11 @@ impl FfmpegProcess {
             }
         };
         let (name, limit) = (self.program.name(), self.limit);
-        let is_late = self.started.elapsed() >= limit;
+        let was_ended_by_watchdog = self.started.elapsed() >= limit;
         if status.success() {
             return Ok(());
         }
-        if is_late {
+        if was_ended_by_watchdog {
             return Err(format!("{name} took longer than {} s and was ended", limit.as_secs_f64()));
         }
         let messages = self.messages();
@@ -246,9 +247,12 @@ fn damage_in(line: &str, is_transport_stream: bool) -> Option<String> {
 /// The first line of a program's messages, without the prefix that names the component (`[mov @ 0x5581]`).
 fn cause_in(stderr_text: &str) -> Option<String> {
     let line = stderr_text.lines().map(str::trim).find(|line| !line.is_empty())?;
-    let line = match line.strip_prefix('[').and_then(|rest| rest.split_once("] ")) {
-        Some((_, line)) => line,
-        None => line.rsplit_once(": ").filter(|_| line.starts_with("file:")).map_or(line, |(_, problem)| problem),
+    let after_component = line.strip_prefix('[').and_then(|rest| rest.split_once("] "));
+    let line = match (after_component, line.rsplit_once(": ")) {
+        (Some((_component, message)), _) => message,
+        // `file:NAME: MESSAGE`.
+        (None, Some((_name, message))) if line.starts_with("file:") => message,
+        (None, _) => line,
     };
     // The original message continues with a list.
     let line = if line.starts_with("Format not on whitelist") {

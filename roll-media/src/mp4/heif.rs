@@ -62,13 +62,11 @@ fn associated(mut table: Cursor, item: u32) -> Option<Vec<usize>> {
         let entry_item = if version == 0 { table.u16()?.into() } else { table.u32()? };
         let count = table.u8()?;
         let mut numbers = Vec::new();
+        let has_long_numbers = flags[2] & 1 == 1;
         for _ in 0..count {
-            // The first bit says whether the property is essential; the others are its number, of 7 or 15 bits.
-            numbers.push(usize::from(if flags[2] & 1 == 1 {
-                table.u16()? & 0x7fff
-            } else {
-                (table.u8()? & 0x7f).into()
-            }));
+            // The first bit says whether the property is essential. The other 7 or 15 bits are its number.
+            let number = if has_long_numbers { table.u16()? & 0x7fff } else { (table.u8()? & 0x7f).into() };
+            numbers.push(usize::from(number));
         }
         if entry_item == item {
             return Some(numbers);

@@ -43,13 +43,13 @@ impl Mp4Reader {
         let track = Track::find(Cursor(&moov), file_size)?;
         let first = track.samples.first().ok_or("the video track has no frames")?;
         let description = &track.descriptions[first.description];
-        let mut sps = None;
-        for set in description.parameter_sets.iter().filter(|s| nal_type(s) == 7) {
-            sps = Some(Sps::parse(set)?);
+        let mut sps_of_index = None;
+        for set in description.parameter_sets.iter().filter(|set| nal_type(set) == SPS) {
+            sps_of_index = Some(Sps::parse(set)?);
         }
-        // If the index has no parameter set (`avc3`), it precedes the first frame.
-        let sps = match sps {
+        let sps = match sps_of_index {
             Some(sps) => sps,
+            // The index has no parameter sets (`avc3`): the first frame has them.
             None => first_sps(&mut file, first, description)?,
         };
         Ok(Self { file, track, sps })
@@ -93,49 +93,49 @@ impl Mp4Reader {
         // Flushing after every frame would return B-frames too early.
         let config = DecoderConfig::new().flush_after_decode(Flush::NoFlush);
         let mut decoder = Decoder::with_api_config(api, config).map_err(|_| "the H.264 decoder does not start")?;
-        // A colour is the code of the matrix, and whether the range is full.
-        let mut color = (self.sps.matrix, self.sps.full_range);
+        // The colour of the stream and that of the container: the code of the matrix, and whether the range is full.
+        let (mut color, mut container_color) = ((self.sps.matrix, self.sps.full_range), None);
         let (orientation, pixel_aspect) = (self.track.orientation, self.pixel_aspect());
         let mut times = self.track.timeline.frames.iter();
-        let mut show = |frame: &DecodedYUV, color, container| -> Result<ControlFlow<()>, String> {
+        let mut show = |frame: &DecodedYUV, color, container_color| -> Result<ControlFlow<()>, String> {
             match times.next() {
                 Some(Some(time)) => {
-                    let picture = square_pixels(picture(frame, color, container)?, pixel_aspect)?;
+                    let picture = square_pixels(picture(frame, color, container_color)?, pixel_aspect)?;
                     each(orientation.apply(picture), *time)
                 }
+                // The frame is only a reference for other frames.
                 Some(None) => Ok(ControlFlow::Continue(())),
                 None => Err("more frames than its index tells of".into()),
             }
         };
-        let (mut annex_b, mut container) = (Vec::new(), None);
+        let mut annex_b = Vec::new();
         let mut current_description = None;
         for (i, sample) in self.track.samples.iter().enumerate() {
-            let SampleDescription { length_size, parameter_sets, color: container_color, .. } =
-                &self.track.descriptions[sample.description];
+            let in_frame = |problem: String| format!("frame {i}: {problem}");
+            let description = &self.track.descriptions[sample.description];
             if current_description != Some(sample.description) {
                 current_description = Some(sample.description);
-                container = *container_color;
-                for set in parameter_sets {
-                    color = push_nal(&mut annex_b, set, color).map_err(|e| format!("frame {i}: {e}"))?;
+                container_color = description.color;
+                for set in &description.parameter_sets {
+                    color = push_nal(&mut annex_b, set, color).map_err(in_frame)?;
                 }
             }
-            let bytes = read_sample(&mut self.file, sample).map_err(|e| format!("frame {i}: {e}"))?;
-            for nal in nal_units(&bytes, *length_size) {
-                color =
-                    nal.and_then(|nal| push_nal(&mut annex_b, nal, color)).map_err(|e| format!("frame {i}: {e}"))?;
+            let bytes = read_sample(&mut self.file, sample).map_err(in_frame)?;
+            for nal in nal_units(&bytes, description.length_size) {
+                color = nal.and_then(|nal| push_nal(&mut annex_b, nal, color)).map_err(in_frame)?;
             }
             // The decoder's messages are only numbers.
             let decoded = decoder.decode(&annex_b).map_err(|_| format!("frame {i} cannot be decoded: {UNDECODED}"))?;
             annex_b.clear();
             if let Some(frame) = decoded
-                && show(&frame, color, container)?.is_break()
+                && show(&frame, color, container_color)?.is_break()
             {
                 return Ok(());
             }
         }
         let rest = decoder.flush_remaining().map_err(|_| format!("the last frames cannot be decoded: {UNDECODED}"))?;
         for frame in &rest {
-            if show(frame, color, container)?.is_break() {
+            if show(frame, color, container_color)?.is_break() {
                 break;
             }
         }
@@ -143,7 +143,7 @@ impl Mp4Reader {
     }
 }
 
-/// The likely reason why the decoder fails, because its messages are only numbers.
+/// The likely reason why the decoder fails. The messages of the decoder are only numbers.
 const UNDECODED: &str = "it is damaged, or H.264 of a kind that cannot be read";
 
 /// Fails if the file ends early or has several indexes, because no decoder reports that.
@@ -252,19 +252,21 @@ impl Layout {
     }
 }
 
-/// Where in the file the last segment ends that a `sidx` box lists. The box itself ends at byte `anchor`.
+/// The byte of the file at which the last segment of a `sidx` box ends. The box itself ends at byte `anchor`.
 fn segments_end(mut sidx: Cursor<'_>, anchor: u64) -> Option<u64> {
     let version = sidx.version()?;
     sidx.take(8)?; // id of the stream, ticks per second
+    // The earliest time is skipped. After it comes the distance of the first segment from `anchor`.
     let first = match version {
         0 => sidx.take(4).and(sidx.u32()).map(u64::from)?,
         _ => sidx.take(8).and(sidx.u64())?,
     };
-    sidx.take(2)?;
+    sidx.take(2)?; // reserved
     let mut end = anchor.checked_add(first)?;
     for _ in 0..sidx.u16()? {
+        // The highest bit is the type of the entry.
         let size = sidx.u32()? & 0x7fff_ffff;
-        sidx.take(8)?;
+        sidx.take(8)?; // duration, access points
         end = end.checked_add(size.into())?;
     }
     Some(end)
@@ -287,14 +289,15 @@ fn first_sps(file: &mut File, first: &SampleRange, description: &SampleDescripti
     let bytes = read_sample(file, first)?;
     for nal in nal_units(&bytes, description.length_size) {
         let nal = nal?;
-        if nal_type(nal) == 7 {
+        if nal_type(nal) == SPS {
             return Sps::parse(nal);
         }
     }
     Err("no sequence parameter set".into())
 }
 
-/// The NAL units of a sample, in which each is preceded by its length. A length beyond the sample is an error.
+/// The NAL units of a sample. The length of each unit precedes it in `length_size` bytes. A length beyond the sample is
+/// an error.
 fn nal_units(mut bytes: &[u8], length_size: usize) -> impl Iterator<Item = Result<&[u8], String>> {
     std::iter::from_fn(move || {
         if bytes.is_empty() {
@@ -327,10 +330,13 @@ fn push_nal(annex_b: &mut Vec<u8>, nal: &[u8], color: (u8, bool)) -> Result<(u8,
     annex_b.extend([0, 0, 0, 1]);
     annex_b.extend(nal);
     match nal_type(nal) {
-        7 => Sps::parse(nal).map(|sps| (sps.matrix, sps.full_range)),
+        SPS => Sps::parse(nal).map(|sps| (sps.matrix, sps.full_range)),
         _ => Ok(color),
     }
 }
+
+/// The type of NAL units that are sequence parameter sets.
+const SPS: u8 = 7;
 
 fn nal_type(nal: &[u8]) -> u8 {
     nal.first().map_or(0, |b| b & 0x1f)
@@ -338,7 +344,9 @@ fn nal_type(nal: &[u8]) -> u8 {
 
 /// Converts a frame to RGB by the colour matrix of the stream or, if the stream does not specify one, of the container.
 fn picture(frame: &DecodedYUV, stream: (u8, bool), container: Option<(u8, bool)>) -> Result<Picture, String> {
-    let (code, full_range) = if stream.0 == 2 { container.unwrap_or(stream) } else { stream };
+    let (stream_code, _) = stream;
+    let stream_is_unspecified = stream_code == 2;
+    let (code, full_range) = if stream_is_unspecified { container.unwrap_or(stream) } else { stream };
     let matrix = Matrix::from_code(code, full_range).ok_or_else(|| {
         format!("matrix_coefficients {code} is not supported (H.273; BT.601, BT.709 and BT.2020 are)")
     })?;

@@ -22,8 +22,7 @@ impl Sps {
             return Err("a sequence parameter set is cut short".into());
         };
         let mut bits = Bits::new(rest);
-        let sps = Self::fields(*profile, &mut bits).ok_or("a sequence parameter set is cut short or damaged")?;
-        let sps = sps?;
+        let sps = Self::fields(*profile, &mut bits).ok_or("a sequence parameter set is cut short or damaged")??;
         check_size(sps.width, sps.height)?;
         Ok(sps)
     }
@@ -44,9 +43,13 @@ impl Sps {
                 return Some(Err(format!("{} bits per sample; only 8 can be read", luma_depth.saturating_add(8))));
             }
             bits.bit()?; // qpprime_y_zero_transform_bypass_flag
-            if bits.bit()? {
-                for list in 0..if chroma == 3 { 12 } else { 8 } {
-                    if bits.bit()? {
+            let has_scaling_lists = bits.bit()?;
+            if has_scaling_lists {
+                let lists = if chroma == 3 { 12 } else { 8 };
+                for list in 0..lists {
+                    let is_present = bits.bit()?;
+                    if is_present {
+                        // Lists of 4x4 blocks, and then lists of 8x8 blocks.
                         skip_scaling_list(bits, if list < 6 { 16 } else { 64 })?;
                     }
                 }
@@ -66,18 +69,22 @@ impl Sps {
             let size = format!("{} x {}", (width_mbs + 1) * 16, (height_units + 1) * 16);
             return Some(Err(format!("frames of {size} pixels are not accepted")));
         }
-        if !bits.bit()? {
-            return Some(Err("interlaced H.264; only progressive H.264 can be read".into())); // frame_mbs_only_flag
+        let is_progressive = bits.bit()?; // frame_mbs_only_flag
+        if !is_progressive {
+            return Some(Err("interlaced H.264; only progressive H.264 can be read".into()));
         }
         bits.bit()?; // direct_8x8_inference_flag
         let (mut width, mut height) = ((width_mbs + 1) * 16, (height_units + 1) * 16);
-        if bits.bit()? {
+        let is_cropped = bits.bit()?;
+        if is_cropped {
+            // Offsets are in samples of chroma, two pixels each.
             let [left, right, top, bottom] = [bits.ue()?, bits.ue()?, bits.ue()?, bits.ue()?].map(|v| v as usize);
             width = width.checked_sub(2 * (left + right))?;
             height = height.checked_sub(2 * (top + bottom))?;
         }
         let mut sps = Self { width, height, matrix: 2, full_range: false, pixel_aspect: None };
-        if bits.bit()? {
+        let has_vui = bits.bit()?;
+        if has_vui {
             // A truncated VUI only loses the missing fields.
             let _ = sps.read_vui(bits);
         }
@@ -86,19 +93,24 @@ impl Sps {
 
     /// Reads pixel aspect ratio and colour from the video usability information.
     fn read_vui(&mut self, bits: &mut Bits) -> Option<()> {
-        if bits.bit()? {
+        let has_pixel_aspect = bits.bit()?;
+        if has_pixel_aspect {
             self.pixel_aspect = match bits.bits(8)? as usize {
+                // The ratio itself follows.
                 255 => Some([bits.bits(16)?, bits.bits(16)?]),
                 code => PIXEL_ASPECTS.get(code).copied(),
             };
         }
-        if bits.bit()? {
+        let has_overscan = bits.bit()?;
+        if has_overscan {
             bits.bit()?; // overscan_appropriate_flag
         }
-        if bits.bit()? {
+        let has_signal_type = bits.bit()?;
+        if has_signal_type {
             bits.bits(3)?; // video_format
             self.full_range = bits.bit()?;
-            if bits.bit()? {
+            let has_colour = bits.bit()?;
+            if has_colour {
                 bits.bits(16)?; // primaries and transfer
                 self.matrix = bits.bits(8)? as u8;
             }
@@ -135,15 +147,15 @@ fn skip_picture_order(bits: &mut Bits) -> Option<()> {
             bits.ue()?; // log2_max_pic_order_cnt_lsb_minus4
         }
         1 => {
-            bits.bit()?;
-            bits.se()?;
-            bits.se()?;
+            bits.bit()?; // delta_pic_order_always_zero_flag
+            bits.se()?; // offset_for_non_ref_pic
+            bits.se()?; // offset_for_top_to_bottom_field
             let cycle = bits.ue()?;
             if cycle > 255 {
                 return None;
             }
             for _ in 0..cycle {
-                bits.se()?;
+                bits.se()?; // offset_for_ref_frame
             }
         }
         _ => {}

@@ -153,19 +153,19 @@ fn samples(tables: Cursor<'_>, file_size: u64) -> Result<Vec<SampleRange>, Strin
     let runs: Vec<[u32; 3]> = table(tables.need(b"stsc")?)?;
 
     let mut samples = Vec::with_capacity(sizes.len());
-    let mut sizes = sizes.into_iter();
+    let mut sizes_left = sizes.into_iter();
     let mut run = 0;
-    for (i, &chunk) in chunks.iter().enumerate() {
-        if sizes.len() == 0 {
+    for (i, &chunk_offset) in chunks.iter().enumerate() {
+        if sizes_left.len() == 0 {
             break;
         }
-        while runs.get(run + 1).is_some_and(|r| r[0] as usize <= i + 1) {
+        while runs.get(run + 1).is_some_and(|[first_chunk, ..]| *first_chunk as usize <= i + 1) {
             run += 1;
         }
-        let (per_chunk, description) = runs.get(run).map_or((0, 0), |r| (r[1] as usize, r[2]));
-        let description = description.saturating_sub(1) as usize; // counted from 1
-        let mut offset = chunk;
-        for size in sizes.by_ref().take(per_chunk) {
+        let [_, per_chunk, description_number] = runs.get(run).copied().unwrap_or_default();
+        let description = description_number.saturating_sub(1) as usize;
+        let mut offset = chunk_offset;
+        for size in sizes_left.by_ref().take(per_chunk as usize) {
             let end = offset.checked_add(u64::from(size)).filter(|&end| end <= file_size);
             let Some(end) = end else {
                 return Err(format!(
@@ -178,7 +178,7 @@ fn samples(tables: Cursor<'_>, file_size: u64) -> Result<Vec<SampleRange>, Strin
             offset = end;
         }
     }
-    match sizes.len() {
+    match sizes_left.len() {
         0 => Ok(samples),
         left => Err(format!("{left} frames of the track are in no chunk")),
     }

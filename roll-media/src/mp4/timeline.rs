@@ -33,8 +33,9 @@ struct Edit {
 }
 
 impl Timeline {
-    /// Reads the timeline. `edits` is the edit list with its ticks per second. `has_data` says which frames of the
-    /// tables have data, because samples of 0 bytes are no frames. Fails if the edit list repeats or reorders parts.
+    /// Reads the timeline. `edits` is the edit list and the ticks per second of its durations. `has_data` says which
+    /// frames of the tables have data, because samples of 0 bytes are no frames. Fails if the edit list repeats or
+    /// reorders parts.
     pub fn read(
         tables: Cursor<'_>,
         timescale: u32,
@@ -60,21 +61,20 @@ impl Timeline {
         let Some(first) = frames.iter().find(|frame| is_shown(frame)).map(|frame| shown_at(frame.from)) else {
             return Err("its edit list shows no frame".into());
         };
-        let ticks: Vec<Option<[i64; 2]>> = frames
-            .iter()
-            .enumerate()
-            .map(|(i, frame)| {
-                let begin = is_shown(frame).then(|| shown_at(frame.from) - first)?;
-                // A frame is shown until the next one. The last frame is shown for its own duration.
-                let next = frames[i + 1..].iter().find(|next| is_shown(next));
-                let end = next.map_or(begin.saturating_add(frame.duration), |next| shown_at(next.from) - first);
-                Some([begin, end])
-            })
-            .collect();
+        // Begin and end of a frame, in ticks of the presentation.
+        let interval = |(i, frame): (usize, &PresentationInterval)| -> Option<[i64; 2]> {
+            let begin = is_shown(frame).then(|| shown_at(frame.from) - first)?;
+            // A frame is shown until the next one. The last frame is shown for its own duration.
+            let next = frames[i + 1..].iter().find(|next| is_shown(next));
+            let end = next.map_or(begin.saturating_add(frame.duration), |next| shown_at(next.from) - first);
+            Some([begin, end])
+        };
+        let seconds = |tick: i64| tick as f64 / f64::from(timescale.max(1));
+        let intervals = frames.iter().enumerate().map(interval);
+        let in_seconds = intervals.map(|ticks| ticks.map(|ticks| ticks.map(seconds))).collect();
         let has_leading_frames =
             frames.iter().any(|frame| is_shown(frame) && first_decoded.is_some_and(|first| frame.from < first));
-        let seconds = |tick: i64| tick as f64 / f64::from(timescale.max(1));
-        Ok(Self { frames: ticks.into_iter().map(|t| t.map(|t| t.map(seconds))).collect(), has_leading_frames })
+        Ok(Self { frames: in_seconds, has_leading_frames })
     }
 
     /// Number of frames that are shown.

@@ -214,7 +214,7 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
         Network::with_quantised(config, &state, quantised, keeps_quantised, dtype, &device).while_doing(reading)?
     };
     let mut network = network.with_memory(options.memory()).with_products(options.compute_dtype.of(dtype, traits)?);
-    network.train(&trainable, &Noise::new(context.seed), &state).in_section("model")?;
+    network.add_trainable(&trainable, &Noise::new(context.seed), &state).in_section("model")?;
     if let (Some(initial), Some(parameters)) = (&initial, network.parameters()) {
         let values = flat::from_state(parameters.specs(), &initial.parameters);
         parameters.write(&values.while_doing(|| "`model.lora_checkpoint`".into())?)?;

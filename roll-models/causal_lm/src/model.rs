@@ -307,7 +307,8 @@ mod tests {
         let device = roll_backends::device("flex").unwrap();
         let mut network = Network::new(config, &state, DType::F32, &device).unwrap();
         let targets = vec!["q_proj".to_string()];
-        network.train(&Trainable::Lora { rank: 2, alpha: 2.0, targets }, &Noise::new(1), &StateDict::new()).unwrap();
+        let trainable = Trainable::Lora { rank: 2, alpha: 2.0, targets };
+        network.add_trainable(&trainable, &Noise::new(1), &StateDict::new()).unwrap();
         let mut policy = CausalLm::new(network, None, None).unwrap();
         let values = draw(&[policy.parameter_count()]);
         policy.write_parameters(&values).unwrap();

@@ -93,7 +93,7 @@ impl Network {
 
     /// Adds trainable parameters. Full training starts from the weights in `base`. The frozen weights stay as the
     /// reference policy.
-    pub fn train(&mut self, trainable: &Trainable, noise: &Noise, base: &StateDict) -> Result<()> {
+    pub fn add_trainable(&mut self, trainable: &Trainable, noise: &Noise, base: &StateDict) -> Result<()> {
         let (specs, values) = match trainable {
             Trainable::Frozen => {
                 self.parameters = None;

@@ -70,7 +70,7 @@ fn networks(kind: BlockType) -> ([Network; 2], [usize; 2]) {
 fn with_lora(mut network: Network) -> Network {
     let targets = config().linear_layers().split(',').map(String::from).collect();
     let lora = Trainable::Lora { rank: 4, alpha: 4.0, targets };
-    network.train(&lora, &Noise::new(1), &StateDict::new()).unwrap();
+    network.add_trainable(&lora, &Noise::new(1), &StateDict::new()).unwrap();
     let parameters = network.parameters().unwrap();
     let count = parameters.specs().iter().map(roll_core::ParameterSpec::len).sum();
     let mut rng = Noise::new(6).generator(Purpose::Parameters, 0, 0);

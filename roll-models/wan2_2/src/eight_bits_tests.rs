@@ -217,7 +217,7 @@ fn codes_in_host_memory_have_the_bits_of_codes_on_the_device() {
     let steps = |store: Arc<dyn WeightStore>, products: DType| -> Vec<Vec<u8>> {
         let mut dit = Dit::with_store(wide(), store).with_memory(Memory::Offload).with_products(products);
         let lora = Trainable::Lora { rank: 4, alpha: 4.0, targets: targets.clone() };
-        dit.train(&lora, &Noise::new(4), &StateDict::new()).unwrap();
+        dit.add_trainable(&lora, &Noise::new(4), &StateDict::new()).unwrap();
         let parameters = dit.parameters().unwrap().clone();
         let count: usize = parameters.specs().iter().map(|s| s.len()).sum();
         parameters.write(&(0..count).map(|i| (i as f32 * 0.7).sin() * 0.1).collect::<Vec<_>>()).unwrap();

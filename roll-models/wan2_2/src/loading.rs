@@ -284,7 +284,7 @@ fn train(
     // The name of the expert is part of the seed, so that new adapters of the two experts differ.
     let noise = Noise::new(context.seed ^ u64::from(name == "dit2"));
     let base = if trainable == Trainable::Full { file.all()? } else { StateDict::new() };
-    dit.train(&trainable, &noise, &base).in_section("model")?;
+    dit.add_trainable(&trainable, &noise, &base).in_section("model")?;
     if let (Some(initial), Some(parameters)) = (initial, dit.parameters()) {
         let values = flat::from_state(parameters.specs(), &initial.parameters);
         parameters.write(&values.while_doing(|| "`model.lora_checkpoint`".into())?)?;

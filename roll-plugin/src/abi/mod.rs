@@ -39,8 +39,8 @@
 //! - **P4, threads.** An object is called by one thread at a time, not always the same one. The library itself, the
 //!   host, communicators, gradient sinks and progress may be called by several threads at once.
 //! - **P5, panics.** No panic, exception or `longjmp` crosses. If the code of an object panics, its side answers that
-//!   call and every later call of the object with an error. Objects that it lent out (a gradient sink) count as parts
-//!   of it.
+//!   call and every later call of the object with an error. A gradient sink counts as a part of the object that gave
+//!   it away: if the sink panics, that object has panicked, too.
 //! - **P6, growth.** Types keep their layout as long as the major version is the same. Minor versions add methods, and
 //!   fields of arguments and answers: a missing field has its default, an unknown field is ignored, and an unknown
 //!   method is answered with [`NO_METHOD`]. The caller then takes the default of the trait, or fails if the trait has
@@ -48,7 +48,7 @@
 //! - **P7, answers.** A call that returns [`OK`] has filled in `answer`. One that returns [`NO_METHOD`] has left
 //!   `answer` as it was. Any other number means that `answer` is filled in with an error: `{"fault": "user",
 //!   "messages": ["...", "..."]}`, the outermost message first. The fault is `user`, `failure`, `interrupt` or
-//!   `nothing`. The last means that there is nothing to score, which concerns one sample and not the run.
+//!   `nothing`. The fault `nothing` means that there is nothing to score, which concerns one sample and not the run.
 //! - **P8, kinds.** The field of a message that refers to an object determines the methods that the object answers: a
 //!   `model` answers those of a model.
 //! - **P9, values.** Texts are UTF-8 without a final zero, and bodies are JSON. A number in JSON that is not finite is
@@ -142,7 +142,7 @@ pub struct RollMessage {
     pub objects: *const RollObject,
     pub object_count: usize,
     pub owner: *mut c_void,
-    /// Frees the text and the lists, but not what the tensors and objects own.
+    /// Frees the text and the lists, but not the tensors and objects in them.
     pub release: Option<unsafe extern "C" fn(owner: *mut c_void)>,
 }
 

@@ -18,12 +18,11 @@ use crate::{
     acts_in_no_environment,
 };
 
-/// The answer of `needs_clip` in the place of an algorithm without that method. It ends a sentence "... needs a clip:
-/// ".
+/// [`ClipUse::trained_on`] of an algorithm without the method `clip_use`. It ends a sentence "... needs a clip: ".
 const NO_ANSWER: &str = "it does not say that it can do without";
 
 // Generates `answer`, and the trait for `RemoteAlgorithm`. If the other side lacks a method, `{ E }` returns E in its
-// place. `by hand others { ... }`: `others` answers the methods in braces if this side has the algorithm; the braces
+// place. `by hand others { ... }`: `others` answers the methods in braces if this side has the algorithm. The braces
 // call them if the other side has it. See `remote!`.
 remote! {
     trait Algorithm for RemoteAlgorithm {
@@ -47,13 +46,14 @@ remote! {
             });
             match source {
                 Some(DataSource::Own) => Samples::Own(self),
+                // Also without the method `data_source`, and after an error.
                 Some(DataSource::Clips) | None => Samples::Clips(self),
             }
         }
 
         fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
             let reward = context.reward.as_deref_mut().map(|scorer| reward::lend(scorer));
-            self.remote.must("step", &[
+            self.remote.call_required("step", &[
                 ("step", &context.step),
                 ("samples", &context.samples),
                 ("model", &model::lend(context.model)),
@@ -96,7 +96,7 @@ mod clips {
         }
     }
 
-    /// Methods beside those that are declared.
+    /// Answers `evaluate`, `data_source`, and the methods of [`Algorithm`].
     fn others(algorithm: &mut (dyn ClipAlgorithm + '_), method: &str, message: &Incoming) -> Answered {
         match method {
             "data_source" => Outgoing::of(&DataSource::Clips).map(Some),
@@ -118,7 +118,7 @@ mod own_data {
         by hand others {}
     }
 
-    /// Methods beside those that are declared.
+    /// Answers `data_source`, and the methods of [`Algorithm`].
     fn others(algorithm: &mut (dyn OwnDataAlgorithm + '_), method: &str, message: &Incoming) -> Answered {
         match method {
             "data_source" => Outgoing::of(&DataSource::Own).map(Some),
@@ -132,7 +132,7 @@ pub(super) struct RemoteAlgorithm {
     pub(super) remote: Remote,
 }
 
-/// Where an algorithm has its samples from: [`Samples`] as it crosses. Without an answer: from clips.
+/// Where an algorithm has its samples from: [`Samples`] in the form in which it crosses the boundary.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum DataSource {

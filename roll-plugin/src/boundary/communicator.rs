@@ -1,4 +1,5 @@
-//! [`Communicator`] across the boundary: the ranks of the job, which a plugin gets, and those of a plugin's strategy.
+//! [`Communicator`] across the boundary: the ranks of the job, which a plugin gets, and the ranks of a plugin's
+//! strategy.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,7 +52,7 @@ unsafe impl Sync for RemoteCommunicator {}
 
 impl RemoteCommunicator {
     pub(super) fn new(remote: Remote) -> Result<Self> {
-        Ok(Self { about: remote.must("about", &[])?, remote })
+        Ok(Self { about: remote.call_required("about", &[])?, remote })
     }
 }
 

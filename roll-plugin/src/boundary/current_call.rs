@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 
-/// A plugin ([`super::source::Origin::label`]), and the function of it that is called.
+/// A plugin ([`super::source::Origin::label`]), and its function that is called.
 type Call = (&'static str, &'static str);
 
 thread_local! {
@@ -11,7 +11,7 @@ thread_local! {
     static CURRENT_CALL: Cell<Option<Call>> = const { Cell::new(None) };
 }
 
-/// Records a call of this thread until it is dropped. Holds the call around it, which is then recorded again.
+/// Records a call of this thread until the guard is dropped, and then the call around it again, which the guard holds.
 pub(super) struct CallGuard(Option<Call>);
 
 impl CallGuard {
@@ -30,8 +30,8 @@ impl Drop for CallGuard {
     }
 }
 
-/// Name and file of the plugin that this thread is calling, and the function of it that is called. Allocates nothing
-/// and never blocks, so that signal handlers may call it.
+/// Name and file of the plugin that this thread is calling, and the plugin's function. Allocates nothing and never
+/// blocks, so that signal handlers may call it.
 pub fn current_call() -> Option<(&'static str, &'static str)> {
     CURRENT_CALL.get()
 }

@@ -130,7 +130,7 @@ struct Make {
     input: Option<PlanInput>,
 }
 
-/// Makes a component, and hands it over.
+/// Makes a component and passes its ownership to the host.
 fn make(components: &[&Registration], message: &Incoming) -> Result<Outgoing> {
     let Make { kind, name, options, context, ranks, .. } = message.read()?;
     let registration = find(components, kind, &name)?;
@@ -141,7 +141,7 @@ fn make(components: &[&Registration], message: &Incoming) -> Result<Outgoing> {
     Outgoing::of(&made_object(&registration.factory, &options, &context)?)
 }
 
-/// The needs of a run with a component, if it can tell them.
+/// The needs of a run with a component. `None` if the component has no planner.
 fn plan(components: &[&Registration], message: &Incoming) -> Answered {
     let Make { kind, name, options, context, input, .. } = message.read()?;
     match find(components, kind, &name)?.planner {
@@ -349,7 +349,7 @@ macro_rules! component {
     };
 }
 
-/// Calls `make`. The signature tells the compiler the types of a closure's arguments.
+/// Calls `make`. A closure that is passed here gets the types of its arguments from this signature.
 pub fn made<O, T>(options: O, context: &BuildContext, make: impl FnOnce(O, &BuildContext) -> Result<T>) -> Result<T> {
     make(options, context)
 }

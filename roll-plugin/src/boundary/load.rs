@@ -59,7 +59,7 @@ pub struct PluginComponent {
     registration: std::sync::OnceLock<Registration>,
 }
 
-/// The functions of a library, which is an object without a state.
+/// The functions of a library, as an object without a state.
 struct Library(Remote);
 
 // SAFETY: P4: several threads may call it.
@@ -103,9 +103,9 @@ fn open(path: &Path) -> Result<Plugin> {
     let call = symbol::<CallFn>(library, "roll_plugin_call\0");
     let call = *call.ok_or(PluginError::NotAPlugin { path: path.into(), symbol: "roll_plugin_call" })?;
 
-    // Until the plugin tells its name, messages call it by the name of the file.
-    let label = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
-    let label = label.strip_prefix("lib").map(String::from).unwrap_or(label);
+    // Until the description has the plugin's name, messages call it by the name of the file.
+    let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+    let label = stem.strip_prefix("lib").map(String::from).unwrap_or(stem);
     let unnamed = Library::new(call, &Arc::new(Origin::new(label.clone(), path.into())));
     let described = unnamed.0.call("describe", &[("host", host(label))])?.ok_or_else(|| unnamed.0.lacks("describe"))?;
     let invalid_description = |e: Error| PluginError::Description { path: path.into(), problem: crate::one_line(&e) };
@@ -113,7 +113,7 @@ fn open(path: &Path) -> Result<Plugin> {
     Ok(plugin_of(description, call, path, abi, layout_checked).map_err(invalid_description)?)
 }
 
-/// The host as a plugin calls it; `label` precedes its messages.
+/// The host as an object that a plugin calls for as long as it is loaded. `label` precedes the plugin's messages.
 fn host(label: String) -> &'static Loan<'static> {
     Box::leak(Box::new(log::host(label)))
 }
@@ -210,7 +210,7 @@ fn plugin_of(
     Ok(Plugin { name, version, authors, about, path: path.into(), abi, layout_checked, components: loaded })
 }
 
-/// A component that a library describes, with its entry for the registry. It is leaked, as the library is never
+/// A component that a library describes, with its entry for the registry. Both are leaked, because the library is never
 /// unloaded.
 fn component_of(
     description: ComponentDescription,
@@ -239,7 +239,7 @@ fn component_of(
         defaults: Box::leak(Box::new(|| OptionSpec::defaults(&component.options))),
         keys: Box::leak(Box::new(|| component.options.iter().map(OptionSpec::key).collect())),
         factory: factory(component),
-        planner: planner(component).filter(|_| plans),
+        planner: if plans { planner(component) } else { None },
         learning_rate: None,
         is_default_check: false,
     });
@@ -295,13 +295,14 @@ impl PluginComponent {
     }
 
     /// Asks the library for the needs of a run. The type of the answer depends on the kind; see [`crate::Planner`].
+    /// Only the plan of a model reads `for_model`.
     fn plan<T: serde::de::DeserializeOwned>(
         &self,
         options: &Options,
-        model: Option<(&PlanInput, &BuildContext)>,
+        for_model: Option<(&PlanInput, &BuildContext)>,
     ) -> Result<T> {
         let options = self.complete("plan", options)?;
-        let (input, context) = model.unzip();
+        let (input, context) = for_model.unzip();
         let named: [(_, &dyn Write); 5] = [
             ("kind", &self.kind),
             ("name", &self.registration_name),

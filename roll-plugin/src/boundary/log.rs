@@ -89,7 +89,7 @@ impl Subscriber for Forward {
         let level = event.metadata().level().to_string().to_lowercase();
         let named: [(_, &dyn super::message::Write); 3] =
             [("level", &level), ("target", &event.metadata().target()), ("message", &text.0)];
-        // If the call fails, the message is lost, and there is nobody to report that to.
+        // If the call fails, the message is lost. The failure could only be reported by another such call.
         let _ = self.0.ask::<()>("log", &named);
     }
     fn enter(&self, _: &Id) {}

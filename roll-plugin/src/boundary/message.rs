@@ -27,22 +27,22 @@ struct Written {
     objects: RefCell<Vec<RollObject>>,
 }
 
-/// Tensors and objects of a message of the other side; those that were taken out are `None`.
+/// Tensors and objects of a message of the other side. `None` is one that was taken out.
 struct Received {
     tensors: RefCell<Vec<Option<RollTensor>>>,
     objects: RefCell<Vec<Option<RollObject>>>,
-    /// Ownership of the tensors.
+    /// Ownership of the tensors. An object says itself whether it is lent ([`take_object`]).
     ownership: Ownership,
     /// The other side.
     source: Source,
 }
 
-/// Ownership of what a message of the other side carries.
+/// The owner of the tensors of a message of the other side.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ownership {
-    /// Arguments, which are lent for the call (P1).
+    /// The other side: the message has arguments, which are lent for the call (P1).
     Lent,
-    /// An answer, which belongs to the reader (P2).
+    /// The reader: the message is an answer (P2).
     Owned,
 }
 
@@ -122,8 +122,8 @@ pub(super) fn take_object(number: usize) -> Result<(RollObject, Source)> {
     Ok((object.ok_or_else(missing)?, parts.source.clone()))
 }
 
-/// Takes a list that is lent out of the message that this thread reads. Returns its address and length.
-pub(super) fn lent_list(number: usize) -> Result<(*mut f32, usize)> {
+/// Takes a lent list out of the message that this thread reads. Returns the list's address and length.
+pub(super) fn take_lent_list(number: usize) -> Result<(*mut f32, usize)> {
     let parts = received()?;
     let list = *tensor_at(&parts.tensors.borrow(), number)?;
     // Taken out, because the callee may write to the list, and nothing else may refer to its bytes then.
@@ -131,7 +131,7 @@ pub(super) fn lent_list(number: usize) -> Result<(*mut f32, usize)> {
     // SAFETY: P1 and P9: the message has the arguments of the present call.
     let address_and_length = unsafe { tensor::list_of(&list) };
     if parts.ownership == Ownership::Owned {
-        // SAFETY: P2: it was taken out of the message, so that nobody else releases it.
+        // SAFETY: P2: the list was taken out of the message, so that nobody else releases it.
         unsafe { tensor::release(&list) };
         return Err(Error::Misuse("an answer cannot lend a list".into()));
     }
@@ -163,7 +163,7 @@ impl TensorCarrier for Received {
             return unsafe { tensor::receive(&tensor) };
         }
         self.tensors.borrow_mut()[number] = None;
-        // SAFETY: P2 and P9; it was taken out of the message, so that nobody else releases it.
+        // SAFETY: P2 and P9; the tensor was taken out of the message, so that nobody else releases it.
         unsafe { tensor::take(tensor) }
     }
 }
@@ -189,7 +189,8 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    /// Writes the arguments of a call. The message may point into their values, which must live until the call is over.
+    /// Writes the arguments of a call. The message may point into their values, so they must live until the call is
+    /// over.
     pub(super) fn arguments(named: &Named<'_>) -> Result<Self> {
         Self::written(|body| {
             body.push(b'{');
@@ -231,8 +232,8 @@ impl Outgoing {
         }
     }
 
-    /// Must be called after the call was made: objects in its arguments then belong to the callee (P2), and are not
-    /// released here.
+    /// Ends the ownership of the objects in the arguments: once the call was made, the callee owns them (P2), and this
+    /// message must not release them.
     pub(super) fn sent(self) {
         self.parts.objects.take();
     }
@@ -241,8 +242,8 @@ impl Outgoing {
     pub(super) fn give(mut self) -> RollMessage {
         type Owner = (Vec<u8>, Vec<RollTensor>, Vec<RollObject>);
         unsafe extern "C" fn release(owner: *mut c_void) {
-            // SAFETY: P2, and made by `into_raw` below. It frees the text and the lists only: each tensor and object
-            // belongs to the reader.
+            // SAFETY: P2, and made by `into_raw` below. This frees the text and the two lists only: each tensor and
+            // object in them belongs to the reader.
             quietly(|| drop(unsafe { Box::from_raw(owner.cast::<Owner>()) }));
         }
         let owner: Box<Owner> =
@@ -263,11 +264,11 @@ impl Outgoing {
 impl Drop for Outgoing {
     fn drop(&mut self) {
         for tensor in self.parts.tensors.take() {
-            // SAFETY: made by `share`, or without a `release`; the receiver retained what it keeps.
+            // SAFETY: made by `share`, or without a `release`. A receiver that keeps a tensor has retained it.
             unsafe { tensor::release(&tensor) };
         }
         for object in self.parts.objects.take() {
-            // SAFETY: P2: it was never sent.
+            // SAFETY: P2: the object was never sent.
             unsafe { Source::Host.release(object) };
         }
     }
@@ -319,12 +320,12 @@ impl Incoming {
     }
 
     fn body(&self) -> &str {
-        // SAFETY: P1 or P2, and P9: as it was promised for this message, which lives as long as this value.
+        // SAFETY: P1 or P2, and P9: as the caller of `lent` or `owned` promised for this message.
         unsafe { text(self.message.body) }.unwrap_or_default()
     }
 
-    /// Reads the value of the message; an empty text counts as null. Arguments are read as a structure with a field for
-    /// each argument.
+    /// Reads the value of the message. An empty text counts as null. Arguments are a structure with a field for each
+    /// argument.
     pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T> {
         let body = if self.body().is_empty() { "null" } else { self.body() };
         let read = within(Current::Received(self.parts.clone()), || serde_json::from_str(body));

@@ -25,7 +25,7 @@ remote! {
         }
 
         fn parts(&mut self) -> Option<&mut dyn ParameterParts> {
-            // Asked each time, because the answer may change: a wrapper may withhold its gradients only for a while.
+            // Asked for each time, because the answer may change: a wrapper may withhold its gradients for a while.
             match self.remote.ask("has_parts", &[]) {
                 Ok(Some(true)) => Some(self),
                 Ok(_) => None,
@@ -46,7 +46,8 @@ remote! {
     }
 }
 
-/// Answers the methods that the declaration above does not have.
+/// Answers the methods that the declaration above does not have: `about`, `has_parts`, and the methods of the model's
+/// further traits.
 fn others(model: &mut (dyn Model + '_), method: &str, message: &Incoming) -> Answered {
     match method {
         "about" => {

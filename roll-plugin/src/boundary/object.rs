@@ -16,10 +16,10 @@ use super::panics::{catch, quietly};
 use super::source::Source;
 use crate::{Error, Result};
 
-/// The answer to a call; `None`: there is no such method.
+/// The answer to a call. `None`: the object has no such method.
 pub(super) type Answered = Result<Option<Outgoing>>;
 
-/// As [`Answered`], with an error in the form in which it crosses.
+/// As [`Answered`], with an error in the form in which it crosses the boundary.
 pub(super) type AnswerOrFailure = Result<Option<Outgoing>, Failure>;
 
 /// Writes the result of `f` to `answer` and returns the status of the call. A panic of `f` becomes an error.
@@ -42,8 +42,8 @@ pub(super) unsafe fn respond(answer: *mut RollMessage, f: impl FnOnce() -> Answe
     status
 }
 
-/// The message of an object's panic, if it panicked. The state of such an object may be half changed, so that it is not
-/// called again (P5).
+/// The message of an object's panic, if it panicked. A panic may leave the object's state half changed, so the object
+/// is not called again (P5).
 #[derive(Clone, Default)]
 struct Poison(Arc<Mutex<Option<String>>>);
 
@@ -107,8 +107,8 @@ impl Served<'_> {
         }
     }
 
-    /// The object as it is lent: without `release`.
-    fn object(&self) -> RollObject {
+    /// The object in the form in which it is lent: without `release`.
+    fn as_lent(&self) -> RollObject {
         RollObject { state: std::ptr::from_ref(self).cast_mut().cast(), call: Some(call), release: None }
     }
 }
@@ -121,7 +121,7 @@ unsafe extern "C" fn call(
     answer: *mut RollMessage,
 ) -> u32 {
     let body = || -> AnswerOrFailure {
-        // SAFETY: P1, P2 and P9: `state` is of `Served::object` or `Gift`, whose lifetimes the contract keeps.
+        // SAFETY: P1, P2 and P9: `state` is of `Served::as_lent` or `Gift`, whose lifetimes the contract keeps.
         let (served, method, arguments) =
             unsafe { (&*state.cast::<Served<'_>>(), text(method)?, Incoming::lent(arguments, Source::Host)?) };
         served.answer(method, &arguments)
@@ -154,13 +154,13 @@ impl<'a> Loan<'a> {
 
 impl Serialize for Loan<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let number = put_object(self.0.object()).map_err(ser::Error::custom)?;
+        let number = put_object(self.0.as_lent()).map_err(ser::Error::custom)?;
         serializer.serialize_u64(number as u64)
     }
 }
 
-/// An object of this side whose ownership passes to the other side with the message that it is written in (P2). Empty
-/// after that.
+/// An object of this side whose ownership passes to the other side with the message that it is written in (P2). The
+/// cell is empty after that.
 pub(super) struct Gift(Cell<Option<Box<Served<'static>>>>);
 
 impl Gift {
@@ -188,16 +188,15 @@ impl Gift {
 impl Serialize for Gift {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let served = self.0.take().ok_or_else(|| ser::Error::custom("an object was given away twice"))?;
-        let object = RollObject { release: Some(release), ..served.object() };
-        // From here on the receiver owns it, and frees it by `release`.
+        let object = RollObject { release: Some(release), ..served.as_lent() };
+        // From here on the message owns the object, and then its receiver, who frees it by `release`.
         let state = Box::into_raw(served).cast();
         let number = put_object(RollObject { state, ..object }).map_err(ser::Error::custom)?;
         serializer.serialize_u64(number as u64)
     }
 }
 
-/// An object of the other side, lent or owned. An owned one is released when it is dropped. Errors of calls name the
-/// plugin.
+/// An object of the other side, lent or owned. Dropping an owned object releases it. Errors of calls name the plugin.
 pub(super) struct Remote {
     object: RollObject,
     pub(super) source: Source,
@@ -207,7 +206,7 @@ pub(super) struct Remote {
 unsafe impl Send for Remote {}
 
 impl Remote {
-    /// Takes over an object.
+    /// Wraps an object, and takes over its ownership if it is not lent.
     ///
     /// # Safety
     /// The object is ours (P2), or lent (P1) and outlives the result.
@@ -221,6 +220,7 @@ impl Remote {
         let function = self.blame(method, function)?;
         let message = self.blame(method, Outgoing::arguments(arguments))?;
         let mut answer = RollMessage::empty();
+        // Dropped at the end of this function.
         let _entered = self.source.entered(method);
         // SAFETY: P1 and P7; the object is not released.
         let status = unsafe { function(self.object.state, RollStr::lend(method), &message.lend(), &mut answer) };
@@ -243,7 +243,7 @@ impl Remote {
     }
 
     /// Calls a method and reads the answer. Fails if the object has no such method.
-    pub(super) fn must<A: Answer>(&self, method: &'static str, arguments: &Named<'_>) -> Result<A> {
+    pub(super) fn call_required<A: Answer>(&self, method: &'static str, arguments: &Named<'_>) -> Result<A> {
         self.ask(method, arguments)?.ok_or_else(|| self.lacks(method))
     }
 
@@ -367,9 +367,9 @@ pub(super) mod tests {
     #[test]
     fn a_panic_in_the_words_of_an_error_is_a_panic_of_the_object() {
         let theirs = across(Gift::exclusive(|_, _| Err(Error::component(crate::Fault::Failure, Unspeakable))));
-        let error = theirs.must::<()>("speak", &[]).unwrap_err().to_string();
+        let error = theirs.call_required::<()>("speak", &[]).unwrap_err().to_string();
         assert!(error.contains("no words"), "{error}");
-        let error = theirs.must::<()>("speak", &[]).unwrap_err().to_string();
+        let error = theirs.call_required::<()>("speak", &[]).unwrap_err().to_string();
         assert!(error.contains("not called again") && error.contains("no words"), "{error}");
     }
 
@@ -407,13 +407,13 @@ pub(super) mod tests {
         }));
         // SAFETY: lent: `first` lives to the end.
         let second = unsafe { Remote::new(RollObject { release: None, ..first.object }, Source::Host) };
-        let waiting = std::thread::spawn(move || first.must::<()>("wait", &[]).map(|()| first));
+        let waiting = std::thread::spawn(move || first.call_required::<()>("wait", &[]).map(|()| first));
         has_begun.recv().unwrap();
-        let error = second.must::<()>("hurry", &[]).unwrap_err();
+        let error = second.call_required::<()>("hurry", &[]).unwrap_err();
         assert!(error.to_string().contains("while another call of the object goes on"), "{error}");
         end.send(()).unwrap();
         let first = waiting.join().unwrap().unwrap();
-        assert!(second.must::<()>("hurry", &[]).is_ok());
+        assert!(second.call_required::<()>("hurry", &[]).is_ok());
         drop(first);
     }
 }

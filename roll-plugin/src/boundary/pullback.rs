@@ -37,7 +37,7 @@ fn give(pullback: Pullback) -> Gift {
 
 /// The pullback for an object of the other side.
 fn take(pullback: Remote) -> Pullback {
-    Pullback::new(move |cotangent| pullback.must("pull", &[("cotangent", cotangent)]))
+    Pullback::new(move |cotangent| pullback.call_required("pull", &[("cotangent", cotangent)]))
 }
 
 impl<T: Fact> Answer for (T, Option<Pullback>) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
-use super::message::{Answer, Incoming, lent_list, put_list};
+use super::message::{Answer, Incoming, put_list, take_lent_list};
 use super::tensor;
 use crate::{
     Adapter, ClipUse, ConditionInput, Conditioning, Distribution, Evaluated, Generation, Grad, Headline, Message,
@@ -43,14 +43,22 @@ pub(super) fn log(error: &crate::Error) {
 /// }
 /// ```
 ///
-/// - `{ E }`: the result if the other side has no such method, which is the default of the trait. Without `{ E }`, a
-///   missing method is an error, which names the method and the plugin. A method that does not return [`Result`]
-///   returns E also if the call fails, and the failure is logged.
-/// - `else { E }`: for a method that does not return [`Result`] and that the other side must have. E is the result if
-///   the method is missing or the call fails, and both are logged.
+/// A method that returns [`Result`]:
+///
+/// - with `{ E }`: if the other side has no such method, the result is E, the default of the trait.
+/// - without `{ E }`: a missing method is an error, which names the method and the plugin.
+///
+/// A method that returns no [`Result`] has one of two forms:
+///
+/// - `{ E }`: the result is E if the other side has no such method, or if the call fails. Only the failure is logged.
+/// - `else { E }`: the other side must have the method. The result is E if it is missing or the call fails; both are
+///   logged.
+///
+/// Further forms:
+///
 /// - `, then f(arguments)`: `self.f(answer, arguments)` checks the answer of the other side.
-/// - `by hand f { ... }`: methods of the trait that are written by hand. On the called side `f(target, method,
-///   message)` answers them; the braces hold them for the calling side.
+/// - `by hand f { ... }`: methods of the trait that are written by hand. On the called side, `f(target, method,
+///   message)` answers them. The braces have the methods of the calling side.
 ///
 /// Arguments are [`Argument`]s and results are [`Answer`]s: facts as JSON, tensors by pointer, objects to call back.
 macro_rules! remote {
@@ -325,7 +333,7 @@ impl Argument for Option<&str> {
 /// A list of the calling side, which the callee reads or fills in.
 pub(super) struct LentList {
     data: *mut f32,
-    /// The length, as the shape that the message points to.
+    /// `[length]`. The message points to this shape.
     shape: [usize; 1],
 }
 
@@ -344,7 +352,7 @@ pub(super) struct ReceivedList {
 
 impl<'de> Deserialize<'de> for ReceivedList {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (data, len) = lent_list(usize::deserialize(deserializer)?).map_err(de::Error::custom)?;
+        let (data, len) = take_lent_list(usize::deserialize(deserializer)?).map_err(de::Error::custom)?;
         Ok(Self { data, len })
     }
 }
@@ -378,8 +386,8 @@ impl Argument for &mut [f32] {
         Ok(received)
     }
     fn borrow(opened: &mut ReceivedList) -> &mut [f32] {
-        // SAFETY: P1 and P9: checked when it was read. `lent_list` took it out of the message, so that there is no
-        // other reference to it.
+        // SAFETY: P1 and P9: checked when it was read. `take_lent_list` took it out of the message, so that there is
+        // no other reference to it.
         unsafe { std::slice::from_raw_parts_mut(opened.data, opened.len) }
     }
 }

@@ -1,5 +1,5 @@
-//! The type of a model of the other side. The files `model`, `diffusion`, `language` and `parts` implement their traits
-//! for it.
+//! A model on the other side of the plugin boundary. The files `model`, `diffusion`, `language` and `parts` implement
+//! their traits for it.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +29,6 @@ pub(super) struct RemoteModel {
 
 impl RemoteModel {
     pub(super) fn new(remote: Remote) -> Result<Self> {
-        Ok(Self { about: remote.must("about", &[])?, remote })
+        Ok(Self { about: remote.call_required("about", &[])?, remote })
     }
 }

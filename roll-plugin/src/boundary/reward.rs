@@ -96,7 +96,7 @@ pub(super) struct RemoteReward {
 
 impl RemoteReward {
     pub(super) fn new(remote: Remote) -> Result<Self> {
-        Ok(Self { about: remote.must("about", &[])?, remote })
+        Ok(Self { about: remote.call_required("about", &[])?, remote })
     }
 
     /// Checks a score: with `grad`, the score of a differentiable scorer must have a pullback, whose gradient must have
@@ -113,7 +113,7 @@ impl RemoteReward {
         if grad.is_on() && self.about.differentiable && pullback.is_none() {
             return Err(Error::Misuse("it calls itself differentiable but returned no pullback".into()));
         }
-        let pullback = pullback.filter(|_| grad.is_on());
+        let pullback = if grad.is_on() { pullback } else { None };
         Ok((score, pullback::shaped(pullback, video.frames(), &self.remote.source)))
     }
 
@@ -149,7 +149,8 @@ pub(super) fn lend<'a>(scorer: &'a mut (dyn RewardScorer + 'a)) -> Loan<'a> {
     Loan::exclusive(move |method, message| answer_all(scorer, method, message))
 }
 
-/// A scorer that is lent by `&self`: it answers `about` and the methods by `&self`, but not those that score.
+/// A scorer that is lent by `&self`. It answers `about` and the methods by `&self`, but not the methods that score,
+/// which take `&mut self`.
 impl<'a> Argument for Option<&'a (dyn RewardScorer + 'a)> {
     type Lent = Option<Loan<'a>>;
     type Received = Option<Remote>;

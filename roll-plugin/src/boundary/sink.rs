@@ -8,8 +8,8 @@ use crate::{GradientSink, Result};
 
 remote! {
     trait GradientSink for RemoteSink {
-        // `false`: the gradient was not taken. If the sink panicked, the strategy that it belongs to reports that at
-        // its next call (P5).
+        // `false`: the gradient was not taken. If the sink panicked, the next call of the strategy that owns the sink
+        // fails with the panic's message (P5).
         fn deliver(&self, position: usize, gradient: &[f32]) -> bool else { false };
     }
 }

@@ -66,11 +66,12 @@ impl Source {
         }
     }
 
-    /// Adds the plugin's name, its file and the method to an error. An interrupt, and errors of the host, stay as they
-    /// are.
+    /// Adds the plugin's name, its file and the method to an error.
     pub(super) fn blame(&self, _call: &'static str, problem: Error) -> Error {
         match self {
+            // Errors of the host stay as they are.
             Self::Host => problem,
+            // So does an interrupt, which is no failure of the plugin.
             #[cfg(feature = "host")]
             Self::Plugin(_) if matches!(problem, Error::Interrupted) => problem,
             #[cfg(feature = "host")]

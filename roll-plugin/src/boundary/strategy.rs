@@ -30,7 +30,7 @@ remote! {
     by hand others {
         fn attach(&mut self, model: &mut dyn Model, optimizer: &OptimizerConfig) -> Result<()> {
             self.refuse_sharded_weights(model)?;
-            self.remote.must("attach", &[("model", &model::lend(model)), ("optimizer", optimizer)])
+            self.remote.call_required("attach", &[("model", &model::lend(model)), ("optimizer", optimizer)])
         }
 
         fn ranks(&self) -> &StrategyRanks {

@@ -65,8 +65,8 @@ unsafe extern "C" fn release_tensor(owner: *mut c_void) {
     quietly(|| drop(unsafe { Arc::from_raw(owner.cast::<Tensor>().cast_const()) }));
 }
 
-/// A tensor for the other side that shares the bytes of `tensor`, which nobody writes to. It is an owner, to be
-/// released.
+/// A tensor for the other side that shares the bytes of `tensor`, which nobody writes to. The result is one owner of
+/// these bytes, and must be released.
 pub(super) fn share(tensor: &Tensor) -> RollTensor {
     let shared = Arc::new(tensor.clone());
     let (data, bytes) = (shared.as_bytes().as_ptr().cast_mut(), shared.as_bytes().len());
@@ -119,7 +119,7 @@ pub(super) unsafe fn take(tensor: RollTensor) -> Result<Tensor> {
     Tensor::from_bytes(dtype, shape, Arc::new(bytes))
 }
 
-/// Keeps a tensor of the arguments: shares its bytes if it can be retained, otherwise copies them.
+/// Keeps a tensor of the arguments. Shares the bytes if the tensor can be retained, otherwise copies them.
 ///
 /// # Safety
 /// P1 and P9.

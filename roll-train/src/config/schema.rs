@@ -72,9 +72,9 @@ pub(super) fn are_choices(key: &str, words: [&str; 2]) -> bool {
     let in_linked_component = || {
         let (section, option) = component_and_rest(key)?;
         let mut options = OPTIONS.iter().filter(|(its_section, _)| *its_section == section).flat_map(|(_, keys)| keys);
-        Some(options.any(|known| known.are_choices(option, words)))
+        Some(options.any(|known| known.are_tags_of_one_enum(option, words)))
     };
-    let in_sections = || KEYS.iter().any(|known| known.are_choices(key, words));
+    let in_sections = || KEYS.iter().any(|known| known.are_tags_of_one_enum(key, words));
     !key.is_empty() && (in_sections() || in_linked_component().unwrap_or(false))
 }
 

@@ -20,7 +20,7 @@ use roll_wan::{Parts, Placement, Settings, Wan};
 use super::preset::{Preset, trainable};
 use super::scorer::Scorer;
 
-/// What a measured step works on.
+/// The model, reward, strategy and inputs of a measured step.
 pub struct Fixture {
     /// One transformer with a LoRA, and the VAE.
     pub model: Wan,
@@ -52,10 +52,11 @@ impl Fixture {
             .with_products(product_dtype(device, preset.dtype))
             .with_fp8_products(preset.args.fp8_products);
         let noise = Noise::new(0);
-        expert.train(&trainable(), &noise, &StateDict::new())?;
+        expert.add_trainable(&trainable(), &noise, &StateDict::new())?;
         let statistics = LatentStatistics::published(vae.z_dim)
             .ok_or_else(|| Error::Misuse(format!("no statistics for {} channels", vae.z_dim)))?;
-        let vae_weights = random_weights(vae.weights(), DType::F32, None, device).collect::<Result<_>>()?;
+        let no_codes = None;
+        let vae_weights = random_weights(vae.weights(), DType::F32, no_codes, device).collect::<Result<_>>()?;
         let vae_store = Resident::from_weights(vae_weights, device);
         let vae =
             Vae::with_store(vae.clone(), &statistics, Arc::new(vae_store))?.with_decoder_dtype(preset.vae_dtype)?;

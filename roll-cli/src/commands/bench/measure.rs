@@ -107,7 +107,7 @@ pub fn phases_of(passes: &Passes) -> impl Iterator<Item = (&'static str, usize)>
     let [videos_without_gradient, videos_with_gradient] = passes.decoded();
     let (without_gradient, with_gradient) = (passes.forward - passes.pulled, passes.pulled);
     let references = passes.references();
-    let times = move |name| match name {
+    let passes_of_phase = move |name| match name {
         "forward" => without_gradient,
         "forward, recorded" | "pull of forward" => with_gradient,
         "reference forward" => references,
@@ -115,7 +115,7 @@ pub fn phases_of(passes: &Passes) -> impl Iterator<Item = (&'static str, usize)>
         "pull of score" | "pull of decode" => videos_with_gradient,
         _ => 1,
     };
-    PHASES.into_iter().map(move |name| (name, times(name))).filter(|(_, times)| *times > 0)
+    PHASES.into_iter().map(move |name| (name, passes_of_phase(name))).filter(|(_, count)| *count > 0)
 }
 
 /// Operations a second of matrix products in the transformer's own shapes, the best of several runs. The matrices hold
@@ -201,20 +201,20 @@ pub fn measure_step(
 
 /// Floating-point operations of one pass of each phase for which they are counted.
 pub fn flops(preset: &Preset<'_>) -> BTreeMap<&'static str, f64> {
-    let counted = preset.plan.time();
+    let planned = preset.plan.time();
     let passes = &preset.passes;
     let [videos_without_gradient, videos_with_gradient] = passes.decoded();
     // The plan has a total for all passes of a kind. A forward pass of the reference takes as many operations as one of
     // `time/rollout`.
     let flops_of_pass = |name: &str| {
-        let (plan_phase, passes) = match name {
+        let (plan_phase, count) = match name {
             "forward" | "forward, recorded" | "reference forward" => ("time/rollout", passes.forward),
             "pull of forward" => ("time/pull", passes.pulled),
             "decode" => ("time/decode", videos_without_gradient + videos_with_gradient),
             "pull of decode" => ("time/pull (decoder)", videos_with_gradient),
             _ => return None,
         };
-        counted.iter().find(|p| p.name == plan_phase).map(|p| p.flops / passes as f64)
+        planned.iter().find(|phase| phase.name == plan_phase).map(|phase| phase.flops / count as f64)
     };
     phases_of(passes).filter_map(|(name, _)| Some((name, flops_of_pass(name)?))).collect()
 }

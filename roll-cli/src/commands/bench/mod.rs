@@ -48,7 +48,8 @@ pub fn bench(args: Bench) -> Result<()> {
     let meter = Meter::new(&device, &args.backend);
     let measured = {
         let mut fixture = Fixture::new(&preset, &device)?;
-        let save = |measured: &measure::Measurement| preset.save(measured, None);
+        let no_ceiling_yet = None;
+        let save = |measured: &measure::Measurement| preset.save(measured, no_ceiling_yet);
         measure::measure_step(&preset, args.rounds, &meter, &save, |timer, round| match round {
             Round::WholeStep => step::whole(&mut fixture, &preset, timer),
             Round::Phases => step::by_phases(&mut fixture, &preset, timer),

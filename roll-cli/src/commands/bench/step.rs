@@ -41,7 +41,7 @@ pub fn whole(fixture: &mut Fixture, preset: &Preset<'_>, timer: &mut PhaseTimer<
     }
     let mut pullbacks: Vec<Pullback> = Vec::new();
     let mut d_latents = Tensor::zeros(latents.shape());
-    // Passes of the reference go with the recorded ones, as far as there are as many.
+    // A pass of the reference follows each recorded pass, as long as there are any. The rest follow the last one.
     let mut references = 0..passes.references();
     for _ in 0..passes.pulled {
         let (velocity, pullback) = run("forward, recorded", Adapter::On, Grad::Record)?;
@@ -67,8 +67,8 @@ pub fn whole(fixture: &mut Fixture, preset: &Preset<'_>, timer: &mut PhaseTimer<
 /// back-propagate the score.
 fn score_and_pull(fixture: &mut Fixture, preset: &Preset<'_>, timer: &mut PhaseTimer<'_>) -> Result<Option<Tensor>> {
     let Fixture { model, scorer, latents, .. } = fixture;
-    // A step may decode some videos with a gradient and others without. One with a gradient is measured, which takes
-    // longer.
+    // A step may decode some videos with a gradient and others without. A decoding with a gradient is measured, because
+    // it takes longer.
     let [_, videos_with_gradient] = preset.passes.decoded();
     let with_gradient = videos_with_gradient > 0;
     let grad = if with_gradient { Grad::Record } else { Grad::Skip };

@@ -25,6 +25,8 @@ use crate::ranks::{process, unusable_device};
 
 /// Number of parameters above which a step on a CPU takes hours.
 const LARGE: f64 = 3e9;
+/// The network of an [`estimate`] for the configuration as it is.
+const CONFIGURED_NETWORK: Option<String> = None;
 
 /// Prints the findings; fails when the run would fail.
 pub fn check(args: Check) -> Result<()> {
@@ -72,7 +74,9 @@ pub fn check(args: Check) -> Result<()> {
         if is_for_other_machine { found.note(why) } else { found.problem(why) }
     }
     found.good(config.training.rate_in_words());
-    ranks_note(config, &args.machine)?.into_iter().for_each(|note| found.note(note));
+    if let Some(note) = ranks_note(config, &args.machine)? {
+        found.note(note);
+    }
     match planned.directory() {
         Ok(dir) => {
             found.good(format!("writes to {}", dir.display()));
@@ -90,9 +94,18 @@ pub fn check(args: Check) -> Result<()> {
     found.queued("algo");
 
     found.section("model");
-    let files_are_complete = matches!(&files, Ok(files) if files.as_ref().is_none_or(|files| files.missing.is_none()));
-    files.into_iter().flatten().flat_map(|files| files.lines).for_each(|line| found.good(line));
-    unopened.into_iter().for_each(|note| found.note(note));
+    let files_are_complete = match &files {
+        Ok(Some(files)) => files.missing.is_none(),
+        // Only the plugin knows the files of its model.
+        Ok(None) => true,
+        Err(_) => false,
+    };
+    if let Ok(Some(files)) = files {
+        files.lines.into_iter().for_each(|line| found.good(line));
+    }
+    if let Some(note) = unopened {
+        found.note(note);
+    }
     found.queued("model");
 
     // The reward is tried with its gradient if the algorithm back-propagates its score.
@@ -198,7 +211,7 @@ fn list_needs(
     let config = &loaded.config;
     let planned = machine(args, loaded).and_then(|mut machine| {
         machine.devices = rank_count(config);
-        let (_, needs) = estimate(loaded, registry, None, size, &machine)?;
+        let (_, needs) = estimate(loaded, registry, CONFIGURED_NETWORK, size, &machine)?;
         Ok((machine, needs))
     });
     match planned {
@@ -206,7 +219,9 @@ fn list_needs(
             let memory_is_known = args.on.is_some() || args.memory.is_some() || on_the_host(config);
             memory(&needs, &machine, memory_is_known, found);
             time(&needs, steps, found);
-            cpu_note(config, args.on.as_deref(), &needs).into_iter().for_each(|note| found.note(note));
+            if let Some(note) = cpu_note(config, args.on.as_deref(), &needs) {
+                found.note(note);
+            }
         }
         Err(Error::Unsupported(why)) => found.note(format!("no estimate: {why}")),
         // The same error was found when the model was opened.
@@ -215,11 +230,13 @@ fn list_needs(
     }
 }
 
-/// A note where a run computes on the CPU and should not: a machine with GPUs was named by `on`, or the model is large.
+/// A note if a run computes on the CPU although it should not: `on` names a machine with GPUs, or the model is large.
 fn cpu_note(config: &RunConfig, on: Option<&str>, needs: &Needs) -> Option<String> {
+    if !on_the_host(config) {
+        return None;
+    }
     let parameters = needs.facts.get("parameters").copied().unwrap_or_default();
     let why = match on {
-        _ if !on_the_host(config) => return None,
         Some(on) => format!("`--on {on}` names GPUs"),
         None if parameters > LARGE => format!("the model has {:.1} billion parameters", parameters / 1e9),
         None => return None,
@@ -235,18 +252,18 @@ pub fn estimated(loaded: &LoadedConfig, registry: &Registry) -> Option<String> {
     let config = &loaded.config;
     let machine = machine(&MachineArgs::default(), loaded).ok()?;
     let size = fixed_size(loaded).ok()?;
-    let (_, needs) = estimate(loaded, registry, None, size, &machine).ok()?;
+    let (_, needs) = estimate(loaded, registry, CONFIGURED_NETWORK, size, &machine).ok()?;
     if let Some(note) = cpu_note(config, None, &needs) {
         tracing::warn!("{note}");
     }
     let [device, host] = totals(&needs);
     let seconds: f64 = needs.time.iter().map(|phase| phase.seconds).sum();
     // Ranks that are threads share the memory of their process.
-    let of_process =
-        gigabytes(needs.peak(|item| item.device + item.host).0) * ranks::of_process(config, process().as_ref()) as f64;
+    let (bytes_of_rank, _) = needs.peak(|item| item.device + item.host);
+    let gigabytes_of_process = gigabytes(bytes_of_rank) * ranks::of_process(config, process().as_ref()) as f64;
     let each = if process().world_size() > 1 { " for each rank" } else { "" };
     let memory = match on_the_host(config) {
-        true => format!("{of_process:.1} of {:.1} GB{each}", machine.memory / 1e9),
+        true => format!("{gigabytes_of_process:.1} of {:.1} GB{each}", machine.memory / 1e9),
         false => format!("{device:.1} GB on the device, {host:.1} GB of host memory"),
     };
     // If each clip keeps a size of its own, the estimate is for the largest that a run would take.
@@ -269,9 +286,11 @@ pub(super) fn model_files(
     context: &BuildContext,
 ) -> Result<Option<FilesFound>> {
     let model = &loaded.config.model;
-    let linked = registry.find(Kind::Model, &model.name).is_ok_and(|registration| registration.is_linked);
-    let check = FileCheck::of(Kind::Model, &model.name).filter(|_| linked);
-    check.map(|check| (check.check)(&model.options, context)).transpose()
+    let is_linked = registry.find(Kind::Model, &model.name).is_ok_and(|registration| registration.is_linked);
+    match FileCheck::of(Kind::Model, &model.name) {
+        Some(file_check) if is_linked => (file_check.check)(&model.options, context).map(Some),
+        _ => Ok(None),
+    }
 }
 
 /// Lists the items of memory, and whether they fit. With `is_known` false, the memory of the devices that the run is
@@ -303,13 +322,14 @@ fn time(needs: &Needs, steps: Option<u64>, found: &mut Findings) {
     }
     let seconds: f64 = needs.time.iter().map(|phase| phase.seconds).sum();
     found.section("time");
-    let all = steps.map(|steps| format!(", {} for {}", duration(seconds * steps as f64), counted(steps, "step")));
+    let of_all_steps =
+        steps.map(|steps| format!(", {} for {}", duration(seconds * steps as f64), counted(steps, "step")));
     let ranks = process().world_size();
-    let ranks = if ranks > 1 { format!(" on {ranks} ranks") } else { String::new() };
+    let on_ranks = if ranks > 1 { format!(" on {ranks} ranks") } else { String::new() };
     found.good(format!(
-        "{} a step{}{ranks}, by estimate, without rewards and evaluations",
+        "{} a step{}{on_ranks}, by estimate, without rewards and evaluations",
         duration(seconds),
-        all.unwrap_or_default()
+        of_all_steps.unwrap_or_default()
     ));
 }
 

@@ -47,7 +47,8 @@ pub fn print_markdown(sections: &[Section]) {
         }
         for key in &section.keys {
             println!("\n### `{}`\n", key.name);
-            println!("{}{}.", capital(&key.values), default(key, None));
+            let whole_default = None;
+            println!("{}{}.", capital(&key.values), default(key, whole_default));
             if !key.about.is_empty() {
                 println!("\n{}", key.about);
             }

@@ -90,24 +90,26 @@ impl<'a> Writer<'a> {
             }
             let is_name_of_component = context.component.is_some_and(|c| c.key == context.key) && name == "name";
             // A key that is not active is commented out. A component needs its name.
-            let active = self.is_set(&key) || is_name_of_component;
-            let component = component(&key, value);
-            let mark = if active { "" } else { "#" };
+            let is_active = self.is_set(&key) || is_name_of_component;
+            let own_component = component(&key, value);
+            let mark = if is_active { "" } else { "#" };
             match value {
                 // A map whose keys are listed one by one.
-                Json::Object(inner) if !inner.is_empty() && (documented.is_none() || component.is_some()) => {
+                Json::Object(inner) if !inner.is_empty() && (documented.is_none() || own_component.is_some()) => {
                     // A section is not commented out: with all of its keys commented out, it has no effect.
                     let mark = if context.indent == 0 { "" } else { mark };
                     self.line(context.indent, &format!("{mark}{name}:"));
-                    let component = component.or(context.component);
+                    let component = own_component.or(context.component);
                     self.map(&MapContext { key: &key, indent: context.indent + LEVEL, component }, inner);
                 }
-                Json::Array(items) if items.iter().any(Json::is_object) && active => {
+                // A list whose entries are maps.
+                Json::Array(items) if items.iter().any(Json::is_object) && is_active => {
                     self.line(context.indent, &format!("{name}:"));
                     for (i, item) in items.iter().enumerate() {
                         self.item(&format!("{key}.{i}"), context.indent + LEVEL, item);
                     }
                 }
+                // Any other value, on the line of its key.
                 value => self.line(context.indent, &format!("{mark}{name}: {}", inline(value))),
             }
         }
@@ -120,8 +122,9 @@ impl<'a> Writer<'a> {
         };
         let name = map.get("name").map(inline).unwrap_or_default();
         self.line(indent, &format!("- name: {name}"));
-        let rest = map.iter().filter(|(name, _)| *name != "name").map(|(k, v)| (k.clone(), v.clone())).collect();
-        self.map(&MapContext { key, indent: indent + LEVEL, component }, &rest);
+        let mut options = map.clone();
+        options.retain(|name, _| name != "name");
+        self.map(&MapContext { key, indent: indent + LEVEL, component }, &options);
     }
 
     /// The position of an option among those of its component.

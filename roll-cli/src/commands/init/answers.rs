@@ -13,7 +13,7 @@ pub struct Question<'a> {
     pub asks: &'a str,
     /// The answer that an empty line takes. An empty text: the question has no default.
     pub default: String,
-    /// What it means to give no answer, in words; the key is then left out of the file. `None`: an answer is needed.
+    /// The meaning of an empty answer, in words. The key is then left out of the file. `None`: an answer is needed.
     pub without: Option<&'a str>,
 }
 
@@ -92,8 +92,8 @@ impl<'a> Answers<'a> {
         self.values.retain(|(key, _)| !key.starts_with(&format!("{section}.")));
     }
 
-    /// The options of the component of a section: the answers so far, and those of `--set` whose question has not come
-    /// yet.
+    /// The options of the component of a section: the answers so far, and the values of `--set` whose question has not
+    /// come yet.
     pub fn options(&self, section: &str) -> Result<Options> {
         let mut options = Options::new();
         let mut given_values = Vec::new();

@@ -145,14 +145,13 @@ impl Interview<'_, '_> {
                     }
                 }
             })?;
-            // GPUs.
-            if chosen > 0 {
+            let (computes_on_gpus, computes_on_several) = (chosen > 0, chosen == 2);
+            if computes_on_gpus {
                 let ask = Question::new("--memory", "GB of memory of each GPU", 80);
                 let gigabytes = self.answers.answer(&ask, |_, text| positive(text))?;
                 place = Place { devices: 1, gigabytes: gigabytes.unwrap_or_default() };
             }
-            // Several GPUs.
-            if chosen == 2 {
+            if computes_on_several {
                 let ask = Question::new("ranks", "Number of GPUs", 8);
                 self.answers.ask(&ask, |answers, text| answers.value("ranks", text))?;
                 let ranks = self.answers.get("ranks").and_then(Json::as_u64).unwrap_or(1);
@@ -241,7 +240,9 @@ impl Interview<'_, '_> {
                 self.answers.refuse(&name_key, &error)?;
                 match named_option(&error, registration) {
                     Some(name) => asked_options = vec![name],
+                    // The required options name the files.
                     None if error_is_of_files(&error) => asked_options = required(registration),
+                    // No option can help: another component is asked for.
                     None => asked_options.clear(),
                 }
                 if asked_options.is_empty() {
@@ -272,7 +273,7 @@ impl Interview<'_, '_> {
         self.ask_value("training.learning_rate", "Learning rate of the adapter", format!("{proposed_rate:e}"))?;
         let steps = self.answers.get("steps").and_then(Json::as_u64).unwrap_or(proposed_steps);
         self.ask_value("save_steps", "Steps between checkpoints", steps.div_ceil(5).max(1))?;
-        // With an answer to any of these questions the run is evaluated, which it then is with every checkpoint.
+        // An answer to any of these questions means that the run is evaluated: it is evaluated with every checkpoint.
         let evaluated_on = ["evaluation.metadata", "evaluation.prompts", "algo.val_data"];
         if evaluated_on.iter().any(|key| self.answers.get(key).is_some()) {
             let every = self.answers.get("save_steps").cloned().unwrap_or_default();

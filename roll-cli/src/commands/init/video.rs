@@ -26,8 +26,10 @@ const FRAMES: usize = 81;
 const EVALUATED: u64 = 8;
 /// Videos in a step of Reward-FL, over all ranks.
 const BATCH: usize = 8;
+/// The option of [`open_model`] if only the answers so far count.
+const NO_FURTHER_OPTION: Option<(&str, &Json)> = None;
 
-/// What the files of the model hold.
+/// Facts of the model from the headers of its files.
 struct Files {
     /// Number of parameters of all experts.
     parameters: f64,
@@ -36,7 +38,7 @@ struct Files {
     has_text_encoder: bool,
 }
 
-/// What the rows of the data hold.
+/// Facts of the rows of the data.
 #[derive(Default)]
 struct Clips {
     /// Height and width of most clips; `None` without clips.
@@ -64,7 +66,8 @@ impl Interview<'_, '_> {
         if algorithm == "reward_fl" {
             self.answers.put("training.gradient_accumulation_steps", (BATCH / place.devices.max(1)).max(1))?;
         }
-        open_model(self.registry, self.answers, None).map(|model| Some(model.parameter_count()))
+        let model = open_model(self.registry, self.answers, NO_FURTHER_OPTION)?;
+        Ok(Some(model.parameter_count()))
     }
 
     /// Asks for the files of the model. `None` without an answer, which means the demo.
@@ -132,9 +135,9 @@ impl Interview<'_, '_> {
             };
             let question = Question::optional(KEY, asks, "the files are distilled themselves");
             let is_merged = self.answers.ask(&question, |answers, text| {
-                let value = match text.split_once(',').filter(|_| files.experts > 1) {
-                    Some((high, low)) => json!({"dit": high.trim(), "dit2": low.trim()}),
-                    None => answers.value(KEY, text)?,
+                let value = match text.split_once(',') {
+                    Some((high, low)) if files.experts > 1 => json!({"dit": high.trim(), "dit2": low.trim()}),
+                    _ => answers.value(KEY, text)?,
                 };
                 open_model(registry, answers, Some(("base_lora", &value)))?;
                 Ok(value)
@@ -150,7 +153,8 @@ impl Interview<'_, '_> {
         self.answers.put("model.lora_rank", 32)
     }
 
-    /// Sets the four timesteps that such a LoRA was distilled for, and the options of algorithms that go with them.
+    /// Sets the four timesteps that a LoRA such as Lightning's was distilled for, and the options of algorithms that go
+    /// with them.
     fn set_four_steps(&mut self, algorithm: &str, files: &Files) -> Result<()> {
         self.answers.put("algo.timesteps", json!([1000, 750, 500, 250]))?;
         if algorithm == "reward_fl" {
@@ -246,7 +250,7 @@ impl Interview<'_, '_> {
         let size = ["data.height", "data.width"].map(|key| self.answers.get(key).and_then(Json::as_u64).unwrap_or(0));
         let size = size.map(|side| side as usize);
         let frames = self.answers.get("data.num_frames").and_then(Json::as_u64).unwrap_or(1) as usize;
-        let mut model = open_model(self.registry, self.answers, None)?;
+        let mut model = open_model(self.registry, self.answers, NO_FURTHER_OPTION)?;
         // Fails if the model cannot make a video of the prompt, for want of a picture or because of the picture.
         let mut check_input = |prompt: &str, picture: Option<&str>| -> Result<()> {
             let image = picture.map(|path| read_image(path, Sizing::Exact(size))).transpose()?;
@@ -268,7 +272,8 @@ impl Interview<'_, '_> {
                 true => Metadata::open(&data_config(text))?.rows.into_iter().map(|row| row.prompt).collect(),
                 false => vec![text.to_string()],
             };
-            needs_picture = texts.iter().any(|text| check_input(text, None).is_err());
+            let without_picture = None;
+            needs_picture = texts.iter().any(|text| check_input(text, without_picture).is_err());
             Ok(Json::from(texts))
         })?;
         if needs_picture {
@@ -291,7 +296,8 @@ fn data_config(path: &str) -> DataConfig {
     DataConfig { metadata: Some(path.into()), ..DataConfig::default() }
 }
 
-/// Reads the rows of a table, directory or file of prompts, and the headers of its clips; prints what it found.
+/// Reads the rows of a table, directory or file of prompts, and the headers of its clips. Prints the number of rows,
+/// and the usual size and length of the clips.
 fn look(path: &str, on_clips: bool) -> Result<Clips> {
     let config = data_config(path);
     let metadata = Metadata::open(&config)?;
@@ -308,7 +314,9 @@ fn look(path: &str, on_clips: bool) -> Result<Clips> {
     };
     let probed = metadata.probe_clips(config.decoder, CLIPS);
     // If no clip can be read, the error of the first one says why.
-    if let (Some(first), true) = (metadata.rows.iter().find_map(|row| row.video.as_ref()), probed.is_empty()) {
+    if probed.is_empty()
+        && let Some(first) = metadata.rows.iter().find_map(|row| row.video.as_ref())
+    {
         probe(first, config.decoder)?;
     }
     let mut sizes = BTreeMap::<[usize; 2], usize>::new();

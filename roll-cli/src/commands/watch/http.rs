@@ -107,8 +107,8 @@ impl Response {
     }
 }
 
-/// The status of an answer with a video of `length` bytes, and the bytes of it that the header `Range` asks for. The
-/// whole video is sent without the header, and if the header cannot be read or asks for several ranges.
+/// The status of an answer with a video of `length` bytes, and the bytes of the video that the header `Range` asks for.
+/// The whole video is sent if there is no such header, if it cannot be read, or if it asks for several ranges.
 fn byte_range(header: Option<&str>, length: u64) -> (u16, Range<u64>) {
     let limits = header.and_then(|range| range.trim().strip_prefix("bytes=")?.split_once('-'));
     let sent = match limits.map(|(from, to)| (from, to, from.parse::<u64>(), to.parse::<u64>())) {
@@ -118,12 +118,13 @@ fn byte_range(header: Option<&str>, length: u64) -> (u16, Range<u64>) {
         Some((_, _, Ok(from), Ok(to))) if from <= to => from..length.min(to.saturating_add(1)),
         // `bytes=-100`: the last 100 bytes.
         Some(("", _, _, Ok(last))) => length.saturating_sub(last)..length,
+        // The whole video.
         _ => return (200, 0..length),
     };
     if sent.is_empty() { (416, 0..0) } else { (206, sent) }
 }
 
-/// What a request must show to be answered.
+/// The host and the secret that a request must name to be answered.
 #[derive(Clone, Debug)]
 pub struct Access {
     pub port: u16,
@@ -147,10 +148,13 @@ impl Access {
             Some("POST") => Method::Post,
             _ => return Err(405),
         };
-        // The value of a header. One that comes twice counts as missing.
+        // The value of a header. A header that comes twice counts as missing.
         let header = |name: &str| {
-            let mut values = parsed.headers.iter().filter(|header| header.name.eq_ignore_ascii_case(name));
-            values.next().filter(|_| values.next().is_none()).map(|header| header.value)
+            let mut headers = parsed.headers.iter().filter(|header| header.name.eq_ignore_ascii_case(name));
+            match (headers.next(), headers.next()) {
+                (Some(only), None) => Some(only.value),
+                _ => None,
+            }
         };
         // The host is checked because the name of another site may resolve to this machine (DNS rebinding), and the
         // origin because a page of another site may send a POST.
@@ -254,6 +258,7 @@ impl<F: Fn(&Request) -> Response> Server<F> {
         match read_head(&mut stream, deadline).and_then(|head| self.access.admit(&head)) {
             Ok(request) => {
                 self.newcomers.remove(number);
+                // Held until the answer is sent.
                 let place = Place::take(&self.taken);
                 let response = match &place {
                     Some(_) => (self.answer)(&request),
@@ -267,7 +272,8 @@ impl<F: Fn(&Request) -> Response> Server<F> {
                     403 => "use the address that `roll watch` printed\n",
                     _ => "the request cannot be read\n",
                 };
-                let _ = send(stream, Response::text(status, reason), None, deadline);
+                let refused = None;
+                let _ = send(stream, Response::text(status, reason), refused, deadline);
                 self.newcomers.remove(number);
             }
         }
@@ -302,9 +308,10 @@ fn read_before(stream: &mut TcpStream, buffer: &mut [u8], deadline: Instant) -> 
     stream.read(buffer)
 }
 
-/// Sends the answer, without its body if the request is `HEAD`. Then reads what still comes until the reader closes the
-/// connection, at most until `deadline`: closing a connection with unread bytes resets it, and the reader may lose the
-/// answer.
+/// Sends the answer to `request`, without its body if the request is `HEAD`. `request` is `None` if it was refused.
+///
+/// Then reads the bytes that still come until the reader closes the connection, at most until `deadline`. Closing a
+/// connection with unread bytes would reset it, and the reader might lose the answer.
 fn send(mut stream: TcpStream, response: Response, request: Option<&Request>, deadline: Instant) -> io::Result<()> {
     let answer_deadline = Instant::now() + ANSWER_TIME;
     stream.set_write_timeout(Some(PART_TIME))?;
@@ -338,6 +345,7 @@ fn send(mut stream: TcpStream, response: Response, request: Option<&Request>, de
     }
     stream.shutdown(Shutdown::Write)?;
     let mut rest = [0; 1024];
+    // At most 64 KiB.
     for _ in 0..64 {
         if read_before(&mut stream, &mut rest, deadline)? == 0 {
             break;

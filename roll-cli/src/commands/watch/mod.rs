@@ -191,8 +191,8 @@ impl Watched {
         state.look_for_runs();
         let writers: Vec<Writer> = state.runs.iter().map(|run| writer(run, &state.stopped)).collect();
         let mut hasher = DefaultHasher::new();
-        let written: Vec<_> = writers.iter().map(std::mem::discriminant).collect();
-        (live::version(&state.runs), written).hash(&mut hasher);
+        let states_of_writers: Vec<_> = writers.iter().map(std::mem::discriminant).collect();
+        (live::version(&state.runs), states_of_writers).hash(&mut hasher);
         let version = format!("{:016x}", hasher.finish());
         if version != state.version {
             let Self { nonce, control, voting, token, .. } = self;
@@ -224,6 +224,7 @@ impl Watched {
     fn video(&self, request: &Request) -> Response {
         let path_in = |run: PathBuf| match request.value("id") {
             Some(id) if self.voting.is_some() => Votes(run).clip(id).ok(),
+            // Without `--vote`, clips to vote on are not served.
             Some(_) => None,
             None => live::video(&run, request.value("at")?),
         };

@@ -45,8 +45,8 @@ pub fn next(runs: &[PathBuf], ended: bool) -> Result<String> {
     Ok(answer.to_string())
 }
 
-/// The number of questions of the whole run, if each step asks as many as the logged steps did on average; 0 before the
-/// first step is logged. `questions` has the time, the id and whether there is an answer.
+/// The expected number of questions of the whole run: the mean number of questions of a logged step, times the number
+/// of steps. 0 before the first step is logged. `questions` has the time, the id and whether there is an answer.
 fn expected_questions(run: &Path, questions: &[(SystemTime, String, bool)]) -> usize {
     let metrics = run.join("metrics.jsonl");
     let Ok(logged) = std::fs::metadata(&metrics).and_then(|metadata| metadata.modified()) else { return 0 };

@@ -58,7 +58,8 @@ pub fn of(run: &Path) -> Option<Process> {
     let locks = std::fs::read_to_string("/proc/locks").ok()?;
     // A line is `5: FLOCK  ADVISORY  WRITE 31465 fe:00:11116657 0 EOF`, with the process as its fifth word. Device and
     // inode after it are not compared, since the device is not always that of the directory.
-    let pids = locks.lines().filter(|line| line.contains(" FLOCK ")).filter_map(|line| line.split_whitespace().nth(4));
+    let locks_of_files = locks.lines().filter(|line| line.contains(" FLOCK "));
+    let pids = locks_of_files.filter_map(|line| line.split_whitespace().nth(4));
     let processes = pids.filter_map(|pid| Process::of(Pid::from_raw(pid.parse().ok()?)?));
     processes.into_iter().find(|process| process.writes(run))
 }
@@ -69,9 +70,10 @@ fn locks_directory(pid: Pid, directory: &Path) -> bool {
     let process = directory_of(pid);
     let Some(wanted) = identity(directory) else { return false };
     let files = std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+    let is_write_lock = |line: &str| line.starts_with("lock:") && line.contains(" FLOCK ") && line.contains(" WRITE ");
     files.filter(|file| identity(&file.path()) == Some(wanted)).any(|file| {
-        let locks = std::fs::read_to_string(process.join("fdinfo").join(file.file_name())).unwrap_or_default();
-        locks.lines().any(|line| line.starts_with("lock:") && line.contains(" FLOCK ") && line.contains(" WRITE "))
+        let about = std::fs::read_to_string(process.join("fdinfo").join(file.file_name())).unwrap_or_default();
+        about.lines().any(is_write_lock)
     })
 }
 

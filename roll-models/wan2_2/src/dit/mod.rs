@@ -201,7 +201,7 @@ impl Dit {
 
     /// Adds trainable parameters. Adapters do not change the network at first: A is uniform in +-1/sqrt(in), as in
     /// PEFT, and B is zero. `base` contains the initial weights of full fine-tuning.
-    pub fn train(&mut self, trainable: &Trainable, noise: &Noise, base: &StateDict) -> Result<()> {
+    pub fn add_trainable(&mut self, trainable: &Trainable, noise: &Noise, base: &StateDict) -> Result<()> {
         self.full = *trainable == Trainable::Full;
         match trainable {
             Trainable::Frozen => self.parameters = None,

@@ -151,7 +151,7 @@ fn kept_inputs_and_results_of_attention_change_gradients_by_their_rounding() {
     let lora = Trainable::Lora { rank: 4, alpha: 4.0, targets: ["q", "v", "ffn.0"].map(String::from).to_vec() };
     let gradient = |products: DType, memory: Memory, keeps_attention: bool| {
         let mut dit = dit().with_products(products).with_memory(memory).keeping_attention(keeps_attention);
-        dit.train(&lora, &Noise::new(4), &StateDict::new()).unwrap();
+        dit.add_trainable(&lora, &Noise::new(4), &StateDict::new()).unwrap();
         let parameters = dit.parameters().unwrap().clone();
         let count: usize = parameters.specs().iter().map(|s| s.len()).sum();
         parameters.write(&(0..count).map(|i| (i as f32 * 0.7).sin() * 0.1).collect::<Vec<_>>()).unwrap();
@@ -188,7 +188,7 @@ fn adapted(ranks: Option<Arc<dyn Communicator>>) -> Dit {
 /// Adds a LoRA of random values.
 fn with_adapter(mut dit: Dit) -> Dit {
     let targets = ["q", "k", "v", "o", "ffn.0", "ffn.2"].map(String::from).to_vec();
-    dit.train(&Trainable::Lora { rank: 4, alpha: 4.0, targets }, &Noise::new(4), &StateDict::new()).unwrap();
+    dit.add_trainable(&Trainable::Lora { rank: 4, alpha: 4.0, targets }, &Noise::new(4), &StateDict::new()).unwrap();
     let parameters = dit.parameters().unwrap();
     let count: usize = parameters.specs().iter().map(|s| s.len()).sum();
     parameters.write(&(0..count).map(|i| (i as f32 * 0.7).sin() * 0.1).collect::<Vec<_>>()).unwrap();

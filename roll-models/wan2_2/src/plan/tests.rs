@@ -112,7 +112,7 @@ fn trained_elements_equal_those_of_the_model() {
     assert_eq!(plan.layout.networks.dit_elements(), state.values().map(|t| t.len()).sum::<usize>());
     let mut dit = Dit::new(&state, Some(2), burn_tensor::DType::F32, &device).unwrap();
     for trainable in [lora(4), Trainable::Full] {
-        dit.train(&trainable, &Noise::new(0), &state).unwrap();
+        dit.add_trainable(&trainable, &Noise::new(0), &state).unwrap();
         plan.trainable = trainable;
         let trained: usize = dit.parameters().unwrap().specs().iter().map(|s| s.len()).sum();
         assert_eq!(plan.trained_elements().unwrap(), trained);
