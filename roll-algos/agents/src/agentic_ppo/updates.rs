@@ -88,7 +88,7 @@ fn one_update(
     // `pull` has divided the losses by totals over all ranks, and `finish` divides by the sum of `counted` over ranks.
     // So that sum must be 1: rank 0 counts one sample for the whole update.
     let counted = f64::from(u8::from(ctx.strategy.ranks().all.rank().0 == 0));
-    let update = update::finish(ctx, counted, &mut nonfinite, config.on_nonfinite, |_, _| Ok(()))?;
+    let update = update::finish(ctx, counted, &mut nonfinite, config.on_nonfinite, update::nothing_before_update)?;
     if let Some(update) = &update {
         let mut of_update = ActorMetrics::default();
         of_update.mean("grad_norm", update.grad_norm);

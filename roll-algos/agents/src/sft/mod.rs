@@ -259,7 +259,8 @@ impl Sft {
         // `pull` has divided the loss by the tokens of all ranks, and `finish` divides by the sum of `counted` over
         // ranks. So that sum must be 1: rank 0 counts one sample for the whole step.
         let counted = f64::from(u8::from(tokens_of_all_ranks > 0.0 && ctx.strategy.ranks().all.rank().0 == 0));
-        let update = update::finish(ctx, counted, &mut nonfinite, self.config.on_nonfinite, |_, _| Ok(()))?;
+        let on_nonfinite = self.config.on_nonfinite;
+        let update = update::finish(ctx, counted, &mut nonfinite, on_nonfinite, update::nothing_before_update)?;
         let tokens = tokens_of_this_rank.max(1) as f64;
         report.metrics.insert("actor/loss".into(), sums.negative_log_likelihood / tokens);
         report.metrics.insert("actor/entropy".into(), sums.entropy / tokens);

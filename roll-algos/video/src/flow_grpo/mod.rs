@@ -244,7 +244,7 @@ impl FlowGrpoConfig {
         let d_log_prob = step.d_mean(&next, &mean, mask);
         let squared_slope = 2.0 * d_squared / mask.count() as f64;
         let d_mean = |i: usize| term.d_log_prob * d_log_prob[i] + squared_slope * (mean[i] - old_mean[i]);
-        let d_velocity = mask.map(|i| factors.policy * step.of_velocity() * d_mean(i));
+        let d_velocity = mask.map(|i| factors.policy * step.velocity_factor() * d_mean(i));
 
         let is_clipped = match self.loss {
             PolicyLoss::Dppo => is_dropped,
@@ -260,10 +260,10 @@ impl FlowGrpoConfig {
             None => None,
             Some(reference) => {
                 let (c, r) = (conditional.f32s()?, reference.f32s()?);
-                // The means of a step differ by `of_velocity` times the difference of velocities.
+                // The means of a step differ by `velocity_factor` times the difference of velocities.
                 let scale = match self.kl_of {
                     KlOf::Velocity => 1.0,
-                    KlOf::Mean => 0.5 * (step.of_velocity() / step.std()).powi(2),
+                    KlOf::Mean => 0.5 * (step.velocity_factor() / step.std()).powi(2),
                 };
                 let kl = scale * distance::squared(c, r, mask);
                 tally.mean("actor/kl_loss", kl);

@@ -199,7 +199,8 @@ impl FlowMatching {
         let StepState { mut watch, tally, mut outcome, .. } = state;
         watch.begin(OPTIMIZER, Some("updating parameters"))?;
         let on_nonfinite = self.config.on_nonfinite;
-        let update = update::finish(ctx, tally.samples as f64, &mut outcome.nonfinite, on_nonfinite, |_, _| Ok(()))?;
+        let (counted, nonfinite) = (tally.samples as f64, &mut outcome.nonfinite);
+        let update = update::finish(ctx, counted, nonfinite, on_nonfinite, update::nothing_before_update)?;
         if let (true, Some(sample)) = (ctx.want_videos, ctx.samples.first()) {
             watch.begin_after_update(SAMPLE, None);
             outcome.show(sample, 0, self.generate(ctx, sample)?);

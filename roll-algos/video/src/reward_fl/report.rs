@@ -17,11 +17,12 @@ pub(super) enum Outcome {
     NonFinite(String, f64),
 }
 
-/// The values of a sample with a score: means over its scored videos. All but the details are finite.
+/// The values of a video with a score, or of a sample: the means over its scored videos. All but the details are
+/// finite.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Scored {
-    /// The fraction of the sample's videos that have a score. It is the weight of the sample in the update and in means
-    /// over samples, so that every scored video of a step has the same weight.
+    /// The fraction of the sample's videos that have a score; 1 for a video. It is the weight of the sample in the
+    /// update and in means over samples, so that every scored video of a step has the same weight.
     pub(super) fraction: f64,
     pub(super) loss: f64,
     pub(super) score: f64,
@@ -39,6 +40,7 @@ impl Scored {
     /// Returns `None` if no video has a score.
     pub(super) fn mean(mut videos: Vec<Self>, count: usize) -> Option<Self> {
         let fraction = videos.len() as f64 / count as f64;
+        // A single video needs no mean: its values are those of the sample, to the bit.
         if videos.len() < 2 {
             return videos.pop().map(|video| Self { fraction, ..video });
         }
@@ -51,7 +53,7 @@ impl Scored {
     }
 }
 
-/// The mean of each detail over the samples that have it, weighted by their fractions.
+/// The mean of each detail over the samples (or videos) that have it, weighted by their fractions.
 fn detail_means(samples: &[Scored]) -> BTreeMap<&str, f64> {
     let mut sums: BTreeMap<&str, [f64; 2]> = BTreeMap::new();
     for Scored { fraction, details, .. } in samples {
