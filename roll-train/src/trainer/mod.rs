@@ -198,10 +198,11 @@ impl Trainer {
             let checked = self.check_idle();
             self.checkpoint_on_error(checked, journal)?;
         }
-        // Checked here too, as a resumed run may have no step left: one that failed this check after its last step must
-        // fail again.
+        // Checked here too, because a resumed run may have no step left. If it failed this check after its last step,
+        // it must fail again.
         self.check_idle()?;
-        if let Some(note) = idle::warmup_note(self.training_progress()).filter(|_| journal.dir.is_some()) {
+        let is_first_rank = journal.dir.is_some();
+        if is_first_rank && let Some(note) = idle::warmup_note(self.training_progress()) {
             tracing::warn!("{note}");
         }
         let is_early = self.stopped.is_some();
@@ -222,7 +223,10 @@ impl Trainer {
         let evaluations =
             if measures { pace::evaluations_left(self.steps_done, self.steps, measured_every) } else { 0 };
         let message = self.pace.add_step(seconds, self.steps - self.steps_done, evaluations);
-        if let Some(message) = message.filter(|_| journal.dir.is_some()) {
+        let is_first_rank = journal.dir.is_some();
+        if let Some(message) = message
+            && is_first_rank
+        {
             tracing::info!("{message}");
         }
     }
@@ -231,7 +235,7 @@ impl Trainer {
         idle::check(&self.record, self.training_progress())
     }
 
-    /// What [`idle`] needs to know.
+    /// The progress of the run, by which [`idle`] judges whether it trains.
     fn training_progress(&self) -> idle::RunProgress {
         let training = &self.loaded.config.training;
         idle::RunProgress {

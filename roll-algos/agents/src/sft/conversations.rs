@@ -33,9 +33,9 @@ const CONTENT: &str = "content";
 #[derive(serde::Deserialize)]
 struct Entry {
     messages: Vec<Map<String, Value>>,
-    /// A list, or its JSON in a text.
+    /// Descriptions of tools: a list, or its JSON in a text.
     tools: Option<Value>,
-    /// Keys without effect.
+    /// All other keys, which have no effect.
     #[serde(flatten)]
     others: Map<String, Value>,
 }
@@ -43,7 +43,7 @@ struct Entry {
 /// A conversation.
 #[derive(Clone, Debug)]
 struct Conversation {
-    /// Its place in the file: `line 3`, or `entry 3` of a JSON list.
+    /// Place of the conversation in the file: `line 3`, or `entry 3` of a JSON list.
     place: String,
     messages: Vec<Message>,
     /// Positions of the answers of weight 0, which are not trained on.
@@ -52,7 +52,7 @@ struct Conversation {
     tools: Vec<Value>,
     /// One null argument of a call whose tool is not described, for a warning; see [`remove_absent`].
     undecided: Option<String>,
-    /// Whether this is the form that [`Conversations::check`] found: the chat template writes every field of it.
+    /// Whether this is the form that [`Conversations::check`] found, of which the chat template writes every field.
     is_checked: bool,
 }
 
@@ -66,9 +66,9 @@ pub struct Conversations {
 /// A sample: a conversation, or a part of it, as tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tokens {
-    /// Ids.
+    /// Ids of the tokens.
     pub ids: Vec<u32>,
-    /// Which of them are trained on.
+    /// Whether each token is trained on.
     pub train: Vec<bool>,
 }
 
@@ -229,8 +229,8 @@ fn tokens(pieces: Pieces, train_on: TrainOn, model: &dyn LanguageModel) -> Resul
     let mut before = String::new();
     for (text, train) in pieces {
         let ids = tokenize_after(model, &before, &text)?;
-        // An answer is trained on up to the token that ends it: what the template writes after that, no model
-        // generates.
+        // An answer is trained on up to the token that ends it, because no model generates the text that the template
+        // writes after that token.
         let end = ids.iter().rposition(|id| train_on == TrainOn::Responses && ends.contains(id));
         let trained = if train { end.map_or(ids.len(), |end| end + 1) } else { 0 };
         tokens.train.extend((0..ids.len()).map(|i| i < trained));
@@ -247,10 +247,11 @@ impl Conversation {
         if entry.messages.is_empty() {
             return Err("expected at least one message, found none".into());
         }
-        let tools = tools(entry.tools)?;
+        let tools = parse_tools(entry.tools)?;
         let (mut messages, mut untrained, mut undecided) = (Vec::new(), Vec::new(), None);
         for (i, fields) in entry.messages.into_iter().enumerate() {
-            let (mut message, train) = message(fields).map_err(|problem| format!("message {}: {problem}", i + 1))?;
+            let parsed = parse_message(fields);
+            let (mut message, train) = parsed.map_err(|problem| format!("message {}: {problem}", i + 1))?;
             undecided = undecided.or(message.fields.get_mut(CALLS).and_then(|calls| remove_absent(calls, &tools)));
             messages.push(message);
             if !train {
@@ -383,7 +384,7 @@ fn contains(text: &str, excerpt: &str) -> bool {
 
 /// Descriptions of tools from the entry's `tools`: a list, or its JSON in a text. Data sets use the text if schemas
 /// differ from row to row.
-fn tools(tools: Option<Value>) -> Result<Vec<Value>, String> {
+fn parse_tools(tools: Option<Value>) -> Result<Vec<Value>, String> {
     let expected = |e: String| format!("`tools`: expected a list, or its JSON in a text: {e}");
     let tools = match tools {
         Some(Value::String(text)) if text.trim().is_empty() => None,
@@ -401,7 +402,7 @@ fn tools(tools: Option<Value>) -> Result<Vec<Value>, String> {
 }
 
 /// A message from its fields, and whether it is trained on if it is an answer.
-fn message(mut fields: Map<String, Value>) -> Result<(Message, bool), String> {
+fn parse_message(mut fields: Map<String, Value>) -> Result<(Message, bool), String> {
     // In data sets of one schema every message has every field. An empty field counts as absent, except for the text.
     let is_empty = |value: &Value| match value {
         Value::Null => true,

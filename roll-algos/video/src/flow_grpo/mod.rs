@@ -86,7 +86,7 @@ impl Method for FlowGrpoConfig {
 /// Factors of the terms of one step's loss.
 #[derive(Clone, Copy)]
 struct TermFactors {
-    /// Factor of the policy loss: `kl`, times the step's own weight (`algo.step_weight`).
+    /// Factor of the policy loss: `kl` times the normalised weight of the step (`algo.step_weight`).
     policy: f64,
     /// Factor of the KL: the weight of the sample, divided by the number of trained steps.
     kl: f64,
@@ -113,7 +113,8 @@ impl FlowGrpoConfig {
         Ok(if mean > 0.0 { 1.0 / mean } else { 0.0 })
     }
 
-    /// Adds the gradient of one prompt's videos to the strategy. A batch of videos without any advantage costs nothing.
+    /// Adds the gradient of one prompt's videos to the accumulators of the strategy. A batch of videos without any
+    /// advantage is left out, so that it costs nothing.
     fn accumulate(
         &self,
         ctx: &mut StepContext<'_>,
@@ -140,7 +141,7 @@ impl FlowGrpoConfig {
         Ok(())
     }
 
-    /// Adds the gradient of one stochastic step of a batch of videos.
+    /// Adds the gradient of one stochastic step of a batch of videos to the accumulators of the strategy.
     #[allow(clippy::too_many_arguments)]
     fn accumulate_step(
         &self,
@@ -220,8 +221,9 @@ impl FlowGrpoConfig {
             let zeros = Tensor::zeros(velocity.shape());
             return Ok((0.0, zeros.clone(), reference.map(|_| zeros)));
         }
-        let known = usize::from(conditions.prompt.first_frame.is_some());
-        let mask = LossMask::after(known, velocity.shape())?;
+        // A given first frame is not generated, and so not part of the loss.
+        let given_frames = usize::from(conditions.prompt.first_frame.is_some());
+        let mask = LossMask::after(given_frames, velocity.shape())?;
         // Both means are computed in the same way from the same latents, so that equal velocities have the ratio 1, bit
         // for bit.
         let (x, next) = (transition.x.f32s()?, transition.next()?);
@@ -279,7 +281,7 @@ impl FlowGrpoConfig {
     }
 }
 
-/// A tensor of these values, rounded to f32.
+/// A tensor of `values`, rounded to f32.
 fn narrow(values: &[f64], shape: &[usize]) -> Result<Tensor> {
     Tensor::new(values.iter().map(|v| *v as f32).collect::<Vec<f32>>(), shape)
 }
