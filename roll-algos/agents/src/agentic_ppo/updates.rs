@@ -29,17 +29,17 @@ pub(super) fn train(
     prepared: &Prepared,
     metrics: &mut BTreeMap<String, f64>,
 ) -> Result<bool> {
-    let mut of_updates = MicroBatchMetrics::default();
+    let mut metrics_of_updates = MicroBatchMetrics::default();
     let mut applied = false;
     for epoch in 0..config.ppo_epochs {
-        let order = order(config, ctx.noise, ctx.step, epoch, &prepared.samples);
+        let order = drawn_order(config, ctx.noise, ctx.step, epoch, &prepared.samples);
         for rows in order.chunks(config.mini_batch(prepared.samples.len())) {
-            let mut of_micro_batches = MicroBatchMetrics::default();
-            applied |= one_update(config, ctx, prepared, rows, &mut of_micro_batches)?;
-            of_updates.add(&of_micro_batches.whole());
+            let mut metrics_of_micro_batches = MicroBatchMetrics::default();
+            applied |= one_update(config, ctx, prepared, rows, &mut metrics_of_micro_batches)?;
+            metrics_of_updates.add(&metrics_of_micro_batches.whole());
         }
     }
-    metrics.extend(of_updates.reduced().logged());
+    metrics.extend(metrics_of_updates.reduced().logged());
     if let Some(loss) = metrics.get("actor/total_loss").copied() {
         metrics.insert("actor/loss".into(), loss);
     }
@@ -51,7 +51,13 @@ pub(super) fn train(
 ///
 /// Unlike in the reference, turns of one conversation stay together: they are evaluated in one pass, which would be
 /// repeated in every mini-batch that has one of the turns.
-fn order(config: &AgenticPpoConfig, noise: &Noise, step: u64, epoch: usize, samples: &[TextSample]) -> Vec<usize> {
+fn drawn_order(
+    config: &AgenticPpoConfig,
+    noise: &Noise,
+    step: u64,
+    epoch: usize,
+    samples: &[TextSample],
+) -> Vec<usize> {
     let rows: Vec<usize> = (0..samples.len()).collect();
     if epoch == 0 && rows.len() <= config.mini_batch(rows.len()) {
         return rows;
@@ -90,10 +96,10 @@ fn one_update(
     let counted = f64::from(u8::from(ctx.strategy.ranks().all.rank().0 == 0));
     let update = update::finish(ctx, counted, &mut nonfinite, config.on_nonfinite, update::nothing_before_update)?;
     if let Some(update) = &update {
-        let mut of_update = ActorMetrics::default();
-        of_update.mean("grad_norm", update.grad_norm);
-        of_update.mean("grad_clipped", f64::from(u8::from(update.clipped)));
-        metrics.add(&of_update);
+        let mut metrics_of_update = ActorMetrics::default();
+        metrics_of_update.mean("grad_norm", update.grad_norm);
+        metrics_of_update.mean("grad_clipped", f64::from(u8::from(update.clipped)));
+        metrics.add(&metrics_of_update);
     }
     Ok(update.is_some_and(|update| update.applied))
 }

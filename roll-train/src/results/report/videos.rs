@@ -289,7 +289,7 @@ fn video(path: &Path, source: &mut Videos<'_>) -> Result<Value> {
             Some(Value::from_safe_string(format!("data:video/mp4;base64,{}", STANDARD.encode(bytes))))
         }
         Videos::Linked { runs, token } => {
-            let path_within = |(i, run): (usize, &RunFiles)| Some((i, path.strip_prefix(&run.path).ok()?.to_str()?));
+            let path_in = |(i, run): (usize, &RunFiles)| Some((i, path.strip_prefix(&run.path).ok()?.to_str()?));
             // The time is part of the address, so that the browser loads a file again after it was written anew.
             let written = metadata.modified().ok().and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
             let written = written.unwrap_or_default().as_nanos();
@@ -297,7 +297,7 @@ fn video(path: &Path, source: &mut Videos<'_>) -> Result<Value> {
                 let at = URL_SAFE_NO_PAD.encode(at);
                 Value::from(format!("video?run={run}&at={at}&written={written}&token={token}"))
             };
-            runs.iter().enumerate().find_map(path_within).map(address)
+            runs.iter().enumerate().find_map(path_in).map(address)
         }
     };
     Ok(context! { path => path.display().to_string(), src })
