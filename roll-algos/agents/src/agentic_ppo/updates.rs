@@ -188,7 +188,7 @@ mod tests {
         let samples: Vec<TextSample> =
             (0..6).flat_map(|episode| (0..=episode % 3).map(move |turn| sample(episode, turn))).collect();
         let config = AgenticPpoConfig { mini_batch_size: 4, ..Default::default() };
-        let order = order(&config, &Noise::new(1), 3, 0, &samples);
+        let order = drawn_order(&config, &Noise::new(1), 3, 0, &samples);
         let mut sorted = order.clone();
         sorted.sort_unstable();
         assert_eq!(sorted, (0..samples.len()).collect::<Vec<_>>());
@@ -203,7 +203,7 @@ mod tests {
         let config = |mini_batch_size| AgenticPpoConfig { mini_batch_size, ppo_epochs: 2, ..Default::default() };
         let samples: Vec<TextSample> = (0..16).map(|episode| sample(episode, 0)).collect();
         let order =
-            |mini_batch_size, step, epoch| order(&config(mini_batch_size), &Noise::new(1), step, epoch, &samples);
+            |mini_batch_size, step, epoch| drawn_order(&config(mini_batch_size), &Noise::new(1), step, epoch, &samples);
         let rows: Vec<usize> = (0..16).collect();
         let mut orders = vec![order(8, 3, 0), order(8, 3, 1), order(8, 4, 0), order(8, 4, 1)];
         for order in &orders {
