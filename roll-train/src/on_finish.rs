@@ -54,8 +54,10 @@ pub(crate) struct OnFinish {
 impl OnFinish {
     /// `None` without a command, and on all ranks but 0, which have no directory.
     pub(crate) fn new(command: &[String], dir: Option<&Path>) -> Option<Self> {
-        let dir = dir.filter(|_| !command.is_empty())?;
-        Some(Self { command: command.to_vec(), dir: dir.to_path_buf() })
+        if command.is_empty() {
+            return None;
+        }
+        Some(Self { command: command.to_vec(), dir: dir?.to_path_buf() })
     }
 
     /// Runs the command. Its failure is a warning: the run has ended already.

@@ -33,7 +33,7 @@ const TEST_VARIABLES: [&str; 7] = [
 /// Largest index in a key such as `reward[3]`, which makes a list of that length.
 const MAX_INDEX: usize = 63;
 
-/// Most names in a key. The deepest option has five.
+/// Maximum number of names in a key. The deepest option has five.
 const MAX_DEPTH: usize = 16;
 
 /// Collects layers, lowest first; [`ConfigLayers::merge`] merges them, [`ConfigLayers::load`] checks them too.
@@ -268,6 +268,7 @@ fn value_for(key: &str, text: &str, origin: &str) -> Result<Value> {
         // One reward without a list.
         ValueKind::Table(_) if key == "reward" => Value::new(Some(&origin_name), ValueKind::Array(vec![value])),
         ValueKind::String(_) => value,
+        // A written `null`. An empty text is no value yet.
         ValueKind::Nil if !text.trim().is_empty() => value,
         // A key that takes only text takes `2026` as the text, too.
         _ if schema::is_text(key) => Value::new(Some(&origin_name), text.trim()),

@@ -55,7 +55,8 @@ fn write(dir: &RunDir, shown: SetName, evaluator: &Evaluator, labels: &SetLabels
 }
 
 /// A video with one column per clip, and with the rows reference, before and after; without the row of references if
-/// the first sample has no clip. `None` without videos. Columns that differ from the first in size or rows are left out.
+/// the first sample has no clip. `None` without videos. Columns that differ from the first in size or rows are left
+/// out.
 fn grid(samples: &[Sample], before: &[Option<Video>], after: &[Option<Video>]) -> Result<Option<Video>> {
     let mut columns: Vec<Vec<&Video>> = Vec::new();
     for ((sample, before), after) in samples.iter().zip(before).zip(after) {
