@@ -56,8 +56,8 @@ impl Opening<'_> {
 }
 
 impl Network {
-    /// Checks that the parts work together, unless a part could not be opened (see [`OpenedAlgorithm`] for `can_check`).
-    /// Then attaches the model to the strategy.
+    /// Checks that the parts work together, unless a part could not be opened ([`OpenedAlgorithm`] describes
+    /// `can_check`). Then attaches the model to the strategy.
     pub fn connect(
         &mut self,
         algorithm: &mut dyn Algorithm,
@@ -117,7 +117,8 @@ fn resolved_steps(config: &RunConfig, steps_of_data: Option<u64>) -> Result<u64>
     }
 }
 
-/// Fails if the strategy knows fewer processes than there are, because each process would then train a model of its own.
+/// Fails if the strategy knows fewer processes than there are, because each process would then train a model of its
+/// own.
 fn check_all_ranks_train(
     name: &str,
     strategy: &dyn Strategy,
@@ -138,8 +139,8 @@ fn check_all_ranks_train(
     Err(Error::config("strategy.name", problem))
 }
 
-/// Fails if the model does not shard the tokens of a pass over `ranks`. Each rank would then compute all tokens, and the
-/// sum of the ranks' gradients would be several times the gradient.
+/// Fails if the model does not shard the tokens of a pass over `ranks`. Each rank would then compute all tokens, and
+/// the sum of the ranks' gradients would be several times the gradient.
 fn check_token_ranks(name: &str, model: &dyn Model, ranks: usize) -> Result<()> {
     if model.distribution().token_ranks == ranks {
         return Ok(());
