@@ -51,8 +51,8 @@ impl ClipTask {
         Ok(Some(results))
     }
 
-    /// Writes the videos of `evaluation.prompts`. All ranks generate them, because weights may be sharded; rank 0 writes
-    /// them.
+    /// Writes the videos of `evaluation.prompts`. All ranks generate them, because weights may be sharded; rank 0
+    /// writes them.
     pub(super) fn write_sample_prompts(&self, context: &mut TaskContext<'_>) -> Result<()> {
         let Some(prompts) = &self.prompts else { return Ok(()) };
         let dir = context.journal.dir.as_ref();

@@ -1,10 +1,10 @@
 //! Runs on clips: the rows of `data.metadata`, rewards of generated videos, evaluations before and after training.
 //!
 //! `config` declares the sections `data` and `evaluation`. `open` makes a `ClipTask` from a configuration; `rows` and
-//! `notes` say what cannot be used or has no effect. Between steps, `measure` evaluates ([`evaluation`]), writes sample
-//! prompts and validates; `suspicion` looks for reward hacking by the rule of [`hacking`]. At the end, `preference` asks
-//! a reward that compares videos, and `comparison` shows clips before and after training. [`cache`] keeps encodings.
-//! `look` looks closer at the data for `roll check`.
+//! `notes` report rows and options that cannot be used or have no effect. Between steps, `measure` evaluates
+//! ([`evaluation`]), writes sample prompts and validates; `suspicion` looks for reward hacking by the rule of
+//! [`hacking`]. At the end, `preference` asks a reward that compares videos, and `comparison` shows clips before and
+//! after training. [`cache`] keeps encodings. `look` looks closer at the data for `roll check`.
 
 pub mod cache;
 pub mod evaluation;

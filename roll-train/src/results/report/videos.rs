@@ -284,8 +284,8 @@ fn video(path: &Path, source: &mut Videos<'_>) -> Result<Value> {
         Videos::Embedded { budget } => {
             *budget -= metadata.len();
             let bytes = files::read(path, BYTES).map_err(failed())?;
-            // Marked as safe, because escaping would replace each `/` of Base64 by five characters. No other character of
-            // Base64 needs escaping.
+            // Marked as safe, because escaping would replace each `/` of Base64 by five characters. No other character
+            // of Base64 needs escaping.
             Some(Value::from_safe_string(format!("data:video/mp4;base64,{}", STANDARD.encode(bytes))))
         }
         Videos::Linked { runs, token } => {

@@ -85,8 +85,9 @@ impl Worlds {
     /// The number of group `group` of `groups` in step `step`, among the groups of the same world over all steps.
     pub fn number(&self, step: u64, group: usize, groups: usize) -> u64 {
         let index = self.world_of(group, groups);
-        let of_same_world_below = |end: usize| (0..end).filter(|other| self.world_of(*other, groups) == index).count() as u64;
-        step * of_same_world_below(groups) + of_same_world_below(group)
+        let is_same_world = |other: &usize| self.world_of(*other, groups) == index;
+        let groups_of_world_below = |end: usize| (0..end).filter(is_same_world).count() as u64;
+        step * groups_of_world_below(groups) + groups_of_world_below(group)
     }
 
     /// The name of the world of group `group` of `groups`, and the seed that opens it. The seed is made from `drawn` so
