@@ -45,7 +45,7 @@ pub(super) struct ValueEstimates {
     features: Features,
 }
 
-/// What the critic is fitted to in a step.
+/// The data that the critic is fitted to in a step.
 pub(super) struct FitBatch<'a> {
     pub(super) estimates: &'a ValueEstimates,
     pub(super) returns: &'a Grid,
@@ -57,7 +57,7 @@ pub(super) struct FitBatch<'a> {
 const LOGGED: [&str; 4] = ["loss", "error", "clipfrac", "vpred"];
 
 impl Critic {
-    /// Fails if `model` has no hidden states. The check asks for those of a padding token, which need no forward pass.
+    /// Fails if `model` has no hidden states. The check asks for the state of a padding token, which needs no forward pass.
     pub(super) fn check(model: &mut dyn Model) -> Result<()> {
         let (token, mask) = (Tensor::new(vec![0i64], [1, 1])?, Tensor::new(vec![0u8], [1, 1])?);
         language(model, NAME)?.hidden_states(&token, &mask, Adapter::On).map(drop)
