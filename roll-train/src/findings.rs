@@ -1,8 +1,8 @@
-//! What is found while a run is opened. A run ends at the first problem; `roll check` lists all of them at once.
+//! The findings while a run is opened. A run ends at the first problem; `roll check` lists all of them at once.
 
 use roll_core::{Error, Result};
 
-/// What is found while the parts of a run are opened, and when a check looks closer at them.
+/// A finding while the parts of a run are opened, or when a check looks closer at them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
     /// Is as it should be.

@@ -47,8 +47,9 @@ pub fn sections(registry: &Registry) -> Vec<Section> {
         about: keys::about::<RunConfig>(),
         keys: top.cloned().collect(),
     }];
-    let named = |(name, about): (&str, String)| Section { name: name.into(), component: None, about, keys: keys_of(name) };
-    sections.extend(typed.into_iter().map(named));
+    for (name, about) in typed {
+        sections.push(Section { name: name.into(), component: None, about, keys: keys_of(name) });
+    }
     for registration in registry.entries() {
         let kind = registration.factory.kind();
         let prefix = prefix(kind);

@@ -107,7 +107,7 @@ pub struct Evaluation {
 pub struct ValidationMetrics {
     /// Number of steps taken before it.
     pub step: u64,
-    /// Its metrics.
+    /// Metrics of the validation.
     pub metrics: Metrics,
     /// The losses of its samples, if the loss is their mean.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

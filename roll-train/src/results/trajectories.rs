@@ -50,7 +50,10 @@ impl Trajectories {
 
     /// Appends one line per record, without buffering.
     pub fn write(&mut self, records: &[serde_json::Value]) -> Result<()> {
-        let Some(path) = self.path.as_ref().filter(|_| !records.is_empty()) else { return Ok(()) };
+        if records.is_empty() {
+            return Ok(());
+        }
+        let Some(path) = &self.path else { return Ok(()) };
         let file = match &mut self.file {
             Some(file) => file,
             none => {

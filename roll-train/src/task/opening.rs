@@ -1,4 +1,4 @@
-//! What the tasks have in common while they are opened: strategy and model, the check of the algorithm, the number of
+//! The parts that all tasks open in the same way: strategy and model, the check of the algorithm, the number of
 //! steps.
 
 use roll_core::{Algorithm, BuildContext, Communicator, Error, Kind, Model, Registry, Result, RewardScorer, Strategy};
@@ -17,11 +17,11 @@ pub struct Opening<'a> {
     pub context: &'a BuildContext,
     /// Whether the backend has its device. Without it, components that open the device would report its error again.
     pub has_device: bool,
-    /// Without it, the model's files would have to be downloaded first.
+    /// Whether the model is opened. It is not if its files would have to be downloaded first.
     pub has_model: bool,
 }
 
-/// The algorithm `A`, with what it needs of the configuration.
+/// The algorithm `A`, and whether it can be checked.
 pub struct OpenedAlgorithm<A: ?Sized> {
     /// The algorithm.
     pub algorithm: Box<A>,

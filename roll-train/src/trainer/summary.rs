@@ -48,7 +48,7 @@ pub struct RunSummary {
     /// `success_before`, `success_after`.
     #[serde(flatten)]
     pub figures: BTreeMap<String, serde_json::Value>,
-    /// The same measurements for people, each with a name and a text.
+    /// The measurements of `figures` for people, each with a name and a text.
     #[serde(skip)]
     pub lines: Vec<(String, String)>,
     /// Number of encodings that were found in `data.cache_dir`, and of those that were computed.

@@ -12,16 +12,16 @@ use super::rewards::groups;
 /// One sample: tokens and the values that belong to them.
 #[derive(Clone, Debug)]
 pub struct TextSample {
-    /// Position of its episode among the episodes of the step.
+    /// Position of the sample's episode among the episodes of the step.
     pub episode: usize,
-    /// Its turn, if each turn is a sample; 0 otherwise.
+    /// Turn of the sample, if each turn is a sample; 0 otherwise.
     pub turn: usize,
     /// Position in the episode's tokens at which the sample begins. Of two samples of an episode that begin at the same
     /// position, the shorter is a prefix of the longer.
     pub begins: usize,
     /// All tokens.
     pub tokens: Vec<u32>,
-    /// Which of the tokens are trained on: the agent wrote them, in the sample's own turn.
+    /// Whether each token is trained on: the agent wrote it, in the sample's own turn.
     pub response: Vec<bool>,
     /// Log-probabilities that generation reported, under the distribution it drew from.
     pub log_probs: Vec<f32>,

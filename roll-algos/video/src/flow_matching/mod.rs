@@ -208,7 +208,9 @@ impl FlowMatching {
         let tally = tally.joined(ctx.strategy.ranks().data.as_ref())?;
         let mut metrics = tally.losses_by_part(range);
         metrics.insert("actor/samples".into(), tally.samples as f64);
-        if let Some(loss) = tally.loss().filter(|_| outcome.nonfinite.is_none()) {
+        if outcome.nonfinite.is_none()
+            && let Some(loss) = tally.loss()
+        {
             metrics.insert("actor/loss".into(), loss);
         }
         outcome.report(ctx, watch, update.as_slice(), metrics)

@@ -271,7 +271,7 @@ struct Cache {
     bytes: usize,
     /// Number of uses so far.
     clock: u64,
-    /// For each row, the number of its last use and its clip.
+    /// The number of the last use and the clip of each row.
     clips: HashMap<usize, (u64, Arc<Clip>)>,
 }
 

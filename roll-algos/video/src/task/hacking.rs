@@ -41,7 +41,10 @@ impl Verdict {
 
     /// The warning; `None` if hacking is not suspected.
     pub fn warning_if_suspect(&self, step: u64) -> Option<String> {
-        let rises = self.rises.filter(|_| self.is_suspect())?;
+        if !self.is_suspect() {
+            return None;
+        }
+        let rises = self.rises?;
         let falling = self.falling.iter().map(|(label, gain)| format!("`{label}` {}", gain.in_words()));
         Some(format!(
             "since training began the reward has risen, {}, and of `evaluation.check` these have fallen: {} (step \

@@ -302,7 +302,7 @@ fn open_dataset(
     }
     // One rank is enough, because all read the same files.
     if opening.context.ranks.rank().0 == 0 {
-        let rate = model.rate.filter(|_| trains_on_clips);
+        let rate = if trains_on_clips { model.rate } else { None };
         found.note("data", || clip_notes(dataset.metadata(), config, rate).into_iter().flatten());
     }
     Some(Arc::new(dataset))

@@ -148,8 +148,9 @@ pub fn row_noun(metadata: &Metadata) -> &'static str {
 /// Notes about clips that are enlarged, and about clips with another frame rate than the videos that the model was
 /// trained on. These have `rate` frames per second; `None` if the rate does not matter.
 pub fn clip_notes(metadata: &Metadata, config: &DataConfig, rate: Option<f64>) -> [Option<String>; 2] {
-    let rate = rate.filter(|_| config.fps.is_none());
-    let size = config.height.zip(config.width).filter(|_| config.bucket_ratios.is_empty());
+    // `data.fps` resamples the clips, and buckets do not enlarge them.
+    let rate = if config.fps.is_none() { rate } else { None };
+    let size = if config.bucket_ratios.is_empty() { config.height.zip(config.width) } else { None };
     if rate.is_none() && size.is_none() {
         return [None, None];
     }

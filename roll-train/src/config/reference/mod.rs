@@ -1,5 +1,5 @@
-//! Translates ROLL's own configurations into this project's keys: those of Reward-FL (`reward_fl_config.yaml`) here,
-//! those of its agentic pipeline in `agentic.rs`.
+//! Translates ROLL's own configurations into this project's keys: configurations of Reward-FL
+//! (`reward_fl_config.yaml`) here, configurations of the agentic pipeline in `agentic.rs`.
 //!
 //! A key keeps its meaning. A key that is missing gets ROLL's default if that default differs from ours. Keys that have
 //! no effect here are listed in a note.

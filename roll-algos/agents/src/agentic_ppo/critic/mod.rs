@@ -1,7 +1,7 @@
 //! The critic for generalized advantage estimation (GAE): it estimates the value of a state of the conversation.
 //!
-//! It is a linear head on two features of a token: its hidden state, and an exponentially decaying mean of the hidden
-//! states up to and including it. The hidden state alone does not explain the returns, because it mostly encodes
+//! The critic is a linear head on two features of a token: its hidden state, and an exponentially decaying mean of the
+//! hidden states up to and including it. The hidden state alone does not explain the returns, because it mostly encodes
 //! the prediction of the next token. The mean encodes the words that the agent read and planned last.
 //!
 //! The hidden states are the policy's. No gradient flows into them. The head is cheap: a few thousand parameters in
@@ -57,7 +57,8 @@ pub(super) struct FitBatch<'a> {
 const LOGGED: [&str; 4] = ["loss", "error", "clipfrac", "vpred"];
 
 impl Critic {
-    /// Fails if `model` has no hidden states. The check asks for the state of a padding token, which needs no forward pass.
+    /// Fails if `model` has no hidden states. The check asks for the state of a padding token, which needs no forward
+    /// pass.
     pub(super) fn check(model: &mut dyn Model) -> Result<()> {
         let (token, mask) = (Tensor::new(vec![0i64], [1, 1])?, Tensor::new(vec![0u8], [1, 1])?);
         language(model, NAME)?.hidden_states(&token, &mask, Adapter::On).map(drop)

@@ -54,8 +54,8 @@ impl Tools {
         false
     }
 
-    /// The same conversation for a template without tools: descriptions of the tools in the first message, and results
-    /// as messages of the user.
+    /// The conversation `messages` for a template without tools: descriptions of the tools in the first message, and
+    /// results as messages of the user.
     fn without_template(&self, messages: &[Message]) -> Vec<Message> {
         let mut written: Vec<Message> = Vec::new();
         let mut previous_role = "";

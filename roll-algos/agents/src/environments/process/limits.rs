@@ -61,7 +61,10 @@ impl StartPermit {
         let mut starting = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             starting.retain(|began| began.elapsed() < START_LIMIT);
-            let Some(oldest) = starting.iter().min().filter(|_| starting.len() >= limit) else { break };
+            if starting.len() < limit {
+                break;
+            }
+            let Some(oldest) = starting.iter().min() else { break };
             let remaining = START_LIMIT.saturating_sub(oldest.elapsed());
             starting = STARTED.wait_timeout(starting, remaining).unwrap_or_else(PoisonError::into_inner).0;
         }

@@ -70,7 +70,7 @@ impl Checks {
                     *score = score.map(|score| if *weight < 0.0 { -score } else { score });
                 }
                 let has_parts = weights.iter().any(|weight| *weight != 0.0);
-                scores.insert(first, sum.filter(|_| has_parts));
+                scores.insert(first, if has_parts { sum } else { None });
             }
         }
     }

@@ -123,7 +123,9 @@ impl Evaluator {
         ranks: &dyn Communicator,
     ) -> Result<Option<Self>> {
         let (mut sets, mut skipped) = (Vec::new(), Vec::new());
-        if let Some(train) = train.filter(|_| config.train_samples > 0) {
+        if config.train_samples > 0
+            && let Some(train) = train
+        {
             let (set, unreadable) = Set::read(SetName::Train, train, Some(config.train_samples), ranks)?;
             sets.push(set);
             skipped.extend(unreadable);
