@@ -212,7 +212,7 @@ impl<Q: Send + 'static, A: Send + 'static> Responder<Q, A> {
 
     fn wait(&mut self, limit: Duration) -> Result<Result<A, Unanswered>, RecvTimeoutError> {
         let may_log = limit > SLOW_ANSWER && !self.is_slow_logged;
-        let (Some(note), true) = (self.settings.slow_note, may_log) else {
+        let Some(note) = self.settings.slow_note.filter(|_| may_log) else {
             return self.answers.recv_timeout(limit);
         };
         match self.answers.recv_timeout(SLOW_ANSWER) {

@@ -148,9 +148,9 @@ impl ConfigLayers {
         Ok(self)
     }
 
-    /// Adds those environment variables whose name begins with `ROLL_`: `ROLL_TRAINING__LEARNING_RATE` sets
-    /// `training.learning_rate`. Values are YAML. Empty variables are ignored, and so are those with a meaning of their
-    /// own (see [`Variable`]).
+    /// Adds the environment variables whose name begins with `ROLL_`: `ROLL_TRAINING__LEARNING_RATE` sets
+    /// `training.learning_rate`. Values are YAML. Empty variables are ignored, and so are variables with a meaning of
+    /// their own (see [`Variable`]).
     pub fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Result<Self> {
         let components = inventory::iter::<Variable>.into_iter().map(|Variable(name)| *name);
         let reserved: Vec<&str> = components.chain(TEST_VARIABLES).chain(on_finish::VARIABLES).collect();
@@ -195,7 +195,7 @@ impl ConfigLayers {
         Ok(self)
     }
 
-    /// These layers above those of `lowest`.
+    /// These layers above the layers of `lowest`.
     pub fn over(self, lowest: Self) -> Self {
         let assignments = [lowest.assignments, self.assignments].concat();
         let written = [lowest.written, self.written].concat();

@@ -31,7 +31,7 @@ impl Section {
     }
 }
 
-/// All sections: the top level, those that are typed, and the options of every component of `registry`, by kind and
+/// All sections: the top level, the typed sections, and the options of every component of `registry`, by kind and
 /// name.
 pub fn sections(registry: &Registry) -> Vec<Section> {
     let declared = DECLARED.iter().map(|section| (section.name, (section.about)()));
@@ -76,8 +76,8 @@ fn prefix(kind: Kind) -> String {
 }
 
 /// The part of `sections` that `name` selects: a section (`training`, `reward`), a component (`insightface`), a key and
-/// those below it (`training.betas`, `reward.0.align`), or the last part of keys (`lora_rank`). `Err` has the nearest
-/// known name.
+/// the keys below it (`training.betas`, `reward.0.align`), or the last part of keys (`lora_rank`). `Err` has the
+/// nearest known name.
 pub fn select_sections(sections: Vec<Section>, name: &str) -> Result<Vec<Section>, Option<String>> {
     let name = general(name);
     let component = |s: &Section| s.component.is_some_and(|(_, component)| component == name);

@@ -64,7 +64,7 @@ pub trait Task: Send {
     }
 
     /// State that a resume needs beyond parameters and optimizer. All ranks must call it; the state of the rank that
-    /// `saves` is written, the others leave out the tensors.
+    /// `saves` is written, other ranks leave out the tensors.
     fn state(&self, saves: bool) -> Result<TaskState>;
 
     /// Restores [`Task::state`], after parameters and optimizer. Fails, and takes no tensor, if the tensors are not the
@@ -142,6 +142,6 @@ pub struct TaskState {
 pub struct TaskResults {
     /// Files and folders for people to open: name and path.
     pub written: Vec<(&'static str, PathBuf)>,
-    /// Encodings that were found in a cache, and those that were computed, if there is one.
+    /// Numbers of encodings that were found in the cache, and that were computed; `None` without a cache.
     pub encodings: Option<[u64; 2]>,
 }

@@ -49,7 +49,7 @@ pub struct Trainer {
     noise: Noise,
     /// Number of steps of the whole run.
     steps: u64,
-    /// Number of steps that are done, those of earlier processes included.
+    /// Number of steps that are done, by this process and by earlier ones.
     steps_done: u64,
     /// The course of the run so far, part of every checkpoint.
     record: Record,
@@ -186,8 +186,8 @@ impl Trainer {
             report.metrics.extend(sums.map(|sums| (parameters::NORM.to_string(), sums.norm())));
             let max_grad_norm = self.loaded.config.training.max_grad_norm;
             self.record.add_step(self.steps_done, &report, max_grad_norm, sums.map(|sums| sums.hash));
-            // Only the first call does something: it opens the metrics, without those of steps that earlier processes
-            // did after their last checkpoint.
+            // Only the first call has an effect: it opens the metrics, and removes the metrics of steps that earlier
+            // processes did after their last checkpoint.
             journal.open(&self.loaded, &self.record)?;
             report.metrics.insert("time/total".into(), begun.elapsed().as_secs_f64());
             journal.write_report(self.steps_done, &report)?;

@@ -51,7 +51,7 @@ pub struct RunSummary {
     /// The measurements of `figures` for people, each with a name and a text.
     #[serde(skip)]
     pub lines: Vec<(String, String)>,
-    /// Number of encodings that were found in `data.cache_dir`, and of those that were computed.
+    /// Numbers of encodings that were found in `data.cache_dir`, and that were computed.
     #[serde(skip)]
     pub encodings: Option<[u64; 2]>,
     /// The metrics to show first.

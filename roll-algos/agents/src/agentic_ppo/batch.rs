@@ -56,8 +56,8 @@ pub fn samples(episodes: &[Episode], stepwise: bool) -> Vec<TextSample> {
 /// A batch in which the turns of one conversation share a row, so that the model evaluates their common tokens once.
 ///
 /// The row is the longest turn, of which the other turns are prefixes. Because no token depends on later ones, the
-/// log-probabilities of the row are those of every turn, and the gradient of the row is the sum of the turns'
-/// gradients.
+/// log-probabilities of the row are also the log-probabilities of every turn, and the gradient of the row is the sum of
+/// the turns' gradients.
 pub struct ConversationBatch {
     /// The model's input.
     pub batch: Batch,

@@ -29,7 +29,7 @@ pub(super) struct Prepared {
     pub(super) returns: Grid,
     /// The critic's values; `None` without a critic.
     pub(super) estimates: Option<ValueEstimates>,
-    /// Log-probabilities that the ratio of the loss is relative to; `None` if they are those of the present policy.
+    /// Log-probabilities that the ratio of the loss is relative to; `None` if it is relative to the present policy.
     pub(super) old_log_probs: Option<Grid>,
     /// Log-probabilities of the reference policy; `None` if the loss and the rewards do not need them.
     pub(super) ref_log_probs: Option<Grid>,

@@ -276,7 +276,7 @@ impl Conversation {
             let mut with_empty_text = with_null.clone();
             with_empty_text.messages.iter_mut().for_each(|message| drop(message.fields.shift_remove(CONTENT)));
             let count_none =
-                |form: &Self| form.render(&form.messages, false, model).map(|text| text.matches("None").count());
+                |form: &Self| form.render_complete(&form.messages, model).map(|text| text.matches("None").count());
             let writes_none = || match (count_none(&with_null), count_none(&with_empty_text)) {
                 (Ok(with_null), Ok(with_empty_text)) => with_null > with_empty_text,
                 _ => false,
@@ -284,6 +284,16 @@ impl Conversation {
             let keeps_null = with_empty_text.messages != with_null.messages && !writes_none();
             keeps_null.then_some(with_null).into_iter().chain([with_empty_text])
         })
+    }
+
+    /// The text of `messages`, which ends with the last message.
+    fn render_complete(&self, messages: &[Message], model: &dyn LanguageModel) -> Result<String> {
+        self.render(messages, false, model)
+    }
+
+    /// The text of `messages`, and after them the beginning of an answer of the assistant.
+    fn render_prompt(&self, messages: &[Message], model: &dyn LanguageModel) -> Result<String> {
+        self.render(messages, true, model)
     }
 
     /// The text of `messages`, with the tools of this conversation.
@@ -312,8 +322,8 @@ impl Conversation {
                 }
                 let mut without = self.messages[..=i].to_vec();
                 without[i].fields.remove(key);
-                let with = self.render(&self.messages[..=i], false, model)?;
-                if self.render(&without, false, model).is_ok_and(|without| without == with) {
+                let with = self.render_complete(&self.messages[..=i], model)?;
+                if self.render_complete(&without, model).is_ok_and(|without| without == with) {
                     let problem = format!("message {}: the model's chat template does not write `{key}`", i + 1);
                     return Err(Error::Unsupported(problem));
                 }
@@ -326,16 +336,16 @@ impl Conversation {
     ///
     /// The conversation is one sample, its text cut before and after each answer, if that text contains each answer
     /// where the model would write it. Otherwise the template rewrites earlier answers once more messages follow, as
-    /// those that drop thoughts do: then each answer is a sample, after the text that asks for it.
+    /// templates that drop thoughts do. Then each answer is a sample, after the text that asks for it.
     fn samples(&self, train_on: TrainOn, model: &dyn LanguageModel) -> Result<Vec<Pieces>> {
         let all = train_on == TrainOn::All;
-        let whole = self.render(&self.messages, false, model)?;
+        let whole = self.render_complete(&self.messages, model)?;
         let (mut one_per_answer, mut pieces_of_whole) = (Vec::new(), Pieces::new());
         // The length of the text in `pieces_of_whole`; `None` once the template has rewritten something.
         let mut cut_up_to = Some(0);
         for (i, message) in self.messages.iter().enumerate().filter(|(_, message)| message.role == "assistant") {
-            let before = self.render(&self.messages[..i], true, model)?;
-            let after = self.render(&self.messages[..=i], false, model)?;
+            let before = self.render_prompt(&self.messages[..i], model)?;
+            let after = self.render_complete(&self.messages[..=i], model)?;
             match after.strip_prefix(before.as_str()).filter(|answer| contains(answer, &message.content)) {
                 Some(answer) => {
                     let train = all || !self.untrained.contains(&i);

@@ -2,7 +2,8 @@
 //! without a gradient.
 //!
 //! Per step: the old policy generates videos for each prompt by any sampler. They are scored, and advantages say how
-//! much better each video is than the others of its prompt. Then the velocity at noised copies of the videos, `x_t = (1
+//! much better each video is than other videos of its prompt. Then the velocity at noised copies of the videos, `x_t =
+//! (1
 //! - t) x_0 + t noise`, is regressed towards the velocity that leads to good videos and away from the one that leads to
 //! bad videos ([`loss`]). At last the old policy follows the trained one a part of the way. Neither gradients nor
 //! probabilities of trajectories are needed. The cost is two passes (three with `kl_weight`) and one pull per video and
@@ -170,8 +171,8 @@ impl DiffusionNftConfig {
         Ok(())
     }
 
-    /// The noised copies of one video in the update number `update`: `levels_per_video` levels, spread evenly over
-    /// those of the sampler.
+    /// The noised copies of one video in the update number `update`: `levels_per_video` levels, spread evenly over the
+    /// levels of the sampler.
     fn noised_copies<'a>(
         &self,
         noise: &Noise,

@@ -2,13 +2,13 @@
 //!
 //! Per training step: several videos are generated for each prompt. A window of their denoising steps has noise in it
 //! ([`crate::policy_gradient::sde`]), so that these steps have a probability. The videos are scored, and advantages say
-//! how much better each video is than the others of its prompt. Then each stochastic step becomes more probable if the
-//! advantage of its video is above 0, and less probable if it is below, within a range around the old policy, which
+//! how much better each video is than other videos of its prompt. Then each stochastic step becomes more probable if
+//! the advantage of its video is above 0, and less probable if it is below, within a range around the old policy, which
 //! generated the videos ([`loss`]).
 //!
 //! Before the first update the ratio of probabilities is exactly 1, because latents are kept in f32 and training
 //! computes velocities from the same latents in the same batches as the rollout. If generation computes otherwise than
-//! training, `replay` replaces the velocities of the rollout by those of the first update.
+//! training, `replay` replaces the velocities of the rollout by the velocities of the first update.
 
 pub mod config;
 pub mod loss;

@@ -201,7 +201,9 @@ impl FlowMatching {
         let on_nonfinite = self.config.on_nonfinite;
         let (counted, nonfinite) = (tally.samples as f64, &mut outcome.nonfinite);
         let update = update::finish(ctx, counted, nonfinite, on_nonfinite, update::nothing_before_update)?;
-        if let (true, Some(sample)) = (ctx.want_videos, ctx.samples.first()) {
+        if ctx.want_videos
+            && let Some(sample) = ctx.samples.first()
+        {
             watch.begin_after_update(SAMPLE, None);
             outcome.show(sample, 0, self.generate(ctx, sample)?);
         }

@@ -1,4 +1,4 @@
-//! Advantages: how much better a video is than the others of its prompt.
+//! Advantages: how much better a video is than other videos of its prompt.
 //!
 //! A missing score is left out of every statistic and gets the advantage 0. All scores of a group get the advantage 0
 //! if the group has fewer than two scores or only equal scores.
@@ -98,7 +98,7 @@ pub fn normalized<G: Ord>(scores: &[Option<f64>], groups: &[G], how: Normalizati
 }
 
 /// The advantages of several rewards. Each reward is normalised apart, by its own `spread`. The results are added by
-/// `weights`, then centred and scaled over the step. So a reward with a large scale cannot drown the others. With
+/// `weights`, then centred and scaled over the step. So a reward with a large scale cannot drown other rewards. With
 /// [`Spread::Group`] this is GDPO (arXiv:2601.05242). `rewards` holds the scores of each reward.
 pub fn normalized_apart<G: Ord>(
     rewards: &[Vec<Option<f64>>],

@@ -215,7 +215,7 @@ pub(crate) fn generate<E: Explore>(
     Ok(groups)
 }
 
-/// Encodes the sample at `position` among those of the step, and draws the noise of its videos. The sample already
+/// Encodes the sample at `position` in the step, and draws the noise of its videos. The sample already
 /// occurred `repeats` times in the step. Returns `None` if the sample is skipped.
 fn begin_prompt<E: Explore>(
     options: &RoundOptions<'_>,
@@ -265,7 +265,7 @@ fn begin_prompt<E: Explore>(
 }
 
 impl<T: Default> Pending<T> {
-    /// Does those steps in `range` that all videos share. Returns whether all shared steps are done at the end of
+    /// Does the steps in `range` that all videos share. Returns whether all shared steps are done at the end of
     /// `range`, so that the videos can go on by themselves.
     fn share_steps(
         &mut self,
@@ -312,7 +312,7 @@ impl<T: Default> Pending<T> {
         Ok(())
     }
 
-    /// Does those steps in `range` that are not shared, for the batch with this number.
+    /// Does the steps in `range` that are not shared, for batch `number`.
     fn advance<E: Explore<Record = T>>(
         &mut self,
         options: &RoundOptions<'_>,
@@ -514,7 +514,7 @@ pub(crate) fn set_advantages<T>(
     };
     let all_scores = communicator::join(ranks, &own_scores)?;
     let is_finite = all_scores.iter().all(|rank| rank.is_finite);
-    // Number of the videos of lower ranks, which come before those of this rank.
+    // Number of the videos of lower ranks, which come before the videos of this rank.
     let first_own: usize = all_scores[..ranks.rank().0].iter().map(|rank| rank.videos.len()).sum();
     let (rows, scores): (Vec<u64>, Vec<Option<Scores>>) = all_scores.into_iter().flat_map(|rank| rank.videos).unzip();
     tally.groups = GroupStatistics::of(&sums(&scores), &rows);
@@ -549,9 +549,9 @@ fn advantages(shared: &SharedOptions, weights: &[f64], scores: &[Option<Scores>]
     advantages
 }
 
-/// Sets the advantages of each row's videos to 0, except those of the `best_of` best and worst. The order is that of
-/// the advantages. If several rewards are normalised apart, the sums of scores would have another order, because the
-/// reward with the largest scale decides it.
+/// Sets the advantages of each row's videos to 0, except the `best_of` best and worst videos by their advantages. If
+/// several rewards are normalised apart, the sums of scores would have another order, because the reward with the
+/// largest scale decides it.
 fn clear_all_but_best_and_worst(advantages: &mut [f64], has_score: &[bool], rows: &[u64], best_of: usize) {
     let mut positions_by_row: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
     rows.iter().enumerate().for_each(|(i, row)| positions_by_row.entry(*row).or_default().push(i));

@@ -40,7 +40,7 @@ impl Scored {
     /// Returns `None` if no video has a score.
     pub(super) fn mean(mut videos: Vec<Self>, count: usize) -> Option<Self> {
         let fraction = videos.len() as f64 / count as f64;
-        // A single video needs no mean: its values are those of the sample, to the bit.
+        // A single video needs no mean: its values are the values of the sample, to the bit.
         if videos.len() < 2 {
             return videos.pop().map(|video| Self { fraction, ..video });
         }
@@ -77,7 +77,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Counts the values of a video, and those at the bounds of the decoder's clamp, where the gradient is 0.
+    /// Counts the values of a video, and the values at the bounds of the decoder's clamp, where the gradient is 0.
     pub(super) fn count_video(&mut self, video: &Video) {
         let values = video.frames().f32s().unwrap_or(&[]); // a video's frames are f32
         self.values += values.len() as u64;
@@ -85,7 +85,7 @@ impl Tally {
     }
 
     /// Joins the tallies of all ranks in the order of the ranks, which is the order of the samples. Metrics are then
-    /// equal to those of one rank with all samples.
+    /// equal to the metrics of one rank with all samples.
     pub(super) fn joined(&self, ranks: &dyn Communicator) -> Result<Self> {
         let mut all = Self::default();
         for tally in communicator::join(ranks, self)? {

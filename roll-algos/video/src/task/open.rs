@@ -335,7 +335,8 @@ fn open_store(config: &DataConfig, context: &BuildContext) -> Result<Option<Cach
     }
 }
 
-/// The rows that are trained on, and those that are evaluated. `reader`: the trained reward that reads the reference.
+/// The rows that are trained on, and the rows that are evaluated. `reader`: the trained reward that reads the
+/// reference.
 fn sets<'a>(
     clips: &ClipConfig,
     reader: Option<&'a str>,

@@ -19,7 +19,10 @@ impl ClipTask {
         let (at_most, labels) = (self.config.evaluation.compare, &self.facts.labels);
         let set = context.record.first_and_last_evaluation().and_then(|(before, _)| scores::judged_set(before));
         let is_asked = reward.compares() && reward.terms().is_empty() && at_most > 0;
-        let (Some(set), true) = (set, is_asked) else { return Ok(()) };
+        if !is_asked {
+            return Ok(());
+        }
+        let Some(set) = set else { return Ok(()) };
         let mut comparison = Comparison::default();
         for (i, sample) in evaluator.samples(set).iter().take(at_most).enumerate() {
             let [before, after] = ["before", "after"].map(|moment| samples::read_clip(dir, moment, set, i, labels));

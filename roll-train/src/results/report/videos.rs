@@ -187,7 +187,7 @@ fn equal_columns(runs: &[RunFiles], name: &str) -> Result<Vec<(Vec<usize>, Colum
             Some(position) => {
                 let (indices, group) = &mut groups[position];
                 indices.push(i);
-                // A run may have evaluated more clips than the others.
+                // A run may have evaluated more clips than other runs.
                 for (clip, path) in column.videos {
                     group.videos.entry(clip).or_insert(path);
                 }

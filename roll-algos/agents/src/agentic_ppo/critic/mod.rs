@@ -79,7 +79,7 @@ impl Critic {
     ) -> Result<ValueEstimates> {
         let features = Features::of(ctx, samples, wanted, config.micro_batch_size)?;
         let ranks = ctx.strategy.ranks().all.as_ref();
-        // A rank without samples of its own learns the width from the others.
+        // A rank without samples of its own learns the width from the other ranks.
         let widths = join_f64(ranks, vec![features.dim as f64])?;
         let dim = widths.into_iter().fold(0.0, f64::max) as usize;
         let head = self.head.get_or_insert_with(|| ValueHead::new(dim));

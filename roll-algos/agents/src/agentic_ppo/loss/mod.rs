@@ -107,7 +107,9 @@ pub fn policy_loss(config: &LossConfig, inputs: &LossInputs<'_>, totals: Totals)
     }
 
     let mut d_entropy = None;
-    if let (true, Some(entropy)) = (config.needs_entropy(), inputs.entropy.map(in_response)) {
+    if config.needs_entropy()
+        && let Some(entropy) = inputs.entropy.map(in_response)
+    {
         let entropy_loss = weights.dot(&entropy);
         value -= config.entropy_loss_coef * entropy_loss;
         d_entropy = Some(weights.map(|w| -config.entropy_loss_coef * w).masked(response));

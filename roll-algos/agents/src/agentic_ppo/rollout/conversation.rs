@@ -30,7 +30,7 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// Begins a new prompt: the next messages do not follow those so far.
+    /// Begins a new prompt: the next messages do not follow the messages so far.
     pub fn restart(&mut self) {
         self.messages.clear();
         self.begins = self.tokens.len();

@@ -234,7 +234,8 @@ fn excerpt(text: &str) -> String {
 /// Whether the chat template fails because of the system message `system`, as the templates of Gemma 2 and Mistral 7B
 /// v0.1 do.
 fn refuses_system(model: &dyn LanguageModel, system: &str) -> bool {
-    let renders = |messages: &[Message]| model.render_chat(messages, true).is_ok();
+    let continue_as_assistant = true;
+    let renders = |messages: &[Message]| model.render_chat(messages, continue_as_assistant).is_ok();
     let user = Message::new("user", "x");
     !system.is_empty() && !renders(&[Message::new("system", system), user.clone()]) && renders(&[user])
 }

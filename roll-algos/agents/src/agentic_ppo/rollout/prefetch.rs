@@ -214,7 +214,8 @@ impl Prefetcher {
 }
 
 impl Drop for Prefetcher {
-    /// Waits for the thread, which owns the environments of a rollout: only their owner ends those that are processes.
+    /// Waits for the thread, because it owns the environments of a rollout, and only their owner ends environments that
+    /// are processes.
     fn drop(&mut self) {
         self.stop();
         drop(self.finished());

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use roll_core::{Error, Result};
 use roll_external::process::open_files_limit;
 
-/// File descriptors that this program needs for a process: those of the pipes of standard input, output and error.
+/// Number of file descriptors that this program needs for a process: the pipes of standard input, output and error.
 const PIPES: u64 = 3;
 /// File descriptors that are not given to environments, for checkpoints, logs, tools and devices.
 const OTHER_USES: u64 = 64;

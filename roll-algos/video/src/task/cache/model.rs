@@ -11,7 +11,7 @@ use roll_external::Fingerprint;
 
 use super::CacheStore;
 
-/// Wraps a diffusion model. All calls but those of the encoders are passed on.
+/// Wraps a diffusion model. All calls but calls of the encoders are passed on.
 pub struct CachedModel {
     inner: Box<dyn Model>,
     /// The facts of the model, which do not change while it lives.

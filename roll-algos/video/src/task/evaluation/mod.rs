@@ -59,7 +59,7 @@ pub(crate) struct EvaluationSources {
     /// The rows of `evaluation.metadata`, if that is set, and the options by which they are read.
     unseen: Option<(Metadata, DataConfig)>,
     checks: Checks,
-    /// Whether the checks are those of `evaluation.check: auto`.
+    /// Whether the checks are chosen by `evaluation.check: auto`.
     has_default_checks: bool,
 }
 
