@@ -3,11 +3,10 @@
 //!
 //! Per step: the old policy generates videos for each prompt by any sampler. They are scored, and advantages say how
 //! much better each video is than other videos of its prompt. Then the velocity at noised copies of the videos, `x_t =
-//! (1
-//! - t) x_0 + t noise`, is regressed towards the velocity that leads to good videos and away from the one that leads to
-//! bad videos ([`loss`]). At last the old policy follows the trained one a part of the way. Neither gradients nor
-//! probabilities of trajectories are needed. The cost is two passes (three with `kl_weight`) and one pull per video and
-//! noise level, whatever the sampler. The gradient of a differentiable reward can be added ([`RewardGradient`]).
+//! (1 - t) x_0 + t noise`, is regressed towards the velocity that leads to good videos and away from the velocity that
+//! leads to bad videos ([`loss`]). At last the old policy follows the trained one a part of the way. Neither gradients
+//! nor probabilities of trajectories are needed. The cost is two passes (three with `kl_weight`) and one pull per video
+//! and noise level, whatever the sampler. The gradient of a differentiable reward can be added ([`RewardGradient`]).
 
 pub mod config;
 pub mod loss;

@@ -149,7 +149,7 @@ pub fn rollout(
 }
 
 impl Trajectory {
-    /// The trajectory with other latents, which are a linear function of the former latents with the derivative
+    /// The trajectory with the latents `latents`, which are a linear function of its own latents with the derivative
     /// `slope`.
     pub(super) fn continued(self, latents: Tensor, slope: f32) -> Self {
         Self { latents, slope: self.slope * slope, ..self }
