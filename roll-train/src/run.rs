@@ -132,10 +132,10 @@ impl<'a> Run<'a> {
     fn train_rank(
         &self,
         ranks: Arc<dyn Communicator>,
-        session: &dyn Fn(&dyn Communicator) -> Result<RunSession>,
+        begin_session: &dyn Fn(&dyn Communicator) -> Result<RunSession>,
     ) -> Result<RunSummary> {
         let is_first = ranks.rank().0 == 0;
-        let session = session(ranks.as_ref())?;
+        let session = begin_session(ranks.as_ref())?;
         let resumed = match &self.destination {
             Destination::Resumed(dir) => Some(dir),
             Destination::New(_) => None,

@@ -55,7 +55,8 @@ pub struct Trainer {
     record: Record,
     /// Seconds of the earlier processes of this run.
     seconds_before: f64,
-    /// The newest checkpoint that this process wrote or resumed from. Ranks that do not write have only the checkpoint that they resumed from.
+    /// The newest checkpoint that this process wrote or resumed from. Ranks that do not write have only the checkpoint
+    /// that they resumed from.
     saved: Option<Checkpoint>,
     /// The step of the newest checkpoint. Every rank has it, because all ranks must agree whether to write a
     /// checkpoint.

@@ -31,7 +31,7 @@ pub struct TextSample {
 
 /// The samples of `episodes`: one per episode or, if `stepwise`, one per turn. The sample of a turn ends with the
 /// answer of that turn, and only the answer is trained on.
-pub fn samples(episodes: &[Episode], stepwise: bool) -> Vec<TextSample> {
+pub fn text_samples(episodes: &[Episode], stepwise: bool) -> Vec<TextSample> {
     let mut samples = Vec::new();
     for (index, episode) in episodes.iter().enumerate() {
         let sample = |turn, begins: usize, trained: Range<usize>| TextSample {
@@ -152,7 +152,7 @@ impl Batch {
 }
 
 /// Width that holds all samples; at least 2, so that there is a prediction.
-pub fn width(samples: &[&TextSample]) -> usize {
+pub fn padded_width(samples: &[&TextSample]) -> usize {
     samples.iter().map(|s| s.tokens.len()).max().unwrap_or(0).max(2)
 }
 

@@ -9,7 +9,7 @@ use roll_step::update::language;
 
 use super::NAME;
 use super::advantages::{Advantages, estimate};
-use super::batch::{Batch, ConversationBatch, TextSample, by_episodes, samples, width};
+use super::batch::{Batch, ConversationBatch, TextSample, by_episodes, padded_width, text_samples};
 use super::config::{AgenticPpoConfig, Estimator};
 use super::critic::{Critic, ValueEstimates, explained_variance};
 use super::episode::Episode;
@@ -46,9 +46,9 @@ pub(super) fn prepare(
     episodes: &[Episode],
     metrics: &mut BTreeMap<String, f64>,
 ) -> Result<Prepared> {
-    let samples = samples(episodes, config.adv_estimator.is_stepwise());
+    let samples = text_samples(episodes, config.adv_estimator.is_stepwise());
     let all: Vec<&TextSample> = samples.iter().collect();
-    let width = width(&all);
+    let width = padded_width(&all);
     let whole = Batch::new(&all, width)?;
     let scores: Vec<f64> = samples.iter().map(|s| episodes[s.episode].score()).collect();
 

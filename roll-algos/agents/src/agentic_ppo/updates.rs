@@ -9,7 +9,7 @@ use roll_step::update::{self, language};
 
 use super::NAME;
 use super::aggregate::{Aggregation, Totals};
-use super::batch::{Batch, ConversationBatch, TextSample, by_episodes, width};
+use super::batch::{Batch, ConversationBatch, TextSample, by_episodes, padded_width};
 use super::config::{AgenticPpoConfig, InferLogProbs};
 use super::grid::{Grid, Mask};
 use super::loss::{LossInputs, policy_loss};
@@ -115,7 +115,7 @@ fn pull(
     let chosen: Vec<&TextSample> = rows.iter().map(|i| &prepared.samples[*i]).collect();
     // Grids of the step are as wide as its longest sample. Here rows are cut to the longest sample of the micro-batch,
     // which leaves out nothing but padding.
-    let width = width(&chosen);
+    let width = padded_width(&chosen);
     let batch = Batch::new(&chosen, width)?;
     let cut = |grid: &Grid| -> Result<Grid> {
         Grid::new(width - 1, rows.iter().flat_map(|b| grid.row(*b)[..width - 1].to_vec()).collect())

@@ -420,7 +420,7 @@ fn set_scores(
     for (video, measured) in videos.iter_mut().zip(measured) {
         match measured {
             Measured::Score { value, details, .. } => {
-                let scores = scores(ctx, value, &details);
+                let scores = scores_of_video(ctx, value, &details);
                 if let Some(value) = scores.nonfinite() {
                     outcome.nonfinite = Some((format!("the score of {}", sample.origin), value));
                     return missing;
@@ -482,7 +482,7 @@ impl Scoring<'_, '_> {
 }
 
 /// The score of a video, with its terms from the `details` of the same names. A term without a detail is NaN.
-fn scores(ctx: &StepContext<'_>, sum: f64, details: &BTreeMap<String, f64>) -> Scores {
+fn scores_of_video(ctx: &StepContext<'_>, sum: f64, details: &BTreeMap<String, f64>) -> Scores {
     let terms = ctx.reward.as_deref().map(|reward| reward.terms()).unwrap_or_default();
     let terms = terms.iter().map(|(name, _)| details.get(name).copied().unwrap_or(f64::NAN)).collect();
     Scores { sum, terms }

@@ -96,7 +96,7 @@ impl ClipParts {
             None => (None, None),
         };
         let Sources { data_config, store, train, evaluation } = Sources::open(opening, &clips, found);
-        let sets = sets(&clips, reference_reader.as_deref(), evaluation.as_ref(), train.as_ref());
+        let sets = checked_sets(&clips, reference_reader.as_deref(), evaluation.as_ref(), train.as_ref());
         check_rows(&sets, config, &clips, &clip_use, found);
         let unseen = evaluation.as_ref().and_then(EvaluationSources::unseen);
         let seen = train.as_ref().zip(unseen).map_or(0, |(train, unseen)| count_seen(&clips, train, unseen, found));
@@ -337,7 +337,7 @@ fn open_store(config: &DataConfig, context: &BuildContext) -> Result<Option<Cach
 
 /// The rows that are trained on, and the rows that are evaluated. `reader`: the trained reward that reads the
 /// reference.
-fn sets<'a>(
+fn checked_sets<'a>(
     clips: &ClipConfig,
     reader: Option<&'a str>,
     sources: Option<&'a EvaluationSources>,

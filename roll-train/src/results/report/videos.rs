@@ -69,7 +69,7 @@ pub fn clips(runs: &[RunFiles], source: &mut Videos<'_>) -> Result<Value> {
     for name in clips.iter().take(CLIPS).chain(prompts.iter().take(CLIPS)) {
         let shown = |column: &Column| -> Result<Option<Value>> {
             let Some(path) = column.videos.get(*name) else { return Ok(None) };
-            let score = score(&column.results, name).map(|score| format!("{score:.3}"));
+            let score = clip_score(&column.results, name).map(|score| format!("{score:.3}"));
             Ok(Some(context! { heading => column.heading, score, ..video(path, source)? }))
         };
         let videos: Vec<Value> = columns.iter().map(shown).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
@@ -80,7 +80,7 @@ pub fn clips(runs: &[RunFiles], source: &mut Videos<'_>) -> Result<Value> {
 }
 
 /// The score of a clip, such as `unseen-003`, by the reward that is trained on.
-fn score(results: &Results, name: &str) -> Option<f64> {
+fn clip_score(results: &Results, name: &str) -> Option<f64> {
     let (set, index) = name.rsplit_once('-')?;
     let set = if set == UNSEEN { SetName::Unseen } else { SetName::Train };
     *scores::of(results, set).get(index.parse::<usize>().ok()?)?.scores.first()?

@@ -43,14 +43,14 @@ impl Limit {
         let total = match *known {
             Some(known) => known + bytes,
             // The directory already has the added file.
-            None => files(&self.directory).iter().map(|file| file.bytes).sum(),
+            None => cached_files(&self.directory).iter().map(|file| file.bytes).sum(),
         };
         *known = Some(if total > self.most { self.shrink() } else { total });
     }
 
     /// Removes files if the directory exceeds the limit. Returns the remaining bytes.
     fn shrink(&self) -> u64 {
-        let mut files = files(&self.directory);
+        let mut files = cached_files(&self.directory);
         files.sort_by_key(|file| file.used);
         let mut left: u64 = files.iter().map(|file| file.bytes).sum();
         // Another process may have removed files meanwhile.
@@ -70,7 +70,7 @@ impl Limit {
 }
 
 /// The cached files, two folders deep. Unfinished ones of a killed process are removed.
-fn files(directory: &Path) -> Vec<CachedFile> {
+fn cached_files(directory: &Path) -> Vec<CachedFile> {
     let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
     let deep = entries(directory).flat_map(|kind| entries(&kind).collect::<Vec<_>>());
     deep.flat_map(|folder| entries(&folder).collect::<Vec<_>>())
