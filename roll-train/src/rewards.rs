@@ -144,10 +144,7 @@ enum PartScore {
     /// The part was not called, because the reference has nothing to compare with, for this reason.
     Without(String),
     /// The part was called, and took this long.
-    Scored {
-        outcome: Result<(Score, Option<Pullback>)>,
-        seconds: f64,
-    },
+    Scored { outcome: Result<(Score, Option<Pullback>)>, seconds: f64 },
 }
 
 impl WeightedSum {

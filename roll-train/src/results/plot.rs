@@ -284,7 +284,7 @@ pub fn finite(points: &[[f64; 2]]) -> Vec<[f64; 2]> {
     points.iter().copied().filter(|point| point.iter().all(|v| v.abs() <= LARGEST)).collect()
 }
 
-/// About [`POINTS`] of the points, evenly chosen, and the last point.
+/// About `POINTS` of the points, evenly chosen, and the last point.
 pub fn thinned(points: Vec<[f64; 2]>) -> Vec<[f64; 2]> {
     let (every, last) = (points.len().div_ceil(POINTS).max(1), points.len().saturating_sub(1));
     points.into_iter().enumerate().filter(|(i, _)| i % every == 0 || *i == last).map(|(_, p)| p).collect()
