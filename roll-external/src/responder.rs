@@ -1,7 +1,7 @@
-//! A child process that answers requests over its pipes, one at a time: a reward, an environment, the renderer of a chat
-//! template. [`Responder`] starts it, limits the time of its answers, describes how it ended, and ends it together with
-//! the processes that it started. The form of requests and answers is the caller's: a function that writes the one and
-//! reads the other.
+//! A child process that answers requests over its pipes, one at a time: a reward, an environment, the renderer of a
+//! chat template. [`Responder`] starts the child, limits the time of its answers, describes how it ended, and ends it
+//! together with the processes that it started. The caller decides the form of requests and answers by a function that
+//! writes a request and reads its answer.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -27,21 +27,22 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Time after which a slow answer is logged.
 const SLOW_ANSWER: Duration = Duration::from_secs(5);
 
-/// How a child is treated beside its requests.
+/// How a child is treated, apart from its requests.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// Its standard error.
+    /// The use of its standard error.
     pub stderr: StderrUse,
-    /// Time that it has to end by itself, after its standard input was closed, before it is killed.
+    /// Time for the child to end by itself after its standard input is closed. Then it is killed.
     pub time_to_end: Duration,
-    /// What is waited for, to be logged once when an answer takes longer than five seconds; `None` logs nothing.
+    /// The subject of the note "waiting for ...", which is logged once when an answer takes longer than five seconds.
+    /// `None` logs nothing.
     pub slow_note: Option<&'static str>,
 }
 
-/// What happens to a child's standard error.
+/// The use of a child's standard error.
 #[derive(Clone, Debug, Default)]
 pub enum StderrUse {
-    /// Nobody reads it.
+    /// It is not read.
     Discarded,
     /// An error about the child repeats its last lines.
     #[default]
@@ -52,9 +53,9 @@ pub enum StderrUse {
 
 /// The pipes of a child.
 pub struct Pipes {
-    /// Its standard input. Flush it after a request.
+    /// Standard input of the child. Flush it after a request.
     pub stdin: BufWriter<ChildStdin>,
-    /// Its standard output.
+    /// Standard output of the child.
     pub stdout: BufReader<ChildStdout>,
 }
 
@@ -82,12 +83,12 @@ impl Pipes {
     }
 }
 
-/// Why no answer was read.
+/// The reason why no answer was read.
 #[derive(Debug)]
 pub enum Unanswered {
     /// A pipe is closed.
     Closed,
-    /// The output is no answer; a sentence about the child, such as "it wrote no UTF-8".
+    /// The output is not an answer. The text is a sentence about the child, such as "it wrote no UTF-8".
     Invalid(String),
 }
 
@@ -97,10 +98,10 @@ impl From<io::Error> for Unanswered {
     }
 }
 
-/// A request without an answer. The child is of no more use.
+/// A request without an answer. The child cannot be used any more.
 #[derive(Debug)]
 pub struct NoAnswer {
-    /// What happened.
+    /// What happened instead of an answer.
     pub reason: Reason,
     /// The last lines of the child's standard error.
     pub last_lines: Vec<String>,
@@ -149,8 +150,8 @@ pub struct Responder<Q, A> {
 }
 
 impl<Q: Send + 'static, A: Send + 'static> Responder<Q, A> {
-    /// Starts `command`, whose pipes it sets. `converse` writes a request and reads its answer. It runs on a thread of its
-    /// own, because a child that does not read, or writes nothing, would block it.
+    /// Starts `command`, whose pipes it sets. `converse` writes a request and reads its answer. It runs on a thread of
+    /// its own, because a child that does not read, or writes nothing, would block it.
     pub fn start(
         command: &mut Command,
         settings: Settings,
@@ -202,8 +203,8 @@ impl<Q: Send + 'static, A: Send + 'static> Responder<Q, A> {
                 Reason::Invalid(problem)
             }
             Ok(Err(Unanswered::Closed)) | Err(RecvTimeoutError::Disconnected) => {
-                // Its output is closed, so that it usually ends soon. `wait_for` then kills the rest of its group, which
-                // may hold its standard error open.
+                // The child's output is closed, so that it usually ends soon. `wait_for` then kills the rest of its
+                // group, which may hold its standard error open.
                 match self.group.wait_for(GRACE_PERIOD) {
                     Ok(Some(status)) => Reason::Ended(status),
                     _ => Reason::Closed,
@@ -218,7 +219,8 @@ impl<Q: Send + 'static, A: Send + 'static> Responder<Q, A> {
     }
 
     fn wait(&mut self, limit: Duration) -> Result<Result<A, Unanswered>, RecvTimeoutError> {
-        let Some(note) = self.settings.slow_note.filter(|_| limit > SLOW_ANSWER && !self.is_slow_logged) else {
+        let may_log = limit > SLOW_ANSWER && !self.is_slow_logged;
+        let Some(note) = self.settings.slow_note.filter(|_| may_log) else {
             return self.answers.recv_timeout(limit);
         };
         match self.answers.recv_timeout(SLOW_ANSWER) {
@@ -231,7 +233,7 @@ impl<Q: Send + 'static, A: Send + 'static> Responder<Q, A> {
         }
     }
 
-    /// The last lines of standard error, once its reader has come to its end or the grace period is over.
+    /// The last lines of standard error. Waits until standard error is read to its end, for at most the grace period.
     fn last_lines(&self) -> Vec<String> {
         let begun = Instant::now();
         let is_reading = || self.stderr_reader.as_ref().is_some_and(|reader| !reader.is_finished());
@@ -245,7 +247,7 @@ impl<Q: Send + 'static, A: Send + 'static> Responder<Q, A> {
 impl<Q, A> Drop for Responder<Q, A> {
     fn drop(&mut self) {
         self.requests = None;
-        // What is left is killed by the group.
+        // The group kills the processes that are left.
         let _ = self.group.wait_for(self.settings.time_to_end);
     }
 }
@@ -267,8 +269,8 @@ fn read_lines(stderr: ChildStderr, stderr_use: &StderrUse, kept: &Mutex<VecDeque
     }
 }
 
-/// Reads a line of at most `max_bytes` bytes and removes its end. A last line without an end is no line: the child ended
-/// while it wrote.
+/// Reads a line of at most `max_bytes` bytes and removes its end. A last line without an end does not count as a line,
+/// because the child ended while it wrote.
 pub fn read_line(stdout: &mut impl BufRead, max_bytes: usize) -> Result<Vec<u8>, Unanswered> {
     let mut line = Vec::new();
     // One byte more than allowed distinguishes a line that is too long from one that just fits.

@@ -57,8 +57,8 @@ impl Growth {
         Ok(())
     }
 
-    /// Extends the bound by a further normalizer, which takes the output of those before. `depth` is the number of
-    /// sequences around it.
+    /// Extends the bound by a further normalizer, which reads the output of the normalizers so far. `depth` is the
+    /// number of sequences around it.
     fn add_normalizer(&mut self, normalizer: &Value, depth: usize) -> Result<(), String> {
         if depth > MAX_DEPTH {
             return Err(format!("normalizers nested more than {MAX_DEPTH} deep"));
@@ -86,7 +86,7 @@ impl Growth {
             "Precompiled" => longest_replacement(normalizer["precompiled_charsmap"].as_str().unwrap_or_default())?,
             // The worst case is U+FDFA: one character of three bytes becomes 18 characters of 33 bytes.
             "NFKC" | "NFKD" => 11,
-            // NFC and NFD at most triple the bytes; changes of case and the others add less.
+            // NFC and NFD at most triple the bytes; changes of case and other normalizers add less.
             _ => 3,
         };
         self.factor = self.factor.saturating_mul(factor);

@@ -43,9 +43,9 @@ const MAX_MANIFEST_BYTES: u64 = 16 << 20;
 /// Size and hash of one file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRecord {
-    /// Bytes.
+    /// Number of bytes.
     pub size: u64,
-    /// Lower-case hexadecimal.
+    /// SHA-256 of the contents, in lower-case hexadecimal.
     pub sha256: String,
 }
 
@@ -67,9 +67,9 @@ pub struct Manifest {
     pub format: u32,
     /// Optimizer steps done.
     pub step: u64,
-    /// Version of roll that wrote it.
+    /// Version of roll that wrote the checkpoint.
     pub version: String,
-    /// The run that wrote it.
+    /// The run that wrote the checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<RunIdentity>,
     /// Files by name relative to the directory, `/`-separated.
@@ -92,7 +92,7 @@ pub struct CheckpointWriter {
 }
 
 impl CheckpointWriter {
-    /// Begins the checkpoint of `step` in the directory `checkpoints`, which is made when it is not there.
+    /// Begins the checkpoint of `step` in the directory `checkpoints`, which is created if it does not exist.
     pub fn begin(checkpoints: &Path, step: u64) -> Result<Self> {
         let target = checkpoints.join(step_name(step));
         let temporary = temporary_beside(&target);
@@ -127,7 +127,7 @@ impl CheckpointWriter {
         Ok(())
     }
 
-    /// Writes the manifest and moves the checkpoint into place; one of the same step is replaced.
+    /// Writes the manifest and moves the checkpoint into place. A checkpoint of the same step is replaced.
     pub fn finish(mut self, info: serde_json::Value) -> Result<Checkpoint> {
         let manifest = Manifest {
             format: FORMAT,
@@ -277,7 +277,7 @@ pub fn list(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// The newest checkpoint whose files all verify. Newer ones that do not verify are passed over with a warning.
+/// The newest checkpoint whose files all verify. Newer checkpoints that do not verify are passed over with a warning.
 pub fn newest_whole(checkpoints: &Path) -> Result<Option<Checkpoint>> {
     for (_, path) in list(checkpoints)?.into_iter().rev() {
         match Checkpoint::open(&path).and_then(|c| c.verify().map(|()| c)) {

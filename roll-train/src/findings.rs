@@ -1,8 +1,8 @@
-//! What is found while a run is opened. A run ends at the first problem; `roll check` lists all of them at once.
+//! The findings while a run is opened. A run ends at the first problem; `roll check` lists all of them at once.
 
 use roll_core::{Error, Result};
 
-/// What is found while the parts of a run are opened, and when a check looks closer at them.
+/// A finding while the parts of a run are opened, or when a check looks closer at them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
     /// Is as it should be.
@@ -13,9 +13,9 @@ pub enum Finding {
     Problem(String),
 }
 
-/// Receives what is found while a run is opened, each with the section of the configuration that it is about.
+/// Receives the findings while a run is opened, each with the section of the configuration that it is about.
 pub enum Findings {
-    /// A check: all are listed, and everything is opened that can be.
+    /// A check: all findings are listed, and everything is opened that can be.
     Listed(Vec<(&'static str, Finding)>),
     /// A run: notes are logged by the first rank. After the first problem nothing more is opened.
     Logged {
@@ -37,8 +37,8 @@ impl Findings {
         Self::Logged { is_first_rank, problem: None }
     }
 
-    /// Opens a part. `None` after its problem was reported, or if nothing more is opened. A part that needs two others
-    /// is opened with `a.zip(b)`.
+    /// Opens a part. Returns `None` if the part has a problem, which is reported, or if nothing more is opened. A part
+    /// that needs two others is opened with `a.zip(b)`.
     pub fn open<T>(&mut self, section: &'static str, open: impl FnOnce() -> Result<T>) -> Option<T> {
         if self.is_over() {
             return None;
@@ -54,6 +54,11 @@ impl Findings {
                 None
             }
         }
+    }
+
+    /// Reports a problem that was found without opening a part.
+    pub fn problem(&mut self, section: &'static str, error: Error) {
+        self.open::<()>(section, || Err(error));
     }
 
     /// Adds notes.
@@ -83,7 +88,7 @@ impl Findings {
     }
 }
 
-/// Collects what a check finds in parts that are open, section by section.
+/// The findings of a check in parts that are open, section by section.
 #[derive(Debug, Default)]
 pub struct Listing {
     section: &'static str,
@@ -91,22 +96,22 @@ pub struct Listing {
 }
 
 impl Listing {
-    /// What follows is about this section of the configuration.
+    /// Sets the section of the configuration that the findings added next are about.
     pub fn section(&mut self, name: &'static str) {
         self.section = name;
     }
 
-    /// Something is as it should be.
+    /// Adds a fact that is as it should be.
     pub fn good(&mut self, text: impl Into<String>) {
         self.found.push((self.section, Finding::Good(text.into())));
     }
 
-    /// Something that does not stop the run.
+    /// Adds a fact that does not stop the run.
     pub fn note(&mut self, text: impl Into<String>) {
         self.found.push((self.section, Finding::Note(text.into())));
     }
 
-    /// Something that would stop the run.
+    /// Adds a fact that would stop the run.
     pub fn problem(&mut self, text: impl Into<String>) {
         self.found.push((self.section, Finding::Problem(text.into())));
     }

@@ -54,8 +54,10 @@ pub(crate) struct OnFinish {
 impl OnFinish {
     /// `None` without a command, and on all ranks but 0, which have no directory.
     pub(crate) fn new(command: &[String], dir: Option<&Path>) -> Option<Self> {
-        let dir = dir.filter(|_| !command.is_empty())?;
-        Some(Self { command: command.to_vec(), dir: dir.to_path_buf() })
+        if command.is_empty() {
+            return None;
+        }
+        Some(Self { command: command.to_vec(), dir: dir?.to_path_buf() })
     }
 
     /// Runs the command. Its failure is a warning: the run has ended already.
@@ -69,7 +71,7 @@ impl OnFinish {
     fn run_within(&self, steps: u64, outcome: &Result<RunSummary>, limit: Duration) -> Result<(), String> {
         let dir = std::path::absolute(&self.dir).unwrap_or_else(|_| self.dir.clone());
         let error = outcome.as_ref().err().map(error_text).unwrap_or_default();
-        let facts = facts(&dir, steps, outcome);
+        let facts = facts_for_command(&dir, steps, outcome);
         let status = facts["status"].as_str().unwrap_or_default().to_string();
         let mut command = Command::new(&self.command[0]);
         command.args(&self.command[1..]).stdin(Stdio::piped()).stdout(std::io::stderr()).stderr(Stdio::inherit());
@@ -100,7 +102,7 @@ fn error_text(error: &Error) -> String {
 }
 
 /// The JSON on the standard input of the command.
-fn facts(dir: &Path, steps: u64, outcome: &Result<RunSummary>) -> Value {
+fn facts_for_command(dir: &Path, steps: u64, outcome: &Result<RunSummary>) -> Value {
     let (status, error) = match outcome {
         Ok(summary) if summary.stopped.is_some() => ("stopped", None),
         Ok(_) => ("done", None),

@@ -10,7 +10,7 @@ use crate::findings::{Finding, Findings, Listing};
 use crate::rewards::TrainedReward;
 use crate::task::{Network, OpenedAlgorithm, OpenedTask, Opening, Task, TaskType};
 
-/// What a check of a run finds. A part is `None` if the run has none, or after a problem.
+/// The parts of a run that a check has opened. A part is `None` if the run has none, or after a problem.
 pub struct Checked {
     task: Option<Box<dyn OpenedTask>>,
     /// The number of optimizer steps.
@@ -46,8 +46,8 @@ pub(crate) fn open_run(
     network.zip(task).ok_or_else(|| Error::Misuse("a run was opened without one of its parts".into()))
 }
 
-/// Opens everything that can be opened, and returns it with the findings and their sections. Without `has_model`, neither
-/// the model is opened nor what needs it.
+/// Opens everything that can be opened, and returns it with the findings and their sections. Without `has_model`,
+/// the model and the parts that need it are not opened.
 pub(crate) fn open_check(
     loaded: &LoadedConfig,
     registry: &Registry,
@@ -75,7 +75,7 @@ fn open(
     found.note("run", || notes.into_iter().flatten());
     found.open("run", || check_ranks(config, context.ranks.as_ref()));
     found.note("run", || crate::on_finish::missing_programs(config));
-    // Before the components, which open it too: an error is not theirs.
+    // The device is opened before the components, which open it too, so that its error is not reported as theirs.
     let has_device = found.open("run", || roll_backends::device(&context.backend)).is_some();
     let opening = Opening { loaded, registry, context, has_device, has_model };
     let mut reward = None;

@@ -18,7 +18,7 @@ inventory::submit!(TaskType::Own(OpenTask {
         let (parts, network) = OwnDataParts::open(opening, algorithm, reward, found);
         (Some(Box::new(parts)), network)
     },
-    // It declares no section.
+    // This kind of task declares no section.
     check_sections: |_, _, _| (),
 }));
 
@@ -50,8 +50,9 @@ impl OwnDataParts {
             found.open("evaluation", || evaluation.refuse_prompts(config, network));
         }
         found.note("evaluation", || evaluation.unused(config));
-        let of_data = algorithm.steps_per_epoch().map(|steps| steps.saturating_mul(config.training.num_train_epochs));
-        let steps = opening.steps(of_data, found);
+        let epochs = config.training.num_train_epochs;
+        let steps_of_data = algorithm.steps_per_epoch().map(|steps| steps.saturating_mul(epochs));
+        let steps = opening.steps(steps_of_data, found);
         (Self { algorithm, reward, steps, measured_every: evaluation.every }, network)
     }
 }
@@ -83,7 +84,8 @@ impl OpenedTask for OwnDataParts {
     }
 }
 
-/// The keys of the section `evaluation` that concern such a run; their defaults if no task declares the section.
+/// The keys of the section `evaluation` that concern a run without clips; their defaults if no task declares the
+/// section.
 struct Evaluation {
     /// Number of steps between validations.
     every: u64,

@@ -14,7 +14,7 @@ const fn are_summed(count: usize) -> bool {
     count <= MAX_SUMMED
 }
 
-/// What is computed from all parameters of a model.
+/// The norm and the hash of all parameters of a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct ParameterSums {
     /// Sum of the squares.

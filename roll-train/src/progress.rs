@@ -46,8 +46,8 @@ pub fn overview_line(subject: &str, text: &str) -> String {
     format!("{subject:<11} {text}")
 }
 
-/// What a caller of a run provides: where progress is shown, and a signal to stop. The default shows nothing and never
-/// stops.
+/// The display of progress and the signal to stop, which the caller of a run provides. The default shows nothing and
+/// never stops.
 pub struct RunSession {
     /// Shows progress on rank 0.
     pub display: Box<dyn Display>,
@@ -138,7 +138,7 @@ impl StoppableBar {
         self.bar.set(done);
     }
 
-    /// The work is over.
+    /// Ends the display, since the work is over.
     pub fn finish(&self) {
         self.bar.finish();
     }

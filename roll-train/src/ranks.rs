@@ -6,7 +6,7 @@ use roll_core::{Communicator, Error, RanksError, Result, ThreadRanks};
 
 use crate::config::RunConfig;
 
-/// Bytes of the stack of each thread, as many as the main thread has on Linux.
+/// Bytes of the stack of each thread: the size of the main thread's stack on Linux.
 const STACK: usize = 8 << 20;
 /// Number of ranks for each core above which a warning is logged. The demo has four ranks, which must not warn on one
 /// core.

@@ -29,7 +29,7 @@ pub struct TrainedReward {
 }
 
 impl TrainedReward {
-    /// Opens these rewards; `None` without a reward.
+    /// Opens the rewards of `components`; `None` without a reward.
     pub fn open(components: &[RewardComponent], registry: &Registry, context: &BuildContext) -> Result<Option<Self>> {
         let mut parts = scorers(Kind::Reward.section(), components, registry, context)?;
         let reader = parts.iter().find(|(_, scorer)| scorer.reads_reference());
@@ -61,13 +61,13 @@ pub fn scorers(
     components.iter().enumerate().map(scorer).collect()
 }
 
-/// Labels for these names: a name that occurs again is numbered.
+/// Labels for `names`: the second and later occurrences of a name are numbered, from 2.
 pub fn numbered<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
     let label = |name| {
-        let times = seen.entry(name).or_default();
-        *times += 1;
-        if *times == 1 { name.to_string() } else { format!("{name}_{times}") }
+        let occurrence = seen.entry(name).or_default();
+        *occurrence += 1;
+        if *occurrence == 1 { name.to_string() } else { format!("{name}_{occurrence}") }
     };
     names.map(label).collect()
 }
@@ -76,9 +76,11 @@ pub fn numbered<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
 ///
 /// A part of weight 0 is scored for the log only: it is never differentiated, and its missing scores have no effect.
 ///
-/// A part that has nothing to score, in the video or in the reference, or whose score is not finite, follows its own
-/// `on_missing`. `skip` makes the whole sum missing, because a sum without one of its terms would be on another scale;
-/// `error` is an error; a number enters the sum without gradient.
+/// A score is missing if the part has nothing to score, in the video or in the reference, or if it is not finite. The
+/// part's own `on_missing` then decides:
+/// - `skip` makes the whole sum missing, because a sum without one of its terms would be on another scale.
+/// - `error` is an error.
+/// - A number enters the sum without gradient.
 struct WeightedSum {
     name: String,
     parts: Vec<Part>,
@@ -108,9 +110,9 @@ impl Part {
     }
 }
 
-/// Name of the target's tensor with the reason, as UTF-8, why part `i` has nothing to compare with. Parts' own tensors never
-/// have this name.
-fn nothing(i: usize) -> String {
+/// The name of a tensor of the target. It holds the reason, as UTF-8, why the reference has nothing that part `i` could
+/// compare with. Parts' own tensors never have this name.
+fn missing_reason_name(i: usize) -> String {
     format!("nothing/{i}")
 }
 
@@ -130,53 +132,55 @@ impl WeightedSum {
     }
 }
 
-/// The target of part `i` in that of the sum.
-fn own_target(i: usize, target: &Target) -> Target {
+/// The target of part `i`, from the target of the sum.
+fn target_of_part(i: usize, target: &Target) -> Target {
     let prefix = format!("{i}/");
-    let own = target.tensors.iter().filter_map(|(k, t)| Some((k.strip_prefix(&prefix)?.to_string(), t.clone())));
-    Target { tensors: own.collect(), columns: target.columns.clone() }
+    let part = target.tensors.iter().filter_map(|(k, t)| Some((k.strip_prefix(&prefix)?.to_string(), t.clone())));
+    Target { tensors: part.collect(), columns: target.columns.clone() }
 }
 
+/// The outcome of scoring a video with one part.
 enum PartScore {
-    /// The reference has nothing to compare with, for this reason.
+    /// The part was not called, because the reference has nothing to compare with, for this reason.
     Without(String),
-    Scored {
-        outcome: Result<(Score, Option<Pullback>)>,
-        seconds: f64,
-    },
+    /// The part was called, and took this long.
+    Scored { outcome: Result<(Score, Option<Pullback>)>, seconds: f64 },
 }
 
 impl WeightedSum {
     /// Scores the video with every part. Parts that compute elsewhere run concurrently.
     fn score_parts(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Vec<PartScore> {
-        let score = |i: usize, part: &mut Part| {
-            if let Some(reason) = target.tensors.get(&nothing(i)) {
+        let score_part = |i: usize, part: &mut Part| {
+            if let Some(reason) = target.tensors.get(&missing_reason_name(i)) {
                 return PartScore::Without(String::from_utf8_lossy(reason.as_bytes()).into_owned());
             }
-            let own = own_target(i, target);
+            let part_target = target_of_part(i, target);
             let (begun, part_grad) = (Instant::now(), if part.weight != 0.0 { grad } else { Grad::Skip });
-            let outcome = part.scorer.score(video, prompt, &own, part_grad);
+            let outcome = part.scorer.score(video, prompt, &part_target, part_grad);
             PartScore::Scored { outcome, seconds: begun.elapsed().as_secs_f64() }
         };
         let parts = self.parts.iter_mut().enumerate().map(|(i, part)| (i, part, None));
         let (mut elsewhere, mut here): (Vec<_>, Vec<_>) = parts.partition(|(_, part, _)| part.scorer.is_elsewhere());
-        let score = |(i, part, scored): &mut (usize, &mut Part, Option<PartScore>)| *scored = Some(score(*i, part));
+        let score = |(i, part, scored): &mut (usize, &mut Part, Option<PartScore>)| {
+            *scored = Some(score_part(*i, part));
+        };
         let threads = elsewhere.len();
         threads::beside(&mut elsewhere, threads, score, || here.iter_mut().for_each(score));
-        elsewhere.extend(here);
-        elsewhere.sort_by_key(|(i, ..)| *i);
-        elsewhere.into_iter().filter_map(|(.., scored)| scored).collect()
+        let mut all = elsewhere;
+        all.extend(here);
+        all.sort_by_key(|(i, ..)| *i);
+        all.into_iter().filter_map(|(.., scored)| scored).collect()
     }
 
-    /// The sum of the parts' scores of a video whose frames have this shape, and its pullback.
+    /// The sum of the parts' scores of a video whose frames have the shape `shape`, and its pullback.
     ///
     /// Details: `<part>` is the score before weighting, `<part>/<detail>` the part's own details, `time/<part>` its
     /// seconds.
     fn sum(&self, scored: Vec<PartScore>, shape: Vec<usize>, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         let (mut sum, mut details, mut pullbacks) = (0.0, BTreeMap::new(), Vec::new());
         for (part, scored) in self.parts.iter().zip(scored) {
-            let counts = part.weight != 0.0;
-            let part_grad = if counts { grad } else { Grad::Skip };
+            let is_summed = part.weight != 0.0;
+            let part_grad = if is_summed { grad } else { Grad::Skip };
             let (score, pullback) = match scored {
                 PartScore::Without(reason) => (Score::Missing { reason }, None),
                 PartScore::Scored { outcome, seconds } => {
@@ -185,8 +189,8 @@ impl WeightedSum {
                 }
             };
             let value = match score.finite_or_missing(&part.label) {
-                Score::Value { value, details: own } => {
-                    details.extend(own.into_iter().map(|(k, v)| (format!("{}/{k}", part.label), v)));
+                Score::Value { value, details: part_details } => {
+                    details.extend(part_details.into_iter().map(|(k, v)| (format!("{}/{k}", part.label), v)));
                     if part_grad.is_on() {
                         let missing =
                             || Error::Misuse(format!("the reward `{}` returned no pullback for its score", part.label));
@@ -202,7 +206,7 @@ impl WeightedSum {
                 },
             };
             details.insert(part.label.clone(), value);
-            if counts {
+            if is_summed {
                 sum += part.weight * value;
             }
         }
@@ -218,9 +222,9 @@ impl RewardScorer for WeightedSum {
 
     /// The measure of the parts, if all parts with a weight have the same one.
     fn measures(&self) -> Measure {
-        let mut counting = self.parts.iter().filter(|p| p.weight != 0.0).map(|p| p.scorer.measures());
-        let first = counting.next().unwrap_or_default();
-        match counting.all(|other| other.label == first.label) {
+        let mut measures = self.parts.iter().filter(|p| p.weight != 0.0).map(|p| p.scorer.measures());
+        let first = measures.next().unwrap_or_default();
+        match measures.all(|other| other.label == first.label) {
             true => first,
             false => Measure::default(),
         }
@@ -242,8 +246,9 @@ impl RewardScorer for WeightedSum {
         let mut tensors = BTreeMap::new();
         for (i, part) in self.parts.iter_mut().enumerate() {
             let error = match part.scorer.prepare(reference) {
-                Ok(own) => {
-                    tensors.extend(own.tensors.into_iter().map(|(name, tensor)| (format!("{i}/{name}"), tensor)));
+                Ok(part_target) => {
+                    let named = part_target.tensors.into_iter().map(|(name, tensor)| (format!("{i}/{name}"), tensor));
+                    tensors.extend(named);
                     continue;
                 }
                 Err(error) => error,
@@ -253,7 +258,7 @@ impl RewardScorer for WeightedSum {
             };
             // When the sum is scored, the part is left out or counts with its substitute value.
             part.without_score(reason)?;
-            tensors.insert(nothing(i), Tensor::new(reason.as_bytes().to_vec(), [reason.len()])?);
+            tensors.insert(missing_reason_name(i), Tensor::new(reason.as_bytes().to_vec(), [reason.len()])?);
         }
         Ok(Target::of(tensors))
     }
@@ -266,7 +271,8 @@ impl RewardScorer for WeightedSum {
         self.parts.iter().any(|part| part.scorer.compares())
     }
 
-    /// Parts that do not compare score one video after the other, before the others are called, which may wait.
+    /// Parts that do not compare score one video after the other, before the parts that compare are called, because
+    /// these may wait, such as for a person.
     fn score_group(
         &mut self,
         videos: &[Video],
@@ -277,7 +283,7 @@ impl RewardScorer for WeightedSum {
         let mut scored: Vec<_> = videos.iter().map(|v| self.score_parts(v, prompt, target, Grad::Skip)).collect();
         for (i, part) in self.parts.iter_mut().enumerate().filter(|(_, part)| part.scorer.compares()) {
             let begun = Instant::now();
-            let scores = part.scorer.score_group(videos, prompt, &own_target(i, target), progress);
+            let scores = part.scorer.score_group(videos, prompt, &target_of_part(i, target), progress);
             let scores = scores.while_doing(|| format!("scoring with the reward `{}`", part.label))?;
             let seconds = begun.elapsed().as_secs_f64() / videos.len() as f64;
             for (parts, score) in scored.iter_mut().zip(scores) {
@@ -293,7 +299,7 @@ impl RewardScorer for WeightedSum {
         let mut key = Fingerprint::new("sum");
         for part in &self.parts {
             match part.scorer.target_key()? {
-                Some(own) => key = key.text("part", own),
+                Some(part_key) => key = key.text("part", part_key),
                 None => return Ok(None),
             }
         }
@@ -302,8 +308,8 @@ impl RewardScorer for WeightedSum {
 
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         if grad.is_on() {
-            let rigid = self.parts.iter().find(|p| p.weight != 0.0 && !p.scorer.differentiable());
-            if let Some(Part { label, weight, .. }) = rigid {
+            let undifferentiable = self.parts.iter().find(|p| p.weight != 0.0 && !p.scorer.differentiable());
+            if let Some(Part { label, weight, .. }) = undifferentiable {
                 let problem = format!(
                     "`{label}` (weight {weight}) has no gradient; give it weight 0 to only log it, or leave it out"
                 );
@@ -315,6 +321,7 @@ impl RewardScorer for WeightedSum {
     }
 }
 
+/// The sum of the parts' gradients, by their weights.
 fn pull(pullbacks: Vec<(f64, Pullback)>, shape: Vec<usize>, cotangent: &Tensor) -> Result<Tensor> {
     let cotangent = f64::from(cotangent.item()?);
     let mut sum: Option<Vec<f32>> = None;

@@ -29,7 +29,7 @@ pub struct Run<'a> {
 pub type Adapt = fn(BuildContext) -> Result<BuildContext>;
 
 enum Destination {
-    /// A new directory; by default one below `output_dir` that is not there yet.
+    /// A new directory; by default one below `output_dir` that does not exist yet.
     New(Option<PathBuf>),
     /// The directory of a run to resume.
     Resumed(RunDir),
@@ -51,8 +51,8 @@ impl<'a> Run<'a> {
         Self { destination: Destination::New(Some(dir.into())), ..self }
     }
 
-    /// Changes the context of each rank of this process on the thread of the rank, before its components are made. It may
-    /// replace the communicator.
+    /// Changes the context of each rank of this process on the thread of the rank, before its components are made. The
+    /// communicator may be replaced.
     pub fn each_rank(self, adapt: Adapt) -> Self {
         Self { adapt: Some(adapt), ..self }
     }
@@ -110,8 +110,8 @@ impl<'a> Run<'a> {
     }
 
     /// Opens everything that the run needs before its first step, and goes on after a problem. Weights are not read.
-    /// Without `has_model`, neither the model is opened nor what needs it. Returns what was opened, and the findings with
-    /// their sections.
+    /// Without `has_model`, the model and the parts that need it are not opened. Returns the opened parts, and the
+    /// findings with their sections.
     pub fn check(&self, has_model: bool) -> Result<(Checked, Vec<(&'static str, Finding)>)> {
         let (config, job) = (&self.loaded.config, &self.context.ranks);
         let open = |ranks| {
@@ -120,7 +120,7 @@ impl<'a> Run<'a> {
         };
         let division = self.registry.division(&config.strategy.name, &config.strategy.options);
         match (ranks::of_process(config, job.as_ref()), division) {
-            // All would open the same: a rank of A14B's LoRA takes 3 GB.
+            // One rank opens for all, because all would open the same: a rank of A14B's LoRA takes 3 GB.
             (ranks, Ok(division)) if ranks > 1 && division.token_ranks <= 1 => {
                 ranks::warn_of_many(ranks);
                 open(Arc::new(FirstRank(ranks)))
@@ -132,17 +132,21 @@ impl<'a> Run<'a> {
     fn train_rank(
         &self,
         ranks: Arc<dyn Communicator>,
-        session: &dyn Fn(&dyn Communicator) -> Result<RunSession>,
+        begin_session: &dyn Fn(&dyn Communicator) -> Result<RunSession>,
     ) -> Result<RunSummary> {
-        let first = ranks.rank().0 == 0;
-        let session = session(ranks.as_ref())?;
+        let is_first = ranks.rank().0 == 0;
+        let session = begin_session(ranks.as_ref())?;
         let resumed = match &self.destination {
             Destination::Resumed(dir) => Some(dir),
             Destination::New(_) => None,
         };
-        // Before the networks, which take minutes to open: meanwhile another process could train this run further.
-        let locked = resumed.filter(|_| first).map(RunDir::lock).transpose()?;
-        if first {
+        // The lock is taken before the networks are opened, which takes minutes. Meanwhile another process could train
+        // this run further.
+        let locked = match resumed {
+            Some(dir) if is_first => Some(dir.lock()?),
+            _ => None,
+        };
+        if is_first {
             self.directory()?;
         }
         let context = self.context_of(ranks)?;
@@ -153,8 +157,8 @@ impl<'a> Run<'a> {
             resume_newest(&mut trainer, dir, &self.loaded.config)?;
         }
         let dir = match &self.destination {
-            Destination::Resumed(dir) => first.then(|| dir.clone()),
-            Destination::New(_) if first => {
+            Destination::Resumed(dir) => is_first.then(|| dir.clone()),
+            Destination::New(_) if is_first => {
                 let made = RunDir::create(self.directory()?)?;
                 Some(self.made.get_or_init(|| made).clone())
             }
@@ -164,7 +168,9 @@ impl<'a> Run<'a> {
             Some(lock) => Some(lock),
             None => dir.as_ref().map(RunDir::lock).transpose()?,
         };
-        dir.as_ref().map(RunDir::remove_leftovers).transpose()?;
+        if let Some(dir) = &dir {
+            dir.remove_leftovers()?;
+        }
         trainer.run(dir.as_ref(), &session).inspect_err(|_| {
             // Removed only if it is empty: an error in the first step leaves no directory.
             dir.iter().for_each(|dir| drop(std::fs::remove_dir(dir.path())));
@@ -296,8 +302,8 @@ impl<'a> RunBuilder<'a> {
         self.component(O::KIND, O::NAME, options)
     }
 
-    /// A component by its name, such as one of a plugin. Another reward joins those before it, any other component
-    /// takes the place of the one before it.
+    /// A component by its name, such as one of a plugin. A further reward is added to the rewards so far. Any other
+    /// component replaces the component of its kind.
     pub fn component(mut self, kind: Kind, name: &str, options: impl Serialize) -> Self {
         let mut component = self.json(kind.section(), options);
         component["name"] = name.into();
@@ -311,7 +317,7 @@ impl<'a> RunBuilder<'a> {
         self
     }
 
-    /// One more reward, of weight 1. Without options of its own: `()`.
+    /// One more reward, of weight 1. For a reward without options, `options` is `()`.
     pub fn reward(self, name: &str, options: impl Serialize) -> Self {
         self.weighted_reward(1.0, name, options)
     }

@@ -113,8 +113,10 @@ impl RunDir {
         Self { path: path.into(), is_new: false }.trace().is_some()
     }
 
-    /// `path` if it is the directory of a run; else the runs in the directories directly below it, by name; else `path`
-    /// again, in which a run may begin later.
+    /// The run directories at `path`:
+    /// - `path` itself if it is the directory of a run;
+    /// - otherwise the runs in the directories directly below it, by name;
+    /// - `path` again if there are none, because a run may begin in it later.
     pub fn runs_at(path: &Path) -> Vec<PathBuf> {
         if Self::has_run(path) {
             return vec![path.into()];
@@ -168,7 +170,7 @@ impl RunDir {
         for name in WRITTEN {
             files::refuse_links(&self.path, &self.path.join(name))?;
         }
-        // What is directly in these directories, such as the folders of steps, must not be a link either.
+        // Entries of these directories, such as the folders of steps, must not be links either.
         for folder in [self.path.join("samples"), self.path.join("votes"), self.evaluations(), self.checkpoints()] {
             for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
                 files::refuse_links(&folder, &entry.path())?;
@@ -177,7 +179,7 @@ impl RunDir {
         Ok(())
     }
 
-    /// Deletes what killed processes left half written. Must be called only while the run is locked.
+    /// Deletes files that killed processes left half written. Must be called only while the run is locked.
     pub fn remove_leftovers(&self) -> Result<()> {
         checkpoint::remove_leftovers(&self.checkpoints())?;
         let folders = [self.path.join("samples"), self.path.join("votes"), self.evaluations()];
@@ -240,15 +242,15 @@ impl RunDir {
     }
 
     /// Writes the configuration `yaml` to `config.yaml`, with the fingerprint of the configuration that the run began
-    /// with, and with a signature. The fingerprint is that of the existing file, or else of the newest checkpoint, or
-    /// else of `yaml`.
+    /// with, and with a signature. The fingerprint is taken from the existing file, or else from the newest checkpoint,
+    /// or else computed from `yaml`.
     pub fn write_config(&self, yaml: &str) -> Result<()> {
         let mut checkpoints = checkpoint::list(&self.checkpoints())?.into_iter().rev();
-        let of_newest_checkpoint = move || {
+        let from_newest_checkpoint = move || {
             let run = checkpoints.find_map(|(_, path)| Checkpoint::open(path).ok()?.manifest().run.clone())?;
             Some(run.configuration)
         };
-        let begun = self.begun().or_else(of_newest_checkpoint);
+        let begun = self.begun().or_else(from_newest_checkpoint);
         let begun = begun.unwrap_or_else(|| signature::fingerprint(yaml));
         write_atomically(&self.config_path(), signature::signed(yaml, &begun).as_bytes())
     }

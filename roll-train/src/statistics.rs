@@ -29,8 +29,8 @@ impl Gain {
     }
 }
 
-/// The number of decimals to write a difference with, and the two values that differ by it: as many as show two
-/// significant digits of the difference, but at least three.
+/// The number of decimals for a difference and for the two values that differ by it. It shows two significant digits of
+/// the difference, and is at least three.
 pub fn decimals(difference: f64) -> usize {
     const LEAST: usize = 3;
     /// Differences that need more are rounding errors of scores in f32.

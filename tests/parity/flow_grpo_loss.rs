@@ -154,8 +154,8 @@ fn window(entry: &Entry, inputs: &StateDict, exact: &mut Exact) -> Outcome {
             let (cond, uncond) = (read("cond")?, read("uncond")?);
             let mask = LossMask::all(x.len());
             let guided = |k: usize| f64::from(uncond[k]) + entry.guidance * (f64::from(cond[k]) - f64::from(uncond[k]));
-            let mean: Vec<f64> =
-                (0..x.len()).map(|k| step.of_latents() * f64::from(x[k]) + step.of_velocity() * guided(k)).collect();
+            let mean = |k: usize| step.latents_factor() * f64::from(x[k]) + step.velocity_factor() * guided(k);
+            let mean: Vec<f64> = (0..x.len()).map(mean).collect();
             let log_prob = step.log_prob(&next, &mean, mask);
             let shift = PolicyShift {
                 log_ratio: log_prob - old[i * steps + n],
@@ -172,7 +172,7 @@ fn window(entry: &Entry, inputs: &StateDict, exact: &mut Exact) -> Outcome {
             let d_log_prob = step.d_mean(&next, &mean, mask);
             let slopes = mean.iter().zip(&reference).zip(&d_log_prob).map(|((mean, reference), d_log_prob)| {
                 let of_kl = entry.beta * 2.0 * (mean - reference) / (variance * x.len() as f64);
-                (term.d_log_prob * d_log_prob + of_kl) * step.of_velocity() / (count * steps as f64)
+                (term.d_log_prob * d_log_prob + of_kl) * step.velocity_factor() / (count * steps as f64)
             });
             for d in slopes {
                 to_cond.push(entry.guidance * d);

@@ -54,7 +54,7 @@ pub fn run(case: &Case) -> Outcome<Report> {
             put("log_prob", &[step.log_prob(&next, &mean, mask)]);
             let sampled = &sampled[i * x.len()..(i + 1) * x.len()];
             let replayed = step.mean(x, read("velocity_new")?);
-            let slope = cotangent[i] * step.of_velocity();
+            let slope = cotangent[i] * step.velocity_factor();
             let gradient: Vec<f64> = step.d_mean(sampled, &replayed, mask).iter().map(|d| d * slope).collect();
             put("replay.mean", &replayed);
             put("replay.log_prob", &[step.log_prob(sampled, &replayed, mask)]);

@@ -190,7 +190,7 @@ fn compare(branch: &Branch, inputs: &StateDict, sampling: &Sampling, report: &mu
             let d_mean = step.d_mean(next, &mean, mask);
             for j in 0..size {
                 let tanh = velocity[j] - toy.b[j] * sigma;
-                let slope = factor * term.d_log_prob * step.of_velocity() * d_mean[j] * (1.0 - tanh * tanh);
+                let slope = factor * term.d_log_prob * step.velocity_factor() * d_mean[j] * (1.0 - tanh * tanh);
                 (0..size).for_each(|i| gradient[i * size + j] += slope * f64::from(x[i]));
             }
         }

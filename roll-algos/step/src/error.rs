@@ -29,7 +29,7 @@ pub enum AlgorithmError {
     /// A component returned no pullback.
     #[error("{what} returned no pullback although one was asked for")]
     NoPullback {
-        /// What was computed: "the velocity of step 4".
+        /// The result without a pullback: "the velocity of step 4".
         what: String,
     },
 }

@@ -1,4 +1,4 @@
-//! What a training step of every algorithm does: its update, the shares of ranks, the seconds of its phases.
+//! The parts of a training step that all algorithms share: its update, the shares of ranks, the seconds of its phases.
 //!
 //! *What it may depend on*: `roll-core`. *Where to start reading*: [`update::finish`], the end of every step.
 

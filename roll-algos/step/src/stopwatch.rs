@@ -51,8 +51,8 @@ impl<'a> Stopwatch<'a> {
         Ok(())
     }
 
-    /// Like [`Stopwatch::begin`], but does not fail if the user asked to stop: once parameters have changed, a step
-    /// must end.
+    /// As [`Stopwatch::begin`], but does not fail if the user asked to stop, because a step must end once parameters
+    /// have changed.
     pub fn begin_after_update(&mut self, metric: &'static str, description: Option<&str>) {
         self.lap();
         if let Some(description) = description {

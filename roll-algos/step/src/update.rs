@@ -20,7 +20,7 @@ pub enum OnNonfinite {
 /// is not finite. A part of a sample counts as a fraction. Returns `None` if there was no update.
 ///
 /// `before_update` runs on every rank just before an update that takes place, with the number of samples of all ranks.
-/// Reward-FL measures gradient norms in it.
+/// Reward-FL measures gradient norms in it; other algorithms pass [`nothing_before_update`].
 ///
 /// `nonfinite` is the name and value of a number on this rank that was not finite. If it is `None`, it becomes the
 /// gradient norm that was not finite, or says that another rank met such a value.
@@ -65,6 +65,11 @@ pub fn finish(
         None => {}
     }
     Ok(update)
+}
+
+/// A `before_update` of [`finish`] that does nothing.
+pub fn nothing_before_update(_ranks: &dyn Communicator, _all_samples: f64) -> Result<()> {
+    Ok(())
 }
 
 /// Runs `step`. If it fails, discards the partial gradient, so that none is left for the next step.

@@ -1,4 +1,4 @@
-//! Notes on keys without effect that several algorithms on videos share, and those of `flow_matching`.
+//! Notes on keys without effect that several algorithms on videos share, and the notes of `flow_matching`.
 
 use roll_core::{ConfiguredOptions, IdleKeys, Kind, OptionNotes, Result, When};
 

@@ -22,16 +22,17 @@ pub(crate) fn headlines() -> Vec<Headline> {
     ]
 }
 
-/// The metric for a detail that a reward reports beside its score.
+/// The metric for a detail that a reward reports next to its score.
 pub(crate) fn detail_metric(name: &str) -> String {
     // Durations are metrics `time/...`, because they differ from run to run.
     match name.strip_prefix("time/") {
-        Some(reward) => format!("time/score/{reward}"),
+        Some(duration) => format!("time/score/{duration}"),
         None => format!("reward/{name}"),
     }
 }
 
-/// The report of a step on this rank, without the sums of its algorithm.
+/// The samples and videos of a step that this rank reports. The algorithm sums its losses and scores itself and passes
+/// them to [`StepOutcome::report`].
 #[derive(Default)]
 pub(crate) struct StepOutcome {
     /// Origin and reason of each sample that was left out.

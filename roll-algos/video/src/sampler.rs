@@ -77,7 +77,7 @@ struct UnipcStep {
     data: Vec<f32>,
     /// Noise level and predicted data at the start of the previous step. `None` in steps of first order: the first
     /// step, and the step to level 0.
-    before: Option<(f64, Vec<f32>)>,
+    earlier: Option<(f64, Vec<f32>)>,
 }
 
 impl Integration {
@@ -109,8 +109,8 @@ impl Integration {
             None => x.to_vec(),
         };
         // The step to `to = 0` is of first order, as in the official inference: lambda is infinite at its end.
-        let before = previous.filter(|_| to > 0.0).map(|previous| (previous.sigma, previous.data));
-        let step = UnipcStep { sigma: from, latents, data, before };
+        let earlier = previous.filter(|_| to > 0.0).map(|previous| (previous.sigma, previous.data));
+        let step = UnipcStep { sigma: from, latents, data, earlier };
         let next = step.predicted(to);
         self.previous = Some(step);
         next
@@ -118,7 +118,7 @@ impl Integration {
 }
 
 /// Symbols: s and t are start and end of the step, e the start of the step before it; x latents, m predicted data. In
-/// the code, `sigma_s` is `self.sigma`, `x_s` `self.latents`, `m_s` `self.data`, `(sigma_e, m_e)` `self.before`, and
+/// the code, `sigma_s` is `self.sigma`, `x_s` `self.latents`, `m_s` `self.data`, `(sigma_e, m_e)` `self.earlier`, and
 /// `sigma_t` `to`. Further, `alpha = 1 - sigma`, `lambda = ln(alpha / sigma)`, `h = lambda_t - lambda_s`,
 /// `r = (lambda_e - lambda_s) / h`, and `B = B2(-h) = e^{-h} - 1`, as is usual for predictions of the data.
 impl UnipcStep {
@@ -135,7 +135,7 @@ impl UnipcStep {
     /// u is 0 and w is 1/2, as in the official inference.
     fn corrected(&self, to: f64, data_at_end: &[f32]) -> Vec<f32> {
         let (b, [h, inverse_r]) = (self.b(to), self.h_and_inverse_r(to));
-        let (w, u) = match self.before {
+        let (w, u) = match self.earlier {
             None => (0.5, 0.0),
             Some(_) => {
                 // Means over the step, with weights proportional to `e^{h tau}`, where `tau = (lambda - lambda_s) / h`:
@@ -156,7 +156,7 @@ impl UnipcStep {
     /// and m_e. Without a previous step, m_s takes the place of m_e.
     fn advanced(&self, to: f64, b: f64, combine: impl Fn(usize, f64, f64) -> f64) -> Vec<f32> {
         let (latents_factor, data_factor) = (to / self.sigma, (1.0 - to) * b);
-        let earlier = self.before.as_ref().map_or(&self.data, |(_, data)| data);
+        let earlier = self.earlier.as_ref().map_or(&self.data, |(_, data)| data);
         let numbers = self.latents.iter().zip(&self.data).zip(earlier).enumerate();
         numbers
             .map(|(i, ((x, m), e))| {
@@ -173,7 +173,7 @@ impl UnipcStep {
     /// `h` and `1 / r` of the step to the noise level `to`; `1 / r` is 0 in a step of first order.
     fn h_and_inverse_r(&self, to: f64) -> [f64; 2] {
         let h = lambda(to) - lambda(self.sigma);
-        let inverse_r = self.before.as_ref().map_or(0.0, |(before, _)| h / (lambda(*before) - lambda(self.sigma)));
+        let inverse_r = self.earlier.as_ref().map_or(0.0, |(earlier, _)| h / (lambda(*earlier) - lambda(self.sigma)));
         [h, inverse_r]
     }
 }

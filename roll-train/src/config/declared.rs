@@ -11,7 +11,7 @@ use serde_json::Value as Json;
 /// The keys of a declared section. The section is part of every configuration of a program in which its [`SectionType`]
 /// is submitted with `inventory::submit!`.
 pub trait DeclaredSection: Serialize + DeserializeOwned + Default + JsonSchema + 'static {
-    /// Its name in the configuration.
+    /// Name of the section in the configuration.
     const NAME: &'static str;
 
     /// Keys below it that hold lists of components.
@@ -28,13 +28,13 @@ pub trait DeclaredSection: Serialize + DeserializeOwned + Default + JsonSchema +
 
 /// A declared section without its type.
 pub struct SectionType {
-    /// Its name in the configuration.
+    /// Name of the section in the configuration.
     pub(super) name: &'static str,
     /// As [`DeclaredSection::COMPONENTS`].
     pub(super) components: &'static [(&'static str, Kind)],
-    /// Its meaning.
+    /// Meaning of the section.
     pub(super) about: fn() -> String,
-    /// Its keys, without its name.
+    /// Keys of the section, without its name.
     pub(super) keys: fn() -> Vec<Key>,
     pub(super) schema: fn() -> Json,
     pub(super) default: fn() -> Json,
@@ -68,7 +68,7 @@ impl SectionType {
         }
     }
 
-    /// Its keys with their full names.
+    /// The keys of the section with their full names.
     pub(super) fn full_keys(&self) -> impl Iterator<Item = Key> + use<> {
         let name = self.name;
         (self.keys)().into_iter().map(move |key| Key { name: format!("{name}.{}", key.name), ..key })

@@ -68,18 +68,18 @@ struct Resolver<'a> {
     root: &'a Value,
     /// The keys whose values are being resolved, outermost first.
     following: Vec<String>,
-    /// Number of values that may still be made.
+    /// Number of further values that may be resolved, to stay within [`MAX_VALUES`].
     values_left: usize,
-    /// Bytes of text that may still be made.
+    /// Bytes of further text that may be resolved, to stay within [`MAX_TEXT`].
     text_left: usize,
     /// The values so far that come from the environment.
     written: Vec<AsWritten>,
 }
 
-/// What is wrong, in words. The caller adds the file.
+/// The message of a problem. The caller adds the file.
 type Problem = String;
 
-/// A resolved value. If environment variables are in it, also its text with `${oc.env:NAME}` in the place of their
+/// A resolved value. If it has values of environment variables, also its text with `${oc.env:NAME}` in place of these
 /// values.
 type Resolved = (Value, Option<String>);
 

@@ -33,7 +33,7 @@ const TEST_VARIABLES: [&str; 7] = [
 /// Largest index in a key such as `reward[3]`, which makes a list of that length.
 const MAX_INDEX: usize = 63;
 
-/// Most names in a key. The deepest option has five.
+/// Maximum number of names in a key. The deepest option has five.
 const MAX_DEPTH: usize = 16;
 
 /// Collects layers, lowest first; [`ConfigLayers::merge`] merges them, [`ConfigLayers::load`] checks them too.
@@ -148,9 +148,9 @@ impl ConfigLayers {
         Ok(self)
     }
 
-    /// Adds those environment variables whose name begins with `ROLL_`: `ROLL_TRAINING__LEARNING_RATE` sets
-    /// `training.learning_rate`. Values are YAML. Empty variables are ignored, and so are those with a meaning of their
-    /// own (see [`Variable`]).
+    /// Adds the environment variables whose name begins with `ROLL_`: `ROLL_TRAINING__LEARNING_RATE` sets
+    /// `training.learning_rate`. Values are YAML. Empty variables are ignored, and so are variables with a meaning of
+    /// their own (see [`Variable`]).
     pub fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Result<Self> {
         let components = inventory::iter::<Variable>.into_iter().map(|Variable(name)| *name);
         let reserved: Vec<&str> = components.chain(TEST_VARIABLES).chain(on_finish::VARIABLES).collect();
@@ -195,7 +195,7 @@ impl ConfigLayers {
         Ok(self)
     }
 
-    /// These layers above those of `lowest`.
+    /// These layers above the layers of `lowest`.
     pub fn over(self, lowest: Self) -> Self {
         let assignments = [lowest.assignments, self.assignments].concat();
         let written = [lowest.written, self.written].concat();
@@ -268,6 +268,7 @@ fn value_for(key: &str, text: &str, origin: &str) -> Result<Value> {
         // One reward without a list.
         ValueKind::Table(_) if key == "reward" => Value::new(Some(&origin_name), ValueKind::Array(vec![value])),
         ValueKind::String(_) => value,
+        // A written `null`. An empty text is no value yet.
         ValueKind::Nil if !text.trim().is_empty() => value,
         // A key that takes only text takes `2026` as the text, too.
         _ if schema::is_text(key) => Value::new(Some(&origin_name), text.trim()),

@@ -105,7 +105,7 @@ impl LoadedConfig {
             }
             leaf => {
                 let origin = match leaf {
-                    // Origins are noted for the entries of a list: the first one that has an origin counts.
+                    // The first origin of an entry of the list, or else the origin of the list itself.
                     Json::Array(items) => (0..items.len())
                         .find_map(|i| self.provenance.explicit(&child(key, i)))
                         .or(self.provenance.explicit(key))

@@ -1,4 +1,4 @@
-//! How the value of a higher layer is merged over that of a lower one: maps merge, everything else is replaced.
+//! Merges the value of a higher layer over the value of a lower layer: maps merge, everything else is replaced.
 //!
 //! Two kinds of map are *choices*, and are replaced if the higher layer makes another choice: a component with another
 //! `name`, and a map of one *word* with its value, such as `{last: 1}` over `{leap: {discount: 0.3}}`.
@@ -17,7 +17,7 @@ pub(super) enum Part {
     Index(usize),
 }
 
-/// Merges `value` over what is at `path` within `into`. `key` is the dotted key of `into`.
+/// Merges `value` over the value at `path` within `into`. `key` is the dotted key of `into`.
 pub(super) fn put(into: &mut Value, key: &str, path: &[Part], value: Value) {
     let Some((first, rest)) = path.split_first() else { return merge(into, key, value) };
     match first {

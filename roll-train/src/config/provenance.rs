@@ -38,7 +38,7 @@ impl Provenance {
             && !is_of_this_call(self.place(option).trim_start_matches(" ("))
     }
 
-    /// Whether `origin` is that of `key`, or that of the nearest key above it if `key` has no origin of its own.
+    /// Whether `origin` is the origin of `key`, or of the nearest key above it if `key` has no origin of its own.
     pub(super) fn is_from(&self, key: &str, origin: &Option<String>) -> bool {
         let key_and_above = std::iter::successors(Some(key), |key| key.rsplit_once('.').map(|(above, _)| above));
         key_and_above.filter_map(|key| self.explicit(key)).next() == origin.as_deref()
@@ -57,8 +57,8 @@ impl Provenance {
         }
     }
 
-    /// " (origin)" for the end of a message: the origin of `key`, or else that of the first key below it, or else that
-    /// of the nearest key above it. Empty if none of them has an origin.
+    /// " (origin)" for the end of a message: the origin of `key`, or else of the first key below it, or else of the
+    /// nearest key above it. Empty if none of these keys has an origin.
     pub(super) fn place(&self, key: &str) -> String {
         let below = format!("{key}.");
         if let Some((_, origin)) = self.0.range(below.clone()..).next().filter(|(k, _)| k.starts_with(&below)) {

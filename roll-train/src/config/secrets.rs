@@ -15,9 +15,9 @@ const SECRET_PARTS: [&str; 8] =
 /// Shortest value of such a variable that is replaced in a configuration. Shorter ones may occur there by chance.
 const SHORTEST: usize = 8;
 
-/// Further parts, for the variables that a configuration interpolates.
+/// Further parts of names of secrets, for the variables that a configuration interpolates.
 const MORE_SECRET_PARTS: [&str; 7] = ["KEY", "PASS", "PWD", "AUTH", "COOKIE", "WEBHOOK", "SESSION"];
-/// Whole words in names of such variables.
+/// Whole words in names of secrets, for the variables that a configuration interpolates.
 const SECRET_WORDS: [&str; 2] = ["PAT", "SAS"];
 /// Longest value that may be the name of an experiment, a backend or the like, and so no secret.
 const LONGEST_NAME: usize = 24;
@@ -25,7 +25,7 @@ const LONGEST_NAME: usize = 24;
 /// A text that messages must not contain.
 struct Hidden {
     value: String,
-    /// What messages have instead, `${oc.env:NAME}`.
+    /// The text that messages have instead, `${oc.env:NAME}`.
     written: String,
     /// Whether the value is replaced anywhere in a message. Otherwise only where it is quoted by itself.
     anywhere: bool,
@@ -58,8 +58,8 @@ impl AsWritten {
 
     /// Whether the text interpolates the variable, without or with a default.
     fn names(&self, variable: &str) -> bool {
-        let has = |end: char| self.text.contains(&format!("${{oc.env:{variable}{end}"));
-        has('}') || has(',')
+        let names_before = |end: char| self.text.contains(&format!("${{oc.env:{variable}{end}"));
+        names_before('}') || names_before(',')
     }
 }
 
@@ -75,7 +75,7 @@ pub(super) fn keep_out_of_messages(name: &str, value: &str) {
     }
     let anywhere = value.len() >= SHORTEST_ANYWHERE && may_be_secret(name, value);
     let quoted = Json::from(value).to_string();
-    // As it is, as JSON escapes it, and without a line break at its end.
+    // The value as it is, as JSON escapes it, and without a line break at its end.
     let forms = [value, quoted.trim_matches('"'), value.trim_end()];
     let Ok(mut hidden) = OUT_OF_MESSAGES.lock() else { return };
     for form in forms {
@@ -128,8 +128,8 @@ pub fn without_secrets(message: &str) -> String {
     text
 }
 
-/// Replaces what came from the environment in the configuration `value`. Reading the result yields the same
-/// configuration, if the variables have the same values.
+/// Replaces texts that came from the environment in the configuration `value`. Reading the result yields the same
+/// configuration if the variables have the same values.
 ///
 /// Values that files interpolated (`written`) become the texts of the files. In all other texts, `${oc.env:NAME}` takes
 /// the place of every secret among `variables`, the whole environment. A text that looks like an interpolation already
@@ -154,7 +154,7 @@ pub(super) fn hide(
     Hiding { provenance, written, secrets }.hide("", value);
 }
 
-/// What [`hide`] looks for.
+/// The values that [`hide`] replaces.
 struct Hiding<'a> {
     provenance: &'a Provenance,
     written: &'a [AsWritten],

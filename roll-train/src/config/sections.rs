@@ -12,16 +12,16 @@ use roll_core::nearest;
 pub struct Section {
     /// The section in a configuration: `training`, `reward`; empty for the top level.
     pub name: String,
-    /// The component whose options these are.
+    /// The component, if the keys are the options of one.
     pub component: Option<(Kind, &'static str)>,
-    /// Its meaning.
+    /// Meaning of the section.
     pub about: String,
-    /// Its keys, with their full names: `training.betas`, `reward.N.align`.
+    /// Keys of the section, with their full names: `training.betas`, `reward.N.align`.
     pub keys: Vec<Key>,
 }
 
 impl Section {
-    /// Its title on a page: `training`, "reward `insightface`".
+    /// Title of the section on a page: `training`, "reward `insightface`".
     pub fn title(&self) -> String {
         match self.component {
             Some((kind, name)) => format!("{kind} `{name}`"),
@@ -31,13 +31,13 @@ impl Section {
     }
 }
 
-/// All sections: the top level, those that are typed, and the options of every component of `registry`, by kind and
+/// All sections: the top level, the typed sections, and the options of every component of `registry`, by kind and
 /// name.
 pub fn sections(registry: &Registry) -> Vec<Section> {
     let declared = DECLARED.iter().map(|section| (section.name, (section.about)()));
     let typed: Vec<_> = [("training", keys::about::<TrainingConfig>())].into_iter().chain(declared).collect();
     let all = &*KEYS;
-    let of = |section: &str| -> Vec<Key> {
+    let keys_of = |section: &str| -> Vec<Key> {
         all.iter().filter(|key| key.name.split('.').next() == Some(section)).cloned().collect()
     };
     let top = all.iter().filter(|key| typed.iter().all(|(name, _)| key.name.split('.').next() != Some(*name)));
@@ -47,8 +47,9 @@ pub fn sections(registry: &Registry) -> Vec<Section> {
         about: keys::about::<RunConfig>(),
         keys: top.cloned().collect(),
     }];
-    let named = |(name, about): (&str, String)| Section { name: name.into(), component: None, about, keys: of(name) };
-    sections.extend(typed.into_iter().map(named));
+    for (name, about) in typed {
+        sections.push(Section { name: name.into(), component: None, about, keys: keys_of(name) });
+    }
     for registration in registry.entries() {
         let kind = registration.factory.kind();
         let prefix = prefix(kind);
@@ -75,8 +76,8 @@ fn prefix(kind: Kind) -> String {
 }
 
 /// The part of `sections` that `name` selects: a section (`training`, `reward`), a component (`insightface`), a key and
-/// those below it (`training.betas`, `reward.0.align`), or the last part of keys (`lora_rank`). `Err` has the nearest
-/// known name.
+/// the keys below it (`training.betas`, `reward.0.align`), or the last part of keys (`lora_rank`). `Err` has the
+/// nearest known name.
 pub fn select_sections(sections: Vec<Section>, name: &str) -> Result<Vec<Section>, Option<String>> {
     let name = general(name);
     let component = |s: &Section| s.component.is_some_and(|(_, component)| component == name);
@@ -88,16 +89,16 @@ pub fn select_sections(sections: Vec<Section>, name: &str) -> Result<Vec<Section
     }
     let below = format!("{name}.");
     let last = format!(".{name}");
-    let full = |key: &Key| key.name == name || key.name.starts_with(&below);
+    let is_key_or_below = |key: &Key| key.name == name || key.name.starts_with(&below);
     // A single reward needs no index.
-    let unnumbered = |key: &Key| key.name.replacen("reward.N.", "reward.", 1) == name;
-    let ending = |key: &Key| key.name.ends_with(&last);
-    let ways: [&dyn Fn(&Key) -> bool; 3] = [&full, &unnumbered, &ending];
-    for way in ways {
+    let is_without_index = |key: &Key| key.name.replacen("reward.N.", "reward.", 1) == name;
+    let has_last_name = |key: &Key| key.name.ends_with(&last);
+    let conditions: [&dyn Fn(&Key) -> bool; 3] = [&is_key_or_below, &is_without_index, &has_last_name];
+    for is_selected in conditions {
         let found = sections
             .iter()
-            .filter(|s| s.keys.iter().any(way))
-            .map(|s| Section { keys: s.keys.iter().filter(|key| way(key)).cloned().collect(), ..s.clone() });
+            .filter(|s| s.keys.iter().any(is_selected))
+            .map(|s| Section { keys: s.keys.iter().filter(|key| is_selected(key)).cloned().collect(), ..s.clone() });
         let found: Vec<Section> = found.collect();
         if !found.is_empty() {
             return Ok(found);

@@ -113,10 +113,10 @@ pub fn read_jsonl(path: &Path) -> Result<Vec<Map<String, Value>>> {
     Ok(rows)
 }
 
-/// What a line of the file is.
+/// The contents of a line.
 enum Line {
     Row(Map<String, Value>),
-    /// No JSON object, for the reason in words.
+    /// Not a JSON object, with the reason in words.
     Invalid(String),
     /// The last line, without a line break: the process was killed while it wrote the line.
     Cut,

@@ -26,7 +26,7 @@ pub fn metrics(results: &Results, labels: &SetLabels) -> BTreeMap<String, f64> {
 }
 
 /// The change of the scores of each set, with its name (`unseen`, `unseen_check`). Changes by the trained reward come
-/// first, then those by the sum of the rewards of `evaluation.check`, then those by each of these rewards.
+/// first, then changes by the sum of the rewards of `evaluation.check`, then changes by each of these rewards.
 fn changes(record: &Record, labels: &SetLabels) -> Vec<(String, Change)> {
     let Some((before, after)) = record.first_and_last_evaluation() else { return Vec::new() };
     let mut changes = Vec::new();
@@ -64,8 +64,8 @@ pub fn validation_changes<'a>(record: &Record, headlines: &'a [Headline]) -> Vec
     let change = |headline: &'a Headline| {
         let held_out = headline.held_out.as_ref()?;
         let (before, after) = (value(first, &held_out.metric)?, value(last, &held_out.metric)?);
-        // The pairs are losses of samples.
-        let gain = gain.filter(|_| held_out.metric == "val/loss");
+        // The pairs are losses of samples, and so the gain is that of the loss alone.
+        let gain = if held_out.metric == "val/loss" { gain } else { None };
         Some(ValidationChange { held_out, format: headline.format, before, after, gain })
     };
     headlines.iter().filter_map(change).collect()
@@ -105,7 +105,7 @@ pub fn figures(record: &Record, headlines: &[Headline], labels: &SetLabels) -> B
     figures
 }
 
-/// The same numbers for the terminal: lines of a name and a text.
+/// The numbers of [`figures`] for the terminal: lines of a name and a text.
 pub fn lines(record: &Record, headlines: &[Headline], labels: &SetLabels) -> Vec<(String, String)> {
     let mut lines = Vec::new();
     for ValidationChange { held_out, format, before, after, gain } in validation_changes(record, headlines) {

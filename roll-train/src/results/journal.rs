@@ -1,7 +1,7 @@
 //! The files that rank 0 writes during a run: configuration, headline metrics, metrics, trajectories, sample videos.
 //!
 //! All files but the configuration are opened when the first step of a process is done, by [`Journal::open`], so that a
-//! run that fails in its first step leaves no metrics. What comes before that is kept until then.
+//! run that fails in its first step leaves no metrics. Episodes and videos from before that are kept until then.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ use super::{figures, headlines, progress_file, samples};
 /// Longer side of the videos in TensorBoard, in pixels.
 const GIF_SIDE: usize = 256;
 
-/// Writes these files.
+/// The open files of a run, and what is kept for them until the first step is done.
 pub struct Journal {
     /// The run directory; `None` on all ranks but 0.
     pub dir: Option<RunDir>,
@@ -87,7 +87,8 @@ impl Journal {
             metrics.log(0, &before_training)?;
         }
         write_prompts(metrics, self.earlier_steps, &std::mem::take(&mut self.kept_prompts))?;
-        self.trajectories.begin(self.earlier_steps, record.pending.is_none())?;
+        let is_last_step_validated = record.pending.is_none();
+        self.trajectories.begin(self.earlier_steps, is_last_step_validated)?;
         self.write_progress(record)?;
         self.trajectories.write(&std::mem::take(&mut self.kept_episodes))
     }
@@ -145,7 +146,7 @@ impl Journal {
         }
     }
 
-    /// Writes the metrics of a step, of `steps` in all, and logs its progress line.
+    /// Writes the metrics of step `step` of `steps`, and logs its progress line.
     pub(crate) fn log(&mut self, step: u64, steps: u64, metrics: &BTreeMap<String, f64>) -> Result<()> {
         let Some(writer) = &mut self.metrics else { return Ok(()) };
         writer.log(step, metrics)?;

@@ -20,22 +20,22 @@ const TEXT: u32 = 13;
 /// Width of a character of the legend: an estimate that suits common fonts.
 const CHARACTER: f64 = 0.58 * TEXT as f64;
 const COLOURS: [&str; 6] = ["#2662B6", "#CD5C1C", "#2E8648", "#8048A0", "#C4A01E", "#1EA0AA"];
-/// The same for a dark page.
+/// The colours on a dark page.
 const LIGHT_COLOURS: [&str; 6] = ["#6EA8FF", "#FF9458", "#62CA82", "#C89CEC", "#E6C85C", "#50D0DA"];
 /// Dash patterns of lines, as in `charts.js`.
 pub const DASHES: [&str; 4] = ["", "7 4", "2 4", "9 3 2 3"];
 /// Most labels on the x axis and on the y axis.
 const TICKS: [usize; 2] = [8, 6];
-/// Most points of a series, about. A series with more is thinned out.
+/// Approximate maximum of the points of a series. A series with more points is thinned out.
 const POINTS: usize = 1500;
 /// Most points of a line that has a mark at each point.
 const MARKED: usize = 12;
-/// Largest value that is drawn. The range of larger ones would overflow.
+/// Largest magnitude of a value that is drawn. The range of larger values would overflow.
 const LARGEST: f64 = 1e300;
 /// Smallest margin of an axis beyond its values, as a part of the largest of them. The rounding of f32 would fill the
 /// panel of a narrower axis.
 const MIN_MARGIN_SHARE: f64 = 1e-6;
-/// The same as an absolute number, for values near 0.
+/// Smallest margin of an axis beyond its values if these are near 0.
 const MIN_MARGIN: f64 = 1e-12;
 
 /// A named sequence of points.
@@ -48,7 +48,7 @@ pub struct Series {
     pub style: SeriesStyle,
     /// Index of the colour. The palette repeats.
     pub colour: usize,
-    /// Index of its dash pattern. The patterns repeat.
+    /// Index of the dash pattern. The patterns repeat.
     pub dashes: usize,
 }
 
@@ -144,7 +144,7 @@ pub fn css_part_colour(index: usize) -> String {
     }
 }
 
-/// Where values lie in a panel.
+/// The ranges of x and y that a panel shows.
 struct Axes([Range<f64>; 2]);
 
 impl Axes {
@@ -153,6 +153,7 @@ impl Axes {
     const RIGHT: f64 = PANEL[0] - MARGINS[2];
     const BOTTOM: f64 = PANEL[1] - MARGINS[3];
 
+    /// The pixel of a point.
     fn at(&self, [x, y]: [f64; 2]) -> [f64; 2] {
         let [x_range, y_range] = &self.0;
         [
@@ -162,7 +163,7 @@ impl Axes {
     }
 }
 
-/// The part of the range below a value.
+/// The fraction of the range that lies below a value.
 fn share(value: f64, range: &Range<f64>) -> f64 {
     (value - range.start) / (range.end - range.start)
 }
@@ -230,7 +231,7 @@ fn draw_series(svg: &mut String, series: &Series, points: &[[f64; 2]], axes: &Ax
     Ok(())
 }
 
-/// An attribute; empty for a solid line.
+/// The attribute with the dash pattern of a series; empty for a solid line.
 fn dashes(series: &Series) -> String {
     match DASHES[series.dashes % DASHES.len()] {
         "" => String::new(),
@@ -263,7 +264,7 @@ fn draw_legend(svg: &mut String, panel: &Panel, names: &[String], [right, top]: 
     Ok(())
 }
 
-/// Text for XML, which has no control characters.
+/// Text as XML. Control characters, which XML does not allow, are replaced.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -278,18 +279,18 @@ fn escaped(text: &str) -> String {
     out
 }
 
-/// Points without those that cannot be drawn.
+/// The points that can be drawn.
 pub fn finite(points: &[[f64; 2]]) -> Vec<[f64; 2]> {
     points.iter().copied().filter(|point| point.iter().all(|v| v.abs() <= LARGEST)).collect()
 }
 
-/// Every n-th point, and the last.
+/// About `POINTS` of the points, evenly chosen, and the last point.
 pub fn thinned(points: Vec<[f64; 2]>) -> Vec<[f64; 2]> {
     let (every, last) = (points.len().div_ceil(POINTS).max(1), points.len().saturating_sub(1));
     points.into_iter().enumerate().filter(|(i, _)| i % every == 0 || *i == last).map(|(_, p)| p).collect()
 }
 
-/// A range a little wider than that of the values.
+/// A range a little wider than the range of the values.
 fn padded(values: impl Iterator<Item = f64>) -> Range<f64> {
     let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(v), h.max(v)));
     // No values.
@@ -297,14 +298,16 @@ fn padded(values: impl Iterator<Item = f64>) -> Range<f64> {
         return 0.0..1.0;
     }
     let margin = match high - low {
+        // All values are 0.
         0.0 if low == 0.0 => 1.0,
+        // All values are equal.
         0.0 => 0.5 * low.abs().max(1e-6),
         range => (0.05 * range).max(MIN_MARGIN_SHARE * low.abs().max(high.abs())).max(MIN_MARGIN),
     };
     low - margin..high + margin
 }
 
-/// The most ticks of the x axis. If all x are whole numbers, such as steps, there are no ticks between them.
+/// The maximum of ticks on the x axis. If all x are whole numbers, such as steps, it allows no ticks between them.
 fn most_ticks(series: &[Vec<[f64; 2]>]) -> usize {
     let xs = || series.iter().flatten().map(|point| point[0]);
     let (low, high) = xs().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)));
@@ -322,27 +325,28 @@ fn legend_corner(series: &[Vec<[f64; 2]>], ranges: &[Range<f64>; 2]) -> [bool; 2
         };
         series.iter().flatten().filter(is_near).count()
     };
+    // If several corners hold as few, the first of these is taken.
     let corners = [[true, false], [true, true], [false, true], [false, false]];
     corners.into_iter().min_by_key(|corner| points(*corner)).unwrap_or(corners[0])
 }
 
-/// Multiples of 1, 2 or 5 times a power of ten in a range, at most about as many as asked for.
+/// The ticks in a range: multiples of 1, 2 or 5 times a power of ten, about `at_most` of them.
 fn ticks(range: &Range<f64>, at_most: usize) -> Vec<f64> {
-    let least = (range.end - range.start) / at_most as f64;
-    let power = 10f64.powf(least.log10().floor());
-    let step = [1.0, 2.0, 5.0].map(|digit| digit * power).into_iter().find(|step| *step >= least * (1.0 - 1e-9));
+    let least_step = (range.end - range.start) / at_most as f64;
+    let power = 10f64.powf(least_step.log10().floor());
+    let step = [1.0, 2.0, 5.0].map(|digit| digit * power).into_iter().find(|step| *step >= least_step * (1.0 - 1e-9));
     let step = step.unwrap_or(10.0 * power);
     let first = (range.start / step - 1e-9).ceil();
     let ticks = (0..=at_most).map(|i| (first + i as f64) * step);
     ticks.take_while(|value| *value <= range.end + 1e-9 * step).collect()
 }
 
-/// A tick's value, with as many digits as tell it from its neighbours.
+/// The label of a tick: its value, with enough digits to tell it from the neighbouring ticks.
 fn label(value: f64, ticks: &[f64]) -> String {
     let [first, second, ..] = ticks else { return format!("{value:.2e}") };
     let step = second - first;
     let largest = ticks.iter().fold(0.0f64, |m, v| m.max(v.abs()));
-    // A 0 on the axis that rounding has made a tiny number.
+    // A tick at 0, which rounding has made a tiny number.
     if value.abs() < 1e-9 * largest {
         return "0".into();
     }

@@ -1,5 +1,5 @@
-//! The record of a run: what its summary and its report are made of. It is part of every checkpoint, so that a resumed
-//! run ends with the same summary as one that never stopped.
+//! The record of a run: the facts of which its summary and its report are made. It is part of every checkpoint, so that
+//! a resumed run ends with the same summary as one that never stopped.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::without_secrets;
 use crate::results::scores::Results;
 
-/// Most skipped samples that are listed. Further ones are only counted.
+/// Maximum number of skipped samples that are listed. Further samples are only counted.
 const MAX_LISTED: usize = 200;
 
 /// Metrics by name; `None` where the value was not finite, which JSON cannot represent.
@@ -50,7 +50,7 @@ pub struct Record {
     pub seen: usize,
     /// Validations in the order of their steps.
     pub validations: Vec<ValidationMetrics>,
-    /// How videos after training compared with those before, by a reward that compares videos.
+    /// The comparison of videos after training with videos before, by a reward that compares videos.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub comparison: Option<Comparison>,
     /// Metrics of the last step if the run was stopped before that step's evaluation: they are not logged yet.
@@ -107,7 +107,7 @@ pub struct Evaluation {
 pub struct ValidationMetrics {
     /// Number of steps taken before it.
     pub step: u64,
-    /// Its metrics.
+    /// Metrics of the validation.
     pub metrics: Metrics,
     /// The losses of its samples, if the loss is their mean.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -174,8 +174,11 @@ pub fn read_record(checkpoint: &Checkpoint) -> Result<Record> {
     let record: Record = serde_json::from_slice(&checkpoint.read(RECORD_FILE)?).map_err(problem)?;
     let amended = files::read(&checkpoint.path().join(AMENDED_FILE), files::MAX_TEXT).ok();
     let amended = amended.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    // Without an amended record, or if it cannot be read, the step is evaluated again.
-    Ok(amended.filter(|_| record.pending.is_some()).unwrap_or(record))
+    match amended {
+        Some(amended) if record.pending.is_some() => Ok(amended),
+        // If the amended record is missing or cannot be read, a pending step is evaluated again.
+        _ => Ok(record),
+    }
 }
 
 /// Adds a record with measurements that were made after the checkpoint was written.

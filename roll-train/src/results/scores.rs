@@ -26,8 +26,8 @@ pub type Results = Vec<(SetName, Vec<Clip>)>;
 pub struct Clip {
     /// The sample's origin.
     pub origin: String,
-    /// Scores by position: that of the trained reward, then the weighted sum of the checks, then, if there are several
-    /// checks, that of each. `None` if there was nothing to score, or if the score was not finite.
+    /// Scores by position: the score by the trained reward, then the weighted sum of the checks, then, if there are
+    /// several checks, the score by each of them. `None` if there was nothing to score, or if the score was not finite.
     pub scores: Vec<Option<f64>>,
     /// Divergence from the base model; `None` if it was not finite.
     pub kl: Option<f64>,
@@ -98,6 +98,7 @@ impl Change {
             _ if self.clips < MIN_CLIPS => Effect::TooFewClips,
             mean if low > 0.0 && mean >= least => Effect::Rise,
             mean if high < 0.0 && mean <= -least => Effect::Fall,
+            // The mean is significant and too small, or the whole interval is too small.
             _ if low > 0.0 || high < 0.0 || (-least < low && high < least) => Effect::Negligible,
             _ => Effect::Undecided,
         }

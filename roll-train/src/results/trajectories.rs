@@ -30,9 +30,9 @@ impl Trajectories {
         Self { path: dir.map(|dir| dir.path().join(FILE)), file: None }
     }
 
-    /// Removes those episodes of earlier processes that this process plays again, since it continues after step `done`:
-    /// all episodes of later steps, and those of the validation after step `done`, unless it was completed
-    /// (`is_validated`).
+    /// Removes the episodes of earlier processes that this process plays again, since it continues after step `done`.
+    /// These are all episodes of later steps, and the episodes of the validation after step `done`, unless that
+    /// validation was completed (`is_validated`).
     pub fn begin(&mut self, done: u64, is_validated: bool) -> Result<()> {
         let Some(path) = self.path.as_ref().filter(|path| path.is_file()) else { return Ok(()) };
         let text = files::read_text(path, u64::MAX).map_err(Error::file("read", path))?;
@@ -50,7 +50,10 @@ impl Trajectories {
 
     /// Appends one line per record, without buffering.
     pub fn write(&mut self, records: &[serde_json::Value]) -> Result<()> {
-        let Some(path) = self.path.as_ref().filter(|_| !records.is_empty()) else { return Ok(()) };
+        if records.is_empty() {
+            return Ok(());
+        }
+        let Some(path) = &self.path else { return Ok(()) };
         let file = match &mut self.file {
             Some(file) => file,
             none => {

@@ -4,7 +4,7 @@ use roll_core::{Algorithm, Error, Result, StateDict, Tensor};
 
 use super::TaskState;
 
-/// The state of `algorithm`. All ranks must call it; the tensors are those of a rank that `saves`.
+/// The state of `algorithm`. All ranks must call it; only a rank that `saves` returns tensors.
 pub fn state(algorithm: &dyn Algorithm, saves: bool) -> Result<TaskState> {
     // The names of the tensors follow from this state.
     let facts = algorithm.state();
@@ -12,7 +12,7 @@ pub fn state(algorithm: &dyn Algorithm, saves: bool) -> Result<TaskState> {
     Ok(TaskState { facts, tensors, ..TaskState::default() })
 }
 
-/// Returns a saved state to `algorithm`. Fails, and loads no tensor, if the tensors are not those that it keeps.
+/// Returns a saved state to `algorithm`. Fails, and loads no tensor, if the tensors are not the ones that it keeps.
 pub fn restore(algorithm: &mut dyn Algorithm, saved: &TaskState) -> Result<()> {
     algorithm.load_state(&saved.facts)?;
     compare(&algorithm.tensors()?, &saved.tensors).map_err(|problem| Error::bad_file(&saved.origin, problem))?;

@@ -1,10 +1,12 @@
-//! What a run trains on. A task owns data, algorithm, measurements and their state; the trainer owns steps, strategy,
-//! checkpoints and stopping, and knows a task by [`Task`] alone.
+//! Tasks: the part of a run that knows its samples. A task owns data, algorithm, measurements and their state. The
+//! trainer owns steps, strategy, checkpoints and stopping, and knows a task by [`Task`] alone.
 //!
-//! A crate that has a task submits its [`TaskType`], which opens the parts of a run as an [`OpenedTask`]: a check looks at
-//! these, and a run makes its task of them. The other items are for tasks to use: [`Opening`] and [`Network`] open strategy
-//! and model, [`state`] and [`restore`] are an algorithm's part of a checkpoint, [`PartialResults`] are results on disk that
-//! a process which continues a run does not compute again, and [`validate`] runs an algorithm's own validation.
+//! A crate that has a task submits its [`TaskType`], which opens the parts of a run as an [`OpenedTask`]. A check looks
+//! at these parts, and a run makes its task of them. The other items are for tasks to use:
+//! - [`Opening`] and [`Network`] open strategy and model.
+//! - [`state`] and [`restore`] are an algorithm's part of a checkpoint.
+//! - [`PartialResults`] are results on disk that a process which continues a run does not compute again.
+//! - [`validate`] runs an algorithm's own validation.
 
 mod algorithm_state;
 mod opening;
@@ -30,9 +32,9 @@ pub use partial::{PartialResults, key};
 pub use registration::{OpenTask, OpenedTask, TaskType};
 pub use validation::validate;
 
-/// What a run trains on.
+/// The samples that a run trains on, with their algorithm and measurements.
 pub trait Task: Send {
-    /// What does not change during a run.
+    /// The facts of the task, which do not change during a run.
     fn facts(&self) -> &TaskFacts;
 
     /// Lines of the overview at the start of a run: subject and text. `going_on` is the end of the line on steps.
@@ -62,15 +64,15 @@ pub trait Task: Send {
     }
 
     /// State that a resume needs beyond parameters and optimizer. All ranks must call it; the state of the rank that
-    /// `saves` is written, the others leave out the tensors.
+    /// `saves` is written, other ranks leave out the tensors.
     fn state(&self, saves: bool) -> Result<TaskState>;
 
-    /// Restores [`Task::state`], after parameters and optimizer. Fails, and takes no tensor, if the tensors are not those
-    /// that the task keeps.
+    /// Restores [`Task::state`], after parameters and optimizer. Fails, and takes no tensor, if the tensors are not the
+    /// tensors that the task keeps.
     fn restore(&mut self, state: &TaskState) -> Result<()>;
 }
 
-/// What does not change during a run.
+/// Facts of a task that do not change during a run.
 #[derive(Clone, Debug, Default)]
 pub struct TaskFacts {
     /// The number of optimizer steps.
@@ -83,7 +85,7 @@ pub struct TaskFacts {
     pub labels: SetLabels,
     /// Whether [`Task::measure`] measures something.
     pub measures: bool,
-    /// It measures every this many steps; 0: only before the first and after the last.
+    /// Number of steps between measurements; 0: only before the first step and after the last.
     pub measured_every: u64,
     /// A further reason why no parameter may have changed, as the end of a message on it; may be empty.
     pub idle_hint: &'static str,
@@ -140,6 +142,6 @@ pub struct TaskState {
 pub struct TaskResults {
     /// Files and folders for people to open: name and path.
     pub written: Vec<(&'static str, PathBuf)>,
-    /// Encodings that were found in a cache, and those that were computed, if there is one.
+    /// Numbers of encodings that were found in the cache, and that were computed; `None` without a cache.
     pub encodings: Option<[u64; 2]>,
 }

@@ -1,4 +1,4 @@
-//! What the tasks have in common while they are opened: strategy and model, the check of the algorithm, the number of
+//! The parts that all tasks open in the same way: strategy and model, the check of the algorithm, the number of
 //! steps.
 
 use roll_core::{Algorithm, BuildContext, Communicator, Error, Kind, Model, Registry, Result, RewardScorer, Strategy};
@@ -17,11 +17,11 @@ pub struct Opening<'a> {
     pub context: &'a BuildContext,
     /// Whether the backend has its device. Without it, components that open the device would report its error again.
     pub has_device: bool,
-    /// Without it, the model's files would have to be downloaded first.
+    /// Whether the model is opened. It is not if its files would have to be downloaded first.
     pub has_model: bool,
 }
 
-/// The algorithm `A`, with what it needs of the configuration.
+/// The algorithm `A`, and whether it can be checked.
 pub struct OpenedAlgorithm<A: ?Sized> {
     /// The algorithm.
     pub algorithm: Box<A>,
@@ -46,18 +46,18 @@ impl Opening<'_> {
         found.open("model", || open_network(&self.loaded.config, self.registry, self.context))
     }
 
-    /// The number of optimizer steps; `of_data`: those that the data take.
-    pub fn steps(&self, of_data: Option<u64>, found: &mut Findings) -> Option<u64> {
+    /// The number of optimizer steps. `steps_of_data`: the number of steps that all epochs of the data take.
+    pub fn steps(&self, steps_of_data: Option<u64>, found: &mut Findings) -> Option<u64> {
         let config = &self.loaded.config;
-        let steps = found.open("run", || steps(config, of_data))?;
+        let steps = found.open("run", || resolved_steps(config, steps_of_data))?;
         found.note("run", || config.training.warmup_note(steps));
         Some(steps)
     }
 }
 
 impl Network {
-    /// Checks that the parts work together, unless they could not be opened (`can_check`, as [`OpenedAlgorithm`] has it),
-    /// and attaches the model to the strategy.
+    /// Checks that the parts work together, unless a part could not be opened ([`OpenedAlgorithm`] describes
+    /// `can_check`). Then attaches the model to the strategy.
     pub fn connect(
         &mut self,
         algorithm: &mut dyn Algorithm,
@@ -105,9 +105,9 @@ fn open_network(config: &RunConfig, registry: &Registry, context: &BuildContext)
 }
 
 /// The number of optimizer steps. Fails if it is 0, or if the data have no end and the configuration sets none.
-fn steps(config: &RunConfig, of_data: Option<u64>) -> Result<u64> {
-    let of_data = of_data.map(|steps| steps.min(config.max_steps.unwrap_or(u64::MAX)));
-    match config.steps.or(of_data) {
+fn resolved_steps(config: &RunConfig, steps_of_data: Option<u64>) -> Result<u64> {
+    let limited_steps = steps_of_data.map(|steps| steps.min(config.max_steps.unwrap_or(u64::MAX)));
+    match config.steps.or(limited_steps) {
         Some(0) => Err(Error::config("steps", "there is nothing to do: 0 steps")),
         Some(steps) => Ok(steps),
         None => {
@@ -117,7 +117,8 @@ fn steps(config: &RunConfig, of_data: Option<u64>) -> Result<u64> {
     }
 }
 
-/// Fails when the strategy knows fewer processes than there are: each would train a model of its own.
+/// Fails if the strategy knows fewer processes than there are, because each process would then train a model of its
+/// own.
 fn check_all_ranks_train(
     name: &str,
     strategy: &dyn Strategy,
@@ -138,8 +139,8 @@ fn check_all_ranks_train(
     Err(Error::config("strategy.name", problem))
 }
 
-/// Fails when the model does not shard the tokens of a pass over `ranks`: each would compute all of them, and the sum
-/// of their gradients would be several times the gradient.
+/// Fails if the model does not shard the tokens of a pass over `ranks`. Each rank would then compute all tokens, and
+/// the sum of the ranks' gradients would be several times the gradient.
 fn check_token_ranks(name: &str, model: &dyn Model, ranks: usize) -> Result<()> {
     if model.distribution().token_ranks == ranks {
         return Ok(());

@@ -15,7 +15,7 @@ const MAX_REASONS: usize = 5;
 /// algorithm brings its own data, since the first episodes of an agent may all fail.
 const PATIENCE: u64 = 10;
 
-/// How far a run is, and what the check depends on.
+/// The progress of a run, and the settings that the check depends on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RunProgress {
     /// Steps that are done.
@@ -43,7 +43,7 @@ pub(super) fn check(record: &Record, progress: RunProgress) -> Result<()> {
     }
     let never_trained = idle >= done;
     let every_update_was_left_out = record.skipped_updates >= done;
-    // Not a mistake: people try a configuration with `--steps 1`.
+    // The steps of a warm-up train nothing, which is not a mistake: people try a configuration with `--steps 1`.
     if warms_up && !every_update_was_left_out {
         return Ok(());
     }

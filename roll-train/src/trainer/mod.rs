@@ -49,13 +49,14 @@ pub struct Trainer {
     noise: Noise,
     /// Number of steps of the whole run.
     steps: u64,
-    /// Number of steps that are done, those of earlier processes included.
+    /// Number of steps that are done, by this process and by earlier ones.
     steps_done: u64,
     /// The course of the run so far, part of every checkpoint.
     record: Record,
     /// Seconds of the earlier processes of this run.
     seconds_before: f64,
-    /// The newest checkpoint that this process wrote or resumed from. Ranks that do not write have only the latter.
+    /// The newest checkpoint that this process wrote or resumed from. Ranks that do not write have only the checkpoint
+    /// that they resumed from.
     saved: Option<Checkpoint>,
     /// The step of the newest checkpoint. Every rank has it, because all ranks must agree whether to write a
     /// checkpoint.
@@ -186,8 +187,8 @@ impl Trainer {
             report.metrics.extend(sums.map(|sums| (parameters::NORM.to_string(), sums.norm())));
             let max_grad_norm = self.loaded.config.training.max_grad_norm;
             self.record.add_step(self.steps_done, &report, max_grad_norm, sums.map(|sums| sums.hash));
-            // Only the first call does something: it opens the metrics, without those of steps that earlier processes
-            // did after their last checkpoint.
+            // Only the first call has an effect: it opens the metrics, and removes the metrics of steps that earlier
+            // processes did after their last checkpoint.
             journal.open(&self.loaded, &self.record)?;
             report.metrics.insert("time/total".into(), begun.elapsed().as_secs_f64());
             journal.write_report(self.steps_done, &report)?;
@@ -198,10 +199,11 @@ impl Trainer {
             let checked = self.check_idle();
             self.checkpoint_on_error(checked, journal)?;
         }
-        // Checked here too, as a resumed run may have no step left: one that failed this check after its last step must
-        // fail again.
+        // Checked here too, because a resumed run may have no step left. If it failed this check after its last step,
+        // it must fail again.
         self.check_idle()?;
-        if let Some(note) = idle::warmup_note(self.training_progress()).filter(|_| journal.dir.is_some()) {
+        let is_first_rank = journal.dir.is_some();
+        if is_first_rank && let Some(note) = idle::warmup_note(self.training_progress()) {
             tracing::warn!("{note}");
         }
         let is_early = self.stopped.is_some();
@@ -222,7 +224,10 @@ impl Trainer {
         let evaluations =
             if measures { pace::evaluations_left(self.steps_done, self.steps, measured_every) } else { 0 };
         let message = self.pace.add_step(seconds, self.steps - self.steps_done, evaluations);
-        if let Some(message) = message.filter(|_| journal.dir.is_some()) {
+        let is_first_rank = journal.dir.is_some();
+        if let Some(message) = message
+            && is_first_rank
+        {
             tracing::info!("{message}");
         }
     }
@@ -231,7 +236,7 @@ impl Trainer {
         idle::check(&self.record, self.training_progress())
     }
 
-    /// What [`idle`] needs to know.
+    /// The progress of the run, by which [`idle`] judges whether it trains.
     fn training_progress(&self) -> idle::RunProgress {
         let training = &self.loaded.config.training;
         idle::RunProgress {

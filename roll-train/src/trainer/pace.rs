@@ -6,12 +6,12 @@ use crate::progress::{counted, duration};
 /// it also encodes prompts and clips, and fills caches.
 const STEPS: usize = 3;
 
-/// What the estimate is made from.
+/// The durations that the estimate is computed from.
 #[derive(Default)]
 pub(super) struct Pace {
     /// Seconds of the first steps of this process.
     steps: Vec<f64>,
-    /// Seconds of its first evaluation.
+    /// Seconds of the first evaluation of this process.
     evaluation: Option<f64>,
 }
 
@@ -33,13 +33,13 @@ impl Pace {
         let seconds_of_step = self.steps[1..].iter().sum::<f64>() / (STEPS - 1) as f64;
         let mut seconds_left = seconds_of_step * steps_left as f64;
         let mut parts = format!("{} of {}", counted(steps_left, "step"), duration(seconds_of_step));
-        match self.evaluation.filter(|_| evaluations_left > 0) {
+        match self.evaluation {
+            _ if evaluations_left == 0 => {}
             Some(evaluation) => {
                 seconds_left += evaluation * evaluations_left as f64;
                 parts += &format!(", {} of {}", counted(evaluations_left, "evaluation"), duration(evaluation));
             }
-            None if evaluations_left > 0 => parts += ", and evaluations",
-            None => {}
+            None => parts += ", and evaluations",
         }
         Some(format!("about {} left: {parts}", duration(seconds_left)))
     }

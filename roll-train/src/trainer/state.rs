@@ -127,7 +127,9 @@ impl Trainer {
         task: TaskState,
     ) -> Result<Checkpoint> {
         let mut writer = CheckpointWriter::begin(&dir.checkpoints(), self.steps_done)?;
-        dir.identity(&self.loaded.config).into_iter().for_each(|run| writer.of_run(run));
+        if let Some(run) = dir.identity(&self.loaded.config) {
+            writer.of_run(run);
+        }
         // Facts for the headers of weight files. They must be the same for the same run, because checkpoints are
         // compared bit for bit, and so have no time.
         let words = BTreeMap::from([
@@ -183,8 +185,9 @@ impl Trainer {
 
     /// Writes a checkpoint after a failure, if there are steps that are not saved, and logs whether that succeeded.
     fn save_steps_done(&mut self, journal: &mut Journal) {
-        let Some(dir) = journal.dir.clone().filter(|_| self.strategy.ranks().all.world_size() == 1) else { return };
-        if self.steps_done == 0 || self.saved_step == Some(self.steps_done) {
+        let Some(dir) = journal.dir.clone() else { return };
+        let has_other_ranks = self.strategy.ranks().all.world_size() != 1;
+        if has_other_ranks || self.steps_done == 0 || self.saved_step == Some(self.steps_done) {
             return;
         }
         let (steps, checkpoints) = (counted(self.steps_done, "step"), dir.checkpoints());

@@ -48,10 +48,10 @@ pub struct RunSummary {
     /// `success_before`, `success_after`.
     #[serde(flatten)]
     pub figures: BTreeMap<String, serde_json::Value>,
-    /// The same measurements for people, each with a name and a text.
+    /// The measurements of `figures` for people, each with a name and a text.
     #[serde(skip)]
     pub lines: Vec<(String, String)>,
-    /// Number of encodings that were found in `data.cache_dir`, and of those that were computed.
+    /// Numbers of encodings that were found in `data.cache_dir`, and that were computed.
     #[serde(skip)]
     pub encodings: Option<[u64; 2]>,
     /// The metrics to show first.
@@ -68,7 +68,7 @@ pub struct RunSummary {
 impl Trainer {
     /// Writes the result files of a run, and returns its summary. All ranks must call this.
     pub(super) fn finish(self, dir: Option<&RunDir>) -> Result<RunSummary> {
-        let peak_memory = peak_memory(self.strategy.ranks().all.as_ref())?;
+        let peak_memory = peak_memory_of_processes(self.strategy.ranks().all.as_ref())?;
         let TaskFacts { headlines, labels, .. } = self.task.facts();
         let figures = results::figures(&self.record, headlines, labels);
         let mut summary = RunSummary {
@@ -109,7 +109,7 @@ impl Trainer {
 }
 
 /// The peak of host memory of each process. Ranks that are threads of one process are counted once.
-fn peak_memory(ranks: &dyn Communicator) -> Result<Vec<Option<u64>>> {
+fn peak_memory_of_processes(ranks: &dyn Communicator) -> Result<Vec<Option<u64>>> {
     // A random number that tells processes apart. Process ids do not, since two machines may have the same.
     static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
     let mut peaks = communicator::join(ranks, &(*PROCESS, memory::host_peak()))?;

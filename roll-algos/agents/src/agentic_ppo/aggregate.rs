@@ -28,7 +28,7 @@ pub enum Aggregation {
 pub struct Totals {
     /// Response tokens.
     pub tokens: f64,
-    /// Samples: all of them, or those with a response token, by the constructor.
+    /// Samples: all samples, or the samples with a response token, by the constructor.
     pub samples: f64,
     /// The fixed length of [`Aggregation::SeqMeanTokenSumNorm`].
     pub length: f64,

@@ -39,7 +39,7 @@ pub struct AgenticPpo {
     ranks: Arc<dyn Communicator>,
 }
 
-/// What the algorithm learns besides the model; part of checkpoints.
+/// The state that is learned besides the model. It is part of checkpoints.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct LearnedState {
     #[serde(flatten)]
@@ -96,7 +96,7 @@ impl OwnDataAlgorithm for AgenticPpo {
         // Raises this process's limit on open files, because connections and tools need descriptors too.
         roll_external::process::open_files_limit();
         let opened = (0..needed).map(|i| match i {
-            // If the first cannot be made, its options are wrong, whatever its number.
+            // If the first environment cannot be made, its options are wrong: the error needs no number.
             0 => make(),
             i => make().while_doing(|| format!("making environment {} of {needed}", i + 1)),
         });
@@ -234,7 +234,7 @@ impl Algorithm for AgenticPpo {
             return Err(unreadable("the critic's weights and moments have different lengths".into()));
         }
         self.learned = learned;
-        // Of the episodes of all ranks, this rank keeps its own.
+        // The checkpoint has the episodes of all ranks; this rank keeps its own.
         let groups = share(self.ranks.as_ref(), self.config.num_env_groups);
         let played = ahead.filter(|_| self.config.is_asynchronous()).map(|mut rollout| {
             rollout.episodes.retain(|episode| groups.contains(&episode.group));
@@ -381,7 +381,7 @@ impl AgenticPpo {
         }
     }
 
-    /// The records of episodes for `trajectories.jsonl`. The first one with tokens also has its whole text.
+    /// The records of episodes for `trajectories.jsonl`. The first record with tokens also has its whole text.
     fn records(
         &self,
         episodes: &[Episode],

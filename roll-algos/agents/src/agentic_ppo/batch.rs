@@ -12,16 +12,16 @@ use super::rewards::groups;
 /// One sample: tokens and the values that belong to them.
 #[derive(Clone, Debug)]
 pub struct TextSample {
-    /// Position of its episode among the episodes of the step.
+    /// Position of the sample's episode among the episodes of the step.
     pub episode: usize,
-    /// Its turn, if each turn is a sample; 0 otherwise.
+    /// Turn of the sample, if each turn is a sample; 0 otherwise.
     pub turn: usize,
     /// Position in the episode's tokens at which the sample begins. Of two samples of an episode that begin at the same
     /// position, the shorter is a prefix of the longer.
     pub begins: usize,
     /// All tokens.
     pub tokens: Vec<u32>,
-    /// Which of the tokens are trained on: the agent wrote them, in the sample's own turn.
+    /// Whether each token is trained on: the agent wrote it, in the sample's own turn.
     pub response: Vec<bool>,
     /// Log-probabilities that generation reported, under the distribution it drew from.
     pub log_probs: Vec<f32>,
@@ -31,7 +31,7 @@ pub struct TextSample {
 
 /// The samples of `episodes`: one per episode or, if `stepwise`, one per turn. The sample of a turn ends with the
 /// answer of that turn, and only the answer is trained on.
-pub fn samples(episodes: &[Episode], stepwise: bool) -> Vec<TextSample> {
+pub fn text_samples(episodes: &[Episode], stepwise: bool) -> Vec<TextSample> {
     let mut samples = Vec::new();
     for (index, episode) in episodes.iter().enumerate() {
         let sample = |turn, begins: usize, trained: Range<usize>| TextSample {
@@ -56,8 +56,8 @@ pub fn samples(episodes: &[Episode], stepwise: bool) -> Vec<TextSample> {
 /// A batch in which the turns of one conversation share a row, so that the model evaluates their common tokens once.
 ///
 /// The row is the longest turn, of which the other turns are prefixes. Because no token depends on later ones, the
-/// log-probabilities of the row are those of every turn, and the gradient of the row is the sum of the turns'
-/// gradients.
+/// log-probabilities of the row are also the log-probabilities of every turn, and the gradient of the row is the sum of
+/// the turns' gradients.
 pub struct ConversationBatch {
     /// The model's input.
     pub batch: Batch,
@@ -152,7 +152,7 @@ impl Batch {
 }
 
 /// Width that holds all samples; at least 2, so that there is a prediction.
-pub fn width(samples: &[&TextSample]) -> usize {
+pub fn padded_width(samples: &[&TextSample]) -> usize {
     samples.iter().map(|s| s.tokens.len()).max().unwrap_or(0).max(2)
 }
 

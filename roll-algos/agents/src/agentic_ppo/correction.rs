@@ -157,8 +157,8 @@ pub struct Correction {
 /// Computes the correction for the response tokens `mask` of a batch, from the log-probabilities of the training model
 /// before the update and of the inference model.
 ///
-/// With `unmasked_metrics`, fractions in metrics are those of the reference: the count includes tokens outside the
-/// mask, the divisor does not.
+/// With `unmasked_metrics`, fractions in metrics are computed as in the reference: the count includes tokens outside
+/// the mask, the divisor does not.
 pub fn correct(
     config: &CorrectionConfig,
     mask: &Mask,

@@ -59,7 +59,7 @@ pub struct Episode {
     pub seed: u64,
     /// All tokens.
     pub tokens: Vec<u32>,
-    /// Which of them the agent wrote.
+    /// Whether the agent wrote each token.
     pub response: Vec<bool>,
     /// Log-probabilities that generation reported, under the distribution it drew from; 0 for tokens that the agent
     /// read.
@@ -86,8 +86,8 @@ impl Episode {
         !matches!(self.ending, Ending::Failed(_)) && !self.steps.is_empty()
     }
 
-    /// What the model read and wrote, with special tokens, as a list of `{"read": ...}` and `{"wrote": ...}`. If turns
-    /// have prompts of their own, the list has one turn after another.
+    /// The texts that the model read and wrote, with special tokens, as a list of `{"read": ...}` and `{"wrote": ...}`.
+    /// If turns have prompts of their own, the list has one turn after another.
     pub fn texts(&self, model: &dyn LanguageModel) -> Result<serde_json::Value> {
         let mut start = 0;
         let pieces = self.response.chunk_by(|one, next| one == next).map(|run| {

@@ -101,12 +101,12 @@ impl Grid {
         self.zip(other, |w, v| if w == 0.0 { 0.0 } else { w * v })
     }
 
-    /// The sum of `other` weighted by this grid: of all values of [`Grid::weigh`].
+    /// The sum of `other` weighted by this grid, which is the sum of all values of [`Grid::weigh`].
     pub fn dot(&self, other: &Grid) -> f64 {
         self.weigh(other).values.iter().sum()
     }
 
-    /// Fails unless the shape is that of `mask`.
+    /// Fails unless the grid has the shape of `mask`. The error calls the grid `what`.
     pub fn expect_shape_of(&self, mask: &Mask, what: &str) -> Result<()> {
         if (self.rows(), self.columns) != (mask.rows(), mask.columns) {
             let wanted = format!("[{}, {}]", mask.rows(), mask.columns);
@@ -116,7 +116,7 @@ impl Grid {
     }
 }
 
-/// Which tokens count, `[B, T]`.
+/// The tokens that count, `[B, T]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mask {
     columns: usize,
@@ -185,7 +185,7 @@ impl Mask {
         self.kept.chunks(self.columns).map(|row| row.iter().filter(|k| **k).count()).collect()
     }
 
-    /// The tokens of this mask for whose value in `grid` `condition` holds.
+    /// The tokens of this mask whose values in `grid` meet `condition`.
     pub fn and(&self, grid: &Grid, condition: impl Fn(f64) -> bool) -> Self {
         let kept = self.kept.iter().zip(&grid.values).map(|(kept, v)| *kept && condition(*v)).collect();
         Self { columns: self.columns, kept }

@@ -67,7 +67,7 @@ impl ActorMetrics {
         self.values.insert(name.into(), (Reduction::Mean, value));
     }
 
-    /// Adds the metrics of `other`, which replace those of the same name.
+    /// Adds the metrics of `other`, which replace metrics of the same name.
     pub fn extend(&mut self, other: Self) {
         self.values.extend(other.values);
     }

@@ -135,7 +135,8 @@ fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
             notes.push(format!("{named} no effect: only `algo.train_infer_correction` reads it, which is off"));
         }
         let recompute = config.named(&["algo.enable_old_logprobs_recompute"]);
-        if let Some(named) = recompute.filter(|_| number("algo.async_generation_ratio") == Some(1)) {
+        let is_asynchronous = number("algo.async_generation_ratio") == Some(1);
+        if is_asynchronous && let Some(named) = recompute {
             notes.push(format!(
                 "{named} no effect: with `algo.async_generation_ratio: 1` and without `algo.train_infer_correction` old \
                  log-probabilities are those that the episodes were written with"

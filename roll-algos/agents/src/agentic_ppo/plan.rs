@@ -11,7 +11,7 @@ pub(super) fn passes(options: &Options) -> Result<Passes> {
     let config: AgenticPpoConfig = parse_options("algo", options)?;
     config.check()?;
     let calls = if config.tools.is_empty() { 0 } else { config.max_tool_calls };
-    // Answers of an episode: in each turn one for the environment, after those with calls of tools.
+    // Answers of an episode: in each turn one answer to the environment, after the answers with calls of tools.
     let answers = config.max_actions_per_traj.saturating_mul(calls.saturating_add(1));
     let episodes = config.num_env_groups.saturating_mul(config.group_size);
     let samples = if config.adv_estimator.is_stepwise() {

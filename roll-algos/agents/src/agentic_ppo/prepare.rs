@@ -1,4 +1,4 @@
-//! Turns the episodes of a step into samples with all that the loss needs: log-probabilities, rewards of tokens,
+//! Turns the episodes of a step into samples with the inputs of the loss: log-probabilities, rewards of tokens,
 //! advantages.
 
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use roll_step::update::language;
 
 use super::NAME;
 use super::advantages::{Advantages, estimate};
-use super::batch::{Batch, ConversationBatch, TextSample, by_episodes, samples, width};
+use super::batch::{Batch, ConversationBatch, TextSample, by_episodes, padded_width, text_samples};
 use super::config::{AgenticPpoConfig, Estimator};
 use super::critic::{Critic, ValueEstimates, explained_variance};
 use super::episode::Episode;
@@ -29,7 +29,7 @@ pub(super) struct Prepared {
     pub(super) returns: Grid,
     /// The critic's values; `None` without a critic.
     pub(super) estimates: Option<ValueEstimates>,
-    /// Log-probabilities that the ratio of the loss is relative to; `None` if they are those of the present policy.
+    /// Log-probabilities that the ratio of the loss is relative to; `None` if it is relative to the present policy.
     pub(super) old_log_probs: Option<Grid>,
     /// Log-probabilities of the reference policy; `None` if the loss and the rewards do not need them.
     pub(super) ref_log_probs: Option<Grid>,
@@ -46,9 +46,9 @@ pub(super) fn prepare(
     episodes: &[Episode],
     metrics: &mut BTreeMap<String, f64>,
 ) -> Result<Prepared> {
-    let samples = samples(episodes, config.adv_estimator.is_stepwise());
+    let samples = text_samples(episodes, config.adv_estimator.is_stepwise());
     let all: Vec<&TextSample> = samples.iter().collect();
-    let width = width(&all);
+    let width = padded_width(&all);
     let whole = Batch::new(&all, width)?;
     let scores: Vec<f64> = samples.iter().map(|s| episodes[s.episode].score()).collect();
 
@@ -56,8 +56,8 @@ pub(super) fn prepare(
     let recompute = updates > 1 || config.enable_old_logprobs_recompute || config.add_token_level_kl;
     let corrects = config.loss.train_infer_correction.is_active();
     let old_log_probs = if config.is_asynchronous() && !corrects {
-        // The policy before the last update played the episodes: the ratio of the loss is relative to that policy. The
-        // correction, if it is active, already weighs tokens by the ratio of the present policy to that one.
+        // The policy before the last update played the episodes, so the ratio of the loss is relative to that policy.
+        // An active correction would already weigh tokens by the ratio of the present policy to that policy.
         Some(whole.raw_log_probs.clone())
     } else if recompute {
         Some(log_probs(config, ctx, &samples, width, Adapter::On)?)
@@ -69,11 +69,12 @@ pub(super) fn prepare(
         ref_log_probs = Some(log_probs(config, ctx, &samples, width, Adapter::Off)?);
     }
 
-    let mut token_rewards = token_rewards(config, episodes, &samples, &whole, metrics);
-    let reference = ref_log_probs.as_ref().filter(|_| config.add_token_level_kl);
-    if let (Some(old), Some(reference)) = (&old_log_probs, reference) {
-        let (estimate, clip, mask) = (config.kl_penalty, config.reward_clip, &whole.response);
-        let penalised = rewards::with_kl(&token_rewards, (old, reference), mask, estimate, clip, controller);
+    let mut token_rewards = rewards_of_tokens(config, episodes, &samples, &whole, metrics);
+    if config.add_token_level_kl
+        && let (Some(old), Some(reference)) = (&old_log_probs, &ref_log_probs)
+    {
+        let (kl_estimate, clip, mask) = (config.kl_penalty, config.reward_clip, &whole.response);
+        let penalised = rewards::with_kl(&token_rewards, (old, reference), mask, kl_estimate, clip, controller);
         token_rewards = penalised.rewards;
         metrics.extend(penalised.metrics);
     }
@@ -103,7 +104,7 @@ pub(super) fn prepare(
 }
 
 /// The rewards of tokens before a KL is subtracted: the normalised reward of each sample, at its last token.
-fn token_rewards(
+fn rewards_of_tokens(
     config: &AgenticPpoConfig,
     episodes: &[Episode],
     samples: &[TextSample],

@@ -1,10 +1,10 @@
-//! What the report of a step says about its episodes.
+//! The episodes of a step in its report: metrics, and reasons why episodes are not trained on.
 
 use std::collections::BTreeMap;
 
 use super::episode::{Ending, Episode};
 
-/// The origin of an episode that is not trained on, and the reason why it is not.
+/// The origin of an episode that is not trained on, and the reason.
 pub(super) fn skipped(episode: &Episode) -> (String, String) {
     let reason = match &episode.ending {
         Ending::Failed(reason) => format!("the environment failed: {reason}"),

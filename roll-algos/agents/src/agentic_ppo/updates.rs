@@ -9,7 +9,7 @@ use roll_step::update::{self, language};
 
 use super::NAME;
 use super::aggregate::{Aggregation, Totals};
-use super::batch::{Batch, ConversationBatch, TextSample, by_episodes, width};
+use super::batch::{Batch, ConversationBatch, TextSample, by_episodes, padded_width};
 use super::config::{AgenticPpoConfig, InferLogProbs};
 use super::grid::{Grid, Mask};
 use super::loss::{LossInputs, policy_loss};
@@ -29,17 +29,17 @@ pub(super) fn train(
     prepared: &Prepared,
     metrics: &mut BTreeMap<String, f64>,
 ) -> Result<bool> {
-    let mut of_updates = MicroBatchMetrics::default();
+    let mut metrics_of_updates = MicroBatchMetrics::default();
     let mut applied = false;
     for epoch in 0..config.ppo_epochs {
-        let order = order(config, ctx.noise, ctx.step, epoch, &prepared.samples);
+        let order = drawn_order(config, ctx.noise, ctx.step, epoch, &prepared.samples);
         for rows in order.chunks(config.mini_batch(prepared.samples.len())) {
-            let mut of_micro_batches = MicroBatchMetrics::default();
-            applied |= one_update(config, ctx, prepared, rows, &mut of_micro_batches)?;
-            of_updates.add(&of_micro_batches.whole());
+            let mut metrics_of_micro_batches = MicroBatchMetrics::default();
+            applied |= one_update(config, ctx, prepared, rows, &mut metrics_of_micro_batches)?;
+            metrics_of_updates.add(&metrics_of_micro_batches.whole());
         }
     }
-    metrics.extend(of_updates.reduced().logged());
+    metrics.extend(metrics_of_updates.reduced().logged());
     if let Some(loss) = metrics.get("actor/total_loss").copied() {
         metrics.insert("actor/loss".into(), loss);
     }
@@ -51,7 +51,13 @@ pub(super) fn train(
 ///
 /// Unlike in the reference, turns of one conversation stay together: they are evaluated in one pass, which would be
 /// repeated in every mini-batch that has one of the turns.
-fn order(config: &AgenticPpoConfig, noise: &Noise, step: u64, epoch: usize, samples: &[TextSample]) -> Vec<usize> {
+fn drawn_order(
+    config: &AgenticPpoConfig,
+    noise: &Noise,
+    step: u64,
+    epoch: usize,
+    samples: &[TextSample],
+) -> Vec<usize> {
     let rows: Vec<usize> = (0..samples.len()).collect();
     if epoch == 0 && rows.len() <= config.mini_batch(rows.len()) {
         return rows;
@@ -88,12 +94,12 @@ fn one_update(
     // `pull` has divided the losses by totals over all ranks, and `finish` divides by the sum of `counted` over ranks.
     // So that sum must be 1: rank 0 counts one sample for the whole update.
     let counted = f64::from(u8::from(ctx.strategy.ranks().all.rank().0 == 0));
-    let update = update::finish(ctx, counted, &mut nonfinite, config.on_nonfinite, |_, _| Ok(()))?;
+    let update = update::finish(ctx, counted, &mut nonfinite, config.on_nonfinite, update::nothing_before_update)?;
     if let Some(update) = &update {
-        let mut of_update = ActorMetrics::default();
-        of_update.mean("grad_norm", update.grad_norm);
-        of_update.mean("grad_clipped", f64::from(u8::from(update.clipped)));
-        metrics.add(&of_update);
+        let mut metrics_of_update = ActorMetrics::default();
+        metrics_of_update.mean("grad_norm", update.grad_norm);
+        metrics_of_update.mean("grad_clipped", f64::from(u8::from(update.clipped)));
+        metrics.add(&metrics_of_update);
     }
     Ok(update.is_some_and(|update| update.applied))
 }
@@ -109,7 +115,7 @@ fn pull(
     let chosen: Vec<&TextSample> = rows.iter().map(|i| &prepared.samples[*i]).collect();
     // Grids of the step are as wide as its longest sample. Here rows are cut to the longest sample of the micro-batch,
     // which leaves out nothing but padding.
-    let width = width(&chosen);
+    let width = padded_width(&chosen);
     let batch = Batch::new(&chosen, width)?;
     let cut = |grid: &Grid| -> Result<Grid> {
         Grid::new(width - 1, rows.iter().flat_map(|b| grid.row(*b)[..width - 1].to_vec()).collect())
@@ -182,7 +188,7 @@ mod tests {
         let samples: Vec<TextSample> =
             (0..6).flat_map(|episode| (0..=episode % 3).map(move |turn| sample(episode, turn))).collect();
         let config = AgenticPpoConfig { mini_batch_size: 4, ..Default::default() };
-        let order = order(&config, &Noise::new(1), 3, 0, &samples);
+        let order = drawn_order(&config, &Noise::new(1), 3, 0, &samples);
         let mut sorted = order.clone();
         sorted.sort_unstable();
         assert_eq!(sorted, (0..samples.len()).collect::<Vec<_>>());
@@ -197,7 +203,7 @@ mod tests {
         let config = |mini_batch_size| AgenticPpoConfig { mini_batch_size, ppo_epochs: 2, ..Default::default() };
         let samples: Vec<TextSample> = (0..16).map(|episode| sample(episode, 0)).collect();
         let order =
-            |mini_batch_size, step, epoch| order(&config(mini_batch_size), &Noise::new(1), step, epoch, &samples);
+            |mini_batch_size, step, epoch| drawn_order(&config(mini_batch_size), &Noise::new(1), step, epoch, &samples);
         let rows: Vec<usize> = (0..16).collect();
         let mut orders = vec![order(8, 3, 0), order(8, 3, 1), order(8, 4, 0), order(8, 4, 1)];
         for order in &orders {

@@ -1,5 +1,5 @@
-//! What environments in a process and environments that are a service share: requests and answers in JSON, one of each
-//! per `reset` and `step`. [`super::process`] documents the messages.
+//! The protocol of environments in a process and of environments that are a service: requests and answers in JSON, one
+//! of each per `reset` and `step`. [`super::process`] documents the messages.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
@@ -46,7 +46,7 @@ pub struct RemoteEnvironment<T> {
     transcript: Transcript,
     /// Split of the episode that comes next.
     split: Split,
-    /// Number of its group.
+    /// Number of the group of the episode that comes next.
     number: u64,
 }
 
@@ -111,7 +111,7 @@ pub fn close() -> Value {
     json!({ "close": true })
 }
 
-/// An answer to a request, to any of the three. Its keys are documented in [`super::process`].
+/// An answer to any of the three requests. Its keys are documented in [`super::process`].
 #[derive(Debug, serde::Deserialize)]
 pub struct Answer {
     error: Option<String>,

@@ -33,9 +33,9 @@ const CONTENT: &str = "content";
 #[derive(serde::Deserialize)]
 struct Entry {
     messages: Vec<Map<String, Value>>,
-    /// A list, or its JSON in a text.
+    /// Descriptions of tools: a list, or its JSON in a text.
     tools: Option<Value>,
-    /// Keys without effect.
+    /// All other keys, which have no effect.
     #[serde(flatten)]
     others: Map<String, Value>,
 }
@@ -43,7 +43,7 @@ struct Entry {
 /// A conversation.
 #[derive(Clone, Debug)]
 struct Conversation {
-    /// Its place in the file: `line 3`, or `entry 3` of a JSON list.
+    /// Place of the conversation in the file: `line 3`, or `entry 3` of a JSON list.
     place: String,
     messages: Vec<Message>,
     /// Positions of the answers of weight 0, which are not trained on.
@@ -52,7 +52,7 @@ struct Conversation {
     tools: Vec<Value>,
     /// One null argument of a call whose tool is not described, for a warning; see [`remove_absent`].
     undecided: Option<String>,
-    /// Whether this is the form that [`Conversations::check`] found: the chat template writes every field of it.
+    /// Whether this is the form that [`Conversations::check`] found, of which the chat template writes every field.
     is_checked: bool,
 }
 
@@ -66,9 +66,9 @@ pub struct Conversations {
 /// A sample: a conversation, or a part of it, as tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tokens {
-    /// Ids.
+    /// Ids of the tokens.
     pub ids: Vec<u32>,
-    /// Which of them are trained on.
+    /// Whether each token is trained on.
     pub train: Vec<bool>,
 }
 
@@ -229,8 +229,8 @@ fn tokens(pieces: Pieces, train_on: TrainOn, model: &dyn LanguageModel) -> Resul
     let mut before = String::new();
     for (text, train) in pieces {
         let ids = tokenize_after(model, &before, &text)?;
-        // An answer is trained on up to the token that ends it: what the template writes after that, no model
-        // generates.
+        // An answer is trained on up to the token that ends it, because no model generates the text that the template
+        // writes after that token.
         let end = ids.iter().rposition(|id| train_on == TrainOn::Responses && ends.contains(id));
         let trained = if train { end.map_or(ids.len(), |end| end + 1) } else { 0 };
         tokens.train.extend((0..ids.len()).map(|i| i < trained));
@@ -247,10 +247,11 @@ impl Conversation {
         if entry.messages.is_empty() {
             return Err("expected at least one message, found none".into());
         }
-        let tools = tools(entry.tools)?;
+        let tools = parse_tools(entry.tools)?;
         let (mut messages, mut untrained, mut undecided) = (Vec::new(), Vec::new(), None);
         for (i, fields) in entry.messages.into_iter().enumerate() {
-            let (mut message, train) = message(fields).map_err(|problem| format!("message {}: {problem}", i + 1))?;
+            let parsed = parse_message(fields);
+            let (mut message, train) = parsed.map_err(|problem| format!("message {}: {problem}", i + 1))?;
             undecided = undecided.or(message.fields.get_mut(CALLS).and_then(|calls| remove_absent(calls, &tools)));
             messages.push(message);
             if !train {
@@ -275,7 +276,7 @@ impl Conversation {
             let mut with_empty_text = with_null.clone();
             with_empty_text.messages.iter_mut().for_each(|message| drop(message.fields.shift_remove(CONTENT)));
             let count_none =
-                |form: &Self| form.render(&form.messages, false, model).map(|text| text.matches("None").count());
+                |form: &Self| form.render_complete(&form.messages, model).map(|text| text.matches("None").count());
             let writes_none = || match (count_none(&with_null), count_none(&with_empty_text)) {
                 (Ok(with_null), Ok(with_empty_text)) => with_null > with_empty_text,
                 _ => false,
@@ -283,6 +284,16 @@ impl Conversation {
             let keeps_null = with_empty_text.messages != with_null.messages && !writes_none();
             keeps_null.then_some(with_null).into_iter().chain([with_empty_text])
         })
+    }
+
+    /// The text of `messages`, which ends with the last message.
+    fn render_complete(&self, messages: &[Message], model: &dyn LanguageModel) -> Result<String> {
+        self.render(messages, false, model)
+    }
+
+    /// The text of `messages`, and after them the beginning of an answer of the assistant.
+    fn render_prompt(&self, messages: &[Message], model: &dyn LanguageModel) -> Result<String> {
+        self.render(messages, true, model)
     }
 
     /// The text of `messages`, with the tools of this conversation.
@@ -311,8 +322,8 @@ impl Conversation {
                 }
                 let mut without = self.messages[..=i].to_vec();
                 without[i].fields.remove(key);
-                let with = self.render(&self.messages[..=i], false, model)?;
-                if self.render(&without, false, model).is_ok_and(|without| without == with) {
+                let with = self.render_complete(&self.messages[..=i], model)?;
+                if self.render_complete(&without, model).is_ok_and(|without| without == with) {
                     let problem = format!("message {}: the model's chat template does not write `{key}`", i + 1);
                     return Err(Error::Unsupported(problem));
                 }
@@ -325,16 +336,16 @@ impl Conversation {
     ///
     /// The conversation is one sample, its text cut before and after each answer, if that text contains each answer
     /// where the model would write it. Otherwise the template rewrites earlier answers once more messages follow, as
-    /// those that drop thoughts do: then each answer is a sample, after the text that asks for it.
+    /// templates that drop thoughts do. Then each answer is a sample, after the text that asks for it.
     fn samples(&self, train_on: TrainOn, model: &dyn LanguageModel) -> Result<Vec<Pieces>> {
         let all = train_on == TrainOn::All;
-        let whole = self.render(&self.messages, false, model)?;
+        let whole = self.render_complete(&self.messages, model)?;
         let (mut one_per_answer, mut pieces_of_whole) = (Vec::new(), Pieces::new());
         // The length of the text in `pieces_of_whole`; `None` once the template has rewritten something.
         let mut cut_up_to = Some(0);
         for (i, message) in self.messages.iter().enumerate().filter(|(_, message)| message.role == "assistant") {
-            let before = self.render(&self.messages[..i], true, model)?;
-            let after = self.render(&self.messages[..=i], false, model)?;
+            let before = self.render_prompt(&self.messages[..i], model)?;
+            let after = self.render_complete(&self.messages[..=i], model)?;
             match after.strip_prefix(before.as_str()).filter(|answer| contains(answer, &message.content)) {
                 Some(answer) => {
                     let train = all || !self.untrained.contains(&i);
@@ -383,7 +394,7 @@ fn contains(text: &str, excerpt: &str) -> bool {
 
 /// Descriptions of tools from the entry's `tools`: a list, or its JSON in a text. Data sets use the text if schemas
 /// differ from row to row.
-fn tools(tools: Option<Value>) -> Result<Vec<Value>, String> {
+fn parse_tools(tools: Option<Value>) -> Result<Vec<Value>, String> {
     let expected = |e: String| format!("`tools`: expected a list, or its JSON in a text: {e}");
     let tools = match tools {
         Some(Value::String(text)) if text.trim().is_empty() => None,
@@ -401,7 +412,7 @@ fn tools(tools: Option<Value>) -> Result<Vec<Value>, String> {
 }
 
 /// A message from its fields, and whether it is trained on if it is an answer.
-fn message(mut fields: Map<String, Value>) -> Result<(Message, bool), String> {
+fn parse_message(mut fields: Map<String, Value>) -> Result<(Message, bool), String> {
     // In data sets of one schema every message has every field. An empty field counts as absent, except for the text.
     let is_empty = |value: &Value| match value {
         Value::Null => true,

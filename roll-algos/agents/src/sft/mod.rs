@@ -88,7 +88,7 @@ impl Default for SftConfig {
 }
 
 impl SftConfig {
-    /// Most tokens of a conversation.
+    /// Maximum number of tokens of a conversation.
     fn limit(&self, model: &dyn LanguageModel) -> usize {
         self.sequence_length.unwrap_or(usize::MAX).min(model.context_length())
     }
@@ -259,7 +259,8 @@ impl Sft {
         // `pull` has divided the loss by the tokens of all ranks, and `finish` divides by the sum of `counted` over
         // ranks. So that sum must be 1: rank 0 counts one sample for the whole step.
         let counted = f64::from(u8::from(tokens_of_all_ranks > 0.0 && ctx.strategy.ranks().all.rank().0 == 0));
-        let update = update::finish(ctx, counted, &mut nonfinite, self.config.on_nonfinite, |_, _| Ok(()))?;
+        let on_nonfinite = self.config.on_nonfinite;
+        let update = update::finish(ctx, counted, &mut nonfinite, on_nonfinite, update::nothing_before_update)?;
         let tokens = tokens_of_this_rank.max(1) as f64;
         report.metrics.insert("actor/loss".into(), sums.negative_log_likelihood / tokens);
         report.metrics.insert("actor/entropy".into(), sums.entropy / tokens);
@@ -279,7 +280,7 @@ impl Sft {
         let (rank, ranks) = (ctx.strategy.ranks().all.rank().0, ctx.strategy.ranks().all.world_size());
         let (count, share) = (self.conversations.len() as u64, (self.config.batch_size / ranks) as u64);
         let first = ctx.step * self.config.batch_size as u64 + rank as u64 * share;
-        // A pass and its order, which most positions have in common.
+        // The pass of the latest position and its order. Most positions are of the same pass.
         let mut latest_order: Option<(u64, Vec<usize>)> = None;
         let row = |position: u64| {
             let (pass, within_pass) = (position / count, (position % count) as usize);
@@ -288,6 +289,7 @@ impl Sft {
             }
             match &mut latest_order {
                 Some((its_pass, order)) if *its_pass == pass => order[within_pass],
+                // The first position, or a position of another pass.
                 other => other.insert((pass, ctx.noise.permutation(pass, count as usize))).1[within_pass],
             }
         };
@@ -298,7 +300,7 @@ impl Sft {
 /// The model's evaluation of B samples, in a grid of B rows.
 struct Evaluated {
     sums: Sums,
-    /// Which predictions are trained on, `[B, columns]`.
+    /// Whether each prediction is trained on, `[B, columns]`.
     trained: Vec<bool>,
     /// Number of predictions of a row: one less than the tokens of the longest sample.
     columns: usize,
@@ -334,7 +336,7 @@ fn pull(ctx: &mut StepContext<'_>, chunk: &[Tokens], total: f64) -> Result<Sums>
     let Evaluated { sums, trained, columns, pullback } = evaluate(ctx.model, chunk, Grad::Record)?;
     if sums.negative_log_likelihood.is_finite() {
         let slope = (-1.0 / total) as f32;
-        // [2, B, columns]: of the log-probabilities, then of the entropies, which are not in the loss.
+        // [2, B, columns]: first for the log-probabilities, then for the entropies, which are not in the loss.
         let mut cotangent: Vec<f32> = trained.iter().map(|trained| if *trained { slope } else { 0.0 }).collect();
         cotangent.resize(2 * trained.len(), 0.0);
         let pullback = pullback.ok_or(AlgorithmError::NoPullback { what: "the language model".into() })?;

@@ -56,8 +56,8 @@ pub struct DiffusionNftConfig {
     /// Videos that are generated for each prompt and compared with one another.
     #[schemars(range(min = 2, max = 4096))]
     pub group_size: usize,
-    /// Number of these videos to train on: the half with the highest advantages and the half with the lowest. If
-    /// absent, all videos are trained on.
+    /// Number of these videos to train on. Half of that number are those with the highest advantages, the other half
+    /// those with the lowest. If absent, all videos are trained on.
     pub best_of: Option<usize>,
     /// Batch size of the model: videos of a prompt in generation, noised copies of videos in training. A larger batch
     /// is faster on small models and takes proportionally more memory.

@@ -2,11 +2,11 @@
 //! without a gradient.
 //!
 //! Per step: the old policy generates videos for each prompt by any sampler. They are scored, and advantages say how
-//! much better each video is than the others of its prompt. Then the velocity at noised copies of the videos, `x_t = (1
-//! - t) x_0 + t noise`, is regressed towards the velocity that leads to good videos and away from the one that leads to
-//! bad videos ([`loss`]). At last the old policy follows the trained one a part of the way. Neither gradients nor
-//! probabilities of trajectories are needed. The cost is two passes (three with `kl_weight`) and one pull per video and
-//! noise level, whatever the sampler. The gradient of a differentiable reward can be added ([`RewardGradient`]).
+//! much better each video is than other videos of its prompt. Then the velocity at noised copies of the videos, `x_t =
+//! (1 - t) x_0 + t noise`, is regressed towards the velocity that leads to good videos and away from the velocity that
+//! leads to bad videos ([`loss`]). At last the old policy follows the trained one a part of the way. Neither gradients
+//! nor probabilities of trajectories are needed. The cost is two passes (three with `kl_weight`) and one pull per video
+//! and noise level, whatever the sampler. The gradient of a differentiable reward can be added ([`RewardGradient`]).
 
 pub mod config;
 pub mod loss;
@@ -108,7 +108,8 @@ struct NoisedCopy<'a> {
 }
 
 impl DiffusionNftConfig {
-    /// Adds the gradient of one prompt's videos to the strategy. Videos without an advantage cost nothing.
+    /// Adds the gradient of one prompt's videos to the accumulators of the strategy. Videos without an advantage are
+    /// left out, so that they cost nothing.
     fn accumulate(
         &self,
         ctx: &mut StepContext<'_>,
@@ -125,7 +126,7 @@ impl DiffusionNftConfig {
         if copies.is_empty() || round.outcome.nonfinite.is_some() {
             return Ok(());
         }
-        // Copies of high noise come first: experts that take turns on the device are then changed once per pass.
+        // Copies of high noise come first, so that experts that take turns on the device are changed once per pass.
         let boundary = diffusion(ctx.model, NAME)?.schedule().boundary;
         copies.sort_by_key(|copy| boundary.is_some_and(|boundary| copy.timestep.uses_low_noise(boundary)));
         round.begin(REFERENCE, "predicting by the old policy")?;
@@ -169,8 +170,8 @@ impl DiffusionNftConfig {
         Ok(())
     }
 
-    /// The noised copies of one video in the update number `update`: `levels_per_video` levels, spread evenly over
-    /// those of the sampler.
+    /// The noised copies of one video in the update number `update`: `levels_per_video` levels, spread evenly over the
+    /// levels of the sampler.
     fn noised_copies<'a>(
         &self,
         noise: &Noise,
@@ -209,14 +210,14 @@ impl DiffusionNftConfig {
         velocity: &Tensor,
         tally: &mut Tally,
     ) -> Result<ValueAndGradient> {
-        let at = copy.at(velocity)?;
-        let Noised { velocity: v, old, mask, .. } = at;
+        let noised = copy.at(velocity)?;
+        let Noised { velocity: v, old, mask, .. } = noised;
         let advantage = bounded(copy.video.advantage, self.advantage_clip);
         let mut loss = match self.loss {
-            Regression::Nft => plan.nft.at(advantage, &at).loss,
+            Regression::Nft => plan.nft.at(advantage, &noised).loss,
             Regression::Awm => {
                 let AwmTerm { term, gradient, .. } =
-                    awm::at_level(self.matching, awm::GHUBER_POWER, advantage, plan.ratio_range, &at);
+                    awm::at_level(self.matching, awm::GHUBER_POWER, advantage, plan.ratio_range, &noised);
                 tally.mean("actor/ratio", term.ratio);
                 tally.mean("actor/clip_fraction", f64::from(u8::from(plan.ratio_range.is_out(term.ratio))));
                 ValueAndGradient { value: term.loss, gradient }
@@ -246,17 +247,18 @@ impl NoisedCopy<'_> {
 
     /// The input of the losses: this copy with `velocity`, the velocity of the policy in training at it.
     fn at<'b>(&'b self, velocity: &'b Tensor) -> Result<Noised<'b>> {
-        let known = usize::from(self.conditions.prompt.first_frame.is_some());
-        let at = Noised {
+        // A given first frame is not generated, and so not part of the loss.
+        let given_frames = usize::from(self.conditions.prompt.first_frame.is_some());
+        let noised = Noised {
             data: self.video.latents.f32s()?,
             noise: self.noise.f32s()?,
             t: self.sigma.0,
             velocity: velocity.f32s()?,
             old: self.old.f32s()?,
-            mask: LossMask::after(known, velocity.shape())?,
+            mask: LossMask::after(given_frames, velocity.shape())?,
         };
-        at.check()?;
-        Ok(at)
+        noised.check()?;
+        Ok(noised)
     }
 }
 

@@ -61,8 +61,8 @@ pub struct FlowGrpoConfig {
     /// Videos that are generated for each prompt and compared with one another.
     #[schemars(range(min = 2, max = 4096))]
     pub group_size: usize,
-    /// Number of these videos to train on: the half with the highest advantages and the half with the lowest. If
-    /// absent, all videos are trained on.
+    /// Number of these videos to train on. Half of that number are those with the highest advantages, the other half
+    /// those with the lowest. If absent, all videos are trained on.
     pub best_of: Option<usize>,
     /// Batch size of the model, in generation and in training: videos of a prompt that it computes together. A larger
     /// batch is faster on small models and takes proportionally more memory.
@@ -80,8 +80,8 @@ pub struct FlowGrpoConfig {
     pub sde: SdeKind,
     /// Level of the noise of the stochastic steps. `wan` does not use it.
     pub eta: f64,
-    /// Bound on the standard deviation of a step's noise. Near pure noise `sde` and `eta` ask for more; the step then
-    /// has this much. `null`: no bound.
+    /// Bound on the standard deviation of a step's noise. If the noise that `sde` and `eta` give is larger, as near
+    /// pure noise, it is cut to this. `null`: no bound.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub noise_limit: Option<f64>,
     /// Number of consecutive denoising steps of a video that are stochastic and trained: the window.
@@ -229,8 +229,8 @@ impl FlowGrpoConfig {
         shared.evaluation(facts)?;
         let acting = acting_steps(&sampling.schedule, facts, [self.min_timestep_boundary, self.max_timestep_boundary])?;
         // The last step has too little noise for a probability.
-        let acting = acting.into_iter().filter(|i| i + 1 < sampling.schedule.steps());
-        let (Some(first), Some(last)) = (acting.clone().min(), acting.max()) else {
+        let trainable = acting.into_iter().filter(|i| i + 1 < sampling.schedule.steps());
+        let (Some(first), Some(last)) = (trainable.clone().min(), trainable.max()) else {
             return Err(self.too_few_steps(sampling.schedule.steps()));
         };
         let windows = self.windows(first..last + 1)?;
@@ -239,13 +239,13 @@ impl FlowGrpoConfig {
         let mut steps = vec![None; sampling.schedule.steps()];
         for i in windows.range.clone() {
             let step = SdeStep::limited(self.sde, self.eta, limit, sampling.schedule.sigmas(), i).in_section("algo")?;
-            // Noise levels descend, so the mean follows the velocity with a negative factor. A step whose mean does not
-            // could not be trained.
-            if !step.is_stochastic() || step.of_velocity() >= 0.0 {
+            // The mean is `latents_factor x + velocity_factor v`. Noise levels descend, so `velocity_factor` must be
+            // negative; otherwise the step cannot be trained.
+            if !step.is_stochastic() || step.velocity_factor() >= 0.0 {
                 let problem = format!("{} brings no noise that could be trained on into step {i}", self.eta);
                 return Err(Error::config("algo.eta", problem));
             }
-            if step.of_latents() <= 0.0 {
+            if step.latents_factor() <= 0.0 {
                 let problem = format!(
                     "{} is more noise than step {i} has room for: nothing of its start is left; `algo.noise_limit` \
                      bounds it",
@@ -283,7 +283,7 @@ impl FlowGrpoConfig {
     fn check_prefix(&self, windows: &Windows) -> Result<()> {
         let problem = match (self.share_prefix, self.same_latent) {
             (true, false) => "needs `algo.same_latent: true`: videos with noises of their own have no step in common",
-            (true, true) if windows.mean_start() == 0.0 => {
+            (true, true) if windows.all_start_at_zero() => {
                 "has nothing to share: every window begins at step 0 (`algo.window_range`, `algo.window_kind`)"
             }
             _ => return Ok(()),
@@ -293,14 +293,16 @@ impl FlowGrpoConfig {
 
     /// The error if at most the last of `steps` denoising steps is left for training. It names the key to blame.
     fn too_few_steps(&self, steps: usize) -> Error {
-        let bounded = steps > 1 && (self.max_timestep_boundary < 1.0 || self.min_timestep_boundary > 0.0);
-        let key = match (bounded, &self.timesteps) {
+        let has_boundary = self.max_timestep_boundary < 1.0 || self.min_timestep_boundary > 0.0;
+        // With a single step, a wider range would not help.
+        let is_range_to_blame = steps > 1 && has_boundary;
+        let key = match (is_range_to_blame, &self.timesteps) {
             (true, _) if self.min_timestep_boundary > 0.0 => "algo.min_timestep_boundary",
             (true, _) => "algo.max_timestep_boundary",
             (false, Some(_)) => "algo.timesteps",
             (false, None) => "algo.num_inference_steps",
         };
-        let cure = if bounded { "widen the range, or take more steps" } else { "take more steps" };
+        let cure = if is_range_to_blame { "widen the range, or take more steps" } else { "take more steps" };
         let problem = format!(
             "of {steps} denoising steps only the last is left to be trained, and that is never stochastic: {cure}"
         );
@@ -308,8 +310,11 @@ impl FlowGrpoConfig {
     }
 
     fn check_numbers(&self) -> Result<()> {
-        if let Some(limit) = self.noise_limit.filter(|limit| !(limit.is_finite() && *limit > 0.0)) {
-            return Err(Error::config("algo.noise_limit", format!("must be above 0, found {limit}")));
+        if let Some(limit) = self.noise_limit {
+            let is_valid = limit.is_finite() && limit > 0.0;
+            if !is_valid {
+                return Err(Error::config("algo.noise_limit", format!("must be above 0, found {limit}")));
+            }
         }
         self.sde.check(self.eta).in_section("algo")?;
         check_threshold(self.divergence_threshold).in_section("algo")

@@ -66,7 +66,10 @@ impl Explore for WindowExplorer<'_> {
     }
 
     fn step(&mut self, i: usize, xs: &[Tensor], vs: &[Tensor]) -> Result<Option<Vec<Tensor>>> {
-        let Some(step) = self.plan.steps[i].filter(|_| self.window.contains(&i)) else { return Ok(None) };
+        let Some(step) = self.plan.steps[i] else { return Ok(None) };
+        if !self.window.contains(&i) {
+            return Ok(None);
+        }
         let mut videos = Vec::new();
         for ((x, v), key) in xs.iter().zip(vs).zip(&self.keys) {
             // The number of the step enters the key, so that each step of a video has its own noise.

@@ -2,13 +2,13 @@
 //!
 //! Per training step: several videos are generated for each prompt. A window of their denoising steps has noise in it
 //! ([`crate::policy_gradient::sde`]), so that these steps have a probability. The videos are scored, and advantages say
-//! how much better each video is than the others of its prompt. Then each stochastic step becomes more probable if the
-//! advantage of its video is above 0, and less probable if it is below, within a range around the old policy, which
+//! how much better each video is than other videos of its prompt. Then each stochastic step becomes more probable if
+//! the advantage of its video is above 0, and less probable if it is below, within a range around the old policy, which
 //! generated the videos ([`loss`]).
 //!
 //! Before the first update the ratio of probabilities is exactly 1, because latents are kept in f32 and training
 //! computes velocities from the same latents in the same batches as the rollout. If generation computes otherwise than
-//! training, `replay` replaces the velocities of the rollout by those of the first update.
+//! training, `replay` replaces the velocities of the rollout by the velocities of the first update.
 
 pub mod config;
 pub mod loss;
@@ -86,7 +86,7 @@ impl Method for FlowGrpoConfig {
 /// Factors of the terms of one step's loss.
 #[derive(Clone, Copy)]
 struct TermFactors {
-    /// Factor of the policy loss: `kl`, times the step's own weight (`algo.step_weight`).
+    /// Factor of the policy loss: `kl` times the normalised weight of the step (`algo.step_weight`).
     policy: f64,
     /// Factor of the KL: the weight of the sample, divided by the number of trained steps.
     kl: f64,
@@ -113,7 +113,8 @@ impl FlowGrpoConfig {
         Ok(if mean > 0.0 { 1.0 / mean } else { 0.0 })
     }
 
-    /// Adds the gradient of one prompt's videos to the strategy. A batch of videos without any advantage costs nothing.
+    /// Adds the gradient of one prompt's videos to the accumulators of the strategy. A batch of videos without any
+    /// advantage is left out, so that it costs nothing.
     fn accumulate(
         &self,
         ctx: &mut StepContext<'_>,
@@ -140,7 +141,7 @@ impl FlowGrpoConfig {
         Ok(())
     }
 
-    /// Adds the gradient of one stochastic step of a batch of videos.
+    /// Adds the gradient of one stochastic step of a batch of videos to the accumulators of the strategy.
     #[allow(clippy::too_many_arguments)]
     fn accumulate_step(
         &self,
@@ -220,8 +221,9 @@ impl FlowGrpoConfig {
             let zeros = Tensor::zeros(velocity.shape());
             return Ok((0.0, zeros.clone(), reference.map(|_| zeros)));
         }
-        let known = usize::from(conditions.prompt.first_frame.is_some());
-        let mask = LossMask::after(known, velocity.shape())?;
+        // A given first frame is not generated, and so not part of the loss.
+        let given_frames = usize::from(conditions.prompt.first_frame.is_some());
+        let mask = LossMask::after(given_frames, velocity.shape())?;
         // Both means are computed in the same way from the same latents, so that equal velocities have the ratio 1, bit
         // for bit.
         let (x, next) = (transition.x.f32s()?, transition.next()?);
@@ -244,7 +246,7 @@ impl FlowGrpoConfig {
         let d_log_prob = step.d_mean(&next, &mean, mask);
         let squared_slope = 2.0 * d_squared / mask.count() as f64;
         let d_mean = |i: usize| term.d_log_prob * d_log_prob[i] + squared_slope * (mean[i] - old_mean[i]);
-        let d_velocity = mask.map(|i| factors.policy * step.of_velocity() * d_mean(i));
+        let d_velocity = mask.map(|i| factors.policy * step.velocity_factor() * d_mean(i));
 
         let is_clipped = match self.loss {
             PolicyLoss::Dppo => is_dropped,
@@ -260,10 +262,10 @@ impl FlowGrpoConfig {
             None => None,
             Some(reference) => {
                 let (c, r) = (conditional.f32s()?, reference.f32s()?);
-                // The means of a step differ by `of_velocity` times the difference of velocities.
+                // The means of a step differ by `velocity_factor` times the difference of velocities.
                 let scale = match self.kl_of {
                     KlOf::Velocity => 1.0,
-                    KlOf::Mean => 0.5 * (step.of_velocity() / step.std()).powi(2),
+                    KlOf::Mean => 0.5 * (step.velocity_factor() / step.std()).powi(2),
                 };
                 let kl = scale * distance::squared(c, r, mask);
                 tally.mean("actor/kl_loss", kl);
@@ -279,7 +281,7 @@ impl FlowGrpoConfig {
     }
 }
 
-/// A tensor of these values, rounded to f32.
+/// A tensor of `values`, rounded to f32.
 fn narrow(values: &[f64], shape: &[usize]) -> Result<Tensor> {
     Tensor::new(values.iter().map(|v| *v as f32).collect::<Vec<f32>>(), shape)
 }

@@ -56,6 +56,11 @@ impl Windows {
         start as f64 + (self.places() - 1) as f64 / 2.0 * self.distance() as f64
     }
 
+    /// Whether every window begins at step 0.
+    pub fn all_start_at_zero(&self) -> bool {
+        self.mean_start() == 0.0
+    }
+
     /// Number of different first steps of windows.
     fn places(&self) -> usize {
         let Range { start, end } = self.range;

@@ -1,8 +1,8 @@
 //! The data term: the flow-matching loss on the samples' own clips, which another algorithm adds to its loss so that
 //! the model does not forget abilities that the other loss does not ask for.
 //!
-//! It is computed at one noise level per sample. The level is drawn by the defaults of [`FlowMatchingConfig`]: from the
-//! distribution of the sampler's steps, within the range of the experts under training.
+//! The term is computed at one noise level per sample. The level is drawn by the defaults of [`FlowMatchingConfig`]:
+//! from the distribution of the sampler's steps, within the range of the experts under training.
 
 use roll_core::{Adapter, Error, Grad, Purpose, Result, ResultExt, Sample, ScheduleFacts, StepContext};
 use roll_step::AlgorithmError;

@@ -35,7 +35,7 @@ impl EncodedClip {
         usize::from(self.conditioning.first_frame.is_some())
     }
 
-    /// The reason if nothing of the clip is left to predict.
+    /// The reason why nothing of the clip is left to predict; `None` if something is left.
     pub(super) fn nothing_to_predict(&self) -> Option<&'static str> {
         let [_, frames, height, width] = *self.latents.shape() else { return None };
         let given = self.known_frames().min(frames) * height * width;
@@ -75,8 +75,8 @@ fn pooled(mask: &Tensor, [frames, height, width]: [usize; 3], latents: &[usize])
         let clip_frames = match t {
             0 => 0..1,
             _ => {
-                let part = part(t - 1, t_count - 1, frames - 1);
-                part.start + 1..part.end + 1
+                let later_frames = part(t - 1, t_count - 1, frames - 1);
+                later_frames.start + 1..later_frames.end + 1
             }
         };
         for (y, x) in (0..h_count).flat_map(|y| (0..w_count).map(move |x| (y, x))) {

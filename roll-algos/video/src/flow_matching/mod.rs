@@ -199,15 +199,20 @@ impl FlowMatching {
         let StepState { mut watch, tally, mut outcome, .. } = state;
         watch.begin(OPTIMIZER, Some("updating parameters"))?;
         let on_nonfinite = self.config.on_nonfinite;
-        let update = update::finish(ctx, tally.samples as f64, &mut outcome.nonfinite, on_nonfinite, |_, _| Ok(()))?;
-        if let (true, Some(sample)) = (ctx.want_videos, ctx.samples.first()) {
+        let (counted, nonfinite) = (tally.samples as f64, &mut outcome.nonfinite);
+        let update = update::finish(ctx, counted, nonfinite, on_nonfinite, update::nothing_before_update)?;
+        if ctx.want_videos
+            && let Some(sample) = ctx.samples.first()
+        {
             watch.begin_after_update(SAMPLE, None);
             outcome.show(sample, 0, self.generate(ctx, sample)?);
         }
         let tally = tally.joined(ctx.strategy.ranks().data.as_ref())?;
         let mut metrics = tally.losses_by_part(range);
         metrics.insert("actor/samples".into(), tally.samples as f64);
-        if let Some(loss) = tally.loss().filter(|_| outcome.nonfinite.is_none()) {
+        if outcome.nonfinite.is_none()
+            && let Some(loss) = tally.loss()
+        {
             metrics.insert("actor/loss".into(), loss);
         }
         outcome.report(ctx, watch, update.as_slice(), metrics)

@@ -1,4 +1,4 @@
-//! Advantages: how much better a video is than the others of its prompt.
+//! Advantages: how much better a video is than other videos of its prompt.
 //!
 //! A missing score is left out of every statistic and gets the advantage 0. All scores of a group get the advantage 0
 //! if the group has fewer than two scores or only equal scores.
@@ -55,7 +55,7 @@ impl Normalization {
         if n <= 0.0 || are_equal(values) {
             return 0.0;
         }
-        let mean = mean(values);
+        let mean = mean_of(values);
         (values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n).sqrt()
     }
 
@@ -90,7 +90,7 @@ pub fn normalized<G: Ord>(scores: &[Option<f64>], groups: &[G], how: Normalizati
         if group_scores.len() < 2 || are_equal(&group_scores) {
             continue;
         }
-        let mean = mean(&group_scores);
+        let mean = mean_of(&group_scores);
         let divisor = common_divisor.unwrap_or_else(|| how.divisor(how.deviation(&group_scores)));
         group.iter().zip(group_scores).for_each(|(i, score)| advantages[*i] = (score - mean) / divisor);
     }
@@ -98,7 +98,7 @@ pub fn normalized<G: Ord>(scores: &[Option<f64>], groups: &[G], how: Normalizati
 }
 
 /// The advantages of several rewards. Each reward is normalised apart, by its own `spread`. The results are added by
-/// `weights`, then centred and scaled over the step. So a reward with a large scale cannot drown the others. With
+/// `weights`, then centred and scaled over the step. So a reward with a large scale cannot drown other rewards. With
 /// [`Spread::Group`] this is GDPO (arXiv:2601.05242). `rewards` holds the scores of each reward.
 pub fn normalized_apart<G: Ord>(
     rewards: &[Vec<Option<f64>>],
@@ -126,7 +126,7 @@ pub fn normalized_apart<G: Ord>(
     if complete_sums.len() < 2 || are_equal(&complete_sums) {
         return vec![0.0; sums.len()];
     }
-    let (centre, divisor) = (mean(&complete_sums), how.divisor(how.deviation(&complete_sums)));
+    let (centre, divisor) = (mean_of(&complete_sums), how.divisor(how.deviation(&complete_sums)));
     // The centre is rarely exactly 0. Subtracted from a group of equal scores, it would turn rounding into advantages.
     let has_advantage = |i: usize| has_all_scores(i) && informative[i];
     sums.iter().enumerate().map(|(i, sum)| if has_advantage(i) { (sum - centre) / divisor } else { 0.0 }).collect()
@@ -169,7 +169,7 @@ impl GroupStatistics {
         Self {
             groups: groups.len(),
             uninformative: deviations.iter().filter(|deviation| **deviation == 0.0).count(),
-            deviation: if deviations.is_empty() { 0.0 } else { mean(&deviations) },
+            deviation: if deviations.is_empty() { 0.0 } else { mean_of(&deviations) },
         }
     }
 }
@@ -190,7 +190,7 @@ fn are_equal(values: &[f64]) -> bool {
     values.windows(2).all(|pair| pair[0] == pair[1])
 }
 
-fn mean(values: &[f64]) -> f64 {
+fn mean_of(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 

@@ -6,7 +6,7 @@ use roll_core::{
     ScheduleFacts, StateDict, StepContext, StepReport,
 };
 use roll_step::stopwatch::{DATA, OPTIMIZER};
-use roll_step::update::diffusion;
+use roll_step::update::{diffusion, nothing_before_update};
 use roll_step::{AlgorithmError, update};
 
 use super::levels::evaluation_plan;
@@ -114,9 +114,9 @@ impl<M: Method> ClipAlgorithm for PolicyGradient<M> {
 }
 
 impl TrainingState {
-    /// Runs the updates of a round. In each, `learn` adds the gradients of one prompt's videos to the strategy.
-    /// `is_finite` is false if a score of the round was not finite. Nothing is learned then, and one update is begun
-    /// only to apply `on_nonfinite`.
+    /// Runs the updates of a round. In each update, `learn` adds the gradients of one prompt's videos to the gradient
+    /// accumulators of the strategy. `is_finite` is false if a score of the round was not finite. Nothing is learned
+    /// then, and one update is begun only to apply `on_nonfinite`.
     pub(crate) fn train<T>(
         &mut self,
         shared: &SharedOptions,
@@ -129,17 +129,20 @@ impl TrainingState {
         let updates = if is_finite { shared.updates_per_step } else { 1 };
         for number in 0..updates {
             round.update = number;
-            for group in groups.iter_mut().filter(|_| is_finite) {
-                learn(&mut self.prepared, ctx, group, round)?;
-                self.add_data_loss(ctx, group, round)?;
+            if is_finite {
+                for group in groups.iter_mut() {
+                    learn(&mut self.prepared, ctx, group, round)?;
+                    self.add_data_loss(ctx, group, round)?;
+                }
             }
             self.update(shared, ctx, round)?;
         }
         Ok(())
     }
 
-    /// Adds the gradient of the flow-matching loss on the prompt's own clip to the strategy. The loss is part of each
-    /// video's loss, so its weight is the number of the prompt's videos that are trained on.
+    /// Adds the gradient of the flow-matching loss on the prompt's own clip to the gradient accumulators of the
+    /// strategy. The loss is part of each video's loss, so its weight is the number of the prompt's videos that are
+    /// trained on.
     fn add_data_loss<T>(
         &mut self,
         ctx: &mut StepContext<'_>,
@@ -167,7 +170,7 @@ impl TrainingState {
     fn update(&mut self, shared: &SharedOptions, ctx: &mut StepContext<'_>, round: &mut RoundState<'_>) -> Result<()> {
         round.watch.begin_after_update(OPTIMIZER, Some("updating parameters"));
         let (trained, nonfinite) = (round.tally.trained as f64, &mut round.outcome.nonfinite);
-        let update = update::finish(ctx, trained, nonfinite, shared.on_nonfinite, |_, _| Ok(()))?;
+        let update = update::finish(ctx, trained, nonfinite, shared.on_nonfinite, nothing_before_update)?;
         round.tally.updates.extend(update);
         Ok(())
     }

@@ -31,12 +31,12 @@ impl ClipRange {
 
     /// Fails unless both sides are above 0 and the lower one is at most 1.
     pub fn new(low: f64, high: f64) -> Result<Self> {
-        let sensible = low.is_finite() && high.is_finite() && low > 0.0 && low <= 1.0 && high > 0.0;
+        let is_valid = low.is_finite() && high.is_finite() && low > 0.0 && low <= 1.0 && high > 0.0;
         let problem = || {
             let found = format!("found {low} below and {high} above");
             Error::config("clip_range", format!("must be above 0, and at most 1 below; {found}"))
         };
-        if sensible { Ok(Self { low, high }) } else { Err(problem()) }
+        if is_valid { Ok(Self { low, high }) } else { Err(problem()) }
     }
 
     /// Whether a ratio is out of range.

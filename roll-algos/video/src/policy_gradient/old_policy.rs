@@ -37,7 +37,7 @@ impl OldDecay {
 #[derive(Debug, Default)]
 pub(crate) struct OldPolicy(Option<Vec<f32>>);
 
-/// Runs `work` with `values` as the model's parameters, and restores the former ones, also after an error.
+/// Runs `work` with `values` as the model's parameters, and restores the former parameters, also after an error.
 pub(crate) fn with_parameters<'c, T>(
     ctx: &mut StepContext<'c>,
     values: &[f32],

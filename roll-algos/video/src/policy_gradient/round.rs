@@ -162,7 +162,7 @@ struct Pending<T> {
     conditions: Conditions,
     /// Key of the sample's draws.
     key: u64,
-    /// Number of steps at the beginning that are computed once for all videos.
+    /// Number of steps at the beginning of the rollout that are computed once for all videos.
     shared_steps: usize,
     /// The trajectory of the shared steps, until they are done.
     prefix: Option<Batch>,
@@ -193,7 +193,7 @@ pub(crate) fn generate<E: Explore>(
     let training_on = |position: usize| move || format!("training on {}", samples[position].origin);
     let mut prompts = Vec::new();
     for (position, repeats) in repeats(ctx.strategy.ranks().data.as_ref(), samples)?.into_iter().enumerate() {
-        let pending = begin(options, prepared, ctx, (position, repeats), explore, round);
+        let pending = begin_prompt(options, prepared, ctx, (position, repeats), explore, round);
         prompts.extend(pending.while_doing(training_on(position))?);
     }
     let model = diffusion(ctx.model, options.algorithm)?;
@@ -206,7 +206,7 @@ pub(crate) fn generate<E: Explore>(
     let mut groups = Vec::new();
     for prompt in prompts {
         let position = prompt.position;
-        let group = finish(options, prompt, low_noise.clone(), ctx, explore, round);
+        let group = finish_prompt(options, prompt, low_noise.clone(), ctx, explore, round);
         groups.extend(group.while_doing(training_on(position))?);
         if round.outcome.nonfinite.is_some() {
             break;
@@ -215,9 +215,9 @@ pub(crate) fn generate<E: Explore>(
     Ok(groups)
 }
 
-/// Encodes the sample at `position` among those of the step, and draws the noise of its videos. The sample already
+/// Encodes the sample at `position` in the step, and draws the noise of its videos. The sample already
 /// occurred `repeats` times in the step. Returns `None` if the sample is skipped.
-fn begin<E: Explore>(
+fn begin_prompt<E: Explore>(
     options: &RoundOptions<'_>,
     prepared: &mut Prepared,
     ctx: &mut StepContext<'_>,
@@ -240,7 +240,7 @@ fn begin<E: Explore>(
     let conditions = prepared.conditions(diffusion(ctx.model, algorithm)?, sample, negative)?;
     let key = draw_key(sample, repeats);
     let noise = |key: u64| ctx.noise.latents(ctx.step, key, &conditions.prompt.latent_shape);
-    // The start of all videos of the prompt, if they have the same.
+    // The noise that all videos of the prompt start from, if it is the same.
     let common_start = if options.same_start { Some(noise(key)?) } else { None };
     let shared_steps = if options.share_prefix { explore.prefix(sample.index) } else { 0 };
     let prefix = match &common_start {
@@ -265,7 +265,7 @@ fn begin<E: Explore>(
 }
 
 impl<T: Default> Pending<T> {
-    /// Does those steps in `range` that all videos share. Returns whether all shared steps are done at the end of
+    /// Does the steps in `range` that all videos share. Returns whether all shared steps are done at the end of
     /// `range`, so that the videos can go on by themselves.
     fn share_steps(
         &mut self,
@@ -312,7 +312,7 @@ impl<T: Default> Pending<T> {
         Ok(())
     }
 
-    /// Does those steps in `range` that are not shared, for the batch with this number.
+    /// Does the steps in `range` that are not shared, for batch `number`.
     fn advance<E: Explore<Record = T>>(
         &mut self,
         options: &RoundOptions<'_>,
@@ -340,7 +340,7 @@ impl<T: Default> Pending<T> {
 
 /// Does the last denoising steps, `range`, for the videos of a prompt, decodes the videos and scores them. Returns
 /// `None` if the prompt is skipped or a score is not finite.
-fn finish<E: Explore>(
+fn finish_prompt<E: Explore>(
     options: &RoundOptions<'_>,
     mut prompt: Pending<E::Record>,
     range: Range<usize>,
@@ -359,7 +359,7 @@ fn finish<E: Explore>(
     let measure =
         |video: &Video, scorer: &mut dyn RewardScorer| Measured::of(video, sample, &target, scorer, Grad::Skip);
     let (mut videos, mut measured) = (Vec::new(), Vec::new());
-    // Decoded videos for a reward that compares them with one another: it scores them together at the end.
+    // The decoded videos, if the reward compares them with one another. It scores them together at the end.
     let mut compared = Vec::new();
     std::thread::scope(|threads| -> Result<()> {
         let mut scoring = Scoring { threads, measure: &measure, idle: Some(scorer), busy: None };
@@ -384,7 +384,7 @@ fn finish<E: Explore>(
             }
         }
         measured.extend(scoring.end()?);
-        if let Some(reward) = scoring.idle.take().filter(|_| compares) {
+        if compares && let Some(reward) = scoring.idle.take() {
             measured = Measured::of_group(&compared, sample, &target, reward, progress)?;
         }
         Ok(())
@@ -393,7 +393,10 @@ fn finish<E: Explore>(
     if round.outcome.nonfinite.is_some() {
         return Ok(None);
     }
-    if let (Some(reason), true) = (missing, videos.iter().all(|video| video.scores.is_none())) {
+    let has_no_score = videos.iter().all(|video| video.scores.is_none());
+    if let Some(reason) = missing
+        && has_no_score
+    {
         round.outcome.skip(sample, reason);
         return Ok(None);
     }
@@ -417,7 +420,7 @@ fn set_scores(
     for (video, measured) in videos.iter_mut().zip(measured) {
         match measured {
             Measured::Score { value, details, .. } => {
-                let scores = scores(ctx, value, &details);
+                let scores = scores_of_video(ctx, value, &details);
                 if let Some(value) = scores.nonfinite() {
                     outcome.nonfinite = Some((format!("the score of {}", sample.origin), value));
                     return missing;
@@ -479,7 +482,7 @@ impl Scoring<'_, '_> {
 }
 
 /// The score of a video, with its terms from the `details` of the same names. A term without a detail is NaN.
-fn scores(ctx: &StepContext<'_>, sum: f64, details: &BTreeMap<String, f64>) -> Scores {
+fn scores_of_video(ctx: &StepContext<'_>, sum: f64, details: &BTreeMap<String, f64>) -> Scores {
     let terms = ctx.reward.as_deref().map(|reward| reward.terms()).unwrap_or_default();
     let terms = terms.iter().map(|(name, _)| details.get(name).copied().unwrap_or(f64::NAN)).collect();
     Scores { sum, terms }
@@ -501,8 +504,8 @@ pub(crate) fn set_advantages<T>(
     groups: &mut [Group<T>],
     round: &mut RoundState<'_>,
 ) -> Result<bool> {
-    let weights: Vec<f64> =
-        ctx.reward.as_deref().map(|r| r.terms()).unwrap_or_default().iter().map(|(_, w)| *w).collect();
+    let terms = ctx.reward.as_deref().map(|reward| reward.terms()).unwrap_or_default();
+    let weights: Vec<f64> = terms.iter().map(|(_, weight)| *weight).collect();
     let RoundState { tally, outcome, .. } = round;
     let ranks = ctx.strategy.ranks().data.as_ref();
     let own_scores = RankScores {
@@ -511,7 +514,7 @@ pub(crate) fn set_advantages<T>(
     };
     let all_scores = communicator::join(ranks, &own_scores)?;
     let is_finite = all_scores.iter().all(|rank| rank.is_finite);
-    // Number of the videos of lower ranks, which come before those of this rank.
+    // Number of the videos of lower ranks, which come before the videos of this rank.
     let first_own: usize = all_scores[..ranks.rank().0].iter().map(|rank| rank.videos.len()).sum();
     let (rows, scores): (Vec<u64>, Vec<Option<Scores>>) = all_scores.into_iter().flat_map(|rank| rank.videos).unzip();
     tally.groups = GroupStatistics::of(&sums(&scores), &rows);
@@ -546,9 +549,9 @@ fn advantages(shared: &SharedOptions, weights: &[f64], scores: &[Option<Scores>]
     advantages
 }
 
-/// Sets the advantages of each row's videos to 0, except those of the `best_of` best and worst. The order is that of
-/// the advantages. If several rewards are normalised apart, the sums of scores would have another order, because the
-/// reward with the largest scale decides it.
+/// Sets the advantages of each row's videos to 0, except the `best_of` best and worst videos by their advantages. If
+/// several rewards are normalised apart, the sums of scores would have another order, because the reward with the
+/// largest scale decides it.
 fn clear_all_but_best_and_worst(advantages: &mut [f64], has_score: &[bool], rows: &[u64], best_of: usize) {
     let mut positions_by_row: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
     rows.iter().enumerate().for_each(|(i, row)| positions_by_row.entry(*row).or_default().push(i));

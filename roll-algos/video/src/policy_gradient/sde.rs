@@ -33,14 +33,14 @@ pub enum SdeKind {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SdeStep {
     kind: SdeKind,
-    /// a.
-    of_latents: f64,
-    /// b.
-    of_velocity: f64,
+    /// Factor of the latents in the mean: a.
+    latents_factor: f64,
+    /// Factor of the velocity in the mean: b.
+    velocity_factor: f64,
     std: f64,
-    /// g; the standard deviation for `cps`.
+    /// The noise scale g; for `cps` the standard deviation.
     level: f64,
-    /// h.
+    /// The root of the step's length: h.
     root: f64,
 }
 
@@ -63,8 +63,8 @@ impl SdeStep {
         Self::limited(kind, eta, f64::INFINITY, sigmas, i)
     }
 
-    /// Like [`SdeStep::new`], with a standard deviation of at most `limit`. Near pure noise, g may ask for more noise
-    /// than the next level has.
+    /// As [`SdeStep::new`], with a standard deviation of at most `limit`. Without it, g may ask for more noise near
+    /// pure noise than the next level has.
     pub fn limited(kind: SdeKind, eta: f64, limit: f64, sigmas: &[f32], i: usize) -> Result<Self> {
         kind.check(eta)?;
         let (Some(&s), Some(&next)) = (sigmas.get(i), sigmas.get(i + 1)) else {
@@ -84,8 +84,8 @@ impl SdeStep {
             let data_factor = 1.0 - next;
             return Ok(Self {
                 kind,
-                of_latents: data_factor + noise_factor,
-                of_velocity: noise_factor * (1.0 - s) - data_factor * s,
+                latents_factor: data_factor + noise_factor,
+                velocity_factor: noise_factor * (1.0 - s) - data_factor * s,
                 std,
                 level: std,
                 root,
@@ -101,8 +101,8 @@ impl SdeStep {
         let drift = level * level / (2.0 * s);
         Ok(Self {
             kind,
-            of_latents: 1.0 + drift * dt,
-            of_velocity: (1.0 + drift * (1.0 - s)) * dt,
+            latents_factor: 1.0 + drift * dt,
+            velocity_factor: (1.0 + drift * (1.0 - s)) * dt,
             std: level * root,
             level,
             root,
@@ -110,13 +110,13 @@ impl SdeStep {
     }
 
     /// Factor of the latents in the mean: a.
-    pub fn of_latents(&self) -> f64 {
-        self.of_latents
+    pub fn latents_factor(&self) -> f64 {
+        self.latents_factor
     }
 
     /// Factor of the velocity in the mean: b.
-    pub fn of_velocity(&self) -> f64 {
-        self.of_velocity
+    pub fn velocity_factor(&self) -> f64 {
+        self.velocity_factor
     }
 
     /// Standard deviation of the step.
@@ -129,7 +129,7 @@ impl SdeStep {
         self.level
     }
 
-    /// h, the root of the step's length.
+    /// The root of the step's length: h.
     pub fn root(&self) -> f64 {
         self.root
     }
@@ -151,12 +151,13 @@ impl SdeStep {
     /// The inverse of the step's own scale in d log p / d v, which is `b std z / variance`: variance / (std |b|), for
     /// Gaussians std / |b| (Flash-GRPO, arXiv:2605.15980).
     pub fn rescale(&self) -> f64 {
-        self.variance() / (self.std * self.of_velocity.abs())
+        self.variance() / (self.std * self.velocity_factor.abs())
     }
 
     /// The mean of the latents after the step: `a x + b v`.
     pub fn mean(&self, x: &[f32], v: &[f32]) -> Vec<f64> {
-        x.iter().zip(v).map(|(x, v)| self.of_latents * f64::from(*x) + self.of_velocity * f64::from(*v)).collect()
+        let mean = |(x, v): (&f32, &f32)| self.latents_factor * f64::from(*x) + self.velocity_factor * f64::from(*v);
+        x.iter().zip(v).map(mean).collect()
     }
 
     /// The latents after the step, with standard normal noise `z`: `mean + std z`.
@@ -240,7 +241,7 @@ mod tests {
         let near_one = [0.9997, 0.98, 0.5, 0.0];
         assert!(SdeStep::new(SdeKind::Sde, 0.7, &near_one, 0).unwrap().std() > 4.0);
         let held = SdeStep::limited(SdeKind::Sde, 0.7, 0.1, &near_one, 0).unwrap();
-        assert!(held.of_latents() > 0.9 && (held.std() - 0.1).abs() < 1e-12);
+        assert!(held.latents_factor() > 0.9 && (held.std() - 0.1).abs() < 1e-12);
     }
 
     #[test]
@@ -279,7 +280,7 @@ mod tests {
                 let step = SdeStep::new(kind, 0.7, schedule.sigmas(), i).unwrap();
                 let mean = step.mean(&x, &v);
                 let slopes = step.d_mean(&step.next(&mean, &z), &mean, mask);
-                let length = slopes.iter().map(|slope| (slope * step.of_velocity()).powi(2)).sum::<f64>().sqrt();
+                let length = slopes.iter().map(|slope| (slope * step.velocity_factor()).powi(2)).sum::<f64>().sqrt();
                 (length, length * step.rescale())
             });
             let (own, rescaled): (Vec<f64>, Vec<f64>) = sizes.unzip();

@@ -200,7 +200,8 @@ impl RewardFlConfig {
             return Err(Error::config("algo.sampler", problem));
         }
         let plan = self.trained_steps.restricted(self.plan_with(Sampler::Euler, facts)?, facts)?;
-        let reference = plan.reference.filter(|_| self.kl_weight > 0.0);
+        // Without a KL in the loss, no pass of its reference is needed.
+        let reference = if self.kl_weight > 0.0 { plan.reference } else { None };
         Ok(RolloutPlan { adjoint: self.trained_steps.adjoint(self.stop_gradient)?, reference, ..plan })
     }
 

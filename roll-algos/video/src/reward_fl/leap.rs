@@ -37,10 +37,10 @@ impl Default for Leap {
 }
 
 impl Leap {
-    /// Begins to measure the similarity of the leaps to a rollout, in which the first `known` frames are given and do
-    /// not count. `None` if similarity has no effect.
-    pub(super) fn similarity(self, known: usize) -> Option<Similarity> {
-        self.similarity_floor.map(|floor| Similarity { floor, known, landing: None, distances: 0.0 })
+    /// Begins to measure the similarity of the leaps to a rollout. Its first `given_frames` frames are given and do not
+    /// count. `None` if similarity has no effect.
+    pub(super) fn similarity(self, given_frames: usize) -> Option<Similarity> {
+        self.similarity_floor.map(|floor| Similarity { floor, given_frames, landing: None, distances: 0.0 })
     }
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Similarity {
     /// Least distance of a leap.
     floor: f64,
     /// Number of given first frames, which do not count.
-    known: usize,
+    given_frames: usize,
     /// The latents at which the current leap lands.
     landing: Option<Tensor>,
     /// Sum of the distances of the ended leaps.
@@ -75,7 +75,8 @@ impl Similarity {
     fn end_leap(&mut self, latents: &Tensor) -> Result<()> {
         let Some(landing) = self.landing.take() else { return Ok(()) };
         let (x, landing) = (latents.f32s()?, landing.f32s()?);
-        let distance = LossMask::after(self.known, latents.shape())?.mean(|i| f64::from((x[i] - landing[i]).abs()));
+        let mask = LossMask::after(self.given_frames, latents.shape())?;
+        let distance = mask.mean(|i| f64::from((x[i] - landing[i]).abs()));
         self.distances += distance.max(self.floor);
         Ok(())
     }

@@ -161,10 +161,10 @@ struct SampleVideos<'a> {
 
 impl RewardFl {
     fn update(&mut self, ctx: &mut StepContext<'_>) -> Result<StepReport> {
-        let splits = self.config.splits(ctx.step, ctx.model.parameter_count());
+        let measures_gradients_apart = self.config.splits(ctx.step, ctx.model.parameter_count());
         let mut state = StepState {
             plan: self.config.plan(diffusion(ctx.model)?.schedule())?,
-            split: splits.then(|| GradientSplit::new(ctx.model.parameter_count())),
+            split: measures_gradients_apart.then(|| GradientSplit::new(ctx.model.parameter_count())),
             watch: Stopwatch::new(ctx.progress, &PHASES),
             tally: Tally::default(),
             outcome: StepOutcome::default(),
@@ -174,8 +174,8 @@ impl RewardFl {
         // All samples pass through the frozen high-noise expert before the first one enters the low-noise expert, so
         // that experts that take turns on the device are changed once.
         let mut begun = Vec::new();
-        let repeats = repeats(ctx.strategy.ranks().data.as_ref(), ctx.samples)?;
-        for (sample, repeats) in ctx.samples.iter().zip(repeats) {
+        let all_repeats = repeats(ctx.strategy.ranks().data.as_ref(), ctx.samples)?;
+        for (sample, repeats) in ctx.samples.iter().zip(all_repeats) {
             let videos = self.begin(ctx, sample, repeats, &mut state);
             match videos.while_doing(|| format!("training on {}", sample.origin))? {
                 Ok(videos) => begun.push(videos),
@@ -357,6 +357,7 @@ impl RewardFl {
         let scored = Scored { fraction: 1.0, loss: loss.value, score, kl, data_loss: None, details };
 
         watch.begin(PULL, Some("pulling back through reward and decoder"))?;
+        // A score that the loss does not depend on is not pulled back, and its recording is freed here.
         let d_latents = match pull_score.filter(|_| loss.d_score != 0.0) {
             Some(pull_score) => Some(pull_frames(pull_score, decode, share * loss.d_score)?),
             None => None,

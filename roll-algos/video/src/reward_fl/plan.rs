@@ -44,10 +44,10 @@ impl RolloutPlan {
         Self { first: step, last: step, early_stop: EarlyStop::PredictX0, ..self.training(vec![step]) }
     }
 
-    /// Divides the plan into the steps of the high-noise expert and those of the low-noise expert, so that the rollout
-    /// can be interrupted in between; the second plan continues from the latents of the first. Returns `None` unless
-    /// both experts have steps, the high-noise steps contribute to no gradient and no KL, and the sampler keeps no
-    /// state between steps.
+    /// Divides the plan into the steps of the high-noise and of the low-noise expert, so that the rollout can be
+    /// interrupted in between; the second plan continues from the latents of the first. Returns `None` unless both
+    /// experts have steps, the high-noise steps contribute to no gradient and no KL, and the sampler keeps no state
+    /// between steps.
     pub(crate) fn divided(&self, boundary: Option<f64>) -> Option<[Self; 2]> {
         let is_low = |i: &usize| boundary.is_some_and(|boundary| self.schedule.timestep(*i).uses_low_noise(boundary));
         let first_low = (self.first..=self.last).find(is_low)?;
@@ -82,7 +82,7 @@ impl RolloutPlan {
     }
 }
 
-/// How the gradient passes back through the trained steps. The latents are those of the rollout in any case.
+/// How the gradient passes back through the trained steps. The latents are always the latents of the rollout.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Adjoint {
     /// The chain rule. The velocities of steps that are not trained are constants.

@@ -17,11 +17,12 @@ pub(super) enum Outcome {
     NonFinite(String, f64),
 }
 
-/// The values of a sample with a score: means over its scored videos. All but the details are finite.
+/// The values of a video with a score, or of a sample: the means over its scored videos. All but the details are
+/// finite.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Scored {
-    /// The fraction of the sample's videos that have a score. It is the weight of the sample in the update and in means
-    /// over samples, so that every scored video of a step has the same weight.
+    /// The fraction of the sample's videos that have a score; 1 for a video. It is the weight of the sample in the
+    /// update and in means over samples, so that every scored video of a step has the same weight.
     pub(super) fraction: f64,
     pub(super) loss: f64,
     pub(super) score: f64,
@@ -39,6 +40,7 @@ impl Scored {
     /// Returns `None` if no video has a score.
     pub(super) fn mean(mut videos: Vec<Self>, count: usize) -> Option<Self> {
         let fraction = videos.len() as f64 / count as f64;
+        // A single video needs no mean: its values are the values of the sample, to the bit.
         if videos.len() < 2 {
             return videos.pop().map(|video| Self { fraction, ..video });
         }
@@ -51,7 +53,7 @@ impl Scored {
     }
 }
 
-/// The mean of each detail over the samples that have it, weighted by their fractions.
+/// The mean of each detail over the samples (or videos) that have it, weighted by their fractions.
 fn detail_means(samples: &[Scored]) -> BTreeMap<&str, f64> {
     let mut sums: BTreeMap<&str, [f64; 2]> = BTreeMap::new();
     for Scored { fraction, details, .. } in samples {
@@ -75,7 +77,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Counts the values of a video, and those at the bounds of the decoder's clamp, where the gradient is 0.
+    /// Counts the values of a video, and the values at the bounds of the decoder's clamp, where the gradient is 0.
     pub(super) fn count_video(&mut self, video: &Video) {
         let values = video.frames().f32s().unwrap_or(&[]); // a video's frames are f32
         self.values += values.len() as u64;
@@ -83,7 +85,7 @@ impl Tally {
     }
 
     /// Joins the tallies of all ranks in the order of the ranks, which is the order of the samples. Metrics are then
-    /// equal to those of one rank with all samples.
+    /// equal to the metrics of one rank with all samples.
     pub(super) fn joined(&self, ranks: &dyn Communicator) -> Result<Self> {
         let mut all = Self::default();
         for tally in communicator::join(ranks, self)? {

@@ -96,9 +96,9 @@ pub fn rollout(
     let mut sampler = plan.sampler.start();
     let mut steps = Vec::new();
     let mut kl = 0.0;
-    let known = usize::from(prompt.first_frame.is_some());
+    let given_frames = usize::from(prompt.first_frame.is_some());
     let mut similarity = match plan.adjoint {
-        Adjoint::Leap(leap) => leap.similarity(known),
+        Adjoint::Leap(leap) => leap.similarity(given_frames),
         Adjoint::Chain | Adjoint::Detached => None,
     };
     for i in *first..=*last {
@@ -111,34 +111,36 @@ pub fn rollout(
             guidance.velocity(model, &x, timestep, conditions, Adapter::On, grad)?;
         observer.velocity(i, &v);
         let delta = plan.reach(i).0 as f32 - schedule.sigma(i).0 as f32;
-        if let Some(similarity) = similarity.as_mut().filter(|_| is_trained) {
+        if is_trained && let Some(similarity) = &mut similarity {
             similarity.leap(&x, delta, &v)?;
         }
 
-        let d_kl = match plan.reference.filter(|_| acting.contains(&i)) {
-            None => None,
-            Some(reference) => {
+        let d_kl = match plan.reference {
+            Some(reference) if acting.contains(&i) => {
                 observer.begin(REFERENCE, None)?;
                 let u = model.velocity(&x, timestep, prompt, reference, Grad::Skip)?.0;
                 observer.reference(i, &u);
-                let mask = LossMask::after(known, c.shape())?;
+                let mask = LossMask::after(given_frames, c.shape())?;
                 let (kl_i, d_kl_i) = step_kl(&c, &u, schedule.sigma(i), mask)?;
                 let share = 1.0 / acting.len() as f64;
                 kl += kl_i * share;
                 Some(scaled(&d_kl_i, share as f32)?)
             }
+            // No KL is computed, or the step has no trainable parameters.
+            _ => None,
         };
-        let trained = pullback.map(|pullback| TrainedStep { pullback, d_kl });
+        let trained_step = pullback.map(|pullback| TrainedStep { pullback, d_kl });
 
         x = sampler.step(schedule.sigma(i), plan.end(i), &x, &v)?;
-        // After the last step, too, so that training decodes the same latents as generation.
+        // The first frame is replaced after the last step, too, so that training decodes the same latents as
+        // generation.
         let replaced = prompt.first_frame.is_some();
         if replaced {
             x = prompt.with_first_frame(&x)?;
         }
         observer.latents(i, &x);
-        if trained.is_some() || !steps.is_empty() {
-            steps.push(RecordedStep { index: i, delta, replaced, trained });
+        if trained_step.is_some() || !steps.is_empty() {
+            steps.push(RecordedStep { index: i, delta, replaced, trained: trained_step });
         }
     }
     let similarity = similarity.map_or(Ok(1.0), |similarity| similarity.weight(&x))?;
@@ -147,7 +149,7 @@ pub fn rollout(
 }
 
 impl Trajectory {
-    /// The trajectory with other latents, which are a linear function of the former latents with the derivative
+    /// The trajectory with the latents `latents`, which are a linear function of its own latents with the derivative
     /// `slope`.
     pub(super) fn continued(self, latents: Tensor, slope: f32) -> Self {
         Self { latents, slope: self.slope * slope, ..self }
@@ -160,7 +162,7 @@ impl Trajectory {
         self.pull_with(d_latents, d_kl, observer, || Ok(()))
     }
 
-    /// Like [`Trajectory::pull`]. `before_last` is called before the last pullback, the one of the first trained step.
+    /// As [`Trajectory::pull`]. `before_last` is called before the last pullback, the one of the first trained step.
     pub fn pull_with(
         self,
         d_latents: Option<&Tensor>,
@@ -182,10 +184,10 @@ impl Trajectory {
             let description = format!("pulling back through denoising step {} of {}", index + 1, self.total_steps);
             observer.begin(PULL, Some(&description))?;
             pulls_left -= 1;
-            let before_last = before_last.take_if(|_| pulls_left == 0);
+            let before_this = if pulls_left == 0 { before_last.take() } else { None };
             let d_v = scaled(&d_x, delta)?;
             let d_c = d_kl_i.map(|d_kl_i| scaled(&d_kl_i, d_kl as f32)).transpose()?;
-            let pulled = pullback.pull(&d_v, d_c.as_ref(), || before_last.map_or(Ok(()), |call| call()))?;
+            let pulled = pullback.pull(&d_v, d_c.as_ref(), || before_this.map_or(Ok(()), |call| call()))?;
             if self.discount != 0.0 {
                 d_x = axpy(&d_x, self.discount, &pulled)?;
             }

@@ -1,6 +1,6 @@
 //! Truncation of a rollout's gradient: the selection of the trained steps.
 //!
-//! All variants select from the same steps: those from `mid_timestep` to `final_timestep`, within the bounds on the
+//! All variants select from the same steps: the steps from `mid_timestep` to `final_timestep`, within the bounds on the
 //! noise level, that have trainable parameters. DRaFT (<https://arxiv.org/abs/2309.17400>) trains the last K of these
 //! steps; its variant DRaFT-LV trains the last step from several noisings of the result. AlignProp
 //! (<https://arxiv.org/abs/2310.03739>) and ReFL (<https://arxiv.org/abs/2304.05977>) draw the trained step at random.
@@ -100,7 +100,7 @@ impl TrainedSteps {
         Ok(plan.training(chosen))
     }
 
-    /// Draws the steps of one sample, ascending, from those of [`TrainedSteps::restricted`].
+    /// Draws the steps of one sample, ascending, from the steps `from` of [`TrainedSteps::restricted`].
     fn drawn(&self, from: &[usize], noise: &Noise, step: u64, key: u64) -> Vec<usize> {
         let count = match *self {
             Self::Random(k) => k.min(from.len()),

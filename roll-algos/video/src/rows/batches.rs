@@ -174,7 +174,7 @@ impl Batches {
         batches.concat()
     }
 
-    /// Number of rows of a pass, including those that are repeated to complete a micro-batch.
+    /// Number of rows of a pass, including rows that are repeated to complete a micro-batch.
     fn pass_length(&self) -> usize {
         if self.micro == 1 {
             return self.dataset.len();

@@ -52,7 +52,7 @@ pub(crate) fn are_wanted(config: &DataConfig) -> bool {
 
 /// The shape of each row. A row that cannot be read is `None` if such rows are skipped, and otherwise an error.
 pub(crate) fn assign(metadata: &Metadata, config: &DataConfig, unit: VideoUnit) -> Result<Vec<Option<Available>>> {
-    let of = |row: &MetadataRow| -> Result<Option<Available>> {
+    let available = |row: &MetadataRow| -> Result<Option<Available>> {
         let found = match &row.video {
             Some(video) => probe(video, config.decoder)
                 .and_then(|probed| bucket(&probed, config, unit).map_err(|problem| Error::bad_file(video, problem))),
@@ -65,7 +65,7 @@ pub(crate) fn assign(metadata: &Metadata, config: &DataConfig, unit: VideoUnit) 
             Err(error) => Err(error).while_doing(|| format!("reading {}", metadata.location(row))),
         }
     };
-    metadata.rows.par_iter().map(of).collect()
+    metadata.rows.par_iter().map(available).collect()
 }
 
 /// The bucket of a clip: the nearest of the configured ratios, and the largest of the configured lengths that the clip

@@ -24,7 +24,7 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Opens the data that `config` names, for a model with this `unit` of video sizes.
+    /// Opens the data that `config` names, for a model whose video sizes are multiples of `unit`.
     pub fn open(config: &DataConfig, unit: VideoUnit) -> Result<Self> {
         Self::new(Metadata::open(config)?, config, unit)
     }
@@ -194,7 +194,7 @@ impl Dataset {
         clip.while_doing(|| format!("reading {}", self.metadata.location(row)))
     }
 
-    /// The size of the clips in this bucket, or of all clips without buckets.
+    /// The size of the clips in `bucket`, or of all clips if there are no buckets.
     fn sizing(&self, bucket: Option<Bucket>) -> Sizing {
         let (config, unit) = (&self.config, self.unit);
         match (bucket, config.height, config.width) {
@@ -265,13 +265,13 @@ impl Clip {
 /// A least-recently-used cache of clips.
 #[derive(Debug, Default)]
 struct Cache {
-    /// Most bytes of all clips.
+    /// Maximum number of bytes of all clips.
     limit: usize,
-    /// Bytes of all clips.
+    /// Number of bytes of all clips.
     bytes: usize,
     /// Number of uses so far.
     clock: u64,
-    /// For each row, the number of its last use and its clip.
+    /// The number of the last use and the clip of each row.
     clips: HashMap<usize, (u64, Arc<Clip>)>,
 }
 

@@ -64,11 +64,11 @@ pub struct Guided {
 
 /// The pullback of a guided velocity and of the velocity under the prompt.
 pub struct GuidedPullback {
-    /// s.
+    /// The scale s.
     scale: f32,
-    /// The pullback of c.
+    /// The pullback of c, the velocity under the prompt.
     conditional: Pullback,
-    /// The pullback of u, if the gradient passes through it.
+    /// The pullback of u, the velocity under the negative prompt, if the gradient passes through it.
     negative: Option<Pullback>,
 }
 

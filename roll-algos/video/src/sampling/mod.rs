@@ -71,11 +71,11 @@ impl Sampling {
     ) -> Result<Tensor> {
         let Self { schedule, sampler, guidance } = self;
         let mut x = conditions.prompt.with_first_frame(noise)?;
-        let mut steps = sampler.start();
+        let mut integration = sampler.start();
         for i in 0..schedule.steps() {
             progress.phase(&format!("denoising step {} of {}", i + 1, schedule.steps()));
             let v = guidance.velocity(model, &x, schedule.timestep(i), conditions, adapter, Grad::Skip)?.velocity;
-            x = steps.step(schedule.sigma(i), schedule.sigma(i + 1), &x, &v)?;
+            x = integration.step(schedule.sigma(i), schedule.sigma(i + 1), &x, &v)?;
             x = conditions.prompt.with_first_frame(&x)?;
         }
         Ok(x)
@@ -108,7 +108,7 @@ impl Sampling {
                 None => {
                     let (from, to) = (schedule.sigma(i), schedule.sigma(i + 1));
                     let videos = batch.integrations.iter_mut().zip(xs.iter().zip(&vs));
-                    videos.map(|(sampler, (x, v))| sampler.step(from, to, x, v)).collect::<Result<Vec<_>>>()?
+                    videos.map(|(integration, (x, v))| integration.step(from, to, x, v)).collect::<Result<Vec<_>>>()?
                 }
             };
             batch.latents = next.iter().map(|x| conditions.prompt.with_first_frame(x)).collect::<Result<_>>()?;

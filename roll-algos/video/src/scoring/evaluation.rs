@@ -6,7 +6,7 @@ use roll_step::update::diffusion;
 use super::{FrameRate, Measured, Prepared, PreparedTarget, Reference};
 use crate::reward_fl::{RolloutPlan, Trajectory, Unobserved, rollout};
 
-/// How an evaluation generates videos, and what they are compared with.
+/// How an evaluation generates videos, and the reference that they are compared with.
 pub(crate) struct Generation<'a> {
     /// Name of the algorithm, for error messages.
     pub(crate) algorithm: &'static str,
@@ -26,7 +26,7 @@ pub(crate) fn evaluate(
 ) -> Result<Vec<Evaluated>> {
     let samples = ctx.samples;
     let count = samples.len();
-    let one = |(i, sample): (usize, &Sample)| {
+    let evaluate_one = |(i, sample): (usize, &Sample)| {
         match count {
             1 => ctx.progress.phase("generating and scoring"),
             _ => ctx.progress.phase(&format!("evaluating clip {} of {count}", i + 1)),
@@ -36,7 +36,7 @@ pub(crate) fn evaluate(
         }
         evaluate_sample(generation, prepared, ctx, sample).while_doing(|| format!("evaluating {}", sample.origin))
     };
-    let evaluated: Result<_> = samples.iter().enumerate().map(one).collect();
+    let evaluated: Result<_> = samples.iter().enumerate().map(evaluate_one).collect();
     if evaluated.is_err() {
         prepared.begun.clear();
     }
@@ -50,7 +50,7 @@ fn key(sample: &Sample) -> (u64, String) {
 
 /// Does the steps of the high-noise expert for `sample` and for the upcoming samples of the context, so that experts
 /// that take turns on the device are changed once for all of them. Returns the latents of `sample`.
-fn begin(
+fn begin_with_upcoming(
     generation: &Generation<'_>,
     prepared: &mut Prepared,
     ctx: &mut EvaluationContext<'_>,
@@ -100,7 +100,7 @@ fn evaluate_sample(
         Some([high_noise, low_noise]) => {
             let latents = match prepared.begun.remove(&key(sample)) {
                 Some(latents) => latents,
-                None => begin(generation, prepared, ctx, sample, &high_noise)?,
+                None => begin_with_upcoming(generation, prepared, ctx, sample, &high_noise)?,
             };
             denoised(generation, prepared, ctx, sample, &low_noise, Some(latents))?
         }

@@ -13,7 +13,7 @@ use roll_train::run_dir::RunDir;
 use super::evaluation::Evaluator;
 use super::samples;
 
-/// The grid shows at most this many clips.
+/// Maximum number of clips in the grid.
 const CLIPS: usize = 8;
 /// Small clips are enlarged until the grid is about this wide, in pixels.
 const WIDTH: usize = 1024;
@@ -54,8 +54,9 @@ fn write(dir: &RunDir, shown: SetName, evaluator: &Evaluator, labels: &SetLabels
     Ok(Some(path))
 }
 
-/// A video of three rows (reference, before, after) with one column per clip, or of the last two if the first sample has
-/// no clip; `None` without videos. Columns that differ from the first in size or rows are left out.
+/// A video with one column per clip, and with the rows reference, before and after; without the row of references if
+/// the first sample has no clip. `None` without videos. Columns that differ from the first in size or rows are left
+/// out.
 fn grid(samples: &[Sample], before: &[Option<Video>], after: &[Option<Video>]) -> Result<Option<Video>> {
     let mut columns: Vec<Vec<&Video>> = Vec::new();
     for ((sample, before), after) in samples.iter().zip(before).zip(after) {
@@ -71,8 +72,9 @@ fn grid(samples: &[Sample], before: &[Option<Video>], after: &[Option<Video>]) -
     let fps = first[0].fps();
     let [frames, height, width] = first[0].dims();
     let scale = (WIDTH / ((width + GAP) * columns.len())).clamp(1, 4);
+    // Height and width of a clip in the grid.
     let [h, w] = [height * scale, width * scale];
-    // H.264 wants even sizes.
+    // H.264 needs even sizes.
     let total =
         [(first.len() * (h + GAP) + GAP).next_multiple_of(2), (columns.len() * (w + GAP) + GAP).next_multiple_of(2)];
     let plane = total[0] * total[1];

@@ -1,8 +1,8 @@
 //! Reward hacking: the trained reward rises because the model found its weakness, and other measures fall.
 //!
-//! The rule, on the clips that are not trained on, or on training clips where there are no others: each score is
-//! compared with that of the same clip before training, and rises or falls by [`Effect`]. Hacking is suspected when the
-//! reward rises and at least one check falls.
+//! The rule is applied to the clips that are not trained on, or to training clips if there are no others. Each score is
+//! compared with the score of the same clip before training. [`Effect`] decides whether scores rise or fall. Hacking is
+//! suspected if the reward rises and at least one check falls.
 
 use roll_train::results::scores::{Change, Effect, Results, change, judged_set, of};
 use roll_train::statistics::Gain;
@@ -20,16 +20,16 @@ impl Verdict {
     /// Compares two evaluations whose checks have these labels.
     pub fn of(before: &Results, after: &Results, labels: &[String]) -> Self {
         let set = judged_set(before);
-        let change = |place: usize| change(of(before, set?), of(after, set?), place);
+        let change_at = |position: usize| change(of(before, set?), of(after, set?), position);
         let gain_of = |effect: Effect| move |change: Change| (change.effect() == effect).then_some(change.gain);
         // The trained reward comes first, then the sum of several checks.
         let first_check = if labels.len() == 1 { 1 } else { 2 };
         let falls = |(i, label): (usize, &String)| {
-            let gain = change(first_check + i).and_then(gain_of(Effect::Fall))?;
+            let gain = change_at(first_check + i).and_then(gain_of(Effect::Fall))?;
             Some((label.clone(), gain))
         };
         Self {
-            rises: change(0).and_then(gain_of(Effect::Rise)),
+            rises: change_at(0).and_then(gain_of(Effect::Rise)),
             falling: labels.iter().enumerate().filter_map(falls).collect(),
         }
     }
@@ -39,9 +39,12 @@ impl Verdict {
         self.rises.is_some() && !self.falling.is_empty()
     }
 
-    /// The warning; `None` when there is nothing to suspect.
+    /// The warning; `None` if hacking is not suspected.
     pub fn warning_if_suspect(&self, step: u64) -> Option<String> {
-        let rises = self.rises.filter(|_| self.is_suspect())?;
+        if !self.is_suspect() {
+            return None;
+        }
+        let rises = self.rises?;
         let falling = self.falling.iter().map(|(label, gain)| format!("`{label}` {}", gain.in_words()));
         Some(format!(
             "since training began the reward has risen, {}, and of `evaluation.check` these have fallen: {} (step \

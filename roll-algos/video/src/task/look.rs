@@ -15,13 +15,13 @@ use super::rows::{counted_rows, row_noun};
 use crate::rows::{Batches, Bucket, Dataset, OnBadSample};
 use crate::scoring::reference_video;
 
-/// At most this many clips of a data set are probed.
+/// Maximum number of clips of a data set that are probed.
 const CLIPS: usize = 2000;
 /// Frames per second of the grey video that is scored for a row without a clip, unless `data.fps` is set.
 const FPS: f64 = 16.0;
-/// At most this many faults are named.
+/// Maximum number of faults that are named.
 const NAMED: usize = 3;
-/// At most this many sizes are named.
+/// Maximum number of sizes that are named.
 const SIZES: usize = 4;
 
 /// Lists rows and epochs. Returns height and width of the largest shape that is trained on.
@@ -71,10 +71,10 @@ fn list_rows(dataset: &Dataset, unit: VideoUnit, found: &mut Listing) -> Option<
         ));
     }
     if !bad.is_empty() {
-        let listed = listed(&bad);
+        let faults = first_faults(&bad);
         match config.on_bad_sample == OnBadSample::Error || bad.len() == looked_at {
-            true => found.problem(listed),
-            false => found.note(format!("left out (`data.on_bad_sample: skip`):\n{listed}")),
+            true => found.problem(faults),
+            false => found.note(format!("left out (`data.on_bad_sample: skip`):\n{faults}")),
         }
     }
     largest(dataset, unit, &sizes, found)
@@ -93,7 +93,7 @@ fn list_sizes(sizes: &BTreeMap<[usize; 2], usize>, found: &mut Listing) {
     found.good(format!("{}{more}", shown.collect::<Vec<_>>().join(", ")));
 }
 
-/// The largest shape that is trained on, of clips of these sizes; lists the buckets.
+/// The largest shape that is trained on, for clips of the sizes `sizes`. Lists the buckets.
 fn largest(
     dataset: &Dataset,
     unit: VideoUnit,
@@ -112,14 +112,14 @@ fn largest(
     }
     let fixed = config.height.zip(config.width).map(|(height, width)| [height, width]);
     fixed.or_else(|| {
-        let read =
+        let trained_size =
             |size: &[usize; 2]| roll_media::target_size(*size, config.max_pixels, [unit.height, unit.width]).ok();
-        sizes.keys().filter_map(read).max_by_key(|[height, width]| height * width)
+        sizes.keys().filter_map(trained_size).max_by_key(|[height, width]| height * width)
     })
 }
 
-/// The first faults, one on each line, and the number of the others.
-fn listed(faults: &[String]) -> String {
+/// The first faults, one on each line, and the number of further faults.
+fn first_faults(faults: &[String]) -> String {
     let more = faults.len().saturating_sub(NAMED);
     let rest = if more > 0 { format!("\nand {more} more") } else { String::new() };
     faults[..faults.len() - more].join("\n") + &rest
@@ -137,7 +137,7 @@ pub(super) fn score(
     grad: Grad,
     found: &mut Listing,
 ) {
-    // Such a reward orders videos of one prompt, and scores none by itself.
+    // A reward that compares videos of one prompt scores none by itself.
     if reward.compares() {
         return;
     }
@@ -159,7 +159,7 @@ pub(super) fn score(
     }
 }
 
-/// `None` if the sample has no reference that the reward can use.
+/// The score of a sample; `None` if the sample has no reference that the reward can use.
 fn score_of(
     reference: Reference,
     dataset: &Dataset,
@@ -232,7 +232,7 @@ pub(super) fn references(
     let limit = format!("of the first {}", counted(looked_at as u64, "reference"));
     found.good(format!("`{name}` can compare with {prepared} {limit}"));
     if !without.is_empty() {
-        let message = format!("it cannot compare with these:\n{}", listed(&without));
+        let message = format!("it cannot compare with these:\n{}", first_faults(&without));
         match prepared == 0 || reward.on_missing() == roll_core::OnMissing::Error {
             true => {
                 found.problem(message);

@@ -25,7 +25,7 @@ impl ClipTask {
             step => tracing::info!("evaluating {clips} after step {step}"),
         }
         let key = task::key(context.config, &evaluator.checks(), context.model)?;
-        let moments = moments(step, self.facts.steps);
+        let moments = moment_names(step, self.facts.steps);
         let partial = dir.map(|dir| PartialClips::new(dir, step, moments, labels, key));
         let mut inputs = EvaluationInputs {
             algorithm: self.algorithm.as_mut(),
@@ -51,13 +51,14 @@ impl ClipTask {
         Ok(Some(results))
     }
 
-    /// Writes the videos of `evaluation.prompts`. All ranks generate them, as their weights may be sharded; rank 0 writes.
+    /// Writes the videos of `evaluation.prompts`. All ranks generate them, because weights may be sharded; rank 0
+    /// writes them.
     pub(super) fn write_sample_prompts(&self, context: &mut TaskContext<'_>) -> Result<()> {
         let Some(prompts) = &self.prompts else { return Ok(()) };
         let dir = context.journal.dir.as_ref();
         let bar = begin_bar(context, prompts.count(), "prompts");
         tracing::info!("generating {}", counted(prompts.count() as u64, "sample prompt"));
-        let moments = moments(context.step, self.facts.steps);
+        let moments = moment_names(context.step, self.facts.steps);
         let mut videos = Vec::new();
         let sampled = (0..prompts.count()).try_for_each(|i| {
             bar.set(i as u64);
@@ -84,14 +85,16 @@ pub(super) fn keep_newest_as_last(context: &TaskContext<'_>) -> Result<()> {
     }
 }
 
-/// A bar for `total` clips. A single process may stop within an evaluation; several must stop at the same point.
+/// A bar for `total` clips. A single process may stop within an evaluation; several processes must stop at the same
+/// point.
 fn begin_bar(context: &TaskContext<'_>, total: usize, unit: &str) -> StoppableBar {
-    let ranks = context.ranks;
-    StoppableBar::begin(context.session, total as u64, unit, ranks.rank().0 == 0, ranks.world_size() == 1)
+    let is_shown = context.ranks.rank().0 == 0;
+    let may_stop_anywhere = context.ranks.world_size() == 1;
+    StoppableBar::begin(context.session, total as u64, unit, is_shown, may_stop_anywhere)
 }
 
 /// The folders of `samples` for clips after `step` of `steps`.
-fn moments(step: u64, steps: u64) -> Vec<String> {
+fn moment_names(step: u64, steps: u64) -> Vec<String> {
     match (step, step == steps) {
         (0, _) => vec!["before".into()],
         (step, true) => vec!["after".into(), step_name(step)],

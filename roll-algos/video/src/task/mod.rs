@@ -1,10 +1,10 @@
 //! Runs on clips: the rows of `data.metadata`, rewards of generated videos, evaluations before and after training.
 //!
 //! `config` declares the sections `data` and `evaluation`. `open` makes a `ClipTask` from a configuration; `rows` and
-//! `notes` say what cannot be used or has no effect. Between steps, `measure` evaluates ([`evaluation`]), writes sample
-//! prompts and validates; `suspicion` looks for reward hacking by the rule of [`hacking`]. At the end, `preference` asks
-//! a reward that compares videos, and `comparison` shows clips before and after training. [`cache`] keeps encodings.
-//! `look` looks closer at the data for `roll check`.
+//! `notes` report rows and options that cannot be used or have no effect. Between steps, `measure` evaluates
+//! ([`evaluation`]), writes sample prompts and validates; `suspicion` looks for reward hacking by the rule of
+//! [`hacking`]. At the end, `preference` asks a reward that compares videos, and `comparison` shows clips before and
+//! after training. [`cache`] keeps encodings. `look` looks closer at the data for `roll check`.
 
 pub mod cache;
 pub mod evaluation;
@@ -65,9 +65,9 @@ struct ClipTask {
 enum HeldOut {
     /// No clip is named.
     Nothing,
-    /// Videos are generated for them and scored.
+    /// Videos are generated for the clips and scored.
     Evaluated(Evaluator),
-    /// The algorithm took them for a validation of its own.
+    /// The algorithm holds the clips for its own validation.
     Validated,
 }
 
@@ -95,8 +95,8 @@ impl Task for ClipTask {
             model.expect_prompts(&self.data.prompts(step, EXPECTED_PROMPTS));
         }
         let batch = self.data.batch(step)?;
-        let mut own = context.with(&batch.samples, self.reward.as_deref_mut());
-        let mut report = self.algorithm.step(&mut own).while_doing(|| format!("step {}", step + 1))?;
+        let mut context_of_batch = context.with(&batch.samples, self.reward.as_deref_mut());
+        let mut report = self.algorithm.step(&mut context_of_batch).while_doing(|| format!("step {}", step + 1))?;
         let skipped = communicator::join(context.strategy.ranks().data.as_ref(), &batch.skipped)?;
         let skipped: Vec<_> = skipped.into_iter().flatten().collect();
         if !skipped.is_empty() {

@@ -31,10 +31,11 @@ inventory::submit!(TaskType::Clips(OpenTask {
         let (parts, network) = ClipParts::open(opening, clips, algorithm, reward, found);
         (Some(Box::new(parts)), network)
     },
-    check_sections: check_prompts,
+    check_sections,
 }));
 
-/// Checks that a reward that compares the videos of a prompt is used in training alone, by an algorithm that can.
+/// Checks that a reward that compares the videos of a prompt is used in training alone, by an algorithm that supports
+/// it.
 fn check_comparing(opening: &Opening<'_>, clips: &ClipConfig, reward: &dyn RewardScorer, found: &mut Findings) {
     if !reward.compares() {
         return;
@@ -42,17 +43,17 @@ fn check_comparing(opening: &Opening<'_>, clips: &ClipConfig, reward: &dyn Rewar
     let (algorithm, name) = (&opening.loaded.config.algo.name, reward.name());
     if opening.registry.find(Kind::Algorithm, algorithm).is_ok_and(|algorithm| !algorithm.is_linked) {
         let problem = format!("the algorithm `{algorithm}` of a plugin cannot use `{name}`, which compares videos");
-        found.open("reward", || Err::<(), _>(Error::config("reward", problem)));
+        found.problem("reward", Error::config("reward", problem));
     }
     if clips.evaluation.stop_when.is_some() {
         let problem = format!("`{name}` is not evaluated, so it never rises: unset it");
-        found.open("evaluation", || Err::<(), _>(Error::config("evaluation.stop_when", problem)));
+        found.problem("evaluation", Error::config("evaluation.stop_when", problem));
     }
     let note = format!("`{name}` compares videos of one prompt: evaluations measure `evaluation.check` alone");
     found.note("evaluation", || clips.evaluation.names_clips().then_some(note));
 }
 
-/// The parts of a run on clips. `roll check` looks at them; those of a run are whole.
+/// The parts of a run on clips. `roll check` looks at the parts that could be opened; a run starts only if all could.
 struct ClipParts {
     /// The reward that is trained on, if there is one.
     reward: Option<Box<dyn RewardScorer>>,
@@ -62,7 +63,7 @@ struct ClipParts {
     evaluator: Option<Evaluator>,
     /// The number of optimizer steps; `None` after a problem.
     steps: Option<u64>,
-    /// Steps in which the model's videos go.
+    /// Multiples that the model's frames, heights and widths must have.
     unit: VideoUnit,
     algorithm: Box<dyn ClipAlgorithm>,
     clip_use: ClipUse,
@@ -76,30 +77,33 @@ struct ClipParts {
 }
 
 impl ClipParts {
-    /// Opens the parts, in the order in which mistakes are cheap to find, and the network in their midst.
+    /// Opens the parts and the network. Parts whose mistakes are found quickly are opened before the network.
     fn open(
         opening: &Opening<'_>,
         clips: ClipConfig,
         opened: OpenedAlgorithm<dyn ClipAlgorithm>,
-        reward: Option<TrainedReward>,
+        trained_reward: Option<TrainedReward>,
         found: &mut Findings,
     ) -> (Self, Option<Network>) {
         let config = &opening.loaded.config;
         let OpenedAlgorithm { mut algorithm, can_check } = opened;
         let clip_use = algorithm.clip_use();
-        if let Some(reward) = &reward {
+        if let Some(reward) = &trained_reward {
             check_comparing(opening, &clips, reward.scorer.as_ref(), found);
         }
-        let (reward, reader) = reward.map_or((None, None), |reward| (Some(reward.scorer), reward.reference_reader));
+        let (scorer, reference_reader) = match trained_reward {
+            Some(reward) => (Some(reward.scorer), reward.reference_reader),
+            None => (None, None),
+        };
         let Sources { data_config, store, train, evaluation } = Sources::open(opening, &clips, found);
-        let sets = sets(&clips, reader.as_deref(), evaluation.as_ref(), train.as_ref());
+        let sets = checked_sets(&clips, reference_reader.as_deref(), evaluation.as_ref(), train.as_ref());
         check_rows(&sets, config, &clips, &clip_use, found);
         let unseen = evaluation.as_ref().and_then(EvaluationSources::unseen);
         let seen = train.as_ref().zip(unseen).map_or(0, |(train, unseen)| count_seen(&clips, train, unseen, found));
 
-        let mut network = opening.network(found);
-        let model = network.as_mut().map(VideoModel::of).unwrap_or_default();
-        if let Some(network) = &mut network {
+        let mut uncached_network = opening.network(found);
+        let model = uncached_network.as_mut().map(VideoModel::of).unwrap_or_default();
+        if let Some(network) = &mut uncached_network {
             check_model(network, &sets, config, &clips, &clip_use, found);
         }
         let has_references = evaluation
@@ -108,7 +112,7 @@ impl ClipParts {
         let trains_on_clips = clip_use.trained_on.is_some();
         let dataset = train.and_then(|rows| open_dataset(rows, &data_config, &model, trains_on_clips, opening, found));
 
-        let (reward, mut network) = cached(reward, network, store.as_ref(), found);
+        let (reward, mut network) = cached(scorer, uncached_network, store.as_ref(), found);
         if let Some(network) = &mut network {
             network.connect(algorithm.as_mut(), can_check, reward.as_deref(), config, found);
         }
@@ -121,13 +125,14 @@ impl ClipParts {
                 sources.leave_out_reference_readers();
             }
             found.open("evaluation", || check_stop_condition(&sources, config, &clips));
-            let open =
+            let open_evaluator =
                 || Evaluator::open(&clips.evaluation, sources, dataset.as_deref(), model.unit, all_ranks.as_ref());
-            found.open("evaluation", open).flatten()
+            found.open("evaluation", open_evaluator).flatten()
         });
-        let prompts = network.as_mut().and_then(|Network { model: network, .. }| {
-            let open = || SamplePrompts::open(config, &clips, network.as_mut(), model.unit, opening.context);
-            found.open("evaluation", open).flatten()
+        let prompts = network.as_mut().and_then(|network| {
+            let open_prompts =
+                || SamplePrompts::open(config, &clips, network.model.as_mut(), model.unit, opening.context);
+            found.open("evaluation", open_prompts).flatten()
         });
         let held_out = evaluator.as_ref().and_then(Evaluator::unseen);
         let validates = held_out.is_some_and(|clips| algorithm.hold_out(clips));
@@ -144,9 +149,20 @@ impl ClipParts {
         }
         let epochs = config.training.num_train_epochs;
         let steps = data.as_ref().and_then(|data| opening.steps(Some(data.steps(epochs)), found));
-        let (unit, config) = (model.unit, clips);
-        let parts =
-            Self { reward, data, evaluator, steps, unit, algorithm, clip_use, prompts, store, config, validates, seen };
+        let parts = Self {
+            reward,
+            data,
+            evaluator,
+            steps,
+            unit: model.unit,
+            algorithm,
+            clip_use,
+            prompts,
+            store,
+            config: clips,
+            validates,
+            seen,
+        };
         (parts, network)
     }
 }
@@ -204,8 +220,8 @@ impl OpenedTask for ClipParts {
     }
 }
 
-/// Checks `evaluation.prompts` of a run whose algorithm cannot be made.
-fn check_prompts(opening: &Opening<'_>, network: Option<&mut Network>, found: &mut Findings) {
+/// Checks the section `evaluation` of a run whose algorithm cannot be made: its prompts, and whether it names anything.
+fn check_sections(opening: &Opening<'_>, network: Option<&mut Network>, found: &mut Findings) {
     let Opening { loaded, context, .. } = *opening;
     let Some(clips) = found.open("evaluation", || ClipConfig::of(loaded)) else { return };
     if let Some(network) = network {
@@ -246,13 +262,13 @@ impl Sources {
 /// Facts of the model that data and evaluations depend on.
 struct VideoModel {
     unit: VideoUnit,
-    /// Frames per second of the videos that it was trained on, if that matters.
+    /// Frames per second of the videos that the model was trained on, if that matters.
     rate: Option<f64>,
     takes_image: bool,
 }
 
 impl Default for VideoModel {
-    /// Those of a run without a model.
+    /// The facts of a run without a model.
     fn default() -> Self {
         Self { unit: VideoUnit::default(), rate: None, takes_image: true }
     }
@@ -284,15 +300,15 @@ fn open_dataset(
     if !trains_on_clips {
         found.note("data", || unused_masks(dataset.metadata()));
     }
-    // Ranks read the same files.
+    // One rank is enough, because all read the same files.
     if opening.context.ranks.rank().0 == 0 {
-        let rate = model.rate.filter(|_| trains_on_clips);
+        let rate = if trains_on_clips { model.rate } else { None };
         found.note("data", || clip_notes(dataset.metadata(), config, rate).into_iter().flatten());
     }
     Some(Arc::new(dataset))
 }
 
-/// Reward and network whose encodings are kept in the store, if there is one and the model is open.
+/// Makes reward and network keep their encodings in the store, if there is a store and the model is open.
 fn cached(
     reward: Option<Box<dyn RewardScorer>>,
     network: Option<Network>,
@@ -314,32 +330,33 @@ fn open_store(config: &DataConfig, context: &BuildContext) -> Result<Option<Cach
     match (context.headers_only, context.ranks.rank().0) {
         (false, _) => cache::open(config),
         (true, 0) => cache::check(config).map(|()| None),
-        // Ranks would remove the directory that another one makes.
+        // Only one rank checks: it makes the directory and removes it, which would disturb the other ranks.
         (true, _) => Ok(None),
     }
 }
 
-/// The rows that are trained on, and those that are evaluated. `reader`: the trained reward that reads the reference.
-fn sets<'a>(
+/// The rows that are trained on, and the rows that are evaluated. `reader`: the trained reward that reads the
+/// reference.
+fn checked_sets<'a>(
     clips: &ClipConfig,
     reader: Option<&'a str>,
     sources: Option<&'a EvaluationSources>,
     train: Option<&'a Metadata>,
 ) -> Vec<Rows<'a>> {
     let config = &clips.evaluation;
-    let trained: Vec<&str> = reader.into_iter().collect();
+    let trained_readers: Vec<&str> = reader.into_iter().collect();
     let unseen = sources.and_then(EvaluationSources::unseen);
-    let checks = sources.into_iter().flat_map(|sources| sources.reference_readers(false));
-    let all: Vec<&str> = trained.iter().copied().chain(checks).collect();
+    let check_readers = sources.into_iter().flat_map(|sources| sources.configured_reference_readers());
+    let all_readers: Vec<&str> = trained_readers.iter().copied().chain(check_readers).collect();
     let rows = |key, metadata, count: Option<usize>, readers: &Vec<&'a str>| {
         let reference_readers = readers.clone();
         Some(Rows { key, metadata: metadata?, count: count.unwrap_or(usize::MAX), reference_readers })
     };
     let evaluated = (config.train_samples > 0).then_some(train).flatten();
     let sets = [
-        rows("data.metadata", train, None, &trained),
-        rows("evaluation.train_samples", evaluated, Some(config.train_samples), &all),
-        rows("evaluation.metadata", unseen, config.samples, &all),
+        rows("data.metadata", train, None, &trained_readers),
+        rows("evaluation.train_samples", evaluated, Some(config.train_samples), &all_readers),
+        rows("evaluation.metadata", unseen, config.samples, &all_readers),
     ];
     sets.into_iter().flatten().collect()
 }
@@ -414,8 +431,8 @@ fn any_clip(unit: VideoUnit) -> ConditionInput {
     ConditionInput { image, frames: 1, size, ..ConditionInput::default() }
 }
 
-/// Whether each evaluated row has the reference that default checks read, and the model takes a picture: without one,
-/// its videos have no first frame in common with the reference.
+/// Whether each evaluated row has the reference that default checks read, and the model takes a picture. A model that
+/// takes none generates videos that have no first frame in common with the reference.
 fn has_references(
     config: &RunConfig,
     sets: &[Rows<'_>],
@@ -423,14 +440,14 @@ fn has_references(
     clip_use: &ClipUse,
     takes_image: bool,
 ) -> bool {
-    let mut default_readers = sources.reference_readers(true);
+    let mut default_readers = sources.default_reference_readers();
     default_readers.all(|reader| {
         let mut evaluated = sets.iter().filter(|rows| rows.key != "data.metadata");
         takes_image && evaluated.all(|rows| rows.without_clip(config, clip_use, Some(reader)).is_none())
     })
 }
 
-/// Fails if the run is to stop once a check falls, and has none.
+/// Fails if the run is to stop once a check falls, and has no check.
 fn check_stop_condition(sources: &EvaluationSources, config: &RunConfig, clips: &ClipConfig) -> Result<()> {
     if clips.evaluation.stop_when.is_none() || config.reward.is_empty() || !sources.is_unchecked() {
         return Ok(());

@@ -11,7 +11,7 @@ use super::rows::{counted_rows, row_noun};
 use super::{ClipTask, HeldOut};
 use crate::rows::Batches;
 
-/// At most this many shapes of clips are named.
+/// Maximum number of shapes of clips that are named.
 const SHAPES: usize = 3;
 
 pub(super) fn lines(task: &ClipTask, config: &RunConfig, going_on: &str) -> Vec<(&'static str, String)> {
@@ -34,7 +34,7 @@ pub(super) fn lines(task: &ClipTask, config: &RunConfig, going_on: &str) -> Vec<
     lines
 }
 
-/// The end of the line on rewards: those that check the trained ones.
+/// The end of the line on rewards: the rewards that check the trained rewards.
 fn checks(task: &ClipTask) -> String {
     let checks: Vec<String> = task.facts.labels.checks().iter().map(|name| format!("`{name}`")).collect();
     match task.config.evaluation.check {
@@ -44,7 +44,7 @@ fn checks(task: &ClipTask) -> String {
     }
 }
 
-/// How many clips and prompts there are, and in which shapes.
+/// The numbers of clips and prompts, and their shapes.
 fn clips(data: &Batches) -> String {
     let dataset = data.dataset();
     let count = counted_rows(dataset.metadata());

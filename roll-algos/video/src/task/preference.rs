@@ -8,7 +8,7 @@ use roll_train::task::TaskContext;
 use super::{ClipTask, HeldOut, samples};
 
 impl ClipTask {
-    /// Lets a reward that compares videos, and is the only one, compare those of evaluated clips before and after
+    /// Lets a reward that compares videos, if it is the only reward, compare videos of evaluated clips before and after
     /// training. Such a reward works on one rank, which has all clips.
     pub(super) fn compare_ends(&mut self, context: &mut TaskContext<'_>) -> Result<()> {
         let (Some(dir), HeldOut::Evaluated(evaluator), Some(reward)) =
@@ -18,9 +18,11 @@ impl ClipTask {
         };
         let (at_most, labels) = (self.config.evaluation.compare, &self.facts.labels);
         let set = context.record.first_and_last_evaluation().and_then(|(before, _)| scores::judged_set(before));
-        let Some(set) = set.filter(|_| reward.compares() && reward.terms().is_empty() && at_most > 0) else {
+        let is_asked = reward.compares() && reward.terms().is_empty() && at_most > 0;
+        if !is_asked {
             return Ok(());
-        };
+        }
+        let Some(set) = set else { return Ok(()) };
         let mut comparison = Comparison::default();
         for (i, sample) in evaluator.samples(set).iter().take(at_most).enumerate() {
             let [before, after] = ["before", "after"].map(|moment| samples::read_clip(dir, moment, set, i, labels));

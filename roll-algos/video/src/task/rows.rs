@@ -18,12 +18,12 @@ const RATES: usize = 4;
 
 /// Rows that a run trains on or evaluates.
 pub(super) struct Rows<'a> {
-    /// The key that names them.
+    /// The key that names the rows.
     pub(super) key: &'static str,
     pub(super) metadata: &'a Metadata,
-    /// At most this many are used.
+    /// Maximum number of rows that are used.
     pub(super) count: usize,
-    /// The rewards of their videos that read the reference.
+    /// The rewards that read the reference of the rows' videos.
     pub(super) reference_readers: Vec<&'a str>,
 }
 
@@ -93,9 +93,9 @@ impl Rows<'_> {
     /// A note on pictures that neither model nor reward uses, for a model that takes none.
     pub(super) fn unused_images(&self, config: &RunConfig, clips: &ClipConfig, clip_use: &ClipUse) -> Option<String> {
         let is_compared = clip_use.reference == Reference::Image && !self.reference_readers.is_empty();
-        // The size of the video is that of its picture.
-        let sizes = |row: &MetadataRow| row.video.is_none() && clips.data.height.is_none();
-        let unused = self.rows().filter(|row| row.image.is_some() && !sizes(row)).count();
+        // Without a clip and a configured size, the picture determines the size of the video.
+        let sets_size = |row: &MetadataRow| row.video.is_none() && clips.data.height.is_none();
+        let unused = self.rows().filter(|row| row.image.is_some() && !sets_size(row)).count();
         (unused > 0 && !is_compared).then(|| {
             let (rows, key, model) = (counted(unused as u64, "row"), self.key, &config.model.name);
             format!("`image` of {rows} of `{key}` has no effect: this `{model}` makes videos of the prompt alone")
@@ -103,8 +103,8 @@ impl Rows<'_> {
     }
 }
 
-/// The reason why a row needs a clip, as the end of "... needs a clip: "; `None` if it can do without. `reader`: the name
-/// of a reward that reads its reference, if one does.
+/// The reason why a row needs a clip, as the end of "... needs a clip: "; `None` if the row needs none. `reader`: the
+/// name of a reward that reads its reference, if one does.
 fn need(config: &RunConfig, clip_use: &ClipUse, has_image: bool, reader: Option<&str>) -> Option<String> {
     let reference = match clip_use.reference {
         _ if clip_use.trained_on.is_some() => return clip_use.trained_on.clone(),
@@ -145,11 +145,12 @@ pub fn row_noun(metadata: &Metadata) -> &'static str {
     }
 }
 
-/// Notes about clips that are enlarged, and about clips with another frame rate than the videos that the model was trained
-/// on, which have `rate` frames per second. `None` for a rate that does not matter.
+/// Notes about clips that are enlarged, and about clips with another frame rate than the videos that the model was
+/// trained on. These have `rate` frames per second; `None` if the rate does not matter.
 pub fn clip_notes(metadata: &Metadata, config: &DataConfig, rate: Option<f64>) -> [Option<String>; 2] {
-    let rate = rate.filter(|_| config.fps.is_none());
-    let size = config.height.zip(config.width).filter(|_| config.bucket_ratios.is_empty());
+    // `data.fps` resamples the clips, and buckets do not enlarge them.
+    let rate = if config.fps.is_none() { rate } else { None };
+    let size = if config.bucket_ratios.is_empty() { config.height.zip(config.width) } else { None };
     if rate.is_none() && size.is_none() {
         return [None, None];
     }
@@ -180,7 +181,7 @@ fn enlarged(clips: &[(&Path, Probed)], [height, width]: [usize; 2]) -> Option<St
 
 /// A note if clips have another frame rate than `rate`.
 fn other_frame_rates(clips: &[(&Path, Probed)], rate: f64) -> Option<String> {
-    // Pictures have none.
+    // Pictures have no frame rate.
     let clips = clips.iter().filter(|(path, probed)| probed.frames > 1 && !path.is_dir());
     let clips: Vec<f64> = clips.map(|(_, probed)| probed.fps).collect();
     let mut others = BTreeMap::<String, usize>::new();
@@ -205,6 +206,6 @@ fn other_frame_rates(clips: &[(&Path, Probed)], rate: f64) -> Option<String> {
 /// A note if no row has a clip that `data.fps` could apply to.
 pub(super) fn unused_fps(metadata: Option<&Metadata>, config: &DataConfig) -> Option<String> {
     let (rows, fps) = (&metadata?.rows, config.fps?);
-    let none = rows.iter().all(|row| row.video.is_none());
-    none.then(|| format!("`data.fps: {fps}` has no effect: no row of `data.metadata` has a clip"))
+    let has_no_clip = rows.iter().all(|row| row.video.is_none());
+    has_no_clip.then(|| format!("`data.fps: {fps}` has no effect: no row of `data.metadata` has a clip"))
 }

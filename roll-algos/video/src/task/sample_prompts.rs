@@ -21,13 +21,13 @@ const FPS: f64 = 16.0;
 pub(crate) struct SamplePrompts {
     inputs: Vec<ConditionInput>,
     seeds: Vec<u64>,
-    /// Options of the algorithm, of which the samplers read theirs.
+    /// Options of the algorithm, among them the options of the sampler.
     options: Options,
 }
 
 impl SamplePrompts {
-    /// Reads the pictures of the prompts that the configuration names; `None` when it names none. Fails when the model
-    /// makes no videos, or cannot take a prompt with these pictures.
+    /// Reads the pictures of the prompts that the configuration names; `None` if it names none. Fails if the model
+    /// makes no videos, or cannot take a prompt with its pictures.
     pub fn open(
         config: &RunConfig,
         clips: &ClipConfig,
@@ -42,11 +42,11 @@ impl SamplePrompts {
         let model = diffusion(model, &config.model.name)?;
         let mut inputs = Vec::new();
         for (i, prompt) in prompts.iter().enumerate() {
-            let input = input(&clips.data, prompt, unit, context).and_then(|input| {
+            let checked = input_of(&clips.data, prompt, unit, context).and_then(|input| {
                 model.check_input(&input)?;
                 Ok(input)
             });
-            inputs.push(input.while_doing(|| format!("reading `{KEY}.{i}`"))?);
+            inputs.push(checked.while_doing(|| format!("reading `{KEY}.{i}`"))?);
         }
         Ok(Some(Self {
             inputs,
@@ -59,7 +59,7 @@ impl SamplePrompts {
         self.inputs.len()
     }
 
-    /// Generates the video of one of them, with the adapter as it is. All ranks must call it: weights may be
+    /// Generates the video of prompt `i`, with the adapter as it is. All ranks must call it, because weights may be
     /// sharded over them.
     pub fn video(&self, i: usize, model: &mut dyn Model, noise: &Noise, progress: &dyn Progress) -> Result<Video> {
         let model = diffusion(model, "")?;
@@ -67,7 +67,7 @@ impl SamplePrompts {
         Video::new(frames, model.frame_rate().unwrap_or(FPS))
     }
 
-    /// The frames of one of them, sampled as evaluations of the algorithm are.
+    /// The frames of the video of prompt `i`, sampled as in evaluations of the algorithm.
     fn frames(
         &self,
         i: usize,
@@ -96,7 +96,12 @@ fn diffusion<'a>(model: &'a mut dyn Model, name: &str) -> Result<&'a mut dyn Dif
 }
 
 /// A prompt with its pictures, and the shape of a row without a clip.
-fn input(data: &DataConfig, prompt: &SamplePrompt, unit: VideoUnit, context: &BuildContext) -> Result<ConditionInput> {
+fn input_of(
+    data: &DataConfig,
+    prompt: &SamplePrompt,
+    unit: VideoUnit,
+    context: &BuildContext,
+) -> Result<ConditionInput> {
     let image = prompt.image.as_ref().map(|path| context.resolve(path));
     let Bucket { frames, size } = Bucket::without_clip(data, image.as_deref(), unit)?;
     let picture = |path: &Option<PathBuf>| {

@@ -14,7 +14,7 @@ use super::hacking::Verdict;
 /// that evaluation, and without checks.
 pub(super) fn record(labels: &SetLabels, context: &mut TaskContext<'_>) -> Option<(String, f64)> {
     let (step, record) = (context.step, &mut *context.record);
-    let verdict = verdict(labels, record, record.evaluations.last()?)?;
+    let verdict = verdict_on(labels, record, record.evaluations.last()?)?;
     if let (Some(text), None) = (verdict.warning_if_suspect(step), &record.suspicion) {
         if context.ranks.rank().0 == 0 {
             tracing::warn!("{text}");
@@ -33,13 +33,14 @@ pub(super) fn stop_reason(config: &EvaluationConfig, labels: &SetLabels, record:
         return None;
     }
     let newest_first = record.evaluations.iter().rev().take(evaluations_in_a_row);
-    let verdicts: Option<Vec<Verdict>> = newest_first.map(|evaluation| verdict(labels, record, evaluation)).collect();
+    let verdicts: Option<Vec<Verdict>> =
+        newest_first.map(|evaluation| verdict_on(labels, record, evaluation)).collect();
     let verdicts = verdicts.filter(|all| all.len() == evaluations_in_a_row && all.iter().all(Verdict::is_suspect))?;
     verdicts.first()?.warning_if_suspect(step)
 }
 
 /// The verdict on an evaluation, compared with the one before training; `None` for that one itself, and without checks.
-fn verdict(labels: &SetLabels, record: &Record, evaluation: &Evaluation) -> Option<Verdict> {
+fn verdict_on(labels: &SetLabels, record: &Record, evaluation: &Evaluation) -> Option<Verdict> {
     let checks = labels.checks();
     let before = record.evaluations.first().filter(|first| first.step < evaluation.step)?;
     (!checks.is_empty()).then(|| Verdict::of(&before.results, &evaluation.results, checks))

@@ -149,7 +149,7 @@ fn generation(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     }
 }
 
-/// Translates those entries of `custom_envs` that the tags of training and validation name. One environment becomes
+/// Translates the entries of `custom_envs` that the tags of training and validation name. One environment becomes
 /// `env`; several become the worlds of the environment `mixed`.
 fn environments(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree, notes: &mut Vec<String>) -> Result<()> {
     let trained = tags(path, from, "train_env_manager")?;

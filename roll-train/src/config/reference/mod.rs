@@ -1,8 +1,8 @@
-//! Translates ROLL's own configurations into this project's keys: those of Reward-FL (`reward_fl_config.yaml`) here,
-//! those of its agentic pipeline in `agentic.rs`.
+//! Translates ROLL's own configurations into this project's keys: configurations of Reward-FL
+//! (`reward_fl_config.yaml`) here, configurations of the agentic pipeline in `agentic.rs`.
 //!
-//! A key keeps its meaning. A key that is missing gets ROLL's default if that differs from ours. Keys that have no
-//! effect here are listed in a note.
+//! A key keeps its meaning. A key that is missing gets ROLL's default if that default differs from ours. Keys that have
+//! no effect here are listed in a note.
 //!
 //! Apart from the defaults of [`RunConfig`](super::RunConfig), this is the only module of this crate that knows
 //! components by name: a configuration of ROLL does not name them as ours do. The names and keys are in the tables.
@@ -146,14 +146,14 @@ fn checkpoints_to_keep(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     }
 }
 
-/// Translates the two decay rates of Adam into a list. One that is missing has ROLL's default.
+/// Translates the two decay rates of Adam into a list. A rate that is missing gets ROLL's default.
 fn betas(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     let betas = [("adam_beta1", 0.9), ("adam_beta2", 0.999)]
         .map(|(key, default)| (from.take(&format!("actor_train.training_args.{key}")), default));
     if betas.iter().any(|(beta, _)| beta.is_some()) {
-        let origin = betas.iter().find_map(|(beta, _)| origin(beta.as_ref()?));
+        let first_origin = betas.iter().find_map(|(beta, _)| origin(beta.as_ref()?));
         let list = betas.map(|(beta, default)| beta.unwrap_or_else(|| constant(default)));
-        to.put("training.betas", Value::new(origin.as_ref(), ValueKind::Array(list.into())));
+        to.put("training.betas", Value::new(first_origin.as_ref(), ValueKind::Array(list.into())));
     }
 }
 
@@ -205,12 +205,13 @@ fn batch(
     notes: &mut Vec<String>,
 ) -> Result<()> {
     let accumulation = "actor_train.training_args.gradient_accumulation_steps";
-    let steps = from.take(accumulation).unwrap_or_else(|| Value::new(Some(&"ROLL's default".to_string()), 1u64));
+    let accumulation_steps =
+        from.take(accumulation).unwrap_or_else(|| Value::new(Some(&"ROLL's default".to_string()), 1u64));
     let (devices, mapping) = devices(path, from)?;
     let per_device = to.get("training.per_device_train_batch_size").and_then(whole);
-    let (Some(accumulated), Some(per_device)) = (whole(&steps), per_device) else {
+    let (Some(accumulated), Some(per_device)) = (whole(&accumulation_steps), per_device) else {
         // Not a number above 0: the check of our own key reports it with its place.
-        to.put("training.gradient_accumulation_steps", steps);
+        to.put("training.gradient_accumulation_steps", accumulation_steps);
         return Ok(());
     };
     let update = accumulated.saturating_mul(devices).saturating_mul(per_device);
@@ -227,23 +228,23 @@ fn batch(
     };
     let at = match mapping {
         Some(at) if accumulated_here != accumulated => format!("the {devices} devices at {at}, on {ranks} ranks"),
-        _ => origin_or_roll(&steps),
+        _ => origin_or_roll(&accumulation_steps),
     };
     to.put("training.gradient_accumulation_steps", Value::new(Some(&at), accumulated_here));
     // `max_steps` of ROLL counts steps over `train_batch_size` samples, which may be several updates. Here a step is
     // one update.
     if let Some(step_samples) = from.take("train_batch_size").as_ref().and_then(whole)
         && step_samples > update
-        && let Some(steps) = to.get("max_steps").cloned()
-        && let Some(limit) = whole(&steps)
+        && let Some(max_steps) = to.get("max_steps").cloned()
+        && let Some(steps) = whole(&max_steps)
     {
-        let limit = limit.saturating_mul(step_samples.div_ceil(update));
-        to.put("max_steps", Value::new(Some(&origin_or_roll(&steps)), limit));
+        let updates = steps.saturating_mul(step_samples.div_ceil(update));
+        to.put("max_steps", Value::new(Some(&origin_or_roll(&max_steps)), updates));
     }
     Ok(())
 }
 
-/// The number of devices in `device_mapping`, and the place of that key in the file; 1 device without it.
+/// The number of devices in `device_mapping`, and the place of that key in the file. Without the key, 1 device.
 fn devices(path: &Path, from: &mut ReferenceTree) -> Result<(u64, Option<String>)> {
     let key = "actor_train.device_mapping";
     let Some(mapping) = from.take(key).filter(|mapping| mapping.kind != ValueKind::Nil) else { return Ok((1, None)) };
@@ -263,6 +264,7 @@ fn count_devices(value: &Value) -> Option<u64> {
     let mut count = 0u64;
     for part in text.split('+') {
         count = count.checked_add(match part.strip_prefix("list(").and_then(|p| p.strip_suffix(')')) {
+            // `list(range(..))`, with one to three numbers as in Python.
             Some(range) => {
                 let numbers = range.strip_prefix("range(")?.strip_suffix(')')?.split(',');
                 let numbers = numbers.map(|n| n.parse::<u32>().ok().map(u64::from)).collect::<Option<Vec<u64>>>()?;
@@ -273,6 +275,7 @@ fn count_devices(value: &Value) -> Option<u64> {
                     _ => return None,
                 }
             }
+            // `[0,1]`.
             None => {
                 let items = part.strip_prefix('[')?.strip_suffix(']')?.split(',').filter(|i| !i.is_empty());
                 items.map(|item| item.parse::<u32>().ok()).collect::<Option<Vec<_>>>()?.len() as u64

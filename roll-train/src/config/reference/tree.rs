@@ -8,7 +8,7 @@ use config::{Value, ValueKind};
 use super::super::merge::merge;
 use super::super::yaml::{Map, find};
 
-/// ROLL's configuration. It records which keys were taken, so that the others can be listed.
+/// ROLL's configuration. It records which keys were taken, so that the remaining keys can be listed.
 pub struct ReferenceTree {
     root: Value,
     /// Dotted keys that were taken.
@@ -32,7 +32,7 @@ impl ReferenceTree {
         Some(value)
     }
 
-    /// The keys that were not taken, of those in the file at `path`. A map from which nothing was taken is listed as
+    /// The keys in the file at `path` that were not taken. A map from which nothing was taken is listed as
     /// one key.
     pub fn unused(&self, path: &Path) -> Vec<String> {
         let mut unused = Vec::new();

@@ -55,8 +55,8 @@ fn number(value: f64) -> String {
     }
 }
 
-/// The column of one run: names and values. Scores before and after training come first, and among them those of
-/// held-out data; then the first and last values of headline metrics, and facts about the model.
+/// The column of one run: names and values. Scores before and after training come first, with the scores on held-out
+/// data at the beginning. Then come the first and last values of headline metrics, and facts about the model.
 fn column(run: &RunFiles) -> Vec<(String, String)> {
     let mut figures = Vec::new();
     let summary = &run.figures;
@@ -65,14 +65,14 @@ fn column(run: &RunFiles) -> Vec<(String, String)> {
     let mut measured: Vec<(&str, f64)> = measured.collect();
     measured.sort_by_key(|(name, _)| !name.starts_with("unseen"));
     for (name, before) in measured {
-        let number = |suffix: &str| summary.get(&format!("{name}_{suffix}")).and_then(Value::as_f64);
+        let figure = |suffix: &str| summary.get(&format!("{name}_{suffix}")).and_then(Value::as_f64);
         let gain = summary.get(&format!("{name}_gain"));
-        let after = number("after").unwrap_or(f64::NAN);
+        let after = figure("after").unwrap_or(f64::NAN);
         let [before, after] = HeadlineFormat::Decimal.write_apart([before, after]);
         let mut text = format!("{before} \u{2192} {after}");
         if let Some(gain) = gain.and_then(|gain| serde_json::from_value::<Gain>(gain.clone()).ok()) {
             let _ = write!(text, ", {}", gain.in_words());
-            if let Some(clips) = number("clips") {
+            if let Some(clips) = figure("clips") {
                 let _ = write!(text, ", {clips} clips");
             }
         }

@@ -61,7 +61,7 @@ pub fn page(runs: &[PathBuf], live: &Live<'_>) -> Result<String> {
         .unzip();
     super::disambiguate(&mut files);
     // The page with the report of the runs `shown`, and the state of all runs.
-    let html = |shown: &[RunFiles], problems: &[Option<String>]| {
+    let page_of = |shown: &[RunFiles], problems: &[Option<String>]| {
         let all_runs = files.iter().zip(live.writers).zip(problems);
         let states: Vec<Value> =
             all_runs.map(|((run, writer), problem)| state(run, *writer, problem.as_deref(), live.control)).collect();
@@ -77,7 +77,7 @@ pub fn page(runs: &[PathBuf], live: &Live<'_>) -> Result<String> {
         super::html(shown, values, Videos::Linked { runs: &files, token: live.token })
     };
     // If a file of the report, such as a video, cannot be read, the page shows the reason instead of the report.
-    html(&files, &problems).or_else(|error| html(&[], &vec![Some(error.chain()); files.len()]))
+    page_of(&files, &problems).or_else(|error| page_of(&[], &vec![Some(error.chain()); files.len()]))
 }
 
 /// The page on which people vote on clips. It asks `/question` for the clips.
@@ -85,7 +85,7 @@ pub fn voting_page(nonce: &str) -> Result<String> {
     super::render("vote.html", &context! { nonce })
 }
 
-/// The file of a video on this page, by the value `at` of its address; `None` if that names no video of the run.
+/// The file of a video on this page, by the value `at` of its address; `None` if `at` names no video of the run.
 pub fn video(run: &Path, at: &str) -> Option<PathBuf> {
     videos::linked(run, at)
 }
@@ -145,9 +145,10 @@ fn state(run: &RunFiles, writer: Writer, problem: Option<&str>, control: bool) -
         }
     };
     let button = control && matches!(writer, Writer::Running(_));
-    let (done, steps) = run.steps();
+    let has_writer = matches!(writer, Writer::Running(_) | Writer::Stopping);
+    let (done, wanted) = run.steps();
     // Without the number of steps, the page has no bar.
-    let steps = steps.filter(|_| matches!(writer, Writer::Running(_) | Writer::Stopping));
+    let steps = if has_writer { wanted } else { None };
     context! { name => run.name, mark, text, button, done, steps }
 }
 

@@ -22,7 +22,7 @@ use crate::statistics::{decimals, sign_test};
 const STEPS_AT_ENDS: usize = 8;
 /// Largest probability that chance alone gives a result, at which it still counts as a result.
 const MAX_CHANCE: f64 = 0.05;
-/// Largest growth of the gradient norm, as a factor, that is no problem.
+/// Largest growth of the gradient norm, as a factor, that is not reported as a problem.
 const MAX_GROWTH: f64 = 10.0;
 
 /// A question with its answers.
@@ -88,17 +88,17 @@ pub fn questions(runs: &[RunFiles], curves: &[RunMetrics<'_>], headlines: &[Head
         question("Where does the time go?", "time", time, vec![PanelSpec::steps("time/total", "Seconds of a step")]),
     ];
     // Training without a reward has no reward to hack.
-    questions.retain(|q| q.id != "hacking" || q.specs.iter().any(|spec| has(spec, &names)));
+    questions.retain(|q| q.id != "hacking" || q.specs.iter().any(|spec| has_metric(spec, &names)));
     questions
 }
 
 /// Whether a metric of the panel is among `names`.
-fn has(spec: &PanelSpec, names: &BTreeSet<String>) -> bool {
+fn has_metric(spec: &PanelSpec, names: &BTreeSet<String>) -> bool {
     spec.curves.iter().any(|(metric, _)| names.contains(metric))
 }
 
-/// A panel for each check, with the changes of the check and of the reward. They are those on the set `unseen`, the
-/// clips that are not trained on, or else on another set.
+/// A panel for each check, with the changes of the check and of the reward. They are measured on the set `unseen`
+/// (clips that are not trained on) if it has checks, otherwise on another set.
 ///
 /// The metrics of a set are `eval/SET` (the reward), `eval/SET_check` (the sum of the checks) and `eval/SET_check_NAME`
 /// (each of several checks).
@@ -169,43 +169,54 @@ fn learning(run: &RunFiles) -> (Mark, String) {
         return (mark, text + &check.unwrap_or_default());
     }
     if is_voted(run) {
-        let votes =
-            "Votes compare the videos of a prompt with one another, so that their mean is the same at every step";
-        let Some((_, change)) = change(run, CHECK) else {
-            let check = match run.has("evaluation.check") {
-                true => next_evaluation(run),
-                false => " `evaluation.check` can name one.".into(),
-            };
-            return (Mark::Open, format!("{votes}: a second reward says more.{check}"));
-        };
-        let [before, after] = change.ends();
-        let clips = counted(change.clips as u64, "clip");
-        let gain = change.gain.in_words();
-        return (Mark::Open, format!("{votes}. `evaluation.check` from {before} to {after}, {gain}, on {clips}."));
+        return answer_by_votes(run);
     }
-    if let Some((set, change)) = change(run, REWARD) {
-        let clips = match set {
-            SetName::Unseen if run.record.seen > 0 => {
-                let clips = counted(change.clips as u64, "clip");
-                format!("{clips}, of which {} are trained on, too", run.record.seen)
-            }
-            SetName::Unseen => format!("{} that were not trained on", counted(change.clips as u64, "clip")),
-            SetName::Train => format!("{} of the training data", counted(change.clips as u64, "clip")),
+    let answer = answer_by_evaluation(run).or_else(|| answer_by_validation(run));
+    answer.unwrap_or_else(|| answer_by_training(run))
+}
+
+/// The answer to "is it learning?" for a run whose only reward is votes: the change of `evaluation.check`, if it was
+/// measured.
+fn answer_by_votes(run: &RunFiles) -> (Mark, String) {
+    let votes = "Votes compare the videos of a prompt with one another, so that their mean is the same at every step";
+    let Some((_, change)) = change(run, CHECK) else {
+        let check = match run.has("evaluation.check") {
+            true => next_evaluation(run),
+            false => " `evaluation.check` can name one.".into(),
         };
-        let (mark, verdict) = match (warms_up(run), change.effect()) {
-            (true, _) => (Mark::Open, "Too early, the learning rate is warming up".into()),
-            (_, Effect::Rise) => (Mark::Good, "Yes".into()),
-            (_, Effect::Fall) => (Mark::Attention, "No".into()),
-            (_, Effect::Negligible) => (Mark::Attention, format!("Hardly{}", against_spread(&change))),
-            (_, Effect::Undecided) => (Mark::Open, "Undecided yet".into()),
-            (_, Effect::TooFewClips) => (Mark::Open, format!("Too few clips to tell (at least {MIN_CLIPS})")),
-        };
-        let [before, after] = change.ends();
-        return (mark, format!("{verdict}: from {before} to {after}, {}, on {clips}.", change.gain.in_words()));
-    }
-    if let Some(answer) = answer_by_validation(run) {
-        return answer;
-    }
+        return (Mark::Open, format!("{votes}: a second reward says more.{check}"));
+    };
+    let [before, after] = change.ends();
+    let clips = counted(change.clips as u64, "clip");
+    let gain = change.gain.in_words();
+    (Mark::Open, format!("{votes}. `evaluation.check` from {before} to {after}, {gain}, on {clips}."))
+}
+
+/// The answer to "is it learning?" by the scores of evaluated clips, if there are two evaluations.
+fn answer_by_evaluation(run: &RunFiles) -> Option<(Mark, String)> {
+    let (set, change) = change(run, REWARD)?;
+    let clips = match set {
+        SetName::Unseen if run.record.seen > 0 => {
+            let clips = counted(change.clips as u64, "clip");
+            format!("{clips}, of which {} are trained on, too", run.record.seen)
+        }
+        SetName::Unseen => format!("{} that were not trained on", counted(change.clips as u64, "clip")),
+        SetName::Train => format!("{} of the training data", counted(change.clips as u64, "clip")),
+    };
+    let (mark, verdict) = match (warms_up(run), change.effect()) {
+        (true, _) => (Mark::Open, "Too early, the learning rate is warming up".into()),
+        (_, Effect::Rise) => (Mark::Good, "Yes".into()),
+        (_, Effect::Fall) => (Mark::Attention, "No".into()),
+        (_, Effect::Negligible) => (Mark::Attention, format!("Hardly{}", against_spread(&change))),
+        (_, Effect::Undecided) => (Mark::Open, "Undecided yet".into()),
+        (_, Effect::TooFewClips) => (Mark::Open, format!("Too few clips to tell (at least {MIN_CLIPS})")),
+    };
+    let [before, after] = change.ends();
+    Some((mark, format!("{verdict}: from {before} to {after}, {}, on {clips}.", change.gain.in_words())))
+}
+
+/// The answer to "is it learning?" by a metric of training at both ends of the run.
+fn answer_by_training(run: &RunFiles) -> (Mark, String) {
     let headlines = || run.headlines.iter();
     let Some(headline) = headlines().find(|h| h.is_score).or(headlines().next()) else {
         let text = if run.rows.is_empty() { "Too early to tell." } else { "The run names no headline metric." };

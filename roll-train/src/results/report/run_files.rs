@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 use crate::results::record::{self, Record};
 use crate::results::{headlines, progress_file, read_optional_json};
 
-/// The contents of a run directory. What is missing is empty.
+/// The contents of a run directory. The contents of missing files are empty.
 pub struct RunFiles {
     /// Name of the directory.
     pub name: String,
@@ -32,7 +32,7 @@ pub struct RunFiles {
     pub headlines: Vec<Headline>,
     /// The newer one of the records in the newest checkpoint and in `progress.json`.
     pub record: Record,
-    /// The figures of `summary.json`, or those of `progress.json` until the run has ended.
+    /// The figures of `summary.json`, or the figures of `progress.json` until the run has ended.
     pub figures: Map<String, Value>,
 }
 
@@ -103,7 +103,7 @@ impl RunFiles {
         self.settings.get(key)?.parse().ok()
     }
 
-    /// Whether the configuration has a value at a key, which may be that of a section or of a list.
+    /// Whether the configuration has a value at a key, which may be the key of a section or of a list.
     pub fn has(&self, key: &str) -> bool {
         let is_empty = |value: &String| matches!(value.as_str(), "null" | "[]" | "{}" | "\"\"");
         let has_value = self.settings.get(key).is_some_and(|value| !is_empty(value));

@@ -18,13 +18,13 @@ use crate::checkpoint::parse_step_name;
 use crate::results::PROMPT;
 use crate::results::scores::{self, Results, SetName};
 
-/// Most clips in the table, and most sample prompts.
+/// Maximum number of clips in the table, and of sample prompts.
 const CLIPS: usize = 8;
-/// Most moments in the table besides `reference` and `before`.
+/// Maximum number of moments in the table besides `reference` and `before`.
 const MOMENTS: usize = 4;
-/// Most bytes of videos in a page that is a file. It has only the paths of further videos.
+/// Maximum number of bytes of videos in a page that is a file. The page has only the paths of further videos.
 pub const BYTES: u64 = 64 << 20;
-/// Most videos in a line of a wide screen.
+/// Maximum number of videos in a line of a wide screen.
 const COLUMNS: usize = 6;
 /// Label of the clips that are not trained on.
 const UNSEEN: &str = "unseen";
@@ -35,7 +35,7 @@ const TRAINING: &str = "sample-";
 
 /// How videos get onto a page.
 pub enum Videos<'a> {
-    /// Within the page, as long as they fit into the bytes of `budget`, which are those left.
+    /// Within the page, as long as they fit into `budget`, the number of bytes that are left.
     Embedded { budget: u64 },
     /// Linked by addresses of the server that sends the page. An address names a run by its position in `runs`, and has
     /// the secret `token`.
@@ -57,8 +57,8 @@ struct Column {
 /// noise, and the number of clips that are not shown.
 pub fn clips(runs: &[RunFiles], source: &mut Videos<'_>) -> Result<Value> {
     let (columns, note) = match runs {
-        [run] => (moments(run)?, SAME.to_string()),
-        runs => ends(runs)?,
+        [run] => (run_columns(run)?, SAME.to_string()),
+        runs => columns_of_runs(runs)?,
     };
     let names: BTreeSet<&String> = columns.iter().flat_map(|column| column.videos.keys()).collect();
     let (prompts, mut clips): (Vec<&String>, Vec<&String>) =
@@ -69,7 +69,7 @@ pub fn clips(runs: &[RunFiles], source: &mut Videos<'_>) -> Result<Value> {
     for name in clips.iter().take(CLIPS).chain(prompts.iter().take(CLIPS)) {
         let shown = |column: &Column| -> Result<Option<Value>> {
             let Some(path) = column.videos.get(*name) else { return Ok(None) };
-            let score = score(&column.results, name).map(|score| format!("{score:.3}"));
+            let score = clip_score(&column.results, name).map(|score| format!("{score:.3}"));
             Ok(Some(context! { heading => column.heading, score, ..video(path, source)? }))
         };
         let videos: Vec<Value> = columns.iter().map(shown).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
@@ -80,7 +80,7 @@ pub fn clips(runs: &[RunFiles], source: &mut Videos<'_>) -> Result<Value> {
 }
 
 /// The score of a clip, such as `unseen-003`, by the reward that is trained on.
-fn score(results: &Results, name: &str) -> Option<f64> {
+fn clip_score(results: &Results, name: &str) -> Option<f64> {
     let (set, index) = name.rsplit_once('-')?;
     let set = if set == UNSEEN { SetName::Unseen } else { SetName::Train };
     *scores::of(results, set).get(index.parse::<usize>().ok()?)?.scores.first()?
@@ -97,7 +97,7 @@ fn prompt(runs: &[RunFiles], name: &str) -> Option<String> {
 pub fn training_samples(run: &RunFiles, source: &mut Videos<'_>) -> Result<Vec<Value>> {
     let mut steps = Vec::new();
     for (step, path) in step_folders(&run.path)? {
-        steps.push((step, videos(&path, VideoKind::TrainingSample)?));
+        steps.push((step, mp4_files(&path, VideoKind::TrainingSample)?));
     }
     steps.retain(|(_, videos)| !videos.is_empty());
     let mut samples = Vec::new();
@@ -112,19 +112,19 @@ pub fn training_samples(run: &RunFiles, source: &mut Videos<'_>) -> Result<Vec<V
 }
 
 /// The columns of one run: reference, before training, and evaluations.
-fn moments(run: &RunFiles) -> Result<Vec<Column>> {
+fn run_columns(run: &RunFiles) -> Result<Vec<Column>> {
     let mut evaluations: Vec<Column> = Vec::new();
     for (step, path) in step_folders(&run.path)? {
         let results = run.record.evaluations.iter().find(|evaluation| evaluation.step == step);
         let results = results.map(|evaluation| evaluation.results.clone()).unwrap_or_default();
-        let videos = videos(&path, VideoKind::Evaluated)?;
+        let videos = mp4_files(&path, VideoKind::Evaluated)?;
         evaluations.push(Column { heading: format!("step {step}"), videos, results });
     }
     evaluations.retain(|column| !column.videos.is_empty());
     if evaluations.is_empty() {
-        evaluations.push(moment(run, "after")?);
+        evaluations.push(moment_column(run, "after")?);
     }
-    let mut columns = vec![moment(run, "reference")?, moment(run, "before")?];
+    let mut columns = vec![moment_column(run, "reference")?, moment_column(run, "before")?];
     columns.extend(spread(evaluations, MOMENTS));
     columns.retain(|column| !column.videos.is_empty());
     Ok(columns)
@@ -132,9 +132,9 @@ fn moments(run: &RunFiles) -> Result<Vec<Column>> {
 
 /// The columns of several runs, and a note about the videos' noise. The references come first. Then come the videos
 /// before training, in one column for all runs in which they are equal, followed by the ends of these runs.
-fn ends(runs: &[RunFiles]) -> Result<(Vec<Column>, String)> {
-    let references = shared(runs, "reference")?;
-    let before = shared(runs, "before")?;
+fn columns_of_runs(runs: &[RunFiles]) -> Result<(Vec<Column>, String)> {
+    let references = equal_columns(runs, "reference")?;
+    let before = equal_columns(runs, "before")?;
     let noise_seed = |run: &RunFiles| {
         let noise_seed = run.settings.get("noise_seed").filter(|seed| *seed != "null");
         noise_seed.or(run.settings.get("seed")).cloned()
@@ -155,11 +155,11 @@ fn ends(runs: &[RunFiles]) -> Result<(Vec<Column>, String)> {
         columns.push(column);
         for i in indices {
             shown.insert(i);
-            columns.push(Column { heading: runs[i].name.clone(), ..moment(&runs[i], "after")? });
+            columns.push(Column { heading: runs[i].name.clone(), ..moment_column(&runs[i], "after")? });
         }
     }
     for (_, run) in runs.iter().enumerate().filter(|(i, _)| !shown.contains(i)) {
-        columns.push(Column { heading: run.name.clone(), ..moment(run, "after")? });
+        columns.push(Column { heading: run.name.clone(), ..moment_column(run, "after")? });
     }
     columns.retain(|column| !column.videos.is_empty());
     Ok((columns, note.into()))
@@ -167,10 +167,10 @@ fn ends(runs: &[RunFiles]) -> Result<(Vec<Column>, String)> {
 
 /// The videos of a moment in several runs: one column for all runs in which they are equal, with the indices of these
 /// runs. Runs without videos of the moment are left out. Videos are compared for the clips that both runs have.
-fn shared(runs: &[RunFiles], name: &str) -> Result<Vec<(Vec<usize>, Column)>> {
+fn equal_columns(runs: &[RunFiles], name: &str) -> Result<Vec<(Vec<usize>, Column)>> {
     let mut groups: Vec<(Vec<usize>, Column)> = Vec::new();
     for (i, run) in runs.iter().enumerate() {
-        let column = moment(run, name)?;
+        let column = moment_column(run, name)?;
         let Some(first_clip) = column.videos.keys().next() else { continue };
         let mut equal_group = None;
         for (position, (_, group)) in groups.iter().enumerate() {
@@ -187,7 +187,7 @@ fn shared(runs: &[RunFiles], name: &str) -> Result<Vec<(Vec<usize>, Column)>> {
             Some(position) => {
                 let (indices, group) = &mut groups[position];
                 indices.push(i);
-                // A run may have evaluated more clips than the others.
+                // A run may have evaluated more clips than other runs.
                 for (clip, path) in column.videos {
                     group.videos.entry(clip).or_insert(path);
                 }
@@ -232,7 +232,7 @@ fn step_folders(run: &Path) -> Result<Vec<(u64, PathBuf)>> {
 }
 
 /// The column of a moment of a run.
-fn moment(run: &RunFiles, name: &str) -> Result<Column> {
+fn moment_column(run: &RunFiles, name: &str) -> Result<Column> {
     let evaluations = &run.record.evaluations;
     let evaluation = match name {
         "before" => evaluations.first().filter(|evaluation| evaluation.step == 0),
@@ -240,11 +240,11 @@ fn moment(run: &RunFiles, name: &str) -> Result<Column> {
         _ => None,
     };
     let results = evaluation.map(|evaluation| evaluation.results.clone()).unwrap_or_default();
-    let videos = videos(&run.path.join("samples").join(name), VideoKind::Evaluated)?;
+    let videos = mp4_files(&run.path.join("samples").join(name), VideoKind::Evaluated)?;
     Ok(Column { heading: name.into(), videos, results })
 }
 
-/// What the videos in a folder are. A step's folder may have both kinds.
+/// The kind of the videos in a folder. A step's folder may have both kinds.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum VideoKind {
     TrainingSample,
@@ -252,7 +252,7 @@ enum VideoKind {
 }
 
 /// The MP4 files of one kind in a folder, by their names without extension.
-fn videos(folder: &Path, kind: VideoKind) -> Result<BTreeMap<String, PathBuf>> {
+fn mp4_files(folder: &Path, kind: VideoKind) -> Result<BTreeMap<String, PathBuf>> {
     let mut found = BTreeMap::new();
     for path in entries(folder)? {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -284,12 +284,12 @@ fn video(path: &Path, source: &mut Videos<'_>) -> Result<Value> {
         Videos::Embedded { budget } => {
             *budget -= metadata.len();
             let bytes = files::read(path, BYTES).map_err(failed())?;
-            // Marked as safe, because escaping would replace each `/` of Base64 by five characters. Nothing else in it
-            // needs escaping.
+            // Marked as safe, because escaping would replace each `/` of Base64 by five characters. No other character
+            // of Base64 needs escaping.
             Some(Value::from_safe_string(format!("data:video/mp4;base64,{}", STANDARD.encode(bytes))))
         }
         Videos::Linked { runs, token } => {
-            let within = |(i, run): (usize, &RunFiles)| Some((i, path.strip_prefix(&run.path).ok()?.to_str()?));
+            let path_in = |(i, run): (usize, &RunFiles)| Some((i, path.strip_prefix(&run.path).ok()?.to_str()?));
             // The time is part of the address, so that the browser loads a file again after it was written anew.
             let written = metadata.modified().ok().and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
             let written = written.unwrap_or_default().as_nanos();
@@ -297,14 +297,14 @@ fn video(path: &Path, source: &mut Videos<'_>) -> Result<Value> {
                 let at = URL_SAFE_NO_PAD.encode(at);
                 Value::from(format!("video?run={run}&at={at}&written={written}&token={token}"))
             };
-            runs.iter().enumerate().find_map(within).map(address)
+            runs.iter().enumerate().find_map(path_in).map(address)
         }
     };
     Ok(context! { path => path.display().to_string(), src })
 }
 
 /// The file of a video by the value `at` of its address, which is the encoded path within the run directory. `None` if
-/// that is no video below `samples/`.
+/// the path is not a video below `samples/`.
 pub fn linked(run: &Path, at: &str) -> Option<PathBuf> {
     let within_run = PathBuf::from(String::from_utf8(URL_SAFE_NO_PAD.decode(at).ok()?).ok()?);
     let is_plain = within_run.components().all(|part| matches!(part, Component::Normal(_)));

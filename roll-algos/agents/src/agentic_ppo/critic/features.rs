@@ -5,7 +5,7 @@ use roll_step::ranks::share;
 use roll_step::update::language;
 
 use crate::agentic_ppo::NAME;
-use crate::agentic_ppo::batch::{ConversationBatch, TextSample, by_episodes, width};
+use crate::agentic_ppo::batch::{ConversationBatch, TextSample, by_episodes, padded_width};
 use crate::agentic_ppo::grid::Mask;
 
 /// Features of tokens, and the positions of the tokens in a grid `[B, T]` of all samples.
@@ -27,7 +27,7 @@ impl Features {
         let own_share: Vec<usize> = share(ctx.strategy.ranks().all.as_ref(), samples.len()).collect();
         for rows in by_episodes(samples, &own_share, at_once) {
             let chosen: Vec<&TextSample> = rows.iter().map(|i| &samples[*i]).collect();
-            let width = width(&chosen);
+            let width = padded_width(&chosen);
             let evaluated = ConversationBatch::new(&chosen, width)?;
             let (tokens, attention) = (&evaluated.batch.tokens, &evaluated.batch.attention);
             let states = language(ctx.model, NAME)?.hidden_states(tokens, attention, Adapter::On)?;

@@ -1,7 +1,7 @@
 //! The critic for generalized advantage estimation (GAE): it estimates the value of a state of the conversation.
 //!
-//! It is a linear head on two features of a token: its hidden state, and an exponentially decaying mean of the hidden
-//! states up to and including it. The hidden state alone does not explain the returns, because it mostly encodes
+//! The critic is a linear head on two features of a token: its hidden state, and an exponentially decaying mean of the
+//! hidden states up to and including it. The hidden state alone does not explain the returns, because it mostly encodes
 //! the prediction of the next token. The mean encodes the words that the agent read and planned last.
 //!
 //! The hidden states are the policy's. No gradient flows into them. The head is cheap: a few thousand parameters in
@@ -45,7 +45,7 @@ pub(super) struct ValueEstimates {
     features: Features,
 }
 
-/// What the critic is fitted to in a step.
+/// The data that the critic is fitted to in a step.
 pub(super) struct FitBatch<'a> {
     pub(super) estimates: &'a ValueEstimates,
     pub(super) returns: &'a Grid,
@@ -57,7 +57,8 @@ pub(super) struct FitBatch<'a> {
 const LOGGED: [&str; 4] = ["loss", "error", "clipfrac", "vpred"];
 
 impl Critic {
-    /// Fails if `model` has no hidden states. The check asks for those of a padding token, which need no forward pass.
+    /// Fails if `model` has no hidden states. The check asks for the state of a padding token, which needs no forward
+    /// pass.
     pub(super) fn check(model: &mut dyn Model) -> Result<()> {
         let (token, mask) = (Tensor::new(vec![0i64], [1, 1])?, Tensor::new(vec![0u8], [1, 1])?);
         language(model, NAME)?.hidden_states(&token, &mask, Adapter::On).map(drop)
@@ -78,7 +79,7 @@ impl Critic {
     ) -> Result<ValueEstimates> {
         let features = Features::of(ctx, samples, wanted, config.micro_batch_size)?;
         let ranks = ctx.strategy.ranks().all.as_ref();
-        // A rank without samples of its own learns the width from the others.
+        // A rank without samples of its own learns the width from the other ranks.
         let widths = join_f64(ranks, vec![features.dim as f64])?;
         let dim = widths.into_iter().fold(0.0, f64::max) as usize;
         let head = self.head.get_or_insert_with(|| ValueHead::new(dim));

@@ -17,7 +17,7 @@ use super::statistics::segment_means;
 pub use config::{LossConfig, PgVariant, RatioType};
 use variants::{VariantInputs, losses};
 
-/// What the loss of a micro-batch is computed from.
+/// The inputs of the loss of a micro-batch.
 #[derive(Clone, Copy, Debug)]
 pub struct LossInputs<'a> {
     /// Log-probabilities under the present model.
@@ -42,7 +42,7 @@ pub struct LossInputs<'a> {
 /// The loss of a micro-batch.
 #[derive(Clone, Debug)]
 pub struct PolicyLoss {
-    /// Value of the loss. The values of all micro-batches of an update add up to that of the update.
+    /// Value of the loss. The values of all micro-batches of an update add up to the value of the update.
     pub value: f64,
     /// Gradient in `log_probs`.
     pub d_log_probs: Grid,
@@ -84,8 +84,8 @@ pub fn policy_loss(config: &LossConfig, inputs: &LossInputs<'_>, totals: Totals)
         false => weights.clone(),
     };
     let pg_loss = weighted.dot(&variant.values);
-    // d ratio / d log p is the ratio. The log-ratio of a segment is the mean of those of its tokens, and the gradient
-    // of a mean is spread evenly, which `segment_means` does.
+    // d ratio / d log p is the ratio. The log-ratio of a segment is the mean of its tokens' log-ratios, and the
+    // gradient of a mean is spread evenly, which `segment_means` does.
     let d_log_ratio = weighted.weigh(&variant.d_ratio).weigh(&ratio);
     let d_log_ratio = match config.ratio_type {
         RatioType::Token => d_log_ratio,
@@ -107,7 +107,9 @@ pub fn policy_loss(config: &LossConfig, inputs: &LossInputs<'_>, totals: Totals)
     }
 
     let mut d_entropy = None;
-    if let (true, Some(entropy)) = (config.needs_entropy(), inputs.entropy.map(in_response)) {
+    if config.needs_entropy()
+        && let Some(entropy) = inputs.entropy.map(in_response)
+    {
         let entropy_loss = weights.dot(&entropy);
         value -= config.entropy_loss_coef * entropy_loss;
         d_entropy = Some(weights.map(|w| -config.entropy_loss_coef * w).masked(response));

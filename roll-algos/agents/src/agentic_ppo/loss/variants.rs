@@ -7,7 +7,7 @@ use crate::agentic_ppo::grid::{Grid, Mask};
 use crate::agentic_ppo::metrics::ActorMetrics;
 use crate::agentic_ppo::statistics::{masked_mean, plain_mean, plain_std};
 
-/// What the loss of a token is computed from.
+/// The inputs of one token's loss.
 #[derive(Clone, Copy)]
 struct Token {
     /// Row of its sample.
@@ -36,7 +36,7 @@ pub(super) struct TokenLosses {
     pub metrics: ActorMetrics,
 }
 
-/// What the losses of all tokens are computed from.
+/// The inputs of the losses of all tokens.
 pub(super) struct VariantInputs<'a> {
     pub config: &'a LossConfig,
     pub inputs: &'a LossInputs<'a>,
@@ -136,7 +136,7 @@ impl VariantInputs<'_> {
         self.ratio.map(|r| f64::from(u8::from(condition(r))))
     }
 
-    /// The share that the 1s of `grid` in this batch are of all response tokens of the update.
+    /// The number of 1s of `grid` in this batch, divided by the number of response tokens of the update.
     fn fraction(&self, grid: &Grid) -> f64 {
         let mode = if self.config.reference_metrics { Aggregation::TokenMeanUnmasked } else { Aggregation::TokenMean };
         mode.of(grid, self.mask, self.totals)
@@ -147,7 +147,7 @@ impl VariantInputs<'_> {
         if self.config.reference_metrics { plain_mean(grid.values()) } else { masked_mean(grid, self.mask) }
     }
 
-    /// The values of the tokens that metrics count: of the mask, or all with `reference_metrics`.
+    /// The values of the tokens that metrics count: the tokens of the mask, or all tokens with `reference_metrics`.
     fn counted(&self, grid: &Grid) -> Vec<f64> {
         let all = self.config.reference_metrics;
         grid.values().iter().zip(self.mask.kept()).filter(|(_, kept)| all || **kept).map(|(v, _)| *v).collect()
@@ -199,11 +199,12 @@ fn metrics(view: &VariantInputs<'_>, low: f64, high: f64) -> ActorMetrics {
             metrics.sum("cispo_clipped_ratio_mean", view.mean_of_samples(&view.ratio.map(|r| r.clamp(low, high))));
             if config.cispo_use_unified_mask {
                 let advantages = view.inputs.advantages;
-                let good = above.zip(advantages, |clipped, a| if a > 0.0 { clipped } else { 0.0 });
-                let bad = below.zip(advantages, |clipped, a| if a < 0.0 { clipped } else { 0.0 });
-                metrics.mean("cispo_cispo_masked_positive_tokens", view.mean(&good));
-                metrics.mean("cispo_cispo_masked_negative_tokens", view.mean(&bad));
-                metrics.mean("cispo_cispo_kept_tokens", view.mean(&good.zip(&bad, |g, b| 1.0 - g - b)));
+                let masked_positive = above.zip(advantages, |clipped, a| if a > 0.0 { clipped } else { 0.0 });
+                let masked_negative = below.zip(advantages, |clipped, a| if a < 0.0 { clipped } else { 0.0 });
+                metrics.mean("cispo_cispo_masked_positive_tokens", view.mean(&masked_positive));
+                metrics.mean("cispo_cispo_masked_negative_tokens", view.mean(&masked_negative));
+                let kept = masked_positive.zip(&masked_negative, |positive, negative| 1.0 - positive - negative);
+                metrics.mean("cispo_cispo_kept_tokens", view.mean(&kept));
             }
         }
         PgVariant::Kimi15 => {
@@ -232,7 +233,7 @@ fn topr_metrics(view: &VariantInputs<'_>, metrics: &mut ActorMetrics) {
     let good_count = (0..scores.len()).filter(|b| good(*b)).count() as f64;
     let good_losses = view.inputs.advantages.zip(view.inputs.log_probs, |a, log_p| -a * log_p);
     let bad_losses = view.ratio.zip(&good_losses, |ratio, loss| ratio.clamp(0.0, 1.0) * loss);
-    // The loss of the rows that `is_chosen` accepts, which are those of `mask`.
+    // The loss of the rows that `is_chosen` accepts. `mask` has the tokens of the same rows.
     let aggregate = |losses: &Grid, is_chosen: &dyn Fn(usize) -> bool, mask: &Mask| {
         let mut chosen = Grid::filled(losses.rows(), losses.columns(), 0.0);
         for b in (0..losses.rows()).filter(|b| is_chosen(*b)) {

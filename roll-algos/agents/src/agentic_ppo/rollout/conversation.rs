@@ -19,7 +19,7 @@ pub struct Conversation {
     pub begins: usize,
     /// All tokens so far.
     pub tokens: Vec<u32>,
-    /// Which of them the model wrote.
+    /// Whether the model wrote each token.
     pub response: Vec<bool>,
     /// Log-probabilities that generation reported, under the distribution it drew from; 0 for tokens that the model
     /// read.
@@ -30,7 +30,7 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// Begins a new prompt: the next messages do not follow those so far.
+    /// Begins a new prompt: the next messages do not follow the messages so far.
     pub fn restart(&mut self) {
         self.messages.clear();
         self.begins = self.tokens.len();
@@ -85,7 +85,8 @@ impl Conversation {
         // The template may write another end token than the model did, and blanks before it.
         for end in ends {
             let end = model.detokenize(&[end])?;
-            if let Some(after) = rest.trim_start().strip_prefix(end.as_str()).filter(|_| !end.trim().is_empty()) {
+            let is_visible = !end.trim().is_empty();
+            if is_visible && let Some(after) = rest.trim_start().strip_prefix(end.as_str()) {
                 return Ok(after.to_string());
             }
         }

@@ -27,7 +27,7 @@ use conversation::Conversation;
 use template::{Turn, TurnTemplate, without_end};
 use worlds::Worlds;
 
-/// Which episodes are played.
+/// The episodes that a rollout plays.
 #[derive(Clone, Copy, Debug)]
 pub struct EpisodePlan {
     /// Training step, part of the keys of random draws.
@@ -70,7 +70,7 @@ struct RunningEpisode<'a> {
     tag: String,
     /// `None` while the episode is played.
     ended: Option<Ended>,
-    /// Whether the environment has not been told yet that the episode is over.
+    /// Whether the environment has begun the episode and does not know yet that it is over.
     is_open: bool,
 }
 
@@ -80,7 +80,7 @@ struct Ended {
     solved: bool,
 }
 
-/// What all episodes of a rollout have in common.
+/// The configuration that all episodes of a rollout share.
 #[derive(Clone, Copy)]
 struct Rules<'a> {
     config: &'a AgenticPpoConfig,
@@ -168,7 +168,7 @@ fn play_rounds(
                 episode.end(Ending::TokenLimit);
             }
         }
-        let answers = answers(config, plan, round, token_budget, model, episodes, noise)?;
+        let answers = generate_answers(config, plan, round, token_budget, model, episodes, noise)?;
         let mut acting = Vec::new();
         for (i, episode) in episodes.iter_mut().enumerate() {
             if let Some(generation) = answers.get(&i)
@@ -234,7 +234,8 @@ fn excerpt(text: &str) -> String {
 /// Whether the chat template fails because of the system message `system`, as the templates of Gemma 2 and Mistral 7B
 /// v0.1 do.
 fn refuses_system(model: &dyn LanguageModel, system: &str) -> bool {
-    let renders = |messages: &[Message]| model.render_chat(messages, true).is_ok();
+    let continue_as_assistant = true;
+    let renders = |messages: &[Message]| model.render_chat(messages, continue_as_assistant).is_ok();
     let user = Message::new("user", "x");
     !system.is_empty() && !renders(&[Message::new("system", system), user.clone()]) && renders(&[user])
 }
@@ -247,7 +248,7 @@ struct Answer {
 
 /// Generates an answer for every episode that has not ended, and returns the answers by the position of the episode.
 /// Prompt and answer have at most `token_budget` tokens together.
-fn answers(
+fn generate_answers(
     config: &AgenticPpoConfig,
     plan: EpisodePlan,
     round: usize,
@@ -305,7 +306,7 @@ impl<'a> RunningEpisode<'a> {
         Ok(())
     }
 
-    /// Tells the environment that the episode is over, unless it was told.
+    /// Makes it known to the environment that the episode is over, if it does not know yet.
     fn leave(&mut self) {
         if std::mem::take(&mut self.is_open)
             && let Err(error) = self.environment.leave()

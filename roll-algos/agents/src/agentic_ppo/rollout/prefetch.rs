@@ -22,7 +22,7 @@ type Environments = Vec<Box<dyn Environment>>;
 pub struct PrefetchedRollout {
     /// The step that trains on it, from 0.
     pub step: u64,
-    /// Its episodes.
+    /// The episodes of the rollout.
     pub episodes: Vec<Episode>,
 }
 
@@ -50,7 +50,7 @@ pub struct Prefetcher(Mutex<PrefetchState>);
 
 #[derive(Default)]
 struct PrefetchState {
-    /// The environments; empty while a rollout is under way, whose thread then has them.
+    /// The environments; empty while a rollout is under way, because its thread then has them.
     environments: Environments,
     /// The rollout that is under way.
     thread: Option<RunningRollout>,
@@ -214,7 +214,8 @@ impl Prefetcher {
 }
 
 impl Drop for Prefetcher {
-    /// Waits for the thread, which owns the environments of a rollout: only their owner ends those that are processes.
+    /// Waits for the thread, because it owns the environments of a rollout, and only their owner ends environments that
+    /// are processes.
     fn drop(&mut self) {
         self.stop();
         drop(self.finished());

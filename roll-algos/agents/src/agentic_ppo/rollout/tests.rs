@@ -123,7 +123,7 @@ fn turns_with_prompts_of_their_own_are_conversations_of_their_own() {
     config.check().unwrap();
     let mut model = Bigram::of("xy");
     let played = rollout(&config, plan(0, false), &mut worlds(9), &mut model).unwrap();
-    let samples = crate::agentic_ppo::batch::samples(&played, true);
+    let samples = crate::agentic_ppo::batch::text_samples(&played, true);
     assert!(played.iter().all(|e| e.steps.len() == 3) && played.iter().any(|e| e.tokens.len() > 130));
     for sample in samples {
         let episode = &played[sample.episode];

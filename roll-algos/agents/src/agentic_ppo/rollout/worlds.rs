@@ -45,7 +45,7 @@ impl Worlds {
 
     /// Index of the world of group `group` of `groups`. The groups of one world follow one another, as in the
     /// reference.
-    fn of(&self, group: usize, groups: usize) -> usize {
+    fn world_of(&self, group: usize, groups: usize) -> usize {
         let total: usize = self.played.iter().map(|world| world.share).sum();
         // The first world whose cumulative share exceeds the position of the group, in units of shares.
         let position = group * total / groups.max(1);
@@ -60,7 +60,7 @@ impl Worlds {
     /// A warning about the worlds that get none of `groups` groups; `None` if every world gets one. `key` is the option
     /// with the number of groups, and `unit` the word for groups.
     pub fn unplayed(&self, groups: usize, key: &str, unit: &str) -> Option<String> {
-        let count = |index: usize| (0..groups).filter(|group| self.of(*group, groups) == index).count();
+        let count = |index: usize| (0..groups).filter(|group| self.world_of(*group, groups) == index).count();
         let named = |world: &PlayedWorld| &self.names[world.index];
         let unplayed: Vec<String> = self
             .played
@@ -84,9 +84,10 @@ impl Worlds {
 
     /// The number of group `group` of `groups` in step `step`, among the groups of the same world over all steps.
     pub fn number(&self, step: u64, group: usize, groups: usize) -> u64 {
-        let index = self.of(group, groups);
-        let of_same_world_below = |end: usize| (0..end).filter(|other| self.of(*other, groups) == index).count() as u64;
-        step * of_same_world_below(groups) + of_same_world_below(group)
+        let index = self.world_of(group, groups);
+        let is_same_world = |other: &usize| self.world_of(*other, groups) == index;
+        let groups_of_world_below = |end: usize| (0..end).filter(is_same_world).count() as u64;
+        step * groups_of_world_below(groups) + groups_of_world_below(group)
     }
 
     /// The name of the world of group `group` of `groups`, and the seed that opens it. The seed is made from `drawn` so
@@ -97,7 +98,7 @@ impl Worlds {
         if count == 0 {
             return (String::new(), drawn);
         }
-        let index = self.of(group, groups);
+        let index = self.world_of(group, groups);
         // A multiple of `count`. Halving the draw leaves room to add the index.
         let base = (drawn / 2) / count * count;
         (self.names[index].clone(), base + index as u64)

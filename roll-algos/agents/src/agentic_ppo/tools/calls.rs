@@ -1,4 +1,4 @@
-//! Parses calls in the agent's answers, in the forms that chat templates teach: those of Hermes and Qwen, Qwen3-Coder,
+//! Parses calls in the agent's answers, in the forms that chat templates teach: of Hermes and Qwen, Qwen3-Coder,
 //! Mistral and Llama 3.
 
 use roll_external::json::{parse as parse_json, with_integers};

@@ -61,8 +61,8 @@ impl Tool {
 
         let timed_out = || format!("the tool took longer than {} s", self.timeout.as_secs_f64());
         let (mut ended, mut output) = (None, None);
-        // Until the program has ended and its output was read to the end. When the program ends, its group is killed,
-        // which closes the pipes that the group holds.
+        // Waits until the program has ended and its output was read to the end. When the program ends, its group is
+        // killed, which closes the pipes that the group holds.
         while ended.is_none() || output.is_none() {
             if output.is_none() {
                 match output_receiver.recv_timeout(POLL_INTERVAL) {

@@ -21,14 +21,18 @@ impl Tools {
     /// The text of a conversation that ends where the assistant speaks next. If the chat template cannot write tools,
     /// their descriptions are part of the first message, and their results are messages of the user.
     pub fn render(&self, model: &dyn LanguageModel, messages: &[Message]) -> Result<String> {
+        let continue_as_assistant = true;
         if self.is_empty() {
-            return model.render_chat(messages, true);
+            return model.render_chat(messages, continue_as_assistant);
         }
         let has_template = *self.has_template.get_or_init(|| self.fits_template(model));
-        if has_template && let Some(text) = model.render_chat_with_tools(messages, &self.descriptions, true)? {
-            return Ok(text);
+        if has_template {
+            let text = model.render_chat_with_tools(messages, &self.descriptions, continue_as_assistant)?;
+            if let Some(text) = text {
+                return Ok(text);
+            }
         }
-        model.render_chat(&self.without_template(messages), true)
+        model.render_chat(&self.without_template(messages), continue_as_assistant)
     }
 
     /// Whether the chat template writes a conversation with tools, a result and two answers completely. Some templates
@@ -54,8 +58,8 @@ impl Tools {
         false
     }
 
-    /// The same conversation for a template without tools: descriptions of the tools in the first message, and results
-    /// as messages of the user.
+    /// The conversation `messages` for a template without tools: descriptions of the tools in the first message, and
+    /// results as messages of the user.
     fn without_template(&self, messages: &[Message]) -> Vec<Message> {
         let mut written: Vec<Message> = Vec::new();
         let mut previous_role = "";

@@ -306,7 +306,7 @@ fn an_episode_without_tokens_for_an_answer_is_judged_with_its_calls() {
     let written = episode.response.iter().filter(|written| **written).count();
     assert_eq!(written, model.given * (model.answers[0].len() + 1));
     assert_eq!(episode.response.last(), Some(&true));
-    let samples = crate::agentic_ppo::batch::samples(&[episode], true);
+    let samples = crate::agentic_ppo::batch::text_samples(&[episode], true);
     assert_eq!(samples.iter().flat_map(|s| &s.response).filter(|r| **r).count(), written);
 }
 
@@ -367,7 +367,7 @@ fn tools_answer_within_a_turn_and_calls_are_in_the_record() {
     let whole = roll_core::LanguageModel::detokenize(&model, &episode.tokens).unwrap();
     assert!(whole.contains("$u:<tool_response>\n{\"n\":1}\n</tool_response>$a:"), "{whole}");
     // As samples of their own, turns train on their calls too.
-    let samples = crate::agentic_ppo::batch::samples(&played, true);
+    let samples = crate::agentic_ppo::batch::text_samples(&played, true);
     let trained: usize = samples.iter().flat_map(|s| &s.response).filter(|r| **r).count();
     assert_eq!(trained, written.len());
 }

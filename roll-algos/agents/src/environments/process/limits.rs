@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use roll_core::{Error, Result};
 use roll_external::process::open_files_limit;
 
-/// File descriptors that this program needs for a process: those of the pipes of standard input, output and error.
+/// Number of file descriptors that this program needs for a process: the pipes of standard input, output and error.
 const PIPES: u64 = 3;
 /// File descriptors that are not given to environments, for checkpoints, logs, tools and devices.
 const OTHER_USES: u64 = 64;
@@ -61,7 +61,10 @@ impl StartPermit {
         let mut starting = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             starting.retain(|began| began.elapsed() < START_LIMIT);
-            let Some(oldest) = starting.iter().min().filter(|_| starting.len() >= limit) else { break };
+            if starting.len() < limit {
+                break;
+            }
+            let Some(oldest) = starting.iter().min() else { break };
             let remaining = START_LIMIT.saturating_sub(oldest.elapsed());
             starting = STARTED.wait_timeout(starting, remaining).unwrap_or_else(PoisonError::into_inner).0;
         }

@@ -1,6 +1,6 @@
 //! Losses of the velocity at a noised sample, weighted by its advantage.
 //!
-//! All of them compare the velocity v at `x_t = (1 - t) x_0 + t noise` with `noise - x_0`, the velocity of the straight
+//! All losses compare the velocity v at `x_t = (1 - t) x_0 + t noise` with `noise - x_0`, the velocity of the straight
 //! path between the sample x_0 and the noise. The old policy's velocity at x_t is an input too. Each loss is a function
 //! of one sample at one noise level. It returns its value and its gradient with respect to v, in f64. Means are over
 //! the elements of a [`LossMask`].

@@ -27,7 +27,7 @@ const MAX_BYTES: u64 = 256 << 20;
 const VIDEO: &str = "video";
 /// The columns or keys that `roll` itself reads. All others are for rewards.
 const COLUMNS: [&str; 7] = [VIDEO, "prompt", "image", "input_image", "end_image", "weight", MASK];
-/// The columns or keys of pictures; the second is another name of the first.
+/// The columns or keys of pictures. `input_image` is another name of `image`.
 const IMAGES: [&str; 3] = ["image", "input_image", "end_image"];
 /// The column or key of the mask of the clip.
 const MASK: &str = "mask";
@@ -150,9 +150,9 @@ impl Metadata {
             let problem = format!("line {}: a prompt of {length} bytes, more than {MAX_PROMPT_BYTES}", row.line);
             return Err(Error::bad_file(path, problem));
         }
-        let empty = rows.iter().filter(|row| row.prompt.trim().is_empty());
-        if let (Some(first), count) = (empty.clone().next(), empty.count()) {
-            let total = rows.len();
+        let empty: Vec<_> = rows.iter().filter(|row| row.prompt.trim().is_empty()).collect();
+        if let Some(first) = empty.first() {
+            let (count, total) = (empty.len(), rows.len());
             tracing::warn!(
                 "{}: {count} of {total} prompts are empty, the first in line {}",
                 path.display(),
@@ -175,10 +175,10 @@ impl Metadata {
         }
     }
 
-    /// The rows, among the first `count`, that `other` has too. Equal rows have the same prompt, and the same clip and
-    /// picture or files of the same length and the same first bytes.
+    /// The rows, among the first `count`, that `other` also has. Two rows are equal if their prompts are equal, and if
+    /// their clips and their pictures are the same files, or files of the same length and the same first bytes.
     pub fn rows_in(&self, other: &Self, count: usize) -> Vec<&MetadataRow> {
-        // Rows with different keys are not equal. Only rows with the same key are compared by their files.
+        // Rows with different keys are not equal. Only rows with the same key are compared by their files' contents.
         let comparison_key = |row: &MetadataRow| {
             let lengths = [&row.video, &row.image].map(|file| file.as_deref().map(length));
             (row.prompt.trim().to_string(), lengths)
@@ -235,9 +235,10 @@ fn checked_weight(weight: Option<f64>, found: impl Display) -> Result<f64, Strin
 /// Whether a file has one prompt per line: a `.txt` whose `text` is neither JSON nor a table.
 fn has_prompt_lines(path: &Path, text: &str) -> bool {
     let is_txt = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("txt"));
-    let begins =
+    let begins_with =
         |open: char, next: [char; 2]| text.strip_prefix(open).is_some_and(|rest| rest.trim_start().starts_with(next));
-    is_txt && !begins('{', ['"', '}']) && !begins('[', ['{', ']']) && !table::names_columns(text)
+    let is_json = begins_with('{', ['"', '}']) || begins_with('[', ['{', ']']);
+    is_txt && !is_json && !table::names_columns(text)
 }
 
 /// The text of a file. Fails if it has more than `max_bytes` or is not UTF-8. `what` describes the file in errors.

@@ -14,12 +14,12 @@ const DELIMITERS: [u8; 3] = [b',', b';', b'\t'];
 
 /// Opens a table; returns its reader and the names of its columns.
 fn open<'a>(path: &Path, text: &'a str) -> Result<(csv::Reader<&'a [u8]>, csv::StringRecord)> {
-    let delimiter = delimiter(text);
+    let delimiter = best_delimiter(text);
     if let Some(line) = unclosed_quote(text, delimiter) {
         let problem = format!("line {line}: a quote is opened and never closed: all that follows would be one field");
         return Err(Error::bad_file(path, problem));
     }
-    let mut reader = reader(text, delimiter);
+    let mut reader = csv_reader(text, delimiter);
     let headers = reader.headers().map_err(|e| Error::bad_file(path, problem(&e)))?.clone();
     Ok((reader, headers))
 }
@@ -60,7 +60,7 @@ pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
         }
     }
     let others = headers.iter().enumerate().filter(|(_, name)| !COLUMNS.contains(name));
-    let (image, end_image, weight) = (find("image").or(find("input_image")), find("end_image"), find("weight"));
+    let (image, end_image, weight_column) = (find("image").or(find("input_image")), find("end_image"), find("weight"));
 
     let mut rows = Vec::new();
     for record in reader.records() {
@@ -68,8 +68,7 @@ pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
         let line = record.position().map_or(0, |p| p.line());
         let filled = |column: usize| record.get(column).filter(|text| !text.is_empty());
         let path_in = |column: Option<usize>| column.and_then(filled).map(|name| base.join(name));
-        let weight = weight.and_then(filled);
-        let weight = weight.map(|text| checked_weight(text.parse().ok(), text)).transpose();
+        let weight = weight_column.and_then(filled).map(|text| checked_weight(text.parse().ok(), text)).transpose();
         rows.push(MetadataRow {
             line,
             prompt: record.get(prompt).unwrap_or("").into(),
@@ -126,20 +125,20 @@ fn unclosed_quote(text: &str, delimiter: u8) -> Option<u64> {
 /// Whether the first line names the columns of a table.
 pub(super) fn names_columns(text: &str) -> bool {
     let line = text.lines().next().unwrap_or_default();
-    reader(line, delimiter(line)).headers().is_ok_and(|headers| {
+    csv_reader(line, best_delimiter(line)).headers().is_ok_and(|headers| {
         let has = |name: &str| headers.iter().any(|header| header == name);
         has("prompt") && (has(VIDEO) || headers.len() == 1)
     })
 }
 
-fn reader(text: &str, delimiter: u8) -> csv::Reader<&[u8]> {
+fn csv_reader(text: &str, delimiter: u8) -> csv::Reader<&[u8]> {
     csv::ReaderBuilder::new().trim(csv::Trim::All).delimiter(delimiter).from_reader(text.as_bytes())
 }
 
 /// The separator that divides the first line into the most columns; a comma if none does.
-fn delimiter(text: &str) -> u8 {
+fn best_delimiter(text: &str) -> u8 {
     let line = text.split_inclusive('\n').next().unwrap_or_default();
-    let columns = |delimiter: u8| reader(line, delimiter).headers().map_or(0, csv::StringRecord::len);
+    let columns = |delimiter: u8| csv_reader(line, delimiter).headers().map_or(0, csv::StringRecord::len);
     // `max_by_key` returns the last maximum, so commas are tried last.
     DELIMITERS.into_iter().rev().max_by_key(|delimiter| columns(*delimiter)).unwrap_or(b',')
 }

@@ -5,17 +5,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-/// A file that is being written is not older than this.
+/// Maximum age of a file that is being written. Older unfinished files are left over from a killed process.
 const WRITING: Duration = Duration::from_secs(24 * 3600);
 
-/// An upper limit on the bytes of a directory that several processes use. Each knows the bytes that it found there and
-/// those that it added itself, and looks again when the sum comes to the limit; together they may exceed it by their
-/// additions meanwhile.
+/// An upper limit on the bytes of a directory that several processes use. Each process counts the bytes that it found
+/// in the directory and the bytes that it added itself. It lists the directory again when the sum exceeds the limit.
+/// Together the processes may exceed the limit by the bytes that they add in between.
 #[derive(Debug)]
 pub(super) struct Limit {
     directory: PathBuf,
     most: u64,
-    /// As far as this process knows; `None` until it has looked.
+    /// The bytes in the directory, as far as this process knows; `None` until it has listed the directory.
     bytes: Mutex<Option<u64>>,
 }
 
@@ -30,29 +30,30 @@ impl Limit {
         Self { directory: directory.into(), most, bytes: Mutex::new(None) }
     }
 
-    /// Marks a file as used: the files that were not used for longest are removed first.
+    /// Marks a file as used, because the least recently used files are removed first.
     pub(super) fn touch(path: &Path) {
         // A failure only means that the file is removed earlier.
         let _ = File::open(path).and_then(|file| file.set_modified(SystemTime::now()));
     }
 
-    /// Counts `bytes` that were added. Above the limit, removes the files that were not used for longest until at most
-    /// nine tenths of it remain.
+    /// Counts `bytes` that were added. Above the limit, removes the least recently used files until at most nine tenths
+    /// of the limit remain.
     pub(super) fn add(&self, bytes: u64) {
         let mut known = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = match *known {
-            Some(before) => before + bytes,
-            None => files(&self.directory).iter().map(|file| file.bytes).sum(),
+        let total = match *known {
+            Some(known) => known + bytes,
+            // The directory already has the added file.
+            None => cached_files(&self.directory).iter().map(|file| file.bytes).sum(),
         };
-        *known = Some(if before > self.most { self.shrink() } else { before });
+        *known = Some(if total > self.most { self.shrink() } else { total });
     }
 
-    /// Returns the remaining bytes.
+    /// Removes files if the directory exceeds the limit. Returns the remaining bytes.
     fn shrink(&self) -> u64 {
-        let mut files = files(&self.directory);
+        let mut files = cached_files(&self.directory);
         files.sort_by_key(|file| file.used);
         let mut left: u64 = files.iter().map(|file| file.bytes).sum();
-        // Another process may have looked meanwhile.
+        // Another process may have removed files meanwhile.
         if left <= self.most {
             return left;
         }
@@ -60,7 +61,7 @@ impl Limit {
             if left <= self.most / 10 * 9 {
                 break;
             }
-            // Another process may have removed it already; a mapped file stays readable.
+            // Fails if another process has removed the file already. A mapped file stays readable.
             let _ = fs::remove_file(&file.path);
             left -= file.bytes;
         }
@@ -69,7 +70,7 @@ impl Limit {
 }
 
 /// The cached files, two folders deep. Unfinished ones of a killed process are removed.
-fn files(directory: &Path) -> Vec<CachedFile> {
+fn cached_files(directory: &Path) -> Vec<CachedFile> {
     let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
     let deep = entries(directory).flat_map(|kind| entries(&kind).collect::<Vec<_>>());
     deep.flat_map(|folder| entries(&folder).collect::<Vec<_>>())

@@ -11,10 +11,10 @@ use roll_external::Fingerprint;
 
 use super::CacheStore;
 
-/// Wraps a model. Everything but the encoders is passed on.
+/// Wraps a diffusion model. All calls but calls of the encoders are passed on.
 pub struct CachedModel {
     inner: Box<dyn Model>,
-    /// They do not change while the model lives.
+    /// The facts of the model, which do not change while it lives.
     facts: ScheduleFacts,
     unit: VideoUnit,
     frame_rate: Option<f64>,
@@ -24,16 +24,16 @@ pub struct CachedModel {
 }
 
 impl CachedModel {
-    /// A model that is not a diffusion model, or has no key for its encodings, is returned unchanged.
+    /// Wraps `inner`. Returns it unchanged if it is not a diffusion model, or has no key for its encodings.
     pub fn wrap(mut inner: Box<dyn Model>, store: &CacheStore) -> Result<Box<dyn Model>> {
-        let facts = match inner.as_diffusion() {
+        let key_and_facts = match inner.as_diffusion() {
             Some(model) => {
                 let facts = (model.schedule(), model.video_unit(), model.frame_rate(), model.takes_image());
                 model.encoding_key()?.map(|key| (key, facts))
             }
             None => None,
         };
-        match facts {
+        match key_and_facts {
             Some((key, (facts, unit, frame_rate, takes_image))) => {
                 Ok(Box::new(Self { inner, facts, unit, frame_rate, takes_image, key, store: store.clone() }))
             }

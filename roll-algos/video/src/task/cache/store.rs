@@ -14,8 +14,8 @@ use super::limit::Limit;
 /// Hash of the entry's key and of the values when they were written.
 const SUM: &str = "sha256";
 
-/// A directory of cached tensors. Any number of processes may use it at once: a file appears whole, by a rename, and two
-/// that compute the same thing write the same bytes. It may be emptied at any time.
+/// A directory of cached tensors. Any number of processes may use it at once: a file appears whole, by a rename, and
+/// processes that compute the same entry write the same bytes. The directory may be emptied at any time.
 #[derive(Clone, Debug)]
 pub struct CacheStore {
     directory: PathBuf,
@@ -31,7 +31,8 @@ struct Counts {
 }
 
 impl CacheStore {
-    /// Makes the directory if it does not exist, for files of at most `limit` bytes together. Fails if it cannot be made.
+    /// Opens the directory for files of at most `limit` bytes together, and creates it if it does not exist. Fails if
+    /// it cannot be created.
     pub fn open(directory: &Path, limit: u64) -> Result<Self> {
         std::fs::create_dir_all(directory).map_err(Error::file("create the directory", directory))?;
         let limit = Arc::new(Limit::new(directory, limit));
@@ -43,8 +44,8 @@ impl CacheStore {
         &self.directory
     }
 
-    /// The entry of `key`; without one, or if its file is damaged, the result of `compute`, which is then stored.
-    /// Failing to write it is only a warning.
+    /// The entry of `key`. Stores and returns the result of `compute` if there is none, or if its file is damaged.
+    /// A failure to store it is only a warning.
     pub fn get(&self, kind: &str, key: &str, compute: impl FnOnce() -> Result<StateDict>) -> Result<StateDict> {
         let folder = self.directory.join(kind).join(&key[..2]); // keys are hexadecimal
         let path = folder.join(format!("{key}.safetensors"));
@@ -55,7 +56,7 @@ impl CacheStore {
                     self.counts.found.fetch_add(1, Ordering::Relaxed);
                     return Ok(state);
                 }
-                // Gone to make room, between the two looks.
+                // Removed meanwhile to make room.
                 Err(_) if !path.exists() => {}
                 Err(error) => tracing::warn!("computed again, and replaced: {}", error.chain()),
             }
@@ -72,7 +73,7 @@ impl CacheStore {
         Ok(state)
     }
 
-    /// How many were found, and how many computed.
+    /// The number of entries that were found, and the number of entries that were computed.
     pub fn counts(&self) -> [u64; 2] {
         [&self.counts.found, &self.counts.computed].map(|count| count.load(Ordering::Relaxed))
     }
@@ -87,7 +88,8 @@ fn read(path: &Path, key: &str) -> Result<StateDict> {
     }
 }
 
-/// Writes the file under a random name first, as processes on several machines may have the same id. Returns its size.
+/// Writes the file, first under a random name, because processes on several machines may have the same id. Returns the
+/// size of the file.
 fn write(folder: &Path, path: &Path, key: &str, state: &StateDict) -> Result<u64> {
     std::fs::create_dir_all(folder).map_err(Error::file("create the directory", folder))?;
     let temporary = folder.join(format!(".{:016x}.tmp", rand::random::<u64>()));

@@ -36,7 +36,7 @@ impl Checks {
         numbered(self.0.iter().map(|check| check.component.name.as_str()))
     }
 
-    /// The names of those that read the reference.
+    /// The names of the checks that read the reference.
     pub(super) fn reference_readers(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|check| &check.scorer).filter(|scorer| scorer.reads_reference()).map(|scorer| scorer.name())
     }
@@ -49,22 +49,28 @@ impl Checks {
         self.0.iter_mut().map(|check| &mut *check.scorer as &mut dyn RewardScorer)
     }
 
-    /// Puts the weighted sum of the checks before their scores, which come last in `scores`; a single check is its own
-    /// sum. A check of weight 0 is no part of a sum; where another has no score, there is no sum. A check of negative
-    /// weight is better if it is lower, so its own score is negated.
+    /// Inserts the weighted sum of the checks before their own scores, which come last in `scores`.
+    /// - A check of weight 0 is not part of the sum.
+    /// - The sum is missing if the score of a check that is part of it is missing, or if no check is part of it.
+    /// - The score of a check of negative weight is negated, so that a higher score is better for every check.
+    /// - A single check has one figure: the sum, in place of its score.
     pub(super) fn add_sum(&self, scores: &mut Vec<Option<f64>>) {
         let Some(first) = scores.len().checked_sub(self.0.len()) else { return };
         let weights: Vec<f64> = self.0.iter().map(|check| check.component.weight).collect();
-        let counting = weights.iter().zip(&scores[first..]).filter(|(weight, _)| **weight != 0.0);
-        let sum: Option<f64> = counting.map(|(weight, score)| Some(weight * (*score)?)).sum();
+        let parts = weights.iter().zip(&scores[first..]).filter(|(weight, _)| **weight != 0.0);
+        let sum: Option<f64> = parts.map(|(weight, score)| Some(weight * (*score)?)).sum();
         match weights[..] {
+            // No check, or a single one that is not part of a sum: its score stays as it is.
             [] | [0.0] => {}
+            // A single check.
             [_] => scores[first] = sum,
+            // Several checks. Their own scores keep their scale, which people know; only the sum is weighted.
             _ => {
                 for (score, weight) in scores[first..].iter_mut().zip(&weights) {
                     *score = score.map(|score| if *weight < 0.0 { -score } else { score });
                 }
-                scores.insert(first, sum.filter(|_| weights.iter().any(|weight| *weight != 0.0)));
+                let has_parts = weights.iter().any(|weight| *weight != 0.0);
+                scores.insert(first, if has_parts { sum } else { None });
             }
         }
     }

@@ -3,38 +3,39 @@
 use roll_core::{Communicator, Evaluated, Rank, Result, Tensor, Video, communicator};
 use serde::{Deserialize, Serialize};
 
-/// Gathers the evaluated clip of each rank with its position in the set, in the order of the ranks. `own` is `None` on
-/// a rank without further clips, and its second part if the algorithm has no evaluation; the result is then `None`.
-/// Videos are sent to rank 0 alone, one at a time.
+/// Gathers the evaluated clip of each rank with its position in the set, in the order of the ranks. `my_clip` is `None`
+/// on a rank without further clips. Its [`Evaluated`] is `None` if the algorithm has no evaluation; the result is then
+/// `None`. Videos are sent to rank 0 alone, one at a time.
 pub(super) fn gather_clips(
     ranks: &dyn Communicator,
-    own: Option<(usize, Option<Evaluated>)>,
+    my_clip: Option<(usize, Option<Evaluated>)>,
 ) -> Result<Option<Vec<(usize, Evaluated)>>> {
-    let supported = own.as_ref().is_none_or(|(_, evaluated)| evaluated.is_some());
-    let own = own.and_then(|(position, evaluated)| Some((position, evaluated?)));
+    let has_evaluation = my_clip.as_ref().is_none_or(|(_, evaluated)| evaluated.is_some());
+    let my_evaluated = my_clip.and_then(|(position, evaluated)| Some((position, evaluated?)));
     if ranks.world_size() == 1 {
-        return Ok(supported.then(|| own.into_iter().collect()));
+        return Ok(has_evaluation.then(|| my_evaluated.into_iter().collect()));
     }
-    let own_bits = own.as_ref().map(|(position, evaluated)| (*position, ClipBits::of(evaluated)));
-    let clips = communicator::join(ranks, &(supported, own_bits))?;
-    if clips.iter().any(|(supported, _)| !supported) {
+    let my_bits = my_evaluated.as_ref().map(|(position, evaluated)| (*position, ClipBits::of(evaluated)));
+    let clips = communicator::join(ranks, &(has_evaluation, my_bits))?;
+    if clips.iter().any(|(has_evaluation, _)| !has_evaluation) {
         return Ok(None);
     }
-    let mut own = own.and_then(|(_, evaluated)| evaluated.video);
+    let mut my_video = my_evaluated.and_then(|(_, evaluated)| evaluated.video);
     let mut all = Vec::new();
     for (rank, (_, clip)) in clips.into_iter().enumerate() {
         let Some((position, bits)) = clip else { continue };
-        let own = if rank == ranks.rank().0 { own.take() } else { None };
+        let video_here = if rank == ranks.rank().0 { my_video.take() } else { None };
         let video = match &bits.video {
-            Some(shape) if rank > 0 => send_to_rank_0(ranks, Rank(rank), own, shape)?,
-            _ => own,
+            Some(shape) if rank > 0 => send_to_rank_0(ranks, Rank(rank), video_here, shape)?,
+            // The video of rank 0, which needs no sending, or a clip without a video.
+            _ => video_here,
         };
         all.push((position, bits.with_video(video)));
     }
     Ok(Some(all))
 }
 
-/// The numbers of a clip as their bits: they are sent as JSON, which has no NaN.
+/// The numbers of a clip as their bits, because they are sent as JSON, which has no NaN.
 #[derive(Serialize, Deserialize)]
 struct ClipBits {
     origin: String,
@@ -64,14 +65,15 @@ impl ClipBits {
     }
 }
 
-/// Sends the video of `from` to rank 0; the result is `None` on other ranks.
+/// Sends the video of rank `from` to rank 0, by a broadcast, which the communicator has in place of a send to one rank.
+/// `video_here` is the video on rank `from`, `None` on other ranks. The result is `None` on all ranks but 0.
 fn send_to_rank_0(
     ranks: &dyn Communicator,
     from: Rank,
-    own: Option<Video>,
+    video_here: Option<Video>,
     (shape, fps): &([usize; 4], u64),
 ) -> Result<Option<Video>> {
-    let mut frames = match own {
+    let mut frames = match video_here {
         Some(video) => video.frames().f32s()?.to_vec(),
         None => vec![0.0; shape.iter().product()],
     };

@@ -19,8 +19,9 @@ mod partial;
 
 pub(crate) use partial::PartialClips;
 
-/// Number of clips whose evaluation may begin together: an interrupted run repeats what was begun.
-const TOGETHER: usize = 16;
+/// Number of clips that the algorithm knows in advance ([`EvaluationContext::upcoming`]), so that it can work on them
+/// together. A killed run repeats at most these.
+const BATCH: usize = 16;
 
 /// The clips of an evaluation, and the rewards that are measured only. The ranks share the clips.
 pub struct Evaluator {
@@ -33,11 +34,11 @@ pub struct Evaluator {
 /// Clips with results of their own in the summary.
 struct Set {
     name: SetName,
-    /// All of them on rank 0, which shows them to people; this rank's part elsewhere.
+    /// All clips on rank 0, which shows them to people; this rank's part on other ranks.
     samples: Vec<Sample>,
     /// This rank's part of `samples`.
     own: Range<usize>,
-    /// Clips over all ranks.
+    /// Number of clips over all ranks.
     clips: usize,
 }
 
@@ -55,10 +56,10 @@ pub(crate) struct EvaluationInputs<'a> {
 
 /// The parts of an evaluation that are opened before the model.
 pub(crate) struct EvaluationSources {
-    /// `evaluation.metadata`, if that is set.
+    /// The rows of `evaluation.metadata`, if that is set, and the options by which they are read.
     unseen: Option<(Metadata, DataConfig)>,
     checks: Checks,
-    /// Whether the checks are those of `evaluation.check: auto`.
+    /// Whether the checks are chosen by `evaluation.check: auto`.
     has_default_checks: bool,
 }
 
@@ -71,14 +72,14 @@ impl EvaluationSources {
         context: &BuildContext,
     ) -> Result<Self> {
         let config = &clips.evaluation;
-        let open = |metadata| -> Result<_> {
+        let open_unseen = |metadata| -> Result<_> {
             let (base_path, metadata) = (config.base_path.clone(), Some(metadata));
             let windows = Windows::Head;
             let data = DataConfig { metadata, base_path, windows, ..clips.data.clone() };
             let data = data.resolved(|path| context.resolve(path));
             Ok((Metadata::open(&data)?, data))
         };
-        let unseen = config.metadata.clone().map(open).transpose()?;
+        let unseen = config.metadata.clone().map(open_unseen).transpose()?;
         let checks = Checks::open(&config.checks(trained, registry), registry, context)?;
         Ok(Self { unseen, checks, has_default_checks: config.check == CheckRewards::Auto })
     }
@@ -87,9 +88,14 @@ impl EvaluationSources {
         self.unseen.as_ref().map(|(metadata, _)| metadata)
     }
 
-    /// The names of the checks that read the reference; either the configured ones or the default ones.
-    pub(crate) fn reference_readers(&self, default: bool) -> impl Iterator<Item = &str> {
-        self.checks.reference_readers().filter(move |_| self.has_default_checks == default)
+    /// The names of the checks that read the reference, if the configuration lists the checks.
+    pub(crate) fn configured_reference_readers(&self) -> impl Iterator<Item = &str> {
+        self.checks.reference_readers().filter(move |_| !self.has_default_checks)
+    }
+
+    /// The names of the checks that read the reference, if the checks are the default ones.
+    pub(crate) fn default_reference_readers(&self) -> impl Iterator<Item = &str> {
+        self.checks.reference_readers().filter(move |_| self.has_default_checks)
     }
 
     /// Leaves out the checks that read the reference.
@@ -104,9 +110,11 @@ impl EvaluationSources {
 }
 
 impl Evaluator {
-    /// Reads the clips that the configuration names, for a model whose videos go in `unit`; `None` when it names none.
-    /// A clip that cannot be read is an error, or left out, as `data.on_bad_sample` says; if the number of clips is
-    /// limited, the next one takes its place. `train`: the training data, if they could be opened.
+    /// Reads the clips that the configuration names; `None` if it names none. `unit`: multiples that the model's videos
+    /// must have. `train`: the training data, if they could be opened.
+    ///
+    /// A clip that cannot be read is an error or is left out (`data.on_bad_sample`). If the number of clips is limited,
+    /// the next clip takes the place of one that is left out.
     pub(crate) fn open(
         config: &EvaluationConfig,
         sources: EvaluationSources,
@@ -115,7 +123,9 @@ impl Evaluator {
         ranks: &dyn Communicator,
     ) -> Result<Option<Self>> {
         let (mut sets, mut skipped) = (Vec::new(), Vec::new());
-        if let Some(train) = train.filter(|_| config.train_samples > 0) {
+        if config.train_samples > 0
+            && let Some(train) = train
+        {
             let (set, unreadable) = Set::read(SetName::Train, train, Some(config.train_samples), ranks)?;
             sets.push(set);
             skipped.extend(unreadable);
@@ -129,7 +139,7 @@ impl Evaluator {
         Ok((!sets.is_empty()).then_some(Self { sets, checks: sources.checks, skipped }))
     }
 
-    /// Clips in all.
+    /// Number of clips of all sets.
     pub fn clips(&self) -> usize {
         self.sets.iter().map(|set| set.clips).sum()
     }
@@ -164,10 +174,10 @@ impl Evaluator {
         self.sets.iter().find(|set| set.name == name).map(|set| set.samples.as_slice()).unwrap_or_default()
     }
 
-    /// Generates and scores all clips, each rank its part, one clip after the other; every rank then has all numbers,
-    /// in the order of the clips. Rank 0 gets each video as soon as it is there, and writes it: no rank holds more than
-    /// one. Clips that `partial` has from a process before are not made again. `None` when the algorithm has no
-    /// evaluation.
+    /// Generates and scores all clips. Each rank evaluates its part, one clip after the other; every rank then has the
+    /// numbers of all clips, in the order of the clips. Rank 0 receives each video as soon as it is generated, and
+    /// writes it; no rank holds more than one video. Clips that an earlier process has written to `partial` are not
+    /// generated again. Returns `None` if the algorithm has no evaluation.
     pub(crate) fn run(
         &mut self,
         inputs: &mut EvaluationInputs<'_>,
@@ -185,7 +195,8 @@ impl Evaluator {
 }
 
 impl Set {
-    /// The first `at_most` clips of a data set that can be read, and those before them that cannot.
+    /// The first `at_most` clips of a data set that can be read. Also returns the clips before them that cannot be
+    /// read, each with the reason.
     fn read(
         name: SetName,
         dataset: &Dataset,
@@ -230,31 +241,32 @@ impl Set {
         done: &mut u64,
     ) -> Result<Option<Vec<Clip>>> {
         let (ranks, world) = (inputs.ranks, inputs.ranks.world_size());
-        let found = |(i, sample)| partial.and_then(|partial| partial.read_clip(self.name, i, sample));
-        let found: Vec<Option<Clip>> = self.samples.iter().enumerate().map(found).collect();
-        // Only rank 0 has files, and all samples.
-        let mut clips = communicator::join(ranks, &found)?.swap_remove(0);
-        let open = |rank| part(self.clips, rank, world).filter(|i| clips[*i].is_none()).collect::<Vec<_>>();
-        let open: Vec<Vec<usize>> = (0..world).map(open).collect();
+        let read = |(i, sample)| partial.and_then(|partial| partial.read_clip(self.name, i, sample));
+        let read_before: Vec<Option<Clip>> = self.samples.iter().enumerate().map(read).collect();
+        // Rank 0 decides which clips are finished: it alone has the files, and all samples.
+        let mut clips = communicator::join(ranks, &read_before)?.swap_remove(0);
+        let unfinished_of = |rank| part(self.clips, rank, world).filter(|i| clips[*i].is_none()).collect::<Vec<_>>();
+        let unfinished: Vec<Vec<usize>> = (0..world).map(unfinished_of).collect();
+        let my_unfinished = &unfinished[ranks.rank().0];
+        // The position in the set of this rank's first sample.
+        let my_first = part(self.clips, ranks.rank().0, world).start;
+        let my_sample = |i: &usize| self.samples[self.own.start + i - my_first].clone();
         *done += clips.iter().flatten().count() as u64;
-        // Ranks come to the collectives of a round together: each contributes one clip, or none if it has no more.
         inputs.progress.set(*done);
-        for round in 0..open.iter().map(Vec::len).max().unwrap_or(0) {
+        // Ranks come to the collectives of a round together: each contributes one clip, or none if it has no more.
+        for round in 0..unfinished.iter().map(Vec::len).max().unwrap_or(0) {
             if inputs.progress.is_asked_to_stop(ranks)? {
                 return Err(Error::Interrupted);
             }
-            let own = &open[ranks.rank().0];
-            let own = match own.get(round) {
+            let my_clip = match my_unfinished.get(round) {
                 Some(&i) => {
-                    let first = part(self.clips, ranks.rank().0, world).start;
-                    let sample = |i: &usize| self.samples[self.own.start + i - first].clone();
-                    let end = own.len().min((round / TOGETHER + 1) * TOGETHER);
-                    let samples: Vec<Sample> = own[round..end].iter().map(sample).collect();
-                    Some((i, evaluate(inputs, checks, &samples)?))
+                    let batch_end = my_unfinished.len().min((round / BATCH + 1) * BATCH);
+                    let upcoming: Vec<Sample> = my_unfinished[round + 1..batch_end].iter().map(my_sample).collect();
+                    Some((i, evaluate(inputs, checks, &my_sample(&i), &upcoming)?))
                 }
                 None => None,
             };
-            let Some(evaluated) = gather::gather_clips(ranks, own)? else { return Ok(None) };
+            let Some(evaluated) = gather::gather_clips(ranks, my_clip)? else { return Ok(None) };
             for (i, evaluated) in evaluated {
                 if let (Some(partial), Some(sample)) = (partial, self.samples.get(i)) {
                     partial.write_clip(self.name, i, sample, &evaluated)?;
@@ -268,19 +280,23 @@ impl Set {
     }
 }
 
-/// The positions, of `count` clips, that a rank evaluates.
+/// The positions of the clips, `count` over all ranks, that a rank evaluates.
 fn part(count: usize, rank: usize, world: usize) -> Range<usize> {
     rank * count / world..(rank + 1) * count / world
 }
 
-/// The result of the first sample, which the others follow; `None` if the algorithm has no evaluation.
-fn evaluate(inputs: &mut EvaluationInputs<'_>, checks: &mut Checks, samples: &[Sample]) -> Result<Option<Evaluated>> {
-    let (samples, upcoming) = samples.split_at(1);
+/// The evaluated clip of `sample`; `None` if the algorithm has no evaluation. `upcoming`: the samples that follow.
+fn evaluate(
+    inputs: &mut EvaluationInputs<'_>,
+    checks: &mut Checks,
+    sample: &Sample,
+    upcoming: &[Sample],
+) -> Result<Option<Evaluated>> {
     let mut rewards: Vec<&mut dyn RewardScorer> = Vec::new();
     rewards.extend(inputs.reward.as_deref_mut().map(|r| r as &mut dyn RewardScorer));
     rewards.extend(checks.scorers());
     let mut context = EvaluationContext {
-        samples,
+        samples: std::slice::from_ref(sample),
         upcoming,
         model: inputs.model,
         rewards,
@@ -290,18 +306,19 @@ fn evaluate(inputs: &mut EvaluationInputs<'_>, checks: &mut Checks, samples: &[S
     let evaluated = inputs.algorithm.evaluate(&mut context)?;
     let Some(mut evaluated) = evaluated else { return Ok(None) };
     match (evaluated.pop(), evaluated.len()) {
-        (Some(mut one), 0) => {
-            checks.add_sum(&mut one.scores);
-            Ok(Some(one))
+        (Some(mut clip), 0) => {
+            checks.add_sum(&mut clip.scores);
+            Ok(Some(clip))
         }
-        (one, more) => {
-            let found = more + usize::from(one.is_some());
+        // No clip, or more than one.
+        (last, more) => {
+            let found = more + usize::from(last.is_some());
             Err(Error::Misuse(format!("the algorithm evaluated {found} clips of 1")))
         }
     }
 }
 
-/// Fails unless all ranks read the same number of clips: otherwise their parts would not match.
+/// Fails unless all ranks read the same number of clips. Otherwise their parts would not fit together.
 fn check_clip_counts(ranks: &dyn Communicator, clips: usize) -> Result<()> {
     let counts = communicator::join(ranks, &clips)?;
     match counts.iter().all(|other| *other == clips) {
