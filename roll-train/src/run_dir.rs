@@ -113,9 +113,8 @@ impl RunDir {
         Self { path: path.into(), is_new: false }.trace().is_some()
     }
 
-    /// The run directories at `path`. It is `path` itself if that is the directory of a run, and otherwise the runs in
-    /// the directories directly below it, by name. If there are none, it is `path` again, because a run may begin in it
-    /// later.
+    /// The run directories at `path`: `path` itself if it is the directory of a run, else the runs in the directories
+    /// directly below it, by name. Without any, `path` alone is returned, because a run may begin there later.
     pub fn runs_at(path: &Path) -> Vec<PathBuf> {
         if Self::has_run(path) {
             return vec![path.into()];

@@ -44,7 +44,7 @@ impl CacheStore {
         &self.directory
     }
 
-    /// The entry of `key`. If there is none or its file is damaged, `compute` makes it, and it is stored.
+    /// The entry of `key`. An entry that is missing or damaged is computed and stored.
     /// A failure to store it is only a warning.
     pub fn get(&self, kind: &str, key: &str, compute: impl FnOnce() -> Result<StateDict>) -> Result<StateDict> {
         let folder = self.directory.join(kind).join(&key[..2]); // keys are hexadecimal
