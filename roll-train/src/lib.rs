@@ -51,6 +51,7 @@ pub mod signature;
 pub mod statistics;
 pub mod task;
 pub mod trainer;
+mod validate;
 
 pub use findings::Finding;
 pub use open::Checked;
@@ -58,3 +59,4 @@ pub use progress::{RunSession, StopSignal};
 pub use rewards::reward;
 pub use run::{Run, RunBuilder};
 pub use trainer::{RunSummary, Trainer};
+pub use validate::validate;

@@ -64,10 +64,13 @@ pub fn standard_deviation(values: &[f64]) -> f64 {
     if values.len() < 2 { 0.0 } else { (squares / (n - 1.0)).sqrt() }
 }
 
+/// The 97.5 % quantile of the normal distribution.
+const NORMAL_975: f64 = 1.959_963_985;
+
 /// The 97.5 % quantile of Student's distribution. Exact values for 1 and 2 degrees of freedom, and else the
 /// Cornish-Fisher expansion about the normal quantile (Abramowitz and Stegun 26.7.5), within 0.2 %.
 fn student_975(degrees: usize) -> f64 {
-    let z: f64 = 1.959_963_985;
+    let z = NORMAL_975;
     // The coefficients of 1, 1/degrees, 1/degrees^2, and so on.
     let coefficients = [
         z,
@@ -82,6 +85,15 @@ fn student_975(degrees: usize) -> f64 {
         2 => 4.303,
         _ => coefficients.iter().rev().fold(0.0, |sum, coefficient| sum / degrees as f64 + coefficient),
     }
+}
+
+/// Wilson's 95 % confidence interval of a probability, of which `fraction` of `n` independent trials are an estimate.
+/// Unlike the normal interval it is never outside of 0 to 1, and has a width at 0 and at 1.
+pub fn wilson_95(fraction: f64, n: usize) -> [f64; 2] {
+    let (n, z2) = (n as f64, NORMAL_975 * NORMAL_975);
+    let middle = fraction + z2 / (2.0 * n);
+    let margin = NORMAL_975 * (fraction * (1.0 - fraction) / n + z2 / (4.0 * n * n)).sqrt();
+    [middle - margin, middle + margin].map(|end| (end / (1.0 + z2 / n)).clamp(0.0, 1.0))
 }
 
 /// The two-sided sign test: the probability that a fair coin divides `won + lost` pairs at least as unevenly.
@@ -127,6 +139,16 @@ mod tests {
         let one = paired_gain(&[[0.0, 0.5]]);
         assert!(one.mean == 0.5 && one.ci95[0].is_nan() && one.in_words() == "+0.500", "{one:?}");
         assert!(paired_gain(&[]).mean.is_nan());
+    }
+
+    /// Wilson's formula by hand: 81 of 263 trials, and none of 10.
+    #[test]
+    fn the_interval_of_a_probability_is_that_of_tables() {
+        for ((successes, n), expected) in [((81, 263), [0.2553, 0.3662]), ((0, 10), [0.0, 0.2775]), ((10, 10), [0.7225, 1.0])] {
+            let found = wilson_95(f64::from(successes) / f64::from(n), n as usize);
+            let is_close = found.iter().zip(expected).all(|(found, expected)| (found - expected).abs() < 1e-4);
+            assert!(is_close, "{successes} of {n}: {found:?}, expected {expected:?}");
+        }
     }
 
     /// Values of a published table.

@@ -125,6 +125,40 @@ pub struct Ask {
     pub seed: u64,
 }
 
+/// Arguments of `roll eval`.
+#[derive(Debug, ClapArgs)]
+pub struct Eval {
+    /// Run directory: its configuration is the first layer, and its newest checkpoint the adapter.
+    pub run: Option<PathBuf>,
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Directory, GGUF file or published name of the model, as `model.model_path`.
+    #[arg(long, value_name = "PATH")]
+    pub model_path: Option<String>,
+    /// Adapter to compare with the base, of any convention, or the weights of a full training: a file, a checkpoint or
+    /// run directory. FILE=0.8 sets its strength; several adapters are added up.
+    #[arg(long, value_name = "ADAPTER")]
+    pub adapter: Vec<String>,
+    /// Questions with answers, all of them held out: the environment `questions` with this file.
+    #[arg(long, value_name = "FILE.jsonl", conflicts_with = "env")]
+    pub questions: Option<PathBuf>,
+    /// Number of starts or questions, as `algo.val_batch_size`.
+    #[arg(long, value_name = "N", value_parser = super::positive)]
+    pub episodes: Option<usize>,
+    /// Number of episodes of each start, for pass@k, as `algo.val_samples`.
+    #[arg(long, value_name = "K", value_parser = super::positive)]
+    pub samples: Option<usize>,
+    /// File to write: every episode of every model, one JSON object a line.
+    #[arg(long, short, value_name = "FILE.jsonl")]
+    pub output: Option<PathBuf>,
+    /// Replace an existing file.
+    #[arg(long)]
+    pub force: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Arguments of `roll score`.
 #[derive(Debug, ClapArgs)]
 pub struct Score {
