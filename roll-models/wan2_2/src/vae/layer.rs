@@ -9,7 +9,7 @@ use super::layout::ChunkLayout;
 use super::rearrange::{Factors, average_down, duplicate_up, pad_bottom_right, patchify, unpatchify};
 
 /// Frames before the chunk that a causal convolution over three frames reads.
-pub(super) const CONTEXT: usize = 2;
+pub(super) const PAST_FRAMES: usize = 2;
 
 /// The operation of a layer. Every layer is causal: its caches contain what it needs of the frames before the chunk.
 /// `input` and `output` are numbers of channels.
@@ -91,7 +91,7 @@ impl Layer {
     }
 
     /// Number of caches.
-    pub fn slots(&self) -> usize {
+    pub fn cache_count(&self) -> usize {
         match self.kind {
             LayerKind::Conv { .. } | LayerKind::Activated { .. } => 1,
             LayerKind::Upsample { temporal, .. } | LayerKind::Downsample { temporal, .. } => temporal.into(),
@@ -184,7 +184,7 @@ impl Layer {
                 let gamma = self.gamma(norm, context)?;
                 if context.layout == ChunkLayout::ChannelsLast && !context.is_first_chunk {
                     // One operator computes norm and SiLU and writes the result after the cached frames.
-                    let extended = ops::channel_norm_silu_after(past(cache, &x, CONTEXT), x, gamma);
+                    let extended = ops::channel_norm_silu_after(past(cache, &x, PAST_FRAMES), x, gamma);
                     return self.convolve_extended(extended, conv, context);
                 }
                 self.convolve(ops::channel_norm_silu(x, gamma), cache, conv, context)
@@ -227,12 +227,12 @@ impl Layer {
         if context.is_first_chunk {
             let x = conv_pull(cotangent, last_tap(kernel), [1, 1]);
             // The cache is zeros and the chunk's last frame (see `convolve`).
-            let after_last_frame = after.map(|after| after.narrow(1, CONTEXT - 1, 1));
+            let after_last_frame = after.map(|after| after.narrow(1, PAST_FRAMES - 1, 1));
             return Ok((None, context.layout.add_to_end(x, after_last_frame)));
         }
         // The cotangent of the cached frames followed by the chunk.
         let extended = context.layout.add_to_end(conv_pull(cotangent, kernel, [1, 1]), after);
-        Ok((Some(extended.clone().narrow(1, 0, CONTEXT)), extended.narrow(1, CONTEXT, frames)))
+        Ok((Some(extended.clone().narrow(1, 0, PAST_FRAMES)), extended.narrow(1, PAST_FRAMES, frames)))
     }
 
     /// The pullback of [`LayerKind::Upsample`], which is linear as a whole. Arguments and result are like those of
@@ -246,7 +246,7 @@ impl Layer {
         let doubled = conv_pull(cotangent, self.kernel("resample.1", context)?, [1, 1]);
         let x = context.layout.double_pull(doubled);
         // Time was not doubled.
-        if context.is_first_chunk || self.slots() == 0 {
+        if context.is_first_chunk || self.cache_count() == 0 {
             return Ok((None, x));
         }
         let pairs = context.layout.interleave_pull(x);
@@ -254,7 +254,7 @@ impl Layer {
         // The cotangent of the cached frames followed by the chunk.
         let extended = conv_pull(pairs, self.kernel("time_conv", context)?, [0, 0]);
         let extended = context.layout.add_to_end(extended, after);
-        Ok((Some(extended.clone().narrow(1, 0, CONTEXT)), extended.narrow(1, CONTEXT, frames)))
+        Ok((Some(extended.clone().narrow(1, 0, PAST_FRAMES)), extended.narrow(1, PAST_FRAMES, frames)))
     }
 
     /// Returns the causal convolution over three frames, and the cache for the next chunk: the last two frames of the
@@ -271,14 +271,14 @@ impl Layer {
         if context.is_first_chunk {
             let bias = self.weight::<1>(&join(part, "bias"), context)?;
             let kernel = self.kernel(part, context)?;
-            let zeros = Tensor::zeros([c, CONTEXT - 1, h, w], (&x.device(), x.dtype()));
+            let zeros = Tensor::zeros([c, PAST_FRAMES - 1, h, w], (&x.device(), x.dtype()));
             let next = context.layout.concat(vec![zeros, x.clone().narrow(1, t - 1, 1)]);
             return Ok((conv(x, last_tap(kernel), bias, [1, 1, 1], [1, 1], context.layout), vec![Some(next)]));
         }
-        self.convolve_extended(context.layout.concat(vec![past(cache, &x, CONTEXT), x]), part, context)
+        self.convolve_extended(context.layout.concat(vec![past(cache, &x, PAST_FRAMES), x]), part, context)
     }
 
-    /// Like [`Layer::convolve`]; `extended` are the cached frames followed by the chunk.
+    /// Computes [`Layer::convolve`] after the first chunk. `extended` are the cached frames followed by the chunk.
     fn convolve_extended(
         &self,
         extended: Tensor<4>,
@@ -286,7 +286,7 @@ impl Layer {
         context: &LayerContext<'_>,
     ) -> Result<(Tensor<4>, Caches)> {
         let bias = self.weight::<1>(&join(part, "bias"), context)?;
-        let next = extended.clone().narrow(1, extended.dims()[1] - CONTEXT, CONTEXT);
+        let next = extended.clone().narrow(1, extended.dims()[1] - PAST_FRAMES, PAST_FRAMES);
         let y = conv(extended, self.kernel(part, context)?, bias, [1, 1, 1], [1, 1], context.layout);
         Ok((y, vec![Some(next)]))
     }
@@ -310,7 +310,7 @@ impl Layer {
         } else if context.is_first_chunk {
             (x, vec![None])
         } else {
-            let (extended, next) = extend(cache, x, CONTEXT, context.layout);
+            let (extended, next) = extend(cache, x, PAST_FRAMES, context.layout);
             let pairs = self.conv(extended, "time_conv", [1, 1, 1], 0, context)?;
             (context.layout.interleave(pairs), vec![Some(next)])
         };
@@ -398,6 +398,7 @@ impl Layer {
         weights::get(context.weights, &self.key(part))?.f32()
     }
 
+    /// The key of the weight `part`.
     fn key(&self, part: &str) -> String {
         format!("{}.{part}", self.name)
     }
