@@ -50,7 +50,7 @@ impl Network {
         Self::new(Model::open(path, device)?, executor)
     }
 
-    /// Like [`Network::open`], from a model. ONNX Runtime reads the model's file again.
+    /// Creates a network like [`Network::open`], from an opened model. ONNX Runtime reads the model's file again.
     pub fn new(model: Model, executor: Executor) -> Result<Self, OnnxError> {
         let session = match executor {
             Executor::Own => None,
@@ -91,7 +91,7 @@ impl Network {
         }
     }
 
-    /// See [`Model::vjp`].
+    /// Computes the selected output and its pullback; see [`Model::vjp`].
     pub fn vjp(&self, input: &NdTensor) -> Result<(NdTensor, Recorded)> {
         self.model.vjp(input)
     }

@@ -17,7 +17,7 @@ use super::{Built, Operator, Run, broadcast, input, integers};
 struct Expand;
 
 pub(super) fn expand(spec: &mut OperatorSpec) -> Built {
-    spec.arity(2..=2, 1)?;
+    spec.check_arity(2..=2, 1)?;
     Ok(Box::new(Expand))
 }
 
@@ -41,7 +41,7 @@ impl Operator for Expand {
 struct Tile;
 
 pub(super) fn tile(spec: &mut OperatorSpec) -> Built {
-    spec.arity(2..=2, 1)?;
+    spec.check_arity(2..=2, 1)?;
     Ok(Box::new(Tile))
 }
 
@@ -82,7 +82,7 @@ struct Range {
 }
 
 pub(super) fn range(spec: &mut OperatorSpec) -> Built {
-    spec.arity(3..=3, 1)?;
+    spec.check_arity(3..=3, 1)?;
     Ok(Box::new(Range { device: spec.device.clone() }))
 }
 
@@ -126,13 +126,13 @@ fn range_length(distance: f64, step: f64) -> Result<usize, Problem> {
 /// Replaces the elements of matrices on one side of a diagonal by zeros. Input 1 is the number of the diagonal.
 #[derive(Debug)]
 struct Trilu {
-    /// Keeps the part above the diagonal instead of the part below it.
-    upper: bool,
+    /// Whether the part above the diagonal is kept instead of the part below it.
+    keeps_upper: bool,
 }
 
 pub(super) fn trilu(spec: &mut OperatorSpec) -> Built {
-    spec.arity(1..=2, 1)?;
-    Ok(Box::new(Trilu { upper: spec.attributes.int("upper")?.unwrap_or(1) != 0 }))
+    spec.check_arity(1..=2, 1)?;
+    Ok(Box::new(Trilu { keeps_upper: spec.attributes.int("upper")?.unwrap_or(1) != 0 }))
 }
 
 impl Operator for Trilu {
@@ -148,7 +148,7 @@ impl Operator for Trilu {
         let kept = |i: usize| {
             let (row, column) = ((i / columns % rows) as i64, (i % columns) as i64);
             let distance = column - row;
-            if self.upper { distance >= diagonal } else { distance <= diagonal }
+            if self.keeps_upper { distance >= diagonal } else { distance <= diagonal }
         };
         Ok(vec![match x {
             Value::Int { values, shape } => {
@@ -176,7 +176,7 @@ struct CumulativeSum {
 }
 
 pub(super) fn cumulative_sum(spec: &mut OperatorSpec) -> Built {
-    spec.arity(2..=2, 1)?;
+    spec.check_arity(2..=2, 1)?;
     let (exclusive, reverse) = (spec.attributes.flag("exclusive")?, spec.attributes.flag("reverse")?);
     let axis = spec.constant_ints(1, "axis")?.and_then(<[i64]>::first);
     Ok(Box::new(CumulativeSum { axis: *axis.ok_or("`axis` is missing")?, exclusive, reverse }))

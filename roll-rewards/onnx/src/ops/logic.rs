@@ -24,7 +24,7 @@ enum BinaryPredicate {
 }
 
 pub(super) fn binary(spec: &mut OperatorSpec) -> Built {
-    spec.arity(2..=2, 1)?;
+    spec.check_arity(2..=2, 1)?;
     Ok(Box::new(match spec.operator {
         "Equal" => BinaryPredicate::Equal,
         "Less" => BinaryPredicate::Less,
@@ -39,6 +39,7 @@ pub(super) fn binary(spec: &mut OperatorSpec) -> Built {
 }
 
 impl BinaryPredicate {
+    /// Whether the predicate is true for `a` and `b`. A boolean is false if it has the default value, 0.
     fn holds<T: PartialOrd + Copy + Default>(self, a: T, b: T) -> bool {
         let is_true = |v: T| v != T::default();
         match self {
@@ -89,11 +90,15 @@ fn host_shape(a: &[usize], b: &[usize]) -> Result<Vec<usize>, Problem> {
 enum UnaryPredicate {
     Not,
     IsNan,
-    IsInfinite { negative: bool, positive: bool },
+    /// Whether the number is one of the infinities that count.
+    IsInfinite {
+        negative: bool,
+        positive: bool,
+    },
 }
 
 pub(super) fn unary(spec: &mut OperatorSpec) -> Built {
-    spec.arity(1..=1, 1)?;
+    spec.check_arity(1..=1, 1)?;
     Ok(Box::new(match spec.operator {
         "Not" => UnaryPredicate::Not,
         "IsNaN" => UnaryPredicate::IsNan,
@@ -125,7 +130,7 @@ impl Operator for UnaryPredicate {
 struct Where;
 
 pub(super) fn where_operator(spec: &mut OperatorSpec) -> Built {
-    spec.arity(3..=3, 1)?;
+    spec.check_arity(3..=3, 1)?;
     Ok(Box::new(Where))
 }
 
