@@ -113,7 +113,8 @@ impl<T: Transport> RemoteReward<T> {
     fn ask(&mut self, call: &'static str, mut header: Json, tensors: &[(String, Tensor)]) -> Result<Message> {
         header["call"] = call.into();
         let answer = self.transport.ask(call, header, tensors)?;
-        match (problem(&answer.0), self.on_error) {
+        let (answer_header, _) = &answer;
+        match (problem(answer_header), self.on_error) {
             (Some(problem), OnError::Skip) => {
                 let peer = self.transport.peer();
                 tracing::warn!(
@@ -128,7 +129,8 @@ impl<T: Transport> RemoteReward<T> {
 
     /// Returns the answer, or fails if the answer is an error.
     fn accept(&self, call: &'static str, answer: Message) -> Result<Message> {
-        match problem(&answer.0) {
+        let (answer_header, _) = &answer;
+        match problem(answer_header) {
             None => Ok(answer),
             Some(problem) => {
                 let error = AnswerError::Failed { peer: self.transport.peer(), call, problem };
@@ -210,8 +212,8 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
     }
 
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
-        let record = grad.is_on() && self.differentiable;
-        let mut header = json!({ "fps": video.fps(), "prompt": prompt, "record": record });
+        let wants_gradient = grad.is_on() && self.differentiable;
+        let mut header = json!({ "fps": video.fps(), "prompt": prompt, "record": wants_gradient });
         if !target.columns.is_empty() {
             header["columns"] = json!(*target.columns);
         }
@@ -235,7 +237,7 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
                 let details = answer.get("details").and_then(Json::as_object).into_iter().flatten();
                 let details: BTreeMap<String, f64> =
                     details.filter_map(|(k, v)| Some((k.clone(), v.as_f64()?))).collect();
-                let pullback = if record { Some(self.pullback(tensors, &frames, video)?) } else { None };
+                let pullback = if wants_gradient { Some(self.pullback(tensors, &frames, video)?) } else { None };
                 Ok((Score::Value { value, details }, pullback))
             }
             None => Err(self.invalid("score", "it holds no `score`".into())),
