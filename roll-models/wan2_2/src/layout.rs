@@ -210,8 +210,8 @@ impl Layout {
     fn vae_budget(&self, memory: u64) -> MemoryBudget {
         let dit = &self.networks.dit;
         let patch: usize = dit.patch.iter().product();
-        // Per token and trained step: a block input for each segment of a pass and, if the options select them, a result
-        // of attention for each block. A token covers `patch` latents.
+        // Per token and trained step: a block input for each segment of a pass and, if the options select them, a
+        // result of attention for each block. A token covers `patch` latents.
         let inputs = if self.offload_inputs { 0 } else { dit.segments() };
         let attention = if self.keep_attention.is_always() { dit.layers } else { 0 };
         let recorded = self.products.size() * dit.dim * (inputs + attention) * TRAINED_STEPS;
@@ -267,9 +267,10 @@ impl Layout {
         (memory as usize / 32 * 31).saturating_sub(used.into_iter().fold(0, usize::saturating_add))
     }
 
-    /// Whether recorded passes keep results of attention in `free` bytes, and the number of passes that keep their block
-    /// inputs on the device although the inputs of other passes are offloaded. Results of attention are kept if those of
-    /// all passes fit, because recomputing them takes longer than copying block inputs, which overlaps computation.
+    /// Whether recorded passes keep results of attention in `free` bytes, and the number of passes that keep their
+    /// block inputs on the device although the inputs of other passes are offloaded. Results of attention are kept if
+    /// those of all passes fit, because recomputing them takes longer than copying block inputs, which overlaps
+    /// computation.
     fn kept_by_passes(&self, free: usize, latents: [usize; 3]) -> (bool, usize) {
         let (dit, passes, element) = (&self.networks.dit, self.machine.recorded_passes, self.products.size());
         let tokens = self.own_tokens(latents);

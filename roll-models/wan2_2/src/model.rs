@@ -331,8 +331,8 @@ impl DiffusionModel for Wan {
                 return Err(Error::Unsupported(format!("models with {n} conditioning channels are not known")));
             }
         };
-        // TI2V-5B has no conditioning channels and uses the image as its first latent frame. Text-to-video models use no
-        // image.
+        // TI2V-5B has no conditioning channels and uses the image as its first latent frame. Text-to-video models use
+        // no image.
         let first_frame = match (extra, &input.image) {
             (0, Some(image)) if self.is_ti2v() => Some(conditioning::first_frame_latents(&self.vae, image, &chunking)?),
             _ => None,

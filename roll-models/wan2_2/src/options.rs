@@ -367,7 +367,8 @@ pub enum KeepAttention {
 }
 
 impl KeepAttention {
-    /// Whether results are kept whatever the memory of the device is. `Auto` keeps them only where they are known to fit.
+    /// Whether results are kept whatever the memory of the device is. `Auto` keeps them only where they are known to
+    /// fit.
     pub fn is_always(self) -> bool {
         self == Self::Of(true)
     }

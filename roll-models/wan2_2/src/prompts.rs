@@ -46,8 +46,8 @@ pub(super) struct Prompts {
 }
 
 impl Prompts {
-    /// Replaces the prompts that will be needed; see [`roll_core::DiffusionModel::expect_prompts`]. The tokenizer warns of
-    /// the first prompt that it cuts.
+    /// Replaces the prompts that will be needed; see [`roll_core::DiffusionModel::expect_prompts`]. The tokenizer warns
+    /// of the first prompt that it cuts.
     pub(super) fn expect(&mut self, prompts: &[String], text: Option<&TextEncoder>) {
         if let Some(text) = text {
             // New prompts are tokenized only for the warning. An error is reported when the sample's prompt is encoded.

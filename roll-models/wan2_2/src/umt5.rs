@@ -201,8 +201,8 @@ impl Umt5 {
         to_host(self.hidden_recorded(ids, keys)?)
     }
 
-    /// Encodes `ids` like [`Umt5::hidden`], but returns the result on the device. The result is part of the autodiff graph if the weights are
-    /// leaves of one.
+    /// Encodes `ids` like [`Umt5::hidden`], but returns the result on the device. The result is part of the autodiff
+    /// graph if the weights are leaves of one.
     pub fn hidden_recorded(&self, ids: &[u32], keys: &[usize]) -> Result<Burn<2>> {
         self.hidden_all(&[(ids, keys)])?.pop().map_or_else(no_sequence, Ok)
     }

@@ -101,8 +101,8 @@ impl Pass {
         Tensor::cat(not_empty.map(expand).collect(), 0)
     }
 
-    /// Sizes of the groups of tokens that share a row of [`Pass::prepared_modulation`]. Empty if each token has a row of
-    /// its own, or all tokens share a single trained row.
+    /// Sizes of the groups of tokens that share a row of [`Pass::prepared_modulation`]. Empty if each token has a row
+    /// of its own, or all tokens share a single trained row.
     fn row_groups(&self) -> &[usize] {
         if self.trains_modulation { &[] } else { &self.groups }
     }

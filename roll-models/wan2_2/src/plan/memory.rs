@@ -52,7 +52,8 @@ impl Plan {
         Ok(items)
     }
 
-    /// The frames of a video, f32: at most those before and after the clamp, and with a gradient the cotangents of both.
+    /// The frames of a video, f32: at most those before and after the clamp, and with a gradient the cotangents of
+    /// both.
     fn decoded_frames(&self, has_gradient: bool) -> MemoryItem {
         let ([height, width], frames) = (self.size(), self.input.frames);
         let copies = if has_gradient { 4 } else { 2 };

@@ -125,8 +125,8 @@ fn hints(plan: &Plan) -> Vec<String> {
     hints
 }
 
-/// The hint to take the next smaller tiles, if the tiles have sides of at most `largest` latent pixels. `None` if they are
-/// the smallest already.
+/// The hint to take the next smaller tiles, if the tiles have sides of at most `largest` latent pixels. `None` if they
+/// are the smallest already.
 fn smaller_tiles(largest: usize) -> Option<&'static str> {
     match largest {
         35.. => Some("model.vae_tile_size=[34,34] and model.vae_tile_stride=[18,16] decode in tiles"),

@@ -88,8 +88,8 @@ impl Plan {
         PhaseCost { name: name.into(), flops, moved: moved + exchanged, seconds: seconds + exchanged / speed.link }
     }
 
-    /// The changes of experts that take turns on the device. `weights` are the bytes of one expert. `None` if no expert is
-    /// moved as a whole.
+    /// The changes of experts that take turns on the device. `weights` are the bytes of one expert. `None` if no expert
+    /// is moved as a whole.
     fn expert_changes(&self, weights: f64) -> Option<PhaseCost> {
         let rate = match (self.layout.placement, self.layout.idle) {
             (Placement::Auto | Placement::Resident, IdleExpert::Host) => HOST_RATE,

@@ -193,7 +193,8 @@ impl Vae {
         self.decoder_pass(latents, chunking)?.run(latents, grad)
     }
 
-    /// Decodes latents like [`Vae::decode`], with frames clamped to [-1, 1]. Values that the clamp changed receive no gradient.
+    /// Decodes latents like [`Vae::decode`], with frames clamped to [-1, 1]. Values that the clamp changed receive no
+    /// gradient.
     pub fn decode_clamped(
         &self,
         latents: &Tensor,
@@ -203,7 +204,8 @@ impl Vae {
         self.decoder_pass(latents, chunking)?.run_clamped(latents, grad)
     }
 
-    /// Decodes latents like [`Vae::decode`], without gradient and tiles. `probe` receives every layer's output, chunk by chunk.
+    /// Decodes latents like [`Vae::decode`], without gradient and tiles. `probe` receives every layer's output, chunk
+    /// by chunk.
     pub fn decode_probed(&self, latents: &Tensor, probe: Probe<'_>) -> Result<Tensor> {
         self.decoder_pass(latents, &Chunking::default())?.run_probed(latents, probe)
     }

@@ -50,14 +50,16 @@ impl Pass {
         Ok((Tensor::new(values, shape)?, pullback))
     }
 
-    /// Computes the output like [`Pass::run`], without a gradient. `probe` receives every layer's output, chunk by chunk.
+    /// Computes the output like [`Pass::run`], without a gradient. `probe` receives every layer's output, chunk by
+    /// chunk.
     pub fn run_probed(self, input: &Tensor, probe: Probe<'_>) -> Result<Tensor> {
         let shape = self.output.shape();
         let (values, _) = self.output_values(input, Grad::Skip, Some(probe))?;
         Tensor::new(values, shape)
     }
 
-    /// Computes output and pullback like [`Pass::run`], with an output clamped to [-1, 1]. Values that the clamp changed receive no gradient.
+    /// Computes output and pullback like [`Pass::run`], with an output clamped to [-1, 1]. Values that the clamp
+    /// changed receive no gradient.
     pub fn run_clamped(self, input: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
         let shape = self.output.shape();
         let no_probe = None;

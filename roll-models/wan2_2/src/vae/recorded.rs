@@ -12,16 +12,17 @@ use super::frames::chunk_frames;
 use super::{Vae, VaeVersion};
 
 impl Vae {
-    /// Encodes a video like [`Vae::encode`], from `[3, T', H, W]` to normalised latents `[C, T, H, W]`, both on the device. Gradients
-    /// reach the video and, if the weights are leaves (see [`roll_backends::Resident::tracked`]), the weights.
+    /// Encodes a video like [`Vae::encode`], from `[3, T', H, W]` to normalised latents `[C, T, H, W]`, both on the
+    /// device. Gradients reach the video and, if the weights are leaves (see [`roll_backends::Resident::tracked`]), the
+    /// weights.
     pub fn encode_recorded(&self, video: Burn<4>) -> Result<Burn<4>> {
         let frames = self.check_video(&video)?;
         let chunks = self.config.latent_frames(frames)?;
         run(&self.encoder, video, chunks, self.config.temporal_stride())
     }
 
-    /// Decodes latents like [`Vae::decode`], from normalised latents `[C, T, H, W]` to frames `[3, T', H, W]`, not clamped, both on the
-    /// device.
+    /// Decodes latents like [`Vae::decode`], from normalised latents `[C, T, H, W]` to frames `[3, T', H, W]`, not
+    /// clamped, both on the device.
     pub fn decode_recorded(&self, latents: Burn<4>) -> Result<Burn<4>> {
         let [frames, ..] = self.check_latents(&latents.dims())?;
         run(&self.decoder, latents, frames, 1)

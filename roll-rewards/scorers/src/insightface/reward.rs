@@ -20,8 +20,8 @@ use crate::RewardError;
 const NAME: &str = "insightface";
 /// Name of the target's tensor with the embeddings of the reference faces, f32 `[N, width]`.
 const REFERENCES: &str = "references";
-/// Name of the target's tensor with the positions of the reference faces, f32 `[N, POSITION_WIDTH]`: the frame, then x and y of the
-/// five landmarks as fractions of width and height.
+/// Name of the target's tensor with the positions of the reference faces, f32 `[N, POSITION_WIDTH]`: the frame, then x
+/// and y of the five landmarks as fractions of width and height.
 const POSITIONS: &str = "places";
 /// Numbers per face in [`POSITIONS`].
 const POSITION_WIDTH: usize = 11;

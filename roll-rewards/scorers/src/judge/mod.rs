@@ -349,8 +349,8 @@ fn read_questions(option: &Texts, context: &BuildContext) -> Result<Vec<String>>
     }
 }
 
-/// Fills in a question about a video: `{prompt}` is replaced by the video's prompt, and other names in braces by columns of the
-/// video's row. Fails on a name that is no column. A brace without a name stays as it is.
+/// Fills in a question about a video: `{prompt}` is replaced by the video's prompt, and other names in braces by
+/// columns of the video's row. Fails on a name that is no column. A brace without a name stays as it is.
 fn fill_in(question: &str, prompt: &str, columns: &Columns) -> Result<String> {
     let (mut filled, mut rest) = (String::new(), question);
     while let Some((before, after)) = rest.split_once('{') {
