@@ -144,7 +144,7 @@ impl Layout {
             Placement::Auto => Placement::Resident,
             given => given,
         };
-        let storage = options.weights_dtype.storage(networks.stored, &F32_PREFIXES, device)?;
+        let storage = options.weights_dtype.storage(networks.stored_dtype, &F32_PREFIXES, device)?;
         let eight_bits = eight_bits_on_device(storage.matrices, placement, &networks)?;
         options.products.check_weights(eight_bits)?;
         let tiles = match (options.vae_tile_size, options.tiling()?) {
@@ -168,7 +168,7 @@ impl Layout {
         };
         if placement == Placement::Resident && layout.networks.experts > 1 {
             let bytes = layout.networks.experts * layout.expert_bytes();
-            let is_converted = layout.networks.stored != storage.dtype
+            let is_converted = layout.networks.stored_dtype != storage.dtype
                 || options.base_lora.is_some()
                 || matches!(storage.matrices, MatrixStorage::Eight(_));
             layout.idle = options.idle_expert.chosen(bytes, device.is_gpu, machine.memory, is_converted);

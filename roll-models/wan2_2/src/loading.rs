@@ -120,8 +120,11 @@ fn kernels(backend: &str) -> Result<&'static str> {
 /// Logs the dtypes of the transformers' weights and products, and the location of the idle expert.
 fn log_precision(layout: &Layout, fp8: Option<&Fp8Products>) {
     let name = |dtype: DType| if dtype == DType::BF16 { "bf16" } else { "f32" };
-    let as_stored =
-        if layout.networks.stored == layout.storage.dtype { "as in the files" } else { "converted from the files'" };
+    let as_stored = if layout.networks.stored_dtype == layout.storage.dtype {
+        "as in the files"
+    } else {
+        "converted from the files'"
+    };
     let idle = match layout.idle {
         IdleExpert::Auto | IdleExpert::Keep => "",
         IdleExpert::Host => "; the idle expert waits in host memory",

@@ -20,7 +20,7 @@ pub struct Networks {
     /// Number of transformers.
     pub experts: usize,
     /// Dtype of dense weights in the files of the transformers.
-    pub stored: DType,
+    pub stored_dtype: DType,
     /// The format of the matrices of the blocks, if the files have them in eight bits.
     pub eight_bits: Option<EightBits>,
     /// Sizes of the VAE, which is resident in f32.
@@ -38,7 +38,7 @@ impl Networks {
         Ok(Self {
             dit: dit.while_doing(|| reading(&files.dit))?,
             experts: files.experts().count(),
-            stored: components::dit_dtype(&files.dit),
+            stored_dtype: components::dit_dtype(&files.dit),
             eight_bits: components::eight_bits(&files.dit),
             vae: vae.while_doing(|| reading(&files.vae))?,
         })

@@ -233,16 +233,21 @@ impl<'a> GraphReader<'a> {
             let _limit = ElementLimit::new(self.fold_budget);
             run_node(&converted, &constant_inputs, Run { items: None }).map_err(|p| error(self.path, p))?
         };
-        for (slot, value) in converted.outputs.iter().zip(values) {
+        self.store_folded(&converted, values).map_err(|p| error(self.path, p))?;
+        Ok(None)
+    }
+
+    /// Stores the outputs of a folded node as constants. Fails if all folded constants exceed the budget.
+    fn store_folded(&mut self, node: &Node, values: Vec<Value>) -> Result<(), Problem> {
+        for (slot, value) in node.outputs.iter().zip(values) {
             let count = value.shape().iter().product::<usize>();
             let too_many = || Problem(format!("constants computed from others come to more than {MAX_FOLDED} numbers"));
-            self.fold_budget_left =
-                self.fold_budget_left.checked_sub(count).ok_or_else(too_many).map_err(|p| error(self.path, p))?;
+            self.fold_budget_left = self.fold_budget_left.checked_sub(count).ok_or_else(too_many)?;
             if let Some(slot) = slot {
-                self.constants[*slot] = Some(Constant::new(value).map_err(|p| error(self.path, p))?);
+                self.constants[*slot] = Some(Constant::new(value)?);
             }
         }
-        Ok(None)
+        Ok(())
     }
 
     /// The number of outputs of `node` up to the last one that a node or an output of the graph reads. Files name

@@ -284,10 +284,8 @@ impl Dit {
     ) -> Result<(Tensor, Option<Pullback>)> {
         let device = self.store.device().clone();
         let batch = Batch::new(inputs, &self.config)?;
-        let [cos, sin] = self.rotary.tables(batch.shape, self.config.head_dim(), &device)?;
         // This rank's tokens: all, unless they are sharded.
         let own_tokens = self.own_tokens(&batch)?;
-        let [cos, sin] = [cos, sin].map(|table| own_tokens.select(table));
         let trainable = match adapter {
             Adapter::On => self.parameters.as_ref().map(Parameters::snapshot),
             Adapter::Start => self.initial_snapshot()?,
@@ -297,23 +295,7 @@ impl Dit {
         let trained = trainable.as_ref().map(|snapshot| snapshot.parameters().clone());
         let trains_embeddings =
             grad.is_on() && trained.as_ref().is_some_and(|parameters| has_embedding(parameters.specs()));
-        let pass = Arc::new(Pass {
-            config: self.config.clone(),
-            store: self.store.clone(),
-            trainable,
-            trains_all_weights: self.trains_all_weights,
-            lora_scale: self.lora_scale,
-            products: self.products,
-            fp8: self.fp8_products,
-            activations: self.activations.unwrap_or_else(|| activation_dtype(&device, self.products)),
-            rope: (cos, sin),
-            samples: inputs.len(),
-            groups: own_tokens.groups(&batch.groups),
-            trains_modulation: self.trains_all_weights || trains_embeddings,
-            image_rows: batch.image_rows,
-            token_ranks: self.token_ranks.clone(),
-            probe: self.probe.clone(),
-        });
+        let pass = Arc::new(self.new_pass(&batch, &own_tokens, trainable, trains_embeddings)?);
 
         let tape = if trains_embeddings { Tape::on() } else { Tape::off() };
         let (shared, recorded_embeddings) = vjp(&[], tape, |_, tape| embed_all(&pass, tape, &batch, &device))?;
@@ -339,6 +321,36 @@ impl Dit {
             })
         });
         Ok((velocities, pullback))
+    }
+
+    /// The state of a pass over this rank's tokens of `batch`.
+    fn new_pass(
+        &self,
+        batch: &Batch,
+        own_tokens: &OwnTokens,
+        trainable: Option<Snapshot>,
+        trains_embeddings: bool,
+    ) -> Result<Pass> {
+        let device = self.store.device();
+        let tables = self.rotary.tables(batch.shape, self.config.head_dim(), device)?;
+        let [cos, sin] = tables.map(|table| own_tokens.select(table));
+        Ok(Pass {
+            config: self.config.clone(),
+            store: self.store.clone(),
+            trainable,
+            trains_all_weights: self.trains_all_weights,
+            lora_scale: self.lora_scale,
+            products: self.products,
+            fp8: self.fp8_products,
+            activations: self.activations.unwrap_or_else(|| activation_dtype(device, self.products)),
+            rope: (cos, sin),
+            samples: batch.shape.samples,
+            groups: own_tokens.groups(&batch.groups),
+            trains_modulation: self.trains_all_weights || trains_embeddings,
+            image_rows: batch.image_rows,
+            token_ranks: self.token_ranks.clone(),
+            probe: self.probe.clone(),
+        })
     }
 
     /// Sets the parameters of [`Adapter::Start`], by name. The device holds them from the first pass that uses them.

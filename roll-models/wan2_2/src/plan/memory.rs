@@ -32,7 +32,7 @@ impl Plan {
         items.push(on_device("VAE weights", F32_SIZE * vae, format!("{vae} x 4 B")));
         let trained = self.trained_elements()?;
         items.push(self.trained_parameters(trained));
-        if self.keeps_start {
+        if self.keeps_initial_adapter {
             let formula = format!("{trained} x 4 B, as in `model.lora_checkpoint`");
             items.push(on_device("reference of the KL", F32_SIZE * trained, formula));
         }

@@ -33,8 +33,8 @@ pub struct Plan {
     pub input: PlanInput,
     /// The trained part of each trained expert.
     pub trainable: Trainable,
-    /// Whether passes of the KL's reference use the adapter that training starts from.
-    pub keeps_start: bool,
+    /// Whether the model keeps a copy of the adapter that training starts from, for passes of the KL's reference.
+    pub keeps_initial_adapter: bool,
     /// Names of the trained experts, `dit` (high noise) and `dit2`.
     pub trained_experts: Vec<String>,
     /// Tokens of the prompt, padding included.
@@ -54,7 +54,7 @@ impl Plan {
         let latents = latent_size(&layout.networks.vae, input.frames, size);
         let trained = trained_elements(&layout.networks, &trainable)? * trained_experts.len();
         let video = layout.video(trained, latents);
-        Ok(Self { layout, video, input, trainable, keeps_start: false, trained_experts, text_len })
+        Ok(Self { layout, video, input, trainable, keeps_initial_adapter: false, trained_experts, text_len })
     }
 
     /// The networks.

@@ -34,7 +34,7 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
     let layout = Layout::of(&options, networks, Machine::planned(input))?;
     let mut plan = Plan::new(layout, input.clone(), trainable, trained, PROMPT_TOKENS)?;
     // The KL's reference is the adapter that training starts from, and the model keeps a copy.
-    plan.keeps_start = options.lora_checkpoint.is_some() && input.passes.reference_is_start;
+    plan.keeps_initial_adapter = options.lora_checkpoint.is_some() && input.passes.reference_is_start;
     check_token_ranks(&plan)?;
     let [height, width] = plan.size();
     let (tokens, per_rank) = (plan.tokens(), plan.own_tokens());

@@ -57,5 +57,5 @@ fn networks(
         image_dim: None,
     };
     // The published files are f32.
-    Networks { dit, experts, stored: DType::F32, eight_bits: None, vae }
+    Networks { dit, experts, stored_dtype: DType::F32, eight_bits: None, vae }
 }

@@ -17,8 +17,8 @@ const CONV3D_FLOPS: f64 = 2.0 * 27.0;
 /// Operations of a 3x3 convolution per position, input channel and output channel.
 const CONV2D_FLOPS: f64 = 2.0 * 9.0;
 
-/// Passes of a transformer in one phase of a step.
-struct Passes {
+/// TransformerPasses of a transformer in one phase of a step.
+struct TransformerPasses {
     count: f64,
     /// Floating-point operations of one pass.
     flops: f64,
@@ -46,10 +46,10 @@ impl Plan {
             moved: 0.0,
             seconds: flops / (speed.flops * rate),
         };
-        let rollout = Passes { count: samples * velocities, flops: forward_flops, exchanges: 1.0 };
-        let reference = Passes { count: samples * references, flops: forward_flops, exchanges: 1.0 };
+        let rollout = TransformerPasses { count: samples * velocities, flops: forward_flops, exchanges: 1.0 };
+        let reference = TransformerPasses { count: samples * references, flops: forward_flops, exchanges: 1.0 };
         let decoded = samples * (without_gradient + with_gradient) as f64;
-        let pull = Passes { count: samples * recorded, flops: pull_flops, exchanges: 2.0 };
+        let pull = TransformerPasses { count: samples * recorded, flops: pull_flops, exchanges: 2.0 };
         let mut phases = vec![
             self.transformer_cost("time/rollout", rollout),
             self.transformer_cost("time/reference", reference),
@@ -66,7 +66,7 @@ impl Plan {
     }
 
     /// The cost of passes of a transformer.
-    fn transformer_cost(&self, name: &str, passes: Passes) -> PhaseCost {
+    fn transformer_cost(&self, name: &str, passes: TransformerPasses) -> PhaseCost {
         let (input, speed) = (&self.input, self.input.speed);
         let weights = self.layout.expert_bytes() as f64;
         // The bytes of weights that a pass transfers, and the rate of the transfer.
@@ -180,7 +180,7 @@ fn decoder_flops(vae: &VaeConfig) -> f64 {
         flops += positions * count * CONV3D_FLOPS * width * width;
         if stage + 1 < stages {
             let from = (vae.decoder_dim * vae.dim_mult[stage + 1]) as f64;
-            // The convolution of the upsampling halves the channels.
+            // The convolution of the upsampling, which halves the channels in the Wan2.1 VAE.
             flops += positions * CONV2D_FLOPS * from * from / 2.0;
             let time = if vae.temporal_downsample[stage] { 2.0 } else { 1.0 };
             positions /= 4.0 * time;

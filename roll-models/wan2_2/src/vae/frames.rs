@@ -156,12 +156,12 @@ impl<'a> ChunkAccumulator<'a> {
     /// Returns the sums, in the volume's order of axes.
     pub fn finish(mut self) -> Result<Vec<f32>> {
         self.flush()?;
-        self.settle()?;
+        self.add_in_flight()?;
         Ok(self.values)
     }
 
     /// Adds the frames that are on their way to the host.
-    fn settle(&mut self) -> Result<()> {
+    fn add_in_flight(&mut self) -> Result<()> {
         let Some((start, mut copy)) = self.in_flight.take() else { return Ok(()) };
         let frames = copy.values()?;
         let values_per_frame = self.volume.len() / self.volume.frames;
@@ -173,7 +173,7 @@ impl<'a> ChunkAccumulator<'a> {
 
     /// Copies the pending results to the host: whole frames in the background, others at once.
     fn flush(&mut self) -> Result<()> {
-        self.settle()?;
+        self.add_in_flight()?;
         let pending = std::mem::take(&mut self.pending);
         let has_whole_frames = |window: &Window| [window.rows.len(), window.columns.len()] == self.volume.size;
         let all_have_whole_frames = pending.iter().all(|(window, _)| has_whole_frames(window));

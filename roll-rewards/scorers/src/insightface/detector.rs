@@ -148,6 +148,7 @@ fn recognise(model: &Model) -> Result<Kind> {
     let find_output = |part: &str, stride: usize| outputs.iter().position(|o| o.name == format!("{part}_{stride}"));
     let yunet = scrfd::STRIDES.map(|stride| ["cls", "obj", "bbox", "kps"].map(|part| find_output(part, stride)));
     if yunet.iter().flatten().all(Option::is_some) {
+        // Every output was found, so no default is used.
         return Ok(Kind::Yunet(yunet.map(|level| level.map(Option::unwrap_or_default))));
     }
     match outputs.len() {
