@@ -64,13 +64,7 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
         .with_decoder_dtype(layout.decoder_dtype)?;
     let text =
         files.text_encoder.as_ref().map(|file| open_text(file, &files, options, context, &device)).transpose()?;
-    let clip = match &files.clip {
-        Some(file) => {
-            let configured_heads = None;
-            Some(Clip::streamed(file, configured_heads, &device).while_doing(|| reading(file))?)
-        }
-        None => None,
-    };
+    let clip = files.clip.as_ref().map(|file| open_clip(file, &device)).transpose()?;
     if options.shift.is_some() {
         tracing::warn!(
             "`model.shift` is the old name of `algo.shift` (and `roll generate --shift`), which wins where both are given"
@@ -79,10 +73,10 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
     let settings = Settings {
         shift: options.shift,
         boundary: options.boundary,
-        end_image: options.wants("end_image"),
+        uses_end_image: options.wants("end_image"),
         chunking: Chunking { offload: layout.offloads_states(), ..Chunking::default() },
     };
-    let sources = encoding_sources(&files, text.as_ref(), context, settings.end_image, layout.tile_choice())?;
+    let sources = encoding_sources(&files, text.as_ref(), context, settings.uses_end_image, layout.tile_choice())?;
     let mut dits = dits.into_iter();
     let Some(dit) = dits.next() else { return Err(Error::Misuse("a pipeline without a transformer".into())) };
     let mut model = Wan::new(Parts { dit, dit2: dits.next(), vae, text, clip }, settings);
@@ -98,7 +92,7 @@ fn encoding_sources(
     files: &ComponentFiles,
     text: Option<&TextEncoder>,
     context: &BuildContext,
-    end_image: bool,
+    uses_end_image: bool,
     tiles: (Option<Tiling>, Option<MemoryBudget>),
 ) -> Result<EncodingSources> {
     let networks = std::iter::once(&files.vae).chain(&files.text_encoder).chain(&files.clip);
@@ -108,7 +102,7 @@ fn encoding_sources(
             .flat_map(|file| file.paths().map(Path::to_path_buf))
             .chain(text.map(|text| text.tokenizer.path().to_path_buf()))
             .collect(),
-        settings: format!("{kernels}, {tokens:?} tokens, end image {end_image}, tiles {tiles:?}"),
+        settings: format!("{kernels}, {tokens:?} tokens, end image {uses_end_image}, tiles {tiles:?}"),
     })
 }
 
@@ -299,6 +293,12 @@ fn set_trained_part(
         dit.start_from(initial.parameters);
     }
     Ok(())
+}
+
+/// Opens the CLIP image encoder `file`.
+fn open_clip(file: &Checkpoint, device: &Device) -> Result<Clip> {
+    let configured_heads = None;
+    Clip::streamed(file, configured_heads, device).while_doing(|| reading(file))
 }
 
 /// Opens the text encoder `file` with its tokenizer.

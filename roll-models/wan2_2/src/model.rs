@@ -61,8 +61,8 @@ pub struct Settings {
     pub shift: Option<f64>,
     /// Noise level at which experts switch, instead of the model's own.
     pub boundary: Option<f64>,
-    /// Whether the last frame is a condition, too.
-    pub end_image: bool,
+    /// Whether an end image, the last frame of the video, is a condition, too.
+    pub uses_end_image: bool,
     /// Tiling and memory of the VAE.
     pub chunking: Chunking,
 }
@@ -75,7 +75,7 @@ pub struct Wan {
     prompts: Prompts,
     clip: Option<Clip>,
     schedule: ScheduleFacts,
-    end_image: bool,
+    uses_end_image: bool,
     chunking: Chunking,
     /// If set, it determines tiles and checkpoints of the VAE instead of `chunking`, and what recorded passes keep on the
     /// device instead of the transformers.
@@ -145,7 +145,7 @@ impl Wan {
             prompts: Prompts::default(),
             clip: parts.clip,
             schedule: ScheduleFacts { shift, boundary, trained },
-            end_image: settings.end_image,
+            uses_end_image: settings.uses_end_image,
             chunking: settings.chunking,
             layout: None,
             on_device: Arc::default(),
@@ -324,7 +324,7 @@ impl DiffusionModel for Wan {
             (0, _) => None,
             // The transformer also reads the encoded picture and a mask of the known frames.
             (n, Some(image)) if n == MASK_CHANNELS + latent_shape[0] => {
-                let end_image = if self.end_image { input.end_image.as_ref() } else { None };
+                let end_image = if self.uses_end_image { input.end_image.as_ref() } else { None };
                 Some(conditioning::image_channels(&self.vae, image, end_image, input.frames, &chunking)?)
             }
             (n, _) => {

@@ -76,8 +76,8 @@ impl ComponentFiles {
         assemble(found, &origin)
     }
 
-    /// Like [`ComponentFiles::resolve`], with the entries of `wan22_paths.json` instead of the file. They are relative
-    /// to `directory`.
+    /// Opens the files like [`ComponentFiles::resolve`], with the entries of `wan22_paths.json` instead of the file.
+    /// They are relative to `directory`.
     fn of_list(entries: &[PathEntry], directory: &Path, model_ids: Option<&str>, hub: &Hub) -> Result<Self> {
         let mut found = PipelineFiles::default();
         found.add_list(entries, "`model_paths`", directory)?;

@@ -140,7 +140,8 @@ pub fn tiny_tokenizer_json() -> String {
     tokenizer_json(&[])
 }
 
-/// Like [`tiny_tokenizer_json`], but each of `words` is a single token if it follows white space.
+/// The file of [`tiny_tokenizer_json`] with a larger vocabulary: each of `words` is a single token if it follows white
+/// space.
 pub fn tokenizer_json(words: &[&str]) -> String {
     let mut vocabulary = tiny_pieces();
     for word in words {

@@ -209,14 +209,17 @@ struct Bytes {
     host: usize,
 }
 
+/// An item of the plan; `formula` explains its bytes.
 fn item(name: &str, bytes: Bytes, formula: String) -> MemoryItem {
     MemoryItem::new(name, [bytes.device, bytes.host], formula)
 }
 
+/// An item that is on the device only.
 fn on_device(name: &str, bytes: usize, formula: String) -> MemoryItem {
     item(name, Bytes { device: bytes, host: 0 }, formula)
 }
 
+/// An item that is in host memory only.
 fn on_host(name: &str, bytes: usize, formula: String) -> MemoryItem {
     item(name, Bytes { device: 0, host: bytes }, formula)
 }

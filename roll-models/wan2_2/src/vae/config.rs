@@ -147,9 +147,9 @@ impl VaeConfig {
         let mut names = LayerNames::new("encoder.downsamples", "downsamples", is_v2_2);
         for (stage, &output) in dims.iter().enumerate() {
             let is_last = stage + 1 == dims.len();
-            let temporal = !is_last && self.temporal_downsample[stage];
+            let halves_time = !is_last && self.temporal_downsample[stage];
             let factors =
-                Factors { time: if temporal { 2 } else { 1 }, space: if is_last { 1 } else { 2 }, channels: output };
+                Factors { time: if halves_time { 2 } else { 1 }, space: if is_last { 1 } else { 2 }, channels: output };
             let stage_input = input;
             names.open_stage(&mut layers);
             for _ in 0..self.num_res_blocks {
@@ -157,7 +157,7 @@ impl VaeConfig {
                 input = output;
             }
             if !is_last {
-                layers.push(Layer::new(names.next(), LayerKind::Downsample { channels: output, temporal }));
+                layers.push(Layer::new(names.next(), LayerKind::Downsample { channels: output, halves_time }));
             }
             names.close_stage(&mut layers, LayerKind::AddAverage { input: stage_input, factors });
         }
@@ -200,12 +200,13 @@ impl VaeConfig {
             }
             // The decoder doubles the time axis in the reverse order of the encoder's halving. The last entry of
             // `temporal_downsample`, at `dims.len() - 2`, is the decoder's first stage.
-            let temporal = self.temporal_downsample[dims.len() - 2 - stage];
+            let doubles_time = self.temporal_downsample[dims.len() - 2 - stage];
             // Upsampling halves the channels in the Wan2.1 VAE and keeps them in the Wan2.2 VAE.
             let resampled = if is_v2_2 { output } else { output / 2 };
-            layers.push(Layer::new(names.next(), LayerKind::Upsample { input: output, output: resampled, temporal }));
+            layers
+                .push(Layer::new(names.next(), LayerKind::Upsample { input: output, output: resampled, doubles_time }));
             input = resampled;
-            let factors = Factors { time: if temporal { 2 } else { 1 }, space: 2, channels: output };
+            let factors = Factors { time: if doubles_time { 2 } else { 1 }, space: 2, channels: output };
             names.close_stage(&mut layers, LayerKind::AddDuplicate { input: stage_input, factors });
         }
         let pixels = 3 * self.pixel_patch() * self.pixel_patch();
@@ -345,7 +346,7 @@ fn derive_config(shapes: &BTreeMap<String, Vec<usize>>) -> Result<VaeConfig> {
         decoder_dim: decoder_width / dim_mult[0],
         z_dim: output_channels("conv2.weight")?,
         num_res_blocks: last_stage.blocks.len(),
-        temporal_downsample: other_stages.iter().map(|stage| stage.temporal).collect(),
+        temporal_downsample: other_stages.iter().map(|stage| stage.halves_time).collect(),
         dim_mult,
     })
 }
@@ -358,7 +359,7 @@ struct Stage {
     /// Names of the residual blocks.
     blocks: Vec<String>,
     /// Whether the stage halves the time axis.
-    temporal: bool,
+    halves_time: bool,
 }
 
 /// The encoder's stages in the Wan2.1 VAE, whose layers are numbered without regard to stages: a stage ends at its
@@ -372,7 +373,7 @@ fn flat_stages(shapes: &BTreeMap<String, Vec<usize>>) -> Vec<Stage> {
         stage.name.clone_from(&name);
         // A downsampling, a residual block, or the end.
         if has_weight("resample.1") {
-            stage.temporal = has_weight("time_conv");
+            stage.halves_time = has_weight("time_conv");
             stages.push(Stage::default());
         } else if has_weight("residual.6") {
             stage.blocks.push(name);
@@ -394,8 +395,8 @@ fn nested_stages(shapes: &BTreeMap<String, Vec<usize>>) -> Vec<Stage> {
         if blocks.is_empty() {
             break;
         }
-        let temporal = shapes.contains_key(&format!("{name}.downsamples.{}.time_conv.weight", blocks.len()));
-        stages.push(Stage { name, blocks, temporal });
+        let halves_time = shapes.contains_key(&format!("{name}.downsamples.{}.time_conv.weight", blocks.len()));
+        stages.push(Stage { name, blocks, halves_time });
     }
     stages
 }

@@ -30,10 +30,10 @@ pub(super) enum LayerKind {
     Activated { input: usize, output: usize, norm: &'static str, conv: &'static str },
     /// Single-head self-attention within each frame, with a residual connection.
     Attention { channels: usize },
-    /// Doubles height and width, and time if `temporal`.
-    Upsample { input: usize, output: usize, temporal: bool },
-    /// Halves height and width, and time if `temporal`.
-    Downsample { channels: usize, temporal: bool },
+    /// Doubles height and width, and time if `doubles_time`.
+    Upsample { input: usize, output: usize, doubles_time: bool },
+    /// Halves height and width, and time if `halves_time`.
+    Downsample { channels: usize, halves_time: bool },
     /// Stores its input for the shortcut at the end of the block.
     Branch,
     /// Adds the stored input, after a 1x1x1 convolution if the channels differ.
@@ -94,7 +94,8 @@ impl Layer {
     pub fn cache_count(&self) -> usize {
         match self.kind {
             LayerKind::Conv { .. } | LayerKind::Activated { .. } => 1,
-            LayerKind::Upsample { temporal, .. } | LayerKind::Downsample { temporal, .. } => temporal.into(),
+            LayerKind::Upsample { doubles_time, .. } => doubles_time.into(),
+            LayerKind::Downsample { halves_time, .. } => halves_time.into(),
             _ => 0,
         }
     }
@@ -123,15 +124,15 @@ impl Layer {
                 convolution("proj", &[c, c, 1, 1]);
                 add("norm.gamma", &[c, 1, 1]);
             }
-            LayerKind::Upsample { input, output, temporal } => {
+            LayerKind::Upsample { input, output, doubles_time } => {
                 convolution("resample.1", &[output, input, 3, 3]);
-                if temporal {
+                if doubles_time {
                     convolution("time_conv", &[2 * input, input, 3, 1, 1]);
                 }
             }
-            LayerKind::Downsample { channels: c, temporal } => {
+            LayerKind::Downsample { channels: c, halves_time } => {
                 convolution("resample.1", &[c, c, 3, 3]);
-                if temporal {
+                if halves_time {
                     convolution("time_conv", &[c, c, 3, 1, 1]);
                 }
             }
@@ -190,8 +191,8 @@ impl Layer {
                 self.convolve(ops::channel_norm_silu(x, gamma), cache, conv, context)
             }
             LayerKind::Attention { channels } => Ok((self.attend(x, channels, context)?, vec![])),
-            LayerKind::Upsample { temporal, .. } => self.upsample(x, temporal, cache, context),
-            LayerKind::Downsample { temporal, .. } => self.downsample(x, temporal, cache, context),
+            LayerKind::Upsample { doubles_time, .. } => self.upsample(x, doubles_time, cache, context),
+            LayerKind::Downsample { halves_time, .. } => self.downsample(x, halves_time, cache, context),
             LayerKind::Branch
             | LayerKind::AddResidual { .. }
             | LayerKind::AddAverage { .. }
@@ -301,11 +302,11 @@ impl Layer {
     fn upsample(
         &self,
         x: Tensor<4>,
-        temporal: bool,
+        doubles_time: bool,
         cache: Option<Tensor<4>>,
         context: &LayerContext<'_>,
     ) -> Result<(Tensor<4>, Caches)> {
-        let (x, caches) = if !temporal {
+        let (x, caches) = if !doubles_time {
             (x, vec![])
         } else if context.is_first_chunk {
             (x, vec![None])
@@ -321,12 +322,12 @@ impl Layer {
     fn downsample(
         &self,
         x: Tensor<4>,
-        temporal: bool,
+        halves_time: bool,
         cache: Option<Tensor<4>>,
         context: &LayerContext<'_>,
     ) -> Result<(Tensor<4>, Caches)> {
         let x = self.conv(pad_bottom_right(x), "resample.1", [1, 2, 2], 0, context)?;
-        if !temporal {
+        if !halves_time {
             return Ok((x, vec![]));
         }
         if context.is_first_chunk {

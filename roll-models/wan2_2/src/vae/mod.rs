@@ -182,7 +182,7 @@ impl Vae {
             chunks: latent_frames,
             tiles: Tiling::tiles(chunking.tiling.as_ref(), latent_size, [input_scale, output_scale])?,
             checkpoints: chunking.checkpoints,
-            offload: chunking.offload,
+            offloads_checkpoints: chunking.offload,
         };
         pass.run(video, grad)
     }
@@ -226,7 +226,7 @@ impl Vae {
             chunks: latent_frames,
             tiles: Tiling::tiles(chunking.tiling.as_ref(), latent_size, [input_scale, output_scale])?,
             checkpoints: chunking.checkpoints,
-            offload: chunking.offload,
+            offloads_checkpoints: chunking.offload,
         })
     }
 

@@ -32,7 +32,7 @@ pub(super) struct Pass {
     /// Number of checkpoints for the pullback. The state before the first chunk is not counted.
     pub checkpoints: usize,
     /// Whether checkpoints are kept in host memory.
-    pub offload: bool,
+    pub offloads_checkpoints: bool,
 }
 
 /// States before some chunks, ascending, each with its chunk's number.
@@ -123,7 +123,7 @@ impl Pass {
             let after = self.chain.no_cotangent();
             let checkpoints = if !stored.is_empty() {
                 std::mem::take(&mut stored)
-            } else if self.offload {
+            } else if self.offloads_checkpoints {
                 self.recompute_checkpoints(tile, &mut input, schedule)?
             } else {
                 // The reversal makes further checkpoints itself, on the device.
@@ -170,7 +170,11 @@ impl Pass {
 
     /// Keeps a state on the device, or starts its copy to host memory.
     fn checkpointed(&self, state: &ChainState) -> Result<CheckpointedState> {
-        if self.offload { CheckpointedState::offload(state) } else { Ok(CheckpointedState::OnDevice(state.clone())) }
+        if self.offloads_checkpoints {
+            CheckpointedState::offload(state)
+        } else {
+            Ok(CheckpointedState::OnDevice(state.clone()))
+        }
     }
 
     /// A reader of `values`, in chunks of `frames` frames.

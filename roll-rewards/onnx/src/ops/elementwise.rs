@@ -44,7 +44,7 @@ enum Unary {
     Elu(f32),
     Gelu {
         /// Whether the function is the approximation by tanh instead of the exact GELU.
-        tanh: bool,
+        is_approximate: bool,
     },
     /// Clamps to the least and the greatest result, where they are bounded.
     Clip(Option<f32>, Option<f32>),
@@ -62,8 +62,8 @@ pub(super) fn unary(spec: &mut OperatorSpec) -> Built {
         }
         "Elu" => Unary::Elu(attributes.float("alpha")?.unwrap_or(1.0)),
         "Gelu" => match attributes.text("approximate", "none")?.as_str() {
-            "none" => Unary::Gelu { tanh: false },
-            "tanh" => Unary::Gelu { tanh: true },
+            "none" => Unary::Gelu { is_approximate: false },
+            "tanh" => Unary::Gelu { is_approximate: true },
             other => return Err(format!("`approximate` should be none or tanh, found {other}").into()),
         },
         "Clip" => clip(spec)?,
@@ -115,8 +115,8 @@ impl Operator for Unary {
             Self::LeakyRelu(alpha) => activation::leaky_relu(x, alpha.into()),
             Self::HardSigmoid(alpha, beta) => clamp(x.mul_scalar(alpha).add_scalar(beta), Some(0.0), Some(1.0)),
             Self::Elu(alpha) => activation::elu(x, alpha.into()),
-            Self::Gelu { tanh: true } => ops::gelu_tanh(x),
-            Self::Gelu { tanh: false } => ops::gelu(x),
+            Self::Gelu { is_approximate: true } => ops::gelu_tanh(x),
+            Self::Gelu { is_approximate: false } => ops::gelu(x),
             Self::Clip(low, high) => clamp(x, low, high),
         };
         Ok(vec![Value::Float(NdTensor::from_flat(y, shape))])
@@ -144,7 +144,7 @@ impl Operator for Unary {
 
 /// Exact GELU (with the error function).
 pub(in super::super) fn exact_gelu() -> Box<dyn Operator> {
-    Box::new(Unary::Gelu { tanh: false })
+    Box::new(Unary::Gelu { is_approximate: false })
 }
 
 /// Applies the function that was fused after a convolution to its result `z`.

@@ -170,16 +170,16 @@ impl Operator for Trilu {
 struct CumulativeSum {
     axis: i64,
     /// Whether each sum is without the element at its own position.
-    exclusive: bool,
+    is_exclusive: bool,
     /// Whether the sums begin at the end of the axis.
-    reverse: bool,
+    is_reversed: bool,
 }
 
 pub(super) fn cumulative_sum(spec: &mut OperatorSpec) -> Built {
     spec.check_arity(2..=2, 1)?;
-    let (exclusive, reverse) = (spec.attributes.flag("exclusive")?, spec.attributes.flag("reverse")?);
+    let (is_exclusive, is_reversed) = (spec.attributes.flag("exclusive")?, spec.attributes.flag("reverse")?);
     let axis = spec.constant_ints(1, "axis")?.and_then(<[i64]>::first);
-    Ok(Box::new(CumulativeSum { axis: *axis.ok_or("`axis` is missing")?, exclusive, reverse }))
+    Ok(Box::new(CumulativeSum { axis: *axis.ok_or("`axis` is missing")?, is_exclusive, is_reversed }))
 }
 
 impl Operator for CumulativeSum {
@@ -190,15 +190,15 @@ impl Operator for CumulativeSum {
             Value::Float(x) => {
                 let mut summands = split_around_axis(x, a);
                 let [outer, length, inner] = summands.dims();
-                if self.reverse {
+                if self.is_reversed {
                     summands = summands.flip([1]);
                 }
-                if self.exclusive {
+                if self.is_exclusive {
                     let zeros = Tensor::zeros([outer, 1, inner], &plain_device(x));
                     summands = Tensor::cat(vec![zeros, summands], 1).narrow(1, 0, length);
                 }
                 let sums = summands.cumsum(1);
-                let sums = if self.reverse { sums.flip([1]) } else { sums };
+                let sums = if self.is_reversed { sums.flip([1]) } else { sums };
                 return Ok(vec![Value::Float(merge_axes(sums, x, a))]);
             }
             Value::Int { values, shape } => (values, shape),
@@ -209,10 +209,10 @@ impl Operator for CumulativeSum {
             for column in 0..inner {
                 let mut sum = 0i64;
                 for i in 0..length {
-                    let position = if self.reverse { length - 1 - i } else { i };
+                    let position = if self.is_reversed { length - 1 - i } else { i };
                     let flat = (block * length + position) * inner + column;
                     let with_element = sum.checked_add(values[flat]).ok_or("the sum is beyond 64 bits")?;
-                    sums[flat] = if self.exclusive { sum } else { with_element };
+                    sums[flat] = if self.is_exclusive { sum } else { with_element };
                     sum = with_element;
                 }
             }

@@ -92,8 +92,8 @@ enum UnaryPredicate {
     IsNan,
     /// Whether the number is one of the infinities that count.
     IsInfinite {
-        negative: bool,
-        positive: bool,
+        counts_negative: bool,
+        counts_positive: bool,
     },
 }
 
@@ -104,7 +104,10 @@ pub(super) fn unary(spec: &mut OperatorSpec) -> Built {
         "IsNaN" => UnaryPredicate::IsNan,
         _ => {
             let mut detects = |name| -> Result<bool, Problem> { Ok(spec.attributes.int(name)?.unwrap_or(1) != 0) };
-            UnaryPredicate::IsInfinite { negative: detects("detect_negative")?, positive: detects("detect_positive")? }
+            UnaryPredicate::IsInfinite {
+                counts_negative: detects("detect_negative")?,
+                counts_positive: detects("detect_positive")?,
+            }
         }
     }))
 }
@@ -115,9 +118,10 @@ impl Operator for UnaryPredicate {
         let values = match *self {
             Self::Not => x.ints()?.iter().map(|&v| i64::from(v == 0)).collect(),
             Self::IsNan => host_floats(x.float()?)?.iter().map(|v| i64::from(v.is_nan())).collect(),
-            Self::IsInfinite { negative, positive } => {
-                let is_infinite =
-                    |v: &f32| i64::from(*v == f32::INFINITY && positive || *v == f32::NEG_INFINITY && negative);
+            Self::IsInfinite { counts_negative, counts_positive } => {
+                let is_infinite = |v: &f32| {
+                    i64::from(*v == f32::INFINITY && counts_positive || *v == f32::NEG_INFINITY && counts_negative)
+                };
                 host_floats(x.float()?)?.iter().map(is_infinite).collect()
             }
         };

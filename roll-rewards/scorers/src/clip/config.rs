@@ -265,26 +265,13 @@ pub fn read_input(directory: &Path, family: Family, side: usize) -> Result<Input
     };
     let path = file.unwrap_or_else(|| directory.into());
     let invalid = |problem: String| Error::bad_file(&path, problem);
-    let height_of = |size: &Json| size.get("height").unwrap_or(size).as_u64().map(|n| n as usize);
     let (crops_by_default, mean, std) = match family {
         Family::Clip => (true, MEAN, STD),
         Family::Siglip => (false, [0.5; 3], [0.5; 3]),
     };
     let crops = written.do_center_crop.unwrap_or(crops_by_default);
     let crop_height = written.crop_size.as_ref().and_then(height_of).unwrap_or(side);
-    let (mut fit, mut shorter_side) = (Fit::Stretch, None);
-    if let Some(size) = &written.size {
-        let shortest_edge = size.get("shortest_edge").and_then(Json::as_u64).or(size.as_u64()).map(|n| n as usize);
-        match (shortest_edge, height_of(size)) {
-            // The shorter side is resized to this number, then the middle is cropped.
-            (Some(shortest_edge), _) if crops => (fit, shorter_side) = (Fit::Crop, Some(shortest_edge)),
-            // `height` and `width`: both sides are resized, without cropping.
-            (None, Some(height)) if height == side => {}
-            _ => return Err(invalid(format!("`size` {size} does not make pictures of {side} pixels"))),
-        }
-    } else if crops {
-        fit = Fit::Crop;
-    }
+    let (fit, shorter_side) = fit_of(written.size.as_ref(), crops, side).map_err(invalid)?;
     if crops && crop_height != side {
         let problem = format!("`crop_size` is {crop_height}, but config.json says that pictures have {side} pixels");
         return Err(invalid(problem));
@@ -306,6 +293,25 @@ pub fn read_input(directory: &Path, family: Family, side: usize) -> Result<Input
     let input = Input { size: Some(Size::Side(side)), fit, shorter_side, filter, mean, std, range, ..Input::default() };
     input.check("input").map_err(|e| invalid(e.to_string()))?;
     Ok(input)
+}
+
+/// How `size` in the file fits frames into pictures of `side` pixels, and the length of the shorter side before
+/// cropping, if the file has it. `crops` says whether frames are cropped.
+fn fit_of(size: Option<&Json>, crops: bool, side: usize) -> Result<(Fit, Option<usize>), String> {
+    let Some(size) = size else { return Ok((if crops { Fit::Crop } else { Fit::Stretch }, None)) };
+    let shortest_edge = size.get("shortest_edge").and_then(Json::as_u64).or(size.as_u64()).map(|n| n as usize);
+    match (shortest_edge, height_of(size)) {
+        // The shorter side is resized to this number, then the middle is cropped.
+        (Some(shortest_edge), _) if crops => Ok((Fit::Crop, Some(shortest_edge))),
+        // `height` and `width`: both sides are resized, without cropping.
+        (None, Some(height)) if height == side => Ok((Fit::Stretch, None)),
+        _ => Err(format!("`size` {size} does not make pictures of {side} pixels")),
+    }
+}
+
+/// The height of a size, which is a number or has the field `height`.
+fn height_of(size: &Json) -> Option<usize> {
+    size.get("height").unwrap_or(size).as_u64().map(|n| n as usize)
 }
 
 /// The filter with this number in Pillow.

@@ -140,7 +140,7 @@ impl VisionTower {
             heads: v.num_attention_heads,
             activation: v.hidden_act,
             eps,
-            causal: false,
+            is_causal: false,
         };
         let mut segments: Vec<Arc<dyn Segment>> = vec![Arc::new(embed)];
         for i in 0..v.num_hidden_layers {

@@ -63,7 +63,7 @@ impl TextTower {
             heads: config.num_attention_heads,
             activation: config.hidden_act,
             eps: config.layer_norm_eps,
-            causal: family == Family::Clip,
+            is_causal: family == Family::Clip,
         };
         // Texts differ in length: `Layer::run` receives the number of tokens of each.
         let tokens_per_item = 1;

@@ -23,7 +23,7 @@ pub struct TowerDims {
     /// Epsilon of the layer norms.
     pub eps: f64,
     /// Whether attention is causal.
-    pub causal: bool,
+    pub is_causal: bool,
 }
 
 /// One transformer layer, on `[items * tokens, width]`.
@@ -53,7 +53,7 @@ impl Layer {
 
     /// Computes the layer's output for `x`, `[items * tokens, width]`. Tokens attend to tokens of their own item.
     pub fn run(&self, x: Burn<2>, tokens: usize, tape: &Tape) -> Result<Burn<2>> {
-        let TowerDims { heads, causal, eps, .. } = self.dims;
+        let TowerDims { heads, is_causal, eps, .. } = self.dims;
         let scope = frozen_scope(&self.weights, tape);
         let full_name = |name: &str| format!("{}.{name}", self.name);
         let normed = norm(&scope, x.clone(), &full_name("layer_norm1"), eps)?;
@@ -62,7 +62,7 @@ impl Layer {
         let items = x.dims()[0] / tokens;
         let attended = (0..items).map(|i| {
             let rows_of_item = |x: &Burn<2>| x.clone().narrow(0, i * tokens, tokens);
-            let options = AttentionOptions { causal, ..Default::default() };
+            let options = AttentionOptions { causal: is_causal, ..Default::default() };
             ops::attention_with(rows_of_item(&q), rows_of_item(&k), rows_of_item(&v), heads, options)
         });
         let x = x + scope.linear(Burn::cat(attended.collect(), 0), &full_name("self_attn.out_proj"))?;

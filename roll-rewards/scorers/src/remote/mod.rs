@@ -80,7 +80,7 @@ pub struct RemoteReward<T> {
     on_error: OnError,
     frames: Frames,
     name: String,
-    differentiable: bool,
+    is_differentiable: bool,
     reads_reference: bool,
 }
 
@@ -91,14 +91,14 @@ impl<T: Transport> RemoteReward<T> {
         frames.check()?;
         let (name, on_error) = (name.into(), OnError::default());
         let mut reward =
-            Self { transport, on_missing, on_error, frames, name, differentiable: false, reads_reference: true };
+            Self { transport, on_missing, on_error, frames, name, is_differentiable: false, reads_reference: true };
         let hello = reward.transport.hello()?;
         let (hello, _) = reward.accept("hello", hello)?;
         if let Some(name) = hello.get("name").and_then(Json::as_str) {
             reward.name = name.into();
         }
         let flag = |key: &str| hello.get(key).and_then(Json::as_bool);
-        reward.differentiable = flag("differentiable").unwrap_or(false);
+        reward.is_differentiable = flag("differentiable").unwrap_or(false);
         reward.reads_reference = flag("reads_reference").unwrap_or(true);
         Ok(reward)
     }
@@ -192,7 +192,7 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
     }
 
     fn differentiable(&self) -> bool {
-        self.differentiable
+        self.is_differentiable
     }
 
     fn reads_reference(&self) -> bool {
@@ -212,7 +212,7 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
     }
 
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
-        let wants_gradient = grad.is_on() && self.differentiable;
+        let wants_gradient = grad.is_on() && self.is_differentiable;
         let mut header = json!({ "fps": video.fps(), "prompt": prompt, "record": wants_gradient });
         if !target.columns.is_empty() {
             header["columns"] = json!(*target.columns);
