@@ -129,8 +129,8 @@ fn from_file(name: &str, file: &StateDict, expert: lora::Expert, scale: f64) -> 
         let found = layer.scale();
         if (found - scale).abs() > SCALE_TOLERANCE * scale.abs() {
             return Err(Error::Unsupported(format!(
-                "the layer `{layer_name}` of the LoRA file has alpha / rank = {found}, this configuration has {scale}: set \
-                 `lora_alpha` to match"
+                "the layer `{layer_name}` of the LoRA file has alpha / rank = {found}, this configuration has {scale}: \
+                 set `lora_alpha` to match"
             )));
         }
         if let Some(bias) = layer.bias {

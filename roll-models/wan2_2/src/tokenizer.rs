@@ -75,8 +75,8 @@ impl Tokenizer {
             let found = ids.len() + 1;
             let beginning: String = prompt.chars().take(QUOTED_CHARACTERS).collect();
             tracing::warn!(
-                "a prompt of {found} tokens is cut to {length}, the most that the transformer takes: \"{beginning}...\"; \
-                 further prompts are cut without a warning"
+                "a prompt of {found} tokens is cut to {length}, the most that the transformer takes: \
+                 \"{beginning}...\"; further prompts are cut without a warning"
             );
         }
         ids.truncate(length - 1);
