@@ -17,7 +17,7 @@ const CONV3D_FLOPS: f64 = 2.0 * 27.0;
 /// Operations of a 3x3 convolution per position, input channel and output channel.
 const CONV2D_FLOPS: f64 = 2.0 * 9.0;
 
-/// TransformerPasses of a transformer in one phase of a step.
+/// Passes of a transformer in one phase of a step.
 struct TransformerPasses {
     count: f64,
     /// Floating-point operations of one pass.
