@@ -60,7 +60,8 @@ impl Fixture {
         let vae_store = Resident::from_weights(vae_weights, device);
         let vae =
             Vae::with_store(vae.clone(), &statistics, Arc::new(vae_store))?.with_decoder_dtype(preset.vae_dtype)?;
-        let settings = Settings { shift: None, boundary: None, end_image: false, chunking: chunking(preset, device) };
+        let settings =
+            Settings { shift: None, boundary: None, uses_end_image: false, chunking: chunking(preset, device) };
         let mut model = Wan::new(Parts { dit: expert, dit2: None, vae, text: None, clip: None }, settings);
 
         let normal = |index: u64, shape: &[usize]| noise.normal(Purpose::Synthetic, 0, index, shape);

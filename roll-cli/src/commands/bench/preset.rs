@@ -77,7 +77,7 @@ impl<'a> Preset<'a> {
             networks.dit.layers = layers;
         }
         let dtype = args.dtype.unwrap_or(dtype);
-        networks.stored = dtype;
+        networks.stored_dtype = dtype;
         let (frames, size) = (args.frames.unwrap_or(frames), args.size.unwrap_or(size));
         check_video(&networks, frames, size)?;
         let passes = passes(args)?;
@@ -217,7 +217,7 @@ fn tiny() -> Networks {
         image_dim: None,
     };
     let vae = VaeConfig { encoder_dim: 16, decoder_dim: 16, ..VaeConfig::wan2_1() };
-    Networks { dit, experts: 1, stored: DType::F32, eight_bits: None, vae }
+    Networks { dit, experts: 1, stored_dtype: DType::F32, eight_bits: None, vae }
 }
 
 #[cfg(test)]
