@@ -144,7 +144,9 @@ mod tests {
     /// Wilson's formula by hand: 81 of 263 trials, and none of 10.
     #[test]
     fn the_interval_of_a_probability_is_that_of_tables() {
-        for ((successes, n), expected) in [((81, 263), [0.2553, 0.3662]), ((0, 10), [0.0, 0.2775]), ((10, 10), [0.7225, 1.0])] {
+        for ((successes, n), expected) in
+            [((81, 263), [0.2553, 0.3662]), ((0, 10), [0.0, 0.2775]), ((10, 10), [0.7225, 1.0])]
+        {
             let found = wilson_95(f64::from(successes) / f64::from(n), n as usize);
             let is_close = found.iter().zip(expected).all(|(found, expected)| (found - expected).abs() < 1e-4);
             assert!(is_close, "{successes} of {n}: {found:?}, expected {expected:?}");

@@ -1,8 +1,6 @@
 //! One validation of a model without training, as `roll eval` does it.
 
-use roll_core::{
-    Algorithm, BuildContext, Error, Headline, Model, Progress, Registry, Result, ResultExt, Samples, Validation,
-};
+use roll_core::{BuildContext, Error, Headline, Model, Progress, Registry, Result, ResultExt, Samples, Validation};
 
 use crate::config::LoadedConfig;
 

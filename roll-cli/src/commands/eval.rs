@@ -106,7 +106,9 @@ fn keys(args: &Eval) -> Vec<KeyValue> {
         ("env.name", args.questions.as_ref().map(|_| "questions".to_string()), "--questions"),
         ("env.validation_path", args.questions.as_deref().map(text), "--questions"),
     ];
-    keys.extend(given.into_iter().filter_map(|(key, value, origin)| value.map(|value| KeyValue { key, value, origin })));
+    keys.extend(
+        given.into_iter().filter_map(|(key, value, origin)| value.map(|value| KeyValue { key, value, origin })),
+    );
     keys
 }
 
@@ -195,8 +197,7 @@ fn print(headlines: &[Headline], results: &[ModelResult], comparison: Option<&Co
     let width = |column: usize| rows.iter().map(|(_, cells)| cells[column].chars().count()).max().unwrap_or_default();
     let widths: Vec<usize> = (0..results.len()).map(width).collect();
     for (label, cells) in &rows {
-        let cells: Vec<String> =
-            cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        let cells: Vec<String> = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
         println!("{}", format!("{label:<10} {}", cells.join("  ")).trim_end());
     }
     if let Some(first) = results.first().and_then(|result| result.success.as_ref()) {
