@@ -97,7 +97,7 @@ pub fn load(path: impl AsRef<Path>) -> Result<Plugin> {
 /// Opens a file that is not loaded yet. Each check makes the next step safe: see the order in [`crate::abi`].
 fn open(path: &Path) -> Result<Plugin> {
     object_file::check(path)?;
-    let library = library(path)?;
+    let library = open_library(path)?;
     let abi = checked_version(path, library)?;
     let layout_checked = check_types(path, library)?;
     let call = symbol::<CallFn>(library, "roll_plugin_call\0");
@@ -118,8 +118,9 @@ fn host(label: String) -> &'static Loan<'static> {
     Box::leak(Box::new(log::host(label)))
 }
 
+/// Lets the system load a library, which is never unloaded (P3).
 #[cfg(unix)]
-fn library(path: &Path) -> Result<&'static libloading::Library> {
+fn open_library(path: &Path) -> Result<&'static libloading::Library> {
     use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
     // RTLD_NOW: a missing symbol is then an error here, and does not end the process later.
     // SAFETY: the library's initialisers run; the user chose to run this code.
@@ -128,8 +129,9 @@ fn library(path: &Path) -> Result<&'static libloading::Library> {
     Ok(Box::leak(Box::new(library.into())))
 }
 
+/// Lets the system load a library, which is never unloaded (P3).
 #[cfg(not(unix))]
-fn library(path: &Path) -> Result<&'static libloading::Library> {
+fn open_library(path: &Path) -> Result<&'static libloading::Library> {
     // SAFETY: the library's initialisers run; the user chose to run this code.
     let library = unsafe { libloading::Library::new(path) };
     let library = library.map_err(|source| PluginError::Open { path: path.into(), source })?;
@@ -276,8 +278,7 @@ impl PluginComponent {
     /// Lets the library make the component.
     fn make(&self, options: &Options, context: &BuildContext) -> Result<Remote> {
         let options = self.complete("make", options)?;
-        // Other kinds get no ranks: only strategies and algorithms may enter collectives, which must have one order on
-        // all ranks.
+        // Only strategies and algorithms may enter collectives, which must have one order on all ranks.
         let ranks = match self.kind {
             Kind::Strategy | Kind::Algorithm => Some(communicator::give(context.ranks.clone())),
             Kind::Model | Kind::Reward | Kind::Environment => None,

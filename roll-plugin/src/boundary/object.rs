@@ -224,7 +224,7 @@ impl Remote {
         let _entered = self.source.entered(method);
         // SAFETY: P1 and P7; the object is not released.
         let status = unsafe { function(self.object.state, RollStr::lend(method), &message.lend(), &mut answer) };
-        message.sent();
+        message.disown_objects();
         if status == NO_METHOD {
             return Ok(None);
         }
