@@ -76,7 +76,7 @@ impl Headline {
         }
     }
 
-    /// The same, written in `format`.
+    /// The same metric, whose values are written in `format`.
     pub fn written(self, format: HeadlineFormat) -> Self {
         Self { format, ..self }
     }

@@ -147,8 +147,8 @@ pub fn refuse_links(root: &Path, path: &Path) -> Result<()> {
     for part in below_root.components() {
         checked.push(part);
         if checked.is_symlink() {
-            let problem = "is a symbolic link, which is not followed: it may lead out of the directory. Put the file or \
-                           directory that it names in its place";
+            let problem = "is a symbolic link, which is not followed: it may lead out of the directory. Put the file \
+                           or directory that it names in its place";
             return Err(Error::bad_file(checked, problem));
         }
     }
