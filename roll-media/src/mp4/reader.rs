@@ -8,7 +8,7 @@ use openh264::OpenH264API;
 use openh264::decoder::{DecodedYUV, Decoder, DecoderConfig, Flush};
 use openh264::formats::YUVSource;
 
-use super::boxes::{Cursor, name};
+use super::boxes::{BoxHeader, Cursor, name};
 use super::sps::Sps;
 use super::tables::{SampleDescription, SampleRange, Track};
 use crate::color::{DeclaredColor, Matrix, Yuv420, to_rgb};
@@ -19,6 +19,8 @@ use crate::resize::square_pixels;
 const MAX_MOOV_BYTES: u64 = 128 << 20;
 /// Maximum number of outermost boxes: enough for a day of fragments, with one fragment per second and two boxes each.
 const MAX_BOXES: usize = 200_000;
+/// Maximum number of bytes of the header of a box.
+const MAX_BOX_HEADER: usize = 16;
 /// Maximum size of a `sidx` box, whose number of entries has 16 bits.
 const MAX_SIDX_BYTES: u64 = 64 + 12 * 65_536;
 /// Maximum size of a coded frame; H.264's largest is smaller.
@@ -200,18 +202,20 @@ impl Layout {
             if boxes > MAX_BOXES {
                 return Err(format!("more than {MAX_BOXES} boxes").into());
             }
-            let mut header = [0; 16];
-            let n = (file_size - position).min(16) as usize;
-            read_at(file, position, &mut header[..n])?;
-            let Some((kind, start, size)) = Cursor(&header).box_header(file_size - position) else { break };
+            let mut start = [0; MAX_BOX_HEADER];
+            let bytes_left = file_size - position;
+            let length = bytes_left.min(MAX_BOX_HEADER as u64) as usize;
+            read_at(file, position, &mut start[..length])?;
+            let Some(header) = Cursor(&start).box_header(bytes_left) else { break };
+            let BoxHeader { kind, header_length, size } = header;
             is_fragmented |= &kind == b"moof";
-            let end = position.checked_add(size).filter(|&end| size >= start && end <= file_size);
+            let end = position.checked_add(size).filter(|&end| size >= header_length && end <= file_size);
             let Some(end) = end else {
                 let text = format!(
                     "the box `{}` at byte {position} says {size} bytes, the file has {} left: it is cut short, \
                      damaged, or no MP4",
                     name(kind),
-                    file_size - position
+                    bytes_left
                 );
                 match &moov {
                     None => return Err(text.into()),
@@ -223,7 +227,7 @@ impl Layout {
             };
             match &kind {
                 b"moov" => {
-                    let body = read_moov(file, position + start..end)?;
+                    let body = read_moov(file, position + header_length..end)?;
                     if moov.as_ref().is_some_and(|first| *first != body) {
                         return Err(BadLayout::damage(
                             "it has several indexes (`moov`): files that were joined as they are, of which players \
@@ -232,7 +236,7 @@ impl Layout {
                     }
                     moov = Some(body);
                 }
-                b"sidx" => check_segments(file, position + start..end, file_size)?,
+                b"sidx" => check_segments(file, position + header_length..end, file_size)?,
                 _ => {}
             }
             position = end;
