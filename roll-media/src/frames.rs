@@ -126,8 +126,8 @@ impl Frames {
         // Too many frames are refused before the first one is kept.
         if self.announced_to_keep() > MAX_ANNOUNCED_FRAMES {
             return Err(format!(
-                "{} frames are too many for an animated picture (at most {MAX_ANNOUNCED_FRAMES}); convert it to a video, \
-                 or ask for fewer",
+                "{} frames are too many for an animated picture (at most {MAX_ANNOUNCED_FRAMES}); convert it to a \
+                 video, or ask for fewer",
                 self.announced_to_keep()
             ));
         }

@@ -1,5 +1,5 @@
 //! The plugin's side of a library: macros that export the components of a Rust crate, and the methods `describe`,
-//! `make` and `plan` that a plugin answers.
+//! `make` and `plan` that a plugin answers. P1 to P9 are the numbers of the contract in [`crate::abi`].
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! The host's side of a library: loads a file, checks it, and makes its components entries of the registry.
+//! The host's side of a library: loads a file, checks it, and makes its components entries of the registry. P1 to P9
+//! are the numbers of the contract in [`crate::abi`].
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
