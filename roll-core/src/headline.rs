@@ -44,7 +44,7 @@ pub enum HeadlineFormat {
     Decimal,
     /// As a power of ten with two decimals: values that vary by orders of magnitude.
     Scientific,
-    /// A fraction as a percentage.
+    /// A fraction as a percentage with one decimal.
     Percent,
 }
 
@@ -108,6 +108,9 @@ impl Headline {
     }
 }
 
+/// Maximum number of decimals that are added to tell two values apart.
+const MAX_ADDITIONAL_DECIMALS: usize = 8;
+
 impl HeadlineFormat {
     /// `value` in this format.
     pub fn write(self, value: f64) -> String {
@@ -117,7 +120,7 @@ impl HeadlineFormat {
     /// Both values in this format, with the fewest additional decimals (at most 8) that make their texts differ.
     pub fn write_apart(self, values: [f64; 2]) -> [String; 2] {
         let written = |additional: usize| values.map(|value| self.with_decimals(value, additional));
-        (0..=8).map(written).find(|[first, second]| first != second).unwrap_or_else(|| written(0))
+        (0..=MAX_ADDITIONAL_DECIMALS).map(written).find(|[first, second]| first != second).unwrap_or_else(|| written(0))
     }
 
     fn with_decimals(self, value: f64, additional: usize) -> String {

@@ -79,7 +79,7 @@ fn info(path: &Path) -> Result<()> {
 
 /// Prints what a library says about itself.
 fn print_head(plugin: &Plugin) {
-    let layout = if plugin.layout_checked { "types compared" } else { "types not described" };
+    let layout = if plugin.is_layout_checked { "types compared" } else { "types not described" };
     println!("{} {} ({})", plugin.name, plugin.version, plugin.path.display());
     for line in [&plugin.about, &plugin.authors].into_iter().filter(|l| !l.is_empty()) {
         println!("{line}");

@@ -39,7 +39,7 @@ pub struct Plugin {
     pub abi: [u32; 2],
     /// Whether the layout of its types was compared with the host's. Only Rust plugins with the feature `abi_stable`
     /// describe their types.
-    pub layout_checked: bool,
+    pub is_layout_checked: bool,
     /// Its components.
     pub components: Vec<&'static PluginComponent>,
 }
@@ -100,7 +100,7 @@ fn open(path: &Path) -> Result<Plugin> {
     object_file::check(path)?;
     let library = open_library(path)?;
     let abi = checked_version(path, library)?;
-    let layout_checked = check_types(path, library)?;
+    let is_layout_checked = check_types(path, library)?;
     let call = symbol::<CallFn>(library, "roll_plugin_call\0");
     let call = *call.ok_or(PluginError::NotAPlugin { path: path.into(), symbol: "roll_plugin_call" })?;
 
@@ -111,7 +111,7 @@ fn open(path: &Path) -> Result<Plugin> {
     let described = unnamed.0.call("describe", &[("host", host(label))])?.ok_or_else(|| unnamed.0.lacks("describe"))?;
     let invalid_description = |e: Error| PluginError::Description { path: path.into(), problem: crate::one_line(&e) };
     let description: Description = described.read().map_err(invalid_description)?;
-    Ok(plugin_of(description, call, path, abi, layout_checked).map_err(invalid_description)?)
+    Ok(plugin_of(description, call, path, abi, is_layout_checked).map_err(invalid_description)?)
 }
 
 /// The host as an object that a plugin calls for as long as it is loaded. `label` precedes the plugin's messages.
@@ -194,7 +194,7 @@ fn plugin_of(
     call: CallFn,
     path: &Path,
     abi: [u32; 2],
-    layout_checked: bool,
+    is_layout_checked: bool,
 ) -> Result<Plugin> {
     let Description { name, version, authors, about, components } = description;
     if name.is_empty() || components.is_empty() {
@@ -210,7 +210,7 @@ fn plugin_of(
         }
         loaded.push(component);
     }
-    Ok(Plugin { name, version, authors, about, path: path.into(), abi, layout_checked, components: loaded })
+    Ok(Plugin { name, version, authors, about, path: path.into(), abi, is_layout_checked, components: loaded })
 }
 
 /// A component that a library describes, with its entry for the registry. Both are leaked, because the library is never
