@@ -133,7 +133,7 @@ impl Checkpoint {
 fn eight_bit_dtype(file: &WeightFile, name_in_file: &str) -> Option<EightBits> {
     // The bytes of a tensor in a torch checkpoint cannot be read on their own.
     file.stored_bytes(name_in_file)?;
-    match file.info(name_in_file)?.stored_dtype.as_str() {
+    match file.info(name_in_file)?.stored.as_str() {
         "f8_e4m3" => Some(EightBits::E4m3),
         "f8_e5m2" => Some(EightBits::E5m2),
         "i8" => Some(EightBits::Int8),

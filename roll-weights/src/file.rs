@@ -84,7 +84,7 @@ impl WeightFile {
     /// f64 are rounded to f32.
     pub fn tensor(&self, key: &str) -> Result<Tensor, WeightsError> {
         let info = self.info(key).ok_or_else(|| WeightsError::missing(&self.path, key))?;
-        if info.stored_dtype == "f64" {
+        if info.stored == "f64" {
             let bytes = match &self.contents {
                 Contents::Safetensors(file) => file.slice(info.range.clone()).as_ref().to_vec(),
                 Contents::Torch(reader) => pth::read(reader, &self.path, key)?,

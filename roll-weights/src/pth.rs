@@ -65,7 +65,7 @@ fn info(tensor: &pytorch_reader::Tensor) -> TensorInfo {
     let stored = format!("{:?}", tensor.dtype());
     TensorInfo {
         dtype: dtype_named(&stored.to_uppercase()),
-        stored_dtype: stored.to_lowercase(),
+        stored: stored.to_lowercase(),
         shape: tensor.shape().to_vec(),
         range: 0..0,
     }

@@ -302,7 +302,7 @@ fn entry(source: &Checkpoint, key: &str, dtype: Option<DType>) -> Result<TensorE
             (dtype_name(to), (elements * to.size()) as u64, to.size())
         }
         // A dtype that is not supported is copied byte for byte.
-        (None, Some(bytes)) => (info.stored_dtype.to_uppercase(), bytes as u64, bytes / elements.max(1)),
+        (None, Some(bytes)) => (info.stored.to_uppercase(), bytes as u64, bytes / elements.max(1)),
         (None, None) => return Err(info.unsupported_dtype(source.path(), key)),
     };
     Ok(TensorEntry { name: key.into(), dtype: name, shape: info.shape.clone(), bytes, alignment })

@@ -219,7 +219,7 @@ fn locate(
         // longer axis next to one of 0.
         let shape = entry.shape.iter().map(|&d| usize::try_from(d).unwrap_or(usize::MAX)).collect();
         let range = data_start + begin as usize..data_start + end as usize;
-        let info = TensorInfo { dtype, stored_dtype: entry.dtype.to_lowercase(), shape, range };
+        let info = TensorInfo { dtype, stored: entry.dtype.to_lowercase(), shape, range };
         if tensors.insert(name.clone(), info).is_some() {
             return tensor_error("the header has it twice".into());
         }

@@ -13,7 +13,7 @@ pub struct TensorInfo {
     /// Dtype, or `None` if it is not supported.
     pub dtype: Option<DType>,
     /// Name of the dtype in the file, in lower case.
-    pub stored_dtype: String,
+    pub stored: String,
     /// Shape.
     pub shape: Vec<usize>,
     /// Byte range within a safetensors file; empty for a torch checkpoint.
@@ -27,6 +27,6 @@ impl TensorInfo {
     }
 
     pub(crate) fn unsupported_dtype(&self, path: &Path, tensor: &str) -> WeightsError {
-        WeightsError::dtype(path, tensor, &self.stored_dtype)
+        WeightsError::dtype(path, tensor, &self.stored)
     }
 }

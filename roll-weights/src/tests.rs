@@ -68,7 +68,7 @@ fn save_and_load_is_bit_exact() {
     assert_same(&file.all().unwrap(), &state());
     assert_eq!(file.metadata(), metadata);
     let info = file.info("b").unwrap();
-    assert_eq!((info.dtype, info.stored_dtype.as_str(), &*info.shape), (Some(DType::F32), "f32", &[2, 2][..]));
+    assert_eq!((info.dtype, info.stored.as_str(), &*info.shape), (Some(DType::F32), "f32", &[2, 2][..]));
     assert_same(&file.state(|k| k == "a").unwrap(), &[("a".to_string(), state()["a"].clone())].into());
     let first = fs::read(&path).unwrap();
     save_safetensors(&path, &state(), &metadata).unwrap();
@@ -275,14 +275,14 @@ fn unsupported_dtypes_are_listed_but_not_read() {
     let dir = tempfile::tempdir().unwrap();
     let header = r#"{"w":{"dtype":"F8_E8M0","shape":[4],"data_offsets":[0,4]}}"#;
     let safe = Checkpoint::open(raw(dir.path(), header, &[0; 4])).unwrap();
-    assert_eq!(safe.info("w").unwrap().stored_dtype, "f8_e8m0");
+    assert_eq!(safe.info("w").unwrap().stored, "f8_e8m0");
     assert_invalid(&safe.tensor("w").unwrap_err(), &["`w`", "found f8_e8m0"]);
 }
 
 #[test]
 fn doubles_are_rounded_to_f32() {
     let torch = Checkpoint::open(data("double.pth")).unwrap();
-    assert_eq!(torch.info("double").unwrap().stored_dtype, "f64");
+    assert_eq!(torch.info("double").unwrap().stored, "f64");
     let expected: Vec<f32> = (0..12u8).map(f32::from).collect();
     assert_eq!(torch.tensor("double").unwrap().f32s().unwrap(), expected);
 }
@@ -400,7 +400,7 @@ fn unsupported_dtypes_are_copied_bytewise() {
     let copy = WeightFile::open(&out).unwrap();
     let mut bytes = [0; 3];
     copy.read_part("a", 0, &mut bytes).unwrap();
-    assert_eq!((bytes, copy.info("a").unwrap().stored_dtype.as_str()), ([1, 2, 3], "f8_e4m3"));
+    assert_eq!((bytes, copy.info("a").unwrap().stored.as_str()), ([1, 2, 3], "f8_e4m3"));
     assert!(copy.read_part("a", 1, &mut bytes).is_err() && copy.read_part("b", 0, &mut []).is_err());
 }
 

@@ -50,7 +50,7 @@ pub fn print(args: Inspect) -> Result<()> {
 fn keys(checkpoint: &Checkpoint) {
     for key in checkpoint.keys() {
         if let Some(info) = checkpoint.info(key) {
-            println!("{key}  {}  {:?}", info.stored_dtype, info.shape);
+            println!("{key}  {}  {:?}", info.stored, info.shape);
         }
     }
 }

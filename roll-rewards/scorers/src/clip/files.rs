@@ -123,7 +123,7 @@ impl Tensors {
             return invalid(format!("expected `{name}` of {expected:?}, as config.json says, found {:?}", info.shape));
         }
         if !matches!(info.dtype, Some(DType::F32 | DType::F16 | DType::Bf16)) {
-            return invalid(format!("`{name}` is of {}; floats are read", info.stored_dtype));
+            return invalid(format!("`{name}` is of {}; floats are read", info.stored));
         }
         Ok(self.checkpoint.tensor(name)?)
     }
