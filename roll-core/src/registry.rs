@@ -171,7 +171,7 @@ pub enum Replaces {
     Nothing,
     /// The plugin's component takes the place of a linked one. Two plugins' components of one kind and name are still
     /// an error.
-    LinkedIn,
+    Linked,
 }
 
 /// All known implementations, sorted by kind and name.
@@ -265,7 +265,7 @@ impl Registry {
             if entries.iter().any(|old| std::ptr::eq(*old, *new)) {
                 continue;
             }
-            if replaces == Replaces::LinkedIn {
+            if replaces == Replaces::Linked {
                 let is_replaced = |old: &&Registration| {
                     old.is_linked && (old.factory.kind(), old.name) == (new.factory.kind(), new.name)
                 };

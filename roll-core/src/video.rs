@@ -190,12 +190,14 @@ pub struct Sample {
     pub columns: Columns,
 }
 
+/// For `#[serde(default)]`: the usual weight.
 fn one() -> f64 {
     1.0
 }
 
 impl Sample {
-    /// A row of a prompt and a clip, or the shape of a video to generate; without pictures, mask and columns, of weight 1.
+    /// A row with a prompt and a clip, or with the shape of a video to generate. It has no pictures, mask or columns,
+    /// and the weight 1.
     pub fn new(index: u64, origin: impl Into<String>, prompt: impl Into<String>, video: SampleVideo) -> Self {
         Self {
             index,

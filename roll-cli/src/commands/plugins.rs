@@ -103,7 +103,7 @@ fn check(args: &CheckPlugin) -> Result<()> {
         let offered: Vec<_> = plugin.components.iter().map(|c| c.name()).collect();
         return Err(Error::config("--component", format!("the plugin offers {}", offered.join(", "))));
     }
-    let registry = linked.with_components(&plugin.registrations(), Replaces::LinkedIn)?;
+    let registry = linked.with_components(&plugin.registrations(), Replaces::Linked)?;
     let mut broken = 0;
     for component in components {
         println!("{} {}", component.kind(), component.name());

@@ -133,7 +133,7 @@ fn rejects_two_plugins_of_one_name() {
     let copy = dir.path().join("libcopy.so");
     std::fs::copy(library("sharpness_reward"), &copy).unwrap();
     let (first, second) = (plugin("sharpness_reward"), load(&copy).unwrap());
-    let error = registry(&first).with_components(&second.registrations(), Replaces::LinkedIn).err().unwrap();
+    let error = registry(&first).with_components(&second.registrations(), Replaces::Linked).err().unwrap();
     names("copy", &error, &["reward `edges` is registered twice", "libsharpness_reward.so", "libcopy.so"]);
 }
 
