@@ -318,7 +318,7 @@ mod tests {
         let lines = "x".repeat(5000) + "\nfile:a: corrupt decoded frame in stream 0\n";
         let messages = Messages::read(lines.as_bytes(), true);
         assert_eq!(messages.damage.as_deref(), Some("corrupt decoded frame in stream 0"));
-        assert!(messages.start.len() < 6000);
+        assert!(messages.beginning.len() < 6000);
         let changed = "[yuv4mpegpipe @ 0x1] Non-monotonous DTS in output stream 0:0; previous: 2, current: 0\n";
         assert!(damage_in(changed, true).unwrap().contains("size"));
     }
