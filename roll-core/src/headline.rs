@@ -76,7 +76,7 @@ impl Headline {
         }
     }
 
-    /// The same metric, whose values are written in `format`.
+    /// Writes the values of the metric in `format`.
     pub fn written(self, format: HeadlineFormat) -> Self {
         Self { format, ..self }
     }
@@ -97,12 +97,12 @@ impl Headline {
         self
     }
 
-    /// The score of the reward, which shows whether the model learns.
+    /// Marks the metric as the score of the reward, which shows whether the model learns.
     pub fn score(self) -> Self {
         Self { is_score: true, subject: Subject::Learning, ..self }
     }
 
-    /// A divergence from the model that the training started from.
+    /// Marks the metric as a divergence from the model that the training started from.
     pub fn divergence(self) -> Self {
         Self { subject: Subject::Divergence, ..self }
     }

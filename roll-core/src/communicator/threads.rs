@@ -91,13 +91,13 @@ impl ThreadRanks {
     /// Deposits `values` for the collective `call`, waits until all ranks have deposited theirs, and returns all
     /// deposits in the order of the ranks.
     fn deposit_and_wait(&self, call: String, values: Vec<f32>) -> Result<Arc<Vec<Deposit>>> {
-        let (since, timeout) = (Instant::now(), *self.timeout.lock().unwrap_or_else(PoisonError::into_inner));
+        let (start, timeout) = (Instant::now(), *self.timeout.lock().unwrap_or_else(PoisonError::into_inner));
         let mut state = self.shared.lock();
         state.check()?;
         let completed_before = state.completed;
         state.deposits[self.rank.0] = Some(Deposit { call: call.clone(), values });
-        let is_last_to_come = state.absent().next().is_none();
-        if is_last_to_come {
+        let all_have_come = state.absent().next().is_none();
+        if all_have_come {
             state.complete_collective();
             self.shared.changed.notify_all();
         }
@@ -110,7 +110,7 @@ impl ThreadRanks {
             if let Some(rank) = ended {
                 return Err(self.shared.fail(state, RanksError::Ended { rank, what: call }));
             }
-            let Some(time_left) = timeout.checked_sub(since.elapsed()).filter(|left| !left.is_zero()) else {
+            let Some(time_left) = timeout.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) else {
                 let absent = state.absent().collect();
                 return Err(self.shared.fail(state, RanksError::Absent { absent, what: call, waited: timeout }));
             };

@@ -101,15 +101,7 @@ impl Program {
             let _ = lock(&child).kill();
             Failure::Failed(format!("{} cannot be watched: {error}", self.name()))
         };
-        // Nothing is sent: dropping the sender ends the watchdog.
-        let (watchdog_sender, watchdog_receiver) = mpsc::channel::<()>();
-        let watched = Arc::clone(&child);
-        let watch = move || {
-            if watchdog_receiver.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
-                let _ = lock(&watched).kill();
-            }
-        };
-        thread::Builder::new().spawn(watch).map_err(unwatched)?;
+        let watchdog_sender = start_watchdog(&child, limit).map_err(unwatched)?;
         let read = move || Messages::read(stderr, is_transport_stream);
         let reader = thread::Builder::new().spawn(read).map_err(unwatched)?;
         Ok((
@@ -139,6 +131,20 @@ impl Program {
         read.map_err(|e| format!("{} cannot be read: {e}", self.name()))?;
         Ok(output)
     }
+}
+
+/// Starts a thread that kills the program after `limit`. Dropping the returned sender ends the thread before.
+fn start_watchdog(child: &Arc<Mutex<Child>>, limit: Duration) -> io::Result<mpsc::Sender<()>> {
+    // Nothing is sent.
+    let (sender, receiver) = mpsc::channel::<()>();
+    let watched = Arc::clone(child);
+    let watch = move || {
+        if receiver.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
+            let _ = lock(&watched).kill();
+        }
+    };
+    thread::Builder::new().spawn(watch)?;
+    Ok(sender)
 }
 
 /// A running program, which is killed when this value is dropped.

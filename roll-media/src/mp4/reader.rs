@@ -212,10 +212,9 @@ impl Layout {
             let end = position.checked_add(size).filter(|&end| size >= header_length && end <= file_size);
             let Some(end) = end else {
                 let text = format!(
-                    "the box `{}` at byte {position} says {size} bytes, the file has {} left: it is cut short, \
-                     damaged, or no MP4",
-                    name(kind),
-                    bytes_left
+                    "the box `{}` at byte {position} says {size} bytes, the file has {bytes_left} left: it is cut \
+                     short, damaged, or no MP4",
+                    name(kind)
                 );
                 match &moov {
                     None => return Err(text.into()),
