@@ -118,10 +118,10 @@ pub struct TokenStats {
 
 /// A causal language model.
 pub trait LanguageModel {
-    /// Text to tokens.
+    /// Converts text to tokens.
     fn tokenize(&self, text: &str) -> Result<Vec<u32>>;
 
-    /// Tokens to text.
+    /// Converts tokens to text.
     fn detokenize(&self, tokens: &[u32]) -> Result<String>;
 
     /// A conversation as the model's chat template writes it. With `continue_as_assistant`, the text ends with the

@@ -153,7 +153,7 @@ impl Tensor {
         (0..*count).map(|i| Self::new(values[i * part_len..(i + 1) * part_len].to_vec(), shape)).collect()
     }
 
-    /// A tensor of zeros.
+    /// An f32 tensor of zeros.
     pub fn zeros(shape: impl Into<Vec<usize>>) -> Self {
         Self::full(shape, 0.0)
     }
@@ -165,7 +165,7 @@ impl Tensor {
         Self { dtype: DType::F32, shape, bytes: Arc::new(Elements(values)) }
     }
 
-    /// A scalar (rank 0).
+    /// An f32 scalar (rank 0).
     pub fn scalar(value: f32) -> Self {
         Self::full([], value)
     }

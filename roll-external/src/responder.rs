@@ -33,7 +33,7 @@ const UNANSWERED_REQUESTS: usize = 1;
 /// How a child is treated, apart from its requests.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// The use of its standard error.
+    /// The use of the child's standard error.
     pub stderr: StderrUse,
     /// Time for the child to end by itself after its standard input is closed. Then it is killed.
     pub time_to_end: Duration,
@@ -45,9 +45,9 @@ pub struct Settings {
 /// The use of a child's standard error.
 #[derive(Clone, Debug, Default)]
 pub enum StderrUse {
-    /// It is not read.
+    /// Standard error is not read.
     Discarded,
-    /// An error about the child repeats its last lines.
+    /// An error about the child repeats the last lines of standard error.
     #[default]
     Kept,
     /// As `Kept`, and each line is logged after this name.

@@ -250,22 +250,22 @@ pub trait Texts {
         &LETTERS
     }
 
-    /// Text to tokens.
+    /// Converts text to tokens.
     fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
         self.letters().tokenize(text)
     }
 
-    /// Tokens to text.
+    /// Converts tokens to text.
     fn detokenize(&self, tokens: &[u32]) -> Result<String> {
         self.letters().detokenize(tokens)
     }
 
-    /// The conversation.
+    /// The conversation as the chat template writes it.
     fn render_chat(&self, messages: &[Message], continue_as_assistant: bool) -> Result<String> {
         self.letters().render_chat(messages, continue_as_assistant)
     }
 
-    /// The conversation with tools, or `None`.
+    /// The conversation with descriptions of tools. `None`: the chat template knows no tools.
     fn render_chat_with_tools(
         &self,
         _messages: &[Message],

@@ -226,7 +226,8 @@ impl<E: From<WeightsError>> Rewriter<'_, E> {
         Ok(())
     }
 
-    /// Copies the values of a tensor of this `shape`, changed and in another dtype.
+    /// Copies the values of a tensor of this `shape` by rows. Changes them if [`Change::touches`] says so, and converts
+    /// them from the dtype `from` to the dtype `to`.
     fn convert(
         &mut self,
         input: &TensorBytes<'_>,
