@@ -114,44 +114,61 @@ impl Frames {
             return Ok(());
         }
         let picture = fit(picture, self.options.sizing)?;
-        let size = [picture.height, picture.width];
-        if *self.size.get_or_insert(size) != size {
-            return Err(format!(
-                "frame {} has another size ({} x {}) than the first",
-                self.frames_seen - 1,
-                size[1],
-                size[0]
-            ));
-        }
-        // Too many frames are refused before the first one is kept.
-        if self.announced_to_keep() > MAX_ANNOUNCED_FRAMES {
-            return Err(format!(
-                "{} frames are too many for an animated picture (at most {MAX_ANNOUNCED_FRAMES}); convert it to a \
-                 video, or ask for fewer",
-                self.announced_to_keep()
-            ));
-        }
+        self.check_size(&picture)?;
+        self.check_announced()?;
         for _ in 0..copies {
             if self.is_full() {
                 break;
             }
-            // Before the first frame, all announced ones must fit the memory.
-            let to_come = if self.frame_count == 0 { self.announced_to_keep().max(1) } else { 1 };
-            let values_needed = self.values.len() + to_come.saturating_mul(picture.rgb.len());
-            if values_needed.saturating_mul(size_of::<f32>()) > self.max_bytes {
-                return Err(format!(
-                    "more than {} frames of {} x {} pixels do not fit the memory for one video of this kind and size \
-                     ({} bytes); ask for fewer or smaller ones",
-                    self.max_bytes / size_of::<f32>() / picture.rgb.len().max(1),
-                    size[1],
-                    size[0],
-                    self.max_bytes
-                ));
-            }
+            self.check_memory(&picture)?;
             picture.append_planes(&mut self.values);
             self.frame_count += 1;
         }
         Ok(())
+    }
+
+    /// Fails unless a frame has the size of the first one.
+    fn check_size(&mut self, picture: &Picture) -> Result<(), String> {
+        let size = [picture.height, picture.width];
+        if *self.size.get_or_insert(size) == size {
+            return Ok(());
+        }
+        Err(format!(
+            "frame {} has another size ({} x {}) than the first",
+            self.frames_seen - 1,
+            picture.width,
+            picture.height
+        ))
+    }
+
+    /// Fails if too many frames are announced. This refuses them before the first one is kept.
+    fn check_announced(&self) -> Result<(), String> {
+        let announced = self.announced_to_keep();
+        if announced <= MAX_ANNOUNCED_FRAMES {
+            return Ok(());
+        }
+        Err(format!(
+            "{announced} frames are too many for an animated picture (at most {MAX_ANNOUNCED_FRAMES}); convert it to a \
+             video, or ask for fewer"
+        ))
+    }
+
+    /// Fails if the memory for one video cannot hold a further frame. Before the first frame, it must hold all
+    /// announced ones.
+    fn check_memory(&self, picture: &Picture) -> Result<(), String> {
+        let to_come = if self.frame_count == 0 { self.announced_to_keep().max(1) } else { 1 };
+        let values_needed = self.values.len() + to_come.saturating_mul(picture.rgb.len());
+        if values_needed.saturating_mul(size_of::<f32>()) <= self.max_bytes {
+            return Ok(());
+        }
+        Err(format!(
+            "more than {} frames of {} x {} pixels do not fit the memory for one video of this kind and size \
+             ({} bytes); ask for fewer or smaller ones",
+            self.max_bytes / size_of::<f32>() / picture.rgb.len().max(1),
+            picture.width,
+            picture.height,
+            self.max_bytes
+        ))
     }
 
     /// Number of announced frames that `options` select; 0 if none are announced.

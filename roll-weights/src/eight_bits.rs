@@ -109,11 +109,14 @@ impl Checkpoint {
         let keys = || self.files().flat_map(WeightFile::keys);
         let unknown_scale = keys().find(|key| key.strip_prefix(layer).is_some_and(is_unknown_scale));
         let any_weight_has_scale = || keys().any(|key| SCALES.contains(&last_part(key)));
-        let found = match unknown_scale {
-            Some(other) => format!("found `{other}`, whose meaning is not known"),
-            None if has_scale || any_weight_has_scale() => return None,
+        let found = if let Some(other) = unknown_scale {
+            format!("found `{other}`, whose meaning is not known")
+        } else if has_scale || any_weight_has_scale() {
+            return None;
+        } else {
             // Without a mark, the scale is known: it is 1.
-            None => format!("found `{}`, which marks scaled fp8", keys().find(|key| last_part(key) == MARK)?),
+            let mark = keys().find(|key| last_part(key) == MARK)?;
+            format!("found `{mark}`, which marks scaled fp8")
         };
         let known = SCALES.map(|end| format!("`{layer}{end}`")).join(" or ");
         Some(format!("expected its scale {known} alone, which multiplies the matrix or each row; {found}"))

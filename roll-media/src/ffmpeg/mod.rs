@@ -129,26 +129,7 @@ fn pictures(
     handling: FaultHandling,
     mut each: impl FnMut(Picture) -> Result<ControlFlow<()>, String>,
 ) -> Result<(), Failure> {
-    // Frames are rotated here, after chroma was upsampled, and not by ffmpeg: chroma is then rotated exactly as luma.
-    let mut arguments: Vec<OsString> = ["-nostdin", "-noautorotate"].map(Into::into).into();
-    match handling {
-        FaultHandling::Strict => arguments.extend(["-xerror", "-err_detect", "explode"].map(Into::into)),
-        FaultHandling::Tolerant => arguments.extend(["-v", "warning"].map(Into::into)),
-        FaultHandling::Picture => arguments.push("-xerror".into()),
-    }
-    arguments.extend(["-max_pixels".into(), MAX_PIXELS.to_string().into()]);
-    arguments.extend(input(path, format));
-    // Replaces the timestamps, which no longer matter here, by 100 seconds a frame. ffmpeg would reject those of
-    // damaged or joined streams.
-    let filters = format!("{filters},setpts=N*100/TB");
-    arguments.extend(["-map", "0:V:0", "-filter:v", filters.as_str()].map(Into::into));
-    if let Some(max_frames) = max_frames {
-        arguments.extend(["-frames:v".into(), max_frames.to_string().into()]);
-    }
-    // Every frame once, whatever its timestamp.
-    let passthrough_flag = if process::has_fps_mode() { "-fps_mode" } else { "-vsync" };
-    arguments.extend([passthrough_flag, "passthrough", "-f", "yuv4mpegpipe", "pipe:1"].map(Into::into));
-
+    let arguments = decoding_arguments(path, format, filters, max_frames, handling);
     let (mut process, stdout) = Program::Ffmpeg.start(&arguments, stream.is_transport_stream)?;
     let mut reader = BufReader::with_capacity(PIPE_BUFFER_BYTES, stdout);
     let mut is_stopped_by_caller = false;
@@ -171,6 +152,36 @@ fn pictures(
         Some(damage) => Err(Failure::Failed(damage)),
         None => Ok(()),
     }
+}
+
+/// Arguments of ffmpeg that write the frames of a file to standard output, as YUV4MPEG2.
+fn decoding_arguments(
+    path: &Path,
+    format: Option<&str>,
+    filters: &str,
+    max_frames: Option<usize>,
+    handling: FaultHandling,
+) -> Vec<OsString> {
+    // Frames are rotated by this crate, after chroma was upsampled: chroma is then rotated exactly as luma.
+    let mut arguments: Vec<OsString> = ["-nostdin", "-noautorotate"].map(Into::into).into();
+    match handling {
+        FaultHandling::Strict => arguments.extend(["-xerror", "-err_detect", "explode"].map(Into::into)),
+        FaultHandling::Tolerant => arguments.extend(["-v", "warning"].map(Into::into)),
+        FaultHandling::Picture => arguments.push("-xerror".into()),
+    }
+    arguments.extend(["-max_pixels".into(), MAX_PIXELS.to_string().into()]);
+    arguments.extend(input(path, format));
+    // Replaces the timestamps, which no longer matter here, by 100 seconds a frame. ffmpeg would reject those of
+    // damaged or joined streams.
+    let filters = format!("{filters},setpts=N*100/TB");
+    arguments.extend(["-map", "0:V:0", "-filter:v", filters.as_str()].map(Into::into));
+    if let Some(max_frames) = max_frames {
+        arguments.extend(["-frames:v".into(), max_frames.to_string().into()]);
+    }
+    // Every frame once, whatever its timestamp.
+    let passthrough_flag = if process::has_fps_mode() { "-fps_mode" } else { "-vsync" };
+    arguments.extend([passthrough_flag, "passthrough", "-f", "yuv4mpegpipe", "pipe:1"].map(Into::into));
+    arguments
 }
 
 /// Input arguments for both programs.
