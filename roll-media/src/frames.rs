@@ -190,7 +190,7 @@ impl Frames {
 /// The number of times 0, 1 / fps, 2 / fps, ... before `seconds`, i.e. the number of frames of a video of that
 /// duration.
 pub(crate) fn times_before(seconds: f64, fps: f64) -> usize {
-    /// Shifts a time that rounding has moved beyond `seconds` back.
+    /// Rounding of `seconds * fps` by less than this makes no further frame.
     const ROUNDING: f64 = 1e-9;
     (seconds * fps - ROUNDING).ceil().max(0.0) as usize
 }
