@@ -192,13 +192,14 @@ impl<'a> Jpeg<'a> {
 
     /// Numbers of MCUs of a scan with several components, across and down.
     fn mcus(&self) -> [usize; 2] {
-        [0, 1].map(|axis| self.size[axis].div_ceil(8 * self.max_sampling(axis)))
+        [0, 1].map(|axis| self.size[axis].div_ceil(BLOCK_SIDE * self.max_sampling(axis)))
     }
 
     /// Reads the Huffman tables of a segment.
     fn read_huffman_tables(&mut self, mut segment: &[u8]) -> Result<(), String> {
         let impossible = || damaged("a Huffman table is impossible");
         while let Some((class_and_slot, rest)) = segment.split_first() {
+            // The number of codes of each length from 1 to 16.
             let counts = rest.get(..16).ok_or_else(impossible)?;
             let total = counts.iter().map(|count| usize::from(*count)).sum::<usize>();
             let mut symbols = rest.get(16..16 + total).ok_or_else(impossible)?.iter();
@@ -256,9 +257,11 @@ impl<'a> Jpeg<'a> {
                         bits.walk_baseline_block(tables)?;
                         continue;
                     }
-                    let x = mcu % across * h + block % h;
-                    let y = mcu / across * v + block / h;
-                    let nonzero = component.nonzero.get_mut(y * component.stride + x).ok_or_else(impossible_scan)?;
+                    // Row and column of the block in the component.
+                    let row = mcu / across * v + block / h;
+                    let column = mcu % across * h + block % h;
+                    let nonzero = component.nonzero.get_mut(row * component.stride + column);
+                    let nonzero = nonzero.ok_or_else(impossible_scan)?;
                     bits.walk_progressive_block(tables, scan.band, &mut end_of_band, nonzero)?;
                 }
             }
@@ -302,16 +305,19 @@ impl<'a> Jpeg<'a> {
         match scan.components[..] {
             [ScanComponent { index, .. }] => {
                 let sampling = self.components[index].sampling;
-                [0, 1].map(|axis| (self.size[axis] * sampling[axis]).div_ceil(8 * self.max_sampling(axis)))
+                [0, 1].map(|axis| (self.size[axis] * sampling[axis]).div_ceil(BLOCK_SIDE * self.max_sampling(axis)))
             }
             _ => self.mcus(),
         }
     }
 }
 
+/// Side of a block in pixels.
+const BLOCK_SIDE: usize = 8;
 /// The last of the 64 coefficients of a block.
 const LAST_COEFFICIENT: u8 = 63;
 
+/// The problem of a scan whose header contradicts the standard or the picture.
 fn impossible_scan() -> String {
     damaged("the header of a scan is impossible")
 }
@@ -425,6 +431,7 @@ impl<'a> EntropyBits<'a> {
     /// Walks over all coefficients of a block in a picture that is not progressive.
     fn walk_baseline_block(&mut self, [dc, ac]: [Option<&Huffman>; 2]) -> Result<(), String> {
         self.walk_difference(dc)?;
+        // Position of the next coefficient; 0 is the DC coefficient.
         let mut k = 1;
         while k < 64 {
             let symbol = self.take_symbol(ac)?;
