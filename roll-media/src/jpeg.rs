@@ -299,8 +299,8 @@ impl<'a> Jpeg<'a> {
         Ok(ScanHeader { band, components })
     }
 
-    /// Numbers of MCUs of a scan, across and down. In a scan of one component, an MCU is one block, and blocks that only
-    /// fill up an MCU are left out.
+    /// Numbers of MCUs of a scan, across and down. In a scan of one component, an MCU is one block, and blocks that
+    /// only fill up an MCU are left out.
     fn mcus_of(&self, scan: &ScanHeader) -> [usize; 2] {
         match scan.components[..] {
             [ScanComponent { index, .. }] => {
