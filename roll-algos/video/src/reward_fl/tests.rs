@@ -68,9 +68,9 @@ impl Bench {
     ///
     /// - `references` (without the adapter, for the KL): always.
     /// - `unprompted` (under the negative prompt): if `guidance_gradient` is `Conditional`.
-    /// - `constants` (velocities of untrained steps): unless `trained_steps` is `Window`. The untrained steps of a
-    /// window   come first and are not replayed. Instead, the test gives them a copy of the adapter that the difference
-    /// quotient   does not move: with `model.early = Some((timestep, adapter))`, steps above `timestep` use this copy.
+    /// - `constants` (velocities of untrained steps): unless `trained_steps` is `Window`. The untrained steps of a window
+    ///   come first and are not replayed. Instead, the test gives them a copy of the adapter that the difference quotient
+    ///   does not move: with `model.early = Some((timestep, adapter))`, steps above `timestep` use this copy.
     pub(super) fn check_gradient(&mut self, samples: &[Sample]) {
         self.model.references.clear();
         self.model.constants.clear();
