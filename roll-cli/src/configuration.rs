@@ -73,7 +73,7 @@ impl Configuration {
     /// the directories of `ROLL_PLUGIN_PATH`.
     pub fn registry(&self) -> Result<Registry> {
         let (paths, replace) = self.merged.plugins()?;
-        let replaces = if replace { Replaces::LinkedIn } else { Replaces::Nothing };
+        let replaces = if replace { Replaces::Linked } else { Replaces::Nothing };
         let mut registry = Registry::linked()?;
         for path in paths {
             registry = registry.with_components(&roll_plugin::load(path)?.registrations(), replaces)?;

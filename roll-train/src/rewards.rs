@@ -165,7 +165,7 @@ impl WeightedSum {
             *scored = Some(score_part(*i, part));
         };
         let threads = elsewhere.len();
-        threads::beside(&mut elsewhere, threads, score, || here.iter_mut().for_each(score));
+        threads::in_parallel_with(&mut elsewhere, threads, score, || here.iter_mut().for_each(score));
         let mut all = elsewhere;
         all.extend(here);
         all.sort_by_key(|(i, ..)| *i);

@@ -79,7 +79,7 @@ fn info(path: &Path) -> Result<()> {
 
 /// Prints what a library says about itself.
 fn print_head(plugin: &Plugin) {
-    let layout = if plugin.layout_checked { "types compared" } else { "types not described" };
+    let layout = if plugin.is_layout_checked { "types compared" } else { "types not described" };
     println!("{} {} ({})", plugin.name, plugin.version, plugin.path.display());
     for line in [&plugin.about, &plugin.authors].into_iter().filter(|l| !l.is_empty()) {
         println!("{line}");
@@ -103,7 +103,7 @@ fn check(args: &CheckPlugin) -> Result<()> {
         let offered: Vec<_> = plugin.components.iter().map(|c| c.name()).collect();
         return Err(Error::config("--component", format!("the plugin offers {}", offered.join(", "))));
     }
-    let registry = linked.with_components(&plugin.registrations(), Replaces::LinkedIn)?;
+    let registry = linked.with_components(&plugin.registrations(), Replaces::Linked)?;
     let mut broken = 0;
     for component in components {
         println!("{} {}", component.kind(), component.name());

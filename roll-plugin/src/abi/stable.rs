@@ -72,8 +72,8 @@ impl StableTypes {
     }
 }
 
-/// The first of many differences, as its path and its kind. `abi_stable` itself needs tens of kilobytes to describe
-/// one.
+/// The first of many differences, as its path and its kind. The description that `abi_stable` itself makes of a
+/// difference has tens of kilobytes.
 fn first_difference(name: &str, errors: &AbiInstabilityErrors) -> String {
     let Some(error) = errors.errors.iter().find(|e| !e.errs.is_empty()) else { return format!("`{name}` differs") };
     let mut path = format!("`{name}`");

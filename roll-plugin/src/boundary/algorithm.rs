@@ -18,7 +18,8 @@ use crate::{
     acts_in_no_environment,
 };
 
-/// [`ClipUse::trained_on`] of an algorithm without the method `clip_use`. It ends a sentence "... needs a clip: ".
+/// The reason in [`ClipUse::trained_on`] of an algorithm without the method `clip_use`. It ends a sentence "... needs a
+/// clip: ".
 const NO_ANSWER: &str = "it does not say that it can do without";
 
 // Generates `answer`, and the trait for `RemoteAlgorithm`. If the other side lacks a method, `{ E }` returns E in its
@@ -113,7 +114,7 @@ mod own_data {
     remote! {
         trait OwnDataAlgorithm for RemoteAlgorithm {
             fn steps_per_epoch(&self) -> Option<u64> { None }
-            fn open_environments(&mut self, make: Make<'_>) -> Result<()> { Err(acts_in_no_environment()) }
+            fn open_environments(&mut self, make: MakeEnvironment<'_>) -> Result<()> { Err(acts_in_no_environment()) }
         }
         by hand others {}
     }
@@ -221,14 +222,14 @@ pub(super) fn give(algorithm: Box<dyn Algorithm>) -> Gift {
     }
 }
 
-type Make<'a> = &'a mut dyn FnMut() -> Result<Box<dyn Environment>>;
+type MakeEnvironment<'a> = &'a mut dyn FnMut() -> Result<Box<dyn Environment>>;
 
 /// A maker of environments, as an object with the method `make`. The caller of `make` owns the environment.
-impl<'a> Argument for Make<'a> {
+impl<'a> Argument for MakeEnvironment<'a> {
     type Lent = Loan<'a>;
     type Received = Remote;
     type Opened = Box<dyn FnMut() -> Result<Box<dyn Environment>>>;
-    type Borrowed<'k> = Make<'k>;
+    type Borrowed<'k> = MakeEnvironment<'k>;
     fn lend(self) -> Loan<'a> {
         Loan::exclusive(move |method, _| match method {
             "make" => Outgoing::of(&environment::give(self()?)).map(Some),
@@ -241,7 +242,7 @@ impl<'a> Argument for Make<'a> {
             Ok(Box::new(RemoteEnvironment { remote: received.blame("make", made.read())? }))
         }))
     }
-    fn borrow(opened: &mut Self::Opened) -> Make<'_> {
+    fn borrow(opened: &mut Self::Opened) -> MakeEnvironment<'_> {
         opened
     }
 }

@@ -35,7 +35,7 @@ fn give(pullback: Pullback) -> Gift {
     })
 }
 
-/// The pullback for an object of the other side.
+/// The pullback that calls an object of the other side.
 fn take(pullback: Remote) -> Pullback {
     Pullback::new(move |cotangent| pullback.call_required("pull", &[("cotangent", cotangent)]))
 }
