@@ -24,9 +24,13 @@ const NON_BLOCKING: c_uint = 1;
 /// `cudaEventDisableTiming`.
 const WITHOUT_TIMING: c_uint = 2;
 /// `cudaHostAllocDefault`.
-const DEFAULT: c_uint = 0;
-/// Bytes that the pool of pinned memory ([`super::pool::Pool`]) may hold beyond its peak use, so that buffers for
-/// copies of parameters do not evict the buffers of offloaded segment inputs.
+const ALLOC_DEFAULT: c_uint = 0;
+/// `cudaEventWaitDefault`.
+const WAIT_DEFAULT: c_uint = 0;
+/// `cudaSuccess`.
+const SUCCESS: c_int = 0;
+/// Bytes that the pool of pinned memory ([`super::pool::Pool`]) may hold beyond its peak use. With this room, buffers
+/// for copies of parameters do not evict the buffers of offloaded segment inputs.
 const SPARE: usize = 1 << 29;
 
 functions! {
@@ -76,7 +80,7 @@ impl Functions {
     }
 
     fn check(&self, call: &'static str, code: c_int) -> Result<(), RuntimeError> {
-        if code == 0 {
+        if code == SUCCESS {
             return Ok(());
         }
         // SAFETY: the first call clears the error, which libtorch would otherwise report as its own; the second returns
@@ -203,7 +207,7 @@ impl Runtime for Cuda {
     fn stream_wait_event(&self, stream: Stream, event: &Event) -> Result<(), RuntimeError> {
         self.on_device(|| {
             // SAFETY: both handles are alive; the stream keeps the event's state, not the handle.
-            let code = unsafe { (self.functions.stream_wait_event)(self.handle(stream), event.handle(), 0) };
+            let code = unsafe { (self.functions.stream_wait_event)(self.handle(stream), event.handle(), WAIT_DEFAULT) };
             self.functions.check("cudaStreamWaitEvent", code)
         })
     }
@@ -236,7 +240,7 @@ impl Runtime for Cuda {
         self.on_device(|| {
             let mut at: *mut c_void = std::ptr::null_mut();
             // SAFETY: writes an address.
-            let code = unsafe { (self.functions.host_alloc)(&mut at, bytes, DEFAULT) };
+            let code = unsafe { (self.functions.host_alloc)(&mut at, bytes, ALLOC_DEFAULT) };
             self.functions.check("cudaHostAlloc", code)?;
             Ok(at.expose_provenance())
         })

@@ -23,21 +23,21 @@ pub enum BlockType {
     Iq4Xs,
 }
 
-/// GGUF's name of the type with number `kind`, for messages. Includes types that are not supported here.
-pub fn name_of(kind: u32) -> String {
+/// GGUF's name of the type with number `code`, for messages. Includes types that are not supported here.
+pub fn name_of(code: u32) -> String {
     // The numbers 4 and 5 belonged to types that were removed from GGUF.
     let known = [
         "F32", "F16", "Q4_0", "Q4_1", "4", "5", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
         "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS", "I8", "I16", "I32",
         "I64", "F64", "IQ1_M", "BF16",
     ];
-    known.get(kind as usize).map_or_else(|| format!("type {kind}"), |name| name.to_string())
+    known.get(code as usize).map_or_else(|| format!("type {code}"), |name| name.to_string())
 }
 
 impl BlockType {
-    /// The type with number `kind` in the file; `None` if it is not supported.
-    pub fn of(kind: u32) -> Option<Self> {
-        Some(match kind {
+    /// The type with number `code` in the file; `None` if it is not supported.
+    pub fn of(code: u32) -> Option<Self> {
+        Some(match code {
             0 => Self::F32,
             1 => Self::F16,
             2 => Self::Q4_0,
@@ -102,61 +102,68 @@ impl BlockType {
         #[cfg(target_arch = "x86_64")]
         {
             #[target_feature(enable = "avx2")]
-            fn wide(kind: BlockType, bytes: &[u8], values: &mut [f32]) {
+            fn decode_body_avx2(kind: BlockType, bytes: &[u8], values: &mut [f32]) {
                 decode_body(kind, bytes, values);
             }
             if is_x86_feature_detected!("avx2") {
-                // SAFETY: the feature that `wide` is compiled for was detected just now.
-                return unsafe { wide(self, bytes, values) };
+                // SAFETY: the feature that `decode_body_avx2` is compiled for was detected just now.
+                return unsafe { decode_body_avx2(self, bytes, values) };
             }
         }
         decode_body(self, bytes, values);
     }
 }
 
+/// [`BlockType::decode_into`], compiled for the instructions of its caller.
 #[inline(always)]
 fn decode_body(kind: BlockType, bytes: &[u8], values: &mut [f32]) {
     match kind {
         BlockType::F32 => {
-            each(bytes, values, |block: &[u8; 4], [value]: &mut [f32; 1]| *value = f32::from_le_bytes(*block))
+            for_each_block(bytes, values, |block: &[u8; 4], [value]: &mut [f32; 1]| *value = f32::from_le_bytes(*block))
         }
-        BlockType::F16 => each(bytes, values, |block: &[u8; 2], [value]: &mut [f32; 1]| *value = half_at(block, 0)),
-        BlockType::Bf16 => {
-            each(bytes, values, |block: &[u8; 2], [value]: &mut [f32; 1]| *value = bf16::from_le_bytes(*block).to_f32())
+        BlockType::F16 => {
+            for_each_block(bytes, values, |block: &[u8; 2], [value]: &mut [f32; 1]| *value = half_at(block, 0))
         }
-        BlockType::Q4_0 => each(bytes, values, |block: &[u8; 18], values: &mut [f32; 32]| {
+        BlockType::Bf16 => for_each_block(bytes, values, |block: &[u8; 2], [value]: &mut [f32; 1]| {
+            *value = bf16::from_le_bytes(*block).to_f32()
+        }),
+        BlockType::Q4_0 => for_each_block(bytes, values, |block: &[u8; 18], values: &mut [f32; 32]| {
             let scale = half_at(block, 0);
-            nibbles(&block[2..], [scale; 2], [-8.0 * scale; 2], values);
+            decode_nibbles(&block[2..], [scale; 2], [-8.0 * scale; 2], values);
         }),
-        BlockType::Q4_1 => each(bytes, values, |block: &[u8; 20], values: &mut [f32; 32]| {
-            nibbles(&block[4..], [half_at(block, 0); 2], [half_at(block, 2); 2], values);
+        BlockType::Q4_1 => for_each_block(bytes, values, |block: &[u8; 20], values: &mut [f32; 32]| {
+            decode_nibbles(&block[4..], [half_at(block, 0); 2], [half_at(block, 2); 2], values);
         }),
-        BlockType::Q5_0 => each(bytes, values, |block: &[u8; 22], values: &mut [f32; 32]| {
+        BlockType::Q5_0 => for_each_block(bytes, values, |block: &[u8; 22], values: &mut [f32; 32]| {
             let scale = half_at(block, 0);
-            five_bits(&block[2..], scale, -16.0 * scale, values);
+            decode_five_bits(&block[2..], scale, -16.0 * scale, values);
         }),
-        BlockType::Q5_1 => each(bytes, values, |block: &[u8; 24], values: &mut [f32; 32]| {
-            five_bits(&block[4..], half_at(block, 0), half_at(block, 2), values);
+        BlockType::Q5_1 => for_each_block(bytes, values, |block: &[u8; 24], values: &mut [f32; 32]| {
+            decode_five_bits(&block[4..], half_at(block, 0), half_at(block, 2), values);
         }),
-        BlockType::Q8_0 => each(bytes, values, |block: &[u8; 34], values: &mut [f32; 32]| {
+        BlockType::Q8_0 => for_each_block(bytes, values, |block: &[u8; 34], values: &mut [f32; 32]| {
             let scale = half_at(block, 0);
             values.iter_mut().zip(&block[2..]).for_each(|(value, q)| *value = scale * f32::from(*q as i8));
         }),
-        BlockType::Q2K => each(bytes, values, q2_k),
-        BlockType::Q3K => each(bytes, values, q3_k),
-        BlockType::Q4K => each(bytes, values, q4_k),
-        BlockType::Q5K => each(bytes, values, q5_k),
-        BlockType::Q6K => each(bytes, values, q6_k),
-        BlockType::Iq4Nl => each(bytes, values, |block: &[u8; 18], values: &mut [f32; 32]| {
-            levels(&block[2..], half_at(block, 0), values);
+        BlockType::Q2K => for_each_block(bytes, values, q2_k),
+        BlockType::Q3K => for_each_block(bytes, values, q3_k),
+        BlockType::Q4K => for_each_block(bytes, values, q4_k),
+        BlockType::Q5K => for_each_block(bytes, values, q5_k),
+        BlockType::Q6K => for_each_block(bytes, values, q6_k),
+        BlockType::Iq4Nl => for_each_block(bytes, values, |block: &[u8; 18], values: &mut [f32; 32]| {
+            decode_levels(&block[2..], half_at(block, 0), values);
         }),
-        BlockType::Iq4Xs => each(bytes, values, iq4_xs),
+        BlockType::Iq4Xs => for_each_block(bytes, values, iq4_xs),
     }
 }
 
 /// Applies `decode` block by block; a block has `B` bytes and `V` values.
 #[inline(always)]
-fn each<const B: usize, const V: usize>(bytes: &[u8], values: &mut [f32], decode: impl Fn(&[u8; B], &mut [f32; V])) {
+fn for_each_block<const B: usize, const V: usize>(
+    bytes: &[u8],
+    values: &mut [f32],
+    decode: impl Fn(&[u8; B], &mut [f32; V]),
+) {
     let (blocks, values) = (bytes.as_chunks::<B>().0, values.as_chunks_mut::<V>().0);
     blocks.iter().zip(values).for_each(|(block, values)| decode(block, values));
 }
@@ -178,7 +185,7 @@ fn half_at(block: &[u8], at: usize) -> f32 {
 /// Decodes 4-bit integers as `scale * q + offset`. The first half of `values` comes from the low nibbles, the second
 /// half from the high nibbles; each half has its own scale and offset.
 #[inline(always)]
-fn nibbles(bytes: &[u8], scale: [f32; 2], offset: [f32; 2], values: &mut [f32]) {
+fn decode_nibbles(bytes: &[u8], scale: [f32; 2], offset: [f32; 2], values: &mut [f32]) {
     let (low, high) = values.split_at_mut(bytes.len());
     low.iter_mut().zip(bytes).for_each(|(value, q)| *value = scale[0] * f32::from(q & 15) + offset[0]);
     high.iter_mut().zip(bytes).for_each(|(value, q)| *value = scale[1] * f32::from(q >> 4) + offset[1]);
@@ -187,7 +194,7 @@ fn nibbles(bytes: &[u8], scale: [f32; 2], offset: [f32; 2], values: &mut [f32]) 
 /// Decodes 5-bit integers as `scale * q + offset`: four bytes with the fifth bits, and sixteen bytes of nibbles, the
 /// low ones first.
 #[inline(always)]
-fn five_bits(bytes: &[u8], scale: f32, offset: f32, values: &mut [f32; 32]) {
+fn decode_five_bits(bytes: &[u8], scale: f32, offset: f32, values: &mut [f32; 32]) {
     let fifth = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
     for (i, value) in values.iter_mut().enumerate() {
         let nibble = (bytes[4 + i % 16] >> (i / 16 * 4)) & 15;
@@ -218,7 +225,7 @@ fn q4_k(block: &[u8; 144], values: &mut [f32; 256]) {
     for (pair, (bytes, values)) in pairs.enumerate() {
         let ((low, low_offset), (high, high_offset)) =
             (scale_and_offset(block, 2 * pair), scale_and_offset(block, 2 * pair + 1));
-        nibbles(bytes, [low, high], [low_offset, high_offset], values);
+        decode_nibbles(bytes, [low, high], [low_offset, high_offset], values);
     }
 }
 
@@ -277,7 +284,7 @@ const LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 3
 
 /// Decodes nibbles as `scale * level`. The first half of `values` comes from the low nibbles.
 #[inline(always)]
-fn levels(bytes: &[u8], scale: f32, values: &mut [f32]) {
+fn decode_levels(bytes: &[u8], scale: f32, values: &mut [f32]) {
     let (low, high) = values.split_at_mut(bytes.len());
     low.iter_mut().zip(bytes).for_each(|(value, q)| *value = scale * f32::from(LEVELS[usize::from(q & 15)]));
     high.iter_mut().zip(bytes).for_each(|(value, q)| *value = scale * f32::from(LEVELS[usize::from(q >> 4)]));
@@ -291,7 +298,7 @@ fn iq4_xs(block: &[u8; 136], values: &mut [f32; 256]) {
     for (group, values) in values.chunks_exact_mut(32).enumerate() {
         let low = (block[4 + group / 2] >> (group % 2 * 4)) & 15;
         let group_scale = i32::from(low) | i32::from((high >> (2 * group)) & 3) << 4;
-        levels(&block[8 + 16 * group..][..16], scale * (group_scale - 32) as f32, values);
+        decode_levels(&block[8 + 16 * group..][..16], scale * (group_scale - 32) as f32, values);
     }
 }
 

@@ -122,7 +122,7 @@ impl Backend {
         let _ = number; // unused in a build without numbered devices
         match self {
             #[cfg(feature = "libtorch")]
-            Self::LibTorchCuda => libtorch_cuda(number),
+            Self::LibTorchCuda => check_libtorch_cuda(number),
             #[cfg(feature = "cuda")]
             Self::Cuda => cuda::usable(number),
             #[cfg(feature = "wgpu")]
@@ -187,7 +187,7 @@ fn open(backend: Backend, number: usize) -> Option<Device> {
         Backend::Flex => Some(Device::flex()),
         #[cfg(feature = "libtorch")]
         Backend::LibTorch => {
-            share_threads();
+            set_libtorch_threads();
             Some(Device::libtorch())
         }
         #[cfg(feature = "libtorch")]
@@ -206,12 +206,13 @@ fn open(backend: Backend, number: usize) -> Option<Device> {
 
 /// Makes libtorch use the same number of threads as rayon, so that `RAYON_NUM_THREADS` applies to both.
 #[cfg(feature = "libtorch")]
-fn share_threads() {
+fn set_libtorch_threads() {
     tch::set_num_threads(i32::try_from(rayon::current_num_threads()).unwrap_or(i32::MAX));
 }
 
+/// Fails, with the reason, unless libtorch can use GPU `number`.
 #[cfg(feature = "libtorch")]
-fn libtorch_cuda(number: usize) -> std::result::Result<(), String> {
+fn check_libtorch_cuda(number: usize) -> std::result::Result<(), String> {
     if !tch::Cuda::is_available() {
         let has_cuda = std::fs::read_to_string("/proc/self/maps").is_ok_and(|maps| maps.contains("/libtorch_cuda"));
         let problem = if has_cuda {
