@@ -125,7 +125,8 @@ fn split_by_heads(x: &[f32], [rows, columns]: [usize; 2], parts: usize, count: u
 }
 
 /// Merges one matrix `[rows, parts * width]` of each of `count` ranks, stacked vertically, to
-/// `[rows, parts * count * width]`. `columns` is `parts * width`. Within each part, the columns of rank 0 come first, then those of rank 1, and so on.
+/// `[rows, parts * count * width]`. `columns` is `parts * width`. Within each part, the columns of rank 0 come first,
+/// then those of rank 1, and so on.
 fn merge_by_tokens(x: &[f32], [rows, columns]: [usize; 2], parts: usize, count: usize) -> Vec<f32> {
     let width = columns / parts;
     let mut out = Vec::with_capacity(x.len());

@@ -154,7 +154,8 @@ fn forward(
 }
 
 /// `d_x = (d - mean_d - n * mean_nd) * inverse`, where n is the normalised row, d its cotangent, `mean_d` the mean of
-/// d, and `mean_nd` the mean of `n d`. An RMS norm omits `mean_d`.
+/// d, and `mean_nd` the mean of `n d`. `inverse` is the factor by which the forward pass normalised the row, the last
+/// of the row's moments. An RMS norm omits `mean_d`.
 #[cube(launch, address_type = "dynamic")]
 fn backward(
     x: &[f32],

@@ -38,21 +38,22 @@ impl NormKernel for Flex {
 }
 
 impl ChannelNormKernel for Flex {
-    fn channel_norm_forward(x: FlexTensor, gain: FlexTensor, silu: bool) -> (FlexTensor, FlexTensor) {
+    fn channel_norm_forward(x: FlexTensor, gain: FlexTensor, has_silu: bool) -> (FlexTensor, FlexTensor) {
         let (x, gain) = (Values::of(x), Values::of(gain));
-        let (y, factors) = channel_norm::forward(x.slice(), gain.slice(), silu);
+        let (y, factors) = channel_norm::forward(x.slice(), gain.slice(), has_silu);
         let positions = factors.len();
         (x.like(y), tensor(factors, [positions]))
     }
 
     fn channel_norm_backward(
         [x, gain, factors]: [FlexTensor; 3],
-        silu: bool,
+        has_silu: bool,
         d_y: FlexTensor,
         wanted: [bool; 2],
     ) -> Cotangents<Self, 2> {
         let (x, gain, factors, d_y) = (Values::of(x), Values::of(gain), Values::of(factors), Values::of(d_y));
-        let [d_x, d_gain] = channel_norm::backward(x.slice(), gain.slice(), factors.slice(), d_y.slice(), silu, wanted);
+        let [d_x, d_gain] =
+            channel_norm::backward(x.slice(), gain.slice(), factors.slice(), d_y.slice(), has_silu, wanted);
         [d_x.map(|d| x.like(d)), d_gain.map(|d| gain.like(d))]
     }
 }

@@ -10,7 +10,7 @@ use std::ops::Range;
 use half::bf16;
 use rayon::prelude::*;
 
-use super::matrix::{Threads, Update, View, ViewMut};
+use super::matrix::{Threads, UNSCALED, Update, View, ViewMut};
 use super::simd::{MulAdd, Portable};
 use crate::BlockMatrix;
 
@@ -231,7 +231,7 @@ pub fn pull(rows: usize, d_y: &[f32], weight: &BlockMatrix) -> Vec<f32> {
             scratch.resize(count.max(scratch.len()), 0.0);
             weight.decode_part(block.clone(), columns.clone(), &mut scratch[..count]);
             let w = View::new(&scratch[..count], block.len(), columns.len());
-            d_x.product(d_y.columns(block), w, 1.0, Update::Add, Threads::One);
+            d_x.product(d_y.columns(block), w, UNSCALED, Update::Add, Threads::One);
         }
     });
     d_x

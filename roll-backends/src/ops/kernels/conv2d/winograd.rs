@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use super::Call;
 use super::panel::Line;
 use super::passes::Conv2dShape;
-use super::tiles::{ONE_THREAD, store};
+use super::tiles::{MANY_TASKS_PER_THREAD, ONE_THREAD, store};
 use crate::ops::kernels::geometry::{ConvKind, ConvShape};
 use crate::ops::kernels::simd::vectorised;
 use crate::ops::kernels::tile::{KC, MR, NR, SUMS, accumulate};
@@ -27,6 +27,8 @@ const TASK_KIB: usize = 512;
 /// Minimum number of panels of a task, so that each pass over the kernels serves several panels. It yields to
 /// [`MAX_TASK_KIB`].
 const MIN_PANELS: usize = 4;
+/// Maximum number of panels of a task: more would leave too few tasks.
+const MAX_PANELS: usize = 4 * MIN_PANELS;
 /// Maximum size in KiB of a task's patches and sums, unless one panel is larger.
 const MAX_TASK_KIB: usize = 4 * TASK_KIB;
 
@@ -60,11 +62,14 @@ fn split_into_tasks(call: &Call, grid: TileGrid) -> Vec<Task> {
     let (panels, blocks) = (grid.panels(), call.outputs.div_ceil(MR));
     let threads = rayon::current_num_threads();
     let panels_in = |kib: usize| kib / (call.inputs + call.outputs);
-    let panels_per_task = panels_in(TASK_KIB).max(panels_in(MAX_TASK_KIB).min(MIN_PANELS)).clamp(1, 4 * MIN_PANELS);
+    let panels_per_task = panels_in(TASK_KIB).max(panels_in(MAX_TASK_KIB).min(MIN_PANELS)).clamp(1, MAX_PANELS);
     let wanted_groups = panels.div_ceil(panels_per_task);
     // A small number of groups of panels is rounded, so that each thread gets the same number.
-    let groups =
-        if wanted_groups < 8 * threads { wanted_groups.next_multiple_of(threads).min(panels) } else { wanted_groups };
+    let groups = if wanted_groups < MANY_TASKS_PER_THREAD * threads {
+        wanted_groups.next_multiple_of(threads).min(panels)
+    } else {
+        wanted_groups
+    };
     // If there are few panels, output channels are divided too; the same patches are then transformed several times.
     let channel_parts = if groups == 0 { 1 } else { threads.div_ceil(groups).clamp(1, blocks.max(1)) };
     let blocks_per_task = blocks.div_ceil(channel_parts).max(1);
