@@ -61,7 +61,7 @@ fn backward_x(saved: &SavedNorm<CubeTensor>, d_y: CubeTensor) -> CubeTensor {
     let (x, gain, d_y) = (values(saved.x.clone()), values(saved.gain.clone()), values(d_y));
     let moments = saved.moments.clone();
     let d_x = empty_like(&x);
-    let is_layer_norm = saved.layer.is_some();
+    let is_layer_norm = saved.shift.is_some();
     let [rows, width] = x.shape().dims::<2>();
     if rows * width > 0 {
         let (cubes, dim) = cube_per_row(&x, rows, UNITS);

@@ -24,11 +24,11 @@ impl NormKernel for Flex {
         let gain = RowOperand::new(gain_values.slice(), rows, width);
         let moments = bytemuck::cast_slice(moments.slice());
         let d = d_y_values.slice();
-        let is_layer_norm = saved.layer.is_some();
+        let is_layer_norm = saved.shift.is_some();
         let d_x = x_wanted.then(|| x.like(norm::backward_x(is_layer_norm, x.slice(), moments, gain, d)));
         let backward_gain = || norm::backward_gain(x.slice(), moments, gain.is_shared(), d);
         let d_gain = gain_wanted.then(|| gain_values.like(backward_gain()));
-        let d_shift = match saved.layer {
+        let d_shift = match saved.shift {
             Some(SharedShift(true)) if shift_wanted => Some(tensor(norm::sum_of_rows(rows, d), [1, width])),
             Some(SharedShift(false)) if shift_wanted => Some(d_y),
             _ => None,

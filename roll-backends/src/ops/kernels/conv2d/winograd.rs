@@ -121,7 +121,7 @@ fn run_task(call: &Call, before: [isize; 2], kernels: &Kernels, grid: TileGrid, 
     sums.resize((ELEMENTS * sum_stride).max(sums.len()), Line::default());
     let runs_of_panels: Vec<Vec<TileRun>> = task.panels.clone().map(|panel| grid.runs(panel).collect()).collect();
     for (runs, patches) in runs_of_panels.iter().zip(patches.chunks_exact_mut(ELEMENTS * patch_stride)) {
-        patches_of(call, before, runs, bytemuck::cast_slice_mut(patches), patch_stride * NR);
+        transform_patches(call, before, runs, bytemuck::cast_slice_mut(patches), patch_stride * NR);
     }
     for element in 0..ELEMENTS {
         for (block, sums) in sums[element * sum_stride..].chunks_exact_mut(panels * SUMS / NR).take(blocks).enumerate()
@@ -145,14 +145,14 @@ fn run_task(call: &Call, before: [isize; 2], kernels: &Kernels, grid: TileGrid, 
         let first = (task.blocks.start + block) * MR;
         for (panel, runs) in runs_of_panels.iter().enumerate() {
             let sums = &sums[(block * panels + panel) * SUMS..];
-            results_of(call, runs, first..(first + MR).min(call.outputs), sums, sum_stride * NR);
+            transform_results(call, runs, first..(first + MR).min(call.outputs), sums, sum_stride * NR);
         }
     }
 }
 
 /// Transforms the patches of a panel to `[element, input, tile]`; elements are `element_stride` apart. Lanes beyond the
 /// last tile keep their old content.
-fn patches_of(call: &Call, before: [isize; 2], runs: &[TileRun], patches: &mut [f32], element_stride: usize) {
+fn transform_patches(call: &Call, before: [isize; 2], runs: &[TileRun], patches: &mut [f32], element_stride: usize) {
     let plane = call.read[0] * call.read[1];
     for input in 0..call.inputs {
         for run in runs {
@@ -165,7 +165,7 @@ fn patches_of(call: &Call, before: [isize; 2], runs: &[TileRun], patches: &mut [
 vectorised! {
     /// Transforms the sums of a panel, for some output channels, back and applies the epilogue. Elements are
     /// `element_stride` apart.
-    fn results_of<M>(call: &Call, runs: &[TileRun], channels: Range<usize>, sums: &[f32], element_stride: usize) {
+    fn transform_results<M>(call: &Call, runs: &[TileRun], channels: Range<usize>, sums: &[f32], element_stride: usize) {
         let [rows, columns] = call.written;
         for (lane, channel) in channels.enumerate() {
             let bias = call.finish.bias.map_or(0.0, |bias| bias[channel]);
