@@ -165,7 +165,13 @@ fn transform_patches(call: &Call, before: [isize; 2], runs: &[TileRun], patches:
 vectorised! {
     /// Transforms the sums of a panel, for some output channels, back and applies the epilogue. Elements are
     /// `element_stride` apart.
-    fn transform_results<M>(call: &Call, runs: &[TileRun], channels: Range<usize>, sums: &[f32], element_stride: usize) {
+    fn transform_results<M>(
+        call: &Call,
+        runs: &[TileRun],
+        channels: Range<usize>,
+        sums: &[f32],
+        element_stride: usize,
+    ) {
         let [rows, columns] = call.written;
         for (lane, channel) in channels.enumerate() {
             let bias = call.finish.bias.map_or(0.0, |bias| bias[channel]);
