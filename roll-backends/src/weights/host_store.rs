@@ -49,7 +49,7 @@ impl OffloadedWeight {
         let (device_bytes, values) = match weight.value {
             Value::Dense(tensor) => (0, OffloadedValues::Dense(offloaded(tensor)?)),
             Value::Scaled(ScaledMatrix { kind, codes, scales, .. }) => {
-                let scales_bytes = 4 * shape[0];
+                let scales_bytes = size_of::<f32>() * shape[0];
                 (scales_bytes, OffloadedValues::Scaled { kind, codes: offloaded(codes)?, scales })
             }
             Value::Blocks { .. } => {
