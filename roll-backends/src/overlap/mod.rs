@@ -97,8 +97,8 @@ impl OverlappedRanks {
     }
 
     /// Turns background work on or off. Results are bit-identical either way.
-    pub fn set_overlap(&self, overlap: bool) {
-        self.is_overlap_on.store(overlap, Ordering::Relaxed);
+    pub fn set_overlap(&self, is_on: bool) {
+        self.is_overlap_on.store(is_on, Ordering::Relaxed);
     }
 
     /// Requests work of service `number`, after the requests in the queue, and waits for the result.

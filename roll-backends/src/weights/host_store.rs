@@ -126,8 +126,8 @@ fn with_prefix<'a, T>(map: &'a BTreeMap<String, T>, prefix: &'a str) -> impl Ite
 
 impl WeightStore for HostStore {
     fn segment(&self, prefix: &str) -> Result<Weights> {
-        let prefetch_next = true;
-        let in_flight = self.prefetcher.segment(prefix, prefetch_next, |prefix| {
+        let should_prefetch_next = true;
+        let in_flight = self.prefetcher.segment(prefix, should_prefetch_next, |prefix| {
             // The copies run in the background already, so that their list is sent at once.
             let (send, pending) = mpsc::channel();
             // Cannot fail: the receiver is alive.

@@ -199,8 +199,8 @@ pub fn backward(
 }
 
 /// The columns of each head of `data`, `[rows, heads * width]`; one `None` per head if the gradient is not wanted.
-fn by_head(data: &mut [f32], wanted: bool, rows: usize, shape: AttentionShape) -> Vec<Option<ViewMut<'_>>> {
-    if !wanted {
+fn by_head(data: &mut [f32], is_wanted: bool, rows: usize, shape: AttentionShape) -> Vec<Option<ViewMut<'_>>> {
+    if !is_wanted {
         return (0..shape.call.heads).map(|_| None).collect();
     }
     ViewMut::new(data, rows, shape.channels()).split_columns(shape.width).into_iter().map(Some).collect()

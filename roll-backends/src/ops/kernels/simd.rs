@@ -121,11 +121,12 @@ pub fn exp<M: MulAdd>(x: f32) -> f32 {
     if x < MIN { 0.0 } else { y }
 }
 
-/// `1 / (1 + e^-x)`; exactly 0 below -88, so that its product with any finite number is 0.
+/// `1 / (1 + e^-x)`; exactly 0 below `MIN`, so that its product with any finite number is 0.
 #[inline(always)]
 pub fn sigmoid<M: MulAdd>(x: f32) -> f32 {
+    const MIN: f32 = -88.0;
     let y = 1.0 / (1.0 + exp::<M>(-x));
-    if x < -88.0 { 0.0 } else { y }
+    if x < MIN { 0.0 } else { y }
 }
 
 #[cfg(test)]

@@ -50,14 +50,14 @@ struct ReducerState {
 
 struct PartialBucket {
     values: Vec<f32>,
-    /// The parameters whose gradients have arrived.
-    received: Vec<bool>,
+    /// Whether the gradient of each parameter has arrived.
+    is_received: Vec<bool>,
 }
 
 impl PartialBucket {
     /// Whether the gradients of all its parameters have arrived.
     fn is_complete(&self) -> bool {
-        self.received.iter().all(|received| *received)
+        self.is_received.iter().all(|is_received| *is_received)
     }
 }
 
@@ -153,10 +153,10 @@ impl GradientSink for GradientReducer {
             return true;
         }
         let specs = &self.partition.buckets()[*bucket].specs;
-        let new_bucket = || PartialBucket { values: self.zeros(*bucket), received: vec![false; specs.len()] };
+        let new_bucket = || PartialBucket { values: self.zeros(*bucket), is_received: vec![false; specs.len()] };
         let partial = state.filling.entry(*bucket).or_insert_with(new_bucket);
         add(&mut partial.values);
-        partial.received[position - specs.start] = true;
+        partial.is_received[position - specs.start] = true;
         // Starts the reductions of complete buckets, from the last unstarted bucket down to the first incomplete one.
         while let Some(last) = state.unstarted.checked_sub(1)
             && state.filling.get(&last).is_some_and(PartialBucket::is_complete)

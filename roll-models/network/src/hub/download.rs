@@ -37,6 +37,19 @@ const LOGGED_FROM: u64 = 50_000_000;
 /// Name of the file in a model's cache directory that lists the patterns whose download is incomplete.
 const UNFINISHED: &str = ".roll-unfinished";
 
+// Status codes of HTTP.
+const OK: u16 = 200;
+const PARTIAL_CONTENT: u16 = 206;
+const UNAUTHORIZED: u16 = 401;
+const FORBIDDEN: u16 = 403;
+const NOT_FOUND: u16 = 404;
+const REQUEST_TIMEOUT: u16 = 408;
+const RANGE_NOT_SATISFIABLE: u16 = 416;
+const TOO_MANY_REQUESTS: u16 = 429;
+/// The refusals after which a request is repeated. [`RANGE_NOT_SATISFIABLE`] is the answer if a part was longer than
+/// the file; the part has been removed then.
+const WORTH_A_RETRY: [u16; 3] = [REQUEST_TIMEOUT, RANGE_NOT_SATISFIABLE, TOO_MANY_REQUESTS];
+
 type Result<T, E = ureq::Error> = std::result::Result<T, E>;
 
 /// A download of a model's files into a cache.
@@ -162,10 +175,8 @@ impl<'a> Download<'a> {
     fn fetch_with_retries(&self, commit: &str, name: &str) -> Result<()> {
         let mut attempt = 1;
         while let Err(error) = self.fetch(commit, name) {
-            // A request that the server refuses is not repeated, except on a timeout (408), a part that was longer than
-            // the file and is removed now (416), and too many requests (429).
             let is_refused =
-                matches!(error, ureq::Error::StatusCode(code @ 400..500) if ![408, 416, 429].contains(&code));
+                matches!(error, ureq::Error::StatusCode(code @ 400..500) if !WORTH_A_RETRY.contains(&code));
             if attempt == ATTEMPTS || is_refused {
                 return Err(error);
             }
@@ -186,7 +197,7 @@ impl<'a> Download<'a> {
         let requested_start = fs::metadata(&part).map_or(0, |part| part.len().saturating_sub(1));
         let url = format!("{}/{}/resolve/{commit}/{}", self.remote.endpoint, self.model, in_url(name));
         let (response, etag) = self.get(&url, Some(requested_start)).inspect_err(|error| {
-            if matches!(error, ureq::Error::StatusCode(416)) {
+            if matches!(error, ureq::Error::StatusCode(RANGE_NOT_SATISFIABLE)) {
                 let _ = fs::remove_file(&part); // it is longer than the file
             }
         })?;
@@ -239,8 +250,8 @@ impl<'a> Download<'a> {
             match (location, response.status().as_u16()) {
                 // Another server.
                 (Some(elsewhere), _) => (url, token) = (elsewhere.into(), None),
-                // "Range not satisfiable" from byte 0 on: the file is empty.
-                (None, 416) if start == Some(0) => return Ok((response, etag)),
+                // No byte at 0: the file is empty.
+                (None, RANGE_NOT_SATISFIABLE) if start == Some(0) => return Ok((response, etag)),
                 (None, code @ 300..) => return Err(ureq::Error::StatusCode(code)),
                 (None, _) => return Ok((response, etag)),
             }
@@ -300,14 +311,14 @@ impl<'a> Download<'a> {
     fn failed(&self, what: &str, source: ureq::Error) -> HubError {
         let Remote { endpoint, token } = self.remote;
         let (fault, remedy) = match (&source, token) {
-            (ureq::Error::StatusCode(401 | 403), None) => {
+            (ureq::Error::StatusCode(UNAUTHORIZED | FORBIDDEN), None) => {
                 let licence = format!("accept the licence at {endpoint}/{} and set HF_TOKEN", self.model);
                 (Fault::User, format!("{endpoint} requires a token, or has no such model; {licence}"))
             }
-            (ureq::Error::StatusCode(401 | 403), Some(_)) => {
+            (ureq::Error::StatusCode(UNAUTHORIZED | FORBIDDEN), Some(_)) => {
                 (Fault::User, format!("the token does not allow it; accept the licence at {endpoint}/{}", self.model))
             }
-            (ureq::Error::StatusCode(404), _) => (Fault::User, format!("{endpoint} has no such model or file")),
+            (ureq::Error::StatusCode(NOT_FOUND), _) => (Fault::User, format!("{endpoint} has no such model or file")),
             _ => {
                 let resume = "the part that was downloaded is kept, and the next attempt resumes it";
                 (Fault::Failure, format!("{resume}; HF_HUB_OFFLINE=1 disables downloads"))
@@ -352,15 +363,15 @@ fn header<'a>(response: &'a Response<Body>, name: &str) -> Option<&'a str> {
 fn range(response: &Response<Body>, start: u64) -> Option<(u64, u64)> {
     match response.status().as_u16() {
         // The server does not support ranges.
-        200 => Some((0, response.body().content_length()?)),
-        206 => {
+        OK => Some((0, response.body().content_length()?)),
+        PARTIAL_CONTENT => {
             let (bytes, size) = header(response, "content-range")?.strip_prefix("bytes ")?.split_once('/')?;
             let size = size.parse().ok()?;
             let begins_at_start = bytes.split('-').next()?.parse() == Ok(start);
             (begins_at_start && start < size).then_some((start, size))
         }
         // An empty file, see [`Download::get`].
-        416 => Some((0, 0)),
+        RANGE_NOT_SATISFIABLE => Some((0, 0)),
         _ => None,
     }
 }

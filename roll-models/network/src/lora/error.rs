@@ -83,10 +83,11 @@ pub fn not_in_base(missing: &[&str], total: usize) -> String {
         }
         _ => "is it for another model?",
     };
+    const MAX_NAMES: usize = 40;
     format!(
         "{} of {total} layers of the LoRA are not in the base: {}; {guess}",
         missing.len(),
-        first_names(missing.iter().copied(), 40)
+        first_names(missing.iter().copied(), MAX_NAMES)
     )
 }
 
