@@ -249,8 +249,8 @@ impl Runtime for Cuda {
     unsafe fn unpin(&self, at: usize, _bytes: usize) {
         // SAFETY: as the caller promises.
         let code = unsafe { (self.functions.free_host)(std::ptr::with_exposed_provenance_mut(at)) };
-        if let Err(failed) = self.functions.check("cudaFreeHost", code) {
-            tracing::warn!("page-locked memory could not be freed: {failed}");
+        if let Err(error) = self.functions.check("cudaFreeHost", code) {
+            tracing::warn!("page-locked memory could not be freed: {error}");
         }
     }
 }
@@ -265,25 +265,25 @@ pub(crate) fn copy_streams_of(device: usize) -> Option<Arc<CopyStreams<Cuda>>> {
         return copy_streams.clone();
     }
     let copy_streams =
-        Cuda::new(device).map(|cuda| CopyStreams::new(cuda, SPARE)).map_err(|failed| warn_unusable(&failed)).ok();
+        Cuda::new(device).map(|cuda| CopyStreams::new(cuda, SPARE)).map_err(|error| warn_unusable(&error)).ok();
     known.push((device, copy_streams.clone()));
     copy_streams
 }
 
 /// Disables the copy streams of this GPU after a failure.
-pub(crate) fn disable(device: usize, failed: &RuntimeError) {
+pub(crate) fn disable(device: usize, error: &RuntimeError) {
     let mut known = lock(&KNOWN);
     if let Some((_, copy_streams)) = known.iter_mut().find(|(number, _)| *number == device)
         && copy_streams.take().is_some()
     {
-        warn_unusable(failed);
+        warn_unusable(error);
     }
 }
 
-fn warn_unusable(failed: &RuntimeError) {
+fn warn_unusable(error: &RuntimeError) {
     tracing::warn!(
         "copies between GPU and host go through libtorch's own stream, and kernels wait for them: a separate \
-         stream cannot be used ({failed})"
+         stream cannot be used ({error})"
     );
 }
 

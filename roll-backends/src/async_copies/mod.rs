@@ -90,14 +90,14 @@ pub(crate) struct Destination<R: Runtime, T> {
 }
 
 impl From<RuntimeError> for BackendError {
-    fn from(failed: RuntimeError) -> Self {
-        Self::Offload { reason: failed.to_string() }
+    fn from(error: RuntimeError) -> Self {
+        Self::Offload { reason: error.to_string() }
     }
 }
 
 impl From<RuntimeError> for roll_core::Error {
-    fn from(failed: RuntimeError) -> Self {
-        BackendError::from(failed).into()
+    fn from(error: RuntimeError) -> Self {
+        BackendError::from(error).into()
     }
 }
 
@@ -136,12 +136,12 @@ impl<R: Runtime> CopyStreams<R> {
                 let buffer = Some(Buffer { last_copy: Some(done.clone()), ..buffer });
                 Ok(D2hCopy { copy_streams: self.clone(), buffer, bytes, done, source: Some(source) })
             }
-            Err(failed) => {
+            Err(error) => {
                 match self.runtime.synchronize_stream(Stream::ToHost) {
                     Ok(()) => lock(&self.pool).put(buffer),
                     Err(_) => mem::forget(source), // rule 6
                 }
-                Err(failed)
+                Err(error)
             }
         }
     }
@@ -154,7 +154,7 @@ impl<R: Runtime> CopyStreams<R> {
         for buffer in taken {
             match buffer {
                 Ok(buffer) => pool.put(buffer),
-                Err(failed) => result = Err(failed),
+                Err(error) => result = Err(error),
             }
         }
         result
@@ -183,11 +183,11 @@ impl<R: Runtime> CopyStreams<R> {
         };
         match queue() {
             Ok(done) => Ok(H2dCopy { copy_streams: self.clone(), done: Arc::new(done), tensor: Some(to) }),
-            Err(failed) => {
+            Err(error) => {
                 if self.runtime.synchronize_stream(Stream::ToDevice).is_err() {
                     mem::forget(to); // rule 6
                 }
-                Err(failed)
+                Err(error)
             }
         }
     }

@@ -12,7 +12,7 @@ use crate::library::{first, functions};
 
 /// Fails, with the name of the missing part, unless device `number` can run kernels. Checks the driver, the device,
 /// NVRTC and its headers.
-pub fn usable(number: usize) -> Result<(), String> {
+pub fn check_usable(number: usize) -> Result<(), String> {
     let (driver, _) = first(&DRIVER).map_err(|_| {
         let names = DRIVER.join(" or ");
         format!("NVIDIA's driver is not installed: {names} is not found (`nvidia-smi` lists the GPUs where it is)")
@@ -21,7 +21,7 @@ pub fn usable(number: usize) -> Result<(), String> {
     if number >= count {
         return Err(super::no_such_device(number, count));
     }
-    compiler::usable(newest)
+    compiler::check_usable(newest)
 }
 
 /// Configures CubeCL for CUDA. Must be called before the first device is opened.

@@ -111,7 +111,7 @@ impl Backend {
 
     /// Fails, with the reason and a remedy, if device `number` cannot be used on this machine. Looks for libraries and
     /// hardware without starting Burn, which would panic.
-    pub fn usable(self, number: usize) -> std::result::Result<(), String> {
+    pub fn check_usable(self, number: usize) -> std::result::Result<(), String> {
         if !self.is_compiled() {
             let built = names(Self::is_compiled);
             return Err(format!(
@@ -124,7 +124,7 @@ impl Backend {
             #[cfg(feature = "libtorch")]
             Self::LibTorchCuda => check_libtorch_cuda(number),
             #[cfg(feature = "cuda")]
-            Self::Cuda => cuda::usable(number),
+            Self::Cuda => cuda::check_usable(number),
             #[cfg(feature = "wgpu")]
             Self::Wgpu => wgpu::open(number).map(drop),
             _ => Ok(()),
@@ -151,7 +151,7 @@ fn names(include: impl Fn(Backend) -> bool) -> String {
 /// the remedy.
 pub fn device(name: &str) -> Result<Device> {
     let (backend, number) = parse(name)?;
-    backend.usable(number).map_err(|reason| backend_error(name, reason))?;
+    backend.check_usable(number).map_err(|reason| backend_error(name, reason))?;
     open(backend, number).ok_or_else(|| backend_error(name, "it is not part of this build".into()))
 }
 
@@ -298,7 +298,7 @@ pub fn is_host(device: &Device) -> bool {
 }
 
 /// Whether convolutions on the device are fastest with channels innermost (channels-last). True for libtorch's GPUs.
-pub fn channels_innermost(device: &Device) -> bool {
+pub fn prefers_channels_innermost(device: &Device) -> bool {
     libtorch_gpu(device).is_some()
 }
 
@@ -335,7 +335,7 @@ mod tests {
     #[test]
     fn compiled_backends_work_or_name_what_is_missing() {
         for backend in Backend::ALL.into_iter().filter(|b| b.is_compiled()) {
-            match (device(backend.name()), backend.usable(0)) {
+            match (device(backend.name()), backend.check_usable(0)) {
                 (Ok(device), Ok(())) => {
                     assert_eq!(is_gpu(&device), backend.is_numbered());
                     let found = [DType::F32, DType::BF16].map(|products| activation_dtype(&device, products));

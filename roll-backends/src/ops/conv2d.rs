@@ -77,7 +77,7 @@ impl Conv2d {
     ) -> Self {
         let [outputs, ..] = weight.dims();
         let bias = bias.unwrap_or_else(|| Tensor::zeros([outputs], (&weight.device(), weight.dtype())));
-        assert_eq!((epilogue == Epilogue::Slopes), slopes.is_some(), "slopes, and the function after a convolution");
+        assert_eq!(epilogue == Epilogue::Slopes, slopes.is_some(), "`Epilogue::Slopes`, and only it, takes slopes");
         let slopes = slopes.unwrap_or_else(|| bias.clone());
         assert!(
             options.groups > 0 && outputs % options.groups == 0 && !weight.dims().contains(&0),

@@ -131,12 +131,12 @@ impl DecodeCall {
 /// Writes row i of `rows` `[N, W]` to slot and position `places[i]` of `into` `[S, C, W]`, and returns the result in
 /// the dtype of `into`. Backends that can write in place do so if `into` has no other handle.
 pub fn store_rows(into: Tensor<3>, rows: Tensor<2>, places: &TailPlaces) -> Tensor<3> {
-    let ([slots, capacity, width], [count, row]) = (into.dims(), rows.dims());
-    let at = &places.places;
-    let are_inside = at.iter().all(|(slot, position)| *slot < slots && *position < capacity);
+    let ([slots, capacity, width], [count, row_width]) = (into.dims(), rows.dims());
+    let places_of_rows = &places.places;
+    let are_inside = places_of_rows.iter().all(|(slot, position)| *slot < slots && *position < capacity);
     assert!(
-        row == width && count == at.len() && are_inside,
-        "{count} rows of {row} at {at:?} of {slots} slots with {capacity} of {width}"
+        row_width == width && count == places_of_rows.len() && are_inside,
+        "{count} rows of {row_width} at {places_of_rows:?} of {slots} slots with {capacity} of {width}"
     );
     let rows = rows.cast(into.dtype());
     let operands = [into.into_dispatch(), rows.into_dispatch()];
@@ -236,8 +236,8 @@ impl CachedSequences {
     }
 
     fn gather<B: Backend>(&self, like: &Floats<B>) -> Gathered<B> {
-        let longest_prompt = self.iter().map(|p| p.prompt.len()).max().unwrap_or(0);
-        let longest_tail = self.iter().map(|p| p.tail).max().unwrap_or(0);
+        let longest_prompt = self.iter().map(|sequence| sequence.prompt.len()).max().unwrap_or(0);
+        let longest_tail = self.iter().map(|sequence| sequence.tail).max().unwrap_or(0);
         let (mut from_prompts, mut slots, mut bias) = (Vec::new(), Vec::new(), Vec::new());
         for sequence in self.iter() {
             let prompt = &sequence.prompt;
@@ -247,7 +247,7 @@ impl CachedSequences {
             from_prompts.extend((0..longest_prompt).map(|i| row_of(i) as i64));
             slots.push(sequence.slot as i64);
             let bias_of = |is_hidden: bool| if is_hidden { MASKED } else { 0.0 };
-            bias.extend((0..longest_prompt).map(|i| bias_of(i >= sequence.prompt.len())));
+            bias.extend((0..longest_prompt).map(|i| bias_of(i >= prompt.len())));
             bias.extend((0..longest_tail).map(|i| bias_of(i < sequence.skip || i >= sequence.tail)));
         }
         let bias = TensorData::new(bias, [self.len(), 1, longest_prompt + longest_tail]);

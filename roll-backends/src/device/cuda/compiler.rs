@@ -31,7 +31,7 @@ const SUCCESS: c_int = 0;
 
 /// Fails with the name of a missing library or header, with NVRTC's log of a trial kernel, or if NVRTC is newer than
 /// `newest`, the CUDA that the driver supports (12040 is 12.4). The check runs once per process.
-pub fn usable(newest: c_int) -> Result<(), String> {
+pub fn check_usable(newest: c_int) -> Result<(), String> {
     static FOUND: OnceLock<Result<(), String>> = OnceLock::new();
     FOUND.get_or_init(|| check(newest)).clone()
 }

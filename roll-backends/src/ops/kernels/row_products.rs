@@ -27,7 +27,7 @@ const CACHE_BLOCK: usize = 1 << 15;
 /// Tasks per thread: enough to balance the load.
 const TASKS_PER_THREAD: usize = 8;
 /// Number of multiplications up to which one thread is faster than several.
-const ONE_THREAD: usize = 1 << 16;
+const MAX_ON_ONE_THREAD: usize = 1 << 16;
 /// Outputs that [`pull`] converts at a time.
 const OUTPUTS_PER_BLOCK: usize = 128;
 /// Inputs per task of [`pull`]: a multiple of every quantisation block's length, so that tasks begin at block
@@ -77,7 +77,7 @@ pub fn forward(rows: usize, inputs: usize, x: &[f32], weight: Stored, bias: &[f3
         y.chunks_exact_mut(outputs.max(1)).for_each(|row| row.copy_from_slice(bias));
         return y;
     }
-    let is_small = rows * inputs * outputs <= ONE_THREAD;
+    let is_small = rows * inputs * outputs <= MAX_ON_ONE_THREAD;
     let wanted_tasks = if is_small { 1 } else { TASKS_PER_THREAD * rayon::current_num_threads() };
     let max_width = (CACHE_BLOCK / inputs / W_ROWS).max(1) * W_ROWS;
     // Columns of the result, and so rows of the weight, per task.

@@ -19,7 +19,7 @@ const STRIP: usize = 1024;
 /// Minimum number of multiplications of a task.
 const MIN_TASK: usize = 1 << 16;
 /// Up to this many multiplications run on one thread: waking another takes longer.
-const ONE_THREAD: usize = 1 << 18;
+const MAX_ON_ONE_THREAD: usize = 1 << 18;
 
 /// The padded copy of a plane may have this number of times the plane's numbers, and [`FREE_COPY`] numbers more.
 const MAX_COPY_RATIO: usize = 16;
@@ -134,7 +134,7 @@ pub fn run_passes(call: &Call, weight: &[f32], pulled: Option<Pulled>, passes: V
             }
         }
     };
-    if planes.saturating_mul(work) <= ONE_THREAD {
+    if planes.saturating_mul(work) <= MAX_ON_ONE_THREAD {
         let scratch = &mut Scratch::default();
         (0..planes).step_by(planes_per_task).for_each(|first| compute_planes(scratch, first));
     } else {
@@ -167,7 +167,7 @@ vectorised! {
         scratch.copy.resize(layout.phases() * layout.phase_size() + LANES, 0.0);
         let padded_rows = layout.size[0] * layout.step[0];
         // Row phase of the input row, and its row in the phase plane.
-        let (mut phase, mut phase_row) = (layout.before[0] % layout.step[0], layout.before[0] / layout.step[0]);
+        let (mut row_phase, mut phase_row) = (layout.before[0] % layout.step[0], layout.before[0] / layout.step[0]);
         for row in 0..rows.min(padded_rows.saturating_sub(layout.before[0])) {
             let at = (plane * rows + row) * columns;
             let mut line = &call.x[at..at + columns];
@@ -178,15 +178,15 @@ vectorised! {
             }
             for (column_phase, &PhaseColumns { first, start, count }) in layout.columns.iter().enumerate() {
                 if count > 0 {
-                    let phase_plane = phase * layout.step[1] + column_phase;
+                    let phase_plane = row_phase * layout.step[1] + column_phase;
                     let into = phase_plane * layout.phase_size() + phase_row * layout.size[1] + start;
                     let inputs = &line[first..][..(count - 1) * layout.step[1] + 1];
                     copy_strided(inputs, layout.step[1], &mut scratch.copy[into..into + count]);
                 }
             }
-            phase += 1;
-            if phase == layout.step[0] {
-                (phase, phase_row) = (0, phase_row + 1);
+            row_phase += 1;
+            if row_phase == layout.step[0] {
+                (row_phase, phase_row) = (0, phase_row + 1);
             }
         }
     }

@@ -126,7 +126,7 @@ pub fn forward(
     bias: &[f32],
     residual: Option<&[f32]>,
     epilogue: KernelEpilogue,
-    sums_wanted: bool,
+    needs_sums: bool,
 ) -> Outputs {
     let count = shape.items * shape.outputs * shape.output[0] * shape.output[1];
     let finish = Finish { bias: Some(bias), residual, epilogue, sums: None };
@@ -135,7 +135,7 @@ pub fn forward(
     // sums.
     let y = unsafe {
         filled(count, |y| {
-            if sums_wanted {
+            if needs_sums {
                 sums = Some(filled(count, |sums| fill(shape, x, weights, Finish { sums: Some(sums), ..finish }, y)));
             } else {
                 fill(shape, x, weights, finish, y);

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use super::Call;
 use super::panel::Line;
 use super::passes::Conv2dShape;
-use super::tiles::{MANY_TASKS_PER_THREAD, ONE_THREAD, store};
+use super::tiles::{MANY_TASKS_PER_THREAD, MAX_ON_ONE_THREAD, store};
 use crate::ops::kernels::geometry::{ConvKind, ConvShape};
 use crate::ops::kernels::simd::vectorised;
 use crate::ops::kernels::tile::{KC, MR, NR, SUMS, accumulate};
@@ -103,7 +103,7 @@ pub fn run_convolution(call: &Call, before: [isize; 2], kernels: &Kernels) {
     let tasks = split_into_tasks(call, grid);
     let run = |task| SCRATCH.with_borrow_mut(|scratch| run_task(call, before, kernels, grid, task, scratch));
     let work = (grid.tiles * ELEMENTS).saturating_mul(call.inputs).saturating_mul(call.outputs);
-    if tasks.len() <= 1 || work <= ONE_THREAD {
+    if tasks.len() <= 1 || work <= MAX_ON_ONE_THREAD {
         tasks.iter().for_each(run);
     } else {
         tasks.par_iter().for_each(run);
