@@ -11,7 +11,7 @@ use crate::trainable::{Trainable, is_target};
 use super::error::not_in_base;
 use super::merge::{lacks_image_branch, warn_of_image_branch};
 use super::sources::{AdapterWeights, OpenedAdapter};
-use super::write::scaled_in_f32;
+use super::write::scaled_to_f32;
 use super::{Layer, Lora, is_same_alpha};
 
 /// The configuration's keys about adapters. `None` leaves the value to the file.
@@ -145,7 +145,7 @@ fn from_one(lora: &Lora) -> InitialAdapter {
     let mut parameters = StateDict::new();
     for (name, layer) in &lora.layers {
         let factor = layer.scale() / common_scale;
-        let up = if factor == 1.0 { layer.up.clone() } else { scaled_in_f32(&layer.up, factor) };
+        let up = if factor == 1.0 { layer.up.clone() } else { scaled_to_f32(&layer.up, factor) };
         ranks.insert(name.clone(), layer.rank());
         parameters.insert(format!("{name}.lora_A.weight"), layer.down.clone());
         parameters.insert(format!("{name}.lora_B.weight"), up);
@@ -182,7 +182,7 @@ fn sum_of(loras: &[(Lora, f64, PathBuf)]) -> Result<InitialAdapter> {
         let mut column = 0;
         for (layer, factor, _) in layers {
             down.extend(layer.down.to_f32_vec());
-            let layer_up = scaled_in_f32(&layer.up, factor).to_f32_vec();
+            let layer_up = scaled_to_f32(&layer.up, factor).to_f32_vec();
             for (row, values) in up.chunks_exact_mut(rank).zip(layer_up.chunks_exact(layer.rank())) {
                 row[column..column + layer.rank()].copy_from_slice(values);
             }

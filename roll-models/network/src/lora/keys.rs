@@ -101,33 +101,32 @@ impl<'a> Bare<'a> {
     fn of(name: &'a str) -> Option<Self> {
         let mut bare = Self { convention: None, expert: None, layer: without_wrappers(name) };
         // The name before the removal of the first prefix that may be part of it.
-        let mut after_first: Option<Cow<'a, str>> = None;
+        let mut before_uncertain_prefix: Option<Cow<'a, str>> = None;
         loop {
             if let Some(rest) = without_prefix(&bare.layer, PARALLEL) {
                 bare.layer = rest;
                 continue;
             }
-            let found = PREFIXES.iter().find_map(|entry| Some((entry, without_prefix(&bare.layer, entry.0)?)));
-            let Some(((prefix, convention, expert), rest)) = found else { break };
+            let found = PREFIXES.iter().find_map(|(prefix, convention, expert)| {
+                Some((*prefix, *convention, *expert, without_prefix(&bare.layer, prefix)?))
+            });
+            let Some((prefix, convention, expert, rest)) = found else { break };
             // A second prefix that names an expert, or PEFT's, is never the beginning of a layer's name.
-            let may_be_part_of_layer = bare.convention.is_some() && expert.is_none() && *prefix != PEFT;
+            let may_be_part_of_layer = bare.convention.is_some() && expert.is_none() && prefix != PEFT;
             if may_be_part_of_layer {
-                after_first.get_or_insert(bare.layer);
+                before_uncertain_prefix.get_or_insert(bare.layer);
             }
-            if matches!((bare.expert, *expert), (Some(first), Some(second)) if first != second) {
+            if matches!((bare.expert, expert), (Some(first), Some(second)) if first != second) {
                 return None;
             }
-            bare = Self {
-                convention: bare.convention.or(Some(*convention)),
-                expert: bare.expert.or(*expert),
-                layer: rest,
-            };
-            if *prefix == KOHYA {
+            bare =
+                Self { convention: bare.convention.or(Some(convention)), expert: bare.expert.or(expert), layer: rest };
+            if prefix == KOHYA {
                 bare.layer = flat_layer(bare.layer);
                 break;
             }
         }
-        if let Some(layer) = after_first
+        if let Some(layer) = before_uncertain_prefix
             && !layer_names::is_known(&bare.layer)
         {
             bare.layer = layer;

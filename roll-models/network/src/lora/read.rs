@@ -14,7 +14,7 @@ use super::error::{LoraError, first_names};
 use super::keys::{self, ALPHAS_KEY, Key, Part};
 use super::layer_names::{self, Names};
 use super::peft::{self, Config};
-use super::write::{scaled_exactly, scaled_in_f32};
+use super::write::{scaled_exactly, scaled_to_f32};
 use super::{Convention, Difference, Expert, Layer, Lora, is_same_alpha};
 
 /// A LoRA file with one adapter, or with one adapter for each of two transformers.
@@ -328,7 +328,7 @@ impl RawLayer {
             // The scale is divided out: in the matrix's own dtype if that is exact, otherwise in f32.
             (None, true) => {
                 let factor = 1.0 / layer.scale();
-                layer.up = scaled_exactly(&layer.up, factor).unwrap_or_else(|| scaled_in_f32(&layer.up, factor));
+                layer.up = scaled_exactly(&layer.up, factor).unwrap_or_else(|| scaled_to_f32(&layer.up, factor));
                 Ok(())
             }
             (Some(_), false) => {

@@ -84,7 +84,7 @@ impl AdapterSources {
         let mut opened = Vec::new();
         for source in sources {
             for (expert, text) in source.paths(&resolve)? {
-                let (path, strength) = with_strength(text, &resolve)?;
+                let (path, strength) = split_strength(text, &resolve)?;
                 for file in files(&resolve(&path))? {
                     opened.extend(open(&file, expert, strength)?);
                 }
@@ -121,7 +121,7 @@ impl AdapterSource {
 }
 
 /// Splits `FILE=0.8` into path and strength. The strength is 1 if it is missing.
-fn with_strength(text: &str, resolve: &impl Fn(&Path) -> PathBuf) -> Result<(PathBuf, f64)> {
+fn split_strength(text: &str, resolve: &impl Fn(&Path) -> PathBuf) -> Result<(PathBuf, f64)> {
     let whole = PathBuf::from(text);
     if resolve(&whole).exists() {
         return Ok((whole, 1.0));

@@ -70,28 +70,41 @@ impl EncodedLora {
             written.add_difference(&stem_of(name, convention, names), difference);
         }
         let has_bias = lora.layers.values().any(|layer| layer.bias.is_some());
-        match convention {
-            Convention::Peft => {
-                written.adapter_config = Some(peft::adapter_config(peft::fields(&ranks_and_alphas, has_bias, "")));
-            }
-            // diffusers derives the configuration itself if all scales are 1.
-            Convention::Diffusers if !alphas.is_empty() => {
-                let fields = peft::fields(&ranks_and_alphas, has_bias, prefix_of(convention));
-                written.metadata.insert(peft::DIFFUSERS_KEY.into(), Value::Object(fields).to_string());
-            }
-            _ => {}
-        }
+        written.add_scales(convention, &alphas, &ranks_and_alphas, has_bias);
         if matches!(convention, Convention::ComfyUi | Convention::Kohya) {
             let layers = lora.layers.values().map(|layer| (layer.rank(), layer.alpha.unwrap_or(layer.rank() as f64)));
             for (name, value) in about::kohya_entries(layers, metadata) {
                 written.metadata.entry(name).or_insert(value);
             }
         }
-        if matches!(convention, Convention::Peft | Convention::DiffSynth) && !alphas.is_empty() {
-            let text = serde_json::to_string(&alphas).unwrap_or_default();
-            written.metadata.insert(ALPHAS_KEY.into(), text);
-        }
         Ok(written)
+    }
+
+    /// Adds the scales where the convention has them outside the layers' tensors: in the header, or in the
+    /// configuration next to the file. `alphas` are those that differ from the rank, by the name of the layer.
+    /// `ranks_and_alphas` are those of every layer, by the name that PEFT's configuration has.
+    fn add_scales(
+        &mut self,
+        convention: Convention,
+        alphas: &BTreeMap<String, f64>,
+        ranks_and_alphas: &BTreeMap<String, RankAndAlpha>,
+        has_bias: bool,
+    ) {
+        match convention {
+            Convention::Peft => {
+                self.adapter_config = Some(peft::adapter_config(peft::fields(ranks_and_alphas, has_bias, "")));
+            }
+            // diffusers derives the configuration itself if all scales are 1.
+            Convention::Diffusers if !alphas.is_empty() => {
+                let fields = peft::fields(ranks_and_alphas, has_bias, prefix_of(convention));
+                self.metadata.insert(peft::DIFFUSERS_KEY.into(), Value::Object(fields).to_string());
+            }
+            _ => {}
+        }
+        if matches!(convention, Convention::Peft | Convention::DiffSynth) && !alphas.is_empty() {
+            let text = serde_json::to_string(alphas).unwrap_or_default();
+            self.metadata.insert(ALPHAS_KEY.into(), text);
+        }
     }
 
     /// Adds the tensors of a layer, whose names begin with `stem`.
@@ -105,7 +118,7 @@ impl EncodedLora {
                 Some(exact) => up = exact,
                 None => {
                     self.state.insert(format!("{stem}{UNSCALED}"), layer.up.clone());
-                    up = scaled_in_f32(&up, layer.scale());
+                    up = scaled_to_f32(&up, layer.scale());
                 }
             }
         }
@@ -259,13 +272,13 @@ fn check_convention(lora: &Lora, convention: Convention) -> Result<(), LoraError
 
 /// Returns `tensor * factor` in its own dtype if division restores the same bits, and `None` otherwise.
 pub(super) fn scaled_exactly(tensor: &Tensor, factor: f64) -> Option<Tensor> {
-    let product = scaled_in_f32(tensor, factor).to_float(tensor.dtype()).ok()?;
-    let back = scaled_in_f32(&product, 1.0 / factor).to_float(tensor.dtype()).ok()?;
+    let product = scaled_to_f32(tensor, factor).to_float(tensor.dtype()).ok()?;
+    let back = scaled_to_f32(&product, 1.0 / factor).to_float(tensor.dtype()).ok()?;
     (back.as_bytes() == tensor.as_bytes()).then_some(product)
 }
 
 /// Computes `tensor * factor` in f64 and rounds it to f32.
-pub(super) fn scaled_in_f32(tensor: &Tensor, factor: f64) -> Tensor {
+pub(super) fn scaled_to_f32(tensor: &Tensor, factor: f64) -> Tensor {
     let values: Vec<f32> = tensor.to_f32_vec().into_iter().map(|v| (f64::from(v) * factor) as f32).collect();
     // The number of values is unchanged, so the shape fits.
     Tensor::new(values, tensor.shape()).unwrap_or_else(|_| tensor.clone())
