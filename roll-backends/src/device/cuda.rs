@@ -8,12 +8,12 @@ use cubecl::config::memory::CudaAllocator;
 use libloading::Library;
 
 use super::memory::DRIVER;
-use crate::library::{first, functions};
+use crate::library::{functions, open_first};
 
 /// Fails, with the name of the missing part, unless device `number` can run kernels. Checks the driver, the device,
 /// NVRTC and its headers.
 pub fn check_usable(number: usize) -> Result<(), String> {
-    let (driver, _) = first(&DRIVER).map_err(|_| {
+    let (driver, _) = open_first(&DRIVER).map_err(|_| {
         let names = DRIVER.join(" or ");
         format!("NVIDIA's driver is not installed: {names} is not found (`nvidia-smi` lists the GPUs where it is)")
     })?;

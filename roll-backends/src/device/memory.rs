@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::process::Command;
 
 use super::{Backend, parse};
-use crate::library::{first, functions};
+use crate::library::{functions, open_first};
 
 /// Bytes of the memory of the GPU that `backend` names; `None` if it is not an NVIDIA GPU, or neither the driver nor
 /// `nvidia-smi` answers.
@@ -48,7 +48,7 @@ functions! {
 
 impl Driver {
     fn open(names: &[&str]) -> Option<Self> {
-        let (library, _) = first(names).ok()?;
+        let (library, _) = open_first(names).ok()?;
         let driver = Self::find(library).ok()?;
         // SAFETY: the driver may be initialised repeatedly.
         (unsafe { (driver.init)(NO_FLAGS) } == SUCCESS).then_some(driver)

@@ -11,7 +11,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use libloading::Library;
 
 use super::NcclError;
-use crate::library::{Missing, first, functions, text};
+use crate::library::{Missing, functions, open_first, text};
 
 /// `ncclUniqueId`, which identifies a job to its ranks. Passed by value.
 #[repr(C)]
@@ -143,5 +143,5 @@ fn open(
     what: &'static str,
     install: &'static str,
 ) -> Result<(Library, &'static str), NcclError> {
-    first(files).map_err(|reason| NcclError::Library { what, tried: files.join(", "), install, reason })
+    open_first(files).map_err(|reason| NcclError::Library { what, tried: files.join(", "), install, reason })
 }

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use libloading::Library;
 
-use crate::library::{first, functions};
+use crate::library::{functions, open_first};
 
 /// The file names that cudarc looks for (`.cargo/config.toml` sets the version). cudarc panics if it finds no such
 /// file.
@@ -37,7 +37,7 @@ pub fn check_usable(newest: c_int) -> Result<(), String> {
 }
 
 fn check(newest: c_int) -> Result<(), String> {
-    let Ok((library, _)) = first(&KNOWN_TO_CUDARC) else { return Err(not_found()) };
+    let Ok((library, _)) = open_first(&KNOWN_TO_CUDARC) else { return Err(not_found()) };
     let path = cubecl::cuda::install::cuda_path().unwrap_or_else(|| "/usr/local/cuda".into()).join("include");
     if let Some(header) = HEADERS.into_iter().find(|header| !path.join(header).exists()) {
         return Err(format!(
@@ -75,7 +75,7 @@ fn check_driver([major, minor]: [c_int; 2], newest: c_int) -> Result<(), String>
 /// The error if none of [`KNOWN_TO_CUDARC`] can be loaded.
 fn not_found() -> String {
     let names = KNOWN_TO_CUDARC.join(" or ");
-    match UNKNOWN_TO_CUDARC.into_iter().find(|name| first(&[*name]).is_ok()) {
+    match UNKNOWN_TO_CUDARC.into_iter().find(|name| open_first(&[*name]).is_ok()) {
         Some(name) => format!(
             "CUDA's run-time compiler is here as {name}, and looked for as {names}: `eval \"$(scripts/setup-cuda \
              --installed)\"` gives it that name"

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use super::launch::{Kernel, Launch, LaunchShape, Launcher};
 use super::nvrtc::{Nvrtc, SOURCE};
 use crate::device::memory::DRIVER;
-use crate::library::{first, functions, text};
+use crate::library::{functions, open_first, text};
 use crate::sync::lock;
 
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR`.
@@ -53,7 +53,8 @@ functions! {
 
 impl Driver {
     fn load() -> Result<Self, String> {
-        let (library, _) = first(&DRIVER).map_err(|reasons| format!("NVIDIA's driver is not found ({reasons})"))?;
+        let (library, _) =
+            open_first(&DRIVER).map_err(|reasons| format!("NVIDIA's driver is not found ({reasons})"))?;
         Ok(Self::find(library)?)
     }
 
