@@ -15,8 +15,8 @@ const POSITIONS: usize = 256;
 /// Lower bound of the norm that x is divided by.
 const MIN_NORM: f32 = 1e-12;
 
-/// Returns `y = x / max(|x|, 1e-12) * sqrt(C) * gain` with `C = gain.len()`, or `y * sigmoid(y)` if `has_silu`, and the
-/// factor `sqrt(C) / max(|x|, 1e-12)` of each position.
+/// Returns `y = x / max(|x|, MIN_NORM) * sqrt(C) * gain` with `C = gain.len()`, or `y * sigmoid(y)` if `has_silu`, and
+/// the factor `sqrt(C) / max(|x|, MIN_NORM)` of each position.
 pub fn forward(x: &[f32], gain: &[f32], has_silu: bool) -> (Vec<f32>, Vec<f32>) {
     let channels = gain.len();
     let positions = x.len() / channels.max(1);

@@ -219,7 +219,7 @@ impl ChannelNormKernel for LibTorch {
     }
 }
 
-/// `sqrt(C) / max(|x|, 1e-12)` of each position, f32.
+/// `sqrt(C) / max(|x|, MIN_NORM)` of each position, f32.
 fn factors_of(x: &Tensor) -> Tensor {
     let root = (x.size()[0] as f64).sqrt();
     let norms = match x.kind() {
