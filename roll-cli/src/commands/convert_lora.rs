@@ -57,7 +57,7 @@ fn convert(mut file: LoraFile, base: Option<&Checkpoint>, several: bool, args: &
         }
     }
     for lora in &adapters {
-        let out = match lora.is_for() {
+        let out = match lora.target_expert() {
             Some(expert) if several => with_suffix(&args.out, &expert.to_string()),
             _ => args.out.clone(),
         };
@@ -68,7 +68,7 @@ fn convert(mut file: LoraFile, base: Option<&Checkpoint>, several: bool, args: &
         if convention == Convention::Peft {
             println!("{}: its configuration for PEFT", written.with_file_name(PEFT_CONFIG).display());
         }
-        if (convention, lora.is_for()) == (Convention::Diffusers, Some(Expert::Low)) {
+        if (convention, lora.target_expert()) == (Convention::Diffusers, Some(Expert::Low)) {
             println!("load it in diffusers with load_lora_weights(..., load_into_transformer_2=True)");
         }
     }

@@ -39,7 +39,7 @@ pub fn merge_lora(args: MergeLora) -> Result<()> {
     let base = Checkpoint::open_any(&args.base)?;
     // The expert that the base is, and the place that says so: its name or its header.
     let named_by_base = about::named_expert(base.path(), &base.metadata());
-    if let (Some(expert), Some((other, place))) = (lora.is_for().or(named_by_file), named_by_base)
+    if let (Some(expert), Some((other, place))) = (lora.target_expert().or(named_by_file), named_by_base)
         && expert != other
     {
         tracing::warn!(

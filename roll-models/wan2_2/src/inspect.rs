@@ -155,7 +155,7 @@ impl FileDescription {
         };
         self.add_detail("convention", format!("{}, layers by their {names} names", file.convention));
         for adapter in &file.adapters {
-            if let Some(expert) = adapter.is_for() {
+            if let Some(expert) = adapter.target_expert() {
                 self.add_detail("expert", expert.to_string());
             }
             let listed = |values: Vec<String>| if values.is_empty() { "none".into() } else { values.join(", ") };

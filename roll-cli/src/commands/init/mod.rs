@@ -120,7 +120,7 @@ impl Interview<'_, '_> {
 
     /// Asks where the run computes, unless `on` (`--on`) names the machine.
     fn ask_place(&mut self, on: Option<String>) -> Result<Place> {
-        let gpu = [Backend::LibTorchCuda, Backend::Cuda].into_iter().find(|backend| backend.usable(0).is_ok());
+        let gpu = [Backend::LibTorchCuda, Backend::Cuda].into_iter().find(|backend| backend.check_usable(0).is_ok());
         let gpu = gpu.unwrap_or(Backend::LibTorchCuda).name();
         let mut place = Place::default();
         if let Some(on) = on {
