@@ -31,7 +31,8 @@ use crate::flow_matching::mixed;
 use crate::kl_reference::KlReference;
 use crate::policy_gradient::old_policy::with_parameters;
 use crate::policy_gradient::round::{
-    Group, NoExploration, Rollout, RoundOptions, RoundState, generate, key_in, require_different_videos, set_advantages,
+    Group, NoExploration, Rollout, RoundOptions, RoundState, generate, key_of_update, require_different_videos,
+    set_advantages,
 };
 use crate::policy_gradient::tally::Tally;
 use crate::policy_gradient::{
@@ -67,7 +68,7 @@ impl Method for DiffusionNftConfig {
         let (shared, plan) = (self.shared(), self.plan(diffusion(ctx.model, NAME)?.schedule())?);
         let mut round = RoundState::new(ctx);
 
-        let old = state.old_policy.parameters(ctx.model)?.to_vec();
+        let old_parameters = state.old_policy.parameters(ctx.model)?.to_vec();
         let options = RoundOptions {
             algorithm: NAME,
             sampling: &plan.sampling,
@@ -76,12 +77,13 @@ impl Method for DiffusionNftConfig {
             share_prefix: false,
         };
         let prepared = &mut state.prepared;
-        let mut groups =
-            with_parameters(ctx, &old, |ctx| generate(&options, prepared, ctx, &mut NoExploration, &mut round))?;
+        let mut groups = with_parameters(ctx, &old_parameters, |ctx| {
+            generate(&options, prepared, ctx, &mut NoExploration, &mut round)
+        })?;
         let is_finite = set_advantages(&shared, ctx, &mut groups, &mut round)?;
         state.train(&shared, ctx, &mut groups, is_finite, &mut round, |prepared, ctx, group, round| {
             let predictions = PredictionReward::of(self, prepared, ctx, group)?;
-            self.accumulate(ctx, &plan, group, &old, predictions.as_ref(), round)
+            self.accumulate(ctx, &plan, group, &old_parameters, predictions.as_ref(), round)
         })?;
 
         let decay = self.old_policy.at(ctx.step);
@@ -101,7 +103,7 @@ struct NoisedCopy<'a> {
     noise: Tensor,
     /// The noised latents x_t.
     x: Tensor,
-    /// The velocity of the old policy; empty until `accumulate` computes it.
+    /// The velocity of the old policy; empty until `predict_by_others` sets it.
     old: Tensor,
     /// The velocity of the KL's reference, if it is needed.
     reference: Option<Tensor>,
@@ -130,17 +132,7 @@ impl DiffusionNftConfig {
         let boundary = diffusion(ctx.model, NAME)?.schedule().boundary;
         copies.sort_by_key(|copy| boundary.is_some_and(|boundary| copy.timestep.uses_low_noise(boundary)));
         round.begin(REFERENCE, "predicting by the old policy")?;
-        with_parameters(ctx, old_parameters, |ctx| {
-            for batch in copies.chunks_mut(self.at_once) {
-                let old = velocities(ctx.model, batch, Adapter::On)?;
-                batch.iter_mut().zip(old).for_each(|(copy, v)| copy.old = v);
-                if self.needs_reference() {
-                    let references = velocities(ctx.model, batch, self.kl_reference.adapter())?;
-                    batch.iter_mut().zip(references).for_each(|(copy, v)| copy.reference = Some(v));
-                }
-            }
-            Ok(())
-        })?;
+        self.predict_by_others(ctx, old_parameters, &mut copies)?;
         for batch in copies.chunks(self.at_once) {
             round.begin(FORWARD, "predicting velocities")?;
             let inputs: Vec<VelocityInput<'_>> = batch.iter().map(NoisedCopy::input).collect();
@@ -170,6 +162,26 @@ impl DiffusionNftConfig {
         Ok(())
     }
 
+    /// Sets the velocities of the old policy at `copies`, and those of the KL's reference if it is needed.
+    fn predict_by_others(
+        &self,
+        ctx: &mut StepContext<'_>,
+        old_parameters: &[f32],
+        copies: &mut [NoisedCopy<'_>],
+    ) -> Result<()> {
+        with_parameters(ctx, old_parameters, |ctx| {
+            for batch in copies.chunks_mut(self.at_once) {
+                let old = velocities(ctx.model, batch, Adapter::On)?;
+                batch.iter_mut().zip(old).for_each(|(copy, v)| copy.old = v);
+                if self.needs_reference() {
+                    let references = velocities(ctx.model, batch, self.kl_reference.adapter())?;
+                    batch.iter_mut().zip(references).for_each(|(copy, v)| copy.reference = Some(v));
+                }
+            }
+            Ok(())
+        })
+    }
+
     /// The noised copies of one video in the update number `update`: `levels_per_video` levels, spread evenly over the
     /// levels of the sampler.
     fn noised_copies<'a>(
@@ -182,7 +194,7 @@ impl DiffusionNftConfig {
         update: usize,
     ) -> Result<Vec<NoisedCopy<'a>>> {
         let (count, n) = (self.levels_per_video, video.latents.len());
-        let key = key_in(video.key, update);
+        let key = key_of_update(video.key, update);
         let mut uniform = noise.uniform(Purpose::Levels, step, key);
         let noises = noise.normal(Purpose::Noising, step, key, &[count, n])?;
         let mut copies = Vec::new();

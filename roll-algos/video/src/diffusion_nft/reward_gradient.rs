@@ -65,7 +65,7 @@ impl<'a> PredictionReward<'a> {
         if config.reward_gradient.weight == 0.0 {
             return Ok(None);
         }
-        let sample = &ctx.samples[group.sample];
+        let sample = &ctx.samples[group.position];
         let target = prepared.target(reward(ctx, NAME)?, sample, config.reference)?;
         Ok(Some(Self { options: config.reward_gradient, sample, target, frame_rate: config.frame_rate }))
     }

@@ -86,7 +86,7 @@ impl Method for FlowGrpoConfig {
 /// Factors of the terms of one step's loss.
 #[derive(Clone, Copy)]
 struct TermFactors {
-    /// Factor of the policy loss: `kl` times the normalised weight of the step (`algo.step_weight`).
+    /// Factor of the policy loss: the factor of the KL times the normalised weight of the step (`algo.step_weight`).
     policy: f64,
     /// Factor of the KL: the weight of the sample, divided by the number of trained steps.
     kl: f64,
@@ -128,13 +128,14 @@ impl FlowGrpoConfig {
             if videos.iter().all(|video| video.advantage == 0.0) {
                 continue;
             }
-            let kl = *weight / steps.len() as f64;
+            let step_share = *weight / steps.len() as f64;
             for record in steps {
                 if round.outcome.nonfinite.is_some() {
                     return Ok(());
                 }
                 let Some(step) = plan.steps[record.step] else { continue };
-                let factors = TermFactors { policy: kl * weight_scale * self.step_weight.of(&step), kl };
+                let policy = step_share * weight_scale * self.step_weight.of(&step);
+                let factors = TermFactors { policy, kl: step_share };
                 self.accumulate_step(ctx, plan, conditions, videos, record, &step, factors, round)?;
             }
         }
@@ -261,23 +262,37 @@ impl FlowGrpoConfig {
         let d_conditional = match reference {
             None => None,
             Some(reference) => {
-                let (c, r) = (conditional.f32s()?, reference.f32s()?);
-                // The means of a step differ by `velocity_factor` times the difference of velocities.
-                let scale = match self.kl_of {
-                    KlOf::Velocity => 1.0,
-                    KlOf::Mean => 0.5 * (step.velocity_factor() / step.std()).powi(2),
-                };
-                let kl = scale * distance::squared(c, r, mask);
+                let weight = factors.kl * self.kl_weight;
+                let (kl, gradient) = self.kl_at(step, conditional, reference, mask, weight)?;
                 tally.mean("actor/kl_loss", kl);
                 value += self.kl_weight * kl;
-                let mut gradient = vec![0.0; c.len()];
-                let weight = factors.kl * self.kl_weight * scale;
-                distance::add_squared_gradient(&mut gradient, weight, c, r, mask);
-                Some(narrow(&gradient, conditional.shape())?)
+                Some(gradient)
             }
         };
         tally.mean("actor/loss", value);
         Ok((value, narrow(&d_velocity, velocity.shape())?, d_conditional))
+    }
+
+    /// The KL of one video's step from the velocity `reference`, and `weight` times its gradient with respect to the
+    /// velocity `conditional`.
+    fn kl_at(
+        &self,
+        step: &SdeStep,
+        conditional: &Tensor,
+        reference: &Tensor,
+        mask: LossMask,
+        weight: f64,
+    ) -> Result<(f64, Tensor)> {
+        let (c, r) = (conditional.f32s()?, reference.f32s()?);
+        // The means of a step differ by `velocity_factor` times the difference of velocities.
+        let scale = match self.kl_of {
+            KlOf::Velocity => 1.0,
+            KlOf::Mean => 0.5 * (step.velocity_factor() / step.std()).powi(2),
+        };
+        let kl = scale * distance::squared(c, r, mask);
+        let mut gradient = vec![0.0; c.len()];
+        distance::add_squared_gradient(&mut gradient, weight * scale, c, r, mask);
+        Ok((kl, narrow(&gradient, conditional.shape())?))
     }
 }
 

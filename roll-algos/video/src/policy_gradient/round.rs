@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::advantages::{GroupStatistics, Normalization, best_and_worst, normalized, normalized_apart};
 use super::options::{SeveralRewards, SharedOptions};
 use super::tally::Tally;
-use crate::draw_keys::{draw_key, repeats, rollout_key};
+use crate::draw_keys::{UPDATE_BIT, draw_key, repeats, rollout_key};
 use crate::report::{SCORE, StepOutcome, detail_metric};
 use crate::sampling::{Batch, Conditions, Sampling};
 use crate::scoring::{Measured, Prepared, PreparedTarget};
@@ -73,7 +73,7 @@ impl<'a> RoundState<'a> {
 /// The generated videos of one prompt.
 pub(crate) struct Group<T> {
     /// Position of the sample among this rank's samples of the step.
-    pub(crate) sample: usize,
+    pub(crate) position: usize,
     /// Factor of the loss of its videos: the weight of the sample.
     pub(crate) weight: f64,
     /// Row of the sample in the data. Groups of different ranks with the same row are one group.
@@ -94,9 +94,9 @@ impl<T> Group<T> {
 }
 
 /// The key of a sample's or video's draws in an update, from the sample's or video's own `key`. Each update of a step
-/// has its own draws.
-pub(crate) fn key_in(key: u64, update: usize) -> u64 {
-    key ^ ((update as u64) << 28)
+/// has its own draws. [`draw_keys`](crate::draw_keys) lists the fields of a key.
+pub(crate) fn key_of_update(key: u64, update: usize) -> u64 {
+    key ^ ((update as u64) << UPDATE_BIT)
 }
 
 /// One generated video.
@@ -129,7 +129,7 @@ pub(crate) trait Explore {
     /// Begins or continues the rollout of a batch of videos of the sample in `row`. `keys` are the keys of their draws,
     /// `record` is their record so far.
     fn begin(&mut self, row: u64, keys: &[u64], record: Self::Record);
-    /// As [`crate::sampling::OwnStep`].
+    /// Computes sampler step `i`, or returns `None` to leave it to the sampler: a [`crate::sampling::OwnStep`].
     fn step(&mut self, i: usize, xs: &[Tensor], vs: &[Tensor]) -> Result<Option<Vec<Tensor>>>;
     /// Returns the record, which the steps since [`Explore::begin`] have extended.
     fn end(&mut self) -> Self::Record;
@@ -190,24 +190,24 @@ pub(crate) fn generate<E: Explore>(
 ) -> Result<Vec<Group<E::Record>>> {
     let samples = ctx.samples;
     // The context of errors.
-    let training_on = |position: usize| move || format!("training on {}", samples[position].origin);
+    let training_on = |position: usize| format!("training on {}", samples[position].origin);
     let mut prompts = Vec::new();
     for (position, repeats) in repeats(ctx.strategy.ranks().data.as_ref(), samples)?.into_iter().enumerate() {
         let pending = begin_prompt(options, prepared, ctx, (position, repeats), explore, round);
-        prompts.extend(pending.while_doing(training_on(position))?);
+        prompts.extend(pending.while_doing(|| training_on(position))?);
     }
     let model = diffusion(ctx.model, options.algorithm)?;
     let [high_noise, low_noise] = options.sampling.steps_of_experts(model.schedule().boundary);
     for prompt in &mut prompts {
         let position = prompt.position;
         let denoised = prompt.denoise(options, high_noise.clone(), model, explore, &mut round.watch);
-        denoised.while_doing(training_on(position))?;
+        denoised.while_doing(|| training_on(position))?;
     }
     let mut groups = Vec::new();
     for prompt in prompts {
         let position = prompt.position;
         let group = finish_prompt(options, prompt, low_noise.clone(), ctx, explore, round);
-        groups.extend(group.while_doing(training_on(position))?);
+        groups.extend(group.while_doing(|| training_on(position))?);
         if round.outcome.nonfinite.is_some() {
             break;
         }
@@ -389,12 +389,12 @@ fn finish_prompt<E: Explore>(
         }
         Ok(())
     })?;
-    let missing = set_scores(ctx, sample, &mut videos, measured, round);
+    let missing_reason = set_scores(ctx, sample, &mut videos, measured, round);
     if round.outcome.nonfinite.is_some() {
         return Ok(None);
     }
     let has_no_score = videos.iter().all(|video| video.scores.is_none());
-    if let Some(reason) = missing
+    if let Some(reason) = missing_reason
         && has_no_score
     {
         round.outcome.skip(sample, reason);
@@ -403,7 +403,7 @@ fn finish_prompt<E: Explore>(
     let Pending { position, conditions, key, batches, .. } = prompt;
     let records = batches.into_iter().map(|batch| batch.record).collect();
     let weight = sample.weight;
-    Ok(Some(Group { sample: position, weight, row: sample.index, key, conditions, videos, records }))
+    Ok(Some(Group { position, weight, row: sample.index, key, conditions, videos, records }))
 }
 
 /// Sets the scores of a sample's videos. Stops at a score that is not finite and notes it in `round`. If some videos
@@ -416,25 +416,25 @@ fn set_scores(
     round: &mut RoundState<'_>,
 ) -> Option<String> {
     let RoundState { tally, outcome, .. } = round;
-    let mut missing = None;
+    let mut missing_reason = None;
     for (video, measured) in videos.iter_mut().zip(measured) {
         match measured {
             Measured::Score { value, details, .. } => {
                 let scores = scores_of_video(ctx, value, &details);
                 if let Some(value) = scores.nonfinite() {
                     outcome.nonfinite = Some((format!("the score of {}", sample.origin), value));
-                    return missing;
+                    return missing_reason;
                 }
                 tally.mean(SCORE, value);
                 details.iter().for_each(|(name, value)| tally.mean(detail_metric(name), *value));
                 video.scores = Some(scores);
             }
-            Measured::Skipped(reason) => missing = Some(reason),
+            Measured::Skipped(reason) => missing_reason = Some(reason),
         }
     }
     let unscored = videos.iter().filter(|video| video.scores.is_none()).count();
     tally.mean("actor/unscored", unscored as f64 / videos.len() as f64);
-    missing
+    missing_reason
 }
 
 /// A function that scores a video by a reward.
@@ -456,6 +456,7 @@ impl Scoring<'_, '_> {
     /// once, otherwise that of the previous video, if there is one.
     fn begin(&mut self, video: Video) -> Result<Option<Measured>> {
         let previous = self.end()?;
+        // The reward is there, because no thread has it after `end`.
         let Some(reward) = self.idle.take() else { return Ok(previous) };
         let measure = self.measure;
         if reward.is_elsewhere() {
@@ -549,9 +550,9 @@ fn advantages(shared: &SharedOptions, weights: &[f64], scores: &[Option<Scores>]
     advantages
 }
 
-/// Sets the advantages of each row's videos to 0, except the `best_of` best and worst videos by their advantages. If
-/// several rewards are normalised apart, the sums of scores would have another order, because the reward with the
-/// largest scale decides it.
+/// Sets the advantages of each row's videos to 0, except the `best_of` best and worst videos. Videos are compared by
+/// their advantages and not by their sums of scores, whose order the reward with the largest scale decides even if the
+/// rewards are normalised apart.
 fn clear_all_but_best_and_worst(advantages: &mut [f64], has_score: &[bool], rows: &[u64], best_of: usize) {
     let mut positions_by_row: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
     rows.iter().enumerate().for_each(|(i, row)| positions_by_row.entry(*row).or_default().push(i));
@@ -585,7 +586,7 @@ pub(crate) fn require_different_videos(ctx: &StepContext<'_>, algorithm: &str) -
     }
 }
 
-/// The error on a configured `noise_seed`.
+/// The error on a configured `noise_seed`, with which all videos of a prompt are the same.
 pub(crate) fn same_videos(algorithm: &str) -> Error {
     let problem = format!("`{algorithm}` compares the videos of a prompt, and they would be all the same: unset it");
     Error::config("noise_seed", problem)

@@ -136,7 +136,7 @@ impl SdeStep {
 
     /// Whether the step has noise. Without noise it has no log-probability.
     pub fn is_stochastic(&self) -> bool {
-        self.level > 0.0 || (self.kind == SdeKind::Cps && self.std > 0.0)
+        self.level > 0.0
     }
 
     /// The variance in the log-probability, which is `-mean((x' - mean)^2) / (2 variance)` plus a constant. It is std^2

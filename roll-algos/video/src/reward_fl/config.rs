@@ -273,7 +273,7 @@ impl RewardFlConfig {
     }
 
     /// Whether training step `step`, counted from 0, measures the gradients of reward and KL separately.
-    pub(super) fn splits(&self, step: u64, parameters: usize) -> bool {
+    pub(super) fn measures_gradients_apart(&self, step: u64, parameters: usize) -> bool {
         const DEFAULT_EVERY: u64 = 25;
         const MOST_PARAMETERS: usize = 1_000_000_000;
         let configured = self.gradient_split_every;

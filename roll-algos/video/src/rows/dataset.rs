@@ -18,7 +18,7 @@ pub struct Dataset {
     metadata: Metadata,
     config: DataConfig,
     unit: VideoUnit,
-    /// The bucket of each row; `None` without buckets.
+    /// The bucket of each row; `None` without buckets. A row that cannot be read has no bucket.
     buckets: Option<Vec<Option<Bucket>>>,
     cache: Mutex<Cache>,
 }
@@ -36,10 +36,11 @@ impl Dataset {
         let (has_buckets, has_windows) = (buckets::are_wanted(config), config.windows != Windows::Head);
         let mut buckets = None;
         if has_buckets || has_windows {
-            let of_rows = buckets::assign(&metadata, config, unit)?;
+            let available_by_row = buckets::assign(&metadata, config, unit)?;
+            let available_by_window = metadata.divide(config.windows, available_by_row, unit)?;
             // Now the metadata has one row per window.
-            let of_windows = metadata.divide(config.windows, of_rows, unit)?.into_iter();
-            buckets = has_buckets.then(|| of_windows.map(|available| available.map(|a| a.bucket)).collect());
+            let bucket_by_row = available_by_window.into_iter().map(|available| available.map(|a| a.bucket));
+            buckets = has_buckets.then(|| bucket_by_row.collect());
         }
         let cache = Mutex::new(Cache { limit: config.cache_bytes, ..Cache::default() });
         Ok(Self { metadata, config: config.clone(), unit, buckets, cache })
@@ -112,6 +113,7 @@ impl Dataset {
         Ok(Err((location, reason)))
     }
 
+    /// Makes the sample of a row from its decoded files, which may be cached.
     fn read(&self, index: usize, row: &MetadataRow) -> Result<Sample> {
         if let Some(reason) = &row.no_prompt {
             let file = row.video.as_ref().unwrap_or(&self.metadata.path);
@@ -177,9 +179,11 @@ impl Dataset {
             return Err(bad(format!("expected a picture or the {frames} frames of the clip, found {found} frames")));
         }
         let (pixels, rgb) = (height * width, mask.frames().f32s()?);
+        // Frames are `[3, H, W]` in [-1, 1], masks are in [0, 1].
         let grey = |i: usize| {
-            let at = i / pixels * 3 * pixels + i % pixels;
-            ((rgb[at] + rgb[at + pixels] + rgb[at + 2 * pixels]) / 3.0 + 1.0) / 2.0
+            let red = i / pixels * 3 * pixels + i % pixels;
+            let (green, blue) = (red + pixels, red + 2 * pixels);
+            ((rgb[red] + rgb[green] + rgb[blue]) / 3.0 + 1.0) / 2.0
         };
         Tensor::new((0..found * pixels).map(grey).collect(), [found, height, width])
     }

@@ -1,4 +1,4 @@
-//! From a configuration to the parts of a run on clips.
+//! Opens the parts of a run on clips, which its configuration names.
 
 use std::sync::Arc;
 
@@ -326,6 +326,8 @@ fn cached(
     (reward, model.map(|model| Network { model, strategy }))
 }
 
+/// Opens the cache of encodings that `data.cache_dir` names. A run that reads only headers checks the directory and
+/// opens no store.
 fn open_store(config: &DataConfig, context: &BuildContext) -> Result<Option<CacheStore>> {
     match (context.headers_only, context.ranks.rank().0) {
         (false, _) => cache::open(config),
@@ -335,8 +337,8 @@ fn open_store(config: &DataConfig, context: &BuildContext) -> Result<Option<Cach
     }
 }
 
-/// The rows that are trained on, and the rows that are evaluated. `reader`: the trained reward that reads the
-/// reference.
+/// The rows that are trained on, and the rows that are evaluated. `reader` names the trained reward that reads the
+/// reference, if there is one.
 fn checked_sets<'a>(
     clips: &ClipConfig,
     reader: Option<&'a str>,
@@ -431,8 +433,8 @@ fn any_clip(unit: VideoUnit) -> ConditionInput {
     ConditionInput { image, frames: 1, size, ..ConditionInput::default() }
 }
 
-/// Whether each evaluated row has the reference that default checks read, and the model takes a picture. A model that
-/// takes none generates videos that have no first frame in common with the reference.
+/// Whether the model takes a picture and each evaluated row has the reference that default checks read. A model that
+/// takes no picture generates videos that have no first frame in common with the reference.
 fn has_references(
     config: &RunConfig,
     sets: &[Rows<'_>],
@@ -456,13 +458,15 @@ fn check_stop_condition(sources: &EvaluationSources, config: &RunConfig, clips: 
     Err(Error::config("evaluation.stop_when", problem))
 }
 
+/// The batches of this rank, in the micro-batches of the configuration.
 fn batches(dataset: Arc<Dataset>, config: &RunConfig, ranks: &dyn Communicator) -> Batches {
     let training = &config.training;
     Batches::new(dataset, config.noise(), training.samples_per_rank(), ranks.rank(), ranks.world_size())
         .in_micro_batches(training.per_device_train_batch_size)
 }
 
-/// The headlines of the algorithm. The data that validate it are named as clips of which `seen` are trained on, too.
+/// The headlines of the algorithm. If `seen` clips are trained on, too, the headlines say so of the clips that validate
+/// it.
 fn headlines(algorithm: &dyn Algorithm, seen: usize) -> Vec<Headline> {
     let mut headlines = algorithm.headlines();
     if seen > 0 {

@@ -17,7 +17,7 @@ use roll_train::{Checked, Run};
 use roll_video::rows::DataConfig;
 
 use self::findings::Findings;
-use super::plan::{PlannedMachine, cluster, estimate, gigabytes, machine, needed, totals};
+use super::plan::{PlannedMachine, cluster, estimate, gigabytes, machine, needed, peaks};
 use crate::args::{Check, MachineArgs};
 use crate::configuration::{Configuration, build_context};
 use crate::demo::NotDemo;
@@ -256,7 +256,7 @@ pub fn estimated(loaded: &LoadedConfig, registry: &Registry) -> Option<String> {
     if let Some(note) = cpu_note(config, None, &needs) {
         tracing::warn!("{note}");
     }
-    let [device, host] = totals(&needs);
+    let [device, host] = peaks(&needs);
     let seconds: f64 = needs.time.iter().map(|phase| phase.seconds).sum();
     // Ranks that are threads share the memory of their process.
     let (bytes_of_rank, _) = needs.peak(|item| item.device + item.host);
@@ -301,7 +301,7 @@ fn memory(needs: &Needs, machine: &PlannedMachine, is_known: bool, found: &mut F
         found.good(format!("{:<28} {:>11}{host}", item.label(), in_words(item.device)));
     }
     let need = needed(needs, machine);
-    let [device, _] = totals(needs);
+    let [device, _] = peaks(needs);
     let have = machine.memory / 1e9;
     let place = format!("on each device of {}, for {}", machine.name, needs.work);
     match (is_known, need <= have) {

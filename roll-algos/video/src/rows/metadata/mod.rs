@@ -191,6 +191,7 @@ impl Metadata {
             let pairs = [(&row.video, &other.video), (&row.image, &other.image)];
             pairs.into_iter().all(|pair| match pair {
                 (Some(a), Some(b)) => a == b || head(a).is_some_and(|h| head(b) == Some(h)),
+                // Neither row has the file, because their keys are equal.
                 _ => true,
             })
         };
@@ -201,10 +202,10 @@ impl Metadata {
         self.rows.iter().take(count).filter(is_in_other).collect()
     }
 
-    /// Probes the first `most` clips. Clips that cannot be read are left out of the result.
-    pub fn probe_clips(&self, decoder: Decoder, most: usize) -> Vec<(&Path, Probed)> {
+    /// Probes the first `count` clips. Clips that cannot be read are left out of the result.
+    pub fn probe_clips(&self, decoder: Decoder, count: usize) -> Vec<(&Path, Probed)> {
         let rows = self.rows.iter().filter(|row| row.is_first_window());
-        let clips: Vec<&PathBuf> = rows.filter_map(|row| row.video.as_ref()).take(most).collect();
+        let clips: Vec<&PathBuf> = rows.filter_map(|row| row.video.as_ref()).take(count).collect();
         clips.par_iter().filter_map(|clip| Some((clip.as_path(), probe(clip, decoder).ok()?))).collect()
     }
 

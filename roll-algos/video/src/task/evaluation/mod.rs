@@ -39,10 +39,10 @@ struct Set {
     /// This rank's part of `samples`.
     own: Range<usize>,
     /// Number of clips over all ranks.
-    clips: usize,
+    clip_count: usize,
 }
 
-/// Inputs of an evaluation besides its clips and rewards.
+/// Inputs of an evaluation besides its clips and checks.
 pub(crate) struct EvaluationInputs<'a> {
     pub algorithm: &'a mut dyn ClipAlgorithm,
     pub model: &'a mut dyn Model,
@@ -64,7 +64,7 @@ pub(crate) struct EvaluationSources {
 }
 
 impl EvaluationSources {
-    /// Opens `evaluation.metadata` and `evaluation.check`, which check the rewards `trained`.
+    /// Opens the rows of `evaluation.metadata`, and the rewards of `evaluation.check`, which check the rewards `trained`.
     pub(crate) fn open(
         clips: &ClipConfig,
         trained: &[RewardComponent],
@@ -141,7 +141,7 @@ impl Evaluator {
 
     /// Number of clips of all sets.
     pub fn clips(&self) -> usize {
-        self.sets.iter().map(|set| set.clips).sum()
+        self.sets.iter().map(|set| set.clip_count).sum()
     }
 
     /// The rewards that check the trained one.
@@ -216,20 +216,20 @@ impl Set {
         if ranks.rank().0 == 0 {
             skipped.iter().for_each(|(place, reason)| tracing::warn!("{place} is not evaluated: {reason}"));
         }
-        let clips = samples.len();
-        if clips == 0 {
+        let clip_count = samples.len();
+        if clip_count == 0 {
             let why = skipped.first().map(|(place, reason)| format!("{place}: {reason}")).unwrap_or_default();
             let problem = format!("not one of the {} clips to evaluate can be read; the first is {why}", skipped.len());
             let key = if name == SetName::Train { "evaluation.train_samples" } else { "evaluation.metadata" };
             return Err(Error::config(key, problem));
         }
-        check_clip_counts(ranks, clips)?;
-        let mut own = part(clips, ranks.rank().0, ranks.world_size());
+        check_clip_counts(ranks, clip_count)?;
+        let mut own = part(clip_count, ranks.rank().0, ranks.world_size());
         if ranks.rank().0 > 0 {
             samples = samples.drain(own.clone()).collect();
             own = 0..samples.len();
         }
-        Ok((Self { name, samples, own, clips }, skipped))
+        Ok((Self { name, samples, own, clip_count }, skipped))
     }
 
     /// See [`Evaluator::run`]; `done` counts the clips of all sets, for the progress bar.
@@ -241,15 +241,16 @@ impl Set {
         done: &mut u64,
     ) -> Result<Option<Vec<Clip>>> {
         let (ranks, world) = (inputs.ranks, inputs.ranks.world_size());
-        let read = |(i, sample)| partial.and_then(|partial| partial.read_clip(self.name, i, sample));
-        let read_before: Vec<Option<Clip>> = self.samples.iter().enumerate().map(read).collect();
+        let read_finished = |(i, sample)| partial.and_then(|partial| partial.read_clip(self.name, i, sample));
+        let finished_before: Vec<Option<Clip>> = self.samples.iter().enumerate().map(read_finished).collect();
         // Rank 0 decides which clips are finished: it alone has the files, and all samples.
-        let mut clips = communicator::join(ranks, &read_before)?.swap_remove(0);
-        let unfinished_of = |rank| part(self.clips, rank, world).filter(|i| clips[*i].is_none()).collect::<Vec<_>>();
+        let mut clips = communicator::join(ranks, &finished_before)?.swap_remove(0);
+        let unfinished_of =
+            |rank| part(self.clip_count, rank, world).filter(|i| clips[*i].is_none()).collect::<Vec<_>>();
         let unfinished: Vec<Vec<usize>> = (0..world).map(unfinished_of).collect();
         let my_unfinished = &unfinished[ranks.rank().0];
         // The position in the set of this rank's first sample.
-        let my_first = part(self.clips, ranks.rank().0, world).start;
+        let my_first = part(self.clip_count, ranks.rank().0, world).start;
         let my_sample = |i: &usize| self.samples[self.own.start + i - my_first].clone();
         *done += clips.iter().flatten().count() as u64;
         inputs.progress.set(*done);
@@ -280,7 +281,7 @@ impl Set {
     }
 }
 
-/// The positions of the clips, `count` over all ranks, that a rank evaluates.
+/// The positions of the clips that a rank evaluates, if all ranks together evaluate `count` clips.
 fn part(count: usize, rank: usize, world: usize) -> Range<usize> {
     rank * count / world..(rank + 1) * count / world
 }
@@ -369,7 +370,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let data = dataset(dir.path(), 3, &[0], OnBadSample::Skip);
         let (set, skipped) = Set::read(SetName::Train, &data, Some(1), &SingleRank).unwrap();
-        assert_eq!((set.samples[0].index, set.clips, skipped.len()), (1, 1, 1));
+        assert_eq!((set.samples[0].index, set.clip_count, skipped.len()), (1, 1, 1));
         assert!(skipped[0].0.contains("metadata.csv") && skipped[0].1.contains("0.mp4"), "{skipped:?}");
         let strict = dataset(dir.path(), 3, &[0], OnBadSample::Error);
         assert!(Set::read(SetName::Train, &strict, Some(1), &SingleRank).is_err());
@@ -414,7 +415,7 @@ mod tests {
         let read = ThreadRanks::run(2, Duration::from_secs(60), |ranks| {
             let (set, _) = Set::read(SetName::Unseen, &data, None, ranks.as_ref())?;
             let rows = |samples: &[Sample]| samples.iter().map(|s| s.index).collect::<Vec<_>>();
-            Ok((rows(&set.samples), rows(&set.samples[set.own.clone()]), set.clips))
+            Ok((rows(&set.samples), rows(&set.samples[set.own.clone()]), set.clip_count))
         });
         let [first, second] = &read[..] else { unreachable!() };
         assert_eq!(first.as_ref().unwrap(), &(vec![0, 1, 3, 4, 5], vec![0, 1], 5));
