@@ -7,7 +7,7 @@
 use roll_core::{Communicator, Result, Sample, communicator};
 
 /// The lowest bit of the number of the update, or of the denoising step.
-pub(crate) const UPDATE_BIT: u32 = 28;
+pub(crate) const UPDATE_OR_STEP_BIT: u32 = 28;
 /// The lowest bit of the number of earlier occurrences in the step.
 const REPEATS_BIT: u32 = 40;
 /// The lowest bit of the number of the video.

@@ -5,6 +5,7 @@ use std::ops::Range;
 use roll_core::{Noise, Purpose, Result, Tensor};
 
 use super::config::FlowGrpoPlan;
+use crate::draw_keys::UPDATE_OR_STEP_BIT;
 use crate::policy_gradient::round::Explore;
 
 /// The record of one stochastic step of a batch of videos.
@@ -73,7 +74,8 @@ impl Explore for WindowExplorer<'_> {
         let mut videos = Vec::new();
         for ((x, v), key) in xs.iter().zip(vs).zip(&self.keys) {
             // The number of the step enters the key, so that each step of a video has its own noise.
-            let z = self.noise.normal(Purpose::Steps, self.round, key ^ ((i as u64) << 28), x.shape())?;
+            let z =
+                self.noise.normal(Purpose::Steps, self.round, key ^ ((i as u64) << UPDATE_OR_STEP_BIT), x.shape())?;
             let next = step.next(&step.mean(x.f32s()?, v.f32s()?), z.f32s()?);
             let next = Tensor::new(next.into_iter().map(|v| v as f32).collect::<Vec<f32>>(), x.shape())?;
             videos.push(Transition { x: x.clone(), next, velocity: v.clone() });

@@ -43,7 +43,7 @@ impl DataTerm {
         self.weight
     }
 
-    /// Fails on a negative or non-finite weight.
+    /// Fails on a negative or non-finite weight, and if no noise level can be drawn for a model with these facts.
     pub(crate) fn check(&self, facts: ScheduleFacts) -> Result<()> {
         if !(self.weight.is_finite() && self.weight >= 0.0) {
             let problem =

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::advantages::{GroupStatistics, Normalization, best_and_worst, normalized, normalized_apart};
 use super::options::{SeveralRewards, SharedOptions};
 use super::tally::Tally;
-use crate::draw_keys::{UPDATE_BIT, draw_key, repeats, rollout_key};
+use crate::draw_keys::{UPDATE_OR_STEP_BIT, draw_key, repeats, rollout_key};
 use crate::report::{SCORE, StepOutcome, detail_metric};
 use crate::sampling::{Batch, Conditions, Sampling};
 use crate::scoring::{Measured, Prepared, PreparedTarget};
@@ -96,7 +96,7 @@ impl<T> Group<T> {
 /// The key of a sample's or video's draws in an update, from the sample's or video's own `key`. Each update of a step
 /// has its own draws. [`draw_keys`](crate::draw_keys) lists the fields of a key.
 pub(crate) fn key_of_update(key: u64, update: usize) -> u64 {
-    key ^ ((update as u64) << UPDATE_BIT)
+    key ^ ((update as u64) << UPDATE_OR_STEP_BIT)
 }
 
 /// One generated video.

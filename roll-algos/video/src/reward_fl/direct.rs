@@ -90,6 +90,7 @@ impl Direct {
         let lowest = plan.trained.last().map_or(0.0, |last| plan.schedule.sigma(*last).0);
         let highest = plan.trained.first().map_or(0.0, |first| plan.schedule.sigma(*first).0);
         let high = plan.schedule.sigma(i);
+        // A single trained level counts as the middle.
         let relative_level = if highest > lowest { (high.0 - lowest) / (highest - lowest) } else { 0.5 };
         let mut starts = Vec::new();
         for step in self.steps(high, relative_level, noise) {
@@ -159,7 +160,7 @@ impl DirectStep {
                 }
             }
         }
-        self.warn_of_equal(scores, reward);
+        self.warn_of_equal_scores(scores, reward);
         let (is_constant, zeros) = (pullbacks.is_empty(), Tensor::zeros(video.frames().shape()));
         let pull = move |d_score: &Tensor| {
             let add = |sum: Tensor, (factor, pullback): (f32, Pullback)| axpy(&sum, factor, &pullback.pull(d_score)?);
@@ -171,7 +172,7 @@ impl DirectStep {
     }
 
     /// Warns once in a process if equal scores suggest that the reward does not read the prompt.
-    fn warn_of_equal(&self, scores: [f64; 2], reward: &dyn RewardScorer) {
+    fn warn_of_equal_scores(&self, scores: [f64; 2], reward: &dyn RewardScorer) {
         static WARNED: Once = Once::new();
         if scores[0] == scores[1] {
             let ([wanted, unwanted], reward) = (&self.prompt_prefixes, reward.name());

@@ -19,7 +19,7 @@ pub struct Bucket {
 }
 
 /// Default proportions of a generated video, `[height, width]`: 832 x 480 pixels, as Wan generates.
-const SIZE: [usize; 2] = [480, 832];
+const DEFAULT_SIZE: [usize; 2] = [480, 832];
 
 impl Bucket {
     /// The shape of the video to generate for a prompt without a clip. Its size is that of `config`. If `config` has
@@ -28,7 +28,7 @@ impl Bucket {
     pub fn without_clip(config: &DataConfig, picture: Option<&Path>, unit: VideoUnit) -> Result<Self> {
         let size = match picture {
             Some(picture) if config.height.is_none() => probe(picture, config.decoder)?.size,
-            _ => SIZE,
+            _ => DEFAULT_SIZE,
         };
         fitted(size, config.num_frames, config, unit).map_err(|problem| match picture {
             Some(picture) => Error::bad_file(picture, problem),

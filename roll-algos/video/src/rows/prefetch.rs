@@ -23,7 +23,7 @@ pub(crate) struct Prefetch {
 
 impl Prefetch {
     /// Returns the samples of `rows`, prefetched or read now: the same samples and the same error either way.
-    /// Drops lists that were begun earlier and not requested.
+    /// Drops batches that were begun earlier and not requested.
     pub fn take(&mut self, dataset: &Dataset, rows: &[usize]) -> Result<Vec<ReadRow>> {
         while let Some((pending, thread)) = self.pending.pop_front() {
             if pending == rows {

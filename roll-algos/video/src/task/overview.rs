@@ -12,7 +12,7 @@ use super::{ClipTask, HeldOut};
 use crate::rows::Batches;
 
 /// Maximum number of shapes of clips that are named.
-const SHAPES: usize = 3;
+const MAX_SHAPES: usize = 3;
 
 pub(super) fn lines(task: &ClipTask, config: &RunConfig, going_on: &str) -> Vec<(&'static str, String)> {
     let mut lines = component_lines(config, &checks(task));
@@ -58,8 +58,8 @@ fn clips(data: &Batches) -> String {
     }
     let mut shapes: BTreeMap<_, usize> = BTreeMap::new();
     (0..dataset.len()).filter_map(|i| dataset.bucket(i)).for_each(|bucket| *shapes.entry(bucket).or_default() += 1);
-    let more = shapes.len().saturating_sub(SHAPES);
-    let named = shapes.iter().take(SHAPES).map(|(bucket, count)| {
+    let more = shapes.len().saturating_sub(MAX_SHAPES);
+    let named = shapes.iter().take(MAX_SHAPES).map(|(bucket, count)| {
         let [height, width] = bucket.size;
         format!("{count} of {width}x{height} with {}", counted(bucket.frames as u64, "frame"))
     });

@@ -3,6 +3,7 @@
 use roll_core::{BuildContext, Error, Registry, Result, RewardComponent, RewardScorer};
 use roll_train::rewards::{Weighted, numbered, scorers};
 
+/// The checks of a run, in the order of the configuration.
 #[derive(Default)]
 pub(super) struct Checks(Vec<Check>);
 
