@@ -25,8 +25,8 @@ const REWARD: &str = include_str!("demo_reward.yaml");
 const VARIABLE: &str = "ROLL_DEMO";
 
 roll_core::inventory::submit! { roll_core::Variable(VARIABLE) }
-/// The file by which the directory is recognized.
-const MARK: &str = "wan22_paths.json";
+/// The file by which the directory of the demo's files is recognized.
+const MARKER_FILE: &str = "wan22_paths.json";
 
 /// The configuration of flow matching on the demo's clips.
 const CLIPS: &str = include_str!("demo_flow_matching.yaml");
@@ -39,9 +39,9 @@ const AGENT_ENVIRONMENT: &str = include_str!("demo_agent_env.yaml");
 
 /// Added to the video demo on a GPU: one rank with the samples of the CPU's four ranks. The demo was trained in this
 /// way on a GPU, and never with several threads there.
-const GPU: &str = "ranks: 1\ntraining:\n  per_device_train_batch_size: 4\n";
+const VIDEO_ON_GPU: &str = "ranks: 1\ntraining:\n  per_device_train_batch_size: 4\n";
 /// Added to the language demo on a GPU. Its samples are not counted by rank.
-const GPU_TEXT: &str = "ranks: 1\n";
+const LANGUAGE_ON_GPU: &str = "ranks: 1\n";
 
 /// Keys that name the files of a video model.
 const WAN_FILES: [&str; 2] = ["model.model_paths", "model.model_id_with_origin_paths"];
@@ -58,10 +58,12 @@ pub fn layers(user: &MergedConfig) -> Result<Option<ConfigLayers>> {
     let algorithm = user.peek("algo.name").and_then(|name| name.as_str()).unwrap_or_default();
     let is_video_demo = names_none(VIDEO.model, &[WAN_FILES[0], WAN_FILES[1], WAN_CLIPS]);
     let (layers, on_gpu) = match (algorithm, ALGORITHMS.iter().find(|(name, _)| *name == algorithm)) {
-        (_, Some((_, config))) if is_video_demo => (faces(user, config)?, GPU),
-        ("flow_matching", _) if is_video_demo => (clips()?, GPU),
-        ("sft", _) if names_none(TEXT.model, &["model.model_path", "algo.data"]) => (conversations()?, GPU_TEXT),
-        ("agentic_ppo", _) if names_none(TEXT.model, &["model.model_path"]) => (agent(user)?, GPU_TEXT),
+        (_, Some((_, config))) if is_video_demo => (faces(user, config)?, VIDEO_ON_GPU),
+        ("flow_matching", _) if is_video_demo => (clips()?, VIDEO_ON_GPU),
+        ("sft", _) if names_none(LANGUAGE.model, &["model.model_path", "algo.data"]) => {
+            (conversations()?, LANGUAGE_ON_GPU)
+        }
+        ("agentic_ppo", _) if names_none(LANGUAGE.model, &["model.model_path"]) => (agent(user)?, LANGUAGE_ON_GPU),
         _ => return Ok(None),
     };
     on_one_gpu(user, layers, on_gpu).map(Some)
@@ -86,7 +88,7 @@ struct ModelKind {
 
 const VIDEO: ModelKind =
     ModelKind { algorithms: &["reward_fl", "diffusion_nft", "flow_grpo", "flow_matching"], model: "wan2_2" };
-const TEXT: ModelKind = ModelKind { algorithms: &["agentic_ppo", "sft"], model: "causal_lm" };
+const LANGUAGE: ModelKind = ModelKind { algorithms: &["agentic_ppo", "sft"], model: "causal_lm" };
 
 /// Why a configuration does not ask for a demo although it lacks something that only a demo would bring. The variants
 /// hold the reason in words.
@@ -107,16 +109,16 @@ pub fn why_not_demo(user: &MergedConfig) -> Option<NotDemo> {
 fn wrong_model(user: &MergedConfig) -> Option<String> {
     let name = |key: &str| user.peek(key).and_then(|value| value.as_str());
     let (algorithm, model) = (name("algo.name")?, name("model.name")?);
-    match (VIDEO.algorithms.contains(&algorithm), TEXT.algorithms.contains(&algorithm)) {
-        (true, _) if model == TEXT.model => Some(format!(
+    match (VIDEO.algorithms.contains(&algorithm), LANGUAGE.algorithms.contains(&algorithm)) {
+        (true, _) if model == LANGUAGE.model => Some(format!(
             "`{algorithm}` trains video models, and `{model}` is a language model: add `--model {}`, or choose another \
              algorithm ({})",
             VIDEO.model,
-            TEXT.algorithms.join(", ")
+            LANGUAGE.algorithms.join(", ")
         )),
         (_, true) if model == VIDEO.model => Some(format!(
             "`{algorithm}` trains language models, and `{model}` (the default) is a video model: add `--model {}`",
-            TEXT.model
+            LANGUAGE.model
         )),
         _ => None,
     }
@@ -205,7 +207,7 @@ fn directory() -> Result<PathBuf> {
         Some(given) => vec![PathBuf::from(given)],
         None => installed.into_iter().chain([checkout]).collect(),
     };
-    let found = candidates.iter().find(|c| c.join(MARK).is_file());
+    let found = candidates.iter().find(|c| c.join(MARKER_FILE).is_file());
     found.map(|dir| dir.canonicalize().unwrap_or_else(|_| dir.clone())).ok_or_else(|| {
         let last = candidates.last().map(|c| c.display().to_string()).unwrap_or_default();
         Error::Unsupported(format!(

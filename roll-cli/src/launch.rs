@@ -28,7 +28,9 @@ const LAUNCHERS: [Launcher; 4] = [TORCH, OPEN_MPI, SLURM, MPICH];
 
 /// Lowest port of a job without MASTER_PORT. A number that is derived from the job is added, see [`slurm`] and
 /// [`one_machine`].
-const PORT: u16 = 20_000;
+const LOWEST_PORT: u16 = 20_000;
+/// Number of ports, from the lowest one on, that jobs without MASTER_PORT use.
+const PORTS: u16 = 20_000;
 
 /// The launcher that started several processes, and their number; `None` if there is one process.
 fn launcher(value: &impl Fn(&str) -> Option<String>) -> Option<(Launcher, usize)> {
@@ -71,8 +73,10 @@ pub fn place(value: impl Fn(&str) -> Option<String>) -> Result<Option<Place>> {
     let host = value("MASTER_ADDR").or(derived_host).ok_or_else(|| missing("MASTER_ADDR", "the host of rank 0"))?;
     let given_port = number(&value, "MASTER_PORT").and_then(|port| u16::try_from(port).ok());
     let port = given_port.or(derived_port).ok_or_else(|| missing("MASTER_PORT", "a free port of rank 0's host"))?;
-    // `torchrun` listens at MASTER_PORT itself if its agent has the store, so the ranks take the next port.
-    let torchrun_listens = value("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|is| is.eq_ignore_ascii_case("true"));
+    // `torchrun` listens at MASTER_PORT itself if its agent has the store, so the ranks take the next port. Ports below
+    // 1024 need privileges.
+    let torchrun_listens =
+        value("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value.eq_ignore_ascii_case("true"));
     let port = if torchrun_listens { port.wrapping_add(1).max(1024) } else { port };
     // The name of the job and of its attempt: processes of another job that meet at the same port are refused.
     let names =
@@ -97,7 +101,7 @@ fn secret(value: &impl Fn(&str) -> Option<String>) -> Result<Option<Secret>> {
 fn slurm(value: &impl Fn(&str) -> Option<String>) -> Option<(String, u16)> {
     let nodes = value("SLURM_STEP_NODELIST").or_else(|| value("SLURM_JOB_NODELIST"))?;
     let job = number(value, "SLURM_JOB_ID")? + number(value, "SLURM_STEP_ID").unwrap_or(0);
-    Some((first_node(&nodes)?, PORT + (job % usize::from(PORT)) as u16))
+    Some((first_node(&nodes)?, LOWEST_PORT + (job % usize::from(PORTS)) as u16))
 }
 
 /// This machine, if all processes of a job of Open MPI run on it, and a port that usually differs between jobs.
@@ -105,7 +109,7 @@ fn one_machine(value: &impl Fn(&str) -> Option<String>, size: usize) -> Option<(
     let is_one_machine = number(value, "OMPI_COMM_WORLD_LOCAL_SIZE")? == size;
     let mut job = DefaultHasher::new();
     value("PMIX_NAMESPACE")?.hash(&mut job);
-    is_one_machine.then(|| ("127.0.0.1".into(), PORT + (job.finish() % u64::from(PORT)) as u16))
+    is_one_machine.then(|| ("127.0.0.1".into(), LOWEST_PORT + (job.finish() % u64::from(PORTS)) as u16))
 }
 
 /// The first node of a list that Slurm has abbreviated: `gpu[03-05,7],login1` begins with `gpu03`.
@@ -194,7 +198,7 @@ mod tests {
         assert_eq!((one.host.as_str(), one.rank, one.size), ("127.0.0.1", 1, 4));
         assert_eq!(one, same);
         assert!(one.port != other.port && one.job != other.job, "{one:?} {other:?}");
-        assert!([one, other].iter().all(|job| (PORT..2 * PORT).contains(&job.port)));
+        assert!([one, other].iter().all(|job| (LOWEST_PORT..LOWEST_PORT + PORTS).contains(&job.port)));
         // Half of the processes are on another machine.
         assert!(job("7340033", "2").unwrap_err().to_string().contains("MASTER_ADDR"));
     }

@@ -21,22 +21,26 @@ fn bars() -> &'static MultiProgress {
     })
 }
 
+/// Upper limit on how often the bars are drawn.
 const DRAWS_A_SECOND: u8 = 20;
+/// Time between two drawings while no progress is reported; a spinner then shows the new number of seconds.
+const TICK: Duration = Duration::from_millis(500);
 
 /// Draws no bars from now on.
 pub fn hide() {
     bars().set_draw_target(ProgressDrawTarget::hidden());
-    HIDDEN.store(true, Ordering::Relaxed);
+    IS_HIDDEN.store(true, Ordering::Relaxed);
 }
 
-static HIDDEN: AtomicBool = AtomicBool::new(false);
+/// Whether [`hide`] was called.
+static IS_HIDDEN: AtomicBool = AtomicBool::new(false);
 /// Number of visible bars, each a line.
 static LINES: AtomicUsize = AtomicUsize::new(0);
 
 /// Clears the bars, in a signal handler that ends the process: it allocates nothing and waits for nothing.
 #[cfg(unix)]
 pub fn clear() {
-    if HIDDEN.load(Ordering::Relaxed) {
+    if IS_HIDDEN.load(Ordering::Relaxed) {
         return;
     }
     for line in 0..LINES.load(Ordering::Relaxed) {
@@ -132,6 +136,8 @@ pub fn columns() -> Option<usize> {
     size.map(|(_, columns)| usize::from(columns)).filter(|columns| *columns > 0)
 }
 
+/// Columns of a terminal that does not report its width.
+const DEFAULT_COLUMNS: usize = 80;
 /// Columns that stay free at the end of a line for the `^C` that a terminal writes there. A line that it wraps could be
 /// cleared only in part.
 const MARGIN: usize = 3;
@@ -166,10 +172,11 @@ fn show(bar: &ProgressBar, template: &str, text: impl Fn(&ProgressState) -> Stri
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style.with_key("text", write));
     }
-    bar.enable_steady_tick(Duration::from_millis(500));
+    bar.enable_steady_tick(TICK);
     LINES.fetch_add(1, Ordering::Relaxed);
 }
 
+/// Removes the line of `bar`, which [`show`] added.
 fn remove(bar: &ProgressBar) {
     bar.finish_and_clear();
     bars().remove(bar);
@@ -203,7 +210,7 @@ impl TerminalBar {
         show(&bar, "{bar:20} {text}", move |state| {
             let BarText { time_left, phase } = &*locked(&text_to_draw);
             let text = format!("{}/{} {unit}{time_left}  {phase}", state.pos(), state.len().unwrap_or(total));
-            fitting(&text, BAR, columns().unwrap_or(80))
+            fitting(&text, BAR, columns().unwrap_or(DEFAULT_COLUMNS))
         });
         Self { bar, first: Mutex::default(), text, is_shown: AtomicBool::new(true) }
     }
@@ -262,7 +269,7 @@ impl Spinner {
         let text = Arc::new(Mutex::new(phase.to_string()));
         let text_to_draw = Arc::clone(&text);
         show(&line, "{spinner} {text}", move |state| {
-            let phase = fitting(&locked(&text_to_draw), SPINNER, columns().unwrap_or(80));
+            let phase = fitting(&locked(&text_to_draw), SPINNER, columns().unwrap_or(DEFAULT_COLUMNS));
             format!("{:.0} s  {phase}", state.elapsed().as_secs_f64())
         });
         Self { line, text }

@@ -31,15 +31,15 @@ fn communicator_of_job() -> MutexGuard<'static, Option<Arc<dyn Communicator>>> {
 }
 
 /// How long processes wait for each other at the start.
-const PATIENCE: Duration = Duration::from_secs(600);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(600);
 /// How long processes wait for each other before a message says so.
-const SOON: Duration = Duration::from_secs(10);
+const MESSAGE_DELAY: Duration = Duration::from_secs(10);
 
 /// How long NCCL may take to connect the processes.
-const START: Duration = Duration::from_secs(120);
+const NCCL_TIMEOUT: Duration = Duration::from_secs(120);
 /// Why a process that no launcher started has no NCCL.
-const ALONE: &str = "`--collectives nccl` is for the processes of a launcher, and none started this one: ranks that are \
-                     threads (`--ranks`) exchange values in host memory; leave the option out, or start a process for \
+const NO_LAUNCHER: &str = "`--collectives nccl` is for the processes of a launcher, and none started this one: ranks \
+                     that are threads (`--ranks`) exchange values in host memory; leave the option out, or start a process for \
                      each GPU: torchrun --no-python --nproc-per-node N roll run ...";
 
 /// The number of this process's NVIDIA GPU, or the reason why it has none.
@@ -54,7 +54,7 @@ impl Job {
         let _ = COLLECTIVES.set(collectives);
         let Some(place) = place else {
             return match collectives {
-                Collectives::Nccl => Err(Error::Unsupported(ALONE.into())),
+                Collectives::Nccl => Err(Error::Unsupported(NO_LAUNCHER.into())),
                 Collectives::Auto | Collectives::Host => Ok(Self(None)),
             };
         };
@@ -63,13 +63,13 @@ impl Job {
         Ok(Self(Some(ranks)))
     }
 
-    /// Waits for the other processes of the job. After [`SOON`], a message says what this process waits for.
+    /// Waits for the other processes of the job. After [`MESSAGE_DELAY`], a message says what this process waits for.
     fn assemble(place: &Place) -> Result<TcpRanks> {
         // The sender is dropped when all have joined, which ends the thread that would print the message.
         let (joined, waits) = mpsc::channel::<()>();
         let waiting = format!(
             "waiting up to {} s for all {} processes of the job at {}:{}; for one process, unset {}",
-            PATIENCE.as_secs(),
+            JOIN_TIMEOUT.as_secs(),
             place.size,
             place.host,
             place.port,
@@ -77,11 +77,11 @@ impl Job {
         );
         // If the thread cannot be started, only the message is missing.
         let _ = threads::spawn("a message", move || {
-            if waits.recv_timeout(SOON) == Err(mpsc::RecvTimeoutError::Timeout) {
+            if waits.recv_timeout(MESSAGE_DELAY) == Err(mpsc::RecvTimeoutError::Timeout) {
                 tracing::warn!("{waiting}");
             }
         });
-        let ranks = TcpRanks::join(place, PATIENCE)?;
+        let ranks = TcpRanks::join(place, JOIN_TIMEOUT)?;
         drop(joined);
         Ok(ranks)
     }
@@ -142,7 +142,7 @@ pub fn with_collectives(mut context: BuildContext) -> Result<BuildContext> {
     }
     let collectives = COLLECTIVES.get().copied().unwrap_or(Collectives::Host);
     context.ranks = choose_communicator(collectives, &context.backend, ranks, |ranks, device| {
-        NcclRanks::join(ranks, device, START).map(|ranks| ranks as Arc<dyn Communicator>)
+        NcclRanks::join(ranks, device, NCCL_TIMEOUT).map(|ranks| ranks as Arc<dyn Communicator>)
     })?;
     *communicator_of_job() = Some(context.ranks.clone());
     Ok(context)
@@ -244,7 +244,7 @@ mod tests {
 
     /// What carries the values, and the error: NCCL is a rank of its own here.
     fn chosen(collectives: Collectives, backend: &str, works: Result<()>) -> std::result::Result<&'static str, String> {
-        let host: Arc<dyn Communicator> = Arc::new(ThreadRanks::group(1, PATIENCE).remove(0));
+        let host: Arc<dyn Communicator> = Arc::new(ThreadRanks::group(1, JOIN_TIMEOUT).remove(0));
         let carried = choose_communicator(collectives, backend, host.clone(), |_, gpu| match gpu {
             Ok(_) => works.map(|()| Arc::new(SingleRank) as Arc<dyn Communicator>),
             Err(reason) => Err(Error::Unsupported(reason)),

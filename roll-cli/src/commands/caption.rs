@@ -26,7 +26,7 @@ use crate::progress::TerminalBar;
 /// clips are elsewhere.
 const MAX_FAILURES_IN_A_ROW: usize = 16;
 /// Longest output of an earlier run that is read, in bytes.
-const MAX_OUTPUT: u64 = 1 << 30;
+const MAX_OUTPUT_BYTES: u64 = 1 << 30;
 
 /// Runs the command. The output grows by a line per answer, and is written anew in the order of the metadata at the
 /// end.
@@ -198,7 +198,7 @@ fn location(table: &Path, row: &RowColumns) -> String {
 /// is given, or the prompt in the output of an earlier run. Fails if the output has other rows: then it is an unrelated
 /// file, or belongs to other metadata.
 fn known_prompts(args: &CaptionData, output: &Path, rows: &[Columns]) -> Result<Vec<Option<String>>> {
-    let text = match files::read_text(output, MAX_OUTPUT) {
+    let text = match files::read_text(output, MAX_OUTPUT_BYTES) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
         read => read.map_err(Error::file("read", output))?,
     };

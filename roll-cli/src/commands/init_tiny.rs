@@ -29,6 +29,7 @@ pub fn init_tiny(args: InitTiny) -> Result<()> {
     Ok(())
 }
 
+/// The kind of the library for a kind of the arguments.
 pub(super) fn kind(kind: WanKind) -> init_tiny::WanKind {
     match kind {
         WanKind::I2v => init_tiny::WanKind::I2v,

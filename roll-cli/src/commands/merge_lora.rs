@@ -6,7 +6,7 @@ use roll_core::{Error, Fault, Result};
 use roll_network::lora::{self, LoraError, LoraFile, MergeOptions, about};
 use roll_network::weights::Checkpoint;
 
-use super::shards::megabytes;
+use super::shards::with_progress;
 use crate::args::{ExpertName, MergeLora};
 use crate::output::refuse_existing;
 
@@ -53,7 +53,7 @@ pub fn merge_lora(args: MergeLora) -> Result<()> {
         dtype: args.dtype.map(|dtype| dtype.dtype()),
         allow_missing: args.allow_missing,
     };
-    let merged = megabytes(&base, |progress| lora::merge_lora(&base, &lora, &args.out, &options, progress))?;
+    let merged = with_progress(&base, |progress| lora::merge_lora(&base, &lora, &args.out, &options, progress))?;
     println!("{convention} LoRA of {} layers: {} tensors changed", lora.layers.len(), merged.changed);
     if !merged.missing.is_empty() {
         println!("not in the base, left out: {}", merged.missing.join(", "));

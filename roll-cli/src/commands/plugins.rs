@@ -16,6 +16,9 @@ use super::config::print_section;
 use crate::args::{CheckPlugin, ConfigArgs, Plugins, PluginsAction};
 use crate::configuration::Configuration;
 
+/// Maximum width of the column of origins.
+const MAX_ORIGIN_WIDTH: usize = 24;
+
 pub fn plugins(args: Plugins) -> Result<()> {
     match args.action {
         None => list(&ConfigArgs::default()),
@@ -25,12 +28,13 @@ pub fn plugins(args: Plugins) -> Result<()> {
     }
 }
 
-/// Every component, linked in or from a plugin.
+/// Prints a line for every component, linked in or from a plugin.
 fn list(args: &ConfigArgs) -> Result<()> {
     let registry = Configuration::read(args, &[])?.registry()?;
     let origin = |entry: &Registration| format!("{} {}", entry.origin, entry.version);
     // As narrow as the origins allow, because the summaries need the room in a terminal of 80 columns.
-    let width = registry.entries().iter().map(|entry| origin(entry).len()).max().unwrap_or_default().min(24);
+    let width =
+        registry.entries().iter().map(|entry| origin(entry).len()).max().unwrap_or_default().min(MAX_ORIGIN_WIDTH);
     println_wrapped!("{:<12} {:<14} {:<width$}  summary", "kind", "name", "origin");
     for entry in registry.entries() {
         println_wrapped!(

@@ -12,9 +12,9 @@ use crate::args::{Rewards, RewardsAction, TryReward};
 use crate::output::refuse_existing;
 
 /// Number of frames in the picture of the gradient.
-const DRAWN: usize = 8;
+const DRAWN_FRAMES: usize = 8;
 /// Number of characters of the longest bar in the table of frames.
-const BAR: f64 = 24.0;
+const BAR_LENGTH: f64 = 24.0;
 
 pub fn rewards(args: Rewards) -> Result<()> {
     match args.action {
@@ -32,7 +32,7 @@ fn try_reward(args: &TryReward) -> Result<()> {
     let ScoringInput { mut scorer, video, target } =
         prepare(&args.config, Some(&args.name), &args.video, args.reference.as_deref(), args.every)?;
     let grad = if scorer.differentiable() { Grad::Record } else { Grad::Skip };
-    let begun = Instant::now();
+    let start = Instant::now();
     let (score, pullback) = scorer.score(&video, &args.prompt, &target, grad)?;
     let (value, details) = match score {
         Score::Value { value, details } => (check_finite(scorer.as_ref(), value)?, details),
@@ -42,10 +42,10 @@ fn try_reward(args: &TryReward) -> Result<()> {
         }
     };
     let gradient = pullback.map(|pullback| pullback.pull(&Tensor::scalar(1.0))).transpose()?;
-    let seconds = begun.elapsed().as_secs_f64();
-    let with = if gradient.is_some() { "with its gradient" } else { "no gradient" };
+    let seconds = start.elapsed().as_secs_f64();
+    let with_gradient = if gradient.is_some() { "with its gradient" } else { "no gradient" };
     println!(
-        "{}: {value:.6}   ({} in {:.1} ms, {with})",
+        "{}: {value:.6}   ({} in {:.1} ms, {with_gradient})",
         scorer.name(),
         counted(video.dims()[0] as u64, "frame"),
         1e3 * seconds
@@ -64,7 +64,7 @@ fn try_reward(args: &TryReward) -> Result<()> {
     print_frames(frame_scores.as_deref(), norms.as_deref());
     match (&args.output, &gradient) {
         (Some(output), Some(gradient)) => {
-            write_contact_sheet(output, &with_heat_map(&video, gradient)?, DRAWN)?;
+            write_contact_sheet(output, &with_heat_map(&video, gradient)?, DRAWN_FRAMES)?;
             println!("wrote {}: each frame, and its gradient below it", output.display());
         }
         (Some(_), None) => return Err(Error::Unsupported(format!("`{}` has no gradient to draw", scorer.name()))),
@@ -141,7 +141,9 @@ fn print_frames(scores: Option<&[Option<f64>]>, norms: Option<&[f64]>) {
             Some(None) | None => "-".into(),
         };
         let (norm, bar) = match norms.map(|n| n[t]) {
-            Some(norm) if largest > 0.0 => (format!("{norm:.3e}"), "#".repeat((norm / largest * BAR).round() as usize)),
+            Some(norm) if largest > 0.0 => {
+                (format!("{norm:.3e}"), "#".repeat((norm / largest * BAR_LENGTH).round() as usize))
+            }
             Some(norm) => (format!("{norm:.3e}"), String::new()),
             None => ("-".into(), String::new()),
         };

@@ -14,8 +14,7 @@ use crate::ranks::process;
 use crate::{interrupt, progress};
 
 /// Trains, on every rank of this process.
-pub fn run(args: args::Run) -> Result<Ended> {
-    let mut args = args;
+pub fn run(mut args: args::Run) -> Result<Ended> {
     if let Some(out) = args.out.as_ref().filter(|out| out.to_str().is_none()) {
         return Err(Error::bad_file(out, "the name of a run's directory must be UTF-8"));
     }

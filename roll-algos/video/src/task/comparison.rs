@@ -56,9 +56,9 @@ fn write(dir: &RunDir, shown: SetName, evaluator: &Evaluator, labels: &SetLabels
     Ok(Some(path))
 }
 
-/// A video with one column per clip and three rows: reference, before and after. The row of references is left out if the
-/// first sample has no clip. Columns that differ from the first in size or number of rows are left out. `None` without
-/// videos.
+/// A video with one column per clip and three rows: reference, before and after. The row of references is left out if
+/// the first sample has no clip. Columns that differ from the first in size or number of rows are left out. `None`
+/// without videos.
 fn grid(samples: &[Sample], before: &[Option<Video>], after: &[Option<Video>]) -> Result<Option<Video>> {
     let mut columns: Vec<Vec<&Video>> = Vec::new();
     for ((sample, before), after) in samples.iter().zip(before).zip(after) {
@@ -92,8 +92,8 @@ fn grid(samples: &[Sample], before: &[Option<Video>], after: &[Option<Video>]) -
     Video::new(Tensor::new(values, [frames, 3, grid_height, grid_width])?, fps).map(Some)
 }
 
-/// Draws the picture `pixels`, `[3, height, width]`, into the picture `grid`, `[3, grid_height, grid_width]`. Enlarges it
-/// `scale` times. Its upper left corner is at `[top, left]`.
+/// Draws the picture `pixels`, `[3, height, width]`, into the picture `grid`, `[3, grid_height, grid_width]`. The drawn
+/// picture is enlarged `scale` times, and its upper left corner lies at `[top, left]`.
 fn draw(
     grid: &mut [f32],
     [grid_height, grid_width]: [usize; 2],

@@ -20,6 +20,9 @@ use roll_wan::{Parts, Placement, Settings, Wan};
 use super::preset::{Preset, trainable};
 use super::scorer::Scorer;
 
+/// The timestep of every pass. The value does not change the time of a pass.
+const TIMESTEP: Timestep = Timestep(500.0);
+
 /// The model, reward, strategy and inputs of a measured step.
 pub struct Fixture {
     /// One transformer with a LoRA, and the VAE.
@@ -63,6 +66,7 @@ impl Fixture {
         let settings = Settings { shift: None, boundary: None, end_image: false, chunking: chunking(preset, device) };
         let mut model = Wan::new(Parts { dit: expert, dit2: None, vae, text: None, clip: None }, settings);
 
+        // Each `index` has a draw of its own.
         let normal = |index: u64, shape: &[usize]| noise.normal(Purpose::Synthetic, 0, index, shape);
         let latent_shape = preset.latent_shape();
         let [_, t, h, w] = latent_shape;
@@ -90,7 +94,7 @@ impl Fixture {
                 latent_shape,
             },
             video,
-            timestep: Timestep(500.0),
+            timestep: TIMESTEP,
         })
     }
 }

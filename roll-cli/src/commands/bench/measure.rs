@@ -125,10 +125,12 @@ pub fn peak_product_rate(preset: &Preset<'_>, device: &Device) -> Result<f64> {
     const SECONDS: f64 = 1.0;
     /// Products in the queue of the device before one wait, so that the wait takes a small part of the time.
     const QUEUED: usize = 4;
+    /// Fewest rows, even if a video of the preset has fewer tokens.
+    const MIN_ROWS: usize = 256;
     /// More rows make products on a CPU no faster, but take seconds each.
     const MAX_CPU_ROWS: usize = 8192;
     let dit = &preset.networks.dit;
-    let rows = preset.plan.tokens().clamp(256, if is_gpu(device) { usize::MAX } else { MAX_CPU_ROWS });
+    let rows = preset.plan.tokens().clamp(MIN_ROWS, if is_gpu(device) { usize::MAX } else { MAX_CPU_ROWS });
     let dtype = product_dtype(device, preset.dtype);
     let normal = |shape: [usize; 2], deviation: f64| -> Burn<2> {
         let values: Burn<2> = Burn::random(shape, Distribution::Normal(0.0, deviation), (device, DType::F32));
@@ -140,8 +142,8 @@ pub fn peak_product_rate(preset: &Preset<'_>, device: &Device) -> Result<f64> {
         // A copy to the host waits for the device.
         let wait = |y: Burn<2>| roll_backends::to_host(y.narrow(0, 0, 1).narrow(1, 0, 1)).map(drop);
         wait(x.clone().matmul(w.clone()))?;
-        let begin = Instant::now();
-        while begin.elapsed().as_secs_f64() < SECONDS {
+        let start_of_shape = Instant::now();
+        while start_of_shape.elapsed().as_secs_f64() < SECONDS {
             let start = Instant::now();
             let product = || x.clone().matmul(w.clone());
             (1..QUEUED).for_each(|_| drop(product()));

@@ -94,6 +94,7 @@ fn optimize(fixture: &mut Fixture, timer: &mut PhaseTimer<'_>) -> Result<()> {
     })
 }
 
+/// The error of a pass without the pullback that was asked for.
 fn unrecorded() -> Error {
-    Error::Misuse("a recorded pass has a pullback".into())
+    Error::Misuse("a recorded pass returned no pullback".into())
 }

@@ -3,7 +3,7 @@
 
 mod findings;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use roll_backends::Backend;
 use roll_core::plan::{Needs, in_words};
@@ -24,7 +24,7 @@ use crate::demo::NotDemo;
 use crate::ranks::{process, unusable_device};
 
 /// Number of parameters above which a step on a CPU takes hours.
-const LARGE: f64 = 3e9;
+const LARGE_MODEL: f64 = 3e9;
 /// The network of an [`estimate`] for the configuration as it is.
 const CONFIGURED_NETWORK: Option<String> = None;
 
@@ -63,29 +63,7 @@ pub fn check(args: Check) -> Result<()> {
     let (mut checked, findings) = planned.check(unopened.is_none())?;
     let mut found = Findings::new(findings);
 
-    found.section("run");
-    let names = [("", &config.algo.name), (" of ", &config.model.name), (" by ", &config.strategy.name)];
-    found.good(names.map(|(word, name)| format!("{word}`{name}`")).concat());
-    found.good(format!("backend `{}`", config.backend));
-    if let Some(error) = unusable {
-        // No problem for a run on another machine (`--on`), which may have the devices.
-        let is_for_other_machine = args.machine.on.is_some() && Backend::of(&config.backend).is_ok();
-        let why = format!("{}\neverything else is checked on the CPU", error.chain());
-        if is_for_other_machine { found.note(why) } else { found.problem(why) }
-    }
-    found.good(config.training.rate_in_words());
-    if let Some(note) = ranks_note(config, &args.machine)? {
-        found.note(note);
-    }
-    match planned.directory() {
-        Ok(dir) => {
-            found.good(format!("writes to {}", dir.display()));
-            if let Some(shortage) = disk_shortage(config, &checked, &dir) {
-                if args.machine.on.is_some() { found.note(shortage) } else { found.problem(shortage) }
-            }
-        }
-        Err(error) => found.problem(error.chain()),
-    }
+    list_run(config, &args.machine, unusable, planned.directory(), &checked, &mut found)?;
     if let Some(NotDemo::WrongModel(note) | NotDemo::MissingPart(note)) = why_not_demo {
         found.note(note);
     }
@@ -115,8 +93,8 @@ pub fn check(args: Check) -> Result<()> {
         videos_with_gradient > 0
     });
     let grad = if pulls_score { Grad::Record } else { Grad::Skip };
-    let (looked, size) = checked.look(config, args.samples, grad);
-    found.look(looked);
+    let (findings_of_look, size) = checked.look(config, args.samples, grad);
+    found.prepend(findings_of_look);
     list_data(config, &mut found);
     let size = match size {
         Some(size) => Some(size),
@@ -128,6 +106,42 @@ pub fn check(args: Check) -> Result<()> {
         false => found.note("no estimate without the model's files"),
     }
     found.end()
+}
+
+/// Lists the components, the devices, the ranks and the directory of the run. `unusable` is the error of opening the
+/// run's devices on this machine, if there is one.
+fn list_run(
+    config: &RunConfig,
+    machine: &MachineArgs,
+    unusable: Option<Error>,
+    directory: Result<PathBuf>,
+    checked: &Checked,
+    found: &mut Findings,
+) -> Result<()> {
+    found.section("run");
+    let names = [("", &config.algo.name), (" of ", &config.model.name), (" by ", &config.strategy.name)];
+    found.good(names.map(|(word, name)| format!("{word}`{name}`")).concat());
+    found.good(format!("backend `{}`", config.backend));
+    if let Some(error) = unusable {
+        // No problem for a run on another machine (`--on`), which may have the devices.
+        let is_for_other_machine = machine.on.is_some() && Backend::of(&config.backend).is_ok();
+        let why = format!("{}\neverything else is checked on the CPU", error.chain());
+        if is_for_other_machine { found.note(why) } else { found.problem(why) }
+    }
+    found.good(config.training.rate_in_words());
+    if let Some(note) = ranks_note(config, machine)? {
+        found.note(note);
+    }
+    match directory {
+        Ok(dir) => {
+            found.good(format!("writes to {}", dir.display()));
+            if let Some(shortage) = disk_shortage(config, checked, &dir) {
+                if machine.on.is_some() { found.note(shortage) } else { found.problem(shortage) }
+            }
+        }
+        Err(error) => found.problem(error.chain()),
+    }
+    Ok(())
 }
 
 /// The same configuration for the CPU of this machine, on which files, data and rewards of a run for another machine
@@ -161,18 +175,18 @@ fn ranks_note(config: &RunConfig, args: &MachineArgs) -> Result<Option<String>> 
 
 /// The problem if the checkpoints of the run do not fit on the disk of its directory.
 fn disk_shortage(config: &RunConfig, checked: &Checked, dir: &Path) -> Option<String> {
-    let (each, steps, free) = (checked.checkpoint_bytes?, checked.steps?, files::free_bytes(dir)?);
+    let (checkpoint_bytes, steps, free) = (checked.checkpoint_bytes?, checked.steps?, files::free_bytes(dir)?);
     let written = if config.save_steps == 0 { 1 } else { steps.div_ceil(config.save_steps) };
     // One more than is kept: the oldest is deleted once the newest is written.
     let kept = config.max_ckpt_to_keep.map_or(written, |keep| written.min(keep as u64 + 1));
-    let all = each.saturating_mul(kept);
-    (all > free).then(|| {
+    let needed = checkpoint_bytes.saturating_mul(kept);
+    (needed > free).then(|| {
         format!(
             "{} of {} take {}, and the disk of {} has {} left: another `output_dir`, `save_steps` above {}, or \
              `max_ckpt_to_keep`",
             counted(kept, "checkpoint"),
-            in_words(each as usize),
-            in_words(all as usize),
+            in_words(checkpoint_bytes as usize),
+            in_words(needed as usize),
             dir.display(),
             in_words(free as usize),
             config.save_steps
@@ -216,7 +230,7 @@ fn list_needs(
     });
     match planned {
         Ok((machine, needs)) => {
-            let memory_is_known = args.on.is_some() || args.memory.is_some() || on_the_host(config);
+            let memory_is_known = args.on.is_some() || args.memory.is_some() || computes_in_host_memory(config);
             memory(&needs, &machine, memory_is_known, found);
             time(&needs, steps, found);
             if let Some(note) = cpu_note(config, args.on.as_deref(), &needs) {
@@ -232,13 +246,13 @@ fn list_needs(
 
 /// A note if a run computes on the CPU although it should not: `on` names a machine with GPUs, or the model is large.
 fn cpu_note(config: &RunConfig, on: Option<&str>, needs: &Needs) -> Option<String> {
-    if !on_the_host(config) {
+    if !computes_in_host_memory(config) {
         return None;
     }
     let parameters = needs.facts.get("parameters").copied().unwrap_or_default();
     let why = match on {
         Some(on) => format!("`--on {on}` names GPUs"),
-        None if parameters > LARGE => format!("the model has {:.1} billion parameters", parameters / 1e9),
+        None if parameters > LARGE_MODEL => format!("the model has {:.1} billion parameters", parameters / 1e9),
         None => return None,
     };
     Some(format!(
@@ -262,7 +276,7 @@ pub fn estimated(loaded: &LoadedConfig, registry: &Registry) -> Option<String> {
     let (bytes_of_rank, _) = needs.peak(|item| item.device + item.host);
     let gigabytes_of_process = gigabytes(bytes_of_rank) * ranks::of_process(config, process().as_ref()) as f64;
     let each = if process().world_size() > 1 { " for each rank" } else { "" };
-    let memory = match on_the_host(config) {
+    let memory = match computes_in_host_memory(config) {
         true => format!("{gigabytes_of_process:.1} of {:.1} GB{each}", machine.memory / 1e9),
         false => format!("{device:.1} GB on the device, {host:.1} GB of host memory"),
     };
@@ -275,7 +289,7 @@ pub fn estimated(loaded: &LoadedConfig, registry: &Registry) -> Option<String> {
 }
 
 /// Whether the device computes in the memory of this machine, as a CPU does.
-fn on_the_host(config: &RunConfig) -> bool {
+fn computes_in_host_memory(config: &RunConfig) -> bool {
     Backend::of(&config.backend).is_ok_and(|backend| !backend.is_numbered())
 }
 

@@ -12,7 +12,7 @@ use super::reference::wrapped;
 /// Columns of a line.
 const COLUMNS: usize = 100;
 /// Columns of indentation of each level of keys.
-const LEVEL: usize = 2;
+const INDENT: usize = 2;
 
 /// The configuration as YAML, which `--config` takes.
 pub fn template(loaded: &LoadedConfig, sections: &[Section]) -> Result<String> {
@@ -42,6 +42,7 @@ fn holds_keys(value: &Json) -> bool {
     }
 }
 
+/// Writes the template.
 struct Writer<'a> {
     sections: &'a [Section],
     /// Keys of values that are not left at their default.
@@ -100,13 +101,13 @@ impl<'a> Writer<'a> {
                     let mark = if context.indent == 0 { "" } else { mark };
                     self.line(context.indent, &format!("{mark}{name}:"));
                     let component = own_component.or(context.component);
-                    self.map(&MapContext { key: &key, indent: context.indent + LEVEL, component }, inner);
+                    self.map(&MapContext { key: &key, indent: context.indent + INDENT, component }, inner);
                 }
                 // A list whose entries are maps.
                 Json::Array(items) if items.iter().any(Json::is_object) && is_active => {
                     self.line(context.indent, &format!("{name}:"));
                     for (i, item) in items.iter().enumerate() {
-                        self.item(&format!("{key}.{i}"), context.indent + LEVEL, item);
+                        self.item(&format!("{key}.{i}"), context.indent + INDENT, item);
                     }
                 }
                 // Any other value, on the line of its key.
@@ -124,7 +125,7 @@ impl<'a> Writer<'a> {
         self.line(indent, &format!("- name: {name}"));
         let mut options = map.clone();
         options.retain(|name, _| name != "name");
-        self.map(&MapContext { key, indent: indent + LEVEL, component }, &options);
+        self.map(&MapContext { key, indent: indent + INDENT, component }, &options);
     }
 
     /// The position of an option among those of its component.
@@ -153,6 +154,7 @@ impl<'a> Writer<'a> {
         of_component.or_else(|| of_sections.into_iter().find(|documented| documented.name == general_key))
     }
 
+    /// Writes the documentation of a key.
     fn about(&mut self, indent: usize, key: &Key) {
         self.comment(indent, &key.about);
         self.comment(indent, &format!("({})", key.values));
@@ -190,11 +192,12 @@ fn component<'a>(key: &'a str, value: &'a Json) -> Option<ComponentAt<'a>> {
 
 /// A value on one line: JSON, which is YAML too; without quotes where plain words need none.
 pub fn inline(value: &Json) -> String {
-    const WORDS: [&str; 9] = ["null", "true", "false", "yes", "no", "on", "off", "y", "n"];
+    // Words that YAML reads as a value other than a text.
+    const RESERVED: [&str; 9] = ["null", "true", "false", "yes", "no", "on", "off", "y", "n"];
     let plain = |text: &str| {
         text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/')
             && text.chars().all(|c| c.is_ascii_alphanumeric() || "_-./".contains(c))
-            && !WORDS.contains(&text.to_lowercase().as_str())
+            && !RESERVED.contains(&text.to_lowercase().as_str())
     };
     match value {
         Json::String(text) if plain(text) => text.clone(),

@@ -37,6 +37,11 @@ const STEPS: [(&str, u64); 6] = [
     ("sft", 500),
 ];
 
+/// Optimizer steps to propose for an algorithm that is not in [`STEPS`], such as one of a plugin.
+const STEPS_OF_OTHERS: u64 = 100;
+/// Number of checkpoints of a run to propose.
+const CHECKPOINTS: u64 = 5;
+
 /// Where a run may compute.
 const PLACES: [&str; 3] = ["this CPU", "one NVIDIA GPU", "several NVIDIA GPUs"];
 
@@ -50,9 +55,9 @@ const PROPOSED: [(&str, &str, &str); 5] = [
 ];
 
 /// Number of trained parameters below which the network is taken for a toy like the demo's.
-const SMALL: usize = 1_000_000;
+const TOY_PARAMETERS: usize = 1_000_000;
 /// Learning rate of the adapter of a toy network, as in the demo.
-const SMALL_RATE: f64 = 1e-3;
+const TOY_LEARNING_RATE: f64 = 1e-3;
 
 pub fn init(args: Init) -> Result<()> {
     let file = &args.file;
@@ -174,10 +179,10 @@ impl Interview<'_, '_> {
             "the demo's small model and its data",
         );
         let registry = self.registry;
-        let mut trained = 0;
+        let mut trained_parameters = 0;
         let is_named = self.answers.ask(&question, |answers, text| {
             let value = answers.value("model.model_path", text)?;
-            trained = open_model(registry, answers, Some(("model_path", &value)))?.parameter_count();
+            trained_parameters = open_model(registry, answers, Some(("model_path", &value)))?.parameter_count();
             Ok(value)
         })?;
         if !is_named {
@@ -201,7 +206,7 @@ impl Interview<'_, '_> {
             );
             self.answers.ask(&unseen, |answers, text| conversations(answers, "algo.val_data", text))?;
         }
-        Ok(Some(trained))
+        Ok(Some(trained_parameters))
     }
 
     /// Asks for a component of `kind` until `make` makes it: for its name, for options without a default, and again for
@@ -263,17 +268,18 @@ impl Interview<'_, '_> {
         self.answers.ask(&question, |answers, text| answers.value(key, text)).map(drop)
     }
 
-    /// Asks for the number of steps, the learning rate of `trained` parameters, and the steps between checkpoints.
-    fn ask_length(&mut self, algorithm: &str, trained: usize) -> Result<()> {
-        let proposed_steps = STEPS.iter().find(|(name, _)| *name == algorithm).map_or(100, |(_, steps)| *steps);
+    /// Asks for the number of steps, the learning rate, and the steps between checkpoints.
+    fn ask_length(&mut self, algorithm: &str, trained_parameters: usize) -> Result<()> {
+        let proposed_steps =
+            STEPS.iter().find(|(name, _)| *name == algorithm).map_or(STEPS_OF_OTHERS, |(_, steps)| *steps);
         self.ask_value("steps", "Optimizer steps", proposed_steps)?;
         let rate_of_algorithm = self.registry.find(Kind::Algorithm, algorithm)?.learning_rate;
         let default_rate = rate_of_algorithm.unwrap_or_else(|| TrainingConfig::default().learning_rate);
-        let proposed_rate = if trained < SMALL { SMALL_RATE } else { default_rate };
+        let proposed_rate = if trained_parameters < TOY_PARAMETERS { TOY_LEARNING_RATE } else { default_rate };
         self.ask_value("training.learning_rate", "Learning rate of the adapter", format!("{proposed_rate:e}"))?;
         let steps = self.answers.get("steps").and_then(Json::as_u64).unwrap_or(proposed_steps);
-        self.ask_value("save_steps", "Steps between checkpoints", steps.div_ceil(5).max(1))?;
-        // An answer to any of these questions means that the run is evaluated: it is evaluated with every checkpoint.
+        self.ask_value("save_steps", "Steps between checkpoints", steps.div_ceil(CHECKPOINTS).max(1))?;
+        // An answer to any of these questions means that the run is evaluated, which then happens with every checkpoint.
         let evaluated_on = ["evaluation.metadata", "evaluation.prompts", "algo.val_data"];
         if evaluated_on.iter().any(|key| self.answers.get(key).is_some()) {
             let every = self.answers.get("save_steps").cloned().unwrap_or_default();
@@ -352,6 +358,7 @@ fn choice(text: &str, most: usize) -> Result<Option<usize>> {
     }
 }
 
+/// Parses a number above 0.
 fn positive(text: &str) -> Result<f64> {
     let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
     number.ok_or_else(|| Error::Unsupported(format!("expected a number above 0, found `{text}`")))

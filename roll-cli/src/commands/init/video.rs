@@ -17,20 +17,20 @@ use super::{Interview, Place, context, open_model};
 /// in few steps only if it is distilled.
 const PUBLISHED: f64 = 1e9;
 /// At most this many clips are probed for their size and length.
-const CLIPS: usize = 500;
+const MAX_PROBED: usize = 500;
 /// `[height, width]` that is proposed for prompts without clips. Sizes with more pixels are not proposed.
-const SIZE: [usize; 2] = [480, 832];
+const PROPOSED_SIZE: [usize; 2] = [480, 832];
 /// The most frames that are proposed: five seconds of Wan.
-const FRAMES: usize = 81;
-/// Number of clips in an evaluation.
-const EVALUATED: u64 = 8;
+const MAX_FRAMES: usize = 81;
+/// At most this many clips are proposed for an evaluation.
+const MAX_EVALUATED: u64 = 8;
 /// Videos in a step of Reward-FL, over all ranks.
-const BATCH: usize = 8;
+const VIDEOS_PER_STEP: usize = 8;
 /// The option of [`open_model`] if only the answers so far count.
 const NO_FURTHER_OPTION: Option<(&str, &Json)> = None;
 
 /// Facts of the model from the headers of its files.
-struct Files {
+struct ModelFacts {
     /// Number of parameters of all experts.
     parameters: f64,
     experts: usize,
@@ -40,7 +40,7 @@ struct Files {
 
 /// Facts of the rows of the data.
 #[derive(Default)]
-struct Clips {
+struct DataFacts {
     /// Height and width of most clips; `None` without clips.
     size: Option<[usize; 2]>,
     /// Median number of frames; 0 without clips.
@@ -54,24 +54,25 @@ impl Interview<'_, '_> {
     pub(super) fn ask_video_model(&mut self, algorithm: &str, place: &Place) -> Result<Option<usize>> {
         let Some(files) = self.ask_model_files()? else { return Ok(None) };
         let unit = self.ask_tokenizer(&files)?;
-        let on_clips = algorithm == "flow_matching";
+        let trains_on_clips = algorithm == "flow_matching";
         if files.parameters > PUBLISHED {
             self.set_published(algorithm, &files, place)?;
         }
-        let clips = self.ask_data(on_clips, unit)?;
-        if !on_clips {
+        let clips = self.ask_data(trains_on_clips, unit)?;
+        if !trains_on_clips {
             self.ask_reward(algorithm, &clips)?;
         }
         self.ask_evaluation(unit)?;
         if algorithm == "reward_fl" {
-            self.answers.put("training.gradient_accumulation_steps", (BATCH / place.devices.max(1)).max(1))?;
+            self.answers
+                .put("training.gradient_accumulation_steps", (VIDEOS_PER_STEP / place.devices.max(1)).max(1))?;
         }
         let model = open_model(self.registry, self.answers, NO_FURTHER_OPTION)?;
         Ok(Some(model.parameter_count()))
     }
 
     /// Asks for the files of the model. `None` without an answer, which means the demo.
-    fn ask_model_files(&mut self) -> Result<Option<Files>> {
+    fn ask_model_files(&mut self) -> Result<Option<ModelFacts>> {
         const HUB: &str = "model.model_id_with_origin_paths";
         let (key, asks) = match self.answers.is_given(HUB) {
             true => (HUB, "Published files"),
@@ -85,7 +86,7 @@ impl Interview<'_, '_> {
             let count = |shapes: BTreeMap<String, Vec<usize>>| -> f64 {
                 shapes.values().map(|shape| shape.iter().map(|n| *n as f64).product::<f64>()).sum()
             };
-            found = Some(Files {
+            found = Some(ModelFacts {
                 parameters: files.experts().map(|(_, file)| count(file.shapes())).sum(),
                 experts: files.experts().count(),
                 has_tokenizer: files.tokenizer.is_some(),
@@ -98,7 +99,7 @@ impl Interview<'_, '_> {
 
     /// Asks for the tokenizer, unless it lies beside the weights or the model has no text encoder. Opens the model, and
     /// returns the unit of which heights and widths must be multiples.
-    fn ask_tokenizer(&mut self, files: &Files) -> Result<VideoUnit> {
+    fn ask_tokenizer(&mut self, files: &ModelFacts) -> Result<VideoUnit> {
         const KEY: &str = "model.tokenizer_path";
         let registry = self.registry;
         let mut unit = VideoUnit::default();
@@ -125,7 +126,7 @@ impl Interview<'_, '_> {
     }
 
     /// Settings of a published model: a LoRA by which it makes videos in four steps, and options that save GPU memory.
-    fn set_published(&mut self, algorithm: &str, files: &Files, place: &Place) -> Result<()> {
+    fn set_published(&mut self, algorithm: &str, files: &ModelFacts, place: &Place) -> Result<()> {
         const KEY: &str = "model.base_lora";
         let registry = self.registry;
         if algorithm != "flow_matching" {
@@ -155,7 +156,7 @@ impl Interview<'_, '_> {
 
     /// Sets the four timesteps that a LoRA such as Lightning's was distilled for, and the options of algorithms that go
     /// with them.
-    fn set_four_steps(&mut self, algorithm: &str, files: &Files) -> Result<()> {
+    fn set_four_steps(&mut self, algorithm: &str, files: &ModelFacts) -> Result<()> {
         self.answers.put("algo.timesteps", json!([1000, 750, 500, 250]))?;
         if algorithm == "reward_fl" {
             self.answers.put("algo.trained_steps", json!({"leap": {"discount": 0.3}}))?;
@@ -170,18 +171,20 @@ impl Interview<'_, '_> {
         Ok(())
     }
 
-    /// Asks for the data, and proposes the size and length that it has.
-    fn ask_data(&mut self, on_clips: bool, unit: VideoUnit) -> Result<Clips> {
-        let mut clips = Clips::default();
+    /// Asks for the data. Then asks for size and length of the videos, and proposes those of the data.
+    fn ask_data(&mut self, trains_on_clips: bool, unit: VideoUnit) -> Result<DataFacts> {
+        let mut clips = DataFacts::default();
         let question =
             Question::new("data.metadata", "Table or directory of clips, or text file of prompts", "data.csv");
         self.answers.ask(&question, |answers, text| {
-            clips = look(text, on_clips)?;
+            clips = look(text, trains_on_clips)?;
             answers.value("data.metadata", text)
         })?;
-        let size = clips.size.and_then(|size| target_size(size, SIZE[0] * SIZE[1], [unit.height, unit.width]).ok());
-        let [height, width] = size.unwrap_or(SIZE);
-        let frames = unit.frames_within(if clips.frames > 0 { clips.frames.min(FRAMES) } else { FRAMES });
+        let size = clips
+            .size
+            .and_then(|size| target_size(size, PROPOSED_SIZE[0] * PROPOSED_SIZE[1], [unit.height, unit.width]).ok());
+        let [height, width] = size.unwrap_or(PROPOSED_SIZE);
+        let frames = unit.frames_within(if clips.frames > 0 { clips.frames.min(MAX_FRAMES) } else { MAX_FRAMES });
         let sides = [
             ("data.height", "Height of the videos in pixels", height, unit.height),
             ("data.width", "Width of the videos in pixels", width, unit.width),
@@ -200,9 +203,9 @@ impl Interview<'_, '_> {
     }
 
     /// Asks for a reward that the algorithm and the data allow.
-    fn ask_reward(&mut self, algorithm: &str, clips: &Clips) -> Result<()> {
+    fn ask_reward(&mut self, algorithm: &str, clips: &DataFacts) -> Result<()> {
         let needs_gradient = algorithm == "reward_fl";
-        let mut compares = false;
+        let mut reads_reference = false;
         let default = if clips.all_have_clips || clips.all_have_pictures { "insightface" } else { "motion" };
         self.ask_component(Kind::Reward, default, |registry, name, options, context| {
             let reward = registry.reward(name, options, context)?;
@@ -213,8 +216,8 @@ impl Interview<'_, '_> {
                 );
                 return Err(Error::config("reward.name", problem));
             }
-            compares = reward.reads_reference();
-            if compares && !clips.all_have_clips && !clips.all_have_pictures {
+            reads_reference = reward.reads_reference();
+            if reads_reference && !clips.all_have_clips && !clips.all_have_pictures {
                 let problem = format!(
                     "the reward `{name}` compares with a clip or a picture, and rows of `data.metadata` have none: \
                      choose another"
@@ -223,7 +226,7 @@ impl Interview<'_, '_> {
             }
             Ok(())
         })?;
-        if compares && !clips.all_have_clips {
+        if reads_reference && !clips.all_have_clips {
             self.answers.put("algo.reference", "image")?;
         }
         Ok(())
@@ -232,7 +235,7 @@ impl Interview<'_, '_> {
     /// Asks for clips and prompts that show the progress.
     fn ask_evaluation(&mut self, unit: VideoUnit) -> Result<()> {
         let (metadata, prompts) = ("evaluation.metadata", "evaluation.prompts");
-        let on_clips = self.answers.text("algo.name") == "flow_matching";
+        let trains_on_clips = self.answers.text("algo.name") == "flow_matching";
         let mut rows = 0;
         let question = Question::optional(
             metadata,
@@ -240,12 +243,12 @@ impl Interview<'_, '_> {
             "no measurement",
         );
         self.answers.ask(&question, |answers, text| {
-            look(text, on_clips)?;
+            look(text, trains_on_clips)?;
             rows = Metadata::open(&data_config(text))?.rows.len();
             answers.value(metadata, text)
         })?;
-        if rows as u64 > EVALUATED {
-            self.answers.put("evaluation.samples", EVALUATED)?;
+        if rows as u64 > MAX_EVALUATED {
+            self.answers.put("evaluation.samples", MAX_EVALUATED)?;
         }
         let size = ["data.height", "data.width"].map(|key| self.answers.get(key).and_then(Json::as_u64).unwrap_or(0));
         let size = size.map(|side| side as usize);
@@ -298,21 +301,21 @@ fn data_config(path: &str) -> DataConfig {
 
 /// Reads the rows of a table, directory or file of prompts, and the headers of its clips. Prints the number of rows,
 /// and the usual size and length of the clips.
-fn look(path: &str, on_clips: bool) -> Result<Clips> {
+fn look(path: &str, trains_on_clips: bool) -> Result<DataFacts> {
     let config = data_config(path);
     let metadata = Metadata::open(&config)?;
     let rows = metadata.rows.len();
     let with_clip = metadata.rows.iter().filter(|row| row.video.is_some()).count();
-    if on_clips && with_clip < rows {
+    if trains_on_clips && with_clip < rows {
         let problem = format!("`flow_matching` trains on clips, and {} of {rows} rows have none", rows - with_clip);
         return Err(Error::bad_file(path, problem));
     }
-    let mut clips = Clips {
+    let mut clips = DataFacts {
         all_have_clips: with_clip == rows,
         all_have_pictures: metadata.rows.iter().all(|row| row.image.is_some()),
-        ..Clips::default()
+        ..DataFacts::default()
     };
-    let probed = metadata.probe_clips(config.decoder, CLIPS);
+    let probed = metadata.probe_clips(config.decoder, MAX_PROBED);
     // If no clip can be read, the error of the first one says why.
     if probed.is_empty()
         && let Some(first) = metadata.rows.iter().find_map(|row| row.video.as_ref())

@@ -318,8 +318,8 @@ fn read_before(stream: &mut TcpStream, buffer: &mut [u8], deadline: Instant) -> 
 
 /// Sends the answer to `request`, without its body if the request is `HEAD`. `request` is `None` if it was refused.
 ///
-/// Then reads the bytes that still arrive, until the reader closes the connection or the `deadline` passes. A connection
-/// that is closed with unread bytes would be reset, and the reader might lose the answer.
+/// Then reads the bytes that still arrive, until the reader closes the connection or the `deadline` passes. A
+/// connection that is closed with unread bytes would be reset, and the reader might lose the answer.
 fn send(mut stream: TcpStream, response: Response, request: Option<&Request>, deadline: Instant) -> io::Result<()> {
     let answer_deadline = Instant::now() + ANSWER_TIME;
     stream.set_write_timeout(Some(PART_TIME))?;

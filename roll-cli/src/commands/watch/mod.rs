@@ -32,8 +32,9 @@ enum Process {}
 
 /// The page is made at most once in this time.
 const PAUSE: Duration = Duration::from_secs(1);
-/// At most 1 / `SHARE` of the time of one core goes into making the page; the run needs the rest.
-const SHARE: u32 = 20;
+/// After a page was made, the next one is made at the earliest after this many times the time that it took. The run
+/// needs the rest of the core.
+const PAUSE_FACTOR: u32 = 20;
 
 /// Serves the page until the process ends.
 pub fn watch(args: Watch) -> Result<()> {
@@ -61,11 +62,11 @@ pub fn watch(args: Watch) -> Result<()> {
         named: args.runs.into_iter().map(|path| NamedDirectory { path, is_found: false }).collect(),
         version: String::new(),
         html: "".into(),
-        next: Instant::now(),
+        next_page_at: Instant::now(),
         stopped: Vec::new(),
     });
     state.lock().unwrap_or_else(PoisonError::into_inner).look_for_runs();
-    let watched = Watched { control: args.control, voting, token: access.token.clone(), nonce: random(), state };
+    let watched = Watched { can_stop_runs: args.control, voting, token: access.token.clone(), nonce: random(), state };
     http::serve(&listener, access, move |request| watched.answer(request))
 }
 
@@ -77,7 +78,7 @@ fn random() -> String {
 /// The watched runs and their page.
 struct Watched {
     /// Whether the page may stop runs.
-    control: bool,
+    can_stop_runs: bool,
     /// Path of the page on which people vote, if it is served.
     voting: Option<String>,
     /// The secret of the page's address, and of the addresses of its videos.
@@ -97,7 +98,7 @@ struct State {
     version: String,
     html: Arc<str>,
     /// The page is not made anew before this time.
-    next: Instant,
+    next_page_at: Instant,
     /// The processes that were asked to stop.
     stopped: Vec<Process>,
 }
@@ -164,7 +165,7 @@ impl Watched {
                 Ok(text) => Response::text(200, &text),
             },
             (Method::Post, "/vote") if self.voting.is_some() => self.vote(request),
-            (Method::Post, "/stop") if self.control => self.stop(request),
+            (Method::Post, "/stop") if self.can_stop_runs => self.stop(request),
             (Method::Post, _) => Response::text(403, "`roll watch --control` can stop runs, and `--vote` takes votes"),
             _ => Response::text(404, "no such page"),
         }
@@ -181,11 +182,11 @@ impl Watched {
     }
 
     /// The state with the newest page. The page is made anew if the runs have changed, but not more often than
-    /// [`PAUSE`] and [`SHARE`] allow.
+    /// [`PAUSE`] and [`PAUSE_FACTOR`] allow.
     fn refreshed(&self) -> Result<MutexGuard<'_, State>> {
         let mut state = self.lock();
-        let begun = Instant::now();
-        if begun < state.next {
+        let start = Instant::now();
+        if start < state.next_page_at {
             return Ok(state);
         }
         state.look_for_runs();
@@ -195,13 +196,13 @@ impl Watched {
         (live::version(&state.runs), states_of_writers).hash(&mut hasher);
         let version = format!("{:016x}", hasher.finish());
         if version != state.version {
-            let Self { nonce, control, voting, token, .. } = self;
+            let Self { nonce, can_stop_runs, voting, token, .. } = self;
             let (voting, writers) = (voting.as_deref(), &writers);
-            let live = Live { version: &version, nonce, token, control: *control, voting, writers };
+            let live = Live { version: &version, nonce, token, control: *can_stop_runs, voting, writers };
             state.html = live::page(&state.runs, &live)?.into();
             state.version = version;
         }
-        state.next = Instant::now() + PAUSE.max(SHARE * begun.elapsed());
+        state.next_page_at = Instant::now() + PAUSE.max(PAUSE_FACTOR * start.elapsed());
         Ok(state)
     }
 
@@ -267,7 +268,7 @@ impl Watched {
             Ok(()) => {
                 tracing::info!("{} was asked to stop", run.display());
                 state.stopped.push(process);
-                state.next = Instant::now();
+                state.next_page_at = Instant::now();
                 Response::text(202, "asked to stop")
             }
         }

@@ -46,8 +46,8 @@ impl CacheStore {
         &self.directory
     }
 
-    /// The entry of `key` in the folder `kind`. An entry that is missing or damaged is computed and stored. A failure to
-    /// store an entry is only a warning, which is logged once.
+    /// The entry of `key` in the folder `kind`. An entry that is missing or damaged is computed and stored. A failure
+    /// to store an entry is only a warning, which is logged once.
     pub fn get(&self, kind: &str, key: &str, compute: impl FnOnce() -> Result<StateDict>) -> Result<StateDict> {
         let folder = self.directory.join(kind).join(&key[..2]); // keys are hexadecimal
         let path = folder.join(format!("{key}.safetensors"));

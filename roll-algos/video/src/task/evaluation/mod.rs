@@ -64,7 +64,8 @@ pub(crate) struct EvaluationSources {
 }
 
 impl EvaluationSources {
-    /// Opens the rows of `evaluation.metadata`, and the rewards of `evaluation.check`, which check the rewards `trained`.
+    /// Opens the rows of `evaluation.metadata`, and the rewards of `evaluation.check`, which check the rewards
+    /// `trained`.
     pub(crate) fn open(
         clips: &ClipConfig,
         trained: &[RewardComponent],
