@@ -32,7 +32,8 @@ const LOWEST_PORT: u16 = 20_000;
 /// Number of ports, from the lowest one on, that jobs without MASTER_PORT use.
 const PORTS: u16 = 20_000;
 
-/// The launcher that started several processes, and their number; `None` if there is one process.
+/// The launcher that started several processes, and their number; `None` if there is one process. Here and below,
+/// `value` returns the value of an environment variable.
 fn launcher(value: &impl Fn(&str) -> Option<String>) -> Option<(Launcher, usize)> {
     let with_size = |launcher: Launcher| Some((launcher, number(value, launcher.size)?)).filter(|(_, size)| *size > 1);
     let sets_rank = |(launcher, _): &(Launcher, usize)| number(value, launcher.rank).is_some();
@@ -41,7 +42,7 @@ fn launcher(value: &impl Fn(&str) -> Option<String>) -> Option<(Launcher, usize)
     LAUNCHERS.into_iter().filter_map(with_size).find(sets_rank).or_else(|| LAUNCHERS.into_iter().find_map(with_size))
 }
 
-/// The value of the variable `name` as a number; `value` returns the values of variables.
+/// The value of the variable `name` as a number.
 fn number(value: &impl Fn(&str) -> Option<String>, name: &str) -> Option<usize> {
     value(name)?.trim().parse().ok()
 }

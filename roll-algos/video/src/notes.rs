@@ -51,6 +51,7 @@ fn evaluates_nothing(config: &ConfiguredOptions<'_>) -> bool {
 pub fn buckets(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let algorithm = config.value("algo.name").and_then(|name| name.as_str()).unwrap_or("the algorithm");
     let named = config.named(&["data.bucket_ratios", "data.bucket_frames"]);
+    // `named` ends with its verb: "`data.bucket_frames: [33]` has".
     let note = |named| {
         format!(
             "{named} an effect on the size, length and order of clips alone: `{algorithm}` computes one sample at a \

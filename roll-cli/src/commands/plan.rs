@@ -122,56 +122,9 @@ pub fn cluster(args: &args::MachineArgs) -> Result<(Option<Cluster>, usize)> {
 /// The machine that the arguments name, or this one.
 pub fn machine(args: &args::MachineArgs, loaded: &LoadedConfig) -> Result<PlannedMachine> {
     let (cluster, devices) = cluster(args)?;
-    // `host_memory` is set below.
     let mut machine = match cluster {
-        Some(Cluster { memory, speed, .. }) => {
-            let gigabytes = args.memory.unwrap_or(memory / 1e9);
-            let name = format!("{devices}x{gigabytes}");
-            PlannedMachine {
-                name,
-                devices,
-                memory,
-                speed,
-                uses_host_memory: false,
-                host_memory: 0.0,
-                is_host_memory_given: false,
-            }
-        }
-        None => {
-            let device = roll_backends::device(&loaded.config.backend)
-                .while_doing(|| "to plan for another machine, name it: `--on 1x80` is one GPU of 80 GB".into())?;
-            // With `--devices`, each rank has a device like the one here. Otherwise the ranks are those of the run, and
-            // those that are threads of this process have equal shares of its device.
-            let (ranks_on_device, devices) = match args.devices {
-                Some(_) => (1, devices),
-                None => {
-                    let threads = ranks::of_process(&loaded.config, process().as_ref());
-                    (threads, threads * process().world_size())
-                }
-            };
-            let flops = match args.tflops {
-                // `--tflops` replaces this value below.
-                Some(_) => 1.0,
-                None => roll_backends::sustained_flops(&device) / ranks_on_device as f64,
-            };
-            // The rates of links and of reading, in bytes a second, are assumed.
-            let speed = Speed { flops, link: 5e9, read: 2e9 };
-            let uses_host_memory = !roll_backends::device::is_gpu(&device);
-            let memory = match roll_backends::device::memory::total(&loaded.config.backend) {
-                Some(bytes) => bytes as f64,
-                None => host_memory(),
-            };
-            let name = "this machine".into();
-            PlannedMachine {
-                name,
-                devices,
-                memory,
-                speed,
-                uses_host_memory,
-                host_memory: 0.0,
-                is_host_memory_given: false,
-            }
-        }
+        Some(cluster) => machine_of_cluster(cluster, devices, args.memory),
+        None => this_machine(args, devices, loaded)?,
     };
     let positive = |name: &str, value: f64| match value.is_finite() && value > 0.0 {
         true => Ok(value),
@@ -180,15 +133,62 @@ pub fn machine(args: &args::MachineArgs, loaded: &LoadedConfig) -> Result<Planne
     if let Some(memory) = args.memory {
         machine.memory = positive("memory", memory)? * 1e9;
     }
-    machine.is_host_memory_given = args.host_memory.is_some();
-    machine.host_memory = match args.host_memory {
-        Some(memory) => positive("host-memory", memory)? * 1e9,
-        None => host_memory(),
-    };
+    if let Some(memory) = args.host_memory {
+        machine.host_memory = positive("host-memory", memory)? * 1e9;
+        machine.is_host_memory_given = true;
+    }
     if let Some(tflops) = args.tflops {
         machine.speed.flops = positive("tflops", tflops)? * 1e12;
     }
     Ok(machine)
+}
+
+/// A machine with this number of the cluster's devices. `memory_argument` is the value of `--memory`.
+fn machine_of_cluster(cluster: Cluster, devices: usize, memory_argument: Option<f64>) -> PlannedMachine {
+    let gigabytes = memory_argument.unwrap_or(cluster.memory / 1e9);
+    PlannedMachine {
+        name: format!("{devices}x{gigabytes}"),
+        devices,
+        memory: cluster.memory,
+        speed: cluster.speed,
+        uses_host_memory: false,
+        host_memory: host_memory(),
+        is_host_memory_given: false,
+    }
+}
+
+/// This machine, whose speed is measured unless `--tflops` names it. `devices` is the number of `--devices`.
+fn this_machine(args: &args::MachineArgs, devices: usize, loaded: &LoadedConfig) -> Result<PlannedMachine> {
+    let device = roll_backends::device(&loaded.config.backend)
+        .while_doing(|| "to plan for another machine, name it: `--on 1x80` is one GPU of 80 GB".into())?;
+    // With `--devices`, each rank has a device like the one here. Otherwise the ranks are those of the run, and those
+    // that are threads of this process have equal shares of its device.
+    let (ranks_on_device, devices) = match args.devices {
+        Some(_) => (1, devices),
+        None => {
+            let threads = ranks::of_process(&loaded.config, process().as_ref());
+            (threads, threads * process().world_size())
+        }
+    };
+    let flops = match args.tflops {
+        // `machine` replaces this value by that of `--tflops`.
+        Some(_) => 1.0,
+        None => roll_backends::sustained_flops(&device) / ranks_on_device as f64,
+    };
+    let memory = match roll_backends::device::memory::total(&loaded.config.backend) {
+        Some(bytes) => bytes as f64,
+        None => host_memory(),
+    };
+    Ok(PlannedMachine {
+        name: "this machine".into(),
+        devices,
+        memory,
+        // The rates of links and of reading, in bytes a second, are assumed.
+        speed: Speed { flops, link: 5e9, read: 2e9 },
+        uses_host_memory: !roll_backends::device::is_gpu(&device),
+        host_memory: host_memory(),
+        is_host_memory_given: false,
+    })
 }
 
 /// Bytes of memory of this machine; 0 if they are not known.

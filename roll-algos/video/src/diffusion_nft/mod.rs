@@ -73,7 +73,7 @@ impl Method for DiffusionNftConfig {
             algorithm: NAME,
             sampling: &plan.sampling,
             shared: &shared,
-            same_start: false,
+            has_same_start: false,
             share_prefix: false,
         };
         let prepared = &mut state.prepared;

@@ -69,7 +69,7 @@ impl Method for FlowGrpoConfig {
             algorithm: NAME,
             sampling: &plan.sampling,
             shared: &shared,
-            same_start: self.same_latent,
+            has_same_start: self.same_latent,
             share_prefix: self.share_prefix,
         };
         let mut explorer = WindowExplorer::new(&plan, ctx.noise, ctx.step);

@@ -30,7 +30,7 @@ pub(crate) struct RoundOptions<'a> {
     pub(crate) sampling: &'a Sampling,
     pub(crate) shared: &'a SharedOptions,
     /// Whether all videos of a prompt start from the same noise.
-    pub(crate) same_start: bool,
+    pub(crate) has_same_start: bool,
     /// Whether the steps before the first explored step are computed once for all videos of a prompt.
     pub(crate) share_prefix: bool,
 }
@@ -241,7 +241,7 @@ fn begin_prompt<E: Explore>(
     let key = draw_key(sample, repeats);
     let noise = |key: u64| ctx.noise.latents(ctx.step, key, &conditions.prompt.latent_shape);
     // The noise that all videos of the prompt start from, if it is the same.
-    let common_start = if options.same_start { Some(noise(key)?) } else { None };
+    let common_start = if options.has_same_start { Some(noise(key)?) } else { None };
     let shared_steps = if options.share_prefix { explore.prefix(sample.index) } else { 0 };
     let prefix = match &common_start {
         Some(start) if shared_steps > 0 => Some(sampling.begin(&conditions, std::slice::from_ref(start))?),
@@ -348,6 +348,35 @@ fn finish_prompt<E: Explore>(
     explore: &mut E,
     round: &mut RoundState<'_>,
 ) -> Result<Option<Group<E::Record>>> {
+    let (mut videos, measured) = generate_and_score(options, &mut prompt, range, ctx, explore, round)?;
+    let sample = &ctx.samples[prompt.position];
+    let missing_reason = set_scores(ctx, sample, &mut videos, measured, round);
+    if round.outcome.nonfinite.is_some() {
+        return Ok(None);
+    }
+    let has_no_score = videos.iter().all(|video| video.scores.is_none());
+    if let Some(reason) = missing_reason
+        && has_no_score
+    {
+        round.outcome.skip(sample, reason);
+        return Ok(None);
+    }
+    let Pending { position, conditions, key, batches, .. } = prompt;
+    let records = batches.into_iter().map(|batch| batch.record).collect();
+    let weight = sample.weight;
+    Ok(Some(Group { position, weight, row: sample.index, key, conditions, videos, records }))
+}
+
+/// Does the last denoising steps, `range`, for the videos of a prompt, and decodes the videos. Returns the videos,
+/// without their scores, and the results of scoring them, in the same order.
+fn generate_and_score<E: Explore>(
+    options: &RoundOptions<'_>,
+    prompt: &mut Pending<E::Record>,
+    range: Range<usize>,
+    ctx: &mut StepContext<'_>,
+    explore: &mut E,
+    round: &mut RoundState<'_>,
+) -> Result<(Vec<Rollout>, Vec<Measured>)> {
     let RoundOptions { algorithm, sampling, shared, .. } = *options;
     let RoundState { watch, outcome, .. } = round;
     let sample = &ctx.samples[prompt.position];
@@ -383,27 +412,14 @@ fn finish_prompt<E: Explore>(
                 videos.push(Rollout { key: *key, latents, scores: None, advantage: 0.0 });
             }
         }
+        // No thread has the reward after this.
         measured.extend(scoring.end()?);
         if compares && let Some(reward) = scoring.idle.take() {
             measured = Measured::of_group(&compared, sample, &target, reward, progress)?;
         }
         Ok(())
     })?;
-    let missing_reason = set_scores(ctx, sample, &mut videos, measured, round);
-    if round.outcome.nonfinite.is_some() {
-        return Ok(None);
-    }
-    let has_no_score = videos.iter().all(|video| video.scores.is_none());
-    if let Some(reason) = missing_reason
-        && has_no_score
-    {
-        round.outcome.skip(sample, reason);
-        return Ok(None);
-    }
-    let Pending { position, conditions, key, batches, .. } = prompt;
-    let records = batches.into_iter().map(|batch| batch.record).collect();
-    let weight = sample.weight;
-    Ok(Some(Group { position, weight, row: sample.index, key, conditions, videos, records }))
+    Ok((videos, measured))
 }
 
 /// Sets the scores of a sample's videos. Stops at a score that is not finite and notes it in `round`. If some videos

@@ -64,6 +64,7 @@ fn grid(samples: &[Sample], before: &[Option<Video>], after: &[Option<Video>]) -
     for ((sample, before), after) in samples.iter().zip(before).zip(after) {
         let (Some(before), Some(after)) = (before, after) else { continue };
         let column: Vec<&Video> = sample.video.clip().map(|clip| &**clip).into_iter().chain([before, after]).collect();
+        // The first column sets the number of rows and their size.
         let (rows, dims) =
             columns.first().map_or((column.len(), column[0].dims()), |first| (first.len(), first[0].dims()));
         if column.len() == rows && column.iter().all(|v| v.dims() == dims) && columns.len() < MAX_CLIPS {

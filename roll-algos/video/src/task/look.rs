@@ -39,10 +39,10 @@ fn list_rows(dataset: &Dataset, unit: VideoUnit, found: &mut Listing) -> Option<
     let config = dataset.config();
     let rows: Vec<_> = dataset.metadata().rows.iter().filter(|row| row.is_first_window()).collect();
     let looked_at = rows.len().min(MAX_ROWS);
-    let (mut sizes, mut short, mut bad) = (BTreeMap::<[usize; 2], usize>::new(), 0, Vec::new());
+    let (mut sizes, mut too_short, mut unreadable) = (BTreeMap::<[usize; 2], usize>::new(), 0, Vec::new());
     for &row in &rows[..looked_at] {
         if let Some(reason) = &row.no_prompt {
-            bad.push(format!("{}: {reason}", dataset.metadata().location(row)));
+            unreadable.push(format!("{}: {reason}", dataset.metadata().location(row)));
             continue;
         }
         let shape = match &row.video {
@@ -54,25 +54,25 @@ fn list_rows(dataset: &Dataset, unit: VideoUnit, found: &mut Listing) -> Option<
         match shape.and_then(|shape| files_are_there(row.files()).map(|()| shape)) {
             Ok((size, frames)) => {
                 *sizes.entry(size).or_default() += 1;
-                short += usize::from(frames < dataset.longest());
+                too_short += usize::from(frames < dataset.longest());
             }
-            Err(error) => bad.push(format!("{}: {}", dataset.metadata().location(row), error.chain())),
+            Err(error) => unreadable.push(format!("{}: {}", dataset.metadata().location(row), error.chain())),
         }
     }
     let limit = if looked_at < rows.len() { format!(" (the first {looked_at} were looked at)") } else { String::new() };
     let all = counted_rows(dataset.metadata());
     let of_clips = if rows.len() < dataset.len() { " of the clips" } else { "" };
-    found.good(format!("{all}, {}{of_clips} can be read{limit}", looked_at - bad.len()));
+    found.good(format!("{all}, {}{of_clips} can be read{limit}", looked_at - unreadable.len()));
     list_sizes(&sizes, found);
-    if short > 0 {
+    if too_short > 0 {
         found.note(format!(
-            "{short} have fewer than the {} of `data.num_frames`",
+            "{too_short} have fewer than the {} of `data.num_frames`",
             counted(dataset.longest() as u64, "frame")
         ));
     }
-    if !bad.is_empty() {
-        let faults = first_faults(&bad);
-        match config.on_bad_sample == OnBadSample::Error || bad.len() == looked_at {
+    if !unreadable.is_empty() {
+        let faults = first_faults(&unreadable);
+        match config.on_bad_sample == OnBadSample::Error || unreadable.len() == looked_at {
             true => found.problem(faults),
             false => found.note(format!("left out (`data.on_bad_sample: skip`):\n{faults}")),
         }

@@ -95,7 +95,7 @@ impl ClipParts {
             Some(reward) => (Some(reward.scorer), reward.reference_reader),
             None => (None, None),
         };
-        let Sources { data_config, store, train, evaluation } = Sources::open(opening, &clips, found);
+        let Sources { data_config, store, train, mut evaluation } = Sources::open(opening, &clips, found);
         let sets = checked_sets(&clips, reference_reader.as_deref(), evaluation.as_ref(), train.as_ref());
         check_rows(&sets, config, &clips, &clip_use, found);
         let unseen = evaluation.as_ref().and_then(EvaluationSources::unseen);
@@ -120,14 +120,11 @@ impl ClipParts {
             Some(network) => [&network.strategy.ranks().all, &network.strategy.ranks().data].map(Arc::clone),
             None => [&opening.context.ranks; 2].map(Arc::clone),
         };
-        let evaluator = evaluation.and_then(|mut sources| {
-            if !has_references {
-                sources.leave_out_reference_readers();
-            }
-            found.open("evaluation", || check_stop_condition(&sources, config, &clips));
-            let open_evaluator =
-                || Evaluator::open(&clips.evaluation, sources, dataset.as_deref(), model.unit, all_ranks.as_ref());
-            found.open("evaluation", open_evaluator).flatten()
+        if !has_references && let Some(sources) = &mut evaluation {
+            sources.leave_out_reference_readers();
+        }
+        let evaluator = evaluation.and_then(|sources| {
+            open_evaluator(sources, config, &clips, dataset.as_deref(), model.unit, all_ranks.as_ref(), found)
         });
         let prompts = network.as_mut().and_then(|network| {
             let open_prompts =
@@ -306,6 +303,20 @@ fn open_dataset(
         found.note("data", || clip_notes(dataset.metadata(), config, rate).into_iter().flatten());
     }
     Some(Arc::new(dataset))
+}
+
+/// Opens the clips that are evaluated; `None` without clips or after a problem. `train` is the data set of training.
+fn open_evaluator(
+    sources: EvaluationSources,
+    config: &RunConfig,
+    clips: &ClipConfig,
+    train: Option<&Dataset>,
+    unit: VideoUnit,
+    ranks: &dyn Communicator,
+    found: &mut Findings,
+) -> Option<Evaluator> {
+    found.open("evaluation", || check_stop_condition(&sources, config, clips));
+    found.open("evaluation", || Evaluator::open(&clips.evaluation, sources, train, unit, ranks)).flatten()
 }
 
 /// Makes reward and network keep their encodings in the store, if there is a store and the model is open.

@@ -40,32 +40,9 @@ pub struct Fixture {
 impl Fixture {
     /// Makes the networks of the preset on `device`. All inputs are random.
     pub fn new(preset: &Preset<'_>, device: &Device) -> Result<Self> {
-        let (dit, vae) = (&preset.networks.dit, &preset.networks.vae);
-        let codes = preset.args.weights_dtype.map(Codes::new).transpose()?;
-        let dit_weights = || random_weights(dit.weights(), preset.dtype, codes, device);
-        let store: Arc<dyn WeightStore> = match preset.args.weight_store {
-            Placement::Host => Arc::new(HostStore::new(dit_weights(), device)?),
-            Placement::Streamed => Arc::new(streamed(dit.weights(), preset.dtype, device)?),
-            _ => Arc::new(Resident::from_weights(dit_weights().collect::<Result<_>>()?, device)),
-        };
-        let memory = if preset.args.offload { Memory::Offload } else { Memory::Recompute };
-        let mut expert = Dit::with_store(dit.clone(), store)
-            .with_memory(memory)
-            .keeping_attention(preset.args.keep_attention)
-            .with_products(product_dtype(device, preset.dtype))
-            .with_fp8_products(preset.args.fp8_products);
+        let dit = &preset.networks.dit;
         let noise = Noise::new(0);
-        expert.add_trainable(&trainable(), &noise, &StateDict::new())?;
-        let statistics = LatentStatistics::published(vae.z_dim)
-            .ok_or_else(|| Error::Misuse(format!("no statistics for {} channels", vae.z_dim)))?;
-        let no_codes = None;
-        let vae_weights = random_weights(vae.weights(), DType::F32, no_codes, device).collect::<Result<_>>()?;
-        let vae_store = Resident::from_weights(vae_weights, device);
-        let vae =
-            Vae::with_store(vae.clone(), &statistics, Arc::new(vae_store))?.with_decoder_dtype(preset.vae_dtype)?;
-        let settings = Settings { shift: None, boundary: None, end_image: false, chunking: chunking(preset, device) };
-        let mut model = Wan::new(Parts { dit: expert, dit2: None, vae, text: None, clip: None }, settings);
-
+        let mut model = random_model(preset, device, &noise)?;
         // Each `index` has a draw of its own.
         let normal = |index: u64, shape: &[usize]| noise.normal(Purpose::Synthetic, 0, index, shape);
         let latent_shape = preset.latent_shape();
@@ -97,6 +74,33 @@ impl Fixture {
             timestep: TIMESTEP,
         })
     }
+}
+
+/// The transformer with a LoRA, and the VAE, with random weights. `noise` draws the weights of the LoRA.
+fn random_model(preset: &Preset<'_>, device: &Device, noise: &Noise) -> Result<Wan> {
+    let (dit, vae) = (&preset.networks.dit, &preset.networks.vae);
+    let codes = preset.args.weights_dtype.map(Codes::new).transpose()?;
+    let dit_weights = || random_weights(dit.weights(), preset.dtype, codes, device);
+    let store: Arc<dyn WeightStore> = match preset.args.weight_store {
+        Placement::Host => Arc::new(HostStore::new(dit_weights(), device)?),
+        Placement::Streamed => Arc::new(streamed(dit.weights(), preset.dtype, device)?),
+        _ => Arc::new(Resident::from_weights(dit_weights().collect::<Result<_>>()?, device)),
+    };
+    let memory = if preset.args.offload { Memory::Offload } else { Memory::Recompute };
+    let mut expert = Dit::with_store(dit.clone(), store)
+        .with_memory(memory)
+        .keeping_attention(preset.args.keep_attention)
+        .with_products(product_dtype(device, preset.dtype))
+        .with_fp8_products(preset.args.fp8_products);
+    expert.add_trainable(&trainable(), noise, &StateDict::new())?;
+    let statistics = LatentStatistics::published(vae.z_dim)
+        .ok_or_else(|| Error::Misuse(format!("no statistics for {} channels", vae.z_dim)))?;
+    let no_codes = None;
+    let vae_weights = random_weights(vae.weights(), DType::F32, no_codes, device).collect::<Result<_>>()?;
+    let vae_store = Resident::from_weights(vae_weights, device);
+    let vae = Vae::with_store(vae.clone(), &statistics, Arc::new(vae_store))?.with_decoder_dtype(preset.vae_dtype)?;
+    let settings = Settings { shift: None, boundary: None, end_image: false, chunking: chunking(preset, device) };
+    Ok(Wan::new(Parts { dit: expert, dit2: None, vae, text: None, clip: None }, settings))
 }
 
 /// A store that streams random weights from a temporary file. The file is deleted once it is mapped into memory: its

@@ -44,6 +44,8 @@ const CHECKPOINTS: u64 = 5;
 
 /// Where a run may compute.
 const PLACES: [&str; 3] = ["this CPU", "one NVIDIA GPU", "several NVIDIA GPUs"];
+/// Position in [`PLACES`] of several GPUs.
+const SEVERAL_GPUS: usize = 2;
 
 /// Answers to propose for options that must be given: component, key, answer.
 const PROPOSED: [(&str, &str, &str); 5] = [
@@ -140,8 +142,9 @@ impl Interview<'_, '_> {
             // Position in `PLACES`. A backend that is named counts as this machine.
             let mut chosen = 0;
             self.answers.ask(&Question::new("backend", "Number, or name of the backend", 1), |answers, text| {
-                chosen = choice(text, PLACES.len())?.unwrap_or(0);
-                match choice(text, PLACES.len())? {
+                let number = choice(text, PLACES.len())?;
+                chosen = number.unwrap_or(0);
+                match number {
                     Some(0) => Ok(Backend::Flex.name().into()),
                     Some(_) => Ok(gpu.into()),
                     None => {
@@ -150,7 +153,7 @@ impl Interview<'_, '_> {
                     }
                 }
             })?;
-            let (computes_on_gpus, computes_on_several) = (chosen > 0, chosen == 2);
+            let (computes_on_gpus, computes_on_several) = (chosen > 0, chosen == SEVERAL_GPUS);
             if computes_on_gpus {
                 let ask = Question::new("--memory", "GB of memory of each GPU", 80);
                 let gigabytes = self.answers.answer(&ask, |_, text| positive(text))?;

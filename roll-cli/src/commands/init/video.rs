@@ -62,7 +62,8 @@ impl Interview<'_, '_> {
         if !trains_on_clips {
             self.ask_reward(algorithm, &clips)?;
         }
-        self.ask_evaluation(unit)?;
+        self.ask_evaluated_clips()?;
+        self.ask_sample_prompts(unit)?;
         if algorithm == "reward_fl" {
             self.answers
                 .put("training.gradient_accumulation_steps", (VIDEOS_PER_STEP / place.devices.max(1)).max(1))?;
@@ -232,24 +233,28 @@ impl Interview<'_, '_> {
         Ok(())
     }
 
-    /// Asks for clips and prompts that show the progress.
-    fn ask_evaluation(&mut self, unit: VideoUnit) -> Result<()> {
-        let (metadata, prompts) = ("evaluation.metadata", "evaluation.prompts");
+    /// Asks for clips that measure the progress.
+    fn ask_evaluated_clips(&mut self) -> Result<()> {
+        const KEY: &str = "evaluation.metadata";
         let trains_on_clips = self.answers.text("algo.name") == "flow_matching";
         let mut rows = 0;
-        let question = Question::optional(
-            metadata,
-            "Clips or prompts that are not trained on, to measure progress",
-            "no measurement",
-        );
+        let question =
+            Question::optional(KEY, "Clips or prompts that are not trained on, to measure progress", "no measurement");
         self.answers.ask(&question, |answers, text| {
             look(text, trains_on_clips)?;
             rows = Metadata::open(&data_config(text))?.rows.len();
-            answers.value(metadata, text)
+            answers.value(KEY, text)
         })?;
         if rows as u64 > MAX_EVALUATED {
             self.answers.put("evaluation.samples", MAX_EVALUATED)?;
         }
+        Ok(())
+    }
+
+    /// Asks for prompts whose videos show the progress, and for a picture if the model needs one. `unit` says which
+    /// numbers of frames the model takes.
+    fn ask_sample_prompts(&mut self, unit: VideoUnit) -> Result<()> {
+        const KEY: &str = "evaluation.prompts";
         let size = ["data.height", "data.width"].map(|key| self.answers.get(key).and_then(Json::as_u64).unwrap_or(0));
         let size = size.map(|side| side as usize);
         let frames = self.answers.get("data.num_frames").and_then(Json::as_u64).unwrap_or(1) as usize;
@@ -262,14 +267,14 @@ impl Interview<'_, '_> {
             model.as_diffusion().map_or(Ok(()), |model| model.check_input(&input))
         };
         let question = Question::optional(
-            prompts,
+            KEY,
             "A prompt whose video shows the progress, or a text file with one a line",
             "no videos of prompts",
         );
         let mut needs_picture = false;
         self.answers.ask(&question, |answers, text| {
             if text.starts_with('[') {
-                return answers.value(prompts, text);
+                return answers.value(KEY, text);
             }
             let texts = match Path::new(text).is_file() {
                 true => Metadata::open(&data_config(text))?.rows.into_iter().map(|row| row.prompt).collect(),
@@ -285,10 +290,10 @@ impl Interview<'_, '_> {
                 check_input("", Some(text))?;
                 Ok(text.to_string())
             })?;
-            let texts = self.answers.get(prompts).and_then(Json::as_array).cloned().unwrap_or_default();
+            let texts = self.answers.get(KEY).and_then(Json::as_array).cloned().unwrap_or_default();
             let with_picture = |text: &Json| json!({"prompt": text, "image": picture});
             let all: Vec<Json> = texts.iter().map(with_picture).collect();
-            self.answers.put(prompts, all)?;
+            self.answers.put(KEY, all)?;
         }
         Ok(())
     }

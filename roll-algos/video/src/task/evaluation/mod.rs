@@ -262,6 +262,7 @@ impl Set {
             }
             let my_clip = match my_unfinished.get(round) {
                 Some(&i) => {
+                    // The end of the batch that this round belongs to.
                     let batch_end = my_unfinished.len().min((round / BATCH + 1) * BATCH);
                     let upcoming: Vec<Sample> = my_unfinished[round + 1..batch_end].iter().map(my_sample).collect();
                     Some((i, evaluate(inputs, checks, &my_sample(&i), &upcoming)?))
