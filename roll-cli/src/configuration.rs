@@ -69,8 +69,8 @@ impl Configuration {
         Ok(Self { layers, merged })
     }
 
-    /// The built-in components, and the components of plugins: of those that the configuration names, and of those in
-    /// the directories of `ROLL_PLUGIN_PATH`.
+    /// The built-in components, the components of the plugins that the configuration names, and the components of the
+    /// plugins in the directories of `ROLL_PLUGIN_PATH`.
     pub fn registry(&self) -> Result<Registry> {
         let (paths, replace) = self.merged.plugins()?;
         let replaces = if replace { Replaces::LinkedIn } else { Replaces::Nothing };

@@ -45,7 +45,7 @@ const LANGUAGE_ON_GPU: &str = "ranks: 1\n";
 
 /// Keys that name the files of a video model.
 const WAN_FILES: [&str; 2] = ["model.model_paths", "model.model_id_with_origin_paths"];
-/// The key that names the clips on which it is trained.
+/// The key that names the clips on which a video model is trained.
 const WAN_CLIPS: &str = "data.metadata";
 
 /// The demo that the user's configuration asks for; `None` if it names a model or data, or an algorithm without a demo.

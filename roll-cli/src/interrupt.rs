@@ -66,7 +66,7 @@ extern "C" fn on_signal(number: c_int) {
     if let Some(signal) = STOP.get() {
         signal.ask();
     }
-    // Unix keeps the handler; elsewhere it is for one signal.
+    // On Unix the handler stays installed. Elsewhere a signal removes it, so it is installed again.
     #[cfg(not(unix))]
     let _ = install(number);
 }

@@ -48,7 +48,7 @@ fn number(value: &impl Fn(&str) -> Option<String>, name: &str) -> Option<usize> 
 }
 
 /// The place of this process in its job; `None` if it is alone. Fails if a launcher started several processes and does
-/// not say how they find each other: they would all do the same work and write the same files.
+/// not say how they find each other, because they would all do the same work and write the same files.
 pub fn place(value: impl Fn(&str) -> Option<String>) -> Result<Option<Place>> {
     let Some((launcher, size)) = launcher(&value) else { return Ok(None) };
     let missing = |name: &str, what: &str| {

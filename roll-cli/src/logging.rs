@@ -15,7 +15,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use crate::output::{printable, wrapped};
 use crate::progress;
 
-/// Width of a line's level, such as ` INFO `: wrapped lines are indented by it.
+/// Width of a line's level, such as ` INFO `. Wrapped lines are indented by this width.
 const LEVEL_WIDTH: usize = 6;
 
 /// Variables that hold a filter, such as "debug" or "roll_wan=trace". The first one that is set counts.
@@ -82,9 +82,9 @@ fn filter_of_arguments(quiet: bool, verbose: u8) -> Option<&'static str> {
 /// `quiet` leaves only warnings and errors, and no progress bars. A `verbose` of 1 adds what each part does, 2
 /// everything else. A capable terminal shows colours and progress bars; elsewhere each line begins with its time.
 ///
-/// `rank` is that of this process in a job; `None` if it is alone. Lines of a job begin with the rank of their process.
-/// If this process is alone and its ranks are threads, lines of all ranks but the first begin with their rank. Ranks
-/// after the first log only warnings, unless a filter is set.
+/// `rank` is the rank of this process in a job; `None` if it is alone. Lines of a job begin with the rank of their
+/// process. If this process is alone and its ranks are threads, lines of all ranks but the first begin with their rank.
+/// Ranks after the first log only warnings, unless a filter is set.
 pub fn init(quiet: bool, verbose: u8, rank: Option<usize>) {
     let is_terminal = std::io::stderr().is_terminal();
     let is_dumb = variable("TERM").is_some_and(|term| term == "dumb");

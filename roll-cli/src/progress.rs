@@ -1,4 +1,5 @@
-//! Progress bars in a terminal: what is done of the work, the phase, and the time left. Elsewhere nothing is drawn.
+//! Progress bars in a terminal: the completed part of the work, the phase, and the time left. Elsewhere nothing is
+//! drawn.
 
 use std::fmt::Write;
 use std::io::{self, IsTerminal};
@@ -37,7 +38,7 @@ static IS_HIDDEN: AtomicBool = AtomicBool::new(false);
 /// Number of visible bars, each a line.
 static LINES: AtomicUsize = AtomicUsize::new(0);
 
-/// Clears the bars, in a signal handler that ends the process: it allocates nothing and waits for nothing.
+/// Clears the bars. A signal handler that ends the process may call this, because it neither allocates nor waits.
 #[cfg(unix)]
 pub fn clear() {
     if IS_HIDDEN.load(Ordering::Relaxed) {

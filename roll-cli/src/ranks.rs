@@ -148,8 +148,8 @@ pub fn with_collectives(mut context: BuildContext) -> Result<BuildContext> {
     Ok(context)
 }
 
-/// The communicator for a run on `backend`: `host`, which uses TCP, or the result of `nccl`, which uses the GPU, and
-/// `host` for small messages.
+/// Chooses the communicator for a run on `backend`: `host`, which uses TCP, or the result of `nccl`, which uses the GPU
+/// and leaves small messages to `host`.
 fn choose_communicator(
     collectives: Collectives,
     backend: &str,
@@ -171,7 +171,7 @@ fn choose_communicator(
                 }
                 return Ok(ranks);
             }
-            // An error of the ranks themselves: the job is lost, not only NCCL.
+            // An error of the ranks themselves means that the whole job is lost, not NCCL alone.
             Err(error) if RanksError::within(&error).is_some() => return Err(error),
             Err(error) => error.chain(),
         },
@@ -202,8 +202,8 @@ fn numbered(backend: &str, number: usize) -> String {
     }
 }
 
-/// Adapts the context of a rank that is a thread of this process: it has a device of its own, as a process of a job
-/// has.
+/// Adapts the context of a rank that is a thread of this process. The rank gets a device of its own, as a process of a
+/// job has.
 pub fn adapt(mut context: BuildContext) -> Result<BuildContext> {
     if roll_train::ranks::of_thread().is_some() {
         let number = visible_device(context.ranks.rank().0, variable("CUDA_VISIBLE_DEVICES").as_deref());

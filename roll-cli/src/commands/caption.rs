@@ -212,9 +212,9 @@ fn location(table: &Path, row: &RowColumns) -> String {
     }
 }
 
-/// The prompt of each row that has one, so that it is not asked for: the prompt in the metadata, unless `--overwrite`
-/// is given, or the prompt in the output of an earlier run. Fails if the output has other rows: then it is an unrelated
-/// file, or belongs to other metadata.
+/// The prompt of each row that need not be asked for: the prompt in the metadata, unless `--overwrite` is given, or the
+/// prompt in the output of an earlier run. Fails if the output has other rows, because it is then an unrelated file, or
+/// belongs to other metadata.
 fn known_prompts(args: &CaptionData, output: &Path, rows: &[Columns]) -> Result<Vec<Option<String>>> {
     let text = match files::read_text(output, MAX_OUTPUT_BYTES) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),

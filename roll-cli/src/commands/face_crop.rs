@@ -63,8 +63,7 @@ fn crop_box(faces: &[Face], frame: [usize; 2], size: [usize; 2]) -> [usize; 4] {
     let wanted_rows = (MARGIN * (bottom - top)).max(MARGIN * (right - left) / ratio).max(height);
     let rows = wanted_rows.min(frame_height).min(frame_width / ratio);
     let columns = rows * ratio;
-    // Where a side of the crop begins whose middle is that of the faces, moved as far as needed to lie within the
-    // frame.
+    // The start of a side of the crop. The side has the same middle as the faces, unless it would then leave the frame.
     let begin = |from: f64, to: f64, side: f64, frame_side: f64| {
         ((from + to - side) / 2.0).clamp(0.0, (frame_side - side).max(0.0)).floor()
     };

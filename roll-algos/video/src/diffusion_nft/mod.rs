@@ -182,8 +182,8 @@ impl DiffusionNftConfig {
         })
     }
 
-    /// The noised copies of one video in the update number `update`: `levels_per_video` levels, spread evenly over the
-    /// levels of the sampler.
+    /// The noised copies of one video in the update number `update`. They have `levels_per_video` noise levels, spread
+    /// evenly over the levels of the sampler.
     fn noised_copies<'a>(
         &self,
         noise: &Noise,
@@ -257,7 +257,7 @@ impl NoisedCopy<'_> {
         VelocityInput { latents, timestep: self.timestep, conditioning }
     }
 
-    /// The input of the losses: this copy with `velocity`, the velocity of the policy in training at it.
+    /// The input of the losses: this copy, with the `velocity` of the policy in training at the copy.
     fn at<'b>(&'b self, velocity: &'b Tensor) -> Result<Noised<'b>> {
         // A given first frame is not generated, and so not part of the loss.
         let given_frames = usize::from(self.conditions.prompt.first_frame.is_some());
@@ -300,7 +300,7 @@ fn passes(options: &Options) -> Result<Passes> {
     let (forward, pulled) = (config.group_size * velocities * steps + copies, copies);
     let videos = Videos { count: config.group_size, at_once: config.at_once };
     let data_loss_passes = shared.data_loss_passes();
-    // An upper bound: copies above `reward_gradient.max_timestep_boundary` are not decoded.
+    // An upper bound, because copies above `reward_gradient.max_timestep_boundary` are not decoded.
     let predicted = if config.reward_gradient.weight > 0.0 { copies } else { 0 };
     Ok(Passes {
         forward: forward + data_loss_passes,

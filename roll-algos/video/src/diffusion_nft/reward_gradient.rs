@@ -96,7 +96,7 @@ impl<'a> PredictionReward<'a> {
         let Measured::Score { value, pullback, .. } = measured else { return Ok(()) };
         round.tally.mean("actor/prediction_score", value);
         loss.value -= self.options.weight * value;
-        // No pullback: the score is the constant of `reward.on_missing`.
+        // Without a pullback, the score is the constant of `reward.on_missing`.
         let Some(pullback) = pullback else { return Ok(()) };
         round.begin(PULL, "pulling back through reward and decoder")?;
         let d_data = pull_frames(pullback, decode, -self.options.weight)?;

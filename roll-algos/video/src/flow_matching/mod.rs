@@ -285,7 +285,8 @@ impl FlowMatching {
         Ok(Some(Conditioning { context, ..conditioning.clone() }))
     }
 
-    /// A video for the sample's prompt and first frame, by the model as it is now. Its noise is the same at every step.
+    /// Generates a video for the sample's prompt and first frame with the current model. The noise of the video is the
+    /// same at every step.
     fn generate(&mut self, ctx: &mut StepContext<'_>, sample: &Sample) -> Result<Video> {
         let clip = self.encoded(ctx.model, ctx.progress, sample)?;
         let noise = ctx.noise.evaluation_latents(sample.index, &clip.conditioning.latent_shape)?;

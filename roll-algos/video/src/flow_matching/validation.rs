@@ -9,8 +9,8 @@ use roll_step::ranks::join_f64;
 use super::report::Tally;
 use super::{Distribution, FlowMatching, diffusion, mixed};
 
-/// Number of noise levels at which every clip is measured: the medians of as many equally probable parts of their
-/// distribution.
+/// Number of noise levels at which every clip is measured. The distribution of levels is divided into this number of
+/// equally probable parts, and each clip is measured at the median of each part.
 const LEVELS: usize = 8;
 
 impl FlowMatching {

@@ -468,8 +468,8 @@ struct Scoring<'scope, 'env> {
 }
 
 impl Scoring<'_, '_> {
-    /// Scores `video` or begins to. Returns a result in the order of the videos: that of `video` if it is scored at
-    /// once, otherwise that of the previous video, if there is one.
+    /// Scores `video`, or starts a thread that scores it. Returns the result of `video` if it was scored at once,
+    /// otherwise the result of the previous video, if there is one. So the results come in the order of the videos.
     fn begin(&mut self, video: Video) -> Result<Option<Measured>> {
         let previous = self.end()?;
         // The reward is there, because no thread has it after `end`.

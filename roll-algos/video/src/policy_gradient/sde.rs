@@ -148,8 +148,8 @@ impl SdeStep {
         }
     }
 
-    /// The inverse of the step's own scale in d log p / d v, which is `b std z / variance`: variance / (std |b|), for
-    /// Gaussians std / |b| (Flash-GRPO, arXiv:2605.15980).
+    /// The inverse of the step's own scale in d log p / d v, which is `b std z / variance`. It is `variance / (std
+    /// |b|)`, for Gaussians `std / |b|` (Flash-GRPO, arXiv:2605.15980).
     pub fn rescale(&self) -> f64 {
         self.variance() / (self.std * self.velocity_factor.abs())
     }

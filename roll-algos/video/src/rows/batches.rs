@@ -21,9 +21,9 @@ pub struct Batch {
 ///
 /// All passes over the data form one endless sequence. Pass p is the rows in order or, with shuffling, in permutation p
 /// of the run's noise. Step s uses the samples `s * n .. (s + 1) * n` of the sequence, where n counts the samples of
-/// all ranks, and each rank takes its own slice of them. The samples of a step therefore depend only on the step: not
-/// on the number of ranks (at the same n), nor on whether the run was resumed. The last step of a run is completed from
-/// the next pass.
+/// all ranks, and each rank takes its own slice of them. The samples of a step therefore depend on the step alone:
+/// neither the number of ranks (at the same n) nor a resumption of the run changes them. The last step of a run is
+/// completed from the next pass.
 ///
 /// If buckets are used, a pass is a sequence of micro-batches. Each micro-batch has clips of one shape, in the order
 /// of the permutation; the last one of a shape is completed with the first clips of that shape. The micro-batches of a

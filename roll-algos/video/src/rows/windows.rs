@@ -30,8 +30,9 @@ impl Windows {
 }
 
 impl Metadata {
-    /// Divides clips into windows: replaces the row of each clip that is longer than its sample by at least the model's
-    /// unit. It becomes one row per window. `available` belongs to the rows before, the result to the rows after.
+    /// Divides clips into windows. The row of each clip that is longer than its sample, by at least the model's unit,
+    /// is replaced by one row per window. `available` has an entry for each row before the division, the result has one
+    /// for each row after it.
     pub(crate) fn divide(
         &mut self,
         windows: Windows,

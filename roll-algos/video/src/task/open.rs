@@ -217,7 +217,8 @@ impl OpenedTask for ClipParts {
     }
 }
 
-/// Checks the section `evaluation` of a run whose algorithm cannot be made: its prompts, and whether it names anything.
+/// Checks the section `evaluation` of a run whose algorithm cannot be made. Opens the prompts, and notes keys without
+/// effect.
 fn check_sections(opening: &Opening<'_>, network: Option<&mut Network>, found: &mut Findings) {
     let Opening { loaded, context, .. } = *opening;
     let Some(clips) = found.open("evaluation", || ClipConfig::of(loaded)) else { return };
@@ -343,7 +344,7 @@ fn open_store(config: &DataConfig, context: &BuildContext) -> Result<Option<Cach
     match (context.headers_only, context.ranks.rank().0) {
         (false, _) => cache::open(config),
         (true, 0) => cache::check(config).map(|()| None),
-        // Only one rank checks: it makes the directory and removes it, which would disturb the other ranks.
+        // Only one rank checks, because the check makes the directory and removes it, which would disturb other ranks.
         (true, _) => Ok(None),
     }
 }

@@ -107,8 +107,8 @@ impl Rows<'_> {
     }
 }
 
-/// The reason why a row needs a clip, as the end of "... needs a clip: "; `None` if the row needs none. `reader`: the
-/// name of a reward that reads its reference, if one does.
+/// The reason why a row needs a clip, as the end of "... needs a clip: "; `None` if the row needs none. `reader` names
+/// a reward that reads its reference, if one does.
 fn reason_for_clip(config: &RunConfig, clip_use: &ClipUse, has_image: bool, reader: Option<&str>) -> Option<String> {
     let reference = match clip_use.reference {
         _ if clip_use.trained_on.is_some() => return clip_use.trained_on.clone(),

@@ -59,7 +59,7 @@ impl SamplePrompts {
         self.inputs.len()
     }
 
-    /// Generates the video of prompt `i`, with the adapter as it is. All ranks must call it, because weights may be
+    /// Generates the video of prompt `i`, with the adapter as it is. All ranks must call this, because weights may be
     /// sharded over them.
     pub fn video(&self, i: usize, model: &mut dyn Model, noise: &Noise, progress: &dyn Progress) -> Result<Video> {
         // Does not fail, because `open` has checked the model.

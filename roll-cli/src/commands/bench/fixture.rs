@@ -29,7 +29,7 @@ pub struct Fixture {
     pub model: Wan,
     pub scorer: Scorer,
     pub strategy: Zero,
-    /// `[C, T, H, W]` of the VAE's latents: what is denoised and decoded.
+    /// The latents that are denoised and decoded, `[C, T, H, W]`.
     pub latents: Tensor,
     pub conditioning: Conditioning,
     /// The video that is encoded, `[T, 3, H, W]` in [-1, 1].
@@ -103,8 +103,8 @@ fn random_model(preset: &Preset<'_>, device: &Device, noise: &Noise) -> Result<W
     Ok(Wan::new(Parts { dit: expert, dit2: None, vae, text: None, clip: None }, settings))
 }
 
-/// A store that streams random weights from a temporary file. The file is deleted once it is mapped into memory: its
-/// contents stay until the mapping goes, and no file is left behind if the process is killed.
+/// A store that streams random weights from a temporary file. The file is deleted once it is mapped into memory. Its
+/// contents stay until the mapping ends, and no file is left behind if the process is killed.
 fn streamed(shapes: Vec<(String, Vec<usize>)>, dtype: DType, device: &Device) -> Result<Streamed> {
     device.seed(0);
     let tensors = shapes.into_iter().map(|(name, shape)| {

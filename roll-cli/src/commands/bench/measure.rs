@@ -45,8 +45,8 @@ pub struct Measurement {
     pub phases: Vec<Phase>,
     /// Results of whole steps; `None` if phases were measured one by one.
     pub whole: Option<WholeSteps>,
-    /// Number of complete rounds after the warm-up. 0 while the warm-up and the first round run: `phases` then
-    /// has what they measured so far.
+    /// Number of complete rounds after the warm-up. It is 0 during the warm-up and the first round; `phases` then has
+    /// the measurements so far.
     pub rounds: usize,
 }
 
@@ -249,8 +249,8 @@ impl<'a> PhaseTimer<'a> {
         }
     }
 
-    /// Runs one pass of the phase `name`. `f` must end with its result in host memory: nothing else waits for the
-    /// device.
+    /// Runs one pass of the phase `name`. `f` must copy its result to host memory at the end, because nothing else
+    /// waits for the device.
     pub fn time<T>(&mut self, name: &'static str, f: impl FnOnce() -> Result<T>) -> Result<T> {
         // Reading the driver's count of memory takes longer than some phases, so it is left out while whole steps are
         // timed.

@@ -18,7 +18,7 @@ use crate::args::Bench;
 /// Rank of the LoRA.
 pub const LORA_RANK: usize = 32;
 
-/// What is measured: a preset, changed by the arguments.
+/// The networks and the video that are measured: a preset, changed by the arguments.
 pub struct Preset<'a> {
     pub args: &'a Bench,
     pub name: &'static str,

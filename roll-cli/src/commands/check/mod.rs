@@ -1,5 +1,5 @@
-//! `roll check`: opens what a run opens before its first step, by the same code. Headers are read, no weights, and
-//! nothing is written.
+//! `roll check`: opens the parts that a run opens before its first step, by the same code. Headers of files are read,
+//! but no weights, and nothing is written.
 
 mod findings;
 
@@ -30,7 +30,7 @@ const CONFIGURED_NETWORK: Option<String> = None;
 
 /// Prints the findings; fails when the run would fail.
 pub fn check(args: Check) -> Result<()> {
-    // Wrong arguments of this command fail it here: they are no finding about the run.
+    // Fails on wrong arguments of this command, because they are no finding about the run.
     cluster(&args.machine)?;
     let mut run = args.run;
     let resumed = run.resume.take().map(RunDir::open).transpose()?;
@@ -46,7 +46,7 @@ pub fn check(args: Check) -> Result<()> {
     let opened = if unusable.is_some() { on_the_cpu(&loaded) } else { loaded.clone() };
     let context = BuildContext { headers_only: true, ..crate::ranks::with_collectives(build_context(&opened))? };
     let files = model_files(&opened, &registry, &context);
-    // Why the model is not opened, if it is not.
+    // The reason why the model is not opened, if there is one.
     let unopened = match &files {
         Ok(Some(FilesFound { missing, .. })) => {
             missing.as_ref().map(|files| format!("a run would download files first: {files}"))

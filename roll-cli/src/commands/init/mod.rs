@@ -111,7 +111,7 @@ impl Interview<'_, '_> {
         Ok(place.machine())
     }
 
-    /// Asks for the algorithm, by what it trains.
+    /// Asks what to train, and sets the algorithm for it.
     fn ask_algorithm(&mut self) -> Result<()> {
         list("What do you want to train?", &PURPOSES.map(|(what, _)| what));
         let registry = self.registry;

@@ -126,7 +126,8 @@ impl Interview<'_, '_> {
         Ok(unit)
     }
 
-    /// Settings of a published model: a LoRA by which it makes videos in four steps, and options that save GPU memory.
+    /// Sets options of a published model: a LoRA by which it makes videos in four steps, and options that save GPU
+    /// memory.
     fn set_published(&mut self, algorithm: &str, files: &ModelFacts, place: &Place) -> Result<()> {
         const KEY: &str = "model.base_lora";
         let registry = self.registry;

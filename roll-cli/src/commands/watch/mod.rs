@@ -103,7 +103,7 @@ struct State {
     stopped: Vec<Process>,
 }
 
-/// A directory that an argument names: that of a run, or of several.
+/// A directory that an argument names: the directory of one run, or of several runs.
 struct NamedDirectory {
     /// Once the directory exists, the path has no links. If a link is moved to another run while the page is open, the
     /// page goes on to show the first run, and its button stops that one.
@@ -137,7 +137,8 @@ impl State {
                 if self.runs.contains(&run) {
                     continue;
                 }
-                // Until its first run begins, a named directory is listed in `runs` itself: the run takes its position.
+                // A named directory is itself listed in `runs` until its first run begins. The run then takes its
+                // position.
                 match self.runs.iter_mut().find(|other| **other == named.path) {
                     Some(directory) => *directory = run,
                     None => self.runs.push(run),

@@ -97,7 +97,7 @@ pub struct Metadata {
 
 impl Metadata {
     /// Reads the table or directory that `config` names. With `on_bad_sample: error`, a missing file or caption is an
-    /// error now instead of after hours of training. With `skip`, it is noticed when the row is read.
+    /// error now instead of after hours of training. With `skip`, the row is skipped when it is read.
     pub fn open(config: &DataConfig) -> Result<Self> {
         let Some(path) = &config.metadata else {
             return Err(Error::config(
@@ -242,7 +242,8 @@ fn has_prompt_lines(path: &Path, text: &str) -> bool {
     is_txt && !is_json && !table::names_columns(text)
 }
 
-/// The text of a file. Fails if it has more than `max_bytes` or is not UTF-8. `what` describes the file in errors.
+/// The text of a file. Fails if the file has more than `max_bytes` or is not UTF-8. `what` describes the file in
+/// errors.
 fn text_of(path: &Path, max_bytes: u64, what: &str) -> Result<String> {
     let size = std::fs::metadata(path).map_err(Error::file("read the metadata", path))?.len();
     if size > max_bytes {

@@ -58,7 +58,7 @@ impl CacheStore {
                     self.counts.found.fetch_add(1, Ordering::Relaxed);
                     return Ok(state);
                 }
-                // Removed meanwhile to make room.
+                // The file was removed meanwhile, to make room for others.
                 Err(_) if !path.exists() => {}
                 Err(error) => tracing::warn!("computed again, and replaced: {}", error.chain()),
             }

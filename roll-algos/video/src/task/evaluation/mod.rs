@@ -111,8 +111,8 @@ impl EvaluationSources {
 }
 
 impl Evaluator {
-    /// Reads the clips that the configuration names; `None` if it names none. `unit`: multiples that the model's videos
-    /// must have. `train`: the training data, if they could be opened.
+    /// Reads the clips that the configuration names; `None` if it names none. `unit` says which lengths and sizes the
+    /// model's videos may have. `train` is the training data, if they could be opened.
     ///
     /// A clip that cannot be read is an error or is left out (`data.on_bad_sample`). If the number of clips is limited,
     /// the next clip takes the place of one that is left out.
@@ -244,7 +244,7 @@ impl Set {
         let (ranks, world) = (inputs.ranks, inputs.ranks.world_size());
         let read_finished = |(i, sample)| partial.and_then(|partial| partial.read_clip(self.name, i, sample));
         let finished_before: Vec<Option<Clip>> = self.samples.iter().enumerate().map(read_finished).collect();
-        // Rank 0 decides which clips are finished: it alone has the files, and all samples.
+        // Rank 0 decides which clips are finished, because it alone has the files and all samples.
         let mut clips = communicator::join(ranks, &finished_before)?.swap_remove(0);
         let unfinished_of =
             |rank| part(self.clip_count, rank, world).filter(|i| clips[*i].is_none()).collect::<Vec<_>>();
@@ -255,7 +255,7 @@ impl Set {
         let my_sample = |i: &usize| self.samples[self.own.start + i - my_first].clone();
         *done += clips.iter().flatten().count() as u64;
         inputs.progress.set(*done);
-        // Ranks come to the collectives of a round together: each contributes one clip, or none if it has no more.
+        // All ranks take part in the collectives of a round. Each contributes one clip, or none if it has no more.
         for round in 0..unfinished.iter().map(Vec::len).max().unwrap_or(0) {
             if inputs.progress.is_asked_to_stop(ranks)? {
                 return Err(Error::Interrupted);
@@ -288,7 +288,7 @@ fn part(count: usize, rank: usize, world: usize) -> Range<usize> {
     rank * count / world..(rank + 1) * count / world
 }
 
-/// The evaluated clip of `sample`; `None` if the algorithm has no evaluation. `upcoming`: the samples that follow.
+/// The evaluated clip of `sample`; `None` if the algorithm has no evaluation. `upcoming` are the samples that follow.
 fn evaluate(
     inputs: &mut EvaluationInputs<'_>,
     checks: &mut Checks,
