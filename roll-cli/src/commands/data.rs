@@ -43,6 +43,7 @@ fn votes(args: args::Votes) -> Result<()> {
     refuse_existing(&args.output, args.force)?;
     let votes = Votes(args.run.clone());
     let mut lines = String::new();
+    // A question has a time, an id, and whether it has an answer.
     for (_, id, _) in votes.questions()? {
         let chosen = match votes.answer(&id)? {
             Answer::Open => continue,
@@ -90,6 +91,7 @@ fn open(args: &DataSet) -> Result<Opened> {
     let config = DataConfig {
         metadata: Some(args.path.clone()),
         on_bad_sample: OnBadSample::Skip,
+        // Each clip is read once.
         cache_bytes: 0,
         ..loaded.section()?
     };

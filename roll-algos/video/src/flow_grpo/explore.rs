@@ -56,7 +56,7 @@ impl<'a> WindowExplorer<'a> {
 impl Explore for WindowExplorer<'_> {
     type Record = Vec<StepRecord>;
 
-    fn prefix(&self, row: u64) -> usize {
+    fn steps_before(&self, row: u64) -> usize {
         self.window(row).start
     }
 

@@ -124,8 +124,8 @@ struct Scores {
 pub(crate) trait Explore {
     /// The record of a batch of videos.
     type Record: Default;
-    /// Number of steps before the first explored step, for the sample in `row` of the data.
-    fn prefix(&self, row: u64) -> usize;
+    /// The number of steps before the first explored step, for the sample in `row` of the data.
+    fn steps_before(&self, row: u64) -> usize;
     /// Begins or continues the rollout of a batch of videos of the sample in `row`. `keys` are the keys of their draws,
     /// `record` is their record so far.
     fn begin(&mut self, row: u64, keys: &[u64], record: Self::Record);
@@ -140,7 +140,7 @@ pub(crate) struct NoExploration;
 
 impl Explore for NoExploration {
     type Record = ();
-    fn prefix(&self, _row: u64) -> usize {
+    fn steps_before(&self, _row: u64) -> usize {
         0
     }
     fn begin(&mut self, _row: u64, _keys: &[u64], _record: ()) {}
@@ -242,7 +242,7 @@ fn begin_prompt<E: Explore>(
     let noise = |key: u64| ctx.noise.latents(ctx.step, key, &conditions.prompt.latent_shape);
     // The noise that all videos of the prompt start from, if it is the same.
     let common_start = if options.has_same_start { Some(noise(key)?) } else { None };
-    let shared_steps = if options.share_prefix { explore.prefix(sample.index) } else { 0 };
+    let shared_steps = if options.share_prefix { explore.steps_before(sample.index) } else { 0 };
     let prefix = match &common_start {
         Some(start) if shared_steps > 0 => Some(sampling.begin(&conditions, std::slice::from_ref(start))?),
         _ => None,

@@ -138,6 +138,7 @@ impl<'a> Answers<'a> {
             section.component.is_none_or(|(kind, name)| self.text(&format!("{}.name", kind.section())) == name)
         };
         let keys = self.sections.iter().filter(chosen).flat_map(|section| &section.keys);
+        // `reward.N.name` is asked for as `reward.name`.
         keys.into_iter().find(|known| known.name.replacen(".N.", ".", 1) == key)
     }
 
