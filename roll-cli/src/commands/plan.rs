@@ -408,6 +408,7 @@ impl Cluster {
         let (devices, gigabytes) = name.split_once('x').ok_or_else(wrong)?;
         let devices: usize = devices.parse().ok().filter(|n| *n > 0).ok_or_else(wrong)?;
         let gigabytes: f64 = gigabytes.parse().ok().filter(|g: &f64| g.is_finite() && *g > 0.0).ok_or_else(wrong)?;
+        // Operations a second, and bytes a second over a link.
         let (peak, link) = match gigabytes {
             ..=32.0 => (165e12, 25e9),
             ..=48.0 => (312e12, 25e9),

@@ -27,6 +27,7 @@ use roll_step::update::diffusion;
 
 pub use config::{DiffusionNftConfig, Regression, RewardGradient};
 
+use crate::draw_keys::in_unit_interval;
 use crate::flow_matching::mixed;
 use crate::kl_reference::KlReference;
 use crate::policy_gradient::old_policy::with_parameters;
@@ -199,8 +200,8 @@ impl DiffusionNftConfig {
         let noises = noise.normal(Purpose::Noising, step, key, &[count, n])?;
         let mut copies = Vec::new();
         for (i, noise) in noises.f32s()?.chunks_exact(n).enumerate() {
-            // Stratified: one draw in each of `count` equal parts of [0, 1). `uniform` draws from [-1, 1).
-            let quantile = (i as f64 + 0.5 * (f64::from(uniform()) + 1.0)) / count as f64;
+            // Stratified: one draw in each of `count` equal parts of [0, 1).
+            let quantile = (i as f64 + in_unit_interval(uniform())) / count as f64;
             let index = (quantile * plan.steps.len() as f64) as usize;
             let position = plan.steps[index.min(plan.steps.len() - 1)];
             let sigma = plan.sampling.schedule.sigma(position);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use roll_core::{Noise, Purpose, Result, Tensor};
 
 use super::config::FlowGrpoPlan;
-use crate::draw_keys::UPDATE_OR_STEP_BIT;
+use crate::draw_keys::{UPDATE_OR_STEP_BIT, in_unit_interval};
 use crate::policy_gradient::round::Explore;
 
 /// The record of one stochastic step of a batch of videos.
@@ -45,7 +45,7 @@ impl<'a> WindowExplorer<'a> {
     /// any rank, have the same window.
     fn window(&self, row: u64) -> Range<usize> {
         let mut draw = self.noise.uniform(Purpose::Levels, self.round, row);
-        self.plan.windows.at(self.round, 0.5 * (f64::from(draw()) + 1.0))
+        self.plan.windows.at(self.round, in_unit_interval(draw()))
     }
 
     pub(super) fn new(plan: &'a FlowGrpoPlan, noise: &'a Noise, round: u64) -> Self {

@@ -32,7 +32,7 @@ pub use levels::{Levels, TimestepSampling};
 pub use loss::{Weighting, mixed, velocity_loss};
 
 use crate::arithmetic::scaled;
-use crate::draw_keys::{draw_key, repeats};
+use crate::draw_keys::{draw_key, in_unit_interval, repeats};
 use crate::report::StepOutcome;
 use crate::sample_cache::SampleCache;
 use crate::sampling::{Conditions, negative_context};
@@ -338,10 +338,10 @@ fn train(ctx: &mut StepContext<'_>, batch: &[NoisedClip], state: &mut StepState<
     ctx.strategy.accumulate(ctx.model)
 }
 
-/// A source of values uniform in [0, 1), from draws that are uniform in [-1, 1).
+/// The draws of a sample for noise levels and dropped prompts, uniform in [0, 1).
 fn uniform_draws(noise: &Noise, step: u64, key: u64) -> impl FnMut() -> f64 {
     let mut draw = noise.uniform(Purpose::Timesteps, step, key);
-    move || 0.5 * (f64::from(draw()) + 1.0)
+    move || in_unit_interval(draw())
 }
 
 fn diffusion(model: &mut dyn Model) -> Result<&mut dyn DiffusionModel> {

@@ -14,6 +14,7 @@ use super::RolloutStart;
 use super::config::TrainedSteps;
 use super::direct;
 use super::plan::{Adjoint, EarlyStop, RolloutPlan};
+use crate::draw_keys::in_unit_interval;
 use crate::flow_matching::mixed;
 
 /// Number of trained steps of LeapAlign.
@@ -113,8 +114,7 @@ impl TrainedSteps {
         let (mut remaining, mut drawn) = (candidates.to_vec(), Vec::new());
         let mut draw = noise.uniform(Purpose::Levels, step, key);
         for _ in 0..count {
-            let unit = 0.5 * (f64::from(draw()) + 1.0);
-            drawn.push(remaining.remove((unit * remaining.len() as f64) as usize));
+            drawn.push(remaining.remove((in_unit_interval(draw()) * remaining.len() as f64) as usize));
         }
         drawn.sort_unstable();
         drawn

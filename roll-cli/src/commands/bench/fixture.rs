@@ -175,6 +175,7 @@ struct Codes(ScaledRows);
 
 impl Codes {
     fn new(format: EightBits) -> Result<Self> {
+        // A draw of its own, besides those of `Fixture::new`.
         let values = Noise::new(0).normal(Purpose::Synthetic, 0, 5, &[1024, 1024])?;
         ScaledRows::quantised(&values, format).map(Self)
     }

@@ -26,6 +26,8 @@ const MAX_FRAMES: usize = 81;
 const MAX_EVALUATED: u64 = 8;
 /// Videos in a step of Reward-FL, over all ranks.
 const VIDEOS_PER_STEP: usize = 8;
+/// Rank of the trained LoRA of a published model.
+const LORA_RANK: u64 = 32;
 /// The option of [`open_model`] if only the answers so far count.
 const NO_FURTHER_OPTION: Option<(&str, &Json)> = None;
 
@@ -153,7 +155,7 @@ impl Interview<'_, '_> {
             self.answers.put("model.use_gradient_checkpointing_offload", true)?;
             self.answers.put("model.weights_dtype", "int8")?;
         }
-        self.answers.put("model.lora_rank", 32)
+        self.answers.put("model.lora_rank", LORA_RANK)
     }
 
     /// Sets the four timesteps that a LoRA such as Lightning's was distilled for, and the options of algorithms that go
