@@ -66,7 +66,7 @@ extern "C" fn on_signal(number: c_int) {
     if let Some(signal) = STOP.get() {
         signal.ask();
     }
-    // On Unix the handler stays installed. Elsewhere a signal removes it, so it is installed again.
+    // The handler stays installed on Unix. Elsewhere a signal removes it, so it is installed again.
     #[cfg(not(unix))]
     let _ = install(number);
 }
@@ -76,6 +76,6 @@ fn is_ignored(number: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    // Bit n - 1 of the mask stands for signal n.
+    // Signal n is bit n - 1 of the mask.
     mask >> (number - 1) & 1 == 1
 }
