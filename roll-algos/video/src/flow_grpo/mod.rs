@@ -92,6 +92,23 @@ struct TermFactors {
     kl: f64,
 }
 
+/// A stochastic step of a prompt's videos.
+struct StochasticStep<'a> {
+    plan: &'a FlowGrpoPlan,
+    conditions: &'a Conditions,
+    step: SdeStep,
+    factors: TermFactors,
+}
+
+/// The loss of one video's step.
+struct StepLoss {
+    value: f64,
+    /// The cotangent of the guided velocity.
+    d_velocity: Tensor,
+    /// The cotangent of the velocity under the prompt, without guidance; `None` without a KL.
+    d_conditional: Option<Tensor>,
+}
+
 impl FlowGrpoConfig {
     /// The inverse of the mean weight (`algo.step_weight`) of the trained steps of all ranks.
     fn weight_scale(
@@ -124,6 +141,7 @@ impl FlowGrpoConfig {
         round: &mut RoundState<'_>,
     ) -> Result<()> {
         let Group { weight, conditions, videos, records, .. } = group;
+        let conditions: &Conditions = conditions;
         for (videos, steps) in videos.chunks(self.at_once).zip(records) {
             if videos.iter().all(|video| video.advantage == 0.0) {
                 continue;
@@ -136,25 +154,23 @@ impl FlowGrpoConfig {
                 let Some(step) = plan.steps[record.step] else { continue };
                 let policy = step_share * weight_scale * self.step_weight.of(&step);
                 let factors = TermFactors { policy, kl: step_share };
-                self.accumulate_step(ctx, plan, conditions, videos, record, &step, factors, round)?;
+                let stochastic_step = StochasticStep { plan, conditions, step, factors };
+                self.accumulate_step(ctx, &stochastic_step, videos, record, round)?;
             }
         }
         Ok(())
     }
 
     /// Adds the gradient of one stochastic step of a batch of videos to the accumulators of the strategy.
-    #[allow(clippy::too_many_arguments)]
     fn accumulate_step(
         &self,
         ctx: &mut StepContext<'_>,
-        plan: &FlowGrpoPlan,
-        conditions: &Conditions,
+        stochastic_step: &StochasticStep<'_>,
         videos: &[Rollout],
         record: &mut StepRecord,
-        step: &SdeStep,
-        factors: TermFactors,
         round: &mut RoundState<'_>,
     ) -> Result<()> {
+        let &StochasticStep { plan, conditions, .. } = stochastic_step;
         let timestep = plan.sampling.schedule.timestep(record.step);
         let xs: Vec<Tensor> = record.videos.iter().map(|video| video.x.clone()).collect();
         let model = diffusion(ctx.model, NAME)?;
@@ -177,23 +193,15 @@ impl FlowGrpoConfig {
         let (mut cotangents, mut kl_cotangents) = (Vec::new(), Vec::new());
         for (i, (video, transition)) in videos.iter().zip(&record.videos).enumerate() {
             let reference = references.get(i);
-            let (loss, d_velocity, d_conditional) = self.loss_at(
-                plan,
-                step,
-                conditions,
-                video,
-                transition,
-                [&velocities[i], &conditional[i]],
-                reference,
-                factors,
-                &mut round.tally,
-            )?;
-            if !loss.is_finite() {
-                round.outcome.nonfinite = Some((format!("the loss at step {}", record.step), loss));
+            let guided_and_conditional = [&velocities[i], &conditional[i]];
+            let tally = &mut round.tally;
+            let loss = self.loss_at(stochastic_step, video, transition, guided_and_conditional, reference, tally)?;
+            if !loss.value.is_finite() {
+                round.outcome.nonfinite = Some((format!("the loss at step {}", record.step), loss.value));
                 return Ok(());
             }
-            cotangents.push(d_velocity);
-            kl_cotangents.extend(d_conditional);
+            cotangents.push(loss.d_velocity);
+            kl_cotangents.extend(loss.d_conditional);
         }
         round.begin(PULL, "pulling back")?;
         let pullback = guided.pullback.ok_or_else(|| AlgorithmError::NoPullback { what: "the velocity".into() })?;
@@ -203,28 +211,54 @@ impl FlowGrpoConfig {
         ctx.strategy.accumulate(ctx.model)
     }
 
-    /// Returns the loss of one video's step, the cotangent of the guided `velocity` and, with a `reference`, the
-    /// cotangent of `conditional`, the velocity under the prompt without guidance.
-    #[allow(clippy::too_many_arguments)]
+    /// The loss of one video's step, at the guided `velocity` and at `conditional`, the velocity under the prompt
+    /// without guidance. A KL is part of it if there is a `reference`.
     fn loss_at(
         &self,
-        plan: &FlowGrpoPlan,
-        step: &SdeStep,
-        conditions: &Conditions,
+        stochastic_step: &StochasticStep<'_>,
         video: &Rollout,
         transition: &Transition,
         [velocity, conditional]: [&Tensor; 2],
         reference: Option<&Tensor>,
-        factors: TermFactors,
         tally: &mut Tally,
-    ) -> Result<(f64, Tensor, Option<Tensor>)> {
+    ) -> Result<StepLoss> {
         if video.advantage == 0.0 {
             let zeros = Tensor::zeros(velocity.shape());
-            return Ok((0.0, zeros.clone(), reference.map(|_| zeros)));
+            return Ok(StepLoss { value: 0.0, d_velocity: zeros.clone(), d_conditional: reference.map(|_| zeros) });
         }
+        let &StochasticStep { conditions, step, factors, .. } = stochastic_step;
         // A given first frame is not generated, and so not part of the loss.
         let given_frames = usize::from(conditions.prompt.first_frame.is_some());
         let mask = LossMask::after(given_frames, velocity.shape())?;
+        let advantage = clip::bounded(video.advantage, self.advantage_clip);
+        let (policy_loss, d_velocity) =
+            self.policy_loss_at(stochastic_step, advantage, transition, velocity, mask, tally)?;
+        let mut value = policy_loss;
+        let d_conditional = match reference {
+            None => None,
+            Some(reference) => {
+                let weight = factors.kl * self.kl_weight;
+                let (kl, gradient) = self.kl_at(&step, conditional, reference, mask, weight)?;
+                tally.mean("actor/kl_loss", kl);
+                value += self.kl_weight * kl;
+                Some(gradient)
+            }
+        };
+        tally.mean("actor/loss", value);
+        Ok(StepLoss { value, d_velocity, d_conditional })
+    }
+
+    /// The policy loss of one video's step, and the cotangent of the guided `velocity`.
+    fn policy_loss_at(
+        &self,
+        stochastic_step: &StochasticStep<'_>,
+        advantage: f64,
+        transition: &Transition,
+        velocity: &Tensor,
+        mask: LossMask,
+        tally: &mut Tally,
+    ) -> Result<(f64, Tensor)> {
+        let &StochasticStep { plan, step, factors, .. } = stochastic_step;
         // Both means are computed in the same way from the same latents, so that equal velocities have the ratio 1, bit
         // for bit.
         let (x, next) = (transition.x.f32s()?, transition.next()?);
@@ -236,7 +270,6 @@ impl FlowGrpoConfig {
             variance: step.variance(),
             root: step.root(),
         };
-        let advantage = clip::bounded(video.advantage, self.advantage_clip);
         let StepTerm { term, d_squared, is_dropped } = match self.loss {
             PolicyLoss::Clip => loss::clip(shift, advantage, plan.ratio_range),
             PolicyLoss::Guard => guard(shift, advantage, plan.ratio_range),
@@ -258,19 +291,7 @@ impl FlowGrpoConfig {
         tally.mean("actor/clip_fraction", f64::from(u8::from(is_clipped)));
         tally.mean("actor/approx_kl", 0.5 * shift.log_ratio.powi(2));
         tally.mean("actor/deviation", shift.squared);
-        let mut value = term.loss;
-        let d_conditional = match reference {
-            None => None,
-            Some(reference) => {
-                let weight = factors.kl * self.kl_weight;
-                let (kl, gradient) = self.kl_at(step, conditional, reference, mask, weight)?;
-                tally.mean("actor/kl_loss", kl);
-                value += self.kl_weight * kl;
-                Some(gradient)
-            }
-        };
-        tally.mean("actor/loss", value);
-        Ok((value, narrow(&d_velocity, velocity.shape())?, d_conditional))
+        Ok((term.loss, narrow(&d_velocity, velocity.shape())?))
     }
 
     /// The KL of one video's step from the velocity `reference`, and `weight` times its gradient with respect to the
