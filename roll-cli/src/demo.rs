@@ -12,15 +12,15 @@ use serde_json::json;
 
 /// The configuration of the video demo. In this and the other texts, `DEMO` is replaced with the directory of the
 /// demo's files.
-const CONFIG: &str = include_str!("demo.yaml");
+const VIDEO_CONFIG: &str = include_str!("demo.yaml");
 /// The part of the video demo for each algorithm that trains on a reward.
-const ALGORITHMS: [(&str, &str); 3] = [
+const ALGORITHM_CONFIGS: [(&str, &str); 3] = [
     ("reward_fl", include_str!("demo_reward_fl.yaml")),
     ("diffusion_nft", include_str!("demo_diffusion_nft.yaml")),
     ("flow_grpo", include_str!("demo_flow_grpo.yaml")),
 ];
 /// The reward of the video demo. It is left out if the user names another reward, which would not know its options.
-const REWARD: &str = include_str!("demo_reward.yaml");
+const REWARD_CONFIG: &str = include_str!("demo_reward.yaml");
 /// The environment variable that names the directory of the demo's files.
 const VARIABLE: &str = "ROLL_DEMO";
 
@@ -29,13 +29,14 @@ roll_core::inventory::submit! { roll_core::Variable(VARIABLE) }
 const MARKER_FILE: &str = "wan22_paths.json";
 
 /// The configuration of flow matching on the demo's clips.
-const CLIPS: &str = include_str!("demo_flow_matching.yaml");
+const CLIPS_CONFIG: &str = include_str!("demo_flow_matching.yaml");
 /// The configuration of supervised fine-tuning on the demo's conversations.
-const CONVERSATIONS: &str = include_str!("demo_sft.yaml");
+const CONVERSATIONS_CONFIG: &str = include_str!("demo_sft.yaml");
 
-/// The configuration of the agent, and of its environment.
-const AGENT: &str = include_str!("demo_agent.yaml");
-const AGENT_ENVIRONMENT: &str = include_str!("demo_agent_env.yaml");
+/// The configuration of the agent.
+const AGENT_CONFIG: &str = include_str!("demo_agent.yaml");
+/// The configuration of the agent's environment.
+const ENVIRONMENT_CONFIG: &str = include_str!("demo_agent_env.yaml");
 
 /// Added to the video demo on a GPU: one rank with the samples of the CPU's four ranks. The demo was trained in this
 /// way on a GPU, and never with several threads there.
@@ -57,7 +58,7 @@ pub fn layers(user: &MergedConfig) -> Result<Option<ConfigLayers>> {
     };
     let algorithm = user.peek("algo.name").and_then(|name| name.as_str()).unwrap_or_default();
     let is_video_demo = names_none(VIDEO.model, &[WAN_FILES[0], WAN_FILES[1], WAN_CLIPS]);
-    let (layers, on_gpu) = match (algorithm, ALGORITHMS.iter().find(|(name, _)| *name == algorithm)) {
+    let (layers, on_gpu) = match (algorithm, ALGORITHM_CONFIGS.iter().find(|(name, _)| *name == algorithm)) {
         (_, Some((_, config))) if is_video_demo => (faces(user, config)?, VIDEO_ON_GPU),
         ("flow_matching", _) if is_video_demo => (clips()?, VIDEO_ON_GPU),
         ("sft", _) if names_none(LANGUAGE.model, &["model.model_path", "algo.data"]) => {
@@ -151,9 +152,9 @@ fn missing_part(user: &MergedConfig) -> Option<String> {
 /// The demo of an agent. Its environment is left out if the user names another one.
 fn agent(user: &MergedConfig) -> Result<ConfigLayers> {
     tracing::info!("no model is named: this is the demo, with the built-in small language model");
-    let layers = ConfigLayers::new().text("the demo", AGENT)?;
+    let layers = ConfigLayers::new().text("the demo", AGENT_CONFIG)?;
     match user.peek("env.name").is_none_or(|name| name == "frozen_lake") {
-        true => layers.text("the demo", AGENT_ENVIRONMENT),
+        true => layers.text("the demo", ENVIRONMENT_CONFIG),
         false => Ok(layers),
     }
 }
@@ -162,7 +163,7 @@ fn agent(user: &MergedConfig) -> Result<ConfigLayers> {
 fn clips() -> Result<ConfigLayers> {
     let directory = directory()?;
     tracing::info!("no model and no data are named: this is the demo in {}", directory.display());
-    text_in("the demo", CLIPS, &directory)
+    text_in("the demo", CLIPS_CONFIG, &directory)
 }
 
 /// The demo of supervised fine-tuning, on conversations from the agent's environment.
@@ -172,7 +173,7 @@ fn conversations() -> Result<ConfigLayers> {
         "no model and no data are named: this is the demo, with the built-in small language model, on {}",
         directory.join("conversations.jsonl").display()
     );
-    text_in("the demo", CONVERSATIONS, &directory)
+    text_in("the demo", CONVERSATIONS_CONFIG, &directory)
 }
 
 /// A configuration in whose text `DEMO` means `directory`. `name` is its origin in messages.
@@ -181,15 +182,15 @@ fn text_in(name: &str, config: &str, directory: &Path) -> Result<ConfigLayers> {
     ConfigLayers::new().text(name, &config.replace("DEMO", quoted.trim_matches('"')))
 }
 
-/// The demo of an algorithm that trains on the similarity of faces; `algorithm` is its text in [`ALGORITHMS`].
+/// The demo of an algorithm that trains on the similarity of faces; `algorithm` is its text in [`ALGORITHM_CONFIGS`].
 fn faces(user: &MergedConfig, algorithm: &str) -> Result<ConfigLayers> {
     let directory = directory()?;
     tracing::info!("no model and no data are named: this is the demo in {}", directory.display());
-    let layers = text_in("the demo", CONFIG, &directory)?;
+    let layers = text_in("the demo", VIDEO_CONFIG, &directory)?;
     let layers = text_in("the demo", algorithm, &directory)?.over(layers);
     match names_another_reward(user) {
         true => Ok(layers),
-        false => Ok(text_in("the demo's reward", REWARD, &directory)?.over(layers)),
+        false => Ok(text_in("the demo's reward", REWARD_CONFIG, &directory)?.over(layers)),
     }
 }
 

@@ -141,15 +141,15 @@ pub fn columns() -> Option<usize> {
 const DEFAULT_COLUMNS: usize = 80;
 /// Columns that stay free at the end of a line for the `^C` that a terminal writes there. A line that it wraps could be
 /// cleared only in part.
-const MARGIN: usize = 3;
+const MARGIN_COLUMNS: usize = 3;
 /// Columns of a bar and of the space behind it.
-const BAR: usize = 21;
+const BAR_COLUMNS: usize = 21;
 /// Columns of a spinner and of its seconds.
-const SPINNER: usize = 10;
+const SPINNER_COLUMNS: usize = 10;
 
 /// The beginning of `text` that fits into a line of `columns` behind `taken` ones.
 fn fitting(text: &str, taken: usize, columns: usize) -> String {
-    printable(text).chars().take(columns.saturating_sub(taken + MARGIN)).collect()
+    printable(text).chars().take(columns.saturating_sub(taken + MARGIN_COLUMNS)).collect()
 }
 
 /// The text behind a bar.
@@ -211,7 +211,7 @@ impl TerminalBar {
         show(&bar, "{bar:20} {text}", move |state| {
             let BarText { time_left, phase } = &*locked(&text_to_draw);
             let text = format!("{}/{} {unit}{time_left}  {phase}", state.pos(), state.len().unwrap_or(total));
-            fitting(&text, BAR, columns().unwrap_or(DEFAULT_COLUMNS))
+            fitting(&text, BAR_COLUMNS, columns().unwrap_or(DEFAULT_COLUMNS))
         });
         Self { bar, first: Mutex::default(), text, is_shown: AtomicBool::new(true) }
     }
@@ -270,7 +270,7 @@ impl Spinner {
         let text = Arc::new(Mutex::new(phase.to_string()));
         let text_to_draw = Arc::clone(&text);
         show(&line, "{spinner} {text}", move |state| {
-            let phase = fitting(&locked(&text_to_draw), SPINNER, columns().unwrap_or(DEFAULT_COLUMNS));
+            let phase = fitting(&locked(&text_to_draw), SPINNER_COLUMNS, columns().unwrap_or(DEFAULT_COLUMNS));
             format!("{:.0} s  {phase}", state.elapsed().as_secs_f64())
         });
         Self { line, text }
@@ -345,10 +345,10 @@ mod tests {
     #[test]
     fn the_text_behind_a_bar_leaves_a_margin() {
         let text = "2/40 steps, 81 s left  pulling back through reward and decoder";
-        let cut = fitting(text, BAR, 80);
-        assert_eq!((cut.chars().count(), text.starts_with(&cut)), (80 - BAR - MARGIN, true));
-        assert_eq!(fitting(text, BAR, 120), text);
-        assert_eq!(fitting(text, BAR, 10), "");
+        let cut = fitting(text, BAR_COLUMNS, 80);
+        assert_eq!((cut.chars().count(), text.starts_with(&cut)), (80 - BAR_COLUMNS - MARGIN_COLUMNS, true));
+        assert_eq!(fitting(text, BAR_COLUMNS, 120), text);
+        assert_eq!(fitting(text, BAR_COLUMNS, 10), "");
     }
 
     #[test]

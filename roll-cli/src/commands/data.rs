@@ -204,11 +204,11 @@ fn inspect(args: InspectData) -> Result<()> {
 
 fn print(summary: &DataSummary, rows: &str, path: &Path) {
     println!("{}: {rows}, {} can be used", path.display(), summary.usable);
-    table("format", &summary.formats);
-    table("width x height", &summary.sizes);
-    table("frames", &summary.lengths);
-    table("frames a second", &summary.rates);
-    table("taken as", &summary.taken);
+    print_table("format", &summary.formats);
+    print_table("width x height", &summary.sizes);
+    print_table("frames", &summary.lengths);
+    print_table("frames a second", &summary.rates);
+    print_table("taken as", &summary.taken);
     for (clip, reason) in summary.left_out.iter().take(MAX_LISTED) {
         println!("left out: {clip}: {reason}");
     }
@@ -218,7 +218,7 @@ fn print(summary: &DataSummary, rows: &str, path: &Path) {
 }
 
 /// Prints how often each value occurs, the most frequent first.
-fn table(what: &str, counts: &BTreeMap<impl std::fmt::Display, usize>) {
+fn print_table(what: &str, counts: &BTreeMap<impl std::fmt::Display, usize>) {
     let mut counts: Vec<_> = counts.iter().collect();
     counts.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
     for (i, (value, count)) in counts.into_iter().enumerate() {

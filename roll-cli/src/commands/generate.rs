@@ -44,7 +44,7 @@ pub fn generate(args: Generate) -> Result<()> {
     let diffusion = model
         .as_diffusion()
         .ok_or_else(|| Error::config("model.name", format!("`{}` makes no videos", loaded.config.model.name)))?;
-    check_taken(diffusion.video_unit(), frames, size)?;
+    check_frames_and_size(diffusion.video_unit(), frames, size)?;
     check_memory(frames, size)?;
     let options = sampling_options(&loaded.config.algo.options, &args.sampling)?;
     let sampling = options.sampling(diffusion.schedule())?;
@@ -129,7 +129,7 @@ fn frames_and_size(args: &Generate, data: &DataConfig) -> (usize, [usize; 2]) {
 }
 
 /// Fails on a length or a size that the model does not take, and names the nearest one that it takes.
-fn check_taken(unit: VideoUnit, frames: usize, [height, width]: [usize; 2]) -> Result<()> {
+fn check_frames_and_size(unit: VideoUnit, frames: usize, [height, width]: [usize; 2]) -> Result<()> {
     let refused = |argument: &str, problem: String| Err(Error::Unsupported(format!("{argument}: {problem}")));
     let near = unit.frames_within(frames).max(1);
     if near != frames {

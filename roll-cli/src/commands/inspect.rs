@@ -25,7 +25,7 @@ pub fn print(args: Inspect) -> Result<()> {
             if about.len() > 1 {
                 println!("{}", one.path.display());
             }
-            show(one);
+            print_description(one);
         }
     }
     if args.keys {
@@ -63,7 +63,7 @@ fn print_gguf_keys(file: &GgufFile) {
     }
 }
 
-fn show(about: &FileDescription) {
+fn print_description(about: &FileDescription) {
     let files = if about.files == 1 { String::new() } else { format!(" in {} files", about.files) };
     let dtypes = about.dtypes.iter().map(|(dtype, n)| format!("{dtype} ({n})")).collect::<Vec<_>>().join(", ");
     println_wrapped!("{}", about.what);

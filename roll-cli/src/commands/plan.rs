@@ -242,7 +242,7 @@ fn print_memory(needs: &Needs, input: &PlanInput, machine: &PlannedMachine) {
         let [device, host] = held_in(needs, phase).map(gigabytes);
         println_wrapped!("{:<width$} {device:>10.2} {host:>10.2}", format!("together, {phase}"));
     }
-    let [device, host] = peaks(needs);
+    let [device, host] = peak_gigabytes(needs);
     let together = if needs.phases().is_empty() { "together" } else { "together, at most" };
     println_wrapped!("{together:<width$} {device:>10.2} {host:>10.2}");
     print_fit(needs, input, machine, host);
@@ -250,7 +250,7 @@ fn print_memory(needs: &Needs, input: &PlanInput, machine: &PlannedMachine) {
 
 /// Prints whether the memory suffices; `host` is the GB of host memory of each rank.
 fn print_fit(needs: &Needs, input: &PlanInput, machine: &PlannedMachine, host: f64) {
-    let (need, have) = (needed(needs, machine), machine.memory / 1e9);
+    let (need, have) = (needed_gigabytes(needs, machine), machine.memory / 1e9);
     match need <= have {
         true => println_wrapped!("fits: {need:.1} of {have:.1} GB"),
         false => {
@@ -331,13 +331,13 @@ pub fn passes_in_words(passes: &Passes) -> String {
 }
 
 /// Peak memory in GB over the phases of a step: `[device, host]`.
-pub fn peaks(needs: &Needs) -> [f64; 2] {
+pub fn peak_gigabytes(needs: &Needs) -> [f64; 2] {
     [needs.peak(|item| item.device).0, needs.peak(|item| item.host).0].map(gigabytes)
 }
 
 /// Peak memory in GB that has to fit into [`PlannedMachine::memory`]: that of the device, or that of device and host
 /// together where both are the same memory.
-pub fn needed(needs: &Needs, machine: &PlannedMachine) -> f64 {
+pub fn needed_gigabytes(needs: &Needs, machine: &PlannedMachine) -> f64 {
     gigabytes(match machine.uses_host_memory {
         true => needs.peak(|item| item.device + item.host).0,
         false => needs.peak(|item| item.device).0,
@@ -350,7 +350,7 @@ fn held_in(needs: &Needs, phase: &str) -> [usize; 2] {
 }
 
 fn print_json(needs: &Needs, input: &PlanInput, machine: &PlannedMachine) {
-    let need = needed(needs, machine);
+    let need = needed_gigabytes(needs, machine);
     let mut json = serde_json::json!({
         "machine": machine.name,
         "ranks": input.ranks,

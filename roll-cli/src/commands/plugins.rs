@@ -97,7 +97,7 @@ fn check(args: &CheckPlugin) -> Result<()> {
     let is_built_in = |name: &&str| linked.find(Kind::Reward, name).is_ok() && !args.path.exists();
     if let Some(name) = args.path.to_str().filter(is_built_in) {
         println!("reward {name}");
-        return verdict(print_findings(&try_reward(&linked, name, args)?), &format!("the reward `{name}`"));
+        return fail_if_broken(print_findings(&try_reward(&linked, name, args)?), &format!("the reward `{name}`"));
     }
     let plugin = load(&args.path)?;
     print_head(&plugin);
@@ -120,7 +120,7 @@ fn check(args: &CheckPlugin) -> Result<()> {
         }
         broken += print_findings(&findings);
     }
-    verdict(broken, &format!("the plugin `{}` ({})", plugin.name, plugin.path.display()))
+    fail_if_broken(broken, &format!("the plugin `{}` ({})", plugin.name, plugin.path.display()))
 }
 
 /// Tries the reward `name` on random videos.
@@ -150,7 +150,7 @@ fn print_findings(findings: &[Finding]) -> usize {
 }
 
 /// Fails if `who` breaks promises.
-fn verdict(broken: usize, who: &str) -> Result<()> {
+fn fail_if_broken(broken: usize, who: &str) -> Result<()> {
     match broken {
         0 => Ok(()),
         n => Err(Error::Unsupported(format!("{who} breaks {}", counted(n as u64, "promise")))),

@@ -173,8 +173,7 @@ struct Pending<T> {
 struct PendingBatch<T> {
     /// Keys of the videos' draws.
     keys: Vec<u64>,
-    /// The trajectories of the videos.
-    videos: Batch,
+    trajectories: Batch,
     record: T,
 }
 
@@ -257,8 +256,8 @@ fn begin_prompt<E: Explore>(
                 None => noise(*video_key)?,
             });
         }
-        let videos = sampling.begin(&conditions, &starts)?;
-        batches.push(PendingBatch { keys: batch_keys.to_vec(), videos, record: E::Record::default() });
+        let trajectories = sampling.begin(&conditions, &starts)?;
+        batches.push(PendingBatch { keys: batch_keys.to_vec(), trajectories, record: E::Record::default() });
     }
     let row = sample.index;
     Ok(Some(Pending { position, row, repeats, target, conditions, key, shared_steps, prefix, batches }))
@@ -289,7 +288,7 @@ impl<T: Default> Pending<T> {
         if let Some(shared) = self.prefix.take() {
             for batch in &mut self.batches {
                 let starts = vec![shared.latents[0].clone(); batch.keys.len()];
-                batch.videos = sampling.begin(&self.conditions, &starts)?;
+                batch.trajectories = sampling.begin(&self.conditions, &starts)?;
             }
         }
         Ok(true)
@@ -332,7 +331,7 @@ impl<T: Default> Pending<T> {
             explore.step(i, xs, vs)
         };
         let own_range = range.start.max(self.shared_steps)..range.end;
-        sampling.advance(model, &self.conditions, &mut batch.videos, own_range, Adapter::On, &mut step)?;
+        sampling.advance(model, &self.conditions, &mut batch.trajectories, own_range, Adapter::On, &mut step)?;
         batch.record = explore.end();
         Ok(())
     }
@@ -395,8 +394,8 @@ fn generate_and_score<E: Explore>(
         prompt.share_steps(sampling, range.clone(), model, watch)?;
         for number in 0..prompt.batches.len() {
             prompt.advance(options, number, range.clone(), model, explore, watch)?;
-            let PendingBatch { keys, videos: batch, .. } = &mut prompt.batches[number];
-            for (key, latents) in keys.iter().zip(batch.latents.drain(..)) {
+            let PendingBatch { keys, trajectories, .. } = &mut prompt.batches[number];
+            for (key, latents) in keys.iter().zip(trajectories.latents.drain(..)) {
                 watch.begin(DECODE, Some("decoding"))?;
                 let (frames, _) = model.decode(&latents, Grad::Skip)?;
                 let video = Video::new(frames, shared.frame_rate.of(model, sample))?;

@@ -126,11 +126,9 @@ impl ClipParts {
         let evaluator = evaluation.and_then(|sources| {
             open_evaluator(sources, config, &clips, dataset.as_deref(), model.unit, all_ranks.as_ref(), found)
         });
-        let prompts = network.as_mut().and_then(|network| {
-            let open_prompts =
-                || SamplePrompts::open(config, &clips, network.model.as_mut(), model.unit, opening.context);
-            found.open("evaluation", open_prompts).flatten()
-        });
+        let prompts = network
+            .as_mut()
+            .and_then(|network| open_prompts(network, config, &clips, model.unit, opening.context, found));
         let held_out = evaluator.as_ref().and_then(Evaluator::unseen);
         let validates = held_out.is_some_and(|clips| algorithm.hold_out(clips));
         found.note("evaluation", || match validates {
@@ -139,10 +137,8 @@ impl ClipParts {
         });
 
         let mut data = dataset.map(|dataset| batches(dataset, config, data_ranks.as_ref()));
-        let diffusion = network.as_mut().and_then(|network| network.model.as_diffusion());
-        if let (Some(data), Some(diffusion)) = (&mut data, diffusion) {
-            // A model warns of prompts that are too long before the first step.
-            diffusion.expect_prompts(&data.prompts(0, CHECKED_PROMPTS));
+        if let (Some(data), Some(network)) = (&mut data, &mut network) {
+            announce_prompts(network, data);
         }
         let epochs = config.training.num_train_epochs;
         let steps = data.as_ref().and_then(|data| opening.steps(Some(data.steps(epochs)), found));
@@ -224,7 +220,7 @@ fn check_sections(opening: &Opening<'_>, network: Option<&mut Network>, found: &
     let Some(clips) = found.open("evaluation", || ClipConfig::of(loaded)) else { return };
     if let Some(network) = network {
         let unit = network.model.as_diffusion().map(|model| model.video_unit()).unwrap_or_default();
-        found.open("evaluation", || SamplePrompts::open(&loaded.config, &clips, network.model.as_mut(), unit, context));
+        open_prompts(network, &loaded.config, &clips, unit, context, found);
     }
     found.note("evaluation", || nothing_evaluated(&clips.evaluation));
 }
@@ -318,6 +314,25 @@ fn open_evaluator(
 ) -> Option<Evaluator> {
     found.open("evaluation", || check_stop_condition(&sources, config, clips));
     found.open("evaluation", || Evaluator::open(&clips.evaluation, sources, train, unit, ranks)).flatten()
+}
+
+/// Opens the prompts of `evaluation.prompts`; `None` without prompts or after a problem.
+fn open_prompts(
+    network: &mut Network,
+    config: &RunConfig,
+    clips: &ClipConfig,
+    unit: VideoUnit,
+    context: &BuildContext,
+    found: &mut Findings,
+) -> Option<SamplePrompts> {
+    found.open("evaluation", || SamplePrompts::open(config, clips, network.model.as_mut(), unit, context)).flatten()
+}
+
+/// Announces the first prompts to the model, which warns of prompts that are too long.
+fn announce_prompts(network: &mut Network, data: &mut Batches) {
+    if let Some(diffusion) = network.model.as_diffusion() {
+        diffusion.expect_prompts(&data.prompts(0, CHECKED_PROMPTS));
+    }
 }
 
 /// Makes reward and network keep their encodings in the store, if there is a store and the model is open.

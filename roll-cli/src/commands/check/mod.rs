@@ -17,7 +17,7 @@ use roll_train::{Checked, Run};
 use roll_video::rows::DataConfig;
 
 use self::findings::Findings;
-use super::plan::{PlannedMachine, cluster, estimate, gigabytes, machine, needed, peaks};
+use super::plan::{PlannedMachine, cluster, estimate, gigabytes, machine, needed_gigabytes, peak_gigabytes};
 use crate::args::{Check, MachineArgs};
 use crate::configuration::{Configuration, build_context};
 use crate::demo::NotDemo;
@@ -179,14 +179,14 @@ fn disk_shortage(config: &RunConfig, checked: &Checked, dir: &Path) -> Option<St
     let written = if config.save_steps == 0 { 1 } else { steps.div_ceil(config.save_steps) };
     // One more than is kept: the oldest is deleted once the newest is written.
     let kept = config.max_ckpt_to_keep.map_or(written, |keep| written.min(keep as u64 + 1));
-    let needed = checkpoint_bytes.saturating_mul(kept);
-    (needed > free).then(|| {
+    let all_bytes = checkpoint_bytes.saturating_mul(kept);
+    (all_bytes > free).then(|| {
         format!(
             "{} of {} take {}, and the disk of {} has {} left: another `output_dir`, `save_steps` above {}, or \
              `max_ckpt_to_keep`",
             counted(kept, "checkpoint"),
             in_words(checkpoint_bytes as usize),
-            in_words(needed as usize),
+            in_words(all_bytes as usize),
             dir.display(),
             in_words(free as usize),
             config.save_steps
@@ -270,7 +270,7 @@ pub fn estimated(loaded: &LoadedConfig, registry: &Registry) -> Option<String> {
     if let Some(note) = cpu_note(config, None, &needs) {
         tracing::warn!("{note}");
     }
-    let [device, host] = peaks(&needs);
+    let [device, host] = peak_gigabytes(&needs);
     let seconds: f64 = needs.time.iter().map(|phase| phase.seconds).sum();
     // Ranks that are threads share the memory of their process.
     let (bytes_of_rank, _) = needs.peak(|item| item.device + item.host);
@@ -314,8 +314,8 @@ fn memory(needs: &Needs, machine: &PlannedMachine, is_known: bool, found: &mut F
         let host = if item.host > 0 { format!(", {} of host memory", in_words(item.host)) } else { String::new() };
         found.good(format!("{:<28} {:>11}{host}", item.label(), in_words(item.device)));
     }
-    let need = needed(needs, machine);
-    let [device, _] = peaks(needs);
+    let need = needed_gigabytes(needs, machine);
+    let [device, _] = peak_gigabytes(needs);
     let have = machine.memory / 1e9;
     let place = format!("on each device of {}, for {}", machine.name, needs.work);
     match (is_known, need <= have) {

@@ -76,7 +76,7 @@ pub fn init(args: Init) -> Result<()> {
         "Written by `roll init`. `roll check {name}{on_machine}` looks at all that it names; \
          `roll config --reference` explains all keys."
     );
-    std::fs::write(file, written::written(&answers, &about)).map_err(Error::file("write", file))?;
+    std::fs::write(file, written::yaml(&answers, &about)).map_err(Error::file("write", file))?;
     println!("\nwrote {name}; checking it as `roll check {name}{on_machine}` does\n");
     let layers = Layers { files: vec![file.clone()], ..Layers::default() };
     let config = ConfigArgs { layers, ..ConfigArgs::default() };
