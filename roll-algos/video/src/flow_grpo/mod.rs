@@ -123,7 +123,7 @@ impl FlowGrpoConfig {
         let records = groups.iter().flat_map(|group| &group.records).flatten();
         let weights = records.flat_map(|record| {
             let weight = plan.steps[record.step].map_or(0.0, |step| self.step_weight.of(&step));
-            std::iter::repeat_n(weight, record.videos.len())
+            std::iter::repeat_n(weight, record.transitions.len())
         });
         let all = ranks::join_f64(ctx.strategy.ranks().data.as_ref(), weights.collect())?;
         let mean = all.iter().sum::<f64>() / all.len().max(1) as f64;
@@ -172,7 +172,7 @@ impl FlowGrpoConfig {
     ) -> Result<()> {
         let &StochasticStep { plan, conditions, .. } = stochastic_step;
         let timestep = plan.sampling.schedule.timestep(record.step);
-        let xs: Vec<Tensor> = record.videos.iter().map(|video| video.x.clone()).collect();
+        let xs: Vec<Tensor> = record.transitions.iter().map(|transition| transition.x.clone()).collect();
         let model = diffusion(ctx.model, NAME)?;
         let references = if self.kl_weight > 0.0 {
             round.begin(REFERENCE, "predicting by the reference")?;
@@ -188,10 +188,12 @@ impl FlowGrpoConfig {
         let guided = guidance.velocities(model, &xs, timestep, conditions, Adapter::On, Grad::Record)?;
         let (velocities, conditional) = (guided.velocity.unstack()?, guided.conditional.unstack()?);
         if self.replay && round.update == 0 {
-            record.videos.iter_mut().zip(&velocities).for_each(|(video, velocity)| video.velocity = velocity.clone());
+            for (transition, velocity) in record.transitions.iter_mut().zip(&velocities) {
+                transition.velocity = velocity.clone();
+            }
         }
         let (mut cotangents, mut kl_cotangents) = (Vec::new(), Vec::new());
-        for (i, (video, transition)) in videos.iter().zip(&record.videos).enumerate() {
+        for (i, (video, transition)) in videos.iter().zip(&record.transitions).enumerate() {
             let reference = references.get(i);
             let guided_and_conditional = [&velocities[i], &conditional[i]];
             let tally = &mut round.tally;

@@ -140,7 +140,7 @@ fn replayed_rollout_has_ratio_one() {
         let mut groups = rollouts(&mut bench, &config, &plan);
         // Generation by another engine would have found other velocities.
         let records = groups.iter_mut().flat_map(|group| &mut group.records).flatten();
-        for transition in records.flat_map(|record| &mut record.videos) {
+        for transition in records.flat_map(|record| &mut record.transitions) {
             let velocity: Vec<f32> = transition.velocity.f32s().unwrap().iter().map(|v| v * 1.01).collect();
             transition.velocity = Tensor::new(velocity, transition.velocity.shape()).unwrap();
         }

@@ -33,6 +33,7 @@ pub struct Levels {
     quantile: Quantile,
 }
 
+/// The inverse of a cumulative distribution of noise levels.
 #[derive(Clone, Debug)]
 enum Quantile {
     /// Uniform between the two ends (low, high) on the unshifted scale, then shifted.

@@ -177,7 +177,7 @@ impl FlowMatching {
         let occurrences = repeats(ctx.strategy.ranks().data.as_ref(), ctx.samples)?;
         for (sample, earlier_occurrences) in ctx.samples.iter().zip(occurrences) {
             state.watch.begin(ENCODE, None)?;
-            let noised = self.noised(ctx, sample, draw_key(sample, earlier_occurrences), &distribution);
+            let noised = self.noise_sample(ctx, sample, draw_key(sample, earlier_occurrences), &distribution);
             let noised = match noised.while_doing(|| format!("training on {}", sample.origin))? {
                 NoisedSample::Clips(noised) => noised,
                 NoisedSample::NothingToPredict(reason) => {
@@ -221,7 +221,7 @@ impl FlowMatching {
 
     /// Noises a sample `draws_per_sample` times. The draws are stratified: the distribution of noise levels is divided
     /// into parts of equal probability, and each draw falls into a part of its own.
-    fn noised(
+    fn noise_sample(
         &mut self,
         ctx: &mut StepContext<'_>,
         sample: &Sample,

@@ -139,6 +139,7 @@ impl Dataset {
         })
     }
 
+    /// Decodes the clip, the pictures and the mask of a row.
     fn decode(&self, row: &MetadataRow, bucket: Option<Bucket>) -> Result<Clip> {
         let (config, unit) = (&self.config, self.unit);
         let video = match &row.video {
@@ -208,6 +209,7 @@ impl Dataset {
         }
     }
 
+    /// Decodes the frames of a clip that its window, its bucket or the configuration selects.
     fn decode_clip(
         &self,
         path: &Path,

@@ -18,6 +18,7 @@ pub(crate) type ReadRow = std::result::Result<Sample, (String, String)>;
 /// batch.
 #[derive(Debug, Default)]
 pub(crate) struct Prefetch {
+    /// The rows of each batch, and the thread that reads them.
     pending: VecDeque<(Vec<usize>, JoinHandle<Result<Vec<ReadRow>>>)>,
 }
 
