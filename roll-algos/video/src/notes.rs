@@ -40,6 +40,7 @@ pub fn kl_reference(config: &ConfiguredOptions<'_>) -> Vec<String> {
     if starts_from_lora && evaluates_nothing(config) { config.idle(&[NO_KL]) } else { Vec::new() }
 }
 
+/// Whether neither clips nor prompts are evaluated.
 fn evaluates_nothing(config: &ConfiguredOptions<'_>) -> bool {
     let samples = config.value("evaluation.train_samples").and_then(|value| value.as_f64()).unwrap_or(0.0);
     let prompts = config.value("evaluation.prompts").and_then(|list| list.as_array()).map_or(0, Vec::len);

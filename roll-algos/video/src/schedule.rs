@@ -121,6 +121,7 @@ impl FlowSchedule {
     }
 }
 
+/// Fails unless there is a step, and the shift is a positive number.
 fn check(steps: usize, shift: f64) -> Result<()> {
     if steps == 0 {
         return Err(Error::config("num_inference_steps", "must be at least 1"));

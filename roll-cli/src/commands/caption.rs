@@ -136,6 +136,7 @@ struct Captioner {
 }
 
 impl Captioner {
+    /// Makes the client of the service that the arguments name.
     fn open(args: &CaptionData) -> Result<Self> {
         let key_value = |key, value: Json, origin| KeyValue { key, value: value.to_string(), origin };
         let mut service = vec![

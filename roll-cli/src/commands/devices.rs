@@ -57,6 +57,7 @@ pub fn devices(args: Devices) -> Result<()> {
     Ok(())
 }
 
+/// The number of usable devices of a backend, or what is missing.
 fn status(backend: Backend) -> BackendStatus {
     let numbers = if backend.is_numbered() { usize::MAX } else { 1 };
     let devices = (0..numbers).take_while(|number| backend.usable(*number).is_ok()).count();

@@ -132,6 +132,7 @@ impl FlowMatchingConfig {
         self.shift.unwrap_or(facts.shift)
     }
 
+    /// The noise levels that the options allow and the experts under training have.
     fn range(&self, facts: ScheduleFacts) -> Result<SigmaRange> {
         let asked = SigmaRange {
             low: Sigma(self.min_timestep_boundary.unwrap_or(0.0)),

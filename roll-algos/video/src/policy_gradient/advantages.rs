@@ -50,6 +50,7 @@ impl Normalization {
         Self { spread, unbiased: false, floor: Floor::Added(1e-4) }
     }
 
+    /// The standard deviation; 0 for equal values.
     fn deviation(&self, values: &[f64]) -> f64 {
         let n = values.len() as f64 - if self.unbiased { 1.0 } else { 0.0 };
         if n <= 0.0 || are_equal(values) {
@@ -59,6 +60,7 @@ impl Normalization {
         (values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n).sqrt()
     }
 
+    /// The divisor for a standard deviation.
     fn divisor(&self, deviation: f64) -> f64 {
         match self.floor {
             Floor::Added(least) => deviation + least,

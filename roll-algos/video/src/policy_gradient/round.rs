@@ -22,6 +22,7 @@ use crate::report::{SCORE, StepOutcome, detail_metric};
 use crate::sampling::{Batch, Conditions, Sampling};
 use crate::scoring::{Measured, Prepared, PreparedTarget};
 
+/// The phases whose times a round reports.
 const PHASES: [&str; 9] = [ENCODE, ROLLOUT, DECODE, SCORING, REFERENCE, FORWARD, PULL, DATA, OPTIMIZER];
 
 /// How the videos of a round are generated.
@@ -543,6 +544,7 @@ pub(crate) fn set_advantages<T>(
     Ok(is_finite)
 }
 
+/// The score of each video; `None` for a video without one.
 fn sums(scores: &[Option<Scores>]) -> Vec<Option<f64>> {
     scores.iter().map(|scores| Some(scores.as_ref()?.sum)).collect()
 }

@@ -62,6 +62,7 @@ use split::GradientSplit;
 use truncation::StepCounts;
 
 const NAME: &str = "reward_fl";
+/// The phases whose times a training step reports.
 const PHASES: [&str; 8] = [ENCODE, ROLLOUT, REFERENCE, DECODE, SCORING, PULL, DATA, OPTIMIZER];
 
 /// The initial latents and the plan of a scored video.

@@ -61,6 +61,7 @@ struct RecordedStep {
     trained: Option<TrainedStep>,
 }
 
+/// The record of a step with gradient.
 struct TrainedStep {
     pullback: GuidedPullback,
     /// d kl / d velocity under the prompt, with kl as the mean over steps; `None` for steps without trainable

@@ -126,6 +126,7 @@ fn first_faults(faults: &[String]) -> String {
     faults[..faults.len() - more].join("\n") + &rest
 }
 
+/// Fails if one of the files is not there.
 fn files_are_there<'a>(mut paths: impl Iterator<Item = &'a Path>) -> Result<()> {
     paths.try_for_each(|path| std::fs::metadata(path).map(drop).map_err(roll_core::Error::file("read", path)))
 }

@@ -272,6 +272,7 @@ impl<'a> PhaseTimer<'a> {
         Ok(value)
     }
 
+    /// The measurements so far.
     fn measured(&self) -> Measurement {
         let tokens = self.preset.plan.tokens();
         let phase = |(name, passes): (&'static str, usize)| {

@@ -42,6 +42,7 @@ pub fn config(args: Config) -> Result<()> {
     Ok(())
 }
 
+/// The error about a `key` that the reference does not have. `near` is a similar one.
 fn unknown(key: &str, near: Option<String>) -> Error {
     let hint = match near {
         Some(near) => format!("did you mean `{near}`?"),

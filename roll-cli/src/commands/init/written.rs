@@ -30,6 +30,7 @@ pub fn yaml(answers: &Answers, about: &str) -> String {
     text
 }
 
+/// Writes a key and its value, after a comment with the meaning of the key.
 fn write_entry(text: &mut String, answers: &Answers, key: &str, name: &str, value: &Json) {
     let indent = if key == name { "" } else { "  " };
     if let Some(known) = answers.key(key) {

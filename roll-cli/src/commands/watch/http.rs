@@ -227,6 +227,7 @@ impl Drop for Place<'_> {
     }
 }
 
+/// The state that the threads of all connections share.
 struct Server<F> {
     access: Access,
     answer: F,

@@ -10,6 +10,7 @@ use roll_core::{
 
 use super::{COLUMNS, MASK, MetadataRow, VIDEO, checked_weight, listed, misspelt_video};
 
+/// The separators that a table may have.
 const DELIMITERS: [u8; 3] = [b',', b';', b'\t'];
 
 /// Opens a table; returns its reader and the names of its columns.

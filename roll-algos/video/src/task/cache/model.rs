@@ -193,6 +193,7 @@ fn absent(name: &str) -> Error {
     Error::Misuse(format!("a kept encoding has no tensor `{name}`: empty `data.cache_dir`"))
 }
 
+/// The tensors of a conditioning, by name.
 fn to_state(conditioning: Conditioning) -> Result<StateDict> {
     let Conditioning { context, channels, image_tokens, first_frame, latent_shape } = conditioning;
     let shape = Tensor::new(latent_shape.map(|n| n as i64).to_vec(), [4])?;
@@ -202,6 +203,7 @@ fn to_state(conditioning: Conditioning) -> Result<StateDict> {
     Ok(state)
 }
 
+/// Restores the result of [`to_state`].
 fn from_state(mut state: StateDict) -> Result<Conditioning> {
     let shape = state.remove(SHAPE).ok_or_else(|| absent(SHAPE))?;
     let shape: Vec<usize> = shape.as_slice::<i64>()?.iter().map(|n| *n as usize).collect();

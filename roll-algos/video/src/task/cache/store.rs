@@ -83,6 +83,7 @@ impl CacheStore {
     }
 }
 
+/// Reads the entry of `key`. Fails unless its values are those that were written.
 fn read(path: &Path, key: &str) -> Result<StateDict> {
     let file = Checkpoint::open(path)?;
     let state = file.all()?;
@@ -104,6 +105,7 @@ fn write(folder: &Path, path: &Path, key: &str, state: &StateDict) -> Result<u64
     Ok(std::fs::metadata(path).map_or(0, |metadata| metadata.len()))
 }
 
+/// The hash of an entry's key and values.
 fn checksum(key: &str, state: &StateDict) -> String {
     let sum = Fingerprint::new("tensors").text("key", key);
     state.iter().fold(sum, |sum, (name, tensor)| sum.tensor(name, tensor)).finish()

@@ -7,6 +7,7 @@ use roll_train::rewards::{Weighted, numbered, scorers};
 #[derive(Default)]
 pub(super) struct Checks(Vec<Check>);
 
+/// A reward that is measured only.
 struct Check {
     /// The reward as it is configured.
     component: RewardComponent,

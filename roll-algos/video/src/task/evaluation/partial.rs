@@ -55,6 +55,7 @@ impl<'a> PartialClips<'a> {
         self.results.write(&clip_name(set, i), self.clip_key(sample), result)
     }
 
+    /// The key of a clip's results: a hash of the evaluation and of the sample.
     fn clip_key(&self, sample: &Sample) -> String {
         let mut key = Fingerprint::new("clip").text("evaluation", self.results.key()).text("index", sample.index);
         key = key.text("prompt", &sample.prompt);
@@ -73,6 +74,7 @@ impl<'a> PartialClips<'a> {
         key.finish()
     }
 
+    /// The file of a clip's video.
     fn video(&self, moment: &str, set: SetName, i: usize) -> Result<PathBuf> {
         samples::clip_path(self.dir, moment, set, i, self.labels)
     }
