@@ -60,9 +60,9 @@ impl Interview<'_, '_> {
         if files.parameters > PUBLISHED {
             self.set_published(algorithm, &files, place)?;
         }
-        let clips = self.ask_data(trains_on_clips, unit)?;
+        let data = self.ask_data(trains_on_clips, unit)?;
         if !trains_on_clips {
-            self.ask_reward(algorithm, &clips)?;
+            self.ask_reward(algorithm, &data)?;
         }
         self.ask_evaluated_clips()?;
         self.ask_sample_prompts(unit)?;
@@ -177,18 +177,18 @@ impl Interview<'_, '_> {
 
     /// Asks for the data. Then asks for size and length of the videos, and proposes those of the data.
     fn ask_data(&mut self, trains_on_clips: bool, unit: VideoUnit) -> Result<DataFacts> {
-        let mut clips = DataFacts::default();
+        let mut data = DataFacts::default();
         let question =
             Question::new("data.metadata", "Table or directory of clips, or text file of prompts", "data.csv");
         self.answers.ask(&question, |answers, text| {
-            clips = look(text, trains_on_clips)?;
+            data = look(text, trains_on_clips)?;
             answers.value("data.metadata", text)
         })?;
-        let size = clips
+        let size = data
             .size
             .and_then(|size| target_size(size, PROPOSED_SIZE[0] * PROPOSED_SIZE[1], [unit.height, unit.width]).ok());
         let [height, width] = size.unwrap_or(PROPOSED_SIZE);
-        let frames = unit.frames_within(if clips.frames > 0 { clips.frames.min(MAX_FRAMES) } else { MAX_FRAMES });
+        let frames = unit.frames_within(if data.frames > 0 { data.frames.min(MAX_FRAMES) } else { MAX_FRAMES });
         let sides = [
             ("data.height", "Height of the videos in pixels", height, unit.height),
             ("data.width", "Width of the videos in pixels", width, unit.width),
@@ -203,14 +203,14 @@ impl Interview<'_, '_> {
             })?;
         }
         self.ask_value("data.num_frames", "Frames of a video", frames)?;
-        Ok(clips)
+        Ok(data)
     }
 
     /// Asks for a reward that the algorithm and the data allow.
-    fn ask_reward(&mut self, algorithm: &str, clips: &DataFacts) -> Result<()> {
+    fn ask_reward(&mut self, algorithm: &str, data: &DataFacts) -> Result<()> {
         let needs_gradient = algorithm == "reward_fl";
         let mut reads_reference = false;
-        let default = if clips.all_have_clips || clips.all_have_pictures { "insightface" } else { "motion" };
+        let default = if data.all_have_clips || data.all_have_pictures { "insightface" } else { "motion" };
         self.ask_component(Kind::Reward, default, |registry, name, options, context| {
             let reward = registry.reward(name, options, context)?;
             if needs_gradient && !reward.differentiable() {
@@ -221,7 +221,7 @@ impl Interview<'_, '_> {
                 return Err(Error::config("reward.name", problem));
             }
             reads_reference = reward.reads_reference();
-            if reads_reference && !clips.all_have_clips && !clips.all_have_pictures {
+            if reads_reference && !data.all_have_clips && !data.all_have_pictures {
                 let problem = format!(
                     "the reward `{name}` compares with a clip or a picture, and rows of `data.metadata` have none: \
                      choose another"
@@ -230,7 +230,7 @@ impl Interview<'_, '_> {
             }
             Ok(())
         })?;
-        if reads_reference && !clips.all_have_clips {
+        if reads_reference && !data.all_have_clips {
             self.answers.put("algo.reference", "image")?;
         }
         Ok(())
@@ -318,7 +318,7 @@ fn look(path: &str, trains_on_clips: bool) -> Result<DataFacts> {
         let problem = format!("`flow_matching` trains on clips, and {} of {rows} rows have none", rows - with_clip);
         return Err(Error::bad_file(path, problem));
     }
-    let mut clips = DataFacts {
+    let mut data = DataFacts {
         all_have_clips: with_clip == rows,
         all_have_pictures: metadata.rows.iter().all(|row| row.image.is_some()),
         ..DataFacts::default()
@@ -332,18 +332,18 @@ fn look(path: &str, trains_on_clips: bool) -> Result<DataFacts> {
     }
     let mut sizes = BTreeMap::<[usize; 2], usize>::new();
     probed.iter().for_each(|(_, clip)| *sizes.entry(clip.size).or_default() += 1);
-    clips.size = sizes.into_iter().max_by_key(|(_, count)| *count).map(|(size, _)| size);
+    data.size = sizes.into_iter().max_by_key(|(_, count)| *count).map(|(size, _)| size);
     let mut lengths: Vec<usize> = probed.iter().map(|(_, clip)| clip.frames).collect();
     lengths.sort_unstable();
-    clips.frames = lengths.get(lengths.len() / 2).copied().unwrap_or_default();
-    match clips.size {
+    data.frames = lengths.get(lengths.len() / 2).copied().unwrap_or_default();
+    match data.size {
         Some([height, width]) => {
             println!(
                 "  {rows} rows; most clips have {width}x{height} pixels, half of them {} frames or more",
-                clips.frames
+                data.frames
             );
         }
         None => println!("  {rows} prompts"),
     }
-    Ok(clips)
+    Ok(data)
 }

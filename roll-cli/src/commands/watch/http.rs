@@ -26,7 +26,7 @@ const HEAD_TIME: Duration = Duration::from_secs(1);
 const MAX_NEWCOMERS: usize = 64;
 /// Most connections with the token that are served at a time. Others get the status 503.
 const MAX_CONNECTIONS: usize = 32;
-/// After an answer, the reader must close the connection within this time.
+/// The bytes that a reader sends besides its request are read until this time after the beginning of the answer.
 const CLOSE_TIME: Duration = Duration::from_secs(1);
 /// Bytes of a part of an answer.
 const PART: usize = 64 << 10;
