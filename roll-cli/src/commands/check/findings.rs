@@ -18,13 +18,13 @@ pub struct Findings {
 }
 
 impl Findings {
-    /// Takes the findings of the opening of a run. [`Findings::queued`] prints them when their section comes.
+    /// Takes the findings of the opening of a run. [`Findings::print_queued`] prints them when their section comes.
     pub fn new(queued: Vec<(&'static str, Finding)>) -> Self {
         Self { queued, ..Self::default() }
     }
 
     /// Prints the queued findings of this section.
-    pub fn queued(&mut self, section: &str) {
+    pub fn print_queued(&mut self, section: &str) {
         let queued = std::mem::take(&mut self.queued).into_iter();
         let (of_section, of_others): (Vec<_>, Vec<_>) = queued.partition(|(its_section, _)| *its_section == section);
         self.queued = of_others;

@@ -67,9 +67,9 @@ pub fn check(args: Check) -> Result<()> {
     if let Some(NotDemo::WrongModel(note) | NotDemo::MissingPart(note)) = why_not_demo {
         found.note(note);
     }
-    found.queued("run");
+    found.print_queued("run");
     found.section("algo");
-    found.queued("algo");
+    found.print_queued("algo");
 
     found.section("model");
     let files_are_complete = match &files {
@@ -84,16 +84,9 @@ pub fn check(args: Check) -> Result<()> {
     if let Some(note) = unopened {
         found.note(note);
     }
-    found.queued("model");
+    found.print_queued("model");
 
-    // The reward is tried with its gradient if the algorithm back-propagates its score.
-    let passes = registry.passes(&config.algo.name, &config.algo.options);
-    let pulls_score = passes.is_ok_and(|passes| {
-        let [_, videos_with_gradient] = passes.decoded();
-        videos_with_gradient > 0
-    });
-    let grad = if pulls_score { Grad::Record } else { Grad::Skip };
-    let (findings_of_look, size) = checked.look(config, args.samples, grad);
+    let (findings_of_look, size) = checked.look(config, args.samples, grad_of_score(&registry, config));
     found.prepend(findings_of_look);
     list_data(config, &mut found);
     let size = match size {
@@ -106,6 +99,16 @@ pub fn check(args: Check) -> Result<()> {
         false => found.note("no estimate without the model's files"),
     }
     found.end()
+}
+
+/// Whether the reward is tried with its gradient: if the algorithm back-propagates its score.
+fn grad_of_score(registry: &Registry, config: &RunConfig) -> Grad {
+    let passes = registry.passes(&config.algo.name, &config.algo.options);
+    let pulls_score = passes.is_ok_and(|passes| {
+        let [_, videos_with_gradient] = passes.decoded();
+        videos_with_gradient > 0
+    });
+    if pulls_score { Grad::Record } else { Grad::Skip }
 }
 
 /// Lists the components, the devices, the ranks and the directory of the run. `unusable` is the error of opening the
@@ -197,13 +200,13 @@ fn disk_shortage(config: &RunConfig, checked: &Checked, dir: &Path) -> Option<St
 /// Lists data, environment, references and evaluated clips.
 fn list_data(config: &RunConfig, found: &mut Findings) {
     found.section("data");
-    found.queued("data");
+    found.print_queued("data");
     found.section("env");
     config.env.iter().for_each(|env| found.good(format!("environment `{}`", env.name)));
-    found.queued("env");
+    found.print_queued("env");
     for section in ["reward", "evaluation"] {
         found.section(section);
-        found.queued(section);
+        found.print_queued(section);
     }
 }
 
