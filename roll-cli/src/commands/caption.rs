@@ -131,6 +131,7 @@ impl Requests<'_> {
 /// The service, and how clips are read.
 struct Captioner {
     judge: Judge,
+    /// Number of frames of a clip that the model sees.
     frames: usize,
     data: DataConfig,
 }

@@ -43,6 +43,7 @@ impl Rows<'_> {
         clip_use: &ClipUse,
         reader: Option<&str>,
     ) -> Option<(&MetadataRow, String)> {
+        // The reasons for a row without and with a picture.
         let reasons = [false, true].map(|has_image| reason_for_clip(config, clip_use, has_image, reader));
         let mut rows_without_clip = self.rows().filter(|row| row.video.is_none());
         rows_without_clip.find_map(|row| Some((row, reasons[usize::from(row.image.is_some())].clone()?)))
@@ -62,9 +63,9 @@ impl Rows<'_> {
                 return Err(Error::config(self.key, problem));
             }
         }
-        let (frames, generates) = (clips.data.num_frames, clip_use.trained_on.is_none());
+        let (frames, generates_videos) = (clips.data.num_frames, clip_use.trained_on.is_none());
         if frames > 1
-            && (generates || !config.reward.is_empty())
+            && (generates_videos || !config.reward.is_empty())
             && let Some(row) = self.metadata.picture_as_clip(self.count)
         {
             let problem = format!(

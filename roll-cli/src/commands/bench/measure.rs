@@ -33,6 +33,7 @@ pub struct Phase {
 impl Phase {
     /// Whether the phase is a pass of the transformer, or the pull of one.
     pub fn is_transformer(&self) -> bool {
+        // The names of these phases, and of no others, contain the word.
         self.name.contains("forward")
     }
 }
@@ -62,9 +63,9 @@ pub struct WholeSteps {
 impl Measurement {
     /// Seconds of a step: the median of whole steps, or the sum of the phases if all of them were measured.
     pub fn step_seconds(&self, passes: &Passes) -> Option<f64> {
-        let all_measured = self.phases.len() == phases_of(passes).count();
+        let are_all_measured = self.phases.len() == phases_of(passes).count();
         let sum = || self.phases.iter().map(|p| p.seconds * p.passes as f64).sum();
-        self.whole.map(|whole| whole.seconds).or_else(|| all_measured.then(sum))
+        self.whole.map(|whole| whole.seconds).or_else(|| are_all_measured.then(sum))
     }
 
     /// Floating-point operations per second of the transformer, over all its passes of a step.
