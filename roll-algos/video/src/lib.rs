@@ -10,8 +10,8 @@
 //! reward.
 //!
 //! *Where to start reading*: [`reward_fl`], whose `loss.rs` and `trajectory.rs` are the paper's formulas;
-//! [`policy_gradient`] has the parts that DiffusionNFT and Flow-GRPO share; `task/mod.rs` is a step from its rows to its
-//! report.
+//! [`policy_gradient`] has the parts that DiffusionNFT and Flow-GRPO share; `task/mod.rs` is a step from its rows to
+//! its report.
 //!
 //! A step of Reward-FL on the test doubles of `roll-testing`, a model of eight numbers and a reward of sines:
 //!

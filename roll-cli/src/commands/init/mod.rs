@@ -282,7 +282,7 @@ impl Interview<'_, '_> {
         self.ask_value("training.learning_rate", "Learning rate of the adapter", format!("{proposed_rate:e}"))?;
         let steps = self.answers.get("steps").and_then(Json::as_u64).unwrap_or(proposed_steps);
         self.ask_value("save_steps", "Steps between checkpoints", steps.div_ceil(CHECKPOINTS).max(1))?;
-        // An answer to any of these questions means that the run is evaluated, which then happens with every checkpoint.
+        // A run with an answer to one of these questions is evaluated. It is evaluated with every checkpoint.
         let evaluated_on = ["evaluation.metadata", "evaluation.prompts", "algo.val_data"];
         if evaluated_on.iter().any(|key| self.answers.get(key).is_some()) {
             let every = self.answers.get("save_steps").cloned().unwrap_or_default();
