@@ -89,7 +89,7 @@ impl Method for DiffusionNftConfig {
 
         let decay = self.old_policy.at(ctx.step);
         state.old_policy.follow(ctx.model, decay)?;
-        round.tally.mean("actor/old_policy_decay", decay);
+        round.tally.add_to_mean("actor/old_policy_decay", decay);
         round.report(ctx, &shared)
     }
 }
@@ -144,7 +144,7 @@ impl DiffusionNftConfig {
                 if let Some(predictions) = predictions {
                     predictions.add(ctx, copy, &velocity, &mut loss, round)?;
                 }
-                round.tally.mean("actor/loss", loss.value);
+                round.tally.add_to_mean("actor/loss", loss.value);
                 if !loss.value.is_finite() {
                     let what = format!("the loss at noise level {:.3}", copy.sigma.0);
                     round.outcome.nonfinite = Some((what, loss.value));
@@ -231,20 +231,20 @@ impl DiffusionNftConfig {
             Regression::Awm => {
                 let AwmTerm { term, gradient, .. } =
                     awm::at_level(self.matching, awm::GHUBER_POWER, advantage, plan.ratio_range, &noised);
-                tally.mean("actor/ratio", term.ratio);
-                tally.mean("actor/clip_fraction", f64::from(u8::from(plan.ratio_range.is_out(term.ratio))));
+                tally.add_to_mean("actor/ratio", term.ratio);
+                tally.add_to_mean("actor/clip_fraction", f64::from(u8::from(plan.ratio_range.is_out(term.ratio))));
                 ValueAndGradient { value: term.loss, gradient }
             }
         };
-        tally.mean("actor/policy_loss", loss.value);
+        tally.add_to_mean("actor/policy_loss", loss.value);
         let deviation = distance::squared(v, old, mask);
-        tally.mean("actor/deviation", deviation);
+        tally.add_to_mean("actor/deviation", deviation);
         loss.value += self.old_kl_weight * deviation;
         distance::add_squared_gradient(&mut loss.gradient, self.old_kl_weight, v, old, mask);
         if let Some(reference) = &copy.reference {
             let reference = reference.f32s()?;
             let kl = distance::squared(v, reference, mask);
-            tally.mean("actor/kl_loss", kl);
+            tally.add_to_mean("actor/kl_loss", kl);
             loss.value += self.kl_weight * kl;
             distance::add_squared_gradient(&mut loss.gradient, self.kl_weight, v, reference, mask);
         }

@@ -92,9 +92,9 @@ impl<'a> PredictionReward<'a> {
         round.begin(SCORING, "scoring a prediction")?;
         let measured = Measured::of(&video, self.sample, &self.target, reward(ctx, NAME)?, Grad::Record)?;
         let is_missing = matches!(measured, Measured::Skipped(_));
-        round.tally.mean("actor/prediction_unscored", f64::from(u8::from(is_missing)));
+        round.tally.add_to_mean("actor/prediction_unscored", f64::from(u8::from(is_missing)));
         let Measured::Score { value, pullback, .. } = measured else { return Ok(()) };
-        round.tally.mean("actor/prediction_score", value);
+        round.tally.add_to_mean("actor/prediction_score", value);
         loss.value -= self.options.weight * value;
         // Without a pullback, the score is the constant of `reward.on_missing`.
         let Some(pullback) = pullback else { return Ok(()) };

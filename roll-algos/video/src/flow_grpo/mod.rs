@@ -241,12 +241,12 @@ impl FlowGrpoConfig {
             Some(reference) => {
                 let weight = factors.kl * self.kl_weight;
                 let (kl, gradient) = self.kl_at(&step, conditional, reference, mask, weight)?;
-                tally.mean("actor/kl_loss", kl);
+                tally.add_to_mean("actor/kl_loss", kl);
                 value += self.kl_weight * kl;
                 Some(gradient)
             }
         };
-        tally.mean("actor/loss", value);
+        tally.add_to_mean("actor/loss", value);
         Ok(StepLoss { value, d_velocity, d_conditional })
     }
 
@@ -288,11 +288,11 @@ impl FlowGrpoConfig {
             PolicyLoss::Dppo => is_dropped,
             _ => plan.ratio_range.is_out(term.ratio),
         };
-        tally.mean("actor/policy_loss", term.loss);
-        tally.mean("actor/ratio", term.ratio);
-        tally.mean("actor/clip_fraction", f64::from(u8::from(is_clipped)));
-        tally.mean("actor/approx_kl", 0.5 * shift.log_ratio.powi(2));
-        tally.mean("actor/deviation", shift.squared);
+        tally.add_to_mean("actor/policy_loss", term.loss);
+        tally.add_to_mean("actor/ratio", term.ratio);
+        tally.add_to_mean("actor/clip_fraction", f64::from(u8::from(is_clipped)));
+        tally.add_to_mean("actor/approx_kl", 0.5 * shift.log_ratio.powi(2));
+        tally.add_to_mean("actor/deviation", shift.squared);
         Ok((term.loss, narrow(&d_velocity, velocity.shape())?))
     }
 

@@ -158,7 +158,7 @@ impl TrainingState {
         let key = key_of_update(group.key, round.update);
         if let Some(loss) = self.data.accumulate(ctx, sample, key, videos * sample.weight)? {
             if loss.is_finite() {
-                round.tally.weighted_mean(DATA_LOSS, loss, videos);
+                round.tally.add_weighted(DATA_LOSS, loss, videos);
             } else {
                 round.outcome.nonfinite = Some((format!("the loss on the clip of {}", sample.origin), loss));
             }

@@ -441,15 +441,15 @@ fn set_scores(
                     outcome.nonfinite = Some((format!("the score of {}", sample.origin), value));
                     return missing_reason;
                 }
-                tally.mean(SCORE, value);
-                details.iter().for_each(|(name, value)| tally.mean(detail_metric(name), *value));
+                tally.add_to_mean(SCORE, value);
+                details.iter().for_each(|(name, value)| tally.add_to_mean(detail_metric(name), *value));
                 video.scores = Some(scores);
             }
             Measured::Skipped(reason) => missing_reason = Some(reason),
         }
     }
     let unscored = videos.iter().filter(|video| video.scores.is_none()).count();
-    tally.mean("actor/unscored", unscored as f64 / videos.len() as f64);
+    tally.add_to_mean("actor/unscored", unscored as f64 / videos.len() as f64);
     missing_reason
 }
 
@@ -538,7 +538,7 @@ pub(crate) fn set_advantages<T>(
     let mut own_advantages = advantages(shared, &weights, &scores, &rows).into_iter().skip(first_own);
     for video in groups.iter_mut().flat_map(|group| &mut group.videos) {
         video.advantage = own_advantages.next().unwrap_or(0.0);
-        tally.mean("actor/advantage", video.advantage.abs());
+        tally.add_to_mean("actor/advantage", video.advantage.abs());
         tally.trained += usize::from(video.advantage != 0.0);
     }
     Ok(is_finite)

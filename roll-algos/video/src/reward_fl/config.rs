@@ -8,7 +8,7 @@ use roll_step::update::OnNonfinite;
 use super::leap::Leap;
 use super::plan::{Adjoint, EarlyStop, RolloutPlan};
 use crate::kl_reference::KlReference;
-use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, SamplingOptions, agreeing_steps};
+use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, SamplingOptions, check_steps_agree};
 use crate::scoring::{FrameRate, Reference};
 
 /// The trained steps of a rollout: `window`, or another variant with its number or options, as in `{last: 1}`.
@@ -255,7 +255,7 @@ impl RewardFlConfig {
     /// Fails unless `mid_timestep` to `final_timestep` are steps of the rollout.
     pub(super) fn check_steps(&self) -> Result<()> {
         let default = Self::default().num_inference_steps;
-        agreeing_steps(self.timesteps.as_deref(), self.num_inference_steps, default).in_section("algo")?;
+        check_steps_agree(self.timesteps.as_deref(), self.num_inference_steps, default).in_section("algo")?;
         let (mid, last) = (self.mid_timestep, self.final_timestep);
         let (steps, source) = match &self.timesteps {
             Some(timesteps) => (timesteps.len(), format!("{} timesteps", timesteps.len())),
