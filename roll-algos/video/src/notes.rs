@@ -66,6 +66,7 @@ roll_core::inventory::submit! {
     OptionNotes { kind: Kind::Algorithm, name: "flow_matching", idle: FLOW_MATCHING, more: None }
 }
 
+/// Keys without effect under a condition on one key, for `flow_matching`.
 const FLOW_MATCHING: &[IdleKeys] = &[
     SHIFT,
     GUIDANCE,

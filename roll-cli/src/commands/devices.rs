@@ -7,12 +7,14 @@ use serde::Serialize;
 
 use crate::args::Devices;
 
+/// What the command prints.
 #[derive(Serialize)]
 struct Machine {
     backends: Vec<BackendStatus>,
     nvidia_gpus: Vec<Gpu>,
 }
 
+/// The state of a backend on this machine.
 #[derive(Serialize)]
 struct BackendStatus {
     name: &'static str,

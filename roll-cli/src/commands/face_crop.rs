@@ -12,6 +12,9 @@ const MARGIN: f64 = 2.0;
 /// Faces are searched in about this many frames of a clip.
 const SEARCHED: usize = 16;
 
+/// Red, green and blue.
+const CHANNELS: usize = 3;
+
 /// Opens the face networks that the configuration's reward names.
 pub fn networks(loaded: &LoadedConfig, context: &BuildContext) -> Result<FaceNetworks> {
     let missing = || {
@@ -41,12 +44,12 @@ pub fn around_face(networks: &FaceNetworks, clip: &Video, size: [usize; 2]) -> R
     let mut values = Vec::new();
     for t in 0..count {
         let frame = Picture::from_frame(clip, t);
-        let row_in_box = |y: usize| &frame.rgb[(y * width + left) * 3..][..columns * 3];
+        let row_in_box = |y: usize| &frame.rgb[(y * width + left) * CHANNELS..][..columns * CHANNELS];
         let rgb = (top..top + rows).flat_map(row_in_box).copied().collect();
         let cropped = crop_and_resize(Picture { width: columns, height: rows, rgb }, size);
         values.extend_from_slice(cropped.to_tensor()?.f32s()?);
     }
-    Video::new(Tensor::new(values, [count, 3, size[0], size[1]])?, clip.fps()).map(Some)
+    Video::new(Tensor::new(values, [count, CHANNELS, size[0], size[1]])?, clip.fps()).map(Some)
 }
 
 /// The box around all faces with their margin: `[top, left, height, width]`. It has the ratio of `size`, is at least as

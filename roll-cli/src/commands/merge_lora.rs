@@ -20,6 +20,7 @@ impl ExpertName {
     }
 }
 
+/// Merges the LoRA into the base, and prints the files of the result.
 pub fn merge_lora(args: MergeLora) -> Result<()> {
     if !args.alpha.is_finite() {
         return Err(Error::config("--alpha", format!("expected a finite number, found {}", args.alpha)));
@@ -29,9 +30,10 @@ pub fn merge_lora(args: MergeLora) -> Result<()> {
     }
     let expert = args.expert.map(ExpertName::expert);
     let mut files = LoraFile::open_named(&args.lora, expert)?;
-    // A run of both experts has a file for each.
-    let (Some(file), true) = (files.pop(), files.is_empty()) else {
-        return Err(Error::component(Fault::User, LoraError::TwoExperts { path: args.lora }));
+    let file = match files.pop() {
+        Some(file) if files.is_empty() => file,
+        // A run of both experts has a file for each.
+        _ => return Err(Error::component(Fault::User, LoraError::TwoExperts { path: args.lora })),
     };
     let convention = file.convention;
     let named_by_file = about::named_expert(&file.path, &file.metadata).map(|(expert, _)| expert);

@@ -61,9 +61,9 @@ impl FlowMatching {
         }
         let (data, conditioning) = (&clip.latents, &clip.conditioning);
         let n = data.len();
-        let noise = noise.normal(Purpose::Evaluation, 0, sample.index, &[LEVELS, n])?;
+        let noises = noise.normal(Purpose::Evaluation, 0, sample.index, &[LEVELS, n])?;
         let mut draws: Vec<(Sigma, Tensor, &[f32])> = Vec::new();
-        for (i, noise) in noise.f32s()?.chunks_exact(n).enumerate() {
+        for (i, noise) in noises.f32s()?.chunks_exact(n).enumerate() {
             let sigma = distribution.levels.at((i as f64 + 0.5) / LEVELS as f64);
             draws.push((sigma, conditioning.with_first_frame(&mixed(data, noise, sigma)?)?, noise));
         }

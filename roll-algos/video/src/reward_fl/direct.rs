@@ -131,8 +131,10 @@ impl DirectStep {
     /// Continues the trajectory of this step from the latents after it to the data x'.
     pub fn finished(&self, trajectory: Trajectory, prompt: &Conditioning) -> Result<Trajectory> {
         let to = self.to.0 as f32;
-        let data = scaled(&axpy(&trajectory.latents, -to, &self.noise)?, 1.0 / (1.0 - to))?;
-        Ok(trajectory.continued(prompt.with_first_frame(&data)?, 1.0 / (1.0 - to)))
+        // The derivative of x' with respect to the latents after the step.
+        let slope = 1.0 / (1.0 - to);
+        let data = scaled(&axpy(&trajectory.latents, -to, &self.noise)?, slope)?;
+        Ok(trajectory.continued(prompt.with_first_frame(&data)?, slope))
     }
 
     /// The relative score of a video: the weighted sum of its scores under both prompts. Details are the reward's

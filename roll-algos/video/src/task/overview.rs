@@ -14,6 +14,7 @@ use crate::rows::Batches;
 /// Maximum number of shapes of clips that are named.
 const MAX_SHAPES: usize = 3;
 
+/// The lines of the overview: subject and text. `going_on` is the end of the line on steps.
 pub(super) fn lines(task: &ClipTask, config: &RunConfig, going_on: &str) -> Vec<(&'static str, String)> {
     let mut lines = component_lines(config, &checks(task));
     let (data, steps) = (&task.data, task.facts.steps);

@@ -39,6 +39,7 @@ impl ClipTask {
                 [before, after] if after > before => comparison.after += 1,
                 [before, after] if after < before => comparison.before += 1,
                 [_, _] => comparison.equal += 1,
+                // A missing score decides nothing.
                 _ => {}
             }
         }
