@@ -41,7 +41,7 @@ const ENVIRONMENT_CONFIG: &str = include_str!("demo_agent_env.yaml");
 /// Added to the video demo on a GPU: one rank with the samples of the CPU's four ranks. The demo was trained in this
 /// way on a GPU, and never with several threads there.
 const VIDEO_ON_GPU: &str = "ranks: 1\ntraining:\n  per_device_train_batch_size: 4\n";
-/// Added to the language demo on a GPU. Its samples are not counted by rank.
+/// Added to the language demo on a GPU. The samples of that demo are not counted by rank.
 const LANGUAGE_ON_GPU: &str = "ranks: 1\n";
 
 /// Keys that name the files of a video model.
@@ -194,6 +194,7 @@ fn faces(user: &MergedConfig, algorithm: &str) -> Result<ConfigLayers> {
     }
 }
 
+/// Whether the user names a reward that is not the demo's.
 fn names_another_reward(user: &MergedConfig) -> bool {
     let first = user.peek("reward").and_then(|rewards| rewards.get(0)?.get("name"));
     first.is_some_and(|name| name != "insightface")

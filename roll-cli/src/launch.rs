@@ -32,6 +32,9 @@ const LOWEST_PORT: u16 = 20_000;
 /// Number of ports, from the lowest one on, that jobs without MASTER_PORT use.
 const PORTS: u16 = 20_000;
 
+/// Ports below this one need privileges.
+const LOWEST_UNPRIVILEGED_PORT: u16 = 1024;
+
 /// The launcher that started several processes, and their number; `None` if there is one process. Here and below,
 /// `value` returns the value of an environment variable.
 fn launcher(value: &impl Fn(&str) -> Option<String>) -> Option<(Launcher, usize)> {
@@ -74,11 +77,10 @@ pub fn place(value: impl Fn(&str) -> Option<String>) -> Result<Option<Place>> {
     let host = value("MASTER_ADDR").or(derived_host).ok_or_else(|| missing("MASTER_ADDR", "the host of rank 0"))?;
     let given_port = number(&value, "MASTER_PORT").and_then(|port| u16::try_from(port).ok());
     let port = given_port.or(derived_port).ok_or_else(|| missing("MASTER_PORT", "a free port of rank 0's host"))?;
-    // `torchrun` listens at MASTER_PORT itself if its agent has the store, so the ranks take the next port. Ports below
-    // 1024 need privileges.
+    // `torchrun` listens at MASTER_PORT itself if its agent has the store, so the ranks take the next port.
     let torchrun_listens =
         value("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value.eq_ignore_ascii_case("true"));
-    let port = if torchrun_listens { port.wrapping_add(1).max(1024) } else { port };
+    let port = if torchrun_listens { port.wrapping_add(1).max(LOWEST_UNPRIVILEGED_PORT) } else { port };
     // The name of the job and of its attempt: processes of another job that meet at the same port are refused.
     let names =
         ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE"];

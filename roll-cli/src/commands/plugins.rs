@@ -19,6 +19,7 @@ use crate::configuration::Configuration;
 /// Maximum width of the column of origins.
 const MAX_ORIGIN_WIDTH: usize = 24;
 
+/// Runs the action that the arguments name; without one, lists the components.
 pub fn plugins(args: Plugins) -> Result<()> {
     match args.action {
         None => list(&ConfigArgs::default()),

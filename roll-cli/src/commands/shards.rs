@@ -10,6 +10,9 @@ use crate::args::{MergeShards, SplitShards};
 use crate::output::refuse_existing;
 use crate::progress::TerminalBar;
 
+/// Bytes of the unit of the progress bar.
+const MIB: u64 = 1 << 20;
+
 /// Joins the shards and prints the path of the file.
 pub fn merge_shards(args: MergeShards) -> Result<()> {
     refuse_existing(&args.out, args.force)?;
@@ -41,11 +44,11 @@ fn copy(source: &Checkpoint, outputs: &Outputs, dtype: Option<roll_core::DType>)
 /// bytes of each piece that it has copied.
 pub fn with_progress<T>(source: &Checkpoint, work: impl FnOnce(&mut dyn FnMut(u64)) -> T) -> T {
     let total: u64 = source.paths().filter_map(|path| std::fs::metadata(path).ok()).map(|about| about.len()).sum();
-    let bar = TerminalBar::new(total >> 20, "MB");
+    let bar = TerminalBar::new(total / MIB, "MB");
     let mut done = 0;
     let result = work(&mut |bytes| {
         done += bytes;
-        bar.set(done >> 20);
+        bar.set(done / MIB);
     });
     bar.finish();
     result

@@ -13,6 +13,8 @@ use super::reference::wrapped;
 const COLUMNS: usize = 100;
 /// Columns of indentation of each level of keys.
 const INDENT: usize = 2;
+/// The beginning of a comment.
+const COMMENT_MARK: &str = "# ";
 
 /// The configuration as YAML, which `--config` takes.
 pub fn template(loaded: &LoadedConfig, sections: &[Section]) -> Result<String> {
@@ -164,8 +166,8 @@ impl<'a> Writer<'a> {
     }
 
     fn write_comment(&mut self, indent: usize, text: &str) {
-        for line in wrapped(text, COLUMNS - indent - 2) {
-            self.write_line(indent, format!("# {line}").trim_end());
+        for line in wrapped(text, COLUMNS - indent - COMMENT_MARK.len()) {
+            self.write_line(indent, format!("{COMMENT_MARK}{line}").trim_end());
         }
     }
 
