@@ -184,13 +184,20 @@ fn colour(level: Level) -> &'static str {
 
 /// A time as in RFC 3339, with microseconds. Dates by Howard Hinnant's `civil_from_days`.
 fn utc(time: SystemTime) -> String {
+    const SECONDS_PER_DAY: u64 = 86_400;
+    /// Days from 0000-03-01 to the epoch.
+    const DAYS_BEFORE_EPOCH: u64 = 719_468;
+    /// Days of an era, which has 400 years.
+    const DAYS_PER_ERA: u64 = 146_097;
     let passed = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let (days, second) = (passed.as_secs() / 86_400, passed.as_secs() % 86_400);
-    // Days since 0000-03-01: a year that begins in March has its leap day at its end. An era has 400 years.
-    let days = days + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
+    let (days, second) = (passed.as_secs() / SECONDS_PER_DAY, passed.as_secs() % SECONDS_PER_DAY);
+    // Years are counted from March, so that a leap day is the last day of its year.
+    let days = days + DAYS_BEFORE_EPOCH;
+    let (era, day) = (days / DAYS_PER_ERA, days % DAYS_PER_ERA);
+    // Without its leap days, an era has years of 365 days.
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
     let day = day - (365 * year + year / 4 - year / 100);
+    // From March on, each five months have 153 days.
     let month = (5 * day + 2) / 153;
     let day = day - (153 * month + 2) / 5 + 1;
     let month = if month < 10 { month + 3 } else { month - 9 };

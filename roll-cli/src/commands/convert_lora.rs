@@ -78,7 +78,7 @@ fn convert(mut file: LoraFile, base: Option<&Checkpoint>, has_several_outputs: b
 fn refuse_unknown(lora: &Lora, base: Option<&Checkpoint>, path: &Path) -> Result<()> {
     let is_in_base = |layer: &&str| base.is_some_and(|base| base.contains(&format!("{layer}.weight")));
     let unknown: Vec<&str> = lora.unknown_layers().into_iter().filter(|layer| !is_in_base(layer)).collect();
-    // Names of kohya files that have lost their dots are `write_lora`'s to refuse: kohya files may keep them.
+    // `write_lora` itself refuses names that lost their dots in a kohya file, unless it writes a kohya file again.
     let has_undotted = lora.undotted.iter().any(|name| unknown.contains(&name.as_str()));
     if unknown.is_empty() || has_undotted {
         return Ok(());

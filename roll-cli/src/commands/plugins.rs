@@ -126,7 +126,8 @@ fn check(args: &CheckPlugin) -> Result<()> {
 
 /// Tries the reward `name` on random videos.
 fn try_reward(registry: &Registry, name: &str, args: &CheckPlugin) -> Result<Vec<Finding>> {
-    let context = BuildContext { seed: args.seed, ..BuildContext::new("flex") };
+    let backend = "flex";
+    let context = BuildContext { seed: args.seed, ..BuildContext::new(backend) };
     Ok(match registry.reward(name, &options(&args.set)?, &context) {
         Ok(mut scorer) => check_reward(scorer.as_mut(), args.seed),
         Err(error) => vec![Finding {

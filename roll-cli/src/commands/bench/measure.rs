@@ -227,11 +227,17 @@ pub struct PhaseTimer<'a> {
     preset: &'a Preset<'a>,
     meter: &'a Meter,
     progress: &'a dyn Fn(&Measurement) -> Result<()>,
+    /// Floating-point operations of one pass of each phase.
     flops: BTreeMap<&'static str, f64>,
+    /// Seconds of each pass, by phase.
     seconds: BTreeMap<&'static str, Vec<f64>>,
+    /// Peak memory of each phase, in bytes.
     peak: BTreeMap<&'static str, u64>,
+    /// Seconds of each whole step.
     whole: Vec<f64>,
+    /// Peak memory of whole steps, in bytes.
     whole_peak: Option<u64>,
+    /// Number of complete rounds after the warm-up.
     rounds: usize,
 }
 

@@ -149,6 +149,7 @@ impl State {
 }
 
 impl Watched {
+    /// The answer to an admitted request.
     fn answer(&self, request: &Request) -> Response {
         match (request.method, request.path.as_str()) {
             (Method::Get | Method::Head, path @ ("/" | "/version")) => match self.refreshed() {
@@ -175,11 +176,11 @@ impl Watched {
     /// The open questions as JSON, see [`votes::next`]. A run has ended if it has its summary and no process writes it.
     fn next_question(&self) -> Result<String> {
         let runs = self.runs();
-        let ended = |run: &PathBuf| {
+        let has_ended = |run: &PathBuf| {
             let has_summary = RunDir::open(run).is_ok_and(|dir| dir.summary_path().exists());
             has_summary && matches!(writer(run, &[]), Writer::Absent | Writer::Unknown)
         };
-        votes::next(&runs, runs.iter().all(ended))
+        votes::next(&runs, runs.iter().all(has_ended))
     }
 
     /// The state with the newest page. The page is made anew if the runs have changed, but not more often than
