@@ -11,6 +11,9 @@ use super::buckets::{self, Bucket};
 use super::config::{DataConfig, OnBadSample, Windows};
 use super::metadata::{Metadata, MetadataRow, Window};
 
+/// The value of [`ReadOptions::every`] that leaves out no frame.
+const EVERY_FRAME: usize = 1;
+
 /// The rows of a metadata file. Reading a sample decodes its clip; the least recently used clips are evicted beyond
 /// `data.cache_bytes`.
 #[derive(Debug)]
@@ -172,7 +175,7 @@ impl Dataset {
             fps: config.fps,
             sizing: Sizing::Exact([height, width]),
             decoder: config.decoder,
-            every: 1,
+            every: EVERY_FRAME,
         };
         let mask = read_video(path, &options)?;
         let found = mask.dims()[0];
@@ -221,7 +224,8 @@ impl Dataset {
         let expected = bucket.map(|bucket| bucket.frames).or(window.map(|window| window.frames));
         let max_frames = expected.unwrap_or(unit.frames_within(config.num_frames));
         let (skip, decoder) = (window.map_or(0, |window| window.first), config.decoder);
-        let options = ReadOptions { skip, max_frames: Some(max_frames), fps: config.fps, sizing, decoder, every: 1 };
+        let options =
+            ReadOptions { skip, max_frames: Some(max_frames), fps: config.fps, sizing, decoder, every: EVERY_FRAME };
         let video = read_video(path, &options)?;
         let found = video.dims()[0];
         let video = truncate_frames(video, unit.frames_within(found))?;
@@ -246,7 +250,8 @@ fn truncate_frames(video: Video, frames_kept: usize) -> Result<Video> {
     Video::new(Tensor::new(values, [frames_kept, 3, height, width])?, video.fps())
 }
 
-// A poisoned lock is used all the same, because no panic can leave the cache in an inconsistent state that matters.
+/// Locks a mutex. A poisoned lock is used all the same, because no panic can leave the cache in an inconsistent state
+/// that matters.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -59,10 +59,11 @@ fn list_rows(dataset: &Dataset, unit: VideoUnit, found: &mut Listing) -> Option<
             Err(error) => unreadable.push(format!("{}: {}", dataset.metadata().location(row), error.chain())),
         }
     }
-    let limit = if looked_at < rows.len() { format!(" (the first {looked_at} were looked at)") } else { String::new() };
+    let limit_note =
+        if looked_at < rows.len() { format!(" (the first {looked_at} were looked at)") } else { String::new() };
     let all = counted_rows(dataset.metadata());
     let of_clips = if rows.len() < dataset.len() { " of the clips" } else { "" };
-    found.good(format!("{all}, {}{of_clips} can be read{limit}", looked_at - unreadable.len()));
+    found.good(format!("{all}, {}{of_clips} can be read{limit_note}", looked_at - unreadable.len()));
     list_sizes(&sizes, found);
     if too_short > 0 {
         found.note(format!(

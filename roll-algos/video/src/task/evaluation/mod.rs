@@ -306,19 +306,12 @@ fn evaluate(
         noise: inputs.noise,
         progress: inputs.progress,
     };
-    let evaluated = inputs.algorithm.evaluate(&mut context)?;
-    let Some(mut evaluated) = evaluated else { return Ok(None) };
-    match (evaluated.pop(), evaluated.len()) {
-        (Some(mut clip), 0) => {
-            checks.add_sum(&mut clip.scores);
-            Ok(Some(clip))
-        }
-        // No clip, or more than one.
-        (last, more) => {
-            let found = more + usize::from(last.is_some());
-            Err(Error::Misuse(format!("the algorithm evaluated {found} clips of 1")))
-        }
-    }
+    let Some(evaluated) = inputs.algorithm.evaluate(&mut context)? else { return Ok(None) };
+    let found = evaluated.len();
+    let [mut clip] = <[Evaluated; 1]>::try_from(evaluated)
+        .map_err(|_| Error::Misuse(format!("the algorithm evaluated {found} clips of 1")))?;
+    checks.add_sum(&mut clip.scores);
+    Ok(Some(clip))
 }
 
 /// Fails unless all ranks read the same number of clips. Otherwise their parts would not fit together.
