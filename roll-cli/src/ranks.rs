@@ -39,8 +39,8 @@ const MESSAGE_DELAY: Duration = Duration::from_secs(10);
 const NCCL_TIMEOUT: Duration = Duration::from_secs(120);
 /// Why a process that no launcher started has no NCCL.
 const NO_LAUNCHER: &str = "`--collectives nccl` is for the processes of a launcher, and none started this one: ranks \
-                     that are threads (`--ranks`) exchange values in host memory; leave the option out, or start a process for \
-                     each GPU: torchrun --no-python --nproc-per-node N roll run ...";
+     that are threads (`--ranks`) exchange values in host memory; leave the option out, or start a process for each \
+     GPU: torchrun --no-python --nproc-per-node N roll run ...";
 
 /// The number of this process's NVIDIA GPU, or the reason why it has none.
 type Gpu = std::result::Result<usize, String>;
