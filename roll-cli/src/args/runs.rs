@@ -66,6 +66,9 @@ impl Run {
     }
 }
 
+/// Default number of references that the reward is tried on.
+const DEFAULT_REFERENCES: usize = 16;
+
 /// Arguments of `roll check`.
 #[derive(Debug, ClapArgs)]
 pub struct Check {
@@ -74,7 +77,7 @@ pub struct Check {
     #[command(flatten)]
     pub machine: MachineArgs,
     /// Number of references that the reward is tried on.
-    #[arg(long, default_value_t = 16, value_name = "N")]
+    #[arg(long, default_value_t = DEFAULT_REFERENCES, value_name = "N")]
     pub samples: usize,
 }
 
@@ -82,7 +85,7 @@ impl Check {
     /// The check that `roll check` makes of this run without arguments of its own: on this machine, with the default
     /// number of references.
     pub fn of(run: Run) -> Self {
-        Self { run, machine: MachineArgs::default(), samples: 16 }
+        Self { run, machine: MachineArgs::default(), samples: DEFAULT_REFERENCES }
     }
 }
 

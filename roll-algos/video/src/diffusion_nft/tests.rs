@@ -75,8 +75,8 @@ fn every_video_has_levels_and_noise_of_its_own() {
     let mut bench = set_up(config.clone());
     let (samples, noise, shared) = (two(), Noise::new(11), config.shared());
     let plan = config.plan(bench.model.schedule()).unwrap();
-    let (sampling, same_start, share_prefix) = (&plan.sampling, false, false);
-    let options = RoundOptions { algorithm: NAME, sampling, shared: &shared, same_start, share_prefix };
+    let (sampling, has_same_start, share_prefix) = (&plan.sampling, false, false);
+    let options = RoundOptions { algorithm: NAME, sampling, shared: &shared, has_same_start, share_prefix };
     let mut ctx = StepContext {
         step: 0,
         samples: &samples,

@@ -62,8 +62,8 @@ fn context<'a>(bench: &'a mut Bench<FlowGrpo>, samples: &'a [Sample], noise: &'a
 /// Videos and advantages of a round, generated with the current parameters of the model.
 fn rollouts(bench: &mut Bench<FlowGrpo>, config: &FlowGrpoConfig, plan: &FlowGrpoPlan) -> Vec<Group<Vec<StepRecord>>> {
     let (samples, noise, shared) = (two(), Noise::new(11), config.shared());
-    let (sampling, same_start, share_prefix) = (&plan.sampling, false, false);
-    let options = RoundOptions { algorithm: NAME, sampling, shared: &shared, same_start, share_prefix };
+    let (sampling, has_same_start, share_prefix) = (&plan.sampling, false, false);
+    let options = RoundOptions { algorithm: NAME, sampling, shared: &shared, has_same_start, share_prefix };
     let mut prepared = Prepared::default();
     let mut context = context(bench, &samples, &noise);
     let mut round = RoundState::new(&mut context);
@@ -140,7 +140,7 @@ fn replayed_rollout_has_ratio_one() {
         let mut groups = rollouts(&mut bench, &config, &plan);
         // Generation by another engine would have found other velocities.
         let records = groups.iter_mut().flat_map(|group| &mut group.records).flatten();
-        for transition in records.flat_map(|record| &mut record.videos) {
+        for transition in records.flat_map(|record| &mut record.transitions) {
             let velocity: Vec<f32> = transition.velocity.f32s().unwrap().iter().map(|v| v * 1.01).collect();
             transition.velocity = Tensor::new(velocity, transition.velocity.shape()).unwrap();
         }

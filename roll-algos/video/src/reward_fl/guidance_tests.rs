@@ -241,14 +241,17 @@ fn frame_rate_is_that_of_the_model_or_the_clip() {
 #[test]
 fn gradient_split_interval_depends_on_the_parameter_count() {
     let config = RewardFlConfig::default();
-    let steps: Vec<u64> = (0..60).filter(|step| config.splits(*step, 1000)).collect();
+    let steps: Vec<u64> = (0..60).filter(|step| config.measures_gradients_apart(*step, 1000)).collect();
     assert_eq!(steps, [24, 49]);
     // LoRA of rank 32 on one expert and on both experts of A14B, by `roll plan`.
     for parameters in [153_354_240, 306_708_480] {
-        assert!(config.splits(24, parameters) && !config.splits(25, parameters), "{parameters}");
+        assert!(
+            config.measures_gradients_apart(24, parameters) && !config.measures_gradients_apart(25, parameters),
+            "{parameters}"
+        );
     }
-    assert!((0..60).all(|step| !config.splits(step, 14_000_000_000)));
+    assert!((0..60).all(|step| !config.measures_gradients_apart(step, 14_000_000_000)));
     let asked = RewardFlConfig { gradient_split_every: Some(1), ..RewardFlConfig::default() };
-    assert!(asked.splits(0, 14_000_000_000));
-    assert!(!RewardFlConfig { gradient_split_every: Some(0), ..config }.splits(24, 1000));
+    assert!(asked.measures_gradients_apart(0, 14_000_000_000));
+    assert!(!RewardFlConfig { gradient_split_every: Some(0), ..config }.measures_gradients_apart(24, 1000));
 }

@@ -21,17 +21,18 @@ pub(super) fn nothing_evaluated(evaluation: &EvaluationConfig) -> Option<String>
     if evaluation.names_clips() {
         return None;
     }
-    let set = [
+    let keys = [
         ("check", evaluation.check.are_listed()),
         ("samples", evaluation.samples.is_some()),
         ("every", evaluation.every > 0 && evaluation.prompts.is_empty()),
     ];
-    let set: Vec<_> = set.iter().filter(|(_, set)| *set).map(|(key, _)| format!("`evaluation.{key}`")).collect();
-    (!set.is_empty()).then(|| {
-        let verb = if set.len() == 1 { "has" } else { "have" };
+    let set_keys: Vec<_> =
+        keys.iter().filter(|(_, is_set)| *is_set).map(|(key, _)| format!("`evaluation.{key}`")).collect();
+    (!set_keys.is_empty()).then(|| {
+        let verb = if set_keys.len() == 1 { "has" } else { "have" };
         format!(
             "{} {verb} no effect: no clip is evaluated; `evaluation.metadata` or `evaluation.train_samples` names some",
-            set.join(", ")
+            set_keys.join(", ")
         )
     })
 }

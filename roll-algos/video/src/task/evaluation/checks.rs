@@ -3,9 +3,11 @@
 use roll_core::{BuildContext, Error, Registry, Result, RewardComponent, RewardScorer};
 use roll_train::rewards::{Weighted, numbered, scorers};
 
+/// The checks of a run, in the order of the configuration.
 #[derive(Default)]
 pub(super) struct Checks(Vec<Check>);
 
+/// A reward that is measured only.
 struct Check {
     /// The reward as it is configured.
     component: RewardComponent,
