@@ -32,7 +32,10 @@ use videos::Videos;
 pub fn write(path: &Path, runs: &[PathBuf]) -> Result<()> {
     let mut files = runs.iter().map(|run| RunFiles::read(run)).collect::<Result<Vec<_>>>()?;
     disambiguate(&mut files);
-    write_atomically(path, html(&files, Value::from(()), Videos::Embedded { budget: videos::BYTES })?.as_bytes())
+    write_atomically(
+        path,
+        html(&files, Value::from(()), Videos::Embedded { budget: videos::MAX_PAGE_BYTES })?.as_bytes(),
+    )
 }
 
 /// The page of these runs. `live` has the values of `live.html` for a page that `roll watch` serves; `()` for a file.
