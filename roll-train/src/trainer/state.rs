@@ -128,7 +128,7 @@ impl Trainer {
     ) -> Result<Checkpoint> {
         let mut writer = CheckpointWriter::begin(&dir.checkpoints(), self.steps_done)?;
         if let Some(run) = dir.identity(&self.loaded.config) {
-            writer.of_run(run);
+            writer.set_run(run);
         }
         // Facts for the headers of weight files. They must be the same for the same run, because checkpoints are
         // compared bit for bit, and so have no time.
@@ -138,20 +138,20 @@ impl Trainer {
         ]);
         for (name, tensors) in adapters {
             let file = format!("{name}.safetensors");
-            writer.with(&file, |path| Ok(save_safetensors(path, tensors, &words)?))?;
+            writer.add_file(&file, |path| Ok(save_safetensors(path, tensors, &words)?))?;
             let words_of_model = tensors.get(header::KEY).map(header::read).transpose()?.unwrap_or_default();
             for (word, text) in words_of_model {
                 // Words with the prefix `beside:` are text files to write next to the weights.
                 if let Some(file_name) = word.strip_prefix(header::BESIDE) {
                     let directory = name.rsplit_once('/').map(|(directory, _)| format!("{directory}/"));
-                    writer.bytes(&(directory.unwrap_or_default() + file_name), text.as_bytes())?;
+                    writer.add_bytes(&(directory.unwrap_or_default() + file_name), text.as_bytes())?;
                 }
             }
         }
-        writer.with(OPTIMIZER_FILE, |path| Ok(save_safetensors(path, optimizer, &BTreeMap::new())?))?;
+        writer.add_file(OPTIMIZER_FILE, |path| Ok(save_safetensors(path, optimizer, &BTreeMap::new())?))?;
         let record = serde_json::to_vec_pretty(&self.record)
             .map_err(Error::failed("the record of the run cannot be written as JSON"))?;
-        writer.bytes(RECORD_FILE, &record)?;
+        writer.add_bytes(RECORD_FILE, &record)?;
         let mut info = serde_json::json!({
             "world_size": self.strategy.ranks().all.world_size(),
             "global_batch": Some(self.task.facts().samples_per_step).filter(|samples| *samples > 0),
