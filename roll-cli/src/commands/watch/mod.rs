@@ -197,7 +197,7 @@ impl Watched {
         if version != state.version {
             let Self { nonce, control, voting, token, .. } = self;
             let (voting, writers) = (voting.as_deref(), &writers);
-            let live = Live { version: &version, nonce, token, control: *control, voting, writers };
+            let live = Live { version: &version, nonce, token, can_stop_runs: *control, voting, writers };
             state.html = live::page(&state.runs, &live)?.into();
             state.version = version;
         }
