@@ -1,7 +1,7 @@
 //! TensorBoard event files.
 //!
 //! A file is a sequence of records: length (u64), masked CRC-32C of the length, an `Event` message, masked CRC-32C of
-//! that; little-endian. The messages (tensorflow/core/util/event.proto, tensorflow/core/framework/summary.proto) have
+//! the message; little-endian. The messages (tensorflow/core/util/event.proto, tensorflow/core/framework/summary.proto) have
 //! so few fields that they are encoded by hand. Numbers of the fields:
 //!
 //! - `Event`: 1 wall_time, 2 step, 3 file_version, 5 summary
@@ -17,6 +17,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use roll_core::{Error, Result};
 
+/// The value of `colorspace` for pictures with three channels.
+const COLORSPACE_RGB: u64 = 3;
+
 /// Writes one event file.
 #[derive(Debug)]
 pub struct EventWriter {
@@ -25,9 +28,10 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Creates an event file in `directory` (a resumed run adds one); TensorBoard merges all event files of a
+    /// Creates an event file in `directory`. A resumed run adds one, because TensorBoard merges all event files of a
     /// directory.
     pub fn create(directory: &Path) -> Result<Self> {
+        // Tells apart the files that one process creates within a second.
         static COUNTER: AtomicU32 = AtomicU32::new(0);
         let (seconds, n) = (wall_time() as u64, COUNTER.fetch_add(1, Ordering::Relaxed));
         // The name begins with the time, because TensorBoard reads files in the order of their names, and shows the
@@ -35,6 +39,7 @@ impl EventWriter {
         let path = directory.join(format!("events.out.tfevents.{seconds:010}.roll.{}.{n}", std::process::id()));
         let file = File::create_new(&path).map_err(Error::file("create", &path))?;
         let mut writer = Self { path, file: BufWriter::new(file) };
+        // The first event names the version of the format.
         let mut event = Message::default();
         event.f64(1, wall_time());
         event.bytes(3, b"brain.Event:2");
@@ -56,7 +61,7 @@ impl EventWriter {
         let mut image = Message::default();
         image.int(1, height as u64);
         image.int(2, width as u64);
-        image.int(3, 3); // RGB
+        image.int(3, COLORSPACE_RGB);
         image.bytes(4, encoded);
         let mut summary = Message::default();
         summary.bytes(1, name.as_bytes());
@@ -95,10 +100,23 @@ fn masked_crc(bytes: &[u8]) -> u32 {
 
 /// CRC-32C, by Castagnoli's polynomial.
 fn crc32c(bytes: &[u8]) -> u32 {
-    let shifted = |crc: u32, _| crc >> 1 ^ (crc & 1).wrapping_neg() & 0x82f6_3b78;
-    !bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), shifted))
+    /// The polynomial, with its bits reversed.
+    const POLYNOMIAL: u32 = 0x82f6_3b78;
+    let mut crc = !0u32;
+    for byte in bytes {
+        crc ^= u32::from(*byte);
+        for _bit in 0..8 {
+            let lowest_bit = crc & 1;
+            crc >>= 1;
+            if lowest_bit == 1 {
+                crc ^= POLYNOMIAL;
+            }
+        }
+    }
+    !crc
 }
 
+/// Seconds since 1970.
 fn wall_time() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map(|t| t.as_secs_f64()).unwrap_or(0.0)
 }
