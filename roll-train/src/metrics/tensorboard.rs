@@ -1,8 +1,8 @@
 //! TensorBoard event files.
 //!
 //! A file is a sequence of records: length (u64), masked CRC-32C of the length, an `Event` message, masked CRC-32C of
-//! the message; little-endian. The messages (tensorflow/core/util/event.proto, tensorflow/core/framework/summary.proto) have
-//! so few fields that they are encoded by hand. Numbers of the fields:
+//! the message; little-endian. The messages (tensorflow/core/util/event.proto, tensorflow/core/framework/summary.proto)
+//! have so few fields that they are encoded by hand. Numbers of the fields:
 //!
 //! - `Event`: 1 wall_time, 2 step, 3 file_version, 5 summary
 //! - `Summary`: 1 value
@@ -127,6 +127,7 @@ fn wall_time() -> f64 {
 struct Message(Vec<u8>);
 
 impl Message {
+    /// Appends an integer in groups of 7 bits, lowest first. The highest bit of a byte says that another one follows.
     fn varint(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.0.push(value as u8 | 0x80);

@@ -327,12 +327,12 @@ fn escaped(text: &str) -> String {
     out
 }
 
-/// The points that can be drawn: those whose coordinates are finite, and at most [`MAX_MAGNITUDE`].
+/// The points that can be drawn: those whose coordinates are finite, and at most `MAX_MAGNITUDE`.
 pub fn finite(points: &[[f64; 2]]) -> Vec<[f64; 2]> {
     points.iter().copied().filter(|point| point.iter().all(|v| v.abs() <= MAX_MAGNITUDE)).collect()
 }
 
-/// At most [`MAX_POINTS`] of the points, evenly chosen, and the last point.
+/// At most `MAX_POINTS` of the points, evenly chosen, and the last point.
 pub fn thinned(points: Vec<[f64; 2]>) -> Vec<[f64; 2]> {
     let stride = points.len().div_ceil(MAX_POINTS).max(1);
     let last = points.len().saturating_sub(1);

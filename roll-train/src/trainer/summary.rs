@@ -102,7 +102,7 @@ impl Trainer {
         if let Some(dir) = dir {
             summary.written.extend(written);
             summary.written.push(results::write_report(dir)?);
-            summary.written.extend(trajectories::written(dir).map(|path| ("trajectories", path)));
+            summary.written.extend(trajectories::existing_file(dir).map(|path| ("trajectories", path)));
         }
         Ok(summary)
     }
