@@ -22,14 +22,14 @@ pub struct MergedConfig {
     provenance: Provenance,
     notes: Vec<String>,
     /// The values that files interpolate from the environment.
-    written: Vec<AsWritten>,
+    from_environment: Vec<AsWritten>,
 }
 
 impl MergedConfig {
-    pub(super) fn new(merged: Value, notes: Vec<String>, written: Vec<AsWritten>) -> Self {
+    pub(super) fn new(merged: Value, notes: Vec<String>, from_environment: Vec<AsWritten>) -> Self {
         let mut provenance = Provenance::default();
         let tree = to_json(merged, "", &mut provenance);
-        Self { tree, provenance, notes, written }
+        Self { tree, provenance, notes, from_environment }
     }
 
     /// The values of `plugins` and `plugins_replace`: the libraries to load, and whether their components replace
@@ -75,7 +75,7 @@ impl MergedConfig {
 
     /// Checks the configuration up to the first problem.
     fn load_checked(self, registry: Option<&Registry>) -> Result<LoadedConfig> {
-        let Self { mut tree, provenance, mut notes, written } = self;
+        let Self { mut tree, provenance, mut notes, from_environment } = self;
         notes.extend(trackers::normalize(&mut tree));
         for section in DECLARED.iter() {
             if let Some(value) = tree.get_mut(section.name) {
@@ -101,7 +101,7 @@ impl MergedConfig {
             provenance.with_place(Error::config(key, e.inner().to_string()))
         })?;
         config.check().map_err(|e| provenance.with_place(e))?;
-        Ok(LoadedConfig { config, sections, provenance, notes, written })
+        Ok(LoadedConfig { config, sections, provenance, notes, from_environment })
     }
 }
 
