@@ -25,7 +25,7 @@ pub(super) fn put(into: &mut Value, key: &str, path: &[Part], value: Value) {
             let is_word = schema::are_choices(key, [name, name]);
             let map = map_of(into);
             if is_word && rest.is_empty() && value.kind == ValueKind::Nil {
-                // `null` removes the word, if it is the chosen one. Then there is no choice, and the map becomes `null`.
+                // `null` removes the word, if it is the chosen one. Then nothing is chosen: the map becomes `null`.
                 if map.remove(name).is_some() && map.is_empty() {
                     *into = value;
                 }

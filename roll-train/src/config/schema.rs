@@ -38,9 +38,9 @@ pub(super) static DEFAULTS: LazyLock<Json> = LazyLock::new(|| {
 
 /// The keys of declared sections that hold lists of components, each with the kind of component.
 fn component_lists() -> impl Iterator<Item = (String, Kind)> {
-    DECLARED
-        .iter()
-        .flat_map(|section| section.components.iter().map(|(key, kind)| (format!("{}.{key}", section.name), *kind)))
+    DECLARED.iter().flat_map(|section| {
+        section.components.iter().map(move |(key, kind)| (format!("{}.{key}", section.name), *kind))
+    })
 }
 
 /// The names of the top-level keys.
