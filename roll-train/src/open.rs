@@ -126,7 +126,7 @@ fn open_environments(opening: &Opening<'_>, algorithm: &mut dyn OwnDataAlgorithm
     found.open("env", || algorithm.open_environments(&mut make)).is_some()
 }
 
-/// Fails if the configuration asks for ranks that are threads, and this thread is none of them.
+/// Fails if the configuration asks for ranks that are threads, and this thread is not a rank.
 fn check_ranks(config: &RunConfig, ranks: &dyn Communicator) -> Result<()> {
     if config.ranks > 1 && ranks.world_size() == 1 {
         let problem = format!("`ranks: {}`: a trainer of several ranks is opened by `ranks::run`", config.ranks);

@@ -91,7 +91,7 @@ struct Evaluation {
     every: u64,
     /// Whether `prompts` lists prompts to make videos of.
     has_prompts: bool,
-    /// Whether the section has keys that concern evaluated clips, of which there are none here.
+    /// Whether the section has keys that concern evaluated clips. This kind of run evaluates no clips.
     has_keys_for_clips: bool,
 }
 
@@ -120,7 +120,7 @@ impl Evaluation {
         Err(Error::config("evaluation.prompts", format!("{name} makes no videos; leave them out")))
     }
 
-    /// The note on keys that have no effect; `None` if there are none.
+    /// The note on keys that have no effect; `None` without such keys.
     fn note_without_effect(&self, config: &RunConfig) -> Option<String> {
         self.has_keys_for_clips.then(|| {
             format!(

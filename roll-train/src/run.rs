@@ -374,7 +374,7 @@ impl<'a> RunBuilder<'a> {
         self
     }
 
-    /// Sets the run directory, which must not hold a run yet. By default the run gets one below `output_dir`.
+    /// Sets the run directory, which must not hold a run yet. The default is a new directory below `output_dir`.
     pub fn dir(self, dir: impl Into<PathBuf>) -> Self {
         Self { dir: Some(dir.into()), ..self }
     }

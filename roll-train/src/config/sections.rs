@@ -72,8 +72,8 @@ fn prefix(kind: Kind) -> String {
 }
 
 /// The part of `sections` that `name` selects: a section (`training`, `reward`), a component (`insightface`), a key and
-/// the keys below it (`training.betas`, `reward.0.align`), or the last part of keys (`lora_rank`). If there is none,
-/// the error is the nearest known name.
+/// the keys below it (`training.betas`, `reward.0.align`), or the last part of keys (`lora_rank`). The error is
+/// the nearest known name, for a name that selects nothing.
 pub fn select_sections(sections: Vec<Section>, name: &str) -> Result<Vec<Section>, Option<String>> {
     let name = general(name);
     let is_component = |section: &Section| section.component.is_some_and(|(_, component)| component == name);

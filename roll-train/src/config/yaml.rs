@@ -95,7 +95,7 @@ pub(super) fn parse_value(text: &str, origin: &str) -> std::result::Result<Value
     Ok(to_value(parse(text)?, &|_| origin.to_string()))
 }
 
-/// The first word of a text; empty if there is none.
+/// The first word of a text; empty for an empty text.
 fn first_word(text: &str) -> &str {
     text.split_whitespace().next().unwrap_or_default()
 }

@@ -131,7 +131,7 @@ pub fn component_lines(config: &RunConfig, reward_suffix: &str) -> Vec<(&'static
 /// State of a task in a checkpoint.
 #[derive(Debug, Default)]
 pub struct TaskState {
-    /// The part of the state that is JSON; null if there is none.
+    /// The part of the state that is JSON; `null` if the task has no such state.
     pub facts: serde_json::Value,
     /// Tensors by name, such as an older policy.
     pub tensors: StateDict,

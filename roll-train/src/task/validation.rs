@@ -46,7 +46,7 @@ pub fn validate(
     Ok(metrics)
 }
 
-/// Reads the result that an earlier process wrote. If there is none, validates and writes the result.
+/// Reads the result that an earlier process wrote. Without such a result, validates and writes it.
 fn validate_or_read(algorithm: &mut dyn Algorithm, context: &mut TaskContext<'_>) -> Result<Option<Validation>> {
     let key = key(context.config, &[], context.model)?;
     let dir = context.journal.dir.clone();
