@@ -47,6 +47,7 @@ pub struct Question {
 pub struct Answer {
     /// Name of the run.
     pub run: String,
+    /// The judgement of the run.
     pub mark: Mark,
     /// A sentence or two.
     pub text: String,
@@ -56,11 +57,11 @@ pub struct Answer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mark {
-    /// As it should be.
+    /// The run is as it should be.
     Good,
-    /// A person should look at it.
+    /// A person should look at the run.
     Attention,
-    /// Not judged, because too little was measured, or because there is nothing to judge, as with the times.
+    /// The run is not judged, because too little was measured, or because there is nothing to judge, as with the times.
     Open,
 }
 
@@ -74,28 +75,45 @@ pub fn questions(runs: &[RunFiles], curves: &[RunMetrics<'_>], headlines: &[Head
         });
         Question { title, id, answers: answers.collect(), specs }
     };
-    let panels_of = |subject| headlines.iter().filter(move |h| h.subject == subject).map(PanelSpec::headline);
-    let mut learning_panels: Vec<PanelSpec> = panels_of(Subject::Learning).collect();
+    let time_panels = vec![PanelSpec::steps("time/total", "Seconds of a step")];
+    let mut questions = vec![
+        question("Is it learning?", "learning", learning, learning_panels(headlines, &names)),
+        question("Is it hacking the reward?", "hacking", hacking, hacking_panels(headlines, &names)),
+        question("Is it stable?", "stable", stable, headline_panels(headlines, Subject::Stability)),
+        question("Where does the time go?", "time", time, time_panels),
+    ];
+    // Training without a reward has no reward to hack.
+    let has_metrics = |question: &Question| question.specs.iter().any(|spec| has_metric(spec, &names));
+    questions.retain(|question| question.id != "hacking" || has_metrics(question));
+    questions
+}
+
+/// A panel for each headline metric about a subject.
+fn headline_panels(headlines: &[Headline], subject: Subject) -> Vec<PanelSpec> {
+    headlines.iter().filter(|headline| headline.subject == subject).map(PanelSpec::headline).collect()
+}
+
+/// The panels of "is it learning?", the last of which has the scores of evaluated clips.
+fn learning_panels(headlines: &[Headline], names: &BTreeSet<String>) -> Vec<PanelSpec> {
     // `is_evaluation` already excludes the KL and the single checks (`_check_NAME`).
     let score_metrics = names.iter().filter(|name| is_evaluation(name) && !name.ends_with("_check")).cloned();
     let evaluations = PanelSpec { title: "Score of evaluated clips".into(), curves: Vec::new() };
-    learning_panels.push(evaluations.with_evaluations(score_metrics));
+    let mut panels = headline_panels(headlines, Subject::Learning);
+    panels.push(evaluations.with_evaluations(score_metrics));
+    panels
+}
+
+/// The panels of "is it hacking the reward?": the panels of the checks, then the panels of the divergence from the base
+/// model. The KL of the evaluations is drawn into the last panel.
+fn hacking_panels(headlines: &[Headline], names: &BTreeSet<String>) -> Vec<PanelSpec> {
     let kl_metrics = names.iter().filter(|name| name.starts_with("eval/") && name.ends_with("_kl")).cloned();
-    let mut divergence_panels: Vec<PanelSpec> = panels_of(Subject::Divergence).collect();
-    // The KL of the evaluations is drawn into the last panel of the divergence.
+    let mut divergence_panels = headline_panels(headlines, Subject::Divergence);
     if let Some(last) = divergence_panels.pop() {
         divergence_panels.push(last.with_evaluations(kl_metrics));
     }
-    let hacking_panels = check_panels(&names).into_iter().chain(divergence_panels).collect();
-    let mut questions = vec![
-        question("Is it learning?", "learning", learning, learning_panels),
-        question("Is it hacking the reward?", "hacking", hacking, hacking_panels),
-        question("Is it stable?", "stable", stable, panels_of(Subject::Stability).collect()),
-        question("Where does the time go?", "time", time, vec![PanelSpec::steps("time/total", "Seconds of a step")]),
-    ];
-    // Training without a reward has no reward to hack.
-    questions.retain(|q| q.id != "hacking" || q.specs.iter().any(|spec| has_metric(spec, &names)));
-    questions
+    let mut panels = check_panels(names);
+    panels.extend(divergence_panels);
+    panels
 }
 
 /// Whether a metric of the panel is among `names`.
@@ -111,19 +129,25 @@ fn has_metric(spec: &PanelSpec, names: &BTreeSet<String>) -> bool {
 fn check_panels(names: &BTreeSet<String>) -> Vec<PanelSpec> {
     let sets: Vec<&str> = names.iter().filter_map(|name| name.strip_prefix("eval/")?.strip_suffix("_check")).collect();
     let Some(set) = sets.iter().find(|set| **set == "unseen").or(sets.last()) else { return Vec::new() };
-    let [reward, sum] = ["", "_check"].map(|suffix| format!("eval/{set}{suffix}"));
-    let single_checks: Vec<&String> = names.iter().filter(|name| name.starts_with(&format!("{sum}_"))).collect();
-    let panel = |metric: &String, name: String| PanelSpec {
-        title: format!("Reward and {name} on {set} clips, change"),
+    let (reward, sum_of_checks) = (format!("eval/{set}"), format!("eval/{set}_check"));
+    let panel = |metric: &str, label: String| PanelSpec {
+        title: format!("Reward and {label} on {set} clips, change"),
         curves: vec![
             (reward.clone(), CurveStyle::Change("reward".into())),
-            (metric.clone(), CurveStyle::Change(format!("{name}, never trained on"))),
+            (metric.to_string(), CurveStyle::Change(format!("{label}, never trained on"))),
         ],
     };
-    match single_checks.as_slice() {
-        [] => vec![panel(&sum, "check".into())],
-        several => several.iter().map(|metric| panel(metric, format!("check {}", &metric[sum.len() + 1..]))).collect(),
+    let single_check_prefix = format!("{sum_of_checks}_");
+    let mut panels = Vec::new();
+    for metric in names {
+        if let Some(check) = metric.strip_prefix(&single_check_prefix) {
+            panels.push(panel(metric, format!("check {check}")));
+        }
     }
+    if panels.is_empty() {
+        panels.push(panel(&sum_of_checks, "check".into()));
+    }
+    panels
 }
 
 /// Position of the trained reward among the scores of an evaluation.
