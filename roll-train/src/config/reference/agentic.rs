@@ -22,6 +22,9 @@ use super::{
 };
 use roll_core::{Error, Result};
 
+/// ROLL's block of the model's options.
+const MODEL_ARGS: &str = "actor_train.model_args";
+
 /// Whether a configuration of ROLL is for its agentic pipeline.
 pub fn is_agentic(from: &ReferenceTree) -> bool {
     SECTIONS.iter().all(|key| from.get(key).is_some())
@@ -98,8 +101,20 @@ fn steps(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Resu
     Ok(())
 }
 
-/// Translates what is trained: adapters if their targets are named, all weights otherwise, as in ROLL.
+/// Translates which weights of the model are trained, and whether gradients are checkpointed. Fails for a model of text
+/// and pictures.
 fn model(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Result<()> {
+    refuse_vision(path, to)?;
+    trained_weights(from, to);
+    if let Some(disable) = from.take(&format!("{MODEL_ARGS}.disable_gradient_checkpointing")) {
+        let is_checkpointing = !matches!(disable.kind, ValueKind::Boolean(true));
+        to.put("model.use_gradient_checkpointing", Value::new(origin(&disable).as_ref(), is_checkpointing));
+    }
+    Ok(())
+}
+
+/// Fails if the name of the model says that it is a vision-language model.
+fn refuse_vision(path: &Path, to: &TranslatedTree) -> Result<()> {
     // `UNCHANGED` has copied ROLL's `pretrain` to this key.
     let pretrain = to.get("model.model_path").and_then(|name| name.clone().into_string().ok()).unwrap_or_default();
     // The names of vision-language models have a part `VL`: `Qwen2.5-VL-3B-Instruct`.
@@ -109,14 +124,18 @@ fn model(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Resu
         );
         return Err(Error::bad_file(path, problem));
     }
-    let args = "actor_train.model_args";
-    match from.take(&format!("{args}.lora_target")).filter(|v| v.kind != ValueKind::Nil) {
+    Ok(())
+}
+
+/// Translates what is trained: adapters if their targets are named, all weights otherwise, as in ROLL.
+fn trained_weights(from: &mut ReferenceTree, to: &mut TranslatedTree) {
+    match from.take(&format!("{MODEL_ARGS}.lora_target")).filter(|targets| targets.kind != ValueKind::Nil) {
         Some(targets) => {
             // All linear layers are the default here.
             if !matches!(&targets.kind, ValueKind::String(text) if text == "all-linear") {
                 to.put("model.lora_target_modules", targets);
             }
-            let rank = from.take(&format!("{args}.lora_rank")).unwrap_or_else(|| constant(LORA_RANK));
+            let rank = from.take(&format!("{MODEL_ARGS}.lora_rank")).unwrap_or_else(|| constant(LORA_RANK));
             if !to.has("model.lora_alpha") {
                 // ROLL's default: twice the rank.
                 to.put("model.lora_alpha", constant(2 * whole(&rank).unwrap_or(LORA_RANK)));
@@ -126,11 +145,6 @@ fn model(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Resu
         // Rank 0: all weights are trained.
         None => to.put("model.lora_rank", constant(0u64)),
     }
-    if let Some(disable) = from.take(&format!("{args}.disable_gradient_checkpointing")) {
-        let checkpointing = !matches!(disable.kind, ValueKind::Boolean(true));
-        to.put("model.use_gradient_checkpointing", Value::new(origin(&disable).as_ref(), checkpointing));
-    }
-    Ok(())
 }
 
 /// Translates how answers are sampled. If `actor_infer` has `generating_args`, these hold for training and validation,
