@@ -88,10 +88,12 @@ pub fn numbered<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
 /// - `error` is an error.
 /// - A number enters the sum without gradient.
 struct WeightedSum {
+    /// The labels of the parts, such as `brightness + brightness_2`.
     name: String,
     parts: Vec<Part>,
 }
 
+/// A scorer of the sum, with its weight.
 struct Part {
     /// The scorer's name, numbered if it occurs more than once.
     label: String,
@@ -100,11 +102,16 @@ struct Part {
 }
 
 impl Part {
-    /// The term of a part that has nothing to score: its substitute value, or `None` if its weight is 0. Fails if there
-    /// is no sum: with [`Error::NothingToScore`] for `skip`, with another error for `error`.
+    /// Whether the part is a term of the sum. A part of weight 0 is scored for the log only.
+    fn is_summed(&self) -> bool {
+        self.weight != 0.0
+    }
+
+    /// The value of a part that has nothing to score: its substitute value, or `None` if its weight is 0. Fails if
+    /// there can be no sum without the part: with [`Error::NothingToScore`] for `skip`, with another error for `error`.
     fn without_score(&self, reason: &str) -> Result<Option<f64>> {
         match self.scorer.on_missing() {
-            _ if self.weight == 0.0 => Ok(None),
+            _ if !self.is_summed() => Ok(None),
             OnMissing::Value(value) => Ok(Some(value)),
             OnMissing::Skip => Err(Error::nothing_to_score(format!("{}: {reason}", self.label))),
             OnMissing::Error => {
@@ -158,7 +165,7 @@ enum PartScore {
 impl Part {
     /// `grad` for a part that is differentiated, [`Grad::Skip`] for a part of weight 0.
     fn grad(&self, grad: Grad) -> Grad {
-        if self.weight != 0.0 { grad } else { Grad::Skip }
+        if self.is_summed() { grad } else { Grad::Skip }
     }
 
     /// Scores a video with this part, which is part `i` of the sum. `target` is the target of the sum.
@@ -232,7 +239,7 @@ impl WeightedSum {
                 },
             };
             details.insert(part.label.clone(), value);
-            if part.weight != 0.0 {
+            if part.is_summed() {
                 sum += part.weight * value;
             }
         }
@@ -249,7 +256,7 @@ impl RewardScorer for WeightedSum {
 
     /// The measure of the parts, if all parts with a weight have the same one.
     fn measures(&self) -> Measure {
-        let mut measures = self.parts.iter().filter(|p| p.weight != 0.0).map(|p| p.scorer.measures());
+        let mut measures = self.parts.iter().filter(|part| part.is_summed()).map(|part| part.scorer.measures());
         let first = measures.next().unwrap_or_default();
         match measures.all(|other| other.label == first.label) {
             true => first,
@@ -258,11 +265,11 @@ impl RewardScorer for WeightedSum {
     }
 
     fn terms(&self) -> Vec<(String, f64)> {
-        self.parts.iter().filter(|p| p.weight != 0.0).map(|p| (p.label.clone(), p.weight)).collect()
+        self.parts.iter().filter(|part| part.is_summed()).map(|part| (part.label.clone(), part.weight)).collect()
     }
 
     fn differentiable(&self) -> bool {
-        self.parts.iter().all(|p| p.weight == 0.0 || p.scorer.differentiable())
+        self.parts.iter().all(|part| !part.is_summed() || part.scorer.differentiable())
     }
 
     fn reads_reference(&self) -> bool {
@@ -341,7 +348,7 @@ impl RewardScorer for WeightedSum {
 
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         if grad.is_on() {
-            let undifferentiable = self.parts.iter().find(|p| p.weight != 0.0 && !p.scorer.differentiable());
+            let undifferentiable = self.parts.iter().find(|part| part.is_summed() && !part.scorer.differentiable());
             if let Some(Part { label, weight, .. }) = undifferentiable {
                 let problem = format!(
                     "`{label}` (weight {weight}) has no gradient; give it weight 0 to only log it, or leave it out"
