@@ -1,7 +1,7 @@
 //! The rewards of `evaluation.check`: measured, never optimised.
 
 use roll_core::{BuildContext, Error, Registry, Result, RewardComponent, RewardScorer};
-use roll_train::rewards::{Weighted, numbered, scorers};
+use roll_train::rewards::{WeightedScorer, numbered, scorers};
 
 #[derive(Default)]
 pub(super) struct Checks(Vec<Check>);
@@ -20,7 +20,7 @@ impl Checks {
                 format!("`{}` compares videos of one prompt, and an evaluation has one of each", scorer.name());
             return Err(Error::config("evaluation.check", problem));
         }
-        let check = |(component, (_, scorer)): (&RewardComponent, Weighted)| {
+        let check = |(component, (_, scorer)): (&RewardComponent, WeightedScorer)| {
             let component = component.clone();
             Check { component, scorer }
         };
