@@ -149,6 +149,7 @@ impl CheckpointWriter {
         Ok(Checkpoint { path: self.target.clone(), manifest })
     }
 
+    /// Writes the manifest into the temporary directory.
     fn write_manifest(&self, manifest: &Manifest) -> Result<()> {
         let text =
             serde_json::to_string_pretty(manifest).map_err(Error::failed("the manifest cannot be written as JSON"))?;
@@ -162,6 +163,7 @@ impl CheckpointWriter {
         sync_directory(&self.temporary)
     }
 
+    /// Renames the temporary directory to the directory of the checkpoint. An older one is deleted.
     fn move_into_place(&self) -> Result<()> {
         if self.target.exists() {
             let old = temporary_beside(&self.target);

@@ -96,6 +96,7 @@ struct Evaluation {
 }
 
 impl Evaluation {
+    /// Reads the keys from a configuration.
     fn of(loaded: &LoadedConfig) -> Self {
         let value = |key| loaded.declared_value("evaluation", key);
         let number = |key| value(key).and_then(Json::as_u64).unwrap_or_default();

@@ -67,6 +67,7 @@ pub(crate) fn is_own(text: &str) -> bool {
     is_signed(key_directory(), text)
 }
 
+/// The directory of the key, if [`keep_key_in`] has set one.
 fn key_directory() -> Option<&'static Path> {
     KEY_DIRECTORY.get()?.as_deref()
 }

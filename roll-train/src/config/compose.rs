@@ -232,6 +232,7 @@ fn wrap(package: &[String], map: Map) -> Value {
     })
 }
 
+/// The directory of a file; empty for a bare file name.
 fn directory(file: &Path) -> PathBuf {
     file.parent().unwrap_or(Path::new("")).to_path_buf()
 }

@@ -81,6 +81,7 @@ fn default<S: DeclaredSection>() -> Json {
     serde_json::to_value(S::default()).unwrap_or_default()
 }
 
+/// As [`SectionType::read`].
 fn read_json<S: DeclaredSection>(value: &Json) -> Result<Json> {
     let section: S = read(value)?;
     section.check_values()?;

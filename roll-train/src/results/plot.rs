@@ -199,6 +199,7 @@ fn share(value: f64, range: &Range<f64>) -> f64 {
     (value - range.start) / (range.end - range.start)
 }
 
+/// Draws the axes and series of a panel, and a legend if there are several series.
 fn draw_panel(svg: &mut String, panel: &Panel) -> fmt::Result {
     let (names, points): (Vec<String>, Vec<Vec<[f64; 2]>>) = panel.series.iter().map(Series::drawn).unzip();
     let axes = Axes {
@@ -252,6 +253,7 @@ fn draw_axes(svg: &mut String, panel: &Panel, axes: &Axes, most_x_ticks: usize) 
     writeln!(svg, "<path d=\"M{left} {top}V{bottom}H{right}\" fill=\"none\" stroke=\"#969696\"/>\n</g>")
 }
 
+/// Draws a line through the points, and a mark at each point if the series has no line or few points.
 fn draw_series(svg: &mut String, series: &Series, points: &[[f64; 2]], axes: &Axes) -> fmt::Result {
     let colour = COLOURS[series.colour % COLOURS.len()];
     let points = points.iter().map(|[x, y]| [axes.pixel_x(*x), axes.pixel_y(*y)]);
@@ -279,6 +281,7 @@ fn dashes(series: &Series) -> String {
     }
 }
 
+/// Draws the legend into a corner of the panel. `names` has the name of each series.
 fn draw_legend(svg: &mut String, panel: &Panel, names: &[String], corner: Corner) -> fmt::Result {
     let longest_name = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
     // A space, the sample of the line, a space, the name, and a space.

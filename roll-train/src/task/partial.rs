@@ -95,6 +95,7 @@ impl<'a> PartialResults<'a> {
         write_atomically(&path, &json)
     }
 
+    /// The file of the result `name`.
     fn path(&self, name: &str) -> PathBuf {
         self.dir.evaluations().join(step_name(self.step)).join(format!("{name}.json"))
     }

@@ -65,6 +65,7 @@ impl TaskType {
     }
 }
 
+/// The error for an algorithm whose kind of task is not linked.
 fn no_task(algorithm: &str, samples: &str) -> Error {
     Error::Unsupported(format!(
         "`{algorithm}` trains on {samples}, and no crate of this program has a task for that: link one, such as `use \

@@ -86,8 +86,12 @@ impl Trainer {
     pub fn new(loaded: LoadedConfig, registry: &Registry, context: &BuildContext) -> Result<Self> {
         let (Network { model, strategy }, task) = open_run(&loaded, registry, context)?;
         let (config, steps) = (&loaded.config, task.facts().steps);
+        let average = match config.training.average > 0.0 {
+            true => Some(roll_core::flat::read(model.as_ref())?),
+            false => None,
+        };
         Ok(Self {
-            average: (config.training.average > 0.0).then(|| roll_core::flat::read(model.as_ref())).transpose()?,
+            average,
             noise: config.noise(),
             schedule: config.training.schedule(steps),
             loaded,

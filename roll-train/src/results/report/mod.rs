@@ -56,6 +56,7 @@ fn render(template: &str, values: &Value) -> Result<String> {
     rendered.map_err(|e| Error::Misuse(format!("rendering {template}: {e:#}")))
 }
 
+/// The templates and their filters.
 fn environment() -> std::result::Result<Environment<'static>, minijinja::Error> {
     let mut environment = Environment::new();
     // Every value is escaped, because names and reasons come from other people's data.

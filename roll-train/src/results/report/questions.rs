@@ -413,6 +413,7 @@ fn instabilities(run: &RunFiles) -> Vec<String> {
     problems
 }
 
+/// The median of the values, of which there must be at least one; the upper one of two middle values.
 fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
