@@ -118,7 +118,7 @@ impl<'a> Run<'a> {
         result
     }
 
-    /// Opens everything that the run needs before its first step, and goes on after a problem. Weights are not read.
+    /// Opens everything that the run needs before its first step, and continues after a problem. Weights are not read.
     /// Without `has_model`, the model and the parts that need it are not opened. Returns the opened parts, and the
     /// findings with their sections.
     pub fn check(&self, has_model: bool) -> Result<(Checked, Vec<(&'static str, Finding)>)> {

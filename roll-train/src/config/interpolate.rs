@@ -75,7 +75,9 @@ fn find_missing(value: &Value, key: &str, missing: &mut Vec<String>) {
     }
 }
 
+/// Resolves the interpolations in one mapping.
 struct Resolver<'a> {
+    /// The mapping, in which keys are looked up.
     root: &'a Value,
     /// The keys whose values are being resolved, outermost first.
     following: Vec<String>,
