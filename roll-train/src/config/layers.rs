@@ -83,8 +83,8 @@ impl ConfigLayers {
     }
 
     /// Adds the `config.yaml` of a run directory. A file that a run of this user wrote, and that was not changed, is
-    /// accepted. Any other file is refused if it names something outside of its directory, before anything that it names
-    /// is read or loaded. With `is_trusted`, such a file is accepted with a warning.
+    /// accepted. Any other file is refused if it names something outside of its directory, before anything that it
+    /// names is read or loaded. With `is_trusted`, such a file is accepted with a warning.
     pub fn file_of_run(self, path: impl AsRef<Path>, is_trusted: bool) -> Result<Self> {
         let path = path.as_ref();
         let document = Document::read(path)?;
